@@ -1,0 +1,264 @@
+/*
+ * kvgraph: a KV cache that is cells, and the ggml graphs that work on them.
+ *
+ * The only public header. Plain C, so that cffi can parse it: `pykvgraph/_native/ffi.py` is generated from it.
+ *
+ * Conventions
+ * - Every function that can fail returns a kvg_status; kvg_last_error() then tells why, for the calling thread.
+ * - A struct that crosses the boundary begins with `struct_size`, set by the caller to sizeof(the struct).
+ * - Integers that come from a user are int64_t: each call checks their range itself and fails without changing anything.
+ * - A handle may be used by one thread at a time; different handles by different threads.
+ * - Freeing NULL is a no-op. A context keeps its model's weights alive: free them in any order.
+ * - Strings that are returned live as long as the handle they came from.
+ */
+#ifndef KVGRAPH_H
+#define KVGRAPH_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#if defined(__GNUC__)
+#define KVG_API __attribute__((visibility("default")))
+#else
+#define KVG_API
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ---- status ---- */
+
+typedef enum kvg_status {
+    KVG_OK = 0,
+    KVG_INVALID_ARGUMENT = 1, /* a value that no call may have; nothing was changed */
+    KVG_MODEL_LOAD = 2,       /* a file that is not a model, or a damaged one */
+    KVG_NOT_FOUND = 3,        /* no such file, or it may not be read */
+    KVG_CACHE_FULL = 4,       /* not enough empty cells; nothing was changed */
+    KVG_UNSUPPORTED = 5,      /* valid, but not something this build can do */
+    KVG_DEVICE = 6,           /* a device is missing, out of memory, or failed */
+    KVG_INTERNAL = 7          /* a bug in kvgraph */
+} kvg_status;
+
+/* What went wrong in the calling thread's last failing call: what, why, what to do. Never NULL. */
+KVG_API const char * kvg_last_error(void);
+
+/* ---- library ---- */
+
+KVG_API const char * kvg_version(void);
+/* The ggml version that this library was compiled against; and the one that answers in this process. */
+KVG_API const char * kvg_ggml_version_built(void);
+KVG_API const char * kvg_ggml_version_running(void);
+/* "struct:size:field@offset,field@offset,...;" for every struct of this header, as the compiler laid them out. */
+KVG_API const char * kvg_struct_layout(void);
+
+/* ggml's and our own log lines. level: 1 debug, 2 info, 3 warning, 4 error. NULL: silence. Must not call kvgraph. */
+typedef void (*kvg_log_callback)(int32_t level, const char * text, void * user_data);
+KVG_API void kvg_log_set(kvg_log_callback callback, void * user_data);
+
+/* ---- devices ---- */
+
+typedef enum kvg_device_type {
+    KVG_DEVICE_CPU = 0,
+    KVG_DEVICE_GPU = 1,
+    KVG_DEVICE_ACCEL = 2
+} kvg_device_type;
+
+typedef struct kvg_device_info {
+    size_t struct_size;
+    const char * name; /* as `device=` takes it: "CPU", "Vulkan0", ...; lives as long as the process */
+    const char * description;
+    int32_t type; /* kvg_device_type */
+    int32_t reserved;
+    uint64_t memory_free; /* bytes; 0 when the device doesn't tell */
+    uint64_t memory_total;
+} kvg_device_info;
+
+KVG_API int32_t kvg_device_count(void);
+KVG_API kvg_status kvg_device_get(int32_t index, kvg_device_info * out);
+
+/* ---- GGUF files ---- */
+
+typedef struct kvg_gguf kvg_gguf;
+
+typedef struct kvg_gguf_kv {
+    size_t struct_size;
+    const char * key;
+    int32_t type;     /* GGUF value type of the value, or of an array's items: 0 u8 1 i8 2 u16 3 i16 4 u32 5 i32
+                             6 f32 7 bool 8 string 10 u64 11 i64 12 f64 */
+    int32_t is_array; /* 1: an array of `n` items; 0: a scalar, n = 1 */
+    uint64_t n;
+    const void * data; /* n values, little-endian, packed; NULL for strings (kvg_gguf_get_string) */
+} kvg_gguf_kv;
+
+typedef struct kvg_gguf_tensor {
+    size_t struct_size;
+    const char * name;
+    const char * type; /* ggml's name of the type: "f32", "q4_K", ... */
+    int64_t ne[4];     /* elements per dimension, innermost first; 1 beyond the last */
+    uint64_t offset;   /* bytes from the start of the file */
+    uint64_t size;     /* bytes */
+} kvg_gguf_tensor;
+
+/* Opens and checks a file: header, keys, every tensor's type, shape, offset and size against the file's length. */
+KVG_API kvg_status kvg_gguf_open(const char * path, kvg_gguf ** out);
+KVG_API void kvg_gguf_free(kvg_gguf * gguf);
+KVG_API uint64_t kvg_gguf_n_kv(const kvg_gguf * gguf);
+KVG_API uint64_t kvg_gguf_n_tensors(const kvg_gguf * gguf);
+KVG_API kvg_status kvg_gguf_get_kv(const kvg_gguf * gguf, uint64_t index, kvg_gguf_kv * out);
+/* Item `item` of a string value (0 for a scalar); `length` in bytes, not NUL-terminated by promise. */
+KVG_API kvg_status kvg_gguf_get_string(const kvg_gguf * gguf, uint64_t index, uint64_t item, const char ** data,
+                                       uint64_t * length);
+KVG_API kvg_status kvg_gguf_get_tensor(const kvg_gguf * gguf, uint64_t index, kvg_gguf_tensor * out);
+
+/* ---- models ---- */
+
+typedef struct kvg_model kvg_model;
+
+typedef struct kvg_model_info {
+    size_t struct_size;
+    const char * arch;
+    const char * device; /* where the layers live */
+    int64_t n_layer;
+    int64_t n_embd;
+    int64_t n_head;
+    int64_t n_head_kv;
+    int64_t head_dim;
+    int64_t n_vocab;
+    int64_t n_ctx_train;
+    int64_t n_params;
+    uint64_t weight_bytes;
+} kvg_model_info;
+
+/* device: "auto" (the first GPU, else the CPU) or a name from kvg_device_get, in any case of letters. */
+KVG_API kvg_status kvg_model_load(const char * path, const char * device, kvg_model ** out);
+KVG_API void kvg_model_free(kvg_model * model);
+KVG_API kvg_status kvg_model_get_info(const kvg_model * model, kvg_model_info * out);
+/* The file's directory and metadata; belongs to the model. */
+KVG_API const kvg_gguf * kvg_model_gguf(const kvg_model * model);
+/* Reads a file's metadata and says with which recipe it would run; KVG_UNSUPPORTED or KVG_MODEL_LOAD when not. No weights. */
+KVG_API kvg_status kvg_gguf_check_model(const kvg_gguf * gguf, kvg_model_info * out);
+
+/* ---- contexts ---- */
+
+typedef struct kvg_context kvg_context;
+
+typedef enum kvg_type {
+    KVG_TYPE_F32 = 0,
+    KVG_TYPE_F16 = 1
+} kvg_type;
+
+typedef enum kvg_flash_attn {
+    KVG_FLASH_ATTN_AUTO = -1,
+    KVG_FLASH_ATTN_OFF = 0,
+    KVG_FLASH_ATTN_ON = 1
+} kvg_flash_attn;
+
+typedef struct kvg_context_params {
+    size_t struct_size;
+    int64_t n_ctx;     /* cells, >= 1 */
+    int64_t n_batch;   /* most tokens in one decode, >= 1 */
+    int64_t n_ubatch;  /* most tokens in one graph, >= 1; no more than n_batch are ever used */
+    int64_t n_seq_max; /* sequence ids are 0 .. n_seq_max - 1; 1 .. 256 */
+    int64_t n_threads; /* CPU threads for one token, 1 .. 512 */
+    int64_t n_threads_batch;
+    int32_t type_k; /* kvg_type */
+    int32_t type_v;
+    int32_t flash_attn;     /* kvg_flash_attn */
+    float defrag_threshold; /* decode compacts when holes / n_kv passes it; negative: never */
+} kvg_context_params;
+
+KVG_API kvg_status kvg_context_new(kvg_model * model, const kvg_context_params * params, kvg_context ** out);
+KVG_API void kvg_context_free(kvg_context * context);
+
+/* ---- decode ---- */
+
+/* n_tokens tokens; token i is seen by sequences seq_id[seq_begin[i] .. seq_begin[i + 1]). */
+typedef struct kvg_batch {
+    size_t struct_size;
+    int64_t n_tokens;
+    const int32_t * token;
+    const int32_t * pos;
+    const int32_t * seq_begin; /* n_tokens + 1 offsets into seq_id, rising from 0 */
+    const int32_t * seq_id;
+    const uint8_t * logits; /* 1: this token's row is an output */
+} kvg_batch;
+
+/* Where decode writes a row per output token, in batch order. NULL: not wanted. Owned by the caller. */
+typedef struct kvg_output {
+    size_t struct_size;
+    float * logits; /* (n_outputs, n_vocab) */
+    float * embd;   /* (n_outputs, n_embd): the last hidden state, after the final norm */
+    int64_t n_rows; /* rows that the buffers hold; fewer than the batch's outputs: KVG_INVALID_ARGUMENT */
+} kvg_output;
+
+/* All or nothing: on any failure the cells are as they were, but for shifts and moves already completed. */
+KVG_API kvg_status kvg_decode(kvg_context * context, const kvg_batch * batch, const kvg_output * output);
+
+/* ---- the cache ---- */
+
+typedef enum kvg_defrag_policy {
+    KVG_DEFRAG_FILL = 0, /* holes from the front take cells from the tail; as few moves as there can be */
+    KVG_DEFRAG_SORT = 1  /* one run of cells per distinct sequence set */
+} kvg_defrag_policy;
+
+typedef struct kvg_kv_info {
+    size_t struct_size;
+    int64_t n_cells; /* capacity */
+    int64_t n_used;  /* cells that are not empty */
+    int64_t n_kv;    /* highest used cell + 1 */
+    int64_t n_seq_max;
+    int64_t n_layer;
+    int64_t n_head_kv;
+    int64_t head_dim_k;
+    int64_t head_dim_v;
+    int64_t n_attended; /* cells that the last decode's last graph looked at */
+    int64_t bytes;      /* K and V on the device */
+    int32_t can_shift;
+    int32_t defrag_pending; /* 1 after kvg_kv_defrag, until the next update or decode */
+} kvg_kv_info;
+
+typedef struct kvg_update_stats {
+    size_t struct_size;
+    int64_t shifted_cells; /* cells whose K was rotated */
+    int64_t moved_cells;
+    int64_t moved_bytes; /* K and V of the moved cells, all layers */
+    int64_t graphs;      /* ggml graphs that were run */
+    double seconds;
+} kvg_update_stats;
+
+KVG_API kvg_status kvg_kv_get_info(const kvg_context * context, kvg_kv_info * out);
+
+/* Ranges are [p0, p1); p0 < 0 means 0, p1 < 0 means no end. */
+KVG_API kvg_status kvg_kv_seq_rm(kvg_context * context, int64_t seq, int64_t p0, int64_t p1); /* seq < 0: every one */
+KVG_API kvg_status kvg_kv_seq_cp(kvg_context * context, int64_t src, int64_t dst, int64_t p0, int64_t p1);
+KVG_API kvg_status kvg_kv_seq_keep(kvg_context * context, int64_t seq);
+KVG_API kvg_status kvg_kv_seq_add(kvg_context * context, int64_t seq, int64_t p0, int64_t p1, int64_t delta);
+KVG_API kvg_status kvg_kv_seq_div(kvg_context * context, int64_t seq, int64_t p0, int64_t p1, int64_t d);
+KVG_API kvg_status kvg_kv_seq_pos_min(const kvg_context * context, int64_t seq, int64_t * out); /* -1: no cells */
+KVG_API kvg_status kvg_kv_seq_pos_max(const kvg_context * context, int64_t seq, int64_t * out);
+KVG_API kvg_status kvg_kv_clear(kvg_context * context, int32_t data); /* data: zero K and V too */
+
+KVG_API kvg_status kvg_kv_defrag(kvg_context * context, int32_t policy);
+/* K-shift, then defrag, as far as each is pending. `out` may be NULL. */
+KVG_API kvg_status kvg_kv_update(kvg_context * context, kvg_update_stats * out);
+/* What decode's own flush did, added up since the last call of this function. */
+KVG_API kvg_status kvg_kv_take_stats(kvg_context * context, kvg_update_stats * out);
+
+/* A snapshot: pos (n_cells), seq (n_cells, n_seq_max) of 0/1, shift (n_cells). */
+KVG_API kvg_status kvg_kv_cells(const kvg_context * context, int32_t * pos, uint8_t * seq, int32_t * shift);
+/* K (v = 0) or V (v = 1) of a layer, dequantized: out (n_cells, n_head_kv, head_dim). A pending K-shift runs first. */
+KVG_API kvg_status kvg_kv_read(kvg_context * context, int64_t layer, int32_t v, float * out, uint64_t n_floats);
+
+/* ---- faults, for tests ---- */
+
+/* In a library built with KVGRAPH_TEST_HOOKS: the `countdown`-th pass (1: the next) through `site` fails; 0 disarms.
+   Sites: "cells", "build", "alloc", "compute", "shift-build", "shift-alloc", "shift-compute", "defrag-build",
+   "defrag-alloc", "defrag-compute". KVG_UNSUPPORTED in any other library. */
+KVG_API kvg_status kvg_test_fault(const char * site, int64_t countdown);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,409 @@
+// The C boundary: checks pointers and struct sizes, catches, sets the last error. No logic.
+#include <cstddef>
+#include <cstring>
+#include <memory>
+#include <new>
+#include <string>
+
+#include <ggml.h>
+
+#include "context.h"
+#include "device.h"
+#include "error.h"
+#include "fault.h"
+#include "kvgraph.h"
+#include "log.h"
+#include "model/gguf_file.h"
+#include "model/weights.h"
+
+struct kvg_gguf {
+    std::shared_ptr<const kvg::gguf_file> file;
+};
+
+struct kvg_model {
+    std::shared_ptr<const kvg::model> model;
+    kvg_gguf gguf; // shares the model's file
+    std::string device;
+};
+
+struct kvg_context {
+    kvg_context(std::shared_ptr<const kvg::model> model, const kvg_context_params & params)
+        : context(std::move(model), params) {}
+    kvg::context context;
+};
+
+namespace {
+
+thread_local std::string last_error;
+
+kvg_status set_error(kvg_status status, const char * message) noexcept {
+    try {
+        last_error = message;
+    } catch (...) {
+        last_error.clear();
+    }
+    return status;
+}
+
+template <class F> kvg_status guarded(F && call) noexcept {
+    try {
+        call();
+        return KVG_OK;
+    } catch (const kvg::error & e) {
+        return set_error(e.status(), e.what());
+    } catch (const std::bad_alloc &) {
+        return set_error(KVG_DEVICE, "out of host memory");
+    } catch (const std::exception & e) {
+        return set_error(KVG_INTERNAL, e.what());
+    } catch (...) {
+        return set_error(KVG_INTERNAL, "an exception of unknown type");
+    }
+}
+
+template <class T> T & need(T * pointer, const char * name) {
+    if (!pointer) {
+        kvg::fail(KVG_INVALID_ARGUMENT, "%s is NULL", name);
+    }
+    return *pointer;
+}
+
+// A struct from outside: not NULL, and of the size this library was compiled with.
+template <class T> T & need_struct(T * pointer, const char * name) {
+    T & value = need(pointer, name);
+    if (value.struct_size != sizeof(T)) {
+        kvg::fail(KVG_INVALID_ARGUMENT, "%s->struct_size is %zu, expected %zu: the caller was built for another version", name,
+                  value.struct_size, sizeof(T));
+    }
+    return value;
+}
+
+const kvg::cells & cells_of(const kvg_context * context) { return need(context, "context").context.cache().cells(); }
+
+// Runs an operation on the cells; a test build then checks what must always hold.
+template <class F> kvg_status on_cells(kvg_context * context, F && operation) noexcept {
+    return guarded([&] {
+        kvg::cells & cells = need(context, "context").context.cache().cells();
+        operation(cells);
+#ifdef KVGRAPH_TEST_HOOKS
+        cells.check();
+#endif
+    });
+}
+
+void fill_info(kvg_model_info & out, const kvg::hparams & h) {
+    out.arch = h.arch.c_str();
+    out.n_layer = h.n_layer;
+    out.n_embd = h.n_embd;
+    out.n_head = h.n_head;
+    out.n_head_kv = h.n_head_kv;
+    out.head_dim = h.head_dim;
+    out.n_vocab = h.n_vocab;
+    out.n_ctx_train = h.n_ctx_train;
+}
+
+void fill_stats(kvg_update_stats & out, kvg_update_stats stats) {
+    stats.struct_size = sizeof(stats);
+    out = stats;
+}
+
+} // namespace
+
+const char * kvg_last_error(void) { return last_error.c_str(); }
+
+const char * kvg_version(void) { return KVG_VERSION; }
+const char * kvg_ggml_version_built(void) { return KVG_GGML_VERSION_BUILT; }
+const char * kvg_ggml_version_running(void) { return ggml_version(); }
+
+#define LAYOUT_BEGIN(type) text += #type ":" + std::to_string(sizeof(type)) + ":"
+#define LAYOUT_FIELD(type, field) text += #field "@" + std::to_string(offsetof(type, field)) + ","
+#define LAYOUT_END text.back() = ';'
+
+static std::string struct_layout() {
+    std::string text;
+#define F(field) LAYOUT_FIELD(kvg_device_info, field)
+    LAYOUT_BEGIN(kvg_device_info), F(struct_size), F(name), F(description), F(type), F(reserved), F(memory_free),
+        F(memory_total);
+    LAYOUT_END;
+#undef F
+#define F(field) LAYOUT_FIELD(kvg_gguf_kv, field)
+    LAYOUT_BEGIN(kvg_gguf_kv), F(struct_size), F(key), F(type), F(is_array), F(n), F(data);
+    LAYOUT_END;
+#undef F
+#define F(field) LAYOUT_FIELD(kvg_gguf_tensor, field)
+    LAYOUT_BEGIN(kvg_gguf_tensor), F(struct_size), F(name), F(type), F(ne), F(offset), F(size);
+    LAYOUT_END;
+#undef F
+#define F(field) LAYOUT_FIELD(kvg_model_info, field)
+    LAYOUT_BEGIN(kvg_model_info), F(struct_size), F(arch), F(device), F(n_layer), F(n_embd), F(n_head), F(n_head_kv),
+        F(head_dim), F(n_vocab), F(n_ctx_train), F(n_params), F(weight_bytes);
+    LAYOUT_END;
+#undef F
+#define F(field) LAYOUT_FIELD(kvg_context_params, field)
+    LAYOUT_BEGIN(kvg_context_params), F(struct_size), F(n_ctx), F(n_batch), F(n_ubatch), F(n_seq_max), F(n_threads),
+        F(n_threads_batch), F(type_k), F(type_v), F(flash_attn), F(defrag_threshold);
+    LAYOUT_END;
+#undef F
+#define F(field) LAYOUT_FIELD(kvg_batch, field)
+    LAYOUT_BEGIN(kvg_batch), F(struct_size), F(n_tokens), F(token), F(pos), F(seq_begin), F(seq_id), F(logits);
+    LAYOUT_END;
+#undef F
+#define F(field) LAYOUT_FIELD(kvg_output, field)
+    LAYOUT_BEGIN(kvg_output), F(struct_size), F(logits), F(embd), F(n_rows);
+    LAYOUT_END;
+#undef F
+#define F(field) LAYOUT_FIELD(kvg_kv_info, field)
+    LAYOUT_BEGIN(kvg_kv_info), F(struct_size), F(n_cells), F(n_used), F(n_kv), F(n_seq_max), F(n_layer), F(n_head_kv),
+        F(head_dim_k), F(head_dim_v), F(n_attended), F(bytes), F(can_shift), F(defrag_pending);
+    LAYOUT_END;
+#undef F
+#define F(field) LAYOUT_FIELD(kvg_update_stats, field)
+    LAYOUT_BEGIN(kvg_update_stats), F(struct_size), F(shifted_cells), F(moved_cells), F(moved_bytes), F(graphs), F(seconds);
+    LAYOUT_END;
+#undef F
+    return text;
+}
+
+const char * kvg_struct_layout(void) {
+    static const std::string text = struct_layout();
+    return text.c_str();
+}
+
+void kvg_log_set(kvg_log_callback callback, void * user_data) { kvg::log_set(callback, user_data); }
+
+int32_t kvg_device_count(void) { return kvg::device_count(); }
+
+kvg_status kvg_device_get(int32_t index, kvg_device_info * out) {
+    return guarded([&] { kvg::device_info(index, need_struct(out, "out")); });
+}
+
+kvg_status kvg_gguf_open(const char * path, kvg_gguf ** out) {
+    return guarded([&] {
+        need(out, "out") = nullptr;
+        *out = std::make_unique<kvg_gguf>(kvg_gguf{std::make_shared<kvg::gguf_file>(&need(path, "path"))}).release();
+    });
+}
+
+void kvg_gguf_free(kvg_gguf * gguf) { std::unique_ptr<kvg_gguf>{gguf}.reset(); }
+
+uint64_t kvg_gguf_n_kv(const kvg_gguf * gguf) { return gguf ? gguf->file->n_kv() : 0; }
+uint64_t kvg_gguf_n_tensors(const kvg_gguf * gguf) { return gguf ? gguf->file->tensors().size() : 0; }
+
+static int64_t kv_index(const kvg_gguf & gguf, uint64_t index) {
+    if (index >= gguf.file->n_kv()) {
+        kvg::fail(KVG_INVALID_ARGUMENT, "no key has index %llu", (unsigned long long) index);
+    }
+    return static_cast<int64_t>(index);
+}
+
+kvg_status kvg_gguf_get_kv(const kvg_gguf * gguf, uint64_t index, kvg_gguf_kv * out) {
+    return guarded([&] {
+        kvg_gguf_kv & kv = need_struct(out, "out");
+        const int64_t id = kv_index(need(gguf, "gguf"), index);
+        const gguf_context * meta = gguf->file->meta();
+        kv.key = gguf_get_key(meta, id);
+        const gguf_type type = gguf_get_kv_type(meta, id);
+        kv.is_array = type == GGUF_TYPE_ARRAY;
+        kv.type = kv.is_array ? gguf_get_arr_type(meta, id) : type;
+        kv.n = kv.is_array ? gguf_get_arr_n(meta, id) : 1;
+        kv.data = kv.type == GGUF_TYPE_STRING ? nullptr
+                  : kv.is_array               ? gguf_get_arr_data(meta, id)
+                                              : gguf_get_val_data(meta, id);
+    });
+}
+
+kvg_status kvg_gguf_get_string(const kvg_gguf * gguf, uint64_t index, uint64_t item, const char ** data, uint64_t * length) {
+    return guarded([&] {
+        const int64_t id = kv_index(need(gguf, "gguf"), index);
+        const gguf_context * meta = gguf->file->meta();
+        const bool is_array = gguf_get_kv_type(meta, id) == GGUF_TYPE_ARRAY;
+        const gguf_type type = is_array ? gguf_get_arr_type(meta, id) : gguf_get_kv_type(meta, id);
+        if (type != GGUF_TYPE_STRING || item >= (is_array ? gguf_get_arr_n(meta, id) : 1)) {
+            kvg::fail(KVG_INVALID_ARGUMENT, "key %llu has no string %llu", (unsigned long long) index,
+                      (unsigned long long) item);
+        }
+        need(data, "data") = is_array ? gguf_get_arr_str(meta, id, item) : gguf_get_val_str(meta, id);
+        need(length, "length") = strlen(*data);
+    });
+}
+
+kvg_status kvg_gguf_get_tensor(const kvg_gguf * gguf, uint64_t index, kvg_gguf_tensor * out) {
+    return guarded([&] {
+        kvg_gguf_tensor & tensor = need_struct(out, "out");
+        const auto & tensors = need(gguf, "gguf").file->tensors();
+        if (index >= tensors.size()) {
+            kvg::fail(KVG_INVALID_ARGUMENT, "no tensor has index %llu", (unsigned long long) index);
+        }
+        const kvg::gguf_tensor & t = tensors[index];
+        tensor.name = t.name.c_str();
+        tensor.type = ggml_type_name(t.type);
+        memcpy(tensor.ne, t.ne, sizeof(tensor.ne));
+        tensor.offset = t.offset;
+        tensor.size = t.size;
+    });
+}
+
+kvg_status kvg_model_load(const char * path, const char * device, kvg_model ** out) {
+    return guarded([&] {
+        need(out, "out") = nullptr;
+        auto model = std::make_shared<const kvg::model>(&need(path, "path"), &need(device, "device"));
+        const std::shared_ptr<const kvg::gguf_file> file(model, &model->file());
+        const char * name = ggml_backend_dev_name(model->device());
+        *out = std::make_unique<kvg_model>(kvg_model{model, {file}, name}).release();
+    });
+}
+
+void kvg_model_free(kvg_model * model) { std::unique_ptr<kvg_model>{model}.reset(); }
+
+kvg_status kvg_model_get_info(const kvg_model * model, kvg_model_info * out) {
+    return guarded([&] {
+        kvg_model_info & info = need_struct(out, "out");
+        const kvg::model & m = *need(model, "model").model;
+        fill_info(info, m.hparams());
+        info.device = model->device.c_str();
+        info.n_params = m.n_params();
+        info.weight_bytes = m.weight_bytes();
+    });
+}
+
+const kvg_gguf * kvg_model_gguf(const kvg_model * model) { return model ? &model->gguf : nullptr; }
+
+kvg_status kvg_gguf_check_model(const kvg_gguf * gguf, kvg_model_info * out) {
+    return guarded([&] {
+        kvg_model_info & info = need_struct(out, "out");
+        const kvg::gguf_file & file = *need(gguf, "gguf").file;
+        const kvg::hparams h = kvg::read_hparams(file);
+        kvg::check_tensors(file, h);
+        fill_info(info, h);
+        info.arch = kvg::find_arch(h.arch).name; // outlives this call, as h doesn't
+        info.device = "";
+        info.n_params = 0;
+        info.weight_bytes = 0;
+        for (const kvg::gguf_tensor & t : file.tensors()) {
+            info.n_params += t.ne[0] * t.ne[1] * t.ne[2] * t.ne[3];
+            info.weight_bytes += t.size;
+        }
+    });
+}
+
+kvg_status kvg_context_new(kvg_model * model, const kvg_context_params * params, kvg_context ** out) {
+    return guarded([&] {
+        need(out, "out") = nullptr;
+        const kvg_context_params & p = need_struct(params, "params");
+        *out = std::make_unique<kvg_context>(need(model, "model").model, p).release();
+    });
+}
+
+void kvg_context_free(kvg_context * context) { std::unique_ptr<kvg_context>{context}.reset(); }
+
+kvg_status kvg_decode(kvg_context * context, const kvg_batch * batch, const kvg_output * output) {
+    return guarded([&] {
+        kvg::context & c = need(context, "context").context;
+        c.decode(need_struct(batch, "batch"), output ? &need_struct(output, "output") : nullptr);
+    });
+}
+
+kvg_status kvg_kv_get_info(const kvg_context * context, kvg_kv_info * out) {
+    return guarded([&] {
+        kvg_kv_info & info = need_struct(out, "out");
+        const kvg::context & c = need(context, "context").context;
+        const kvg::kv_cache & cache = c.cache();
+        info.n_cells = cache.cells().size();
+        info.n_used = cache.cells().n_used();
+        info.n_kv = cache.cells().n_kv();
+        info.n_seq_max = cache.cells().n_seq_max();
+        info.n_layer = cache.n_layer();
+        info.n_head_kv = cache.n_head_kv();
+        info.head_dim_k = cache.head_dim();
+        info.head_dim_v = cache.head_dim();
+        info.n_attended = c.n_attended();
+        info.bytes = static_cast<int64_t>(cache.bytes());
+        info.can_shift = c.can_shift();
+        info.defrag_pending = c.defrag_pending();
+    });
+}
+
+kvg_status kvg_kv_seq_rm(kvg_context * context, int64_t seq, int64_t p0, int64_t p1) {
+    return on_cells(context, [&](kvg::cells & cells) { cells.seq_rm(seq, p0, p1); });
+}
+
+kvg_status kvg_kv_seq_cp(kvg_context * context, int64_t src, int64_t dst, int64_t p0, int64_t p1) {
+    return on_cells(context, [&](kvg::cells & cells) { cells.seq_cp(src, dst, p0, p1); });
+}
+
+kvg_status kvg_kv_seq_keep(kvg_context * context, int64_t seq) {
+    return on_cells(context, [&](kvg::cells & cells) { cells.seq_keep(seq); });
+}
+
+kvg_status kvg_kv_seq_add(kvg_context * context, int64_t seq, int64_t p0, int64_t p1, int64_t delta) {
+    return on_cells(context, [&](kvg::cells & cells) {
+        context->context.require_shift("seq_add");
+        cells.seq_add(seq, p0, p1, delta);
+    });
+}
+
+kvg_status kvg_kv_seq_div(kvg_context * context, int64_t seq, int64_t p0, int64_t p1, int64_t d) {
+    return on_cells(context, [&](kvg::cells & cells) {
+        context->context.require_shift("seq_div");
+        cells.seq_div(seq, p0, p1, d);
+    });
+}
+
+kvg_status kvg_kv_seq_pos_min(const kvg_context * context, int64_t seq, int64_t * out) {
+    return guarded([&] { need(out, "out") = cells_of(context).seq_pos_min(seq); });
+}
+
+kvg_status kvg_kv_seq_pos_max(const kvg_context * context, int64_t seq, int64_t * out) {
+    return guarded([&] { need(out, "out") = cells_of(context).seq_pos_max(seq); });
+}
+
+kvg_status kvg_kv_clear(kvg_context * context, int32_t data) {
+    return on_cells(context, [&](kvg::cells &) { context->context.clear(data != 0); });
+}
+
+kvg_status kvg_kv_defrag(kvg_context * context, int32_t policy) {
+    return guarded([&] { need(context, "context").context.request_defrag(policy); });
+}
+
+kvg_status kvg_kv_update(kvg_context * context, kvg_update_stats * out) {
+    return guarded([&] {
+        kvg_update_stats * stats = out ? &need_struct(out, "out") : nullptr;
+        const kvg_update_stats done = need(context, "context").context.update();
+        if (stats) {
+            fill_stats(*stats, done);
+        }
+    });
+}
+
+kvg_status kvg_kv_take_stats(kvg_context * context, kvg_update_stats * out) {
+    return guarded([&] { fill_stats(need_struct(out, "out"), need(context, "context").context.take_stats()); });
+}
+
+kvg_status kvg_kv_cells(const kvg_context * context, int32_t * pos, uint8_t * seq, int32_t * shift) {
+    return guarded([&] {
+        const kvg::cells & cells = cells_of(context);
+        need(pos, "pos"), need(seq, "seq"), need(shift, "shift");
+        for (uint32_t i = 0; i < cells.size(); ++i) {
+            pos[i] = cells.pos(i);
+            shift[i] = cells.shift(i);
+            for (uint32_t s = 0; s < cells.n_seq_max(); ++s) {
+                seq[static_cast<size_t>(i) * cells.n_seq_max() + s] = cells.has_seq(i, s);
+            }
+        }
+    });
+}
+
+kvg_status kvg_kv_read(kvg_context * context, int64_t layer, int32_t v, float * out, uint64_t n_floats) {
+    return guarded([&] { need(context, "context").context.read(layer, v != 0, out, n_floats); });
+}
+
+kvg_status kvg_test_fault(const char * site, int64_t countdown) {
+    return guarded([&] {
+#ifdef KVGRAPH_TEST_HOOKS
+        kvg::fault_arm(&need(site, "site"), countdown);
+#else
+        need(site, "site");
+        kvg::fail(KVG_UNSUPPORTED, "fault %lld: this library was built without KVGRAPH_TEST_HOOKS",
+                  static_cast<long long>(countdown));
+#endif
+    });
+}

@@ -1,0 +1,250 @@
+#include "cache/cells.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "error.h"
+
+namespace kvg {
+
+namespace {
+
+constexpr int64_t POS_MAX = std::numeric_limits<int32_t>::max();
+
+struct pos_range {
+    int64_t p0;
+    int64_t p1;
+    pos_range(int64_t first, int64_t last)
+        : p0(first < 0 ? 0 : first), p1(last < 0 ? std::numeric_limits<int64_t>::max() : last) {}
+    bool contains(int32_t pos) const { return pos >= p0 && pos < p1; }
+};
+
+} // namespace
+
+cells::cells(uint32_t n_cells, uint32_t n_seq_max)
+    : n_seq_max_(n_seq_max), n_words_((n_seq_max + 63) / 64), pos_(n_cells, -1), shift_(n_cells, 0),
+      seq_(static_cast<size_t>(n_cells) * n_words_, 0) {}
+
+bool cells::meets(uint32_t i, const seq_set & set) const {
+    for (uint32_t w = 0; w < n_words_; ++w) {
+        if (seq_[i * n_words_ + w] & set[w]) {
+            return true;
+        }
+    }
+    return false;
+}
+
+bool cells::covers(uint32_t i, const seq_set & set) const {
+    for (uint32_t w = 0; w < n_words_; ++w) {
+        if ((seq_[i * n_words_ + w] & set[w]) != set[w]) {
+            return false;
+        }
+    }
+    return true;
+}
+
+bool cells::is_shared(uint32_t i) const {
+    bool seen = false;
+    for (uint32_t w = 0; w < n_words_; ++w) {
+        const uint64_t bits = seq_[i * n_words_ + w];
+        if (bits && (seen || (bits & (bits - 1)))) {
+            return true;
+        }
+        seen = seen || bits;
+    }
+    return false;
+}
+
+uint32_t cells::check_seq(int64_t seq, const char * what) const {
+    if (seq < 0 || seq >= n_seq_max_) {
+        fail(KVG_INVALID_ARGUMENT, "%s %lld is out of range: this cache has sequences 0 to %u (n_seq_max = %u)", what,
+             static_cast<long long>(seq), n_seq_max_ - 1, n_seq_max_);
+    }
+    return static_cast<uint32_t>(seq);
+}
+
+int32_t cells::seq_pos_min(int64_t seq) const {
+    const uint32_t s = check_seq(seq, "sequence");
+    int32_t lowest = -1;
+    for (uint32_t i = 0; i < n_kv_; ++i) {
+        if (has_seq(i, s) && (lowest < 0 || pos_[i] < lowest)) {
+            lowest = pos_[i];
+        }
+    }
+    return lowest;
+}
+
+int32_t cells::seq_pos_max(int64_t seq) const {
+    const uint32_t s = check_seq(seq, "sequence");
+    int32_t highest = -1;
+    for (uint32_t i = 0; i < n_kv_; ++i) {
+        if (has_seq(i, s)) {
+            highest = std::max(highest, pos_[i]);
+        }
+    }
+    return highest;
+}
+
+void cells::set_shift(uint32_t i, int32_t shift) {
+    n_shifted_ -= shift_[i] != 0;
+    shift_[i] = shift;
+    n_shifted_ += shift_[i] != 0;
+}
+
+void cells::put(uint32_t i, int32_t pos, const seq_set & set) {
+    pos_[i] = pos;
+    std::copy(set.begin(), set.end(), seq_.begin() + static_cast<ptrdiff_t>(i) * n_words_);
+    ++n_used_;
+    n_kv_ = std::max(n_kv_, i + 1);
+}
+
+void cells::drop(uint32_t i) {
+    pos_[i] = -1;
+    set_shift(i, 0);
+    std::fill_n(seq_.begin() + static_cast<ptrdiff_t>(i) * n_words_, n_words_, 0);
+    --n_used_;
+    while (n_kv_ > 0 && is_empty(n_kv_ - 1)) {
+        --n_kv_;
+    }
+}
+
+void cells::move(uint32_t src, uint32_t dst) {
+    const auto words = seq_.begin() + static_cast<ptrdiff_t>(src) * n_words_;
+    put(dst, pos_[src], seq_set(words, words + n_words_));
+    set_shift(dst, shift_[src]);
+    drop(src);
+}
+
+void cells::clear() {
+    std::fill(pos_.begin(), pos_.end(), -1);
+    std::fill(shift_.begin(), shift_.end(), 0);
+    std::fill(seq_.begin(), seq_.end(), 0);
+    n_used_ = n_kv_ = n_shifted_ = 0;
+}
+
+void cells::clear_shifts() {
+    std::fill(shift_.begin(), shift_.end(), 0);
+    n_shifted_ = 0;
+}
+
+void cells::remove_seq(uint32_t i, uint32_t seq) {
+    seq_[i * n_words_ + seq / 64] &= ~(uint64_t{1} << (seq % 64));
+    const auto words = seq_.begin() + static_cast<ptrdiff_t>(i) * n_words_;
+    if (std::all_of(words, words + n_words_, [](uint64_t w) { return w == 0; })) {
+        drop(i);
+    }
+}
+
+void cells::seq_rm(int64_t seq, int64_t p0, int64_t p1) {
+    const bool every = seq < 0;
+    const uint32_t s = every ? 0 : check_seq(seq, "sequence");
+    const pos_range range(p0, p1);
+    for (uint32_t i = 0, end = n_kv_; i < end; ++i) {
+        if (is_empty(i) || !range.contains(pos_[i])) {
+            continue;
+        }
+        if (every) {
+            drop(i);
+        } else if (has_seq(i, s)) {
+            remove_seq(i, s);
+        }
+    }
+}
+
+void cells::seq_cp(int64_t src, int64_t dst, int64_t p0, int64_t p1) {
+    const uint32_t from = check_seq(src, "source sequence");
+    const uint32_t to = check_seq(dst, "destination sequence");
+    const pos_range range(p0, p1);
+    for (uint32_t i = 0; i < n_kv_; ++i) {
+        if (has_seq(i, from) && range.contains(pos_[i])) {
+            seq_[i * n_words_ + to / 64] |= uint64_t{1} << (to % 64);
+        }
+    }
+}
+
+void cells::seq_keep(int64_t seq) {
+    const uint32_t s = check_seq(seq, "sequence");
+    seq_set only = make_set();
+    only[s / 64] = uint64_t{1} << (s % 64);
+    for (uint32_t i = 0, end = n_kv_; i < end; ++i) {
+        if (is_empty(i)) {
+            continue;
+        }
+        if (has_seq(i, s)) {
+            std::copy(only.begin(), only.end(), seq_.begin() + static_cast<ptrdiff_t>(i) * n_words_);
+        } else {
+            drop(i);
+        }
+    }
+}
+
+// Gives each cell of the sequence in the range its next position, after checking that all of them can have it.
+template <class F> void cells::reposition(uint32_t seq, int64_t p0, int64_t p1, const char * op, F next_pos) {
+    const pos_range range(p0, p1);
+    for (uint32_t i = 0; i < n_kv_; ++i) {
+        if (!has_seq(i, seq) || !range.contains(pos_[i])) {
+            continue;
+        }
+        const int64_t next = next_pos(pos_[i]);
+        if (next > POS_MAX) {
+            fail(KVG_INVALID_ARGUMENT, "%s would move position %d to %lld; the largest position is %lld", op, pos_[i],
+                 static_cast<long long>(next), static_cast<long long>(POS_MAX));
+        }
+        if (next >= 0 && next != pos_[i] && is_shared(i)) {
+            fail(KVG_UNSUPPORTED,
+                 "%s would move position %d of sequence %u, whose cell other sequences share; copy-on-write is not there "
+                 "yet: remove the other sequences from that range first (seq_rm or seq_keep)",
+                 op, pos_[i], seq);
+        }
+    }
+    for (uint32_t i = 0, end = n_kv_; i < end; ++i) {
+        if (!has_seq(i, seq) || !range.contains(pos_[i])) {
+            continue;
+        }
+        const int64_t next = next_pos(pos_[i]);
+        if (next < 0) {
+            remove_seq(i, seq);
+        } else {
+            // fits: the sum is the position now minus the position at the last rotation, both in 0 .. 2^31 - 1
+            set_shift(i, static_cast<int32_t>(int64_t{shift_[i]} + next - pos_[i]));
+            pos_[i] = static_cast<int32_t>(next);
+        }
+    }
+}
+
+void cells::seq_add(int64_t seq, int64_t p0, int64_t p1, int64_t delta) {
+    const uint32_t s = check_seq(seq, "sequence");
+    // beyond these bounds every position falls off the same end
+    const int64_t bounded = std::clamp<int64_t>(delta, -2 * POS_MAX, 2 * POS_MAX);
+    reposition(s, p0, p1, "seq_add", [bounded](int32_t pos) { return pos + bounded; });
+}
+
+void cells::seq_div(int64_t seq, int64_t p0, int64_t p1, int64_t d) {
+    const uint32_t s = check_seq(seq, "sequence");
+    if (d < 1) {
+        fail(KVG_INVALID_ARGUMENT, "seq_div by %lld: the divisor must be at least 1", static_cast<long long>(d));
+    }
+    reposition(s, p0, p1, "seq_div", [d](int32_t pos) { return pos / d; });
+}
+
+void cells::check() const {
+    uint32_t used = 0;
+    uint32_t shifted = 0;
+    uint32_t end = 0;
+    for (uint32_t i = 0; i < size(); ++i) {
+        const auto words = seq_.begin() + static_cast<ptrdiff_t>(i) * n_words_;
+        const bool seen = std::any_of(words, words + n_words_, [](uint64_t w) { return w != 0; });
+        if (seen == is_empty(i) || (is_empty(i) && (pos_[i] != -1 || shift_[i] != 0))) {
+            fail(KVG_INTERNAL, "cell %u: pos %d, shift %d, %s", i, pos_[i], shift_[i], seen ? "seen" : "unseen");
+        }
+        used += seen;
+        shifted += shift_[i] != 0;
+        end = seen ? i + 1 : end;
+    }
+    if (used != n_used_ || shifted != n_shifted_ || end != n_kv_) {
+        fail(KVG_INTERNAL, "cells counted: used %u, shifted %u, end %u; kept: %u, %u, %u", used, shifted, end, n_used_,
+             n_shifted_, n_kv_);
+    }
+}
+
+} // namespace kvg

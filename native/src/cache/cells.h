@@ -1,0 +1,82 @@
+// The cells' bookkeeping: position, set of sequences, pending rotation. Knows nothing of tensors.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace kvg {
+
+// A set of sequence ids as words of 64 bits, little end first. All sets of one cache have the same number of words.
+using seq_set = std::vector<uint64_t>;
+
+class cells {
+public:
+    // 1 <= n_seq_max <= 256
+    cells(uint32_t n_cells, uint32_t n_seq_max);
+
+    uint32_t size() const { return static_cast<uint32_t>(pos_.size()); }
+    uint32_t n_seq_max() const { return n_seq_max_; }
+    uint32_t n_used() const { return n_used_; }
+    // highest used cell + 1
+    uint32_t n_kv() const { return n_kv_; }
+    // cells whose K waits for a rotation
+    uint32_t n_shifted() const { return n_shifted_; }
+
+    bool is_empty(uint32_t i) const { return pos_[i] < 0; }
+    // -1 when empty
+    int32_t pos(uint32_t i) const { return pos_[i]; }
+    // new position - the position for which K was last rotated
+    int32_t shift(uint32_t i) const { return shift_[i]; }
+    bool has_seq(uint32_t i, uint32_t seq) const { return (seq_[i * n_words_ + seq / 64] >> (seq % 64)) & 1; }
+    // whether the cell shares a sequence with the set
+    bool meets(uint32_t i, const seq_set & set) const;
+    // whether it holds all of them
+    bool covers(uint32_t i, const seq_set & set) const;
+
+    // -1 when the sequence has no cells
+    int32_t seq_pos_min(int64_t seq) const;
+    int32_t seq_pos_max(int64_t seq) const;
+
+    // An empty set of this cache's width; with one member.
+    seq_set make_set() const { return seq_set(n_words_, 0); }
+
+    // precondition: the cell is empty, pos >= 0, the set has a member
+    void put(uint32_t i, int32_t pos, const seq_set & set);
+    // precondition: the cell is not empty
+    void drop(uint32_t i);
+    // precondition: src is not empty, dst is
+    void move(uint32_t src, uint32_t dst);
+    void clear();
+    // K has been rotated: nothing waits any more
+    void clear_shifts();
+
+    // The operations of kv-cache: ranges [p0, p1), negative p0 = 0, negative p1 = no end. Any integer is safe: an id out of
+    // range, d < 1 or a position past 2^31 - 1 throws error(KVG_INVALID_ARGUMENT) with nothing changed.
+    void seq_rm(int64_t seq, int64_t p0, int64_t p1);
+    void seq_cp(int64_t src, int64_t dst, int64_t p0, int64_t p1);
+    void seq_keep(int64_t seq);
+    // A shared cell can't change its position for one sequence only: error(KVG_UNSUPPORTED), nothing changed.
+    void seq_add(int64_t seq, int64_t p0, int64_t p1, int64_t delta);
+    void seq_div(int64_t seq, int64_t p0, int64_t p1, int64_t d);
+
+    // What must hold after every call; throws error(KVG_INTERNAL) with the first thing that doesn't.
+    void check() const;
+
+private:
+    uint32_t check_seq(int64_t seq, const char * what) const;
+    bool is_shared(uint32_t i) const;
+    void remove_seq(uint32_t i, uint32_t seq);
+    void set_shift(uint32_t i, int32_t shift);
+    template <class F> void reposition(uint32_t seq, int64_t p0, int64_t p1, const char * op, F next_pos);
+
+    uint32_t n_seq_max_;
+    uint32_t n_words_;
+    uint32_t n_used_ = 0;
+    uint32_t n_kv_ = 0;
+    uint32_t n_shifted_ = 0;
+    std::vector<int32_t> pos_;
+    std::vector<int32_t> shift_;
+    std::vector<uint64_t> seq_; // (n_cells, n_words)
+};
+
+} // namespace kvg

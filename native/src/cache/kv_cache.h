@@ -1,0 +1,65 @@
+// K and V of every layer on the device, with the cells that say what is in them.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include <ggml-cpp.h>
+
+#include "cache/cells.h"
+#include "model/hparams.h"
+
+namespace kvg {
+
+class kv_cache {
+public:
+    // error(KVG_DEVICE), with the sizes asked and free, when the device has no room
+    kv_cache(ggml_backend_dev_t device, const hparams & h, uint32_t n_cells, uint32_t n_seq_max, ggml_type type_k,
+             ggml_type type_v);
+
+    class cells & cells() { return cells_; }
+    const class cells & cells() const { return cells_; }
+    uint32_t n_layer() const { return static_cast<uint32_t>(k_.size()); }
+    uint32_t n_head_kv() const { return n_head_kv_; }
+    uint32_t head_dim() const { return head_dim_; }
+    ggml_type type_k() const { return k_.front()->type; }
+    ggml_type type_v() const { return v_.front()->type; }
+    // Rows of the tensors: n_cells rounded up to 256, so that an attended span may be padded. The rows beyond stay zero.
+    uint32_t n_rows() const { return n_rows_; }
+    uint64_t bytes() const;
+    // of one cell, K and V of all layers
+    uint64_t cell_bytes() const;
+
+    // (n_head_kv * head_dim, n_rows), a row per cell; ggml's order: innermost first
+    ggml_tensor * k(uint32_t layer) const { return k_[layer]; }
+    ggml_tensor * v(uint32_t layer) const { return v_[layer]; }
+    // K first, then V, of every layer: all that a cell's content lies in
+    const std::vector<ggml_tensor *> & tensors() const { return tensors_; }
+
+    // The layout, in one place: cells [begin, begin + n) of a K or V tensor (or of a node that wrote to one) by heads,
+    // (head_dim, n_head_kv, n).
+    ggml_tensor * heads(ggml_context * ctx, ggml_tensor * rows, uint32_t begin, uint32_t n) const;
+
+    // (n_cells, n_head_kv, head_dim) floats of a K or V tensor
+    void read(const ggml_tensor * rows, float * out) const;
+
+    void clear(bool data);
+
+    // A K-shift that fails half way leaves K half rotated: nothing may use it until clear().
+    bool broken() const { return broken_; }
+    void set_broken() { broken_ = true; }
+
+private:
+    class cells cells_;
+    uint32_t n_rows_;
+    uint32_t n_head_kv_;
+    uint32_t head_dim_;
+    bool broken_ = false;
+    ggml_context_ptr ctx_;
+    ggml_backend_buffer_ptr buffer_;
+    std::vector<ggml_tensor *> k_;
+    std::vector<ggml_tensor *> v_;
+    std::vector<ggml_tensor *> tensors_;
+};
+
+} // namespace kvg

@@ -1,0 +1,332 @@
+#include "context.h"
+
+#include <algorithm>
+#include <chrono>
+#include <limits>
+
+#include "cache/slots.h"
+#include "device.h"
+#include "error.h"
+#include "fault.h"
+#include "graph/attention.h"
+#include "graph/defrag.h"
+#include "graph/shift.h"
+
+namespace kvg {
+
+namespace {
+
+constexpr int64_t MAX_CELLS = std::numeric_limits<int32_t>::max() - 256; // rows are padded, and indices go through int32
+constexpr int64_t MAX_SEQ = 256;
+constexpr int64_t MAX_THREADS = 512; // GGML_MAX_N_THREADS: beyond it ggml aborts
+
+int64_t bounded(const char * name, int64_t value, int64_t lowest, int64_t highest) {
+    if (value < lowest || value > highest) {
+        fail(KVG_INVALID_ARGUMENT, "%s is %lld, expected %lld to %lld", name, static_cast<long long>(value),
+             static_cast<long long>(lowest), static_cast<long long>(highest));
+    }
+    return value;
+}
+
+ggml_type cache_type(const char * name, int32_t type) {
+    switch (type) {
+    case KVG_TYPE_F32:
+        return GGML_TYPE_F32;
+    case KVG_TYPE_F16:
+        return GGML_TYPE_F16;
+    default:
+        fail(KVG_INVALID_ARGUMENT, "%s is %d; there are KVG_TYPE_F32 and KVG_TYPE_F16", name, type);
+    }
+}
+
+// Puts a batch's tokens into cells as its micro-batches are computed, and takes them out again unless all of them were.
+class placed_tokens {
+public:
+    placed_tokens(cells & cells, const std::vector<uint32_t> & slots) : cells_(cells), slots_(slots) {}
+    ~placed_tokens() {
+        for (size_t i = 0; i < n_ && !kept_; ++i) {
+            cells_.drop(slots_[i]);
+        }
+    }
+    placed_tokens(const placed_tokens &) = delete;
+    placed_tokens & operator=(const placed_tokens &) = delete;
+
+    void put(const batch & batch, uint32_t begin, uint32_t n) {
+        for (uint32_t i = begin; i < begin + n; ++i) {
+            cells_.put(slots_[i], batch.positions()[i], batch.set(i));
+            ++n_;
+        }
+    }
+    void keep() { kept_ = true; }
+
+private:
+    cells & cells_;
+    const std::vector<uint32_t> & slots_;
+    size_t n_ = 0;
+    bool kept_ = false;
+};
+
+} // namespace
+
+context::context(std::shared_ptr<const model> model, const kvg_context_params & params) : model_(std::move(model)) {
+    const auto n_cells = static_cast<uint32_t>(bounded("n_ctx", params.n_ctx, 1, MAX_CELLS));
+    const auto n_seq_max = static_cast<uint32_t>(bounded("n_seq_max", params.n_seq_max, 1, MAX_SEQ));
+    n_batch_ = static_cast<uint32_t>(bounded("n_batch", params.n_batch, 1, MAX_CELLS));
+    n_ubatch_ = static_cast<uint32_t>(
+        std::min<int64_t>({bounded("n_ubatch", params.n_ubatch, 1, MAX_CELLS), params.n_batch, params.n_ctx}));
+    n_threads_ = static_cast<int>(bounded("n_threads", params.n_threads, 1, MAX_THREADS));
+    n_threads_batch_ = static_cast<int>(bounded("n_threads_batch", params.n_threads_batch, 1, MAX_THREADS));
+    bounded("flash_attn", params.flash_attn, KVG_FLASH_ATTN_AUTO, KVG_FLASH_ATTN_ON);
+    if (params.defrag_threshold != params.defrag_threshold) {
+        fail(KVG_INVALID_ARGUMENT, "defrag_threshold is not a number");
+    }
+    defrag_threshold_ = params.defrag_threshold;
+    const ggml_type type_k = cache_type("type_k", params.type_k);
+    const ggml_type type_v = cache_type("type_v", params.type_v);
+
+    ggml_backend_dev_t device = model_->device();
+    align_ = span_align(device);
+    backend_ = open_backend(device);
+    if (!is_cpu(device)) {
+        cpu_backend_ = open_backend(cpu_device());
+    }
+    cache_ = std::make_unique<kv_cache>(device, model_->hparams(), n_cells, n_seq_max, type_k, type_v);
+    runner_ = std::make_unique<update_runner>(backend_.get());
+    can_shift_ = can_shift_on(device, *cache_, model_->hparams().rope);
+    choose_flash(params.flash_attn);
+    reserve();
+}
+
+void context::choose_flash(int32_t wanted) {
+    const bool can = can_flash_on(model_->device(), *cache_, model_->hparams().n_head);
+    if (wanted == KVG_FLASH_ATTN_ON && !can) {
+        fail(KVG_UNSUPPORTED, "device %s has no flash attention for heads of %u and this cache type; use flash_attn=\"auto\"",
+             ggml_backend_dev_name(model_->device()), cache_->head_dim());
+    }
+    flash_ = wanted != KVG_FLASH_ATTN_OFF && can;
+}
+
+// The largest graph is allocated now, so that a context that can't decode fails here and not in the middle of a text.
+void context::reserve() {
+    std::vector<ggml_backend_t> backends = {backend_.get()};
+    if (cpu_backend_) {
+        backends.push_back(cpu_backend_.get()); // the scheduler wants the CPU last
+    }
+    const size_t n_nodes = decode_graph::max_nodes(model_->hparams());
+    sched_.reset(ggml_backend_sched_new(backends.data(), nullptr, static_cast<int>(backends.size()), n_nodes, false, false));
+    const decode_shape largest = {n_ubatch_, 1, 0, cache_->n_rows()};
+    const decode_graph graph(*model_, *cache_, flash_, largest);
+    if (!sched_ || !ggml_backend_sched_reserve(sched_.get(), graph.graph())) {
+        fail(KVG_DEVICE, "%s has no memory for a graph of %u tokens over %u cells; use a smaller n_ubatch or n_ctx",
+             ggml_backend_dev_name(model_->device()), largest.n_tokens, largest.n_kv);
+    }
+    ggml_backend_sched_reset(sched_.get());
+}
+
+void context::require_shift(const char * op) const {
+    if (!can_shift_) {
+        fail(KVG_UNSUPPORTED, "%s needs K to be rotated, and device %s can't do that for this cache type; use type_k=\"f32\"",
+             op, ggml_backend_dev_name(model_->device()));
+    }
+}
+
+void context::require_intact() const {
+    if (cache_->broken()) {
+        fail(KVG_DEVICE, "an earlier K-shift failed half way, so K can't be trusted: clear() the cache and decode again");
+    }
+}
+
+void context::request_defrag(int32_t policy) {
+    if (policy == KVG_DEFRAG_SORT) {
+        fail(KVG_UNSUPPORTED, "defrag(\"sort\") is not there yet; use \"fill\"");
+    }
+    if (policy != KVG_DEFRAG_FILL) {
+        fail(KVG_INVALID_ARGUMENT, "no defrag policy has number %d; there are fill (0) and sort (1)", policy);
+    }
+    defrag_pending_ = true;
+}
+
+void context::clear(bool data) {
+    cache_->clear(data);
+    defrag_pending_ = false;
+}
+
+uint32_t context::shift_now() {
+    require_intact();
+    set_threads(backend_.get(), n_threads_batch_);
+    return run_shift(*runner_, *cache_, model_->hparams().rope, model_->rope_freqs());
+}
+
+void context::flush(bool defrag, kvg_update_stats & stats) {
+    const auto start = std::chrono::steady_clock::now();
+    const int64_t graphs_before = runner_->n_graphs();
+    stats.shifted_cells += shift_now();
+    if (defrag) {
+        const std::vector<cell_run> plan = plan_fill(cache_->cells());
+        const uint32_t n_moved = run_moves(*runner_, *cache_, plan);
+        stats.moved_cells += n_moved;
+        stats.moved_bytes += static_cast<int64_t>(n_moved * cache_->cell_bytes());
+        defrag_pending_ = false;
+    }
+    stats.graphs += runner_->n_graphs() - graphs_before;
+    stats.seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+kvg_update_stats context::update() {
+    kvg_update_stats stats = {};
+    flush(defrag_pending_, stats);
+    return stats;
+}
+
+kvg_update_stats context::take_stats() {
+    const kvg_update_stats stats = flushed_;
+    flushed_ = {};
+    return stats;
+}
+
+void context::read(int64_t layer, bool v, float * out, uint64_t n_floats) {
+    bounded("layer", layer, 0, static_cast<int64_t>(cache_->n_layer()) - 1);
+    const ggml_tensor * rows = v ? cache_->v(static_cast<uint32_t>(layer)) : cache_->k(static_cast<uint32_t>(layer));
+    const uint64_t wanted = static_cast<uint64_t>(cache_->cells().size()) * static_cast<uint64_t>(rows->ne[0]);
+    if (!out || n_floats != wanted) {
+        fail(KVG_INVALID_ARGUMENT, "the buffer holds %llu floats, expected %llu", (unsigned long long) n_floats,
+             (unsigned long long) wanted);
+    }
+    shift_now();
+    cache_->read(rows, out);
+}
+
+// Attends from the lowest to the highest cell of the micro-batch's sequences, padded as the device likes.
+decode_shape context::shape_of(const batch & batch, const micro_batch & ubatch) const {
+    const cells & cells = cache_->cells();
+    seq_set all = cells.make_set();
+    for (uint32_t i = ubatch.begin; i < ubatch.begin + ubatch.n; ++i) {
+        for (size_t w = 0; w < all.size(); ++w) {
+            all[w] |= batch.set(i)[w];
+        }
+    }
+    uint32_t begin = 0;
+    uint32_t end = cells.n_kv();
+    while (!cells.meets(begin, all)) {
+        ++begin; // stops at the micro-batch's own cells at the latest
+    }
+    while (!cells.meets(end - 1, all)) {
+        --end;
+    }
+    begin = begin / align_ * align_;
+    end = (end + align_ - 1) / align_ * align_;
+    return {ubatch.n, ubatch.n_outputs, begin, end - begin};
+}
+
+void context::prepare_graph(const decode_shape & shape) {
+    if (graph_ && graph_->shape() == shape) {
+        return;
+    }
+    graph_.reset();
+    ggml_backend_sched_reset(sched_.get());
+    auto graph = std::make_unique<decode_graph>(*model_, *cache_, flash_, shape);
+    fault_point("alloc");
+    if (!ggml_backend_sched_alloc_graph(sched_.get(), graph->graph())) {
+        ggml_backend_sched_reset(sched_.get());
+        fail(KVG_DEVICE,
+             "%s has no memory for a graph of %u tokens with %u outputs over %u cells; ask for fewer logits at a time",
+             ggml_backend_dev_name(model_->device()), shape.n_tokens, shape.n_outputs, shape.n_kv);
+    }
+    graph_ = std::move(graph);
+}
+
+void context::set_mask(const batch & batch, const micro_batch & ubatch) {
+    const cells & cells = cache_->cells();
+    const decode_shape & shape = graph_->shape();
+    const ggml_fp16_t seen = ggml_fp32_to_fp16(0.0f);
+    const ggml_fp16_t hidden = ggml_fp32_to_fp16(-std::numeric_limits<float>::infinity());
+    mask_.assign(static_cast<size_t>(shape.n_kv) * ubatch.n, hidden);
+    const uint32_t end = std::min(shape.kv_begin + shape.n_kv, cells.n_kv());
+    for (uint32_t i = 0; i < ubatch.n; ++i) {
+        const seq_set & set = batch.set(ubatch.begin + i);
+        const int32_t pos = batch.positions()[ubatch.begin + i];
+        ggml_fp16_t * row = mask_.data() + static_cast<size_t>(i) * shape.n_kv;
+        for (uint32_t c = shape.kv_begin; c < end; ++c) {
+            if (cells.pos(c) <= pos && cells.meets(c, set)) {
+                row[c - shape.kv_begin] = seen;
+            }
+        }
+    }
+    ggml_backend_tensor_set(graph_->mask, mask_.data(), 0, mask_.size() * sizeof(ggml_fp16_t));
+}
+
+void context::set_inputs(const batch & batch, const micro_batch & ubatch, const std::vector<uint32_t> & slots) {
+    ggml_backend_tensor_set(graph_->tokens, batch.tokens() + ubatch.begin, 0, ubatch.n * sizeof(int32_t));
+    ggml_backend_tensor_set(graph_->positions, batch.positions() + ubatch.begin, 0, ubatch.n * sizeof(int32_t));
+    slot_ids_.assign(slots.begin() + ubatch.begin, slots.begin() + ubatch.begin + ubatch.n);
+    ggml_backend_tensor_set(graph_->slots, slot_ids_.data(), 0, slot_ids_.size() * sizeof(int64_t));
+    if (graph_->outputs) {
+        output_ids_.clear();
+        for (uint32_t i = 0; i < ubatch.n; ++i) {
+            if (batch.is_output(ubatch.begin + i)) {
+                output_ids_.push_back(static_cast<int32_t>(i));
+            }
+        }
+        ggml_backend_tensor_set(graph_->outputs, output_ids_.data(), 0, output_ids_.size() * sizeof(int32_t));
+    }
+    set_mask(batch, ubatch);
+}
+
+void context::compute(const batch & batch, const micro_batch & ubatch, const std::vector<uint32_t> & slots) {
+    const decode_shape shape = shape_of(batch, ubatch);
+    prepare_graph(shape);
+    set_inputs(batch, ubatch, slots);
+    const int n_threads = ubatch.n == 1 ? n_threads_ : n_threads_batch_;
+    set_threads(backend_.get(), n_threads);
+    if (cpu_backend_) {
+        set_threads(cpu_backend_.get(), n_threads);
+    }
+    fault_point("compute");
+    if (ggml_backend_sched_graph_compute(sched_.get(), graph_->graph()) != GGML_STATUS_SUCCESS) {
+        graph_.reset();
+        fail(KVG_DEVICE, "%s failed while decoding; the batch's tokens are not in the cache",
+             ggml_backend_dev_name(model_->device()));
+    }
+    n_attended_ = std::min(shape.n_kv, cache_->cells().size() - shape.kv_begin);
+}
+
+void context::decode(const kvg_batch & in, const kvg_output * output) {
+    require_intact();
+    cells & cells = cache_->cells();
+    const batch batch(in, model_->hparams().n_vocab, n_batch_, cells);
+    if (output && output->n_rows < batch.n_outputs()) {
+        fail(KVG_INVALID_ARGUMENT, "%u outputs are asked for and the buffers have room for %lld", batch.n_outputs(),
+             static_cast<long long>(output->n_rows));
+    }
+    find_slots(cells, batch.n_tokens()); // is there room at all? asked before anything moves
+    const float holes = static_cast<float>(cells.n_kv() - cells.n_used());
+    const bool fragmented = defrag_threshold_ >= 0 && holes > defrag_threshold_ * static_cast<float>(cells.n_kv());
+    flush(defrag_pending_ || fragmented, flushed_);
+
+    fault_point("cells");
+    const std::vector<uint32_t> slots = find_slots(cells, batch.n_tokens());
+    placed_tokens placed(cells, slots);
+    const size_t n_vocab = model_->hparams().n_vocab;
+    const size_t n_embd = model_->hparams().n_embd;
+    size_t row = 0;
+    for (uint32_t begin = 0; begin < batch.n_tokens(); begin += n_ubatch_) {
+        micro_batch ubatch = {begin, std::min(n_ubatch_, batch.n_tokens() - begin), 0};
+        for (uint32_t i = begin; i < begin + ubatch.n; ++i) {
+            ubatch.n_outputs += batch.is_output(i);
+        }
+        placed.put(batch, begin, ubatch.n);
+        compute(batch, ubatch, slots);
+        if (output && ubatch.n_outputs > 0) {
+            if (output->logits) {
+                ggml_backend_tensor_get(graph_->logits, output->logits + row * n_vocab, 0, ggml_nbytes(graph_->logits));
+            }
+            if (output->embd) {
+                ggml_backend_tensor_get(graph_->embd, output->embd + row * n_embd, 0, ggml_nbytes(graph_->embd));
+            }
+            row += ubatch.n_outputs;
+        }
+    }
+    placed.keep();
+}
+
+} // namespace kvg

@@ -1,0 +1,85 @@
+// The only conductor: decides what runs when, and undoes what didn't come to an end.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include <ggml-cpp.h>
+
+#include "batch.h"
+#include "cache/kv_cache.h"
+#include "graph/decode.h"
+#include "graph/update_graph.h"
+#include "kvgraph.h"
+#include "model/weights.h"
+
+namespace kvg {
+
+class context {
+public:
+    // error(KVG_INVALID_ARGUMENT), error(KVG_DEVICE), error(KVG_UNSUPPORTED)
+    context(std::shared_ptr<const model> model, const kvg_context_params & params);
+
+    void decode(const kvg_batch & batch, const kvg_output * output);
+    // K-shift, then defrag, as far as each is pending
+    kvg_update_stats update();
+    // what decode's own flushes did since the last call
+    kvg_update_stats take_stats();
+
+    // Metadata operations go straight to the cells; those that rotate K ask can_shift() first.
+    kv_cache & cache() { return *cache_; }
+    const kv_cache & cache() const { return *cache_; }
+    bool can_shift() const { return can_shift_; }
+    // error(KVG_UNSUPPORTED) when K can't be rotated here
+    void require_shift(const char * op) const;
+    void request_defrag(int32_t policy);
+    bool defrag_pending() const { return defrag_pending_; }
+    void clear(bool data);
+    void read(int64_t layer, bool v, float * out, uint64_t n_floats);
+    uint32_t n_attended() const { return n_attended_; }
+
+private:
+    struct micro_batch {
+        uint32_t begin; // first token
+        uint32_t n;
+        uint32_t n_outputs;
+    };
+
+    void choose_flash(int32_t wanted);
+    void reserve();
+    void require_intact() const;
+    uint32_t shift_now();
+    void flush(bool defrag, kvg_update_stats & stats);
+    decode_shape shape_of(const batch & batch, const micro_batch & ubatch) const;
+    void prepare_graph(const decode_shape & shape);
+    void set_inputs(const batch & batch, const micro_batch & ubatch, const std::vector<uint32_t> & slots);
+    void set_mask(const batch & batch, const micro_batch & ubatch);
+    void compute(const batch & batch, const micro_batch & ubatch, const std::vector<uint32_t> & slots);
+
+    std::shared_ptr<const model> model_;
+    uint32_t n_batch_;
+    uint32_t n_ubatch_;
+    int n_threads_;
+    int n_threads_batch_;
+    float defrag_threshold_;
+    bool flash_ = false;
+    bool can_shift_ = false;
+    bool defrag_pending_ = false;
+    uint32_t n_attended_ = 0;
+    uint32_t align_;
+
+    ggml_backend_ptr backend_;     // where the layers live
+    ggml_backend_ptr cpu_backend_; // for what that one can't do; nullptr when it is the CPU itself
+    std::unique_ptr<kv_cache> cache_;
+    std::unique_ptr<update_runner> runner_;
+    ggml_backend_sched_ptr sched_;
+    std::unique_ptr<decode_graph> graph_; // the last one, while its shape is asked for
+    kvg_update_stats flushed_ = {};
+
+    std::vector<ggml_fp16_t> mask_; // scratch, kept
+    std::vector<int64_t> slot_ids_;
+    std::vector<int32_t> output_ids_;
+};
+
+} // namespace kvg

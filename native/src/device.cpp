@@ -1,0 +1,89 @@
+#include "device.h"
+
+#include <strings.h>
+
+#include "error.h"
+
+namespace kvg {
+
+int32_t device_count() { return static_cast<int32_t>(ggml_backend_dev_count()); }
+
+static int32_t device_type(ggml_backend_dev_t dev) {
+    switch (ggml_backend_dev_type(dev)) {
+    case GGML_BACKEND_DEVICE_TYPE_CPU:
+        return KVG_DEVICE_CPU;
+    case GGML_BACKEND_DEVICE_TYPE_GPU:
+    case GGML_BACKEND_DEVICE_TYPE_IGPU:
+        return KVG_DEVICE_GPU;
+    default:
+        return KVG_DEVICE_ACCEL;
+    }
+}
+
+void device_info(int32_t index, kvg_device_info & out) {
+    if (index < 0 || index >= device_count()) {
+        fail(KVG_INVALID_ARGUMENT, "no device has index %d: there are %d", index, device_count());
+    }
+    ggml_backend_dev_t dev = ggml_backend_dev_get(static_cast<size_t>(index));
+    size_t free = 0;
+    size_t total = 0;
+    ggml_backend_dev_memory(dev, &free, &total);
+    out.name = ggml_backend_dev_name(dev);
+    out.description = ggml_backend_dev_description(dev);
+    out.type = device_type(dev);
+    out.memory_free = free;
+    out.memory_total = total;
+}
+
+ggml_backend_dev_t cpu_device() {
+    ggml_backend_dev_t dev = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
+    if (!dev) {
+        fail(KVG_DEVICE, "this ggml has no CPU backend; reinstall llama-cpp-python");
+    }
+    return dev;
+}
+
+bool is_cpu(ggml_backend_dev_t dev) { return ggml_backend_dev_type(dev) == GGML_BACKEND_DEVICE_TYPE_CPU; }
+
+ggml_backend_dev_t find_device(const std::string & name) {
+    std::string known;
+    for (int32_t i = 0; i < device_count(); ++i) {
+        ggml_backend_dev_t dev = ggml_backend_dev_get(static_cast<size_t>(i));
+        const int32_t type = device_type(dev);
+        if (strcasecmp(name.c_str(), ggml_backend_dev_name(dev)) == 0 || (name == "auto" && type == KVG_DEVICE_GPU)) {
+            return dev;
+        }
+        known += std::string(known.empty() ? "" : ", ") + ggml_backend_dev_name(dev);
+    }
+    if (name == "auto") {
+        return cpu_device();
+    }
+    fail(KVG_DEVICE, "no device is called '%s'; there are: %s (and \"auto\"). Others need a llama-cpp-python built for them",
+         name.c_str(), known.c_str());
+}
+
+ggml_backend_ptr open_backend(ggml_backend_dev_t dev) {
+    ggml_backend_ptr backend(ggml_backend_dev_init(dev, nullptr));
+    if (!backend) {
+        fail(KVG_DEVICE, "device %s could not be opened", ggml_backend_dev_name(dev));
+    }
+    return backend;
+}
+
+void set_threads(ggml_backend_t backend, int n_threads) {
+    ggml_backend_reg_t reg = ggml_backend_dev_backend_reg(ggml_backend_get_device(backend));
+    const auto set =
+        reinterpret_cast<ggml_backend_set_n_threads_t>(ggml_backend_reg_get_proc_address(reg, "ggml_backend_set_n_threads"));
+    if (set) {
+        set(backend, n_threads);
+    }
+}
+
+uint32_t span_align(ggml_backend_dev_t dev) { return is_cpu(dev) ? 32 : 256; }
+
+std::string format_bytes(uint64_t bytes) {
+    const double mib = static_cast<double>(bytes) / (1024.0 * 1024.0);
+    return mib >= 1024.0 ? strformat("%.2f GiB", mib / 1024.0) : strformat("%.2f MiB", mib);
+}
+
+} // namespace kvg

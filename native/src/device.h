@@ -1,0 +1,34 @@
+// Devices and backends, through ggml's registry only.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include <ggml-cpp.h>
+
+#include "kvgraph.h"
+
+namespace kvg {
+
+int32_t device_count();
+// error(KVG_INVALID_ARGUMENT) when there is no such index
+void device_info(int32_t index, kvg_device_info & out);
+
+// "auto": the first GPU, else the CPU; otherwise a device by its name, in any case of letters. error(KVG_DEVICE) when absent.
+ggml_backend_dev_t find_device(const std::string & name);
+ggml_backend_dev_t cpu_device();
+bool is_cpu(ggml_backend_dev_t dev);
+
+// error(KVG_DEVICE) when the device can't be opened
+ggml_backend_ptr open_backend(ggml_backend_dev_t dev);
+// CPU backends only; others ignore it
+void set_threads(ggml_backend_t backend, int n_threads);
+
+// Cells by which an attended span must be aligned there: views of K that start elsewhere abort on Vulkan, and CUDA's fast flash
+// attention wants whole 256s.
+uint32_t span_align(ggml_backend_dev_t dev);
+
+// "1.5 GiB" for messages
+std::string format_bytes(uint64_t bytes);
+
+} // namespace kvg

@@ -1,0 +1,56 @@
+#include "graph/attention.h"
+
+#include <cmath>
+
+namespace kvg {
+
+static ggml_tensor * flash(ggml_context * ctx, ggml_tensor * q, ggml_tensor * k, ggml_tensor * v, ggml_tensor * mask,
+                           float scale) {
+    ggml_tensor * out = ggml_flash_attn_ext(ctx, q, k, v, mask, scale, /*max_bias*/ 0.0f, /*logit_softcap*/ 0.0f);
+    ggml_prec_set_acc(out, GGML_PREC_F32);
+    return out; // (head_dim, n_head, n_tokens)
+}
+
+// The query heads that share a KV head are folded into rows, so that each K and V row is read once.
+static ggml_tensor * plain(ggml_context * ctx, ggml_tensor * q, ggml_tensor * k, ggml_tensor * v, ggml_tensor * mask,
+                           float scale) {
+    const int64_t head_dim = q->ne[0];
+    const int64_t n_tokens = q->ne[1];
+    const int64_t n_head = q->ne[2];
+    const int64_t n_kv = k->ne[1];
+    const int64_t n_head_kv = k->ne[2];
+    const int64_t n_rows = n_tokens * (n_head / n_head_kv);
+
+    ggml_tensor * folded = ggml_reshape_3d(ctx, ggml_cont(ctx, q), head_dim, n_rows, n_head_kv);
+    ggml_tensor * kq = ggml_mul_mat(ctx, k, folded); // (n_kv, n_rows, n_head_kv)
+    ggml_prec_set_acc(kq, GGML_PREC_F32);
+    kq = ggml_soft_max_ext(ctx, ggml_reshape_3d(ctx, kq, n_kv, n_tokens, n_head), mask, scale, 0.0f);
+    kq = ggml_reshape_3d(ctx, kq, n_kv, n_rows, n_head_kv);
+    ggml_tensor * vt = ggml_cont(ctx, ggml_transpose(ctx, v)); // (n_kv, head_dim, n_head_kv)
+    ggml_tensor * out = ggml_mul_mat(ctx, vt, kq);             // (head_dim, n_rows, n_head_kv)
+    out = ggml_reshape_3d(ctx, out, head_dim, n_tokens, n_head);
+    return ggml_cont(ctx, ggml_permute(ctx, out, 0, 2, 1, 3));
+}
+
+ggml_tensor * attention(ggml_context * ctx, ggml_tensor * q, ggml_tensor * k, ggml_tensor * v, ggml_tensor * mask,
+                        const attention_params & params) {
+    const int64_t width = q->ne[0] * q->ne[1];
+    const int64_t n_tokens = q->ne[2];
+    q = ggml_permute(ctx, q, 0, 2, 1, 3); // (head_dim, n_tokens, n_head)
+    k = ggml_permute(ctx, k, 0, 2, 1, 3); // (head_dim, n_kv, n_head_kv)
+    v = ggml_permute(ctx, v, 0, 2, 1, 3);
+    ggml_tensor * out = params.flash ? flash(ctx, q, k, v, mask, params.scale) : plain(ctx, q, k, v, mask, params.scale);
+    return ggml_reshape_2d(ctx, out, width, n_tokens);
+}
+
+bool can_flash_on(ggml_backend_dev_t device, const kv_cache & cache, uint32_t n_head) {
+    const ggml_context_ptr ctx(ggml_init({16 * ggml_tensor_overhead(), nullptr, /*no_alloc*/ true}));
+    const uint32_t n_kv = 256;
+    ggml_tensor * q = ggml_new_tensor_3d(ctx.get(), GGML_TYPE_F32, cache.head_dim(), 1, n_head);
+    ggml_tensor * k = ggml_permute(ctx.get(), cache.heads(ctx.get(), cache.k(0), 0, n_kv), 0, 2, 1, 3);
+    ggml_tensor * v = ggml_permute(ctx.get(), cache.heads(ctx.get(), cache.v(0), 0, n_kv), 0, 2, 1, 3);
+    ggml_tensor * mask = ggml_new_tensor_2d(ctx.get(), GGML_TYPE_F16, n_kv, 1);
+    return ggml_backend_dev_supports_op(device, flash(ctx.get(), q, k, v, mask, 1.0f));
+}
+
+} // namespace kvg

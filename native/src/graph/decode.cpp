@@ -1,0 +1,106 @@
+#include "graph/decode.h"
+
+#include <cmath>
+
+#include "error.h"
+#include "fault.h"
+#include "graph/attention.h"
+#include "graph/shift.h"
+
+namespace kvg {
+
+// a layer has fewer than 48 nodes, with views and biases; the frame fewer than 32
+size_t decode_graph::max_nodes(const hparams & h) { return 48u * h.n_layer + 32u; }
+
+decode_graph::decode_graph(const model & model, const kv_cache & cache, bool flash, const decode_shape & shape)
+    : model_(model), cache_(cache), flash_(flash), shape_(shape) {
+    fault_point("build");
+    const size_t n = max_nodes(model.hparams());
+    ctx_.reset(ggml_init({n * ggml_tensor_overhead() + ggml_graph_overhead_custom(n, false), nullptr, /*no_alloc*/ true}));
+    if (!ctx_) {
+        fail(KVG_DEVICE, "out of host memory for a graph of %zu nodes", n);
+    }
+    graph_ = ggml_new_graph_custom(ctx_.get(), n, false);
+    build();
+}
+
+ggml_tensor * decode_graph::input(ggml_type type, int64_t ne0, int64_t ne1) {
+    ggml_tensor * t = ggml_new_tensor_2d(ctx_.get(), type, ne0, ne1);
+    ggml_set_input(t);
+    return t;
+}
+
+ggml_tensor * decode_graph::norm(ggml_tensor * x, ggml_tensor * weight) {
+    return ggml_mul(ctx_.get(), ggml_rms_norm(ctx_.get(), x, model_.hparams().rms_eps), weight);
+}
+
+ggml_tensor * decode_graph::linear(ggml_tensor * x, ggml_tensor * weight, ggml_tensor * bias) {
+    ggml_tensor * y = ggml_mul_mat(ctx_.get(), weight, x);
+    return bias ? ggml_add(ctx_.get(), y, bias) : y;
+}
+
+// Writes K and V of the new tokens into their cells, then attends over the span.
+// Returns (n_head * head_dim, n_tokens), or nullptr when only the cells matter: the last layer of a batch that asks for no output.
+ggml_tensor * decode_graph::self_attention(ggml_tensor * x, uint32_t layer) {
+    ggml_context * ctx = ctx_.get();
+    const hparams & h = model_.hparams();
+    const layer_weights & w = model_.layers()[layer];
+    const uint32_t n = shape_.n_tokens;
+
+    ggml_tensor * k = ggml_reshape_3d(ctx, linear(x, w.wk, w.bk), h.head_dim, h.n_head_kv, n);
+    k = rope(ctx, k, positions, model_.rope_freqs(), h.rope, false);
+    ggml_tensor * v = linear(x, w.wv, w.bv);
+    // attention reads views of these nodes, not of the cache's tensors: that makes write-before-read an edge of the graph
+    ggml_tensor * k_all = ggml_set_rows(ctx, cache_.k(layer), ggml_reshape_2d(ctx, k, h.n_embd_kv(), n), slots);
+    ggml_tensor * v_all = ggml_set_rows(ctx, cache_.v(layer), v, slots);
+    ggml_build_forward_expand(graph_, k_all);
+    ggml_build_forward_expand(graph_, v_all);
+    if (layer + 1 == h.n_layer && shape_.n_outputs == 0) {
+        return nullptr;
+    }
+    ggml_tensor * q = ggml_reshape_3d(ctx, linear(x, w.wq, w.bq), h.head_dim, h.n_head, n);
+    q = rope(ctx, q, positions, model_.rope_freqs(), h.rope, false);
+    return attention(ctx, q, cache_.heads(ctx, k_all, shape_.kv_begin, shape_.n_kv),
+                     cache_.heads(ctx, v_all, shape_.kv_begin, shape_.n_kv), mask,
+                     {flash_, 1.0f / std::sqrt(static_cast<float>(h.head_dim))});
+}
+
+ggml_tensor * decode_graph::feed_forward(ggml_tensor * x, const layer_weights & w) {
+    ggml_tensor * gate = linear(x, w.ffn_gate, w.ffn_gate_b);
+    ggml_tensor * up = linear(x, w.ffn_up, w.ffn_up_b);
+    return linear(ggml_swiglu_split(ctx_.get(), gate, up), w.ffn_down, w.ffn_down_b);
+}
+
+void decode_graph::build() {
+    ggml_context * ctx = ctx_.get();
+    const hparams & h = model_.hparams();
+    tokens = input(GGML_TYPE_I32, shape_.n_tokens, 1);
+    positions = input(GGML_TYPE_I32, shape_.n_tokens, 1);
+    slots = input(GGML_TYPE_I64, shape_.n_tokens, 1);
+    mask = input(GGML_TYPE_F16, shape_.n_kv, shape_.n_tokens);
+    if (shape_.n_outputs > 0) {
+        outputs = input(GGML_TYPE_I32, shape_.n_outputs, 1);
+    }
+    ggml_tensor * x = ggml_get_rows(ctx, model_.token_embd(), tokens); // (n_embd, n_tokens)
+    for (uint32_t il = 0; il < h.n_layer; ++il) {
+        const layer_weights & w = model_.layers()[il];
+        ggml_tensor * heads = self_attention(norm(x, w.attn_norm), il);
+        if (!heads) {
+            return;
+        }
+        if (il + 1 == h.n_layer) {
+            // from here on only the rows that were asked for
+            heads = ggml_get_rows(ctx, heads, outputs);
+            x = ggml_get_rows(ctx, x, outputs);
+        }
+        x = ggml_add(ctx, linear(heads, w.wo, w.bo), x);
+        x = ggml_add(ctx, feed_forward(norm(x, w.ffn_norm), w), x);
+    }
+    embd = norm(x, model_.output_norm());
+    ggml_set_output(embd);
+    logits = ggml_mul_mat(ctx, model_.output(), embd);
+    ggml_set_output(logits);
+    ggml_build_forward_expand(graph_, logits);
+}
+
+} // namespace kvg

@@ -1,0 +1,61 @@
+// The forward graph of a micro-batch, kept and reused while its shape stays the same.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include <ggml-cpp.h>
+
+#include "cache/kv_cache.h"
+#include "model/weights.h"
+
+namespace kvg {
+
+// All that a graph's topology depends on.
+struct decode_shape {
+    uint32_t n_tokens;
+    uint32_t n_outputs;
+    uint32_t kv_begin; // the attended span
+    uint32_t n_kv;
+
+    bool operator==(const decode_shape & o) const {
+        return n_tokens == o.n_tokens && n_outputs == o.n_outputs && kv_begin == o.kv_begin && n_kv == o.n_kv;
+    }
+};
+
+class decode_graph {
+public:
+    decode_graph(const model & model, const kv_cache & cache, bool flash, const decode_shape & shape);
+
+    const decode_shape & shape() const { return shape_; }
+    ggml_cgraph * graph() const { return graph_; }
+    // nodes that a graph of this model can have at most
+    static size_t max_nodes(const hparams & h);
+
+    // inputs
+    ggml_tensor * tokens = nullptr;    // I32 (n_tokens)
+    ggml_tensor * positions = nullptr; // I32 (n_tokens)
+    ggml_tensor * slots = nullptr;     // I64 (n_tokens): the cell of each token
+    ggml_tensor * mask = nullptr;      // F16 (n_kv, n_tokens)
+    ggml_tensor * outputs = nullptr;   // I32 (n_outputs): which tokens; nullptr when none is asked for
+    // results, nullptr when there are no outputs
+    ggml_tensor * embd = nullptr;   // F32 (n_embd, n_outputs)
+    ggml_tensor * logits = nullptr; // F32 (n_vocab, n_outputs)
+
+private:
+    ggml_tensor * input(ggml_type type, int64_t ne0, int64_t ne1);
+    ggml_tensor * norm(ggml_tensor * x, ggml_tensor * weight);
+    ggml_tensor * linear(ggml_tensor * x, ggml_tensor * weight, ggml_tensor * bias);
+    ggml_tensor * self_attention(ggml_tensor * x, uint32_t layer);
+    ggml_tensor * feed_forward(ggml_tensor * x, const layer_weights & w);
+    void build();
+
+    const model & model_;
+    const kv_cache & cache_;
+    bool flash_;
+    decode_shape shape_;
+    ggml_context_ptr ctx_;
+    ggml_cgraph * graph_;
+};
+
+} // namespace kvg

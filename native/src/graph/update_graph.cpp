@@ -1,0 +1,56 @@
+#include "graph/update_graph.h"
+
+#include <string>
+
+#include "error.h"
+#include "fault.h"
+
+namespace kvg {
+
+update_runner::update_runner(ggml_backend_t backend)
+    : backend_(backend), allocator_(ggml_gallocr_new(ggml_backend_get_default_buffer_type(backend))) {}
+
+update_graph::update_graph(const char * what, size_t max_nodes) : what_(what) {
+    fault_point((std::string(what) + "-build").c_str());
+    // a node may bring a view and an input along
+    const size_t size = max_nodes * 3 * ggml_tensor_overhead() + ggml_graph_overhead_custom(max_nodes * 3, false);
+    ctx_.reset(ggml_init({size, nullptr, /*no_alloc*/ true}));
+    if (!ctx_) {
+        fail(KVG_DEVICE, "out of host memory for a %s graph of %zu nodes", what, max_nodes);
+    }
+    graph_ = ggml_new_graph_custom(ctx_.get(), max_nodes * 3, false);
+}
+
+ggml_tensor * update_graph::input_i32(std::vector<int32_t> values) {
+    ggml_tensor * t = ggml_new_tensor_1d(ctx_.get(), GGML_TYPE_I32, static_cast<int64_t>(values.size()));
+    ggml_set_input(t);
+    i32_.emplace_back(t, std::move(values));
+    return t;
+}
+
+ggml_tensor * update_graph::input_i64(std::vector<int64_t> values) {
+    ggml_tensor * t = ggml_new_tensor_1d(ctx_.get(), GGML_TYPE_I64, static_cast<int64_t>(values.size()));
+    ggml_set_input(t);
+    i64_.emplace_back(t, std::move(values));
+    return t;
+}
+
+void update_graph::add(ggml_tensor * node) { ggml_build_forward_expand(graph_, node); }
+
+bool update_graph::run(update_runner & runner) {
+    fault_point((std::string(what_) + "-alloc").c_str());
+    if (!ggml_gallocr_alloc_graph(runner.allocator(), graph_)) {
+        fail(KVG_DEVICE, "%s has no memory for the %s graph's scratch", ggml_backend_name(runner.backend()), what_);
+    }
+    for (const auto & [tensor, values] : i32_) {
+        ggml_backend_tensor_set(tensor, values.data(), 0, values.size() * sizeof(values[0]));
+    }
+    for (const auto & [tensor, values] : i64_) {
+        ggml_backend_tensor_set(tensor, values.data(), 0, values.size() * sizeof(values[0]));
+    }
+    fault_point((std::string(what_) + "-compute").c_str());
+    runner.count_graph();
+    return ggml_backend_graph_compute(runner.backend(), graph_) == GGML_STATUS_SUCCESS;
+}
+
+} // namespace kvg

@@ -1,0 +1,53 @@
+// What the update graphs (K-shift, defrag) share: each is its own small graph on an allocator of its own, so that a reserved
+// decode graph stays reserved. No scheduler: it reorders nodes, and these graphs work in place.
+#pragma once
+
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include <ggml-cpp.h>
+
+namespace kvg {
+
+// The device side, kept by a context: one backend, one allocator, reused from graph to graph.
+class update_runner {
+public:
+    explicit update_runner(ggml_backend_t backend);
+
+    ggml_backend_t backend() const { return backend_; }
+    ggml_gallocr_t allocator() const { return allocator_.get(); }
+    // graphs computed so far
+    int64_t n_graphs() const { return n_graphs_; }
+    void count_graph() { ++n_graphs_; }
+
+private:
+    ggml_backend_t backend_;
+    ggml_gallocr_ptr allocator_;
+    int64_t n_graphs_ = 0;
+};
+
+// One graph being built: add nodes in the order in which they must run, then run() once.
+class update_graph {
+public:
+    // `what` ("shift", "defrag") names it in errors. Fails with error(KVG_DEVICE) when host memory is short.
+    update_graph(const char * what, size_t max_nodes);
+
+    ggml_context * ctx() const { return ctx_.get(); }
+    ggml_tensor * input_i32(std::vector<int32_t> values);
+    ggml_tensor * input_i64(std::vector<int64_t> values);
+    // Order is kept: a write after a read is no edge, only its place in the graph.
+    void add(ggml_tensor * node);
+    // Allocates and computes. Before the compute nothing is touched: error(KVG_DEVICE). Returns false when the compute itself
+    // failed, which may have happened half way.
+    bool run(update_runner & runner);
+
+private:
+    const char * what_;
+    ggml_context_ptr ctx_;
+    ggml_cgraph * graph_;
+    std::vector<std::pair<ggml_tensor *, std::vector<int32_t>>> i32_;
+    std::vector<std::pair<ggml_tensor *, std::vector<int64_t>>> i64_;
+};
+
+} // namespace kvg

@@ -1,0 +1,37 @@
+#include "log.h"
+
+#include <mutex>
+
+#include <ggml.h>
+
+namespace kvg {
+
+namespace {
+
+std::mutex sink_mutex;
+kvg_log_callback sink = nullptr;
+void * sink_data = nullptr;
+
+void forward(ggml_log_level level, const char * text, void *) {
+    const int32_t ours = level == GGML_LOG_LEVEL_ERROR  ? 4
+                         : level == GGML_LOG_LEVEL_WARN ? 3
+                         : level == GGML_LOG_LEVEL_INFO ? 2
+                                                        : 1;
+    const std::lock_guard<std::mutex> lock(sink_mutex);
+    if (sink) {
+        sink(ours, text, sink_data);
+    }
+}
+
+} // namespace
+
+void log_set(kvg_log_callback callback, void * user_data) {
+    {
+        const std::lock_guard<std::mutex> lock(sink_mutex);
+        sink = callback;
+        sink_data = user_data;
+    }
+    ggml_log_set(forward, nullptr);
+}
+
+} // namespace kvg

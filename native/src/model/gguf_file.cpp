@@ -1,0 +1,203 @@
+#include "model/gguf_file.h"
+
+#include <cerrno>
+#include <cstring>
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "error.h"
+
+namespace kvg {
+
+namespace {
+
+// Integer `i` of packed data of a GGUF integer type; nullopt for other types and negative values.
+std::optional<uint64_t> uint_at(gguf_type type, const void * data, uint64_t i) {
+    const auto load = [&](auto sample) -> std::optional<uint64_t> {
+        memcpy(&sample, static_cast<const uint8_t *>(data) + i * sizeof(sample), sizeof(sample));
+        if (sample < 0) {
+            return std::nullopt;
+        }
+        return static_cast<uint64_t>(sample);
+    };
+    switch (type) {
+    case GGUF_TYPE_UINT8:
+        return load(uint8_t{});
+    case GGUF_TYPE_INT8:
+        return load(int8_t{});
+    case GGUF_TYPE_UINT16:
+        return load(uint16_t{});
+    case GGUF_TYPE_INT16:
+        return load(int16_t{});
+    case GGUF_TYPE_UINT32:
+        return load(uint32_t{});
+    case GGUF_TYPE_INT32:
+        return load(int32_t{});
+    case GGUF_TYPE_UINT64:
+        return load(uint64_t{});
+    case GGUF_TYPE_INT64:
+        return load(int64_t{});
+    default:
+        return std::nullopt;
+    }
+}
+
+} // namespace
+
+file_mapping::file_mapping(const std::string & path) {
+    fd_ = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK); // a FIFO must not block
+    if (fd_ < 0) {
+        fail(KVG_NOT_FOUND, "%s: %s", path.c_str(), strerror(errno));
+    }
+    struct stat info = {};
+    if (fstat(fd_, &info) != 0 || !S_ISREG(info.st_mode) || info.st_size <= 0) {
+        close(fd_);
+        fail(KVG_MODEL_LOAD, "%s is not a GGUF file: expected a regular file that isn't empty", path.c_str());
+    }
+    size_ = static_cast<uint64_t>(info.st_size);
+    void * mapped = mmap(nullptr, size_, PROT_READ, MAP_SHARED, fd_, 0);
+    if (mapped == MAP_FAILED) {
+        close(fd_);
+        fail(KVG_DEVICE, "%s: can't map %llu bytes: %s", path.c_str(), (unsigned long long) size_, strerror(errno));
+    }
+    data_ = static_cast<uint8_t *>(mapped);
+}
+
+file_mapping::~file_mapping() {
+    munmap(data_, size_);
+    close(fd_);
+}
+
+gguf_file::gguf_file(const std::string & path) : path_(path), file_(path) {
+    try {
+        meta_.reset(gguf_init_from_buffer(file_.data(), file_.size(), {/*no_alloc*/ true, /*ctx*/ nullptr}));
+    } catch (const std::exception &) {
+        meta_.reset(); // lengths in the file that no memory could hold
+    }
+    if (!meta_) {
+        fail(KVG_MODEL_LOAD, "%s is not a GGUF file, or its header, keys or tensor list are damaged", path.c_str());
+    }
+    read_tensors();
+}
+
+void gguf_file::read_tensors() {
+    const uint64_t data_offset = gguf_get_data_offset(meta_.get());
+    const int64_t n = gguf_get_n_tensors(meta_.get());
+    tensors_.reserve(static_cast<size_t>(n));
+    for (int64_t i = 0; i < n; ++i) {
+        gguf_tensor t;
+        t.name = gguf_get_tensor_name(meta_.get(), i);
+        t.type = gguf_get_tensor_type(meta_.get(), i);
+        memcpy(t.ne, gguf_get_tensor_ne(meta_.get(), i), sizeof(t.ne));
+        t.size = gguf_get_tensor_size(meta_.get(), i);
+        for (const int64_t extent : t.ne) {
+            if (extent < 1) {
+                fail(KVG_MODEL_LOAD, "%s: tensor '%s' has a dimension of %lld", path_.c_str(), t.name.c_str(),
+                     static_cast<long long>(extent));
+            }
+        }
+        const uint64_t in_data = gguf_get_tensor_offset(meta_.get(), i);
+        if (__builtin_add_overflow(data_offset, in_data, &t.offset) || t.offset > file_.size() ||
+            t.size > file_.size() - t.offset) {
+            fail(KVG_MODEL_LOAD,
+                 "%s: tensor '%s' should have %llu bytes at offset %llu, but the file ends at %llu: it is truncated or "
+                 "damaged; copy or download it again",
+                 path_.c_str(), t.name.c_str(), (unsigned long long) t.size, (unsigned long long) t.offset,
+                 (unsigned long long) file_.size());
+        }
+        tensors_.push_back(std::move(t));
+    }
+}
+
+const gguf_tensor * gguf_file::find_tensor(const std::string & name) const {
+    const int64_t id = gguf_find_tensor(meta_.get(), name.c_str());
+    return id < 0 ? nullptr : &tensors_[static_cast<size_t>(id)];
+}
+
+static const char * type_at(const gguf_context * meta, int64_t id) {
+    return gguf_get_kv_type(meta, id) == GGUF_TYPE_ARRAY ? "an array" : gguf_type_name(gguf_get_kv_type(meta, id));
+}
+
+std::optional<uint64_t> gguf_file::get_uint(const std::string & key) const {
+    const int64_t id = gguf_find_key(meta_.get(), key.c_str());
+    if (id < 0) {
+        return std::nullopt;
+    }
+    const gguf_type type = gguf_get_kv_type(meta_.get(), id);
+    if (type != GGUF_TYPE_ARRAY && type != GGUF_TYPE_STRING) {
+        if (const auto value = uint_at(type, gguf_get_val_data(meta_.get(), id), 0)) {
+            return value;
+        }
+    }
+    fail(KVG_MODEL_LOAD, "%s: key '%s' is %s, expected an integer of at least 0", path_.c_str(), key.c_str(),
+         type_at(meta_.get(), id));
+}
+
+std::optional<double> gguf_file::get_float(const std::string & key) const {
+    const int64_t id = gguf_find_key(meta_.get(), key.c_str());
+    if (id < 0) {
+        return std::nullopt;
+    }
+    switch (gguf_get_kv_type(meta_.get(), id)) {
+    case GGUF_TYPE_FLOAT32:
+        return gguf_get_val_f32(meta_.get(), id);
+    case GGUF_TYPE_FLOAT64:
+        return gguf_get_val_f64(meta_.get(), id);
+    default:
+        fail(KVG_MODEL_LOAD, "%s: key '%s' is %s, expected a float", path_.c_str(), key.c_str(), type_at(meta_.get(), id));
+    }
+}
+
+std::optional<std::string> gguf_file::get_string(const std::string & key) const {
+    const int64_t id = gguf_find_key(meta_.get(), key.c_str());
+    if (id < 0) {
+        return std::nullopt;
+    }
+    if (gguf_get_kv_type(meta_.get(), id) != GGUF_TYPE_STRING) {
+        fail(KVG_MODEL_LOAD, "%s: key '%s' is %s, expected a string", path_.c_str(), key.c_str(), type_at(meta_.get(), id));
+    }
+    return std::string(gguf_get_val_str(meta_.get(), id));
+}
+
+std::optional<uint64_t> gguf_file::get_array_length(const std::string & key) const {
+    const int64_t id = gguf_find_key(meta_.get(), key.c_str());
+    if (id < 0) {
+        return std::nullopt;
+    }
+    if (gguf_get_kv_type(meta_.get(), id) != GGUF_TYPE_ARRAY) {
+        fail(KVG_MODEL_LOAD, "%s: key '%s' is %s, expected an array", path_.c_str(), key.c_str(), type_at(meta_.get(), id));
+    }
+    return gguf_get_arr_n(meta_.get(), id);
+}
+
+std::optional<uint64_t> gguf_file::get_uint_or_equal_array(const std::string & key, uint64_t n) const {
+    const int64_t id = gguf_find_key(meta_.get(), key.c_str());
+    if (id < 0 || gguf_get_kv_type(meta_.get(), id) != GGUF_TYPE_ARRAY) {
+        return get_uint(key);
+    }
+    const gguf_type type = gguf_get_arr_type(meta_.get(), id);
+    const uint64_t length = gguf_get_arr_n(meta_.get(), id);
+    if (length != n || type == GGUF_TYPE_STRING) {
+        fail(KVG_MODEL_LOAD, "%s: key '%s' has %llu items, expected %llu integers, one per layer", path_.c_str(), key.c_str(),
+             (unsigned long long) length, (unsigned long long) n);
+    }
+    const void * data = gguf_get_arr_data(meta_.get(), id);
+    const auto first = uint_at(type, data, 0);
+    for (uint64_t i = 0; i < n; ++i) {
+        const auto value = uint_at(type, data, i);
+        if (!value) {
+            fail(KVG_MODEL_LOAD, "%s: key '%s' holds something that isn't an integer of at least 0", path_.c_str(),
+                 key.c_str());
+        }
+        if (value != first) {
+            fail(KVG_UNSUPPORTED, "%s: '%s' differs from layer to layer, which is not supported yet", path_.c_str(),
+                 key.c_str());
+        }
+    }
+    return first;
+}
+
+} // namespace kvg

@@ -1,0 +1,68 @@
+// A GGUF file: metadata and tensor directory, every size checked against the file before it is believed.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <ggml-cpp.h>
+
+namespace kvg {
+
+// A read-only mapping of a whole regular file.
+class file_mapping {
+public:
+    // error(KVG_NOT_FOUND) when it can't be opened, error(KVG_MODEL_LOAD) when it isn't a regular file
+    explicit file_mapping(const std::string & path);
+    ~file_mapping();
+    file_mapping(const file_mapping &) = delete;
+    file_mapping & operator=(const file_mapping &) = delete;
+
+    const uint8_t * data() const { return data_; }
+    uint64_t size() const { return size_; }
+
+private:
+    int fd_ = -1;
+    uint8_t * data_ = nullptr;
+    uint64_t size_ = 0;
+};
+
+struct gguf_tensor {
+    std::string name;
+    ggml_type type;
+    int64_t ne[4];
+    uint64_t offset; // from the start of the file
+    uint64_t size;
+};
+
+class gguf_file {
+public:
+    explicit gguf_file(const std::string & path);
+
+    const std::string & path() const { return path_; }
+    const file_mapping & file() const { return file_; }
+    const gguf_context * meta() const { return meta_.get(); }
+    uint64_t n_kv() const { return static_cast<uint64_t>(gguf_get_n_kv(meta_.get())); }
+    const std::vector<gguf_tensor> & tensors() const { return tensors_; }
+    // nullptr when absent
+    const gguf_tensor * find_tensor(const std::string & name) const;
+
+    // Typed access: nullopt when the key is absent, error(KVG_MODEL_LOAD) when it has another type. ggml's own getters abort.
+    std::optional<uint64_t> get_uint(const std::string & key) const; // any integer type, not negative
+    std::optional<double> get_float(const std::string & key) const;
+    std::optional<std::string> get_string(const std::string & key) const;
+    std::optional<uint64_t> get_array_length(const std::string & key) const;
+    // a scalar, or an array of n items that must all be equal
+    std::optional<uint64_t> get_uint_or_equal_array(const std::string & key, uint64_t n) const;
+
+private:
+    void read_tensors();
+
+    std::string path_;
+    file_mapping file_;
+    gguf_context_ptr meta_;
+    std::vector<gguf_tensor> tensors_;
+};
+
+} // namespace kvg

@@ -1,0 +1,163 @@
+#include <doctest/doctest.h>
+
+#include <cstdint>
+#include <limits>
+
+#include "cache/cells.h"
+#include "error.h"
+
+using namespace kvg;
+
+namespace {
+
+seq_set set_of(const cells & cells, std::initializer_list<uint32_t> members) {
+    seq_set set = cells.make_set();
+    for (const uint32_t s : members) {
+        set[s / 64] |= uint64_t{1} << (s % 64);
+    }
+    return set;
+}
+
+// Sequence 0 at positions 0 .. n - 1 in cells 0 .. n - 1.
+cells filled(uint32_t n_cells, uint32_t n, uint32_t n_seq_max = 4) {
+    cells c(n_cells, n_seq_max);
+    for (uint32_t i = 0; i < n; ++i) {
+        c.put(i, static_cast<int32_t>(i), set_of(c, {0}));
+    }
+    return c;
+}
+
+template <class F> kvg_status status_of(F call) {
+    try {
+        call();
+    } catch (const error & e) {
+        return e.status();
+    }
+    return KVG_OK;
+}
+
+} // namespace
+
+TEST_CASE("an empty cache has nothing in it") {
+    const cells c(8, 4);
+    CHECK(c.n_used() == 0);
+    CHECK(c.n_kv() == 0);
+    CHECK(c.seq_pos_max(0) == -1);
+    CHECK(c.seq_pos_min(3) == -1);
+    CHECK_NOTHROW(c.check());
+}
+
+TEST_CASE("seq_rm leaves holes, and n_kv falls when the tail goes") {
+    cells c = filled(16, 10);
+    c.seq_rm(0, 2, 5);
+    CHECK(c.n_used() == 7);
+    CHECK(c.n_kv() == 10);
+    CHECK(c.is_empty(3));
+    c.seq_rm(0, 8, -1);
+    CHECK(c.n_kv() == 8);
+    CHECK(c.seq_pos_max(0) == 7);
+    c.seq_rm(-1, -5, -1);
+    CHECK(c.n_used() == 0);
+    CHECK(c.n_kv() == 0);
+    c.check();
+}
+
+TEST_CASE("a shared cell stays until its last sequence goes") {
+    cells c = filled(8, 4);
+    c.seq_cp(0, 2, 1, 3);
+    c.seq_rm(0, 0, -1);
+    CHECK(c.n_used() == 2);
+    CHECK(c.seq_pos_min(2) == 1);
+    CHECK(c.seq_pos_max(2) == 2);
+    c.seq_keep(1);
+    CHECK(c.n_used() == 0);
+    c.check();
+}
+
+TEST_CASE("sequences beyond the first word of the set") {
+    cells c = filled(4, 4, 200);
+    c.seq_cp(0, 199, 0, -1);
+    c.seq_cp(0, 64, 0, 1);
+    CHECK(c.has_seq(3, 199));
+    CHECK(status_of([&] { c.seq_add(199, 0, -1, 1); }) == KVG_UNSUPPORTED);
+    c.seq_keep(199);
+    CHECK_FALSE(c.has_seq(0, 0));
+    CHECK_FALSE(c.has_seq(0, 64));
+    c.seq_add(199, 0, -1, 1);
+    CHECK(c.seq_pos_max(199) == 4);
+    c.check();
+}
+
+TEST_CASE("shift is new minus old, added up") {
+    cells c = filled(16, 12);
+    c.seq_add(0, 8, -1, -4);
+    CHECK(c.pos(8) == 4);
+    CHECK(c.shift(8) == -4);
+    c.seq_div(0, 4, 8, 2); // cells 4 .. 11, which are at 4 .. 7 now
+    CHECK(c.pos(11) == 3);
+    CHECK(c.shift(11) == 3 - 11);
+    CHECK(c.pos(4) == 2);
+    CHECK(c.shift(4) == 2 - 4);
+    CHECK(c.n_shifted() == 8);
+    c.seq_add(0, 2, 3, 2); // back to where they were: nothing waits there
+    CHECK(c.shift(4) == 0);
+    c.clear_shifts();
+    CHECK(c.n_shifted() == 0);
+    CHECK(c.pos(11) == 3);
+    c.check();
+}
+
+TEST_CASE("a position below 0 takes the cell from the sequence") {
+    cells c = filled(8, 6);
+    c.seq_cp(0, 1, 0, 2);
+    c.seq_add(0, 0, -1, -2); // shared cells 0 and 1 fall off sequence 0 only
+    CHECK(c.n_used() == 6);
+    CHECK_FALSE(c.has_seq(0, 0));
+    CHECK(c.has_seq(0, 1));
+    CHECK(c.pos(0) == 0);
+    CHECK(c.shift(0) == 0);
+    CHECK(c.pos(5) == 3);
+    c.seq_add(0, 0, -1, std::numeric_limits<int64_t>::min());
+    CHECK(c.seq_pos_max(0) == -1);
+    CHECK(c.n_used() == 2);
+    c.check();
+}
+
+TEST_CASE("what can't be done changes nothing") {
+    cells c = filled(8, 6);
+    c.seq_cp(0, 1, 5, 6);
+    CHECK(status_of([&] { c.seq_add(0, 0, -1, 1); }) == KVG_UNSUPPORTED);
+    CHECK(status_of([&] { c.seq_div(0, 0, -1, 2); }) == KVG_UNSUPPORTED);
+    CHECK(status_of([&] { c.seq_add(0, 0, 5, std::numeric_limits<int32_t>::max()); }) == KVG_INVALID_ARGUMENT);
+    CHECK(status_of([&] { c.seq_add(0, 0, 5, std::numeric_limits<int64_t>::max()); }) == KVG_INVALID_ARGUMENT);
+    CHECK(status_of([&] { c.seq_div(0, 0, -1, 0); }) == KVG_INVALID_ARGUMENT);
+    CHECK(status_of([&] { c.seq_div(0, 0, -1, -3); }) == KVG_INVALID_ARGUMENT);
+    for (const int64_t seq :
+         {int64_t{4}, int64_t{-1}, std::numeric_limits<int64_t>::max(), std::numeric_limits<int64_t>::min()}) {
+        CHECK(status_of([&] { c.seq_add(seq, 0, -1, 1); }) == KVG_INVALID_ARGUMENT);
+        CHECK(status_of([&] { c.seq_cp(0, seq, 0, -1); }) == KVG_INVALID_ARGUMENT);
+        CHECK(status_of([&] { c.seq_keep(seq); }) == KVG_INVALID_ARGUMENT);
+        CHECK(status_of([&] { c.seq_pos_max(seq); }) == KVG_INVALID_ARGUMENT);
+    }
+    CHECK(c.n_shifted() == 0);
+    for (uint32_t i = 0; i < 6; ++i) {
+        CHECK(c.pos(i) == static_cast<int32_t>(i));
+    }
+    c.check();
+}
+
+TEST_CASE("move carries position, sequences and pending shift") {
+    cells c = filled(8, 6);
+    c.seq_cp(0, 3, 5, 6);
+    c.seq_rm(0, 0, 1);
+    c.seq_add(0, 4, 5, 10);
+    c.move(5, 0);
+    CHECK(c.pos(0) == 5);
+    CHECK(c.has_seq(0, 3));
+    c.move(4, 7);
+    CHECK(c.shift(7) == 10);
+    CHECK(c.is_empty(4));
+    CHECK(c.n_kv() == 8);
+    CHECK(c.n_shifted() == 1);
+    c.check();
+}

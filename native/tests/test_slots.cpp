@@ -1,0 +1,47 @@
+#include <doctest/doctest.h>
+
+#include <set>
+
+#include "cache/slots.h"
+#include "error.h"
+
+using namespace kvg;
+
+namespace {
+
+// A cache whose cell i is used where the picture has a letter.
+cells picture(const char * drawn) {
+    uint32_t n = 0;
+    while (drawn[n]) {
+        ++n;
+    }
+    cells c(n, 1);
+    for (uint32_t i = 0; i < n; ++i) {
+        if (drawn[i] != '.') {
+            c.put(i, static_cast<int32_t>(i), {1});
+        }
+    }
+    return c;
+}
+
+} // namespace
+
+TEST_CASE("the longest run of empty cells comes first") {
+    using slots = std::vector<uint32_t>;
+    CHECK(find_slots(picture("......"), 3) == slots{0, 1, 2});
+    CHECK(find_slots(picture("a.bb...c"), 2) == slots{4, 5});
+    CHECK(find_slots(picture("a.bb...c"), 4) == slots{4, 5, 6, 1});
+    CHECK(find_slots(picture(".a.b"), 2) == slots{0, 2}); // equal runs: the lower one
+    CHECK(find_slots(picture("ab...."), 4) == slots{2, 3, 4, 5});
+    CHECK(find_slots(picture("abc"), 0).empty());
+}
+
+TEST_CASE("no room is an error that says how much there is") {
+    try {
+        find_slots(picture("a.b"), 2);
+        FAIL("expected an error");
+    } catch (const error & e) {
+        CHECK(e.status() == KVG_CACHE_FULL);
+        CHECK(std::string(e.what()).find("needs 2 cells and 1 of 3") != std::string::npos);
+    }
+}
