@@ -296,9 +296,8 @@ kvg_status kvg_context_new(kvg_model * model, const kvg_context_params * params,
 void kvg_context_free(kvg_context * context) { std::unique_ptr<kvg_context>{context}.reset(); }
 
 kvg_status kvg_decode(kvg_context * context, const kvg_batch * batch, const kvg_output * output) {
-    return guarded([&] {
-        kvg::context & c = need(context, "context").context;
-        c.decode(need_struct(batch, "batch"), output ? &need_struct(output, "output") : nullptr);
+    return on_cells(context, [&](kvg::cells &) {
+        context->context.decode(need_struct(batch, "batch"), output ? &need_struct(output, "output") : nullptr);
     });
 }
 
@@ -365,9 +364,9 @@ kvg_status kvg_kv_defrag(kvg_context * context, int32_t policy) {
 }
 
 kvg_status kvg_kv_update(kvg_context * context, kvg_update_stats * out) {
-    return guarded([&] {
+    return on_cells(context, [&](kvg::cells &) {
         kvg_update_stats * stats = out ? &need_struct(out, "out") : nullptr;
-        const kvg_update_stats done = need(context, "context").context.update();
+        const kvg_update_stats done = context->context.update();
         if (stats) {
             fill_stats(*stats, done);
         }

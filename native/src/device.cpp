@@ -1,5 +1,9 @@
 #include "device.h"
 
+#include <algorithm>
+#include <cstdio>
+#include <fstream>
+
 #include <strings.h>
 
 #include "error.h"
@@ -25,14 +29,12 @@ void device_info(int32_t index, kvg_device_info & out) {
         fail(KVG_INVALID_ARGUMENT, "no device has index %d: there are %d", index, device_count());
     }
     ggml_backend_dev_t dev = ggml_backend_dev_get(static_cast<size_t>(index));
-    size_t free = 0;
-    size_t total = 0;
-    ggml_backend_dev_memory(dev, &free, &total);
+    const memory found = device_memory(dev);
     out.name = ggml_backend_dev_name(dev);
     out.description = ggml_backend_dev_description(dev);
     out.type = device_type(dev);
-    out.memory_free = free;
-    out.memory_total = total;
+    out.memory_free = found.free;
+    out.memory_total = found.total;
 }
 
 ggml_backend_dev_t cpu_device() {
@@ -80,6 +82,22 @@ void set_threads(ggml_backend_t backend, int n_threads) {
 }
 
 uint32_t span_align(ggml_backend_dev_t dev) { return is_cpu(dev) ? 32 : 256; }
+
+memory device_memory(ggml_backend_dev_t dev) {
+    size_t free = 0;
+    size_t total = 0;
+    ggml_backend_dev_memory(dev, &free, &total);
+    if (is_cpu(dev)) {
+        std::ifstream meminfo("/proc/meminfo");
+        for (std::string line; std::getline(meminfo, line);) {
+            unsigned long long kib = 0;
+            if (sscanf(line.c_str(), "MemAvailable: %llu kB", &kib) == 1) {
+                free = std::min<size_t>(free, kib * 1024);
+            }
+        }
+    }
+    return {free, total};
+}
 
 std::string format_bytes(uint64_t bytes) {
     const double mib = static_cast<double>(bytes) / (1024.0 * 1024.0);

@@ -28,6 +28,13 @@ void set_threads(ggml_backend_t backend, int n_threads);
 // attention wants whole 256s.
 uint32_t span_align(ggml_backend_dev_t dev);
 
+struct memory {
+    uint64_t free;
+    uint64_t total; // 0: the device doesn't tell
+};
+// Of the CPU what the kernel says is available (ggml calls all of it free).
+memory device_memory(ggml_backend_dev_t dev);
+
 // "1.5 GiB" for messages
 std::string format_bytes(uint64_t bytes);
 

@@ -8,7 +8,9 @@ namespace kvg {
 
 namespace {
 
-std::mutex sink_mutex;
+// Recursive: a callback may run a garbage collector that frees a context, which logs again in the same thread. Held during the
+// call, so that after log_set(nullptr) none is running any more.
+std::recursive_mutex sink_mutex;
 kvg_log_callback sink = nullptr;
 void * sink_data = nullptr;
 
@@ -17,7 +19,7 @@ void forward(ggml_log_level level, const char * text, void *) {
                          : level == GGML_LOG_LEVEL_WARN ? 3
                          : level == GGML_LOG_LEVEL_INFO ? 2
                                                         : 1;
-    const std::lock_guard<std::mutex> lock(sink_mutex);
+    const std::lock_guard<std::recursive_mutex> lock(sink_mutex);
     if (sink) {
         sink(ours, text, sink_data);
     }
@@ -27,7 +29,7 @@ void forward(ggml_log_level level, const char * text, void *) {
 
 void log_set(kvg_log_callback callback, void * user_data) {
     {
-        const std::lock_guard<std::mutex> lock(sink_mutex);
+        const std::lock_guard<std::recursive_mutex> lock(sink_mutex);
         sink = callback;
         sink_data = user_data;
     }

@@ -1,7 +1,5 @@
 #include "cache/kv_cache.h"
 
-#include <cstring>
-
 #include "device.h"
 #include "error.h"
 
@@ -9,30 +7,39 @@ namespace kvg {
 
 static constexpr uint32_t ROW_PAD = 256;
 
+// Rows for n_cells, padded. Refuses a cache that the device or the host can't hold: a kernel that overcommits would kill the
+// process later, when the memory is touched.
+static uint32_t checked_rows(ggml_backend_dev_t device, const hparams & h, uint32_t n_cells, uint32_t n_seq_max,
+                             ggml_type type_k, ggml_type type_v) {
+    const uint32_t n_rows = (n_cells + ROW_PAD - 1) / ROW_PAD * ROW_PAD;
+    const uint64_t row_bytes = ggml_row_size(type_k, h.n_embd_kv()) + ggml_row_size(type_v, h.n_embd_kv());
+    const uint64_t tensors = row_bytes * h.n_layer * n_rows; // below 2^27 * 2^9 * 2^31 / 2^4: no overflow
+    const uint64_t bookkeeping = uint64_t{n_cells} * (2 * sizeof(int32_t) + (n_seq_max + 63) / 64 * sizeof(uint64_t));
+    const memory there = device_memory(device);
+    const memory host = device_memory(cpu_device());
+    if ((there.total > 0 && tensors > there.free) || bookkeeping + (is_cpu(device) ? tensors : 0) > host.free) {
+        fail(KVG_DEVICE, "%s: a cache of %u cells needs %s and %s are free; use a smaller n_ctx or type_k/type_v=\"f16\"",
+             ggml_backend_dev_name(device), n_cells, format_bytes(tensors + bookkeeping).c_str(),
+             format_bytes(there.free).c_str());
+    }
+    return n_rows;
+}
+
 kv_cache::kv_cache(ggml_backend_dev_t device, const hparams & h, uint32_t n_cells, uint32_t n_seq_max, ggml_type type_k,
                    ggml_type type_v)
-    : cells_(n_cells, n_seq_max), n_rows_((n_cells + ROW_PAD - 1) / ROW_PAD * ROW_PAD), n_head_kv_(h.n_head_kv),
+    : n_rows_(checked_rows(device, h, n_cells, n_seq_max, type_k, type_v)), cells_(n_cells, n_seq_max), n_head_kv_(h.n_head_kv),
       head_dim_(h.head_dim) {
-    const uint64_t row_bytes = ggml_row_size(type_k, h.n_embd_kv()) + ggml_row_size(type_v, h.n_embd_kv());
-    const uint64_t wanted = row_bytes * h.n_layer * n_rows_; // below 2^24 * 2^9 * 2^31: no overflow
-    size_t free = 0;
-    size_t total = 0;
-    ggml_backend_dev_memory(device, &free, &total);
     ggml_context_ptr ctx(ggml_init({2 * h.n_layer * ggml_tensor_overhead(), nullptr, /*no_alloc*/ true}));
-    const bool hopeless = !ctx || (total > 0 && wanted > total);
-    if (!hopeless) {
-        for (uint32_t il = 0; il < h.n_layer; ++il) {
-            k_.push_back(ggml_new_tensor_2d(ctx.get(), type_k, h.n_embd_kv(), n_rows_));
-            v_.push_back(ggml_new_tensor_2d(ctx.get(), type_v, h.n_embd_kv(), n_rows_));
-            ggml_format_name(k_.back(), "cache_k_%u", il);
-            ggml_format_name(v_.back(), "cache_v_%u", il);
-        }
-        buffer_.reset(ggml_backend_alloc_ctx_tensors_from_buft(ctx.get(), ggml_backend_dev_buffer_type(device)));
+    for (uint32_t il = 0; ctx && il < h.n_layer; ++il) {
+        k_.push_back(ggml_new_tensor_2d(ctx.get(), type_k, h.n_embd_kv(), n_rows_));
+        v_.push_back(ggml_new_tensor_2d(ctx.get(), type_v, h.n_embd_kv(), n_rows_));
+        ggml_format_name(k_.back(), "cache_k_%u", il);
+        ggml_format_name(v_.back(), "cache_v_%u", il);
     }
+    buffer_.reset(ctx ? ggml_backend_alloc_ctx_tensors_from_buft(ctx.get(), ggml_backend_dev_buffer_type(device)) : nullptr);
     if (!buffer_) {
-        fail(KVG_DEVICE, "%s: a cache of %u cells needs %s and %s of %s are free; use a smaller n_ctx or type_k/type_v=\"f16\"",
-             ggml_backend_dev_name(device), n_cells, format_bytes(wanted).c_str(), format_bytes(free).c_str(),
-             format_bytes(total).c_str());
+        fail(KVG_DEVICE, "%s refused the memory for a cache of %u cells, with %s free; use a smaller n_ctx",
+             ggml_backend_dev_name(device), n_cells, format_bytes(device_memory(device).free).c_str());
     }
     ctx_ = std::move(ctx);
     tensors_ = k_;

@@ -50,8 +50,8 @@ public:
     void set_broken() { broken_ = true; }
 
 private:
+    uint32_t n_rows_; // first: its initialiser refuses what can't fit, before anything is allocated
     class cells cells_;
-    uint32_t n_rows_;
     uint32_t n_head_kv_;
     uint32_t head_dim_;
     bool broken_ = false;

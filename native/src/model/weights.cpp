@@ -174,13 +174,12 @@ void model::place(const std::vector<placement> & all, ggml_backend_dev_t device)
             }
         }
     } else {
-        size_t free = 0;
-        size_t total = 0;
-        ggml_backend_dev_memory(device, &free, &total);
-        buffer.reset(total > 0 && bytes > total ? nullptr : ggml_backend_alloc_ctx_tensors_from_buft(ctx.get(), type));
+        const memory there = device_memory(device);
+        const bool fits = there.total == 0 || bytes <= there.free;
+        buffer.reset(fits ? ggml_backend_alloc_ctx_tensors_from_buft(ctx.get(), type) : nullptr);
         if (!buffer) {
             fail(KVG_DEVICE, "%s needs %s for the weights and has %s free; use a smaller model or device=\"cpu\"",
-                 ggml_backend_dev_name(device), format_bytes(bytes).c_str(), format_bytes(free).c_str());
+                 ggml_backend_dev_name(device), format_bytes(bytes).c_str(), format_bytes(there.free).c_str());
         }
         for (const placement & p : mine) {
             ggml_backend_tensor_set(*p.target, file_.file().data() + p.source->offset, 0, p.source->size);
