@@ -242,7 +242,7 @@ KVG_API kvg_status kvg_kv_clear(kvg_context * context, int32_t data); /* data: z
 KVG_API kvg_status kvg_kv_defrag(kvg_context * context, int32_t policy);
 /* K-shift, then defrag, as far as each is pending. `out` may be NULL. */
 KVG_API kvg_status kvg_kv_update(kvg_context * context, kvg_update_stats * out);
-/* What decode's own flush did, added up since the last call of this function. */
+/* What decode and kvg_kv_read flushed by themselves, added up since the last call of this function. */
 KVG_API kvg_status kvg_kv_take_stats(kvg_context * context, kvg_update_stats * out);
 
 /* A snapshot: pos (n_cells), seq (n_cells, n_seq_max) of 0/1, shift (n_cells). */

@@ -66,6 +66,25 @@ private:
     bool kept_ = false;
 };
 
+// Adds the graphs that run while it lives, and the time, to some stats.
+class stopwatch {
+public:
+    stopwatch(const update_runner & runner, kvg_update_stats & stats)
+        : runner_(runner), stats_(stats), graphs_(runner.n_graphs()), start_(std::chrono::steady_clock::now()) {}
+    ~stopwatch() {
+        stats_.graphs += runner_.n_graphs() - graphs_;
+        stats_.seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
+    }
+    stopwatch(const stopwatch &) = delete;
+    stopwatch & operator=(const stopwatch &) = delete;
+
+private:
+    const update_runner & runner_;
+    kvg_update_stats & stats_;
+    int64_t graphs_;
+    std::chrono::steady_clock::time_point start_;
+};
+
 } // namespace
 
 context::context(std::shared_ptr<const model> model, const kvg_context_params & params) : model_(std::move(model)) {
@@ -158,8 +177,7 @@ uint32_t context::shift_now() {
 }
 
 void context::flush(bool defrag, kvg_update_stats & stats) {
-    const auto start = std::chrono::steady_clock::now();
-    const int64_t graphs_before = runner_->n_graphs();
+    const stopwatch timed(*runner_, stats);
     stats.shifted_cells += shift_now();
     if (defrag) {
         const std::vector<cell_run> plan = plan_fill(cache_->cells());
@@ -168,8 +186,6 @@ void context::flush(bool defrag, kvg_update_stats & stats) {
         stats.moved_bytes += static_cast<int64_t>(n_moved * cache_->cell_bytes());
         defrag_pending_ = false;
     }
-    stats.graphs += runner_->n_graphs() - graphs_before;
-    stats.seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
 kvg_update_stats context::update() {
@@ -192,7 +208,7 @@ void context::read(int64_t layer, bool v, float * out, uint64_t n_floats) {
         fail(KVG_INVALID_ARGUMENT, "the buffer holds %llu floats, expected %llu", (unsigned long long) n_floats,
              (unsigned long long) wanted);
     }
-    shift_now();
+    flush(false, flushed_);
     cache_->read(rows, out);
 }
 

@@ -24,7 +24,7 @@ public:
     void decode(const kvg_batch & batch, const kvg_output * output);
     // K-shift, then defrag, as far as each is pending
     kvg_update_stats update();
-    // what decode's own flushes did since the last call
+    // what decode and read flushed by themselves since the last call
     kvg_update_stats take_stats();
 
     // Metadata operations go straight to the cells; those that rotate K ask can_shift() first.
