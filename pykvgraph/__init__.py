@@ -1,0 +1,77 @@
+"""A Python engine for GGUF models whose KV cache is a first-class, programmable thing.
+
+    import pykvgraph as kvg
+
+    with kvg.Model("model.gguf") as model, kvg.Context(model, n_ctx=4096) as ctx:
+        for piece in kvg.generate(ctx, "Once upon a time", on_full=kvg.ContextShift(n_keep=32)):
+            print(piece.text, end="")
+
+Importing it opens the native library: ImportError when that, or the ggml under it, is missing or of the wrong
+version.
+"""
+
+from pykvgraph._native.library import library as _library
+from pykvgraph.batch import Batch
+from pykvgraph.context import Context
+from pykvgraph.context_shift import ContextShift, self_extend
+from pykvgraph.device import devices, library_info
+from pykvgraph.errors import (
+    CacheFullError,
+    DeviceError,
+    InvalidArgumentError,
+    KVGraphError,
+    ModelLoadError,
+    StateError,
+    UnsupportedError,
+)
+from pykvgraph.generate import generate
+from pykvgraph.gguf_file import GgufFile
+from pykvgraph.kv_cache import KVCache
+from pykvgraph.model import Model
+from pykvgraph.sampling import Sampler
+from pykvgraph.tokenizer import Tokenizer
+from pykvgraph.types import (
+    CellGroup,
+    CellsView,
+    DeviceInfo,
+    LibraryInfo,
+    ModelInfo,
+    Piece,
+    ShiftReport,
+    TensorInfo,
+    UpdateStats,
+)
+
+__version__ = _library().version
+
+__all__ = [
+    "Batch",
+    "CacheFullError",
+    "CellGroup",
+    "CellsView",
+    "Context",
+    "ContextShift",
+    "DeviceError",
+    "DeviceInfo",
+    "GgufFile",
+    "InvalidArgumentError",
+    "KVCache",
+    "KVGraphError",
+    "LibraryInfo",
+    "Model",
+    "ModelInfo",
+    "ModelLoadError",
+    "Piece",
+    "Sampler",
+    "ShiftReport",
+    "StateError",
+    "TensorInfo",
+    "Tokenizer",
+    "UnsupportedError",
+    "UpdateStats",
+    "__version__",
+    "devices",
+    "generate",
+    "library_info",
+    "self_extend",
+]

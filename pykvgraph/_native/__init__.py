@@ -1,0 +1,1 @@
+"""The native library: found and opened (loader), declared (ffi, generated), held (handles)."""

@@ -1,0 +1,85 @@
+"""Native objects with an owner: one call at a time, freed once, never used after that."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from pykvgraph.errors import InvalidArgumentError
+
+R = TypeVar("R")
+C = TypeVar("C", bound="Closable")
+
+
+class _Object:
+    """The part of a Handle that its finalizer holds, which must not hold the Handle itself."""
+
+    def __init__(self, pointer: int, free: Callable[[int], None]) -> None:
+        self.pointer = pointer
+        self.free = free
+        # recursive: a signal handler or the garbage collector in mid-call meets `busy`, not a deadlock
+        self.lock = threading.RLock()
+        self.busy = False
+        self.closed = False
+
+    def close(self) -> None:
+        with self.lock:
+            if not self.closed:
+                self.closed = True
+                if not self.busy:
+                    self.free(self.pointer)
+
+
+class Handle:
+    """Owns a native object; freed by close(), the garbage collector or at interpreter exit, once.
+
+    Calls from several threads wait for one another, and close() waits for the call that is under way.
+    """
+
+    def __init__(self, pointer: int, free: Callable[[int], None], name: str) -> None:
+        self._object = _Object(pointer, free)
+        self._name = name
+        self._finalizer = weakref.finalize(self, self._object.close)
+
+    def call(self, function: Callable[..., R], *arguments: Any) -> R:
+        """function(pointer, *arguments), while no other thread calls.
+
+        Raises InvalidArgumentError when the handle is closed, or in use further up in this very thread.
+        """
+        target = self._object
+        with target.lock:
+            if target.closed:
+                raise InvalidArgumentError(f"the {self._name} is closed: make a new one")
+            if target.busy:
+                raise InvalidArgumentError(
+                    f"the {self._name} is in use by the call that this one interrupted"
+                )
+            target.busy = True
+            try:
+                return function(target.pointer, *arguments)
+            finally:
+                target.busy = False
+                if target.closed:  # closed from within the call
+                    target.free(target.pointer)
+
+    def close(self) -> None:
+        """Frees the object. A second call does nothing."""
+        self._finalizer()
+
+
+class Closable:
+    """What owns a handle: closed by hand, or by the end of a `with` block."""
+
+    _handle: Handle
+
+    def close(self) -> None:
+        """Frees what it holds, after the call that is under way. A second call does nothing; others raise."""
+        self._handle.close()
+
+    def __enter__(self: C) -> C:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,0 +1,48 @@
+"""libllama, of llama-cpp-python: tokenizer and samplers only; imported when first wanted."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import logging
+import sys
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+from pykvgraph._native import loader
+from pykvgraph._native.library import lib, take_log
+
+_LOGGER = "llama-cpp-python"
+# above every level: llama_cpp takes warnings for errors and errors for debugging, so no level sorts them
+_SILENT = logging.CRITICAL + 1
+_lock = threading.Lock()
+
+
+@functools.cache
+def low_level() -> Any:
+    """llama_cpp's module of libllama's functions.
+
+    Raises ImportError when importing it brings a second ggml into the process.
+    """
+    logger = logging.getLogger(_LOGGER)
+    if "llama_cpp" not in sys.modules and logger.level == logging.NOTSET:
+        logger.setLevel(_SILENT)  # unset, it prints libllama's every line; llama_cpp.Llama sets its own
+    module = importlib.import_module("llama_cpp.llama_cpp")
+    take_log(lib())
+    loader.check_not_doubled(loader.mapped_libraries(loader.MAPS.read_text()))
+    return module
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """No log lines of libllama on stderr meanwhile; the program's own choice of level returns after it."""
+    logger = logging.getLogger(_LOGGER)
+    with _lock:
+        level = logger.level
+        logger.setLevel(_SILENT)
+        try:
+            yield
+        finally:
+            logger.setLevel(level)

@@ -1,0 +1,139 @@
+"""The tokens of one decode."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from pykvgraph.checks import INT32_MAX, Integers, flag, integer, integers, shown
+from pykvgraph.errors import InvalidArgumentError
+
+
+@dataclass(frozen=True)
+class BatchArrays:
+    """A batch as kvg_batch wants it: token i is seen by seq_id[seq_begin[i] : seq_begin[i + 1]]."""
+
+    token: npt.NDArray[np.int32]  # (n,)
+    pos: npt.NDArray[np.int32]  # (n,)
+    seq_begin: npt.NDArray[np.int32]  # (n + 1,)
+    seq_id: npt.NDArray[np.int32]
+    logits: npt.NDArray[np.uint8]  # (n,): 1 where the token's row is an output
+
+
+class _Column:
+    """An array that grows: its first `n` items are in use."""
+
+    def __init__(self, dtype: npt.DTypeLike) -> None:
+        self._items: npt.NDArray[Any] = np.empty(64, dtype)
+        self.n = 0
+
+    def extend(self, values: npt.ArrayLike, count: int) -> None:
+        """Appends `count` items: `values`, broadcast."""
+        if self.n + count > len(self._items):
+            grown = np.empty(max(2 * len(self._items), self.n + count), self._items.dtype)
+            grown[: self.n] = self._items[: self.n]
+            self._items = grown
+        self._items[self.n : self.n + count] = values
+        self.n += count
+
+    def copy(self) -> npt.NDArray[Any]:
+        return np.array(self._items[: self.n])
+
+
+class Batch:
+    """Tokens with their positions, the sequences that see them, and which of them want logits.
+
+    What a model or a context can take is checked by `Context.decode`; here only negative values are refused,
+    and what doesn't fit into 32 bits. May be filled again after `clear()`, and used by several threads.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._token, self._pos, self._seq_id = (_Column(np.int32) for _ in range(3))
+        self._seq_begin = _Column(np.int32)
+        self._logits = _Column(np.uint8)
+        self.clear()
+
+    def __len__(self) -> int:
+        return self._token.n
+
+    def clear(self) -> None:
+        """Forgets every token; the memory stays for the next ones."""
+        with self._lock:
+            for column in (self._token, self._pos, self._seq_id, self._seq_begin, self._logits):
+                column.n = 0
+            self._seq_begin.extend(0, 1)
+
+    def add(self, token: int, pos: int, seq_ids: Iterable[int] = (0,), logits: bool = False) -> None:
+        """Appends one token.
+
+        Raises InvalidArgumentError for anything but integers from 0 to 2^31 - 1, with the batch unchanged.
+        """
+        tokens = np.array([integer(token, "token", 0, INT32_MAX)], np.int32)
+        self._append(tokens, integer(pos, "pos", 0, INT32_MAX), _sequences(seq_ids), flag(logits, "logits"))
+
+    def extend(
+        self,
+        tokens: Integers,
+        pos0: int,
+        seq_ids: Iterable[int] = (0,),
+        logits: Literal["all", "last", False] = "last",
+    ) -> None:
+        """Appends tokens (n,) at positions pos0, pos0 + 1, ...; every one seen by all of `seq_ids`.
+
+        `logits` says which of these tokens are outputs. Raises InvalidArgumentError for anything but integers
+        from 0 to 2^31 - 1, with the batch unchanged.
+        """
+        ids = integers(tokens, "tokens", 0, INT32_MAX)
+        start = integer(pos0, "pos0", 0, INT32_MAX - max(len(ids) - 1, 0))
+        if not isinstance(logits, (str, bool)) or logits not in ("all", "last", False):
+            raise InvalidArgumentError(f'logits must be "all", "last" or False, got {shown(logits)}')
+        wanted = np.full(len(ids), logits == "all", np.uint8)
+        if logits == "last":
+            wanted[-1:] = 1
+        self._append(ids, start, _sequences(seq_ids), wanted)
+
+    def snapshot(self) -> BatchArrays:
+        """Copies of the arrays: what is done to the batch can't reach a decode that is under way."""
+        with self._lock:
+            return BatchArrays(
+                self._token.copy(),
+                self._pos.copy(),
+                self._seq_begin.copy(),
+                self._seq_id.copy(),
+                self._logits.copy(),
+            )
+
+    def _append(
+        self,
+        tokens: npt.NDArray[np.int32],
+        pos0: int,
+        seq_ids: npt.NDArray[np.int32],
+        logits: bool | npt.NDArray[np.uint8],
+    ) -> None:
+        n, width = len(tokens), len(seq_ids)
+        with self._lock:
+            first = self._seq_id.n
+            if first + n * width > INT32_MAX:
+                raise InvalidArgumentError(
+                    f"the batch would hold over {INT32_MAX} sequence ids: decode in parts"
+                )
+            self._token.extend(tokens, n)
+            self._pos.extend(np.arange(pos0, pos0 + n), n)
+            self._seq_id.extend(np.tile(seq_ids, n), n * width)
+            self._seq_begin.extend(first + width * np.arange(1, n + 1), n)
+            self._logits.extend(logits, n)
+
+
+def _sequences(seq_ids: Iterable[int]) -> npt.NDArray[np.int32]:
+    if not isinstance(seq_ids, Iterable) or isinstance(seq_ids, (str, bytes)):
+        raise InvalidArgumentError(f"seq_ids must be several integers, as in (0,), got {shown(seq_ids)}")
+    ids = [integer(seq, "seq_ids", 0, INT32_MAX) for seq in seq_ids]
+    if not ids:
+        raise InvalidArgumentError("seq_ids is empty: a token that no sequence sees can't be decoded")
+    return np.array(ids, np.int32)

@@ -1,0 +1,100 @@
+"""What a caller passes is checked here, before anything native: ctypes wraps large integers in silence."""
+
+from __future__ import annotations
+
+import math
+import numbers
+import operator
+from collections.abc import Sequence
+from typing import Any, SupportsIndex
+
+import numpy as np
+import numpy.typing as npt
+
+from pykvgraph.errors import InvalidArgumentError
+
+INT32_MIN, INT32_MAX = -(2**31), 2**31 - 1
+INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
+
+# what a call takes where it wants one integer, or many
+Integers = Sequence[int] | npt.NDArray[np.integer[Any]]
+
+
+def shown(value: object) -> str:
+    """`value` for a message, short."""
+    if isinstance(value, int) and value.bit_length() > 128:
+        return f"an integer of {value.bit_length()} bits"
+    try:
+        text = repr(value)
+    except ValueError:  # Python refuses to print integers of thousands of digits, here inside something else
+        text = f"a {type(value).__name__}"
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def integer(value: SupportsIndex, name: str, low: int = INT64_MIN, high: int = INT64_MAX) -> int:
+    """`value` as a Python int within [low, high]; a bool, a float or a text is none.
+
+    Raises InvalidArgumentError, which names the argument.
+    """
+    try:
+        if isinstance(value, (bool, np.bool_)):
+            raise TypeError
+        number = operator.index(value)
+    except TypeError:
+        kind = type(value).__name__
+        raise InvalidArgumentError(f"{name} must be an integer, got {shown(value)} ({kind})") from None
+    if not low <= number <= high:
+        raise InvalidArgumentError(f"{name} must be from {low} to {high}, got {shown(number)}")
+    return number
+
+
+def real(value: float, name: str, low: float, high: float) -> float:
+    """`value` as a float within [low, high]; neither NaN, a bool nor a text is one.
+
+    Raises InvalidArgumentError, which names the argument.
+    """
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise InvalidArgumentError(f"{name} must be a number, got {shown(value)} ({type(value).__name__})")
+    try:
+        number = float(value)
+    except OverflowError:  # an integer beyond every float
+        number = math.inf if value > 0 else -math.inf
+    if not low <= number <= high:
+        raise InvalidArgumentError(f"{name} must be from {low:g} to {high:g}, got {shown(value)}")
+    return number
+
+
+def flag(value: bool, name: str) -> bool:
+    """`value` if it is a bool. Raises InvalidArgumentError, which names the argument."""
+    if not isinstance(value, (bool, np.bool_)):
+        raise InvalidArgumentError(f"{name} must be True or False, got {shown(value)}")
+    return bool(value)
+
+
+def integers(
+    values: Integers, name: str, low: int = INT32_MIN, high: int = INT32_MAX
+) -> npt.NDArray[np.int32]:
+    """`values` as an int32 array (n,), each within [low, high].
+
+    Raises InvalidArgumentError, which names the argument and the first value that won't do.
+    """
+    if isinstance(values, (str, bytes)):
+        raise InvalidArgumentError(f"{name} must be integers, got text: encode it with model.tokenizer first")
+    try:
+        array = np.asarray(values)
+    except (ValueError, OverflowError, TypeError) as error:
+        raise InvalidArgumentError(f"{name} must be a flat list of integers: {error}") from error
+    if array.ndim != 1:
+        raise InvalidArgumentError(f"{name} must be a flat list of integers, got shape {array.shape}")
+    if array.size == 0:
+        return np.empty(0, np.int32)
+    if array.dtype.kind not in "iu":
+        # one of them is none, or too large for NumPy to keep them all integers
+        return np.array(
+            [integer(value, f"{name}[{i}]", low, high) for i, value in enumerate(values)], np.int32
+        )
+    wrong = (array < low) | (array > high)
+    if wrong.any():
+        index = int(wrong.argmax())
+        integer(array[index], f"{name}[{index}]", low, high)
+    return array.astype(np.int32)

@@ -1,0 +1,45 @@
+"""The command line, `pykvgraph`: one file per verb.
+
+Every option can also be set in the environment, as KVGRAPH_ and its long name: KVGRAPH_MODEL for `-m`,
+KVGRAPH_CTX_SIZE for `-c`. A verb imports what it needs when it runs, so that help is quick.
+"""
+
+from __future__ import annotations
+
+import click
+
+from pykvgraph.cli.generate import generate
+from pykvgraph.cli.info import info
+from pykvgraph.cli.inspect import inspect
+from pykvgraph.cli.verb import examples
+
+
+def _print_version(ctx: click.Context, _option: click.Parameter, wanted: bool) -> None:
+    if wanted and not ctx.resilient_parsing:
+        import pykvgraph
+
+        click.echo(f"pykvgraph {pykvgraph.__version__}")
+        ctx.exit()
+
+
+@click.group(
+    context_settings={"help_option_names": ["-h", "--help"], "show_default": True},
+    epilog=examples("pykvgraph generate -m model.gguf -p 'Once upon a time'", "pykvgraph generate --help"),
+)
+@click.option(
+    "--version",
+    is_flag=True,
+    expose_value=False,
+    is_eager=True,
+    callback=_print_version,
+    help="Show the version and exit.",
+)
+def main() -> None:
+    """Run GGUF models over a KV cache that can be edited.
+
+    Every option can also be set in the environment, as its long name with KVGRAPH_ in front.
+    """
+
+
+for _verb in (generate, info, inspect):
+    main.add_command(_verb)

@@ -1,0 +1,188 @@
+"""`pykvgraph generate`: prompt in, text out."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pykvgraph.cli.show import print_json
+from pykvgraph.cli.verb import Verb, examples, json_option, option
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pykvgraph.types import Piece, ShiftReport
+
+# of a model that was trained for more, unless asked: the cache takes memory
+MAX_DEFAULT_CTX = 4096
+
+COUNT = click.IntRange(min=1)
+
+
+class _StopString(click.types.StringParamType):
+    """A text; the environment gives one, spaces and all, where click would make one of each word."""
+
+    def split_envvar_value(self, rv: str) -> list[str]:
+        return [rv]
+
+
+@click.command(
+    cls=Verb,
+    epilog=examples(
+        "pykvgraph generate -m model.gguf -p 'Once upon a time'",
+        "pykvgraph generate -m model.gguf -n 2000 -c 512 --keep 4 --temp 0.8 -s 1",
+    ),
+)
+@option("-m", "--model", metavar="FILE", required=True, help="A GGUF file.")
+@option("-p", "--prompt", metavar="TEXT", default="", help="What the text begins with.")
+@option(
+    "-n", "--n-predict", "max_tokens", type=COUNT, metavar="N", default=256, help="Most tokens to generate."
+)
+@option(
+    "-c",
+    "--ctx-size",
+    "n_ctx",
+    type=COUNT,
+    metavar="N",
+    show_default=f"the model's, at most {MAX_DEFAULT_CTX}",
+    help="Cells of the cache.",
+)
+@option(
+    "-b", "--batch-size", "n_batch", type=COUNT, metavar="N", default=512, help="Most tokens in one decode."
+)
+@option(
+    "-ub", "--ubatch-size", "n_ubatch", type=COUNT, metavar="N", default=512, help="Most tokens in one graph."
+)
+@option(
+    "-t",
+    "--threads",
+    "n_threads",
+    type=COUNT,
+    metavar="N",
+    show_default="all CPUs",
+    help="CPU threads for one token.",
+)
+@option(
+    "-tb",
+    "--threads-batch",
+    "n_threads_batch",
+    type=COUNT,
+    metavar="N",
+    show_default="as -t",
+    help="CPU threads for more than one.",
+)
+@option("-dev", "--device", metavar="NAME", default="auto", help="Where to run, by a name that `info` lists.")
+@option(
+    "--temp",
+    "temperature",
+    type=click.FloatRange(min=0),
+    metavar="X",
+    default=0.0,
+    help="Temperature; 0 is greedy.",
+)
+@option(
+    "--top-k",
+    type=click.IntRange(min=0),
+    metavar="N",
+    default=40,
+    help="Draw from the N likeliest tokens; 0: from all.",
+)
+@option(
+    "--top-p",
+    type=click.FloatRange(0, 1),
+    metavar="P",
+    default=0.95,
+    help="Draw from the likeliest that together have P; 1: from all.",
+)
+@option(
+    "--min-p",
+    type=click.FloatRange(0, 1),
+    metavar="P",
+    default=0.05,
+    help="Draw from those with P times the likeliest's chance; 0: from all.",
+)
+@option(
+    "-s",
+    "--seed",
+    type=click.IntRange(0, 2**32 - 2),
+    metavar="N",
+    show_default="random",
+    help="Seed of the draws.",
+)
+@option(
+    "--keep",
+    "n_keep",
+    type=click.IntRange(min=0),
+    metavar="N",
+    default=32,
+    help="When the cache is full, keep the first N tokens and discard half of the rest.",
+)
+@option(
+    "--stop", multiple=True, type=_StopString(), metavar="TEXT", help="End before this text; may be repeated."
+)
+@json_option
+def generate(
+    model: str,
+    device: str,
+    prompt: str,
+    n_ctx: int | None,
+    n_batch: int,
+    n_ubatch: int,
+    n_threads: int | None,
+    n_threads_batch: int | None,
+    n_keep: int,
+    as_json: bool,
+    **sampling: Any,
+) -> None:
+    """Continue a prompt.
+
+    The text goes to stdout as it comes. When the context is full, it is shifted and goes on.
+    """
+    import pykvgraph as kvg
+
+    shifts: list[ShiftReport] = []
+    shift = kvg.ContextShift(n_keep=n_keep, on_shift=shifts.append)
+    with (
+        kvg.Model(model, device=device) as loaded,
+        kvg.Context(
+            loaded,
+            n_ctx=n_ctx or min(loaded.n_ctx_train, MAX_DEFAULT_CTX),
+            n_batch=n_batch,
+            n_ubatch=n_ubatch,
+            n_threads=n_threads,
+            n_threads_batch=n_threads_batch,
+        ) as context,
+    ):
+        started = time.perf_counter()
+        stream = kvg.generate(context, prompt, on_full=shift, **sampling)
+        pieces = list(stream if as_json else _shown(stream))
+        seconds = time.perf_counter() - started
+    if as_json:
+        print_json(
+            {
+                "prompt": prompt,
+                "text": "".join(piece.text for piece in pieces),
+                "tokens": [piece.token for piece in pieces],
+                "finish_reason": pieces[-1].finish_reason,
+                "shifts": [dataclasses.asdict(report) for report in shifts],
+                "n_ctx": context.n_ctx,
+                "seconds": seconds,
+            }
+        )
+    elif sys.stderr.isatty():
+        rate = f"{len(pieces)} tokens in {seconds:.1f} s, {len(pieces) / seconds:.0f}/s, {len(shifts)} shifts"
+        click.secho(f"[{rate}]", dim=True, err=True)
+
+
+def _shown(stream: Iterator[Piece]) -> Iterator[Piece]:
+    """The same pieces; each one's text goes to stdout at once, and a newline after the last."""
+    try:
+        for piece in stream:
+            click.echo(piece.text, nl=False)
+            yield piece
+    finally:
+        click.echo()

@@ -1,0 +1,81 @@
+"""How the verbs show what they found: tables, sizes, JSON. A file's own text can't steer the terminal."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from rich.table import Table
+    from rich.text import Text
+
+
+# of a value as it is shown to people
+MAX_ITEMS = 6
+MAX_CHARACTERS = 160
+
+
+def new_table(*headers: str) -> Table:
+    """A table without lines; only the last column may wrap."""
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for header in headers[:-1]:
+        table.add_column(header, no_wrap=True)
+    table.add_column(headers[-1], overflow="fold")
+    return table
+
+
+def print_table(table: Table) -> None:
+    """To stdout, as wide as the terminal, 80 columns where there is none."""
+    from rich.console import Console
+
+    Console().print(table)
+
+
+def safe_cell(text: str) -> Text:
+    """`text` as a cell: no markup, and no control character that could steer a terminal."""
+    from rich.text import Text
+
+    return Text(printable(text))
+
+
+def printable(text: str) -> str:
+    """`text` with what can't be seen written as an escape: a newline is a backslash and an n."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def abbreviated(value: Any) -> str:
+    """A value for people, in one line: a list's first items, a text's first characters."""
+    if isinstance(value, list):
+        items = [_shortened(json.dumps(item, ensure_ascii=False), 40) for item in value[:MAX_ITEMS]]
+        return f"{len(value)} items: {', '.join(items)}{', …' if len(value) > MAX_ITEMS else ''}"
+    return _shortened(value if isinstance(value, str) else json.dumps(value), MAX_CHARACTERS)
+
+
+def _shortened(text: str, limit: int) -> str:
+    return text if len(text) <= limit else f"{text[:limit]}… ({len(text)} characters)"
+
+
+def size_text(n_bytes: int) -> str:
+    """Bytes for people: `1.1 MiB`."""
+    if n_bytes < 1024:
+        return f"{n_bytes} B"
+    power = min((n_bytes.bit_length() - 1) // 10, 4)
+    return f"{n_bytes / 1024**power:.1f} {'KMGT'[power - 1]}iB"
+
+
+def print_json(value: dict[str, Any]) -> None:
+    """One object on stdout, in one line; NaN and the infinities, which JSON lacks, become null."""
+    click.echo(json.dumps(_finite(value), ensure_ascii=False, allow_nan=False))
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,200 @@
+"""A context: a cache, and the decoding that fills it."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from pykvgraph._native.ffi import KvgBatch, KvgContextParams, KvgFlashAttn, KvgOutput, KvgType
+from pykvgraph._native.handles import Closable, Handle
+from pykvgraph._native.library import lib, sized
+from pykvgraph.batch import Batch
+from pykvgraph.checks import integer, real, shown
+from pykvgraph.errors import InvalidArgumentError
+from pykvgraph.kv_cache import KVCache
+from pykvgraph.model import Model
+
+_TYPES: dict[str, int] = {"f32": KvgType.KVG_TYPE_F32, "f16": KvgType.KVG_TYPE_F16}
+_FLASH_ATTN: dict[str | bool, int] = {
+    "auto": KvgFlashAttn.KVG_FLASH_ATTN_AUTO,
+    "on": KvgFlashAttn.KVG_FLASH_ATTN_ON,
+    "off": KvgFlashAttn.KVG_FLASH_ATTN_OFF,
+    True: KvgFlashAttn.KVG_FLASH_ATTN_ON,
+    False: KvgFlashAttn.KVG_FLASH_ATTN_OFF,
+}
+_MAX_THREADS = 512
+
+
+class Context(Closable):
+    """Decodes batches of tokens on a model; `kv` is its cache.
+
+    n_ctx: cells. n_batch: most tokens in one decode. n_ubatch: most tokens in one graph. n_seq_max: sequence
+    ids are below it. type_k, type_v: "f32" or "f16". flash_attn: "auto", "on", "off" or a bool. n_threads for
+    one token, n_threads_batch for more: by default as many as this process may use CPUs. defrag_threshold:
+    decode compacts the cache when the share of holes below the highest used cell passes it; negative: never.
+
+    Raises InvalidArgumentError, UnsupportedError, or DeviceError when the device has no room for the cache.
+    Threads may share a context: their calls wait for one another.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        *,
+        n_ctx: int = 4096,
+        n_batch: int = 512,
+        n_ubatch: int = 512,
+        n_seq_max: int = 1,
+        type_k: str = "f16",
+        type_v: str = "f16",
+        flash_attn: Literal["auto", "on", "off"] | bool = "auto",
+        n_threads: int | None = None,
+        n_threads_batch: int | None = None,
+        defrag_threshold: float = 0.1,
+    ) -> None:
+        if not isinstance(model, Model):
+            raise InvalidArgumentError(f"model must be a pykvgraph.Model, got {shown(model)}")
+        if n_threads is None:
+            n_threads = min(len(os.sched_getaffinity(0)), _MAX_THREADS)
+        self.model = model
+        self.n_ctx = integer(n_ctx, "n_ctx")
+        self.n_batch = integer(n_batch, "n_batch")
+        self.n_ubatch = integer(n_ubatch, "n_ubatch")
+        self.n_seq_max = integer(n_seq_max, "n_seq_max")
+        self.type_k = _choice(type_k, "type_k", _TYPES)
+        self.type_v = _choice(type_v, "type_v", _TYPES)
+        self.n_threads = integer(n_threads, "n_threads")
+        self.n_threads_batch = (
+            self.n_threads if n_threads_batch is None else integer(n_threads_batch, "n_threads_batch")
+        )
+        self.defrag_threshold = real(defrag_threshold, "defrag_threshold", -1e30, 1e30)
+        self.flash_attn = _choice(flash_attn, "flash_attn", _FLASH_ATTN)
+        params = sized(
+            KvgContextParams,
+            n_ctx=self.n_ctx,
+            n_batch=self.n_batch,
+            n_ubatch=self.n_ubatch,
+            n_seq_max=self.n_seq_max,
+            n_threads=self.n_threads,
+            n_threads_batch=self.n_threads_batch,
+            type_k=_TYPES[self.type_k],
+            type_v=_TYPES[self.type_v],
+            flash_attn=_FLASH_ATTN[self.flash_attn],
+            defrag_threshold=self.defrag_threshold,
+        )
+        pointer = ctypes.c_void_p()
+        model._handle.call(lib().kvg_context_new, ctypes.byref(params), ctypes.byref(pointer))
+        self._handle = Handle(pointer.value or 0, lib().kvg_context_free, "context")
+        self.kv = KVCache(self._handle)
+        # decode writes into these; a view of them keeps them alive, whatever becomes of the context
+        self._logits = np.empty((0, model.n_vocab), np.float32)
+        self._embd = np.empty((0, model.n_embd), np.float32)
+        self._n_outputs: int | None = None
+
+    def decode(self, batch: Batch) -> None:
+        """Runs a batch, all or nothing; pending cache updates run first.
+
+        Raises InvalidArgumentError for tokens, positions or sequences that can't be, CacheFullError when
+        there are too few empty cells, DeviceError when the device fails. After a failure the cells are as
+        before, but for shifts and moves that were pending, and there are no logits.
+        """
+        self._handle.call(self._decode, batch)
+
+    def decode_last(self, batch: Batch) -> npt.NDArray[np.float32]:
+        """decode(), and a copy of the last output's logits (n_vocab,), as one step.
+
+        For threads that share a context: between decode() and logits() another one's decode may come.
+        """
+        return self._handle.call(self._decode_last, batch)
+
+    def logits(self) -> npt.NDArray[np.float32]:
+        """The last decode's logits, float32 (n_outputs, n_vocab), in batch order; a copy.
+
+        Raises InvalidArgumentError before the first decode and after a failed one.
+        """
+        return self._handle.call(lambda _: self._rows(self._logits).copy())
+
+    def logits_view(self) -> npt.NDArray[np.float32]:
+        """logits() without the copy, read-only. The next decode may write over it; reading is always safe."""
+        return self._handle.call(lambda _: self._rows(self._logits))
+
+    def embeddings(self) -> npt.NDArray[np.float32]:
+        """The last decode's hidden states after the final norm, float32 (n_outputs, n_embd); a copy.
+
+        Raises InvalidArgumentError as logits() does.
+        """
+        return self._handle.call(lambda _: self._rows(self._embd).copy())
+
+    def reset(self) -> None:
+        """Empties the cache; the outputs are gone."""
+        self._handle.call(self._reset)
+
+    def _decode(self, context: int, batch: Batch) -> None:
+        self._n_outputs = None
+        if not isinstance(batch, Batch):
+            raise InvalidArgumentError(f"batch must be a pykvgraph.Batch, got {shown(batch)}")
+        arrays = batch.snapshot()
+        n_outputs = int(arrays.logits.sum())
+        # a batch of more tokens than n_batch is refused, whatever the buffers hold
+        self._make_room(min(n_outputs, self.n_batch))
+        tokens = sized(
+            KvgBatch,
+            n_tokens=len(arrays.token),
+            token=_address(arrays.token, ctypes.c_int32),
+            pos=_address(arrays.pos, ctypes.c_int32),
+            seq_begin=_address(arrays.seq_begin, ctypes.c_int32),
+            seq_id=_address(arrays.seq_id, ctypes.c_int32),
+            logits=_address(arrays.logits, ctypes.c_uint8),
+        )
+        output = sized(
+            KvgOutput,
+            logits=_address(self._logits, ctypes.c_float),
+            embd=_address(self._embd, ctypes.c_float),
+            n_rows=len(self._logits),
+        )
+        lib().kvg_decode(context, ctypes.byref(tokens), ctypes.byref(output))
+        self._n_outputs = n_outputs
+
+    def _decode_last(self, context: int, batch: Batch) -> npt.NDArray[np.float32]:
+        self._decode(context, batch)
+        rows = self._rows(self._logits)
+        if len(rows) == 0:
+            raise InvalidArgumentError("no token of the batch asked for logits: add one with logits=True")
+        last: npt.NDArray[np.float32] = rows[-1].copy()
+        return last
+
+    def _reset(self, context: int) -> None:
+        lib().kvg_kv_clear(context, 0)
+        self._n_outputs = None
+
+    def _make_room(self, n_rows: int) -> None:
+        """New buffers when these are too small: nobody's view of the old ones may change its size."""
+        if n_rows > len(self._logits):
+            self._logits = np.empty((n_rows, self._logits.shape[1]), np.float32)
+            self._embd = np.empty((n_rows, self._embd.shape[1]), np.float32)
+
+    def _rows(self, buffer: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+        if self._n_outputs is None:
+            raise InvalidArgumentError(
+                "there are no outputs: no decode came before this, or the last one failed"
+            )
+        rows = buffer[: self._n_outputs]
+        rows.flags.writeable = False
+        return rows
+
+
+def _choice(value: Any, name: str, choices: dict[Any, int]) -> Any:
+    """`value`, in lower case if it is a text, when it is one of `choices`."""
+    chosen = value.lower() if isinstance(value, str) else value
+    if not isinstance(value, (str, bool)) or chosen not in choices:
+        expected = ", ".join(repr(choice) for choice in choices)
+        raise InvalidArgumentError(f"{name} must be one of {expected}, got {shown(value)}")
+    return chosen
+
+
+def _address(array: npt.NDArray[Any], ctype: Any) -> Any:
+    return array.ctypes.data_as(ctypes.POINTER(ctype))

@@ -1,0 +1,99 @@
+"""What to do when a text is longer than its context: give up old tokens, or put positions closer together.
+
+Both only rewrite positions; K follows by rotation, so nothing is decoded again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from pykvgraph.checks import integer, shown
+from pykvgraph.errors import CacheFullError, InvalidArgumentError, UnsupportedError
+from pykvgraph.kv_cache import KVCache
+from pykvgraph.types import ShiftReport
+
+
+@dataclass(frozen=True)
+class ContextShift:
+    """Keeps the positions [0, n_keep), gives up the next n_discard, and moves the rest down to close the gap.
+
+    n_discard None: half of what comes after the kept ones. on_shift is called with the report of each shift.
+    As in llama.cpp's examples; keeping the first tokens is what keeps the text sane ("attention sinks",
+    arXiv:2309.17453). Raises InvalidArgumentError unless n_keep >= 0 and n_discard >= 1.
+    """
+
+    n_keep: int
+    n_discard: int | None = None
+    on_shift: Callable[[ShiftReport], None] | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "n_keep", integer(self.n_keep, "n_keep", 0))
+        if self.n_discard is not None:
+            object.__setattr__(self, "n_discard", integer(self.n_discard, "n_discard", 1))
+        if self.on_shift is not None and not callable(self.on_shift):
+            raise InvalidArgumentError(f"on_shift must be a function, got {shown(self.on_shift)}")
+
+    def apply(self, kv: KVCache, seq: int = 0) -> ShiftReport:
+        """Shifts one sequence, compacts the cache and updates it; the sequence's next position is `n_past`.
+
+        Raises CacheFullError when the sequence has no position past n_keep; UnsupportedError when K can't be
+        rotated, or when other sequences share the cells that would move. Nothing is changed then.
+        """
+        n_past = kv.seq_pos_max(seq) + 1
+        rest = n_past - self.n_keep
+        if rest < 1:
+            raise CacheFullError(
+                f"sequence {seq} has {n_past} positions and the first {self.n_keep} are to be kept: there is "
+                "nothing to give up. Lower n_keep, or use a context with a larger n_ctx"
+            )
+        n_discard = min(self.n_discard or max(rest // 2, 1), rest)
+        end = self.n_keep + n_discard
+        self._refuse_immovable(kv, seq, end)
+        kv.seq_rm(seq, self.n_keep, end)
+        kv.seq_add(seq, end, -1, -n_discard)
+        kv.defrag("fill")
+        stats = kv.update()
+        report = ShiftReport(seq, self.n_keep, n_discard, kv.seq_pos_max(seq) + 1, stats)
+        if self.on_shift is not None:
+            self.on_shift(report)
+        return report
+
+    @staticmethod
+    def _refuse_immovable(kv: KVCache, seq: int, p0: int) -> None:
+        """What seq_add would refuse, found before anything is removed."""
+        if not kv.can_shift:
+            raise UnsupportedError("this model's K can't be rotated, so its context can't be shifted")
+        if kv.n_seq_max > 1:
+            view = kv.cells()
+            moving = view.seq[:, seq] & (view.pos >= p0)
+            if bool(np.any(view.seq[moving].sum(axis=1) > 1)):
+                raise UnsupportedError(
+                    f"sequence {seq} shares cells from position {p0} on with other sequences, and such cells "
+                    "can't be moved yet: remove the others first (kv.seq_keep, kv.seq_rm)"
+                )
+
+
+def self_extend(kv: KVCache, seq: int, p0: int, p1: int, n_grp: int) -> int:
+    """Makes every n_grp neighbours in [p0, p1) share a position, and moves what follows down to the new end.
+
+    The token at p0 + j comes to p0 + j // n_grp. Returns the sequence's next position. With blocks of
+    p1 - p0 = n_batch that end where the sequence ends, this is what llama.cpp's passkey example does. Source:
+    "Self-Extend LLM Context Window Without Tuning", arXiv:2401.01325.
+
+    Raises InvalidArgumentError unless 0 <= p0 < p1 and n_grp >= 1, or when positions get too large on the
+    way; UnsupportedError as kv.seq_add does. Nothing is changed then.
+    """
+    p0 = integer(p0, "p0", 0)
+    p1 = integer(p1, "p1", p0 + 1)
+    n_grp = integer(n_grp, "n_grp", 1)
+    if n_grp > 1:
+        # on a multiple of n_grp, dividing is counting: (p0 * n_grp + j) // n_grp = p0 + j // n_grp
+        lift = p0 * (n_grp - 1)
+        grouped = -(-(p1 - p0) // n_grp)
+        kv.seq_add(seq, p0, -1, lift)
+        kv.seq_div(seq, p0 + lift, p1 + lift, n_grp)
+        kv.seq_add(seq, p1 + lift, -1, p0 + grouped - (p1 + lift))
+    return kv.seq_pos_max(seq) + 1

@@ -1,0 +1,51 @@
+"""Every environment variable that the library reads, once.
+
+| variable             | meaning                                                                          |
+|----------------------|----------------------------------------------------------------------------------|
+| `KVGRAPH_LIB`        | path of the libkvgraph to open, in place of the installed one                    |
+| `KVGRAPH_LOG`        | `debug`, `info`, `warning` or `error`: the native log from that level on goes to |
+|                      | the Python logger "pykvgraph". Unset: the native side is silent                  |
+| `LLAMA_CPP_LIB_PATH` | folder of libllama and ggml; llama-cpp-python's own variable, honoured here too  |
+
+All are read when pykvgraph is imported.
+
+The command line reads a variable for each of its options besides: see `pykvgraph.cli`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+
+from pykvgraph.errors import InvalidArgumentError
+
+LIBRARY = "KVGRAPH_LIB"
+LOG = "KVGRAPH_LOG"
+LLAMA_CPP_LIBRARIES = "LLAMA_CPP_LIB_PATH"
+
+LOG_LEVELS = {
+    "debug": logging.DEBUG,
+    "info": logging.INFO,
+    "warning": logging.WARNING,
+    "error": logging.ERROR,
+}
+
+
+def path(variable: str) -> Path | None:
+    """A path from the environment, absolute; None when the variable is unset or empty."""
+    value = os.environ.get(variable)
+    return Path(value).absolute() if value else None
+
+
+def log_level() -> int | None:
+    """The level that KVGRAPH_LOG asks for, as `logging` counts; None when it is unset or empty.
+
+    Raises InvalidArgumentError for any other word.
+    """
+    value = os.environ.get(LOG)
+    if not value:
+        return None
+    if value.lower() not in LOG_LEVELS:
+        raise InvalidArgumentError(f"{LOG} is {value!r}: expected one of {', '.join(LOG_LEVELS)}, or nothing")
+    return LOG_LEVELS[value.lower()]

@@ -1,0 +1,136 @@
+"""The token loop."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+from pykvgraph.batch import Batch
+from pykvgraph.checks import Integers, integer, integers, shown
+from pykvgraph.context import Context
+from pykvgraph.context_shift import ContextShift
+from pykvgraph.errors import CacheFullError, InvalidArgumentError
+from pykvgraph.sampling import Sampler, logprob
+from pykvgraph.text_stream import TextStream
+from pykvgraph.types import Piece
+
+
+def generate(
+    ctx: Context,
+    prompt: str | Integers,
+    *,
+    seq: int = 0,
+    max_tokens: int = 256,
+    temperature: float = 0.0,
+    top_k: int = 40,
+    top_p: float = 0.95,
+    min_p: float = 0.05,
+    seed: int | None = None,
+    stop: str | Iterable[str] = (),
+    on_full: ContextShift | None = None,
+) -> Iterator[Piece]:
+    """Decodes the prompt after what sequence `seq` holds, then samples tokens, one Piece each.
+
+    Nothing is ever cleared: the prompt goes to seq_pos_max + 1. A text gets the tokens that the model wants
+    in front (BOS) only when the sequence is empty, and control tokens spelled in it stay text; token ids are
+    taken as they are. Whenever a piece is handed out, the cache holds everything before its token: to go on
+    after the last piece, begin the next prompt with `piece.token`, unless that ended the text.
+
+    It ends after max_tokens ("length"), at an end-of-generation token or at a stop string ("stop", the string
+    itself is left out). on_full makes room when the cache is full; without it that is a CacheFullError, for
+    the prompt before any of it is decoded. Sampling as in Sampler. Raises InvalidArgumentError at once for
+    arguments that can't be, and what Context.decode raises.
+    """
+    if not isinstance(ctx, Context):
+        raise InvalidArgumentError(f"ctx must be a pykvgraph.Context, got {shown(ctx)}")
+    if not isinstance(prompt, str):
+        prompt = integers(prompt, "prompt", 0)
+    seq = integer(seq, "seq", 0, ctx.n_seq_max - 1)
+    max_tokens = integer(max_tokens, "max_tokens", 1)
+    if on_full is not None and not isinstance(on_full, ContextShift):
+        raise InvalidArgumentError(f"on_full must be a pykvgraph.ContextShift or None, got {shown(on_full)}")
+    sampler = Sampler(temperature, top_k, top_p, min_p, seed)
+    return _loop(_Feeder(ctx, seq, on_full), prompt, max_tokens, sampler, TextStream(stop))
+
+
+class _Feeder:
+    """Appends tokens to one sequence, making room for them."""
+
+    def __init__(self, ctx: Context, seq: int, on_full: ContextShift | None) -> None:
+        self.ctx = ctx
+        self.seq = seq
+        self._on_full = on_full
+        self._batch = Batch()
+
+    def feed(self, ids: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
+        """Decodes all of `ids`, in as many batches as it takes; logits (n_vocab,) after the last."""
+        logits = np.empty(0, np.float32)
+        for part in self._parts(ids):
+            self._batch.clear()
+            self._batch.extend(part, self.ctx.kv.seq_pos_max(self.seq) + 1, (self.seq,))
+            logits = self.ctx.decode_last(self._batch)
+        return logits
+
+    def _parts(self, ids: npt.NDArray[np.int32]) -> Iterator[npt.NDArray[np.int32]]:
+        """Pieces of `ids` that fit, each one when its turn has come."""
+        if self._on_full is None and len(ids) > self._n_free():
+            raise CacheFullError(
+                f"{len(ids)} tokens don't fit: {self._n_free()} of {self.ctx.kv.n_cells} cells are empty. "
+                "Use a larger n_ctx, remove tokens (kv.seq_rm, kv.clear), or pass on_full=ContextShift(...)"
+            )
+        while len(ids):
+            while self._on_full is not None and self._n_free() == 0:
+                self._on_full.apply(self.ctx.kv, self.seq)
+            count = max(1, min(len(ids), self.ctx.n_batch, self._n_free()))
+            yield ids[:count]
+            ids = ids[count:]
+
+    def _n_free(self) -> int:
+        group = self.ctx.kv.groups[0]
+        return group.n_cells - group.n_used
+
+
+def _loop(
+    feeder: _Feeder,
+    prompt: str | npt.NDArray[np.int32],
+    max_tokens: int,
+    sampler: Sampler,
+    stream: TextStream,
+) -> Iterator[Piece]:
+    ids = _prompt_ids(feeder, prompt)
+    tokenizer = feeder.ctx.model.tokenizer
+    # SentencePiece puts a space before a text's first word, which is no part of the text
+    at_start = tokenizer.space_prefix and int(ids[-1]) == tokenizer.bos
+    for left in range(max_tokens - 1, -1, -1):
+        logits = feeder.feed(ids)
+        token = sampler.sample(logits)
+        score = logprob(logits, token)
+        known = token < tokenizer.n_vocab  # a model may have more rows than its tokenizer has tokens
+        if known and tokenizer.is_eog(token):
+            yield Piece(stream.finish(), token, score, "stop")
+            return
+        piece = tokenizer.token_to_piece(token) if known else b""
+        text = stream.feed(piece.removeprefix(b" ") if at_start else piece)
+        if stream.stopped:
+            yield Piece(text, token, score, "stop")
+            return
+        if left == 0:
+            yield Piece(text + stream.finish(), token, score, "length")
+            return
+        yield Piece(text, token, score, None)
+        at_start = False
+        ids = np.array([token], np.int32)
+
+
+def _prompt_ids(feeder: _Feeder, prompt: str | npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+    if isinstance(prompt, str):
+        empty = feeder.ctx.kv.seq_pos_max(feeder.seq) < 0
+        prompt = np.array(feeder.ctx.model.tokenizer.encode(prompt, add_special=empty), np.int32)
+    if len(prompt) == 0:
+        raise InvalidArgumentError(
+            "the prompt is empty: it takes a token to say what comes after it. To go on after a generation, "
+            "give the last piece's token"
+        )
+    return prompt

@@ -1,0 +1,153 @@
+"""A GGUF file's directory: metadata and tensors, without the weights."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pykvgraph._native.ffi import KvgGgufKv, KvgGgufTensor, KvgModelInfo
+from pykvgraph._native.handles import Closable, Handle
+from pykvgraph._native.library import lib, sized
+from pykvgraph.errors import InvalidArgumentError
+from pykvgraph.types import ModelInfo, TensorInfo
+
+# GGUF's value types; 8 is a string
+_STRING = 8
+_BOOL = 7
+_DTYPES = {
+    0: "u1",
+    1: "i1",
+    2: "<u2",
+    3: "<i2",
+    4: "<u4",
+    5: "<i4",
+    6: "<f4",
+    7: "u1",
+    10: "<u8",
+    11: "<i8",
+    12: "<f8",
+}
+
+
+class GgufFile(Closable):
+    """An open GGUF file; every size and offset in it was checked against the file's length.
+
+    What was read before it is closed stays. Raises FileNotFoundError, and ModelLoadError for a damaged file.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        pointer = ctypes.c_void_p()
+        lib().kvg_gguf_open(native_path(path), ctypes.byref(pointer))
+        self.path = Path(path).absolute()
+        self._handle = Handle(pointer.value or 0, lib().kvg_gguf_free, "GGUF file")
+
+    @functools.cached_property
+    def metadata(self) -> dict[str, Any]:
+        """Every key; arrays are lists, and text that is not UTF-8 has U+FFFD in it."""
+        return self._handle.call(read_metadata)
+
+    @functools.cached_property
+    def tensors(self) -> tuple[TensorInfo, ...]:
+        """Every tensor, in the file's order."""
+        return self._handle.call(read_tensors)
+
+    def model_info(self) -> ModelInfo:
+        """How this file would run. Raises UnsupportedError or ModelLoadError when it would not."""
+        return self._handle.call(read_model_info, lib().kvg_gguf_check_model)
+
+
+def native_path(path: str | os.PathLike[str]) -> bytes:
+    """A path as C takes it. Raises InvalidArgumentError for what is none."""
+    try:
+        name = os.fsencode(path)
+    except (TypeError, UnicodeEncodeError) as error:
+        raise InvalidArgumentError(f"the path must be a str or a Path: {error}") from error
+    if b"\0" in name:
+        raise InvalidArgumentError(f"the path holds a NUL character: {name!r}")
+    return name
+
+
+def read_metadata(gguf: int) -> dict[str, Any]:
+    """Every key of an open file."""
+    metadata = {}
+    for index in range(lib().kvg_gguf_n_kv(gguf)):
+        entry = _entry(gguf, index)
+        metadata[entry.key.decode("utf-8", "replace")] = _value(gguf, index, entry)
+    return metadata
+
+
+def read_key(gguf: int, key: str) -> Any:
+    """One key's value; None when the file doesn't have it."""
+    index = _find(gguf, key)
+    return None if index is None else _value(gguf, index, _entry(gguf, index))
+
+
+def read_strings(gguf: int, key: str) -> list[bytes]:
+    """An array of strings, byte by byte as the file has them; empty when there is no such array."""
+    index = _find(gguf, key)
+    if index is None:
+        return []
+    entry = _entry(gguf, index)
+    return [_string(gguf, index, item) for item in range(entry.n)] if entry.type == _STRING else []
+
+
+def read_tensors(gguf: int) -> tuple[TensorInfo, ...]:
+    """Every tensor of an open file."""
+    return tuple(_tensor(gguf, index) for index in range(lib().kvg_gguf_n_tensors(gguf)))
+
+
+def read_model_info(pointer: int, function: Any) -> ModelInfo:
+    """What `function`, a native call that fills a kvg_model_info, says."""
+    info = sized(KvgModelInfo)
+    function(pointer, ctypes.byref(info))
+    values: dict[str, Any] = {name: getattr(info, name) for name, *_ in info._fields_[1:]}
+    return ModelInfo(**{**values, "arch": _text(info.arch), "device": _text(info.device)})
+
+
+def _text(value: bytes | None) -> str:
+    return (value or b"").decode("utf-8", "replace")
+
+
+def _entry(gguf: int, index: int) -> KvgGgufKv:
+    entry = sized(KvgGgufKv)
+    lib().kvg_gguf_get_kv(gguf, index, ctypes.byref(entry))
+    return entry
+
+
+def _find(gguf: int, key: str) -> int | None:
+    wanted = key.encode()
+    return next(
+        (index for index in range(lib().kvg_gguf_n_kv(gguf)) if _entry(gguf, index).key == wanted), None
+    )
+
+
+def _value(gguf: int, index: int, entry: KvgGgufKv) -> Any:
+    values: list[Any]
+    if entry.type == _STRING:
+        values = [_text(_string(gguf, index, item)) for item in range(entry.n)]
+    else:
+        dtype = np.dtype(_DTYPES[entry.type])
+        values = np.frombuffer(ctypes.string_at(entry.data, entry.n * dtype.itemsize), dtype).tolist()
+        if entry.type == _BOOL:
+            values = [value != 0 for value in values]
+    return values if entry.is_array else values[0]
+
+
+def _string(gguf: int, index: int, item: int) -> bytes:
+    data, length = ctypes.POINTER(ctypes.c_char)(), ctypes.c_uint64()
+    lib().kvg_gguf_get_string(gguf, index, item, ctypes.byref(data), ctypes.byref(length))
+    return ctypes.string_at(data, length.value)
+
+
+def _tensor(gguf: int, index: int) -> TensorInfo:
+    tensor = sized(KvgGgufTensor)
+    lib().kvg_gguf_get_tensor(gguf, index, ctypes.byref(tensor))
+    shape = list(tensor.ne)
+    while len(shape) > 1 and shape[-1] == 1:
+        shape.pop()
+    return TensorInfo(_text(tensor.name), _text(tensor.type), tuple(shape), tensor.offset, tensor.size)

@@ -1,0 +1,180 @@
+"""The KV cache of a context: cells, and every operation on them."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from pykvgraph._native.ffi import KvgDefragPolicy, KvgKvInfo, KvgUpdateStats
+from pykvgraph._native.handles import Handle
+from pykvgraph._native.library import fetch, lib, sized
+from pykvgraph.checks import flag, integer, shown
+from pykvgraph.errors import InvalidArgumentError
+from pykvgraph.types import CellGroup, CellsView, UpdateStats
+
+_POLICIES: dict[str, int] = {
+    "fill": KvgDefragPolicy.KVG_DEFRAG_FILL,
+    "sort": KvgDefragPolicy.KVG_DEFRAG_SORT,
+}
+
+
+class KVCache:
+    """`context.kv`. A cell holds one token's K and V in every layer, its position, and who sees it.
+
+    Ranges of positions are [p0, p1); p0 < 0 means 0, p1 < 0 means without end. Operations change cells only;
+    K and V follow at the next `update()` or decode. Any Python integer is safe: what can't be done raises
+    InvalidArgumentError with nothing changed, and so does every call once the context is closed.
+    """
+
+    def __init__(self, handle: Handle) -> None:
+        self._handle = handle
+
+    def seq_rm(self, seq: int, p0: int, p1: int) -> None:
+        """Sequence `seq` (below 0: every one) stops seeing the range; cells that nobody sees become holes."""
+        self._change(lib().kvg_kv_seq_rm, seq=seq, p0=p0, p1=p1)
+
+    def seq_cp(self, src: int, dst: int, p0: int, p1: int) -> None:
+        """`dst` also sees the range of `src`; cells are shared, no data is copied."""
+        self._change(lib().kvg_kv_seq_cp, src=src, dst=dst, p0=p0, p1=p1)
+
+    def seq_keep(self, seq: int) -> None:
+        """Every other sequence's sight is dropped."""
+        self._change(lib().kvg_kv_seq_keep, seq=seq)
+
+    def seq_add(self, seq: int, p0: int, p1: int, delta: int) -> None:
+        """Positions in the range move by `delta`; a cell that would come below 0 is taken from the sequence.
+
+        Raises UnsupportedError when the model's K can't be rotated, or when a cell in the range is shared.
+        """
+        self._change(lib().kvg_kv_seq_add, seq=seq, p0=p0, p1=p1, delta=delta)
+
+    def seq_div(self, seq: int, p0: int, p1: int, d: int) -> None:
+        """Positions in the range become pos // d, d >= 1. Raises UnsupportedError as seq_add does."""
+        self._change(lib().kvg_kv_seq_div, seq=seq, p0=p0, p1=p1, d=d)
+
+    def seq_pos_min(self, seq: int) -> int:
+        """The sequence's lowest position; -1 when it has no cells."""
+        return self._handle.call(
+            lambda pointer: fetch(lib().kvg_kv_seq_pos_min, pointer, integer(seq, "seq"))
+        )
+
+    def seq_pos_max(self, seq: int) -> int:
+        """The sequence's highest position; -1 when it has no cells."""
+        return self._handle.call(
+            lambda pointer: fetch(lib().kvg_kv_seq_pos_max, pointer, integer(seq, "seq"))
+        )
+
+    def clear(self, data: bool = False) -> None:
+        """Every cell becomes empty; with `data`, K and V are zeroed too."""
+        self._handle.call(lib().kvg_kv_clear, flag(data, "data"))
+
+    def defrag(self, policy: Literal["fill", "sort"] = "fill") -> None:
+        """Asks for compaction at the next `update()` or decode.
+
+        "fill": holes from the front take cells from the tail, in as few moves as there can be. "sort": one
+        run of cells per distinct set of sequences; UnsupportedError so far.
+        """
+        if not isinstance(policy, str) or policy not in _POLICIES:
+            raise InvalidArgumentError(f'policy must be "fill" or "sort", got {shown(policy)}')
+        self._handle.call(lib().kvg_kv_defrag, _POLICIES[policy])
+
+    def update(self) -> UpdateStats:
+        """Runs the K-shift, then defrag, as far as each is pending, and tells what was done.
+
+        Raises DeviceError when the device fails, or has no memory for the graphs.
+        """
+        return self._stats(lib().kvg_kv_update)
+
+    def take_stats(self) -> UpdateStats:
+        """What decode and read_k/read_v did by themselves, added up since the last call of this method."""
+        return self._stats(lib().kvg_kv_take_stats)
+
+    @property
+    def can_shift(self) -> bool:
+        """Whether this model's K can be rotated to another position."""
+        return bool(self._info().can_shift)
+
+    @property
+    def n_cells(self) -> int:
+        """Capacity."""
+        return int(self._info().n_cells)
+
+    @property
+    def n_used(self) -> int:
+        """Cells that are not empty."""
+        return int(self._info().n_used)
+
+    @property
+    def n_kv(self) -> int:
+        """The highest used cell + 1; above `n_used` by the number of holes."""
+        return int(self._info().n_kv)
+
+    @property
+    def n_seq_max(self) -> int:
+        """Sequence ids are below this."""
+        return int(self._info().n_seq_max)
+
+    @property
+    def n_attended(self) -> int:
+        """Cells that the last decode's last graph looked at."""
+        return int(self._info().n_attended)
+
+    @property
+    def bytes(self) -> int:
+        """Size of K and V on the device."""
+        return int(self._info().bytes)
+
+    @property
+    def groups(self) -> tuple[CellGroup, ...]:
+        """One record per kind of attention; so far there is one kind."""
+        info = self._info()
+        return (CellGroup(n_cells=info.n_cells, n_used=info.n_used, n_kv=info.n_kv),)
+
+    def cells(self, group: int = 0) -> CellsView:
+        """A snapshot of every cell of a group."""
+        integer(group, "group", 0, 0)
+        info = self._info()
+        pos = np.empty(info.n_cells, np.int32)
+        seq = np.empty((info.n_cells, info.n_seq_max), np.uint8)
+        shift = np.empty(info.n_cells, np.int32)
+        self._handle.call(
+            lib().kvg_kv_cells,
+            pos.ctypes.data_as(ctypes.POINTER(ctypes.c_int32)),
+            seq.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8)),
+            shift.ctypes.data_as(ctypes.POINTER(ctypes.c_int32)),
+        )
+        return CellsView(pos, seq.astype(np.bool_), shift)
+
+    def read_k(self, layer: int) -> npt.NDArray[np.float32]:
+        """K of a layer, float32 (n_cells, n_head_kv, head_dim), for looking and testing.
+
+        A pending K-shift runs first; cells stay where they are.
+        """
+        return self._read(layer, 0)
+
+    def read_v(self, layer: int) -> npt.NDArray[np.float32]:
+        """V of a layer, as read_k."""
+        return self._read(layer, 1)
+
+    def _read(self, layer: int, v: int) -> npt.NDArray[np.float32]:
+        info = self._info()
+        out = np.empty((info.n_cells, info.n_head_kv, info.head_dim_v if v else info.head_dim_k), np.float32)
+        address = out.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
+        self._handle.call(lib().kvg_kv_read, integer(layer, "layer"), v, address, out.size)
+        return out
+
+    def _change(self, function: Any, **arguments: int) -> None:
+        self._handle.call(function, *(integer(value, name) for name, value in arguments.items()))
+
+    def _info(self) -> KvgKvInfo:
+        info = sized(KvgKvInfo)
+        self._handle.call(lib().kvg_kv_get_info, ctypes.byref(info))
+        return info
+
+    def _stats(self, function: Any) -> UpdateStats:
+        stats = sized(KvgUpdateStats)
+        self._handle.call(function, ctypes.byref(stats))
+        return UpdateStats(**{name: getattr(stats, name) for name, *_ in stats._fields_[1:]})

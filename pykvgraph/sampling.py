@@ -1,0 +1,86 @@
+"""Logits to a token: greedy here, everything else by libllama's samplers."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import secrets
+import weakref
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pykvgraph._native import libllama
+from pykvgraph.checks import INT32_MAX, integer, real
+from pykvgraph.errors import KVGraphError
+
+# libllama's word for "a random seed"
+_NO_SEED = 2**32 - 1
+
+
+class Sampler:
+    """Picks tokens. temperature 0: the likeliest, the lowest id among equals, and nothing else matters.
+
+    Otherwise libllama's chain top-k, top-p, min-p, temperature, draw. top_k 0, top_p 1 and min_p 0 switch
+    theirs off. seed: 0 to 2^32 - 2, or None for a random one. Raises InvalidArgumentError, which names the
+    value.
+    """
+
+    def __init__(
+        self,
+        temperature: float = 0.0,
+        top_k: int = 40,
+        top_p: float = 0.95,
+        min_p: float = 0.05,
+        seed: int | None = None,
+    ) -> None:
+        temperature = real(temperature, "temperature", 0.0, 1e6)
+        top_k = integer(top_k, "top_k", 0, INT32_MAX)
+        top_p = real(top_p, "top_p", 0.0, 1.0)
+        min_p = real(min_p, "min_p", 0.0, 1.0)
+        seed = secrets.randbelow(_NO_SEED) if seed is None else integer(seed, "seed", 0, _NO_SEED - 1)
+        self._chain: Any = None
+        self._candidates = np.empty(0, [("id", np.int32), ("logit", np.float32), ("p", np.float32)])
+        if temperature > 0:
+            llama = self._llama = libllama.low_level()
+            params = llama.llama_sampler_chain_default_params()
+            params.no_perf = True
+            self._chain = llama.llama_sampler_chain_init(params)
+            weakref.finalize(self, llama.llama_sampler_free, self._chain)
+            for link in (
+                llama.llama_sampler_init_top_k(top_k),
+                llama.llama_sampler_init_top_p(top_p, 1),
+                llama.llama_sampler_init_min_p(min_p, 1),
+                llama.llama_sampler_init_temp(temperature),
+                llama.llama_sampler_init_dist(seed),
+            ):
+                llama.llama_sampler_chain_add(self._chain, link)  # which owns it from now on
+
+    def sample(self, logits: npt.NDArray[np.float32]) -> int:
+        """A token, given its logits (n_vocab,). Raises KVGraphError when they are not finite."""
+        best = int(logits.argmax())  # NaN counts as the largest
+        if not math.isfinite(logits[best]):
+            raise KVGraphError(f"the logits are broken: {logits[best]} for token {best}")
+        return best if self._chain is None else self._draw(logits)
+
+    def _draw(self, logits: npt.NDArray[np.float32]) -> int:
+        llama = self._llama
+        if len(self._candidates) != len(logits):
+            self._candidates = np.empty(len(logits), self._candidates.dtype)
+        # samplers reorder them, so they are new for each draw
+        self._candidates["id"] = np.arange(len(logits))
+        self._candidates["logit"] = logits
+        self._candidates["p"] = 0
+        data = self._candidates.ctypes.data_as(ctypes.POINTER(llama.llama_token_data))
+        array = llama.llama_token_data_array(data=data, size=len(logits), selected=-1, sorted=False)
+        llama.llama_sampler_apply(self._chain, ctypes.byref(array))
+        if not 0 <= array.selected < array.size:
+            raise KVGraphError(f"libllama's sampler chose candidate {array.selected} of {array.size}")
+        return int(array.data[array.selected].id)
+
+
+def logprob(logits: npt.NDArray[np.float32], token: int) -> float:
+    """Natural logarithm of the token's probability under the logits (n_vocab,)."""
+    largest = logits.max()
+    return float(logits[token] - largest - np.log(np.exp(logits - largest).sum(dtype=np.float64)))

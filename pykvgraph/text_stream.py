@@ -1,0 +1,56 @@
+"""Pieces of tokens to text: characters that span tokens, and stop strings that span pieces."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Iterable
+
+from pykvgraph.checks import shown
+from pykvgraph.errors import InvalidArgumentError
+
+
+class TextStream:
+    """Bytes in, text out, up to the first stop string; what may become one is held back until it is decided.
+
+    The text is the same however the bytes are cut. Of several stop strings the first to be complete counts.
+    """
+
+    def __init__(self, stop: Iterable[str] = ()) -> None:
+        """`stop`: one string or several. Raises InvalidArgumentError for an empty one, or what is no text."""
+        strings = [stop] if isinstance(stop, str) else list(stop) if isinstance(stop, Iterable) else [stop]
+        for string in strings:
+            if not isinstance(string, str) or not string:
+                raise InvalidArgumentError(f"stop must be non-empty strings, got {shown(string)}")
+        self._stop = strings
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._held = ""
+        self.stopped = False
+
+    def feed(self, data: bytes) -> str:
+        """Text that is certain by now. Once a stop string came, `stopped` is set and nothing follows."""
+        return self._advance(self._decoder.decode(data))
+
+    def finish(self) -> str:
+        """What was held back: no more bytes come. Half a character becomes U+FFFD."""
+        text = self._advance(self._decoder.decode(b"", True)) + self._held
+        self._held = ""
+        return text
+
+    def _advance(self, text: str) -> str:
+        if self.stopped:
+            return ""
+        text = self._held + text
+        matches = [(at + len(stop), at) for stop in self._stop if (at := text.find(stop)) >= 0]
+        if matches:
+            self.stopped = True
+            self._held = ""
+            return text[: min(matches)[1]]
+        certain = len(text) - max((_overlap(text, stop) for stop in self._stop), default=0)
+        self._held = text[certain:]
+        return text[:certain]
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Length of the longest end of `text` that `stop` begins with, short of all of `stop`."""
+    longest = min(len(stop) - 1, len(text))
+    return next((length for length in range(longest, 0, -1) if text.endswith(stop[:length])), 0)

@@ -1,0 +1,221 @@
+"""Text to token ids and back: libllama's vocabulary of the same GGUF file."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+import weakref
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from pykvgraph._native import libllama
+from pykvgraph.checks import INT32_MAX, Integers, flag, integer, integers, shown
+from pykvgraph.errors import InvalidArgumentError, KVGraphError, ModelLoadError, UnsupportedError
+from pykvgraph.gguf_file import read_key, read_strings
+
+R = TypeVar("R")
+
+# libllama's name in the file -> what the format is called
+_KINDS = {"llama": "SentencePiece BPE", "gpt2": "byte-level BPE"}
+_SPACE = "\u2581"  # SentencePiece's word boundary
+
+# some pre-tokenizers are a std::regex, which recurses for every character of a word: 320 bytes each, measured
+_STACK_PER_CHARACTER = 1024
+_LONG_TEXT = 4096
+_LONGEST_TEXT = 2**26
+_stack_size_lock = threading.Lock()
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """What the file says of its tokenizer, as far as it must be known before libllama sees it."""
+
+    kind: str  # tokenizer.ggml.model
+    pre: str | None  # tokenizer.ggml.pre
+    tokens: list[bytes]
+    space_prefix: bool  # a space is put before the text, and taken away again when decoding
+
+    @staticmethod
+    def read(gguf: int) -> Vocabulary:
+        """Reads an open file. Raises UnsupportedError or ModelLoadError when its tokenizer can't be used."""
+        kind = read_key(gguf, "tokenizer.ggml.model")
+        if kind not in _KINDS:
+            expected = ", ".join(f"{name!r} ({format})" for name, format in _KINDS.items())
+            raise UnsupportedError(f"tokenizer.ggml.model is {shown(kind)}: expected one of {expected}")
+        tokens = read_strings(gguf, "tokenizer.ggml.tokens")
+        if not tokens:
+            raise ModelLoadError("tokenizer.ggml.tokens is missing, empty or no array of strings")
+        _refuse_duplicates(tokens)
+        prefix = read_key(gguf, "tokenizer.ggml.add_space_prefix")
+        return Vocabulary(
+            kind=kind,
+            pre=read_key(gguf, "tokenizer.ggml.pre"),
+            tokens=tokens,
+            space_prefix=kind == "llama" and prefix is not False,
+        )
+
+
+def _refuse_duplicates(tokens: list[bytes]) -> None:
+    """libllama aborts the process on them; an empty token it gives a name of its own."""
+    seen: dict[bytes, int] = {}
+    for index, token in enumerate(tokens):
+        first = seen.setdefault(token or b"[EMPTY_%d]" % index, index)
+        if first != index:
+            raise ModelLoadError(f"tokenizer.ggml.tokens has {token!r} twice, at {first} and {index}")
+
+
+class Tokenizer:
+    """`model.tokenizer`; may be used by several threads."""
+
+    def __init__(self, path: Path, vocabulary: Vocabulary) -> None:
+        llama = libllama.low_level()
+        self._llama = llama
+        self._model = _load(llama, path, vocabulary)
+        weakref.finalize(self, llama.llama_model_free, self._model)
+        self._vocab = llama.llama_model_get_vocab(self._model)
+        self._byte_level = vocabulary.kind == "gpt2"
+        self._tokens = frozenset(vocabulary.tokens)
+        self._byte_tokens = frozenset(byte for byte in range(256) if _has_byte(self._tokens, byte))
+        self._pieces: dict[int, bytes] = {}
+        self.space_prefix = vocabulary.space_prefix
+        self.n_vocab = len(vocabulary.tokens)
+        self.bos = _token(llama.llama_vocab_bos(self._vocab))
+        self.eos = _token(llama.llama_vocab_eos(self._vocab))
+        for name, adds, token in (
+            ("bos", llama.llama_vocab_get_add_bos, self.bos),
+            ("eos", llama.llama_vocab_get_add_eos, self.eos),
+        ):
+            # libllama would abort the process at the first text
+            if adds(self._vocab) and token is None:
+                raise ModelLoadError(f"{path} wants an {name} token with every text, but names none")
+
+    def encode(self, text: str, add_special: bool = True, parse_special: bool = False) -> list[int]:
+        """Token ids of `text`.
+
+        add_special: with the tokens that the model wants around a text, such as BOS. parse_special: text that
+        spells a control token becomes that token; never for text that strangers wrote. Raises
+        InvalidArgumentError for what is no text, or holds what this vocabulary has no token for.
+        """
+        if not isinstance(text, str):
+            raise InvalidArgumentError(f"text must be a str, got {shown(text)}")
+        flag(add_special, "add_special")
+        flag(parse_special, "parse_special")
+        try:
+            data = text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise InvalidArgumentError(f"the text can't be written as UTF-8: {error}") from error
+        if len(data) > _LONGEST_TEXT:
+            raise InvalidArgumentError(
+                f"the text has {len(data)} bytes, over {_LONGEST_TEXT}: encode it in parts"
+            )
+        self._refuse_unknown(text)
+        if self._byte_level and len(text) > _LONG_TEXT:
+            return _on_large_stack(
+                len(text) * _STACK_PER_CHARACTER, self._encode, data, add_special, parse_special
+            )
+        return self._encode(data, add_special, parse_special)
+
+    def decode(self, ids: Integers) -> str:
+        """Text of token ids; control tokens are left out, and what is not UTF-8 becomes U+FFFD.
+
+        Raises InvalidArgumentError for an id that is not in the vocabulary.
+        """
+        return self.decode_bytes(ids).decode("utf-8", "replace")
+
+    def decode_bytes(self, ids: Integers) -> bytes:
+        """decode() before it is made text: the pieces, joined, less the space that encode() put in front."""
+        array = integers(ids, "ids", 0, self.n_vocab - 1)
+        data = b"".join(map(self._piece, array.tolist()))
+        return data.removeprefix(b" ") if self.space_prefix else data
+
+    def token_to_piece(self, id: int) -> bytes:
+        """What one token adds to a text, maybe only a part of a character; empty for a control token."""
+        return self._piece(integer(id, "id", 0, self.n_vocab - 1))
+
+    def is_eog(self, id: int) -> bool:
+        """Whether the token ends a generation: end of text, of a turn, of a message."""
+        return bool(self._llama.llama_vocab_is_eog(self._vocab, integer(id, "id", 0, self.n_vocab - 1)))
+
+    def _encode(self, data: bytes, add_special: bool, parse_special: bool) -> list[int]:
+        size = len(data) + 8
+        while True:
+            ids = np.empty(size, np.int32)
+            address = ids.ctypes.data_as(ctypes.POINTER(ctypes.c_int32))
+            count = self._llama.llama_tokenize(
+                self._vocab, data, len(data), address, size, add_special, parse_special
+            )
+            if 0 <= count <= size:
+                tokens: list[int] = ids[:count].tolist()
+                return tokens
+            if not size < -count <= INT32_MAX:
+                raise KVGraphError(f"libllama answered {count} to a text of {len(data)} bytes")
+            size = -count
+
+    def _piece(self, token: int) -> bytes:
+        piece = self._pieces.get(token)
+        if piece is None:
+            size = 64
+            while True:
+                buffer = ctypes.create_string_buffer(size)
+                count = self._llama.llama_token_to_piece(self._vocab, token, buffer, size, 0, False)
+                if count >= 0:
+                    break
+                size = -count
+            piece = self._pieces[token] = buffer.raw[:count]
+        return piece
+
+    def _refuse_unknown(self, text: str) -> None:
+        """libllama ends the process at a character that is no token when its bytes are none either."""
+        if self._byte_level or len(self._byte_tokens) == 256 or not text:
+            return
+        for character in sorted(set(text.replace(" ", _SPACE)) | {_SPACE}):
+            data = character.encode()
+            if data not in self._tokens and not self._byte_tokens.issuperset(data):
+                raise InvalidArgumentError(
+                    f"this vocabulary has no token for {character!r}, nor tokens for its bytes"
+                )
+
+
+def _has_byte(tokens: frozenset[bytes], byte: int) -> bool:
+    return b"<0x%02X>" % byte in tokens or (byte > 0 and bytes([byte]) in tokens)
+
+
+def _on_large_stack(size: int, function: Callable[..., R], *arguments: Any) -> R:
+    """function(*arguments) in a thread with `size` bytes of stack more than any thread needs."""
+    with ThreadPoolExecutor(1) as pool:
+        with _stack_size_lock:
+            before = threading.stack_size(((size >> 20) + 2) << 20)
+            try:
+                result = pool.submit(function, *arguments)
+            except RuntimeError as error:
+                raise InvalidArgumentError(
+                    f"the text is too long for this machine ({error}): encode it in parts"
+                ) from error
+            finally:
+                threading.stack_size(before)
+        return result.result()
+
+
+def _token(token: int) -> int | None:
+    return int(token) if token >= 0 else None
+
+
+def _load(llama: Any, path: Path, vocabulary: Vocabulary) -> Any:
+    params = llama.llama_model_default_params()
+    params.vocab_only = True
+    # no device at all: asking a GPU for its properties takes time and memory
+    no_devices = (ctypes.c_void_p * 1)()
+    params.devices = ctypes.cast(no_devices, ctypes.c_void_p)
+    with libllama.quiet():
+        model = llama.llama_model_load_from_file(bytes(path), params)
+    if not model:
+        raise ModelLoadError(
+            f"libllama can't read the tokenizer of {path} (tokenizer.ggml.model {vocabulary.kind!r}, "
+            f"tokenizer.ggml.pre {vocabulary.pre!r}): convert the model again with a newer llama.cpp"
+        )
+    return model

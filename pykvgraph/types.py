@@ -1,0 +1,110 @@
+"""What calls return: frozen records, no behaviour."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+
+@dataclass(frozen=True)
+class DeviceInfo:
+    """A device that ggml can compute on."""
+
+    name: str  # as `Model(device=...)` takes it
+    description: str
+    type: Literal["cpu", "gpu", "accel"]
+    memory_free: int  # bytes; 0 when the device doesn't tell
+    memory_total: int
+
+
+@dataclass(frozen=True)
+class LibraryInfo:
+    """The native code of this process."""
+
+    version: str
+    path: Path
+    ggml_version_built: str  # what libkvgraph was compiled against
+    ggml_version_running: str
+    ggml_paths: tuple[Path, ...]
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    """What the graphs need to know of a model."""
+
+    arch: str
+    device: str  # "" for a file that isn't loaded
+    n_layer: int
+    n_embd: int
+    n_head: int
+    n_head_kv: int
+    head_dim: int
+    n_vocab: int
+    n_ctx_train: int
+    n_params: int
+    weight_bytes: int
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """A tensor in a GGUF file."""
+
+    name: str
+    type: str  # ggml's name: "f32", "q4_K", ...
+    shape: tuple[int, ...]  # elements per dimension, innermost first, as ggml counts
+    offset: int  # bytes from the start of the file
+    size: int  # bytes
+
+
+@dataclass(frozen=True)
+class UpdateStats:
+    """What an update did to K and V."""
+
+    shifted_cells: int  # cells whose K was rotated
+    moved_cells: int
+    moved_bytes: int  # K and V of the moved cells, all layers
+    graphs: int  # ggml graphs that were run
+    seconds: float
+
+
+@dataclass(frozen=True)
+class CellGroup:
+    """The cells of one kind of attention."""
+
+    n_cells: int  # capacity
+    n_used: int  # cells that are not empty
+    n_kv: int  # highest used cell + 1
+
+
+@dataclass(frozen=True, eq=False)
+class CellsView:
+    """A snapshot of the cells; later changes to the cache don't show in it."""
+
+    pos: npt.NDArray[np.int32]  # (n_cells,), -1 where empty
+    seq: npt.NDArray[np.bool_]  # (n_cells, n_seq_max): which sequences see the cell
+    shift: npt.NDArray[np.int32]  # (n_cells,): position change since the cell's K was last rotated
+
+
+@dataclass(frozen=True)
+class ShiftReport:
+    """What one context shift did."""
+
+    seq: int
+    n_keep: int
+    n_discard: int  # positions that were given up, from n_keep on
+    n_past: int  # the sequence's next position, after it
+    stats: UpdateStats
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What one sampled token adds to the text."""
+
+    text: str  # "" while half a character, or what may become a stop string, waits for the next token
+    token: int
+    logprob: float  # natural logarithm of the model's own probability, whatever the sampler's temperature
+    finish_reason: Literal["stop", "length"] | None  # None before the last piece
