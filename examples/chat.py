@@ -1,0 +1,187 @@
+"""A chat that goes on when its context is full; with --story, an endless story.
+
+    python examples/chat.py -m model.gguf
+    python examples/chat.py -m model.gguf --story
+
+When every cell of the cache is used, the first few are kept, half of the others are discarded, and the rest
+move down: their positions change, their K is rotated to the new ones, and the holes are filled. Nothing is
+decoded again. Each time, a line on stderr says what was done.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import re
+import shutil
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pykvgraph as kvg
+
+STORY_OPENING = "Once upon a time"
+MAX_DEFAULT_CTX = 4096
+
+# a private character that stands for an answer in a rendered template
+ANSWER = "\ue000"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Chats, or tells a story, beyond the end of the context.")
+    parser.add_argument("-m", metavar="MODEL", required=True, help="a GGUF file")
+    parser.add_argument("--story", action="store_true", help="tell a story instead of chatting")
+    parser.add_argument(
+        "-n", type=int, help="tokens of the story (default: 4 contexts), or of an answer (default: 512)"
+    )
+    parser.add_argument(
+        "-c", type=int, help=f"cells of the cache (default: the model's context, at most {MAX_DEFAULT_CTX})"
+    )
+    parser.add_argument(
+        "--n-keep", type=int, default=4, help="first tokens that are never discarded (default: 4)"
+    )
+    parser.add_argument("--temp", type=float, default=0.7, help="temperature (default: 0.7)")
+    parser.add_argument("--seed", type=int, default=1, help="seed of the sampler (default: 1)")
+    parser.add_argument(
+        "-t", type=int, help="CPU threads (default: all; 1 for a model under 10 million parameters)"
+    )
+    args = parser.parse_args()
+
+    with kvg.Model(args.m) as model:
+        # a second thread takes longer to wake up than a tiny model's layer takes to compute
+        n_threads = args.t or (1 if model.n_params < 10_000_000 else None)
+        n_ctx = args.c or min(model.n_ctx_train, MAX_DEFAULT_CTX)
+        with kvg.Context(model, n_ctx=n_ctx, n_threads=n_threads) as ctx:
+            (tell_stories if args.story else chat)(ctx, args)
+
+
+def tell_stories(ctx: kvg.Context, args: argparse.Namespace) -> None:
+    """One story after another in the same sequence: the earlier ones fade as they are shifted out."""
+    tokenizer = ctx.model.tokenizer
+    page = Page()
+
+    def on_shift(report: kvg.ShiftReport) -> None:
+        page.end_line()
+        show_shift(report)
+
+    shift = kvg.ContextShift(n_keep=args.n_keep, on_shift=on_shift)
+    opening = tokenizer.encode(STORY_OPENING)  # with BOS, which tells the model to begin anew
+    n_left = args.n or 4 * ctx.n_ctx
+    for n_told in itertools.count():
+        page.write(STORY_OPENING)
+        for piece in kvg.generate(
+            ctx,
+            opening,
+            max_tokens=n_left,
+            temperature=args.temp,
+            top_p=0.9,
+            seed=args.seed + n_told,
+            on_full=shift,
+        ):
+            n_left -= 1
+            # some models begin the next story by themselves
+            page.write("\n\n" if piece.token == tokenizer.bos else piece.text)
+        page.write("\n\n")
+        if n_left == 0:
+            break
+
+
+def chat(ctx: kvg.Context, args: argparse.Namespace) -> None:
+    """Reads lines from stdin and answers. The cache holds the talk: a turn decodes only what is new."""
+    tokenizer = ctx.model.tokenizer
+    turn, stop = chat_format(ctx.model)
+    shift = kvg.ContextShift(n_keep=args.n_keep, on_shift=show_shift)
+    not_decoded: list[int] = []
+    while (line := read_line()) is not None:
+        first = ctx.kv.seq_pos_max(0) < 0
+        ids = tokenizer.encode(turn(line, first), add_special=first, parse_special=True)
+        for piece in kvg.generate(
+            ctx,
+            [*not_decoded, *ids],
+            max_tokens=args.n or 512,
+            temperature=args.temp,
+            seed=args.seed,
+            stop=stop,
+            on_full=shift,
+        ):
+            print(piece.text, end="", flush=True)
+        print()
+        # an answer that was cut off has a last token; what ends one is part of the next turn's text
+        not_decoded = [piece.token] if piece.finish_reason == "length" else []
+
+
+def chat_format(model: kvg.Model) -> tuple[Callable[[str, bool], str], list[str]]:
+    """What makes a line, the first or a later one, the text to decode; and what ends an answer."""
+    template = model.metadata.get("tokenizer.chat_template")
+    if template is None:
+        return plain_turn, ["\n"]
+    from llama_cpp.llama_chat_format import Jinja2ChatFormatter
+
+    eos = model.tokenizer.eos
+    eos_text = "" if eos is None else model.metadata["tokenizer.ggml.tokens"][eos]
+    # the tokenizer adds BOS, once
+    formatter = Jinja2ChatFormatter(template, eos_token=eos_text, bos_token="")
+
+    def turn(line: str, first: bool) -> str:
+        messages: list[Any] = [{"role": "user", "content": line}]
+        if not first:
+            messages = [{"role": "user", "content": ""}, {"role": "assistant", "content": ANSWER}, *messages]
+        prompt: str = formatter(messages=messages).prompt
+        return prompt.rpartition(ANSWER)[2]
+
+    return turn, []
+
+
+def plain_turn(line: str, first: bool) -> str:
+    """For a model without a chat template: one line per speaker."""
+    return f"User: {line}\nAssistant:" if first else f"\nUser: {line}\nAssistant:"
+
+
+def read_line() -> str | None:
+    """The next line of stdin; None at its end."""
+    try:
+        return input("> " if sys.stdin.isatty() else "")
+    except EOFError:
+        return None
+
+
+def show_shift(report: kvg.ShiftReport) -> None:
+    """One line on stderr, dimmed on a terminal."""
+    stats = report.stats
+    line = (
+        f"[context full: {report.n_discard} cells discarded, {stats.shifted_cells} shifted,"
+        f" {stats.moved_cells} moved, {stats.seconds * 1000:.1f} ms]"
+    )
+    print(f"\x1b[2m{line}\x1b[0m" if sys.stderr.isatty() else line, file=sys.stderr)
+
+
+class Page:
+    """Prints text as it comes, and breaks lines between words."""
+
+    def __init__(self) -> None:
+        self.width = shutil.get_terminal_size().columns
+        self.column = 0
+        self.begun = ""  # a word that may go on
+
+    def write(self, text: str) -> None:
+        *words, self.begun = re.split(r"(?<=\s)", self.begun + text)
+        for word in words:
+            if self.column + len(word.rstrip()) > self.width:
+                self.end_line()
+            if self.column > 0 or word != " ":
+                print(word, end="", flush=True)
+                self.column = 0 if word.endswith("\n") else self.column + len(word)
+
+    def end_line(self) -> None:
+        if self.column > 0:
+            print(flush=True)
+            self.column = 0
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except (kvg.KVGraphError, OSError) as error:
+        sys.exit(f"chat.py: {error}")
+    except KeyboardInterrupt:
+        print()

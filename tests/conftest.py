@@ -1,0 +1,57 @@
+"""Fixtures for every test that needs a model: random ones are written once per session."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import hypothesis
+import pytest
+from support.models import SMALL, TINY, ModelSpec, write_model
+
+if TYPE_CHECKING:  # tests/unit runs without the native library
+    import pykvgraph as kvg
+
+# a loaded machine is no failure; the same examples on every machine are what CI can be judged by
+hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, database=None)
+hypothesis.settings.load_profile("ci")
+
+DATA = Path(__file__).parent / "data"
+
+
+@pytest.fixture(scope="session")
+def model_file(tmp_path_factory: pytest.TempPathFactory) -> Callable[[ModelSpec], Path]:
+    """Path of a random model, written on first use."""
+    directory = tmp_path_factory.mktemp("models")
+    return lambda spec: write_model(spec, directory)
+
+
+@pytest.fixture(scope="session")
+def tiny(model_file: Callable[[ModelSpec], Path]) -> Iterator[kvg.Model]:
+    """One layer of 16: for tests of the cells, where K and V only have to be there."""
+    import pykvgraph as kvg
+
+    with kvg.Model(model_file(TINY), device="cpu") as model:
+        yield model
+
+
+@pytest.fixture(scope="session")
+def small(model_file: Callable[[ModelSpec], Path]) -> Iterator[kvg.Model]:
+    """Two layers of 64, grouped heads: for tests of what is computed."""
+    import pykvgraph as kvg
+
+    with kvg.Model(model_file(SMALL), device="cpu") as model:
+        yield model
+
+
+@pytest.fixture(scope="session")
+def stories() -> Path:
+    """Karpathy's TinyStories model of 260K parameters."""
+    return DATA / "stories260K.gguf"
+
+
+@pytest.fixture(scope="session")
+def golden_story() -> str:
+    """What llama2.c published as that model's greedy story."""
+    return (DATA / "stories260K.golden.txt").read_text(encoding="utf-8")

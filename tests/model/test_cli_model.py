@@ -1,0 +1,200 @@
+"""The command line on a real model."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import gguf
+import pytest
+from click.testing import CliRunner, Result
+
+import pykvgraph as kvg
+from pykvgraph.cli import main
+
+
+def run(*arguments: str | Path, env: dict[str, str] | None = None) -> Result:
+    return CliRunner().invoke(main, [str(argument) for argument in arguments], env=env, prog_name="pykvgraph")
+
+
+def run_json(*arguments: str | Path) -> dict[str, Any]:
+    result = run(*arguments, "--json")
+    assert (result.exit_code, result.stderr) == (0, "")
+    value = json.loads(result.stdout)
+    assert isinstance(value, dict)
+    return value
+
+
+def generate(stories: Path, *arguments: str) -> dict[str, Any]:
+    return run_json("generate", "-m", stories, "-t", "1", *arguments)
+
+
+def test_version() -> None:
+    result = run("--version")
+    assert (result.exit_code, result.stdout) == (0, f"pykvgraph {kvg.__version__}\n")
+
+
+def test_info_json() -> None:
+    info = run_json("info")
+    assert info["pykvgraph"] == kvg.__version__
+    assert info["llama_cpp_python"] == "0.3.36"
+    assert info["ggml"]["running"] == info["ggml"]["built"] == "0.25.3"
+    assert all(Path(path).is_file() for path in info["libraries"])
+    (cpu,) = (device for device in info["devices"] if device["type"] == "cpu")
+    assert cpu["name"] == "CPU"
+    assert 0 < cpu["memory_free"] <= cpu["memory_total"]
+
+
+def test_info_shows_all_of_it_in_80_columns() -> None:
+    info, shown = run_json("info"), run("info").stdout
+    lines = shown.splitlines()
+    assert all(f"  {path}" in lines for path in info["libraries"])
+    table = lines[lines.index("") + 1 :]
+    assert all(len(line.rstrip()) <= 80 for line in table if line.strip() not in info["libraries"])
+    assert all(any(line.startswith(device["name"]) for line in lines) for device in info["devices"])
+
+
+def test_inspect_json_has_what_another_reader_finds(stories: Path) -> None:
+    report = run_json("inspect", stories)
+    reader = gguf.GGUFReader(stories)
+    expected = {key: field.contents() for key, field in reader.fields.items() if not key.startswith("GGUF.")}
+    assert report["metadata"] == expected
+    assert report["size"] == stories.stat().st_size
+    assert [
+        (tensor["name"], tensor["type"].upper(), tuple(tensor["shape"]), tensor["offset"], tensor["size"])
+        for tensor in report["tensors"]
+    ] == [
+        (t.name, t.tensor_type.name, tuple(t.shape.tolist()), t.data_offset, t.n_bytes)
+        for t in reader.tensors
+    ]
+
+
+def test_inspect_names_the_recipe(stories: Path) -> None:
+    report = run_json("inspect", "-m", stories)
+    recipe = report["recipe"]
+    assert report["reason"] is None
+    assert (recipe["arch"], recipe["n_layer"], recipe["n_embd"]) == ("llama", 5, 64)
+    assert (recipe["n_head"], recipe["n_head_kv"], recipe["head_dim"]) == (8, 4, 8)
+    assert (recipe["n_vocab"], recipe["n_ctx_train"]) == (512, 512)
+    assert recipe["n_params"] == sum(int(t.n_elements) for t in gguf.GGUFReader(stories).tensors)
+
+
+def test_inspect_is_for_reading(stories: Path) -> None:
+    shown = run("inspect", stories).stdout
+    assert "runs as llama: 5 layers of 64, 8 heads on 4 KV heads of 8" in shown
+    assert '512 items: "<unk>", "<s>", "</s>"' in shown
+    assert "blk.4.ffn_down.weight" in shown
+    assert "172 x 64" in shown
+    lines = shown.splitlines()[1:]  # the first one has the path
+    assert max(map(len, lines)) <= 80
+    assert len(lines) < 90  # of 512 tokens and scores, only some
+
+
+@pytest.fixture
+def strange(tmp_path: Path) -> Path:
+    """A good GGUF file that is no model for us, with text that would steer a terminal."""
+    path = tmp_path / "strange.gguf"
+    writer = gguf.GGUFWriter(path, "perceptron")
+    writer.add_string("general.name", "\x1b[31mred[/red]\nand more")
+    writer.add_float32("some.infinity", float("inf"))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def test_inspect_says_why_a_file_does_not_run(strange: Path) -> None:
+    report, result = run_json("inspect", strange), run("inspect", strange)
+    assert report["recipe"] is None
+    assert "perceptron" in report["reason"]
+    assert report["metadata"]["some.infinity"] is None
+    assert result.exit_code == 0
+    assert "does not run: " in result.stdout
+    assert r"\x1b[31mred[/red]\nand more" in result.stdout
+    assert "\x1b" not in result.stdout
+
+
+def test_generate_is_greedy_and_streams(stories: Path, golden_story: str) -> None:
+    report = generate(stories, "-n", "256")
+    assert report["text"].strip() == golden_story.strip()
+    assert (len(report["tokens"]), report["finish_reason"]) == (256, "length")
+    result = run("generate", "-m", stories, "-t", "1")
+    assert (result.stdout, result.stderr) == (report["text"] + "\n", "")
+
+
+def test_generate_goes_on_from_a_prompt_to_a_stop_string(stories: Path, golden_story: str) -> None:
+    prompt = golden_story[:60]
+    report = generate(stories, "-p", prompt, "--stop", "never said", "--stop", " One day")
+    assert prompt + report["text"] == golden_story[: golden_story.index(" One day")]
+    assert report["finish_reason"] == "stop"
+
+
+def test_generate_outlasts_the_context(stories: Path) -> None:
+    report = generate(stories, "-n", "600", "-c", "256", "--keep", "4", "-b", "32", "-ub", "16")
+    # BOS and 599 tokens were decoded, 344 more than there are cells; each shift empties 126
+    assert len(report["tokens"]) == 600
+    assert [shift["n_discard"] for shift in report["shifts"]] == [126] * 3
+    assert all(shift["stats"]["moved_cells"] == 126 for shift in report["shifts"])
+    assert report["n_ctx"] == 256
+
+
+def test_generate_draws_by_its_seed(stories: Path) -> None:
+    first, again, other = (
+        generate(stories, "-n", "40", "--temp", "1", "-s", seed)["tokens"] for seed in ("1", "1", "2")
+    )
+    assert first == again
+    assert first != other
+
+
+@pytest.mark.parametrize("verb", ["inspect", "generate"])
+def test_a_missing_file_is_one_line(tmp_path: Path, verb: str) -> None:
+    path = str(tmp_path / "nobody.gguf")
+    result = run(verb, "-m", path)
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr.count("\n") == 1
+    assert path in result.stderr
+    by_variable = run(verb, env={"KVGRAPH_MODEL": path})
+    assert "KVGRAPH_MODEL" in by_variable.stderr
+
+
+@pytest.mark.parametrize("verb", ["inspect", "generate"])
+def test_a_damaged_file_is_one_line(tmp_path: Path, stories: Path, verb: str) -> None:
+    path = tmp_path / "half.gguf"
+    path.write_bytes(stories.read_bytes()[: stories.stat().st_size // 2])
+    result = run(verb, "-m", path)
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr.startswith("Error: ")
+    assert result.stderr.count("\n") == 1
+
+
+def test_an_unknown_device_is_named(stories: Path) -> None:
+    result = run("generate", "-m", stories, env={"KVGRAPH_DEVICE": "abacus"})
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "'abacus'" in result.stderr
+    assert "KVGRAPH_DEVICE" in result.stderr
+
+
+def test_an_error_on_the_way_ends_the_line(stories: Path) -> None:
+    result = run("generate", "-m", stories, "-t", "1", "-c", "16", "--keep", "16")
+    assert result.exit_code == 1
+    assert result.stdout.endswith("\n")
+    assert result.stderr.count("\n") == 1
+
+
+def test_help_imports_no_more_than_it_needs() -> None:
+    script = (
+        "import sys\n"
+        "from pykvgraph.cli import main\n"
+        "main(['generate', '--help'], standalone_mode=False)\n"
+        "print({'rich', 'llama_cpp'} & set(sys.modules))\n"
+    )
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    shown = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, env=env
+    )
+    assert shown.stdout.splitlines()[-1] == "set()"

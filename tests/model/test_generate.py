@@ -1,0 +1,218 @@
+"""The token loop on models small enough to say something at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.engines import Token, decode, open_context, run_of
+from support.judge import nmse
+
+import pykvgraph as kvg
+
+OPENING = "Once upon a time"
+
+
+@pytest.fixture(scope="module")
+def story_model(stories: Path) -> Iterator[kvg.Model]:
+    with kvg.Model(stories, device="cpu") as model:
+        yield model
+
+
+@pytest.fixture
+def ctx(story_model: kvg.Model) -> Iterator[kvg.Context]:
+    with open_context(story_model, n_ctx=512) as ctx:
+        yield ctx
+
+
+def text_of(pieces: list[kvg.Piece]) -> str:
+    return "".join(piece.text for piece in pieces)
+
+
+def test_temperature_zero_is_argmax(ctx: kvg.Context) -> None:
+    pieces = list(kvg.generate(ctx, OPENING, max_tokens=20))
+    with open_context(ctx.model, n_ctx=512) as by_hand:
+        ids = ctx.model.tokenizer.encode(OPENING)
+        logits = decode(by_hand, run_of(ids))[-1]
+        for i, piece in enumerate(pieces):
+            assert piece.token == int(logits.argmax())
+            exact = logits.astype(np.float64)
+            assert piece.logprob == pytest.approx(exact[piece.token] - np.log(np.exp(exact).sum()), abs=1e-4)
+            logits = decode(by_hand, [Token(piece.token, len(ids) + i)])[0]
+
+
+def test_max_tokens(ctx: kvg.Context) -> None:
+    pieces = list(kvg.generate(ctx, OPENING, max_tokens=7))
+    assert len(pieces) == 7
+    assert [piece.finish_reason for piece in pieces] == [None] * 6 + ["length"]
+
+
+@pytest.mark.parametrize("stop", [["loved"], ["e loved to pl"], ["never said", "park", "outside"], "outside"])
+def test_stop_strings(ctx: kvg.Context, golden_story: str, stop: list[str] | str) -> None:
+    """Whole, across several tokens, the first of several: the text ends right before it."""
+    pieces = list(kvg.generate(ctx, "", max_tokens=100, stop=stop))
+    wanted = [stop] if isinstance(stop, str) else stop
+    first = min(golden_story.index(s) for s in wanted if s in golden_story)
+    assert text_of(pieces) == golden_story[:first]
+    assert pieces[-1].finish_reason == "stop"
+    assert all(piece.finish_reason is None for piece in pieces[:-1])
+
+
+def test_text_that_only_looks_like_a_stop_string_is_not_lost(ctx: kvg.Context, golden_story: str) -> None:
+    pieces = list(
+        kvg.generate(ctx, "", max_tokens=60, stop=["playing", "Lily. She loved to eat", "upon a timf"])
+    )
+    assert golden_story.startswith(text_of(pieces))
+    assert pieces[-1].finish_reason == "length"
+
+
+def test_goes_on_where_it_ended(ctx: kvg.Context) -> None:
+    """Two calls say what one says: nothing is cleared, the last token is given back as the prompt."""
+    whole = list(kvg.generate(ctx, OPENING, max_tokens=30))
+    ctx.reset()
+    first = list(kvg.generate(ctx, OPENING, max_tokens=12))
+    n_used = ctx.kv.n_used
+    second = list(kvg.generate(ctx, [first[-1].token], max_tokens=18))
+    assert ctx.kv.n_used == n_used + 18
+    assert [piece.token for piece in first + second] == [piece.token for piece in whole]
+    assert text_of(first + second) == text_of(whole)
+
+
+def test_sequences_are_apart(story_model: kvg.Model) -> None:
+    with open_context(story_model, n_ctx=512, n_seq_max=2) as ctx:
+        alone = list(kvg.generate(ctx, OPENING, seq=1, max_tokens=20))
+        ctx.reset()
+        list(kvg.generate(ctx, "The big dog", seq=0, max_tokens=20))
+        among = list(kvg.generate(ctx, OPENING, seq=1, max_tokens=20))
+    assert [piece.token for piece in among] == [piece.token for piece in alone]
+
+
+def test_full_context_is_an_error(story_model: kvg.Model) -> None:
+    with open_context(story_model, n_ctx=32) as ctx:
+        pieces = kvg.generate(ctx, OPENING, max_tokens=100)
+        with pytest.raises(kvg.CacheFullError):
+            list(pieces)
+        assert ctx.kv.n_used == 32
+        with pytest.raises(kvg.CacheFullError):
+            list(kvg.generate(ctx, OPENING, max_tokens=1))
+
+
+def test_context_shift_goes_on(story_model: kvg.Model) -> None:
+    reports: list[kvg.ShiftReport] = []
+    n_ctx, n_keep, n_tokens = 128, 8, 400
+    with open_context(story_model, n_ctx=n_ctx) as ctx:
+        shift = kvg.ContextShift(n_keep=n_keep, on_shift=reports.append)
+        pieces = list(kvg.generate(ctx, OPENING, max_tokens=n_tokens, on_full=shift))
+        assert len(pieces) == n_tokens
+        assert ctx.kv.n_used <= n_ctx
+        assert sorted(ctx.kv.cells().pos[: ctx.kv.n_kv]) == list(range(ctx.kv.n_used))
+    discard = (n_ctx - n_keep) // 2
+    assert {report.n_discard for report in reports} == {discard}
+    assert len(reports) == 1 + (n_tokens - n_ctx) // discard
+    assert all(report.stats.shifted_cells == n_ctx - n_keep - discard for report in reports)
+
+
+def test_shifted_generation_is_what_the_operations_by_hand_say(story_model: kvg.Model) -> None:
+    n_ctx, n_keep, n_discard, n_tokens = 64, 4, 20, 100
+    options = {"type_k": "f32", "type_v": "f32", "flash_attn": "off"}
+    with open_context(story_model, n_ctx=n_ctx, **options) as ctx:
+        shift = kvg.ContextShift(n_keep=n_keep, n_discard=n_discard)
+        tokens = [piece.token for piece in kvg.generate(ctx, OPENING, max_tokens=n_tokens, on_full=shift)]
+    with open_context(story_model, n_ctx=n_ctx, **options) as by_hand:
+        kv = by_hand.kv
+        logits = decode(by_hand, run_of(story_model.tokenizer.encode(OPENING)))[-1]
+        for token in tokens:
+            assert token == int(logits.argmax())
+            if kv.n_used == n_ctx:
+                kv.seq_rm(0, n_keep, n_keep + n_discard)
+                kv.seq_add(0, n_keep + n_discard, -1, -n_discard)
+            logits = decode(by_hand, [Token(token, kv.seq_pos_max(0) + 1)])[0]
+
+
+def test_nothing_to_discard(story_model: kvg.Model) -> None:
+    with open_context(story_model, n_ctx=32) as ctx, pytest.raises(kvg.CacheFullError):
+        list(kvg.generate(ctx, OPENING, max_tokens=100, on_full=kvg.ContextShift(n_keep=32)))
+
+
+def test_seeds(ctx: kvg.Context) -> None:
+    def speak(seed: int, **sampling: float) -> list[int]:
+        ctx.reset()
+        return [
+            piece.token
+            for piece in kvg.generate(ctx, OPENING, max_tokens=40, temperature=1.0, seed=seed, **sampling)  # type: ignore[arg-type]
+        ]
+
+    first = speak(1)
+    assert speak(1) == first
+    assert len({tuple(speak(seed)) for seed in (1, 2, 3)}) > 1
+    greedy = speak(1, top_k=1)
+    assert speak(2, top_k=1) == greedy
+    assert speak(2, top_p=0.0) == greedy
+    assert speak(2, min_p=1.0) == greedy
+
+
+def test_temperature_shapes_the_distribution(ctx: kvg.Context) -> None:
+    """The first token of many draws follows softmax(logits / temperature)."""
+    ids = ctx.model.tokenizer.encode(OPENING + ", there was a")
+    logits = decode(ctx, run_of(ids))[-1]
+    temperature, n_draws = 1.5, 2000
+    sampler = kvg.Sampler(temperature=temperature, top_k=0, top_p=1.0, min_p=0.0, seed=7)
+    counts = np.bincount([sampler.sample(logits) for _ in range(n_draws)], minlength=len(logits))
+    weights = np.exp((logits - logits.max()).astype(np.float64) / temperature)
+    expected = weights / weights.sum()
+    likely = expected > 0.02
+    assert likely.sum() >= 3
+    deviation = np.abs(counts[likely] / n_draws - expected[likely])
+    assert (deviation <= 5 * np.sqrt(expected[likely] / n_draws)).all()
+
+
+def test_flash_and_plain_tell_the_same(story_model: kvg.Model) -> None:
+    rows = []
+    for flash_attn in ("on", "off"):
+        with open_context(story_model, n_ctx=512, flash_attn=flash_attn) as ctx:
+            rows.append(decode(ctx, run_of(story_model.tokenizer.encode(OPENING))))
+    assert nmse(rows[0], rows[1]) <= 1e-4
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"max_tokens": 0},
+        {"max_tokens": 2**70},
+        {"temperature": -1.0},
+        {"temperature": float("nan")},
+        {"top_p": 1.5},
+        {"min_p": -0.1},
+        {"top_k": -1},
+        {"seed": -1},
+        {"seed": 2**70},
+        {"stop": [""]},
+        {"stop": [1]},
+        {"seq": 1},
+        {"seq": -1},
+        {"seq": 2**64},
+        {"on_full": 32},
+    ],
+    ids=str,
+)
+def test_invalid_arguments(ctx: kvg.Context, arguments: dict[str, object]) -> None:
+    with pytest.raises(kvg.InvalidArgumentError):
+        list(kvg.generate(ctx, OPENING, **arguments))  # type: ignore[arg-type]
+    assert ctx.kv.n_used == 0
+
+
+def test_end_of_generation(tiny: kvg.Model) -> None:
+    """A random model at a high temperature says </s> now and then: that ends the text."""
+    eos = tiny.tokenizer.eos
+    reasons = set()
+    with open_context(tiny, n_ctx=64) as ctx:
+        for seed in range(100):
+            ctx.reset()
+            flat = {"temperature": 5.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+            *before, last = kvg.generate(ctx, [5], max_tokens=20, seed=seed, **flat)  # type: ignore[arg-type]
+            assert eos not in [piece.token for piece in before]
+            assert (last.finish_reason == "stop") == (last.token == eos)
+            reasons.add(last.finish_reason)
+    assert reasons == {"stop", "length"}

@@ -1,0 +1,22 @@
+"""A real model, a story that another program published."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support.engines import open_context
+
+import pykvgraph as kvg
+
+N_TOKENS = 256
+
+
+@pytest.mark.parametrize("flash_attn", ["off", "on", "auto"])
+def test_greedy_story_is_the_published_one(stories: Path, golden_story: str, flash_attn: str) -> None:
+    with (
+        kvg.Model(stories, device="cpu") as model,
+        open_context(model, n_ctx=512, flash_attn=flash_attn) as ctx,
+    ):
+        pieces = list(kvg.generate(ctx, "", max_tokens=N_TOKENS))
+    assert "".join(piece.text for piece in pieces).strip() == golden_story.strip()

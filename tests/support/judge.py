@@ -1,0 +1,62 @@
+"""The rule: our logits may differ from libllama's by twice what its own two attentions differ by."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+import pykvgraph as kvg
+from support.engines import Logits, OurEngine, Scenario, open_context
+from support.referee import Referee
+
+FLOOR = 1e-6
+
+
+def nmse(ours: Logits, theirs: Logits) -> float:
+    """Squared error over all rows, relative to the squares of `theirs`."""
+    if ours.shape != theirs.shape:
+        raise AssertionError(f"shapes differ: {ours.shape} and {theirs.shape}")
+    difference = ours.astype(np.float64) - theirs
+    return float(np.sum(difference**2) / np.sum(theirs.astype(np.float64) ** 2))
+
+
+def judge(
+    path: Path,
+    scenario: Scenario,
+    *,
+    n_ctx: int = 512,
+    n_ubatch: int = 512,
+    n_seq_max: int = 1,
+    kv_type: str = "f16",
+    device: str = "cpu",
+    slack: float = 1.0,
+    attentions: Sequence[str] = ("off", "on", "auto"),
+) -> None:
+    """Runs the scenario on libllama, flash and plain, and on ours with each of `attentions`.
+
+    `slack` widens the rule for a device whose kernels round more coarsely than the CPU's.
+    """
+    theirs = {}
+    for flash in (False, True):
+        with Referee(
+            path, flash=flash, n_ctx=n_ctx, n_ubatch=n_ubatch, n_seq_max=n_seq_max, kv_type=kv_type
+        ) as referee:
+            theirs[flash] = scenario(referee)
+    allowed = slack * max(FLOOR, 2 * nmse(theirs[True], theirs[False]))
+    with kvg.Model(path, device=device) as model:
+        for flash_attn in attentions:
+            with open_context(
+                model,
+                n_ctx=n_ctx,
+                n_batch=n_ctx,
+                n_ubatch=n_ubatch,
+                n_seq_max=n_seq_max,
+                type_k=kv_type,
+                type_v=kv_type,
+                flash_attn=flash_attn,
+            ) as ctx:
+                error = nmse(scenario(OurEngine(ctx)), theirs[flash_attn == "on"])
+            if not error <= allowed:  # also when it is NaN
+                raise AssertionError(f"flash_attn={flash_attn}: NMSE {error:.2e}, allowed {allowed:.2e}")

@@ -1,0 +1,164 @@
+"""Random llama-architecture GGUF files, small enough that a test runs in a second."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import gguf
+import numpy as np
+import numpy.typing as npt
+
+WeightType = gguf.GGMLQuantizationType
+
+N_BYTE_TOKENS = 256
+WORDS = ["\u2581", *"abcdefghijklmnopqrstuvwxyz", "th", "he"]
+N_VOCAB = 3 + N_BYTE_TOKENS + len(WORDS)  # 288
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """What a random model looks like. `head_dim` 0 means n_embd / n_head; `rope_scale` is a linear factor."""
+
+    n_layer: int = 2
+    n_embd: int = 64
+    n_head: int = 4
+    n_head_kv: int = 2
+    head_dim: int = 0
+    n_ff: int = 128
+    weights: WeightType = WeightType.F32
+    tied: bool = False
+    rope_base: float = 10000.0
+    rope_scale: float = 1.0
+    rope_factors: bool = False
+    seed: int = 0
+
+    @property
+    def k_dim(self) -> int:
+        """Elements of one head's K row."""
+        return self.head_dim or self.n_embd // self.n_head
+
+    def __str__(self) -> str:
+        gqa = f"{self.n_head}h{self.n_head_kv}kv{self.k_dim}d"
+        extras = ("-tied" if self.tied else "") + ("-factors" if self.rope_factors else "")
+        scale = f"-scale{self.rope_scale:g}" if self.rope_scale != 1 else ""
+        return f"{self.n_layer}x{self.n_embd}-{gqa}-{self.weights.name}{extras}{scale}-{self.seed}"
+
+
+TINY = ModelSpec(n_layer=1, n_embd=16, n_head=2, n_head_kv=1, n_ff=32)
+SMALL = ModelSpec()
+
+
+def write_model(spec: ModelSpec, directory: Path) -> Path:
+    """Writes the model, or finds it where an earlier call left it."""
+    path = directory / f"{spec}.gguf"
+    if not path.exists():
+        if spec.weights == WeightType.Q4_K:
+            quantize_by_libllama(write_model(replace(spec, weights=WeightType.F32), directory), path)
+        else:
+            write_gguf(spec, path)
+    return path
+
+
+def write_gguf(spec: ModelSpec, path: Path) -> None:
+    writer = gguf.GGUFWriter(path, "llama")
+    add_metadata(writer, spec)
+    add_vocabulary(writer)
+    for name, tensor in random_tensors(spec).items():
+        if tensor.ndim == 1:  # norms and frequency factors
+            writer.add_tensor(name, tensor)
+        else:
+            writer.add_tensor(name, gguf.quantize(tensor, spec.weights), raw_dtype=spec.weights)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def add_metadata(writer: gguf.GGUFWriter, spec: ModelSpec) -> None:
+    writer.add_block_count(spec.n_layer)
+    writer.add_context_length(4096)
+    writer.add_embedding_length(spec.n_embd)
+    writer.add_feed_forward_length(spec.n_ff)
+    writer.add_head_count(spec.n_head)
+    writer.add_head_count_kv(spec.n_head_kv)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_rope_dimension_count(spec.k_dim)
+    writer.add_rope_freq_base(spec.rope_base)
+    writer.add_vocab_size(N_VOCAB)
+    if spec.head_dim:
+        writer.add_key_length(spec.head_dim)
+        writer.add_value_length(spec.head_dim)
+    if spec.rope_scale != 1:
+        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+        writer.add_rope_scaling_factor(spec.rope_scale)
+
+
+def add_vocabulary(writer: gguf.GGUFWriter) -> None:
+    """A SentencePiece vocabulary: control tokens, every byte, letters, two merges."""
+    kinds = gguf.TokenType
+    byte_tokens = [f"<0x{byte:02X}>" for byte in range(N_BYTE_TOKENS)]
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list(["<unk>", "<s>", "</s>", *byte_tokens, *WORDS])
+    writer.add_token_scores([0.0] * (3 + N_BYTE_TOKENS) + [-float(i + 1) for i in range(len(WORDS))])
+    writer.add_token_types(
+        [kinds.UNKNOWN, kinds.CONTROL, kinds.CONTROL]
+        + [kinds.BYTE] * N_BYTE_TOKENS
+        + [kinds.NORMAL] * len(WORDS)
+    )
+    writer.add_unk_token_id(0)
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+
+
+def random_tensors(spec: ModelSpec) -> dict[str, npt.NDArray[np.float32]]:
+    """Weights by GGUF name, shaped (rows, columns); attention is peaked and logits are lively."""
+    rng = np.random.default_rng(spec.seed)
+    q_rows, kv_rows = spec.n_head * spec.k_dim, spec.n_head_kv * spec.k_dim
+
+    def matrix(rows: int, columns: int, gain: float) -> npt.NDArray[np.float32]:
+        weights = rng.standard_normal((rows, columns), dtype=np.float32)
+        weights *= gain / np.sqrt(columns)  # in place, where NumPy can't make it float64
+        return weights
+
+    def norm() -> npt.NDArray[np.float32]:
+        weights = rng.standard_normal(spec.n_embd, dtype=np.float32)
+        weights *= 0.1
+        weights += 1
+        return weights
+
+    # a small embedding: else a tied model's logits are little more than the last token's own
+    tensors = {"token_embd.weight": matrix(N_VOCAB, spec.n_embd, 2.0)}
+    for layer in range(spec.n_layer):
+        tensors |= {
+            f"blk.{layer}.attn_norm.weight": norm(),
+            f"blk.{layer}.attn_q.weight": matrix(q_rows, spec.n_embd, 1.5),
+            f"blk.{layer}.attn_k.weight": matrix(kv_rows, spec.n_embd, 1.5),
+            f"blk.{layer}.attn_v.weight": matrix(kv_rows, spec.n_embd, 1.0),
+            f"blk.{layer}.attn_output.weight": matrix(spec.n_embd, q_rows, 1.0),
+            f"blk.{layer}.ffn_norm.weight": norm(),
+            f"blk.{layer}.ffn_gate.weight": matrix(spec.n_ff, spec.n_embd, 1.0),
+            f"blk.{layer}.ffn_up.weight": matrix(spec.n_ff, spec.n_embd, 1.0),
+            f"blk.{layer}.ffn_down.weight": matrix(spec.n_embd, spec.n_ff, 1.0),
+        }
+    tensors["output_norm.weight"] = norm()
+    if not spec.tied:
+        tensors["output.weight"] = matrix(N_VOCAB, spec.n_embd, 3.0)
+    if spec.rope_factors:
+        # as Llama 3.1 does: fast dimensions as they are, slow ones up to eight times slower
+        tensors["rope_freqs.weight"] = np.linspace(1, 8, spec.k_dim // 2, dtype=np.float32)
+    return tensors
+
+
+def quantize_by_libllama(source: Path, target: Path) -> None:
+    """Q4_K by libllama itself: the gguf package reads K-quants but doesn't write them."""
+    from llama_cpp import llama_cpp as ll
+
+    params = ll.llama_model_quantize_default_params()
+    params.nthread = 1
+    params.ftype = ll.LLAMA_FTYPE_MOSTLY_Q4_K_S
+    params.pure = True
+    status = ll.llama_model_quantize(str(source).encode(), str(target).encode(), ctypes.byref(params))
+    if status != 0:
+        raise RuntimeError(f"libllama could not quantize {source} (status {status})")

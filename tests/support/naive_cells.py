@@ -1,0 +1,150 @@
+"""The cells as docs tell of them, in plain Python: slow, obvious, any integer welcome."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from pykvgraph import CacheFullError, InvalidArgumentError, UnsupportedError
+from support.engines import Token
+
+INT64 = range(-(2**63), 2**63)
+MAX_POS = 2**31 - 1
+
+# What a call must raise: one of these. Empty: it must not raise.
+Refusals = tuple[type[Exception], ...]
+
+
+@dataclass
+class Cell:
+    """One token's place. `rotations` counts the updates that have rotated its K."""
+
+    token: int
+    pos: int
+    seqs: frozenset[int]
+    shift: int = 0
+    rotations: int = 0
+    top: int = 0  # the highest position that it has had
+
+
+@dataclass
+class NaiveCells:
+    """A list of cells, None where empty. An op returns what the real one must raise; it did nothing then."""
+
+    n_cells: int
+    n_seq_max: int
+    cells: list[Cell | None] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.cells = self.cells or [None] * self.n_cells
+
+    @property
+    def used(self) -> list[Cell]:
+        return [cell for cell in self.cells if cell]
+
+    @property
+    def n_kv(self) -> int:
+        return max((i + 1 for i, cell in enumerate(self.cells) if cell), default=0)
+
+    @property
+    def n_misplaced(self) -> int:
+        """Used cells at or beyond n_used: the fewest moves that make the cache compact."""
+        return sum(cell is not None for cell in self.cells[len(self.used) :])
+
+    def of(self, seq: int) -> list[Cell]:
+        return [cell for cell in self.used if seq in cell.seqs]
+
+    def pos_max(self, seq: int) -> int:
+        return max((cell.pos for cell in self.of(seq)), default=-1)
+
+    def pos_min(self, seq: int) -> int:
+        return min((cell.pos for cell in self.of(seq)), default=-1)
+
+    def refuse(self, *numbers: int, seqs: Sequence[int] = ()) -> Refusals:
+        """Numbers beyond int64, and sequences that aren't."""
+        wide = any(number not in INT64 for number in (*numbers, *seqs))
+        return (InvalidArgumentError,) if wide or any(not 0 <= seq < self.n_seq_max for seq in seqs) else ()
+
+    def seq_rm(self, seq: int, p0: int, p1: int) -> Refusals:
+        every = seq < 0
+        refusals = self.refuse(seq, p0, p1, seqs=() if every else (seq,))
+        if not refusals:
+            for i, cell in self._in_range(range(self.n_seq_max) if every else (seq,), p0, p1):
+                left = frozenset() if every else cell.seqs - {seq}
+                self.cells[i] = replace(cell, seqs=left) if left else None
+        return refusals
+
+    def seq_cp(self, src: int, dst: int, p0: int, p1: int) -> Refusals:
+        refusals = self.refuse(p0, p1, seqs=(src, dst))
+        if not refusals:
+            for i, cell in self._in_range((src,), p0, p1):
+                self.cells[i] = replace(cell, seqs=cell.seqs | {dst})
+        return refusals
+
+    def seq_keep(self, seq: int) -> Refusals:
+        refusals = self.refuse(seqs=(seq,))
+        if not refusals:
+            only = frozenset({seq})
+            self.cells = [replace(c, seqs=only) if c and seq in c.seqs else None for c in self.cells]
+        return refusals
+
+    def seq_add(self, seq: int, p0: int, p1: int, delta: int) -> Refusals:
+        refusals = self.refuse(p0, p1, delta, seqs=(seq,))
+        return refusals or self._reposition(seq, p0, p1, lambda pos: pos + delta)
+
+    def seq_div(self, seq: int, p0: int, p1: int, divisor: int) -> Refusals:
+        refusals = self.refuse(p0, p1, divisor, seqs=(seq,)) if divisor > 0 else (InvalidArgumentError,)
+        return refusals or self._reposition(seq, p0, p1, lambda pos: pos // divisor)
+
+    def _reposition(self, seq: int, p0: int, p1: int, move: Callable[[int], int]) -> Refusals:
+        found = [(i, cell, move(cell.pos)) for i, cell in self._in_range((seq,), p0, p1)]
+        refusals: Refusals = ()
+        if any(pos > MAX_POS for _, _, pos in found):
+            refusals += (InvalidArgumentError,)
+        # copy-on-write is not there yet
+        if any(pos >= 0 and pos != cell.pos and len(cell.seqs) > 1 for _, cell, pos in found):
+            refusals += (UnsupportedError,)
+        if refusals:
+            return refusals
+        for i, cell, pos in found:
+            if pos < 0:
+                left = cell.seqs - {seq}
+                self.cells[i] = replace(cell, seqs=left) if left else None
+            else:
+                shift = cell.shift + pos - cell.pos
+                self.cells[i] = replace(cell, pos=pos, shift=shift, top=max(pos, cell.top))
+        return ()
+
+    def clear(self) -> None:
+        self.cells = [None] * self.n_cells
+
+    def rotate(self) -> int:
+        """The K-shift; the number of cells that it rotates."""
+        waiting = [i for i, cell in enumerate(self.cells) if cell and cell.shift]
+        for i in waiting:
+            cell = self.cells[i]
+            assert cell
+            self.cells[i] = replace(cell, shift=0, rotations=cell.rotations + 1)
+        return len(waiting)
+
+    def check_batch(self, tokens: Sequence[Token], n_batch: int, n_vocab: int) -> Refusals:
+        """What decode must raise for this batch. A full cache is told apart only in a batch that is valid."""
+        if not 1 <= len(tokens) <= n_batch:
+            return (InvalidArgumentError,)
+        seqs = range(self.n_seq_max)
+        seen = {seq: {i for i, cell in enumerate(self.cells) if cell and seq in cell.seqs} for seq in seqs}
+        last = {seq: self.pos_max(seq) for seq in seqs}
+        for i, token in enumerate(tokens):
+            wrong = not token.seq_ids or any(not 0 <= seq < self.n_seq_max for seq in token.seq_ids)
+            if wrong or not 0 <= token.id < n_vocab or not 0 <= token.pos <= MAX_POS:
+                return (InvalidArgumentError,)
+            if any(token.pos <= last[seq] or seen[seq] != seen[token.seq_ids[0]] for seq in token.seq_ids):
+                return (InvalidArgumentError,)
+            for seq in token.seq_ids:
+                last[seq] = token.pos
+                seen[seq].add(self.n_cells + i)  # a cell to be
+        return (CacheFullError,) if len(tokens) > self.n_cells - len(self.used) else ()
+
+    def _in_range(self, seqs: Sequence[int], p0: int, p1: int) -> list[tuple[int, Cell]]:
+        seen = [(i, cell) for i, cell in enumerate(self.cells) if cell and not cell.seqs.isdisjoint(seqs)]
+        return [(i, cell) for i, cell in seen if p0 <= cell.pos and (p1 < 0 or cell.pos < p1)]

@@ -1,0 +1,253 @@
+"""The command line without a model: help, options, environment, errors. Needs no native library."""
+
+from __future__ import annotations
+
+import json
+import math
+import shlex
+from collections.abc import Iterator
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+
+from pykvgraph.cli import main, show
+from pykvgraph.cli.verb import Verb, option
+from pykvgraph.errors import CacheFullError, KVGraphError, UnsupportedError
+
+VERBS = sorted(main.commands)
+
+
+def run(*arguments: str, env: dict[str, str] | None = None) -> Result:
+    return CliRunner().invoke(main, arguments, env=env, prog_name="pykvgraph")
+
+
+def options(verb: str) -> list[click.Option]:
+    return [param for param in main.commands[verb].params if isinstance(param, click.Option)]
+
+
+@pytest.fixture
+def parsed(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
+    """What `generate` is called with, in place of running it."""
+    seen: dict[str, Any] = {}
+    monkeypatch.setattr(main.commands["generate"], "callback", lambda **values: seen.update(values))
+    yield seen
+
+
+def test_the_verbs_of_this_version() -> None:
+    assert VERBS == ["generate", "info", "inspect"]
+    assert all(verb in run("--help").stdout for verb in VERBS)
+
+
+@pytest.mark.parametrize("verb", [None, *VERBS])
+def test_help_has_an_example(verb: str | None) -> None:
+    arguments = [verb] if verb else []
+    result = run(*arguments, "--help")
+    assert result.exit_code == 0
+    assert f"\n    pykvgraph {verb or ''}" in result.stdout.partition("Examples:")[2]
+    assert run(*arguments, "-h").stdout == result.stdout
+    assert max(map(len, result.stdout.splitlines())) <= 80
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_help_shows_every_variable(verb: str) -> None:
+    words = " ".join(run(verb, "--help").stdout.split())
+    assert all(f"env var: {opt.envvar}" in words for opt in options(verb))
+
+
+@pytest.mark.parametrize(
+    ("variable", "default"),
+    [
+        ("PROMPT", '""'),
+        ("N_PREDICT", "256"),
+        ("CTX_SIZE", "(the model's, at most 4096)"),
+        ("BATCH_SIZE", "512"),
+        ("UBATCH_SIZE", "512"),
+        ("THREADS", "(all CPUs)"),
+        ("DEVICE", "auto"),
+        ("TEMP", "0.0"),
+        ("TOP_K", "40"),
+        ("TOP_P", "0.95"),
+        ("MIN_P", "0.05"),
+        ("SEED", "(random)"),
+        ("KEEP", "32"),
+    ],
+)
+def test_help_shows_defaults(variable: str, default: str) -> None:
+    words = " ".join(run("generate", "--help").stdout.split())
+    assert f"env var: KVGRAPH_{variable}; default: {default}" in words
+
+
+def test_a_variable_means_the_same_everywhere() -> None:
+    names: dict[Any, set[str]] = {}
+    for verb in VERBS:
+        for opt in options(verb):
+            names.setdefault(opt.envvar, set()).add(max(opt.opts, key=len))
+    assert all(str(variable).startswith("KVGRAPH_") for variable in names)
+    assert all(len(spellings) == 1 for spellings in names.values())
+
+
+def test_llama_cpp_spellings(parsed: dict[str, Any]) -> None:
+    result = run(
+        *shlex.split("generate -m a.gguf -p hello -n 5 -c 64 -b 32 -ub 16 -t 2 -tb 3 -dev cpu -s 7 --json"),
+        *shlex.split("--temp 0.5 --top-k 9 --top-p 0.8 --min-p 0.1 --keep 4 --stop x --stop 'y z'"),
+    )
+    assert (result.exit_code, result.output) == (0, "")
+    assert parsed == {
+        "model": "a.gguf",
+        "prompt": "hello",
+        "max_tokens": 5,
+        "n_ctx": 64,
+        "n_batch": 32,
+        "n_ubatch": 16,
+        "n_threads": 2,
+        "n_threads_batch": 3,
+        "device": "cpu",
+        "seed": 7,
+        "temperature": 0.5,
+        "top_k": 9,
+        "top_p": 0.8,
+        "min_p": 0.1,
+        "n_keep": 4,
+        "as_json": True,
+        "stop": ("x", "y z"),
+    }
+
+
+def test_environment_sets_what_is_not_typed(parsed: dict[str, Any]) -> None:
+    env = {
+        "KVGRAPH_MODEL": "b.gguf",
+        "KVGRAPH_N_PREDICT": "6",
+        "KVGRAPH_TOP_P": "0.25",
+        "KVGRAPH_STOP": "one text",
+        "KVGRAPH_JSON": "1",
+    }
+    assert run("generate", "-n", "5", env=env).exit_code == 0
+    assert parsed["model"] == "b.gguf"
+    assert parsed["max_tokens"] == 5
+    assert parsed["top_p"] == 0.25
+    assert parsed["stop"] == ("one text",)
+    assert parsed["as_json"] is True
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("KVGRAPH_N_PREDICT", "many"),
+        ("KVGRAPH_N_PREDICT", "0"),
+        ("KVGRAPH_CTX_SIZE", "-1"),
+        ("KVGRAPH_BATCH_SIZE", "1.5"),
+        ("KVGRAPH_UBATCH_SIZE", "0"),
+        ("KVGRAPH_THREADS", "all"),
+        ("KVGRAPH_THREADS_BATCH", "0"),
+        ("KVGRAPH_TEMP", "hot"),
+        ("KVGRAPH_TOP_K", "-1"),
+        ("KVGRAPH_TOP_P", "1.01"),
+        ("KVGRAPH_MIN_P", "-0.1"),
+        ("KVGRAPH_SEED", "4294967295"),
+        ("KVGRAPH_KEEP", "-1"),
+        ("KVGRAPH_JSON", "perhaps"),
+    ],
+)
+def test_a_bad_variable_is_named(parsed: dict[str, Any], variable: str, value: str) -> None:
+    result = run("generate", "-m", "a.gguf", env={variable: value})
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert variable in result.stderr
+    assert value in result.stderr
+    assert not parsed
+
+
+@pytest.mark.parametrize(
+    "arguments", [["generate"], ["inspect"], ["talk"], ["info", "--jsn"], ["generate", "-m", "a", "-n"]]
+)
+def test_usage_errors_exit_with_2(arguments: list[str]) -> None:
+    result = run(*arguments)
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert "Error: " in result.stderr
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        KVGraphError("a bug"),
+        UnsupportedError("it can't\nbe done"),
+        CacheFullError("no room"),
+        FileNotFoundError(2, "No such file or directory", "a.gguf"),
+        ImportError("libggml.so.0 is missing"),
+    ],
+)
+def test_our_errors_are_one_line(error: Exception) -> None:
+    result = CliRunner().invoke(failing(error), ["--place", "here"])
+    assert result.exit_code == 1
+    assert result.stdout == ""
+    assert result.stderr == f"Error: {' '.join(str(error).split())}\n"
+
+
+def test_an_error_names_the_variables_in_use() -> None:
+    command = failing(KVGraphError("no such place"))
+    result = CliRunner().invoke(command, [], env={"KVGRAPH_PLACE": "there", "KVGRAPH_TIME": ""})
+    assert result.stderr == "Error: no such place (from the environment: KVGRAPH_PLACE)\n"
+
+
+def test_a_mistake_in_the_program_is_not_hidden() -> None:
+    result = CliRunner().invoke(failing(ZeroDivisionError("a mistake")), ["--place", "here"])
+    assert isinstance(result.exception, ZeroDivisionError)
+
+
+def test_a_reader_that_has_gone_is_no_error() -> None:
+    result = CliRunner().invoke(failing(BrokenPipeError(32, "Broken pipe")), ["--place", "here"])
+    assert (result.exit_code, result.output) == (1, "")
+
+
+def failing(error: Exception) -> click.Command:
+    @click.command(cls=Verb)
+    @option("--place", required=True)
+    @option("--time")
+    def command(place: str, time: str | None) -> None:
+        raise error
+
+    return command
+
+
+@pytest.mark.parametrize(
+    ("n_bytes", "text"),
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1024, "1.0 KiB"),
+        (1536, "1.5 KiB"),
+        (5 * 2**20, "5.0 MiB"),
+        (2**30 + 2**29, "1.5 GiB"),
+        (2**41, "2.0 TiB"),
+        (2**52, "4096.0 TiB"),
+    ],
+)
+def test_size_text(n_bytes: int, text: str) -> None:
+    assert show.size_text(n_bytes) == text
+
+
+def test_what_a_file_says_cannot_steer_the_terminal() -> None:
+    assert show.printable("a\nb\x1b[2J\x9b é漢\u202e") == r"a\nb\x1b[2J\x9b é漢\u202e"
+    assert show.safe_cell("[red]x[/red]").plain == "[red]x[/red]"
+
+
+def test_json_is_valid_whatever_the_numbers(capsys: pytest.CaptureFixture[str]) -> None:
+    show.print_json({"a": [math.nan, 1.5, (math.inf, 2)], "b": {"c": -math.inf}, "d": "é\n"})
+    out = capsys.readouterr().out
+    assert json.loads(out, parse_constant=pytest.fail) == {
+        "a": [None, 1.5, [None, 2]],
+        "b": {"c": None},
+        "d": "é\n",
+    }
+    assert out.count("\n") == 1
+
+
+def test_long_values_are_abbreviated() -> None:
+    assert show.abbreviated([1, 2]) == "2 items: 1, 2"
+    assert show.abbreviated(list(range(1000))) == "1000 items: 0, 1, 2, 3, 4, 5, …"
+    assert show.abbreviated("x" * 1000) == "x" * 160 + "… (1000 characters)"
+    assert show.abbreviated("plain") == "plain"
+    assert show.abbreviated(True) == "true"

@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from pykvgraph import env
+from pykvgraph.errors import InvalidArgumentError
+
+
+@pytest.mark.parametrize(
+    ("word", "level"),
+    [
+        ("debug", logging.DEBUG),
+        ("INFO", logging.INFO),
+        ("warning", logging.WARNING),
+        ("Error", logging.ERROR),
+    ],
+)
+def test_log_level(word: str, level: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVGRAPH_LOG", word)
+    assert env.log_level() == level
+
+
+def test_unset_and_empty_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in ("KVGRAPH_LOG", "KVGRAPH_LIB"):
+        monkeypatch.delenv(variable, raising=False)
+    assert env.log_level() is None
+    assert env.path(env.LIBRARY) is None
+    for variable in ("KVGRAPH_LOG", "KVGRAPH_LIB"):
+        monkeypatch.setenv(variable, "")
+    assert env.log_level() is None
+    assert env.path(env.LIBRARY) is None
+
+
+@pytest.mark.parametrize("word", ["verbose", "1", " info", "warn"])
+def test_bad_log_level_names_the_variable(word: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVGRAPH_LOG", word)
+    with pytest.raises(InvalidArgumentError, match=r"KVGRAPH_LOG.*debug, info, warning, error"):
+        env.log_level()
+
+
+def test_path_is_absolute(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("KVGRAPH_LIB", "here/libkvgraph.so")
+    assert env.path(env.LIBRARY) == tmp_path / "here" / "libkvgraph.so"
+
+
+def test_every_variable_is_in_the_table() -> None:
+    for variable in (env.LIBRARY, env.LOG, env.LLAMA_CPP_LIBRARIES):
+        assert f"| `{variable}`" in (env.__doc__ or "")
+
+
+def test_nobody_else_reads_the_environment() -> None:
+    package = Path(env.__file__).parent
+    library = [path for path in package.rglob("*.py") if "cli" not in path.relative_to(package).parts]
+    assert [path.name for path in library if "environ" in path.read_text(encoding="utf-8")] == ["env.py"]

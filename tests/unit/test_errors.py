@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+import pytest
+
+from pykvgraph import errors
+from pykvgraph._native.ffi import KvgStatus
+
+
+@pytest.mark.parametrize(
+    ("status", "kinds"),
+    [
+        (KvgStatus.KVG_INVALID_ARGUMENT, (errors.InvalidArgumentError, errors.KVGraphError, ValueError)),
+        (KvgStatus.KVG_MODEL_LOAD, (errors.ModelLoadError, errors.KVGraphError, ValueError)),
+        (KvgStatus.KVG_NOT_FOUND, (FileNotFoundError,)),
+        (KvgStatus.KVG_CACHE_FULL, (errors.CacheFullError, errors.KVGraphError, RuntimeError)),
+        (KvgStatus.KVG_UNSUPPORTED, (errors.UnsupportedError, errors.KVGraphError, NotImplementedError)),
+        (KvgStatus.KVG_DEVICE, (errors.DeviceError, errors.KVGraphError, RuntimeError)),
+        (KvgStatus.KVG_INTERNAL, (errors.KVGraphError,)),
+        (99, (errors.KVGraphError,)),
+    ],
+)
+def test_status_becomes_class(status: int, kinds: tuple[type[Exception], ...]) -> None:
+    check = errors.errcheck(lambda: "what was wrong, é".encode())
+    with pytest.raises(kinds[0], match=r"^what was wrong, é$") as caught:
+        check(status, None, ())
+    assert all(isinstance(caught.value, kind) for kind in kinds)
+    assert type(caught.value) is kinds[0]
+
+
+def test_every_status_is_tested() -> None:
+    assert len(KvgStatus) == 8
+
+
+def test_ok_asks_for_no_message() -> None:
+    def never() -> bytes:
+        raise AssertionError("asked for a message")
+
+    errors.errcheck(never)(KvgStatus.KVG_OK, None, ())
+
+
+def test_state_error_is_a_value_error() -> None:
+    assert issubclass(errors.StateError, (errors.KVGraphError, ValueError))
+    assert issubclass(errors.StateError, ValueError)

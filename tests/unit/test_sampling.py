@@ -1,0 +1,62 @@
+"""Greedy sampling and the arguments; what libllama draws is tested with a model."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as nps
+
+from pykvgraph.errors import InvalidArgumentError, KVGraphError
+from pykvgraph.sampling import Sampler, logprob
+
+rows = nps.arrays(np.float32, st.integers(1, 50), elements=st.floats(-100, 100, width=32))
+
+
+@given(rows)
+def test_greedy_takes_the_first_of_the_largest(logits: Any) -> None:
+    assert Sampler().sample(logits) == max(range(len(logits)), key=lambda i: (logits[i], -i))
+
+
+@pytest.mark.parametrize("broken", [math.nan, math.inf])
+def test_broken_logits(broken: float) -> None:
+    with pytest.raises(KVGraphError, match="broken"):
+        Sampler().sample(np.array([0.0, broken, 1.0], np.float32))
+
+
+def test_no_token_at_all_is_possible() -> None:
+    with pytest.raises(KVGraphError, match="broken"):
+        Sampler().sample(np.full(3, -np.inf, np.float32))
+
+
+def test_tokens_of_no_probability_do_not_matter() -> None:
+    assert Sampler().sample(np.array([-np.inf, -1.0, -np.inf], np.float32)) == 1
+
+
+@given(rows)
+def test_logprob_is_the_logarithm_of_softmax(logits: Any) -> None:
+    exact = [math.exp(float(x) - float(max(logits))) for x in logits]
+    for token, weight in enumerate(exact):
+        assert logprob(logits, token) == pytest.approx(
+            math.log(weight / math.fsum(exact)), rel=1e-5, abs=1e-5
+        )
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("temperature", [-0.1, math.nan, math.inf, "1", None, True]),
+        ("top_k", [-1, 2**31, 1.5, None, True]),
+        ("top_p", [-0.1, 1.1, math.nan, None]),
+        ("min_p", [-0.1, 1.1, math.nan, None]),
+        ("seed", [-1, 2**32 - 1, 2**64, 1.5, True]),
+    ],
+)
+def test_bad_arguments_are_named(name: str, values: list[Any]) -> None:
+    for value in values:
+        with pytest.raises(InvalidArgumentError, match=name):
+            Sampler(**{name: value})
