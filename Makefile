@@ -1,0 +1,69 @@
+# Every target does what it needs from nothing: virtual environment, dependencies, build, install. A second run only does what changed.
+VENV := .venv
+BIN := $(VENV)/bin
+PYTHON ?= python3
+TEST_BUILD := build/test
+# Python itself is not instrumented, so the runtimes come first. Leaks: the interpreter's own would drown ours.
+SANITIZED = LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libstdc++.so)" \
+    ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 KVGRAPH_LIB=$(CURDIR)/$(TEST_BUILD)/libkvgraph.so
+MODEL := tests/data/stories260K.gguf
+
+# Directories too, so that a removed file counts as a change.
+NATIVE := CMakeLists.txt pyproject.toml $(shell find native -name __pycache__ -prune -o -print)
+PACKAGE := $(shell find pykvgraph -name __pycache__ -prune -o -print)
+CXX_FILES := $(shell find native -name '*.cpp' -o -name '*.h')
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test install lint format clean
+
+help: ## this list
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 16
+
+demo: install ## an endless story on the small model: 4 contexts long, one line per shift
+	$(BIN)/python examples/chat.py --story -m $(MODEL)
+
+test: install $(TEST_BUILD)/libkvgraph.so ## every test: C++, Python under AddressSanitizer and UBSan, Python
+	$(BIN)/ctest --test-dir $(TEST_BUILD) --output-on-failure --no-tests=ignore
+	@# fails in a library without fault points, whose tests would only be skipped below
+	$(SANITIZED) $(BIN)/python -I -c 'from pykvgraph._native.library import lib; lib().kvg_test_fault(b"cells", 0)'
+	$(SANITIZED) $(BIN)/pytest -p no:faulthandler tests/native tests/model
+	$(BIN)/pytest tests
+
+install: $(VENV)/installed ## pykvgraph and all that its tests need, into .venv
+
+lint: $(VENV)/dependencies ## formatting, types, the generated binding
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/clang-format --dry-run -Werror $(CXX_FILES)
+	$(BIN)/python tools/gen_ffi.py --check
+
+format: $(VENV)/dependencies ## rewrite sources as `make lint` wants them
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+	$(BIN)/clang-format -i $(CXX_FILES)
+	$(BIN)/python tools/gen_ffi.py
+
+clean: ## remove the virtual environment and what was built
+	rm -rf $(VENV) build
+
+# llama-cpp-python is compiled here, once: some minutes. Our own build then sees it without an isolated environment.
+$(VENV)/dependencies: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install -q --upgrade 'pip>=25.1'
+	@echo "Installing dependencies; llama-cpp-python is compiled the first time, which takes minutes"
+	$(BIN)/pip install --group build --group test
+	@touch $@
+
+$(VENV)/installed: $(VENV)/dependencies $(NATIVE) $(PACKAGE)
+	$(BIN)/pip install --no-build-isolation -C build-dir=build/wheel .
+	@touch $@
+
+# The library with fault points and sanitizers in it, and the C++ tests.
+$(TEST_BUILD)/libkvgraph.so: $(VENV)/dependencies $(NATIVE)
+	$(BIN)/cmake -S . -B $(TEST_BUILD) -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja \
+	    -DCMAKE_CXX_COMPILER=g++ -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS=-O1 \
+	    -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python -DKVGRAPH_TEST_HOOKS=ON -DKVGRAPH_BUILD_TESTS=ON \
+	    -DKVGRAPH_SANITIZE=address,undefined
+	$(BIN)/cmake --build $(TEST_BUILD)
+	@touch $@
