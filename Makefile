@@ -6,6 +6,7 @@ TEST_BUILD := build/test
 # Python itself is not instrumented, so the runtimes come first. Leaks: the interpreter's own would drown ours.
 SANITIZED = LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libstdc++.so)" \
     ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 KVGRAPH_LIB=$(CURDIR)/$(TEST_BUILD)/libkvgraph.so
+PYTEST := $(CURDIR)/$(BIN)/pytest -rs
 MODEL := tests/data/stories260K.gguf
 
 # Directories too, so that a removed file counts as a change.
@@ -26,8 +27,9 @@ test: install $(TEST_BUILD)/libkvgraph.so ## every test: C++, Python under Addre
 	$(BIN)/ctest --test-dir $(TEST_BUILD) --output-on-failure --no-tests=ignore
 	@# fails in a library without fault points, whose tests would only be skipped below
 	$(SANITIZED) $(BIN)/python -I -c 'from pykvgraph._native.library import lib; lib().kvg_test_fault(b"cells", 0)'
-	$(SANITIZED) $(BIN)/pytest -p no:faulthandler tests/native tests/model
-	$(BIN)/pytest tests
+	@# in tests/: from here, Python programs that a test starts would find the source before the installed package
+	cd tests && $(SANITIZED) $(PYTEST) -p no:faulthandler native model
+	cd tests && $(PYTEST)
 
 install: $(VENV)/installed ## pykvgraph and all that its tests need, into .venv
 

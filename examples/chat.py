@@ -59,16 +59,12 @@ def tell_stories(ctx: kvg.Context, args: argparse.Namespace) -> None:
     """One story after another in the same sequence: the earlier ones fade as they are shifted out."""
     tokenizer = ctx.model.tokenizer
     page = Page()
-
-    def on_shift(report: kvg.ShiftReport) -> None:
-        page.end_line()
-        show_shift(report)
-
-    shift = kvg.ContextShift(n_keep=args.n_keep, on_shift=on_shift)
+    shift = kvg.ContextShift(n_keep=args.n_keep, on_shift=page.show_shift)
     opening = tokenizer.encode(STORY_OPENING)  # with BOS, which tells the model to begin anew
     n_left = args.n or 4 * ctx.n_ctx
     for n_told in itertools.count():
         page.write(STORY_OPENING)
+        previous = None
         for piece in kvg.generate(
             ctx,
             opening,
@@ -80,17 +76,22 @@ def tell_stories(ctx: kvg.Context, args: argparse.Namespace) -> None:
         ):
             n_left -= 1
             # some models begin the next story by themselves
-            page.write("\n\n" if piece.token == tokenizer.bos else piece.text)
-        page.write("\n\n")
+            if piece.token == tokenizer.bos:
+                page.write("\n\n")
+            page.write(piece.text.lstrip() if previous == tokenizer.bos else piece.text)
+            previous = piece.token
+        page.end()
         if n_left == 0:
             break
+        page.write("\n")
 
 
 def chat(ctx: kvg.Context, args: argparse.Namespace) -> None:
     """Reads lines from stdin and answers. The cache holds the talk: a turn decodes only what is new."""
     tokenizer = ctx.model.tokenizer
     turn, stop = chat_format(ctx.model)
-    shift = kvg.ContextShift(n_keep=args.n_keep, on_shift=show_shift)
+    page = Page()
+    shift = kvg.ContextShift(n_keep=args.n_keep, on_shift=page.show_shift)
     not_decoded: list[int] = []
     while (line := read_line()) is not None:
         first = ctx.kv.seq_pos_max(0) < 0
@@ -104,8 +105,8 @@ def chat(ctx: kvg.Context, args: argparse.Namespace) -> None:
             stop=stop,
             on_full=shift,
         ):
-            print(piece.text, end="", flush=True)
-        print()
+            page.write(piece.text)
+        page.end()
         # an answer that was cut off has a last token; what ends one is part of the next turn's text
         not_decoded = [piece.token] if piece.finish_reason == "length" else []
 
@@ -145,34 +146,42 @@ def read_line() -> str | None:
         return None
 
 
-def show_shift(report: kvg.ShiftReport) -> None:
-    """One line on stderr, dimmed on a terminal."""
-    stats = report.stats
-    line = (
-        f"[context full: {report.n_discard} cells discarded, {stats.shifted_cells} shifted,"
-        f" {stats.moved_cells} moved, {stats.seconds * 1000:.1f} ms]"
-    )
-    print(f"\x1b[2m{line}\x1b[0m" if sys.stderr.isatty() else line, file=sys.stderr)
-
-
 class Page:
     """Prints text as it comes, and breaks lines between words."""
 
     def __init__(self) -> None:
-        self.width = shutil.get_terminal_size().columns
+        self.width = shutil.get_terminal_size().columns - 1  # for the space after a word
         self.column = 0
         self.begun = ""  # a word that may go on
 
     def write(self, text: str) -> None:
         *words, self.begun = re.split(r"(?<=\s)", self.begun + text)
         for word in words:
-            if self.column + len(word.rstrip()) > self.width:
-                self.end_line()
-            if self.column > 0 or word != " ":
-                print(word, end="", flush=True)
-                self.column = 0 if word.endswith("\n") else self.column + len(word)
+            self._put(word)
 
-    def end_line(self) -> None:
+    def end(self) -> None:
+        """What was begun is all there is."""
+        self._put(self.begun)
+        self.begun = ""
+        self._end_line()
+
+    def show_shift(self, report: kvg.ShiftReport) -> None:
+        """One line on stderr, dimmed on a terminal."""
+        self._end_line()
+        stats = report.stats
+        line = (
+            f"[context full: {report.n_discard} cells discarded, {stats.shifted_cells} shifted,"
+            f" {stats.moved_cells} moved, {stats.seconds * 1000:.1f} ms]"
+        )
+        print(f"\x1b[2m{line}\x1b[0m" if sys.stderr.isatty() else line, file=sys.stderr)
+
+    def _put(self, word: str) -> None:
+        if self.column + len(word.rstrip()) > self.width:
+            self._end_line()
+        print(word, end="", flush=True)
+        self.column = 0 if word.endswith("\n") else self.column + len(word)
+
+    def _end_line(self) -> None:
         if self.column > 0:
             print(flush=True)
             self.column = 0

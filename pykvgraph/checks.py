@@ -37,7 +37,7 @@ def integer(value: SupportsIndex, name: str, low: int = INT64_MIN, high: int = I
     Raises InvalidArgumentError, which names the argument.
     """
     try:
-        if isinstance(value, (bool, np.bool_)):
+        if isinstance(value, (bool, np.bool_)):  # NumPy's is an index before NumPy 2
             raise TypeError
         number = operator.index(value)
     except TypeError:

@@ -25,11 +25,11 @@ class _Object:
         self.closed = False
 
     def close(self) -> None:
+        """Once: the finalizer sees to that."""
         with self.lock:
-            if not self.closed:
-                self.closed = True
-                if not self.busy:
-                    self.free(self.pointer)
+            self.closed = True
+            if not self.busy:
+                self.free(self.pointer)
 
 
 class Handle:

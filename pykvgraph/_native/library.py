@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import contextlib
 import ctypes
 import functools
 import logging
@@ -56,11 +55,10 @@ def take_log(native: Any) -> None:
 
 
 def _forward(level: int, text: bytes | None, _user_data: int | None) -> None:
-    # comes from any thread, and an exception has nowhere to go: a broken handler must not break a decode
-    with contextlib.suppress(Exception):
-        line = (text or b"").decode("utf-8", "replace").rstrip()
-        if line:
-            logger.log(_LEVELS.get(level, logging.DEBUG), "%s", line)
+    # called in any thread; an exception of a log handler is shown by ctypes on stderr and goes no further
+    line = (text or b"").decode("utf-8", "replace").rstrip()
+    if line:
+        logger.log(_LEVELS.get(level, logging.DEBUG), "%s", line)
 
 
 # ctypes frees a callback that nobody holds

@@ -40,7 +40,7 @@ class CellsMachine(RuleBasedStateMachine):
     fresh: ClassVar[kvg.Context]  # for K and V of tokens decoded where they stand
     k_rows: ClassVar[dict[tuple[str, int, int], Any]] = {}
     v_rows: ClassVar[dict[str, Any]] = {}
-    n_steps: ClassVar[int] = -1
+    n_steps: ClassVar[int] = 0
     n_looks: ClassVar[int] = 0
     n_moves: ClassVar[int] = 0
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -88,6 +89,16 @@ def test_a_broken_log_handler_breaks_nothing() -> None:
     )
     done = run(setup + SAY + "print('on')", KVGRAPH_LOG="debug")
     assert (done.returncode, done.stdout.strip()) == (0, "on")
+    assert "said at 4" in done.stderr
+
+
+def test_ggml_logs_to_us_after_libllama_came(stories: Path) -> None:
+    """Importing llama_cpp directs ggml's log to llama_cpp; the tokenizer does that."""
+    setup = f"import pykvgraph; tokenizer = pykvgraph.Model({str(stories)!r}, 'cpu').tokenizer"
+    done = run(setup + SAY, KVGRAPH_LOG="error")
+    assert done.stderr.splitlines() == ["said at 4"]
+    done = run(setup + SAY)
+    assert done.stderr == ""
 
 
 def test_bad_log_level_is_told() -> None:

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import ctypes
-import os
 import re
 import subprocess
-import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import pykvgraph as kvg
-from pykvgraph._native import ffi, loader
+from pykvgraph._native import ffi
 from pykvgraph._native.library import lib, sized
 
 
@@ -28,17 +26,6 @@ def test_versions(info: kvg.LibraryInfo) -> None:
     assert re.fullmatch(r"\d+\.\d+\.\d+", info.version)
     assert info.ggml_version_built == info.ggml_version_running
     assert re.fullmatch(r"\d+\.\d+\.\d+", info.ggml_version_running)
-
-
-def test_one_ggml_in_the_process(info: kvg.LibraryInfo) -> None:
-    """With libllama imported besides, whose own copy it must be."""
-    import llama_cpp.llama_cpp  # noqa: F401
-
-    mapped = loader.mapped_libraries(Path("/proc/self/maps").read_text())
-    assert {"libggml", "libggml-base", "libggml-cpu", "libkvgraph"} <= mapped.keys()
-    assert all(len(paths) == 1 for paths in mapped.values())
-    directories = {path.parent for name, paths in mapped.items() for path in paths if name != "libkvgraph"}
-    assert directories == {path.parent for path in info.ggml_paths}
 
 
 def test_library_names_no_backend_and_no_path(info: kvg.LibraryInfo) -> None:
@@ -181,40 +168,3 @@ def test_message_is_of_the_failing_thread() -> None:
     assert b"elsewhere.gguf" in messages["there"]
     assert b"here.gguf" in messages["here"]
     assert b"elsewhere" not in messages["here"]
-
-
-@pytest.fixture
-def environment() -> Iterator[dict[str, str]]:
-    yield dict(os.environ)
-
-
-@pytest.mark.parametrize(
-    ("variable", "value"), [("KVGRAPH_LIB", "nowhere/libkvgraph.so"), ("LLAMA_CPP_LIB_PATH", "nowhere")]
-)
-def test_import_error_names_the_variable(environment: dict[str, str], variable: str, value: str) -> None:
-    environment[variable] = value
-    run = subprocess.run(
-        [sys.executable, "-c", "import pykvgraph"],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert run.returncode == 1
-    assert "ImportError" in run.stderr
-    assert variable in run.stderr
-
-
-def test_a_library_that_is_none(environment: dict[str, str], tmp_path: Path) -> None:
-    path = tmp_path / "libkvgraph.so"
-    path.write_text("no library")
-    environment["KVGRAPH_LIB"] = str(path)
-    run = subprocess.run(
-        [sys.executable, "-c", "import pykvgraph"],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert "ImportError" in run.stderr
-    assert str(path) in run.stderr
