@@ -11,11 +11,16 @@ decoded again. Each time, a line on stderr says what was done.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import io
 import itertools
+import os
 import re
 import shutil
+import signal
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pykvgraph as kvg
@@ -42,23 +47,23 @@ def main() -> None:
     )
     parser.add_argument("--temp", type=float, default=0.7, help="temperature (default: 0.7)")
     parser.add_argument("--seed", type=int, default=1, help="seed of the sampler (default: 1)")
-    parser.add_argument(
-        "-t", type=int, help="CPU threads (default: all; 1 for a model under 10 million parameters)"
-    )
+    parser.add_argument("-t", type=int, help="CPU threads (default: all, one for a tiny model)")
     args = parser.parse_args()
+    if sys.stdin is None and not args.story:
+        sys.exit("chat.py: stdin is closed, and a chat reads lines from it. Open it, or use --story")
+    for stream in (sys.stdin, sys.stdout):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # what can't be read or shown doesn't end the talk
 
     with kvg.Model(args.m) as model:
-        # a second thread takes longer to wake up than a tiny model's layer takes to compute
-        n_threads = args.t or (1 if model.n_params < 10_000_000 else None)
         n_ctx = args.c or min(model.n_ctx_train, MAX_DEFAULT_CTX)
-        with kvg.Context(model, n_ctx=n_ctx, n_threads=n_threads) as ctx:
-            (tell_stories if args.story else chat)(ctx, args)
+        with kvg.Context(model, n_ctx=n_ctx, n_threads=args.t) as ctx, Page() as page:
+            (tell_stories if args.story else chat)(ctx, page, args)
 
 
-def tell_stories(ctx: kvg.Context, args: argparse.Namespace) -> None:
+def tell_stories(ctx: kvg.Context, page: Page, args: argparse.Namespace) -> None:
     """One story after another in the same sequence: the earlier ones fade as they are shifted out."""
     tokenizer = ctx.model.tokenizer
-    page = Page()
     shift = kvg.ContextShift(n_keep=args.n_keep, on_shift=page.show_shift)
     opening = tokenizer.encode(STORY_OPENING)  # with BOS, which tells the model to begin anew
     n_left = args.n or 4 * ctx.n_ctx
@@ -86,29 +91,47 @@ def tell_stories(ctx: kvg.Context, args: argparse.Namespace) -> None:
         page.write("\n")
 
 
-def chat(ctx: kvg.Context, args: argparse.Namespace) -> None:
-    """Reads lines from stdin and answers. The cache holds the talk: a turn decodes only what is new."""
+def chat(ctx: kvg.Context, page: Page, args: argparse.Namespace) -> None:
+    """Reads lines from stdin and answers; Ctrl-C stops an answer. A turn decodes only what is new."""
     tokenizer = ctx.model.tokenizer
     turn, stop = chat_format(ctx.model)
-    page = Page()
     shift = kvg.ContextShift(n_keep=args.n_keep, on_shift=page.show_shift)
     not_decoded: list[int] = []
     while (line := read_line()) is not None:
         first = ctx.kv.seq_pos_max(0) < 0
         ids = tokenizer.encode(turn(line, first), add_special=first, parse_special=True)
-        for piece in kvg.generate(
-            ctx,
-            [*not_decoded, *ids],
-            max_tokens=args.n or 512,
-            temperature=args.temp,
-            seed=args.seed,
-            stop=stop,
-            on_full=shift,
-        ):
-            page.write(piece.text)
+        with interrupts() as interrupted:
+            for piece in kvg.generate(
+                ctx,
+                [*not_decoded, *ids],
+                max_tokens=args.n or 512,
+                temperature=args.temp,
+                seed=args.seed,
+                stop=stop,
+                on_full=shift,
+            ):
+                page.write(piece.text)
+                if interrupted.is_set():
+                    break
         page.end()
         # an answer that was cut off has a last token; what ends one is part of the next turn's text
-        not_decoded = [piece.token] if piece.finish_reason == "length" else []
+        not_decoded = [] if piece.finish_reason == "stop" else [piece.token]
+
+
+@contextlib.contextmanager
+def interrupts() -> Iterator[threading.Event]:
+    """Ctrl-C sets the event, so that nothing ends half done; a second one raises KeyboardInterrupt."""
+    event = threading.Event()
+
+    def interrupt(_signal: int, _frame: object) -> None:
+        event.set()
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    before = signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield event
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def chat_format(model: kvg.Model) -> tuple[Callable[[str, bool], str], list[str]]:
@@ -139,20 +162,39 @@ def plain_turn(line: str, first: bool) -> str:
 
 
 def read_line() -> str | None:
-    """The next line of stdin; None at its end."""
+    """The next line of stdin that says something; None at its end."""
+    on_terminal = sys.stdin.isatty()
+    if on_terminal:
+        with contextlib.suppress(ImportError):
+            import readline  # noqa: F401  # gives input() a history
     try:
-        return input("> " if sys.stdin.isatty() else "")
-    except EOFError:
+        while not (line := input("> " if on_terminal else "")).strip():
+            pass
+        return line
+    except (EOFError, KeyboardInterrupt) as end:
+        if on_terminal:
+            print()  # after the prompt
+        if isinstance(end, KeyboardInterrupt):
+            raise
         return None
 
 
 class Page:
-    """Prints text as it comes, and breaks lines between words."""
+    """Prints text as it comes, and breaks lines between words. A `with` ends the last line, come what may."""
 
     def __init__(self) -> None:
-        self.width = shutil.get_terminal_size().columns - 1  # for the space after a word
+        self.width = (
+            shutil.get_terminal_size().columns - 1
+        )  # some terminals go to the next line after a full one
         self.column = 0
+        self.gap = ""  # spaces that come before the next word of the line
         self.begun = ""  # a word that may go on
+
+    def __enter__(self) -> Page:
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self.end()
 
     def write(self, text: str) -> None:
         *words, self.begun = re.split(r"(?<=\s)", self.begun + text)
@@ -173,24 +215,35 @@ class Page:
             f"[context full: {report.n_discard} cells discarded, {stats.shifted_cells} shifted,"
             f" {stats.moved_cells} moved, {stats.seconds * 1000:.1f} ms]"
         )
-        print(f"\x1b[2m{line}\x1b[0m" if sys.stderr.isatty() else line, file=sys.stderr)
+        dimmed = sys.stderr.isatty() and not os.environ.get("NO_COLOR")
+        print(f"\x1b[2m{line}\x1b[0m" if dimmed else line, file=sys.stderr)
 
     def _put(self, word: str) -> None:
-        if self.column + len(word.rstrip()) > self.width:
-            self._end_line()
-        print(word, end="", flush=True)
-        self.column = 0 if word.endswith("\n") else self.column + len(word)
+        text = word.rstrip()
+        if text:
+            if self.column + len(self.gap + text) > self.width:
+                self._end_line()
+            print(self.gap + text, end="", flush=True)
+            self.column += len(self.gap + text)
+            self.gap = ""
+        self.gap += word[len(text) :]
+        if self.gap.endswith("\n"):
+            print(flush=True)
+            self.column, self.gap = 0, ""
 
     def _end_line(self) -> None:
         if self.column > 0:
             print(flush=True)
-            self.column = 0
+        self.column, self.gap = 0, ""
 
 
 if __name__ == "__main__":
     try:
         main()
+    except BrokenPipeError:  # the reader has gone: nothing is left to say, not even at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
     except (kvg.KVGraphError, OSError) as error:
         sys.exit(f"chat.py: {error}")
     except KeyboardInterrupt:
-        print()
+        sys.exit(130)

@@ -14,6 +14,7 @@ Exits with 0 only if the key was found.
 from __future__ import annotations
 
 import argparse
+import os
 import random
 import re
 import sys
@@ -47,15 +48,13 @@ def main() -> int:
         n_positions = min(model.n_ctx_train, MAX_DEFAULT_CTX)
         n_batch = args.b or max(n_positions // 4, 1)
         n_ctx = args.c or (n_positions - n_batch) * args.n_grp + n_batch
-        n_least = args.n_keep * args.n_grp + max(n_batch, n_question + N_ANSWER)
-        if n_ctx < n_least:
-            sys.exit(f"passkey.py: {n_ctx} cells are too few for what is kept and a batch, {n_least}: see -c")
 
         print(f"{len(text)} tokens, the key after {i_pos} of {args.n_junk} pieces of junk")
         print(f"{n_ctx} cells, batches of {n_batch}, groups of {args.n_grp}")
         with kvg.Context(model, n_ctx=n_ctx, n_batch=n_batch, n_threads=args.t) as ctx:
-            read(ctx, document, args.n_keep, args.n_grp)
-            make_room(ctx, n_question + N_ANSWER, args.n_keep, args.n_grp)
+            reader = kvg.LongReader(ctx, n_keep=args.n_keep, n_grp=args.n_grp, on_shift=tell)
+            reader.read(document)  # batch by batch, whatever its length
+            reader.make_room(n_question + N_ANSWER)
             # goes on where the document ended
             answer = "".join(piece.text for piece in kvg.generate(ctx, question, max_tokens=N_ANSWER))
 
@@ -66,36 +65,12 @@ def main() -> int:
     return 0 if found else 1
 
 
-def read(ctx: kvg.Context, document: list[int], n_keep: int, n_grp: int) -> None:
-    """Decodes the document, batch by batch, whatever its length."""
-    kv, n_batch = ctx.kv, ctx.n_batch
-    batch = kvg.Batch()
-    for i in range(0, len(document), n_batch):
-        if i > 0 and n_grp > 1:
-            # only the newest batch has positions of its own
-            end = kv.seq_pos_max(0) + 1
-            kvg.self_extend(kv, 0, end - n_batch, end, n_grp)
-        tokens = document[i : i + n_batch]
-        make_room(ctx, len(tokens), n_keep, n_grp)
-        batch.clear()
-        batch.extend(tokens, kv.seq_pos_max(0) + 1, logits=False)
-        ctx.decode(batch)
-
-
-def make_room(ctx: kvg.Context, n_tokens: int, n_keep: int, n_grp: int) -> None:
-    """Discards the oldest tokens after the first n_keep positions until n_tokens cells are empty."""
-    kv = ctx.kv
-    while kv.n_cells - kv.n_used < n_tokens:
-        n_used = kv.n_used
-        n_discard = -(-ctx.n_batch // n_grp)  # positions that a batch takes, once it is in groups
-        kv.seq_rm(0, n_keep, n_keep + n_discard)
-        kv.seq_add(0, n_keep + n_discard, -1, -n_discard)
-        kv.defrag("fill")
-        stats = kv.update()  # rotates K to the new positions, then fills the holes
-        print(
-            f"shift: {n_used - kv.n_used} cells discarded, {stats.shifted_cells} shifted,"
-            f" {stats.moved_cells} moved, {stats.seconds * 1000:.1f} ms"
-        )
+def tell(report: kvg.ShiftReport) -> None:
+    stats = report.stats
+    print(
+        f"shift: positions {report.n_keep} to {report.n_keep + report.n_discard - 1} discarded,"
+        f" {stats.shifted_cells} cells shifted, {stats.moved_cells} moved, {stats.seconds * 1000:.1f} ms"
+    )
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -123,6 +98,13 @@ def parse_arguments() -> argparse.Namespace:
 
 if __name__ == "__main__":
     try:
-        sys.exit(main())
+        code = main()
+        sys.stdout.flush()
+        sys.exit(code)
+    except BrokenPipeError:  # the reader has gone: nothing is left to say, not even at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    except KeyboardInterrupt:
+        sys.exit(130)
     except (kvg.KVGraphError, OSError) as error:
         sys.exit(f"passkey.py: {error}")

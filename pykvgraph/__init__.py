@@ -27,6 +27,7 @@ from pykvgraph.errors import (
 from pykvgraph.generate import generate
 from pykvgraph.gguf_file import GgufFile
 from pykvgraph.kv_cache import KVCache
+from pykvgraph.long_reader import LongReader
 from pykvgraph.model import Model
 from pykvgraph.sampling import Sampler
 from pykvgraph.tokenizer import Tokenizer
@@ -58,6 +59,7 @@ __all__ = [
     "KVCache",
     "KVGraphError",
     "LibraryInfo",
+    "LongReader",
     "Model",
     "ModelInfo",
     "ModelLoadError",

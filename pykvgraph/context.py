@@ -27,6 +27,7 @@ _FLASH_ATTN: dict[str | bool, int] = {
     False: KvgFlashAttn.KVG_FLASH_ATTN_OFF,
 }
 _MAX_THREADS = 512
+_SMALL_MODEL = 10_000_000  # parameters
 
 
 class Context(Closable):
@@ -34,7 +35,8 @@ class Context(Closable):
 
     n_ctx: cells. n_batch: most tokens in one decode. n_ubatch: most tokens in one graph. n_seq_max: sequence
     ids are below it. type_k, type_v: "f32" or "f16". flash_attn: "auto", "on", "off" or a bool. n_threads for
-    one token, n_threads_batch for more: by default as many as this process may use CPUs. defrag_threshold:
+    one token, n_threads_batch for more: by default as many as this process may use CPUs, and one for a model
+    under 10 million parameters, whose threads would only wait for each other. defrag_threshold:
     decode compacts the cache when the share of holes below the highest used cell passes it; negative: never.
 
     Raises InvalidArgumentError, UnsupportedError, or DeviceError when the device has no room for the cache.
@@ -59,7 +61,7 @@ class Context(Closable):
         if not isinstance(model, Model):
             raise InvalidArgumentError(f"model must be a pykvgraph.Model, got {shown(model)}")
         if n_threads is None:
-            n_threads = min(len(os.sched_getaffinity(0)), _MAX_THREADS)
+            n_threads = _default_threads(model)
         self.model = model
         self.n_ctx = integer(n_ctx, "n_ctx")
         self.n_batch = integer(n_batch, "n_batch")
@@ -154,7 +156,7 @@ class Context(Closable):
             KvgOutput,
             logits=_address(self._logits, ctypes.c_float),
             embd=_address(self._embd, ctypes.c_float),
-            n_rows=len(self._logits),
+            n_rows=self._n_rows(),
         )
         lib().kvg_decode(context, ctypes.byref(tokens), ctypes.byref(output))
         self._n_outputs = n_outputs
@@ -173,9 +175,13 @@ class Context(Closable):
 
     def _make_room(self, n_rows: int) -> None:
         """New buffers when these are too small: nobody's view of the old ones may change its size."""
-        if n_rows > len(self._logits):
+        if n_rows > self._n_rows():
             self._logits = np.empty((n_rows, self._logits.shape[1]), np.float32)
             self._embd = np.empty((n_rows, self._embd.shape[1]), np.float32)
+
+    def _n_rows(self) -> int:
+        """Rows that both buffers have; short of memory or interrupted, _make_room may have grown only one."""
+        return min(len(self._logits), len(self._embd))
 
     def _rows(self, buffer: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
         if self._n_outputs is None:
@@ -198,3 +204,7 @@ def _choice(value: Any, name: str, choices: dict[Any, int]) -> Any:
 
 def _address(array: npt.NDArray[Any], ctype: Any) -> Any:
     return array.ctypes.data_as(ctypes.POINTER(ctype))
+
+
+def _default_threads(model: Model) -> int:
+    return 1 if model.n_params < _SMALL_MODEL else min(len(os.sched_getaffinity(0)), _MAX_THREADS)

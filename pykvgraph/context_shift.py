@@ -39,8 +39,9 @@ class ContextShift:
     def apply(self, kv: KVCache, seq: int = 0) -> ShiftReport:
         """Shifts one sequence, compacts the cache and updates it; the sequence's next position is `n_past`.
 
-        Raises CacheFullError when the sequence has no position past n_keep; UnsupportedError when K can't be
-        rotated, or when other sequences share the cells that would move. Nothing is changed then.
+        Raises CacheFullError when the sequence has no position past n_keep, or when other sequences share
+        cells that move and there is no room for copies; UnsupportedError when K can't be rotated. Nothing is
+        changed then.
         """
         n_past = kv.seq_pos_max(seq) + 1
         rest = n_past - self.n_keep
@@ -51,7 +52,9 @@ class ContextShift:
             )
         n_discard = min(self.n_discard or max(rest // 2, 1), rest)
         end = self.n_keep + n_discard
-        self._refuse_immovable(kv, seq, end)
+        if not kv.can_shift:
+            raise UnsupportedError("this model's K can't be rotated, so its context can't be shifted")
+        _require_room(kv, seq, end, freed=range(self.n_keep, end))
         kv.seq_rm(seq, self.n_keep, end)
         kv.seq_add(seq, end, -1, -n_discard)
         kv.defrag("fill")
@@ -60,20 +63,6 @@ class ContextShift:
         if self.on_shift is not None:
             self.on_shift(report)
         return report
-
-    @staticmethod
-    def _refuse_immovable(kv: KVCache, seq: int, p0: int) -> None:
-        """What seq_add would refuse, found before anything is removed."""
-        if not kv.can_shift:
-            raise UnsupportedError("this model's K can't be rotated, so its context can't be shifted")
-        if kv.n_seq_max > 1:
-            view = kv.cells()
-            moving = view.seq[:, seq] & (view.pos >= p0)
-            if bool(np.any(view.seq[moving].sum(axis=1) > 1)):
-                raise UnsupportedError(
-                    f"sequence {seq} shares cells from position {p0} on with other sequences, and such cells "
-                    "can't be moved yet: remove the others first (kv.seq_keep, kv.seq_rm)"
-                )
 
 
 def self_extend(kv: KVCache, seq: int, p0: int, p1: int, n_grp: int) -> int:
@@ -84,12 +73,14 @@ def self_extend(kv: KVCache, seq: int, p0: int, p1: int, n_grp: int) -> int:
     "Self-Extend LLM Context Window Without Tuning", arXiv:2401.01325.
 
     Raises InvalidArgumentError unless 0 <= p0 < p1 and n_grp >= 1, or when positions get too large on the
-    way; UnsupportedError as kv.seq_add does. Nothing is changed then.
+    way; UnsupportedError and CacheFullError as kv.seq_add does. Nothing is changed then.
     """
+    seq = integer(seq, "seq", 0, kv.n_seq_max - 1)
     p0 = integer(p0, "p0", 0)
     p1 = integer(p1, "p1", p0 + 1)
     n_grp = integer(n_grp, "n_grp", 1)
-    if n_grp > 1:
+    if n_grp > 1 and p1 - p0 > 1:
+        _require_room(kv, seq, max(p0, 1))  # position 0 stays
         # on a multiple of n_grp, dividing is counting: (p0 * n_grp + j) // n_grp = p0 + j // n_grp
         lift = p0 * (n_grp - 1)
         grouped = -(-(p1 - p0) // n_grp)
@@ -97,3 +88,23 @@ def self_extend(kv: KVCache, seq: int, p0: int, p1: int, n_grp: int) -> int:
         kv.seq_div(seq, p0 + lift, p1 + lift, n_grp)
         kv.seq_add(seq, p1 + lift, -1, p0 + grouped - (p1 + lift))
     return kv.seq_pos_max(seq) + 1
+
+
+def _require_room(kv: KVCache, seq: int, first: int, freed: range = range(0)) -> None:
+    """Copy-on-write of several steps is refused before the first of them.
+
+    The sequence's cells from position `first` on will move, and those that others see too need an empty cell
+    each; those at positions in `freed` that nobody else sees will be empty by then.
+    """
+    if kv.n_seq_max == 1:
+        return
+    view = kv.cells()
+    own, shared = view.seq[:, seq], view.seq.sum(axis=1) > 1
+    going = own & ~shared & (view.pos >= freed.start) & (view.pos < freed.stop)
+    n_copies = int(np.sum(own & shared & (view.pos >= first)))
+    n_empty = int(np.sum((view.pos < 0) | going))
+    if n_copies > n_empty:
+        raise CacheFullError(
+            f"{n_copies} cells of sequence {seq} are shared and would move: they need copies, and there is "
+            f"room for {n_empty}. Remove other sequences (kv.seq_rm, kv.seq_keep), or use a larger n_ctx"
+        )

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import xxhash
 
 from pykvgraph._native.ffi import KvgGgufKv, KvgGgufTensor, KvgModelInfo
 from pykvgraph._native.handles import Closable, Handle
@@ -32,6 +33,8 @@ _DTYPES = {
     11: "<i8",
     12: "<f8",
 }
+
+_SAMPLE_BYTES = 4096
 
 
 class GgufFile(Closable):
@@ -99,6 +102,29 @@ def read_strings(gguf: int, key: str) -> list[bytes]:
 def read_tensors(gguf: int) -> tuple[TensorInfo, ...]:
     """Every tensor of an open file."""
     return tuple(_tensor(gguf, index) for index in range(lib().kvg_gguf_n_tensors(gguf)))
+
+
+def fingerprint(gguf: int) -> bytes:
+    """XXH3-128 of what a model computes with: its scalar keys, and its tensors, the large ones sampled."""
+    arch = read_key(gguf, "general.architecture")
+    digest = xxhash.xxh3_128()
+    entries = {}
+    for index in range(lib().kvg_gguf_n_kv(gguf)):
+        entry = _entry(gguf, index)
+        key = _text(entry.key)
+        if key.startswith(f"{arch}.") and not entry.is_array:
+            entries[key] = _value(gguf, index, entry)
+    digest.update(repr(sorted(entries.items())).encode())
+    for index in range(lib().kvg_gguf_n_tensors(gguf)):
+        tensor = sized(KvgGgufTensor)
+        lib().kvg_gguf_get_tensor(gguf, index, ctypes.byref(tensor))
+        digest.update(repr((_text(tensor.name), _text(tensor.type), list(tensor.ne), tensor.size)).encode())
+        if tensor.size <= 3 * _SAMPLE_BYTES:
+            digest.update(ctypes.string_at(tensor.data, tensor.size))
+        else:
+            for offset in (0, (tensor.size - _SAMPLE_BYTES) // 2, tensor.size - _SAMPLE_BYTES):
+                digest.update(ctypes.string_at(tensor.data + offset, _SAMPLE_BYTES))
+    return digest.digest()
 
 
 def read_model_info(pointer: int, function: Any) -> ModelInfo:

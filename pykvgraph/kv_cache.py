@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import ctypes
-from typing import Any, Literal
+import os
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from pykvgraph import kv_state
 from pykvgraph._native.ffi import KvgDefragPolicy, KvgKvInfo, KvgUpdateStats
 from pykvgraph._native.handles import Handle
 from pykvgraph._native.library import fetch, lib, sized
 from pykvgraph.checks import flag, integer, shown
 from pykvgraph.errors import InvalidArgumentError
+from pykvgraph.gguf_file import native_path
+from pykvgraph.kv_transfer import put, read_cells, read_geometry, read_info, take
 from pykvgraph.types import CellGroup, CellsView, UpdateStats
 
 _POLICIES: dict[str, int] = {
     "fill": KvgDefragPolicy.KVG_DEFRAG_FILL,
     "sort": KvgDefragPolicy.KVG_DEFRAG_SORT,
 }
+
+Blob: TypeAlias = bytes  # `bytes` is a property below
 
 
 class KVCache:
@@ -47,12 +54,13 @@ class KVCache:
     def seq_add(self, seq: int, p0: int, p1: int, delta: int) -> None:
         """Positions in the range move by `delta`; a cell that would come below 0 is taken from the sequence.
 
-        Raises UnsupportedError when the model's K can't be rotated, or when a cell in the range is shared.
+        A shared cell that moves is copied first, so the other sharers keep theirs: CacheFullError when there
+        is no room for the copies. Raises UnsupportedError when the model's K can't be rotated.
         """
         self._change(lib().kvg_kv_seq_add, seq=seq, p0=p0, p1=p1, delta=delta)
 
     def seq_div(self, seq: int, p0: int, p1: int, d: int) -> None:
-        """Positions in the range become pos // d, d >= 1. Raises UnsupportedError as seq_add does."""
+        """Positions in the range become pos // d, d >= 1. Shared cells and errors as in seq_add."""
         self._change(lib().kvg_kv_seq_div, seq=seq, p0=p0, p1=p1, d=d)
 
     def seq_pos_min(self, seq: int) -> int:
@@ -75,7 +83,7 @@ class KVCache:
         """Asks for compaction at the next `update()` or decode.
 
         "fill": holes from the front take cells from the tail, in as few moves as there can be. "sort": one
-        run of cells per distinct set of sequences; UnsupportedError so far.
+        run of cells per distinct set of sequences, by position: larger sets first, then the lowest id.
         """
         if not isinstance(policy, str) or policy not in _POLICIES:
             raise InvalidArgumentError(f'policy must be "fill" or "sort", got {shown(policy)}')
@@ -89,7 +97,7 @@ class KVCache:
         return self._stats(lib().kvg_kv_update)
 
     def take_stats(self) -> UpdateStats:
-        """What decode and read_k/read_v did by themselves, added up since the last call of this method."""
+        """What decode, read_k, read_v, save and load did by themselves, since the last call of this."""
         return self._stats(lib().kvg_kv_take_stats)
 
     @property
@@ -136,17 +144,7 @@ class KVCache:
     def cells(self, group: int = 0) -> CellsView:
         """A snapshot of every cell of a group."""
         integer(group, "group", 0, 0)
-        info = self._info()
-        pos = np.empty(info.n_cells, np.int32)
-        seq = np.empty((info.n_cells, info.n_seq_max), np.uint8)
-        shift = np.empty(info.n_cells, np.int32)
-        self._handle.call(
-            lib().kvg_kv_cells,
-            pos.ctypes.data_as(ctypes.POINTER(ctypes.c_int32)),
-            seq.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8)),
-            shift.ctypes.data_as(ctypes.POINTER(ctypes.c_int32)),
-        )
-        return CellsView(pos, seq.astype(np.bool_), shift)
+        return self._handle.call(read_cells)
 
     def read_k(self, layer: int) -> npt.NDArray[np.float32]:
         """K of a layer, float32 (n_cells, n_head_kv, head_dim), for looking and testing.
@@ -159,6 +157,43 @@ class KVCache:
         """V of a layer, as read_k."""
         return self._read(layer, 1)
 
+    def save(self, seq: int | None = None) -> Blob:
+        """One sequence, or with None the whole cache, as bytes (docs/state-format.md).
+
+        A pending K-shift runs first. Raises InvalidArgumentError for a sequence that can't be.
+        """
+        geometry, cells = self._handle.call(lambda context: (read_geometry(context), take(context, seq)))
+        return kv_state.pack(geometry, cells)
+
+    def load(self, blob: Blob | bytearray | memoryview, seq: int | None = None) -> None:
+        """Replaces sequence `seq`, or with None the whole cache, by what `save` gave; all or nothing.
+
+        A sequence may come back under another id, and in any cells that are empty. Raises StateError for a
+        blob that is damaged, from another model or another kind of cache; CacheFullError when it doesn't fit;
+        InvalidArgumentError when a sequence is loaded without an id, or a whole cache with one.
+        """
+        try:
+            data = memoryview(blob).cast("B")
+        except (TypeError, ValueError):  # no buffer, or one with gaps
+            raise InvalidArgumentError(f"the state must be bytes, got {shown(blob)}") from None
+        saved = kv_state.unpack(data, self._handle.call(read_geometry))
+        if saved.whole != (seq is None):
+            raise InvalidArgumentError(
+                "this state holds a whole cache: load it without seq"
+                if saved.whole
+                else "this state holds one sequence: say which one it becomes, load(blob, seq=...)"
+            )
+        self._handle.call(put, saved, seq)
+
+    def save_file(self, path: str | os.PathLike[str], seq: int | None = None) -> None:
+        """`save` into a file: written aside, synced and renamed, so that it is the old one or the new one."""
+        name = os.fsdecode(native_path(path))
+        kv_state.write_file(name, self.save(seq))
+
+    def load_file(self, path: str | os.PathLike[str], seq: int | None = None) -> None:
+        """`load` from a file; FileNotFoundError when there is none."""
+        self.load(Path(os.fsdecode(native_path(path))).read_bytes(), seq)
+
     def _read(self, layer: int, v: int) -> npt.NDArray[np.float32]:
         info = self._info()
         out = np.empty((info.n_cells, info.n_head_kv, info.head_dim_v if v else info.head_dim_k), np.float32)
@@ -170,9 +205,7 @@ class KVCache:
         self._handle.call(function, *(integer(value, name) for name, value in arguments.items()))
 
     def _info(self) -> KvgKvInfo:
-        info = sized(KvgKvInfo)
-        self._handle.call(lib().kvg_kv_get_info, ctypes.byref(info))
-        return info
+        return self._handle.call(read_info)
 
     def _stats(self, function: Any) -> UpdateStats:
         stats = sized(KvgUpdateStats)

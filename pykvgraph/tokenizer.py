@@ -14,14 +14,13 @@ from typing import Any, TypeVar
 import numpy as np
 
 from pykvgraph._native import libllama
+from pykvgraph._native.library import lib
 from pykvgraph.checks import INT32_MAX, Integers, flag, integer, integers, shown
-from pykvgraph.errors import InvalidArgumentError, KVGraphError, ModelLoadError, UnsupportedError
+from pykvgraph.errors import InvalidArgumentError, KVGraphError, ModelLoadError
 from pykvgraph.gguf_file import read_key, read_strings
 
 R = TypeVar("R")
 
-# libllama's name in the file -> what the format is called
-_KINDS = {"llama": "SentencePiece BPE", "gpt2": "byte-level BPE"}
 _SPACE = "\u2581"  # SentencePiece's word boundary
 
 # some pre-tokenizers are a std::regex, which recurses for every character of a word: 320 bytes each, measured
@@ -43,30 +42,14 @@ class Vocabulary:
     @staticmethod
     def read(gguf: int) -> Vocabulary:
         """Reads an open file. Raises UnsupportedError or ModelLoadError when its tokenizer can't be used."""
+        lib().kvg_gguf_check_vocab(gguf)
         kind = read_key(gguf, "tokenizer.ggml.model")
-        if kind not in _KINDS:
-            expected = ", ".join(f"{name!r} ({format})" for name, format in _KINDS.items())
-            raise UnsupportedError(f"tokenizer.ggml.model is {shown(kind)}: expected one of {expected}")
-        tokens = read_strings(gguf, "tokenizer.ggml.tokens")
-        if not tokens:
-            raise ModelLoadError("tokenizer.ggml.tokens is missing, empty or no array of strings")
-        _refuse_duplicates(tokens)
-        prefix = read_key(gguf, "tokenizer.ggml.add_space_prefix")
         return Vocabulary(
             kind=kind,
             pre=read_key(gguf, "tokenizer.ggml.pre"),
-            tokens=tokens,
-            space_prefix=kind == "llama" and prefix is not False,
+            tokens=read_strings(gguf, "tokenizer.ggml.tokens"),
+            space_prefix=kind == "llama" and read_key(gguf, "tokenizer.ggml.add_space_prefix") is not False,
         )
-
-
-def _refuse_duplicates(tokens: list[bytes]) -> None:
-    """libllama aborts the process on them; an empty token it gives a name of its own."""
-    seen: dict[bytes, int] = {}
-    for index, token in enumerate(tokens):
-        first = seen.setdefault(token or b"[EMPTY_%d]" % index, index)
-        if first != index:
-            raise ModelLoadError(f"tokenizer.ggml.tokens has {token!r} twice, at {first} and {index}")
 
 
 class Tokenizer:

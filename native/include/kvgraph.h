@@ -52,7 +52,7 @@ KVG_API const char * kvg_ggml_version_running(void);
 /* "struct:size:field@offset,field@offset,...;" for every struct of this header, as the compiler laid them out. */
 KVG_API const char * kvg_struct_layout(void);
 
-/* ggml's and our own log lines. level: 1 debug, 2 info, 3 warning, 4 error. NULL: silence. Must not call kvgraph. */
+/* ggml's log lines. level: 1 debug, 2 info, 3 warning, 4 error. NULL: silence. Must not call kvgraph. */
 typedef void (*kvg_log_callback)(int32_t level, const char * text, void * user_data);
 KVG_API void kvg_log_set(kvg_log_callback callback, void * user_data);
 
@@ -98,6 +98,7 @@ typedef struct kvg_gguf_tensor {
     int64_t ne[4];     /* elements per dimension, innermost first; 1 beyond the last */
     uint64_t offset;   /* bytes from the start of the file */
     uint64_t size;     /* bytes */
+    const void * data; /* in the mapped file */
 } kvg_gguf_tensor;
 
 /* Opens and checks a file: header, keys, every tensor's type, shape, offset and size against the file's length. */
@@ -110,6 +111,9 @@ KVG_API kvg_status kvg_gguf_get_kv(const kvg_gguf * gguf, uint64_t index, kvg_gg
 KVG_API kvg_status kvg_gguf_get_string(const kvg_gguf * gguf, uint64_t index, uint64_t item, const char ** data,
                                        uint64_t * length);
 KVG_API kvg_status kvg_gguf_get_tensor(const kvg_gguf * gguf, uint64_t index, kvg_gguf_tensor * out);
+/* Whether libllama may be given this file as a tokenizer: it ends the process on some of what a file can hold.
+   KVG_UNSUPPORTED for another kind than SentencePiece BPE and byte-level BPE; KVG_MODEL_LOAD for what is damaged. */
+KVG_API kvg_status kvg_gguf_check_vocab(const kvg_gguf * gguf);
 
 /* ---- models ---- */
 
@@ -170,6 +174,8 @@ typedef struct kvg_context_params {
 
 KVG_API kvg_status kvg_context_new(kvg_model * model, const kvg_context_params * params, kvg_context ** out);
 KVG_API void kvg_context_free(kvg_context * context);
+/* The file of the context's model; belongs to the context, whatever became of the model's handle. */
+KVG_API const kvg_gguf * kvg_context_gguf(const kvg_context * context);
 
 /* ---- decode ---- */
 
@@ -214,6 +220,9 @@ typedef struct kvg_kv_info {
     int64_t head_dim_v;
     int64_t n_attended; /* cells that the last decode's last graph looked at */
     int64_t bytes;      /* K and V on the device */
+    int64_t cell_bytes; /* of one cell: K and V of all layers */
+    int32_t type_k;     /* kvg_type */
+    int32_t type_v;
     int32_t can_shift;
     int32_t defrag_pending; /* 1 after kvg_kv_defrag, until the next update or decode */
 } kvg_kv_info;
@@ -250,11 +259,31 @@ KVG_API kvg_status kvg_kv_cells(const kvg_context * context, int32_t * pos, uint
 /* K (v = 0) or V (v = 1) of a layer, dequantized: out (n_cells, n_head_kv, head_dim). A pending K-shift runs first. */
 KVG_API kvg_status kvg_kv_read(kvg_context * context, int64_t layer, int32_t v, float * out, uint64_t n_floats);
 
+/* ---- state ---- */
+
+/* Cells that come from outside: for each layer K then V, a row per cell, n_cells * cell_bytes bytes in all. */
+typedef struct kvg_kv_rows {
+    size_t struct_size;
+    int64_t n_cells;
+    const int32_t * pos;
+    const uint8_t * seq; /* (n_cells, n_seq_max) of 0/1, at least one 1 per cell */
+    const uint8_t * data;
+    uint64_t n_bytes;
+} kvg_kv_rows;
+
+/* Raw K and V of these cells, in the layout of kvg_kv_rows.data. A pending K-shift runs first. */
+KVG_API kvg_status kvg_kv_read_rows(kvg_context * context, const int32_t * cells, int64_t n_cells, uint8_t * out,
+                                    uint64_t n_bytes);
+/* Replaces the cells of a sequence (seq < 0: of all) by these. All or nothing. */
+KVG_API kvg_status kvg_kv_replace(kvg_context * context, int64_t seq, const kvg_kv_rows * rows);
+
 /* ---- faults, for tests ---- */
 
 /* In a library built with KVGRAPH_TEST_HOOKS: the `countdown`-th pass (1: the next) through `site` fails; 0 disarms.
    Sites: "cells", "build", "alloc", "compute", "shift-build", "shift-alloc", "shift-compute", "defrag-build",
-   "defrag-alloc", "defrag-compute". KVG_UNSUPPORTED in any other library. */
+   "defrag-alloc", "defrag-compute", "copy-build", "copy-alloc", "copy-compute". Three more change what is computed, as long as
+   `countdown` is not 0: "shift-skip" (K stays as it is), "shift-sign" (K turns the wrong way), "defrag-source" (each move reads
+   the row beside its source). KVG_UNSUPPORTED in any other library. */
 KVG_API kvg_status kvg_test_fault(const char * site, int64_t countdown);
 
 #ifdef __cplusplus

@@ -4,6 +4,7 @@
 #include <memory>
 #include <new>
 #include <string>
+#include <system_error>
 
 #include <ggml.h>
 
@@ -14,6 +15,7 @@
 #include "kvgraph.h"
 #include "log.h"
 #include "model/gguf_file.h"
+#include "model/vocab_check.h"
 #include "model/weights.h"
 
 struct kvg_gguf {
@@ -27,9 +29,9 @@ struct kvg_model {
 };
 
 struct kvg_context {
-    kvg_context(std::shared_ptr<const kvg::model> model, const kvg_context_params & params)
-        : context(std::move(model), params) {}
+    kvg_context(const kvg_model & model, const kvg_context_params & params) : context(model.model, params), gguf(model.gguf) {}
     kvg::context context;
+    kvg_gguf gguf; // shares the model's file
 };
 
 namespace {
@@ -53,6 +55,8 @@ template <class F> kvg_status guarded(F && call) noexcept {
         return set_error(e.status(), e.what());
     } catch (const std::bad_alloc &) {
         return set_error(KVG_DEVICE, "out of host memory");
+    } catch (const std::system_error & e) {
+        return set_error(KVG_DEVICE, e.what()); // Vulkan's exceptions
     } catch (const std::exception & e) {
         return set_error(KVG_INTERNAL, e.what());
     } catch (...) {
@@ -130,7 +134,7 @@ static std::string struct_layout() {
     LAYOUT_END;
 #undef F
 #define F(field) LAYOUT_FIELD(kvg_gguf_tensor, field)
-    LAYOUT_BEGIN(kvg_gguf_tensor), F(struct_size), F(name), F(type), F(ne), F(offset), F(size);
+    LAYOUT_BEGIN(kvg_gguf_tensor), F(struct_size), F(name), F(type), F(ne), F(offset), F(size), F(data);
     LAYOUT_END;
 #undef F
 #define F(field) LAYOUT_FIELD(kvg_model_info, field)
@@ -153,7 +157,12 @@ static std::string struct_layout() {
 #undef F
 #define F(field) LAYOUT_FIELD(kvg_kv_info, field)
     LAYOUT_BEGIN(kvg_kv_info), F(struct_size), F(n_cells), F(n_used), F(n_kv), F(n_seq_max), F(n_layer), F(n_head_kv),
-        F(head_dim_k), F(head_dim_v), F(n_attended), F(bytes), F(can_shift), F(defrag_pending);
+        F(head_dim_k), F(head_dim_v), F(n_attended), F(bytes), F(cell_bytes), F(type_k), F(type_v), F(can_shift),
+        F(defrag_pending);
+    LAYOUT_END;
+#undef F
+#define F(field) LAYOUT_FIELD(kvg_kv_rows, field)
+    LAYOUT_BEGIN(kvg_kv_rows), F(struct_size), F(n_cells), F(pos), F(seq), F(data), F(n_bytes);
     LAYOUT_END;
 #undef F
 #define F(field) LAYOUT_FIELD(kvg_update_stats, field)
@@ -239,7 +248,12 @@ kvg_status kvg_gguf_get_tensor(const kvg_gguf * gguf, uint64_t index, kvg_gguf_t
         memcpy(tensor.ne, t.ne, sizeof(tensor.ne));
         tensor.offset = t.offset;
         tensor.size = t.size;
+        tensor.data = gguf->file->file().data() + t.offset;
     });
+}
+
+kvg_status kvg_gguf_check_vocab(const kvg_gguf * gguf) {
+    return guarded([&] { kvg::check_vocab(*need(gguf, "gguf").file); });
 }
 
 kvg_status kvg_model_load(const char * path, const char * device, kvg_model ** out) {
@@ -289,11 +303,13 @@ kvg_status kvg_context_new(kvg_model * model, const kvg_context_params * params,
     return guarded([&] {
         need(out, "out") = nullptr;
         const kvg_context_params & p = need_struct(params, "params");
-        *out = std::make_unique<kvg_context>(need(model, "model").model, p).release();
+        *out = std::make_unique<kvg_context>(need(model, "model"), p).release();
     });
 }
 
 void kvg_context_free(kvg_context * context) { std::unique_ptr<kvg_context>{context}.reset(); }
+
+const kvg_gguf * kvg_context_gguf(const kvg_context * context) { return context ? &context->gguf : nullptr; }
 
 kvg_status kvg_decode(kvg_context * context, const kvg_batch * batch, const kvg_output * output) {
     return on_cells(context, [&](kvg::cells &) {
@@ -316,6 +332,9 @@ kvg_status kvg_kv_get_info(const kvg_context * context, kvg_kv_info * out) {
         info.head_dim_v = cache.head_dim();
         info.n_attended = c.n_attended();
         info.bytes = static_cast<int64_t>(cache.bytes());
+        info.cell_bytes = static_cast<int64_t>(cache.cell_bytes());
+        info.type_k = cache.type_k() == GGML_TYPE_F32 ? KVG_TYPE_F32 : KVG_TYPE_F16;
+        info.type_v = cache.type_v() == GGML_TYPE_F32 ? KVG_TYPE_F32 : KVG_TYPE_F16;
         info.can_shift = c.can_shift();
         info.defrag_pending = c.defrag_pending();
     });
@@ -334,17 +353,11 @@ kvg_status kvg_kv_seq_keep(kvg_context * context, int64_t seq) {
 }
 
 kvg_status kvg_kv_seq_add(kvg_context * context, int64_t seq, int64_t p0, int64_t p1, int64_t delta) {
-    return on_cells(context, [&](kvg::cells & cells) {
-        context->context.require_shift("seq_add");
-        cells.seq_add(seq, p0, p1, delta);
-    });
+    return on_cells(context, [&](kvg::cells &) { context->context.seq_add(seq, p0, p1, delta); });
 }
 
 kvg_status kvg_kv_seq_div(kvg_context * context, int64_t seq, int64_t p0, int64_t p1, int64_t d) {
-    return on_cells(context, [&](kvg::cells & cells) {
-        context->context.require_shift("seq_div");
-        cells.seq_div(seq, p0, p1, d);
-    });
+    return on_cells(context, [&](kvg::cells &) { context->context.seq_div(seq, p0, p1, d); });
 }
 
 kvg_status kvg_kv_seq_pos_min(const kvg_context * context, int64_t seq, int64_t * out) {
@@ -393,6 +406,24 @@ kvg_status kvg_kv_cells(const kvg_context * context, int32_t * pos, uint8_t * se
 
 kvg_status kvg_kv_read(kvg_context * context, int64_t layer, int32_t v, float * out, uint64_t n_floats) {
     return guarded([&] { need(context, "context").context.read(layer, v != 0, out, n_floats); });
+}
+
+kvg_status kvg_kv_read_rows(kvg_context * context, const int32_t * cells, int64_t n_cells, uint8_t * out, uint64_t n_bytes) {
+    return on_cells(context, [&](kvg::cells &) {
+        if (n_cells < 0) {
+            kvg::fail(KVG_INVALID_ARGUMENT, "n_cells is %lld", static_cast<long long>(n_cells));
+        }
+        need(cells, "cells"), need(out, "out");
+        context->context.read_rows(cells, static_cast<uint64_t>(n_cells), out, n_bytes);
+    });
+}
+
+kvg_status kvg_kv_replace(kvg_context * context, int64_t seq, const kvg_kv_rows * rows) {
+    return on_cells(context, [&](kvg::cells &) {
+        const kvg_kv_rows & in = need_struct(rows, "rows");
+        need(in.pos, "rows->pos"), need(in.seq, "rows->seq"), need(in.data, "rows->data");
+        context->context.replace(seq, in);
+    });
 }
 
 kvg_status kvg_test_fault(const char * site, int64_t countdown) {

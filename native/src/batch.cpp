@@ -63,20 +63,19 @@ void batch::read_sets(uint32_t n_seq_max) {
 void batch::check_positions(const cells & cells) const {
     std::vector<int64_t> last(cells.n_seq_max(), -2); // -2: not looked up yet
     for (uint32_t i = 0; i < n_tokens(); ++i) {
-        for (int32_t j = in_.seq_begin[i]; j < in_.seq_begin[i + 1]; ++j) {
-            const auto seq = static_cast<size_t>(in_.seq_id[j]);
+        for (uint32_t seq = 0; seq < cells.n_seq_max(); ++seq) {
+            if (!((sets_[i][seq / 64] >> (seq % 64)) & 1)) {
+                continue;
+            }
             const bool first = last[seq] == -2;
             if (first) {
-                last[seq] = cells.seq_pos_max(in_.seq_id[j]);
-            } else if (j > in_.seq_begin[i] && last[seq] == in_.pos[i]) {
-                continue; // the same sequence named twice
+                last[seq] = cells.seq_pos_max(seq);
             }
             if (in_.pos[i] <= last[seq]) {
-                fail(
-                    KVG_INVALID_ARGUMENT,
-                    "token %u of the batch has position %d in sequence %zu, whose last position is %lld%s: positions must rise "
-                    "within a sequence; go on at seq_pos_max + 1, or seq_rm what is to be replaced",
-                    i, in_.pos[i], seq, static_cast<long long>(last[seq]), first ? " (in the cache)" : "");
+                fail(KVG_INVALID_ARGUMENT,
+                     "token %u of the batch has position %d in sequence %u, whose last position is %lld%s: positions must rise "
+                     "within a sequence; go on at seq_pos_max + 1, or seq_rm what is to be replaced",
+                     i, in_.pos[i], seq, static_cast<long long>(last[seq]), first ? " (in the cache)" : "");
             }
             last[seq] = in_.pos[i];
         }

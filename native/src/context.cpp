@@ -9,14 +9,15 @@
 #include "error.h"
 #include "fault.h"
 #include "graph/attention.h"
-#include "graph/defrag.h"
+#include "graph/move.h"
 #include "graph/shift.h"
 
 namespace kvg {
 
 namespace {
 
-constexpr int64_t MAX_CELLS = std::numeric_limits<int32_t>::max() - 256; // rows are padded, and indices go through int32
+constexpr int64_t MAX_CELLS =
+    std::numeric_limits<int32_t>::max() - MAX_SPAN_ALIGN; // rows are padded, and indices go through int32
 constexpr int64_t MAX_SEQ = 256;
 constexpr int64_t MAX_THREADS = 512; // GGML_MAX_N_THREADS: beyond it ggml aborts
 
@@ -111,6 +112,11 @@ context::context(std::shared_ptr<const model> model, const kvg_context_params & 
     }
     cache_ = std::make_unique<kv_cache>(device, model_->hparams(), n_cells, n_seq_max, type_k, type_v);
     runner_ = std::make_unique<update_runner>(backend_.get());
+    if (!can_move_on(device, *cache_)) {
+        fail(KVG_UNSUPPORTED,
+             "device %s can't write or move the rows of this cache type; use another device or type_k/type_v=\"f32\"",
+             ggml_backend_dev_name(device));
+    }
     can_shift_ = can_shift_on(device, *cache_, model_->hparams().rope);
     choose_flash(params.flash_attn);
     reserve();
@@ -131,8 +137,9 @@ void context::reserve() {
     if (cpu_backend_) {
         backends.push_back(cpu_backend_.get()); // the scheduler wants the CPU last
     }
-    const size_t n_nodes = decode_graph::max_nodes(model_->hparams());
-    sched_.reset(ggml_backend_sched_new(backends.data(), nullptr, static_cast<int>(backends.size()), n_nodes, false, false));
+    // the scheduler's table holds a graph's leafs (weights, inputs) beside its nodes, and there are fewer leafs than nodes
+    const size_t n_tensors = 2 * decode_graph::max_nodes(model_->hparams());
+    sched_.reset(ggml_backend_sched_new(backends.data(), nullptr, static_cast<int>(backends.size()), n_tensors, false, false));
     const decode_shape largest = {n_ubatch_, 1, 0, cache_->n_rows()};
     const decode_graph graph(*model_, *cache_, flash_, largest);
     if (!sched_ || !ggml_backend_sched_reserve(sched_.get(), graph.graph())) {
@@ -151,23 +158,50 @@ void context::require_shift(const char * op) const {
 
 void context::require_intact() const {
     if (cache_->broken()) {
-        fail(KVG_DEVICE, "an earlier K-shift failed half way, so K can't be trusted: clear() the cache and decode again");
+        fail(KVG_DEVICE, "an earlier update failed half way, so K and V can't be trusted: clear() the cache and decode again");
     }
 }
 
 void context::request_defrag(int32_t policy) {
-    if (policy == KVG_DEFRAG_SORT) {
-        fail(KVG_UNSUPPORTED, "defrag(\"sort\") is not there yet; use \"fill\"");
-    }
-    if (policy != KVG_DEFRAG_FILL) {
+    if (policy != KVG_DEFRAG_FILL && policy != KVG_DEFRAG_SORT) {
         fail(KVG_INVALID_ARGUMENT, "no defrag policy has number %d; there are fill (0) and sort (1)", policy);
     }
-    defrag_pending_ = true;
+    defrag_pending_ = policy;
+}
+
+void context::seq_add(int64_t seq, int64_t p0, int64_t p1, int64_t delta) {
+    reposition_cells(cache_->cells().check_add(seq, p0, p1, delta), "seq_add");
+}
+
+void context::seq_div(int64_t seq, int64_t p0, int64_t p1, int64_t d) {
+    reposition_cells(cache_->cells().check_div(seq, p0, p1, d), "seq_div");
+}
+
+// A position is a property of the cell: those who share one keep it, and the sequence goes on with a copy. K and V are copied before
+// any cell changes.
+void context::reposition_cells(const reposition & change, const char * op) {
+    require_shift(op);
+    cells & cells = cache_->cells();
+    const std::vector<uint32_t> shared = cells.shared_in(change);
+    if (!shared.empty()) {
+        require_intact();
+        const std::vector<uint32_t> slots = find_slots(cells, static_cast<uint32_t>(shared.size()), op);
+        std::vector<cell_move> copies;
+        for (size_t i = 0; i < shared.size(); ++i) {
+            copies.push_back({shared[i], slots[i]});
+        }
+        set_threads(backend_.get(), n_threads_batch_);
+        run_copy(*runner_, *cache_, copies);
+        for (const cell_move & copy : copies) {
+            cells.fork(copy.src, copy.dst, change.seq);
+        }
+    }
+    cells.apply(change);
 }
 
 void context::clear(bool data) {
     cache_->clear(data);
-    defrag_pending_ = false;
+    defrag_pending_ = NO_DEFRAG;
 }
 
 uint32_t context::shift_now() {
@@ -176,16 +210,30 @@ uint32_t context::shift_now() {
     return run_shift(*runner_, *cache_, model_->hparams().rope, model_->rope_freqs());
 }
 
-void context::flush(bool defrag, kvg_update_stats & stats) {
+// Returns the number of cells moved.
+uint32_t context::compact(int32_t policy) {
+    size_t n_moved = 0;
+    if (policy == KVG_DEFRAG_SORT) {
+        const auto steps = plan_sort(cache_->cells(), sort_ranks(*cache_));
+        run_sort(*runner_, *cache_, steps);
+        for (const std::vector<cell_move> & step : steps) {
+            n_moved += step.size();
+        }
+    } else if (policy == KVG_DEFRAG_FILL) {
+        const std::vector<cell_move> moves = plan_fill(cache_->cells());
+        run_fill(*runner_, *cache_, moves);
+        n_moved = moves.size();
+    }
+    return static_cast<uint32_t>(n_moved);
+}
+
+void context::flush(int32_t policy, kvg_update_stats & stats) {
     const stopwatch timed(*runner_, stats);
     stats.shifted_cells += shift_now();
-    if (defrag) {
-        const std::vector<cell_run> plan = plan_fill(cache_->cells());
-        const uint32_t n_moved = run_moves(*runner_, *cache_, plan);
-        stats.moved_cells += n_moved;
-        stats.moved_bytes += static_cast<int64_t>(n_moved * cache_->cell_bytes());
-        defrag_pending_ = false;
-    }
+    const uint32_t n_moved = compact(policy);
+    stats.moved_cells += n_moved;
+    stats.moved_bytes += static_cast<int64_t>(n_moved * cache_->cell_bytes());
+    defrag_pending_ = policy == NO_DEFRAG ? defrag_pending_ : NO_DEFRAG;
 }
 
 kvg_update_stats context::update() {
@@ -208,8 +256,54 @@ void context::read(int64_t layer, bool v, float * out, uint64_t n_floats) {
         fail(KVG_INVALID_ARGUMENT, "the buffer holds %llu floats, expected %llu", (unsigned long long) n_floats,
              (unsigned long long) wanted);
     }
-    flush(false, flushed_);
+    flush(NO_DEFRAG, flushed_);
     cache_->read(rows, out);
+}
+
+void context::read_rows(const int32_t * cells, uint64_t n_cells, uint8_t * out, uint64_t n_bytes) {
+    const uint32_t size = cache_->cells().size();
+    if (n_bytes != n_cells * cache_->cell_bytes()) {
+        fail(KVG_INVALID_ARGUMENT, "the buffer holds %llu bytes, expected %llu", (unsigned long long) n_bytes,
+             (unsigned long long) (n_cells * cache_->cell_bytes()));
+    }
+    std::vector<uint32_t> rows(n_cells);
+    for (uint64_t i = 0; i < n_cells; ++i) {
+        rows[i] = static_cast<uint32_t>(bounded("cell", cells[i], 0, int64_t{size} - 1));
+    }
+    flush(NO_DEFRAG, flushed_);
+    cache_->read_rows(rows, out);
+}
+
+void context::replace(int64_t seq, const kvg_kv_rows & in) {
+    const uint32_t n_seq_max = cache_->cells().n_seq_max();
+    cells next = cache_->cells(); // becomes the cells when nothing can fail any more
+    bounded("n_cells", in.n_cells, 0, MAX_CELLS);
+    if (in.n_bytes != static_cast<uint64_t>(in.n_cells) * cache_->cell_bytes()) {
+        fail(KVG_INVALID_ARGUMENT, "%llu bytes of K and V, expected %llu for %lld cells", (unsigned long long) in.n_bytes,
+             (unsigned long long) (static_cast<uint64_t>(in.n_cells) * cache_->cell_bytes()),
+             static_cast<long long>(in.n_cells));
+    }
+    next.seq_rm(seq, 0, -1);
+    const auto n = static_cast<uint32_t>(in.n_cells);
+    const std::vector<uint32_t> slots = find_slots(next, n, "what is loaded");
+    for (uint32_t i = 0; i < n; ++i) {
+        seq_set set = next.make_set();
+        bool seen = false;
+        for (uint32_t s = 0; s < n_seq_max; ++s) {
+            const bool member = in.seq[static_cast<size_t>(i) * n_seq_max + s] != 0;
+            set[s / 64] |= static_cast<uint64_t>(member) << (s % 64);
+            seen = seen || member;
+        }
+        if (in.pos[i] < 0 || !seen) {
+            fail(KVG_INVALID_ARGUMENT, "cell %u of %u has position %d and %s", i, n, in.pos[i],
+                 seen ? "a sequence" : "no sequence");
+        }
+        next.put(slots[i], in.pos[i], set);
+    }
+    flush(NO_DEFRAG, flushed_); // what stays must not lose its rotation
+    next.clear_shifts();
+    cache_->write_rows(slots, in.data);
+    std::swap(cache_->cells(), next);
 }
 
 // Attends from the lowest to the highest cell of the micro-batch's sequences, padded as the device likes.
@@ -285,7 +379,9 @@ void context::set_inputs(const batch & batch, const micro_batch & ubatch, const 
         }
         ggml_backend_tensor_set(graph_->outputs, output_ids_.data(), 0, output_ids_.size() * sizeof(int32_t));
     }
-    set_mask(batch, ubatch);
+    if (graph_->mask) {
+        set_mask(batch, ubatch);
+    }
 }
 
 void context::compute(const batch & batch, const micro_batch & ubatch, const std::vector<uint32_t> & slots) {
@@ -297,8 +393,8 @@ void context::compute(const batch & batch, const micro_batch & ubatch, const std
     if (cpu_backend_) {
         set_threads(cpu_backend_.get(), n_threads);
     }
-    fault_point("compute");
-    if (ggml_backend_sched_graph_compute(sched_.get(), graph_->graph()) != GGML_STATUS_SUCCESS) {
+    const bool done = computed([&] { return ggml_backend_sched_graph_compute(sched_.get(), graph_->graph()); });
+    if (!done || fault_hit("compute")) {
         graph_.reset();
         fail(KVG_DEVICE, "%s failed while decoding; the batch's tokens are not in the cache",
              ggml_backend_dev_name(model_->device()));
@@ -314,13 +410,13 @@ void context::decode(const kvg_batch & in, const kvg_output * output) {
         fail(KVG_INVALID_ARGUMENT, "%u outputs are asked for and the buffers have room for %lld", batch.n_outputs(),
              static_cast<long long>(output->n_rows));
     }
-    find_slots(cells, batch.n_tokens()); // is there room at all? asked before anything moves
+    require_room(cells, batch.n_tokens(), "the batch"); // before anything moves
     const float holes = static_cast<float>(cells.n_kv() - cells.n_used());
     const bool fragmented = defrag_threshold_ >= 0 && holes > defrag_threshold_ * static_cast<float>(cells.n_kv());
-    flush(defrag_pending_ || fragmented, flushed_);
+    flush(defrag_pending_ == NO_DEFRAG && fragmented ? KVG_DEFRAG_FILL : defrag_pending_, flushed_);
 
     fault_point("cells");
-    const std::vector<uint32_t> slots = find_slots(cells, batch.n_tokens());
+    const std::vector<uint32_t> slots = find_slots(cells, batch.n_tokens(), "the batch");
     placed_tokens placed(cells, slots);
     const size_t n_vocab = model_->hparams().n_vocab;
     const size_t n_embd = model_->hparams().n_embd;

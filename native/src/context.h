@@ -27,16 +27,22 @@ public:
     // what decode and read flushed by themselves since the last call
     kvg_update_stats take_stats();
 
-    // Metadata operations go straight to the cells; those that rotate K ask can_shift() first.
+    // Other metadata operations go straight to the cells. These two give shared cells a copy of their own first.
+    // error(KVG_CACHE_FULL) when there is no room for the copies: nothing changed.
+    void seq_add(int64_t seq, int64_t p0, int64_t p1, int64_t delta);
+    void seq_div(int64_t seq, int64_t p0, int64_t p1, int64_t d);
     kv_cache & cache() { return *cache_; }
     const kv_cache & cache() const { return *cache_; }
     bool can_shift() const { return can_shift_; }
-    // error(KVG_UNSUPPORTED) when K can't be rotated here
-    void require_shift(const char * op) const;
     void request_defrag(int32_t policy);
-    bool defrag_pending() const { return defrag_pending_; }
+    bool defrag_pending() const { return defrag_pending_ != NO_DEFRAG; }
     void clear(bool data);
     void read(int64_t layer, bool v, float * out, uint64_t n_floats);
+    // Raw K and V of cells, a pending K-shift flushed first: for each layer K then V, a row per cell.
+    void read_rows(const int32_t * cells, uint64_t n_cells, uint8_t * out, uint64_t n_bytes);
+    // Replaces the cells of a sequence (seq < 0: every cell) by these, all or nothing: pos (n), seq (n, n_seq_max) of 0/1, rows as
+    // read_rows gives them.
+    void replace(int64_t seq, const kvg_kv_rows & rows);
     uint32_t n_attended() const { return n_attended_; }
 
 private:
@@ -46,11 +52,16 @@ private:
         uint32_t n_outputs;
     };
 
+    static constexpr int32_t NO_DEFRAG = -1;
+
+    void require_shift(const char * op) const;
+    void reposition_cells(const reposition & change, const char * op);
+    uint32_t compact(int32_t policy);
     void choose_flash(int32_t wanted);
     void reserve();
     void require_intact() const;
     uint32_t shift_now();
-    void flush(bool defrag, kvg_update_stats & stats);
+    void flush(int32_t policy, kvg_update_stats & stats);
     decode_shape shape_of(const batch & batch, const micro_batch & ubatch) const;
     void prepare_graph(const decode_shape & shape);
     void set_inputs(const batch & batch, const micro_batch & ubatch, const std::vector<uint32_t> & slots);
@@ -65,7 +76,7 @@ private:
     float defrag_threshold_;
     bool flash_ = false;
     bool can_shift_ = false;
-    bool defrag_pending_ = false;
+    int32_t defrag_pending_ = NO_DEFRAG; // or a kvg_defrag_policy
     uint32_t n_attended_ = 0;
     uint32_t align_;
 

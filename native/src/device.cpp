@@ -52,6 +52,9 @@ ggml_backend_dev_t find_device(const std::string & name) {
     for (int32_t i = 0; i < device_count(); ++i) {
         ggml_backend_dev_t dev = ggml_backend_dev_get(static_cast<size_t>(i));
         const int32_t type = device_type(dev);
+        if (type == KVG_DEVICE_ACCEL) {
+            continue; // helps the CPU with a few ops, and aborts on the others
+        }
         if (strcasecmp(name.c_str(), ggml_backend_dev_name(dev)) == 0 || (name == "auto" && type == KVG_DEVICE_GPU)) {
             return dev;
         }
@@ -60,7 +63,9 @@ ggml_backend_dev_t find_device(const std::string & name) {
     if (name == "auto") {
         return cpu_device();
     }
-    fail(KVG_DEVICE, "no device is called '%s'; there are: %s (and \"auto\"). Others need a llama-cpp-python built for them",
+    fail(KVG_DEVICE,
+         "no device that runs models is called '%s'; there are: %s (and \"auto\"). Others need a llama-cpp-python built for "
+         "them",
          name.c_str(), known.c_str());
 }
 
@@ -81,7 +86,7 @@ void set_threads(ggml_backend_t backend, int n_threads) {
     }
 }
 
-uint32_t span_align(ggml_backend_dev_t dev) { return is_cpu(dev) ? 32 : 256; }
+uint32_t span_align(ggml_backend_dev_t dev) { return is_cpu(dev) ? 32 : MAX_SPAN_ALIGN; }
 
 memory device_memory(ggml_backend_dev_t dev) {
     size_t free = 0;

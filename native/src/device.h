@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <exception>
 #include <string>
 
 #include <ggml-cpp.h>
@@ -24,9 +25,19 @@ ggml_backend_ptr open_backend(ggml_backend_dev_t dev);
 // CPU backends only; others ignore it
 void set_threads(ggml_backend_t backend, int n_threads);
 
-// Cells by which an attended span must be aligned there: views of K that start elsewhere abort on Vulkan, and CUDA's fast flash
-// attention wants whole 256s.
+// Cells by which an attended span is aligned there. Views of K that start elsewhere abort on Vulkan, and CUDA's fast flash attention
+// wants whole 256s; on the CPU any number will do, and a graph is rebuilt whenever the span grows by one.
+constexpr uint32_t MAX_SPAN_ALIGN = 256;
 uint32_t span_align(ggml_backend_dev_t dev);
+
+// Runs a graph: true when it succeeded. Backends report failures by status, Vulkan also by exceptions.
+template <class F> bool computed(F && compute) {
+    try {
+        return compute() == GGML_STATUS_SUCCESS;
+    } catch (const std::exception &) {
+        return false;
+    }
+}
 
 struct memory {
     uint64_t free;

@@ -1,11 +1,11 @@
 #include "fault.h"
 
+#include "error.h"
+
 #ifdef KVGRAPH_TEST_HOOKS
 
 #include <array>
 #include <cstring>
-
-#include "error.h"
 
 namespace kvg {
 
@@ -15,7 +15,7 @@ struct fault_site {
 };
 
 // Thread-local, so that a test in one thread can't trip another one's context.
-static thread_local std::array<fault_site, 10> sites = {{
+static thread_local std::array<fault_site, 16> sites = {{
     {"cells", 0},
     {"build", 0},
     {"alloc", 0},
@@ -26,6 +26,12 @@ static thread_local std::array<fault_site, 10> sites = {{
     {"defrag-build", 0},
     {"defrag-alloc", 0},
     {"defrag-compute", 0},
+    {"copy-build", 0},
+    {"copy-alloc", 0},
+    {"copy-compute", 0},
+    {"shift-skip", 0},
+    {"shift-sign", 0},
+    {"defrag-source", 0},
 }};
 
 static fault_site & find_site(const char * name) {
@@ -39,13 +45,23 @@ static fault_site & find_site(const char * name) {
 
 void fault_arm(const char * site, int64_t countdown) { find_site(site).countdown = countdown; }
 
-void fault_point(const char * site) {
+bool fault_hit(const char * site) {
     fault_site & found = find_site(site);
-    if (found.countdown > 0 && --found.countdown == 0) {
+    return found.countdown > 0 && --found.countdown == 0;
+}
+
+bool fault_active(const char * site) { return find_site(site).countdown != 0; }
+
+} // namespace kvg
+
+#endif
+
+namespace kvg {
+
+void fault_point(const char * site) {
+    if (fault_hit(site)) {
         fail(KVG_DEVICE, "injected fault at '%s'", site);
     }
 }
 
 } // namespace kvg
-
-#endif

@@ -1,4 +1,4 @@
-// Fault points for tests: fault_point("alloc") throws when kvg_test_fault armed that site. Nothing in a normal build.
+// Fault points for tests: what kvg_test_fault armed. A normal build has none of it.
 #pragma once
 
 #include <cstdint>
@@ -7,9 +7,16 @@ namespace kvg {
 
 #ifdef KVGRAPH_TEST_HOOKS
 void fault_arm(const char * site, int64_t countdown);
-void fault_point(const char * site);
+// whether this pass through the site is the one to fail
+bool fault_hit(const char * site);
+// whether a fault that changes what is computed is switched on: any countdown but 0
+bool fault_active(const char * site);
 #else
-inline void fault_point(const char *) {}
+inline bool fault_hit(const char *) { return false; }
+inline bool fault_active(const char *) { return false; }
 #endif
+
+// throws error(KVG_DEVICE) when it is
+void fault_point(const char * site);
 
 } // namespace kvg

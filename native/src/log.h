@@ -1,4 +1,4 @@
-// One place for log lines, ggml's and ours.
+// Where ggml's log lines go.
 #pragma once
 
 #include "kvgraph.h"

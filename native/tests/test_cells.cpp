@@ -27,6 +27,10 @@ cells filled(uint32_t n_cells, uint32_t n, uint32_t n_seq_max = 4) {
     return c;
 }
 
+// What a context does with cells that nobody shares.
+void add(cells & c, int64_t seq, int64_t p0, int64_t p1, int64_t delta) { c.apply(c.check_add(seq, p0, p1, delta)); }
+void div(cells & c, int64_t seq, int64_t p0, int64_t p1, int64_t d) { c.apply(c.check_div(seq, p0, p1, d)); }
+
 template <class F> kvg_status status_of(F call) {
     try {
         call();
@@ -79,27 +83,27 @@ TEST_CASE("sequences beyond the first word of the set") {
     c.seq_cp(0, 199, 0, -1);
     c.seq_cp(0, 64, 0, 1);
     CHECK(c.has_seq(3, 199));
-    CHECK(status_of([&] { c.seq_add(199, 0, -1, 1); }) == KVG_UNSUPPORTED);
+    CHECK(c.shared_in(c.check_add(199, 0, -1, 1)) == std::vector<uint32_t>{0, 1, 2, 3});
     c.seq_keep(199);
     CHECK_FALSE(c.has_seq(0, 0));
     CHECK_FALSE(c.has_seq(0, 64));
-    c.seq_add(199, 0, -1, 1);
+    add(c, 199, 0, -1, 1);
     CHECK(c.seq_pos_max(199) == 4);
     c.check();
 }
 
 TEST_CASE("shift is new minus old, added up") {
     cells c = filled(16, 12);
-    c.seq_add(0, 8, -1, -4);
+    add(c, 0, 8, -1, -4);
     CHECK(c.pos(8) == 4);
     CHECK(c.shift(8) == -4);
-    c.seq_div(0, 4, 8, 2); // cells 4 .. 11, which are at 4 .. 7 now
+    div(c, 0, 4, 8, 2); // cells 4 .. 11, which are at 4 .. 7 now
     CHECK(c.pos(11) == 3);
     CHECK(c.shift(11) == 3 - 11);
     CHECK(c.pos(4) == 2);
     CHECK(c.shift(4) == 2 - 4);
     CHECK(c.n_shifted() == 8);
-    c.seq_add(0, 2, 3, 2); // back to where they were: nothing waits there
+    add(c, 0, 2, 3, 2); // back to where they were: nothing waits there
     CHECK(c.shift(4) == 0);
     c.clear_shifts();
     CHECK(c.n_shifted() == 0);
@@ -110,14 +114,14 @@ TEST_CASE("shift is new minus old, added up") {
 TEST_CASE("a position below 0 takes the cell from the sequence") {
     cells c = filled(8, 6);
     c.seq_cp(0, 1, 0, 2);
-    c.seq_add(0, 0, -1, -2); // shared cells 0 and 1 fall off sequence 0 only
+    add(c, 0, 0, -1, -2); // shared cells 0 and 1 fall off sequence 0 only
     CHECK(c.n_used() == 6);
     CHECK_FALSE(c.has_seq(0, 0));
     CHECK(c.has_seq(0, 1));
     CHECK(c.pos(0) == 0);
     CHECK(c.shift(0) == 0);
     CHECK(c.pos(5) == 3);
-    c.seq_add(0, 0, -1, std::numeric_limits<int64_t>::min());
+    add(c, 0, 0, -1, std::numeric_limits<int64_t>::min());
     CHECK(c.seq_pos_max(0) == -1);
     CHECK(c.n_used() == 2);
     c.check();
@@ -126,15 +130,13 @@ TEST_CASE("a position below 0 takes the cell from the sequence") {
 TEST_CASE("what can't be done changes nothing") {
     cells c = filled(8, 6);
     c.seq_cp(0, 1, 5, 6);
-    CHECK(status_of([&] { c.seq_add(0, 0, -1, 1); }) == KVG_UNSUPPORTED);
-    CHECK(status_of([&] { c.seq_div(0, 0, -1, 2); }) == KVG_UNSUPPORTED);
-    CHECK(status_of([&] { c.seq_add(0, 0, 5, std::numeric_limits<int32_t>::max()); }) == KVG_INVALID_ARGUMENT);
-    CHECK(status_of([&] { c.seq_add(0, 0, 5, std::numeric_limits<int64_t>::max()); }) == KVG_INVALID_ARGUMENT);
-    CHECK(status_of([&] { c.seq_div(0, 0, -1, 0); }) == KVG_INVALID_ARGUMENT);
-    CHECK(status_of([&] { c.seq_div(0, 0, -1, -3); }) == KVG_INVALID_ARGUMENT);
+    CHECK(status_of([&] { add(c, 0, 0, 5, std::numeric_limits<int32_t>::max()); }) == KVG_INVALID_ARGUMENT);
+    CHECK(status_of([&] { add(c, 0, 0, 5, std::numeric_limits<int64_t>::max()); }) == KVG_INVALID_ARGUMENT);
+    CHECK(status_of([&] { div(c, 0, 0, -1, 0); }) == KVG_INVALID_ARGUMENT);
+    CHECK(status_of([&] { div(c, 0, 0, -1, -3); }) == KVG_INVALID_ARGUMENT);
     for (const int64_t seq :
          {int64_t{4}, int64_t{-1}, std::numeric_limits<int64_t>::max(), std::numeric_limits<int64_t>::min()}) {
-        CHECK(status_of([&] { c.seq_add(seq, 0, -1, 1); }) == KVG_INVALID_ARGUMENT);
+        CHECK(status_of([&] { add(c, seq, 0, -1, 1); }) == KVG_INVALID_ARGUMENT);
         CHECK(status_of([&] { c.seq_cp(0, seq, 0, -1); }) == KVG_INVALID_ARGUMENT);
         CHECK(status_of([&] { c.seq_keep(seq); }) == KVG_INVALID_ARGUMENT);
         CHECK(status_of([&] { c.seq_pos_max(seq); }) == KVG_INVALID_ARGUMENT);
@@ -146,18 +148,46 @@ TEST_CASE("what can't be done changes nothing") {
     c.check();
 }
 
+TEST_CASE("only shared cells that change their position need a copy") {
+    cells c = filled(16, 6);
+    c.seq_cp(0, 1, 0, 4);
+    CHECK(c.shared_in(c.check_add(0, 0, -1, 0)).empty());
+    CHECK(c.shared_in(c.check_div(0, 0, -1, 1)).empty());
+    CHECK(c.shared_in(c.check_div(0, 0, -1, 2)) == std::vector<uint32_t>{1, 2, 3}); // 0 / 2 is 0
+    CHECK(c.shared_in(c.check_add(0, 0, -1, -2)) == std::vector<uint32_t>{2, 3});   // 0 and 1 only leave the sequence
+    CHECK(c.shared_in(c.check_add(1, 2, 3, 5)) == std::vector<uint32_t>{2});
+}
+
+TEST_CASE("a fork takes position and pending shift, and leaves the other sharers as they were") {
+    cells c = filled(8, 4);
+    add(c, 0, 2, -1, 10);
+    c.seq_cp(0, 1, 0, -1);
+    c.fork(3, 6, 1);
+    CHECK(c.pos(6) == 13);
+    CHECK(c.shift(6) == 10);
+    CHECK(c.has_seq(6, 1));
+    CHECK_FALSE(c.has_seq(6, 0));
+    CHECK(c.has_seq(3, 0));
+    CHECK_FALSE(c.has_seq(3, 1));
+    CHECK(c.n_used() == 5);
+    c.check();
+}
+
 TEST_CASE("move carries position, sequences and pending shift") {
     cells c = filled(8, 6);
     c.seq_cp(0, 3, 5, 6);
     c.seq_rm(0, 0, 1);
-    c.seq_add(0, 4, 5, 10);
-    c.move(5, 0);
+    add(c, 0, 4, 5, 10);
+    c.move({{5, 0}, {4, 7}});
     CHECK(c.pos(0) == 5);
     CHECK(c.has_seq(0, 3));
-    c.move(4, 7);
     CHECK(c.shift(7) == 10);
     CHECK(c.is_empty(4));
     CHECK(c.n_kv() == 8);
     CHECK(c.n_shifted() == 1);
+    c.move({{1, 2}, {2, 3}, {3, 1}}); // a cycle
+    CHECK(c.pos(2) == 1);
+    CHECK(c.pos(3) == 2);
+    CHECK(c.pos(1) == 3);
     c.check();
 }

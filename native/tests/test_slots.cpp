@@ -28,17 +28,17 @@ cells picture(const char * drawn) {
 
 TEST_CASE("the longest run of empty cells comes first") {
     using slots = std::vector<uint32_t>;
-    CHECK(find_slots(picture("......"), 3) == slots{0, 1, 2});
-    CHECK(find_slots(picture("a.bb...c"), 2) == slots{4, 5});
-    CHECK(find_slots(picture("a.bb...c"), 4) == slots{4, 5, 6, 1});
-    CHECK(find_slots(picture(".a.b"), 2) == slots{0, 2}); // equal runs: the lower one
-    CHECK(find_slots(picture("ab...."), 4) == slots{2, 3, 4, 5});
-    CHECK(find_slots(picture("abc"), 0).empty());
+    CHECK(find_slots(picture("......"), 3, "the batch") == slots{0, 1, 2});
+    CHECK(find_slots(picture("a.bb...c"), 2, "the batch") == slots{4, 5});
+    CHECK(find_slots(picture("a.bb...c"), 4, "the batch") == slots{4, 5, 6, 1});
+    CHECK(find_slots(picture(".a.b"), 2, "the batch") == slots{0, 2}); // equal runs: the lower one
+    CHECK(find_slots(picture("ab...."), 4, "the batch") == slots{2, 3, 4, 5});
+    CHECK(find_slots(picture("abc"), 0, "the batch").empty());
 }
 
 TEST_CASE("no room is an error that says how much there is") {
     try {
-        find_slots(picture("a.b"), 2);
+        find_slots(picture("a.b"), 2, "the batch");
         FAIL("expected an error");
     } catch (const error & e) {
         CHECK(e.status() == KVG_CACHE_FULL);

@@ -113,6 +113,7 @@ class KvgGgufTensor(Structure):
         ("ne", c_int64 * 4),
         ("offset", c_uint64),
         ("size", c_uint64),
+        ("data", c_void_p),
     )
 
 
@@ -129,8 +130,22 @@ class KvgKvInfo(Structure):
         ("head_dim_v", c_int64),
         ("n_attended", c_int64),
         ("bytes", c_int64),
+        ("cell_bytes", c_int64),
+        ("type_k", c_int32),
+        ("type_v", c_int32),
         ("can_shift", c_int32),
         ("defrag_pending", c_int32),
+    )
+
+
+class KvgKvRows(Structure):
+    _fields_ = (
+        ("struct_size", c_size_t),
+        ("n_cells", c_int64),
+        ("pos", POINTER(c_int32)),
+        ("seq", POINTER(c_uint8)),
+        ("data", POINTER(c_uint8)),
+        ("n_bytes", c_uint64),
     )
 
 
@@ -182,6 +197,7 @@ STRUCTS: dict[str, type[Structure]] = {
     "kvg_gguf_kv": KvgGgufKv,
     "kvg_gguf_tensor": KvgGgufTensor,
     "kvg_kv_info": KvgKvInfo,
+    "kvg_kv_rows": KvgKvRows,
     "kvg_model_info": KvgModelInfo,
     "kvg_output": KvgOutput,
     "kvg_update_stats": KvgUpdateStats,
@@ -195,6 +211,7 @@ STATUS_FUNCTIONS = (
     "kvg_gguf_get_kv",
     "kvg_gguf_get_string",
     "kvg_gguf_get_tensor",
+    "kvg_gguf_check_vocab",
     "kvg_model_load",
     "kvg_model_get_info",
     "kvg_gguf_check_model",
@@ -214,6 +231,8 @@ STATUS_FUNCTIONS = (
     "kvg_kv_take_stats",
     "kvg_kv_cells",
     "kvg_kv_read",
+    "kvg_kv_read_rows",
+    "kvg_kv_replace",
     "kvg_test_fault",
 )
 
@@ -256,6 +275,8 @@ def declare(lib: CDLL) -> None:
     lib.kvg_gguf_get_string.restype = c_int32
     lib.kvg_gguf_get_tensor.argtypes = [c_void_p, c_uint64, POINTER(KvgGgufTensor)]
     lib.kvg_gguf_get_tensor.restype = c_int32
+    lib.kvg_gguf_check_vocab.argtypes = [c_void_p]
+    lib.kvg_gguf_check_vocab.restype = c_int32
     lib.kvg_model_load.argtypes = [c_char_p, c_char_p, POINTER(c_void_p)]
     lib.kvg_model_load.restype = c_int32
     lib.kvg_model_free.argtypes = [c_void_p]
@@ -270,6 +291,8 @@ def declare(lib: CDLL) -> None:
     lib.kvg_context_new.restype = c_int32
     lib.kvg_context_free.argtypes = [c_void_p]
     lib.kvg_context_free.restype = None
+    lib.kvg_context_gguf.argtypes = [c_void_p]
+    lib.kvg_context_gguf.restype = c_void_p
     lib.kvg_decode.argtypes = [c_void_p, POINTER(KvgBatch), POINTER(KvgOutput)]
     lib.kvg_decode.restype = c_int32
     lib.kvg_kv_get_info.argtypes = [c_void_p, POINTER(KvgKvInfo)]
@@ -300,5 +323,9 @@ def declare(lib: CDLL) -> None:
     lib.kvg_kv_cells.restype = c_int32
     lib.kvg_kv_read.argtypes = [c_void_p, c_int64, c_int32, POINTER(c_float), c_uint64]
     lib.kvg_kv_read.restype = c_int32
+    lib.kvg_kv_read_rows.argtypes = [c_void_p, POINTER(c_int32), c_int64, POINTER(c_uint8), c_uint64]
+    lib.kvg_kv_read_rows.restype = c_int32
+    lib.kvg_kv_replace.argtypes = [c_void_p, c_int64, POINTER(KvgKvRows)]
+    lib.kvg_kv_replace.restype = c_int32
     lib.kvg_test_fault.argtypes = [c_char_p, c_int64]
     lib.kvg_test_fault.restype = c_int32

@@ -6,11 +6,16 @@ KVGRAPH_CTX_SIZE for `-c`. A verb imports what it needs when it runs, so that he
 
 from __future__ import annotations
 
+import io
+import sys
+
 import click
 
+from pykvgraph.cli.cells import cells
 from pykvgraph.cli.generate import generate
 from pykvgraph.cli.info import info
 from pykvgraph.cli.inspect import inspect
+from pykvgraph.cli.passkey import passkey
 from pykvgraph.cli.verb import examples
 
 
@@ -39,7 +44,9 @@ def main() -> None:
 
     Every option can also be set in the environment, as its long name with KVGRAPH_ in front.
     """
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # not every locale can show every text
 
 
-for _verb in (generate, info, inspect):
+for _verb in (cells, generate, info, inspect, passkey):
     main.add_command(_verb)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import sys
 import time
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ import click
 
 from pykvgraph.cli.show import print_json
 from pykvgraph.cli.verb import Verb, examples, json_option, option
+from pykvgraph.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 
 # of a model that was trained for more, unless asked: the cache takes memory
 MAX_DEFAULT_CTX = 4096
+MAX_DEFAULT_KEEP = 32
 
 COUNT = click.IntRange(min=1)
 
@@ -118,7 +121,7 @@ class _StopString(click.types.StringParamType):
     "n_keep",
     type=click.IntRange(min=0),
     metavar="N",
-    default=32,
+    show_default=f"{MAX_DEFAULT_KEEP}, at most a quarter of -c",
     help="When the cache is full, keep the first N tokens and discard half of the rest.",
 )
 @option(
@@ -134,7 +137,7 @@ def generate(
     n_ubatch: int,
     n_threads: int | None,
     n_threads_batch: int | None,
-    n_keep: int,
+    n_keep: int | None,
     as_json: bool,
     **sampling: Any,
 ) -> None:
@@ -145,7 +148,6 @@ def generate(
     import pykvgraph as kvg
 
     shifts: list[ShiftReport] = []
-    shift = kvg.ContextShift(n_keep=n_keep, on_shift=shifts.append)
     with (
         kvg.Model(model, device=device) as loaded,
         kvg.Context(
@@ -157,6 +159,7 @@ def generate(
             n_threads_batch=n_threads_batch,
         ) as context,
     ):
+        shift = kvg.ContextShift(n_keep=_fitting_keep(n_keep, context.n_ctx), on_shift=shifts.append)
         started = time.perf_counter()
         stream = kvg.generate(context, prompt, on_full=shift, **sampling)
         pieces = list(stream if as_json else _shown(stream))
@@ -175,7 +178,18 @@ def generate(
         )
     elif sys.stderr.isatty():
         rate = f"{len(pieces)} tokens in {seconds:.1f} s, {len(pieces) / seconds:.0f}/s, {len(shifts)} shifts"
-        click.secho(f"[{rate}]", dim=True, err=True)
+        click.secho(f"[{rate}]", dim=True, err=True, color=False if os.environ.get("NO_COLOR") else None)
+
+
+def _fitting_keep(n_keep: int | None, n_ctx: int) -> int:
+    """How many tokens to keep: as asked, if that leaves something to discard."""
+    if n_keep is None:
+        return min(MAX_DEFAULT_KEEP, n_ctx // 4)
+    if n_keep >= n_ctx:
+        raise InvalidArgumentError(
+            f"--keep {n_keep} leaves nothing to discard of a cache of {n_ctx} cells. Lower it, or raise -c"
+        )
+    return n_keep
 
 
 def _shown(stream: Iterator[Piece]) -> Iterator[Piece]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
 # of a value as it is shown to people
 MAX_ITEMS = 6
 MAX_CHARACTERS = 160
+
+# in less, every column of a table wraps: one that doesn't could take all the room
+NARROW = 60
 
 
 def new_table(*headers: str) -> Table:
@@ -33,7 +37,11 @@ def print_table(table: Table) -> None:
     """To stdout, as wide as the terminal, 80 columns where there is none."""
     from rich.console import Console
 
-    Console().print(table)
+    console = Console()
+    if console.width < NARROW:
+        for column in table.columns:
+            column.no_wrap, column.overflow = False, "fold"
+    console.print(table)
 
 
 def safe_cell(text: str) -> Text:
@@ -70,7 +78,8 @@ def size_text(n_bytes: int) -> str:
 
 def print_json(value: dict[str, Any]) -> None:
     """One object on stdout, in one line; NaN and the infinities, which JSON lacks, become null."""
-    click.echo(json.dumps(_finite(value), ensure_ascii=False, allow_nan=False))
+    is_unicode = (sys.stdout.encoding or "").lower().startswith("utf")
+    click.echo(json.dumps(_finite(value), ensure_ascii=not is_unicode, allow_nan=False))
 
 
 def _finite(value: Any) -> Any:

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import click
 from click.core import ParameterSource
 
-from pykvgraph.errors import KVGraphError
+from pykvgraph.errors import InvalidArgumentError, KVGraphError
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -40,7 +40,8 @@ class Verb(click.Command):
         except BrokenPipeError:
             raise  # the reader has gone: click ends in silence
         except (KVGraphError, ImportError, OSError) as error:
-            raise click.ClickException(" ".join(str(error).split()) + self._origin(ctx)) from error
+            origin = self._origin(ctx) if isinstance(error, InvalidArgumentError) else ""
+            raise click.ClickException(" ".join(str(error).split()) + origin) from error
 
     def _origin(self, ctx: click.Context) -> str:
         """The environment variables that had a say: nobody typed those."""

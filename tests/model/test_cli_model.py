@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -158,8 +159,6 @@ def test_a_missing_file_is_one_line(tmp_path: Path, verb: str) -> None:
     assert (result.exit_code, result.stdout) == (1, "")
     assert result.stderr.count("\n") == 1
     assert path in result.stderr
-    by_variable = run(verb, env={"KVGRAPH_MODEL": path})
-    assert "KVGRAPH_MODEL" in by_variable.stderr
 
 
 @pytest.mark.parametrize("verb", ["inspect", "generate"])
@@ -176,14 +175,49 @@ def test_an_unknown_device_is_named(stories: Path) -> None:
     result = run("generate", "-m", stories, env={"KVGRAPH_DEVICE": "abacus"})
     assert (result.exit_code, result.stdout) == (1, "")
     assert "'abacus'" in result.stderr
-    assert "KVGRAPH_DEVICE" in result.stderr
 
 
-def test_an_error_on_the_way_ends_the_line(stories: Path) -> None:
+def test_an_error_on_the_way_ends_the_line(stories: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(*_arguments: Any, **_settings: Any) -> Iterator[kvg.Piece]:
+        yield kvg.Piece("Once", 0, 0.0, None)
+        raise kvg.DeviceError("it broke")
+
+    monkeypatch.setattr(kvg, "generate", failing)
+    result = run("generate", "-m", stories, "-t", "1")
+    assert (result.exit_code, result.stdout, result.stderr) == (1, "Once\n", "Error: it broke\n")
+
+
+def test_generate_keeps_what_fits_a_small_context(stories: Path) -> None:
+    report = generate(stories, "-c", "16", "-n", "40")
+    assert len(report["tokens"]) == 40
+    assert {shift["n_keep"] for shift in report["shifts"]} == {4}
+
+
+def test_generate_refuses_to_keep_all_before_it_writes(stories: Path) -> None:
     result = run("generate", "-m", stories, "-t", "1", "-c", "16", "--keep", "16")
-    assert result.exit_code == 1
-    assert result.stdout.endswith("\n")
-    assert result.stderr.count("\n") == 1
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "--keep 16" in result.stderr and "-c" in result.stderr
+
+
+def run_module(*arguments: str | Path, **env: str) -> subprocess.CompletedProcess[bytes]:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **env}
+    command = [sys.executable, "-m", "pykvgraph", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, env=environment, timeout=120)
+
+
+def test_a_terminal_without_unicode(stories: Path) -> None:
+    shown = run_module("inspect", stories, PYTHONIOENCODING="ascii")
+    assert (shown.returncode, shown.stderr) == (0, b"")
+    assert rb"\u2026" in shown.stdout
+    as_json = run_module("inspect", stories, "--json", PYTHONIOENCODING="ascii")
+    assert json.loads(as_json.stdout.decode("ascii"))["metadata"] == run_json("inspect", stories)["metadata"]
+
+
+def test_a_narrow_terminal_loses_nothing(stories: Path) -> None:
+    shown = run_module("inspect", stories, COLUMNS="40", PYTHONIOENCODING="utf-8").stdout.decode()
+    table = shown[shown.index("\n\n") :]
+    assert max(map(len, table.splitlines())) <= 40
+    assert "llama" in table and "512" in table and "items" in table and "KiB" in table
 
 
 def test_help_imports_no_more_than_it_needs() -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
 from support.engines import Token, decode, open_context, random_ids, run_of
 from support.judge import nmse
-from support.models import N_VOCAB
+from support.models import N_VOCAB, SMALL, TINY, ModelSpec
 
 import pykvgraph as kvg
 
@@ -137,11 +138,18 @@ def test_outputs_before_any_decode_and_after_reset(small: kvg.Model) -> None:
             ctx.logits()
 
 
-def test_no_outputs_asked(small: kvg.Model) -> None:
-    with open_context(small, n_ctx=N_CELLS) as ctx:
-        assert decode(ctx, [Token(5, 0, logits=False)]).shape == (0, N_VOCAB)
-        assert ctx.embeddings().shape == (0, small.n_embd)
-        assert ctx.kv.n_used == 1
+@pytest.mark.parametrize("spec", [SMALL, TINY], ids=["two layers", "one layer"])
+def test_no_outputs_asked(model_file: Callable[[ModelSpec], Path], spec: ModelSpec) -> None:
+    """With one layer nothing is attended then: the cells are all that counts."""
+    ids = random_ids(6, N_VOCAB)
+    with kvg.Model(model_file(spec), device="cpu") as model, open_context(model, n_ctx=N_CELLS) as ctx:
+        expected = decode(ctx, run_of(ids))[-1:]
+        ctx.reset()
+        silent = [token._replace(logits=False) for token in run_of(ids[:5])]
+        assert decode(ctx, silent).shape == (0, N_VOCAB)
+        assert ctx.embeddings().shape == (0, model.n_embd)
+        assert ctx.kv.n_used == 5
+        assert nmse(decode(ctx, [Token(ids[5], 5)]), expected) <= 1e-6
 
 
 def test_gaps_are_allowed(ctx: kvg.Context) -> None:

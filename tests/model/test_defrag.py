@@ -205,16 +205,6 @@ def test_decode_compacts_past_the_threshold(
         assert (ctx.kv.n_kv == ctx.kv.n_used) == compacts
 
 
-def test_sort_is_unsupported_and_changes_nothing(small: kvg.Model) -> None:
-    with open_context(small, n_ctx=128, defrag_threshold=-1) as ctx:
-        decode(ctx, run_of(random_ids(60, N_VOCAB)))
-        ctx.kv.seq_rm(0, 10, 20)
-        with pytest.raises(kvg.UnsupportedError, match="sort"):
-            ctx.kv.defrag("sort")
-        assert ctx.kv.update().moved_cells == 0
-        assert ctx.kv.n_kv == 60
-
-
 @pytest.mark.parametrize("policy", ["", "FILL", "best", None, 0])
 def test_unknown_policy(small: kvg.Model, policy: object) -> None:
     with open_context(small, n_ctx=64) as ctx, pytest.raises(kvg.InvalidArgumentError):

@@ -90,6 +90,14 @@ def test_f32_cache(model_file: Callable[[ModelSpec], Path]) -> None:
     judge(model_file(SMALL), lambda engine: prompt_then_singles(engine, ids, N_PROMPT), kv_type="f32")
 
 
+@pytest.mark.parametrize("n_layer", [1, 2, 5, 10, 20, 42])
+@pytest.mark.parametrize("biases", [False, True])
+def test_graphs_of_any_depth_fit(model_file: Callable[[ModelSpec], Path], n_layer: int, biases: bool) -> None:
+    """Every optional bias; depths at which the scheduler's table of tensors is about to grow."""
+    spec = ModelSpec(n_layer=n_layer, n_embd=16, n_head=2, n_head_kv=1, n_ff=32, biases=biases)
+    judge(model_file(spec), lambda engine: prompt_then_singles(engine, random_ids(12, N_VOCAB), 10))
+
+
 @pytest.mark.parametrize("n_ubatch", [1, 7, 16])
 def test_prompt_in_micro_batches(model_file: Callable[[ModelSpec], Path], n_ubatch: int) -> None:
     ids = random_ids(N_PROMPT, N_VOCAB)

@@ -75,6 +75,9 @@ class OurEngine:
     def seq_add(self, seq: int, p0: int, p1: int, delta: int) -> None:
         self.ctx.kv.seq_add(seq, p0, p1, delta)
 
+    def seq_div(self, seq: int, p0: int, p1: int, d: int) -> None:
+        self.ctx.kv.seq_div(seq, p0, p1, d)
+
 
 def prompt_then_singles(engine: Engine, ids: Sequence[int], n_prompt: int, pos0: int = 0) -> Logits:
     """The first n_prompt ids in one batch, the others one by one; every row of logits."""

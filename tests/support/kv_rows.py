@@ -49,6 +49,11 @@ def cells_at(kv: kvg.KVCache, positions: Iterable[int]) -> list[int]:
     return [int(np.flatnonzero(pos == p).item()) for p in positions]
 
 
+def same_cells(one: kvg.CellsView, other: kvg.CellsView) -> bool:
+    """Whether positions, sequences and pending shifts are equal, cell by cell."""
+    return all(np.array_equal(getattr(one, name), getattr(other, name)) for name in ("pos", "seq", "shift"))
+
+
 Contents = Counter[tuple[int, bytes]]
 
 

@@ -32,6 +32,7 @@ class ModelSpec:
     rope_base: float = 10000.0
     rope_scale: float = 1.0
     rope_factors: bool = False
+    biases: bool = False  # in every place where the recipe allows one
     seed: int = 0
 
     @property
@@ -41,13 +42,20 @@ class ModelSpec:
 
     def __str__(self) -> str:
         gqa = f"{self.n_head}h{self.n_head_kv}kv{self.k_dim}d"
-        extras = ("-tied" if self.tied else "") + ("-factors" if self.rope_factors else "")
+        extras = "".join(
+            f"-{name}"
+            for name, wanted in (("tied", self.tied), ("factors", self.rope_factors), ("biases", self.biases))
+            if wanted
+        )
         scale = f"-scale{self.rope_scale:g}" if self.rope_scale != 1 else ""
-        return f"{self.n_layer}x{self.n_embd}-{gqa}-{self.weights.name}{extras}{scale}-{self.seed}"
+        base = f"-base{self.rope_base:g}" if self.rope_base != 10000 else ""
+        return f"{self.n_layer}x{self.n_embd}-{gqa}-{self.weights.name}{extras}{scale}{base}-{self.seed}"
 
 
 TINY = ModelSpec(n_layer=1, n_embd=16, n_head=2, n_head_kv=1, n_ff=32)
 SMALL = ModelSpec()
+# rows of 64 KiB as F32: the update graphs' scratch takes 256 of them at a time
+WIDE = ModelSpec(n_layer=1, n_embd=16, n_head=64, n_head_kv=64, head_dim=256, n_ff=32)
 
 
 def write_model(spec: ModelSpec, directory: Path) -> Path:
@@ -123,9 +131,13 @@ def random_tensors(spec: ModelSpec) -> dict[str, npt.NDArray[np.float32]]:
         return weights
 
     def norm() -> npt.NDArray[np.float32]:
-        weights = rng.standard_normal(spec.n_embd, dtype=np.float32)
-        weights *= 0.1
+        weights = bias(spec.n_embd)
         weights += 1
+        return weights
+
+    def bias(n: int) -> npt.NDArray[np.float32]:
+        weights = rng.standard_normal(n, dtype=np.float32)
+        weights *= 0.1
         return weights
 
     # a small embedding: else a tied model's logits are little more than the last token's own
@@ -142,6 +154,16 @@ def random_tensors(spec: ModelSpec) -> dict[str, npt.NDArray[np.float32]]:
             f"blk.{layer}.ffn_up.weight": matrix(spec.n_ff, spec.n_embd, 1.0),
             f"blk.{layer}.ffn_down.weight": matrix(spec.n_embd, spec.n_ff, 1.0),
         }
+        if spec.biases:
+            tensors |= {
+                f"blk.{layer}.attn_q.bias": bias(q_rows),
+                f"blk.{layer}.attn_k.bias": bias(kv_rows),
+                f"blk.{layer}.attn_v.bias": bias(kv_rows),
+                f"blk.{layer}.attn_output.bias": bias(spec.n_embd),
+                f"blk.{layer}.ffn_gate.bias": bias(spec.n_ff),
+                f"blk.{layer}.ffn_up.bias": bias(spec.n_ff),
+                f"blk.{layer}.ffn_down.bias": bias(spec.n_embd),
+            }
     tensors["output_norm.weight"] = norm()
     if not spec.tied:
         tensors["output.weight"] = matrix(N_VOCAB, spec.n_embd, 3.0)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 
-from pykvgraph import CacheFullError, InvalidArgumentError, UnsupportedError
+from pykvgraph import CacheFullError, InvalidArgumentError
 from support.engines import Token
 
 INT64 = range(-(2**63), 2**63)
@@ -15,7 +16,7 @@ MAX_POS = 2**31 - 1
 Refusals = tuple[type[Exception], ...]
 
 
-@dataclass
+@dataclass(frozen=True)
 class Cell:
     """One token's place. `rotations` counts the updates that have rotated its K."""
 
@@ -29,7 +30,10 @@ class Cell:
 
 @dataclass
 class NaiveCells:
-    """A list of cells, None where empty. An op returns what the real one must raise; it did nothing then."""
+    """A list of cells, None where empty. An op returns what the real one must raise; it did nothing then.
+
+    Where there is a choice, it is made as ours makes it: of two runs of empty cells equally long the first.
+    """
 
     n_cells: int
     n_seq_max: int
@@ -46,10 +50,12 @@ class NaiveCells:
     def n_kv(self) -> int:
         return max((i + 1 for i, cell in enumerate(self.cells) if cell), default=0)
 
-    @property
-    def n_misplaced(self) -> int:
-        """Used cells at or beyond n_used: the fewest moves that make the cache compact."""
-        return sum(cell is not None for cell in self.cells[len(self.used) :])
+    def slots(self, n: int) -> list[int]:
+        """n empty cells, the longest runs of them first."""
+        runs = [
+            list(run) for empty, run in groupby(range(self.n_cells), lambda i: self.cells[i] is None) if empty
+        ]
+        return [i for run in sorted(runs, key=len, reverse=True) for i in run][:n]
 
     def of(self, seq: int) -> list[Cell]:
         return [cell for cell in self.used if seq in cell.seqs]
@@ -98,21 +104,21 @@ class NaiveCells:
 
     def _reposition(self, seq: int, p0: int, p1: int, move: Callable[[int], int]) -> Refusals:
         found = [(i, cell, move(cell.pos)) for i, cell in self._in_range((seq,), p0, p1)]
-        refusals: Refusals = ()
         if any(pos > MAX_POS for _, _, pos in found):
-            refusals += (InvalidArgumentError,)
-        # copy-on-write is not there yet
-        if any(pos >= 0 and pos != cell.pos and len(cell.seqs) > 1 for _, cell, pos in found):
-            refusals += (UnsupportedError,)
-        if refusals:
-            return refusals
+            return (InvalidArgumentError,)
+        copied = [i for i, cell, pos in found if pos >= 0 and pos != cell.pos and len(cell.seqs) > 1]
+        if len(copied) > self.n_cells - len(self.used):
+            return (CacheFullError,)
+        copies = dict(zip(copied, self.slots(len(copied)), strict=True))
         for i, cell, pos in found:
-            if pos < 0:
-                left = cell.seqs - {seq}
-                self.cells[i] = replace(cell, seqs=left) if left else None
-            else:
+            others = cell.seqs - {seq}
+            if pos < 0 or i in copies:
+                self.cells[i] = replace(cell, seqs=others) if others else None
+            if pos >= 0 and pos != cell.pos:
                 shift = cell.shift + pos - cell.pos
-                self.cells[i] = replace(cell, pos=pos, shift=shift, top=max(pos, cell.top))
+                self.cells[copies.get(i, i)] = replace(
+                    cell, seqs=frozenset({seq}), pos=pos, shift=shift, top=max(pos, cell.top)
+                )
         return ()
 
     def clear(self) -> None:
@@ -126,6 +132,27 @@ class NaiveCells:
             assert cell
             self.cells[i] = replace(cell, shift=0, rotations=cell.rotations + 1)
         return len(waiting)
+
+    def fill(self) -> int:
+        """Used cells at or beyond n_used go to the holes before it, in order; how many had to."""
+        n_used = len(self.used)
+        tail = [cell for cell in self.cells[n_used:] if cell]
+        rest = iter(tail)
+        self.cells[:n_used] = [cell or next(rest) for cell in self.cells[:n_used]]
+        self.cells[n_used:] = [None] * (self.n_cells - n_used)
+        return len(tail)
+
+    def sort(self) -> int:
+        """Larger sets first, then lower ids, then positions; how many cells changed places."""
+        order = sorted(self.used, key=lambda cell: (-len(cell.seqs), sorted(cell.seqs), cell.pos))
+        n_moved = sum(self.cells[i] is not cell for i, cell in enumerate(order))
+        self.cells = [*order, *[None] * (self.n_cells - len(order))]
+        return n_moved
+
+    def put(self, tokens: Sequence[Token]) -> None:
+        """What decode leaves behind."""
+        for i, token in zip(self.slots(len(tokens)), tokens, strict=True):
+            self.cells[i] = Cell(token.id, token.pos, frozenset(token.seq_ids), top=token.pos)
 
     def check_batch(self, tokens: Sequence[Token], n_batch: int, n_vocab: int) -> Refusals:
         """What decode must raise for this batch. A full cache is told apart only in a batch that is valid."""

@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 
 from pykvgraph.cli import main, show
 from pykvgraph.cli.verb import Verb, option
-from pykvgraph.errors import CacheFullError, KVGraphError, UnsupportedError
+from pykvgraph.errors import CacheFullError, InvalidArgumentError, KVGraphError, UnsupportedError
 
 VERBS = sorted(main.commands)
 
@@ -36,7 +36,7 @@ def parsed(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
 
 
 def test_the_verbs_of_this_version() -> None:
-    assert VERBS == ["generate", "info", "inspect"]
+    assert VERBS == ["cells", "generate", "info", "inspect", "passkey"]
     assert all(verb in run("--help").stdout for verb in VERBS)
 
 
@@ -71,7 +71,7 @@ def test_help_shows_every_variable(verb: str) -> None:
         ("TOP_P", "0.95"),
         ("MIN_P", "0.05"),
         ("SEED", "(random)"),
-        ("KEEP", "32"),
+        ("KEEP", "(32, at most a quarter of -c)"),
     ],
 )
 def test_help_shows_defaults(variable: str, default: str) -> None:
@@ -83,7 +83,8 @@ def test_a_variable_means_the_same_everywhere() -> None:
     names: dict[Any, set[str]] = {}
     for verb in VERBS:
         for opt in options(verb):
-            names.setdefault(opt.envvar, set()).add(max(opt.opts, key=len))
+            long_name = next(name for name in opt.opts if name.startswith("--"))
+            names.setdefault(opt.envvar, set()).add(long_name)
     assert all(str(variable).startswith("KVGRAPH_") for variable in names)
     assert all(len(spellings) == 1 for spellings in names.values())
 
@@ -187,9 +188,15 @@ def test_our_errors_are_one_line(error: Exception) -> None:
 
 
 def test_an_error_names_the_variables_in_use() -> None:
-    command = failing(KVGraphError("no such place"))
+    command = failing(InvalidArgumentError("no such place"))
     result = CliRunner().invoke(command, [], env={"KVGRAPH_PLACE": "there", "KVGRAPH_TIME": ""})
     assert result.stderr == "Error: no such place (from the environment: KVGRAPH_PLACE)\n"
+
+
+@pytest.mark.parametrize("error", [OSError("disk"), ImportError("library"), CacheFullError("full")])
+def test_variables_are_not_blamed_for_what_is_no_bad_value(error: Exception) -> None:
+    result = CliRunner().invoke(failing(error), [], env={"KVGRAPH_PLACE": "there"})
+    assert result.stderr == f"Error: {error}\n"
 
 
 def test_a_mistake_in_the_program_is_not_hidden() -> None:

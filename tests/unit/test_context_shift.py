@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, cast
 
 import numpy as np
@@ -18,19 +19,19 @@ STATS = UpdateStats(shifted_cells=3, moved_cells=2, moved_bytes=100, graphs=2, s
 
 
 class FakeCache:
-    """kv-cache.md's operations on (name, position, sequences) triples; a cell is known by its name."""
+    """kv-cache.md's operations on (name, position, sequences) triples; copies of a cell have its name."""
 
     n_seq_max = 2
 
-    def __init__(self, n: int, shared_from: int | None = None, can_shift: bool = True) -> None:
+    def __init__(
+        self, n: int, shared_from: int | None = None, n_cells: int = 100, can_shift: bool = True
+    ) -> None:
         self.can_shift = can_shift
+        self.n_cells = n_cells
         self.calls: list[str] = []
         self.cells_: list[tuple[int, int, set[int]]] = [
             (i, i, {0, 1} if shared_from is not None and i >= shared_from else {0}) for i in range(n)
         ]
-
-    def _in(self, pos: int, p0: int, p1: int) -> bool:
-        return pos >= max(p0, 0) and (p1 < 0 or pos < p1)
 
     def positions(self, seq: int = 0) -> dict[int, int]:
         return {name: pos for name, pos, seqs in self.cells_ if seq in seqs}
@@ -40,17 +41,26 @@ class FakeCache:
 
     def seq_rm(self, seq: int, p0: int, p1: int) -> None:
         self.calls.append("seq_rm")
-        kept = [(n, p, s - {seq} if self._in(p, p0, p1) else s) for n, p, s in self.cells_]
+        kept = [(n, p, s - {seq} if p0 <= p and (p1 < 0 or p < p1) else s) for n, p, s in self.cells_]
         self.cells_ = [cell for cell in kept if cell[2]]
 
     def seq_add(self, seq: int, p0: int, p1: int, delta: int) -> None:
         self.calls.append("seq_add")
-        moved = [(n, p + delta if seq in s and self._in(p, p0, p1) else p, s) for n, p, s in self.cells_]
-        self.cells_ = [cell for cell in moved if cell[1] >= 0]
+        self._reposition(seq, p0, p1, lambda pos: pos + delta)
 
     def seq_div(self, seq: int, p0: int, p1: int, d: int) -> None:
         self.calls.append("seq_div")
-        self.cells_ = [(n, p // d if seq in s and self._in(p, p0, p1) else p, s) for n, p, s in self.cells_]
+        self._reposition(seq, p0, p1, lambda pos: pos // d)
+
+    def _reposition(self, seq: int, p0: int, p1: int, move: Callable[[int], int]) -> None:
+        cells = []
+        for name, pos, seqs in self.cells_:
+            moves = seq in seqs and p0 <= pos and (p1 < 0 or pos < p1) and move(pos) != pos
+            if moves and seqs > {seq}:
+                cells.append((name, pos, seqs - {seq}))
+            cells.append((name, move(pos), {seq}) if moves else (name, pos, seqs))
+        assert len(cells) <= self.n_cells, "should have been refused before"
+        self.cells_ = [cell for cell in cells if cell[1] >= 0]
 
     def defrag(self, policy: str) -> None:
         self.calls.append(f"defrag {policy}")
@@ -60,8 +70,9 @@ class FakeCache:
         return STATS
 
     def cells(self) -> CellsView:
-        pos = np.array([p for _, p, _ in self.cells_], np.int32)
-        seq = np.array([[0 in s, 1 in s] for _, _, s in self.cells_], np.bool_)
+        empty = [(0, -1, set[int]())] * (self.n_cells - len(self.cells_))
+        pos = np.array([p for _, p, _ in self.cells_ + empty], np.int32)
+        seq = np.array([[0 in s, 1 in s] for _, _, s in self.cells_ + empty], np.bool_)
         return CellsView(pos, seq, np.zeros(len(pos), np.int32))
 
 
@@ -95,15 +106,36 @@ def test_shift_tells_its_report() -> None:
     assert told == [report]
 
 
-def test_shift_refuses_shared_cells_before_removing_any() -> None:
-    cache = FakeCache(10, shared_from=8)
-    with pytest.raises(UnsupportedError, match="shares cells"):
-        shift(cache, n_keep=2)
-    assert cache.calls == []
+@pytest.mark.parametrize(
+    ("n", "shared_from", "n_discard", "n_copies", "n_gone"),
+    [
+        (10, 8, 4, 2, 4),  # the end is shared, what goes is the sequence's own
+        (10, 4, 4, 4, 2),  # and what goes is shared in part
+        (10, 0, 4, 4, 0),  # everything is shared: nothing becomes empty
+        (10, 8, 8, 0, 6),  # what is shared goes itself
+        (20, 2, 1, 17, 0),
+    ],
+)
+def test_shift_copies_shared_cells_or_changes_nothing(
+    n: int, shared_from: int, n_discard: int, n_copies: int, n_gone: int
+) -> None:
+    """There is room for the copies in the empty cells and in those that go and that nobody else sees."""
+    others = FakeCache(n, shared_from).positions(1)
+    enough = n + max(n_copies - n_gone, 0)
+    cache = FakeCache(n, shared_from, n_cells=enough)
+    assert shift(cache, n_keep=2, n_discard=n_discard).n_past == n - n_discard
+    kept = [*range(2), *range(2 + n_discard, n)]
+    assert cache.positions() == {name: place for place, name in enumerate(kept)}
+    assert cache.positions(1) == others
+    if enough > n:
+        cache = FakeCache(n, shared_from, n_cells=enough - 1)
+        with pytest.raises(CacheFullError, match=f"{n_copies} cells of sequence 0 are shared"):
+            shift(cache, n_keep=2, n_discard=n_discard)
+        assert cache.calls == []
 
 
 def test_shift_moves_past_a_shared_prefix() -> None:
-    cache = FakeCache(10)
+    cache = FakeCache(10, n_cells=10)
     cache.cells_ = [(n, p, {0, 1} if n < 4 else s) for n, p, s in cache.cells_]
     assert shift(cache, n_keep=2, n_discard=2).n_past == 8
     assert cache.positions(1) == {0: 0, 1: 1, 2: 2, 3: 3}
@@ -167,6 +199,42 @@ def test_self_extend_is_that_of_passkey(n_batch: int, n_grp: int, n_blocks: int)
         n_past = extend(ours, end - n_batch, end, n_grp)
         assert ours.positions() == theirs.positions()
         assert n_past == theirs.seq_pos_max(0) + 1
+
+
+@pytest.mark.parametrize(("p0", "shared_from", "n_copies"), [(0, 3, 7), (1, 3, 7), (4, 4, 6), (4, 0, 6)])
+def test_self_extend_copies_shared_cells_or_changes_nothing(p0: int, shared_from: int, n_copies: int) -> None:
+    """All three steps have room, or none is done."""
+    alone = FakeCache(10)
+    extend(alone, p0, 8, 2)
+    cache = FakeCache(10, shared_from, n_cells=10 + n_copies)
+    others = cache.positions(1)
+    extend(cache, p0, 8, 2)
+    assert cache.positions() == alone.positions()
+    assert cache.positions(1) == others
+    cache = FakeCache(10, shared_from, n_cells=10 + n_copies - 1)
+    with pytest.raises(CacheFullError, match=f"{n_copies} cells of sequence 0 are shared"):
+        extend(cache, p0, 8, 2)
+    assert cache.calls == []
+
+
+def test_self_extend_of_a_cache_that_is_all_shared() -> None:
+    """Position 0 stays where it is: it needs no copy."""
+    cache = FakeCache(10, shared_from=0, n_cells=19)
+    extend(cache, 0, 10, 3)
+    assert sum(seqs == {0, 1} for _, _, seqs in cache.cells_) == 1
+    assert list(cache.positions(1).values()) == list(range(10))
+
+
+def test_a_group_in_one_position_is_nothing() -> None:
+    cache = FakeCache(10, shared_from=0, n_cells=10)
+    assert extend(cache, 4, 5, 3) == 10
+    assert cache.calls == []
+
+
+@pytest.mark.parametrize("seq", [-1, 2, 2**64])
+def test_self_extend_of_no_sequence(seq: int) -> None:
+    with pytest.raises(InvalidArgumentError, match="seq"):
+        self_extend(cast(KVCache, FakeCache(10)), seq, 0, 4, 2)
 
 
 @pytest.mark.parametrize("arguments", [(-1, 4, 2), (4, 4, 2), (5, 4, 2), (0, 4, 0), (0, 4, -2), (0.0, 4, 2)])

@@ -55,6 +55,11 @@ bool cells::is_shared(uint32_t i) const {
     return false;
 }
 
+seq_set cells::set(uint32_t i) const {
+    const auto words = seq_.begin() + static_cast<ptrdiff_t>(i) * n_words_;
+    return seq_set(words, words + n_words_);
+}
+
 uint32_t cells::check_seq(int64_t seq, const char * what) const {
     if (seq < 0 || seq >= n_seq_max_) {
         fail(KVG_INVALID_ARGUMENT, "%s %lld is out of range: this cache has sequences 0 to %u (n_seq_max = %u)", what,
@@ -108,11 +113,30 @@ void cells::drop(uint32_t i) {
     }
 }
 
-void cells::move(uint32_t src, uint32_t dst) {
-    const auto words = seq_.begin() + static_cast<ptrdiff_t>(src) * n_words_;
-    put(dst, pos_[src], seq_set(words, words + n_words_));
+void cells::move(const std::vector<cell_move> & moves) {
+    struct content {
+        int32_t pos;
+        int32_t shift;
+        seq_set set;
+    };
+    std::vector<content> taken;
+    taken.reserve(moves.size());
+    for (const cell_move & m : moves) {
+        taken.push_back({pos_[m.src], shift_[m.src], set(m.src)});
+        drop(m.src);
+    }
+    for (size_t i = 0; i < moves.size(); ++i) {
+        put(moves[i].dst, taken[i].pos, taken[i].set);
+        set_shift(moves[i].dst, taken[i].shift);
+    }
+}
+
+void cells::fork(uint32_t src, uint32_t dst, uint32_t seq) {
+    seq_set only = make_set();
+    only[seq / 64] = uint64_t{1} << (seq % 64);
+    put(dst, pos_[src], only);
     set_shift(dst, shift_[src]);
-    drop(src);
+    remove_seq(src, seq);
 }
 
 void cells::clear() {
@@ -178,53 +202,61 @@ void cells::seq_keep(int64_t seq) {
     }
 }
 
-// Gives each cell of the sequence in the range its next position, after checking that all of them can have it.
-template <class F> void cells::reposition(uint32_t seq, int64_t p0, int64_t p1, const char * op, F next_pos) {
-    const pos_range range(p0, p1);
+bool cells::affects(const reposition & change, uint32_t i) const {
+    return has_seq(i, change.seq) && pos_[i] >= change.p0 && pos_[i] < change.p1;
+}
+
+reposition cells::checked(const reposition & change, const char * op) const {
     for (uint32_t i = 0; i < n_kv_; ++i) {
-        if (!has_seq(i, seq) || !range.contains(pos_[i])) {
-            continue;
-        }
-        const int64_t next = next_pos(pos_[i]);
-        if (next > POS_MAX) {
+        if (affects(change, i) && change.next(pos_[i]) > POS_MAX) {
             fail(KVG_INVALID_ARGUMENT, "%s would move position %d to %lld; the largest position is %lld", op, pos_[i],
-                 static_cast<long long>(next), static_cast<long long>(POS_MAX));
-        }
-        if (next >= 0 && next != pos_[i] && is_shared(i)) {
-            fail(KVG_UNSUPPORTED,
-                 "%s would move position %d of sequence %u, whose cell other sequences share; copy-on-write is not there "
-                 "yet: remove the other sequences from that range first (seq_rm or seq_keep)",
-                 op, pos_[i], seq);
+                 static_cast<long long>(change.next(pos_[i])), static_cast<long long>(POS_MAX));
         }
     }
+    return change;
+}
+
+reposition cells::check_add(int64_t seq, int64_t p0, int64_t p1, int64_t delta) const {
+    const pos_range range(p0, p1);
+    // beyond these bounds every position falls off the same end
+    const int64_t bounded = std::clamp<int64_t>(delta, -2 * POS_MAX, 2 * POS_MAX);
+    return checked({check_seq(seq, "sequence"), range.p0, range.p1, 1, bounded}, "seq_add");
+}
+
+reposition cells::check_div(int64_t seq, int64_t p0, int64_t p1, int64_t d) const {
+    const pos_range range(p0, p1);
+    const uint32_t s = check_seq(seq, "sequence");
+    if (d < 1) {
+        fail(KVG_INVALID_ARGUMENT, "seq_div by %lld: the divisor must be at least 1", static_cast<long long>(d));
+    }
+    return checked({s, range.p0, range.p1, d, 0}, "seq_div");
+}
+
+// A shared cell that would fall below 0 needs no copy: it only loses the sequence.
+std::vector<uint32_t> cells::shared_in(const reposition & change) const {
+    std::vector<uint32_t> shared;
+    for (uint32_t i = 0; i < n_kv_; ++i) {
+        if (affects(change, i) && is_shared(i) && change.next(pos_[i]) >= 0 && change.next(pos_[i]) != pos_[i]) {
+            shared.push_back(i);
+        }
+    }
+    return shared;
+}
+
+void cells::apply(const reposition & change) {
     for (uint32_t i = 0, end = n_kv_; i < end; ++i) {
-        if (!has_seq(i, seq) || !range.contains(pos_[i])) {
+        if (!affects(change, i)) {
             continue;
         }
-        const int64_t next = next_pos(pos_[i]);
+        const int64_t next = change.next(pos_[i]);
         if (next < 0) {
-            remove_seq(i, seq);
-        } else {
+            remove_seq(i, change.seq);
+        } else if (next != pos_[i]) {
             // fits: the sum is the position now minus the position at the last rotation, both in 0 .. 2^31 - 1
             set_shift(i, static_cast<int32_t>(int64_t{shift_[i]} + next - pos_[i]));
             pos_[i] = static_cast<int32_t>(next);
         }
     }
-}
-
-void cells::seq_add(int64_t seq, int64_t p0, int64_t p1, int64_t delta) {
-    const uint32_t s = check_seq(seq, "sequence");
-    // beyond these bounds every position falls off the same end
-    const int64_t bounded = std::clamp<int64_t>(delta, -2 * POS_MAX, 2 * POS_MAX);
-    reposition(s, p0, p1, "seq_add", [bounded](int32_t pos) { return pos + bounded; });
-}
-
-void cells::seq_div(int64_t seq, int64_t p0, int64_t p1, int64_t d) {
-    const uint32_t s = check_seq(seq, "sequence");
-    if (d < 1) {
-        fail(KVG_INVALID_ARGUMENT, "seq_div by %lld: the divisor must be at least 1", static_cast<long long>(d));
-    }
-    reposition(s, p0, p1, "seq_div", [d](int32_t pos) { return pos / d; });
 }
 
 void cells::check() const {

@@ -9,6 +9,29 @@ namespace kvg {
 // A set of sequence ids as words of 64 bits, little end first. All sets of one cache have the same number of words.
 using seq_set = std::vector<uint64_t>;
 
+// Neighbouring cells.
+struct cell_span {
+    uint32_t begin;
+    uint32_t n;
+};
+
+// One cell's content goes from src to dst.
+struct cell_move {
+    uint32_t src;
+    uint32_t dst;
+};
+
+// A change of position that was checked: each cell of the sequence in [p0, p1) goes from pos to pos / d + delta.
+struct reposition {
+    uint32_t seq;
+    int64_t p0;
+    int64_t p1;
+    int64_t d;
+    int64_t delta;
+
+    int64_t next(int32_t pos) const { return pos / d + delta; }
+};
+
 class cells {
 public:
     // 1 <= n_seq_max <= 256
@@ -28,6 +51,9 @@ public:
     // new position - the position for which K was last rotated
     int32_t shift(uint32_t i) const { return shift_[i]; }
     bool has_seq(uint32_t i, uint32_t seq) const { return (seq_[i * n_words_ + seq / 64] >> (seq % 64)) & 1; }
+    // whether more than one sequence sees it
+    bool is_shared(uint32_t i) const;
+    seq_set set(uint32_t i) const;
     // whether the cell shares a sequence with the set
     bool meets(uint32_t i, const seq_set & set) const;
     // whether it holds all of them
@@ -37,15 +63,17 @@ public:
     int32_t seq_pos_min(int64_t seq) const;
     int32_t seq_pos_max(int64_t seq) const;
 
-    // An empty set of this cache's width; with one member.
+    // An empty set of this cache's width.
     seq_set make_set() const { return seq_set(n_words_, 0); }
 
     // precondition: the cell is empty, pos >= 0, the set has a member
     void put(uint32_t i, int32_t pos, const seq_set & set);
     // precondition: the cell is not empty
     void drop(uint32_t i);
-    // precondition: src is not empty, dst is
-    void move(uint32_t src, uint32_t dst);
+    // All at once, so that they may form cycles. precondition: sources are not empty; a destination is empty or itself a source
+    void move(const std::vector<cell_move> & moves);
+    // The sequence leaves a shared cell for a copy of its own, with the same position and pending shift. precondition: dst is empty
+    void fork(uint32_t src, uint32_t dst, uint32_t seq);
     void clear();
     // K has been rotated: nothing waits any more
     void clear_shifts();
@@ -55,19 +83,23 @@ public:
     void seq_rm(int64_t seq, int64_t p0, int64_t p1);
     void seq_cp(int64_t src, int64_t dst, int64_t p0, int64_t p1);
     void seq_keep(int64_t seq);
-    // A shared cell can't change its position for one sequence only: error(KVG_UNSUPPORTED), nothing changed.
-    void seq_add(int64_t seq, int64_t p0, int64_t p1, int64_t delta);
-    void seq_div(int64_t seq, int64_t p0, int64_t p1, int64_t d);
+    // seq_add and seq_div, in two halves: checked, then done. Between them the shared cells among those that change their position
+    // must be forked, since a position is a property of the cell.
+    reposition check_add(int64_t seq, int64_t p0, int64_t p1, int64_t delta) const;
+    reposition check_div(int64_t seq, int64_t p0, int64_t p1, int64_t d) const;
+    std::vector<uint32_t> shared_in(const reposition & change) const;
+    // precondition: shared_in(change) is empty
+    void apply(const reposition & change);
 
     // What must hold after every call; throws error(KVG_INTERNAL) with the first thing that doesn't.
     void check() const;
 
 private:
     uint32_t check_seq(int64_t seq, const char * what) const;
-    bool is_shared(uint32_t i) const;
+    bool affects(const reposition & change, uint32_t i) const;
+    reposition checked(const reposition & change, const char * op) const;
     void remove_seq(uint32_t i, uint32_t seq);
     void set_shift(uint32_t i, int32_t shift);
-    template <class F> void reposition(uint32_t seq, int64_t p0, int64_t p1, const char * op, F next_pos);
 
     uint32_t n_seq_max_;
     uint32_t n_words_;

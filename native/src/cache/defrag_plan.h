@@ -8,14 +8,13 @@
 
 namespace kvg {
 
-// n cells from src on go to dst on. Sources and destinations of a plan never overlap.
-struct cell_run {
-    uint32_t src;
-    uint32_t dst;
-    uint32_t n;
-};
-
 // Holes from the front take the used cells at or beyond n_used, in order: the least number of moves there is.
-std::vector<cell_run> plan_fill(const cells & cells);
+// Sources and destinations never overlap.
+std::vector<cell_move> plan_fill(const cells & cells);
+
+// One run of cells per distinct sequence set, from cell 0 on: larger sets first, then the lowest id, then the position.
+// Steps, to be carried out one after the other; the moves of a step happen at once and may form cycles. A step has at most
+// 2 * max_ranks moves, and puts max_ranks cells in their final places.
+std::vector<std::vector<cell_move>> plan_sort(const cells & cells, uint32_t max_ranks);
 
 } // namespace kvg

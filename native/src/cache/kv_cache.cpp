@@ -5,23 +5,26 @@
 
 namespace kvg {
 
-static constexpr uint32_t ROW_PAD = 256;
-
 // Rows for n_cells, padded. Refuses a cache that the device or the host can't hold: a kernel that overcommits would kill the
 // process later, when the memory is touched.
 static uint32_t checked_rows(ggml_backend_dev_t device, const hparams & h, uint32_t n_cells, uint32_t n_seq_max,
                              ggml_type type_k, ggml_type type_v) {
-    const uint32_t n_rows = (n_cells + ROW_PAD - 1) / ROW_PAD * ROW_PAD;
+    const uint32_t n_rows = (n_cells + MAX_SPAN_ALIGN - 1) / MAX_SPAN_ALIGN * MAX_SPAN_ALIGN;
     const uint64_t row_bytes = ggml_row_size(type_k, h.n_embd_kv()) + ggml_row_size(type_v, h.n_embd_kv());
-    const uint64_t tensors = row_bytes * h.n_layer * n_rows; // below 2^27 * 2^9 * 2^31 / 2^4: no overflow
-    const uint64_t bookkeeping = uint64_t{n_cells} * (2 * sizeof(int32_t) + (n_seq_max + 63) / 64 * sizeof(uint64_t));
-    const memory there = device_memory(device);
-    const memory host = device_memory(cpu_device());
-    if ((there.total > 0 && tensors > there.free) || bookkeeping + (is_cpu(device) ? tensors : 0) > host.free) {
-        fail(KVG_DEVICE, "%s: a cache of %u cells needs %s and %s are free; use a smaller n_ctx or type_k/type_v=\"f16\"",
-             ggml_backend_dev_name(device), n_cells, format_bytes(tensors + bookkeeping).c_str(),
-             format_bytes(there.free).c_str());
+    uint64_t tensors = 0;
+    if (__builtin_mul_overflow(row_bytes * h.n_layer, n_rows, &tensors)) {
+        tensors = UINT64_MAX / 2;
     }
+    const uint64_t bookkeeping = uint64_t{n_cells} * (2 * sizeof(int32_t) + (n_seq_max + 63) / 64 * sizeof(uint64_t));
+    const auto require = [&](ggml_backend_dev_t where, uint64_t bytes) {
+        const memory there = device_memory(where);
+        if (there.total > 0 && bytes > there.free) {
+            fail(KVG_DEVICE, "a cache of %u cells needs %s on %s and %s are free; use a smaller n_ctx or type_k/type_v=\"f16\"",
+                 n_cells, format_bytes(bytes).c_str(), ggml_backend_dev_name(where), format_bytes(there.free).c_str());
+        }
+    };
+    require(device, tensors);
+    require(cpu_device(), bookkeeping + (is_cpu(device) ? tensors : 0));
     return n_rows;
 }
 
@@ -73,6 +76,37 @@ void kv_cache::read(const ggml_tensor * rows, float * out) const {
     std::vector<uint8_t> raw(n_bytes);
     ggml_backend_tensor_get(rows, raw.data(), 0, n_bytes);
     ggml_get_type_traits(rows->type)->to_float(raw.data(), out, static_cast<int64_t>(n_floats));
+}
+
+// Calls visit(tensor, offset in it, bytes, offset in the packed rows) for each run of neighbouring cells, layer by layer.
+template <class F> void kv_cache::each_row_run(const std::vector<uint32_t> & cells, F visit) const {
+    size_t packed = 0;
+    for (uint32_t il = 0; il < n_layer(); ++il) {
+        for (ggml_tensor * rows : {k_[il], v_[il]}) {
+            for (size_t i = 0; i < cells.size();) {
+                size_t end = i + 1;
+                while (end < cells.size() && cells[end] == cells[end - 1] + 1) {
+                    ++end;
+                }
+                const size_t bytes = (end - i) * rows->nb[1];
+                visit(rows, cells[i] * rows->nb[1], bytes, packed);
+                packed += bytes;
+                i = end;
+            }
+        }
+    }
+}
+
+void kv_cache::read_rows(const std::vector<uint32_t> & cells, uint8_t * out) const {
+    each_row_run(cells, [&](const ggml_tensor * rows, size_t offset, size_t bytes, size_t packed) {
+        ggml_backend_tensor_get(rows, out + packed, offset, bytes);
+    });
+}
+
+void kv_cache::write_rows(const std::vector<uint32_t> & cells, const uint8_t * data) {
+    each_row_run(cells, [&](ggml_tensor * rows, size_t offset, size_t bytes, size_t packed) {
+        ggml_backend_tensor_set(rows, data + packed, offset, bytes);
+    });
 }
 
 void kv_cache::clear(bool data) {

@@ -43,6 +43,10 @@ public:
     // (n_cells, n_head_kv, head_dim) floats of a K or V tensor
     void read(const ggml_tensor * rows, float * out) const;
 
+    // Raw rows of cells: for each layer K then V, a row per cell, in the order of `cells`. n * cell_bytes() bytes.
+    void read_rows(const std::vector<uint32_t> & cells, uint8_t * out) const;
+    void write_rows(const std::vector<uint32_t> & cells, const uint8_t * data);
+
     void clear(bool data);
 
     // A K-shift that fails half way leaves K half rotated: nothing may use it until clear().
@@ -50,6 +54,8 @@ public:
     void set_broken() { broken_ = true; }
 
 private:
+    template <class F> void each_row_run(const std::vector<uint32_t> & cells, F visit) const;
+
     uint32_t n_rows_; // first: its initialiser refuses what can't fit, before anything is allocated
     class cells cells_;
     uint32_t n_head_kv_;

@@ -8,8 +8,10 @@
 
 namespace kvg {
 
-// n empty cells, the longest runs of empty cells first, so that a batch lands in as few runs as it can.
-// Fewer than n are empty: error(KVG_CACHE_FULL).
-std::vector<uint32_t> find_slots(const cells & cells, uint32_t n);
+// error(KVG_CACHE_FULL), which names `what` needs them, when fewer than n cells are empty
+void require_room(const cells & cells, uint32_t n, const char * what);
+
+// n empty cells, the longest runs of empty cells first, so that a batch lands in as few runs as it can. As require_room.
+std::vector<uint32_t> find_slots(const cells & cells, uint32_t n, const char * what);
 
 } // namespace kvg

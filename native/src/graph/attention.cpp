@@ -1,6 +1,6 @@
 #include "graph/attention.h"
 
-#include <cmath>
+#include "device.h"
 
 namespace kvg {
 
@@ -45,7 +45,7 @@ ggml_tensor * attention(ggml_context * ctx, ggml_tensor * q, ggml_tensor * k, gg
 
 bool can_flash_on(ggml_backend_dev_t device, const kv_cache & cache, uint32_t n_head) {
     const ggml_context_ptr ctx(ggml_init({16 * ggml_tensor_overhead(), nullptr, /*no_alloc*/ true}));
-    const uint32_t n_kv = 256;
+    const uint32_t n_kv = MAX_SPAN_ALIGN;
     ggml_tensor * q = ggml_new_tensor_3d(ctx.get(), GGML_TYPE_F32, cache.head_dim(), 1, n_head);
     ggml_tensor * k = ggml_permute(ctx.get(), cache.heads(ctx.get(), cache.k(0), 0, n_kv), 0, 2, 1, 3);
     ggml_tensor * v = ggml_permute(ctx.get(), cache.heads(ctx.get(), cache.v(0), 0, n_kv), 0, 2, 1, 3);

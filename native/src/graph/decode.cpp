@@ -5,12 +5,12 @@
 #include "error.h"
 #include "fault.h"
 #include "graph/attention.h"
-#include "graph/shift.h"
+#include "graph/rope.h"
 
 namespace kvg {
 
-// a layer has fewer than 48 nodes, with views and biases; the frame fewer than 32
-size_t decode_graph::max_nodes(const hparams & h) { return 48u * h.n_layer + 32u; }
+// a layer has at most 46 nodes (plain attention, all biases), the frame 12
+size_t decode_graph::max_nodes(const hparams & h) { return 64u * h.n_layer + 64u; }
 
 decode_graph::decode_graph(const model & model, const kv_cache & cache, bool flash, const decode_shape & shape)
     : model_(model), cache_(cache), flash_(flash), shape_(shape) {
@@ -77,7 +77,9 @@ void decode_graph::build() {
     tokens = input(GGML_TYPE_I32, shape_.n_tokens, 1);
     positions = input(GGML_TYPE_I32, shape_.n_tokens, 1);
     slots = input(GGML_TYPE_I64, shape_.n_tokens, 1);
-    mask = input(GGML_TYPE_F16, shape_.n_kv, shape_.n_tokens);
+    if (h.n_layer > 1 || shape_.n_outputs > 0) { // else no layer attends, and what is in no graph has no memory
+        mask = input(GGML_TYPE_F16, shape_.n_kv, shape_.n_tokens);
+    }
     if (shape_.n_outputs > 0) {
         outputs = input(GGML_TYPE_I32, shape_.n_outputs, 1);
     }

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <vector>
 
 #include <ggml-cpp.h>
 
@@ -36,7 +35,7 @@ public:
     ggml_tensor * tokens = nullptr;    // I32 (n_tokens)
     ggml_tensor * positions = nullptr; // I32 (n_tokens)
     ggml_tensor * slots = nullptr;     // I64 (n_tokens): the cell of each token
-    ggml_tensor * mask = nullptr;      // F16 (n_kv, n_tokens)
+    ggml_tensor * mask = nullptr;      // F16 (n_kv, n_tokens); nullptr when nothing is attended: one layer, no outputs
     ggml_tensor * outputs = nullptr;   // I32 (n_outputs): which tokens; nullptr when none is asked for
     // results, nullptr when there are no outputs
     ggml_tensor * embd = nullptr;   // F32 (n_embd, n_outputs)

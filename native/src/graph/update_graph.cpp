@@ -2,6 +2,7 @@
 
 #include <string>
 
+#include "device.h"
 #include "error.h"
 #include "fault.h"
 
@@ -48,9 +49,9 @@ bool update_graph::run(update_runner & runner) {
     for (const auto & [tensor, values] : i64_) {
         ggml_backend_tensor_set(tensor, values.data(), 0, values.size() * sizeof(values[0]));
     }
-    fault_point((std::string(what_) + "-compute").c_str());
     runner.count_graph();
-    return ggml_backend_graph_compute(runner.backend(), graph_) == GGML_STATUS_SUCCESS;
+    const bool done = computed([&] { return ggml_backend_graph_compute(runner.backend(), graph_); });
+    return done && !fault_hit((std::string(what_) + "-compute").c_str());
 }
 
 } // namespace kvg

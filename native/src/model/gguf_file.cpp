@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "error.h"
+#include "model/gguf_scan.h"
 
 namespace kvg {
 
@@ -72,13 +73,18 @@ file_mapping::~file_mapping() {
 }
 
 gguf_file::gguf_file(const std::string & path) : path_(path), file_(path) {
+    scan_gguf(path_, file_.data(), file_.size());
     try {
         meta_.reset(gguf_init_from_buffer(file_.data(), file_.size(), {/*no_alloc*/ true, /*ctx*/ nullptr}));
     } catch (const std::exception &) {
-        meta_.reset(); // lengths in the file that no memory could hold
+        meta_.reset(); // out of memory
     }
     if (!meta_) {
-        fail(KVG_MODEL_LOAD, "%s is not a GGUF file, or its header, keys or tensor list are damaged", path.c_str());
+        fail(KVG_MODEL_LOAD,
+             "%s: ggml refuses it: a tensor's type, shape or offset can't be, or 'general.alignment' is no power of two; copy "
+             "or "
+             "download it again",
+             path_.c_str());
     }
     read_tensors();
 }
@@ -108,13 +114,14 @@ void gguf_file::read_tensors() {
                  path_.c_str(), t.name.c_str(), (unsigned long long) t.size, (unsigned long long) t.offset,
                  (unsigned long long) file_.size());
         }
+        index_.emplace(t.name, tensors_.size());
         tensors_.push_back(std::move(t));
     }
 }
 
 const gguf_tensor * gguf_file::find_tensor(const std::string & name) const {
-    const int64_t id = gguf_find_tensor(meta_.get(), name.c_str());
-    return id < 0 ? nullptr : &tensors_[static_cast<size_t>(id)];
+    const auto found = index_.find(name);
+    return found == index_.end() ? nullptr : &tensors_[found->second];
 }
 
 static const char * type_at(const gguf_context * meta, int64_t id) {

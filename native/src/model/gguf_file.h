@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -63,6 +64,7 @@ private:
     file_mapping file_;
     gguf_context_ptr meta_;
     std::vector<gguf_tensor> tensors_;
+    std::map<std::string, size_t> index_; // name -> place in tensors_
 };
 
 } // namespace kvg

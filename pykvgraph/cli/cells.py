@@ -1,0 +1,214 @@
+"""`pykvgraph cells`: what operations do to the cells of a cache."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+from typing import IO, TYPE_CHECKING, Any
+
+import click
+
+from pykvgraph.cli.show import print_json, printable, size_text
+from pykvgraph.cli.verb import Verb, examples, json_option, option
+
+if TYPE_CHECKING:
+    from pykvgraph.cache_script import Operation
+    from pykvgraph.context import Context
+    from pykvgraph.types import CellsView, UpdateStats
+
+COUNT = click.IntRange(min=1)
+
+
+@dataclass(frozen=True)
+class Step:
+    """The cells at the start (no operation), or after an operation, and the sequence that it was about."""
+
+    operation: Operation | None
+    stats: UpdateStats | None
+    cells: CellsView
+    seq: int | None
+
+    @property
+    def title(self) -> str:
+        """What was done."""
+        return self.operation.text if self.operation else "at the start"
+
+
+@click.command(
+    cls=Verb,
+    epilog=examples(
+        "pykvgraph cells",
+        "pykvgraph cells script.txt -c 256 --plot cells.png",
+        r"printf 'decode 0 12\nseq_rm 0 4 8\n' | pykvgraph cells -",
+    ),
+)
+@click.argument("script", required=False, type=click.File(encoding="utf-8", lazy=False))
+@option("-m", "--model", metavar="FILE", show_default="the embedded one", help="A GGUF file.")
+@option("-c", "--ctx-size", "n_ctx", type=COUNT, metavar="N", default=64, help="Cells of the cache.")
+@option(
+    "-np",
+    "--n-seq-max",
+    type=click.IntRange(1, 256),
+    metavar="N",
+    default=4,
+    help="Sequences are 0 to N - 1.",
+)
+@option("-q", "--quiet", is_flag=True, help="Only the cells at the end.")
+@option("--plot", type=click.Path(dir_okay=False), metavar="FILE", help="A PNG with a row for each step.")
+@json_option
+def cells(
+    script: IO[str] | None,
+    model: str | None,
+    n_ctx: int,
+    n_seq_max: int,
+    quiet: bool,
+    plot: str | None,
+    as_json: bool,
+) -> None:
+    """Replay a script of cache operations and show the cells before and after each.
+
+    SCRIPT is a file, - for stdin, or nothing for a demonstration. One operation per line, # begins a comment:
+
+    \b
+      decode SEQ N          N more tokens, at the end of the sequence
+      seq_rm SEQ P0 P1      positions P0 to P1 - 1 are given up;
+                            below 0: from the first, to the last
+      seq_cp SRC DST P0 P1  DST sees them too
+      seq_keep SEQ          every other sequence is given up
+      seq_add SEQ P0 P1 D   positions move by D
+      seq_div SEQ P0 P1 D   positions are divided by D
+      defrag fill|sort      asks for it; the next update or decode does it
+      update                turns K to its new position, then defrag
+      clear                 all cells empty
+
+    Nothing is compacted that the script doesn't ask for.
+    """
+    import pykvgraph as kvg
+    from pykvgraph.cache_script import DEMONSTRATION, parse
+    from pykvgraph.models import embedded_model
+    from pykvgraph.viz import require_matplotlib
+
+    if plot:
+        require_matplotlib()
+    operations = parse(_read(script) if script else DEMONSTRATION)
+    steps: list[Step] = []
+    failure: str | None = None
+    with (
+        kvg.Model(model or embedded_model(), device="cpu") as loaded,
+        kvg.Context(
+            loaded,
+            n_ctx=n_ctx,
+            n_batch=n_ctx,
+            n_seq_max=n_seq_max,
+            n_threads=1,
+            n_threads_batch=1,
+            defrag_threshold=-1,
+        ) as ctx,
+    ):
+        steps.append(Step(None, None, ctx.kv.cells(), None))
+        _show_first(steps[0], quiet or as_json)
+        for operation in operations:
+            try:
+                steps.append(_done(ctx, operation, steps[-1].seq))
+            except kvg.KVGraphError as error:
+                failure = f"line {operation.line}, {operation.text}: {' '.join(str(error).split())}"
+                break
+            _show(steps[-1], quiet or as_json)
+    _show(steps[-1], as_json or not quiet)
+    if plot:
+        _plot(steps, plot)
+    if as_json:
+        print_json({"n_cells": n_ctx, "steps": [_step_json(step) for step in steps], "error": failure})
+        sys.exit(1 if failure else 0)
+    if failure:
+        raise click.ClickException(failure)
+
+
+def _read(script: IO[str]) -> str:
+    try:
+        return script.read()
+    except UnicodeDecodeError as error:
+        raise click.ClickException(f"{script.name} is no script: it is not text in UTF-8") from error
+
+
+def _done(ctx: Context, operation: Operation, seq_before: int | None) -> Step:
+    stats = operation.apply(ctx)
+    return Step(operation, stats, ctx.kv.cells(), seq_before if operation.seq is None else operation.seq)
+
+
+def _show_first(step: Step, hidden: bool) -> None:
+    from pykvgraph.viz import legend
+
+    if not hidden:
+        click.echo(legend())
+    _show(step, hidden)
+
+
+def _show(step: Step, hidden: bool) -> None:
+    from pykvgraph.viz import cell_map
+
+    if hidden:
+        return
+    click.echo()
+    line = f"line {step.operation.line}: " if step.operation else ""
+    click.secho(f"{line}{step.title}{_work(step.stats)}", bold=True, color=_colored())
+    if step.operation and step.operation.comment:
+        click.echo(printable(step.operation.comment))
+    click.echo(
+        cell_map(step.cells, seq=step.seq, width=max(_columns(), 20), color=_colored()), color=_colored()
+    )
+
+
+def _work(stats: UpdateStats | None) -> str:
+    """What was done to K and V, if anything."""
+    if stats is None or stats.graphs == 0:
+        return ""
+    done = f"{stats.shifted_cells} cells shifted, {stats.moved_cells} moved"
+    return f"  [{done}, {size_text(stats.moved_bytes)}]" if stats.moved_cells else f"  [{done}]"
+
+
+def _colored() -> bool:
+    """Whether stdout takes colours; https://no-color.org."""
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+
+
+def _columns() -> int:
+    import shutil
+
+    return shutil.get_terminal_size((80, 24)).columns
+
+
+def _plot(steps: list[Step], path: str) -> None:
+    from pykvgraph.viz import Row, plot_rows
+
+    plot_rows([Row(step.title, step.cells, step.seq) for step in steps], path)
+
+
+def _step_json(step: Step) -> dict[str, Any]:
+    import dataclasses
+
+    import numpy as np
+
+    from pykvgraph.viz.cell_map import attended_span
+
+    view = step.cells
+    used = np.flatnonzero(view.pos >= 0)
+    span = range(0) if step.seq is None else attended_span(view, step.seq)
+    return {
+        "line": step.operation.line if step.operation else 0,
+        "operation": step.title if step.operation else None,
+        "stats": dataclasses.asdict(step.stats) if step.stats else None,
+        "n_used": len(used),
+        "n_kv": int(used[-1]) + 1 if len(used) else 0,
+        "attended": [span.start, span.stop] if span else None,
+        "cells": [
+            {
+                "cell": int(cell),
+                "pos": int(view.pos[cell]),
+                "seq": np.flatnonzero(view.seq[cell]).tolist(),
+                "shift": int(view.shift[cell]),
+            }
+            for cell in used
+        ],
+    }

@@ -1,0 +1,219 @@
+"""`pykvgraph passkey`: does a long context really work?"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pykvgraph.cli.show import new_table, print_json, print_table
+from pykvgraph.cli.verb import Verb, examples, json_option, option
+
+if TYPE_CHECKING:
+    from pykvgraph.context import Context
+    from pykvgraph.passkey import Task, Trial
+    from pykvgraph.types import ShiftReport
+
+COUNT = click.IntRange(min=1)
+DEPTHS = 10
+LENGTHS = (0.5, 1.0, 2.0, 3.0, 4.0)  # in contexts
+
+
+@click.command(
+    cls=Verb,
+    epilog=examples(
+        "pykvgraph passkey",
+        "pykvgraph passkey --n-junk 250 --n-grp 2 --i-pos 90 --trials 10",
+        "pykvgraph passkey --grid --trials 2 --plot grid.png",
+    ),
+)
+@option("-m", "--model", metavar="FILE", show_default="the embedded one", help="A GGUF file.")
+@option("--n-junk", type=COUNT, metavar="N", default=250, help="Pieces of junk.")
+@option(
+    "--i-pos", type=click.IntRange(min=0), metavar="N", show_default="random", help="Pieces before the key."
+)
+@option("--n-grp", type=COUNT, metavar="N", default=1, help="Neighbours that share a position (self-extend).")
+@option(
+    "--keep",
+    "--n-keep",
+    "n_keep",
+    type=click.IntRange(min=0),
+    metavar="N",
+    default=32,
+    help="First positions, never given up.",
+)
+@option(
+    "-c",
+    "--ctx-size",
+    "n_ctx",
+    type=COUNT,
+    metavar="N",
+    show_default="trained context x n-grp + n-keep",
+    help="Cells of the cache.",
+)
+@option("-b", "--batch-size", "n_batch", type=COUNT, metavar="N", default=512, help="Tokens in one decode.")
+@option("-ctk", "--cache-type-k", "type_k", metavar="TYPE", default="f16", help="Type of K: f32 or f16.")
+@option("-ctv", "--cache-type-v", "type_v", metavar="TYPE", default="f16", help="Type of V.")
+@option("-t", "--threads", "n_threads", type=COUNT, metavar="N", show_default="all CPUs", help="CPU threads.")
+@option("-dev", "--device", metavar="NAME", default="auto", help="Where to run, by a name that `info` lists.")
+@option("-s", "--seed", type=click.IntRange(min=0), metavar="N", default=1, help="Of the first trial's key.")
+@option("--trials", type=COUNT, metavar="N", default=1, help="Keys to ask for, one after the other.")
+@option("--grid", is_flag=True, help="Accuracy over depth and length, up to 4 contexts.")
+@option("--plot", type=click.Path(dir_okay=False), metavar="FILE", help="With --grid: a PNG of it.")
+@json_option
+def passkey(**arguments: Any) -> None:
+    """Hide a key in junk text, fill the cache past its size, ask for the key.
+
+    Exit code 0 only if every key was found; with --grid, every key that was still in the window.
+    """
+    import pykvgraph as kvg
+    from pykvgraph.models import embedded_model
+    from pykvgraph.passkey import Task, default_n_ctx
+    from pykvgraph.viz import require_matplotlib
+
+    start = time.perf_counter()
+    if arguments["plot"] and not arguments["grid"]:
+        raise click.UsageError("--plot draws a grid: give --grid too")
+    if arguments["plot"]:
+        require_matplotlib()
+    task = Task(
+        arguments["n_junk"], arguments["i_pos"], arguments["n_grp"], arguments["n_keep"], arguments["seed"]
+    )
+    as_json = arguments["as_json"]
+    with kvg.Model(arguments["model"] or embedded_model(), device=arguments["device"]) as model:
+        n_ctx = arguments["n_ctx"] or default_n_ctx(model, task.n_grp, task.n_keep)
+        with kvg.Context(
+            model,
+            n_ctx=n_ctx,
+            n_batch=arguments["n_batch"],
+            type_k=arguments["type_k"],
+            type_v=arguments["type_v"],
+            n_threads=arguments["n_threads"],
+            n_threads_batch=arguments["n_threads"],
+        ) as ctx:
+            if arguments["grid"]:
+                trials = grid(ctx, task, arguments["trials"], as_json, arguments["plot"])
+            else:
+                trials = [one(ctx, task, i, as_json) for i in range(arguments["trials"])]
+    counted = [trial for trial in trials if trial.in_window or not arguments["grid"]]
+    found = sum(trial.found for trial in counted)
+    seconds = time.perf_counter() - start
+    if as_json:
+        print_json(summary(trials, found, n_ctx, seconds))
+    elif len(counted) > 1:
+        click.echo(f"{found} of {len(counted)} keys found, {seconds:.1f} s")
+    sys.exit(0 if found == len(counted) else 1)
+
+
+def one(ctx: Context, task: Task, index: int, quiet: bool) -> Trial:
+    """The trial with the index-th seed, a line per shift and a verdict unless quiet."""
+    from pykvgraph.passkey import run
+
+    def show(report: ShiftReport) -> None:
+        stats = report.stats
+        click.echo(
+            f"  shift: positions {report.n_keep} to {report.n_keep + report.n_discard - 1} given up, "
+            f"{stats.shifted_cells} cells shifted, {stats.moved_cells} moved, {stats.seconds * 1000:.1f} ms"
+        )
+
+    trial = run(ctx, dataclasses.replace(task, seed=task.seed + index), None if quiet else show)
+    if not quiet:
+        click.echo(
+            f"{trial.n_tokens} tokens in {ctx.kv.n_cells} cells, "
+            f"the key after {trial.i_pos} of {task.n_junk} lines"
+            f"{', groups of ' + str(task.n_grp) if task.n_grp > 1 else ''}: {trial.seconds:.1f} s"
+        )
+        where = "" if trial.in_window else ", and no longer in the window"
+        verdict = click.style("found", fg="green") if trial.found else click.style("not found", fg="red")
+        click.echo(f"the key was {trial.key}{where}; the answer {trial.answer!r}: {verdict}")
+    return trial
+
+
+def grid(ctx: Context, task: Task, n_trials: int, quiet: bool, plot: str | None) -> list[Trial]:
+    """Every depth at every length; a table of accuracies, and a plot when asked for."""
+    from pykvgraph.passkey import N_ANSWER, run, tokens_per_line
+
+    per_line = tokens_per_line(ctx.model)
+    depths = [(i + 0.5) / DEPTHS for i in range(DEPTHS)]
+    lengths = [
+        max(1, int((length * ctx.model.n_ctx_train * task.n_grp - 64 - N_ANSWER) / per_line))
+        for length in LENGTHS
+    ]
+    trials: list[Trial] = []
+    cells: dict[tuple[int, int], list[Trial]] = {}
+    jobs = [
+        (row, column, i) for column in range(len(lengths)) for row in range(DEPTHS) for i in range(n_trials)
+    ]
+    hidden = quiet or not sys.stderr.isatty()
+    with click.progressbar(jobs, label="grid", file=sys.stderr, hidden=hidden) as bar:
+        for row, column, _ in bar:
+            n_junk = lengths[column]
+            seed = task.seed + len(trials)
+            trial = run(
+                ctx, dataclasses.replace(task, n_junk=n_junk, i_pos=int(depths[row] * n_junk), seed=seed)
+            )
+            trials.append(trial)
+            cells.setdefault((row, column), []).append(trial)
+    accuracy = [[_accuracy(cells[row, column]) for column in range(len(lengths))] for row in range(DEPTHS)]
+    if not quiet:
+        _show_grid(accuracy, depths, lengths)
+    if plot:
+        _plot_grid(accuracy, depths, lengths, plot)
+    return trials
+
+
+def _accuracy(trials: list[Trial]) -> float | None:
+    """Share of keys found; None where none was in the window."""
+    inside = [trial for trial in trials if trial.in_window]
+    return sum(trial.found for trial in inside) / len(inside) if inside else None
+
+
+def _show_grid(accuracy: list[list[float | None]], depths: list[float], lengths: list[int]) -> None:
+    table = new_table("depth", *(f"{length:g} ctx" for length in LENGTHS))
+    table.add_row("lines", *map(str, lengths))
+    for depth, row in zip(depths, accuracy, strict=True):
+        table.add_row(f"{depth:.0%}", *("-" if share is None else f"{share:.0%}" for share in row))
+    print_table(table)
+    click.echo("share of keys found; - : the key was given up before the question")
+
+
+def _plot_grid(
+    accuracy: list[list[float | None]], depths: list[float], lengths: list[int], path: str
+) -> None:
+    from pykvgraph.viz import new_figure
+
+    figure = new_figure(6, 5)
+    axes = figure.add_subplot()
+    values = [[float("nan") if share is None else share for share in row] for row in accuracy]
+    image = axes.imshow(values, vmin=0, vmax=1, cmap="RdYlGn", aspect="auto")
+    axes.set_facecolor("lightgrey")  # seen where there is no value
+    for y, row in enumerate(accuracy):
+        for x, share in enumerate(row):
+            axes.text(x, y, "out" if share is None else f"{share:.0%}", ha="center", va="center", fontsize=9)
+    axes.set_xticks(
+        range(len(lengths)), [f"{c:g} ctx\n{n} lines" for c, n in zip(LENGTHS, lengths, strict=True)]
+    )
+    axes.set_yticks(range(len(depths)), [f"{depth:.0%}" for depth in depths])
+    axes.set_xlabel("length of the text")
+    axes.set_ylabel("depth of the key")
+    axes.set_title("Keys found (out: given up before the question)")
+    figure.colorbar(image, label="share of keys found")
+    figure.savefig(path, format="png", dpi=120)
+
+
+def summary(trials: list[Trial], found: int, n_ctx: int, seconds: float) -> dict[str, Any]:
+    """What `--json` prints."""
+    return {
+        "found": found,
+        "n_trials": len(trials),
+        "trials": [dataclasses.asdict(trial) for trial in trials],
+        **{
+            name: sum(getattr(trial, name) for trial in trials)
+            for name in ("discards", "shifted_cells", "moved_cells", "key_cells_moved", "n_tokens")
+        },
+        "n_ctx": n_ctx,
+        "seconds": seconds,
+    }

@@ -1,0 +1,154 @@
+"""Saved cells as bytes: the format of docs/state-format.md, written and checked.
+
+Knows nothing of contexts. A blob from outside is hostile until `unpack` has returned.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from pykvgraph.errors import StateError
+
+MAGIC = b"KVGSTATE"
+VERSION = 1
+MAX_SEQ = 256  # of any cache
+
+# magic, version, header bytes, total bytes | model fingerprint | n_layer, n_head_kv, head_dim_k, head_dim_v,
+# type_k, type_v, cell bytes | whole?, n_seq, n_cells | checksums of cells and rows; then the one of all that
+_HEADER = struct.Struct("<8sIIQ16sIIIIIIQIIQQQ")
+_CHECKSUM = struct.Struct("<Q")
+HEADER_BYTES = _HEADER.size + _CHECKSUM.size
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """What a saved row fits: another model, another cache type or another shape is another geometry."""
+
+    model: bytes  # 16 bytes
+    n_layer: int
+    n_head_kv: int
+    head_dim_k: int
+    head_dim_v: int
+    type_k: int
+    type_v: int
+    cell_bytes: int
+
+
+@dataclass(frozen=True)
+class SavedCells:
+    """Cells taken out of a cache. pos: int32 (n,), seq: bool (n, n_seq), rows: uint8 (n * cell_bytes,)."""
+
+    whole: bool  # the whole cache, else one sequence, with n_seq 1
+    pos: npt.NDArray[np.int32]
+    seq: npt.NDArray[np.bool_]
+    rows: npt.NDArray[np.uint8]
+
+
+def pack(geometry: Geometry, cells: SavedCells) -> bytes:
+    """A blob that `unpack` gives the same cells for."""
+    bits = np.packbits(cells.seq, axis=1, bitorder="little")
+    table = cells.pos.astype("<i4").tobytes() + bits.tobytes()
+    total = HEADER_BYTES + len(table) + cells.rows.nbytes
+    header = _HEADER.pack(
+        MAGIC,
+        VERSION,
+        HEADER_BYTES,
+        total,
+        geometry.model,
+        geometry.n_layer,
+        geometry.n_head_kv,
+        geometry.head_dim_k,
+        geometry.head_dim_v,
+        geometry.type_k,
+        geometry.type_v,
+        geometry.cell_bytes,
+        cells.whole,
+        cells.seq.shape[1],
+        len(cells.pos),
+        xxhash.xxh3_64_intdigest(table),
+        xxhash.xxh3_64_intdigest(cells.rows.data),
+    )
+    return b"".join((header, _CHECKSUM.pack(xxhash.xxh3_64_intdigest(header)), table, cells.rows.data))
+
+
+def unpack(data: bytes | memoryview, geometry: Geometry) -> SavedCells:
+    """The cells in a blob. Raises StateError for one that is damaged, or that doesn't fit this geometry."""
+    data = memoryview(data)
+    if len(data) < HEADER_BYTES or bytes(data[:8]) != MAGIC:
+        raise StateError(f"these {len(data)} bytes are no saved state: expected {MAGIC!r} in front")
+    header = data[: _HEADER.size]
+    (checksum,) = _CHECKSUM.unpack(data[_HEADER.size : HEADER_BYTES])
+    if xxhash.xxh3_64_intdigest(header) != checksum:
+        raise StateError("the saved state's header is damaged: its checksum differs; save it again")
+    fields = _HEADER.unpack(header)
+    _, version, header_bytes, total, model, *shape, whole, n_seq, n_cells, cells_sum, rows_sum = fields
+    if version != VERSION or header_bytes != HEADER_BYTES:
+        raise StateError(
+            f"the saved state has format version {version}; this pykvgraph reads version {VERSION}"
+        )
+    _check_geometry(Geometry(model, *shape), geometry)
+    row_bytes = -(-n_seq // 8)
+    table_bytes = n_cells * (4 + row_bytes)
+    if whole > 1 or not 1 <= n_seq <= (MAX_SEQ if whole else 1):
+        raise StateError(
+            f"the saved state has kind {whole} with {n_seq} sequences, and there is no such thing"
+        )
+    if total != len(data) or total != HEADER_BYTES + table_bytes + n_cells * geometry.cell_bytes:
+        raise StateError(
+            f"the saved state has {len(data)} bytes, and its header tells of {total} for {n_cells} cells: it "
+            "is cut off or damaged; save it again"
+        )
+    table, rows = data[HEADER_BYTES : HEADER_BYTES + table_bytes], data[HEADER_BYTES + table_bytes :]
+    for name, part, expected in (("cells", table, cells_sum), ("K and V", rows, rows_sum)):
+        if xxhash.xxh3_64_intdigest(part) != expected:
+            raise StateError(f"the saved state's {name} are damaged: their checksum differs; save it again")
+    pos = np.frombuffer(table, "<i4", n_cells).astype(np.int32)
+    bits = np.frombuffer(table, np.uint8, offset=4 * n_cells).reshape(n_cells, row_bytes)
+    seq = np.unpackbits(bits, axis=1, bitorder="little").astype(np.bool_)
+    if (pos < 0).any() or not seq[:, :n_seq].any(axis=1).all() or seq[:, n_seq:].any():
+        raise StateError("the saved state holds a cell without a position, or of no sequence that can be")
+    return SavedCells(bool(whole), pos, seq[:, :n_seq], np.frombuffer(rows, np.uint8))
+
+
+def _check_geometry(saved: Geometry, here: Geometry) -> None:
+    if saved.model != here.model:
+        raise StateError("the state was saved from another model: K and V mean nothing to this one")
+    for name in ("n_layer", "n_head_kv", "head_dim_k", "head_dim_v", "type_k", "type_v", "cell_bytes"):
+        if getattr(saved, name) != getattr(here, name):
+            raise StateError(
+                f"the state was saved from a cache with {name} = {getattr(saved, name)}; this one has "
+                f"{getattr(here, name)}: open the context as that one was"
+            )
+
+
+def write_file(path: str | os.PathLike[str], blob: bytes) -> None:
+    """Writes aside, syncs and renames: whatever happens, `path` is the old file or the whole new one.
+
+    A process that is killed may leave the `.kvgstate-*.tmp` that it was writing beside it.
+    """
+    target = Path(os.path.realpath(path))  # what a link points to is written, not the link
+    aside = target.with_name(f".kvgstate-{secrets.token_hex(8)}.tmp")
+    try:
+        with open(aside, "xb") as file:
+            file.write(blob)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(aside, target)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(aside)
+        raise
+    folder = os.open(target.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

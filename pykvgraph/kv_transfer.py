@@ -1,0 +1,98 @@
+"""Cells out of a native cache, and back in. All take a context's pointer, within one Handle.call."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pykvgraph._native.ffi import KvgKvInfo, KvgKvRows
+from pykvgraph._native.library import lib, sized
+from pykvgraph.checks import integer
+from pykvgraph.errors import StateError
+from pykvgraph.gguf_file import fingerprint
+from pykvgraph.kv_state import Geometry, SavedCells
+from pykvgraph.types import CellsView
+
+
+def read_info(context: int) -> KvgKvInfo:
+    """Sizes and counts of the cache."""
+    info = sized(KvgKvInfo)
+    lib().kvg_kv_get_info(context, ctypes.byref(info))
+    return info
+
+
+def read_cells(context: int) -> CellsView:
+    """A snapshot of every cell."""
+    info = read_info(context)
+    pos = np.empty(info.n_cells, np.int32)
+    seq = np.empty((info.n_cells, info.n_seq_max), np.uint8)
+    shift = np.empty(info.n_cells, np.int32)
+    lib().kvg_kv_cells(context, _int32(pos), _uint8(seq), _int32(shift))
+    return CellsView(pos, seq.astype(np.bool_), shift)
+
+
+def read_geometry(context: int) -> Geometry:
+    """What a saved row must fit."""
+    info = read_info(context)
+    return Geometry(
+        fingerprint(lib().kvg_context_gguf(context)),
+        info.n_layer,
+        info.n_head_kv,
+        info.head_dim_k,
+        info.head_dim_v,
+        info.type_k,
+        info.type_v,
+        info.cell_bytes,
+    )
+
+
+def take(context: int, seq: int | None) -> SavedCells:
+    """The cells of a sequence, or with None all, in order of position. A pending K-shift runs first."""
+    info = read_info(context)
+    view = read_cells(context)
+    if seq is None:
+        seen = view.seq
+        chosen = np.flatnonzero(view.pos >= 0)
+    else:
+        seen = view.seq[:, integer(seq, "seq", 0, info.n_seq_max - 1)].reshape(-1, 1)
+        chosen = np.flatnonzero(seen)
+    chosen = chosen[np.argsort(view.pos[chosen], kind="stable")].astype(np.int32)
+    rows = np.empty(len(chosen) * info.cell_bytes, np.uint8)
+    lib().kvg_kv_read_rows(context, _int32(chosen), len(chosen), _uint8(rows), rows.size)
+    return SavedCells(seq is None, view.pos[chosen], seen[chosen], rows)
+
+
+def put(context: int, saved: SavedCells, seq: int | None) -> None:
+    """Replaces a sequence, or with None the whole cache, all or nothing."""
+    info = read_info(context)
+    seen = np.zeros((len(saved.pos), info.n_seq_max), np.uint8)
+    if seq is not None:
+        seen[:, integer(seq, "seq", 0, info.n_seq_max - 1)] = 1
+    else:
+        ids = np.flatnonzero(saved.seq.any(axis=0))
+        if len(ids) and ids[-1] >= info.n_seq_max:
+            raise StateError(
+                f"the state has sequence {ids[-1]}, and this cache has {info.n_seq_max} (n_seq_max): open "
+                "the context with more"
+            )
+        seen[:, ids] = saved.seq[:, ids]
+    rows = sized(
+        KvgKvRows,
+        n_cells=len(saved.pos),
+        pos=_int32(saved.pos),
+        seq=_uint8(seen),
+        data=_uint8(saved.rows),
+        n_bytes=saved.rows.size,
+    )
+    lib().kvg_kv_replace(context, -1 if seq is None else seq, ctypes.byref(rows))
+
+
+def _int32(array: npt.NDArray[np.signedinteger[Any]]) -> ctypes._Pointer[ctypes.c_int32]:
+    return array.ctypes.data_as(ctypes.POINTER(ctypes.c_int32))
+
+
+def _uint8(array: npt.NDArray[np.uint8]) -> ctypes._Pointer[ctypes.c_uint8]:
+    return array.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))

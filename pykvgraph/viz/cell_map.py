@@ -1,0 +1,113 @@
+"""The cells of a cache as text: a character each."""
+
+from __future__ import annotations
+
+import string
+
+import click
+import numpy as np
+
+from pykvgraph.checks import integer
+from pykvgraph.kv_cache import KVCache
+from pykvgraph.types import CellsView
+
+EMPTY, SHARED, OTHER = ".", "*", "#"
+SHIFTS = {-1: "<", 0: " ", 1: ">"}
+LETTERS = string.ascii_lowercase + string.ascii_uppercase
+COLORS = (
+    "blue",
+    "green",
+    "yellow",
+    "magenta",
+    "cyan",
+    "bright_blue",
+    "bright_green",
+    "bright_yellow",
+    "bright_magenta",
+    "bright_cyan",
+)
+SHARED_COLOR = "red"
+BLOCK = 8  # cells in a row come in multiples of this, where the width allows
+
+
+def letter(seq: int) -> str:
+    """How a sequence is shown: a-z, A-Z, and # for all beyond."""
+    return LETTERS[seq] if seq < len(LETTERS) else OTHER
+
+
+def color_of(seq: int) -> str:
+    """A sequence's colour, as click names it."""
+    return COLORS[seq % len(COLORS)]
+
+
+def attended_span(cells: CellsView, seq: int) -> range:
+    """From the lowest to the highest cell that the sequence sees: what its next token attends, unpadded."""
+    seen = np.flatnonzero(cells.seq[:, seq])
+    return range(int(seen[0]), int(seen[-1]) + 1) if len(seen) else range(0)
+
+
+def cell_map(
+    cells: KVCache | CellsView, *, seq: int | None = None, width: int = 80, color: bool = False
+) -> str:
+    """The cells as lines of at most `width` columns, without a newline at the end.
+
+    A header with the counts, then the cells in rows that begin with the index of their first cell: `.` for
+    an empty one, a letter for a sequence (a for 0), `*` for one that several see. Under a row, `<` or `>`
+    where K waits to be turned to a lower or higher position, and `^` from the lowest to the highest cell of
+    sequence `seq`, which is the span that a token of it attends. Last, each sequence's positions. `color`:
+    with ANSI escapes.
+
+    Raises InvalidArgumentError for a width below 20 or a sequence that can't be.
+    """
+    view = cells.cells() if isinstance(cells, KVCache) else cells
+    integer(width, "width", 20)
+    n_cells, n_seq_max = view.seq.shape
+    span = range(0) if seq is None else attended_span(view, integer(seq, "seq", 0, n_seq_max - 1))
+    margin = len(str(max(n_cells - 1, 0))) + 1
+    per_row = width - margin
+    per_row -= per_row % BLOCK if per_row >= BLOCK else 0
+    lines = [header(view)]
+    for begin in range(0, n_cells, per_row):
+        row = range(begin, min(begin + per_row, n_cells))
+        symbols = "".join(_symbol(view, cell, color) for cell in row)
+        lines.append(f"{begin:>{margin - 1}} {symbols}")
+        shifts = "".join(SHIFTS[int(np.sign(view.shift[cell]))] for cell in row)
+        spans = "".join("^" if cell in span else " " for cell in row)
+        lines += [" " * margin + marks.rstrip() for marks in (shifts, spans) if marks.strip()]
+    lines += [_sequence_line(view, index, color) for index in range(n_seq_max) if view.seq[:, index].any()]
+    return "\n".join(lines)
+
+
+def header(view: CellsView) -> str:
+    """The counts: cells, used ones, the highest used + 1, holes below that."""
+    used = np.flatnonzero(view.pos >= 0)
+    n_kv = int(used[-1]) + 1 if len(used) else 0
+    return f"{len(view.pos)} cells: {len(used)} used, n_kv {n_kv}, {n_kv - len(used)} holes"
+
+
+def legend() -> str:
+    """What the characters of a map mean."""
+    return (
+        f"{EMPTY} empty  a-z A-Z a sequence's  {SHARED} shared by several\n"
+        "< > K waits to be turned to a lower, higher position  ^ the attended span"
+    )
+
+
+def _symbol(view: CellsView, cell: int, color: bool) -> str:
+    seqs = np.flatnonzero(view.seq[cell])
+    if len(seqs) == 0:
+        return EMPTY
+    if len(seqs) > 1:
+        return click.style(SHARED, fg=SHARED_COLOR, bold=True) if color else SHARED
+    seq = int(seqs[0])
+    return click.style(letter(seq), fg=color_of(seq)) if color else letter(seq)
+
+
+def _sequence_line(view: CellsView, seq: int, color: bool) -> str:
+    seen = view.seq[:, seq]
+    positions = view.pos[seen]
+    n_shared = int(np.sum(view.seq[seen].sum(axis=1) > 1))
+    name = click.style(letter(seq), fg=color_of(seq)) if color else letter(seq)
+    shared = f", {n_shared} of them shared" if n_shared else ""
+    span = f"{positions.min()}-{positions.max()}"
+    return f"{name} sequence {seq}: {len(positions)} cells, positions {span}{shared}"

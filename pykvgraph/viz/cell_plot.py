@@ -1,0 +1,85 @@
+"""The cells of a cache as they change: a picture with a row for each step."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from pykvgraph.errors import InvalidArgumentError
+from pykvgraph.types import CellsView
+from pykvgraph.viz.cell_map import attended_span, letter
+from pykvgraph.viz.figure import new_figure
+
+EMPTY_COLOR, SHARED_COLOR = "#eeeeee", "#d62728"
+SEQUENCE_COLORS = (
+    "#1f77b4",
+    "#2ca02c",
+    "#ff7f0e",
+    "#9467bd",
+    "#17becf",
+    "#8c564b",
+    "#e377c2",
+    "#bcbd22",
+    "#7f7f7f",
+    "#aec7e8",
+)
+MAX_LETTERS = 128  # cells in a row; beyond, letters would overlap
+
+
+class Row(NamedTuple):
+    """A step: what was done, the cells after it, and the sequence whose attended span is marked."""
+
+    label: str
+    cells: CellsView
+    seq: int | None
+
+
+def plot_rows(rows: Sequence[Row], path: str | os.PathLike[str]) -> None:
+    """Writes a PNG: steps downwards, cells to the right, a colour per sequence, red where several share.
+
+    Triangles mark cells whose K waits to be turned, a line under a row the attended span. Raises ImportError
+    without matplotlib, InvalidArgumentError when there are no rows, OSError when the file can't be written.
+    """
+    if not rows:
+        raise InvalidArgumentError("there are no steps to draw: give at least one row")
+    from matplotlib.colors import to_rgb
+
+    n_cells = len(rows[0].cells.pos)
+    figure = new_figure(min(4 + n_cells * 0.14, 24), 1.6 + 0.34 * len(rows))
+    axes = figure.add_subplot()
+    palette = np.array([to_rgb(name) for name in (EMPTY_COLOR, SHARED_COLOR, *SEQUENCE_COLORS)])
+    axes.imshow(palette[[_codes(row.cells) for row in rows]], aspect="auto", interpolation="nearest")
+    for y, (_, cells, seq) in enumerate(rows):
+        if n_cells <= MAX_LETTERS:
+            for x in np.flatnonzero(cells.pos >= 0).tolist():
+                seqs = np.flatnonzero(cells.seq[x])
+                name = letter(int(seqs[0])) if len(seqs) == 1 else "*"
+                axes.text(x, y, name, ha="center", va="center", color="white", fontsize=7)
+        for marker, turned in (("<", cells.shift < 0), (">", cells.shift > 0)):
+            places = np.flatnonzero(turned)
+            axes.scatter(
+                places, np.full(len(places), y - 0.36), marker=marker, s=6, color="black", linewidths=0
+            )
+        span = range(0) if seq is None else attended_span(cells, seq)
+        if span:
+            axes.plot([span.start - 0.4, span.stop - 0.6], [y + 0.43] * 2, color="black", linewidth=1.5)
+    axes.set_yticks(range(len(rows)), [row.label for row in rows], family="monospace", fontsize=8)
+    axes.set_yticks(np.arange(len(rows) + 1) - 0.5, minor=True)
+    axes.grid(which="minor", axis="y", color="white", linewidth=2)
+    axes.tick_params(which="minor", length=0)
+    axes.set_xlim(-0.5, n_cells - 0.5)
+    axes.set_xlabel(
+        "cell  (red *: shared; triangle: K waits to be turned; line: the attended span)", fontsize=8
+    )
+    figure.savefig(path, format="png", dpi=120)
+
+
+def _codes(cells: CellsView) -> npt.NDArray[np.int64]:
+    """An index into the palette for each cell."""
+    n_seqs = cells.seq.sum(axis=1)
+    codes = 2 + cells.seq.argmax(axis=1) % len(SEQUENCE_COLORS)
+    return np.where(n_seqs == 0, 0, np.where(n_seqs > 1, 1, codes))

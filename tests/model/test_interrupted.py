@@ -1,0 +1,123 @@
+"""Ctrl-C in the middle of a call: KeyboardInterrupt after it, the cache whole, and the next call right."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.engines import Token, batch_of, decode, open_context, random_ids, run_of
+from support.judge import nmse
+from support.kv_rows import contents
+from support.models import N_VOCAB, ModelSpec
+
+import pykvgraph as kvg
+
+# so large that a call takes longer than the way to it
+SPEC = ModelSpec(n_layer=3, n_embd=256, n_ff=512, n_head=4, n_head_kv=2)
+N = 512
+DELAYS = np.linspace(0.001, 0.05, 8).tolist()  # seconds
+
+
+@pytest.fixture(scope="module")
+def slow(model_file: Callable[[ModelSpec], Path]) -> Iterator[kvg.Model]:
+    with kvg.Model(model_file(SPEC), device="cpu") as model:
+        yield model
+
+
+@pytest.fixture
+def ctx(slow: kvg.Model) -> Iterator[kvg.Context]:
+    options = {"n_ctx": 2 * N, "n_batch": N, "n_ubatch": 64, "n_seq_max": 2}
+    with open_context(slow, **options, defrag_threshold=-1, flash_attn="off") as ctx:
+        yield ctx
+
+
+def interrupt(work: Callable[[], object], delay: float) -> None:
+    """Does the work over and over until Ctrl-C, which comes after the delay."""
+    timer = threading.Timer(delay, os.kill, (os.getpid(), signal.SIGINT))
+    with pytest.raises(KeyboardInterrupt):
+        timer.start()
+        while True:
+            work()
+    timer.join()
+
+
+@pytest.mark.parametrize("delay", DELAYS)
+def test_decode(ctx: kvg.Context, delay: float) -> None:
+    """The batch that was under way is in the cache as a whole, or was not begun."""
+    tokens = run_of(random_ids(N, N_VOCAB))
+    batch = batch_of([token._replace(logits=False) for token in tokens])
+
+    def work() -> None:
+        ctx.kv.clear()
+        ctx.decode(batch)
+
+    interrupt(work, delay)
+    cells = ctx.kv.cells()
+    assert ctx.kv.n_used in (0, N)
+    assert not cells.shift.any()
+    if ctx.kv.n_used == 0:
+        ctx.decode(batch)
+    following = [Token(7, N)]
+    rows = decode(ctx, following)
+    ctx.reset()
+    ctx.decode(batch)
+    assert nmse(rows, decode(ctx, following)) <= 1e-6
+
+
+@pytest.mark.parametrize("delay", DELAYS)
+def test_update(ctx: kvg.Context, delay: float) -> None:
+    """Rows are moved and turned to and fro; wherever it is cut, each position has its own."""
+    decode(ctx, [Token(5 + i % 200, i // 2, (i % 2,), logits=False) for i in range(N)])
+    held = [contents(ctx.kv, ctx.model.n_layer, seq) for seq in range(2)]
+    ctx.kv.seq_cp(0, 1, 0, 100)
+    blob = ctx.kv.save()
+
+    def work() -> None:
+        ctx.kv.load(blob)
+        ctx.kv.seq_add(0, 0, 100, 9)  # copies
+        ctx.kv.seq_rm(1, 0, 100)
+        ctx.kv.seq_add(0, 0, 109, -9)
+        ctx.kv.defrag("sort")
+        ctx.kv.update()
+
+    interrupt(work, delay)
+    ctx.kv.load(blob)  # whatever was left undone
+    ctx.kv.update()
+    for seq in range(2):
+        assert held[seq] <= contents(ctx.kv, ctx.model.n_layer, seq)
+    work()
+    assert contents(ctx.kv, ctx.model.n_layer, 0) == held[0]
+    assert ctx.kv.n_kv == ctx.kv.n_used
+
+
+def test_generate(slow: kvg.Model) -> None:
+    """The tokens that were told are in the cache, and the text goes on."""
+    with open_context(slow, n_ctx=256) as ctx:
+        pieces: list[kvg.Piece] = []
+        shift = kvg.ContextShift(n_keep=8)
+
+        def work() -> None:
+            pieces.extend(kvg.generate(ctx, [5], max_tokens=300, temperature=0.0, on_full=shift))
+
+        interrupt(work, 0.2)
+        n_used = ctx.kv.n_used
+        assert n_used == len(set(ctx.kv.cells().pos.tolist()) - {-1})
+        assert ctx.kv.seq_pos_max(0) == n_used - 1
+        list(kvg.generate(ctx, [6], max_tokens=5, on_full=shift))
+        assert ctx.kv.seq_pos_max(0) >= 0
+
+
+@pytest.mark.parametrize("delay", DELAYS)
+def test_save_file(ctx: kvg.Context, tmp_path: Path, delay: float) -> None:
+    decode(ctx, [token._replace(logits=False) for token in run_of(random_ids(N, N_VOCAB))])
+    path = tmp_path / "state"
+    ctx.kv.save_file(path, seq=0)
+    blob = path.read_bytes()
+    interrupt(lambda: ctx.kv.save_file(path, seq=0), delay)
+    assert path.read_bytes() == blob
+    assert list(tmp_path.iterdir()) == [path]

@@ -1,0 +1,222 @@
+"""Opens damaged models, each in a process of its own, which a process that has everything imported forks.
+
+    python -m support.hostile FOLDER BASE FIRST COUNT
+
+writes mutants FIRST to FIRST + COUNT - 1 of BASE into FOLDER, and prints one JSON object each: `mutant`,
+`changes`, `verdict`. The verdict is what became of file, tokenizer and model ("ok", or the name of a typed
+error), or begins with "!": a signal, an abort, another exception. Files with such a verdict stay in FOLDER.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+import pykvgraph as kvg
+from pykvgraph.sampling import Sampler
+from pykvgraph.tokenizer import Tokenizer, Vocabulary
+from support.gguf_bytes import STRING
+from support.gguf_parts import Parts, take_apart
+from support.models import N_VOCAB, TINY, ModelSpec, WeightType, write_model
+from support.mutations import write_mutant, write_resplit, write_retyped
+
+STORIES = Path(__file__).parent.parent / "data" / "stories260K.gguf"
+TEXTS = [
+    "",
+    " ",
+    "a",
+    "Once upon a time",
+    "  two  blanks\n\n",
+    "é",
+    "é 🦊\0 中文 1234",
+    "<s></s><|end|><unk>",
+    "\u2581x" * 40,
+]
+
+Q8_0 = ModelSpec(n_layer=1, n_embd=32, n_ff=64, weights=WeightType.Q8_0, tied=True)
+WIDE = ModelSpec(n_layer=1, n_embd=256, n_ff=256)
+
+# For one file, on a busy machine with a sanitizer: what takes longer hangs.
+SECONDS = 60
+# Address space that a file of some KB may make the process ask for, on top of what it has.
+BYTES = 4 << 30
+
+
+def byte_level(parts: Parts) -> Parts:
+    """The same model with a vocabulary as GPT-2 has it: a character for each byte, and merges."""
+    alphabet = byte_alphabet()
+    merged = ["aa", "th", "he", "the", "\u0120a", "\u0120\u0120", "in", "er"]
+    control = [f"<|{index}|>" for index in range(N_VOCAB - len(alphabet) - len(merged) - 2)] + [
+        "<|end|>",
+        "<|user|>",
+    ]
+    tokens: list[str] = [*alphabet, *merged, *control]
+    types = [1] * (len(alphabet) + len(merged)) + [3] * (len(control) - 1) + [4]
+    parts.keys = [key for key in parts.keys if not key.name.startswith(b"tokenizer.")]
+    parts.set("tokenizer.ggml.model", STRING, b"gpt2")
+    parts.set("tokenizer.ggml.pre", STRING, b"gpt-2")
+    parts.set("tokenizer.ggml.tokens", STRING, [token.encode() for token in tokens])
+    parts.set("tokenizer.ggml.token_type", 5, [*types])
+    merges = ["a a", "t h", "h e", "th e", "\u0120 a", "\u0120 \u0120", "i n", "e r"]
+    parts.set("tokenizer.ggml.merges", STRING, [merge.encode() for merge in merges])
+    parts.set("tokenizer.ggml.bos_token_id", 4, N_VOCAB - 2)
+    parts.set("tokenizer.ggml.eos_token_id", 4, N_VOCAB - 2)
+    return parts
+
+
+def byte_alphabet() -> list[str]:
+    """GPT-2's character for each byte: itself where that can be printed, else one from U+0100 on."""
+    printable = {*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = [byte for byte in range(256) if byte not in printable]
+    return [chr(byte if byte in printable else 0x100 + others.index(byte)) for byte in range(256)]
+
+
+def generated(spec: ModelSpec) -> Parts:
+    with tempfile.TemporaryDirectory() as directory:
+        return take_apart(write_model(spec, Path(directory)).read_bytes())
+
+
+# what is damaged, and how
+BASES: dict[str, tuple[Callable[[], Parts], Callable[[Parts, str, int, Path], str]]] = {
+    "stories": (lambda: take_apart(STORIES.read_bytes()), write_mutant),
+    "tiny": (lambda: generated(TINY), write_mutant),
+    "q8_0": (lambda: generated(Q8_0), write_mutant),
+    "byte-level": (lambda: byte_level(generated(TINY)), write_mutant),
+    "retyped": (lambda: generated(WIDE), write_retyped),
+    "resplit": (lambda: byte_level(generated(TINY)), write_resplit),
+}
+
+
+def attempt(what: Callable[[Path], None], path: Path) -> str:
+    try:
+        what(path)
+    except (kvg.KVGraphError, FileNotFoundError) as error:
+        return type(error).__name__
+    return "ok"
+
+
+def use_file(path: Path) -> None:
+    with kvg.GgufFile(path) as file:
+        assert isinstance(file.metadata, dict)
+        assert isinstance(file.tensors, tuple)
+        file.model_info()
+
+
+def use_tokenizer(path: Path) -> None:
+    """By itself, so that it must be safe even where no model would load."""
+    with kvg.GgufFile(path) as file:
+        tokenizer = Tokenizer(path, file._handle.call(Vocabulary.read))
+    for token in range(min(tokenizer.n_vocab, 1000)):
+        tokenizer.token_to_piece(token)
+        tokenizer.is_eog(token)
+    for text in TEXTS:
+        for parse_special in (False, True):
+            try:
+                tokenizer.decode(tokenizer.encode(text, parse_special=parse_special))
+            except kvg.InvalidArgumentError:
+                continue  # a character that this vocabulary can't write
+
+
+def use_model(path: Path) -> None:
+    with (
+        kvg.Model(path, device="cpu") as model,
+        kvg.Context(model, n_ctx=32, n_threads=1, n_threads_batch=1) as ctx,
+    ):
+        assert isinstance(model.metadata, dict)
+        batch = kvg.Batch()
+        batch.extend([token % model.n_vocab for token in (1, 2, 3, model.n_vocab - 1)], 0, logits="all")
+        ctx.decode(batch)
+        assert ctx.logits().shape == (4, model.n_vocab)
+        ctx.kv.seq_rm(0, 0, 1)
+        ctx.kv.seq_add(0, 1, -1, -1)
+        ctx.kv.defrag("fill")
+        ctx.kv.update()
+        Sampler(temperature=1.0, seed=1).sample(ctx.logits()[0])
+
+
+def use(path: Path) -> str:
+    return " ".join(
+        f"{what.__name__[4:]}:{attempt(what, path)}" for what in (use_file, use_tokenizer, use_model)
+    )
+
+
+def in_child(task: Callable[[], str]) -> str:
+    """What task() returns in a process of its own; what begins with "!" when it didn't get that far."""
+    readable, writable = os.pipe()
+    with tempfile.TemporaryFile() as stderr:
+        child = os.fork()
+        if child == 0:
+            os.dup2(stderr.fileno(), 2)
+            _be_the_child(task, writable)
+        os.close(writable)
+        with os.fdopen(readable) as pipe:
+            answer = pipe.read()
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        stderr.seek(0)
+        said = stderr.read()[-2000:].decode(errors="replace")
+    if status == 0 and answer:
+        return answer
+    end = f"took over {SECONDS} s" if status == -signal.SIGALRM else f"ended with {status}"
+    return f"! {end} after {answer!r}: {said}"
+
+
+def _be_the_child(task: Callable[[], str], writable: int) -> None:
+    status = 1
+    try:
+        signal.alarm(SECONDS)  # whose default is to kill, whatever native code is doing
+        if not _sanitized():
+            resource.setrlimit(resource.RLIMIT_AS, (_address_space() + BYTES,) * 2)
+        os.write(writable, task().encode())
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(status)
+
+
+def _sanitized() -> bool:
+    """AddressSanitizer takes terabytes of address space for itself."""
+    return "libasan" in os.environ.get("LD_PRELOAD", "")
+
+
+def _address_space() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+
+
+def main(folder: Path, base: str, first: int, count: int) -> None:
+    os.environ["GGML_NO_BACKTRACE"] = "1"  # or an abort would start a debugger
+    make, damage = BASES[base]
+    parts = make()
+    sound = folder / f"{base}.gguf"
+    parts.raw().write(sound)
+    # also makes the tables that ggml and libllama make once, before the forks
+    tell(base, "none", use(sound))
+    for index in range(first, first + count):
+        path = folder / f"{base}-{index}.gguf"
+        changes = path.with_suffix(".txt")
+
+        def task(index: int = index, path: Path = path, changes: Path = changes) -> str:
+            changes.write_text(damage(parts, base, index, path))
+            return use(path)
+
+        changes.write_text("none yet")
+        verdict = in_child(task)
+        tell(path.stem, changes.read_text(), verdict)
+        changes.unlink()
+        if not verdict.startswith("!"):
+            path.unlink()
+
+
+def tell(mutant: str, changes: str, verdict: str) -> None:
+    print(json.dumps({"mutant": mutant, "changes": changes, "verdict": verdict}), flush=True)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))
