@@ -3,6 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PYTHON ?= python3
 TEST_BUILD := build/test
+BARS_BUILD := build/bars
 # Python itself is not instrumented, so the runtimes come first. Leaks: the interpreter's own would drown ours.
 SANITIZED = LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libstdc++.so)" \
     ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 KVGRAPH_LIB=$(CURDIR)/$(TEST_BUILD)/libkvgraph.so
@@ -15,10 +16,13 @@ PACKAGE := $(shell find pykvgraph -name __pycache__ -prune -o -print)
 CXX_FILES := $(shell find native -name '*.cpp' -o -name '*.h')
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test install lint format clean
+.PHONY: help passkey demo test bars install lint format clean
 
 help: ## this list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 16
+
+passkey: install ## the proof: a key hidden in a text longer than the cache, and found again
+	$(BIN)/pykvgraph passkey
 
 demo: install ## an endless story on the small model: 4 contexts long, one line per shift
 	$(BIN)/python examples/chat.py --story -m $(MODEL)
@@ -30,6 +34,10 @@ test: install $(TEST_BUILD)/libkvgraph.so ## every test: C++, Python under Addre
 	@# in tests/: from here, Python programs that a test starts would find the source before the installed package
 	cd tests && $(SANITIZED) $(PYTEST) -p no:faulthandler native model
 	cd tests && $(PYTEST)
+
+bars: install $(BARS_BUILD)/libkvgraph.so ## the passkey table: 100 keys each, libllama beside it, faults; an hour or more
+	KVGRAPH_LIB=$(CURDIR)/$(BARS_BUILD)/libkvgraph.so $(BIN)/python benchmarks/passkey_bars.py \
+	    --json build/bars.json --plot build/bars.png
 
 install: $(VENV)/installed ## pykvgraph and all that its tests need, into .venv
 
@@ -59,6 +67,13 @@ $(VENV)/dependencies: pyproject.toml
 
 $(VENV)/installed: $(VENV)/dependencies $(NATIVE) $(PACKAGE)
 	$(BIN)/pip install --no-build-isolation -C build-dir=build/wheel .
+	@touch $@
+
+# Fault points at full speed.
+$(BARS_BUILD)/libkvgraph.so: $(VENV)/dependencies $(NATIVE)
+	$(BIN)/cmake -S . -B $(BARS_BUILD) -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja \
+	    -DCMAKE_BUILD_TYPE=Release -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python -DKVGRAPH_TEST_HOOKS=ON
+	$(BIN)/cmake --build $(BARS_BUILD)
 	@touch $@
 
 # The library with fault points and sanitizers in it, and the C++ tests.
