@@ -131,8 +131,7 @@ void context::choose_flash(int32_t wanted) {
     flash_ = wanted != KVG_FLASH_ATTN_OFF && can;
 }
 
-// The largest graph is allocated now, so that a context that can't decode fails here and not in the middle of a text.
-void context::reserve() {
+void context::make_scheduler() {
     std::vector<ggml_backend_t> backends = {backend_.get()};
     if (cpu_backend_) {
         backends.push_back(cpu_backend_.get()); // the scheduler wants the CPU last
@@ -140,6 +139,11 @@ void context::reserve() {
     // the scheduler's table holds a graph's leafs (weights, inputs) beside its nodes, and there are fewer leafs than nodes
     const size_t n_tensors = 2 * decode_graph::max_nodes(model_->hparams());
     sched_.reset(ggml_backend_sched_new(backends.data(), nullptr, static_cast<int>(backends.size()), n_tensors, false, false));
+}
+
+// The largest graph is allocated now, so that a context that can't decode fails here and not in the middle of a text.
+void context::reserve() {
+    make_scheduler();
     const decode_shape largest = {n_ubatch_, 1, 0, cache_->n_rows()};
     const decode_graph graph(*model_, *cache_, flash_, largest);
     if (!sched_ || !ggml_backend_sched_reserve(sched_.get(), graph.graph())) {
@@ -335,9 +339,8 @@ void context::prepare_graph(const decode_shape & shape) {
     graph_.reset();
     ggml_backend_sched_reset(sched_.get());
     auto graph = std::make_unique<decode_graph>(*model_, *cache_, flash_, shape);
-    fault_point("alloc");
-    if (!ggml_backend_sched_alloc_graph(sched_.get(), graph->graph())) {
-        ggml_backend_sched_reset(sched_.get());
+    if (fault_hit("alloc") || !ggml_backend_sched_alloc_graph(sched_.get(), graph->graph())) {
+        make_scheduler(); // the old one would take the next graph of this shape for allocated
         fail(KVG_DEVICE,
              "%s has no memory for a graph of %u tokens with %u outputs over %u cells; ask for fewer logits at a time",
              ggml_backend_dev_name(model_->device()), shape.n_tokens, shape.n_outputs, shape.n_kv);

@@ -58,6 +58,7 @@ private:
     void reposition_cells(const reposition & change, const char * op);
     uint32_t compact(int32_t policy);
     void choose_flash(int32_t wanted);
+    void make_scheduler();
     void reserve();
     void require_intact() const;
     uint32_t shift_now();

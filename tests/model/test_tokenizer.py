@@ -72,7 +72,8 @@ def test_control_tokens_in_a_text_are_text_unless_asked(stories_tokenizer: kvg.T
     assert stories_tokenizer.encode("</s>", add_special=False, parse_special=True) == [2]
 
 
-@given(st.text(max_size=60))
+# U+2581 stands for a blank inside a SentencePiece vocabulary, and comes back as one
+@given(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\u2581"), max_size=60))
 def test_text_survives(stories_tokenizer: kvg.Tokenizer, text: str) -> None:
     for add_special in (True, False):
         ids = stories_tokenizer.encode(text, add_special=add_special)

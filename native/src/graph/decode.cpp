@@ -2,7 +2,6 @@
 
 #include <cmath>
 
-#include "error.h"
 #include "fault.h"
 #include "graph/attention.h"
 #include "graph/rope.h"
@@ -16,10 +15,8 @@ decode_graph::decode_graph(const model & model, const kv_cache & cache, bool fla
     : model_(model), cache_(cache), flash_(flash), shape_(shape) {
     fault_point("build");
     const size_t n = max_nodes(model.hparams());
-    ctx_.reset(ggml_init({n * ggml_tensor_overhead() + ggml_graph_overhead_custom(n, false), nullptr, /*no_alloc*/ true}));
-    if (!ctx_) {
-        fail(KVG_DEVICE, "out of host memory for a graph of %zu nodes", n);
-    }
+    arena_.resize(n * ggml_tensor_overhead() + ggml_graph_overhead_custom(n, false));
+    ctx_.reset(ggml_init({arena_.size(), arena_.data(), /*no_alloc*/ true}));
     graph_ = ggml_new_graph_custom(ctx_.get(), n, false);
     build();
 }

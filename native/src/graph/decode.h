@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include <ggml-cpp.h>
 
@@ -53,6 +54,7 @@ private:
     const kv_cache & cache_;
     bool flash_;
     decode_shape shape_;
+    std::vector<uint8_t> arena_; // ggml would abort where this throws
     ggml_context_ptr ctx_;
     ggml_cgraph * graph_;
 };

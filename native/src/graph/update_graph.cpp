@@ -8,17 +8,14 @@
 
 namespace kvg {
 
-update_runner::update_runner(ggml_backend_t backend)
-    : backend_(backend), allocator_(ggml_gallocr_new(ggml_backend_get_default_buffer_type(backend))) {}
+void update_runner::renew_allocator() { allocator_.reset(ggml_gallocr_new(ggml_backend_get_default_buffer_type(backend_))); }
 
 update_graph::update_graph(const char * what, size_t max_nodes) : what_(what) {
     fault_point((std::string(what) + "-build").c_str());
     // a node may bring a view and an input along
     const size_t size = max_nodes * 3 * ggml_tensor_overhead() + ggml_graph_overhead_custom(max_nodes * 3, false);
-    ctx_.reset(ggml_init({size, nullptr, /*no_alloc*/ true}));
-    if (!ctx_) {
-        fail(KVG_DEVICE, "out of host memory for a %s graph of %zu nodes", what, max_nodes);
-    }
+    arena_.resize(size);
+    ctx_.reset(ggml_init({size, arena_.data(), /*no_alloc*/ true}));
     graph_ = ggml_new_graph_custom(ctx_.get(), max_nodes * 3, false);
 }
 
@@ -39,8 +36,8 @@ ggml_tensor * update_graph::input_i64(std::vector<int64_t> values) {
 void update_graph::add(ggml_tensor * node) { ggml_build_forward_expand(graph_, node); }
 
 bool update_graph::run(update_runner & runner) {
-    fault_point((std::string(what_) + "-alloc").c_str());
-    if (!ggml_gallocr_alloc_graph(runner.allocator(), graph_)) {
+    if (fault_hit((std::string(what_) + "-alloc").c_str()) || !ggml_gallocr_alloc_graph(runner.allocator(), graph_)) {
+        runner.renew_allocator();
         fail(KVG_DEVICE, "%s has no memory for the %s graph's scratch", ggml_backend_name(runner.backend()), what_);
     }
     for (const auto & [tensor, values] : i32_) {

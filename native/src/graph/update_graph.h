@@ -13,10 +13,12 @@ namespace kvg {
 // The device side, kept by a context: one backend, one allocator, reused from graph to graph.
 class update_runner {
 public:
-    explicit update_runner(ggml_backend_t backend);
+    explicit update_runner(ggml_backend_t backend) : backend_(backend) { renew_allocator(); }
 
     ggml_backend_t backend() const { return backend_; }
     ggml_gallocr_t allocator() const { return allocator_.get(); }
+    // One that got no memory takes the next graph of that shape for allocated, so it must not be used again.
+    void renew_allocator();
     // graphs computed so far
     int64_t n_graphs() const { return n_graphs_; }
     void count_graph() { ++n_graphs_; }
@@ -30,7 +32,7 @@ private:
 // One graph being built: add nodes in the order in which they must run, then run() once.
 class update_graph {
 public:
-    // `what` ("shift", "defrag") names it in errors. Fails with error(KVG_DEVICE) when host memory is short.
+    // `what` ("shift", "defrag") names it in errors.
     update_graph(const char * what, size_t max_nodes);
 
     ggml_context * ctx() const { return ctx_.get(); }
@@ -44,6 +46,7 @@ public:
 
 private:
     const char * what_;
+    std::vector<uint8_t> arena_; // ggml would abort where this throws
     ggml_context_ptr ctx_;
     ggml_cgraph * graph_;
     std::vector<std::pair<ggml_tensor *, std::vector<int32_t>>> i32_;
