@@ -62,7 +62,8 @@ class LibllamaPasskey:
                 ll.llama_memory_seq_add(self._memory, 0, p0, p0 + len(part), lift)
                 ll.llama_memory_seq_div(self._memory, 0, p0 + lift, p0 + lift + len(part), task.n_grp)
         self._make_room(task, len(question) + N_ANSWER)
-        self._decode(question)
+        for begin in range(0, len(question), self._n_batch):
+            self._decode(question[begin : begin + self._n_batch])
         answer = self._answer()
         digits = re.match(r"\d+", answer.strip())
         return digits is not None and digits[0] == task.drawn()[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import sys
 from pathlib import Path
 
@@ -78,6 +79,7 @@ def main() -> None:
     parser.add_argument("checkpoint", type=Path)
     parser.add_argument("gguf", type=Path)
     arguments = parser.parse_args()
+    logging.getLogger("llama-cpp-python").setLevel(logging.CRITICAL + 1)  # libllama has much to say
     tokenizer, model = build_tokenizer(), load_model(arguments.checkpoint)
     prompt, answer = spell(tokenizer, Run(n_junk=8, i_pos=4), key=40312)
     reference = Reference(arguments.gguf, n_ctx=512)
