@@ -11,6 +11,7 @@ import sys
 
 import click
 
+from pykvgraph.cli.bench import bench
 from pykvgraph.cli.cells import cells
 from pykvgraph.cli.generate import generate
 from pykvgraph.cli.info import info
@@ -48,5 +49,5 @@ def main() -> None:
         sys.stdout.reconfigure(errors="backslashreplace")  # not every locale can show every text
 
 
-for _verb in (cells, generate, info, inspect, passkey):
+for _verb in (bench, cells, generate, info, inspect, passkey):
     main.add_command(_verb)

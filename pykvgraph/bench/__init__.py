@@ -1,0 +1,1 @@
+"""What `pykvgraph bench` measures: one test on several engines, by turns."""

@@ -1,0 +1,197 @@
+"""The tests: how a cache is made ready, what is then timed, and what a second of it is worth."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from pykvgraph.bench.engines import Engine, Ids
+
+N_KEEP = 32
+
+
+@dataclass(frozen=True)
+class Test:
+    """`run` gets the engine with an empty cache, and returns the seconds of what counts in it.
+
+    `amount`: tokens (or bytes) in that time; `unit` is what is shown per second.
+    """
+
+    name: str
+    depth: int
+    amount: int
+    unit: str
+    n_cells: int
+    run: Callable[[Engine], float]
+    n_seq: int = 1
+    has_other: bool = True  # whether libllama can do it
+
+
+def random_ids(engine: Engine, n: int, seed: int = 0) -> Ids:
+    return np.random.default_rng(seed).integers(0, engine.n_vocab, n, dtype=np.int32)
+
+
+def timed(function: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    function()
+    return time.perf_counter() - start
+
+
+def decode_on(engine: Engine, n_tokens: int, pos0: int) -> None:
+    """One token after another in sequence 0."""
+    for i, token in enumerate(random_ids(engine, n_tokens, 1).tolist()):
+        engine.step([token], [pos0 + i])
+
+
+def prompt(n_tokens: int, depth: int) -> Test:
+    """pp: n_tokens at once, after `depth` tokens."""
+
+    def run(engine: Engine) -> float:
+        fill(engine, depth)
+        ids = random_ids(engine, n_tokens)
+        return timed(lambda: engine.prefill(ids, depth))
+
+    return Test(f"pp{n_tokens}", depth, n_tokens, "t/s", depth + n_tokens, run)
+
+
+def generation(n_tokens: int, depth: int) -> Test:
+    """tg: n_tokens one by one, after `depth` tokens."""
+
+    def run(engine: Engine) -> float:
+        fill(engine, depth)
+        return timed(lambda: decode_on(engine, n_tokens, depth))
+
+    return Test(f"tg{n_tokens}", depth, n_tokens, "t/s", depth + n_tokens, run)
+
+
+def first_after_shift(depth: int) -> Test:
+    """The first token after half of the text was given up: K-shift and defrag included."""
+
+    def run(engine: Engine) -> float:
+        fill(engine, depth)
+
+        def first() -> None:
+            pos = discard_half(engine, depth)
+            engine.defrag("fill")
+            decode_on(engine, 1, pos)
+
+        return timed(first)
+
+    return Test("shift", depth, 1, "t/s", depth + 1, run)
+
+
+def after_shift(n_tokens: int, depth: int) -> Test:
+    """Decoding on after half of the text was given up; the first token comes before the time."""
+
+    def run(engine: Engine) -> float:
+        fill(engine, depth)
+        pos = discard_half(engine, depth)
+        engine.defrag("fill")
+        decode_on(engine, 1, pos)
+        return timed(lambda: decode_on(engine, n_tokens, pos + 1))
+
+    return Test(f"tg{n_tokens} after shift", depth, n_tokens, "t/s", depth + n_tokens + 1, run)
+
+
+def holes(n_tokens: int, depth: int, *, defrag: bool) -> Test:
+    """Decoding while every other cell is a hole, or after these have been closed."""
+
+    def run(engine: Engine) -> float:
+        fill(engine, depth)
+        for pos in range(0, depth, 2):
+            engine.seq_rm(0, pos, pos + 1)
+        if defrag:
+            engine.defrag("fill")
+        decode_on(engine, 1, depth)
+        return timed(lambda: decode_on(engine, n_tokens, depth + 1))
+
+    name = "holes, defrag" if defrag else "holes"
+    return Test(f"tg{n_tokens} {name}", depth, n_tokens, "t/s", depth + n_tokens + 1, run)
+
+
+def compaction(depth: int, *, scattered: bool) -> Test:
+    """Closing holes that are half of the cells: one run, or every other cell."""
+
+    def run(engine: Engine) -> float:
+        fill(engine, depth)
+        for pos in range(0, depth if scattered else 0, 2):
+            engine.seq_rm(0, pos, pos + 1)
+        if not scattered:
+            engine.seq_rm(0, 0, depth // 2)
+        return timed(lambda: engine.defrag("fill"))
+
+    n_moved = depth // 2 if not scattered else depth // 4
+    name = "defrag cells" if scattered else "defrag run"
+    return Test(name, depth, n_moved, "cells/s", depth, run, has_other=False)
+
+
+def state(depth: int, *, load: bool) -> Test:
+    """A sequence to memory, or back."""
+
+    def run(engine: Engine) -> float:
+        fill(engine, depth)
+        if not load:
+            return timed(engine.save)
+        saved = engine.save()
+        return timed(lambda: engine.load(saved))
+
+    return Test("state load" if load else "state save", depth, depth, "cells/s", depth, run)
+
+
+def extra_tests(name: str, n_tokens: int, depth: int) -> list[Test]:
+    """What `--cache` of the command line names."""
+    return {
+        "shift": lambda: [first_after_shift(depth), after_shift(n_tokens, depth)],
+        "holes": lambda: [holes(n_tokens, depth, defrag=False), holes(n_tokens, depth, defrag=True)],
+        "defrag": lambda: [compaction(depth, scattered=False), compaction(depth, scattered=True)],
+        "state": lambda: [state(depth, load=False), state(depth, load=True)],
+        "seqs": lambda: [
+            sequences(8, max(1, n_tokens // 8), depth),
+            sequences(32, max(1, n_tokens // 32), depth),
+        ],
+    }[name]()
+
+
+EXTRA_TESTS = ("shift", "holes", "defrag", "state", "seqs")
+
+
+def sequences(n_seq: int, n_steps: int, depth: int) -> Test:
+    """Sequences of unequal length decoding together, half of their cells given up one by one, after sort."""
+    lengths = [depth // n_seq * (i + 1) // n_seq for i in range(n_seq)]
+
+    def run(engine: Engine) -> float:
+        for seq, length in enumerate(lengths):
+            engine.prefill(random_ids(engine, length, seq), 0, seq)
+            for pos in range(1, length - 1, 2):
+                engine.seq_rm(seq, pos, pos + 1)
+        engine.defrag("sort")
+        ids = random_ids(engine, n_seq).tolist()
+
+        def steps() -> None:
+            for i in range(n_steps):
+                engine.step(ids, [length + i for length in lengths])
+
+        engine.step(ids, lengths)
+        lengths[:] = [length + 1 for length in lengths]
+        seconds = timed(steps)
+        lengths[:] = [length - 1 for length in lengths]
+        return seconds
+
+    return Test(f"seqs {n_seq}", depth, n_seq * n_steps, "t/s", 2 * depth, run, n_seq)
+
+
+def fill(engine: Engine, depth: int) -> None:
+    if depth:
+        engine.prefill(random_ids(engine, depth, 2), 0)
+
+
+def discard_half(engine: Engine, depth: int) -> int:
+    """As ContextShift does; the next position."""
+    n_discard = (depth - min(N_KEEP, depth // 2)) // 2
+    n_keep = min(N_KEEP, depth // 2)
+    engine.seq_rm(0, n_keep, n_keep + n_discard)
+    engine.seq_add(0, n_keep + n_discard, -1, -n_discard)
+    return depth - n_discard

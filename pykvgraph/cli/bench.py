@@ -1,0 +1,207 @@
+"""`pykvgraph bench`: how fast, and how fast beside libllama."""
+
+from __future__ import annotations
+
+import csv
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pykvgraph.cli.show import new_table, print_json, print_table, size_text
+from pykvgraph.cli.verb import Verb, examples, option
+from pykvgraph.errors import InvalidArgumentError
+
+if TYPE_CHECKING:
+    from pykvgraph.bench.runner import Result
+    from pykvgraph.bench.tests import Test
+    from pykvgraph.model import Model
+
+COUNT = click.IntRange(min=1)
+EXTRA = ("shift", "holes", "defrag", "state", "seqs")
+N_EXTRA_TOKENS = 32
+
+
+class _Numbers(click.ParamType):  # type: ignore[type-arg]
+    """`512` or `128,512`; 0 for none."""
+
+    name = "numbers"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[int, ...]:
+        if isinstance(value, tuple):
+            return value
+        try:
+            numbers = tuple(int(part) for part in str(value).split(","))
+        except ValueError:
+            numbers = (-1,)
+        if min(numbers) < 0:
+            self.fail(f"{value!r} is no list of numbers from 0 on, such as 0,512", param, ctx)
+        return numbers
+
+
+@click.command(
+    cls=Verb,
+    epilog=examples(
+        "pykvgraph bench -m model.gguf",
+        "pykvgraph bench -m model.gguf -p 512 -n 64 -d 0,4032 --vs libllama",
+        "pykvgraph bench -m model.gguf -d 4032 --cache shift --cache holes -o json",
+    ),
+)
+@option("-m", "--model", metavar="FILE", required=True, help="A GGUF file.")
+@option(
+    "-p", "--n-prompt", type=_Numbers(), metavar="N,N,..", default="512", help="Tokens at once (pp); 0: no."
+)
+@option(
+    "-n", "--n-gen", type=_Numbers(), metavar="N,N,..", default="128", help="Tokens one by one (tg); 0: no."
+)
+@option("-d", "--n-depth", type=_Numbers(), metavar="N,N,..", default="0", help="Tokens in the cache before.")
+@option(
+    "--cache", "extra", type=click.Choice(EXTRA), multiple=True, help="A cache test, too; may be repeated."
+)
+@option("-r", "--repetitions", type=COUNT, metavar="N", default=5, help="Of each test, after one to warm up.")
+@option("--vs", "other", type=click.Choice(["libllama"]), help="Run it on the same file, by turns with ours.")
+@option("-t", "--threads", "n_threads", type=COUNT, metavar="N", show_default="all CPUs", help="CPU threads.")
+@option(
+    "-b", "--batch-size", "n_batch", type=COUNT, metavar="N", default=2048, help="Most tokens in one decode."
+)
+@option(
+    "-ub", "--ubatch-size", "n_ubatch", type=COUNT, metavar="N", default=512, help="Most tokens in one graph."
+)
+@option("-ctk", "--cache-type-k", "type_k", metavar="TYPE", default="f16", help="Type of K: f32 or f16.")
+@option("-ctv", "--cache-type-v", "type_v", metavar="TYPE", default="f16", help="Type of V.")
+@option("-dev", "--device", metavar="NAME", show_default="cpu with --vs, else auto", help="Where to run.")
+@option("-o", "--output", type=click.Choice(["md", "csv", "json"]), default="md", help="How to print.")
+def bench(
+    model: str,
+    n_prompt: tuple[int, ...],
+    n_gen: tuple[int, ...],
+    n_depth: tuple[int, ...],
+    extra: tuple[str, ...],
+    repetitions: int,
+    other: str | None,
+    n_threads: int | None,
+    device: str | None,
+    output: str,
+    **sizes: Any,
+) -> None:
+    """Measure prompts (pp) and generation (tg) in tokens a second, mean and standard deviation.
+
+    With --vs libllama every repetition runs both engines, libllama with flash attention (-fa 1, its default)
+    and without (-fa 0); medians are compared.
+    """
+    import pykvgraph as kvg
+    from pykvgraph.bench.engines import LibllamaModel
+
+    if other and device not in (None, "cpu"):
+        raise InvalidArgumentError(
+            f"--vs compares on the CPU, and the device is {device}: leave one of them out"
+        )
+    tests = chosen_tests(n_prompt, n_gen, n_depth, extra)
+    if not tests:
+        raise InvalidArgumentError("nothing to measure: give -p, -n or --cache")
+    n_threads = n_threads or len(os.sched_getaffinity(0))
+    results: list[Result] = []
+    with kvg.Model(model, device=device or ("cpu" if other else "auto")) as loaded:
+        beside = LibllamaModel(Path(model)) if other else None
+        try:
+            for test in tests:
+                results += run_one(loaded, beside, test, repetitions, n_threads, sizes)
+        finally:
+            if beside:
+                beside.close()
+        show(results, loaded, n_threads, output)
+
+
+def chosen_tests(
+    n_prompt: tuple[int, ...], n_gen: tuple[int, ...], n_depth: tuple[int, ...], extra: tuple[str, ...]
+) -> list[Test]:
+    from pykvgraph.bench import tests
+
+    chosen = []
+    for depth in n_depth:
+        chosen += [tests.prompt(n, depth) for n in n_prompt if n]
+        chosen += [tests.generation(n, depth) for n in n_gen if n]
+        for name in extra:
+            if depth < 64:
+                raise InvalidArgumentError(
+                    f"--cache {name} needs a cache with something in it: give -d 64 or more"
+                )
+            chosen += tests.extra_tests(name, N_EXTRA_TOKENS, depth)
+    return chosen
+
+
+def run_one(
+    model: Model, beside: Any, test: Test, repetitions: int, n_threads: int, sizes: dict[str, Any]
+) -> list[Result]:
+    """A test on every engine; progress on a terminal."""
+    from pykvgraph.bench.engines import Settings
+    from pykvgraph.bench.runner import makers, measure
+
+    settings = Settings(
+        n_ctx=-(-test.n_cells // 256) * 256,  # libllama rounds up to this; nobody is to have less room
+        n_seq_max=test.n_seq,
+        n_threads=n_threads,
+        n_threads_batch=n_threads,
+        **sizes,
+    )
+    engines = makers(settings, model, beside, test)
+    with click.progressbar(
+        length=len(engines) * (repetitions + 1),
+        label=f"{test.name} at {test.depth}",
+        file=sys.stderr,
+        hidden=not sys.stderr.isatty(),
+    ) as progress:
+        return measure(test, engines, repetitions, lambda: progress.update(1))
+
+
+def show(results: list[Result], model: Model, n_threads: int, output: str) -> None:
+    rows = [row_of(result, results, model, n_threads) for result in results]
+    if output == "json":
+        print_json({"results": rows})
+    elif output == "csv":
+        writer = csv.DictWriter(
+            sys.stdout, [key for key in rows[0] if key != "seconds"], extrasaction="ignore"
+        )
+        writer.writeheader()
+        writer.writerows(rows)
+    else:
+        click.echo(
+            f"{model.arch}, {model.n_params / 1e6:.1f} M parameters, {size_text(model.weight_bytes)}; ",
+            nl=False,
+        )
+        click.echo(f"{model.device}, {n_threads} threads")
+        table = new_table("test", "depth", "engine", "per second", "", "ours is")
+        for row in rows:
+            table.add_row(
+                row["test"],
+                str(row["depth"]),
+                row["engine"],
+                f"{row['mean']:.4g} ± {row['deviation']:.2g}",
+                row["unit"],
+                "" if row["ratio"] is None else f"{row['ratio']:.2f}x",
+            )
+        print_table(table)
+
+
+def row_of(result: Result, results: list[Result], model: Model, n_threads: int) -> dict[str, Any]:
+    """One line of every output. `ratio`: our median over this engine's."""
+    ours = next(r for r in results if r.test is result.test)
+    return {
+        "test": result.test.name,
+        "depth": result.test.depth,
+        "engine": result.engine,
+        "mean": result.mean,
+        "deviation": result.deviation,
+        "median": result.median,
+        "unit": result.test.unit,
+        "ratio": None if ours is result else ours.median / result.median,
+        "n_params": model.n_params,
+        "weight_bytes": model.weight_bytes,
+        "device": model.device,
+        "n_threads": n_threads,
+        "seconds": list(result.seconds),
+    }
