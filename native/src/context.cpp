@@ -19,6 +19,8 @@ namespace {
 constexpr int64_t MAX_CELLS =
     std::numeric_limits<int32_t>::max() - MAX_SPAN_ALIGN; // rows are padded, and indices go through int32
 constexpr int64_t MAX_SEQ = 256;
+// A micro-batch of more tokens is better off with flash attention; measured on CPU, see docs/performance.md.
+constexpr uint32_t MAX_PLAIN_TOKENS = 8;
 constexpr int64_t MAX_THREADS = 512; // GGML_MAX_N_THREADS: beyond it ggml aborts
 
 int64_t bounded(const char * name, int64_t value, int64_t lowest, int64_t highest) {
@@ -110,7 +112,8 @@ context::context(std::shared_ptr<const model> model, const kvg_context_params & 
     if (!is_cpu(device)) {
         cpu_backend_ = open_backend(cpu_device());
     }
-    cache_ = std::make_unique<kv_cache>(device, model_->hparams(), n_cells, n_seq_max, type_k, type_v);
+    const bool v_transposed = choose_flash(params.flash_attn, type_k, type_v);
+    cache_ = std::make_unique<kv_cache>(device, model_->hparams(), n_cells, n_seq_max, type_k, type_v, v_transposed);
     runner_ = std::make_unique<update_runner>(backend_.get());
     if (!can_move_on(device, *cache_)) {
         fail(KVG_UNSUPPORTED,
@@ -118,18 +121,24 @@ context::context(std::shared_ptr<const model> model, const kvg_context_params & 
              ggml_backend_dev_name(device));
     }
     can_shift_ = can_shift_on(device, *cache_, model_->hparams().rope);
-    choose_flash(params.flash_attn);
     reserve();
 }
 
-void context::choose_flash(int32_t wanted) {
-    const bool can = can_flash_on(model_->device(), *cache_, model_->hparams().n_head);
+// Flash or plain attention, and for which batches. Returns whether V is to be transposed: on the CPU plain attention over columns is
+// several times faster than flash for one token, and flash is faster for hundreds, even if V must be turned back first.
+bool context::choose_flash(int32_t wanted, ggml_type type_k, ggml_type type_v) {
+    const bool can = can_flash_on(model_->device(), model_->hparams(), type_k, type_v);
     if (wanted == KVG_FLASH_ATTN_ON && !can) {
         fail(KVG_UNSUPPORTED, "device %s has no flash attention for heads of %u and this cache type; use flash_attn=\"auto\"",
-             ggml_backend_dev_name(model_->device()), cache_->head_dim());
+             ggml_backend_dev_name(model_->device()), model_->hparams().head_dim);
     }
+    const bool v_transposed = is_cpu(model_->device()) && wanted != KVG_FLASH_ATTN_ON;
     flash_ = wanted != KVG_FLASH_ATTN_OFF && can;
+    flash_single_ = flash_ && !v_transposed;
+    return v_transposed;
 }
+
+bool context::flash_for(uint32_t n_tokens) const { return n_tokens > MAX_PLAIN_TOKENS ? flash_ : flash_single_; }
 
 void context::make_scheduler() {
     std::vector<ggml_backend_t> backends = {backend_.get()};
@@ -145,7 +154,7 @@ void context::make_scheduler() {
 void context::reserve() {
     make_scheduler();
     const decode_shape largest = {n_ubatch_, 1, 0, cache_->n_rows()};
-    const decode_graph graph(*model_, *cache_, flash_, largest);
+    const decode_graph graph(*model_, *cache_, flash_for(n_ubatch_), largest);
     if (!sched_ || !ggml_backend_sched_reserve(sched_.get(), graph.graph())) {
         fail(KVG_DEVICE, "%s has no memory for a graph of %u tokens over %u cells; use a smaller n_ubatch or n_ctx",
              ggml_backend_dev_name(model_->device()), largest.n_tokens, largest.n_kv);
@@ -254,14 +263,13 @@ kvg_update_stats context::take_stats() {
 
 void context::read(int64_t layer, bool v, float * out, uint64_t n_floats) {
     bounded("layer", layer, 0, static_cast<int64_t>(cache_->n_layer()) - 1);
-    const ggml_tensor * rows = v ? cache_->v(static_cast<uint32_t>(layer)) : cache_->k(static_cast<uint32_t>(layer));
-    const uint64_t wanted = static_cast<uint64_t>(cache_->cells().size()) * static_cast<uint64_t>(rows->ne[0]);
+    const uint64_t wanted = uint64_t{cache_->cells().size()} * model_->hparams().n_embd_kv();
     if (!out || n_floats != wanted) {
         fail(KVG_INVALID_ARGUMENT, "the buffer holds %llu floats, expected %llu", (unsigned long long) n_floats,
              (unsigned long long) wanted);
     }
     flush(NO_DEFRAG, flushed_);
-    cache_->read(rows, out);
+    cache_->read(static_cast<uint32_t>(layer), v, out);
 }
 
 void context::read_rows(const int32_t * cells, uint64_t n_cells, uint8_t * out, uint64_t n_bytes) {
@@ -338,7 +346,7 @@ void context::prepare_graph(const decode_shape & shape) {
     }
     graph_.reset();
     ggml_backend_sched_reset(sched_.get());
-    auto graph = std::make_unique<decode_graph>(*model_, *cache_, flash_, shape);
+    auto graph = std::make_unique<decode_graph>(*model_, *cache_, flash_for(shape.n_tokens), shape);
     if (fault_hit("alloc") || !ggml_backend_sched_alloc_graph(sched_.get(), graph->graph())) {
         make_scheduler(); // the old one would take the next graph of this shape for allocated
         fail(KVG_DEVICE,
@@ -353,7 +361,8 @@ void context::set_mask(const batch & batch, const micro_batch & ubatch) {
     const decode_shape & shape = graph_->shape();
     const ggml_fp16_t seen = ggml_fp32_to_fp16(0.0f);
     const ggml_fp16_t hidden = ggml_fp32_to_fp16(-std::numeric_limits<float>::infinity());
-    mask_.assign(static_cast<size_t>(shape.n_kv) * ubatch.n, hidden);
+    const auto n_rows = static_cast<size_t>(graph_->mask->ne[1]);
+    mask_.assign(shape.n_kv * n_rows, hidden);
     const uint32_t end = std::min(shape.kv_begin + shape.n_kv, cells.n_kv());
     for (uint32_t i = 0; i < ubatch.n; ++i) {
         const seq_set & set = batch.set(ubatch.begin + i);
@@ -365,6 +374,9 @@ void context::set_mask(const batch & batch, const micro_batch & ubatch) {
             }
         }
     }
+    for (size_t row = ubatch.n; row < n_rows; ++row) { // of a single token
+        std::copy_n(mask_.begin(), shape.n_kv, mask_.begin() + static_cast<ptrdiff_t>(row * shape.n_kv));
+    }
     ggml_backend_tensor_set(graph_->mask, mask_.data(), 0, mask_.size() * sizeof(ggml_fp16_t));
 }
 
@@ -373,6 +385,16 @@ void context::set_inputs(const batch & batch, const micro_batch & ubatch, const 
     ggml_backend_tensor_set(graph_->positions, batch.positions() + ubatch.begin, 0, ubatch.n * sizeof(int32_t));
     slot_ids_.assign(slots.begin() + ubatch.begin, slots.begin() + ubatch.begin + ubatch.n);
     ggml_backend_tensor_set(graph_->slots, slot_ids_.data(), 0, slot_ids_.size() * sizeof(int64_t));
+    if (graph_->v_slots) {
+        v_slot_ids_.clear();
+        const int64_t width = model_->hparams().n_embd_kv();
+        for (const int64_t slot : slot_ids_) {
+            for (int64_t channel = 0; channel < width; ++channel) {
+                v_slot_ids_.push_back(channel * cache_->n_rows() + slot);
+            }
+        }
+        ggml_backend_tensor_set(graph_->v_slots, v_slot_ids_.data(), 0, v_slot_ids_.size() * sizeof(int64_t));
+    }
     if (graph_->outputs) {
         output_ids_.clear();
         for (uint32_t i = 0; i < ubatch.n; ++i) {

@@ -57,7 +57,8 @@ private:
     void require_shift(const char * op) const;
     void reposition_cells(const reposition & change, const char * op);
     uint32_t compact(int32_t policy);
-    void choose_flash(int32_t wanted);
+    bool choose_flash(int32_t wanted, ggml_type type_k, ggml_type type_v);
+    bool flash_for(uint32_t n_tokens) const;
     void make_scheduler();
     void reserve();
     void require_intact() const;
@@ -75,7 +76,8 @@ private:
     int n_threads_;
     int n_threads_batch_;
     float defrag_threshold_;
-    bool flash_ = false;
+    bool flash_ = false;        // for micro-batches
+    bool flash_single_ = false; // for a few tokens
     bool can_shift_ = false;
     int32_t defrag_pending_ = NO_DEFRAG; // or a kvg_defrag_policy
     uint32_t n_attended_ = 0;
@@ -91,6 +93,7 @@ private:
 
     std::vector<ggml_fp16_t> mask_; // scratch, kept
     std::vector<int64_t> slot_ids_;
+    std::vector<int64_t> v_slot_ids_;
     std::vector<int32_t> output_ids_;
 };
 

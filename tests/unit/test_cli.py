@@ -36,7 +36,7 @@ def parsed(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
 
 
 def test_the_verbs_of_this_version() -> None:
-    assert VERBS == ["cells", "generate", "info", "inspect", "passkey"]
+    assert VERBS == ["bench", "cells", "generate", "info", "inspect", "passkey"]
     assert all(verb in run("--help").stdout for verb in VERBS)
 
 

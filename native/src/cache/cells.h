@@ -21,6 +21,13 @@ struct cell_move {
     uint32_t dst;
 };
 
+// n cells from src on go to dst on.
+struct cell_run {
+    uint32_t src;
+    uint32_t dst;
+    uint32_t n;
+};
+
 // A change of position that was checked: each cell of the sequence in [p0, p1) goes from pos to pos / d + delta.
 struct reposition {
     uint32_t seq;

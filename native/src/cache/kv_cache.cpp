@@ -1,5 +1,8 @@
 #include "cache/kv_cache.h"
 
+#include <cstring>
+#include <numeric>
+
 #include "device.h"
 #include "error.h"
 
@@ -29,13 +32,14 @@ static uint32_t checked_rows(ggml_backend_dev_t device, const hparams & h, uint3
 }
 
 kv_cache::kv_cache(ggml_backend_dev_t device, const hparams & h, uint32_t n_cells, uint32_t n_seq_max, ggml_type type_k,
-                   ggml_type type_v)
+                   ggml_type type_v, bool v_transposed)
     : n_rows_(checked_rows(device, h, n_cells, n_seq_max, type_k, type_v)), cells_(n_cells, n_seq_max), n_head_kv_(h.n_head_kv),
-      head_dim_(h.head_dim) {
+      head_dim_(h.head_dim), v_transposed_(v_transposed) {
     ggml_context_ptr ctx(ggml_init({2 * h.n_layer * ggml_tensor_overhead(), nullptr, /*no_alloc*/ true}));
     for (uint32_t il = 0; ctx && il < h.n_layer; ++il) {
         k_.push_back(ggml_new_tensor_2d(ctx.get(), type_k, h.n_embd_kv(), n_rows_));
-        v_.push_back(ggml_new_tensor_2d(ctx.get(), type_v, h.n_embd_kv(), n_rows_));
+        v_.push_back(v_transposed ? ggml_new_tensor_2d(ctx.get(), type_v, n_rows_, h.n_embd_kv())
+                                  : ggml_new_tensor_2d(ctx.get(), type_v, h.n_embd_kv(), n_rows_));
         ggml_format_name(k_.back(), "cache_k_%u", il);
         ggml_format_name(v_.back(), "cache_v_%u", il);
     }
@@ -45,8 +49,10 @@ kv_cache::kv_cache(ggml_backend_dev_t device, const hparams & h, uint32_t n_cell
              ggml_backend_dev_name(device), n_cells, format_bytes(device_memory(device).free).c_str());
     }
     ctx_ = std::move(ctx);
-    tensors_ = k_;
-    tensors_.insert(tensors_.end(), v_.begin(), v_.end());
+    row_tensors_ = k_;
+    if (!v_transposed) {
+        row_tensors_.insert(row_tensors_.end(), v_.begin(), v_.end());
+    }
     // attention multiplies masked rows by 0, and 0 times garbage can be NaN
     ggml_backend_buffer_clear(buffer_.get(), 0);
 }
@@ -54,11 +60,13 @@ kv_cache::kv_cache(ggml_backend_dev_t device, const hparams & h, uint32_t n_cell
 uint64_t kv_cache::bytes() const { return cell_bytes() * n_rows_; }
 
 uint64_t kv_cache::cell_bytes() const {
-    uint64_t bytes = 0;
-    for (const ggml_tensor * t : tensors_) {
-        bytes += t->nb[1];
-    }
-    return bytes;
+    const int64_t n = int64_t{n_head_kv_} * head_dim_;
+    return n_layer() * uint64_t{ggml_row_size(type_k(), n) + ggml_row_size(type_v(), n)};
+}
+
+columns kv_cache::v_columns(uint32_t layer) const {
+    ggml_tensor * v = v_[layer];
+    return {static_cast<uint8_t *>(v->data), v->nb[0], static_cast<size_t>(v->ne[0]), static_cast<size_t>(v->ne[1])};
 }
 
 ggml_tensor * kv_cache::heads(ggml_context * ctx, ggml_tensor * rows, uint32_t begin, uint32_t n) const {
@@ -66,47 +74,74 @@ ggml_tensor * kv_cache::heads(ggml_context * ctx, ggml_tensor * rows, uint32_t b
                         rows->nb[1] * begin);
 }
 
-void kv_cache::read(const ggml_tensor * rows, float * out) const {
-    const size_t n_floats = static_cast<size_t>(cells_.size()) * static_cast<size_t>(rows->ne[0]);
-    const size_t n_bytes = static_cast<size_t>(cells_.size()) * rows->nb[1];
-    if (rows->type == GGML_TYPE_F32) {
-        ggml_backend_tensor_get(rows, out, 0, n_bytes);
-        return;
-    }
-    std::vector<uint8_t> raw(n_bytes);
-    ggml_backend_tensor_get(rows, raw.data(), 0, n_bytes);
-    ggml_get_type_traits(rows->type)->to_float(raw.data(), out, static_cast<int64_t>(n_floats));
+ggml_tensor * kv_cache::head_columns(ggml_context * ctx, ggml_tensor * v, uint32_t begin, uint32_t n) const {
+    const size_t element = ggml_type_size(v->type);
+    const size_t channel = n_rows_ * element;
+    return ggml_view_3d(ctx, v, n, head_dim_, n_head_kv_, channel, channel * head_dim_, element * begin);
 }
 
-// Calls visit(tensor, offset in it, bytes, offset in the packed rows) for each run of neighbouring cells, layer by layer.
-template <class F> void kv_cache::each_row_run(const std::vector<uint32_t> & cells, F visit) const {
+void kv_cache::read(uint32_t layer, bool v, float * out) const {
+    std::vector<uint32_t> all(cells_.size());
+    std::iota(all.begin(), all.end(), 0);
+    const ggml_type type = v ? type_v() : type_k();
+    const int64_t width = int64_t{n_head_kv_} * head_dim_;
+    std::vector<uint8_t> raw(all.size() * ggml_row_size(type, width));
+    if (v && v_transposed_) {
+        v_columns(layer).read(all, raw.data());
+    } else {
+        ggml_backend_tensor_get(v ? v_[layer] : k_[layer], raw.data(), 0, raw.size());
+    }
+    if (type == GGML_TYPE_F32) {
+        memcpy(out, raw.data(), raw.size());
+    } else {
+        ggml_get_type_traits(type)->to_float(raw.data(), out, static_cast<int64_t>(all.size()) * width);
+    }
+}
+
+// Calls visit(offset in the tensor, bytes, offset in the packed rows) for each run of neighbouring cells. Returns the packed bytes.
+template <class F> size_t kv_cache::each_row_run(ggml_tensor * rows, const std::vector<uint32_t> & cells, F visit) {
     size_t packed = 0;
+    for (size_t i = 0; i < cells.size();) {
+        size_t end = i + 1;
+        while (end < cells.size() && cells[end] == cells[end - 1] + 1) {
+            ++end;
+        }
+        const size_t bytes = (end - i) * rows->nb[1];
+        visit(cells[i] * rows->nb[1], bytes, packed);
+        packed += bytes;
+        i = end;
+    }
+    return packed;
+}
+
+void kv_cache::read_rows(const std::vector<uint32_t> & cells, uint8_t * out) const {
     for (uint32_t il = 0; il < n_layer(); ++il) {
-        for (ggml_tensor * rows : {k_[il], v_[il]}) {
-            for (size_t i = 0; i < cells.size();) {
-                size_t end = i + 1;
-                while (end < cells.size() && cells[end] == cells[end - 1] + 1) {
-                    ++end;
-                }
-                const size_t bytes = (end - i) * rows->nb[1];
-                visit(rows, cells[i] * rows->nb[1], bytes, packed);
-                packed += bytes;
-                i = end;
+        for (ggml_tensor * t : {k_[il], v_[il]}) {
+            if (t == v_[il] && v_transposed_) {
+                v_columns(il).read(cells, out);
+                out += cells.size() * v_columns(il).n_rows * v_columns(il).element;
+            } else {
+                out += each_row_run(t, cells, [&](size_t offset, size_t bytes, size_t packed) {
+                    ggml_backend_tensor_get(t, out + packed, offset, bytes);
+                });
             }
         }
     }
 }
 
-void kv_cache::read_rows(const std::vector<uint32_t> & cells, uint8_t * out) const {
-    each_row_run(cells, [&](const ggml_tensor * rows, size_t offset, size_t bytes, size_t packed) {
-        ggml_backend_tensor_get(rows, out + packed, offset, bytes);
-    });
-}
-
 void kv_cache::write_rows(const std::vector<uint32_t> & cells, const uint8_t * data) {
-    each_row_run(cells, [&](ggml_tensor * rows, size_t offset, size_t bytes, size_t packed) {
-        ggml_backend_tensor_set(rows, data + packed, offset, bytes);
-    });
+    for (uint32_t il = 0; il < n_layer(); ++il) {
+        for (ggml_tensor * t : {k_[il], v_[il]}) {
+            if (t == v_[il] && v_transposed_) {
+                v_columns(il).write(cells, data);
+                data += cells.size() * v_columns(il).n_rows * v_columns(il).element;
+            } else {
+                data += each_row_run(t, cells, [&](size_t offset, size_t bytes, size_t packed) {
+                    ggml_backend_tensor_set(t, data + packed, offset, bytes);
+                });
+            }
+        }
+    }
 }
 
 void kv_cache::clear(bool data) {

@@ -7,6 +7,7 @@
 #include <ggml-cpp.h>
 
 #include "cache/cells.h"
+#include "cache/columns.h"
 #include "model/hparams.h"
 
 namespace kvg {
@@ -14,8 +15,9 @@ namespace kvg {
 class kv_cache {
 public:
     // error(KVG_DEVICE), with the sizes asked and free, when the device has no room
+    // v_transposed: V as columns, which plain attention reads as it lies; host memory and types of whole elements only.
     kv_cache(ggml_backend_dev_t device, const hparams & h, uint32_t n_cells, uint32_t n_seq_max, ggml_type type_k,
-             ggml_type type_v);
+             ggml_type type_v, bool v_transposed);
 
     class cells & cells() { return cells_; }
     const class cells & cells() const { return cells_; }
@@ -32,16 +34,22 @@ public:
 
     // (n_head_kv * head_dim, n_rows), a row per cell; ggml's order: innermost first
     ggml_tensor * k(uint32_t layer) const { return k_[layer]; }
+    // like K, or (n_rows, n_head_kv * head_dim) when transposed
     ggml_tensor * v(uint32_t layer) const { return v_[layer]; }
-    // K first, then V, of every layer: all that a cell's content lies in
-    const std::vector<ggml_tensor *> & tensors() const { return tensors_; }
+    bool v_transposed() const { return v_transposed_; }
+    // What has a row per cell: K of every layer, and V where it isn't transposed.
+    const std::vector<ggml_tensor *> & row_tensors() const { return row_tensors_; }
+    // A transposed V where it lies.
+    columns v_columns(uint32_t layer) const;
 
-    // The layout, in one place: cells [begin, begin + n) of a K or V tensor (or of a node that wrote to one) by heads,
+    // The layout, in one place: cells [begin, begin + n) of a tensor with a row per cell (or of a node that wrote to one) by heads,
     // (head_dim, n_head_kv, n).
     ggml_tensor * heads(ggml_context * ctx, ggml_tensor * rows, uint32_t begin, uint32_t n) const;
+    // The same of a transposed V, (n, head_dim, n_head_kv).
+    ggml_tensor * head_columns(ggml_context * ctx, ggml_tensor * v, uint32_t begin, uint32_t n) const;
 
-    // (n_cells, n_head_kv, head_dim) floats of a K or V tensor
-    void read(const ggml_tensor * rows, float * out) const;
+    // (n_cells, n_head_kv, head_dim) floats of a layer's K or V
+    void read(uint32_t layer, bool v, float * out) const;
 
     // Raw rows of cells: for each layer K then V, a row per cell, in the order of `cells`. n * cell_bytes() bytes.
     void read_rows(const std::vector<uint32_t> & cells, uint8_t * out) const;
@@ -54,18 +62,19 @@ public:
     void set_broken() { broken_ = true; }
 
 private:
-    template <class F> void each_row_run(const std::vector<uint32_t> & cells, F visit) const;
+    template <class F> static size_t each_row_run(ggml_tensor * rows, const std::vector<uint32_t> & cells, F visit);
 
     uint32_t n_rows_; // first: its initialiser refuses what can't fit, before anything is allocated
     class cells cells_;
     uint32_t n_head_kv_;
     uint32_t head_dim_;
+    bool v_transposed_;
     bool broken_ = false;
     ggml_context_ptr ctx_;
     ggml_backend_buffer_ptr buffer_;
     std::vector<ggml_tensor *> k_;
     std::vector<ggml_tensor *> v_;
-    std::vector<ggml_tensor *> tensors_;
+    std::vector<ggml_tensor *> row_tensors_;
 };
 
 } // namespace kvg

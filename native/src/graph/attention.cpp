@@ -11,7 +11,11 @@ static ggml_tensor * flash(ggml_context * ctx, ggml_tensor * q, ggml_tensor * k,
     return out; // (head_dim, n_head, n_tokens)
 }
 
-// The query heads that share a KV head are folded into rows, so that each K and V row is read once.
+uint32_t mask_rows(bool flash, uint32_t n_tokens, uint32_t n_head, uint32_t n_head_kv) {
+    return n_tokens == 1 && !flash ? n_head / n_head_kv : n_tokens;
+}
+
+// The query heads that share a KV head are folded into rows, so that each K and V row is read once. v: (n_kv, head_dim, n_head_kv)
 static ggml_tensor * plain(ggml_context * ctx, ggml_tensor * q, ggml_tensor * k, ggml_tensor * v, ggml_tensor * mask,
                            float scale) {
     const int64_t head_dim = q->ne[0];
@@ -21,13 +25,19 @@ static ggml_tensor * plain(ggml_context * ctx, ggml_tensor * q, ggml_tensor * k,
     const int64_t n_head_kv = k->ne[2];
     const int64_t n_rows = n_tokens * (n_head / n_head_kv);
 
-    ggml_tensor * folded = ggml_reshape_3d(ctx, ggml_cont(ctx, q), head_dim, n_rows, n_head_kv);
+    ggml_tensor * folded = ggml_reshape_3d(ctx, n_tokens == 1 ? q : ggml_cont(ctx, q), head_dim, n_rows, n_head_kv);
     ggml_tensor * kq = ggml_mul_mat(ctx, k, folded); // (n_kv, n_rows, n_head_kv)
     ggml_prec_set_acc(kq, GGML_PREC_F32);
-    kq = ggml_soft_max_ext(ctx, ggml_reshape_3d(ctx, kq, n_kv, n_tokens, n_head), mask, scale, 0.0f);
-    kq = ggml_reshape_3d(ctx, kq, n_kv, n_rows, n_head_kv);
-    ggml_tensor * vt = ggml_cont(ctx, ggml_transpose(ctx, v)); // (n_kv, head_dim, n_head_kv)
-    ggml_tensor * out = ggml_mul_mat(ctx, vt, kq);             // (head_dim, n_rows, n_head_kv)
+    if (n_tokens == 1) {
+        kq = ggml_soft_max_ext(ctx, kq, mask, scale, 0.0f);
+    } else {
+        kq = ggml_soft_max_ext(ctx, ggml_reshape_3d(ctx, kq, n_kv, n_tokens, n_head), mask, scale, 0.0f);
+        kq = ggml_reshape_3d(ctx, kq, n_kv, n_rows, n_head_kv);
+    }
+    ggml_tensor * out = ggml_mul_mat(ctx, v, kq); // (head_dim, n_rows, n_head_kv)
+    if (n_tokens == 1) {
+        return out;
+    }
     out = ggml_reshape_3d(ctx, out, head_dim, n_tokens, n_head);
     return ggml_cont(ctx, ggml_permute(ctx, out, 0, 2, 1, 3));
 }
@@ -38,17 +48,21 @@ ggml_tensor * attention(ggml_context * ctx, ggml_tensor * q, ggml_tensor * k, gg
     const int64_t n_tokens = q->ne[2];
     q = ggml_permute(ctx, q, 0, 2, 1, 3); // (head_dim, n_tokens, n_head)
     k = ggml_permute(ctx, k, 0, 2, 1, 3); // (head_dim, n_kv, n_head_kv)
-    v = ggml_permute(ctx, v, 0, 2, 1, 3);
+    if (params.flash) {
+        v = params.v_transposed ? ggml_cont(ctx, ggml_permute(ctx, v, 1, 0, 2, 3)) : ggml_permute(ctx, v, 0, 2, 1, 3);
+    } else if (!params.v_transposed) {
+        v = ggml_cont(ctx, ggml_permute(ctx, v, 1, 2, 0, 3));
+    }
     ggml_tensor * out = params.flash ? flash(ctx, q, k, v, mask, params.scale) : plain(ctx, q, k, v, mask, params.scale);
     return ggml_reshape_2d(ctx, out, width, n_tokens);
 }
 
-bool can_flash_on(ggml_backend_dev_t device, const kv_cache & cache, uint32_t n_head) {
+bool can_flash_on(ggml_backend_dev_t device, const hparams & h, ggml_type type_k, ggml_type type_v) {
     const ggml_context_ptr ctx(ggml_init({16 * ggml_tensor_overhead(), nullptr, /*no_alloc*/ true}));
-    const uint32_t n_kv = MAX_SPAN_ALIGN;
-    ggml_tensor * q = ggml_new_tensor_3d(ctx.get(), GGML_TYPE_F32, cache.head_dim(), 1, n_head);
-    ggml_tensor * k = ggml_permute(ctx.get(), cache.heads(ctx.get(), cache.k(0), 0, n_kv), 0, 2, 1, 3);
-    ggml_tensor * v = ggml_permute(ctx.get(), cache.heads(ctx.get(), cache.v(0), 0, n_kv), 0, 2, 1, 3);
+    const int64_t n_kv = MAX_SPAN_ALIGN;
+    ggml_tensor * q = ggml_new_tensor_3d(ctx.get(), GGML_TYPE_F32, h.head_dim, 1, h.n_head);
+    ggml_tensor * k = ggml_new_tensor_3d(ctx.get(), type_k, h.head_dim, n_kv, h.n_head_kv);
+    ggml_tensor * v = ggml_new_tensor_3d(ctx.get(), type_v, h.head_dim, n_kv, h.n_head_kv);
     ggml_tensor * mask = ggml_new_tensor_2d(ctx.get(), GGML_TYPE_F16, n_kv, 1);
     return ggml_backend_dev_supports_op(device, flash(ctx.get(), q, k, v, mask, 1.0f));
 }

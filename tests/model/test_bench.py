@@ -1,0 +1,70 @@
+"""`pykvgraph bench`: every test on every engine; what is fast is for people to judge."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import statistics
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from pykvgraph.bench.tests import EXTRA_TESTS
+from pykvgraph.cli import main
+
+LIBLLAMA = ["libllama -fa 1", "libllama -fa 0"]
+
+
+def bench(stories: Path, *arguments: str) -> Result:
+    return CliRunner().invoke(main, ["bench", "-m", str(stories), "-t", "1", *arguments])
+
+
+def test_prompts_and_generation_beside_libllama(stories: Path) -> None:
+    result = bench(stories, *"-p 8,16 -n 4 -d 0,64 -r 2 --vs libllama -o json".split())
+    assert result.exit_code == 0, result.output
+    rows: list[dict[str, Any]] = json.loads(result.stdout)["results"]
+    wanted = [(test, depth) for depth in (0, 64) for test in ("pp8", "pp16", "tg4")]
+    assert [(row["test"], row["depth"], row["engine"]) for row in rows] == [
+        (*test, engine) for test in wanted for engine in ("pykvgraph", *LIBLLAMA)
+    ]
+    amounts = {"pp8": 8, "pp16": 16, "tg4": 4}
+    for i, row in enumerate(rows):
+        rates = [amounts[row["test"]] / seconds for seconds in row["seconds"]]
+        assert len(rates) == 2
+        assert row["mean"] == pytest.approx(statistics.fmean(rates))
+        assert row["deviation"] == pytest.approx(statistics.stdev(rates))
+        ours = rows[i - i % 3]
+        assert row["ratio"] == (None if i % 3 == 0 else pytest.approx(ours["median"] / row["median"]))
+
+
+@pytest.mark.parametrize("test", EXTRA_TESTS)
+def test_cache_tests(stories: Path, test: str) -> None:
+    result = bench(stories, *f"-p 0 -n 0 -d 100 --cache {test} -r 1 --vs libllama -o csv".split())
+    assert result.exit_code == 0, result.output
+    rows = list(csv.DictReader(io.StringIO(result.stdout)))
+    assert all(float(row["median"]) > 0 for row in rows)
+    engines = {row["engine"] for row in rows}
+    others = {name + streams for name in LIBLLAMA for streams in ("", ", streams")}
+    assert engines == {
+        "pykvgraph",
+        *({} if test == "defrag" else others if test == "seqs" else LIBLLAMA),
+    }
+
+
+def test_a_table_for_people(stories: Path) -> None:
+    lines = bench(stories, *"-p 8 -n 4 -r 2".split()).stdout.splitlines()
+    assert lines[0].startswith("llama, 0.3 M parameters")
+    assert [line.split()[0] for line in lines[1:]] == ["test", "pp8", "tg4"]
+    assert all(" ± " in line and line.split()[-1] == "t/s" for line in lines[2:])
+
+
+@pytest.mark.parametrize(
+    "arguments", ["-p 0 -n 0", "--cache shift", "-p x", "-d -1", "--vs libllama -dev Vulkan0"]
+)
+def test_what_cannot_be_is_refused(stories: Path, arguments: str) -> None:
+    result = bench(stories, *arguments.split())
+    assert result.exit_code in (1, 2)
+    assert "Error: " in result.stderr
