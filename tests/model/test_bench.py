@@ -18,12 +18,12 @@ from pykvgraph.cli import main
 LIBLLAMA = ["libllama -fa 1", "libllama -fa 0"]
 
 
-def bench(stories: Path, *arguments: str) -> Result:
-    return CliRunner().invoke(main, ["bench", "-m", str(stories), "-t", "1", *arguments])
+def bench(stories: Path, arguments: str) -> Result:
+    return CliRunner().invoke(main, ["bench", "-m", str(stories), "-t", "1", *arguments.split()])
 
 
 def test_prompts_and_generation_beside_libllama(stories: Path) -> None:
-    result = bench(stories, *"-p 8,16 -n 4 -d 0,64 -r 2 --vs libllama -o json".split())
+    result = bench(stories, "-p 8,16 -n 4 -d 0,64 -r 2 --vs libllama -o json")
     assert result.exit_code == 0, result.output
     rows: list[dict[str, Any]] = json.loads(result.stdout)["results"]
     wanted = [(test, depth) for depth in (0, 64) for test in ("pp8", "pp16", "tg4")]
@@ -42,7 +42,7 @@ def test_prompts_and_generation_beside_libllama(stories: Path) -> None:
 
 @pytest.mark.parametrize("test", EXTRA_TESTS)
 def test_cache_tests(stories: Path, test: str) -> None:
-    result = bench(stories, *f"-p 0 -n 0 -d 100 --cache {test} -r 1 --vs libllama -o csv".split())
+    result = bench(stories, f"-p 0 -n 0 -d 100 --cache {test} -r 1 --vs libllama -o csv")
     assert result.exit_code == 0, result.output
     rows = list(csv.DictReader(io.StringIO(result.stdout)))
     assert all(float(row["median"]) > 0 for row in rows)
@@ -55,7 +55,7 @@ def test_cache_tests(stories: Path, test: str) -> None:
 
 
 def test_a_table_for_people(stories: Path) -> None:
-    lines = bench(stories, *"-p 8 -n 4 -r 2".split()).stdout.splitlines()
+    lines = bench(stories, "-p 8 -n 4 -r 2").stdout.splitlines()
     assert lines[0].startswith("llama, 0.3 M parameters")
     assert [line.split()[0] for line in lines[1:]] == ["test", "pp8", "tg4"]
     assert all(" ± " in line and line.split()[-1] == "t/s" for line in lines[2:])
@@ -65,6 +65,6 @@ def test_a_table_for_people(stories: Path) -> None:
     "arguments", ["-p 0 -n 0", "--cache shift", "-p x", "-d -1", "--vs libllama -dev Vulkan0"]
 )
 def test_what_cannot_be_is_refused(stories: Path, arguments: str) -> None:
-    result = bench(stories, *arguments.split())
+    result = bench(stories, arguments)
     assert result.exit_code in (1, 2)
     assert "Error: " in result.stderr
