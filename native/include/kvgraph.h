@@ -281,9 +281,9 @@ KVG_API kvg_status kvg_kv_replace(kvg_context * context, int64_t seq, const kvg_
 
 /* In a library built with KVGRAPH_TEST_HOOKS: the `countdown`-th pass (1: the next) through `site` fails; 0 disarms.
    Sites: "cells", "build", "alloc", "compute", "shift-build", "shift-alloc", "shift-compute", "defrag-build",
-   "defrag-alloc", "defrag-compute", "copy-build", "copy-alloc", "copy-compute". Three more change what is computed, as long as
-   `countdown` is not 0: "shift-skip" (K stays as it is), "shift-sign" (K turns the wrong way), "defrag-source" (each move reads
-   the row beside its source). KVG_UNSUPPORTED in any other library. */
+   "defrag-alloc", "defrag-compute", "defrag-cells" (sort, after the rows of a step), "copy-build", "copy-alloc", "copy-compute".
+   Three more change what is computed, as long as `countdown` is not 0: "shift-skip" (K stays as it is), "shift-sign" (K turns
+   the wrong way), "defrag-source" (each move reads the row beside its source). KVG_UNSUPPORTED in any other library. */
 KVG_API kvg_status kvg_test_fault(const char * site, int64_t countdown);
 
 #ifdef __cplusplus

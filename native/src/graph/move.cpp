@@ -129,6 +129,17 @@ void into_holes(update_runner & runner, const kv_cache & cache, const char * wha
     }
 }
 
+// The cells follow rows that were moved in place; those that can't have other cells' rows.
+void follow_rows(kv_cache & cache, const std::vector<cell_move> & moves) {
+    try {
+        fault_point("defrag-cells");
+        cache.cells().move(moves);
+    } catch (...) {
+        cache.set_broken();
+        throw;
+    }
+}
+
 } // namespace
 
 bool can_move_on(ggml_backend_dev_t device, const kv_cache & cache) {
@@ -171,7 +182,7 @@ void run_sort(update_runner & runner, kv_cache & cache, const std::vector<std::v
             cache.set_broken();
             fail_moving(runner, "K and V can't be trusted any more: clear() the cache and decode again");
         }
-        cache.cells().move(step);
+        follow_rows(cache, step);
     }
 }
 
