@@ -83,15 +83,15 @@ template <class T> T & need_struct(T * pointer, const char * name) {
 
 const kvg::cells & cells_of(const kvg_context * context) { return need(context, "context").context.cache().cells(); }
 
-// Runs an operation on the cells; a test build then checks what must always hold.
+// Runs an operation on the cells; a test build then checks what must always hold, all the more when the operation failed.
 template <class F> kvg_status on_cells(kvg_context * context, F && operation) noexcept {
-    return guarded([&] {
-        kvg::cells & cells = need(context, "context").context.cache().cells();
-        operation(cells);
+    const kvg_status status = guarded([&] { operation(need(context, "context").context.cache().cells()); });
 #ifdef KVGRAPH_TEST_HOOKS
-        cells.check();
+    const kvg_status checked = context ? guarded([&] { cells_of(context).check(); }) : KVG_OK;
+    return checked == KVG_OK ? status : checked;
+#else
+    return status;
 #endif
-    });
 }
 
 void fill_info(kvg_model_info & out, const kvg::hparams & h) {
@@ -405,7 +405,7 @@ kvg_status kvg_kv_cells(const kvg_context * context, int32_t * pos, uint8_t * se
 }
 
 kvg_status kvg_kv_read(kvg_context * context, int64_t layer, int32_t v, float * out, uint64_t n_floats) {
-    return guarded([&] { need(context, "context").context.read(layer, v != 0, out, n_floats); });
+    return on_cells(context, [&](kvg::cells &) { context->context.read(layer, v != 0, out, n_floats); });
 }
 
 kvg_status kvg_kv_read_rows(kvg_context * context, const int32_t * cells, int64_t n_cells, uint8_t * out, uint64_t n_bytes) {
