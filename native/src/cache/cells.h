@@ -79,7 +79,7 @@ public:
     // K has been rotated: nothing waits any more
     void clear_shifts();
 
-    // The operations of kv-cache: ranges [p0, p1), negative p0 = 0, negative p1 = no end. Any integer is safe: an id out of
+    // What a caller may do to sequences: ranges [p0, p1), negative p0 = 0, negative p1 = no end. Any integer is safe: an id out of
     // range, d < 1 or a position past 2^31 - 1 throws error(KVG_INVALID_ARGUMENT) with nothing changed.
     void seq_rm(int64_t seq, int64_t p0, int64_t p1);
     void seq_cp(int64_t src, int64_t dst, int64_t p0, int64_t p1);
