@@ -32,8 +32,8 @@ extern "C" {
 typedef enum kvg_status {
     KVG_OK = 0,
     KVG_INVALID_ARGUMENT = 1, /* a value that no call may have; nothing was changed */
-    KVG_MODEL_LOAD = 2,       /* a file that is not a model, or a damaged one */
-    KVG_NOT_FOUND = 3,        /* no such file, or it may not be read */
+    KVG_MODEL_LOAD = 2,       /* a file that is not a model, a damaged one, or one that may not be read */
+    KVG_NOT_FOUND = 3,        /* no such file */
     KVG_CACHE_FULL = 4,       /* not enough empty cells; nothing was changed */
     KVG_UNSUPPORTED = 5,      /* valid, but not something this build can do */
     KVG_DEVICE = 6,           /* a device is missing, out of memory, or failed */
