@@ -76,8 +76,8 @@ bool gather_rows(update_runner & runner, const kv_cache & cache, const char * wh
         src.push_back(static_cast<int32_t>(read_from(cache, m.src, 1)));
         dst.push_back(m.dst);
     }
-    ggml_tensor * from = graph.input_i32(std::move(src));
-    ggml_tensor * to = graph.input_i64(std::move(dst));
+    ggml_tensor * from = graph.input(src);
+    ggml_tensor * to = graph.input(dst);
     for (ggml_tensor * rows : cache.tensors()) {
         ggml_tensor * t = as_words(graph.ctx(), rows);
         graph.add(ggml_set_rows(graph.ctx(), t, ggml_get_rows(graph.ctx(), t, from), to));
