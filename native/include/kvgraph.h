@@ -68,8 +68,7 @@ typedef struct kvg_device_info {
     size_t struct_size;
     const char * name; /* as `device=` takes it: "CPU", "Vulkan0", ...; lives as long as the process */
     const char * description;
-    int32_t type; /* kvg_device_type */
-    int32_t reserved;
+    int32_t type;         /* kvg_device_type */
     uint64_t memory_free; /* bytes; 0 when the device doesn't tell */
     uint64_t memory_total;
 } kvg_device_info;
@@ -225,7 +224,6 @@ typedef struct kvg_kv_info {
     int32_t type_k;     /* kvg_type */
     int32_t type_v;
     int32_t can_shift;
-    int32_t defrag_pending; /* 1 after kvg_kv_defrag, until the next update or decode */
 } kvg_kv_info;
 
 typedef struct kvg_update_stats {

@@ -125,8 +125,7 @@ const char * kvg_ggml_version_running(void) { return ggml_version(); }
 static std::string struct_layout() {
     std::string text;
 #define F(field) LAYOUT_FIELD(kvg_device_info, field)
-    LAYOUT_BEGIN(kvg_device_info), F(struct_size), F(name), F(description), F(type), F(reserved), F(memory_free),
-        F(memory_total);
+    LAYOUT_BEGIN(kvg_device_info), F(struct_size), F(name), F(description), F(type), F(memory_free), F(memory_total);
     LAYOUT_END;
 #undef F
 #define F(field) LAYOUT_FIELD(kvg_gguf_kv, field)
@@ -157,8 +156,7 @@ static std::string struct_layout() {
 #undef F
 #define F(field) LAYOUT_FIELD(kvg_kv_info, field)
     LAYOUT_BEGIN(kvg_kv_info), F(struct_size), F(n_cells), F(n_used), F(n_kv), F(n_seq_max), F(n_layer), F(n_head_kv),
-        F(head_dim_k), F(head_dim_v), F(n_attended), F(bytes), F(cell_bytes), F(type_k), F(type_v), F(can_shift),
-        F(defrag_pending);
+        F(head_dim_k), F(head_dim_v), F(n_attended), F(bytes), F(cell_bytes), F(type_k), F(type_v), F(can_shift);
     LAYOUT_END;
 #undef F
 #define F(field) LAYOUT_FIELD(kvg_kv_rows, field)
@@ -336,7 +334,6 @@ kvg_status kvg_kv_get_info(const kvg_context * context, kvg_kv_info * out) {
         info.type_k = cache.type_k() == GGML_TYPE_F32 ? KVG_TYPE_F32 : KVG_TYPE_F16;
         info.type_v = cache.type_v() == GGML_TYPE_F32 ? KVG_TYPE_F32 : KVG_TYPE_F16;
         info.can_shift = c.can_shift();
-        info.defrag_pending = c.defrag_pending();
     });
 }
 

@@ -35,7 +35,6 @@ public:
     const kv_cache & cache() const { return *cache_; }
     bool can_shift() const { return can_shift_; }
     void request_defrag(int32_t policy);
-    bool defrag_pending() const { return defrag_pending_ != NO_DEFRAG; }
     void clear(bool data);
     void read(int64_t layer, bool v, float * out, uint64_t n_floats);
     // Raw K and V of cells, a pending K-shift flushed first: for each layer K then V, a row per cell.
