@@ -94,7 +94,7 @@ template <class F> kvg_status on_cells(kvg_context * context, F && operation) no
 #endif
 }
 
-void fill_info(kvg_model_info & out, const kvg::hparams & h) {
+void fill_info(kvg_model_info & out, const kvg::hparams & h, const kvg::tensor_totals & totals) {
     out.arch = h.arch.c_str();
     out.n_layer = h.n_layer;
     out.n_embd = h.n_embd;
@@ -103,6 +103,8 @@ void fill_info(kvg_model_info & out, const kvg::hparams & h) {
     out.head_dim = h.head_dim;
     out.n_vocab = h.n_vocab;
     out.n_ctx_train = h.n_ctx_train;
+    out.n_params = totals.n_params;
+    out.weight_bytes = totals.bytes;
 }
 
 void fill_stats(kvg_update_stats & out, kvg_update_stats stats) {
@@ -270,10 +272,8 @@ kvg_status kvg_model_get_info(const kvg_model * model, kvg_model_info * out) {
     return guarded([&] {
         kvg_model_info & info = need_struct(out, "out");
         const kvg::model & m = *need(model, "model").model;
-        fill_info(info, m.hparams());
+        fill_info(info, m.hparams(), m.totals());
         info.device = model->device.c_str();
-        info.n_params = m.n_params();
-        info.weight_bytes = m.weight_bytes();
     });
 }
 
@@ -284,16 +284,9 @@ kvg_status kvg_gguf_check_model(const kvg_gguf * gguf, kvg_model_info * out) {
         kvg_model_info & info = need_struct(out, "out");
         const kvg::gguf_file & file = *need(gguf, "gguf").file;
         const kvg::hparams h = kvg::read_hparams(file);
-        kvg::check_tensors(file, h);
-        fill_info(info, h);
+        fill_info(info, h, kvg::check_tensors(file, h));
         info.arch = kvg::find_arch(h.arch).name; // outlives this call, as h doesn't
         info.device = "";
-        info.n_params = 0;
-        info.weight_bytes = 0;
-        for (const kvg::gguf_tensor & t : file.tensors()) {
-            info.n_params += t.ne[0] * t.ne[1] * t.ne[2] * t.ne[3];
-            info.weight_bytes += t.size;
-        }
     });
 }
 
