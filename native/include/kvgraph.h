@@ -32,8 +32,8 @@ extern "C" {
 typedef enum kvg_status {
     KVG_OK = 0,
     KVG_INVALID_ARGUMENT = 1, /* a value that no call may have; nothing was changed */
-    KVG_MODEL_LOAD = 2,       /* a file that is not a model, or a damaged one */
-    KVG_NOT_FOUND = 3,        /* no such file, or it may not be read */
+    KVG_MODEL_LOAD = 2,       /* a file that is not a model, a damaged one, or one that may not be read */
+    KVG_NOT_FOUND = 3,        /* no such file */
     KVG_CACHE_FULL = 4,       /* not enough empty cells; nothing was changed */
     KVG_UNSUPPORTED = 5,      /* valid, but not something this build can do */
     KVG_DEVICE = 6,           /* a device is missing, out of memory, or failed */
@@ -68,8 +68,7 @@ typedef struct kvg_device_info {
     size_t struct_size;
     const char * name; /* as `device=` takes it: "CPU", "Vulkan0", ...; lives as long as the process */
     const char * description;
-    int32_t type; /* kvg_device_type */
-    int32_t reserved;
+    int32_t type;         /* kvg_device_type */
     uint64_t memory_free; /* bytes; 0 when the device doesn't tell */
     uint64_t memory_total;
 } kvg_device_info;
@@ -198,7 +197,8 @@ typedef struct kvg_output {
     int64_t n_rows; /* rows that the buffers hold; fewer than the batch's outputs: KVG_INVALID_ARGUMENT */
 } kvg_output;
 
-/* All or nothing: on any failure the cells are as they were, but for shifts and moves already completed. */
+/* All or nothing: on any failure the cells are as they were, but for shifts and moves already completed. What is pending is flushed
+   first, and can fail half way as kvg_kv_update can. */
 KVG_API kvg_status kvg_decode(kvg_context * context, const kvg_batch * batch, const kvg_output * output);
 
 /* ---- the cache ---- */
@@ -224,7 +224,6 @@ typedef struct kvg_kv_info {
     int32_t type_k;     /* kvg_type */
     int32_t type_v;
     int32_t can_shift;
-    int32_t defrag_pending; /* 1 after kvg_kv_defrag, until the next update or decode */
 } kvg_kv_info;
 
 typedef struct kvg_update_stats {
@@ -249,7 +248,10 @@ KVG_API kvg_status kvg_kv_seq_pos_max(const kvg_context * context, int64_t seq, 
 KVG_API kvg_status kvg_kv_clear(kvg_context * context, int32_t data); /* data: zero K and V too */
 
 KVG_API kvg_status kvg_kv_defrag(kvg_context * context, int32_t policy);
-/* K-shift, then defrag, as far as each is pending. `out` may be NULL. */
+/* K-shift, then defrag, as far as each is pending. `out` may be NULL. When the device fails before a graph, or while it moves cells
+   into holes, what was completed stays and the rest is still pending. A K-shift or a sort that fails half way leaves K and V that
+   nobody can trust: from then on whatever needs them (decode, update, read, seq_add and seq_div with copies, replace) is KVG_DEVICE
+   until kvg_kv_clear. */
 KVG_API kvg_status kvg_kv_update(kvg_context * context, kvg_update_stats * out);
 /* What decode and kvg_kv_read flushed by themselves, added up since the last call of this function. */
 KVG_API kvg_status kvg_kv_take_stats(kvg_context * context, kvg_update_stats * out);
@@ -274,16 +276,18 @@ typedef struct kvg_kv_rows {
 /* Raw K and V of these cells, in the layout of kvg_kv_rows.data. A pending K-shift runs first. */
 KVG_API kvg_status kvg_kv_read_rows(kvg_context * context, const int32_t * cells, int64_t n_cells, uint8_t * out,
                                     uint64_t n_bytes);
-/* Replaces the cells of a sequence (seq < 0: of all) by these. All or nothing. */
+/* Replaces the cells of a sequence (seq < 0: of all) by these. All or nothing; when the device fails while rows are written, the
+   cells are as they were and the cache is unusable until kvg_kv_clear, as after kvg_kv_update. */
 KVG_API kvg_status kvg_kv_replace(kvg_context * context, int64_t seq, const kvg_kv_rows * rows);
 
 /* ---- faults, for tests ---- */
 
 /* In a library built with KVGRAPH_TEST_HOOKS: the `countdown`-th pass (1: the next) through `site` fails; 0 disarms.
    Sites: "cells", "build", "alloc", "compute", "shift-build", "shift-alloc", "shift-compute", "defrag-build",
-   "defrag-alloc", "defrag-compute", "copy-build", "copy-alloc", "copy-compute". Three more change what is computed, as long as
-   `countdown` is not 0: "shift-skip" (K stays as it is), "shift-sign" (K turns the wrong way), "defrag-source" (each move reads
-   the row beside its source). KVG_UNSUPPORTED in any other library. */
+   "defrag-alloc", "defrag-compute", "defrag-cells" (sort, after the rows of a step), "copy-build", "copy-alloc", "copy-compute",
+   "load-write" (after the rows).
+   Three more change what is computed, as long as `countdown` is not 0: "shift-skip" (K stays as it is), "shift-sign" (K turns
+   the wrong way), "defrag-source" (each move reads the row beside its source). KVG_UNSUPPORTED in any other library. */
 KVG_API kvg_status kvg_test_fault(const char * site, int64_t countdown);
 
 #ifdef __cplusplus

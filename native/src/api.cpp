@@ -83,18 +83,18 @@ template <class T> T & need_struct(T * pointer, const char * name) {
 
 const kvg::cells & cells_of(const kvg_context * context) { return need(context, "context").context.cache().cells(); }
 
-// Runs an operation on the cells; a test build then checks what must always hold.
+// Runs an operation on the cells; a test build then checks what must always hold, all the more when the operation failed.
 template <class F> kvg_status on_cells(kvg_context * context, F && operation) noexcept {
-    return guarded([&] {
-        kvg::cells & cells = need(context, "context").context.cache().cells();
-        operation(cells);
+    const kvg_status status = guarded([&] { operation(need(context, "context").context.cache().cells()); });
 #ifdef KVGRAPH_TEST_HOOKS
-        cells.check();
+    const kvg_status checked = context ? guarded([&] { cells_of(context).check(); }) : KVG_OK;
+    return checked == KVG_OK ? status : checked;
+#else
+    return status;
 #endif
-    });
 }
 
-void fill_info(kvg_model_info & out, const kvg::hparams & h) {
+void fill_info(kvg_model_info & out, const kvg::hparams & h, const kvg::tensor_totals & totals) {
     out.arch = h.arch.c_str();
     out.n_layer = h.n_layer;
     out.n_embd = h.n_embd;
@@ -103,6 +103,8 @@ void fill_info(kvg_model_info & out, const kvg::hparams & h) {
     out.head_dim = h.head_dim;
     out.n_vocab = h.n_vocab;
     out.n_ctx_train = h.n_ctx_train;
+    out.n_params = totals.n_params;
+    out.weight_bytes = totals.bytes;
 }
 
 void fill_stats(kvg_update_stats & out, kvg_update_stats stats) {
@@ -125,8 +127,7 @@ const char * kvg_ggml_version_running(void) { return ggml_version(); }
 static std::string struct_layout() {
     std::string text;
 #define F(field) LAYOUT_FIELD(kvg_device_info, field)
-    LAYOUT_BEGIN(kvg_device_info), F(struct_size), F(name), F(description), F(type), F(reserved), F(memory_free),
-        F(memory_total);
+    LAYOUT_BEGIN(kvg_device_info), F(struct_size), F(name), F(description), F(type), F(memory_free), F(memory_total);
     LAYOUT_END;
 #undef F
 #define F(field) LAYOUT_FIELD(kvg_gguf_kv, field)
@@ -157,8 +158,7 @@ static std::string struct_layout() {
 #undef F
 #define F(field) LAYOUT_FIELD(kvg_kv_info, field)
     LAYOUT_BEGIN(kvg_kv_info), F(struct_size), F(n_cells), F(n_used), F(n_kv), F(n_seq_max), F(n_layer), F(n_head_kv),
-        F(head_dim_k), F(head_dim_v), F(n_attended), F(bytes), F(cell_bytes), F(type_k), F(type_v), F(can_shift),
-        F(defrag_pending);
+        F(head_dim_k), F(head_dim_v), F(n_attended), F(bytes), F(cell_bytes), F(type_k), F(type_v), F(can_shift);
     LAYOUT_END;
 #undef F
 #define F(field) LAYOUT_FIELD(kvg_kv_rows, field)
@@ -272,10 +272,8 @@ kvg_status kvg_model_get_info(const kvg_model * model, kvg_model_info * out) {
     return guarded([&] {
         kvg_model_info & info = need_struct(out, "out");
         const kvg::model & m = *need(model, "model").model;
-        fill_info(info, m.hparams());
+        fill_info(info, m.hparams(), m.totals());
         info.device = model->device.c_str();
-        info.n_params = m.n_params();
-        info.weight_bytes = m.weight_bytes();
     });
 }
 
@@ -286,16 +284,9 @@ kvg_status kvg_gguf_check_model(const kvg_gguf * gguf, kvg_model_info * out) {
         kvg_model_info & info = need_struct(out, "out");
         const kvg::gguf_file & file = *need(gguf, "gguf").file;
         const kvg::hparams h = kvg::read_hparams(file);
-        kvg::check_tensors(file, h);
-        fill_info(info, h);
+        fill_info(info, h, kvg::check_tensors(file, h));
         info.arch = kvg::find_arch(h.arch).name; // outlives this call, as h doesn't
         info.device = "";
-        info.n_params = 0;
-        info.weight_bytes = 0;
-        for (const kvg::gguf_tensor & t : file.tensors()) {
-            info.n_params += t.ne[0] * t.ne[1] * t.ne[2] * t.ne[3];
-            info.weight_bytes += t.size;
-        }
     });
 }
 
@@ -336,7 +327,6 @@ kvg_status kvg_kv_get_info(const kvg_context * context, kvg_kv_info * out) {
         info.type_k = cache.type_k() == GGML_TYPE_F32 ? KVG_TYPE_F32 : KVG_TYPE_F16;
         info.type_v = cache.type_v() == GGML_TYPE_F32 ? KVG_TYPE_F32 : KVG_TYPE_F16;
         info.can_shift = c.can_shift();
-        info.defrag_pending = c.defrag_pending();
     });
 }
 
@@ -405,7 +395,7 @@ kvg_status kvg_kv_cells(const kvg_context * context, int32_t * pos, uint8_t * se
 }
 
 kvg_status kvg_kv_read(kvg_context * context, int64_t layer, int32_t v, float * out, uint64_t n_floats) {
-    return guarded([&] { need(context, "context").context.read(layer, v != 0, out, n_floats); });
+    return on_cells(context, [&](kvg::cells &) { context->context.read(layer, v != 0, out, n_floats); });
 }
 
 kvg_status kvg_kv_read_rows(kvg_context * context, const int32_t * cells, int64_t n_cells, uint8_t * out, uint64_t n_bytes) {

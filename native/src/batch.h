@@ -11,7 +11,8 @@ namespace kvg {
 
 class batch {
 public:
-    // Checks every value against the model and the cells: token ids, positions, sequence ids, and the rules of kv-cache's Decode.
+    // Checks every value against the model and the cells: token ids and sequence ids that there are, positions
+    // that rise within each sequence, and several sequences for a token only where they see the same cells before it.
     // error(KVG_INVALID_ARGUMENT), naming the token.
     batch(const kvg_batch & in, uint32_t n_vocab, uint32_t n_batch, const cells & cells);
 

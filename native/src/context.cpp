@@ -171,7 +171,8 @@ void context::require_shift(const char * op) const {
 
 void context::require_intact() const {
     if (cache_->broken()) {
-        fail(KVG_DEVICE, "an earlier update failed half way, so K and V can't be trusted: clear() the cache and decode again");
+        fail(KVG_DEVICE,
+             "an earlier update or load failed half way, so K and V can't be trusted: clear() the cache and decode again");
     }
 }
 
@@ -314,7 +315,13 @@ void context::replace(int64_t seq, const kvg_kv_rows & in) {
     }
     flush(NO_DEFRAG, flushed_); // what stays must not lose its rotation
     next.clear_shifts();
-    cache_->write_rows(slots, in.data);
+    try {
+        cache_->write_rows(slots, in.data);
+        fault_point("load-write");
+    } catch (...) {
+        cache_->set_broken(); // some of the rows may have been those of cells that are to be replaced
+        throw;
+    }
     std::swap(cache_->cells(), next);
 }
 

@@ -35,13 +35,12 @@ public:
     const kv_cache & cache() const { return *cache_; }
     bool can_shift() const { return can_shift_; }
     void request_defrag(int32_t policy);
-    bool defrag_pending() const { return defrag_pending_ != NO_DEFRAG; }
     void clear(bool data);
     void read(int64_t layer, bool v, float * out, uint64_t n_floats);
     // Raw K and V of cells, a pending K-shift flushed first: for each layer K then V, a row per cell.
     void read_rows(const int32_t * cells, uint64_t n_cells, uint8_t * out, uint64_t n_bytes);
-    // Replaces the cells of a sequence (seq < 0: every cell) by these, all or nothing: pos (n), seq (n, n_seq_max) of 0/1, rows as
-    // read_rows gives them.
+    // Replaces the cells of a sequence (seq < 0: every cell) by these: pos (n), seq (n, n_seq_max) of 0/1, rows as read_rows gives
+    // them. All or nothing, but when the device fails while rows are written: then the cache is broken().
     void replace(int64_t seq, const kvg_kv_rows & rows);
     uint32_t n_attended() const { return n_attended_; }
 

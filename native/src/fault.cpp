@@ -15,7 +15,7 @@ struct fault_site {
 };
 
 // Thread-local, so that a test in one thread can't trip another one's context.
-static thread_local std::array<fault_site, 16> sites = {{
+static thread_local std::array<fault_site, 18> sites = {{
     {"cells", 0},
     {"build", 0},
     {"alloc", 0},
@@ -26,9 +26,11 @@ static thread_local std::array<fault_site, 16> sites = {{
     {"defrag-build", 0},
     {"defrag-alloc", 0},
     {"defrag-compute", 0},
+    {"defrag-cells", 0},
     {"copy-build", 0},
     {"copy-alloc", 0},
     {"copy-compute", 0},
+    {"load-write", 0},
     {"shift-skip", 0},
     {"shift-sign", 0},
     {"defrag-source", 0},

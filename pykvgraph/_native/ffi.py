@@ -88,7 +88,6 @@ class KvgDeviceInfo(Structure):
         ("name", c_char_p),
         ("description", c_char_p),
         ("type", c_int32),
-        ("reserved", c_int32),
         ("memory_free", c_uint64),
         ("memory_total", c_uint64),
     )
@@ -134,7 +133,6 @@ class KvgKvInfo(Structure):
         ("type_k", c_int32),
         ("type_v", c_int32),
         ("can_shift", c_int32),
-        ("defrag_pending", c_int32),
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import resource
 import struct
 import subprocess
 import sys
@@ -32,12 +34,47 @@ def refused(path: Path) -> str:
 def test_what_is_no_file(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         kvg.Model(tmp_path / "nothing.gguf")
-    with pytest.raises((kvg.ModelLoadError, FileNotFoundError)):
+    (tmp_path / "file").touch()
+    with pytest.raises(FileNotFoundError, match="Not a directory"):
+        kvg.Model(tmp_path / "file" / "model.gguf")
+    with pytest.raises(kvg.ModelLoadError, match="regular file"):
         kvg.Model(tmp_path)
-    with pytest.raises((kvg.ModelLoadError, FileNotFoundError)):
+    with pytest.raises(kvg.ModelLoadError, match="regular file"):
         kvg.Model("/dev/null")
     with pytest.raises(kvg.InvalidArgumentError):
         kvg.Model("a\0b")
+
+
+def test_what_is_there_and_cannot_be_opened(tmp_path: Path) -> None:
+    loop = tmp_path / "loop.gguf"
+    loop.symlink_to(loop)
+    with pytest.raises(kvg.ModelLoadError, match=r"loop\.gguf.*symbolic links"):
+        kvg.Model(loop)
+    with pytest.raises(kvg.ModelLoadError, match="too long"):
+        kvg.Model(tmp_path / ("a" * 300))
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_what_may_not_be_read(tmp_path: Path) -> None:
+    path = tmp_path / "secret.gguf"
+    path.touch(0o000)
+    with pytest.raises(kvg.ModelLoadError, match=r"secret\.gguf.*Permission"):
+        kvg.Model(path)
+
+
+def test_no_descriptors_left(tmp_path: Path) -> None:
+    """The file may be all right: it is the system that refuses."""
+    path = tmp_path / "model.gguf"
+    path.write_bytes(b"GGUF")
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    free = os.open("/dev/null", os.O_RDONLY)
+    os.close(free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free, limits[1]))  # the next one would have this number
+    try:
+        with pytest.raises(kvg.DeviceError, match=r"model\.gguf.*open files"):
+            kvg.GgufFile(path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 @pytest.mark.parametrize(

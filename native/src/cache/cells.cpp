@@ -96,11 +96,15 @@ void cells::set_shift(uint32_t i, int32_t shift) {
     n_shifted_ += shift_[i] != 0;
 }
 
-void cells::put(uint32_t i, int32_t pos, const seq_set & set) {
+void cells::occupy(uint32_t i, int32_t pos) {
     pos_[i] = pos;
-    std::copy(set.begin(), set.end(), seq_.begin() + static_cast<ptrdiff_t>(i) * n_words_);
     ++n_used_;
     n_kv_ = std::max(n_kv_, i + 1);
+}
+
+void cells::put(uint32_t i, int32_t pos, const seq_set & set) {
+    occupy(i, pos);
+    std::copy(set.begin(), set.end(), seq_.begin() + static_cast<ptrdiff_t>(i) * n_words_);
 }
 
 void cells::drop(uint32_t i) {
@@ -123,6 +127,9 @@ void cells::move(const std::vector<cell_move> & moves) {
     taken.reserve(moves.size());
     for (const cell_move & m : moves) {
         taken.push_back({pos_[m.src], shift_[m.src], set(m.src)});
+    }
+    // nothing is allocated from here on
+    for (const cell_move & m : moves) {
         drop(m.src);
     }
     for (size_t i = 0; i < moves.size(); ++i) {
@@ -131,10 +138,9 @@ void cells::move(const std::vector<cell_move> & moves) {
     }
 }
 
-void cells::fork(uint32_t src, uint32_t dst, uint32_t seq) {
-    seq_set only = make_set();
-    only[seq / 64] = uint64_t{1} << (seq % 64);
-    put(dst, pos_[src], only);
+void cells::fork(uint32_t src, uint32_t dst, uint32_t seq) noexcept {
+    occupy(dst, pos_[src]);
+    seq_[dst * n_words_ + seq / 64] = uint64_t{1} << (seq % 64); // an empty cell's words are 0
     set_shift(dst, shift_[src]);
     remove_seq(src, seq);
 }

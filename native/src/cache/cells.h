@@ -77,15 +77,16 @@ public:
     void put(uint32_t i, int32_t pos, const seq_set & set);
     // precondition: the cell is not empty
     void drop(uint32_t i);
-    // All at once, so that they may form cycles. precondition: sources are not empty; a destination is empty or itself a source
+    // All at once, so that they may form cycles; without memory for that, std::bad_alloc with nothing changed.
+    // precondition: sources are not empty; a destination is empty or itself a source
     void move(const std::vector<cell_move> & moves);
     // The sequence leaves a shared cell for a copy of its own, with the same position and pending shift. precondition: dst is empty
-    void fork(uint32_t src, uint32_t dst, uint32_t seq);
+    void fork(uint32_t src, uint32_t dst, uint32_t seq) noexcept;
     void clear();
     // K has been rotated: nothing waits any more
     void clear_shifts();
 
-    // The operations of kv-cache: ranges [p0, p1), negative p0 = 0, negative p1 = no end. Any integer is safe: an id out of
+    // What a caller may do to sequences: ranges [p0, p1), negative p0 = 0, negative p1 = no end. Any integer is safe: an id out of
     // range, d < 1 or a position past 2^31 - 1 throws error(KVG_INVALID_ARGUMENT) with nothing changed.
     void seq_rm(int64_t seq, int64_t p0, int64_t p1);
     void seq_cp(int64_t src, int64_t dst, int64_t p0, int64_t p1);
@@ -105,6 +106,7 @@ private:
     uint32_t check_seq(int64_t seq, const char * what) const;
     bool affects(const reposition & change, uint32_t i) const;
     reposition checked(const reposition & change, const char * op) const;
+    void occupy(uint32_t i, int32_t pos);
     void remove_seq(uint32_t i, uint32_t seq);
     void set_shift(uint32_t i, int32_t shift);
 

@@ -57,7 +57,7 @@ public:
 
     void clear(bool data);
 
-    // A K-shift that fails half way leaves K half rotated: nothing may use it until clear().
+    // A K-shift, a sort or a load that fails half way leaves rows that are not what the cells say: nothing may use them until clear().
     bool broken() const { return broken_; }
     void set_broken() { broken_ = true; }
 

@@ -94,8 +94,8 @@ bool gather_rows(update_runner & runner, const kv_cache & cache, const char * wh
         src.push_back(static_cast<int32_t>(read_from(cache, m.src, 1)));
         dst.push_back(m.dst);
     }
-    ggml_tensor * from = graph.input_i32(std::move(src));
-    ggml_tensor * to = graph.input_i64(std::move(dst));
+    ggml_tensor * from = graph.input(src);
+    ggml_tensor * to = graph.input(dst);
     for (ggml_tensor * rows : cache.row_tensors()) {
         ggml_tensor * t = as_words(graph.ctx(), rows);
         graph.add(ggml_set_rows(graph.ctx(), t, ggml_get_rows(graph.ctx(), t, from), to));
@@ -149,6 +149,17 @@ void into_holes(update_runner & runner, const kv_cache & cache, const char * wha
     }
 }
 
+// The cells follow rows that were moved in place; those that can't have other cells' rows.
+void follow_rows(kv_cache & cache, const std::vector<cell_move> & moves) {
+    try {
+        fault_point("defrag-cells");
+        cache.cells().move(moves);
+    } catch (...) {
+        cache.set_broken();
+        throw;
+    }
+}
+
 } // namespace
 
 bool can_move_on(ggml_backend_dev_t device, const kv_cache & cache) {
@@ -194,7 +205,7 @@ void run_sort(update_runner & runner, kv_cache & cache, const std::vector<std::v
             cache.set_broken();
             fail_moving(runner, "K and V can't be trusted any more: clear() the cache and decode again");
         }
-        cache.cells().move(step);
+        follow_rows(cache, step);
     }
 }
 

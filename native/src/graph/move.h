@@ -18,7 +18,7 @@ bool can_move_on(ggml_backend_dev_t device, const kv_cache & cache);
 void run_fill(update_runner & runner, kv_cache & cache, const std::vector<cell_move> & moves);
 
 // Carries out plan_sort's steps of at most 2 * sort_ranks(cache) moves; the cells follow each step.
-// error(KVG_DEVICE): some steps may be complete; when the device failed within one, the cache is broken().
+// error(KVG_DEVICE): some steps may be complete; when one came to no end, the cache is broken().
 void run_sort(update_runner & runner, kv_cache & cache, const std::vector<std::vector<cell_move>> & steps);
 uint32_t sort_ranks(const kv_cache & cache);
 

@@ -39,7 +39,7 @@ uint32_t run_shift(update_runner & runner, kv_cache & cache, const rope_params &
         for (uint32_t i = 0; i < span.n; ++i) {
             shifts[i] = sign * cache.cells().shift(span.begin + i);
         }
-        ggml_tensor * by = graph.input_i32(std::move(shifts));
+        ggml_tensor * by = graph.input(shifts);
         for (uint32_t il = 0; il < cache.n_layer(); ++il) {
             ggml_tensor * k = cache.heads(graph.ctx(), cache.k(il), span.begin, span.n);
             graph.add(rope(graph.ctx(), k, by, freq_factors, params, true));

@@ -19,17 +19,11 @@ update_graph::update_graph(const char * what, size_t max_nodes) : what_(what) {
     graph_ = ggml_new_graph_custom(ctx_.get(), max_nodes * 3, false);
 }
 
-ggml_tensor * update_graph::input_i32(std::vector<int32_t> values) {
-    ggml_tensor * t = ggml_new_tensor_1d(ctx_.get(), GGML_TYPE_I32, static_cast<int64_t>(values.size()));
+ggml_tensor * update_graph::input(ggml_type type, const void * values, size_t n) {
+    ggml_tensor * t = ggml_new_tensor_1d(ctx_.get(), type, static_cast<int64_t>(n));
     ggml_set_input(t);
-    i32_.emplace_back(t, std::move(values));
-    return t;
-}
-
-ggml_tensor * update_graph::input_i64(std::vector<int64_t> values) {
-    ggml_tensor * t = ggml_new_tensor_1d(ctx_.get(), GGML_TYPE_I64, static_cast<int64_t>(values.size()));
-    ggml_set_input(t);
-    i64_.emplace_back(t, std::move(values));
+    const auto * bytes = static_cast<const uint8_t *>(values);
+    inputs_.emplace_back(t, std::vector<uint8_t>(bytes, bytes + ggml_nbytes(t)));
     return t;
 }
 
@@ -40,11 +34,8 @@ bool update_graph::run(update_runner & runner) {
         runner.renew_allocator();
         fail(KVG_DEVICE, "%s has no memory for the %s graph's scratch", ggml_backend_name(runner.backend()), what_);
     }
-    for (const auto & [tensor, values] : i32_) {
-        ggml_backend_tensor_set(tensor, values.data(), 0, values.size() * sizeof(values[0]));
-    }
-    for (const auto & [tensor, values] : i64_) {
-        ggml_backend_tensor_set(tensor, values.data(), 0, values.size() * sizeof(values[0]));
+    for (const auto & [tensor, bytes] : inputs_) {
+        ggml_backend_tensor_set(tensor, bytes.data(), 0, bytes.size());
     }
     runner.count_graph();
     const bool done = computed([&] { return ggml_backend_graph_compute(runner.backend(), graph_); });

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -36,8 +37,11 @@ public:
     update_graph(const char * what, size_t max_nodes);
 
     ggml_context * ctx() const { return ctx_.get(); }
-    ggml_tensor * input_i32(std::vector<int32_t> values);
-    ggml_tensor * input_i64(std::vector<int64_t> values);
+    // Filled with the values, int32_t or int64_t, when the graph runs.
+    template <class T> ggml_tensor * input(const std::vector<T> & values) {
+        static_assert(std::is_same_v<T, int32_t> || std::is_same_v<T, int64_t>);
+        return input(sizeof(T) == sizeof(int32_t) ? GGML_TYPE_I32 : GGML_TYPE_I64, values.data(), values.size());
+    }
     // Order is kept: a write after a read is no edge, only its place in the graph.
     void add(ggml_tensor * node);
     // Allocates and computes. Before the compute nothing is touched: error(KVG_DEVICE). Returns false when the compute itself
@@ -45,12 +49,13 @@ public:
     bool run(update_runner & runner);
 
 private:
+    ggml_tensor * input(ggml_type type, const void * values, size_t n);
+
     const char * what_;
     std::vector<uint8_t> arena_; // ggml would abort where this throws
     ggml_context_ptr ctx_;
     ggml_cgraph * graph_;
-    std::vector<std::pair<ggml_tensor *, std::vector<int32_t>>> i32_;
-    std::vector<std::pair<ggml_tensor *, std::vector<int64_t>>> i64_;
+    std::vector<std::pair<ggml_tensor *, std::vector<uint8_t>>> inputs_;
 };
 
 } // namespace kvg

@@ -2,6 +2,7 @@
 
 #include <cerrno>
 #include <cstring>
+#include <new>
 
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -46,12 +47,27 @@ std::optional<uint64_t> uint_at(gguf_type type, const void * data, uint64_t i) {
     }
 }
 
+// What kind of failure an open's errno is.
+kvg_status open_status(int code) {
+    switch (code) {
+    case ENOENT:
+    case ENOTDIR:
+        return KVG_NOT_FOUND;
+    case EMFILE:
+    case ENFILE:
+    case ENOMEM:
+        return KVG_DEVICE;
+    default:
+        return KVG_MODEL_LOAD;
+    }
+}
+
 } // namespace
 
 file_mapping::file_mapping(const std::string & path) {
     fd_ = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK); // a FIFO must not block
     if (fd_ < 0) {
-        fail(KVG_NOT_FOUND, "%s: %s", path.c_str(), strerror(errno));
+        fail(open_status(errno), "%s can't be opened: %s", path.c_str(), strerror(errno));
     }
     struct stat info = {};
     if (fstat(fd_, &info) != 0 || !S_ISREG(info.st_mode) || info.st_size <= 0) {
@@ -76,8 +92,10 @@ gguf_file::gguf_file(const std::string & path) : path_(path), file_(path) {
     scan_gguf(path_, file_.data(), file_.size());
     try {
         meta_.reset(gguf_init_from_buffer(file_.data(), file_.size(), {/*no_alloc*/ true, /*ctx*/ nullptr}));
+    } catch (const std::bad_alloc &) {
+        throw; // says nothing about the file
     } catch (const std::exception &) {
-        meta_.reset(); // out of memory
+        meta_.reset();
     }
     if (!meta_) {
         fail(KVG_MODEL_LOAD,

@@ -14,7 +14,8 @@ namespace kvg {
 // A read-only mapping of a whole regular file.
 class file_mapping {
 public:
-    // error(KVG_NOT_FOUND) when it can't be opened, error(KVG_MODEL_LOAD) when it isn't a regular file
+    // error(KVG_NOT_FOUND) when there is none, error(KVG_MODEL_LOAD) when it may not be opened or isn't a regular file,
+    // error(KVG_DEVICE) when the system is short of memory or descriptors
     explicit file_mapping(const std::string & path);
     ~file_mapping();
     file_mapping(const file_mapping &) = delete;

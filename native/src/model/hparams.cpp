@@ -15,42 +15,45 @@ public:
     reader(const gguf_file & file, const std::string & arch) : file_(file), prefix_(arch + ".") {}
 
     uint32_t required(const char * key, uint64_t lowest, uint64_t highest) const {
-        return bounded(key, file_.get_uint(prefix_ + key), lowest, highest);
+        return bounded(key, present(key, file_.get_uint(prefix_ + key)), lowest, highest);
     }
     uint32_t optional(const char * key, uint32_t fallback, uint64_t lowest, uint64_t highest) const {
         return bounded(key, file_.get_uint(prefix_ + key).value_or(fallback), lowest, highest);
     }
-    std::optional<uint32_t> per_layer(const char * key, uint64_t n_layer, uint64_t highest) const {
-        const auto value = file_.get_uint_or_equal_array(prefix_ + key, n_layer);
-        if (!value) {
-            return std::nullopt;
-        }
-        return bounded(key, value, 1, highest);
+    uint32_t required_per_layer(const char * key, uint64_t n_layer, uint64_t highest) const {
+        return bounded(key, present(key, file_.get_uint_or_equal_array(prefix_ + key, n_layer)), 1, highest);
     }
-    float number(const char * key, std::optional<float> fallback, float lowest, float highest) const {
-        const auto found = file_.get_float(prefix_ + key);
-        if (!found && !fallback) {
+    uint32_t optional_per_layer(const char * key, uint32_t fallback, uint64_t n_layer, uint64_t highest) const {
+        return bounded(key, file_.get_uint_or_equal_array(prefix_ + key, n_layer).value_or(fallback), 1, highest);
+    }
+    float required_number(const char * key, float lowest, float highest) const {
+        return bounded(key, present(key, file_.get_float(prefix_ + key)), lowest, highest);
+    }
+    float optional_number(const char * key, float fallback, float lowest, float highest) const {
+        return bounded(key, file_.get_float(prefix_ + key).value_or(static_cast<double>(fallback)), lowest, highest);
+    }
+    std::optional<std::string> text(const char * key) const { return file_.get_string(prefix_ + key); }
+
+private:
+    template <class T> T present(const char * key, std::optional<T> value) const {
+        if (!value) {
             fail(KVG_MODEL_LOAD, "%s: key '%s%s' is missing", file_.path().c_str(), prefix_.c_str(), key);
         }
-        const double value = found ? *found : static_cast<double>(*fallback);
+        return *value;
+    }
+    float bounded(const char * key, double value, float lowest, float highest) const {
         if (!(value >= static_cast<double>(lowest) && value <= static_cast<double>(highest))) {
             fail(KVG_MODEL_LOAD, "%s: '%s%s' is %g, expected %g to %g", file_.path().c_str(), prefix_.c_str(), key, value,
                  static_cast<double>(lowest), static_cast<double>(highest));
         }
         return static_cast<float>(value);
     }
-    std::optional<std::string> text(const char * key) const { return file_.get_string(prefix_ + key); }
-
-private:
-    uint32_t bounded(const char * key, std::optional<uint64_t> value, uint64_t lowest, uint64_t highest) const {
-        if (!value) {
-            fail(KVG_MODEL_LOAD, "%s: key '%s%s' is missing", file_.path().c_str(), prefix_.c_str(), key);
-        }
-        if (*value < lowest || *value > highest) {
+    uint32_t bounded(const char * key, uint64_t value, uint64_t lowest, uint64_t highest) const {
+        if (value < lowest || value > highest) {
             fail(KVG_MODEL_LOAD, "%s: '%s%s' is %llu, expected %llu to %llu", file_.path().c_str(), prefix_.c_str(), key,
-                 (unsigned long long) *value, (unsigned long long) lowest, (unsigned long long) highest);
+                 (unsigned long long) value, (unsigned long long) lowest, (unsigned long long) highest);
         }
-        return static_cast<uint32_t>(*value);
+        return static_cast<uint32_t>(value);
     }
 
     const gguf_file & file_;
@@ -65,7 +68,7 @@ rope_params read_rope(const gguf_file & file, const reader & in, const hparams &
     rope_params rope = {};
     rope.mode = mode;
     rope.n_rot = static_cast<int>(in.optional("rope.dimension_count", h.head_dim, 1, h.head_dim));
-    rope.freq_base = in.number("rope.freq_base", 10000.0f, 1e-3f, 1e12f);
+    rope.freq_base = in.optional_number("rope.freq_base", 10000.0f, 1e-3f, 1e12f);
     rope.n_ctx_orig = static_cast<int>(in.optional("rope.scaling.original_context_length", h.n_ctx_train, 1, MAX_POSITION));
     if (rope.n_rot % 2 != 0 || static_cast<uint32_t>(rope.n_rot) != h.head_dim) {
         fail(KVG_UNSUPPORTED, "%s: %d rotated dimensions of a head of %u; this architecture rotates whole heads of even size",
@@ -76,9 +79,9 @@ rope_params read_rope(const gguf_file & file, const reader & in, const hparams &
         fail(KVG_UNSUPPORTED, "%s: rope scaling '%s' is not supported yet (linear and frequency factors are)",
              file.path().c_str(), scaling.c_str());
     }
-    float factor = in.number("rope.scaling.factor", 0.0f, 0.0f, 1e6f);
+    float factor = in.optional_number("rope.scaling.factor", 0.0f, 0.0f, 1e6f);
     if (factor == 0.0f) {
-        factor = in.number("rope.scale_linear", 0.0f, 0.0f, 1e6f); // the key's older name
+        factor = in.optional_number("rope.scale_linear", 0.0f, 0.0f, 1e6f); // the key's older name
     }
     rope.freq_scale = factor == 0.0f || scaling == "none" ? 1.0f : 1.0f / factor;
     if (!std::isfinite(rope.freq_scale)) {
@@ -102,17 +105,11 @@ hparams read_hparams(const gguf_file & file) {
     h.n_layer = in.required("block_count", 1, MAX_LAYERS);
     h.n_embd = in.required("embedding_length", 1, MAX_WIDTH);
     h.n_ctx_train = in.required("context_length", 1, MAX_POSITION);
-    h.rms_eps = in.number("attention.layer_norm_rms_epsilon", std::nullopt, 0.0f, 1.0f);
+    h.rms_eps = in.required_number("attention.layer_norm_rms_epsilon", 0.0f, 1.0f);
 
-    h.n_head = in.per_layer("attention.head_count", h.n_layer, MAX_WIDTH).value_or(0);
-    if (h.n_head == 0) {
-        fail(KVG_MODEL_LOAD, "%s: key '%s.attention.head_count' is missing", file.path().c_str(), h.arch.c_str());
-    }
-    h.n_head_kv = in.per_layer("attention.head_count_kv", h.n_layer, MAX_WIDTH).value_or(h.n_head);
-    h.n_ff = in.per_layer("feed_forward_length", h.n_layer, MAX_WIDTH * 4).value_or(0);
-    if (h.n_ff == 0) {
-        fail(KVG_MODEL_LOAD, "%s: key '%s.feed_forward_length' is missing", file.path().c_str(), h.arch.c_str());
-    }
+    h.n_head = in.required_per_layer("attention.head_count", h.n_layer, MAX_WIDTH);
+    h.n_head_kv = in.optional_per_layer("attention.head_count_kv", h.n_head, h.n_layer, MAX_WIDTH);
+    h.n_ff = in.required_per_layer("feed_forward_length", h.n_layer, MAX_WIDTH * 4);
     if (h.n_head % h.n_head_kv != 0) {
         fail(KVG_MODEL_LOAD, "%s: %u query heads can't be shared out over %u KV heads", file.path().c_str(), h.n_head,
              h.n_head_kv);

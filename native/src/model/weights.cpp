@@ -37,108 +37,120 @@ bool can_get_rows(ggml_backend_dev_t dev, ggml_type type, int64_t ne0, int64_t n
     return ggml_backend_dev_supports_op(dev, ggml_get_rows(ctx.get(), w, ids));
 }
 
-// Calls visit(name, slot of a layer or nullptr, layer, ne0, ne1 (0: a vector), required) for every tensor the recipe knows.
-template <class F> void for_each_tensor(const hparams & h, F visit) {
-    visit("token_embd.weight", nullptr, 0u, h.n_embd, h.n_vocab, true);
-    visit("output_norm.weight", nullptr, 0u, h.n_embd, 0u, true);
-    visit("output.weight", nullptr, 0u, h.n_embd, h.n_vocab, false);
-    visit("rope_freqs.weight", nullptr, 0u, static_cast<uint32_t>(h.rope.n_rot) / 2, 0u, false);
+constexpr const char * OUTPUT = "output.weight"; // absent when tied
+
+// A tensor that the recipe knows.
+struct known_tensor {
+    std::string name;
+    uint32_t ne0;
+    uint32_t ne1; // 0: a vector
+    bool required;
+    ggml_tensor * model_weights::* of_model; // where it goes: a member of the model, or if nullptr of a layer
+    ggml_tensor * layer_weights::* of_layer;
+    uint32_t layer;
+
+    ggml_tensor *& in(model_weights & weights) const { return of_model ? weights.*of_model : weights.layers[layer].*of_layer; }
+};
+
+std::vector<known_tensor> known_tensors(const hparams & h) {
+    using m = model_weights;
+    std::vector<known_tensor> known = {
+        {"token_embd.weight", h.n_embd, h.n_vocab, true, &m::token_embd, nullptr, 0},
+        {"output_norm.weight", h.n_embd, 0, true, &m::output_norm, nullptr, 0},
+        {OUTPUT, h.n_embd, h.n_vocab, false, &m::output, nullptr, 0},
+        {"rope_freqs.weight", static_cast<uint32_t>(h.rope.n_rot) / 2, 0, false, &m::rope_freqs, nullptr, 0},
+    };
     for (uint32_t il = 0; il < h.n_layer; ++il) {
         for (const layer_tensor & t : find_arch(h.arch).layer) {
-            visit(strformat("blk.%u.%s", il, t.suffix), &t, il, width(t.in, h), t.out == extent::none ? 0 : width(t.out, h),
-                  t.required);
+            known.push_back({strformat("blk.%u.%s", il, t.suffix), width(t.in, h), t.out == extent::none ? 0 : width(t.out, h),
+                             t.required, nullptr, t.slot, il});
         }
     }
+    return known;
 }
 
-// nullptr when optional and absent
-const gguf_tensor * checked_tensor(const gguf_file & file, const std::string & name, uint32_t ne0, uint32_t ne1,
-                                   bool required) {
-    const gguf_tensor * t = file.find_tensor(name);
+void check_tensor(const gguf_file & file, const known_tensor & known) {
+    const char * name = known.name.c_str();
+    const gguf_tensor * t = file.find_tensor(known.name);
     if (!t) {
-        if (required) {
-            fail(KVG_MODEL_LOAD, "%s: tensor '%s' is missing", file.path().c_str(), name.c_str());
+        if (known.required) {
+            fail(KVG_MODEL_LOAD, "%s: tensor '%s' is missing", file.path().c_str(), name);
         }
-        return nullptr;
+        return;
     }
-    if (t->ne[0] != ne0 || t->ne[1] != std::max(ne1, 1u) || t->ne[2] != 1 || t->ne[3] != 1) {
-        fail(KVG_MODEL_LOAD, "%s: tensor '%s' is %lld x %lld x %lld x %lld, expected %u x %u", file.path().c_str(),
-             name.c_str(), (long long) t->ne[0], (long long) t->ne[1], (long long) t->ne[2], (long long) t->ne[3], ne0,
-             std::max(ne1, 1u));
+    const uint32_t ne1 = std::max(known.ne1, 1u);
+    if (t->ne[0] != known.ne0 || t->ne[1] != ne1 || t->ne[2] != 1 || t->ne[3] != 1) {
+        fail(KVG_MODEL_LOAD, "%s: tensor '%s' is %lld x %lld x %lld x %lld, expected %u x %u", file.path().c_str(), name,
+             (long long) t->ne[0], (long long) t->ne[1], (long long) t->ne[2], (long long) t->ne[3], known.ne0, ne1);
     }
-    if (ne1 == 0 ? t->type != GGML_TYPE_F32 : !is_weight_type(t->type)) {
-        fail(KVG_UNSUPPORTED, "%s: tensor '%s' has type %s, which can't be used there", file.path().c_str(), name.c_str(),
+    if (known.ne1 == 0 ? t->type != GGML_TYPE_F32 : !is_weight_type(t->type)) {
+        fail(KVG_UNSUPPORTED, "%s: tensor '%s' has type %s, which can't be used there", file.path().c_str(), name,
              ggml_type_name(t->type));
     }
-    return t;
 }
 
 } // namespace
 
-void check_tensors(const gguf_file & file, const hparams & h) {
-    std::set<std::string> known;
-    for_each_tensor(h,
-                    [&](const std::string & name, const layer_tensor *, uint32_t, uint32_t ne0, uint32_t ne1, bool required) {
-                        checked_tensor(file, name, ne0, ne1, required);
-                        known.insert(name);
-                    });
+tensor_totals check_tensors(const gguf_file & file, const hparams & h) {
+    std::set<std::string> names;
+    for (const known_tensor & known : known_tensors(h)) {
+        check_tensor(file, known);
+        names.insert(known.name);
+    }
+    tensor_totals totals = {};
     for (const gguf_tensor & t : file.tensors()) {
-        if (known.count(t.name) == 0) {
+        if (names.count(t.name) == 0) {
             fail(KVG_UNSUPPORTED, "%s: tensor '%s' is not part of the recipe for '%s'; running without it would be wrong",
                  file.path().c_str(), t.name.c_str(), h.arch.c_str());
         }
+        totals.n_params += t.ne[0] * t.ne[1];
+        totals.bytes += t.size;
     }
+    return totals;
 }
 
 model::model(const std::string & path, const std::string & device)
-    : file_(path), hparams_(read_hparams(file_)), device_(find_device(device)) {
-    check_tensors(file_, hparams_);
-    layers_.resize(hparams_.n_layer);
+    : file_(path), hparams_(read_hparams(file_)), device_(find_device(device)), totals_(check_tensors(file_, hparams_)) {
+    weights_.layers.resize(hparams_.n_layer);
     std::vector<placement> all;
     plan(all);
     place(all, device_);
     if (!is_cpu(device_)) {
         place(all, cpu_device());
     }
-    if (!output_) {
-        output_ = token_embd_; // tied
+    if (!weights_.output) {
+        weights_.output = weights_.token_embd; // tied
     }
 }
 
 void model::plan(std::vector<placement> & out) {
-    for_each_tensor(hparams_, [&](const std::string & name, const layer_tensor * t, uint32_t il, uint32_t, uint32_t, bool) {
-        const gguf_tensor * source = file_.find_tensor(name);
+    for (const known_tensor & known : known_tensors(hparams_)) {
+        const gguf_tensor * source = file_.find_tensor(known.name);
         if (!source) {
-            return;
+            continue;
         }
-        ggml_tensor ** target = t                             ? &(layers_[il].*(t->slot))
-                                : name == "token_embd.weight" ? &token_embd_
-                                : name == "output.weight"     ? &output_
-                                : name == "rope_freqs.weight" ? &rope_freqs_
-                                                              : &output_norm_;
-        const bool is_embd = target == &token_embd_;
+        ggml_tensor ** target = &known.in(weights_);
+        const bool is_embd = target == &weights_.token_embd;
         ggml_backend_dev_t where = device_;
         if (is_embd && !can_get_rows(device_, source->type, source->ne[0], source->ne[1])) {
             where = cpu_device();
         }
         if (!is_embd && source->ne[1] > 1 && !can_multiply(device_, source->type, source->ne[0], source->ne[1])) {
             fail(KVG_UNSUPPORTED, "%s: device %s can't multiply weights of type %s (tensor '%s'); use device=\"cpu\"",
-                 file_.path().c_str(), ggml_backend_dev_name(device_), ggml_type_name(source->type), name.c_str());
+                 file_.path().c_str(), ggml_backend_dev_name(device_), ggml_type_name(source->type), known.name.c_str());
         }
         out.push_back({source, target, where});
-        n_params_ += source->ne[0] * source->ne[1];
-        weight_bytes_ += source->size;
-    });
-    if (!file_.find_tensor("output.weight")) {
+    }
+    if (!file_.find_tensor(OUTPUT)) {
         // tied: one tensor serves both, unless the embedding has to stay on the CPU
         const placement embd =
-            *std::find_if(out.begin(), out.end(), [&](const placement & p) { return p.target == &token_embd_; });
+            *std::find_if(out.begin(), out.end(), [&](const placement & p) { return p.target == &weights_.token_embd; });
         if (!can_multiply(device_, embd.source->type, embd.source->ne[0], embd.source->ne[1])) {
             fail(KVG_UNSUPPORTED, "%s: device %s can't multiply the tied output of type %s; use device=\"cpu\"",
                  file_.path().c_str(), ggml_backend_dev_name(device_), ggml_type_name(embd.source->type));
         }
         if (embd.device != device_) {
-            out.push_back({embd.source, &output_, device_});
+            out.push_back({embd.source, &weights_.output, device_});
         }
     }
 }

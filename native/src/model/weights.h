@@ -13,6 +13,24 @@
 
 namespace kvg {
 
+struct model_weights {
+    ggml_tensor * token_embd = nullptr;  // (n_embd, n_vocab)
+    ggml_tensor * output_norm = nullptr; // (n_embd)
+    ggml_tensor * output = nullptr;      // (n_embd, n_vocab); token_embd when they are tied
+    ggml_tensor * rope_freqs = nullptr;  // (head_dim / 2)
+    std::vector<layer_weights> layers;
+};
+
+// Of all of a file's tensors.
+struct tensor_totals {
+    int64_t n_params;
+    uint64_t bytes;
+};
+
+// What can be told of a model before its weights are placed: names, shapes and types all fit the recipe.
+// error(KVG_MODEL_LOAD), error(KVG_UNSUPPORTED)
+tensor_totals check_tensors(const gguf_file & file, const hparams & h);
+
 // Checks every tensor's name, shape and type against the recipe, places them, and never changes afterwards: contexts share one.
 class model {
 public:
@@ -23,14 +41,13 @@ public:
     const struct hparams & hparams() const { return hparams_; }
     // where the layers live
     ggml_backend_dev_t device() const { return device_; }
-    const std::vector<layer_weights> & layers() const { return layers_; }
-    ggml_tensor * token_embd() const { return token_embd_; }
-    ggml_tensor * output_norm() const { return output_norm_; }
-    ggml_tensor * output() const { return output_; }
-    // (head_dim / 2), nullptr when the model has none
-    ggml_tensor * rope_freqs() const { return rope_freqs_; }
-    int64_t n_params() const { return n_params_; }
-    uint64_t weight_bytes() const { return weight_bytes_; }
+    const std::vector<layer_weights> & layers() const { return weights_.layers; }
+    ggml_tensor * token_embd() const { return weights_.token_embd; }
+    ggml_tensor * output_norm() const { return weights_.output_norm; }
+    ggml_tensor * output() const { return weights_.output; }
+    // nullptr when the model has none
+    ggml_tensor * rope_freqs() const { return weights_.rope_freqs; }
+    const tensor_totals & totals() const { return totals_; }
 
 private:
     // A tensor of the model, where it lies in the file, and which device it goes to.
@@ -46,18 +63,10 @@ private:
     gguf_file file_;
     struct hparams hparams_;
     ggml_backend_dev_t device_;
-    std::vector<layer_weights> layers_;
-    ggml_tensor * token_embd_ = nullptr;
-    ggml_tensor * output_norm_ = nullptr;
-    ggml_tensor * output_ = nullptr;
-    ggml_tensor * rope_freqs_ = nullptr;
-    int64_t n_params_ = 0;
-    uint64_t weight_bytes_ = 0;
+    tensor_totals totals_;
+    model_weights weights_;
     std::vector<ggml_context_ptr> contexts_;
     std::vector<ggml_backend_buffer_ptr> buffers_;
 };
-
-// What can be told of a model before its weights are placed: names, shapes and types all fit the recipe.
-void check_tensors(const gguf_file & file, const hparams & h);
 
 } // namespace kvg
