@@ -1,6 +1,7 @@
 #include "model/weights.h"
 
 #include <algorithm>
+#include <cstring>
 #include <set>
 
 #include "device.h"
@@ -28,6 +29,35 @@ bool can_multiply(ggml_backend_dev_t dev, ggml_type type, int64_t ne0, int64_t n
     ggml_tensor * w = ggml_new_tensor_2d(ctx.get(), type, ne0, ne1);
     ggml_tensor * x = ggml_new_tensor_2d(ctx.get(), GGML_TYPE_F32, ne0, 8);
     return ggml_backend_dev_supports_op(dev, ggml_mul_mat(ctx.get(), w, x));
+}
+
+// Buffers of this device that lay weights out anew, for faster kernels. "AMX" is left out: compiled by GCC 12, its kernels crash.
+std::vector<ggml_backend_buffer_type_t> repacking_buffers(ggml_backend_dev_t dev) {
+    std::vector<ggml_backend_buffer_type_t> found;
+    void * address = ggml_backend_reg_get_proc_address(ggml_backend_dev_backend_reg(dev), "ggml_backend_dev_get_extra_bufts");
+    const auto list = reinterpret_cast<ggml_backend_dev_get_extra_bufts_t>(address);
+    for (ggml_backend_buffer_type_t * type = list ? list(dev) : nullptr; type && *type; ++type) {
+        if (strcmp(ggml_backend_buft_name(*type), "AMX") != 0) {
+            found.push_back(*type);
+        }
+    }
+    return found;
+}
+
+// The buffer in which the device multiplies this matrix fastest.
+ggml_backend_buffer_type_t multiplying_buffer(ggml_backend_dev_t dev, const gguf_tensor & source) {
+    for (ggml_backend_buffer_type_t type : repacking_buffers(dev)) {
+        const ggml_context_ptr ctx = probe_context();
+        ggml_tensor * w = ggml_new_tensor_2d(ctx.get(), source.type, source.ne[0], source.ne[1]);
+        ggml_tensor * x = ggml_new_tensor_2d(ctx.get(), GGML_TYPE_F32, source.ne[0], 8);
+        const ggml_backend_buffer_ptr empty(
+            ggml_backend_buft_alloc_buffer(type, 0)); // an answer depends on where a weight lies
+        w->buffer = empty.get();
+        if (empty && ggml_backend_dev_supports_op(dev, ggml_mul_mat(ctx.get(), w, x))) {
+            return type;
+        }
+    }
+    return ggml_backend_dev_buffer_type(dev);
 }
 
 bool can_get_rows(ggml_backend_dev_t dev, ggml_type type, int64_t ne0, int64_t ne1) {
@@ -114,9 +144,12 @@ model::model(const std::string & path, const std::string & device)
     weights_.layers.resize(hparams_.n_layer);
     std::vector<placement> all;
     plan(all);
-    place(all, device_);
-    if (!is_cpu(device_)) {
-        place(all, cpu_device());
+    while (!all.empty()) {
+        const placement first = all.front();
+        const auto rest = std::partition(
+            all.begin(), all.end(), [&](const placement & p) { return p.device == first.device && p.buffer == first.buffer; });
+        place({all.begin(), rest});
+        all.erase(all.begin(), rest);
     }
     if (!weights_.output) {
         weights_.output = weights_.token_embd; // tied
@@ -139,36 +172,35 @@ void model::plan(std::vector<placement> & out) {
             fail(KVG_UNSUPPORTED, "%s: device %s can't multiply weights of type %s (tensor '%s'); use device=\"cpu\"",
                  file_.path().c_str(), ggml_backend_dev_name(device_), ggml_type_name(source->type), known.name.c_str());
         }
-        out.push_back({source, target, where});
+        const bool is_matrix = !is_embd && source->ne[1] > 1;
+        out.push_back(
+            {source, target, where, is_matrix ? multiplying_buffer(where, *source) : ggml_backend_dev_buffer_type(where)});
     }
     if (!file_.find_tensor(OUTPUT)) {
-        // tied: one tensor serves both, unless the embedding has to stay on the CPU
+        // tied: one tensor serves both, unless the embedding has to stay on the CPU, or the output has a faster layout
         const placement embd =
             *std::find_if(out.begin(), out.end(), [&](const placement & p) { return p.target == &weights_.token_embd; });
         if (!can_multiply(device_, embd.source->type, embd.source->ne[0], embd.source->ne[1])) {
             fail(KVG_UNSUPPORTED, "%s: device %s can't multiply the tied output of type %s; use device=\"cpu\"",
                  file_.path().c_str(), ggml_backend_dev_name(device_), ggml_type_name(embd.source->type));
         }
-        if (embd.device != device_) {
-            out.push_back({embd.source, &weights_.output, device_});
+        ggml_backend_buffer_type_t buffer = multiplying_buffer(device_, *embd.source);
+        if (buffer != embd.buffer) {
+            out.push_back({embd.source, &weights_.output, device_, buffer});
         }
     }
 }
 
-// Creates the tensors that go to a device: pointing into the mapped file where the device reads host memory, else uploaded.
-void model::place(const std::vector<placement> & all, ggml_backend_dev_t device) {
-    std::vector<placement> mine;
-    std::copy_if(all.begin(), all.end(), std::back_inserter(mine), [&](const placement & p) { return p.device == device; });
-    if (mine.empty()) {
-        return;
-    }
+// Creates tensors that go to one kind of buffer: pointing into the mapped file where the device reads host memory, else uploaded.
+void model::place(const std::vector<placement> & mine) {
+    ggml_backend_dev_t device = mine.front().device;
+    ggml_backend_buffer_type_t type = mine.front().buffer;
     ggml_context_ptr ctx(ggml_init({mine.size() * ggml_tensor_overhead(), nullptr, /*no_alloc*/ true}));
     if (!ctx) {
         fail(KVG_DEVICE, "out of host memory for %zu tensors", mine.size());
     }
     uint64_t bytes = 0;
     bool aligned = true;
-    ggml_backend_buffer_type_t type = ggml_backend_dev_buffer_type(device);
     for (const placement & p : mine) {
         *p.target = ggml_new_tensor_2d(ctx.get(), p.source->type, p.source->ne[0], p.source->ne[1]);
         ggml_set_name(*p.target, p.source->name.c_str());
@@ -176,7 +208,7 @@ void model::place(const std::vector<placement> & all, ggml_backend_dev_t device)
         aligned = aligned && p.source->offset % ggml_backend_buft_get_alignment(type) == 0;
     }
     ggml_backend_buffer_ptr buffer;
-    if (is_cpu(device) && aligned) {
+    if (is_cpu(device) && aligned && ggml_backend_buft_is_host(type)) {
         void * base = const_cast<uint8_t *>(file_.file().data()); // mapped read-only; weights are never written
         buffer.reset(ggml_backend_dev_buffer_from_host_ptr(device, base, file_.file().size(), file_.file().size()));
         for (const placement & p : mine) {

@@ -50,15 +50,17 @@ public:
     const tensor_totals & totals() const { return totals_; }
 
 private:
-    // A tensor of the model, where it lies in the file, and which device it goes to.
+    // A tensor of the model, where it lies in the file, and where it goes: a device's own kind of buffer, or one that lays weights
+    // out anew for faster kernels.
     struct placement {
         const gguf_tensor * source;
         ggml_tensor ** target;
         ggml_backend_dev_t device;
+        ggml_backend_buffer_type_t buffer;
     };
 
     void plan(std::vector<placement> & out);
-    void place(const std::vector<placement> & all, ggml_backend_dev_t device);
+    void place(const std::vector<placement> & all);
 
     gguf_file file_;
     struct hparams hparams_;
