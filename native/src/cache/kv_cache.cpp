@@ -1,9 +1,14 @@
 #include "cache/kv_cache.h"
 
+#include <algorithm>
+#include <numeric>
+
 #include "device.h"
 #include "error.h"
 
 namespace kvg {
+
+static constexpr uint64_t MAX_ZEROS = 4ull << 20; // bytes written at a time
 
 // Rows for n_cells, padded. Refuses a cache that the device or the host can't hold: a kernel that overcommits would kill the
 // process later, when the memory is touched.
@@ -109,10 +114,28 @@ void kv_cache::write_rows(const std::vector<uint32_t> & cells, const uint8_t * d
     });
 }
 
+void kv_cache::zero_rows(uint32_t n) {
+    const auto at_once = static_cast<uint32_t>(std::clamp<uint64_t>(MAX_ZEROS / cell_bytes(), 1, std::max(n, 1u)));
+    const std::vector<uint8_t> zeros(at_once * cell_bytes());
+    std::vector<uint32_t> rows(at_once);
+    for (uint32_t begin = 0; begin < n; begin += at_once) {
+        rows.resize(std::min(at_once, n - begin));
+        std::iota(rows.begin(), rows.end(), begin);
+        write_rows(rows, zeros.data());
+    }
+}
+
+// What is left in empty cells is multiplied by 0 whenever a span goes over them, and 0 times infinity is NaN: one overflow would
+// outlive clear(). Only rows that were written since the last one are zeroed, which costs less than writing them did.
 void kv_cache::clear(bool data) {
+    const uint32_t n_touched = cells_.n_touched();
+    const bool all = data || broken_;
     cells_.clear();
-    if (data || broken_) {
+    broken_ = true; // until the rows are zero
+    if (all) {
         ggml_backend_buffer_clear(buffer_.get(), 0);
+    } else {
+        zero_rows(n_touched);
     }
     broken_ = false;
 }
