@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from pykvgraph._native.ffi import KvgType
 from pykvgraph.errors import StateError
 
 MAGIC = b"KVGSTATE"
@@ -26,6 +27,12 @@ MAX_SEQ = 256  # of any cache
 # type_k, type_v, cell bytes | whole?, n_seq, n_cells | checksums of cells and rows; then the one of all that
 _HEADER = struct.Struct("<8sIIQ16sIIIIIIQIIQQQ")
 _CHECKSUM = struct.Struct("<Q")
+# Values as integers, for NumPy is slow with float16, and the exponent's bits: infinity and NaN have them all.
+_EXPONENTS: dict[int, tuple[str, int]] = {
+    KvgType.KVG_TYPE_F32: ("<u4", 0x7F80_0000),
+    KvgType.KVG_TYPE_F16: ("<u2", 0x7C00),
+}
+_CHUNK = 1 << 18  # values looked at at a time: K and V may be most of what memory there is
 HEADER_BYTES = _HEADER.size + _CHECKSUM.size
 
 
@@ -111,6 +118,7 @@ def unpack(data: bytes | memoryview, geometry: Geometry) -> SavedCells:
     for name, part, expected in (("cells", table, cells_sum), ("K and V", rows, rows_sum)):
         if xxhash.xxh3_64_intdigest(part) != expected:
             raise StateError(f"the saved state's {name} are damaged: their checksum differs; save it again")
+    _check_finite(rows, geometry, n_cells)
     pos = np.frombuffer(table, "<i4", n_cells).astype(np.int32)
     bits = np.frombuffer(table, np.uint8, offset=4 * n_cells).reshape(n_cells, row_bytes)
     seq = np.unpackbits(bits, axis=1, bitorder="little").astype(np.bool_)
@@ -128,6 +136,25 @@ def _check_geometry(saved: Geometry, here: Geometry) -> None:
                 f"the state was saved from a cache with {name} = {getattr(saved, name)}; this one has "
                 f"{getattr(here, name)}: open the context as that one was"
             )
+
+
+def _check_finite(rows: memoryview, here: Geometry, n_cells: int) -> None:
+    """Infinity or NaN in a row would reach sequences that don't see it: 0 times either is NaN."""
+    offset = 0
+    for layer in range(here.n_layer):
+        for name, head_dim, kind in (
+            ("K", here.head_dim_k, here.type_k),
+            ("V", here.head_dim_v, here.type_v),
+        ):
+            dtype, exponent = _EXPONENTS[kind]
+            values = np.frombuffer(rows, dtype, n_cells * here.n_head_kv * head_dim, offset)
+            offset += values.nbytes
+            for begin in range(0, len(values), _CHUNK):
+                if ((values[begin : begin + _CHUNK] & exponent) == exponent).any():
+                    raise StateError(
+                        f"the saved state has {name} in layer {layer} that is not finite: the model "
+                        "overflowed before it was saved, or somebody forged it"
+                    )
 
 
 def write_file(path: str | os.PathLike[str], blob: bytes) -> None:

@@ -245,7 +245,8 @@ KVG_API kvg_status kvg_kv_seq_add(kvg_context * context, int64_t seq, int64_t p0
 KVG_API kvg_status kvg_kv_seq_div(kvg_context * context, int64_t seq, int64_t p0, int64_t p1, int64_t d);
 KVG_API kvg_status kvg_kv_seq_pos_min(const kvg_context * context, int64_t seq, int64_t * out); /* -1: no cells */
 KVG_API kvg_status kvg_kv_seq_pos_max(const kvg_context * context, int64_t seq, int64_t * out);
-KVG_API kvg_status kvg_kv_clear(kvg_context * context, int32_t data); /* data: zero K and V too */
+/* Every cell becomes empty, and K and V that were written are zeroed; data: all of K and V is, written or not. */
+KVG_API kvg_status kvg_kv_clear(kvg_context * context, int32_t data);
 
 KVG_API kvg_status kvg_kv_defrag(kvg_context * context, int32_t policy);
 /* K-shift, then defrag, as far as each is pending. `out` may be NULL. When the device fails before a graph, or while it moves cells
@@ -263,7 +264,8 @@ KVG_API kvg_status kvg_kv_read(kvg_context * context, int64_t layer, int32_t v, 
 
 /* ---- state ---- */
 
-/* Cells that come from outside: for each layer K then V, a row per cell, n_cells * cell_bytes bytes in all. */
+/* Cells that come from outside: for each layer K then V, a row per cell, n_cells * cell_bytes bytes in all. Values are taken as
+   they are: what is not finite may reach sequences that don't see the cell. */
 typedef struct kvg_kv_rows {
     size_t struct_size;
     int64_t n_cells;

@@ -203,6 +203,7 @@ void context::reposition_cells(const reposition & change, const char * op) {
         std::vector<cell_move> copies;
         for (size_t i = 0; i < shared.size(); ++i) {
             copies.push_back({shared[i], slots[i]});
+            cells.touch(slots[i]);
         }
         set_threads(backend_.get(), n_threads_batch_);
         run_copy(*runner_, *cache_, copies);

@@ -173,6 +173,18 @@ TEST_CASE("a fork takes position and pending shift, and leaves the other sharers
     c.check();
 }
 
+TEST_CASE("what was ever used is known until clear") {
+    cells c = filled(8, 4);
+    c.seq_rm(0, 1, -1);
+    CHECK(c.n_kv() == 1);
+    CHECK(c.n_touched() == 4);
+    c.touch(6);
+    c.touch(2);
+    CHECK(c.n_touched() == 7);
+    c.clear();
+    CHECK(c.n_touched() == 0);
+}
+
 TEST_CASE("move carries position, sequences and pending shift") {
     cells c = filled(8, 6);
     c.seq_cp(0, 3, 5, 6);

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,8 @@ from support.kv_rows import contents, same_cells, seqs_of
 from support.models import N_VOCAB, SMALL, ModelSpec
 
 import pykvgraph as kvg
+from pykvgraph import kv_state
+from pykvgraph.kv_transfer import put, read_geometry
 
 # plain attention: flash adds up F16 values in the order of the cells
 OPTIONS = {"n_ctx": 96, "n_seq_max": 4, "defrag_threshold": -1, "flash_attn": "off"}
@@ -266,6 +269,24 @@ def test_damaged(ctx: kvg.Context) -> None:
         changed[place] ^= 16
         refused(ctx, kvg.StateError, lambda changed=changed: ctx.kv.load(changed))  # type: ignore[misc]
         refused(ctx, kvg.StateError, lambda place=place: ctx.kv.load(blob[:place]))  # type: ignore[misc]
+
+
+def test_what_is_not_finite(ctx: kvg.Context) -> None:
+    """No state may bring it in; and where a model has made it, clear() ends it."""
+    geometry = ctx.kv._handle.call(read_geometry)
+    cells = kv_state.unpack(ctx.kv.save(), geometry)
+    poisoned = replace(cells, rows=np.full_like(cells.rows, 0xFF))  # NaN in any type
+    blob = kv_state.pack(geometry, poisoned)
+    refused(ctx, kvg.StateError, lambda: ctx.kv.load(blob), "not finite")
+    for clear in (ctx.kv.clear, ctx.reset):
+        ctx.kv._handle.call(put, poisoned, None)
+        assert np.isnan(ctx.kv.read_k(0)).any()
+        clear()
+        # the span that is attended is padded, over cells that are empty now
+        assert np.isfinite(decode(ctx, run_of([5]))).all()
+        for layer in range(ctx.model.n_layer):
+            assert np.isfinite(ctx.kv.read_k(layer)).all()
+            assert np.isfinite(ctx.kv.read_v(layer)).all()
 
 
 def test_a_sequence_is_no_cache(ctx: kvg.Context) -> None:

@@ -31,7 +31,9 @@ def saved(n_cells: int = 7, n_seq: int = 11, whole: bool = True, seed: int = 0) 
     for row in seq:
         row[rng.choice(n_seq, min(n_seq, 1 + int(rng.integers(3))), replace=False)] = True
     pos = np.sort(rng.integers(0, 2**31, n_cells)).astype(np.int32)
-    return SavedCells(whole, pos, seq, rng.integers(0, 256, n_cells * HERE.cell_bytes).astype(np.uint8))
+    rows = rng.integers(0, 256, n_cells * HERE.cell_bytes).astype(np.uint8)
+    rows &= 0xBF  # no exponent is all ones
+    return SavedCells(whole, pos, seq, rows)
 
 
 def documented(geometry: Geometry, cells: SavedCells) -> bytearray:
@@ -184,6 +186,23 @@ def forge(blob: bytearray, **fields: tuple[int, str, int]) -> bytes:
 def test_forged(forged: bytes) -> None:
     with pytest.raises(StateError):
         unpack(forged, HERE)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("layer", [0, 1])
+@pytest.mark.parametrize(("name", "dtype"), [("K", "<f2"), ("V", "<f4")])
+@pytest.mark.parametrize("place", [0, 300_000, -1])
+def test_what_is_not_finite(value: float, layer: int, name: str, dtype: str, place: int) -> None:
+    """Wherever it stands, and checksums and all."""
+    cells = saved(n_cells=10_000)
+    widths = {"K": 4 * 8 * 2, "V": 4 * 16 * 4}
+    begin = len(cells.pos) * (layer * sum(widths.values()) + (widths["K"] if name == "V" else 0))
+    part = cells.rows[begin : begin + len(cells.pos) * widths[name]].view(dtype)
+    part[place] = np.finfo(dtype).max
+    assert np.array_equal(unpack(pack(HERE, cells), HERE).rows, cells.rows)
+    part[place] = value
+    with pytest.raises(StateError, match=f"{name} in layer {layer} that is not finite"):
+        unpack(pack(HERE, cells), HERE)
 
 
 @pytest.mark.parametrize(

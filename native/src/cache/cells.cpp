@@ -100,6 +100,7 @@ void cells::occupy(uint32_t i, int32_t pos) {
     pos_[i] = pos;
     ++n_used_;
     n_kv_ = std::max(n_kv_, i + 1);
+    touch(i);
 }
 
 void cells::put(uint32_t i, int32_t pos, const seq_set & set) {
@@ -149,7 +150,7 @@ void cells::clear() {
     std::fill(pos_.begin(), pos_.end(), -1);
     std::fill(shift_.begin(), shift_.end(), 0);
     std::fill(seq_.begin(), seq_.end(), 0);
-    n_used_ = n_kv_ = n_shifted_ = 0;
+    n_used_ = n_kv_ = n_touched_ = n_shifted_ = 0;
 }
 
 void cells::clear_shifts() {

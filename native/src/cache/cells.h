@@ -49,6 +49,8 @@ public:
     uint32_t n_used() const { return n_used_; }
     // highest used cell + 1
     uint32_t n_kv() const { return n_kv_; }
+    // highest cell that was used or touched since clear(), + 1
+    uint32_t n_touched() const { return n_touched_; }
     // cells whose K waits for a rotation
     uint32_t n_shifted() const { return n_shifted_; }
 
@@ -80,6 +82,8 @@ public:
     // All at once, so that they may form cycles; without memory for that, std::bad_alloc with nothing changed.
     // precondition: sources are not empty; a destination is empty or itself a source
     void move(const std::vector<cell_move> & moves);
+    // Its row is about to be written, whether or not the cell will be used.
+    void touch(uint32_t i) { n_touched_ = n_touched_ > i ? n_touched_ : i + 1; }
     // The sequence leaves a shared cell for a copy of its own, with the same position and pending shift. precondition: dst is empty
     void fork(uint32_t src, uint32_t dst, uint32_t seq) noexcept;
     void clear();
@@ -114,6 +118,7 @@ private:
     uint32_t n_words_;
     uint32_t n_used_ = 0;
     uint32_t n_kv_ = 0;
+    uint32_t n_touched_ = 0;
     uint32_t n_shifted_ = 0;
     std::vector<int32_t> pos_;
     std::vector<int32_t> shift_;

@@ -63,6 +63,12 @@ void columns::write(const std::vector<uint32_t> & cells, const uint8_t * in) {
     element == 2 ? write_as<uint16_t>(*this, cells, in) : write_as<uint32_t>(*this, cells, in);
 }
 
+void columns::zero(size_t n) {
+    for (size_t row = 0; row < n_rows; ++row) {
+        memset(data + row * row_bytes(), 0, n * element);
+    }
+}
+
 void columns::move(const std::vector<cell_run> & runs, size_t ith, size_t nth) {
     size_t n_cells = 0;
     for (const cell_run & run : runs) {

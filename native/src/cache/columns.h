@@ -20,6 +20,8 @@ struct columns {
     // Packed rows, one per cell: n_cells * n_rows elements.
     void read(const std::vector<uint32_t> & cells, uint8_t * out) const;
     void write(const std::vector<uint32_t> & cells, const uint8_t * in);
+    // The first n cells.
+    void zero(size_t n);
     // The share of thread `ith` of `nth`: all columns of a row are gathered before any is written, so moves may form cycles.
     void move(const std::vector<cell_run> & runs, size_t ith, size_t nth);
 };

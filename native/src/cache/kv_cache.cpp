@@ -1,5 +1,6 @@
 #include "cache/kv_cache.h"
 
+#include <algorithm>
 #include <cstring>
 #include <numeric>
 
@@ -7,6 +8,8 @@
 #include "error.h"
 
 namespace kvg {
+
+static constexpr uint64_t MAX_ZEROS = 4ull << 20; // bytes written at a time
 
 // Rows for n_cells, padded. Refuses a cache that the device or the host can't hold: a kernel that overcommits would kill the
 // process later, when the memory is touched.
@@ -144,10 +147,29 @@ void kv_cache::write_rows(const std::vector<uint32_t> & cells, const uint8_t * d
     }
 }
 
+void kv_cache::zero_rows(uint32_t n) {
+    for (ggml_tensor * rows : row_tensors_) {
+        const std::vector<uint8_t> zeros(std::min<size_t>(MAX_ZEROS, n * rows->nb[1]));
+        for (size_t done = 0; done < n * rows->nb[1]; done += zeros.size()) {
+            ggml_backend_tensor_set(rows, zeros.data(), done, std::min(zeros.size(), n * rows->nb[1] - done));
+        }
+    }
+    for (uint32_t il = 0; v_transposed_ && il < n_layer(); ++il) {
+        v_columns(il).zero(n);
+    }
+}
+
+// What is left in empty cells is multiplied by 0 whenever a span goes over them, and 0 times infinity is NaN: one overflow would
+// outlive clear(). Only rows that were written since the last one are zeroed, which costs less than writing them did.
 void kv_cache::clear(bool data) {
+    const uint32_t n_touched = cells_.n_touched();
+    const bool all = data || broken_;
     cells_.clear();
-    if (data || broken_) {
+    broken_ = true; // until the rows are zero
+    if (all) {
         ggml_backend_buffer_clear(buffer_.get(), 0);
+    } else {
+        zero_rows(n_touched);
     }
     broken_ = false;
 }

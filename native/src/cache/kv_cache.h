@@ -55,6 +55,7 @@ public:
     void read_rows(const std::vector<uint32_t> & cells, uint8_t * out) const;
     void write_rows(const std::vector<uint32_t> & cells, const uint8_t * data);
 
+    // Every cell becomes empty, and its row zero; with `data` even rows that no cell has used since the last time.
     void clear(bool data);
 
     // A K-shift, a sort or a load that fails half way leaves rows that are not what the cells say: nothing may use them until clear().
@@ -62,6 +63,7 @@ public:
     void set_broken() { broken_ = true; }
 
 private:
+    void zero_rows(uint32_t n);
     template <class F> static size_t each_row_run(ggml_tensor * rows, const std::vector<uint32_t> & cells, F visit);
 
     uint32_t n_rows_; // first: its initialiser refuses what can't fit, before anything is allocated
