@@ -75,21 +75,18 @@ class _Feeder:
 
     def _parts(self, ids: npt.NDArray[np.int32]) -> Iterator[npt.NDArray[np.int32]]:
         """Pieces of `ids` that fit, each one when its turn has come."""
-        if self._on_full is None and len(ids) > self._n_free():
+        kv = self.ctx.kv
+        if self._on_full is None and len(ids) > kv.n_free:
             raise CacheFullError(
-                f"{len(ids)} tokens don't fit: {self._n_free()} of {self.ctx.kv.n_cells} cells are empty. "
+                f"{len(ids)} tokens don't fit: {kv.n_free} of {kv.n_cells} cells are empty. "
                 "Use a larger n_ctx, remove tokens (kv.seq_rm, kv.clear), or pass on_full=ContextShift(...)"
             )
         while len(ids):
-            while self._on_full is not None and self._n_free() == 0:
-                self._on_full.apply(self.ctx.kv, self.seq)
-            count = max(1, min(len(ids), self.ctx.n_batch, self._n_free()))
+            while self._on_full is not None and kv.n_free == 0:
+                self._on_full.apply(kv, self.seq)
+            count = max(1, min(len(ids), self.ctx.n_batch, kv.n_free))
             yield ids[:count]
             ids = ids[count:]
-
-    def _n_free(self) -> int:
-        group = self.ctx.kv.groups[0]
-        return group.n_cells - group.n_used
 
 
 def _loop(

@@ -70,7 +70,7 @@ class LongReader:
     def make_room(self, n_tokens: int) -> None:
         """Gives up the oldest positions after the kept ones until n_tokens cells are empty."""
         kv = self._ctx.kv
-        while kv.n_cells - kv.n_used < n_tokens:
+        while kv.n_free < n_tokens:
             if self._before_shift is not None:
                 self._before_shift()
             self._shift.apply(kv, self._seq)
