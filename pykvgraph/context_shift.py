@@ -90,6 +90,26 @@ def self_extend(kv: KVCache, seq: int, p0: int, p1: int, n_grp: int) -> int:
     return kv.seq_pos_max(seq) + 1
 
 
+def make_room(kv: KVCache, seq: int, n_tokens: int, n_keep: int, shift: Callable[[], object]) -> None:
+    """Calls `shift`, which gives up positions of `seq` from n_keep on, until n_tokens cells are empty.
+
+    Raises what `shift` raises, and CacheFullError before the first call when no number of them would do:
+    cells below n_keep stay, and so do those that other sequences see.
+    """
+    if kv.n_free < n_tokens:
+        view = kv.cells()
+        own = view.seq[:, seq] & (view.seq.sum(axis=1) == 1) & (view.pos >= n_keep)
+        most = int(np.sum((view.pos < 0) | own))
+        if most < n_tokens:
+            raise CacheFullError(
+                f"{n_tokens} tokens need as many empty cells: of {kv.n_cells}, {most} are empty or hold what "
+                f"only sequence {seq} sees from position {n_keep} on. Remove other sequences (kv.seq_rm, "
+                "kv.seq_keep), lower n_keep, or use a larger n_ctx"
+            )
+    while kv.n_free < n_tokens:
+        shift()
+
+
 def _require_room(kv: KVCache, seq: int, first: int, freed: range = range(0)) -> None:
     """Copy-on-write of several steps is refused before the first of them.
 

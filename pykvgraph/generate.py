@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -10,7 +11,7 @@ import numpy.typing as npt
 from pykvgraph.batch import Batch
 from pykvgraph.checks import Integers, integer, integers, shown
 from pykvgraph.context import Context
-from pykvgraph.context_shift import ContextShift
+from pykvgraph.context_shift import ContextShift, make_room
 from pykvgraph.errors import CacheFullError, InvalidArgumentError
 from pykvgraph.sampling import Sampler, logprob
 from pykvgraph.text_stream import TextStream
@@ -82,8 +83,8 @@ class _Feeder:
                 "Use a larger n_ctx, remove tokens (kv.seq_rm, kv.clear), or pass on_full=ContextShift(...)"
             )
         while len(ids):
-            while self._on_full is not None and kv.n_free == 0:
-                self._on_full.apply(kv, self.seq)
+            if self._on_full is not None:
+                make_room(kv, self.seq, 1, self._on_full.n_keep, partial(self._on_full.apply, kv, self.seq))
             count = max(1, min(len(ids), self.ctx.n_batch, kv.n_free))
             yield ids[:count]
             ids = ids[count:]

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from pykvgraph.batch import Batch
 from pykvgraph.checks import Integers, integer, integers
 from pykvgraph.context import Context
-from pykvgraph.context_shift import ContextShift, self_extend
+from pykvgraph.context_shift import ContextShift, make_room, self_extend
 from pykvgraph.errors import InvalidArgumentError
 from pykvgraph.types import ShiftReport
 
@@ -68,12 +68,18 @@ class LongReader:
                 self._extend(p0, p0 + len(part))
 
     def make_room(self, n_tokens: int) -> None:
-        """Gives up the oldest positions after the kept ones until n_tokens cells are empty."""
-        kv = self._ctx.kv
-        while kv.n_free < n_tokens:
-            if self._before_shift is not None:
-                self._before_shift()
-            self._shift.apply(kv, self._seq)
+        """Gives up the oldest positions after the kept ones until n_tokens cells are empty.
+
+        Raises InvalidArgumentError for n_tokens < 0, and CacheFullError, with nothing given up, when that
+        many can't become empty: by what is kept, or what other sequences hold.
+        """
+        n_tokens = integer(n_tokens, "n_tokens", 0)
+        make_room(self._ctx.kv, self._seq, n_tokens, self._shift.n_keep, self._give_up)
+
+    def _give_up(self) -> None:
+        if self._before_shift is not None:
+            self._before_shift()
+        self._shift.apply(self._ctx.kv, self._seq)
 
     def _extend(self, p0: int, p1: int) -> None:
         if self._n_grp > 1:
