@@ -25,6 +25,61 @@ def reader_of(ctx: kvg.Context, n_grp: int = N_GRP) -> kvg.LongReader:
     return kvg.LongReader(ctx, n_keep=N_KEEP, n_grp=n_grp)
 
 
+def positions(ctx: kvg.Context) -> list[int]:
+    cells = ctx.kv.cells()
+    return sorted(cells.pos[cells.seq[:, 0]].tolist())
+
+
+def grouped(n: int) -> list[int]:
+    return [i // N_GRP for i in range(n)]
+
+
+def test_two_reads_leave_what_one_leaves(ctx: kvg.Context) -> None:
+    reader_of(ctx).read(IDS)
+    cells = ctx.kv.cells()
+    assert positions(ctx) == grouped(2 * N_BATCH) + [2 * N_BATCH // N_GRP + i for i in range(N_BATCH)]
+    ctx.reset()
+    reader = reader_of(ctx)
+    reader.read(IDS[:N_BATCH])
+    assert positions(ctx) == list(range(N_BATCH))  # the newest batch has positions of its own
+    reader.read([])
+    reader.read(IDS[N_BATCH:])
+    assert same_cells(ctx.kv.cells(), cells)
+
+
+def test_what_was_generated_between_two_reads_is_grouped_too(ctx: kvg.Context) -> None:
+    reader = reader_of(ctx)
+    reader.read(IDS[:N_BATCH])
+    list(kvg.generate(ctx, [5], max_tokens=8))
+    reader.read(IDS[:N_BATCH])
+    end = (N_BATCH + 8) // N_GRP
+    assert positions(ctx) == grouped(N_BATCH + 8) + [end + i for i in range(N_BATCH)]
+
+
+@pytest.mark.parametrize(("n_before", "n_left"), [(0, 12), (1, 12), (2, 16)])
+def test_what_was_given_up_between_two_reads_is_no_part_of_a_group(
+    ctx: kvg.Context, n_before: int, n_left: int
+) -> None:
+    """The newest batch moves down with the shift, or loses its own positions from n_keep on."""
+    reader = reader_of(ctx)
+    reader.read(IDS[: N_BATCH * (n_before + 1)])
+    reader.make_room(ctx.kv.n_free + 1)
+    before = positions(ctx)
+    start = before[-1] + 1 - n_left
+    reader.read(IDS[:N_BATCH])
+    older = [pos for pos in before if pos < start]
+    newest = [start + i // N_GRP for i in range(n_left)]
+    assert positions(ctx) == older + newest + [newest[-1] + 1 + i for i in range(N_BATCH)]
+
+
+def test_after_a_reset_there_is_nothing_to_group(ctx: kvg.Context) -> None:
+    reader = reader_of(ctx)
+    reader.read(IDS)
+    ctx.reset()
+    reader.read(IDS[:N_BATCH])
+    assert positions(ctx) == list(range(N_BATCH))
+
+
 def test_no_room_for_what_can_never_fit(ctx: kvg.Context) -> None:
     """More than the cache, or more than another sequence leaves: nothing is given up for it."""
     reader = reader_of(ctx, 1)
