@@ -23,6 +23,9 @@ class ContextShift:
     n_discard None: half of what comes after the kept ones. on_shift is called with the report of each shift.
     As in llama.cpp's examples; keeping the first tokens is what keeps the text sane ("attention sinks",
     arXiv:2309.17453). Raises InvalidArgumentError unless n_keep >= 0 and n_discard >= 1.
+
+    A shift is several calls, not one step: no other thread may use this sequence meanwhile. When sequences
+    share cells, none may decode on the context either: the room for copies could be gone half way.
     """
 
     n_keep: int
@@ -70,7 +73,8 @@ def self_extend(kv: KVCache, seq: int, p0: int, p1: int, n_grp: int) -> int:
 
     The token at p0 + j comes to p0 + j // n_grp. Returns the sequence's next position. With blocks of
     p1 - p0 = n_batch that end where the sequence ends, this is what llama.cpp's passkey example does. Source:
-    "Self-Extend LLM Context Window Without Tuning", arXiv:2401.01325.
+    "Self-Extend LLM Context Window Without Tuning", arXiv:2401.01325. Not one step for other threads, as with
+    ContextShift.
 
     Raises InvalidArgumentError unless 0 <= p0 < p1 and n_grp >= 1, or when positions get too large on the
     way; UnsupportedError and CacheFullError as kv.seq_add does. Nothing is changed then.

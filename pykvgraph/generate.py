@@ -41,8 +41,10 @@ def generate(
 
     It ends after max_tokens ("length"), at an end-of-generation token or at a stop string ("stop", the string
     itself is left out). on_full makes room when the cache is full; without it that is a CacheFullError, for
-    the prompt before any of it is decoded. Sampling as in Sampler. Raises InvalidArgumentError at once for
-    arguments that can't be, and what Context.decode raises.
+    the prompt before any of it is decoded. Threads may generate on one context, each in its own sequence:
+    on_full gives up that sequence's tokens only, and it is a CacheFullError when others hold all the room.
+    Sampling as in Sampler. Raises InvalidArgumentError at once for arguments that can't be, and what
+    Context.decode raises.
     """
     if not isinstance(ctx, Context):
         raise InvalidArgumentError(f"ctx must be a pykvgraph.Context, got {shown(ctx)}")
@@ -67,27 +69,27 @@ class _Feeder:
 
     def feed(self, ids: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
         """Decodes all of `ids`, in as many batches as it takes; logits (n_vocab,) after the last."""
-        logits = np.empty(0, np.float32)
-        for part in self._parts(ids):
-            self._batch.clear()
-            self._batch.extend(part, self.ctx.kv.seq_pos_max(self.seq) + 1, (self.seq,))
-            logits = self.ctx.decode_last(self._batch)
-        return logits
-
-    def _parts(self, ids: npt.NDArray[np.int32]) -> Iterator[npt.NDArray[np.int32]]:
-        """Pieces of `ids` that fit, each one when its turn has come."""
-        kv = self.ctx.kv
-        if self._on_full is None and len(ids) > kv.n_free:
+        kv, on_full = self.ctx.kv, self._on_full
+        if on_full is None and len(ids) > kv.n_free:
             raise CacheFullError(
                 f"{len(ids)} tokens don't fit: {kv.n_free} of {kv.n_cells} cells are empty. "
                 "Use a larger n_ctx, remove tokens (kv.seq_rm, kv.clear), or pass on_full=ContextShift(...)"
             )
+        logits = np.empty(0, np.float32)
         while len(ids):
-            if self._on_full is not None:
-                make_room(kv, self.seq, 1, self._on_full.n_keep, partial(self._on_full.apply, kv, self.seq))
+            if on_full is not None:
+                make_room(kv, self.seq, 1, on_full.n_keep, partial(on_full.apply, kv, self.seq))
             count = max(1, min(len(ids), self.ctx.n_batch, kv.n_free))
-            yield ids[:count]
+            self._batch.clear()
+            self._batch.extend(ids[:count], kv.seq_pos_max(self.seq) + 1, (self.seq,))
+            try:
+                logits = self.ctx.decode_last(self._batch)
+            except CacheFullError:
+                if on_full is None:
+                    raise
+                continue  # another thread's decode took the cells that were counted: it has got on, at least
             ids = ids[count:]
+        return logits
 
 
 def _loop(
