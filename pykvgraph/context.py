@@ -88,9 +88,13 @@ class Context(Closable):
             flash_attn=_FLASH_ATTN[self.flash_attn],
             defrag_threshold=self.defrag_threshold,
         )
-        pointer = ctypes.c_void_p()
-        model._handle.call(lib().kvg_context_new, ctypes.byref(params), ctypes.byref(pointer))
-        self._handle = Handle(pointer.value or 0, lib().kvg_context_free, "context")
+        self._handle = Handle.open(
+            model._handle.call,
+            lib().kvg_context_new,
+            ctypes.byref(params),
+            free=lib().kvg_context_free,
+            name="context",
+        )
         self.kv = KVCache(self._handle)
         # decode writes into these; a view of them keeps them alive, whatever becomes of the context
         self._logits = np.empty((0, model.n_vocab), np.float32)
