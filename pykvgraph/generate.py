@@ -49,7 +49,7 @@ def generate(
     if not isinstance(ctx, Context):
         raise InvalidArgumentError(f"ctx must be a pykvgraph.Context, got {shown(ctx)}")
     if not isinstance(prompt, str):
-        prompt = integers(prompt, "prompt", 0)
+        prompt = _not_empty(integers(prompt, "prompt", 0))
     seq = integer(seq, "seq", 0, ctx.n_seq_max - 1)
     max_tokens = integer(max_tokens, "max_tokens", 1)
     if on_full is not None and not isinstance(on_full, ContextShift):
@@ -125,12 +125,16 @@ def _loop(
 
 
 def _prompt_ids(feeder: _Feeder, prompt: str | npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
-    if isinstance(prompt, str):
-        empty = feeder.ctx.kv.seq_pos_max(feeder.seq) < 0
-        prompt = np.array(feeder.ctx.model.tokenizer.encode(prompt, add_special=empty), np.int32)
-    if len(prompt) == 0:
+    if not isinstance(prompt, str):
+        return prompt
+    empty = feeder.ctx.kv.seq_pos_max(feeder.seq) < 0
+    return _not_empty(np.array(feeder.ctx.model.tokenizer.encode(prompt, add_special=empty), np.int32))
+
+
+def _not_empty(ids: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+    if len(ids) == 0:
         raise InvalidArgumentError(
             "the prompt is empty: it takes a token to say what comes after it. To go on after a generation, "
             "give the last piece's token"
         )
-    return prompt
+    return ids

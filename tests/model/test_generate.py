@@ -249,6 +249,16 @@ def test_invalid_arguments(ctx: kvg.Context, arguments: dict[str, object]) -> No
     assert ctx.kv.n_used == 0
 
 
+def test_no_tokens_are_refused_at_once(ctx: kvg.Context) -> None:
+    """Not at the first piece; of a text, how many tokens it has depends on the cache then."""
+    with pytest.raises(kvg.InvalidArgumentError, match="prompt is empty"):
+        kvg.generate(ctx, [])
+    list(kvg.generate(ctx, OPENING, max_tokens=1))
+    pieces = kvg.generate(ctx, "")
+    with pytest.raises(kvg.InvalidArgumentError, match="prompt is empty"):
+        next(pieces)
+
+
 def test_end_of_generation(tiny: kvg.Model) -> None:
     """A random model at a high temperature says </s> now and then: that ends the text."""
     eos = tiny.tokenizer.eos
