@@ -67,7 +67,7 @@ LENGTHS = (0.5, 1.0, 2.0, 3.0, 4.0)  # in contexts
 def passkey(**arguments: Any) -> None:
     """Hide a key in junk text, fill the cache past its size, ask for the key.
 
-    Exit code 0 only if every key was found; with --grid, every key that was still in the window.
+    Exit code 0 only if every key was found; with --grid, every key that was still in the window, if any was.
     """
     import pykvgraph as kvg
     from pykvgraph.models import embedded_model
@@ -103,9 +103,9 @@ def passkey(**arguments: Any) -> None:
     seconds = time.perf_counter() - start
     if as_json:
         print_json(summary(trials, found, n_ctx, seconds))
-    elif len(counted) > 1:
+    elif len(trials) > 1:
         click.echo(f"{found} of {len(counted)} keys found, {seconds:.1f} s")
-    sys.exit(0 if found == len(counted) else 1)
+    sys.exit(0 if counted and found == len(counted) else 1)
 
 
 def one(ctx: Context, task: Task, index: int, quiet: bool) -> Trial:
@@ -205,9 +205,10 @@ def _plot_grid(
 
 
 def summary(trials: list[Trial], found: int, n_ctx: int, seconds: float) -> dict[str, Any]:
-    """What `--json` prints."""
+    """What `--json` prints. found: of all keys, or with --grid of the n_in_window that were in the window."""
     return {
         "found": found,
+        "n_in_window": sum(trial.in_window for trial in trials),
         "n_trials": len(trials),
         "trials": [dataclasses.asdict(trial) for trial in trials],
         **{
