@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pykvgraph.cli.show import new_table, print_json, print_table
-from pykvgraph.cli.verb import Verb, examples, json_option, option
+from pykvgraph.cli.verb import DEFAULT_THREADS, Verb, examples, json_option, option
 
 if TYPE_CHECKING:
     from pykvgraph.context import Context
@@ -57,7 +57,15 @@ LENGTHS = (0.5, 1.0, 2.0, 3.0, 4.0)  # in contexts
 @option("-b", "--batch-size", "n_batch", type=COUNT, metavar="N", default=512, help="Tokens in one decode.")
 @option("-ctk", "--cache-type-k", "type_k", metavar="TYPE", default="f16", help="Type of K: f32 or f16.")
 @option("-ctv", "--cache-type-v", "type_v", metavar="TYPE", default="f16", help="Type of V.")
-@option("-t", "--threads", "n_threads", type=COUNT, metavar="N", show_default="all CPUs", help="CPU threads.")
+@option(
+    "-t",
+    "--threads",
+    "n_threads",
+    type=COUNT,
+    metavar="N",
+    show_default=DEFAULT_THREADS,
+    help="CPU threads.",
+)
 @option("-dev", "--device", metavar="NAME", default="auto", help="Where to run, by a name that `info` lists.")
 @option("-s", "--seed", type=click.IntRange(min=0), metavar="N", default=1, help="Of the first trial's key.")
 @option("--trials", type=COUNT, metavar="N", default=1, help="Keys to ask for, one after the other.")
