@@ -86,7 +86,9 @@ def parse_arguments() -> argparse.Namespace:
     )
     parser.add_argument("-c", type=int, help="cells of the cache (default: what the model was trained for)")
     parser.add_argument("-b", type=int, help="tokens of a batch (default: a quarter of that)")
-    parser.add_argument("-t", type=int, help="CPU threads (default: all)")
+    parser.add_argument(
+        "-t", type=int, help="CPU threads (default: all CPUs; 1 for a model under 10 million parameters)"
+    )
     parser.add_argument("--seed", type=int, default=1, help="of the key and its place (default: 1)")
     args = parser.parse_args()
     if args.n_junk < 1 or args.n_grp < 1 or args.n_keep < 0:

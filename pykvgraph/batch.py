@@ -26,23 +26,21 @@ class BatchArrays:
 
 
 class _Column:
-    """An array that grows: its first `n` items are in use."""
+    """An array that grows; how many of its items are in use, the batch knows."""
 
     def __init__(self, dtype: npt.DTypeLike) -> None:
-        self._items: npt.NDArray[Any] = np.empty(64, dtype)
-        self.n = 0
+        self._items: npt.NDArray[Any] = np.zeros(64, dtype)
 
-    def extend(self, values: npt.ArrayLike, count: int) -> None:
-        """Appends `count` items: `values`, broadcast."""
-        if self.n + count > len(self._items):
-            grown = np.empty(max(2 * len(self._items), self.n + count), self._items.dtype)
-            grown[: self.n] = self._items[: self.n]
+    def write(self, at: int, values: npt.ArrayLike, count: int) -> None:
+        """Puts `count` items, `values` broadcast, at `at`; those before stay."""
+        if at + count > len(self._items):
+            grown = np.empty(max(2 * len(self._items), at + count), self._items.dtype)
+            grown[:at] = self._items[:at]
             self._items = grown
-        self._items[self.n : self.n + count] = values
-        self.n += count
+        self._items[at : at + count] = values
 
-    def copy(self) -> npt.NDArray[Any]:
-        return np.array(self._items[: self.n])
+    def copy(self, n: int) -> npt.NDArray[Any]:
+        return np.array(self._items[:n])
 
 
 class Batch:
@@ -55,19 +53,18 @@ class Batch:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._token, self._pos, self._seq_id = (_Column(np.int32) for _ in range(3))
-        self._seq_begin = _Column(np.int32)
+        self._seq_begin = _Column(np.int32)  # one more than tokens; the first is always 0
         self._logits = _Column(np.uint8)
-        self.clear()
+        # tokens, sequence ids; changed last and at once: an interrupt leaves the columns of one length
+        self._n = (0, 0)
 
     def __len__(self) -> int:
-        return self._token.n
+        return self._n[0]
 
     def clear(self) -> None:
         """Forgets every token; the memory stays for the next ones."""
         with self._lock:
-            for column in (self._token, self._pos, self._seq_id, self._seq_begin, self._logits):
-                column.n = 0
-            self._seq_begin.extend(0, 1)
+            self._n = (0, 0)
 
     def add(self, token: int, pos: int, seq_ids: Iterable[int] = (0,), logits: bool = False) -> None:
         """Appends one token.
@@ -101,12 +98,13 @@ class Batch:
     def snapshot(self) -> BatchArrays:
         """Copies of the arrays: what is done to the batch can't reach a decode that is under way."""
         with self._lock:
+            n, n_ids = self._n
             return BatchArrays(
-                self._token.copy(),
-                self._pos.copy(),
-                self._seq_begin.copy(),
-                self._seq_id.copy(),
-                self._logits.copy(),
+                self._token.copy(n),
+                self._pos.copy(n),
+                self._seq_begin.copy(n + 1),
+                self._seq_id.copy(n_ids),
+                self._logits.copy(n),
             )
 
     def _append(
@@ -118,16 +116,17 @@ class Batch:
     ) -> None:
         n, width = len(tokens), len(seq_ids)
         with self._lock:
-            first = self._seq_id.n
+            at, first = self._n
             if first + n * width > INT32_MAX:
                 raise InvalidArgumentError(
                     f"the batch would hold over {INT32_MAX} sequence ids: decode in parts"
                 )
-            self._token.extend(tokens, n)
-            self._pos.extend(np.arange(pos0, pos0 + n), n)
-            self._seq_id.extend(np.tile(seq_ids, n), n * width)
-            self._seq_begin.extend(first + width * np.arange(1, n + 1), n)
-            self._logits.extend(logits, n)
+            self._token.write(at, tokens, n)
+            self._pos.write(at, np.arange(pos0, pos0 + n), n)
+            self._seq_id.write(first, np.tile(seq_ids, n), n * width)
+            self._seq_begin.write(at + 1, first + width * np.arange(1, n + 1), n)
+            self._logits.write(at, logits, n)
+            self._n = (at + n, first + n * width)
 
 
 def _sequences(seq_ids: Iterable[int]) -> npt.NDArray[np.int32]:

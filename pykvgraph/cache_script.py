@@ -100,10 +100,9 @@ def _argument(number: int, word: str, parameter: str, expected: str) -> int | st
 
 
 def _decode(ctx: Context, seq: int, n: int) -> None:
-    if n > ctx.kv.n_cells - ctx.kv.n_used:
-        raise CacheFullError(
-            f"{n} tokens need as many empty cells, and there are {ctx.kv.n_cells - ctx.kv.n_used}"
-        )
+    n_free = ctx.kv.n_free
+    if n > n_free:
+        raise CacheFullError(f"{n} tokens need as many empty cells, and there are {n_free}")
     batch = Batch()
     batch.extend(np.full(max(n, 0), _NO_TOKEN), ctx.kv.seq_pos_max(seq) + 1, (seq,), logits=False)
     ctx.decode(batch)

@@ -88,9 +88,13 @@ class Context(Closable):
             flash_attn=_FLASH_ATTN[self.flash_attn],
             defrag_threshold=self.defrag_threshold,
         )
-        pointer = ctypes.c_void_p()
-        model._handle.call(lib().kvg_context_new, ctypes.byref(params), ctypes.byref(pointer))
-        self._handle = Handle(pointer.value or 0, lib().kvg_context_free, "context")
+        self._handle = Handle.open(
+            model._handle.call,
+            lib().kvg_context_new,
+            ctypes.byref(params),
+            free=lib().kvg_context_free,
+            name="context",
+        )
         self.kv = KVCache(self._handle)
         # decode writes into these; a view of them keeps them alive, whatever becomes of the context
         self._logits = np.empty((0, model.n_vocab), np.float32)
@@ -109,7 +113,8 @@ class Context(Closable):
     def decode_last(self, batch: Batch) -> npt.NDArray[np.float32]:
         """decode(), and a copy of the last output's logits (n_vocab,), as one step.
 
-        For threads that share a context: between decode() and logits() another one's decode may come.
+        For threads that share a context: between decode() and logits() another one's decode may come. Raises
+        InvalidArgumentError, with nothing decoded, when no token of the batch asked for logits.
         """
         return self._handle.call(self._decode_last, batch)
 
@@ -135,11 +140,14 @@ class Context(Closable):
         """Empties the cache; the outputs are gone."""
         self._handle.call(self._reset)
 
-    def _decode(self, context: int, batch: Batch) -> None:
+    def _decode(self, context: int, batch: Batch, must_ask: bool = False) -> None:
+        """must_ask: refuses a batch that no logits are asked of."""
         self._n_outputs = None
         if not isinstance(batch, Batch):
             raise InvalidArgumentError(f"batch must be a pykvgraph.Batch, got {shown(batch)}")
         arrays = batch.snapshot()
+        if must_ask and not arrays.logits.any():
+            raise InvalidArgumentError("no token of the batch asked for logits: add one with logits=True")
         n_outputs = int(arrays.logits.sum())
         # a batch of more tokens than n_batch is refused, whatever the buffers hold
         self._make_room(min(n_outputs, self.n_batch))
@@ -162,11 +170,8 @@ class Context(Closable):
         self._n_outputs = n_outputs
 
     def _decode_last(self, context: int, batch: Batch) -> npt.NDArray[np.float32]:
-        self._decode(context, batch)
-        rows = self._rows(self._logits)
-        if len(rows) == 0:
-            raise InvalidArgumentError("no token of the batch asked for logits: add one with logits=True")
-        last: npt.NDArray[np.float32] = rows[-1].copy()
+        self._decode(context, batch, must_ask=True)
+        last: npt.NDArray[np.float32] = self._rows(self._logits)[-1].copy()
         return last
 
     def _reset(self, context: int) -> None:

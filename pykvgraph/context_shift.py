@@ -23,6 +23,9 @@ class ContextShift:
     n_discard None: half of what comes after the kept ones. on_shift is called with the report of each shift.
     As in llama.cpp's examples; keeping the first tokens is what keeps the text sane ("attention sinks",
     arXiv:2309.17453). Raises InvalidArgumentError unless n_keep >= 0 and n_discard >= 1.
+
+    A shift is several calls, not one step: no other thread may use this sequence meanwhile. When sequences
+    share cells, none may decode on the context either: the room for copies could be gone half way.
     """
 
     n_keep: int
@@ -70,7 +73,8 @@ def self_extend(kv: KVCache, seq: int, p0: int, p1: int, n_grp: int) -> int:
 
     The token at p0 + j comes to p0 + j // n_grp. Returns the sequence's next position. With blocks of
     p1 - p0 = n_batch that end where the sequence ends, this is what llama.cpp's passkey example does. Source:
-    "Self-Extend LLM Context Window Without Tuning", arXiv:2401.01325.
+    "Self-Extend LLM Context Window Without Tuning", arXiv:2401.01325. Not one step for other threads, as with
+    ContextShift.
 
     Raises InvalidArgumentError unless 0 <= p0 < p1 and n_grp >= 1, or when positions get too large on the
     way; UnsupportedError and CacheFullError as kv.seq_add does. Nothing is changed then.
@@ -88,6 +92,26 @@ def self_extend(kv: KVCache, seq: int, p0: int, p1: int, n_grp: int) -> int:
         kv.seq_div(seq, p0 + lift, p1 + lift, n_grp)
         kv.seq_add(seq, p1 + lift, -1, p0 + grouped - (p1 + lift))
     return kv.seq_pos_max(seq) + 1
+
+
+def make_room(kv: KVCache, seq: int, n_tokens: int, n_keep: int, shift: Callable[[], object]) -> None:
+    """Calls `shift`, which gives up positions of `seq` from n_keep on, until n_tokens cells are empty.
+
+    Raises what `shift` raises, and CacheFullError before the first call when no number of them would do:
+    cells below n_keep stay, and so do those that other sequences see.
+    """
+    if kv.n_free < n_tokens:
+        view = kv.cells()
+        own = view.seq[:, seq] & (view.seq.sum(axis=1) == 1) & (view.pos >= n_keep)
+        most = int(np.sum((view.pos < 0) | own))
+        if most < n_tokens:
+            raise CacheFullError(
+                f"{n_tokens} tokens need as many empty cells: of {kv.n_cells}, {most} are empty or hold what "
+                f"only sequence {seq} sees from position {n_keep} on. Remove other sequences (kv.seq_rm, "
+                "kv.seq_keep), lower n_keep, or use a larger n_ctx"
+            )
+    while kv.n_free < n_tokens:
+        shift()
 
 
 def _require_room(kv: KVCache, seq: int, first: int, freed: range = range(0)) -> None:

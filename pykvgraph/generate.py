@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -10,7 +11,7 @@ import numpy.typing as npt
 from pykvgraph.batch import Batch
 from pykvgraph.checks import Integers, integer, integers, shown
 from pykvgraph.context import Context
-from pykvgraph.context_shift import ContextShift
+from pykvgraph.context_shift import ContextShift, make_room
 from pykvgraph.errors import CacheFullError, InvalidArgumentError
 from pykvgraph.sampling import Sampler, logprob
 from pykvgraph.text_stream import TextStream
@@ -40,13 +41,15 @@ def generate(
 
     It ends after max_tokens ("length"), at an end-of-generation token or at a stop string ("stop", the string
     itself is left out). on_full makes room when the cache is full; without it that is a CacheFullError, for
-    the prompt before any of it is decoded. Sampling as in Sampler. Raises InvalidArgumentError at once for
-    arguments that can't be, and what Context.decode raises.
+    the prompt before any of it is decoded. Threads may generate on one context, each in its own sequence:
+    on_full gives up that sequence's tokens only, and it is a CacheFullError when others hold all the room.
+    Sampling as in Sampler. Raises InvalidArgumentError at once for arguments that can't be, and what
+    Context.decode raises.
     """
     if not isinstance(ctx, Context):
         raise InvalidArgumentError(f"ctx must be a pykvgraph.Context, got {shown(ctx)}")
     if not isinstance(prompt, str):
-        prompt = integers(prompt, "prompt", 0)
+        prompt = _not_empty(integers(prompt, "prompt", 0))
     seq = integer(seq, "seq", 0, ctx.n_seq_max - 1)
     max_tokens = integer(max_tokens, "max_tokens", 1)
     if on_full is not None and not isinstance(on_full, ContextShift):
@@ -66,30 +69,27 @@ class _Feeder:
 
     def feed(self, ids: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
         """Decodes all of `ids`, in as many batches as it takes; logits (n_vocab,) after the last."""
-        logits = np.empty(0, np.float32)
-        for part in self._parts(ids):
-            self._batch.clear()
-            self._batch.extend(part, self.ctx.kv.seq_pos_max(self.seq) + 1, (self.seq,))
-            logits = self.ctx.decode_last(self._batch)
-        return logits
-
-    def _parts(self, ids: npt.NDArray[np.int32]) -> Iterator[npt.NDArray[np.int32]]:
-        """Pieces of `ids` that fit, each one when its turn has come."""
-        if self._on_full is None and len(ids) > self._n_free():
+        kv, on_full = self.ctx.kv, self._on_full
+        if on_full is None and len(ids) > kv.n_free:
             raise CacheFullError(
-                f"{len(ids)} tokens don't fit: {self._n_free()} of {self.ctx.kv.n_cells} cells are empty. "
+                f"{len(ids)} tokens don't fit: {kv.n_free} of {kv.n_cells} cells are empty. "
                 "Use a larger n_ctx, remove tokens (kv.seq_rm, kv.clear), or pass on_full=ContextShift(...)"
             )
+        logits = np.empty(0, np.float32)
         while len(ids):
-            while self._on_full is not None and self._n_free() == 0:
-                self._on_full.apply(self.ctx.kv, self.seq)
-            count = max(1, min(len(ids), self.ctx.n_batch, self._n_free()))
-            yield ids[:count]
+            if on_full is not None:
+                make_room(kv, self.seq, 1, on_full.n_keep, partial(on_full.apply, kv, self.seq))
+            count = max(1, min(len(ids), self.ctx.n_batch, kv.n_free))
+            self._batch.clear()
+            self._batch.extend(ids[:count], kv.seq_pos_max(self.seq) + 1, (self.seq,))
+            try:
+                logits = self.ctx.decode_last(self._batch)
+            except CacheFullError:
+                if on_full is None:
+                    raise
+                continue  # another thread's decode took the cells that were counted: it has got on, at least
             ids = ids[count:]
-
-    def _n_free(self) -> int:
-        group = self.ctx.kv.groups[0]
-        return group.n_cells - group.n_used
+        return logits
 
 
 def _loop(
@@ -125,12 +125,16 @@ def _loop(
 
 
 def _prompt_ids(feeder: _Feeder, prompt: str | npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
-    if isinstance(prompt, str):
-        empty = feeder.ctx.kv.seq_pos_max(feeder.seq) < 0
-        prompt = np.array(feeder.ctx.model.tokenizer.encode(prompt, add_special=empty), np.int32)
-    if len(prompt) == 0:
+    if not isinstance(prompt, str):
+        return prompt
+    empty = feeder.ctx.kv.seq_pos_max(feeder.seq) < 0
+    return _not_empty(np.array(feeder.ctx.model.tokenizer.encode(prompt, add_special=empty), np.int32))
+
+
+def _not_empty(ids: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+    if len(ids) == 0:
         raise InvalidArgumentError(
             "the prompt is empty: it takes a token to say what comes after it. To go on after a generation, "
             "give the last piece's token"
         )
-    return prompt
+    return ids

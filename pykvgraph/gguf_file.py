@@ -44,10 +44,9 @@ class GgufFile(Closable):
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        pointer = ctypes.c_void_p()
-        lib().kvg_gguf_open(native_path(path), ctypes.byref(pointer))
-        self.path = Path(path).absolute()
-        self._handle = Handle(pointer.value or 0, lib().kvg_gguf_free, "GGUF file")
+        name = native_path(path)
+        self.path = Path(os.fsdecode(name)).absolute()
+        self._handle = Handle.open(lib().kvg_gguf_open, name, free=lib().kvg_gguf_free, name="GGUF file")
 
     @functools.cached_property
     def metadata(self) -> dict[str, Any]:

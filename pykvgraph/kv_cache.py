@@ -116,6 +116,12 @@ class KVCache:
         return int(self._info().n_used)
 
     @property
+    def n_free(self) -> int:
+        """Cells that are empty: as many tokens can be decoded."""
+        info = self._info()
+        return int(info.n_cells - info.n_used)
+
+    @property
     def n_kv(self) -> int:
         """The highest used cell + 1; above `n_used` by the number of holes."""
         return int(self._info().n_kv)

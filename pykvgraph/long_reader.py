@@ -10,7 +10,7 @@ import numpy.typing as npt
 from pykvgraph.batch import Batch
 from pykvgraph.checks import Integers, integer, integers
 from pykvgraph.context import Context
-from pykvgraph.context_shift import ContextShift, self_extend
+from pykvgraph.context_shift import ContextShift, make_room, self_extend
 from pykvgraph.errors import InvalidArgumentError
 from pykvgraph.types import ShiftReport
 
@@ -22,6 +22,9 @@ class LongReader:
     arXiv:2401.01325). When the cache is full, the positions after the first n_keep that a batch takes are
     given up, the rest moves down, and the holes are closed. `before_shift()` and `on_shift(report)` are
     called before and after that, `on_extend(p0, p1, n_grp)` after positions were grouped.
+
+    A text may come in several reads; what is appended to the sequence between two of them is grouped with the
+    newest batch. The reader knows only of its own shifts: after others', or a reset, make a new one.
 
     Raises InvalidArgumentError for n_keep < 0, n_grp < 1, or a cache with no room for what is kept and one
     batch.
@@ -46,6 +49,7 @@ class LongReader:
         self._shift = ContextShift(n_keep, -(-ctx.n_batch // self._n_grp), on_shift)
         self._before_shift = before_shift
         self._on_extend = on_extend
+        self._newest: int | None = None  # where the newest batch begins, while its positions are its own
         if n_keep * self._n_grp + ctx.n_batch > ctx.kv.n_cells:
             raise InvalidArgumentError(
                 f"{ctx.kv.n_cells} cells can't hold {n_keep} kept positions in groups of {n_grp} and a batch "
@@ -59,25 +63,35 @@ class LongReader:
         tokens = integers(ids, "ids", 0)
         for begin in range(0, len(tokens), n_batch):
             part = tokens[begin : begin + n_batch]
+            self._extend()  # only the newest batch has positions of its own
             self.make_room(len(part))
             p0 = kv.seq_pos_max(self._seq) + 1
             batch.clear()
             batch.extend(part, p0, (self._seq,), logits=False)
             self._ctx.decode(batch)
-            if begin + n_batch < len(tokens):  # only the newest batch has positions of its own
-                self._extend(p0, p0 + len(part))
+            self._newest = p0
 
     def make_room(self, n_tokens: int) -> None:
-        """Gives up the oldest positions after the kept ones until n_tokens cells are empty."""
-        kv = self._ctx.kv
-        while kv.n_cells - kv.n_used < n_tokens:
-            if self._before_shift is not None:
-                self._before_shift()
-            self._shift.apply(kv, self._seq)
+        """Gives up the oldest positions after the kept ones until n_tokens cells are empty.
 
-    def _extend(self, p0: int, p1: int) -> None:
-        if self._n_grp > 1:
+        Raises InvalidArgumentError for n_tokens < 0, and CacheFullError, with nothing given up, when that
+        many can't become empty: by what is kept, or what other sequences hold.
+        """
+        n_tokens = integer(n_tokens, "n_tokens", 0)
+        make_room(self._ctx.kv, self._seq, n_tokens, self._shift.n_keep, self._give_up)
+
+    def _give_up(self) -> None:
+        if self._before_shift is not None:
+            self._before_shift()
+        report = self._shift.apply(self._ctx.kv, self._seq)
+        if self._newest is not None and self._newest > report.n_keep:
+            self._newest = max(self._newest - report.n_discard, report.n_keep)
+
+    def _extend(self) -> None:
+        p0, p1 = self._newest, self._ctx.kv.seq_pos_max(self._seq) + 1
+        if self._n_grp > 1 and p0 is not None and p0 < p1:
             self_extend(self._ctx.kv, self._seq, p0, p1, self._n_grp)
+            self._newest = None
             if self._on_extend is not None:
                 self._on_extend(p0, p1, self._n_grp)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import os
 import threading
@@ -30,11 +29,12 @@ class Model(Closable):
             raise InvalidArgumentError(
                 f'device must be "auto" or a name that pykvgraph.devices() lists, got {shown(device)}'
             )
-        pointer = ctypes.c_void_p()
-        lib().kvg_model_load(native_path(path), device.encode(), ctypes.byref(pointer))
-        self._handle = Handle(pointer.value or 0, lib().kvg_model_free, "model")
+        name = native_path(path)
+        self.path = Path(os.fsdecode(name)).absolute()
+        self._handle = Handle.open(
+            lib().kvg_model_load, name, device.encode(), free=lib().kvg_model_free, name="model"
+        )
         self._tokenizer_lock = threading.Lock()
-        self.path = Path(os.fsdecode(path)).absolute()
         info = self._handle.call(read_model_info, lib().kvg_model_get_info)
         self.arch = info.arch
         self.device = info.device

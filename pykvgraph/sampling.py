@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from pykvgraph._native import libllama
-from pykvgraph.checks import INT32_MAX, integer, real
-from pykvgraph.errors import KVGraphError
+from pykvgraph.checks import INT32_MAX, integer, real, shown
+from pykvgraph.errors import InvalidArgumentError, KVGraphError
 
 # libllama's word for "a random seed"
 _NO_SEED = 2**32 - 1
@@ -23,8 +23,8 @@ class Sampler:
     """Picks tokens. temperature 0: the likeliest, the lowest id among equals, and nothing else matters.
 
     Otherwise libllama's chain top-k, top-p, min-p, temperature, draw. top_k 0, top_p 1 and min_p 0 switch
-    theirs off. seed: 0 to 2^32 - 2, or None for a random one. Raises InvalidArgumentError, which names the
-    value.
+    theirs off. seed: 0 to 2^32 - 2, or None for a random one. For one thread at a time: each draw works on
+    the last one's memory and its random numbers. Raises InvalidArgumentError, which names the value.
     """
 
     def __init__(
@@ -58,7 +58,17 @@ class Sampler:
                 llama.llama_sampler_chain_add(self._chain, link)  # which owns it from now on
 
     def sample(self, logits: npt.NDArray[np.float32]) -> int:
-        """A token, given its logits (n_vocab,). Raises KVGraphError when they are not finite."""
+        """A token, given its logits (n_vocab,).
+
+        Raises InvalidArgumentError for anything but a flat array of floats, KVGraphError when the largest is
+        not finite.
+        """
+        if not isinstance(logits, np.ndarray) or logits.dtype.kind != "f":
+            raise InvalidArgumentError(f"logits must be an array of floats, got {shown(logits)}")
+        if logits.ndim != 1 or logits.size == 0:
+            raise InvalidArgumentError(
+                f"logits must be (n_vocab,), got shape {logits.shape}: take one row, as in ctx.logits()[-1]"
+            )
         best = int(logits.argmax())  # NaN counts as the largest
         if not math.isfinite(logits[best]):
             raise KVGraphError(f"the logits are broken: {logits[best]} for token {best}")

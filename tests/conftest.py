@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import hypothesis
 import pytest
-from support.models import SMALL, TINY, ModelSpec, write_model
+from support.models import SMALL, TINY, WIDE, ModelSpec, write_model
 
 if TYPE_CHECKING:  # tests/unit runs without the native library
     import pykvgraph as kvg
@@ -42,6 +42,15 @@ def small(model_file: Callable[[ModelSpec], Path]) -> Iterator[kvg.Model]:
     import pykvgraph as kvg
 
     with kvg.Model(model_file(SMALL), device="cpu") as model:
+        yield model
+
+
+@pytest.fixture(scope="session")
+def wide(model_file: Callable[[ModelSpec], Path]) -> Iterator[kvg.Model]:
+    """Rows of 64 KiB: for tests of updates that take several graphs."""
+    import pykvgraph as kvg
+
+    with kvg.Model(model_file(WIDE), device="cpu") as model:
         yield model
 
 

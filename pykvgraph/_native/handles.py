@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
 import weakref
 from collections.abc import Callable
@@ -42,6 +43,15 @@ class Handle:
         self._object = _Object(pointer, free)
         self._name = name
         self._finalizer = weakref.finalize(self, self._object.close)
+
+    @classmethod
+    def open(
+        cls, function: Callable[..., object], *arguments: Any, free: Callable[[int], None], name: str
+    ) -> Handle:
+        """Owns what function(*arguments, out) writes to its last argument; raises what that raises."""
+        pointer = ctypes.c_void_p()
+        function(*arguments, ctypes.byref(pointer))
+        return cls(pointer.value or 0, free, name)
 
     def call(self, function: Callable[..., R], *arguments: Any) -> R:
         """function(pointer, *arguments), while no other thread calls.

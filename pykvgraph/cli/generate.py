@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pykvgraph.cli.show import print_json
-from pykvgraph.cli.verb import Verb, examples, json_option, option
+from pykvgraph.cli.verb import DEFAULT_THREADS, Verb, examples, json_option, option
 from pykvgraph.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class _StopString(click.types.StringParamType):
     "n_threads",
     type=COUNT,
     metavar="N",
-    show_default="all CPUs",
+    show_default=DEFAULT_THREADS,
     help="CPU threads for one token.",
 )
 @option(

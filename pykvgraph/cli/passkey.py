@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pykvgraph.cli.show import new_table, print_json, print_table
-from pykvgraph.cli.verb import Verb, examples, json_option, option
+from pykvgraph.cli.verb import DEFAULT_THREADS, Verb, examples, json_option, option
 
 if TYPE_CHECKING:
     from pykvgraph.context import Context
@@ -57,7 +57,15 @@ LENGTHS = (0.5, 1.0, 2.0, 3.0, 4.0)  # in contexts
 @option("-b", "--batch-size", "n_batch", type=COUNT, metavar="N", default=512, help="Tokens in one decode.")
 @option("-ctk", "--cache-type-k", "type_k", metavar="TYPE", default="f16", help="Type of K: f32 or f16.")
 @option("-ctv", "--cache-type-v", "type_v", metavar="TYPE", default="f16", help="Type of V.")
-@option("-t", "--threads", "n_threads", type=COUNT, metavar="N", show_default="all CPUs", help="CPU threads.")
+@option(
+    "-t",
+    "--threads",
+    "n_threads",
+    type=COUNT,
+    metavar="N",
+    show_default=DEFAULT_THREADS,
+    help="CPU threads.",
+)
 @option("-dev", "--device", metavar="NAME", default="auto", help="Where to run, by a name that `info` lists.")
 @option("-s", "--seed", type=click.IntRange(min=0), metavar="N", default=1, help="Of the first trial's key.")
 @option("--trials", type=COUNT, metavar="N", default=1, help="Keys to ask for, one after the other.")
@@ -67,7 +75,7 @@ LENGTHS = (0.5, 1.0, 2.0, 3.0, 4.0)  # in contexts
 def passkey(**arguments: Any) -> None:
     """Hide a key in junk text, fill the cache past its size, ask for the key.
 
-    Exit code 0 only if every key was found; with --grid, every key that was still in the window.
+    Exit code 0 only if every key was found; with --grid, every key that was still in the window, if any was.
     """
     import pykvgraph as kvg
     from pykvgraph.models import embedded_model
@@ -103,9 +111,9 @@ def passkey(**arguments: Any) -> None:
     seconds = time.perf_counter() - start
     if as_json:
         print_json(summary(trials, found, n_ctx, seconds))
-    elif len(counted) > 1:
+    elif len(trials) > 1:
         click.echo(f"{found} of {len(counted)} keys found, {seconds:.1f} s")
-    sys.exit(0 if found == len(counted) else 1)
+    sys.exit(0 if counted and found == len(counted) else 1)
 
 
 def one(ctx: Context, task: Task, index: int, quiet: bool) -> Trial:
@@ -205,9 +213,10 @@ def _plot_grid(
 
 
 def summary(trials: list[Trial], found: int, n_ctx: int, seconds: float) -> dict[str, Any]:
-    """What `--json` prints."""
+    """What `--json` prints. found: of all keys, or with --grid of the n_in_window that were in the window."""
     return {
         "found": found,
+        "n_in_window": sum(trial.in_window for trial in trials),
         "n_trials": len(trials),
         "trials": [dataclasses.asdict(trial) for trial in trials],
         **{

@@ -12,6 +12,9 @@ from pykvgraph.errors import InvalidArgumentError, KVGraphError
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+# what a Context takes; for --help
+DEFAULT_THREADS = "all CPUs; 1 for a model under 10 million parameters"
+
 
 def option(*names: str, **settings: Any) -> Callable[[F], F]:
     """A click option with its environment variable: KVGRAPH_ and the long name."""

@@ -161,3 +161,14 @@ def test_gaps_are_allowed(ctx: kvg.Context) -> None:
 def test_what_is_no_batch(ctx: kvg.Context, batch: object) -> None:
     with pytest.raises((kvg.InvalidArgumentError, TypeError)):
         ctx.decode(batch)  # type: ignore[arg-type]
+
+
+def test_decode_last_of_a_batch_without_logits_decodes_nothing(ctx: kvg.Context) -> None:
+    before = ctx.kv.cells()
+    batch = kvg.Batch()
+    batch.extend([5, 6], 10, logits=False)
+    with pytest.raises(kvg.InvalidArgumentError, match="asked for logits"):
+        ctx.decode_last(batch)
+    assert np.array_equal(ctx.kv.cells().pos, before.pos)
+    batch.add(7, 12, logits=True)
+    assert np.array_equal(ctx.decode_last(batch), ctx.logits()[-1])

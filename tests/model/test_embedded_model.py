@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pytest
 from support.engines import run_of
+from support.faults import fault
 from support.judge import judge
 
 import pykvgraph as kvg
-from pykvgraph._native.library import lib
 from pykvgraph.models import embedded_model
 from pykvgraph.passkey import Task, Trial, default_n_ctx, document_of, run
 
@@ -58,18 +57,6 @@ def test_a_key_at_half_its_position(model: kvg.Model) -> None:
 def test_a_key_that_was_given_up_is_not_found(model: kvg.Model) -> None:
     (trial,) = trials(model, [Task(n_junk=250, i_pos=10, seed=SEEDS[0])])
     assert (trial.in_window, trial.found) == (False, False)
-
-
-@contextmanager
-def fault(site: str) -> Iterator[None]:
-    try:
-        lib().kvg_test_fault(site.encode(), 1)
-    except kvg.UnsupportedError:
-        pytest.skip("this libkvgraph has no fault points (KVGRAPH_TEST_HOOKS)")
-    try:
-        yield
-    finally:
-        lib().kvg_test_fault(site.encode(), 0)
 
 
 @pytest.mark.parametrize("site", ["shift-skip", "shift-sign"])

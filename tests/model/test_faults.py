@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Literal
 
 import numpy as np
 import pytest
 from support.engines import Logits, Token, decode, open_context, random_ids, run_of
+from support.faults import fault, set_fault
 from support.judge import nmse
 from support.kv_rows import Contents, contents, same_cells
-from support.models import N_VOCAB, WIDE, ModelSpec
+from support.models import N_VOCAB
 
 import pykvgraph as kvg
-from pykvgraph._native.library import lib
 
 DECODE_SITES = ["cells", "build", "alloc", "compute"]
 SHIFT_SITES = ["shift-build", "shift-alloc", "shift-compute"]
@@ -27,19 +25,7 @@ OPTIONS = {"n_ctx": 128, "n_batch": 64, "n_ubatch": 6, "n_seq_max": 2, "defrag_t
 
 @pytest.fixture(scope="module", autouse=True)
 def hooks() -> None:
-    try:
-        lib().kvg_test_fault(b"cells", 0)
-    except kvg.UnsupportedError:
-        pytest.skip("this libkvgraph was built without KVGRAPH_TEST_HOOKS")
-
-
-@contextmanager
-def fault(site: str, countdown: int) -> Iterator[None]:
-    lib().kvg_test_fault(site.encode(), countdown)
-    try:
-        yield
-    finally:
-        lib().kvg_test_fault(site.encode(), 0)
+    set_fault("cells", 0)
 
 
 def fires(site: str, countdown: int, call: Callable[[], object]) -> bool:
@@ -235,12 +221,6 @@ def test_copy_on_write_is_all_or_nothing(small: kvg.Model, site: str, op: str, n
         assert all_contents(ctx) == all_contents(untroubled)
 
 
-@pytest.fixture(scope="module")
-def wide(model_file: Callable[[ModelSpec], Path]) -> Iterator[kvg.Model]:
-    with kvg.Model(model_file(WIDE), device="cpu") as model:
-        yield model
-
-
 WIDE_OPTIONS = {"type_k": "f32", "type_v": "f32", "n_seq_max": 2, "defrag_threshold": -1}
 
 
@@ -313,7 +293,7 @@ def test_load_and_save_are_all_or_nothing(small: kvg.Model, site: str) -> None:
 
 def test_unknown_site() -> None:
     with pytest.raises(kvg.InvalidArgumentError, match="nowhere"):
-        lib().kvg_test_fault(b"nowhere", 1)
+        set_fault("nowhere", 1)
 
 
 def test_a_fault_passes_by_other_sites(small: kvg.Model) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -131,6 +133,50 @@ def test_shifted_generation_is_what_the_operations_by_hand_say(story_model: kvg.
             logits = decode(by_hand, [Token(token, kv.seq_pos_max(0) + 1)])[0]
 
 
+def test_threads_make_room_on_one_context(story_model: kvg.Model) -> None:
+    """Neither can be left without tokens to give up: one alone doesn't fill the cache, both do."""
+    n_ctx, n_tokens = 64, 45
+    with open_context(story_model, n_ctx=n_ctx, n_seq_max=2) as ctx:
+
+        def speak(seq: int) -> int:
+            shift = kvg.ContextShift(n_keep=4, n_discard=1)  # full again at once: they meet often
+            pieces = kvg.generate(ctx, OPENING, seq=seq, max_tokens=n_tokens, on_full=shift)
+            return len(list(pieces))
+
+        for _ in range(10):
+            ctx.reset()
+            with ThreadPoolExecutor(2) as pool:
+                assert list(pool.map(speak, range(2))) == [n_tokens] * 2
+
+
+@pytest.mark.parametrize("shifts", [False, True])
+def test_a_decode_between_the_count_of_cells_and_the_own_one(
+    story_model: kvg.Model, monkeypatch: pytest.MonkeyPatch, shifts: bool
+) -> None:
+    """Another thread's takes the last cells: there is a policy for that, or it is an error."""
+    with open_context(story_model, n_ctx=32, n_seq_max=2) as ctx:
+        decode_last = ctx.decode_last
+        taken: list[int] = []
+
+        def late(batch: kvg.Batch) -> Any:
+            if ctx.kv.n_free < 8 and not taken:
+                taken.append(ctx.kv.n_free)
+                decode(ctx, [Token(5, i, (1,)) for i in range(taken[0])])
+            return decode_last(batch)
+
+        monkeypatch.setattr(ctx, "decode_last", late)
+        pieces = kvg.generate(
+            ctx, OPENING, max_tokens=40, on_full=kvg.ContextShift(n_keep=4) if shifts else None
+        )
+        if shifts:
+            assert len(list(pieces)) == 40
+            assert sorted(ctx.kv.cells().pos[ctx.kv.cells().seq[:, 1]].tolist()) == list(range(taken[0]))
+        else:
+            with pytest.raises(kvg.CacheFullError):
+                list(pieces)
+        assert taken == [7]
+
+
 def test_nothing_to_discard(story_model: kvg.Model) -> None:
     with open_context(story_model, n_ctx=32) as ctx, pytest.raises(kvg.CacheFullError):
         list(kvg.generate(ctx, OPENING, max_tokens=100, on_full=kvg.ContextShift(n_keep=32)))
@@ -201,6 +247,16 @@ def test_invalid_arguments(ctx: kvg.Context, arguments: dict[str, object]) -> No
     with pytest.raises(kvg.InvalidArgumentError):
         list(kvg.generate(ctx, OPENING, **arguments))  # type: ignore[arg-type]
     assert ctx.kv.n_used == 0
+
+
+def test_no_tokens_are_refused_at_once(ctx: kvg.Context) -> None:
+    """Not at the first piece; of a text, how many tokens it has depends on the cache then."""
+    with pytest.raises(kvg.InvalidArgumentError, match="prompt is empty"):
+        kvg.generate(ctx, [])
+    list(kvg.generate(ctx, OPENING, max_tokens=1))
+    pieces = kvg.generate(ctx, "")
+    with pytest.raises(kvg.InvalidArgumentError, match="prompt is empty"):
+        next(pieces)
 
 
 def test_end_of_generation(tiny: kvg.Model) -> None:

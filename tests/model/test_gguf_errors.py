@@ -77,6 +77,21 @@ def test_no_descriptors_left(tmp_path: Path) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
+def test_a_path_may_be_bytes(stories: Path) -> None:
+    """os.fsencode takes it, and so do the file and the model."""
+    path: Any = os.fsencode(stories)
+    with kvg.GgufFile(path) as file, kvg.Model(path, device="cpu") as model:
+        assert file.path == model.path == stories
+        assert file.metadata == model.metadata
+
+
+@pytest.mark.parametrize("path", [None, 5, "a\0b", ["model.gguf"]])
+def test_what_is_no_path(path: Any) -> None:
+    for opened in (kvg.GgufFile, kvg.Model):
+        with pytest.raises(kvg.InvalidArgumentError, match="path"):
+            opened(path)
+
+
 @pytest.mark.parametrize(
     "data",
     [

@@ -13,7 +13,7 @@ import pykvgraph as kvg
 def test_sizes(small: kvg.Model) -> None:
     with open_context(small, n_ctx=100, n_seq_max=3, type_k="f32", type_v="f16") as ctx:
         kv = ctx.kv
-        assert (kv.n_cells, kv.n_used, kv.n_kv, kv.n_seq_max) == (100, 0, 0, 3)
+        assert (kv.n_cells, kv.n_used, kv.n_free, kv.n_kv, kv.n_seq_max) == (100, 0, 100, 0, 3)
         assert kv.can_shift
         assert kv.read_k(0).shape == kv.read_v(1).shape == (100, small.n_head_kv, small.head_dim)
         assert kv.read_k(0).dtype == np.float32
@@ -25,6 +25,7 @@ def test_sizes(small: kvg.Model) -> None:
         assert 100 * row <= kv.bytes <= 356 * row
         decode(ctx, run_of([5, 6, 7]))
         assert kv.groups == (kvg.CellGroup(n_cells=100, n_used=3, n_kv=3),)
+        assert kv.n_free == 97
         with pytest.raises(kvg.InvalidArgumentError):
             kv.cells(group=1)
 

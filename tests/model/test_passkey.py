@@ -192,6 +192,7 @@ def test_json_has_what_was_promised(stories: Path) -> None:
     report: dict[str, Any] = json.loads(result.stdout)
     assert (result.exit_code, report["found"]) == (1, 0)
     assert (report["n_trials"], report["n_ctx"]) == (2, 320)
+    assert report["n_in_window"] == sum(trial["in_window"] for trial in report["trials"])
     assert report["seconds"] > 0
     trials = report["trials"]
     assert len(trials) == 2
@@ -238,6 +239,37 @@ def test_grid_is_a_table_and_a_picture(stories: Path, tmp_path: Path) -> None:
     assert path.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
     assert path.stat().st_size > 10_000
     assert result.exit_code == 1
+
+
+class _Seen:
+    """A passkey.run that answers without a model: which keys are in the window, and which are found."""
+
+    def __init__(self, in_window: int, found: int) -> None:
+        self.in_window, self.found, self.n = in_window, found, 0
+
+    def __call__(self, *_: object) -> passkey.Trial:
+        self.n += 1
+        inside = self.n <= self.in_window
+        return passkey.Trial("7", "7", not inside or self.n <= self.found, inside, 0, 1, 0, 0, 0, 0, 0.1)
+
+
+@pytest.mark.parametrize(
+    ("in_window", "found", "code"),
+    [(0, 0, 1), (1, 1, 0), (20, 20, 0), (20, 19, 1), (50, 50, 0)],
+)
+def test_a_grid_counts_the_keys_in_the_window(
+    stories: Path, monkeypatch: pytest.MonkeyPatch, in_window: int, found: int, code: int
+) -> None:
+    """And no key in the window is no success; keys that were guessed outside don't count."""
+    monkeypatch.setattr(passkey, "run", _Seen(in_window, found))
+    result = run(stories, "--grid", "--json")
+    report = json.loads(result.stdout)
+    assert (report["found"], report["n_in_window"], report["n_trials"]) == (found, in_window, 50)
+    assert result.exit_code == code
+    monkeypatch.setattr(passkey, "run", _Seen(in_window, found))
+    result = run(stories, "--grid")
+    assert result.stdout.splitlines()[-1].startswith(f"{found} of {in_window} keys found")
+    assert result.exit_code == code
 
 
 def test_a_plot_is_of_a_grid(stories: Path, tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import groupby
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from support.apart import Apart, judge_sharing
 from support.engines import Logits, OurEngine, Token, decode, open_context, random_ids, run_of
 from support.judge import nmse
 from support.kv_rows import contents, same_cells, seqs_of
-from support.models import N_VOCAB, SMALL, WIDE, ModelSpec
+from support.models import N_VOCAB, SMALL, ModelSpec
 
 import pykvgraph as kvg
 
@@ -185,12 +185,6 @@ def test_a_sorted_cache_is_attended_in_part(small: kvg.Model) -> None:
         ctx.kv.seq_rm(3, n_each - 1, -1)  # the next token goes right behind the last run
         decode(ctx, [Token(5, n_each - 1, (3,))])
         assert ctx.kv.n_attended <= n_each + 32  # 32: the CPU's alignment
-
-
-@pytest.fixture(scope="module")
-def wide(model_file: ModelFile) -> Iterator[kvg.Model]:
-    with kvg.Model(model_file(WIDE), device="cpu") as model:
-        yield model
 
 
 def test_sort_in_several_steps(wide: kvg.Model) -> None:

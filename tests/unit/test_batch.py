@@ -145,6 +145,26 @@ def test_add_takes_only_a_bool(logits: Any) -> None:
         Batch().add(1, 0, logits=logits)
 
 
+@pytest.mark.parametrize("function", ["arange", "tile"])
+def test_what_breaks_off_half_way_changes_nothing(monkeypatch: pytest.MonkeyPatch, function: str) -> None:
+    """No memory, or Ctrl-C, between two columns: they stay of one length."""
+    batch = Batch()
+    batch.extend([1, 2], 0, seq_ids=(0, 1))
+    before = rows(batch)
+
+    def fail(*_: Any) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(np, function, fail)
+        for tokens in ([3], range(200)):  # within the columns' memory, and beyond it
+            with pytest.raises(MemoryError):
+                batch.extend(tokens, 2)
+            assert rows(batch) == before
+    batch.extend([3], 2)
+    assert rows(batch) == [*before, (3, 2, (0,), 1)]
+
+
 def test_snapshot_is_a_copy() -> None:
     batch = Batch()
     batch.add(1, 0)

@@ -64,7 +64,7 @@ def test_help_shows_every_variable(verb: str) -> None:
         ("CTX_SIZE", "(the model's, at most 4096)"),
         ("BATCH_SIZE", "512"),
         ("UBATCH_SIZE", "512"),
-        ("THREADS", "(all CPUs)"),
+        ("THREADS", "(all CPUs; 1 for a model under 10 million parameters)"),
         ("DEVICE", "auto"),
         ("TEMP", "0.0"),
         ("TOP_K", "40"),

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pykvgraph.context_shift import ContextShift, self_extend
+from pykvgraph.context_shift import ContextShift, make_room, self_extend
 from pykvgraph.errors import CacheFullError, InvalidArgumentError, UnsupportedError
 from pykvgraph.kv_cache import KVCache
 from pykvgraph.types import CellsView, ShiftReport, UpdateStats
@@ -32,6 +32,10 @@ class FakeCache:
         self.cells_: list[tuple[int, int, set[int]]] = [
             (i, i, {0, 1} if shared_from is not None and i >= shared_from else {0}) for i in range(n)
         ]
+
+    @property
+    def n_free(self) -> int:
+        return self.n_cells - len(self.cells_)
 
     def positions(self, seq: int = 0) -> dict[int, int]:
         return {name: pos for name, pos, seqs in self.cells_ if seq in seqs}
@@ -169,6 +173,42 @@ def test_bad_arguments(arguments: dict[str, Any], told: str) -> None:
 def test_numpy_integers_become_plain() -> None:
     policy = ContextShift(n_keep=cast(int, np.int64(3)), n_discard=cast(int, np.int32(2)))
     assert (type(policy.n_keep), type(policy.n_discard)) == (int, int)
+
+
+@given(
+    n=st.integers(1, 40),
+    n_keep=st.integers(0, 40),
+    n_discard=st.none() | st.integers(1, 40),
+    n_shared=st.integers(0, 40),
+    n_spare=st.integers(0, 20),
+    wanted=st.integers(0, 70),
+)
+def test_room_is_made_or_nothing_is_given_up(
+    n: int, n_keep: int, n_discard: int | None, n_shared: int, n_spare: int, wanted: int
+) -> None:
+    """The first n_shared cells are another sequence's too: giving them up makes no room."""
+    cache = FakeCache(n, n_cells=n + n_spare)
+    cache.cells_ = [(name, p, {0, 1} if name < n_shared else s) for name, p, s in cache.cells_]
+    others = cache.positions(1)
+    policy = ContextShift(n_keep, n_discard)
+    kv = cast(KVCache, cache)
+
+    def make() -> None:
+        make_room(kv, 0, wanted, n_keep, lambda: policy.apply(kv, 0))
+
+    if wanted <= n_spare + max(n - max(n_keep, n_shared), 0):
+        try:
+            make()
+        except CacheFullError as error:  # no room for the copies that the first shift needs
+            assert "shared and would move" in str(error)
+            assert cache.calls == []
+        else:
+            assert cache.n_free >= wanted
+    else:
+        with pytest.raises(CacheFullError, match=f"{wanted} tokens need as many empty cells"):
+            make()
+        assert cache.calls == []
+    assert cache.positions(1) == others
 
 
 @given(n=st.integers(1, 60), n_grp=st.integers(1, 8), data=st.data())

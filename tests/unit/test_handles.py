@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import ctypes
 import gc
 import threading
+from typing import Any
 
 import pytest
 
@@ -12,6 +14,18 @@ from pykvgraph.errors import InvalidArgumentError
 def test_call_passes_the_pointer_and_the_rest() -> None:
     handle = Handle(7, lambda _: None, "thing")
     assert handle.call(lambda pointer, a, b: (pointer, a, b), 1, 2) == (7, 1, 2)
+
+
+def test_open_owns_what_the_function_makes() -> None:
+    freed: list[int] = []
+
+    def make(value: int, out: Any) -> None:
+        ctypes.cast(out, ctypes.POINTER(ctypes.c_void_p))[0] = value
+
+    handle = Handle.open(make, 7, free=freed.append, name="thing")
+    assert handle.call(lambda pointer: pointer) == 7
+    handle.close()
+    assert freed == [7]
 
 
 def test_close_frees_once_and_calls_raise_then() -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
+import re
 import sys
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -31,6 +32,13 @@ def wheel(tmp_path: Path) -> Path:
         for ending in (".so", ".so.0", ".so.0.25.3"):
             (tmp_path / f"{name}{ending}").write_bytes(b"no library")
     return tmp_path
+
+
+def test_the_requirement_is_that_of_the_package() -> None:
+    pyproject = (Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8")
+    pins = re.findall(r"llama-cpp-python[^\"]*", pyproject)
+    assert len(pins) >= 2  # to build with, to run with
+    assert set(pins) == {loader.REQUIREMENT}
 
 
 def test_mapped_libraries() -> None:

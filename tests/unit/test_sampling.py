@@ -22,6 +22,25 @@ def test_greedy_takes_the_first_of_the_largest(logits: Any) -> None:
     assert Sampler().sample(logits) == max(range(len(logits)), key=lambda i: (logits[i], -i))
 
 
+@pytest.mark.parametrize(
+    "logits",
+    [
+        np.zeros((1, 3), np.float32),
+        np.zeros((0, 3), np.float32),
+        np.zeros((), np.float32),
+        np.empty(0, np.float32),
+        np.array(["a", "b"]),
+        np.array([1, 2]),
+        [0.0, 1.0],
+        None,
+    ],
+    ids=repr,
+)
+def test_what_are_no_logits(logits: Any) -> None:
+    with pytest.raises(InvalidArgumentError, match="logits must be"):
+        Sampler().sample(logits)
+
+
 @pytest.mark.parametrize("broken", [math.nan, math.inf])
 def test_broken_logits(broken: float) -> None:
     with pytest.raises(KVGraphError, match="broken"):
