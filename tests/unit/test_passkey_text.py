@@ -15,8 +15,9 @@ def texts(file: str) -> dict[str, str]:
     found = {}
     for node in ast.parse((ROOT / file).read_text(encoding="utf-8")).body:
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant):
-            assert isinstance(node.targets[0], ast.Name)
-            found[node.targets[0].id] = node.value.value
+            name, text = node.targets[0], node.value.value
+            if isinstance(name, ast.Name) and isinstance(text, str):
+                found[name.id] = text
     return found
 
 
