@@ -38,6 +38,7 @@ class Context(Closable):
     one token, n_threads_batch for more: by default as many as this process may use CPUs, and one for a model
     under 10 million parameters, whose threads would only wait for each other. defrag_threshold:
     decode compacts the cache when the share of holes below the highest used cell passes it; negative: never.
+    `model` and all of these are attributes too, for reading: as they were given, or chosen.
 
     Raises InvalidArgumentError, UnsupportedError, or DeviceError when the device has no room for the cache.
     Threads may share a context: their calls wait for one another.
@@ -106,7 +107,8 @@ class Context(Closable):
 
         Raises InvalidArgumentError for tokens, positions or sequences that can't be, CacheFullError when
         there are too few empty cells, DeviceError when the device fails. After a failure the cells are as
-        before, but for shifts and moves that were pending, and there are no logits.
+        before, but for shifts and moves that were pending, and there are no logits. What is pending can fail
+        half way, as in kv.update().
         """
         self._handle.call(self._decode, batch)
 

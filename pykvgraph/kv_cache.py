@@ -32,8 +32,10 @@ class KVCache:
     """`context.kv`. A cell holds one token's K and V in every layer, its position, and who sees it.
 
     Ranges of positions are [p0, p1); p0 < 0 means 0, p1 < 0 means without end. Operations change cells only;
-    K and V follow at the next `update()` or decode. Any Python integer is safe: what can't be done raises
-    InvalidArgumentError with nothing changed, and so does every call once the context is closed.
+    K and V follow at the next `update()` or decode. But seq_add and seq_div copy the shared cells that move,
+    at once; and save, load, read_k and read_v run a pending K-shift first. Any Python integer is safe: what
+    can't be done raises InvalidArgumentError with nothing changed, and so does every call once the context is
+    closed.
     """
 
     def __init__(self, handle: Handle) -> None:
@@ -54,8 +56,9 @@ class KVCache:
     def seq_add(self, seq: int, p0: int, p1: int, delta: int) -> None:
         """Positions in the range move by `delta`; a cell that would come below 0 is taken from the sequence.
 
-        A shared cell that moves is copied first, so the other sharers keep theirs: CacheFullError when there
-        is no room for the copies. Raises UnsupportedError when the model's K can't be rotated.
+        A shared cell that moves is copied at once, K and V too, and the other sharers keep theirs. Raises
+        CacheFullError when there is no room for the copies, UnsupportedError when the model's K can't be
+        rotated.
         """
         self._change(lib().kvg_kv_seq_add, seq=seq, p0=p0, p1=p1, delta=delta)
 
@@ -76,7 +79,7 @@ class KVCache:
         )
 
     def clear(self, data: bool = False) -> None:
-        """Every cell becomes empty; with `data`, K and V are zeroed too."""
+        """Every cell becomes empty, and K and V that were written are zeroed; with `data`, all of them."""
         self._handle.call(lib().kvg_kv_clear, flag(data, "data"))
 
     def defrag(self, policy: Literal["fill", "sort"] = "fill") -> None:
@@ -92,7 +95,9 @@ class KVCache:
     def update(self) -> UpdateStats:
         """Runs the K-shift, then defrag, as far as each is pending, and tells what was done.
 
-        Raises DeviceError when the device fails, or has no memory for the graphs.
+        Raises DeviceError when the device fails, or has no memory for the graphs. What is not done is still
+        pending then, and another call goes on. But a K-shift and a sort work in place: when one fails half
+        way, K and V are lost, and whatever needs them is a DeviceError until `clear()` or `Context.reset()`.
         """
         return self._stats(lib().kvg_kv_update)
 
@@ -174,9 +179,11 @@ class KVCache:
     def load(self, blob: Blob | bytearray | memoryview, seq: int | None = None) -> None:
         """Replaces sequence `seq`, or with None the whole cache, by what `save` gave; all or nothing.
 
-        A sequence may come back under another id, and in any cells that are empty. Raises StateError for a
-        blob that is damaged, from another model or another kind of cache; CacheFullError when it doesn't fit;
-        InvalidArgumentError when a sequence is loaded without an id, or a whole cache with one.
+        A sequence may come back under another id, and in any cells that are empty. A pending K-shift runs
+        first. Raises StateError for a blob that is damaged, from another model or another kind of cache;
+        CacheFullError when it doesn't fit; InvalidArgumentError when a sequence is loaded without an id, or a
+        whole cache with one; DeviceError, and when that comes while K and V are written, they are lost as
+        `update()` tells.
         """
         try:
             data = memoryview(blob).cast("B")

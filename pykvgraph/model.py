@@ -19,6 +19,11 @@ from pykvgraph.tokenizer import Tokenizer, Vocabulary
 class Model(Closable):
     """A GGUF file, ready to run. Contexts on it go on when it is closed; the last one frees the weights.
 
+    path: absolute. arch: as the file names it. device: where the weights are. n_layer, n_embd (size of a
+    hidden state), n_head, n_head_kv (heads of K and V), head_dim, n_vocab (logits of a token; there may be
+    more than tokens), n_ctx_train (positions that it was trained for), n_params: counts. weight_bytes: size
+    of the weights. All of them stay when it is closed.
+
     `device` is "auto" (the first GPU, else the CPU) or a name from `pykvgraph.devices()`. Raises
     FileNotFoundError, ModelLoadError for a damaged file, UnsupportedError for a model that this build has no
     recipe for, DeviceError for a device that is missing or full.

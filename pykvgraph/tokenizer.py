@@ -53,7 +53,11 @@ class Vocabulary:
 
 
 class Tokenizer:
-    """`model.tokenizer`; may be used by several threads."""
+    """`model.tokenizer`; may be used by several threads.
+
+    n_vocab: token ids are below it. bos, eos: the tokens that begin and end a text, None where the vocabulary
+    has none. space_prefix: encode() puts a space before the text, and decode() takes it away again.
+    """
 
     def __init__(self, path: Path, vocabulary: Vocabulary) -> None:
         llama = libllama.low_level()
