@@ -40,7 +40,7 @@ def check_defrag(
     and there the order of the cells shows.
     """
     type_k, type_v = kv_types
-    options = {"n_ctx": 512, "n_seq_max": n_seq, "defrag_threshold": -1}
+    options: dict[str, int | str] = {"n_ctx": 512, "n_seq_max": n_seq, "defrag_threshold": -1}
     options |= {"type_k": type_k, "type_v": type_v}
     with open_context(model, **options) as ctx, open_context(model, **options) as untouched:
         for each in (ctx, untouched):
