@@ -100,16 +100,17 @@ def make_room(kv: KVCache, seq: int, n_tokens: int, n_keep: int, shift: Callable
     Raises what `shift` raises, and CacheFullError before the first call when no number of them would do:
     cells below n_keep stay, and so do those that other sequences see.
     """
-    if kv.n_free < n_tokens:
-        view = kv.cells()
-        own = view.seq[:, seq] & (view.seq.sum(axis=1) == 1) & (view.pos >= n_keep)
-        most = int(np.sum((view.pos < 0) | own))
-        if most < n_tokens:
-            raise CacheFullError(
-                f"{n_tokens} tokens need as many empty cells: of {kv.n_cells}, {most} are empty or hold what "
-                f"only sequence {seq} sees from position {n_keep} on. Remove other sequences (kv.seq_rm, "
-                "kv.seq_keep), lower n_keep, or use a larger n_ctx"
-            )
+    if kv.n_free >= n_tokens:  # as for nearly every token of a generation
+        return
+    view = kv.cells()
+    own = view.seq[:, seq] & (view.seq.sum(axis=1) == 1) & (view.pos >= n_keep)
+    most = int(np.sum((view.pos < 0) | own))
+    if most < n_tokens:
+        raise CacheFullError(
+            f"{n_tokens} tokens need as many empty cells: of {kv.n_cells}, {most} are empty or hold what "
+            f"only sequence {seq} sees from position {n_keep} on. Remove other sequences (kv.seq_rm, "
+            "kv.seq_keep), lower n_keep, or use a larger n_ctx"
+        )
     while kv.n_free < n_tokens:
         shift()
 
