@@ -31,7 +31,7 @@ LENGTHS = (0.5, 1.0, 2.0, 3.0, 4.0)  # in contexts
     ),
 )
 @option("-m", "--model", metavar="FILE", show_default="the embedded one", help="A GGUF file.")
-@option("--n-junk", type=COUNT, metavar="N", default=250, help="Pieces of junk.")
+@option("--n-junk", type=click.IntRange(1, 2**31 - 1), metavar="N", default=250, help="Pieces of junk.")
 @option(
     "--i-pos", type=click.IntRange(min=0), metavar="N", show_default="random", help="Pieces before the key."
 )

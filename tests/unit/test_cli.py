@@ -53,7 +53,7 @@ def test_help_has_an_example(verb: str | None) -> None:
 @pytest.mark.parametrize("verb", VERBS)
 def test_help_shows_every_variable(verb: str) -> None:
     words = " ".join(run(verb, "--help").stdout.split())
-    assert all(f"env var: {opt.envvar}" in words for opt in options(verb))
+    assert all(f"env var: {', '.join(opt.envvar or ())}" in words for opt in options(verb))
 
 
 @pytest.mark.parametrize(
@@ -83,8 +83,9 @@ def test_a_variable_means_the_same_everywhere() -> None:
     names: dict[Any, set[str]] = {}
     for verb in VERBS:
         for opt in options(verb):
-            long_name = next(name for name in opt.opts if name.startswith("--"))
-            names.setdefault(opt.envvar, set()).add(long_name)
+            long_names = [name for name in opt.opts if name.startswith("--")]
+            for variable, long_name in zip(opt.envvar or (), long_names, strict=True):
+                names.setdefault(variable, set()).add(long_name)
     assert all(str(variable).startswith("KVGRAPH_") for variable in names)
     assert all(len(spellings) == 1 for spellings in names.values())
 
@@ -207,6 +208,48 @@ def test_a_mistake_in_the_program_is_not_hidden() -> None:
 def test_a_reader_that_has_gone_is_no_error() -> None:
     result = CliRunner().invoke(failing(BrokenPipeError(32, "Broken pipe")), ["--place", "here"])
     assert (result.exit_code, result.output) == (1, "")
+
+
+@pytest.mark.parametrize("variable", ["KVGRAPH_KEEP", "KVGRAPH_N_KEEP"])
+def test_each_long_name_has_a_variable(monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
+    seen: dict[str, Any] = {}
+    monkeypatch.setattr(main.commands["passkey"], "callback", lambda **values: seen.update(values))
+    assert run("passkey", env={variable: "7"}).exit_code == 0
+    assert seen["n_keep"] == 7
+    assert run("passkey", "--keep", "8", env={variable: "7"}).exit_code == 0
+    assert seen["n_keep"] == 8
+
+
+def test_an_error_names_the_variable_of_two_that_is_set() -> None:
+    @click.command(cls=Verb)
+    @option("--place", "--spot", "place")
+    def command(place: str) -> None:
+        raise InvalidArgumentError("no such place")
+
+    result = CliRunner().invoke(command, [], env={"KVGRAPH_PLACE": "", "KVGRAPH_SPOT": "there"})
+    assert result.stderr == "Error: no such place (from the environment: KVGRAPH_SPOT)\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--n", "5"], "--n"),
+        (["--n", "5", "--many", "1", "--many", "2", "--text", "7"], "--n or --many"),
+        (["--flag"], "model"),
+    ],
+)
+def test_no_memory_is_one_line_with_what_to_lower(arguments: list[str], told: str) -> None:
+    @click.command(cls=Verb)
+    @option("--n", type=int, default=3)
+    @option("--many", type=int, multiple=True)
+    @option("--text")
+    @option("--flag", is_flag=True)
+    def command(**_: Any) -> None:
+        raise MemoryError
+
+    result = CliRunner().invoke(command, arguments)
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr == f"Error: there is not enough memory for this: try a smaller {told}\n"
 
 
 def failing(error: Exception) -> click.Command:
