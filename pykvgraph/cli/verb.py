@@ -25,6 +25,28 @@ def json_option(command: F) -> F:
     return option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")(command)
 
 
+class _NewFile(click.Path):
+    """A file to be written when the work is done; one that can't be is told of before it begins."""
+
+    def __init__(self) -> None:
+        super().__init__(dir_okay=False, writable=True)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The path. A usage error for a folder, and for a file that can't be made or written."""
+        path = super().convert(value, param, ctx)
+        folder = os.path.dirname(path) or os.curdir
+        if not os.path.basename(path) or not os.path.isdir(folder):
+            self.fail(f"{path!r} can't be written: there is no such folder.", param, ctx)
+        if not os.path.exists(path) and not os.access(folder, os.W_OK | os.X_OK):
+            self.fail(f"{path!r} can't be written: its folder is read-only.", param, ctx)
+        return path
+
+
+def plot_option(help_text: str) -> Callable[[F], F]:
+    """`--plot`, where a picture goes."""
+    return option("--plot", type=_NewFile(), metavar="FILE", help=help_text)
+
+
 def examples(*lines: str) -> str:
     """An epilog for `--help`, one example per line."""
     return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)

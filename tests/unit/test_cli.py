@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shlex
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import click
@@ -250,6 +252,46 @@ def test_no_memory_is_one_line_with_what_to_lower(arguments: list[str], told: st
     result = CliRunner().invoke(command, arguments)
     assert (result.exit_code, result.stdout) == (1, "")
     assert result.stderr == f"Error: there is not enough memory for this: try a smaller {told}\n"
+
+
+MISSING = ["{}/missing/new.png", "{}/old.png/new.png", "{}/new.png/"]
+PLOTS = [["cells", "--plot"], ["passkey", "--grid", "--plot"]]
+
+
+@pytest.mark.parametrize("arguments", PLOTS, ids="-".join)
+@pytest.mark.parametrize("path", ["", "/", "{}", *MISSING])
+def test_a_plot_that_cannot_be_is_told_before_the_work(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, arguments: list[str], path: str
+) -> None:
+    (tmp_path / "old.png").touch()
+    monkeypatch.setattr(main.commands[arguments[0]], "callback", lambda **_: pytest.fail("has begun"))
+    result = run(*arguments, path.format(tmp_path))
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "Invalid value for '--plot'" in result.stderr
+    assert ("there is no such folder" in result.stderr) == (path in ("", *MISSING))
+    assert [entry.name for entry in tmp_path.iterdir()] == ["old.png"]
+
+
+@pytest.mark.parametrize("arguments", PLOTS, ids="-".join)
+@pytest.mark.parametrize(
+    ("path", "locked", "code"),
+    [("new.png", [], 0), ("old.png", ["."], 0), ("new.png", ["."], 2), ("old.png", ["old.png"], 2)],
+)
+def test_a_plot_needs_a_folder_or_a_file_to_write_to(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    arguments: list[str],
+    path: str,
+    locked: list[str],
+    code: int,
+) -> None:
+    (tmp_path / "old.png").touch()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(os, "access", lambda name, mode: not (mode & os.W_OK and name in locked))
+    seen: dict[str, Any] = {}
+    monkeypatch.setattr(main.commands[arguments[0]], "callback", lambda **values: seen.update(values))
+    assert run(*arguments, path).exit_code == code
+    assert seen.get("plot") == (None if code else path)
 
 
 def failing(error: Exception) -> click.Command:
