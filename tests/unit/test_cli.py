@@ -6,6 +6,8 @@ import json
 import math
 import os
 import shlex
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -252,6 +254,51 @@ def test_no_memory_is_one_line_with_what_to_lower(arguments: list[str], told: st
     result = CliRunner().invoke(command, arguments)
     assert (result.exit_code, result.stdout) == (1, "")
     assert result.stderr == f"Error: there is not enough memory for this: try a smaller {told}\n"
+
+
+@pytest.mark.parametrize("as_script", [True, False])
+@pytest.mark.parametrize("arguments", ["--help", "--version", "info", ""])
+@pytest.mark.parametrize(
+    ("variable", "told"),
+    [
+        ("KVGRAPH_LIB", "KVGRAPH_LIB is /nowhere"),
+        ("KVGRAPH_LOG", "KVGRAPH_LOG is '/nowhere'"),
+        ("LLAMA_CPP_LIB_PATH", "LLAMA_CPP_LIB_PATH is /nowhere"),
+    ],
+)
+def test_the_command_in_a_bad_environment(
+    tmp_path: Path, variable: str, told: str, arguments: str, as_script: bool
+) -> None:
+    script = tmp_path / "pykvgraph"  # as pip writes it
+    script.write_text("import sys\nfrom pykvgraph.cli import main\nsys.exit(main())\n")
+    program = [str(script)] if as_script else ["-m", "pykvgraph"]
+    done = run_python(*program, *arguments.split(), **{variable: "/nowhere"})
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith(f"Error: {told}")
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "arguments", [["-c", "import pykvgraph"], ["-m", "package"], ["program.py", "pykvgraph"]], ids=str
+)
+def test_other_programs_get_the_exception(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str]
+) -> None:
+    (tmp_path / "package").mkdir()
+    for name in ("program.py", "package/__init__.py"):
+        (tmp_path / name).write_text("import pykvgraph\n")
+    monkeypatch.chdir(tmp_path)
+    done = run_python(*arguments, KVGRAPH_LIB="/nowhere")
+    assert done.returncode == 1
+    assert "\nImportError: KVGRAPH_LIB is /nowhere" in done.stderr
+
+
+def run_python(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+    paths = [str(Path(folder).parent) for folder in sys.modules["pykvgraph"].__path__]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths + sys.path), **env}
+    return subprocess.run(
+        [sys.executable, *arguments], capture_output=True, text=True, env=environment, timeout=120
+    )
 
 
 MISSING = ["{}/missing/new.png", "{}/old.png/new.png", "{}/new.png/"]
