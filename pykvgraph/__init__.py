@@ -7,8 +7,11 @@
             print(piece.text, end="")
 
 Importing it opens the native library: ImportError when that, or the ggml under it, is missing or of the wrong
-version.
+version, InvalidArgumentError for a bad KVGRAPH_LOG. The command `pykvgraph` ends with that error's line.
 """
+
+import os as _os
+import sys as _sys
 
 from pykvgraph._native.library import library as _library
 from pykvgraph.batch import Batch
@@ -43,7 +46,21 @@ from pykvgraph.types import (
     UpdateStats,
 )
 
-__version__ = _library().version
+
+def _is_the_command() -> bool:
+    """Whether `pykvgraph` or `python -m pykvgraph` is starting: both come here first."""
+    program = _sys.argv[0] if _sys.argv else ""
+    if program == "-m":  # still looking for the module to run
+        return "pykvgraph" in _sys.orig_argv
+    return _os.path.basename(program) == "pykvgraph"
+
+
+try:
+    __version__ = _library().version
+except (ImportError, InvalidArgumentError) as _error:
+    if _is_the_command():
+        _sys.exit(f"Error: {' '.join(str(_error).split())}")
+    raise
 
 __all__ = [
     "Batch",

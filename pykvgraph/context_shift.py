@@ -71,10 +71,10 @@ class ContextShift:
 def self_extend(kv: KVCache, seq: int, p0: int, p1: int, n_grp: int) -> int:
     """Makes every n_grp neighbours in [p0, p1) share a position, and moves what follows down to the new end.
 
-    The token at p0 + j comes to p0 + j // n_grp. Returns the sequence's next position. With blocks of
-    p1 - p0 = n_batch that end where the sequence ends, this is what llama.cpp's passkey example does. Source:
-    "Self-Extend LLM Context Window Without Tuning", arXiv:2401.01325. Not one step for other threads, as with
-    ContextShift.
+    The token at p0 + j comes to p0 + j // n_grp; a p1 beyond the end is the end. Returns the sequence's next
+    position. With blocks of p1 - p0 = n_batch that end where the sequence ends, this is what llama.cpp's
+    passkey example does. Source: "Self-Extend LLM Context Window Without Tuning", arXiv:2401.01325. Not one
+    step for other threads, as with ContextShift.
 
     Raises InvalidArgumentError unless 0 <= p0 < p1 and n_grp >= 1, or when positions get too large on the
     way; UnsupportedError and CacheFullError as kv.seq_add does. Nothing is changed then.
@@ -83,6 +83,7 @@ def self_extend(kv: KVCache, seq: int, p0: int, p1: int, n_grp: int) -> int:
     p0 = integer(p0, "p0", 0)
     p1 = integer(p1, "p1", p0 + 1)
     n_grp = integer(n_grp, "n_grp", 1)
+    p1 = min(p1, kv.seq_pos_max(seq) + 1)  # beyond is nothing, and p1 + lift might be too large
     if n_grp > 1 and p1 - p0 > 1:
         _require_room(kv, seq, max(p0, 1))  # position 0 stays
         # on a multiple of n_grp, dividing is counting: (p0 * n_grp + j) // n_grp = p0 + j // n_grp

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -199,13 +198,21 @@ class KVCache:
         self._handle.call(put, saved, seq)
 
     def save_file(self, path: str | os.PathLike[str], seq: int | None = None) -> None:
-        """`save` into a file: written aside, synced and renamed, so that it is the old one or the new one."""
+        """`save` into a file: written aside, synced and renamed, so that it is the old one or the new one.
+
+        An existing file keeps its mode, a new one has the umask's: `os.umask(0o077)` before makes it private.
+        Raises InvalidArgumentError for a device, pipe or socket, and as `save`; OSError, which names the
+        path, when no file can be written there.
+        """
         name = os.fsdecode(native_path(path))
         kv_state.write_file(name, self.save(seq))
 
     def load_file(self, path: str | os.PathLike[str], seq: int | None = None) -> None:
-        """`load` from a file; FileNotFoundError when there is none."""
-        self.load(Path(os.fsdecode(native_path(path))).read_bytes(), seq)
+        """`load` from a file, and raises as that; OSError for a missing one, StateError for a device or pipe.
+
+        Of what is no saved state, or not all of one, no more than the header is read.
+        """
+        self.load(kv_state.read_file(os.fsdecode(native_path(path))), seq)
 
     def _read(self, layer: int, v: int) -> npt.NDArray[np.float32]:
         info = self._info()

@@ -7,7 +7,9 @@ KVGRAPH_CTX_SIZE for `-c`. A verb imports what it needs when it runs, so that he
 from __future__ import annotations
 
 import io
+import os
 import sys
+from typing import Any
 
 import click
 
@@ -20,6 +22,18 @@ from pykvgraph.cli.passkey import passkey
 from pykvgraph.cli.verb import examples
 
 
+class _Command(click.Group):
+    """A closed stdin is empty; what goes to a closed stdout or stderr is gone, and is no error."""
+
+    def main(self, *args: Any, **extra: Any) -> Any:
+        """As click's."""
+        for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+            if getattr(sys, name) is None:
+                # takes the stream's number, too, which would else be that of the next file
+                setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 - for good
+        return super().main(*args, **extra)
+
+
 def _print_version(ctx: click.Context, _option: click.Parameter, wanted: bool) -> None:
     if wanted and not ctx.resilient_parsing:
         import pykvgraph
@@ -29,6 +43,7 @@ def _print_version(ctx: click.Context, _option: click.Parameter, wanted: bool) -
 
 
 @click.group(
+    cls=_Command,
     context_settings={"help_option_names": ["-h", "--help"], "show_default": True},
     epilog=examples("pykvgraph generate -m model.gguf -p 'Once upon a time'", "pykvgraph generate --help"),
 )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pykvgraph.cli.show import new_table, print_json, print_table, size_text
-from pykvgraph.cli.verb import Verb, examples, option
+from pykvgraph.cli.verb import DEFAULT_THREADS, Verb, examples, option
 from pykvgraph.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -64,7 +64,9 @@ class _Numbers(click.ParamType):  # type: ignore[type-arg]
 )
 @option("-r", "--repetitions", type=COUNT, metavar="N", default=5, help="Of each test, after one to warm up.")
 @option("--vs", "other", type=click.Choice(["libllama"]), help="Run it on the same file, by turns with ours.")
-@option("-t", "--threads", "n_threads", type=COUNT, metavar="N", show_default="all CPUs", help="CPU threads.")
+@option(
+    "-t", "--threads", "n_threads", type=COUNT, metavar="N", show_default=DEFAULT_THREADS, help="CPU threads."
+)
 @option(
     "-b", "--batch-size", "n_batch", type=COUNT, metavar="N", default=2048, help="Most tokens in one decode."
 )

@@ -10,7 +10,7 @@ from typing import IO, TYPE_CHECKING, Any
 import click
 
 from pykvgraph.cli.show import print_json, printable, size_text
-from pykvgraph.cli.verb import Verb, examples, json_option, option
+from pykvgraph.cli.verb import Verb, examples, json_option, option, plot_option
 
 if TYPE_CHECKING:
     from pykvgraph.cache_script import Operation
@@ -55,7 +55,7 @@ class Step:
     help="Sequences are 0 to N - 1.",
 )
 @option("-q", "--quiet", is_flag=True, help="Only the cells at the end.")
-@option("--plot", type=click.Path(dir_okay=False), metavar="FILE", help="A PNG with a row for each step.")
+@plot_option("A PNG with a row for each step.")
 @json_option
 def cells(
     script: IO[str] | None,

@@ -8,9 +8,10 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from pykvgraph.cli.show import new_table, print_json, print_table
-from pykvgraph.cli.verb import DEFAULT_THREADS, Verb, examples, json_option, option
+from pykvgraph.cli.verb import DEFAULT_THREADS, Verb, examples, json_option, option, plot_option
 
 if TYPE_CHECKING:
     from pykvgraph.context import Context
@@ -31,7 +32,7 @@ LENGTHS = (0.5, 1.0, 2.0, 3.0, 4.0)  # in contexts
     ),
 )
 @option("-m", "--model", metavar="FILE", show_default="the embedded one", help="A GGUF file.")
-@option("--n-junk", type=COUNT, metavar="N", default=250, help="Pieces of junk.")
+@option("--n-junk", type=click.IntRange(1, 2**31 - 1), metavar="N", default=250, help="Pieces of junk.")
 @option(
     "--i-pos", type=click.IntRange(min=0), metavar="N", show_default="random", help="Pieces before the key."
 )
@@ -70,7 +71,7 @@ LENGTHS = (0.5, 1.0, 2.0, 3.0, 4.0)  # in contexts
 @option("-s", "--seed", type=click.IntRange(min=0), metavar="N", default=1, help="Of the first trial's key.")
 @option("--trials", type=COUNT, metavar="N", default=1, help="Keys to ask for, one after the other.")
 @option("--grid", is_flag=True, help="Accuracy over depth and length, up to 4 contexts.")
-@option("--plot", type=click.Path(dir_okay=False), metavar="FILE", help="With --grid: a PNG of it.")
+@plot_option("With --grid: a PNG of it.")
 @json_option
 def passkey(**arguments: Any) -> None:
     """Hide a key in junk text, fill the cache past its size, ask for the key.
@@ -85,6 +86,10 @@ def passkey(**arguments: Any) -> None:
     start = time.perf_counter()
     if arguments["plot"] and not arguments["grid"]:
         raise click.UsageError("--plot draws a grid: give --grid too")
+    source = click.get_current_context().get_parameter_source
+    for name, typed in (("n_junk", "--n-junk"), ("i_pos", "--i-pos")):
+        if arguments["grid"] and source(name) is ParameterSource.COMMANDLINE:
+            raise click.UsageError(f"--grid has lengths and depths of its own: leave out {typed}")
     if arguments["plot"]:
         require_matplotlib()
     task = Task(

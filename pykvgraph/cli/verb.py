@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -17,15 +18,36 @@ DEFAULT_THREADS = "all CPUs; 1 for a model under 10 million parameters"
 
 
 def option(*names: str, **settings: Any) -> Callable[[F], F]:
-    """A click option with its environment variable: KVGRAPH_ and the long name."""
-    long_name = next(name for name in names if name.startswith("--"))
-    variable = "KVGRAPH_" + long_name[2:].replace("-", "_").upper()
-    return click.option(*names, envvar=variable, show_envvar=True, **settings)
+    """A click option with an environment variable for each long name: KVGRAPH_ and that name."""
+    variables = ["KVGRAPH_" + name[2:].replace("-", "_").upper() for name in names if name.startswith("--")]
+    return click.option(*names, envvar=variables, show_envvar=True, **settings)
 
 
 def json_option(command: F) -> F:
     """`--json`, the same in every verb."""
     return option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")(command)
+
+
+class _NewFile(click.Path):
+    """A file to be written when the work is done; one that can't be is told of before it begins."""
+
+    def __init__(self) -> None:
+        super().__init__(dir_okay=False, writable=True)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The path. A usage error for a folder, and for a file that can't be made or written."""
+        path = super().convert(value, param, ctx)
+        folder = os.path.dirname(path) or os.curdir
+        if not os.path.basename(path) or not os.path.isdir(folder):
+            self.fail(f"{path!r} can't be written: there is no such folder.", param, ctx)
+        if not os.path.exists(path) and not os.access(folder, os.W_OK | os.X_OK):
+            self.fail(f"{path!r} can't be written: its folder is read-only.", param, ctx)
+        return path
+
+
+def plot_option(help_text: str) -> Callable[[F], F]:
+    """`--plot`, where a picture goes."""
+    return option("--plot", type=_NewFile(), metavar="FILE", help=help_text)
 
 
 def examples(*lines: str) -> str:
@@ -42,14 +64,32 @@ class Verb(click.Command):
             return super().invoke(ctx)
         except BrokenPipeError:
             raise  # the reader has gone: click ends in silence
+        except MemoryError as error:
+            names = " or ".join(self._numbers(ctx)) or "model"
+            raise click.ClickException(
+                f"there is not enough memory for this: try a smaller {names}"
+            ) from error
         except (KVGraphError, ImportError, OSError) as error:
             origin = self._origin(ctx) if isinstance(error, InvalidArgumentError) else ""
             raise click.ClickException(" ".join(str(error).split()) + origin) from error
 
+    def _numbers(self, ctx: click.Context) -> list[str]:
+        """The options that somebody gave a number to."""
+        given = {
+            option.opts[-1]: ctx.params[option.name]
+            for option in self.params
+            if option.name and ctx.get_parameter_source(option.name) is not ParameterSource.DEFAULT
+        }
+        return [
+            name
+            for name, value in given.items()
+            if all(type(number) is int for number in (value if isinstance(value, tuple) else (value,)))
+        ]
+
     def _origin(self, ctx: click.Context) -> str:
         """The environment variables that had a say: nobody typed those."""
         variables = [
-            str(option.envvar)
+            next(variable for variable in option.envvar or () if os.environ.get(variable))
             for option in self.params
             if option.name and ctx.get_parameter_source(option.name) is ParameterSource.ENVIRONMENT
         ]

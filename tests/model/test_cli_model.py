@@ -205,6 +205,32 @@ def run_module(*arguments: str | Path, **env: str) -> subprocess.CompletedProces
     return subprocess.run(command, capture_output=True, env=environment, timeout=120)
 
 
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", ">&- 2>&- <&-"])
+@pytest.mark.parametrize(
+    ("line", "code"),
+    [
+        ("cells", 0),
+        ("cells --json", 0),
+        ("cells -", 0),
+        ("cells -c 0", 2),
+        ("nothing", 2),
+        ("info", 0),
+        ("generate -n 2 -m stories", 0),
+        ("passkey --n-junk 1 --grid --i-pos 1", 2),
+        ("bench -p 4 -n 0 -r 1 -m stories", 0),
+    ],
+)
+def test_closed_streams_are_no_error(stories: Path, closed: str, line: str, code: int) -> None:
+    arguments = [str(stories) if word == "stories" else word for word in line.split()]
+    command = ["sh", "-c", f'exec "$0" "$@" {closed}', sys.executable, "-m", "pykvgraph", *arguments]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        command, capture_output=True, env=environment, timeout=120, stdin=subprocess.DEVNULL
+    )
+    assert done.returncode == code
+    assert b"Traceback" not in done.stderr
+
+
 def test_a_terminal_without_unicode(stories: Path) -> None:
     shown = run_module("inspect", stories, PYTHONIOENCODING="ascii")
     assert (shown.returncode, shown.stderr) == (0, b"")

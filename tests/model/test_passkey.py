@@ -278,6 +278,13 @@ def test_a_plot_is_of_a_grid(stories: Path, tmp_path: Path) -> None:
     assert "--grid" in result.stderr
 
 
+@pytest.mark.parametrize("option", ["--n-junk", "--i-pos"])
+def test_a_grid_has_its_own_lengths_and_depths(stories: Path, option: str) -> None:
+    result = run(stories, "--grid", option, "3")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert f"leave out {option}" in result.stderr
+
+
 @pytest.mark.parametrize("arguments", [("--i-pos", "11", "--n-junk", "10"), ("--keep", "300")])
 def test_what_cannot_be_is_one_line(stories: Path, arguments: tuple[str, ...]) -> None:
     result = run(stories, *arguments)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from support.engines import Token, decode, open_context, random_ids, run_of
 from support.judge import nmse
-from support.kv_rows import allowed_drift, cells_at, fresh_k
+from support.kv_rows import allowed_drift, cells_at, fresh_k, same_cells
 from support.models import N_VOCAB, SMALL, ModelSpec
 
 import pykvgraph as kvg
@@ -99,3 +99,16 @@ def test_division_by_one_is_nothing(small: kvg.Model) -> None:
         decode(ctx, run_of(random_ids(20, N_VOCAB)))
         ctx.kv.seq_div(0, -1, -1, 1)
         assert ctx.kv.update().shifted_cells == 0
+
+
+def test_self_extend_to_the_largest_number(small: kvg.Model) -> None:
+    """Positions are refused before anything is changed, or not at all."""
+    with open_context(small, n_ctx=64) as ctx:
+        decode(ctx, run_of(random_ids(20, N_VOCAB)))
+        assert kvg.self_extend(ctx.kv, 0, 1, 2**63 - 1, 2) == 1 + 10
+        assert sorted(ctx.kv.cells().pos[:20]) == [0, *(1 + j // 2 for j in range(19))]
+        before = ctx.kv.cells()
+        for n_grp in (2**31, 2**63 - 1):
+            with pytest.raises(kvg.InvalidArgumentError):
+                kvg.self_extend(ctx.kv, 0, 1, 2**63 - 1, n_grp)
+            assert same_cells(ctx.kv.cells(), before)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import struct
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -336,6 +337,12 @@ def test_files_that_cannot_be(ctx: kvg.Context, tmp_path: Path) -> None:
     for path in (5, None, "a\0b"):
         for call in (ctx.kv.load_file, ctx.kv.save_file):
             refused(ctx, kvg.InvalidArgumentError, lambda c=call, p=path: c(p), "path")  # type: ignore[misc]
+    with (tmp_path / "sparse").open("wb") as file:
+        file.truncate(2**41)
+    refused(ctx, kvg.StateError, lambda: ctx.kv.load_file(tmp_path / "sparse"))
+    refused(ctx, kvg.StateError, lambda: ctx.kv.load_file("/dev/zero"))
+    os.mkfifo(tmp_path / "pipe")
+    refused(ctx, kvg.InvalidArgumentError, lambda: ctx.kv.save_file(tmp_path / "pipe"))
     (tmp_path / "junk").write_bytes(b"KVGSTATE junk")
     refused(ctx, kvg.StateError, lambda: ctx.kv.load_file(tmp_path / "junk"))
     ctx.kv.save_file(tmp_path / "state")

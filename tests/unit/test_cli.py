@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shlex
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import click
@@ -53,7 +57,7 @@ def test_help_has_an_example(verb: str | None) -> None:
 @pytest.mark.parametrize("verb", VERBS)
 def test_help_shows_every_variable(verb: str) -> None:
     words = " ".join(run(verb, "--help").stdout.split())
-    assert all(f"env var: {opt.envvar}" in words for opt in options(verb))
+    assert all(f"env var: {', '.join(opt.envvar or ())}" in words for opt in options(verb))
 
 
 @pytest.mark.parametrize(
@@ -83,8 +87,9 @@ def test_a_variable_means_the_same_everywhere() -> None:
     names: dict[Any, set[str]] = {}
     for verb in VERBS:
         for opt in options(verb):
-            long_name = next(name for name in opt.opts if name.startswith("--"))
-            names.setdefault(opt.envvar, set()).add(long_name)
+            long_names = [name for name in opt.opts if name.startswith("--")]
+            for variable, long_name in zip(opt.envvar or (), long_names, strict=True):
+                names.setdefault(variable, set()).add(long_name)
     assert all(str(variable).startswith("KVGRAPH_") for variable in names)
     assert all(len(spellings) == 1 for spellings in names.values())
 
@@ -207,6 +212,133 @@ def test_a_mistake_in_the_program_is_not_hidden() -> None:
 def test_a_reader_that_has_gone_is_no_error() -> None:
     result = CliRunner().invoke(failing(BrokenPipeError(32, "Broken pipe")), ["--place", "here"])
     assert (result.exit_code, result.output) == (1, "")
+
+
+@pytest.mark.parametrize("variable", ["KVGRAPH_KEEP", "KVGRAPH_N_KEEP"])
+def test_each_long_name_has_a_variable(monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
+    seen: dict[str, Any] = {}
+    monkeypatch.setattr(main.commands["passkey"], "callback", lambda **values: seen.update(values))
+    assert run("passkey", env={variable: "7"}).exit_code == 0
+    assert seen["n_keep"] == 7
+    assert run("passkey", "--keep", "8", env={variable: "7"}).exit_code == 0
+    assert seen["n_keep"] == 8
+
+
+def test_an_error_names_the_variable_of_two_that_is_set() -> None:
+    @click.command(cls=Verb)
+    @option("--place", "--spot", "place")
+    def command(place: str) -> None:
+        raise InvalidArgumentError("no such place")
+
+    result = CliRunner().invoke(command, [], env={"KVGRAPH_PLACE": "", "KVGRAPH_SPOT": "there"})
+    assert result.stderr == "Error: no such place (from the environment: KVGRAPH_SPOT)\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--n", "5"], "--n"),
+        (["--n", "5", "--many", "1", "--many", "2", "--text", "7"], "--n or --many"),
+        (["--flag"], "model"),
+    ],
+)
+def test_no_memory_is_one_line_with_what_to_lower(arguments: list[str], told: str) -> None:
+    @click.command(cls=Verb)
+    @option("--n", type=int, default=3)
+    @option("--many", type=int, multiple=True)
+    @option("--text")
+    @option("--flag", is_flag=True)
+    def command(**_: Any) -> None:
+        raise MemoryError
+
+    result = CliRunner().invoke(command, arguments)
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr == f"Error: there is not enough memory for this: try a smaller {told}\n"
+
+
+@pytest.mark.parametrize("as_script", [True, False])
+@pytest.mark.parametrize("arguments", ["--help", "--version", "info", ""])
+@pytest.mark.parametrize(
+    ("variable", "told"),
+    [
+        ("KVGRAPH_LIB", "KVGRAPH_LIB is /nowhere"),
+        ("KVGRAPH_LOG", "KVGRAPH_LOG is '/nowhere'"),
+        ("LLAMA_CPP_LIB_PATH", "LLAMA_CPP_LIB_PATH is /nowhere"),
+    ],
+)
+def test_the_command_in_a_bad_environment(
+    tmp_path: Path, variable: str, told: str, arguments: str, as_script: bool
+) -> None:
+    script = tmp_path / "pykvgraph"  # as pip writes it
+    script.write_text("import sys\nfrom pykvgraph.cli import main\nsys.exit(main())\n")
+    program = [str(script)] if as_script else ["-m", "pykvgraph"]
+    done = run_python(*program, *arguments.split(), **{variable: "/nowhere"})
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith(f"Error: {told}")
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "arguments", [["-c", "import pykvgraph"], ["-m", "package"], ["program.py", "pykvgraph"]], ids=str
+)
+def test_other_programs_get_the_exception(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str]
+) -> None:
+    (tmp_path / "package").mkdir()
+    for name in ("program.py", "package/__init__.py"):
+        (tmp_path / name).write_text("import pykvgraph\n")
+    monkeypatch.chdir(tmp_path)
+    done = run_python(*arguments, KVGRAPH_LIB="/nowhere")
+    assert done.returncode == 1
+    assert "\nImportError: KVGRAPH_LIB is /nowhere" in done.stderr
+
+
+def run_python(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+    paths = [str(Path(folder).parent) for folder in sys.modules["pykvgraph"].__path__]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths + sys.path), **env}
+    return subprocess.run(
+        [sys.executable, *arguments], capture_output=True, text=True, env=environment, timeout=120
+    )
+
+
+MISSING = ["{}/missing/new.png", "{}/old.png/new.png", "{}/new.png/"]
+PLOTS = [["cells", "--plot"], ["passkey", "--grid", "--plot"]]
+
+
+@pytest.mark.parametrize("arguments", PLOTS, ids="-".join)
+@pytest.mark.parametrize("path", ["", "/", "{}", *MISSING])
+def test_a_plot_that_cannot_be_is_told_before_the_work(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, arguments: list[str], path: str
+) -> None:
+    (tmp_path / "old.png").touch()
+    monkeypatch.setattr(main.commands[arguments[0]], "callback", lambda **_: pytest.fail("has begun"))
+    result = run(*arguments, path.format(tmp_path))
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "Invalid value for '--plot'" in result.stderr
+    assert ("there is no such folder" in result.stderr) == (path in ("", *MISSING))
+    assert [entry.name for entry in tmp_path.iterdir()] == ["old.png"]
+
+
+@pytest.mark.parametrize("arguments", PLOTS, ids="-".join)
+@pytest.mark.parametrize(
+    ("path", "locked", "code"),
+    [("new.png", [], 0), ("old.png", ["."], 0), ("new.png", ["."], 2), ("old.png", ["old.png"], 2)],
+)
+def test_a_plot_needs_a_folder_or_a_file_to_write_to(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    arguments: list[str],
+    path: str,
+    locked: list[str],
+    code: int,
+) -> None:
+    (tmp_path / "old.png").touch()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(os, "access", lambda name, mode: not (mode & os.W_OK and name in locked))
+    seen: dict[str, Any] = {}
+    monkeypatch.setattr(main.commands[arguments[0]], "callback", lambda **values: seen.update(values))
+    assert run(*arguments, path).exit_code == code
+    assert seen.get("plot") == (None if code else path)
 
 
 def failing(error: Exception) -> click.Command:

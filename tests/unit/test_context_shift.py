@@ -265,6 +265,15 @@ def test_self_extend_of_a_cache_that_is_all_shared() -> None:
     assert list(cache.positions(1).values()) == list(range(10))
 
 
+@pytest.mark.parametrize("p0", [0, 1, 4, 9, 10, 2**62])
+def test_self_extend_beyond_the_end_is_to_the_end(p0: int) -> None:
+    cache, beyond = FakeCache(10), FakeCache(10)
+    n_past = extend(cache, p0, 10, 2) if p0 < 10 else 10
+    assert extend(beyond, p0, 2**63 - 1, 2) == n_past
+    assert beyond.positions() == cache.positions()
+    assert beyond.calls == cache.calls
+
+
 def test_a_group_in_one_position_is_nothing() -> None:
     cache = FakeCache(10, shared_from=0, n_cells=10)
     assert extend(cache, 4, 5, 3) == 10
