@@ -62,7 +62,7 @@ class Context(Closable):
         if not isinstance(model, Model):
             raise InvalidArgumentError(f"model must be a pykvgraph.Model, got {shown(model)}")
         if n_threads is None:
-            n_threads = _default_threads(model)
+            n_threads = default_threads(model)
         self.model = model
         self.n_ctx = integer(n_ctx, "n_ctx")
         self.n_batch = integer(n_batch, "n_batch")
@@ -213,5 +213,6 @@ def _address(array: npt.NDArray[Any], ctype: Any) -> Any:
     return array.ctypes.data_as(ctypes.POINTER(ctype))
 
 
-def _default_threads(model: Model) -> int:
+def default_threads(model: Model) -> int:
+    """As many CPUs as this process may use; one for a model whose threads would only wait for each other."""
     return 1 if model.n_params < _SMALL_MODEL else min(len(os.sched_getaffinity(0)), _MAX_THREADS)

@@ -42,6 +42,7 @@ class Engine(Protocol):
 
     name: str
     n_vocab: int
+    filled: Any  # sequence 0 as a test filled it, saved; None before
 
     def prefill(self, ids: Ids, pos0: int, seq: int = 0) -> None:
         """Decodes them with logits for the last."""
@@ -69,6 +70,7 @@ class OurEngine:
 
     def __init__(self, settings: Settings, model: Model) -> None:
         self.name = "pykvgraph"
+        self.filled: bytes | None = None
         self.n_vocab = model.n_vocab
         self.context = Context(
             model,
@@ -155,6 +157,7 @@ class LibllamaEngine:
     ) -> None:
         self.name = "libllama" + (" -fa 1" if flash else " -fa 0") + ("" if unified else ", streams")
         self.n_vocab = model.n_vocab
+        self.filled: ctypes.Array[ctypes.c_uint8] | None = None
         ll = self._ll = model.ll
         params = ll.llama_context_default_params()
         # a cache that isn't unified is split evenly among its sequences

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
 COUNT = click.IntRange(min=1)
 EXTRA = ("shift", "holes", "defrag", "state", "seqs")
 N_EXTRA_TOKENS = 32
+MIN_CACHE_DEPTH = 64
 
 
 class _Numbers(click.ParamType):  # type: ignore[type-arg]
@@ -97,6 +97,7 @@ def bench(
     """
     import pykvgraph as kvg
     from pykvgraph.bench.engines import LibllamaModel
+    from pykvgraph.context import default_threads
 
     if other and device not in (None, "cpu"):
         raise InvalidArgumentError(
@@ -105,9 +106,9 @@ def bench(
     tests = chosen_tests(n_prompt, n_gen, n_depth, extra)
     if not tests:
         raise InvalidArgumentError("nothing to measure: give -p, -n or --cache")
-    n_threads = n_threads or len(os.sched_getaffinity(0))
     results: list[Result] = []
     with kvg.Model(model, device=device or ("cpu" if other else "auto")) as loaded:
+        n_threads = n_threads or default_threads(loaded)
         beside = LibllamaModel(Path(model)) if other else None
         try:
             for test in tests:
@@ -123,16 +124,16 @@ def chosen_tests(
 ) -> list[Test]:
     from pykvgraph.bench import tests
 
+    if extra and max(n_depth) < MIN_CACHE_DEPTH:
+        raise InvalidArgumentError(
+            f"--cache needs a cache with something in it: give -d {MIN_CACHE_DEPTH} or more"
+        )
     chosen = []
     for depth in n_depth:
         chosen += [tests.prompt(n, depth) for n in n_prompt if n]
         chosen += [tests.generation(n, depth) for n in n_gen if n]
-        for name in extra:
-            if depth < 64:
-                raise InvalidArgumentError(
-                    f"--cache {name} needs a cache with something in it: give -d 64 or more"
-                )
-            chosen += tests.extra_tests(name, N_EXTRA_TOKENS, depth)
+        if depth >= MIN_CACHE_DEPTH:
+            chosen += [test for name in extra for test in tests.extra_tests(name, N_EXTRA_TOKENS, depth)]
     return chosen
 
 
