@@ -98,8 +98,7 @@ class Context(Closable):
         )
         self.kv = KVCache(self._handle)
         # decode writes into these; a view of them keeps them alive, whatever becomes of the context
-        self._logits = np.empty((0, model.n_vocab), np.float32)
-        self._embd = np.empty((0, model.n_embd), np.float32)
+        self._outputs = _Outputs(1, model)
         self._n_outputs: int | None = None
 
     def decode(self, batch: Batch) -> None:
@@ -120,23 +119,30 @@ class Context(Closable):
         """
         return self._handle.call(self._decode_last, batch)
 
+    def append(self, token: int, seq: int = 0) -> npt.NDArray[np.float32]:
+        """Decodes one token at the end of a sequence, at seq_pos_max + 1; a copy of its logits (n_vocab,).
+
+        decode_last() of a batch of one, in one call and a fraction of its time; raises what decode() raises.
+        """
+        return self._handle.call(self._append, integer(seq, "seq"), integer(token, "token"))
+
     def logits(self) -> npt.NDArray[np.float32]:
         """The last decode's logits, float32 (n_outputs, n_vocab), in batch order; a copy.
 
         Raises InvalidArgumentError before the first decode and after a failed one.
         """
-        return self._handle.call(lambda _: self._rows(self._logits).copy())
+        return self._handle.call(lambda _: self._rows(self._outputs.logits).copy())
 
     def logits_view(self) -> npt.NDArray[np.float32]:
         """logits() without the copy, read-only. The next decode may write over it; reading is always safe."""
-        return self._handle.call(lambda _: self._rows(self._logits))
+        return self._handle.call(lambda _: self._rows(self._outputs.logits))
 
     def embeddings(self) -> npt.NDArray[np.float32]:
         """The last decode's hidden states after the final norm, float32 (n_outputs, n_embd); a copy.
 
         Raises InvalidArgumentError as logits() does.
         """
-        return self._handle.call(lambda _: self._rows(self._embd).copy())
+        return self._handle.call(lambda _: self._rows(self._outputs.embd).copy())
 
     def reset(self) -> None:
         """Empties the cache; the outputs are gone."""
@@ -162,18 +168,19 @@ class Context(Closable):
             seq_id=_address(arrays.seq_id, ctypes.c_int32),
             logits=_address(arrays.logits, ctypes.c_uint8),
         )
-        output = sized(
-            KvgOutput,
-            logits=_address(self._logits, ctypes.c_float),
-            embd=_address(self._embd, ctypes.c_float),
-            n_rows=self._n_rows(),
-        )
-        lib().kvg_decode(context, ctypes.byref(tokens), ctypes.byref(output))
+        lib().kvg_decode(context, ctypes.byref(tokens), self._outputs.struct)
         self._n_outputs = n_outputs
+
+    def _append(self, context: int, seq: int, token: int) -> npt.NDArray[np.float32]:
+        self._n_outputs = None
+        lib().kvg_append(context, seq, token, self._outputs.struct)
+        self._n_outputs = 1
+        row: npt.NDArray[np.float32] = self._outputs.logits[0].copy()
+        return row
 
     def _decode_last(self, context: int, batch: Batch) -> npt.NDArray[np.float32]:
         self._decode(context, batch, must_ask=True)
-        last: npt.NDArray[np.float32] = self._rows(self._logits)[-1].copy()
+        last: npt.NDArray[np.float32] = self._rows(self._outputs.logits)[-1].copy()
         return last
 
     def _reset(self, context: int) -> None:
@@ -182,13 +189,8 @@ class Context(Closable):
 
     def _make_room(self, n_rows: int) -> None:
         """New buffers when these are too small: nobody's view of the old ones may change its size."""
-        if n_rows > self._n_rows():
-            self._logits = np.empty((n_rows, self._logits.shape[1]), np.float32)
-            self._embd = np.empty((n_rows, self._embd.shape[1]), np.float32)
-
-    def _n_rows(self) -> int:
-        """Rows that both buffers have; short of memory or interrupted, _make_room may have grown only one."""
-        return min(len(self._logits), len(self._embd))
+        if n_rows > len(self._outputs.logits):
+            self._outputs = _Outputs(n_rows, self.model)
 
     def _rows(self, buffer: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
         if self._n_outputs is None:
@@ -198,6 +200,21 @@ class Context(Closable):
         rows = buffer[: self._n_outputs]
         rows.flags.writeable = False
         return rows
+
+
+class _Outputs:
+    """Where decode writes, and the struct that tells it so."""
+
+    def __init__(self, n_rows: int, model: Model) -> None:
+        self.logits: npt.NDArray[np.float32] = np.empty((n_rows, model.n_vocab), np.float32)
+        self.embd: npt.NDArray[np.float32] = np.empty((n_rows, model.n_embd), np.float32)
+        output = sized(
+            KvgOutput,
+            logits=_address(self.logits, ctypes.c_float),
+            embd=_address(self.embd, ctypes.c_float),
+            n_rows=n_rows,
+        )
+        self.struct = ctypes.byref(output)  # which holds it
 
 
 def _choice(value: Any, name: str, choices: dict[Any, int]) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 
 import numpy as np
@@ -67,8 +67,13 @@ class _Feeder:
         self._on_full = on_full
         self._batch = Batch()
 
-    def feed(self, ids: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
+    def feed(self, ids: Sequence[int] | npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
         """Decodes all of `ids`, in as many batches as it takes; logits (n_vocab,) after the last."""
+        if len(ids) == 1:
+            try:
+                return self.ctx.append(int(ids[0]), self.seq)
+            except CacheFullError:
+                pass  # what follows makes room, or says what the user can do
         kv, on_full = self.ctx.kv, self._on_full
         if on_full is None and len(ids) > kv.n_free:
             raise CacheFullError(
@@ -99,7 +104,7 @@ def _loop(
     sampler: Sampler,
     stream: TextStream,
 ) -> Iterator[Piece]:
-    ids = _prompt_ids(feeder, prompt)
+    ids: Sequence[int] | npt.NDArray[np.int32] = _prompt_ids(feeder, prompt)
     tokenizer = feeder.ctx.model.tokenizer
     # SentencePiece puts a space before a text's first word, which is no part of the text
     at_start = tokenizer.space_prefix and int(ids[-1]) == tokenizer.bos
@@ -121,7 +126,7 @@ def _loop(
             return
         yield Piece(text, token, score, None)
         at_start = False
-        ids = np.array([token], np.int32)
+        ids = [token]
 
 
 def _prompt_ids(feeder: _Feeder, prompt: str | npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:

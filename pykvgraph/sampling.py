@@ -93,4 +93,4 @@ class Sampler:
 def logprob(logits: npt.NDArray[np.float32], token: int) -> float:
     """Natural logarithm of the token's probability under the logits (n_vocab,)."""
     largest = logits.max()
-    return float(logits[token] - largest - np.log(np.exp(logits - largest).sum(dtype=np.float64)))
+    return float(logits[token] - largest) - math.log(np.exp(logits - largest).sum())

@@ -69,6 +69,7 @@ class Tokenizer:
         self._tokens = frozenset(vocabulary.tokens)
         self._byte_tokens = frozenset(byte for byte in range(256) if _has_byte(self._tokens, byte))
         self._pieces: dict[int, bytes] = {}
+        self._eog: dict[int, bool] = {}
         self.space_prefix = vocabulary.space_prefix
         self.n_vocab = len(vocabulary.tokens)
         self.bos = _token(llama.llama_vocab_bos(self._vocab))
@@ -126,7 +127,11 @@ class Tokenizer:
 
     def is_eog(self, id: int) -> bool:
         """Whether the token ends a generation: end of text, of a turn, of a message."""
-        return bool(self._llama.llama_vocab_is_eog(self._vocab, integer(id, "id", 0, self.n_vocab - 1)))
+        id = integer(id, "id", 0, self.n_vocab - 1)
+        known = self._eog.get(id)
+        if known is None:
+            known = self._eog[id] = bool(self._llama.llama_vocab_is_eog(self._vocab, id))
+        return known
 
     def _encode(self, data: bytes, add_special: bool, parse_special: bool) -> list[int]:
         size = len(data) + 8

@@ -201,6 +201,9 @@ typedef struct kvg_output {
    first, and can fail half way as kvg_kv_update can. */
 KVG_API kvg_status kvg_decode(kvg_context * context, const kvg_batch * batch, const kvg_output * output);
 
+/* One token at the end of a sequence, at its last position + 1, as an output: what a token loop does. Otherwise as kvg_decode. */
+KVG_API kvg_status kvg_append(kvg_context * context, int64_t seq, int64_t token, const kvg_output * output);
+
 /* ---- the cache ---- */
 
 typedef enum kvg_defrag_policy {

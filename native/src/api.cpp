@@ -308,6 +308,11 @@ kvg_status kvg_decode(kvg_context * context, const kvg_batch * batch, const kvg_
     });
 }
 
+kvg_status kvg_append(kvg_context * context, int64_t seq, int64_t token, const kvg_output * output) {
+    return on_cells(
+        context, [&](kvg::cells &) { context->context.append(seq, token, output ? &need_struct(output, "output") : nullptr); });
+}
+
 kvg_status kvg_kv_get_info(const kvg_context * context, kvg_kv_info * out) {
     return guarded([&] {
         kvg_kv_info & info = need_struct(out, "out");

@@ -172,3 +172,23 @@ def test_decode_last_of_a_batch_without_logits_decodes_nothing(ctx: kvg.Context)
     assert np.array_equal(ctx.kv.cells().pos, before.pos)
     batch.add(7, 12, logits=True)
     assert np.array_equal(ctx.decode_last(batch), ctx.logits()[-1])
+
+
+def test_append_is_a_batch_of_one_at_the_end(small: kvg.Model) -> None:
+    with open_context(small, n_ctx=4, n_seq_max=2) as ctx, open_context(small, n_ctx=4, n_seq_max=2) as other:
+        for token, seq in [(3, 1), (5, 0), (7, 1), (9, 1)]:
+            batch = kvg.Batch()
+            batch.add(token, other.kv.seq_pos_max(seq) + 1, (seq,), logits=True)
+            assert np.array_equal(ctx.append(token, seq), other.decode_last(batch))
+            assert np.array_equal(ctx.logits(), other.logits())
+            assert np.array_equal(ctx.embeddings(), other.embeddings())
+        assert np.array_equal(ctx.kv.cells().pos, other.kv.cells().pos)
+        cells = ctx.kv.cells()
+        for token, seq in [(-1, 0), (small.n_vocab, 0), (3, 2), (3, -1), (2**63, 0), (3, 2**63)]:
+            with pytest.raises(kvg.InvalidArgumentError):
+                ctx.append(token, seq)
+        with pytest.raises(kvg.CacheFullError):
+            ctx.append(3)
+        with pytest.raises(kvg.InvalidArgumentError):
+            ctx.logits()
+        assert np.array_equal(ctx.kv.cells().pos, cells.pos)
