@@ -60,7 +60,11 @@ class _Numbers(click.ParamType):  # type: ignore[type-arg]
 )
 @option("-d", "--n-depth", type=_Numbers(), metavar="N,N,..", default="0", help="Tokens in the cache before.")
 @option(
-    "--cache", "extra", type=click.Choice(EXTRA), multiple=True, help="A cache test, too; may be repeated."
+    "--cache",
+    "extra",
+    type=click.Choice(EXTRA),
+    multiple=True,
+    help="A cache test, too (see above); may be repeated.",
 )
 @option("-r", "--repetitions", type=COUNT, metavar="N", default=5, help="Of each test, after one to warm up.")
 @option("--vs", "other", type=click.Choice(["libllama"]), help="Run it on the same file, by turns with ours.")
@@ -93,7 +97,16 @@ def bench(
     """Measure prompts (pp) and generation (tg) in tokens a second, mean and standard deviation.
 
     With --vs libllama every repetition runs both engines, libllama with flash attention (-fa 1, its default)
-    and without (-fa 0); medians are compared.
+    and without (-fa 0); "ours is" compares medians.
+
+    \b
+    The cache tests, at a depth of -d:
+      shift   half of the text is given up: the first token after it, with all
+              that the cache has to do for it, and decoding on
+      holes   decoding while every other cell is a hole, and after defrag
+      defrag  closing holes that are one run, or single cells; cells a second
+      state   a sequence saved to memory, and loaded
+      seqs    8 and 32 sequences of unequal length, half holes, after sort
     """
     import pykvgraph as kvg
     from pykvgraph.bench.engines import LibllamaModel

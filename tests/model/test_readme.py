@@ -14,12 +14,7 @@ def test_python_blocks(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFi
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     assert len(blocks) >= 2
     monkeypatch.chdir(ROOT / "tests" / "data")
-    # smaller, and on one thread: more of them only wait for each other in a model this small
-    changes = {
-        '"model.gguf"': '"stories260K.gguf"',
-        "n_ctx=4096": "n_ctx=512, n_threads=1",
-        "10_000": "1_200",
-    }
+    changes = {'"model.gguf"': '"stories260K.gguf"', "10_000": "1_200"}
     source = "".join(blocks)
     for text, other in changes.items():
         assert text in source
