@@ -11,8 +11,8 @@ import numpy.typing as npt
 
 from pykvgraph._native.ffi import KvgBatch, KvgContextParams, KvgFlashAttn, KvgOutput, KvgType
 from pykvgraph._native.handles import Closable, Handle
-from pykvgraph._native.library import lib, sized
-from pykvgraph.batch import Batch
+from pykvgraph._native.library import fetch, lib, sized
+from pykvgraph.batch import Batch, BatchArrays
 from pykvgraph.checks import integer, real, shown
 from pykvgraph.errors import InvalidArgumentError
 from pykvgraph.kv_cache import KVCache
@@ -107,7 +107,7 @@ class Context(Closable):
         Raises InvalidArgumentError for tokens, positions or sequences that can't be, CacheFullError when
         there are too few empty cells, DeviceError when the device fails. After a failure the cells are as
         before, but for shifts and moves that were pending, and there are no logits. What is pending can fail
-        half way, as in kv.update().
+        half way, as in kv.update(). Ctrl-C waits for the call to end, whose tokens are then taken out again.
         """
         self._handle.call(self._decode, batch)
 
@@ -168,15 +168,35 @@ class Context(Closable):
             seq_id=_address(arrays.seq_id, ctypes.c_int32),
             logits=_address(arrays.logits, ctypes.c_uint8),
         )
-        lib().kvg_decode(context, ctypes.byref(tokens), self._outputs.struct)
-        self._n_outputs = n_outputs
+        outputs = self._outputs
+        outputs.struct.n_written = -1
+        try:
+            lib().kvg_decode(context, ctypes.byref(tokens), outputs.pointer)
+            self._n_outputs = n_outputs
+        except BaseException:
+            if outputs.struct.n_written >= 0:
+                self._take_back(context, _first_positions(arrays))
+            raise
 
     def _append(self, context: int, seq: int, token: int) -> npt.NDArray[np.float32]:
         self._n_outputs = None
-        lib().kvg_append(context, seq, token, self._outputs.struct)
-        self._n_outputs = 1
-        row: npt.NDArray[np.float32] = self._outputs.logits[0].copy()
+        outputs = self._outputs
+        outputs.struct.n_written = -1
+        try:
+            lib().kvg_append(context, seq, token, outputs.pointer)
+            row: npt.NDArray[np.float32] = outputs.logits[0].copy()
+            self._n_outputs = 1
+        except BaseException:
+            if outputs.struct.n_written >= 0:
+                self._take_back(context, {seq: fetch(lib().kvg_kv_seq_pos_max, context, seq)})
+            raise
         return row
+
+    def _take_back(self, context: int, first: dict[int, int]) -> None:
+        """Ctrl-C shows when the native call has succeeded: from these positions on, its tokens go again."""
+        self._n_outputs = None
+        for seq, pos in first.items():
+            lib().kvg_kv_seq_rm(context, seq, pos, -1)
 
     def _decode_last(self, context: int, batch: Batch) -> npt.NDArray[np.float32]:
         self._decode(context, batch, must_ask=True)
@@ -208,13 +228,22 @@ class _Outputs:
     def __init__(self, n_rows: int, model: Model) -> None:
         self.logits: npt.NDArray[np.float32] = np.empty((n_rows, model.n_vocab), np.float32)
         self.embd: npt.NDArray[np.float32] = np.empty((n_rows, model.n_embd), np.float32)
-        output = sized(
+        self.struct = sized(
             KvgOutput,
             logits=_address(self.logits, ctypes.c_float),
             embd=_address(self.embd, ctypes.c_float),
             n_rows=n_rows,
         )
-        self.struct = ctypes.byref(output)  # which holds it
+        self.pointer = ctypes.byref(self.struct)
+
+
+def _first_positions(batch: BatchArrays) -> dict[int, int]:
+    """Of each sequence, its first position in the batch."""
+    first: dict[int, int] = {}
+    for i, pos in enumerate(batch.pos.tolist()):
+        for seq in batch.seq_id[batch.seq_begin[i] : batch.seq_begin[i + 1]].tolist():
+            first.setdefault(seq, pos)
+    return first
 
 
 def _choice(value: Any, name: str, choices: dict[Any, int]) -> Any:

@@ -192,17 +192,18 @@ typedef struct kvg_batch {
 /* Where decode writes a row per output token, in batch order. NULL: not wanted. Owned by the caller. */
 typedef struct kvg_output {
     size_t struct_size;
-    float * logits; /* (n_outputs, n_vocab) */
-    float * embd;   /* (n_outputs, n_embd): the last hidden state, after the final norm */
-    int64_t n_rows; /* rows that the buffers hold; fewer than the batch's outputs: KVG_INVALID_ARGUMENT */
+    float * logits;    /* (n_outputs, n_vocab) */
+    float * embd;      /* (n_outputs, n_embd): the last hidden state, after the final norm */
+    int64_t n_rows;    /* rows that the buffers hold; fewer than the batch's outputs: KVG_INVALID_ARGUMENT */
+    int64_t n_written; /* set by the call: rows written, -1 unless it succeeded */
 } kvg_output;
 
 /* All or nothing: on any failure the cells are as they were, but for shifts and moves already completed. What is pending is flushed
    first, and can fail half way as kvg_kv_update can. */
-KVG_API kvg_status kvg_decode(kvg_context * context, const kvg_batch * batch, const kvg_output * output);
+KVG_API kvg_status kvg_decode(kvg_context * context, const kvg_batch * batch, kvg_output * output);
 
 /* One token at the end of a sequence, at its last position + 1, as an output: what a token loop does. Otherwise as kvg_decode. */
-KVG_API kvg_status kvg_append(kvg_context * context, int64_t seq, int64_t token, const kvg_output * output);
+KVG_API kvg_status kvg_append(kvg_context * context, int64_t seq, int64_t token, kvg_output * output);
 
 /* ---- the cache ---- */
 

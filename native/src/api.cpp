@@ -153,7 +153,7 @@ static std::string struct_layout() {
     LAYOUT_END;
 #undef F
 #define F(field) LAYOUT_FIELD(kvg_output, field)
-    LAYOUT_BEGIN(kvg_output), F(struct_size), F(logits), F(embd), F(n_rows);
+    LAYOUT_BEGIN(kvg_output), F(struct_size), F(logits), F(embd), F(n_rows), F(n_written);
     LAYOUT_END;
 #undef F
 #define F(field) LAYOUT_FIELD(kvg_kv_info, field)
@@ -302,15 +302,26 @@ void kvg_context_free(kvg_context * context) { std::unique_ptr<kvg_context>{cont
 
 const kvg_gguf * kvg_context_gguf(const kvg_context * context) { return context ? &context->gguf : nullptr; }
 
-kvg_status kvg_decode(kvg_context * context, const kvg_batch * batch, const kvg_output * output) {
+// Calls decode(output), which returns the rows that it wrote.
+template <class F> static kvg_status with_output(kvg_context * context, kvg_output * output, F && decode) {
     return on_cells(context, [&](kvg::cells &) {
-        context->context.decode(need_struct(batch, "batch"), output ? &need_struct(output, "output") : nullptr);
+        if (!output) {
+            decode(nullptr);
+            return;
+        }
+        kvg_output & out = need_struct(output, "output");
+        out.n_written = -1;
+        out.n_written = decode(&out);
     });
 }
 
-kvg_status kvg_append(kvg_context * context, int64_t seq, int64_t token, const kvg_output * output) {
-    return on_cells(
-        context, [&](kvg::cells &) { context->context.append(seq, token, output ? &need_struct(output, "output") : nullptr); });
+kvg_status kvg_decode(kvg_context * context, const kvg_batch * batch, kvg_output * output) {
+    return with_output(context, output,
+                       [&](const kvg_output * out) { return context->context.decode(need_struct(batch, "batch"), out); });
+}
+
+kvg_status kvg_append(kvg_context * context, int64_t seq, int64_t token, kvg_output * output) {
+    return with_output(context, output, [&](const kvg_output * out) { return context->context.append(seq, token, out); });
 }
 
 kvg_status kvg_kv_get_info(const kvg_context * context, kvg_kv_info * out) {

@@ -435,7 +435,7 @@ void context::compute(const batch & batch, const micro_batch & ubatch, const std
     n_attended_ = std::min(shape.n_kv, cache_->cells().size() - shape.kv_begin);
 }
 
-void context::decode(const kvg_batch & in, const kvg_output * output) {
+int64_t context::decode(const kvg_batch & in, const kvg_output * output) {
     require_intact();
     cells & cells = cache_->cells();
     const batch batch(in, model_->hparams().n_vocab, n_batch_, cells);
@@ -472,16 +472,17 @@ void context::decode(const kvg_batch & in, const kvg_output * output) {
         }
     }
     placed.keep();
+    return static_cast<int64_t>(row);
 }
 
-void context::append(int64_t seq, int64_t token, const kvg_output * output) {
+int64_t context::append(int64_t seq, int64_t token, const kvg_output * output) {
     const int64_t last = cache_->cells().seq_pos_max(seq);
     const auto id = static_cast<int32_t>(bounded("token", token, 0, int64_t{model_->hparams().n_vocab} - 1));
     const auto pos = static_cast<int32_t>(bounded("position", last + 1, 0, std::numeric_limits<int32_t>::max()));
     const auto seq_id = static_cast<int32_t>(seq);
     const int32_t seq_begin[] = {0, 1};
     const uint8_t wanted = 1;
-    decode({sizeof(kvg_batch), 1, &id, &pos, seq_begin, &seq_id, &wanted}, output);
+    return decode({sizeof(kvg_batch), 1, &id, &pos, seq_begin, &seq_id, &wanted}, output);
 }
 
 } // namespace kvg

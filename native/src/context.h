@@ -21,9 +21,10 @@ public:
     // error(KVG_INVALID_ARGUMENT), error(KVG_DEVICE), error(KVG_UNSUPPORTED)
     context(std::shared_ptr<const model> model, const kvg_context_params & params);
 
-    void decode(const kvg_batch & batch, const kvg_output * output);
+    // returns the rows that it wrote
+    int64_t decode(const kvg_batch & batch, const kvg_output * output);
     // one token, at the end of its sequence
-    void append(int64_t seq, int64_t token, const kvg_output * output);
+    int64_t append(int64_t seq, int64_t token, const kvg_output * output);
     // K-shift, then defrag, as far as each is pending
     kvg_update_stats update();
     // what decode and read flushed by themselves since the last call

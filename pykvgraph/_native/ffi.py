@@ -170,6 +170,7 @@ class KvgOutput(Structure):
         ("logits", POINTER(c_float)),
         ("embd", POINTER(c_float)),
         ("n_rows", c_int64),
+        ("n_written", c_int64),
     )
 
 
