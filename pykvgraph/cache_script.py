@@ -19,6 +19,7 @@ seq_cp 0 1 0 -1      # a second sequence sees it too: nothing is copied
 decode 0 8           # each goes on in its own way
 decode 1 8
 decode 0 8
+decode 1 4
 seq_rm 0 16 24       # the first gives up its middle: a hole
 seq_add 0 24 -1 -8   # and closes the gap: K waits to be turned
 defrag fill          # asked for, not done yet
