@@ -38,7 +38,8 @@ SHAPES = [
     ModelSpec(n_layer=2, n_embd=256, n_head=2, n_head_kv=1, n_ff=256, rope_base=500000.0, tied=True, seed=5),
     ModelSpec(n_layer=2, n_embd=64, n_head=4, n_head_kv=2, head_dim=32, seed=6),
 ]
-TYPES = [WeightType.F32, WeightType.F16, WeightType.BF16, WeightType.Q8_0, WeightType.Q4_K]
+# Q4_0 and Q4_K are repacked on many CPUs
+TYPES = [WeightType.F32, WeightType.F16, WeightType.BF16, WeightType.Q8_0, WeightType.Q4_0, WeightType.Q4_K]
 
 
 # every shape in every type that its rows are long enough for
