@@ -88,6 +88,15 @@ file_mapping::~file_mapping() {
     close(fd_);
 }
 
+void file_mapping::release(uint64_t offset, uint64_t size) const {
+    const auto page = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
+    const uint64_t begin = (offset + page - 1) / page * page; // neighbours on the first and last page stay
+    const uint64_t end = (offset + size) / page * page;
+    if (begin < end) {
+        madvise(data_ + begin, end - begin, MADV_DONTNEED); // a hint
+    }
+}
+
 gguf_file::gguf_file(const std::string & path) : path_(path), file_(path) {
     scan_gguf(path_, file_.data(), file_.size());
     try {

@@ -23,6 +23,8 @@ public:
 
     const uint8_t * data() const { return data_; }
     uint64_t size() const { return size_; }
+    // These bytes have been copied: their pages need not stay in memory. Reading them again is fine, and slow once.
+    void release(uint64_t offset, uint64_t size) const;
 
 private:
     int fd_ = -1;

@@ -227,6 +227,7 @@ void model::place(const std::vector<placement> & mine) {
         }
         for (const placement & p : mine) {
             ggml_backend_tensor_set(*p.target, file_.file().data() + p.source->offset, 0, p.source->size);
+            file_.file().release(p.source->offset, p.source->size);
         }
     }
     ggml_backend_buffer_set_usage(buffer.get(), GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
