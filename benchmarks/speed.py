@@ -67,9 +67,14 @@ def main() -> None:
 
 def measure(model: Path, arguments: str, repetitions: int) -> list[dict[str, Any]]:
     """A process each, so that nothing is left over from the one before."""
-    command = [sys.executable, "-m", "pykvgraph", "bench", "-m", str(model), "--vs", "libllama", "-o", "json"]
+    command = [sys.executable, "-m", "pykvgraph", "bench", "-m", model.name, "--vs", "libllama", "-o", "json"]
+    # elsewhere than in the source tree, which Python would take for the package
     done = subprocess.run(
-        [*command, "-r", str(repetitions), *arguments.split()], check=True, stdout=subprocess.PIPE, text=True
+        [*command, "-r", str(repetitions), *arguments.split()],
+        cwd=model.parent,
+        check=True,
+        stdout=subprocess.PIPE,
+        text=True,
     )
     rows: list[dict[str, Any]] = json.loads(done.stdout)["results"]
     for row in rows:
