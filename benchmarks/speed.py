@@ -49,19 +49,16 @@ def main() -> None:
         plot(*args.plot)
         return
     args.models.mkdir(parents=True, exist_ok=True)
-    results = [
-        {
-            "model": str(spec),
-            "run": run,
-            "results": measure(write_model(spec, args.models), RUNS[run], args.r),
-        }
-        for spec in MODELS
-        for run in args.runs
-    ]
     args.json.parent.mkdir(parents=True, exist_ok=True)
-    args.json.write_text(
-        json.dumps({"machine": machine(), "runs": results}, indent=1) + "\n", encoding="utf-8"
-    )
+    report: dict[str, Any] = {"machine": machine(), "runs": []}
+    for spec in MODELS:
+        path = write_model(spec, args.models)
+        for run in args.runs:
+            print(f"{spec}, {run}:", flush=True)
+            report["runs"].append(
+                {"model": str(spec), "run": run, "results": measure(path, RUNS[run], args.r)}
+            )
+            args.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     print(args.json)
 
 
