@@ -1,6 +1,8 @@
 #include "graph/move.h"
 
 #include <algorithm>
+#include <atomic>
+#include <new>
 
 #include "error.h"
 #include "fault.h"
@@ -54,19 +56,28 @@ ggml_tensor * rows_view(ggml_context * ctx, ggml_tensor * t, uint32_t begin, uin
     return ggml_view_1d(ctx, t, t->ne[0] * n, t->nb[1] * begin);
 }
 
+// Moves of columns, and whether a thread had no memory for its share: nothing may be thrown through ggml.
+struct column_moves {
+    std::vector<cell_run> runs;
+    std::atomic<bool> failed{false};
+};
+
 // Moves a transposed V's columns: a node of this graph that ggml calls back, on all of its threads.
 void move_columns(ggml_tensor * dst, const ggml_tensor *, int ith, int nth, void * userdata) {
-    const auto & runs = *static_cast<const std::vector<cell_run> *>(userdata);
+    auto & moves = *static_cast<column_moves *>(userdata);
     columns m = {static_cast<uint8_t *>(dst->data), dst->nb[0], static_cast<size_t>(dst->ne[0]),
                  static_cast<size_t>(dst->ne[1])};
-    m.move(runs, static_cast<size_t>(ith), static_cast<size_t>(nth));
+    try {
+        m.move(moves.runs, static_cast<size_t>(ith), static_cast<size_t>(nth));
+    } catch (const std::bad_alloc &) {
+        moves.failed = true;
+    }
 }
 
-// precondition: `runs` lives until the graph has run
-void add_columns(update_graph & graph, const kv_cache & cache, const std::vector<cell_run> & runs) {
+// precondition: `moves` lives until the graph has run
+void add_columns(update_graph & graph, const kv_cache & cache, column_moves & moves) {
     for (uint32_t il = 0; cache.v_transposed() && il < cache.n_layer(); ++il) {
-        void * userdata = const_cast<std::vector<cell_run> *>(&runs);
-        graph.add(ggml_map_custom1_inplace(graph.ctx(), cache.v(il), move_columns, GGML_N_TASKS_MAX, userdata));
+        graph.add(ggml_map_custom1_inplace(graph.ctx(), cache.v(il), move_columns, GGML_N_TASKS_MAX, &moves));
     }
 }
 
@@ -80,9 +91,9 @@ bool copy_runs(update_runner & runner, const kv_cache & cache, const char * what
                                rows_view(graph.ctx(), t, run.dst, run.n)));
         }
     }
-    const std::vector<cell_run> from = read_from(cache, runs);
-    add_columns(graph, cache, from);
-    return graph.run(runner);
+    column_moves columns = {read_from(cache, runs)};
+    add_columns(graph, cache, columns);
+    return graph.run(runner) && !columns.failed;
 }
 
 // All moves at once: each tensor's rows are gathered before any is scattered, so they may form cycles. False when the device failed.
@@ -100,9 +111,9 @@ bool gather_rows(update_runner & runner, const kv_cache & cache, const char * wh
         ggml_tensor * t = as_words(graph.ctx(), rows);
         graph.add(ggml_set_rows(graph.ctx(), t, ggml_get_rows(graph.ctx(), t, from), to));
     }
-    const std::vector<cell_run> runs = read_from(cache, to_runs(moves));
-    add_columns(graph, cache, runs);
-    return graph.run(runner);
+    column_moves columns = {read_from(cache, to_runs(moves))};
+    add_columns(graph, cache, columns);
+    return graph.run(runner) && !columns.failed;
 }
 
 [[noreturn]] void fail_moving(const update_runner & runner, const char * rest) {
