@@ -117,13 +117,14 @@ def compaction(depth: int, *, scattered: bool) -> Test:
 
     def run(engine: Engine) -> float:
         fill(engine, depth)
-        for pos in range(0, depth if scattered else 0, 2):
-            engine.seq_rm(0, pos, pos + 1)
-        if not scattered:
+        if scattered:
+            for pos in range(0, depth, 2):
+                engine.seq_rm(0, pos, pos + 1)
+        else:
             engine.seq_rm(0, 0, depth // 2)
         return timed(lambda: engine.defrag("fill"))
 
-    n_moved = depth // 2 if not scattered else depth // 4
+    n_moved = depth // 4 if scattered else depth // 2
     name = "defrag cells" if scattered else "defrag run"
     return Test(name, depth, n_moved, "cells/s", depth, run, has_other=False)
 
@@ -172,13 +173,10 @@ def sequences(n_seq: int, n_steps: int, depth: int) -> Test:
 
         def steps() -> None:
             for i in range(n_steps):
-                engine.step(ids, [length + i for length in lengths])
+                engine.step(ids, [length + 1 + i for length in lengths])
 
         engine.step(ids, lengths)
-        lengths[:] = [length + 1 for length in lengths]
-        seconds = timed(steps)
-        lengths[:] = [length - 1 for length in lengths]
-        return seconds
+        return timed(steps)
 
     return Test(f"seqs {n_seq}", depth, n_seq * n_steps, "t/s", 2 * depth, run, n_seq)
 
@@ -196,8 +194,8 @@ def fill(engine: Engine, depth: int) -> None:
 
 def discard_half(engine: Engine, depth: int) -> int:
     """As ContextShift does; the next position."""
-    n_discard = (depth - min(N_KEEP, depth // 2)) // 2
     n_keep = min(N_KEEP, depth // 2)
+    n_discard = (depth - n_keep) // 2
     engine.seq_rm(0, n_keep, n_keep + n_discard)
     engine.seq_add(0, n_keep + n_discard, -1, -n_discard)
     return depth - n_discard

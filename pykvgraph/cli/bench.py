@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from pykvgraph.bench.tests import EXTRA_TESTS
 from pykvgraph.cli.show import new_table, print_json, print_table, size_text
 from pykvgraph.cli.verb import DEFAULT_THREADS, Verb, examples, option
 from pykvgraph.errors import InvalidArgumentError
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from pykvgraph.model import Model
 
 COUNT = click.IntRange(min=1)
-EXTRA = ("shift", "holes", "defrag", "state", "seqs")
 N_EXTRA_TOKENS = 32
 MIN_CACHE_DEPTH = 64
 
@@ -62,7 +62,7 @@ class _Numbers(click.ParamType):  # type: ignore[type-arg]
 @option(
     "--cache",
     "extra",
-    type=click.Choice(EXTRA),
+    type=click.Choice(EXTRA_TESTS),
     multiple=True,
     help="A cache test, too (see above); may be repeated.",
 )
