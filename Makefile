@@ -13,7 +13,7 @@ MODEL := tests/data/stories260K.gguf
 # Directories too, so that a removed file counts as a change.
 NATIVE := CMakeLists.txt pyproject.toml $(shell find native -name __pycache__ -prune -o -print)
 PACKAGE := $(shell find pykvgraph -name __pycache__ -prune -o -print)
-CXX_FILES := $(shell find native -name '*.cpp' -o -name '*.h')
+CXX_FILES := $(shell find native -name '*.cpp' -o -name '*.h' -o -name '*.inl')
 
 .DEFAULT_GOAL := help
 .PHONY: help passkey demo test bars install lint format clean

@@ -19,8 +19,6 @@ namespace {
 constexpr int64_t MAX_CELLS =
     std::numeric_limits<int32_t>::max() - MAX_SPAN_ALIGN; // rows are padded, and indices go through int32
 constexpr int64_t MAX_SEQ = 256;
-// A micro-batch of more tokens is better off with flash attention; measured on CPU, see docs/performance.md.
-constexpr uint32_t MAX_PLAIN_TOKENS = 8;
 constexpr int64_t MAX_THREADS = 512; // GGML_MAX_N_THREADS: beyond it ggml aborts
 
 int64_t bounded(const char * name, int64_t value, int64_t lowest, int64_t highest) {
@@ -112,8 +110,12 @@ context::context(std::shared_ptr<const model> model, const kvg_context_params & 
     if (!is_cpu(device)) {
         cpu_backend_ = open_backend(cpu_device());
     }
-    const bool v_transposed = choose_flash(params.flash_attn, type_k, type_v);
-    cache_ = std::make_unique<kv_cache>(device, model_->hparams(), n_cells, n_seq_max, type_k, type_v, v_transposed);
+    choose_attention(params.flash_attn, type_k, type_v);
+    cache_ = std::make_unique<kv_cache>(device, model_->hparams(), n_cells, n_seq_max, type_k, type_v);
+    if (attention_ == attention_kind::attend) {
+        attend_ =
+            std::make_unique<attend_workspace>(model_->hparams(), cache_->n_rows(), std::max(n_threads_, n_threads_batch_));
+    }
     runner_ = std::make_unique<update_runner>(backend_.get());
     if (!can_move_on(device, *cache_)) {
         fail(KVG_UNSUPPORTED,
@@ -124,21 +126,18 @@ context::context(std::shared_ptr<const model> model, const kvg_context_params & 
     reserve();
 }
 
-// Flash or plain attention, and for which batches. Returns whether V is to be transposed: on the CPU plain attention over columns is
-// several times faster than flash for one token, and flash is faster for hundreds, even if V must be turned back first.
-bool context::choose_flash(int32_t wanted, ggml_type type_k, ggml_type type_v) {
+void context::choose_attention(int32_t wanted, ggml_type type_k, ggml_type type_v) {
     const bool can = can_flash_on(model_->device(), model_->hparams(), type_k, type_v);
     if (wanted == KVG_FLASH_ATTN_ON && !can) {
         fail(KVG_UNSUPPORTED, "device %s has no flash attention for heads of %u and this cache type; use flash_attn=\"auto\"",
              ggml_backend_dev_name(model_->device()), model_->hparams().head_dim);
     }
-    const bool v_transposed = is_cpu(model_->device()) && wanted != KVG_FLASH_ATTN_ON;
-    flash_ = wanted != KVG_FLASH_ATTN_OFF && can;
-    flash_single_ = flash_ && !v_transposed;
-    return v_transposed;
+    if (is_cpu(model_->device()) && wanted != KVG_FLASH_ATTN_ON) {
+        attention_ = attention_kind::attend;
+    } else {
+        attention_ = wanted != KVG_FLASH_ATTN_OFF && can ? attention_kind::flash : attention_kind::plain;
+    }
 }
-
-bool context::flash_for(uint32_t n_tokens) const { return n_tokens > MAX_PLAIN_TOKENS ? flash_ : flash_single_; }
 
 void context::make_scheduler() {
     std::vector<ggml_backend_t> backends = {backend_.get()};
@@ -154,7 +153,7 @@ void context::make_scheduler() {
 void context::reserve() {
     make_scheduler();
     const decode_shape largest = {n_ubatch_, 1, 0, cache_->n_rows()};
-    const decode_graph graph(*model_, *cache_, flash_for(n_ubatch_), largest);
+    const decode_graph graph(*model_, *cache_, attention_, attend_.get(), largest);
     if (!sched_ || !ggml_backend_sched_reserve(sched_.get(), graph.graph())) {
         fail(KVG_DEVICE, "%s has no memory for a graph of %u tokens over %u cells; use a smaller n_ubatch or n_ctx",
              ggml_backend_dev_name(model_->device()), largest.n_tokens, largest.n_kv);
@@ -354,7 +353,7 @@ void context::prepare_graph(const decode_shape & shape) {
     }
     graph_.reset();
     ggml_backend_sched_reset(sched_.get());
-    auto graph = std::make_unique<decode_graph>(*model_, *cache_, flash_for(shape.n_tokens), shape);
+    auto graph = std::make_unique<decode_graph>(*model_, *cache_, attention_, attend_.get(), shape);
     if (fault_hit("alloc") || !ggml_backend_sched_alloc_graph(sched_.get(), graph->graph())) {
         make_scheduler(); // the old one would take the next graph of this shape for allocated
         fail(KVG_DEVICE,
@@ -369,8 +368,7 @@ void context::set_mask(const batch & batch, const micro_batch & ubatch) {
     const decode_shape & shape = graph_->shape();
     const ggml_fp16_t seen = ggml_fp32_to_fp16(0.0f);
     const ggml_fp16_t hidden = ggml_fp32_to_fp16(-std::numeric_limits<float>::infinity());
-    const auto n_rows = static_cast<size_t>(graph_->mask->ne[1]);
-    mask_.assign(shape.n_kv * n_rows, hidden);
+    mask_.assign(static_cast<size_t>(shape.n_kv) * ubatch.n, hidden);
     const uint32_t end = std::min(shape.kv_begin + shape.n_kv, cells.n_kv());
     for (uint32_t i = 0; i < ubatch.n; ++i) {
         const seq_set & set = batch.set(ubatch.begin + i);
@@ -382,9 +380,6 @@ void context::set_mask(const batch & batch, const micro_batch & ubatch) {
             }
         }
     }
-    for (size_t row = ubatch.n; row < n_rows; ++row) { // of a single token
-        std::copy_n(mask_.begin(), shape.n_kv, mask_.begin() + static_cast<ptrdiff_t>(row * shape.n_kv));
-    }
     ggml_backend_tensor_set(graph_->mask, mask_.data(), 0, mask_.size() * sizeof(ggml_fp16_t));
 }
 
@@ -393,16 +388,6 @@ void context::set_inputs(const batch & batch, const micro_batch & ubatch, const 
     ggml_backend_tensor_set(graph_->positions, batch.positions() + ubatch.begin, 0, ubatch.n * sizeof(int32_t));
     slot_ids_.assign(slots.begin() + ubatch.begin, slots.begin() + ubatch.begin + ubatch.n);
     ggml_backend_tensor_set(graph_->slots, slot_ids_.data(), 0, slot_ids_.size() * sizeof(int64_t));
-    if (graph_->v_slots) {
-        v_slot_ids_.clear();
-        const int64_t width = model_->hparams().n_embd_kv();
-        for (const int64_t slot : slot_ids_) {
-            for (int64_t channel = 0; channel < width; ++channel) {
-                v_slot_ids_.push_back(channel * cache_->n_rows() + slot);
-            }
-        }
-        ggml_backend_tensor_set(graph_->v_slots, v_slot_ids_.data(), 0, v_slot_ids_.size() * sizeof(int64_t));
-    }
     if (graph_->outputs) {
         output_ids_.clear();
         for (uint32_t i = 0; i < ubatch.n; ++i) {

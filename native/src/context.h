@@ -59,8 +59,7 @@ private:
     void require_shift(const char * op) const;
     void reposition_cells(const reposition & change, const char * op);
     uint32_t compact(int32_t policy);
-    bool choose_flash(int32_t wanted, ggml_type type_k, ggml_type type_v);
-    bool flash_for(uint32_t n_tokens) const;
+    void choose_attention(int32_t wanted, ggml_type type_k, ggml_type type_v);
     void make_scheduler();
     void reserve();
     void require_intact() const;
@@ -78,8 +77,7 @@ private:
     int n_threads_;
     int n_threads_batch_;
     float defrag_threshold_;
-    bool flash_ = false;        // for micro-batches
-    bool flash_single_ = false; // for a few tokens
+    attention_kind attention_ = attention_kind::plain;
     bool can_shift_ = false;
     int32_t defrag_pending_ = NO_DEFRAG; // or a kvg_defrag_policy
     uint32_t n_attended_ = 0;
@@ -89,13 +87,13 @@ private:
     ggml_backend_ptr cpu_backend_; // for what that one can't do; nullptr when it is the CPU itself
     std::unique_ptr<kv_cache> cache_;
     std::unique_ptr<update_runner> runner_;
+    std::unique_ptr<attend_workspace> attend_; // for attention_kind::attend
     ggml_backend_sched_ptr sched_;
     std::unique_ptr<decode_graph> graph_; // the last one, while its shape is asked for
     kvg_update_stats flushed_ = {};
 
     std::vector<ggml_fp16_t> mask_; // scratch, kept
     std::vector<int64_t> slot_ids_;
-    std::vector<int64_t> v_slot_ids_;
     std::vector<int32_t> output_ids_;
 };
 

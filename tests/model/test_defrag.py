@@ -36,7 +36,7 @@ def check_defrag(
 ) -> None:
     """Makes holes in two equal caches, compacts one of them, and compares everything.
 
-    A few tokens at a time, so with plain attention by default: the CPU's flash adds up F16 values in F16,
+    With attention as it is by default: ggml's flash (flash_attn="on") adds up F16 values in F16,
     and there the order of the cells shows.
     """
     type_k, type_v = kv_types

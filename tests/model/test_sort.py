@@ -71,7 +71,7 @@ def test_runs_order_bytes_and_logits(
     copies: list[tuple[int, int, int, int]],
     holes: list[tuple[int, int, int]],
 ) -> None:
-    """A few tokens at a time, so with plain attention: flash adds up F16 values in the order of the cells."""
+    """With default attention: ggml's flash adds up F16 values in the order of the cells."""
     options: dict[str, int | str] = {"n_ctx": 256, "n_seq_max": 5, "defrag_threshold": -1}
     options |= dict(zip(("type_k", "type_v"), kv_types, strict=True))
     with open_context(small, **options) as ctx, open_context(small, **options) as untouched:

@@ -35,14 +35,13 @@ static uint32_t checked_rows(ggml_backend_dev_t device, const hparams & h, uint3
 }
 
 kv_cache::kv_cache(ggml_backend_dev_t device, const hparams & h, uint32_t n_cells, uint32_t n_seq_max, ggml_type type_k,
-                   ggml_type type_v, bool v_transposed)
+                   ggml_type type_v)
     : n_rows_(checked_rows(device, h, n_cells, n_seq_max, type_k, type_v)), cells_(n_cells, n_seq_max), n_head_kv_(h.n_head_kv),
-      head_dim_(h.head_dim), v_transposed_(v_transposed) {
+      head_dim_(h.head_dim) {
     ggml_context_ptr ctx(ggml_init({2 * h.n_layer * ggml_tensor_overhead(), nullptr, /*no_alloc*/ true}));
     for (uint32_t il = 0; ctx && il < h.n_layer; ++il) {
         k_.push_back(ggml_new_tensor_2d(ctx.get(), type_k, h.n_embd_kv(), n_rows_));
-        v_.push_back(v_transposed ? ggml_new_tensor_2d(ctx.get(), type_v, n_rows_, h.n_embd_kv())
-                                  : ggml_new_tensor_2d(ctx.get(), type_v, h.n_embd_kv(), n_rows_));
+        v_.push_back(ggml_new_tensor_2d(ctx.get(), type_v, h.n_embd_kv(), n_rows_));
         ggml_format_name(k_.back(), "cache_k_%u", il);
         ggml_format_name(v_.back(), "cache_v_%u", il);
     }
@@ -52,10 +51,8 @@ kv_cache::kv_cache(ggml_backend_dev_t device, const hparams & h, uint32_t n_cell
              ggml_backend_dev_name(device), n_cells, format_bytes(device_memory(device).free).c_str());
     }
     ctx_ = std::move(ctx);
-    row_tensors_ = k_;
-    if (!v_transposed) {
-        row_tensors_.insert(row_tensors_.end(), v_.begin(), v_.end());
-    }
+    tensors_ = k_;
+    tensors_.insert(tensors_.end(), v_.begin(), v_.end());
     // attention multiplies masked rows by 0, and 0 times garbage can be NaN
     ggml_backend_buffer_clear(buffer_.get(), 0);
 }
@@ -67,20 +64,9 @@ uint64_t kv_cache::cell_bytes() const {
     return n_layer() * uint64_t{ggml_row_size(type_k(), n) + ggml_row_size(type_v(), n)};
 }
 
-columns kv_cache::v_columns(uint32_t layer) const {
-    ggml_tensor * v = v_[layer];
-    return {static_cast<uint8_t *>(v->data), v->nb[0], static_cast<size_t>(v->ne[0]), static_cast<size_t>(v->ne[1])};
-}
-
 ggml_tensor * kv_cache::heads(ggml_context * ctx, ggml_tensor * rows, uint32_t begin, uint32_t n) const {
     return ggml_view_3d(ctx, rows, head_dim_, n_head_kv_, n, ggml_row_size(rows->type, head_dim_), rows->nb[1],
                         rows->nb[1] * begin);
-}
-
-ggml_tensor * kv_cache::head_columns(ggml_context * ctx, ggml_tensor * v, uint32_t begin, uint32_t n) const {
-    const size_t element = ggml_type_size(v->type);
-    const size_t channel = n_rows_ * element;
-    return ggml_view_3d(ctx, v, n, head_dim_, n_head_kv_, channel, channel * head_dim_, element * begin);
 }
 
 void kv_cache::read(uint32_t layer, bool v, float * out) const {
@@ -89,11 +75,7 @@ void kv_cache::read(uint32_t layer, bool v, float * out) const {
     const ggml_type type = v ? type_v() : type_k();
     const int64_t width = int64_t{n_head_kv_} * head_dim_;
     std::vector<uint8_t> raw(all.size() * ggml_row_size(type, width));
-    if (v && v_transposed_) {
-        v_columns(layer).read(all, raw.data());
-    } else {
-        ggml_backend_tensor_get(v ? v_[layer] : k_[layer], raw.data(), 0, raw.size());
-    }
+    ggml_backend_tensor_get(v ? v_[layer] : k_[layer], raw.data(), 0, raw.size());
     if (type == GGML_TYPE_F32) {
         memcpy(out, raw.data(), raw.size());
     } else {
@@ -120,14 +102,9 @@ template <class F> size_t kv_cache::each_row_run(ggml_tensor * rows, const std::
 void kv_cache::read_rows(const std::vector<uint32_t> & cells, uint8_t * out) const {
     for (uint32_t il = 0; il < n_layer(); ++il) {
         for (ggml_tensor * t : {k_[il], v_[il]}) {
-            if (t == v_[il] && v_transposed_) {
-                v_columns(il).read(cells, out);
-                out += cells.size() * v_columns(il).n_rows * v_columns(il).element;
-            } else {
-                out += each_row_run(t, cells, [&](size_t offset, size_t bytes, size_t packed) {
-                    ggml_backend_tensor_get(t, out + packed, offset, bytes);
-                });
-            }
+            out += each_row_run(t, cells, [&](size_t offset, size_t bytes, size_t packed) {
+                ggml_backend_tensor_get(t, out + packed, offset, bytes);
+            });
         }
     }
 }
@@ -135,27 +112,19 @@ void kv_cache::read_rows(const std::vector<uint32_t> & cells, uint8_t * out) con
 void kv_cache::write_rows(const std::vector<uint32_t> & cells, const uint8_t * data) {
     for (uint32_t il = 0; il < n_layer(); ++il) {
         for (ggml_tensor * t : {k_[il], v_[il]}) {
-            if (t == v_[il] && v_transposed_) {
-                v_columns(il).write(cells, data);
-                data += cells.size() * v_columns(il).n_rows * v_columns(il).element;
-            } else {
-                data += each_row_run(t, cells, [&](size_t offset, size_t bytes, size_t packed) {
-                    ggml_backend_tensor_set(t, data + packed, offset, bytes);
-                });
-            }
+            data += each_row_run(t, cells, [&](size_t offset, size_t bytes, size_t packed) {
+                ggml_backend_tensor_set(t, data + packed, offset, bytes);
+            });
         }
     }
 }
 
 void kv_cache::zero_rows(uint32_t n) {
-    for (ggml_tensor * rows : row_tensors_) {
+    for (ggml_tensor * rows : tensors_) {
         const std::vector<uint8_t> zeros(std::min<size_t>(MAX_ZEROS, n * rows->nb[1]));
         for (size_t done = 0; done < n * rows->nb[1]; done += zeros.size()) {
             ggml_backend_tensor_set(rows, zeros.data(), done, std::min(zeros.size(), n * rows->nb[1] - done));
         }
-    }
-    for (uint32_t il = 0; v_transposed_ && il < n_layer(); ++il) {
-        v_columns(il).zero(n);
     }
 }
 

@@ -7,7 +7,6 @@
 #include <ggml-cpp.h>
 
 #include "cache/cells.h"
-#include "cache/columns.h"
 #include "model/hparams.h"
 
 namespace kvg {
@@ -15,9 +14,8 @@ namespace kvg {
 class kv_cache {
 public:
     // error(KVG_DEVICE), with the sizes asked and free, when the device has no room
-    // v_transposed: V as columns, which plain attention reads as it lies; host memory and types of whole elements only.
     kv_cache(ggml_backend_dev_t device, const hparams & h, uint32_t n_cells, uint32_t n_seq_max, ggml_type type_k,
-             ggml_type type_v, bool v_transposed);
+             ggml_type type_v);
 
     class cells & cells() { return cells_; }
     const class cells & cells() const { return cells_; }
@@ -34,19 +32,12 @@ public:
 
     // (n_head_kv * head_dim, n_rows), a row per cell; ggml's order: innermost first
     ggml_tensor * k(uint32_t layer) const { return k_[layer]; }
-    // like K, or (n_rows, n_head_kv * head_dim) when transposed
     ggml_tensor * v(uint32_t layer) const { return v_[layer]; }
-    bool v_transposed() const { return v_transposed_; }
-    // What has a row per cell: K of every layer, and V where it isn't transposed.
-    const std::vector<ggml_tensor *> & row_tensors() const { return row_tensors_; }
-    // A transposed V where it lies.
-    columns v_columns(uint32_t layer) const;
-
-    // The layout, in one place: cells [begin, begin + n) of a tensor with a row per cell (or of a node that wrote to one) by heads,
+    // K of every layer, then V.
+    const std::vector<ggml_tensor *> & tensors() const { return tensors_; }
+    // The layout, in one place: cells [begin, begin + n) of K or V (or of a node that wrote to one) by heads,
     // (head_dim, n_head_kv, n).
     ggml_tensor * heads(ggml_context * ctx, ggml_tensor * rows, uint32_t begin, uint32_t n) const;
-    // The same of a transposed V, (n, head_dim, n_head_kv).
-    ggml_tensor * head_columns(ggml_context * ctx, ggml_tensor * v, uint32_t begin, uint32_t n) const;
 
     // (n_cells, n_head_kv, head_dim) floats of a layer's K or V
     void read(uint32_t layer, bool v, float * out) const;
@@ -70,13 +61,12 @@ private:
     class cells cells_;
     uint32_t n_head_kv_;
     uint32_t head_dim_;
-    bool v_transposed_;
     bool broken_ = false;
     ggml_context_ptr ctx_;
     ggml_backend_buffer_ptr buffer_;
     std::vector<ggml_tensor *> k_;
     std::vector<ggml_tensor *> v_;
-    std::vector<ggml_tensor *> row_tensors_;
+    std::vector<ggml_tensor *> tensors_;
 };
 
 } // namespace kvg

@@ -11,11 +11,7 @@ static ggml_tensor * flash(ggml_context * ctx, ggml_tensor * q, ggml_tensor * k,
     return out; // (head_dim, n_head, n_tokens)
 }
 
-uint32_t mask_rows(bool flash, uint32_t n_tokens, uint32_t n_head, uint32_t n_head_kv) {
-    return n_tokens == 1 && !flash ? n_head / n_head_kv : n_tokens;
-}
-
-// The query heads that share a KV head are folded into rows, so that each K and V row is read once. v: (n_kv, head_dim, n_head_kv)
+// The query heads that share a KV head are folded into rows, so that each K and V row is read once.
 static ggml_tensor * plain(ggml_context * ctx, ggml_tensor * q, ggml_tensor * k, ggml_tensor * v, ggml_tensor * mask,
                            float scale) {
     const int64_t head_dim = q->ne[0];
@@ -28,32 +24,25 @@ static ggml_tensor * plain(ggml_context * ctx, ggml_tensor * q, ggml_tensor * k,
     ggml_tensor * folded = ggml_reshape_3d(ctx, n_tokens == 1 ? q : ggml_cont(ctx, q), head_dim, n_rows, n_head_kv);
     ggml_tensor * kq = ggml_mul_mat(ctx, k, folded); // (n_kv, n_rows, n_head_kv)
     ggml_prec_set_acc(kq, GGML_PREC_F32);
-    if (n_tokens == 1) {
-        kq = ggml_soft_max_ext(ctx, kq, mask, scale, 0.0f);
-    } else {
-        kq = ggml_soft_max_ext(ctx, ggml_reshape_3d(ctx, kq, n_kv, n_tokens, n_head), mask, scale, 0.0f);
-        kq = ggml_reshape_3d(ctx, kq, n_kv, n_rows, n_head_kv);
-    }
-    ggml_tensor * out = ggml_mul_mat(ctx, v, kq); // (head_dim, n_rows, n_head_kv)
-    if (n_tokens == 1) {
-        return out;
-    }
+    kq = ggml_soft_max_ext(ctx, ggml_reshape_3d(ctx, kq, n_kv, n_tokens, n_head), mask, scale, 0.0f);
+    kq = ggml_reshape_3d(ctx, kq, n_kv, n_rows, n_head_kv);
+    v = ggml_cont(ctx, ggml_permute(ctx, v, 1, 0, 2, 3)); // (n_kv, head_dim, n_head_kv)
+    ggml_tensor * out = ggml_mul_mat(ctx, v, kq);         // (head_dim, n_rows, n_head_kv)
     out = ggml_reshape_3d(ctx, out, head_dim, n_tokens, n_head);
     return ggml_cont(ctx, ggml_permute(ctx, out, 0, 2, 1, 3));
 }
 
-ggml_tensor * attention(ggml_context * ctx, ggml_tensor * q, ggml_tensor * k, ggml_tensor * v, ggml_tensor * mask,
-                        const attention_params & params) {
+ggml_tensor * attention(ggml_context * ctx, attention_kind kind, ggml_tensor * q, ggml_tensor * k, ggml_tensor * v,
+                        ggml_tensor * mask, float scale, attend_workspace * workspace) {
     const int64_t width = q->ne[0] * q->ne[1];
     const int64_t n_tokens = q->ne[2];
+    if (kind == attention_kind::attend) {
+        return ggml_reshape_2d(ctx, workspace->attend(ctx, q, k, v, mask, scale), width, n_tokens);
+    }
     q = ggml_permute(ctx, q, 0, 2, 1, 3); // (head_dim, n_tokens, n_head)
     k = ggml_permute(ctx, k, 0, 2, 1, 3); // (head_dim, n_kv, n_head_kv)
-    if (params.flash) {
-        v = params.v_transposed ? ggml_cont(ctx, ggml_permute(ctx, v, 1, 0, 2, 3)) : ggml_permute(ctx, v, 0, 2, 1, 3);
-    } else if (!params.v_transposed) {
-        v = ggml_cont(ctx, ggml_permute(ctx, v, 1, 2, 0, 3));
-    }
-    ggml_tensor * out = params.flash ? flash(ctx, q, k, v, mask, params.scale) : plain(ctx, q, k, v, mask, params.scale);
+    v = ggml_permute(ctx, v, 0, 2, 1, 3);
+    ggml_tensor * out = kind == attention_kind::flash ? flash(ctx, q, k, v, mask, scale) : plain(ctx, q, k, v, mask, scale);
     return ggml_reshape_2d(ctx, out, width, n_tokens);
 }
 

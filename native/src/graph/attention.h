@@ -1,26 +1,24 @@
-// Attention over a span of the cache: flash, or plain with folded query heads.
+// Attention over a span of the cache.
 #pragma once
 
 #include <ggml.h>
 
+#include "graph/attend.h"
 #include "model/hparams.h"
 
 namespace kvg {
 
-struct attention_params {
-    bool flash;
-    bool v_transposed;
-    float scale;
+// Which operations it is made of.
+enum class attention_kind {
+    flash,  // ggml's flash attention
+    plain,  // two matrix products and a softmax, query heads folded
+    attend, // this library's own on the CPU
 };
 
-// Rows of the mask: one for each token, and for a single token in plain attention one for each query head of a KV head, because the
-// CPU's softmax shares out the second dimension among its threads.
-uint32_t mask_rows(bool flash, uint32_t n_tokens, uint32_t n_head, uint32_t n_head_kv);
-
-// q: (head_dim, n_head, n_tokens); k: (head_dim, n_head_kv, n_kv), v like k or transposed (n_kv, head_dim, n_head_kv): views of the
-// cache; mask: F16 (n_kv, mask_rows()), 0 or -inf. Returns (n_head * head_dim, n_tokens).
-ggml_tensor * attention(ggml_context * ctx, ggml_tensor * q, ggml_tensor * k, ggml_tensor * v, ggml_tensor * mask,
-                        const attention_params & params);
+// q: (head_dim, n_head, n_tokens); k, v: (head_dim, n_head_kv, n_kv), views of the cache; mask: F16 (n_kv, n_tokens), 0 or -inf.
+// Returns (n_head * head_dim, n_tokens). workspace: for `attend`, else may be nullptr
+ggml_tensor * attention(ggml_context * ctx, attention_kind kind, ggml_tensor * q, ggml_tensor * k, ggml_tensor * v,
+                        ggml_tensor * mask, float scale, attend_workspace * workspace);
 
 // Whether the device runs flash attention for these heads and cache types itself.
 bool can_flash_on(ggml_backend_dev_t device, const hparams & h, ggml_type type_k, ggml_type type_v);

@@ -11,8 +11,9 @@ namespace kvg {
 // a layer has at most 46 nodes (plain attention, all biases), the frame 12
 size_t decode_graph::max_nodes(const hparams & h) { return 64u * h.n_layer + 64u; }
 
-decode_graph::decode_graph(const model & model, const kv_cache & cache, bool flash, const decode_shape & shape)
-    : model_(model), cache_(cache), flash_(flash), shape_(shape) {
+decode_graph::decode_graph(const model & model, const kv_cache & cache, attention_kind kind, attend_workspace * workspace,
+                           const decode_shape & shape)
+    : model_(model), cache_(cache), kind_(kind), workspace_(workspace), shape_(shape) {
     fault_point("build");
     const size_t n = max_nodes(model.hparams());
     arena_.resize(n * ggml_tensor_overhead() + ggml_graph_overhead_custom(n, false));
@@ -49,7 +50,7 @@ ggml_tensor * decode_graph::self_attention(ggml_tensor * x, uint32_t layer) {
     ggml_tensor * v = linear(x, w.wv, w.bv);
     // attention reads views of these nodes, not of the cache's tensors: that makes write-before-read an edge of the graph
     ggml_tensor * k_all = ggml_set_rows(ctx, cache_.k(layer), ggml_reshape_2d(ctx, k, h.n_embd_kv(), n), slots);
-    ggml_tensor * v_all = write_v(layer, v);
+    ggml_tensor * v_all = ggml_set_rows(ctx, cache_.v(layer), v, slots);
     ggml_build_forward_expand(graph_, k_all);
     ggml_build_forward_expand(graph_, v_all);
     if (layer + 1 == h.n_layer && shape_.n_outputs == 0) {
@@ -57,21 +58,9 @@ ggml_tensor * decode_graph::self_attention(ggml_tensor * x, uint32_t layer) {
     }
     ggml_tensor * q = ggml_reshape_3d(ctx, linear(x, w.wq, w.bq), h.head_dim, h.n_head, n);
     q = rope(ctx, q, positions, model_.rope_freqs(), h.rope, false);
-    ggml_tensor * v_span = cache_.v_transposed() ? cache_.head_columns(ctx, v_all, shape_.kv_begin, shape_.n_kv)
-                                                 : cache_.heads(ctx, v_all, shape_.kv_begin, shape_.n_kv);
-    return attention(ctx, q, cache_.heads(ctx, k_all, shape_.kv_begin, shape_.n_kv), v_span, mask,
-                     {flash_, cache_.v_transposed(), 1.0f / std::sqrt(static_cast<float>(h.head_dim))});
-}
-
-// v: (n_head_kv * head_dim, n_tokens). Transposed, V is written element by element, each one a row: cells may be anywhere, and the
-// graph stays the same.
-ggml_tensor * decode_graph::write_v(uint32_t layer, ggml_tensor * v) {
-    ggml_tensor * cached = cache_.v(layer);
-    if (!cache_.v_transposed()) {
-        return ggml_set_rows(ctx_.get(), cached, v, slots);
-    }
-    ggml_tensor * elements = ggml_reshape_2d(ctx_.get(), cached, 1, ggml_nelements(cached));
-    return ggml_set_rows(ctx_.get(), elements, ggml_reshape_2d(ctx_.get(), v, 1, ggml_nelements(v)), v_slots);
+    return attention(ctx, kind_, q, cache_.heads(ctx, k_all, shape_.kv_begin, shape_.n_kv),
+                     cache_.heads(ctx, v_all, shape_.kv_begin, shape_.n_kv), mask,
+                     1.0f / std::sqrt(static_cast<float>(h.head_dim)), workspace_);
 }
 
 ggml_tensor * decode_graph::feed_forward(ggml_tensor * x, const layer_weights & w) {
@@ -86,11 +75,8 @@ void decode_graph::build() {
     tokens = input(GGML_TYPE_I32, shape_.n_tokens, 1);
     positions = input(GGML_TYPE_I32, shape_.n_tokens, 1);
     slots = input(GGML_TYPE_I64, shape_.n_tokens, 1);
-    if (cache_.v_transposed()) {
-        v_slots = input(GGML_TYPE_I64, int64_t{shape_.n_tokens} * h.n_embd_kv(), 1);
-    }
     if (h.n_layer > 1 || shape_.n_outputs > 0) { // else no layer attends, and what is in no graph has no memory
-        mask = input(GGML_TYPE_F16, shape_.n_kv, mask_rows(flash_, shape_.n_tokens, h.n_head, h.n_head_kv));
+        mask = input(GGML_TYPE_F16, shape_.n_kv, shape_.n_tokens);
     }
     if (shape_.n_outputs > 0) {
         outputs = input(GGML_TYPE_I32, shape_.n_outputs, 1);

@@ -7,6 +7,7 @@
 #include <ggml-cpp.h>
 
 #include "cache/kv_cache.h"
+#include "graph/attention.h"
 #include "model/weights.h"
 
 namespace kvg {
@@ -25,7 +26,8 @@ struct decode_shape {
 
 class decode_graph {
 public:
-    decode_graph(const model & model, const kv_cache & cache, bool flash, const decode_shape & shape);
+    decode_graph(const model & model, const kv_cache & cache, attention_kind kind, attend_workspace * workspace,
+                 const decode_shape & shape);
 
     const decode_shape & shape() const { return shape_; }
     ggml_cgraph * graph() const { return graph_; }
@@ -36,10 +38,8 @@ public:
     ggml_tensor * tokens = nullptr;    // I32 (n_tokens)
     ggml_tensor * positions = nullptr; // I32 (n_tokens)
     ggml_tensor * slots = nullptr;     // I64 (n_tokens): the cell of each token
-    ggml_tensor * v_slots =
-        nullptr;                  // I64 (n_tokens * n_head_kv * head_dim): each element's place in a transposed V, else nullptr
-    ggml_tensor * mask = nullptr; // F16 (n_kv, mask_rows()); nullptr when nothing is attended: one layer, no outputs
-    ggml_tensor * outputs = nullptr; // I32 (n_outputs): which tokens; nullptr when none is asked for
+    ggml_tensor * mask = nullptr;      // F16 (n_kv, n_tokens); nullptr when nothing is attended: one layer, no outputs
+    ggml_tensor * outputs = nullptr;   // I32 (n_outputs): which tokens; nullptr when none is asked for
     // results, nullptr when there are no outputs
     ggml_tensor * embd = nullptr;   // F32 (n_embd, n_outputs)
     ggml_tensor * logits = nullptr; // F32 (n_vocab, n_outputs)
@@ -49,13 +49,13 @@ private:
     ggml_tensor * norm(ggml_tensor * x, ggml_tensor * weight);
     ggml_tensor * linear(ggml_tensor * x, ggml_tensor * weight, ggml_tensor * bias);
     ggml_tensor * self_attention(ggml_tensor * x, uint32_t layer);
-    ggml_tensor * write_v(uint32_t layer, ggml_tensor * v);
     ggml_tensor * feed_forward(ggml_tensor * x, const layer_weights & w);
     void build();
 
     const model & model_;
     const kv_cache & cache_;
-    bool flash_;
+    attention_kind kind_;
+    attend_workspace * workspace_;
     decode_shape shape_;
     std::vector<uint8_t> arena_; // ggml would abort where this throws
     ggml_context_ptr ctx_;

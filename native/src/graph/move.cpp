@@ -1,8 +1,6 @@
 #include "graph/move.h"
 
 #include <algorithm>
-#include <atomic>
-#include <new>
 
 #include "error.h"
 #include "fault.h"
@@ -34,13 +32,6 @@ uint32_t read_from(const kv_cache & cache, uint32_t src, uint32_t n) {
     return fault_active("defrag-source") ? std::min(src + 1, cache.n_rows() - n) : src;
 }
 
-std::vector<cell_run> read_from(const kv_cache & cache, std::vector<cell_run> runs) {
-    for (cell_run & run : runs) {
-        run.src = read_from(cache, run.src, run.n);
-    }
-    return runs;
-}
-
 // A K or V tensor seen as rows of F32 words, so that bytes move unchanged: typed row operations alter NaNs, and would requantize.
 // A tensor of its own at the same address, not a view, which would have to keep the type. Heads are even, so F16 rows are whole words.
 ggml_tensor * as_words(ggml_context * ctx, ggml_tensor * rows) {
@@ -56,49 +47,22 @@ ggml_tensor * rows_view(ggml_context * ctx, ggml_tensor * t, uint32_t begin, uin
     return ggml_view_1d(ctx, t, t->ne[0] * n, t->nb[1] * begin);
 }
 
-// Moves of columns, and whether a thread had no memory for its share: nothing may be thrown through ggml.
-struct column_moves {
-    std::vector<cell_run> runs;
-    std::atomic<bool> failed{false};
-};
-
-// Moves a transposed V's columns: a node of this graph that ggml calls back, on all of its threads.
-void move_columns(ggml_tensor * dst, const ggml_tensor *, int ith, int nth, void * userdata) {
-    auto & moves = *static_cast<column_moves *>(userdata);
-    columns m = {static_cast<uint8_t *>(dst->data), dst->nb[0], static_cast<size_t>(dst->ne[0]),
-                 static_cast<size_t>(dst->ne[1])};
-    try {
-        m.move(moves.runs, static_cast<size_t>(ith), static_cast<size_t>(nth));
-    } catch (const std::bad_alloc &) {
-        moves.failed = true;
-    }
-}
-
-// precondition: `moves` lives until the graph has run
-void add_columns(update_graph & graph, const kv_cache & cache, column_moves & moves) {
-    for (uint32_t il = 0; cache.v_transposed() && il < cache.n_layer(); ++il) {
-        graph.add(ggml_map_custom1_inplace(graph.ctx(), cache.v(il), move_columns, GGML_N_TASKS_MAX, &moves));
-    }
-}
-
 // False when the device failed.
 bool copy_runs(update_runner & runner, const kv_cache & cache, const char * what, const std::vector<cell_run> & runs) {
-    update_graph graph(what, cache.row_tensors().size() * (runs.size() + 2));
-    for (ggml_tensor * rows : cache.row_tensors()) {
+    update_graph graph(what, cache.tensors().size() * (runs.size() + 2));
+    for (ggml_tensor * rows : cache.tensors()) {
         ggml_tensor * t = as_words(graph.ctx(), rows);
         for (const cell_run & run : runs) {
             graph.add(ggml_cpy(graph.ctx(), rows_view(graph.ctx(), t, read_from(cache, run.src, run.n), run.n),
                                rows_view(graph.ctx(), t, run.dst, run.n)));
         }
     }
-    column_moves columns = {read_from(cache, runs)};
-    add_columns(graph, cache, columns);
-    return graph.run(runner) && !columns.failed;
+    return graph.run(runner);
 }
 
 // All moves at once: each tensor's rows are gathered before any is scattered, so they may form cycles. False when the device failed.
 bool gather_rows(update_runner & runner, const kv_cache & cache, const char * what, const std::vector<cell_move> & moves) {
-    update_graph graph(what, 3 * cache.row_tensors().size() + 2);
+    update_graph graph(what, 3 * cache.tensors().size() + 2);
     std::vector<int32_t> src;
     std::vector<int64_t> dst;
     for (const cell_move & m : moves) {
@@ -107,13 +71,11 @@ bool gather_rows(update_runner & runner, const kv_cache & cache, const char * wh
     }
     ggml_tensor * from = graph.input(src);
     ggml_tensor * to = graph.input(dst);
-    for (ggml_tensor * rows : cache.row_tensors()) {
+    for (ggml_tensor * rows : cache.tensors()) {
         ggml_tensor * t = as_words(graph.ctx(), rows);
         graph.add(ggml_set_rows(graph.ctx(), t, ggml_get_rows(graph.ctx(), t, from), to));
     }
-    column_moves columns = {read_from(cache, to_runs(moves))};
-    add_columns(graph, cache, columns);
-    return graph.run(runner) && !columns.failed;
+    return graph.run(runner);
 }
 
 [[noreturn]] void fail_moving(const update_runner & runner, const char * rest) {
@@ -122,7 +84,7 @@ bool gather_rows(update_runner & runner, const kv_cache & cache, const char * wh
 
 uint64_t widest_row(const kv_cache & cache) {
     uint64_t widest = 1;
-    for (const ggml_tensor * t : cache.row_tensors()) {
+    for (const ggml_tensor * t : cache.tensors()) {
         widest = std::max<uint64_t>(widest, t->nb[1]);
     }
     return widest;
@@ -151,7 +113,7 @@ void into_holes(update_runner & runner, const kv_cache & cache, const char * wha
                 const char * rest) {
     const bool gather = moves.size() < to_runs(moves).size() * LONG_RUN;
     const size_t max_moves = gather ? std::max<uint64_t>(1, MAX_SCRATCH / widest_row(cache)) : moves.size();
-    const size_t max_runs = gather ? max_moves : std::max<size_t>(1, MAX_COPIES / cache.row_tensors().size());
+    const size_t max_runs = gather ? max_moves : std::max<size_t>(1, MAX_COPIES / cache.tensors().size());
     for (const std::vector<cell_move> & part : split(moves, max_moves, max_runs)) {
         if (!(gather ? gather_rows(runner, cache, what, part) : copy_runs(runner, cache, what, to_runs(part)))) {
             fail_moving(runner, rest);
@@ -177,7 +139,7 @@ bool can_move_on(ggml_backend_dev_t device, const kv_cache & cache) {
     const ggml_context_ptr ctx(ggml_init({32 * ggml_tensor_overhead(), nullptr, /*no_alloc*/ true}));
     ggml_tensor * from = ggml_new_tensor_1d(ctx.get(), GGML_TYPE_I32, 8);
     ggml_tensor * to = ggml_new_tensor_1d(ctx.get(), GGML_TYPE_I64, 8);
-    for (ggml_tensor * rows : cache.row_tensors()) {
+    for (ggml_tensor * rows : cache.tensors()) {
         if (rows != cache.k(0) && rows != cache.v(0)) {
             continue; // layers are alike
         }

@@ -1,0 +1,76 @@
+// Attention over a cache in host memory, K and V a row per cell: what the CPU does instead of ggml's operations.
+//
+// Cells are cut into chunks, and each query goes over them with a running maximum and sum: online softmax (Milakov and Gimelshein 2018).
+// Where there are few queries, ranges of cells are worked on independently and merged at the end, the split-K form of it (Dao et al.
+// 2023). Every K and V row is read once for all query heads that share it, cells that a token doesn't see aren't read at all, and
+// sums are in F32: an order of cells, a thread count or a neighbour's NaN make no difference worth naming.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include <ggml.h>
+
+namespace kvg {
+
+// Rows of a tensor in the cache, by heads.
+struct attend_rows {
+    const uint8_t * data;
+    size_t cell_stride; // bytes
+    size_t head_stride;
+    ggml_type type;
+};
+
+struct attend_job {
+    const float * q; // (head_dim, n_head, n_tokens)
+    attend_rows k;   // (head_dim, n_head_kv, n_kv)
+    attend_rows v;
+    const uint16_t * mask; // (n_kv, n_tokens): 0 where a token sees a cell
+    float * out;           // (head_dim, n_head, n_tokens)
+    float scale;
+    uint32_t head_dim;
+    uint32_t n_head;
+    uint32_t n_head_kv;
+    uint32_t n_tokens;
+    uint32_t n_kv;
+    uint32_t n_ranges;
+};
+
+// What is worked on at a time: some tokens' query heads of one KV head over one range of cells.
+struct attend_unit {
+    uint32_t token_begin;
+    uint32_t token_end;
+    uint32_t head_kv;
+    uint32_t range;
+};
+
+// All static: compiled for AVX-512 somewhere, none of them may become everybody's.
+// Floats of a head's partial result: its sum of V, padded; its maximum; its sum of weights.
+static constexpr uint32_t attend_padded(uint32_t head_dim) { return (head_dim + 15) / 16 * 16; }
+static constexpr uint32_t attend_partial_floats(uint32_t head_dim) { return attend_padded(head_dim) + 16; }
+// Cells at a time, whose rows of one head stay in L1 or L2.
+constexpr uint32_t ATTEND_CHUNK = 128;
+// Floats of scratch that a thread needs: queries of a group, rows of a chunk that were converted.
+static constexpr uint32_t attend_scratch_floats(uint32_t head_dim, uint32_t group) {
+    return (group + 2 * ATTEND_CHUNK) * attend_padded(head_dim);
+}
+// The first cell of a range; that of n_ranges is n_kv. Whole chunks.
+static inline uint32_t attend_range_begin(const attend_job & job, uint32_t range) {
+    const uint64_t n_chunks = (job.n_kv + ATTEND_CHUNK - 1) / ATTEND_CHUNK;
+    const uint64_t begin = n_chunks * range / job.n_ranges * ATTEND_CHUNK;
+    return begin < job.n_kv ? static_cast<uint32_t>(begin) : job.n_kv;
+}
+
+// The code for one instruction set.
+struct attend_kernel {
+    const char * name;
+    // partial: attend_partial_floats() for each token of the unit and query head of its KV head
+    void (*run)(const attend_job & job, const attend_unit & unit, float * partial, float * scratch);
+    // The partial results of all ranges, `stride` floats apart, become `out`. The unit's range doesn't matter.
+    void (*merge)(const attend_job & job, const attend_unit & unit, float * partial, size_t stride);
+};
+
+// Those that this CPU runs, the best first; nullptr after the last.
+const attend_kernel * const * attend_kernels_here();
+
+} // namespace kvg

@@ -1,0 +1,90 @@
+#include "graph/attend.h"
+
+#include <algorithm>
+
+namespace kvg {
+
+namespace {
+
+constexpr uint32_t MAX_RANGES = 64;
+constexpr uint32_t MIN_RANGE = 4 * ATTEND_CHUNK; // cells: the first chunk of a range is read before it was prefetched
+constexpr uint32_t BLOCK = 32;                   // tokens of a unit, which share what lies in L1 and L2
+
+// Into how many ranges the cells are split, so that there is work for all threads when there are few tokens. It depends on the
+// shape alone: a thread more or less doesn't change a bit of the result.
+uint32_t count_ranges(uint32_t n_kv, uint32_t n_tokens) {
+    if (n_tokens > BLOCK) {
+        return 1;
+    }
+    const uint32_t most = std::max(2u, MAX_RANGES / n_tokens); // bounds what the partial results take
+    return std::min(most, (n_kv + MIN_RANGE - 1) / MIN_RANGE);
+}
+
+attend_rows rows_of(const ggml_tensor * t) { return {static_cast<const uint8_t *>(t->data), t->nb[2], t->nb[1], t->type}; }
+
+} // namespace
+
+attend_workspace::attend_workspace(const hparams & h, uint32_t n_cells, int max_threads)
+    : kernel_(*attend_kernels_here()[0]), unit_floats_(size_t{h.n_head / h.n_head_kv} * attend_partial_floats(h.head_dim)),
+      scratch_floats_(BLOCK * unit_floats_ + attend_scratch_floats(h.head_dim, h.n_head / h.n_head_kv)),
+      scratch_(scratch_floats_ * static_cast<size_t>(max_threads)), done_(h.n_head_kv) {
+    size_t n_units = 0;
+    for (uint32_t n = 1; n <= BLOCK; ++n) {
+        n_units = std::max<size_t>(n_units, size_t{n} * count_ranges(n_cells, n));
+    }
+    partial_.resize(n_units * h.n_head_kv * unit_floats_);
+}
+
+ggml_tensor * attend_workspace::attend(ggml_context * ctx, ggml_tensor * q, ggml_tensor * k, ggml_tensor * v,
+                                       ggml_tensor * mask, float scale) {
+    scale_ = scale;
+    ggml_tensor * args[] = {q, k, v, mask};
+    return ggml_custom_4d(ctx, GGML_TYPE_F32, q->ne[0], q->ne[1], q->ne[2], 1, args, 4, compute, GGML_N_TASKS_MAX, this);
+}
+
+// A unit is claimed by whoever is free. The thread that does a head's last range merges them: nobody waits in here.
+void attend_workspace::share(const attend_job & job, size_t ith) {
+    float * scratch = scratch_.data() + scratch_floats_ * ith;
+    float * own = scratch + attend_scratch_floats(job.head_dim, job.n_head / job.n_head_kv);
+    const uint32_t n_blocks = (job.n_tokens + BLOCK - 1) / BLOCK;
+    const size_t floats = std::min(job.n_tokens, BLOCK) * unit_floats_;
+    for (uint32_t i = claimed_++; i < n_blocks * job.n_ranges * job.n_head_kv; i = claimed_++) {
+        const uint32_t block = i / job.n_head_kv / job.n_ranges;
+        const attend_unit unit = {block * BLOCK, std::min((block + 1) * BLOCK, job.n_tokens), i % job.n_head_kv,
+                                  i / job.n_head_kv % job.n_ranges};
+        kernel_.run(job, unit, job.n_ranges == 1 ? own : partial_.data() + i * floats, scratch);
+        if (job.n_ranges == 1) {
+            kernel_.merge(job, unit, own, 0);
+        } else if (++done_[unit.head_kv] == job.n_ranges) {
+            kernel_.merge(job, unit, partial_.data() + unit.head_kv * floats, job.n_head_kv * floats);
+        }
+    }
+}
+
+void attend_workspace::compute(ggml_tensor * dst, int ith, int nth, void * workspace) {
+    auto & self = *static_cast<attend_workspace *>(workspace);
+    const ggml_tensor * q = dst->src[0];
+    const ggml_tensor * k = dst->src[1];
+    attend_job job = {};
+    job.q = static_cast<const float *>(q->data);
+    job.k = rows_of(k);
+    job.v = rows_of(dst->src[2]);
+    job.mask = static_cast<const uint16_t *>(dst->src[3]->data);
+    job.out = static_cast<float *>(dst->data);
+    job.scale = self.scale_;
+    job.head_dim = static_cast<uint32_t>(q->ne[0]);
+    job.n_head = static_cast<uint32_t>(q->ne[1]);
+    job.n_head_kv = static_cast<uint32_t>(k->ne[1]);
+    job.n_tokens = static_cast<uint32_t>(q->ne[2]);
+    job.n_kv = static_cast<uint32_t>(k->ne[2]);
+    job.n_ranges = count_ranges(job.n_kv, job.n_tokens);
+    self.share(job, static_cast<size_t>(ith));
+    // the last to leave makes all ready for the next layer, which ggml's barrier holds back until then
+    if (++self.left_ == static_cast<uint32_t>(nth)) {
+        self.claimed_ = 0;
+        self.left_ = 0;
+        std::fill(self.done_.begin(), self.done_.end(), 0);
+    }
+}
+
+} // namespace kvg

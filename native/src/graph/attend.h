@@ -1,0 +1,43 @@
+// The CPU's attention as one operation of a graph, shared out among ggml's threads.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <vector>
+
+#include <ggml.h>
+
+#include "attend/kernel.h"
+#include "model/hparams.h"
+
+namespace kvg {
+
+// What the operation needs beside its tensors. One for a context: its layers run one after the other.
+class attend_workspace {
+public:
+    // std::bad_alloc
+    attend_workspace(const hparams & h, uint32_t n_cells, int max_threads);
+
+    // q: F32 (head_dim, n_head, n_tokens); k, v: (head_dim, n_head_kv, n_kv); mask: F16 (n_kv, n_tokens), 0 or -infinity.
+    // Returns (head_dim, n_head, n_tokens). The workspace must live as long as the graph.
+    // preconditions: tensors in host memory, run by the CPU's backend with at most max_threads
+    ggml_tensor * attend(ggml_context * ctx, ggml_tensor * q, ggml_tensor * k, ggml_tensor * v, ggml_tensor * mask,
+                         float scale);
+
+private:
+    static void compute(ggml_tensor * dst, int ith, int nth, void * workspace);
+    void share(const attend_job & job, size_t ith);
+
+    const attend_kernel & kernel_;
+    float scale_ = 0.0f;
+    size_t unit_floats_; // of one token's partial results for a KV head
+    size_t scratch_floats_;
+    std::vector<float> partial_; // of all units, where a head's cells are split
+    std::vector<float> scratch_; // of each thread
+    // units claimed, threads that have left, and ranges done of each KV head
+    std::atomic<uint32_t> claimed_{0};
+    std::atomic<uint32_t> left_{0};
+    std::vector<std::atomic<uint32_t>> done_;
+};
+
+} // namespace kvg
