@@ -34,10 +34,11 @@ class Context(Closable):
     """Decodes batches of tokens on a model; `kv` is its cache.
 
     n_ctx: cells. n_batch: most tokens in one decode. n_ubatch: most tokens in one graph. n_seq_max: sequence
-    ids are below it. type_k, type_v: "f32" or "f16". flash_attn: "auto", the best there is (on the CPU a kernel of our
-    own); "on", ggml's flash attention; "off", anything but that; or a bool. n_threads for one token, n_threads_batch for more: by default as many as this process may use CPUs, and one for a model
-    under 10 million parameters, whose threads would only wait for each other. defrag_threshold:
-    decode compacts the cache when the share of holes below the highest used cell passes it; negative: never.
+    ids are below it. type_k, type_v: "f32" or "f16". flash_attn: "auto", the best there is (on the CPU a
+    kernel of our own); "on", ggml's flash attention; "off", anything but that; or a bool. n_threads for one
+    token, n_threads_batch for more: by default as many as this process may use CPUs, and one for a model
+    under 10 million parameters, whose threads would only wait for each other. defrag_threshold: decode
+    compacts the cache when the share of holes below the highest used cell passes it; negative: never.
     `model` and all of these are attributes too, for reading: as they were given, or chosen.
 
     Raises InvalidArgumentError, UnsupportedError, or DeviceError when the device has no room for the cache.
