@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 from typing import Any, Literal, TypeAlias
 
@@ -39,6 +40,10 @@ class KVCache:
 
     def __init__(self, handle: Handle) -> None:
         self._handle = handle
+
+    @functools.cached_property
+    def _geometry(self) -> kv_state.Geometry:
+        return self._handle.call(read_geometry)
 
     def seq_rm(self, seq: int, p0: int, p1: int) -> None:
         """Sequence `seq` (below 0: every one) stops seeing the range; cells that nobody sees become holes."""
@@ -172,8 +177,7 @@ class KVCache:
 
         A pending K-shift runs first. Raises InvalidArgumentError for a sequence that can't be.
         """
-        geometry, cells = self._handle.call(lambda context: (read_geometry(context), take(context, seq)))
-        return kv_state.pack(geometry, cells)
+        return self._handle.call(take, self._geometry, seq)
 
     def load(self, blob: Blob | bytearray | memoryview, seq: int | None = None) -> None:
         """Replaces sequence `seq`, or with None the whole cache, by what `save` gave; all or nothing.
@@ -188,7 +192,7 @@ class KVCache:
             data = memoryview(blob).cast("B")
         except (TypeError, ValueError):  # no buffer, or one with gaps
             raise InvalidArgumentError(f"the state must be bytes, got {shown(blob)}") from None
-        saved = kv_state.unpack(data, self._handle.call(read_geometry))
+        saved = kv_state.unpack(data, self._geometry)
         if saved.whole != (seq is None):
             raise InvalidArgumentError(
                 "this state holds a whole cache: load it without seq"

@@ -6,13 +6,18 @@ Knows nothing of contexts. A blob from outside is hostile until `unpack` has ret
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
+import functools
 import os
 import secrets
 import stat
 import struct
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -34,8 +39,14 @@ _EXPONENTS: dict[int, tuple[str, int]] = {
     KvgType.KVG_TYPE_F32: ("<u4", 0x7F80_0000),
     KvgType.KVG_TYPE_F16: ("<u2", 0x7C00),
 }
-_CHUNK = 1 << 18  # values looked at at a time: K and V may be most of what memory there is
+_CHUNK = 1 << 16  # values looked at at a time: K and V may be most of what memory there is
+_SHARED_BYTES = 4 << 20  # from which starting threads pays
 HEADER_BYTES = _HEADER.size + _CHECKSUM.size
+
+_new_bytes = ctypes.pythonapi.PyBytes_FromStringAndSize
+_new_bytes.argtypes, _new_bytes.restype = (ctypes.c_char_p, ctypes.c_ssize_t), ctypes.py_object
+_address_of = ctypes.pythonapi.PyBytes_AsString
+_address_of.argtypes, _address_of.restype = (ctypes.py_object,), ctypes.c_void_p
 
 
 @dataclass(frozen=True)
@@ -62,16 +73,27 @@ class SavedCells:
     rows: npt.NDArray[np.uint8]
 
 
-def pack(geometry: Geometry, cells: SavedCells) -> bytes:
-    """A blob that `unpack` gives the same cells for."""
-    bits = np.packbits(cells.seq, axis=1, bitorder="little")
-    table = cells.pos.astype("<i4").tobytes() + bits.tobytes()
-    total = HEADER_BYTES + len(table) + cells.rows.nbytes
+def pack(
+    geometry: Geometry,
+    whole: bool,
+    pos: npt.NDArray[np.int32],
+    seq: npt.NDArray[np.bool_],
+    fill: Callable[[npt.NDArray[np.uint8]], None],
+) -> bytes:
+    """A blob that `unpack` gives the same cells for.
+
+    pos and seq as in SavedCells; `fill` writes the rows into the array that it is given.
+    """
+    bits = np.packbits(seq, axis=1, bitorder="little")
+    table = pos.astype("<i4").tobytes() + bits.tobytes()
+    rows_at = HEADER_BYTES + len(table)
+    blob, place = _unwritten(rows_at + len(pos) * geometry.cell_bytes)
+    fill(place[rows_at:])
     header = _HEADER.pack(
         MAGIC,
         VERSION,
         HEADER_BYTES,
-        total,
+        len(blob),
         geometry.model,
         geometry.n_layer,
         geometry.n_head_kv,
@@ -80,13 +102,22 @@ def pack(geometry: Geometry, cells: SavedCells) -> bytes:
         geometry.type_k,
         geometry.type_v,
         geometry.cell_bytes,
-        cells.whole,
-        cells.seq.shape[1],
-        len(cells.pos),
+        whole,
+        seq.shape[1],
+        len(pos),
         xxhash.xxh3_64_intdigest(table),
-        xxhash.xxh3_64_intdigest(cells.rows.data),
+        xxhash.xxh3_64_intdigest(place[rows_at:].data),
     )
-    return b"".join((header, _CHECKSUM.pack(xxhash.xxh3_64_intdigest(header)), table, cells.rows.data))
+    front = header + _CHECKSUM.pack(xxhash.xxh3_64_intdigest(header)) + table
+    place[:rows_at] = np.frombuffer(front, np.uint8)
+    return blob
+
+
+def _unwritten(n_bytes: int) -> tuple[bytes, npt.NDArray[np.uint8]]:
+    """Bytes to be written before anybody else sees them, as PyBytes_FromStringAndSize allows: a copy less."""
+    blob: bytes = _new_bytes(None, n_bytes)
+    place = (ctypes.c_uint8 * n_bytes).from_address(_address_of(blob))
+    return blob, np.ctypeslib.as_array(place)
 
 
 def unpack(data: bytes | memoryview, geometry: Geometry) -> SavedCells:
@@ -117,10 +148,7 @@ def unpack(data: bytes | memoryview, geometry: Geometry) -> SavedCells:
             "is cut off or damaged; save it again"
         )
     table, rows = data[HEADER_BYTES : HEADER_BYTES + table_bytes], data[HEADER_BYTES + table_bytes :]
-    for name, part, expected in (("cells", table, cells_sum), ("K and V", rows, rows_sum)):
-        if xxhash.xxh3_64_intdigest(part) != expected:
-            raise StateError(f"the saved state's {name} are damaged: their checksum differs; save it again")
-    _check_finite(rows, geometry, n_cells)
+    _check_rows(table, cells_sum, rows, rows_sum, geometry, n_cells)
     pos = np.frombuffer(table, "<i4", n_cells).astype(np.int32)
     bits = np.frombuffer(table, np.uint8, offset=4 * n_cells).reshape(n_cells, row_bytes)
     seq = np.unpackbits(bits, axis=1, bitorder="little").astype(np.bool_)
@@ -140,8 +168,14 @@ def _check_geometry(saved: Geometry, here: Geometry) -> None:
             )
 
 
-def _check_finite(rows: memoryview, here: Geometry, n_cells: int) -> None:
-    """Infinity or NaN in a row would reach sequences that don't see it: 0 times either is NaN."""
+def _check_rows(
+    table: memoryview, cells_sum: int, rows: memoryview, rows_sum: int, here: Geometry, n_cells: int
+) -> None:
+    """Checksums, and that K and V are finite; on several threads where there is much to look at."""
+    checks = [
+        functools.partial(_check_sum, "cells", table, cells_sum),
+        functools.partial(_check_sum, "K and V", rows, rows_sum),
+    ]
     offset = 0
     for layer in range(here.n_layer):
         for name, head_dim, kind in (
@@ -151,12 +185,30 @@ def _check_finite(rows: memoryview, here: Geometry, n_cells: int) -> None:
             dtype, exponent = _EXPONENTS[kind]
             values = np.frombuffer(rows, dtype, n_cells * here.n_head_kv * head_dim, offset)
             offset += values.nbytes
-            for begin in range(0, len(values), _CHUNK):
-                if ((values[begin : begin + _CHUNK] & exponent) == exponent).any():
-                    raise StateError(
-                        f"the saved state has {name} in layer {layer} that is not finite: the model "
-                        "overflowed before it was saved, or somebody forged it"
-                    )
+            checks.append(functools.partial(_check_finite, f"{name} in layer {layer}", values, exponent))
+    if len(rows) < _SHARED_BYTES:
+        for check in checks:
+            check()
+        return
+    with ThreadPoolExecutor(min(4, len(os.sched_getaffinity(0)))) as threads:
+        for done in [threads.submit(check) for check in checks]:
+            done.result()
+
+
+def _check_sum(name: str, part: memoryview, expected: int) -> None:
+    if xxhash.xxh3_64_intdigest(part) != expected:
+        raise StateError(f"the saved state's {name} are damaged: their checksum differs; save it again")
+
+
+def _check_finite(name: str, values: npt.NDArray[np.unsignedinteger[Any]], exponent: int) -> None:
+    """Infinity or NaN in a row would reach sequences that don't see it: 0 times either is NaN."""
+    for begin in range(0, len(values), _CHUNK):
+        # infinity and NaN are what is left greatest
+        if np.bitwise_and(values[begin : begin + _CHUNK], exponent).max() == exponent:
+            raise StateError(
+                f"the saved state has {name} that is not finite: the model overflowed before it was saved, "
+                "or somebody forged it"
+            )
 
 
 def write_file(path: str | os.PathLike[str], blob: bytes) -> None:

@@ -13,7 +13,7 @@ from pykvgraph._native.library import lib, sized
 from pykvgraph.checks import integer
 from pykvgraph.errors import StateError
 from pykvgraph.gguf_file import fingerprint
-from pykvgraph.kv_state import Geometry, SavedCells
+from pykvgraph.kv_state import Geometry, SavedCells, pack
 from pykvgraph.types import CellsView
 
 
@@ -49,8 +49,8 @@ def read_geometry(context: int) -> Geometry:
     )
 
 
-def take(context: int, seq: int | None) -> SavedCells:
-    """The cells of a sequence, or with None all, in order of position. A pending K-shift runs first."""
+def take(context: int, geometry: Geometry, seq: int | None) -> bytes:
+    """The cells of a sequence, or with None all, as a saved state. A pending K-shift runs first."""
     info = read_info(context)
     view = read_cells(context)
     if seq is None:
@@ -60,9 +60,11 @@ def take(context: int, seq: int | None) -> SavedCells:
         seen = view.seq[:, integer(seq, "seq", 0, info.n_seq_max - 1)].reshape(-1, 1)
         chosen = np.flatnonzero(seen)
     chosen = chosen[np.argsort(view.pos[chosen], kind="stable")].astype(np.int32)
-    rows = np.empty(len(chosen) * info.cell_bytes, np.uint8)
-    lib().kvg_kv_read_rows(context, _int32(chosen), len(chosen), _uint8(rows), rows.size)
-    return SavedCells(seq is None, view.pos[chosen], seen[chosen], rows)
+
+    def fill(rows: npt.NDArray[np.uint8]) -> None:
+        lib().kvg_kv_read_rows(context, _int32(chosen), len(chosen), _uint8(rows), rows.size)
+
+    return pack(geometry, seq is None, view.pos[chosen], seen[chosen], fill)
 
 
 def put(context: int, saved: SavedCells, seq: int | None) -> None:

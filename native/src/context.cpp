@@ -284,7 +284,8 @@ void context::read_rows(const int32_t * cells, uint64_t n_cells, uint8_t * out, 
         rows[i] = static_cast<uint32_t>(bounded("cell", cells[i], 0, int64_t{size} - 1));
     }
     flush(NO_DEFRAG, flushed_);
-    cache_->read_rows(rows, out);
+    advise_huge_pages(out, n_bytes);
+    cache_->read_rows(rows, out, n_threads_batch_);
 }
 
 void context::replace(int64_t seq, const kvg_kv_rows & in) {
@@ -316,7 +317,7 @@ void context::replace(int64_t seq, const kvg_kv_rows & in) {
     flush(NO_DEFRAG, flushed_); // what stays must not lose its rotation
     next.clear_shifts();
     try {
-        cache_->write_rows(slots, in.data);
+        cache_->write_rows(slots, in.data, n_threads_batch_);
         fault_point("load-write");
     } catch (...) {
         cache_->set_broken(); // some of the rows may have been those of cells that are to be replaced

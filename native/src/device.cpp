@@ -5,6 +5,7 @@
 #include <fstream>
 
 #include <strings.h>
+#include <sys/mman.h>
 
 #include "error.h"
 
@@ -102,6 +103,16 @@ memory device_memory(ggml_backend_dev_t dev) {
         }
     }
     return {free, total};
+}
+
+void advise_huge_pages(void * begin, size_t n_bytes) {
+    constexpr uintptr_t HUGE_PAGE = 2u << 20;
+    const auto at = reinterpret_cast<uintptr_t>(begin);
+    const uintptr_t first = (at + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE;
+    const uintptr_t last = (at + n_bytes) / HUGE_PAGE * HUGE_PAGE;
+    if (first < last) {
+        madvise(reinterpret_cast<void *>(first), last - first, MADV_HUGEPAGE); // a hint
+    }
 }
 
 std::string format_bytes(uint64_t bytes) {

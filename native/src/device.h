@@ -46,6 +46,9 @@ struct memory {
 // Of the CPU what the kernel says is available (ggml calls all of it free).
 memory device_memory(ggml_backend_dev_t dev);
 
+// Before memory is written for the first time: in pages of 4 KiB the kernel's zeroing and mapping take four times as long as the copy.
+void advise_huge_pages(void * begin, size_t n_bytes);
+
 // "1.5 GiB" for messages
 std::string format_bytes(uint64_t bytes);
 

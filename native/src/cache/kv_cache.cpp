@@ -6,10 +6,12 @@
 
 #include "device.h"
 #include "error.h"
+#include "parallel.h"
 
 namespace kvg {
 
-static constexpr uint64_t MAX_ZEROS = 4ull << 20; // bytes written at a time
+static constexpr uint64_t MAX_ZEROS = 4ull << 20;   // bytes written at a time
+static constexpr size_t MIN_SHARED_COPY = 1u << 20; // bytes from which starting threads pays
 
 // Rows for n_cells, padded. Refuses a cache that the device or the host can't hold: a kernel that overcommits would kill the
 // process later, when the memory is touched.
@@ -83,40 +85,41 @@ void kv_cache::read(uint32_t layer, bool v, float * out) const {
     }
 }
 
-// Calls visit(offset in the tensor, bytes, offset in the packed rows) for each run of neighbouring cells. Returns the packed bytes.
-template <class F> size_t kv_cache::each_row_run(ggml_tensor * rows, const std::vector<uint32_t> & cells, F visit) {
-    size_t packed = 0;
-    for (size_t i = 0; i < cells.size();) {
-        size_t end = i + 1;
-        while (end < cells.size() && cells[end] == cells[end - 1] + 1) {
-            ++end;
+// Calls visit(tensor, offset in it, bytes, offset in the packed rows) for each run of neighbouring cells, tensor by tensor; in host
+// memory on several threads when there is much to copy.
+template <class F> void kv_cache::each_run(const std::vector<uint32_t> & cells, int n_threads, F visit) const {
+    std::vector<std::pair<size_t, size_t>> runs; // first of `cells`, how many
+    for (size_t i = 0; i < cells.size(); ++i) {
+        if (i > 0 && cells[i] == cells[i - 1] + 1) {
+            ++runs.back().second;
+        } else {
+            runs.emplace_back(i, 1);
         }
-        const size_t bytes = (end - i) * rows->nb[1];
-        visit(cells[i] * rows->nb[1], bytes, packed);
-        packed += bytes;
-        i = end;
     }
-    return packed;
+    const auto tensor = [&](size_t i) { return i % 2 ? v_[i / 2] : k_[i / 2]; };
+    std::vector<size_t> packed(2 * n_layer() + 1);
+    for (size_t i = 0; i + 1 < packed.size(); ++i) {
+        packed[i + 1] = packed[i] + cells.size() * tensor(i)->nb[1];
+    }
+    const bool shared = ggml_backend_buffer_is_host(buffer_.get()) && packed.back() >= MIN_SHARED_COPY;
+    parallel_for(packed.size() - 1, shared ? static_cast<size_t>(n_threads) : 1, [&](size_t i) {
+        const size_t row = tensor(i)->nb[1];
+        for (const auto & [first, n] : runs) {
+            visit(tensor(i), cells[first] * row, n * row, packed[i] + first * row);
+        }
+    });
 }
 
-void kv_cache::read_rows(const std::vector<uint32_t> & cells, uint8_t * out) const {
-    for (uint32_t il = 0; il < n_layer(); ++il) {
-        for (ggml_tensor * t : {k_[il], v_[il]}) {
-            out += each_row_run(t, cells, [&](size_t offset, size_t bytes, size_t packed) {
-                ggml_backend_tensor_get(t, out + packed, offset, bytes);
-            });
-        }
-    }
+void kv_cache::read_rows(const std::vector<uint32_t> & cells, uint8_t * out, int n_threads) const {
+    each_run(cells, n_threads, [out](const ggml_tensor * t, size_t offset, size_t bytes, size_t packed) {
+        ggml_backend_tensor_get(t, out + packed, offset, bytes);
+    });
 }
 
-void kv_cache::write_rows(const std::vector<uint32_t> & cells, const uint8_t * data) {
-    for (uint32_t il = 0; il < n_layer(); ++il) {
-        for (ggml_tensor * t : {k_[il], v_[il]}) {
-            data += each_row_run(t, cells, [&](size_t offset, size_t bytes, size_t packed) {
-                ggml_backend_tensor_set(t, data + packed, offset, bytes);
-            });
-        }
-    }
+void kv_cache::write_rows(const std::vector<uint32_t> & cells, const uint8_t * data, int n_threads) {
+    each_run(cells, n_threads, [data](ggml_tensor * t, size_t offset, size_t bytes, size_t packed) {
+        ggml_backend_tensor_set(t, data + packed, offset, bytes);
+    });
 }
 
 void kv_cache::zero_rows(uint32_t n) {

@@ -43,8 +43,8 @@ public:
     void read(uint32_t layer, bool v, float * out) const;
 
     // Raw rows of cells: for each layer K then V, a row per cell, in the order of `cells`. n * cell_bytes() bytes.
-    void read_rows(const std::vector<uint32_t> & cells, uint8_t * out) const;
-    void write_rows(const std::vector<uint32_t> & cells, const uint8_t * data);
+    void read_rows(const std::vector<uint32_t> & cells, uint8_t * out, int n_threads) const;
+    void write_rows(const std::vector<uint32_t> & cells, const uint8_t * data, int n_threads);
 
     // Every cell becomes empty, and its row zero; with `data` even rows that no cell has used since the last time.
     void clear(bool data);
@@ -55,7 +55,7 @@ public:
 
 private:
     void zero_rows(uint32_t n);
-    template <class F> static size_t each_row_run(ggml_tensor * rows, const std::vector<uint32_t> & cells, F visit);
+    template <class F> void each_run(const std::vector<uint32_t> & cells, int n_threads, F visit) const;
 
     uint32_t n_rows_; // first: its initialiser refuses what can't fit, before anything is allocated
     class cells cells_;
