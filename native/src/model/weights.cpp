@@ -6,6 +6,7 @@
 
 #include "device.h"
 #include "error.h"
+#include "parallel.h"
 
 namespace kvg {
 
@@ -225,10 +226,15 @@ void model::place(const std::vector<placement> & mine) {
             fail(KVG_DEVICE, "%s needs %s for the weights and has %s free; use a smaller model or device=\"cpu\"",
                  ggml_backend_dev_name(device), format_bytes(bytes).c_str(), format_bytes(there.free).c_str());
         }
-        for (const placement & p : mine) {
+        if (is_cpu(device)) {
+            advise_huge_pages(ggml_backend_buffer_get_base(buffer.get()), ggml_backend_buffer_get_size(buffer.get()));
+        }
+        // the CPU repacks as it writes, which takes longer than reading
+        parallel_for(mine.size(), is_cpu(device) ? std::thread::hardware_concurrency() : 1, [&](size_t i) {
+            const placement & p = mine[i];
             ggml_backend_tensor_set(*p.target, file_.file().data() + p.source->offset, 0, p.source->size);
             file_.file().release(p.source->offset, p.source->size);
-        }
+        });
     }
     ggml_backend_buffer_set_usage(buffer.get(), GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
     contexts_.push_back(std::move(ctx));
