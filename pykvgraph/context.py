@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import os
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from pykvgraph._native.ffi import KvgBatch, KvgContextParams, KvgFlashAttn, KvgOutput, KvgType
+from pykvgraph._native.ffi import KvgBatch, KvgContextParams, KvgFlashAttn, KvgOutput, KvgScore, KvgType
 from pykvgraph._native.handles import Closable, Handle
 from pykvgraph._native.library import fetch, lib, sized
 from pykvgraph.batch import Batch, BatchArrays
@@ -27,6 +27,7 @@ _FLASH_ATTN: dict[str | bool, int] = {
     False: KvgFlashAttn.KVG_FLASH_ATTN_OFF,
 }
 _MAX_THREADS = 512
+_NO_LOGITS = np.empty(0, np.float32)
 _SMALL_MODEL = 10_000_000  # parameters
 
 
@@ -118,14 +119,14 @@ class Context(Closable):
         For threads that share a context: between decode() and logits() another one's decode may come. Raises
         InvalidArgumentError, with nothing decoded, when no token of the batch asked for logits.
         """
-        return self._handle.call(self._decode_last, batch)
+        return self._handle.call(self._decode_last, batch).logits
 
     def append(self, token: int, seq: int = 0) -> npt.NDArray[np.float32]:
         """Decodes one token at the end of a sequence, at seq_pos_max + 1; a copy of its logits (n_vocab,).
 
         decode_last() of a batch of one, in one call and a fraction of its time; raises what decode() raises.
         """
-        return self._handle.call(self._append, integer(seq, "seq"), integer(token, "token"))
+        return self._handle.call(self._append, integer(seq, "seq"), integer(token, "token")).logits
 
     def logits(self) -> npt.NDArray[np.float32]:
         """The last decode's logits, float32 (n_outputs, n_vocab), in batch order; a copy.
@@ -179,19 +180,19 @@ class Context(Closable):
                 self._take_back(context, _first_positions(arrays))
             raise
 
-    def _append(self, context: int, seq: int, token: int) -> npt.NDArray[np.float32]:
+    def _append(self, context: int, seq: int, token: int, copy: bool = True) -> LastOutput:
         self._n_outputs = None
         outputs = self._outputs
         outputs.struct.n_written = -1
         try:
             lib().kvg_append(context, seq, token, outputs.pointer)
-            row: npt.NDArray[np.float32] = outputs.logits[0].copy()
+            last = self._last(1, copy)
             self._n_outputs = 1
         except BaseException:
             if outputs.struct.n_written >= 0:
                 self._take_back(context, {seq: fetch(lib().kvg_kv_seq_pos_max, context, seq)})
             raise
-        return row
+        return last
 
     def _take_back(self, context: int, first: dict[int, int]) -> None:
         """Ctrl-C shows when the native call has succeeded: from these positions on, its tokens go again."""
@@ -199,10 +200,15 @@ class Context(Closable):
         for seq, pos in first.items():
             lib().kvg_kv_seq_rm(context, seq, pos, -1)
 
-    def _decode_last(self, context: int, batch: Batch) -> npt.NDArray[np.float32]:
+    def _decode_last(self, context: int, batch: Batch, copy: bool = True) -> LastOutput:
         self._decode(context, batch, must_ask=True)
-        last: npt.NDArray[np.float32] = self._rows(self._outputs.logits)[-1].copy()
-        return last
+        return self._last(self._n_outputs or 0, copy)
+
+    def _last(self, n_outputs: int, copy: bool) -> LastOutput:
+        outputs = self._outputs
+        score = outputs.scores[n_outputs - 1]
+        logits = outputs.logits[n_outputs - 1].copy() if copy else _NO_LOGITS
+        return LastOutput(score.best, score.best_logprob, score.log_sum, logits)
 
     def _reset(self, context: int) -> None:
         lib().kvg_kv_clear(context, 0)
@@ -223,16 +229,27 @@ class Context(Closable):
         return rows
 
 
+class LastOutput(NamedTuple):
+    """Of the last token that asked for logits."""
+
+    best: int  # the likeliest token, the lowest id among equals
+    best_logprob: float
+    log_sum: float  # log of the sum of exp(logits); NaN when they are broken
+    logits: npt.NDArray[np.float32]  # (n_vocab,), a copy; empty when none was wanted
+
+
 class _Outputs:
     """Where decode writes, and the struct that tells it so."""
 
     def __init__(self, n_rows: int, model: Model) -> None:
         self.logits: npt.NDArray[np.float32] = np.empty((n_rows, model.n_vocab), np.float32)
         self.embd: npt.NDArray[np.float32] = np.empty((n_rows, model.n_embd), np.float32)
+        self.scores = (KvgScore * n_rows)()
         self.struct = sized(
             KvgOutput,
             logits=_address(self.logits, ctypes.c_float),
             embd=_address(self.embd, ctypes.c_float),
+            score=self.scores,
             n_rows=n_rows,
         )
         self.pointer = ctypes.byref(self.struct)

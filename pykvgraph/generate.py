@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 
@@ -10,10 +11,10 @@ import numpy.typing as npt
 
 from pykvgraph.batch import Batch
 from pykvgraph.checks import Integers, integer, integers, shown
-from pykvgraph.context import Context
+from pykvgraph.context import Context, LastOutput
 from pykvgraph.context_shift import ContextShift, make_room
-from pykvgraph.errors import CacheFullError, InvalidArgumentError
-from pykvgraph.sampling import Sampler, logprob
+from pykvgraph.errors import CacheFullError, InvalidArgumentError, KVGraphError
+from pykvgraph.sampling import Sampler
 from pykvgraph.text_stream import TextStream
 from pykvgraph.types import Piece
 
@@ -55,23 +56,26 @@ def generate(
     if on_full is not None and not isinstance(on_full, ContextShift):
         raise InvalidArgumentError(f"on_full must be a pykvgraph.ContextShift or None, got {shown(on_full)}")
     sampler = Sampler(temperature, top_k, top_p, min_p, seed)
-    return _loop(_Feeder(ctx, seq, on_full), prompt, max_tokens, sampler, TextStream(stop))
+    return _loop(
+        _Feeder(ctx, seq, on_full, not sampler.greedy), prompt, max_tokens, sampler, TextStream(stop)
+    )
 
 
 class _Feeder:
     """Appends tokens to one sequence, making room for them."""
 
-    def __init__(self, ctx: Context, seq: int, on_full: ContextShift | None) -> None:
+    def __init__(self, ctx: Context, seq: int, on_full: ContextShift | None, with_logits: bool) -> None:
         self.ctx = ctx
         self.seq = seq
+        self._with_logits = with_logits
         self._on_full = on_full
         self._batch = Batch()
 
-    def feed(self, ids: Sequence[int] | npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
-        """Decodes all of `ids`, in as many batches as it takes; logits (n_vocab,) after the last."""
+    def feed(self, ids: Sequence[int] | npt.NDArray[np.int32]) -> LastOutput:
+        """Decodes all of `ids`, in as many batches as it takes; what comes after the last."""
         if len(ids) == 1:
             try:
-                return self.ctx.append(int(ids[0]), self.seq)
+                return self.ctx._handle.call(self.ctx._append, self.seq, int(ids[0]), self._with_logits)
             except CacheFullError:
                 pass  # what follows makes room, or says what the user can do
         kv, on_full = self.ctx.kv, self._on_full
@@ -80,21 +84,21 @@ class _Feeder:
                 f"{len(ids)} tokens don't fit: {kv.n_free} of {kv.n_cells} cells are empty. "
                 "Use a larger n_ctx, remove tokens (kv.seq_rm, kv.clear), or pass on_full=ContextShift(...)"
             )
-        logits = np.empty(0, np.float32)
-        while len(ids):
+        while True:
             if on_full is not None:
                 make_room(kv, self.seq, 1, on_full.n_keep, partial(on_full.apply, kv, self.seq))
             count = max(1, min(len(ids), self.ctx.n_batch, kv.n_free))
             self._batch.clear()
             self._batch.extend(ids[:count], kv.seq_pos_max(self.seq) + 1, (self.seq,))
             try:
-                logits = self.ctx.decode_last(self._batch)
+                last = self.ctx._handle.call(self.ctx._decode_last, self._batch, self._with_logits)
             except CacheFullError:
                 if on_full is None:
                     raise
                 continue  # another thread's decode took the cells that were counted: it has got on, at least
             ids = ids[count:]
-        return logits
+            if not len(ids):
+                return last
 
 
 def _loop(
@@ -109,9 +113,15 @@ def _loop(
     # SentencePiece puts a space before a text's first word, which is no part of the text
     at_start = tokenizer.space_prefix and int(ids[-1]) == tokenizer.bos
     for left in range(max_tokens - 1, -1, -1):
-        logits = feeder.feed(ids)
-        token = sampler.sample(logits)
-        score = logprob(logits, token)
+        last = feeder.feed(ids)
+        if not math.isfinite(last.log_sum):
+            raise KVGraphError(
+                "the logits are broken: not all of them are numbers, or the largest is infinite"
+            )
+        token, score = last.best, last.best_logprob
+        if not sampler.greedy:
+            token = sampler.sample(last.logits)
+            score = float(last.logits[token]) - last.log_sum
         known = token < tokenizer.n_vocab  # a model may have more rows than its tokenizer has tokens
         if known and tokenizer.is_eog(token):
             yield Piece(stream.finish(), token, score, "stop")

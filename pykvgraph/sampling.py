@@ -40,6 +40,7 @@ class Sampler:
         top_p = real(top_p, "top_p", 0.0, 1.0)
         min_p = real(min_p, "min_p", 0.0, 1.0)
         seed = secrets.randbelow(_NO_SEED) if seed is None else integer(seed, "seed", 0, _NO_SEED - 1)
+        self.greedy = temperature == 0
         self._chain: Any = None
         self._candidates = np.empty(0, [("id", np.int32), ("logit", np.float32), ("p", np.float32)])
         if temperature > 0:
@@ -88,9 +89,3 @@ class Sampler:
         if not 0 <= array.selected < array.size:
             raise KVGraphError(f"libllama's sampler chose candidate {array.selected} of {array.size}")
         return int(array.data[array.selected].id)
-
-
-def logprob(logits: npt.NDArray[np.float32], token: int) -> float:
-    """Natural logarithm of the token's probability under the logits (n_vocab,)."""
-    largest = logits.max()
-    return float(logits[token] - largest) - math.log(np.exp(logits - largest).sum())

@@ -28,7 +28,8 @@ class TextStream:
 
     def feed(self, data: bytes) -> str:
         """Text that is certain by now. Once a stop string came, `stopped` is set and nothing follows."""
-        return self._advance(self._decoder.decode(data))
+        text = self._decoder.decode(data)
+        return self._advance(text) if self._stop else text
 
     def finish(self) -> str:
         """What was held back: no more bytes come. Half a character becomes U+FFFD."""

@@ -79,10 +79,28 @@ def parse(source: str) -> Header:
     types = {name: ffi.typeof(name) for name in typedefs if not name.endswith("_function")}
     return Header(
         enums={name: ctype for name, ctype in types.items() if ctype.kind == "enum"},
-        structs={name: ctype for name, ctype in types.items() if ctype.kind == "struct" and ctype.fields},
+        structs=dependencies_first(
+            {name: ctype for name, ctype in types.items() if ctype.kind == "struct" and ctype.fields}
+        ),
         callbacks={name: ctype for name, ctype in types.items() if ctype.kind == "function"},
         functions={name: ffi.typeof(f"{name}_function") for name in names},
     )
+
+
+def dependencies_first(structs: dict[str, Any]) -> dict[str, Any]:
+    """A Python class must exist before another one's fields name it."""
+    ordered: dict[str, Any] = {}
+
+    def add(name: str) -> None:
+        for _, field in structs[name].fields:
+            item = getattr(field.type, "item", field.type)
+            if item.cname in structs and item.cname not in ordered:
+                add(item.cname)
+        ordered[name] = structs[name]
+
+    for name in structs:
+        add(name)
+    return ordered
 
 
 def natural_order(name: str) -> list[str | int]:

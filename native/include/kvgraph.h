@@ -175,6 +175,8 @@ KVG_API kvg_status kvg_context_new(kvg_model * model, const kvg_context_params *
 KVG_API void kvg_context_free(kvg_context * context);
 /* The file of the context's model; belongs to the context, whatever became of the model's handle. */
 KVG_API const kvg_gguf * kvg_context_gguf(const kvg_context * context);
+/* Seconds spent in decode graphs so far: the rest of a decode's time is everybody else's. */
+KVG_API double kvg_context_graph_seconds(const kvg_context * context);
 
 /* ---- decode ---- */
 
@@ -189,11 +191,19 @@ typedef struct kvg_batch {
     const uint8_t * logits; /* 1: this token's row is an output */
 } kvg_batch;
 
+/* What a softmax of the logits would say. log_sum is NaN when a logit is, or the greatest is infinite. */
+typedef struct kvg_score {
+    int32_t best;       /* the likeliest token, the lowest id among equals */
+    float best_logprob; /* the logarithm of its probability */
+    float log_sum;      /* log of the sum of exp(logit): a token's log probability is its logit less this */
+} kvg_score;
+
 /* Where decode writes a row per output token, in batch order. NULL: not wanted. Owned by the caller. */
 typedef struct kvg_output {
     size_t struct_size;
     float * logits;    /* (n_outputs, n_vocab) */
     float * embd;      /* (n_outputs, n_embd): the last hidden state, after the final norm */
+    kvg_score * score; /* (n_outputs); needs logits */
     int64_t n_rows;    /* rows that the buffers hold; fewer than the batch's outputs: KVG_INVALID_ARGUMENT */
     int64_t n_written; /* set by the call: rows written, -1 unless it succeeded */
 } kvg_output;

@@ -153,7 +153,11 @@ static std::string struct_layout() {
     LAYOUT_END;
 #undef F
 #define F(field) LAYOUT_FIELD(kvg_output, field)
-    LAYOUT_BEGIN(kvg_output), F(struct_size), F(logits), F(embd), F(n_rows), F(n_written);
+    LAYOUT_BEGIN(kvg_output), F(struct_size), F(logits), F(embd), F(score), F(n_rows), F(n_written);
+    LAYOUT_END;
+#undef F
+#define F(field) LAYOUT_FIELD(kvg_score, field)
+    LAYOUT_BEGIN(kvg_score), F(best), F(best_logprob), F(log_sum);
     LAYOUT_END;
 #undef F
 #define F(field) LAYOUT_FIELD(kvg_kv_info, field)
@@ -301,6 +305,8 @@ kvg_status kvg_context_new(kvg_model * model, const kvg_context_params * params,
 void kvg_context_free(kvg_context * context) { std::unique_ptr<kvg_context>{context}.reset(); }
 
 const kvg_gguf * kvg_context_gguf(const kvg_context * context) { return context ? &context->gguf : nullptr; }
+
+double kvg_context_graph_seconds(const kvg_context * context) { return context ? context->context.graph_seconds() : 0.0; }
 
 // Calls decode(output), which returns the rows that it wrote.
 template <class F> static kvg_status with_output(kvg_context * context, kvg_output * output, F && decode) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <limits>
 
 #include "cache/slots.h"
@@ -327,7 +328,7 @@ void context::replace(int64_t seq, const kvg_kv_rows & in) {
 }
 
 // Attends from the lowest to the highest cell of the micro-batch's sequences, padded as the device likes.
-decode_shape context::shape_of(const batch & batch, const micro_batch & ubatch) const {
+cell_span context::attended_span(const batch & batch, const micro_batch & ubatch) const {
     const cells & cells = cache_->cells();
     seq_set all = cells.make_set();
     for (uint32_t i = ubatch.begin; i < ubatch.begin + ubatch.n; ++i) {
@@ -345,7 +346,7 @@ decode_shape context::shape_of(const batch & batch, const micro_batch & ubatch) 
     }
     begin = begin / align_ * align_;
     end = (end + align_ - 1) / align_ * align_;
-    return {ubatch.n, ubatch.n_outputs, begin, end - begin};
+    return {begin, end - begin};
 }
 
 void context::prepare_graph(const decode_shape & shape) {
@@ -364,27 +365,27 @@ void context::prepare_graph(const decode_shape & shape) {
     graph_ = std::move(graph);
 }
 
-void context::set_mask(const batch & batch, const micro_batch & ubatch) {
+void context::set_mask(const batch & batch, const micro_batch & ubatch, const cell_span & span) {
     const cells & cells = cache_->cells();
-    const decode_shape & shape = graph_->shape();
     const ggml_fp16_t seen = ggml_fp32_to_fp16(0.0f);
     const ggml_fp16_t hidden = ggml_fp32_to_fp16(-std::numeric_limits<float>::infinity());
-    mask_.assign(static_cast<size_t>(shape.n_kv) * ubatch.n, hidden);
-    const uint32_t end = std::min(shape.kv_begin + shape.n_kv, cells.n_kv());
+    mask_.assign(static_cast<size_t>(span.n) * ubatch.n, hidden);
+    const uint32_t end = std::min(span.begin + span.n, cells.n_kv());
     for (uint32_t i = 0; i < ubatch.n; ++i) {
         const seq_set & set = batch.set(ubatch.begin + i);
         const int32_t pos = batch.positions()[ubatch.begin + i];
-        ggml_fp16_t * row = mask_.data() + static_cast<size_t>(i) * shape.n_kv;
-        for (uint32_t c = shape.kv_begin; c < end; ++c) {
+        ggml_fp16_t * row = mask_.data() + static_cast<size_t>(i) * span.n;
+        for (uint32_t c = span.begin; c < end; ++c) {
             if (cells.pos(c) <= pos && cells.meets(c, set)) {
-                row[c - shape.kv_begin] = seen;
+                row[c - span.begin] = seen;
             }
         }
     }
     ggml_backend_tensor_set(graph_->mask, mask_.data(), 0, mask_.size() * sizeof(ggml_fp16_t));
 }
 
-void context::set_inputs(const batch & batch, const micro_batch & ubatch, const std::vector<uint32_t> & slots) {
+void context::set_inputs(const batch & batch, const micro_batch & ubatch, const std::vector<uint32_t> & slots,
+                         const cell_span & span) {
     ggml_backend_tensor_set(graph_->tokens, batch.tokens() + ubatch.begin, 0, ubatch.n * sizeof(int32_t));
     ggml_backend_tensor_set(graph_->positions, batch.positions() + ubatch.begin, 0, ubatch.n * sizeof(int32_t));
     slot_ids_.assign(slots.begin() + ubatch.begin, slots.begin() + ubatch.begin + ubatch.n);
@@ -399,26 +400,52 @@ void context::set_inputs(const batch & batch, const micro_batch & ubatch, const 
         ggml_backend_tensor_set(graph_->outputs, output_ids_.data(), 0, output_ids_.size() * sizeof(int32_t));
     }
     if (graph_->mask) {
-        set_mask(batch, ubatch);
+        set_mask(batch, ubatch, span);
     }
 }
 
 void context::compute(const batch & batch, const micro_batch & ubatch, const std::vector<uint32_t> & slots) {
-    const decode_shape shape = shape_of(batch, ubatch);
-    prepare_graph(shape);
-    set_inputs(batch, ubatch, slots);
+    const cell_span span = attended_span(batch, ubatch);
+    if (attend_) { // one graph for every span
+        attend_->set_span(span);
+        prepare_graph({ubatch.n, ubatch.n_outputs, 0, cache_->n_rows()});
+    } else {
+        prepare_graph({ubatch.n, ubatch.n_outputs, span.begin, span.n});
+    }
+    set_inputs(batch, ubatch, slots, span);
     const int n_threads = ubatch.n == 1 ? n_threads_ : n_threads_batch_;
     set_threads(backend_.get(), n_threads);
     if (cpu_backend_) {
         set_threads(cpu_backend_.get(), n_threads);
     }
+    const auto start = std::chrono::steady_clock::now();
     const bool done = computed([&] { return ggml_backend_sched_graph_compute(sched_.get(), graph_->graph()); });
+    graph_seconds_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     if (!done || fault_hit("compute")) {
         graph_.reset();
         fail(KVG_DEVICE, "%s failed while decoding; the batch's tokens are not in the cache",
              ggml_backend_dev_name(model_->device()));
     }
-    n_attended_ = std::min(shape.n_kv, cache_->cells().size() - shape.kv_begin);
+    n_attended_ = std::min(span.n, cache_->cells().size() - span.begin);
+}
+
+// The last micro-batch's, from a row on.
+void context::write_outputs(const kvg_output & output, size_t row) {
+    const size_t n_vocab = model_->hparams().n_vocab;
+    const size_t n_embd = model_->hparams().n_embd;
+    if (output.embd) {
+        ggml_backend_tensor_get(graph_->embd, output.embd + row * n_embd, 0, ggml_nbytes(graph_->embd));
+    }
+    if (!output.logits) {
+        return;
+    }
+    ggml_backend_tensor_get(graph_->logits, output.logits + row * n_vocab, 0, ggml_nbytes(graph_->logits));
+    for (size_t end = row + static_cast<size_t>(graph_->logits->ne[1]); output.score && row < end; ++row) {
+        const softmax_parts parts =
+            attend_kernels_here()[0]->softmax(output.logits + row * n_vocab, static_cast<uint32_t>(n_vocab));
+        const float log_sum = std::log(parts.sum); // of what is relative to the greatest
+        output.score[row] = {static_cast<int32_t>(parts.best), -log_sum, parts.greatest + log_sum};
+    }
 }
 
 int64_t context::decode(const kvg_batch & in, const kvg_output * output) {
@@ -437,8 +464,6 @@ int64_t context::decode(const kvg_batch & in, const kvg_output * output) {
     fault_point("cells");
     const std::vector<uint32_t> slots = find_slots(cells, batch.n_tokens(), "the batch");
     placed_tokens placed(cells, slots);
-    const size_t n_vocab = model_->hparams().n_vocab;
-    const size_t n_embd = model_->hparams().n_embd;
     size_t row = 0;
     for (uint32_t begin = 0; begin < batch.n_tokens(); begin += n_ubatch_) {
         micro_batch ubatch = {begin, std::min(n_ubatch_, batch.n_tokens() - begin), 0};
@@ -448,12 +473,7 @@ int64_t context::decode(const kvg_batch & in, const kvg_output * output) {
         placed.put(batch, begin, ubatch.n);
         compute(batch, ubatch, slots);
         if (output && ubatch.n_outputs > 0) {
-            if (output->logits) {
-                ggml_backend_tensor_get(graph_->logits, output->logits + row * n_vocab, 0, ggml_nbytes(graph_->logits));
-            }
-            if (output->embd) {
-                ggml_backend_tensor_get(graph_->embd, output->embd + row * n_embd, 0, ggml_nbytes(graph_->embd));
-            }
+            write_outputs(*output, row);
             row += ubatch.n_outputs;
         }
     }

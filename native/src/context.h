@@ -46,6 +46,7 @@ public:
     // them. All or nothing, but when the device fails while rows are written: then the cache is broken().
     void replace(int64_t seq, const kvg_kv_rows & rows);
     uint32_t n_attended() const { return n_attended_; }
+    double graph_seconds() const { return graph_seconds_; }
 
 private:
     struct micro_batch {
@@ -65,10 +66,12 @@ private:
     void require_intact() const;
     uint32_t shift_now();
     void flush(int32_t policy, kvg_update_stats & stats);
-    decode_shape shape_of(const batch & batch, const micro_batch & ubatch) const;
+    cell_span attended_span(const batch & batch, const micro_batch & ubatch) const;
     void prepare_graph(const decode_shape & shape);
-    void set_inputs(const batch & batch, const micro_batch & ubatch, const std::vector<uint32_t> & slots);
-    void set_mask(const batch & batch, const micro_batch & ubatch);
+    void set_inputs(const batch & batch, const micro_batch & ubatch, const std::vector<uint32_t> & slots,
+                    const cell_span & span);
+    void set_mask(const batch & batch, const micro_batch & ubatch, const cell_span & span);
+    void write_outputs(const kvg_output & output, size_t row);
     void compute(const batch & batch, const micro_batch & ubatch, const std::vector<uint32_t> & slots);
 
     std::shared_ptr<const model> model_;
@@ -81,6 +84,7 @@ private:
     bool can_shift_ = false;
     int32_t defrag_pending_ = NO_DEFRAG; // or a kvg_defrag_policy
     uint32_t n_attended_ = 0;
+    double graph_seconds_ = 0.0; // spent in decode graphs
     uint32_t align_;
 
     ggml_backend_ptr backend_;     // where the layers live

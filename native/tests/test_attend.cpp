@@ -218,3 +218,35 @@ TEST_CASE("what lies in hidden cells doesn't matter, and what lies in seen ones 
         });
     }
 }
+
+TEST_CASE("softmax: the first of the greatest, and the sum relative to it") {
+    std::mt19937 random(4);
+    std::normal_distribution<float> normal(0, 5);
+    for (const uint32_t n : {1u, 3u, 4u, 15u, 16u, 17u, 512u, 32003u}) {
+        std::vector<float> x(n);
+        for (float & value : x) {
+            value = normal(random);
+        }
+        x[n / 2] = x[n - 1] = 30.0f; // the first of equals
+        if (n > 4) {
+            x[1] = -INFINITY; // a token that can't be
+        }
+        double sum = 0;
+        for (const float value : x) {
+            sum += std::exp(double{value} - 30.0);
+        }
+        CAPTURE(n);
+        for_each_kernel([&](const attend_kernel & kernel) {
+            const softmax_parts parts = kernel.softmax(x.data(), n);
+            CHECK(parts.best == n / 2);
+            CHECK(parts.greatest == 30.0f);
+            CHECK(parts.sum == doctest::Approx(sum).epsilon(1e-5));
+            for (const float broken : {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
+                std::vector<float> y = x;
+                y[n - 1] = broken;
+                CHECK(std::isnan(kernel.softmax(y.data(), n).sum));
+            }
+            CHECK(std::isnan(kernel.softmax(std::vector<float>(n, -INFINITY).data(), n).sum));
+        });
+    }
+}

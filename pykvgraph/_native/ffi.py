@@ -164,11 +164,20 @@ class KvgModelInfo(Structure):
     )
 
 
+class KvgScore(Structure):
+    _fields_ = (
+        ("best", c_int32),
+        ("best_logprob", c_float),
+        ("log_sum", c_float),
+    )
+
+
 class KvgOutput(Structure):
     _fields_ = (
         ("struct_size", c_size_t),
         ("logits", POINTER(c_float)),
         ("embd", POINTER(c_float)),
+        ("score", POINTER(KvgScore)),
         ("n_rows", c_int64),
         ("n_written", c_int64),
     )
@@ -198,6 +207,7 @@ STRUCTS: dict[str, type[Structure]] = {
     "kvg_kv_info": KvgKvInfo,
     "kvg_kv_rows": KvgKvRows,
     "kvg_model_info": KvgModelInfo,
+    "kvg_score": KvgScore,
     "kvg_output": KvgOutput,
     "kvg_update_stats": KvgUpdateStats,
 }
@@ -293,6 +303,8 @@ def declare(lib: CDLL) -> None:
     lib.kvg_context_free.restype = None
     lib.kvg_context_gguf.argtypes = [c_void_p]
     lib.kvg_context_gguf.restype = c_void_p
+    lib.kvg_context_graph_seconds.argtypes = [c_void_p]
+    lib.kvg_context_graph_seconds.restype = c_double
     lib.kvg_decode.argtypes = [c_void_p, POINTER(KvgBatch), POINTER(KvgOutput)]
     lib.kvg_decode.restype = c_int32
     lib.kvg_append.argtypes = [c_void_p, c_int64, c_int64, POINTER(KvgOutput)]

@@ -155,16 +155,16 @@ def test_a_decode_between_the_count_of_cells_and_the_own_one(
 ) -> None:
     """Another thread's takes the last cells: there is a policy for that, or it is an error."""
     with open_context(story_model, n_ctx=32, n_seq_max=2) as ctx:
-        append = ctx.append
+        call = ctx._handle.call
         taken: list[int] = []
 
-        def late(token: int, seq: int) -> Any:
-            if ctx.kv.n_free < 8 and not taken:
+        def late(function: Any, *arguments: Any) -> Any:
+            if function == ctx._append and not taken and ctx.kv.n_free < 8:
                 taken.append(ctx.kv.n_free)
                 decode(ctx, [Token(5, i, (1,)) for i in range(taken[0])])
-            return append(token, seq)
+            return call(function, *arguments)
 
-        monkeypatch.setattr(ctx, "append", late)
+        monkeypatch.setattr(ctx._handle, "call", late)
         pieces = kvg.generate(
             ctx, OPENING, max_tokens=40, on_full=kvg.ContextShift(n_keep=4) if shifts else None
         )

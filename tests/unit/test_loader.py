@@ -166,9 +166,8 @@ def all_layouts() -> dict[str, str]:
 
 def test_layout_is_written_as_the_library_writes_it() -> None:
     # sizes by the rules of the platform's C: see kvgraph.h
-    assert (
-        all_layouts()["kvg_output"] == "kvg_output:40:struct_size@0,logits@8,embd@16,n_rows@24,n_written@32"
-    )
+    written = "kvg_output:48:struct_size@0,logits@8,embd@16,score@24,n_rows@32,n_written@40"
+    assert all_layouts()["kvg_output"] == written
 
 
 def test_layouts_that_agree() -> None:
@@ -178,14 +177,14 @@ def test_layouts_that_agree() -> None:
 @pytest.mark.parametrize(
     ("old", "new"),
     [
-        ("kvg_output:40", "kvg_output:48"),  # another size
+        ("kvg_output:48", "kvg_output:40"),  # another size
         ("embd@16", "embd@24"),  # another offset
         ("embd@16", "hidden@16"),  # another name
         (
-            "kvg_output:40:struct_size@0,logits@8,embd@16,n_rows@24,n_written@32;",
+            "kvg_output:48:struct_size@0,logits@8,embd@16,score@24,n_rows@32,n_written@40;",
             "",
         ),  # a struct that the library lacks
-        ("kvg_output:40", "kvg_new:8:struct_size@0;kvg_output:40"),  # one that we lack
+        ("kvg_output:48", "kvg_new:8:struct_size@0;kvg_output:48"),  # one that we lack
     ],
 )
 def test_layouts_that_differ(old: str, new: str) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as nps
 
 from pykvgraph.errors import InvalidArgumentError, KVGraphError
-from pykvgraph.sampling import Sampler, logprob
+from pykvgraph.sampling import Sampler
 
 rows = nps.arrays(np.float32, st.integers(1, 50), elements=st.floats(-100, 100, width=32))
 
@@ -54,15 +54,6 @@ def test_no_token_at_all_is_possible() -> None:
 
 def test_tokens_of_no_probability_do_not_matter() -> None:
     assert Sampler().sample(np.array([-np.inf, -1.0, -np.inf], np.float32)) == 1
-
-
-@given(rows)
-def test_logprob_is_the_logarithm_of_softmax(logits: Any) -> None:
-    exact = [math.exp(float(x) - float(max(logits))) for x in logits]
-    for token, weight in enumerate(exact):
-        assert logprob(logits, token) == pytest.approx(
-            math.log(weight / math.fsum(exact)), rel=1e-5, abs=1e-5
-        )
 
 
 @pytest.mark.parametrize(

@@ -61,16 +61,27 @@ static inline uint32_t attend_range_begin(const attend_job & job, uint32_t range
     return begin < job.n_kv ? static_cast<uint32_t>(begin) : job.n_kv;
 }
 
+struct softmax_parts {
+    uint32_t best; // the first of the greatest; anything when sum is NaN
+    float greatest;
+    float sum;
+};
+
 // The code for one instruction set.
 struct attend_kernel {
     const char * name;
+    uint32_t lanes; // floats of a vector
     // partial: attend_partial_floats() for each token of the unit and query head of its KV head
     void (*run)(const attend_job & job, const attend_unit & unit, float * partial, float * scratch);
     // The partial results of all ranges, `stride` floats apart, become `out`. The unit's range doesn't matter.
     void (*merge)(const attend_job & job, const attend_unit & unit, float * partial, size_t stride);
+    // The greatest of n numbers, and the sum of e^(x - greatest): what a softmax is made of, NaN if any is. n >= 1
+    softmax_parts (*softmax)(const float * x, uint32_t n);
 };
 
-// Those that this CPU runs, the best first; nullptr after the last.
+// The best that this CPU runs for heads of a size: vectors that divide it read F16 rows where they are.
+const attend_kernel & attend_kernel_for(uint32_t head_dim);
+// All that this CPU runs, the best first; nullptr after the last.
 const attend_kernel * const * attend_kernels_here();
 
 } // namespace kvg

@@ -369,10 +369,47 @@ void merge(const attend_job & job, const attend_unit & unit, float * partial, si
     }
 }
 
+// The numbers from i on as a vector, filled up with what adds nothing.
+inline vec load_part(const float * x, uint32_t i, uint32_t n) {
+    if (i + LANES <= n) {
+        return load(x + i);
+    }
+    vec part = splat(LOWEST);
+    for (uint32_t lane = 0; i + lane < n; ++lane) {
+        part[lane] = x[i + lane];
+    }
+    return part;
+}
+
+softmax_parts softmax(const float * x, uint32_t n) {
+    vec most = splat(LOWEST);
+    for (uint32_t i = 0; i < n; i += LANES) {
+        const vec part = load_part(x, i, n);
+        most = part > most ? part : most;
+    }
+    float greatest = LOWEST;
+    for (uint32_t lane = 0; lane < LANES; ++lane) {
+        greatest = max_of(most[lane], greatest);
+    }
+    vec sum = {};
+    for (uint32_t i = 0; i < n; i += LANES) {
+        sum += exp_of(load_part(x, i, n) - greatest);
+    }
+    float total = 0.0f;
+    for (uint32_t lane = 0; lane < LANES; ++lane) {
+        total += sum[lane];
+    }
+    uint32_t best = 0;
+    while (best + 1 < n && x[best] != greatest) {
+        ++best;
+    }
+    return {best, greatest, total};
+}
+
 } // namespace
 
 extern const attend_kernel kernel;
-const attend_kernel kernel = {KVG_ISA_NAME, run, merge};
+const attend_kernel kernel = {KVG_ISA_NAME, LANES, run, merge, softmax};
 
 } // namespace KVG_ISA
 } // namespace kvg

@@ -25,15 +25,6 @@ cells::cells(uint32_t n_cells, uint32_t n_seq_max)
     : n_seq_max_(n_seq_max), n_words_((n_seq_max + 63) / 64), pos_(n_cells, -1), shift_(n_cells, 0),
       seq_(static_cast<size_t>(n_cells) * n_words_, 0) {}
 
-bool cells::meets(uint32_t i, const seq_set & set) const {
-    for (uint32_t w = 0; w < n_words_; ++w) {
-        if (seq_[i * n_words_ + w] & set[w]) {
-            return true;
-        }
-    }
-    return false;
-}
-
 bool cells::covers(uint32_t i, const seq_set & set) const {
     for (uint32_t w = 0; w < n_words_; ++w) {
         if ((seq_[i * n_words_ + w] & set[w]) != set[w]) {

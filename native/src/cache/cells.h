@@ -64,7 +64,14 @@ public:
     bool is_shared(uint32_t i) const;
     seq_set set(uint32_t i) const;
     // whether the cell shares a sequence with the set
-    bool meets(uint32_t i, const seq_set & set) const;
+    bool meets(uint32_t i, const seq_set & set) const {
+        for (uint32_t w = 0; w < n_words_; ++w) {
+            if (seq_[i * n_words_ + w] & set[w]) {
+                return true;
+            }
+        }
+        return false;
+    }
     // whether it holds all of them
     bool covers(uint32_t i, const seq_set & set) const;
 

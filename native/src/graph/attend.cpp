@@ -20,12 +20,14 @@ uint32_t count_ranges(uint32_t n_kv, uint32_t n_tokens) {
     return std::min(most, (n_kv + MIN_RANGE - 1) / MIN_RANGE);
 }
 
-attend_rows rows_of(const ggml_tensor * t) { return {static_cast<const uint8_t *>(t->data), t->nb[2], t->nb[1], t->type}; }
+attend_rows rows_of(const ggml_tensor * t, uint32_t begin) {
+    return {static_cast<const uint8_t *>(t->data) + begin * t->nb[2], t->nb[2], t->nb[1], t->type};
+}
 
 } // namespace
 
 attend_workspace::attend_workspace(const hparams & h, uint32_t n_cells, int max_threads)
-    : kernel_(*attend_kernels_here()[0]), unit_floats_(size_t{h.n_head / h.n_head_kv} * attend_partial_floats(h.head_dim)),
+    : kernel_(attend_kernel_for(h.head_dim)), unit_floats_(size_t{h.n_head / h.n_head_kv} * attend_partial_floats(h.head_dim)),
       scratch_floats_(BLOCK * unit_floats_ + attend_scratch_floats(h.head_dim, h.n_head / h.n_head_kv)),
       scratch_(scratch_floats_ * static_cast<size_t>(max_threads)), done_(h.n_head_kv) {
     size_t n_units = 0;
@@ -67,8 +69,8 @@ void attend_workspace::compute(ggml_tensor * dst, int ith, int nth, void * works
     const ggml_tensor * k = dst->src[1];
     attend_job job = {};
     job.q = static_cast<const float *>(q->data);
-    job.k = rows_of(k);
-    job.v = rows_of(dst->src[2]);
+    job.k = rows_of(k, self.span_.begin);
+    job.v = rows_of(dst->src[2], self.span_.begin);
     job.mask = static_cast<const uint16_t *>(dst->src[3]->data);
     job.out = static_cast<float *>(dst->data);
     job.scale = self.scale_;
@@ -76,7 +78,7 @@ void attend_workspace::compute(ggml_tensor * dst, int ith, int nth, void * works
     job.n_head = static_cast<uint32_t>(q->ne[1]);
     job.n_head_kv = static_cast<uint32_t>(k->ne[1]);
     job.n_tokens = static_cast<uint32_t>(q->ne[2]);
-    job.n_kv = static_cast<uint32_t>(k->ne[2]);
+    job.n_kv = self.span_.n;
     job.n_ranges = count_ranges(job.n_kv, job.n_tokens);
     self.share(job, static_cast<size_t>(ith));
     // the last to leave makes all ready for the next layer, which ggml's barrier holds back until then

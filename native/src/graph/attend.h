@@ -8,6 +8,7 @@
 #include <ggml.h>
 
 #include "attend/kernel.h"
+#include "cache/cells.h"
 #include "model/hparams.h"
 
 namespace kvg {
@@ -18,11 +19,15 @@ public:
     // std::bad_alloc
     attend_workspace(const hparams & h, uint32_t n_cells, int max_threads);
 
-    // q: F32 (head_dim, n_head, n_tokens); k, v: (head_dim, n_head_kv, n_kv); mask: F16 (n_kv, n_tokens), 0 or -infinity.
+    // q: F32 (head_dim, n_head, n_tokens); k, v: (head_dim, n_head_kv, n_kv); mask: F16 (n_kv, n_tokens), of which the first span.n
+    // * n_tokens are (span.n, n_tokens), 0 or -infinity.
     // Returns (head_dim, n_head, n_tokens). The workspace must live as long as the graph.
     // preconditions: tensors in host memory, run by the CPU's backend with at most max_threads
     ggml_tensor * attend(ggml_context * ctx, ggml_tensor * q, ggml_tensor * k, ggml_tensor * v, ggml_tensor * mask,
                          float scale);
+
+    // Which of the cells the next computation attends to: a text that grows doesn't need a new graph.
+    void set_span(const cell_span & span) { span_ = span; }
 
 private:
     static void compute(ggml_tensor * dst, int ith, int nth, void * workspace);
@@ -30,6 +35,7 @@ private:
 
     const attend_kernel & kernel_;
     float scale_ = 0.0f;
+    cell_span span_ = {0, 0};
     size_t unit_floats_; // of one token's partial results for a KV head
     size_t scratch_floats_;
     std::vector<float> partial_; // of all units, where a head's cells are split
