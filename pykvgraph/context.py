@@ -146,6 +146,11 @@ class Context(Closable):
         """
         return self._handle.call(lambda _: self._rows(self._outputs.embd).copy())
 
+    @property
+    def graph_seconds(self) -> float:
+        """Spent in decode graphs so far; the rest of a decode's time is spent around them."""
+        return float(self._handle.call(lib().kvg_context_graph_seconds))
+
     def reset(self) -> None:
         """Empties the cache; the outputs are gone."""
         self._handle.call(self._reset)

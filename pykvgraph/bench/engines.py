@@ -15,6 +15,7 @@ from pykvgraph._native import libllama
 from pykvgraph.batch import Batch
 from pykvgraph.context import Context
 from pykvgraph.errors import DeviceError, ModelLoadError
+from pykvgraph.generate import generate
 from pykvgraph.model import Model
 
 Ids = npt.NDArray[np.int32]
@@ -49,6 +50,9 @@ class Engine(Protocol):
 
     def step(self, ids: Sequence[int], pos: Sequence[int]) -> None:
         """Decodes one token for each of the sequences 0, 1, ..., all with logits."""
+
+    def generate(self, n_tokens: int, pos0: int) -> int:
+        """Goes on with sequence 0 in the engine's own loop, up to n_tokens; how many there were."""
 
     def clear(self) -> None: ...
     def seq_rm(self, seq: int, p0: int, p1: int) -> None: ...
@@ -99,6 +103,10 @@ class OurEngine:
         for seq, (token, at) in enumerate(zip(ids, pos, strict=True)):
             self._batch.add(token, at, (seq,), logits=True)
         self.context.decode(self._batch)
+
+    def generate(self, n_tokens: int, pos0: int) -> int:
+        """The token loop with all that it does: sampling, text, log probabilities."""
+        return sum(1 for _ in generate(self.context, [0], max_tokens=n_tokens))
 
     def clear(self) -> None:
         self.context.reset()
@@ -197,6 +205,19 @@ class LibllamaEngine:
             batch.seq_id[seq][0] = seq
             batch.logits[seq] = 1
         self._decode()
+
+    def generate(self, n_tokens: int, pos0: int) -> int:
+        """llama_decode and nothing else; ctypes takes 2 us of it a call."""
+        batch, decode, context = self._batch, self._ll.llama_decode, self._context
+        batch.n_tokens, batch.token[0], batch.seq_id[0][0], batch.logits[0] = 1, 0, 0, 1
+        failed = 0
+        for i in range(n_tokens):
+            batch.pos[0] = pos0 + i
+            failed |= decode(context, batch)
+        if failed:
+            raise DeviceError("libllama could not decode")
+        self._ll.llama_synchronize(context)
+        return n_tokens
 
     def _decode(self) -> None:
         status = self._ll.llama_decode(self._context, self._batch)

@@ -24,6 +24,8 @@ class Result:
 
     @property
     def rates(self) -> list[float]:
+        if self.test.unit == "us/t":
+            return [seconds * 1e6 / self.test.amount for seconds in self.seconds]
         return [self.test.amount / seconds for seconds in self.seconds]
 
     @property

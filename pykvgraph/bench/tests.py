@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
 
-from pykvgraph.bench.engines import Engine, Ids
+from pykvgraph.bench.engines import Engine, Ids, OurEngine
 
 N_KEEP = 32
 
@@ -17,7 +18,7 @@ N_KEEP = 32
 class Test:
     """`run` gets the engine with an empty cache, and returns the seconds of what counts in it.
 
-    `amount`: tokens (or bytes) in that time; `unit` is what is shown per second.
+    `amount`: tokens or cells in that time. `unit`: of what is shown, amount a second or microseconds a token.
     """
 
     name: str
@@ -65,6 +66,34 @@ def generation(n_tokens: int, depth: int) -> Test:
         return timed(lambda: decode_on(engine, n_tokens, depth))
 
     return Test(f"tg{n_tokens}", depth, n_tokens, "t/s", depth + n_tokens, run)
+
+
+def generated(n_tokens: int, depth: int) -> Test:
+    """The engine's own token loop; libllama's is llama_decode alone."""
+
+    def run(engine: Engine) -> float:
+        fill(engine, depth)
+        start = time.perf_counter()
+        count = engine.generate(n_tokens, depth)
+        return (time.perf_counter() - start) * n_tokens / count  # a text may end sooner
+
+    return Test(f"generate {n_tokens}", depth, n_tokens, "t/s", depth + n_tokens, run)
+
+
+def overhead(n_tokens: int, depth: int) -> Test:
+    """What the same loop takes outside the decode graph."""
+
+    def run(engine: Engine) -> float:
+        assert isinstance(engine, OurEngine)
+        fill(engine, depth)
+        in_graph = -engine.context.graph_seconds
+        start = time.perf_counter()
+        count = engine.generate(n_tokens, depth)
+        seconds = time.perf_counter() - start
+        in_graph += engine.context.graph_seconds
+        return (seconds - in_graph) * n_tokens / count
+
+    return Test("overhead", depth, n_tokens, "us/t", depth + n_tokens, run, has_other=False)
 
 
 def first_after_shift(depth: int) -> Test:
@@ -129,6 +158,24 @@ def compaction(depth: int, *, scattered: bool) -> Test:
     return Test(name, depth, n_moved, "cells/s", depth, run, has_other=False)
 
 
+def copied(depth: int, n_threads: int) -> Test:
+    """As many bytes as those cells have, by memcpy: what moving them can be measured against."""
+
+    def run(engine: Engine) -> float:
+        assert isinstance(engine, OurEngine)
+        kv = engine.context.kv
+        n_bytes = depth * (kv.bytes // kv.n_cells) // n_threads
+        source, target = np.zeros((2, n_threads, n_bytes), np.uint8)
+        target[:] = 1  # mapped, both of them
+        source[:] = 2
+        with ThreadPoolExecutor(n_threads) as threads:
+            list(threads.map(len, source))  # started
+            return timed(lambda: list(threads.map(np.copyto, target, source)))
+
+    name = f"memcpy {n_threads} threads" if n_threads > 1 else "memcpy"
+    return Test(name, depth, depth, "cells/s", depth, run, has_other=False)
+
+
 def state(depth: int, *, load: bool) -> Test:
     """A sequence to memory, or back."""
 
@@ -145,10 +192,19 @@ def state(depth: int, *, load: bool) -> Test:
 def extra_tests(name: str, n_tokens: int, depth: int) -> list[Test]:
     """What `--cache` of the command line names."""
     return {
-        "shift": lambda: [first_after_shift(depth), after_shift(n_tokens, depth)],
+        "shift": lambda: [
+            first_after_shift(depth),
+            after_shift(n_tokens, depth),
+            generation(n_tokens, depth - n_discarded(depth) + 1),  # as many tokens, in a fresh cache
+        ],
         "holes": lambda: [holes(n_tokens, depth, defrag=False), holes(n_tokens, depth, defrag=True)],
-        "defrag": lambda: [compaction(depth, scattered=False), compaction(depth, scattered=True)],
-        "state": lambda: [state(depth, load=False), state(depth, load=True)],
+        "defrag": lambda: [
+            compaction(depth, scattered=False),
+            compaction(depth, scattered=True),
+            copied(depth, 2),
+        ],
+        "state": lambda: [state(depth, load=False), state(depth, load=True), copied(depth, 1)],
+        "overhead": lambda: [generated(n_tokens, depth), overhead(n_tokens, depth)],
         "seqs": lambda: [
             sequences(8, max(1, n_tokens // 8), depth),
             sequences(32, max(1, n_tokens // 32), depth),
@@ -156,12 +212,15 @@ def extra_tests(name: str, n_tokens: int, depth: int) -> list[Test]:
     }[name]()
 
 
-EXTRA_TESTS = ("shift", "holes", "defrag", "state", "seqs")
+EXTRA_TESTS = ("shift", "holes", "defrag", "state", "seqs", "overhead")
 
 
 def sequences(n_seq: int, n_steps: int, depth: int) -> Test:
-    """Sequences of unequal length decoding together, half of their cells given up one by one, after sort."""
-    lengths = [depth // n_seq * (i + 1) // n_seq for i in range(n_seq)]
+    """Sequences of unequal length decoding together, every other cell given up, after sort.
+
+    The second is twice as long as the first, the third three times, and so on; `depth` together.
+    """
+    lengths = [max(3, depth * 2 * (i + 1) // (n_seq * (n_seq + 1))) for i in range(n_seq)]
 
     def run(engine: Engine) -> float:
         for seq, length in enumerate(lengths):
@@ -194,8 +253,11 @@ def fill(engine: Engine, depth: int) -> None:
 
 def discard_half(engine: Engine, depth: int) -> int:
     """As ContextShift does; the next position."""
-    n_keep = min(N_KEEP, depth // 2)
-    n_discard = (depth - n_keep) // 2
+    n_keep, n_discard = min(N_KEEP, depth // 2), n_discarded(depth)
     engine.seq_rm(0, n_keep, n_keep + n_discard)
     engine.seq_add(0, n_keep + n_discard, -1, -n_discard)
     return depth - n_discard
+
+
+def n_discarded(depth: int) -> int:
+    return (depth - min(N_KEEP, depth // 2)) // 2

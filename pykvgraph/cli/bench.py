@@ -101,12 +101,16 @@ def bench(
 
     \b
     The cache tests, at a depth of -d:
-      shift   half of the text is given up: the first token after it, with all
-              that the cache has to do for it, and decoding on
-      holes   decoding while every other cell is a hole, and after defrag
-      defrag  closing holes that are one run, or single cells; cells a second
-      state   a sequence saved to memory, and loaded
-      seqs    8 and 32 sequences of unequal length, half holes, after sort
+      shift     half of the text is given up: the first token after it, with
+                all that the cache has to do for it, and decoding on; and
+                decoding as many tokens from a fresh cache
+      holes     decoding while every other cell is a hole, and after defrag
+      defrag    closing holes that are one run, or single cells; cells a
+                second, and what memcpy makes of as many bytes
+      state     a sequence saved to memory, and loaded; memcpy, too
+      seqs      8 and 32 sequences of unequal length, half holes, after sort
+      overhead  the whole token loop (libllama's: llama_decode alone), and
+                what of it is spent outside the graph
     """
     import pykvgraph as kvg
     from pykvgraph.bench.engines import LibllamaModel
@@ -190,7 +194,7 @@ def show(results: list[Result], model: Model, n_threads: int, output: str) -> No
             nl=False,
         )
         click.echo(f"{model.device}, {n_threads} threads")
-        table = new_table("test", "depth", "engine", "per second", "", "ours is")
+        table = new_table("test", "depth", "engine", "mean", "", "ours is")
         for row in rows:
             table.add_row(
                 row["test"],
