@@ -155,15 +155,25 @@ class Context(Closable):
         """Empties the cache; the outputs are gone."""
         self._handle.call(self._reset)
 
-    def _decode(self, context: int, batch: Batch, must_ask: bool = False) -> None:
-        """must_ask: refuses a batch that no logits are asked of."""
+    def _decode(self, context: int, batch: Batch) -> None:
+        self._decode_batch(context, batch, scored=False)
+
+    def _decode_last(self, context: int, batch: Batch, copy: bool = True) -> LastOutput:
+        """copy: the row of logits, too."""
+        last = self._decode_batch(context, batch, scored=True, copy=copy)
+        assert last is not None
+        return last
+
+    def _decode_batch(
+        self, context: int, batch: Batch, *, scored: bool, copy: bool = False
+    ) -> LastOutput | None:
         self._n_outputs = None
         if not isinstance(batch, Batch):
             raise InvalidArgumentError(f"batch must be a pykvgraph.Batch, got {shown(batch)}")
         arrays = batch.snapshot()
-        if must_ask and not arrays.logits.any():
-            raise InvalidArgumentError("no token of the batch asked for logits: add one with logits=True")
         n_outputs = int(arrays.logits.sum())
+        if scored and n_outputs == 0:
+            raise InvalidArgumentError("no token of the batch asked for logits: add one with logits=True")
         # a batch of more tokens than n_batch is refused, whatever the buffers hold
         self._make_room(min(n_outputs, self.n_batch))
         tokens = sized(
@@ -175,26 +185,28 @@ class Context(Closable):
             seq_id=_address(arrays.seq_id, ctypes.c_int32),
             logits=_address(arrays.logits, ctypes.c_uint8),
         )
-        outputs = self._outputs
-        outputs.struct.n_written = -1
+        written = self._outputs.scored if scored else self._outputs.plain
+        written.n_written = -1
         try:
-            lib().kvg_decode(context, ctypes.byref(tokens), outputs.pointer)
+            lib().kvg_decode(context, ctypes.byref(tokens), ctypes.byref(written))
+            last = self._outputs.last(n_outputs, copy) if scored else None
             self._n_outputs = n_outputs
         except BaseException:
-            if outputs.struct.n_written >= 0:
+            if written.n_written >= 0:
                 self._take_back(context, _first_positions(arrays))
             raise
+        return last
 
     def _append(self, context: int, seq: int, token: int, copy: bool = True) -> LastOutput:
         self._n_outputs = None
         outputs = self._outputs
-        outputs.struct.n_written = -1
+        outputs.scored.n_written = -1
         try:
-            lib().kvg_append(context, seq, token, outputs.pointer)
-            last = self._last(1, copy)
+            lib().kvg_append(context, seq, token, outputs.scored_pointer)
+            last = outputs.last(1, copy)
             self._n_outputs = 1
         except BaseException:
-            if outputs.struct.n_written >= 0:
+            if outputs.scored.n_written >= 0:
                 self._take_back(context, {seq: fetch(lib().kvg_kv_seq_pos_max, context, seq)})
             raise
         return last
@@ -204,16 +216,6 @@ class Context(Closable):
         self._n_outputs = None
         for seq, pos in first.items():
             lib().kvg_kv_seq_rm(context, seq, pos, -1)
-
-    def _decode_last(self, context: int, batch: Batch, copy: bool = True) -> LastOutput:
-        self._decode(context, batch, must_ask=True)
-        return self._last(self._n_outputs or 0, copy)
-
-    def _last(self, n_outputs: int, copy: bool) -> LastOutput:
-        outputs = self._outputs
-        score = outputs.scores[n_outputs - 1]
-        logits = outputs.logits[n_outputs - 1].copy() if copy else _NO_LOGITS
-        return LastOutput(score.best, score.best_logprob, score.log_sum, logits)
 
     def _reset(self, context: int) -> None:
         lib().kvg_kv_clear(context, 0)
@@ -244,20 +246,26 @@ class LastOutput(NamedTuple):
 
 
 class _Outputs:
-    """Where decode writes, and the struct that tells it so."""
+    """Where decode writes, and the structs that tell it so: without the last row's score, and with it."""
 
     def __init__(self, n_rows: int, model: Model) -> None:
         self.logits: npt.NDArray[np.float32] = np.empty((n_rows, model.n_vocab), np.float32)
         self.embd: npt.NDArray[np.float32] = np.empty((n_rows, model.n_embd), np.float32)
-        self.scores = (KvgScore * n_rows)()
-        self.struct = sized(
-            KvgOutput,
-            logits=_address(self.logits, ctypes.c_float),
-            embd=_address(self.embd, ctypes.c_float),
-            score=self.scores,
-            n_rows=n_rows,
-        )
-        self.pointer = ctypes.byref(self.struct)
+        self._score = KvgScore()
+        places = {
+            "logits": _address(self.logits, ctypes.c_float),
+            "embd": _address(self.embd, ctypes.c_float),
+            "n_rows": n_rows,
+        }
+        self.plain = sized(KvgOutput, **places)
+        self.scored = sized(KvgOutput, **places, score=ctypes.pointer(self._score))
+        self.scored_pointer = ctypes.byref(self.scored)
+
+    def last(self, n_outputs: int, copy: bool) -> LastOutput:
+        """Of a scored decode; copy: the row of logits, too."""
+        score = self._score
+        logits = self.logits[n_outputs - 1].copy() if copy else _NO_LOGITS
+        return LastOutput(score.best, score.best_logprob, score.log_sum, logits)
 
 
 def _first_positions(batch: BatchArrays) -> dict[int, int]:

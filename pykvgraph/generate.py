@@ -115,9 +115,7 @@ def _loop(
     for left in range(max_tokens - 1, -1, -1):
         last = feeder.feed(ids)
         if not math.isfinite(last.log_sum):
-            raise KVGraphError(
-                "the logits are broken: not all of them are numbers, or the largest is infinite"
-            )
+            raise KVGraphError("the logits are broken: one is no number, or the largest is infinite")
         token, score = last.best, last.best_logprob
         if not sampler.greedy:
             token = sampler.sample(last.logits)

@@ -190,9 +190,15 @@ def _check_rows(
         for check in checks:
             check()
         return
-    with ThreadPoolExecutor(min(4, len(os.sched_getaffinity(0)))) as threads:
+    threads = ThreadPoolExecutor(min(4, len(os.sched_getaffinity(0))))
+    try:
         for done in [threads.submit(check) for check in checks]:
             done.result()
+    except RuntimeError:  # no threads are to be had: in a full container, or while the interpreter ends
+        for check in checks:
+            check()
+    finally:
+        threads.shutdown(cancel_futures=True)
 
 
 def _check_sum(name: str, part: memoryview, expected: int) -> None:

@@ -92,14 +92,17 @@ def dependencies_first(structs: dict[str, Any]) -> dict[str, Any]:
     ordered: dict[str, Any] = {}
 
     def add(name: str) -> None:
+        ordered[name] = None  # on its way: one may point to itself
         for _, field in structs[name].fields:
             item = getattr(field.type, "item", field.type)
             if item.cname in structs and item.cname not in ordered:
                 add(item.cname)
+        del ordered[name]
         ordered[name] = structs[name]
 
     for name in structs:
-        add(name)
+        if name not in ordered:
+            add(name)
     return ordered
 
 

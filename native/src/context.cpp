@@ -440,12 +440,13 @@ void context::write_outputs(const kvg_output & output, size_t row) {
         return;
     }
     ggml_backend_tensor_get(graph_->logits, output.logits + row * n_vocab, 0, ggml_nbytes(graph_->logits));
-    for (size_t end = row + static_cast<size_t>(graph_->logits->ne[1]); output.score && row < end; ++row) {
-        const softmax_parts parts =
-            attend_kernels_here()[0]->softmax(output.logits + row * n_vocab, static_cast<uint32_t>(n_vocab));
-        const float log_sum = std::log(parts.sum); // of what is relative to the greatest
-        output.score[row] = {static_cast<int32_t>(parts.best), -log_sum, parts.greatest + log_sum};
-    }
+}
+
+// What the softmax of a row says.
+static kvg_score score_of(const float * logits, uint32_t n_vocab) {
+    const softmax_parts parts = attend_kernels_here()[0]->softmax(logits, n_vocab);
+    const float log_sum = std::log(parts.sum); // of what is relative to the greatest
+    return {static_cast<int32_t>(parts.best), -log_sum, parts.greatest + log_sum};
 }
 
 int64_t context::decode(const kvg_batch & in, const kvg_output * output) {
@@ -455,6 +456,9 @@ int64_t context::decode(const kvg_batch & in, const kvg_output * output) {
     if (output && output->n_rows < batch.n_outputs()) {
         fail(KVG_INVALID_ARGUMENT, "%u outputs are asked for and the buffers have room for %lld", batch.n_outputs(),
              static_cast<long long>(output->n_rows));
+    }
+    if (output && output->score && !output->logits) {
+        fail(KVG_INVALID_ARGUMENT, "a score is asked for without logits");
     }
     require_room(cells, batch.n_tokens(), "the batch"); // before anything moves
     const float holes = static_cast<float>(cells.n_kv() - cells.n_used());
@@ -476,6 +480,9 @@ int64_t context::decode(const kvg_batch & in, const kvg_output * output) {
             write_outputs(*output, row);
             row += ubatch.n_outputs;
         }
+    }
+    if (output && output->score && row > 0) {
+        *output->score = score_of(output->logits + (row - 1) * model_->hparams().n_vocab, model_->hparams().n_vocab);
     }
     placed.keep();
     return static_cast<int64_t>(row);

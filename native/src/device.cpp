@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <fstream>
 
+#include <sched.h>
 #include <strings.h>
 #include <sys/mman.h>
 
@@ -76,6 +77,11 @@ ggml_backend_ptr open_backend(ggml_backend_dev_t dev) {
         fail(KVG_DEVICE, "device %s could not be opened", ggml_backend_dev_name(dev));
     }
     return backend;
+}
+
+int usable_cpus() {
+    cpu_set_t cpus;
+    return sched_getaffinity(0, sizeof(cpus), &cpus) == 0 ? std::max(1, CPU_COUNT(&cpus)) : 1;
 }
 
 void set_threads(ggml_backend_t backend, int n_threads) {

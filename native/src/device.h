@@ -22,11 +22,13 @@ bool is_cpu(ggml_backend_dev_t dev);
 
 // error(KVG_DEVICE) when the device can't be opened
 ggml_backend_ptr open_backend(ggml_backend_dev_t dev);
+// CPUs that this process may use
+int usable_cpus();
 // CPU backends only; others ignore it
 void set_threads(ggml_backend_t backend, int n_threads);
 
 // Cells by which an attended span is aligned there. Views of K that start elsewhere abort on Vulkan, and CUDA's fast flash attention
-// wants whole 256s; on the CPU any number will do, and a graph is rebuilt whenever the span grows by one.
+// wants whole 256s; on the CPU any number will do, but ggml's flash attention takes another graph for another span.
 constexpr uint32_t MAX_SPAN_ALIGN = 256;
 uint32_t span_align(ggml_backend_dev_t dev);
 

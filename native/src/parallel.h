@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstddef>
-#include <system_error>
+#include <exception>
 #include <thread>
 #include <vector>
 
@@ -25,7 +25,7 @@ template <class F> void parallel_for(size_t n, size_t n_threads, F visit) {
         while (helpers.size() + 1 < std::min(n, n_threads)) {
             helpers.emplace_back(work);
         }
-    } catch (const std::system_error &) {
+    } catch (const std::exception &) { // no thread, or no memory for one
     }
     work();
     for (std::thread & helper : helpers) {

@@ -100,11 +100,14 @@ std::vector<float> with_kernel(const attend_kernel & kernel, const sizes & s, co
     std::vector<float> partial(floats * s.n_ranges);
     const attend_job job = {q.data(),   k.rows(), v.rows(),    mask.data(), out.data(), scale,
                             s.head_dim, s.n_head, s.n_head_kv, s.n_tokens,  s.n_kv,     s.n_ranges};
+    const uint32_t half = s.n_tokens / 2; // tokens in two units
     for (uint32_t head_kv = 0; head_kv < s.n_head_kv; ++head_kv) {
-        for (uint32_t r = 0; r < s.n_ranges; ++r) {
-            kernel.run(job, {0, s.n_tokens, head_kv, r}, partial.data() + r * floats, scratch.data());
+        for (const auto & [begin, end] : {std::pair{0u, half}, std::pair{half, s.n_tokens}}) {
+            for (uint32_t r = 0; r < s.n_ranges; ++r) {
+                kernel.run(job, {begin, end, head_kv, r}, partial.data() + r * floats, scratch.data());
+            }
+            kernel.merge(job, {begin, end, head_kv, 0}, partial.data(), floats);
         }
-        kernel.merge(job, {0, s.n_tokens, head_kv, 0}, partial.data(), floats);
     }
     return out;
 }
@@ -213,8 +216,10 @@ TEST_CASE("what lies in hidden cells doesn't matter, and what lies in seen ones 
         for_each_kernel([&](const attend_kernel & kernel) {
             CHECK(worst(with_kernel(kernel, s, q, k, v, mask, 0.125f), expected) < 4e-6);
             std::vector<uint16_t> all(s.n_kv, 0);
-            const std::vector<float> poisoned = with_kernel(kernel, s, q, k, v, all, 0.125f);
-            CHECK(std::isnan(poisoned[0]));
+            const matrix sane(type, s, random);
+            CHECK(std::isnan(with_kernel(kernel, s, q, k, v, all, 0.125f)[0]));
+            CHECK(std::isnan(with_kernel(kernel, s, q, k, sane, all, 0.125f)[0]));
+            CHECK(std::isnan(with_kernel(kernel, s, q, sane, v, all, 0.125f)[0]));
         });
     }
 }
@@ -241,9 +246,9 @@ TEST_CASE("softmax: the first of the greatest, and the sum relative to it") {
             CHECK(parts.best == n / 2);
             CHECK(parts.greatest == 30.0f);
             CHECK(parts.sum == doctest::Approx(sum).epsilon(1e-5));
-            for (const float broken : {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
+            for (const uint32_t bits : {0x7fc00000u, 0x7fc00001u, 0x7fffffffu, 0xffffffffu, 0x7f800001u, 0x7f800000u}) {
                 std::vector<float> y = x;
-                y[n - 1] = broken;
+                memcpy(&y[n - 1], &bits, sizeof(bits)); // any NaN, and infinity
                 CHECK(std::isnan(kernel.softmax(y.data(), n).sum));
             }
             CHECK(std::isnan(kernel.softmax(std::vector<float>(n, -INFINITY).data(), n).sum));

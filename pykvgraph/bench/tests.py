@@ -163,8 +163,8 @@ def copied(depth: int, n_threads: int) -> Test:
 
     def run(engine: Engine) -> float:
         assert isinstance(engine, OurEngine)
-        kv = engine.context.kv
-        n_bytes = depth * (kv.bytes // kv.n_cells) // n_threads
+        fill(engine, depth)
+        n_bytes = len(engine.save()) // n_threads
         source, target = np.zeros((2, n_threads, n_bytes), np.uint8)
         target[:] = 1  # mapped, both of them
         source[:] = 2

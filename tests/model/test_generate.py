@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 import pytest
 from support.engines import Token, decode, open_context, run_of
@@ -272,3 +273,21 @@ def test_end_of_generation(tiny: kvg.Model) -> None:
             assert (last.finish_reason == "stop") == (last.token == eos)
             reasons.add(last.finish_reason)
     assert reasons == {"stop", "length"}
+
+
+@pytest.mark.parametrize("bits", [0x7FC00000, 0x7FFFFFFF, 0xFF800001, 0x7F800000], ids=hex)
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_broken_logits(stories: Path, tmp_path: Path, bits: int, temperature: float) -> None:
+    """One token's row of the output is no number, or infinite."""
+    path = tmp_path / "broken.gguf"
+    path.write_bytes(stories.read_bytes())
+    tensors = {tensor.name: tensor for tensor in gguf.GGUFReader(path, "r+").tensors}
+    output: Any = tensors.get("output.weight", tensors["token_embd.weight"]).data  # in the mapped file
+    output.view(np.uint32)[500, :] = bits
+    output.flush()
+    with (
+        kvg.Model(path, device="cpu") as model,
+        open_context(model, n_ctx=64) as ctx,
+        pytest.raises(kvg.KVGraphError, match="logits are broken"),
+    ):
+        list(kvg.generate(ctx, [1, 400], max_tokens=5, temperature=temperature))

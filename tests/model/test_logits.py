@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -192,11 +193,16 @@ def test_only_distances_matter(small: kvg.Model) -> None:
     assert nmse(without[12:], first[12:]) > 1e-3  # the gap itself is seen
 
 
-def test_two_threads_compute_what_one_does(small: kvg.Model) -> None:
-    ids = random_ids(45, N_VOCAB)
-    with (
-        open_context(small, n_ctx=128) as one,
-        open_context(small, n_ctx=128, n_threads=2, n_threads_batch=2) as two,
-    ):
-        rows = [prompt_then_singles(OurEngine(ctx), ids, 40) for ctx in (one, two)]
-    assert nmse(rows[1], rows[0]) <= 1e-6
+def test_several_threads_compute_what_one_does(small: kvg.Model) -> None:
+    """To the last bit: cells are split among threads for few tokens, tokens for many."""
+    ids = random_ids(1600, N_VOCAB)
+    parts = [*range(0, 1501, 500), 1501, 1502, 1518, 1550]  # then 1, 1, 16, 32 and 50 tokens at a time
+    rows: dict[int, list[Logits]] = {}
+    for n_threads in (1, 2, 5):
+        with open_context(small, n_ctx=2048, n_threads=n_threads, n_threads_batch=n_threads) as ctx:
+            rows[n_threads] = [
+                decode(ctx, run_of(ids[begin:end], begin)) for begin, end in pairwise([*parts, 1600])
+            ]
+    for n_threads in (2, 5):
+        for ours, alone in zip(rows[n_threads], rows[1], strict=True):
+            assert np.array_equal(ours, alone)

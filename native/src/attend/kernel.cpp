@@ -17,10 +17,11 @@ const attend_kernel * const * attend_kernels_here() {
     static const bool found = [] {
         const attend_kernel ** next = kernels;
 #ifdef __x86_64__
-        if (__builtin_cpu_supports("avx512f")) {
+        const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+        if (avx2 && __builtin_cpu_supports("avx512f")) {
             *next++ = &attend_avx512::kernel;
         }
-        if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c")) {
+        if (avx2) {
             *next++ = &attend_avx2::kernel;
         }
 #endif

@@ -17,7 +17,7 @@ constexpr uint64_t ALL_HIDDEN = 0xfc00fc00fc00fc00; // four times -infinity
 constexpr float LOWEST = -__builtin_inff();
 
 typedef float vec __attribute__((vector_size(LANES * 4)));
-typedef int32_t ivec __attribute__((vector_size(LANES * 4)));
+typedef uint32_t uvec __attribute__((vector_size(LANES * 4)));
 typedef float vec4 __attribute__((vector_size(16)));
 
 template <class V> inline V load_as(const void * p) {
@@ -38,26 +38,33 @@ inline vec splat(float x) { return x - vec{}; }
 inline float max_of(float a, float b) { return a > b ? a : b; } // a NaN in a stays unseen, and comes back in the weights
 inline uint32_t min_of(uint32_t a, uint32_t b) { return a < b ? a : b; }
 
-// Lanes added up in fours: what is left are 4 partial sums.
-inline vec4 fold(vec v) {
-#if LANES == 16
-    typedef float vec8 __attribute__((vector_size(32)));
-    const vec8 a =
-        __builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7) + __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15);
-    return __builtin_shufflevector(a, a, 0, 1, 2, 3) + __builtin_shufflevector(a, a, 4, 5, 6, 7);
-#elif LANES == 8
-    return __builtin_shufflevector(v, v, 0, 1, 2, 3) + __builtin_shufflevector(v, v, 4, 5, 6, 7);
+// GCC has the one since version 12 only, and Clang hasn't the other.
+#ifdef __clang__
+#define SHUFFLE(a, b, i, j, k, l) __builtin_shufflevector(a, b, i, j, k, l)
 #else
-    return v;
+typedef int32_t ivec4 __attribute__((vector_size(16)));
+#define SHUFFLE(a, b, i, j, k, l) __builtin_shuffle(a, b, ivec4{i, j, k, l})
+#endif
+
+// Halves added up until 4 partial sums are left.
+inline vec4 fold(vec v) {
+    vec4 parts[LANES / 4];
+    __builtin_memcpy(parts, &v, sizeof(v));
+#if LANES == 16
+    return (parts[0] + parts[2]) + (parts[1] + parts[3]);
+#elif LANES == 8
+    return parts[0] + parts[1];
+#else
+    return parts[0];
 #endif
 }
 
 // The sums of four vectors' lanes.
 inline vec4 sums(vec a, vec b, vec c, vec d) {
     const vec4 a4 = fold(a), b4 = fold(b), c4 = fold(c), d4 = fold(d);
-    const vec4 ab = __builtin_shufflevector(a4, b4, 0, 4, 2, 6) + __builtin_shufflevector(a4, b4, 1, 5, 3, 7);
-    const vec4 cd = __builtin_shufflevector(c4, d4, 0, 4, 2, 6) + __builtin_shufflevector(c4, d4, 1, 5, 3, 7);
-    return __builtin_shufflevector(ab, cd, 0, 1, 4, 5) + __builtin_shufflevector(ab, cd, 2, 3, 6, 7);
+    const vec4 ab = SHUFFLE(a4, b4, 0, 4, 2, 6) + SHUFFLE(a4, b4, 1, 5, 3, 7);
+    const vec4 cd = SHUFFLE(c4, d4, 0, 4, 2, 6) + SHUFFLE(c4, d4, 1, 5, 3, 7);
+    return SHUFFLE(ab, cd, 0, 1, 4, 5) + SHUFFLE(ab, cd, 2, 3, 6, 7);
 }
 
 // e^x for x <= 0, to 2 units in the last place: 2^n times a polynomial of what is left, |r| <= ln(2) / 2. Below -87 it stays at e^-87.
@@ -74,8 +81,9 @@ inline vec exp_of(vec x) {
     p = p * r + 0.5f;
     p = p * r + 1.0f;
     p = p * r + 1.0f;
-    const ivec exponent = reinterpret_cast<ivec>(shifted) << 23;
-    return reinterpret_cast<vec>(reinterpret_cast<ivec>(p) + exponent);
+    const uvec exponent = reinterpret_cast<uvec>(shifted) << 23;
+    const vec power = reinterpret_cast<vec>(reinterpret_cast<uvec>(p) + exponent);
+    return x == x ? power : x; // shifting would make a number of some NaNs
 }
 
 // Rows of one head as vectors can read them: in the cache itself, or converted.

@@ -27,7 +27,7 @@ cells::cells(uint32_t n_cells, uint32_t n_seq_max)
 
 bool cells::covers(uint32_t i, const seq_set & set) const {
     for (uint32_t w = 0; w < n_words_; ++w) {
-        if ((seq_[i * n_words_ + w] & set[w]) != set[w]) {
+        if ((seq_[size_t{i} * n_words_ + w] & set[w]) != set[w]) {
             return false;
         }
     }
@@ -37,7 +37,7 @@ bool cells::covers(uint32_t i, const seq_set & set) const {
 bool cells::is_shared(uint32_t i) const {
     bool seen = false;
     for (uint32_t w = 0; w < n_words_; ++w) {
-        const uint64_t bits = seq_[i * n_words_ + w];
+        const uint64_t bits = seq_[size_t{i} * n_words_ + w];
         if (bits && (seen || (bits & (bits - 1)))) {
             return true;
         }
@@ -150,7 +150,7 @@ void cells::clear_shifts() {
 }
 
 void cells::remove_seq(uint32_t i, uint32_t seq) {
-    seq_[i * n_words_ + seq / 64] &= ~(uint64_t{1} << (seq % 64));
+    seq_[size_t{i} * n_words_ + seq / 64] &= ~(uint64_t{1} << (seq % 64));
     const auto words = seq_.begin() + static_cast<ptrdiff_t>(i) * n_words_;
     if (std::all_of(words, words + n_words_, [](uint64_t w) { return w == 0; })) {
         drop(i);
@@ -179,7 +179,7 @@ void cells::seq_cp(int64_t src, int64_t dst, int64_t p0, int64_t p1) {
     const pos_range range(p0, p1);
     for (uint32_t i = 0; i < n_kv_; ++i) {
         if (has_seq(i, from) && range.contains(pos_[i])) {
-            seq_[i * n_words_ + to / 64] |= uint64_t{1} << (to % 64);
+            seq_[size_t{i} * n_words_ + to / 64] |= uint64_t{1} << (to % 64);
         }
     }
 }

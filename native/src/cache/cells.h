@@ -1,6 +1,7 @@
 // The cells' bookkeeping: position, set of sequences, pending rotation. Knows nothing of tensors.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
@@ -59,14 +60,14 @@ public:
     int32_t pos(uint32_t i) const { return pos_[i]; }
     // new position - the position for which K was last rotated
     int32_t shift(uint32_t i) const { return shift_[i]; }
-    bool has_seq(uint32_t i, uint32_t seq) const { return (seq_[i * n_words_ + seq / 64] >> (seq % 64)) & 1; }
+    bool has_seq(uint32_t i, uint32_t seq) const { return (seq_[std::size_t{i} * n_words_ + seq / 64] >> (seq % 64)) & 1; }
     // whether more than one sequence sees it
     bool is_shared(uint32_t i) const;
     seq_set set(uint32_t i) const;
     // whether the cell shares a sequence with the set
     bool meets(uint32_t i, const seq_set & set) const {
         for (uint32_t w = 0; w < n_words_; ++w) {
-            if (seq_[i * n_words_ + w] & set[w]) {
+            if (seq_[std::size_t{i} * n_words_ + w] & set[w]) {
                 return true;
             }
         }

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <numeric>
 
 #include "device.h"
 #include "error.h"
@@ -72,16 +71,14 @@ ggml_tensor * kv_cache::heads(ggml_context * ctx, ggml_tensor * rows, uint32_t b
 }
 
 void kv_cache::read(uint32_t layer, bool v, float * out) const {
-    std::vector<uint32_t> all(cells_.size());
-    std::iota(all.begin(), all.end(), 0);
     const ggml_type type = v ? type_v() : type_k();
     const int64_t width = int64_t{n_head_kv_} * head_dim_;
-    std::vector<uint8_t> raw(all.size() * ggml_row_size(type, width));
+    std::vector<uint8_t> raw(cells_.size() * ggml_row_size(type, width));
     ggml_backend_tensor_get(v ? v_[layer] : k_[layer], raw.data(), 0, raw.size());
     if (type == GGML_TYPE_F32) {
         memcpy(out, raw.data(), raw.size());
     } else {
-        ggml_get_type_traits(type)->to_float(raw.data(), out, static_cast<int64_t>(all.size()) * width);
+        ggml_get_type_traits(type)->to_float(raw.data(), out, int64_t{cells_.size()} * width);
     }
 }
 

@@ -2,18 +2,23 @@
 
 #include <algorithm>
 
+#include "device.h"
+#include "error.h"
+
 namespace kvg {
 
 namespace {
 
-constexpr uint32_t MAX_RANGES = 64;
+constexpr uint32_t BLOCK = 16;                   // tokens of a unit, which share what lies in L1 and L2
 constexpr uint32_t MIN_RANGE = 4 * ATTEND_CHUNK; // cells: the first chunk of a range is read before it was prefetched
-constexpr uint32_t BLOCK = 32;                   // tokens of a unit, which share what lies in L1 and L2
+constexpr uint32_t MAX_RANGES = 64;
+constexpr uint32_t MAX_SPLIT_TOKENS = 64; // more of them are work enough without splitting the cells
 
-// Into how many ranges the cells are split, so that there is work for all threads when there are few tokens. It depends on the
-// shape alone: a thread more or less doesn't change a bit of the result.
+uint32_t count_blocks(uint32_t n_tokens) { return (n_tokens + BLOCK - 1) / BLOCK; }
+
+// Into how many ranges the cells are split. It depends on the shape alone: a thread more or less doesn't change a bit of the result.
 uint32_t count_ranges(uint32_t n_kv, uint32_t n_tokens) {
-    if (n_tokens > BLOCK) {
+    if (n_tokens > MAX_SPLIT_TOKENS) {
         return 1;
     }
     const uint32_t most = std::max(2u, MAX_RANGES / n_tokens); // bounds what the partial results take
@@ -29,12 +34,21 @@ attend_rows rows_of(const ggml_tensor * t, uint32_t begin) {
 attend_workspace::attend_workspace(const hparams & h, uint32_t n_cells, int max_threads)
     : kernel_(attend_kernel_for(h.head_dim)), unit_floats_(size_t{h.n_head / h.n_head_kv} * attend_partial_floats(h.head_dim)),
       scratch_floats_(BLOCK * unit_floats_ + attend_scratch_floats(h.head_dim, h.n_head / h.n_head_kv)),
-      scratch_(scratch_floats_ * static_cast<size_t>(max_threads)), done_(h.n_head_kv) {
-    size_t n_units = 0;
-    for (uint32_t n = 1; n <= BLOCK; ++n) {
-        n_units = std::max<size_t>(n_units, size_t{n} * count_ranges(n_cells, n));
+      done_(size_t{MAX_SPLIT_TOKENS / BLOCK} * h.n_head_kv) {
+    size_t n_partial = 0;
+    for (uint32_t n = 1; n <= MAX_SPLIT_TOKENS; ++n) {
+        n_partial = std::max(n_partial, size_t{count_blocks(n)} * std::min(n, BLOCK) * count_ranges(n_cells, n));
     }
-    partial_.resize(n_units * h.n_head_kv * unit_floats_);
+    const size_t threads_floats = scratch_floats_ * static_cast<size_t>(max_threads);
+    const size_t n_bytes = (threads_floats + n_partial * h.n_head_kv * unit_floats_) * sizeof(float);
+    const memory there = device_memory(cpu_device());
+    buffer_.reset(n_bytes <= there.free ? ggml_backend_buft_alloc_buffer(ggml_backend_cpu_buffer_type(), n_bytes) : nullptr);
+    if (!buffer_) {
+        fail(KVG_DEVICE, "attention over heads of %u on %d threads needs %s and %s are free; use fewer threads", h.head_dim,
+             max_threads, format_bytes(n_bytes).c_str(), format_bytes(there.free).c_str());
+    }
+    scratch_ = static_cast<float *>(ggml_backend_buffer_get_base(buffer_.get()));
+    partial_ = scratch_ + threads_floats;
 }
 
 ggml_tensor * attend_workspace::attend(ggml_context * ctx, ggml_tensor * q, ggml_tensor * k, ggml_tensor * v,
@@ -44,21 +58,25 @@ ggml_tensor * attend_workspace::attend(ggml_context * ctx, ggml_tensor * q, ggml
     return ggml_custom_4d(ctx, GGML_TYPE_F32, q->ne[0], q->ne[1], q->ne[2], 1, args, 4, compute, GGML_N_TASKS_MAX, this);
 }
 
-// A unit is claimed by whoever is free. The thread that does a head's last range merges them: nobody waits in here.
+// A unit is claimed by whoever is free. The thread that does the last range of a block's head merges them: nobody waits in here.
 void attend_workspace::share(const attend_job & job, size_t ith) {
-    float * scratch = scratch_.data() + scratch_floats_ * ith;
+    float * scratch = scratch_ + scratch_floats_ * ith;
     float * own = scratch + attend_scratch_floats(job.head_dim, job.n_head / job.n_head_kv);
-    const uint32_t n_blocks = (job.n_tokens + BLOCK - 1) / BLOCK;
     const size_t floats = std::min(job.n_tokens, BLOCK) * unit_floats_;
-    for (uint32_t i = claimed_++; i < n_blocks * job.n_ranges * job.n_head_kv; i = claimed_++) {
+    for (uint32_t i = claimed_++; i < count_blocks(job.n_tokens) * job.n_ranges * job.n_head_kv; i = claimed_++) {
+        const uint32_t head_kv = i % job.n_head_kv;
         const uint32_t block = i / job.n_head_kv / job.n_ranges;
-        const attend_unit unit = {block * BLOCK, std::min((block + 1) * BLOCK, job.n_tokens), i % job.n_head_kv,
+        const attend_unit unit = {block * BLOCK, std::min((block + 1) * BLOCK, job.n_tokens), head_kv,
                                   i / job.n_head_kv % job.n_ranges};
-        kernel_.run(job, unit, job.n_ranges == 1 ? own : partial_.data() + i * floats, scratch);
         if (job.n_ranges == 1) {
+            kernel_.run(job, unit, own, scratch);
             kernel_.merge(job, unit, own, 0);
-        } else if (++done_[unit.head_kv] == job.n_ranges) {
-            kernel_.merge(job, unit, partial_.data() + unit.head_kv * floats, job.n_head_kv * floats);
+            continue;
+        }
+        kernel_.run(job, unit, partial_ + i * floats, scratch);
+        if (++done_[block * job.n_head_kv + head_kv] == job.n_ranges) {
+            float * first = partial_ + (size_t{block} * job.n_ranges * job.n_head_kv + head_kv) * floats;
+            kernel_.merge(job, unit, first, job.n_head_kv * floats);
         }
     }
 }

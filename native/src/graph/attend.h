@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include <ggml.h>
+#include <ggml-cpp.h>
 
 #include "attend/kernel.h"
 #include "cache/cells.h"
@@ -16,7 +16,7 @@ namespace kvg {
 // What the operation needs beside its tensors. One for a context: its layers run one after the other.
 class attend_workspace {
 public:
-    // std::bad_alloc
+    // error(KVG_DEVICE) when there is no memory for it
     attend_workspace(const hparams & h, uint32_t n_cells, int max_threads);
 
     // q: F32 (head_dim, n_head, n_tokens); k, v: (head_dim, n_head_kv, n_kv); mask: F16 (n_kv, n_tokens), of which the first span.n
@@ -38,9 +38,10 @@ private:
     cell_span span_ = {0, 0};
     size_t unit_floats_; // of one token's partial results for a KV head
     size_t scratch_floats_;
-    std::vector<float> partial_; // of all units, where a head's cells are split
-    std::vector<float> scratch_; // of each thread
-    // units claimed, threads that have left, and ranges done of each KV head
+    ggml_backend_buffer_ptr buffer_;
+    float * scratch_; // of each thread
+    float * partial_; // of all units, where a head's cells are split
+    // units claimed, threads that have left, and ranges done of each block's KV head
     std::atomic<uint32_t> claimed_{0};
     std::atomic<uint32_t> left_{0};
     std::vector<std::atomic<uint32_t>> done_;

@@ -230,7 +230,7 @@ void model::place(const std::vector<placement> & mine) {
             advise_huge_pages(ggml_backend_buffer_get_base(buffer.get()), ggml_backend_buffer_get_size(buffer.get()));
         }
         // the CPU repacks as it writes, which takes longer than reading
-        parallel_for(mine.size(), is_cpu(device) ? std::thread::hardware_concurrency() : 1, [&](size_t i) {
+        parallel_for(mine.size(), is_cpu(device) ? static_cast<size_t>(usable_cpus()) : 1, [&](size_t i) {
             const placement & p = mine[i];
             ggml_backend_tensor_set(*p.target, file_.file().data() + p.source->offset, 0, p.source->size);
             file_.file().release(p.source->offset, p.source->size);
