@@ -18,7 +18,8 @@ from pykvgraph.errors import InvalidArgumentError
 from pykvgraph.kv_cache import KVCache
 from pykvgraph.model import Model
 
-_TYPES: dict[str, int] = {"f32": KvgType.KVG_TYPE_F32, "f16": KvgType.KVG_TYPE_F16}
+# by name, the numbers of kvgraph.h and of ggml.h
+CACHE_TYPES: dict[str, int] = {kind.name.removeprefix("KVG_TYPE_").lower(): kind for kind in KvgType}
 _FLASH_ATTN: dict[str | bool, int] = {
     "auto": KvgFlashAttn.KVG_FLASH_ATTN_AUTO,
     "on": KvgFlashAttn.KVG_FLASH_ATTN_ON,
@@ -35,9 +36,10 @@ class Context(Closable):
     """Decodes batches of tokens on a model; `kv` is its cache.
 
     n_ctx: cells. n_batch: most tokens in one decode. n_ubatch: most tokens in one graph. n_seq_max: sequence
-    ids are below it. type_k, type_v: "f32" or "f16". flash_attn: "auto", the best there is (on the CPU a
-    kernel of our own); "on", ggml's flash attention; "off", anything but that; or a bool. n_threads for one
-    token, n_threads_batch for more: by default as many as this process may use CPUs, and one for a model
+    ids are below it. type_k, type_v: "f32", "f16", "bf16", or quantized, "q8_0", "q5_1", "q5_0",
+    "q4_1" or "q4_0", for heads whose size is a multiple of 32. flash_attn: "auto", the best there is (on the
+    CPU a kernel of our own); "on", ggml's flash attention; "off", anything but that; or a bool. n_threads for
+    one token, n_threads_batch for more: by default as many as this process may use CPUs, and one for a model
     under 10 million parameters, whose threads would only wait for each other. defrag_threshold: decode
     compacts the cache when the share of holes below the highest used cell passes it; negative: never.
     `model` and all of these are attributes too, for reading: as they were given, or chosen.
@@ -70,8 +72,8 @@ class Context(Closable):
         self.n_batch = integer(n_batch, "n_batch")
         self.n_ubatch = integer(n_ubatch, "n_ubatch")
         self.n_seq_max = integer(n_seq_max, "n_seq_max")
-        self.type_k = _choice(type_k, "type_k", _TYPES)
-        self.type_v = _choice(type_v, "type_v", _TYPES)
+        self.type_k = _choice(type_k, "type_k", CACHE_TYPES)
+        self.type_v = _choice(type_v, "type_v", CACHE_TYPES)
         self.n_threads = integer(n_threads, "n_threads")
         self.n_threads_batch = (
             self.n_threads if n_threads_batch is None else integer(n_threads_batch, "n_threads_batch")
@@ -86,8 +88,8 @@ class Context(Closable):
             n_seq_max=self.n_seq_max,
             n_threads=self.n_threads,
             n_threads_batch=self.n_threads_batch,
-            type_k=_TYPES[self.type_k],
-            type_v=_TYPES[self.type_v],
+            type_k=CACHE_TYPES[self.type_k],
+            type_v=CACHE_TYPES[self.type_v],
             flash_attn=_FLASH_ATTN[self.flash_attn],
             defrag_threshold=self.defrag_threshold,
         )

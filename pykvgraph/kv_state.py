@@ -34,12 +34,35 @@ MAX_SEQ = 256  # of any cache
 # type_k, type_v, cell bytes | whole?, n_seq, n_cells | checksums of cells and rows; then the one of all that
 _HEADER = struct.Struct("<8sIIQ16sIIIIIIQIIQQQ")
 _CHECKSUM = struct.Struct("<Q")
-# Values as integers, for NumPy is slow with float16, and the exponent's bits: infinity and NaN have them all.
-_EXPONENTS: dict[int, tuple[str, int]] = {
-    KvgType.KVG_TYPE_F32: ("<u4", 0x7F80_0000),
-    KvgType.KVG_TYPE_F16: ("<u2", 0x7C00),
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """How a type lies in memory: blocks of `size` values, `n_floats` floats and then what is finite anyway.
+
+    The floats as integers, for NumPy is slow with float16, and the exponent's bits: infinity and NaN have
+    them all.
+    """
+
+    size: int
+    n_bytes: int
+    dtype: str
+    n_floats: int
+    exponent: int
+
+
+_LAYOUTS: dict[int, _Layout] = {
+    KvgType.KVG_TYPE_F32: _Layout(1, 4, "<u4", 1, 0x7F80_0000),
+    KvgType.KVG_TYPE_F16: _Layout(1, 2, "<u2", 1, 0x7C00),
+    KvgType.KVG_TYPE_BF16: _Layout(1, 2, "<u2", 1, 0x7F80),
+    # a scale in F16, and in the _1 types an offset
+    KvgType.KVG_TYPE_Q8_0: _Layout(32, 34, "<u2", 1, 0x7C00),
+    KvgType.KVG_TYPE_Q5_1: _Layout(32, 24, "<u2", 2, 0x7C00),
+    KvgType.KVG_TYPE_Q5_0: _Layout(32, 22, "<u2", 1, 0x7C00),
+    KvgType.KVG_TYPE_Q4_1: _Layout(32, 20, "<u2", 2, 0x7C00),
+    KvgType.KVG_TYPE_Q4_0: _Layout(32, 18, "<u2", 1, 0x7C00),
 }
-_CHUNK = 1 << 16  # values looked at at a time: K and V may be most of what memory there is
+_CHUNK = 1 << 16  # blocks looked at at a time: K and V may be most of what memory there is
 _SHARED_BYTES = 4 << 20  # from which starting threads pays
 HEADER_BYTES = _HEADER.size + _CHECKSUM.size
 
@@ -182,10 +205,10 @@ def _check_rows(
             ("K", here.head_dim_k, here.type_k),
             ("V", here.head_dim_v, here.type_v),
         ):
-            dtype, exponent = _EXPONENTS[kind]
-            values = np.frombuffer(rows, dtype, n_cells * here.n_head_kv * head_dim, offset)
-            offset += values.nbytes
-            checks.append(functools.partial(_check_finite, f"{name} in layer {layer}", values, exponent))
+            layout = _LAYOUTS[kind]
+            n_bytes = n_cells * here.n_head_kv * head_dim // layout.size * layout.n_bytes
+            part, offset = rows[offset : offset + n_bytes], offset + n_bytes
+            checks.append(functools.partial(_check_finite, f"{name} in layer {layer}", part, layout))
     if len(rows) < _SHARED_BYTES:
         for check in checks:
             check()
@@ -206,11 +229,13 @@ def _check_sum(name: str, part: memoryview, expected: int) -> None:
         raise StateError(f"the saved state's {name} are damaged: their checksum differs; save it again")
 
 
-def _check_finite(name: str, values: npt.NDArray[np.unsignedinteger[Any]], exponent: int) -> None:
+def _check_finite(name: str, rows: memoryview, layout: _Layout) -> None:
     """Infinity or NaN in a row would reach sequences that don't see it: 0 times either is NaN."""
-    for begin in range(0, len(values), _CHUNK):
+    words = np.frombuffer(rows, layout.dtype).reshape(len(rows) // layout.n_bytes, -1)
+    floats = words[:, : layout.n_floats]
+    for begin in range(0, len(floats), _CHUNK):
         # infinity and NaN are what is left greatest
-        if np.bitwise_and(values[begin : begin + _CHUNK], exponent).max() == exponent:
+        if np.bitwise_and(floats[begin : begin + _CHUNK], layout.exponent).max() == layout.exponent:
             raise StateError(
                 f"the saved state has {name} that is not finite: the model overflowed before it was saved, "
                 "or somebody forged it"

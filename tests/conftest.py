@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import hypothesis
 import pytest
+from support.kv_types import BLOCKS, EVEN_BLOCKS, QUANTIZED
 from support.models import SMALL, TINY, WIDE, ModelSpec, write_model
 
 if TYPE_CHECKING:  # tests/unit runs without the native library
@@ -43,6 +44,28 @@ def small(model_file: Callable[[ModelSpec], Path]) -> Iterator[kvg.Model]:
 
     with kvg.Model(model_file(SMALL), device="cpu") as model:
         yield model
+
+
+@pytest.fixture(scope="session")
+def holder(
+    model_file: Callable[[ModelSpec], Path], small: kvg.Model
+) -> Iterator[Callable[[tuple[str, str]], kvg.Model]]:
+    """A model for a cache of these types: `small` when none is quantized, else one with heads of a block.
+
+    They are even in number when one of K and V is quantized, odd when both are.
+    """
+    import pykvgraph as kvg
+
+    with (
+        kvg.Model(model_file(BLOCKS), device="cpu") as odd,
+        kvg.Model(model_file(EVEN_BLOCKS), device="cpu") as even,
+    ):
+
+        def hold(kv_types: tuple[str, str]) -> kvg.Model:
+            n_quantized = sum(kind in QUANTIZED for kind in kv_types)
+            return (small, even, odd)[n_quantized]
+
+        yield hold
 
 
 @pytest.fixture(scope="session")

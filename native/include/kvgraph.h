@@ -146,9 +146,16 @@ KVG_API kvg_status kvg_gguf_check_model(const kvg_gguf * gguf, kvg_model_info * 
 
 typedef struct kvg_context kvg_context;
 
+/* What K and V can be kept in; the numbers are ggml's. The quantized ones hold blocks of 32, so that a head's size must be a multiple. */
 typedef enum kvg_type {
     KVG_TYPE_F32 = 0,
-    KVG_TYPE_F16 = 1
+    KVG_TYPE_F16 = 1,
+    KVG_TYPE_Q4_0 = 2,
+    KVG_TYPE_Q4_1 = 3,
+    KVG_TYPE_Q5_0 = 6,
+    KVG_TYPE_Q5_1 = 7,
+    KVG_TYPE_Q8_0 = 8,
+    KVG_TYPE_BF16 = 30
 } kvg_type;
 
 typedef enum kvg_flash_attn {

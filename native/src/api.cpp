@@ -346,8 +346,8 @@ kvg_status kvg_kv_get_info(const kvg_context * context, kvg_kv_info * out) {
         info.n_attended = c.n_attended();
         info.bytes = static_cast<int64_t>(cache.bytes());
         info.cell_bytes = static_cast<int64_t>(cache.cell_bytes());
-        info.type_k = cache.type_k() == GGML_TYPE_F32 ? KVG_TYPE_F32 : KVG_TYPE_F16;
-        info.type_v = cache.type_v() == GGML_TYPE_F32 ? KVG_TYPE_F32 : KVG_TYPE_F16;
+        info.type_k = cache.type_k(); // a kvg_type has ggml's number
+        info.type_v = cache.type_v();
         info.can_shift = c.can_shift();
     });
 }

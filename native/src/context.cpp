@@ -5,6 +5,7 @@
 #include <cmath>
 #include <limits>
 
+#include "cache/cache_type.h"
 #include "cache/slots.h"
 #include "device.h"
 #include "error.h"
@@ -28,17 +29,6 @@ int64_t bounded(const char * name, int64_t value, int64_t lowest, int64_t highes
              static_cast<long long>(lowest), static_cast<long long>(highest));
     }
     return value;
-}
-
-ggml_type cache_type(const char * name, int32_t type) {
-    switch (type) {
-    case KVG_TYPE_F32:
-        return GGML_TYPE_F32;
-    case KVG_TYPE_F16:
-        return GGML_TYPE_F16;
-    default:
-        fail(KVG_INVALID_ARGUMENT, "%s is %d; there are KVG_TYPE_F32 and KVG_TYPE_F16", name, type);
-    }
 }
 
 // Puts a batch's tokens into cells as its micro-batches are computed, and takes them out again unless all of them were.
@@ -102,14 +92,19 @@ context::context(std::shared_ptr<const model> model, const kvg_context_params & 
         fail(KVG_INVALID_ARGUMENT, "defrag_threshold is not a number");
     }
     defrag_threshold_ = params.defrag_threshold;
-    const ggml_type type_k = cache_type("type_k", params.type_k);
-    const ggml_type type_v = cache_type("type_v", params.type_v);
+    const ggml_type type_k = cache_type("type_k", params.type_k, model_->hparams().head_dim);
+    const ggml_type type_v = cache_type("type_v", params.type_v, model_->hparams().head_dim);
 
     ggml_backend_dev_t device = model_->device();
     align_ = span_align(device);
     backend_ = open_backend(device);
     if (!is_cpu(device)) {
         cpu_backend_ = open_backend(cpu_device());
+    }
+    if (!can_keep_on(device, model_->hparams(), {type_k, type_v})) {
+        fail(KVG_UNSUPPORTED,
+             "device %s can't write or move rows of K in %s and V in %s; use another device or type_k/type_v=\"f16\"",
+             ggml_backend_dev_name(device), ggml_type_name(type_k), ggml_type_name(type_v));
     }
     choose_attention(params.flash_attn, type_k, type_v);
     cache_ = std::make_unique<kv_cache>(device, model_->hparams(), n_cells, n_seq_max, type_k, type_v);
@@ -118,12 +113,7 @@ context::context(std::shared_ptr<const model> model, const kvg_context_params & 
             std::make_unique<attend_workspace>(model_->hparams(), cache_->n_rows(), std::max(n_threads_, n_threads_batch_));
     }
     runner_ = std::make_unique<update_runner>(backend_.get());
-    if (!can_move_on(device, *cache_)) {
-        fail(KVG_UNSUPPORTED,
-             "device %s can't write or move the rows of this cache type; use another device or type_k/type_v=\"f32\"",
-             ggml_backend_dev_name(device));
-    }
-    can_shift_ = can_shift_on(device, *cache_, model_->hparams().rope);
+    can_shift_ = can_shift_on(device, model_->hparams(), type_k);
     reserve();
 }
 
@@ -137,6 +127,11 @@ void context::choose_attention(int32_t wanted, ggml_type type_k, ggml_type type_
         attention_ = attention_kind::attend;
     } else {
         attention_ = wanted != KVG_FLASH_ATTN_OFF && can ? attention_kind::flash : attention_kind::plain;
+    }
+    if (attention_ == attention_kind::plain && !can_plain_on(model_->device(), model_->hparams(), type_k, type_v)) {
+        fail(KVG_UNSUPPORTED, "device %s has no attention for heads of %u over K in %s and V in %s%s; use \"f16\" for both",
+             ggml_backend_dev_name(model_->device()), model_->hparams().head_dim, ggml_type_name(type_k),
+             ggml_type_name(type_v), can ? " without flash_attn" : "");
     }
 }
 

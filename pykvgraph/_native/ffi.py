@@ -52,6 +52,12 @@ class KvgStatus(IntEnum):
 class KvgType(IntEnum):
     KVG_TYPE_F32 = 0
     KVG_TYPE_F16 = 1
+    KVG_TYPE_Q4_0 = 2
+    KVG_TYPE_Q4_1 = 3
+    KVG_TYPE_Q5_0 = 6
+    KVG_TYPE_Q5_1 = 7
+    KVG_TYPE_Q8_0 = 8
+    KVG_TYPE_BF16 = 30
 
 
 class KvgBatch(Structure):

@@ -13,15 +13,12 @@ import numpy.typing as npt
 
 from pykvgraph._native import libllama
 from pykvgraph.batch import Batch
-from pykvgraph.context import Context
+from pykvgraph.context import CACHE_TYPES, Context
 from pykvgraph.errors import DeviceError, ModelLoadError
 from pykvgraph.generate import generate
 from pykvgraph.model import Model
 
 Ids = npt.NDArray[np.int32]
-
-# the types of ggml.h
-_GGML_TYPES = {"f32": 0, "f16": 1}
 
 
 @dataclass(frozen=True)
@@ -172,7 +169,7 @@ class LibllamaEngine:
         params.n_ctx, params.n_batch, params.n_ubatch = settings.n_ctx, settings.n_batch, settings.n_ubatch
         params.n_seq_max = settings.n_seq_max
         params.n_threads, params.n_threads_batch = settings.n_threads, settings.n_threads_batch
-        params.type_k, params.type_v = _GGML_TYPES[settings.type_k], _GGML_TYPES[settings.type_v]
+        params.type_k, params.type_v = CACHE_TYPES[settings.type_k], CACHE_TYPES[settings.type_v]
         params.flash_attn_type = int(flash)
         params.kv_unified = unified
         params.offload_kqv = params.op_offload = False

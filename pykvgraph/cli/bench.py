@@ -77,7 +77,14 @@ class _Numbers(click.ParamType):  # type: ignore[type-arg]
 @option(
     "-ub", "--ubatch-size", "n_ubatch", type=COUNT, metavar="N", default=512, help="Most tokens in one graph."
 )
-@option("-ctk", "--cache-type-k", "type_k", metavar="TYPE", default="f16", help="Type of K: f32 or f16.")
+@option(
+    "-ctk",
+    "--cache-type-k",
+    "type_k",
+    metavar="TYPE",
+    default="f16",
+    help="Type of K: f32, f16, bf16, q8_0, q5_1, q5_0, q4_1 or q4_0.",
+)
 @option("-ctv", "--cache-type-v", "type_v", metavar="TYPE", default="f16", help="Type of V.")
 @option("-dev", "--device", metavar="NAME", show_default="cpu with --vs, else auto", help="Where to run.")
 @option("-o", "--output", type=click.Choice(["md", "csv", "json"]), default="md", help="How to print.")

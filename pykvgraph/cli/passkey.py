@@ -56,7 +56,14 @@ LENGTHS = (0.5, 1.0, 2.0, 3.0, 4.0)  # in contexts
     help="Cells of the cache.",
 )
 @option("-b", "--batch-size", "n_batch", type=COUNT, metavar="N", default=512, help="Tokens in one decode.")
-@option("-ctk", "--cache-type-k", "type_k", metavar="TYPE", default="f16", help="Type of K: f32 or f16.")
+@option(
+    "-ctk",
+    "--cache-type-k",
+    "type_k",
+    metavar="TYPE",
+    default="f16",
+    help="Type of K: f32, f16, bf16, q8_0, q5_1, q5_0, q4_1 or q4_0.",
+)
 @option("-ctv", "--cache-type-v", "type_v", metavar="TYPE", default="f16", help="Type of V.")
 @option(
     "-t",

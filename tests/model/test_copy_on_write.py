@@ -13,12 +13,14 @@ from support.apart import Apart, SharingScenario, judge_sharing
 from support.engines import Logits, OurEngine, Token, decode, open_context, random_ids, run_of
 from support.judge import nmse
 from support.kv_rows import allowed_drift, cells_at, contents, fresh_k, same_cells
+from support.kv_types import KV_TYPES
 from support.models import N_VOCAB, SMALL, ModelSpec
 
 import pykvgraph as kvg
 
 N_PREFIX, N_OWN = 40, 10
 Sharing = Apart | OurEngine
+Holder = Callable[[tuple[str, str]], kvg.Model]
 ModelFile = Callable[[ModelSpec], Path]
 
 
@@ -140,25 +142,26 @@ def test_division_gives_the_logits_of_separate_caches(
 @given(
     holes=st.lists(st.tuples(st.integers(0, 79), st.integers(1, 12)), max_size=10),
     shared=st.lists(st.tuples(st.integers(0, 79), st.integers(1, 40)), min_size=1, max_size=4),
-    kv_types=st.sampled_from([("f32", "f32"), ("f16", "f16"), ("f16", "f32")]),
+    kv_types=st.sampled_from(KV_TYPES),
     waits=st.booleans(),
 )
 def test_copies_are_exact(
-    small: kvg.Model,
+    holder: Holder,
     holes: list[tuple[int, int]],
     shared: list[tuple[int, int]],
     kv_types: tuple[str, str],
     waits: bool,
 ) -> None:
     """There and back again is no rotation, so the copies' bytes must be the originals', in every layer."""
+    model = holder(kv_types)
     options = dict(zip(("type_k", "type_v"), kv_types, strict=True))
-    with open_context(small, n_ctx=170, n_seq_max=2, defrag_threshold=-1, **options) as ctx:
+    with open_context(model, n_ctx=170, n_seq_max=2, defrag_threshold=-1, **options) as ctx:
         decode(ctx, run_of(random_ids(80, N_VOCAB)))
         for p0, n in holes:
             ctx.kv.seq_rm(0, p0, p0 + n)
         for p0, n in shared:
             ctx.kv.seq_cp(0, 1, p0, p0 + n)
-        before = [contents(ctx.kv, small.n_layer, seq) for seq in range(2)]
+        before = [contents(ctx.kv, model.n_layer, seq) for seq in range(2)]
         if waits:
             ctx.kv.seq_add(0, 0, -1, 9)  # copies too: now it is 1 that has the originals
         n_used = ctx.kv.n_used
@@ -170,7 +173,7 @@ def test_copies_are_exact(
             ctx.kv.seq_add(0, 0, -1, -9)
         assert ctx.kv.n_used == n_used + n_shared
         assert ctx.kv.update().shifted_cells == 0
-        assert [contents(ctx.kv, small.n_layer, seq) for seq in range(2)] == before
+        assert [contents(ctx.kv, model.n_layer, seq) for seq in range(2)] == before
 
 
 @pytest.mark.parametrize("kv_type", ["f32", "f16"])

@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 from support.engines import Token, decode, open_context, random_ids, run_of
 from support.judge import nmse
 from support.kv_rows import contents
+from support.kv_types import KV_TYPES, row_bytes
 from support.models import N_VOCAB
 
 import pykvgraph as kvg
 
-BYTES = {"f32": 4, "f16": 2}
+Holder = Callable[[tuple[str, str]], kvg.Model]
 Punch = Callable[[kvg.KVCache], None]  # makes the holes
 
 
@@ -49,13 +50,14 @@ def check_defrag(
         kv = ctx.kv
         before = [contents(kv, model.n_layer, seq) for seq in range(n_seq)]
         n_used, misplaced = kv.n_used, [i for i in used_cells(kv) if i >= kv.n_used]
-        row_bytes = model.n_head_kv * kv.read_k(0).shape[2] * (BYTES[type_k] + BYTES[type_v])
+        width = model.n_head_kv * model.head_dim
+        layer_bytes = row_bytes(type_k, width) + row_bytes(type_v, width)
 
         kv.defrag("fill")
         stats = kv.update()
 
         assert stats.moved_cells == len(misplaced)
-        assert stats.moved_bytes == len(misplaced) * model.n_layer * row_bytes
+        assert stats.moved_bytes == len(misplaced) * model.n_layer * layer_bytes
         assert (stats.graphs > 0) == bool(misplaced)
         assert stats.shifted_cells == 0
         assert (kv.n_used, kv.n_kv) == (n_used, n_used)
@@ -74,27 +76,24 @@ def remove_cells(kv: kvg.KVCache, cells: Sequence[int]) -> None:
             kv.seq_rm(-1, int(pos[i]), int(pos[i]) + 1)
 
 
-KV_TYPES = [("f32", "f32"), ("f16", "f16"), ("f16", "f32")]
-
-
 @pytest.mark.parametrize("kv_types", KV_TYPES, ids="-".join)
 @pytest.mark.parametrize(("begin", "end"), [(0, 200), (60, 61), (16, 250), (299, 300), (280, 300), (0, 300)])
-def test_one_long_hole(small: kvg.Model, begin: int, end: int, kv_types: tuple[str, str]) -> None:
-    check_defrag(small, 300, 1, kv_types, lambda kv: kv.seq_rm(0, begin, end))
+def test_one_long_hole(holder: Holder, begin: int, end: int, kv_types: tuple[str, str]) -> None:
+    check_defrag(holder(kv_types), 300, 1, kv_types, lambda kv: kv.seq_rm(0, begin, end))
 
 
 @pytest.mark.parametrize("kv_types", KV_TYPES, ids="-".join)
 @pytest.mark.parametrize("stride", [2, 3, 7])
-def test_holes_of_one_cell(small: kvg.Model, stride: int, kv_types: tuple[str, str]) -> None:
+def test_holes_of_one_cell(holder: Holder, stride: int, kv_types: tuple[str, str]) -> None:
     """Every stride-th cell goes, too many of them to move each by a node of its own."""
-    check_defrag(small, 500, 2, kv_types, lambda kv: remove_cells(kv, range(0, 500, stride)))
+    check_defrag(holder(kv_types), 500, 2, kv_types, lambda kv: remove_cells(kv, range(0, 500, stride)))
 
 
 @pytest.mark.parametrize("kv_types", KV_TYPES, ids="-".join)
-def test_several_long_runs(small: kvg.Model, kv_types: tuple[str, str]) -> None:
+def test_several_long_runs(holder: Holder, kv_types: tuple[str, str]) -> None:
     """Three holes, and used runs that fit none of them in one piece."""
     holes = [*range(20, 60), *range(100, 150), *range(200, 290)]
-    check_defrag(small, 480, 3, kv_types, lambda kv: remove_cells(kv, holes))
+    check_defrag(holder(kv_types), 480, 3, kv_types, lambda kv: remove_cells(kv, holes))
 
 
 @settings(max_examples=40)
@@ -106,7 +105,7 @@ def test_several_long_runs(small: kvg.Model, kv_types: tuple[str, str]) -> None:
     keep=st.none() | st.integers(0, 3),
 )
 def test_random_holes(
-    small: kvg.Model,
+    holder: Holder,
     n_tokens: int,
     n_seq: int,
     kv_types: tuple[str, str],
@@ -118,7 +117,7 @@ def test_random_holes(
         if keep is not None and keep < n_seq:
             kv.seq_rm(keep, 3, 60)
 
-    check_defrag(small, n_tokens, n_seq, kv_types, punch)
+    check_defrag(holder(kv_types), n_tokens, n_seq, kv_types, punch)
 
 
 def test_flash_attention_after_defrag(small: kvg.Model) -> None:

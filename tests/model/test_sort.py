@@ -15,10 +15,12 @@ from support.apart import Apart, judge_sharing
 from support.engines import Logits, OurEngine, Token, decode, open_context, random_ids, run_of
 from support.judge import nmse
 from support.kv_rows import contents, same_cells, seqs_of
+from support.kv_types import KV_TYPES
 from support.models import N_VOCAB, SMALL, ModelSpec
 
 import pykvgraph as kvg
 
+Holder = Callable[[tuple[str, str]], kvg.Model]
 ModelFile = Callable[[ModelSpec], Path]
 Shape = tuple[tuple[int, ...], int]  # a set of sequences, a position
 
@@ -50,9 +52,6 @@ def fill(ctx: kvg.Context, n_seq: int, n_tokens: int) -> None:
     decode(ctx, [Token(ids[i], 16 + i // n_seq, (i % n_seq,), logits=False) for i in range(n_tokens)])
 
 
-KV_TYPES = [("f32", "f32"), ("f16", "f16"), ("f16", "f32")]
-
-
 @settings(max_examples=60)
 @given(
     n_seq=st.integers(1, 5),
@@ -64,7 +63,7 @@ KV_TYPES = [("f32", "f32"), ("f16", "f16"), ("f16", "f32")]
     holes=st.lists(st.tuples(st.integers(-1, 4), st.integers(0, 60), st.integers(1, 12)), max_size=6),
 )
 def test_runs_order_bytes_and_logits(
-    small: kvg.Model,
+    holder: Holder,
     n_seq: int,
     n_tokens: int,
     kv_types: tuple[str, str],
@@ -72,9 +71,10 @@ def test_runs_order_bytes_and_logits(
     holes: list[tuple[int, int, int]],
 ) -> None:
     """With default attention: ggml's flash adds up F16 values in the order of the cells."""
+    model = holder(kv_types)
     options: dict[str, int | str] = {"n_ctx": 256, "n_seq_max": 5, "defrag_threshold": -1}
     options |= dict(zip(("type_k", "type_v"), kv_types, strict=True))
-    with open_context(small, **options) as ctx, open_context(small, **options) as untouched:
+    with open_context(model, **options) as ctx, open_context(model, **options) as untouched:
         for each in (ctx, untouched):
             fill(each, n_seq, n_tokens)
             for src, dst, p0, n in copies:
@@ -82,14 +82,14 @@ def test_runs_order_bytes_and_logits(
             for seq, p0, n in holes:
                 each.kv.seq_rm(seq, p0, p0 + n)
         kv = ctx.kv
-        held = [contents(kv, small.n_layer, seq) for seq in range(5)]
+        held = [contents(kv, model.n_layer, seq) for seq in range(5)]
         before = layout(kv)
         kv.defrag("sort")
         assert layout(kv) == before  # not before the update
         stats = kv.update()
         assert layout(kv) == promised(before)
         check_runs(kv)
-        assert [contents(kv, small.n_layer, seq) for seq in range(5)] == held
+        assert [contents(kv, model.n_layer, seq) for seq in range(5)] == held
         assert stats.moved_cells >= sum(a != b for a, b in zip(before, layout(kv), strict=True) if b)
         kv.defrag("sort")
         assert (kv.update().moved_cells, kv.update().graphs) == (0, 0)  # sorted already

@@ -13,6 +13,7 @@ import pytest
 from support.engines import Token, decode, open_context, random_ids, run_of
 from support.judge import nmse
 from support.kv_rows import contents, same_cells, seqs_of
+from support.kv_types import KV_TYPES
 from support.models import N_VOCAB, SMALL, ModelSpec
 
 import pykvgraph as kvg
@@ -21,7 +22,7 @@ from pykvgraph.kv_transfer import put, read_geometry
 
 # plain attention: flash adds up F16 values in the order of the cells
 OPTIONS = {"n_ctx": 96, "n_seq_max": 4, "defrag_threshold": -1, "flash_attn": "off"}
-KV_TYPES = [("f32", "f32"), ("f16", "f16"), ("f16", "f32")]
+Holder = Callable[[tuple[str, str]], kvg.Model]
 ModelFile = Callable[[ModelSpec], Path]
 Refusals = type[Exception] | tuple[type[Exception], ...]
 
@@ -63,16 +64,17 @@ def refused(ctx: kvg.Context, error: Refusals, call: Callable[[], object], match
 
 @pytest.mark.parametrize("kv_types", KV_TYPES, ids="-".join)
 @pytest.mark.parametrize("target", [0, 1, 2, 3])
-def test_a_sequence_comes_back_under_any_id(small: kvg.Model, target: int, kv_types: tuple[str, str]) -> None:
+def test_a_sequence_comes_back_under_any_id(holder: Holder, target: int, kv_types: tuple[str, str]) -> None:
     """Into holes, beside others, over itself or over another one; it goes on as the original does."""
+    model = holder(kv_types)
     options = {**OPTIONS, **dict(zip(("type_k", "type_v"), kv_types, strict=True))}
-    with open_context(small, **options) as source, open_context(small, **options) as ctx:
+    with open_context(model, **options) as source, open_context(model, **options) as ctx:
         for each in (source, ctx):
             populate(each)
         blob = source.kv.save(seq=0)
-        before = [contents(ctx.kv, small.n_layer, seq) for seq in range(4)]
+        before = [contents(ctx.kv, model.n_layer, seq) for seq in range(4)]
         ctx.kv.load(blob, seq=target)
-        after = [contents(ctx.kv, small.n_layer, seq) for seq in range(4)]
+        after = [contents(ctx.kv, model.n_layer, seq) for seq in range(4)]
         assert after[target] == before[0]
         assert all(after[seq] == before[seq] for seq in range(4) if seq != target)
         seen = ctx.kv.cells().seq
@@ -241,7 +243,9 @@ def test_the_same_model_loaded_again(model_file: ModelFile, ctx: kvg.Context) ->
         assert held(other) == held(ctx)
 
 
-@pytest.mark.parametrize("kv_types", [("f32", "f16"), ("f16", "f32"), ("f32", "f32")], ids="-".join)
+@pytest.mark.parametrize(
+    "kv_types", [("f32", "f16"), ("f16", "f32"), ("f32", "f32"), ("bf16", "f16")], ids="-".join
+)
 def test_another_cache_type(small: kvg.Model, ctx: kvg.Context, kv_types: tuple[str, str]) -> None:
     with open_context(small, **OPTIONS, type_k=kv_types[0], type_v=kv_types[1]) as other:
         decode(other, run_of(random_ids(20, N_VOCAB)))

@@ -12,9 +12,7 @@ import numpy as np
 from llama_cpp import llama_cpp as ll
 
 from support.engines import Logits, Token
-
-GGML_TYPES = {"f32": 0, "f16": 1}
-
+from support.kv_types import GGML_TYPES
 
 # a test says what failed by itself
 logging.getLogger("llama-cpp-python").setLevel(logging.CRITICAL + 1)
@@ -49,7 +47,7 @@ class Referee:
         params.n_seq_max = n_seq_max
         params.n_threads = params.n_threads_batch = 1
         params.flash_attn_type = int(flash)  # 0 disabled, 1 enabled
-        params.type_k = params.type_v = GGML_TYPES[kv_type]
+        params.type_k = params.type_v = int(GGML_TYPES[kv_type])
         params.kv_unified = True
         params.offload_kqv = params.op_offload = False
         self._context = ll.llama_init_from_model(self._model, params)

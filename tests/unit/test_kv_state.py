@@ -22,6 +22,7 @@ import pytest
 import xxhash
 
 from pykvgraph import kv_state
+from pykvgraph._native.ffi import KvgType
 from pykvgraph.errors import InvalidArgumentError, StateError
 from pykvgraph.kv_state import Geometry, SavedCells, read_file, unpack, write_file
 
@@ -214,6 +215,39 @@ def test_what_is_not_finite(value: float, layer: int, name: str, dtype: str, pla
     part[place] = value
     with pytest.raises(StateError, match=f"{name} in layer {layer} that is not finite"):
         unpack(packed(HERE, cells), HERE)
+
+
+@pytest.mark.parametrize(
+    ("kind", "block_bytes", "n_floats", "infinity"),
+    [
+        pytest.param(KvgType.KVG_TYPE_BF16, 2 * 32, 32, 0x7F80, id="bf16"),
+        pytest.param(KvgType.KVG_TYPE_Q8_0, 34, 1, 0x7C00, id="q8_0"),
+        pytest.param(KvgType.KVG_TYPE_Q5_1, 24, 2, 0x7C00, id="q5_1"),
+        pytest.param(KvgType.KVG_TYPE_Q5_0, 22, 1, 0x7C00, id="q5_0"),
+        pytest.param(KvgType.KVG_TYPE_Q4_1, 20, 2, 0x7C00, id="q4_1"),
+        pytest.param(KvgType.KVG_TYPE_Q4_0, 18, 1, 0x7C00, id="q4_0"),
+    ],
+)
+def test_floats_of_a_block(kind: KvgType, block_bytes: int, n_floats: int, infinity: int) -> None:
+    """Scales and offsets are looked at, in every block; what a block holds beside them may be anything."""
+    here = replace(HERE, head_dim_k=32, head_dim_v=32, type_k=kind, cell_bytes=2 * 4 * (block_bytes + 128))
+    for place in (-1, *range(n_floats)):
+        for block in (0, 13, 27):
+            rows = np.full(7 * here.cell_bytes, 0xFF, np.uint8)
+            k_bytes = 7 * 4 * block_bytes
+            for layer in range(2):
+                begin = layer * 7 * 4 * (block_bytes + 128)
+                rows[begin + k_bytes : begin + k_bytes + 7 * 4 * 128] = 0
+                floats = rows[begin : begin + k_bytes].view("<u2").reshape(28, -1)[:, :n_floats]
+                floats[:] = infinity - 1  # the largest
+                if layer == 1 and place >= 0:
+                    floats[block, place] = infinity
+            blob = packed(here, replace(saved(), rows=rows))
+            if place < 0:
+                unpack(blob, here)
+            else:
+                with pytest.raises(StateError, match="K in layer 1 that is not finite"):
+                    unpack(blob, here)
 
 
 @pytest.mark.parametrize(

@@ -26,8 +26,9 @@ static uint32_t checked_rows(ggml_backend_dev_t device, const hparams & h, uint3
     const auto require = [&](ggml_backend_dev_t where, uint64_t bytes) {
         const memory there = device_memory(where);
         if (there.total > 0 && bytes > there.free) {
-            fail(KVG_DEVICE, "a cache of %u cells needs %s on %s and %s are free; use a smaller n_ctx or type_k/type_v=\"f16\"",
-                 n_cells, format_bytes(bytes).c_str(), ggml_backend_dev_name(where), format_bytes(there.free).c_str());
+            fail(KVG_DEVICE,
+                 "a cache of %u cells needs %s on %s and %s are free; use a smaller n_ctx or type_k/type_v=\"q8_0\"", n_cells,
+                 format_bytes(bytes).c_str(), ggml_backend_dev_name(where), format_bytes(there.free).c_str());
         }
     };
     require(device, tensors);

@@ -46,14 +46,46 @@ ggml_tensor * attention(ggml_context * ctx, attention_kind kind, ggml_tensor * q
     return ggml_reshape_2d(ctx, out, width, n_tokens);
 }
 
+namespace {
+
+// Tensors of the shapes that attention gets for one token, without memory.
+struct dummies {
+    ggml_context_ptr ctx;
+    ggml_tensor * q;
+    ggml_tensor * k;
+    ggml_tensor * v;
+    ggml_tensor * mask;
+
+    dummies(const hparams & h, ggml_type type_k, ggml_type type_v)
+        : ctx(ggml_init({64 * ggml_tensor_overhead() + ggml_graph_overhead(), nullptr, /*no_alloc*/ true})) {
+        const int64_t n_kv = MAX_SPAN_ALIGN;
+        q = ggml_new_tensor_3d(ctx.get(), GGML_TYPE_F32, h.head_dim, 1, h.n_head);
+        k = ggml_new_tensor_3d(ctx.get(), type_k, h.head_dim, n_kv, h.n_head_kv);
+        v = ggml_new_tensor_3d(ctx.get(), type_v, h.head_dim, n_kv, h.n_head_kv);
+        mask = ggml_new_tensor_2d(ctx.get(), GGML_TYPE_F16, n_kv, 1);
+    }
+};
+
+} // namespace
+
+bool can_plain_on(ggml_backend_dev_t device, const hparams & h, ggml_type type_k, ggml_type type_v) {
+    if (ggml_is_quantized(type_v)) {
+        return false; // V is transposed, and a block of it can't be
+    }
+    const dummies d(h, type_k, type_v);
+    ggml_cgraph * graph = ggml_new_graph(d.ctx.get());
+    ggml_build_forward_expand(graph, plain(d.ctx.get(), d.q, d.k, d.v, d.mask, 1.0f));
+    for (int i = 0; i < ggml_graph_n_nodes(graph); ++i) {
+        if (!ggml_backend_dev_supports_op(device, ggml_graph_node(graph, i))) {
+            return false;
+        }
+    }
+    return true;
+}
+
 bool can_flash_on(ggml_backend_dev_t device, const hparams & h, ggml_type type_k, ggml_type type_v) {
-    const ggml_context_ptr ctx(ggml_init({16 * ggml_tensor_overhead(), nullptr, /*no_alloc*/ true}));
-    const int64_t n_kv = MAX_SPAN_ALIGN;
-    ggml_tensor * q = ggml_new_tensor_3d(ctx.get(), GGML_TYPE_F32, h.head_dim, 1, h.n_head);
-    ggml_tensor * k = ggml_new_tensor_3d(ctx.get(), type_k, h.head_dim, n_kv, h.n_head_kv);
-    ggml_tensor * v = ggml_new_tensor_3d(ctx.get(), type_v, h.head_dim, n_kv, h.n_head_kv);
-    ggml_tensor * mask = ggml_new_tensor_2d(ctx.get(), GGML_TYPE_F16, n_kv, 1);
-    return ggml_backend_dev_supports_op(device, flash(ctx.get(), q, k, v, mask, 1.0f));
+    const dummies d(h, type_k, type_v);
+    return ggml_backend_dev_supports_op(device, flash(d.ctx.get(), d.q, d.k, d.v, d.mask, 1.0f));
 }
 
 } // namespace kvg

@@ -20,7 +20,8 @@ enum class attention_kind {
 ggml_tensor * attention(ggml_context * ctx, attention_kind kind, ggml_tensor * q, ggml_tensor * k, ggml_tensor * v,
                         ggml_tensor * mask, float scale, attend_workspace * workspace);
 
-// Whether the device runs flash attention for these heads and cache types itself.
+// Whether the device runs that attention for these heads and cache types itself.
+bool can_plain_on(ggml_backend_dev_t device, const hparams & h, ggml_type type_k, ggml_type type_v);
 bool can_flash_on(ggml_backend_dev_t device, const hparams & h, ggml_type type_k, ggml_type type_v);
 
 } // namespace kvg

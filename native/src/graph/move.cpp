@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "device.h"
 #include "error.h"
 #include "fault.h"
 
@@ -32,9 +33,18 @@ uint32_t read_from(const kv_cache & cache, uint32_t src, uint32_t n) {
     return fault_active("defrag-source") ? std::min(src + 1, cache.n_rows() - n) : src;
 }
 
+// Whether rows are whole words: an odd number of blocks of Q8_0, Q5_0 or Q4_0 is not. Heads are even, so rows of F16 are.
+bool has_words(const ggml_tensor * rows) { return rows->nb[1] % sizeof(float) == 0; }
+
+bool all_have_words(const kv_cache & cache) { return std::all_of(cache.tensors().begin(), cache.tensors().end(), has_words); }
+
 // A K or V tensor seen as rows of F32 words, so that bytes move unchanged: typed row operations alter NaNs, and would requantize.
-// A tensor of its own at the same address, not a view, which would have to keep the type. Heads are even, so F16 rows are whole words.
+// A tensor of its own at the same address, not a view, which would have to keep the type. Rows that are no whole words stay what
+// they are, and can only be copied: that is exact from a quantized type to the same one.
 ggml_tensor * as_words(ggml_context * ctx, ggml_tensor * rows) {
+    if (!has_words(rows)) {
+        return rows;
+    }
     ggml_tensor * words =
         ggml_new_tensor_2d(ctx, GGML_TYPE_F32, static_cast<int64_t>(rows->nb[1] / sizeof(float)), rows->ne[1]);
     if (ggml_backend_tensor_alloc(rows->buffer, words, rows->data) != GGML_STATUS_SUCCESS) {
@@ -78,6 +88,27 @@ bool gather_rows(update_runner & runner, const kv_cache & cache, const char * wh
     return graph.run(runner);
 }
 
+// The same for rows that can only be copied: out of the way by runs, then to where they go, a graph for each tensor.
+bool copy_apart(update_runner & runner, const kv_cache & cache, const char * what, const std::vector<cell_move> & moves) {
+    const std::vector<cell_run> runs = to_runs(moves);
+    for (ggml_tensor * rows : cache.tensors()) {
+        update_graph graph(what, 2 * runs.size() + 2);
+        ggml_tensor * t = as_words(graph.ctx(), rows);
+        std::vector<ggml_tensor *> apart;
+        for (const cell_run & run : runs) {
+            apart.push_back(ggml_cont(graph.ctx(), rows_view(graph.ctx(), t, read_from(cache, run.src, run.n), run.n)));
+            graph.add(apart.back());
+        }
+        for (size_t i = 0; i < runs.size(); ++i) {
+            graph.add(ggml_cpy(graph.ctx(), apart[i], rows_view(graph.ctx(), t, runs[i].dst, runs[i].n)));
+        }
+        if (!graph.run(runner)) {
+            return false;
+        }
+    }
+    return true;
+}
+
 [[noreturn]] void fail_moving(const update_runner & runner, const char * rest) {
     fail(KVG_DEVICE, "%s failed while moving cells; %s", ggml_backend_name(runner.backend()), rest);
 }
@@ -111,7 +142,7 @@ std::vector<std::vector<cell_move>> split(const std::vector<cell_move> & moves, 
 template <class F>
 void into_holes(update_runner & runner, const kv_cache & cache, const char * what, const std::vector<cell_move> & moves, F done,
                 const char * rest) {
-    const bool gather = moves.size() < to_runs(moves).size() * LONG_RUN;
+    const bool gather = all_have_words(cache) && moves.size() < to_runs(moves).size() * LONG_RUN;
     const size_t max_moves = gather ? std::max<uint64_t>(1, MAX_SCRATCH / widest_row(cache)) : moves.size();
     const size_t max_runs = gather ? max_moves : std::max<size_t>(1, MAX_COPIES / cache.tensors().size());
     for (const std::vector<cell_move> & part : split(moves, max_moves, max_runs)) {
@@ -135,21 +166,25 @@ void follow_rows(kv_cache & cache, const std::vector<cell_move> & moves) {
 
 } // namespace
 
-bool can_move_on(ggml_backend_dev_t device, const kv_cache & cache) {
-    const ggml_context_ptr ctx(ggml_init({32 * ggml_tensor_overhead(), nullptr, /*no_alloc*/ true}));
-    ggml_tensor * from = ggml_new_tensor_1d(ctx.get(), GGML_TYPE_I32, 8);
-    ggml_tensor * to = ggml_new_tensor_1d(ctx.get(), GGML_TYPE_I64, 8);
-    for (ggml_tensor * rows : cache.tensors()) {
-        if (rows != cache.k(0) && rows != cache.v(0)) {
-            continue; // layers are alike
+bool can_keep_on(ggml_backend_dev_t device, const hparams & h, std::initializer_list<ggml_type> types) {
+    const ggml_context_ptr owner(ggml_init({64 * ggml_tensor_overhead(), nullptr, /*no_alloc*/ true}));
+    ggml_context * ctx = owner.get();
+    ggml_tensor * from = ggml_new_tensor_1d(ctx, GGML_TYPE_I32, 8);
+    ggml_tensor * to = ggml_new_tensor_1d(ctx, GGML_TYPE_I64, 8);
+    ggml_tensor * fresh = ggml_new_tensor_2d(ctx, GGML_TYPE_F32, h.n_embd_kv(), 8);
+    for (const ggml_type type : types) {
+        ggml_tensor * rows = ggml_new_tensor_2d(ctx, type, h.n_embd_kv(), MAX_SPAN_ALIGN);
+        std::vector<ggml_tensor *> ops = {ggml_set_rows(ctx, rows, fresh, to)};
+        ggml_tensor * t = rows;
+        if (has_words(rows)) {
+            t = ggml_new_tensor_2d(ctx, GGML_TYPE_F32, static_cast<int64_t>(rows->nb[1] / sizeof(float)), rows->ne[1]);
+            ops.push_back(ggml_get_rows(ctx, t, from));
+            ops.push_back(ggml_set_rows(ctx, t, ops.back(), to));
+        } else {
+            ops.push_back(ggml_cont(ctx, rows_view(ctx, t, 0, 8)));
         }
-        ggml_tensor * fresh = ggml_new_tensor_2d(ctx.get(), GGML_TYPE_F32, rows->ne[0], 8);
-        ggml_tensor * words =
-            ggml_new_tensor_2d(ctx.get(), GGML_TYPE_F32, static_cast<int64_t>(rows->nb[1] / sizeof(float)), rows->ne[1]);
-        ggml_tensor * gathered = ggml_get_rows(ctx.get(), words, from);
-        for (const ggml_tensor * op :
-             {ggml_set_rows(ctx.get(), rows, fresh, to), gathered, ggml_set_rows(ctx.get(), words, gathered, to),
-              ggml_cpy(ctx.get(), rows_view(ctx.get(), words, 0, 8), rows_view(ctx.get(), words, 8, 8))}) {
+        ops.push_back(ggml_cpy(ctx, rows_view(ctx, t, 0, 8), rows_view(ctx, t, 8, 8)));
+        for (const ggml_tensor * op : ops) {
             if (!ggml_backend_dev_supports_op(device, op)) {
                 return false;
             }
@@ -174,7 +209,7 @@ uint32_t sort_ranks(const kv_cache & cache) {
 
 void run_sort(update_runner & runner, kv_cache & cache, const std::vector<std::vector<cell_move>> & steps) {
     for (const std::vector<cell_move> & step : steps) {
-        if (!gather_rows(runner, cache, "defrag", step)) {
+        if (!(all_have_words(cache) ? gather_rows : copy_apart)(runner, cache, "defrag", step)) {
             cache.set_broken();
             fail_moving(runner, "K and V can't be trusted any more: clear() the cache and decode again");
         }

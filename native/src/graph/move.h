@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <initializer_list>
 #include <vector>
 
 #include "cache/defrag_plan.h"
@@ -10,8 +11,8 @@
 
 namespace kvg {
 
-// Whether the device runs what moving cells takes, and writing new ones.
-bool can_move_on(ggml_backend_dev_t device, const kv_cache & cache);
+// Whether the device runs what moving cells takes, and writing new ones, for K and V of these types.
+bool can_keep_on(ggml_backend_dev_t device, const hparams & h, std::initializer_list<ggml_type> types);
 
 // Fills holes: moves whose sources and destinations don't overlap, in as many graphs as it takes; the cells follow each graph.
 // On error(KVG_DEVICE) some moves may be complete; none is half done.

@@ -9,8 +9,8 @@
 
 namespace kvg {
 
-// Whether the device can rotate K of this type in place.
-bool can_shift_on(ggml_backend_dev_t device, const kv_cache & cache, const rope_params & rope);
+// Whether the device can rotate K of this type.
+bool can_shift_on(ggml_backend_dev_t device, const hparams & h, ggml_type type_k);
 
 // Rotates what waits and clears the cells' shifts. freq_factors: (n_rot / 2) or nullptr. Returns the number of cells that waited.
 // error(KVG_DEVICE): nothing changed, or the cache is broken() when the device failed half way.

@@ -1,0 +1,14 @@
+// The types that K and V can be kept in.
+#pragma once
+
+#include <cstdint>
+
+#include <ggml.h>
+
+namespace kvg {
+
+// The ggml type of a kvg_type, for heads of head_dim. error(KVG_INVALID_ARGUMENT) when there is no such type,
+// error(KVG_UNSUPPORTED) when its blocks don't fit the head: a head is read, rotated and moved on its own.
+ggml_type cache_type(const char * name, int32_t type, uint32_t head_dim);
+
+} // namespace kvg

@@ -1,0 +1,98 @@
+"""K and V in every type: logits against libllama's, rows against what the type itself costs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+from support.engines import OurEngine, decode, open_context, prompt_then_singles, random_ids, run_of
+from support.judge import nmse
+from support.kv_types import EVEN_BLOCKS, GGML_TYPES, QUANTIZED
+from support.models import N_VOCAB, SMALL, ModelSpec
+from support.referee import Referee
+
+import pykvgraph as kvg
+
+ModelFile = Callable[[ModelSpec], Path]
+
+SPECS = [
+    EVEN_BLOCKS,
+    ModelSpec(n_layer=2, n_embd=192, n_head=2, n_head_kv=1, seed=4),  # heads of 96
+]
+# against libllama's logits with the same types
+ALLOWED = {"bf16": 1e-4, "q8_0": 1e-3, "q5_1": 1e-2, "q5_0": 1e-2, "q4_1": 2e-2, "q4_0": 2e-2}
+N_PROMPT, N_SINGLE = 50, 64
+
+
+@pytest.mark.parametrize("flash_attn", ["auto", "on"])
+@pytest.mark.parametrize("kv_type", ALLOWED)
+@pytest.mark.parametrize("spec", SPECS, ids=str)
+def test_logits(model_file: ModelFile, spec: ModelSpec, kv_type: str, flash_attn: str) -> None:
+    """Near libllama's with these types, and no farther than its own from those of a cache in F32."""
+    path = model_file(spec)
+    ids = random_ids(N_PROMPT + N_SINGLE, N_VOCAB, 1)
+    theirs = {}
+    for kind in (kv_type, "f32"):
+        with Referee(path, flash=True, kv_type=kind) as referee:
+            theirs[kind] = prompt_then_singles(referee, ids, N_PROMPT)
+    options = {"n_ctx": 512, "type_k": kv_type, "type_v": kv_type, "flash_attn": flash_attn}
+    with kvg.Model(path, device="cpu") as model, open_context(model, **options) as ctx:
+        ours = prompt_then_singles(OurEngine(ctx), ids, N_PROMPT)
+    assert nmse(ours, theirs[kv_type]) <= ALLOWED[kv_type]
+    assert nmse(ours, theirs["f32"]) <= 1.25 * nmse(theirs[kv_type], theirs["f32"])
+
+
+@pytest.mark.parametrize("type_v", GGML_TYPES)
+@pytest.mark.parametrize("type_k", GGML_TYPES)
+def test_any_two_types(model_file: ModelFile, type_k: str, type_v: str) -> None:
+    """What is in the cache is as far from a cache in F32 as the gguf package's rounding would put it."""
+    path = model_file(EVEN_BLOCKS)
+    tokens = run_of(random_ids(40, N_VOCAB))
+    with kvg.Model(path, device="cpu") as model:
+        with open_context(model, n_ctx=64, type_k="f32", type_v="f32") as exact:
+            logits = decode(exact, tokens)
+            k, v = exact.kv.read_k(0), exact.kv.read_v(0)
+        with open_context(model, n_ctx=64, type_k=type_k, type_v=type_v) as ctx:
+            assert nmse(decode(ctx, tokens), logits) <= 0.2
+            for name, rows, read in (("K", k, ctx.kv.read_k(0)), ("V", v, ctx.kv.read_v(0))):
+                kind = type_k if name == "K" else type_v
+                own = np.square(rounded(rows, kind) - rows).sum()
+                assert np.square(read - rows).sum() <= 1.02 * own + 1e-9, name
+                assert np.square(read - rows).sum() >= 0.98 * own - 1e-9, name
+
+
+def rounded(values: np.ndarray, kv_type: str) -> np.ndarray:
+    """What a type keeps of them, by the gguf package."""
+    kind = GGML_TYPES[kv_type]
+    rows = values.reshape(-1, values.shape[-1])
+    return gguf.dequantize(gguf.quantize(rows, kind), kind).reshape(values.shape)
+
+
+@pytest.mark.parametrize("name", ["type_k", "type_v"])
+@pytest.mark.parametrize("kv_type", QUANTIZED)
+def test_blocks_that_do_not_fit_a_head(small: kvg.Model, name: str, kv_type: str) -> None:
+    with pytest.raises(kvg.UnsupportedError, match=f'{name}="{kv_type}" .*32 .*heads of 16'):
+        open_context(small, n_ctx=64, **{name: kv_type})
+
+
+@pytest.mark.parametrize("name", ["type_k", "type_v"])
+@pytest.mark.parametrize("value", ["q4_K", "iq4_nl", "f64", "", 1, None])
+def test_what_is_no_cache_type(small: kvg.Model, name: str, value: object) -> None:
+    with pytest.raises(kvg.InvalidArgumentError, match=f"{name} .*'bf16'"):
+        open_context(small, n_ctx=64, **{name: value})
+
+
+def test_memory_follows_the_types(model_file: ModelFile) -> None:
+    with kvg.Model(model_file(SMALL), device="cpu") as model:
+        with open_context(model, n_ctx=256) as ctx:
+            half = ctx.kv.bytes
+        with open_context(model, n_ctx=256, type_k="f32", type_v="f32") as ctx:
+            assert ctx.kv.bytes == 2 * half
+    with kvg.Model(model_file(EVEN_BLOCKS), device="cpu") as model:
+        with open_context(model, n_ctx=256) as ctx:
+            half = ctx.kv.bytes
+        with open_context(model, n_ctx=256, type_k="q8_0", type_v="q4_0") as ctx:
+            assert ctx.kv.bytes * 128 == half * (34 + 18)
