@@ -9,7 +9,15 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from pykvgraph._native.ffi import KvgBatch, KvgContextParams, KvgFlashAttn, KvgOutput, KvgScore, KvgType
+from pykvgraph._native.ffi import (
+    KvgBatch,
+    KvgContextParams,
+    KvgFlashAttn,
+    KvgHadamard,
+    KvgOutput,
+    KvgScore,
+    KvgType,
+)
 from pykvgraph._native.handles import Closable, Handle
 from pykvgraph._native.library import fetch, lib, sized
 from pykvgraph.batch import Batch, BatchArrays
@@ -27,6 +35,13 @@ _FLASH_ATTN: dict[str | bool, int] = {
     True: KvgFlashAttn.KVG_FLASH_ATTN_ON,
     False: KvgFlashAttn.KVG_FLASH_ATTN_OFF,
 }
+_HADAMARD: dict[str | bool, int] = {
+    "auto": KvgHadamard.KVG_HADAMARD_AUTO,
+    "on": KvgHadamard.KVG_HADAMARD_ON,
+    "off": KvgHadamard.KVG_HADAMARD_OFF,
+    True: KvgHadamard.KVG_HADAMARD_ON,
+    False: KvgHadamard.KVG_HADAMARD_OFF,
+}
 _MAX_THREADS = 512
 _NO_LOGITS = np.empty(0, np.float32)
 _SMALL_MODEL = 10_000_000  # parameters
@@ -38,10 +53,12 @@ class Context(Closable):
     n_ctx: cells. n_batch: most tokens in one decode. n_ubatch: most tokens in one graph. n_seq_max: sequence
     ids are below it. type_k, type_v: "f32", "f16", "bf16", or quantized, "q8_0", "q5_1", "q5_0",
     "q4_1" or "q4_0", for heads whose size is a multiple of 32. flash_attn: "auto", the best there is (on the
-    CPU a kernel of our own); "on", ggml's flash attention; "off", anything but that; or a bool. n_threads for
-    one token, n_threads_batch for more: by default as many as this process may use CPUs, and one for a model
-    under 10 million parameters, whose threads would only wait for each other. defrag_threshold: decode
-    compacts the cache when the share of holes below the highest used cell passes it; negative: never.
+    CPU a kernel of our own); "on", ggml's flash attention; "off", anything but that; or a bool. hadamard:
+    whether quantized K and V are kept rotated by a Walsh-Hadamard matrix, which loses less; "auto", for heads
+    of a multiple of 64, as llama.cpp does; "on", for any; "off"; or a bool. n_threads for one token,
+    n_threads_batch for more: by default as many as this process may use CPUs, and one for a model under 10
+    million parameters, whose threads would only wait for each other. defrag_threshold: decode compacts the
+    cache when the share of holes below the highest used cell passes it; negative: never.
     `model` and all of these are attributes too, for reading: as they were given, or chosen.
 
     Raises InvalidArgumentError, UnsupportedError, or DeviceError when the device has no room for the cache.
@@ -59,6 +76,7 @@ class Context(Closable):
         type_k: str = "f16",
         type_v: str = "f16",
         flash_attn: Literal["auto", "on", "off"] | bool = "auto",
+        hadamard: Literal["auto", "on", "off"] | bool = "auto",
         n_threads: int | None = None,
         n_threads_batch: int | None = None,
         defrag_threshold: float = 0.1,
@@ -80,6 +98,7 @@ class Context(Closable):
         )
         self.defrag_threshold = real(defrag_threshold, "defrag_threshold", -1e30, 1e30)
         self.flash_attn = _choice(flash_attn, "flash_attn", _FLASH_ATTN)
+        self.hadamard = _choice(hadamard, "hadamard", _HADAMARD)
         params = sized(
             KvgContextParams,
             n_ctx=self.n_ctx,
@@ -91,6 +110,7 @@ class Context(Closable):
             type_k=CACHE_TYPES[self.type_k],
             type_v=CACHE_TYPES[self.type_v],
             flash_attn=_FLASH_ATTN[self.flash_attn],
+            hadamard=_HADAMARD[self.hadamard],
             defrag_threshold=self.defrag_threshold,
         )
         self._handle = Handle.open(

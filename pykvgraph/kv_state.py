@@ -17,7 +17,6 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +28,7 @@ from pykvgraph.errors import InvalidArgumentError, KVGraphError, StateError
 MAGIC = b"KVGSTATE"
 VERSION = 1
 MAX_SEQ = 256  # of any cache
+HADAMARD = 256  # added to a type whose rows are kept times a Hadamard matrix
 
 # magic, version, header bytes, total bytes | model fingerprint | n_layer, n_head_kv, head_dim_k, head_dim_v,
 # type_k, type_v, cell bytes | whole?, n_seq, n_cells | checksums of cells and rows; then the one of all that
@@ -81,7 +81,7 @@ class Geometry:
     n_head_kv: int
     head_dim_k: int
     head_dim_v: int
-    type_k: int
+    type_k: int  # KvgType, and HADAMARD when rows are kept rotated
     type_v: int
     cell_bytes: int
 
@@ -184,11 +184,22 @@ def _check_geometry(saved: Geometry, here: Geometry) -> None:
     if saved.model != here.model:
         raise StateError("the state was saved from another model: K and V mean nothing to this one")
     for name in ("n_layer", "n_head_kv", "head_dim_k", "head_dim_v", "type_k", "type_v", "cell_bytes"):
-        if getattr(saved, name) != getattr(here, name):
+        theirs, ours = getattr(saved, name), getattr(here, name)
+        if theirs != ours:
+            if name.startswith("type_"):
+                theirs, ours = _type_name(theirs), _type_name(ours)
             raise StateError(
-                f"the state was saved from a cache with {name} = {getattr(saved, name)}; this one has "
-                f"{getattr(here, name)}: open the context as that one was"
+                f"the state was saved from a cache with {name} = {theirs}; this one has {ours}: open the "
+                "context as that one was"
             )
+
+
+def _type_name(kind: int) -> str:
+    known = next((known for known in _LAYOUTS if known == kind % HADAMARD), None)
+    if known is None or kind >= 2 * HADAMARD:
+        return f"{kind}, which is unknown here"
+    name = KvgType(known).name.removeprefix("KVG_TYPE_").lower()
+    return f"{name} with hadamard" if kind >= HADAMARD else name
 
 
 def _check_rows(
@@ -205,7 +216,7 @@ def _check_rows(
             ("K", here.head_dim_k, here.type_k),
             ("V", here.head_dim_v, here.type_v),
         ):
-            layout = _LAYOUTS[kind]
+            layout = _LAYOUTS[kind % HADAMARD]
             n_bytes = n_cells * here.n_head_kv * head_dim // layout.size * layout.n_bytes
             part, offset = rows[offset : offset + n_bytes], offset + n_bytes
             checks.append(functools.partial(_check_finite, f"{name} in layer {layer}", part, layout))

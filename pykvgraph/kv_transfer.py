@@ -13,7 +13,7 @@ from pykvgraph._native.library import lib, sized
 from pykvgraph.checks import integer
 from pykvgraph.errors import StateError
 from pykvgraph.gguf_file import fingerprint
-from pykvgraph.kv_state import Geometry, SavedCells, pack
+from pykvgraph.kv_state import HADAMARD, Geometry, SavedCells, pack
 from pykvgraph.types import CellsView
 
 
@@ -43,8 +43,8 @@ def read_geometry(context: int) -> Geometry:
         info.n_head_kv,
         info.head_dim_k,
         info.head_dim_v,
-        info.type_k,
-        info.type_v,
+        info.type_k + HADAMARD * info.hadamard_k,
+        info.type_v + HADAMARD * info.hadamard_v,
         info.cell_bytes,
     )
 

@@ -164,6 +164,13 @@ typedef enum kvg_flash_attn {
     KVG_FLASH_ATTN_ON = 1
 } kvg_flash_attn;
 
+/* Whether quantized K and V are kept times a Walsh-Hadamard matrix, head by head, which costs them less precision. */
+typedef enum kvg_hadamard {
+    KVG_HADAMARD_AUTO = -1, /* heads of a multiple of 64, as llama.cpp does */
+    KVG_HADAMARD_OFF = 0,
+    KVG_HADAMARD_ON = 1 /* any heads */
+} kvg_hadamard;
+
 typedef struct kvg_context_params {
     size_t struct_size;
     int64_t n_ctx;     /* cells, >= 1 */
@@ -175,6 +182,7 @@ typedef struct kvg_context_params {
     int32_t type_k; /* kvg_type */
     int32_t type_v;
     int32_t flash_attn;     /* kvg_flash_attn */
+    int32_t hadamard;       /* kvg_hadamard */
     float defrag_threshold; /* decode compacts when holes / n_kv passes it; negative: never */
 } kvg_context_params;
 
@@ -244,6 +252,8 @@ typedef struct kvg_kv_info {
     int64_t cell_bytes; /* of one cell: K and V of all layers */
     int32_t type_k;     /* kvg_type */
     int32_t type_v;
+    int32_t hadamard_k; /* 1: rows of K are kept times a Hadamard matrix */
+    int32_t hadamard_v;
     int32_t can_shift;
 } kvg_kv_info;
 

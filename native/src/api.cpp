@@ -145,7 +145,7 @@ static std::string struct_layout() {
 #undef F
 #define F(field) LAYOUT_FIELD(kvg_context_params, field)
     LAYOUT_BEGIN(kvg_context_params), F(struct_size), F(n_ctx), F(n_batch), F(n_ubatch), F(n_seq_max), F(n_threads),
-        F(n_threads_batch), F(type_k), F(type_v), F(flash_attn), F(defrag_threshold);
+        F(n_threads_batch), F(type_k), F(type_v), F(flash_attn), F(hadamard), F(defrag_threshold);
     LAYOUT_END;
 #undef F
 #define F(field) LAYOUT_FIELD(kvg_batch, field)
@@ -162,7 +162,8 @@ static std::string struct_layout() {
 #undef F
 #define F(field) LAYOUT_FIELD(kvg_kv_info, field)
     LAYOUT_BEGIN(kvg_kv_info), F(struct_size), F(n_cells), F(n_used), F(n_kv), F(n_seq_max), F(n_layer), F(n_head_kv),
-        F(head_dim_k), F(head_dim_v), F(n_attended), F(bytes), F(cell_bytes), F(type_k), F(type_v), F(can_shift);
+        F(head_dim_k), F(head_dim_v), F(n_attended), F(bytes), F(cell_bytes), F(type_k), F(type_v), F(hadamard_k),
+        F(hadamard_v), F(can_shift);
     LAYOUT_END;
 #undef F
 #define F(field) LAYOUT_FIELD(kvg_kv_rows, field)
@@ -348,6 +349,8 @@ kvg_status kvg_kv_get_info(const kvg_context * context, kvg_kv_info * out) {
         info.cell_bytes = static_cast<int64_t>(cache.cell_bytes());
         info.type_k = cache.type_k(); // a kvg_type has ggml's number
         info.type_v = cache.type_v();
+        info.hadamard_k = cache.hadamard_k() != nullptr;
+        info.hadamard_v = cache.hadamard_v() != nullptr;
         info.can_shift = c.can_shift();
     });
 }

@@ -95,6 +95,8 @@ context::context(std::shared_ptr<const model> model, const kvg_context_params & 
     const ggml_type type_k = cache_type("type_k", params.type_k, model_->hparams().head_dim);
     const ggml_type type_v = cache_type("type_v", params.type_v, model_->hparams().head_dim);
 
+    const hadamard_sizes rotated = choose_hadamard(params.hadamard, model_->hparams().head_dim, type_k, type_v);
+
     ggml_backend_dev_t device = model_->device();
     align_ = span_align(device);
     backend_ = open_backend(device);
@@ -107,7 +109,7 @@ context::context(std::shared_ptr<const model> model, const kvg_context_params & 
              ggml_backend_dev_name(device), ggml_type_name(type_k), ggml_type_name(type_v));
     }
     choose_attention(params.flash_attn, type_k, type_v);
-    cache_ = std::make_unique<kv_cache>(device, model_->hparams(), n_cells, n_seq_max, type_k, type_v);
+    cache_ = std::make_unique<kv_cache>(device, model_->hparams(), n_cells, n_seq_max, type_k, type_v, rotated);
     if (attention_ == attention_kind::attend) {
         attend_ =
             std::make_unique<attend_workspace>(model_->hparams(), cache_->n_rows(), std::max(n_threads_, n_threads_batch_));

@@ -38,6 +38,12 @@ class KvgFlashAttn(IntEnum):
     KVG_FLASH_ATTN_ON = 1
 
 
+class KvgHadamard(IntEnum):
+    KVG_HADAMARD_AUTO = -1
+    KVG_HADAMARD_OFF = 0
+    KVG_HADAMARD_ON = 1
+
+
 class KvgStatus(IntEnum):
     KVG_OK = 0
     KVG_INVALID_ARGUMENT = 1
@@ -84,6 +90,7 @@ class KvgContextParams(Structure):
         ("type_k", c_int32),
         ("type_v", c_int32),
         ("flash_attn", c_int32),
+        ("hadamard", c_int32),
         ("defrag_threshold", c_float),
     )
 
@@ -138,6 +145,8 @@ class KvgKvInfo(Structure):
         ("cell_bytes", c_int64),
         ("type_k", c_int32),
         ("type_v", c_int32),
+        ("hadamard_k", c_int32),
+        ("hadamard_v", c_int32),
         ("can_shift", c_int32),
     )
 

@@ -21,6 +21,10 @@ ModelFile = Callable[[ModelSpec], Path]
 SPECS = [
     EVEN_BLOCKS,
     ModelSpec(n_layer=2, n_embd=192, n_head=2, n_head_kv=1, seed=4),  # heads of 96
+    # heads of which libllama keeps quantized rows rotated
+    ModelSpec(n_layer=2, n_embd=256, n_head=4, n_head_kv=2, seed=4),  # 64
+    ModelSpec(n_layer=2, n_embd=256, n_head=2, n_head_kv=1, seed=5),  # 128
+    ModelSpec(n_layer=2, n_embd=128, n_head=2, n_head_kv=1, head_dim=192, seed=6),
 ]
 # against libllama's logits with the same types
 ALLOWED = {"bf16": 1e-4, "q8_0": 1e-3, "q5_1": 1e-2, "q5_0": 1e-2, "q4_1": 2e-2, "q4_0": 2e-2}
@@ -96,3 +100,68 @@ def test_memory_follows_the_types(model_file: ModelFile) -> None:
             half = ctx.kv.bytes
         with open_context(model, n_ctx=256, type_k="q8_0", type_v="q4_0") as ctx:
             assert ctx.kv.bytes * 128 == half * (34 + 18)
+
+
+@pytest.mark.parametrize("kv_type", QUANTIZED)
+@pytest.mark.parametrize("head_dim", [32, 64, 96, 128])
+def test_rows_read_as_if_never_rotated(model_file: ModelFile, head_dim: int, kv_type: str) -> None:
+    """Rotated or not, K and V are a cache's in F32, to the rounding of their type."""
+    path = model_file(ModelSpec(n_head=4, n_head_kv=1, head_dim=head_dim, seed=7))
+    tokens = run_of(random_ids(60, N_VOCAB))
+    with kvg.Model(path, device="cpu") as model:
+        with open_context(model, n_ctx=64, type_k="f32", type_v="f32") as exact:
+            decode(exact, tokens)
+            rows = [exact.kv.read_k(0), exact.kv.read_v(0)]
+        for hadamard in (True, False):
+            with open_context(model, n_ctx=64, type_k=kv_type, type_v=kv_type, hadamard=hadamard) as ctx:
+                decode(ctx, tokens)
+                for row, read in zip(rows, (ctx.kv.read_k(0), ctx.kv.read_v(0)), strict=True):
+                    own = np.square(rounded(row, kv_type) - row).sum()
+                    assert np.square(read - row).sum() <= 1.2 * own
+
+
+@pytest.mark.parametrize(
+    ("hadamard", "head_dim", "rotates"),
+    [("auto", 64, True), ("auto", 32, False), ("on", 32, True), ("off", 64, False), (True, 96, True)],
+)
+def test_where_rows_are_rotated(
+    model_file: ModelFile, hadamard: str | bool, head_dim: int, rotates: bool
+) -> None:
+    """By the bytes: a context that is told one way or the other keeps the same as this one, or not."""
+    path = model_file(ModelSpec(n_layer=1, n_head=2, n_head_kv=1, head_dim=head_dim, seed=8))
+    tokens = run_of(random_ids(60, N_VOCAB))
+    options = {"n_ctx": 64, "type_k": "q4_0", "type_v": "q4_0"}
+    with kvg.Model(path, device="cpu") as model, open_context(model, **options, hadamard=hadamard) as ctx:
+        decode(ctx, tokens)
+        with open_context(model, **options, hadamard=not rotates) as other:
+            decode(other, tokens)
+            assert not np.array_equal(other.kv.read_k(0), ctx.kv.read_k(0))
+        with open_context(model, **options, hadamard=rotates) as same:
+            decode(same, tokens)
+            assert np.array_equal(same.kv.read_k(0), ctx.kv.read_k(0))
+
+
+def test_what_is_no_choice_of_rotation(small: kvg.Model) -> None:
+    with pytest.raises(kvg.InvalidArgumentError, match="hadamard must be one of 'auto'"):
+        open_context(small, n_ctx=64, hadamard="maybe")
+
+
+@pytest.mark.parametrize("kv_types", [("q8_0", "f16"), ("f16", "q8_0")])
+def test_a_state_of_rotated_rows_goes_into_such_a_cache(
+    model_file: ModelFile, kv_types: tuple[str, str]
+) -> None:
+    options = {"n_ctx": 64, "type_k": kv_types[0], "type_v": kv_types[1]}
+    with (
+        kvg.Model(model_file(EVEN_BLOCKS), device="cpu") as model,
+        open_context(model, **options, hadamard="on") as rotated,
+        open_context(model, **options) as plain,
+    ):
+        decode(rotated, run_of(random_ids(20, N_VOCAB)))
+        rows = rotated.kv.read_k(0), rotated.kv.read_v(0)
+        blob = rotated.kv.save()
+        with pytest.raises(kvg.StateError, match="= q8_0 with hadamard; this one has q8_0:"):
+            plain.kv.load(blob)
+        rotated.reset()
+        rotated.kv.load(blob)
+        assert np.array_equal(rows[0], rotated.kv.read_k(0))
+        assert np.array_equal(rows[1], rotated.kv.read_v(0))

@@ -37,9 +37,10 @@ static uint32_t checked_rows(ggml_backend_dev_t device, const hparams & h, uint3
 }
 
 kv_cache::kv_cache(ggml_backend_dev_t device, const hparams & h, uint32_t n_cells, uint32_t n_seq_max, ggml_type type_k,
-                   ggml_type type_v)
+                   ggml_type type_v, const hadamard_sizes & rotated)
     : n_rows_(checked_rows(device, h, n_cells, n_seq_max, type_k, type_v)), cells_(n_cells, n_seq_max), n_head_kv_(h.n_head_kv),
-      head_dim_(h.head_dim) {
+      head_dim_(h.head_dim), hadamard_k_(rotated.k ? std::make_unique<hadamard>(device, rotated.k) : nullptr),
+      hadamard_v_(rotated.v ? std::make_unique<hadamard>(device, rotated.v) : nullptr) {
     ggml_context_ptr ctx(ggml_init({2 * h.n_layer * ggml_tensor_overhead(), nullptr, /*no_alloc*/ true}));
     for (uint32_t il = 0; ctx && il < h.n_layer; ++il) {
         k_.push_back(ggml_new_tensor_2d(ctx.get(), type_k, h.n_embd_kv(), n_rows_));
@@ -80,6 +81,9 @@ void kv_cache::read(uint32_t layer, bool v, float * out) const {
         memcpy(out, raw.data(), raw.size());
     } else {
         ggml_get_type_traits(type)->to_float(raw.data(), out, int64_t{cells_.size()} * width);
+    }
+    if (const hadamard * rotated = v ? hadamard_v() : hadamard_k()) {
+        rotated->apply(out, all.size() * static_cast<size_t>(width));
     }
 }
 

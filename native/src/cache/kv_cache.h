@@ -2,11 +2,13 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include <ggml-cpp.h>
 
 #include "cache/cells.h"
+#include "cache/hadamard.h"
 #include "model/hparams.h"
 
 namespace kvg {
@@ -15,7 +17,7 @@ class kv_cache {
 public:
     // error(KVG_DEVICE), with the sizes asked and free, when the device has no room
     kv_cache(ggml_backend_dev_t device, const hparams & h, uint32_t n_cells, uint32_t n_seq_max, ggml_type type_k,
-             ggml_type type_v);
+             ggml_type type_v, const hadamard_sizes & rotated);
 
     class cells & cells() { return cells_; }
     const class cells & cells() const { return cells_; }
@@ -24,6 +26,9 @@ public:
     uint32_t head_dim() const { return head_dim_; }
     ggml_type type_k() const { return k_.front()->type; }
     ggml_type type_v() const { return v_.front()->type; }
+    // How rows of K and V were rotated before they were quantized; nullptr: not at all.
+    const hadamard * hadamard_k() const { return hadamard_k_.get(); }
+    const hadamard * hadamard_v() const { return hadamard_v_.get(); }
     // Rows of the tensors: n_cells rounded up to 256, so that an attended span may be padded. The rows beyond stay zero.
     uint32_t n_rows() const { return n_rows_; }
     uint64_t bytes() const;
@@ -62,6 +67,8 @@ private:
     uint32_t n_head_kv_;
     uint32_t head_dim_;
     bool broken_ = false;
+    std::unique_ptr<hadamard> hadamard_k_;
+    std::unique_ptr<hadamard> hadamard_v_;
     ggml_context_ptr ctx_;
     ggml_backend_buffer_ptr buffer_;
     std::vector<ggml_tensor *> k_;

@@ -8,7 +8,7 @@
 
 namespace kvg {
 
-// a layer has at most 46 nodes (plain attention, all biases), the frame 12
+// a layer has at most 58 nodes (plain attention, all biases, K and V rotated), the frame 12
 size_t decode_graph::max_nodes(const hparams & h) { return 64u * h.n_layer + 64u; }
 
 decode_graph::decode_graph(const model & model, const kv_cache & cache, attention_kind kind, attend_workspace * workspace,
@@ -48,6 +48,12 @@ ggml_tensor * decode_graph::self_attention(ggml_tensor * x, uint32_t layer) {
     ggml_tensor * k = ggml_reshape_3d(ctx, linear(x, w.wk, w.bk), h.head_dim, h.n_head_kv, n);
     k = rope(ctx, k, positions, model_.rope_freqs(), h.rope, false);
     ggml_tensor * v = linear(x, w.wv, w.bv);
+    if (cache_.hadamard_k()) {
+        k = cache_.hadamard_k()->apply(ctx, k);
+    }
+    if (cache_.hadamard_v()) {
+        v = cache_.hadamard_v()->apply(ctx, v);
+    }
     // attention reads views of these nodes, not of the cache's tensors: that makes write-before-read an edge of the graph
     ggml_tensor * k_all = ggml_set_rows(ctx, cache_.k(layer), ggml_reshape_2d(ctx, k, h.n_embd_kv(), n), slots);
     ggml_tensor * v_all = ggml_set_rows(ctx, cache_.v(layer), v, slots);
@@ -58,9 +64,13 @@ ggml_tensor * decode_graph::self_attention(ggml_tensor * x, uint32_t layer) {
     }
     ggml_tensor * q = ggml_reshape_3d(ctx, linear(x, w.wq, w.bq), h.head_dim, h.n_head, n);
     q = rope(ctx, q, positions, model_.rope_freqs(), h.rope, false);
-    return attention(ctx, kind_, q, cache_.heads(ctx, k_all, shape_.kv_begin, shape_.n_kv),
-                     cache_.heads(ctx, v_all, shape_.kv_begin, shape_.n_kv), mask,
-                     1.0f / std::sqrt(static_cast<float>(h.head_dim)), workspace_);
+    if (cache_.hadamard_k()) {
+        q = cache_.hadamard_k()->apply(ctx, q);
+    }
+    ggml_tensor * out = attention(ctx, kind_, q, cache_.heads(ctx, k_all, shape_.kv_begin, shape_.n_kv),
+                                  cache_.heads(ctx, v_all, shape_.kv_begin, shape_.n_kv), mask,
+                                  1.0f / std::sqrt(static_cast<float>(h.head_dim)), workspace_);
+    return cache_.hadamard_v() ? cache_.hadamard_v()->apply(ctx, out) : out;
 }
 
 ggml_tensor * decode_graph::feed_forward(ggml_tensor * x, const layer_weights & w) {

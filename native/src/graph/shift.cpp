@@ -21,15 +21,18 @@ bool in_place(ggml_type type) { return type == GGML_TYPE_F32 || type == GGML_TYP
 // K by heads, (head_dim, n_head_kv, n), turned by as many positions. Other types go through F32 as whole heads.
 // Returns the nodes in the order in which they must run.
 std::vector<ggml_tensor *> turn(ggml_context * ctx, ggml_tensor * k, ggml_tensor * by, ggml_tensor * freq_factors,
-                                const rope_params & params) {
+                                const rope_params & params, const hadamard * rotated) {
     if (in_place(k->type)) {
         return {rope(ctx, k, by, freq_factors, params, true)};
     }
     ggml_tensor * values = ggml_cast(ctx, k, GGML_TYPE_F32);
-    ggml_tensor * turned = rope(ctx, values, by, freq_factors, params, true);
-    return {values, turned, ggml_cpy(ctx, turned, k)};
+    // positions turn pairs of dimensions, which a Hadamard matrix has mixed
+    ggml_tensor * plain = rotated ? rotated->apply(ctx, values) : values;
+    ggml_tensor * turned = rope(ctx, plain, by, freq_factors, params, true);
+    ggml_tensor * kept = rotated ? rotated->apply(ctx, turned) : turned;
+    return {values, plain, turned, kept, ggml_cpy(ctx, kept, k)};
 }
-constexpr size_t MAX_TURN_NODES = 3;
+constexpr size_t MAX_TURN_NODES = 5;
 
 // In parts of at most max_cells.
 std::vector<cell_span> cut(const std::vector<cell_span> & spans, uint32_t max_cells) {
@@ -48,7 +51,7 @@ bool can_shift_on(ggml_backend_dev_t device, const hparams & h, ggml_type type_k
     const ggml_context_ptr ctx(ggml_init({16 * ggml_tensor_overhead(), nullptr, /*no_alloc*/ true}));
     ggml_tensor * by = ggml_new_tensor_1d(ctx.get(), GGML_TYPE_I32, MAX_SPAN_ALIGN);
     ggml_tensor * k = ggml_new_tensor_3d(ctx.get(), type_k, h.head_dim, h.n_head_kv, MAX_SPAN_ALIGN);
-    const std::vector<ggml_tensor *> nodes = turn(ctx.get(), k, by, nullptr, h.rope);
+    const std::vector<ggml_tensor *> nodes = turn(ctx.get(), k, by, nullptr, h.rope, nullptr);
     return std::all_of(nodes.begin(), nodes.end(),
                        [&](ggml_tensor * node) { return ggml_backend_dev_supports_op(device, node); });
 }
@@ -80,7 +83,7 @@ uint32_t run_shift(update_runner & runner, kv_cache & cache, const rope_params &
         ggml_tensor * by = graph.input(shifts);
         for (uint32_t il = 0; il < cache.n_layer(); ++il) {
             ggml_tensor * k = cache.heads(graph.ctx(), cache.k(il), span.begin, span.n);
-            for (ggml_tensor * node : turn(graph.ctx(), k, by, freq_factors, params)) {
+            for (ggml_tensor * node : turn(graph.ctx(), k, by, freq_factors, params, cache.hadamard_k())) {
                 graph.add(node);
             }
         }

@@ -1,0 +1,66 @@
+#include "cache/hadamard.h"
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "error.h"
+#include "kvgraph.h"
+
+namespace kvg {
+
+hadamard::hadamard(ggml_backend_dev_t device, uint32_t size)
+    : size_(size), ctx_(ggml_init({ggml_tensor_overhead(), nullptr, /*no_alloc*/ true})),
+      matrix_(ctx_ ? ggml_new_tensor_2d(ctx_.get(), GGML_TYPE_F32, size, size) : nullptr) {
+    buffer_.reset(ctx_ ? ggml_backend_alloc_ctx_tensors_from_buft(ctx_.get(), ggml_backend_dev_buffer_type(device)) : nullptr);
+    if (!buffer_) {
+        fail(KVG_DEVICE, "%s refused the memory for a matrix of %u x %u; use a smaller n_ctx", ggml_backend_dev_name(device),
+             size, size);
+    }
+    std::vector<float> rows(size_t{size} * size);
+    for (uint32_t i = 0; i < size; ++i) {
+        rows[size_t{i} * size + i] = 1.0f;
+    }
+    apply(rows.data(), rows.size());
+    ggml_backend_tensor_set(matrix_, rows.data(), 0, rows.size() * sizeof(float));
+}
+
+ggml_tensor * hadamard::apply(ggml_context * ctx, ggml_tensor * x) const {
+    ggml_tensor * rotated = ggml_mul_mat(ctx, matrix_, ggml_reshape_2d(ctx, x, size_, ggml_nelements(x) / size_));
+    ggml_mul_mat_set_hint(rotated, GGML_HINT_SRC0_IS_HADAMARD); // backends have a fast transform
+    return ggml_reshape(ctx, rotated, x);
+}
+
+// The fast transform: sums and differences of halves, then of their halves.
+void hadamard::apply(float * x, size_t n) const {
+    const float scale = 1.0f / std::sqrt(static_cast<float>(size_));
+    for (float * piece = x; piece < x + n; piece += size_) {
+        for (uint32_t half = size_ / 2; half > 0; half /= 2) {
+            for (uint32_t i = 0; i < size_; ++i) {
+                if ((i & half) == 0) {
+                    const float a = piece[i];
+                    const float b = piece[i + half];
+                    piece[i] = a + b;
+                    piece[i + half] = a - b;
+                }
+            }
+        }
+        for (uint32_t i = 0; i < size_; ++i) {
+            piece[i] *= scale;
+        }
+    }
+}
+
+hadamard_sizes choose_hadamard(int32_t wanted, uint32_t head_dim, ggml_type type_k, ggml_type type_v) {
+    if (wanted < KVG_HADAMARD_AUTO || wanted > KVG_HADAMARD_ON) {
+        fail(KVG_INVALID_ARGUMENT, "hadamard is %d, expected %d to %d", wanted, KVG_HADAMARD_AUTO, KVG_HADAMARD_ON);
+    }
+    // llama.cpp leaves other heads alone, and so do we unless asked: the same cache types then give the same logits
+    if (wanted == KVG_HADAMARD_OFF || (wanted == KVG_HADAMARD_AUTO && head_dim % 64 != 0)) {
+        return {0, 0};
+    }
+    const uint32_t most = head_dim & (~head_dim + 1); // the greatest power of two that divides it
+    return {ggml_is_quantized(type_k) ? most : 0, ggml_is_quantized(type_v) ? std::min(most, 64u) : 0};
+}
+
+} // namespace kvg

@@ -1,0 +1,39 @@
+// A Walsh-Hadamard rotation of heads, for rows that are quantized: it spreads a large value over all dimensions, where it costs the
+// others less of their precision (QuIP, arXiv:2307.13304; QuaRot, arXiv:2404.00456; llama.cpp #21038). Symmetric, orthonormal,
+// its own inverse: a query and K both rotated have the same product, and what comes of a rotated V is rotated back.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include <ggml-cpp.h>
+
+namespace kvg {
+
+class hadamard {
+public:
+    // size: a power of two; each piece of a head of so many dimensions is rotated. error(KVG_DEVICE)
+    hadamard(ggml_backend_dev_t device, uint32_t size);
+
+    // x rotated, of the same shape. precondition: F32, contiguous, ne[0] a multiple of size
+    ggml_tensor * apply(ggml_context * ctx, ggml_tensor * x) const;
+    // The same in host memory, in place. precondition: n is a multiple of size
+    void apply(float * x, size_t n) const;
+
+private:
+    uint32_t size_;
+    ggml_context_ptr ctx_;
+    ggml_backend_buffer_ptr buffer_;
+    ggml_tensor * matrix_; // F32 (size, size)
+};
+
+// Sizes of the rotations of K and V, 0 for none.
+struct hadamard_sizes {
+    uint32_t k;
+    uint32_t v;
+};
+
+// wanted: a kvg_hadamard. Only quantized types are rotated; K by the greatest power of two that divides its heads, V by at most 64.
+hadamard_sizes choose_hadamard(int32_t wanted, uint32_t head_dim, ggml_type type_k, ggml_type type_v);
+
+} // namespace kvg
