@@ -60,6 +60,8 @@ public:
     int32_t pos(uint32_t i) const { return pos_[i]; }
     // new position - the position for which K was last rotated
     int32_t shift(uint32_t i) const { return shift_[i]; }
+    // whether K was rotated since it was written
+    bool turned(uint32_t i) const { return turned_[i]; }
     bool has_seq(uint32_t i, uint32_t seq) const { return (seq_[std::size_t{i} * n_words_ + seq / 64] >> (seq % 64)) & 1; }
     // whether more than one sequence sees it
     bool is_shared(uint32_t i) const;
@@ -130,6 +132,7 @@ private:
     uint32_t n_shifted_ = 0;
     std::vector<int32_t> pos_;
     std::vector<int32_t> shift_;
+    std::vector<bool> turned_;
     std::vector<uint64_t> seq_; // (n_cells, n_words)
 };
 

@@ -15,6 +15,7 @@ public:
     // size: a power of two; each piece of a head of so many dimensions is rotated. error(KVG_DEVICE)
     hadamard(ggml_backend_dev_t device, uint32_t size);
 
+    uint32_t size() const { return size_; }
     // x rotated, of the same shape. precondition: F32, contiguous, ne[0] a multiple of size
     ggml_tensor * apply(ggml_context * ctx, ggml_tensor * x) const;
     // The same in host memory, in place. precondition: n is a multiple of size

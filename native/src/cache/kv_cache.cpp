@@ -22,7 +22,7 @@ static uint32_t checked_rows(ggml_backend_dev_t device, const hparams & h, uint3
     if (__builtin_mul_overflow(row_bytes * h.n_layer, n_rows, &tensors)) {
         tensors = UINT64_MAX / 2;
     }
-    const uint64_t bookkeeping = uint64_t{n_cells} * (2 * sizeof(int32_t) + (n_seq_max + 63) / 64 * sizeof(uint64_t));
+    const uint64_t bookkeeping = uint64_t{n_cells} * (2 * sizeof(int32_t) + 1 + (n_seq_max + 63) / 64 * sizeof(uint64_t));
     const auto require = [&](ggml_backend_dev_t where, uint64_t bytes) {
         const memory there = device_memory(where);
         if (there.total > 0 && bytes > there.free) {

@@ -1,0 +1,78 @@
+#include "graph/dither.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+
+namespace kvg {
+
+namespace {
+
+// Evenly spread over [-1/2, 1/2): Wellons' hash of 32 bits.
+float noise(uint32_t seed, uint32_t i) {
+    uint32_t h = seed * 0x9e3779b9u + i;
+    h = (h ^ (h >> 16)) * 0x21f0aaadu;
+    h = (h ^ (h >> 15)) * 0x735a2d97u;
+    return static_cast<float>(static_cast<int32_t>(h ^ (h >> 15))) * 0x1p-32f;
+}
+
+// F16 and BF16: the step is the value's own. What has come far needs no noise: next time it will go another number of steps.
+void dither_floats(float * x, const float * before, int64_t n, uint32_t seed, ggml_type type) {
+    constexpr float FAR = 32; // steps
+    const int precision = type == GGML_TYPE_F16 ? 10 : 7;
+    const int lowest = type == GGML_TYPE_F16 ? -14 : -126; // of normal numbers
+    for (int64_t i = 0; i < n; ++i) {
+        const int exponent = x[i] == 0.0f ? lowest : std::max(std::ilogb(x[i]), lowest);
+        const float step = std::ldexp(1.0f, exponent - precision);
+        x[i] += std::abs(x[i] - before[i]) < FAR * step ? step * noise(seed, static_cast<uint32_t>(i)) : 0.0f;
+    }
+}
+
+// Blocks: the step is a part of the block's range.
+void dither_blocks(float * x, int64_t n, uint32_t seed, ggml_type type) {
+    const int64_t block = ggml_blck_size(type);
+    const bool offset = type == GGML_TYPE_Q4_1 || type == GGML_TYPE_Q5_1; // of the whole range, else of [-most, most]
+    const float n_steps = type == GGML_TYPE_Q8_0   ? 127
+                          : type == GGML_TYPE_Q5_0 ? 16
+                          : type == GGML_TYPE_Q4_0 ? 8
+                          : type == GGML_TYPE_Q5_1 ? 31
+                                                   : 15;
+    for (int64_t begin = 0; begin < n; begin += block) {
+        const auto [low, high] = std::minmax_element(x + begin, x + begin + block);
+        const float most = std::max(-*low, *high);
+        const float bottom = offset ? *low : -most;
+        const float top = offset ? *high : most;
+        const float step = (offset ? top - bottom : most) / n_steps;
+        for (int64_t i = begin; i < begin + block; ++i) {
+            x[i] += step * noise(seed, static_cast<uint32_t>(i));
+            if (type != GGML_TYPE_Q8_0) { // whose steps are too small for the range to grow by them
+                x[i] = std::min(std::max(x[i], bottom), top);
+            }
+        }
+    }
+}
+
+void compute(ggml_tensor * dst, const ggml_tensor *, const ggml_tensor * before, const ggml_tensor * seeds, int ith, int nth,
+             void * type) {
+    const int64_t width = dst->ne[0];
+    const ggml_type to = *static_cast<const ggml_type *>(type);
+    for (int64_t row = ith; row < dst->ne[1]; row += nth) {
+        const int32_t seed = static_cast<const int32_t *>(seeds->data)[row];
+        float * x = static_cast<float *>(dst->data) + row * width;
+        if (seed >= 0 && ggml_is_quantized(to)) {
+            dither_blocks(x, width, static_cast<uint32_t>(seed), to);
+        } else if (seed >= 0) {
+            dither_floats(x, static_cast<const float *>(before->data) + row * width, width, static_cast<uint32_t>(seed), to);
+        }
+    }
+}
+
+} // namespace
+
+ggml_tensor * dither(ggml_context * ctx, ggml_tensor * values, ggml_tensor * before, ggml_tensor * seeds, ggml_type type) {
+    static ggml_type types[GGML_TYPE_COUNT]; // outlive the graph
+    types[type] = type;
+    return ggml_map_custom3_inplace(ctx, values, before, seeds, compute, GGML_N_TASKS_MAX, &types[type]);
+}
+
+} // namespace kvg

@@ -1,0 +1,154 @@
+"""K-shift in every cache type, measured by what the type's own rounding costs.
+
+The judge is a fresh cache in F32 at the new positions; errors are root mean squares over layer 0's K.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.engines import Token, decode, open_context, random_ids, run_of
+from support.kv_rows import Rows, cells_at, contents, fresh_k
+from support.kv_types import EVEN_BLOCKS, QUANTIZED
+from support.models import N_VOCAB, ModelSpec
+
+import pykvgraph as kvg
+
+ModelFile = Callable[[ModelSpec], Path]
+
+# head size, type, hadamard
+CASES = [
+    *((head_dim, kv_type, "off") for head_dim in (32, 64) for kv_type in ("f16", "bf16", *QUANTIZED)),
+    # the matrix over whole heads, over parts of them, and as it is by default
+    *((head_dim, kv_type, "on") for head_dim in (32, 96, 128) for kv_type in QUANTIZED),
+    *((head_dim, kv_type, "auto") for head_dim in (64, 192) for kv_type in ("q8_0", "q4_0")),
+]
+P0, N_TOKENS, N_UPDATES = 1000, 40, 100
+
+
+def rms(values: Rows) -> float:
+    return float(np.sqrt(np.square(values, dtype=np.float64).mean()))
+
+
+def spec(head_dim: int, rope_base: float = 10000.0) -> ModelSpec:
+    return ModelSpec(n_layer=1, n_head=3, n_head_kv=3, head_dim=head_dim, rope_base=rope_base, seed=9)
+
+
+@pytest.mark.parametrize("delta", [-1, -9])
+@pytest.mark.parametrize(("head_dim", "kv_type", "hadamard"), CASES)
+def test_one_update_and_a_hundred(
+    model_file: ModelFile, head_dim: int, kv_type: str, hadamard: str, delta: int
+) -> None:
+    """At most 1.5 roundings after one update, 1.5 * sqrt(n) after n: errors of small turns don't add up."""
+    tokens = run_of(random_ids(N_TOKENS, N_VOCAB), P0)
+    options = {"n_ctx": 64, "type_k": kv_type, "hadamard": hadamard}
+    with (
+        kvg.Model(model_file(spec(head_dim)), device="cpu") as model,
+        open_context(model, n_ctx=64, type_k="f32") as exact,
+        open_context(model, **options) as fresh,
+        open_context(model, **options) as ctx,
+    ):
+        decode(ctx, tokens)
+        for n in range(1, N_UPDATES + 1):
+            ctx.kv.seq_add(0, 0, -1, delta)
+            assert ctx.kv.update().shifted_cells == N_TOKENS
+            if n in (1, 2, 10, N_UPDATES):
+                there = moved(tokens, n * delta)
+                true = fresh_k(exact, there)
+                own = rms(fresh_k(fresh, there) - true)
+                k = ctx.kv.read_k(0)[cells_at(ctx.kv, [token.pos for token in there])]
+                assert rms(k - true) <= 1.5 * np.sqrt(n) * own, n
+
+
+def moved(tokens: list[Token], by: int) -> list[Token]:
+    return [token._replace(pos=token.pos + by) for token in tokens]
+
+
+@pytest.mark.parametrize("kv_type", ["bf16", *QUANTIZED])
+@pytest.mark.parametrize("hadamard", [False, True])
+def test_only_what_is_shifted_changes(model_file: ModelFile, kv_type: str, hadamard: bool) -> None:
+    """Scattered cells among others that stay, to the byte, in every layer; V stays everywhere."""
+    tokens = run_of(random_ids(90, N_VOCAB))
+    options = {"n_ctx": 96, "n_seq_max": 2, "type_k": kv_type, "type_v": kv_type, "hadamard": hadamard}
+    with kvg.Model(model_file(EVEN_BLOCKS), device="cpu") as model, open_context(model, **options) as ctx:
+        decode(ctx, [token._replace(seq_ids=(int(token.pos % 3 == 1),), logits=False) for token in tokens])
+        stays = contents(ctx.kv, model.n_layer, 0)
+        before = [(ctx.kv.read_k(layer), ctx.kv.read_v(layer)) for layer in range(model.n_layer)]
+        for delta in (7, 5):  # the second time otherwise than the first
+            ctx.kv.seq_add(1, 0, -1, delta)
+            assert ctx.kv.update().shifted_cells == 30
+            assert contents(ctx.kv, model.n_layer, 0) == stays
+        turned = ctx.kv.cells().seq[:, 1]
+        for layer, (k, v) in enumerate(before):
+            assert np.array_equal(ctx.kv.read_v(layer), v)
+            assert np.abs(ctx.kv.read_k(layer) - k)[turned].max() > 0.1
+
+
+@pytest.mark.parametrize("kv_type", ["bf16", "q8_0"])
+def test_more_rows_than_the_scratch_takes_at_once(wide: kvg.Model, kv_type: str) -> None:
+    """256 rows at a time as F32; every third cell stays."""
+    tokens = run_of(random_ids(900, N_VOCAB))
+    options = {"n_ctx": 900, "n_batch": 900, "n_seq_max": 2, "type_v": "f16"}
+    ours = [token._replace(seq_ids=(int(token.pos % 3 == 0),), logits=False) for token in tokens]
+    there = [token._replace(pos=token.pos + 50) for token in ours if token.seq_ids == (0,)]
+    with (
+        open_context(wide, **options, type_k="f32") as exact,
+        open_context(wide, **options, type_k=kv_type) as ctx,
+    ):
+        true = fresh_k(exact, there)
+        own = rms(fresh_k(ctx, there) - true)
+        ctx.reset()
+        decode(ctx, ours)
+        before = contents(ctx.kv, 1, 1)
+        ctx.kv.seq_add(0, 0, -1, 50)
+        assert ctx.kv.update().shifted_cells == 600
+        assert rms(ctx.kv.read_k(0)[ctx.kv.cells().seq[:, 0]] - true) <= 1.5 * own
+        assert contents(ctx.kv, 1, 1) == before
+
+
+@pytest.mark.parametrize("kv_type", ["bf16", "q8_0", "q4_1"])
+def test_the_same_operations_give_the_same_bytes(model_file: ModelFile, kv_type: str) -> None:
+    rows = []
+    with kvg.Model(model_file(spec(32)), device="cpu") as model:
+        for n_threads in (1, 2):
+            with open_context(model, n_ctx=64, type_k=kv_type, n_threads_batch=n_threads) as ctx:
+                decode(ctx, run_of(random_ids(40, N_VOCAB), 300))
+                for _ in range(5):
+                    ctx.kv.seq_add(0, 0, -1, -3)
+                    ctx.kv.update()
+                rows.append(ctx.kv.read_k(0))
+    assert np.array_equal(rows[0], rows[1])
+
+
+@pytest.mark.parametrize("kv_type", ["f16", "q8_0"])
+@pytest.mark.parametrize("how", ["defrag", "copy"])
+def test_a_cell_that_moves_is_known_to_have_turned(model_file: ModelFile, kv_type: str, how: str) -> None:
+    """Moved or copied between two updates, its K turns as it would have where it was."""
+    tokens = run_of(random_ids(40, N_VOCAB), 300)
+    options = {"n_ctx": 128, "n_seq_max": 2, "type_k": kv_type, "defrag_threshold": -1}
+    rows = []
+    with kvg.Model(model_file(spec(32)), device="cpu") as model:
+        for moves in (False, True):
+            with open_context(model, **options) as ctx:
+                decode(ctx, tokens)
+                ctx.kv.seq_add(0, 0, -1, -3)
+                ctx.kv.update()
+                if moves and how == "defrag":
+                    ctx.kv.seq_rm(0, 300, 310)
+                    ctx.kv.defrag("fill")
+                    assert ctx.kv.update().moved_cells == 10
+                elif moves:
+                    ctx.kv.seq_cp(0, 1, -1, -1)
+                ctx.kv.seq_add(0, 0, -1, -3)
+                ctx.kv.update()
+                rows.append(ctx.kv.read_k(0)[seen_at(ctx.kv, range(307, 334))])
+    assert np.array_equal(rows[0], rows[1])
+
+
+def seen_at(kv: kvg.KVCache, positions: range) -> list[int]:
+    """Sequence 0's cells there."""
+    cells = kv.cells()
+    return [int(np.flatnonzero(cells.seq[:, 0] & (cells.pos == pos)).item()) for pos in positions]
