@@ -242,7 +242,8 @@ def _check_sum(name: str, part: memoryview, expected: int) -> None:
 
 def _check_finite(name: str, rows: memoryview, layout: _Layout) -> None:
     """Infinity or NaN in a row would reach sequences that don't see it: 0 times either is NaN."""
-    words = np.frombuffer(rows, layout.dtype).reshape(len(rows) // layout.n_bytes, -1)
+    words = np.frombuffer(rows, layout.dtype)
+    words = words.reshape(-1, layout.n_bytes // words.itemsize)
     floats = words[:, : layout.n_floats]
     for begin in range(0, len(floats), _CHUNK):
         # infinity and NaN are what is left greatest
