@@ -46,7 +46,8 @@ def makers(settings: Settings, model: Model, other: LibllamaModel | None, test: 
     engines: list[Maker] = [lambda: OurEngine(settings, model)]
     if other is not None and test.has_other:
         for unified in (True, False) if test.n_seq > 1 else (True,):
-            for flash in (True, False):
+            # libllama has no other attention than flash for a quantized V
+            for flash in (True,) if settings.type_v.startswith("q") else (True, False):
                 engines.append(
                     lambda flash=flash, unified=unified: LibllamaEngine(  # type: ignore[misc]
                         settings, other, flash=flash, unified=unified

@@ -66,6 +66,12 @@ LENGTHS = (0.5, 1.0, 2.0, 3.0, 4.0)  # in contexts
 )
 @option("-ctv", "--cache-type-v", "type_v", metavar="TYPE", default="f16", help="Type of V.")
 @option(
+    "--hadamard",
+    type=click.Choice(["auto", "on", "off"]),
+    default="auto",
+    help="Keep quantized K and V rotated; auto: where heads are a multiple of 64.",
+)
+@option(
     "-t",
     "--threads",
     "n_threads",
@@ -111,6 +117,7 @@ def passkey(**arguments: Any) -> None:
             n_batch=arguments["n_batch"],
             type_k=arguments["type_k"],
             type_v=arguments["type_v"],
+            hadamard=arguments["hadamard"],
             n_threads=arguments["n_threads"],
             n_threads_batch=arguments["n_threads"],
         ) as ctx:

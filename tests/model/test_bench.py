@@ -6,15 +6,19 @@ import csv
 import io
 import json
 import statistics
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from support.kv_types import EVEN_BLOCKS
+from support.models import ModelSpec
 
 from pykvgraph.bench.tests import EXTRA_TESTS
 from pykvgraph.cli import main
 
+ModelFile = Callable[[ModelSpec], Path]
 LIBLLAMA = ["libllama -fa 1", "libllama -fa 0"]
 
 
@@ -52,6 +56,15 @@ def test_cache_tests(stories: Path, test: str) -> None:
         "pykvgraph",
         *({} if test == "defrag" else others if test == "seqs" else LIBLLAMA),
     }
+
+
+def test_a_quantized_cache(model_file: ModelFile) -> None:
+    """Beside libllama with flash attention only: without, it takes no quantized V."""
+    arguments = "-p 8 -n 2 -r 1 --vs libllama -o json -ctk q8_0 -ctv q4_0"
+    result = bench(model_file(EVEN_BLOCKS), arguments)
+    assert result.exit_code == 0, result.output
+    rows = json.loads(result.stdout)["results"]
+    assert [row["engine"] for row in rows] == ["pykvgraph", LIBLLAMA[0]] * 2
 
 
 def test_a_table_for_people(stories: Path) -> None:

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 
 namespace kvg {
 
@@ -19,12 +20,17 @@ float noise(uint32_t seed, uint32_t i) {
 // F16 and BF16: the step is the value's own. What has come far needs no noise: next time it will go another number of steps.
 void dither_floats(float * x, const float * before, int64_t n, uint32_t seed, ggml_type type) {
     constexpr float FAR = 32; // steps
-    const int precision = type == GGML_TYPE_F16 ? 10 : 7;
-    const int lowest = type == GGML_TYPE_F16 ? -14 : -126; // of normal numbers
+    const float epsilon = type == GGML_TYPE_F16 ? 0x1p-10f : 0x1p-7f;
+    const float lowest = type == GGML_TYPE_F16 ? 0x1p-14f : 0x1p-126f; // normal number
     for (int64_t i = 0; i < n; ++i) {
-        const int exponent = x[i] == 0.0f ? lowest : std::max(std::ilogb(x[i]), lowest);
-        const float step = std::ldexp(1.0f, exponent - precision);
-        x[i] += std::abs(x[i] - before[i]) < FAR * step ? step * noise(seed, static_cast<uint32_t>(i)) : 0.0f;
+        uint32_t bits = 0;
+        memcpy(&bits, &x[i], sizeof(bits));
+        bits &= 0x7f800000; // the exponent: the greatest power of two that is not above |x|
+        float power = 0;
+        memcpy(&power, &bits, sizeof(power));
+        const float step = std::max(power, lowest) * epsilon;
+        const float added = step * noise(seed, static_cast<uint32_t>(i));
+        x[i] += std::abs(x[i] - before[i]) < FAR * step ? added : 0.0f;
     }
 }
 
@@ -55,7 +61,7 @@ void dither_blocks(float * x, int64_t n, uint32_t seed, ggml_type type) {
 void compute(ggml_tensor * dst, const ggml_tensor *, const ggml_tensor * before, const ggml_tensor * seeds, int ith, int nth,
              void * type) {
     const int64_t width = dst->ne[0];
-    const ggml_type to = *static_cast<const ggml_type *>(type);
+    const auto to = static_cast<ggml_type>(reinterpret_cast<uintptr_t>(type));
     for (int64_t row = ith; row < dst->ne[1]; row += nth) {
         const int32_t seed = static_cast<const int32_t *>(seeds->data)[row];
         float * x = static_cast<float *>(dst->data) + row * width;
@@ -70,9 +76,9 @@ void compute(ggml_tensor * dst, const ggml_tensor *, const ggml_tensor * before,
 } // namespace
 
 ggml_tensor * dither(ggml_context * ctx, ggml_tensor * values, ggml_tensor * before, ggml_tensor * seeds, ggml_type type) {
-    static ggml_type types[GGML_TYPE_COUNT]; // outlive the graph
-    types[type] = type;
-    return ggml_map_custom3_inplace(ctx, values, before, seeds, compute, GGML_N_TASKS_MAX, &types[type]);
+    // the type as a pointer: what it pointed to would have to outlive the graph
+    return ggml_map_custom3_inplace(ctx, values, before, seeds, compute, GGML_N_TASKS_MAX,
+                                    reinterpret_cast<void *>(static_cast<uintptr_t>(type)));
 }
 
 } // namespace kvg
