@@ -1,0 +1,114 @@
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "cache/kv_cache.h"
+#include "device.h"
+#include "graph/shift.h"
+#include "kvgraph.h"
+
+using namespace kvg;
+
+namespace {
+
+constexpr uint32_t N = 48; // cells
+constexpr int32_t P0 = 200;
+
+// Of a model whose heads turn in their first n_rot dimensions only.
+hparams partly_rotated(uint32_t head_dim, int n_rot, int mode) {
+    hparams h = {};
+    h.n_layer = 2;
+    h.n_head = h.n_head_kv = 3;
+    h.head_dim = head_dim;
+    h.rope = {mode, n_rot, 4096, 10000.0f, 1.0f};
+    return h;
+}
+
+// What a rotation by so many positions makes of heads, by its definition.
+void turn(std::vector<float> & heads, const hparams & h, int32_t by) {
+    const int n_pairs = h.rope.n_rot / 2;
+    for (size_t head = 0; head < heads.size(); head += h.head_dim) {
+        for (int i = 0; i < n_pairs; ++i) {
+            const double angle = by * std::pow(10000.0, -2.0 * i / h.rope.n_rot);
+            const bool neox = h.rope.mode == GGML_ROPE_TYPE_NEOX;
+            float & a = heads[head + static_cast<size_t>(neox ? i : 2 * i)];
+            float & b = heads[head + static_cast<size_t>(neox ? i + n_pairs : 2 * i + 1)];
+            const double x = a;
+            const double y = b;
+            a = static_cast<float>(x * std::cos(angle) - y * std::sin(angle));
+            b = static_cast<float>(x * std::sin(angle) + y * std::cos(angle));
+        }
+    }
+}
+
+// Writes what the type keeps of K, rotated as the cache wants it, into every layer.
+void write(kv_cache & cache, const std::vector<float> & k) {
+    std::vector<float> kept = k;
+    if (cache.hadamard_k()) {
+        cache.hadamard_k()->apply(kept.data(), kept.size());
+    }
+    const int64_t width = static_cast<int64_t>(k.size()) / N;
+    std::vector<uint8_t> raw(ggml_row_size(cache.type_k(), width) * N);
+    ggml_quantize_chunk(cache.type_k(), kept.data(), raw.data(), 0, N, width, nullptr);
+    for (uint32_t il = 0; il < cache.n_layer(); ++il) {
+        ggml_backend_tensor_set(cache.k(il), raw.data(), 0, raw.size());
+    }
+}
+
+double distance(const std::vector<float> & a, const std::vector<float> & b) {
+    double sum = 0;
+    for (size_t i = 0; i < a.size(); ++i) {
+        sum += (double{a[i]} - b[i]) * (double{a[i]} - b[i]);
+    }
+    return std::sqrt(sum / static_cast<double>(a.size()));
+}
+
+} // namespace
+
+TEST_CASE("heads that turn in part are right in every type, whatever their size") {
+    std::mt19937 random(1);
+    std::normal_distribution<float> normal;
+    for (const ggml_type type :
+         {GGML_TYPE_F32, GGML_TYPE_F16, GGML_TYPE_BF16, GGML_TYPE_Q8_0, GGML_TYPE_Q5_1, GGML_TYPE_Q4_0}) {
+        for (const uint32_t head_dim : {32u, 80u, 96u, 128u}) {
+            for (const int mode : {GGML_ROPE_TYPE_NORMAL, GGML_ROPE_TYPE_NEOX}) {
+                if (head_dim % ggml_blck_size(type) != 0) {
+                    continue;
+                }
+                CAPTURE(std::string(ggml_type_name(type)));
+                CAPTURE(head_dim);
+                CAPTURE(mode);
+                const hparams h = partly_rotated(head_dim, 20, mode);
+                const hadamard_sizes rotated = choose_hadamard(KVG_HADAMARD_ON, head_dim, type, GGML_TYPE_F16);
+                CHECK((rotated.k != 0) == ggml_is_quantized(type));
+                kv_cache cache(cpu_device(), h, N, 1, type, GGML_TYPE_F16, rotated);
+                std::vector<float> k(size_t{N} * h.n_embd_kv());
+                for (float & x : k) {
+                    x = normal(random);
+                }
+                seq_set all = cache.cells().make_set();
+                all[0] = 1;
+                for (uint32_t i = 0; i < N; ++i) {
+                    cache.cells().put(i, P0 + static_cast<int32_t>(i), all);
+                }
+                write(cache, k);
+                std::vector<float> read(k.size());
+                cache.read(0, false, read.data());
+                const double own = distance(read, k);
+
+                const ggml_backend_ptr backend = open_backend(cpu_device());
+                update_runner runner(backend.get());
+                cache.cells().apply(cache.cells().check_add(0, 0, -1, -150));
+                CHECK(run_shift(runner, cache, h.rope, nullptr) == N);
+                turn(k, h, -150);
+                for (uint32_t il = 0; il < h.n_layer; ++il) {
+                    cache.read(il, false, read.data());
+                    CHECK(distance(read, k) <= 1.5 * own + 1e-5);
+                }
+            }
+        }
+    }
+}
