@@ -105,8 +105,9 @@ context::context(std::shared_ptr<const model> model, const kvg_context_params & 
     }
     if (!can_keep_on(device, model_->hparams(), {type_k, type_v})) {
         fail(KVG_UNSUPPORTED,
-             "device %s can't write or move rows of K in %s and V in %s; use another device or type_k/type_v=\"f16\"",
-             ggml_backend_dev_name(device), ggml_type_name(type_k), ggml_type_name(type_v));
+             "device %s can't write or move rows of %u values of K in %s and V in %s; use another device or "
+             "type_k/type_v=\"f16\"",
+             ggml_backend_dev_name(device), model_->hparams().n_embd_kv(), ggml_type_name(type_k), ggml_type_name(type_v));
     }
     choose_attention(params.flash_attn, type_k, type_v);
     cache_ = std::make_unique<kv_cache>(device, model_->hparams(), n_cells, n_seq_max, type_k, type_v, rotated);

@@ -19,6 +19,7 @@ from support.engines import (
 )
 from support.judge import judge, nmse
 from support.kv_rows import allowed_drift, cells_at, contents, fresh_k
+from support.kv_types import BLOCKS, EVEN_BLOCKS
 from support.models import N_VOCAB, SMALL, ModelSpec, WeightType
 
 import pykvgraph as kvg
@@ -139,3 +140,40 @@ def endless(model: kvg.Model, ids: list[int]) -> Logits:
 def test_past_the_context_as_on_the_cpu(model: kvg.Model, small: kvg.Model) -> None:
     ids = random_ids(90, N_VOCAB)
     assert nmse(endless(model, ids), endless(small, ids)) <= SLACK * 1e-6
+
+
+@pytest.mark.parametrize("hadamard", [False, True])
+@pytest.mark.parametrize("spec", [BLOCKS, EVEN_BLOCKS], ids=str)
+@pytest.mark.parametrize("kv_type", ["bf16", "q8_0", "q5_1", "q4_0"])
+def test_cache_types(
+    device: str, model_file: ModelFile, kv_type: str, spec: ModelSpec, hadamard: bool
+) -> None:
+    """Refused when the context is made, or decoded, shifted and moved as on the CPU."""
+    options = {"n_ctx": 300, "type_k": kv_type, "type_v": kv_type, "hadamard": hadamard}
+    results = []
+    for where in ("cpu", device):
+        with kvg.Model(model_file(spec), device=where) as model:
+            try:
+                ctx = open_context(model, **options, defrag_threshold=-1)
+            except kvg.UnsupportedError as refused:
+                assert where == device, refused
+                pytest.skip(str(refused))
+            with ctx:
+                rows = [decode(ctx, run_of(random_ids(60, N_VOCAB)))]
+                before = ctx.kv.read_k(0)[:60]
+                if ctx.kv.can_shift:
+                    ctx.kv.seq_add(0, 0, -1, 100)
+                    ctx.kv.update()
+                rows.append(decode(ctx, [Token(7, ctx.kv.seq_pos_max(0) + 1)]))
+                for pos in range(0, 60, 2):
+                    ctx.kv.seq_rm(0, pos + 100 * ctx.kv.can_shift, pos + 100 * ctx.kv.can_shift + 1)
+                held = contents(ctx.kv, model.n_layer, 0)
+                ctx.kv.defrag("fill")
+                assert ctx.kv.update().moved_cells == 16
+                assert contents(ctx.kv, model.n_layer, 0) == held
+                results.append((ctx.kv.can_shift, before, np.concatenate(rows)))
+    (cpu_shifts, cpu_k, cpu_rows), (shifts, k, rows_there) = results
+    assert cpu_shifts
+    assert shifts
+    assert nmse(k.reshape(60, -1), cpu_k.reshape(60, -1)) <= 1e-3
+    assert nmse(rows_there, cpu_rows) <= 5e-2

@@ -180,6 +180,8 @@ bool can_keep_on(ggml_backend_dev_t device, const hparams & h, std::initializer_
             t = ggml_new_tensor_2d(ctx, GGML_TYPE_F32, static_cast<int64_t>(rows->nb[1] / sizeof(float)), rows->ne[1]);
             ops.push_back(ggml_get_rows(ctx, t, from));
             ops.push_back(ggml_set_rows(ctx, t, ops.back(), to));
+        } else if (!is_cpu(device)) {
+            return false; // Vulkan copies from and to whole words, wherever a view begins
         } else {
             ops.push_back(ggml_cont(ctx, rows_view(ctx, t, 0, 8)));
         }
