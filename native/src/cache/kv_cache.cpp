@@ -83,7 +83,7 @@ void kv_cache::read(uint32_t layer, bool v, float * out) const {
         ggml_get_type_traits(type)->to_float(raw.data(), out, int64_t{cells_.size()} * width);
     }
     if (const hadamard * rotated = v ? hadamard_v() : hadamard_k()) {
-        rotated->apply(out, all.size() * static_cast<size_t>(width));
+        rotated->apply(out, cells_.size() * static_cast<size_t>(width));
     }
 }
 
