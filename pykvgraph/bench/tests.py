@@ -130,7 +130,7 @@ def holes(n_tokens: int, depth: int, *, defrag: bool) -> Test:
 
     def run(engine: Engine) -> float:
         fill(engine, depth)
-        for pos in range(0, depth, 2):
+        for pos in range(0, depth - 1, 2):  # the last one stays: libllama takes no gap after it
             engine.seq_rm(0, pos, pos + 1)
         if defrag:
             engine.defrag("fill")

@@ -168,6 +168,10 @@ def run_one(
     from pykvgraph.bench.engines import Settings
     from pykvgraph.bench.runner import makers, measure
 
+    if test.n_seq > sizes["n_batch"]:
+        raise InvalidArgumentError(
+            f"{test.name} decodes {test.n_seq} tokens at once, and -b allows {sizes['n_batch']}"
+        )
     settings = Settings(
         n_ctx=-(-test.n_cells // 256) * 256,  # libllama rounds up to this; nobody is to have less room
         n_seq_max=test.n_seq,
