@@ -243,11 +243,13 @@ def _check_sum(name: str, part: memoryview, expected: int) -> None:
 def _check_finite(name: str, rows: memoryview, layout: _Layout) -> None:
     """Infinity or NaN in a row would reach sequences that don't see it: 0 times either is NaN."""
     words = np.frombuffer(rows, layout.dtype)
-    words = words.reshape(-1, layout.n_bytes // words.itemsize)
-    floats = words[:, : layout.n_floats]
+    floats = words.reshape(-1, layout.n_bytes // words.itemsize)[:, : layout.n_floats]
+    signed = floats.view(layout.dtype.replace("u", "i"))
+    sign = 1 << (8 * words.itemsize - 1)
     for begin in range(0, len(floats), _CHUNK):
-        # infinity and NaN are what is left greatest
-        if np.bitwise_and(floats[begin : begin + _CHUNK], layout.exponent).max() == layout.exponent:
+        part = slice(begin, begin + _CHUNK)
+        # as integers, +infinity and +NaN are above all positive numbers, -infinity and -NaN above all others
+        if signed[part].max() >= layout.exponent or floats[part].max() >= sign | layout.exponent:
             raise StateError(
                 f"the saved state has {name} that is not finite: the model overflowed before it was saved, "
                 "or somebody forged it"
