@@ -14,10 +14,11 @@ import os as _os
 import sys as _sys
 
 from pykvgraph._native.library import library as _library
+from pykvgraph.abilities import abilities
 from pykvgraph.batch import Batch
 from pykvgraph.context import Context
 from pykvgraph.context_shift import ContextShift, self_extend
-from pykvgraph.device import devices, library_info
+from pykvgraph.device import add_rpc_server, devices, library_info
 from pykvgraph.errors import (
     CacheFullError,
     DeviceError,
@@ -32,12 +33,15 @@ from pykvgraph.gguf_file import GgufFile
 from pykvgraph.kv_cache import KVCache
 from pykvgraph.long_reader import LongReader
 from pykvgraph.model import Model
+from pykvgraph.placement import plan
 from pykvgraph.sampling import Sampler
 from pykvgraph.tokenizer import Tokenizer
 from pykvgraph.types import (
+    Abilities,
     CellGroup,
     CellsView,
     DeviceInfo,
+    DevicePart,
     LibraryInfo,
     ModelInfo,
     Piece,
@@ -63,6 +67,7 @@ except (ImportError, InvalidArgumentError) as _error:
     raise
 
 __all__ = [
+    "Abilities",
     "Batch",
     "CacheFullError",
     "CellGroup",
@@ -71,6 +76,7 @@ __all__ = [
     "ContextShift",
     "DeviceError",
     "DeviceInfo",
+    "DevicePart",
     "GgufFile",
     "InvalidArgumentError",
     "KVCache",
@@ -89,8 +95,11 @@ __all__ = [
     "UnsupportedError",
     "UpdateStats",
     "__version__",
+    "abilities",
+    "add_rpc_server",
     "devices",
     "generate",
     "library_info",
+    "plan",
     "self_extend",
 ]

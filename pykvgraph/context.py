@@ -21,10 +21,12 @@ from pykvgraph._native.ffi import (
 from pykvgraph._native.handles import Closable, Handle
 from pykvgraph._native.library import fetch, lib, sized
 from pykvgraph.batch import Batch, BatchArrays
-from pykvgraph.checks import integer, real, shown
+from pykvgraph.checks import flag, integer, real, shown
 from pykvgraph.errors import InvalidArgumentError
 from pykvgraph.kv_cache import KVCache
 from pykvgraph.model import Model
+from pykvgraph.placement import read_parts
+from pykvgraph.types import DevicePart
 
 # by name, the numbers of kvgraph.h and of ggml.h
 CACHE_TYPES: dict[str, int] = {kind.name.removeprefix("KVG_TYPE_").lower(): kind for kind in KvgType}
@@ -59,7 +61,9 @@ class Context(Closable):
     n_threads_batch for more: by default as many as this process may use CPUs, and one for a model under 10
     million parameters, whose threads would only wait for each other. defrag_threshold: decode compacts the
     cache when the share of holes below the highest used cell passes it; negative: never.
-    `model` and all of these are attributes too, for reading: as they were given, or chosen.
+    offload_kqv: each layer's cells lie on the device of its weights; False: in host memory, where the CPU
+    attends over them. `model` and all of these are attributes too, for reading: as they were given, or
+    chosen.
 
     Raises InvalidArgumentError, UnsupportedError, or DeviceError when the device has no room for the cache.
     Threads may share a context: their calls wait for one another.
@@ -80,39 +84,38 @@ class Context(Closable):
         n_threads: int | None = None,
         n_threads_batch: int | None = None,
         defrag_threshold: float = 0.1,
+        offload_kqv: bool = True,
     ) -> None:
         if not isinstance(model, Model):
             raise InvalidArgumentError(f"model must be a pykvgraph.Model, got {shown(model)}")
-        if n_threads is None:
-            n_threads = default_threads(model)
+        params = context_params(
+            model.n_params,
+            n_ctx=n_ctx,
+            n_batch=n_batch,
+            n_ubatch=n_ubatch,
+            n_seq_max=n_seq_max,
+            type_k=type_k,
+            type_v=type_v,
+            flash_attn=flash_attn,
+            hadamard=hadamard,
+            n_threads=n_threads,
+            n_threads_batch=n_threads_batch,
+            defrag_threshold=defrag_threshold,
+            offload_kqv=offload_kqv,
+        )
         self.model = model
-        self.n_ctx = integer(n_ctx, "n_ctx")
-        self.n_batch = integer(n_batch, "n_batch")
-        self.n_ubatch = integer(n_ubatch, "n_ubatch")
-        self.n_seq_max = integer(n_seq_max, "n_seq_max")
+        self.n_ctx = params.n_ctx
+        self.n_batch = params.n_batch
+        self.n_ubatch = params.n_ubatch
+        self.n_seq_max = params.n_seq_max
         self.type_k = _choice(type_k, "type_k", CACHE_TYPES)
         self.type_v = _choice(type_v, "type_v", CACHE_TYPES)
-        self.n_threads = integer(n_threads, "n_threads")
-        self.n_threads_batch = (
-            self.n_threads if n_threads_batch is None else integer(n_threads_batch, "n_threads_batch")
-        )
-        self.defrag_threshold = real(defrag_threshold, "defrag_threshold", -1e30, 1e30)
+        self.n_threads = params.n_threads
+        self.n_threads_batch = params.n_threads_batch
+        self.defrag_threshold = float(defrag_threshold)
         self.flash_attn = _choice(flash_attn, "flash_attn", _FLASH_ATTN)
         self.hadamard = _choice(hadamard, "hadamard", _HADAMARD)
-        params = sized(
-            KvgContextParams,
-            n_ctx=self.n_ctx,
-            n_batch=self.n_batch,
-            n_ubatch=self.n_ubatch,
-            n_seq_max=self.n_seq_max,
-            n_threads=self.n_threads,
-            n_threads_batch=self.n_threads_batch,
-            type_k=CACHE_TYPES[self.type_k],
-            type_v=CACHE_TYPES[self.type_v],
-            flash_attn=_FLASH_ATTN[self.flash_attn],
-            hadamard=_HADAMARD[self.hadamard],
-            defrag_threshold=self.defrag_threshold,
-        )
+        self.offload_kqv = bool(offload_kqv)
         self._handle = Handle.open(
             model._handle.call,
             lib().kvg_context_new,
@@ -167,6 +170,14 @@ class Context(Closable):
         Raises InvalidArgumentError as logits() does.
         """
         return self._handle.call(lambda _: self._rows(self._outputs.embd).copy())
+
+    @property
+    def devices(self) -> tuple[DevicePart, ...]:
+        """What this context and its model have on each device, the CPU last.
+
+        A decode that asks for many logits may take more memory than was set aside.
+        """
+        return self._handle.call(read_parts, lib().kvg_context_n_parts, lib().kvg_context_get_part)
 
     @property
     def graph_seconds(self) -> float:
@@ -312,6 +323,47 @@ def _address(array: npt.NDArray[Any], ctype: Any) -> Any:
     return array.ctypes.data_as(ctypes.POINTER(ctype))
 
 
-def default_threads(model: Model) -> int:
+def default_threads(n_params: int) -> int:
     """As many CPUs as this process may use; one for a model whose threads would only wait for each other."""
-    return 1 if model.n_params < _SMALL_MODEL else min(len(os.sched_getaffinity(0)), _MAX_THREADS)
+    return 1 if n_params < _SMALL_MODEL else min(len(os.sched_getaffinity(0)), _MAX_THREADS)
+
+
+def context_params(
+    n_params: int,
+    *,
+    n_ctx: int = 4096,
+    n_batch: int = 512,
+    n_ubatch: int = 512,
+    n_seq_max: int = 1,
+    type_k: str = "f16",
+    type_v: str = "f16",
+    flash_attn: Literal["auto", "on", "off"] | bool = "auto",
+    hadamard: Literal["auto", "on", "off"] | bool = "auto",
+    n_threads: int | None = None,
+    n_threads_batch: int | None = None,
+    defrag_threshold: float = 0.1,
+    offload_kqv: bool = True,
+) -> KvgContextParams:
+    """A Context's arguments, checked, for a model of n_params parameters.
+
+    Raises InvalidArgumentError, which names the argument.
+    """
+    if n_threads is None:
+        n_threads = default_threads(n_params)
+    if n_threads_batch is None:
+        n_threads_batch = n_threads
+    return sized(
+        KvgContextParams,
+        n_ctx=integer(n_ctx, "n_ctx"),
+        n_batch=integer(n_batch, "n_batch"),
+        n_ubatch=integer(n_ubatch, "n_ubatch"),
+        n_seq_max=integer(n_seq_max, "n_seq_max"),
+        n_threads=integer(n_threads, "n_threads"),
+        n_threads_batch=integer(n_threads_batch, "n_threads_batch"),
+        type_k=CACHE_TYPES[_choice(type_k, "type_k", CACHE_TYPES)],
+        type_v=CACHE_TYPES[_choice(type_v, "type_v", CACHE_TYPES)],
+        flash_attn=_FLASH_ATTN[_choice(flash_attn, "flash_attn", _FLASH_ATTN)],
+        hadamard=_HADAMARD[_choice(hadamard, "hadamard", _HADAMARD)],
+        defrag_threshold=real(defrag_threshold, "defrag_threshold", -1e30, 1e30),
+        offload_kqv=flag(offload_kqv, "offload_kqv"),
+    )

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+import socket
+import struct
 from typing import Literal
 
 from pykvgraph._native.ffi import KvgDeviceInfo, KvgDeviceType
 from pykvgraph._native.library import lib, library, sized
+from pykvgraph.checks import shown
+from pykvgraph.errors import DeviceError, InvalidArgumentError
 from pykvgraph.types import DeviceInfo, LibraryInfo
 
 _TYPES: dict[int, Literal["cpu", "gpu", "accel"]] = {
@@ -19,6 +23,55 @@ _TYPES: dict[int, Literal["cpu", "gpu", "accel"]] = {
 def devices() -> tuple[DeviceInfo, ...]:
     """Every device that this ggml was built for and found."""
     return tuple(_device(index) for index in range(lib().kvg_device_count()))
+
+
+_RPC_PROTOCOL = 7  # of this ggml
+_RPC_HELLO = 14
+_RPC_TIMEOUT = 5.0  # seconds
+
+
+def add_rpc_server(endpoint: str) -> tuple[DeviceInfo, ...]:
+    """Makes the devices of a ggml RPC server at "host:port" known, and returns them; once is enough.
+
+    The server must be of this ggml, and trusted, as it trusts its clients: loopback or a network of your own.
+    ggml ends this process when a server that it uses goes away. Raises InvalidArgumentError for what is no
+    endpoint, and DeviceError when no such server answers, or this ggml has no RPC.
+    """
+    host, port = _endpoint(endpoint)
+    if not any("libggml-rpc" in path.name for path in library().ggml_paths):
+        raise DeviceError(
+            'this ggml has no RPC; build llama-cpp-python with CMAKE_ARGS="-DGGML_RPC=on" to have it'
+        )
+    _greet(endpoint, host, port)
+    lib().kvg_rpc_add_server(endpoint.encode())
+    return tuple(info for info in devices() if info.description == endpoint)
+
+
+def _endpoint(endpoint: str) -> tuple[str, int]:
+    host, separator, port = endpoint.rpartition(":") if isinstance(endpoint, str) else ("", "", "")
+    valid = separator and host.isascii() and host.isprintable() and not set(host) & set(" :,")
+    if not (valid and host and port.isascii() and port.isdigit() and 0 < int(port[:6]) < 65536):
+        raise InvalidArgumentError(f'an RPC server is "host:port", got {shown(endpoint)}')
+    return host, int(port)
+
+
+def _greet(endpoint: str, host: str, port: int) -> None:
+    """ggml ends the process where no server speaks as it does: so that is tried out here first."""
+    caps = bytes(24)
+    try:
+        with socket.create_connection((host, port), timeout=_RPC_TIMEOUT) as connection:
+            connection.settimeout(_RPC_TIMEOUT)
+            connection.sendall(struct.pack("<BQ", _RPC_HELLO, len(caps)) + caps)
+            reply = b""
+            while len(reply) < 12 and (data := connection.recv(64)):
+                reply += data
+    except OSError as error:
+        raise DeviceError(f"no RPC server answers at {endpoint}: {error}. Start one there first") from error
+    size, major = struct.unpack("<QB", reply[:9]) if len(reply) >= 12 else (0, None)
+    if size != 4 + len(caps) or major != _RPC_PROTOCOL:
+        raise DeviceError(
+            f"what answers at {endpoint} is no RPC server of this ggml: run the same llama-cpp-python there"
+        )
 
 
 def _device(index: int) -> DeviceInfo:

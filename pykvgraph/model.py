@@ -2,48 +2,59 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import os
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from pykvgraph._native.handles import Closable, Handle
 from pykvgraph._native.library import lib
-from pykvgraph.checks import shown
-from pykvgraph.errors import InvalidArgumentError
 from pykvgraph.gguf_file import native_path, read_metadata, read_model_info
+from pykvgraph.placement import model_params
 from pykvgraph.tokenizer import Tokenizer, Vocabulary
 
 
 class Model(Closable):
     """A GGUF file, ready to run. Contexts on it go on when it is closed; the last one frees the weights.
 
-    path: absolute. arch: as the file names it. device: where the weights are. n_layer, n_embd (size of a
+    path: absolute. arch: as the file names it. device: where the layers are, several names separated by
+    commas. layer_devices: of each layer, and of the output as one more. n_layer, n_embd (size of a
     hidden state), n_head, n_head_kv (heads of K and V), head_dim, n_vocab (logits of a token; there may be
     more than tokens), n_ctx_train (positions that it was trained for), n_params: counts. weight_bytes: size
     of the weights. All of them stay when it is closed.
 
-    `device` is "auto" (the first GPU, else the CPU) or a name from `pykvgraph.devices()`. Raises
-    FileNotFoundError, ModelLoadError for a damaged file, UnsupportedError for a model that this build has no
-    recipe for, DeviceError for a device that is missing or full.
+    `device` is "auto" (RPC servers that were added and every GPU, or the CPU where there is none), "cpu", or
+    names from `pykvgraph.devices()` separated by commas. n_gpu_layers: the last so many layers go there, the
+    output counting as one, and the others stay on the CPU; negative: all. tensor_split: how those are shared
+    out among several devices, a number for each; by default as much as each has free memory.
+
+    Raises FileNotFoundError, ModelLoadError for a damaged file, UnsupportedError for a model that this build
+    has no recipe for, DeviceError for a device that is missing or full.
     """
 
-    def __init__(self, path: str | os.PathLike[str], device: str = "auto") -> None:
-        if not isinstance(device, str) or not device.isascii() or "\0" in device:
-            raise InvalidArgumentError(
-                f'device must be "auto" or a name that pykvgraph.devices() lists, got {shown(device)}'
-            )
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        device: str = "auto",
+        *,
+        n_gpu_layers: int = -1,
+        tensor_split: Sequence[float] | None = None,
+    ) -> None:
+        params = model_params(device, n_gpu_layers, tensor_split)
         name = native_path(path)
         self.path = Path(os.fsdecode(name)).absolute()
         self._handle = Handle.open(
-            lib().kvg_model_load, name, device.encode(), free=lib().kvg_model_free, name="model"
+            lib().kvg_model_load, name, ctypes.byref(params), free=lib().kvg_model_free, name="model"
         )
         self._tokenizer_lock = threading.Lock()
         info = self._handle.call(read_model_info, lib().kvg_model_get_info)
         self.arch = info.arch
         self.device = info.device
         self.n_layer = info.n_layer
+        self.layer_devices = self._handle.call(_layer_devices, info.n_layer)
         self.n_embd = info.n_embd
         self.n_head = info.n_head
         self.n_head_kv = info.n_head_kv
@@ -71,3 +82,12 @@ class Model(Closable):
     def _tokenizer(self) -> Tokenizer:
         vocabulary = self._handle.call(lambda model: Vocabulary.read(lib().kvg_model_gguf(model)))
         return Tokenizer(self.path, vocabulary)
+
+
+def _layer_devices(model: int, n_layer: int) -> tuple[str, ...]:
+    names = []
+    for layer in range(n_layer + 1):
+        name = ctypes.POINTER(ctypes.c_char)()
+        lib().kvg_model_layer_device(model, layer, ctypes.byref(name))
+        names.append(ctypes.string_at(name).decode("utf-8", "replace"))
+    return tuple(names)

@@ -22,6 +22,33 @@ class DeviceInfo:
 
 
 @dataclass(frozen=True)
+class DevicePart:
+    """What a context and its model have on one device."""
+
+    device: str
+    n_layer: int  # whose weights are there, the output not counted
+    n_cache: int  # whose cells are there
+    weight_bytes: int  # what is mapped from the file included
+    cache_bytes: int
+    compute_bytes: int
+    attention: str  # "flash", "plain", "attend" (the CPU kernel of this library); "" without cells
+    can_shift: bool  # also without cells
+    fallbacks: tuple[str, ...]  # operations of its layers that the CPU does
+
+
+@dataclass(frozen=True)
+class Abilities:
+    """What a device can do for a model, with the cache of one type on it."""
+
+    cache_type: str
+    attention: str  # as in DevicePart; "" when it can't run the model
+    can_shift: bool
+    can_defrag: bool
+    fallbacks: tuple[str, ...]  # operations of a decode that the CPU does
+    refused: str  # why it can't run the model; ""
+
+
+@dataclass(frozen=True)
 class LibraryInfo:
     """The native code of this process."""
 

@@ -75,6 +75,9 @@ typedef struct kvg_device_info {
 
 KVG_API int32_t kvg_device_count(void);
 KVG_API kvg_status kvg_device_get(int32_t index, kvg_device_info * out);
+/* The devices of an RPC server ("host:port") join the others, at the end; a second time nothing changes. ggml ends the process when no
+   server of its own version answers there, and whenever one that it uses dies: the caller sees to that. */
+KVG_API kvg_status kvg_rpc_add_server(const char * endpoint);
 
 /* ---- GGUF files ---- */
 
@@ -121,7 +124,7 @@ typedef struct kvg_model kvg_model;
 typedef struct kvg_model_info {
     size_t struct_size;
     const char * arch;
-    const char * device; /* where the layers live */
+    const char * device; /* where the layers live: names separated by commas, the CPU's only if there is no other */
     int64_t n_layer;
     int64_t n_embd;
     int64_t n_head;
@@ -133,10 +136,23 @@ typedef struct kvg_model_info {
     uint64_t weight_bytes;
 } kvg_model_info;
 
-/* device: "auto" (the first GPU, else the CPU) or a name from kvg_device_get, in any case of letters. */
-KVG_API kvg_status kvg_model_load(const char * path, const char * device, kvg_model ** out);
+typedef struct kvg_model_params {
+    size_t struct_size;
+    /* "auto": RPC servers that were added and every GPU, or an integrated one where there is no other; "none" or "cpu"; or names
+       from kvg_device_get separated by commas, in any case of letters */
+    const char * devices;
+    int64_t n_gpu_layers; /* the last n go there, the output being one more layer; negative: all. The others stay on the CPU */
+    const float *
+        tensor_split; /* n_split shares of those layers, one per device; fewer: the rest get none; NULL, or all 0: as much
+                                   as each has free memory */
+    int64_t n_split;
+} kvg_model_params;
+
+KVG_API kvg_status kvg_model_load(const char * path, const kvg_model_params * params, kvg_model ** out);
 KVG_API void kvg_model_free(kvg_model * model);
 KVG_API kvg_status kvg_model_get_info(const kvg_model * model, kvg_model_info * out);
+/* The device of a layer; the output is layer n_layer. Lives as long as the process. */
+KVG_API kvg_status kvg_model_layer_device(const kvg_model * model, int64_t layer, const char ** out);
 /* The file's directory and metadata; belongs to the model. */
 KVG_API const kvg_gguf * kvg_model_gguf(const kvg_model * model);
 /* Reads a file's metadata and says with which recipe it would run; KVG_UNSUPPORTED or KVG_MODEL_LOAD when not. No weights. */
@@ -184,6 +200,7 @@ typedef struct kvg_context_params {
     int32_t flash_attn;     /* kvg_flash_attn */
     int32_t hadamard;       /* kvg_hadamard */
     float defrag_threshold; /* decode compacts when holes / n_kv passes it; negative: never */
+    int32_t offload_kqv;    /* 1: each layer's cells lie where its weights do; 0: in host memory, and the CPU attends */
 } kvg_context_params;
 
 KVG_API kvg_status kvg_context_new(kvg_model * model, const kvg_context_params * params, kvg_context ** out);
@@ -192,6 +209,34 @@ KVG_API void kvg_context_free(kvg_context * context);
 KVG_API const kvg_gguf * kvg_context_gguf(const kvg_context * context);
 /* Seconds spent in decode graphs so far: the rest of a decode's time is everybody else's. */
 KVG_API double kvg_context_graph_seconds(const kvg_context * context);
+
+/* What a context has on one device. */
+typedef struct kvg_context_part {
+    size_t struct_size;
+    const char * device;
+    int64_t n_layer;       /* whose weights are there, without the output */
+    int64_t n_cache;       /* whose cells are there */
+    uint64_t weight_bytes; /* what is mapped from the file included */
+    uint64_t cache_bytes;
+    uint64_t compute_bytes;
+    const char * attention; /* "flash", "plain", "attend" (this library's own); "" without cells */
+    int32_t can_shift;      /* 1 also without cells */
+    const char * fallbacks; /* operations of its layers that the CPU does: "ROPE, SOFT_MAX"; "" when there are none */
+} kvg_context_part;
+
+/* One for each device that has anything, the CPU last; as it is now: a decode with many outputs may have made graphs larger. Strings live as long as the context. */
+KVG_API int64_t kvg_context_n_parts(kvg_context * context);
+KVG_API kvg_status kvg_context_get_part(kvg_context * context, int64_t index, kvg_context_part * out);
+
+/* What a model and a context on it would have on each device, without reading weights or allocating a cache: the graphs' memory is
+   taken for a moment. */
+typedef struct kvg_plan kvg_plan;
+
+KVG_API kvg_status kvg_plan_new(const char * path, const kvg_model_params * model, const kvg_context_params * context,
+                                kvg_plan ** out);
+KVG_API void kvg_plan_free(kvg_plan * plan);
+KVG_API int64_t kvg_plan_n_parts(const kvg_plan * plan);
+KVG_API kvg_status kvg_plan_get_part(const kvg_plan * plan, int64_t index, kvg_context_part * out);
 
 /* ---- decode ---- */
 
@@ -319,8 +364,9 @@ KVG_API kvg_status kvg_kv_replace(kvg_context * context, int64_t seq, const kvg_
    Sites: "cells", "build", "alloc", "compute", "shift-build", "shift-alloc", "shift-compute", "defrag-build",
    "defrag-alloc", "defrag-compute", "defrag-cells" (sort, after the rows of a step), "copy-build", "copy-alloc", "copy-compute",
    "load-write" (after the rows).
-   Three more change what is computed, as long as `countdown` is not 0: "shift-skip" (K stays as it is), "shift-sign" (K turns
-   the wrong way), "defrag-source" (each move reads the row beside its source). KVG_UNSUPPORTED in any other library. */
+   Five more change what is computed, as long as `countdown` is not 0: "shift-skip" (K stays as it is), "shift-sign" (K turns
+   the wrong way), "defrag-source" (each move reads the row beside its source), "lacks-rope" and "lacks-mul-mat" (no
+   device but the CPU has that operation). KVG_UNSUPPORTED in any other library. */
 KVG_API kvg_status kvg_test_fault(const char * site, int64_t countdown);
 
 #ifdef __cplusplus

@@ -5,6 +5,7 @@
 #include <new>
 #include <string>
 #include <system_error>
+#include <vector>
 
 #include <ggml.h>
 
@@ -32,6 +33,10 @@ struct kvg_context {
     kvg_context(const kvg_model & model, const kvg_context_params & params) : context(model.model, params), gguf(model.gguf) {}
     kvg::context context;
     kvg_gguf gguf; // shares the model's file
+};
+
+struct kvg_plan {
+    std::vector<kvg::context_part> parts;
 };
 
 namespace {
@@ -120,68 +125,6 @@ const char * kvg_version(void) { return KVG_VERSION; }
 const char * kvg_ggml_version_built(void) { return KVG_GGML_VERSION_BUILT; }
 const char * kvg_ggml_version_running(void) { return ggml_version(); }
 
-#define LAYOUT_BEGIN(type) text += #type ":" + std::to_string(sizeof(type)) + ":"
-#define LAYOUT_FIELD(type, field) text += #field "@" + std::to_string(offsetof(type, field)) + ","
-#define LAYOUT_END text.back() = ';'
-
-static std::string struct_layout() {
-    std::string text;
-#define F(field) LAYOUT_FIELD(kvg_device_info, field)
-    LAYOUT_BEGIN(kvg_device_info), F(struct_size), F(name), F(description), F(type), F(memory_free), F(memory_total);
-    LAYOUT_END;
-#undef F
-#define F(field) LAYOUT_FIELD(kvg_gguf_kv, field)
-    LAYOUT_BEGIN(kvg_gguf_kv), F(struct_size), F(key), F(type), F(is_array), F(n), F(data);
-    LAYOUT_END;
-#undef F
-#define F(field) LAYOUT_FIELD(kvg_gguf_tensor, field)
-    LAYOUT_BEGIN(kvg_gguf_tensor), F(struct_size), F(name), F(type), F(ne), F(offset), F(size), F(data);
-    LAYOUT_END;
-#undef F
-#define F(field) LAYOUT_FIELD(kvg_model_info, field)
-    LAYOUT_BEGIN(kvg_model_info), F(struct_size), F(arch), F(device), F(n_layer), F(n_embd), F(n_head), F(n_head_kv),
-        F(head_dim), F(n_vocab), F(n_ctx_train), F(n_params), F(weight_bytes);
-    LAYOUT_END;
-#undef F
-#define F(field) LAYOUT_FIELD(kvg_context_params, field)
-    LAYOUT_BEGIN(kvg_context_params), F(struct_size), F(n_ctx), F(n_batch), F(n_ubatch), F(n_seq_max), F(n_threads),
-        F(n_threads_batch), F(type_k), F(type_v), F(flash_attn), F(hadamard), F(defrag_threshold);
-    LAYOUT_END;
-#undef F
-#define F(field) LAYOUT_FIELD(kvg_batch, field)
-    LAYOUT_BEGIN(kvg_batch), F(struct_size), F(n_tokens), F(token), F(pos), F(seq_begin), F(seq_id), F(logits);
-    LAYOUT_END;
-#undef F
-#define F(field) LAYOUT_FIELD(kvg_output, field)
-    LAYOUT_BEGIN(kvg_output), F(struct_size), F(logits), F(embd), F(score), F(n_rows), F(n_written);
-    LAYOUT_END;
-#undef F
-#define F(field) LAYOUT_FIELD(kvg_score, field)
-    LAYOUT_BEGIN(kvg_score), F(best), F(best_logprob), F(log_sum);
-    LAYOUT_END;
-#undef F
-#define F(field) LAYOUT_FIELD(kvg_kv_info, field)
-    LAYOUT_BEGIN(kvg_kv_info), F(struct_size), F(n_cells), F(n_used), F(n_kv), F(n_seq_max), F(n_layer), F(n_head_kv),
-        F(head_dim_k), F(head_dim_v), F(n_attended), F(bytes), F(cell_bytes), F(type_k), F(type_v), F(hadamard_k),
-        F(hadamard_v), F(can_shift);
-    LAYOUT_END;
-#undef F
-#define F(field) LAYOUT_FIELD(kvg_kv_rows, field)
-    LAYOUT_BEGIN(kvg_kv_rows), F(struct_size), F(n_cells), F(pos), F(seq), F(data), F(n_bytes);
-    LAYOUT_END;
-#undef F
-#define F(field) LAYOUT_FIELD(kvg_update_stats, field)
-    LAYOUT_BEGIN(kvg_update_stats), F(struct_size), F(shifted_cells), F(moved_cells), F(moved_bytes), F(graphs), F(seconds);
-    LAYOUT_END;
-#undef F
-    return text;
-}
-
-const char * kvg_struct_layout(void) {
-    static const std::string text = struct_layout();
-    return text.c_str();
-}
-
 void kvg_log_set(kvg_log_callback callback, void * user_data) { kvg::log_set(callback, user_data); }
 
 int32_t kvg_device_count(void) { return kvg::device_count(); }
@@ -261,13 +204,29 @@ kvg_status kvg_gguf_check_vocab(const kvg_gguf * gguf) {
     return guarded([&] { kvg::check_vocab(*need(gguf, "gguf").file); });
 }
 
-kvg_status kvg_model_load(const char * path, const char * device, kvg_model ** out) {
+static std::shared_ptr<const kvg::model> load_model(const char * path, const kvg_model_params * params, kvg::loading how) {
+    const kvg_model_params & p = need_struct(params, "params");
+    kvg::placement_request request = {&need(p.devices, "params->devices"), p.n_gpu_layers, {}};
+    if (p.n_split < 0 || p.n_split > kvg::device_count()) {
+        kvg::fail(KVG_INVALID_ARGUMENT, "tensor_split has %lld shares, and there are %d devices",
+                  static_cast<long long>(p.n_split), kvg::device_count());
+    }
+    if (p.n_split > 0) {
+        request.split.assign(&need(p.tensor_split, "params->tensor_split"), p.tensor_split + p.n_split);
+    }
+    return std::make_shared<const kvg::model>(&need(path, "path"), request, how);
+}
+
+kvg_status kvg_rpc_add_server(const char * endpoint) {
+    return guarded([&] { kvg::add_rpc_server(&need(endpoint, "endpoint")); });
+}
+
+kvg_status kvg_model_load(const char * path, const kvg_model_params * params, kvg_model ** out) {
     return guarded([&] {
         need(out, "out") = nullptr;
-        auto model = std::make_shared<const kvg::model>(&need(path, "path"), &need(device, "device"));
+        const auto model = load_model(path, params, kvg::loading::read);
         const std::shared_ptr<const kvg::gguf_file> file(model, &model->file());
-        const char * name = ggml_backend_dev_name(model->device());
-        *out = std::make_unique<kvg_model>(kvg_model{model, {file}, name}).release();
+        *out = std::make_unique<kvg_model>(kvg_model{model, {file}, model->placement().name()}).release();
     });
 }
 
@@ -279,6 +238,17 @@ kvg_status kvg_model_get_info(const kvg_model * model, kvg_model_info * out) {
         const kvg::model & m = *need(model, "model").model;
         fill_info(info, m.hparams(), m.totals());
         info.device = model->device.c_str();
+    });
+}
+
+kvg_status kvg_model_layer_device(const kvg_model * model, int64_t layer, const char ** out) {
+    return guarded([&] {
+        const kvg::placement & placement = need(model, "model").model->placement();
+        if (layer < 0 || layer > placement.n_layer()) {
+            kvg::fail(KVG_INVALID_ARGUMENT, "layer is %lld, expected 0 to %u", static_cast<long long>(layer),
+                      placement.n_layer());
+        }
+        need(out, "out") = ggml_backend_dev_name(placement.layer(static_cast<uint32_t>(layer)));
     });
 }
 
@@ -306,6 +276,44 @@ kvg_status kvg_context_new(kvg_model * model, const kvg_context_params * params,
 void kvg_context_free(kvg_context * context) { std::unique_ptr<kvg_context>{context}.reset(); }
 
 const kvg_gguf * kvg_context_gguf(const kvg_context * context) { return context ? &context->gguf : nullptr; }
+
+static void fill_part(const std::vector<kvg::context_part> & parts, int64_t index, kvg_context_part & out) {
+    if (index < 0 || static_cast<size_t>(index) >= parts.size()) {
+        kvg::fail(KVG_INVALID_ARGUMENT, "no part has index %lld: there are %zu", static_cast<long long>(index), parts.size());
+    }
+    const kvg::context_part & part = parts[static_cast<size_t>(index)];
+    out = {sizeof(out),        ggml_backend_dev_name(part.device),
+           part.n_layer,       part.n_cache,
+           part.weight_bytes,  part.cache_bytes,
+           part.compute_bytes, part.attention.c_str(),
+           part.can_shift,     part.fallbacks.c_str()};
+}
+
+int64_t kvg_context_n_parts(kvg_context * context) {
+    return context ? static_cast<int64_t>(context->context.parts().size()) : 0;
+}
+
+kvg_status kvg_context_get_part(kvg_context * context, int64_t index, kvg_context_part * out) {
+    return guarded([&] { fill_part(need(context, "context").context.parts(), index, need_struct(out, "out")); });
+}
+
+kvg_status kvg_plan_new(const char * path, const kvg_model_params * model, const kvg_context_params * context,
+                        kvg_plan ** out) {
+    return guarded([&] {
+        need(out, "out") = nullptr;
+        const kvg_context_params & p = need_struct(context, "context");
+        kvg::context measured(load_model(path, model, kvg::loading::measure), p);
+        *out = std::make_unique<kvg_plan>(kvg_plan{measured.parts()}).release();
+    });
+}
+
+void kvg_plan_free(kvg_plan * plan) { std::unique_ptr<kvg_plan>{plan}.reset(); }
+
+int64_t kvg_plan_n_parts(const kvg_plan * plan) { return plan ? static_cast<int64_t>(plan->parts.size()) : 0; }
+
+kvg_status kvg_plan_get_part(const kvg_plan * plan, int64_t index, kvg_context_part * out) {
+    return guarded([&] { fill_part(need(plan, "plan").parts, index, need_struct(out, "out")); });
+}
 
 double kvg_context_graph_seconds(const kvg_context * context) { return context ? context->context.graph_seconds() : 0.0; }
 
@@ -349,8 +357,8 @@ kvg_status kvg_kv_get_info(const kvg_context * context, kvg_kv_info * out) {
         info.cell_bytes = static_cast<int64_t>(cache.cell_bytes());
         info.type_k = cache.type_k(); // a kvg_type has ggml's number
         info.type_v = cache.type_v();
-        info.hadamard_k = cache.hadamard_k() != nullptr;
-        info.hadamard_v = cache.hadamard_v() != nullptr;
+        info.hadamard_k = cache.hadamard_k(0) != nullptr;
+        info.hadamard_v = cache.hadamard_v(0) != nullptr;
         info.can_shift = c.can_shift();
     });
 }

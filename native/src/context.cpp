@@ -4,13 +4,13 @@
 #include <chrono>
 #include <cmath>
 #include <limits>
+#include <set>
 
 #include "cache/cache_type.h"
 #include "cache/slots.h"
 #include "device.h"
 #include "error.h"
 #include "fault.h"
-#include "graph/attention.h"
 #include "graph/move.h"
 #include "graph/shift.h"
 
@@ -77,6 +77,19 @@ private:
     std::chrono::steady_clock::time_point start_;
 };
 
+// Before anything is allocated.
+void require_kept(const std::vector<ggml_backend_dev_t> & homes, const hparams & h, ggml_type type_k, ggml_type type_v) {
+    for (ggml_backend_dev_t device : std::set<ggml_backend_dev_t>(homes.begin(), homes.end())) {
+        if (!can_keep_on(device, h, {type_k, type_v})) {
+            fail(
+                KVG_UNSUPPORTED,
+                "device %s can't write or move rows of %u values of K in %s and V in %s; use offload_kqv=False, another device "
+                "or type_k/type_v=\"f16\"",
+                ggml_backend_dev_name(device), h.n_embd_kv(), ggml_type_name(type_k), ggml_type_name(type_v));
+        }
+    }
+}
+
 } // namespace
 
 context::context(std::shared_ptr<const model> model, const kvg_context_params & params) : model_(std::move(model)) {
@@ -97,73 +110,88 @@ context::context(std::shared_ptr<const model> model, const kvg_context_params & 
 
     const hadamard_sizes rotated = choose_hadamard(params.hadamard, model_->hparams().head_dim, type_k, type_v);
 
-    ggml_backend_dev_t device = model_->device();
-    align_ = span_align(device);
-    backend_ = open_backend(device);
-    if (!is_cpu(device)) {
-        cpu_backend_ = open_backend(cpu_device());
+    const placement & placement = model_->placement();
+    std::vector<ggml_backend_dev_t> homes; // of each layer's cells
+    for (uint32_t il = 0; il < placement.n_layer(); ++il) {
+        homes.push_back(params.offload_kqv ? placement.layer(il) : cpu_device());
+        align_ = std::max(align_, span_align(homes.back()));
     }
-    if (!can_keep_on(device, model_->hparams(), {type_k, type_v})) {
-        fail(KVG_UNSUPPORTED,
-             "device %s can't write or move rows of %u values of K in %s and V in %s; use another device or "
-             "type_k/type_v=\"f16\"",
-             ggml_backend_dev_name(device), model_->hparams().n_embd_kv(), ggml_type_name(type_k), ggml_type_name(type_v));
+    require_kept(homes, model_->hparams(), type_k, type_v);
+    backends_ = std::make_unique<backends>(placement.devices());
+    cache_ = std::make_unique<kv_cache>(homes, model_->hparams(), n_cells, n_seq_max, type_k, type_v, rotated,
+                                        model_->is_measured());
+    decoder_ = std::make_unique<decoder>(*model_, *cache_, *backends_,
+                                         decoder_params{params.flash_attn, n_ubatch_, std::max(n_threads_, n_threads_batch_)});
+    ask_devices();
+    if (!model_->is_measured()) {
+        cache_->allocate();
     }
-    choose_attention(params.flash_attn, type_k, type_v);
-    cache_ = std::make_unique<kv_cache>(device, model_->hparams(), n_cells, n_seq_max, type_k, type_v, rotated);
-    if (attention_ == attention_kind::attend) {
-        attend_ =
-            std::make_unique<attend_workspace>(model_->hparams(), cache_->n_rows(), std::max(n_threads_, n_threads_batch_));
+    reserve_graphs();
+    if (!model_->is_measured()) {
+        cache_->clear(true); // not before all is well: that is when the host's pages become real
     }
-    runner_ = std::make_unique<update_runner>(backend_.get());
-    can_shift_ = can_shift_on(device, model_->hparams(), type_k);
-    reserve();
+    std::vector<ggml_backend_t> lanes;
+    for (const kv_part & part : cache_->parts()) {
+        lanes.push_back(backends_->of(part.device));
+    }
+    runner_ = std::make_unique<update_runner>(lanes);
 }
 
-void context::choose_attention(int32_t wanted, ggml_type type_k, ggml_type type_v) {
-    const bool can = can_flash_on(model_->device(), model_->hparams(), type_k, type_v);
-    if (wanted == KVG_FLASH_ATTN_ON && !can) {
-        fail(KVG_UNSUPPORTED, "device %s has no flash attention for heads of %u and this cache type; use flash_attn=\"auto\"",
-             ggml_backend_dev_name(model_->device()), model_->hparams().head_dim);
-    }
-    if (is_cpu(model_->device()) && wanted != KVG_FLASH_ATTN_ON) {
-        attention_ = attention_kind::attend;
-    } else {
-        attention_ = wanted != KVG_FLASH_ATTN_OFF && can ? attention_kind::flash : attention_kind::plain;
-    }
-    if (attention_ == attention_kind::plain && !can_plain_on(model_->device(), model_->hparams(), type_k, type_v)) {
-        fail(KVG_UNSUPPORTED, "device %s has no attention for heads of %u over K in %s and V in %s%s; use \"f16\" for both",
-             ggml_backend_dev_name(model_->device()), model_->hparams().head_dim, ggml_type_name(type_k),
-             ggml_type_name(type_v), can ? " without flash_attn" : "");
+// What each device has of this context, and whether it can do what the cache takes.
+void context::ask_devices() {
+    const placement & placement = model_->placement();
+    can_shift_ = true;
+    for (ggml_backend_dev_t device : placement.devices()) {
+        context_part part = {
+            device, 0, 0, model_->bytes_on(device), 0, 0, decoder_->attention_on(device), true, decoder_->refused_by(device)};
+        for (uint32_t il = 0; il < placement.n_layer(); ++il) {
+            part.n_layer += placement.layer(il) == device;
+        }
+        for (const kv_part & cells : cache_->parts()) {
+            if (cells.device == device) {
+                part.n_cache = static_cast<uint32_t>(cells.layers.size());
+                part.cache_bytes = cache_->bytes_on(device);
+                part.can_shift = can_shift_on(device, model_->hparams(), cache_->type_k());
+            }
+        }
+        can_shift_ = can_shift_ && part.can_shift;
+        parts_.push_back(part);
     }
 }
 
-void context::make_scheduler() {
-    std::vector<ggml_backend_t> backends = {backend_.get()};
-    if (cpu_backend_) {
-        backends.push_back(cpu_backend_.get()); // the scheduler wants the CPU last
+// Memory for the largest graph, if there is room for it beside a cache that is allocated and not touched yet. A kernel that overcommits
+// would kill the process later.
+void context::reserve_graphs() {
+    graph_bytes_ = decoder_->estimate();
+    for (size_t i = 0; i < graph_bytes_.size(); ++i) {
+        ggml_backend_dev_t device = ggml_backend_get_device(backends_->all()[i]);
+        if (has_room(device, graph_bytes_[i] + (is_cpu(device) ? cache_->bytes_on(device) : 0))) {
+            continue;
+        }
+        if (model_->is_measured()) {
+            return; // the estimate will have to do
+        }
+        fail(KVG_DEVICE, "graphs of %u tokens over %u cells need %s on %s and %s are free; use a smaller n_ubatch or n_ctx",
+             n_ubatch_, cache_->cells().size(), format_bytes(graph_bytes_[i]).c_str(), ggml_backend_dev_name(device),
+             format_bytes(device_memory(device).free).c_str());
     }
-    // the scheduler's table holds a graph's leafs (weights, inputs) beside its nodes, and there are fewer leafs than nodes
-    const size_t n_tensors = 2 * decode_graph::max_nodes(model_->hparams());
-    sched_.reset(ggml_backend_sched_new(backends.data(), nullptr, static_cast<int>(backends.size()), n_tensors, false, false));
+    decoder_->reserve();
+    graph_bytes_.clear();
 }
 
-// The largest graph is allocated now, so that a context that can't decode fails here and not in the middle of a text.
-void context::reserve() {
-    make_scheduler();
-    const decode_shape largest = {n_ubatch_, 1, 0, cache_->n_rows()};
-    const decode_graph graph(*model_, *cache_, attention_, attend_.get(), largest);
-    if (!sched_ || !ggml_backend_sched_reserve(sched_.get(), graph.graph())) {
-        fail(KVG_DEVICE, "%s has no memory for a graph of %u tokens over %u cells; use a smaller n_ubatch or n_ctx",
-             ggml_backend_dev_name(model_->device()), largest.n_tokens, largest.n_kv);
+const std::vector<context_part> & context::parts() {
+    const std::vector<size_t> sizes = graph_bytes_.empty() ? decoder_->sizes() : graph_bytes_;
+    for (size_t i = 0; i < parts_.size(); ++i) {
+        parts_[i].compute_bytes = sizes[i];
     }
-    ggml_backend_sched_reset(sched_.get());
+    return parts_;
 }
 
 void context::require_shift(const char * op) const {
     if (!can_shift_) {
+        const auto part = std::find_if(parts_.begin(), parts_.end(), [](const context_part & p) { return !p.can_shift; });
         fail(KVG_UNSUPPORTED, "%s needs K to be rotated, and device %s can't do that for this cache type; use type_k=\"f32\"",
-             op, ggml_backend_dev_name(model_->device()));
+             op, ggml_backend_dev_name(part->device));
     }
 }
 
@@ -203,7 +231,7 @@ void context::reposition_cells(const reposition & change, const char * op) {
             copies.push_back({shared[i], slots[i]});
             cells.touch(slots[i]);
         }
-        set_threads(backend_.get(), n_threads_batch_);
+        backends_->set_threads(n_threads_batch_);
         run_copy(*runner_, *cache_, copies);
         for (const cell_move & copy : copies) {
             cells.fork(copy.src, copy.dst, change.seq);
@@ -219,7 +247,7 @@ void context::clear(bool data) {
 
 uint32_t context::shift_now() {
     require_intact();
-    set_threads(backend_.get(), n_threads_batch_);
+    backends_->set_threads(n_threads_batch_);
     return run_shift(*runner_, *cache_, model_->hparams().rope, model_->rope_freqs());
 }
 
@@ -347,23 +375,7 @@ cell_span context::attended_span(const batch & batch, const micro_batch & ubatch
     return {begin, end - begin};
 }
 
-void context::prepare_graph(const decode_shape & shape) {
-    if (graph_ && graph_->shape() == shape) {
-        return;
-    }
-    graph_.reset();
-    ggml_backend_sched_reset(sched_.get());
-    auto graph = std::make_unique<decode_graph>(*model_, *cache_, attention_, attend_.get(), shape);
-    if (fault_hit("alloc") || !ggml_backend_sched_alloc_graph(sched_.get(), graph->graph())) {
-        make_scheduler(); // the old one would take the next graph of this shape for allocated
-        fail(KVG_DEVICE,
-             "%s has no memory for a graph of %u tokens with %u outputs over %u cells; ask for fewer logits at a time",
-             ggml_backend_dev_name(model_->device()), shape.n_tokens, shape.n_outputs, shape.n_kv);
-    }
-    graph_ = std::move(graph);
-}
-
-void context::set_mask(const batch & batch, const micro_batch & ubatch, const cell_span & span) {
+void context::set_mask(decode_graph & graph, const batch & batch, const micro_batch & ubatch, const cell_span & span) {
     const cells & cells = cache_->cells();
     const ggml_fp16_t seen = ggml_fp32_to_fp16(0.0f);
     const ggml_fp16_t hidden = ggml_fp32_to_fp16(-std::numeric_limits<float>::infinity());
@@ -379,65 +391,47 @@ void context::set_mask(const batch & batch, const micro_batch & ubatch, const ce
             }
         }
     }
-    ggml_backend_tensor_set(graph_->mask, mask_.data(), 0, mask_.size() * sizeof(ggml_fp16_t));
+    ggml_backend_tensor_set(graph.mask, mask_.data(), 0, mask_.size() * sizeof(ggml_fp16_t));
 }
 
-void context::set_inputs(const batch & batch, const micro_batch & ubatch, const std::vector<uint32_t> & slots,
-                         const cell_span & span) {
-    ggml_backend_tensor_set(graph_->tokens, batch.tokens() + ubatch.begin, 0, ubatch.n * sizeof(int32_t));
-    ggml_backend_tensor_set(graph_->positions, batch.positions() + ubatch.begin, 0, ubatch.n * sizeof(int32_t));
+void context::set_inputs(decode_graph & graph, const batch & batch, const micro_batch & ubatch,
+                         const std::vector<uint32_t> & slots, const cell_span & span) {
+    ggml_backend_tensor_set(graph.tokens, batch.tokens() + ubatch.begin, 0, ubatch.n * sizeof(int32_t));
+    ggml_backend_tensor_set(graph.positions, batch.positions() + ubatch.begin, 0, ubatch.n * sizeof(int32_t));
     slot_ids_.assign(slots.begin() + ubatch.begin, slots.begin() + ubatch.begin + ubatch.n);
-    ggml_backend_tensor_set(graph_->slots, slot_ids_.data(), 0, slot_ids_.size() * sizeof(int64_t));
-    if (graph_->outputs) {
+    ggml_backend_tensor_set(graph.slots, slot_ids_.data(), 0, slot_ids_.size() * sizeof(int64_t));
+    if (graph.outputs) {
         output_ids_.clear();
         for (uint32_t i = 0; i < ubatch.n; ++i) {
             if (batch.is_output(ubatch.begin + i)) {
                 output_ids_.push_back(static_cast<int32_t>(i));
             }
         }
-        ggml_backend_tensor_set(graph_->outputs, output_ids_.data(), 0, output_ids_.size() * sizeof(int32_t));
+        ggml_backend_tensor_set(graph.outputs, output_ids_.data(), 0, output_ids_.size() * sizeof(int32_t));
     }
-    if (graph_->mask) {
-        set_mask(batch, ubatch, span);
+    if (graph.mask) {
+        set_mask(graph, batch, ubatch, span);
     }
 }
 
-void context::compute(const batch & batch, const micro_batch & ubatch, const std::vector<uint32_t> & slots) {
+const decode_graph & context::compute(const batch & batch, const micro_batch & ubatch, const std::vector<uint32_t> & slots) {
     const cell_span span = attended_span(batch, ubatch);
-    if (attend_) { // one graph for every span
-        attend_->set_span(span);
-        prepare_graph({ubatch.n, ubatch.n_outputs, 0, cache_->n_rows()});
-    } else {
-        prepare_graph({ubatch.n, ubatch.n_outputs, span.begin, span.n});
-    }
-    set_inputs(batch, ubatch, slots, span);
-    const int n_threads = ubatch.n == 1 ? n_threads_ : n_threads_batch_;
-    set_threads(backend_.get(), n_threads);
-    if (cpu_backend_) {
-        set_threads(cpu_backend_.get(), n_threads);
-    }
-    const auto start = std::chrono::steady_clock::now();
-    const bool done = computed([&] { return ggml_backend_sched_graph_compute(sched_.get(), graph_->graph()); });
-    graph_seconds_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-    if (!done || fault_hit("compute")) {
-        graph_.reset();
-        fail(KVG_DEVICE, "%s failed while decoding; the batch's tokens are not in the cache",
-             ggml_backend_dev_name(model_->device()));
-    }
+    decode_graph & graph = decoder_->prepare(ubatch.n, ubatch.n_outputs, span);
+    set_inputs(graph, batch, ubatch, slots, span);
+    backends_->set_threads(ubatch.n == 1 ? n_threads_ : n_threads_batch_);
+    decoder_->compute();
     n_attended_ = std::min(span.n, cache_->cells().size() - span.begin);
+    return graph;
 }
 
 // The last micro-batch's, from a row on.
-void context::write_outputs(const kvg_output & output, size_t row) {
-    const size_t n_vocab = model_->hparams().n_vocab;
-    const size_t n_embd = model_->hparams().n_embd;
+void context::write_outputs(const decode_graph & graph, const kvg_output & output, size_t row) const {
     if (output.embd) {
-        ggml_backend_tensor_get(graph_->embd, output.embd + row * n_embd, 0, ggml_nbytes(graph_->embd));
+        ggml_backend_tensor_get(graph.embd, output.embd + row * model_->hparams().n_embd, 0, ggml_nbytes(graph.embd));
     }
-    if (!output.logits) {
-        return;
+    if (output.logits) {
+        ggml_backend_tensor_get(graph.logits, output.logits + row * model_->hparams().n_vocab, 0, ggml_nbytes(graph.logits));
     }
-    ggml_backend_tensor_get(graph_->logits, output.logits + row * n_vocab, 0, ggml_nbytes(graph_->logits));
 }
 
 // What the softmax of a row says.
@@ -473,9 +467,9 @@ int64_t context::decode(const kvg_batch & in, const kvg_output * output) {
             ubatch.n_outputs += batch.is_output(i);
         }
         placed.put(batch, begin, ubatch.n);
-        compute(batch, ubatch, slots);
+        const decode_graph & graph = compute(batch, ubatch, slots);
         if (output && ubatch.n_outputs > 0) {
-            write_outputs(*output, row);
+            write_outputs(graph, *output, row);
             row += ubatch.n_outputs;
         }
     }

@@ -7,18 +7,33 @@
 
 #include <ggml-cpp.h>
 
+#include "backends.h"
 #include "batch.h"
 #include "cache/kv_cache.h"
-#include "graph/decode.h"
+#include "graph/decoder.h"
 #include "graph/update_graph.h"
 #include "kvgraph.h"
 #include "model/weights.h"
 
 namespace kvg {
 
+// What a context has on one device.
+struct context_part {
+    ggml_backend_dev_t device;
+    uint32_t n_layer;      // whose weights are there
+    uint32_t n_cache;      // whose cells are there
+    uint64_t weight_bytes; // what is mapped from the file included
+    uint64_t cache_bytes;
+    uint64_t compute_bytes;
+    std::string attention; // "flash", "plain", "attend"; "" without cells
+    bool can_shift;        // true without cells
+    std::string fallbacks; // operations that its layers need and the CPU does: "ROPE, SOFT_MAX"
+};
+
 class context {
 public:
-    // error(KVG_INVALID_ARGUMENT), error(KVG_DEVICE), error(KVG_UNSUPPORTED)
+    // Asks the devices and checks the room they have before it allocates. On a model that is only measured, the cache has no memory, and
+    // nothing but parts() may be called. error(KVG_INVALID_ARGUMENT), error(KVG_DEVICE), error(KVG_UNSUPPORTED)
     context(std::shared_ptr<const model> model, const kvg_context_params & params);
 
     // returns the rows that it wrote
@@ -46,7 +61,9 @@ public:
     // them. All or nothing, but when the device fails while rows are written: then the cache is broken().
     void replace(int64_t seq, const kvg_kv_rows & rows);
     uint32_t n_attended() const { return n_attended_; }
-    double graph_seconds() const { return graph_seconds_; }
+    double graph_seconds() const { return decoder_->seconds(); }
+    // one for each device that has anything, the CPU last
+    const std::vector<context_part> & parts();
 
 private:
     struct micro_batch {
@@ -60,19 +77,17 @@ private:
     void require_shift(const char * op) const;
     void reposition_cells(const reposition & change, const char * op);
     uint32_t compact(int32_t policy);
-    void choose_attention(int32_t wanted, ggml_type type_k, ggml_type type_v);
-    void make_scheduler();
-    void reserve();
+    void ask_devices();
+    void reserve_graphs();
     void require_intact() const;
     uint32_t shift_now();
     void flush(int32_t policy, kvg_update_stats & stats);
     cell_span attended_span(const batch & batch, const micro_batch & ubatch) const;
-    void prepare_graph(const decode_shape & shape);
-    void set_inputs(const batch & batch, const micro_batch & ubatch, const std::vector<uint32_t> & slots,
+    void set_inputs(decode_graph & graph, const batch & batch, const micro_batch & ubatch, const std::vector<uint32_t> & slots,
                     const cell_span & span);
-    void set_mask(const batch & batch, const micro_batch & ubatch, const cell_span & span);
-    void write_outputs(const kvg_output & output, size_t row);
-    void compute(const batch & batch, const micro_batch & ubatch, const std::vector<uint32_t> & slots);
+    void set_mask(decode_graph & graph, const batch & batch, const micro_batch & ubatch, const cell_span & span);
+    const decode_graph & compute(const batch & batch, const micro_batch & ubatch, const std::vector<uint32_t> & slots);
+    void write_outputs(const decode_graph & graph, const kvg_output & output, size_t row) const;
 
     std::shared_ptr<const model> model_;
     uint32_t n_batch_;
@@ -80,20 +95,17 @@ private:
     int n_threads_;
     int n_threads_batch_;
     float defrag_threshold_;
-    attention_kind attention_ = attention_kind::plain;
     bool can_shift_ = false;
     int32_t defrag_pending_ = NO_DEFRAG; // or a kvg_defrag_policy
     uint32_t n_attended_ = 0;
-    double graph_seconds_ = 0.0; // spent in decode graphs
-    uint32_t align_;
+    uint32_t align_ = 1;
 
-    ggml_backend_ptr backend_;     // where the layers live
-    ggml_backend_ptr cpu_backend_; // for what that one can't do; nullptr when it is the CPU itself
+    std::unique_ptr<backends> backends_;
     std::unique_ptr<kv_cache> cache_;
     std::unique_ptr<update_runner> runner_;
-    std::unique_ptr<attend_workspace> attend_; // for attention_kind::attend
-    ggml_backend_sched_ptr sched_;
-    std::unique_ptr<decode_graph> graph_; // the last one, while its shape is asked for
+    std::unique_ptr<decoder> decoder_;
+    std::vector<context_part> parts_;
+    std::vector<size_t> graph_bytes_; // estimated, when they were not reserved
     kvg_update_stats flushed_ = {};
 
     std::vector<ggml_fp16_t> mask_; // scratch, kept

@@ -2,15 +2,20 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <cstring>
 #include <fstream>
+#include <sstream>
 
 #include <sched.h>
 #include <strings.h>
 #include <sys/mman.h>
 
 #include "error.h"
+#include "fault.h"
 
 namespace kvg {
+
+static constexpr size_t MAX_DEVICES = 15; // GGML_SCHED_MAX_BACKENDS, less the CPU
 
 int32_t device_count() { return static_cast<int32_t>(ggml_backend_dev_count()); }
 
@@ -49,26 +54,114 @@ ggml_backend_dev_t cpu_device() {
 
 bool is_cpu(ggml_backend_dev_t dev) { return ggml_backend_dev_type(dev) == GGML_BACKEND_DEVICE_TYPE_CPU; }
 
-ggml_backend_dev_t find_device(const std::string & name) {
+bool is_rpc(ggml_backend_dev_t dev) { return strcmp(ggml_backend_reg_name(ggml_backend_dev_backend_reg(dev)), "RPC") == 0; }
+
+void add_rpc_server(const char * endpoint) {
+    ggml_backend_reg_t rpc = ggml_backend_reg_by_name("RPC");
+    void * address = rpc ? ggml_backend_reg_get_proc_address(rpc, "ggml_backend_rpc_add_server") : nullptr;
+    if (!address) {
+        fail(KVG_DEVICE, "this ggml has no RPC; it needs a llama-cpp-python built with CMAKE_ARGS=\"-DGGML_RPC=on\"");
+    }
+    ggml_backend_reg_t server = reinterpret_cast<ggml_backend_reg_t (*)(const char *)>(address)(endpoint);
+    if (!server) {
+        fail(KVG_DEVICE, "the RPC server at %s has no devices", endpoint);
+    }
+    ggml_backend_register(server); // a second time changes nothing
+}
+
+// One card may be seen by two backends.
+static bool is_listed(const std::vector<ggml_backend_dev_t> & devices, ggml_backend_dev_t dev) {
+    ggml_backend_dev_props props = {};
+    ggml_backend_dev_get_props(dev, &props);
+    return std::any_of(devices.begin(), devices.end(), [&](ggml_backend_dev_t other) {
+        ggml_backend_dev_props known = {};
+        ggml_backend_dev_get_props(other, &known);
+        return other == dev || (known.device_id && props.device_id && strcmp(known.device_id, props.device_id) == 0);
+    });
+}
+
+static std::vector<ggml_backend_dev_t> auto_devices() {
+    std::vector<ggml_backend_dev_t> servers;
+    std::vector<ggml_backend_dev_t> cards;
+    std::vector<ggml_backend_dev_t> integrated;
+    for (int32_t i = 0; i < device_count(); ++i) {
+        ggml_backend_dev_t dev = ggml_backend_dev_get(static_cast<size_t>(i));
+        if (is_rpc(dev)) {
+            servers.push_back(dev);
+        } else if (ggml_backend_dev_type(dev) == GGML_BACKEND_DEVICE_TYPE_GPU && !is_listed(cards, dev)) {
+            cards.push_back(dev);
+        } else if (ggml_backend_dev_type(dev) == GGML_BACKEND_DEVICE_TYPE_IGPU && integrated.empty()) {
+            integrated.push_back(dev);
+        }
+    }
+    const auto & ours = cards.empty() ? integrated : cards;
+    servers.insert(servers.end(), ours.begin(), ours.end());
+    return servers;
+}
+
+static ggml_backend_dev_t find_device(const std::string & name) {
     std::string known;
     for (int32_t i = 0; i < device_count(); ++i) {
         ggml_backend_dev_t dev = ggml_backend_dev_get(static_cast<size_t>(i));
-        const int32_t type = device_type(dev);
-        if (type == KVG_DEVICE_ACCEL) {
+        if (device_type(dev) == KVG_DEVICE_ACCEL) {
             continue; // helps the CPU with a few ops, and aborts on the others
         }
-        if (strcasecmp(name.c_str(), ggml_backend_dev_name(dev)) == 0 || (name == "auto" && type == KVG_DEVICE_GPU)) {
+        if (strcasecmp(name.c_str(), ggml_backend_dev_name(dev)) == 0) {
             return dev;
         }
         known += std::string(known.empty() ? "" : ", ") + ggml_backend_dev_name(dev);
-    }
-    if (name == "auto") {
-        return cpu_device();
     }
     fail(KVG_DEVICE,
          "no device that runs models is called '%s'; there are: %s (and \"auto\"). Others need a llama-cpp-python built for "
          "them",
          name.c_str(), known.c_str());
+}
+
+std::vector<ggml_backend_dev_t> find_devices(const std::string & names) {
+    if (strcasecmp(names.c_str(), "auto") == 0) {
+        return auto_devices();
+    }
+    if (strcasecmp(names.c_str(), "none") == 0) {
+        return {};
+    }
+    std::vector<ggml_backend_dev_t> found;
+    std::istringstream list(names);
+    for (std::string name; std::getline(list, name, ',') || found.empty();) {
+        ggml_backend_dev_t dev = find_device(name);
+        if (std::find(found.begin(), found.end(), dev) != found.end()) {
+            fail(KVG_INVALID_ARGUMENT, "device %s is named twice in '%s'", name.c_str(), names.c_str());
+        }
+        found.push_back(dev);
+    }
+    if (found.size() > MAX_DEVICES) {
+        fail(KVG_INVALID_ARGUMENT, "%zu devices are named; ggml schedules over %zu at most", found.size(), MAX_DEVICES);
+    }
+    if (std::any_of(found.begin(), found.end(), is_cpu)) {
+        if (found.size() > 1) {
+            fail(KVG_INVALID_ARGUMENT,
+                 "'%s' has the CPU beside other devices: it takes the layers that n_gpu_layers leaves it, and is not named",
+                 names.c_str());
+        }
+        found.clear();
+    }
+    return found;
+}
+
+bool can_run(ggml_backend_dev_t dev, const ggml_tensor * op) {
+    if (!is_cpu(dev) && ((op->op == GGML_OP_ROPE && fault_active("lacks-rope")) ||
+                         (op->op == GGML_OP_MUL_MAT && fault_active("lacks-mul-mat")))) {
+        return false;
+    }
+    return ggml_backend_dev_supports_op(dev, op);
+}
+
+bool can_run_all(ggml_backend_dev_t dev, ggml_cgraph * graph) {
+    for (int i = 0; i < ggml_graph_n_nodes(graph); ++i) {
+        if (!can_run(dev, ggml_graph_node(graph, i))) {
+            return false;
+        }
+    }
+    return true;
 }
 
 ggml_backend_ptr open_backend(ggml_backend_dev_t dev) {
@@ -82,15 +175,6 @@ ggml_backend_ptr open_backend(ggml_backend_dev_t dev) {
 int usable_cpus() {
     cpu_set_t cpus;
     return sched_getaffinity(0, sizeof(cpus), &cpus) == 0 ? std::max(1, CPU_COUNT(&cpus)) : 1;
-}
-
-void set_threads(ggml_backend_t backend, int n_threads) {
-    ggml_backend_reg_t reg = ggml_backend_dev_backend_reg(ggml_backend_get_device(backend));
-    const auto set =
-        reinterpret_cast<ggml_backend_set_n_threads_t>(ggml_backend_reg_get_proc_address(reg, "ggml_backend_set_n_threads"));
-    if (set) {
-        set(backend, n_threads);
-    }
 }
 
 uint32_t span_align(ggml_backend_dev_t dev) { return is_cpu(dev) ? 32 : MAX_SPAN_ALIGN; }
@@ -109,6 +193,11 @@ memory device_memory(ggml_backend_dev_t dev) {
         }
     }
     return {free, total};
+}
+
+bool has_room(ggml_backend_dev_t dev, uint64_t bytes) {
+    const memory there = device_memory(dev);
+    return there.total == 0 || bytes <= there.free;
 }
 
 void advise_huge_pages(void * begin, size_t n_bytes) {

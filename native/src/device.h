@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <exception>
 #include <string>
+#include <vector>
 
 #include <ggml-cpp.h>
 
@@ -15,17 +16,27 @@ int32_t device_count();
 // error(KVG_INVALID_ARGUMENT) when there is no such index
 void device_info(int32_t index, kvg_device_info & out);
 
-// "auto": the first GPU, else the CPU; otherwise a device by its name, in any case of letters. error(KVG_DEVICE) when absent.
-ggml_backend_dev_t find_device(const std::string & name);
+// "auto": RPC servers that were added, then every GPU, or an integrated one where there is no other; "none": nothing; otherwise
+// names, in any case of letters, separated by commas. The CPU is never among them: alone it means nothing, as "none" does.
+// error(KVG_DEVICE) when one is absent, error(KVG_INVALID_ARGUMENT) for one named twice, and for the CPU beside others
+std::vector<ggml_backend_dev_t> find_devices(const std::string & names);
 ggml_backend_dev_t cpu_device();
 bool is_cpu(ggml_backend_dev_t dev);
+// A device of another machine. It says yes to every operation, so what it is asked must be what every backend has.
+bool is_rpc(ggml_backend_dev_t dev);
+// Makes the devices of a server known. precondition: a server of this ggml answers there, else ggml ends the process.
+// error(KVG_DEVICE) when this ggml has no RPC, or the server no devices
+void add_rpc_server(const char * endpoint);
+
+// Whether the device runs this operation, as far as it can be asked. precondition: its types are such that it may be asked
+bool can_run(ggml_backend_dev_t dev, const ggml_tensor * op);
+// The same of all of a graph's operations.
+bool can_run_all(ggml_backend_dev_t dev, ggml_cgraph * graph);
 
 // error(KVG_DEVICE) when the device can't be opened
 ggml_backend_ptr open_backend(ggml_backend_dev_t dev);
 // CPUs that this process may use
 int usable_cpus();
-// CPU backends only; others ignore it
-void set_threads(ggml_backend_t backend, int n_threads);
 
 // Cells by which an attended span is aligned there. Views of K that start elsewhere abort on Vulkan, and CUDA's fast flash attention
 // wants whole 256s; on the CPU any number will do, but ggml's flash attention takes another graph for another span.
@@ -47,6 +58,8 @@ struct memory {
 };
 // Of the CPU what the kernel says is available (ggml calls all of it free).
 memory device_memory(ggml_backend_dev_t dev);
+// Whether bytes are free there, as far as the device tells.
+bool has_room(ggml_backend_dev_t dev, uint64_t bytes);
 
 // Before memory is written for the first time: in pages of 4 KiB the kernel's zeroing and mapping take four times as long as the copy.
 void advise_huge_pages(void * begin, size_t n_bytes);

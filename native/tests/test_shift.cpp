@@ -47,8 +47,8 @@ void turn(std::vector<float> & heads, const hparams & h, int32_t by) {
 // Writes what the type keeps of K, rotated as the cache wants it, into every layer.
 void write(kv_cache & cache, const std::vector<float> & k) {
     std::vector<float> kept = k;
-    if (cache.hadamard_k()) {
-        cache.hadamard_k()->apply(kept.data(), kept.size());
+    if (cache.hadamard_k(0)) {
+        cache.hadamard_k(0)->apply(kept.data(), kept.size());
     }
     const int64_t width = static_cast<int64_t>(k.size()) / N;
     std::vector<uint8_t> raw(ggml_row_size(cache.type_k(), width) * N);
@@ -84,7 +84,10 @@ TEST_CASE("heads that turn in part are right in every type, whatever their size"
                 const hparams h = partly_rotated(head_dim, 20, mode);
                 const hadamard_sizes rotated = choose_hadamard(KVG_HADAMARD_ON, head_dim, type, GGML_TYPE_F16);
                 CHECK((rotated.k != 0) == ggml_is_quantized(type));
-                kv_cache cache(cpu_device(), h, N, 1, type, GGML_TYPE_F16, rotated);
+                const std::vector<ggml_backend_dev_t> homes(h.n_layer, cpu_device());
+                kv_cache cache(homes, h, N, 1, type, GGML_TYPE_F16, rotated, false);
+                cache.allocate();
+                cache.clear(true);
                 std::vector<float> k(size_t{N} * h.n_embd_kv());
                 for (float & x : k) {
                     x = normal(random);
@@ -100,9 +103,9 @@ TEST_CASE("heads that turn in part are right in every type, whatever their size"
                 const double own = distance(read, k);
 
                 const ggml_backend_ptr backend = open_backend(cpu_device());
-                update_runner runner(backend.get());
+                update_runner runner({backend.get()});
                 cache.cells().apply(cache.cells().check_add(0, 0, -1, -150));
-                CHECK(run_shift(runner, cache, h.rope, nullptr) == N);
+                CHECK(run_shift(runner, cache, h.rope, {}) == N);
                 turn(k, h, -150);
                 for (uint32_t il = 0; il < h.n_layer; ++il) {
                     cache.read(il, false, read.data());

@@ -92,6 +92,22 @@ class KvgContextParams(Structure):
         ("flash_attn", c_int32),
         ("hadamard", c_int32),
         ("defrag_threshold", c_float),
+        ("offload_kqv", c_int32),
+    )
+
+
+class KvgContextPart(Structure):
+    _fields_ = (
+        ("struct_size", c_size_t),
+        ("device", c_char_p),
+        ("n_layer", c_int64),
+        ("n_cache", c_int64),
+        ("weight_bytes", c_uint64),
+        ("cache_bytes", c_uint64),
+        ("compute_bytes", c_uint64),
+        ("attention", c_char_p),
+        ("can_shift", c_int32),
+        ("fallbacks", c_char_p),
     )
 
 
@@ -179,6 +195,16 @@ class KvgModelInfo(Structure):
     )
 
 
+class KvgModelParams(Structure):
+    _fields_ = (
+        ("struct_size", c_size_t),
+        ("devices", c_char_p),
+        ("n_gpu_layers", c_int64),
+        ("tensor_split", POINTER(c_float)),
+        ("n_split", c_int64),
+    )
+
+
 class KvgScore(Structure):
     _fields_ = (
         ("best", c_int32),
@@ -216,12 +242,14 @@ KvgLogCallback = CFUNCTYPE(None, c_int32, c_char_p, c_void_p)
 STRUCTS: dict[str, type[Structure]] = {
     "kvg_batch": KvgBatch,
     "kvg_context_params": KvgContextParams,
+    "kvg_context_part": KvgContextPart,
     "kvg_device_info": KvgDeviceInfo,
     "kvg_gguf_kv": KvgGgufKv,
     "kvg_gguf_tensor": KvgGgufTensor,
     "kvg_kv_info": KvgKvInfo,
     "kvg_kv_rows": KvgKvRows,
     "kvg_model_info": KvgModelInfo,
+    "kvg_model_params": KvgModelParams,
     "kvg_score": KvgScore,
     "kvg_output": KvgOutput,
     "kvg_update_stats": KvgUpdateStats,
@@ -231,6 +259,7 @@ STRUCTS: dict[str, type[Structure]] = {
 # the functions that return a kvg_status
 STATUS_FUNCTIONS = (
     "kvg_device_get",
+    "kvg_rpc_add_server",
     "kvg_gguf_open",
     "kvg_gguf_get_kv",
     "kvg_gguf_get_string",
@@ -238,8 +267,12 @@ STATUS_FUNCTIONS = (
     "kvg_gguf_check_vocab",
     "kvg_model_load",
     "kvg_model_get_info",
+    "kvg_model_layer_device",
     "kvg_gguf_check_model",
     "kvg_context_new",
+    "kvg_context_get_part",
+    "kvg_plan_new",
+    "kvg_plan_get_part",
     "kvg_decode",
     "kvg_append",
     "kvg_kv_get_info",
@@ -280,6 +313,8 @@ def declare(lib: CDLL) -> None:
     lib.kvg_device_count.restype = c_int32
     lib.kvg_device_get.argtypes = [c_int32, POINTER(KvgDeviceInfo)]
     lib.kvg_device_get.restype = c_int32
+    lib.kvg_rpc_add_server.argtypes = [c_char_p]
+    lib.kvg_rpc_add_server.restype = c_int32
     lib.kvg_gguf_open.argtypes = [c_char_p, POINTER(c_void_p)]
     lib.kvg_gguf_open.restype = c_int32
     lib.kvg_gguf_free.argtypes = [c_void_p]
@@ -302,12 +337,14 @@ def declare(lib: CDLL) -> None:
     lib.kvg_gguf_get_tensor.restype = c_int32
     lib.kvg_gguf_check_vocab.argtypes = [c_void_p]
     lib.kvg_gguf_check_vocab.restype = c_int32
-    lib.kvg_model_load.argtypes = [c_char_p, c_char_p, POINTER(c_void_p)]
+    lib.kvg_model_load.argtypes = [c_char_p, POINTER(KvgModelParams), POINTER(c_void_p)]
     lib.kvg_model_load.restype = c_int32
     lib.kvg_model_free.argtypes = [c_void_p]
     lib.kvg_model_free.restype = None
     lib.kvg_model_get_info.argtypes = [c_void_p, POINTER(KvgModelInfo)]
     lib.kvg_model_get_info.restype = c_int32
+    lib.kvg_model_layer_device.argtypes = [c_void_p, c_int64, POINTER(POINTER(c_char))]
+    lib.kvg_model_layer_device.restype = c_int32
     lib.kvg_model_gguf.argtypes = [c_void_p]
     lib.kvg_model_gguf.restype = c_void_p
     lib.kvg_gguf_check_model.argtypes = [c_void_p, POINTER(KvgModelInfo)]
@@ -320,6 +357,23 @@ def declare(lib: CDLL) -> None:
     lib.kvg_context_gguf.restype = c_void_p
     lib.kvg_context_graph_seconds.argtypes = [c_void_p]
     lib.kvg_context_graph_seconds.restype = c_double
+    lib.kvg_context_n_parts.argtypes = [c_void_p]
+    lib.kvg_context_n_parts.restype = c_int64
+    lib.kvg_context_get_part.argtypes = [c_void_p, c_int64, POINTER(KvgContextPart)]
+    lib.kvg_context_get_part.restype = c_int32
+    lib.kvg_plan_new.argtypes = [
+        c_char_p,
+        POINTER(KvgModelParams),
+        POINTER(KvgContextParams),
+        POINTER(c_void_p),
+    ]
+    lib.kvg_plan_new.restype = c_int32
+    lib.kvg_plan_free.argtypes = [c_void_p]
+    lib.kvg_plan_free.restype = None
+    lib.kvg_plan_n_parts.argtypes = [c_void_p]
+    lib.kvg_plan_n_parts.restype = c_int64
+    lib.kvg_plan_get_part.argtypes = [c_void_p, c_int64, POINTER(KvgContextPart)]
+    lib.kvg_plan_get_part.restype = c_int32
     lib.kvg_decode.argtypes = [c_void_p, POINTER(KvgBatch), POINTER(KvgOutput)]
     lib.kvg_decode.restype = c_int32
     lib.kvg_append.argtypes = [c_void_p, c_int64, c_int64, POINTER(KvgOutput)]

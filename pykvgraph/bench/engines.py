@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pykvgraph._native import libllama
+from pykvgraph._native.library import library
 from pykvgraph.batch import Batch
 from pykvgraph.context import CACHE_TYPES, Context
 from pykvgraph.errors import DeviceError, ModelLoadError
@@ -33,6 +34,7 @@ class Settings:
     n_threads_batch: int
     type_k: str
     type_v: str
+    offload_kqv: bool = True
 
 
 class Engine(Protocol):
@@ -83,6 +85,7 @@ class OurEngine:
             n_threads_batch=settings.n_threads_batch,
             type_k=settings.type_k,
             type_v=settings.type_v,
+            offload_kqv=settings.offload_kqv,
             defrag_threshold=-1,  # a test says when
         )
         self._batch = Batch()
@@ -129,14 +132,17 @@ class OurEngine:
 
 
 class LibllamaModel:
-    """A model in libllama, for several engines."""
+    """A model in libllama, for several engines: all of it on one device."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, device: str = "CPU") -> None:
         self.ll = libllama.low_level()
         params = self.ll.llama_model_default_params()
-        no_devices = (ctypes.c_void_p * 1)(None)  # CPU only, even where ggml finds a GPU
-        params.devices = ctypes.addressof(no_devices)
-        params.n_gpu_layers = 0
+        self.is_offloaded = device != "CPU"
+        # CPU only is an empty list, even where ggml finds a GPU
+        listed = [ggml_device(device)] if self.is_offloaded else []
+        devices = (ctypes.c_void_p * (len(listed) + 1))(*listed, None)
+        params.devices = ctypes.addressof(devices)
+        params.n_gpu_layers = 1000 if self.is_offloaded else 0
         params.use_extra_bufts = extra_buffers_are_safe()
         with libllama.quiet():
             self.pointer = self.ll.llama_model_load_from_file(str(path).encode(), params)
@@ -146,6 +152,17 @@ class LibllamaModel:
 
     def close(self) -> None:
         self.ll.llama_model_free(self.pointer)
+
+
+def ggml_device(name: str) -> int:
+    """ggml's handle of a device, by its name. Raises DeviceError when there is none."""
+    path = next(path for path in library().ggml_paths if path.name.startswith("libggml.so"))
+    find = ctypes.CDLL(str(path)).ggml_backend_dev_by_name
+    find.restype, find.argtypes = ctypes.c_void_p, [ctypes.c_char_p]
+    found: int | None = find(name.encode())
+    if not found:
+        raise DeviceError(f"ggml has no device {name}: `pykvgraph info` lists them")
+    return found
 
 
 def extra_buffers_are_safe() -> bool:
@@ -172,7 +189,7 @@ class LibllamaEngine:
         params.type_k, params.type_v = CACHE_TYPES[settings.type_k], CACHE_TYPES[settings.type_v]
         params.flash_attn_type = int(flash)
         params.kv_unified = unified
-        params.offload_kqv = params.op_offload = False
+        params.offload_kqv, params.op_offload = model.is_offloaded, False
         with libllama.quiet():
             self._context = ll.llama_init_from_model(model.pointer, params)
         if not self._context:

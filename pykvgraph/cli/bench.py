@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ import click
 from pykvgraph.bench.tests import EXTRA_TESTS
 from pykvgraph.cli.show import new_table, print_json, print_table, size_text
 from pykvgraph.cli.verb import DEFAULT_THREADS, Verb, examples, option
+from pykvgraph.cli.where import Where, where_options
 from pykvgraph.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -86,7 +88,7 @@ class _Numbers(click.ParamType):  # type: ignore[type-arg]
     help="Type of K: f32, f16, bf16, q8_0, q5_1, q5_0, q4_1 or q4_0.",
 )
 @option("-ctv", "--cache-type-v", "type_v", metavar="TYPE", default="f16", help="Type of V.")
-@option("-dev", "--device", metavar="NAME", show_default="cpu with --vs, else auto", help="Where to run.")
+@where_options
 @option("-o", "--output", type=click.Choice(["md", "csv", "json"]), default="md", help="How to print.")
 def bench(
     model: str,
@@ -97,14 +99,14 @@ def bench(
     repetitions: int,
     other: str | None,
     n_threads: int | None,
-    device: str | None,
+    where: Where,
     output: str,
     **sizes: Any,
 ) -> None:
     """Measure prompts (pp) and generation (tg) in tokens a second, mean and standard deviation.
 
-    With --vs libllama every repetition runs both engines, libllama with flash attention (-fa 1, its default)
-    and without (-fa 0); "ours is" compares medians.
+    With --vs libllama, on the CPU unless -dev names a device, every repetition runs both engines, libllama
+    with flash attention (-fa 1, its default) and without (-fa 0); "ours is" compares medians.
 
     \b
     The cache tests, at a depth of -d:
@@ -123,17 +125,20 @@ def bench(
     from pykvgraph.bench.engines import LibllamaModel
     from pykvgraph.context import default_threads
 
-    if other and device not in (None, "cpu"):
-        raise InvalidArgumentError(
-            f"--vs compares on the CPU, and the device is {device}: leave one of them out"
-        )
+    if other:
+        if "," in where.device or where.n_gpu_layers >= 0 or where.rpc or not where.offload_kqv:
+            raise InvalidArgumentError(
+                "--vs compares on one device that has everything: give one -dev and leave out the rest"
+            )
+        where = dataclasses.replace(where, device="cpu") if where.device == "auto" else where
+    sizes["offload_kqv"] = where.offload_kqv
     tests = chosen_tests(n_prompt, n_gen, n_depth, extra)
     if not tests:
         raise InvalidArgumentError("nothing to measure: give -p, -n or --cache")
     results: list[Result] = []
-    with kvg.Model(model, device=device or ("cpu" if other else "auto")) as loaded:
-        n_threads = n_threads or default_threads(loaded)
-        beside = LibllamaModel(Path(model)) if other else None
+    with kvg.Model(model, **where.model()) as loaded:
+        n_threads = n_threads or default_threads(loaded.n_params)
+        beside = LibllamaModel(Path(model), loaded.device) if other else None
         try:
             for test in tests:
                 results += run_one(loaded, beside, test, repetitions, n_threads, sizes)

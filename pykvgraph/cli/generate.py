@@ -12,6 +12,7 @@ import click
 
 from pykvgraph.cli.show import print_json
 from pykvgraph.cli.verb import DEFAULT_THREADS, Verb, examples, json_option, option
+from pykvgraph.cli.where import Where, where_options
 from pykvgraph.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ class _StopString(click.types.StringParamType):
     show_default="as -t",
     help="CPU threads for more than one.",
 )
-@option("-dev", "--device", metavar="NAME", default="auto", help="Where to run, by a name that `info` lists.")
+@where_options
 @option(
     "--temp",
     "temperature",
@@ -130,7 +131,7 @@ class _StopString(click.types.StringParamType):
 @json_option
 def generate(
     model: str,
-    device: str,
+    where: Where,
     prompt: str,
     n_ctx: int | None,
     n_batch: int,
@@ -149,7 +150,7 @@ def generate(
 
     shifts: list[ShiftReport] = []
     with (
-        kvg.Model(model, device=device) as loaded,
+        kvg.Model(model, **where.model()) as loaded,
         kvg.Context(
             loaded,
             n_ctx=n_ctx or min(loaded.n_ctx_train, MAX_DEFAULT_CTX),
@@ -157,6 +158,7 @@ def generate(
             n_ubatch=n_ubatch,
             n_threads=n_threads,
             n_threads_batch=n_threads_batch,
+            offload_kqv=where.offload_kqv,
         ) as context,
     ):
         shift = kvg.ContextShift(n_keep=_fitting_keep(n_keep, context.n_ctx), on_shift=shifts.append)

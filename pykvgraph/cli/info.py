@@ -4,44 +4,128 @@ from __future__ import annotations
 
 import dataclasses
 from importlib import metadata
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from pykvgraph.cli.show import new_table, print_json, print_table, safe_cell, size_text
-from pykvgraph.cli.verb import Verb, examples, json_option
+from pykvgraph.cli.verb import DEFAULT_THREADS, Verb, examples, json_option, option
+from pykvgraph.cli.where import Where, where_options
+
+if TYPE_CHECKING:
+    from pykvgraph.types import Abilities, DeviceInfo, DevicePart, LibraryInfo
+
+ATTENTION = {"flash": "flash", "plain": "plain", "attend": "our kernel"}
 
 
-@click.command(cls=Verb, epilog=examples("pykvgraph info", "pykvgraph info --json"))
+@click.command(
+    cls=Verb,
+    epilog=examples(
+        "pykvgraph info",
+        "pykvgraph info -m model.gguf -c 32768 -ngl 20    # and what it would take",
+        "pykvgraph info --json",
+    ),
+)
+@option(
+    "-m",
+    "--model",
+    metavar="FILE",
+    show_default="the embedded one",
+    help="A GGUF file: devices are asked about it, and what it takes is told.",
+)
+@option("-c", "--ctx-size", "n_ctx", type=click.IntRange(min=1), metavar="N", default=4096, help="Cells.")
+@option(
+    "-ub",
+    "--ubatch-size",
+    "n_ubatch",
+    type=click.IntRange(min=1),
+    metavar="N",
+    default=512,
+    help="Most tokens in one graph.",
+)
+@option("-ctk", "--cache-type-k", "type_k", metavar="TYPE", default="f16", help="Type of K.")
+@option("-ctv", "--cache-type-v", "type_v", metavar="TYPE", default="f16", help="Type of V.")
+@option(
+    "-t",
+    "--threads",
+    "n_threads",
+    type=click.IntRange(min=1),
+    metavar="N",
+    show_default=DEFAULT_THREADS,
+    help="CPU threads.",
+)
+@where_options
 @json_option
-def info(as_json: bool) -> None:
-    """Show versions, library paths and devices."""
-    import pykvgraph
+def info(model: str | None, where: Where, as_json: bool, **sizes: Any) -> None:
+    """Show versions, library paths, devices, and what these can do.
 
+    Each device is asked whether it runs the operations of decode, K-shift and defrag; what it lacks in a
+    decode the CPU does. An RPC server's can't be asked. With -m, the memory that a model and a context of
+    these sizes would take.
+    """
+    import pykvgraph
+    from pykvgraph.context import CACHE_TYPES
+    from pykvgraph.models import embedded_model
+
+    where.connect()
     library = pykvgraph.library_info()
     devices = pykvgraph.devices()
-    llama_cpp_version = metadata.version("llama-cpp-python")
+    asked = {
+        device.name: [
+            pykvgraph.abilities(model or embedded_model(), device.name, cache_type)
+            for cache_type in CACHE_TYPES
+        ]
+        for device in devices
+        if device.type != "accel"
+    }
+    memory = pykvgraph.plan(model, **where.model(), offload_kqv=where.offload_kqv, **sizes) if model else None
     if as_json:
-        print_json(
-            {
-                "pykvgraph": library.version,
-                "ggml": {"running": library.ggml_version_running, "built": library.ggml_version_built},
-                "llama_cpp_python": llama_cpp_version,
-                "libraries": [str(path) for path in (library.path, *library.ggml_paths)],
-                "devices": [dataclasses.asdict(device) for device in devices],
-            }
-        )
+        print_json(summary(library, devices, asked, memory))
         return
+    show_library(library)
+    show_devices(devices)
+    show_abilities(asked)
+    if memory:
+        show_memory(memory, devices)
+
+
+def summary(
+    library: LibraryInfo,
+    devices: tuple[DeviceInfo, ...],
+    asked: dict[str, list[Abilities]],
+    memory: tuple[DevicePart, ...] | None,
+) -> dict[str, Any]:
+    return {
+        "pykvgraph": library.version,
+        "ggml": {"running": library.ggml_version_running, "built": library.ggml_version_built},
+        "llama_cpp_python": metadata.version("llama-cpp-python"),
+        "libraries": [str(path) for path in (library.path, *library.ggml_paths)],
+        "devices": [
+            {
+                **dataclasses.asdict(device),
+                "abilities": [dataclasses.asdict(one) for one in asked.get(device.name, ())],
+            }
+            for device in devices
+        ],
+        "memory": memory and [dataclasses.asdict(part) for part in memory],
+    }
+
+
+def show_library(library: LibraryInfo) -> None:
     ggml_version = f"{library.ggml_version_running}, built against {library.ggml_version_built}"
     for name, version in (
         ("pykvgraph", library.version),
         ("ggml", ggml_version),
-        ("llama-cpp-python", llama_cpp_version),
+        ("llama-cpp-python", metadata.version("llama-cpp-python")),
     ):
         click.echo(f"{name:<17} {version}")
     click.echo("\nlibraries")
     for path in (library.path, *library.ggml_paths):
         click.echo(f"  {path}")  # whole, so that it can be copied
     click.echo()
+
+
+def show_devices(devices: tuple[DeviceInfo, ...]) -> None:
     table = new_table("device", "type", "free", "total", "description")
     for device in devices:
         table.add_row(
@@ -51,4 +135,41 @@ def info(as_json: bool) -> None:
             size_text(device.memory_total),
             safe_cell(device.description),
         )
+    print_table(table)
+
+
+def show_abilities(asked: dict[str, list[Abilities]]) -> None:
+    """A row per device; several where cache types differ."""
+    table = new_table("runs on", "cache", "attention", "K-shift", "defrag", "the CPU does")
+    for device, answers in asked.items():
+        groups: dict[Abilities, list[Abilities]] = {}
+        for answer in answers:
+            refused = "refused" if answer.refused else ""  # whose texts name the type
+            kind = dataclasses.replace(answer, cache_type="", refused=refused)
+            groups.setdefault(kind, []).append(answer)
+        for alike in groups.values():
+            answer = alike[0]
+            falls_back = ", ".join(answer.fallbacks) or (
+                "can't be asked" if device.startswith("RPC") else "-"
+            )
+            table.add_row(
+                safe_cell(device),
+                " ".join(one.cache_type for one in alike),
+                ATTENTION.get(answer.attention, "-"),
+                "yes" if answer.can_shift else "no",
+                "yes" if answer.can_defrag else "no",
+                safe_cell(answer.refused or falls_back),
+            )
+    click.echo()
+    print_table(table)
+
+
+def show_memory(memory: tuple[DevicePart, ...], devices: tuple[DeviceInfo, ...]) -> None:
+    free = {device.name: device.memory_free for device in devices}
+    table = new_table("takes on", "layers", "weights", "cache", "graphs", "in all", "free")
+    for part in memory:
+        total = part.weight_bytes + part.cache_bytes + part.compute_bytes
+        amounts = (part.weight_bytes, part.cache_bytes, part.compute_bytes, total, free.get(part.device, 0))
+        table.add_row(safe_cell(part.device), str(part.n_layer), *map(size_text, amounts))
+    click.echo()
     print_table(table)

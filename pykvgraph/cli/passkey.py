@@ -12,6 +12,7 @@ from click.core import ParameterSource
 
 from pykvgraph.cli.show import new_table, print_json, print_table
 from pykvgraph.cli.verb import DEFAULT_THREADS, Verb, examples, json_option, option, plot_option
+from pykvgraph.cli.where import Where, where_options
 
 if TYPE_CHECKING:
     from pykvgraph.context import Context
@@ -80,13 +81,13 @@ LENGTHS = (0.5, 1.0, 2.0, 3.0, 4.0)  # in contexts
     show_default=DEFAULT_THREADS,
     help="CPU threads.",
 )
-@option("-dev", "--device", metavar="NAME", default="auto", help="Where to run, by a name that `info` lists.")
+@where_options
 @option("-s", "--seed", type=click.IntRange(min=0), metavar="N", default=1, help="Of the first trial's key.")
 @option("--trials", type=COUNT, metavar="N", default=1, help="Keys to ask for, one after the other.")
 @option("--grid", is_flag=True, help="Accuracy over depth and length, up to 4 contexts.")
 @plot_option("With --grid: a PNG of it.")
 @json_option
-def passkey(**arguments: Any) -> None:
+def passkey(where: Where, **arguments: Any) -> None:
     """Hide a key in junk text, fill the cache past its size, ask for the key.
 
     Exit code 0 only if every key was found; with --grid, every key that was still in the window, if any was.
@@ -109,7 +110,7 @@ def passkey(**arguments: Any) -> None:
         arguments["n_junk"], arguments["i_pos"], arguments["n_grp"], arguments["n_keep"], arguments["seed"]
     )
     as_json = arguments["as_json"]
-    with kvg.Model(arguments["model"] or embedded_model(), device=arguments["device"]) as model:
+    with kvg.Model(arguments["model"] or embedded_model(), **where.model()) as model:
         n_ctx = arguments["n_ctx"] or default_n_ctx(model, task.n_grp, task.n_keep)
         with kvg.Context(
             model,
@@ -120,6 +121,7 @@ def passkey(**arguments: Any) -> None:
             hadamard=arguments["hadamard"],
             n_threads=arguments["n_threads"],
             n_threads_batch=arguments["n_threads"],
+            offload_kqv=where.offload_kqv,
         ) as ctx:
             if arguments["grid"]:
                 trials = grid(ctx, task, arguments["trials"], as_json, arguments["plot"])

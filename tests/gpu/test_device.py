@@ -31,17 +31,6 @@ SLACK = 10  # its kernels round more coarsely than the CPU's
 
 
 @pytest.fixture(scope="module")
-def device() -> str:
-    for info in kvg.devices():
-        if info.type != "cpu":
-            return info.name
-    pytest.skip(
-        "no device but the CPU: this llama-cpp-python has no other backend, or no device for it was found "
-        "(GGML_VK_VISIBLE_DEVICES=0 lets Vulkan take a software device)"
-    )
-
-
-@pytest.fixture(scope="module")
 def model(device: str, model_file: ModelFile) -> Iterator[kvg.Model]:
     with kvg.Model(model_file(SMALL), device=device) as model:
         assert model.device == device

@@ -13,6 +13,7 @@ from typing import Any
 import gguf
 import pytest
 from click.testing import CliRunner, Result
+from support.kv_types import GGML_TYPES
 
 import pykvgraph as kvg
 from pykvgraph.cli import main
@@ -48,6 +49,33 @@ def test_info_json() -> None:
     (cpu,) = (device for device in info["devices"] if device["type"] == "cpu")
     assert cpu["name"] == "CPU"
     assert 0 < cpu["memory_free"] <= cpu["memory_total"]
+
+
+def test_info_tells_what_the_cpu_can() -> None:
+    (cpu,) = (device for device in run_json("info")["devices"] if device["type"] == "cpu")
+    assert {answer["cache_type"] for answer in cpu["abilities"]} == set(GGML_TYPES)
+    assert all(answer["attention"] == "attend" for answer in cpu["abilities"])
+    assert all(answer["can_shift"] and answer["can_defrag"] for answer in cpu["abilities"])
+
+
+@pytest.mark.parametrize("n_ctx", [256, 5000])
+def test_info_predicts_memory(stories: Path, n_ctx: int) -> None:
+    """Within 2% of what a model and a context hold then."""
+    sizes = ("-c", str(n_ctx), "-ub", "64", "-ctk", "f32", "-t", "1", "-dev", "cpu")
+    (cpu,) = run_json("info", "-m", stories, *sizes)["memory"]
+    with (
+        kvg.Model(stories, device="cpu") as model,
+        kvg.Context(model, n_ctx=n_ctx, n_ubatch=64, type_k="f32", n_threads=1) as ctx,
+    ):
+        (held,) = ctx.devices
+        assert cpu["device"] == held.device == "CPU"
+        for name in ("weight_bytes", "cache_bytes", "compute_bytes"):
+            assert abs(cpu[name] - getattr(held, name)) <= 0.02 * getattr(held, name)
+        assert held.cache_bytes == ctx.kv.bytes
+        assert abs(held.weight_bytes - model.weight_bytes) <= 0.02 * model.weight_bytes
+    shown = run("info", "-m", stories, *sizes).stdout.splitlines()
+    assert shown[-2].split()[:2] == ["takes", "on"]
+    assert shown[-1].split()[:2] == ["CPU", "5"]
 
 
 def test_info_shows_all_of_it_in_80_columns() -> None:

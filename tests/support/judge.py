@@ -33,6 +33,8 @@ def judge(
     device: str = "cpu",
     slack: float = 1.0,
     attentions: Sequence[str] = ("off", "on", "auto"),
+    n_gpu_layers: int = -1,
+    offload_kqv: bool = True,
 ) -> None:
     """Runs the scenario on libllama, flash and plain, and on ours with each of `attentions`.
 
@@ -45,7 +47,7 @@ def judge(
         ) as referee:
             theirs[flash] = scenario(referee)
     allowed = slack * max(FLOOR, 2 * nmse(theirs[True], theirs[False]))
-    with kvg.Model(path, device=device) as model:
+    with kvg.Model(path, device=device, n_gpu_layers=n_gpu_layers) as model:
         for flash_attn in attentions:
             with open_context(
                 model,
@@ -56,6 +58,7 @@ def judge(
                 type_k=kv_type,
                 type_v=kv_type,
                 flash_attn=flash_attn,
+                offload_kqv=offload_kqv,
             ) as ctx:
                 error = nmse(scenario(OurEngine(ctx)), theirs[flash_attn == "on"])
             if not error <= allowed:  # also when it is NaN

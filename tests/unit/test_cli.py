@@ -97,6 +97,7 @@ def test_a_variable_means_the_same_everywhere() -> None:
 def test_llama_cpp_spellings(parsed: dict[str, Any]) -> None:
     result = run(
         *shlex.split("generate -m a.gguf -p hello -n 5 -c 64 -b 32 -ub 16 -t 2 -tb 3 -dev cpu -s 7 --json"),
+        *shlex.split("-ngl 3 -ts 3,1 -nkvo --rpc localhost:50052"),
         *shlex.split("--temp 0.5 --top-k 9 --top-p 0.8 --min-p 0.1 --keep 4 --stop x --stop 'y z'"),
     )
     assert (result.exit_code, result.output) == (0, "")
@@ -110,6 +111,10 @@ def test_llama_cpp_spellings(parsed: dict[str, Any]) -> None:
         "n_threads": 2,
         "n_threads_batch": 3,
         "device": "cpu",
+        "n_gpu_layers": 3,
+        "tensor_split": (3.0, 1.0),
+        "no_kv_offload": True,
+        "rpc": "localhost:50052",
         "seed": 7,
         "temperature": 0.5,
         "top_k": 9,

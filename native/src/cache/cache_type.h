@@ -11,4 +11,7 @@ namespace kvg {
 // error(KVG_UNSUPPORTED) when its blocks don't fit the head: a head is read, rotated and moved on its own.
 ggml_type cache_type(const char * name, int32_t type, uint32_t head_dim);
 
+// Whether every backend reads and writes rows of it.
+constexpr bool is_common(ggml_type type) { return type == GGML_TYPE_F32 || type == GGML_TYPE_F16; }
+
 } // namespace kvg

@@ -10,16 +10,25 @@
 namespace kvg {
 
 hadamard::hadamard(ggml_backend_dev_t device, uint32_t size)
-    : size_(size), ctx_(ggml_init({ggml_tensor_overhead(), nullptr, /*no_alloc*/ true})),
+    : device_(device), size_(size), ctx_(ggml_init({ggml_tensor_overhead(), nullptr, /*no_alloc*/ true})),
       matrix_(ctx_ ? ggml_new_tensor_2d(ctx_.get(), GGML_TYPE_F32, size, size) : nullptr) {
-    buffer_.reset(ctx_ ? ggml_backend_alloc_ctx_tensors_from_buft(ctx_.get(), ggml_backend_dev_buffer_type(device)) : nullptr);
-    if (!buffer_) {
-        fail(KVG_DEVICE, "%s refused the memory for a matrix of %u x %u; use a smaller n_ctx", ggml_backend_dev_name(device),
-             size, size);
+    buffer_.reset(ggml_backend_buft_alloc_buffer(ggml_backend_dev_buffer_type(device), 0));
+    if (!ctx_ || !buffer_) {
+        fail(KVG_DEVICE, "out of host memory for a matrix");
     }
-    std::vector<float> rows(size_t{size} * size);
-    for (uint32_t i = 0; i < size; ++i) {
-        rows[size_t{i} * size + i] = 1.0f;
+    matrix_->buffer = buffer_.get(); // says where it will be, and has no address
+}
+
+void hadamard::allocate() {
+    matrix_->buffer = nullptr;
+    buffer_.reset(ggml_backend_alloc_ctx_tensors_from_buft(ctx_.get(), ggml_backend_dev_buffer_type(device_)));
+    if (!buffer_) {
+        fail(KVG_DEVICE, "%s refused the memory for a matrix of %u x %u; use a smaller n_ctx", ggml_backend_dev_name(device_),
+             size_, size_);
+    }
+    std::vector<float> rows(size_t{size_} * size_);
+    for (uint32_t i = 0; i < size_; ++i) {
+        rows[size_t{i} * size_ + i] = 1.0f;
     }
     apply(rows.data(), rows.size());
     ggml_backend_tensor_set(matrix_, rows.data(), 0, rows.size() * sizeof(float));

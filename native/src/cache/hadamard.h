@@ -12,8 +12,11 @@ namespace kvg {
 
 class hadamard {
 public:
-    // size: a power of two; each piece of a head of so many dimensions is rotated. error(KVG_DEVICE)
+    // size: a power of two; each piece of a head of so many dimensions is rotated. Nothing is allocated yet: the matrix knows where it
+    // will be, and the device can be asked about it. error(KVG_DEVICE)
     hadamard(ggml_backend_dev_t device, uint32_t size);
+    // Memory for the matrix, and its values; once. error(KVG_DEVICE)
+    void allocate();
 
     uint32_t size() const { return size_; }
     // x rotated, of the same shape. precondition: F32, contiguous, ne[0] a multiple of size
@@ -22,6 +25,7 @@ public:
     void apply(float * x, size_t n) const;
 
 private:
+    ggml_backend_dev_t device_;
     uint32_t size_;
     ggml_context_ptr ctx_;
     ggml_backend_buffer_ptr buffer_;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <map>
 
 #include "device.h"
 #include "error.h"
@@ -12,55 +13,101 @@ namespace kvg {
 static constexpr uint64_t MAX_ZEROS = 4ull << 20;   // bytes written at a time
 static constexpr size_t MIN_SHARED_COPY = 1u << 20; // bytes from which starting threads pays
 
-// Rows for n_cells, padded. Refuses a cache that the device or the host can't hold: a kernel that overcommits would kill the
-// process later, when the memory is touched.
-static uint32_t checked_rows(ggml_backend_dev_t device, const hparams & h, uint32_t n_cells, uint32_t n_seq_max,
-                             ggml_type type_k, ggml_type type_v) {
-    const uint32_t n_rows = (n_cells + MAX_SPAN_ALIGN - 1) / MAX_SPAN_ALIGN * MAX_SPAN_ALIGN;
-    const uint64_t row_bytes = ggml_row_size(type_k, h.n_embd_kv()) + ggml_row_size(type_v, h.n_embd_kv());
-    uint64_t tensors = 0;
-    if (__builtin_mul_overflow(row_bytes * h.n_layer, n_rows, &tensors)) {
-        tensors = UINT64_MAX / 2;
+// Rows for n_cells, padded.
+static uint32_t padded(uint32_t n_cells) { return (n_cells + MAX_SPAN_ALIGN - 1) / MAX_SPAN_ALIGN * MAX_SPAN_ALIGN; }
+
+// Refuses a cache that the devices or the host can't hold: a kernel that overcommits would kill the process later, when the memory is
+// touched.
+static uint32_t require_room(const std::vector<ggml_backend_dev_t> & devices, const hparams & h, uint32_t n_cells,
+                             uint32_t n_seq_max, ggml_type type_k, ggml_type type_v) {
+    const uint64_t row = ggml_row_size(type_k, h.n_embd_kv()) + ggml_row_size(type_v, h.n_embd_kv());
+    std::map<ggml_backend_dev_t, uint64_t> needed;
+    needed[cpu_device()] = uint64_t{n_cells} * (2 * sizeof(int32_t) + 1 + (n_seq_max + 63) / 64 * sizeof(uint64_t));
+    for (ggml_backend_dev_t device : devices) {
+        uint64_t & bytes = needed[device];
+        if (__builtin_add_overflow(bytes, row * padded(n_cells), &bytes)) {
+            bytes = UINT64_MAX;
+        }
     }
-    const uint64_t bookkeeping = uint64_t{n_cells} * (2 * sizeof(int32_t) + 1 + (n_seq_max + 63) / 64 * sizeof(uint64_t));
-    const auto require = [&](ggml_backend_dev_t where, uint64_t bytes) {
-        const memory there = device_memory(where);
-        if (there.total > 0 && bytes > there.free) {
+    for (const auto & [device, bytes] : needed) {
+        if (!has_room(device, bytes)) {
             fail(KVG_DEVICE,
                  "a cache of %u cells needs %s on %s and %s are free; use a smaller n_ctx or type_k/type_v=\"q8_0\"", n_cells,
-                 format_bytes(bytes).c_str(), ggml_backend_dev_name(where), format_bytes(there.free).c_str());
+                 format_bytes(bytes).c_str(), ggml_backend_dev_name(device), format_bytes(device_memory(device).free).c_str());
         }
-    };
-    require(device, tensors);
-    require(cpu_device(), bookkeeping + (is_cpu(device) ? tensors : 0));
-    return n_rows;
+    }
+    return n_cells;
 }
 
-kv_cache::kv_cache(ggml_backend_dev_t device, const hparams & h, uint32_t n_cells, uint32_t n_seq_max, ggml_type type_k,
-                   ggml_type type_v, const hadamard_sizes & rotated)
-    : n_rows_(checked_rows(device, h, n_cells, n_seq_max, type_k, type_v)), cells_(n_cells, n_seq_max), n_head_kv_(h.n_head_kv),
-      head_dim_(h.head_dim), hadamard_k_(rotated.k ? std::make_unique<hadamard>(device, rotated.k) : nullptr),
-      hadamard_v_(rotated.v ? std::make_unique<hadamard>(device, rotated.v) : nullptr) {
-    ggml_context_ptr ctx(ggml_init({2 * h.n_layer * ggml_tensor_overhead(), nullptr, /*no_alloc*/ true}));
-    for (uint32_t il = 0; ctx && il < h.n_layer; ++il) {
-        k_.push_back(ggml_new_tensor_2d(ctx.get(), type_k, h.n_embd_kv(), n_rows_));
-        v_.push_back(ggml_new_tensor_2d(ctx.get(), type_v, h.n_embd_kv(), n_rows_));
-        ggml_format_name(k_.back(), "cache_k_%u", il);
-        ggml_format_name(v_.back(), "cache_v_%u", il);
+kv_cache::kv_cache(const std::vector<ggml_backend_dev_t> & devices, const hparams & h, uint32_t n_cells, uint32_t n_seq_max,
+                   ggml_type type_k, ggml_type type_v, const hadamard_sizes & rotated, bool is_measured)
+    : n_rows_(padded(n_cells)),
+      cells_(is_measured ? 1 : require_room(devices, h, n_cells, n_seq_max, type_k, type_v), n_seq_max),
+      n_head_kv_(h.n_head_kv), head_dim_(h.head_dim), devices_(devices), k_(h.n_layer), v_(h.n_layer) {
+    for (uint32_t il = 0; il < h.n_layer; ++il) {
+        const auto same = [&](const kv_part & part) { return part.device == devices[il]; };
+        auto part = std::find_if(parts_.begin(), parts_.end(), same);
+        if (part == parts_.end()) {
+            parts_.push_back({devices[il], {}, {}, 0, nullptr, nullptr, nullptr, nullptr});
+            part = parts_.end() - 1;
+        }
+        part->layers.push_back(il);
     }
-    buffer_.reset(ctx ? ggml_backend_alloc_ctx_tensors_from_buft(ctx.get(), ggml_backend_dev_buffer_type(device)) : nullptr);
-    if (!buffer_) {
-        fail(KVG_DEVICE, "%s refused the memory for a cache of %u cells, with %s free; use a smaller n_ctx",
-             ggml_backend_dev_name(device), n_cells, format_bytes(device_memory(device).free).c_str());
+    for (kv_part & part : parts_) {
+        part.ctx.reset(ggml_init({2 * part.layers.size() * ggml_tensor_overhead(), nullptr, /*no_alloc*/ true}));
+        ggml_backend_buffer_type_t type = ggml_backend_dev_buffer_type(part.device);
+        part.buffer.reset(ggml_backend_buft_alloc_buffer(type, 0));
+        if (!part.ctx || !part.buffer) {
+            fail(KVG_DEVICE, "out of host memory for the cache's tensors");
+        }
+        for (uint32_t il : part.layers) {
+            k_[il] = ggml_new_tensor_2d(part.ctx.get(), type_k, h.n_embd_kv(), n_rows_);
+            ggml_format_name(k_[il], "cache_k_%u", il);
+            part.tensors.push_back(k_[il]);
+        }
+        for (uint32_t il : part.layers) {
+            v_[il] = ggml_new_tensor_2d(part.ctx.get(), type_v, h.n_embd_kv(), n_rows_);
+            ggml_format_name(v_[il], "cache_v_%u", il);
+            part.tensors.push_back(v_[il]);
+        }
+        part.bytes = ggml_backend_alloc_ctx_tensors_from_buft_size(part.ctx.get(), type);
+        for (ggml_tensor * t : part.tensors) {
+            t->buffer = part.buffer.get(); // says where it will be, and has no address
+        }
+        part.hadamard_k = rotated.k ? std::make_unique<hadamard>(part.device, rotated.k) : nullptr;
+        part.hadamard_v = rotated.v ? std::make_unique<hadamard>(part.device, rotated.v) : nullptr;
     }
-    ctx_ = std::move(ctx);
-    tensors_ = k_;
-    tensors_.insert(tensors_.end(), v_.begin(), v_.end());
-    // attention multiplies masked rows by 0, and 0 times garbage can be NaN
-    ggml_backend_buffer_clear(buffer_.get(), 0);
+}
+
+void kv_cache::allocate() {
+    for (kv_part & part : parts_) {
+        for (ggml_tensor * t : part.tensors) {
+            t->buffer = nullptr;
+        }
+        part.buffer.reset(ggml_backend_alloc_ctx_tensors_from_buft(part.ctx.get(), ggml_backend_dev_buffer_type(part.device)));
+        if (!part.buffer) {
+            fail(KVG_DEVICE, "%s refused %s for a cache of %u cells, with %s free; use a smaller n_ctx",
+                 ggml_backend_dev_name(part.device), format_bytes(part.bytes).c_str(), cells_.size(),
+                 format_bytes(device_memory(part.device).free).c_str());
+        }
+        for (hadamard * rotation : {part.hadamard_k.get(), part.hadamard_v.get()}) {
+            if (rotation) {
+                rotation->allocate();
+            }
+        }
+    }
+}
+
+const kv_part & kv_cache::part_of(uint32_t layer) const {
+    return *std::find_if(parts_.begin(), parts_.end(), [&](const kv_part & p) { return p.device == devices_[layer]; });
 }
 
 uint64_t kv_cache::bytes() const { return cell_bytes() * n_rows_; }
+
+uint64_t kv_cache::bytes_on(ggml_backend_dev_t device) const {
+    const auto part = std::find_if(parts_.begin(), parts_.end(), [&](const kv_part & p) { return p.device == device; });
+    return part == parts_.end() ? 0 : part->bytes;
+}
 
 uint64_t kv_cache::cell_bytes() const {
     const int64_t n = int64_t{n_head_kv_} * head_dim_;
@@ -82,13 +129,13 @@ void kv_cache::read(uint32_t layer, bool v, float * out) const {
     } else {
         ggml_get_type_traits(type)->to_float(raw.data(), out, int64_t{cells_.size()} * width);
     }
-    if (const hadamard * rotated = v ? hadamard_v() : hadamard_k()) {
+    if (const hadamard * rotated = v ? hadamard_v(layer) : hadamard_k(layer)) {
         rotated->apply(out, cells_.size() * static_cast<size_t>(width));
     }
 }
 
-// Calls visit(tensor, offset in it, bytes, offset in the packed rows) for each run of neighbouring cells, tensor by tensor; in host
-// memory on several threads when there is much to copy.
+// Calls visit(tensor, offset in it, bytes, offset in the packed rows) for each run of neighbouring cells, tensor by tensor; for those
+// in host memory on several threads when there is much to copy.
 template <class F> void kv_cache::each_run(const std::vector<uint32_t> & cells, int n_threads, F visit) const {
     std::vector<std::pair<size_t, size_t>> runs; // first of `cells`, how many
     for (size_t i = 0; i < cells.size(); ++i) {
@@ -100,16 +147,25 @@ template <class F> void kv_cache::each_run(const std::vector<uint32_t> & cells, 
     }
     const auto tensor = [&](size_t i) { return i % 2 ? v_[i / 2] : k_[i / 2]; };
     std::vector<size_t> packed(2 * n_layer() + 1);
+    std::vector<size_t> on_host, elsewhere;
+    size_t host_bytes = 0;
     for (size_t i = 0; i + 1 < packed.size(); ++i) {
         packed[i + 1] = packed[i] + cells.size() * tensor(i)->nb[1];
+        const bool is_host = ggml_backend_buffer_is_host(tensor(i)->buffer);
+        (is_host ? on_host : elsewhere).push_back(i);
+        host_bytes += is_host ? packed[i + 1] - packed[i] : 0;
     }
-    const bool shared = ggml_backend_buffer_is_host(buffer_.get()) && packed.back() >= MIN_SHARED_COPY;
-    parallel_for(packed.size() - 1, shared ? static_cast<size_t>(n_threads) : 1, [&](size_t i) {
+    const auto visit_all = [&](size_t i) {
         const size_t row = tensor(i)->nb[1];
         for (const auto & [first, n] : runs) {
             visit(tensor(i), cells[first] * row, n * row, packed[i] + first * row);
         }
-    });
+    };
+    parallel_for(on_host.size(), host_bytes >= MIN_SHARED_COPY ? static_cast<size_t>(n_threads) : 1,
+                 [&](size_t i) { visit_all(on_host[i]); });
+    for (size_t i : elsewhere) {
+        visit_all(i);
+    }
 }
 
 void kv_cache::read_rows(const std::vector<uint32_t> & cells, uint8_t * out, int n_threads) const {
@@ -124,8 +180,8 @@ void kv_cache::write_rows(const std::vector<uint32_t> & cells, const uint8_t * d
     });
 }
 
-void kv_cache::zero_rows(uint32_t n) {
-    for (ggml_tensor * rows : tensors_) {
+void kv_cache::zero_rows(const kv_part & part, uint32_t n) {
+    for (ggml_tensor * rows : part.tensors) {
         const std::vector<uint8_t> zeros(std::min<size_t>(MAX_ZEROS, n * rows->nb[1]));
         for (size_t done = 0; done < n * rows->nb[1]; done += zeros.size()) {
             ggml_backend_tensor_set(rows, zeros.data(), done, std::min(zeros.size(), n * rows->nb[1] - done));
@@ -140,10 +196,12 @@ void kv_cache::clear(bool data) {
     const bool all = data || broken_;
     cells_.clear();
     broken_ = true; // until the rows are zero
-    if (all) {
-        ggml_backend_buffer_clear(buffer_.get(), 0);
-    } else {
-        zero_rows(n_touched);
+    for (const kv_part & part : parts_) {
+        if (all) {
+            ggml_backend_buffer_clear(part.buffer.get(), 0);
+        } else {
+            zero_rows(part, n_touched);
+        }
     }
     broken_ = false;
 }

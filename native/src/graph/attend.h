@@ -29,6 +29,8 @@ public:
     // Which of the cells the next computation attends to: a text that grows doesn't need a new graph.
     void set_span(const cell_span & span) { span_ = span; }
 
+    size_t bytes() const { return ggml_backend_buffer_get_size(buffer_.get()); }
+
 private:
     static void compute(ggml_tensor * dst, int ith, int nth, void * workspace);
     void share(const attend_job & job, size_t ith);

@@ -75,17 +75,12 @@ bool can_plain_on(ggml_backend_dev_t device, const hparams & h, ggml_type type_k
     const dummies d(h, type_k, type_v);
     ggml_cgraph * graph = ggml_new_graph(d.ctx.get());
     ggml_build_forward_expand(graph, plain(d.ctx.get(), d.q, d.k, d.v, d.mask, 1.0f));
-    for (int i = 0; i < ggml_graph_n_nodes(graph); ++i) {
-        if (!ggml_backend_dev_supports_op(device, ggml_graph_node(graph, i))) {
-            return false;
-        }
-    }
-    return true;
+    return can_run_all(device, graph);
 }
 
 bool can_flash_on(ggml_backend_dev_t device, const hparams & h, ggml_type type_k, ggml_type type_v) {
     const dummies d(h, type_k, type_v);
-    return ggml_backend_dev_supports_op(device, flash(d.ctx.get(), d.q, d.k, d.v, d.mask, 1.0f));
+    return can_run(device, flash(d.ctx.get(), d.q, d.k, d.v, d.mask, 1.0f));
 }
 
 } // namespace kvg

@@ -1,7 +1,9 @@
 #include "graph/decode.h"
 
 #include <cmath>
+#include <set>
 
+#include "device.h"
 #include "fault.h"
 #include "graph/attention.h"
 #include "graph/rope.h"
@@ -11,9 +13,9 @@ namespace kvg {
 // a layer has at most 58 nodes (plain attention, all biases, K and V rotated), the frame 12
 size_t decode_graph::max_nodes(const hparams & h) { return 64u * h.n_layer + 64u; }
 
-decode_graph::decode_graph(const model & model, const kv_cache & cache, attention_kind kind, attend_workspace * workspace,
-                           const decode_shape & shape)
-    : model_(model), cache_(cache), kind_(kind), workspace_(workspace), shape_(shape) {
+decode_graph::decode_graph(const model & model, const kv_cache & cache, const std::vector<attention_kind> & kinds,
+                           attend_workspace * workspace, const decode_shape & shape)
+    : model_(model), cache_(cache), kinds_(kinds), workspace_(workspace), shape_(shape) {
     fault_point("build");
     const size_t n = max_nodes(model.hparams());
     arena_.resize(n * ggml_tensor_overhead() + ggml_graph_overhead_custom(n, false));
@@ -26,6 +28,29 @@ ggml_tensor * decode_graph::input(ggml_type type, int64_t ne0, int64_t ne1) {
     ggml_tensor * t = ggml_new_tensor_2d(ctx_.get(), type, ne0, ne1);
     ggml_set_input(t);
     return t;
+}
+
+void decode_graph::wish(ggml_backend_dev_t device) {
+    ggml_tensor * t = last_wished_ ? ggml_get_next_tensor(ctx_.get(), last_wished_) : ggml_get_first_tensor(ctx_.get());
+    for (; t; t = ggml_get_next_tensor(ctx_.get(), t)) {
+        last_wished_ = t;
+        const bool computes = t->op != GGML_OP_NONE && t->op != GGML_OP_RESHAPE && t->op != GGML_OP_VIEW &&
+                              t->op != GGML_OP_PERMUTE && t->op != GGML_OP_TRANSPOSE;
+        if (computes) {
+            wishes_.emplace_back(t, device);
+        }
+    }
+}
+
+std::string decode_graph::refused_by(ggml_backend_dev_t device) const {
+    std::string names;
+    std::set<std::string> seen;
+    for (const auto & [node, wished] : wishes_) {
+        if (wished == device && !can_run(device, node) && seen.insert(ggml_op_desc(node)).second) {
+            names += std::string(names.empty() ? "" : ", ") + ggml_op_desc(node);
+        }
+    }
+    return names;
 }
 
 ggml_tensor * decode_graph::norm(ggml_tensor * x, ggml_tensor * weight) {
@@ -44,33 +69,42 @@ ggml_tensor * decode_graph::self_attention(ggml_tensor * x, uint32_t layer) {
     const hparams & h = model_.hparams();
     const layer_weights & w = model_.layers()[layer];
     const uint32_t n = shape_.n_tokens;
+    ggml_backend_dev_t device = model_.placement().layer(layer);
+    ggml_tensor * freqs = model_.rope_freqs(device);
 
     ggml_tensor * k = ggml_reshape_3d(ctx, linear(x, w.wk, w.bk), h.head_dim, h.n_head_kv, n);
-    k = rope(ctx, k, positions, model_.rope_freqs(), h.rope, false);
+    k = rope(ctx, k, positions, freqs, h.rope, false);
     ggml_tensor * v = linear(x, w.wv, w.bv);
-    if (cache_.hadamard_k()) {
-        k = cache_.hadamard_k()->apply(ctx, k);
+    wish(device);
+    if (const hadamard * rotation = cache_.hadamard_k(layer)) {
+        k = rotation->apply(ctx, k);
     }
-    if (cache_.hadamard_v()) {
-        v = cache_.hadamard_v()->apply(ctx, v);
+    if (const hadamard * rotation = cache_.hadamard_v(layer)) {
+        v = rotation->apply(ctx, v);
     }
     // attention reads views of these nodes, not of the cache's tensors: that makes write-before-read an edge of the graph
     ggml_tensor * k_all = ggml_set_rows(ctx, cache_.k(layer), ggml_reshape_2d(ctx, k, h.n_embd_kv(), n), slots);
     ggml_tensor * v_all = ggml_set_rows(ctx, cache_.v(layer), v, slots);
     ggml_build_forward_expand(graph_, k_all);
     ggml_build_forward_expand(graph_, v_all);
+    wish(cache_.device(layer));
     if (layer + 1 == h.n_layer && shape_.n_outputs == 0) {
         return nullptr;
     }
     ggml_tensor * q = ggml_reshape_3d(ctx, linear(x, w.wq, w.bq), h.head_dim, h.n_head, n);
-    q = rope(ctx, q, positions, model_.rope_freqs(), h.rope, false);
-    if (cache_.hadamard_k()) {
-        q = cache_.hadamard_k()->apply(ctx, q);
+    q = rope(ctx, q, positions, freqs, h.rope, false);
+    wish(device);
+    if (const hadamard * rotation = cache_.hadamard_k(layer)) {
+        q = rotation->apply(ctx, q);
     }
-    ggml_tensor * out = attention(ctx, kind_, q, cache_.heads(ctx, k_all, shape_.kv_begin, shape_.n_kv),
-                                  cache_.heads(ctx, v_all, shape_.kv_begin, shape_.n_kv), mask,
-                                  1.0f / std::sqrt(static_cast<float>(h.head_dim)), workspace_);
-    return cache_.hadamard_v() ? cache_.hadamard_v()->apply(ctx, out) : out;
+    ggml_tensor * heads = attention(ctx, kinds_[layer], q, cache_.heads(ctx, k_all, shape_.kv_begin, shape_.n_kv),
+                                    cache_.heads(ctx, v_all, shape_.kv_begin, shape_.n_kv), mask,
+                                    1.0f / std::sqrt(static_cast<float>(h.head_dim)), workspace_);
+    if (const hadamard * rotation = cache_.hadamard_v(layer)) {
+        heads = rotation->apply(ctx, heads);
+    }
+    wish(cache_.device(layer));
+    return heads;
 }
 
 ggml_tensor * decode_graph::feed_forward(ggml_tensor * x, const layer_weights & w) {
@@ -92,6 +126,7 @@ void decode_graph::build() {
         outputs = input(GGML_TYPE_I32, shape_.n_outputs, 1);
     }
     ggml_tensor * x = ggml_get_rows(ctx, model_.token_embd(), tokens); // (n_embd, n_tokens)
+    wish(model_.embedding_device());
     for (uint32_t il = 0; il < h.n_layer; ++il) {
         const layer_weights & w = model_.layers()[il];
         ggml_tensor * heads = self_attention(norm(x, w.attn_norm), il);
@@ -105,11 +140,13 @@ void decode_graph::build() {
         }
         x = ggml_add(ctx, linear(heads, w.wo, w.bo), x);
         x = ggml_add(ctx, feed_forward(norm(x, w.ffn_norm), w), x);
+        wish(model_.placement().layer(il));
     }
     embd = norm(x, model_.output_norm());
     ggml_set_output(embd);
     logits = ggml_mul_mat(ctx, model_.output(), embd);
     ggml_set_output(logits);
+    wish(model_.placement().output());
     ggml_build_forward_expand(graph_, logits);
 }
 

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include <ggml-cpp.h>
@@ -26,11 +28,16 @@ struct decode_shape {
 
 class decode_graph {
 public:
-    decode_graph(const model & model, const kv_cache & cache, attention_kind kind, attend_workspace * workspace,
-                 const decode_shape & shape);
+    // kinds: of each layer's attention
+    decode_graph(const model & model, const kv_cache & cache, const std::vector<attention_kind> & kinds,
+                 attend_workspace * workspace, const decode_shape & shape);
 
     const decode_shape & shape() const { return shape_; }
     ggml_cgraph * graph() const { return graph_; }
+    // Where each operation should run: with its layer's weights, or where attention is concerned with its cells. In the graph's order.
+    const std::vector<std::pair<ggml_tensor *, ggml_backend_dev_t>> & wishes() const { return wishes_; }
+    // The names of operations that should run on the device, and that it can't run: "ROPE, SOFT_MAX". The CPU does them.
+    std::string refused_by(ggml_backend_dev_t device) const;
     // nodes that a graph of this model can have at most
     static size_t max_nodes(const hparams & h);
 
@@ -48,18 +55,22 @@ private:
     ggml_tensor * input(ggml_type type, int64_t ne0, int64_t ne1);
     ggml_tensor * norm(ggml_tensor * x, ggml_tensor * weight);
     ggml_tensor * linear(ggml_tensor * x, ggml_tensor * weight, ggml_tensor * bias);
+    // What was made since the last call of this function should run there.
+    void wish(ggml_backend_dev_t device);
     ggml_tensor * self_attention(ggml_tensor * x, uint32_t layer);
     ggml_tensor * feed_forward(ggml_tensor * x, const layer_weights & w);
     void build();
 
     const model & model_;
     const kv_cache & cache_;
-    attention_kind kind_;
+    const std::vector<attention_kind> & kinds_;
     attend_workspace * workspace_;
     decode_shape shape_;
     std::vector<uint8_t> arena_; // ggml would abort where this throws
     ggml_context_ptr ctx_;
     ggml_cgraph * graph_;
+    std::vector<std::pair<ggml_tensor *, ggml_backend_dev_t>> wishes_;
+    ggml_tensor * last_wished_ = nullptr;
 };
 
 } // namespace kvg

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "cache/cache_type.h"
 #include "device.h"
 #include "error.h"
 #include "fault.h"
@@ -36,7 +37,7 @@ uint32_t read_from(const kv_cache & cache, uint32_t src, uint32_t n) {
 // Whether rows are whole words: an odd number of blocks of Q8_0, Q5_0 or Q4_0 is not. Heads are even, so rows of F16 are.
 bool has_words(const ggml_tensor * rows) { return rows->nb[1] % sizeof(float) == 0; }
 
-bool all_have_words(const kv_cache & cache) { return std::all_of(cache.tensors().begin(), cache.tensors().end(), has_words); }
+bool all_have_words(const kv_cache & cache) { return has_words(cache.k(0)) && has_words(cache.v(0)); } // layers are alike
 
 // A K or V tensor seen as rows of F32 words, so that bytes move unchanged: typed row operations alter NaNs, and would requantize.
 // A tensor of its own at the same address, not a view, which would have to keep the type. Rows that are no whole words stay what
@@ -57,68 +58,84 @@ ggml_tensor * rows_view(ggml_context * ctx, ggml_tensor * t, uint32_t begin, uin
     return ggml_view_1d(ctx, t, t->ne[0] * n, t->nb[1] * begin);
 }
 
-// False when the device failed.
-bool copy_runs(update_runner & runner, const kv_cache & cache, const char * what, const std::vector<cell_run> & runs) {
-    update_graph graph(what, cache.tensors().size() * (runs.size() + 2));
-    for (ggml_tensor * rows : cache.tensors()) {
-        ggml_tensor * t = as_words(graph.ctx(), rows);
-        for (const cell_run & run : runs) {
-            graph.add(ggml_cpy(graph.ctx(), rows_view(graph.ctx(), t, read_from(cache, run.src, run.n), run.n),
-                               rows_view(graph.ctx(), t, run.dst, run.n)));
+// nullptr, or the backend that failed.
+ggml_backend_t copy_runs(update_runner & runner, const kv_cache & cache, const char * what,
+                         const std::vector<cell_run> & runs) {
+    std::vector<update_graph> graphs;
+    for (const kv_part & part : cache.parts()) {
+        update_graph & graph = graphs.emplace_back(what, part.tensors.size() * (runs.size() + 2));
+        for (ggml_tensor * rows : part.tensors) {
+            ggml_tensor * t = as_words(graph.ctx(), rows);
+            for (const cell_run & run : runs) {
+                graph.add(ggml_cpy(graph.ctx(), rows_view(graph.ctx(), t, read_from(cache, run.src, run.n), run.n),
+                                   rows_view(graph.ctx(), t, run.dst, run.n)));
+            }
         }
     }
-    return graph.run(runner);
+    return run_graphs(runner, graphs);
 }
 
-// All moves at once: each tensor's rows are gathered before any is scattered, so they may form cycles. False when the device failed.
-bool gather_rows(update_runner & runner, const kv_cache & cache, const char * what, const std::vector<cell_move> & moves) {
-    update_graph graph(what, 3 * cache.tensors().size() + 2);
+// All moves at once: each tensor's rows are gathered before any is scattered, so they may form cycles. nullptr, or the backend that
+// failed.
+ggml_backend_t gather_rows(update_runner & runner, const kv_cache & cache, const char * what,
+                           const std::vector<cell_move> & moves) {
     std::vector<int32_t> src;
     std::vector<int64_t> dst;
     for (const cell_move & m : moves) {
         src.push_back(static_cast<int32_t>(read_from(cache, m.src, 1)));
         dst.push_back(m.dst);
     }
-    ggml_tensor * from = graph.input(src);
-    ggml_tensor * to = graph.input(dst);
-    for (ggml_tensor * rows : cache.tensors()) {
-        ggml_tensor * t = as_words(graph.ctx(), rows);
-        graph.add(ggml_set_rows(graph.ctx(), t, ggml_get_rows(graph.ctx(), t, from), to));
+    std::vector<update_graph> graphs;
+    for (const kv_part & part : cache.parts()) {
+        update_graph & graph = graphs.emplace_back(what, 3 * part.tensors.size() + 2);
+        ggml_tensor * from = graph.input(src);
+        ggml_tensor * to = graph.input(dst);
+        for (ggml_tensor * rows : part.tensors) {
+            ggml_tensor * t = as_words(graph.ctx(), rows);
+            graph.add(ggml_set_rows(graph.ctx(), t, ggml_get_rows(graph.ctx(), t, from), to));
+        }
     }
-    return graph.run(runner);
+    return run_graphs(runner, graphs);
 }
 
-// The same for rows that can only be copied: out of the way by runs, then to where they go, a graph for each tensor.
-bool copy_apart(update_runner & runner, const kv_cache & cache, const char * what, const std::vector<cell_move> & moves) {
+// Runs of one tensor's rows, out of the way and then to where they go.
+void add_apart(update_graph & graph, const kv_cache & cache, ggml_tensor * rows, const std::vector<cell_run> & runs) {
+    ggml_tensor * t = as_words(graph.ctx(), rows);
+    std::vector<ggml_tensor *> apart;
+    for (const cell_run & run : runs) {
+        apart.push_back(ggml_cont(graph.ctx(), rows_view(graph.ctx(), t, read_from(cache, run.src, run.n), run.n)));
+        graph.add(apart.back());
+    }
+    for (size_t i = 0; i < runs.size(); ++i) {
+        graph.add(ggml_cpy(graph.ctx(), apart[i], rows_view(graph.ctx(), t, runs[i].dst, runs[i].n)));
+    }
+}
+
+// The same for rows that can only be copied: by runs, a graph for each tensor of a part.
+ggml_backend_t copy_apart(update_runner & runner, const kv_cache & cache, const char * what,
+                          const std::vector<cell_move> & moves) {
     const std::vector<cell_run> runs = to_runs(moves);
-    for (ggml_tensor * rows : cache.tensors()) {
-        update_graph graph(what, 2 * runs.size() + 2);
-        ggml_tensor * t = as_words(graph.ctx(), rows);
-        std::vector<ggml_tensor *> apart;
-        for (const cell_run & run : runs) {
-            apart.push_back(ggml_cont(graph.ctx(), rows_view(graph.ctx(), t, read_from(cache, run.src, run.n), run.n)));
-            graph.add(apart.back());
+    for (size_t i = 0; i < 2 * size_t{cache.n_layer()}; ++i) {
+        std::vector<update_graph> graphs;
+        for (const kv_part & part : cache.parts()) {
+            update_graph & graph = graphs.emplace_back(what, 2 * runs.size() + 2);
+            if (i < part.tensors.size()) {
+                add_apart(graph, cache, part.tensors[i], runs);
+            }
         }
-        for (size_t i = 0; i < runs.size(); ++i) {
-            graph.add(ggml_cpy(graph.ctx(), apart[i], rows_view(graph.ctx(), t, runs[i].dst, runs[i].n)));
-        }
-        if (!graph.run(runner)) {
-            return false;
+        if (ggml_backend_t failed = run_graphs(runner, graphs)) {
+            return failed;
         }
     }
-    return true;
+    return nullptr;
 }
 
-[[noreturn]] void fail_moving(const update_runner & runner, const char * rest) {
-    fail(KVG_DEVICE, "%s failed while moving cells; %s", ggml_backend_name(runner.backend()), rest);
+[[noreturn]] void fail_moving(ggml_backend_t failed, const char * rest) {
+    fail(KVG_DEVICE, "%s failed while moving cells; %s", ggml_backend_name(failed), rest);
 }
 
 uint64_t widest_row(const kv_cache & cache) {
-    uint64_t widest = 1;
-    for (const ggml_tensor * t : cache.tensors()) {
-        widest = std::max<uint64_t>(widest, t->nb[1]);
-    }
-    return widest;
+    return std::max<uint64_t>(cache.k(0)->nb[1], cache.v(0)->nb[1]); // layers are alike
 }
 
 // In order, as parts of at most max_moves moves and max_runs runs.
@@ -144,10 +161,11 @@ void into_holes(update_runner & runner, const kv_cache & cache, const char * wha
                 const char * rest) {
     const bool gather = all_have_words(cache) && moves.size() < to_runs(moves).size() * LONG_RUN;
     const size_t max_moves = gather ? std::max<uint64_t>(1, MAX_SCRATCH / widest_row(cache)) : moves.size();
-    const size_t max_runs = gather ? max_moves : std::max<size_t>(1, MAX_COPIES / cache.tensors().size());
+    const size_t max_runs = gather ? max_moves : std::max<size_t>(1, MAX_COPIES / (2 * cache.n_layer()));
     for (const std::vector<cell_move> & part : split(moves, max_moves, max_runs)) {
-        if (!(gather ? gather_rows(runner, cache, what, part) : copy_runs(runner, cache, what, to_runs(part)))) {
-            fail_moving(runner, rest);
+        ggml_backend_t failed = gather ? gather_rows(runner, cache, what, part) : copy_runs(runner, cache, what, to_runs(part));
+        if (failed) {
+            fail_moving(failed, rest);
         }
         done(part);
     }
@@ -173,6 +191,9 @@ bool can_keep_on(ggml_backend_dev_t device, const hparams & h, std::initializer_
     ggml_tensor * to = ggml_new_tensor_1d(ctx, GGML_TYPE_I64, 8);
     ggml_tensor * fresh = ggml_new_tensor_2d(ctx, GGML_TYPE_F32, h.n_embd_kv(), 8);
     for (const ggml_type type : types) {
+        if (is_rpc(device) && !is_common(type)) {
+            return false; // it says yes to all, and its server would end where that is not true
+        }
         ggml_tensor * rows = ggml_new_tensor_2d(ctx, type, h.n_embd_kv(), MAX_SPAN_ALIGN);
         std::vector<ggml_tensor *> ops = {ggml_set_rows(ctx, rows, fresh, to)};
         ggml_tensor * t = rows;
@@ -187,7 +208,7 @@ bool can_keep_on(ggml_backend_dev_t device, const hparams & h, std::initializer_
         }
         ops.push_back(ggml_cpy(ctx, rows_view(ctx, t, 0, 8), rows_view(ctx, t, 8, 8)));
         for (const ggml_tensor * op : ops) {
-            if (!ggml_backend_dev_supports_op(device, op)) {
+            if (!can_run(device, op)) {
                 return false;
             }
         }
@@ -211,9 +232,9 @@ uint32_t sort_ranks(const kv_cache & cache) {
 
 void run_sort(update_runner & runner, kv_cache & cache, const std::vector<std::vector<cell_move>> & steps) {
     for (const std::vector<cell_move> & step : steps) {
-        if (!(all_have_words(cache) ? gather_rows : copy_apart)(runner, cache, "defrag", step)) {
+        if (ggml_backend_t failed = (all_have_words(cache) ? gather_rows : copy_apart)(runner, cache, "defrag", step)) {
             cache.set_broken();
-            fail_moving(runner, "K and V can't be trusted any more: clear() the cache and decode again");
+            fail_moving(failed, "K and V can't be trusted any more: clear() the cache and decode again");
         }
         follow_rows(cache, step);
     }

@@ -11,7 +11,8 @@
 
 namespace kvg {
 
-// Whether the device runs what moving cells takes, and writing new ones, for K and V of these types.
+// Whether the device runs what moving cells takes, and writing new ones, for K and V of these types. A remote one can't be asked, and
+// keeps only what every backend can.
 bool can_keep_on(ggml_backend_dev_t device, const hparams & h, std::initializer_list<ggml_type> types);
 
 // Fills holes: moves whose sources and destinations don't overlap, in as many graphs as it takes; the cells follow each graph.

@@ -43,33 +43,32 @@ ggml_tensor * turn_rows(ggml_context * ctx, ggml_tensor * k, int64_t head_dim, g
 
 int32_t shift_of(const cells & cells, uint32_t i) { return fault_active("shift-sign") ? -cells.shift(i) : cells.shift(i); }
 
-// Both return false when the device failed.
-bool run_in_place(update_runner & runner, const kv_cache & cache, const turning & how) {
-    const uint32_t align = span_align(ggml_backend_get_device(runner.backend()));
-    const std::vector<cell_span> spans = plan_shift(cache.cells(), align, MAX_SPANS);
-    update_graph graph("shift", spans.size() * cache.n_layer());
+// Both are one part's share.
+update_graph build_in_place(const kv_cache & cache, const kv_part & part, const turning & how) {
+    const std::vector<cell_span> spans = plan_shift(cache.cells(), span_align(part.device), MAX_SPANS);
+    update_graph graph("shift", spans.size() * part.layers.size());
     for (const cell_span & span : spans) {
         std::vector<int32_t> shifts(span.n);
         for (uint32_t i = 0; i < span.n; ++i) {
             shifts[i] = shift_of(cache.cells(), span.begin + i);
         }
         ggml_tensor * by = graph.input(shifts);
-        for (uint32_t il = 0; il < cache.n_layer(); ++il) {
+        for (uint32_t il : part.layers) {
             ggml_tensor * k = cache.heads(graph.ctx(), cache.k(il), span.begin, span.n);
             graph.add(rope(graph.ctx(), k, by, how.freq_factors, how.params, true));
         }
     }
-    return graph.run(runner);
+    return graph;
 }
 
 // Only the rows that wait: another one would not come back from F32 as it was, not always.
-bool run_by_rows(update_runner & runner, const kv_cache & cache, const turning & how, bool dithered) {
+update_graph build_by_rows(const kv_cache & cache, const kv_part & part, const turning & how, bool dithered) {
     const cells & cells = cache.cells();
     const uint64_t row_bytes = uint64_t{cache.n_head_kv()} * cache.head_dim() * sizeof(float);
     const uint32_t max_rows = static_cast<uint32_t>(std::max<uint64_t>(1, MAX_SCRATCH / row_bytes));
-    const uint32_t n_parts = (cells.n_shifted() + max_rows - 1) / max_rows;
-    update_graph graph("shift", size_t{n_parts} * cache.n_layer() * MAX_ROW_NODES);
-    for (uint32_t i = 0, part = 0; part < n_parts; ++part) {
+    const uint32_t n_pieces = (cells.n_shifted() + max_rows - 1) / max_rows;
+    update_graph graph("shift", size_t{n_pieces} * part.layers.size() * MAX_ROW_NODES);
+    for (uint32_t i = 0, piece = 0; piece < n_pieces; ++piece) {
         std::vector<int32_t> from, shifts, seeds;
         std::vector<int64_t> to;
         for (; i < cells.n_kv() && from.size() < max_rows; ++i) {
@@ -85,17 +84,17 @@ bool run_by_rows(update_runner & runner, const kv_cache & cache, const turning &
         ggml_tensor * source = graph.input(from);
         ggml_tensor * target = graph.input(to);
         ggml_tensor * noise = dithered ? graph.input(seeds) : nullptr;
-        for (uint32_t il = 0; il < cache.n_layer(); ++il) {
+        for (uint32_t il : part.layers) {
             graph.add(turn_rows(graph.ctx(), cache.k(il), cache.head_dim(), source, target, by, noise, how));
         }
     }
-    return graph.run(runner);
+    return graph;
 }
 
 // Whether the K-shift has to see to it that repeated roundings don't add up. A Hadamard matrix over whole heads does it: the
 // dimensions that turn fast make the roundings of all others random.
 bool can_drift(const kv_cache & cache) {
-    const hadamard * rotated = cache.hadamard_k();
+    const hadamard * rotated = cache.hadamard_k(0); // layers are alike
     return cache.type_k() != GGML_TYPE_F32 && !(rotated && rotated->size() == cache.head_dim());
 }
 
@@ -124,15 +123,10 @@ bool can_shift_on(ggml_backend_dev_t device, const hparams & h, ggml_type type_k
         ggml_tensor * to = ggml_new_tensor_1d(ctx.get(), GGML_TYPE_I64, n);
         ggml_build_forward_expand(graph, turn_rows(ctx.get(), k, h.head_dim, by, to, by, nullptr, how));
     }
-    for (int i = 0; i < ggml_graph_n_nodes(graph); ++i) {
-        if (!ggml_backend_dev_supports_op(device, ggml_graph_node(graph, i))) {
-            return false;
-        }
-    }
-    return true;
+    return can_run_all(device, graph);
 }
 
-uint32_t run_shift(update_runner & runner, kv_cache & cache, const rope_params & params, ggml_tensor * freq_factors) {
+uint32_t run_shift(update_runner & runner, kv_cache & cache, const rope_params & params, const device_freqs & factors) {
     const uint32_t n_shifted = cache.cells().n_shifted();
     if (n_shifted == 0) {
         return 0;
@@ -141,15 +135,19 @@ uint32_t run_shift(update_runner & runner, kv_cache & cache, const rope_params &
         cache.cells().clear_shifts();
         return n_shifted;
     }
-    const turning how = {params, freq_factors, cache.hadamard_k()};
-    const bool on_cpu = is_cpu(ggml_backend_get_device(runner.backend()));
-    const bool dithered = on_cpu && can_drift(cache) && any_turned(cache.cells());
-    const bool done =
-        in_place(cache.type_k()) && !dithered ? run_in_place(runner, cache, how) : run_by_rows(runner, cache, how, dithered);
-    if (!done) {
+    const bool drifts = can_drift(cache) && any_turned(cache.cells());
+    std::vector<update_graph> graphs;
+    for (const kv_part & part : cache.parts()) {
+        const auto found = factors.find(part.device);
+        const turning how = {params, found == factors.end() ? nullptr : found->second, part.hadamard_k.get()};
+        const bool dithered = drifts && is_cpu(part.device);
+        graphs.push_back(in_place(cache.type_k()) && !dithered ? build_in_place(cache, part, how)
+                                                               : build_by_rows(cache, part, how, dithered));
+    }
+    if (ggml_backend_t failed = run_graphs(runner, graphs)) {
         cache.set_broken();
         fail(KVG_DEVICE, "the K-shift failed half way on %s: K can't be trusted any more; clear() the cache and decode again",
-             ggml_backend_name(runner.backend()));
+             ggml_backend_name(failed));
     }
     cache.cells().clear_shifts();
     return n_shifted;

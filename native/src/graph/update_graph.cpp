@@ -8,7 +8,17 @@
 
 namespace kvg {
 
-void update_runner::renew_allocator() { allocator_.reset(ggml_gallocr_new(ggml_backend_get_default_buffer_type(backend_))); }
+// One that got no memory takes the next graph of that shape for allocated, so it must not be used again.
+static void renew_allocator(update_runner::lane & lane) {
+    lane.allocator.reset(ggml_gallocr_new(ggml_backend_get_default_buffer_type(lane.backend)));
+}
+
+update_runner::update_runner(const std::vector<ggml_backend_t> & backends) {
+    for (ggml_backend_t backend : backends) {
+        lanes_.push_back({backend, nullptr});
+        renew_allocator(lanes_.back());
+    }
+}
 
 update_graph::update_graph(const char * what, size_t max_nodes) : what_(what) {
     fault_point((std::string(what) + "-build").c_str());
@@ -29,17 +39,46 @@ ggml_tensor * update_graph::input(ggml_type type, const void * values, size_t n)
 
 void update_graph::add(ggml_tensor * node) { ggml_build_forward_expand(graph_, node); }
 
-bool update_graph::run(update_runner & runner) {
-    if (fault_hit((std::string(what_) + "-alloc").c_str()) || !ggml_gallocr_alloc_graph(runner.allocator(), graph_)) {
-        runner.renew_allocator();
-        fail(KVG_DEVICE, "%s has no memory for the %s graph's scratch", ggml_backend_name(runner.backend()), what_);
+void update_graph::allocate(update_runner::lane & lane) {
+    if (fault_hit((std::string(what_) + "-alloc").c_str()) || !ggml_gallocr_alloc_graph(lane.allocator.get(), graph_)) {
+        renew_allocator(lane);
+        fail(KVG_DEVICE, "%s has no memory for the %s graph's scratch", ggml_backend_name(lane.backend), what_);
     }
-    for (const auto & [tensor, bytes] : inputs_) {
-        ggml_backend_tensor_set(tensor, bytes.data(), 0, bytes.size());
-    }
-    runner.count_graph();
-    const bool done = computed([&] { return ggml_backend_graph_compute(runner.backend(), graph_); });
+}
+
+bool update_graph::start(const update_runner::lane & lane) {
+    return computed([&] {
+        for (const auto & [tensor, bytes] : inputs_) {
+            ggml_backend_tensor_set(tensor, bytes.data(), 0, bytes.size());
+        }
+        return ggml_backend_graph_compute_async(lane.backend, graph_);
+    });
+}
+
+bool update_graph::finish(const update_runner::lane & lane) {
+    const bool done = computed([&] {
+        ggml_backend_synchronize(lane.backend);
+        return GGML_STATUS_SUCCESS;
+    });
     return done && !fault_hit((std::string(what_) + "-compute").c_str());
+}
+
+ggml_backend_t run_graphs(update_runner & runner, std::vector<update_graph> & graphs) {
+    std::vector<update_runner::lane> & lanes = runner.lanes();
+    for (size_t i = 0; i < graphs.size(); ++i) {
+        graphs[i].allocate(lanes[i]);
+    }
+    ggml_backend_t failed = nullptr;
+    size_t n_started = 0;
+    while (n_started < graphs.size() && !failed) {
+        runner.count_graph();
+        failed = graphs[n_started].start(lanes[n_started]) ? nullptr : lanes[n_started].backend;
+        ++n_started;
+    }
+    for (size_t i = 0; i < n_started; ++i) {
+        failed = graphs[i].finish(lanes[i]) ? failed : lanes[i].backend;
+    }
+    return failed;
 }
 
 } // namespace kvg

@@ -11,26 +11,28 @@
 
 namespace kvg {
 
-// The device side, kept by a context: one backend, one allocator, reused from graph to graph.
+// The device side, kept by a context: for each part of the cache a backend and an allocator, reused from graph to graph.
 class update_runner {
 public:
-    explicit update_runner(ggml_backend_t backend) : backend_(backend) { renew_allocator(); }
+    struct lane {
+        ggml_backend_t backend;
+        ggml_gallocr_ptr allocator;
+    };
 
-    ggml_backend_t backend() const { return backend_; }
-    ggml_gallocr_t allocator() const { return allocator_.get(); }
-    // One that got no memory takes the next graph of that shape for allocated, so it must not be used again.
-    void renew_allocator();
+    // backends: of the cache's parts, in their order
+    explicit update_runner(const std::vector<ggml_backend_t> & backends);
+
+    std::vector<lane> & lanes() { return lanes_; }
     // graphs computed so far
     int64_t n_graphs() const { return n_graphs_; }
     void count_graph() { ++n_graphs_; }
 
 private:
-    ggml_backend_t backend_;
-    ggml_gallocr_ptr allocator_;
+    std::vector<lane> lanes_;
     int64_t n_graphs_ = 0;
 };
 
-// One graph being built: add nodes in the order in which they must run, then run() once.
+// One graph being built, for one part of the cache: add nodes in the order in which they must run.
 class update_graph {
 public:
     // `what` ("shift", "defrag") names it in errors.
@@ -44,9 +46,11 @@ public:
     }
     // Order is kept: a write after a read is no edge, only its place in the graph.
     void add(ggml_tensor * node);
-    // Allocates and computes. Before the compute nothing is touched: error(KVG_DEVICE). Returns false when the compute itself
-    // failed, which may have happened half way.
-    bool run(update_runner & runner);
+
+    // The steps of run_graphs. error(KVG_DEVICE)
+    void allocate(update_runner::lane & lane);
+    bool start(const update_runner::lane & lane);
+    bool finish(const update_runner::lane & lane);
 
 private:
     ggml_tensor * input(ggml_type type, const void * values, size_t n);
@@ -57,5 +61,10 @@ private:
     ggml_cgraph * graph_;
     std::vector<std::pair<ggml_tensor *, std::vector<uint8_t>>> inputs_;
 };
+
+// One graph for each part of the cache, in the order of its parts. All are allocated before the first is computed: until then nothing
+// is touched, error(KVG_DEVICE). Devices compute at the same time. nullptr when all went well; else the backend that failed, which may
+// have happened half way, and others may have come to their end.
+ggml_backend_t run_graphs(update_runner & runner, std::vector<update_graph> & graphs);
 
 } // namespace kvg

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <map>
 #include <set>
 
 #include "device.h"
@@ -29,7 +30,7 @@ bool can_multiply(ggml_backend_dev_t dev, ggml_type type, int64_t ne0, int64_t n
     const ggml_context_ptr ctx = probe_context();
     ggml_tensor * w = ggml_new_tensor_2d(ctx.get(), type, ne0, ne1);
     ggml_tensor * x = ggml_new_tensor_2d(ctx.get(), GGML_TYPE_F32, ne0, 8);
-    return ggml_backend_dev_supports_op(dev, ggml_mul_mat(ctx.get(), w, x));
+    return can_run(dev, ggml_mul_mat(ctx.get(), w, x));
 }
 
 // Buffers of this device that lay weights out anew, for faster kernels. "AMX" is left out: compiled by GCC 12, its kernels crash.
@@ -54,7 +55,7 @@ ggml_backend_buffer_type_t multiplying_buffer(ggml_backend_dev_t dev, const gguf
         const ggml_backend_buffer_ptr empty(
             ggml_backend_buft_alloc_buffer(type, 0)); // an answer depends on where a weight lies
         w->buffer = empty.get();
-        if (empty && ggml_backend_dev_supports_op(dev, ggml_mul_mat(ctx.get(), w, x))) {
+        if (empty && can_run(dev, ggml_mul_mat(ctx.get(), w, x))) {
             return type;
         }
     }
@@ -65,10 +66,11 @@ bool can_get_rows(ggml_backend_dev_t dev, ggml_type type, int64_t ne0, int64_t n
     const ggml_context_ptr ctx = probe_context();
     ggml_tensor * w = ggml_new_tensor_2d(ctx.get(), type, ne0, ne1);
     ggml_tensor * ids = ggml_new_tensor_1d(ctx.get(), GGML_TYPE_I32, 8);
-    return ggml_backend_dev_supports_op(dev, ggml_get_rows(ctx.get(), w, ids));
+    return can_run(dev, ggml_get_rows(ctx.get(), w, ids));
 }
 
 constexpr const char * OUTPUT = "output.weight"; // absent when tied
+constexpr const char * ROPE_FREQS = "rope_freqs.weight";
 
 // A tensor that the recipe knows.
 struct known_tensor {
@@ -78,7 +80,7 @@ struct known_tensor {
     bool required;
     ggml_tensor * model_weights::* of_model; // where it goes: a member of the model, or if nullptr of a layer
     ggml_tensor * layer_weights::* of_layer;
-    uint32_t layer;
+    uint32_t layer; // the output's is n_layer
 
     ggml_tensor *& in(model_weights & weights) const { return of_model ? weights.*of_model : weights.layers[layer].*of_layer; }
 };
@@ -87,9 +89,9 @@ std::vector<known_tensor> known_tensors(const hparams & h) {
     using m = model_weights;
     std::vector<known_tensor> known = {
         {"token_embd.weight", h.n_embd, h.n_vocab, true, &m::token_embd, nullptr, 0},
-        {"output_norm.weight", h.n_embd, 0, true, &m::output_norm, nullptr, 0},
-        {OUTPUT, h.n_embd, h.n_vocab, false, &m::output, nullptr, 0},
-        {"rope_freqs.weight", static_cast<uint32_t>(h.rope.n_rot) / 2, 0, false, &m::rope_freqs, nullptr, 0},
+        {"output_norm.weight", h.n_embd, 0, true, &m::output_norm, nullptr, h.n_layer},
+        {OUTPUT, h.n_embd, h.n_vocab, false, &m::output, nullptr, h.n_layer},
+        {ROPE_FREQS, static_cast<uint32_t>(h.rope.n_rot) / 2, 0, false, nullptr, nullptr, 0}, // one on each device
     };
     for (uint32_t il = 0; il < h.n_layer; ++il) {
         for (const layer_tensor & t : find_arch(h.arch).layer) {
@@ -140,105 +142,166 @@ tensor_totals check_tensors(const gguf_file & file, const hparams & h) {
     return totals;
 }
 
-model::model(const std::string & path, const std::string & device)
-    : file_(path), hparams_(read_hparams(file_)), device_(find_device(device)), totals_(check_tensors(file_, hparams_)) {
+model::model(const std::string & path, const placement_request & request, loading how)
+    : file_(path), hparams_(read_hparams(file_)), placement_(request, hparams_.n_layer), how_(how),
+      totals_(check_tensors(file_, hparams_)) {
     weights_.layers.resize(hparams_.n_layer);
-    std::vector<placement> all;
-    plan(all);
-    while (!all.empty()) {
-        const placement first = all.front();
-        const auto rest = std::partition(
-            all.begin(), all.end(), [&](const placement & p) { return p.device == first.device && p.buffer == first.buffer; });
-        place({all.begin(), rest});
-        all.erase(all.begin(), rest);
+    plan();
+    for (group & g : groups_) {
+        create(g);
+    }
+    if (how == loading::read) {
+        require_room();
+    }
+    for (group & g : groups_) {
+        place(g);
     }
     if (!weights_.output) {
         weights_.output = weights_.token_embd; // tied
     }
 }
 
-void model::plan(std::vector<placement> & out) {
+ggml_tensor * model::rope_freqs(ggml_backend_dev_t device) const {
+    const auto found = weights_.rope_freqs.find(device);
+    return found == weights_.rope_freqs.end() ? nullptr : found->second;
+}
+
+uint64_t model::bytes_on(ggml_backend_dev_t device) const {
+    uint64_t bytes = 0;
+    for (const group & g : groups_) {
+        bytes += g.device == device ? g.bytes : 0;
+    }
+    return bytes;
+}
+
+void model::plan() {
     for (const known_tensor & known : known_tensors(hparams_)) {
         const gguf_tensor * source = file_.find_tensor(known.name);
         if (!source) {
             continue;
         }
+        if (known.name == ROPE_FREQS) {
+            for (ggml_backend_dev_t device : placement_.devices()) {
+                add(source, &weights_.rope_freqs[device], device, ggml_backend_dev_buffer_type(device));
+            }
+            continue;
+        }
+        ggml_backend_dev_t device = placement_.layer(known.layer);
         ggml_tensor ** target = &known.in(weights_);
-        const bool is_embd = target == &weights_.token_embd;
-        ggml_backend_dev_t where = device_;
-        if (is_embd && !can_get_rows(device_, source->type, source->ne[0], source->ne[1])) {
-            where = cpu_device();
-        }
-        if (!is_embd && source->ne[1] > 1 && !can_multiply(device_, source->type, source->ne[0], source->ne[1])) {
-            fail(KVG_UNSUPPORTED, "%s: device %s can't multiply weights of type %s (tensor '%s'); use device=\"cpu\"",
-                 file_.path().c_str(), ggml_backend_dev_name(device_), ggml_type_name(source->type), known.name.c_str());
-        }
-        const bool is_matrix = !is_embd && source->ne[1] > 1;
-        out.push_back(
-            {source, target, where, is_matrix ? multiplying_buffer(where, *source) : ggml_backend_dev_buffer_type(where)});
-    }
-    if (!file_.find_tensor(OUTPUT)) {
-        // tied: one tensor serves both, unless the embedding has to stay on the CPU, or the output has a faster layout
-        const placement embd =
-            *std::find_if(out.begin(), out.end(), [&](const placement & p) { return p.target == &weights_.token_embd; });
-        if (!can_multiply(device_, embd.source->type, embd.source->ne[0], embd.source->ne[1])) {
-            fail(KVG_UNSUPPORTED, "%s: device %s can't multiply the tied output of type %s; use device=\"cpu\"",
-                 file_.path().c_str(), ggml_backend_dev_name(device_), ggml_type_name(embd.source->type));
-        }
-        ggml_backend_buffer_type_t buffer = multiplying_buffer(device_, *embd.source);
-        if (buffer != embd.buffer) {
-            out.push_back({embd.source, &weights_.output, device_, buffer});
+        if (target == &weights_.token_embd) {
+            add_embedding(source);
+        } else if (source->ne[1] > 1) {
+            add_matrix(source, target, device);
+        } else {
+            add(source, target, device, ggml_backend_dev_buffer_type(device));
         }
     }
 }
 
-// Creates tensors that go to one kind of buffer: pointing into the mapped file where the device reads host memory, else uploaded.
-void model::place(const std::vector<placement> & mine) {
-    ggml_backend_dev_t device = mine.front().device;
-    ggml_backend_buffer_type_t type = mine.front().buffer;
-    ggml_context_ptr ctx(ggml_init({mine.size() * ggml_tensor_overhead(), nullptr, /*no_alloc*/ true}));
-    if (!ctx) {
-        fail(KVG_DEVICE, "out of host memory for %zu tensors", mine.size());
+void model::add(const gguf_tensor * source, ggml_tensor ** target, ggml_backend_dev_t device, ggml_backend_buffer_type_t type) {
+    const auto same = [&](const group & g) { return g.device == device && g.type == type; };
+    auto found = std::find_if(groups_.begin(), groups_.end(), same);
+    if (found == groups_.end()) {
+        groups_.push_back({device, type, {}, false, 0, nullptr, nullptr});
+        found = groups_.end() - 1;
     }
-    uint64_t bytes = 0;
-    bool aligned = true;
-    for (const placement & p : mine) {
-        *p.target = ggml_new_tensor_2d(ctx.get(), p.source->type, p.source->ne[0], p.source->ne[1]);
+    found->tensors.push_back({source, target});
+}
+
+void model::add_matrix(const gguf_tensor * source, ggml_tensor ** target, ggml_backend_dev_t device) {
+    if (!can_multiply(device, source->type, source->ne[0], source->ne[1])) {
+        fail(KVG_UNSUPPORTED, "%s: device %s can't multiply weights of type %s (tensor '%s'); use device=\"cpu\"",
+             file_.path().c_str(), ggml_backend_dev_name(device), ggml_type_name(source->type), source->name.c_str());
+    }
+    add(source, target, device, multiplying_buffer(device, *source));
+}
+
+// It goes where the first layer is, if rows can be read there. When it is tied to the output, one tensor serves both, unless the
+// output is elsewhere, or has a faster layout.
+void model::add_embedding(const gguf_tensor * source) {
+    ggml_backend_dev_t first = placement_.layer(0);
+    if (!can_get_rows(first, source->type, source->ne[0], source->ne[1])) {
+        first = cpu_device();
+    }
+    ggml_backend_buffer_type_t type = ggml_backend_dev_buffer_type(first);
+    add(source, &weights_.token_embd, first, type);
+    embedding_device_ = first;
+    ggml_backend_dev_t output = placement_.output();
+    if (!file_.find_tensor(OUTPUT) && (output != first || multiplying_buffer(output, *source) != type ||
+                                       !can_multiply(output, source->type, source->ne[0], source->ne[1]))) {
+        add_matrix(source, &weights_.output, output);
+    }
+}
+
+// The tensors, and what they take: those of a device that reads host memory point into the mapped file.
+void model::create(group & g) {
+    g.ctx.reset(ggml_init({g.tensors.size() * ggml_tensor_overhead(), nullptr, /*no_alloc*/ true}));
+    if (!g.ctx) {
+        fail(KVG_DEVICE, "out of host memory for %zu tensors", g.tensors.size());
+    }
+    g.mapped = is_cpu(g.device) && ggml_backend_buft_is_host(g.type);
+    for (const placed & p : g.tensors) {
+        *p.target = ggml_new_tensor_2d(g.ctx.get(), p.source->type, p.source->ne[0], p.source->ne[1]);
         ggml_set_name(*p.target, p.source->name.c_str());
-        bytes += p.source->size;
-        aligned = aligned && p.source->offset % ggml_backend_buft_get_alignment(type) == 0;
+        g.mapped = g.mapped && p.source->offset % ggml_backend_buft_get_alignment(g.type) == 0;
+        g.bytes += p.source->size;
     }
-    ggml_backend_buffer_ptr buffer;
-    if (is_cpu(device) && aligned && ggml_backend_buft_is_host(type)) {
+    if (!g.mapped) {
+        g.bytes = ggml_backend_alloc_ctx_tensors_from_buft_size(g.ctx.get(), g.type);
+    }
+}
+
+void model::require_room() const {
+    std::map<ggml_backend_dev_t, uint64_t> needed;
+    for (const group & g : groups_) {
+        needed[g.device] += g.mapped ? 0 : g.bytes;
+    }
+    for (const auto & [device, bytes] : needed) {
+        if (!has_room(device, bytes)) {
+            fail(KVG_DEVICE, "%s needs %s for the weights and has %s free; use %s", ggml_backend_dev_name(device),
+                 format_bytes(bytes).c_str(), format_bytes(device_memory(device).free).c_str(),
+                 is_cpu(device) ? "a smaller model" : "fewer n_gpu_layers, another tensor_split or a smaller model");
+        }
+    }
+}
+
+void model::place(group & g) {
+    if (how_ == loading::measure) {
+        g.buffer.reset(ggml_backend_buft_alloc_buffer(g.type, 0));
+        for (const placed & p : g.tensors) {
+            (*p.target)->buffer = g.buffer.get(); // says where it would be, and has no address
+        }
+    } else if (g.mapped) {
         void * base = const_cast<uint8_t *>(file_.file().data()); // mapped read-only; weights are never written
-        buffer.reset(ggml_backend_dev_buffer_from_host_ptr(device, base, file_.file().size(), file_.file().size()));
-        for (const placement & p : mine) {
-            if (!buffer || ggml_backend_tensor_alloc(buffer.get(), *p.target,
-                                                     static_cast<uint8_t *>(base) + p.source->offset) != GGML_STATUS_SUCCESS) {
-                fail(KVG_DEVICE, "%s can't use the mapped file", ggml_backend_dev_name(device));
+        g.buffer.reset(ggml_backend_dev_buffer_from_host_ptr(g.device, base, file_.file().size(), file_.file().size()));
+        for (const placed & p : g.tensors) {
+            if (!g.buffer ||
+                ggml_backend_tensor_alloc(g.buffer.get(), *p.target, static_cast<uint8_t *>(base) + p.source->offset) !=
+                    GGML_STATUS_SUCCESS) {
+                fail(KVG_DEVICE, "%s can't use the mapped file", ggml_backend_dev_name(g.device));
             }
         }
     } else {
-        const memory there = device_memory(device);
-        const bool fits = there.total == 0 || bytes <= there.free;
-        buffer.reset(fits ? ggml_backend_alloc_ctx_tensors_from_buft(ctx.get(), type) : nullptr);
-        if (!buffer) {
-            fail(KVG_DEVICE, "%s needs %s for the weights and has %s free; use a smaller model or device=\"cpu\"",
-                 ggml_backend_dev_name(device), format_bytes(bytes).c_str(), format_bytes(there.free).c_str());
+        g.buffer.reset(ggml_backend_alloc_ctx_tensors_from_buft(g.ctx.get(), g.type));
+        if (!g.buffer) {
+            fail(KVG_DEVICE, "%s refused %s for the weights, with %s free; use fewer n_gpu_layers or a smaller model",
+                 ggml_backend_dev_name(g.device), format_bytes(g.bytes).c_str(),
+                 format_bytes(device_memory(g.device).free).c_str());
         }
-        if (is_cpu(device)) {
-            advise_huge_pages(ggml_backend_buffer_get_base(buffer.get()), ggml_backend_buffer_get_size(buffer.get()));
+        if (is_cpu(g.device)) {
+            advise_huge_pages(ggml_backend_buffer_get_base(g.buffer.get()), ggml_backend_buffer_get_size(g.buffer.get()));
         }
         // the CPU repacks as it writes, which takes longer than reading
-        parallel_for(mine.size(), is_cpu(device) ? static_cast<size_t>(usable_cpus()) : 1, [&](size_t i) {
-            const placement & p = mine[i];
+        parallel_for(g.tensors.size(), is_cpu(g.device) ? static_cast<size_t>(usable_cpus()) : 1, [&](size_t i) {
+            const placed & p = g.tensors[i];
             ggml_backend_tensor_set(*p.target, file_.file().data() + p.source->offset, 0, p.source->size);
             file_.file().release(p.source->offset, p.source->size);
         });
     }
-    ggml_backend_buffer_set_usage(buffer.get(), GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
-    contexts_.push_back(std::move(ctx));
-    buffers_.push_back(std::move(buffer));
+    if (!g.buffer) {
+        fail(KVG_DEVICE, "%s made no buffer", ggml_backend_dev_name(g.device));
+    }
+    ggml_backend_buffer_set_usage(g.buffer.get(), GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
 }
 
 } // namespace kvg

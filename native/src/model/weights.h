@@ -1,6 +1,7 @@
 // A model's tensors, placed where its layers run.
 #pragma once
 
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -10,6 +11,7 @@
 #include "model/arch.h"
 #include "model/gguf_file.h"
 #include "model/hparams.h"
+#include "model/placement.h"
 
 namespace kvg {
 
@@ -17,7 +19,8 @@ struct model_weights {
     ggml_tensor * token_embd = nullptr;  // (n_embd, n_vocab)
     ggml_tensor * output_norm = nullptr; // (n_embd)
     ggml_tensor * output = nullptr;      // (n_embd, n_vocab); token_embd when they are tied
-    ggml_tensor * rope_freqs = nullptr;  // (head_dim / 2)
+    std::map<ggml_backend_dev_t, ggml_tensor *>
+        rope_freqs; // (n_rot / 2), on each device that rotates; empty when there are none
     std::vector<layer_weights> layers;
 };
 
@@ -31,44 +34,68 @@ struct tensor_totals {
 // error(KVG_MODEL_LOAD), error(KVG_UNSUPPORTED)
 tensor_totals check_tensors(const gguf_file & file, const hparams & h);
 
+// Whether weights are read, or only placed as if they were: enough to ask devices what they can do and what it takes.
+enum class loading {
+    read,
+    measure
+};
+
 // Checks every tensor's name, shape and type against the recipe, places them, and never changes afterwards: contexts share one.
 class model {
 public:
-    // error(KVG_MODEL_LOAD), error(KVG_UNSUPPORTED), error(KVG_DEVICE)
-    model(const std::string & path, const std::string & device);
+    // error(KVG_MODEL_LOAD), error(KVG_UNSUPPORTED), error(KVG_DEVICE) before anything is placed when a device has too little room
+    model(const std::string & path, const placement_request & request, loading how);
 
     const gguf_file & file() const { return file_; }
     const struct hparams & hparams() const { return hparams_; }
-    // where the layers live
-    ggml_backend_dev_t device() const { return device_; }
+    const class placement & placement() const { return placement_; }
+    bool is_measured() const { return how_ == loading::measure; }
     const std::vector<layer_weights> & layers() const { return weights_.layers; }
     ggml_tensor * token_embd() const { return weights_.token_embd; }
+    // of token_embd
+    ggml_backend_dev_t embedding_device() const { return embedding_device_; }
     ggml_tensor * output_norm() const { return weights_.output_norm; }
     ggml_tensor * output() const { return weights_.output; }
-    // nullptr when the model has none
-    ggml_tensor * rope_freqs() const { return weights_.rope_freqs; }
+    // device: one of the placement's. nullptr when the model has none
+    ggml_tensor * rope_freqs(ggml_backend_dev_t device) const;
+    const std::map<ggml_backend_dev_t, ggml_tensor *> & rope_freqs() const { return weights_.rope_freqs; }
     const tensor_totals & totals() const { return totals_; }
+    // bytes of weights there, those in the mapped file included
+    uint64_t bytes_on(ggml_backend_dev_t device) const;
 
 private:
-    // A tensor of the model, where it lies in the file, and where it goes: a device's own kind of buffer, or one that lays weights
-    // out anew for faster kernels.
-    struct placement {
+    // A tensor of the model, where it lies in the file, and where it goes.
+    struct placed {
         const gguf_tensor * source;
         ggml_tensor ** target;
+    };
+    // Tensors that go to one buffer: a device's own kind, one that lays weights out anew for faster kernels, or the mapped file.
+    struct group {
         ggml_backend_dev_t device;
-        ggml_backend_buffer_type_t buffer;
+        ggml_backend_buffer_type_t type;
+        std::vector<placed> tensors;
+        bool mapped;
+        uint64_t bytes; // that the buffer takes
+        ggml_context_ptr ctx;
+        ggml_backend_buffer_ptr buffer;
     };
 
-    void plan(std::vector<placement> & out);
-    void place(const std::vector<placement> & all);
+    void plan();
+    void add(const gguf_tensor * source, ggml_tensor ** target, ggml_backend_dev_t device, ggml_backend_buffer_type_t type);
+    void add_matrix(const gguf_tensor * source, ggml_tensor ** target, ggml_backend_dev_t device);
+    void add_embedding(const gguf_tensor * source);
+    void create(group & group);
+    void require_room() const;
+    void place(group & group);
 
     gguf_file file_;
     struct hparams hparams_;
-    ggml_backend_dev_t device_;
+    class placement placement_;
+    loading how_;
     tensor_totals totals_;
+    ggml_backend_dev_t embedding_device_ = nullptr;
     model_weights weights_;
-    std::vector<ggml_context_ptr> contexts_;
-    std::vector<ggml_backend_buffer_ptr> buffers_;
+    std::vector<group> groups_;
 };
 
 } // namespace kvg

@@ -1,0 +1,63 @@
+// The device side of decode: which attention each layer has, memory for the largest graph, and the last graph, kept while its shape is
+// asked for.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "backends.h"
+#include "cache/kv_cache.h"
+#include "graph/decode.h"
+#include "graph/scheduler.h"
+#include "model/weights.h"
+
+namespace kvg {
+
+struct decoder_params {
+    int32_t flash_attn; // kvg_flash_attn
+    uint32_t n_ubatch;
+    int max_threads;
+};
+
+class decoder {
+public:
+    // Nothing is allocated yet but the host's scratch. The others must outlive it. error(KVG_UNSUPPORTED)
+    decoder(const model & model, const kv_cache & cache, const backends & backends, const decoder_params & params);
+
+    // About how many bytes the largest graph takes on each device, in the order of backends.
+    std::vector<size_t> estimate();
+    // error(KVG_DEVICE) when there is no room for it: better now than in the middle of a text
+    void reserve();
+    // bytes held on each device, in the order of backends; the CPU's with the scratch
+    std::vector<size_t> sizes() const;
+
+    // A graph that attends to the span, for its inputs to be set: the last one, or one that takes its place. Its mask takes n_tokens
+    // rows of span.n. error(KVG_DEVICE)
+    decode_graph & prepare(uint32_t n_tokens, uint32_t n_outputs, const cell_span & span);
+    // The graph that was prepared. error(KVG_DEVICE)
+    void compute();
+    // spent in graphs so far
+    double seconds() const { return seconds_; }
+
+    // Of the layers whose cells are on the device: "flash", "plain" or "attend"; "" when there are none.
+    std::string attention_on(ggml_backend_dev_t device) const;
+    // The names of what the largest graph wants there, and the CPU does.
+    std::string refused_by(ggml_backend_dev_t device) const;
+
+private:
+    decode_shape largest() const;
+
+    const model & model_;
+    const kv_cache & cache_;
+    uint32_t n_ubatch_;
+    std::vector<attention_kind> kinds_;        // of each layer
+    bool any_span_;                            // one graph does for every span, as all layers have attention_kind::attend
+    std::unique_ptr<attend_workspace> attend_; // for attention_kind::attend
+    scheduler scheduler_;
+    std::unique_ptr<decode_graph> graph_;
+    double seconds_ = 0.0;
+};
+
+} // namespace kvg

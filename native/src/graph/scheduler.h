@@ -1,0 +1,39 @@
+// Runs decode graphs: each node on the device that the graph wants it on, or on the CPU where that device can't run it.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include <ggml-cpp.h>
+
+#include "backends.h"
+#include "graph/decode.h"
+
+namespace kvg {
+
+class scheduler {
+public:
+    // max_tensors: of a graph, nodes and leafs
+    scheduler(const backends & backends, size_t max_tensors);
+
+    // About how many bytes the graph takes on each device, in the order of backends; sizes() after reserve() says exactly.
+    std::vector<size_t> estimate(const decode_graph & graph);
+    // Memory for a graph of this size and all smaller ones. False when there is none.
+    bool reserve(const decode_graph & graph);
+    // The graph that compute() will run, in place of the one before. False when a device has no memory for it.
+    bool allocate(const decode_graph & graph);
+    // False when a device failed.
+    bool compute(const decode_graph & graph);
+    // bytes held on each device, in the order of backends
+    std::vector<size_t> sizes() const;
+
+private:
+    void renew();
+    void assign(const decode_graph & graph);
+
+    const backends & backends_;
+    size_t max_tensors_;
+    ggml_backend_sched_ptr sched_;
+};
+
+} // namespace kvg

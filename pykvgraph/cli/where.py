@@ -1,0 +1,119 @@
+"""`-dev`, `-ngl`, `-ts`, `-nkvo` and `--rpc`: where to run, as llama.cpp says it, the same in every verb."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import click
+
+from pykvgraph.cli.verb import option
+
+Command = Callable[..., None]
+
+
+@dataclass(frozen=True)
+class Where:
+    """What was asked for."""
+
+    device: str
+    n_gpu_layers: int
+    tensor_split: tuple[float, ...] | None
+    offload_kqv: bool
+    rpc: str | None
+
+    def connect(self) -> None:
+        """The servers' devices are known from then on. Raises as add_rpc_server does."""
+        import pykvgraph
+
+        for endpoint in (self.rpc or "").split(",") if self.rpc else ():
+            pykvgraph.add_rpc_server(endpoint.strip())
+
+    def model(self) -> dict[str, Any]:
+        """As Model takes it; the servers are connected first."""
+        self.connect()
+        return {
+            "device": self.device,
+            "n_gpu_layers": self.n_gpu_layers,
+            "tensor_split": self.tensor_split,
+        }
+
+
+class _Layers(click.IntRange):
+    """A count; -1 for all of them."""
+
+    name = "N"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return super().convert(-1 if value in ("all", "auto") else value, param, ctx)
+
+
+class _Shares(click.types.StringParamType):
+    """Numbers, with commas or slashes between them."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        parts: list[Any] = str(value).replace("/", ",").split(",")
+        return tuple(click.FloatRange(min=0).convert(part, param, ctx) for part in parts)
+
+
+_OPTIONS = (
+    option(
+        "-dev",
+        "--device",
+        metavar="NAME,..",
+        default="auto",
+        help="Where to run, by names that `info` lists, commas between them; none: on the CPU.",
+    ),
+    option(
+        "-ngl",
+        "--gpu-layers",
+        "--n-gpu-layers",
+        "n_gpu_layers",
+        type=_Layers(min=-1),
+        metavar="N",
+        default=-1,
+        show_default="all",
+        help="The last N layers go there, the output counting as one; the others stay on the CPU.",
+    ),
+    option(
+        "-ts",
+        "--tensor-split",
+        type=_Shares(),
+        metavar="N,N,..",
+        show_default="as much as each has free memory",
+        help="Shares of the devices in those layers.",
+    ),
+    option(
+        "-nkvo",
+        "--no-kv-offload",
+        is_flag=True,
+        help="Keep the cache in host memory, where the CPU attends over it.",
+    ),
+    option(
+        "--rpc",
+        metavar="HOST:PORT,..",
+        help="ggml RPC servers, whose devices join the others; trusted ones only.",
+    ),
+)
+
+
+def where_options(command: Command) -> Command:
+    """The options; the command gets them as one argument, `where`."""
+
+    @functools.wraps(command)
+    def run(
+        *,
+        device: str,
+        n_gpu_layers: int,
+        tensor_split: tuple[float, ...] | None,
+        no_kv_offload: bool,
+        rpc: str | None,
+        **others: Any,
+    ) -> None:
+        command(where=Where(device, n_gpu_layers, tensor_split, not no_kv_offload, rpc), **others)
+
+    for add in reversed(_OPTIONS):
+        run = add(run)
+    return run

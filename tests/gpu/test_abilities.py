@@ -1,0 +1,56 @@
+"""What a device lacks: the CPU does it in a decode, and what can't be done is refused beforehand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from support.engines import decode, open_context, random_ids, run_of
+from support.faults import fault
+from support.judge import nmse
+from support.models import N_VOCAB, SMALL, ModelSpec
+
+import pykvgraph as kvg
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture(scope="module")
+def path(model_file: Callable[[ModelSpec], Path]) -> Path:
+    return model_file(SMALL)
+
+
+def test_a_device_that_can_all(device: str, path: Path) -> None:
+    for cache_type in ("f16", "f32"):
+        answer = kvg.abilities(path, device, cache_type)
+        assert answer.can_shift and answer.can_defrag
+        assert (answer.fallbacks, answer.refused) == ((), "")
+
+
+def test_a_device_without_rope(device: str, path: Path, small: kvg.Model) -> None:
+    ids = run_of(random_ids(30, N_VOCAB))
+    with open_context(small, n_ctx=256) as ctx:
+        expected = decode(ctx, ids)
+    with kvg.Model(path, device=device) as model, fault("lacks-rope"):
+        answer = kvg.abilities(path, device)
+        assert (answer.fallbacks, answer.can_shift, answer.can_defrag) == (("ROPE",), False, True)
+        with open_context(model, n_ctx=256) as ctx:
+            assert ctx.devices[0].fallbacks == ("ROPE",)
+            assert nmse(decode(ctx, ids), expected) <= 1e-3
+            assert not ctx.kv.can_shift
+            with pytest.raises(kvg.UnsupportedError, match=device):
+                ctx.kv.seq_add(0, 5, -1, 3)
+        with open_context(model, n_ctx=256, offload_kqv=False) as ctx:
+            assert ctx.kv.can_shift  # where the cells are, there is one
+
+
+def test_a_model_that_it_cant_run(device: str, path: Path) -> None:
+    """Weights that it has no matrix product for: said so, and the CPU has one."""
+    with fault("lacks-mul-mat"):
+        answer = kvg.abilities(path, device)
+        assert not (answer.can_shift or answer.can_defrag)
+        with pytest.raises(kvg.UnsupportedError, match=f"{device} can't multiply") as raised:
+            kvg.Model(path, device=device)
+        assert answer.refused == str(raised.value)
+        assert kvg.abilities(path, "cpu").refused == ""
