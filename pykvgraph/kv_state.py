@@ -8,13 +8,11 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
-import functools
 import os
 import secrets
 import stat
 import struct
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -62,8 +60,7 @@ _LAYOUTS: dict[int, _Layout] = {
     KvgType.KVG_TYPE_Q4_1: _Layout(32, 20, "<u2", 2, 0x7C00),
     KvgType.KVG_TYPE_Q4_0: _Layout(32, 18, "<u2", 1, 0x7C00),
 }
-_CHUNK = 1 << 16  # blocks looked at at a time: K and V may be most of what memory there is
-_SHARED_BYTES = 4 << 20  # from which starting threads pays
+_CHUNK = 1 << 18  # blocks looked at at a time: K and V may be most of what memory there is
 HEADER_BYTES = _HEADER.size + _CHECKSUM.size
 
 _new_bytes = ctypes.pythonapi.PyBytes_FromStringAndSize
@@ -205,11 +202,10 @@ def _type_name(kind: int) -> str:
 def _check_rows(
     table: memoryview, cells_sum: int, rows: memoryview, rows_sum: int, here: Geometry, n_cells: int
 ) -> None:
-    """Checksums, and that K and V are finite; on several threads where there is much to look at."""
-    checks = [
-        functools.partial(_check_sum, "cells", table, cells_sum),
-        functools.partial(_check_sum, "K and V", rows, rows_sum),
-    ]
+    """Checksums, and that K and V are finite."""
+    for name, part, expected in (("cells", table, cells_sum), ("K and V", rows, rows_sum)):
+        if xxhash.xxh3_64_intdigest(part) != expected:
+            raise StateError(f"the saved state's {name} are damaged: their checksum differs; save it again")
     offset = 0
     for layer in range(here.n_layer):
         for name, head_dim, kind in (
@@ -219,25 +215,7 @@ def _check_rows(
             layout = _LAYOUTS[kind % HADAMARD]
             n_bytes = n_cells * here.n_head_kv * head_dim // layout.size * layout.n_bytes
             part, offset = rows[offset : offset + n_bytes], offset + n_bytes
-            checks.append(functools.partial(_check_finite, f"{name} in layer {layer}", part, layout))
-    if len(rows) < _SHARED_BYTES:
-        for check in checks:
-            check()
-        return
-    threads = ThreadPoolExecutor(min(4, len(os.sched_getaffinity(0))))
-    try:
-        for done in [threads.submit(check) for check in checks]:
-            done.result()
-    except RuntimeError:  # no threads are to be had: in a full container, or while the interpreter ends
-        for check in checks:
-            check()
-    finally:
-        threads.shutdown(cancel_futures=True)
-
-
-def _check_sum(name: str, part: memoryview, expected: int) -> None:
-    if xxhash.xxh3_64_intdigest(part) != expected:
-        raise StateError(f"the saved state's {name} are damaged: their checksum differs; save it again")
+            _check_finite(f"{name} in layer {layer}", part, layout)
 
 
 def _check_finite(name: str, rows: memoryview, layout: _Layout) -> None:
