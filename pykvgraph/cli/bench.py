@@ -12,7 +12,7 @@ import click
 
 from pykvgraph.bench.tests import EXTRA_TESTS
 from pykvgraph.cli.show import new_table, print_json, print_table, size_text
-from pykvgraph.cli.verb import DEFAULT_THREADS, Verb, examples, option
+from pykvgraph.cli.verb import Verb, cache_type_options, examples, option, threads_option
 from pykvgraph.cli.where import Where, where_options
 from pykvgraph.errors import InvalidArgumentError
 
@@ -70,24 +70,14 @@ class _Numbers(click.ParamType):  # type: ignore[type-arg]
 )
 @option("-r", "--repetitions", type=COUNT, metavar="N", default=5, help="Of each test, after one to warm up.")
 @option("--vs", "other", type=click.Choice(["libllama"]), help="Run it on the same file, by turns with ours.")
-@option(
-    "-t", "--threads", "n_threads", type=COUNT, metavar="N", show_default=DEFAULT_THREADS, help="CPU threads."
-)
+@threads_option()
 @option(
     "-b", "--batch-size", "n_batch", type=COUNT, metavar="N", default=2048, help="Most tokens in one decode."
 )
 @option(
     "-ub", "--ubatch-size", "n_ubatch", type=COUNT, metavar="N", default=512, help="Most tokens in one graph."
 )
-@option(
-    "-ctk",
-    "--cache-type-k",
-    "type_k",
-    metavar="TYPE",
-    default="f16",
-    help="Type of K: f32, f16, bf16, q8_0, q5_1, q5_0, q4_1 or q4_0.",
-)
-@option("-ctv", "--cache-type-v", "type_v", metavar="TYPE", default="f16", help="Type of V.")
+@cache_type_options
 @where_options
 @option("-o", "--output", type=click.Choice(["md", "csv", "json"]), default="md", help="How to print.")
 def bench(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pykvgraph.cli.show import print_json
-from pykvgraph.cli.verb import DEFAULT_THREADS, Verb, examples, json_option, option
+from pykvgraph.cli.verb import Verb, examples, json_option, option, threads_option
 from pykvgraph.cli.where import Where, where_options
 from pykvgraph.errors import InvalidArgumentError
 
@@ -61,15 +61,7 @@ class _StopString(click.types.StringParamType):
 @option(
     "-ub", "--ubatch-size", "n_ubatch", type=COUNT, metavar="N", default=512, help="Most tokens in one graph."
 )
-@option(
-    "-t",
-    "--threads",
-    "n_threads",
-    type=COUNT,
-    metavar="N",
-    show_default=DEFAULT_THREADS,
-    help="CPU threads for one token.",
-)
+@threads_option("CPU threads for one token.")
 @option(
     "-tb",
     "--threads-batch",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pykvgraph.cli.show import new_table, print_json, print_table, safe_cell, size_text
-from pykvgraph.cli.verb import DEFAULT_THREADS, Verb, examples, json_option, option
+from pykvgraph.cli.verb import Verb, cache_type_options, examples, json_option, option, threads_option
 from pykvgraph.cli.where import Where, where_options
 
 if TYPE_CHECKING:
@@ -43,17 +43,8 @@ ATTENTION = {"flash": "flash", "plain": "plain", "attend": "our kernel"}
     default=512,
     help="Most tokens in one graph.",
 )
-@option("-ctk", "--cache-type-k", "type_k", metavar="TYPE", default="f16", help="Type of K.")
-@option("-ctv", "--cache-type-v", "type_v", metavar="TYPE", default="f16", help="Type of V.")
-@option(
-    "-t",
-    "--threads",
-    "n_threads",
-    type=click.IntRange(min=1),
-    metavar="N",
-    show_default=DEFAULT_THREADS,
-    help="CPU threads.",
-)
+@cache_type_options
+@threads_option()
 @where_options
 @json_option
 def info(model: str | None, where: Where, as_json: bool, **sizes: Any) -> None:

@@ -11,7 +11,15 @@ import click
 from click.core import ParameterSource
 
 from pykvgraph.cli.show import new_table, print_json, print_table
-from pykvgraph.cli.verb import DEFAULT_THREADS, Verb, examples, json_option, option, plot_option
+from pykvgraph.cli.verb import (
+    Verb,
+    cache_type_options,
+    examples,
+    json_option,
+    option,
+    plot_option,
+    threads_option,
+)
 from pykvgraph.cli.where import Where, where_options
 
 if TYPE_CHECKING:
@@ -57,30 +65,14 @@ LENGTHS = (0.5, 1.0, 2.0, 3.0, 4.0)  # in contexts
     help="Cells of the cache.",
 )
 @option("-b", "--batch-size", "n_batch", type=COUNT, metavar="N", default=512, help="Tokens in one decode.")
-@option(
-    "-ctk",
-    "--cache-type-k",
-    "type_k",
-    metavar="TYPE",
-    default="f16",
-    help="Type of K: f32, f16, bf16, q8_0, q5_1, q5_0, q4_1 or q4_0.",
-)
-@option("-ctv", "--cache-type-v", "type_v", metavar="TYPE", default="f16", help="Type of V.")
+@cache_type_options
 @option(
     "--hadamard",
     type=click.Choice(["auto", "on", "off"]),
     default="auto",
     help="Keep quantized K and V rotated; auto: where heads are a multiple of 64.",
 )
-@option(
-    "-t",
-    "--threads",
-    "n_threads",
-    type=COUNT,
-    metavar="N",
-    show_default=DEFAULT_THREADS,
-    help="CPU threads.",
-)
+@threads_option()
 @where_options
 @option("-s", "--seed", type=click.IntRange(min=0), metavar="N", default=1, help="Of the first trial's key.")
 @option("--trials", type=COUNT, metavar="N", default=1, help="Keys to ask for, one after the other.")

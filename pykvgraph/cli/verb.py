@@ -28,6 +28,34 @@ def json_option(command: F) -> F:
     return option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")(command)
 
 
+def cache_type_options(command: F) -> F:
+    """`-ctk` and `-ctv`, the same in every verb."""
+    command = option("-ctv", "--cache-type-v", "type_v", metavar="TYPE", default="f16", help="Type of V.")(
+        command
+    )
+    return option(
+        "-ctk",
+        "--cache-type-k",
+        "type_k",
+        metavar="TYPE",
+        default="f16",
+        help="Type of K: f32, f16, bf16, q8_0, q5_1, q5_0, q4_1 or q4_0.",
+    )(command)
+
+
+def threads_option(help_text: str = "CPU threads.") -> Callable[[F], F]:
+    """`-t`, the same in every verb but for what it is for."""
+    return option(
+        "-t",
+        "--threads",
+        "n_threads",
+        type=click.IntRange(min=1),
+        metavar="N",
+        show_default=DEFAULT_THREADS,
+        help=help_text,
+    )
+
+
 class _NewFile(click.Path):
     """A file to be written when the work is done; one that can't be is told of before it begins."""
 

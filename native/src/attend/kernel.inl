@@ -12,7 +12,6 @@ constexpr uint32_t CHUNK = ATTEND_CHUNK;
 constexpr uint32_t CELLS = 4;                       // K rows per step
 constexpr uint32_t HEADS = LANES == 16 ? 4 : 2;     // query heads per step of K, as the registers allow
 constexpr uint32_t V_VECTORS = LANES == 16 ? 4 : 2; // of a V row per pass
-constexpr uint32_t PARTIAL_EXTRA = 16;
 constexpr uint64_t ALL_HIDDEN = 0xfc00fc00fc00fc00; // four times -infinity
 constexpr float LOWEST = -__builtin_inff();
 
@@ -218,7 +217,7 @@ void attend_heads(const float * q, float * sum, uint32_t padded, uint32_t n_dims
     float * sums_of[NQ];
     dot_rows<NQ>(q, padded, k, n_dims, seen, n_seen, weights);
     for (uint32_t h = 0; h < NQ; ++h) {
-        sums_of[h] = sum + h * (padded + PARTIAL_EXTRA);
+        sums_of[h] = sum + h * attend_partial_floats(padded);
         soften(weights + h * CHUNK, n_seen, sums_of[h], padded, n_dims);
     }
     uint32_t d = 0;
@@ -234,7 +233,7 @@ void attend_heads(const float * q, float * sum, uint32_t padded, uint32_t n_dims
 template <class T>
 void attend_group(const float * q, float * sum, uint32_t group, uint32_t padded, uint32_t n_dims, rows<T> k, rows<T> v,
                   const uint32_t * seen, uint32_t n_seen) {
-    const uint32_t partial = padded + PARTIAL_EXTRA;
+    const uint32_t partial = attend_partial_floats(padded);
     uint32_t h = 0;
     for (; h + HEADS <= group; h += HEADS) {
         attend_heads<HEADS>(q + h * padded, sum + h * partial, padded, n_dims, k, v, seen, n_seen);

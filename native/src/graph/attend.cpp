@@ -41,11 +41,11 @@ attend_workspace::attend_workspace(const hparams & h, uint32_t n_cells, int max_
     }
     const size_t threads_floats = scratch_floats_ * static_cast<size_t>(max_threads);
     const size_t n_bytes = (threads_floats + n_partial * h.n_head_kv * unit_floats_) * sizeof(float);
-    const memory there = device_memory(cpu_device());
-    buffer_.reset(n_bytes <= there.free ? ggml_backend_buft_alloc_buffer(ggml_backend_cpu_buffer_type(), n_bytes) : nullptr);
+    const bool fits = has_room(cpu_device(), n_bytes);
+    buffer_.reset(fits ? ggml_backend_buft_alloc_buffer(ggml_backend_cpu_buffer_type(), n_bytes) : nullptr);
     if (!buffer_) {
         fail(KVG_DEVICE, "attention over heads of %u on %d threads needs %s and %s are free; use fewer threads", h.head_dim,
-             max_threads, format_bytes(n_bytes).c_str(), format_bytes(there.free).c_str());
+             max_threads, format_bytes(n_bytes).c_str(), format_bytes(device_memory(cpu_device()).free).c_str());
     }
     scratch_ = static_cast<float *>(ggml_backend_buffer_get_base(buffer_.get()));
     partial_ = scratch_ + threads_floats;
