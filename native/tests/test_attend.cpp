@@ -160,7 +160,8 @@ TEST_CASE("every instruction set gives the definition's result, whatever the sha
     };
     std::mt19937 random(1);
     for (const sizes & s : shapes) {
-        for (const ggml_type type : {GGML_TYPE_F16, GGML_TYPE_F32, GGML_TYPE_BF16, GGML_TYPE_Q8_0}) {
+        for (const ggml_type type : {GGML_TYPE_F16, GGML_TYPE_F32, GGML_TYPE_BF16, GGML_TYPE_Q8_0, GGML_TYPE_Q5_1,
+                                     GGML_TYPE_Q5_0, GGML_TYPE_Q4_1, GGML_TYPE_Q4_0}) {
             if (s.head_dim % ggml_blck_size(type) != 0) {
                 continue;
             }

@@ -17,6 +17,9 @@ constexpr float LOWEST = -__builtin_inff();
 
 typedef float vec __attribute__((vector_size(LANES * 4)));
 typedef uint32_t uvec __attribute__((vector_size(LANES * 4)));
+typedef int32_t int_vec __attribute__((vector_size(LANES * 4)));
+typedef int8_t int8_vec __attribute__((vector_size(LANES)));
+typedef uint8_t uint8_vec __attribute__((vector_size(LANES)));
 typedef float vec4 __attribute__((vector_size(16)));
 
 template <class V> inline V load_as(const void * p) {
@@ -243,17 +246,83 @@ void attend_group(const float * q, float * sum, uint32_t group, uint32_t padded,
     }
 }
 
+inline float half_at(const uint8_t * p) {
+    const auto bits = load_as<ggml_fp16_t>(p);
+#if LANES > 4
+    return _cvtsh_ss(bits);
+#else
+    return ggml_fp16_to_fp32(bits);
+#endif
+}
+
+// Blocks of 32 as ggml packs them: a scale in F16, in some types an offset or a fifth bit of each value, and the values; of those of 4
+// bits the first half in the lower halves of the bytes. ggml's own conversions are compiled for any CPU.
+template <ggml_type TYPE> void blocks_to_floats(const void * from, float * to, int64_t n) {
+    constexpr uint32_t BLOCK = 32;
+    constexpr bool OFFSET = TYPE == GGML_TYPE_Q4_1 || TYPE == GGML_TYPE_Q5_1;
+    constexpr bool FIFTH = TYPE == GGML_TYPE_Q5_0 || TYPE == GGML_TYPE_Q5_1;
+    constexpr uint32_t HEADER = (OFFSET ? 4 : 2) + (FIFTH ? 4 : 0);
+    constexpr uint32_t BYTES = HEADER + (TYPE == GGML_TYPE_Q8_0 ? BLOCK : BLOCK / 2);
+    const auto * block = static_cast<const uint8_t *>(from);
+    uvec lane;
+    for (uint32_t i = 0; i < LANES; ++i) {
+        lane[i] = i;
+    }
+    for (float * end = to + n; to < end; to += BLOCK, block += BYTES) {
+        const float scale = half_at(block);
+        const uint8_t * values = block + HEADER;
+        if constexpr (TYPE == GGML_TYPE_Q8_0) {
+            for (uint32_t i = 0; i < BLOCK; i += LANES) {
+                store(to + i, __builtin_convertvector(load_as<int8_vec>(values + i), vec) * scale);
+            }
+            continue;
+        }
+        const float lowest = OFFSET ? half_at(block + 2) : scale * (FIFTH ? -16.0f : -8.0f);
+        const uint32_t fifths = FIFTH ? load_as<uint32_t>(block + HEADER - 4) : 0;
+        for (uint32_t i = 0; i < BLOCK; i += LANES) {
+            const auto bytes = load_as<uint8_vec>(values + i % (BLOCK / 2));
+            uvec q = __builtin_convertvector(i < BLOCK / 2 ? bytes & 15 : bytes >> 4, uvec);
+            if constexpr (FIFTH) {
+                q |= (fifths >> (lane + i) & 1) << 4;
+            }
+            store(to + i, __builtin_convertvector(reinterpret_cast<int_vec>(q), vec) * scale + lowest);
+        }
+    }
+}
+
+// nullptr: they are floats.
+ggml_to_float_t to_float_of(ggml_type type) {
+    switch (type) {
+    case GGML_TYPE_F32:
+        return nullptr;
+    case GGML_TYPE_Q8_0:
+        return blocks_to_floats<GGML_TYPE_Q8_0>;
+    case GGML_TYPE_Q5_1:
+        return blocks_to_floats<GGML_TYPE_Q5_1>;
+    case GGML_TYPE_Q5_0:
+        return blocks_to_floats<GGML_TYPE_Q5_0>;
+    case GGML_TYPE_Q4_1:
+        return blocks_to_floats<GGML_TYPE_Q4_1>;
+    case GGML_TYPE_Q4_0:
+        return blocks_to_floats<GGML_TYPE_Q4_0>;
+    default:
+        return ggml_get_type_traits(type)->to_float;
+    }
+}
+
 // Rows that vectors can't read where they are, as floats: those of a chunk that any token sees.
 void convert(const attend_rows & from, uint32_t head_kv, uint32_t first, uint32_t head_dim, const uint8_t * wanted, uint32_t n,
              float * to) {
     const uint32_t padded = attend_padded(head_dim);
-    const ggml_to_float_t to_float = from.type == GGML_TYPE_F32 ? nullptr : ggml_get_type_traits(from.type)->to_float;
+    const ggml_to_float_t to_float = to_float_of(from.type);
+    const size_t row_bytes = ggml_row_size(from.type, head_dim);
     for (uint32_t c = 0; c < n; ++c) {
         if (!wanted[c]) {
             continue;
         }
         const uint8_t * row = from.data + (first + c) * from.cell_stride + head_kv * from.head_stride;
         float * out = to + c * padded;
+        prefetch(row, from.cell_stride, static_cast<uint32_t>(row_bytes));
         if (to_float) {
             to_float(row, out, head_dim);
         } else {
