@@ -7,7 +7,7 @@ BARS_BUILD := build/bars
 # Python itself is not instrumented, so the runtimes come first. Leaks: the interpreter's own would drown ours.
 SANITIZED = LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libstdc++.so)" \
     ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 KVGRAPH_LIB=$(CURDIR)/$(TEST_BUILD)/libkvgraph.so
-PYTEST := $(CURDIR)/$(BIN)/pytest -rs
+PYTEST := $(CURDIR)/$(BIN)/pytest -rs -n auto
 MODEL := tests/data/stories260K.gguf
 
 # Directories too, so that a removed file counts as a change.
@@ -69,7 +69,7 @@ $(VENV)/installed: $(VENV)/dependencies $(NATIVE) $(PACKAGE)
 	$(BIN)/pip install --no-build-isolation -C build-dir=build/wheel .
 	@touch $@
 
-# Fault points at full speed.
+# Fault points at full speed: for the bars, and for devices, which sanitizers don't get along with.
 $(BARS_BUILD)/libkvgraph.so: $(VENV)/dependencies $(NATIVE)
 	$(BIN)/cmake -S . -B $(BARS_BUILD) -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja \
 	    -DCMAKE_BUILD_TYPE=Release -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python -DKVGRAPH_TEST_HOOKS=ON

@@ -60,6 +60,7 @@ def test_decode(ctx: kvg.Context) -> None:
 
     n_gone = 0
     for delay in DELAYS:
+        ctx.kv.seq_rm(0, N, -1)
         interrupt(work, delay)
         assert ctx.kv.n_used in (0, N)  # all of it, when Ctrl-C comes between two calls
         n_gone += ctx.kv.n_used == 0
