@@ -16,6 +16,7 @@ import json
 import logging
 import os
 import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -24,11 +25,9 @@ from typing import Any
 
 ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "benchmarks")]  # whose models and measurements these are
-os.environ.setdefault("KVGRAPH_LOG", "debug")  # where CUDA tells which graph it replays
 
 from speed import machine, measure  # noqa: E402
-from support.every_op import OPTIONS, every_op, on_cpu  # noqa: E402
-from support.judge import nmse  # noqa: E402
+from support.every_op import OPTIONS, every_op, on_cpu, worst_step  # noqa: E402
 from support.models import ModelSpec, WeightType, write_model  # noqa: E402
 
 import pykvgraph as kvg  # noqa: E402
@@ -59,54 +58,84 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("-dev", default="auto", help="a name that `pykvgraph info` lists (default: auto)")
+    parser.add_argument("-dev", help="a name that `pykvgraph info` lists (default: the first GPU)")
     parser.add_argument("--small", action="store_true", help="small model and depths, for a software device")
     parser.add_argument("--json", type=Path, default=ROOT / "build" / "device.json", help="where to write")
     parser.add_argument("--models", type=Path, default=ROOT / "build" / "models", help="folder of the models")
+    parser.add_argument("--part", choices=PARTS, help="only this, as JSON on the last line")
     args = parser.parse_args()
-    logging.getLogger().addHandler(logging.NullHandler())  # the log is counted, not shown
     args.models.mkdir(parents=True, exist_ok=True)
     args.json.parent.mkdir(parents=True, exist_ok=True)
-    exact = write_model(ModelSpec(n_layer=3, rope_factors=True), args.models)
-    path = write_model(ModelSpec(weights=WeightType.Q8_0, **(SMALL if args.small else LARGE)), args.models)
-    with kvg.Model(path, device=args.dev) as model:
-        device = model.device
-        report: dict[str, Any] = {"machine": machine(), "device": device, "model": path.name}
-        report["correct"] = correctness(exact, device)
-        report["after a shift"] = after_shift(model, 200 if args.small else 4000)
-        report["bandwidth"] = bandwidth(model, device, 256 if args.small else 32768)
-    depth = 128 if args.small else 4032
-    runs = [f"-p {depth // 8} -n 16 -d 16", f"-p 0 -n 16 -d {depth} --cache shift --cache defrag"]
-    n = "1" if args.small else "5"
-    report["speed"] = [measure(path, f"{run} -dev {device}", int(n)) for run in runs]
-    args.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    device = args.dev or next((info.name for info in kvg.devices() if info.type == "gpu"), None)
+    if device is None:
+        parser.error("there is no GPU; name a device")
+    if args.part:
+        print(json.dumps(PARTS[args.part](device, args.models, args.small)))
+        return
+    report: dict[str, Any] = {"machine": machine(), "device": device}
+    for part in PARTS:
+        print(f"{part}:", flush=True)
+        report[part] = in_process(part, device, args.models, args.small)
+        args.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     print(args.json)
 
 
-def correctness(path: Path, device: str) -> dict[str, float]:
-    """Squared error over squares, of the logits after each operation, from those of the CPU."""
+def in_process(part: str, device: str, models: Path, small: bool) -> Any:
+    """A process each: what one leaves behind, or dies of, is nothing to the others."""
+    command = [sys.executable, __file__, "--part", part, "-dev", device, "--models", str(models)]
+    environment = os.environ | ({"KVGRAPH_LOG": "debug"} if part == "after a shift" else {})
+    done = subprocess.run(
+        [*command, *(["--small"] if small else [])], env=environment, stdout=subprocess.PIPE, text=True
+    )
+    print(done.stdout, end="", flush=True)
+    if done.returncode:
+        return {"failed with": done.returncode}
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def timed_model(models: Path, small: bool) -> Path:
+    return write_model(ModelSpec(weights=WeightType.Q8_0, **(SMALL if small else LARGE)), models)
+
+
+def speed(device: str, models: Path, small: bool) -> list[Any]:
+    """`pykvgraph bench` beside libllama."""
+    depth, n = (128, 1) if small else (4032, 5)
+    path = timed_model(models, small)
+    runs = [f"-p {depth // 8} -n 16 -d 16", f"-p 0 -n 16 -d {depth} --cache shift --cache defrag"]
+    return [measure(path, f"{run} -dev {device}", n) for run in runs]
+
+
+def correctness(device: str, models: Path, small: bool) -> dict[str, float]:
+    """Squared error over squares of logits, from those of the CPU: the worst step of every operation."""
     errors = {}
-    for kv_type in ("f16", "f32"):
+    path = write_model(ModelSpec(n_layer=3, n_head=4, n_head_kv=2, head_dim=64, rope_factors=True), models)
+    for kv_type in ("f16", "f32", "q8_0", "q4_0"):
         expected = on_cpu(path, kv_type)
         for name, n_gpu_layers, offload in (
             ("all", -1, True),
             ("split", 2, True),
             ("cache on the host", -1, False),
         ):
+            options: dict[str, Any] = {"type_k": kv_type, "type_v": kv_type, "offload_kqv": offload}
             with (
                 kvg.Model(path, device=device, n_gpu_layers=n_gpu_layers) as model,
-                kvg.Context(model, type_k=kv_type, type_v=kv_type, offload_kqv=offload, **OPTIONS) as ctx,
+                kvg.Context(model, **options, **OPTIONS) as ctx,
             ):
-                errors[f"{name}, {kv_type}"] = nmse(every_op(ctx), expected)
+                errors[f"{name}, {kv_type}"] = worst_step(every_op(ctx), expected)
                 print(f"{name}, {kv_type}: NMSE {errors[f'{name}, {kv_type}']:.1e}", flush=True)
     return errors
 
 
-def after_shift(model: kvg.Model, depth: int) -> dict[str, Any]:
+def after_shift(device: str, models: Path, small: bool) -> dict[str, Any]:
     """Seconds of single steps before and after a shift that moves nothing, with what CUDA said meanwhile."""
+    logging.getLogger().addHandler(logging.NullHandler())  # the log is counted, not shown
+    depth = 200 if small else 4000
     counts = Replays()
     logger = logging.getLogger("pykvgraph")
-    with kvg.Context(model, n_ctx=depth + 512, defrag_threshold=-1) as ctx:
+    with (
+        kvg.Model(timed_model(models, small), device=device) as model,
+        kvg.Context(model, n_ctx=depth + 512, defrag_threshold=-1) as ctx,
+    ):
         fill(ctx, depth)
         logger.addHandler(counts)
         before = [timed(lambda: ctx.append(5)) for _ in range(N_STEPS)]
@@ -116,7 +145,7 @@ def after_shift(model: kvg.Model, depth: int) -> dict[str, Any]:
         after = [timed(lambda: ctx.append(5)) for _ in range(N_STEPS)]
         logger.removeHandler(counts)
     usual = statistics.median(before[N_STEPS // 4 :])
-    result = {
+    return {
         "step": usual,
         "first after": after[0],
         "steps slower by a fifth": sum(seconds > 1.2 * usual for seconds in after),
@@ -124,40 +153,52 @@ def after_shift(model: kvg.Model, depth: int) -> dict[str, Any]:
         "CUDA graphs before": before_counts,
         "CUDA graphs after": {name: n - before_counts[name] for name, n in vars_of(counts).items()},
     }
-    print(json.dumps(result), flush=True)
-    return result
 
 
 def vars_of(counts: Replays) -> dict[str, int]:
     return {"reused": counts.reused, "warmups": counts.warmups, "resets": counts.resets}
 
 
-def bandwidth(model: kvg.Model, device: str, n_cells: int) -> dict[str, float]:
-    """GB/s, read and written counted: of a K-shift, of the two kinds of defrag, and of a plain copy there."""
-    n_ctx = n_cells + 256  # a multiple of 256, which the rows are padded to
-    rates: dict[str, list[float]] = {"K-shift": [], "defrag, one run": [], "defrag, every other cell": []}
-    with kvg.Context(model, n_ctx=n_ctx, defrag_threshold=-1) as ctx:
-        row = ctx.kv.bytes // ctx.kv.n_cells  # of K and V, which are of one type: K read and written
-        for _ in range(REPETITIONS + 1):
-            ctx.reset()
-            fill(ctx, n_cells)
-            ctx.kv.seq_add(0, 0, -1, 1)
-            shifted = ctx.kv.update()
-            rates["K-shift"].append(shifted.shifted_cells * row / shifted.seconds)
-            ctx.kv.seq_rm(0, 0, n_cells // 2 + 1)
-            ctx.kv.defrag("fill")
-            moved = ctx.kv.update()
-            rates["defrag, one run"].append(2 * moved.moved_bytes / moved.seconds)
-            for pos in range(n_cells // 2 + 1, n_cells, 2):
-                ctx.kv.seq_rm(0, pos, pos + 1)
-            ctx.kv.defrag("fill")
-            moved = ctx.kv.update()
-            rates["defrag, every other cell"].append(2 * moved.moved_bytes / moved.seconds)
-        n_bytes = ctx.kv.bytes // 2
-    result = {name: statistics.median(values[1:]) / 1e9 for name, values in rates.items()}
-    result["copy"] = copy_rate(device, n_bytes) / 1e9
-    print(json.dumps(result), flush=True)
-    return result
+def bandwidth(device: str, models: Path, small: bool) -> dict[str, dict[str, float]]:
+    """GB/s, read and written counted: K-shifts and the two kinds of defrag by cache type, and a copy."""
+    n_cells = 256 if small else 32768
+    rates: dict[str, dict[str, float]] = {}
+    with kvg.Model(timed_model(models, small), device=device) as model:
+        for kv_type in ("f16", "q8_0"):
+            # a multiple of 256, which the rows are padded to
+            options: dict[str, Any] = {"n_ctx": n_cells + 256, "type_k": kv_type, "type_v": kv_type}
+            with kvg.Context(model, **options, defrag_threshold=-1) as ctx:
+                found = [updates(ctx, n_cells) for _ in range(REPETITIONS + 1)][1:]
+                n_bytes = ctx.kv.bytes // 2
+            rates[kv_type] = {
+                name: statistics.median(each[name] for each in found) / 1e9 for name in found[0]
+            }
+            print(kv_type, json.dumps(rates[kv_type]), flush=True)
+        rates["ggml_cpy"] = {"copy": copy_rate(device, n_bytes) / 1e9}
+    return rates
+
+
+def updates(ctx: kvg.Context, n_cells: int) -> dict[str, float]:
+    """Bytes a second of each."""
+    row = ctx.kv.bytes // ctx.kv.n_cells  # of K and V, which are of one type: K read and written
+    rates = {}
+    ctx.reset()
+    fill(ctx, n_cells)
+    for name, delta in (("K-shift", 1), ("K-shift again, by 2000", 2000), ("K-shift again, by 1", 1)):
+        ctx.kv.seq_add(0, 0, -1, delta)
+        shifted = ctx.kv.update()
+        rates[name] = shifted.shifted_cells * row / shifted.seconds
+    n_past = ctx.kv.seq_pos_max(0) + 1
+    ctx.kv.seq_rm(0, 0, n_past - n_cells // 2)
+    ctx.kv.defrag("fill")
+    moved = ctx.kv.update()
+    rates["defrag, one run"] = 2 * moved.moved_bytes / moved.seconds
+    for pos in range(n_past - n_cells // 2, n_past, 2):
+        ctx.kv.seq_rm(0, pos, pos + 1)
+    ctx.kv.defrag("fill")
+    moved = ctx.kv.update()
+    rates["defrag, every other cell"] = 2 * moved.moved_bytes / moved.seconds
+    return rates
 
 
 def fill(ctx: kvg.Context, n: int) -> None:
@@ -209,6 +250,13 @@ def copy_rate(device: str, n_bytes: int) -> float:
     function("ggml_backend_free", None, pointer)(backend)
     return 2 * n_bytes / statistics.median(seconds[1:])
 
+
+PARTS: dict[str, Callable[[str, Path, bool], Any]] = {
+    "correct": correctness,
+    "after a shift": after_shift,
+    "bandwidth": bandwidth,
+    "speed": speed,
+}
 
 if __name__ == "__main__":
     main()

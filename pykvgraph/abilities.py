@@ -20,4 +20,4 @@ def abilities(path: str | os.PathLike[str], device: str, cache_type: str = "f16"
     except UnsupportedError as error:
         return Abilities(cache_type, "", False, False, (), str(error))
     # a device that can't move cells is refused: it could not write them either
-    return Abilities(cache_type, part.attention, part.can_shift, True, part.fallbacks, "")
+    return Abilities(cache_type, part.attention, part.shift_on_device, True, part.fallbacks, "")

@@ -25,7 +25,7 @@ def devices() -> tuple[DeviceInfo, ...]:
     return tuple(_device(index) for index in range(lib().kvg_device_count()))
 
 
-_RPC_PROTOCOL = 7  # of this ggml
+_RPC_PROTOCOL = [7, 0]  # major and minor of this ggml, which refuses a greater minor; there is none below 0
 _RPC_HELLO = 14
 _RPC_TIMEOUT = 5.0  # seconds
 
@@ -67,8 +67,8 @@ def _greet(endpoint: str, host: str, port: int) -> None:
                 reply += data
     except OSError as error:
         raise DeviceError(f"no RPC server answers at {endpoint}: {error}. Start one there first") from error
-    size, major = struct.unpack("<QB", reply[:9]) if len(reply) >= 12 else (0, None)
-    if size != 4 + len(caps) or major != _RPC_PROTOCOL:
+    size, *version = struct.unpack("<QBB", reply[:10]) if len(reply) >= 12 else (0,)
+    if size != 4 + len(caps) or version != _RPC_PROTOCOL:
         raise DeviceError(
             f"what answers at {endpoint} is no RPC server of this ggml: run the same llama-cpp-python there"
         )

@@ -61,8 +61,7 @@ class KVCache:
         """Positions in the range move by `delta`; a cell that would come below 0 is taken from the sequence.
 
         A shared cell that moves is copied at once, K and V too, and the other sharers keep theirs. Raises
-        CacheFullError when there is no room for the copies, UnsupportedError when the model's K can't be
-        rotated.
+        CacheFullError when there is no room for the copies.
         """
         self._change(lib().kvg_kv_seq_add, seq=seq, p0=p0, p1=p1, delta=delta)
 

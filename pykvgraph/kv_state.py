@@ -13,6 +13,7 @@ import secrets
 import stat
 import struct
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -85,11 +86,15 @@ class Geometry:
 
 @dataclass(frozen=True)
 class SavedCells:
-    """Cells taken out of a cache. pos: int32 (n,), seq: bool (n, n_seq), rows: uint8 (n * cell_bytes,)."""
+    """Cells taken out of a cache.
+
+    pos: int32 (n,), seq: bool (n, n_seq), turned: bool (n,), rows: uint8 (n * cell_bytes,).
+    """
 
     whole: bool  # the whole cache, else one sequence, with n_seq 1
     pos: npt.NDArray[np.int32]
     seq: npt.NDArray[np.bool_]
+    turned: npt.NDArray[np.bool_]  # K was rotated since it was written
     rows: npt.NDArray[np.uint8]
 
 
@@ -98,13 +103,14 @@ def pack(
     whole: bool,
     pos: npt.NDArray[np.int32],
     seq: npt.NDArray[np.bool_],
+    turned: npt.NDArray[np.bool_],
     fill: Callable[[npt.NDArray[np.uint8]], None],
 ) -> bytes:
     """A blob that `unpack` gives the same cells for.
 
-    pos and seq as in SavedCells; `fill` writes the rows into the array that it is given.
+    pos, seq and turned as in SavedCells; `fill` writes the rows into the array that it is given.
     """
-    bits = np.packbits(seq, axis=1, bitorder="little")
+    bits = np.packbits(np.column_stack((turned, seq)), axis=1, bitorder="little")
     table = pos.astype("<i4").tobytes() + bits.tobytes()
     rows_at = HEADER_BYTES + len(table)
     blob, place = _unwritten(rows_at + len(pos) * geometry.cell_bytes)
@@ -156,7 +162,7 @@ def unpack(data: bytes | memoryview, geometry: Geometry) -> SavedCells:
             f"the saved state has format version {version}; this pykvgraph reads version {VERSION}"
         )
     _check_geometry(Geometry(model, *shape), geometry)
-    row_bytes = -(-n_seq // 8)
+    row_bytes = -(-(1 + n_seq) // 8)
     table_bytes = n_cells * (4 + row_bytes)
     if whole > 1 or not 1 <= n_seq <= (MAX_SEQ if whole else 1):
         raise StateError(
@@ -171,10 +177,11 @@ def unpack(data: bytes | memoryview, geometry: Geometry) -> SavedCells:
     _check_rows(table, cells_sum, rows, rows_sum, geometry, n_cells)
     pos = np.frombuffer(table, "<i4", n_cells).astype(np.int32)
     bits = np.frombuffer(table, np.uint8, offset=4 * n_cells).reshape(n_cells, row_bytes)
-    seq = np.unpackbits(bits, axis=1, bitorder="little").astype(np.bool_)
-    if (pos < 0).any() or not seq[:, :n_seq].any(axis=1).all() or seq[:, n_seq:].any():
+    flags = np.unpackbits(bits, axis=1, bitorder="little").astype(np.bool_)
+    turned, seq = flags[:, 0], flags[:, 1 : 1 + n_seq]
+    if (pos < 0).any() or not seq.any(axis=1).all() or flags[:, 1 + n_seq :].any():
         raise StateError("the saved state holds a cell without a position, or of no sequence that can be")
-    return SavedCells(bool(whole), pos, seq[:, :n_seq], np.frombuffer(rows, np.uint8))
+    return SavedCells(bool(whole), pos, seq, turned, np.frombuffer(rows, np.uint8))
 
 
 def _check_geometry(saved: Geometry, here: Geometry) -> None:
@@ -203,9 +210,25 @@ def _check_rows(
     table: memoryview, cells_sum: int, rows: memoryview, rows_sum: int, here: Geometry, n_cells: int
 ) -> None:
     """Checksums, and that K and V are finite."""
-    for name, part, expected in (("cells", table, cells_sum), ("K and V", rows, rows_sum)):
-        if xxhash.xxh3_64_intdigest(part) != expected:
+    with ThreadPoolExecutor(1) as beside:  # one long call without Python's lock
+        sum_of_rows = beside.submit(xxhash.xxh3_64_intdigest, rows)
+        infinite = _first_infinite(rows, here, n_cells)
+    sum_of_cells = xxhash.xxh3_64_intdigest(table)
+    for name, is_whole in (
+        ("cells", sum_of_cells == cells_sum),
+        ("K and V", sum_of_rows.result() == rows_sum),
+    ):
+        if not is_whole:
             raise StateError(f"the saved state's {name} are damaged: their checksum differs; save it again")
+    if infinite is not None:
+        raise StateError(
+            f"the saved state has {infinite} that is not finite: the model overflowed before it was saved, "
+            "or somebody forged it"
+        )
+
+
+def _first_infinite(rows: memoryview, here: Geometry, n_cells: int) -> str | None:
+    """Where an infinity or a NaN is: it would reach sequences that don't see it, as 0 times it is NaN."""
     offset = 0
     for layer in range(here.n_layer):
         for name, head_dim, kind in (
@@ -215,11 +238,12 @@ def _check_rows(
             layout = _LAYOUTS[kind % HADAMARD]
             n_bytes = n_cells * here.n_head_kv * head_dim // layout.size * layout.n_bytes
             part, offset = rows[offset : offset + n_bytes], offset + n_bytes
-            _check_finite(f"{name} in layer {layer}", part, layout)
+            if not _is_finite(part, layout):
+                return f"{name} in layer {layer}"
+    return None
 
 
-def _check_finite(name: str, rows: memoryview, layout: _Layout) -> None:
-    """Infinity or NaN in a row would reach sequences that don't see it: 0 times either is NaN."""
+def _is_finite(rows: memoryview, layout: _Layout) -> bool:
     words = np.frombuffer(rows, layout.dtype)
     floats = words.reshape(-1, layout.n_bytes // words.itemsize)[:, : layout.n_floats]
     signed = floats.view(layout.dtype.replace("u", "i"))
@@ -228,10 +252,8 @@ def _check_finite(name: str, rows: memoryview, layout: _Layout) -> None:
         part = slice(begin, begin + _CHUNK)
         # as integers, +infinity and +NaN are above all positive numbers, -infinity and -NaN above all others
         if signed[part].max() >= layout.exponent or floats[part].max() >= sign | layout.exponent:
-            raise StateError(
-                f"the saved state has {name} that is not finite: the model overflowed before it was saved, "
-                "or somebody forged it"
-            )
+            return False
+    return True
 
 
 def write_file(path: str | os.PathLike[str], blob: bytes) -> None:

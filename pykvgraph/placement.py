@@ -95,6 +95,6 @@ def _part(handle: int, get: Callable[..., object], index: int) -> DevicePart:
         cache_bytes=part.cache_bytes,
         compute_bytes=part.compute_bytes,
         attention=part.attention.decode(),
-        can_shift=bool(part.can_shift),
+        shift_on_device=bool(part.shift_on_device),
         fallbacks=tuple(part.fallbacks.decode().split(", ")) if part.fallbacks else (),
     )

@@ -32,7 +32,7 @@ class DevicePart:
     cache_bytes: int
     compute_bytes: int
     attention: str  # "flash", "plain", "attend" (the CPU kernel of this library); "" without cells
-    can_shift: bool  # also without cells
+    shift_on_device: bool  # else the CPU rotates K for it; True without cells
     fallbacks: tuple[str, ...]  # operations of its layers that the CPU does
 
 
@@ -42,7 +42,7 @@ class Abilities:
 
     cache_type: str
     attention: str  # as in DevicePart; "" when it can't run the model
-    can_shift: bool
+    shift_on_device: bool  # else the CPU rotates K for it
     can_defrag: bool
     fallbacks: tuple[str, ...]  # operations of a decode that the CPU does
     refused: str  # why it can't run the model; ""
@@ -114,6 +114,7 @@ class CellsView:
     pos: npt.NDArray[np.int32]  # (n_cells,), -1 where empty
     seq: npt.NDArray[np.bool_]  # (n_cells, n_seq_max): which sequences see the cell
     shift: npt.NDArray[np.int32]  # (n_cells,): position change since the cell's K was last rotated
+    turned: npt.NDArray[np.bool_]  # (n_cells,): whether K was rotated since it was written
 
 
 @dataclass(frozen=True)

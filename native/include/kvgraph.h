@@ -219,9 +219,9 @@ typedef struct kvg_context_part {
     uint64_t weight_bytes; /* what is mapped from the file included */
     uint64_t cache_bytes;
     uint64_t compute_bytes;
-    const char * attention; /* "flash", "plain", "attend" (this library's own); "" without cells */
-    int32_t can_shift;      /* 1 also without cells */
-    const char * fallbacks; /* operations of its layers that the CPU does: "ROPE, SOFT_MAX"; "" when there are none */
+    const char * attention;  /* "flash", "plain", "attend" (this library's own); "" without cells */
+    int32_t shift_on_device; /* 1: it rotates K itself; 0: the CPU does it for it. 1 without cells */
+    const char * fallbacks;  /* operations of its layers that the CPU does: "ROPE, SOFT_MAX"; "" when there are none */
 } kvg_context_part;
 
 /* One for each device that has anything, the CPU last; as it is now: a decode with many outputs may have made graphs larger. Strings live as long as the context. */
@@ -299,7 +299,7 @@ typedef struct kvg_kv_info {
     int32_t type_v;
     int32_t hadamard_k; /* 1: rows of K are kept times a Hadamard matrix */
     int32_t hadamard_v;
-    int32_t can_shift;
+    int32_t can_shift; /* 1: this model's K can be rotated to another position */
 } kvg_kv_info;
 
 typedef struct kvg_update_stats {
@@ -333,8 +333,9 @@ KVG_API kvg_status kvg_kv_update(kvg_context * context, kvg_update_stats * out);
 /* What decode and kvg_kv_read flushed by themselves, added up since the last call of this function. */
 KVG_API kvg_status kvg_kv_take_stats(kvg_context * context, kvg_update_stats * out);
 
-/* A snapshot: pos (n_cells), seq (n_cells, n_seq_max) of 0/1, shift (n_cells). */
-KVG_API kvg_status kvg_kv_cells(const kvg_context * context, int32_t * pos, uint8_t * seq, int32_t * shift);
+/* A snapshot: pos (n_cells), seq (n_cells, n_seq_max) of 0/1, shift (n_cells), turned (n_cells) of 0/1: K was rotated since it was
+   written, and rotating it again takes noise. */
+KVG_API kvg_status kvg_kv_cells(const kvg_context * context, int32_t * pos, uint8_t * seq, int32_t * shift, uint8_t * turned);
 /* K (v = 0) or V (v = 1) of a layer, dequantized: out (n_cells, n_head_kv, head_dim). A pending K-shift runs first. */
 KVG_API kvg_status kvg_kv_read(kvg_context * context, int64_t layer, int32_t v, float * out, uint64_t n_floats);
 
@@ -346,7 +347,8 @@ typedef struct kvg_kv_rows {
     size_t struct_size;
     int64_t n_cells;
     const int32_t * pos;
-    const uint8_t * seq; /* (n_cells, n_seq_max) of 0/1, at least one 1 per cell */
+    const uint8_t * seq;    /* (n_cells, n_seq_max) of 0/1, at least one 1 per cell */
+    const uint8_t * turned; /* (n_cells), as kvg_kv_cells gives it */
     const uint8_t * data;
     uint64_t n_bytes;
 } kvg_kv_rows;

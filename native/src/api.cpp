@@ -282,11 +282,11 @@ static void fill_part(const std::vector<kvg::context_part> & parts, int64_t inde
         kvg::fail(KVG_INVALID_ARGUMENT, "no part has index %lld: there are %zu", static_cast<long long>(index), parts.size());
     }
     const kvg::context_part & part = parts[static_cast<size_t>(index)];
-    out = {sizeof(out),        ggml_backend_dev_name(part.device),
-           part.n_layer,       part.n_cache,
-           part.weight_bytes,  part.cache_bytes,
-           part.compute_bytes, part.attention.c_str(),
-           part.can_shift,     part.fallbacks.c_str()};
+    out = {sizeof(out),          ggml_backend_dev_name(part.device),
+           part.n_layer,         part.n_cache,
+           part.weight_bytes,    part.cache_bytes,
+           part.compute_bytes,   part.attention.c_str(),
+           part.shift_on_device, part.fallbacks.c_str()};
 }
 
 int64_t kvg_context_n_parts(kvg_context * context) {
@@ -413,13 +413,14 @@ kvg_status kvg_kv_take_stats(kvg_context * context, kvg_update_stats * out) {
     return guarded([&] { fill_stats(need_struct(out, "out"), need(context, "context").context.take_stats()); });
 }
 
-kvg_status kvg_kv_cells(const kvg_context * context, int32_t * pos, uint8_t * seq, int32_t * shift) {
+kvg_status kvg_kv_cells(const kvg_context * context, int32_t * pos, uint8_t * seq, int32_t * shift, uint8_t * turned) {
     return guarded([&] {
         const kvg::cells & cells = cells_of(context);
-        need(pos, "pos"), need(seq, "seq"), need(shift, "shift");
+        need(pos, "pos"), need(seq, "seq"), need(shift, "shift"), need(turned, "turned");
         for (uint32_t i = 0; i < cells.size(); ++i) {
             pos[i] = cells.pos(i);
             shift[i] = cells.shift(i);
+            turned[i] = cells.turned(i);
             for (uint32_t s = 0; s < cells.n_seq_max(); ++s) {
                 seq[static_cast<size_t>(i) * cells.n_seq_max() + s] = cells.has_seq(i, s);
             }
@@ -444,7 +445,7 @@ kvg_status kvg_kv_read_rows(kvg_context * context, const int32_t * cells, int64_
 kvg_status kvg_kv_replace(kvg_context * context, int64_t seq, const kvg_kv_rows * rows) {
     return on_cells(context, [&](kvg::cells &) {
         const kvg_kv_rows & in = need_struct(rows, "rows");
-        need(in.pos, "rows->pos"), need(in.seq, "rows->seq"), need(in.data, "rows->data");
+        need(in.pos, "rows->pos"), need(in.seq, "rows->seq"), need(in.turned, "rows->turned"), need(in.data, "rows->data");
         context->context.replace(seq, in);
     });
 }

@@ -38,7 +38,7 @@ static std::string struct_layout() {
 #undef F
 #define F(field) LAYOUT_FIELD(kvg_context_part, field)
     LAYOUT_BEGIN(kvg_context_part), F(struct_size), F(device), F(n_layer), F(n_cache), F(weight_bytes), F(cache_bytes),
-        F(compute_bytes), F(attention), F(can_shift), F(fallbacks);
+        F(compute_bytes), F(attention), F(shift_on_device), F(fallbacks);
     LAYOUT_END;
 #undef F
 #define F(field) LAYOUT_FIELD(kvg_batch, field)
@@ -60,7 +60,7 @@ static std::string struct_layout() {
     LAYOUT_END;
 #undef F
 #define F(field) LAYOUT_FIELD(kvg_kv_rows, field)
-    LAYOUT_BEGIN(kvg_kv_rows), F(struct_size), F(n_cells), F(pos), F(seq), F(data), F(n_bytes);
+    LAYOUT_BEGIN(kvg_kv_rows), F(struct_size), F(n_cells), F(pos), F(seq), F(turned), F(data), F(n_bytes);
     LAYOUT_END;
 #undef F
 #define F(field) LAYOUT_FIELD(kvg_update_stats, field)

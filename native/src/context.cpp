@@ -12,7 +12,6 @@
 #include "error.h"
 #include "fault.h"
 #include "graph/move.h"
-#include "graph/shift.h"
 
 namespace kvg {
 
@@ -122,6 +121,7 @@ context::context(std::shared_ptr<const model> model, const kvg_context_params & 
                                         model_->is_measured());
     decoder_ = std::make_unique<decoder>(*model_, *cache_, *backends_,
                                          decoder_params{params.flash_attn, n_ubatch_, std::max(n_threads_, n_threads_batch_)});
+    shift_ = std::make_unique<k_shift>(*cache_, model_->hparams(), model_->rope_freqs());
     ask_devices();
     if (!model_->is_measured()) {
         cache_->allocate();
@@ -134,16 +134,22 @@ context::context(std::shared_ptr<const model> model, const kvg_context_params & 
     for (const kv_part & part : cache_->parts()) {
         lanes.push_back(backends_->of(part.device));
     }
-    runner_ = std::make_unique<update_runner>(lanes);
+    runner_ = std::make_unique<update_runner>(lanes, backends_->cpu());
 }
 
 // What each device has of this context, and whether it can do what the cache takes.
 void context::ask_devices() {
     const placement & placement = model_->placement();
-    can_shift_ = true;
     for (ggml_backend_dev_t device : placement.devices()) {
-        context_part part = {
-            device, 0, 0, model_->bytes_on(device), 0, 0, decoder_->attention_on(device), true, decoder_->refused_by(device)};
+        context_part part = {device,
+                             0,
+                             0,
+                             model_->bytes_on(device),
+                             0,
+                             0,
+                             decoder_->attention_on(device),
+                             shift_->is_on(device),
+                             decoder_->refused_by(device)};
         for (uint32_t il = 0; il < placement.n_layer(); ++il) {
             part.n_layer += placement.layer(il) == device;
         }
@@ -151,10 +157,8 @@ void context::ask_devices() {
             if (cells.device == device) {
                 part.n_cache = static_cast<uint32_t>(cells.layers.size());
                 part.cache_bytes = cache_->bytes_on(device);
-                part.can_shift = can_shift_on(device, model_->hparams(), cache_->type_k());
             }
         }
-        can_shift_ = can_shift_ && part.can_shift;
         parts_.push_back(part);
     }
 }
@@ -187,14 +191,6 @@ const std::vector<context_part> & context::parts() {
     return parts_;
 }
 
-void context::require_shift(const char * op) const {
-    if (!can_shift_) {
-        const auto part = std::find_if(parts_.begin(), parts_.end(), [](const context_part & p) { return !p.can_shift; });
-        fail(KVG_UNSUPPORTED, "%s needs K to be rotated, and device %s can't do that for this cache type; use type_k=\"f32\"",
-             op, ggml_backend_dev_name(part->device));
-    }
-}
-
 void context::require_intact() const {
     if (cache_->broken()) {
         fail(KVG_DEVICE,
@@ -220,7 +216,6 @@ void context::seq_div(int64_t seq, int64_t p0, int64_t p1, int64_t d) {
 // A position is a property of the cell: those who share one keep it, and the sequence goes on with a copy. K and V are copied before
 // any cell changes.
 void context::reposition_cells(const reposition & change, const char * op) {
-    require_shift(op);
     cells & cells = cache_->cells();
     const std::vector<uint32_t> shared = cells.shared_in(change);
     if (!shared.empty()) {
@@ -248,7 +243,7 @@ void context::clear(bool data) {
 uint32_t context::shift_now() {
     require_intact();
     backends_->set_threads(n_threads_batch_);
-    return run_shift(*runner_, *cache_, model_->hparams().rope, model_->rope_freqs());
+    return shift_->run(*runner_);
 }
 
 // Returns the number of cells moved.
@@ -340,16 +335,16 @@ void context::replace(int64_t seq, const kvg_kv_rows & in) {
                  seen ? "a sequence" : "no sequence");
         }
         next.put(slots[i], in.pos[i], set);
+        if (in.turned[i]) {
+            next.set_turned(slots[i]);
+        }
     }
     flush(NO_DEFRAG, flushed_); // what stays must not lose its rotation
     next.clear_shifts();
-    try {
-        cache_->write_rows(slots, in.data, n_threads_batch_);
-        fault_point("load-write");
-    } catch (...) {
-        cache_->set_broken(); // some of the rows may have been those of cells that are to be replaced
-        throw;
-    }
+    unfinished_rows rows(*cache_); // some may be those of cells that are to be replaced
+    cache_->write_rows(slots, in.data, n_threads_batch_);
+    fault_point("load-write");
+    rows.done();
     std::swap(cache_->cells(), next);
 }
 
@@ -379,19 +374,19 @@ void context::set_mask(decode_graph & graph, const batch & batch, const micro_ba
     const cells & cells = cache_->cells();
     const ggml_fp16_t seen = ggml_fp32_to_fp16(0.0f);
     const ggml_fp16_t hidden = ggml_fp32_to_fp16(-std::numeric_limits<float>::infinity());
-    mask_.assign(static_cast<size_t>(span.n) * ubatch.n, hidden);
+    auto * mask = static_cast<ggml_fp16_t *>(graph.mask->data); // inputs lie in the CPU's memory, as it is the scheduler's last
+    std::fill_n(mask, static_cast<size_t>(span.n) * ubatch.n, hidden);
     const uint32_t end = std::min(span.begin + span.n, cells.n_kv());
     for (uint32_t i = 0; i < ubatch.n; ++i) {
         const seq_set & set = batch.set(ubatch.begin + i);
         const int32_t pos = batch.positions()[ubatch.begin + i];
-        ggml_fp16_t * row = mask_.data() + static_cast<size_t>(i) * span.n;
+        ggml_fp16_t * row = mask + static_cast<size_t>(i) * span.n;
         for (uint32_t c = span.begin; c < end; ++c) {
             if (cells.pos(c) <= pos && cells.meets(c, set)) {
                 row[c - span.begin] = seen;
             }
         }
     }
-    ggml_backend_tensor_set(graph.mask, mask_.data(), 0, mask_.size() * sizeof(ggml_fp16_t));
 }
 
 void context::set_inputs(decode_graph & graph, const batch & batch, const micro_batch & ubatch,

@@ -11,6 +11,7 @@
 #include "batch.h"
 #include "cache/kv_cache.h"
 #include "graph/decoder.h"
+#include "graph/shift.h"
 #include "graph/update_graph.h"
 #include "kvgraph.h"
 #include "model/weights.h"
@@ -26,7 +27,7 @@ struct context_part {
     uint64_t cache_bytes;
     uint64_t compute_bytes;
     std::string attention; // "flash", "plain", "attend"; "" without cells
-    bool can_shift;        // true without cells
+    bool shift_on_device;  // else the CPU rotates K for it; true without cells
     std::string fallbacks; // operations that its layers need and the CPU does: "ROPE, SOFT_MAX"
 };
 
@@ -51,7 +52,7 @@ public:
     void seq_div(int64_t seq, int64_t p0, int64_t p1, int64_t d);
     kv_cache & cache() { return *cache_; }
     const kv_cache & cache() const { return *cache_; }
-    bool can_shift() const { return can_shift_; }
+    bool can_shift() const { return model_->hparams().rope.n_rot > 0; }
     void request_defrag(int32_t policy);
     void clear(bool data);
     void read(int64_t layer, bool v, float * out, uint64_t n_floats);
@@ -74,7 +75,6 @@ private:
 
     static constexpr int32_t NO_DEFRAG = -1;
 
-    void require_shift(const char * op) const;
     void reposition_cells(const reposition & change, const char * op);
     uint32_t compact(int32_t policy);
     void ask_devices();
@@ -95,7 +95,6 @@ private:
     int n_threads_;
     int n_threads_batch_;
     float defrag_threshold_;
-    bool can_shift_ = false;
     int32_t defrag_pending_ = NO_DEFRAG; // or a kvg_defrag_policy
     uint32_t n_attended_ = 0;
     uint32_t align_ = 1;
@@ -103,13 +102,13 @@ private:
     std::unique_ptr<backends> backends_;
     std::unique_ptr<kv_cache> cache_;
     std::unique_ptr<update_runner> runner_;
+    std::unique_ptr<k_shift> shift_;
     std::unique_ptr<decoder> decoder_;
     std::vector<context_part> parts_;
     std::vector<size_t> graph_bytes_; // estimated, when they were not reserved
     kvg_update_stats flushed_ = {};
 
-    std::vector<ggml_fp16_t> mask_; // scratch, kept
-    std::vector<int64_t> slot_ids_;
+    std::vector<int64_t> slot_ids_; // scratch, kept
     std::vector<int32_t> output_ids_;
 };
 

@@ -96,6 +96,7 @@ static std::vector<ggml_backend_dev_t> auto_devices() {
     }
     const auto & ours = cards.empty() ? integrated : cards;
     servers.insert(servers.end(), ours.begin(), ours.end());
+    servers.resize(std::min(servers.size(), MAX_DEVICES));
     return servers;
 }
 

@@ -106,7 +106,7 @@ class KvgContextPart(Structure):
         ("cache_bytes", c_uint64),
         ("compute_bytes", c_uint64),
         ("attention", c_char_p),
-        ("can_shift", c_int32),
+        ("shift_on_device", c_int32),
         ("fallbacks", c_char_p),
     )
 
@@ -173,6 +173,7 @@ class KvgKvRows(Structure):
         ("n_cells", c_int64),
         ("pos", POINTER(c_int32)),
         ("seq", POINTER(c_uint8)),
+        ("turned", POINTER(c_uint8)),
         ("data", POINTER(c_uint8)),
         ("n_bytes", c_uint64),
     )
@@ -402,7 +403,13 @@ def declare(lib: CDLL) -> None:
     lib.kvg_kv_update.restype = c_int32
     lib.kvg_kv_take_stats.argtypes = [c_void_p, POINTER(KvgUpdateStats)]
     lib.kvg_kv_take_stats.restype = c_int32
-    lib.kvg_kv_cells.argtypes = [c_void_p, POINTER(c_int32), POINTER(c_uint8), POINTER(c_int32)]
+    lib.kvg_kv_cells.argtypes = [
+        c_void_p,
+        POINTER(c_int32),
+        POINTER(c_uint8),
+        POINTER(c_int32),
+        POINTER(c_uint8),
+    ]
     lib.kvg_kv_cells.restype = c_int32
     lib.kvg_kv_read.argtypes = [c_void_p, c_int64, c_int32, POINTER(c_float), c_uint64]
     lib.kvg_kv_read.restype = c_int32

@@ -147,8 +147,8 @@ def show_abilities(asked: dict[str, list[Abilities]]) -> None:
                 safe_cell(device),
                 " ".join(one.cache_type for one in alike),
                 ATTENTION.get(answer.attention, "-"),
-                "yes" if answer.can_shift else "no",
-                "yes" if answer.can_defrag else "no",
+                "-" if answer.refused else "yes" if answer.shift_on_device else "by the CPU",
+                "yes" if answer.can_defrag else "-",
                 safe_cell(answer.refused or falls_back),
             )
     click.echo()

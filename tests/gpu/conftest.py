@@ -14,7 +14,7 @@ import pykvgraph as kvg
 def device() -> str:
     """A device with memory of its own."""
     for info in kvg.devices():
-        if info.type != "cpu":
+        if info.type == "gpu":
             return info.name
     pytest.skip(
         "no device but the CPU: this llama-cpp-python has no other backend, or no device for it was found "

@@ -24,7 +24,7 @@ def path(model_file: Callable[[ModelSpec], Path]) -> Path:
 def test_a_device_that_can_all(device: str, path: Path) -> None:
     for cache_type in ("f16", "f32"):
         answer = kvg.abilities(path, device, cache_type)
-        assert answer.can_shift and answer.can_defrag
+        assert answer.shift_on_device and answer.can_defrag
         assert (answer.fallbacks, answer.refused) == ((), "")
 
 
@@ -34,22 +34,18 @@ def test_a_device_without_rope(device: str, path: Path, small: kvg.Model) -> Non
         expected = decode(ctx, ids)
     with kvg.Model(path, device=device) as model, fault("lacks-rope"):
         answer = kvg.abilities(path, device)
-        assert (answer.fallbacks, answer.can_shift, answer.can_defrag) == (("ROPE",), False, True)
+        assert (answer.fallbacks, answer.shift_on_device, answer.can_defrag) == (("ROPE",), False, True)
         with open_context(model, n_ctx=256) as ctx:
             assert ctx.devices[0].fallbacks == ("ROPE",)
             assert nmse(decode(ctx, ids), expected) <= 1e-3
-            assert not ctx.kv.can_shift
-            with pytest.raises(kvg.UnsupportedError, match=device):
-                ctx.kv.seq_add(0, 5, -1, 3)
-        with open_context(model, n_ctx=256, offload_kqv=False) as ctx:
-            assert ctx.kv.can_shift  # where the cells are, there is one
+            assert (ctx.devices[0].shift_on_device, ctx.devices[1].shift_on_device) == (False, True)
 
 
 def test_a_model_that_it_cant_run(device: str, path: Path) -> None:
     """Weights that it has no matrix product for: said so, and the CPU has one."""
     with fault("lacks-mul-mat"):
         answer = kvg.abilities(path, device)
-        assert not (answer.can_shift or answer.can_defrag)
+        assert not (answer.shift_on_device or answer.can_defrag)
         with pytest.raises(kvg.UnsupportedError, match=f"{device} can't multiply") as raised:
             kvg.Model(path, device=device)
         assert answer.refused == str(raised.value)

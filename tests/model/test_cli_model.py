@@ -55,7 +55,7 @@ def test_info_tells_what_the_cpu_can() -> None:
     (cpu,) = (device for device in run_json("info")["devices"] if device["type"] == "cpu")
     assert {answer["cache_type"] for answer in cpu["abilities"]} == set(GGML_TYPES)
     assert all(answer["attention"] == "attend" for answer in cpu["abilities"])
-    assert all(answer["can_shift"] and answer["can_defrag"] for answer in cpu["abilities"])
+    assert all(answer["shift_on_device"] and answer["can_defrag"] for answer in cpu["abilities"])
 
 
 @pytest.mark.parametrize("n_ctx", [256, 5000])

@@ -282,7 +282,12 @@ def test_what_is_not_finite(ctx: kvg.Context) -> None:
     cells = kv_state.unpack(ctx.kv.save(), geometry)
     poisoned = replace(cells, rows=np.full_like(cells.rows, 0xFF))  # NaN in any type
     blob = kv_state.pack(
-        geometry, True, poisoned.pos, poisoned.seq, lambda rows: np.copyto(rows, poisoned.rows)
+        geometry,
+        True,
+        poisoned.pos,
+        poisoned.seq,
+        poisoned.turned,
+        lambda rows: np.copyto(rows, poisoned.rows),
     )
     refused(ctx, kvg.StateError, lambda: ctx.kv.load(blob), "not finite")
     for clear in (ctx.kv.clear, ctx.reset):

@@ -18,7 +18,8 @@ ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
 def view(*cells: tuple[int, str, int] | None, n_seq_max: int = 3) -> CellsView:
     """Cells as (position, the sequences' digits, shift), None for an empty one."""
     n = len(cells)
-    made = CellsView(np.full(n, -1, np.int32), np.zeros((n, n_seq_max), np.bool_), np.zeros(n, np.int32))
+    seq = np.zeros((n, n_seq_max), np.bool_)
+    made = CellsView(np.full(n, -1, np.int32), seq, np.zeros(n, np.int32), np.zeros(n, np.bool_))
     for i, cell in enumerate(cells):
         if cell is not None:
             made.pos[i], made.shift[i] = cell[0], cell[2]

@@ -77,7 +77,7 @@ class FakeCache:
         empty = [(0, -1, set[int]())] * (self.n_cells - len(self.cells_))
         pos = np.array([p for _, p, _ in self.cells_ + empty], np.int32)
         seq = np.array([[0 in s, 1 in s] for _, _, s in self.cells_ + empty], np.bool_)
-        return CellsView(pos, seq, np.zeros(len(pos), np.int32))
+        return CellsView(pos, seq, np.zeros(len(pos), np.int32), np.zeros(len(pos), np.bool_))
 
 
 def shift(cache: FakeCache, **arguments: Any) -> ShiftReport:

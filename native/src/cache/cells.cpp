@@ -145,7 +145,7 @@ void cells::clear() {
     std::fill(pos_.begin(), pos_.end(), -1);
     std::fill(shift_.begin(), shift_.end(), 0);
     std::fill(seq_.begin(), seq_.end(), 0);
-    n_used_ = n_kv_ = n_touched_ = n_shifted_ = 0;
+    n_used_ = n_kv_ = n_touched_ = n_shifted_ = n_shifts_ = 0;
 }
 
 void cells::clear_shifts() {
@@ -153,6 +153,7 @@ void cells::clear_shifts() {
         turned_[i] = turned_[i] || shift_[i] != 0;
         shift_[i] = 0;
     }
+    n_shifts_ += n_shifted_ > 0;
     n_shifted_ = 0;
 }
 

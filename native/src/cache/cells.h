@@ -54,6 +54,8 @@ public:
     uint32_t n_touched() const { return n_touched_; }
     // cells whose K waits for a rotation
     uint32_t n_shifted() const { return n_shifted_; }
+    // K-shifts since clear()
+    uint32_t n_shifts() const { return n_shifts_; }
 
     bool is_empty(uint32_t i) const { return pos_[i] < 0; }
     // -1 when empty
@@ -87,6 +89,8 @@ public:
 
     // precondition: the cell is empty, pos >= 0, the set has a member
     void put(uint32_t i, int32_t pos, const seq_set & set);
+    // K comes from elsewhere, and was rotated there.
+    void set_turned(uint32_t i) { turned_[i] = true; }
     // precondition: the cell is not empty
     void drop(uint32_t i);
     // All at once, so that they may form cycles; without memory for that, std::bad_alloc with nothing changed.
@@ -130,6 +134,7 @@ private:
     uint32_t n_kv_ = 0;
     uint32_t n_touched_ = 0;
     uint32_t n_shifted_ = 0;
+    uint32_t n_shifts_ = 0;
     std::vector<int32_t> pos_;
     std::vector<int32_t> shift_;
     std::vector<bool> turned_;

@@ -90,6 +90,10 @@ void kv_cache::allocate() {
                  ggml_backend_dev_name(part.device), format_bytes(part.bytes).c_str(), cells_.size(),
                  format_bytes(device_memory(part.device).free).c_str());
         }
+        part.bytes = ggml_backend_buffer_get_size(part.buffer.get());
+        if (ggml_backend_buffer_is_host(part.buffer.get())) {
+            advise_huge_pages(ggml_backend_buffer_get_base(part.buffer.get()), ggml_backend_buffer_get_size(part.buffer.get()));
+        }
         for (hadamard * rotation : {part.hadamard_k.get(), part.hadamard_v.get()}) {
             if (rotation) {
                 rotation->allocate();
@@ -134,50 +138,100 @@ void kv_cache::read(uint32_t layer, bool v, float * out) const {
     }
 }
 
-// Calls visit(tensor, offset in it, bytes, offset in the packed rows) for each run of neighbouring cells, tensor by tensor; for those
-// in host memory on several threads when there is much to copy.
-template <class F> void kv_cache::each_run(const std::vector<uint32_t> & cells, int n_threads, F visit) const {
-    std::vector<std::pair<size_t, size_t>> runs; // first of `cells`, how many
-    for (size_t i = 0; i < cells.size(); ++i) {
-        if (i > 0 && cells[i] == cells[i - 1] + 1) {
-            ++runs.back().second;
-        } else {
-            runs.emplace_back(i, 1);
+// Calls visit(first cell, how many, which of `cells` it is) for each run of neighbouring cells.
+template <class F> static void each_run(const std::vector<uint32_t> & cells, F visit) {
+    size_t first = 0;
+    for (size_t i = 1; i <= cells.size(); ++i) {
+        if (i == cells.size() || cells[i] != cells[i - 1] + 1) {
+            visit(cells[first], i - first, first);
+            first = i;
         }
     }
+}
+
+// Each transfer takes long where memory is not the host's: beyond so many runs all of the span that they lie in is transferred.
+static bool is_scattered(const ggml_tensor * rows, const std::vector<uint32_t> & cells) {
+    constexpr size_t MAX_TRANSFERS = 16;
+    size_t n_runs = 0;
+    each_run(cells, [&](uint32_t, size_t, size_t) { ++n_runs; });
+    return n_runs > MAX_TRANSFERS && !ggml_backend_buffer_is_host(rows->buffer);
+}
+
+// All rows from the lowest to the highest of these cells.
+struct row_span {
+    size_t begin;
+    std::vector<uint8_t> bytes;
+
+    row_span(const ggml_tensor * rows, const std::vector<uint32_t> & cells) {
+        const auto [low, high] = std::minmax_element(cells.begin(), cells.end());
+        begin = *low;
+        bytes.resize((*high + 1 - begin) * rows->nb[1]);
+        ggml_backend_tensor_get(rows, bytes.data(), begin * rows->nb[1], bytes.size());
+    }
+};
+
+void read_rows_of(const ggml_tensor * rows, const std::vector<uint32_t> & cells, uint8_t * out) {
+    const size_t size = rows->nb[1];
+    if (is_scattered(rows, cells)) {
+        const row_span span(rows, cells);
+        each_run(cells, [&](uint32_t first, size_t n, size_t at) {
+            memcpy(out + at * size, span.bytes.data() + (first - span.begin) * size, n * size);
+        });
+        return;
+    }
+    each_run(cells, [&](uint32_t first, size_t n, size_t at) {
+        ggml_backend_tensor_get(rows, out + at * size, first * size, n * size);
+    });
+}
+
+void write_rows_of(ggml_tensor * rows, const std::vector<uint32_t> & cells, const uint8_t * data) {
+    const size_t size = rows->nb[1];
+    if (is_scattered(rows, cells)) {
+        row_span span(rows, cells); // with what lies between them, which goes back as it was
+        each_run(cells, [&](uint32_t first, size_t n, size_t at) {
+            memcpy(span.bytes.data() + (first - span.begin) * size, data + at * size, n * size);
+        });
+        ggml_backend_tensor_set(rows, span.bytes.data(), span.begin * size, span.bytes.size());
+        return;
+    }
+    each_run(cells, [&](uint32_t first, size_t n, size_t at) {
+        ggml_backend_tensor_set(rows, data + at * size, first * size, n * size);
+    });
+}
+
+// Calls visit(tensor, offset of its rows) for all K and V; for those in host memory on several threads when there is much to copy.
+template <class F> void kv_cache::each_tensor(size_t n_rows, int n_threads, F visit) const {
     const auto tensor = [&](size_t i) { return i % 2 ? v_[i / 2] : k_[i / 2]; };
-    std::vector<size_t> packed(2 * n_layer() + 1);
+    std::vector<size_t> begin(2 * n_layer() + 1);
     std::vector<size_t> on_host, elsewhere;
     size_t host_bytes = 0;
-    for (size_t i = 0; i + 1 < packed.size(); ++i) {
-        packed[i + 1] = packed[i] + cells.size() * tensor(i)->nb[1];
+    for (size_t i = 0; i + 1 < begin.size(); ++i) {
+        begin[i + 1] = begin[i] + n_rows * tensor(i)->nb[1];
         const bool is_host = ggml_backend_buffer_is_host(tensor(i)->buffer);
         (is_host ? on_host : elsewhere).push_back(i);
-        host_bytes += is_host ? packed[i + 1] - packed[i] : 0;
+        host_bytes += is_host ? begin[i + 1] - begin[i] : 0;
     }
-    const auto visit_all = [&](size_t i) {
-        const size_t row = tensor(i)->nb[1];
-        for (const auto & [first, n] : runs) {
-            visit(tensor(i), cells[first] * row, n * row, packed[i] + first * row);
+    const size_t n_shares = host_bytes >= MIN_SHARED_COPY ? static_cast<size_t>(n_threads) : 1;
+    const size_t share = (on_host.size() + n_shares - 1) / n_shares;
+    std::vector<size_t> order; // far apart at the same time: neighbours would both wait for a new page that they share
+    for (size_t first = 0; first < share; ++first) {
+        for (size_t i = first; i < on_host.size(); i += share) {
+            order.push_back(on_host[i]);
         }
-    };
-    parallel_for(on_host.size(), host_bytes >= MIN_SHARED_COPY ? static_cast<size_t>(n_threads) : 1,
-                 [&](size_t i) { visit_all(on_host[i]); });
+    }
+    parallel_for(order.size(), n_shares, [&](size_t i) { visit(tensor(order[i]), begin[order[i]]); });
     for (size_t i : elsewhere) {
-        visit_all(i);
+        visit(tensor(i), begin[i]);
     }
 }
 
 void kv_cache::read_rows(const std::vector<uint32_t> & cells, uint8_t * out, int n_threads) const {
-    each_run(cells, n_threads, [out](const ggml_tensor * t, size_t offset, size_t bytes, size_t packed) {
-        ggml_backend_tensor_get(t, out + packed, offset, bytes);
-    });
+    each_tensor(cells.size(), n_threads,
+                [&](const ggml_tensor * rows, size_t begin) { read_rows_of(rows, cells, out + begin); });
 }
 
 void kv_cache::write_rows(const std::vector<uint32_t> & cells, const uint8_t * data, int n_threads) {
-    each_run(cells, n_threads, [data](ggml_tensor * t, size_t offset, size_t bytes, size_t packed) {
-        ggml_backend_tensor_set(t, data + packed, offset, bytes);
-    });
+    each_tensor(cells.size(), n_threads, [&](ggml_tensor * rows, size_t begin) { write_rows_of(rows, cells, data + begin); });
 }
 
 void kv_cache::zero_rows(const kv_part & part, uint32_t n) {

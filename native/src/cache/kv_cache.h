@@ -25,6 +25,10 @@ struct kv_part {
     ggml_backend_buffer_ptr buffer;
 };
 
+// Rows of these cells between a tensor of the cache, wherever it is, and host memory, where they lie one after the other.
+void read_rows_of(const ggml_tensor * rows, const std::vector<uint32_t> & cells, uint8_t * out);
+void write_rows_of(ggml_tensor * rows, const std::vector<uint32_t> & cells, const uint8_t * data);
+
 class kv_cache {
 public:
     // devices: of each layer. Nothing is allocated yet but what the cells take: the tensors know where they will be, and devices can
@@ -78,11 +82,12 @@ public:
     // A K-shift, a sort or a load that fails half way leaves rows that are not what the cells say: nothing may use them until clear().
     bool broken() const { return broken_; }
     void set_broken() { broken_ = true; }
+    void set_whole() { broken_ = false; }
 
 private:
     const kv_part & part_of(uint32_t layer) const;
     void zero_rows(const kv_part & part, uint32_t n);
-    template <class F> void each_run(const std::vector<uint32_t> & cells, int n_threads, F visit) const;
+    template <class F> void each_tensor(size_t n_rows, int n_threads, F visit) const;
 
     uint32_t n_rows_;
     class cells cells_;
@@ -93,6 +98,16 @@ private:
     std::vector<ggml_tensor *> k_;
     std::vector<ggml_tensor *> v_;
     std::vector<kv_part> parts_;
+};
+
+// Around what changes rows in place: a cache that is left in the middle of it is broken().
+class unfinished_rows {
+public:
+    explicit unfinished_rows(kv_cache & cache) : cache_(cache) { cache.set_broken(); }
+    void done() { cache_.set_whole(); }
+
+private:
+    kv_cache & cache_;
 };
 
 } // namespace kvg

@@ -56,7 +56,7 @@ decoder::decoder(const model & model, const kv_cache & cache, const backends & b
 decode_shape decoder::largest() const { return {n_ubatch_, 1, 0, cache_.n_rows()}; }
 
 std::vector<size_t> decoder::estimate() {
-    return scheduler_.estimate(decode_graph(model_, cache_, kinds_, attend_.get(), largest()));
+    return with_workspace(scheduler_.estimate(decode_graph(model_, cache_, kinds_, attend_.get(), largest())));
 }
 
 void decoder::reserve() {
@@ -67,8 +67,9 @@ void decoder::reserve() {
     }
 }
 
-std::vector<size_t> decoder::sizes() const {
-    std::vector<size_t> sizes = scheduler_.sizes();
+std::vector<size_t> decoder::sizes() const { return with_workspace(scheduler_.sizes()); }
+
+std::vector<size_t> decoder::with_workspace(std::vector<size_t> sizes) const {
     sizes.back() += attend_ ? attend_->bytes() : 0;
     return sizes;
 }

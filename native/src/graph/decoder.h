@@ -47,6 +47,7 @@ public:
     std::string refused_by(ggml_backend_dev_t device) const;
 
 private:
+    std::vector<size_t> with_workspace(std::vector<size_t> sizes) const;
     decode_shape largest() const;
 
     const model & model_;

@@ -17,9 +17,8 @@ float noise(uint32_t seed, uint32_t i) {
     return static_cast<float>(static_cast<int32_t>(h ^ (h >> 15))) * 0x1p-32f;
 }
 
-// F16 and BF16: the step is the value's own. What has come far needs no noise: next time it will go another number of steps.
-void dither_floats(float * x, const float * before, int64_t n, uint32_t seed, ggml_type type) {
-    constexpr float FAR = 32; // steps
+// F16 and BF16: the step is the value's own.
+void dither_floats(float * x, int64_t n, uint32_t seed, ggml_type type) {
     const float epsilon = type == GGML_TYPE_F16 ? 0x1p-10f : 0x1p-7f;
     const float lowest = type == GGML_TYPE_F16 ? 0x1p-14f : 0x1p-126f; // normal number
     for (int64_t i = 0; i < n; ++i) {
@@ -28,9 +27,7 @@ void dither_floats(float * x, const float * before, int64_t n, uint32_t seed, gg
         bits &= 0x7f800000; // the exponent: the greatest power of two that is not above |x|
         float power = 0;
         memcpy(&power, &bits, sizeof(power));
-        const float step = std::max(power, lowest) * epsilon;
-        const float added = step * noise(seed, static_cast<uint32_t>(i));
-        x[i] += std::abs(x[i] - before[i]) < FAR * step ? added : 0.0f;
+        x[i] += std::max(power, lowest) * epsilon * noise(seed, static_cast<uint32_t>(i));
     }
 }
 
@@ -58,8 +55,7 @@ void dither_blocks(float * x, int64_t n, uint32_t seed, ggml_type type) {
     }
 }
 
-void compute(ggml_tensor * dst, const ggml_tensor *, const ggml_tensor * before, const ggml_tensor * seeds, int ith, int nth,
-             void * type) {
+void compute(ggml_tensor * dst, const ggml_tensor *, const ggml_tensor * seeds, int ith, int nth, void * type) {
     const int64_t width = dst->ne[0];
     const auto to = static_cast<ggml_type>(reinterpret_cast<uintptr_t>(type));
     for (int64_t row = ith; row < dst->ne[1]; row += nth) {
@@ -68,16 +64,16 @@ void compute(ggml_tensor * dst, const ggml_tensor *, const ggml_tensor * before,
         if (seed >= 0 && ggml_is_quantized(to)) {
             dither_blocks(x, width, static_cast<uint32_t>(seed), to);
         } else if (seed >= 0) {
-            dither_floats(x, static_cast<const float *>(before->data) + row * width, width, static_cast<uint32_t>(seed), to);
+            dither_floats(x, width, static_cast<uint32_t>(seed), to);
         }
     }
 }
 
 } // namespace
 
-ggml_tensor * dither(ggml_context * ctx, ggml_tensor * values, ggml_tensor * before, ggml_tensor * seeds, ggml_type type) {
+ggml_tensor * dither(ggml_context * ctx, ggml_tensor * values, ggml_tensor * seeds, ggml_type type) {
     // the type as a pointer: what it pointed to would have to outlive the graph
-    return ggml_map_custom3_inplace(ctx, values, before, seeds, compute, GGML_N_TASKS_MAX,
+    return ggml_map_custom2_inplace(ctx, values, seeds, compute, GGML_N_TASKS_MAX,
                                     reinterpret_cast<void *>(static_cast<uintptr_t>(type)));
 }
 

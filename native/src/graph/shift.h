@@ -1,23 +1,42 @@
-// K-shift: rotates K in place by each cell's pending shift.
+// K-shift: rotates K by each cell's pending shift, on the device of the cells, where they lie if it can be.
 #pragma once
 
 #include <cstdint>
 #include <map>
+#include <vector>
 
 #include "cache/kv_cache.h"
+#include "graph/rotate.h"
 #include "graph/update_graph.h"
 #include "model/hparams.h"
 
 namespace kvg {
 
-// Whether the device can rotate K of this type.
-bool can_shift_on(ggml_backend_dev_t device, const hparams & h, ggml_type type_k);
-
 // What the model's file says of frequencies, (n_rot / 2) on each device; empty when it says nothing.
 using device_freqs = std::map<ggml_backend_dev_t, ggml_tensor *>;
 
-// Rotates what waits, on all devices at the same time, and clears the cells' shifts. Returns the number of cells that waited.
-// error(KVG_DEVICE): nothing changed, or the cache is broken() when a device failed half way.
-uint32_t run_shift(update_runner & runner, kv_cache & cache, const rope_params & rope, const device_freqs & factors);
+class k_shift {
+public:
+    // Asks the devices; nothing needs to be allocated yet.
+    k_shift(kv_cache & cache, const hparams & h, const device_freqs & factors);
+
+    // Whether the device rotates its cells itself; else the CPU does it for it. True without cells.
+    bool is_on(ggml_backend_dev_t device) const;
+    // Rotates what waits, on all devices at the same time, then what the CPU does for them, and clears the cells' shifts. Returns the
+    // number of cells that waited. error(KVG_DEVICE): nothing changed, or the cache is broken() when a device failed half way.
+    uint32_t run(update_runner & runner);
+
+private:
+    struct share {
+        const kv_part * part;
+        rotation how;
+        bool on_device;
+    };
+
+    bool needs_noise() const;
+
+    kv_cache & cache_;
+    std::vector<share> shares_;
+};
 
 } // namespace kvg

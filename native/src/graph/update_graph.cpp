@@ -13,7 +13,8 @@ static void renew_allocator(update_runner::lane & lane) {
     lane.allocator.reset(ggml_gallocr_new(ggml_backend_get_default_buffer_type(lane.backend)));
 }
 
-update_runner::update_runner(const std::vector<ggml_backend_t> & backends) {
+update_runner::update_runner(const std::vector<ggml_backend_t> & backends, ggml_backend_t cpu) : host_{cpu, nullptr} {
+    renew_allocator(host_);
     for (ggml_backend_t backend : backends) {
         lanes_.push_back({backend, nullptr});
         renew_allocator(lanes_.back());
@@ -29,9 +30,14 @@ update_graph::update_graph(const char * what, size_t max_nodes) : what_(what) {
     graph_ = ggml_new_graph_custom(ctx_.get(), max_nodes * 3, false);
 }
 
-ggml_tensor * update_graph::input(ggml_type type, const void * values, size_t n) {
-    ggml_tensor * t = ggml_new_tensor_1d(ctx_.get(), type, static_cast<int64_t>(n));
+ggml_tensor * update_graph::input(ggml_type type, int64_t width, int64_t n) {
+    ggml_tensor * t = ggml_new_tensor_2d(ctx_.get(), type, width, n);
     ggml_set_input(t);
+    return t;
+}
+
+ggml_tensor * update_graph::input(ggml_type type, const void * values, size_t n) {
+    ggml_tensor * t = input(type, static_cast<int64_t>(n), 1);
     const auto * bytes = static_cast<const uint8_t *>(values);
     inputs_.emplace_back(t, std::vector<uint8_t>(bytes, bytes + ggml_nbytes(t)));
     return t;
@@ -63,22 +69,34 @@ bool update_graph::finish(const update_runner::lane & lane) {
     return done && !fault_hit((std::string(what_) + "-compute").c_str());
 }
 
-ggml_backend_t run_graphs(update_runner & runner, std::vector<update_graph> & graphs) {
-    std::vector<update_runner::lane> & lanes = runner.lanes();
+void allocate_graphs(update_runner & runner, std::vector<update_graph> & graphs) {
     for (size_t i = 0; i < graphs.size(); ++i) {
-        graphs[i].allocate(lanes[i]);
+        if (!graphs[i].is_empty()) {
+            graphs[i].allocate(runner.lanes()[i]);
+        }
     }
+}
+
+ggml_backend_t compute_graphs(update_runner & runner, std::vector<update_graph> & graphs) {
+    std::vector<update_runner::lane> & lanes = runner.lanes();
+    std::vector<size_t> started;
     ggml_backend_t failed = nullptr;
-    size_t n_started = 0;
-    while (n_started < graphs.size() && !failed) {
-        runner.count_graph();
-        failed = graphs[n_started].start(lanes[n_started]) ? nullptr : lanes[n_started].backend;
-        ++n_started;
+    for (size_t i = 0; i < graphs.size() && !failed; ++i) {
+        if (!graphs[i].is_empty()) { // which some backends refuse by an assertion
+            runner.count_graph();
+            failed = graphs[i].start(lanes[i]) ? nullptr : lanes[i].backend;
+            started.push_back(i);
+        }
     }
-    for (size_t i = 0; i < n_started; ++i) {
+    for (const size_t i : started) {
         failed = graphs[i].finish(lanes[i]) ? failed : lanes[i].backend;
     }
     return failed;
+}
+
+ggml_backend_t run_graphs(update_runner & runner, std::vector<update_graph> & graphs) {
+    allocate_graphs(runner, graphs);
+    return compute_graphs(runner, graphs);
 }
 
 } // namespace kvg

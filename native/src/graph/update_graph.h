@@ -19,16 +19,18 @@ public:
         ggml_gallocr_ptr allocator;
     };
 
-    // backends: of the cache's parts, in their order
-    explicit update_runner(const std::vector<ggml_backend_t> & backends);
+    // backends: of the cache's parts, in their order; cpu: what does what they can't
+    update_runner(const std::vector<ggml_backend_t> & backends, ggml_backend_t cpu);
 
     std::vector<lane> & lanes() { return lanes_; }
+    lane & host() { return host_; }
     // graphs computed so far
     int64_t n_graphs() const { return n_graphs_; }
     void count_graph() { ++n_graphs_; }
 
 private:
     std::vector<lane> lanes_;
+    lane host_;
     int64_t n_graphs_ = 0;
 };
 
@@ -39,14 +41,20 @@ public:
     update_graph(const char * what, size_t max_nodes);
 
     ggml_context * ctx() const { return ctx_.get(); }
-    // Filled with the values, int32_t or int64_t, when the graph runs.
+    // Filled with the values when the graph runs.
     template <class T> ggml_tensor * input(const std::vector<T> & values) {
-        static_assert(std::is_same_v<T, int32_t> || std::is_same_v<T, int64_t>);
-        return input(sizeof(T) == sizeof(int32_t) ? GGML_TYPE_I32 : GGML_TYPE_I64, values.data(), values.size());
+        static_assert(std::is_same_v<T, int32_t> || std::is_same_v<T, int64_t> || std::is_same_v<T, float>);
+        const ggml_type type = std::is_same_v<T, float>     ? GGML_TYPE_F32
+                               : std::is_same_v<T, int32_t> ? GGML_TYPE_I32
+                                                            : GGML_TYPE_I64;
+        return input(type, values.data(), values.size());
     }
+    // To be filled by the caller before each run; what a run writes there stays.
+    ggml_tensor * input(ggml_type type, int64_t width, int64_t n);
     // Order is kept: a write after a read is no edge, only its place in the graph.
     void add(ggml_tensor * node);
 
+    bool is_empty() const { return ggml_graph_n_nodes(graph_) == 0; }
     // The steps of run_graphs. error(KVG_DEVICE)
     void allocate(update_runner::lane & lane);
     bool start(const update_runner::lane & lane);
@@ -62,9 +70,13 @@ private:
     std::vector<std::pair<ggml_tensor *, std::vector<uint8_t>>> inputs_;
 };
 
-// One graph for each part of the cache, in the order of its parts. All are allocated before the first is computed: until then nothing
-// is touched, error(KVG_DEVICE). Devices compute at the same time. nullptr when all went well; else the backend that failed, which may
-// have happened half way, and others may have come to their end.
+// One graph for each part of the cache, in the order of its parts; devices have nothing to do with those that are empty.
+// All are allocated before the first is computed: until then nothing is touched. error(KVG_DEVICE)
+void allocate_graphs(update_runner & runner, std::vector<update_graph> & graphs);
+// Devices compute at the same time. nullptr when all went well; else the backend that failed, which may have happened half way, and
+// others may have come to their end.
+ggml_backend_t compute_graphs(update_runner & runner, std::vector<update_graph> & graphs);
+// Both.
 ggml_backend_t run_graphs(update_runner & runner, std::vector<update_graph> & graphs);
 
 } // namespace kvg

@@ -2,52 +2,55 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 #include "device.h"
 #include "error.h"
 
 namespace kvg {
 
-// Where each device's share ends, of 1.
-static std::vector<double> share_ends(const std::vector<ggml_backend_dev_t> & devices, const std::vector<float> & split) {
+static std::vector<double> device_shares(const std::vector<ggml_backend_dev_t> & devices, const std::vector<float> & split) {
     if (split.size() > devices.size()) {
         fail(KVG_INVALID_ARGUMENT, "tensor_split has %zu shares for %zu devices", split.size(), devices.size());
     }
-    std::vector<double> ends(devices.size(), 0.0);
+    std::vector<double> shares(devices.size(), 0.0);
     for (size_t i = 0; i < split.size(); ++i) {
         if (!(split[i] >= 0) || !std::isfinite(split[i])) {
             fail(KVG_INVALID_ARGUMENT, "tensor_split[%zu] is %g, expected a share of 0 or more", i,
                  static_cast<double>(split[i]));
         }
-        ends[i] = static_cast<double>(split[i]);
+        shares[i] = static_cast<double>(split[i]);
     }
-    if (std::all_of(ends.begin(), ends.end(), [](double share) { return share == 0.0; })) {
+    if (std::all_of(shares.begin(), shares.end(), [](double share) { return share == 0.0; })) {
         for (size_t i = 0; i < devices.size(); ++i) {
             const memory there = device_memory(devices[i]);
-            ends[i] =
+            shares[i] =
                 static_cast<double>(std::max<uint64_t>(1, there.total == 0 ? device_memory(cpu_device()).free : there.free));
         }
     }
-    double sum = 0.0;
-    for (double & end : ends) {
-        sum += end;
-        end = sum;
-    }
-    for (double & end : ends) {
-        end /= sum;
-    }
-    return ends;
+    return shares;
 }
 
-placement::placement(const placement_request & request, uint32_t n_layer) : layers_(n_layer + 1, cpu_device()) {
-    const std::vector<ggml_backend_dev_t> devices = find_devices(request.devices);
-    const std::vector<double> ends = share_ends(devices, request.split);
-    const int64_t all = int64_t{n_layer} + 1;
-    const int64_t n = request.n_gpu_layers < 0 ? all : std::min(request.n_gpu_layers, all);
-    for (int64_t i = 0; i < n && !devices.empty(); ++i) {
-        const double done = static_cast<double>(i) / static_cast<double>(n);
+std::vector<size_t> share_layers(uint32_t n_layer, int64_t n_gpu_layers, const std::vector<double> & shares) {
+    std::vector<double> ends = shares;
+    std::partial_sum(ends.begin(), ends.end(), ends.begin());
+    const size_t all = size_t{n_layer} + 1;
+    const size_t n = n_gpu_layers < 0 ? all : static_cast<size_t>(std::min<int64_t>(n_gpu_layers, static_cast<int64_t>(all)));
+    std::vector<size_t> homes(all, shares.size());
+    for (size_t i = 0; i < n && !ends.empty(); ++i) {
+        const double done = static_cast<double>(i) / static_cast<double>(n) * ends.back();
         const auto at = static_cast<size_t>(std::upper_bound(ends.begin(), ends.end(), done) - ends.begin());
-        layers_[static_cast<size_t>(all - n + i)] = devices[std::min(at, devices.size() - 1)];
+        homes[all - n + i] = std::min(at, ends.size() - 1);
+    }
+    return homes;
+}
+
+placement::placement(const placement_request & request, uint32_t n_layer) {
+    std::vector<ggml_backend_dev_t> devices = find_devices(request.devices);
+    const std::vector<double> shares = device_shares(devices, request.split);
+    devices.push_back(cpu_device());
+    for (const size_t home : share_layers(n_layer, request.n_gpu_layers, shares)) {
+        layers_.push_back(devices[home]);
     }
 }
 

@@ -16,6 +16,10 @@ struct placement_request {
     std::vector<float> split;  // shares of the devices, in order, missing ones being 0; all 0: as much as each has free
 };
 
+// Which device each of n_layer layers and then the output goes to, by its number; shares.size() is the CPU. The last n_gpu_layers are
+// shared out, those of the first device first (negative: all). shares: at least 0, their sum above 0
+std::vector<size_t> share_layers(uint32_t n_layer, int64_t n_gpu_layers, const std::vector<double> & shares);
+
 class placement {
 public:
     // error(KVG_DEVICE) for a device that is absent, error(KVG_INVALID_ARGUMENT) for shares that are none

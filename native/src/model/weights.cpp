@@ -288,6 +288,7 @@ void model::place(group & g) {
                  ggml_backend_dev_name(g.device), format_bytes(g.bytes).c_str(),
                  format_bytes(device_memory(g.device).free).c_str());
         }
+        g.bytes = ggml_backend_buffer_get_size(g.buffer.get());
         if (is_cpu(g.device)) {
             advise_huge_pages(ggml_backend_buffer_get_base(g.buffer.get()), ggml_backend_buffer_get_size(g.buffer.get()));
         }

@@ -1,0 +1,103 @@
+"""K of a device's cells turned by the CPU: what the device can't turn, and what would drift there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.drift import drifts
+from support.engines import decode, open_context, random_ids, run_of
+from support.every_op import OPTIONS, every_op, worst_step
+from support.faults import fault
+from support.models import N_VOCAB, ModelSpec
+
+import pykvgraph as kvg
+
+pytestmark = pytest.mark.gpu
+
+N_LAYER = 3
+SPEC = ModelSpec(n_layer=N_LAYER, n_head=4, n_head_kv=2, head_dim=64, rope_factors=True)
+
+
+@pytest.fixture(scope="module")
+def path(model_file: Callable[[ModelSpec], Path]) -> Path:
+    return model_file(SPEC)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"type_k": "f16"},
+        {"type_k": "q8_0", "hadamard": "off"},
+        {"type_k": "q4_0", "type_v": "q8_0", "hadamard": "on"},
+    ],
+    ids=lambda options: options["type_k"],
+)
+@pytest.mark.parametrize("n_gpu_layers", [2, -1])
+def test_every_operation_without_rope_there(
+    device: str, path: Path, n_gpu_layers: int, options: dict[str, Any]
+) -> None:
+    """The same bytes of K turned by the same code: only attention differs."""
+    with kvg.Model(path, device="cpu") as model, open_context(model, **options, **OPTIONS) as ctx:
+        there = every_op(ctx)
+    with (
+        fault("lacks-rope"),
+        kvg.Model(path, device=device, n_gpu_layers=n_gpu_layers) as model,
+        open_context(model, **options, **OPTIONS) as ctx,
+    ):
+        assert not ctx.devices[0].shift_on_device
+        assert worst_step(every_op(ctx), there) <= (1e-3 if options["type_k"] != "q4_0" else 1e-1)
+
+
+@pytest.mark.parametrize(
+    ("kv_type", "hadamard"), [("f16", "off"), ("q8_0", "off"), ("q4_0", "off"), ("q4_0", "on")]
+)
+def test_a_hundred_small_shifts_dont_add_up(device: str, path: Path, kv_type: str, hadamard: str) -> None:
+    with kvg.Model(path, device=device) as model:
+        for n, drift in drifts(model, (-1,), type_k=kv_type, hadamard=hadamard):
+            assert drift <= 1.5 * np.sqrt(n), n
+
+
+@pytest.fixture
+def shifted(device: str, path: Path) -> Iterator[kvg.Context]:
+    """Layer 0 on the CPU, the others on a device that lacks rope; a shift waits, for a second time."""
+    with (
+        fault("lacks-rope"),
+        kvg.Model(path, device=device, n_gpu_layers=N_LAYER) as model,
+        open_context(model, **OPTIONS) as ctx,
+    ):
+        decode(ctx, run_of(random_ids(20, N_VOCAB)))
+        ctx.kv.seq_add(0, 0, -1, 2000)
+        ctx.kv.update()
+        ctx.kv.seq_add(0, 0, -1, 5)
+        yield ctx
+
+
+@pytest.mark.parametrize(
+    ("site", "countdown"), [*(("shift-build", n) for n in (1, 2, 3)), ("shift-alloc", 1), ("shift-alloc", 2)]
+)
+def test_without_memory_nothing_is_rotated(shifted: kvg.Context, site: str, countdown: int) -> None:
+    """Its own graph and the other device's, before either runs."""
+    with fault(site, countdown), pytest.raises((kvg.DeviceError, MemoryError)):
+        shifted.kv.update()
+    assert (shifted.kv.cells().shift[:20] == 5).all()
+    shifted.kv.seq_add(0, 0, -1, -5)  # back, so that nothing waits
+    rows = [shifted.kv.read_k(layer) for layer in range(N_LAYER)]
+    shifted.kv.seq_add(0, 0, -1, 5)
+    assert shifted.kv.update().shifted_cells == 20
+    for layer, before in enumerate(rows):
+        assert np.abs(shifted.kv.read_k(layer) - before)[:20].max() > 0.1
+
+
+@pytest.mark.parametrize("countdown", [1, 2, 3])
+def test_a_failure_half_way(shifted: kvg.Context, countdown: int) -> None:
+    """In the CPU's own layer, and in either of the device's: nobody may use K before clear()."""
+    with fault("shift-compute", countdown), pytest.raises(kvg.DeviceError, match="half way"):
+        shifted.kv.update()
+    with pytest.raises(kvg.DeviceError, match="clear"):
+        decode(shifted, run_of([5], 3000))
+    shifted.kv.clear()
+    decode(shifted, run_of([5]))
