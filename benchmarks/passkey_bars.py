@@ -1,4 +1,4 @@
-"""The passkey test's table: a hundred keys for each configuration, libllama beside it, and faults.
+"""The passkey test's table: a hundred keys for each configuration, libllama beside it, cache types, faults.
 
     make bars                                       # all of it, into build/bars.json
     python benchmarks/passkey_bars.py --seeds 5     # a quick look
@@ -40,6 +40,7 @@ class Configuration:
     high: float = 1.0
     key_moves: bool = False  # whether every counter must be above 0
     n_batch: int = 512
+    kv_type: str = "f16"
 
 
 CONFIGURATIONS = [
@@ -62,6 +63,8 @@ FAULTS = {  # site: the configuration on which the accuracy must be 30 points lo
     "defrag-source": SHORT_RUNS,
 }
 COUNTERS = ("discards", "shifted_cells", "moved_cells", "key_cells_moved")
+# K and V of a type, and how much less may be found than in F16: on the configurations that ask for keys
+TYPE_DROPS = {"q8_0": 0.02, "q4_0": 0.05}
 FAULT_DROP = 0.3
 N_FAULT_SEEDS = 30  # a fault's effect is large, and runs of two cells take their time
 GRID_LOW = 0.95
@@ -72,6 +75,7 @@ def main() -> int:
     start = time.perf_counter()
     with kvg.Model(args.m, device="cpu") as model:
         rows = [measure(model, args, configuration) for configuration in CONFIGURATIONS]
+        rows += measure_types(model, args, rows)
         if has_faults():
             rows += measure_faults(model, args)
         rows.append(measure_grid(model, args))
@@ -123,6 +127,21 @@ def libllama_found(
         return {"libllama_found": sum(other.run(task) for task in tasks), "libllama_n": len(tasks)}
 
 
+def measure_types(
+    model: kvg.Model, args: argparse.Namespace, sound: list[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """The same keys in quantized caches, without libllama."""
+    args = argparse.Namespace(**{**vars(args), "libllama_seeds": 0})
+    rows = []
+    for kv_type, drop in TYPE_DROPS.items():
+        for configuration, row in zip(CONFIGURATIONS, sound, strict=True):
+            if configuration.low > 0:
+                name, low = f"{configuration.name}, {kv_type}", row["found"] / row["n"] - drop
+                typed = dataclasses.replace(configuration, name=name, low=low, kv_type=kv_type)
+                rows.append(measure(model, args, typed))
+    return rows
+
+
 def measure_faults(model: kvg.Model, args: argparse.Namespace) -> list[dict[str, Any]]:
     """Each fault's configuration without it, then the same seeds with the fault switched on."""
     args = argparse.Namespace(**{**vars(args), "seeds": min(args.seeds, N_FAULT_SEEDS)})
@@ -168,7 +187,7 @@ def measure_grid(model: kvg.Model, args: argparse.Namespace) -> dict[str, Any]:
 
 def trials(model: kvg.Model, args: argparse.Namespace, configuration: Configuration) -> list[Trial]:
     n_ctx, n_batch = n_ctx_of(model, configuration), configuration.n_batch
-    with open_context(model, args, n_ctx, n_batch) as ctx:
+    with open_context(model, args, n_ctx, n_batch, configuration.kv_type) as ctx:
         return [run(ctx, task) for task in seeded(configuration.task, args)]
 
 
@@ -180,8 +199,18 @@ def seeded(task: Task, args: argparse.Namespace) -> list[Task]:
     return [dataclasses.replace(task, seed=args.first_seed + i) for i in range(args.seeds)]
 
 
-def open_context(model: kvg.Model, args: argparse.Namespace, n_ctx: int, n_batch: int = 512) -> kvg.Context:
-    return kvg.Context(model, n_ctx=n_ctx, n_batch=n_batch, n_threads=args.t, n_threads_batch=args.t)
+def open_context(
+    model: kvg.Model, args: argparse.Namespace, n_ctx: int, n_batch: int = 512, kv_type: str = "f16"
+) -> kvg.Context:
+    return kvg.Context(
+        model,
+        n_ctx=n_ctx,
+        n_batch=n_batch,
+        n_threads=args.t,
+        n_threads_batch=args.t,
+        type_k=kv_type,
+        type_v=kv_type,
+    )
 
 
 @contextmanager

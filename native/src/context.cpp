@@ -134,7 +134,7 @@ context::context(std::shared_ptr<const model> model, const kvg_context_params & 
     for (const kv_part & part : cache_->parts()) {
         lanes.push_back(backends_->of(part.device));
     }
-    runner_ = std::make_unique<update_runner>(lanes, backends_->cpu());
+    runner_ = std::make_unique<update_runner>(lanes);
 }
 
 // What each device has of this context, and whether it can do what the cache takes.
@@ -243,7 +243,7 @@ void context::clear(bool data) {
 uint32_t context::shift_now() {
     require_intact();
     backends_->set_threads(n_threads_batch_);
-    return shift_->run(*runner_);
+    return shift_->run(*runner_, n_threads_batch_);
 }
 
 // Returns the number of cells moved.

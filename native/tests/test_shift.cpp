@@ -103,9 +103,9 @@ TEST_CASE("heads that turn in part are right in every type, whatever their size"
                 const double own = distance(read, k);
 
                 const ggml_backend_ptr backend = open_backend(cpu_device());
-                update_runner runner({backend.get()}, backend.get());
+                update_runner runner({backend.get()});
                 cache.cells().apply(cache.cells().check_add(0, 0, -1, -150));
-                CHECK(k_shift(cache, h, {}).run(runner) == N);
+                CHECK(k_shift(cache, h, {}).run(runner, 2) == N);
                 turn(k, h, -150);
                 for (uint32_t il = 0; il < h.n_layer; ++il) {
                     cache.read(il, false, read.data());

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pykvgraph.cli.show import new_table, print_json, print_table, safe_cell, size_text
+from pykvgraph.cli.show import new_table, print_json, print_table, printable, safe_cell, size_text
 from pykvgraph.cli.verb import Verb, cache_type_options, examples, json_option, option, threads_option
 from pykvgraph.cli.where import Where, where_options
 
@@ -130,8 +130,9 @@ def show_devices(devices: tuple[DeviceInfo, ...]) -> None:
 
 
 def show_abilities(asked: dict[str, list[Abilities]]) -> None:
-    """A row per device; several where cache types differ."""
+    """A row per device, several where cache types differ; below it why what was refused."""
     table = new_table("runs on", "cache", "attention", "K-shift", "defrag", "the CPU does")
+    reasons: list[str] = []
     for device, answers in asked.items():
         groups: dict[Abilities, list[Abilities]] = {}
         for answer in answers:
@@ -139,20 +140,35 @@ def show_abilities(asked: dict[str, list[Abilities]]) -> None:
             kind = dataclasses.replace(answer, cache_type="", refused=refused)
             groups.setdefault(kind, []).append(answer)
         for alike in groups.values():
-            answer = alike[0]
-            falls_back = ", ".join(answer.fallbacks) or (
-                "can't be asked" if device.startswith("RPC") else "-"
-            )
-            table.add_row(
-                safe_cell(device),
-                " ".join(one.cache_type for one in alike),
-                ATTENTION.get(answer.attention, "-"),
-                "-" if answer.refused else "yes" if answer.shift_on_device else "by the CPU",
-                "yes" if answer.can_defrag else "-",
-                safe_cell(answer.refused or falls_back),
-            )
+            cache_types = " ".join(one.cache_type for one in alike)
+            if alike[0].refused:
+                if alike[0].refused not in reasons:
+                    reasons.append(alike[0].refused)
+                table.add_row(
+                    safe_cell(device),
+                    cache_types,
+                    f"refused ({reasons.index(alike[0].refused) + 1})",
+                    "-",
+                    "-",
+                    "-",
+                )
+            else:
+                table.add_row(safe_cell(device), cache_types, *ability_cells(device, alike[0]))
     click.echo()
     print_table(table)
+    for number, reason in enumerate(reasons, 1):
+        click.echo(f"({number}) {printable(reason)}")
+
+
+def ability_cells(device: str, answer: Abilities) -> tuple[str, str, str, str]:
+    """Attention, K-shift, defrag, and what the CPU does."""
+    falls_back = ", ".join(answer.fallbacks)
+    return (
+        ATTENTION[answer.attention],
+        "yes" if answer.shift_on_device else "by the CPU",
+        "yes" if answer.can_defrag else "-",
+        falls_back or ("can't be asked" if device.startswith("RPC") else "-"),
+    )
 
 
 def show_memory(memory: tuple[DevicePart, ...], devices: tuple[DeviceInfo, ...]) -> None:

@@ -237,7 +237,7 @@ def test_eight_sequences_that_go_their_own_ways(model_file: ModelFile, kv_type: 
                 check_compact(engine.ctx.kv, "fill" if turn % 2 else "sort")
         return np.concatenate(rows)
 
-    judge_sharing(model_file(SMALL), scenario, everyone, kv_type=kv_type)
+    judge_sharing(model_file(SMALL), scenario, everyone, kv_type=kv_type, repeated=True)
 
 
 def check_compact(kv: kvg.KVCache, policy: str) -> None:

@@ -67,6 +67,13 @@ struct softmax_parts {
     float sum;
 };
 
+// How heads of K turn.
+struct head_rotation {
+    uint32_t head_dim;
+    uint32_t n_pairs; // of dimensions that turn
+    bool neox;        // a pair's dimensions are n_pairs apart, else neighbours
+};
+
 // The code for one instruction set.
 struct attend_kernel {
     const char * name;
@@ -77,6 +84,15 @@ struct attend_kernel {
     void (*merge)(const attend_job & job, const attend_unit & unit, float * partial, size_t stride);
     // The greatest of n numbers, and the sum of e^(x - greatest): what a softmax is made of, NaN if any is. n >= 1
     softmax_parts (*softmax)(const float * x, uint32_t n);
+    // A row of a cache type as floats, and back, rounded. x: room for n rounded up to 16
+    void (*to_floats)(ggml_type type, const void * row, float * x, uint32_t n);
+    void (*from_floats)(ggml_type type, const float * x, void * row, uint32_t n);
+    // turn: n_pairs cosines, then as many sines
+    void (*rotate)(float * x, uint32_t n_heads, const head_rotation & how, const float * turn);
+    // Each piece of `size` floats times a Walsh-Hadamard matrix (cache/hadamard.h). size: a power of two from 4 on
+    void (*mix)(float * x, size_t n, uint32_t size);
+    // Noise as wide as the step of a type, before values are rounded to it (graph/cpu_rotation.h). The same seed gives the same.
+    void (*add_noise)(float * x, uint32_t n, uint32_t seed, ggml_type type);
 };
 
 // The best that this CPU runs for heads of a size: vectors that divide it read F16 rows where they are.

@@ -15,78 +15,9 @@ constexpr uint32_t V_VECTORS = LANES == 16 ? 4 : 2; // of a V row per pass
 constexpr uint64_t ALL_HIDDEN = 0xfc00fc00fc00fc00; // four times -infinity
 constexpr float LOWEST = -__builtin_inff();
 
-typedef float vec __attribute__((vector_size(LANES * 4)));
-typedef uint32_t uvec __attribute__((vector_size(LANES * 4)));
-typedef int32_t int_vec __attribute__((vector_size(LANES * 4)));
-typedef int8_t int8_vec __attribute__((vector_size(LANES)));
-typedef uint8_t uint8_vec __attribute__((vector_size(LANES)));
-typedef float vec4 __attribute__((vector_size(16)));
+#include "attend/vectors.inl"
 
-template <class V> inline V load_as(const void * p) {
-    V v;
-    __builtin_memcpy(&v, p, sizeof(v));
-    return v;
-}
-
-inline vec load(const float * p) { return load_as<vec>(p); }
-#if LANES == 16
-inline vec load(const uint16_t * p) { return reinterpret_cast<vec>(_mm512_maskz_cvtph_ps(0xffff, load_as<__m256i>(p))); }
-#elif LANES == 8
-inline vec load(const uint16_t * p) { return reinterpret_cast<vec>(_mm256_cvtph_ps(load_as<__m128i>(p))); }
-#endif
-inline void store(float * p, vec v) { __builtin_memcpy(p, &v, sizeof(v)); }
-inline vec splat(float x) { return x - vec{}; }
-
-inline float max_of(float a, float b) { return a > b ? a : b; } // a NaN in a stays unseen, and comes back in the weights
-inline uint32_t min_of(uint32_t a, uint32_t b) { return a < b ? a : b; }
-
-// GCC has the one since version 12 only, and Clang hasn't the other.
-#ifdef __clang__
-#define SHUFFLE(a, b, i, j, k, l) __builtin_shufflevector(a, b, i, j, k, l)
-#else
-typedef int32_t ivec4 __attribute__((vector_size(16)));
-#define SHUFFLE(a, b, i, j, k, l) __builtin_shuffle(a, b, ivec4{i, j, k, l})
-#endif
-
-// Halves added up until 4 partial sums are left.
-inline vec4 fold(vec v) {
-    vec4 parts[LANES / 4];
-    __builtin_memcpy(parts, &v, sizeof(v));
-#if LANES == 16
-    return (parts[0] + parts[2]) + (parts[1] + parts[3]);
-#elif LANES == 8
-    return parts[0] + parts[1];
-#else
-    return parts[0];
-#endif
-}
-
-// The sums of four vectors' lanes.
-inline vec4 sums(vec a, vec b, vec c, vec d) {
-    const vec4 a4 = fold(a), b4 = fold(b), c4 = fold(c), d4 = fold(d);
-    const vec4 ab = SHUFFLE(a4, b4, 0, 4, 2, 6) + SHUFFLE(a4, b4, 1, 5, 3, 7);
-    const vec4 cd = SHUFFLE(c4, d4, 0, 4, 2, 6) + SHUFFLE(c4, d4, 1, 5, 3, 7);
-    return SHUFFLE(ab, cd, 0, 1, 4, 5) + SHUFFLE(ab, cd, 2, 3, 6, 7);
-}
-
-// e^x for x <= 0, to 2 units in the last place: 2^n times a polynomial of what is left, |r| <= ln(2) / 2. Below -87 it stays at e^-87.
-inline vec exp_of(vec x) {
-    const vec lowest = splat(-87.0f);
-    x = x < lowest ? lowest : x;
-    const vec magic = splat(12582912.0f); // 1.5 * 2^23: rounds, and leaves the integer in the low bits
-    const vec shifted = x * 1.44269504f + magic;
-    const vec n = shifted - magic;
-    const vec r = (x - n * 0.693359375f) + n * 2.12194440e-4f; // ln(2) in two parts
-    vec p = splat(1.0f / 720) * r + 1.0f / 120;
-    p = p * r + 1.0f / 24;
-    p = p * r + 1.0f / 6;
-    p = p * r + 0.5f;
-    p = p * r + 1.0f;
-    p = p * r + 1.0f;
-    const uvec exponent = reinterpret_cast<uvec>(shifted) << 23;
-    const vec power = reinterpret_cast<vec>(reinterpret_cast<uvec>(p) + exponent);
-    return x == x ? power : x; // shifting would make a number of some NaNs
-}
+#include "attend/rows.inl"
 
 // Rows of one head as vectors can read them: in the cache itself, or converted.
 template <class T> struct rows {
@@ -246,75 +177,10 @@ void attend_group(const float * q, float * sum, uint32_t group, uint32_t padded,
     }
 }
 
-inline float half_at(const uint8_t * p) {
-    const auto bits = load_as<ggml_fp16_t>(p);
-#if LANES > 4
-    return _cvtsh_ss(bits);
-#else
-    return ggml_fp16_to_fp32(bits);
-#endif
-}
-
-// Blocks of 32 as ggml packs them: a scale in F16, in some types an offset or a fifth bit of each value, and the values; of those of 4
-// bits the first half in the lower halves of the bytes. ggml's own conversions are compiled for any CPU.
-template <ggml_type TYPE> void blocks_to_floats(const void * from, float * to, int64_t n) {
-    constexpr uint32_t BLOCK = 32;
-    constexpr bool OFFSET = TYPE == GGML_TYPE_Q4_1 || TYPE == GGML_TYPE_Q5_1;
-    constexpr bool FIFTH = TYPE == GGML_TYPE_Q5_0 || TYPE == GGML_TYPE_Q5_1;
-    constexpr uint32_t HEADER = (OFFSET ? 4 : 2) + (FIFTH ? 4 : 0);
-    constexpr uint32_t BYTES = HEADER + (TYPE == GGML_TYPE_Q8_0 ? BLOCK : BLOCK / 2);
-    const auto * block = static_cast<const uint8_t *>(from);
-    uvec lane;
-    for (uint32_t i = 0; i < LANES; ++i) {
-        lane[i] = i;
-    }
-    for (float * end = to + n; to < end; to += BLOCK, block += BYTES) {
-        const float scale = half_at(block);
-        const uint8_t * values = block + HEADER;
-        if constexpr (TYPE == GGML_TYPE_Q8_0) {
-            for (uint32_t i = 0; i < BLOCK; i += LANES) {
-                store(to + i, __builtin_convertvector(load_as<int8_vec>(values + i), vec) * scale);
-            }
-            continue;
-        }
-        const float lowest = OFFSET ? half_at(block + 2) : scale * (FIFTH ? -16.0f : -8.0f);
-        const uint32_t fifths = FIFTH ? load_as<uint32_t>(block + HEADER - 4) : 0;
-        for (uint32_t i = 0; i < BLOCK; i += LANES) {
-            const auto bytes = load_as<uint8_vec>(values + i % (BLOCK / 2));
-            uvec q = __builtin_convertvector(i < BLOCK / 2 ? bytes & 15 : bytes >> 4, uvec);
-            if constexpr (FIFTH) {
-                q |= (fifths >> (lane + i) & 1) << 4;
-            }
-            store(to + i, __builtin_convertvector(reinterpret_cast<int_vec>(q), vec) * scale + lowest);
-        }
-    }
-}
-
-// nullptr: they are floats.
-ggml_to_float_t to_float_of(ggml_type type) {
-    switch (type) {
-    case GGML_TYPE_F32:
-        return nullptr;
-    case GGML_TYPE_Q8_0:
-        return blocks_to_floats<GGML_TYPE_Q8_0>;
-    case GGML_TYPE_Q5_1:
-        return blocks_to_floats<GGML_TYPE_Q5_1>;
-    case GGML_TYPE_Q5_0:
-        return blocks_to_floats<GGML_TYPE_Q5_0>;
-    case GGML_TYPE_Q4_1:
-        return blocks_to_floats<GGML_TYPE_Q4_1>;
-    case GGML_TYPE_Q4_0:
-        return blocks_to_floats<GGML_TYPE_Q4_0>;
-    default:
-        return ggml_get_type_traits(type)->to_float;
-    }
-}
-
 // Rows that vectors can't read where they are, as floats: those of a chunk that any token sees.
 void convert(const attend_rows & from, uint32_t head_kv, uint32_t first, uint32_t head_dim, const uint8_t * wanted, uint32_t n,
              float * to) {
     const uint32_t padded = attend_padded(head_dim);
-    const ggml_to_float_t to_float = to_float_of(from.type);
     const size_t row_bytes = ggml_row_size(from.type, head_dim);
     for (uint32_t c = 0; c < n; ++c) {
         if (!wanted[c]) {
@@ -323,11 +189,7 @@ void convert(const attend_rows & from, uint32_t head_kv, uint32_t first, uint32_
         const uint8_t * row = from.data + (first + c) * from.cell_stride + head_kv * from.head_stride;
         float * out = to + c * padded;
         prefetch(row, from.cell_stride, static_cast<uint32_t>(row_bytes));
-        if (to_float) {
-            to_float(row, out, head_dim);
-        } else {
-            __builtin_memcpy(out, row, head_dim * sizeof(float));
-        }
+        row_to_floats(from.type, row, out, head_dim);
         __builtin_memset(out + head_dim, 0, (padded - head_dim) * sizeof(float));
     }
 }
@@ -485,7 +347,8 @@ softmax_parts softmax(const float * x, uint32_t n) {
 } // namespace
 
 extern const attend_kernel kernel;
-const attend_kernel kernel = {KVG_ISA_NAME, LANES, run, merge, softmax};
+const attend_kernel kernel = {KVG_ISA_NAME,  LANES,         run,          merge,     softmax,
+                              row_to_floats, floats_to_row, rotate_heads, mix_heads, add_noise};
 
 } // namespace KVG_ISA
 } // namespace kvg

@@ -1,9 +1,9 @@
 #include "cache/hadamard.h"
 
 #include <algorithm>
-#include <cmath>
 #include <vector>
 
+#include "attend/kernel.h"
 #include "error.h"
 #include "kvgraph.h"
 
@@ -40,25 +40,7 @@ ggml_tensor * hadamard::apply(ggml_context * ctx, ggml_tensor * x) const {
     return ggml_reshape(ctx, rotated, x);
 }
 
-// The fast transform: sums and differences of halves, then of their halves.
-void hadamard::apply(float * x, size_t n) const {
-    const float scale = 1.0f / std::sqrt(static_cast<float>(size_));
-    for (float * piece = x; piece < x + n; piece += size_) {
-        for (uint32_t half = size_ / 2; half > 0; half /= 2) {
-            for (uint32_t i = 0; i < size_; ++i) {
-                if ((i & half) == 0) {
-                    const float a = piece[i];
-                    const float b = piece[i + half];
-                    piece[i] = a + b;
-                    piece[i + half] = a - b;
-                }
-            }
-        }
-        for (uint32_t i = 0; i < size_; ++i) {
-            piece[i] *= scale;
-        }
-    }
-}
+void hadamard::apply(float * x, size_t n) const { attend_kernels_here()[0]->mix(x, n, size_); }
 
 hadamard_sizes choose_hadamard(int32_t wanted, uint32_t head_dim, ggml_type type_k, ggml_type type_v) {
     if (wanted < KVG_HADAMARD_AUTO || wanted > KVG_HADAMARD_ON) {

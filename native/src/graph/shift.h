@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "cache/kv_cache.h"
-#include "graph/rotate.h"
+#include "graph/cpu_rotation.h"
 #include "graph/update_graph.h"
 #include "model/hparams.h"
 
@@ -24,7 +24,7 @@ public:
     bool is_on(ggml_backend_dev_t device) const;
     // Rotates what waits, on all devices at the same time, then what the CPU does for them, and clears the cells' shifts. Returns the
     // number of cells that waited. error(KVG_DEVICE): nothing changed, or the cache is broken() when a device failed half way.
-    uint32_t run(update_runner & runner);
+    uint32_t run(update_runner & runner, int n_threads);
 
 private:
     struct share {
@@ -33,7 +33,8 @@ private:
         bool on_device;
     };
 
-    bool needs_noise() const;
+    bool is_repeated() const;
+    update_graph build(const share & s, cpu_rotation * by_cpu) const;
 
     kv_cache & cache_;
     std::vector<share> shares_;

@@ -13,8 +13,7 @@ static void renew_allocator(update_runner::lane & lane) {
     lane.allocator.reset(ggml_gallocr_new(ggml_backend_get_default_buffer_type(lane.backend)));
 }
 
-update_runner::update_runner(const std::vector<ggml_backend_t> & backends, ggml_backend_t cpu) : host_{cpu, nullptr} {
-    renew_allocator(host_);
+update_runner::update_runner(const std::vector<ggml_backend_t> & backends) {
     for (ggml_backend_t backend : backends) {
         lanes_.push_back({backend, nullptr});
         renew_allocator(lanes_.back());
@@ -30,14 +29,9 @@ update_graph::update_graph(const char * what, size_t max_nodes) : what_(what) {
     graph_ = ggml_new_graph_custom(ctx_.get(), max_nodes * 3, false);
 }
 
-ggml_tensor * update_graph::input(ggml_type type, int64_t width, int64_t n) {
-    ggml_tensor * t = ggml_new_tensor_2d(ctx_.get(), type, width, n);
-    ggml_set_input(t);
-    return t;
-}
-
 ggml_tensor * update_graph::input(ggml_type type, const void * values, size_t n) {
-    ggml_tensor * t = input(type, static_cast<int64_t>(n), 1);
+    ggml_tensor * t = ggml_new_tensor_1d(ctx_.get(), type, static_cast<int64_t>(n));
+    ggml_set_input(t);
     const auto * bytes = static_cast<const uint8_t *>(values);
     inputs_.emplace_back(t, std::vector<uint8_t>(bytes, bytes + ggml_nbytes(t)));
     return t;

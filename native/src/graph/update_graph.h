@@ -19,18 +19,16 @@ public:
         ggml_gallocr_ptr allocator;
     };
 
-    // backends: of the cache's parts, in their order; cpu: what does what they can't
-    update_runner(const std::vector<ggml_backend_t> & backends, ggml_backend_t cpu);
+    // backends: of the cache's parts, in their order
+    explicit update_runner(const std::vector<ggml_backend_t> & backends);
 
     std::vector<lane> & lanes() { return lanes_; }
-    lane & host() { return host_; }
     // graphs computed so far
     int64_t n_graphs() const { return n_graphs_; }
     void count_graph() { ++n_graphs_; }
 
 private:
     std::vector<lane> lanes_;
-    lane host_;
     int64_t n_graphs_ = 0;
 };
 
@@ -41,16 +39,11 @@ public:
     update_graph(const char * what, size_t max_nodes);
 
     ggml_context * ctx() const { return ctx_.get(); }
-    // Filled with the values when the graph runs.
+    // Filled with the values, int32_t or int64_t, when the graph runs.
     template <class T> ggml_tensor * input(const std::vector<T> & values) {
-        static_assert(std::is_same_v<T, int32_t> || std::is_same_v<T, int64_t> || std::is_same_v<T, float>);
-        const ggml_type type = std::is_same_v<T, float>     ? GGML_TYPE_F32
-                               : std::is_same_v<T, int32_t> ? GGML_TYPE_I32
-                                                            : GGML_TYPE_I64;
-        return input(type, values.data(), values.size());
+        static_assert(std::is_same_v<T, int32_t> || std::is_same_v<T, int64_t>);
+        return input(sizeof(T) == sizeof(int32_t) ? GGML_TYPE_I32 : GGML_TYPE_I64, values.data(), values.size());
     }
-    // To be filled by the caller before each run; what a run writes there stays.
-    ggml_tensor * input(ggml_type type, int64_t width, int64_t n);
     // Order is kept: a write after a read is no edge, only its place in the graph.
     void add(ggml_tensor * node);
 

@@ -1,0 +1,74 @@
+// Vectors of LANES floats, and what is computed with them. Part of kernel.inl.
+
+typedef float vec __attribute__((vector_size(LANES * 4)));
+typedef uint32_t uvec __attribute__((vector_size(LANES * 4)));
+typedef int32_t int_vec __attribute__((vector_size(LANES * 4)));
+typedef int8_t int8_vec __attribute__((vector_size(LANES)));
+typedef uint8_t uint8_vec __attribute__((vector_size(LANES)));
+typedef float vec4 __attribute__((vector_size(16)));
+
+template <class V> inline V load_as(const void * p) {
+    V v;
+    __builtin_memcpy(&v, p, sizeof(v));
+    return v;
+}
+
+inline vec load(const float * p) { return load_as<vec>(p); }
+#if LANES == 16
+inline vec load(const uint16_t * p) { return reinterpret_cast<vec>(_mm512_maskz_cvtph_ps(0xffff, load_as<__m256i>(p))); }
+#elif LANES == 8
+inline vec load(const uint16_t * p) { return reinterpret_cast<vec>(_mm256_cvtph_ps(load_as<__m128i>(p))); }
+#endif
+inline void store(float * p, vec v) { __builtin_memcpy(p, &v, sizeof(v)); }
+inline vec splat(float x) { return x - vec{}; }
+
+inline float max_of(float a, float b) { return a > b ? a : b; } // a NaN in a stays unseen, and comes back in the weights
+inline uint32_t min_of(uint32_t a, uint32_t b) { return a < b ? a : b; }
+
+// GCC has the one since version 12 only, and Clang hasn't the other.
+#ifdef __clang__
+#define SHUFFLE(a, b, i, j, k, l) __builtin_shufflevector(a, b, i, j, k, l)
+#else
+typedef int32_t ivec4 __attribute__((vector_size(16)));
+#define SHUFFLE(a, b, i, j, k, l) __builtin_shuffle(a, b, ivec4{i, j, k, l})
+#endif
+
+// Halves added up until 4 partial sums are left.
+inline vec4 fold(vec v) {
+    vec4 parts[LANES / 4];
+    __builtin_memcpy(parts, &v, sizeof(v));
+#if LANES == 16
+    return (parts[0] + parts[2]) + (parts[1] + parts[3]);
+#elif LANES == 8
+    return parts[0] + parts[1];
+#else
+    return parts[0];
+#endif
+}
+
+// The sums of four vectors' lanes.
+inline vec4 sums(vec a, vec b, vec c, vec d) {
+    const vec4 a4 = fold(a), b4 = fold(b), c4 = fold(c), d4 = fold(d);
+    const vec4 ab = SHUFFLE(a4, b4, 0, 4, 2, 6) + SHUFFLE(a4, b4, 1, 5, 3, 7);
+    const vec4 cd = SHUFFLE(c4, d4, 0, 4, 2, 6) + SHUFFLE(c4, d4, 1, 5, 3, 7);
+    return SHUFFLE(ab, cd, 0, 1, 4, 5) + SHUFFLE(ab, cd, 2, 3, 6, 7);
+}
+
+// e^x for x <= 0, to 2 units in the last place: 2^n times a polynomial of what is left, |r| <= ln(2) / 2. Below -87 it stays at e^-87.
+inline vec exp_of(vec x) {
+    const vec lowest = splat(-87.0f);
+    x = x < lowest ? lowest : x;
+    const vec magic = splat(12582912.0f); // 1.5 * 2^23: rounds, and leaves the integer in the low bits
+    const vec shifted = x * 1.44269504f + magic;
+    const vec n = shifted - magic;
+    const vec r = (x - n * 0.693359375f) + n * 2.12194440e-4f; // ln(2) in two parts
+    vec p = splat(1.0f / 720) * r + 1.0f / 120;
+    p = p * r + 1.0f / 24;
+    p = p * r + 1.0f / 6;
+    p = p * r + 0.5f;
+    p = p * r + 1.0f;
+    p = p * r + 1.0f;
+    const uvec exponent = reinterpret_cast<uvec>(shifted) << 23;
+    const vec power = reinterpret_cast<vec>(reinterpret_cast<uvec>(p) + exponent);
+    return x == x ? power : x; // shifting would make a number of some NaNs
+}

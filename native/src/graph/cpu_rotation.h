@@ -1,0 +1,57 @@
+// Rows of K in host memory rotated by the CPU, in any cache type: read as floats, turned, rounded again.
+//
+// K that is rotated, rounded, and rotated again drifts: what turns by less than half a step is rounded back each time, and all these
+// errors point one way. The same happens where rows come back to where they were, by a whole turn in several steps or to and fro.
+// Rows that were rotated before are therefore rounded up or down by chance, by noise as wide as a step: in the mean that is right,
+// and n roundings come to the square root of n (stochastic rounding, Croci et al. 2022).
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "attend/kernel.h"
+#include "cache/kv_cache.h"
+#include "model/hparams.h"
+
+namespace kvg {
+
+// By what K turns, beside positions.
+struct rotation {
+    const rope_params & params;
+    ggml_tensor * freq_factors; // (n_rot / 2) or nullptr
+    const hadamard * mixed;     // or nullptr
+};
+
+// The shift of a cell, unless a fault for tests rotates it the other way.
+int32_t shift_of(const cells & cells, uint32_t i);
+
+class cpu_rotation {
+public:
+    // Of the cells that wait now. how: as on any device
+    cpu_rotation(const kv_cache & cache, const rotation & how, int n_threads);
+
+    const std::vector<uint32_t> & cells() const { return cells_; }
+    int n_threads() const { return n_threads_; }
+    // The i-th of them, whose row is given. thread: whose scratch it may use, below n_threads()
+    void rotate(size_t i, void * row, int thread);
+    // The node that rotates all of them in a tensor of the CPU's cache. It must not outlive this.
+    ggml_tensor * node(ggml_context * ctx, ggml_tensor * k);
+
+private:
+    void list_cells(const kv_cache & cache, const rotation & how);
+
+    const attend_kernel & kernel_;
+    ggml_type type_;
+    uint32_t width_; // of a row
+    uint32_t n_heads_;
+    head_rotation shape_;
+    const hadamard * mixed_;
+    int n_threads_;
+    std::vector<uint32_t> cells_;
+    std::vector<int64_t> seeds_;  // of their noise; negative: none
+    std::vector<uint32_t> which_; // turn, of each
+    std::vector<float> turns_;    // one for each shift that occurs, as attend_kernel::rotate takes it
+    std::vector<float> scratch_;  // a padded row for each thread
+};
+
+} // namespace kvg
