@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pykvgraph.cli.show import print_json
-from pykvgraph.cli.verb import Verb, examples, json_option, option, threads_option
+from pykvgraph.cli.verb import Verb, cache_type_options, examples, json_option, option, threads_option
 from pykvgraph.cli.where import Where, where_options
 from pykvgraph.errors import InvalidArgumentError
 
@@ -61,6 +61,7 @@ class _StopString(click.types.StringParamType):
 @option(
     "-ub", "--ubatch-size", "n_ubatch", type=COUNT, metavar="N", default=512, help="Most tokens in one graph."
 )
+@cache_type_options
 @threads_option("CPU threads for one token.")
 @option(
     "-tb",
@@ -128,6 +129,8 @@ def generate(
     n_ctx: int | None,
     n_batch: int,
     n_ubatch: int,
+    type_k: str,
+    type_v: str,
     n_threads: int | None,
     n_threads_batch: int | None,
     n_keep: int | None,
@@ -148,6 +151,8 @@ def generate(
             n_ctx=n_ctx or min(loaded.n_ctx_train, MAX_DEFAULT_CTX),
             n_batch=n_batch,
             n_ubatch=n_ubatch,
+            type_k=type_k,
+            type_v=type_v,
             n_threads=n_threads,
             n_threads_batch=n_threads_batch,
             offload_kqv=where.offload_kqv,

@@ -163,6 +163,16 @@ def test_generate_goes_on_from_a_prompt_to_a_stop_string(stories: Path, golden_s
     assert report["finish_reason"] == "stop"
 
 
+def test_generate_keeps_k_and_v_in_a_type(stories: Path, golden_story: str) -> None:
+    """BF16 is near enough for the story to begin alike; heads of 8 are no blocks."""
+    done = run("generate", "-m", str(stories), "-n", "24", "-ctk", "f32", "-ctv", "bf16")
+    assert done.exit_code == 0
+    assert golden_story.strip().startswith(done.stdout.strip()[:60])
+    refused = run("generate", "-m", str(stories), "-n", "4", "-ctk", "q8_0")
+    assert refused.exit_code == 1
+    assert "blocks of 32" in refused.stderr
+
+
 def test_generate_outlasts_the_context(stories: Path) -> None:
     report = generate(stories, "-n", "600", "-c", "256", "--keep", "4", "-b", "32", "-ub", "16")
     # BOS and 599 tokens were decoded, 344 more than there are cells; each shift empties 126

@@ -81,8 +81,8 @@ def judge_sharing(
     """Runs the scenario on one cache of ours for all sequences, and on engines with one sequence each.
 
     The rule of `support.judge` holds; `n_used` is how many cells must be in use at the end. Without
-    `libllama` the engines are ours too. When shifts are `repeated`, roundings to F16 come by chance: then ours
-    may be half as far again from an F32 cache as the others are.
+    `libllama` the engines are ours too. When shifts are `repeated`, roundings to F16 come by chance: ours may
+    be half as far again from an F32 cache as the others are.
     """
     seqs = list(seqs)
     options = {"n_ctx": n_ctx, "type_k": kv_type, "type_v": kv_type}

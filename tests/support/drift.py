@@ -19,10 +19,13 @@ def rms(values: Rows) -> float:
     return float(np.sqrt(np.square(values, dtype=np.float64).mean()))
 
 
-def drifts(model: kvg.Model, deltas: Sequence[int], **options: Any) -> Iterator[tuple[int, float]]:
+def drifts(
+    model: kvg.Model, deltas: Sequence[int], *, reload: bool = False, **options: Any
+) -> Iterator[tuple[int, float]]:
     """(n, error of K after n updates, as a multiple of what writing it costs) for some n up to 100.
 
-    deltas: of the updates, by turns. The judge is a fresh cache in F32 at the new positions, of layer 0.
+    deltas: of the updates, by turns; reload: before each the cells are saved and come into an empty cache.
+    The judge is a fresh cache in F32 at the new positions, of layer 0.
     """
     tokens = run_of(random_ids(N_TOKENS, N_VOCAB), P0)
     with (
@@ -35,6 +38,10 @@ def drifts(model: kvg.Model, deltas: Sequence[int], **options: Any) -> Iterator[
         for n in range(1, N_UPDATES + 1):
             delta = deltas[(n - 1) % len(deltas)]
             there = [token._replace(pos=token.pos + delta) for token in there]
+            if reload:
+                blob = ctx.kv.save()
+                ctx.reset()
+                ctx.kv.load(blob)
             ctx.kv.seq_add(0, 0, -1, delta)
             assert ctx.kv.update().shifted_cells == N_TOKENS
             if n in (1, 2, 10, N_UPDATES):

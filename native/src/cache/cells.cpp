@@ -102,6 +102,7 @@ void cells::put(uint32_t i, int32_t pos, const seq_set & set) {
 
 void cells::drop(uint32_t i) {
     pos_[i] = -1;
+    turned_[i] = false;
     set_shift(i, 0);
     std::fill_n(seq_.begin() + static_cast<ptrdiff_t>(i) * n_words_, n_words_, 0);
     --n_used_;
@@ -144,6 +145,7 @@ void cells::fork(uint32_t src, uint32_t dst, uint32_t seq) noexcept {
 void cells::clear() {
     std::fill(pos_.begin(), pos_.end(), -1);
     std::fill(shift_.begin(), shift_.end(), 0);
+    std::fill(turned_.begin(), turned_.end(), false);
     std::fill(seq_.begin(), seq_.end(), 0);
     n_used_ = n_kv_ = n_touched_ = n_shifted_ = n_shifts_ = 0;
 }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <map>
 
 #include "fault.h"
@@ -68,7 +69,21 @@ void cpu_rotation::list_cells(const kv_cache & cache, const rotation & how) {
     }
 }
 
+// Of a row's bytes, 64 bits at a time. A saved row may come back to a cache where no K-shift was counted yet: without it the same
+// position would have the same noise again.
+static uint32_t digest(const void * row, size_t n_bytes) {
+    uint64_t h = n_bytes;
+    for (size_t i = 0; i + sizeof(h) <= n_bytes; i += sizeof(h)) {
+        uint64_t word = 0;
+        memcpy(&word, static_cast<const uint8_t *>(row) + i, sizeof(word));
+        h = (h ^ word) * 0x9e3779b97f4a7c15u;
+        h ^= h >> 32;
+    }
+    return static_cast<uint32_t>(h);
+}
+
 void cpu_rotation::rotate(size_t i, void * row, int thread) {
+    const uint32_t seed = seeds_[i] < 0 ? 0 : static_cast<uint32_t>(seeds_[i]) ^ digest(row, ggml_row_size(type_, width_));
     float * x = scratch_.data() + static_cast<size_t>(thread) * attend_padded(width_);
     kernel_.to_floats(type_, row, x, width_);
     if (mixed_) { // positions turn pairs of dimensions, which a Hadamard matrix has mixed
@@ -79,7 +94,7 @@ void cpu_rotation::rotate(size_t i, void * row, int thread) {
         mixed_->apply(x, width_);
     }
     if (seeds_[i] >= 0) {
-        kernel_.add_noise(x, width_, static_cast<uint32_t>(seeds_[i]), type_);
+        kernel_.add_noise(x, width_, seed, type_);
     }
     kernel_.from_floats(type_, x, row, width_);
 }
