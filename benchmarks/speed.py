@@ -7,6 +7,7 @@ python benchmarks/speed.py --plot results.json out.png
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import platform
@@ -164,6 +165,9 @@ def machine() -> dict[str, Any]:
     }
 
 
+COLORS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377")
+
+
 def plot(source: Path, target: Path) -> None:
     """Our median over the better of libllama's, a bar each, by model."""
     from pykvgraph.viz.figure import new_figure
@@ -178,7 +182,7 @@ def plot(source: Path, target: Path) -> None:
     models = list(dict.fromkeys(model for model, _ in best))
     figure = new_figure(8, 1 + 0.24 * len(best))
     axes = figure.add_subplot()
-    for color, model in zip(("#4477aa", "#ee6677", "#228833", "#ccbb44"), models, strict=False):
+    for color, model in zip(itertools.cycle(COLORS), models, strict=False):
         mine = {f"{model} {test}": ratio for (of, test), ratio in best.items() if of == model}
         axes.barh(list(mine), list(mine.values()), color=color, label=model)
     axes.axvline(1.0, color="black", linewidth=1)
