@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from support.drift import drifts
 from support.engines import decode, open_context, random_ids, run_of
-from support.every_op import OPTIONS, every_op, worst_step
+from support.every_op import OPTIONS, every_op, mean_error, on_cpu
 from support.faults import fault
 from support.models import N_VOCAB, ModelSpec
 
@@ -40,16 +40,18 @@ def path(model_file: Callable[[ModelSpec], Path]) -> Path:
 def test_every_operation_without_rope_there(
     device: str, path: Path, n_gpu_layers: int, options: dict[str, Any]
 ) -> None:
-    """The same bytes of K turned by the same code: only attention differs."""
+    """As near to an F32 cache as on the CPU."""
     with kvg.Model(path, device="cpu") as model, open_context(model, **options, **OPTIONS) as ctx:
         there = every_op(ctx)
+    exact = on_cpu(path, "f32")
     with (
         fault("lacks-rope"),
         kvg.Model(path, device=device, n_gpu_layers=n_gpu_layers) as model,
         open_context(model, **options, **OPTIONS) as ctx,
     ):
         assert not ctx.devices[0].shift_on_device
-        assert worst_step(every_op(ctx), there) <= (1e-3 if options["type_k"] != "q4_0" else 1e-1)
+        # of F16 what is left is the device's own maths
+        assert mean_error(every_op(ctx), exact) <= max(1e-4, 1.5 * mean_error(there, exact))
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.engines import Engine, Logits, decode, open_context, prompt_then_singles, random_ids, run_of
-from support.every_op import OPTIONS, every_op, on_cpu, worst_step
+from support.every_op import OPTIONS, every_op, mean_error, on_cpu, worst_step
 from support.faults import fault
 from support.judge import judge
 from support.models import N_VOCAB, ModelSpec
@@ -23,7 +23,6 @@ LIMIT = 1e-3  # of a device's F16 maths
 N_LAYER = 3
 SPEC = ModelSpec(n_layer=N_LAYER, rope_factors=True)
 HEADS_OF_64 = ModelSpec(n_layer=N_LAYER, n_head=4, n_head_kv=2, head_dim=64)
-SMALL_TYPES_LIMIT = {"bf16": 1e-3, "q8_0": 1e-3, "q4_0": 1e-1}  # of roundings that go the other way
 # n_gpu_layers, offload_kqv
 SPLITS = {
     "all": (-1, True),
@@ -71,7 +70,11 @@ def test_every_operation(device: str, path: Path, split: str, kv_type: str) -> N
 def test_every_operation_in_small_types(
     device: str, model_file: Callable[[ModelSpec], Path], split: str, kv_type: str, hadamard: str
 ) -> None:
-    """Refused when the context is made, or as on the CPU; in host memory there is nothing to refuse."""
+    """Refused when the context is made, or as near to an F32 cache as on the CPU.
+
+    In host memory there is nothing to refuse. Roundings to few bits go other ways there, so that two such
+    caches are as far apart as both are from F32.
+    """
     n_gpu_layers, offload_kqv = SPLITS[split]
     path = model_file(HEADS_OF_64)
     options = {"type_k": kv_type, "type_v": kv_type, "hadamard": hadamard, **OPTIONS}
@@ -84,7 +87,8 @@ def test_every_operation_in_small_types(
             assert offload_kqv, refused
             pytest.skip(str(refused))
         with ctx:
-            assert worst_step(every_op(ctx), there) <= SMALL_TYPES_LIMIT[kv_type]
+            exact = expected(path, "f32")
+            assert mean_error(every_op(ctx), exact) <= 1.5 * mean_error(there, exact)
 
 
 def shifted(engine: Engine) -> Logits:

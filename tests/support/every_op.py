@@ -12,6 +12,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 import pykvgraph as kvg
 from support.engines import Logits, Token, decode, open_context, random_ids, run_of
 from support.judge import nmse
@@ -50,6 +52,11 @@ def every_op(ctx: kvg.Context) -> list[Logits]:
 def worst_step(found: list[Logits], expected: list[Logits]) -> float:
     """The greatest of the steps' NMSE: a prompt of many rows hides none of the others."""
     return max(nmse(a, b) for a, b in zip(found, expected, strict=True))
+
+
+def mean_error(found: list[Logits], exact: list[Logits]) -> float:
+    """NMSE of the operations, without the prompt: what rounding to few bits costs varies between them."""
+    return float(np.mean([nmse(a, b) for a, b in zip(found[1:], exact[1:], strict=True)]))
 
 
 def on_cpu(path: Path, kv_type: str = "f32") -> list[Logits]:
