@@ -7,14 +7,20 @@ import io
 import json
 import statistics
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from click.testing import CliRunner, Result
+from support.judge import nmse
 from support.kv_types import EVEN_BLOCKS
 from support.models import ModelSpec
 
+import pykvgraph as kvg
+from pykvgraph.bench import tests
+from pykvgraph.bench.engines import LibllamaEngine, LibllamaModel, OurEngine, Settings
 from pykvgraph.bench.tests import EXTRA_TESTS
 from pykvgraph.cli import main
 
@@ -56,6 +62,43 @@ def test_cache_tests(stories: Path, test: str) -> None:
         "pykvgraph",
         *({} if test == "defrag" else others if test == "seqs" else LIBLLAMA),
     }
+
+
+@pytest.mark.parametrize(
+    "test",
+    [
+        tests.generation(4, 100),
+        tests.first_after_shift(100),
+        tests.after_shift(4, 100),
+        tests.holes(4, 100, defrag=False),
+        tests.holes(4, 100, defrag=True),
+        tests.sequences(3, 2, 60),
+    ],
+    ids=lambda test: test.name,
+)
+def test_what_is_compared_is_the_same(stories: Path, test: tests.Test) -> None:
+    """After the same test both have the same next logits, also when it began with a saved state."""
+    settings = Settings(512, 512, 512, test.n_seq, 1, 1, "f32", "f32")
+    with ExitStack() as stack:
+        other = LibllamaModel(stories)
+        stack.callback(other.close)
+        ours = OurEngine(settings, stack.enter_context(kvg.Model(stories, device="cpu")))
+        stack.callback(ours.close)
+        theirs = LibllamaEngine(settings, other, flash=False)
+        stack.callback(theirs.close)
+        for _ in range(2):
+            for engine in (ours, theirs):
+                engine.clear()
+                test.run(engine)
+            ends = [ours.context.kv.seq_pos_max(seq) + 1 for seq in range(test.n_seq)]
+            assert all(end > 1 for end in ends)
+            for engine in (ours, theirs):
+                engine.step([7] * test.n_seq, ends)
+            expected = [
+                np.ctypeslib.as_array(other.ll.llama_get_logits_ith(theirs._context, seq), (ours.n_vocab,))
+                for seq in range(test.n_seq)
+            ]
+            assert nmse(ours.context.logits(), np.stack(expected)) <= 1e-6
 
 
 def test_a_quantized_cache(model_file: ModelFile) -> None:
