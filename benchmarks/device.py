@@ -87,10 +87,9 @@ def in_process(part: str, device: str, models: Path, small: bool) -> Any:
     done = subprocess.run(
         [*command, *(["--small"] if small else [])], env=environment, stdout=subprocess.PIPE, text=True
     )
-    print(done.stdout, end="", flush=True)
-    if done.returncode:
-        return {"failed with": done.returncode}
-    return json.loads(done.stdout.splitlines()[-1])
+    *progress, last = done.stdout.splitlines() or [""]
+    print(*(progress or [last]), sep="\n", flush=True)
+    return {"failed with": done.returncode} if done.returncode else json.loads(last)
 
 
 def timed_model(models: Path, small: bool) -> Path:
