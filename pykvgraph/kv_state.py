@@ -62,6 +62,7 @@ _LAYOUTS: dict[int, _Layout] = {
     KvgType.KVG_TYPE_Q4_0: _Layout(32, 18, "<u2", 1, 0x7C00),
 }
 _CHUNK = 1 << 18  # blocks looked at at a time: K and V may be most of what memory there is
+_SHARED_BYTES = 1 << 22  # less isn't worth a second thread
 HEADER_BYTES = _HEADER.size + _CHECKSUM.size
 
 _new_bytes = ctypes.pythonapi.PyBytes_FromStringAndSize
@@ -210,13 +211,18 @@ def _check_rows(
     table: memoryview, cells_sum: int, rows: memoryview, rows_sum: int, here: Geometry, n_cells: int
 ) -> None:
     """Checksums, and that K and V are finite."""
-    with ThreadPoolExecutor(1) as beside:  # one long call without Python's lock
-        sum_of_rows = beside.submit(xxhash.xxh3_64_intdigest, rows)
+    if len(rows) < _SHARED_BYTES:
         infinite = _first_infinite(rows, here, n_cells)
+        sum_of_rows = xxhash.xxh3_64_intdigest(rows)
+    else:
+        with ThreadPoolExecutor(1) as beside:  # one long call without Python's lock
+            future = beside.submit(xxhash.xxh3_64_intdigest, rows)
+            infinite = _first_infinite(rows, here, n_cells)
+            sum_of_rows = future.result()
     sum_of_cells = xxhash.xxh3_64_intdigest(table)
     for name, is_whole in (
         ("cells", sum_of_cells == cells_sum),
-        ("K and V", sum_of_rows.result() == rows_sum),
+        ("K and V", sum_of_rows == rows_sum),
     ):
         if not is_whole:
             raise StateError(f"the saved state's {name} are damaged: their checksum differs; save it again")

@@ -77,9 +77,15 @@ class Trial:
     seconds: float
 
 
+MAX_CONTEXT = 4096  # of a model that was trained for more
+
+
 def default_n_ctx(model: Model, n_grp: int, n_keep: int) -> int:
-    """Cells for a task, as llama.cpp's example takes them: n_grp trained contexts, and what is kept."""
-    return model.n_ctx_train * n_grp + n_keep
+    """Cells for a task, as llama.cpp's example takes them: n_grp trained contexts, and what is kept.
+
+    Of a context beyond 4,096 no more counts: a text longer than that is soon read, and the proof is the same.
+    """
+    return min(model.n_ctx_train, MAX_CONTEXT) * n_grp + n_keep
 
 
 def tokens_per_line(model: Model) -> float:

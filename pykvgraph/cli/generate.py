@@ -159,9 +159,12 @@ def generate(
         ) as context,
     ):
         shift = kvg.ContextShift(n_keep=_fitting_keep(n_keep, context.n_ctx), on_shift=shifts.append)
-        started = time.perf_counter()
+        started, first = time.perf_counter(), 0.0
         stream = kvg.generate(context, prompt, on_full=shift, **sampling)
-        pieces = list(stream if as_json else _shown(stream))
+        pieces: list[Piece] = []
+        for piece in stream if as_json else _shown(stream):
+            pieces.append(piece)
+            first = first or time.perf_counter()
         seconds = time.perf_counter() - started
     if as_json:
         print_json(
@@ -176,8 +179,10 @@ def generate(
             }
         )
     elif sys.stderr.isatty():
-        rate = f"{len(pieces)} tokens in {seconds:.1f} s, {len(pieces) / seconds:.0f}/s, {len(shifts)} shifts"
-        click.secho(f"[{rate}]", dim=True, err=True, color=False if os.environ.get("NO_COLOR") else None)
+        rest = max(started + seconds - first, 1e-9)
+        rate = f", then {(len(pieces) - 1) / rest:,.0f}/s" if len(pieces) > 1 else ""
+        told = f"{len(pieces)} tokens, the first after {first - started:.2f} s{rate}; {len(shifts)} shifts"
+        click.secho(f"[{told}]", dim=True, err=True, color=False if os.environ.get("NO_COLOR") else None)
 
 
 def _fitting_keep(n_keep: int | None, n_ctx: int) -> int:

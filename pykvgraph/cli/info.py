@@ -131,7 +131,7 @@ def show_devices(devices: tuple[DeviceInfo, ...]) -> None:
 
 def show_abilities(asked: dict[str, list[Abilities]]) -> None:
     """A row per device, several where cache types differ; below it why what was refused."""
-    table = new_table("runs on", "cache", "attention", "K-shift", "defrag", "the CPU does")
+    table = new_table("runs on", "attention", "K-shift", "defrag", "the CPU does", "cache")
     reasons: list[str] = []
     for device, answers in asked.items():
         groups: dict[Abilities, list[Abilities]] = {}
@@ -144,16 +144,10 @@ def show_abilities(asked: dict[str, list[Abilities]]) -> None:
             if alike[0].refused:
                 if alike[0].refused not in reasons:
                     reasons.append(alike[0].refused)
-                table.add_row(
-                    safe_cell(device),
-                    cache_types,
-                    f"refused ({reasons.index(alike[0].refused) + 1})",
-                    "-",
-                    "-",
-                    "-",
-                )
+                cells = (f"refused ({reasons.index(alike[0].refused) + 1})", "-", "-", "-")
             else:
-                table.add_row(safe_cell(device), cache_types, *ability_cells(device, alike[0]))
+                cells = ability_cells(device, alike[0])
+            table.add_row(safe_cell(device), *cells, cache_types)
     click.echo()
     print_table(table)
     for number, reason in enumerate(reasons, 1):

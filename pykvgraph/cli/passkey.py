@@ -61,10 +61,18 @@ LENGTHS = (0.5, 1.0, 2.0, 3.0, 4.0)  # in contexts
     "n_ctx",
     type=COUNT,
     metavar="N",
-    show_default="trained context x n-grp + n-keep",
+    show_default="trained context, at most 4096, x n-grp + n-keep",
     help="Cells of the cache.",
 )
-@option("-b", "--batch-size", "n_batch", type=COUNT, metavar="N", default=512, help="Tokens in one decode.")
+@option(
+    "-b",
+    "--batch-size",
+    "n_batch",
+    type=COUNT,
+    metavar="N",
+    show_default="512, at most a quarter of -c",
+    help="Tokens in one decode.",
+)
 @cache_type_options
 @option(
     "--hadamard",
@@ -107,7 +115,7 @@ def passkey(where: Where, **arguments: Any) -> None:
         with kvg.Context(
             model,
             n_ctx=n_ctx,
-            n_batch=arguments["n_batch"],
+            n_batch=arguments["n_batch"] or min(512, max(1, n_ctx // 4)),
             type_k=arguments["type_k"],
             type_v=arguments["type_v"],
             hadamard=arguments["hadamard"],

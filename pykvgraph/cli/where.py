@@ -33,7 +33,16 @@ class Where:
 
     def model(self) -> dict[str, Any]:
         """As Model takes it; the servers are connected first."""
+        import pykvgraph
+
         self.connect()
+        found_none = all(device.type != "gpu" for device in pykvgraph.devices())
+        if self.n_gpu_layers > 0 and self.device.lower() == "auto" and found_none:
+            click.echo(
+                "No GPU: this llama-cpp-python was built for none, or finds none. All layers stay on the "
+                "CPU; `pykvgraph info` lists devices.",
+                err=True,
+            )
         return {
             "device": self.device,
             "n_gpu_layers": self.n_gpu_layers,

@@ -173,6 +173,15 @@ def test_generate_keeps_k_and_v_in_a_type(stories: Path, golden_story: str) -> N
     assert "blocks of 32" in refused.stderr
 
 
+def test_layers_for_a_gpu_that_is_not_there(stories: Path) -> None:
+    if any(device.type == "gpu" for device in kvg.devices()):
+        pytest.skip("there is one")
+    done = run("generate", "-m", str(stories), "-n", "3", "-ngl", "2")
+    assert done.exit_code == 0
+    assert done.stderr.startswith("No GPU")
+    assert run("generate", "-m", str(stories), "-n", "3").stderr == ""
+
+
 def test_generate_outlasts_the_context(stories: Path) -> None:
     report = generate(stories, "-n", "600", "-c", "256", "--keep", "4", "-b", "32", "-ub", "16")
     # BOS and 599 tokens were decoded, 344 more than there are cells; each shift empties 126

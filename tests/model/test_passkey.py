@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -291,3 +292,9 @@ def test_what_cannot_be_is_one_line(stories: Path, arguments: tuple[str, ...]) -
     assert (result.exit_code, result.stdout) == (1, "")
     assert result.stderr.startswith("Error: ")
     assert result.stderr.count("\n") == 1
+
+
+def test_no_more_than_4096_of_a_long_context() -> None:
+    for trained, n_ctx in ((512, 1056), (4096, 8224), (131072, 8224)):
+        model = cast(kvg.Model, SimpleNamespace(n_ctx_train=trained))
+        assert passkey.default_n_ctx(model, 2, 32) == n_ctx

@@ -32,7 +32,7 @@ static uint32_t require_room(const std::vector<ggml_backend_dev_t> & devices, co
     for (const auto & [device, bytes] : needed) {
         if (!has_room(device, bytes)) {
             fail(KVG_DEVICE,
-                 "a cache of %u cells needs %s on %s and %s are free; use a smaller n_ctx or type_k/type_v=\"q8_0\"", n_cells,
+                 "a cache of %u cells needs %s on %s and %s are free; use a smaller n_ctx or smaller types of K and V", n_cells,
                  format_bytes(bytes).c_str(), ggml_backend_dev_name(device), format_bytes(device_memory(device).free).c_str());
         }
     }
