@@ -374,7 +374,11 @@ void context::set_mask(decode_graph & graph, const batch & batch, const micro_ba
     const cells & cells = cache_->cells();
     const ggml_fp16_t seen = ggml_fp32_to_fp16(0.0f);
     const ggml_fp16_t hidden = ggml_fp32_to_fp16(-std::numeric_limits<float>::infinity());
-    auto * mask = static_cast<ggml_fp16_t *>(graph.mask->data); // inputs lie in the CPU's memory, as it is the scheduler's last
+    // the scheduler keeps inputs with its last backend, the CPU
+    if (!ggml_backend_buffer_is_host(graph.mask->buffer)) {
+        fail(KVG_INTERNAL, "the mask is not in host memory");
+    }
+    auto * mask = static_cast<ggml_fp16_t *>(graph.mask->data);
     std::fill_n(mask, static_cast<size_t>(span.n) * ubatch.n, hidden);
     const uint32_t end = std::min(span.begin + span.n, cells.n_kv());
     for (uint32_t i = 0; i < ubatch.n; ++i) {
