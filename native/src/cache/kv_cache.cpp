@@ -199,8 +199,9 @@ void write_rows_of(ggml_tensor * rows, const std::vector<uint32_t> & cells, cons
     });
 }
 
-// Calls visit(tensor, offset of its rows) for all K and V; for those in host memory on several threads when there is much to copy.
-template <class F> void kv_cache::each_tensor(size_t n_rows, int n_threads, F visit) const {
+// Calls visit(tensor, offset of its rows) for all K and V; for those in host memory on several threads when there is much to copy, the
+// last ones first if asked for.
+template <class F> void kv_cache::each_tensor(size_t n_rows, int n_threads, bool from_end, F visit) const {
     const auto tensor = [&](size_t i) { return i % 2 ? v_[i / 2] : k_[i / 2]; };
     std::vector<size_t> begin(2 * n_layer() + 1);
     std::vector<size_t> on_host, elsewhere;
@@ -212,12 +213,9 @@ template <class F> void kv_cache::each_tensor(size_t n_rows, int n_threads, F vi
         host_bytes += is_host ? begin[i + 1] - begin[i] : 0;
     }
     const size_t n_shares = host_bytes >= MIN_SHARED_COPY ? static_cast<size_t>(n_threads) : 1;
-    const size_t share = (on_host.size() + n_shares - 1) / n_shares;
-    std::vector<size_t> order; // far apart at the same time: neighbours would both wait for a new page that they share
-    for (size_t first = 0; first < share; ++first) {
-        for (size_t i = first; i < on_host.size(); i += share) {
-            order.push_back(on_host[i]);
-        }
+    std::vector<size_t> order = on_host;
+    if (from_end) {
+        std::reverse(order.begin(), order.end());
     }
     parallel_for(order.size(), n_shares, [&](size_t i) { visit(tensor(order[i]), begin[order[i]]); });
     for (size_t i : elsewhere) {
@@ -226,12 +224,14 @@ template <class F> void kv_cache::each_tensor(size_t n_rows, int n_threads, F vi
 }
 
 void kv_cache::read_rows(const std::vector<uint32_t> & cells, uint8_t * out, int n_threads) const {
-    each_tensor(cells.size(), n_threads,
+    each_tensor(cells.size(), n_threads, false,
                 [&](const ggml_tensor * rows, size_t begin) { read_rows_of(rows, cells, out + begin); });
 }
 
 void kv_cache::write_rows(const std::vector<uint32_t> & cells, const uint8_t * data, int n_threads) {
-    each_tensor(cells.size(), n_threads, [&](ggml_tensor * rows, size_t begin) { write_rows_of(rows, cells, data + begin); });
+    // the end of what was checked just now is still in the CPU's cache
+    each_tensor(cells.size(), n_threads, true,
+                [&](ggml_tensor * rows, size_t begin) { write_rows_of(rows, cells, data + begin); });
 }
 
 void kv_cache::zero_rows(const kv_part & part, uint32_t n) {

@@ -87,7 +87,7 @@ public:
 private:
     const kv_part & part_of(uint32_t layer) const;
     void zero_rows(const kv_part & part, uint32_t n);
-    template <class F> void each_tensor(size_t n_rows, int n_threads, F visit) const;
+    template <class F> void each_tensor(size_t n_rows, int n_threads, bool from_end, F visit) const;
 
     uint32_t n_rows_;
     class cells cells_;
