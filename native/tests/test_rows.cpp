@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "attend/kernel.h"
+#include "distance.h"
 
 using namespace kvg;
 
@@ -47,14 +48,6 @@ std::vector<float> read(ggml_type type, const std::vector<uint8_t> & row, int64_
         ggml_get_type_traits(type)->to_float(row.data(), values.data(), n);
     }
     return values;
-}
-
-double distance(const std::vector<float> & a, const std::vector<float> & b) {
-    double sum = 0;
-    for (size_t i = 0; i < b.size(); ++i) {
-        sum += (double{a[i]} - b[i]) * (double{a[i]} - b[i]);
-    }
-    return std::sqrt(sum / static_cast<double>(b.size()));
 }
 
 } // namespace

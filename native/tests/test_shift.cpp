@@ -7,6 +7,7 @@
 
 #include "cache/kv_cache.h"
 #include "device.h"
+#include "distance.h"
 #include "graph/shift.h"
 #include "kvgraph.h"
 
@@ -56,14 +57,6 @@ void write(kv_cache & cache, const std::vector<float> & k) {
     for (uint32_t il = 0; il < cache.n_layer(); ++il) {
         ggml_backend_tensor_set(cache.k(il), raw.data(), 0, raw.size());
     }
-}
-
-double distance(const std::vector<float> & a, const std::vector<float> & b) {
-    double sum = 0;
-    for (size_t i = 0; i < a.size(); ++i) {
-        sum += (double{a[i]} - b[i]) * (double{a[i]} - b[i]);
-    }
-    return std::sqrt(sum / static_cast<double>(a.size()));
 }
 
 } // namespace

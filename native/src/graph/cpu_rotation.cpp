@@ -6,25 +6,11 @@
 #include <map>
 
 #include "fault.h"
+#include "graph/rope.h"
 
 namespace kvg {
 
 namespace {
-
-// Radians for one position, of each pair of dimensions.
-std::vector<double> angles_of(const rotation & how) {
-    const int n_rot = how.params.n_rot;
-    std::vector<float> factors(static_cast<size_t>(n_rot) / 2, 1.0f);
-    if (how.freq_factors) {
-        ggml_backend_tensor_get(how.freq_factors, factors.data(), 0, factors.size() * sizeof(float));
-    }
-    std::vector<double> angles;
-    for (const float factor : factors) {
-        const double exponent = -2.0 * static_cast<double>(angles.size()) / n_rot;
-        angles.push_back(std::pow(how.params.freq_base, exponent) * how.params.freq_scale / factor);
-    }
-    return angles;
-}
 
 void compute(ggml_tensor * dst, const ggml_tensor *, int ith, int nth, void * self) {
     auto & rotation = *static_cast<cpu_rotation *>(self);
@@ -48,7 +34,7 @@ cpu_rotation::cpu_rotation(const kv_cache & cache, const rotation & how, int n_t
 
 void cpu_rotation::list_cells(const kv_cache & cache, const rotation & how) {
     const class cells & cells = cache.cells();
-    const std::vector<double> angles = angles_of(how);
+    const std::vector<double> angles = rope_angles(how.freq_factors, how.params);
     // other noise each time: errors that go to and fro with a cell would else add up
     const uint32_t salt = cells.n_shifts() * 0x9e3779b1u;
     std::map<int32_t, uint32_t> known; // most cells wait for the same

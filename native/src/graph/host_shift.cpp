@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "error.h"
 #include "fault.h"
 #include "parallel.h"
 
@@ -19,7 +18,7 @@ static void rotate_all(std::vector<uint8_t> & raw, size_t row, size_t first, siz
     });
 }
 
-void shift_on_host(const kv_cache & cache, const kv_part & part, cpu_rotation & rotation) {
+bool shift_on_host(const kv_cache & cache, const kv_part & part, cpu_rotation & rotation) {
     const size_t row = cache.k(0)->nb[1]; // layers are alike
     const std::vector<uint32_t> & cells = rotation.cells();
     const size_t max_rows = std::max<size_t>(1, MAX_SCRATCH / row);
@@ -32,12 +31,11 @@ void shift_on_host(const kv_cache & cache, const kv_part & part, cpu_rotation & 
             rotate_all(raw, row, first, piece.size(), rotation);
             write_rows_of(cache.k(il), piece, raw.data());
             if (fault_hit("shift-compute")) {
-                fail(KVG_DEVICE,
-                     "the K-shift failed half way on %s: K can't be trusted any more; clear() the cache and decode again",
-                     ggml_backend_dev_name(part.device));
+                return false;
             }
         }
     }
+    return true;
 }
 
 } // namespace kvg

@@ -6,8 +6,8 @@
 
 namespace kvg {
 
-// Fetches the rows of a part that wait, a piece of a layer at a time, rotates them and puts them back. error(KVG_DEVICE), some of them
-// being rotated
-void shift_on_host(const kv_cache & cache, const kv_part & part, cpu_rotation & rotation);
+// Fetches the rows of a part that wait, a piece of a layer at a time, rotates them and puts them back. Returns whether that succeeded;
+// else some of them may be rotated.
+bool shift_on_host(const kv_cache & cache, const kv_part & part, cpu_rotation & rotation);
 
 } // namespace kvg

@@ -1,5 +1,7 @@
 #include "graph/rope.h"
 
+#include <cmath>
+
 namespace kvg {
 
 ggml_tensor * rope(ggml_context * ctx, ggml_tensor * x, ggml_tensor * positions, ggml_tensor * freq_factors,
@@ -8,6 +10,19 @@ ggml_tensor * rope(ggml_context * ctx, ggml_tensor * x, ggml_tensor * positions,
     // A pure rotation: no YaRN (ext_factor 0), so attn_factor 1 leaves the norm alone; the betas are then unused.
     return apply(ctx, x, positions, freq_factors, params.n_rot, params.mode, params.n_ctx_orig, params.freq_base,
                  params.freq_scale, /*ext_factor*/ 0.0f, /*attn_factor*/ 1.0f, /*beta_fast*/ 32.0f, /*beta_slow*/ 1.0f);
+}
+
+std::vector<double> rope_angles(const ggml_tensor * freq_factors, const rope_params & params) {
+    std::vector<float> factors(static_cast<size_t>(params.n_rot) / 2, 1.0f);
+    if (freq_factors) {
+        ggml_backend_tensor_get(freq_factors, factors.data(), 0, factors.size() * sizeof(float));
+    }
+    std::vector<double> angles;
+    for (const float factor : factors) {
+        const double exponent = -2.0 * static_cast<double>(angles.size()) / params.n_rot;
+        angles.push_back(std::pow(params.freq_base, exponent) * params.freq_scale / factor);
+    }
+    return angles;
 }
 
 } // namespace kvg

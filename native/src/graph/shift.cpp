@@ -94,6 +94,10 @@ bool can_rotate(const kv_cache & cache, const kv_part & part, const rotation & h
     return can_run_all(part.device, graph);
 }
 
+[[noreturn]] void fail_half_way(const char * who) {
+    fail(KVG_DEVICE, "the K-shift failed half way on %s: K can't be trusted any more; clear() the cache and decode again", who);
+}
+
 } // namespace
 
 k_shift::k_shift(kv_cache & cache, const hparams & h, const device_freqs & factors) : cache_(cache) {
@@ -155,12 +159,11 @@ uint32_t k_shift::run(update_runner & runner, int n_threads) {
     allocate_graphs(runner, graphs);
     unfinished_rows rows(cache_);
     if (ggml_backend_t failed = compute_graphs(runner, graphs)) {
-        fail(KVG_DEVICE, "the K-shift failed half way on %s: K can't be trusted any more; clear() the cache and decode again",
-             ggml_backend_name(failed));
+        fail_half_way(ggml_backend_name(failed));
     }
     for (const share & s : shares_) {
-        if (is_fetched(s)) {
-            shift_on_host(cache_, *s.part, *by_cpu);
+        if (is_fetched(s) && !shift_on_host(cache_, *s.part, *by_cpu)) {
+            fail_half_way(ggml_backend_dev_name(s.part->device));
         }
     }
     rows.done();
