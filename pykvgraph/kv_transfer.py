@@ -30,9 +30,9 @@ def read_cells(context: int) -> CellsView:
     pos = np.empty(info.n_cells, np.int32)
     seq = np.empty((info.n_cells, info.n_seq_max), np.uint8)
     shift = np.empty(info.n_cells, np.int32)
-    turned = np.empty(info.n_cells, np.uint8)
-    lib().kvg_kv_cells(context, _int32(pos), _uint8(seq), _int32(shift), _uint8(turned))
-    return CellsView(pos, seq.astype(np.bool_), shift, turned.astype(np.bool_))
+    turns = np.empty(info.n_cells, np.uint8)
+    lib().kvg_kv_cells(context, _int32(pos), _uint8(seq), _int32(shift), _uint8(turns))
+    return CellsView(pos, seq.astype(np.bool_), shift, turns)
 
 
 def read_geometry(context: int) -> Geometry:
@@ -65,8 +65,8 @@ def take(context: int, geometry: Geometry, seq: int | None) -> bytes:
     def fill(rows: npt.NDArray[np.uint8]) -> None:
         lib().kvg_kv_read_rows(context, _int32(chosen), len(chosen), _uint8(rows), rows.size)
 
-    turned = view.turned | (view.shift != 0)  # what waits is rotated before it is read
-    return pack(geometry, seq is None, view.pos[chosen], seen[chosen], turned[chosen], fill)
+    turns = view.turns + (view.shift != 0).astype(np.uint8)  # what waits is rotated before it is read
+    return pack(geometry, seq is None, view.pos[chosen], seen[chosen], turns[chosen], fill)
 
 
 def put(context: int, saved: SavedCells, seq: int | None) -> None:
@@ -88,7 +88,7 @@ def put(context: int, saved: SavedCells, seq: int | None) -> None:
         n_cells=len(saved.pos),
         pos=_int32(saved.pos),
         seq=_uint8(seen),
-        turned=_uint8(saved.turned.astype(np.uint8)),
+        turns=_uint8(saved.turns),
         data=_uint8(saved.rows),
         n_bytes=saved.rows.size,
     )

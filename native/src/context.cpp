@@ -335,9 +335,7 @@ void context::replace(int64_t seq, const kvg_kv_rows & in) {
                  seen ? "a sequence" : "no sequence");
         }
         next.put(slots[i], in.pos[i], set);
-        if (in.turned[i]) {
-            next.set_turned(slots[i]);
-        }
+        next.set_turns(slots[i], in.turns[i]);
     }
     flush(NO_DEFRAG, flushed_); // what stays must not lose its rotation
     next.clear_shifts();

@@ -8,6 +8,7 @@
 #include "cache/kv_cache.h"
 #include "device.h"
 #include "distance.h"
+#include "graph/jitter.h"
 #include "graph/shift.h"
 #include "kvgraph.h"
 
@@ -106,5 +107,31 @@ TEST_CASE("heads that turn in part are right in every type, whatever their size"
                 }
             }
         }
+    }
+}
+
+TEST_CASE("what K is left off never adds up, and is less than half a step of what is usual") {
+    for (const ggml_type type : {GGML_TYPE_F32, GGML_TYPE_F16, GGML_TYPE_BF16, GGML_TYPE_Q8_0, GGML_TYPE_Q4_0}) {
+        CAPTURE(std::string(ggml_type_name(type)));
+        const double limit = type == GGML_TYPE_F32    ? 0
+                             : type == GGML_TYPE_F16  ? 0.5 * 0x1p-10
+                             : type == GGML_TYPE_BF16 ? 0.5 * 0x1p-7
+                             : type == GGML_TYPE_Q8_0 ? 0.5 * 2.5 / 127
+                                                      : 0.5 * 2.5 / 8;
+        double gain = 1;
+        double greatest = 0;
+        std::vector<double> angles(16);
+        for (int n = 0; n < 1000; ++n) {
+            const jitter next = jitter_after(static_cast<uint8_t>(n), type, 16);
+            gain *= next.gain;
+            for (size_t i = 0; i < next.angles.size(); ++i) {
+                angles[i] += next.angles[i];
+                greatest = std::max(greatest, std::abs(angles[i]));
+            }
+            greatest = std::max(greatest, std::abs(gain - 1));
+            CHECK((n % 256 != 0 || (next.gain == 1 && next.angles.empty()))); // the first is plain
+        }
+        CHECK(greatest <= limit + 1e-4); // rounded to F32 a thousand times
+        CHECK(greatest >= limit / 2);
     }
 }

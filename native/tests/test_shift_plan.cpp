@@ -6,42 +6,72 @@ using namespace kvg;
 
 namespace {
 
-// 64 cells of one sequence, of which those at the given positions wait for a rotation.
-cells waiting(std::initializer_list<int> positions) {
+using numbers = std::vector<uint32_t>;
+
+// What of a lot lies where, with what is in no span: (begin, n) and rows.
+struct lot {
+    uint8_t turns;
+    numbers spans; // begin, n, begin, n
+    numbers rows;
+};
+
+void check(const cells & c, uint32_t align, size_t max_spans, const std::vector<lot> & expected) {
+    const std::vector<shift_lot> found = plan_shift(c, align, max_spans);
+    REQUIRE(found.size() == expected.size());
+    for (size_t i = 0; i < found.size(); ++i) {
+        CHECK(found[i].turns == expected[i].turns);
+        numbers spans;
+        for (const cell_span & span : found[i].spans) {
+            spans.insert(spans.end(), {span.begin, span.n});
+        }
+        CHECK(spans == expected[i].spans);
+        CHECK(found[i].rows == expected[i].rows);
+    }
+}
+
+// 64 cells of one sequence.
+cells full() {
     cells c(64, 1);
     for (uint32_t i = 0; i < 64; ++i) {
         c.put(i, static_cast<int32_t>(i), {1});
     }
-    for (const int p : positions) {
+    return c;
+}
+
+// Those at the given positions wait for a rotation.
+cells waiting(const numbers & positions, cells c = full()) {
+    for (const uint32_t p : positions) {
         c.apply(c.check_add(0, p, p + 1, 1000));
     }
     return c;
 }
 
-using pairs = std::vector<std::pair<uint32_t, uint32_t>>;
-
-pairs spans(const cells & c, uint32_t align, size_t max_spans) {
-    pairs out;
-    for (const cell_span & span : plan_shift(c, align, max_spans)) {
-        out.emplace_back(span.begin, span.n);
-    }
-    return out;
-}
-
 } // namespace
 
 TEST_CASE("runs of waiting cells, and nothing else") {
-    CHECK(spans(waiting({}), 1, 8).empty());
-    CHECK(spans(waiting({3, 4, 5, 20, 63}), 1, 8) == pairs{{3, 3}, {20, 1}, {63, 1}});
+    check(waiting({}), 1, 8, {});
+    check(waiting({3, 4, 5, 20, 63}), 1, 8, {{0, {3, 3, 20, 1, 63, 1}, {}}});
 }
 
-TEST_CASE("starts are aligned, and runs that then touch become one") {
-    CHECK(spans(waiting({5, 20}), 16, 8) == pairs{{0, 6}, {16, 5}});
-    CHECK(spans(waiting({15, 20}), 16, 8) == pairs{{0, 21}});
-    CHECK(spans(waiting({5, 9, 40}), 16, 8) == pairs{{0, 10}, {32, 9}});
+TEST_CASE("spans begin at multiples of the alignment, what comes before goes by rows") {
+    check(waiting({14, 15, 16, 17, 40}), 16, 8, {{0, {16, 2}, {14, 15, 40}}});
+    check(waiting({32, 33, 50}), 16, 8, {{0, {32, 2}, {50}}});
 }
 
-TEST_CASE("too many runs are covered by one span") {
-    CHECK(spans(waiting({2, 4, 6}), 1, 3) == pairs{{2, 1}, {4, 1}, {6, 1}});
-    CHECK(spans(waiting({2, 4, 6}), 1, 2) == pairs{{2, 5}});
+TEST_CASE("above the most spans, and where none may be, cells go by rows") {
+    check(waiting({2, 4, 6, 7}), 1, 2, {{0, {2, 1, 4, 1}, {6, 7}}});
+    check(waiting({2, 4, 6, 7}), 1, 0, {{0, {}, {2, 4, 6, 7}}});
+}
+
+TEST_CASE("cells that were rotated before go with those that were so as often, neighbours or not") {
+    cells c = waiting({0, 1, 2, 3});
+    c.clear_shifts();
+    c.apply(c.check_add(0, 1000, 1002, 1000));
+    c.clear_shifts(); // cells 0 and 1 twice, 2 and 3 once
+    c.apply(c.check_add(0, 0, -1, 1000));
+    std::vector<lot> expected = {{0, {4, 60}, {}}, {1, {2, 2}, {}}, {2, {0, 2}, {}}};
+    check(c, 1, 8, expected);
+    expected[1].spans = {};
+    expected[1].rows = {2, 3};
+    check(c, 4, 8, expected);
 }

@@ -286,7 +286,7 @@ def test_what_is_not_finite(ctx: kvg.Context) -> None:
         True,
         poisoned.pos,
         poisoned.seq,
-        poisoned.turned,
+        poisoned.turns,
         lambda rows: np.copyto(rows, poisoned.rows),
     )
     refused(ctx, kvg.StateError, lambda: ctx.kv.load(blob), "not finite")

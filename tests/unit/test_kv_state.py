@@ -39,12 +39,12 @@ def saved(n_cells: int = 7, n_seq: int = 11, whole: bool = True, seed: int = 0) 
     pos = np.sort(rng.integers(0, 2**31, n_cells)).astype(np.int32)
     rows = rng.integers(0, 256, n_cells * HERE.cell_bytes).astype(np.uint8)
     rows &= 0xBF  # no exponent is all ones
-    return SavedCells(whole, pos, seq, rng.integers(0, 2, n_cells).astype(np.bool_), rows)
+    return SavedCells(whole, pos, seq, rng.integers(0, 256, n_cells).astype(np.uint8), rows)
 
 
 def packed(geometry: Geometry, cells: SavedCells) -> bytes:
     return kv_state.pack(
-        geometry, cells.whole, cells.pos, cells.seq, cells.turned, lambda rows: np.copyto(rows, cells.rows)
+        geometry, cells.whole, cells.pos, cells.seq, cells.turns, lambda rows: np.copyto(rows, cells.rows)
     )
 
 
@@ -52,9 +52,10 @@ def documented(geometry: Geometry, cells: SavedCells) -> bytearray:
     """A blob written by the table of docs/state-format.md, offset by offset."""
     n_cells, n_seq = cells.seq.shape
     table = b"".join(struct.pack("<i", pos) for pos in cells.pos.tolist())
-    for turned, row in zip(cells.turned.tolist(), cells.seq.tolist(), strict=True):
-        members = sum(1 << (1 + seq) for seq in range(n_seq) if row[seq])
-        table += (members + turned).to_bytes((1 + n_seq + 7) // 8, "little")
+    table += bytes(cells.turns.tolist())
+    for row in cells.seq.tolist():
+        members = sum(1 << seq for seq in range(n_seq) if row[seq])
+        table += members.to_bytes((n_seq + 7) // 8, "little")
     rows = cells.rows.tobytes()
     blob = bytearray(HEADER)
     blob[0:8] = b"KVGSTATE"
@@ -153,7 +154,7 @@ def test_ten_thousand_damaged_blobs() -> None:
 
 def test_any_bit_of_a_forged_header() -> None:
     """Its checksum is right, and what it says is not: in a header of 104 bytes no bit is idle."""
-    cells = saved(n_seq=7)  # 8 bits in use: neither more nor fewer sequences fit
+    cells = saved(n_seq=8)  # all bits in use: neither more nor fewer sequences fit
     cells.seq[:] = True
     for bit in range(8 * CHECKSUM_AT):
         blob = documented(HERE, cells)
@@ -167,7 +168,7 @@ def forge(blob: bytearray, **fields: tuple[int, str, int]) -> bytes:
     for offset, form, value in fields.values():
         struct.pack_into(form, blob, offset, value)
     n_seq, n_cells = struct.unpack_from("<I", blob, 76)[0], struct.unpack_from("<Q", blob, 80)[0]
-    table = bytes(blob[HEADER : HEADER + n_cells * (4 + (1 + n_seq + 7) // 8)])
+    table = bytes(blob[HEADER : HEADER + n_cells * (5 + (n_seq + 7) // 8)])
     struct.pack_into("<Q", blob, 88, xxhash.xxh3_64_intdigest(table))
     return bytes(sign(blob))
 
@@ -177,10 +178,10 @@ def forge(blob: bytearray, **fields: tuple[int, str, int]) -> bytes:
     [
         pytest.param(forge(documented(HERE, saved()), pos=(HEADER + 8, "<i", -1)), id="negative position"),
         pytest.param(
-            forge(documented(HERE, saved()), seq=(HEADER + 4 * 7, "<H", 1)), id="cell without a sequence"
+            forge(documented(HERE, saved()), seq=(HEADER + 5 * 7, "<H", 0)), id="cell without a sequence"
         ),
         pytest.param(
-            forge(documented(HERE, saved()), seq=(HEADER + 4 * 7, "<H", 1 << 12)), id="sequence beyond n_seq"
+            forge(documented(HERE, saved()), seq=(HEADER + 5 * 7, "<H", 1 << 11)), id="sequence beyond n_seq"
         ),
         pytest.param(
             forge(documented(HERE, KINDS["whole, empty"]), n_seq=(76, "<I", 0)), id="no sequences at all"

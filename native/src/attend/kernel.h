@@ -91,8 +91,6 @@ struct attend_kernel {
     void (*rotate)(float * x, uint32_t n_heads, const head_rotation & how, const float * turn);
     // Each piece of `size` floats times a Walsh-Hadamard matrix (cache/hadamard.h). size: a power of two from 4 on
     void (*mix)(float * x, size_t n, uint32_t size);
-    // Noise as wide as the step of a type, before values are rounded to it (graph/cpu_rotation.h). The same seed gives the same.
-    void (*add_noise)(float * x, uint32_t n, uint32_t seed, ggml_type type);
 };
 
 // The best that this CPU runs for heads of a size: vectors that divide it read F16 rows where they are.

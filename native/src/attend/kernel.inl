@@ -347,8 +347,7 @@ softmax_parts softmax(const float * x, uint32_t n) {
 } // namespace
 
 extern const attend_kernel kernel;
-const attend_kernel kernel = {KVG_ISA_NAME,  LANES,         run,          merge,     softmax,
-                              row_to_floats, floats_to_row, rotate_heads, mix_heads, add_noise};
+const attend_kernel kernel = {KVG_ISA_NAME, LANES, run, merge, softmax, row_to_floats, floats_to_row, rotate_heads, mix_heads};
 
 } // namespace KVG_ISA
 } // namespace kvg

@@ -54,16 +54,14 @@ public:
     uint32_t n_touched() const { return n_touched_; }
     // cells whose K waits for a rotation
     uint32_t n_shifted() const { return n_shifted_; }
-    // K-shifts since clear()
-    uint32_t n_shifts() const { return n_shifts_; }
 
     bool is_empty(uint32_t i) const { return pos_[i] < 0; }
     // -1 when empty
     int32_t pos(uint32_t i) const { return pos_[i]; }
     // new position - the position for which K was last rotated
     int32_t shift(uint32_t i) const { return shift_[i]; }
-    // whether K was rotated since it was written
-    bool turned(uint32_t i) const { return turned_[i]; }
+    // how often K was rotated since it was written, modulo 256
+    uint8_t turns(uint32_t i) const { return turns_[i]; }
     bool has_seq(uint32_t i, uint32_t seq) const { return (seq_[std::size_t{i} * n_words_ + seq / 64] >> (seq % 64)) & 1; }
     // whether more than one sequence sees it
     bool is_shared(uint32_t i) const;
@@ -90,7 +88,7 @@ public:
     // precondition: the cell is empty, pos >= 0, the set has a member
     void put(uint32_t i, int32_t pos, const seq_set & set);
     // K comes from elsewhere, and was rotated there.
-    void set_turned(uint32_t i) { turned_[i] = true; }
+    void set_turns(uint32_t i, uint8_t turns) { turns_[i] = turns; }
     // precondition: the cell is not empty
     void drop(uint32_t i);
     // All at once, so that they may form cycles; without memory for that, std::bad_alloc with nothing changed.
@@ -134,10 +132,9 @@ private:
     uint32_t n_kv_ = 0;
     uint32_t n_touched_ = 0;
     uint32_t n_shifted_ = 0;
-    uint32_t n_shifts_ = 0;
     std::vector<int32_t> pos_;
     std::vector<int32_t> shift_;
-    std::vector<bool> turned_;
+    std::vector<uint8_t> turns_;
     std::vector<uint64_t> seq_; // (n_cells, n_words)
 };
 

@@ -1,4 +1,4 @@
-// Which cells a K-shift rotates.
+// Which cells a K-shift rotates, and how.
 #pragma once
 
 #include <cstddef>
@@ -9,8 +9,14 @@
 
 namespace kvg {
 
-// Runs of cells that wait for a rotation, their starts rounded down to `align`; above `max_spans` of them, the one span that covers
-// all (a rotation by 0 is exact).
-std::vector<cell_span> plan_shift(const cells & cells, uint32_t align, size_t max_spans);
+// Waiting cells that were rotated equally often before.
+struct shift_lot {
+    uint8_t turns;
+    std::vector<cell_span> spans; // runs, to be rotated where they lie
+    std::vector<uint32_t> rows;   // the others
+};
+
+// Spans begin at multiples of `align`, and there are at most `max_spans`, in all.
+std::vector<shift_lot> plan_shift(const cells & cells, uint32_t align, size_t max_spans);
 
 } // namespace kvg

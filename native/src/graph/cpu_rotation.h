@@ -1,9 +1,4 @@
 // Rows of K in host memory rotated by the CPU, in any cache type: read as floats, turned, rounded again.
-//
-// K that is rotated, rounded, and rotated again drifts: what turns by less than half a step is rounded back each time, and all these
-// errors point one way. The same happens where rows come back to where they were, by a whole turn in several steps or to and fro.
-// Rows that were rotated before are therefore rounded up or down by chance, by noise as wide as a step: in the mean that is right,
-// and n roundings come to the square root of n (stochastic rounding, Croci et al. 2022).
 #pragma once
 
 #include <cstdint>
@@ -11,6 +6,7 @@
 
 #include "attend/kernel.h"
 #include "cache/kv_cache.h"
+#include "graph/jitter.h"
 #include "model/hparams.h"
 
 namespace kvg {
@@ -39,6 +35,8 @@ public:
 
 private:
     void list_cells(const kv_cache & cache, const rotation & how);
+    // Cosines and sines of a turn. angles: of a position
+    void add_sines(int32_t by, const std::vector<double> & angles, const jitter & off);
 
     const attend_kernel & kernel_;
     ggml_type type_;
@@ -48,9 +46,8 @@ private:
     const hadamard * mixed_;
     int n_threads_;
     std::vector<uint32_t> cells_;
-    std::vector<int64_t> seeds_;  // of their noise; negative: none
     std::vector<uint32_t> which_; // turn, of each
-    std::vector<float> turns_;    // one for each shift that occurs, as attend_kernel::rotate takes it
+    std::vector<float> sines_;    // one for each shift and jitter that occur, as attend_kernel::rotate takes it
     std::vector<float> scratch_;  // a padded row for each thread
 };
 

@@ -1,4 +1,4 @@
-// The K-shift of other devices' cells by the CPU: where a device can't rotate K of a type, or where repeated roundings need noise.
+// The K-shift of other devices' cells by the CPU: where a device can't rotate K of a type.
 #pragma once
 
 #include "cache/kv_cache.h"

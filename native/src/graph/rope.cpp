@@ -5,11 +5,19 @@
 namespace kvg {
 
 ggml_tensor * rope(ggml_context * ctx, ggml_tensor * x, ggml_tensor * positions, ggml_tensor * freq_factors,
-                   const rope_params & params, bool in_place) {
+                   const rope_params & params, bool in_place, float gain) {
     const auto apply = in_place ? ggml_rope_ext_inplace : ggml_rope_ext;
-    // A pure rotation: no YaRN (ext_factor 0), so attn_factor 1 leaves the norm alone; the betas are then unused.
+    // A pure rotation: no YaRN (ext_factor 0), so attn_factor is all that touches the norm; the betas are then unused.
     return apply(ctx, x, positions, freq_factors, params.n_rot, params.mode, params.n_ctx_orig, params.freq_base,
-                 params.freq_scale, /*ext_factor*/ 0.0f, /*attn_factor*/ 1.0f, /*beta_fast*/ 32.0f, /*beta_slow*/ 1.0f);
+                 params.freq_scale, /*ext_factor*/ 0.0f, /*attn_factor*/ gain, /*beta_fast*/ 32.0f, /*beta_slow*/ 1.0f);
+}
+
+ggml_tensor * turn_pairs(ggml_context * ctx, ggml_tensor * x, ggml_tensor * ones, ggml_tensor * inverse_angles,
+                         const rope_params & params) {
+    rope_params alike = params; // all pairs turn by a radian for a position, divided by their factors
+    alike.freq_base = 1.0f;
+    alike.freq_scale = 1.0f;
+    return rope(ctx, x, ones, inverse_angles, alike, false);
 }
 
 std::vector<double> rope_angles(const ggml_tensor * freq_factors, const rope_params & params) {

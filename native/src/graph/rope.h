@@ -9,9 +9,15 @@
 
 namespace kvg {
 
-// x (head_dim, n_heads, n) rotated by positions I32 (n); freq_factors F32 (n_rot / 2) or nullptr.
+// x (head_dim, n_heads, n) rotated by positions I32 (n); freq_factors F32 (n_rot / 2) or nullptr. gain: what rotated
+// dimensions are multiplied by
 ggml_tensor * rope(ggml_context * ctx, ggml_tensor * x, ggml_tensor * positions, ggml_tensor * freq_factors,
-                   const rope_params & params, bool in_place);
+                   const rope_params & params, bool in_place, float gain = 1.0f);
+
+// Each pair of dimensions that rope turns, by an angle of its own; x as above. ones: I32 (n), all 1; inverse_angles: F32 (n_rot / 2),
+// 1 / radians
+ggml_tensor * turn_pairs(ggml_context * ctx, ggml_tensor * x, ggml_tensor * ones, ggml_tensor * inverse_angles,
+                         const rope_params & params);
 
 // Radians for one position, of each pair of dimensions. freq_factors: as above, on any device
 std::vector<double> rope_angles(const ggml_tensor * freq_factors, const rope_params & params);

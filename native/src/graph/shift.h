@@ -33,7 +33,6 @@ private:
         bool on_device;
     };
 
-    bool is_repeated() const;
     update_graph build(const share & s, cpu_rotation * by_cpu) const;
 
     kv_cache & cache_;

@@ -39,10 +39,13 @@ public:
     update_graph(const char * what, size_t max_nodes);
 
     ggml_context * ctx() const { return ctx_.get(); }
-    // Filled with the values, int32_t or int64_t, when the graph runs.
+    // Filled with the values, int32_t, int64_t or float, when the graph runs.
     template <class T> ggml_tensor * input(const std::vector<T> & values) {
-        static_assert(std::is_same_v<T, int32_t> || std::is_same_v<T, int64_t>);
-        return input(sizeof(T) == sizeof(int32_t) ? GGML_TYPE_I32 : GGML_TYPE_I64, values.data(), values.size());
+        static_assert(std::is_same_v<T, int32_t> || std::is_same_v<T, int64_t> || std::is_same_v<T, float>);
+        constexpr ggml_type TYPE = std::is_same_v<T, float>     ? GGML_TYPE_F32
+                                   : std::is_same_v<T, int32_t> ? GGML_TYPE_I32
+                                                                : GGML_TYPE_I64;
+        return input(TYPE, values.data(), values.size());
     }
     // Order is kept: a write after a read is no edge, only its place in the graph.
     void add(ggml_tensor * node);
