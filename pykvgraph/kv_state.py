@@ -89,13 +89,13 @@ class Geometry:
 class SavedCells:
     """Cells taken out of a cache.
 
-    pos: int32 (n,), seq: bool (n, n_seq), turns: uint8 (n,), rows: uint8 (n * cell_bytes,).
+    pos: int32 (n,), seq: bool (n, n_seq), dither: uint8 (n,), rows: uint8 (n * cell_bytes,).
     """
 
     whole: bool  # the whole cache, else one sequence, with n_seq 1
     pos: npt.NDArray[np.int32]
     seq: npt.NDArray[np.bool_]
-    turns: npt.NDArray[np.uint8]  # how often K was rotated since it was written, modulo 256
+    dither: npt.NDArray[np.uint8]  # which K carries, docs/state-format.md
     rows: npt.NDArray[np.uint8]
 
 
@@ -104,15 +104,15 @@ def pack(
     whole: bool,
     pos: npt.NDArray[np.int32],
     seq: npt.NDArray[np.bool_],
-    turns: npt.NDArray[np.uint8],
+    dither: npt.NDArray[np.uint8],
     fill: Callable[[npt.NDArray[np.uint8]], None],
 ) -> bytes:
     """A blob that `unpack` gives the same cells for.
 
-    pos, seq and turns as in SavedCells; `fill` writes the rows into the array that it is given.
+    pos, seq and dither as in SavedCells; `fill` writes the rows into the array that it is given.
     """
     bits = np.packbits(seq, axis=1, bitorder="little")
-    table = pos.astype("<i4").tobytes() + turns.tobytes() + bits.tobytes()
+    table = pos.astype("<i4").tobytes() + dither.tobytes() + bits.tobytes()
     rows_at = HEADER_BYTES + len(table)
     blob, place = _unwritten(rows_at + len(pos) * geometry.cell_bytes)
     fill(place[rows_at:])
@@ -177,13 +177,13 @@ def unpack(data: bytes | memoryview, geometry: Geometry) -> SavedCells:
     table, rows = data[HEADER_BYTES : HEADER_BYTES + table_bytes], data[HEADER_BYTES + table_bytes :]
     _check_rows(table, cells_sum, rows, rows_sum, geometry, n_cells)
     pos = np.frombuffer(table, "<i4", n_cells).astype(np.int32)
-    turns = np.frombuffer(table, np.uint8, n_cells, offset=4 * n_cells)
+    dither = np.frombuffer(table, np.uint8, n_cells, offset=4 * n_cells)
     bits = np.frombuffer(table, np.uint8, offset=5 * n_cells).reshape(n_cells, row_bytes)
     flags = np.unpackbits(bits, axis=1, bitorder="little").astype(np.bool_)
     seq = flags[:, :n_seq]
     if (pos < 0).any() or not seq.any(axis=1).all() or flags[:, n_seq:].any():
         raise StateError("the saved state holds a cell without a position, or of no sequence that can be")
-    return SavedCells(bool(whole), pos, seq, turns, np.frombuffer(rows, np.uint8))
+    return SavedCells(bool(whole), pos, seq, dither, np.frombuffer(rows, np.uint8))
 
 
 def _check_geometry(saved: Geometry, here: Geometry) -> None:

@@ -30,9 +30,9 @@ def read_cells(context: int) -> CellsView:
     pos = np.empty(info.n_cells, np.int32)
     seq = np.empty((info.n_cells, info.n_seq_max), np.uint8)
     shift = np.empty(info.n_cells, np.int32)
-    turns = np.empty(info.n_cells, np.uint8)
-    lib().kvg_kv_cells(context, _int32(pos), _uint8(seq), _int32(shift), _uint8(turns))
-    return CellsView(pos, seq.astype(np.bool_), shift, turns)
+    dither = np.empty(info.n_cells, np.uint8)
+    lib().kvg_kv_cells(context, _int32(pos), _uint8(seq), _int32(shift), _uint8(dither))
+    return CellsView(pos, seq.astype(np.bool_), shift, dither)
 
 
 def read_geometry(context: int) -> Geometry:
@@ -53,6 +53,8 @@ def read_geometry(context: int) -> Geometry:
 def take(context: int, geometry: Geometry, seq: int | None) -> bytes:
     """The cells of a sequence, or with None all, as a saved state. A pending K-shift runs first."""
     info = read_info(context)
+    none = ctypes.c_int32()
+    lib().kvg_kv_read_rows(context, ctypes.byref(none), 0, ctypes.c_uint8(), 0)  # no rows: it runs
     view = read_cells(context)
     if seq is None:
         seen = view.seq
@@ -65,8 +67,7 @@ def take(context: int, geometry: Geometry, seq: int | None) -> bytes:
     def fill(rows: npt.NDArray[np.uint8]) -> None:
         lib().kvg_kv_read_rows(context, _int32(chosen), len(chosen), _uint8(rows), rows.size)
 
-    turns = view.turns + (view.shift != 0).astype(np.uint8)  # what waits is rotated before it is read
-    return pack(geometry, seq is None, view.pos[chosen], seen[chosen], turns[chosen], fill)
+    return pack(geometry, seq is None, view.pos[chosen], seen[chosen], view.dither[chosen], fill)
 
 
 def put(context: int, saved: SavedCells, seq: int | None) -> None:
@@ -88,7 +89,7 @@ def put(context: int, saved: SavedCells, seq: int | None) -> None:
         n_cells=len(saved.pos),
         pos=_int32(saved.pos),
         seq=_uint8(seen),
-        turns=_uint8(saved.turns),
+        dither=_uint8(saved.dither),
         data=_uint8(saved.rows),
         n_bytes=saved.rows.size,
     )

@@ -114,7 +114,7 @@ class CellsView:
     pos: npt.NDArray[np.int32]  # (n_cells,), -1 where empty
     seq: npt.NDArray[np.bool_]  # (n_cells, n_seq_max): which sequences see the cell
     shift: npt.NDArray[np.int32]  # (n_cells,): position change since the cell's K was last rotated
-    turns: npt.NDArray[np.uint8]  # (n_cells,): how often K was rotated since it was written, modulo 256
+    dither: npt.NDArray[np.uint8]  # (n_cells,): what K carries, by number (docs/state-format.md)
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import hypothesis
 import pytest
+from support import where
 from support.kv_types import BLOCKS, EVEN_BLOCKS, QUANTIZED
 from support.models import SMALL, TINY, WIDE, ModelSpec, write_model
 
@@ -17,6 +18,26 @@ if TYPE_CHECKING:  # tests/unit runs without the native library
 # a loaded machine is no failure; the same examples on every machine are what CI can be judged by
 hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, database=None)
 hypothesis.settings.load_profile("ci")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--device", default="cpu", help="run the tests marked any_device, there")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    try:
+        where.choose(config.getoption("--device"))
+    except ValueError as error:
+        raise pytest.UsageError(str(error)) from error
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """On another device nothing runs that is the CPU's alone."""
+    if not where.is_cpu():
+        elsewhere = [item for item in items if not item.get_closest_marker("any_device")]
+        config.hook.pytest_deselected(items=elsewhere)
+        items[:] = [item for item in items if item.get_closest_marker("any_device")]
+
 
 DATA = Path(__file__).parent / "data"
 
@@ -33,7 +54,7 @@ def tiny(model_file: Callable[[ModelSpec], Path]) -> Iterator[kvg.Model]:
     """One layer of 16: for tests of the cells, where K and V only have to be there."""
     import pykvgraph as kvg
 
-    with kvg.Model(model_file(TINY), device="cpu") as model:
+    with kvg.Model(model_file(TINY), device=where.device) as model:
         yield model
 
 
@@ -42,7 +63,7 @@ def small(model_file: Callable[[ModelSpec], Path]) -> Iterator[kvg.Model]:
     """Two layers of 64, grouped heads: for tests of what is computed."""
     import pykvgraph as kvg
 
-    with kvg.Model(model_file(SMALL), device="cpu") as model:
+    with kvg.Model(model_file(SMALL), device=where.device) as model:
         yield model
 
 
@@ -52,18 +73,19 @@ def holder(
 ) -> Iterator[Callable[[tuple[str, str]], kvg.Model]]:
     """A model for a cache of these types: `small` when none is quantized, else one with heads of a block.
 
-    They are even in number when one of K and V is quantized, odd when both are.
+    They are even in number when one of K and V is quantized, odd when both are and this is the CPU.
     """
     import pykvgraph as kvg
 
     with (
-        kvg.Model(model_file(BLOCKS), device="cpu") as odd,
-        kvg.Model(model_file(EVEN_BLOCKS), device="cpu") as even,
+        kvg.Model(model_file(BLOCKS), device=where.device) as odd,
+        kvg.Model(model_file(EVEN_BLOCKS), device=where.device) as even,
     ):
 
         def hold(kv_types: tuple[str, str]) -> kvg.Model:
             n_quantized = sum(kind in QUANTIZED for kind in kv_types)
-            return (small, even, odd)[n_quantized]
+            # other devices take rows of whole words only
+            return (small, even, odd if where.is_cpu() else even)[n_quantized]
 
         yield hold
 
@@ -73,7 +95,7 @@ def wide(model_file: Callable[[ModelSpec], Path]) -> Iterator[kvg.Model]:
     """Rows of 64 KiB: for tests of updates that take several graphs."""
     import pykvgraph as kvg
 
-    with kvg.Model(model_file(WIDE), device="cpu") as model:
+    with kvg.Model(model_file(WIDE), device=where.device) as model:
         yield model
 
 

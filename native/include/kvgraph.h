@@ -333,9 +333,9 @@ KVG_API kvg_status kvg_kv_update(kvg_context * context, kvg_update_stats * out);
 /* What decode and kvg_kv_read flushed by themselves, added up since the last call of this function. */
 KVG_API kvg_status kvg_kv_take_stats(kvg_context * context, kvg_update_stats * out);
 
-/* A snapshot: pos (n_cells), seq (n_cells, n_seq_max) of 0/1, shift (n_cells), turns (n_cells): how often K was rotated since it was
-   written, modulo 256, from which the next rotation knows by how much K was left off (graph/jitter.h). */
-KVG_API kvg_status kvg_kv_cells(const kvg_context * context, int32_t * pos, uint8_t * seq, int32_t * shift, uint8_t * turns);
+/* A snapshot: pos (n_cells), seq (n_cells, n_seq_max) of 0/1, shift (n_cells), dither (n_cells): what K is made wrong
+   by on purpose, as docs/state-format.md numbers it. */
+KVG_API kvg_status kvg_kv_cells(const kvg_context * context, int32_t * pos, uint8_t * seq, int32_t * shift, uint8_t * dither);
 /* K (v = 0) or V (v = 1) of a layer, dequantized: out (n_cells, n_head_kv, head_dim). A pending K-shift runs first. */
 KVG_API kvg_status kvg_kv_read(kvg_context * context, int64_t layer, int32_t v, float * out, uint64_t n_floats);
 
@@ -347,8 +347,8 @@ typedef struct kvg_kv_rows {
     size_t struct_size;
     int64_t n_cells;
     const int32_t * pos;
-    const uint8_t * seq;   /* (n_cells, n_seq_max) of 0/1, at least one 1 per cell */
-    const uint8_t * turns; /* (n_cells), as kvg_kv_cells gives it */
+    const uint8_t * seq;    /* (n_cells, n_seq_max) of 0/1, at least one 1 per cell */
+    const uint8_t * dither; /* (n_cells), as kvg_kv_cells gives it */
     const uint8_t * data;
     uint64_t n_bytes;
 } kvg_kv_rows;

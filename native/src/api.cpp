@@ -413,14 +413,14 @@ kvg_status kvg_kv_take_stats(kvg_context * context, kvg_update_stats * out) {
     return guarded([&] { fill_stats(need_struct(out, "out"), need(context, "context").context.take_stats()); });
 }
 
-kvg_status kvg_kv_cells(const kvg_context * context, int32_t * pos, uint8_t * seq, int32_t * shift, uint8_t * turns) {
+kvg_status kvg_kv_cells(const kvg_context * context, int32_t * pos, uint8_t * seq, int32_t * shift, uint8_t * dither) {
     return guarded([&] {
         const kvg::cells & cells = cells_of(context);
-        need(pos, "pos"), need(seq, "seq"), need(shift, "shift"), need(turns, "turns");
+        need(pos, "pos"), need(seq, "seq"), need(shift, "shift"), need(dither, "dither");
         for (uint32_t i = 0; i < cells.size(); ++i) {
             pos[i] = cells.pos(i);
             shift[i] = cells.shift(i);
-            turns[i] = cells.turns(i);
+            dither[i] = cells.dither(i);
             for (uint32_t s = 0; s < cells.n_seq_max(); ++s) {
                 seq[static_cast<size_t>(i) * cells.n_seq_max() + s] = cells.has_seq(i, s);
             }
@@ -445,7 +445,7 @@ kvg_status kvg_kv_read_rows(kvg_context * context, const int32_t * cells, int64_
 kvg_status kvg_kv_replace(kvg_context * context, int64_t seq, const kvg_kv_rows * rows) {
     return on_cells(context, [&](kvg::cells &) {
         const kvg_kv_rows & in = need_struct(rows, "rows");
-        need(in.pos, "rows->pos"), need(in.seq, "rows->seq"), need(in.turns, "rows->turns"), need(in.data, "rows->data");
+        need(in.pos, "rows->pos"), need(in.seq, "rows->seq"), need(in.dither, "rows->dither"), need(in.data, "rows->data");
         context->context.replace(seq, in);
     });
 }

@@ -60,7 +60,7 @@ static std::string struct_layout() {
     LAYOUT_END;
 #undef F
 #define F(field) LAYOUT_FIELD(kvg_kv_rows, field)
-    LAYOUT_BEGIN(kvg_kv_rows), F(struct_size), F(n_cells), F(pos), F(seq), F(turns), F(data), F(n_bytes);
+    LAYOUT_BEGIN(kvg_kv_rows), F(struct_size), F(n_cells), F(pos), F(seq), F(dither), F(data), F(n_bytes);
     LAYOUT_END;
 #undef F
 #define F(field) LAYOUT_FIELD(kvg_update_stats, field)

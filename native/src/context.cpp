@@ -312,13 +312,14 @@ void context::read_rows(const int32_t * cells, uint64_t n_cells, uint8_t * out, 
 
 void context::replace(int64_t seq, const kvg_kv_rows & in) {
     const uint32_t n_seq_max = cache_->cells().n_seq_max();
-    cells next = cache_->cells(); // becomes the cells when nothing can fail any more
     bounded("n_cells", in.n_cells, 0, MAX_CELLS);
     if (in.n_bytes != static_cast<uint64_t>(in.n_cells) * cache_->cell_bytes()) {
         fail(KVG_INVALID_ARGUMENT, "%llu bytes of K and V, expected %llu for %lld cells", (unsigned long long) in.n_bytes,
              (unsigned long long) (static_cast<uint64_t>(in.n_cells) * cache_->cell_bytes()),
              static_cast<long long>(in.n_cells));
     }
+    flush(NO_DEFRAG, flushed_);   // what stays must not lose its rotation
+    cells next = cache_->cells(); // becomes the cells when nothing can fail any more
     next.seq_rm(seq, 0, -1);
     const auto n = static_cast<uint32_t>(in.n_cells);
     const std::vector<uint32_t> slots = find_slots(next, n, "what is loaded");
@@ -335,10 +336,8 @@ void context::replace(int64_t seq, const kvg_kv_rows & in) {
                  seen ? "a sequence" : "no sequence");
         }
         next.put(slots[i], in.pos[i], set);
-        next.set_turns(slots[i], in.turns[i]);
+        next.set_dither(slots[i], in.dither[i]);
     }
-    flush(NO_DEFRAG, flushed_); // what stays must not lose its rotation
-    next.clear_shifts();
     unfinished_rows rows(*cache_); // some may be those of cells that are to be replaced
     cache_->write_rows(slots, in.data, n_threads_batch_);
     fault_point("load-write");

@@ -158,19 +158,44 @@ TEST_CASE("only shared cells that change their position need a copy") {
     CHECK(c.shared_in(c.check_add(1, 2, 3, 5)) == std::vector<uint32_t>{2});
 }
 
-TEST_CASE("a fork takes position and pending shift, and leaves the other sharers as they were") {
+TEST_CASE("a fork takes position, pending shift and dither, and leaves the other sharers as they were") {
     cells c = filled(8, 4);
     add(c, 0, 2, -1, 10);
+    c.set_dither(3, 9);
     c.seq_cp(0, 1, 0, -1);
     c.fork(3, 6, 1);
     CHECK(c.pos(6) == 13);
     CHECK(c.shift(6) == 10);
+    CHECK(c.dither(6) == 9);
     CHECK(c.has_seq(6, 1));
     CHECK_FALSE(c.has_seq(6, 0));
     CHECK(c.has_seq(3, 0));
     CHECK_FALSE(c.has_seq(3, 1));
     CHECK(c.n_used() == 5);
     c.check();
+}
+
+TEST_CASE("a K-shift gives those that were rotated before one new dither, and others none") {
+    cells c = filled(8, 6);
+    add(c, 0, 2, -1, 10);
+    c.clear_shifts();
+    CHECK(c.dither(1) == 0);
+    CHECK(c.dither(2) == 1);
+    c.set_dither(3, 40);
+    c.set_dither(5, 200); // which stays where it is
+    add(c, 0, 0, 14, 10);
+    CHECK(c.next_dither() == 41);
+    c.clear_shifts();
+    CHECK(c.dither(1) == 1);
+    CHECK(c.dither(2) == 41);
+    CHECK(c.dither(3) == 41);
+    CHECK(c.dither(5) == 200);
+    c.set_dither(2, 255);
+    add(c, 0, 0, -1, 10);
+    c.clear_shifts();
+    CHECK(c.dither(2) == 2); // the first one there is
+    c.drop(2);
+    CHECK(c.dither(2) == 0);
 }
 
 TEST_CASE("what was ever used is known until clear") {
@@ -185,12 +210,16 @@ TEST_CASE("what was ever used is known until clear") {
     CHECK(c.n_touched() == 0);
 }
 
-TEST_CASE("move carries position, sequences and pending shift") {
+TEST_CASE("move carries position, sequences, pending shift and dither") {
     cells c = filled(8, 6);
     c.seq_cp(0, 3, 5, 6);
     c.seq_rm(0, 0, 1);
     add(c, 0, 4, 5, 10);
+    c.set_dither(4, 9);
     c.move({{5, 0}, {4, 7}});
+    CHECK(c.dither(0) == 0);
+    CHECK(c.dither(7) == 9);
+    c.check(); // 4 has none any more
     CHECK(c.pos(0) == 5);
     CHECK(c.has_seq(0, 3));
     CHECK(c.shift(7) == 10);

@@ -8,8 +8,9 @@
 #include "cache/kv_cache.h"
 #include "device.h"
 #include "distance.h"
-#include "graph/jitter.h"
+#include "graph/dither.h"
 #include "graph/shift.h"
+#include "graph/shift_graph.h"
 #include "kvgraph.h"
 
 using namespace kvg;
@@ -18,6 +19,8 @@ namespace {
 
 constexpr uint32_t N = 48; // cells
 constexpr int32_t P0 = 200;
+constexpr ggml_type TYPES[] = {GGML_TYPE_F32,  GGML_TYPE_F16,  GGML_TYPE_BF16, GGML_TYPE_Q8_0,
+                               GGML_TYPE_Q5_1, GGML_TYPE_Q5_0, GGML_TYPE_Q4_1, GGML_TYPE_Q4_0};
 
 // Of a model whose heads turn in their first n_rot dimensions only.
 hparams partly_rotated(uint32_t head_dim, int n_rot, int mode) {
@@ -46,6 +49,15 @@ void turn(std::vector<float> & heads, const hparams & h, int32_t by) {
     }
 }
 
+// Of one sequence, from P0 on.
+void fill_cells(kv_cache & cache) {
+    seq_set all = cache.cells().make_set();
+    all[0] = 1;
+    for (uint32_t i = 0; i < N; ++i) {
+        cache.cells().put(i, P0 + static_cast<int32_t>(i), all);
+    }
+}
+
 // Writes what the type keeps of K, rotated as the cache wants it, into every layer.
 void write(kv_cache & cache, const std::vector<float> & k) {
     std::vector<float> kept = k;
@@ -65,8 +77,7 @@ void write(kv_cache & cache, const std::vector<float> & k) {
 TEST_CASE("heads that turn in part are right in every type, whatever their size") {
     std::mt19937 random(1);
     std::normal_distribution<float> normal;
-    for (const ggml_type type :
-         {GGML_TYPE_F32, GGML_TYPE_F16, GGML_TYPE_BF16, GGML_TYPE_Q8_0, GGML_TYPE_Q5_1, GGML_TYPE_Q4_0}) {
+    for (const ggml_type type : TYPES) {
         for (const uint32_t head_dim : {32u, 80u, 96u, 128u}) {
             for (const int mode : {GGML_ROPE_TYPE_NORMAL, GGML_ROPE_TYPE_NEOX}) {
                 if (head_dim % ggml_blck_size(type) != 0) {
@@ -86,11 +97,7 @@ TEST_CASE("heads that turn in part are right in every type, whatever their size"
                 for (float & x : k) {
                     x = normal(random);
                 }
-                seq_set all = cache.cells().make_set();
-                all[0] = 1;
-                for (uint32_t i = 0; i < N; ++i) {
-                    cache.cells().put(i, P0 + static_cast<int32_t>(i), all);
-                }
+                fill_cells(cache);
                 write(cache, k);
                 std::vector<float> read(k.size());
                 cache.read(0, false, read.data());
@@ -110,28 +117,97 @@ TEST_CASE("heads that turn in part are right in every type, whatever their size"
     }
 }
 
-TEST_CASE("what K is left off never adds up, and is less than half a step of what is usual") {
-    for (const ggml_type type : {GGML_TYPE_F32, GGML_TYPE_F16, GGML_TYPE_BF16, GGML_TYPE_Q8_0, GGML_TYPE_Q4_0}) {
+TEST_CASE("dither never adds up, is less than half a step of what is usual, and differs") {
+    for (const ggml_type type : TYPES) {
         CAPTURE(std::string(ggml_type_name(type)));
+        // of floats half the step of 1; of blocks half the step where the greatest is 2.5 root mean squares
         const double limit = type == GGML_TYPE_F32    ? 0
                              : type == GGML_TYPE_F16  ? 0.5 * 0x1p-10
                              : type == GGML_TYPE_BF16 ? 0.5 * 0x1p-7
                              : type == GGML_TYPE_Q8_0 ? 0.5 * 2.5 / 127
+                             : type == GGML_TYPE_Q5_1 ? 0.5 * 4.5 / 31
+                             : type == GGML_TYPE_Q5_0 ? 0.5 * 2.5 / 16
+                             : type == GGML_TYPE_Q4_1 ? 0.5 * 4.5 / 15
                                                       : 0.5 * 2.5 / 8;
+        const uint32_t n_pairs = 128;
         double gain = 1;
         double greatest = 0;
-        std::vector<double> angles(16);
+        std::vector<double> angles(n_pairs);
+        CHECK(step_dither(0, 1, type, n_pairs).gain == 1);
+        CHECK(step_dither(0, 1, type, n_pairs).angles.empty());
+        uint8_t from = 1;
         for (int n = 0; n < 1000; ++n) {
-            const jitter next = jitter_after(static_cast<uint8_t>(n), type, 16);
-            gain *= next.gain;
-            for (size_t i = 0; i < next.angles.size(); ++i) {
-                angles[i] += next.angles[i];
+            const auto to = static_cast<uint8_t>(from == 255 ? 2 : from + 1);
+            const dither_step step = step_dither(from, to, type, n_pairs);
+            from = to;
+            gain *= step.gain;
+            greatest = std::max(greatest, std::abs(gain - 1));
+            REQUIRE(step.angles.size() == (ggml_is_quantized(type) ? n_pairs : 0));
+            for (size_t i = 0; i < step.angles.size(); ++i) {
+                CHECK(std::isfinite(1 / step.angles[i]));
+                angles[i] += step.angles[i];
                 greatest = std::max(greatest, std::abs(angles[i]));
             }
-            greatest = std::max(greatest, std::abs(gain - 1));
-            CHECK((n % 256 != 0 || (next.gain == 1 && next.angles.empty()))); // the first is plain
         }
         CHECK(greatest <= limit + 1e-4); // rounded to F32 a thousand times
         CHECK(greatest >= limit / 2);
+        const dither_step back = step_dither(from, 1, type, n_pairs);
+        CHECK(std::abs(gain * back.gain - 1) <= 1e-4);
+        for (size_t i = 0; i < back.angles.size(); ++i) {
+            CHECK(std::abs(angles[i] + back.angles[i]) <= 1e-5);
+        }
+    }
+}
+
+TEST_CASE("saved states depend on these dithers") { // by docs/state-format.md, reckoned elsewhere
+    CHECK(step_dither(1, 2, GGML_TYPE_F16, 1).gain - 1 == doctest::Approx(-1.021336e-04).epsilon(1e-3));
+    CHECK(step_dither(1, 2, GGML_TYPE_Q8_0, 4).angles[3] == doctest::Approx(0.00285655).epsilon(1e-5));
+    CHECK(step_dither(255, 1, GGML_TYPE_Q4_1, 4).angles[0] == doctest::Approx(-0.00837210).epsilon(1e-5));
+}
+
+// The CPU has every operation of the graph that other devices run.
+TEST_CASE("the graph rotates as the CPU's loop does, runs in place and rows, again and again") {
+    std::mt19937 random(2);
+    std::normal_distribution<float> normal;
+    for (const ggml_type type : TYPES) {
+        for (const uint32_t head_dim : {32u, 96u}) {
+            CAPTURE(std::string(ggml_type_name(type)));
+            CAPTURE(head_dim);
+            const hparams h = partly_rotated(head_dim, 20, GGML_ROPE_TYPE_NEOX);
+            const hadamard_sizes rotated = choose_hadamard(KVG_HADAMARD_ON, head_dim, type, GGML_TYPE_F16);
+            std::vector<float> k(size_t{N} * h.n_embd_kv());
+            for (float & x : k) {
+                x = normal(random);
+            }
+            std::vector<std::vector<float>> results;
+            for (const bool by_graph : {false, true}) {
+                const std::vector<ggml_backend_dev_t> homes(h.n_layer, cpu_device());
+                kv_cache cache(homes, h, N, 1, type, GGML_TYPE_F16, rotated, false);
+                cache.allocate();
+                cache.clear(true);
+                fill_cells(cache);
+                write(cache, k);
+                const ggml_backend_ptr backend = open_backend(cpu_device());
+                update_runner runner({backend.get()});
+                for (const int32_t from : {0, 10, 20, 0}) { // some more often than others
+                    cache.cells().apply(cache.cells().check_add(0, P0 + from, -1, 150));
+                    cache.cells().apply(cache.cells().check_add(0, P0 + from + 150, -1, -147));
+                    if (!by_graph) {
+                        k_shift(cache, h, {}).run(runner, 2);
+                        continue;
+                    }
+                    const kv_part & part = cache.parts().front();
+                    std::vector<update_graph> graphs;
+                    graphs.push_back(shift_graph(cache, part, {h.rope, nullptr, part.hadamard_k.get()}));
+                    CHECK(run_graphs(runner, graphs) == nullptr);
+                    cache.cells().clear_shifts();
+                }
+                results.emplace_back(k.size());
+                cache.read(1, false, results.back().data());
+            }
+            CHECK(distance(results[0], k) > 0.1);
+            // a rounding here and there may fall otherwise
+            CHECK(distance(results[1], results[0]) <= (type == GGML_TYPE_F32 ? 1e-5 : 1e-2));
+        }
     }
 }

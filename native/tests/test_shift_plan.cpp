@@ -10,16 +10,16 @@ using numbers = std::vector<uint32_t>;
 
 // What of a lot lies where, with what is in no span: (begin, n) and rows.
 struct lot {
-    uint8_t turns;
+    uint8_t dither;
     numbers spans; // begin, n, begin, n
     numbers rows;
 };
 
-void check(const cells & c, uint32_t align, size_t max_spans, const std::vector<lot> & expected) {
-    const std::vector<shift_lot> found = plan_shift(c, align, max_spans);
+void check(const cells & c, uint32_t align, size_t max_spans, const std::vector<lot> & expected, bool by_dither = true) {
+    const std::vector<shift_lot> found = plan_shift(c, by_dither, align, max_spans);
     REQUIRE(found.size() == expected.size());
     for (size_t i = 0; i < found.size(); ++i) {
-        CHECK(found[i].turns == expected[i].turns);
+        CHECK(found[i].dither == expected[i].dither);
         numbers spans;
         for (const cell_span & span : found[i].spans) {
             spans.insert(spans.end(), {span.begin, span.n});
@@ -58,20 +58,20 @@ TEST_CASE("spans begin at multiples of the alignment, what comes before goes by 
     check(waiting({32, 33, 50}), 16, 8, {{0, {32, 2}, {50}}});
 }
 
-TEST_CASE("above the most spans, and where none may be, cells go by rows") {
-    check(waiting({2, 4, 6, 7}), 1, 2, {{0, {2, 1, 4, 1}, {6, 7}}});
-    check(waiting({2, 4, 6, 7}), 1, 0, {{0, {}, {2, 4, 6, 7}}});
+TEST_CASE("the longest runs are spans, what is above the most of them goes by rows") {
+    check(waiting({2, 4, 6, 7}), 1, 2, {{0, {6, 2, 2, 1}, {4}}});
+    check(waiting({2, 4, 6, 7}), 1, 0, {{0, {}, {6, 7, 2, 4}}});
+    check(waiting({14, 15, 16, 32}), 16, 1, {{0, {16, 1}, {14, 15, 32}}});
 }
 
-TEST_CASE("cells that were rotated before go with those that were so as often, neighbours or not") {
+TEST_CASE("cells go with those of the same dither, neighbours or not, unless it doesn't matter") {
     cells c = waiting({0, 1, 2, 3});
     c.clear_shifts();
     c.apply(c.check_add(0, 1000, 1002, 1000));
     c.clear_shifts(); // cells 0 and 1 twice, 2 and 3 once
     c.apply(c.check_add(0, 0, -1, 1000));
-    std::vector<lot> expected = {{0, {4, 60}, {}}, {1, {2, 2}, {}}, {2, {0, 2}, {}}};
-    check(c, 1, 8, expected);
-    expected[1].spans = {};
-    expected[1].rows = {2, 3};
-    check(c, 4, 8, expected);
+    check(c, 1, 8, {{0, {4, 60}, {}}, {1, {2, 2}, {}}, {2, {0, 2}, {}}});
+    check(c, 1, 2, {{0, {4, 60}, {}}, {1, {}, {2, 3}}, {2, {0, 2}, {}}});
+    check(c, 4, 8, {{0, {4, 60}, {}}, {1, {}, {2, 3}}, {2, {0, 2}, {}}});
+    check(c, 1, 8, {{0, {0, 64}, {}}}, false);
 }

@@ -173,7 +173,7 @@ class KvgKvRows(Structure):
         ("n_cells", c_int64),
         ("pos", POINTER(c_int32)),
         ("seq", POINTER(c_uint8)),
-        ("turns", POINTER(c_uint8)),
+        ("dither", POINTER(c_uint8)),
         ("data", POINTER(c_uint8)),
         ("n_bytes", c_uint64),
     )

@@ -37,7 +37,7 @@ def distance(path: Path, endpoint: str, kv_type: str, *arguments: str) -> tuple[
     return layers.split(), float(error)
 
 
-# the server computes as the CPU does; where K turns twice in F16, this CPU does it for it
+# the server computes as the CPU does, but for the order of additions
 @pytest.mark.parametrize(("kv_type", "limit"), [("f32", 1e-6), ("f16", 1e-4)])
 def test_layers_on_the_server_and_here(
     model_file: Callable[[ModelSpec], Path], endpoint: str, kv_type: str, limit: float

@@ -262,6 +262,7 @@ class CellsMachine(RuleBasedStateMachine):
         expected = [cell or Cell(0, -1, frozenset()) for cell in self.naive.cells]
         assert cells.pos.tolist() == [cell.pos for cell in expected]
         assert cells.shift.tolist() == [cell.shift for cell in expected]
+        assert cells.dither.tolist() == [cell.dither for cell in expected]
         masks = cells.seq @ (1 << np.arange(N_SEQ))
         assert masks.tolist() == [sum(1 << seq for seq in cell.seqs) for cell in expected]
         assert (kv.n_cells, kv.n_used, kv.n_kv) == (N_CELLS, len(self.naive.used), self.naive.n_kv)

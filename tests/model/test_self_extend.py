@@ -7,12 +7,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support import where
 from support.engines import Token, decode, open_context, random_ids, run_of
 from support.judge import nmse
 from support.kv_rows import allowed_drift, cells_at, fresh_k, same_cells
 from support.models import N_VOCAB, SMALL, ModelSpec
 
 import pykvgraph as kvg
+
+pytestmark = pytest.mark.any_device
 
 N = 64
 SPECS = [
@@ -36,7 +39,7 @@ def test_k_is_fresh_k_at_the_divided_position(
     tokens = run_of(random_ids(N, N_VOCAB), 100)
     divided = [token._replace(pos=token.pos // divisor) for token in tokens]
     with (
-        kvg.Model(model_file(spec), device="cpu") as model,
+        kvg.Model(model_file(spec), device=where.device) as model,
         open_context(model, n_ctx=N, n_seq_max=divisor, type_k=kv_type) as ctx,
     ):
         fresh = fresh_k(ctx, spread(divided, divisor))
@@ -55,6 +58,8 @@ def test_k_is_fresh_k_at_the_divided_position(
 @pytest.mark.parametrize("kv_type", ["f32", "f16"])
 def test_self_extend_while_decoding(small: kvg.Model, kv_type: str) -> None:
     """As llama.cpp's passkey example does it: each block is moved to where it would be, and divided there."""
+    if where.is_software_vulkan():
+        pytest.skip("Mesa's software Vulkan ends the process in it, before the cache does anything")
     n_group, block = 4, 16
     ids = random_ids(N, N_VOCAB)
     places = []
@@ -77,7 +82,7 @@ def test_divided_text_reads_as_one_decoded_there(model_file: Callable[[ModelSpec
     tokens = run_of(random_ids(24, N_VOCAB))
     there = [token._replace(pos=token.pos // 2) for token in tokens]
     with (
-        kvg.Model(model_file(ModelSpec(n_layer=1)), device="cpu") as model,
+        kvg.Model(model_file(ModelSpec(n_layer=1)), device=where.device) as model,
         open_context(model, n_ctx=64, n_seq_max=2, type_k="f32", type_v="f32") as ctx,
     ):
         decode(ctx, spread(there, 2))
@@ -90,7 +95,7 @@ def test_divided_text_reads_as_one_decoded_there(model_file: Callable[[ModelSpec
         ctx.reset()
         decode(ctx, tokens)
         undivided = decode(ctx, [Token(5, 24)])
-    assert nmse(divided, expected) <= 1e-6
+    assert nmse(divided, expected) <= where.limit(1e-6)
     assert nmse(undivided, expected) > 1e-3
 
 

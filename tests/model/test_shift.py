@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support import where
 from support.engines import (
     Engine,
     Logits,
@@ -22,6 +23,8 @@ from support.kv_rows import ROUNDING, allowed_drift, cells_at, fresh_k
 from support.models import N_VOCAB, SMALL, ModelSpec, WeightType
 
 import pykvgraph as kvg
+
+pytestmark = pytest.mark.any_device
 
 SPECS = [
     ModelSpec(n_layer=2, n_embd=64, n_head=8, n_head_kv=4, seed=1),  # heads of 8
@@ -76,7 +79,7 @@ def test_k_is_fresh_k_at_the_new_position(
     tokens = run_of(random_ids(96, N_VOCAB))
     expected = [token._replace(pos=token.pos + delta) for token in tokens if token.pos in moved]
     with (
-        kvg.Model(model_file(spec), device="cpu") as model,
+        kvg.Model(model_file(spec), device=where.device) as model,
         open_context(model, n_ctx=128, type_k=kv_type, type_v=kv_type) as ctx,
     ):
         fresh = fresh_k(ctx, expected)
@@ -100,7 +103,7 @@ def test_k_is_fresh_k_at_the_new_position(
 def test_more_runs_than_one_graph_takes_one_by_one(
     small: kvg.Model, n: int, stride: int, kv_type: str
 ) -> None:
-    """Single cells, shifted over spans with others between them, which turn by nothing at all."""
+    """Single cells, among others that stay to the byte."""
     tokens = run_of(random_ids(n, N_VOCAB))
     with open_context(small, n_ctx=n, n_batch=n, n_seq_max=2, type_k=kv_type) as ctx:
         fresh = fresh_k(ctx, [token._replace(pos=token.pos + 50) for token in tokens[1::stride]])

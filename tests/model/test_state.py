@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support import where
 from support.engines import Token, decode, open_context, random_ids, run_of
 from support.judge import nmse
 from support.kv_rows import contents, same_cells, seqs_of
@@ -19,6 +20,8 @@ from support.models import N_VOCAB, SMALL, ModelSpec
 import pykvgraph as kvg
 from pykvgraph import kv_state
 from pykvgraph.kv_transfer import put, read_geometry
+
+pytestmark = pytest.mark.any_device
 
 # plain attention: flash adds up F16 values in the order of the cells
 OPTIONS = {"n_ctx": 96, "n_seq_max": 4, "defrag_threshold": -1, "flash_attn": "off"}
@@ -81,7 +84,7 @@ def test_a_sequence_comes_back_under_any_id(holder: Holder, target: int, kv_type
         assert (seen[seen[:, target]].sum(axis=1) == 1).all()  # what came is nobody else's
         tokens = following(source.kv, 0)
         there = [token._replace(seq_ids=(target,)) for token in tokens]
-        assert nmse(decode(ctx, there), decode(source, tokens)) <= 1e-6
+        assert nmse(decode(ctx, there), decode(source, tokens)) <= where.limit(1e-6)
 
 
 def test_into_scattered_holes(small: kvg.Model) -> None:
@@ -99,7 +102,7 @@ def test_into_scattered_holes(small: kvg.Model) -> None:
         assert contents(ctx.kv, small.n_layer, 0) == others
         tokens = following(source.kv, 0)
         there = [token._replace(seq_ids=(3,)) for token in tokens]
-        assert nmse(decode(ctx, there), decode(source, tokens)) <= 1e-6
+        assert nmse(decode(ctx, there), decode(source, tokens)) <= where.limit(1e-6)
 
 
 def test_the_whole_cache(ctx: kvg.Context, small: kvg.Model) -> None:
@@ -117,7 +120,7 @@ def test_the_whole_cache(ctx: kvg.Context, small: kvg.Model) -> None:
         for seq in range(3):
             assert contents(other.kv, small.n_layer, seq) == contents(ctx.kv, small.n_layer, seq)
         tokens = [token for seq in range(3) for token in following(ctx.kv, seq)]
-        assert nmse(decode(other, tokens), decode(ctx, tokens)) <= 1e-6
+        assert nmse(decode(other, tokens), decode(ctx, tokens)) <= where.limit(1e-6)
 
 
 def test_what_was_saved_stays_what_it_was(ctx: kvg.Context, small: kvg.Model) -> None:
@@ -128,7 +131,7 @@ def test_what_was_saved_stays_what_it_was(ctx: kvg.Context, small: kvg.Model) ->
     ctx.kv.seq_add(0, 0, -1, 5)
     ctx.kv.load(blob)
     assert held(ctx) == before
-    assert nmse(decode(ctx, following(ctx.kv, 0)), expected) <= 1e-6
+    assert nmse(decode(ctx, following(ctx.kv, 0)), expected) <= where.limit(1e-6)
 
 
 def test_a_pending_shift_runs_before_saving(small: kvg.Model) -> None:
@@ -227,7 +230,7 @@ def test_shared_cells_are_kept_for_the_others(ctx: kvg.Context) -> None:
     ],
 )
 def test_another_model(model_file: ModelFile, ctx: kvg.Context, spec: ModelSpec, told: str) -> None:
-    with kvg.Model(model_file(spec), device="cpu") as model, open_context(model, **OPTIONS) as other:
+    with kvg.Model(model_file(spec), device=where.device) as model, open_context(model, **OPTIONS) as other:
         decode(other, run_of(random_ids(20, N_VOCAB)))
         sequence, whole = other.kv.save(seq=0), other.kv.save()
     refused(ctx, kvg.StateError, lambda: ctx.kv.load(sequence, 0), told)
@@ -238,7 +241,7 @@ def test_the_same_model_loaded_again(model_file: ModelFile, ctx: kvg.Context) ->
     """From another file too: it is the contents that count."""
     copy = model_file(SMALL).with_name("copy.gguf")
     copy.write_bytes(model_file(SMALL).read_bytes())
-    with kvg.Model(copy, device="cpu") as model, open_context(model, **OPTIONS) as other:
+    with kvg.Model(copy, device=where.device) as model, open_context(model, **OPTIONS) as other:
         other.kv.load(ctx.kv.save())
         assert held(other) == held(ctx)
 
@@ -286,7 +289,7 @@ def test_what_is_not_finite(ctx: kvg.Context) -> None:
         True,
         poisoned.pos,
         poisoned.seq,
-        poisoned.turns,
+        poisoned.dither,
         lambda rows: np.copyto(rows, poisoned.rows),
     )
     refused(ctx, kvg.StateError, lambda: ctx.kv.load(blob), "not finite")
@@ -363,7 +366,7 @@ def test_files_that_cannot_be(ctx: kvg.Context, tmp_path: Path) -> None:
 
 
 def test_a_context_whose_model_was_closed(model_file: ModelFile) -> None:
-    model = kvg.Model(model_file(SMALL), device="cpu")
+    model = kvg.Model(model_file(SMALL), device=where.device)
     ctx, other = (open_context(model, **OPTIONS) for _ in range(2))
     populate(ctx)
     model.close()

@@ -5,9 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from support import where
 from support.engines import open_context
 
 import pykvgraph as kvg
+
+pytestmark = pytest.mark.any_device
 
 N_TOKENS = 256
 
@@ -15,7 +18,7 @@ N_TOKENS = 256
 @pytest.mark.parametrize("flash_attn", ["off", "on", "auto"])
 def test_greedy_story_is_the_published_one(stories: Path, golden_story: str, flash_attn: str) -> None:
     with (
-        kvg.Model(stories, device="cpu") as model,
+        kvg.Model(stories, device=where.device) as model,
         open_context(model, n_ctx=512, flash_attn=flash_attn) as ctx,
     ):
         pieces = list(kvg.generate(ctx, "", max_tokens=N_TOKENS))

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 import pykvgraph as kvg
+from support import where
 from support.engines import Engine, Logits, OurEngine, Token, open_context
 from support.judge import FLOOR, nmse
 from support.referee import Referee
@@ -81,12 +82,12 @@ def judge_sharing(
     """Runs the scenario on one cache of ours for all sequences, and on engines with one sequence each.
 
     The rule of `support.judge` holds; `n_used` is how many cells must be in use at the end. Without
-    `libllama` the engines are ours too. When shifts are `repeated`, roundings to F16 come by chance: ours may
-    be half as far again from an F32 cache as the others are.
+    `libllama` the engines are ours too. When shifts are `repeated`, dither makes roundings to F16 fall
+    otherwise: ours may be half as far again from an F32 cache as the others are.
     """
     seqs = list(seqs)
     options = {"n_ctx": n_ctx, "type_k": kv_type, "type_v": kv_type}
-    with kvg.Model(path, device="cpu") as model:
+    with kvg.Model(path, device=where.device) as model:
 
         def run_apart(flash: bool, kv_type: str) -> Logits:
             with ExitStack() as stack:
@@ -101,7 +102,7 @@ def judge_sharing(
                 return scenario(Apart(engines))
 
         alone = {flash: run_apart(flash, kv_type) for flash in (False, True)}
-        allowed = dict.fromkeys(alone, max(FLOOR, 2 * nmse(alone[True], alone[False])))
+        allowed = dict.fromkeys(alone, where.limit(max(FLOOR, 2 * nmse(alone[True], alone[False]))))
         if repeated and kv_type == "f16":
             exact = run_apart(False, "f32")
             allowed = {flash: 1.5 * nmse(rows, exact) for flash, rows in alone.items()}

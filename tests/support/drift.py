@@ -12,7 +12,7 @@ from support.engines import decode, open_context, random_ids, run_of
 from support.kv_rows import Rows, cells_at, fresh_k
 from support.models import N_VOCAB
 
-P0, N_TOKENS, N_UPDATES = 1000, 40, 100
+P0, N_TOKENS = 1000, 40
 
 
 def rms(values: Rows) -> float:
@@ -20,9 +20,9 @@ def rms(values: Rows) -> float:
 
 
 def drifts(
-    model: kvg.Model, deltas: Sequence[int], *, reload: bool = False, **options: Any
+    model: kvg.Model, deltas: Sequence[int], *, n_updates: int = 100, reload: bool = False, **options: Any
 ) -> Iterator[tuple[int, float]]:
-    """(n, error of K after n updates, as a multiple of what writing it costs) for some n up to 100.
+    """(n, error of K after n updates, as a multiple of what writing it costs) for some n up to n_updates.
 
     deltas: of the updates, by turns; reload: before each the cells are saved and come into an empty cache.
     The judge is a fresh cache in F32 at the new positions, of layer 0.
@@ -35,7 +35,7 @@ def drifts(
     ):
         decode(ctx, tokens)
         there = tokens
-        for n in range(1, N_UPDATES + 1):
+        for n in range(1, n_updates + 1):
             delta = deltas[(n - 1) % len(deltas)]
             there = [token._replace(pos=token.pos + delta) for token in there]
             if reload:
@@ -44,7 +44,7 @@ def drifts(
                 ctx.kv.load(blob)
             ctx.kv.seq_add(0, 0, -1, delta)
             assert ctx.kv.update().shifted_cells == N_TOKENS
-            if n in (1, 2, 10, N_UPDATES):
+            if n in (1, 2, 10, 100, n_updates):
                 true = fresh_k(exact, there)
                 own = rms(fresh_k(fresh, there) - true)
                 k = ctx.kv.read_k(0)[cells_at(ctx.kv, [token.pos for token in there])]

@@ -7,8 +7,10 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
+import pytest
 
 import pykvgraph as kvg
+from support import where
 
 Logits = npt.NDArray[np.float32]  # (n_outputs, n_vocab)
 
@@ -40,8 +42,16 @@ Scenario = Callable[[Engine], Logits]
 
 
 def open_context(model: kvg.Model, **options: Any) -> kvg.Context:
-    """A context on one thread: more of them only wait for each other in models this small."""
-    return kvg.Context(model, **{"n_threads": 1, "n_threads_batch": 1, **options})
+    """A context on one thread: more of them only wait for each other in models this small.
+
+    Skips a test of types that the device of `--device` hasn't.
+    """
+    try:
+        return kvg.Context(model, **{"n_threads": 1, "n_threads_batch": 1, **options})
+    except kvg.UnsupportedError as refused:
+        if where.is_cpu() or model.device != where.device:
+            raise
+        pytest.skip(str(refused))
 
 
 def batch_of(tokens: Iterable[Token]) -> kvg.Batch:

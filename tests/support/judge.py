@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 import pykvgraph as kvg
+from support import where
 from support.engines import Logits, OurEngine, Scenario, open_context
 from support.referee import Referee
 
@@ -30,7 +31,7 @@ def judge(
     n_ubatch: int = 512,
     n_seq_max: int = 1,
     kv_type: str = "f16",
-    device: str = "cpu",
+    device: str | None = None,
     slack: float = 1.0,
     attentions: Sequence[str] = ("off", "on", "auto"),
     n_gpu_layers: int = -1,
@@ -38,7 +39,8 @@ def judge(
 ) -> None:
     """Runs the scenario on libllama, flash and plain, and on ours with each of `attentions`.
 
-    `slack` widens the rule for a device whose kernels round more coarsely than the CPU's.
+    device: where.device unless given; `slack` widens the rule for one whose kernels round more coarsely than
+    the CPU's.
     """
     theirs = {}
     for flash in (False, True):
@@ -46,8 +48,8 @@ def judge(
             path, flash=flash, n_ctx=n_ctx, n_ubatch=n_ubatch, n_seq_max=n_seq_max, kv_type=kv_type
         ) as referee:
             theirs[flash] = scenario(referee)
-    allowed = slack * max(FLOOR, 2 * nmse(theirs[True], theirs[False]))
-    with kvg.Model(path, device=device, n_gpu_layers=n_gpu_layers) as model:
+    allowed = where.limit(slack * max(FLOOR, 2 * nmse(theirs[True], theirs[False])))
+    with kvg.Model(path, device=device or where.device, n_gpu_layers=n_gpu_layers) as model:
         for flash_attn in attentions:
             with open_context(
                 model,

@@ -18,13 +18,14 @@ Refusals = tuple[type[Exception], ...]
 
 @dataclass(frozen=True)
 class Cell:
-    """One token's place. `rotations` counts the updates that have rotated its K."""
+    """One token's place. `rotations` counts the updates that have rotated its K, which carries a `dither`."""
 
     token: int
     pos: int
     seqs: frozenset[int]
     shift: int = 0
     rotations: int = 0
+    dither: int = 0
     top: int = 0  # the highest position that it has had
 
 
@@ -127,10 +128,13 @@ class NaiveCells:
     def rotate(self) -> int:
         """The K-shift; the number of cells that it rotates."""
         waiting = [i for i, cell in enumerate(self.cells) if cell and cell.shift]
+        last = max([1, *(cell.dither for cell in self.cells if cell and cell.shift)])
+        again = 2 if last == 255 else last + 1  # another one than any of them has
         for i in waiting:
             cell = self.cells[i]
             assert cell
-            self.cells[i] = replace(cell, shift=0, rotations=cell.rotations + 1)
+            dither = again if cell.rotations else 1
+            self.cells[i] = replace(cell, shift=0, rotations=cell.rotations + 1, dither=dither)
         return len(waiting)
 
     def fill(self) -> int:

@@ -22,7 +22,7 @@ struct pos_range {
 } // namespace
 
 cells::cells(uint32_t n_cells, uint32_t n_seq_max)
-    : n_seq_max_(n_seq_max), n_words_((n_seq_max + 63) / 64), pos_(n_cells, -1), shift_(n_cells, 0), turns_(n_cells, 0),
+    : n_seq_max_(n_seq_max), n_words_((n_seq_max + 63) / 64), pos_(n_cells, -1), shift_(n_cells, 0), dither_(n_cells, 0),
       seq_(static_cast<size_t>(n_cells) * n_words_, 0) {}
 
 bool cells::covers(uint32_t i, const seq_set & set) const {
@@ -89,7 +89,7 @@ void cells::set_shift(uint32_t i, int32_t shift) {
 
 void cells::occupy(uint32_t i, int32_t pos) {
     pos_[i] = pos;
-    turns_[i] = 0;
+    dither_[i] = 0;
     ++n_used_;
     n_kv_ = std::max(n_kv_, i + 1);
     touch(i);
@@ -102,7 +102,7 @@ void cells::put(uint32_t i, int32_t pos, const seq_set & set) {
 
 void cells::drop(uint32_t i) {
     pos_[i] = -1;
-    turns_[i] = 0;
+    dither_[i] = 0;
     set_shift(i, 0);
     std::fill_n(seq_.begin() + static_cast<ptrdiff_t>(i) * n_words_, n_words_, 0);
     --n_used_;
@@ -115,13 +115,13 @@ void cells::move(const std::vector<cell_move> & moves) {
     struct content {
         int32_t pos;
         int32_t shift;
-        uint8_t turns;
+        uint8_t dither;
         seq_set set;
     };
     std::vector<content> taken;
     taken.reserve(moves.size());
     for (const cell_move & m : moves) {
-        taken.push_back({pos_[m.src], shift_[m.src], turns_[m.src], set(m.src)});
+        taken.push_back({pos_[m.src], shift_[m.src], dither_[m.src], set(m.src)});
     }
     // nothing is allocated from here on
     for (const cell_move & m : moves) {
@@ -130,7 +130,7 @@ void cells::move(const std::vector<cell_move> & moves) {
     for (size_t i = 0; i < moves.size(); ++i) {
         put(moves[i].dst, taken[i].pos, taken[i].set);
         set_shift(moves[i].dst, taken[i].shift);
-        turns_[moves[i].dst] = taken[i].turns;
+        dither_[moves[i].dst] = taken[i].dither;
     }
 }
 
@@ -138,21 +138,32 @@ void cells::fork(uint32_t src, uint32_t dst, uint32_t seq) noexcept {
     occupy(dst, pos_[src]);
     seq_[dst * n_words_ + seq / 64] = uint64_t{1} << (seq % 64); // an empty cell's words are 0
     set_shift(dst, shift_[src]);
-    turns_[dst] = turns_[src];
+    dither_[dst] = dither_[src];
     remove_seq(src, seq);
 }
 
 void cells::clear() {
     std::fill(pos_.begin(), pos_.end(), -1);
     std::fill(shift_.begin(), shift_.end(), 0);
-    std::fill(turns_.begin(), turns_.end(), 0);
+    std::fill(dither_.begin(), dither_.end(), 0);
     std::fill(seq_.begin(), seq_.end(), 0);
     n_used_ = n_kv_ = n_touched_ = n_shifted_ = 0;
 }
 
-void cells::clear_shifts() {
+uint8_t cells::next_dither() const {
+    uint8_t last = 1;
     for (uint32_t i = 0; i < n_kv_; ++i) {
-        turns_[i] = static_cast<uint8_t>(turns_[i] + (shift_[i] != 0));
+        last = shift_[i] != 0 ? std::max(last, dither_[i]) : last;
+    }
+    return last == 255 ? 2 : static_cast<uint8_t>(last + 1);
+}
+
+void cells::clear_shifts() {
+    const uint8_t next = next_dither();
+    for (uint32_t i = 0; i < n_kv_; ++i) {
+        if (shift_[i] != 0) {
+            dither_[i] = dither_after(dither_[i], next);
+        }
         shift_[i] = 0;
     }
     n_shifted_ = 0;
@@ -273,8 +284,9 @@ void cells::check() const {
     for (uint32_t i = 0; i < size(); ++i) {
         const auto words = seq_.begin() + static_cast<ptrdiff_t>(i) * n_words_;
         const bool seen = std::any_of(words, words + n_words_, [](uint64_t w) { return w != 0; });
-        if (seen == is_empty(i) || (is_empty(i) && (pos_[i] != -1 || shift_[i] != 0))) {
-            fail(KVG_INTERNAL, "cell %u: pos %d, shift %d, %s", i, pos_[i], shift_[i], seen ? "seen" : "unseen");
+        if (seen == is_empty(i) || (is_empty(i) && (pos_[i] != -1 || shift_[i] != 0 || dither_[i] != 0))) {
+            fail(KVG_INTERNAL, "cell %u: pos %d, shift %d, dither %d, %s", i, pos_[i], shift_[i], dither_[i],
+                 seen ? "seen" : "unseen");
         }
         used += seen;
         shifted += shift_[i] != 0;

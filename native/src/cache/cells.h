@@ -40,6 +40,9 @@ struct reposition {
     int64_t next(int32_t pos) const { return pos / d + delta; }
 };
 
+// What a cell carries after a K-shift that gives `next` to those that were rotated before.
+inline uint8_t dither_after(uint8_t dither, uint8_t next) { return dither == 0 ? 1 : next; }
+
 class cells {
 public:
     // 1 <= n_seq_max <= 256
@@ -60,8 +63,10 @@ public:
     int32_t pos(uint32_t i) const { return pos_[i]; }
     // new position - the position for which K was last rotated
     int32_t shift(uint32_t i) const { return shift_[i]; }
-    // how often K was rotated since it was written, modulo 256
-    uint8_t turns(uint32_t i) const { return turns_[i]; }
+    // which dither K carries (graph/dither.h): 0, as it was written, and 1, rotated once, none
+    uint8_t dither(uint32_t i) const { return dither_[i]; }
+    // the same after the K-shift that waits, and for all that were rotated before another than they carry now
+    uint8_t next_dither() const;
     bool has_seq(uint32_t i, uint32_t seq) const { return (seq_[std::size_t{i} * n_words_ + seq / 64] >> (seq % 64)) & 1; }
     // whether more than one sequence sees it
     bool is_shared(uint32_t i) const;
@@ -87,8 +92,8 @@ public:
 
     // precondition: the cell is empty, pos >= 0, the set has a member
     void put(uint32_t i, int32_t pos, const seq_set & set);
-    // K comes from elsewhere, and was rotated there.
-    void set_turns(uint32_t i, uint8_t turns) { turns_[i] = turns; }
+    // K comes from elsewhere, with its dither.
+    void set_dither(uint32_t i, uint8_t dither) { dither_[i] = dither; }
     // precondition: the cell is not empty
     void drop(uint32_t i);
     // All at once, so that they may form cycles; without memory for that, std::bad_alloc with nothing changed.
@@ -134,7 +139,7 @@ private:
     uint32_t n_shifted_ = 0;
     std::vector<int32_t> pos_;
     std::vector<int32_t> shift_;
-    std::vector<uint8_t> turns_;
+    std::vector<uint8_t> dither_;
     std::vector<uint64_t> seq_; // (n_cells, n_words)
 };
 

@@ -1,35 +1,59 @@
 #include "cache/shift_plan.h"
 
+#include <algorithm>
 #include <map>
+#include <utility>
 
 namespace kvg {
 
-std::vector<shift_lot> plan_shift(const cells & cells, uint32_t align, size_t max_spans) {
-    std::map<uint8_t, shift_lot> lots;
-    size_t n_spans = 0;
-    for (uint32_t i = 0; i < cells.n_kv();) {
-        const uint32_t begin = i++;
-        if (cells.shift(begin) == 0) {
+namespace {
+
+struct run {
+    uint8_t dither;
+    uint32_t begin;
+    uint32_t aligned; // where a span in it would begin
+    uint32_t end;
+
+    uint32_t span_size() const { return end - aligned; }
+};
+
+std::vector<run> runs_of(const cells & cells, bool by_dither, uint32_t align) {
+    std::vector<run> runs;
+    for (uint32_t i = 0; i < cells.n_kv(); ++i) {
+        if (cells.shift(i) == 0) {
             continue;
         }
-        const uint8_t turns = cells.turns(begin);
-        while (i < cells.n_kv() && cells.shift(i) != 0 && cells.turns(i) == turns) {
-            ++i;
+        const uint8_t dither = by_dither ? cells.dither(i) : 0;
+        if (runs.empty() || runs.back().end != i || runs.back().dither != dither) {
+            runs.push_back({dither, i, (i + align - 1) / align * align, i});
         }
-        shift_lot & lot = lots.try_emplace(turns, shift_lot{turns, {}, {}}).first->second;
-        uint32_t aligned = (begin + align - 1) / align * align;
-        if (aligned < i && n_spans < max_spans) {
-            lot.spans.push_back({aligned, i - aligned});
-            ++n_spans;
-        } else {
-            aligned = i;
+        runs.back().end = i + 1;
+    }
+    for (run & r : runs) {
+        r.aligned = std::min(r.aligned, r.end);
+    }
+    return runs;
+}
+
+} // namespace
+
+std::vector<shift_lot> plan_shift(const cells & cells, bool by_dither, uint32_t align, size_t max_spans) {
+    std::vector<run> runs = runs_of(cells, by_dither, align);
+    std::stable_sort(runs.begin(), runs.end(), [](const run & a, const run & b) { return a.span_size() > b.span_size(); });
+    std::map<uint8_t, shift_lot> lots;
+    for (size_t i = 0; i < runs.size(); ++i) {
+        const run & r = runs[i];
+        shift_lot & lot = lots.try_emplace(r.dither, shift_lot{r.dither, {}, {}}).first->second;
+        const bool in_place = i < max_spans && r.span_size() > 0;
+        if (in_place) {
+            lot.spans.push_back({r.aligned, r.span_size()});
         }
-        for (uint32_t row = begin; row < aligned; ++row) {
+        for (uint32_t row = r.begin; row < (in_place ? r.aligned : r.end); ++row) {
             lot.rows.push_back(row);
         }
     }
     std::vector<shift_lot> out;
-    for (auto & [turns, lot] : lots) {
+    for (auto & [dither, lot] : lots) {
         out.push_back(std::move(lot));
     }
     return out;

@@ -35,26 +35,28 @@ cpu_rotation::cpu_rotation(const kv_cache & cache, const rotation & how, int n_t
 void cpu_rotation::list_cells(const kv_cache & cache, const rotation & how) {
     const class cells & cells = cache.cells();
     const std::vector<double> angles = rope_angles(how.freq_factors, how.params);
+    const uint8_t next = cells.next_dither();
     std::map<std::pair<int32_t, uint8_t>, uint32_t> known; // most cells wait for the same
     for (uint32_t i = 0; i < cells.n_kv(); ++i) {
         if (cells.shift(i) == 0) {
             continue;
         }
         const int32_t by = shift_of(cells, i);
-        const auto [turn, is_new] = known.try_emplace({by, cells.turns(i)}, static_cast<uint32_t>(known.size()));
+        const auto [turn, is_new] = known.try_emplace({by, cells.dither(i)}, static_cast<uint32_t>(known.size()));
         if (is_new) {
-            add_sines(by, angles, jitter_after(cells.turns(i), type_, shape_.n_pairs));
+            const uint8_t dither = cells.dither(i);
+            add_sines(by, angles, step_dither(dither, dither_after(dither, next), type_, shape_.n_pairs));
         }
         cells_.push_back(i);
         which_.push_back(turn->second);
     }
 }
 
-void cpu_rotation::add_sines(int32_t by, const std::vector<double> & angles, const jitter & off) {
+void cpu_rotation::add_sines(int32_t by, const std::vector<double> & angles, const dither_step & step) {
     for (size_t i = 0; i < 2 * angles.size(); ++i) {
         const size_t pair = i % angles.size();
-        const double angle = by * angles[pair] + (off.angles.empty() ? 0.0f : off.angles[pair]);
-        sines_.push_back(static_cast<float>(off.gain * (i < angles.size() ? std::cos(angle) : std::sin(angle))));
+        const double angle = by * angles[pair] + (step.angles.empty() ? 0.0f : step.angles[pair]);
+        sines_.push_back(static_cast<float>(step.gain * (i < angles.size() ? std::cos(angle) : std::sin(angle))));
     }
 }
 

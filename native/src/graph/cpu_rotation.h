@@ -1,15 +1,18 @@
 // Rows of K in host memory rotated by the CPU, in any cache type: read as floats, turned, rounded again.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
 #include "attend/kernel.h"
 #include "cache/kv_cache.h"
-#include "graph/jitter.h"
+#include "graph/dither.h"
 #include "model/hparams.h"
 
 namespace kvg {
+
+constexpr size_t MAX_SHIFT_SCRATCH = 16u << 20; // bytes of rows outside the cache at a time
 
 // By what K turns, beside positions.
 struct rotation {
@@ -36,7 +39,7 @@ public:
 private:
     void list_cells(const kv_cache & cache, const rotation & how);
     // Cosines and sines of a turn. angles: of a position
-    void add_sines(int32_t by, const std::vector<double> & angles, const jitter & off);
+    void add_sines(int32_t by, const std::vector<double> & angles, const dither_step & step);
 
     const attend_kernel & kernel_;
     ggml_type type_;
@@ -47,7 +50,7 @@ private:
     int n_threads_;
     std::vector<uint32_t> cells_;
     std::vector<uint32_t> which_; // turn, of each
-    std::vector<float> sines_;    // one for each shift and jitter that occur, as attend_kernel::rotate takes it
+    std::vector<float> sines_;    // one for each shift and dither that occur, as attend_kernel::rotate takes it
     std::vector<float> scratch_;  // a padded row for each thread
 };
 

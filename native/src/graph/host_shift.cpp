@@ -7,8 +7,6 @@
 
 namespace kvg {
 
-static constexpr size_t MAX_SCRATCH = 16u << 20; // bytes of rows at a time
-
 static void rotate_all(std::vector<uint8_t> & raw, size_t row, size_t first, size_t n, cpu_rotation & rotation) {
     const auto n_threads = static_cast<size_t>(rotation.n_threads());
     parallel_for(n_threads, n_threads, [&](size_t thread) {
@@ -21,7 +19,7 @@ static void rotate_all(std::vector<uint8_t> & raw, size_t row, size_t first, siz
 bool shift_on_host(const kv_cache & cache, const kv_part & part, cpu_rotation & rotation) {
     const size_t row = cache.k(0)->nb[1]; // layers are alike
     const std::vector<uint32_t> & cells = rotation.cells();
-    const size_t max_rows = std::max<size_t>(1, MAX_SCRATCH / row);
+    const size_t max_rows = std::max<size_t>(1, MAX_SHIFT_SCRATCH / row);
     std::vector<uint8_t> raw(std::min(max_rows, cells.size()) * row);
     for (size_t first = 0; first < cells.size(); first += max_rows) {
         const std::vector<uint32_t> piece(cells.begin() + static_cast<ptrdiff_t>(first),

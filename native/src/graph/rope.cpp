@@ -15,7 +15,7 @@ ggml_tensor * rope(ggml_context * ctx, ggml_tensor * x, ggml_tensor * positions,
 ggml_tensor * turn_pairs(ggml_context * ctx, ggml_tensor * x, ggml_tensor * ones, ggml_tensor * inverse_angles,
                          const rope_params & params) {
     rope_params alike = params; // all pairs turn by a radian for a position, divided by their factors
-    alike.freq_base = 1.0f;
+    alike.freq_base = 1.0f;     // YaRN's limits, which divide by its logarithm, are unused as above
     alike.freq_scale = 1.0f;
     return rope(ctx, x, ones, inverse_angles, alike, false);
 }

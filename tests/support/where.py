@@ -1,0 +1,34 @@
+"""Where the tests of what is computed run: on the CPU, or on the device of `pytest --device`."""
+
+from __future__ import annotations
+
+device = "cpu"
+
+
+def choose(name: str) -> None:
+    """Raises ValueError for a device that isn't there."""
+    global device
+    if name.lower() == "cpu":
+        return
+    import pykvgraph as kvg  # tests/unit runs without the native library
+
+    names = {info.name.lower(): info.name for info in kvg.devices()}
+    if name.lower() not in names:
+        raise ValueError(f"no device {name}; there are {', '.join(names.values())}")
+    device = names[name.lower()]
+
+
+def is_cpu() -> bool:
+    return device == "cpu"
+
+
+def limit(on_cpu: float) -> float:
+    """An NMSE that is allowed on the CPU, as a device may have it, whose maths are in F16 here and there."""
+    return on_cpu if is_cpu() else min(10 * on_cpu, max(on_cpu, 1.5e-3))
+
+
+def is_software_vulkan() -> bool:
+    """Mesa 22.3.6 reads in its own queue what that has freed, and ends the process, in some scenarios."""
+    import pykvgraph as kvg
+
+    return any(info.name == device and "llvmpipe" in info.description for info in kvg.devices())
