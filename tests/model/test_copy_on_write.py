@@ -141,7 +141,7 @@ def test_division_gives_the_logits_of_separate_caches(
     judge_sharing(path, scenario, (0, 1), libllama=False, kv_type=kv_type, n_used=BOTH + n_copies)
 
 
-@settings(max_examples=60)
+@settings(max_examples=where.examples(60))
 @given(
     holes=st.lists(st.tuples(st.integers(0, 79), st.integers(1, 12)), max_size=10),
     shared=st.lists(st.tuples(st.integers(0, 79), st.integers(1, 40)), min_size=1, max_size=4),

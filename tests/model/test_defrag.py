@@ -99,7 +99,7 @@ def test_several_long_runs(holder: Holder, kv_types: tuple[str, str]) -> None:
     check_defrag(holder(kv_types), 480, 3, kv_types, lambda kv: remove_cells(kv, holes))
 
 
-@settings(max_examples=40)
+@settings(max_examples=where.examples(40))
 @given(
     n_tokens=st.integers(17, 200),
     n_seq=st.integers(1, 4),

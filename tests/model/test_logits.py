@@ -32,7 +32,7 @@ import pykvgraph as kvg
 
 pytestmark = pytest.mark.any_device
 
-N_PROMPT, N_SINGLE = 50, 64
+N_PROMPT, N_SINGLE = 50, where.examples(64)
 
 SHAPES = [
     ModelSpec(n_layer=3, n_embd=64, n_head=8, n_head_kv=8, tied=True, seed=1),

@@ -55,7 +55,7 @@ def fill(ctx: kvg.Context, n_seq: int, n_tokens: int) -> None:
     decode(ctx, [Token(ids[i], 16 + i // n_seq, (i % n_seq,), logits=False) for i in range(n_tokens)])
 
 
-@settings(max_examples=60)
+@settings(max_examples=where.examples(60))
 @given(
     n_seq=st.integers(1, 5),
     n_tokens=st.integers(1, 120),

@@ -102,7 +102,7 @@ def judge_sharing(
                 return scenario(Apart(engines))
 
         alone = {flash: run_apart(flash, kv_type) for flash in (False, True)}
-        allowed = dict.fromkeys(alone, where.limit(max(FLOOR, 2 * nmse(alone[True], alone[False]))))
+        allowed = dict.fromkeys(alone, where.rule(max(FLOOR, 2 * nmse(alone[True], alone[False]))))
         if repeated and kv_type == "f16":
             exact = run_apart(False, "f32")
             allowed = {flash: 1.5 * nmse(rows, exact) for flash, rows in alone.items()}

@@ -48,7 +48,7 @@ def judge(
             path, flash=flash, n_ctx=n_ctx, n_ubatch=n_ubatch, n_seq_max=n_seq_max, kv_type=kv_type
         ) as referee:
             theirs[flash] = scenario(referee)
-    allowed = where.limit(slack * max(FLOOR, 2 * nmse(theirs[True], theirs[False])))
+    allowed = where.rule(slack * max(FLOOR, 2 * nmse(theirs[True], theirs[False])))
     with kvg.Model(path, device=device or where.device, n_gpu_layers=n_gpu_layers) as model:
         for flash_attn in attentions:
             with open_context(
