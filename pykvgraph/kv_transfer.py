@@ -53,15 +53,12 @@ def read_geometry(context: int) -> Geometry:
 def take(context: int, geometry: Geometry, seq: int | None) -> bytes:
     """The cells of a sequence, or with None all, as a saved state. A pending K-shift runs first."""
     info = read_info(context)
+    seqs = slice(None) if seq is None else [integer(seq, "seq", 0, info.n_seq_max - 1)]
     none = ctypes.c_int32()
     lib().kvg_kv_read_rows(context, ctypes.byref(none), 0, ctypes.c_uint8(), 0)  # no rows: it runs
     view = read_cells(context)
-    if seq is None:
-        seen = view.seq
-        chosen = np.flatnonzero(view.pos >= 0)
-    else:
-        seen = view.seq[:, integer(seq, "seq", 0, info.n_seq_max - 1)].reshape(-1, 1)
-        chosen = np.flatnonzero(seen)
+    seen = view.seq[:, seqs]
+    chosen = np.flatnonzero(seen.any(axis=1))
     chosen = chosen[np.argsort(view.pos[chosen], kind="stable")].astype(np.int32)
 
     def fill(rows: npt.NDArray[np.uint8]) -> None:

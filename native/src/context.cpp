@@ -310,16 +310,10 @@ void context::read_rows(const int32_t * cells, uint64_t n_cells, uint8_t * out, 
     cache_->read_rows(rows, out, n_threads_batch_);
 }
 
-void context::replace(int64_t seq, const kvg_kv_rows & in) {
+// The cells with these in place of a sequence's, and where they are.
+std::pair<cells, std::vector<uint32_t>> context::replaced(int64_t seq, const kvg_kv_rows & in) const {
     const uint32_t n_seq_max = cache_->cells().n_seq_max();
-    bounded("n_cells", in.n_cells, 0, MAX_CELLS);
-    if (in.n_bytes != static_cast<uint64_t>(in.n_cells) * cache_->cell_bytes()) {
-        fail(KVG_INVALID_ARGUMENT, "%llu bytes of K and V, expected %llu for %lld cells", (unsigned long long) in.n_bytes,
-             (unsigned long long) (static_cast<uint64_t>(in.n_cells) * cache_->cell_bytes()),
-             static_cast<long long>(in.n_cells));
-    }
-    flush(NO_DEFRAG, flushed_);   // what stays must not lose its rotation
-    cells next = cache_->cells(); // becomes the cells when nothing can fail any more
+    cells next = cache_->cells();
     next.seq_rm(seq, 0, -1);
     const auto n = static_cast<uint32_t>(in.n_cells);
     const std::vector<uint32_t> slots = find_slots(next, n, "what is loaded");
@@ -338,6 +332,19 @@ void context::replace(int64_t seq, const kvg_kv_rows & in) {
         next.put(slots[i], in.pos[i], set);
         next.set_dither(slots[i], in.dither[i]);
     }
+    return {std::move(next), slots};
+}
+
+void context::replace(int64_t seq, const kvg_kv_rows & in) {
+    bounded("n_cells", in.n_cells, 0, MAX_CELLS);
+    if (in.n_bytes != static_cast<uint64_t>(in.n_cells) * cache_->cell_bytes()) {
+        fail(KVG_INVALID_ARGUMENT, "%llu bytes of K and V, expected %llu for %lld cells", (unsigned long long) in.n_bytes,
+             (unsigned long long) (static_cast<uint64_t>(in.n_cells) * cache_->cell_bytes()),
+             static_cast<long long>(in.n_cells));
+    }
+    replaced(seq, in);          // refuses what can't be before anything changes
+    flush(NO_DEFRAG, flushed_); // what stays must not lose its rotation
+    auto [next, slots] = replaced(seq, in);
     unfinished_rows rows(*cache_); // some may be those of cells that are to be replaced
     cache_->write_rows(slots, in.data, n_threads_batch_);
     fault_point("load-write");

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include <ggml-cpp.h>
@@ -67,6 +68,7 @@ public:
     const std::vector<context_part> & parts();
 
 private:
+    std::pair<cells, std::vector<uint32_t>> replaced(int64_t seq, const kvg_kv_rows & rows) const;
     struct micro_batch {
         uint32_t begin; // first token
         uint32_t n;

@@ -184,18 +184,22 @@ TEST_CASE("a K-shift gives those that were rotated before one new dither, and ot
     c.set_dither(3, 40);
     c.set_dither(5, 200); // which stays where it is
     add(c, 0, 0, 14, 10);
-    CHECK(c.next_dither() == 41);
+    c.set_dither(4, 40);
+    c.set_dither(2, 41);
+    CHECK(c.next_dither() == 42); // after the one that most carry, but none of the others'
     c.clear_shifts();
     CHECK(c.dither(1) == 1);
-    CHECK(c.dither(2) == 41);
-    CHECK(c.dither(3) == 41);
+    CHECK(c.dither(2) == 42);
+    CHECK(c.dither(3) == 42);
     CHECK(c.dither(5) == 200);
     c.set_dither(2, 255);
+    c.set_dither(3, 255);
+    c.set_dither(4, 2);
     add(c, 0, 0, -1, 10);
-    c.clear_shifts();
-    CHECK(c.dither(2) == 2); // the first one there is
+    CHECK(c.next_dither() == 3); // round about
     c.drop(2);
     CHECK(c.dither(2) == 0);
+    c.check();
 }
 
 TEST_CASE("what was ever used is known until clear") {

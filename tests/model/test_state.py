@@ -410,3 +410,17 @@ def test_defrag_after_loading(ctx: kvg.Context) -> None:
     assert ctx.kv.update().moved_cells > 0
     assert ctx.kv.n_kv == ctx.kv.n_used
     assert held(ctx) == before
+
+
+def test_what_is_refused_leaves_the_shift_pending(small: kvg.Model) -> None:
+    with open_context(small, n_ctx=16, n_seq_max=2) as ctx:
+        decode(ctx, run_of(random_ids(10, N_VOCAB), 5))
+        blob = ctx.kv.save(0)
+        ctx.kv.seq_add(0, 0, -1, 5)
+        before = ctx.kv.cells()
+        with pytest.raises(kvg.InvalidArgumentError):
+            ctx.kv.save(7)
+        with pytest.raises(kvg.CacheFullError):
+            ctx.kv.load(blob, 1)
+        assert (ctx.kv.cells().shift[:10] == 5).all()
+        assert same_cells(ctx.kv.cells(), before)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
@@ -128,8 +129,10 @@ class NaiveCells:
     def rotate(self) -> int:
         """The K-shift; the number of cells that it rotates."""
         waiting = [i for i, cell in enumerate(self.cells) if cell and cell.shift]
-        last = max([1, *(cell.dither for cell in self.cells if cell and cell.shift)])
-        again = 2 if last == 255 else last + 1  # another one than any of them has
+        carried = Counter(cell.dither for cell in self.cells if cell and cell.shift and cell.dither > 1)
+        most = min((dither for dither, n in carried.items() if n == max(carried.values())), default=255)
+        others = [2 + (most - 1 + i) % 254 for i in range(254)]  # from the one after it on
+        again = next((dither for dither in others if dither not in carried), others[0])
         for i in waiting:
             cell = self.cells[i]
             assert cell

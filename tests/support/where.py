@@ -35,10 +35,3 @@ def limit(on_cpu: float) -> float:
 def rule(on_cpu: float) -> float:
     """An NMSE to another engine on the CPU, as a device may have it: some multiply and add in F16."""
     return on_cpu if is_cpu() else max(1e-3, 1.5 * on_cpu)
-
-
-def is_software_vulkan() -> bool:
-    """Mesa 22.3.6 reads in its own queue what that has freed, and ends the process, in some scenarios."""
-    import pykvgraph as kvg
-
-    return any(info.name == device and "llvmpipe" in info.description for info in kvg.devices())

@@ -1,6 +1,7 @@
 #include "cache/cells.h"
 
 #include <algorithm>
+#include <array>
 #include <limits>
 
 #include "error.h"
@@ -150,12 +151,20 @@ void cells::clear() {
     n_used_ = n_kv_ = n_touched_ = n_shifted_ = 0;
 }
 
+// After the one that most carry: it goes through all of them, whatever a few others bring along.
 uint8_t cells::next_dither() const {
-    uint8_t last = 1;
+    std::array<uint32_t, 256> n_waiting = {};
     for (uint32_t i = 0; i < n_kv_; ++i) {
-        last = shift_[i] != 0 ? std::max(last, dither_[i]) : last;
+        n_waiting[dither_[i]] += shift_[i] != 0;
     }
-    return last == 255 ? 2 : static_cast<uint8_t>(last + 1);
+    n_waiting[0] = n_waiting[1] = 0; // neither is one
+    const auto after = [](size_t dither) { return dither == 255 ? size_t{2} : std::max<size_t>(dither + 1, 2); };
+    const auto most = static_cast<size_t>(std::max_element(n_waiting.begin(), n_waiting.end()) - n_waiting.begin());
+    size_t next = after(most);
+    while (n_waiting[next] != 0 && next != most) {
+        next = after(next);
+    }
+    return static_cast<uint8_t>(next == most ? after(most) : next);
 }
 
 void cells::clear_shifts() {

@@ -65,7 +65,7 @@ public:
     int32_t shift(uint32_t i) const { return shift_[i]; }
     // which dither K carries (graph/dither.h): 0, as it was written, and 1, rotated once, none
     uint8_t dither(uint32_t i) const { return dither_[i]; }
-    // the same after the K-shift that waits, and for all that were rotated before another than they carry now
+    // what those that were rotated before and wait again will carry: none of them carries it now, unless all are in use
     uint8_t next_dither() const;
     bool has_seq(uint32_t i, uint32_t seq) const { return (seq_[std::size_t{i} * n_words_ + seq / 64] >> (seq % 64)) & 1; }
     // whether more than one sequence sees it

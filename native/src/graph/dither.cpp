@@ -6,7 +6,7 @@ namespace kvg {
 
 // How far d may go, from end to end: about a step, as a part of the values' root mean square. Of 32 normal numbers the greatest is 2.3
 // of that, and their range 4.1. Less where it is enough, as what K is wrong by is an error too: in floats, where it moves all values
-// alike, and in blocks of few bits, whose roundings are nearly independent without it.
+// alike, and in blocks of 4 bits, whose roundings are nearly independent without it.
 //
 // Saved states hold K with its dither: another width or hash is another version of docs/state-format.md.
 static double width_of(ggml_type type) {
@@ -20,9 +20,9 @@ static double width_of(ggml_type type) {
     case GGML_TYPE_Q8_0:
         return 2.3 / 127;
     case GGML_TYPE_Q5_1:
-        return 0.6 * 4.1 / 31;
+        return 4.1 / 31;
     case GGML_TYPE_Q5_0:
-        return 0.6 * 2.3 / 16;
+        return 2.3 / 16;
     case GGML_TYPE_Q4_1:
         return 0.6 * 4.1 / 15;
     case GGML_TYPE_Q4_0:
