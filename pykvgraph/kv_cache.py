@@ -163,7 +163,8 @@ class KVCache:
     def read_k(self, layer: int) -> npt.NDArray[np.float32]:
         """K of a layer, float32 (n_cells, n_head_kv, head_dim), for looking and testing.
 
-        A pending K-shift runs first; cells stay where they are.
+        A pending K-shift runs first; cells stay where they are. What was rotated more than once carries
+        dither, about half a rounding of the type (docs/state-format.md).
         """
         return self._read(layer, 0)
 
