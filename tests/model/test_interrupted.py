@@ -23,6 +23,14 @@ N = 512
 DELAYS = np.linspace(0.001, 0.05, 8).tolist()  # seconds
 
 
+@pytest.fixture(scope="module", autouse=True)
+def ctrl_c() -> Iterator[None]:
+    """Shells start background jobs with it ignored, and these tests would wait for it for ever."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.fixture(scope="module")
 def slow(model_file: Callable[[ModelSpec], Path]) -> Iterator[kvg.Model]:
     with kvg.Model(model_file(SPEC), device="cpu") as model:
