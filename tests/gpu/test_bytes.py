@@ -84,7 +84,7 @@ def test_rows_turn_there_as_here(
     options = {"n_ctx": 768, "n_seq_max": 2, "type_k": kv_type, "hadamard": hadamard, "defrag_threshold": -1}
     found = []
     with kvg.Model(path, device="cpu") as here, kvg.Model(path, device=device) as there:
-        with open_context(there, **options, n_batch=768) as source:
+        with open_context(here, **options, n_batch=768) as source:
             decode(source, interleaved(120, 2))
             decode(source, run_of(random_ids(600, N_VOCAB), 60))
             blob = source.kv.save()
