@@ -207,9 +207,8 @@ kvg_status kvg_gguf_check_vocab(const kvg_gguf * gguf) {
 static std::shared_ptr<const kvg::model> load_model(const char * path, const kvg_model_params * params, kvg::loading how) {
     const kvg_model_params & p = need_struct(params, "params");
     kvg::placement_request request = {&need(p.devices, "params->devices"), p.n_gpu_layers, {}};
-    if (p.n_split < 0 || p.n_split > kvg::device_count()) {
-        kvg::fail(KVG_INVALID_ARGUMENT, "tensor_split has %lld shares, and there are %d devices",
-                  static_cast<long long>(p.n_split), kvg::device_count());
+    if (p.n_split < 0) {
+        kvg::fail(KVG_INVALID_ARGUMENT, "n_split is %lld, expected the number of shares", static_cast<long long>(p.n_split));
     }
     if (p.n_split > 0) {
         request.split.assign(&need(p.tensor_split, "params->tensor_split"), p.tensor_split + p.n_split);

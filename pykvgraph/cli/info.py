@@ -7,6 +7,7 @@ from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from pykvgraph.cli.show import new_table, print_json, print_table, printable, safe_cell, size_text
 from pykvgraph.cli.verb import Verb, cache_type_options, examples, json_option, option, threads_option
@@ -58,6 +59,8 @@ def info(model: str | None, where: Where, as_json: bool, **sizes: Any) -> None:
     from pykvgraph.context import CACHE_TYPES
     from pykvgraph.models import embedded_model
 
+    if model is None:
+        refuse_sizes(click.get_current_context())
     where.connect()
     library = pykvgraph.library_info()
     devices = pykvgraph.devices()
@@ -78,6 +81,14 @@ def info(model: str | None, where: Where, as_json: bool, **sizes: Any) -> None:
     show_abilities(asked)
     if memory:
         show_memory(memory, devices)
+
+
+def refuse_sizes(ctx: click.Context) -> None:
+    """A usage error for whoever typed what only a model's memory depends on."""
+    for param in ctx.command.params:
+        typed = ctx.get_parameter_source(param.name or "") is ParameterSource.COMMANDLINE
+        if typed and param.name not in ("rpc", "as_json"):
+            raise click.UsageError(f"{param.opts[0]} is about a model's memory: give -m too")
 
 
 def summary(

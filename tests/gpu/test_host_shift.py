@@ -1,4 +1,4 @@
-"""K of a device's cells turned by the CPU: what the device can't turn."""
+"""K of a device's cells turned by the CPU, which the device can't turn, and turned there again and again."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.drift import drifts
 from support.engines import decode, open_context, random_ids, run_of
 from support.every_op import OPTIONS, every_op, mean_error, on_cpu
 from support.faults import fault
@@ -51,6 +52,15 @@ def test_every_operation_without_rope_there(
         assert not ctx.devices[0].shift_on_device
         # of F16 what is left is the device's own maths
         assert mean_error(every_op(ctx), exact) <= max(1e-4, 1.5 * mean_error(there, exact))
+
+
+@pytest.mark.parametrize(
+    ("kv_type", "hadamard"), [("f16", "off"), ("q8_0", "off"), ("q4_0", "off"), ("q4_0", "on")]
+)
+def test_a_hundred_small_shifts_dont_add_up(device: str, path: Path, kv_type: str, hadamard: str) -> None:
+    with kvg.Model(path, device=device) as model:
+        for n, drift in drifts(model, (-1,), type_k=kv_type, hadamard=hadamard):
+            assert drift <= 1.5 * np.sqrt(n), n
 
 
 @pytest.fixture

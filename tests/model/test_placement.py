@@ -25,6 +25,11 @@ def test_no_such_device(stories: Path, device: str) -> None:
         kvg.Model(stories, device=device)
 
 
+def test_the_devices_are_looked_for_before_their_shares(stories: Path) -> None:
+    with pytest.raises(kvg.DeviceError, match="no device that runs models is called"):
+        kvg.Model(stories, device="nobody," * 50 + "nobody", tensor_split=[1] * 51)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

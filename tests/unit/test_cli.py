@@ -183,6 +183,19 @@ def test_usage_errors_exit_with_2(arguments: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
+    "option",
+    [["-c", "9"], ["-ub", "9"], ["-ctk", "f32"], ["-t", "1"], ["-ngl", "1"], ["-dev", "cpu"], ["-nkvo"]],
+)
+def test_what_depends_on_a_model_needs_one(option: list[str]) -> None:
+    """And a variable, which is there for every verb, doesn't."""
+    result = run("info", *option)
+    assert result.exit_code == 2
+    assert f"{option[0]} is about a model's memory: give -m too" in result.stderr
+    from_outside = {"KVGRAPH_CTX_SIZE": "9", "KVGRAPH_RPC": "nowhere:1"}
+    assert "give -m" not in CliRunner().invoke(main, ["info"], env=from_outside).stderr
+
+
+@pytest.mark.parametrize(
     "error",
     [
         KVGraphError("a bug"),
