@@ -207,6 +207,9 @@ def _show_grid(accuracy: list[list[float | None]], depths: list[float], lengths:
         table.add_row(f"{depth:.0%}", *("-" if share is None else f"{share:.0%}" for share in row))
     print_table(table)
     click.echo("share of keys found; - : the key was given up before the question")
+    shortest = [row[0] for row in accuracy if row[0] is not None]
+    if shortest and not any(shortest):
+        click.echo("none in the shortest text either: the model can't do this, or not with these cache types")
 
 
 def _plot_grid(

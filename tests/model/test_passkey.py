@@ -256,7 +256,7 @@ class _Seen:
 
 @pytest.mark.parametrize(
     ("in_window", "found", "code"),
-    [(0, 0, 1), (1, 1, 0), (20, 20, 0), (20, 19, 1), (50, 50, 0)],
+    [(0, 0, 1), (1, 1, 0), (1, 0, 1), (20, 20, 0), (20, 19, 1), (50, 50, 0)],
 )
 def test_a_grid_counts_the_keys_in_the_window(
     stories: Path, monkeypatch: pytest.MonkeyPatch, in_window: int, found: int, code: int
@@ -271,6 +271,8 @@ def test_a_grid_counts_the_keys_in_the_window(
     result = run(stories, "--grid")
     assert result.stdout.splitlines()[-1].startswith(f"{found} of {in_window} keys found")
     assert result.exit_code == code
+    hopeless = "none in the shortest text either" in result.stdout
+    assert hopeless == (in_window > 0 and found == 0)
 
 
 def test_a_plot_is_of_a_grid(stories: Path, tmp_path: Path) -> None:

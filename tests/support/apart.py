@@ -105,7 +105,7 @@ def judge_sharing(
         allowed = dict.fromkeys(alone, where.rule(max(FLOOR, 2 * nmse(alone[True], alone[False]))))
         if repeated and kv_type == "f16":
             exact = run_apart(False, "f32")
-            allowed = {flash: 1.5 * nmse(rows, exact) for flash, rows in alone.items()}
+            allowed = {flash: where.rule(1.5 * nmse(rows, exact)) for flash, rows in alone.items()}
             alone = dict.fromkeys(alone, exact)
         for flash_attn in ("off", "on", "auto"):
             with open_context(
