@@ -31,8 +31,7 @@ ATTENTION = {"flash": "flash", "plain": "plain", "attend": "our kernel"}
     "-m",
     "--model",
     metavar="FILE",
-    show_default="the embedded one",
-    help="A GGUF file: devices are asked about it, and what it takes is told.",
+    help="A GGUF file: devices are asked about it, not the embedded one, and what it takes is told.",
 )
 @option("-c", "--ctx-size", "n_ctx", type=click.IntRange(min=1), metavar="N", default=4096, help="Cells.")
 @option(

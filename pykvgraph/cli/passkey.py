@@ -207,8 +207,8 @@ def _show_grid(accuracy: list[list[float | None]], depths: list[float], lengths:
         table.add_row(f"{depth:.0%}", *("-" if share is None else f"{share:.0%}" for share in row))
     print_table(table)
     click.echo("share of keys found; - : the key was given up before the question")
-    shortest = [row[0] for row in accuracy if row[0] is not None]
-    if shortest and not any(shortest):
+    shares = [share for row in accuracy for share in row if share is not None]
+    if shares and not any(shares):
         click.echo("none in the shortest text either: the model can't do this, or not with these cache types")
 
 

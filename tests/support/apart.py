@@ -83,7 +83,8 @@ def judge_sharing(
 
     The rule of `support.judge` holds; `n_used` is how many cells must be in use at the end. Without
     `libllama` the engines are ours too. When shifts are `repeated`, dither makes roundings to F16 fall
-    otherwise: ours may be half as far again from an F32 cache as the others are.
+    otherwise: ours may be half as far again from an F32 cache as the others are, on a device as far as
+    `where.rule` says.
     """
     seqs = list(seqs)
     options = {"n_ctx": n_ctx, "type_k": kv_type, "type_v": kv_type}
@@ -97,7 +98,8 @@ def judge_sharing(
                         referee = Referee(path, flash=flash, n_ctx=n_ctx, kv_type=kv_type)
                         engines[seq] = stack.enter_context(referee)
                     else:
-                        ctx = open_context(model, flash_attn="on" if flash else "off", **options)
+                        alike = {**options, "type_k": kv_type, "type_v": kv_type}
+                        ctx = open_context(model, flash_attn="on" if flash else "off", **alike)
                         engines[seq] = OurEngine(stack.enter_context(ctx))
                 return scenario(Apart(engines))
 

@@ -137,7 +137,7 @@ void cells::move(const std::vector<cell_move> & moves) {
 
 void cells::fork(uint32_t src, uint32_t dst, uint32_t seq) noexcept {
     occupy(dst, pos_[src]);
-    seq_[dst * n_words_ + seq / 64] = uint64_t{1} << (seq % 64); // an empty cell's words are 0
+    seq_[size_t{dst} * n_words_ + seq / 64] = uint64_t{1} << (seq % 64); // an empty cell's words are 0
     set_shift(dst, shift_[src]);
     dither_[dst] = dither_[src];
     remove_seq(src, seq);
@@ -233,21 +233,18 @@ bool cells::affects(const reposition & change, uint32_t i) const {
     return has_seq(i, change.seq) && pos_[i] >= change.p0 && pos_[i] < change.p1;
 }
 
-reposition cells::checked(const reposition & change, const char * op) const {
-    for (uint32_t i = 0; i < n_kv_; ++i) {
-        if (affects(change, i) && change.next(pos_[i]) > POS_MAX) {
-            fail(KVG_INVALID_ARGUMENT, "%s would move position %d to %lld; the largest position is %lld", op, pos_[i],
-                 static_cast<long long>(change.next(pos_[i])), static_cast<long long>(POS_MAX));
-        }
-    }
-    return change;
-}
-
 reposition cells::check_add(int64_t seq, int64_t p0, int64_t p1, int64_t delta) const {
     const pos_range range(p0, p1);
     // beyond these bounds every position falls off the same end
     const int64_t bounded = std::clamp<int64_t>(delta, -2 * POS_MAX, 2 * POS_MAX);
-    return checked({check_seq(seq, "sequence"), range.p0, range.p1, 1, bounded}, "seq_add");
+    const reposition change = {check_seq(seq, "sequence"), range.p0, range.p1, 1, bounded};
+    for (uint32_t i = 0; i < n_kv_; ++i) {
+        if (affects(change, i) && change.next(pos_[i]) > POS_MAX) {
+            fail(KVG_INVALID_ARGUMENT, "seq_add by %lld would move position %d past the largest, %lld",
+                 static_cast<long long>(delta), pos_[i], static_cast<long long>(POS_MAX));
+        }
+    }
+    return change;
 }
 
 reposition cells::check_div(int64_t seq, int64_t p0, int64_t p1, int64_t d) const {
@@ -256,7 +253,7 @@ reposition cells::check_div(int64_t seq, int64_t p0, int64_t p1, int64_t d) cons
     if (d < 1) {
         fail(KVG_INVALID_ARGUMENT, "seq_div by %lld: the divisor must be at least 1", static_cast<long long>(d));
     }
-    return checked({s, range.p0, range.p1, d, 0}, "seq_div");
+    return {s, range.p0, range.p1, d, 0};
 }
 
 // A shared cell that would fall below 0 needs no copy: it only loses the sequence.

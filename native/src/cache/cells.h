@@ -126,7 +126,6 @@ public:
 private:
     uint32_t check_seq(int64_t seq, const char * what) const;
     bool affects(const reposition & change, uint32_t i) const;
-    reposition checked(const reposition & change, const char * op) const;
     void occupy(uint32_t i, int32_t pos);
     void remove_seq(uint32_t i, uint32_t seq);
     void set_shift(uint32_t i, int32_t shift);

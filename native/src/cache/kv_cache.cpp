@@ -149,12 +149,18 @@ template <class F> static void each_run(const std::vector<uint32_t> & cells, F v
     }
 }
 
-// Each transfer takes long where memory is not the host's: beyond so many runs all of the span that they lie in is transferred.
+// Each transfer takes long where memory is not the host's: beyond so many runs all of the span that they lie in is transferred, unless
+// that is much more than they are.
 static bool is_scattered(const ggml_tensor * rows, const std::vector<uint32_t> & cells) {
     constexpr size_t MAX_TRANSFERS = 16;
+    constexpr size_t MAX_SPREAD = 4;
+    if (cells.size() <= MAX_TRANSFERS || ggml_backend_buffer_is_host(rows->buffer)) {
+        return false;
+    }
     size_t n_runs = 0;
     each_run(cells, [&](uint32_t, size_t, size_t) { ++n_runs; });
-    return n_runs > MAX_TRANSFERS && !ggml_backend_buffer_is_host(rows->buffer);
+    const auto [low, high] = std::minmax_element(cells.begin(), cells.end());
+    return n_runs > MAX_TRANSFERS && *high - *low < MAX_SPREAD * cells.size();
 }
 
 // All rows from the lowest to the highest of these cells.

@@ -1,4 +1,4 @@
-// The K-shift of other devices' cells by the CPU: where a device can't rotate K of a type.
+// The K-shift of other devices' cells by the CPU: where a device can't rotate K of a type, or too many kinds of dither wait.
 #pragma once
 
 #include "cache/kv_cache.h"
@@ -7,7 +7,7 @@
 namespace kvg {
 
 // Fetches the rows of a part that wait, a piece of a layer at a time, rotates them and puts them back. Returns whether that succeeded;
-// else some of them may be rotated.
+// else, as after an exception, some of them may be rotated.
 bool shift_on_host(const kv_cache & cache, const kv_part & part, cpu_rotation & rotation);
 
 } // namespace kvg

@@ -20,7 +20,8 @@ public:
     // Asks the devices; nothing needs to be allocated yet.
     k_shift(kv_cache & cache, const hparams & h, const device_freqs & factors);
 
-    // Whether the device rotates its cells itself; else the CPU does it for it. True without cells.
+    // Whether the device rotates its cells itself; else the CPU does it for it, as it does for all where more than 16 kinds of dither
+    // wait. True without cells.
     bool is_on(ggml_backend_dev_t device) const;
     // Rotates what waits, on all devices at the same time, then what the CPU does for them, and clears the cells' shifts. Returns the
     // number of cells that waited. error(KVG_DEVICE): nothing changed, or the cache is broken() when a device failed half way.

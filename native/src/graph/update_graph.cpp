@@ -1,5 +1,6 @@
 #include "graph/update_graph.h"
 
+#include <algorithm>
 #include <string>
 
 #include "device.h"
@@ -73,16 +74,24 @@ void allocate_graphs(update_runner & runner, std::vector<update_graph> & graphs)
 
 ggml_backend_t compute_graphs(update_runner & runner, std::vector<update_graph> & graphs) {
     std::vector<update_runner::lane> & lanes = runner.lanes();
-    std::vector<size_t> started;
-    ggml_backend_t failed = nullptr;
-    for (size_t i = 0; i < graphs.size() && !failed; ++i) {
+    std::vector<size_t> order;
+    for (size_t i = 0; i < graphs.size(); ++i) {
         if (!graphs[i].is_empty()) { // which some backends refuse by an assertion
-            runner.count_graph();
-            failed = graphs[i].start(lanes[i]) ? nullptr : lanes[i].backend;
-            started.push_back(i);
+            order.push_back(i);
         }
     }
-    for (const size_t i : started) {
+    // the CPU last: starting its graph takes until that has been computed
+    std::stable_partition(order.begin(), order.end(),
+                          [&](size_t i) { return !is_cpu(ggml_backend_get_device(lanes[i].backend)); });
+    size_t n_started = 0;
+    ggml_backend_t failed = nullptr;
+    while (n_started < order.size() && !failed) {
+        const size_t i = order[n_started++];
+        runner.count_graph();
+        failed = graphs[i].start(lanes[i]) ? nullptr : lanes[i].backend;
+    }
+    for (size_t n = 0; n < n_started; ++n) {
+        const size_t i = order[n];
         failed = graphs[i].finish(lanes[i]) ? failed : lanes[i].backend;
     }
     return failed;
