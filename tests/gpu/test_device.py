@@ -140,12 +140,12 @@ def test_cache_types(
     """Refused when the context is made, or decoded, shifted and moved as on the CPU."""
     options = {"n_ctx": 300, "type_k": kv_type, "type_v": kv_type, "hadamard": hadamard}
     results = []
-    for where in ("cpu", device):
-        with kvg.Model(model_file(spec), device=where) as model:
+    for place in ("cpu", device):
+        with kvg.Model(model_file(spec), device=place) as model:
             try:
                 ctx = open_context(model, **options, defrag_threshold=-1)
             except kvg.UnsupportedError as refused:
-                assert where == device, refused
+                assert place == device, refused
                 pytest.skip(str(refused))
             with ctx:
                 rows = [decode(ctx, run_of(random_ids(60, N_VOCAB)))]

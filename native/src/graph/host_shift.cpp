@@ -16,7 +16,7 @@ static void rotate_all(std::vector<uint8_t> & raw, size_t row, size_t first, siz
     });
 }
 
-bool shift_on_host(const kv_cache & cache, const kv_part & part, cpu_rotation & rotation) {
+ggml_status shift_on_host(const kv_cache & cache, const kv_part & part, cpu_rotation & rotation) {
     const size_t row = cache.k(0)->nb[1]; // layers are alike
     const std::vector<uint32_t> & cells = rotation.cells();
     const size_t max_rows = std::max<size_t>(1, MAX_SHIFT_SCRATCH / row);
@@ -29,11 +29,11 @@ bool shift_on_host(const kv_cache & cache, const kv_part & part, cpu_rotation & 
             rotate_all(raw, row, first, piece.size(), rotation);
             write_rows_of(cache.k(il), piece, raw.data());
             if (fault_hit("shift-compute")) {
-                return false;
+                return GGML_STATUS_FAILED;
             }
         }
     }
-    return true;
+    return GGML_STATUS_SUCCESS;
 }
 
 } // namespace kvg

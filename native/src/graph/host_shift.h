@@ -6,8 +6,8 @@
 
 namespace kvg {
 
-// Fetches the rows of a part that wait, a piece of a layer at a time, rotates them and puts them back. Returns whether that succeeded;
-// else, as after an exception, some of them may be rotated.
-bool shift_on_host(const kv_cache & cache, const kv_part & part, cpu_rotation & rotation);
+// Fetches the rows of a part that wait, a piece of a layer at a time, rotates them and puts them back. After a failure or an
+// exception some of them may be rotated.
+ggml_status shift_on_host(const kv_cache & cache, const kv_part & part, cpu_rotation & rotation);
 
 } // namespace kvg

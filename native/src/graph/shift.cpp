@@ -82,8 +82,7 @@ uint32_t k_shift::run(update_runner & runner, int n_threads) {
         fail_half_way(ggml_backend_name(failed));
     }
     for (const share & s : shares_) {
-        if (is_fetched(s) &&
-            !computed([&] { return shift_on_host(cache_, *s.part, *by_cpu) ? GGML_STATUS_SUCCESS : GGML_STATUS_FAILED; })) {
+        if (is_fetched(s) && !computed([&] { return shift_on_host(cache_, *s.part, *by_cpu); })) {
             fail_half_way(ggml_backend_dev_name(s.part->device));
         }
     }
