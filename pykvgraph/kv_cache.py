@@ -95,14 +95,20 @@ class KVCache:
             raise InvalidArgumentError(f'policy must be "fill" or "sort", got {shown(policy)}')
         self._handle.call(lib().kvg_kv_defrag, _POLICIES[policy])
 
-    def update(self) -> UpdateStats:
+    def update(self, *, for_decode: bool = False) -> UpdateStats:
         """Runs the K-shift, then defrag, as far as each is pending, and tells what was done.
+
+        for_decode: does it as decode would, which may rotate fewer cells. Attention asks only for differences
+        of positions, so those that have moved by the same can keep their K: the others are rotated against
+        them, and what is decoded from then on stands aside by as much. Spared are those whose K was rotated
+        most often, and so rounded: after a context shift the ones that stay or the ones that move. read_k,
+        save and load then rotate K to where it belongs.
 
         Raises DeviceError when the device fails, or has no memory for the graphs. What is not done is still
         pending then, and another call goes on. But a K-shift and a sort work in place: when one fails half
         way, K and V are lost, and whatever needs them is a DeviceError until `clear()` or `Context.reset()`.
         """
-        return self._stats(lib().kvg_kv_update)
+        return self._stats(lib().kvg_kv_update, flag(for_decode, "for_decode"))
 
     def take_stats(self) -> UpdateStats:
         """What decode, read_k, read_v, save and load did by themselves, since the last call of this."""
@@ -231,7 +237,7 @@ class KVCache:
     def _info(self) -> KvgKvInfo:
         return self._handle.call(read_info)
 
-    def _stats(self, function: Any) -> UpdateStats:
+    def _stats(self, function: Any, *arguments: int) -> UpdateStats:
         stats = sized(KvgUpdateStats)
-        self._handle.call(function, ctypes.byref(stats))
+        self._handle.call(function, *arguments, ctypes.byref(stats))
         return UpdateStats(**{name: getattr(stats, name) for name, *_ in stats._fields_[1:]})

@@ -7,6 +7,7 @@
 #include <set>
 
 #include "cache/cache_type.h"
+#include "cache/shift_plan.h"
 #include "cache/slots.h"
 #include "device.h"
 #include "error.h"
@@ -240,9 +241,15 @@ void context::clear(bool data) {
     defrag_pending_ = NO_DEFRAG;
 }
 
-uint32_t context::shift_now() {
+int32_t context::frame_for(const pos_bounds & decoded) const {
+    const bool is_fault = fault_active("shift-skip") || fault_active("shift-sign"); // nothing may be spared that should show it
+    return is_fault ? 0 : choose_frame(cache_->cells(), decoded);
+}
+
+uint32_t context::shift_now(int32_t frame) {
     require_intact();
     backends_->set_threads(n_threads_batch_);
+    cache_->cells().set_frame(frame);
     return shift_->run(*runner_, n_threads_batch_);
 }
 
@@ -263,18 +270,18 @@ uint32_t context::compact(int32_t policy) {
     return static_cast<uint32_t>(n_moved);
 }
 
-void context::flush(int32_t policy, kvg_update_stats & stats) {
+void context::flush(int32_t policy, int32_t frame, kvg_update_stats & stats) {
     const stopwatch timed(*runner_, stats);
-    stats.shifted_cells += shift_now();
+    stats.shifted_cells += shift_now(frame);
     const uint32_t n_moved = compact(policy);
     stats.moved_cells += n_moved;
     stats.moved_bytes += static_cast<int64_t>(n_moved * cache_->cell_bytes());
     defrag_pending_ = policy == NO_DEFRAG ? defrag_pending_ : NO_DEFRAG;
 }
 
-kvg_update_stats context::update() {
+kvg_update_stats context::update(bool for_decode) {
     kvg_update_stats stats = {};
-    flush(defrag_pending_, stats);
+    flush(defrag_pending_, for_decode ? frame_for({}) : cache_->cells().frame(), stats);
     return stats;
 }
 
@@ -291,7 +298,7 @@ void context::read(int64_t layer, bool v, float * out, uint64_t n_floats) {
         fail(KVG_INVALID_ARGUMENT, "the buffer holds %llu floats, expected %llu", (unsigned long long) n_floats,
              (unsigned long long) wanted);
     }
-    flush(NO_DEFRAG, flushed_);
+    flush(NO_DEFRAG, v ? cache_->cells().frame() : 0, flushed_);
     cache_->read(static_cast<uint32_t>(layer), v, out);
 }
 
@@ -305,7 +312,7 @@ void context::read_rows(const int32_t * cells, uint64_t n_cells, uint8_t * out, 
     for (uint64_t i = 0; i < n_cells; ++i) {
         rows[i] = static_cast<uint32_t>(bounded("cell", cells[i], 0, int64_t{size} - 1));
     }
-    flush(NO_DEFRAG, flushed_);
+    flush(NO_DEFRAG, 0, flushed_);
     advise_huge_pages(out, n_bytes);
     cache_->read_rows(rows, out, n_threads_batch_);
 }
@@ -342,8 +349,8 @@ void context::replace(int64_t seq, const kvg_kv_rows & in) {
              (unsigned long long) (static_cast<uint64_t>(in.n_cells) * cache_->cell_bytes()),
              static_cast<long long>(in.n_cells));
     }
-    replaced(seq, in);          // refuses what can't be before anything changes
-    flush(NO_DEFRAG, flushed_); // what stays must not lose its rotation
+    replaced(seq, in);             // refuses what can't be before anything changes
+    flush(NO_DEFRAG, 0, flushed_); // what stays must not lose its rotation
     auto [next, slots] = replaced(seq, in);
     unfinished_rows rows(*cache_); // some may be those of cells that are to be replaced
     cache_->write_rows(slots, in.data, n_threads_batch_);
@@ -400,7 +407,11 @@ void context::set_mask(decode_graph & graph, const batch & batch, const micro_ba
 void context::set_inputs(decode_graph & graph, const batch & batch, const micro_batch & ubatch,
                          const std::vector<uint32_t> & slots, const cell_span & span) {
     ggml_backend_tensor_set(graph.tokens, batch.tokens() + ubatch.begin, 0, ubatch.n * sizeof(int32_t));
-    ggml_backend_tensor_set(graph.positions, batch.positions() + ubatch.begin, 0, ubatch.n * sizeof(int32_t));
+    const int32_t * positions = batch.positions() + ubatch.begin;
+    framed_.resize(ubatch.n);
+    std::transform(positions, positions + ubatch.n, framed_.begin(),
+                   [&](int32_t pos) { return pos + cache_->cells().frame(); });
+    ggml_backend_tensor_set(graph.positions, framed_.data(), 0, ubatch.n * sizeof(int32_t));
     slot_ids_.assign(slots.begin() + ubatch.begin, slots.begin() + ubatch.begin + ubatch.n);
     ggml_backend_tensor_set(graph.slots, slot_ids_.data(), 0, slot_ids_.size() * sizeof(int64_t));
     if (graph.outputs) {
@@ -458,7 +469,7 @@ int64_t context::decode(const kvg_batch & in, const kvg_output * output) {
     require_room(cells, batch.n_tokens(), "the batch"); // before anything moves
     const float holes = static_cast<float>(cells.n_kv() - cells.n_used());
     const bool fragmented = defrag_threshold_ >= 0 && holes > defrag_threshold_ * static_cast<float>(cells.n_kv());
-    flush(defrag_pending_ == NO_DEFRAG && fragmented ? KVG_DEFRAG_FILL : defrag_pending_, flushed_);
+    flush(defrag_pending_ == NO_DEFRAG && fragmented ? KVG_DEFRAG_FILL : defrag_pending_, frame_for(batch.bounds()), flushed_);
 
     fault_point("cells");
     const std::vector<uint32_t> slots = find_slots(cells, batch.n_tokens(), "the batch");

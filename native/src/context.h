@@ -42,8 +42,8 @@ public:
     int64_t decode(const kvg_batch & batch, const kvg_output * output);
     // one token, at the end of its sequence
     int64_t append(int64_t seq, int64_t token, const kvg_output * output);
-    // K-shift, then defrag, as far as each is pending
-    kvg_update_stats update();
+    // K-shift, then defrag, as far as each is pending. for_decode: as decode does it, which may change the frame instead
+    kvg_update_stats update(bool for_decode);
     // what decode and read flushed by themselves since the last call
     kvg_update_stats take_stats();
 
@@ -82,8 +82,9 @@ private:
     void ask_devices();
     void reserve_graphs();
     void require_intact() const;
-    uint32_t shift_now();
-    void flush(int32_t policy, kvg_update_stats & stats);
+    int32_t frame_for(const pos_bounds & decoded) const;
+    uint32_t shift_now(int32_t frame);
+    void flush(int32_t policy, int32_t frame, kvg_update_stats & stats);
     cell_span attended_span(const batch & batch, const micro_batch & ubatch) const;
     void set_inputs(decode_graph & graph, const batch & batch, const micro_batch & ubatch, const std::vector<uint32_t> & slots,
                     const cell_span & span);
@@ -111,6 +112,7 @@ private:
     kvg_update_stats flushed_ = {};
 
     std::vector<int64_t> slot_ids_; // scratch, kept
+    std::vector<int32_t> framed_;   // positions
     std::vector<int32_t> output_ids_;
 };
 

@@ -202,6 +202,60 @@ TEST_CASE("a K-shift gives those that were rotated before one new dither, and ot
     c.check();
 }
 
+TEST_CASE("another frame turns every shift, and a position that wouldn't fit goes back to none") {
+    cells c = filled(8, 4);
+    add(c, 0, 0, -1, 50);
+    CHECK(c.n_shifted() == 4);
+    c.set_frame(-50); // K was rotated for 0 .. 3, which is right in it
+    CHECK(c.n_shifted() == 0);
+    c.put(4, 54, c.set(0));
+    CHECK(c.shift(4) == 0); // rotated for 4
+    add(c, 0, 54, -1, 5);
+    CHECK(c.shift(4) == 5);
+    CHECK(c.frame() == -50);
+    c.check();
+    add(c, 0, 0, -1, -10); // 50 would be rotated for -10
+    CHECK(c.frame() == 0);
+    CHECK(c.shift(0) == 40);
+    CHECK(c.shift(4) == 45);
+    CHECK(c.pos(4) == 49);
+    c.check();
+
+    constexpr int32_t last = std::numeric_limits<int32_t>::max();
+    c.set_frame(20);
+    add(c, 0, 0, -1, last - 49);
+    CHECK(c.frame() == 0);
+    CHECK(c.pos(4) == last);
+    CHECK(c.shift(4) == last - 4);
+    c.check();
+    c.clear();
+    CHECK(c.frame() == 0);
+}
+
+TEST_CASE("rotations are counted, and a count that came from elsewhere is what its dither tells") {
+    cells c = filled(8, 3);
+    add(c, 0, 1, -1, 1);
+    c.clear_shifts();
+    add(c, 0, 3, -1, 1);
+    c.clear_shifts();
+    CHECK(c.rotations(0) == 0);
+    CHECK(c.rotations(1) == 1);
+    CHECK(c.rotations(2) == 2);
+    c.seq_cp(0, 1, 0, -1);
+    c.fork(2, 5, 1);
+    CHECK(c.rotations(5) == 2);
+    c.move({{5, 6}});
+    CHECK(c.rotations(6) == 2);
+    c.set_dither(1, 200);
+    CHECK(c.rotations(1) == 2);
+    for (int i = 0; i < 300; ++i) {
+        add(c, 0, 4, -1, 1);
+        c.clear_shifts();
+    }
+    CHECK(c.rotations(2) == 255);
+    c.check();
+}
+
 TEST_CASE("what was ever used is known until clear") {
     cells c = filled(8, 4);
     c.seq_rm(0, 1, -1);

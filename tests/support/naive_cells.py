@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 
@@ -12,6 +12,7 @@ from support.engines import Token
 
 INT64 = range(-(2**63), 2**63)
 MAX_POS = 2**31 - 1
+MAX_FRAME = 8192
 
 # What a call must raise: one of these. Empty: it must not raise.
 Refusals = tuple[type[Exception], ...]
@@ -27,7 +28,7 @@ class Cell:
     shift: int = 0
     rotations: int = 0
     dither: int = 0
-    top: int = 0  # the highest position that it has had
+    top: int = 0  # the highest position that it has had, with the frame
 
 
 @dataclass
@@ -40,6 +41,7 @@ class NaiveCells:
     n_cells: int
     n_seq_max: int
     cells: list[Cell | None] = field(default_factory=list)
+    frame: int = 0  # K of a cell whose shift is 0 is that of its position and this
 
     def __post_init__(self) -> None:
         self.cells = self.cells or [None] * self.n_cells
@@ -98,19 +100,22 @@ class NaiveCells:
 
     def seq_add(self, seq: int, p0: int, p1: int, delta: int) -> Refusals:
         refusals = self.refuse(p0, p1, delta, seqs=(seq,))
-        return refusals or self._reposition(seq, p0, p1, lambda pos: pos + delta)
+        return refusals or self.reposition(seq, p0, p1, lambda pos: pos + delta)
 
     def seq_div(self, seq: int, p0: int, p1: int, divisor: int) -> Refusals:
         refusals = self.refuse(p0, p1, divisor, seqs=(seq,)) if divisor > 0 else (InvalidArgumentError,)
-        return refusals or self._reposition(seq, p0, p1, lambda pos: pos // divisor)
+        return refusals or self.reposition(seq, p0, p1, lambda pos: pos // divisor)
 
-    def _reposition(self, seq: int, p0: int, p1: int, move: Callable[[int], int]) -> Refusals:
+    def reposition(self, seq: int, p0: int, p1: int, move: Callable[[int], int]) -> Refusals:
         found = [(i, cell, move(cell.pos)) for i, cell in self._in_range((seq,), p0, p1)]
         if any(pos > MAX_POS for _, _, pos in found):
             return (InvalidArgumentError,)
         copied = [i for i, cell, pos in found if pos >= 0 and pos != cell.pos and len(cell.seqs) > 1]
         if len(copied) > self.n_cells - len(self.used):
             return (CacheFullError,)
+        if not self._fits(self.frame, (pos for _, _, pos in found if pos >= 0)):
+            self.set_frame(0)
+            found = [(i, cell, move(cell.pos)) for i, cell in self._in_range((seq,), p0, p1)]
         copies = dict(zip(copied, self.slots(len(copied)), strict=True))
         for i, cell, pos in found:
             others = cell.seqs - {seq}
@@ -118,13 +123,36 @@ class NaiveCells:
                 self.cells[i] = replace(cell, seqs=others) if others else None
             if pos >= 0 and pos != cell.pos:
                 shift = cell.shift + pos - cell.pos
+                top = max(pos + self.frame, cell.top)
                 self.cells[copies.get(i, i)] = replace(
-                    cell, seqs=frozenset({seq}), pos=pos, shift=shift, top=max(pos, cell.top)
+                    cell, seqs=frozenset({seq}), pos=pos, shift=shift, top=top
                 )
         return ()
 
     def clear(self) -> None:
         self.cells = [None] * self.n_cells
+        self.frame = 0
+
+    def set_frame(self, frame: int) -> None:
+        by = frame - self.frame
+        self.frame = frame
+        self.cells = [c and replace(c, shift=c.shift + by, top=max(c.pos + frame, c.top)) for c in self.cells]
+
+    def choose_frame(self, positions: Sequence[int] = ()) -> None:
+        """Before these are decoded: spares those whose K was rotated most often, then the most."""
+        if self.used and not any(cell.shift for cell in self.used) and self._fits(self.frame, positions):
+            return
+        held = [cell.pos for cell in self.used]
+        spared: dict[int, list[int]] = {}  # by frame
+        for cell in self.used:
+            frame = self.frame - cell.shift
+            if abs(frame) <= MAX_FRAME and self._fits(frame, [*held, *positions]):
+                spared.setdefault(frame, []).append(cell.rotations)
+        self.set_frame(max(spared, key=lambda f: (max(spared[f]), len(spared[f]), -f), default=0))
+
+    @staticmethod
+    def _fits(frame: int, positions: Iterable[int]) -> bool:
+        return all(0 <= pos + frame <= MAX_POS for pos in positions)
 
     def rotate(self) -> int:
         """The K-shift; the number of cells that it rotates."""
@@ -159,7 +187,7 @@ class NaiveCells:
     def put(self, tokens: Sequence[Token]) -> None:
         """What decode leaves behind."""
         for i, token in zip(self.slots(len(tokens)), tokens, strict=True):
-            self.cells[i] = Cell(token.id, token.pos, frozenset(token.seq_ids), top=token.pos)
+            self.cells[i] = Cell(token.id, token.pos, frozenset(token.seq_ids), top=token.pos + self.frame)
 
     def check_batch(self, tokens: Sequence[Token], n_batch: int, n_vocab: int) -> Refusals:
         """What decode must raise for this batch. A full cache is told apart only in a batch that is valid."""

@@ -1,8 +1,10 @@
 // The cells' bookkeeping: position, set of sequences, pending rotation. Knows nothing of tensors.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <vector>
 
 namespace kvg {
@@ -40,6 +42,19 @@ struct reposition {
     int64_t next(int32_t pos) const { return pos / d + delta; }
 };
 
+// The lowest and the highest of some positions; of none, the other way round.
+struct pos_bounds {
+    int32_t lowest = std::numeric_limits<int32_t>::max();
+    int32_t highest = 0;
+
+    void include(int32_t pos) {
+        lowest = std::min(lowest, pos);
+        highest = std::max(highest, pos);
+    }
+    // whether each of them is a position still when `frame` is added
+    bool fit(int64_t frame) const { return lowest + frame >= 0 && highest + frame <= std::numeric_limits<int32_t>::max(); }
+};
+
 // What a cell carries after a K-shift that gives `next` to those that were rotated before.
 inline uint8_t dither_after(uint8_t dither, uint8_t next) { return dither == 0 ? 1 : next; }
 
@@ -61,8 +76,13 @@ public:
     bool is_empty(uint32_t i) const { return pos_[i] < 0; }
     // -1 when empty
     int32_t pos(uint32_t i) const { return pos_[i]; }
-    // new position - the position for which K was last rotated
+    // What K is rotated for is the position plus this: attention asks for differences of positions only, so all of them may be off by
+    // the same, and a change that most cells share needn't rotate them.
+    int32_t frame() const { return frame_; }
+    // what K has to be rotated by: position + frame - what it was last rotated for
     int32_t shift(uint32_t i) const { return shift_[i]; }
+    // how often it was, and so rounded again; 255: as often or oftener
+    uint8_t rotations(uint32_t i) const { return rotations_[i]; }
     // which dither K carries (graph/dither.h): 0, as it was written, and 1, rotated once, none
     uint8_t dither(uint32_t i) const { return dither_[i]; }
     // what those that were rotated before and wait again will carry: none of them carries it now, unless all are in use
@@ -90,10 +110,10 @@ public:
     // An empty set of this cache's width.
     seq_set make_set() const { return seq_set(n_words_, 0); }
 
-    // precondition: the cell is empty, pos >= 0, the set has a member
+    // For K that is rotated for pos + frame(). precondition: the cell is empty, pos >= 0 and fits the frame, the set has a member
     void put(uint32_t i, int32_t pos, const seq_set & set);
-    // K comes from elsewhere, with its dither.
-    void set_dither(uint32_t i, uint8_t dither) { dither_[i] = dither; }
+    // K comes from elsewhere, with its dither, which tells how often it was rotated: two stands for more.
+    void set_dither(uint32_t i, uint8_t dither);
     // precondition: the cell is not empty
     void drop(uint32_t i);
     // All at once, so that they may form cycles; without memory for that, std::bad_alloc with nothing changed.
@@ -104,6 +124,10 @@ public:
     // The sequence leaves a shared cell for a copy of its own, with the same position and pending shift. precondition: dst is empty
     void fork(uint32_t src, uint32_t dst, uint32_t seq) noexcept;
     void clear();
+    // The highest and lowest position.
+    pos_bounds bounds() const;
+    // Shifts change with it. precondition: bounds() fit it
+    void set_frame(int32_t frame);
     // K has been rotated: nothing waits any more
     void clear_shifts();
 
@@ -129,6 +153,7 @@ private:
     void occupy(uint32_t i, int32_t pos);
     void remove_seq(uint32_t i, uint32_t seq);
     void set_shift(uint32_t i, int32_t shift);
+    void carry(uint32_t i, int32_t shift, uint8_t rotations, uint8_t dither);
 
     uint32_t n_seq_max_;
     uint32_t n_words_;
@@ -136,8 +161,10 @@ private:
     uint32_t n_kv_ = 0;
     uint32_t n_touched_ = 0;
     uint32_t n_shifted_ = 0;
+    int32_t frame_ = 0;
     std::vector<int32_t> pos_;
     std::vector<int32_t> shift_;
+    std::vector<uint8_t> rotations_;
     std::vector<uint8_t> dither_;
     std::vector<uint64_t> seq_; // (n_cells, n_words)
 };

@@ -1,12 +1,15 @@
 #include "cache/shift_plan.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <map>
 #include <utility>
 
 namespace kvg {
 
 namespace {
+
+constexpr int64_t MAX_FRAME = 8192; // whose error, 7e-4, is about what rounding to F16 costs
 
 struct run {
     uint8_t dither;
@@ -57,6 +60,25 @@ std::vector<shift_lot> plan_shift(const cells & cells, bool by_dither, uint32_t 
         out.push_back(std::move(lot));
     }
     return out;
+}
+
+int32_t choose_frame(const cells & cells, const pos_bounds & decoded) {
+    if (cells.n_used() > 0 && cells.n_shifted() == 0 && decoded.fit(cells.frame())) {
+        return cells.frame(); // as for nearly every token
+    }
+    const pos_bounds held = cells.bounds();
+    std::map<int64_t, std::pair<uint8_t, uint32_t>> spared; // by frame: the most rotations, cells
+    for (uint32_t i = 0; i < cells.n_kv(); ++i) {
+        const int64_t frame = int64_t{cells.frame()} - cells.shift(i);
+        if (!cells.is_empty(i) && std::abs(frame) <= MAX_FRAME && held.fit(frame) && decoded.fit(frame)) {
+            auto & [rotations, n] = spared[frame];
+            rotations = std::max(rotations, cells.rotations(i));
+            ++n;
+        }
+    }
+    const auto most =
+        std::max_element(spared.begin(), spared.end(), [](const auto & a, const auto & b) { return a.second < b.second; });
+    return most == spared.end() ? 0 : static_cast<int32_t>(most->first);
 }
 
 } // namespace kvg
