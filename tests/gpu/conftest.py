@@ -23,9 +23,14 @@ def device() -> str:
 
 
 @pytest.fixture(scope="session")
-def endpoint() -> Iterator[str]:
-    """Of an RPC server on loopback."""
+def rpc() -> None:
+    """For tests that need ggml's RPC."""
     if library("libggml-rpc") is None:
         pytest.skip("this llama-cpp-python was built without RPC (-DGGML_RPC=on)")
+
+
+@pytest.fixture(scope="session")
+def endpoint(rpc: None) -> Iterator[str]:
+    """Of an RPC server on loopback."""
     with rpc_server() as endpoint:
         yield endpoint

@@ -1,8 +1,8 @@
-"""What moves, is copied, saved, divided or turned for a device: to the byte, or against fresh K."""
+"""What is saved or turned for a device: to the byte, as the CPU does it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -10,74 +10,18 @@ import pytest
 from support.engines import Token, decode, open_context, random_ids, run_of
 from support.faults import fault
 from support.judge import nmse
-from support.kv_rows import allowed_drift, cells_at, contents, fresh_k
-from support.models import N_VOCAB, SMALL, ModelSpec
+from support.models import N_VOCAB, ModelSpec
 
 import pykvgraph as kvg
 
 pytestmark = pytest.mark.gpu
 
-SLACK = 10  # its sines are other people's
 HEADS_OF_64 = ModelSpec(n_layer=2, n_head=4, n_head_kv=2, head_dim=64, rope_factors=True)
-both = pytest.mark.parametrize("kv_type", ["f16", "f32"])
-
-
-@pytest.fixture(scope="module")
-def model(device: str, model_file: Callable[[ModelSpec], Path]) -> Iterator[kvg.Model]:
-    with kvg.Model(model_file(SMALL), device=device) as model:
-        yield model
 
 
 def interleaved(n: int, n_seq: int) -> list[Token]:
     """Tokens of sequences by turns."""
     return [Token(token, i // n_seq, (i % n_seq,)) for i, token in enumerate(random_ids(n, N_VOCAB))]
-
-
-@both
-def test_divided_positions_have_fresh_k(model: kvg.Model, kv_type: str) -> None:
-    tokens = run_of(random_ids(120, N_VOCAB))
-    chosen = range(20, 100, 4)  # the others come to share their positions
-    with open_context(model, n_ctx=256, type_k=kv_type) as ctx:
-        fresh = fresh_k(ctx, [tokens[pos]._replace(pos=pos // 4) for pos in chosen])
-        ctx.reset()
-        decode(ctx, tokens)
-        places = cells_at(ctx.kv, chosen)
-        ctx.kv.seq_div(0, 20, 100, 4)
-        assert ctx.kv.update().shifted_cells == 80
-        assert list(ctx.kv.cells().pos[places]) == [pos // 4 for pos in chosen]
-        k = ctx.kv.read_k(0)[places]
-    assert np.abs(k - fresh).max() <= SLACK * allowed_drift(fresh, kv_type, 100)
-
-
-@both
-def test_sort_keeps_every_byte(model: kvg.Model, kv_type: str) -> None:
-    with open_context(
-        model, n_ctx=256, n_seq_max=3, type_k=kv_type, type_v=kv_type, defrag_threshold=-1
-    ) as ctx:
-        decode(ctx, interleaved(150, 3))
-        ctx.kv.seq_rm(1, 10, 30)
-        before = [contents(ctx.kv, model.n_layer, seq) for seq in range(3)]
-        ctx.kv.defrag("sort")
-        assert ctx.kv.update().moved_cells > 0
-        assert [contents(ctx.kv, model.n_layer, seq) for seq in range(3)] == before
-        owner = np.argmax(ctx.kv.cells().seq[: ctx.kv.n_used], axis=1)
-        assert np.count_nonzero(np.diff(owner)) == 2  # three runs
-
-
-@both
-def test_a_copy_leaves_the_others_alone(model: kvg.Model, kv_type: str) -> None:
-    with open_context(model, n_ctx=256, n_seq_max=2, type_k=kv_type, type_v=kv_type) as ctx:
-        decode(ctx, run_of(random_ids(60, N_VOCAB)))
-        original = contents(ctx.kv, model.n_layer, 0)
-        ctx.kv.seq_cp(0, 1, 0, -1)
-        for pos in range(5, 60, 3):  # by runs of one and two
-            ctx.kv.seq_rm(1, pos, pos + 1)
-        copied = contents(ctx.kv, model.n_layer, 1)
-        ctx.kv.seq_add(1, 20, -1, 100)
-        ctx.kv.seq_add(1, 120, -1, -100)  # back before anything was rotated
-        assert contents(ctx.kv, model.n_layer, 0) == original
-        assert contents(ctx.kv, model.n_layer, 1) == copied
-        assert ctx.kv.n_used == 60 + sum(pos >= 20 for pos, _ in copied)
 
 
 @pytest.mark.parametrize("kv_type", ["f32", "f16", "bf16", "q8_0", "q4_0"])

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from support.models import ModelSpec
-from support.rpc_server import TESTS, library
+from support.rpc_server import TESTS
 
 import pykvgraph as kvg
 
@@ -98,9 +98,8 @@ def test_nobody_answers() -> None:
     ],
     ids=["nothing", "http", "minor", "major"],
 )
+@pytest.mark.usefixtures("rpc")
 def test_somebody_else_answers(reply: bytes) -> None:
-    if library("libggml-rpc") is None:
-        pytest.skip("this llama-cpp-python was built without RPC (-DGGML_RPC=on)")
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def answer() -> None:
