@@ -82,9 +82,8 @@ private:
     void ask_devices();
     void reserve_graphs();
     void require_intact() const;
-    int32_t frame_for(const pos_bounds & decoded) const;
-    uint32_t shift_now(int32_t frame);
-    void flush(int32_t policy, int32_t frame, kvg_update_stats & stats);
+    uint32_t shift_now();
+    void flush(int32_t policy, kvg_update_stats & stats);
     cell_span attended_span(const batch & batch, const micro_batch & ubatch) const;
     void set_inputs(decode_graph & graph, const batch & batch, const micro_batch & ubatch, const std::vector<uint32_t> & slots,
                     const cell_span & span);

@@ -161,7 +161,7 @@ TEST_CASE("only shared cells that change their position need a copy") {
 TEST_CASE("a fork takes position, pending shift and dither, and leaves the other sharers as they were") {
     cells c = filled(8, 4);
     add(c, 0, 2, -1, 10);
-    c.set_dither(3, 9);
+    c.set_source(3, c.pos(3) + c.frame() - c.shift(3), 9);
     c.seq_cp(0, 1, 0, -1);
     c.fork(3, 6, 1);
     CHECK(c.pos(6) == 13);
@@ -181,20 +181,20 @@ TEST_CASE("a K-shift gives those that were rotated before one new dither, and ot
     c.clear_shifts();
     CHECK(c.dither(1) == 0);
     CHECK(c.dither(2) == 1);
-    c.set_dither(3, 40);
-    c.set_dither(5, 200); // which stays where it is
+    c.set_source(3, c.pos(3) + c.frame() - c.shift(3), 40);
+    c.set_source(5, c.pos(5) + c.frame() - c.shift(5), 200); // which stays where it is
     add(c, 0, 0, 14, 10);
-    c.set_dither(4, 40);
-    c.set_dither(2, 41);
+    c.set_source(4, c.pos(4) + c.frame() - c.shift(4), 40);
+    c.set_source(2, c.pos(2) + c.frame() - c.shift(2), 41);
     CHECK(c.next_dither() == 42); // after the one that most carry, but none of the others'
     c.clear_shifts();
     CHECK(c.dither(1) == 1);
     CHECK(c.dither(2) == 42);
     CHECK(c.dither(3) == 42);
     CHECK(c.dither(5) == 200);
-    c.set_dither(2, 255);
-    c.set_dither(3, 255);
-    c.set_dither(4, 2);
+    c.set_source(2, c.pos(2) + c.frame() - c.shift(2), 255);
+    c.set_source(3, c.pos(3) + c.frame() - c.shift(3), 255);
+    c.set_source(4, c.pos(4) + c.frame() - c.shift(4), 2);
     add(c, 0, 0, -1, 10);
     CHECK(c.next_dither() == 3); // round about
     c.drop(2);
@@ -232,27 +232,40 @@ TEST_CASE("another frame turns every shift, and a position that wouldn't fit goe
     CHECK(c.frame() == 0);
 }
 
-TEST_CASE("rotations are counted, and a count that came from elsewhere is what its dither tells") {
-    cells c = filled(8, 3);
-    add(c, 0, 1, -1, 1);
-    c.clear_shifts();
-    add(c, 0, 3, -1, 1);
-    c.clear_shifts();
-    CHECK(c.rotations(0) == 0);
-    CHECK(c.rotations(1) == 1);
-    CHECK(c.rotations(2) == 2);
-    c.seq_cp(0, 1, 0, -1);
+TEST_CASE("a kept original goes where its cell goes, and is gone with it") {
+    cells c = filled(8, 4);
+    c.seq_cp(0, 1, 2, 3);
+    c.set_original(2, 7);
     c.fork(2, 5, 1);
-    CHECK(c.rotations(5) == 2);
+    CHECK(c.original(5) == 7);
     c.move({{5, 6}});
-    CHECK(c.rotations(6) == 2);
-    c.set_dither(1, 200);
-    CHECK(c.rotations(1) == 2);
-    for (int i = 0; i < 300; ++i) {
-        add(c, 0, 4, -1, 1);
-        c.clear_shifts();
-    }
-    CHECK(c.rotations(2) == 255);
+    CHECK(c.original(6) == 7);
+    CHECK(c.original(5) == cells::NO_ORIGINAL);
+    add(c, 0, 2, -1, 9);
+    CHECK_FALSE(c.turns_in_place(2)); // but from the original
+    CHECK(c.turns_in_place(3));
+    CHECK_FALSE(c.turns_in_place(0));
+    c.clear_shifts();
+    CHECK(c.original(2) == 7);
+    c.drop(2);
+    c.put(2, 2, c.set(0));
+    CHECK(c.original(2) == cells::NO_ORIGINAL);
+    c.check();
+    c.clear();
+    CHECK(c.original(6) == cells::NO_ORIGINAL);
+}
+
+TEST_CASE("K from elsewhere waits until it stands as the frame wants it") {
+    cells c = filled(8, 2);
+    c.set_frame(100);
+    c.clear_shifts();
+    c.put(4, 50, c.set(0));
+    c.set_source(4, 50, 9);
+    CHECK(c.shift(4) == 100);
+    CHECK(c.dither(4) == 9);
+    c.set_frame(0);
+    CHECK(c.shift(4) == 0);
+    CHECK(c.shift(0) == -100);
     c.check();
 }
 
@@ -273,7 +286,7 @@ TEST_CASE("move carries position, sequences, pending shift and dither") {
     c.seq_cp(0, 3, 5, 6);
     c.seq_rm(0, 0, 1);
     add(c, 0, 4, 5, 10);
-    c.set_dither(4, 9);
+    c.set_source(4, c.pos(4) + c.frame() - c.shift(4), 9);
     c.move({{5, 0}, {4, 7}});
     CHECK(c.dither(0) == 0);
     CHECK(c.dither(7) == 9);

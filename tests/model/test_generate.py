@@ -114,9 +114,8 @@ def test_context_shift_goes_on(story_model: kvg.Model) -> None:
     discard = (n_ctx - n_keep) // 2
     assert {report.n_discard for report in reports} == {discard}
     assert len(reports) == 1 + (n_tokens - n_ctx) // discard
-    # once the kept cells are turned, which are fewer; then those that move, which are new each time
-    n_moved = n_ctx - n_keep - discard
-    assert [report.stats.shifted_cells for report in reports] == [n_keep, *[n_moved] * (len(reports) - 1)]
+    # K of the kept cells is turned, which are fewer
+    assert {report.stats.shifted_cells for report in reports} == {n_keep}
 
 
 def test_shifted_generation_is_what_the_operations_by_hand_say(story_model: kvg.Model) -> None:

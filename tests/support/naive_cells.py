@@ -29,6 +29,7 @@ class Cell:
     rotations: int = 0
     dither: int = 0
     top: int = 0  # the highest position that it has had, with the frame
+    original: int | None = None  # which of the kept ones K is rotated from
 
 
 @dataclass
@@ -42,6 +43,7 @@ class NaiveCells:
     n_seq_max: int
     cells: list[Cell | None] = field(default_factory=list)
     frame: int = 0  # K of a cell whose shift is 0 is that of its position and this
+    originals: list[Cell] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.cells = self.cells or [None] * self.n_cells
@@ -139,16 +141,25 @@ class NaiveCells:
         self.cells = [c and replace(c, shift=c.shift + by, top=max(c.pos + frame, c.top)) for c in self.cells]
 
     def choose_frame(self, positions: Sequence[int] = ()) -> None:
-        """Before these are decoded: spares those whose K was rotated most often, then the most."""
-        if self.used and not any(cell.shift for cell in self.used) and self._fits(self.frame, positions):
-            return
+        """Before these are decoded: most cells keep their K, if the others are few; K of those is kept."""
+        same = self.frame if self.used and self._fits(self.frame, positions) else 0
+        frames = Counter(self.frame - cell.shift for cell in self.used)
+        waiting = sum(cell.shift != 0 for cell in self.used)
+        frame, n_spared = max(frames.items(), key=lambda item: (item[1], -item[0]), default=(same, 0))
+        new = [i for i, c in enumerate(self.cells) if c and not c.shift and c.original is None]
+        room = self.n_cells // 8 - len({c.original for c in self.used} - {None})
         held = [cell.pos for cell in self.used]
-        spared: dict[int, list[int]] = {}  # by frame
-        for cell in self.used:
-            frame = self.frame - cell.shift
-            if abs(frame) <= MAX_FRAME and self._fits(frame, [*held, *positions]):
-                spared.setdefault(frame, []).append(cell.rotations)
-        self.set_frame(max(spared, key=lambda f: (max(spared[f]), len(spared[f]), -f), default=0))
+        few = len(self.used) - n_spared < waiting and (frame == self.frame or len(new) <= room)
+        if not few or not self._fits(frame, [*held, *positions]):
+            frame = same
+        elif abs(frame) > MAX_FRAME:
+            frame = 0
+        for i in new if frame not in (0, self.frame) else ():
+            cell = self.cells[i]
+            assert cell
+            self.cells[i] = replace(cell, original=len(self.originals))
+            self.originals.append(cell)
+        self.set_frame(frame)
 
     @staticmethod
     def _fits(frame: int, positions: Iterable[int]) -> bool:
@@ -164,7 +175,8 @@ class NaiveCells:
         for i in waiting:
             cell = self.cells[i]
             assert cell
-            dither = again if cell.rotations else 1
+            source = cell if cell.original is None else self.originals[cell.original]
+            dither = again if source.dither else 1
             self.cells[i] = replace(cell, shift=0, rotations=cell.rotations + 1, dither=dither)
         return len(waiting)
 

@@ -23,8 +23,8 @@ struct pos_range {
 } // namespace
 
 cells::cells(uint32_t n_cells, uint32_t n_seq_max)
-    : n_seq_max_(n_seq_max), n_words_((n_seq_max + 63) / 64), pos_(n_cells, -1), shift_(n_cells, 0), rotations_(n_cells, 0),
-      dither_(n_cells, 0), seq_(static_cast<size_t>(n_cells) * n_words_, 0) {}
+    : n_seq_max_(n_seq_max), n_words_((n_seq_max + 63) / 64), pos_(n_cells, -1), shift_(n_cells, 0),
+      original_(n_cells, NO_ORIGINAL), dither_(n_cells, 0), seq_(static_cast<size_t>(n_cells) * n_words_, 0) {}
 
 bool cells::covers(uint32_t i, const seq_set & set) const {
     for (uint32_t w = 0; w < n_words_; ++w) {
@@ -88,13 +88,11 @@ void cells::set_shift(uint32_t i, int32_t shift) {
     n_shifted_ += shift_[i] != 0;
 }
 
-void cells::carry(uint32_t i, int32_t shift, uint8_t rotations, uint8_t dither) {
+void cells::set_carried(uint32_t i, int32_t shift, uint8_t dither, uint32_t original) {
     set_shift(i, shift);
-    rotations_[i] = rotations;
     dither_[i] = dither;
+    original_[i] = original;
 }
-
-void cells::set_dither(uint32_t i, uint8_t dither) { carry(i, shift_[i], std::min<uint8_t>(dither, 2), dither); }
 
 void cells::occupy(uint32_t i, int32_t pos) {
     pos_[i] = pos;
@@ -110,7 +108,7 @@ void cells::put(uint32_t i, int32_t pos, const seq_set & set) {
 
 void cells::drop(uint32_t i) {
     pos_[i] = -1;
-    carry(i, 0, 0, 0);
+    set_carried(i, 0, 0, NO_ORIGINAL);
     std::fill_n(seq_.begin() + static_cast<ptrdiff_t>(i) * n_words_, n_words_, 0);
     --n_used_;
     while (n_kv_ > 0 && is_empty(n_kv_ - 1)) {
@@ -122,14 +120,14 @@ void cells::move(const std::vector<cell_move> & moves) {
     struct content {
         int32_t pos;
         int32_t shift;
-        uint8_t rotations;
         uint8_t dither;
+        uint32_t original;
         seq_set set;
     };
     std::vector<content> taken;
     taken.reserve(moves.size());
     for (const cell_move & m : moves) {
-        taken.push_back({pos_[m.src], shift_[m.src], rotations_[m.src], dither_[m.src], set(m.src)});
+        taken.push_back({pos_[m.src], shift_[m.src], dither_[m.src], original_[m.src], set(m.src)});
     }
     // nothing is allocated from here on
     for (const cell_move & m : moves) {
@@ -137,21 +135,27 @@ void cells::move(const std::vector<cell_move> & moves) {
     }
     for (size_t i = 0; i < moves.size(); ++i) {
         put(moves[i].dst, taken[i].pos, taken[i].set);
-        carry(moves[i].dst, taken[i].shift, taken[i].rotations, taken[i].dither);
+        set_carried(moves[i].dst, taken[i].shift, taken[i].dither, taken[i].original);
     }
 }
 
 void cells::fork(uint32_t src, uint32_t dst, uint32_t seq) noexcept {
     occupy(dst, pos_[src]);
     seq_[size_t{dst} * n_words_ + seq / 64] = uint64_t{1} << (seq % 64); // an empty cell's words are 0
-    carry(dst, shift_[src], rotations_[src], dither_[src]);
+    set_carried(dst, shift_[src], dither_[src], original_[src]);
     remove_seq(src, seq);
+}
+
+// fits: the difference of two positions
+void cells::set_source(uint32_t i, int32_t place, uint8_t dither) {
+    set_shift(i, static_cast<int32_t>(int64_t{pos_[i]} + frame_ - place));
+    dither_[i] = dither;
 }
 
 void cells::clear() {
     std::fill(pos_.begin(), pos_.end(), -1);
     std::fill(shift_.begin(), shift_.end(), 0);
-    std::fill(rotations_.begin(), rotations_.end(), 0);
+    std::fill(original_.begin(), original_.end(), NO_ORIGINAL);
     std::fill(dither_.begin(), dither_.end(), 0);
     std::fill(seq_.begin(), seq_.end(), 0);
     n_used_ = n_kv_ = n_touched_ = n_shifted_ = 0;
@@ -185,7 +189,10 @@ pos_bounds cells::bounds() const {
 }
 
 void cells::set_frame(int32_t frame) {
-    for (uint32_t i = 0; i < n_kv_ && frame != frame_; ++i) {
+    if (frame == frame_) {
+        return;
+    }
+    for (uint32_t i = 0; i < n_kv_; ++i) {
         if (!is_empty(i)) { // both frames fit: the sum is between two positions
             set_shift(i, static_cast<int32_t>(int64_t{shift_[i]} + frame - frame_));
         }
@@ -197,8 +204,8 @@ void cells::clear_shifts() {
     const uint8_t next = next_dither();
     for (uint32_t i = 0; i < n_kv_; ++i) {
         if (shift_[i] != 0) {
-            const auto rotations = static_cast<uint8_t>(std::min(rotations_[i] + 1, 255));
-            carry(i, 0, rotations, dither_after(dither_[i], next));
+            dither_[i] = dither_after(dither_[i], next);
+            set_shift(i, 0);
         }
     }
 }
@@ -325,7 +332,7 @@ void cells::check() const {
         const auto words = seq_.begin() + static_cast<ptrdiff_t>(i) * n_words_;
         const bool seen = std::any_of(words, words + n_words_, [](uint64_t w) { return w != 0; });
         if (seen == is_empty(i) ||
-            (is_empty(i) && (pos_[i] != -1 || shift_[i] != 0 || rotations_[i] != 0 || dither_[i] != 0))) {
+            (is_empty(i) && (pos_[i] != -1 || shift_[i] != 0 || dither_[i] != 0 || original_[i] != NO_ORIGINAL))) {
             fail(KVG_INTERNAL, "cell %u: pos %d, shift %d, dither %d, %s", i, pos_[i], shift_[i], dither_[i],
                  seen ? "seen" : "unseen");
         }

@@ -60,6 +60,8 @@ inline uint8_t dither_after(uint8_t dither, uint8_t next) { return dither == 0 ?
 
 class cells {
 public:
+    static constexpr uint32_t NO_ORIGINAL = std::numeric_limits<uint32_t>::max();
+
     // 1 <= n_seq_max <= 256
     cells(uint32_t n_cells, uint32_t n_seq_max);
 
@@ -81,8 +83,9 @@ public:
     int32_t frame() const { return frame_; }
     // what K has to be rotated by: position + frame - what it was last rotated for
     int32_t shift(uint32_t i) const { return shift_[i]; }
-    // how often it was, and so rounded again; 255: as often or oftener
-    uint8_t rotations(uint32_t i) const { return rotations_[i]; }
+    // which of the kept originals its K is rotated from (graph/originals.h), or NO_ORIGINAL: from itself, where it lies
+    uint32_t original(uint32_t i) const { return original_[i]; }
+    bool turns_in_place(uint32_t i) const { return shift_[i] != 0 && original_[i] == NO_ORIGINAL; }
     // which dither K carries (graph/dither.h): 0, as it was written, and 1, rotated once, none
     uint8_t dither(uint32_t i) const { return dither_[i]; }
     // what those that were rotated before and wait again will carry: none of them carries it now, unless all are in use
@@ -112,8 +115,9 @@ public:
 
     // For K that is rotated for pos + frame(). precondition: the cell is empty, pos >= 0 and fits the frame, the set has a member
     void put(uint32_t i, int32_t pos, const seq_set & set);
-    // K comes from elsewhere, with its dither, which tells how often it was rotated: two stands for more.
-    void set_dither(uint32_t i, uint8_t dither);
+    // K comes from elsewhere: what it is rotated for, and its dither.
+    void set_source(uint32_t i, int32_t place, uint8_t dither);
+    void set_original(uint32_t i, uint32_t original) { original_[i] = original; }
     // precondition: the cell is not empty
     void drop(uint32_t i);
     // All at once, so that they may form cycles; without memory for that, std::bad_alloc with nothing changed.
@@ -124,7 +128,7 @@ public:
     // The sequence leaves a shared cell for a copy of its own, with the same position and pending shift. precondition: dst is empty
     void fork(uint32_t src, uint32_t dst, uint32_t seq) noexcept;
     void clear();
-    // The highest and lowest position.
+    // Of all positions.
     pos_bounds bounds() const;
     // Shifts change with it. precondition: bounds() fit it
     void set_frame(int32_t frame);
@@ -153,7 +157,7 @@ private:
     void occupy(uint32_t i, int32_t pos);
     void remove_seq(uint32_t i, uint32_t seq);
     void set_shift(uint32_t i, int32_t shift);
-    void carry(uint32_t i, int32_t shift, uint8_t rotations, uint8_t dither);
+    void set_carried(uint32_t i, int32_t shift, uint8_t dither, uint32_t original);
 
     uint32_t n_seq_max_;
     uint32_t n_words_;
@@ -164,7 +168,7 @@ private:
     int32_t frame_ = 0;
     std::vector<int32_t> pos_;
     std::vector<int32_t> shift_;
-    std::vector<uint8_t> rotations_;
+    std::vector<uint32_t> original_;
     std::vector<uint8_t> dither_;
     std::vector<uint64_t> seq_; // (n_cells, n_words)
 };

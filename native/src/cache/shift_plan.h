@@ -20,10 +20,14 @@ struct shift_lot {
 // has none, where all are one lot.
 std::vector<shift_lot> plan_shift(const cells & cells, bool by_dither, uint32_t align, size_t max_spans);
 
-// The frame of the next K-shift. Cells whose shift is the same can be spared by it: those among which is the one that was rotated most
-// often; of several such the most cells. So when some always stay and the others always move, they are rotated by turns, and neither
-// without end. The frame stays near 0, as ggml's angles get less exact by 8e-8 a position.
+// A frame in which cells keep their K that would have to be rotated in the one there is: those that have moved by the same, when they
+// are more than all others. K of the others is rotated instead, and that of cells that were not to be rotated at all may be rotated
+// as often as the others move: so it is from a kept original, and there must be `room` for as many more of these. Otherwise the frame
+// stays; or goes to 0, where it would go too far, as ggml's angles get less exact by 8e-8 a position.
 // decoded: positions that are about to be decoded, which must fit it too.
-int32_t choose_frame(const cells & cells, const pos_bounds & decoded);
+int32_t choose_frame(const cells & cells, const pos_bounds & decoded, uint32_t room);
+
+// Whose originals must be kept if the frame becomes this one.
+std::vector<uint32_t> turned_by_frame(const cells & cells, int64_t frame);
 
 } // namespace kvg
