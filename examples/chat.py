@@ -212,7 +212,7 @@ class Page:
         self._end_line()
         stats = report.stats
         line = (
-            f"[context full: {report.n_discard} cells discarded, {stats.shifted_cells} rotated,"
+            f"[context full: {report.n_discard} cells discarded, {stats.shifted_cells} shifted,"
             f" {stats.moved_cells} moved, {stats.seconds * 1000:.1f} ms]"
         )
         dimmed = sys.stderr.isatty() and not os.environ.get("NO_COLOR")

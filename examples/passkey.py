@@ -69,7 +69,7 @@ def tell(report: kvg.ShiftReport) -> None:
     stats = report.stats
     print(
         f"shift: positions {report.n_keep} to {report.n_keep + report.n_discard - 1} discarded,"
-        f" {stats.shifted_cells} cells rotated, {stats.moved_cells} moved, {stats.seconds * 1000:.1f} ms"
+        f" {stats.shifted_cells} cells shifted, {stats.moved_cells} moved, {stats.seconds * 1000:.1f} ms"
     )
 
 

@@ -61,7 +61,7 @@ class ContextShift:
         kv.seq_rm(seq, self.n_keep, end)
         kv.seq_add(seq, end, -1, -n_discard)
         kv.defrag("fill")
-        stats = kv.update(for_decode=True)
+        stats = kv.update()
         report = ShiftReport(seq, self.n_keep, n_discard, kv.seq_pos_max(seq) + 1, stats)
         if self.on_shift is not None:
             self.on_shift(report)

@@ -95,21 +95,14 @@ class KVCache:
             raise InvalidArgumentError(f'policy must be "fill" or "sort", got {shown(policy)}')
         self._handle.call(lib().kvg_kv_defrag, _POLICIES[policy])
 
-    def update(self, *, for_decode: bool = False) -> UpdateStats:
+    def update(self) -> UpdateStats:
         """Runs the K-shift, then defrag, as far as each is pending, and tells what was done.
-
-        for_decode: does what a decode would do, which may rotate fewer cells, and none more often. Attention
-        asks only for differences of positions. So where most cells have moved by the same, as in a context
-        shift, their K stays as it is, K of the few others is turned the other way, and tokens are decoded
-        with positions that are off by as much. That is the cache's own business: positions, logits, read_k
-        and saved states are those of the cells' positions. K of the few is kept as it was, in host memory
-        (for an eighth of the cells at most), and rotated from there, so that it isn't rounded each time.
 
         Raises DeviceError when the device fails, or has no memory for the graphs. What is not done is still
         pending then, and another call goes on. But a K-shift and a sort work in place: when one fails half
         way, K and V are lost, and whatever needs them is a DeviceError until `clear()` or `Context.reset()`.
         """
-        return self._stats(lib().kvg_kv_update, flag(for_decode, "for_decode"))
+        return self._stats(lib().kvg_kv_update)
 
     def take_stats(self) -> UpdateStats:
         """What decode, read_k, read_v, save and load did by themselves, since the last call of this."""
@@ -189,11 +182,11 @@ class KVCache:
     def load(self, blob: Blob | bytearray | memoryview, seq: int | None = None) -> None:
         """Replaces sequence `seq`, or with None the whole cache, by what `save` gave; all or nothing.
 
-        A sequence may come back under another id, and in any cells that are empty; a pending K-shift of those
-        that stay runs first. Raises StateError for a blob that is damaged, from another model or another kind
-        of cache; CacheFullError when it doesn't fit; InvalidArgumentError when a sequence is loaded without
-        an id, or a whole cache with one; DeviceError, and when that comes while K and V are written, they are
-        lost as `update()` tells.
+        A sequence may come back under another id, and in any cells that are empty. A pending K-shift runs
+        first. Raises StateError for a blob that is damaged, from another model or another kind of cache;
+        CacheFullError when it doesn't fit; InvalidArgumentError when a sequence is loaded without an id, or a
+        whole cache with one; DeviceError, and when that comes while K and V are written, they are lost as
+        `update()` tells.
         """
         try:
             data = memoryview(blob).cast("B")
@@ -238,7 +231,7 @@ class KVCache:
     def _info(self) -> KvgKvInfo:
         return self._handle.call(read_info)
 
-    def _stats(self, function: Any, *arguments: int) -> UpdateStats:
+    def _stats(self, function: Any) -> UpdateStats:
         stats = sized(KvgUpdateStats)
-        self._handle.call(function, *arguments, ctypes.byref(stats))
+        self._handle.call(function, ctypes.byref(stats))
         return UpdateStats(**{name: getattr(stats, name) for name, *_ in stats._fields_[1:]})

@@ -113,7 +113,7 @@ class CellsView:
 
     pos: npt.NDArray[np.int32]  # (n_cells,), -1 where empty
     seq: npt.NDArray[np.bool_]  # (n_cells, n_seq_max): which sequences see the cell
-    shift: npt.NDArray[np.int32]  # (n_cells,): positions by which K has yet to be rotated
+    shift: npt.NDArray[np.int32]  # (n_cells,): position change since the cell's K was last rotated
     dither: npt.NDArray[np.uint8]  # (n_cells,): what K carries, by number (docs/state-format.md)
 
 

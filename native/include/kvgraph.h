@@ -325,12 +325,11 @@ KVG_API kvg_status kvg_kv_seq_pos_max(const kvg_context * context, int64_t seq, 
 KVG_API kvg_status kvg_kv_clear(kvg_context * context, int32_t data);
 
 KVG_API kvg_status kvg_kv_defrag(kvg_context * context, int32_t policy);
-/* K-shift, then defrag, as far as each is pending. for_decode: as decode does it, which turns K of the other cells where most have moved
-   by the same, and keeps that difference for what is decoded from then on. `out` may be NULL. When the device fails before a graph, or while it moves cells
+/* K-shift, then defrag, as far as each is pending. `out` may be NULL. When the device fails before a graph, or while it moves cells
    into holes, what was completed stays and the rest is still pending. A K-shift or a sort that fails half way leaves K and V that
    nobody can trust: from then on whatever needs them (decode, update, read, seq_add and seq_div with copies, replace) is KVG_DEVICE
    until kvg_kv_clear. */
-KVG_API kvg_status kvg_kv_update(kvg_context * context, int32_t for_decode, kvg_update_stats * out);
+KVG_API kvg_status kvg_kv_update(kvg_context * context, kvg_update_stats * out);
 /* What decode and kvg_kv_read flushed by themselves, added up since the last call of this function. */
 KVG_API kvg_status kvg_kv_take_stats(kvg_context * context, kvg_update_stats * out);
 

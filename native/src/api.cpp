@@ -398,10 +398,10 @@ kvg_status kvg_kv_defrag(kvg_context * context, int32_t policy) {
     return guarded([&] { need(context, "context").context.request_defrag(policy); });
 }
 
-kvg_status kvg_kv_update(kvg_context * context, int32_t for_decode, kvg_update_stats * out) {
+kvg_status kvg_kv_update(kvg_context * context, kvg_update_stats * out) {
     return on_cells(context, [&](kvg::cells &) {
         kvg_update_stats * stats = out ? &need_struct(out, "out") : nullptr;
-        const kvg_update_stats done = context->context.update(for_decode != 0);
+        const kvg_update_stats done = context->context.update();
         if (stats) {
             fill_stats(*stats, done);
         }

@@ -60,12 +60,6 @@ void batch::read_sets(uint32_t n_seq_max) {
     }
 }
 
-pos_bounds batch::bounds() const {
-    pos_bounds all;
-    std::for_each(in_.pos, in_.pos + n_tokens(), [&](int32_t pos) { all.include(pos); });
-    return all;
-}
-
 void batch::check_positions(const cells & cells) const {
     std::vector<int64_t> last(cells.n_seq_max(), -2); // -2: not looked up yet
     for (uint32_t i = 0; i < n_tokens(); ++i) {

@@ -20,7 +20,6 @@ public:
     uint32_t n_outputs() const { return n_outputs_; }
     const int32_t * tokens() const { return in_.token; }
     const int32_t * positions() const { return in_.pos; }
-    pos_bounds bounds() const;
     const seq_set & set(uint32_t i) const { return sets_[i]; }
     bool is_output(uint32_t i) const { return in_.logits[i] != 0; }
 

@@ -22,6 +22,14 @@ constexpr int64_t MAX_CELLS =
 constexpr int64_t MAX_SEQ = 256;
 constexpr int64_t MAX_THREADS = 512; // GGML_MAX_N_THREADS: beyond it ggml aborts
 
+int64_t bounded(const char * name, int64_t value, int64_t lowest, int64_t highest) {
+    if (value < lowest || value > highest) {
+        fail(KVG_INVALID_ARGUMENT, "%s is %lld, expected %lld to %lld", name, static_cast<long long>(value),
+             static_cast<long long>(lowest), static_cast<long long>(highest));
+    }
+    return value;
+}
+
 // Puts a batch's tokens into cells as its micro-batches are computed, and takes them out again unless all of them were.
 class placed_tokens {
 public:
@@ -264,12 +272,8 @@ void context::flush(int32_t policy, kvg_update_stats & stats) {
     defrag_pending_ = policy == NO_DEFRAG ? defrag_pending_ : NO_DEFRAG;
 }
 
-kvg_update_stats context::update(bool for_decode) {
+kvg_update_stats context::update() {
     kvg_update_stats stats = {};
-    if (for_decode) {
-        require_intact();
-        shift_->set_frame(shift_->frame_for({}));
-    }
     flush(defrag_pending_, stats);
     return stats;
 }
@@ -278,6 +282,74 @@ kvg_update_stats context::take_stats() {
     const kvg_update_stats stats = flushed_;
     flushed_ = {};
     return stats;
+}
+
+void context::read(int64_t layer, bool v, float * out, uint64_t n_floats) {
+    bounded("layer", layer, 0, static_cast<int64_t>(cache_->n_layer()) - 1);
+    const uint64_t wanted = uint64_t{cache_->cells().size()} * model_->hparams().n_embd_kv();
+    if (!out || n_floats != wanted) {
+        fail(KVG_INVALID_ARGUMENT, "the buffer holds %llu floats, expected %llu", (unsigned long long) n_floats,
+             (unsigned long long) wanted);
+    }
+    flush(NO_DEFRAG, flushed_);
+    cache_->read(static_cast<uint32_t>(layer), v, out);
+}
+
+void context::read_rows(const int32_t * cells, uint64_t n_cells, uint8_t * out, uint64_t n_bytes) {
+    const uint32_t size = cache_->cells().size();
+    if (n_bytes != n_cells * cache_->cell_bytes()) {
+        fail(KVG_INVALID_ARGUMENT, "the buffer holds %llu bytes, expected %llu", (unsigned long long) n_bytes,
+             (unsigned long long) (n_cells * cache_->cell_bytes()));
+    }
+    std::vector<uint32_t> rows(n_cells);
+    for (uint64_t i = 0; i < n_cells; ++i) {
+        rows[i] = static_cast<uint32_t>(bounded("cell", cells[i], 0, int64_t{size} - 1));
+    }
+    flush(NO_DEFRAG, flushed_);
+    advise_huge_pages(out, n_bytes);
+    cache_->read_rows(rows, out, n_threads_batch_);
+}
+
+// The cells with these in place of a sequence's, and where they are.
+std::pair<cells, std::vector<uint32_t>> context::replaced(int64_t seq, const kvg_kv_rows & in) const {
+    const uint32_t n_seq_max = cache_->cells().n_seq_max();
+    cells next = cache_->cells();
+    next.seq_rm(seq, 0, -1);
+    const auto n = static_cast<uint32_t>(in.n_cells);
+    const std::vector<uint32_t> slots = find_slots(next, n, "what is loaded");
+    for (uint32_t i = 0; i < n; ++i) {
+        seq_set set = next.make_set();
+        bool seen = false;
+        for (uint32_t s = 0; s < n_seq_max; ++s) {
+            const bool member = in.seq[static_cast<size_t>(i) * n_seq_max + s] != 0;
+            set[s / 64] |= static_cast<uint64_t>(member) << (s % 64);
+            seen = seen || member;
+        }
+        if (in.pos[i] < 0 || !seen) {
+            fail(KVG_INVALID_ARGUMENT, "cell %u of %u has position %d and %s", i, n, in.pos[i],
+                 seen ? "a sequence" : "no sequence");
+        }
+        next.put(slots[i], in.pos[i], set);
+        next.set_dither(slots[i], in.dither[i]);
+    }
+    return {std::move(next), slots};
+}
+
+void context::replace(int64_t seq, const kvg_kv_rows & in) {
+    bounded("n_cells", in.n_cells, 0, MAX_CELLS);
+    if (in.n_bytes != static_cast<uint64_t>(in.n_cells) * cache_->cell_bytes()) {
+        fail(KVG_INVALID_ARGUMENT, "%llu bytes of K and V, expected %llu for %lld cells", (unsigned long long) in.n_bytes,
+             (unsigned long long) (static_cast<uint64_t>(in.n_cells) * cache_->cell_bytes()),
+             static_cast<long long>(in.n_cells));
+    }
+    replaced(seq, in);          // refuses what can't be before anything changes
+    flush(NO_DEFRAG, flushed_); // what stays must not lose its rotation
+    auto [next, slots] = replaced(seq, in);
+    unfinished_rows rows(*cache_); // some may be those of cells that are to be replaced
+    cache_->write_rows(slots, in.data, n_threads_batch_);
+    fault_point("load-write");
+    rows.done();
+    std::swap(cache_->cells(), next);
 }
 
 // Attends from the lowest to the highest cell of the micro-batch's sequences, padded as the device likes.
@@ -328,11 +400,7 @@ void context::set_mask(decode_graph & graph, const batch & batch, const micro_ba
 void context::set_inputs(decode_graph & graph, const batch & batch, const micro_batch & ubatch,
                          const std::vector<uint32_t> & slots, const cell_span & span) {
     ggml_backend_tensor_set(graph.tokens, batch.tokens() + ubatch.begin, 0, ubatch.n * sizeof(int32_t));
-    const int32_t * positions = batch.positions() + ubatch.begin;
-    framed_.resize(ubatch.n);
-    std::transform(positions, positions + ubatch.n, framed_.begin(),
-                   [&](int32_t pos) { return pos + cache_->cells().frame(); });
-    ggml_backend_tensor_set(graph.positions, framed_.data(), 0, ubatch.n * sizeof(int32_t));
+    ggml_backend_tensor_set(graph.positions, batch.positions() + ubatch.begin, 0, ubatch.n * sizeof(int32_t));
     slot_ids_.assign(slots.begin() + ubatch.begin, slots.begin() + ubatch.begin + ubatch.n);
     ggml_backend_tensor_set(graph.slots, slot_ids_.data(), 0, slot_ids_.size() * sizeof(int64_t));
     if (graph.outputs) {
@@ -390,7 +458,6 @@ int64_t context::decode(const kvg_batch & in, const kvg_output * output) {
     require_room(cells, batch.n_tokens(), "the batch"); // before anything moves
     const float holes = static_cast<float>(cells.n_kv() - cells.n_used());
     const bool fragmented = defrag_threshold_ >= 0 && holes > defrag_threshold_ * static_cast<float>(cells.n_kv());
-    shift_->set_frame(shift_->frame_for(batch.bounds()));
     flush(defrag_pending_ == NO_DEFRAG && fragmented ? KVG_DEFRAG_FILL : defrag_pending_, flushed_);
 
     fault_point("cells");

@@ -42,8 +42,8 @@ public:
     int64_t decode(const kvg_batch & batch, const kvg_output * output);
     // one token, at the end of its sequence
     int64_t append(int64_t seq, int64_t token, const kvg_output * output);
-    // K-shift, then defrag, as far as each is pending. for_decode: as decode does it, which may change the frame instead
-    kvg_update_stats update(bool for_decode);
+    // K-shift, then defrag, as far as each is pending
+    kvg_update_stats update();
     // what decode and read flushed by themselves since the last call
     kvg_update_stats take_stats();
 
@@ -111,7 +111,6 @@ private:
     kvg_update_stats flushed_ = {};
 
     std::vector<int64_t> slot_ids_; // scratch, kept
-    std::vector<int32_t> framed_;   // positions
     std::vector<int32_t> output_ids_;
 };
 

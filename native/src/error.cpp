@@ -24,14 +24,6 @@ std::string strformat(const char * format, ...) {
     return text;
 }
 
-int64_t bounded(const char * name, int64_t value, int64_t lowest, int64_t highest) {
-    if (value < lowest || value > highest) {
-        fail(KVG_INVALID_ARGUMENT, "%s is %lld, expected %lld to %lld", name, static_cast<long long>(value),
-             static_cast<long long>(lowest), static_cast<long long>(highest));
-    }
-    return value;
-}
-
 void fail(kvg_status status, const char * format, ...) {
     va_list args;
     va_start(args, format);

@@ -1,7 +1,6 @@
 // One exception type for everything that a caller can get wrong or a device can refuse; api.cpp turns it into a status.
 #pragma once
 
-#include <cstdint>
 #include <stdexcept>
 #include <string>
 
@@ -20,9 +19,6 @@ private:
 
 // Throws error(status, formatted message). Messages say what was wrong, what was expected, what to do.
 [[noreturn]] __attribute__((format(printf, 2, 3))) void fail(kvg_status status, const char * format, ...);
-
-// The value, if it is in [lowest, highest]; else fails, naming it.
-int64_t bounded(const char * name, int64_t value, int64_t lowest, int64_t highest);
 
 // printf into a string.
 __attribute__((format(printf, 1, 2))) std::string strformat(const char * format, ...);

@@ -161,7 +161,7 @@ TEST_CASE("only shared cells that change their position need a copy") {
 TEST_CASE("a fork takes position, pending shift and dither, and leaves the other sharers as they were") {
     cells c = filled(8, 4);
     add(c, 0, 2, -1, 10);
-    c.set_source(3, c.pos(3) + c.frame() - c.shift(3), 9);
+    c.set_dither(3, 9);
     c.seq_cp(0, 1, 0, -1);
     c.fork(3, 6, 1);
     CHECK(c.pos(6) == 13);
@@ -181,91 +181,24 @@ TEST_CASE("a K-shift gives those that were rotated before one new dither, and ot
     c.clear_shifts();
     CHECK(c.dither(1) == 0);
     CHECK(c.dither(2) == 1);
-    c.set_source(3, c.pos(3) + c.frame() - c.shift(3), 40);
-    c.set_source(5, c.pos(5) + c.frame() - c.shift(5), 200); // which stays where it is
+    c.set_dither(3, 40);
+    c.set_dither(5, 200); // which stays where it is
     add(c, 0, 0, 14, 10);
-    c.set_source(4, c.pos(4) + c.frame() - c.shift(4), 40);
-    c.set_source(2, c.pos(2) + c.frame() - c.shift(2), 41);
+    c.set_dither(4, 40);
+    c.set_dither(2, 41);
     CHECK(c.next_dither() == 42); // after the one that most carry, but none of the others'
     c.clear_shifts();
     CHECK(c.dither(1) == 1);
     CHECK(c.dither(2) == 42);
     CHECK(c.dither(3) == 42);
     CHECK(c.dither(5) == 200);
-    c.set_source(2, c.pos(2) + c.frame() - c.shift(2), 255);
-    c.set_source(3, c.pos(3) + c.frame() - c.shift(3), 255);
-    c.set_source(4, c.pos(4) + c.frame() - c.shift(4), 2);
+    c.set_dither(2, 255);
+    c.set_dither(3, 255);
+    c.set_dither(4, 2);
     add(c, 0, 0, -1, 10);
     CHECK(c.next_dither() == 3); // round about
     c.drop(2);
     CHECK(c.dither(2) == 0);
-    c.check();
-}
-
-TEST_CASE("another frame turns every shift, and a position that wouldn't fit goes back to none") {
-    cells c = filled(8, 4);
-    add(c, 0, 0, -1, 50);
-    CHECK(c.n_shifted() == 4);
-    c.set_frame(-50); // K was rotated for 0 .. 3, which is right in it
-    CHECK(c.n_shifted() == 0);
-    c.put(4, 54, c.set(0));
-    CHECK(c.shift(4) == 0); // rotated for 4
-    add(c, 0, 54, -1, 5);
-    CHECK(c.shift(4) == 5);
-    CHECK(c.frame() == -50);
-    c.check();
-    add(c, 0, 0, -1, -10); // 50 would be rotated for -10
-    CHECK(c.frame() == 0);
-    CHECK(c.shift(0) == 40);
-    CHECK(c.shift(4) == 45);
-    CHECK(c.pos(4) == 49);
-    c.check();
-
-    constexpr int32_t last = std::numeric_limits<int32_t>::max();
-    c.set_frame(20);
-    add(c, 0, 0, -1, last - 49);
-    CHECK(c.frame() == 0);
-    CHECK(c.pos(4) == last);
-    CHECK(c.shift(4) == last - 4);
-    c.check();
-    c.clear();
-    CHECK(c.frame() == 0);
-}
-
-TEST_CASE("a kept original goes where its cell goes, and is gone with it") {
-    cells c = filled(8, 4);
-    c.seq_cp(0, 1, 2, 3);
-    c.set_original(2, 7);
-    c.fork(2, 5, 1);
-    CHECK(c.original(5) == 7);
-    c.move({{5, 6}});
-    CHECK(c.original(6) == 7);
-    CHECK(c.original(5) == cells::NO_ORIGINAL);
-    add(c, 0, 2, -1, 9);
-    CHECK_FALSE(c.turns_in_place(2)); // but from the original
-    CHECK(c.turns_in_place(3));
-    CHECK_FALSE(c.turns_in_place(0));
-    c.clear_shifts();
-    CHECK(c.original(2) == 7);
-    c.drop(2);
-    c.put(2, 2, c.set(0));
-    CHECK(c.original(2) == cells::NO_ORIGINAL);
-    c.check();
-    c.clear();
-    CHECK(c.original(6) == cells::NO_ORIGINAL);
-}
-
-TEST_CASE("K from elsewhere waits until it stands as the frame wants it") {
-    cells c = filled(8, 2);
-    c.set_frame(100);
-    c.clear_shifts();
-    c.put(4, 50, c.set(0));
-    c.set_source(4, 50, 9);
-    CHECK(c.shift(4) == 100);
-    CHECK(c.dither(4) == 9);
-    c.set_frame(0);
-    CHECK(c.shift(4) == 0);
-    CHECK(c.shift(0) == -100);
     c.check();
 }
 
@@ -286,7 +219,7 @@ TEST_CASE("move carries position, sequences, pending shift and dither") {
     c.seq_cp(0, 3, 5, 6);
     c.seq_rm(0, 0, 1);
     add(c, 0, 4, 5, 10);
-    c.set_source(4, c.pos(4) + c.frame() - c.shift(4), 9);
+    c.set_dither(4, 9);
     c.move({{5, 0}, {4, 7}});
     CHECK(c.dither(0) == 0);
     CHECK(c.dither(7) == 9);

@@ -1,8 +1,5 @@
 #include <doctest/doctest.h>
 
-#include <algorithm>
-#include <limits>
-
 #include "cache/shift_plan.h"
 
 using namespace kvg;
@@ -49,77 +46,7 @@ cells waiting(const numbers & positions, cells c = full()) {
     return c;
 }
 
-// The frame is the chosen one, and K has followed.
-void rotate(cells & c, uint32_t room) {
-    const int32_t frame = choose_frame(c, {}, room);
-    if (frame != 0) {
-        for (const uint32_t i : turned_by_frame(c, frame)) {
-            c.set_original(i, i);
-        }
-    }
-    c.set_frame(frame);
-    c.clear_shifts();
-    c.check();
-}
-
-// Positions [n_keep, n_keep + n) are given up, and those after them move down.
-void slide(cells & c, int64_t n_keep, int64_t n) {
-    c.seq_rm(0, n_keep, n_keep + n);
-    c.apply(c.check_add(0, n_keep + n, -1, -n));
-}
-
 } // namespace
-
-TEST_CASE("a frame spares the cells that move, when those that stay are fewer and have room") {
-    cells c = full();
-    CHECK(choose_frame(c, {}, 64) == 0);
-    slide(c, 4, 6);
-    CHECK(choose_frame(c, {}, 3) == 0);
-    CHECK(choose_frame(c, {}, 4) == 6);
-    CHECK(turned_by_frame(c, 6) == numbers{0, 1, 2, 3});
-    CHECK(turned_by_frame(c, 0).empty());
-    rotate(c, 4);
-    CHECK(c.frame() == 6);
-    CHECK(choose_frame(c, {}, 0) == 6); // nothing waits
-    slide(c, 4, 2);
-    CHECK(turned_by_frame(c, 8).empty()); // their originals are kept
-    CHECK(choose_frame(c, {}, 0) == 8);
-    rotate(c, 0);
-    slide(c, 30, 2); // 30 stay, 24 move
-    CHECK(choose_frame(c, {}, 64) == 8);
-    c.seq_rm(0, 0, -1);
-    CHECK(choose_frame(c, {}, 64) == 0); // no K, no frame
-}
-
-TEST_CASE("a neighbour that doesn't move counts among those that stay") {
-    cells c(64, 2);
-    for (uint32_t i = 0; i < 64; ++i) {
-        c.put(i, static_cast<int32_t>(i / 2), {1u + i % 2});
-    }
-    slide(c, 2, 5);
-    CHECK(c.n_shifted() == 25);
-    CHECK(choose_frame(c, {}, 64) == 0);
-    c.seq_rm(1, 20, -1); // 20 of it and 2 kept ones are less
-    CHECK(choose_frame(c, {}, 64) == 5);
-}
-
-TEST_CASE("a frame is near 0, and no position leaves the range of positions in it") {
-    constexpr int32_t last = std::numeric_limits<int32_t>::max();
-    cells c = full();
-    c.apply(c.check_add(0, 0, -1, 8192));
-    CHECK(choose_frame(c, {}, 0) == -8192);
-    CHECK(choose_frame(c, {8191, 9000}, 0) == 0); // which would be at -1
-    c.apply(c.check_add(0, 0, -1, 1));
-    CHECK(choose_frame(c, {}, 0) == 0);
-    rotate(c, 0);
-    c.apply(c.check_add(0, 0, -1, -5));
-    rotate(c, 0);
-    CHECK(c.frame() == 5);
-    CHECK(choose_frame(c, {9000, last - 5}, 0) == 5);
-    CHECK(choose_frame(c, {9000, last - 4}, 0) == 0);
-    c.apply(c.check_add(0, 0, -1, -8188));
-    CHECK(choose_frame(c, {}, 0) == 0); // 8193 would be too far: once all are rotated, and it begins again
-}
 
 TEST_CASE("runs of waiting cells, and nothing else") {
     check(waiting({}), 1, 8, {});

@@ -399,7 +399,7 @@ def declare(lib: CDLL) -> None:
     lib.kvg_kv_clear.restype = c_int32
     lib.kvg_kv_defrag.argtypes = [c_void_p, c_int32]
     lib.kvg_kv_defrag.restype = c_int32
-    lib.kvg_kv_update.argtypes = [c_void_p, c_int32, POINTER(KvgUpdateStats)]
+    lib.kvg_kv_update.argtypes = [c_void_p, POINTER(KvgUpdateStats)]
     lib.kvg_kv_update.restype = c_int32
     lib.kvg_kv_take_stats.argtypes = [c_void_p, POINTER(KvgUpdateStats)]
     lib.kvg_kv_take_stats.restype = c_int32

@@ -164,7 +164,7 @@ def _work(stats: UpdateStats | None) -> str:
     """What was done to K and V, if anything."""
     if stats is None or stats.graphs == 0:
         return ""
-    done = f"{stats.shifted_cells} cells rotated, {stats.moved_cells} moved"
+    done = f"{stats.shifted_cells} cells shifted, {stats.moved_cells} moved"
     return f"  [{done}, {size_text(stats.moved_bytes)}]" if stats.moved_cells else f"  [{done}]"
 
 

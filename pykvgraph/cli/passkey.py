@@ -145,7 +145,7 @@ def one(ctx: Context, task: Task, index: int, quiet: bool) -> Trial:
         stats = report.stats
         click.echo(
             f"  shift: positions {report.n_keep} to {report.n_keep + report.n_discard - 1} given up, "
-            f"{stats.shifted_cells} cells rotated, {stats.moved_cells} moved, {stats.seconds * 1000:.1f} ms"
+            f"{stats.shifted_cells} cells shifted, {stats.moved_cells} moved, {stats.seconds * 1000:.1f} ms"
         )
 
     trial = run(ctx, dataclasses.replace(task, seed=task.seed + index), None if quiet else show)

@@ -48,7 +48,7 @@ def test_the_map_after_each_line(stories: Path) -> None:
         "line 2: seq_rm 0 4 8",
         "line 3: seq_add 0 8 -1 -4",
         "line 4: defrag fill",
-        "line 5: update  [4 cells rotated, 4 moved, 2.5 KiB]",
+        "line 5: update  [4 cells shifted, 4 moved, 2.5 KiB]",
     ]
     assert blocks[3].splitlines()[1:4] == [
         "a hole",

@@ -83,8 +83,8 @@ def test_stats_of_what_decode_did_by_itself(small: kvg.Model) -> None:
         ctx.kv.seq_add(0, 30, -1, -20)
         decode(ctx, [Token(5, 40)])
         stats = ctx.kv.take_stats()
-        assert (stats.shifted_cells, stats.moved_cells) == (10, 20)  # the frame spares the other 30
-        assert stats.graphs >= 1
+        assert (stats.shifted_cells, stats.moved_cells) == (30, 20)
+        assert stats.graphs >= 2
         assert stats.moved_bytes == 20 * small.n_layer * small.n_head_kv * small.head_dim * (2 + 2)
         again = ctx.kv.take_stats()
         assert (again.shifted_cells, again.moved_cells, again.graphs) == (0, 0, 0)

@@ -11,8 +11,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
-from support.engines import Token, open_context
-from support.naive_cells import NaiveCells
+from support.engines import open_context
 
 import pykvgraph as kvg
 from pykvgraph import passkey
@@ -42,39 +41,36 @@ def documents(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
 
 
 class Naive:
-    """A reader of a text whose tokens are numbers, over naive cells."""
+    """A cache that is a list of [token's index, position, pending shift], in the order of the text."""
 
     def __init__(self, n_cells: int, n_batch: int, n_keep: int, n_grp: int) -> None:
-        self.kv = NaiveCells(n_cells, 1)
-        self.n_batch, self.n_keep, self.n_grp = n_batch, n_keep, n_grp
-        self.newest = 0  # where the newest batch begins
+        self.n_cells, self.n_batch, self.n_keep, self.n_grp = n_cells, n_batch, n_keep, n_grp
+        self.cells: list[list[int]] = []
         self.discards = self.shifted = 0
 
     def read(self, n_tokens: int) -> None:
         for begin in range(0, n_tokens, self.n_batch):
             new = range(begin, min(begin + self.n_batch, n_tokens))
-            self.group()
             self.make_room(len(new))
-            self.newest = self.kv.pos_max(0) + 1
-            tokens = [Token(i, self.newest + i - begin) for i in new]
-            self.kv.choose_frame([token.pos for token in tokens])
-            self.kv.rotate()
-            self.kv.put(tokens)
-
-    def group(self) -> None:
-        """All but the newest batch."""
-        self.kv.reposition(0, self.newest, -1, lambda pos: self.newest + (pos - self.newest) // self.n_grp)
+            p0 = max((pos for _, pos, _ in self.cells), default=-1) + 1
+            self.cells = [[i, pos, 0] for i, pos, _ in self.cells]  # a decode turns K first
+            last = new.stop == n_tokens
+            for j, i in enumerate(new):
+                pos = p0 + (j if last else j // self.n_grp)
+                self.cells.append([i, pos, pos - p0 - j])
 
     def make_room(self, n: int) -> None:
         n_discard = -(-self.n_batch // self.n_grp)
-        while self.kv.n_cells - len(self.kv.used) < n:
+        while self.n_cells - len(self.cells) < n:
             self.discards += 1
-            self.kv.seq_rm(0, self.n_keep, self.n_keep + n_discard)
-            self.kv.seq_add(0, self.n_keep + n_discard, -1, -n_discard)
-            self.newest = max(self.newest - n_discard, self.n_keep)
-            self.kv.fill()
-            self.kv.choose_frame()
-            self.shifted += self.kv.rotate()
+            end = self.n_keep + n_discard
+            self.cells = [
+                [i, pos - n_discard, shift - n_discard] if pos >= end else [i, pos, shift]
+                for i, pos, shift in self.cells
+                if pos < self.n_keep or pos >= end
+            ]
+            self.shifted += sum(shift != 0 for _, _, shift in self.cells)
+            self.cells = [[i, pos, 0] for i, pos, _ in self.cells]
 
 
 @pytest.fixture
@@ -114,7 +110,7 @@ def test_counters_are_those_of_a_naive_cache(
         sum(moves),
     )
     line = key_line(model, document, trial.key)
-    assert trial.in_window == (set(line) <= {cell.token for cell in naive.kv.used})
+    assert trial.in_window == (set(line) <= {i for i, _, _ in naive.cells})
 
 
 def key_line(model: kvg.Model, document: list[int], key: str) -> range:

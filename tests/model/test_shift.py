@@ -191,7 +191,7 @@ def test_pending_shift_is_done_before_it_is_needed(small: kvg.Model, flush: str)
         for each in (by_hand, ctx):
             decode(each, run_of(ids))
             each.kv.seq_add(0, 0, -1, 30)
-        by_hand.kv.update(for_decode=flush == "decode")
+        by_hand.kv.update()
         ctx.kv.seq_pos_max(0)
         assert (ctx.kv.cells().shift[:20] == 30).all()
         if flush == "decode":

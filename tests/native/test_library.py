@@ -124,7 +124,7 @@ NULL_CALLS: list[Callable[[], object]] = [
     lambda: lib().kvg_kv_seq_pos_max(None, 0, None),
     lambda: lib().kvg_kv_clear(None, 0),
     lambda: lib().kvg_kv_defrag(None, 0),
-    lambda: lib().kvg_kv_update(None, 0, None),
+    lambda: lib().kvg_kv_update(None, None),
     lambda: lib().kvg_kv_take_stats(None, None),
     lambda: lib().kvg_kv_cells(None, None, None, None, None),
     lambda: lib().kvg_kv_read(None, 0, 0, None, 0),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 
@@ -12,7 +12,6 @@ from support.engines import Token
 
 INT64 = range(-(2**63), 2**63)
 MAX_POS = 2**31 - 1
-MAX_FRAME = 8192
 
 # What a call must raise: one of these. Empty: it must not raise.
 Refusals = tuple[type[Exception], ...]
@@ -28,8 +27,7 @@ class Cell:
     shift: int = 0
     rotations: int = 0
     dither: int = 0
-    top: int = 0  # the highest position that it has had, with the frame
-    original: int | None = None  # which of the kept ones K is rotated from
+    top: int = 0  # the highest position that it has had
 
 
 @dataclass
@@ -42,8 +40,6 @@ class NaiveCells:
     n_cells: int
     n_seq_max: int
     cells: list[Cell | None] = field(default_factory=list)
-    frame: int = 0  # K of a cell whose shift is 0 is that of its position and this
-    originals: list[Cell] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.cells = self.cells or [None] * self.n_cells
@@ -102,22 +98,19 @@ class NaiveCells:
 
     def seq_add(self, seq: int, p0: int, p1: int, delta: int) -> Refusals:
         refusals = self.refuse(p0, p1, delta, seqs=(seq,))
-        return refusals or self.reposition(seq, p0, p1, lambda pos: pos + delta)
+        return refusals or self._reposition(seq, p0, p1, lambda pos: pos + delta)
 
     def seq_div(self, seq: int, p0: int, p1: int, divisor: int) -> Refusals:
         refusals = self.refuse(p0, p1, divisor, seqs=(seq,)) if divisor > 0 else (InvalidArgumentError,)
-        return refusals or self.reposition(seq, p0, p1, lambda pos: pos // divisor)
+        return refusals or self._reposition(seq, p0, p1, lambda pos: pos // divisor)
 
-    def reposition(self, seq: int, p0: int, p1: int, move: Callable[[int], int]) -> Refusals:
+    def _reposition(self, seq: int, p0: int, p1: int, move: Callable[[int], int]) -> Refusals:
         found = [(i, cell, move(cell.pos)) for i, cell in self._in_range((seq,), p0, p1)]
         if any(pos > MAX_POS for _, _, pos in found):
             return (InvalidArgumentError,)
         copied = [i for i, cell, pos in found if pos >= 0 and pos != cell.pos and len(cell.seqs) > 1]
         if len(copied) > self.n_cells - len(self.used):
             return (CacheFullError,)
-        if not self._fits(self.frame, (pos for _, _, pos in found if pos >= 0)):
-            self.set_frame(0)
-            found = [(i, cell, move(cell.pos)) for i, cell in self._in_range((seq,), p0, p1)]
         copies = dict(zip(copied, self.slots(len(copied)), strict=True))
         for i, cell, pos in found:
             others = cell.seqs - {seq}
@@ -125,45 +118,13 @@ class NaiveCells:
                 self.cells[i] = replace(cell, seqs=others) if others else None
             if pos >= 0 and pos != cell.pos:
                 shift = cell.shift + pos - cell.pos
-                top = max(pos + self.frame, cell.top)
                 self.cells[copies.get(i, i)] = replace(
-                    cell, seqs=frozenset({seq}), pos=pos, shift=shift, top=top
+                    cell, seqs=frozenset({seq}), pos=pos, shift=shift, top=max(pos, cell.top)
                 )
         return ()
 
     def clear(self) -> None:
         self.cells = [None] * self.n_cells
-        self.frame = 0
-
-    def set_frame(self, frame: int) -> None:
-        by = frame - self.frame
-        self.frame = frame
-        self.cells = [c and replace(c, shift=c.shift + by, top=max(c.pos + frame, c.top)) for c in self.cells]
-
-    def choose_frame(self, positions: Sequence[int] = ()) -> None:
-        """Before these are decoded: most cells keep their K, if the others are few; K of those is kept."""
-        same = self.frame if self.used and self._fits(self.frame, positions) else 0
-        frames = Counter(self.frame - cell.shift for cell in self.used)
-        waiting = sum(cell.shift != 0 for cell in self.used)
-        frame, n_spared = max(frames.items(), key=lambda item: (item[1], -item[0]), default=(same, 0))
-        new = [i for i, c in enumerate(self.cells) if c and not c.shift and c.original is None]
-        room = self.n_cells // 8 - len({c.original for c in self.used} - {None})
-        held = [cell.pos for cell in self.used]
-        few = len(self.used) - n_spared < waiting and (frame == self.frame or len(new) <= room)
-        if not few or not self._fits(frame, [*held, *positions]):
-            frame = same
-        elif abs(frame) > MAX_FRAME:
-            frame = 0
-        for i in new if frame not in (0, self.frame) else ():
-            cell = self.cells[i]
-            assert cell
-            self.cells[i] = replace(cell, original=len(self.originals))
-            self.originals.append(cell)
-        self.set_frame(frame)
-
-    @staticmethod
-    def _fits(frame: int, positions: Iterable[int]) -> bool:
-        return all(0 <= pos + frame <= MAX_POS for pos in positions)
 
     def rotate(self) -> int:
         """The K-shift; the number of cells that it rotates."""
@@ -175,8 +136,7 @@ class NaiveCells:
         for i in waiting:
             cell = self.cells[i]
             assert cell
-            source = cell if cell.original is None else self.originals[cell.original]
-            dither = again if source.dither else 1
+            dither = again if cell.rotations else 1
             self.cells[i] = replace(cell, shift=0, rotations=cell.rotations + 1, dither=dither)
         return len(waiting)
 
@@ -199,7 +159,7 @@ class NaiveCells:
     def put(self, tokens: Sequence[Token]) -> None:
         """What decode leaves behind."""
         for i, token in zip(self.slots(len(tokens)), tokens, strict=True):
-            self.cells[i] = Cell(token.id, token.pos, frozenset(token.seq_ids), top=token.pos + self.frame)
+            self.cells[i] = Cell(token.id, token.pos, frozenset(token.seq_ids), top=token.pos)
 
     def check_batch(self, tokens: Sequence[Token], n_batch: int, n_vocab: int) -> Refusals:
         """What decode must raise for this batch. A full cache is told apart only in a batch that is valid."""

@@ -69,7 +69,7 @@ class FakeCache:
     def defrag(self, policy: str) -> None:
         self.calls.append(f"defrag {policy}")
 
-    def update(self, *, for_decode: bool = False) -> UpdateStats:
+    def update(self) -> UpdateStats:
         self.calls.append("update")
         return STATS
 

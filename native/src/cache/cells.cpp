@@ -23,8 +23,8 @@ struct pos_range {
 } // namespace
 
 cells::cells(uint32_t n_cells, uint32_t n_seq_max)
-    : n_seq_max_(n_seq_max), n_words_((n_seq_max + 63) / 64), pos_(n_cells, -1), shift_(n_cells, 0),
-      original_(n_cells, NO_ORIGINAL), dither_(n_cells, 0), seq_(static_cast<size_t>(n_cells) * n_words_, 0) {}
+    : n_seq_max_(n_seq_max), n_words_((n_seq_max + 63) / 64), pos_(n_cells, -1), shift_(n_cells, 0), dither_(n_cells, 0),
+      seq_(static_cast<size_t>(n_cells) * n_words_, 0) {}
 
 bool cells::covers(uint32_t i, const seq_set & set) const {
     for (uint32_t w = 0; w < n_words_; ++w) {
@@ -88,14 +88,9 @@ void cells::set_shift(uint32_t i, int32_t shift) {
     n_shifted_ += shift_[i] != 0;
 }
 
-void cells::set_carried(uint32_t i, int32_t shift, uint8_t dither, uint32_t original) {
-    set_shift(i, shift);
-    dither_[i] = dither;
-    original_[i] = original;
-}
-
 void cells::occupy(uint32_t i, int32_t pos) {
     pos_[i] = pos;
+    dither_[i] = 0;
     ++n_used_;
     n_kv_ = std::max(n_kv_, i + 1);
     touch(i);
@@ -108,7 +103,8 @@ void cells::put(uint32_t i, int32_t pos, const seq_set & set) {
 
 void cells::drop(uint32_t i) {
     pos_[i] = -1;
-    set_carried(i, 0, 0, NO_ORIGINAL);
+    dither_[i] = 0;
+    set_shift(i, 0);
     std::fill_n(seq_.begin() + static_cast<ptrdiff_t>(i) * n_words_, n_words_, 0);
     --n_used_;
     while (n_kv_ > 0 && is_empty(n_kv_ - 1)) {
@@ -121,13 +117,12 @@ void cells::move(const std::vector<cell_move> & moves) {
         int32_t pos;
         int32_t shift;
         uint8_t dither;
-        uint32_t original;
         seq_set set;
     };
     std::vector<content> taken;
     taken.reserve(moves.size());
     for (const cell_move & m : moves) {
-        taken.push_back({pos_[m.src], shift_[m.src], dither_[m.src], original_[m.src], set(m.src)});
+        taken.push_back({pos_[m.src], shift_[m.src], dither_[m.src], set(m.src)});
     }
     // nothing is allocated from here on
     for (const cell_move & m : moves) {
@@ -135,31 +130,25 @@ void cells::move(const std::vector<cell_move> & moves) {
     }
     for (size_t i = 0; i < moves.size(); ++i) {
         put(moves[i].dst, taken[i].pos, taken[i].set);
-        set_carried(moves[i].dst, taken[i].shift, taken[i].dither, taken[i].original);
+        set_shift(moves[i].dst, taken[i].shift);
+        dither_[moves[i].dst] = taken[i].dither;
     }
 }
 
 void cells::fork(uint32_t src, uint32_t dst, uint32_t seq) noexcept {
     occupy(dst, pos_[src]);
     seq_[size_t{dst} * n_words_ + seq / 64] = uint64_t{1} << (seq % 64); // an empty cell's words are 0
-    set_carried(dst, shift_[src], dither_[src], original_[src]);
+    set_shift(dst, shift_[src]);
+    dither_[dst] = dither_[src];
     remove_seq(src, seq);
-}
-
-// fits: the difference of two positions
-void cells::set_source(uint32_t i, int32_t place, uint8_t dither) {
-    set_shift(i, static_cast<int32_t>(int64_t{pos_[i]} + frame_ - place));
-    dither_[i] = dither;
 }
 
 void cells::clear() {
     std::fill(pos_.begin(), pos_.end(), -1);
     std::fill(shift_.begin(), shift_.end(), 0);
-    std::fill(original_.begin(), original_.end(), NO_ORIGINAL);
     std::fill(dither_.begin(), dither_.end(), 0);
     std::fill(seq_.begin(), seq_.end(), 0);
     n_used_ = n_kv_ = n_touched_ = n_shifted_ = 0;
-    frame_ = 0;
 }
 
 // After the one that most carry: it goes through all of them, whatever a few others bring along.
@@ -178,36 +167,15 @@ uint8_t cells::next_dither() const {
     return static_cast<uint8_t>(next == most ? after(most) : next);
 }
 
-pos_bounds cells::bounds() const {
-    pos_bounds all;
-    for (uint32_t i = 0; i < n_kv_; ++i) {
-        if (!is_empty(i)) {
-            all.include(pos_[i]);
-        }
-    }
-    return all;
-}
-
-void cells::set_frame(int32_t frame) {
-    if (frame == frame_) {
-        return;
-    }
-    for (uint32_t i = 0; i < n_kv_; ++i) {
-        if (!is_empty(i)) { // both frames fit: the sum is between two positions
-            set_shift(i, static_cast<int32_t>(int64_t{shift_[i]} + frame - frame_));
-        }
-    }
-    frame_ = frame;
-}
-
 void cells::clear_shifts() {
     const uint8_t next = next_dither();
     for (uint32_t i = 0; i < n_kv_; ++i) {
         if (shift_[i] != 0) {
             dither_[i] = dither_after(dither_[i], next);
-            set_shift(i, 0);
         }
+        shift_[i] = 0;
     }
+    n_shifted_ = 0;
 }
 
 void cells::remove_seq(uint32_t i, uint32_t seq) {
@@ -300,15 +268,6 @@ std::vector<uint32_t> cells::shared_in(const reposition & change) const {
 }
 
 void cells::apply(const reposition & change) {
-    pos_bounds all;
-    for (uint32_t i = 0; i < n_kv_; ++i) {
-        if (affects(change, i) && change.next(pos_[i]) >= 0) {
-            all.include(static_cast<int32_t>(change.next(pos_[i])));
-        }
-    }
-    if (!all.fit(frame_)) {
-        set_frame(0);
-    }
     for (uint32_t i = 0, end = n_kv_; i < end; ++i) {
         if (!affects(change, i)) {
             continue;
@@ -317,7 +276,7 @@ void cells::apply(const reposition & change) {
         if (next < 0) {
             remove_seq(i, change.seq);
         } else if (next != pos_[i]) {
-            // fits: the sum is position + frame minus what that was at the last rotation, both in 0 .. 2^31 - 1
+            // fits: the sum is the position now minus the position at the last rotation, both in 0 .. 2^31 - 1
             set_shift(i, static_cast<int32_t>(int64_t{shift_[i]} + next - pos_[i]));
             pos_[i] = static_cast<int32_t>(next);
         }
@@ -331,8 +290,7 @@ void cells::check() const {
     for (uint32_t i = 0; i < size(); ++i) {
         const auto words = seq_.begin() + static_cast<ptrdiff_t>(i) * n_words_;
         const bool seen = std::any_of(words, words + n_words_, [](uint64_t w) { return w != 0; });
-        if (seen == is_empty(i) ||
-            (is_empty(i) && (pos_[i] != -1 || shift_[i] != 0 || dither_[i] != 0 || original_[i] != NO_ORIGINAL))) {
+        if (seen == is_empty(i) || (is_empty(i) && (pos_[i] != -1 || shift_[i] != 0 || dither_[i] != 0))) {
             fail(KVG_INTERNAL, "cell %u: pos %d, shift %d, dither %d, %s", i, pos_[i], shift_[i], dither_[i],
                  seen ? "seen" : "unseen");
         }
@@ -343,9 +301,6 @@ void cells::check() const {
     if (used != n_used_ || shifted != n_shifted_ || end != n_kv_) {
         fail(KVG_INTERNAL, "cells counted: used %u, shifted %u, end %u; kept: %u, %u, %u", used, shifted, end, n_used_,
              n_shifted_, n_kv_);
-    }
-    if (!bounds().fit(frame_)) {
-        fail(KVG_INTERNAL, "positions don't fit the frame, %d", frame_);
     }
 }
 

@@ -1,10 +1,8 @@
 // The cells' bookkeeping: position, set of sequences, pending rotation. Knows nothing of tensors.
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <limits>
 #include <vector>
 
 namespace kvg {
@@ -42,26 +40,11 @@ struct reposition {
     int64_t next(int32_t pos) const { return pos / d + delta; }
 };
 
-// The lowest and the highest of some positions; of none, the other way round.
-struct pos_bounds {
-    int32_t lowest = std::numeric_limits<int32_t>::max();
-    int32_t highest = 0;
-
-    void include(int32_t pos) {
-        lowest = std::min(lowest, pos);
-        highest = std::max(highest, pos);
-    }
-    // whether each of them is a position still when `frame` is added
-    bool fit(int64_t frame) const { return lowest + frame >= 0 && highest + frame <= std::numeric_limits<int32_t>::max(); }
-};
-
 // What a cell carries after a K-shift that gives `next` to those that were rotated before.
 inline uint8_t dither_after(uint8_t dither, uint8_t next) { return dither == 0 ? 1 : next; }
 
 class cells {
 public:
-    static constexpr uint32_t NO_ORIGINAL = std::numeric_limits<uint32_t>::max();
-
     // 1 <= n_seq_max <= 256
     cells(uint32_t n_cells, uint32_t n_seq_max);
 
@@ -78,14 +61,8 @@ public:
     bool is_empty(uint32_t i) const { return pos_[i] < 0; }
     // -1 when empty
     int32_t pos(uint32_t i) const { return pos_[i]; }
-    // What K is rotated for is the position plus this: attention asks for differences of positions only, so all of them may be off by
-    // the same, and a change that most cells share needn't rotate them.
-    int32_t frame() const { return frame_; }
-    // what K has to be rotated by: position + frame - what it was last rotated for
+    // new position - the position for which K was last rotated
     int32_t shift(uint32_t i) const { return shift_[i]; }
-    // which of the kept originals its K is rotated from (graph/originals.h), or NO_ORIGINAL: from itself, where it lies
-    uint32_t original(uint32_t i) const { return original_[i]; }
-    bool turns_in_place(uint32_t i) const { return shift_[i] != 0 && original_[i] == NO_ORIGINAL; }
     // which dither K carries (graph/dither.h): 0, as it was written, and 1, rotated once, none
     uint8_t dither(uint32_t i) const { return dither_[i]; }
     // what those that were rotated before and wait again will carry: none of them carries it now, unless all are in use
@@ -113,11 +90,10 @@ public:
     // An empty set of this cache's width.
     seq_set make_set() const { return seq_set(n_words_, 0); }
 
-    // For K that is rotated for pos + frame(). precondition: the cell is empty, pos >= 0 and fits the frame, the set has a member
+    // precondition: the cell is empty, pos >= 0, the set has a member
     void put(uint32_t i, int32_t pos, const seq_set & set);
-    // K comes from elsewhere: what it is rotated for, and its dither.
-    void set_source(uint32_t i, int32_t place, uint8_t dither);
-    void set_original(uint32_t i, uint32_t original) { original_[i] = original; }
+    // K comes from elsewhere, with its dither.
+    void set_dither(uint32_t i, uint8_t dither) { dither_[i] = dither; }
     // precondition: the cell is not empty
     void drop(uint32_t i);
     // All at once, so that they may form cycles; without memory for that, std::bad_alloc with nothing changed.
@@ -128,10 +104,6 @@ public:
     // The sequence leaves a shared cell for a copy of its own, with the same position and pending shift. precondition: dst is empty
     void fork(uint32_t src, uint32_t dst, uint32_t seq) noexcept;
     void clear();
-    // Of all positions.
-    pos_bounds bounds() const;
-    // Shifts change with it. precondition: bounds() fit it
-    void set_frame(int32_t frame);
     // K has been rotated: nothing waits any more
     void clear_shifts();
 
@@ -157,7 +129,6 @@ private:
     void occupy(uint32_t i, int32_t pos);
     void remove_seq(uint32_t i, uint32_t seq);
     void set_shift(uint32_t i, int32_t shift);
-    void set_carried(uint32_t i, int32_t shift, uint8_t dither, uint32_t original);
 
     uint32_t n_seq_max_;
     uint32_t n_words_;
@@ -165,10 +136,8 @@ private:
     uint32_t n_kv_ = 0;
     uint32_t n_touched_ = 0;
     uint32_t n_shifted_ = 0;
-    int32_t frame_ = 0;
     std::vector<int32_t> pos_;
     std::vector<int32_t> shift_;
-    std::vector<uint32_t> original_;
     std::vector<uint8_t> dither_;
     std::vector<uint64_t> seq_; // (n_cells, n_words)
 };

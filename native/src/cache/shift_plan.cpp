@@ -1,15 +1,12 @@
 #include "cache/shift_plan.h"
 
 #include <algorithm>
-#include <cstdlib>
 #include <map>
 #include <utility>
 
 namespace kvg {
 
 namespace {
-
-constexpr int64_t MAX_FRAME = 8192; // whose error, 7e-4, is about what rounding to F16 costs
 
 struct run {
     uint8_t dither;
@@ -23,7 +20,7 @@ struct run {
 std::vector<run> runs_of(const cells & cells, bool by_dither, uint32_t align) {
     std::vector<run> runs;
     for (uint32_t i = 0; i < cells.n_kv(); ++i) {
-        if (!cells.turns_in_place(i)) {
+        if (cells.shift(i) == 0) {
             continue;
         }
         const uint8_t dither = by_dither ? cells.dither(i) : 0;
@@ -60,38 +57,6 @@ std::vector<shift_lot> plan_shift(const cells & cells, bool by_dither, uint32_t 
         out.push_back(std::move(lot));
     }
     return out;
-}
-
-int32_t choose_frame(const cells & cells, const pos_bounds & decoded, uint32_t room) {
-    const int32_t same = cells.n_used() > 0 && decoded.fit(cells.frame()) ? cells.frame() : 0;
-    if (cells.n_used() == 0 || cells.n_shifted() == 0) {
-        return same; // as for nearly every token
-    }
-    std::map<int64_t, uint32_t> spared; // by frame: cells
-    for (uint32_t i = 0; i < cells.n_kv(); ++i) {
-        if (!cells.is_empty(i)) {
-            ++spared[int64_t{cells.frame()} - cells.shift(i)];
-        }
-    }
-    const auto most =
-        std::max_element(spared.begin(), spared.end(), [](const auto & a, const auto & b) { return a.second < b.second; });
-    const int64_t frame = most->first;
-    const bool is_less = cells.n_used() - most->second < cells.n_shifted();
-    const bool fits = cells.bounds().fit(frame) && decoded.fit(frame);
-    if (!is_less || !fits || turned_by_frame(cells, frame).size() > room) {
-        return same;
-    }
-    return std::abs(frame) <= MAX_FRAME ? static_cast<int32_t>(frame) : 0;
-}
-
-std::vector<uint32_t> turned_by_frame(const cells & cells, int64_t frame) {
-    std::vector<uint32_t> turned;
-    for (uint32_t i = 0; i < cells.n_kv() && frame != cells.frame(); ++i) {
-        if (!cells.is_empty(i) && cells.shift(i) == 0 && cells.original(i) == cells::NO_ORIGINAL) {
-            turned.push_back(i);
-        }
-    }
-    return turned;
 }
 
 } // namespace kvg

@@ -16,7 +16,7 @@ static void rotate_all(std::vector<uint8_t> & raw, size_t row, size_t first, siz
     });
 }
 
-ggml_status shift_on_host(const kv_cache & cache, const kv_part & part, cpu_rotation & rotation, const originals * kept) {
+ggml_status shift_on_host(const kv_cache & cache, const kv_part & part, cpu_rotation & rotation) {
     const size_t row = cache.k(0)->nb[1]; // layers are alike
     const std::vector<uint32_t> & cells = rotation.cells();
     const size_t max_rows = std::max<size_t>(1, MAX_SHIFT_SCRATCH / row);
@@ -25,13 +25,7 @@ ggml_status shift_on_host(const kv_cache & cache, const kv_part & part, cpu_rota
         const std::vector<uint32_t> piece(cells.begin() + static_cast<ptrdiff_t>(first),
                                           cells.begin() + static_cast<ptrdiff_t>(std::min(first + max_rows, cells.size())));
         for (uint32_t il : part.layers) {
-            if (kept) {
-                for (size_t i = 0; i < piece.size(); ++i) {
-                    kept->read_row(cache.cells().original(piece[i]), il, raw.data() + i * row);
-                }
-            } else {
-                read_rows_of(cache.k(il), piece, raw.data());
-            }
+            read_rows_of(cache.k(il), piece, raw.data());
             rotate_all(raw, row, first, piece.size(), rotation);
             write_rows_of(cache.k(il), piece, raw.data());
             if (fault_hit("shift-compute")) {

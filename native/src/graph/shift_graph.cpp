@@ -84,7 +84,7 @@ private:
     ggml_tensor * shifts_of(const std::vector<int32_t> & cells) {
         std::vector<int32_t> shifts(cells.size());
         std::transform(cells.begin(), cells.end(), shifts.begin(),
-                       [&](int32_t i) { return turned(cache_.cells().shift(static_cast<uint32_t>(i))); });
+                       [&](int32_t i) { return shift_of(cache_.cells(), static_cast<uint32_t>(i)); });
         return graph_.input(shifts);
     }
 
