@@ -7,14 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.engines import (
-    Logits,
-    Token,
-    decode,
-    open_context,
-    random_ids,
-    run_of,
-)
+from support.engines import Logits, Token, decode, open_context, random_ids, run_of
 from support.judge import nmse
 from support.kv_rows import contents
 from support.kv_types import BLOCKS, EVEN_BLOCKS
