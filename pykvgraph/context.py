@@ -13,7 +13,6 @@ from pykvgraph._native.ffi import (
     KvgBatch,
     KvgContextParams,
     KvgFlashAttn,
-    KvgHadamard,
     KvgOutput,
     KvgScore,
     KvgType,
@@ -37,13 +36,6 @@ _FLASH_ATTN: dict[str | bool, int] = {
     True: KvgFlashAttn.KVG_FLASH_ATTN_ON,
     False: KvgFlashAttn.KVG_FLASH_ATTN_OFF,
 }
-_HADAMARD: dict[str | bool, int] = {
-    "auto": KvgHadamard.KVG_HADAMARD_AUTO,
-    "on": KvgHadamard.KVG_HADAMARD_ON,
-    "off": KvgHadamard.KVG_HADAMARD_OFF,
-    True: KvgHadamard.KVG_HADAMARD_ON,
-    False: KvgHadamard.KVG_HADAMARD_OFF,
-}
 _MAX_THREADS = 512
 _NO_LOGITS = np.empty(0, np.float32)
 _SMALL_MODEL = 10_000_000  # parameters
@@ -56,14 +48,13 @@ class Context(Closable):
     ids are below it. type_k, type_v: "f32", "f16", "bf16", or quantized, "q8_0", "q5_1", "q5_0",
     "q4_1" or "q4_0", for heads whose size is a multiple of 32. flash_attn: "auto", the best there is (on the
     CPU a kernel of our own); "on", ggml's flash attention; "off", anything but that; or a bool. hadamard:
-    whether quantized K and V are kept rotated by a Walsh-Hadamard matrix, which loses less; "auto", for heads
-    of a multiple of 64, as llama.cpp does; "on", for any; "off"; or a bool. n_threads for one token,
+    whether quantized K and V are kept rotated by a Walsh-Hadamard matrix, which loses less (arXiv:2404.00456;
+    llama.cpp does it for heads of a multiple of 64, and only for those). n_threads for one token,
     n_threads_batch for more: by default as many as this process may use CPUs, and one for a model under 10
     million parameters, whose threads would only wait for each other. defrag_threshold: decode compacts the
-    cache when the share of holes below the highest used cell passes it; negative: never.
-    offload_kqv: each layer's cells lie on the device of its weights; False: in host memory, where the CPU
-    attends over them. `model` and all of these are attributes too, for reading: as they were given, or
-    chosen.
+    cache when the share of holes below the highest used cell passes it; negative: never. offload_kqv: each
+    layer's cells lie on the device of its weights; False: in host memory, where the CPU attends over them.
+    `model` and all of these are attributes too, for reading: as they were given, or chosen.
 
     Raises InvalidArgumentError, UnsupportedError, or DeviceError when the device has no room for the cache.
     Threads may share a context: their calls wait for one another.
@@ -80,7 +71,7 @@ class Context(Closable):
         type_k: str = "f16",
         type_v: str = "f16",
         flash_attn: Literal["auto", "on", "off"] | bool = "auto",
-        hadamard: Literal["auto", "on", "off"] | bool = "auto",
+        hadamard: bool = True,
         n_threads: int | None = None,
         n_threads_batch: int | None = None,
         defrag_threshold: float = 0.1,
@@ -114,7 +105,7 @@ class Context(Closable):
         self.n_threads_batch = params.n_threads_batch
         self.defrag_threshold = float(defrag_threshold)
         self.flash_attn = _choice(flash_attn, "flash_attn", _FLASH_ATTN)
-        self.hadamard = _choice(hadamard, "hadamard", _HADAMARD)
+        self.hadamard = bool(hadamard)
         self.offload_kqv = bool(offload_kqv)
         self._handle = Handle.open(
             model._handle.call,
@@ -338,7 +329,7 @@ def context_params(
     type_k: str = "f16",
     type_v: str = "f16",
     flash_attn: Literal["auto", "on", "off"] | bool = "auto",
-    hadamard: Literal["auto", "on", "off"] | bool = "auto",
+    hadamard: bool = True,
     n_threads: int | None = None,
     n_threads_batch: int | None = None,
     defrag_threshold: float = 0.1,
@@ -363,7 +354,7 @@ def context_params(
         type_k=CACHE_TYPES[_choice(type_k, "type_k", CACHE_TYPES)],
         type_v=CACHE_TYPES[_choice(type_v, "type_v", CACHE_TYPES)],
         flash_attn=_FLASH_ATTN[_choice(flash_attn, "flash_attn", _FLASH_ATTN)],
-        hadamard=_HADAMARD[_choice(hadamard, "hadamard", _HADAMARD)],
+        hadamard=flag(hadamard, "hadamard"),
         defrag_threshold=real(defrag_threshold, "defrag_threshold", -1e30, 1e30),
         offload_kqv=flag(offload_kqv, "offload_kqv"),
     )

@@ -180,13 +180,6 @@ typedef enum kvg_flash_attn {
     KVG_FLASH_ATTN_ON = 1
 } kvg_flash_attn;
 
-/* Whether quantized K and V are kept times a Walsh-Hadamard matrix, head by head, which costs them less precision. */
-typedef enum kvg_hadamard {
-    KVG_HADAMARD_AUTO = -1, /* heads of a multiple of 64, as llama.cpp does */
-    KVG_HADAMARD_OFF = 0,
-    KVG_HADAMARD_ON = 1 /* any heads */
-} kvg_hadamard;
-
 typedef struct kvg_context_params {
     size_t struct_size;
     int64_t n_ctx;     /* cells, >= 1 */
@@ -198,7 +191,7 @@ typedef struct kvg_context_params {
     int32_t type_k; /* kvg_type */
     int32_t type_v;
     int32_t flash_attn;     /* kvg_flash_attn */
-    int32_t hadamard;       /* kvg_hadamard */
+    int32_t hadamard;       /* 1: quantized K and V are kept times a Walsh-Hadamard matrix, which costs them less precision */
     float defrag_threshold; /* decode compacts when holes / n_kv passes it; negative: never */
     int32_t offload_kqv;    /* 1: each layer's cells lie where its weights do; 0: in host memory, and the CPU attends */
 } kvg_context_params;

@@ -107,8 +107,8 @@ context::context(std::shared_ptr<const model> model, const kvg_context_params & 
     const ggml_type type_k = cache_type("type_k", params.type_k, model_->hparams().head_dim);
     const ggml_type type_v = cache_type("type_v", params.type_v, model_->hparams().head_dim);
 
-    const hadamard_sizes rotated = choose_hadamard(params.hadamard, model_->hparams().head_dim, type_k, type_v);
-
+    const hadamard_sizes rotated =
+        params.hadamard ? choose_hadamard(model_->hparams().head_dim, type_k, type_v) : hadamard_sizes{0, 0};
     const placement & placement = model_->placement();
     std::vector<ggml_backend_dev_t> homes; // of each layer's cells
     for (uint32_t il = 0; il < placement.n_layer(); ++il) {

@@ -87,7 +87,7 @@ TEST_CASE("heads that turn in part are right in every type, whatever their size"
                 CAPTURE(head_dim);
                 CAPTURE(mode);
                 const hparams h = partly_rotated(head_dim, 20, mode);
-                const hadamard_sizes rotated = choose_hadamard(KVG_HADAMARD_ON, head_dim, type, GGML_TYPE_F16);
+                const hadamard_sizes rotated = choose_hadamard(head_dim, type, GGML_TYPE_F16);
                 CHECK((rotated.k != 0) == ggml_is_quantized(type));
                 const std::vector<ggml_backend_dev_t> homes(h.n_layer, cpu_device());
                 kv_cache cache(homes, h, N, 1, type, GGML_TYPE_F16, rotated, false);
@@ -174,7 +174,7 @@ TEST_CASE("the graph rotates as the CPU's loop does, runs in place and rows, aga
             CAPTURE(std::string(ggml_type_name(type)));
             CAPTURE(head_dim);
             const hparams h = partly_rotated(head_dim, 20, GGML_ROPE_TYPE_NEOX);
-            const hadamard_sizes rotated = choose_hadamard(KVG_HADAMARD_ON, head_dim, type, GGML_TYPE_F16);
+            const hadamard_sizes rotated = choose_hadamard(head_dim, type, GGML_TYPE_F16);
             std::vector<float> k(size_t{N} * h.n_embd_kv());
             for (float & x : k) {
                 x = normal(random);

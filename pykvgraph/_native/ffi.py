@@ -38,12 +38,6 @@ class KvgFlashAttn(IntEnum):
     KVG_FLASH_ATTN_ON = 1
 
 
-class KvgHadamard(IntEnum):
-    KVG_HADAMARD_AUTO = -1
-    KVG_HADAMARD_OFF = 0
-    KVG_HADAMARD_ON = 1
-
-
 class KvgStatus(IntEnum):
     KVG_OK = 0
     KVG_INVALID_ARGUMENT = 1

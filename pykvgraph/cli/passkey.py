@@ -75,10 +75,9 @@ LENGTHS = (0.5, 1.0, 2.0, 3.0, 4.0)  # in contexts
 )
 @cache_type_options
 @option(
-    "--hadamard",
-    type=click.Choice(["auto", "on", "off"]),
-    default="auto",
-    help="Keep quantized K and V rotated; auto: where heads are a multiple of 64.",
+    "--no-hadamard",
+    is_flag=True,
+    help="Round quantized K and V as they are, not rotated by a Hadamard matrix.",
 )
 @threads_option()
 @where_options
@@ -118,7 +117,7 @@ def passkey(where: Where, **arguments: Any) -> None:
             n_batch=arguments["n_batch"] or min(512, max(1, n_ctx // 4)),
             type_k=arguments["type_k"],
             type_v=arguments["type_v"],
-            hadamard=arguments["hadamard"],
+            hadamard=not arguments["no_hadamard"],
             n_threads=arguments["n_threads"],
             n_threads_batch=arguments["n_threads"],
             offload_kqv=where.offload_kqv,

@@ -31,8 +31,8 @@ def path(model_file: Callable[[ModelSpec], Path]) -> Path:
     "options",
     [
         {"type_k": "f16"},
-        {"type_k": "q8_0", "hadamard": "off"},
-        {"type_k": "q4_0", "type_v": "q8_0", "hadamard": "on"},
+        {"type_k": "q8_0", "hadamard": False},
+        {"type_k": "q4_0", "type_v": "q8_0", "hadamard": True},
     ],
     ids=lambda options: options["type_k"],
 )
@@ -55,9 +55,9 @@ def test_every_operation_without_rope_there(
 
 
 @pytest.mark.parametrize(
-    ("kv_type", "hadamard"), [("f16", "off"), ("q8_0", "off"), ("q4_0", "off"), ("q4_0", "on")]
+    ("kv_type", "hadamard"), [("f16", False), ("q8_0", False), ("q4_0", False), ("q4_0", True)]
 )
-def test_a_hundred_small_shifts_dont_add_up(device: str, path: Path, kv_type: str, hadamard: str) -> None:
+def test_a_hundred_small_shifts_dont_add_up(device: str, path: Path, kv_type: str, hadamard: bool) -> None:
     with fault("lacks-rope"), kvg.Model(path, device=device) as model:
         for n, drift in drifts(model, (-1,), type_k=kv_type, hadamard=hadamard):
             assert drift <= 1.5 * np.sqrt(n), n

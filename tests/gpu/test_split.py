@@ -64,11 +64,11 @@ def test_every_operation(device: str, path: Path, split: str, kv_type: str) -> N
         assert worst_step(every_op(ctx), expected(path, kv_type)) <= LIMIT
 
 
-@pytest.mark.parametrize("hadamard", ["on", "off"])
+@pytest.mark.parametrize("hadamard", [True, False])
 @pytest.mark.parametrize("kv_type", ["bf16", "q8_0", "q4_0"])
 @pytest.mark.parametrize("split", ["all", "two", "host", "two, host"])
 def test_every_operation_in_small_types(
-    device: str, model_file: Callable[[ModelSpec], Path], split: str, kv_type: str, hadamard: str
+    device: str, model_file: Callable[[ModelSpec], Path], split: str, kv_type: str, hadamard: bool
 ) -> None:
     """Refused when the context is made, or as near to an F32 cache as on the CPU.
 

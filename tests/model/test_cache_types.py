@@ -35,7 +35,11 @@ N_PROMPT, N_SINGLE = 50, 64
 @pytest.mark.parametrize("kv_type", ALLOWED)
 @pytest.mark.parametrize("spec", SPECS, ids=str)
 def test_logits(model_file: ModelFile, spec: ModelSpec, kv_type: str, flash_attn: str) -> None:
-    """Near libllama's with these types, and no farther than its own from those of a cache in F32."""
+    """Near libllama's with these types, and no farther than its own from those of a cache in F32.
+
+    libllama doesn't rotate rows of heads that aren't a multiple of 64: then the first is asked for unrotated,
+    the second either way.
+    """
     path = model_file(spec)
     ids = random_ids(N_PROMPT + N_SINGLE, N_VOCAB, 1)
     theirs = {}
@@ -43,10 +47,12 @@ def test_logits(model_file: ModelFile, spec: ModelSpec, kv_type: str, flash_attn
         with Referee(path, flash=True, kv_type=kind) as referee:
             theirs[kind] = prompt_then_singles(referee, ids, N_PROMPT)
     options = {"n_ctx": 512, "type_k": kv_type, "type_v": kv_type, "flash_attn": flash_attn}
-    with kvg.Model(path, device="cpu") as model, open_context(model, **options) as ctx:
-        ours = prompt_then_singles(OurEngine(ctx), ids, N_PROMPT)
+    with kvg.Model(path, device="cpu") as model:
+        for hadamard in (True, False) if spec.k_dim % 64 else (True,):
+            with open_context(model, **options, hadamard=hadamard) as ctx:
+                ours = prompt_then_singles(OurEngine(ctx), ids, N_PROMPT)
+            assert nmse(ours, theirs["f32"]) <= 1.25 * nmse(theirs[kv_type], theirs["f32"])
     assert nmse(ours, theirs[kv_type]) <= ALLOWED[kv_type]
-    assert nmse(ours, theirs["f32"]) <= 1.25 * nmse(theirs[kv_type], theirs["f32"])
 
 
 @pytest.mark.parametrize("type_v", GGML_TYPES)
@@ -59,7 +65,7 @@ def test_any_two_types(model_file: ModelFile, type_k: str, type_v: str) -> None:
         with open_context(model, n_ctx=64, type_k="f32", type_v="f32") as exact:
             logits = decode(exact, tokens)
             k, v = exact.kv.read_k(0), exact.kv.read_v(0)
-        with open_context(model, n_ctx=64, type_k=type_k, type_v=type_v) as ctx:
+        with open_context(model, n_ctx=64, type_k=type_k, type_v=type_v, hadamard=False) as ctx:
             assert nmse(decode(ctx, tokens), logits) <= 0.2
             for name, rows, read in (("K", k, ctx.kv.read_k(0)), ("V", v, ctx.kv.read_v(0))):
                 kind = type_k if name == "K" else type_v
@@ -120,30 +126,25 @@ def test_rows_read_as_if_never_rotated(model_file: ModelFile, head_dim: int, kv_
                     assert np.square(read - row).sum() <= 1.2 * own
 
 
-@pytest.mark.parametrize(
-    ("hadamard", "head_dim", "rotates"),
-    [("auto", 64, True), ("auto", 32, False), ("on", 32, True), ("off", 64, False), (True, 96, True)],
-)
-def test_where_rows_are_rotated(
-    model_file: ModelFile, hadamard: str | bool, head_dim: int, rotates: bool
-) -> None:
-    """By the bytes: a context that is told one way or the other keeps the same as this one, or not."""
+@pytest.mark.parametrize("head_dim", [32, 64, 96])
+def test_rows_are_rotated_unless_told_not_to(model_file: ModelFile, head_dim: int) -> None:
+    """By the bytes: a context that is told to keeps the same as one that is told nothing."""
     path = model_file(ModelSpec(n_layer=1, n_head=2, n_head_kv=1, head_dim=head_dim, seed=8))
     tokens = run_of(random_ids(60, N_VOCAB))
     options = {"n_ctx": 64, "type_k": "q4_0", "type_v": "q4_0"}
-    with kvg.Model(path, device="cpu") as model, open_context(model, **options, hadamard=hadamard) as ctx:
+    with kvg.Model(path, device="cpu") as model, open_context(model, **options) as ctx:
         decode(ctx, tokens)
-        with open_context(model, **options, hadamard=not rotates) as other:
+        with open_context(model, **options, hadamard=False) as other:
             decode(other, tokens)
             assert not np.array_equal(other.kv.read_k(0), ctx.kv.read_k(0))
-        with open_context(model, **options, hadamard=rotates) as same:
+        with open_context(model, **options, hadamard=True) as same:
             decode(same, tokens)
             assert np.array_equal(same.kv.read_k(0), ctx.kv.read_k(0))
 
 
 def test_what_is_no_choice_of_rotation(small: kvg.Model) -> None:
-    with pytest.raises(kvg.InvalidArgumentError, match="hadamard must be one of 'auto'"):
-        open_context(small, n_ctx=64, hadamard="maybe")
+    with pytest.raises(kvg.InvalidArgumentError, match="hadamard must be True or False, got 'off'"):
+        open_context(small, n_ctx=64, hadamard="off")
 
 
 @pytest.mark.parametrize("kv_types", [("q8_0", "f16"), ("f16", "q8_0")])
@@ -153,8 +154,8 @@ def test_a_state_of_rotated_rows_goes_into_such_a_cache(
     options = {"n_ctx": 64, "type_k": kv_types[0], "type_v": kv_types[1]}
     with (
         kvg.Model(model_file(EVEN_BLOCKS), device="cpu") as model,
-        open_context(model, **options, hadamard="on") as rotated,
-        open_context(model, **options) as plain,
+        open_context(model, **options, hadamard=True) as rotated,
+        open_context(model, **options, hadamard=False) as plain,
     ):
         decode(rotated, run_of(random_ids(20, N_VOCAB)))
         rows = rotated.kv.read_k(0), rotated.kv.read_v(0)

@@ -23,10 +23,10 @@ ModelFile = Callable[[ModelSpec], Path]
 
 # head size, type, hadamard
 CASES = [
-    *((head_dim, kv_type, "off") for head_dim in (32, 64) for kv_type in ("f16", "bf16", *QUANTIZED)),
-    # the matrix over whole heads, over parts of them, and as it is by default
-    *((head_dim, kv_type, "on") for head_dim in (32, 96, 128) for kv_type in QUANTIZED),
-    *((head_dim, kv_type, "auto") for head_dim in (64, 192) for kv_type in ("q8_0", "q4_0")),
+    *((head_dim, kv_type, False) for head_dim in (32, 64) for kv_type in ("f16", "bf16", *QUANTIZED)),
+    # the matrix over whole heads, and over parts of them
+    *((head_dim, kv_type, True) for head_dim in (32, 96, 128) for kv_type in QUANTIZED),
+    *((head_dim, kv_type, True) for head_dim in (64, 192) for kv_type in ("q8_0", "q4_0")),
 ]
 
 
@@ -39,7 +39,7 @@ def spec(head_dim: int, rope_base: float = 10000.0) -> ModelSpec:
 )
 @pytest.mark.parametrize(("head_dim", "kv_type", "hadamard"), CASES)
 def test_one_update_and_a_hundred(
-    model_file: ModelFile, head_dim: int, kv_type: str, hadamard: str, deltas: tuple[int, ...]
+    model_file: ModelFile, head_dim: int, kv_type: str, hadamard: bool, deltas: tuple[int, ...]
 ) -> None:
     """At most 1.5 roundings after one update, 1.5 * sqrt(n) after n: errors of small turns don't add up."""
     with kvg.Model(model_file(spec(head_dim)), device=where.device) as model:

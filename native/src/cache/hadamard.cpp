@@ -42,14 +42,7 @@ ggml_tensor * hadamard::apply(ggml_context * ctx, ggml_tensor * x) const {
 
 void hadamard::apply(float * x, size_t n) const { attend_kernels_here()[0]->mix(x, n, size_); }
 
-hadamard_sizes choose_hadamard(int32_t wanted, uint32_t head_dim, ggml_type type_k, ggml_type type_v) {
-    if (wanted < KVG_HADAMARD_AUTO || wanted > KVG_HADAMARD_ON) {
-        fail(KVG_INVALID_ARGUMENT, "hadamard is %d, expected %d to %d", wanted, KVG_HADAMARD_AUTO, KVG_HADAMARD_ON);
-    }
-    // llama.cpp leaves other heads alone, and so do we unless asked: the same cache types then give the same logits
-    if (wanted == KVG_HADAMARD_OFF || (wanted == KVG_HADAMARD_AUTO && head_dim % 64 != 0)) {
-        return {0, 0};
-    }
+hadamard_sizes choose_hadamard(uint32_t head_dim, ggml_type type_k, ggml_type type_v) {
     const uint32_t most = head_dim & (~head_dim + 1); // the greatest power of two that divides it
     return {ggml_is_quantized(type_k) ? most : 0, ggml_is_quantized(type_v) ? std::min(most, 64u) : 0};
 }

@@ -38,7 +38,8 @@ struct hadamard_sizes {
     uint32_t v;
 };
 
-// wanted: a kvg_hadamard. Only quantized types are rotated; K by the greatest power of two that divides its heads, V by at most 64.
-hadamard_sizes choose_hadamard(int32_t wanted, uint32_t head_dim, ggml_type type_k, ggml_type type_v);
+// Only quantized types are rotated; K by the greatest power of two that divides its heads, V by at most 64. Where llama.cpp rotates
+// (heads of a multiple of 64) its sizes are these, and the logits with it; it leaves other heads as they are, which costs them more.
+hadamard_sizes choose_hadamard(uint32_t head_dim, ggml_type type_k, ggml_type type_v);
 
 } // namespace kvg
