@@ -33,9 +33,9 @@ class KVCache:
 
     Ranges of positions are [p0, p1); p0 < 0 means 0, p1 < 0 means without end. Operations change cells only;
     K and V follow at the next `update()` or decode. But seq_add and seq_div copy the shared cells that move,
-    at once; and save, load, read_k and read_v run a pending K-shift first. Any Python integer is safe: what
-    can't be done raises InvalidArgumentError with nothing changed, and so does every call once the context is
-    closed.
+    at once; and save, load of a sequence, read_k and read_v run a pending K-shift first. Any Python integer
+    is safe: what can't be done raises InvalidArgumentError with nothing changed, and so does every call once
+    the context is closed.
     """
 
     def __init__(self, handle: Handle) -> None:
@@ -183,10 +183,10 @@ class KVCache:
         """Replaces sequence `seq`, or with None the whole cache, by what `save` gave; all or nothing.
 
         A sequence may come back under another id, and in any cells that are empty. A pending K-shift runs
-        first. Raises StateError for a blob that is damaged, from another model or another kind of cache;
-        CacheFullError when it doesn't fit; InvalidArgumentError when a sequence is loaded without an id, or a
-        whole cache with one; DeviceError, and when that comes while K and V are written, they are lost as
-        `update()` tells.
+        first, but for a whole cache, which replaces all that waits for it. Raises StateError for a blob that
+        is damaged, from another model or another kind of cache; CacheFullError when it doesn't fit;
+        InvalidArgumentError when a sequence is loaded without an id, or a whole cache with one; DeviceError,
+        and when that comes while K and V are written, they are lost as `update()` tells.
         """
         try:
             data = memoryview(blob).cast("B")

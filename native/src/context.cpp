@@ -342,8 +342,10 @@ void context::replace(int64_t seq, const kvg_kv_rows & in) {
              (unsigned long long) (static_cast<uint64_t>(in.n_cells) * cache_->cell_bytes()),
              static_cast<long long>(in.n_cells));
     }
-    replaced(seq, in);          // refuses what can't be before anything changes
-    flush(NO_DEFRAG, flushed_); // what stays must not lose its rotation
+    replaced(seq, in); // refuses what can't be before anything changes
+    if (seq >= 0) {
+        flush(NO_DEFRAG, flushed_); // what stays must not lose its rotation
+    }
     auto [next, slots] = replaced(seq, in);
     unfinished_rows rows(*cache_); // some may be those of cells that are to be replaced
     cache_->write_rows(slots, in.data, n_threads_batch_);

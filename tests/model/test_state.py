@@ -169,6 +169,17 @@ def test_a_pending_shift_of_the_others_runs_before_loading(small: kvg.Model) -> 
         assert ctx.kv.save(seq=2) == blob
 
 
+def test_what_a_whole_state_replaces_is_not_shifted_first(small: kvg.Model) -> None:
+    with open_context(small, **OPTIONS) as ctx:
+        populate(ctx)
+        blob, before = ctx.kv.save(), held(ctx)
+        ctx.kv.take_stats()
+        ctx.kv.seq_add(0, 0, -1, 9)
+        ctx.kv.load(blob)
+        assert ctx.kv.take_stats().shifted_cells == 0
+        assert held(ctx) == before
+
+
 def test_an_empty_sequence(ctx: kvg.Context, small: kvg.Model) -> None:
     blob = ctx.kv.save(seq=3)
     before = held(ctx)
