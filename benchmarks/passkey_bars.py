@@ -3,9 +3,9 @@
     make bars                                       # all of it, into build/bars.json
     python benchmarks/passkey_bars.py --seeds 5     # a quick look
 
-Every configuration, and which fault is looked for on which of them, was written down before measuring. The
-faults need a libkvgraph that was built with KVGRAPH_TEST_HOOKS; without one they are left out, as the table
-says.
+Every configuration, and which fault is looked for on which of them, was written down before measuring. Only
+the drawn places came later, when Q4_0 had missed a bar at one place. The faults need a libkvgraph that was
+built with KVGRAPH_TEST_HOOKS; without one they are left out, as the table says.
 """
 
 from __future__ import annotations
@@ -64,14 +64,14 @@ FAULTS = {  # site: the configuration on which the accuracy must be 30 points lo
 }
 COUNTERS = ("discards", "shifted_cells", "moved_cells", "key_cells_moved")
 # Runs that ask for keys, each at a place drawn by its seed: at one place of one text all keys meet the same
-# roundings, and a hundred of them are one draw.
+# roundings. Seeds have the same keys and places in both runs of 250.
 DRAWN = [
     Configuration("self-extend 250, drawn places", Task(n_junk=250, n_grp=2)),
     Configuration("shift 250, drawn places", Task(n_junk=250)),
     Configuration("self-extend 600, drawn places", Task(n_junk=600, n_grp=2)),
 ]
-# K and V of a type, and how much less may be found than in F16, which comes first
-TYPE_DROPS = {"f16": 0.0, "q8_0": 0.02, "q4_0": 0.05}
+# K and V of a type, and how much less may be found than in F16
+TYPE_DROPS = {"q8_0": 0.02, "q4_0": 0.05}
 FAULT_DROP = 0.3
 N_FAULT_SEEDS = 30  # a fault's effect is large, and runs of two cells take their time
 FOUND_LOW = 0.95  # of the grid, and of drawn places in F16
@@ -82,7 +82,8 @@ def main() -> int:
     start = time.perf_counter()
     with kvg.Model(args.m, device="cpu") as model:
         rows = [measure(model, args, configuration) for configuration in CONFIGURATIONS]
-        rows += measure_types(model, args)
+        rows += measure_types(model, args, rows)
+        rows += measure_drawn(model, args)
         if has_faults():
             rows += measure_faults(model, args)
         rows.append(measure_grid(model, args))
@@ -97,7 +98,7 @@ def main() -> int:
     Path(args.json).parent.mkdir(parents=True, exist_ok=True)
     Path(args.json).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     print(f"faults {report['faults']}; {report['seconds']:.0f} s; {args.json}")
-    return 0 if all(row["met"] for row in rows) else 1
+    return 0 if all(row.get("met", True) for row in rows) else 1
 
 
 def measure(model: kvg.Model, args: argparse.Namespace, configuration: Configuration) -> dict[str, Any]:
@@ -134,35 +135,57 @@ def libllama_found(
         return {"libllama_found": sum(other.run(task) for task in tasks), "libllama_n": len(tasks)}
 
 
-def measure_types(model: kvg.Model, args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Per type a row for each of DRAWN, and one for all of them, which must come near F16's."""
-    rows: list[dict[str, Any]] = []
-    low = FOUND_LOW
+def measure_types(
+    model: kvg.Model, args: argparse.Namespace, sound: list[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """The same keys in quantized caches, without libllama."""
+    args = argparse.Namespace(**{**vars(args), "libllama_seeds": 0})
+    rows = []
     for kv_type, drop in TYPE_DROPS.items():
-        inside: list[Trial] = []
-        for configuration in DRAWN:
-            typed = dataclasses.replace(configuration, kv_type=kv_type)
-            here = [trial for trial in trials(model, args, typed) if trial.in_window]
-            rows.append(type_row(f"{configuration.name}, {kv_type}", here, 0.0))
-            inside += here
-        rows.append(type_row(f"all drawn places, {kv_type}", inside, low - drop))
-        if kv_type == "f16":
-            low = rows[-1]["found"] / max(1, len(inside))
+        for configuration, row in zip(CONFIGURATIONS, sound, strict=True):
+            if configuration.low > 0:
+                name, low = f"{configuration.name}, {kv_type}", row["found"] / row["n"] - drop
+                typed = dataclasses.replace(configuration, name=name, low=low, kv_type=kv_type)
+                rows.append(measure(model, args, typed))
     return rows
 
 
-def type_row(name: str, inside: list[Trial], low: float) -> dict[str, Any]:
-    """One row of keys that were still in the window. `low`: the share of them that is asked for."""
-    found = sum(trial.found for trial in inside)
-    row = {
-        "name": name,
+def measure_drawn(model: kvg.Model, args: argparse.Namespace) -> list[dict[str, Any]]:
+    """F16, then the other types: a row for each of DRAWN, and one for all of them, which has the bar."""
+    rows = measure_drawn_type(model, args, "f16", FOUND_LOW)
+    share = rows[-1]["found"] / max(1, rows[-1]["n"])
+    for kv_type, drop in TYPE_DROPS.items():
+        rows += measure_drawn_type(model, args, kv_type, share - drop)
+    return rows
+
+
+def measure_drawn_type(
+    model: kvg.Model, args: argparse.Namespace, kv_type: str, low: float
+) -> list[dict[str, Any]]:
+    """Keys that are still in the window when they are asked for. `low`: the share that must be found."""
+    rows: list[dict[str, Any]] = []
+    for configuration in DRAWN:
+        tried = trials(model, args, dataclasses.replace(configuration, kv_type=kv_type))
+        row = {
+            "name": f"{configuration.name}, {kv_type}",
+            "task": dataclasses.asdict(configuration.task),
+            "n_batch": configuration.n_batch,
+            "found": sum(trial.found for trial in tried if trial.in_window),
+            "n": sum(trial.in_window for trial in tried),
+        }
+        show(row)
+        rows.append(row)
+    found, n = (sum(row[name] for row in rows) for name in ("found", "n"))
+    met = n > 0 and found / n >= low
+    total = {
+        "name": f"all drawn places, {kv_type}",
         "found": found,
-        "n": len(inside),
-        "bar": f">= {low:.1%}" if low else "-",
-        "met": found >= low * len(inside),
+        "n": n,
+        "bar": f">= {low:.1%}",
+        "met": met,
     }
-    show(row)
-    return row
+    show(total)
+    return [*rows, total]
 
 
 def measure_faults(model: kvg.Model, args: argparse.Namespace) -> list[dict[str, Any]]:
@@ -257,8 +280,8 @@ def has_faults() -> bool:
 def show(row: dict[str, Any]) -> None:
     beside = f"{row['libllama_found']:>4} of {row['libllama_n']}" if "libllama_found" in row else "-"
     ours = f"{row['found']} of {row['n']}"
-    verdict = "met" if row["met"] else "NOT MET"
-    print(f"{row['name']:<42} {ours:>10}  libllama {beside:>11}  {row['bar']:>8} {verdict}", flush=True)
+    verdict = f"{row['bar']:>8} {'met' if row['met'] else 'NOT MET'}" if "bar" in row else ""
+    print(f"{row['name']:<42} {ours:>10}  libllama {beside:>11}  {verdict}".rstrip(), flush=True)
 
 
 def parse_arguments() -> argparse.Namespace:

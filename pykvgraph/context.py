@@ -48,8 +48,9 @@ class Context(Closable):
     ids are below it. type_k, type_v: "f32", "f16", "bf16", or quantized, "q8_0", "q5_1", "q5_0",
     "q4_1" or "q4_0", for heads whose size is a multiple of 32. flash_attn: "auto", the best there is (on the
     CPU a kernel of our own); "on", ggml's flash attention; "off", anything but that; or a bool. hadamard:
-    whether quantized K and V are kept rotated by a Walsh-Hadamard matrix, which loses less (arXiv:2404.00456;
-    llama.cpp does it for heads of a multiple of 64, and only for those). n_threads for one token,
+    whether quantized K and V are kept rotated by a Walsh-Hadamard matrix, which loses less where some of a
+    head's dimensions are larger than others (arXiv:2404.00456; llama.cpp does it for heads of a multiple of
+    64, and only for those). n_threads for one token,
     n_threads_batch for more: by default as many as this process may use CPUs, and one for a model under 10
     million parameters, whose threads would only wait for each other. defrag_threshold: decode compacts the
     cache when the share of holes below the highest used cell passes it; negative: never. offload_kqv: each

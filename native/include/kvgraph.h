@@ -191,7 +191,7 @@ typedef struct kvg_context_params {
     int32_t type_k; /* kvg_type */
     int32_t type_v;
     int32_t flash_attn;     /* kvg_flash_attn */
-    int32_t hadamard;       /* 1: quantized K and V are kept times a Walsh-Hadamard matrix, which costs them less precision */
+    int32_t hadamard;       /* 1: each head of quantized K and V is kept times a Walsh-Hadamard matrix; 0: as it is */
     float defrag_threshold; /* decode compacts when holes / n_kv passes it; negative: never */
     int32_t offload_kqv;    /* 1: each layer's cells lie where its weights do; 0: in host memory, and the CPU attends */
 } kvg_context_params;

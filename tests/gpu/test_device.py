@@ -81,3 +81,19 @@ def test_cache_types(
     (cpu_k, cpu_rows), (k, rows_there) = results
     assert nmse(k.reshape(60, -1), cpu_k.reshape(60, -1)) <= 1e-3
     assert nmse(rows_there, cpu_rows) <= 5e-2
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "hadamard", "there"),
+    [(64, True, True), (32, False, True), (32, True, False), (96, True, False)],
+)
+def test_small_rotations_are_left_to_the_cpu(
+    device: str, model_file: ModelFile, head_dim: int, hadamard: bool, there: bool
+) -> None:
+    """GPUs multiply by matrices of less than 64 dimensions, some of them in less than F32."""
+    path = model_file(ModelSpec(n_layer=1, n_head=4, n_head_kv=4, head_dim=head_dim, seed=8))
+    with (
+        kvg.Model(path, device=device) as model,
+        open_context(model, n_ctx=64, type_k="q8_0", hadamard=hadamard) as ctx,
+    ):
+        assert {part.device: part.shift_on_device for part in ctx.devices}[device] == there

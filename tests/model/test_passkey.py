@@ -300,3 +300,19 @@ def test_no_more_than_4096_of_a_long_context() -> None:
     for trained, n_ctx in ((512, 1056), (4096, 8224), (131072, 8224)):
         model = cast(kvg.Model, SimpleNamespace(n_ctx_train=trained))
         assert passkey.default_n_ctx(model, 2, 32) == n_ctx
+
+
+def test_no_hadamard(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is typed reaches the context."""
+    seen = []
+
+    class Recorded(kvg.Context):
+        def __init__(self, model: kvg.Model, **options: Any) -> None:
+            seen.append(options["hadamard"])
+            super().__init__(model, **options)
+
+    monkeypatch.setattr(kvg, "Context", Recorded)
+    for typed in ([], ["--no-hadamard"]):
+        result = CliRunner().invoke(main, ["passkey", "--n-junk", "5", "-ctk", "q4_0", *typed])
+        assert result.exit_code == 0, result.output
+    assert seen == [True, False]

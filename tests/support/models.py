@@ -33,6 +33,7 @@ class ModelSpec:
     rope_scale: float = 1.0
     rope_factors: bool = False
     biases: bool = False  # in every place where the recipe allows one
+    outliers: float = 1.0  # what the first two dimensions of each head's K are multiplied by
     seed: int = 0
 
     @property
@@ -49,7 +50,9 @@ class ModelSpec:
         )
         scale = f"-scale{self.rope_scale:g}" if self.rope_scale != 1 else ""
         base = f"-base{self.rope_base:g}" if self.rope_base != 10000 else ""
-        return f"{self.n_layer}x{self.n_embd}-{gqa}-{self.weights.name}{extras}{scale}{base}-{self.seed}"
+        outliers = f"-outliers{self.outliers:g}" if self.outliers != 1 else ""
+        varied = f"{extras}{scale}{base}{outliers}"
+        return f"{self.n_layer}x{self.n_embd}-{gqa}-{self.weights.name}{varied}-{self.seed}"
 
 
 TINY = ModelSpec(n_layer=1, n_embd=16, n_head=2, n_head_kv=1, n_ff=32)
@@ -154,6 +157,8 @@ def random_tensors(spec: ModelSpec) -> dict[str, npt.NDArray[np.float32]]:
             f"blk.{layer}.ffn_up.weight": matrix(spec.n_ff, spec.n_embd, 1.0),
             f"blk.{layer}.ffn_down.weight": matrix(spec.n_embd, spec.n_ff, 1.0),
         }
+        by_head = tensors[f"blk.{layer}.attn_k.weight"].reshape(spec.n_head_kv, spec.k_dim, -1)
+        by_head[:, :2] *= spec.outliers
         if spec.biases:
             tensors |= {
                 f"blk.{layer}.attn_q.bias": bias(q_rows),

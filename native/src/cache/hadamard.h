@@ -38,8 +38,8 @@ struct hadamard_sizes {
     uint32_t v;
 };
 
-// Only quantized types are rotated; K by the greatest power of two that divides its heads, V by at most 64. Where llama.cpp rotates
-// (heads of a multiple of 64) its sizes are these, and the logits with it; it leaves other heads as they are, which costs them more.
+// Only quantized types are rotated; K by the greatest power of two that divides its heads, V by at most 64. Saved states rely on that.
+// llama.cpp has the same sizes for heads of a multiple of 64, and rotates no others.
 hadamard_sizes choose_hadamard(uint32_t head_dim, ggml_type type_k, ggml_type type_v);
 
 } // namespace kvg

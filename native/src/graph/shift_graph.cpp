@@ -15,6 +15,10 @@ namespace {
 
 constexpr size_t MAX_SPANS = 32; // per layer; keeps the graph small
 
+// Backends have transforms of their own from here on. Smaller matrices they multiply by, GPUs in TF32 or F16, and a row that is turned a
+// hundred times meets two hundred such products: of K that is cut to TF32 nearly a tenth would be gone.
+constexpr uint32_t SMALLEST_TRANSFORM = 64;
+
 // The types that rope takes where they lie, by our own table: supports_op says yes to others, which then abort.
 bool in_place(ggml_type type) { return type == GGML_TYPE_F32 || type == GGML_TYPE_F16; }
 
@@ -123,6 +127,9 @@ private:
 } // namespace
 
 bool can_shift(const kv_cache & cache, const kv_part & part, const rotation & how) {
+    if (how.mixed && how.mixed->size() < SMALLEST_TRANSFORM) {
+        return false;
+    }
     const ggml_context_ptr owner(ggml_init({64 * ggml_tensor_overhead() + ggml_graph_overhead(), nullptr, /*no_alloc*/ true}));
     ggml_context * ctx = owner.get();
     ggml_cgraph * graph = ggml_new_graph(ctx);
