@@ -50,12 +50,12 @@ class Context(Closable):
     CPU a kernel of our own); "on", ggml's flash attention; "off", anything but that; or a bool. hadamard:
     whether quantized K and V are kept rotated by a Walsh-Hadamard matrix, which loses less where some of a
     head's dimensions are larger than others (arXiv:2404.00456; llama.cpp does it for heads of a multiple of
-    64, and only for those). n_threads for one token,
-    n_threads_batch for more: by default as many as this process may use CPUs, and one for a model under 10
-    million parameters, whose threads would only wait for each other. defrag_threshold: decode compacts the
-    cache when the share of holes below the highest used cell passes it; negative: never. offload_kqv: each
-    layer's cells lie on the device of its weights; False: in host memory, where the CPU attends over them.
-    `model` and all of these are attributes too, for reading: as they were given, or chosen.
+    64, and only for those). n_threads for one token, n_threads_batch for more: by default as many as this
+    process may use CPUs, and one for a model under 10 million parameters, whose threads would only wait for
+    each other. defrag_threshold: decode compacts the cache when the share of holes below the highest used
+    cell passes it; negative: never. offload_kqv: each layer's cells lie on the device of its weights; False:
+    in host memory, where the CPU attends over them. `model` and all of these are attributes too, for reading:
+    as they were given, or chosen.
 
     Raises InvalidArgumentError, UnsupportedError, or DeviceError when the device has no room for the cache.
     Threads may share a context: their calls wait for one another.

@@ -342,8 +342,9 @@ void context::replace(int64_t seq, const kvg_kv_rows & in) {
              (unsigned long long) (static_cast<uint64_t>(in.n_cells) * cache_->cell_bytes()),
              static_cast<long long>(in.n_cells));
     }
-    replaced(seq, in); // refuses what can't be before anything changes
+    require_intact();
     if (seq >= 0) {
+        replaced(seq, in);          // refuses what can't be before anything changes
         flush(NO_DEFRAG, flushed_); // what stays must not lose its rotation
     }
     auto [next, slots] = replaced(seq, in);

@@ -92,8 +92,10 @@ def test_small_rotations_are_left_to_the_cpu(
 ) -> None:
     """GPUs multiply by matrices of less than 64 dimensions, some of them in less than F32."""
     path = model_file(ModelSpec(n_layer=1, n_head=4, n_head_kv=4, head_dim=head_dim, seed=8))
-    with (
-        kvg.Model(path, device=device) as model,
-        open_context(model, n_ctx=64, type_k="q8_0", hadamard=hadamard) as ctx,
-    ):
-        assert {part.device: part.shift_on_device for part in ctx.devices}[device] == there
+    with kvg.Model(path, device=device) as model:
+        try:
+            ctx = open_context(model, n_ctx=64, type_k="q8_0", hadamard=hadamard)
+        except kvg.UnsupportedError as refused:
+            pytest.skip(str(refused))
+        with ctx:
+            assert {part.device: part.shift_on_device for part in ctx.devices}[device] == there

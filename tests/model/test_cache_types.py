@@ -49,8 +49,10 @@ def test_logits(model_file: ModelFile, spec: ModelSpec, kv_type: str, flash_attn
     with kvg.Model(path, device="cpu") as model:
         with open_context(model, **options) as ctx:
             ours = prompt_then_singles(OurEngine(ctx), ids, N_PROMPT)
-        with open_context(model, **options, hadamard=spec.k_dim % 64 == 0) as ctx:
-            alike = prompt_then_singles(OurEngine(ctx), ids, N_PROMPT)
+        alike = ours
+        if spec.k_dim % 64:
+            with open_context(model, **options, hadamard=False) as ctx:
+                alike = prompt_then_singles(OurEngine(ctx), ids, N_PROMPT)
     assert nmse(alike, theirs[kv_type]) <= ALLOWED[kv_type]
     for logits in (ours, alike):
         assert nmse(logits, theirs["f32"]) <= 1.25 * nmse(theirs[kv_type], theirs["f32"])

@@ -145,13 +145,13 @@ def test_what_works_in_place_breaks_the_cache_until_it_is_cleared(
     expected = expected_logits(small, prepare)
     with open_context(small, **OPTIONS) as ctx:
         prepare(ctx)
-        blob = ctx.kv.save(seq=1)
+        one, whole = ctx.kv.save(seq=1), ctx.kv.save()
         ctx.reset()
         leave_work(ctx, policy)
         ctx.kv.seq_cp(0, 1, 0, 3)
         before = positions(ctx.kv.cells())
         assert fires(site, 1, ctx.kv.update if through == "update" else partial(decode, ctx, FOLLOWING))
-        refuses_until_cleared(ctx, blob)
+        refuses_until_cleared(ctx, one, whole)
         with pytest.raises(kvg.DeviceError, match="clear"):
             ctx.kv.seq_add(1, 0, 3, 5)  # copies
         assert positions(ctx.kv.cells()) == before
@@ -160,7 +160,7 @@ def test_what_works_in_place_breaks_the_cache_until_it_is_cleared(
         assert nmse(decode(ctx, FOLLOWING), expected) <= 1e-6
 
 
-def refuses_until_cleared(ctx: kvg.Context, blob: bytes) -> None:
+def refuses_until_cleared(ctx: kvg.Context, one: bytes, whole: bytes) -> None:
     """Whatever would use K and V; metadata is still told."""
     calls: list[Callable[[], object]] = [
         ctx.kv.update,
@@ -168,7 +168,8 @@ def refuses_until_cleared(ctx: kvg.Context, blob: bytes) -> None:
         partial(ctx.kv.read_k, 0),
         partial(ctx.kv.read_v, 0),
         ctx.kv.save,
-        partial(ctx.kv.load, blob, 1),
+        partial(ctx.kv.load, one, 1),
+        partial(ctx.kv.load, whole),
     ]
     for call in calls:
         with pytest.raises(kvg.DeviceError, match="clear"):
@@ -188,7 +189,7 @@ def test_a_load_that_fails_half_way_breaks_the_cache_until_it_is_cleared(
         call = partial(ctx.kv.load, all_of_it) if whole else partial(ctx.kv.load, one, 0)
         assert fires("load-write", 1, call)
         assert same_cells(ctx.kv.cells(), before)
-        refuses_until_cleared(ctx, one)
+        refuses_until_cleared(ctx, one, all_of_it)
         ctx.kv.clear()
         ctx.kv.load(all_of_it)
         assert nmse(decode(ctx, FOLLOWING), expected) <= 1e-6
@@ -265,11 +266,11 @@ def test_sort_that_fails_in_its_second_step(wide: kvg.Model, site: str) -> None:
     tokens = [Token(5 + i % 200, i // 2, (i % 2,), logits=i >= n - 2) for i in range(n)]
     with open_context(wide, n_ctx=n, **WIDE_OPTIONS) as ctx:
         expected = decode(ctx, tokens)
-        blob = ctx.kv.save(seq=1)
+        one, whole = ctx.kv.save(seq=1), ctx.kv.save()
         before = positions(ctx.kv.cells())
         ctx.kv.defrag("sort")
         assert fires(site, 2, ctx.kv.update)
-        refuses_until_cleared(ctx, blob)
+        refuses_until_cleared(ctx, one, whole)
         assert positions(ctx.kv.cells()) == before
         ctx.kv.clear()
         assert ctx.kv.update().graphs == 0
@@ -278,7 +279,7 @@ def test_sort_that_fails_in_its_second_step(wide: kvg.Model, site: str) -> None:
 
 @pytest.mark.parametrize("site", SHIFT_SITES[:2])
 def test_load_and_save_are_all_or_nothing(small: kvg.Model, site: str) -> None:
-    """Both rotate what is pending first; when that fails, nothing has been replaced."""
+    """A sequence's load and save rotate what is pending first; when that fails, nothing has been replaced."""
     with open_context(small, **OPTIONS) as ctx:
         prepare(ctx)
         one = ctx.kv.save(seq=1)

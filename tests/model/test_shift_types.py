@@ -6,6 +6,7 @@ The judge is a fresh cache in F32 at the new positions; errors are root mean squ
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ from support import where
 from support.drift import drifts, rms
 from support.engines import decode, open_context, random_ids, run_of
 from support.kv_rows import cells_at, contents, fresh_k
-from support.kv_types import EVEN_BLOCKS, QUANTIZED
+from support.kv_types import QUANTIZED
 from support.models import N_VOCAB, ModelSpec
 
 import pykvgraph as kvg
@@ -48,12 +49,28 @@ def test_one_update_and_a_hundred(
 
 
 @pytest.mark.parametrize("delta", [100, 157])
-@pytest.mark.parametrize("kv_type", ["f16", "bf16", "q8_0"])
-def test_a_hundred_that_turn_far(model_file: ModelFile, kv_type: str, delta: int) -> None:
+@pytest.mark.parametrize(
+    ("kv_type", "hadamard"), [("f16", True), ("bf16", True), ("q8_0", True), ("q8_0", False)]
+)
+def test_a_hundred_that_turn_far(model_file: ModelFile, kv_type: str, hadamard: bool, delta: int) -> None:
     """As by a ContextShift. Some dimensions are back where they were after a few, and so would errors be."""
     with kvg.Model(model_file(spec(32)), device=where.device) as model:
-        for n, drift in drifts(model, (delta,), type_k=kv_type):
+        for n, drift in drifts(model, (delta,), type_k=kv_type, hadamard=hadamard):
             assert drift <= 1.5 * np.sqrt(n), n
+
+
+@pytest.mark.parametrize(("outliers", "most"), [(30, 24), (300, 96)])
+@pytest.mark.parametrize("kv_type", QUANTIZED)
+def test_a_hundred_where_dimensions_differ(
+    model_file: ModelFile, kv_type: str, outliers: float, most: float
+) -> None:
+    """What README tells: in roundings, which are smaller there than without the rotation."""
+    for head_dim in (32, 128):
+        path = model_file(replace(spec(head_dim), outliers=outliers))
+        with kvg.Model(path, device="cpu") as model:
+            *_, (n, drift) = drifts(model, (3, -3), type_k=kv_type)
+            assert n == 100
+            assert drift <= most
 
 
 @pytest.mark.parametrize("kv_type", ["f16", "q8_0"])
@@ -70,7 +87,7 @@ def test_many_dithers_at_once(model_file: ModelFile, kv_type: str) -> None:
     """More than a device's graph takes: nearly one for each of 40 cells."""
     tokens = run_of(random_ids(40, N_VOCAB), 100)
     there = [token._replace(pos=token.pos + 50) for token in tokens]
-    path = model_file(ModelSpec(n_layer=1, n_head=4, n_head_kv=4, head_dim=32, seed=9))
+    path = model_file(ModelSpec(n_layer=1, n_head=4, n_head_kv=4, head_dim=64, seed=9))
     with (
         kvg.Model(path, device=where.device) as model,
         open_context(model, n_ctx=64, type_k="f32") as exact,
@@ -127,7 +144,7 @@ def test_only_what_is_shifted_changes(model_file: ModelFile, kv_type: str, hadam
     tokens = run_of(random_ids(90, N_VOCAB))
     options = {"n_ctx": 96, "n_seq_max": 2, "type_k": kv_type, "type_v": kv_type, "hadamard": hadamard}
     with (
-        kvg.Model(model_file(EVEN_BLOCKS), device=where.device) as model,
+        kvg.Model(model_file(ModelSpec(n_head=2, n_head_kv=2, head_dim=64)), device=where.device) as model,
         open_context(model, **options) as ctx,
     ):
         decode(ctx, [token._replace(seq_ids=(int(token.pos % 3 == 1),), logits=False) for token in tokens])

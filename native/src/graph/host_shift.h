@@ -1,4 +1,5 @@
-// The K-shift of other devices' cells by the CPU: where a device can't rotate K of a type, or too many kinds of dither wait.
+// The K-shift of other devices' cells by the CPU: where a device can't rotate K of a type in F32, or too many kinds of
+// dither wait.
 #pragma once
 
 #include "cache/kv_cache.h"

@@ -15,9 +15,10 @@ namespace {
 
 constexpr size_t MAX_SPANS = 32; // per layer; keeps the graph small
 
-// Backends have transforms of their own from here on. Smaller matrices they multiply by, GPUs in TF32 or F16, and a row that is turned a
-// hundred times meets two hundred such products: of K that is cut to TF32 nearly a tenth would be gone.
+// CUDA and Vulkan have Hadamard transforms of their own for these sizes. By others they multiply, CUDA in TF32, and a row that is
+// turned a hundred times meets two hundred such products: cut to TF32, K would lose nearly a tenth by a simulation.
 constexpr uint32_t SMALLEST_TRANSFORM = 64;
+constexpr uint32_t LARGEST_TRANSFORM = 512;
 
 // The types that rope takes where they lie, by our own table: supports_op says yes to others, which then abort.
 bool in_place(ggml_type type) { return type == GGML_TYPE_F32 || type == GGML_TYPE_F16; }
@@ -127,7 +128,7 @@ private:
 } // namespace
 
 bool can_shift(const kv_cache & cache, const kv_part & part, const rotation & how) {
-    if (how.mixed && how.mixed->size() < SMALLEST_TRANSFORM) {
+    if (how.mixed && (how.mixed->size() < SMALLEST_TRANSFORM || how.mixed->size() > LARGEST_TRANSFORM)) {
         return false;
     }
     const ggml_context_ptr owner(ggml_init({64 * ggml_tensor_overhead() + ggml_graph_overhead(), nullptr, /*no_alloc*/ true}));
