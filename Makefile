@@ -35,7 +35,7 @@ test: install $(TEST_BUILD)/libkvgraph.so ## every test: C++, Python under Addre
 	cd tests && $(SANITIZED) $(PYTEST) -p no:faulthandler native model
 	cd tests && $(PYTEST)
 
-bars: install $(BARS_BUILD)/libkvgraph.so ## the passkey table: 100 keys each, libllama beside it, cache types, faults; two hours
+bars: install $(BARS_BUILD)/libkvgraph.so ## the passkey table: 100 keys each, libllama beside it, cache types, faults; three hours
 	KVGRAPH_LIB=$(CURDIR)/$(BARS_BUILD)/libkvgraph.so $(BIN)/python benchmarks/passkey_bars.py \
 	    --json build/bars.json --plot build/bars.png
 
