@@ -105,16 +105,10 @@ def main() -> int:
 def measure(model: kvg.Model, args: argparse.Namespace, configuration: Configuration) -> dict[str, Any]:
     """One row: our keys, libllama's keys, what was counted, whether the bar was met."""
     ours = trials(model, args, configuration)
-    found = sum(trial.found for trial in ours)
+    row = row_of(configuration.name, configuration, ours)
     counters = {name: sum(getattr(trial, name) for trial in ours) for name in COUNTERS}
-    share = found / len(ours)
-    met = configuration.low <= share <= configuration.high
-    row = {
-        "name": configuration.name,
-        "task": dataclasses.asdict(configuration.task),
-        "n_batch": configuration.n_batch,
-        "found": found,
-        "n": len(ours),
+    met = configuration.low <= share_of([row]) <= configuration.high
+    row |= {
         "bar": f">= {configuration.low:.0%}" if configuration.low else f"<= {configuration.high:.0%}",
         "met": met and (not configuration.key_moves or all(counters.values())),
         **counters,
@@ -122,6 +116,17 @@ def measure(model: kvg.Model, args: argparse.Namespace, configuration: Configura
     }
     show(row)
     return row
+
+
+def row_of(name: str, configuration: Configuration, tried: list[Trial]) -> dict[str, Any]:
+    """What every row of keys tells."""
+    return {
+        "name": name,
+        "task": dataclasses.asdict(configuration.task),
+        "n_batch": configuration.n_batch,
+        "found": sum(trial.found for trial in tried),
+        "n": len(tried),
+    }
 
 
 def libllama_found(
@@ -156,13 +161,8 @@ def measure_type(
     rows = []
     for configuration in configurations:
         tried = trials(model, args, dataclasses.replace(configuration, kv_type=kv_type))
-        row = {
-            "name": f"{configuration.name}, {kv_type}",
-            "task": dataclasses.asdict(configuration.task),
-            "n_batch": configuration.n_batch,
-            "found": sum(trial.found for trial in tried if trial.in_window),
-            "n": sum(trial.in_window for trial in tried),
-        }
+        inside = [trial for trial in tried if trial.in_window]
+        row = row_of(f"{configuration.name}, {kv_type}", configuration, inside)
         show(row)
         rows.append(row)
     return rows
@@ -194,17 +194,9 @@ def measure_faults(model: kvg.Model, args: argparse.Namespace) -> list[dict[str,
     for site, configuration in FAULTS.items():
         with fault(site):
             broken = trials(model, args, configuration)
-        high = sound[configuration.name]["found"] / len(broken) - FAULT_DROP
-        found = sum(trial.found for trial in broken)
-        row = {
-            "name": f"{configuration.name}, {site}",
-            "task": dataclasses.asdict(configuration.task),
-            "n_batch": configuration.n_batch,
-            "found": found,
-            "n": len(broken),
-            "bar": f"<= {high:.0%}",
-            "met": found / len(broken) <= high,
-        }
+        high = share_of([sound[configuration.name]]) - FAULT_DROP
+        row = row_of(f"{configuration.name}, {site}", configuration, broken)
+        row |= {"bar": f"<= {high:.0%}", "met": share_of([row]) <= high}
         show(row)
         rows.append(row)
     return rows

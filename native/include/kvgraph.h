@@ -323,7 +323,8 @@ KVG_API kvg_status kvg_kv_defrag(kvg_context * context, int32_t policy);
    nobody can trust: from then on whatever needs them (decode, update, read, seq_add and seq_div with copies, replace) is KVG_DEVICE
    until kvg_kv_clear. */
 KVG_API kvg_status kvg_kv_update(kvg_context * context, kvg_update_stats * out);
-/* What decode, kvg_kv_read, kvg_kv_read_rows and kvg_kv_replace flushed by themselves, added up since the last call of this function. */
+/* What decode, kvg_kv_read, kvg_kv_read_rows and kvg_kv_replace flushed by themselves, added up since the last call of this
+   function. */
 KVG_API kvg_status kvg_kv_take_stats(kvg_context * context, kvg_update_stats * out);
 
 /* A snapshot: pos (n_cells), seq (n_cells, n_seq_max) of 0/1, shift (n_cells), dither (n_cells): what K is made wrong
@@ -349,8 +350,9 @@ typedef struct kvg_kv_rows {
 /* Raw K and V of these cells, in the layout of kvg_kv_rows.data. A pending K-shift runs first. */
 KVG_API kvg_status kvg_kv_read_rows(kvg_context * context, const int32_t * cells, int64_t n_cells, uint8_t * out,
                                     uint64_t n_bytes);
-/* Replaces the cells of a sequence (seq < 0: of all) by these. Where others stay a pending K-shift runs first. All or nothing; when the device fails while rows are written, the
-   cells are as they were and the cache is unusable until kvg_kv_clear, as after kvg_kv_update. */
+/* Replaces the cells of a sequence (seq < 0: of all) by these. Where others stay a pending K-shift runs first. All or nothing; when
+   the device fails while rows are written, the cells are as they were and the cache is unusable until kvg_kv_clear, as after
+   kvg_kv_update. */
 KVG_API kvg_status kvg_kv_replace(kvg_context * context, int64_t seq, const kvg_kv_rows * rows);
 
 /* ---- faults, for tests ---- */

@@ -7,8 +7,8 @@
 
 namespace kvg {
 
-// Whether the device of a part has all operations of such a graph, and none that is known to be done in less than F32. Asks with the cache's tensors, which say where they are, or
-// will be.
+// Whether the device of a part has all operations of such a graph, and none that is known to be done in less than F32. Asks with the
+// cache's tensors, which say where they are, or will be.
 bool can_shift(const kv_cache & cache, const kv_part & part, const rotation & how);
 // Rotates a part's cells that wait: runs of them in place where rope takes the type so, else as rows that are floats on the way.
 // error(KVG_DEVICE)
