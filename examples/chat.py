@@ -210,11 +210,7 @@ class Page:
     def show_shift(self, report: kvg.ShiftReport) -> None:
         """One line on stderr, dimmed on a terminal."""
         self._end_line()
-        stats = report.stats
-        line = (
-            f"[context full: {report.n_discard} cells discarded, {stats.shifted_cells} shifted,"
-            f" {stats.moved_cells} moved, {stats.seconds * 1000:.1f} ms]"
-        )
+        line = f"[context full: {report.n_discard} cells discarded, {report.stats}]"
         dimmed = sys.stderr.isatty() and not os.environ.get("NO_COLOR")
         print(f"\x1b[2m{line}\x1b[0m" if dimmed else line, file=sys.stderr)
 

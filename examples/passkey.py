@@ -66,11 +66,8 @@ def main() -> int:
 
 
 def tell(report: kvg.ShiftReport) -> None:
-    stats = report.stats
-    print(
-        f"shift: positions {report.n_keep} to {report.n_keep + report.n_discard - 1} discarded,"
-        f" {stats.shifted_cells} cells shifted, {stats.moved_cells} moved, {stats.seconds * 1000:.1f} ms"
-    )
+    end = report.n_keep + report.n_discard
+    print(f"shift: positions {report.n_keep} to {end - 1} discarded, {report.stats}")
 
 
 def parse_arguments() -> argparse.Namespace:

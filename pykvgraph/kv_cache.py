@@ -33,9 +33,9 @@ class KVCache:
 
     Ranges of positions are [p0, p1); p0 < 0 means 0, p1 < 0 means without end. Operations change cells only;
     K and V follow at the next `update()` or decode. But seq_add and seq_div copy the shared cells that move,
-    at once; and save, load of a sequence, read_k and read_v run a pending K-shift first. Any Python integer
-    is safe: what can't be done raises InvalidArgumentError with nothing changed, and so does every call once
-    the context is closed.
+    at once; and save, read_k and read_v run a pending K-shift first. Any Python integer is safe: what can't
+    be done raises InvalidArgumentError with nothing changed, and so does every call once the context is
+    closed.
     """
 
     def __init__(self, handle: Handle) -> None:
@@ -98,6 +98,10 @@ class KVCache:
     def update(self) -> UpdateStats:
         """Runs the K-shift, then defrag, as far as each is pending, and tells what was done.
 
+        Where a quantized K lies in host memory and at least 64 cells wait for the same shift, they go on
+        waiting (`cells().shift`): the CPU's attention turns the queries for them instead, as
+        q . R(s)k = R(-s)q . k, so K is not rounded again however often a text shifts.
+
         Raises DeviceError when the device fails, or has no memory for the graphs. What is not done is still
         pending then, and another call goes on. But a K-shift and a sort work in place: when one fails half
         way, K and V are lost, and whatever needs them is a DeviceError until `clear()` or `Context.reset()`.
@@ -105,7 +109,7 @@ class KVCache:
         return self._stats(lib().kvg_kv_update)
 
     def take_stats(self) -> UpdateStats:
-        """What decode, read_k, read_v, save and load did by themselves, since the last call of this."""
+        """What decode, read_k, read_v and save did by themselves, since the last call of this."""
         return self._stats(lib().kvg_kv_take_stats)
 
     @property
@@ -182,11 +186,11 @@ class KVCache:
     def load(self, blob: Blob | bytearray | memoryview, seq: int | None = None) -> None:
         """Replaces sequence `seq`, or with None the whole cache, by what `save` gave; all or nothing.
 
-        A sequence may come back under another id, and in any cells that are empty. A pending K-shift runs
-        first, but for a whole cache, which replaces all that waits for it. Raises StateError for a blob that
-        is damaged, from another model or another kind of cache; CacheFullError when it doesn't fit;
-        InvalidArgumentError when a sequence is loaded without an id, or a whole cache with one; DeviceError,
-        and when that comes while K and V are written, they are lost as `update()` tells.
+        A sequence may come back under another id, and in any cells that are empty. What is pending for other
+        cells stays so. Raises StateError for a blob that is damaged, from another model or another kind of
+        cache; CacheFullError when it doesn't fit; InvalidArgumentError when a sequence is loaded without an
+        id, or a whole cache with one; DeviceError, and when that comes while K and V are written, they are
+        lost as `update()` tells.
         """
         try:
             data = memoryview(blob).cast("B")

@@ -71,7 +71,7 @@ class Trial:
     i_pos: int
     n_tokens: int
     discards: int  # times that old text was given up
-    shifted_cells: int  # by these; what self-extend rotates is not counted
+    shifted_cells: int  # by these; not what self-extend rotates, nor what waits (UpdateStats)
     moved_cells: int
     key_cells_moved: int
     seconds: float

@@ -89,13 +89,19 @@ class TensorInfo:
 
 @dataclass(frozen=True)
 class UpdateStats:
-    """What an update did to K and V."""
+    """What an update did to K and V. As a string: "254 cells shifted, 254 moved, 0.3 ms"."""
 
     shifted_cells: int  # cells whose K was rotated
+    waiting_cells: int  # whose K was not: attention turns the queries for them instead (KVCache.update)
     moved_cells: int
     moved_bytes: int  # K and V of the moved cells, all layers
     graphs: int  # ggml graphs that were run
     seconds: float
+
+    def __str__(self) -> str:
+        waiting = f", {self.waiting_cells} waiting" if self.waiting_cells else ""
+        milliseconds = f"{self.seconds * 1000:.1f} ms"
+        return f"{self.shifted_cells} cells shifted{waiting}, {self.moved_cells} moved, {milliseconds}"
 
 
 @dataclass(frozen=True)

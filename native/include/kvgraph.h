@@ -298,6 +298,7 @@ typedef struct kvg_kv_info {
 typedef struct kvg_update_stats {
     size_t struct_size;
     int64_t shifted_cells; /* cells whose K was rotated */
+    int64_t waiting_cells; /* whose K is not, and attention turns queries for them instead; after the last update */
     int64_t moved_cells;
     int64_t moved_bytes; /* K and V of the moved cells, all layers */
     int64_t graphs;      /* ggml graphs that were run */
@@ -318,13 +319,13 @@ KVG_API kvg_status kvg_kv_seq_pos_max(const kvg_context * context, int64_t seq, 
 KVG_API kvg_status kvg_kv_clear(kvg_context * context, int32_t data);
 
 KVG_API kvg_status kvg_kv_defrag(kvg_context * context, int32_t policy);
-/* K-shift, then defrag, as far as each is pending. `out` may be NULL. When the device fails before a graph, or while it moves cells
-   into holes, what was completed stays and the rest is still pending. A K-shift or a sort that fails half way leaves K and V that
-   nobody can trust: from then on whatever needs them (decode, update, read, seq_add and seq_div with copies, replace) is KVG_DEVICE
-   until kvg_kv_clear. */
+/* K-shift, then defrag, as far as each is pending. `out` may be NULL. A quantized K in host memory is not rotated where at least 64
+   cells wait for the same shift: the CPU's attention turns the queries for them, which rounds nothing. When the device fails before
+   a graph, or while it moves cells into holes, what was completed stays and the rest is still pending. A K-shift or a sort that
+   fails half way leaves K and V that nobody can trust: from then on whatever needs them (decode, update, read, seq_add and seq_div
+   with copies, replace) is KVG_DEVICE until kvg_kv_clear. */
 KVG_API kvg_status kvg_kv_update(kvg_context * context, kvg_update_stats * out);
-/* What decode, kvg_kv_read, kvg_kv_read_rows and kvg_kv_replace flushed by themselves, added up since the last call of this
-   function. */
+/* What decode, kvg_kv_read and kvg_kv_read_rows flushed by themselves, added up since the last call of this function. */
 KVG_API kvg_status kvg_kv_take_stats(kvg_context * context, kvg_update_stats * out);
 
 /* A snapshot: pos (n_cells), seq (n_cells, n_seq_max) of 0/1, shift (n_cells), dither (n_cells): what K is made wrong
@@ -350,9 +351,8 @@ typedef struct kvg_kv_rows {
 /* Raw K and V of these cells, in the layout of kvg_kv_rows.data. A pending K-shift runs first. */
 KVG_API kvg_status kvg_kv_read_rows(kvg_context * context, const int32_t * cells, int64_t n_cells, uint8_t * out,
                                     uint64_t n_bytes);
-/* Replaces the cells of a sequence (seq < 0: of all) by these. Where others stay a pending K-shift runs first. All or nothing; when
-   the device fails while rows are written, the cells are as they were and the cache is unusable until kvg_kv_clear, as after
-   kvg_kv_update. */
+/* Replaces the cells of a sequence (seq < 0: of all) by these. All or nothing; when the device fails while rows are written, the
+   cells are as they were and the cache is unusable until kvg_kv_clear, as after kvg_kv_update. */
 KVG_API kvg_status kvg_kv_replace(kvg_context * context, int64_t seq, const kvg_kv_rows * rows);
 
 /* ---- faults, for tests ---- */

@@ -64,7 +64,8 @@ static std::string struct_layout() {
     LAYOUT_END;
 #undef F
 #define F(field) LAYOUT_FIELD(kvg_update_stats, field)
-    LAYOUT_BEGIN(kvg_update_stats), F(struct_size), F(shifted_cells), F(moved_cells), F(moved_bytes), F(graphs), F(seconds);
+    LAYOUT_BEGIN(kvg_update_stats), F(struct_size), F(shifted_cells), F(waiting_cells), F(moved_cells), F(moved_bytes),
+        F(graphs), F(seconds);
     LAYOUT_END;
 #undef F
     return text;

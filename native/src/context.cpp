@@ -240,10 +240,10 @@ void context::clear(bool data) {
     defrag_pending_ = NO_DEFRAG;
 }
 
-uint32_t context::shift_now() {
+uint32_t context::shift_now(bool may_wait) {
     require_intact();
     backends_->set_threads(n_threads_batch_);
-    return shift_->run(*runner_, n_threads_batch_);
+    return shift_->run(*runner_, n_threads_batch_, may_wait && decoder_->can_turn_queries() ? MIN_WAITING : 0);
 }
 
 // Returns the number of cells moved.
@@ -263,9 +263,10 @@ uint32_t context::compact(int32_t policy) {
     return static_cast<uint32_t>(n_moved);
 }
 
-void context::flush(int32_t policy, kvg_update_stats & stats) {
+void context::flush(int32_t policy, bool may_wait, kvg_update_stats & stats) {
     const stopwatch timed(*runner_, stats);
-    stats.shifted_cells += shift_now();
+    stats.shifted_cells += shift_now(may_wait);
+    stats.waiting_cells = cache_->cells().n_shifted();
     const uint32_t n_moved = compact(policy);
     stats.moved_cells += n_moved;
     stats.moved_bytes += static_cast<int64_t>(n_moved * cache_->cell_bytes());
@@ -274,7 +275,7 @@ void context::flush(int32_t policy, kvg_update_stats & stats) {
 
 kvg_update_stats context::update() {
     kvg_update_stats stats = {};
-    flush(defrag_pending_, stats);
+    flush(defrag_pending_, true, stats);
     return stats;
 }
 
@@ -291,7 +292,7 @@ void context::read(int64_t layer, bool v, float * out, uint64_t n_floats) {
         fail(KVG_INVALID_ARGUMENT, "the buffer holds %llu floats, expected %llu", (unsigned long long) n_floats,
              (unsigned long long) wanted);
     }
-    flush(NO_DEFRAG, flushed_);
+    flush(NO_DEFRAG, false, flushed_);
     cache_->read(static_cast<uint32_t>(layer), v, out);
 }
 
@@ -305,7 +306,7 @@ void context::read_rows(const int32_t * cells, uint64_t n_cells, uint8_t * out, 
     for (uint64_t i = 0; i < n_cells; ++i) {
         rows[i] = static_cast<uint32_t>(bounded("cell", cells[i], 0, int64_t{size} - 1));
     }
-    flush(NO_DEFRAG, flushed_);
+    flush(NO_DEFRAG, false, flushed_);
     advise_huge_pages(out, n_bytes);
     cache_->read_rows(rows, out, n_threads_batch_);
 }
@@ -343,10 +344,6 @@ void context::replace(int64_t seq, const kvg_kv_rows & in) {
              static_cast<long long>(in.n_cells));
     }
     require_intact();
-    if (seq >= 0) {
-        replaced(seq, in);          // refuses what can't be before anything changes
-        flush(NO_DEFRAG, flushed_); // what stays must not lose its rotation
-    }
     auto [next, slots] = replaced(seq, in);
     unfinished_rows rows(*cache_); // some may be those of cells that are to be replaced
     cache_->write_rows(slots, in.data, n_threads_batch_);
@@ -461,7 +458,8 @@ int64_t context::decode(const kvg_batch & in, const kvg_output * output) {
     require_room(cells, batch.n_tokens(), "the batch"); // before anything moves
     const float holes = static_cast<float>(cells.n_kv() - cells.n_used());
     const bool fragmented = defrag_threshold_ >= 0 && holes > defrag_threshold_ * static_cast<float>(cells.n_kv());
-    flush(defrag_pending_ == NO_DEFRAG && fragmented ? KVG_DEFRAG_FILL : defrag_pending_, flushed_);
+    flush(defrag_pending_ == NO_DEFRAG && fragmented ? KVG_DEFRAG_FILL : defrag_pending_, true, flushed_);
+    decoder_->turn_queries();
 
     fault_point("cells");
     const std::vector<uint32_t> slots = find_slots(cells, batch.n_tokens(), "the batch");

@@ -42,7 +42,7 @@ public:
     int64_t decode(const kvg_batch & batch, const kvg_output * output);
     // one token, at the end of its sequence
     int64_t append(int64_t seq, int64_t token, const kvg_output * output);
-    // K-shift, then defrag, as far as each is pending
+    // K-shift, then defrag, as far as each is pending; cells that attention turns queries for go on waiting
     kvg_update_stats update();
     // what decode and read flushed by themselves since the last call
     kvg_update_stats take_stats();
@@ -82,8 +82,8 @@ private:
     void ask_devices();
     void reserve_graphs();
     void require_intact() const;
-    uint32_t shift_now();
-    void flush(int32_t policy, kvg_update_stats & stats);
+    uint32_t shift_now(bool may_wait);
+    void flush(int32_t policy, bool may_wait, kvg_update_stats & stats);
     cell_span attended_span(const batch & batch, const micro_batch & ubatch) const;
     void set_inputs(decode_graph & graph, const batch & batch, const micro_batch & ubatch, const std::vector<uint32_t> & slots,
                     const cell_span & span);

@@ -48,6 +48,24 @@ cells waiting(const numbers & positions, cells c = full()) {
 
 } // namespace
 
+TEST_CASE("those that few others wait with are rotated, or all") {
+    cells c = full();
+    c.apply(c.check_add(0, 50, -1, 7)); // 14 cells
+    c.apply(c.check_add(0, 10, 20, -3));
+    c.apply(c.check_add(0, 30, 34, -3)); // 14 too
+    c.apply(c.check_add(0, 40, 41, 1));
+    CHECK(cells_to_rotate(c, 14) == numbers{40});
+    CHECK(cells_to_rotate(c, 15).size() == 29);
+    CHECK(cells_to_rotate(c, 0) == cells_to_rotate(c, 15));
+    c.clear_shifts(cells_to_rotate(c, 14));
+    CHECK(c.n_shifted() == 28);
+    CHECK(c.shift(40) == 0);
+    CHECK(c.dither(40) == 1);
+    CHECK(c.shift(10) == -3);
+    CHECK(c.dither(10) == 0);
+    CHECK(cells_to_rotate(c, 14).empty());
+}
+
 TEST_CASE("runs of waiting cells, and nothing else") {
     check(waiting({}), 1, 8, {});
     check(waiting({3, 4, 5, 20, 63}), 1, 8, {{0, {3, 3, 20, 1, 63, 1}, {}}});
@@ -66,9 +84,9 @@ TEST_CASE("the longest runs are spans, what is above the most of them goes by ro
 
 TEST_CASE("cells go with those of the same dither, neighbours or not, unless it doesn't matter") {
     cells c = waiting({0, 1, 2, 3});
-    c.clear_shifts();
+    c.clear_shifts(cells_to_rotate(c, 0));
     c.apply(c.check_add(0, 1000, 1002, 1000));
-    c.clear_shifts(); // cells 0 and 1 twice, 2 and 3 once
+    c.clear_shifts(cells_to_rotate(c, 0)); // cells 0 and 1 twice, 2 and 3 once
     c.apply(c.check_add(0, 0, -1, 1000));
     check(c, 1, 8, {{0, {4, 60}, {}}, {1, {2, 2}, {}}, {2, {0, 2}, {}}});
     check(c, 1, 2, {{0, {4, 60}, {}}, {1, {}, {2, 3}}, {2, {0, 2}, {}}});

@@ -223,6 +223,7 @@ class KvgUpdateStats(Structure):
     _fields_ = (
         ("struct_size", c_size_t),
         ("shifted_cells", c_int64),
+        ("waiting_cells", c_int64),
         ("moved_cells", c_int64),
         ("moved_bytes", c_int64),
         ("graphs", c_int64),

@@ -141,11 +141,8 @@ def one(ctx: Context, task: Task, index: int, quiet: bool) -> Trial:
     from pykvgraph.passkey import run
 
     def show(report: ShiftReport) -> None:
-        stats = report.stats
-        click.echo(
-            f"  shift: positions {report.n_keep} to {report.n_keep + report.n_discard - 1} given up, "
-            f"{stats.shifted_cells} cells shifted, {stats.moved_cells} moved, {stats.seconds * 1000:.1f} ms"
-        )
+        end = report.n_keep + report.n_discard
+        click.echo(f"  shift: positions {report.n_keep} to {end - 1} given up, {report.stats}")
 
     trial = run(ctx, dataclasses.replace(task, seed=task.seed + index), None if quiet else show)
     if not quiet:

@@ -15,7 +15,7 @@ from pykvgraph.errors import CacheFullError, InvalidArgumentError, UnsupportedEr
 from pykvgraph.kv_cache import KVCache
 from pykvgraph.types import CellsView, ShiftReport, UpdateStats
 
-STATS = UpdateStats(shifted_cells=3, moved_cells=2, moved_bytes=100, graphs=2, seconds=0.5)
+STATS = UpdateStats(shifted_cells=3, waiting_cells=0, moved_cells=2, moved_bytes=100, graphs=2, seconds=0.5)
 
 
 class FakeCache:

@@ -21,6 +21,21 @@ struct attend_rows {
     ggml_type type;
 };
 
+// How heads of K turn.
+struct head_rotation {
+    uint32_t head_dim;
+    uint32_t n_pairs; // of dimensions that turn
+    bool neox;        // a pair's dimensions are n_pairs apart, else neighbours
+};
+
+// Cells whose K waits to be rotated, and is attended to as it is: a query turns the other way before it meets them.
+struct attend_turns {
+    const uint32_t * of_cell; // n_kv: 0 for none, else which of the turns, from 1; nullptr when no cell waits
+    const float * turns;      // n_pairs cosines, then as many sines, of each
+    head_rotation how;
+    uint32_t mixed; // the size of the Walsh-Hadamard matrix that queries come multiplied by, 0 for none
+};
+
 struct attend_job {
     const float * q; // (head_dim, n_head, n_tokens)
     attend_rows k;   // (head_dim, n_head_kv, n_kv)
@@ -34,12 +49,13 @@ struct attend_job {
     uint32_t n_tokens;
     uint32_t n_kv;
     uint32_t n_ranges;
+    attend_turns waiting;
 };
 
 // What is worked on at a time: some tokens' query heads of one KV head over one range of cells.
 struct attend_unit {
     uint32_t token_begin;
-    uint32_t token_end;
+    uint32_t token_end; // at most ATTEND_TOKENS further
     uint32_t head_kv;
     uint32_t range;
 };
@@ -48,11 +64,12 @@ struct attend_unit {
 // Floats of a head's partial result: its sum of V, padded; its maximum; its sum of weights.
 static constexpr uint32_t attend_padded(uint32_t head_dim) { return (head_dim + 15) / 16 * 16; }
 static constexpr uint32_t attend_partial_floats(uint32_t head_dim) { return attend_padded(head_dim) + 16; }
-// Cells at a time, whose rows of one head stay in L1 or L2.
+// Cells at a time, and tokens of a unit, whose rows and queries of one head stay in L1 or L2.
 constexpr uint32_t ATTEND_CHUNK = 128;
-// Floats of scratch that a thread needs: queries of a group, rows of a chunk that were converted.
+constexpr uint32_t ATTEND_TOKENS = 16;
+// Floats of scratch that a thread needs: queries of a unit, rows of a chunk that were converted.
 static constexpr uint32_t attend_scratch_floats(uint32_t head_dim, uint32_t group) {
-    return (group + 2 * ATTEND_CHUNK) * attend_padded(head_dim);
+    return (ATTEND_TOKENS * group + 2 * ATTEND_CHUNK) * attend_padded(head_dim);
 }
 // The first cell of a range; that of n_ranges is n_kv. Whole chunks.
 static inline uint32_t attend_range_begin(const attend_job & job, uint32_t range) {
@@ -65,13 +82,6 @@ struct softmax_parts {
     uint32_t best; // the first of the greatest; anything when sum is NaN
     float greatest;
     float sum;
-};
-
-// How heads of K turn.
-struct head_rotation {
-    uint32_t head_dim;
-    uint32_t n_pairs; // of dimensions that turn
-    bool neox;        // a pair's dimensions are n_pairs apart, else neighbours
 };
 
 // The code for one instruction set.

@@ -204,7 +204,12 @@ void list_wanted(const attend_job & job, const attend_unit & unit, uint32_t firs
     }
 }
 
-// The queries of one token and KV head, scaled, each padded with zeros.
+// The queries of a unit, scaled, each padded with zeros, and turned as the cells want them that they met last.
+struct unit_queries {
+    float * floats;              // (padded, group, tokens)
+    uint32_t has[ATTEND_TOKENS]; // each token's turn + 1; 0: nothing yet
+};
+
 void scale_queries(const attend_job & job, uint32_t token, uint32_t head_kv, float * q) {
     const uint32_t group = job.n_head / job.n_head_kv;
     const uint32_t padded = attend_padded(job.head_dim);
@@ -216,12 +221,52 @@ void scale_queries(const attend_job & job, uint32_t token, uint32_t head_kv, flo
     }
 }
 
+// turn: from 1
+void turn_queries(const attend_job & job, uint32_t turn, float * q) {
+    const uint32_t padded = attend_padded(job.head_dim);
+    const uint32_t group = job.n_head / job.n_head_kv;
+    const attend_turns & waiting = job.waiting;
+    const uint32_t n_pairs = waiting.how.n_pairs;
+    if (waiting.mixed != 0) { // positions turn pairs of dimensions, which a Hadamard matrix has mixed
+        mix_heads(q, size_t{group} * padded, waiting.mixed);
+    }
+    rotate_heads(q, group, {padded, n_pairs, waiting.how.neox}, waiting.turns + size_t{turn - 1} * 2 * n_pairs);
+    if (waiting.mixed != 0) {
+        mix_heads(q, size_t{group} * padded, waiting.mixed);
+    }
+}
+
+// Those of one token, for cells that wait for a turn; 0: that don't.
+const float * queries_for(const attend_job & job, const attend_unit & unit, uint32_t token, uint32_t turn,
+                          unit_queries & queries) {
+    const uint32_t i = token - unit.token_begin;
+    float * q = queries.floats + size_t{i} * (job.n_head / job.n_head_kv) * attend_padded(job.head_dim);
+    if (queries.has[i] != turn + 1) {
+        scale_queries(job, token, unit.head_kv, q);
+        if (turn != 0) {
+            turn_queries(job, turn, q);
+        }
+        queries.has[i] = turn + 1;
+    }
+    return q;
+}
+
+// Of n cells, how many of the first wait for the same turn.
+uint32_t count_alike(const uint32_t * of_cell, const uint32_t * cells, uint32_t n) {
+    uint32_t alike = 1;
+    while (alike < n && of_cell[cells[alike]] == of_cell[cells[0]]) {
+        ++alike;
+    }
+    return alike;
+}
+
 // A unit over one chunk.
 template <class T>
 void attend_chunk(const attend_job & job, const attend_unit & unit, uint32_t first, uint32_t n, rows<T> k, rows<T> v,
-                  uint32_t n_dims, float * partial, float * q) {
+                  uint32_t n_dims, float * partial, unit_queries & queries) {
     const uint32_t group = job.n_head / job.n_head_kv;
     const uint32_t padded = attend_padded(job.head_dim);
+    const uint32_t * turns = job.waiting.of_cell ? job.waiting.of_cell + first : nullptr;
     uint32_t seen[CHUNK + CELLS];
     for (uint32_t t = unit.token_begin; t < unit.token_end; ++t) {
         const uint32_t n_seen = list_seen(job.mask + size_t{t} * job.n_kv + first, n, seen);
@@ -231,9 +276,12 @@ void attend_chunk(const attend_job & job, const attend_unit & unit, uint32_t fir
         for (uint32_t c = 0; c < CELLS; ++c) {
             seen[n_seen + c] = seen[0];
         }
-        scale_queries(job, t, unit.head_kv, q);
         float * sum = partial + size_t{t - unit.token_begin} * group * attend_partial_floats(job.head_dim);
-        attend_group(q, sum, group, padded, n_dims, k, v, seen, n_seen);
+        for (uint32_t i = 0, n_alike; i < n_seen; i += n_alike) {
+            n_alike = turns ? count_alike(turns, seen + i, n_seen - i) : n_seen;
+            const float * q = queries_for(job, unit, t, turns ? turns[seen[i]] : 0, queries);
+            attend_group(q, sum, group, padded, n_dims, k, v, seen + i, n_alike);
+        }
     }
 }
 
@@ -251,8 +299,8 @@ void run(const attend_job & job, const attend_unit & unit, float * partial, floa
         __builtin_memset(partial + i * partial_floats, 0, partial_floats * sizeof(float));
         partial[i * partial_floats + padded] = LOWEST;
     }
-    float * q = scratch;
-    float * k = q + group * padded;
+    unit_queries queries = {scratch, {}};
+    float * k = scratch + ATTEND_TOKENS * group * padded;
     float * v = k + CHUNK * padded;
     const uint32_t end = attend_range_begin(job, unit.range + 1);
     for (uint32_t first = attend_range_begin(job, unit.range); first < end; first += CHUNK) {
@@ -260,7 +308,7 @@ void run(const attend_job & job, const attend_unit & unit, float * partial, floa
 #if LANES > 4
         if (job.k.type == GGML_TYPE_F16 && job.v.type == GGML_TYPE_F16 && job.head_dim % LANES == 0) {
             attend_chunk<uint16_t>(job, unit, first, n, in_place(job.k, unit.head_kv, first),
-                                   in_place(job.v, unit.head_kv, first), job.head_dim, partial, q);
+                                   in_place(job.v, unit.head_kv, first), job.head_dim, partial, queries);
             continue;
         }
 #endif
@@ -270,7 +318,7 @@ void run(const attend_job & job, const attend_unit & unit, float * partial, floa
         convert(job.v, unit.head_kv, first, job.head_dim, wanted, n, v);
         const size_t stride = padded * sizeof(float);
         attend_chunk<float>(job, unit, first, n, {reinterpret_cast<const uint8_t *>(k), stride},
-                            {reinterpret_cast<const uint8_t *>(v), stride}, padded, partial, q);
+                            {reinterpret_cast<const uint8_t *>(v), stride}, padded, partial, queries);
     }
 }
 

@@ -167,15 +167,12 @@ uint8_t cells::next_dither() const {
     return static_cast<uint8_t>(next == most ? after(most) : next);
 }
 
-void cells::clear_shifts() {
+void cells::clear_shifts(const std::vector<uint32_t> & rotated) {
     const uint8_t next = next_dither();
-    for (uint32_t i = 0; i < n_kv_; ++i) {
-        if (shift_[i] != 0) {
-            dither_[i] = dither_after(dither_[i], next);
-        }
-        shift_[i] = 0;
+    for (const uint32_t i : rotated) {
+        dither_[i] = dither_after(dither_[i], next);
+        set_shift(i, 0);
     }
-    n_shifted_ = 0;
 }
 
 void cells::remove_seq(uint32_t i, uint32_t seq) {

@@ -104,8 +104,8 @@ public:
     // The sequence leaves a shared cell for a copy of its own, with the same position and pending shift. precondition: dst is empty
     void fork(uint32_t src, uint32_t dst, uint32_t seq) noexcept;
     void clear();
-    // K has been rotated: nothing waits any more
-    void clear_shifts();
+    // K of these has been rotated: they wait no more
+    void clear_shifts(const std::vector<uint32_t> & rotated);
 
     // What a caller may do to sequences: ranges [p0, p1), negative p0 = 0, negative p1 = no end. Any integer is safe: an id out of
     // range, d < 1 or a position past 2^31 - 1 throws error(KVG_INVALID_ARGUMENT) with nothing changed.

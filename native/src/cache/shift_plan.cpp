@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <unordered_map>
 #include <utility>
 
 namespace kvg {
@@ -36,6 +37,20 @@ std::vector<run> runs_of(const cells & cells, bool by_dither, uint32_t align) {
 }
 
 } // namespace
+
+std::vector<uint32_t> cells_to_rotate(const cells & cells, uint32_t many) {
+    std::unordered_map<int32_t, uint32_t> n_waiting; // for each shift
+    for (uint32_t i = 0; i < cells.n_kv(); ++i) {
+        n_waiting[cells.shift(i)] += cells.shift(i) != 0;
+    }
+    std::vector<uint32_t> out;
+    for (uint32_t i = 0; i < cells.n_kv(); ++i) {
+        if (cells.shift(i) != 0 && (many == 0 || n_waiting.at(cells.shift(i)) < many)) {
+            out.push_back(i);
+        }
+    }
+    return out;
+}
 
 std::vector<shift_lot> plan_shift(const cells & cells, bool by_dither, uint32_t align, size_t max_spans) {
     std::vector<run> runs = runs_of(cells, by_dither, align);

@@ -9,6 +9,9 @@
 
 namespace kvg {
 
+// The cells that wait for a rotation, in order; those excepted whose shift at least `many` of them wait for, unless many is 0.
+std::vector<uint32_t> cells_to_rotate(const cells & cells, uint32_t many);
+
 // Waiting cells that carry the same dither.
 struct shift_lot {
     uint8_t dither;

@@ -9,12 +9,11 @@ namespace kvg {
 
 namespace {
 
-constexpr uint32_t BLOCK = 16;                   // tokens of a unit, which share what lies in L1 and L2
 constexpr uint32_t MIN_RANGE = 4 * ATTEND_CHUNK; // cells: the first chunk of a range is read before it was prefetched
 constexpr uint32_t MAX_RANGES = 64;
 constexpr uint32_t MAX_SPLIT_TOKENS = 64; // more of them are work enough without splitting the cells
 
-uint32_t count_blocks(uint32_t n_tokens) { return (n_tokens + BLOCK - 1) / BLOCK; }
+uint32_t count_blocks(uint32_t n_tokens) { return (n_tokens + ATTEND_TOKENS - 1) / ATTEND_TOKENS; }
 
 // Into how many ranges the cells are split. It depends on the shape alone: a thread more or less doesn't change a bit of the result.
 uint32_t count_ranges(uint32_t n_kv, uint32_t n_tokens) {
@@ -33,11 +32,11 @@ attend_rows rows_of(const ggml_tensor * t, uint32_t begin) {
 
 attend_workspace::attend_workspace(const hparams & h, uint32_t n_cells, int max_threads)
     : kernel_(attend_kernel_for(h.head_dim)), unit_floats_(size_t{h.n_head / h.n_head_kv} * attend_partial_floats(h.head_dim)),
-      scratch_floats_(BLOCK * unit_floats_ + attend_scratch_floats(h.head_dim, h.n_head / h.n_head_kv)),
-      done_(size_t{MAX_SPLIT_TOKENS / BLOCK} * h.n_head_kv) {
+      scratch_floats_(ATTEND_TOKENS * unit_floats_ + attend_scratch_floats(h.head_dim, h.n_head / h.n_head_kv)),
+      done_(size_t{MAX_SPLIT_TOKENS / ATTEND_TOKENS} * h.n_head_kv) {
     size_t n_partial = 0;
     for (uint32_t n = 1; n <= MAX_SPLIT_TOKENS; ++n) {
-        n_partial = std::max(n_partial, size_t{count_blocks(n)} * std::min(n, BLOCK) * count_ranges(n_cells, n));
+        n_partial = std::max(n_partial, size_t{count_blocks(n)} * std::min(n, ATTEND_TOKENS) * count_ranges(n_cells, n));
     }
     const size_t threads_floats = scratch_floats_ * static_cast<size_t>(max_threads);
     const size_t n_bytes = (threads_floats + n_partial * h.n_head_kv * unit_floats_) * sizeof(float);
@@ -62,11 +61,11 @@ ggml_tensor * attend_workspace::attend(ggml_context * ctx, ggml_tensor * q, ggml
 void attend_workspace::share(const attend_job & job, size_t ith) {
     float * scratch = scratch_ + scratch_floats_ * ith;
     float * own = scratch + attend_scratch_floats(job.head_dim, job.n_head / job.n_head_kv);
-    const size_t floats = std::min(job.n_tokens, BLOCK) * unit_floats_;
+    const size_t floats = std::min(job.n_tokens, ATTEND_TOKENS) * unit_floats_;
     for (uint32_t i = claimed_++; i < count_blocks(job.n_tokens) * job.n_ranges * job.n_head_kv; i = claimed_++) {
         const uint32_t head_kv = i % job.n_head_kv;
         const uint32_t block = i / job.n_head_kv / job.n_ranges;
-        const attend_unit unit = {block * BLOCK, std::min((block + 1) * BLOCK, job.n_tokens), head_kv,
+        const attend_unit unit = {block * ATTEND_TOKENS, std::min((block + 1) * ATTEND_TOKENS, job.n_tokens), head_kv,
                                   i / job.n_head_kv % job.n_ranges};
         if (job.n_ranges == 1) {
             kernel_.run(job, unit, own, scratch);
@@ -98,6 +97,8 @@ void attend_workspace::compute(ggml_tensor * dst, int ith, int nth, void * works
     job.n_tokens = static_cast<uint32_t>(q->ne[2]);
     job.n_kv = self.span_.n;
     job.n_ranges = count_ranges(job.n_kv, job.n_tokens);
+    job.waiting = self.waiting_;
+    job.waiting.of_cell += job.waiting.of_cell ? self.span_.begin : 0;
     self.share(job, static_cast<size_t>(ith));
     // the last to leave makes all ready for the next layer, which ggml's barrier holds back until then
     if (++self.left_ == static_cast<uint32_t>(nth)) {

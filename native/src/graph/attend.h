@@ -28,6 +28,8 @@ public:
 
     // Which of the cells the next computation attends to: a text that grows doesn't need a new graph.
     void set_span(const cell_span & span) { span_ = span; }
+    // Which cells of the cache wait, and for what; it must live until then.
+    void set_turns(const attend_turns & waiting) { waiting_ = waiting; }
 
     size_t bytes() const { return ggml_backend_buffer_get_size(buffer_.get()); }
 
@@ -38,6 +40,7 @@ private:
     const attend_kernel & kernel_;
     float scale_ = 0.0f;
     cell_span span_ = {0, 0};
+    attend_turns waiting_ = {};
     size_t unit_floats_; // of one token's partial results for a KV head
     size_t scratch_floats_;
     ggml_backend_buffer_ptr buffer_;

@@ -24,39 +24,36 @@ void compute(ggml_tensor * dst, const ggml_tensor *, int ith, int nth, void * se
 
 int32_t shift_of(const cells & cells, uint32_t i) { return fault_active("shift-sign") ? -cells.shift(i) : cells.shift(i); }
 
-cpu_rotation::cpu_rotation(const kv_cache & cache, const rotation & how, int n_threads)
+void add_turn(std::vector<float> & turns, int32_t by, const std::vector<double> & angles, const dither_step & step) {
+    for (size_t i = 0; i < 2 * angles.size(); ++i) {
+        const size_t pair = i % angles.size();
+        const double angle = by * angles[pair] + (step.angles.empty() ? 0.0f : step.angles[pair]);
+        turns.push_back(static_cast<float>(step.gain * (i < angles.size() ? std::cos(angle) : std::sin(angle))));
+    }
+}
+
+cpu_rotation::cpu_rotation(const kv_cache & cache, const std::vector<uint32_t> & cells, const rotation & how, int n_threads)
     : kernel_(*attend_kernels_here()[0]), type_(cache.type_k()), width_(cache.n_head_kv() * cache.head_dim()),
       n_heads_(cache.n_head_kv()),
       shape_{cache.head_dim(), static_cast<uint32_t>(how.params.n_rot) / 2, how.params.mode == GGML_ROPE_TYPE_NEOX},
-      mixed_(how.mixed), n_threads_(n_threads), scratch_(static_cast<size_t>(n_threads) * attend_padded(width_)) {
-    list_cells(cache, how);
+      mixed_(how.mixed), n_threads_(n_threads), cells_(cells),
+      scratch_(static_cast<size_t>(n_threads) * attend_padded(width_)) {
+    list_turns(cache, how);
 }
 
-void cpu_rotation::list_cells(const kv_cache & cache, const rotation & how) {
+void cpu_rotation::list_turns(const kv_cache & cache, const rotation & how) {
     const class cells & cells = cache.cells();
     const std::vector<double> angles = rope_angles(how.freq_factors, how.params);
     const uint8_t next = cells.next_dither();
     std::map<std::pair<int32_t, uint8_t>, uint32_t> known; // most cells wait for the same
-    for (uint32_t i = 0; i < cells.n_kv(); ++i) {
-        if (cells.shift(i) == 0) {
-            continue;
-        }
+    for (const uint32_t i : cells_) {
         const int32_t by = shift_of(cells, i);
         const auto [turn, is_new] = known.try_emplace({by, cells.dither(i)}, static_cast<uint32_t>(known.size()));
         if (is_new) {
             const uint8_t dither = cells.dither(i);
-            add_sines(by, angles, step_dither(dither, dither_after(dither, next), type_, shape_.n_pairs));
+            add_turn(turns_, by, angles, step_dither(dither, dither_after(dither, next), type_, shape_.n_pairs));
         }
-        cells_.push_back(i);
         which_.push_back(turn->second);
-    }
-}
-
-void cpu_rotation::add_sines(int32_t by, const std::vector<double> & angles, const dither_step & step) {
-    for (size_t i = 0; i < 2 * angles.size(); ++i) {
-        const size_t pair = i % angles.size();
-        const double angle = by * angles[pair] + (step.angles.empty() ? 0.0f : step.angles[pair]);
-        sines_.push_back(static_cast<float>(step.gain * (i < angles.size() ? std::cos(angle) : std::sin(angle))));
     }
 }
 
@@ -66,7 +63,7 @@ void cpu_rotation::rotate(size_t i, void * row, int thread) {
     if (mixed_) { // positions turn pairs of dimensions, which a Hadamard matrix has mixed
         mixed_->apply(x, width_);
     }
-    kernel_.rotate(x, n_heads_, shape_, sines_.data() + size_t{which_[i]} * 2 * shape_.n_pairs);
+    kernel_.rotate(x, n_heads_, shape_, turns_.data() + size_t{which_[i]} * 2 * shape_.n_pairs);
     if (mixed_) {
         mixed_->apply(x, width_);
     }

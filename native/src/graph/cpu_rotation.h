@@ -24,10 +24,13 @@ struct rotation {
 // The shift of a cell, unless a fault for tests rotates it the other way.
 int32_t shift_of(const cells & cells, uint32_t i);
 
+// Adds the cosines and sines of a turn by so many positions, as attend_kernel::rotate takes them. angles: of a position
+void add_turn(std::vector<float> & turns, int32_t by, const std::vector<double> & angles, const dither_step & step);
+
 class cpu_rotation {
 public:
-    // Of the cells that wait now. how: as on any device
-    cpu_rotation(const kv_cache & cache, const rotation & how, int n_threads);
+    // Of these cells, which wait. how: as on any device
+    cpu_rotation(const kv_cache & cache, const std::vector<uint32_t> & cells, const rotation & how, int n_threads);
 
     const std::vector<uint32_t> & cells() const { return cells_; }
     int n_threads() const { return n_threads_; }
@@ -37,9 +40,7 @@ public:
     ggml_tensor * node(ggml_context * ctx, ggml_tensor * k);
 
 private:
-    void list_cells(const kv_cache & cache, const rotation & how);
-    // Cosines and sines of a turn. angles: of a position
-    void add_sines(int32_t by, const std::vector<double> & angles, const dither_step & step);
+    void list_turns(const kv_cache & cache, const rotation & how);
 
     const attend_kernel & kernel_;
     ggml_type type_;
@@ -50,7 +51,7 @@ private:
     int n_threads_;
     std::vector<uint32_t> cells_;
     std::vector<uint32_t> which_; // turn, of each
-    std::vector<float> sines_;    // one for each shift and dither that occur, as attend_kernel::rotate takes it
+    std::vector<float> turns_;    // one for each shift and dither that occur
     std::vector<float> scratch_;  // a padded row for each thread
 };
 

@@ -51,6 +51,10 @@ decoder::decoder(const model & model, const kv_cache & cache, const backends & b
     if (n_attend > 0) {
         attend_ = std::make_unique<attend_workspace>(model.hparams(), cache.n_rows(), params.max_threads);
     }
+    if (any_span_ && ggml_is_quantized(cache.type_k())) {
+        turns_ = std::make_unique<query_turns>(
+            cache, rotation{model.hparams().rope, model.rope_freqs(cache.device(0)), cache.hadamard_k(0)});
+    }
 }
 
 decode_shape decoder::largest() const { return {n_ubatch_, 1, 0, cache_.n_rows()}; }
@@ -92,6 +96,12 @@ decode_graph & decoder::prepare(uint32_t n_tokens, uint32_t n_outputs, const cel
     }
     graph_ = std::move(graph);
     return *graph_;
+}
+
+void decoder::turn_queries() {
+    if (turns_) {
+        attend_->set_turns(turns_->now());
+    }
 }
 
 void decoder::compute() {

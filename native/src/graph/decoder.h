@@ -10,6 +10,7 @@
 #include "backends.h"
 #include "cache/kv_cache.h"
 #include "graph/decode.h"
+#include "graph/query_turns.h"
 #include "graph/scheduler.h"
 #include "model/weights.h"
 
@@ -36,6 +37,11 @@ public:
     // A graph that attends to the span, for its inputs to be set: the last one, or one that takes its place. Its mask takes n_tokens
     // rows of span.n. error(KVG_DEVICE)
     decode_graph & prepare(uint32_t n_tokens, uint32_t n_outputs, const cell_span & span);
+    // Whether cells whose K waits for a K-shift may go on waiting, as attention turns the queries for them: a quantized K on the CPU, which
+    // every rotation rounds again. Floats it would round a thousandth as much.
+    bool can_turn_queries() const { return turns_ != nullptr; }
+    // For what waits now, until the next call.
+    void turn_queries();
     // The graph that was prepared. error(KVG_DEVICE)
     void compute();
     // spent in graphs so far
@@ -56,6 +62,7 @@ private:
     std::vector<attention_kind> kinds_;        // of each layer
     bool any_span_;                            // one graph does for every span, as all layers have attention_kind::attend
     std::unique_ptr<attend_workspace> attend_; // for attention_kind::attend
+    std::unique_ptr<query_turns> turns_;       // nullptr: none can be turned
     scheduler scheduler_;
     std::unique_ptr<decode_graph> graph_;
     double seconds_ = 0.0;

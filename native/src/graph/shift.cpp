@@ -4,6 +4,7 @@
 #include <bitset>
 #include <optional>
 
+#include "cache/shift_plan.h"
 #include "device.h"
 #include "error.h"
 #include "fault.h"
@@ -55,22 +56,25 @@ update_graph k_shift::build(const share & s, cpu_rotation * by_cpu) const {
     return graph;
 }
 
-uint32_t k_shift::run(update_runner & runner, int n_threads) {
+uint32_t k_shift::run(update_runner & runner, int n_threads, uint32_t many) {
     cells & cells = cache_.cells();
-    const uint32_t n_shifted = cells.n_shifted();
-    if (n_shifted == 0) {
+    if (cells.n_shifted() == 0) {
         return 0;
     }
-    if (fault_active("shift-skip")) {
-        cells.clear_shifts();
-        return n_shifted;
+    const bool is_skipped = fault_active("shift-skip");
+    const std::vector<uint32_t> rotated = cells_to_rotate(cells, is_skipped ? 0 : many);
+    if (is_skipped) {
+        cells.clear_shifts(rotated);
+    }
+    if (is_skipped || rotated.empty()) {
+        return static_cast<uint32_t>(rotated.size());
     }
     const bool are_all_fetched =
         cache_.type_k() != GGML_TYPE_F32 && have_many_dithers(cells); // which the CPU takes as they come
     const auto is_fetched = [&](const share & s) { return !is_cpu(s.part->device) && (are_all_fetched || !s.on_device); };
     std::optional<cpu_rotation> by_cpu;
     if (std::any_of(shares_.begin(), shares_.end(), [&](const share & s) { return is_cpu(s.part->device) || is_fetched(s); })) {
-        by_cpu.emplace(cache_, shares_.front().how, n_threads); // the same on all devices
+        by_cpu.emplace(cache_, rotated, shares_.front().how, n_threads); // the same on all devices
     }
     std::vector<update_graph> graphs;
     for (const share & s : shares_) {
@@ -87,8 +91,8 @@ uint32_t k_shift::run(update_runner & runner, int n_threads) {
         }
     }
     rows.done();
-    cells.clear_shifts();
-    return n_shifted;
+    cells.clear_shifts(rotated);
+    return static_cast<uint32_t>(rotated.size());
 }
 
 } // namespace kvg

@@ -23,9 +23,10 @@ public:
     // Whether the device rotates its cells itself; else the CPU does it for it, as it does for all where more than 16 kinds of dither
     // wait. True without cells.
     bool is_on(ggml_backend_dev_t device) const;
-    // Rotates what waits, on all devices at the same time, then what the CPU does for them, and clears the cells' shifts. Returns the
-    // number of cells that waited. error(KVG_DEVICE): nothing changed, or the cache is broken() when a device failed half way.
-    uint32_t run(update_runner & runner, int n_threads);
+    // Rotates what waits, on all devices at the same time, then what the CPU does for them, and clears the cells' shifts; but those that at
+    // least `many` cells wait for alike, unless many is 0. Returns the number of cells rotated. error(KVG_DEVICE): nothing changed,
+    // or the cache is broken() when a device failed half way. precondition: only a cache all on the CPU has a `many`
+    uint32_t run(update_runner & runner, int n_threads, uint32_t many);
 
 private:
     struct share {

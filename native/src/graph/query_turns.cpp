@@ -1,0 +1,33 @@
+#include "graph/query_turns.h"
+
+#include <unordered_map>
+
+#include "graph/rope.h"
+
+namespace kvg {
+
+attend_turns query_turns::now() {
+    const class cells & cells = cache_.cells();
+    if (cells.n_shifted() == 0) {
+        return {};
+    }
+    const std::vector<double> angles = rope_angles(how_.freq_factors, how_.params);
+    std::unordered_map<int32_t, uint32_t> known; // turns, from 1, of shifts
+    of_cell_.assign(cache_.n_rows(), 0);
+    turns_.clear();
+    for (uint32_t i = 0; i < cells.n_kv(); ++i) {
+        if (cells.shift(i) == 0) {
+            continue;
+        }
+        const auto [turn, is_new] = known.try_emplace(cells.shift(i), static_cast<uint32_t>(known.size()) + 1);
+        if (is_new) {
+            add_turn(turns_, -shift_of(cells, i), angles, {1.0f, {}});
+        }
+        of_cell_[i] = turn->second;
+    }
+    const head_rotation how = {cache_.head_dim(), static_cast<uint32_t>(how_.params.n_rot) / 2,
+                               how_.params.mode == GGML_ROPE_TYPE_NEOX};
+    return {of_cell_.data(), turns_.data(), how, how_.mixed ? how_.mixed->size() : 0};
+}
+
+} // namespace kvg
