@@ -186,7 +186,7 @@ def updates(ctx: kvg.Context, n_cells: int) -> dict[str, float]:
     for name, delta in (("K-shift", 1), ("K-shift again, by 2000", 2000), ("K-shift again, by 1", 1)):
         ctx.kv.seq_add(0, 0, -1, delta)
         shifted = ctx.kv.update()
-        rates[name] = shifted.shifted_cells * row / shifted.seconds
+        rates[name] = shifted.shifted_cells * row / shifted.seconds  # 0 where the CPU lets a quantized K wait
     n_past = ctx.kv.seq_pos_max(0) + 1
     ctx.kv.seq_rm(0, 0, n_past - n_cells // 2)
     ctx.kv.defrag("fill")

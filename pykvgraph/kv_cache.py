@@ -33,9 +33,9 @@ class KVCache:
 
     Ranges of positions are [p0, p1); p0 < 0 means 0, p1 < 0 means without end. Operations change cells only;
     K and V follow at the next `update()` or decode. But seq_add and seq_div copy the shared cells that move,
-    at once; and save, read_k and read_v run a pending K-shift first. Any Python integer is safe: what can't
-    be done raises InvalidArgumentError with nothing changed, and so does every call once the context is
-    closed.
+    at once; and save and read_k run a pending K-shift first, as update() does. Any Python integer is safe:
+    what can't be done raises InvalidArgumentError with nothing changed, and so does every call once the
+    context is closed.
     """
 
     def __init__(self, handle: Handle) -> None:
@@ -98,9 +98,10 @@ class KVCache:
     def update(self) -> UpdateStats:
         """Runs the K-shift, then defrag, as far as each is pending, and tells what was done.
 
-        Where a quantized K lies in host memory and at least 64 cells wait for the same shift, they go on
-        waiting (`cells().shift`): the CPU's attention turns the queries for them instead, as
-        q . R(s)k = R(-s)q . k, so K is not rounded again however often a text shifts.
+        Where a quantized K lies in host memory, and at least 64 cells wait for the same shift and lie at
+        least 32 in a chunk of 128, they go on waiting (`cells().shift`): the CPU's attention turns the
+        queries for them instead, as q . R(s)k = R(-s)q . k. So K is not rounded again, however often a text
+        shifts. What `save` and `read_k` give is rotated: copies, the cells go on waiting.
 
         Raises DeviceError when the device fails, or has no memory for the graphs. What is not done is still
         pending then, and another call goes on. But a K-shift and a sort work in place: when one fails half
@@ -109,7 +110,10 @@ class KVCache:
         return self._stats(lib().kvg_kv_update)
 
     def take_stats(self) -> UpdateStats:
-        """What decode, read_k, read_v and save did by themselves, since the last call of this."""
+        """What decode, read_k and save did by themselves, since the last call of this.
+
+        Added up, but for waiting_cells, which are those after the last of them; 0 when there was none.
+        """
         return self._stats(lib().kvg_kv_take_stats)
 
     @property
@@ -167,19 +171,19 @@ class KVCache:
     def read_k(self, layer: int) -> npt.NDArray[np.float32]:
         """K of a layer, float32 (n_cells, n_head_kv, head_dim), for looking and testing.
 
-        A pending K-shift runs first; cells stay where they are. What was rotated more than once carries
-        dither, about half a rounding of the type (docs/state-format.md).
+        A pending K-shift runs first (update); cells stay where they are. What was rotated more than once
+        carries dither, about half a rounding of the type (docs/state-format.md).
         """
         return self._read(layer, 0)
 
     def read_v(self, layer: int) -> npt.NDArray[np.float32]:
-        """V of a layer, as read_k."""
+        """V of a layer, float32 (n_cells, n_head_kv, head_dim). Nothing needs to run first."""
         return self._read(layer, 1)
 
     def save(self, seq: int | None = None) -> Blob:
         """One sequence, or with None the whole cache, as bytes (docs/state-format.md).
 
-        A pending K-shift runs first. Raises InvalidArgumentError for a sequence that can't be.
+        A pending K-shift runs first (update). Raises InvalidArgumentError for a sequence that can't be.
         """
         return self._handle.call(take, self._geometry, seq)
 

@@ -104,18 +104,18 @@ def pack(
     whole: bool,
     pos: npt.NDArray[np.int32],
     seq: npt.NDArray[np.bool_],
-    dither: npt.NDArray[np.uint8],
-    fill: Callable[[npt.NDArray[np.uint8]], None],
+    fill: Callable[[npt.NDArray[np.uint8], npt.NDArray[np.uint8]], None],
 ) -> bytes:
     """A blob that `unpack` gives the same cells for.
 
-    pos, seq and dither as in SavedCells; `fill` writes the rows into the array that it is given.
+    pos and seq as in SavedCells; `fill` writes rows and dither into the arrays that it is given.
     """
     bits = np.packbits(seq, axis=1, bitorder="little")
-    table = pos.astype("<i4").tobytes() + dither.tobytes() + bits.tobytes()
-    rows_at = HEADER_BYTES + len(table)
+    rows_at = HEADER_BYTES + len(pos) * (4 + 1 + bits.shape[1])
     blob, place = _unwritten(rows_at + len(pos) * geometry.cell_bytes)
-    fill(place[rows_at:])
+    dither = np.empty(len(pos), np.uint8)
+    fill(place[rows_at:], dither)
+    table = pos.astype("<i4").tobytes() + dither.tobytes() + bits.tobytes()
     header = _HEADER.pack(
         MAGIC,
         VERSION,

@@ -51,20 +51,18 @@ def read_geometry(context: int) -> Geometry:
 
 
 def take(context: int, geometry: Geometry, seq: int | None) -> bytes:
-    """The cells of a sequence, or with None all, as a saved state. A pending K-shift runs first."""
+    """The cells of a sequence, or with None all, as a saved state, rotated to their positions."""
     info = read_info(context)
     seqs = slice(None) if seq is None else [integer(seq, "seq", 0, info.n_seq_max - 1)]
-    none = ctypes.c_int32()
-    lib().kvg_kv_read_rows(context, ctypes.byref(none), 0, ctypes.c_uint8(), 0)  # no rows: it runs
     view = read_cells(context)
     seen = view.seq[:, seqs]
     chosen = np.flatnonzero(seen.any(axis=1))
     chosen = chosen[np.argsort(view.pos[chosen], kind="stable")].astype(np.int32)
 
-    def fill(rows: npt.NDArray[np.uint8]) -> None:
-        lib().kvg_kv_read_rows(context, _int32(chosen), len(chosen), _uint8(rows), rows.size)
+    def fill(rows: npt.NDArray[np.uint8], dither: npt.NDArray[np.uint8]) -> None:
+        lib().kvg_kv_read_rows(context, _int32(chosen), len(chosen), _uint8(rows), rows.size, _uint8(dither))
 
-    return pack(geometry, seq is None, view.pos[chosen], seen[chosen], view.dither[chosen], fill)
+    return pack(geometry, seq is None, view.pos[chosen], seen[chosen], fill)
 
 
 def put(context: int, saved: SavedCells, seq: int | None) -> None:

@@ -1,4 +1,4 @@
-"""What calls return: frozen records, no behaviour."""
+"""What calls return: frozen records."""
 
 from __future__ import annotations
 

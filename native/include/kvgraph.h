@@ -320,18 +320,20 @@ KVG_API kvg_status kvg_kv_clear(kvg_context * context, int32_t data);
 
 KVG_API kvg_status kvg_kv_defrag(kvg_context * context, int32_t policy);
 /* K-shift, then defrag, as far as each is pending. `out` may be NULL. A quantized K in host memory is not rotated where at least 64
-   cells wait for the same shift: the CPU's attention turns the queries for them, which rounds nothing. When the device fails before
-   a graph, or while it moves cells into holes, what was completed stays and the rest is still pending. A K-shift or a sort that
-   fails half way leaves K and V that nobody can trust: from then on whatever needs them (decode, update, read, seq_add and seq_div
-   with copies, replace) is KVG_DEVICE until kvg_kv_clear. */
+   cells wait for the same shift, and lie at least 32 in a chunk of 128: the CPU's attention turns the queries for them, which
+   rounds nothing. When the device fails before a graph, or while it moves cells into holes, what was completed stays and the rest is
+   still pending. A K-shift or a sort that fails half way leaves K and V that nobody can trust: from then on whatever needs them
+   (decode, update, read, seq_add and seq_div with copies, replace) is KVG_DEVICE until kvg_kv_clear. */
 KVG_API kvg_status kvg_kv_update(kvg_context * context, kvg_update_stats * out);
-/* What decode, kvg_kv_read and kvg_kv_read_rows flushed by themselves, added up since the last call of this function. */
+/* What decode, kvg_kv_read (of K) and kvg_kv_read_rows flushed by themselves, added up since the last call of this function;
+   waiting_cells: after the last of them, 0 when there was none. */
 KVG_API kvg_status kvg_kv_take_stats(kvg_context * context, kvg_update_stats * out);
 
 /* A snapshot: pos (n_cells), seq (n_cells, n_seq_max) of 0/1, shift (n_cells), dither (n_cells): what K is made wrong
    by on purpose, as docs/state-format.md numbers it. */
 KVG_API kvg_status kvg_kv_cells(const kvg_context * context, int32_t * pos, uint8_t * seq, int32_t * shift, uint8_t * dither);
-/* K (v = 0) or V (v = 1) of a layer, dequantized: out (n_cells, n_head_kv, head_dim). A pending K-shift runs first. */
+/* K (v = 0) or V (v = 1) of a layer, dequantized: out (n_cells, n_head_kv, head_dim). Before K is read a pending K-shift runs as in
+   kvg_kv_update, and what goes on waiting is rotated in `out`. */
 KVG_API kvg_status kvg_kv_read(kvg_context * context, int64_t layer, int32_t v, float * out, uint64_t n_floats);
 
 /* ---- state ---- */
@@ -348,9 +350,10 @@ typedef struct kvg_kv_rows {
     uint64_t n_bytes;
 } kvg_kv_rows;
 
-/* Raw K and V of these cells, in the layout of kvg_kv_rows.data. A pending K-shift runs first. */
+/* Raw K and V of these cells, in the layout of kvg_kv_rows.data, and the dither (n_cells) that those K carry. A pending K-shift runs
+   first as in kvg_kv_update, and what goes on waiting is rotated in `out`. */
 KVG_API kvg_status kvg_kv_read_rows(kvg_context * context, const int32_t * cells, int64_t n_cells, uint8_t * out,
-                                    uint64_t n_bytes);
+                                    uint64_t n_bytes, uint8_t * dither);
 /* Replaces the cells of a sequence (seq < 0: of all) by these. All or nothing; when the device fails while rows are written, the
    cells are as they were and the cache is unusable until kvg_kv_clear, as after kvg_kv_update. */
 KVG_API kvg_status kvg_kv_replace(kvg_context * context, int64_t seq, const kvg_kv_rows * rows);

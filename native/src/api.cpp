@@ -431,13 +431,14 @@ kvg_status kvg_kv_read(kvg_context * context, int64_t layer, int32_t v, float * 
     return on_cells(context, [&](kvg::cells &) { context->context.read(layer, v != 0, out, n_floats); });
 }
 
-kvg_status kvg_kv_read_rows(kvg_context * context, const int32_t * cells, int64_t n_cells, uint8_t * out, uint64_t n_bytes) {
+kvg_status kvg_kv_read_rows(kvg_context * context, const int32_t * cells, int64_t n_cells, uint8_t * out, uint64_t n_bytes,
+                            uint8_t * dither) {
     return on_cells(context, [&](kvg::cells &) {
         if (n_cells < 0) {
             kvg::fail(KVG_INVALID_ARGUMENT, "n_cells is %lld", static_cast<long long>(n_cells));
         }
-        need(cells, "cells"), need(out, "out");
-        context->context.read_rows(cells, static_cast<uint64_t>(n_cells), out, n_bytes);
+        need(cells, "cells"), need(out, "out"), need(dither, "dither");
+        context->context.read_rows(cells, static_cast<uint64_t>(n_cells), out, n_bytes, dither);
     });
 }
 

@@ -7,11 +7,13 @@
 #include <set>
 
 #include "cache/cache_type.h"
+#include "cache/shift_plan.h"
 #include "cache/slots.h"
 #include "device.h"
 #include "error.h"
 #include "fault.h"
 #include "graph/move.h"
+#include "placed_tokens.h"
 
 namespace kvg {
 
@@ -29,33 +31,6 @@ int64_t bounded(const char * name, int64_t value, int64_t lowest, int64_t highes
     }
     return value;
 }
-
-// Puts a batch's tokens into cells as its micro-batches are computed, and takes them out again unless all of them were.
-class placed_tokens {
-public:
-    placed_tokens(cells & cells, const std::vector<uint32_t> & slots) : cells_(cells), slots_(slots) {}
-    ~placed_tokens() {
-        for (size_t i = 0; i < n_ && !kept_; ++i) {
-            cells_.drop(slots_[i]);
-        }
-    }
-    placed_tokens(const placed_tokens &) = delete;
-    placed_tokens & operator=(const placed_tokens &) = delete;
-
-    void put(const batch & batch, uint32_t begin, uint32_t n) {
-        for (uint32_t i = begin; i < begin + n; ++i) {
-            cells_.put(slots_[i], batch.positions()[i], batch.set(i));
-            ++n_;
-        }
-    }
-    void keep() { kept_ = true; }
-
-private:
-    cells & cells_;
-    const std::vector<uint32_t> & slots_;
-    size_t n_ = 0;
-    bool kept_ = false;
-};
 
 // Adds the graphs that run while it lives, and the time, to some stats.
 class stopwatch {
@@ -240,10 +215,16 @@ void context::clear(bool data) {
     defrag_pending_ = NO_DEFRAG;
 }
 
-uint32_t context::shift_now(bool may_wait) {
+uint32_t context::shift_now() {
     require_intact();
-    backends_->set_threads(n_threads_batch_);
-    return shift_->run(*runner_, n_threads_batch_, may_wait && decoder_->can_turn_queries() ? MIN_WAITING : 0);
+    const cells & cells = cache_->cells();
+    if (cells.shift_version() == settled_) {
+        return 0; // as for nearly every token of a generation
+    }
+    const uint32_t n =
+        shift_->run(*runner_, n_threads_batch_, decoder_->can_turn_queries() ? cells_to_rotate(cells) : waiting_cells(cells));
+    settled_ = cells.shift_version();
+    return n;
 }
 
 // Returns the number of cells moved.
@@ -263,11 +244,13 @@ uint32_t context::compact(int32_t policy) {
     return static_cast<uint32_t>(n_moved);
 }
 
-void context::flush(int32_t policy, bool may_wait, kvg_update_stats & stats) {
+void context::flush(int32_t policy, kvg_update_stats & stats) {
     const stopwatch timed(*runner_, stats);
-    stats.shifted_cells += shift_now(may_wait);
-    stats.waiting_cells = cache_->cells().n_shifted();
+    backends_->set_threads(n_threads_batch_);
+    stats.shifted_cells += shift_now();
     const uint32_t n_moved = compact(policy);
+    stats.shifted_cells += shift_now(); // cells that waited in few chunks may lie in many now
+    stats.waiting_cells = cache_->cells().n_shifted();
     stats.moved_cells += n_moved;
     stats.moved_bytes += static_cast<int64_t>(n_moved * cache_->cell_bytes());
     defrag_pending_ = policy == NO_DEFRAG ? defrag_pending_ : NO_DEFRAG;
@@ -275,7 +258,7 @@ void context::flush(int32_t policy, bool may_wait, kvg_update_stats & stats) {
 
 kvg_update_stats context::update() {
     kvg_update_stats stats = {};
-    flush(defrag_pending_, true, stats);
+    flush(defrag_pending_, stats);
     return stats;
 }
 
@@ -292,11 +275,17 @@ void context::read(int64_t layer, bool v, float * out, uint64_t n_floats) {
         fail(KVG_INVALID_ARGUMENT, "the buffer holds %llu floats, expected %llu", (unsigned long long) n_floats,
              (unsigned long long) wanted);
     }
-    flush(NO_DEFRAG, false, flushed_);
+    require_intact();
+    if (!v) {
+        flush(NO_DEFRAG, flushed_);
+    }
     cache_->read(static_cast<uint32_t>(layer), v, out);
+    if (!v) {
+        shift_->run_on_floats(out);
+    }
 }
 
-void context::read_rows(const int32_t * cells, uint64_t n_cells, uint8_t * out, uint64_t n_bytes) {
+void context::read_rows(const int32_t * cells, uint64_t n_cells, uint8_t * out, uint64_t n_bytes, uint8_t * dither) {
     const uint32_t size = cache_->cells().size();
     if (n_bytes != n_cells * cache_->cell_bytes()) {
         fail(KVG_INVALID_ARGUMENT, "the buffer holds %llu bytes, expected %llu", (unsigned long long) n_bytes,
@@ -306,9 +295,10 @@ void context::read_rows(const int32_t * cells, uint64_t n_cells, uint8_t * out, 
     for (uint64_t i = 0; i < n_cells; ++i) {
         rows[i] = static_cast<uint32_t>(bounded("cell", cells[i], 0, int64_t{size} - 1));
     }
-    flush(NO_DEFRAG, false, flushed_);
+    flush(NO_DEFRAG, flushed_);
     advise_huge_pages(out, n_bytes);
     cache_->read_rows(rows, out, n_threads_batch_);
+    shift_->run_on_copy(rows, out, dither, n_threads_batch_);
 }
 
 // The cells with these in place of a sequence's, and where they are.
@@ -458,8 +448,8 @@ int64_t context::decode(const kvg_batch & in, const kvg_output * output) {
     require_room(cells, batch.n_tokens(), "the batch"); // before anything moves
     const float holes = static_cast<float>(cells.n_kv() - cells.n_used());
     const bool fragmented = defrag_threshold_ >= 0 && holes > defrag_threshold_ * static_cast<float>(cells.n_kv());
-    flush(defrag_pending_ == NO_DEFRAG && fragmented ? KVG_DEFRAG_FILL : defrag_pending_, true, flushed_);
-    decoder_->turn_queries();
+    flush(defrag_pending_ == NO_DEFRAG && fragmented ? KVG_DEFRAG_FILL : defrag_pending_, flushed_);
+    decoder_->set_turns();
 
     fault_point("cells");
     const std::vector<uint32_t> slots = find_slots(cells, batch.n_tokens(), "the batch");

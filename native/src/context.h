@@ -57,8 +57,8 @@ public:
     void request_defrag(int32_t policy);
     void clear(bool data);
     void read(int64_t layer, bool v, float * out, uint64_t n_floats);
-    // Raw K and V of cells, a pending K-shift flushed first: for each layer K then V, a row per cell.
-    void read_rows(const int32_t * cells, uint64_t n_cells, uint8_t * out, uint64_t n_bytes);
+    // Raw K and V of cells, rotated to their positions: for each layer K then V, a row per cell. dither: what each K carries then
+    void read_rows(const int32_t * cells, uint64_t n_cells, uint8_t * out, uint64_t n_bytes, uint8_t * dither);
     // Replaces the cells of a sequence (seq < 0: every cell) by these: pos (n), seq (n, n_seq_max) of 0/1, rows as read_rows gives
     // them. All or nothing, but when the device fails while rows are written: then the cache is broken().
     void replace(int64_t seq, const kvg_kv_rows & rows);
@@ -82,8 +82,8 @@ private:
     void ask_devices();
     void reserve_graphs();
     void require_intact() const;
-    uint32_t shift_now(bool may_wait);
-    void flush(int32_t policy, bool may_wait, kvg_update_stats & stats);
+    uint32_t shift_now();
+    void flush(int32_t policy, kvg_update_stats & stats);
     cell_span attended_span(const batch & batch, const micro_batch & ubatch) const;
     void set_inputs(decode_graph & graph, const batch & batch, const micro_batch & ubatch, const std::vector<uint32_t> & slots,
                     const cell_span & span);
@@ -109,6 +109,7 @@ private:
     std::vector<context_part> parts_;
     std::vector<size_t> graph_bytes_; // estimated, when they were not reserved
     kvg_update_stats flushed_ = {};
+    uint64_t settled_ = 0; // the version of the cells' shifts that nothing needs to be done for
 
     std::vector<int64_t> slot_ids_; // scratch, kept
     std::vector<int32_t> output_ids_;

@@ -106,7 +106,7 @@ TEST_CASE("shift is new minus old, added up") {
     CHECK(c.n_shifted() == 8);
     add(c, 0, 2, 3, 2); // back to where they were: nothing waits there
     CHECK(c.shift(4) == 0);
-    c.clear_shifts(cells_to_rotate(c, 0));
+    c.clear_shifts(waiting_cells(c));
     CHECK(c.n_shifted() == 0);
     CHECK(c.pos(11) == 3);
     c.check();
@@ -179,7 +179,7 @@ TEST_CASE("a fork takes position, pending shift and dither, and leaves the other
 TEST_CASE("a K-shift gives those that were rotated before one new dither, and others none") {
     cells c = filled(8, 6);
     add(c, 0, 2, -1, 10);
-    c.clear_shifts(cells_to_rotate(c, 0));
+    c.clear_shifts(waiting_cells(c));
     CHECK(c.dither(1) == 0);
     CHECK(c.dither(2) == 1);
     c.set_dither(3, 40);
@@ -187,8 +187,8 @@ TEST_CASE("a K-shift gives those that were rotated before one new dither, and ot
     add(c, 0, 0, 14, 10);
     c.set_dither(4, 40);
     c.set_dither(2, 41);
-    CHECK(c.next_dither() == 42); // after the one that most carry, but none of the others'
-    c.clear_shifts(cells_to_rotate(c, 0));
+    CHECK(c.next_dither(waiting_cells(c)) == 42); // after the one that most carry, but none of the others'
+    c.clear_shifts(waiting_cells(c));
     CHECK(c.dither(1) == 1);
     CHECK(c.dither(2) == 42);
     CHECK(c.dither(3) == 42);
@@ -197,7 +197,7 @@ TEST_CASE("a K-shift gives those that were rotated before one new dither, and ot
     c.set_dither(3, 255);
     c.set_dither(4, 2);
     add(c, 0, 0, -1, 10);
-    CHECK(c.next_dither() == 3); // round about
+    CHECK(c.next_dither(waiting_cells(c)) == 3); // round about
     c.drop(2);
     CHECK(c.dither(2) == 0);
     c.check();

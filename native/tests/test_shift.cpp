@@ -107,8 +107,7 @@ TEST_CASE("heads that turn in part are right in every type, whatever their size"
                 const ggml_backend_ptr backend = open_backend(cpu_device());
                 update_runner runner({backend.get()});
                 cache.cells().apply(cache.cells().check_add(0, 0, -1, -150));
-                CHECK(k_shift(cache, h, {}).run(runner, 2, N) == 0); // who may wait, waits
-                CHECK(k_shift(cache, h, {}).run(runner, 2, N + 1) == N);
+                CHECK(k_shift(cache, h, {}).run(runner, 2, waiting_cells(cache.cells())) == N);
                 turn(k, h, -150);
                 for (uint32_t il = 0; il < h.n_layer; ++il) {
                     cache.read(il, false, read.data());
@@ -195,14 +194,14 @@ TEST_CASE("the graph rotates as the CPU's loop does, runs in place and rows, aga
                     cache.cells().apply(cache.cells().check_add(0, P0 + from, -1, 150));
                     cache.cells().apply(cache.cells().check_add(0, P0 + from + 150, -1, -147));
                     if (!by_graph) {
-                        k_shift(cache, h, {}).run(runner, 2, 0);
+                        k_shift(cache, h, {}).run(runner, 2, waiting_cells(cache.cells()));
                         continue;
                     }
                     const kv_part & part = cache.parts().front();
                     std::vector<update_graph> graphs;
                     graphs.push_back(shift_graph(cache, part, {h.rope, nullptr, part.hadamard_k.get()}));
                     CHECK(run_graphs(runner, graphs) == nullptr);
-                    cache.cells().clear_shifts(cells_to_rotate(cache.cells(), 0));
+                    cache.cells().clear_shifts(waiting_cells(cache.cells()));
                 }
                 results.emplace_back(k.size());
                 cache.read(1, false, results.back().data());

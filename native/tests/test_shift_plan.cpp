@@ -48,22 +48,44 @@ cells waiting(const numbers & positions, cells c = full()) {
 
 } // namespace
 
-TEST_CASE("those that few others wait with are rotated, or all") {
-    cells c = full();
-    c.apply(c.check_add(0, 50, -1, 7)); // 14 cells
-    c.apply(c.check_add(0, 10, 20, -3));
-    c.apply(c.check_add(0, 30, 34, -3)); // 14 too
-    c.apply(c.check_add(0, 40, 41, 1));
-    CHECK(cells_to_rotate(c, 14) == numbers{40});
-    CHECK(cells_to_rotate(c, 15).size() == 29);
-    CHECK(cells_to_rotate(c, 0) == cells_to_rotate(c, 15));
-    c.clear_shifts(cells_to_rotate(c, 14));
-    CHECK(c.n_shifted() == 28);
-    CHECK(c.shift(40) == 0);
-    CHECK(c.dither(40) == 1);
-    CHECK(c.shift(10) == -3);
-    CHECK(c.dither(10) == 0);
-    CHECK(cells_to_rotate(c, 14).empty());
+TEST_CASE("those that few others wait with are rotated, and those that lie scattered") {
+    cells c(1280, 1); // ten chunks
+    for (uint32_t i = 0; i < 1280; ++i) {
+        c.put(i, 100000 + static_cast<int32_t>(i), {1});
+    }
+    const auto shift = [&](int64_t cell, int64_t n, int64_t delta) {
+        c.apply(c.check_add(0, 100000 + cell, 100000 + cell + n, delta));
+    };
+    shift(1270, 4, 1000000);
+    c.clear_shifts(waiting_cells(c)); // rotated once
+    c.apply(c.check_add(0, 1000000, -1, -1000000));
+    shift(0, 40, -70000);
+    shift(100, 24, -70000);  // 64 in a chunk
+    shift(128, 63, -80000);  // 63
+    shift(250, 64, -60000);  // 64 in two, 32 for each
+    shift(510, 68, 2000000); // 68 in three
+    for (int64_t i = 640; i < 1152; i += 4) {
+        shift(i, 1, i % 8 ? 3000000 : 4000000); // 64 of each in four chunks
+        shift(i + 1, 2, 5000000);               // and 256 between them
+    }
+    numbers expected;
+    for (uint32_t i = 0; i < 1280; ++i) {
+        const bool is_scattered = (i >= 640 && i < 1152 && i % 4 == 0) || (i >= 510 && i < 578);
+        if (is_scattered || (i >= 128 && i < 191) || (i >= 1270 && i < 1274)) {
+            expected.push_back(i);
+        }
+    }
+    const std::vector<uint32_t> rotated = cells_to_rotate(c);
+    CHECK(rotated == expected);
+    c.clear_shifts(rotated);
+    CHECK(c.n_shifted() == 64 + 64 + 256);
+    CHECK(c.shift(128) == 0);
+    CHECK(c.dither(128) == 1);
+    CHECK(c.dither(1270) == 2);
+    CHECK(c.shift(0) == -70000);
+    CHECK(c.dither(0) == 0);
+    CHECK(cells_to_rotate(c).empty());
+    CHECK(waiting_cells(c).size() == c.n_shifted());
 }
 
 TEST_CASE("runs of waiting cells, and nothing else") {
@@ -84,9 +106,9 @@ TEST_CASE("the longest runs are spans, what is above the most of them goes by ro
 
 TEST_CASE("cells go with those of the same dither, neighbours or not, unless it doesn't matter") {
     cells c = waiting({0, 1, 2, 3});
-    c.clear_shifts(cells_to_rotate(c, 0));
+    c.clear_shifts(waiting_cells(c));
     c.apply(c.check_add(0, 1000, 1002, 1000));
-    c.clear_shifts(cells_to_rotate(c, 0)); // cells 0 and 1 twice, 2 and 3 once
+    c.clear_shifts(waiting_cells(c)); // cells 0 and 1 twice, 2 and 3 once
     c.apply(c.check_add(0, 0, -1, 1000));
     check(c, 1, 8, {{0, {4, 60}, {}}, {1, {2, 2}, {}}, {2, {0, 2}, {}}});
     check(c, 1, 2, {{0, {4, 60}, {}}, {1, {}, {2, 3}}, {2, {0, 2}, {}}});

@@ -408,7 +408,14 @@ def declare(lib: CDLL) -> None:
     lib.kvg_kv_cells.restype = c_int32
     lib.kvg_kv_read.argtypes = [c_void_p, c_int64, c_int32, POINTER(c_float), c_uint64]
     lib.kvg_kv_read.restype = c_int32
-    lib.kvg_kv_read_rows.argtypes = [c_void_p, POINTER(c_int32), c_int64, POINTER(c_uint8), c_uint64]
+    lib.kvg_kv_read_rows.argtypes = [
+        c_void_p,
+        POINTER(c_int32),
+        c_int64,
+        POINTER(c_uint8),
+        c_uint64,
+        POINTER(c_uint8),
+    ]
     lib.kvg_kv_read_rows.restype = c_int32
     lib.kvg_kv_replace.argtypes = [c_void_p, c_int64, POINTER(KvgKvRows)]
     lib.kvg_kv_replace.restype = c_int32

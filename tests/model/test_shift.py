@@ -180,9 +180,9 @@ def test_update_rotates_once_and_says_what_it_did(small: kvg.Model) -> None:
         assert (again.shifted_cells, again.moved_cells, again.graphs) == (0, 0, 0)
 
 
-@pytest.mark.parametrize("flush", ["decode", "read_k", "read_v"])
+@pytest.mark.parametrize("flush", ["decode", "read_k", "save"])
 def test_pending_shift_is_done_before_it_is_needed(small: kvg.Model, flush: str) -> None:
-    """decode, read_k and read_v find K rotated; a metadata operation doesn't rotate it."""
+    """decode, read_k and save find K rotated; a metadata operation and read_v don't rotate it."""
     ids = random_ids(20, N_VOCAB)
     with (
         open_context(small, n_ctx=64, type_k="f32") as by_hand,
@@ -193,12 +193,15 @@ def test_pending_shift_is_done_before_it_is_needed(small: kvg.Model, flush: str)
             each.kv.seq_add(0, 0, -1, 30)
         by_hand.kv.update()
         ctx.kv.seq_pos_max(0)
+        ctx.kv.read_v(0)
         assert (ctx.kv.cells().shift[:20] == 30).all()
         if flush == "decode":
             rows = [decode(each, [Token(7, 50)]) for each in (by_hand, ctx)]
             assert nmse(rows[1], rows[0]) == 0
+        elif flush == "read_k":
+            ctx.kv.read_k(0)
         else:
-            getattr(ctx.kv, flush)(0)
+            ctx.kv.save(0)
         assert not ctx.kv.cells().shift.any()
         assert np.array_equal(ctx.kv.read_k(0), by_hand.kv.read_k(0))
 

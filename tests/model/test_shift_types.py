@@ -177,10 +177,10 @@ def test_more_rows_than_the_scratch_takes_at_once(wide: kvg.Model, kv_type: str)
         ctx.reset()
         decode(ctx, ours)
         before = contents(ctx.kv, 1, 1)
-        ctx.kv.take_stats()
         ctx.kv.seq_add(0, 0, -1, 50)
-        ctx.kv.read_k(0)  # where an update would leave them to attention
-        assert ctx.kv.take_stats().shifted_cells == 600
+        stats = ctx.kv.update()
+        done = stats.waiting_cells if where.is_cpu() and kv_type == "q8_0" else stats.shifted_cells
+        assert done == 600
         assert rms(ctx.kv.read_k(0)[ctx.kv.cells().seq[:, 0]] - true) <= 1.5 * own
         assert contents(ctx.kv, 1, 1) == before
 

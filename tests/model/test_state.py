@@ -16,6 +16,7 @@ from support.judge import nmse
 from support.kv_rows import contents, same_cells, seqs_of
 from support.kv_types import KV_TYPES
 from support.models import N_VOCAB, SMALL, ModelSpec
+from support.saved_cells import packed
 
 import pykvgraph as kvg
 from pykvgraph import kv_state
@@ -299,14 +300,7 @@ def test_what_is_not_finite(ctx: kvg.Context) -> None:
     geometry = ctx.kv._handle.call(read_geometry)
     cells = kv_state.unpack(ctx.kv.save(), geometry)
     poisoned = replace(cells, rows=np.full_like(cells.rows, 0xFF))  # NaN in any type
-    blob = kv_state.pack(
-        geometry,
-        True,
-        poisoned.pos,
-        poisoned.seq,
-        poisoned.dither,
-        lambda rows: np.copyto(rows, poisoned.rows),
-    )
+    blob = packed(geometry, poisoned)
     refused(ctx, kvg.StateError, lambda: ctx.kv.load(blob), "not finite")
     for clear in (ctx.kv.clear, ctx.reset):
         ctx.kv._handle.call(put, poisoned, None)

@@ -12,7 +12,7 @@ from support.engines import decode, open_context, random_ids, run_of
 from support.kv_rows import Rows, cells_at, fresh_k
 from support.models import N_VOCAB
 
-P0, N_TOKENS = 1000, 40
+P0, N_TOKENS = 1000, 40  # fewer than may wait: every shift rotates
 
 
 def rms(values: Rows) -> float:

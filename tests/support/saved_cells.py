@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 
 import numpy as np
+import numpy.typing as npt
 import xxhash
 
 from pykvgraph import kv_state
@@ -27,9 +28,11 @@ def saved(n_cells: int = 7, n_seq: int = 11, whole: bool = True, seed: int = 0) 
 
 
 def packed(geometry: Geometry, cells: SavedCells) -> bytes:
-    return kv_state.pack(
-        geometry, cells.whole, cells.pos, cells.seq, cells.dither, lambda rows: np.copyto(rows, cells.rows)
-    )
+    def fill(rows: npt.NDArray[np.uint8], dither: npt.NDArray[np.uint8]) -> None:
+        np.copyto(rows, cells.rows)
+        np.copyto(dither, cells.dither)
+
+    return kv_state.pack(geometry, cells.whole, cells.pos, cells.seq, fill)
 
 
 def sign(blob: bytearray) -> bytearray:

@@ -28,12 +28,13 @@ struct head_rotation {
     bool neox;        // a pair's dimensions are n_pairs apart, else neighbours
 };
 
-// Cells whose K waits to be rotated, and is attended to as it is: a query turns the other way before it meets them.
+// Cells whose K waits to be rotated, and is attended to as it is: a query turns the other way before it meets them. In each chunk it
+// turns once for all cells of a turn.
 struct attend_turns {
     const uint32_t * of_cell; // n_kv: 0 for none, else which of the turns, from 1; nullptr when no cell waits
     const float * turns;      // n_pairs cosines, then as many sines, of each
-    head_rotation how;
-    uint32_t mixed; // the size of the Walsh-Hadamard matrix that queries come multiplied by, 0 for none
+    head_rotation how;        // of padded heads
+    uint32_t mixed;           // the size of the Walsh-Hadamard matrix that queries come multiplied by, 0 for none
 };
 
 struct attend_job {

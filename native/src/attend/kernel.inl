@@ -226,11 +226,10 @@ void turn_queries(const attend_job & job, uint32_t turn, float * q) {
     const uint32_t padded = attend_padded(job.head_dim);
     const uint32_t group = job.n_head / job.n_head_kv;
     const attend_turns & waiting = job.waiting;
-    const uint32_t n_pairs = waiting.how.n_pairs;
     if (waiting.mixed != 0) { // positions turn pairs of dimensions, which a Hadamard matrix has mixed
         mix_heads(q, size_t{group} * padded, waiting.mixed);
     }
-    rotate_heads(q, group, {padded, n_pairs, waiting.how.neox}, waiting.turns + size_t{turn - 1} * 2 * n_pairs);
+    rotate_heads(q, group, waiting.how, waiting.turns + size_t{turn - 1} * 2 * waiting.how.n_pairs);
     if (waiting.mixed != 0) {
         mix_heads(q, size_t{group} * padded, waiting.mixed);
     }
@@ -251,13 +250,17 @@ const float * queries_for(const attend_job & job, const attend_unit & unit, uint
     return q;
 }
 
-// Of n cells, how many of the first wait for the same turn.
-uint32_t count_alike(const uint32_t * of_cell, const uint32_t * cells, uint32_t n) {
-    uint32_t alike = 1;
-    while (alike < n && of_cell[cells[alike]] == of_cell[cells[0]]) {
-        ++alike;
+// Takes those of n cells out that wait for what the first does. Returns how many are left.
+uint32_t take_alike(const uint32_t * turns, uint32_t * cells, uint32_t n, uint32_t * alike) {
+    const uint32_t turn = turns[cells[0]];
+    uint32_t n_left = 0;
+    for (uint32_t i = 0; i < n; ++i) {
+        const uint32_t cell = cells[i];
+        alike[i - n_left] = cell;
+        cells[n_left] = cell;
+        n_left += turns[cell] != turn;
     }
-    return alike;
+    return n_left;
 }
 
 // A unit over one chunk.
@@ -268,19 +271,20 @@ void attend_chunk(const attend_job & job, const attend_unit & unit, uint32_t fir
     const uint32_t padded = attend_padded(job.head_dim);
     const uint32_t * turns = job.waiting.of_cell ? job.waiting.of_cell + first : nullptr;
     uint32_t seen[CHUNK + CELLS];
+    uint32_t alike[CHUNK + CELLS];
     for (uint32_t t = unit.token_begin; t < unit.token_end; ++t) {
-        const uint32_t n_seen = list_seen(job.mask + size_t{t} * job.n_kv + first, n, seen);
-        if (n_seen == 0) {
-            continue;
-        }
-        for (uint32_t c = 0; c < CELLS; ++c) {
-            seen[n_seen + c] = seen[0];
-        }
         float * sum = partial + size_t{t - unit.token_begin} * group * attend_partial_floats(job.head_dim);
-        for (uint32_t i = 0, n_alike; i < n_seen; i += n_alike) {
-            n_alike = turns ? count_alike(turns, seen + i, n_seen - i) : n_seen;
-            const float * q = queries_for(job, unit, t, turns ? turns[seen[i]] : 0, queries);
-            attend_group(q, sum, group, padded, n_dims, k, v, seen + i, n_alike);
+        uint32_t * cells = turns ? alike : seen;
+        uint32_t n_left = list_seen(job.mask + size_t{t} * job.n_kv + first, n, seen);
+        while (n_left > 0) {
+            const uint32_t n_seen = n_left;
+            const uint32_t turn = turns ? turns[seen[0]] : 0;
+            n_left = turns ? take_alike(turns, seen, n_seen, alike) : 0;
+            for (uint32_t c = 0; c < CELLS; ++c) {
+                cells[n_seen - n_left + c] = cells[0];
+            }
+            const float * q = queries_for(job, unit, t, turn, queries);
+            attend_group(q, sum, group, padded, n_dims, k, v, cells, n_seen - n_left);
         }
     }
 }

@@ -83,6 +83,7 @@ int32_t cells::seq_pos_max(int64_t seq) const {
 }
 
 void cells::set_shift(uint32_t i, int32_t shift) {
+    shift_version_ += shift_[i] != shift;
     n_shifted_ -= shift_[i] != 0;
     shift_[i] = shift;
     n_shifted_ += shift_[i] != 0;
@@ -149,13 +150,14 @@ void cells::clear() {
     std::fill(dither_.begin(), dither_.end(), 0);
     std::fill(seq_.begin(), seq_.end(), 0);
     n_used_ = n_kv_ = n_touched_ = n_shifted_ = 0;
+    ++shift_version_;
 }
 
 // After the one that most carry: it goes through all of them, whatever a few others bring along.
-uint8_t cells::next_dither() const {
+uint8_t cells::next_dither(const std::vector<uint32_t> & rotated) const {
     std::array<uint32_t, 256> n_waiting = {};
-    for (uint32_t i = 0; i < n_kv_; ++i) {
-        n_waiting[dither_[i]] += shift_[i] != 0;
+    for (const uint32_t i : rotated) {
+        ++n_waiting[dither_[i]];
     }
     n_waiting[0] = n_waiting[1] = 0; // neither is one
     const auto after = [](size_t dither) { return dither == 255 ? size_t{2} : std::max<size_t>(dither + 1, 2); };
@@ -168,7 +170,7 @@ uint8_t cells::next_dither() const {
 }
 
 void cells::clear_shifts(const std::vector<uint32_t> & rotated) {
-    const uint8_t next = next_dither();
+    const uint8_t next = next_dither(rotated);
     for (const uint32_t i : rotated) {
         dither_[i] = dither_after(dither_[i], next);
         set_shift(i, 0);

@@ -57,6 +57,8 @@ public:
     uint32_t n_touched() const { return n_touched_; }
     // cells whose K waits for a rotation
     uint32_t n_shifted() const { return n_shifted_; }
+    // another number after any cell's shift() changed
+    uint64_t shift_version() const { return shift_version_; }
 
     bool is_empty(uint32_t i) const { return pos_[i] < 0; }
     // -1 when empty
@@ -65,8 +67,9 @@ public:
     int32_t shift(uint32_t i) const { return shift_[i]; }
     // which dither K carries (graph/dither.h): 0, as it was written, and 1, rotated once, none
     uint8_t dither(uint32_t i) const { return dither_[i]; }
-    // what those that were rotated before and wait again will carry: none of them carries it now, unless all are in use
-    uint8_t next_dither() const;
+    // what those of these cells that were rotated before will carry when they are rotated again: none of them carries it now, unless
+    // all are in use
+    uint8_t next_dither(const std::vector<uint32_t> & rotated) const;
     bool has_seq(uint32_t i, uint32_t seq) const { return (seq_[std::size_t{i} * n_words_ + seq / 64] >> (seq % 64)) & 1; }
     // whether more than one sequence sees it
     bool is_shared(uint32_t i) const;
@@ -136,6 +139,7 @@ private:
     uint32_t n_kv_ = 0;
     uint32_t n_touched_ = 0;
     uint32_t n_shifted_ = 0;
+    uint64_t shift_version_ = 0;
     std::vector<int32_t> pos_;
     std::vector<int32_t> shift_;
     std::vector<uint8_t> dither_;

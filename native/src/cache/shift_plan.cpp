@@ -36,20 +36,40 @@ std::vector<run> runs_of(const cells & cells, bool by_dither, uint32_t align) {
     return runs;
 }
 
+// Cells that wait for the same shift.
+struct alike {
+    uint32_t n;
+    uint32_t n_chunks;
+    uint32_t last_chunk;
+};
+
 } // namespace
 
-std::vector<uint32_t> cells_to_rotate(const cells & cells, uint32_t many) {
-    std::unordered_map<int32_t, uint32_t> n_waiting; // for each shift
-    for (uint32_t i = 0; i < cells.n_kv(); ++i) {
-        n_waiting[cells.shift(i)] += cells.shift(i) != 0;
-    }
+std::vector<uint32_t> waiting_cells(const cells & cells) {
     std::vector<uint32_t> out;
     for (uint32_t i = 0; i < cells.n_kv(); ++i) {
-        if (cells.shift(i) != 0 && (many == 0 || n_waiting.at(cells.shift(i)) < many)) {
+        if (cells.shift(i) != 0) {
             out.push_back(i);
         }
     }
     return out;
+}
+
+std::vector<uint32_t> cells_to_rotate(const cells & cells) {
+    std::vector<uint32_t> waiting = waiting_cells(cells);
+    std::unordered_map<int32_t, alike> all; // by shift
+    for (const uint32_t i : waiting) {
+        alike & those = all.try_emplace(cells.shift(i), alike{0, 0, UINT32_MAX}).first->second;
+        ++those.n;
+        those.n_chunks += those.last_chunk != i / WAITING_CHUNK;
+        those.last_chunk = i / WAITING_CHUNK;
+    }
+    const auto may_wait = [&](uint32_t i) {
+        const alike & those = all.at(cells.shift(i));
+        return those.n >= MIN_WAITING && those.n >= MIN_WAITING_IN_CHUNK * those.n_chunks;
+    };
+    waiting.erase(std::remove_if(waiting.begin(), waiting.end(), may_wait), waiting.end());
+    return waiting;
 }
 
 std::vector<shift_lot> plan_shift(const cells & cells, bool by_dither, uint32_t align, size_t max_spans) {

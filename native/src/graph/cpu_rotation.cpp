@@ -24,6 +24,11 @@ void compute(ggml_tensor * dst, const ggml_tensor *, int ith, int nth, void * se
 
 int32_t shift_of(const cells & cells, uint32_t i) { return fault_active("shift-sign") ? -cells.shift(i) : cells.shift(i); }
 
+head_rotation head_rotation_of(const kv_cache & cache, const rope_params & params, bool padded) {
+    return {padded ? attend_padded(cache.head_dim()) : cache.head_dim(), static_cast<uint32_t>(params.n_rot) / 2,
+            params.mode == GGML_ROPE_TYPE_NEOX};
+}
+
 void add_turn(std::vector<float> & turns, int32_t by, const std::vector<double> & angles, const dither_step & step) {
     for (size_t i = 0; i < 2 * angles.size(); ++i) {
         const size_t pair = i % angles.size();
@@ -32,26 +37,26 @@ void add_turn(std::vector<float> & turns, int32_t by, const std::vector<double> 
     }
 }
 
-cpu_rotation::cpu_rotation(const kv_cache & cache, const std::vector<uint32_t> & cells, const rotation & how, int n_threads)
+cpu_rotation::cpu_rotation(const kv_cache & cache, const std::vector<uint32_t> & cells, const rotation & how, int n_threads,
+                           bool dithers)
     : kernel_(*attend_kernels_here()[0]), type_(cache.type_k()), width_(cache.n_head_kv() * cache.head_dim()),
-      n_heads_(cache.n_head_kv()),
-      shape_{cache.head_dim(), static_cast<uint32_t>(how.params.n_rot) / 2, how.params.mode == GGML_ROPE_TYPE_NEOX},
-      mixed_(how.mixed), n_threads_(n_threads), cells_(cells),
-      scratch_(static_cast<size_t>(n_threads) * attend_padded(width_)) {
-    list_turns(cache, how);
+      n_heads_(cache.n_head_kv()), shape_(head_rotation_of(cache, how.params, false)), mixed_(how.mixed), n_threads_(n_threads),
+      cells_(cells), scratch_(static_cast<size_t>(n_threads) * attend_padded(width_)) {
+    list_turns(cache, how, dithers);
 }
 
-void cpu_rotation::list_turns(const kv_cache & cache, const rotation & how) {
+void cpu_rotation::list_turns(const kv_cache & cache, const rotation & how, bool dithers) {
     const class cells & cells = cache.cells();
     const std::vector<double> angles = rope_angles(how.freq_factors, how.params);
-    const uint8_t next = cells.next_dither();
+    const uint8_t next = cells.next_dither(cells_);
     std::map<std::pair<int32_t, uint8_t>, uint32_t> known; // most cells wait for the same
     for (const uint32_t i : cells_) {
         const int32_t by = shift_of(cells, i);
         const auto [turn, is_new] = known.try_emplace({by, cells.dither(i)}, static_cast<uint32_t>(known.size()));
         if (is_new) {
             const uint8_t dither = cells.dither(i);
-            add_turn(turns_, by, angles, step_dither(dither, dither_after(dither, next), type_, shape_.n_pairs));
+            const uint8_t to = dithers ? dither_after(dither, next) : dither;
+            add_turn(turns_, by, angles, step_dither(dither, to, type_, shape_.n_pairs));
         }
         which_.push_back(turn->second);
     }
@@ -63,11 +68,15 @@ void cpu_rotation::rotate(size_t i, void * row, int thread) {
     if (mixed_) { // positions turn pairs of dimensions, which a Hadamard matrix has mixed
         mixed_->apply(x, width_);
     }
-    kernel_.rotate(x, n_heads_, shape_, turns_.data() + size_t{which_[i]} * 2 * shape_.n_pairs);
+    rotate_floats(i, x);
     if (mixed_) {
         mixed_->apply(x, width_);
     }
     kernel_.from_floats(type_, x, row, width_);
+}
+
+void cpu_rotation::rotate_floats(size_t i, float * x) const {
+    kernel_.rotate(x, n_heads_, shape_, turns_.data() + size_t{which_[i]} * 2 * shape_.n_pairs);
 }
 
 ggml_tensor * cpu_rotation::node(ggml_context * ctx, ggml_tensor * k) {

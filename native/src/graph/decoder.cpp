@@ -98,9 +98,9 @@ decode_graph & decoder::prepare(uint32_t n_tokens, uint32_t n_outputs, const cel
     return *graph_;
 }
 
-void decoder::turn_queries() {
+void decoder::set_turns() {
     if (turns_) {
-        attend_->set_turns(turns_->now());
+        attend_->set_turns(turns_->list());
     }
 }
 

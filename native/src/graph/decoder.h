@@ -37,11 +37,11 @@ public:
     // A graph that attends to the span, for its inputs to be set: the last one, or one that takes its place. Its mask takes n_tokens
     // rows of span.n. error(KVG_DEVICE)
     decode_graph & prepare(uint32_t n_tokens, uint32_t n_outputs, const cell_span & span);
-    // Whether cells whose K waits for a K-shift may go on waiting, as attention turns the queries for them: a quantized K on the CPU, which
-    // every rotation rounds again. Floats it would round a thousandth as much.
+    // Whether cells whose K waits for a K-shift may go on waiting, as attention turns the queries for them: where all attention is this
+    // library's own, and K quantized, which each rotation rounds again. A rotation rounds floats a hundred times less.
     bool can_turn_queries() const { return turns_ != nullptr; }
-    // For what waits now, until the next call.
-    void turn_queries();
+    // Before a computation: for the cells that wait now.
+    void set_turns();
     // The graph that was prepared. error(KVG_DEVICE)
     void compute();
     // spent in graphs so far

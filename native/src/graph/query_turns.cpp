@@ -6,11 +6,20 @@
 
 namespace kvg {
 
-attend_turns query_turns::now() {
+attend_turns query_turns::list() {
     const class cells & cells = cache_.cells();
     if (cells.n_shifted() == 0) {
         return {};
     }
+    if (version_ != cells.shift_version()) {
+        renew();
+        version_ = cells.shift_version();
+    }
+    return {of_cell_.data(), turns_.data(), head_rotation_of(cache_, how_.params, true), how_.mixed ? how_.mixed->size() : 0};
+}
+
+void query_turns::renew() {
+    const class cells & cells = cache_.cells();
     const std::vector<double> angles = rope_angles(how_.freq_factors, how_.params);
     std::unordered_map<int32_t, uint32_t> known; // turns, from 1, of shifts
     of_cell_.assign(cache_.n_rows(), 0);
@@ -25,9 +34,6 @@ attend_turns query_turns::now() {
         }
         of_cell_[i] = turn->second;
     }
-    const head_rotation how = {cache_.head_dim(), static_cast<uint32_t>(how_.params.n_rot) / 2,
-                               how_.params.mode == GGML_ROPE_TYPE_NEOX};
-    return {of_cell_.data(), turns_.data(), how, how_.mixed ? how_.mixed->size() : 0};
 }
 
 } // namespace kvg

@@ -11,20 +11,20 @@
 
 namespace kvg {
 
-// Cells that wait for the same shift may go on waiting if they are at least so many: for fewer, turning the queries costs too much.
-constexpr uint32_t MIN_WAITING = 64;
-
 class query_turns {
 public:
     // how: as K is rotated. They must outlive it.
     query_turns(const kv_cache & cache, const rotation & how) : cache_(cache), how_(how) {}
 
     // For all cells of the cache that wait now. Good until the next call.
-    attend_turns now();
+    attend_turns list();
 
 private:
+    void renew();
+
     const kv_cache & cache_;
     rotation how_;
+    uint64_t version_ = 0; // of the cells' shifts, when there were turns for them
     std::vector<uint32_t> of_cell_;
     std::vector<float> turns_;
 };

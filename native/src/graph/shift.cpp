@@ -10,6 +10,7 @@
 #include "fault.h"
 #include "graph/host_shift.h"
 #include "graph/shift_graph.h"
+#include "parallel.h"
 
 namespace kvg {
 
@@ -56,18 +57,19 @@ update_graph k_shift::build(const share & s, cpu_rotation * by_cpu) const {
     return graph;
 }
 
-uint32_t k_shift::run(update_runner & runner, int n_threads, uint32_t many) {
+uint32_t k_shift::run(update_runner & runner, int n_threads, const std::vector<uint32_t> & rotated) {
     cells & cells = cache_.cells();
-    if (cells.n_shifted() == 0) {
+    if (fault_active("shift-skip")) {
+        const uint32_t n_waiting = cells.n_shifted();
+        cells.clear_shifts(waiting_cells(cells));
+        return n_waiting;
+    }
+    if (rotated.empty()) {
         return 0;
     }
-    const bool is_skipped = fault_active("shift-skip");
-    const std::vector<uint32_t> rotated = cells_to_rotate(cells, is_skipped ? 0 : many);
-    if (is_skipped) {
-        cells.clear_shifts(rotated);
-    }
-    if (is_skipped || rotated.empty()) {
-        return static_cast<uint32_t>(rotated.size());
+    const bool are_all = rotated.size() == cells.n_shifted();
+    if (!are_all && !std::all_of(shares_.begin(), shares_.end(), [](const share & s) { return is_cpu(s.part->device); })) {
+        fail(KVG_INTERNAL, "a device rotates all cells that wait, and not %zu of %u", rotated.size(), cells.n_shifted());
     }
     const bool are_all_fetched =
         cache_.type_k() != GGML_TYPE_F32 && have_many_dithers(cells); // which the CPU takes as they come
@@ -93,6 +95,47 @@ uint32_t k_shift::run(update_runner & runner, int n_threads, uint32_t many) {
     rows.done();
     cells.clear_shifts(rotated);
     return static_cast<uint32_t>(rotated.size());
+}
+
+void k_shift::run_on_copy(const std::vector<uint32_t> & cells, uint8_t * rows, uint8_t * dither, int n_threads) const {
+    std::vector<uint32_t> waiting;
+    std::vector<size_t> places; // among the cells
+    for (size_t i = 0; i < cells.size(); ++i) {
+        dither[i] = cache_.cells().dither(cells[i]);
+        if (cache_.cells().shift(cells[i]) != 0) {
+            waiting.push_back(cells[i]);
+            places.push_back(i);
+        }
+    }
+    if (waiting.empty()) {
+        return;
+    }
+    const uint8_t next = cache_.cells().next_dither(waiting);
+    cpu_rotation rotation(cache_, waiting, shares_.front().how, n_threads);
+    const size_t row = cache_.k(0)->nb[1]; // layers are alike
+    const size_t layer = cells.size() * (row + cache_.v(0)->nb[1]);
+    const auto n = static_cast<size_t>(n_threads);
+    parallel_for(n, n, [&](size_t thread) {
+        for (size_t i = thread; i < waiting.size(); i += n) {
+            for (uint32_t il = 0; il < cache_.n_layer(); ++il) {
+                rotation.rotate(i, rows + il * layer + places[i] * row, static_cast<int>(thread));
+            }
+        }
+    });
+    for (const size_t place : places) {
+        dither[place] = dither_after(dither[place], next);
+    }
+}
+
+void k_shift::run_on_floats(float * k) const {
+    const std::vector<uint32_t> waiting = waiting_cells(cache_.cells());
+    if (waiting.empty()) {
+        return;
+    }
+    const cpu_rotation rotation(cache_, waiting, shares_.front().how, 1, /*dithers*/ false);
+    for (size_t i = 0; i < waiting.size(); ++i) {
+        rotation.rotate_floats(i, k + size_t{waiting[i]} * cache_.n_head_kv() * cache_.head_dim());
+    }
 }
 
 } // namespace kvg

@@ -23,10 +23,15 @@ public:
     // Whether the device rotates its cells itself; else the CPU does it for it, as it does for all where more than 16 kinds of dither
     // wait. True without cells.
     bool is_on(ggml_backend_dev_t device) const;
-    // Rotates what waits, on all devices at the same time, then what the CPU does for them, and clears the cells' shifts; but those that at
-    // least `many` cells wait for alike, unless many is 0. Returns the number of cells rotated. error(KVG_DEVICE): nothing changed,
-    // or the cache is broken() when a device failed half way. precondition: only a cache all on the CPU has a `many`
-    uint32_t run(update_runner & runner, int n_threads, uint32_t many);
+    // Rotates these cells, on all devices at the same time, then what the CPU does for them, and clears their shifts. Returns how many.
+    // error(KVG_DEVICE): nothing changed, or the cache is broken() when a device failed half way.
+    // precondition: they are all that wait, or all cells are the CPU's
+    uint32_t run(update_runner & runner, int n_threads, const std::vector<uint32_t> & rotated);
+    // Rotates copies of those of these cells that wait: raw rows as kv_cache::read_rows gives them. dither: what each of the cells' K
+    // carries there
+    void run_on_copy(const std::vector<uint32_t> & cells, uint8_t * rows, uint8_t * dither, int n_threads) const;
+    // And of all cells as floats, as kv_cache::read gives them.
+    void run_on_floats(float * k) const;
 
 private:
     struct share {

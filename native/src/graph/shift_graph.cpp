@@ -55,7 +55,7 @@ ggml_tensor * rotate_rows(ggml_context * ctx, const kv_cache & cache, ggml_tenso
 class builder {
 public:
     builder(const kv_cache & cache, const kv_part & part, const rotation & how)
-        : cache_(cache), part_(part), how_(how), next_(cache.cells().next_dither()),
+        : cache_(cache), part_(part), how_(how), next_(cache.cells().next_dither(waiting_cells(cache.cells()))),
           max_rows_(std::max<size_t>(1, MAX_SHIFT_SCRATCH / (size_t{cache.n_head_kv()} * cache.head_dim() * sizeof(float)))),
           lots_(plan_shift(cache.cells(), cache.type_k() != GGML_TYPE_F32, span_align(part.device),
                            in_place(cache.type_k()) ? MAX_SPANS : 0)),
