@@ -216,10 +216,9 @@ void context::clear(bool data) {
 }
 
 uint32_t context::shift_now() {
-    require_intact();
     const cells & cells = cache_->cells();
     if (cells.shift_version() == settled_) {
-        return 0; // as for nearly every token of a generation
+        return 0;
     }
     const uint32_t n =
         shift_->run(*runner_, n_threads_batch_, decoder_->can_turn_queries() ? cells_to_rotate(cells) : waiting_cells(cells));
@@ -245,6 +244,11 @@ uint32_t context::compact(int32_t policy) {
 }
 
 void context::flush(int32_t policy, kvg_update_stats & stats) {
+    require_intact();
+    stats.waiting_cells = cache_->cells().n_shifted();
+    if (policy == NO_DEFRAG && cache_->cells().shift_version() == settled_) {
+        return; // as for nearly every token of a generation
+    }
     const stopwatch timed(*runner_, stats);
     backends_->set_threads(n_threads_batch_);
     stats.shifted_cells += shift_now();
