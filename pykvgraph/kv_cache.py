@@ -98,10 +98,10 @@ class KVCache:
     def update(self) -> UpdateStats:
         """Runs the K-shift, then defrag, as far as each is pending, and tells what was done.
 
-        Where a quantized K lies in host memory, and at least 64 cells wait for the same shift and lie at
-        least 32 in a chunk of 128, they go on waiting (`cells().shift`): the CPU's attention turns the
-        queries for them instead, as q . R(s)k = R(-s)q . k. So K is not rounded again, however often a text
-        shifts. What `save` and `read_k` give is rotated: copies, the cells go on waiting.
+        Where a quantized K lies in host memory, and at least 64 cells wait for the same shift, on average 32
+        in a chunk of 128, they go on waiting (`cells().shift`): the CPU's attention turns the queries for
+        them instead, as q . R(s)k = R(-s)q . k. So K is not rounded again, however often a text shifts. That
+        is decided after defrag. What `save` and `read_k` give is rotated: copies, the cells go on waiting.
 
         Raises DeviceError when the device fails, or has no memory for the graphs. What is not done is still
         pending then, and another call goes on. But a K-shift and a sort work in place: when one fails half

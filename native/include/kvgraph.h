@@ -320,8 +320,8 @@ KVG_API kvg_status kvg_kv_clear(kvg_context * context, int32_t data);
 
 KVG_API kvg_status kvg_kv_defrag(kvg_context * context, int32_t policy);
 /* K-shift, then defrag, as far as each is pending. `out` may be NULL. A quantized K in host memory is not rotated where at least 64
-   cells wait for the same shift, and lie at least 32 in a chunk of 128: the CPU's attention turns the queries for them, which
-   rounds nothing. When the device fails before a graph, or while it moves cells into holes, what was completed stays and the rest is
+   cells wait for the same shift, on average 32 in a chunk of 128: the CPU's attention turns the queries for them, which rounds
+   nothing. When the device fails before a graph, or while it moves cells into holes, what was completed stays and the rest is
    still pending. A K-shift or a sort that fails half way leaves K and V that nobody can trust: from then on whatever needs them
    (decode, update, read, seq_add and seq_div with copies, replace) is KVG_DEVICE until kvg_kv_clear. */
 KVG_API kvg_status kvg_kv_update(kvg_context * context, kvg_update_stats * out);

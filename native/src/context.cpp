@@ -251,13 +251,14 @@ void context::flush(int32_t policy, kvg_update_stats & stats) {
     }
     const stopwatch timed(*runner_, stats);
     backends_->set_threads(n_threads_batch_);
-    stats.shifted_cells += shift_now();
+    const bool may_wait = decoder_->can_turn_queries(); // depending on where cells lie, so after they moved
+    stats.shifted_cells += may_wait ? 0 : shift_now();
     const uint32_t n_moved = compact(policy);
-    stats.shifted_cells += shift_now(); // cells that waited in few chunks may lie in many now
-    stats.waiting_cells = cache_->cells().n_shifted();
     stats.moved_cells += n_moved;
     stats.moved_bytes += static_cast<int64_t>(n_moved * cache_->cell_bytes());
     defrag_pending_ = policy == NO_DEFRAG ? defrag_pending_ : NO_DEFRAG;
+    stats.shifted_cells += may_wait ? shift_now() : 0;
+    stats.waiting_cells = cache_->cells().n_shifted();
 }
 
 kvg_update_stats context::update() {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
 #include <unordered_map>
 #include <utility>
 
@@ -36,12 +37,22 @@ std::vector<run> runs_of(const cells & cells, bool by_dither, uint32_t align) {
     return runs;
 }
 
-// Cells that wait for the same shift.
+// How many cells wait in a chunk for the same shift.
 struct alike {
+    uint32_t chunk;
     uint32_t n;
-    uint32_t n_chunks;
-    uint32_t last_chunk;
 };
+
+// Keeps the chunks where they may go on waiting: as many as there can be, the fullest first.
+void keep_full(std::vector<alike> & chunks) {
+    std::stable_sort(chunks.begin(), chunks.end(), [](const alike & a, const alike & b) { return a.n > b.n; });
+    size_t kept = 0;
+    uint32_t n = 0;
+    while (kept < chunks.size() && n + chunks[kept].n >= (kept + 1) * MIN_WAITING_IN_CHUNK) {
+        n += chunks[kept++].n;
+    }
+    chunks.resize(n < MIN_WAITING ? 0 : kept);
+}
 
 } // namespace
 
@@ -57,17 +68,22 @@ std::vector<uint32_t> waiting_cells(const cells & cells) {
 
 std::vector<uint32_t> cells_to_rotate(const cells & cells) {
     std::vector<uint32_t> waiting = waiting_cells(cells);
-    std::unordered_map<int32_t, alike> all; // by shift
+    std::unordered_map<int32_t, std::vector<alike>> all; // by shift, in order of chunks
     for (const uint32_t i : waiting) {
-        alike & those = all.try_emplace(cells.shift(i), alike{0, 0, UINT32_MAX}).first->second;
-        ++those.n;
-        those.n_chunks += those.last_chunk != i / WAITING_CHUNK;
-        those.last_chunk = i / WAITING_CHUNK;
+        std::vector<alike> & chunks = all[cells.shift(i)];
+        if (chunks.empty() || chunks.back().chunk != i / WAITING_CHUNK) {
+            chunks.push_back({i / WAITING_CHUNK, 0});
+        }
+        ++chunks.back().n;
     }
-    const auto may_wait = [&](uint32_t i) {
-        const alike & those = all.at(cells.shift(i));
-        return those.n >= MIN_WAITING && those.n >= MIN_WAITING_IN_CHUNK * those.n_chunks;
-    };
+    std::set<std::pair<int32_t, uint32_t>> full; // shifts and chunks
+    for (auto & [shift, chunks] : all) {
+        keep_full(chunks);
+        for (const alike & those : chunks) {
+            full.emplace(shift, those.chunk);
+        }
+    }
+    const auto may_wait = [&](uint32_t i) { return full.count({cells.shift(i), i / WAITING_CHUNK}) > 0; };
     waiting.erase(std::remove_if(waiting.begin(), waiting.end(), may_wait), waiting.end());
     return waiting;
 }

@@ -9,15 +9,15 @@
 
 namespace kvg {
 
-// Cells that wait for the same shift may go on waiting where attention can turn queries for them, if they are at least so many, and at
-// least so many in a chunk of cells, on average: for each chunk and each shift in it the queries turn anew.
+// Cells that wait for the same shift may go on waiting where attention can turn queries for them, if they are at least so many, and on
+// average so many in a chunk of cells: for each chunk and each shift in it the queries turn anew.
 constexpr uint32_t MIN_WAITING = 64;
 constexpr uint32_t MIN_WAITING_IN_CHUNK = 32;
 constexpr uint32_t WAITING_CHUNK = 128; // about as the attention's lie
 
 // All cells that wait for a rotation, in order.
 std::vector<uint32_t> waiting_cells(const cells & cells);
-// Those that may not go on waiting.
+// Those that may not go on waiting: of a shift those in the emptiest chunks, or all.
 std::vector<uint32_t> cells_to_rotate(const cells & cells);
 
 // Waiting cells that carry the same dither.

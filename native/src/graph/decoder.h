@@ -38,7 +38,7 @@ public:
     // rows of span.n. error(KVG_DEVICE)
     decode_graph & prepare(uint32_t n_tokens, uint32_t n_outputs, const cell_span & span);
     // Whether cells whose K waits for a K-shift may go on waiting, as attention turns the queries for them: where all attention is this
-    // library's own, and K quantized, which each rotation rounds again. A rotation rounds floats a hundred times less.
+    // library's own, and K quantized, which each rotation rounds again. Floats lose so little that to rotate them once is cheaper.
     bool can_turn_queries() const { return turns_ != nullptr; }
     // Before a computation: for the cells that wait now.
     void set_turns();

@@ -16,7 +16,8 @@ namespace kvg {
 
 namespace {
 
-constexpr size_t MAX_DITHERS = 16; // each takes graph nodes of its own
+constexpr size_t MAX_DITHERS = 16;             // each takes graph nodes of its own
+constexpr size_t MIN_SHARED_BYTES = 256 << 10; // of rows: fewer take less time than another thread to start
 
 // Of the cells that wait.
 bool have_many_dithers(const cells & cells) {
@@ -114,7 +115,7 @@ void k_shift::run_on_copy(const std::vector<uint32_t> & cells, uint8_t * rows, u
     cpu_rotation rotation(cache_, waiting, shares_.front().how, n_threads);
     const size_t row = cache_.k(0)->nb[1]; // layers are alike
     const size_t layer = cells.size() * (row + cache_.v(0)->nb[1]);
-    const auto n = static_cast<size_t>(n_threads);
+    const size_t n = std::min(static_cast<size_t>(n_threads), 1 + waiting.size() * cache_.n_layer() * row / MIN_SHARED_BYTES);
     parallel_for(n, n, [&](size_t thread) {
         for (size_t i = thread; i < waiting.size(); i += n) {
             for (uint32_t il = 0; il < cache_.n_layer(); ++il) {
