@@ -33,7 +33,7 @@ class KVCache:
 
     Ranges of positions are [p0, p1); p0 < 0 means 0, p1 < 0 means without end. Operations change cells only;
     K and V follow at the next `update()` or decode. But seq_add and seq_div copy the shared cells that move,
-    at once; and save and read_k run a pending K-shift first, as update() does. Any Python integer is safe:
+    at once; and save and read_k bring K to its positions first, as they tell. Any Python integer is safe:
     what can't be done raises InvalidArgumentError with nothing changed, and so does every call once the
     context is closed.
     """
@@ -98,10 +98,10 @@ class KVCache:
     def update(self) -> UpdateStats:
         """Runs the K-shift, then defrag, as far as each is pending, and tells what was done.
 
-        Where a quantized K lies in host memory, and at least 64 cells wait for the same shift, on average 32
-        in a chunk of 128, they go on waiting (`cells().shift`): the CPU's attention turns the queries for
-        them instead, as q . R(s)k = R(-s)q . k. So K is not rounded again, however often a text shifts. That
-        is decided after defrag. What `save` and `read_k` give is rotated: copies, the cells go on waiting.
+        A K-shift rounds a quantized K again. So on the CPU most of its cells are not rotated (waiting_cells,
+        `cells().shift`): attention rotates the queries the other way for them instead, which comes to the
+        same. They may wait for ever, and nothing needs to be done about them. It takes 64 cells that wait for
+        the same shift, on average 32 in 128 neighbouring cells, once defrag is done; others are rotated.
 
         Raises DeviceError when the device fails, or has no memory for the graphs. What is not done is still
         pending then, and another call goes on. But a K-shift and a sort work in place: when one fails half
@@ -171,8 +171,9 @@ class KVCache:
     def read_k(self, layer: int) -> npt.NDArray[np.float32]:
         """K of a layer, float32 (n_cells, n_head_kv, head_dim), for looking and testing.
 
-        A pending K-shift runs first (update); cells stay where they are. What was rotated more than once
-        carries dither, about half a rounding of the type (docs/state-format.md).
+        A pending K-shift runs first; of cells that go on waiting (update) the copy is rotated. Cells stay
+        where they are. What was rotated more than once carries dither, about half a rounding of the type
+        (docs/state-format.md).
         """
         return self._read(layer, 0)
 
@@ -183,7 +184,8 @@ class KVCache:
     def save(self, seq: int | None = None) -> Blob:
         """One sequence, or with None the whole cache, as bytes (docs/state-format.md).
 
-        A pending K-shift runs first (update). Raises InvalidArgumentError for a sequence that can't be.
+        A pending K-shift runs first; of cells that go on waiting (update) the copy is rotated, and rounded
+        once more than the cells are. Raises InvalidArgumentError for a sequence that can't be.
         """
         return self._handle.call(take, self._geometry, seq)
 

@@ -89,7 +89,11 @@ class TensorInfo:
 
 @dataclass(frozen=True)
 class UpdateStats:
-    """What an update did to K and V. As a string: "254 cells shifted, 254 moved, 0.3 ms"."""
+    """What an update did to K and V. As a string: "0 cells shifted, 254 waiting, 254 moved, 0.3 ms".
+
+    shifted_cells: whose K was rotated; waiting_cells: whose K was not, as attention rotates the queries for
+    them instead (KVCache.update); moved_cells, moved_bytes: by defrag; graphs: ggml's, that were run.
+    """
 
     shifted_cells: int  # cells whose K was rotated
     waiting_cells: int  # whose K was not: attention turns the queries for them instead (KVCache.update)
