@@ -217,9 +217,6 @@ void context::clear(bool data) {
 
 uint32_t context::shift_now() {
     const cells & cells = cache_->cells();
-    if (cells.shift_version() == settled_) {
-        return 0;
-    }
     const uint32_t n =
         shift_->run(*runner_, n_threads_batch_, decoder_->can_turn_queries() ? cells_to_rotate(cells) : waiting_cells(cells));
     settled_ = cells.shift_version();

@@ -13,7 +13,7 @@ namespace kvg {
 // average so many in a chunk of cells: for each chunk and each shift in it the queries turn anew.
 constexpr uint32_t MIN_WAITING = 64;
 constexpr uint32_t MIN_WAITING_IN_CHUNK = 32;
-constexpr uint32_t WAITING_CHUNK = 128; // about as the attention's lie
+constexpr uint32_t WAITING_CHUNK = 128; // of the attention's size
 
 // All cells that wait for a rotation, in order.
 std::vector<uint32_t> waiting_cells(const cells & cells);

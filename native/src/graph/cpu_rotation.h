@@ -9,6 +9,7 @@
 #include "cache/kv_cache.h"
 #include "graph/dither.h"
 #include "model/hparams.h"
+#include "parallel.h"
 
 namespace kvg {
 
@@ -37,10 +38,18 @@ public:
                  bool dithers = true);
 
     const std::vector<uint32_t> & cells() const { return cells_; }
-    int n_threads() const { return n_threads_; }
-    // The i-th of them, whose row is given. thread: whose scratch it may use, below n_threads()
+    // The i-th of them, whose row is given. thread: whose scratch it may use, below n_threads
     void rotate(size_t i, void * row, int thread);
-    // The same for a row of floats that no Hadamard matrix has mixed.
+    // The n cells from the first-th on, shared out among the threads. row(i): where the row of the i-th of the n lies
+    template <class F> void rotate_all(size_t first, size_t n, F row) {
+        const auto n_threads = static_cast<size_t>(n_threads_);
+        parallel_for(n_threads, n_threads, [&](size_t thread) {
+            for (size_t i = thread; i < n; i += n_threads) {
+                rotate(first + i, row(i), static_cast<int>(thread));
+            }
+        });
+    }
+    // As rotate() for a row of floats that no Hadamard matrix has mixed.
     void rotate_floats(size_t i, float * x) const;
     // The node that rotates all of them in a tensor of the CPU's cache. It must not outlive this.
     ggml_tensor * node(ggml_context * ctx, ggml_tensor * k);

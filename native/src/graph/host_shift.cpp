@@ -3,18 +3,8 @@
 #include <algorithm>
 
 #include "fault.h"
-#include "parallel.h"
 
 namespace kvg {
-
-static void rotate_all(std::vector<uint8_t> & raw, size_t row, size_t first, size_t n, cpu_rotation & rotation) {
-    const auto n_threads = static_cast<size_t>(rotation.n_threads());
-    parallel_for(n_threads, n_threads, [&](size_t thread) {
-        for (size_t i = thread; i < n; i += n_threads) {
-            rotation.rotate(first + i, raw.data() + i * row, static_cast<int>(thread));
-        }
-    });
-}
 
 ggml_status shift_on_host(const kv_cache & cache, const kv_part & part, cpu_rotation & rotation) {
     const size_t row = cache.k(0)->nb[1]; // layers are alike
@@ -26,7 +16,7 @@ ggml_status shift_on_host(const kv_cache & cache, const kv_part & part, cpu_rota
                                           cells.begin() + static_cast<ptrdiff_t>(std::min(first + max_rows, cells.size())));
         for (uint32_t il : part.layers) {
             read_rows_of(cache.k(il), piece, raw.data());
-            rotate_all(raw, row, first, piece.size(), rotation);
+            rotation.rotate_all(first, piece.size(), [&](size_t i) { return raw.data() + i * row; });
             write_rows_of(cache.k(il), piece, raw.data());
             if (fault_hit("shift-compute")) {
                 return GGML_STATUS_FAILED;

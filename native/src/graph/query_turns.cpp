@@ -2,9 +2,12 @@
 
 #include <unordered_map>
 
+#include "cache/shift_plan.h"
 #include "graph/rope.h"
 
 namespace kvg {
+
+static_assert(WAITING_CHUNK == ATTEND_CHUNK, "what may wait is counted by the chunks that queries turn for");
 
 attend_turns query_turns::list() {
     const class cells & cells = cache_.cells();

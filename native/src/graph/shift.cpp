@@ -10,14 +10,13 @@
 #include "fault.h"
 #include "graph/host_shift.h"
 #include "graph/shift_graph.h"
-#include "parallel.h"
 
 namespace kvg {
 
 namespace {
 
 constexpr size_t MAX_DITHERS = 16;             // each takes graph nodes of its own
-constexpr size_t MIN_SHARED_BYTES = 256 << 10; // of rows: fewer take less time than another thread to start
+constexpr size_t MIN_SHARED_BYTES = 256 << 10; // of a layer: fewer take less time than another thread to start
 
 // Of the cells that wait.
 bool have_many_dithers(const cells & cells) {
@@ -112,17 +111,14 @@ void k_shift::run_on_copy(const std::vector<uint32_t> & cells, uint8_t * rows, u
         return;
     }
     const uint8_t next = cache_.cells().next_dither(waiting);
-    cpu_rotation rotation(cache_, waiting, shares_.front().how, n_threads);
     const size_t row = cache_.k(0)->nb[1]; // layers are alike
     const size_t layer = cells.size() * (row + cache_.v(0)->nb[1]);
-    const size_t n = std::min(static_cast<size_t>(n_threads), 1 + waiting.size() * cache_.n_layer() * row / MIN_SHARED_BYTES);
-    parallel_for(n, n, [&](size_t thread) {
-        for (size_t i = thread; i < waiting.size(); i += n) {
-            for (uint32_t il = 0; il < cache_.n_layer(); ++il) {
-                rotation.rotate(i, rows + il * layer + places[i] * row, static_cast<int>(thread));
-            }
-        }
-    });
+    const size_t enough = 1 + waiting.size() * row / MIN_SHARED_BYTES;
+    const int n_shared = static_cast<int>(std::min(static_cast<size_t>(n_threads), enough));
+    cpu_rotation rotation(cache_, waiting, shares_.front().how, n_shared);
+    for (uint32_t il = 0; il < cache_.n_layer(); ++il) {
+        rotation.rotate_all(0, waiting.size(), [&](size_t i) { return rows + il * layer + places[i] * row; });
+    }
     for (const size_t place : places) {
         dither[place] = dither_after(dither[place], next);
     }
