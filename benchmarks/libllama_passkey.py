@@ -12,7 +12,7 @@ import numpy as np
 from llama_cpp import llama_cpp as ll
 
 import pykvgraph as kvg
-from pykvgraph.passkey import N_ANSWER, QUESTION, Task, document_of
+from pykvgraph.lab.passkey import N_ANSWER, QUESTION, Task, document_of
 
 # a table is to be read
 logging.getLogger("llama-cpp-python").setLevel(logging.CRITICAL + 1)

@@ -26,8 +26,8 @@ from libllama_passkey import LibllamaPasskey
 import pykvgraph as kvg
 from pykvgraph._native.library import lib
 from pykvgraph.cli.passkey import grid
+from pykvgraph.lab.passkey import Task, Trial, default_n_ctx, run
 from pykvgraph.models import embedded_model
-from pykvgraph.passkey import Task, Trial, default_n_ctx, run
 
 
 @dataclass(frozen=True)

@@ -109,8 +109,8 @@ LOAD = """
 import sys, time
 from pathlib import Path
 import pykvgraph as kvg
-from pykvgraph.bench.engines import LibllamaEngine, LibllamaModel, OurEngine, Settings
-from pykvgraph.bench.tests import random_ids
+from pykvgraph.lab.bench.engines import LibllamaEngine, LibllamaModel, OurEngine, Settings
+from pykvgraph.lab.bench.tests import random_ids
 from pykvgraph.context import default_threads
 path, engine = Path(sys.argv[1]), sys.argv[2]
 kvg.Model(path).tokenizer  # both libraries are in memory, and the file in the page cache

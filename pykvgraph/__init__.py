@@ -14,7 +14,6 @@ import os as _os
 import sys as _sys
 
 from pykvgraph._native.library import library as _library
-from pykvgraph.abilities import abilities
 from pykvgraph.batch import Batch
 from pykvgraph.context import Context
 from pykvgraph.context_shift import ContextShift, self_extend
@@ -28,14 +27,15 @@ from pykvgraph.errors import (
     StateError,
     UnsupportedError,
 )
-from pykvgraph.generate import generate
 from pykvgraph.gguf_file import GgufFile
 from pykvgraph.kv_cache import KVCache
 from pykvgraph.long_reader import LongReader
 from pykvgraph.model import Model
-from pykvgraph.placement import plan
-from pykvgraph.sampling import Sampler
-from pykvgraph.tokenizer import Tokenizer
+from pykvgraph.plan.device_abilities import abilities
+from pykvgraph.plan.memory import plan_memory
+from pykvgraph.text.sampling import Sampler
+from pykvgraph.text.tokenizer import Tokenizer
+from pykvgraph.token_loop import generate
 from pykvgraph.types import (
     Abilities,
     CellGroup,
@@ -100,6 +100,6 @@ __all__ = [
     "devices",
     "generate",
     "library_info",
-    "plan",
+    "plan_memory",
     "self_extend",
 ]

@@ -24,7 +24,7 @@ from pykvgraph.checks import flag, integer, real, shown
 from pykvgraph.errors import InvalidArgumentError
 from pykvgraph.kv_cache import KVCache
 from pykvgraph.model import Model
-from pykvgraph.placement import read_parts
+from pykvgraph.plan.memory import read_parts
 from pykvgraph.types import DevicePart
 
 # by name, the numbers of kvgraph.h and of ggml.h

@@ -10,14 +10,15 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from pykvgraph import kv_state
 from pykvgraph._native.ffi import KvgDefragPolicy, KvgKvInfo, KvgUpdateStats
 from pykvgraph._native.handles import Handle
 from pykvgraph._native.library import fetch, lib, sized
 from pykvgraph.checks import flag, integer, shown
 from pykvgraph.errors import InvalidArgumentError
 from pykvgraph.gguf_file import native_path
-from pykvgraph.kv_transfer import put, read_cells, read_geometry, read_info, take
+from pykvgraph.state.file import read_file, write_file
+from pykvgraph.state.format import Geometry, unpack
+from pykvgraph.state.transfer import put, read_cells, read_geometry, read_info, take
 from pykvgraph.types import CellGroup, CellsView, UpdateStats
 
 _POLICIES: dict[str, int] = {
@@ -42,7 +43,7 @@ class KVCache:
         self._handle = handle
 
     @functools.cached_property
-    def _geometry(self) -> kv_state.Geometry:
+    def _geometry(self) -> Geometry:
         return self._handle.call(read_geometry)
 
     def seq_rm(self, seq: int, p0: int, p1: int) -> None:
@@ -202,7 +203,7 @@ class KVCache:
             data = memoryview(blob).cast("B")
         except (TypeError, ValueError):  # no buffer, or one with gaps
             raise InvalidArgumentError(f"the state must be bytes, got {shown(blob)}") from None
-        saved = kv_state.unpack(data, self._geometry)
+        saved = unpack(data, self._geometry)
         if saved.whole != (seq is None):
             raise InvalidArgumentError(
                 "this state holds a whole cache: load it without seq"
@@ -219,14 +220,14 @@ class KVCache:
         path, when no file can be written there.
         """
         name = os.fsdecode(native_path(path))
-        kv_state.write_file(name, self.save(seq))
+        write_file(name, self.save(seq))
 
     def load_file(self, path: str | os.PathLike[str], seq: int | None = None) -> None:
         """`load` from a file, and raises as that; OSError for a missing one, StateError for a device or pipe.
 
         Of what is no saved state, or not all of one, no more than the header is read.
         """
-        self.load(kv_state.read_file(os.fsdecode(native_path(path))), seq)
+        self.load(read_file(os.fsdecode(native_path(path))), seq)
 
     def _read(self, layer: int, v: int) -> npt.NDArray[np.float32]:
         info = self._info()

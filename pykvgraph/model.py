@@ -13,8 +13,8 @@ from typing import Any
 from pykvgraph._native.handles import Closable, Handle
 from pykvgraph._native.library import lib
 from pykvgraph.gguf_file import native_path, read_metadata, read_model_info
-from pykvgraph.placement import model_params
-from pykvgraph.tokenizer import Tokenizer, Vocabulary
+from pykvgraph.plan.memory import model_params
+from pykvgraph.text.tokenizer import Tokenizer, Vocabulary
 
 
 class Model(Closable):

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "attend/kernel.h"
+#include "cpu/kernel.h"
 
 using namespace kvg;
 

@@ -3,9 +3,9 @@
 #include <cstdint>
 #include <limits>
 
-#include "cache/cells.h"
-#include "cache/shift_plan.h"
 #include "error.h"
+#include "memory/cells.h"
+#include "shift/shift_plan.h"
 
 using namespace kvg;
 

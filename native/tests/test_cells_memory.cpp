@@ -5,7 +5,7 @@
 #include <cstdlib>
 #include <new>
 
-#include "cache/cells.h"
+#include "memory/cells.h"
 
 namespace {
 

@@ -4,7 +4,7 @@
 #include <set>
 #include <tuple>
 
-#include "cache/defrag_plan.h"
+#include "memory/defrag_plan.h"
 
 using namespace kvg;
 

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "attend/kernel.h"
+#include "cpu/kernel.h"
 #include "distance.h"
 
 using namespace kvg;

@@ -5,14 +5,14 @@
 #include <string>
 #include <vector>
 
-#include "cache/kv_cache.h"
-#include "cache/shift_plan.h"
 #include "device.h"
 #include "distance.h"
-#include "graph/dither.h"
-#include "graph/shift.h"
-#include "graph/shift_graph.h"
 #include "kvgraph.h"
+#include "memory/kv_cache.h"
+#include "shift/dither.h"
+#include "shift/shift.h"
+#include "shift/shift_graph.h"
+#include "shift/shift_plan.h"
 
 using namespace kvg;
 

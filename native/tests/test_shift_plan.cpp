@@ -1,6 +1,6 @@
 #include <doctest/doctest.h>
 
-#include "cache/shift_plan.h"
+#include "shift/shift_plan.h"
 
 using namespace kvg;
 

@@ -2,8 +2,8 @@
 
 #include <set>
 
-#include "cache/slots.h"
 #include "error.h"
+#include "memory/slots.h"
 
 using namespace kvg;
 

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pykvgraph.bench.tests import EXTRA_TESTS
 from pykvgraph.cli.show import new_table, print_json, print_table, size_text
 from pykvgraph.cli.verb import Verb, cache_type_options, examples, option, threads_option
 from pykvgraph.cli.where import Where, where_options
 from pykvgraph.errors import InvalidArgumentError
+from pykvgraph.lab.bench.tests import EXTRA_TESTS
 
 if TYPE_CHECKING:
-    from pykvgraph.bench.runner import Result
-    from pykvgraph.bench.tests import Test
+    from pykvgraph.lab.bench.runner import Result
+    from pykvgraph.lab.bench.tests import Test
     from pykvgraph.model import Model
 
 COUNT = click.IntRange(min=1)
@@ -112,8 +112,8 @@ def bench(
                 what of it is spent outside the graph
     """
     import pykvgraph as kvg
-    from pykvgraph.bench.engines import LibllamaModel
     from pykvgraph.context import default_threads
+    from pykvgraph.lab.bench.engines import LibllamaModel
 
     if other:
         if "," in where.device or where.n_gpu_layers >= 0 or where.rpc or not where.offload_kqv:
@@ -141,7 +141,7 @@ def bench(
 def chosen_tests(
     n_prompt: tuple[int, ...], n_gen: tuple[int, ...], n_depth: tuple[int, ...], extra: tuple[str, ...]
 ) -> list[Test]:
-    from pykvgraph.bench import tests
+    from pykvgraph.lab.bench import tests
 
     if extra and max(n_depth) < MIN_CACHE_DEPTH:
         raise InvalidArgumentError(
@@ -160,8 +160,8 @@ def run_one(
     model: Model, beside: Any, test: Test, repetitions: int, n_threads: int, sizes: dict[str, Any]
 ) -> list[Result]:
     """A test on every engine; progress on a terminal."""
-    from pykvgraph.bench.engines import Settings
-    from pykvgraph.bench.runner import makers, measure
+    from pykvgraph.lab.bench.engines import Settings
+    from pykvgraph.lab.bench.runner import makers, measure
 
     if test.n_seq > sizes["n_batch"]:
         raise InvalidArgumentError(

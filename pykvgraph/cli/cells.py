@@ -13,8 +13,8 @@ from pykvgraph.cli.show import print_json, printable, size_text
 from pykvgraph.cli.verb import Verb, examples, json_option, option, plot_option
 
 if TYPE_CHECKING:
-    from pykvgraph.cache_script import Operation
     from pykvgraph.context import Context
+    from pykvgraph.lab.cell_script import Operation
     from pykvgraph.types import CellsView, UpdateStats
 
 COUNT = click.IntRange(min=1)
@@ -85,7 +85,7 @@ def cells(
     Nothing is compacted that the script doesn't ask for.
     """
     import pykvgraph as kvg
-    from pykvgraph.cache_script import DEMONSTRATION, parse
+    from pykvgraph.lab.cell_script import DEMONSTRATION, parse
     from pykvgraph.models import embedded_model
     from pykvgraph.viz import require_matplotlib
 
@@ -190,7 +190,7 @@ def _step_json(step: Step) -> dict[str, Any]:
 
     import numpy as np
 
-    from pykvgraph.viz.cell_map import attended_span
+    from pykvgraph.viz.text_map import attended_span
 
     view = step.cells
     used = np.flatnonzero(view.pos >= 0)

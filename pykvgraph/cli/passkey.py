@@ -24,7 +24,7 @@ from pykvgraph.cli.where import Where, where_options
 
 if TYPE_CHECKING:
     from pykvgraph.context import Context
-    from pykvgraph.passkey import Task, Trial
+    from pykvgraph.lab.passkey import Task, Trial
     from pykvgraph.types import ShiftReport
 
 COUNT = click.IntRange(min=1)
@@ -92,8 +92,8 @@ def passkey(where: Where, **arguments: Any) -> None:
     Exit code 0 only if every key was found; with --grid, every key that was still in the window, if any was.
     """
     import pykvgraph as kvg
+    from pykvgraph.lab.passkey import Task, default_n_ctx
     from pykvgraph.models import embedded_model
-    from pykvgraph.passkey import Task, default_n_ctx
     from pykvgraph.viz import require_matplotlib
 
     start = time.perf_counter()
@@ -138,7 +138,7 @@ def passkey(where: Where, **arguments: Any) -> None:
 
 def one(ctx: Context, task: Task, index: int, quiet: bool) -> Trial:
     """The trial with the index-th seed, a line per shift and a verdict unless quiet."""
-    from pykvgraph.passkey import run
+    from pykvgraph.lab.passkey import run
 
     def show(report: ShiftReport) -> None:
         end = report.n_keep + report.n_discard
@@ -159,7 +159,7 @@ def one(ctx: Context, task: Task, index: int, quiet: bool) -> Trial:
 
 def grid(ctx: Context, task: Task, n_trials: int, quiet: bool, plot: str | None) -> list[Trial]:
     """Every depth at every length; a table of accuracies, and a plot when asked for."""
-    from pykvgraph.passkey import N_ANSWER, run, tokens_per_line
+    from pykvgraph.lab.passkey import N_ANSWER, run, tokens_per_line
 
     per_line = tokens_per_line(ctx.model)
     depths = [(i + 0.5) / DEPTHS for i in range(DEPTHS)]

@@ -1,7 +1,7 @@
 """Pictures of the cache: a map of the cells for the terminal, and as a PNG (with matplotlib)."""
 
-from pykvgraph.viz.cell_map import cell_map, legend
 from pykvgraph.viz.cell_plot import Row, plot_rows
 from pykvgraph.viz.figure import new_figure, require_matplotlib
+from pykvgraph.viz.text_map import cell_map, legend
 
 __all__ = ["Row", "cell_map", "legend", "new_figure", "plot_rows", "require_matplotlib"]

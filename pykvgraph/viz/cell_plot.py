@@ -11,8 +11,8 @@ import numpy.typing as npt
 
 from pykvgraph.errors import InvalidArgumentError
 from pykvgraph.types import CellsView
-from pykvgraph.viz.cell_map import attended_span, letter
 from pykvgraph.viz.figure import new_figure
+from pykvgraph.viz.text_map import attended_span, letter
 
 EMPTY_COLOR, SHARED_COLOR = "#eeeeee", "#d62728"
 SEQUENCE_COLORS = (

@@ -182,7 +182,7 @@ def test_memory_is_predicted(device: str, path: Path) -> None:
     """Within 2% of what buffers take, for each of the three."""
     for n_gpu_layers, offload in ((-1, True), (2, True), (2, False)):
         options: dict[str, Any] = {"n_ctx": 2000, "n_ubatch": 100, "offload_kqv": offload, "n_threads": 1}
-        plan = kvg.plan(path, device, n_gpu_layers=n_gpu_layers, **options)
+        plan = kvg.plan_memory(path, device, n_gpu_layers=n_gpu_layers, **options)
         with (
             kvg.Model(path, device=device, n_gpu_layers=n_gpu_layers) as model,
             kvg.Context(model, **options) as ctx,

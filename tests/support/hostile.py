@@ -20,8 +20,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pykvgraph as kvg
-from pykvgraph.sampling import Sampler
-from pykvgraph.tokenizer import Tokenizer, Vocabulary
+from pykvgraph.text.sampling import Sampler
+from pykvgraph.text.tokenizer import Tokenizer, Vocabulary
 from support.gguf_bytes import STRING
 from support.gguf_parts import Parts, take_apart
 from support.models import N_VOCAB, TINY, ModelSpec, WeightType, write_model

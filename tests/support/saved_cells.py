@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from pykvgraph import kv_state
-from pykvgraph.kv_state import Geometry, SavedCells
+from pykvgraph.state import format as kv_state
+from pykvgraph.state.format import Geometry, SavedCells
 
 HERE = Geometry(bytes(range(16)), 2, 4, 8, 16, 1, 0, cell_bytes=2 * 4 * (8 * 2 + 16 * 4))
 HEADER, CHECKSUM_AT = 112, 104

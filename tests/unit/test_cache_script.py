@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pykvgraph.cache_script import DEMONSTRATION, parse
 from pykvgraph.errors import InvalidArgumentError
+from pykvgraph.lab.cell_script import DEMONSTRATION, parse
 
 
 def test_lines_and_comments() -> None:

@@ -15,7 +15,7 @@ from support.saved_cells import CHECKSUM_AT, HEADER, HERE, packed, saved, sign
 
 from pykvgraph._native.ffi import KvgType
 from pykvgraph.errors import StateError
-from pykvgraph.kv_state import Geometry, SavedCells, unpack
+from pykvgraph.state.format import Geometry, SavedCells, unpack
 
 
 def documented(geometry: Geometry, cells: SavedCells) -> bytearray:

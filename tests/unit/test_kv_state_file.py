@@ -17,7 +17,8 @@ import pytest
 from support.saved_cells import HERE, packed, saved, sign
 
 from pykvgraph.errors import InvalidArgumentError, StateError
-from pykvgraph.kv_state import read_file, unpack, write_file
+from pykvgraph.state.file import read_file, write_file
+from pykvgraph.state.format import unpack
 
 
 def test_write_replaces_and_leaves_nothing_beside(tmp_path: Path) -> None:

@@ -7,8 +7,8 @@
 
 #include <ggml-cpp.h>
 
-#include "attend/kernel.h"
-#include "cache/cells.h"
+#include "cpu/kernel.h"
+#include "memory/cells.h"
 #include "model/hparams.h"
 
 namespace kvg {

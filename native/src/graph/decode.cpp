@@ -6,7 +6,7 @@
 #include "device.h"
 #include "fault.h"
 #include "graph/attention.h"
-#include "graph/rope.h"
+#include "model/rope.h"
 
 namespace kvg {
 

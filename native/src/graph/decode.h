@@ -8,8 +8,8 @@
 
 #include <ggml-cpp.h>
 
-#include "cache/kv_cache.h"
 #include "graph/attention.h"
+#include "memory/kv_cache.h"
 #include "model/weights.h"
 
 namespace kvg {

@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <chrono>
 
-#include "cache/cache_type.h"
 #include "device.h"
 #include "error.h"
 #include "fault.h"
+#include "memory/cache_type.h"
 
 namespace kvg {
 

@@ -8,11 +8,11 @@
 #include <vector>
 
 #include "backends.h"
-#include "cache/kv_cache.h"
 #include "graph/decode.h"
-#include "graph/query_turns.h"
 #include "graph/scheduler.h"
+#include "memory/kv_cache.h"
 #include "model/weights.h"
+#include "shift/query_turns.h"
 
 namespace kvg {
 

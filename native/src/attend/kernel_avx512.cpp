@@ -1,8 +1,0 @@
-// x86 with AVX-512F.
-#ifdef __x86_64__
-#include <immintrin.h>
-#define KVG_ISA attend_avx512
-#define KVG_ISA_NAME "avx512"
-#define LANES 16
-#include "attend/kernel.inl"
-#endif

@@ -1,0 +1,405 @@
+// The kernel, compiled once per instruction set: LANES floats a vector, KVG_ISA the namespace. Nothing from the standard library may
+// be called here: an inline function compiled for AVX-512 could be the one that the linker keeps for everybody.
+
+#include "cpu/kernel.h"
+
+namespace kvg {
+namespace KVG_ISA {
+
+namespace {
+
+constexpr uint32_t CHUNK = ATTEND_CHUNK;
+constexpr uint32_t CELLS = 4;                       // K rows per step
+constexpr uint32_t HEADS = LANES == 16 ? 4 : 2;     // query heads per step of K, as the registers allow
+constexpr uint32_t V_VECTORS = LANES == 16 ? 4 : 2; // of a V row per pass
+constexpr uint64_t ALL_HIDDEN = 0xfc00fc00fc00fc00; // four times -infinity
+constexpr float LOWEST = -__builtin_inff();
+
+#include "cpu/vectors.inl"
+
+#include "cpu/rows.inl"
+
+// Rows of one head as vectors can read them: in the cache itself, or converted.
+template <class T> struct rows {
+    const uint8_t * data;
+    size_t stride;
+    const T * operator[](uint32_t cell) const { return reinterpret_cast<const T *>(data + cell * stride); }
+};
+
+// Lists the cells of a chunk that a token sees. Returns how many.
+uint32_t list_seen(const uint16_t * mask, uint32_t n, uint32_t * seen) {
+    uint32_t n_seen = 0;
+    for (uint32_t c = 0; c < n; c += 4) {
+        if (c + 4 <= n && load_as<uint64_t>(mask + c) == ALL_HIDDEN) {
+            continue;
+        }
+        for (uint32_t i = c; i < min_of(c + 4, n); ++i) {
+            seen[n_seen] = i;
+            n_seen += mask[i] == 0;
+        }
+    }
+    return n_seen;
+}
+
+// The same cell of the next chunk: the machine's own prefetching doesn't follow rows that are strides apart.
+template <class T> inline void prefetch(const T * row, size_t stride, uint32_t n_dims) {
+    const char * next = reinterpret_cast<const char *>(row) + CHUNK * stride;
+    for (uint32_t line = 0; line < n_dims * sizeof(T); line += 64) {
+        __builtin_prefetch(next + line, 0, 2);
+    }
+}
+
+// weights[h][i] = q[h] . k[seen[i]] for NQ heads and CELLS cells at a time; `seen` is padded with valid cells.
+template <uint32_t NQ, class T>
+void dot_rows(const float * q, uint32_t padded, rows<T> k, uint32_t n_dims, const uint32_t * seen, uint32_t n_seen,
+              float * weights) {
+    for (uint32_t i = 0; i < n_seen; i += CELLS) {
+        const T * row[CELLS];
+        for (uint32_t c = 0; c < CELLS; ++c) {
+            row[c] = k[seen[i + c]];
+            prefetch(row[c], k.stride, n_dims);
+        }
+        vec acc[NQ][CELLS] = {};
+        for (uint32_t d = 0; d < n_dims; d += LANES) {
+            vec kd[CELLS];
+            for (uint32_t c = 0; c < CELLS; ++c) {
+                kd[c] = load(row[c] + d);
+            }
+            for (uint32_t h = 0; h < NQ; ++h) {
+                const vec qd = load(q + h * padded + d);
+                for (uint32_t c = 0; c < CELLS; ++c) {
+                    acc[h][c] += qd * kd[c];
+                }
+            }
+        }
+        for (uint32_t h = 0; h < NQ; ++h) {
+            const vec4 dots = sums(acc[h][0], acc[h][1], acc[h][2], acc[h][3]);
+            __builtin_memcpy(weights + h * CHUNK + i, &dots, sizeof(dots));
+        }
+    }
+}
+
+// sum[h] += weights[h][i] * v[seen[i]], NV vectors of the rows from dimension d.
+template <uint32_t NQ, uint32_t NV, class T>
+void add_rows(float * const * sum, uint32_t d, rows<T> v, const uint32_t * seen, uint32_t n_seen, const float * weights) {
+    vec acc[NQ][NV];
+    for (uint32_t h = 0; h < NQ; ++h) {
+        for (uint32_t x = 0; x < NV; ++x) {
+            acc[h][x] = load(sum[h] + d + x * LANES);
+        }
+    }
+    for (uint32_t i = 0; i < n_seen; ++i) {
+        const T * row = v[seen[i]] + d;
+        prefetch(row, v.stride, NV * LANES);
+        vec vx[NV];
+        for (uint32_t x = 0; x < NV; ++x) {
+            vx[x] = load(row + x * LANES);
+        }
+        for (uint32_t h = 0; h < NQ; ++h) {
+            for (uint32_t x = 0; x < NV; ++x) {
+                acc[h][x] += weights[h * CHUNK + i] * vx[x];
+            }
+        }
+    }
+    for (uint32_t h = 0; h < NQ; ++h) {
+        for (uint32_t x = 0; x < NV; ++x) {
+            store(sum[h] + d + x * LANES, acc[h][x]);
+        }
+    }
+}
+
+// The scores of one head become weights relative to its maximum, and what it has so far is brought to that maximum.
+void soften(float * weights, uint32_t n_seen, float * sum, uint32_t padded, uint32_t n_dims) {
+    float & highest = sum[padded];
+    float & total = sum[padded + 1];
+    const uint32_t end = (n_seen + LANES - 1) / LANES * LANES;
+    for (uint32_t i = n_seen; i < end; ++i) {
+        weights[i] = LOWEST;
+    }
+    vec most = load(weights);
+    for (uint32_t i = LANES; i < end; i += LANES) {
+        const vec w = load(weights + i);
+        most = w > most ? w : most;
+    }
+    float m = highest;
+    for (uint32_t x = 0; x < LANES; ++x) {
+        m = max_of(most[x], m);
+    }
+    vec added = {};
+    for (uint32_t i = 0; i < end; i += LANES) {
+        const vec w = exp_of(load(weights + i) - m);
+        store(weights + i, w);
+        added += w;
+    }
+    const float before = total == 0.0f ? 0.0f : exp_of(splat(highest - m))[0];
+    const vec4 four = fold(added);
+    // the padding, at e^-87 each, is far below a rounding of the greatest weight, 1
+    total = total * before + ((four[0] + four[1]) + (four[2] + four[3]));
+    highest = m;
+    if (before != 1.0f) {
+        for (uint32_t d = 0; d < n_dims; d += LANES) {
+            store(sum + d, load(sum + d) * before);
+        }
+    }
+}
+
+// NQ query heads of one token over the cells that it sees.
+template <uint32_t NQ, class T>
+void attend_heads(const float * q, float * sum, uint32_t padded, uint32_t n_dims, rows<T> k, rows<T> v, const uint32_t * seen,
+                  uint32_t n_seen) {
+    float weights[NQ * CHUNK];
+    float * sums_of[NQ];
+    dot_rows<NQ>(q, padded, k, n_dims, seen, n_seen, weights);
+    for (uint32_t h = 0; h < NQ; ++h) {
+        sums_of[h] = sum + h * attend_partial_floats(padded);
+        soften(weights + h * CHUNK, n_seen, sums_of[h], padded, n_dims);
+    }
+    uint32_t d = 0;
+    for (; d + V_VECTORS * LANES <= n_dims; d += V_VECTORS * LANES) {
+        add_rows<NQ, V_VECTORS>(sums_of, d, v, seen, n_seen, weights);
+    }
+    for (; d < n_dims; d += LANES) {
+        add_rows<NQ, 1>(sums_of, d, v, seen, n_seen, weights);
+    }
+}
+
+// All query heads of one token that share a KV head. sum: attend_partial_floats() for each
+template <class T>
+void attend_group(const float * q, float * sum, uint32_t group, uint32_t padded, uint32_t n_dims, rows<T> k, rows<T> v,
+                  const uint32_t * seen, uint32_t n_seen) {
+    const uint32_t partial = attend_partial_floats(padded);
+    uint32_t h = 0;
+    for (; h + HEADS <= group; h += HEADS) {
+        attend_heads<HEADS>(q + h * padded, sum + h * partial, padded, n_dims, k, v, seen, n_seen);
+    }
+    for (; h < group; ++h) {
+        attend_heads<1>(q + h * padded, sum + h * partial, padded, n_dims, k, v, seen, n_seen);
+    }
+}
+
+// Rows that vectors can't read where they are, as floats: those of a chunk that any token sees.
+void convert(const attend_rows & from, uint32_t head_kv, uint32_t first, uint32_t head_dim, const uint8_t * wanted, uint32_t n,
+             float * to) {
+    const uint32_t padded = attend_padded(head_dim);
+    const size_t row_bytes = ggml_row_size(from.type, head_dim);
+    for (uint32_t c = 0; c < n; ++c) {
+        if (!wanted[c]) {
+            continue;
+        }
+        const uint8_t * row = from.data + (first + c) * from.cell_stride + head_kv * from.head_stride;
+        float * out = to + c * padded;
+        prefetch(row, from.cell_stride, static_cast<uint32_t>(row_bytes));
+        row_to_floats(from.type, row, out, head_dim);
+        __builtin_memset(out + head_dim, 0, (padded - head_dim) * sizeof(float));
+    }
+}
+
+void list_wanted(const attend_job & job, const attend_unit & unit, uint32_t first, uint32_t n, uint8_t * wanted) {
+    __builtin_memset(wanted, 0, n);
+    for (uint32_t t = unit.token_begin; t < unit.token_end; ++t) {
+        const uint16_t * mask = job.mask + size_t{t} * job.n_kv + first;
+        for (uint32_t c = 0; c < n; ++c) {
+            wanted[c] |= mask[c] == 0;
+        }
+    }
+}
+
+// The queries of a unit, scaled, each padded with zeros, and turned as the cells want them that they met last.
+struct unit_queries {
+    float * floats;              // (padded, group, tokens)
+    uint32_t has[ATTEND_TOKENS]; // each token's turn + 1; 0: nothing yet
+};
+
+void scale_queries(const attend_job & job, uint32_t token, uint32_t head_kv, float * q) {
+    const uint32_t group = job.n_head / job.n_head_kv;
+    const uint32_t padded = attend_padded(job.head_dim);
+    const float * from = job.q + (size_t{token} * job.n_head + head_kv * group) * job.head_dim;
+    for (uint32_t h = 0; h < group; ++h) {
+        for (uint32_t d = 0; d < padded; ++d) {
+            q[h * padded + d] = d < job.head_dim ? from[h * job.head_dim + d] * job.scale : 0.0f;
+        }
+    }
+}
+
+// turn: from 1
+void turn_queries(const attend_job & job, uint32_t turn, float * q) {
+    const uint32_t padded = attend_padded(job.head_dim);
+    const uint32_t group = job.n_head / job.n_head_kv;
+    const attend_turns & waiting = job.waiting;
+    if (waiting.mixed != 0) { // positions turn pairs of dimensions, which a Hadamard matrix has mixed
+        mix_heads(q, size_t{group} * padded, waiting.mixed);
+    }
+    rotate_heads(q, group, waiting.how, waiting.turns + size_t{turn - 1} * 2 * waiting.how.n_pairs);
+    if (waiting.mixed != 0) {
+        mix_heads(q, size_t{group} * padded, waiting.mixed);
+    }
+}
+
+// Those of one token, for cells that wait for a turn; 0: that don't.
+const float * queries_for(const attend_job & job, const attend_unit & unit, uint32_t token, uint32_t turn,
+                          unit_queries & queries) {
+    const uint32_t i = token - unit.token_begin;
+    float * q = queries.floats + size_t{i} * (job.n_head / job.n_head_kv) * attend_padded(job.head_dim);
+    if (queries.has[i] != turn + 1) {
+        scale_queries(job, token, unit.head_kv, q);
+        if (turn != 0) {
+            turn_queries(job, turn, q);
+        }
+        queries.has[i] = turn + 1;
+    }
+    return q;
+}
+
+// Takes those of n cells out that wait for what the first does. Returns how many are left.
+uint32_t take_alike(const uint32_t * turns, uint32_t * cells, uint32_t n, uint32_t * alike) {
+    const uint32_t turn = turns[cells[0]];
+    uint32_t n_left = 0;
+    for (uint32_t i = 0; i < n; ++i) {
+        const uint32_t cell = cells[i];
+        alike[i - n_left] = cell;
+        cells[n_left] = cell;
+        n_left += turns[cell] != turn;
+    }
+    return n_left;
+}
+
+// A unit over one chunk.
+template <class T>
+void attend_chunk(const attend_job & job, const attend_unit & unit, uint32_t first, uint32_t n, rows<T> k, rows<T> v,
+                  uint32_t n_dims, float * partial, unit_queries & queries) {
+    const uint32_t group = job.n_head / job.n_head_kv;
+    const uint32_t padded = attend_padded(job.head_dim);
+    const uint32_t * turns = job.waiting.of_cell ? job.waiting.of_cell + first : nullptr;
+    uint32_t seen[CHUNK + CELLS];
+    uint32_t alike[CHUNK + CELLS];
+    for (uint32_t t = unit.token_begin; t < unit.token_end; ++t) {
+        float * sum = partial + size_t{t - unit.token_begin} * group * attend_partial_floats(job.head_dim);
+        uint32_t * cells = turns ? alike : seen;
+        uint32_t n_left = list_seen(job.mask + size_t{t} * job.n_kv + first, n, seen);
+        while (n_left > 0) {
+            const uint32_t n_seen = n_left;
+            const uint32_t turn = turns ? turns[seen[0]] : 0;
+            n_left = turns ? take_alike(turns, seen, n_seen, alike) : 0;
+            for (uint32_t c = 0; c < CELLS; ++c) {
+                cells[n_seen - n_left + c] = cells[0];
+            }
+            const float * q = queries_for(job, unit, t, turn, queries);
+            attend_group(q, sum, group, padded, n_dims, k, v, cells, n_seen - n_left);
+        }
+    }
+}
+
+#if LANES > 4
+rows<uint16_t> in_place(const attend_rows & from, uint32_t head_kv, uint32_t first) {
+    return {from.data + first * from.cell_stride + head_kv * from.head_stride, from.cell_stride};
+}
+#endif
+
+void run(const attend_job & job, const attend_unit & unit, float * partial, float * scratch) {
+    const uint32_t group = job.n_head / job.n_head_kv;
+    const uint32_t padded = attend_padded(job.head_dim);
+    const uint32_t partial_floats = attend_partial_floats(job.head_dim);
+    for (uint32_t i = 0; i < (unit.token_end - unit.token_begin) * group; ++i) {
+        __builtin_memset(partial + i * partial_floats, 0, partial_floats * sizeof(float));
+        partial[i * partial_floats + padded] = LOWEST;
+    }
+    unit_queries queries = {scratch, {}};
+    float * k = scratch + ATTEND_TOKENS * group * padded;
+    float * v = k + CHUNK * padded;
+    const uint32_t end = attend_range_begin(job, unit.range + 1);
+    for (uint32_t first = attend_range_begin(job, unit.range); first < end; first += CHUNK) {
+        const uint32_t n = min_of(CHUNK, end - first);
+#if LANES > 4
+        if (job.k.type == GGML_TYPE_F16 && job.v.type == GGML_TYPE_F16 && job.head_dim % LANES == 0) {
+            attend_chunk<uint16_t>(job, unit, first, n, in_place(job.k, unit.head_kv, first),
+                                   in_place(job.v, unit.head_kv, first), job.head_dim, partial, queries);
+            continue;
+        }
+#endif
+        uint8_t wanted[CHUNK];
+        list_wanted(job, unit, first, n, wanted);
+        convert(job.k, unit.head_kv, first, job.head_dim, wanted, n, k);
+        convert(job.v, unit.head_kv, first, job.head_dim, wanted, n, v);
+        const size_t stride = padded * sizeof(float);
+        attend_chunk<float>(job, unit, first, n, {reinterpret_cast<const uint8_t *>(k), stride},
+                            {reinterpret_cast<const uint8_t *>(v), stride}, padded, partial, queries);
+    }
+}
+
+// The partial results of one query head, `stride` floats apart.
+void merge_head(float * partial, size_t stride, uint32_t n_ranges, uint32_t head_dim, float * out) {
+    const uint32_t padded = attend_padded(head_dim);
+    float m = LOWEST;
+    for (uint32_t r = 0; r < n_ranges; ++r) {
+        m = max_of(partial[r * stride + padded], m);
+    }
+    float total = 0.0f;
+    for (uint32_t r = 0; r < n_ranges; ++r) {
+        const float * part = partial + r * stride;
+        const float factor = part[padded + 1] == 0.0f ? 0.0f : exp_of(splat(part[padded] - m))[0];
+        total += part[padded + 1] * factor;
+        for (uint32_t d = 0; d < padded; d += LANES) {
+            const vec scaled = load(part + d) * factor;
+            store(partial + d, r == 0 ? scaled : load(partial + d) + scaled);
+        }
+    }
+    for (uint32_t d = 0; d < head_dim; ++d) {
+        out[d] = partial[d] / total;
+    }
+}
+
+void merge(const attend_job & job, const attend_unit & unit, float * partial, size_t stride) {
+    const uint32_t group = job.n_head / job.n_head_kv;
+    for (uint32_t t = unit.token_begin; t < unit.token_end; ++t) {
+        for (uint32_t h = 0; h < group; ++h) {
+            float * out = job.out + (size_t{t} * job.n_head + unit.head_kv * group + h) * job.head_dim;
+            merge_head(partial, stride, job.n_ranges, job.head_dim, out);
+            partial += attend_partial_floats(job.head_dim);
+        }
+    }
+}
+
+// The numbers from i on as a vector, filled up with what adds nothing.
+inline vec load_part(const float * x, uint32_t i, uint32_t n) {
+    if (i + LANES <= n) {
+        return load(x + i);
+    }
+    vec part = splat(LOWEST);
+    for (uint32_t lane = 0; i + lane < n; ++lane) {
+        part[lane] = x[i + lane];
+    }
+    return part;
+}
+
+softmax_parts softmax(const float * x, uint32_t n) {
+    vec most = splat(LOWEST);
+    for (uint32_t i = 0; i < n; i += LANES) {
+        const vec part = load_part(x, i, n);
+        most = part > most ? part : most;
+    }
+    float greatest = LOWEST;
+    for (uint32_t lane = 0; lane < LANES; ++lane) {
+        greatest = max_of(most[lane], greatest);
+    }
+    vec sum = {};
+    for (uint32_t i = 0; i < n; i += LANES) {
+        sum += exp_of(load_part(x, i, n) - greatest);
+    }
+    float total = 0.0f;
+    for (uint32_t lane = 0; lane < LANES; ++lane) {
+        total += sum[lane];
+    }
+    uint32_t best = 0;
+    while (best + 1 < n && x[best] != greatest) {
+        ++best;
+    }
+    return {best, greatest, total};
+}
+
+} // namespace
+
+extern const attend_kernel kernel;
+const attend_kernel kernel = {KVG_ISA_NAME, LANES, run, merge, softmax, row_to_floats, floats_to_row, rotate_heads, mix_heads};
+
+} // namespace KVG_ISA
+} // namespace kvg

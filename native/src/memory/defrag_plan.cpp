@@ -1,0 +1,150 @@
+#include "memory/defrag_plan.h"
+
+#include <algorithm>
+#include <numeric>
+
+namespace kvg {
+
+namespace {
+
+constexpr uint32_t NONE = UINT32_MAX;
+
+uint32_t n_members(const seq_set & set) {
+    uint32_t n = 0;
+    for (const uint64_t word : set) {
+        n += static_cast<uint32_t>(__builtin_popcountll(word));
+    }
+    return n;
+}
+
+// Bits reversed, so that of two sets the one with the lowest id that the other lacks compares greater.
+uint64_t reversed(uint64_t word) {
+    uint64_t out = 0;
+    for (int bit = 0; bit < 64; ++bit) {
+        out |= ((word >> bit) & 1) << (63 - bit);
+    }
+    return out;
+}
+
+// What cells are ordered by, largest first; then by position.
+struct sort_key {
+    uint32_t n_members;
+    std::vector<uint64_t> lowest_first;
+
+    bool operator==(const sort_key & o) const { return lowest_first == o.lowest_first; }
+    bool operator<(const sort_key & o) const {
+        return n_members != o.n_members ? n_members > o.n_members : lowest_first > o.lowest_first;
+    }
+};
+
+// The used cells in the order in which they should stand.
+std::vector<uint32_t> sorted_cells(const cells & cells) {
+    std::vector<sort_key> keys(cells.n_kv());
+    std::vector<uint32_t> order;
+    for (uint32_t i = 0; i < cells.n_kv(); ++i) {
+        if (cells.is_empty(i)) {
+            continue;
+        }
+        seq_set set = cells.set(i);
+        keys[i].n_members = n_members(set);
+        std::transform(set.begin(), set.end(), set.begin(), reversed);
+        keys[i].lowest_first = std::move(set);
+        order.push_back(i);
+    }
+    std::stable_sort(order.begin(), order.end(), [&](uint32_t a, uint32_t b) {
+        return keys[a] == keys[b] ? cells.pos(a) < cells.pos(b) : keys[a] < keys[b];
+    });
+    return order;
+}
+
+// Where each cell of a plan stands while its steps are laid out.
+class layout {
+public:
+    explicit layout(const cells & cells) : place_(cells.n_kv()), occupant_(cells.n_kv(), NONE) {
+        std::iota(place_.begin(), place_.end(), 0);
+        for (uint32_t i = 0; i < cells.n_kv(); ++i) {
+            occupant_[i] = cells.is_empty(i) ? NONE : i;
+        }
+    }
+    uint32_t place(uint32_t cell) const { return place_[cell]; }
+    uint32_t occupant(uint32_t place) const { return occupant_[place]; }
+    void apply(const std::vector<cell_move> & moves) {
+        std::vector<uint32_t> moved;
+        for (const cell_move & m : moves) {
+            moved.push_back(occupant_[m.src]);
+            occupant_[m.src] = NONE;
+        }
+        for (size_t i = 0; i < moves.size(); ++i) {
+            occupant_[moves[i].dst] = moved[i];
+            place_[moved[i]] = moves[i].dst;
+        }
+    }
+
+private:
+    std::vector<uint32_t> place_;    // of a cell, by its index in the beginning
+    std::vector<uint32_t> occupant_; // of a place
+};
+
+// Fills the places `ranks`, and sends those who stood there and go nowhere themselves to the places that became free.
+std::vector<cell_move> sort_step(const layout & now, const std::vector<uint32_t> & order, const std::vector<uint32_t> & ranks) {
+    std::vector<cell_move> moves;
+    std::vector<bool> leaves(order.size() ? *std::max_element(order.begin(), order.end()) + 1 : 0, false);
+    std::vector<bool> filled(leaves.size(), false);
+    for (const uint32_t rank : ranks) {
+        moves.push_back({now.place(order[rank]), rank});
+        leaves[now.place(order[rank])] = true;
+        filled[rank] = true;
+    }
+    std::vector<uint32_t> vacated;
+    for (const cell_move & m : moves) {
+        if (!filled[m.src]) {
+            vacated.push_back(m.src);
+        }
+    }
+    std::sort(vacated.begin(), vacated.end());
+    size_t next = 0;
+    for (const uint32_t rank : ranks) {
+        if (now.occupant(rank) != NONE && !leaves[rank]) {
+            moves.push_back({rank, vacated[next++]});
+        }
+    }
+    return moves;
+}
+
+} // namespace
+
+std::vector<cell_move> plan_fill(const cells & cells) {
+    std::vector<cell_move> moves;
+    uint32_t src = cells.n_used();
+    for (uint32_t dst = 0; dst < cells.n_used(); ++dst) {
+        if (!cells.is_empty(dst)) {
+            continue;
+        }
+        // as many holes below n_used as used cells beyond it: src stays inside
+        while (cells.is_empty(src)) {
+            ++src;
+        }
+        moves.push_back({src++, dst});
+    }
+    return moves;
+}
+
+std::vector<std::vector<cell_move>> plan_sort(const cells & cells, uint32_t max_ranks) {
+    const std::vector<uint32_t> order = sorted_cells(cells);
+    std::vector<std::vector<cell_move>> steps;
+    layout now(cells);
+    std::vector<uint32_t> ranks;
+    for (uint32_t rank = 0; rank <= order.size(); ++rank) {
+        if (rank < order.size() && now.place(order[rank]) != rank) {
+            ranks.push_back(rank);
+        }
+        if (ranks.size() == max_ranks || (rank == order.size() && !ranks.empty())) {
+            steps.push_back(sort_step(now, order, ranks));
+            now.apply(steps.back());
+            ranks.clear();
+        }
+    }
+    return steps;
+}
+
+} // namespace kvg

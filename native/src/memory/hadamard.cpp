@@ -1,0 +1,50 @@
+#include "memory/hadamard.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "cpu/kernel.h"
+#include "error.h"
+#include "kvgraph.h"
+
+namespace kvg {
+
+hadamard::hadamard(ggml_backend_dev_t device, uint32_t size)
+    : device_(device), size_(size), ctx_(ggml_init({ggml_tensor_overhead(), nullptr, /*no_alloc*/ true})),
+      matrix_(ctx_ ? ggml_new_tensor_2d(ctx_.get(), GGML_TYPE_F32, size, size) : nullptr) {
+    buffer_.reset(ggml_backend_buft_alloc_buffer(ggml_backend_dev_buffer_type(device), 0));
+    if (!ctx_ || !buffer_) {
+        fail(KVG_DEVICE, "out of host memory for a matrix");
+    }
+    matrix_->buffer = buffer_.get(); // says where it will be, and has no address
+}
+
+void hadamard::allocate() {
+    matrix_->buffer = nullptr;
+    buffer_.reset(ggml_backend_alloc_ctx_tensors_from_buft(ctx_.get(), ggml_backend_dev_buffer_type(device_)));
+    if (!buffer_) {
+        fail(KVG_DEVICE, "%s refused the memory for a matrix of %u x %u; use a smaller n_ctx", ggml_backend_dev_name(device_),
+             size_, size_);
+    }
+    std::vector<float> rows(size_t{size_} * size_);
+    for (uint32_t i = 0; i < size_; ++i) {
+        rows[size_t{i} * size_ + i] = 1.0f;
+    }
+    apply(rows.data(), rows.size());
+    ggml_backend_tensor_set(matrix_, rows.data(), 0, rows.size() * sizeof(float));
+}
+
+ggml_tensor * hadamard::apply(ggml_context * ctx, ggml_tensor * x) const {
+    ggml_tensor * rotated = ggml_mul_mat(ctx, matrix_, ggml_reshape_2d(ctx, x, size_, ggml_nelements(x) / size_));
+    ggml_mul_mat_set_hint(rotated, GGML_HINT_SRC0_IS_HADAMARD); // backends have a fast transform, GPUs for 64 to 512
+    return ggml_reshape(ctx, rotated, x);
+}
+
+void hadamard::apply(float * x, size_t n) const { attend_kernels_here()[0]->mix(x, n, size_); }
+
+hadamard_sizes choose_hadamard(uint32_t head_dim, ggml_type type_k, ggml_type type_v) {
+    const uint32_t most = head_dim & (~head_dim + 1); // the greatest power of two that divides it
+    return {ggml_is_quantized(type_k) ? most : 0, ggml_is_quantized(type_v) ? std::min(most, 64u) : 0};
+}
+
+} // namespace kvg

@@ -1,0 +1,53 @@
+#include "memory/slots.h"
+
+#include <algorithm>
+
+#include "error.h"
+
+namespace kvg {
+
+namespace {
+
+std::vector<cell_span> empty_runs(const cells & cells) {
+    std::vector<cell_span> runs;
+    uint32_t begin = 0;
+    for (uint32_t i = 0; i < cells.n_kv(); ++i) {
+        if (!cells.is_empty(i)) {
+            if (i > begin) {
+                runs.push_back({begin, i - begin});
+            }
+            begin = i + 1;
+        }
+    }
+    if (cells.size() > begin) {
+        runs.push_back({begin, cells.size() - begin});
+    }
+    return runs;
+}
+
+} // namespace
+
+void require_room(const cells & cells, uint32_t n, const char * what) {
+    const uint32_t n_free = cells.size() - cells.n_used();
+    if (n > n_free) {
+        fail(KVG_CACHE_FULL,
+             "%s needs %u cells and %u of %u are empty; make room (kv.seq_rm, a ContextShift), or use a larger n_ctx", what, n,
+             n_free, cells.size());
+    }
+}
+
+std::vector<uint32_t> find_slots(const cells & cells, uint32_t n, const char * what) {
+    require_room(cells, n, what);
+    std::vector<cell_span> runs = empty_runs(cells);
+    std::stable_sort(runs.begin(), runs.end(), [](const cell_span & a, const cell_span & b) { return a.n > b.n; });
+    std::vector<uint32_t> slots;
+    slots.reserve(n);
+    for (const cell_span & run : runs) {
+        for (uint32_t i = 0; i < run.n && slots.size() < n; ++i) {
+            slots.push_back(run.begin + i);
+        }
+    }
+    return slots;
+}
+
+} // namespace kvg

@@ -1,0 +1,105 @@
+#include "memory/update_graph.h"
+
+#include <algorithm>
+#include <string>
+
+#include "device.h"
+#include "error.h"
+#include "fault.h"
+
+namespace kvg {
+
+// One that got no memory takes the next graph of that shape for allocated, so it must not be used again.
+static void renew_allocator(update_runner::lane & lane) {
+    lane.allocator.reset(ggml_gallocr_new(ggml_backend_get_default_buffer_type(lane.backend)));
+}
+
+update_runner::update_runner(const std::vector<ggml_backend_t> & backends) {
+    for (ggml_backend_t backend : backends) {
+        lanes_.push_back({backend, nullptr});
+        renew_allocator(lanes_.back());
+    }
+}
+
+update_graph::update_graph(const char * what, size_t max_nodes) : what_(what) {
+    fault_point((std::string(what) + "-build").c_str());
+    // a node may bring a view and an input along
+    const size_t size = max_nodes * 3 * ggml_tensor_overhead() + ggml_graph_overhead_custom(max_nodes * 3, false);
+    arena_.resize(size);
+    ctx_.reset(ggml_init({size, arena_.data(), /*no_alloc*/ true}));
+    graph_ = ggml_new_graph_custom(ctx_.get(), max_nodes * 3, false);
+}
+
+ggml_tensor * update_graph::input(ggml_type type, const void * values, size_t n) {
+    ggml_tensor * t = ggml_new_tensor_1d(ctx_.get(), type, static_cast<int64_t>(n));
+    ggml_set_input(t);
+    const auto * bytes = static_cast<const uint8_t *>(values);
+    inputs_.emplace_back(t, std::vector<uint8_t>(bytes, bytes + ggml_nbytes(t)));
+    return t;
+}
+
+void update_graph::add(ggml_tensor * node) { ggml_build_forward_expand(graph_, node); }
+
+void update_graph::allocate(update_runner::lane & lane) {
+    if (fault_hit((std::string(what_) + "-alloc").c_str()) || !ggml_gallocr_alloc_graph(lane.allocator.get(), graph_)) {
+        renew_allocator(lane);
+        fail(KVG_DEVICE, "%s has no memory for the %s graph's scratch", ggml_backend_name(lane.backend), what_);
+    }
+}
+
+bool update_graph::start(const update_runner::lane & lane) {
+    return computed([&] {
+        for (const auto & [tensor, bytes] : inputs_) {
+            ggml_backend_tensor_set(tensor, bytes.data(), 0, bytes.size());
+        }
+        return ggml_backend_graph_compute_async(lane.backend, graph_);
+    });
+}
+
+bool update_graph::finish(const update_runner::lane & lane) {
+    const bool done = computed([&] {
+        ggml_backend_synchronize(lane.backend);
+        return GGML_STATUS_SUCCESS;
+    });
+    return done && !fault_hit((std::string(what_) + "-compute").c_str());
+}
+
+void allocate_graphs(update_runner & runner, std::vector<update_graph> & graphs) {
+    for (size_t i = 0; i < graphs.size(); ++i) {
+        if (!graphs[i].is_empty()) {
+            graphs[i].allocate(runner.lanes()[i]);
+        }
+    }
+}
+
+ggml_backend_t compute_graphs(update_runner & runner, std::vector<update_graph> & graphs) {
+    std::vector<update_runner::lane> & lanes = runner.lanes();
+    std::vector<size_t> order;
+    for (size_t i = 0; i < graphs.size(); ++i) {
+        if (!graphs[i].is_empty()) { // which some backends refuse by an assertion
+            order.push_back(i);
+        }
+    }
+    // the CPU last: starting its graph takes until that has been computed
+    std::stable_partition(order.begin(), order.end(),
+                          [&](size_t i) { return !is_cpu(ggml_backend_get_device(lanes[i].backend)); });
+    size_t n_started = 0;
+    ggml_backend_t failed = nullptr;
+    while (n_started < order.size() && !failed) {
+        const size_t i = order[n_started++];
+        runner.count_graph();
+        failed = graphs[i].start(lanes[i]) ? nullptr : lanes[i].backend;
+    }
+    for (size_t n = 0; n < n_started; ++n) {
+        const size_t i = order[n];
+        failed = graphs[i].finish(lanes[i]) ? failed : lanes[i].backend;
+    }
+    return failed;
+}
+
+ggml_backend_t run_graphs(update_runner & runner, std::vector<update_graph> & graphs) {
+    allocate_graphs(runner, graphs);
+    return compute_graphs(runner, graphs);
+}
+
+} // namespace kvg

@@ -1,0 +1,115 @@
+#include "runtime/batch.h"
+
+#include <set>
+
+#include "error.h"
+
+namespace kvg {
+
+static bool meets(const seq_set & a, const seq_set & b) {
+    for (size_t w = 0; w < a.size(); ++w) {
+        if (a[w] & b[w]) {
+            return true;
+        }
+    }
+    return false;
+}
+
+batch::batch(const kvg_batch & in, uint32_t n_vocab, uint32_t n_batch, const cells & cells) : in_(in) {
+    if (in.n_tokens < 1 || in.n_tokens > n_batch) {
+        fail(KVG_INVALID_ARGUMENT, "a batch of %lld tokens; this context takes 1 to %u (n_batch): split it",
+             static_cast<long long>(in.n_tokens), n_batch);
+    }
+    if (!in.token || !in.pos || !in.seq_begin || !in.seq_id || !in.logits) {
+        fail(KVG_INVALID_ARGUMENT, "a batch with a NULL array");
+    }
+    sets_.resize(static_cast<size_t>(in.n_tokens), cells.make_set());
+    for (uint32_t i = 0; i < n_tokens(); ++i) {
+        if (in.token[i] < 0 || static_cast<uint32_t>(in.token[i]) >= n_vocab) {
+            fail(KVG_INVALID_ARGUMENT, "token %u of the batch has id %d; this model has ids 0 to %u", i, in.token[i],
+                 n_vocab - 1);
+        }
+        if (in.pos[i] < 0) {
+            fail(KVG_INVALID_ARGUMENT, "token %u of the batch has position %d; positions start at 0", i, in.pos[i]);
+        }
+        n_outputs_ += in.logits[i] != 0;
+    }
+    read_sets(cells.n_seq_max());
+    check_positions(cells);
+    check_shared(cells);
+}
+
+void batch::read_sets(uint32_t n_seq_max) {
+    if (in_.seq_begin[0] != 0) {
+        fail(KVG_INVALID_ARGUMENT, "seq_begin starts with %d, expected 0", in_.seq_begin[0]);
+    }
+    for (uint32_t i = 0; i < n_tokens(); ++i) {
+        const int32_t begin = in_.seq_begin[i];
+        const int32_t end = in_.seq_begin[i + 1];
+        if (end <= begin) {
+            fail(KVG_INVALID_ARGUMENT, "token %u of the batch belongs to no sequence; give it at least one", i);
+        }
+        for (int32_t j = begin; j < end; ++j) {
+            const int32_t seq = in_.seq_id[j];
+            if (seq < 0 || static_cast<uint32_t>(seq) >= n_seq_max) {
+                fail(KVG_INVALID_ARGUMENT, "token %u of the batch has sequence %d; this context has 0 to %u (n_seq_max = %u)",
+                     i, seq, n_seq_max - 1, n_seq_max);
+            }
+            sets_[i][static_cast<size_t>(seq) / 64] |= uint64_t{1} << (seq % 64);
+        }
+    }
+}
+
+void batch::check_positions(const cells & cells) const {
+    std::vector<int64_t> last(cells.n_seq_max(), -2); // -2: not looked up yet
+    for (uint32_t i = 0; i < n_tokens(); ++i) {
+        for (uint32_t seq = 0; seq < cells.n_seq_max(); ++seq) {
+            if (!((sets_[i][seq / 64] >> (seq % 64)) & 1)) {
+                continue;
+            }
+            const bool first = last[seq] == -2;
+            if (first) {
+                last[seq] = cells.seq_pos_max(seq);
+            }
+            if (in_.pos[i] <= last[seq]) {
+                fail(KVG_INVALID_ARGUMENT,
+                     "token %u of the batch has position %d in sequence %u, whose last position is %lld%s: positions must rise "
+                     "within a sequence; go on at seq_pos_max + 1, or seq_rm what is to be replaced",
+                     i, in_.pos[i], seq, static_cast<long long>(last[seq]), first ? " (in the cache)" : "");
+            }
+            last[seq] = in_.pos[i];
+        }
+    }
+}
+
+// Several sequences may share a token only if they see the same cells before it: it gets one K and one V.
+void batch::check_shared(const cells & cells) const {
+    std::set<seq_set> checked;
+    for (uint32_t i = 0; i < n_tokens(); ++i) {
+        if (in_.seq_begin[i + 1] - in_.seq_begin[i] < 2) {
+            continue;
+        }
+        bool same = true;
+        if (checked.insert(sets_[i]).second) {
+            for (uint32_t c = 0; c < cells.n_kv() && same; ++c) {
+                same = !cells.meets(c, sets_[i]) || cells.covers(c, sets_[i]);
+            }
+        }
+        for (uint32_t j = 0; j < i && same; ++j) {
+            seq_set both = sets_[j];
+            for (size_t w = 0; w < both.size(); ++w) {
+                both[w] &= sets_[i][w];
+            }
+            same = !meets(sets_[j], sets_[i]) || both == sets_[i];
+        }
+        if (!same) {
+            fail(KVG_INVALID_ARGUMENT,
+                 "token %u of the batch belongs to several sequences that see different cells before it; give each sequence a "
+                 "token "
+                 "of its own, or share the whole prefix first (seq_cp)",
+                 i);
+        }
+    }
+}
+
+} // namespace kvg

@@ -1,0 +1,36 @@
+// Token batches: checked once, then trusted.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "kvgraph.h"
+#include "memory/cells.h"
+
+namespace kvg {
+
+class batch {
+public:
+    // Checks every value against the model and the cells: token ids and sequence ids that there are, positions
+    // that rise within each sequence, and several sequences for a token only where they see the same cells before it.
+    // error(KVG_INVALID_ARGUMENT), naming the token.
+    batch(const kvg_batch & in, uint32_t n_vocab, uint32_t n_batch, const cells & cells);
+
+    uint32_t n_tokens() const { return static_cast<uint32_t>(sets_.size()); }
+    uint32_t n_outputs() const { return n_outputs_; }
+    const int32_t * tokens() const { return in_.token; }
+    const int32_t * positions() const { return in_.pos; }
+    const seq_set & set(uint32_t i) const { return sets_[i]; }
+    bool is_output(uint32_t i) const { return in_.logits[i] != 0; }
+
+private:
+    void read_sets(uint32_t n_seq_max);
+    void check_positions(const cells & cells) const;
+    void check_shared(const cells & cells) const;
+
+    const kvg_batch & in_; // outlives this object: one decode call
+    std::vector<seq_set> sets_;
+    uint32_t n_outputs_ = 0;
+};
+
+} // namespace kvg

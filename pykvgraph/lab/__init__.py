@@ -1,0 +1,1 @@
+"""Experiments on a cache: the passkey test, scripts of cell operations, the benchmark."""

@@ -1,0 +1,1 @@
+"""What a model and a context take on each device, told before anything is loaded."""

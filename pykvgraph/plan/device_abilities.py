@@ -1,0 +1,23 @@
+"""What a device can do for a model: asked beforehand, nothing is loaded."""
+
+from __future__ import annotations
+
+import os
+
+from pykvgraph.errors import UnsupportedError
+from pykvgraph.plan.memory import plan_memory
+from pykvgraph.types import Abilities
+
+
+def abilities(path: str | os.PathLike[str], device: str, cache_type: str = "f16") -> Abilities:
+    """What decode, K-shift and defrag of this model can do there, with the cache of one type on it.
+
+    A remote device can't be asked: it says yes to everything. Raises what plan_memory() raises, but not
+    UnsupportedError, whose text is in `refused`.
+    """
+    try:
+        part = plan_memory(path, device, n_ctx=256, n_ubatch=32, type_k=cache_type, type_v=cache_type)[0]
+    except UnsupportedError as error:
+        return Abilities(cache_type, "", False, False, (), str(error))
+    # a device that can't move cells is refused: it could not write them either
+    return Abilities(cache_type, part.attention, part.shift_on_device, True, part.fallbacks, "")

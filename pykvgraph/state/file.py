@@ -1,0 +1,95 @@
+"""Saved cells in files: the old file or the whole new one, whatever happens."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import secrets
+import stat
+from pathlib import Path
+
+from pykvgraph.errors import InvalidArgumentError, KVGraphError, StateError
+from pykvgraph.state.format import HEADER_BYTES, MAGIC, VERSION, version_and_size
+
+
+def write_file(path: str | os.PathLike[str], blob: bytes) -> None:
+    """Writes aside, syncs and renames: whatever happens, `path` is the old file or the whole new one.
+
+    An existing file keeps its mode; who may read a new one is the umask's choice, as for any file. A process
+    that is killed may leave the `.kvgstate-*.tmp` that it was writing beside it.
+
+    Raises InvalidArgumentError for a device, pipe or socket; OSError, which names `path`, for a folder, a
+    missing or read-only one around it, or a full disk.
+    """
+    target = Path(os.path.realpath(path))  # what a link points to is written, not the link
+    try:
+        mode = _regular_mode(path, InvalidArgumentError)
+    except FileNotFoundError:
+        if not os.path.basename(path) or target.is_dir():  # "", "missing/", "missing/.."
+            raise
+        mode = None
+    try:
+        _replace(target, blob, mode)
+    except OSError as error:  # the caller knows nothing of a file aside
+        raise OSError(error.errno, error.strerror, os.fspath(path)) from None
+
+
+def _replace(target: Path, blob: bytes, mode: int | None) -> None:
+    aside = target.with_name(f".kvgstate-{secrets.token_hex(8)}.tmp")
+    # at no time may more people read it than the file that it will be
+    first_mode = 0o666 if mode is None else 0o600
+    try:
+        with open(aside, "xb", opener=lambda name, flags: os.open(name, flags, first_mode)) as file:
+            if mode is not None:
+                os.fchmod(file.fileno(), mode)
+            file.write(blob)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(aside, target)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(aside)
+        raise
+    try:
+        folder = os.open(target.parent, os.O_RDONLY | os.O_DIRECTORY)
+    except PermissionError:  # a folder to write to, not to read: the new file is there all the same
+        return
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def read_file(path: str | os.PathLike[str]) -> bytes:
+    """A blob for `unpack`; no more than the header is read of a file that the header doesn't fit.
+
+    Raises StateError for a device, pipe or socket, and for what is no saved state or not all of one; OSError
+    for a folder or a file that is missing or can't be read.
+    """
+    _regular_mode(path, StateError)
+    with open(path, "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        header = file.read(HEADER_BYTES)
+        if len(header) < HEADER_BYTES or header[:8] != MAGIC:
+            raise StateError(f"{os.fspath(path)!r} is no saved state: expected {MAGIC!r} in front")
+        version, total = version_and_size(header)
+        if version != VERSION:
+            return header  # of another layout, perhaps: `unpack` has the words for it
+        if total != size:
+            raise StateError(
+                f"{os.fspath(path)!r} has {size} bytes, and its header tells of {total}: it is cut off or "
+                "damaged; save it again"
+            )
+        file.seek(0)
+        return file.read(total)
+
+
+def _regular_mode(path: str | os.PathLike[str], error: type[KVGraphError]) -> int:
+    """Permissions of the regular file there; `error` for what is another kind of file, OSError for none."""
+    mode = os.stat(path).st_mode
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
+    if not stat.S_ISREG(mode):
+        raise error(f"{os.fspath(path)!r} is a device, a pipe or a socket: a state is saved in a file")
+    return stat.S_IMODE(mode)

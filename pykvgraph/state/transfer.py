@@ -1,0 +1,99 @@
+"""Cells out of a native cache, and back in. All take a context's pointer, within one Handle.call."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pykvgraph._native.ffi import KvgKvInfo, KvgKvRows
+from pykvgraph._native.library import lib, sized
+from pykvgraph.checks import integer
+from pykvgraph.errors import StateError
+from pykvgraph.gguf_file import fingerprint
+from pykvgraph.state.format import HADAMARD, Geometry, SavedCells, pack
+from pykvgraph.types import CellsView
+
+
+def read_info(context: int) -> KvgKvInfo:
+    """Sizes and counts of the cache."""
+    info = sized(KvgKvInfo)
+    lib().kvg_kv_get_info(context, ctypes.byref(info))
+    return info
+
+
+def read_cells(context: int) -> CellsView:
+    """A snapshot of every cell."""
+    info = read_info(context)
+    pos = np.empty(info.n_cells, np.int32)
+    seq = np.empty((info.n_cells, info.n_seq_max), np.uint8)
+    shift = np.empty(info.n_cells, np.int32)
+    dither = np.empty(info.n_cells, np.uint8)
+    lib().kvg_kv_cells(context, _int32(pos), _uint8(seq), _int32(shift), _uint8(dither))
+    return CellsView(pos, seq.astype(np.bool_), shift, dither)
+
+
+def read_geometry(context: int) -> Geometry:
+    """What a saved row must fit."""
+    info = read_info(context)
+    return Geometry(
+        fingerprint(lib().kvg_context_gguf(context)),
+        info.n_layer,
+        info.n_head_kv,
+        info.head_dim_k,
+        info.head_dim_v,
+        info.type_k + HADAMARD * info.hadamard_k,
+        info.type_v + HADAMARD * info.hadamard_v,
+        info.cell_bytes,
+    )
+
+
+def take(context: int, geometry: Geometry, seq: int | None) -> bytes:
+    """The cells of a sequence, or with None all, as a saved state, rotated to their positions."""
+    info = read_info(context)
+    seqs = slice(None) if seq is None else [integer(seq, "seq", 0, info.n_seq_max - 1)]
+    view = read_cells(context)
+    seen = view.seq[:, seqs]
+    chosen = np.flatnonzero(seen.any(axis=1))
+    chosen = chosen[np.argsort(view.pos[chosen], kind="stable")].astype(np.int32)
+
+    def fill(rows: npt.NDArray[np.uint8], dither: npt.NDArray[np.uint8]) -> None:
+        lib().kvg_kv_read_rows(context, _int32(chosen), len(chosen), _uint8(rows), rows.size, _uint8(dither))
+
+    return pack(geometry, seq is None, view.pos[chosen], seen[chosen], fill)
+
+
+def put(context: int, saved: SavedCells, seq: int | None) -> None:
+    """Replaces a sequence, or with None the whole cache, all or nothing."""
+    info = read_info(context)
+    seen = np.zeros((len(saved.pos), info.n_seq_max), np.uint8)
+    if seq is not None:
+        seen[:, integer(seq, "seq", 0, info.n_seq_max - 1)] = 1
+    else:
+        ids = np.flatnonzero(saved.seq.any(axis=0))
+        if len(ids) and ids[-1] >= info.n_seq_max:
+            raise StateError(
+                f"the state has sequence {ids[-1]}, and this cache has {info.n_seq_max} (n_seq_max): open "
+                "the context with more"
+            )
+        seen[:, ids] = saved.seq[:, ids]
+    rows = sized(
+        KvgKvRows,
+        n_cells=len(saved.pos),
+        pos=_int32(saved.pos),
+        seq=_uint8(seen),
+        dither=_uint8(saved.dither),
+        data=_uint8(saved.rows),
+        n_bytes=saved.rows.size,
+    )
+    lib().kvg_kv_replace(context, -1 if seq is None else seq, ctypes.byref(rows))
+
+
+def _int32(array: npt.NDArray[np.signedinteger[Any]]) -> ctypes._Pointer[ctypes.c_int32]:
+    return array.ctypes.data_as(ctypes.POINTER(ctypes.c_int32))
+
+
+def _uint8(array: npt.NDArray[np.uint8]) -> ctypes._Pointer[ctypes.c_uint8]:
+    return array.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))

@@ -1,0 +1,1 @@
+"""Text on its way to tokens and back: the tokenizer, the samplers, the stream of pieces."""

@@ -1,0 +1,153 @@
+"""The token loop."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+
+import numpy as np
+import numpy.typing as npt
+
+from pykvgraph.batch import Batch
+from pykvgraph.checks import Integers, integer, integers, shown
+from pykvgraph.context import Context, LastOutput
+from pykvgraph.context_shift import ContextShift, make_room
+from pykvgraph.errors import CacheFullError, InvalidArgumentError, KVGraphError
+from pykvgraph.text.sampling import Sampler
+from pykvgraph.text.text_stream import TextStream
+from pykvgraph.types import Piece
+
+
+def generate(
+    ctx: Context,
+    prompt: str | Integers,
+    *,
+    seq: int = 0,
+    max_tokens: int = 256,
+    temperature: float = 0.0,
+    top_k: int = 40,
+    top_p: float = 0.95,
+    min_p: float = 0.05,
+    seed: int | None = None,
+    stop: str | Iterable[str] = (),
+    on_full: ContextShift | None = None,
+) -> Iterator[Piece]:
+    """Decodes the prompt after what sequence `seq` holds, then samples tokens, one Piece each.
+
+    Nothing is ever cleared: the prompt goes to seq_pos_max + 1. A text gets the tokens that the model wants
+    in front (BOS) only when the sequence is empty, and control tokens spelled in it stay text; token ids are
+    taken as they are. Whenever a piece is handed out, the cache holds everything before its token: to go on
+    after the last piece, begin the next prompt with `piece.token`, unless that ended the text.
+
+    It ends after max_tokens ("length"), at an end-of-generation token or at a stop string ("stop", the string
+    itself is left out). on_full makes room when the cache is full; without it that is a CacheFullError, for
+    the prompt before any of it is decoded. Threads may generate on one context, each in its own sequence:
+    on_full gives up that sequence's tokens only, and it is a CacheFullError when others hold all the room.
+    Sampling as in Sampler. Raises InvalidArgumentError at once for arguments that can't be, and what
+    Context.decode raises.
+    """
+    if not isinstance(ctx, Context):
+        raise InvalidArgumentError(f"ctx must be a pykvgraph.Context, got {shown(ctx)}")
+    if not isinstance(prompt, str):
+        prompt = _not_empty(integers(prompt, "prompt", 0))
+    seq = integer(seq, "seq", 0, ctx.n_seq_max - 1)
+    max_tokens = integer(max_tokens, "max_tokens", 1)
+    if on_full is not None and not isinstance(on_full, ContextShift):
+        raise InvalidArgumentError(f"on_full must be a pykvgraph.ContextShift or None, got {shown(on_full)}")
+    sampler = Sampler(temperature, top_k, top_p, min_p, seed)
+    return _loop(
+        _Feeder(ctx, seq, on_full, not sampler.greedy), prompt, max_tokens, sampler, TextStream(stop)
+    )
+
+
+class _Feeder:
+    """Appends tokens to one sequence, making room for them."""
+
+    def __init__(self, ctx: Context, seq: int, on_full: ContextShift | None, with_logits: bool) -> None:
+        self.ctx = ctx
+        self.seq = seq
+        self._with_logits = with_logits
+        self._on_full = on_full
+        self._batch = Batch()
+
+    def feed(self, ids: Sequence[int] | npt.NDArray[np.int32]) -> LastOutput:
+        """Decodes all of `ids`, in as many batches as it takes; what comes after the last."""
+        if len(ids) == 1:
+            try:
+                return self.ctx._handle.call(self.ctx._append, self.seq, int(ids[0]), self._with_logits)
+            except CacheFullError:
+                pass  # what follows makes room, or says what the user can do
+        kv, on_full = self.ctx.kv, self._on_full
+        if on_full is None and len(ids) > kv.n_free:
+            raise CacheFullError(
+                f"{len(ids)} tokens don't fit: {kv.n_free} of {kv.n_cells} cells are empty. "
+                "Use a larger n_ctx, remove tokens (kv.seq_rm, kv.clear), or pass on_full=ContextShift(...)"
+            )
+        while True:
+            if on_full is not None:
+                make_room(kv, self.seq, 1, on_full.n_keep, partial(on_full.apply, kv, self.seq))
+            count = max(1, min(len(ids), self.ctx.n_batch, kv.n_free))
+            self._batch.clear()
+            self._batch.extend(ids[:count], kv.seq_pos_max(self.seq) + 1, (self.seq,))
+            try:
+                last = self.ctx._handle.call(self.ctx._decode_last, self._batch, self._with_logits)
+            except CacheFullError:
+                if on_full is None:
+                    raise
+                continue  # another thread's decode took the cells that were counted: it has got on, at least
+            ids = ids[count:]
+            if not len(ids):
+                return last
+
+
+def _loop(
+    feeder: _Feeder,
+    prompt: str | npt.NDArray[np.int32],
+    max_tokens: int,
+    sampler: Sampler,
+    stream: TextStream,
+) -> Iterator[Piece]:
+    ids: Sequence[int] | npt.NDArray[np.int32] = _prompt_ids(feeder, prompt)
+    tokenizer = feeder.ctx.model.tokenizer
+    # SentencePiece puts a space before a text's first word, which is no part of the text
+    at_start = tokenizer.space_prefix and int(ids[-1]) == tokenizer.bos
+    for left in range(max_tokens - 1, -1, -1):
+        last = feeder.feed(ids)
+        if not math.isfinite(last.log_sum):
+            raise KVGraphError("the logits are broken: one is no number, or the largest is infinite")
+        token, score = last.best, last.best_logprob
+        if not sampler.greedy:
+            token = sampler.sample(last.logits)
+            score = float(last.logits[token]) - last.log_sum
+        known = token < tokenizer.n_vocab  # a model may have more rows than its tokenizer has tokens
+        if known and tokenizer.is_eog(token):
+            yield Piece(stream.finish(), token, score, "stop")
+            return
+        piece = tokenizer.token_to_piece(token) if known else b""
+        text = stream.feed(piece.removeprefix(b" ") if at_start else piece)
+        if stream.stopped:
+            yield Piece(text, token, score, "stop")
+            return
+        if left == 0:
+            yield Piece(text + stream.finish(), token, score, "length")
+            return
+        yield Piece(text, token, score, None)
+        at_start = False
+        ids = [token]
+
+
+def _prompt_ids(feeder: _Feeder, prompt: str | npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+    if not isinstance(prompt, str):
+        return prompt
+    empty = feeder.ctx.kv.seq_pos_max(feeder.seq) < 0
+    return _not_empty(np.array(feeder.ctx.model.tokenizer.encode(prompt, add_special=empty), np.int32))
+
+
+def _not_empty(ids: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+    if len(ids) == 0:
+        raise InvalidArgumentError(
+            "the prompt is empty: it takes a token to say what comes after it. To go on after a generation, "
+            "give the last piece's token"
+        )
+    return ids

@@ -1,0 +1,60 @@
+"""A machine with too little memory: a typed error, nothing changed, and the next call right."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.engines import batch_of, decode, open_context, random_ids, run_of
+from support.models import N_VOCAB, WIDE, ModelSpec
+
+import pykvgraph as kvg
+
+TESTS = Path(__file__).parents[2]
+
+
+@pytest.mark.skipif(
+    "LD_PRELOAD" in os.environ, reason="AddressSanitizer ends a process that is short of memory"
+)
+def test_short_of_memory(model_file: Callable[[ModelSpec], Path]) -> None:
+    """In a process of its own, so that the tests have memory."""
+    child = subprocess.run(
+        [sys.executable, "-m", "support.short_of_memory", str(model_file(WIDE))],
+        cwd=TESTS,
+        capture_output=True,
+        text=True,
+    )
+    assert child.returncode == 0, child.stderr
+    told = child.stdout.split()
+    assert told[:5] == ["DeviceError"] * 5  # what the device was short of
+    assert len(told) == 6
+
+
+def test_output_buffers_grow_both_or_neither(small: kvg.Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory ends between the logits' buffer and the embeddings': the next decode must not write past one."""
+    tokens = run_of(random_ids(20, N_VOCAB))
+    with open_context(small, n_ctx=64) as ctx:
+        expected = decode(ctx, tokens), ctx.embeddings()
+    with open_context(small, n_ctx=64) as ctx:
+        batch = batch_of(tokens)
+        empty = np.empty
+
+        def short(shape: Any, *arguments: Any) -> Any:
+            if shape == (len(tokens), small.n_embd):
+                raise MemoryError
+            return empty(shape, *arguments)
+
+        monkeypatch.setattr(np, "empty", short)
+        with pytest.raises(MemoryError):
+            ctx.decode(batch)
+        monkeypatch.undo()
+        assert ctx.kv.n_used == 0
+        ctx.decode(batch)
+        assert np.array_equal(ctx.logits(), expected[0])
+        assert np.array_equal(ctx.embeddings(), expected[1])

@@ -1,0 +1,126 @@
+"""`pykvgraph bench`: every test on every engine; what is fast is for people to judge."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import statistics
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+from support.judge import nmse
+from support.kv_types import EVEN_BLOCKS
+from support.models import ModelSpec
+
+import pykvgraph as kvg
+from pykvgraph.cli import main
+from pykvgraph.lab.bench import tests
+from pykvgraph.lab.bench.engines import LibllamaEngine, LibllamaModel, OurEngine, Settings
+from pykvgraph.lab.bench.tests import EXTRA_TESTS
+
+ModelFile = Callable[[ModelSpec], Path]
+LIBLLAMA = ["libllama -fa 1", "libllama -fa 0"]
+
+
+def bench(stories: Path, arguments: str) -> Result:
+    return CliRunner().invoke(main, ["bench", "-m", str(stories), "-t", "1", *arguments.split()])
+
+
+def test_prompts_and_generation_beside_libllama(stories: Path) -> None:
+    result = bench(stories, "-p 8,16 -n 4 -d 0,64 -r 2 --vs libllama -o json")
+    assert result.exit_code == 0, result.output
+    rows: list[dict[str, Any]] = json.loads(result.stdout)["results"]
+    wanted = [(test, depth) for depth in (0, 64) for test in ("pp8", "pp16", "tg4")]
+    assert [(row["test"], row["depth"], row["engine"]) for row in rows] == [
+        (*test, engine) for test in wanted for engine in ("pykvgraph", *LIBLLAMA)
+    ]
+    amounts = {"pp8": 8, "pp16": 16, "tg4": 4}
+    for i, row in enumerate(rows):
+        rates = [amounts[row["test"]] / seconds for seconds in row["seconds"]]
+        assert len(rates) == 2
+        assert row["mean"] == pytest.approx(statistics.fmean(rates))
+        assert row["deviation"] == pytest.approx(statistics.stdev(rates))
+        ours = rows[i - i % 3]
+        assert row["ratio"] == (None if i % 3 == 0 else pytest.approx(ours["median"] / row["median"]))
+
+
+@pytest.mark.parametrize("test", EXTRA_TESTS)
+def test_cache_tests(stories: Path, test: str) -> None:
+    result = bench(stories, f"-p 0 -n 0 -d 100 --cache {test} -r 1 --vs libllama -o csv")
+    assert result.exit_code == 0, result.output
+    rows = list(csv.DictReader(io.StringIO(result.stdout)))
+    assert all(float(row["median"]) > 0 for row in rows)
+    engines = {row["engine"] for row in rows}
+    others = {name + streams for name in LIBLLAMA for streams in ("", ", streams")}
+    assert engines == {
+        "pykvgraph",
+        *({} if test == "defrag" else others if test == "seqs" else LIBLLAMA),
+    }
+
+
+@pytest.mark.parametrize(
+    "test",
+    [
+        tests.generation(4, 100),
+        tests.first_after_shift(100),
+        tests.after_shift(4, 100),
+        tests.holes(4, 100, defrag=False),
+        tests.holes(4, 100, defrag=True),
+        tests.sequences(3, 2, 60),
+    ],
+    ids=lambda test: test.name,
+)
+def test_what_is_compared_is_the_same(stories: Path, test: tests.Test) -> None:
+    """After the same test both have the same next logits, also when it began with a saved state."""
+    settings = Settings(512, 512, 512, test.n_seq, 1, 1, "f32", "f32")
+    with ExitStack() as stack:
+        other = LibllamaModel(stories)
+        stack.callback(other.close)
+        ours = OurEngine(settings, stack.enter_context(kvg.Model(stories, device="cpu")))
+        stack.callback(ours.close)
+        theirs = LibllamaEngine(settings, other, flash=False)
+        stack.callback(theirs.close)
+        for _ in range(2):
+            for engine in (ours, theirs):
+                engine.clear()
+                test.run(engine)
+            ends = [ours.context.kv.seq_pos_max(seq) + 1 for seq in range(test.n_seq)]
+            assert all(end > 1 for end in ends)
+            for engine in (ours, theirs):
+                engine.step([7] * test.n_seq, ends)
+            expected = [
+                np.ctypeslib.as_array(other.ll.llama_get_logits_ith(theirs._context, seq), (ours.n_vocab,))
+                for seq in range(test.n_seq)
+            ]
+            assert nmse(ours.context.logits(), np.stack(expected)) <= 1e-6
+
+
+def test_a_quantized_cache(model_file: ModelFile) -> None:
+    """Beside libllama with flash attention only: without, it takes no quantized V."""
+    arguments = "-p 8 -n 2 -r 1 --vs libllama -o json -ctk q8_0 -ctv q4_0"
+    result = bench(model_file(EVEN_BLOCKS), arguments)
+    assert result.exit_code == 0, result.output
+    rows = json.loads(result.stdout)["results"]
+    assert [row["engine"] for row in rows] == ["pykvgraph", LIBLLAMA[0]] * 2
+
+
+def test_a_table_for_people(stories: Path) -> None:
+    lines = bench(stories, "-p 8 -n 4 -r 2").stdout.splitlines()
+    assert lines[0].startswith("llama, 0.3 M parameters")
+    assert [line.split()[0] for line in lines[1:]] == ["test", "pp8", "tg4"]
+    assert all(" ± " in line and line.split()[-1] == "t/s" for line in lines[2:])
+
+
+@pytest.mark.parametrize(
+    "arguments", ["-p 0 -n 0", "--cache shift", "-p x", "-d -1", "--vs libllama -dev Vulkan0"]
+)
+def test_what_cannot_be_is_refused(stories: Path, arguments: str) -> None:
+    result = bench(stories, arguments)
+    assert result.exit_code in (1, 2)
+    assert "Error: " in result.stderr

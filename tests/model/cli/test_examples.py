@@ -1,0 +1,270 @@
+"""The examples, as people run them, on the 260K model."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+import pykvgraph as kvg
+
+EXAMPLES = Path(__file__).parents[3] / "examples"
+SHIFT = re.compile(
+    r"\[?(?:shift|context full): (\d+) cells discarded, (\d+) cells shifted, (\d+) moved, \d+\.\d ms\]?"
+)
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content | trim }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def run(name: str, *arguments: str | Path, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(EXAMPLES / name), *map(str, arguments)]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "COLUMNS": "80"}
+    return subprocess.run(command, input=stdin, capture_output=True, text=True, env=env, timeout=120)
+
+
+def load(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def shifts(text: str) -> list[tuple[int, int, int]]:
+    """(discarded, shifted, moved) of every line that tells of a shift."""
+    found = (SHIFT.fullmatch(line) for line in text.splitlines())
+    return [(int(m[1]), int(m[2]), int(m[3])) for m in found if m]
+
+
+def test_story_goes_on_and_on(stories: Path) -> None:
+    result = run("chat.py", "--story", "-m", stories, "-c", "256", "--n-keep", "4")
+    assert result.returncode == 0
+    # half of 252 cells goes, the other half moves into its place; 4 contexts take at least this many shifts
+    lines = result.stderr.splitlines()
+    assert shifts(result.stderr) == [(126, 126, 126)] * len(lines)
+    assert (4 * 256 - 256) // 126 <= len(lines) <= 10
+    assert max(map(len, result.stdout.splitlines())) <= 80
+    assert result.stdout.startswith("Once upon a time, ")
+
+
+def test_story_is_readable(stories: Path, golden_story: str) -> None:
+    text = run("chat.py", "--story", "-m", stories).stdout
+    words = re.findall(r"[a-z']+", text.lower())
+    assert len(words) > 700
+    assert "\ufffd" not in text
+    # no loop: a model that lost its thread says the same thing for ever
+    phrases = Counter(zip(*(words[i:] for i in range(6)), strict=False))
+    assert phrases.most_common(1)[0][1] < 0.03 * len(words)
+    # no scraps of words: what is common in the published story is common here
+    common = {word for word, _ in Counter(re.findall(r"[a-z']+", golden_story.lower())).most_common(20)}
+    assert sum(word in common for word in words) > 0.3 * len(words)
+
+
+def test_story_is_the_same_each_time_and_another_by_seed(stories: Path) -> None:
+    arguments = ("chat.py", "--story", "-m", stories, "-n", "60", "--seed")
+    assert run(*arguments, "5").stdout == run(*arguments, "5").stdout != run(*arguments, "6").stdout
+
+
+def test_chat_answers_each_line_beyond_its_context(stories: Path) -> None:
+    arguments = ("chat.py", "-m", stories, "-c", "64", "-n", "60")
+    talk = ["Hello.\n", "Who is Lily?\n", "And then?\n", "Why?\n"]
+    printed = ""
+    for n_lines in (0, 1, 4):
+        result = run(*arguments, stdin="".join(talk[:n_lines]))
+        assert result.returncode == 0
+        assert result.stdout.startswith(printed)
+        assert len(result.stdout.splitlines()) >= n_lines
+        printed = result.stdout
+    # the questions alone are more than 64 tokens
+    assert shifts(result.stderr)
+    assert len(shifts(result.stderr)) == len(result.stderr.splitlines())
+
+
+def test_chat_turns_add_up_to_the_template() -> None:
+    """What is decoded in two turns and the answer between them is what the template makes of the talk."""
+    from llama_cpp.llama_chat_format import Jinja2ChatFormatter
+
+    model: Any = SimpleNamespace(
+        metadata={"tokenizer.chat_template": CHATML, "tokenizer.ggml.tokens": ["<unk>", "<|im_end|>"]},
+        tokenizer=SimpleNamespace(eos=1),
+    )
+    turn, stop = load("chat").chat_format(model)
+    talk: list[Any] = [
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": "Hello!"},
+        {"role": "user", "content": "And?"},
+    ]
+    whole = Jinja2ChatFormatter(CHATML, eos_token="<|im_end|>", bos_token="")(messages=talk).prompt
+    assert turn("Hi", True) + "Hello!" + turn("And?", False) == whole
+    assert stop == []
+
+
+def test_chat_without_a_template_takes_turns() -> None:
+    model: Any = SimpleNamespace(metadata={})
+    turn, stop = load("chat").chat_format(model)
+    assert turn("Hi", True) + " Hello!" + turn("And?", False) == (
+        "User: Hi\nAssistant: Hello!\nUser: And?\nAssistant:"
+    )
+    assert stop == ["\n"]
+
+
+def start_chat(stories: Path, *arguments: str) -> subprocess.Popen[bytes]:
+    command = [sys.executable, str(EXAMPLES / "chat.py"), "-t", "1", "-m", str(stories), *arguments]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, env=env)
+
+
+def test_chat_interrupted_answers_the_next_line() -> None:
+    """Ctrl-C ends the answer; the token that was cut off is decoded before the next turn."""
+    module: Any = load("chat")
+    prompts: list[list[int]] = []
+
+    def generate(_ctx: Any, prompt: list[int], **_settings: Any) -> Iterator[kvg.Piece]:
+        prompts.append(prompt)
+        for token in (5, 6, 7):
+            if token == 6:
+                signal.raise_signal(signal.SIGINT)
+            yield kvg.Piece("word ", token, 0.0, "length" if token == 7 else None)
+
+    lines = iter(["one", "two", None])
+    module.read_line = lambda: next(lines)
+    module.kvg = SimpleNamespace(**{**vars(kvg), "generate": generate})
+    tokenizer = SimpleNamespace(encode=lambda *_a, **_k: [1])
+    model = SimpleNamespace(tokenizer=tokenizer, metadata={})
+    ctx = SimpleNamespace(model=model, kv=SimpleNamespace(seq_pos_max=lambda _seq: -1))
+    before = signal.getsignal(signal.SIGINT)
+    module.chat(ctx, module.Page(), SimpleNamespace(n_keep=4, n=None, temp=0.0, seed=1))
+    assert prompts == [[1], [6, 1]]
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_chat_skips_empty_lines_and_reads_any_bytes(stories: Path) -> None:
+    chat = start_chat(stories, "-n", "5")
+    out, err = chat.communicate(b"\n  \n\xff\xfe hello\n", timeout=60)
+    assert (chat.returncode, err) == (0, b"")
+    assert len(out.splitlines()) <= 1
+
+
+@pytest.mark.parametrize("arguments", [("chat.py", "--story"), ("passkey.py", "--n-junk", "3")])
+def test_a_reader_that_has_gone_is_no_error(stories: Path, arguments: tuple[str, ...]) -> None:
+    command = [sys.executable, str(EXAMPLES / arguments[0]), *arguments[1:], "-t", "1", "-m", str(stories)]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env)
+    assert process.stdout is not None
+    process.stdout.close()
+    process.stdout = None
+    _, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (1, b"")
+
+
+def test_chat_without_stdin_is_one_line(stories: Path) -> None:
+    command = ["sh", "-c", '"$@" <&-', "sh", sys.executable, str(EXAMPLES / "chat.py"), "-m", str(stories)]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    result = subprocess.run(command, capture_output=True, text=True, env=env, timeout=60)
+    assert (result.returncode, result.stdout) == (1, "")
+    assert result.stderr.startswith("chat.py: stdin is closed")
+    assert result.stderr.count("\n") == 1
+
+
+def test_lines_end_with_a_word(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "11")
+    with load("chat").Page() as page:
+        for text in ("ten let", "ters and", " more \n\n  in", "dented"):
+            page.write(text)
+    assert capsys.readouterr().out == "ten\nletters\nand more\n\n  indented\n"
+
+
+@pytest.mark.parametrize("n_grp", ["1", "4"])
+def test_passkey_reads_past_its_context_and_owns_up(stories: Path, n_grp: str) -> None:
+    result = run("passkey.py", "-m", stories, "-t", "1", "--n-junk", "60", "--i-pos", "9", "--n-grp", n_grp)
+    found = re.match(r"(\d+) tokens, the key after 9 of 60 pieces of junk\n(\d+) cells", result.stdout)
+    assert found is not None, result.stderr
+    n_tokens, n_cells = int(found[1]), int(found[2])
+    given_up = re.findall(r"^shift: positions 32 to (\d+) discarded, ", result.stdout, re.MULTILINE)
+    discarded = sum(int(last) - 31 for last in given_up) * int(n_grp)  # each position has a group of cells
+    # all that doesn't fit, and room for the answer; by batches of 128
+    assert 0 < n_tokens - n_cells <= discarded < n_tokens - n_cells + 16 + 128
+    # this model knows stories, not numbers
+    assert result.stdout.endswith(": not found\n")
+    assert (result.returncode, result.stderr) == (1, "")
+
+
+Passkey = Callable[..., tuple[int, kvg.CellsView]]
+
+
+@pytest.fixture
+def passkey(stories: Path, monkeypatch: pytest.MonkeyPatch) -> Passkey:
+    """Runs passkey.py here, with an answer put in its mouth: exit code, and the cells when it was asked."""
+    module = load("passkey")
+
+    def play(answer: str, *arguments: str) -> tuple[int, kvg.CellsView]:
+        seen: list[kvg.CellsView] = []
+
+        def generate(ctx: kvg.Context, prompt: list[int], max_tokens: int) -> Iterator[kvg.Piece]:
+            seen.append(ctx.kv.cells())
+            assert ctx.kv.n_cells - ctx.kv.n_used >= len(prompt) + max_tokens
+            yield kvg.Piece(answer, 0, 0.0, "length")
+
+        monkeypatch.setattr(module, "kvg", SimpleNamespace(**{**vars(kvg), "generate": generate}))
+        monkeypatch.setattr(sys, "argv", ["passkey.py", "-m", str(stories), "-t", "1", *arguments])
+        code = module.main()
+        return code, seen[0]
+
+    return play
+
+
+def test_passkey_exits_with_0_only_for_the_key(passkey: Passkey, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ("--n-junk", "3", "--seed", "4")
+    passkey(" I forgot.", *arguments)
+    key = capsys.readouterr().out.split("the key was ")[1][:5]
+    assert key.isdigit()
+    wrong = "1" + key[1:] if key[0] != "1" else "2" + key[1:]
+    for answer, code in ((f" {key}.", 0), (wrong, 1), (f"{key}1", 1), (f"1 or {key}", 1), ("", 1)):
+        assert passkey(answer, *arguments)[0] == code, answer
+
+
+@pytest.mark.parametrize("n_grp", [1, 2, 4])
+def test_passkey_leaves_each_position_to_a_group(passkey: Passkey, n_grp: int) -> None:
+    n_batch, n_cells = 64, 320
+    _, cells = passkey(
+        "", "--n-junk", "30", "-b", str(n_batch), "-c", str(n_cells), "--n-grp", str(n_grp), "--n-keep", "16"
+    )
+    counts = Counter(cells.pos[cells.pos >= 0].tolist())
+    # no position is missing; all hold a group, but those of the last batch, which have not been grouped yet
+    assert sorted(counts) == list(range(len(counts)))
+    alone = [position for position, count in counts.items() if count == 1]
+    if n_grp == 1:
+        assert len(alone) == len(counts)
+    else:
+        assert 0 < len(alone) <= n_batch
+        assert min(alone) == len(counts) - len(alone)
+        assert all(counts[position] == n_grp for position in range(min(alone)))
+    assert not cells.shift.any()  # K has followed
+
+
+def test_passkey_says_when_the_cache_is_too_small(stories: Path) -> None:
+    result = run("passkey.py", "-m", stories, "-c", "60")
+    assert result.returncode == 1
+    assert result.stderr.startswith("passkey.py: 60 cells can't hold")
+    assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", ["chat.py", "passkey.py"])
+def test_a_missing_model_is_one_line(name: str) -> None:
+    result = run(name, "-m", "nobody.gguf")
+    assert result.returncode == 1
+    assert result.stderr.startswith(f"{name}: nobody.gguf")
+    assert result.stderr.count("\n") == 1
