@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
+import shutil
+import subprocess
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -61,11 +63,11 @@ def tool() -> ModuleType:
 def binding(tool: ModuleType) -> ModuleType:
     """The generated module of the small header."""
     module = ModuleType("small_ffi")
-    exec(tool.render(tool.parse(HEADER)), module.__dict__)
+    exec(tool.render_binding(tool.parse(HEADER)), module.__dict__)
     return module
 
 
-def test_the_committed_file_is_what_the_header_says(
+def test_the_committed_files_are_what_the_header_says(
     tool: ModuleType, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert tool.main(["--check"]) == 0, capsys.readouterr().err
@@ -74,17 +76,23 @@ def test_the_committed_file_is_what_the_header_says(
 def test_check_tells_a_stale_file_and_writes_nothing(
     tool: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    header, output = tmp_path / "small.h", tmp_path / "ffi.py"
+    header, binding, layout = tmp_path / "small.h", tmp_path / "ffi.py", tmp_path / "layout.cpp"
     header.write_text(HEADER)
-    for name, value in (("ROOT", tmp_path), ("HEADER", header), ("OUTPUT", output)):
+    for name, value in (("ROOT", tmp_path), ("HEADER", header), ("BINDING", binding), ("LAYOUT", layout)):
         monkeypatch.setattr(tool, name, value)
     assert tool.main(["--check"]) == 1
-    assert not output.exists()
-    assert "ffi.py is not what small.h says: run python tools/gen_ffi.py" in capsys.readouterr().err
+    assert not binding.exists() and not layout.exists()
+    told = capsys.readouterr().err
+    assert "ffi.py is not what small.h says: run python tools/gen_ffi.py" in told
+    assert "layout.cpp is not what small.h says: run python tools/gen_ffi.py" in told
     assert tool.main([]) == 0
     assert tool.main(["--check"]) == 0
-    output.write_text(output.read_text() + "\n")
-    assert tool.main(["--check"]) == 1
+    for stale in (binding, layout):
+        text = stale.read_text()
+        stale.write_text(text + "\n")
+        assert tool.main(["--check"]) == 1
+        assert capsys.readouterr().err.startswith(stale.name)
+        stale.write_text(text)
 
 
 def test_every_function_of_the_header_is_declared(tool: ModuleType) -> None:
@@ -103,6 +111,24 @@ def test_structs_are_laid_out_as_c_does(binding: Any) -> None:
     assert [getattr(box, name).offset for name, _ in box._fields_] == [0, 8, 40, 48, 56]
     assert ctypes.sizeof(box) == 64
     assert dict(binding.STRUCTS.items()) == {"kvg_box": box}  # and not the opaque one
+
+
+def test_the_layout_is_what_a_compiler_says(tool: ModuleType, binding: Any, tmp_path: Path) -> None:
+    compiler = shutil.which("c++") or shutil.which("g++")
+    if compiler is None:
+        pytest.skip("needs a C++ compiler")
+    # packed here and not in what the tool reads: the answer must be the compiler's
+    header = HEADER.replace("typedef struct kvg_box", "#pragma pack(1)\ntypedef struct kvg_box")
+    (tmp_path / "kvgraph.h").write_text(header)
+    main = 'extern "C" const char * kvg_struct_layout();\nint main() { puts(kvg_struct_layout()); }\n'
+    source = tool.render_layout(tool.parse(HEADER)).replace(
+        "const char * kvg_struct_layout(void)", 'extern "C" const char * kvg_struct_layout()'
+    )
+    (tmp_path / "layout.cpp").write_text("#include <cstdio>\n" + source + main)
+    program = tmp_path / "layout"
+    subprocess.run([compiler, "-I", tmp_path, "-o", program, tmp_path / "layout.cpp"], check=True)
+    told = subprocess.run([program], check=True, capture_output=True, text=True).stdout.strip()
+    assert told == "kvg_box:57:struct_size@0,ne@8,name@40,data@48,flag@56;"
 
 
 def test_functions(binding: Any) -> None:
@@ -144,10 +170,10 @@ def test_callbacks(binding: Any) -> None:
 
 
 def test_the_same_header_gives_the_same_text(tool: ModuleType) -> None:
-    assert tool.render(tool.parse(HEADER)) == tool.render(tool.parse(HEADER))
+    assert tool.render_binding(tool.parse(HEADER)) == tool.render_binding(tool.parse(HEADER))
 
 
 def test_a_type_without_a_word(tool: ModuleType) -> None:
     header = HEADER.replace("uint8_t flag", "long flag")
     with pytest.raises((ValueError, KeyError), match="long"):
-        tool.render(tool.parse(header))
+        tool.render_binding(tool.parse(header))
