@@ -20,6 +20,7 @@ from pykvgraph.context_shift import ContextShift, self_extend
 from pykvgraph.device import add_rpc_server, devices, library_info
 from pykvgraph.errors import (
     CacheFullError,
+    CopyError,
     DeviceError,
     InvalidArgumentError,
     KVGraphError,
@@ -74,6 +75,7 @@ __all__ = [
     "CellsView",
     "Context",
     "ContextShift",
+    "CopyError",
     "DeviceError",
     "DeviceInfo",
     "DevicePart",

@@ -39,6 +39,12 @@ class _Column:
             self._items = grown
         self._items[at : at + count] = values
 
+    def first(self, n: int) -> _Column:
+        """A column of its own with the first n items."""
+        column = _Column(self._items.dtype)
+        column.write(0, self._items[:n], n)
+        return column
+
     def copy(self, n: int) -> npt.NDArray[Any]:
         return np.array(self._items[:n])
 
@@ -47,7 +53,8 @@ class Batch:
     """Tokens with their positions, the sequences that see them, and which of them want logits.
 
     What a model or a context can take is checked by `Context.decode`; here only negative values are refused,
-    and what doesn't fit into 32 bits. May be filled again after `clear()`, and used by several threads.
+    and what doesn't fit into 32 bits. May be filled again after `clear()`, used by several threads, copied,
+    and pickled.
     """
 
     def __init__(self) -> None:
@@ -106,6 +113,19 @@ class Batch:
                 self._seq_id.copy(n_ids),
                 self._logits.copy(n),
             )
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For copy and pickle: the tokens of this moment, in columns of their own."""
+        with self._lock:
+            state = self.__dict__.copy()
+            n, n_ids = self._n
+            lengths = {"_token": n, "_pos": n, "_seq_begin": n + 1, "_seq_id": n_ids, "_logits": n}
+            state.update({name: state[name].first(length) for name, length in lengths.items()})
+        del state["_lock"]
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _lock=threading.Lock())
 
     def _append(
         self,

@@ -20,6 +20,10 @@ class InvalidArgumentError(KVGraphError, ValueError):
     """A value that no call may have; nothing was changed."""
 
 
+class CopyError(InvalidArgumentError, TypeError):
+    """An object that can be neither copied nor pickled, because it owns something native."""
+
+
 class CacheFullError(KVGraphError, RuntimeError):
     """Not enough empty cells; nothing was changed."""
 

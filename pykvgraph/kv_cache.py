@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pykvgraph._native.ffi import KvgDefragPolicy, KvgKvInfo, KvgUpdateStats
-from pykvgraph._native.handles import Handle
+from pykvgraph._native.handles import Handle, NotCopied
 from pykvgraph._native.library import fetch, lib, sized
 from pykvgraph.checks import flag, integer, shown
 from pykvgraph.errors import InvalidArgumentError
@@ -29,7 +29,7 @@ _POLICIES: dict[str, int] = {
 Blob: TypeAlias = bytes  # `bytes` is a property below
 
 
-class KVCache:
+class KVCache(NotCopied):
     """`context.kv`. A cell holds one token's K and V in every layer, its position, and who sees it.
 
     Ranges of positions are [p0, p1); p0 < 0 means 0, p1 < 0 means without end. Operations change cells only;

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
+from pykvgraph._native.handles import NotCopied
 from pykvgraph.batch import Batch
 from pykvgraph.checks import Integers, integer, integers
 from pykvgraph.context import Context
@@ -15,7 +16,7 @@ from pykvgraph.errors import InvalidArgumentError
 from pykvgraph.types import ShiftReport
 
 
-class LongReader:
+class LongReader(NotCopied):
     """Decodes a text of any length into one sequence, batch by batch, as llama.cpp's passkey example does.
 
     With n_grp above 1 every n_grp neighbours share a position, but for the newest batch (self-extend,

@@ -6,15 +6,27 @@ import ctypes
 import threading
 import weakref
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
-from pykvgraph.errors import InvalidArgumentError
+from pykvgraph.errors import CopyError, InvalidArgumentError
 
 R = TypeVar("R")
 C = TypeVar("C", bound="Closable")
 
 
-class _Object:
+class NotCopied:
+    """What owns or reaches a native object: copy.copy, copy.deepcopy and pickle raise CopyError for it.
+
+    A copy would be a second owner, which uses the native object after the first one has freed it.
+    """
+
+    def __reduce_ex__(self, _protocol: object) -> NoReturn:
+        """All three ask this. Raises CopyError."""
+        name = type(self).__name__
+        raise CopyError(f"a {name} can't be copied or pickled: share this one, or make a new one")
+
+
+class _Object(NotCopied):
     """The part of a Handle that its finalizer holds, which must not hold the Handle itself."""
 
     def __init__(self, pointer: int, free: Callable[[int], None]) -> None:
@@ -33,7 +45,7 @@ class _Object:
                 self.free(self.pointer)
 
 
-class Handle:
+class Handle(NotCopied):
     """Owns a native object; freed by close(), the garbage collector or at interpreter exit, once.
 
     Calls from several threads wait for one another, and close() waits for the call that is under way.
@@ -79,7 +91,7 @@ class Handle:
         self._finalizer()
 
 
-class Closable:
+class Closable(NotCopied):
     """What owns a handle: closed by hand, or by the end of a `with` block."""
 
     _handle: Handle

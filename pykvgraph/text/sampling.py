@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pykvgraph._native import libllama
+from pykvgraph._native.handles import NotCopied
 from pykvgraph.checks import INT32_MAX, integer, real, shown
 from pykvgraph.errors import InvalidArgumentError, KVGraphError
 
@@ -19,7 +20,7 @@ from pykvgraph.errors import InvalidArgumentError, KVGraphError
 _NO_SEED = 2**32 - 1
 
 
-class Sampler:
+class Sampler(NotCopied):
     """Picks tokens. temperature 0: the likeliest, the lowest id among equals, and nothing else matters.
 
     Otherwise libllama's chain top-k, top-p, min-p, temperature, draw. top_k 0, top_p 1 and min_p 0 switch

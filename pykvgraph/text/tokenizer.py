@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from pykvgraph._native import libllama
+from pykvgraph._native.handles import NotCopied
 from pykvgraph._native.library import lib
 from pykvgraph.checks import INT32_MAX, Integers, flag, integer, integers, shown
 from pykvgraph.errors import InvalidArgumentError, KVGraphError, ModelLoadError
@@ -52,7 +53,7 @@ class Vocabulary:
         )
 
 
-class Tokenizer:
+class Tokenizer(NotCopied):
     """`model.tokenizer`; may be used by several threads.
 
     n_vocab: token ids are below it. bos, eos: the tokens that begin and end a text, None where the vocabulary
