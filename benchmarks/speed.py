@@ -109,19 +109,19 @@ LOAD = """
 import sys, time
 from pathlib import Path
 import pykvgraph as kvg
-from pykvgraph.lab.bench.engines import LibllamaEngine, LibllamaModel, OurEngine, Settings
+from pykvgraph.lab.bench.engines import LibllamaEngine, LibllamaModel, OurEngine
 from pykvgraph.lab.bench.tests import random_ids
-from pykvgraph.context import default_threads
+from pykvgraph.params import ContextParams
 path, engine = Path(sys.argv[1]), sys.argv[2]
 kvg.Model(path).tokenizer  # both libraries are in memory, and the file in the page cache
 start = time.perf_counter()
 model = kvg.Model(path, device="cpu") if engine == "pykvgraph" else LibllamaModel(path)
 seconds = time.perf_counter() - start
-settings = Settings(1024, 512, 512, 1, 2, 2, "f16", "f16")
+params = ContextParams(n_ctx=1024, n_threads=2, n_threads_batch=2, defrag_threshold=-1)
 if engine == "pykvgraph":
-    opened = OurEngine(settings, model)
+    opened = OurEngine(params, model)
 else:
-    opened = LibllamaEngine(settings, model, flash=engine.endswith("1"))
+    opened = LibllamaEngine(params, model, flash=engine.endswith("1"))
 opened.prefill(random_ids(opened, 600), 0)
 status = Path("/proc/self/status").read_text()
 print(seconds, status.split("VmRSS:")[1].split()[0])

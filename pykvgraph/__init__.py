@@ -13,6 +13,7 @@ version, InvalidArgumentError for a bad KVGRAPH_LOG. The command `pykvgraph` end
 import os as _os
 import sys as _sys
 
+from pykvgraph import plan
 from pykvgraph._native.library import library as _library
 from pykvgraph.batch import Batch
 from pykvgraph.context import Context
@@ -32,6 +33,7 @@ from pykvgraph.gguf_file import GgufFile
 from pykvgraph.kv_cache import KVCache
 from pykvgraph.long_reader import LongReader
 from pykvgraph.model import Model
+from pykvgraph.params import SamplingParams
 from pykvgraph.plan.device_abilities import abilities
 from pykvgraph.plan.memory import plan_memory
 from pykvgraph.text.sampling import Sampler
@@ -90,6 +92,7 @@ __all__ = [
     "ModelLoadError",
     "Piece",
     "Sampler",
+    "SamplingParams",
     "ShiftReport",
     "StateError",
     "TensorInfo",
@@ -102,6 +105,7 @@ __all__ = [
     "devices",
     "generate",
     "library_info",
+    "plan",
     "plan_memory",
     "self_extend",
 ]

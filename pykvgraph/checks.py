@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import numbers
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, SupportsIndex
 
 import numpy as np
@@ -69,6 +69,19 @@ def flag(value: bool, name: str) -> bool:
     if not isinstance(value, (bool, np.bool_)):
         raise InvalidArgumentError(f"{name} must be True or False, got {shown(value)}")
     return bool(value)
+
+
+def strings(values: str | Iterable[str], name: str) -> tuple[str, ...]:
+    """`values` as texts, none of them empty; one text counts as one.
+
+    Raises InvalidArgumentError, which names the argument.
+    """
+    one = isinstance(values, str) or not isinstance(values, Iterable)
+    texts: tuple[Any, ...] = (values,) if one else tuple(values)
+    for text in texts:
+        if not isinstance(text, str) or not text:
+            raise InvalidArgumentError(f"{name} must be non-empty strings, got {shown(text)}")
+    return texts
 
 
 def integers(

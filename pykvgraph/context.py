@@ -3,42 +3,24 @@
 from __future__ import annotations
 
 import ctypes
-import os
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from pykvgraph._native.ffi import (
-    KvgBatch,
-    KvgContextParams,
-    KvgFlashAttn,
-    KvgOutput,
-    KvgScore,
-    KvgType,
-)
+from pykvgraph._native.ffi import KvgBatch, KvgOutput, KvgScore
 from pykvgraph._native.handles import Closable, Handle
 from pykvgraph._native.library import fetch, lib, sized
 from pykvgraph.batch import Batch, BatchArrays
-from pykvgraph.checks import flag, integer, real, shown
+from pykvgraph.checks import integer, shown
+from pykvgraph.device import read_parts
 from pykvgraph.errors import InvalidArgumentError
 from pykvgraph.kv_cache import KVCache
 from pykvgraph.model import Model
-from pykvgraph.plan.memory import read_parts
+from pykvgraph.params import ContextParams
 from pykvgraph.types import DevicePart
 
-# by name, the numbers of kvgraph.h and of ggml.h
-CACHE_TYPES: dict[str, int] = {kind.name.removeprefix("KVG_TYPE_").lower(): kind for kind in KvgType}
-_FLASH_ATTN: dict[str | bool, int] = {
-    "auto": KvgFlashAttn.KVG_FLASH_ATTN_AUTO,
-    "on": KvgFlashAttn.KVG_FLASH_ATTN_ON,
-    "off": KvgFlashAttn.KVG_FLASH_ATTN_OFF,
-    True: KvgFlashAttn.KVG_FLASH_ATTN_ON,
-    False: KvgFlashAttn.KVG_FLASH_ATTN_OFF,
-}
-_MAX_THREADS = 512
 _NO_LOGITS = np.empty(0, np.float32)
-_SMALL_MODEL = 10_000_000  # parameters
 
 
 class Context(Closable):
@@ -65,23 +47,22 @@ class Context(Closable):
         self,
         model: Model,
         *,
-        n_ctx: int = 4096,
-        n_batch: int = 512,
-        n_ubatch: int = 512,
-        n_seq_max: int = 1,
-        type_k: str = "f16",
-        type_v: str = "f16",
-        flash_attn: Literal["auto", "on", "off"] | bool = "auto",
-        hadamard: bool = True,
-        n_threads: int | None = None,
-        n_threads_batch: int | None = None,
-        defrag_threshold: float = 0.1,
-        offload_kqv: bool = True,
+        n_ctx: int = ContextParams.n_ctx,
+        n_batch: int = ContextParams.n_batch,
+        n_ubatch: int = ContextParams.n_ubatch,
+        n_seq_max: int = ContextParams.n_seq_max,
+        type_k: str = ContextParams.type_k,
+        type_v: str = ContextParams.type_v,
+        flash_attn: Literal["auto", "on", "off"] | bool = ContextParams.flash_attn,
+        hadamard: bool = ContextParams.hadamard,
+        n_threads: int | None = ContextParams.n_threads,
+        n_threads_batch: int | None = ContextParams.n_threads_batch,
+        defrag_threshold: float = ContextParams.defrag_threshold,
+        offload_kqv: bool = ContextParams.offload_kqv,
     ) -> None:
         if not isinstance(model, Model):
             raise InvalidArgumentError(f"model must be a pykvgraph.Model, got {shown(model)}")
-        params = context_params(
-            model.n_params,
+        params = ContextParams(
             n_ctx=n_ctx,
             n_batch=n_batch,
             n_ubatch=n_ubatch,
@@ -95,23 +76,24 @@ class Context(Closable):
             defrag_threshold=defrag_threshold,
             offload_kqv=offload_kqv,
         )
+        native = params.native(model.n_params)
         self.model = model
         self.n_ctx = params.n_ctx
         self.n_batch = params.n_batch
         self.n_ubatch = params.n_ubatch
         self.n_seq_max = params.n_seq_max
-        self.type_k = _choice(type_k, "type_k", CACHE_TYPES)
-        self.type_v = _choice(type_v, "type_v", CACHE_TYPES)
-        self.n_threads = params.n_threads
-        self.n_threads_batch = params.n_threads_batch
-        self.defrag_threshold = float(defrag_threshold)
-        self.flash_attn = _choice(flash_attn, "flash_attn", _FLASH_ATTN)
-        self.hadamard = bool(hadamard)
-        self.offload_kqv = bool(offload_kqv)
+        self.type_k = params.type_k
+        self.type_v = params.type_v
+        self.flash_attn = params.flash_attn
+        self.hadamard = params.hadamard
+        self.n_threads = native.n_threads
+        self.n_threads_batch = native.n_threads_batch
+        self.defrag_threshold = params.defrag_threshold
+        self.offload_kqv = params.offload_kqv
         self._handle = Handle.open(
             model._handle.call,
             lib().kvg_context_new,
-            ctypes.byref(params),
+            ctypes.byref(native),
             free=lib().kvg_context_free,
             name="context",
         )
@@ -302,60 +284,5 @@ def _first_positions(batch: BatchArrays) -> dict[int, int]:
     return first
 
 
-def _choice(value: Any, name: str, choices: dict[Any, int]) -> Any:
-    """`value`, in lower case if it is a text, when it is one of `choices`."""
-    chosen = value.lower() if isinstance(value, str) else value
-    if not isinstance(value, (str, bool)) or chosen not in choices:
-        expected = ", ".join(repr(choice) for choice in choices)
-        raise InvalidArgumentError(f"{name} must be one of {expected}, got {shown(value)}")
-    return chosen
-
-
 def _address(array: npt.NDArray[Any], ctype: Any) -> Any:
     return array.ctypes.data_as(ctypes.POINTER(ctype))
-
-
-def default_threads(n_params: int) -> int:
-    """As many CPUs as this process may use; one for a model whose threads would only wait for each other."""
-    return 1 if n_params < _SMALL_MODEL else min(len(os.sched_getaffinity(0)), _MAX_THREADS)
-
-
-def context_params(
-    n_params: int,
-    *,
-    n_ctx: int = 4096,
-    n_batch: int = 512,
-    n_ubatch: int = 512,
-    n_seq_max: int = 1,
-    type_k: str = "f16",
-    type_v: str = "f16",
-    flash_attn: Literal["auto", "on", "off"] | bool = "auto",
-    hadamard: bool = True,
-    n_threads: int | None = None,
-    n_threads_batch: int | None = None,
-    defrag_threshold: float = 0.1,
-    offload_kqv: bool = True,
-) -> KvgContextParams:
-    """A Context's arguments, checked, for a model of n_params parameters.
-
-    Raises InvalidArgumentError, which names the argument.
-    """
-    if n_threads is None:
-        n_threads = default_threads(n_params)
-    if n_threads_batch is None:
-        n_threads_batch = n_threads
-    return sized(
-        KvgContextParams,
-        n_ctx=integer(n_ctx, "n_ctx"),
-        n_batch=integer(n_batch, "n_batch"),
-        n_ubatch=integer(n_ubatch, "n_ubatch"),
-        n_seq_max=integer(n_seq_max, "n_seq_max"),
-        n_threads=integer(n_threads, "n_threads"),
-        n_threads_batch=integer(n_threads_batch, "n_threads_batch"),
-        type_k=CACHE_TYPES[_choice(type_k, "type_k", CACHE_TYPES)],
-        type_v=CACHE_TYPES[_choice(type_v, "type_v", CACHE_TYPES)],
-        flash_attn=_FLASH_ATTN[_choice(flash_attn, "flash_attn", _FLASH_ATTN)],
-        hadamard=flag(hadamard, "hadamard"),
-        defrag_threshold=real(defrag_threshold, "defrag_threshold", -1e30, 1e30),
-        offload_kqv=flag(offload_kqv, "offload_kqv"),
-    )

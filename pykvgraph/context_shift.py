@@ -15,6 +15,9 @@ from pykvgraph.errors import CacheFullError, InvalidArgumentError, UnsupportedEr
 from pykvgraph.kv_cache import KVCache
 from pykvgraph.types import ShiftReport
 
+# the default for how many of a text's first tokens are kept, as in llama.cpp's passkey example
+N_KEEP = 32
+
 
 @dataclass(frozen=True)
 class ContextShift:

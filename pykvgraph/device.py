@@ -5,13 +5,14 @@ from __future__ import annotations
 import ctypes
 import socket
 import struct
+from collections.abc import Callable
 from typing import Literal
 
-from pykvgraph._native.ffi import KvgDeviceInfo, KvgDeviceType
+from pykvgraph._native.ffi import KvgContextPart, KvgDeviceInfo, KvgDeviceType
 from pykvgraph._native.library import lib, library, sized
 from pykvgraph.checks import shown
 from pykvgraph.errors import DeviceError, InvalidArgumentError
-from pykvgraph.types import DeviceInfo, LibraryInfo
+from pykvgraph.types import DeviceInfo, DevicePart, LibraryInfo
 
 _TYPES: dict[int, Literal["cpu", "gpu", "accel"]] = {
     KvgDeviceType.KVG_DEVICE_CPU: "cpu",
@@ -83,6 +84,29 @@ def _device(index: int) -> DeviceInfo:
         type=_TYPES[info.type],
         memory_free=info.memory_free,
         memory_total=info.memory_total,
+    )
+
+
+def read_parts(
+    handle: int, count: Callable[[int], int], get: Callable[..., object]
+) -> tuple[DevicePart, ...]:
+    """What a context or a plan has on each device, as its two functions of the library tell."""
+    return tuple(_part(handle, get, index) for index in range(count(handle)))
+
+
+def _part(handle: int, get: Callable[..., object], index: int) -> DevicePart:
+    part = sized(KvgContextPart)
+    get(handle, index, ctypes.byref(part))
+    return DevicePart(
+        device=part.device.decode("utf-8", "replace"),
+        n_layer=part.n_layer,
+        n_cache=part.n_cache,
+        weight_bytes=part.weight_bytes,
+        cache_bytes=part.cache_bytes,
+        compute_bytes=part.compute_bytes,
+        attention=part.attention.decode(),
+        shift_on_device=bool(part.shift_on_device),
+        fallbacks=tuple(part.fallbacks.decode().split(", ")) if part.fallbacks else (),
     )
 
 

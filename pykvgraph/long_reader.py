@@ -11,7 +11,7 @@ from pykvgraph._native.handles import NotCopied
 from pykvgraph.batch import Batch
 from pykvgraph.checks import Integers, integer, integers
 from pykvgraph.context import Context
-from pykvgraph.context_shift import ContextShift, make_room, self_extend
+from pykvgraph.context_shift import N_KEEP, ContextShift, make_room, self_extend
 from pykvgraph.errors import InvalidArgumentError
 from pykvgraph.types import ShiftReport
 
@@ -36,7 +36,7 @@ class LongReader(NotCopied):
         ctx: Context,
         *,
         seq: int = 0,
-        n_keep: int = 32,
+        n_keep: int = N_KEEP,
         n_grp: int = 1,
         before_shift: Callable[[], None] | None = None,
         on_shift: Callable[[ShiftReport], None] | None = None,

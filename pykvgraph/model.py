@@ -13,7 +13,7 @@ from typing import Any
 from pykvgraph._native.handles import Closable, Handle
 from pykvgraph._native.library import lib
 from pykvgraph.gguf_file import native_path, read_metadata, read_model_info
-from pykvgraph.plan.memory import model_params
+from pykvgraph.params import ModelParams
 from pykvgraph.text.tokenizer import Tokenizer, Vocabulary
 
 
@@ -38,12 +38,12 @@ class Model(Closable):
     def __init__(
         self,
         path: str | os.PathLike[str],
-        device: str = "auto",
+        device: str = ModelParams.device,
         *,
-        n_gpu_layers: int = -1,
-        tensor_split: Sequence[float] | None = None,
+        n_gpu_layers: int = ModelParams.n_gpu_layers,
+        tensor_split: Sequence[float] | None = ModelParams.tensor_split,
     ) -> None:
-        params = model_params(device, n_gpu_layers, tensor_split)
+        params = ModelParams(device, n_gpu_layers, tensor_split).native()
         name = native_path(path)
         self.path = Path(os.fsdecode(name)).absolute()
         self._handle = Handle.open(

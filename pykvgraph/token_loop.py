@@ -14,6 +14,7 @@ from pykvgraph.checks import Integers, integer, integers, shown
 from pykvgraph.context import Context, LastOutput
 from pykvgraph.context_shift import ContextShift, make_room
 from pykvgraph.errors import CacheFullError, InvalidArgumentError, KVGraphError
+from pykvgraph.params import SamplingParams
 from pykvgraph.text.sampling import Sampler
 from pykvgraph.text.text_stream import TextStream
 from pykvgraph.types import Piece
@@ -24,13 +25,13 @@ def generate(
     prompt: str | Integers,
     *,
     seq: int = 0,
-    max_tokens: int = 256,
-    temperature: float = 0.0,
-    top_k: int = 40,
-    top_p: float = 0.95,
-    min_p: float = 0.05,
-    seed: int | None = None,
-    stop: str | Iterable[str] = (),
+    max_tokens: int = SamplingParams.max_tokens,
+    temperature: float = SamplingParams.temperature,
+    top_k: int = SamplingParams.top_k,
+    top_p: float = SamplingParams.top_p,
+    min_p: float = SamplingParams.min_p,
+    seed: int | None = SamplingParams.seed,
+    stop: str | Iterable[str] = SamplingParams.stop,
     on_full: ContextShift | None = None,
 ) -> Iterator[Piece]:
     """Decodes the prompt after what sequence `seq` holds, then samples tokens, one Piece each.
@@ -52,13 +53,12 @@ def generate(
     if not isinstance(prompt, str):
         prompt = _not_empty(integers(prompt, "prompt", 0))
     seq = integer(seq, "seq", 0, ctx.n_seq_max - 1)
-    max_tokens = integer(max_tokens, "max_tokens", 1)
     if on_full is not None and not isinstance(on_full, ContextShift):
         raise InvalidArgumentError(f"on_full must be a pykvgraph.ContextShift or None, got {shown(on_full)}")
-    sampler = Sampler(temperature, top_k, top_p, min_p, seed)
-    return _loop(
-        _Feeder(ctx, seq, on_full, not sampler.greedy), prompt, max_tokens, sampler, TextStream(stop)
-    )
+    chosen = SamplingParams(max_tokens, temperature, top_k, top_p, min_p, seed, stop)
+    sampler = Sampler(chosen.temperature, chosen.top_k, chosen.top_p, chosen.min_p, chosen.seed)
+    feeder = _Feeder(ctx, seq, on_full, not sampler.greedy)
+    return _loop(feeder, prompt, chosen.max_tokens, sampler, TextStream(chosen.stop))
 
 
 class _Feeder:

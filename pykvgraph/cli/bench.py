@@ -11,10 +11,19 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pykvgraph.cli.show import new_table, print_json, print_table, size_text
-from pykvgraph.cli.verb import Verb, cache_type_options, examples, option, threads_option
+from pykvgraph.cli.verb import (
+    Verb,
+    batch_option,
+    cache_type_options,
+    examples,
+    option,
+    threads_option,
+    ubatch_option,
+)
 from pykvgraph.cli.where import Where, where_options
 from pykvgraph.errors import InvalidArgumentError
 from pykvgraph.lab.bench.tests import EXTRA_TESTS
+from pykvgraph.params import ContextParams, default_threads
 
 if TYPE_CHECKING:
     from pykvgraph.lab.bench.runner import Result
@@ -24,6 +33,7 @@ if TYPE_CHECKING:
 COUNT = click.IntRange(min=1)
 N_EXTRA_TOKENS = 32
 MIN_CACHE_DEPTH = 64
+N_BATCH = 2048  # as in llama-bench
 
 
 class _Numbers(click.ParamType):  # type: ignore[type-arg]
@@ -71,12 +81,8 @@ class _Numbers(click.ParamType):  # type: ignore[type-arg]
 @option("-r", "--repetitions", type=COUNT, metavar="N", default=5, help="Of each test, after one to warm up.")
 @option("--vs", "other", type=click.Choice(["libllama"]), help="Run it on the same file, by turns with ours.")
 @threads_option()
-@option(
-    "-b", "--batch-size", "n_batch", type=COUNT, metavar="N", default=2048, help="Most tokens in one decode."
-)
-@option(
-    "-ub", "--ubatch-size", "n_ubatch", type=COUNT, metavar="N", default=512, help="Most tokens in one graph."
-)
+@batch_option(N_BATCH)
+@ubatch_option
 @cache_type_options
 @where_options
 @option("-o", "--output", type=click.Choice(["md", "csv", "json"]), default="md", help="How to print.")
@@ -112,7 +118,6 @@ def bench(
                 what of it is spent outside the graph
     """
     import pykvgraph as kvg
-    from pykvgraph.context import default_threads
     from pykvgraph.lab.bench.engines import LibllamaModel
 
     if other:
@@ -160,21 +165,21 @@ def run_one(
     model: Model, beside: Any, test: Test, repetitions: int, n_threads: int, sizes: dict[str, Any]
 ) -> list[Result]:
     """A test on every engine; progress on a terminal."""
-    from pykvgraph.lab.bench.engines import Settings
     from pykvgraph.lab.bench.runner import makers, measure
 
     if test.n_seq > sizes["n_batch"]:
         raise InvalidArgumentError(
             f"{test.name} decodes {test.n_seq} tokens at once, and -b allows {sizes['n_batch']}"
         )
-    settings = Settings(
+    params = ContextParams(
         n_ctx=-(-test.n_cells // 256) * 256,  # libllama rounds up to this; nobody is to have less room
         n_seq_max=test.n_seq,
         n_threads=n_threads,
         n_threads_batch=n_threads,
+        defrag_threshold=-1,  # a test says when
         **sizes,
     )
-    engines = makers(settings, model, beside, test)
+    engines = makers(params, model, beside, test)
     with click.progressbar(
         length=len(engines) * (repetitions + 1),
         label=f"{test.name} at {test.depth}",

@@ -11,18 +11,25 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pykvgraph.cli.show import print_json
-from pykvgraph.cli.verb import Verb, cache_type_options, examples, json_option, option, threads_option
+from pykvgraph.cli.verb import (
+    Verb,
+    batch_option,
+    cache_type_options,
+    examples,
+    json_option,
+    option,
+    threads_option,
+    ubatch_option,
+)
 from pykvgraph.cli.where import Where, where_options
+from pykvgraph.context_shift import N_KEEP
 from pykvgraph.errors import InvalidArgumentError
+from pykvgraph.params import MAX_SEED, ContextParams, SamplingParams
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from pykvgraph.types import Piece, ShiftReport
-
-# of a model that was trained for more, unless asked: the cache takes memory
-MAX_DEFAULT_CTX = 4096
-MAX_DEFAULT_KEEP = 32
 
 COUNT = click.IntRange(min=1)
 
@@ -44,7 +51,13 @@ class _StopString(click.types.StringParamType):
 @option("-m", "--model", metavar="FILE", required=True, help="A GGUF file.")
 @option("-p", "--prompt", metavar="TEXT", default="", help="What the text begins with.")
 @option(
-    "-n", "--n-predict", "max_tokens", type=COUNT, metavar="N", default=256, help="Most tokens to generate."
+    "-n",
+    "--n-predict",
+    "max_tokens",
+    type=COUNT,
+    metavar="N",
+    default=SamplingParams.max_tokens,
+    help="Most tokens to generate.",
 )
 @option(
     "-c",
@@ -52,15 +65,11 @@ class _StopString(click.types.StringParamType):
     "n_ctx",
     type=COUNT,
     metavar="N",
-    show_default=f"the model's, at most {MAX_DEFAULT_CTX}",
+    show_default=f"the model's, at most {ContextParams.n_ctx}",
     help="Cells of the cache.",
 )
-@option(
-    "-b", "--batch-size", "n_batch", type=COUNT, metavar="N", default=512, help="Most tokens in one decode."
-)
-@option(
-    "-ub", "--ubatch-size", "n_ubatch", type=COUNT, metavar="N", default=512, help="Most tokens in one graph."
-)
+@batch_option()
+@ubatch_option
 @cache_type_options
 @threads_option("CPU threads for one token.")
 @option(
@@ -78,34 +87,34 @@ class _StopString(click.types.StringParamType):
     "temperature",
     type=click.FloatRange(min=0),
     metavar="X",
-    default=0.0,
+    default=SamplingParams.temperature,
     help="Temperature; 0 is greedy.",
 )
 @option(
     "--top-k",
     type=click.IntRange(min=0),
     metavar="N",
-    default=40,
+    default=SamplingParams.top_k,
     help="Draw from the N likeliest tokens; 0: from all.",
 )
 @option(
     "--top-p",
     type=click.FloatRange(0, 1),
     metavar="P",
-    default=0.95,
+    default=SamplingParams.top_p,
     help="Draw from the likeliest that together have P; 1: from all.",
 )
 @option(
     "--min-p",
     type=click.FloatRange(0, 1),
     metavar="P",
-    default=0.05,
+    default=SamplingParams.min_p,
     help="Draw from those with P times the likeliest's chance; 0: from all.",
 )
 @option(
     "-s",
     "--seed",
-    type=click.IntRange(0, 2**32 - 2),
+    type=click.IntRange(0, MAX_SEED),
     metavar="N",
     show_default="random",
     help="Seed of the draws.",
@@ -115,7 +124,7 @@ class _StopString(click.types.StringParamType):
     "n_keep",
     type=click.IntRange(min=0),
     metavar="N",
-    show_default=f"{MAX_DEFAULT_KEEP}, at most a quarter of -c",
+    show_default=f"{N_KEEP}, at most a quarter of -c",
     help="When the cache is full, keep the first N tokens and discard half of the rest.",
 )
 @option(
@@ -148,7 +157,7 @@ def generate(
         kvg.Model(model, **where.model()) as loaded,
         kvg.Context(
             loaded,
-            n_ctx=n_ctx or min(loaded.n_ctx_train, MAX_DEFAULT_CTX),
+            n_ctx=n_ctx or min(loaded.n_ctx_train, ContextParams.n_ctx),
             n_batch=n_batch,
             n_ubatch=n_ubatch,
             type_k=type_k,
@@ -188,7 +197,7 @@ def generate(
 def _fitting_keep(n_keep: int | None, n_ctx: int) -> int:
     """How many tokens to keep: as asked, if that leaves something to discard."""
     if n_keep is None:
-        return min(MAX_DEFAULT_KEEP, n_ctx // 4)
+        return min(N_KEEP, n_ctx // 4)
     if n_keep >= n_ctx:
         raise InvalidArgumentError(
             f"--keep {n_keep} leaves nothing to discard of a cache of {n_ctx} cells. Lower it, or raise -c"

@@ -10,8 +10,17 @@ import click
 from click.core import ParameterSource
 
 from pykvgraph.cli.show import new_table, print_json, print_table, printable, safe_cell, size_text
-from pykvgraph.cli.verb import Verb, cache_type_options, examples, json_option, option, threads_option
+from pykvgraph.cli.verb import (
+    Verb,
+    cache_type_options,
+    examples,
+    json_option,
+    option,
+    threads_option,
+    ubatch_option,
+)
 from pykvgraph.cli.where import Where, where_options
+from pykvgraph.params import CACHE_TYPES, ContextParams
 
 if TYPE_CHECKING:
     from pykvgraph.types import Abilities, DeviceInfo, DevicePart, LibraryInfo
@@ -33,16 +42,16 @@ ATTENTION = {"flash": "flash", "plain": "plain", "attend": "our kernel"}
     metavar="FILE",
     help="A GGUF file: devices are asked about it, not the embedded one, and what it takes is told.",
 )
-@option("-c", "--ctx-size", "n_ctx", type=click.IntRange(min=1), metavar="N", default=4096, help="Cells.")
 @option(
-    "-ub",
-    "--ubatch-size",
-    "n_ubatch",
+    "-c",
+    "--ctx-size",
+    "n_ctx",
     type=click.IntRange(min=1),
     metavar="N",
-    default=512,
-    help="Most tokens in one graph.",
+    default=ContextParams.n_ctx,
+    help="Cells.",
 )
+@ubatch_option
 @cache_type_options
 @threads_option()
 @where_options
@@ -56,7 +65,6 @@ def info(model: str | None, where: Where, as_json: bool, **sizes: Any) -> None:
     and a context of these sizes would take.
     """
     import pykvgraph
-    from pykvgraph.context import CACHE_TYPES
     from pykvgraph.models import embedded_model
 
     if model is None:

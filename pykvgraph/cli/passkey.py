@@ -21,10 +21,12 @@ from pykvgraph.cli.verb import (
     threads_option,
 )
 from pykvgraph.cli.where import Where, where_options
+from pykvgraph.lab.passkey import Task
+from pykvgraph.params import ContextParams
 
 if TYPE_CHECKING:
     from pykvgraph.context import Context
-    from pykvgraph.lab.passkey import Task, Trial
+    from pykvgraph.lab.passkey import Trial
     from pykvgraph.types import ShiftReport
 
 COUNT = click.IntRange(min=1)
@@ -41,18 +43,26 @@ LENGTHS = (0.5, 1.0, 2.0, 3.0, 4.0)  # in contexts
     ),
 )
 @option("-m", "--model", metavar="FILE", show_default="the embedded one", help="A GGUF file.")
-@option("--n-junk", type=click.IntRange(1, 2**31 - 1), metavar="N", default=250, help="Pieces of junk.")
+@option(
+    "--n-junk", type=click.IntRange(1, 2**31 - 1), metavar="N", default=Task.n_junk, help="Pieces of junk."
+)
 @option(
     "--i-pos", type=click.IntRange(min=0), metavar="N", show_default="random", help="Pieces before the key."
 )
-@option("--n-grp", type=COUNT, metavar="N", default=1, help="Neighbours that share a position (self-extend).")
+@option(
+    "--n-grp",
+    type=COUNT,
+    metavar="N",
+    default=Task.n_grp,
+    help="Neighbours that share a position (self-extend).",
+)
 @option(
     "--keep",
     "--n-keep",
     "n_keep",
     type=click.IntRange(min=0),
     metavar="N",
-    default=32,
+    default=Task.n_keep,
     help="First positions, never given up.",
 )
 @option(
@@ -61,7 +71,7 @@ LENGTHS = (0.5, 1.0, 2.0, 3.0, 4.0)  # in contexts
     "n_ctx",
     type=COUNT,
     metavar="N",
-    show_default="trained context, at most 4096, x n-grp + n-keep",
+    show_default=f"trained context, at most {ContextParams.n_ctx}, x n-grp + n-keep",
     help="Cells of the cache.",
 )
 @option(
@@ -70,7 +80,7 @@ LENGTHS = (0.5, 1.0, 2.0, 3.0, 4.0)  # in contexts
     "n_batch",
     type=COUNT,
     metavar="N",
-    show_default="512, at most a quarter of -c",
+    show_default=f"{ContextParams.n_batch}, at most a quarter of -c",
     help="Tokens in one decode.",
 )
 @cache_type_options
@@ -81,7 +91,14 @@ LENGTHS = (0.5, 1.0, 2.0, 3.0, 4.0)  # in contexts
 )
 @threads_option()
 @where_options
-@option("-s", "--seed", type=click.IntRange(min=0), metavar="N", default=1, help="Of the first trial's key.")
+@option(
+    "-s",
+    "--seed",
+    type=click.IntRange(min=0),
+    metavar="N",
+    default=Task.seed,
+    help="Of the first trial's key.",
+)
 @option("--trials", type=COUNT, metavar="N", default=1, help="Keys to ask for, one after the other.")
 @option("--grid", is_flag=True, help="Accuracy over depth and length, up to 4 contexts.")
 @plot_option("With --grid: a PNG of it.")
@@ -92,7 +109,7 @@ def passkey(where: Where, **arguments: Any) -> None:
     Exit code 0 only if every key was found; with --grid, every key that was still in the window, if any was.
     """
     import pykvgraph as kvg
-    from pykvgraph.lab.passkey import Task, default_n_ctx
+    from pykvgraph.lab.passkey import default_n_ctx
     from pykvgraph.models import embedded_model
     from pykvgraph.viz import require_matplotlib
 
@@ -114,7 +131,7 @@ def passkey(where: Where, **arguments: Any) -> None:
         with kvg.Context(
             model,
             n_ctx=n_ctx,
-            n_batch=arguments["n_batch"] or min(512, max(1, n_ctx // 4)),
+            n_batch=arguments["n_batch"] or min(ContextParams.n_batch, max(1, n_ctx // 4)),
             type_k=arguments["type_k"],
             type_v=arguments["type_v"],
             hadamard=not arguments["no_hadamard"],

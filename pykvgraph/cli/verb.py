@@ -10,6 +10,7 @@ import click
 from click.core import ParameterSource
 
 from pykvgraph.errors import InvalidArgumentError, KVGraphError
+from pykvgraph.params import ContextParams
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -30,16 +31,42 @@ def json_option(command: F) -> F:
 
 def cache_type_options(command: F) -> F:
     """`-ctk` and `-ctv`, the same in every verb."""
-    command = option("-ctv", "--cache-type-v", "type_v", metavar="TYPE", default="f16", help="Type of V.")(
-        command
-    )
+    command = option(
+        "-ctv", "--cache-type-v", "type_v", metavar="TYPE", default=ContextParams.type_v, help="Type of V."
+    )(command)
     return option(
         "-ctk",
         "--cache-type-k",
         "type_k",
         metavar="TYPE",
-        default="f16",
+        default=ContextParams.type_k,
         help="Type of K: f32, f16, bf16, q8_0, q5_1, q5_0, q4_1 or q4_0.",
+    )(command)
+
+
+def batch_option(default: int = ContextParams.n_batch) -> Callable[[F], F]:
+    """`-b`, the same in every verb but for its default."""
+    return option(
+        "-b",
+        "--batch-size",
+        "n_batch",
+        type=click.IntRange(min=1),
+        metavar="N",
+        default=default,
+        help="Most tokens in one decode.",
+    )
+
+
+def ubatch_option(command: F) -> F:
+    """`-ub`, the same in every verb."""
+    return option(
+        "-ub",
+        "--ubatch-size",
+        "n_ubatch",
+        type=click.IntRange(min=1),
+        metavar="N",
+        default=ContextParams.n_ubatch,
+        help="Most tokens in one graph.",
     )(command)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from pykvgraph.cli.verb import option
+from pykvgraph.params import ModelParams
 
 Command = Callable[..., None]
 
@@ -72,7 +73,7 @@ _OPTIONS = (
         "-dev",
         "--device",
         metavar="NAME,..",
-        default="auto",
+        default=ModelParams.device,
         help="Where to run, by names that `info` lists, commas between them; none: on the CPU.",
     ),
     option(
@@ -82,7 +83,7 @@ _OPTIONS = (
         "n_gpu_layers",
         type=_Layers(min=-1),
         metavar="N",
-        default=-1,
+        default=ModelParams.n_gpu_layers,
         show_default="all",
         help="The last N layers go there, the output counting as one; the others stay on the CPU.",
     ),

@@ -17,10 +17,12 @@ import numpy.typing as npt
 
 from pykvgraph.checks import integer
 from pykvgraph.context import Context
+from pykvgraph.context_shift import N_KEEP
 from pykvgraph.errors import InvalidArgumentError
 from pykvgraph.kv_cache import KVCache
 from pykvgraph.long_reader import LongReader, extended
 from pykvgraph.model import Model
+from pykvgraph.params import ContextParams
 from pykvgraph.token_loop import generate
 from pykvgraph.types import CellsView, ShiftReport
 
@@ -41,7 +43,7 @@ class Task:
     n_junk: int = 250
     i_pos: int | None = None
     n_grp: int = 1
-    n_keep: int = 32
+    n_keep: int = N_KEEP
     seed: int = 1
 
     def __post_init__(self) -> None:
@@ -77,15 +79,13 @@ class Trial:
     seconds: float
 
 
-MAX_CONTEXT = 4096  # of a model that was trained for more
-
-
 def default_n_ctx(model: Model, n_grp: int, n_keep: int) -> int:
     """Cells for a task, as llama.cpp's example takes them: n_grp trained contexts, and what is kept.
 
-    Of a context beyond 4,096 no more counts: a text longer than that is soon read, and the proof is the same.
+    A model that was trained for more than Context's default counts as trained for that: a text of that length
+    is soon read, and the proof is the same.
     """
-    return min(model.n_ctx_train, MAX_CONTEXT) * n_grp + n_keep
+    return min(model.n_ctx_train, ContextParams.n_ctx) * n_grp + n_keep
 
 
 def tokens_per_line(model: Model) -> float:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 
 from pykvgraph.errors import UnsupportedError
+from pykvgraph.params import ContextParams
 from pykvgraph.plan.memory import plan_memory
 from pykvgraph.types import Abilities
 
 
-def abilities(path: str | os.PathLike[str], device: str, cache_type: str = "f16") -> Abilities:
+def abilities(path: str | os.PathLike[str], device: str, cache_type: str = ContextParams.type_k) -> Abilities:
     """What decode, K-shift and defrag of this model can do there, with the cache of one type on it.
 
     A remote device can't be asked: it says yes to everything. Raises what plan_memory() raises, but not

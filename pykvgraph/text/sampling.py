@@ -13,11 +13,9 @@ import numpy.typing as npt
 
 from pykvgraph._native import libllama
 from pykvgraph._native.handles import NotCopied
-from pykvgraph.checks import INT32_MAX, integer, real, shown
+from pykvgraph.checks import shown
 from pykvgraph.errors import InvalidArgumentError, KVGraphError
-
-# libllama's word for "a random seed"
-_NO_SEED = 2**32 - 1
+from pykvgraph.params import MAX_SEED, SamplingParams
 
 
 class Sampler(NotCopied):
@@ -30,31 +28,28 @@ class Sampler(NotCopied):
 
     def __init__(
         self,
-        temperature: float = 0.0,
-        top_k: int = 40,
-        top_p: float = 0.95,
-        min_p: float = 0.05,
-        seed: int | None = None,
+        temperature: float = SamplingParams.temperature,
+        top_k: int = SamplingParams.top_k,
+        top_p: float = SamplingParams.top_p,
+        min_p: float = SamplingParams.min_p,
+        seed: int | None = SamplingParams.seed,
     ) -> None:
-        temperature = real(temperature, "temperature", 0.0, 1e6)
-        top_k = integer(top_k, "top_k", 0, INT32_MAX)
-        top_p = real(top_p, "top_p", 0.0, 1.0)
-        min_p = real(min_p, "min_p", 0.0, 1.0)
-        seed = secrets.randbelow(_NO_SEED) if seed is None else integer(seed, "seed", 0, _NO_SEED - 1)
-        self.greedy = temperature == 0
+        chosen = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed)
+        seed = secrets.randbelow(MAX_SEED + 1) if chosen.seed is None else chosen.seed
+        self.greedy = chosen.temperature == 0
         self._chain: Any = None
         self._candidates = np.empty(0, [("id", np.int32), ("logit", np.float32), ("p", np.float32)])
-        if temperature > 0:
+        if chosen.temperature > 0:
             llama = self._llama = libllama.low_level()
             params = llama.llama_sampler_chain_default_params()
             params.no_perf = True
             self._chain = llama.llama_sampler_chain_init(params)
             weakref.finalize(self, llama.llama_sampler_free, self._chain)
             for link in (
-                llama.llama_sampler_init_top_k(top_k),
-                llama.llama_sampler_init_top_p(top_p, 1),
-                llama.llama_sampler_init_min_p(min_p, 1),
-                llama.llama_sampler_init_temp(temperature),
+                llama.llama_sampler_init_top_k(chosen.top_k),
+                llama.llama_sampler_init_top_p(chosen.top_p, 1),
+                llama.llama_sampler_init_min_p(chosen.min_p, 1),
+                llama.llama_sampler_init_temp(chosen.temperature),
                 llama.llama_sampler_init_dist(seed),
             ):
                 llama.llama_sampler_chain_add(self._chain, link)  # which owns it from now on

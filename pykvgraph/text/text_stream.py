@@ -5,8 +5,7 @@ from __future__ import annotations
 import codecs
 from collections.abc import Iterable
 
-from pykvgraph.checks import shown
-from pykvgraph.errors import InvalidArgumentError
+from pykvgraph.checks import strings
 
 
 class TextStream:
@@ -15,13 +14,9 @@ class TextStream:
     The text is the same however the bytes are cut. Of several stop strings the first to be complete counts.
     """
 
-    def __init__(self, stop: Iterable[str] = ()) -> None:
+    def __init__(self, stop: str | Iterable[str] = ()) -> None:
         """`stop`: one string or several. Raises InvalidArgumentError for an empty one, or what is no text."""
-        strings = [stop] if isinstance(stop, str) else list(stop) if isinstance(stop, Iterable) else [stop]
-        for string in strings:
-            if not isinstance(string, str) or not string:
-                raise InvalidArgumentError(f"stop must be non-empty strings, got {shown(string)}")
-        self._stop = strings
+        self._stop = strings(stop, "stop")
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._held = ""
         self.stopped = False

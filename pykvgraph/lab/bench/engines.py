@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -14,27 +13,13 @@ import numpy.typing as npt
 from pykvgraph._native import libllama
 from pykvgraph._native.library import library
 from pykvgraph.batch import Batch
-from pykvgraph.context import CACHE_TYPES, Context
+from pykvgraph.context import Context
 from pykvgraph.errors import DeviceError, ModelLoadError
 from pykvgraph.model import Model
+from pykvgraph.params import CACHE_TYPES, ContextParams
 from pykvgraph.token_loop import generate
 
 Ids = npt.NDArray[np.int32]
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What all engines of a comparison share."""
-
-    n_ctx: int
-    n_batch: int
-    n_ubatch: int
-    n_seq_max: int
-    n_threads: int
-    n_threads_batch: int
-    type_k: str
-    type_v: str
-    offload_kqv: bool = True
 
 
 class Engine(Protocol):
@@ -71,23 +56,11 @@ class Engine(Protocol):
 class OurEngine:
     """pykvgraph through its Python face."""
 
-    def __init__(self, settings: Settings, model: Model) -> None:
+    def __init__(self, params: ContextParams, model: Model) -> None:
         self.name = "pykvgraph"
         self.filled: bytes | None = None
         self.n_vocab = model.n_vocab
-        self.context = Context(
-            model,
-            n_ctx=settings.n_ctx,
-            n_batch=settings.n_batch,
-            n_ubatch=settings.n_ubatch,
-            n_seq_max=settings.n_seq_max,
-            n_threads=settings.n_threads,
-            n_threads_batch=settings.n_threads_batch,
-            type_k=settings.type_k,
-            type_v=settings.type_v,
-            offload_kqv=settings.offload_kqv,
-            defrag_threshold=-1,  # a test says when
-        )
+        self.context = Context(model, **vars(params))
         self._batch = Batch()
 
     def prefill(self, ids: Ids, pos0: int, seq: int = 0) -> None:
@@ -175,28 +148,28 @@ class LibllamaEngine:
     """A context of libllama, through its C interface and one batch that is filled again and again."""
 
     def __init__(
-        self, settings: Settings, model: LibllamaModel, *, flash: bool, unified: bool = True
+        self, params: ContextParams, model: LibllamaModel, *, flash: bool, unified: bool = True
     ) -> None:
         self.name = "libllama" + (" -fa 1" if flash else " -fa 0") + ("" if unified else ", streams")
         self.n_vocab = model.n_vocab
         self.filled: ctypes.Array[ctypes.c_uint8] | None = None
         ll = self._ll = model.ll
-        params = ll.llama_context_default_params()
+        native = ll.llama_context_default_params()
         # a cache that isn't unified is split evenly among its sequences
-        params.n_ctx, params.n_batch, params.n_ubatch = settings.n_ctx, settings.n_batch, settings.n_ubatch
-        params.n_seq_max = settings.n_seq_max
-        params.n_threads, params.n_threads_batch = settings.n_threads, settings.n_threads_batch
-        params.type_k, params.type_v = CACHE_TYPES[settings.type_k], CACHE_TYPES[settings.type_v]
-        params.flash_attn_type = int(flash)
-        params.kv_unified = unified
-        params.offload_kqv, params.op_offload = model.is_offloaded, False
+        native.n_ctx, native.n_batch, native.n_ubatch = params.n_ctx, params.n_batch, params.n_ubatch
+        native.n_seq_max = params.n_seq_max
+        native.n_threads, native.n_threads_batch = params.n_threads, params.n_threads_batch
+        native.type_k, native.type_v = CACHE_TYPES[params.type_k], CACHE_TYPES[params.type_v]
+        native.flash_attn_type = int(flash)
+        native.kv_unified = unified
+        native.offload_kqv, native.op_offload = model.is_offloaded, False
         with libllama.quiet():
-            self._context = ll.llama_init_from_model(model.pointer, params)
+            self._context = ll.llama_init_from_model(model.pointer, native)
         if not self._context:
             raise DeviceError("libllama could not make a context of these sizes: nothing to compare with")
         self._memory = ll.llama_get_memory(self._context)
-        self._batch = ll.llama_batch_init(settings.n_batch, 0, 1)
-        for i in range(settings.n_batch):
+        self._batch = ll.llama_batch_init(params.n_batch, 0, 1)
+        for i in range(params.n_batch):
             self._batch.n_seq_id[i] = 1
 
     def prefill(self, ids: Ids, pos0: int, seq: int = 0) -> None:

@@ -7,9 +7,10 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-from pykvgraph.lab.bench.engines import Engine, LibllamaEngine, LibllamaModel, OurEngine, Settings
+from pykvgraph.lab.bench.engines import Engine, LibllamaEngine, LibllamaModel, OurEngine
 from pykvgraph.lab.bench.tests import Test
 from pykvgraph.model import Model
+from pykvgraph.params import ContextParams
 
 Maker = Callable[[], Engine]
 
@@ -41,16 +42,16 @@ class Result:
         return statistics.median(self.rates)
 
 
-def makers(settings: Settings, model: Model, other: LibllamaModel | None, test: Test) -> list[Maker]:
+def makers(params: ContextParams, model: Model, other: LibllamaModel | None, test: Test) -> list[Maker]:
     """Ours first; libllama with either attention, flash (its default) first; streams where they matter."""
-    engines: list[Maker] = [lambda: OurEngine(settings, model)]
+    engines: list[Maker] = [lambda: OurEngine(params, model)]
     if other is not None and test.has_other:
         for unified in (True, False) if test.n_seq > 1 else (True,):
             # libllama has no other attention than flash for a quantized V
-            for flash in (True,) if settings.type_v.startswith("q") else (True, False):
+            for flash in (True,) if params.type_v.startswith("q") else (True, False):
                 engines.append(
                     lambda flash=flash, unified=unified: LibllamaEngine(  # type: ignore[misc]
-                        settings, other, flash=flash, unified=unified
+                        params, other, flash=flash, unified=unified
                     )
                 )
     return engines

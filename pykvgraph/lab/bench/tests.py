@@ -9,9 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from pykvgraph.context_shift import N_KEEP
 from pykvgraph.lab.bench.engines import Engine, Ids, OurEngine
-
-N_KEEP = 32
 
 
 @dataclass(frozen=True)

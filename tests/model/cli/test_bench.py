@@ -21,8 +21,9 @@ from support.models import ModelSpec
 import pykvgraph as kvg
 from pykvgraph.cli import main
 from pykvgraph.lab.bench import tests
-from pykvgraph.lab.bench.engines import LibllamaEngine, LibllamaModel, OurEngine, Settings
+from pykvgraph.lab.bench.engines import LibllamaEngine, LibllamaModel, OurEngine
 from pykvgraph.lab.bench.tests import EXTRA_TESTS
+from pykvgraph.params import ContextParams
 
 ModelFile = Callable[[ModelSpec], Path]
 LIBLLAMA = ["libllama -fa 1", "libllama -fa 0"]
@@ -78,13 +79,21 @@ def test_cache_tests(stories: Path, test: str) -> None:
 )
 def test_what_is_compared_is_the_same(stories: Path, test: tests.Test) -> None:
     """After the same test both have the same next logits, also when it began with a saved state."""
-    settings = Settings(512, 512, 512, test.n_seq, 1, 1, "f32", "f32")
+    params = ContextParams(
+        n_ctx=512,
+        n_seq_max=test.n_seq,
+        n_threads=1,
+        n_threads_batch=1,
+        type_k="f32",
+        type_v="f32",
+        defrag_threshold=-1,
+    )
     with ExitStack() as stack:
         other = LibllamaModel(stories)
         stack.callback(other.close)
-        ours = OurEngine(settings, stack.enter_context(kvg.Model(stories, device="cpu")))
+        ours = OurEngine(params, stack.enter_context(kvg.Model(stories, device="cpu")))
         stack.callback(ours.close)
-        theirs = LibllamaEngine(settings, other, flash=False)
+        theirs = LibllamaEngine(params, other, flash=False)
         stack.callback(theirs.close)
         for _ in range(2):
             for engine in (ours, theirs):

@@ -1,0 +1,189 @@
+"""What a model, a context and a generation are set up with: each default once, each check once.
+
+The signatures of Model, Context, Sampler and generate take their defaults from here, as in
+`n_ctx: int = ContextParams.n_ctx`; so do the command line and the bench. What only the native code can judge
+(a size, a device's name) it checks when it gets the parameters.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pykvgraph._native.ffi import KvgContextParams, KvgFlashAttn, KvgModelParams, KvgType
+from pykvgraph._native.library import sized
+from pykvgraph.checks import INT32_MAX, flag, integer, real, shown, strings
+from pykvgraph.errors import InvalidArgumentError
+
+# the types of K and V by name; the numbers are kvgraph.h's and ggml's
+CACHE_TYPES: dict[str, int] = {kind.name.removeprefix("KVG_TYPE_").lower(): kind for kind in KvgType}
+_FLASH_ATTN: dict[str | bool, int] = {
+    "auto": KvgFlashAttn.KVG_FLASH_ATTN_AUTO,
+    "on": KvgFlashAttn.KVG_FLASH_ATTN_ON,
+    "off": KvgFlashAttn.KVG_FLASH_ATTN_OFF,
+    True: KvgFlashAttn.KVG_FLASH_ATTN_ON,
+    False: KvgFlashAttn.KVG_FLASH_ATTN_OFF,
+}
+MAX_SEED = 2**32 - 2  # libllama takes 2^32 - 1 for "a random one"
+_MAX_THREADS = 512
+_SMALL_MODEL = 10_000_000  # parameters
+
+
+@dataclass(frozen=True)
+class ModelParams:
+    """Where the layers of a model go; the fields are Model's arguments.
+
+    Raises InvalidArgumentError, which names the field.
+    """
+
+    device: str = "auto"
+    n_gpu_layers: int = -1
+    tensor_split: Sequence[float] | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.device, str) or not self.device.isascii() or "\0" in self.device:
+            raise InvalidArgumentError(
+                f'device must be "auto" or names that pykvgraph.devices() lists, got {shown(self.device)}'
+            )
+        _set(
+            self,
+            n_gpu_layers=integer(self.n_gpu_layers, "n_gpu_layers"),
+            tensor_split=_shares(self.tensor_split),
+        )
+
+    def native(self) -> KvgModelParams:
+        """The struct for kvg_model_load and kvg_plan_new."""
+        shares = self.tensor_split or ()
+        return sized(
+            KvgModelParams,
+            devices=self.device.encode(),
+            n_gpu_layers=self.n_gpu_layers,
+            tensor_split=(ctypes.c_float * len(shares))(*shares) if shares else None,
+            n_split=len(shares),
+        )
+
+
+@dataclass(frozen=True)
+class ContextParams:
+    """The sizes of a context and how it computes; the fields are Context's arguments.
+
+    Raises InvalidArgumentError, which names the field.
+    """
+
+    n_ctx: int = 4096
+    n_batch: int = 512
+    n_ubatch: int = 512
+    n_seq_max: int = 1
+    type_k: str = "f16"
+    type_v: str = "f16"
+    flash_attn: Literal["auto", "on", "off"] | bool = "auto"
+    hadamard: bool = True
+    n_threads: int | None = None
+    n_threads_batch: int | None = None
+    defrag_threshold: float = 0.1
+    offload_kqv: bool = True
+
+    def __post_init__(self) -> None:
+        threads = {"n_threads": self.n_threads, "n_threads_batch": self.n_threads_batch}
+        _set(
+            self,
+            n_ctx=integer(self.n_ctx, "n_ctx"),
+            n_batch=integer(self.n_batch, "n_batch"),
+            n_ubatch=integer(self.n_ubatch, "n_ubatch"),
+            n_seq_max=integer(self.n_seq_max, "n_seq_max"),
+            **{name: integer(value, name) for name, value in threads.items() if value is not None},
+            type_k=_choice(self.type_k, "type_k", CACHE_TYPES),
+            type_v=_choice(self.type_v, "type_v", CACHE_TYPES),
+            flash_attn=_choice(self.flash_attn, "flash_attn", _FLASH_ATTN),
+            hadamard=flag(self.hadamard, "hadamard"),
+            defrag_threshold=real(self.defrag_threshold, "defrag_threshold", -1e30, 1e30),
+            offload_kqv=flag(self.offload_kqv, "offload_kqv"),
+        )
+
+    def native(self, n_params: int) -> KvgContextParams:
+        """The struct for kvg_context_new and kvg_plan_new, for a model of n_params parameters."""
+        n_threads = default_threads(n_params) if self.n_threads is None else self.n_threads
+        return sized(
+            KvgContextParams,
+            n_ctx=self.n_ctx,
+            n_batch=self.n_batch,
+            n_ubatch=self.n_ubatch,
+            n_seq_max=self.n_seq_max,
+            n_threads=n_threads,
+            n_threads_batch=n_threads if self.n_threads_batch is None else self.n_threads_batch,
+            type_k=CACHE_TYPES[self.type_k],
+            type_v=CACHE_TYPES[self.type_v],
+            flash_attn=_FLASH_ATTN[self.flash_attn],
+            hadamard=self.hadamard,
+            defrag_threshold=self.defrag_threshold,
+            offload_kqv=self.offload_kqv,
+        )
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How a text is generated; the fields are arguments of generate: `generate(ctx, prompt, **vars(params))`.
+
+    max_tokens: most tokens to generate. temperature: 0 takes the likeliest token, and top_k, top_p, min_p and
+    seed do not matter then. top_k: draw from this many of the likeliest tokens; 0: from all. top_p: draw from
+    the likeliest tokens that together have this probability; 1: from all. min_p: draw from tokens that have
+    at least this share of the likeliest token's probability; 0: from all. seed: 0 to 2^32 - 2, or None for a
+    random seed. stop: the text ends before the first of these strings; a single string may be given as it is.
+
+    Raises InvalidArgumentError, which names the field.
+    """
+
+    max_tokens: int = 256
+    temperature: float = 0.0
+    top_k: int = 40
+    top_p: float = 0.95
+    min_p: float = 0.05
+    seed: int | None = None
+    stop: str | Iterable[str] = ()
+
+    def __post_init__(self) -> None:
+        _set(
+            self,
+            max_tokens=integer(self.max_tokens, "max_tokens", 1),
+            temperature=real(self.temperature, "temperature", 0.0, 1e6),
+            top_k=integer(self.top_k, "top_k", 0, INT32_MAX),
+            top_p=real(self.top_p, "top_p", 0.0, 1.0),
+            min_p=real(self.min_p, "min_p", 0.0, 1.0),
+            seed=None if self.seed is None else integer(self.seed, "seed", 0, MAX_SEED),
+            stop=strings(self.stop, "stop"),
+        )
+
+
+def default_threads(n_params: int) -> int:
+    """As many CPUs as this process may use; one for a small model, whose threads would only wait."""
+    return 1 if n_params < _SMALL_MODEL else min(len(os.sched_getaffinity(0)), _MAX_THREADS)
+
+
+def _set(params: object, **checked: Any) -> None:
+    """Replaces fields of a frozen dataclass, in its __post_init__."""
+    for name, value in checked.items():
+        object.__setattr__(params, name, value)
+
+
+def _shares(tensor_split: Any) -> tuple[float, ...] | None:
+    if tensor_split is None:
+        return None
+    if isinstance(tensor_split, (str, bytes)):
+        raise InvalidArgumentError(f"tensor_split must be numbers, got {shown(tensor_split)}")
+    try:
+        values = list(tensor_split)
+    except TypeError:
+        raise InvalidArgumentError(f"tensor_split must be numbers, got {shown(tensor_split)}") from None
+    return tuple(real(value, f"tensor_split[{i}]", 0, 1e30) for i, value in enumerate(values))
+
+
+def _choice(value: Any, name: str, choices: dict[Any, int]) -> Any:
+    """`value`, in lower case if it is a text, when it is one of `choices`."""
+    chosen = value.lower() if isinstance(value, str) else value
+    if not isinstance(value, (str, bool)) or chosen not in choices:
+        expected = ", ".join(repr(choice) for choice in choices)
+        raise InvalidArgumentError(f"{name} must be one of {expected}, got {shown(value)}")
+    return chosen

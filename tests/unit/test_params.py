@@ -1,0 +1,122 @@
+"""The parameters: each default once, and checks that name the field."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import math
+from collections.abc import Callable
+from typing import Any
+
+import click
+import numpy as np
+import pytest
+
+from pykvgraph.cli import main
+from pykvgraph.context import Context
+from pykvgraph.errors import InvalidArgumentError
+from pykvgraph.model import Model
+from pykvgraph.params import ContextParams, ModelParams, SamplingParams
+from pykvgraph.plan.memory import plan_memory
+from pykvgraph.text.sampling import Sampler
+from pykvgraph.token_loop import generate
+
+
+@pytest.mark.parametrize(
+    ("params", "function", "names"),
+    [
+        (ModelParams, Model, None),
+        (ModelParams, plan_memory, None),
+        (ContextParams, Context, None),
+        (SamplingParams, generate, None),
+        (SamplingParams, Sampler, {"temperature", "top_k", "top_p", "min_p", "seed"}),
+    ],
+)
+def test_signatures_show_the_defaults(
+    params: Any, function: Callable[..., Any], names: set[str] | None
+) -> None:
+    """Of every field, by its name."""
+    shown = inspect.signature(function).parameters
+    fields = [field for field in dataclasses.fields(params) if names is None or field.name in names]
+    assert fields
+    for field in fields:
+        assert shown[field.name].default is field.default
+    if names is not None:
+        assert set(shown) == names
+
+
+# the values of options whose default is not the library's own, and why
+OWN_DEFAULTS = {
+    ("bench", "n_batch"): 2048,  # llama-bench's
+    ("cells", "n_ctx"): 64,  # fits a terminal
+    ("cells", "n_seq_max"): 4,  # of the demonstration
+    ("passkey", "seed"): 1,  # of the task, not of a sampler
+}
+
+
+@pytest.mark.parametrize("verb", main.commands)
+def test_options_have_the_same_defaults(verb: str) -> None:
+    defaults = {
+        field.name: field.default
+        for params in (ModelParams, ContextParams, SamplingParams)
+        for field in dataclasses.fields(params)
+    }
+    command = main.commands[verb]
+    values = {option.name: option.get_default(click.Context(command)) for option in command.params}
+    for name in defaults.keys() & {
+        name for name, value in values.items() if isinstance(value, (str, int, float))
+    }:
+        expected = OWN_DEFAULTS.get((verb, name), defaults[name])
+        assert values[name] == expected, name
+
+
+NO_INTEGER = [1.5, "1", True, None]
+NO_NUMBER = ["1", None, True, math.nan]
+
+
+@pytest.mark.parametrize(
+    ("params", "name", "values"),
+    [
+        (ModelParams, "device", [None, 0, "Gr\u00e4fin", "cpu\0"]),
+        (ModelParams, "n_gpu_layers", [*NO_INTEGER, 2**63]),
+        (ModelParams, "tensor_split", ["1,2", 5, [1, -1], [math.nan], [None]]),
+        *((ContextParams, name, NO_INTEGER) for name in ("n_ctx", "n_batch", "n_ubatch", "n_seq_max")),
+        *((ContextParams, name, NO_INTEGER[:3]) for name in ("n_threads", "n_threads_batch")),
+        *((ContextParams, name, ["f12", "", None, 1, True]) for name in ("type_k", "type_v")),
+        (ContextParams, "flash_attn", ["yes", None, 1]),
+        *((ContextParams, name, [1, "on", None]) for name in ("hadamard", "offload_kqv")),
+        (ContextParams, "defrag_threshold", NO_NUMBER),
+        (SamplingParams, "max_tokens", [*NO_INTEGER, 0, -1]),
+        (SamplingParams, "temperature", [*NO_NUMBER, -0.1, math.inf]),
+        (SamplingParams, "top_k", [*NO_INTEGER, -1, 2**31]),
+        *((SamplingParams, name, [*NO_NUMBER, -0.1, 1.1]) for name in ("top_p", "min_p")),
+        (SamplingParams, "seed", [1.5, True, -1, 2**32 - 1]),
+        (SamplingParams, "stop", ["", [""], ["a", None], 5, None]),
+    ],
+)
+def test_bad_values_are_named(params: Any, name: str, values: list[Any]) -> None:
+    for value in values:
+        with pytest.raises(InvalidArgumentError, match=name):
+            params(**{name: value})
+
+
+def test_what_is_kept_is_plain() -> None:
+    """Fields hold Python's own types, whatever was given, and can't be changed."""
+    context = ContextParams(n_ctx=np.int64(64), type_k="F32", flash_attn="ON")  # type: ignore[arg-type]
+    assert type(context.n_ctx) is int
+    assert (context.n_ctx, context.type_k, context.flash_attn) == (64, "f32", "on")
+    assert ModelParams(tensor_split=[1, 2]).tensor_split == (1.0, 2.0)
+    assert SamplingParams(stop="end").stop == ("end",)
+    assert SamplingParams(stop=iter(["a", "b"])).stop == ("a", "b")
+    assert hash(SamplingParams(stop=["a"])) == hash(SamplingParams(stop=("a",)))
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        context.n_ctx = 1  # type: ignore[misc]
+
+
+def test_threads_are_chosen_for_the_model() -> None:
+    small, large = 1_000_000, 1_000_000_000
+    assert ContextParams().native(small).n_threads == 1
+    assert ContextParams().native(large).n_threads >= 1
+    assert ContextParams(n_threads=3).native(small).n_threads_batch == 3
+    native = ContextParams(n_threads=3, n_threads_batch=2).native(large)
+    assert (native.n_threads, native.n_threads_batch) == (3, 2)

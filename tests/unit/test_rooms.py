@@ -1,0 +1,155 @@
+"""The package's plan: imports point downwards, none of them in a circle, and no two things share a name."""
+
+from __future__ import annotations
+
+import ast
+import graphlib
+import inspect
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import NamedTuple
+
+import pytest
+
+import pykvgraph as kvg
+from pykvgraph import viz
+
+ROOT = Path(kvg.__path__[0])
+FACE = "pykvgraph"
+
+# From the bottom up. A module imports from its own layer and from those below. Some rooms are only planned.
+LAYERS: list[set[str]] = [
+    {"_native.ffi"},
+    {"errors", "env", "checks", "types"},
+    {"_native"},
+    {"params", "batch", "device", "gguf_file", "text", "state", "models"},
+    {"model", "kv_cache", "context"},
+    {"context_shift", "feed", "token_loop", "long_reader"},
+    {"plan"},
+    {"tier"},
+    {"prefix", "stream"},
+    {"engine", "llama", "lab", "viz"},
+    {"cli", "server", "cluster", "__main__"},
+]
+
+
+class Import(NamedTuple):
+    """One module names another of the package."""
+
+    importer: str  # "cli.generate"; the face is ""
+    imported: str
+    when: str  # "at once", "for types" (under TYPE_CHECKING), "late" (inside a function)
+
+    def __str__(self) -> str:
+        return f"{self.importer or FACE} imports {self.imported or FACE} ({self.when})"
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {module_name(path): path for path in ROOT.rglob("*.py")}
+
+
+def imported_modules(node: ast.Import | ast.ImportFrom) -> Iterator[str]:
+    """The modules of the package that a statement names; those that it runs on the way are not counted."""
+    if isinstance(node, ast.Import):
+        for alias in node.names:
+            if alias.name == FACE or alias.name.startswith(f"{FACE}."):
+                yield alias.name[len(FACE) + 1 :]
+        return
+    assert node.level == 0, f"a relative import, of {node.module}"
+    source = node.module or ""
+    if source != FACE and not source.startswith(f"{FACE}."):
+        return
+    for alias in node.names:
+        name = f"{source}.{alias.name}"[len(FACE) + 1 :]
+        yield name if name in MODULES else source[len(FACE) + 1 :]
+
+
+def imports_of(module: str) -> Iterator[Import]:
+    def visit(node: ast.AST, when: str) -> Iterator[Import]:
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            for name in imported_modules(node):
+                yield Import(module, name, when)
+        elif isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
+            for statement in node.body:
+                yield from visit(statement, "for types")
+            for statement in node.orelse:
+                yield from visit(statement, when)
+        else:
+            inside = isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
+            for child in ast.iter_child_nodes(node):
+                yield from visit(child, "late" if inside else when)
+
+    return visit(ast.parse(MODULES[module].read_text(encoding="utf-8")), "at once")
+
+
+IMPORTS = [found for module in MODULES for found in imports_of(module)]
+
+
+def layer(module: str) -> int:
+    """The layer of a module, or of the package that it is in."""
+    names = [module, module.split(".")[0]]
+    found = [i for name in names for i, rooms in enumerate(LAYERS) if name in rooms]
+    assert found, f"{module} has no layer: give it one in LAYERS, and in the plan"
+    return found[0]
+
+
+def test_the_imports_are_read() -> None:
+    """Some that are there today, so that the tests below are about something."""
+    assert Import("context", "kv_cache", "at once") in IMPORTS
+    assert Import("_native.library", "errors", "at once") in IMPORTS  # from pykvgraph import errors
+    assert Import("cli.generate", "types", "for types") in IMPORTS
+    assert Import("cli.generate", "", "late") in IMPORTS
+
+
+def test_no_circle() -> None:
+    graph: dict[str, set[str]] = {module: set() for module in MODULES}
+    for found in IMPORTS:
+        if found.when == "at once":
+            graph[found.importer].add(found.imported)
+    try:
+        tuple(graphlib.TopologicalSorter(graph).static_order())
+    except graphlib.CycleError as error:
+        pytest.fail(" imports ".join(reversed(error.args[1])))
+
+
+def test_imports_point_downwards() -> None:
+    inside = [found for found in IMPORTS if found.importer and found.imported]
+    upwards = [str(found) for found in inside if layer(found.imported) > layer(found.importer)]
+    assert not upwards
+
+
+def test_only_programs_use_the_face() -> None:
+    """Everything else would import itself."""
+    assert not [str(found) for found in IMPORTS if not found.imported and found.when == "at once"]
+    users = {found.importer for found in IMPORTS if not found.imported}
+    assert not {module for module in users if layer(module) < layer("cli")}
+
+
+def test_only_the_command_line_imports_late() -> None:
+    """It does so for quick help; elsewhere a late import hides a circle."""
+    late = [found for found in IMPORTS if found.when == "late" and not found.importer.startswith("cli")]
+    assert not list(map(str, late))
+
+
+@pytest.mark.parametrize("face", [kvg, viz], ids=lambda face: face.__name__)
+def test_no_module_has_the_name_of_a_public_function(face: ModuleType) -> None:
+    """`import pykvgraph.generate` would replace the function. A file in cli has its verb's name."""
+    if not hasattr(face, "__all__"):
+        pytest.skip("the package is not installed, so it can't be imported")
+    functions = {name for name in face.__all__ if inspect.isfunction(getattr(face, name))}
+    assert functions
+    last = {module.split(".")[-1] for module in MODULES if module and not module.startswith("cli.")}
+    assert not functions & last
+
+
+def test_plan_is_a_package() -> None:
+    """Not the function that it once was: that is plan_memory."""
+    if not hasattr(kvg, "__all__"):
+        pytest.skip("the package is not installed, so it can't be imported")
+    assert kvg.plan.__path__
+    assert "plan" in kvg.__all__ and "plan_memory" in kvg.__all__
