@@ -8,11 +8,11 @@ import numpy as np
 import numpy.typing as npt
 
 from pykvgraph._native.handles import NotCopied
-from pykvgraph.batch import Batch
 from pykvgraph.checks import Integers, integer, integers
 from pykvgraph.context import Context
-from pykvgraph.context_shift import N_KEEP, ContextShift, make_room, self_extend
+from pykvgraph.context_shift import N_KEEP, ContextShift, self_extend
 from pykvgraph.errors import InvalidArgumentError
+from pykvgraph.feed import Feed
 from pykvgraph.types import ShiftReport
 
 
@@ -46,9 +46,9 @@ class LongReader(NotCopied):
         self._seq = integer(seq, "seq", 0, ctx.n_seq_max - 1)
         self._n_grp = integer(n_grp, "n_grp", 1)
         n_keep = integer(n_keep, "n_keep", 0)
-        # the positions that a batch takes once it is in groups
-        self._shift = ContextShift(n_keep, -(-ctx.n_batch // self._n_grp), on_shift)
-        self._before_shift = before_shift
+        n_discard = -(-ctx.n_batch // self._n_grp)  # the positions that a batch takes once it is in groups
+        shift = ContextShift(n_keep, n_discard, on_shift)
+        self._feed = Feed(ctx, self._seq, shift, before_shift, self._shifted)
         self._on_extend = on_extend
         self._newest: int | None = None  # where the newest batch begins, while its positions are its own
         if n_keep * self._n_grp + ctx.n_batch > ctx.kv.n_cells:
@@ -59,18 +59,13 @@ class LongReader(NotCopied):
 
     def read(self, ids: Integers) -> None:
         """Decodes the tokens after what the sequence holds; no logits. Errors as in Context.decode."""
-        kv, n_batch = self._ctx.kv, self._ctx.n_batch
-        batch = Batch()
+        n_batch = self._ctx.n_batch
         tokens = integers(ids, "ids", 0)
         for begin in range(0, len(tokens), n_batch):
             part = tokens[begin : begin + n_batch]
             self._extend()  # only the newest batch has positions of its own
-            self.make_room(len(part))
-            p0 = kv.seq_pos_max(self._seq) + 1
-            batch.clear()
-            batch.extend(part, p0, (self._seq,), logits=False)
-            self._ctx.decode(batch)
-            self._newest = p0
+            self._feed.append_batch(part)
+            self._newest = self._ctx.kv.seq_pos_max(self._seq) + 1 - len(part)
 
     def make_room(self, n_tokens: int) -> None:
         """Gives up the oldest positions after the kept ones until n_tokens cells are empty.
@@ -78,13 +73,9 @@ class LongReader(NotCopied):
         Raises InvalidArgumentError for n_tokens < 0, and CacheFullError, with nothing given up, when that
         many can't become empty: by what is kept, or what other sequences hold.
         """
-        n_tokens = integer(n_tokens, "n_tokens", 0)
-        make_room(self._ctx.kv, self._seq, n_tokens, self._shift.n_keep, self._give_up)
+        self._feed.make_room(integer(n_tokens, "n_tokens", 0))
 
-    def _give_up(self) -> None:
-        if self._before_shift is not None:
-            self._before_shift()
-        report = self._shift.apply(self._ctx.kv, self._seq)
+    def _shifted(self, report: ShiftReport) -> None:
         if self._newest is not None and self._newest > report.n_keep:
             self._newest = max(self._newest - report.n_discard, report.n_keep)
 

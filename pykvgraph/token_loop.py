@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 
-from pykvgraph.batch import Batch
 from pykvgraph.checks import Integers, integer, integers, shown
-from pykvgraph.context import Context, LastOutput
-from pykvgraph.context_shift import ContextShift, make_room
-from pykvgraph.errors import CacheFullError, InvalidArgumentError, KVGraphError
+from pykvgraph.context import Context
+from pykvgraph.context_shift import ContextShift
+from pykvgraph.errors import InvalidArgumentError, KVGraphError
+from pykvgraph.feed import Feed
 from pykvgraph.params import SamplingParams
 from pykvgraph.text.sampling import Sampler
 from pykvgraph.text.text_stream import TextStream
@@ -57,63 +56,23 @@ def generate(
         raise InvalidArgumentError(f"on_full must be a pykvgraph.ContextShift or None, got {shown(on_full)}")
     chosen = SamplingParams(max_tokens, temperature, top_k, top_p, min_p, seed, stop)
     sampler = Sampler(chosen.temperature, chosen.top_k, chosen.top_p, chosen.min_p, chosen.seed)
-    feeder = _Feeder(ctx, seq, on_full, not sampler.greedy)
-    return _loop(feeder, prompt, chosen.max_tokens, sampler, TextStream(chosen.stop))
-
-
-class _Feeder:
-    """Appends tokens to one sequence, making room for them."""
-
-    def __init__(self, ctx: Context, seq: int, on_full: ContextShift | None, with_logits: bool) -> None:
-        self.ctx = ctx
-        self.seq = seq
-        self._with_logits = with_logits
-        self._on_full = on_full
-        self._batch = Batch()
-
-    def feed(self, ids: Sequence[int] | npt.NDArray[np.int32]) -> LastOutput:
-        """Decodes all of `ids`, in as many batches as it takes; what comes after the last."""
-        if len(ids) == 1:
-            try:
-                return self.ctx._handle.call(self.ctx._append, self.seq, int(ids[0]), self._with_logits)
-            except CacheFullError:
-                pass  # what follows makes room, or says what the user can do
-        kv, on_full = self.ctx.kv, self._on_full
-        if on_full is None and len(ids) > kv.n_free:
-            raise CacheFullError(
-                f"{len(ids)} tokens don't fit: {kv.n_free} of {kv.n_cells} cells are empty. "
-                "Use a larger n_ctx, remove tokens (kv.seq_rm, kv.clear), or pass on_full=ContextShift(...)"
-            )
-        while True:
-            if on_full is not None:
-                make_room(kv, self.seq, 1, on_full.n_keep, partial(on_full.apply, kv, self.seq))
-            count = max(1, min(len(ids), self.ctx.n_batch, kv.n_free))
-            self._batch.clear()
-            self._batch.extend(ids[:count], kv.seq_pos_max(self.seq) + 1, (self.seq,))
-            try:
-                last = self.ctx._handle.call(self.ctx._decode_last, self._batch, self._with_logits)
-            except CacheFullError:
-                if on_full is None:
-                    raise
-                continue  # another thread's decode took the cells that were counted: it has got on, at least
-            ids = ids[count:]
-            if not len(ids):
-                return last
+    feed = Feed(ctx, seq, on_full)
+    return _loop(feed, prompt, chosen.max_tokens, sampler, TextStream(chosen.stop))
 
 
 def _loop(
-    feeder: _Feeder,
+    feed: Feed,
     prompt: str | npt.NDArray[np.int32],
     max_tokens: int,
     sampler: Sampler,
     stream: TextStream,
 ) -> Iterator[Piece]:
-    ids: Sequence[int] | npt.NDArray[np.int32] = _prompt_ids(feeder, prompt)
-    tokenizer = feeder.ctx.model.tokenizer
+    ids: Sequence[int] | npt.NDArray[np.int32] = _prompt_ids(feed, prompt)
+    tokenizer = feed.ctx.model.tokenizer
     # SentencePiece puts a space before a text's first word, which is no part of the text
     at_start = tokenizer.space_prefix and int(ids[-1]) == tokenizer.bos
     for left in range(max_tokens - 1, -1, -1):
-        last = feeder.feed(ids)
+        last = feed.append(ids, copy_logits=not sampler.greedy)
         if not math.isfinite(last.log_sum):
             raise KVGraphError("the logits are broken: one is no number, or the largest is infinite")
         token, score = last.best, last.best_logprob
@@ -137,11 +96,11 @@ def _loop(
         ids = [token]
 
 
-def _prompt_ids(feeder: _Feeder, prompt: str | npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+def _prompt_ids(feed: Feed, prompt: str | npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
     if not isinstance(prompt, str):
         return prompt
-    empty = feeder.ctx.kv.seq_pos_max(feeder.seq) < 0
-    return _not_empty(np.array(feeder.ctx.model.tokenizer.encode(prompt, add_special=empty), np.int32))
+    empty = feed.ctx.kv.seq_pos_max(feed.seq) < 0
+    return _not_empty(np.array(feed.ctx.model.tokenizer.encode(prompt, add_special=empty), np.int32))
 
 
 def _not_empty(ids: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:

@@ -134,6 +134,26 @@ def test_shifted_generation_is_what_the_operations_by_hand_say(story_model: kvg.
             logits = decode(by_hand, [Token(token, kv.seq_pos_max(0) + 1)])[0]
 
 
+def test_a_prompt_longer_than_the_cache(story_model: kvg.Model) -> None:
+    """What is free is filled before anything is given up."""
+    ids = [5 + i for i in range(40)]
+    shifts: list[kvg.ShiftReport] = []
+    with (
+        open_context(story_model, n_ctx=32, n_batch=24) as ctx,
+        open_context(story_model, n_ctx=32) as by_hand,
+    ):
+        shift = kvg.ContextShift(n_keep=4, n_discard=8, on_shift=shifts.append)
+        (piece,) = kvg.generate(ctx, ids, max_tokens=1, on_full=shift)
+        assert [report.n_past for report in shifts] == [24]
+        decode(by_hand, run_of(ids[:24]))
+        decode(by_hand, run_of(ids[24:32], 24))
+        by_hand.kv.seq_rm(0, 4, 12)
+        by_hand.kv.seq_add(0, 12, -1, -8)
+        logits = decode(by_hand, run_of(ids[32:], 24))
+        assert piece.token == int(logits[-1].argmax())
+        assert np.allclose(ctx.logits()[-1], logits[-1], atol=1e-3)
+
+
 def test_threads_make_room_on_one_context(story_model: kvg.Model) -> None:
     """Neither can be left without tokens to give up: one alone doesn't fill the cache, both do."""
     n_ctx, n_tokens = 64, 45

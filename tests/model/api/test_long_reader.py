@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
-from support.engines import decode, open_context, random_ids, run_of
+from support.engines import Token, decode, open_context, random_ids, run_of
 from support.kv_rows import same_cells
 from support.models import N_VOCAB
 
@@ -93,6 +94,28 @@ def test_no_room_for_what_can_never_fit(ctx: kvg.Context) -> None:
         reader.make_room(25)
     ctx.kv.seq_rm(1, 0, -1)
     assert same_cells(ctx.kv.cells(), before)
+
+
+def test_a_decode_between_the_making_of_room_and_the_own_one(
+    ctx: kvg.Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another thread takes the cells that were just made free: the reader makes room again."""
+    reader = reader_of(ctx, 1)
+    reader.read(IDS)  # 16 of 64 cells are free
+    call = ctx._handle.call
+    taken: list[int] = []
+
+    def late(function: Any, *arguments: Any) -> Any:
+        if function == ctx._decode and not taken:
+            taken.append(ctx.kv.n_free)
+            decode(ctx, [Token(5, i, (1,)) for i in range(taken[0])])
+        return call(function, *arguments)
+
+    monkeypatch.setattr(ctx._handle, "call", late)
+    reader.read(IDS[:N_BATCH])
+    assert taken == [16]
+    assert positions(ctx) == list(range(3 * N_BATCH))  # a batch was given up for the newest
+    assert int(ctx.kv.cells().seq[:, 1].sum()) == 16
 
 
 @pytest.mark.parametrize("n_tokens", [-1, 1.5, True, "1", 2**63])
