@@ -5,21 +5,21 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from pykvgraph._native.ffi import KvgDefragPolicy, KvgKvInfo, KvgUpdateStats
 from pykvgraph._native.handles import Handle, NotCopied
-from pykvgraph._native.library import fetch, lib, sized
+from pykvgraph._native.library import lib, sized
 from pykvgraph.checks import flag, integer, shown
 from pykvgraph.errors import InvalidArgumentError
 from pykvgraph.gguf_file import native_path
 from pykvgraph.state.file import read_file, write_file
 from pykvgraph.state.format import Geometry, unpack
-from pykvgraph.state.transfer import put, read_cells, read_geometry, read_info, take
-from pykvgraph.types import CellGroup, CellsView, UpdateStats
+from pykvgraph.state.transfer import put, read_bounds, read_cells, read_geometry, read_info, take
+from pykvgraph.types import CellGroup, CellsView, SeqBounds, UpdateStats
 
 _POLICIES: dict[str, int] = {
     "fill": KvgDefragPolicy.KVG_DEFRAG_FILL,
@@ -27,6 +27,14 @@ _POLICIES: dict[str, int] = {
 }
 
 Blob: TypeAlias = bytes  # `bytes` is a property below
+
+
+class _KnownBounds(NamedTuple):
+    """seq_pos_min and seq_pos_max of every sequence, after so many calls on the context."""
+
+    n_calls: int
+    pos_min: list[int]
+    pos_max: list[int]
 
 
 class KVCache(NotCopied):
@@ -41,6 +49,7 @@ class KVCache(NotCopied):
 
     def __init__(self, handle: Handle) -> None:
         self._handle = handle
+        self._bounds = _KnownBounds(-1, [], [])
 
     @functools.cached_property
     def _geometry(self) -> Geometry:
@@ -72,15 +81,15 @@ class KVCache(NotCopied):
 
     def seq_pos_min(self, seq: int) -> int:
         """The sequence's lowest position; -1 when it has no cells."""
-        return self._handle.call(
-            lambda pointer: fetch(lib().kvg_kv_seq_pos_min, pointer, integer(seq, "seq"))
-        )
+        return self._known_bounds().pos_min[self._known_seq(seq)]
 
     def seq_pos_max(self, seq: int) -> int:
         """The sequence's highest position; -1 when it has no cells."""
-        return self._handle.call(
-            lambda pointer: fetch(lib().kvg_kv_seq_pos_max, pointer, integer(seq, "seq"))
-        )
+        return self._known_bounds().pos_max[self._known_seq(seq)]
+
+    def seq_bounds(self) -> SeqBounds:
+        """Of every sequence, at one moment: lowest and highest position, and the number of its cells."""
+        return SeqBounds(*map(np.array, self._handle.call(read_bounds, self._n_seq_max)))
 
     def clear(self, data: bool = False) -> None:
         """Every cell becomes empty, and K and V that were written are zeroed; with `data`, all of them."""
@@ -228,6 +237,25 @@ class KVCache(NotCopied):
         Of what is no saved state, or not all of one, no more than the header is read.
         """
         self.load(read_file(os.fsdecode(native_path(path))), seq)
+
+    @functools.cached_property
+    def _n_seq_max(self) -> int:
+        return int(self._info().n_seq_max)
+
+    def _known_bounds(self) -> _KnownBounds:
+        """Asked natively once after each call that may have changed them, not once for each sequence."""
+        if self._bounds.n_calls != self._handle.n_calls:
+            self._bounds = self._handle.call(self._ask_bounds, self._n_seq_max)
+        return self._bounds
+
+    def _ask_bounds(self, context: int, n_seq_max: int) -> _KnownBounds:
+        pos_min, pos_max, _ = read_bounds(context, n_seq_max)
+        return _KnownBounds(self._handle.n_calls, pos_min[:], pos_max[:])
+
+    def _known_seq(self, seq: int) -> int:
+        if type(seq) is int and 0 <= seq < self._n_seq_max:  # as nearly always
+            return seq
+        return integer(seq, "seq", 0, self._n_seq_max - 1)
 
     def _read(self, layer: int, v: int) -> npt.NDArray[np.float32]:
         info = self._info()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -106,6 +106,14 @@ class UpdateStats:
         waiting = f", {self.waiting_cells} waiting" if self.waiting_cells else ""
         milliseconds = f"{self.seconds * 1000:.1f} ms"
         return f"{self.shifted_cells} cells shifted{waiting}, {self.moved_cells} moved, {milliseconds}"
+
+
+class SeqBounds(NamedTuple):
+    """First and last position and the number of cells of every sequence: arrays by sequence id."""
+
+    pos_min: npt.NDArray[np.int32]  # (n_seq_max,), -1 where a sequence has no cells
+    pos_max: npt.NDArray[np.int32]  # (n_seq_max,), -1 where a sequence has no cells
+    n_cells: npt.NDArray[np.int32]  # (n_seq_max,)
 
 
 @dataclass(frozen=True)

@@ -315,6 +315,8 @@ KVG_API kvg_status kvg_kv_seq_add(kvg_context * context, int64_t seq, int64_t p0
 KVG_API kvg_status kvg_kv_seq_div(kvg_context * context, int64_t seq, int64_t p0, int64_t p1, int64_t d);
 KVG_API kvg_status kvg_kv_seq_pos_min(const kvg_context * context, int64_t seq, int64_t * out); /* -1: no cells */
 KVG_API kvg_status kvg_kv_seq_pos_max(const kvg_context * context, int64_t seq, int64_t * out);
+/* Of every sequence, n_seq_max values each: its lowest and highest position, -1 when it has no cells, and the number of its cells. */
+KVG_API kvg_status kvg_kv_seq_bounds(const kvg_context * context, int32_t * pos_min, int32_t * pos_max, int32_t * n_cells);
 /* Every cell becomes empty, and K and V that were written are zeroed; data: all of K and V is, written or not. */
 KVG_API kvg_status kvg_kv_clear(kvg_context * context, int32_t data);
 

@@ -85,10 +85,14 @@ TEST_CASE("sort: one run per distinct set, in the order promised, in steps of bo
         cells c(size, 4);
         for (uint32_t i = 0; i < size; ++i) {
             if (random() % 4 != 0) {
-                c.put(i, static_cast<int32_t>(random() % 50), {1 + random() % 15});
+                c.put(i, static_cast<int32_t>(random() % 50), {uint64_t{1} << random() % 4});
             }
         }
-        c.apply(c.check_add(random() % 4, 10, 20, 3)); // shared or not: shifts of all kinds travel along
+        c.apply(c.check_add(random() % 4, 10, 20, 3)); // shifts travel along
+        for (int n = 0; n < 8; ++n) {
+            const int64_t p0 = random() % 50;
+            c.seq_cp(random() % 4, random() % 4, p0, p0 + random() % 30);
+        }
         const auto before = contents(c);
         const uint32_t max_ranks = 1 + random() % 20;
         for (const std::vector<cell_move> & step : plan_sort(c, max_ranks)) {

@@ -279,6 +279,7 @@ STATUS_FUNCTIONS = (
     "kvg_kv_seq_div",
     "kvg_kv_seq_pos_min",
     "kvg_kv_seq_pos_max",
+    "kvg_kv_seq_bounds",
     "kvg_kv_clear",
     "kvg_kv_defrag",
     "kvg_kv_update",
@@ -390,6 +391,8 @@ def declare(lib: CDLL) -> None:
     lib.kvg_kv_seq_pos_min.restype = c_int32
     lib.kvg_kv_seq_pos_max.argtypes = [c_void_p, c_int64, POINTER(c_int64)]
     lib.kvg_kv_seq_pos_max.restype = c_int32
+    lib.kvg_kv_seq_bounds.argtypes = [c_void_p, POINTER(c_int32), POINTER(c_int32), POINTER(c_int32)]
+    lib.kvg_kv_seq_bounds.restype = c_int32
     lib.kvg_kv_clear.argtypes = [c_void_p, c_int32]
     lib.kvg_kv_clear.restype = c_int32
     lib.kvg_kv_defrag.argtypes = [c_void_p, c_int32]

@@ -36,11 +36,13 @@ class _Object(NotCopied):
         self.lock = threading.RLock()
         self.busy = False
         self.closed = False
+        self.n_calls = 0
 
     def close(self) -> None:
         """Once: the finalizer sees to that."""
         with self.lock:
             self.closed = True
+            self.n_calls += 1
             if not self.busy:
                 self.free(self.pointer)
 
@@ -79,12 +81,18 @@ class Handle(NotCopied):
                     f"the {self._name} is in use by the call that this one interrupted"
                 )
             target.busy = True
+            target.n_calls += 1
             try:
                 return function(target.pointer, *arguments)
             finally:
                 target.busy = False
                 if target.closed:  # closed from within the call
                     target.free(target.pointer)
+
+    @property
+    def n_calls(self) -> int:
+        """Calls that were begun so far, close() being one: while it is the same, the object is too."""
+        return self._object.n_calls
 
     def close(self) -> None:
         """Frees the object. A second call does nothing."""

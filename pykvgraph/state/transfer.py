@@ -35,6 +35,13 @@ def read_cells(context: int) -> CellsView:
     return CellsView(pos, seq.astype(np.bool_), shift, dither)
 
 
+def read_bounds(context: int, n_seq_max: int) -> list[ctypes.Array[ctypes.c_int32]]:
+    """Of every sequence: first position, last position, number of cells."""
+    bounds = [(ctypes.c_int32 * n_seq_max)() for _ in range(3)]
+    lib().kvg_kv_seq_bounds(context, *bounds)
+    return bounds
+
+
 def read_geometry(context: int) -> Geometry:
     """What a saved row must fit."""
     info = read_info(context)

@@ -390,6 +390,18 @@ kvg_status kvg_kv_seq_pos_max(const kvg_context * context, int64_t seq, int64_t 
     return guarded([&] { need(out, "out") = cells_of(context).seq_pos_max(seq); });
 }
 
+kvg_status kvg_kv_seq_bounds(const kvg_context * context, int32_t * pos_min, int32_t * pos_max, int32_t * n_cells) {
+    return guarded([&] {
+        const kvg::cells & cells = cells_of(context);
+        need(pos_min, "pos_min"), need(pos_max, "pos_max"), need(n_cells, "n_cells");
+        for (uint32_t s = 0; s < cells.n_seq_max(); ++s) {
+            pos_min[s] = cells.seq_pos_min(s);
+            pos_max[s] = cells.seq_pos_max(s);
+            n_cells[s] = static_cast<int32_t>(cells.extent(s).n);
+        }
+    });
+}
+
 kvg_status kvg_kv_clear(kvg_context * context, int32_t data) {
     return on_cells(context, [&](kvg::cells &) { context->context.clear(data != 0); });
 }

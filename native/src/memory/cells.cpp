@@ -20,15 +20,19 @@ struct pos_range {
     bool contains(int32_t pos) const { return pos >= p0 && pos < p1; }
 };
 
+bool has_member(const uint64_t * words, uint32_t n_words) {
+    return std::any_of(words, words + n_words, [](uint64_t word) { return word != 0; });
+}
+
 } // namespace
 
 cells::cells(uint32_t n_cells, uint32_t n_seq_max)
-    : n_seq_max_(n_seq_max), n_words_((n_seq_max + 63) / 64), pos_(n_cells, -1), shift_(n_cells, 0), dither_(n_cells, 0),
-      seq_(static_cast<size_t>(n_cells) * n_words_, 0) {}
+    : n_seq_max_(n_seq_max), n_words_((n_seq_max + 63) / 64), cells_(n_cells), seq_(static_cast<size_t>(n_cells) * n_words_, 0),
+      extents_(n_seq_max) {}
 
 bool cells::covers(uint32_t i, const seq_set & set) const {
     for (uint32_t w = 0; w < n_words_; ++w) {
-        if ((seq_[size_t{i} * n_words_ + w] & set[w]) != set[w]) {
+        if ((words(i)[w] & set[w]) != set[w]) {
             return false;
         }
     }
@@ -38,7 +42,7 @@ bool cells::covers(uint32_t i, const seq_set & set) const {
 bool cells::is_shared(uint32_t i) const {
     bool seen = false;
     for (uint32_t w = 0; w < n_words_; ++w) {
-        const uint64_t bits = seq_[size_t{i} * n_words_ + w];
+        const uint64_t bits = words(i)[w];
         if (bits && (seen || (bits & (bits - 1)))) {
             return true;
         }
@@ -47,10 +51,7 @@ bool cells::is_shared(uint32_t i) const {
     return false;
 }
 
-seq_set cells::set(uint32_t i) const {
-    const auto words = seq_.begin() + static_cast<ptrdiff_t>(i) * n_words_;
-    return seq_set(words, words + n_words_);
-}
+seq_set cells::set(uint32_t i) const { return seq_set(words(i), words(i) + n_words_); }
 
 uint32_t cells::check_seq(int64_t seq, const char * what) const {
     if (seq < 0 || seq >= n_seq_max_) {
@@ -60,95 +61,137 @@ uint32_t cells::check_seq(int64_t seq, const char * what) const {
     return static_cast<uint32_t>(seq);
 }
 
-int32_t cells::seq_pos_min(int64_t seq) const {
+const seq_extent & cells::extent(int64_t seq) const {
     const uint32_t s = check_seq(seq, "sequence");
-    int32_t lowest = -1;
-    for (uint32_t i = 0; i < n_kv_; ++i) {
-        if (has_seq(i, s) && (lowest < 0 || pos_[i] < lowest)) {
-            lowest = pos_[i];
-        }
+    if (!extents_[s].is_tight) {
+        tighten();
     }
-    return lowest;
+    return extents_[s];
 }
 
-int32_t cells::seq_pos_max(int64_t seq) const {
-    const uint32_t s = check_seq(seq, "sequence");
-    int32_t highest = -1;
-    for (uint32_t i = 0; i < n_kv_; ++i) {
-        if (has_seq(i, s)) {
-            highest = std::max(highest, pos_[i]);
+int32_t cells::seq_pos_min(int64_t seq) const {
+    const seq_extent & found = extent(seq);
+    return found.n ? found.pos_min : -1;
+}
+
+int32_t cells::seq_pos_max(int64_t seq) const { return extent(seq).pos_max; }
+
+cell_span cells::span_of(const seq_set & set) const {
+    uint32_t begin = size();
+    uint32_t end = 0;
+    each_member(set.data(), n_words_, [&](uint32_t s) {
+        begin = std::min(begin, extent(s).begin);
+        end = std::max(end, extent(s).end);
+    });
+    return {begin, end > begin ? end - begin : 0};
+}
+
+cell_span cells::seen_run(const seq_set & set, int32_t pos) const {
+    uint32_t n_members = 0;
+    uint32_t member = 0;
+    each_member(set.data(), n_words_, [&](uint32_t s) {
+        ++n_members;
+        member = s;
+    });
+    const seq_extent & found = extent(member);
+    const bool is_run = n_members == 1 && found.n > 0 && found.end - found.begin == found.n && found.pos_max <= pos;
+    return is_run ? cell_span{found.begin, found.n} : cell_span{0, 0};
+}
+
+// All extents that are not tight at once: after an operation on every sequence each cell is looked at once, not once for each of them.
+void cells::tighten() const {
+    std::array<uint64_t, MAX_SEQS / 64> loose = {};
+    uint32_t begin = size();
+    uint32_t end = 0;
+    for (uint32_t s = 0; s < n_seq_max_; ++s) {
+        seq_extent & extent = extents_[s];
+        if (!extent.is_tight) {
+            loose[s / 64] |= uint64_t{1} << (s % 64);
+            begin = std::min(begin, extent.begin);
+            end = std::max(end, extent.end);
+            const uint32_t n = extent.n;
+            extent = {};
+            extent.n = n;
         }
     }
-    return highest;
+    for (uint32_t i = begin; i < end; ++i) {
+        for (uint32_t w = 0; w < n_words_; ++w) {
+            for (uint64_t bits = words(i)[w] & loose[w]; bits; bits &= bits - 1) {
+                extents_[w * 64 + static_cast<uint32_t>(__builtin_ctzll(bits))].include(pos(i), i);
+            }
+        }
+    }
 }
 
 void cells::set_shift(uint32_t i, int32_t shift) {
-    shift_version_ += shift_[i] != shift;
-    n_shifted_ -= shift_[i] != 0;
-    shift_[i] = shift;
-    n_shifted_ += shift_[i] != 0;
+    int32_t & now = cells_[i].shift;
+    shift_version_ += now != shift;
+    n_shifted_ -= now != 0;
+    now = shift;
+    n_shifted_ += now != 0;
 }
 
 void cells::occupy(uint32_t i, int32_t pos) {
-    pos_[i] = pos;
-    dither_[i] = 0;
+    cells_[i].pos = pos;
     ++n_used_;
     n_kv_ = std::max(n_kv_, i + 1);
     touch(i);
 }
 
-void cells::put(uint32_t i, int32_t pos, const seq_set & set) {
-    occupy(i, pos);
-    std::copy(set.begin(), set.end(), seq_.begin() + static_cast<ptrdiff_t>(i) * n_words_);
-}
-
-void cells::drop(uint32_t i) {
-    pos_[i] = -1;
-    dither_[i] = 0;
+// precondition: no sequence sees it
+void cells::vacate(uint32_t i) {
     set_shift(i, 0);
-    std::fill_n(seq_.begin() + static_cast<ptrdiff_t>(i) * n_words_, n_words_, 0);
+    cells_[i] = {};
     --n_used_;
     while (n_kv_ > 0 && is_empty(n_kv_ - 1)) {
         --n_kv_;
     }
 }
 
+void cells::put(uint32_t i, int32_t pos, const seq_set & set) {
+    occupy(i, pos);
+    each_member(set.data(), n_words_, [&](uint32_t s) { add_seq(i, s); });
+}
+
+void cells::drop(uint32_t i) {
+    each_member(words(i), n_words_, [&](uint32_t s) { extents_[s].remove(pos(i), i); });
+    std::fill_n(words(i), n_words_, 0);
+    vacate(i);
+}
+
 void cells::move(const std::vector<cell_move> & moves) {
     struct content {
-        int32_t pos;
-        int32_t shift;
-        uint8_t dither;
+        cell token;
         seq_set set;
     };
     std::vector<content> taken;
     taken.reserve(moves.size());
     for (const cell_move & m : moves) {
-        taken.push_back({pos_[m.src], shift_[m.src], dither_[m.src], set(m.src)});
+        taken.push_back({cells_[m.src], set(m.src)});
     }
     // nothing is allocated from here on
     for (const cell_move & m : moves) {
         drop(m.src);
     }
     for (size_t i = 0; i < moves.size(); ++i) {
-        put(moves[i].dst, taken[i].pos, taken[i].set);
-        set_shift(moves[i].dst, taken[i].shift);
-        dither_[moves[i].dst] = taken[i].dither;
+        put(moves[i].dst, taken[i].token.pos, taken[i].set);
+        set_shift(moves[i].dst, taken[i].token.shift);
+        cells_[moves[i].dst].dither = taken[i].token.dither;
     }
 }
 
 void cells::fork(uint32_t src, uint32_t dst, uint32_t seq) noexcept {
-    occupy(dst, pos_[src]);
-    seq_[size_t{dst} * n_words_ + seq / 64] = uint64_t{1} << (seq % 64); // an empty cell's words are 0
-    set_shift(dst, shift_[src]);
-    dither_[dst] = dither_[src];
+    occupy(dst, pos(src));
+    add_seq(dst, seq);
+    set_shift(dst, shift(src));
+    cells_[dst].dither = dither(src);
     remove_seq(src, seq);
 }
 
 void cells::clear() {
-    std::fill(pos_.begin(), pos_.end(), -1);
-    std::fill(shift_.begin(), shift_.end(), 0);
-    std::fill(dither_.begin(), dither_.end(), 0);
+    std::fill(cells_.begin(), cells_.end(), cell{});
     std::fill(seq_.begin(), seq_.end(), 0);
+    std::fill(extents_.begin(), extents_.end(), seq_extent{});
     n_used_ = n_kv_ = n_touched_ = n_shifted_ = 0;
     ++shift_version_;
 }
@@ -157,7 +200,7 @@ void cells::clear() {
 uint8_t cells::next_dither(const std::vector<uint32_t> & rotated) const {
     std::array<uint32_t, 256> n_waiting = {};
     for (const uint32_t i : rotated) {
-        ++n_waiting[dither_[i]];
+        ++n_waiting[dither(i)];
     }
     n_waiting[0] = n_waiting[1] = 0; // neither is one
     const auto after = [](size_t dither) { return dither == 255 ? size_t{2} : std::max<size_t>(dither + 1, 2); };
@@ -172,30 +215,38 @@ uint8_t cells::next_dither(const std::vector<uint32_t> & rotated) const {
 void cells::clear_shifts(const std::vector<uint32_t> & rotated) {
     const uint8_t next = next_dither(rotated);
     for (const uint32_t i : rotated) {
-        dither_[i] = dither_after(dither_[i], next);
+        cells_[i].dither = dither_after(dither(i), next);
         set_shift(i, 0);
     }
 }
 
+void cells::add_seq(uint32_t i, uint32_t seq) {
+    words(i)[seq / 64] |= uint64_t{1} << (seq % 64);
+    extents_[seq].add(pos(i), i);
+}
+
 void cells::remove_seq(uint32_t i, uint32_t seq) {
-    seq_[size_t{i} * n_words_ + seq / 64] &= ~(uint64_t{1} << (seq % 64));
-    const auto words = seq_.begin() + static_cast<ptrdiff_t>(i) * n_words_;
-    if (std::all_of(words, words + n_words_, [](uint64_t w) { return w == 0; })) {
-        drop(i);
+    words(i)[seq / 64] &= ~(uint64_t{1} << (seq % 64));
+    extents_[seq].remove(pos(i), i);
+    if (!has_member(words(i), n_words_)) {
+        vacate(i);
     }
 }
 
 void cells::seq_rm(int64_t seq, int64_t p0, int64_t p1) {
-    const bool every = seq < 0;
-    const uint32_t s = every ? 0 : check_seq(seq, "sequence");
     const pos_range range(p0, p1);
-    for (uint32_t i = 0, end = n_kv_; i < end; ++i) {
-        if (is_empty(i) || !range.contains(pos_[i])) {
-            continue;
+    if (seq < 0) {
+        for (uint32_t i = 0, end = n_kv_; i < end; ++i) {
+            if (!is_empty(i) && range.contains(pos(i))) {
+                drop(i);
+            }
         }
-        if (every) {
-            drop(i);
-        } else if (has_seq(i, s)) {
+        return;
+    }
+    const uint32_t s = check_seq(seq, "sequence");
+    const seq_extent where = extents_[s];
+    for (uint32_t i = where.begin; i < where.end; ++i) {
+        if (has_seq(i, s) && range.contains(pos(i))) {
             remove_seq(i, s);
         }
     }
@@ -205,31 +256,27 @@ void cells::seq_cp(int64_t src, int64_t dst, int64_t p0, int64_t p1) {
     const uint32_t from = check_seq(src, "source sequence");
     const uint32_t to = check_seq(dst, "destination sequence");
     const pos_range range(p0, p1);
-    for (uint32_t i = 0; i < n_kv_; ++i) {
-        if (has_seq(i, from) && range.contains(pos_[i])) {
-            seq_[size_t{i} * n_words_ + to / 64] |= uint64_t{1} << (to % 64);
+    const seq_extent where = extents_[from];
+    for (uint32_t i = where.begin; i < where.end; ++i) {
+        if (has_seq(i, from) && range.contains(pos(i)) && !has_seq(i, to)) {
+            add_seq(i, to);
         }
     }
 }
 
 void cells::seq_keep(int64_t seq) {
     const uint32_t s = check_seq(seq, "sequence");
-    seq_set only = make_set();
-    only[s / 64] = uint64_t{1} << (s % 64);
     for (uint32_t i = 0, end = n_kv_; i < end; ++i) {
-        if (is_empty(i)) {
-            continue;
-        }
-        if (has_seq(i, s)) {
-            std::copy(only.begin(), only.end(), seq_.begin() + static_cast<ptrdiff_t>(i) * n_words_);
-        } else {
-            drop(i);
-        }
+        each_member(words(i), n_words_, [&](uint32_t other) {
+            if (other != s) {
+                remove_seq(i, other);
+            }
+        });
     }
 }
 
 bool cells::affects(const reposition & change, uint32_t i) const {
-    return has_seq(i, change.seq) && pos_[i] >= change.p0 && pos_[i] < change.p1;
+    return has_seq(i, change.seq) && pos(i) >= change.p0 && pos(i) < change.p1;
 }
 
 reposition cells::check_add(int64_t seq, int64_t p0, int64_t p1, int64_t delta) const {
@@ -237,10 +284,11 @@ reposition cells::check_add(int64_t seq, int64_t p0, int64_t p1, int64_t delta) 
     // beyond these bounds every position falls off the same end
     const int64_t bounded = std::clamp<int64_t>(delta, -2 * POS_MAX, 2 * POS_MAX);
     const reposition change = {check_seq(seq, "sequence"), range.p0, range.p1, 1, bounded};
-    for (uint32_t i = 0; i < n_kv_; ++i) {
-        if (affects(change, i) && change.next(pos_[i]) > POS_MAX) {
+    const seq_extent & where = extents_[change.seq];
+    for (uint32_t i = where.begin; i < where.end; ++i) {
+        if (affects(change, i) && change.next(pos(i)) > POS_MAX) {
             fail(KVG_INVALID_ARGUMENT, "seq_add by %lld would move position %d past the largest, %lld",
-                 static_cast<long long>(delta), pos_[i], static_cast<long long>(POS_MAX));
+                 static_cast<long long>(delta), pos(i), static_cast<long long>(POS_MAX));
         }
     }
     return change;
@@ -258,8 +306,9 @@ reposition cells::check_div(int64_t seq, int64_t p0, int64_t p1, int64_t d) cons
 // A shared cell that would fall below 0 needs no copy: it only loses the sequence.
 std::vector<uint32_t> cells::shared_in(const reposition & change) const {
     std::vector<uint32_t> shared;
-    for (uint32_t i = 0; i < n_kv_; ++i) {
-        if (affects(change, i) && is_shared(i) && change.next(pos_[i]) >= 0 && change.next(pos_[i]) != pos_[i]) {
+    const seq_extent & where = extents_[change.seq];
+    for (uint32_t i = where.begin; i < where.end; ++i) {
+        if (affects(change, i) && is_shared(i) && change.next(pos(i)) >= 0 && change.next(pos(i)) != pos(i)) {
             shared.push_back(i);
         }
     }
@@ -267,39 +316,68 @@ std::vector<uint32_t> cells::shared_in(const reposition & change) const {
 }
 
 void cells::apply(const reposition & change) {
-    for (uint32_t i = 0, end = n_kv_; i < end; ++i) {
+    seq_extent & extent = extents_[change.seq];
+    for (uint32_t i = extent.begin, end = extent.end; i < end; ++i) {
         if (!affects(change, i)) {
             continue;
         }
-        const int64_t next = change.next(pos_[i]);
+        const int64_t next = change.next(pos(i));
         if (next < 0) {
             remove_seq(i, change.seq);
-        } else if (next != pos_[i]) {
+        } else if (next != pos(i)) {
+            extent.remove(pos(i), i);
             // fits: the sum is the position now minus the position at the last rotation, both in 0 .. 2^31 - 1
-            set_shift(i, static_cast<int32_t>(int64_t{shift_[i]} + next - pos_[i]));
-            pos_[i] = static_cast<int32_t>(next);
+            set_shift(i, static_cast<int32_t>(int64_t{shift(i)} + next - pos(i)));
+            cells_[i].pos = static_cast<int32_t>(next);
+            extent.add(pos(i), i);
         }
     }
 }
 
 void cells::check() const {
+    check_cells();
+    check_extents();
+}
+
+void cells::check_cells() const {
     uint32_t used = 0;
     uint32_t shifted = 0;
     uint32_t end = 0;
     for (uint32_t i = 0; i < size(); ++i) {
-        const auto words = seq_.begin() + static_cast<ptrdiff_t>(i) * n_words_;
-        const bool seen = std::any_of(words, words + n_words_, [](uint64_t w) { return w != 0; });
-        if (seen == is_empty(i) || (is_empty(i) && (pos_[i] != -1 || shift_[i] != 0 || dither_[i] != 0))) {
-            fail(KVG_INTERNAL, "cell %u: pos %d, shift %d, dither %d, %s", i, pos_[i], shift_[i], dither_[i],
+        const cell & c = cells_[i];
+        const bool seen = has_member(words(i), n_words_);
+        if (seen == is_empty(i) || (is_empty(i) && (c.pos != -1 || c.shift != 0 || c.dither != 0))) {
+            fail(KVG_INTERNAL, "cell %u: pos %d, shift %d, dither %d, %s", i, c.pos, c.shift, c.dither,
                  seen ? "seen" : "unseen");
         }
         used += seen;
-        shifted += shift_[i] != 0;
+        shifted += c.shift != 0;
         end = seen ? i + 1 : end;
     }
     if (used != n_used_ || shifted != n_shifted_ || end != n_kv_) {
         fail(KVG_INTERNAL, "cells counted: used %u, shifted %u, end %u; kept: %u, %u, %u", used, shifted, end, n_used_,
              n_shifted_, n_kv_);
+    }
+}
+
+void cells::check_extents() const {
+    std::vector<seq_extent> counted(n_seq_max_);
+    for (uint32_t i = 0; i < size(); ++i) {
+        each_member(words(i), n_words_, [&](uint32_t s) { counted.at(s).add(pos(i), i); });
+    }
+    for (uint32_t s = 0; s < n_seq_max_; ++s) {
+        const seq_extent & is = counted[s];
+        const seq_extent & kept = extents_[s];
+        const bool same =
+            kept.pos_min == is.pos_min && kept.pos_max == is.pos_max && kept.begin == is.begin && kept.end == is.end;
+        const bool around =
+            kept.pos_min <= is.pos_min && kept.pos_max >= is.pos_max && kept.begin <= is.begin && kept.end >= is.end;
+        if (kept.n != is.n || !(kept.is_tight ? same : around)) {
+            fail(KVG_INTERNAL,
+                 "sequence %u counted: %u cells in [%u, %u), positions %d to %d; kept, %s: %u in [%u, %u), %d to %d", s, is.n,
+                 is.begin, is.end, is.pos_min, is.pos_max, kept.is_tight ? "tight" : "loose", kept.n, kept.begin, kept.end,
+                 kept.pos_min, kept.pos_max);
+        }
     }
 }
 

@@ -5,10 +5,23 @@
 #include <cstdint>
 #include <vector>
 
+#include "memory/seq_extent.h"
+
 namespace kvg {
+
+constexpr uint32_t MAX_SEQS = 256;
 
 // A set of sequence ids as words of 64 bits, little end first. All sets of one cache have the same number of words.
 using seq_set = std::vector<uint64_t>;
+
+// Calls visit(id) for each member of a set.
+template <class F> void each_member(const uint64_t * words, std::size_t n_words, F visit) {
+    for (std::size_t w = 0; w < n_words; ++w) {
+        for (uint64_t bits = words[w]; bits; bits &= bits - 1) {
+            visit(static_cast<uint32_t>(w * 64) + static_cast<uint32_t>(__builtin_ctzll(bits)));
+        }
+    }
+}
 
 // Neighbouring cells.
 struct cell_span {
@@ -43,12 +56,22 @@ struct reposition {
 // What a cell carries after a K-shift that gives `next` to those that were rotated before.
 inline uint8_t dither_after(uint8_t dither, uint8_t next) { return dither == 0 ? 1 : next; }
 
+// One token's place.
+struct cell {
+    int32_t pos = -1;   // -1 when empty
+    int32_t shift = 0;  // new position - the position for which K was last rotated
+    uint8_t dither = 0; // which dither K carries (shift/dither.h): 0, as it was written, and 1, rotated once, none
+};
+
 class cells {
 public:
-    // 1 <= n_seq_max <= 256
+    // 1 <= n_seq_max <= MAX_SEQS
     cells(uint32_t n_cells, uint32_t n_seq_max);
 
-    uint32_t size() const { return static_cast<uint32_t>(pos_.size()); }
+    // of host memory, for one cell
+    static uint64_t bytes_per_cell(uint32_t n_seq_max) { return sizeof(cell) + (n_seq_max + 63) / 64 * sizeof(uint64_t); }
+
+    uint32_t size() const { return static_cast<uint32_t>(cells_.size()); }
     uint32_t n_seq_max() const { return n_seq_max_; }
     uint32_t n_used() const { return n_used_; }
     // highest used cell + 1
@@ -60,24 +83,21 @@ public:
     // another number after any cell's shift() changed
     uint64_t shift_version() const { return shift_version_; }
 
-    bool is_empty(uint32_t i) const { return pos_[i] < 0; }
-    // -1 when empty
-    int32_t pos(uint32_t i) const { return pos_[i]; }
-    // new position - the position for which K was last rotated
-    int32_t shift(uint32_t i) const { return shift_[i]; }
-    // which dither K carries (graph/dither.h): 0, as it was written, and 1, rotated once, none
-    uint8_t dither(uint32_t i) const { return dither_[i]; }
+    bool is_empty(uint32_t i) const { return cells_[i].pos < 0; }
+    int32_t pos(uint32_t i) const { return cells_[i].pos; }
+    int32_t shift(uint32_t i) const { return cells_[i].shift; }
+    uint8_t dither(uint32_t i) const { return cells_[i].dither; }
     // what those of these cells that were rotated before will carry when they are rotated again: none of them carries it now, unless
     // all are in use
     uint8_t next_dither(const std::vector<uint32_t> & rotated) const;
-    bool has_seq(uint32_t i, uint32_t seq) const { return (seq_[std::size_t{i} * n_words_ + seq / 64] >> (seq % 64)) & 1; }
+    bool has_seq(uint32_t i, uint32_t seq) const { return (words(i)[seq / 64] >> (seq % 64)) & 1; }
     // whether more than one sequence sees it
     bool is_shared(uint32_t i) const;
     seq_set set(uint32_t i) const;
     // whether the cell shares a sequence with the set
     bool meets(uint32_t i, const seq_set & set) const {
         for (uint32_t w = 0; w < n_words_; ++w) {
-            if (seq_[std::size_t{i} * n_words_ + w] & set[w]) {
+            if (words(i)[w] & set[w]) {
                 return true;
             }
         }
@@ -86,9 +106,17 @@ public:
     // whether it holds all of them
     bool covers(uint32_t i, const seq_set & set) const;
 
+    // All that is known of a sequence, tight. Costs nothing, but for the first time after cells at one of its ends were taken away: then
+    // the cells between the ends of all such sequences are looked at.
+    const seq_extent & extent(int64_t seq) const;
     // -1 when the sequence has no cells
     int32_t seq_pos_min(int64_t seq) const;
     int32_t seq_pos_max(int64_t seq) const;
+    // From the lowest to the highest cell that one of these sequences sees; n = 0 when there is none.
+    cell_span span_of(const seq_set & set) const;
+    // All cells that a token at `pos` of these sequences sees, where that can be told without looking at them: one sequence, no gap
+    // between its cells, no later position. Else n = 0.
+    cell_span seen_run(const seq_set & set, int32_t pos) const;
 
     // An empty set of this cache's width.
     seq_set make_set() const { return seq_set(n_words_, 0); }
@@ -96,8 +124,8 @@ public:
     // precondition: the cell is empty, pos >= 0, the set has a member
     void put(uint32_t i, int32_t pos, const seq_set & set);
     // K comes from elsewhere, with its dither.
-    void set_dither(uint32_t i, uint8_t dither) { dither_[i] = dither; }
-    // precondition: the cell is not empty
+    void set_dither(uint32_t i, uint8_t dither) { cells_[i].dither = dither; }
+    // It becomes empty. precondition: it is not
     void drop(uint32_t i);
     // All at once, so that they may form cycles; without memory for that, std::bad_alloc with nothing changed.
     // precondition: sources are not empty; a destination is empty or itself a source
@@ -127,11 +155,18 @@ public:
     void check() const;
 
 private:
+    const uint64_t * words(uint32_t i) const { return seq_.data() + std::size_t{i} * n_words_; }
+    uint64_t * words(uint32_t i) { return seq_.data() + std::size_t{i} * n_words_; }
     uint32_t check_seq(int64_t seq, const char * what) const;
     bool affects(const reposition & change, uint32_t i) const;
     void occupy(uint32_t i, int32_t pos);
+    void vacate(uint32_t i);
+    void add_seq(uint32_t i, uint32_t seq);
     void remove_seq(uint32_t i, uint32_t seq);
     void set_shift(uint32_t i, int32_t shift);
+    void tighten() const;
+    void check_cells() const;
+    void check_extents() const;
 
     uint32_t n_seq_max_;
     uint32_t n_words_;
@@ -140,10 +175,9 @@ private:
     uint32_t n_touched_ = 0;
     uint32_t n_shifted_ = 0;
     uint64_t shift_version_ = 0;
-    std::vector<int32_t> pos_;
-    std::vector<int32_t> shift_;
-    std::vector<uint8_t> dither_;
-    std::vector<uint64_t> seq_; // (n_cells, n_words)
+    std::vector<cell> cells_;
+    std::vector<uint64_t> seq_;               // (n_cells, n_words): who sees each cell
+    mutable std::vector<seq_extent> extents_; // of each sequence; made tight when somebody asks
 };
 
 } // namespace kvg

@@ -22,7 +22,7 @@ static uint32_t require_room(const std::vector<ggml_backend_dev_t> & devices, co
                              uint32_t n_seq_max, ggml_type type_k, ggml_type type_v) {
     const uint64_t row = ggml_row_size(type_k, h.n_embd_kv()) + ggml_row_size(type_v, h.n_embd_kv());
     std::map<ggml_backend_dev_t, uint64_t> needed;
-    needed[cpu_device()] = uint64_t{n_cells} * (2 * sizeof(int32_t) + 1 + (n_seq_max + 63) / 64 * sizeof(uint64_t));
+    needed[cpu_device()] = n_cells * cells::bytes_per_cell(n_seq_max);
     for (ggml_backend_dev_t device : devices) {
         uint64_t & bytes = needed[device];
         if (__builtin_add_overflow(bytes, row * padded(n_cells), &bytes)) {

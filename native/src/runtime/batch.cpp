@@ -63,10 +63,7 @@ void batch::read_sets(uint32_t n_seq_max) {
 void batch::check_positions(const cells & cells) const {
     std::vector<int64_t> last(cells.n_seq_max(), -2); // -2: not looked up yet
     for (uint32_t i = 0; i < n_tokens(); ++i) {
-        for (uint32_t seq = 0; seq < cells.n_seq_max(); ++seq) {
-            if (!((sets_[i][seq / 64] >> (seq % 64)) & 1)) {
-                continue;
-            }
+        each_member(sets_[i].data(), sets_[i].size(), [&](uint32_t seq) {
             const bool first = last[seq] == -2;
             if (first) {
                 last[seq] = cells.seq_pos_max(seq);
@@ -78,7 +75,7 @@ void batch::check_positions(const cells & cells) const {
                      i, in_.pos[i], seq, static_cast<long long>(last[seq]), first ? " (in the cache)" : "");
             }
             last[seq] = in_.pos[i];
-        }
+        });
     }
 }
 

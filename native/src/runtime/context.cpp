@@ -353,16 +353,9 @@ cell_span context::attended_span(const batch & batch, const micro_batch & ubatch
             all[w] |= batch.set(i)[w];
         }
     }
-    uint32_t begin = 0;
-    uint32_t end = cells.n_kv();
-    while (!cells.meets(begin, all)) {
-        ++begin; // stops at the micro-batch's own cells at the latest
-    }
-    while (!cells.meets(end - 1, all)) {
-        --end;
-    }
-    begin = begin / align_ * align_;
-    end = (end + align_ - 1) / align_ * align_;
+    const cell_span span = cells.span_of(all); // not empty: the micro-batch's own cells are in it
+    const uint32_t begin = span.begin / align_ * align_;
+    const uint32_t end = (span.begin + span.n + align_ - 1) / align_ * align_;
     return {begin, end - begin};
 }
 
@@ -381,6 +374,10 @@ void context::set_mask(decode_graph & graph, const batch & batch, const micro_ba
         const seq_set & set = batch.set(ubatch.begin + i);
         const int32_t pos = batch.positions()[ubatch.begin + i];
         ggml_fp16_t * row = mask + static_cast<size_t>(i) * span.n;
+        if (const cell_span run = cells.seen_run(set, pos); run.n > 0) { // as nearly every token of a generation
+            std::fill_n(row + (run.begin - span.begin), run.n, seen);
+            continue;
+        }
         for (uint32_t c = span.begin; c < end; ++c) {
             if (cells.pos(c) <= pos && cells.meets(c, set)) {
                 row[c - span.begin] = seen;

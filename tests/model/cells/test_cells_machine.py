@@ -269,6 +269,10 @@ class CellsMachine(RuleBasedStateMachine):
         for seq in range(N_SEQ):
             assert kv.seq_pos_min(seq) == self.naive.pos_min(seq)
             assert kv.seq_pos_max(seq) == self.naive.pos_max(seq)
+        bounds = kv.seq_bounds()
+        assert bounds.pos_min.tolist() == [self.naive.pos_min(seq) for seq in range(N_SEQ)]
+        assert bounds.pos_max.tolist() == [self.naive.pos_max(seq) for seq in range(N_SEQ)]
+        assert bounds.n_cells.tolist() == [len(self.naive.of(seq)) for seq in range(N_SEQ)]
 
 
 def test_cells_against_the_naive_ones(tiny: kvg.Model) -> None:
