@@ -4,19 +4,22 @@ BIN := $(VENV)/bin
 PYTHON ?= python3
 TEST_BUILD := build/test
 BARS_BUILD := build/bars
-# Python itself is not instrumented, so the runtimes come first. Leaks: the interpreter's own would drown ours.
-SANITIZED = LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libstdc++.so)" \
+RACES_BUILD := build/races
+# Python itself is not instrumented, so the sanitizers' runtimes come first. Leaks: the interpreter's own would drown ours.
+preload = LD_PRELOAD="$$(g++ -print-file-name=$(1)) $$(g++ -print-file-name=libstdc++.so) $(2)"
+SANITIZED = $(call preload,libasan.so) \
     ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 KVGRAPH_LIB=$(CURDIR)/$(TEST_BUILD)/libkvgraph.so
+RACES = TSAN_OPTIONS=halt_on_error=1
 PYTEST := $(CURDIR)/$(BIN)/pytest -rs -n auto
 MODEL := tests/data/stories260K.gguf
 
 # Directories too, so that a removed file counts as a change.
 NATIVE := CMakeLists.txt pyproject.toml $(shell find native -name __pycache__ -prune -o -print)
 PACKAGE := $(shell find pykvgraph -name __pycache__ -prune -o -print)
-CXX_FILES := $(shell find native -name '*.cpp' -o -name '*.h' -o -name '*.inl')
+CXX_FILES := $(shell find native -name '*.cpp' -o -name '*.h' -o -name '*.inl' -o -name '*.c')
 
 .DEFAULT_GOAL := help
-.PHONY: help passkey demo test bars install lint format clean
+.PHONY: help passkey demo check test races bars install lint format clean
 
 help: ## this list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 16
@@ -27,13 +30,21 @@ passkey: install ## the proof: a key hidden in a text longer than the cache, and
 demo: install ## an endless story on the small model: 4 contexts long, one line per shift
 	$(BIN)/python examples/chat.py --story -m $(MODEL)
 
-test: install $(TEST_BUILD)/libkvgraph.so ## every test: C++, Python under AddressSanitizer and UBSan, Python
+check: lint install ## a minute: lint, and the Python tests that aren't marked slow
+	cd tests && $(CURDIR)/$(BIN)/pytest -q -n auto -m 'not slow' unit native model
+
+test: races install $(TEST_BUILD)/libkvgraph.so ## every test: C, C++, Python under AddressSanitizer and UBSan, Python, races
 	$(BIN)/ctest --test-dir $(TEST_BUILD) --output-on-failure --no-tests=ignore
 	@# fails in a library without fault points, whose tests would only be skipped below
 	$(SANITIZED) $(BIN)/python -I -c 'from pykvgraph._native.library import lib; lib().kvg_test_fault(b"cells", 0)'
 	@# in tests/: from here, Python programs that a test starts would find the source before the installed package
 	cd tests && $(SANITIZED) $(PYTEST) -p no:faulthandler native model
 	cd tests && $(PYTEST)
+
+races: install $(RACES_BUILD)/libkvgraph.so ## threads under ThreadSanitizer: C++, and Python
+	$(RACES) $(BIN)/ctest --test-dir $(RACES_BUILD) --output-on-failure --no-tests=ignore -R 'threads|parallel'
+	cd tests && $(RACES) $(call preload,libtsan.so,$(CURDIR)/$(RACES_BUILD)/libvisible_team.so) \
+	    KVGRAPH_LIB=$(CURDIR)/$(RACES_BUILD)/libkvgraph.so $(CURDIR)/$(BIN)/pytest -q -p no:faulthandler model/api/test_lifetimes.py
 
 bars: install $(BARS_BUILD)/libkvgraph.so ## the passkey table: 100 keys each, libllama beside it, cache types, faults; three hours
 	KVGRAPH_LIB=$(CURDIR)/$(BARS_BUILD)/libkvgraph.so $(BIN)/python benchmarks/passkey_bars.py \
@@ -45,7 +56,7 @@ lint: $(VENV)/dependencies ## formatting, types, the generated binding
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
-	$(BIN)/clang-format --dry-run -Werror $(CXX_FILES)
+	@$(BIN)/clang-format --dry-run -Werror $(CXX_FILES)
 	$(BIN)/python tools/gen_ffi.py --check
 
 format: $(VENV)/dependencies ## rewrite sources as `make lint` wants them
@@ -79,8 +90,16 @@ $(BARS_BUILD)/libkvgraph.so: $(VENV)/dependencies $(NATIVE)
 # The library with fault points and sanitizers in it, and the C++ tests.
 $(TEST_BUILD)/libkvgraph.so: $(VENV)/dependencies $(NATIVE)
 	$(BIN)/cmake -S . -B $(TEST_BUILD) -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja \
-	    -DCMAKE_CXX_COMPILER=g++ -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS=-O1 \
+	    -DCMAKE_C_COMPILER=gcc -DCMAKE_CXX_COMPILER=g++ -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS=-O1 \
 	    -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python -DKVGRAPH_TEST_HOOKS=ON -DKVGRAPH_BUILD_TESTS=ON \
 	    -DKVGRAPH_SANITIZE=address,undefined
 	$(BIN)/cmake --build $(TEST_BUILD)
+	@touch $@
+
+# The library with ThreadSanitizer in it, and the C++ tests of threads.
+$(RACES_BUILD)/libkvgraph.so: $(VENV)/dependencies $(NATIVE)
+	$(BIN)/cmake -S . -B $(RACES_BUILD) -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja \
+	    -DCMAKE_C_COMPILER=gcc -DCMAKE_CXX_COMPILER=g++ -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS=-O1 \
+	    -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python -DKVGRAPH_BUILD_TESTS=ON -DKVGRAPH_SANITIZE=thread
+	$(BIN)/cmake --build $(RACES_BUILD) --target races
 	@touch $@

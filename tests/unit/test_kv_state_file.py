@@ -219,6 +219,7 @@ def in_child(work: Callable[[], object]) -> int:
 
 
 # the child only writes a file: it takes no lock that another thread may have held
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 def test_killed_while_writing(tmp_path: Path) -> None:
     """kill -9 at two hundred moments: the old file or the new one, whole."""

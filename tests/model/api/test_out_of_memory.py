@@ -19,6 +19,7 @@ import pykvgraph as kvg
 TESTS = Path(__file__).parents[2]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     "LD_PRELOAD" in os.environ, reason="AddressSanitizer ends a process that is short of memory"
 )

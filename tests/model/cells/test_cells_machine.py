@@ -275,6 +275,7 @@ class CellsMachine(RuleBasedStateMachine):
         assert bounds.n_cells.tolist() == [len(self.naive.of(seq)) for seq in range(N_SEQ)]
 
 
+@pytest.mark.slow
 def test_cells_against_the_naive_ones(tiny: kvg.Model) -> None:
     CellsMachine.model = tiny
     limits = settings(max_examples=MAX_RUNS, stateful_step_count=STEPS_PER_RUN)

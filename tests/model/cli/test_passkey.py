@@ -225,6 +225,7 @@ def test_exit_code_0_is_for_a_found_key(stories: Path, monkeypatch: pytest.Monke
     assert run(stories, "--n-junk", "1", "--trials", "2").exit_code == 1  # the second has another key
 
 
+@pytest.mark.slow
 def test_grid_is_a_table_and_a_picture(stories: Path, tmp_path: Path) -> None:
     path = tmp_path / "grid.png"
     result = run(stories, "-c", "528", "--grid", "--plot", str(path))

@@ -53,6 +53,7 @@ def run_series(folder: Path, base: str, first: int, count: int) -> list[dict[str
     return [json.loads(line) for line in out.splitlines()]
 
 
+@pytest.mark.slow
 def test_every_file_in_a_process_of_its_own(tmp_path: Path) -> None:
     folders = [tmp_path / str(index) for index in range(len(SERIES))]
     for folder in folders:
@@ -71,6 +72,7 @@ def test_every_file_in_a_process_of_its_own(tmp_path: Path) -> None:
         assert 0.1 * len(trials) < fine < 0.9 * len(trials), outcomes
 
 
+@pytest.mark.slow
 def test_a_death_is_noticed() -> None:
     """By abort, by signal, by any other exception, by never coming back."""
     script = """

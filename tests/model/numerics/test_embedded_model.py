@@ -42,6 +42,7 @@ def test_logits_are_those_of_libllama(model: kvg.Model) -> None:
     judge(embedded_model(), lambda engine: engine.decode(run_of(ids)))
 
 
+@pytest.mark.slow
 def test_ten_keys_whose_cells_are_shifted_and_moved(model: kvg.Model) -> None:
     results = trials(model, [Task(n_junk=250, i_pos=190, seed=seed) for seed in SEEDS])
     assert sum(trial.found for trial in results) >= 9
@@ -49,6 +50,7 @@ def test_ten_keys_whose_cells_are_shifted_and_moved(model: kvg.Model) -> None:
         assert min(trial.discards, trial.shifted_cells, trial.moved_cells, trial.key_cells_moved) > 0
 
 
+@pytest.mark.slow
 def test_a_key_at_half_its_position(model: kvg.Model) -> None:
     results = trials(model, [Task(n_junk=250, i_pos=90, n_grp=2, seed=seed) for seed in SEEDS[:3]])
     assert all(trial.found for trial in results)
@@ -59,6 +61,7 @@ def test_a_key_that_was_given_up_is_not_found(model: kvg.Model) -> None:
     assert (trial.in_window, trial.found) == (False, False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("site", ["shift-skip", "shift-sign"])
 def test_a_wrong_rotation_costs_the_key(model: kvg.Model, site: str) -> None:
     """As in benchmarks/passkey_bars.py: read at the window's end, then moved by half a window."""

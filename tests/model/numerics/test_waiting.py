@@ -272,6 +272,7 @@ STEPS = st.lists(
 )
 
 
+@pytest.mark.slow
 @given(steps=STEPS)
 @settings(max_examples=60, deadline=None)
 def test_whatever_is_done_it_is_as_where_nothing_waits(model: kvg.Model, steps: list[Any]) -> None:
