@@ -32,7 +32,7 @@ from support.models import ModelSpec, WeightType, write_model  # noqa: E402
 
 import pykvgraph as kvg  # noqa: E402
 from pykvgraph._native.library import library  # noqa: E402
-from pykvgraph.lab.bench.engines import ggml_device  # noqa: E402
+from pykvgraph.lab.libllama import ggml_device  # noqa: E402
 
 LARGE: dict[str, Any] = {"n_layer": 16, "n_embd": 1024, "n_head": 16, "n_head_kv": 4, "n_ff": 3584}
 SMALL: dict[str, Any] = {"n_layer": 2, "n_embd": 256, "n_head": 4, "n_head_kv": 2, "n_ff": 256}

@@ -26,8 +26,10 @@ from libllama_passkey import LibllamaPasskey
 import pykvgraph as kvg
 from pykvgraph._native.library import lib
 from pykvgraph.cli.passkey import grid
+from pykvgraph.lab.libllama import on_cpu
 from pykvgraph.lab.passkey import Task, Trial, default_n_ctx, run
 from pykvgraph.models import embedded_model
+from pykvgraph.params import ContextParams
 
 
 @dataclass(frozen=True)
@@ -135,7 +137,10 @@ def libllama_found(
     if not tasks:
         return {}
     path, n_ctx = Path(args.m), n_ctx_of(model, configuration)
-    with LibllamaPasskey(path, model, n_ctx, configuration.n_batch, args.t) as other:
+    n_batch = configuration.n_batch
+    params = ContextParams(n_ctx=n_ctx, n_batch=n_batch, n_ubatch=n_batch, n_threads=args.t)
+    with on_cpu(path, params) as (_, context):
+        other = LibllamaPasskey(context, model, n_ctx, n_batch)
         return {"libllama_found": sum(other.run(task) for task in tasks), "libllama_n": len(tasks)}
 
 

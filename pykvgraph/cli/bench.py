@@ -118,7 +118,7 @@ def bench(
                 what of it is spent outside the graph
     """
     import pykvgraph as kvg
-    from pykvgraph.lab.bench.engines import LibllamaModel
+    from pykvgraph.lab.libllama import LibllamaModel
 
     if other:
         if "," in where.device or where.n_gpu_layers >= 0 or where.rpc or not where.offload_kqv:

@@ -16,7 +16,7 @@ from pykvgraph.cli import main
 from pykvgraph.context import Context
 from pykvgraph.errors import InvalidArgumentError
 from pykvgraph.model import Model
-from pykvgraph.params import ContextParams, ModelParams, SamplingParams
+from pykvgraph.params import CACHE_TYPES, ContextParams, ModelParams, SamplingParams
 from pykvgraph.plan.memory import plan_memory
 from pykvgraph.text.sampling import Sampler
 from pykvgraph.token_loop import generate
@@ -111,6 +111,12 @@ def test_what_is_kept_is_plain() -> None:
     assert hash(SamplingParams(stop=["a"])) == hash(SamplingParams(stop=("a",)))
     with pytest.raises(dataclasses.FrozenInstanceError):
         context.n_ctx = 1  # type: ignore[misc]
+
+
+def test_cache_types_have_the_numbers_of_ggml() -> None:
+    """By the gguf package: libllama, our referee, gets its types by these numbers, too."""
+    gguf = pytest.importorskip("gguf")
+    assert {name: gguf.GGMLQuantizationType[name.upper()] for name in CACHE_TYPES} == CACHE_TYPES
 
 
 def test_threads_are_chosen_for_the_model() -> None:

@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-from pykvgraph.lab.bench.engines import Engine, LibllamaEngine, LibllamaModel, OurEngine
+from pykvgraph.lab.bench.engines import Engine, LibllamaEngine, OurEngine
 from pykvgraph.lab.bench.tests import Test
+from pykvgraph.lab.libllama import LibllamaModel
 from pykvgraph.model import Model
 from pykvgraph.params import ContextParams
 
