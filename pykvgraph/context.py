@@ -10,14 +10,15 @@ import numpy.typing as npt
 
 from pykvgraph._native.ffi import KvgBatch, KvgOutput, KvgScore
 from pykvgraph._native.handles import Closable, Handle
-from pykvgraph._native.library import fetch, lib, sized
-from pykvgraph.batch import Batch, BatchArrays
+from pykvgraph._native.library import lib, sized
+from pykvgraph.batch import Batch
 from pykvgraph.checks import integer, shown
 from pykvgraph.device import read_parts
 from pykvgraph.errors import InvalidArgumentError
 from pykvgraph.kv_cache import KVCache
 from pykvgraph.model import Model
 from pykvgraph.params import ContextParams
+from pykvgraph.state.transfer import read_info
 from pykvgraph.types import DevicePart
 
 _NO_LOGITS = np.empty(0, np.float32)
@@ -100,7 +101,6 @@ class Context(Closable):
         self.kv = KVCache(self._handle)
         # decode writes into these; a view of them keeps them alive, whatever becomes of the context
         self._outputs = _Outputs(1, model)
-        self._n_outputs: int | None = None
 
     def decode(self, batch: Batch) -> None:
         """Runs a batch, all or nothing; pending cache updates run first.
@@ -108,7 +108,8 @@ class Context(Closable):
         Raises InvalidArgumentError for tokens, positions or sequences that can't be, CacheFullError when
         there are too few empty cells, DeviceError when the device fails. After a failure the cells are as
         before, but for shifts and moves that were pending, and there are no logits. What is pending can fail
-        half way, as in kv.update(). Ctrl-C waits for the call to end, whose tokens are then taken out again.
+        half way, as in kv.update(). Ctrl-C waits for the call to end, whose tokens are not in the cache then:
+        they are there if and only if decode() returned.
         """
         self._handle.call(self._decode, batch)
 
@@ -174,71 +175,61 @@ class Context(Closable):
     def _decode_batch(
         self, context: int, batch: Batch, *, scored: bool, copy: bool = False
     ) -> LastOutput | None:
-        self._n_outputs = None
+        self._outputs.n = None
         if not isinstance(batch, Batch):
             raise InvalidArgumentError(f"batch must be a pykvgraph.Batch, got {shown(batch)}")
         arrays = batch.snapshot()
-        n_outputs = int(arrays.logits.sum())
+        n_tokens, n_outputs = len(arrays.token), int(arrays.logits.sum())
         if scored and n_outputs == 0:
             raise InvalidArgumentError("no token of the batch asked for logits: add one with logits=True")
-        # a batch of more tokens than n_batch is refused, whatever the buffers hold
-        self._make_room(min(n_outputs, self.n_batch))
+        self._make_room(context, n_tokens, n_outputs)
         tokens = sized(
             KvgBatch,
-            n_tokens=len(arrays.token),
+            n_tokens=n_tokens,
             token=_address(arrays.token, ctypes.c_int32),
             pos=_address(arrays.pos, ctypes.c_int32),
             seq_begin=_address(arrays.seq_begin, ctypes.c_int32),
             seq_id=_address(arrays.seq_id, ctypes.c_int32),
             logits=_address(arrays.logits, ctypes.c_uint8),
         )
-        written = self._outputs.scored if scored else self._outputs.plain
-        written.n_written = -1
-        try:
-            lib().kvg_decode(context, ctypes.byref(tokens), ctypes.byref(written))
-            last = self._outputs.last(n_outputs, copy) if scored else None
-            self._n_outputs = n_outputs
-        except BaseException:
-            if written.n_written >= 0:
-                self._take_back(context, _first_positions(arrays))
-            raise
-        return last
+        outputs = self._outputs
+        written = outputs.scored if scored else outputs.plain
+        outputs.start()
+        self._handle.undo_unless_done(outputs.take_back)
+        lib().kvg_decode(context, ctypes.byref(tokens), ctypes.byref(written))
+        outputs.n = n_outputs
+        return outputs.last(n_outputs, copy) if scored else None
 
     def _append(self, context: int, seq: int, token: int, copy: bool = True) -> LastOutput:
-        self._n_outputs = None
         outputs = self._outputs
-        outputs.scored.n_written = -1
-        try:
-            lib().kvg_append(context, seq, token, outputs.scored_pointer)
-            last = outputs.last(1, copy)
-            self._n_outputs = 1
-        except BaseException:
-            if outputs.scored.n_written >= 0:
-                self._take_back(context, {seq: fetch(lib().kvg_kv_seq_pos_max, context, seq)})
-            raise
-        return last
-
-    def _take_back(self, context: int, first: dict[int, int]) -> None:
-        """Ctrl-C shows when the native call has succeeded: from these positions on, its tokens go again."""
-        self._n_outputs = None
-        for seq, pos in first.items():
-            lib().kvg_kv_seq_rm(context, seq, pos, -1)
+        outputs.n = None
+        outputs.start()
+        self._handle.undo_unless_done(outputs.take_back)
+        lib().kvg_append(context, seq, token, outputs.scored_pointer)
+        outputs.n = 1
+        return outputs.last(1, copy)
 
     def _reset(self, context: int) -> None:
         lib().kvg_kv_clear(context, 0)
-        self._n_outputs = None
+        self._outputs.n = None
 
-    def _make_room(self, n_rows: int) -> None:
-        """New buffers when these are too small: nobody's view of the old ones may change its size."""
-        if n_rows > len(self._outputs.logits):
-            self._outputs = _Outputs(n_rows, self.model)
+    def _make_room(self, context: int, n_tokens: int, n_rows: int) -> None:
+        """New buffers when these are too small: nobody's view of the old ones may change its size.
+
+        None for a batch that has too many tokens: it is refused whatever the buffers hold.
+        """
+        if n_rows > len(self._outputs.logits) and n_tokens <= self.n_batch:
+            info = read_info(context)
+            if n_tokens <= info.n_cells - info.n_used:
+                self._outputs = _Outputs(n_rows, self.model)
 
     def _rows(self, buffer: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-        if self._n_outputs is None:
+        n = self._outputs.n
+        if n is None:
             raise InvalidArgumentError(
                 "there are no outputs: no decode came before this, or the last one failed"
             )
-        rows = buffer[: self._n_outputs]
+        rows = buffer[:n]
         rows.flags.writeable = False
         return rows
 
@@ -258,6 +249,7 @@ class _Outputs:
     def __init__(self, n_rows: int, model: Model) -> None:
         self.logits: npt.NDArray[np.float32] = np.empty((n_rows, model.n_vocab), np.float32)
         self.embd: npt.NDArray[np.float32] = np.empty((n_rows, model.n_embd), np.float32)
+        self.n: int | None = None  # rows that the last decode wrote; None when there are none to be read
         self._score = KvgScore()
         places = {
             "logits": _address(self.logits, ctypes.c_float),
@@ -268,20 +260,22 @@ class _Outputs:
         self.scored = sized(KvgOutput, **places, score=ctypes.pointer(self._score))
         self.scored_pointer = ctypes.byref(self.scored)
 
+    def start(self) -> None:
+        """Before a decode: it has written nothing yet."""
+        self.plain.n_written = self.scored.n_written = -1
+
+    def take_back(self, context: int) -> None:
+        """Of a decode that succeeded, and whose caller met an exception all the same."""
+        self.n = None
+        if self.plain.n_written >= 0 or self.scored.n_written >= 0:
+            lib().kvg_undo_decode(context)
+            self.start()
+
     def last(self, n_outputs: int, copy: bool) -> LastOutput:
         """Of a scored decode; copy: the row of logits, too."""
         score = self._score
         logits = self.logits[n_outputs - 1].copy() if copy else _NO_LOGITS
         return LastOutput(score.best, score.best_logprob, score.log_sum, logits)
-
-
-def _first_positions(batch: BatchArrays) -> dict[int, int]:
-    """Of each sequence, its first position in the batch."""
-    first: dict[int, int] = {}
-    for i, pos in enumerate(batch.pos.tolist()):
-        for seq in batch.seq_id[batch.seq_begin[i] : batch.seq_begin[i + 1]].tolist():
-            first.setdefault(seq, pos)
-    return first
 
 
 def _address(array: npt.NDArray[Any], ctype: Any) -> Any:

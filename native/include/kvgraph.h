@@ -268,6 +268,11 @@ KVG_API kvg_status kvg_decode(kvg_context * context, const kvg_batch * batch, kv
 /* One token at the end of a sequence, at its last position + 1, as an output: what a token loop does. Otherwise as kvg_decode. */
 KVG_API kvg_status kvg_append(kvg_context * context, int64_t seq, int64_t token, kvg_output * output);
 
+/* Takes the tokens of the last kvg_decode or kvg_append out of the cache again: each of its sequences loses its positions from the
+   batch's first one on. Nothing happens when that call failed, or was undone already. Call it before anything else is done to these
+   sequences. */
+KVG_API kvg_status kvg_undo_decode(kvg_context * context);
+
 /* ---- the cache ---- */
 
 typedef enum kvg_defrag_policy {

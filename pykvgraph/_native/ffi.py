@@ -271,6 +271,7 @@ STATUS_FUNCTIONS = (
     "kvg_plan_get_part",
     "kvg_decode",
     "kvg_append",
+    "kvg_undo_decode",
     "kvg_kv_get_info",
     "kvg_kv_seq_rm",
     "kvg_kv_seq_cp",
@@ -375,6 +376,8 @@ def declare(lib: CDLL) -> None:
     lib.kvg_decode.restype = c_int32
     lib.kvg_append.argtypes = [c_void_p, c_int64, c_int64, POINTER(KvgOutput)]
     lib.kvg_append.restype = c_int32
+    lib.kvg_undo_decode.argtypes = [c_void_p]
+    lib.kvg_undo_decode.restype = c_int32
     lib.kvg_kv_get_info.argtypes = [c_void_p, POINTER(KvgKvInfo)]
     lib.kvg_kv_get_info.restype = c_int32
     lib.kvg_kv_seq_rm.argtypes = [c_void_p, c_int64, c_int64, c_int64]

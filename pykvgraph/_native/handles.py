@@ -6,6 +6,7 @@ import ctypes
 import threading
 import weakref
 from collections.abc import Callable
+from operator import methodcaller
 from typing import Any, NoReturn, TypeVar
 
 from pykvgraph.errors import CopyError, InvalidArgumentError
@@ -37,6 +38,15 @@ class _Object(NotCopied):
         self.busy = False
         self.closed = False
         self.n_calls = 0
+        self.undo: Callable[[int], object] | None = None  # what the next call does first
+        self.acquire = self.lock.acquire
+        self.release = self.lock.release
+
+    # To read `locked` takes the lock, to read `unlocked` gives it back. Python looks for signals after calls,
+    # and not after an attribute is read: so KeyboardInterrupt can't come between the lock and its `try`, nor
+    # between the end of a call and its return.
+    locked = property(methodcaller("acquire"))
+    unlocked = property(methodcaller("release"))
 
     def close(self) -> None:
         """Once: the finalizer sees to that."""
@@ -73,7 +83,8 @@ class Handle(NotCopied):
         Raises InvalidArgumentError when the handle is closed, or in use further up in this very thread.
         """
         target = self._object
-        with target.lock:
+        _ = target.locked
+        try:
             if target.closed:
                 raise InvalidArgumentError(f"the {self._name} is closed: make a new one")
             if target.busy:
@@ -83,11 +94,27 @@ class Handle(NotCopied):
             target.busy = True
             target.n_calls += 1
             try:
-                return function(target.pointer, *arguments)
+                if target.undo is not None:
+                    target.undo(target.pointer)
+                    target.undo = None
+                result = function(target.pointer, *arguments)
+                target.undo = None  # no signal comes between this line and the caller's next one
+                return result
             finally:
                 target.busy = False
                 if target.closed:  # closed from within the call
                     target.free(target.pointer)
+        finally:
+            _ = target.unlocked
+
+    def undo_unless_done(self, undo: Callable[[int], object]) -> None:
+        """For a function that `call` runs: when an exception ends it, the next call does undo(pointer) first.
+
+        So nothing can come between the exception and the undoing of what was done: not a second Ctrl-C, and
+        not one in the last moments of the call. `undo` may be called twice when it is interrupted itself. It
+        must not hold this handle's owner, which would live as long as the undoing is owed.
+        """
+        self._object.undo = undo
 
     @property
     def n_calls(self) -> int:

@@ -338,6 +338,10 @@ kvg_status kvg_append(kvg_context * context, int64_t seq, int64_t token, kvg_out
     return with_output(context, output, [&](const kvg_output * out) { return context->context.append(seq, token, out); });
 }
 
+kvg_status kvg_undo_decode(kvg_context * context) {
+    return on_cells(context, [&](kvg::cells &) { context->context.undo_decode(); });
+}
+
 kvg_status kvg_kv_get_info(const kvg_context * context, kvg_kv_info * out) {
     return guarded([&] {
         kvg_kv_info & info = need_struct(out, "out");

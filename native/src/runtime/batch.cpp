@@ -39,6 +39,20 @@ batch::batch(const kvg_batch & in, uint32_t n_vocab, uint32_t n_batch, const cel
     check_shared(cells);
 }
 
+std::vector<first_position> batch::first_positions() const {
+    std::vector<first_position> first;
+    seq_set seen(sets_.front().size());
+    for (uint32_t i = 0; i < n_tokens(); ++i) {
+        for (size_t w = 0; w < seen.size(); ++w) {
+            for (uint64_t more = sets_[i][w] & ~seen[w]; more != 0; more &= more - 1) {
+                first.push_back({static_cast<uint32_t>(64 * w) + static_cast<uint32_t>(__builtin_ctzll(more)), in_.pos[i]});
+            }
+            seen[w] |= sets_[i][w];
+        }
+    }
+    return first;
+}
+
 void batch::read_sets(uint32_t n_seq_max) {
     if (in_.seq_begin[0] != 0) {
         fail(KVG_INVALID_ARGUMENT, "seq_begin starts with %d, expected 0", in_.seq_begin[0]);

@@ -9,6 +9,11 @@
 
 namespace kvg {
 
+struct first_position {
+    uint32_t seq;
+    int32_t pos;
+};
+
 class batch {
 public:
     // Checks every value against the model and the cells: token ids and sequence ids that there are, positions
@@ -22,6 +27,8 @@ public:
     const int32_t * positions() const { return in_.pos; }
     const seq_set & set(uint32_t i) const { return sets_[i]; }
     bool is_output(uint32_t i) const { return in_.logits[i] != 0; }
+    // of each sequence that the batch has, where its tokens begin
+    std::vector<first_position> first_positions() const;
 
 private:
     void read_sets(uint32_t n_seq_max);

@@ -434,9 +434,11 @@ static kvg_score score_of(const float * logits, uint32_t n_vocab) {
 }
 
 int64_t context::decode(const kvg_batch & in, const kvg_output * output) {
+    decoded_.clear();
     require_intact();
     cells & cells = cache_->cells();
     const batch batch(in, model_->hparams().n_vocab, n_batch_, cells);
+    require_room(cells, batch.n_tokens(), "the batch"); // before anything moves
     if (output && output->n_rows < batch.n_outputs()) {
         fail(KVG_INVALID_ARGUMENT, "%u outputs are asked for and the buffers have room for %lld", batch.n_outputs(),
              static_cast<long long>(output->n_rows));
@@ -444,7 +446,6 @@ int64_t context::decode(const kvg_batch & in, const kvg_output * output) {
     if (output && output->score && !output->logits) {
         fail(KVG_INVALID_ARGUMENT, "a score is asked for without logits");
     }
-    require_room(cells, batch.n_tokens(), "the batch"); // before anything moves
     const float holes = static_cast<float>(cells.n_kv() - cells.n_used());
     const bool fragmented = defrag_threshold_ >= 0 && holes > defrag_threshold_ * static_cast<float>(cells.n_kv());
     flush(defrag_pending_ == NO_DEFRAG && fragmented ? KVG_DEFRAG_FILL : defrag_pending_, flushed_);
@@ -469,11 +470,20 @@ int64_t context::decode(const kvg_batch & in, const kvg_output * output) {
     if (output && output->score && row > 0) {
         *output->score = score_of(output->logits + (row - 1) * model_->hparams().n_vocab, model_->hparams().n_vocab);
     }
+    decoded_ = batch.first_positions();
     placed.keep();
     return static_cast<int64_t>(row);
 }
 
+void context::undo_decode() {
+    for (const first_position & first : decoded_) {
+        cache_->cells().seq_rm(first.seq, first.pos, -1);
+    }
+    decoded_.clear();
+}
+
 int64_t context::append(int64_t seq, int64_t token, const kvg_output * output) {
+    decoded_.clear();
     const int64_t last = cache_->cells().seq_pos_max(seq);
     const auto id = static_cast<int32_t>(bounded("token", token, 0, int64_t{model_->hparams().n_vocab} - 1));
     const auto pos = static_cast<int32_t>(bounded("position", last + 1, 0, std::numeric_limits<int32_t>::max()));

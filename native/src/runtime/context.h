@@ -42,6 +42,8 @@ public:
     int64_t decode(const kvg_batch & batch, const kvg_output * output);
     // one token, at the end of its sequence
     int64_t append(int64_t seq, int64_t token, const kvg_output * output);
+    // takes the tokens of the last decode out again; nothing when it failed or was undone
+    void undo_decode();
     // K-shift, then defrag, as far as each is pending; cells that attention turns queries for go on waiting
     kvg_update_stats update();
     // what decode and read flushed by themselves since the last call
@@ -111,7 +113,8 @@ private:
     kvg_update_stats flushed_ = {};
     uint64_t settled_ = 0; // the version of the cells' shifts that nothing needs to be done for
 
-    std::vector<int64_t> slot_ids_; // scratch, kept
+    std::vector<first_position> decoded_; // by the last decode, if it succeeded
+    std::vector<int64_t> slot_ids_;       // scratch, kept
     std::vector<int32_t> output_ids_;
 };
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import random
 import signal
+import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -52,6 +56,89 @@ def interrupt(work: Callable[[], object], delay: float) -> None:
         while True:
             work()
     timer.join()
+
+
+class Storm:
+    """Ctrl-C, as a timer's signal: `n` of them, the first after a delay, 20 microseconds apart."""
+
+    def __init__(self, n: int) -> None:
+        self._n = n
+        self._left = 0
+        self._raises = False
+        self._before = signal.signal(signal.SIGALRM, self._strike)
+        gc.disable()  # an exception in its callbacks goes nowhere
+
+    def _strike(self, *_: object) -> None:
+        self._left -= 1
+        if self._left <= 0:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        if self._raises:
+            raise KeyboardInterrupt
+
+    def returned(self, work: Callable[[], object], delay: float) -> bool:
+        """Whether work() returned, as KeyboardInterrupt came later."""
+        done = False
+        self._left = self._n
+        self._raises = True
+        try:
+            signal.setitimer(signal.ITIMER_REAL, delay, 20e-6)
+            work()
+            done = True  # no signal comes between the return and these lines
+            self._raises = False
+        except KeyboardInterrupt:
+            self._raises = False
+        while self._left > 0:
+            pass
+        return done
+
+    def end(self) -> None:
+        gc.enable()
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, self._before)
+
+
+@pytest.fixture(params=[1, 2, 5])
+def storm(request: pytest.FixtureRequest) -> Iterator[Storm]:
+    storm = Storm(request.param)
+    yield storm
+    storm.end()
+
+
+def seconds(work: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="3.10 looks for signals when a function has returned")
+@pytest.mark.parametrize("how", ["append", "decode", "decode_last"])
+def test_storm(small: kvg.Model, storm: Storm, how: str) -> None:
+    """The tokens are there if and only if the call returned, wherever in it Ctrl-C comes, however often."""
+    batch = batch_of([Token(5 + i, i // 2, (i % 2,)) for i in range(6)])
+    with open_context(small, n_ctx=64, n_seq_max=2) as ctx:
+        calls = {
+            "append": (1, lambda: ctx.append(7)),
+            "decode": (6, lambda: ctx.decode(batch)),
+            "decode_last": (6, lambda: ctx.decode_last(batch)),
+        }
+        n, work = calls[how]
+        for _ in range(20):  # until it is as fast as it gets
+            longest = seconds(work)
+            ctx.reset()
+        n_returned = 0
+        rng = random.Random(1)
+        for _ in range(400):
+            done = storm.returned(work, rng.uniform(1e-6, 2 * longest + 40e-6))
+            assert ctx.kv.n_used == (n if done else 0)
+            assert [ctx.kv.seq_pos_max(seq) for seq in range(2)] == (
+                [-1, -1] if not done else [0, -1] if how == "append" else [2, 2]
+            )
+            if not done:
+                with pytest.raises(kvg.InvalidArgumentError, match="no outputs"):
+                    ctx.logits()
+            n_returned += done
+            ctx.reset()
+        assert 20 < n_returned < 380
 
 
 def test_decode(ctx: kvg.Context) -> None:
