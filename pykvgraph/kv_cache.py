@@ -236,7 +236,8 @@ class KVCache(NotCopied):
 
         Of what is no saved state, or not all of one, no more than the header is read.
         """
-        self.load(read_file(os.fsdecode(native_path(path))), seq)
+        geometry = self._handle.call(read_geometry)
+        self.load(read_file(os.fsdecode(native_path(path)), geometry), seq)
 
     @functools.cached_property
     def _n_seq_max(self) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import secrets
@@ -10,7 +9,7 @@ import stat
 from pathlib import Path
 
 from pykvgraph.errors import InvalidArgumentError, KVGraphError, StateError
-from pykvgraph.state.format import HEADER_BYTES, MAGIC, VERSION, version_and_size
+from pykvgraph.state.format import HEADER_BYTES, MAGIC, Geometry, checked_size
 
 
 def write_file(path: str | os.PathLike[str], blob: bytes) -> None:
@@ -36,7 +35,7 @@ def write_file(path: str | os.PathLike[str], blob: bytes) -> None:
 
 
 def _replace(target: Path, blob: bytes, mode: int | None) -> None:
-    aside = target.with_name(f".kvgstate-{secrets.token_hex(8)}.tmp")
+    aside = str(target.with_name(f".kvgstate-{secrets.token_hex(8)}.tmp"))
     # at no time may more people read it than the file that it will be
     first_mode = 0o666 if mode is None else 0o600
     try:
@@ -48,8 +47,12 @@ def _replace(target: Path, blob: bytes, mode: int | None) -> None:
             os.fsync(file.fileno())
         os.replace(aside, target)
     except BaseException:
-        with contextlib.suppress(FileNotFoundError):
+        # Python looks for signals after calls and not before them, so that a second Ctrl-C finds the file
+        # gone: nothing may be called between the exception and this, not even a Path's methods
+        try:  # noqa: SIM105
             os.unlink(aside)
+        except FileNotFoundError:
+            pass
         raise
     try:
         folder = os.open(target.parent, os.O_RDONLY | os.O_DIRECTORY)
@@ -61,8 +64,8 @@ def _replace(target: Path, blob: bytes, mode: int | None) -> None:
         os.close(folder)
 
 
-def read_file(path: str | os.PathLike[str]) -> bytes:
-    """A blob for `unpack`; no more than the header is read of a file that the header doesn't fit.
+def read_file(path: str | os.PathLike[str], geometry: Geometry) -> bytes:
+    """A blob for `unpack`. Only the header is read when it is damaged, or fits not the file or this geometry.
 
     Raises StateError for a device, pipe or socket, and for what is no saved state or not all of one; OSError
     for a folder or a file that is missing or can't be read.
@@ -73,8 +76,8 @@ def read_file(path: str | os.PathLike[str]) -> bytes:
         header = file.read(HEADER_BYTES)
         if len(header) < HEADER_BYTES or header[:8] != MAGIC:
             raise StateError(f"{os.fspath(path)!r} is no saved state: expected {MAGIC!r} in front")
-        version, total = version_and_size(header)
-        if version != VERSION:
+        total = checked_size(header, geometry)
+        if total is None:
             return header  # of another layout, perhaps: `unpack` has the words for it
         if total != size:
             raise StateError(

@@ -180,10 +180,19 @@ def unpack(data: bytes | memoryview, geometry: Geometry) -> SavedCells:
     return SavedCells(bool(whole), pos, seq, dither, np.frombuffer(rows, np.uint8))
 
 
-def version_and_size(header: bytes) -> tuple[int, int]:
-    """The format version, and the bytes of the whole state, that HEADER_BYTES of it tell."""
-    _, version, _, total, *_ = _HEADER.unpack_from(header)
-    return version, total
+def checked_size(header: bytes, geometry: Geometry) -> int | None:
+    """The bytes of the whole state, by a header that is whole, agrees with itself and fits this geometry.
+
+    None for any other: `unpack` of the header alone says what is wrong with it.
+    """
+    (checksum,) = _CHECKSUM.unpack(header[_HEADER.size : HEADER_BYTES])
+    if xxhash.xxh3_64_intdigest(header[: _HEADER.size]) != checksum:
+        return None
+    fields = _HEADER.unpack_from(header)
+    _, version, header_bytes, total, model, *shape, _, n_seq, n_cells, _, _ = fields
+    here = version == VERSION and header_bytes == HEADER_BYTES and Geometry(model, *shape) == geometry
+    n_bytes = HEADER_BYTES + n_cells * (4 + 1 + -(-n_seq // 8) + geometry.cell_bytes)
+    return n_bytes if here and total == n_bytes else None
 
 
 def _check_geometry(saved: Geometry, here: Geometry) -> None:

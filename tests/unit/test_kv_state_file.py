@@ -18,7 +18,7 @@ from support.saved_cells import HERE, packed, saved, sign
 
 from pykvgraph.errors import InvalidArgumentError, StateError
 from pykvgraph.state.file import read_file, write_file
-from pykvgraph.state.format import unpack
+from pykvgraph.state.format import HEADER_BYTES, unpack
 
 
 def test_write_replaces_and_leaves_nothing_beside(tmp_path: Path) -> None:
@@ -84,7 +84,7 @@ def test_what_is_no_regular_file(tmp_path: Path, make: Callable[[Path], None]) -
     with pytest.raises(InvalidArgumentError, match=f"'{path}' is a device, a pipe or a socket"):
         write_file(path, b"new")
     with pytest.raises(StateError, match=f"'{path}' is a device, a pipe or a socket"):
-        read_file(path)
+        read_file(path, HERE)
     assert os.stat(path) == before
     assert list(tmp_path.iterdir()) == [path]
 
@@ -93,22 +93,22 @@ def test_only_the_header_is_read_of_what_does_not_fit_it(tmp_path: Path) -> None
     path = tmp_path / "state"
     blob = packed(HERE, saved())
     write_file(path, blob)
-    assert read_file(path) == blob
+    assert read_file(path, HERE) == blob
     os.truncate(path, 2**41)
     with pytest.raises(StateError, match=f"has {2**41} bytes, and its header tells of {len(blob)}"):
-        read_file(path)
+        read_file(path, HERE)
     os.truncate(path, len(blob) - 1)
     with pytest.raises(StateError, match=f"has {len(blob) - 1} bytes"):
-        read_file(path)
+        read_file(path, HERE)
     os.truncate(path, 0)
     os.truncate(path, 2**41)
     with pytest.raises(StateError, match="no saved state"):
-        read_file(path)
+        read_file(path, HERE)
     later = bytearray(blob)
     struct.pack_into("<I", later, 8, 2)
     path.write_bytes(sign(later) + b"of another length")
     with pytest.raises(StateError, match="version 2"):
-        unpack(read_file(path), HERE)
+        unpack(read_file(path, HERE), HERE)
 
 
 @pytest.mark.parametrize("failing", ["fsync", "replace"])
@@ -244,3 +244,17 @@ def test_killed_while_writing(tmp_path: Path) -> None:
             aside.unlink()
     assert [entry.name for entry in tmp_path.iterdir()] == ["state"]
     assert outcomes["in the middle"] >= 10, outcomes
+
+
+def test_a_sparse_file_is_not_believed(tmp_path: Path) -> None:
+    """Of 1 TiB that a header tells of, nothing is read unless the header is whole and fits this cache."""
+    path = tmp_path / "state"
+    for signed in (False, True):  # a wrong checksum, and a right one
+        blob = bytearray(packed(HERE, saved(2)))
+        struct.pack_into("<Q", blob, 16, 1 << 40)
+        path.write_bytes(sign(blob) if signed else blob)
+        os.truncate(path, 1 << 40)
+        data = read_file(path, HERE)
+        assert len(data) == HEADER_BYTES
+        with pytest.raises(StateError):
+            unpack(data, HERE)

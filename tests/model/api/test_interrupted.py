@@ -20,6 +20,7 @@ from support.kv_rows import contents
 from support.models import N_VOCAB, ModelSpec
 
 import pykvgraph as kvg
+from pykvgraph.state.file import write_file
 
 # so large that a call takes longer than the way to it
 SPEC = ModelSpec(n_layer=3, n_embd=256, n_ff=512, n_head=4, n_head_kv=2)
@@ -139,6 +140,18 @@ def test_storm(small: kvg.Model, storm: Storm, how: str) -> None:
             n_returned += done
             ctx.reset()
         assert 20 < n_returned < 380
+
+
+# between open() and `with` nobody holds the file but the garbage collector
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_storm_of_save_file(storm: Storm, tmp_path: Path) -> None:
+    """No file is left aside, wherever Ctrl-C comes."""
+    path = tmp_path / "state"
+    longest = max(seconds(lambda: write_file(path, b"old")) for _ in range(5))
+    rng = random.Random(1)
+    for _ in range(300):
+        storm.returned(lambda: write_file(path, b"new"), rng.uniform(1e-6, longest + 40e-6))
+        assert list(tmp_path.iterdir()) == [path]
 
 
 def test_decode(ctx: kvg.Context) -> None:
