@@ -23,8 +23,9 @@ N_KEEP = 32
 class ContextShift:
     """Keeps the positions [0, n_keep), gives up the next n_discard, and moves the rest down to close the gap.
 
-    n_discard None: half of what comes after the kept ones. on_shift is called with the report of each shift.
-    As in llama.cpp's examples; keeping the first tokens is what keeps the text sane ("attention sinks",
+    n_discard None: half of what comes after the kept ones. Positions may have gaps: where the next n_discard
+    hold no cell, as many are given up as it takes to reach one. on_shift is called with each shift's
+    report. As in llama.cpp's examples; to keep the first tokens keeps the text sane ("attention sinks",
     arXiv:2309.17453). Raises InvalidArgumentError unless n_keep >= 0 and n_discard >= 1.
 
     A shift is several calls, not one step: no other thread may use this sequence meanwhile. When sequences
@@ -57,6 +58,9 @@ class ContextShift:
                 "nothing to give up. Lower n_keep, or use a context with a larger n_ctx"
             )
         n_discard = min(self.n_discard or max(rest // 2, 1), rest)
+        view = kv.cells()
+        first = int(view.pos[view.seq[:, seq] & (view.pos >= self.n_keep)].min())
+        n_discard = max(n_discard, first + 1 - self.n_keep)  # not only a gap, which holds no cell
         end = self.n_keep + n_discard
         if not kv.can_shift:
             raise UnsupportedError("this model's K can't be rotated, so its context can't be shifted")

@@ -292,3 +292,12 @@ def test_bad_self_extend(arguments: tuple[int, int, int]) -> None:
     with pytest.raises(InvalidArgumentError):
         extend(cache, *arguments)
     assert cache.calls == []
+
+
+def test_a_gap_costs_one_shift() -> None:
+    """Two thousand million positions without a cell: each shift gives up a cell, and the gap before it."""
+    kv = FakeCache(10)
+    kv.cells_ = [(i, i if i < 4 else i + 2_000_000_000, {0}) for i in range(10)]
+    report = ContextShift(n_keep=4, n_discard=1).apply(cast(KVCache, kv), 0)
+    assert report.n_discard == 2_000_000_001
+    assert kv.positions() == {0: 0, 1: 1, 2: 2, 3: 3, 5: 4, 6: 5, 7: 6, 8: 7, 9: 8}
