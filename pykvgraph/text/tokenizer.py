@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import mmap
 import threading
 import weakref
 from collections.abc import Callable
@@ -17,7 +18,7 @@ from pykvgraph._native import libllama
 from pykvgraph._native.handles import NotCopied
 from pykvgraph._native.library import lib
 from pykvgraph.checks import INT32_MAX, Integers, flag, integer, integers, shown
-from pykvgraph.errors import InvalidArgumentError, KVGraphError, ModelLoadError
+from pykvgraph.errors import DeviceError, InvalidArgumentError, KVGraphError, ModelLoadError
 from pykvgraph.gguf_file import read_key, read_strings
 
 R = TypeVar("R")
@@ -28,6 +29,11 @@ _SPACE = "\u2581"  # SentencePiece's word boundary
 _STACK_PER_CHARACTER = 1024
 _LONG_TEXT = 4096
 _LONGEST_TEXT = 2**26
+# what libllama takes at most for a byte of text; measured: 1,215 for spaces (byte level), and 86 for one long
+# word (SentencePiece)
+_BYTES_PER_BYTE = 2048
+_BYTES_PER_PIECE_BYTE = 192
+_SMALL_CHANGE = 4 << 20
 _stack_size_lock = threading.Lock()
 
 
@@ -136,6 +142,7 @@ class Tokenizer(NotCopied):
 
     def _encode(self, data: bytes, add_special: bool, parse_special: bool) -> list[int]:
         size = len(data) + 8
+        _require_memory(len(data) * (_BYTES_PER_BYTE if self._byte_level else _BYTES_PER_PIECE_BYTE))
         while True:
             ids = np.empty(size, np.int32)
             address = ids.ctypes.data_as(ctypes.POINTER(ctypes.c_int32))
@@ -172,6 +179,17 @@ class Tokenizer(NotCopied):
                 raise InvalidArgumentError(
                     f"this vocabulary has no token for {character!r}, nor tokens for its bytes"
                 )
+
+
+def _require_memory(n_bytes: int) -> None:
+    """libllama throws where it finds no memory, and what it throws would end the process: see before."""
+    try:
+        mmap.mmap(-1, n_bytes + _SMALL_CHANGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS).close()
+    except OSError:
+        raise DeviceError(
+            f"out of host memory: to encode this text may take {n_bytes + _SMALL_CHANGE} bytes; encode it in "
+            "parts, or raise the limit (ulimit -v)"
+        ) from None
 
 
 def _has_byte(tokens: frozenset[bytes], byte: int) -> bool:

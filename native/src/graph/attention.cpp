@@ -1,6 +1,7 @@
 #include "graph/attention.h"
 
 #include "device.h"
+#include "host_memory.h"
 
 namespace kvg {
 
@@ -57,7 +58,7 @@ struct dummies {
     ggml_tensor * mask;
 
     dummies(const hparams & h, ggml_type type_k, ggml_type type_v)
-        : ctx(ggml_init({64 * ggml_tensor_overhead() + ggml_graph_overhead(), nullptr, /*no_alloc*/ true})) {
+        : ctx(new_ggml_context(64 * ggml_tensor_overhead() + ggml_graph_overhead())) {
         const int64_t n_kv = MAX_SPAN_ALIGN;
         q = ggml_new_tensor_3d(ctx.get(), GGML_TYPE_F32, h.head_dim, 1, h.n_head);
         k = ggml_new_tensor_3d(ctx.get(), type_k, h.head_dim, n_kv, h.n_head_kv);

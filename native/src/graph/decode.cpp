@@ -6,6 +6,7 @@
 #include "device.h"
 #include "fault.h"
 #include "graph/attention.h"
+#include "host_memory.h"
 #include "model/rope.h"
 
 namespace kvg {
@@ -19,7 +20,7 @@ decode_graph::decode_graph(const model & model, const kv_cache & cache, const st
     fault_point("build");
     const size_t n = max_nodes(model.hparams());
     arena_.resize(n * ggml_tensor_overhead() + ggml_graph_overhead_custom(n, false));
-    ctx_.reset(ggml_init({arena_.size(), arena_.data(), /*no_alloc*/ true}));
+    ctx_ = new_ggml_context(arena_.size(), arena_.data());
     graph_ = ggml_new_graph_custom(ctx_.get(), n, false);
     build();
 }

@@ -3,11 +3,12 @@
 #include "device.h"
 #include "error.h"
 #include "fault.h"
+#include "host_memory.h"
 
 namespace kvg {
 
 scheduler::scheduler(const backends & backends, size_t max_tensors) : backends_(backends), max_tensors_(max_tensors) {
-    renew();
+    sched();
 }
 
 // Inputs are written on the host: where the first device can copy from them faster, if it has such memory.
@@ -18,18 +19,37 @@ static ggml_backend_buffer_type_t compute_buffer(ggml_backend_t backend, ggml_ba
     return pinned ? pinned : ggml_backend_get_default_buffer_type(backend);
 }
 
-void scheduler::renew() {
-    std::vector<ggml_backend_t> all = backends_.all();
-    std::vector<ggml_backend_buffer_type_t> types;
-    for (ggml_backend_t backend : all) {
-        types.push_back(compute_buffer(backend, all.front()));
-    }
-    sched_.reset(ggml_backend_sched_new(all.data(), types.data(), static_cast<int>(all.size()), max_tensors_,
-                                        /*parallel*/ false,
-                                        /*op_offload*/ false));
+// What ggml_backend_sched_new allocates, and doesn't check: tables for as many splits as there are tensors, each with 30 inputs, and two
+// structs for each input.
+static size_t scheduler_bytes(size_t max_tensors, size_t n_backends) {
+    constexpr size_t SPLIT_INPUTS = 30;
+    const size_t hashed = 2 * max_tensors + 64; // the next prime after a power of two
+    return hashed * (sizeof(void *) + 1 + sizeof(int) + n_backends * sizeof(void *)) +
+           4 * sizeof(int) * max_tensors * (1 + 2 * SPLIT_INPUTS) + 2 * SPLIT_INPUTS * max_tensors * sizeof(ggml_tensor) +
+           ggml_graph_overhead_custom(max_tensors, false);
+}
+
+// The one there is, or a new one.
+ggml_backend_sched_t scheduler::sched() {
     if (!sched_) {
-        fail(KVG_DEVICE, "out of host memory for ggml's scheduler");
+        std::vector<ggml_backend_t> all = backends_.all();
+        std::vector<ggml_backend_buffer_type_t> types;
+        for (ggml_backend_t backend : all) {
+            types.push_back(compute_buffer(backend, all.front()));
+        }
+        require_host_memory(scheduler_bytes(max_tensors_, all.size()), "the scheduler");
+        sched_.reset(ggml_backend_sched_new(all.data(), types.data(), static_cast<int>(all.size()), max_tensors_,
+                                            /*parallel*/ false,
+                                            /*op_offload*/ false));
     }
+    return sched_.get();
+}
+
+// For a graph: its tables grow without a check, too.
+ggml_backend_sched_t scheduler::ready() {
+    ggml_backend_sched_t sched = this->sched();
+    require_host_memory(TABLES_PER_TENSOR * max_tensors_, "a graph's tables");
+    return sched;
 }
 
 void scheduler::assign(const decode_graph & graph) {
@@ -42,22 +62,22 @@ void scheduler::assign(const decode_graph & graph) {
 // ggml measures without our wishes.
 std::vector<size_t> scheduler::estimate(const decode_graph & graph) {
     std::vector<size_t> sizes(backends_.all().size());
-    ggml_backend_sched_reserve_size(sched_.get(), graph.graph(), sizes.data());
-    renew(); // it has seen the graph, and changed its sources
+    ggml_backend_sched_reserve_size(ready(), graph.graph(), sizes.data());
+    sched_.reset(); // it has seen the graph, and changed its sources
     return sizes;
 }
 
 bool scheduler::reserve(const decode_graph & graph) {
-    ggml_backend_sched_reset(sched_.get());
+    ggml_backend_sched_reset(ready());
     assign(graph);
     return ggml_backend_sched_reserve(sched_.get(), graph.graph());
 }
 
 bool scheduler::allocate(const decode_graph & graph) {
-    ggml_backend_sched_reset(sched_.get());
+    ggml_backend_sched_reset(ready());
     assign(graph);
     if (fault_hit("alloc") || !ggml_backend_sched_alloc_graph(sched_.get(), graph.graph())) {
-        renew(); // the old one would take the next graph of this shape for allocated
+        sched_.reset(); // it would take the next graph of this shape for allocated
         return false;
     }
     return true;
@@ -70,7 +90,7 @@ bool scheduler::compute(const decode_graph & graph) {
 std::vector<size_t> scheduler::sizes() const {
     std::vector<size_t> sizes;
     for (ggml_backend_t backend : backends_.all()) {
-        sizes.push_back(ggml_backend_sched_get_buffer_size(sched_.get(), backend));
+        sizes.push_back(sched_ ? ggml_backend_sched_get_buffer_size(sched_.get(), backend) : 0);
     }
     return sizes;
 }

@@ -13,7 +13,7 @@ namespace kvg {
 
 class scheduler {
 public:
-    // max_tensors: of a graph, nodes and leafs
+    // max_tensors: of a graph, nodes and leafs. This and what takes a graph: error(KVG_DEVICE) when the host has no memory.
     scheduler(const backends & backends, size_t max_tensors);
 
     // About how many bytes the graph takes on each device, in the order of backends; sizes() after reserve() says exactly.
@@ -28,12 +28,13 @@ public:
     std::vector<size_t> sizes() const;
 
 private:
-    void renew();
+    ggml_backend_sched_t sched();
+    ggml_backend_sched_t ready();
     void assign(const decode_graph & graph);
 
     const backends & backends_;
     size_t max_tensors_;
-    ggml_backend_sched_ptr sched_;
+    ggml_backend_sched_ptr sched_; // nullptr: to be made anew
 };
 
 } // namespace kvg

@@ -5,15 +5,16 @@
 
 #include "cpu/kernel.h"
 #include "error.h"
+#include "host_memory.h"
 #include "kvgraph.h"
 
 namespace kvg {
 
 hadamard::hadamard(ggml_backend_dev_t device, uint32_t size)
-    : device_(device), size_(size), ctx_(ggml_init({ggml_tensor_overhead(), nullptr, /*no_alloc*/ true})),
-      matrix_(ctx_ ? ggml_new_tensor_2d(ctx_.get(), GGML_TYPE_F32, size, size) : nullptr) {
+    : device_(device), size_(size), ctx_(new_ggml_context(ggml_tensor_overhead())),
+      matrix_(ggml_new_tensor_2d(ctx_.get(), GGML_TYPE_F32, size, size)) {
     buffer_.reset(ggml_backend_buft_alloc_buffer(ggml_backend_dev_buffer_type(device), 0));
-    if (!ctx_ || !buffer_) {
+    if (!buffer_) {
         fail(KVG_DEVICE, "out of host memory for a matrix");
     }
     matrix_->buffer = buffer_.get(); // says where it will be, and has no address

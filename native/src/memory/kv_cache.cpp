@@ -6,6 +6,7 @@
 
 #include "device.h"
 #include "error.h"
+#include "host_memory.h"
 #include "parallel.h"
 
 namespace kvg {
@@ -54,10 +55,10 @@ kv_cache::kv_cache(const std::vector<ggml_backend_dev_t> & devices, const hparam
         part->layers.push_back(il);
     }
     for (kv_part & part : parts_) {
-        part.ctx.reset(ggml_init({2 * part.layers.size() * ggml_tensor_overhead(), nullptr, /*no_alloc*/ true}));
+        part.ctx = new_ggml_context(2 * part.layers.size() * ggml_tensor_overhead());
         ggml_backend_buffer_type_t type = ggml_backend_dev_buffer_type(part.device);
         part.buffer.reset(ggml_backend_buft_alloc_buffer(type, 0));
-        if (!part.ctx || !part.buffer) {
+        if (!part.buffer) {
             fail(KVG_DEVICE, "out of host memory for the cache's tensors");
         }
         for (uint32_t il : part.layers) {

@@ -5,6 +5,7 @@
 #include "device.h"
 #include "error.h"
 #include "fault.h"
+#include "host_memory.h"
 #include "memory/cache_type.h"
 
 namespace kvg {
@@ -185,7 +186,7 @@ void follow_rows(kv_cache & cache, const std::vector<cell_move> & moves) {
 } // namespace
 
 bool can_keep_on(ggml_backend_dev_t device, const hparams & h, std::initializer_list<ggml_type> types) {
-    const ggml_context_ptr owner(ggml_init({64 * ggml_tensor_overhead(), nullptr, /*no_alloc*/ true}));
+    const ggml_context_ptr owner = new_ggml_context(64 * ggml_tensor_overhead());
     ggml_context * ctx = owner.get();
     ggml_tensor * from = ggml_new_tensor_1d(ctx, GGML_TYPE_I32, 8);
     ggml_tensor * to = ggml_new_tensor_1d(ctx, GGML_TYPE_I64, 8);

@@ -6,18 +6,13 @@
 #include "device.h"
 #include "error.h"
 #include "fault.h"
+#include "host_memory.h"
 
 namespace kvg {
 
-// One that got no memory takes the next graph of that shape for allocated, so it must not be used again.
-static void renew_allocator(update_runner::lane & lane) {
-    lane.allocator.reset(ggml_gallocr_new(ggml_backend_get_default_buffer_type(lane.backend)));
-}
-
 update_runner::update_runner(const std::vector<ggml_backend_t> & backends) {
     for (ggml_backend_t backend : backends) {
-        lanes_.push_back({backend, nullptr});
-        renew_allocator(lanes_.back());
+        lanes_.push_back({backend, nullptr}); // whose allocator is made when it is needed
     }
 }
 
@@ -26,7 +21,7 @@ update_graph::update_graph(const char * what, size_t max_nodes) : what_(what) {
     // a node may bring a view and an input along
     const size_t size = max_nodes * 3 * ggml_tensor_overhead() + ggml_graph_overhead_custom(max_nodes * 3, false);
     arena_.resize(size);
-    ctx_.reset(ggml_init({size, arena_.data(), /*no_alloc*/ true}));
+    ctx_ = new_ggml_context(size, arena_.data());
     graph_ = ggml_new_graph_custom(ctx_.get(), max_nodes * 3, false);
 }
 
@@ -41,8 +36,13 @@ ggml_tensor * update_graph::input(ggml_type type, const void * values, size_t n)
 void update_graph::add(ggml_tensor * node) { ggml_build_forward_expand(graph_, node); }
 
 void update_graph::allocate(update_runner::lane & lane) {
+    const auto n_tensors = static_cast<size_t>(ggml_graph_size(graph_));
+    require_host_memory(TABLES_PER_TENSOR * n_tensors, "a graph's tables");
+    if (!lane.allocator) {
+        lane.allocator.reset(ggml_gallocr_new(ggml_backend_get_default_buffer_type(lane.backend)));
+    }
     if (fault_hit((std::string(what_) + "-alloc").c_str()) || !ggml_gallocr_alloc_graph(lane.allocator.get(), graph_)) {
-        renew_allocator(lane);
+        lane.allocator.reset(); // one that got no memory takes the next graph of that shape for allocated
         fail(KVG_DEVICE, "%s has no memory for the %s graph's scratch", ggml_backend_name(lane.backend), what_);
     }
 }

@@ -7,6 +7,7 @@
 
 #include "device.h"
 #include "error.h"
+#include "host_memory.h"
 #include "parallel.h"
 
 namespace kvg {
@@ -22,9 +23,7 @@ bool is_weight_type(ggml_type type) {
 }
 
 // A scratch context for tensors that only serve to ask a device a question.
-ggml_context_ptr probe_context() {
-    return ggml_context_ptr(ggml_init({/*mem_size*/ 8 * ggml_tensor_overhead(), /*mem_buffer*/ nullptr, /*no_alloc*/ true}));
-}
+ggml_context_ptr probe_context() { return new_ggml_context(8 * ggml_tensor_overhead()); }
 
 bool can_multiply(ggml_backend_dev_t dev, ggml_type type, int64_t ne0, int64_t ne1) {
     const ggml_context_ptr ctx = probe_context();
@@ -235,10 +234,7 @@ void model::add_embedding(const gguf_tensor * source) {
 
 // The tensors, and what they take: those of a device that reads host memory point into the mapped file.
 void model::create(group & g) {
-    g.ctx.reset(ggml_init({g.tensors.size() * ggml_tensor_overhead(), nullptr, /*no_alloc*/ true}));
-    if (!g.ctx) {
-        fail(KVG_DEVICE, "out of host memory for %zu tensors", g.tensors.size());
-    }
+    g.ctx = new_ggml_context(g.tensors.size() * ggml_tensor_overhead());
     g.mapped = is_cpu(g.device) && ggml_backend_buft_is_host(g.type);
     for (const placed & p : g.tensors) {
         *p.target = ggml_new_tensor_2d(g.ctx.get(), p.source->type, p.source->ne[0], p.source->ne[1]);

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "device.h"
+#include "host_memory.h"
 #include "model/rope.h"
 #include "shift/dither.h"
 #include "shift/shift_plan.h"
@@ -131,7 +132,7 @@ bool can_shift(const kv_cache & cache, const kv_part & part, const rotation & ho
     if (how.mixed && (how.mixed->size() < SMALLEST_TRANSFORM || how.mixed->size() > LARGEST_TRANSFORM)) {
         return false;
     }
-    const ggml_context_ptr owner(ggml_init({64 * ggml_tensor_overhead() + ggml_graph_overhead(), nullptr, /*no_alloc*/ true}));
+    const ggml_context_ptr owner = new_ggml_context(64 * ggml_tensor_overhead() + ggml_graph_overhead());
     ggml_context * ctx = owner.get();
     ggml_cgraph * graph = ggml_new_graph(ctx);
     ggml_tensor * k = cache.k(part.layers.front());

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.engines import batch_of, decode, open_context, random_ids, run_of
-from support.models import N_VOCAB, WIDE, ModelSpec
+from support.models import N_VOCAB, SMALL, WIDE, ModelSpec
 
 import pykvgraph as kvg
 
@@ -37,6 +37,22 @@ def test_short_of_memory(model_file: Callable[[ModelSpec], Path]) -> None:
     assert len(told) == 6
 
 
+@pytest.mark.skipif(
+    "LD_PRELOAD" in os.environ, reason="AddressSanitizer ends a process that is short of memory"
+)
+@pytest.mark.parametrize("operation", ["context", "plan", "encode", "encode_word", "encode_short"])
+def test_every_limit(model_file: Callable[[ModelSpec], Path], operation: str) -> None:
+    """120 of them: it works, or there is a typed error."""
+    child = subprocess.run(
+        [sys.executable, "-m", "support.limits", str(model_file(SMALL)), operation],
+        cwd=TESTS,
+        capture_output=True,
+        text=True,
+    )
+    assert child.returncode == 0, child.stdout + child.stderr
+    assert int(child.stdout) > 5
+
+
 def test_output_buffers_grow_both_or_neither(small: kvg.Model, monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory ends between the logits' buffer and the embeddings': the next decode must not write past one."""
     tokens = run_of(random_ids(20, N_VOCAB))
@@ -59,3 +75,13 @@ def test_output_buffers_grow_both_or_neither(small: kvg.Model, monkeypatch: pyte
         ctx.decode(batch)
         assert np.array_equal(ctx.logits(), expected[0])
         assert np.array_equal(ctx.embeddings(), expected[1])
+
+
+def test_too_large_a_batch_takes_no_buffers(small: kvg.Model) -> None:
+    """Two million outputs for 16 cells: too few cells is what is said, and not after taking 2 GB for them."""
+    batch = kvg.Batch()
+    batch.extend(np.full(2_000_000, 5, np.int32), 0, logits="all")
+    with open_context(small, n_ctx=16, n_batch=2_000_000) as ctx:
+        with pytest.raises(kvg.CacheFullError):
+            ctx.decode(batch)
+        assert len(ctx._outputs.logits) == 1
