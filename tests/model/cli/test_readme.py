@@ -1,4 +1,4 @@
-"""The README's Python runs as it stands there."""
+"""The Python of the README and of docs/ runs as it stands there."""
 
 from __future__ import annotations
 
@@ -8,19 +8,31 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[3]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+CHANGES = {'"model.gguf"': '"stories260K.gguf"', "10_000": "1_200"}
 
 
-def test_python_blocks(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    assert len(blocks) >= 2
-    monkeypatch.chdir(ROOT / "tests" / "data")
-    changes = {'"model.gguf"': '"stories260K.gguf"', "10_000": "1_200"}
-    source = "".join(blocks)
-    for text, other in changes.items():
-        assert text in source
+def python_of(page: Path) -> str:
+    """All of a page's Python, as one program, on a model that is here."""
+    source = "".join(re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL))
+    for text, other in CHANGES.items():
         source = source.replace(text, other)
+    return source
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if python_of(page)], ids=lambda page: page.name)
+def test_python_blocks(
+    page: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(ROOT / "tests" / "data")
     names: dict[str, object] = {}
-    exec(compile(source, "README.md", "exec"), names)
-    assert len(capsys.readouterr().out) > 2000  # past the context's end
-    ctx = names["ctx"]
-    ctx.close()  # type: ignore[attr-defined]
+    exec(compile(python_of(page), page.name, "exec"), names)
+    if page.name == "README.md":
+        assert len(capsys.readouterr().out) > 2000  # past the context's end
+    if "ctx" in names:
+        names["ctx"].close()  # type: ignore[attr-defined]
+
+
+def test_which_pages_have_python() -> None:
+    assert all(text in PAGES[0].read_text(encoding="utf-8") for text in CHANGES)
+    assert {"README.md", "python.md", "cache-types.md"} <= {page.name for page in PAGES if python_of(page)}
