@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Literal
 
 from pykvgraph._native.ffi import KvgContextPart, KvgDeviceInfo, KvgDeviceType
+from pykvgraph._native.handles import ALONE
 from pykvgraph._native.library import lib, library, sized
 from pykvgraph.checks import shown
 from pykvgraph.errors import DeviceError, InvalidArgumentError
@@ -23,7 +24,7 @@ _TYPES: dict[int, Literal["cpu", "gpu", "accel"]] = {
 
 def devices() -> tuple[DeviceInfo, ...]:
     """Every device that this ggml was built for and found."""
-    return tuple(_device(index) for index in range(lib().kvg_device_count()))
+    return ALONE.call(lambda _: tuple(_device(index) for index in range(lib().kvg_device_count())))
 
 
 _RPC_PROTOCOL = [7, 0]  # major and minor of this ggml, which refuses a greater minor; there is none below 0
@@ -44,7 +45,7 @@ def add_rpc_server(endpoint: str) -> tuple[DeviceInfo, ...]:
             'this ggml has no RPC; build llama-cpp-python with CMAKE_ARGS="-DGGML_RPC=on" to have it'
         )
     _greet(endpoint, host, port)
-    lib().kvg_rpc_add_server(endpoint.encode())
+    ALONE.call(lambda _: lib().kvg_rpc_add_server(endpoint.encode()))
     return tuple(info for info in devices() if info.description == endpoint)
 
 

@@ -1,9 +1,18 @@
-"""Native objects with an owner: one call at a time, freed once, never used after that."""
+"""Native objects with an owner: freed once, never used after that, never freed under a running call.
+
+At exit, Python lets daemon threads run on while the libraries under them are torn down. So the process ends
+only when no call is under way, and none can begin any more.
+"""
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import ctypes
+import os
+import signal
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from operator import methodcaller
@@ -13,6 +22,9 @@ from pykvgraph.errors import CopyError, InvalidArgumentError
 
 R = TypeVar("R")
 C = TypeVar("C", bound="Closable")
+
+_CLOSED = "is closed: make a new one"
+_ENDING = "is closed: Python is ending"
 
 
 class NotCopied:
@@ -28,19 +40,23 @@ class NotCopied:
 
 
 class _Object(NotCopied):
-    """The part of a Handle that its finalizer holds, which must not hold the Handle itself."""
+    """The part of a Handle that its finalizer holds, which must not hold the Handle itself.
 
-    def __init__(self, pointer: int, free: Callable[[int], None]) -> None:
+    Dictionaries and lists are changed by single operations, which neither threads nor signals interrupt.
+    """
+
+    def __init__(self, pointer: int, free: Callable[[int], None], shared: bool) -> None:
         self.pointer = pointer
-        self.free = free
-        # recursive: a signal handler or the garbage collector in mid-call meets `busy`, not a deadlock
-        self.lock = threading.RLock()
-        self.busy = False
-        self.closed = False
+        self.shared = shared
+        self.refusal = ""  # why no call may begin
+        self.calls: dict[object, int] = {}  # those under way, with their threads
         self.n_calls = 0
+        self._to_free = [free]  # empty once it was freed
         self.undo: Callable[[int], object] | None = None  # what the next call does first
-        self.acquire = self.lock.acquire
-        self.release = self.lock.release
+        self.acquire: Callable[[], object] = bool  # nothing to wait for when it is shared
+        self.release: Callable[[], object] = bool
+        if not shared:
+            self.renew_lock()
 
     # To read `locked` takes the lock, to read `unlocked` gives it back. Python looks for signals after calls,
     # and not after an attribute is read: so KeyboardInterrupt can't come between the lock and its `try`, nor
@@ -48,52 +64,94 @@ class _Object(NotCopied):
     locked = property(methodcaller("acquire"))
     unlocked = property(methodcaller("release"))
 
-    def close(self) -> None:
-        """Once: the finalizer sees to that."""
-        with self.lock:
-            self.closed = True
+    def renew_lock(self) -> None:
+        """Recursive: a signal handler or the garbage collector in mid-call meets `calls`, not a deadlock."""
+        lock = threading.RLock()
+        self.acquire, self.release = lock.acquire, lock.release
+
+    def close(self, refusal: str = _CLOSED) -> None:
+        """No call begins any more. Waits for other threads; a shared one is freed by the last of them."""
+        _ = self.locked
+        try:
+            self.refusal = self.refusal or refusal
             self.n_calls += 1
-            if not self.busy:
-                self.free(self.pointer)
+            self.free_if_idle()
+        finally:
+            _ = self.unlocked
+
+    def free_if_idle(self) -> None:
+        """Of a closed object: whoever leaves last frees it."""
+        if not self.calls:
+            with contextlib.suppress(IndexError):  # somebody else was quicker
+                self._to_free.pop()(self.pointer)
+
+    def wait_for_threads(self) -> None:
+        """Until no other thread is in a call."""
+        here = threading.get_ident()
+        while any(thread != here for thread in tuple(self.calls.values())):
+            time.sleep(0.001)
+
+
+_objects: weakref.WeakSet[_Object] = weakref.WeakSet()
 
 
 class Handle(NotCopied):
     """Owns a native object; freed by close(), the garbage collector or at interpreter exit, once.
 
-    Calls from several threads wait for one another, and close() waits for the call that is under way.
+    Calls from several threads wait for one another, and close() waits for the call that is under way. When it
+    is shared, calls run side by side, close() doesn't wait, and the last call that was under way frees it.
     """
 
-    def __init__(self, pointer: int, free: Callable[[int], None], name: str) -> None:
-        self._object = _Object(pointer, free)
+    def __init__(self, pointer: int, free: Callable[[int], None], name: str, shared: bool = False) -> None:
+        self._object = _Object(pointer, free, shared)
         self._name = name
         self._finalizer = weakref.finalize(self, self._object.close)
+        _objects.add(self._object)
+
+    @classmethod
+    def own(
+        cls,
+        make: Callable[..., int],
+        *arguments: Any,
+        free: Callable[[int], None],
+        name: str,
+        shared: bool = False,
+    ) -> Handle:
+        """Owns what make(*arguments) returns; raises what that raises."""
+        return ALONE.call(lambda _: cls(make(*arguments), free, name, shared))
 
     @classmethod
     def open(
         cls, function: Callable[..., object], *arguments: Any, free: Callable[[int], None], name: str
     ) -> Handle:
         """Owns what function(*arguments, out) writes to its last argument; raises what that raises."""
-        pointer = ctypes.c_void_p()
-        function(*arguments, ctypes.byref(pointer))
-        return cls(pointer.value or 0, free, name)
+
+        def make() -> int:
+            pointer = ctypes.c_void_p()
+            function(*arguments, ctypes.byref(pointer))
+            return pointer.value or 0
+
+        return cls.own(make, free=free, name=name)
 
     def call(self, function: Callable[..., R], *arguments: Any) -> R:
-        """function(pointer, *arguments), while no other thread calls.
+        """function(pointer, *arguments), while no other thread calls unless the handle is shared.
 
         Raises InvalidArgumentError when the handle is closed, or in use further up in this very thread.
         """
         target = self._object
         _ = target.locked
         try:
-            if target.closed:
-                raise InvalidArgumentError(f"the {self._name} is closed: make a new one")
-            if target.busy:
+            if target.calls and not target.shared and not target.refusal:
                 raise InvalidArgumentError(
                     f"the {self._name} is in use by the call that this one interrupted"
                 )
-            target.busy = True
+            this = object()
             target.n_calls += 1
             try:
+                target.calls[this] = threading.get_ident()
+                # looked at only now: whoever refuses calls looks for those under way after that
+                if target.refusal:
+                    raise InvalidArgumentError(f"the {self._name} {target.refusal}")
                 if target.undo is not None:
                     target.undo(target.pointer)
                     target.undo = None
@@ -101,9 +159,10 @@ class Handle(NotCopied):
                 target.undo = None  # no signal comes between this line and the caller's next one
                 return result
             finally:
-                target.busy = False
-                if target.closed:  # closed from within the call
-                    target.free(target.pointer)
+                if this in target.calls:
+                    del target.calls[this]  # by no call, after which Python would look for signals
+                if target.refusal:  # closed meanwhile
+                    target.free_if_idle()
         finally:
             _ = target.unlocked
 
@@ -126,6 +185,10 @@ class Handle(NotCopied):
         self._finalizer()
 
 
+# for calls with no object of their own, such as those that make one
+ALONE = Handle(0, lambda _: None, "library", shared=True)
+
+
 class Closable(NotCopied):
     """What owns a handle: closed by hand, or by the end of a `with` block."""
 
@@ -140,3 +203,18 @@ class Closable(NotCopied):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+@atexit.register
+def _end() -> None:
+    """Refuses new calls, and waits for those that daemon threads are in."""
+    try:
+        ALONE._object.close(_ENDING)
+        ALONE._object.wait_for_threads()  # no new objects after that
+        for target in tuple(_objects):
+            target.close(_ENDING)
+            target.wait_for_threads()
+    except KeyboardInterrupt:
+        # whoever can't wait gets the end that asks nobody: going on would free what the call uses
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)

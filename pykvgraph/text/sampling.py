@@ -5,14 +5,13 @@ from __future__ import annotations
 import ctypes
 import math
 import secrets
-import weakref
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from pykvgraph._native import libllama
-from pykvgraph._native.handles import NotCopied
+from pykvgraph._native.handles import Handle, NotCopied
 from pykvgraph.checks import shown
 from pykvgraph.errors import InvalidArgumentError, KVGraphError
 from pykvgraph.params import MAX_SEED, SamplingParams
@@ -22,8 +21,9 @@ class Sampler(NotCopied):
     """Picks tokens. temperature 0: the likeliest, the lowest id among equals, and nothing else matters.
 
     Otherwise libllama's chain top-k, top-p, min-p, temperature, draw. top_k 0, top_p 1 and min_p 0 switch
-    theirs off. seed: 0 to 2^32 - 2, or None for a random one. For one thread at a time: each draw works on
-    the last one's memory and its random numbers. Raises InvalidArgumentError, which names the value.
+    theirs off. seed: 0 to 2^32 - 2, or None for a random one. Threads that share a
+    sampler wait for each other, and share its random numbers. Raises InvalidArgumentError, which names the
+    value.
     """
 
     def __init__(
@@ -37,22 +37,13 @@ class Sampler(NotCopied):
         chosen = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed)
         seed = secrets.randbelow(MAX_SEED + 1) if chosen.seed is None else chosen.seed
         self.greedy = chosen.temperature == 0
-        self._chain: Any = None
+        self._chain: Handle | None = None
         self._candidates = np.empty(0, [("id", np.int32), ("logit", np.float32), ("p", np.float32)])
         if chosen.temperature > 0:
             llama = self._llama = libllama.low_level()
-            params = llama.llama_sampler_chain_default_params()
-            params.no_perf = True
-            self._chain = llama.llama_sampler_chain_init(params)
-            weakref.finalize(self, llama.llama_sampler_free, self._chain)
-            for link in (
-                llama.llama_sampler_init_top_k(chosen.top_k),
-                llama.llama_sampler_init_top_p(chosen.top_p, 1),
-                llama.llama_sampler_init_min_p(chosen.min_p, 1),
-                llama.llama_sampler_init_temp(chosen.temperature),
-                llama.llama_sampler_init_dist(seed),
-            ):
-                llama.llama_sampler_chain_add(self._chain, link)  # which owns it from now on
+            self._chain = Handle.own(
+                _new_chain, llama, chosen, seed, free=llama.llama_sampler_free, name="sampler"
+            )
 
     def sample(self, logits: npt.NDArray[np.float32]) -> int:
         """A token, given its logits (n_vocab,).
@@ -69,9 +60,9 @@ class Sampler(NotCopied):
         best = int(logits.argmax())  # NaN counts as the largest
         if not math.isfinite(logits[best]):
             raise KVGraphError(f"the logits are broken: {logits[best]} for token {best}")
-        return best if self._chain is None else self._draw(logits)
+        return best if self._chain is None else self._chain.call(self._draw, logits)
 
-    def _draw(self, logits: npt.NDArray[np.float32]) -> int:
+    def _draw(self, chain: int, logits: npt.NDArray[np.float32]) -> int:
         llama = self._llama
         if len(self._candidates) != len(logits):
             self._candidates = np.empty(len(logits), self._candidates.dtype)
@@ -81,7 +72,22 @@ class Sampler(NotCopied):
         self._candidates["p"] = 0
         data = self._candidates.ctypes.data_as(ctypes.POINTER(llama.llama_token_data))
         array = llama.llama_token_data_array(data=data, size=len(logits), selected=-1, sorted=False)
-        llama.llama_sampler_apply(self._chain, ctypes.byref(array))
+        llama.llama_sampler_apply(chain, ctypes.byref(array))
         if not 0 <= array.selected < array.size:
             raise KVGraphError(f"libllama's sampler chose candidate {array.selected} of {array.size}")
         return int(array.data[array.selected].id)
+
+
+def _new_chain(llama: Any, chosen: SamplingParams, seed: int) -> int:
+    params = llama.llama_sampler_chain_default_params()
+    params.no_perf = True
+    chain: int = llama.llama_sampler_chain_init(params)
+    for link in (
+        llama.llama_sampler_init_top_k(chosen.top_k),
+        llama.llama_sampler_init_top_p(chosen.top_p, 1),
+        llama.llama_sampler_init_min_p(chosen.min_p, 1),
+        llama.llama_sampler_init_temp(chosen.temperature),
+        llama.llama_sampler_init_dist(seed),
+    ):
+        llama.llama_sampler_chain_add(chain, link)  # which owns it from now on
+    return chain

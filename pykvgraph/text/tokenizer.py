@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import mmap
 import threading
-import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from pykvgraph._native import libllama
-from pykvgraph._native.handles import NotCopied
+from pykvgraph._native.handles import Handle, NotCopied
 from pykvgraph._native.library import lib
 from pykvgraph.checks import INT32_MAX, Integers, flag, integer, integers, shown
 from pykvgraph.errors import DeviceError, InvalidArgumentError, KVGraphError, ModelLoadError
@@ -69,9 +68,10 @@ class Tokenizer(NotCopied):
     def __init__(self, path: Path, vocabulary: Vocabulary) -> None:
         llama = libllama.low_level()
         self._llama = llama
-        self._model = _load(llama, path, vocabulary)
-        weakref.finalize(self, llama.llama_model_free, self._model)
-        self._vocab = llama.llama_model_get_vocab(self._model)
+        self._handle = Handle.own(
+            _load, llama, path, vocabulary, free=llama.llama_model_free, name="tokenizer", shared=True
+        )
+        self._vocab = self._handle.call(llama.llama_model_get_vocab)
         self._byte_level = vocabulary.kind == "gpt2"
         self._tokens = frozenset(vocabulary.tokens)
         self._byte_tokens = frozenset(byte for byte in range(256) if _has_byte(self._tokens, byte))
@@ -79,14 +79,14 @@ class Tokenizer(NotCopied):
         self._eog: dict[int, bool] = {}
         self.space_prefix = vocabulary.space_prefix
         self.n_vocab = len(vocabulary.tokens)
-        self.bos = _token(llama.llama_vocab_bos(self._vocab))
-        self.eos = _token(llama.llama_vocab_eos(self._vocab))
+        self.bos = _token(self._ask(llama.llama_vocab_bos))
+        self.eos = _token(self._ask(llama.llama_vocab_eos))
         for name, adds, token in (
             ("bos", llama.llama_vocab_get_add_bos, self.bos),
             ("eos", llama.llama_vocab_get_add_eos, self.eos),
         ):
             # libllama would abort the process at the first text
-            if adds(self._vocab) and token is None:
+            if self._ask(adds) and token is None:
                 raise ModelLoadError(f"{path} wants an {name} token with every text, but names none")
 
     def encode(self, text: str, add_special: bool = True, parse_special: bool = False) -> list[int]:
@@ -110,10 +110,11 @@ class Tokenizer(NotCopied):
             )
         self._refuse_unknown(text)
         if self._byte_level and len(text) > _LONG_TEXT:
+            # the call is the other thread's: Ctrl-C may end this one's waiting before it is over
             return _on_large_stack(
-                len(text) * _STACK_PER_CHARACTER, self._encode, data, add_special, parse_special
+                len(text) * _STACK_PER_CHARACTER, self._ask, self._encode, data, add_special, parse_special
             )
-        return self._encode(data, add_special, parse_special)
+        return self._ask(self._encode, data, add_special, parse_special)
 
     def decode(self, ids: Integers) -> str:
         """Text of token ids; control tokens are left out, and what is not UTF-8 becomes U+FFFD.
@@ -137,17 +138,21 @@ class Tokenizer(NotCopied):
         id = integer(id, "id", 0, self.n_vocab - 1)
         known = self._eog.get(id)
         if known is None:
-            known = self._eog[id] = bool(self._llama.llama_vocab_is_eog(self._vocab, id))
+            known = self._eog[id] = bool(self._ask(self._llama.llama_vocab_is_eog, id))
         return known
 
-    def _encode(self, data: bytes, add_special: bool, parse_special: bool) -> list[int]:
+    def _ask(self, function: Callable[..., R], *arguments: Any) -> R:
+        """function(vocabulary, *arguments), with libllama's vocabulary."""
+        return self._handle.call(lambda _: function(self._vocab, *arguments))
+
+    def _encode(self, vocab: Any, data: bytes, add_special: bool, parse_special: bool) -> list[int]:
         size = len(data) + 8
         _require_memory(len(data) * (_BYTES_PER_BYTE if self._byte_level else _BYTES_PER_PIECE_BYTE))
         while True:
             ids = np.empty(size, np.int32)
             address = ids.ctypes.data_as(ctypes.POINTER(ctypes.c_int32))
             count = self._llama.llama_tokenize(
-                self._vocab, data, len(data), address, size, add_special, parse_special
+                vocab, data, len(data), address, size, add_special, parse_special
             )
             if 0 <= count <= size:
                 tokens: list[int] = ids[:count].tolist()
@@ -159,15 +164,17 @@ class Tokenizer(NotCopied):
     def _piece(self, token: int) -> bytes:
         piece = self._pieces.get(token)
         if piece is None:
-            size = 64
-            while True:
-                buffer = ctypes.create_string_buffer(size)
-                count = self._llama.llama_token_to_piece(self._vocab, token, buffer, size, 0, False)
-                if count >= 0:
-                    break
-                size = -count
-            piece = self._pieces[token] = buffer.raw[:count]
+            piece = self._pieces[token] = self._ask(self._read_piece, token)
         return piece
+
+    def _read_piece(self, vocab: Any, token: int) -> bytes:
+        size = 64
+        while True:
+            buffer = ctypes.create_string_buffer(size)
+            count = self._llama.llama_token_to_piece(vocab, token, buffer, size, 0, False)
+            if count >= 0:
+                return buffer.raw[:count]
+            size = -count
 
     def _refuse_unknown(self, text: str) -> None:
         """libllama ends the process at a character that is no token when its bytes are none either."""
@@ -216,14 +223,14 @@ def _token(token: int) -> int | None:
     return int(token) if token >= 0 else None
 
 
-def _load(llama: Any, path: Path, vocabulary: Vocabulary) -> Any:
+def _load(llama: Any, path: Path, vocabulary: Vocabulary) -> int:
     params = llama.llama_model_default_params()
     params.vocab_only = True
     # no device at all: asking a GPU for its properties takes time and memory
     no_devices = (ctypes.c_void_p * 1)()
     params.devices = ctypes.cast(no_devices, ctypes.c_void_p)
     with libllama.quiet():
-        model = llama.llama_model_load_from_file(bytes(path), params)
+        model: int | None = llama.llama_model_load_from_file(bytes(path), params)
     if not model:
         raise ModelLoadError(
             f"libllama can't read the tokenizer of {path} (tokenizer.ggml.model {vocabulary.kind!r}, "
