@@ -10,6 +10,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from pykvgraph._native.fork import renew_lock_in_child
 from pykvgraph.checks import INT32_MAX, Integers, flag, integer, integers, shown
 from pykvgraph.errors import InvalidArgumentError
 
@@ -58,7 +59,7 @@ class Batch:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._make_lock()
         self._token, self._pos, self._seq_id = (_Column(np.int32) for _ in range(3))
         self._seq_begin = _Column(np.int32)  # one more than tokens; the first is always 0
         self._logits = _Column(np.uint8)
@@ -125,7 +126,12 @@ class Batch:
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _lock=threading.Lock())
+        self.__dict__.update(state)
+        self._make_lock()
+
+    def _make_lock(self) -> None:
+        self._lock = threading.RLock()
+        renew_lock_in_child(self, "_lock")
 
     def _append(
         self,

@@ -12,6 +12,7 @@ import numpy as np
 import xxhash
 
 from pykvgraph._native.ffi import KvgGgufKv, KvgGgufTensor, KvgModelInfo
+from pykvgraph._native.fork import renew_cached_properties_in_child
 from pykvgraph._native.handles import Closable, Handle
 from pykvgraph._native.library import lib, sized
 from pykvgraph.errors import InvalidArgumentError
@@ -61,6 +62,9 @@ class GgufFile(Closable):
     def model_info(self) -> ModelInfo:
         """How this file would run. Raises UnsupportedError or ModelLoadError when it would not."""
         return self._handle.call(read_model_info, lib().kvg_gguf_check_model)
+
+
+renew_cached_properties_in_child(GgufFile)
 
 
 def native_path(path: str | os.PathLike[str]) -> bytes:

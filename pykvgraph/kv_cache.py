@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pykvgraph._native.ffi import KvgDefragPolicy, KvgKvInfo, KvgUpdateStats
+from pykvgraph._native.fork import renew_cached_properties_in_child
 from pykvgraph._native.handles import Handle, NotCopied
 from pykvgraph._native.library import lib, sized
 from pykvgraph.checks import flag, integer, shown
@@ -275,3 +276,6 @@ class KVCache(NotCopied):
         stats = sized(KvgUpdateStats)
         self._handle.call(function, ctypes.byref(stats))
         return UpdateStats(**{name: getattr(stats, name) for name, *_ in stats._fields_[1:]})
+
+
+renew_cached_properties_in_child(KVCache)

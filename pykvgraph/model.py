@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from pykvgraph._native.fork import renew_cached_properties_in_child, renew_lock_in_child
 from pykvgraph._native.handles import Closable, Handle
 from pykvgraph._native.library import lib
 from pykvgraph.gguf_file import native_path, read_metadata, read_model_info
@@ -49,7 +50,8 @@ class Model(Closable):
         self._handle = Handle.open(
             lib().kvg_model_load, name, ctypes.byref(params), free=lib().kvg_model_free, name="model"
         )
-        self._tokenizer_lock = threading.Lock()
+        self._tokenizer_lock = threading.RLock()
+        renew_lock_in_child(self, "_tokenizer_lock")
         info = self._handle.call(read_model_info, lib().kvg_model_get_info)
         self.arch = info.arch
         self.device = info.device
@@ -82,6 +84,9 @@ class Model(Closable):
     def _tokenizer(self) -> Tokenizer:
         vocabulary = self._handle.call(lambda model: Vocabulary.read(lib().kvg_model_gguf(model)))
         return Tokenizer(self.path, vocabulary)
+
+
+renew_cached_properties_in_child(Model)
 
 
 def _layer_devices(model: int, n_layer: int) -> tuple[str, ...]:

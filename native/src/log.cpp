@@ -1,8 +1,10 @@
 #include "log.h"
 
 #include <mutex>
+#include <new>
 
 #include <ggml.h>
+#include <pthread.h>
 
 namespace kvg {
 
@@ -28,6 +30,9 @@ void forward(ggml_log_level level, const char * text, void *) {
 } // namespace
 
 void log_set(kvg_log_callback callback, void * user_data) {
+    // another thread may have held it at a fork, waiting for Python
+    static const int registered = pthread_atfork(nullptr, nullptr, [] { new (&sink_mutex) std::recursive_mutex; });
+    (void) registered;
     {
         const std::lock_guard<std::recursive_mutex> lock(sink_mutex);
         sink = callback;

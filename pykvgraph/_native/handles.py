@@ -25,6 +25,7 @@ C = TypeVar("C", bound="Closable")
 
 _CLOSED = "is closed: make a new one"
 _ENDING = "is closed: Python is ending"
+_FORKED = "was used by another thread when this process was forked: make a new one in this process"
 
 
 class NotCopied:
@@ -84,6 +85,21 @@ class _Object(NotCopied):
         if not self.calls:
             with contextlib.suppress(IndexError):  # somebody else was quicker
                 self._to_free.pop()(self.pointer)
+
+    def forked(self) -> None:
+        """In the child, whose other threads are gone: a call that they were in will never end.
+
+        What such a call was changing is neither used nor freed. What is shared, calls only read.
+        """
+        here = threading.get_ident()
+        for call, thread in tuple(self.calls.items()):
+            if thread != here:
+                del self.calls[call]
+                if not self.shared:
+                    self.refusal = _FORKED
+                    self._to_free.clear()
+        if not self.shared and not self.calls:  # else the lock is this thread's
+            self.renew_lock()
 
     def wait_for_threads(self) -> None:
         """Until no other thread is in a call."""
@@ -218,3 +234,11 @@ def _end() -> None:
         # whoever can't wait gets the end that asks nobody: going on would free what the call uses
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGINT)
+
+
+def _in_child() -> None:
+    for target in tuple(_objects):
+        target.forked()
+
+
+os.register_at_fork(after_in_child=_in_child)

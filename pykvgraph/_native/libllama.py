@@ -12,12 +12,14 @@ from collections.abc import Iterator
 from typing import Any
 
 from pykvgraph._native import loader
+from pykvgraph._native.fork import renew_lock_in_child
 from pykvgraph._native.library import lib, take_log
 
 _LOGGER = "llama-cpp-python"
 # above every level: llama_cpp takes warnings for errors and errors for debugging, so no level sorts them
 _SILENT = logging.CRITICAL + 1
-_lock = threading.Lock()
+_lock = threading.RLock()
+renew_lock_in_child(sys.modules[__name__], "_lock")
 
 
 @functools.cache

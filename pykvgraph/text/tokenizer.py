@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +15,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from pykvgraph._native import libllama
+from pykvgraph._native.fork import renew_lock_in_child
 from pykvgraph._native.handles import Handle, NotCopied
 from pykvgraph._native.library import lib
 from pykvgraph.checks import INT32_MAX, Integers, flag, integer, integers, shown
@@ -33,7 +35,8 @@ _LONGEST_TEXT = 2**26
 _BYTES_PER_BYTE = 2048
 _BYTES_PER_PIECE_BYTE = 192
 _SMALL_CHANGE = 4 << 20
-_stack_size_lock = threading.Lock()
+_stack_size_lock = threading.RLock()
+renew_lock_in_child(sys.modules[__name__], "_stack_size_lock")
 
 
 @dataclass(frozen=True)
