@@ -106,6 +106,8 @@ typedef struct kvg_gguf_tensor {
 /* Opens and checks a file: header, keys, every tensor's type, shape, offset and size against the file's length. */
 KVG_API kvg_status kvg_gguf_open(const char * path, kvg_gguf ** out);
 KVG_API void kvg_gguf_free(kvg_gguf * gguf);
+/* The open file's own descriptor, as its name may be another file's by now; open as long as the handle. -1 for NULL. */
+KVG_API int32_t kvg_gguf_fd(const kvg_gguf * gguf);
 KVG_API uint64_t kvg_gguf_n_kv(const kvg_gguf * gguf);
 KVG_API uint64_t kvg_gguf_n_tensors(const kvg_gguf * gguf);
 KVG_API kvg_status kvg_gguf_get_kv(const kvg_gguf * gguf, uint64_t index, kvg_gguf_kv * out);

@@ -317,6 +317,8 @@ def declare(lib: CDLL) -> None:
     lib.kvg_gguf_open.restype = c_int32
     lib.kvg_gguf_free.argtypes = [c_void_p]
     lib.kvg_gguf_free.restype = None
+    lib.kvg_gguf_fd.argtypes = [c_void_p]
+    lib.kvg_gguf_fd.restype = c_int32
     lib.kvg_gguf_n_kv.argtypes = [c_void_p]
     lib.kvg_gguf_n_kv.restype = c_uint64
     lib.kvg_gguf_n_tensors.argtypes = [c_void_p]

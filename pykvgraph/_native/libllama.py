@@ -33,7 +33,7 @@ def low_level() -> Any:
         logger.setLevel(_SILENT)  # unset, it prints libllama's every line; llama_cpp.Llama sets its own
     module = importlib.import_module("llama_cpp.llama_cpp")
     take_log(lib())
-    loader.check_not_doubled(loader.mapped_libraries(loader.MAPS.read_text()))
+    loader.check_not_doubled(loader.mapped_libraries(loader.read_maps()))
     return module
 
 

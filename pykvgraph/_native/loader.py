@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
+import os
 import re
 import sys
 from collections.abc import Iterable
@@ -44,11 +45,11 @@ def load() -> Library:
     if not sys.platform.startswith("linux"):
         raise ImportError(f"pykvgraph runs on Linux only so far; this is {sys.platform}")
     directory = find_ggml_directory()
-    for path in preload_order(directory, mapped_libraries(MAPS.read_text())):
+    for path in preload_order(directory, mapped_libraries(read_maps())):
         open_library(path, INSTALL_GGML)
     path = find_kvgraph()
     lib = open_library(path, INSTALL_KVGRAPH)
-    mapped = mapped_libraries(MAPS.read_text())
+    mapped = mapped_libraries(read_maps())
     check_not_doubled(mapped)
     try:
         ffi.declare(lib)
@@ -140,10 +141,15 @@ def open_library(path: Path, install: str) -> ctypes.CDLL:
         raise ImportError(f"{path} can't be opened: {error}. Run: {install}") from error
 
 
+def read_maps() -> str:
+    """/proc/self/maps, where the name of any mapped file may be no text in this locale."""
+    return os.fsdecode(MAPS.read_bytes())
+
+
 def mapped_libraries(maps: str) -> dict[str, set[Path]]:
     """The files of each library ("libggml-cpu") in a process, from the text of its /proc/self/maps."""
     found: dict[str, set[Path]] = {}
-    for line in maps.splitlines():
+    for line in maps.split("\n"):  # the only character that a name there can't have
         # address, permissions, offset, device, inode, path; the path may hold blanks
         fields = line.split(maxsplit=5)
         path = Path(fields[5].removesuffix(" (deleted)")) if len(fields) == 6 else Path()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import os
 import sys
 import threading
 from collections.abc import Callable
@@ -41,23 +42,33 @@ renew_lock_in_child(sys.modules[__name__], "_stack_size_lock")
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """What the file says of its tokenizer, as far as it must be known before libllama sees it."""
+    """What an open file says of its tokenizer, as far as it must be known before libllama sees the file."""
 
     kind: str  # tokenizer.ggml.model
     pre: str | None  # tokenizer.ggml.pre
     tokens: list[bytes]
     space_prefix: bool  # a space is put before the text, and taken away again when decoding
+    model: Handle  # libllama's, of the vocabulary alone
 
     @staticmethod
     def read(gguf: int) -> Vocabulary:
-        """Reads an open file. Raises UnsupportedError or ModelLoadError when its tokenizer can't be used."""
+        """Reads an open file. Raises UnsupportedError or ModelLoadError when its tokenizer can't be used.
+
+        libllama reads the very file that was checked: another one may have its name by now, or none.
+        """
         lib().kvg_gguf_check_vocab(gguf)
         kind = read_key(gguf, "tokenizer.ggml.model")
+        pre = read_key(gguf, "tokenizer.ggml.pre")
+        llama = libllama.low_level()
+        path = f"/proc/self/fd/{lib().kvg_gguf_fd(gguf)}"
         return Vocabulary(
             kind=kind,
-            pre=read_key(gguf, "tokenizer.ggml.pre"),
+            pre=pre,
             tokens=read_strings(gguf, "tokenizer.ggml.tokens"),
             space_prefix=kind == "llama" and read_key(gguf, "tokenizer.ggml.add_space_prefix") is not False,
+            model=Handle.own(
+                _load, llama, path, kind, pre, free=llama.llama_model_free, name="tokenizer", shared=True
+            ),
         )
 
 
@@ -71,9 +82,7 @@ class Tokenizer(NotCopied):
     def __init__(self, path: Path, vocabulary: Vocabulary) -> None:
         llama = libllama.low_level()
         self._llama = llama
-        self._handle = Handle.own(
-            _load, llama, path, vocabulary, free=llama.llama_model_free, name="tokenizer", shared=True
-        )
+        self._handle = vocabulary.model
         self._vocab = self._handle.call(llama.llama_model_get_vocab)
         self._byte_level = vocabulary.kind == "gpt2"
         self._tokens = frozenset(vocabulary.tokens)
@@ -226,17 +235,17 @@ def _token(token: int) -> int | None:
     return int(token) if token >= 0 else None
 
 
-def _load(llama: Any, path: Path, vocabulary: Vocabulary) -> int:
+def _load(llama: Any, path: str, kind: str, pre: str | None) -> int:
     params = llama.llama_model_default_params()
     params.vocab_only = True
     # no device at all: asking a GPU for its properties takes time and memory
     no_devices = (ctypes.c_void_p * 1)()
     params.devices = ctypes.cast(no_devices, ctypes.c_void_p)
     with libllama.quiet():
-        model: int | None = llama.llama_model_load_from_file(bytes(path), params)
+        model: int | None = llama.llama_model_load_from_file(path.encode(), params)
     if not model:
         raise ModelLoadError(
-            f"libllama can't read the tokenizer of {path} (tokenizer.ggml.model {vocabulary.kind!r}, "
-            f"tokenizer.ggml.pre {vocabulary.pre!r}): convert the model again with a newer llama.cpp"
+            f"libllama can't read the tokenizer of {os.readlink(path)} (tokenizer.ggml.model {kind!r}, "
+            f"tokenizer.ggml.pre {pre!r}): convert the model again with a newer llama.cpp"
         )
     return model

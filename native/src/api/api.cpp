@@ -142,6 +142,7 @@ kvg_status kvg_gguf_open(const char * path, kvg_gguf ** out) {
 
 void kvg_gguf_free(kvg_gguf * gguf) { std::unique_ptr<kvg_gguf>{gguf}.reset(); }
 
+int32_t kvg_gguf_fd(const kvg_gguf * gguf) { return gguf ? gguf->file->file().fd() : -1; }
 uint64_t kvg_gguf_n_kv(const kvg_gguf * gguf) { return gguf ? gguf->file->n_kv() : 0; }
 uint64_t kvg_gguf_n_tensors(const kvg_gguf * gguf) { return gguf ? gguf->file->tensors().size() : 0; }
 

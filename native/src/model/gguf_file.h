@@ -21,6 +21,7 @@ public:
     file_mapping(const file_mapping &) = delete;
     file_mapping & operator=(const file_mapping &) = delete;
 
+    int fd() const { return fd_; }
     const uint8_t * data() const { return data_; }
     uint64_t size() const { return size_; }
     // These bytes have been copied: their pages need not stay in memory. Reading them again is fine, and slow once.
