@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -11,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pykvgraph._native.fork import renew_lock_in_child
-from pykvgraph.checks import INT32_MAX, Integers, flag, integer, integers, shown
+from pykvgraph.checks import INT32_MAX, Integers, flag, integer, integers, several, shown
 from pykvgraph.errors import InvalidArgumentError
 
 
@@ -71,7 +72,7 @@ class Batch:
 
     def clear(self) -> None:
         """Forgets every token; the memory stays for the next ones."""
-        with self._lock:
+        with self._change():
             self._n = (0, 0)
 
     def add(self, token: int, pos: int, seq_ids: Iterable[int] = (0,), logits: bool = False) -> None:
@@ -122,7 +123,7 @@ class Batch:
             n, n_ids = self._n
             lengths = {"_token": n, "_pos": n, "_seq_begin": n + 1, "_seq_id": n_ids, "_logits": n}
             state.update({name: state[name].first(length) for name, length in lengths.items()})
-        del state["_lock"]
+        del state["_lock"], state["_changing"]
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -131,7 +132,20 @@ class Batch:
 
     def _make_lock(self) -> None:
         self._lock = threading.RLock()
+        self._changing = False
         renew_lock_in_child(self, "_lock")
+
+    @contextlib.contextmanager
+    def _change(self) -> Iterator[None]:
+        """One change at a time. A signal handler comes in the middle of one, and can't wait for its end."""
+        with self._lock:
+            if self._changing:
+                raise InvalidArgumentError("the batch is in use by the call that this one interrupted")
+            try:
+                self._changing = True
+                yield
+            finally:
+                self._changing = False
 
     def _append(
         self,
@@ -141,7 +155,7 @@ class Batch:
         logits: bool | npt.NDArray[np.uint8],
     ) -> None:
         n, width = len(tokens), len(seq_ids)
-        with self._lock:
+        with self._change():
             at, first = self._n
             if first + n * width > INT32_MAX:
                 raise InvalidArgumentError(
@@ -156,9 +170,10 @@ class Batch:
 
 
 def _sequences(seq_ids: Iterable[int]) -> npt.NDArray[np.int32]:
-    if not isinstance(seq_ids, Iterable) or isinstance(seq_ids, (str, bytes)):
+    items = several(seq_ids)
+    if items is None or isinstance(seq_ids, (str, bytes)):
         raise InvalidArgumentError(f"seq_ids must be several integers, as in (0,), got {shown(seq_ids)}")
-    ids = [integer(seq, "seq_ids", 0, INT32_MAX) for seq in seq_ids]
+    ids = [integer(seq, "seq_ids", 0, INT32_MAX) for seq in items]
     if not ids:
         raise InvalidArgumentError("seq_ids is empty: a token that no sequence sees can't be decoded")
     return np.array(ids, np.int32)

@@ -76,12 +76,19 @@ def strings(values: str | Iterable[str], name: str) -> tuple[str, ...]:
 
     Raises InvalidArgumentError, which names the argument.
     """
-    one = isinstance(values, str) or not isinstance(values, Iterable)
-    texts: tuple[Any, ...] = (values,) if one else tuple(values)
+    items = None if isinstance(values, str) else several(values)
+    texts: tuple[Any, ...] = (values,) if items is None else tuple(items)
     for text in texts:
         if not isinstance(text, str) or not text:
             raise InvalidArgumentError(f"{name} must be non-empty strings, got {shown(text)}")
     return texts
+
+
+def several(values: object) -> list[Any] | None:
+    """The items of `values`; None when it has none, such as a number or a NumPy array without dimensions."""
+    if not isinstance(values, Iterable) or (isinstance(values, np.ndarray) and values.ndim == 0):
+        return None
+    return list(values)
 
 
 def integers(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -43,7 +45,6 @@ class DeviceError(KVGraphError, RuntimeError):
 _CLASSES: dict[int, type[Exception]] = {
     KvgStatus.KVG_INVALID_ARGUMENT: InvalidArgumentError,
     KvgStatus.KVG_MODEL_LOAD: ModelLoadError,
-    KvgStatus.KVG_NOT_FOUND: FileNotFoundError,
     KvgStatus.KVG_CACHE_FULL: CacheFullError,
     KvgStatus.KVG_UNSUPPORTED: UnsupportedError,
     KvgStatus.KVG_DEVICE: DeviceError,
@@ -53,8 +54,19 @@ _CLASSES: dict[int, type[Exception]] = {
 def errcheck(last_error: Callable[[], bytes]) -> Callable[[int, Any, tuple[Any, ...]], None]:
     """A ctypes `errcheck` for what returns a status; `last_error` tells the calling thread's message."""
 
-    def check(status: int, _function: Any, _arguments: tuple[Any, ...]) -> None:
+    def check(status: int, _function: Any, arguments: tuple[Any, ...]) -> None:
         if status != KvgStatus.KVG_OK:
-            raise _CLASSES.get(status, KVGraphError)(last_error().decode("utf-8", "replace"))
+            message = last_error().decode("utf-8", "replace")
+            if status == KvgStatus.KVG_NOT_FOUND:
+                raise _not_found(message, arguments)
+            raise _CLASSES.get(status, KVGraphError)(message)
 
     return check
+
+
+def _not_found(message: str, arguments: tuple[Any, ...]) -> FileNotFoundError:
+    """With errno and filename, as the system's own; the path is the call's first argument."""
+    path = arguments[0] if arguments and isinstance(arguments[0], bytes) else b""
+    # Python puts the name behind the message by itself
+    text = message.removeprefix(f"{path.decode('utf-8', 'replace')} ") if path else message
+    return FileNotFoundError(errno.ENOENT, text, *([os.fsdecode(path)] if path else []))

@@ -43,6 +43,9 @@ typedef enum kvg_status {
 /* What went wrong in the calling thread's last failing call: what, why, what to do. Never NULL. */
 KVG_API const char * kvg_last_error(void);
 
+/* Bytes of stack that the calling thread has left; 0 where the system doesn't tell. */
+KVG_API uint64_t kvg_stack_left(void);
+
 /* ---- library ---- */
 
 KVG_API const char * kvg_version(void);

@@ -297,6 +297,8 @@ def declare(lib: CDLL) -> None:
     """Gives every function of `lib` its types; AttributeError if it lacks one."""
     lib.kvg_last_error.argtypes = []
     lib.kvg_last_error.restype = c_char_p
+    lib.kvg_stack_left.argtypes = []
+    lib.kvg_stack_left.restype = c_uint64
     lib.kvg_version.argtypes = []
     lib.kvg_version.restype = c_char_p
     lib.kvg_ggml_version_built.argtypes = []

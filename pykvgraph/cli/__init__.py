@@ -6,10 +6,12 @@ KVGRAPH_CTX_SIZE for `-c`. A verb imports what it needs when it runs, so that he
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import io
 import os
 import sys
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 
@@ -23,7 +25,10 @@ from pykvgraph.cli.verb import examples
 
 
 class _Command(click.Group):
-    """A closed stdin is empty; what goes to a closed stdout or stderr is gone, and is no error."""
+    """A closed stdin is empty; what goes to a closed stdout or stderr is gone, and is no error.
+
+    Output that can't be written, as to a full disk, is an error of one line.
+    """
 
     def main(self, *args: Any, **extra: Any) -> Any:
         """As click's."""
@@ -31,7 +36,22 @@ class _Command(click.Group):
             if getattr(sys, name) is None:
                 # takes the stream's number, too, which would else be that of the next file
                 setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 - for good
-        return super().main(*args, **extra)
+        try:
+            try:
+                return super().main(*args, **extra)
+            finally:
+                sys.stdout.flush()
+        except OSError as error:
+            self._give_up(error)
+
+    def _give_up(self, error: OSError) -> NoReturn:
+        """Ends the program; Python would try to write what is left, and say so, once more."""
+        if error.errno != errno.EPIPE:  # the reader has gone: no error
+            with contextlib.suppress(OSError):
+                click.echo(f"Error: the output can't be written: {error.strerror}", err=True)
+        with contextlib.suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
 
 
 def _print_version(ctx: click.Context, _option: click.Parameter, wanted: bool) -> None:

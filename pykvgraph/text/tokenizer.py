@@ -29,7 +29,7 @@ _SPACE = "\u2581"  # SentencePiece's word boundary
 
 # some pre-tokenizers are a std::regex, which recurses for every character of a word: 320 bytes each, measured
 _STACK_PER_CHARACTER = 1024
-_LONG_TEXT = 4096
+_STACK_AT_LEAST = 2**18  # for anything but characters
 _LONGEST_TEXT = 2**26
 # what libllama takes at most for a byte of text; measured: 1,215 for spaces (byte level), and 86 for one long
 # word (SentencePiece)
@@ -121,11 +121,10 @@ class Tokenizer(NotCopied):
                 f"the text has {len(data)} bytes, over {_LONGEST_TEXT}: encode it in parts"
             )
         self._refuse_unknown(text)
-        if self._byte_level and len(text) > _LONG_TEXT:
+        needed = _STACK_AT_LEAST + len(text) * _STACK_PER_CHARACTER
+        if self._byte_level and needed > lib().kvg_stack_left():
             # the call is the other thread's: Ctrl-C may end this one's waiting before it is over
-            return _on_large_stack(
-                len(text) * _STACK_PER_CHARACTER, self._ask, self._encode, data, add_special, parse_special
-            )
+            return _on_large_stack(needed, self._ask, self._encode, data, add_special, parse_special)
         return self._ask(self._encode, data, add_special, parse_special)
 
     def decode(self, ids: Integers) -> str:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import signal
 import threading
 from typing import Any
 
@@ -194,3 +195,46 @@ def test_snapshots_are_whole_while_another_thread_fills() -> None:
     finally:
         done.set()
         thread.join()
+
+
+@pytest.mark.parametrize("values", [np.array(3), np.array(3.0), 3, None])
+def test_sequences_that_are_not_several(values: Any) -> None:
+    batch = Batch()
+    with pytest.raises(InvalidArgumentError, match="seq_ids must be several integers"):
+        batch.add(1, 0, values)
+    assert len(batch) == 0
+
+
+def test_a_signal_handler_that_changes_the_batch_as_well() -> None:
+    """In the middle of a change, in the same thread: refused, and no token is half there."""
+    batch = Batch()
+    outcomes = {"taken": 0, "refused": 0}
+
+    def handler(*_: object) -> None:
+        try:
+            batch.add(5, 6, (7, 8))
+            outcomes["taken"] += 1
+        except InvalidArgumentError as error:
+            assert "interrupted" in str(error)
+            outcomes["refused"] += 1
+
+    before = signal.signal(signal.SIGALRM, handler)
+    signal.setitimer(signal.ITIMER_REAL, 0.0005, 0.0005)
+    own = 0
+    try:
+        while (outcomes["taken"] < 20 or outcomes["refused"] < 20) and own < 2_000_000:
+            batch.add(1, 2, (3,))
+            own += 1
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    arrays = batch.snapshot()
+    assert len(batch) == own + outcomes["taken"]
+    mine = arrays.token == 1
+    assert int(mine.sum()) == own
+    assert (arrays.pos[mine] == 2).all()
+    assert (arrays.pos[~mine] == 6).all()
+    assert np.array_equal(np.diff(arrays.seq_begin), np.where(mine, 1, 2))
+    assert np.array_equal(arrays.seq_id[arrays.seq_begin[:-1]], np.where(mine, 3, 7))
+    assert outcomes["taken"] > 0
+    assert outcomes["refused"] > 0

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import errno
+
 import pytest
 
 from pykvgraph import errors
@@ -21,10 +23,18 @@ from pykvgraph._native.ffi import KvgStatus
 )
 def test_status_becomes_class(status: int, kinds: tuple[type[Exception], ...]) -> None:
     check = errors.errcheck(lambda: "what was wrong, é".encode())
-    with pytest.raises(kinds[0], match=r"^what was wrong, é$") as caught:
+    with pytest.raises(kinds[0], match=r"^(\[Errno 2\] )?what was wrong, é$") as caught:
         check(status, None, ())
     assert all(isinstance(caught.value, kind) for kind in kinds)
     assert type(caught.value) is kinds[0]
+
+
+def test_a_missing_file_has_errno_and_name() -> None:
+    check = errors.errcheck(lambda: b"/no/file can't be opened: No such file or directory")
+    with pytest.raises(FileNotFoundError) as caught:
+        check(KvgStatus.KVG_NOT_FOUND, None, (b"/no/file", None))
+    assert (caught.value.errno, caught.value.filename) == (errno.ENOENT, "/no/file")
+    assert str(caught.value) == "[Errno 2] can't be opened: No such file or directory: '/no/file'"
 
 
 def test_every_status_is_tested() -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -99,3 +100,8 @@ def test_nothing_is_held_without_need(text: str, stops: list[str]) -> None:
     if not stream.stopped and held:
         assert any(stop.startswith(held) for stop in stops)
         assert shown + held == text
+
+
+def test_an_array_without_dimensions_is_no_stop_string() -> None:
+    with pytest.raises(InvalidArgumentError, match="stop must be non-empty strings"):
+        TextStream(np.array("end"))

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include <ggml.h>
+#include <pthread.h>
 
 #include "device.h"
 #include "error.h"
@@ -50,6 +51,19 @@ kvg_status set_error(kvg_status status, const char * message) noexcept {
         last_error.clear();
     }
     return status;
+}
+
+// Where the calling thread's stack ends; 0 when the system doesn't tell.
+uintptr_t lowest_of_stack() noexcept {
+    pthread_attr_t attributes;
+    if (pthread_getattr_np(pthread_self(), &attributes) != 0) {
+        return 0;
+    }
+    void * lowest = nullptr;
+    size_t size = 0;
+    const bool known = pthread_attr_getstack(&attributes, &lowest, &size) == 0;
+    pthread_attr_destroy(&attributes);
+    return known ? reinterpret_cast<uintptr_t>(lowest) : 0;
 }
 
 template <class F> kvg_status guarded(F && call) noexcept {
@@ -118,6 +132,13 @@ void fill_stats(kvg_update_stats & out, kvg_update_stats stats) {
 }
 
 } // namespace
+
+uint64_t kvg_stack_left(void) {
+    thread_local const uintptr_t lowest = lowest_of_stack();
+    const char here = 0;
+    const auto address = reinterpret_cast<uintptr_t>(&here);
+    return lowest != 0 && address > lowest ? address - lowest : 0;
+}
 
 const char * kvg_last_error(void) { return last_error.c_str(); }
 

@@ -174,6 +174,24 @@ def test_long_words_of_a_regex_pre_tokenizer(tmp_path: Path) -> None:
     assert (run.returncode, run.stdout.strip()) == (0, "whole"), run.stderr
 
 
+@pytest.mark.parametrize("kib", [192, 1024])
+def test_threads_with_small_stacks(tmp_path: Path, kib: int) -> None:
+    path = write_vocabulary(tmp_path / "model.gguf", "gpt2", byte_level_tokens(), pre="deepseek-llm")
+    script = (
+        "import threading; import pykvgraph as kvg; from pykvgraph.text.tokenizer import Vocabulary\n"
+        f"file = kvg.GgufFile({str(path)!r})\n"
+        "tokenizer = kvg.Tokenizer(file.path, file._handle.call(Vocabulary.read))\n"
+        f"threading.stack_size({kib} << 10)\n"
+        "def work():\n"
+        "    for n in (1, 600, 2000, 4096):\n"
+        "        assert tokenizer.decode(tokenizer.encode('a' * n)) == 'a' * n\n"
+        "    print('whole')\n"
+        "thread = threading.Thread(target=work); thread.start(); thread.join()"
+    )
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (run.returncode, run.stdout.strip()) == (0, "whole"), run.stderr
+
+
 def test_merges_of_a_byte_level_vocabulary(tmp_path: Path) -> None:
     tokenizer = open_tokenizer(write_vocabulary(tmp_path / "model.gguf", "gpt2", byte_level_tokens()))
     assert tokenizer.encode("aaab", add_special=False) == [256, ord("a"), ord("b")]

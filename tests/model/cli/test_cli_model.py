@@ -305,3 +305,24 @@ def test_help_imports_no_more_than_it_needs() -> None:
         [sys.executable, "-c", script], capture_output=True, text=True, check=True, env=env
     )
     assert shown.stdout.splitlines()[-1] == "set()"
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["--version"], ["info", "--help"], ["info"], ["inspect", "MODEL", "--json"]]
+)
+def test_output_that_can_not_be_written(stories: Path, arguments: list[str]) -> None:
+    """A full disk is an error of one line, no traceback, and the exit code says it."""
+    command = [str(stories) if argument == "MODEL" else argument for argument in arguments]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "pykvgraph", *command],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+    assert done.returncode == 1
+    assert done.stderr.startswith("Error: ")
+    assert "No space left on device" in done.stderr
+    assert done.stderr.count("\n") == 1
