@@ -123,7 +123,7 @@ class Batch:
             n, n_ids = self._n
             lengths = {"_token": n, "_pos": n, "_seq_begin": n + 1, "_seq_id": n_ids, "_logits": n}
             state.update({name: state[name].first(length) for name, length in lengths.items()})
-        del state["_lock"], state["_changing"]
+        del state["_lock"], state["_changed_under"]
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -132,20 +132,22 @@ class Batch:
 
     def _make_lock(self) -> None:
         self._lock = threading.RLock()
-        self._changing = False
+        # the lock of the change that is under way; another one when a fork left that change behind
+        self._changed_under: object = None
         renew_lock_in_child(self, "_lock")
 
     @contextlib.contextmanager
     def _change(self) -> Iterator[None]:
         """One change at a time. A signal handler comes in the middle of one, and can't wait for its end."""
-        with self._lock:
-            if self._changing:
+        lock = self._lock
+        with lock:
+            if self._changed_under is lock:
                 raise InvalidArgumentError("the batch is in use by the call that this one interrupted")
             try:
-                self._changing = True
+                self._changed_under = lock
                 yield
             finally:
-                self._changing = False
+                self._changed_under = None
 
     def _append(
         self,

@@ -97,6 +97,7 @@ class _Object(NotCopied):
                 del self.calls[call]
                 if not self.shared:
                     self.refusal = _FORKED
+                    self.n_calls += 1
                     self._to_free.clear()
         if not self.shared and not self.calls:  # else the lock is this thread's
             self.renew_lock()
