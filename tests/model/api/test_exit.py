@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 # What has been imported is forked, so that a run takes no longer than its thread. Each child ends as any
 # program does: atexit, then the libraries' own destructors.
 SCRIPT = """

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 # A child that hangs is ended by its alarm, which shows as -14.
 HEAD = """
 import os, signal, sys, threading, time, warnings
