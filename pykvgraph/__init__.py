@@ -30,6 +30,7 @@ from pykvgraph.errors import (
     UnsupportedError,
 )
 from pykvgraph.gguf_file import GgufFile
+from pykvgraph.hold import Hold
 from pykvgraph.kv_cache import KVCache
 from pykvgraph.long_reader import LongReader
 from pykvgraph.model import Model
@@ -49,6 +50,7 @@ from pykvgraph.types import (
     ModelInfo,
     Piece,
     SeqBounds,
+    SeqCount,
     ShiftReport,
     TensorInfo,
     UpdateStats,
@@ -83,6 +85,7 @@ __all__ = [
     "DeviceInfo",
     "DevicePart",
     "GgufFile",
+    "Hold",
     "InvalidArgumentError",
     "KVCache",
     "KVGraphError",
@@ -95,6 +98,7 @@ __all__ = [
     "Sampler",
     "SamplingParams",
     "SeqBounds",
+    "SeqCount",
     "ShiftReport",
     "StateError",
     "TensorInfo",

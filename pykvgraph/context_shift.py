@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import numpy as np
-
 from pykvgraph.checks import integer, shown
 from pykvgraph.errors import CacheFullError, InvalidArgumentError, UnsupportedError
 from pykvgraph.kv_cache import KVCache
@@ -58,9 +56,10 @@ class ContextShift:
                 "nothing to give up. Lower n_keep, or use a context with a larger n_ctx"
             )
         n_discard = min(self.n_discard or max(rest // 2, 1), rest)
-        view = kv.cells()
-        first = int(view.pos[view.seq[:, seq] & (view.pos >= self.n_keep)].min())
-        n_discard = max(n_discard, first + 1 - self.n_keep)  # not only a gap, which holds no cell
+        if kv.seq_count(seq, self.n_keep, self.n_keep + n_discard).n_cells == 0:  # only a gap
+            view = kv.cells()
+            first = int(view.pos[view.seq[:, seq] & (view.pos >= self.n_keep)].min())
+            n_discard = first + 1 - self.n_keep
         end = self.n_keep + n_discard
         if not kv.can_shift:
             raise UnsupportedError("this model's K can't be rotated, so its context can't be shifted")
@@ -106,18 +105,16 @@ def make_room(kv: KVCache, seq: int, n_tokens: int, n_keep: int, shift: Callable
     """Calls `shift`, which gives up positions of `seq` from n_keep on, until n_tokens cells are empty.
 
     Raises what `shift` raises, and CacheFullError before the first call when no number of them would do:
-    cells below n_keep stay, and so do those that other sequences see.
+    cells below n_keep stay, and so do those that other sequences see or a hold keeps.
     """
     if kv.n_free >= n_tokens:  # as for nearly every token of a generation
         return
-    view = kv.cells()
-    own = view.seq[:, seq] & (view.seq.sum(axis=1) == 1) & (view.pos >= n_keep)
-    most = int(np.sum((view.pos < 0) | own))
+    most = kv.n_free + _own(kv, seq, n_keep, -1)
     if most < n_tokens:
         raise CacheFullError(
             f"{n_tokens} tokens need as many empty cells: of {kv.n_cells}, {most} are empty or hold what "
             f"only sequence {seq} sees from position {n_keep} on. Remove other sequences (kv.seq_rm, "
-            "kv.seq_keep), lower n_keep, or use a larger n_ctx"
+            "kv.seq_keep), release holds, lower n_keep, or use a larger n_ctx"
         )
     while kv.n_free < n_tokens:
         shift()
@@ -126,18 +123,22 @@ def make_room(kv: KVCache, seq: int, n_tokens: int, n_keep: int, shift: Callable
 def _require_room(kv: KVCache, seq: int, first: int, freed: range = range(0)) -> None:
     """Copy-on-write of several steps is refused before the first of them.
 
-    The sequence's cells from position `first` on will move, and those that others see too need an empty cell
-    each; those at positions in `freed` that nobody else sees will be empty by then.
+    The sequence's cells from position `first` on will move, and those that others see too, or a hold keeps,
+    need an empty cell each; other cells at positions in `freed` will be empty by then.
     """
-    if kv.n_seq_max == 1:
+    n_copies = kv.seq_count(seq, first, -1).n_shared
+    if n_copies == 0:
         return
-    view = kv.cells()
-    own, shared = view.seq[:, seq], view.seq.sum(axis=1) > 1
-    going = own & ~shared & (view.pos >= freed.start) & (view.pos < freed.stop)
-    n_copies = int(np.sum(own & shared & (view.pos >= first)))
-    n_empty = int(np.sum((view.pos < 0) | going))
+    n_empty = kv.n_free + _own(kv, seq, freed.start, freed.stop)
     if n_copies > n_empty:
         raise CacheFullError(
             f"{n_copies} cells of sequence {seq} are shared and would move: they need copies, and there is "
-            f"room for {n_empty}. Remove other sequences (kv.seq_rm, kv.seq_keep), or use a larger n_ctx"
+            f"room for {n_empty}. Remove other sequences (kv.seq_rm, kv.seq_keep), release holds, "
+            "or use a larger n_ctx"
         )
+
+
+def _own(kv: KVCache, seq: int, p0: int, p1: int) -> int:
+    """Cells in the range that become empty when the sequence stops seeing them."""
+    found = kv.seq_count(seq, p0, p1)
+    return found.n_cells - found.n_shared

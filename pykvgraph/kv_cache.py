@@ -10,17 +10,18 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from pykvgraph._native.ffi import KvgDefragPolicy, KvgKvInfo, KvgUpdateStats
+from pykvgraph._native.ffi import KvgDefragPolicy, KvgHold, KvgKvInfo, KvgUpdateStats
 from pykvgraph._native.fork import renew_cached_properties_in_child
 from pykvgraph._native.handles import Handle, NotCopied
 from pykvgraph._native.library import lib, sized
 from pykvgraph.checks import flag, integer, shown
 from pykvgraph.errors import InvalidArgumentError
 from pykvgraph.gguf_file import native_path
+from pykvgraph.hold import Hold
 from pykvgraph.state.file import read_file, write_file
 from pykvgraph.state.format import Geometry, unpack
 from pykvgraph.state.transfer import put, read_bounds, read_cells, read_geometry, read_info, take
-from pykvgraph.types import CellGroup, CellsView, SeqBounds, UpdateStats
+from pykvgraph.types import CellGroup, CellsView, SeqBounds, SeqCount, UpdateStats
 
 _POLICIES: dict[str, int] = {
     "fill": KvgDefragPolicy.KVG_DEFRAG_FILL,
@@ -51,13 +52,18 @@ class KVCache(NotCopied):
     def __init__(self, handle: Handle) -> None:
         self._handle = handle
         self._bounds = _KnownBounds(-1, [], [])
+        self._hold_struct = sized(KvgHold)
+        self._hold_pointer = ctypes.byref(self._hold_struct)
 
     @functools.cached_property
     def _geometry(self) -> Geometry:
         return self._handle.call(read_geometry)
 
     def seq_rm(self, seq: int, p0: int, p1: int) -> None:
-        """Sequence `seq` (below 0: every one) stops seeing the range; cells that nobody sees become holes."""
+        """Sequence `seq` (below 0: every one) stops seeing the range.
+
+        Cells that no sequence sees and no hold keeps become holes.
+        """
         self._change(lib().kvg_kv_seq_rm, seq=seq, p0=p0, p1=p1)
 
     def seq_cp(self, src: int, dst: int, p0: int, p1: int) -> None:
@@ -92,15 +98,47 @@ class KVCache(NotCopied):
         """Of every sequence, at one moment: lowest and highest position, and the number of its cells."""
         return SeqBounds(*map(np.array, self._handle.call(read_bounds, self._n_seq_max)))
 
+    def seq_count(self, seq: int, p0: int, p1: int) -> SeqCount:
+        """How many cells the sequence has in the range, and how many of them aren't its alone."""
+        numbers = integer(seq, "seq"), integer(p0, "p0"), integer(p1, "p1")
+        found = ctypes.c_int64(), ctypes.c_int64()
+        self._handle.call(lib().kvg_kv_seq_count, *numbers, *(ctypes.byref(value) for value in found))
+        return SeqCount(*(value.value for value in found))
+
+    def hold(self, seq: int, p0: int, p1: int) -> Hold:
+        """Keeps the sequence's cells in the range as they are, whatever becomes of the sequence.
+
+        They stay in the cache when no sequence sees them any more, and attach() shows them to another one.
+        seq_rm, seq_keep and load leave them; seq_add and seq_div copy them, as cells that somebody else sees;
+        defrag moves them. Until `Hold.release()`, the last reference to the hold goes, or `clear()`.
+
+        Raises InvalidArgumentError when the sequence lacks a position of the range, or the range is empty.
+        """
+        return self._handle.call(self._hold, integer(seq, "seq"), integer(p0, "p0"), integer(p1, "p1"))
+
+    def attach(self, hold: Hold, seq: int) -> None:
+        """The sequence sees the held cells too; nothing is copied, or decoded.
+
+        A hold from position 0 goes to an empty sequence; further ones each begin where the sequence ends.
+        Raises InvalidArgumentError for a hold that begins elsewhere, was released, or is another context's.
+        """
+        if not isinstance(hold, Hold) or hold._handle is not self._handle:
+            raise InvalidArgumentError(f"hold must be what this cache's hold() gave, got {shown(hold)}")
+        self._handle.call(lib().kvg_kv_attach, hold._id, integer(seq, "seq"))
+
     def clear(self, data: bool = False) -> None:
-        """Every cell becomes empty, and K and V that were written are zeroed; with `data`, all of them."""
+        """Every cell becomes empty, every hold is released, and K and V that were written are zeroed.
+
+        With `data` all of K and V is zeroed.
+        """
         self._handle.call(lib().kvg_kv_clear, flag(data, "data"))
 
     def defrag(self, policy: Literal["fill", "sort"] = "fill") -> None:
         """Asks for compaction at the next `update()` or decode.
 
         "fill": holes from the front take cells from the tail, in as few moves as there can be. "sort": one
-        run of cells per distinct set of sequences, by position: larger sets first, then the lowest id.
+        run of cells per distinct set of sequences, by position: larger sets first, then the lowest id; last,
+        cells that only a hold keeps, in the order in which they lie.
         """
         if not isinstance(policy, str) or policy not in _POLICIES:
             raise InvalidArgumentError(f'policy must be "fill" or "sort", got {shown(policy)}')
@@ -258,6 +296,11 @@ class KVCache(NotCopied):
         if type(seq) is int and 0 <= seq < self._n_seq_max:  # as nearly always
             return seq
         return integer(seq, "seq", 0, self._n_seq_max - 1)
+
+    def _hold(self, context: int, seq: int, p0: int, p1: int) -> Hold:
+        lib().kvg_kv_hold(context, seq, p0, p1, self._hold_pointer)
+        held = self._hold_struct
+        return Hold(self._handle, held.id, held.p0, held.p1)
 
     def _read(self, layer: int, v: int) -> npt.NDArray[np.float32]:
         info = self._info()

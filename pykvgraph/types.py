@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -116,6 +117,13 @@ class SeqBounds(NamedTuple):
     n_cells: npt.NDArray[np.int32]  # (n_seq_max,)
 
 
+class SeqCount(NamedTuple):
+    """Of a sequence's cells in a range of positions."""
+
+    n_cells: int
+    n_shared: int  # that another sequence sees too, or a hold keeps
+
+
 @dataclass(frozen=True)
 class CellGroup:
     """The cells of one kind of attention."""
@@ -125,14 +133,35 @@ class CellGroup:
     n_kv: int  # highest used cell + 1
 
 
-@dataclass(frozen=True, eq=False)
 class CellsView:
-    """A snapshot of the cells; later changes to the cache don't show in it."""
+    """A snapshot of the cells; later changes to the cache don't show in it.
 
-    pos: npt.NDArray[np.int32]  # (n_cells,), -1 where empty
-    seq: npt.NDArray[np.bool_]  # (n_cells, n_seq_max): which sequences see the cell
-    shift: npt.NDArray[np.int32]  # (n_cells,): position change since the cell's K was last rotated
-    dither: npt.NDArray[np.uint8]  # (n_cells,): what K carries, by number (docs/state-format.md)
+    pos: int32 (n_cells,), -1 where empty. seq: bool (n_cells, n_seq_max), which sequences see the cell; made
+    when it is first asked for, n_seq_max bytes a cell. shift: int32 (n_cells,), position change since the
+    cell's K was last rotated. dither: uint8 (n_cells,), what K carries, by number (docs/state-format.md).
+    held: uint32 (n_cells,), how many holds keep the cell.
+    """
+
+    def __init__(
+        self,
+        pos: npt.NDArray[np.int32],
+        seq: npt.NDArray[np.bool_] | Callable[[], npt.NDArray[np.bool_]],
+        shift: npt.NDArray[np.int32],
+        dither: npt.NDArray[np.uint8],
+        held: npt.NDArray[np.uint32] | None = None,
+    ) -> None:
+        self.pos = pos
+        self.shift = shift
+        self.dither = dither
+        self.held = np.zeros(len(pos), np.uint32) if held is None else held
+        self._seq = seq
+
+    @property
+    def seq(self) -> npt.NDArray[np.bool_]:
+        """(n_cells, n_seq_max): which sequences see the cell."""
+        if callable(self._seq):
+            self._seq = self._seq()
+        return self._seq
 
 
 @dataclass(frozen=True)

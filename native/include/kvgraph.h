@@ -327,8 +327,30 @@ KVG_API kvg_status kvg_kv_seq_pos_min(const kvg_context * context, int64_t seq, 
 KVG_API kvg_status kvg_kv_seq_pos_max(const kvg_context * context, int64_t seq, int64_t * out);
 /* Of every sequence, n_seq_max values each: its lowest and highest position, -1 when it has no cells, and the number of its cells. */
 KVG_API kvg_status kvg_kv_seq_bounds(const kvg_context * context, int32_t * pos_min, int32_t * pos_max, int32_t * n_cells);
-/* Every cell becomes empty, and K and V that were written are zeroed; data: all of K and V is, written or not. */
+/* Of a sequence's cells in a range: how many there are, and how many of them another sequence sees too or a hold keeps. */
+KVG_API kvg_status kvg_kv_seq_count(const kvg_context * context, int64_t seq, int64_t p0, int64_t p1, int64_t * n_cells,
+                                    int64_t * n_shared);
+/* Every cell becomes empty, every hold is released, and K and V that were written are zeroed; data: all of K and V is, written or not. */
 KVG_API kvg_status kvg_kv_clear(kvg_context * context, int32_t data);
+
+/* A hold keeps the cells of a range of positions [p0, p1) as they are, whatever becomes of the sequence that they were taken from:
+   kvg_kv_seq_rm and seq_keep leave them, kvg_kv_replace too, and seq_add and seq_div give the sequence copies, as if another sequence
+   saw them. Defrag moves them. */
+typedef struct kvg_hold {
+    size_t struct_size;
+    int64_t id; /* for kvg_kv_attach and kvg_kv_release; never used again */
+    int64_t p0;
+    int64_t p1;
+} kvg_hold;
+
+/* Holds the range [p0, p1) of a sequence. KVG_INVALID_ARGUMENT unless the sequence sees a cell at each of its positions. */
+KVG_API kvg_status kvg_kv_hold(kvg_context * context, int64_t seq, int64_t p0, int64_t p1, kvg_hold * out);
+/* A sequence sees the held cells too; nothing is copied. KVG_INVALID_ARGUMENT unless its last position is p0 - 1: the first hold begins
+   at position 0 and goes to an empty sequence, others adjoin. */
+KVG_API kvg_status kvg_kv_attach(kvg_context * context, int64_t hold, int64_t seq);
+/* Cells that no sequence sees and no other hold keeps become empty. KVG_INVALID_ARGUMENT for a hold that was released, as
+   kvg_kv_clear releases all of them. */
+KVG_API kvg_status kvg_kv_release(kvg_context * context, int64_t hold);
 
 KVG_API kvg_status kvg_kv_defrag(kvg_context * context, int32_t policy);
 /* K-shift, then defrag, as far as each is pending. `out` may be NULL. A quantized K in host memory is not rotated where at least 64
@@ -341,9 +363,10 @@ KVG_API kvg_status kvg_kv_update(kvg_context * context, kvg_update_stats * out);
    waiting_cells: after the last of them, 0 when there was none. */
 KVG_API kvg_status kvg_kv_take_stats(kvg_context * context, kvg_update_stats * out);
 
-/* A snapshot: pos (n_cells), seq (n_cells, n_seq_max) of 0/1, shift (n_cells), dither (n_cells): what K is made wrong
-   by on purpose, as docs/state-format.md numbers it. */
-KVG_API kvg_status kvg_kv_cells(const kvg_context * context, int32_t * pos, uint8_t * seq, int32_t * shift, uint8_t * dither);
+/* A snapshot of all cells: pos (n_cells); seq (n_cells, n), a bit for each sequence, in n = (n_seq_max + 63) / 64 words; shift (n_cells);
+   dither (n_cells): what K is made wrong by on purpose, as docs/state-format.md numbers it; n_holds (n_cells). NULL: not wanted. */
+KVG_API kvg_status kvg_kv_cells(const kvg_context * context, int32_t * pos, uint64_t * seq, int32_t * shift, uint8_t * dither,
+                                uint32_t * n_holds);
 /* K (v = 0) or V (v = 1) of a layer, dequantized: out (n_cells, n_head_kv, head_dim). Before K is read a pending K-shift runs as in
    kvg_kv_update, and what goes on waiting is rotated in `out`. */
 KVG_API kvg_status kvg_kv_read(kvg_context * context, int64_t layer, int32_t v, float * out, uint64_t n_floats);

@@ -301,3 +301,97 @@ TEST_CASE("move carries position, sequences, pending shift and dither") {
     CHECK(c.pos(1) == 3);
     c.check();
 }
+
+TEST_CASE("held cells stay when no sequence sees them, and another sequence gets them back") {
+    cells c = filled(16, 8);
+    const hold_range first = c.hold(0, -1, 4);
+    const hold_range rest = c.hold(0, 4, -1);
+    CHECK(first.p0 == 0);
+    CHECK(rest.p1 == 8);
+    CHECK(status_of([&] { c.attach(rest.id, 1); }) == KVG_INVALID_ARGUMENT);
+    c.seq_rm(-1, 0, -1);
+    c.check();
+    CHECK(c.n_used() == 8);
+    CHECK(c.extent(0).n == 0);
+    c.attach(first.id, 1);
+    c.attach(rest.id, 1);
+    CHECK(c.seq_pos_max(1) == 7);
+    CHECK(c.extent(1).n == 8);
+    CHECK(c.is_shared(0));
+    c.check();
+    c.release(first.id);
+    CHECK_FALSE(c.is_shared(0));
+    CHECK(status_of([&] { c.release(first.id); }) == KVG_INVALID_ARGUMENT);
+    c.seq_keep(3);
+    CHECK(c.n_used() == 4);
+    c.check();
+    c.release(rest.id);
+    CHECK(c.n_used() == 0);
+    c.check();
+}
+
+TEST_CASE("a range with a gap can't be held, one with two cells at a position can") {
+    cells c = filled(16, 8);
+    c.seq_rm(0, 3, 4);
+    CHECK(status_of([&] { c.hold(0, 0, -1); }) == KVG_INVALID_ARGUMENT);
+    CHECK(status_of([&] { c.hold(0, 3, 5); }) == KVG_INVALID_ARGUMENT);
+    CHECK(status_of([&] { c.hold(0, 4, 9); }) == KVG_INVALID_ARGUMENT); // beyond the end
+    CHECK(status_of([&] { c.hold(0, 5, 5); }) == KVG_INVALID_ARGUMENT);
+    CHECK(status_of([&] { c.hold(1, 0, -1); }) == KVG_INVALID_ARGUMENT);
+    CHECK(status_of([&] { c.hold(4, 0, 1); }) == KVG_INVALID_ARGUMENT);
+    CHECK(c.hold(0, 4, -1).p0 == 4);
+    div(c, 0, 0, 3, 2); // positions 0, 0, 1
+    const hold_range twice = c.hold(0, 0, 2);
+    c.seq_rm(0, 0, -1);
+    CHECK(c.n_used() == 7);
+    c.attach(twice.id, 2);
+    CHECK(c.extent(2).n == 3);
+    c.check();
+}
+
+TEST_CASE("holds follow their cells when these move, cycles too, and count for copy on write") {
+    cells c = filled(8, 6);
+    const hold_range held = c.hold(0, 1, 4);
+    c.seq_rm(0, 5, -1);
+    c.move({{1, 2}, {2, 7}, {3, 1}, {4, 5}});
+    c.check();
+    CHECK(c.n_holds(7) == 1);
+    CHECK(c.n_holds(3) == 0);
+    CHECK(c.n_holds(5) == 0);
+    CHECK(c.shared_in(c.check_add(0, 0, -1, 2)) == std::vector<uint32_t>{1, 2, 7});
+    c.fork(2, 3, 0);
+    CHECK(c.n_holds(3) == 0);
+    c.seq_rm(0, 0, -1);
+    CHECK(c.n_used() == 3);
+    c.check();
+    for (const uint32_t i : {0u, 3u, 4u, 5u, 6u}) {
+        CHECK(c.is_empty(i)); // as new cells' places, whose ids went round
+        c.put(i, 50, set_of(c, {2}));
+    }
+    c.check();
+    c.release(held.id);
+    CHECK(c.n_used() == 5);
+    c.clear();
+    CHECK(status_of([&] { c.attach(held.id, 0); }) == KVG_INVALID_ARGUMENT);
+    c.check();
+}
+
+TEST_CASE("a sequence's order is kept while it grows, and found again after other changes") {
+    cells c = filled(32, 4);
+    const auto holds = [&](int64_t p0, int64_t p1) { return status_of([&] { c.release(c.hold(0, p0, p1).id); }) == KVG_OK; };
+    CHECK(holds(0, 4));
+    c.put(10, 4, set_of(c, {0, 1}));
+    CHECK(holds(2, 5));
+    c.check();
+    c.seq_rm(0, 4, 5);
+    CHECK_FALSE(holds(2, 5));
+    c.put(9, 4, set_of(c, {0}));
+    CHECK(holds(2, 5));
+    add(c, 0, 4, 5, 1);
+    CHECK_FALSE(holds(2, 5));
+    c.check();
+    c.put(4, 2, set_of(c, {3}));
+    c.seq_cp(3, 0, 0, -1); // a second cell at a position before the end
+    CHECK(holds(1, 3));
+    c.check();
+}

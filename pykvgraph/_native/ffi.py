@@ -15,6 +15,7 @@ from ctypes import (
     c_int64,
     c_size_t,
     c_uint8,
+    c_uint32,
     c_uint64,
     c_void_p,
 )
@@ -139,6 +140,15 @@ class KvgGgufTensor(Structure):
     )
 
 
+class KvgHold(Structure):
+    _fields_ = (
+        ("struct_size", c_size_t),
+        ("id", c_int64),
+        ("p0", c_int64),
+        ("p1", c_int64),
+    )
+
+
 class KvgKvInfo(Structure):
     _fields_ = (
         ("struct_size", c_size_t),
@@ -242,6 +252,7 @@ STRUCTS: dict[str, type[Structure]] = {
     "kvg_device_info": KvgDeviceInfo,
     "kvg_gguf_kv": KvgGgufKv,
     "kvg_gguf_tensor": KvgGgufTensor,
+    "kvg_hold": KvgHold,
     "kvg_kv_info": KvgKvInfo,
     "kvg_kv_rows": KvgKvRows,
     "kvg_model_info": KvgModelInfo,
@@ -281,7 +292,11 @@ STATUS_FUNCTIONS = (
     "kvg_kv_seq_pos_min",
     "kvg_kv_seq_pos_max",
     "kvg_kv_seq_bounds",
+    "kvg_kv_seq_count",
     "kvg_kv_clear",
+    "kvg_kv_hold",
+    "kvg_kv_attach",
+    "kvg_kv_release",
     "kvg_kv_defrag",
     "kvg_kv_update",
     "kvg_kv_take_stats",
@@ -400,8 +415,16 @@ def declare(lib: CDLL) -> None:
     lib.kvg_kv_seq_pos_max.restype = c_int32
     lib.kvg_kv_seq_bounds.argtypes = [c_void_p, POINTER(c_int32), POINTER(c_int32), POINTER(c_int32)]
     lib.kvg_kv_seq_bounds.restype = c_int32
+    lib.kvg_kv_seq_count.argtypes = [c_void_p, c_int64, c_int64, c_int64, POINTER(c_int64), POINTER(c_int64)]
+    lib.kvg_kv_seq_count.restype = c_int32
     lib.kvg_kv_clear.argtypes = [c_void_p, c_int32]
     lib.kvg_kv_clear.restype = c_int32
+    lib.kvg_kv_hold.argtypes = [c_void_p, c_int64, c_int64, c_int64, POINTER(KvgHold)]
+    lib.kvg_kv_hold.restype = c_int32
+    lib.kvg_kv_attach.argtypes = [c_void_p, c_int64, c_int64]
+    lib.kvg_kv_attach.restype = c_int32
+    lib.kvg_kv_release.argtypes = [c_void_p, c_int64]
+    lib.kvg_kv_release.restype = c_int32
     lib.kvg_kv_defrag.argtypes = [c_void_p, c_int32]
     lib.kvg_kv_defrag.restype = c_int32
     lib.kvg_kv_update.argtypes = [c_void_p, POINTER(KvgUpdateStats)]
@@ -411,9 +434,10 @@ def declare(lib: CDLL) -> None:
     lib.kvg_kv_cells.argtypes = [
         c_void_p,
         POINTER(c_int32),
-        POINTER(c_uint8),
+        POINTER(c_uint64),
         POINTER(c_int32),
         POINTER(c_uint8),
+        POINTER(c_uint32),
     ]
     lib.kvg_kv_cells.restype = c_int32
     lib.kvg_kv_read.argtypes = [c_void_p, c_int64, c_int32, POINTER(c_float), c_uint64]

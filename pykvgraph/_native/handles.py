@@ -14,6 +14,7 @@ import signal
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable
 from operator import methodcaller
 from typing import Any, NoReturn, TypeVar
@@ -54,7 +55,8 @@ class _Object(NotCopied):
         self.n_calls = 0
         self._to_free = [free]  # empty once it was freed
         self.undo: Callable[[int], object] | None = None  # what the next call does first
-        self.acquire: Callable[[], object] = bool  # nothing to wait for when it is shared
+        self.later: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()  # and second
+        self.acquire: Callable[..., object] = bool  # nothing to wait for when it is shared
         self.release: Callable[[], object] = bool
         if not shared:
             self.renew_lock()
@@ -69,6 +71,13 @@ class _Object(NotCopied):
         """Recursive: a signal handler or the garbage collector in mid-call meets `calls`, not a deadlock."""
         lock = threading.RLock()
         self.acquire, self.release = lock.acquire, lock.release
+
+    def do_later(self) -> None:
+        """What finalizers left to a call, within that call; again when it is interrupted."""
+        while self.later:
+            function, arguments = self.later[0]
+            function(self.pointer, *arguments)
+            self.later.popleft()
 
     def close(self, refusal: str = _CLOSED) -> None:
         """No call begins any more. Waits for other threads; a shared one is freed by the last of them."""
@@ -172,6 +181,8 @@ class Handle(NotCopied):
                 if target.undo is not None:
                     target.undo(target.pointer)
                     target.undo = None
+                if target.later:
+                    target.do_later()
                 result = function(target.pointer, *arguments)
                 target.undo = None  # no signal comes between this line and the caller's next one
                 return result
@@ -192,6 +203,21 @@ class Handle(NotCopied):
         """
         self._object.undo = undo
 
+    def call_later(self, function: Callable[..., object], *arguments: Any) -> None:
+        """function(pointer, *arguments) for a finalizer, which may not wait: now, or as the next call begins.
+
+        For a handle that isn't shared. `function` must not raise, and may be called twice. Once the handle is
+        closed, it isn't called.
+        """
+        target = self._object
+        target.later.append((function, arguments))
+        if target.acquire(False):
+            try:
+                if not (target.calls or target.refusal):
+                    self.call(_nothing)
+            finally:
+                target.release()
+
     @property
     def n_calls(self) -> int:
         """Calls that were begun so far, close() being one: while it is the same, the object is too."""
@@ -200,6 +226,10 @@ class Handle(NotCopied):
     def close(self) -> None:
         """Frees the object. A second call does nothing."""
         self._finalizer()
+
+
+def _nothing(_pointer: int) -> None:
+    """A call that only does what was left to it."""
 
 
 # for calls with no object of their own, such as those that make one

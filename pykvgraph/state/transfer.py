@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 from typing import Any
 
 import numpy as np
@@ -27,12 +28,27 @@ def read_info(context: int) -> KvgKvInfo:
 def read_cells(context: int) -> CellsView:
     """A snapshot of every cell."""
     info = read_info(context)
+    n_seq_max = info.n_seq_max
     pos = np.empty(info.n_cells, np.int32)
-    seq = np.empty((info.n_cells, info.n_seq_max), np.uint8)
+    words = np.empty((info.n_cells, (n_seq_max + 63) // 64), np.uint64)
     shift = np.empty(info.n_cells, np.int32)
     dither = np.empty(info.n_cells, np.uint8)
-    lib().kvg_kv_cells(context, _int32(pos), _uint8(seq), _int32(shift), _uint8(dither))
-    return CellsView(pos, seq.astype(np.bool_), shift, dither)
+    held = np.empty(info.n_cells, np.uint32)
+    lib().kvg_kv_cells(
+        context,
+        _int32(pos),
+        words.ctypes.data_as(ctypes.POINTER(ctypes.c_uint64)),
+        _int32(shift),
+        _uint8(dither),
+        held.ctypes.data_as(ctypes.POINTER(ctypes.c_uint32)),
+    )
+    return CellsView(pos, functools.partial(_members, words, n_seq_max), shift, dither, held)
+
+
+def _members(words: npt.NDArray[np.uint64], n_seq_max: int) -> npt.NDArray[np.bool_]:
+    """(n_cells, n_seq_max), from a bit each."""
+    octets = words.astype("<u8", copy=False).view(np.uint8)
+    return np.unpackbits(octets, axis=1, count=n_seq_max, bitorder="little").view(np.bool_)
 
 
 def read_bounds(context: int, n_seq_max: int) -> list[ctypes.Array[ctypes.c_int32]]:

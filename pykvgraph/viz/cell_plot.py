@@ -12,9 +12,9 @@ import numpy.typing as npt
 from pykvgraph.errors import InvalidArgumentError
 from pykvgraph.types import CellsView
 from pykvgraph.viz.figure import new_figure
-from pykvgraph.viz.text_map import attended_span, letter
+from pykvgraph.viz.text_map import HELD, SHARED, attended_span, letter
 
-EMPTY_COLOR, SHARED_COLOR = "#eeeeee", "#d62728"
+EMPTY_COLOR, SHARED_COLOR, HELD_COLOR = "#eeeeee", "#d62728", "#555555"
 SEQUENCE_COLORS = (
     "#1f77b4",
     "#2ca02c",
@@ -39,7 +39,8 @@ class Row(NamedTuple):
 
 
 def plot_rows(rows: Sequence[Row], path: str | os.PathLike[str]) -> None:
-    """Writes a PNG: steps downwards, cells to the right, a colour per sequence, red where several share.
+    """Writes a PNG: steps downwards, cells to the right, a colour per sequence, red where several share,
+    dark grey for cells that only a hold keeps.
 
     Triangles mark cells whose K waits to be turned, a line under a row the attended span. Raises ImportError
     without matplotlib, InvalidArgumentError when there are no rows, OSError when the file can't be written.
@@ -51,13 +52,13 @@ def plot_rows(rows: Sequence[Row], path: str | os.PathLike[str]) -> None:
     n_cells = len(rows[0].cells.pos)
     figure = new_figure(min(4 + n_cells * 0.14, 24), 1.6 + 0.34 * len(rows))
     axes = figure.add_subplot()
-    palette = np.array([to_rgb(name) for name in (EMPTY_COLOR, SHARED_COLOR, *SEQUENCE_COLORS)])
+    palette = np.array([to_rgb(name) for name in (EMPTY_COLOR, SHARED_COLOR, HELD_COLOR, *SEQUENCE_COLORS)])
     axes.imshow(palette[[_codes(row.cells) for row in rows]], aspect="auto", interpolation="nearest")
     for y, (_, cells, seq) in enumerate(rows):
         if n_cells <= MAX_LETTERS:
             for x in np.flatnonzero(cells.pos >= 0).tolist():
                 seqs = np.flatnonzero(cells.seq[x])
-                name = letter(int(seqs[0])) if len(seqs) == 1 else "*"
+                name = letter(int(seqs[0])) if len(seqs) == 1 else SHARED if len(seqs) else HELD
                 axes.text(x, y, name, ha="center", va="center", color="white", fontsize=7)
         for marker, turned in (("<", cells.shift < 0), (">", cells.shift > 0)):
             places = np.flatnonzero(turned)
@@ -73,7 +74,8 @@ def plot_rows(rows: Sequence[Row], path: str | os.PathLike[str]) -> None:
     axes.tick_params(which="minor", length=0)
     axes.set_xlim(-0.5, n_cells - 0.5)
     axes.set_xlabel(
-        "cell  (red *: shared; triangle: K waits to be turned; line: the attended span)", fontsize=8
+        "cell  (red *: shared; grey +: held; triangle: K waits to be turned; line: the attended span)",
+        fontsize=8,
     )
     figure.savefig(path, format="png", dpi=120)
 
@@ -81,5 +83,6 @@ def plot_rows(rows: Sequence[Row], path: str | os.PathLike[str]) -> None:
 def _codes(cells: CellsView) -> npt.NDArray[np.int64]:
     """An index into the palette for each cell."""
     n_seqs = cells.seq.sum(axis=1)
-    codes = 2 + cells.seq.argmax(axis=1) % len(SEQUENCE_COLORS)
-    return np.where(n_seqs == 0, 0, np.where(n_seqs > 1, 1, codes))
+    codes = 3 + cells.seq.argmax(axis=1) % len(SEQUENCE_COLORS)
+    unseen = np.where(cells.held > 0, 2, 0)
+    return np.where(n_seqs == 0, unseen, np.where(n_seqs > 1, 1, codes))

@@ -11,7 +11,7 @@ from pykvgraph.checks import integer
 from pykvgraph.kv_cache import KVCache
 from pykvgraph.types import CellsView
 
-EMPTY, SHARED, OTHER = ".", "*", "#"
+EMPTY, SHARED, OTHER, HELD = ".", "*", "#", "+"
 SHIFTS = {-1: "<", 0: " ", 1: ">"}
 LETTERS = string.ascii_lowercase + string.ascii_uppercase
 COLORS = (
@@ -52,10 +52,10 @@ def cell_map(
     """The cells as lines of at most `width` columns, without a newline at the end.
 
     A header with the counts, then the cells in rows that begin with the index of their first cell: `.` for
-    an empty one, a letter for a sequence (a for 0), `*` for one that several see. Under a row, `<` or `>`
-    where K waits to be turned to a lower or higher position, and `^` from the lowest to the highest cell of
-    sequence `seq`, which is the span that a token of it attends. Last, each sequence's positions. `color`:
-    with ANSI escapes.
+    an empty one, a letter for a sequence (a for 0), `*` for one that several see, `+` for one that only a
+    hold keeps. Under a row, `<` or `>` where K waits to be turned to a lower or higher position, and `^` from
+    the lowest to the highest cell of sequence `seq`, which is the span that a token of it attends. Last, each
+    sequence's positions. `color`: with ANSI escapes.
 
     Raises InvalidArgumentError for a width below 20 or a sequence that can't be.
     """
@@ -88,7 +88,7 @@ def header(view: CellsView) -> str:
 def legend() -> str:
     """What the characters of a map mean."""
     return (
-        f"{EMPTY} empty  a-z A-Z a sequence's  {SHARED} shared by several\n"
+        f"{EMPTY} empty  a-z A-Z a sequence's  {SHARED} shared by several  {HELD} only held\n"
         "< > K waits to be turned to a lower, higher position  ^ the attended span"
     )
 
@@ -96,7 +96,7 @@ def legend() -> str:
 def _symbol(view: CellsView, cell: int, color: bool) -> str:
     seqs = np.flatnonzero(view.seq[cell])
     if len(seqs) == 0:
-        return EMPTY
+        return HELD if view.held[cell] else EMPTY
     if len(seqs) > 1:
         return click.style(SHARED, fg=SHARED_COLOR, bold=True) if color else SHARED
     seq = int(seqs[0])

@@ -28,6 +28,7 @@ class Cell:
     rotations: int = 0
     dither: int = 0
     top: int = 0  # the highest position that it has had
+    holds: frozenset[int] = frozenset()
 
 
 @dataclass
@@ -40,6 +41,7 @@ class NaiveCells:
     n_cells: int
     n_seq_max: int
     cells: list[Cell | None] = field(default_factory=list)
+    held: dict[int, tuple[int, int]] = field(default_factory=dict)  # holds: positions [p0, p1)
 
     def __post_init__(self) -> None:
         self.cells = self.cells or [None] * self.n_cells
@@ -79,8 +81,32 @@ class NaiveCells:
         if not refusals:
             for i, cell in self._in_range(range(self.n_seq_max) if every else (seq,), p0, p1):
                 left = frozenset() if every else cell.seqs - {seq}
-                self.cells[i] = replace(cell, seqs=left) if left else None
+                self.cells[i] = kept(replace(cell, seqs=left))
         return refusals
+
+    def hold(self, name: int, seq: int, p0: int, p1: int) -> Refusals:
+        refusals = self.refuse(p0, p1, seqs=(seq,))
+        p0, p1 = max(p0, 0), p1 if p1 >= 0 else self.pos_max(seq) + 1
+        positions = {cell.pos for cell in self.of(seq)} if not refusals else set()
+        if refusals or p1 <= p0 or not positions.issuperset(range(p0, p1)):
+            return (InvalidArgumentError,)
+        for i, cell in self._in_range((seq,), p0, p1):
+            self.cells[i] = replace(cell, holds=cell.holds | {name})
+        self.held[name] = p0, p1
+        return ()
+
+    def attach(self, name: int, seq: int) -> Refusals:
+        if self.refuse(seqs=(seq,)) or name not in self.held or self.held[name][0] != self.pos_max(seq) + 1:
+            return (InvalidArgumentError,)
+        self.cells = [replace(c, seqs=c.seqs | {seq}) if c and name in c.holds else c for c in self.cells]
+        return ()
+
+    def release(self, name: int) -> Refusals:
+        if name not in self.held:
+            return (InvalidArgumentError,)
+        del self.held[name]
+        self.cells = [kept(replace(c, holds=c.holds - {name})) if c else None for c in self.cells]
+        return ()
 
     def seq_cp(self, src: int, dst: int, p0: int, p1: int) -> Refusals:
         refusals = self.refuse(p0, p1, seqs=(src, dst))
@@ -93,7 +119,7 @@ class NaiveCells:
         refusals = self.refuse(seqs=(seq,))
         if not refusals:
             only = frozenset({seq})
-            self.cells = [replace(c, seqs=only) if c and seq in c.seqs else None for c in self.cells]
+            self.cells = [kept(replace(c, seqs=c.seqs & only)) if c else None for c in self.cells]
         return refusals
 
     def seq_add(self, seq: int, p0: int, p1: int, delta: int) -> Refusals:
@@ -108,23 +134,29 @@ class NaiveCells:
         found = [(i, cell, move(cell.pos)) for i, cell in self._in_range((seq,), p0, p1)]
         if any(pos > MAX_POS for _, _, pos in found):
             return (InvalidArgumentError,)
-        copied = [i for i, cell, pos in found if pos >= 0 and pos != cell.pos and len(cell.seqs) > 1]
+        copied = [i for i, cell, pos in found if pos >= 0 and pos != cell.pos and is_shared(cell)]
         if len(copied) > self.n_cells - len(self.used):
             return (CacheFullError,)
         copies = dict(zip(copied, self.slots(len(copied)), strict=True))
         for i, cell, pos in found:
             others = cell.seqs - {seq}
             if pos < 0 or i in copies:
-                self.cells[i] = replace(cell, seqs=others) if others else None
+                self.cells[i] = kept(replace(cell, seqs=others))
             if pos >= 0 and pos != cell.pos:
                 shift = cell.shift + pos - cell.pos
                 self.cells[copies.get(i, i)] = replace(
-                    cell, seqs=frozenset({seq}), pos=pos, shift=shift, top=max(pos, cell.top)
+                    cell,
+                    seqs=frozenset({seq}),
+                    pos=pos,
+                    shift=shift,
+                    top=max(pos, cell.top),
+                    holds=frozenset(),
                 )
         return ()
 
     def clear(self) -> None:
         self.cells = [None] * self.n_cells
+        self.held = {}
 
     def rotate(self) -> int:
         """The K-shift; the number of cells that it rotates."""
@@ -150,8 +182,14 @@ class NaiveCells:
         return len(tail)
 
     def sort(self) -> int:
-        """Larger sets first, then lower ids, then positions; how many cells changed places."""
-        order = sorted(self.used, key=lambda cell: (-len(cell.seqs), sorted(cell.seqs), cell.pos))
+        """Larger sets first, then lower ids, then positions; how many cells changed places.
+
+        Cells that no sequence sees stay in their order.
+        """
+        order = sorted(
+            self.used,
+            key=lambda cell: (-len(cell.seqs), sorted(cell.seqs), cell.pos if cell.seqs else 0),
+        )
         n_moved = sum(self.cells[i] is not cell for i, cell in enumerate(order))
         self.cells = [*order, *[None] * (self.n_cells - len(order))]
         return n_moved
@@ -182,3 +220,13 @@ class NaiveCells:
     def _in_range(self, seqs: Sequence[int], p0: int, p1: int) -> list[tuple[int, Cell]]:
         seen = [(i, cell) for i, cell in enumerate(self.cells) if cell and not cell.seqs.isdisjoint(seqs)]
         return [(i, cell) for i, cell in seen if p0 <= cell.pos and (p1 < 0 or cell.pos < p1)]
+
+
+def kept(cell: Cell) -> Cell | None:
+    """The cell while a sequence sees it or a hold keeps it."""
+    return cell if cell.seqs or cell.holds else None
+
+
+def is_shared(cell: Cell) -> bool:
+    """Whether somebody besides one sequence needs the cell as it is."""
+    return len(cell.seqs) + len(cell.holds) > 1

@@ -19,7 +19,7 @@ def view(*cells: tuple[int, str, int] | None, n_seq_max: int = 3) -> CellsView:
     """Cells as (position, the sequences' digits, shift), None for an empty one."""
     n = len(cells)
     seq = np.zeros((n, n_seq_max), np.bool_)
-    made = CellsView(np.full(n, -1, np.int32), seq, np.zeros(n, np.int32), np.zeros(n, np.bool_))
+    made = CellsView(np.full(n, -1, np.int32), seq, np.zeros(n, np.int32), np.zeros(n, np.uint8))
     for i, cell in enumerate(cells):
         if cell is not None:
             made.pos[i], made.shift[i] = cell[0], cell[2]
@@ -28,6 +28,12 @@ def view(*cells: tuple[int, str, int] | None, n_seq_max: int = 3) -> CellsView:
 
 
 CELLS = view((0, "01", 0), (1, "0", 0), None, (9, "1", 4), None, (5, "0", -3), (2, "2", 0), None)
+
+
+def test_cells_that_only_a_hold_keeps() -> None:
+    cells = view((0, "", 0), (1, "0", 0), None, (2, "01", 0))
+    cells.held[[0, 1, 3]] = 1, 1, 2
+    assert cell_map(cells).splitlines()[:2] == ["4 cells: 3 used, n_kv 4, 1 holes", "0 +a.*"]
 
 
 def test_every_mark() -> None:

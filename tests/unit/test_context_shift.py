@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pykvgraph.context_shift import ContextShift, make_room, self_extend
 from pykvgraph.errors import CacheFullError, InvalidArgumentError, UnsupportedError
 from pykvgraph.kv_cache import KVCache
-from pykvgraph.types import CellsView, ShiftReport, UpdateStats
+from pykvgraph.types import CellsView, SeqCount, ShiftReport, UpdateStats
 
 STATS = UpdateStats(shifted_cells=3, waiting_cells=0, moved_cells=2, moved_bytes=100, graphs=2, seconds=0.5)
 
@@ -77,7 +77,11 @@ class FakeCache:
         empty = [(0, -1, set[int]())] * (self.n_cells - len(self.cells_))
         pos = np.array([p for _, p, _ in self.cells_ + empty], np.int32)
         seq = np.array([[0 in s, 1 in s] for _, _, s in self.cells_ + empty], np.bool_)
-        return CellsView(pos, seq, np.zeros(len(pos), np.int32), np.zeros(len(pos), np.bool_))
+        return CellsView(pos, seq, np.zeros(len(pos), np.int32), np.zeros(len(pos), np.uint8))
+
+    def seq_count(self, seq: int, p0: int, p1: int) -> SeqCount:
+        found = [s for _, p, s in self.cells_ if seq in s and p0 <= p and (p1 < 0 or p < p1)]
+        return SeqCount(len(found), sum(len(s) > 1 for s in found))
 
 
 def shift(cache: FakeCache, **arguments: Any) -> ShiftReport:

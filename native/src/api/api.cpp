@@ -1,4 +1,5 @@
 // The C boundary: checks pointers and struct sizes, catches, sets the last error. No logic.
+#include <algorithm>
 #include <cstddef>
 #include <cstring>
 #include <memory>
@@ -428,6 +429,31 @@ kvg_status kvg_kv_seq_bounds(const kvg_context * context, int32_t * pos_min, int
     });
 }
 
+kvg_status kvg_kv_seq_count(const kvg_context * context, int64_t seq, int64_t p0, int64_t p1, int64_t * n_cells,
+                            int64_t * n_shared) {
+    return guarded([&] {
+        const kvg::seq_count count = cells_of(context).count(seq, p0, p1);
+        need(n_cells, "n_cells") = count.n;
+        need(n_shared, "n_shared") = count.n_shared;
+    });
+}
+
+kvg_status kvg_kv_hold(kvg_context * context, int64_t seq, int64_t p0, int64_t p1, kvg_hold * out) {
+    return on_cells(context, [&](kvg::cells & cells) {
+        kvg_hold & hold = need_struct(out, "out");
+        const kvg::hold_range range = cells.hold(seq, p0, p1);
+        hold = {sizeof(hold), range.id, range.p0, range.p1};
+    });
+}
+
+kvg_status kvg_kv_attach(kvg_context * context, int64_t hold, int64_t seq) {
+    return on_cells(context, [&](kvg::cells & cells) { cells.attach(hold, seq); });
+}
+
+kvg_status kvg_kv_release(kvg_context * context, int64_t hold) {
+    return on_cells(context, [&](kvg::cells & cells) { cells.release(hold); });
+}
+
 kvg_status kvg_kv_clear(kvg_context * context, int32_t data) {
     return on_cells(context, [&](kvg::cells &) { context->context.clear(data != 0); });
 }
@@ -450,17 +476,21 @@ kvg_status kvg_kv_take_stats(kvg_context * context, kvg_update_stats * out) {
     return guarded([&] { fill_stats(need_struct(out, "out"), need(context, "context").context.take_stats()); });
 }
 
-kvg_status kvg_kv_cells(const kvg_context * context, int32_t * pos, uint8_t * seq, int32_t * shift, uint8_t * dither) {
+kvg_status kvg_kv_cells(const kvg_context * context, int32_t * pos, uint64_t * seq, int32_t * shift, uint8_t * dither,
+                        uint32_t * n_holds) {
     return guarded([&] {
         const kvg::cells & cells = cells_of(context);
-        need(pos, "pos"), need(seq, "seq"), need(shift, "shift"), need(dither, "dither");
-        for (uint32_t i = 0; i < cells.size(); ++i) {
-            pos[i] = cells.pos(i);
-            shift[i] = cells.shift(i);
-            dither[i] = cells.dither(i);
-            for (uint32_t s = 0; s < cells.n_seq_max(); ++s) {
-                seq[static_cast<size_t>(i) * cells.n_seq_max() + s] = cells.has_seq(i, s);
+        const auto copy = [&](auto * out, auto value) {
+            for (uint32_t i = 0; out && i < cells.size(); ++i) {
+                out[i] = value(i);
             }
+        };
+        copy(pos, [&](uint32_t i) { return cells.pos(i); });
+        copy(shift, [&](uint32_t i) { return cells.shift(i); });
+        copy(dither, [&](uint32_t i) { return cells.dither(i); });
+        copy(n_holds, [&](uint32_t i) { return cells.n_holds(i); });
+        if (seq) {
+            std::copy_n(cells.words(0), size_t{cells.size()} * cells.n_words(), seq);
         }
     });
 }

@@ -65,6 +65,11 @@ static std::string struct_layout() {
     FIELD(kvg_gguf_tensor, offset, ",");
     FIELD(kvg_gguf_tensor, size, ",");
     FIELD(kvg_gguf_tensor, data, ";");
+    STRUCT(kvg_hold);
+    FIELD(kvg_hold, struct_size, ",");
+    FIELD(kvg_hold, id, ",");
+    FIELD(kvg_hold, p0, ",");
+    FIELD(kvg_hold, p1, ";");
     STRUCT(kvg_kv_info);
     FIELD(kvg_kv_info, struct_size, ",");
     FIELD(kvg_kv_info, n_cells, ",");

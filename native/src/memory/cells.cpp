@@ -28,7 +28,15 @@ bool has_member(const uint64_t * words, uint32_t n_words) {
 
 cells::cells(uint32_t n_cells, uint32_t n_seq_max)
     : n_seq_max_(n_seq_max), n_words_((n_seq_max + 63) / 64), cells_(n_cells), seq_(static_cast<size_t>(n_cells) * n_words_, 0),
-      extents_(n_seq_max) {}
+      extents_(n_seq_max), place_(n_cells), index_(n_seq_max) {
+    number_cells();
+}
+
+void cells::number_cells() {
+    for (uint32_t i = 0; i < size(); ++i) {
+        cells_[i].id = place_[i] = i;
+    }
+}
 
 bool cells::covers(uint32_t i, const seq_set & set) const {
     for (uint32_t w = 0; w < n_words_; ++w) {
@@ -40,15 +48,11 @@ bool cells::covers(uint32_t i, const seq_set & set) const {
 }
 
 bool cells::is_shared(uint32_t i) const {
-    bool seen = false;
-    for (uint32_t w = 0; w < n_words_; ++w) {
-        const uint64_t bits = words(i)[w];
-        if (bits && (seen || (bits & (bits - 1)))) {
-            return true;
-        }
-        seen = seen || bits;
+    uint32_t n = n_holds(i);
+    for (uint32_t w = 0; w < n_words_ && n < 2; ++w) {
+        n += static_cast<uint32_t>(__builtin_popcountll(words(i)[w]));
     }
-    return false;
+    return n > 1;
 }
 
 seq_set cells::set(uint32_t i) const { return seq_set(words(i), words(i) + n_words_); }
@@ -75,6 +79,19 @@ int32_t cells::seq_pos_min(int64_t seq) const {
 }
 
 int32_t cells::seq_pos_max(int64_t seq) const { return extent(seq).pos_max; }
+
+seq_count cells::count(int64_t seq, int64_t p0, int64_t p1) const {
+    const seq_extent & where = extents_[check_seq(seq, "sequence")];
+    const pos_range range(p0, p1);
+    seq_count found = {0, 0};
+    for (uint32_t i = where.begin; i < where.end; ++i) {
+        if (has_seq(i, static_cast<uint32_t>(seq)) && range.contains(pos(i))) {
+            ++found.n;
+            found.n_shared += is_shared(i);
+        }
+    }
+    return found;
+}
 
 cell_span cells::span_of(const seq_set & set) const {
     uint32_t begin = size();
@@ -139,24 +156,55 @@ void cells::occupy(uint32_t i, int32_t pos) {
 }
 
 // precondition: no sequence sees it
-void cells::vacate(uint32_t i) {
+void cells::take_out(uint32_t i) {
     set_shift(i, 0);
+    const uint32_t id = cells_[i].id;
     cells_[i] = {};
+    cells_[i].id = id;
     --n_used_;
     while (n_kv_ > 0 && is_empty(n_kv_ - 1)) {
         --n_kv_;
     }
 }
 
+// Whether nobody needs it any more, after a sequence or a hold let go.
+void cells::vacate_if_free(uint32_t i) {
+    if (n_holds(i) == 0 && !has_member(words(i), n_words_)) {
+        take_out(i);
+    }
+}
+
+void cells::swap_ids(uint32_t a, uint32_t b) {
+    std::swap(cells_[a].id, cells_[b].id);
+    place_[cells_[a].id] = a;
+    place_[cells_[b].id] = b;
+}
+
+void cells::add_seq(uint32_t i, uint32_t seq) {
+    words(i)[seq / 64] |= uint64_t{1} << (seq % 64);
+    extents_[seq].add(pos(i), i);
+}
+
+// A sequence gets a cell more.
+void cells::show(uint32_t i, uint32_t seq) {
+    add_seq(i, seq);
+    index_.append(seq, pos(i), cells_[i].id);
+}
+
+void cells::remove_seq(uint32_t i, uint32_t seq) {
+    words(i)[seq / 64] &= ~(uint64_t{1} << (seq % 64));
+    extents_[seq].remove(pos(i), i);
+    index_.forget(seq);
+    vacate_if_free(i);
+}
+
 void cells::put(uint32_t i, int32_t pos, const seq_set & set) {
     occupy(i, pos);
-    each_member(set.data(), n_words_, [&](uint32_t s) { add_seq(i, s); });
+    each_member(set.data(), n_words_, [&](uint32_t s) { show(i, s); });
 }
 
 void cells::drop(uint32_t i) {
-    each_member(words(i), n_words_, [&](uint32_t s) { extents_[s].remove(pos(i), i); });
-    std::fill_n(words(i), n_words_, 0);
-    vacate(i);
+    each_member(words(i), n_words_, [&](uint32_t s) { remove_seq(i, s); });
 }
 
 void cells::move(const std::vector<cell_move> & moves) {
@@ -171,18 +219,25 @@ void cells::move(const std::vector<cell_move> & moves) {
     }
     // nothing is allocated from here on
     for (const cell_move & m : moves) {
-        drop(m.src);
+        each_member(words(m.src), n_words_, [&](uint32_t s) { extents_[s].remove(pos(m.src), m.src); });
+        std::fill_n(words(m.src), n_words_, 0);
+        take_out(m.src);
     }
     for (size_t i = 0; i < moves.size(); ++i) {
-        put(moves[i].dst, taken[i].token.pos, taken[i].set);
-        set_shift(moves[i].dst, taken[i].token.shift);
-        cells_[moves[i].dst].dither = taken[i].token.dither;
+        const uint32_t dst = moves[i].dst;
+        const cell & token = taken[i].token;
+        occupy(dst, token.pos);
+        each_member(taken[i].set.data(), n_words_, [&](uint32_t s) { add_seq(dst, s); });
+        set_shift(dst, token.shift);
+        cells_[dst].dither = token.dither;
+        cells_[dst].n_holds = token.n_holds;
+        swap_ids(dst, place_[token.id]);
     }
 }
 
 void cells::fork(uint32_t src, uint32_t dst, uint32_t seq) noexcept {
     occupy(dst, pos(src));
-    add_seq(dst, seq);
+    show(dst, seq);
     set_shift(dst, shift(src));
     cells_[dst].dither = dither(src);
     remove_seq(src, seq);
@@ -192,6 +247,11 @@ void cells::clear() {
     std::fill(cells_.begin(), cells_.end(), cell{});
     std::fill(seq_.begin(), seq_.end(), 0);
     std::fill(extents_.begin(), extents_.end(), seq_extent{});
+    holds_.clear();
+    for (uint32_t s = 0; s < n_seq_max_; ++s) {
+        index_.forget(s);
+    }
+    number_cells();
     n_used_ = n_kv_ = n_touched_ = n_shifted_ = 0;
     ++shift_version_;
 }
@@ -217,19 +277,6 @@ void cells::clear_shifts(const std::vector<uint32_t> & rotated) {
     for (const uint32_t i : rotated) {
         cells_[i].dither = dither_after(dither(i), next);
         set_shift(i, 0);
-    }
-}
-
-void cells::add_seq(uint32_t i, uint32_t seq) {
-    words(i)[seq / 64] |= uint64_t{1} << (seq % 64);
-    extents_[seq].add(pos(i), i);
-}
-
-void cells::remove_seq(uint32_t i, uint32_t seq) {
-    words(i)[seq / 64] &= ~(uint64_t{1} << (seq % 64));
-    extents_[seq].remove(pos(i), i);
-    if (!has_member(words(i), n_words_)) {
-        vacate(i);
     }
 }
 
@@ -259,7 +306,7 @@ void cells::seq_cp(int64_t src, int64_t dst, int64_t p0, int64_t p1) {
     const seq_extent where = extents_[from];
     for (uint32_t i = where.begin; i < where.end; ++i) {
         if (has_seq(i, from) && range.contains(pos(i)) && !has_seq(i, to)) {
-            add_seq(i, to);
+            show(i, to);
         }
     }
 }
@@ -329,6 +376,7 @@ void cells::apply(const reposition & change) {
             // fits: the sum is the position now minus the position at the last rotation, both in 0 .. 2^31 - 1
             set_shift(i, static_cast<int32_t>(int64_t{shift(i)} + next - pos(i)));
             cells_[i].pos = static_cast<int32_t>(next);
+            index_.forget(change.seq);
             extent.add(pos(i), i);
         }
     }
@@ -337,25 +385,27 @@ void cells::apply(const reposition & change) {
 void cells::check() const {
     check_cells();
     check_extents();
+    check_holds();
 }
 
 void cells::check_cells() const {
-    uint32_t used = 0;
+    uint32_t n_used = 0;
     uint32_t shifted = 0;
     uint32_t end = 0;
     for (uint32_t i = 0; i < size(); ++i) {
         const cell & c = cells_[i];
         const bool seen = has_member(words(i), n_words_);
-        if (seen == is_empty(i) || (is_empty(i) && (c.pos != -1 || c.shift != 0 || c.dither != 0))) {
+        const bool used = seen || c.n_holds > 0;
+        if (used == is_empty(i) || (is_empty(i) && (c.pos != -1 || c.shift != 0 || c.dither != 0))) {
             fail(KVG_INTERNAL, "cell %u: pos %d, shift %d, dither %d, %s", i, c.pos, c.shift, c.dither,
                  seen ? "seen" : "unseen");
         }
-        used += seen;
+        n_used += used;
         shifted += c.shift != 0;
-        end = seen ? i + 1 : end;
+        end = used ? i + 1 : end;
     }
-    if (used != n_used_ || shifted != n_shifted_ || end != n_kv_) {
-        fail(KVG_INTERNAL, "cells counted: used %u, shifted %u, end %u; kept: %u, %u, %u", used, shifted, end, n_used_,
+    if (n_used != n_used_ || shifted != n_shifted_ || end != n_kv_) {
+        fail(KVG_INTERNAL, "cells counted: used %u, shifted %u, end %u; kept: %u, %u, %u", n_used, shifted, end, n_used_,
              n_shifted_, n_kv_);
     }
 }

@@ -3,8 +3,10 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <unordered_map>
 #include <vector>
 
+#include "memory/pos_index.h"
 #include "memory/seq_extent.h"
 
 namespace kvg {
@@ -58,9 +60,24 @@ inline uint8_t dither_after(uint8_t dither, uint8_t next) { return dither == 0 ?
 
 // One token's place.
 struct cell {
-    int32_t pos = -1;   // -1 when empty
-    int32_t shift = 0;  // new position - the position for which K was last rotated
-    uint8_t dither = 0; // which dither K carries (shift/dither.h): 0, as it was written, and 1, rotated once, none
+    int32_t pos = -1;     // -1 when empty
+    int32_t shift = 0;    // new position - the position for which K was last rotated
+    uint32_t n_holds = 0; // that keep it, whoever sees it
+    uint32_t id = 0;      // goes with the content when that moves to another cell
+    uint8_t dither = 0;   // which dither K carries (shift/dither.h): 0, as it was written, and 1, rotated once, none
+};
+
+// What hold() took: positions p0 to p1 - 1.
+struct hold_range {
+    int64_t id;
+    int64_t p0;
+    int64_t p1;
+};
+
+// Of a sequence's cells in a range of positions.
+struct seq_count {
+    uint32_t n;
+    uint32_t n_shared; // that another sequence sees or a hold keeps
 };
 
 class cells {
@@ -69,7 +86,9 @@ public:
     cells(uint32_t n_cells, uint32_t n_seq_max);
 
     // of host memory, for one cell
-    static uint64_t bytes_per_cell(uint32_t n_seq_max) { return sizeof(cell) + (n_seq_max + 63) / 64 * sizeof(uint64_t); }
+    static uint64_t bytes_per_cell(uint32_t n_seq_max) {
+        return sizeof(cell) + sizeof(uint32_t) + (n_seq_max + 63) / 64 * sizeof(uint64_t);
+    }
 
     uint32_t size() const { return static_cast<uint32_t>(cells_.size()); }
     uint32_t n_seq_max() const { return n_seq_max_; }
@@ -91,7 +110,10 @@ public:
     // all are in use
     uint8_t next_dither(const std::vector<uint32_t> & rotated) const;
     bool has_seq(uint32_t i, uint32_t seq) const { return (words(i)[seq / 64] >> (seq % 64)) & 1; }
-    // whether more than one sequence sees it
+    const uint64_t * words(uint32_t i) const { return seq_.data() + std::size_t{i} * n_words_; }
+    uint32_t n_words() const { return n_words_; }
+    uint32_t n_holds(uint32_t i) const { return cells_[i].n_holds; }
+    // whether a sequence that sees it isn't alone: another one sees it too, or a hold keeps it
     bool is_shared(uint32_t i) const;
     seq_set set(uint32_t i) const;
     // whether the cell shares a sequence with the set
@@ -103,7 +125,7 @@ public:
         }
         return false;
     }
-    // whether it holds all of them
+    // whether all of them see it
     bool covers(uint32_t i, const seq_set & set) const;
 
     // All that is known of a sequence, tight. Costs nothing, but for the first time after cells at one of its ends were taken away: then
@@ -112,6 +134,7 @@ public:
     // -1 when the sequence has no cells
     int32_t seq_pos_min(int64_t seq) const;
     int32_t seq_pos_max(int64_t seq) const;
+    seq_count count(int64_t seq, int64_t p0, int64_t p1) const;
     // From the lowest to the highest cell that one of these sequences sees; n = 0 when there is none.
     cell_span span_of(const seq_set & set) const;
     // All cells that a token at `pos` of these sequences sees, where that can be told without looking at them: one sequence, no gap
@@ -125,7 +148,7 @@ public:
     void put(uint32_t i, int32_t pos, const seq_set & set);
     // K comes from elsewhere, with its dither.
     void set_dither(uint32_t i, uint8_t dither) { cells_[i].dither = dither; }
-    // It becomes empty. precondition: it is not
+    // No sequence sees it any more: it becomes empty, unless a hold keeps it. precondition: it is not empty
     void drop(uint32_t i);
     // All at once, so that they may form cycles; without memory for that, std::bad_alloc with nothing changed.
     // precondition: sources are not empty; a destination is empty or itself a source
@@ -134,6 +157,7 @@ public:
     void touch(uint32_t i) { n_touched_ = n_touched_ > i ? n_touched_ : i + 1; }
     // The sequence leaves a shared cell for a copy of its own, with the same position and pending shift. precondition: dst is empty
     void fork(uint32_t src, uint32_t dst, uint32_t seq) noexcept;
+    // Holds are released too.
     void clear();
     // K of these has been rotated: they wait no more
     void clear_shifts(const std::vector<uint32_t> & rotated);
@@ -151,22 +175,42 @@ public:
     // precondition: shared_in(change) is empty
     void apply(const reposition & change);
 
-    // What must hold after every call; throws error(KVG_INTERNAL) with the first thing that doesn't.
+    // Holds of cells that a sequence sees: they stay as they are, whatever becomes of the sequence, until release() or clear(). Ids are
+    // never used again, and any integer is safe, as above.
+    // The sequence must see every position of the range.
+    hold_range hold(int64_t seq, int64_t p0, int64_t p1);
+    // The sequence sees them too. It must end just before the hold begins.
+    void attach(int64_t hold, int64_t seq);
+    void release(int64_t hold);
+
+    // What must be so after every call; throws error(KVG_INTERNAL) with the first thing that doesn't.
     void check() const;
 
 private:
-    const uint64_t * words(uint32_t i) const { return seq_.data() + std::size_t{i} * n_words_; }
+    struct held_cells {
+        int64_t p0;
+        int64_t p1;
+        std::vector<uint32_t> ids; // by position
+    };
+
     uint64_t * words(uint32_t i) { return seq_.data() + std::size_t{i} * n_words_; }
     uint32_t check_seq(int64_t seq, const char * what) const;
     bool affects(const reposition & change, uint32_t i) const;
     void occupy(uint32_t i, int32_t pos);
-    void vacate(uint32_t i);
+    void vacate_if_free(uint32_t i);
+    void take_out(uint32_t i);
+    void number_cells();
+    void swap_ids(uint32_t a, uint32_t b);
     void add_seq(uint32_t i, uint32_t seq);
+    void show(uint32_t i, uint32_t seq);
     void remove_seq(uint32_t i, uint32_t seq);
     void set_shift(uint32_t i, int32_t shift);
     void tighten() const;
     void check_cells() const;
     void check_extents() const;
+    const held_cells & find_hold(int64_t id) const;
+    const pos_index::order & order_of(uint32_t seq);
+    void check_holds() const;
 
     uint32_t n_seq_max_;
     uint32_t n_words_;
@@ -178,6 +222,10 @@ private:
     std::vector<cell> cells_;
     std::vector<uint64_t> seq_;               // (n_cells, n_words): who sees each cell
     mutable std::vector<seq_extent> extents_; // of each sequence; made tight when somebody asks
+    std::vector<uint32_t> place_;             // the cell that has an id; ids are a permutation of the cells
+    pos_index index_;
+    std::unordered_map<int64_t, held_cells> holds_; // by id
+    int64_t next_hold_ = 1;
 };
 
 } // namespace kvg

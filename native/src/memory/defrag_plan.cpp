@@ -52,7 +52,11 @@ std::vector<uint32_t> sorted_cells(const cells & cells) {
         order.push_back(i);
     }
     std::stable_sort(order.begin(), order.end(), [&](uint32_t a, uint32_t b) {
-        return keys[a] == keys[b] ? cells.pos(a) < cells.pos(b) : keys[a] < keys[b];
+        if (keys[a] == keys[b]) {
+            // cells that only holds keep stay in their order: by position, prefixes would be mixed up
+            return keys[a].n_members > 0 && cells.pos(a) < cells.pos(b);
+        }
+        return keys[a] < keys[b];
     });
     return order;
 }

@@ -67,11 +67,15 @@ class CellsMachine(RuleBasedStateMachine):
             defrag_threshold=threshold,
         )
         self.naive = NaiveCells(N_CELLS, N_SEQ)
+        self.holds: list[kvg.Hold] = []  # released ones too; the naive cells know them by index
         self.pending: str | None = None  # the defrag that was asked for
         ids = [TOKENS[i % len(TOKENS)] for i in range(N_BATCH)]
         self.try_decode(run_of(ids[:n_shared], 0, tuple(range(len(lengths)))))
         for seq, length in enumerate(lengths):
             self.try_decode(run_of(ids[:length], n_shared, (seq,)))
+        if n_shared + lengths[0] > 0:
+            self.try_hold(0, 0, max(n_shared, 1))
+            self.try_hold(0, max(n_shared, 1), -1)
         self.counts["steps"] -= 1  # the invariant counts this as one
 
     def teardown(self) -> None:
@@ -155,7 +159,7 @@ class CellsMachine(RuleBasedStateMachine):
     def punch(self, index: int, length: int, every: bool) -> None:
         """A small hole where a cell is: the ranges above empty most of a sequence."""
         cell = self.naive.used[index % len(self.naive.used)]
-        arguments = (-1 if every else min(cell.seqs), cell.pos, cell.pos + length)
+        arguments = (-1 if every else min(cell.seqs, default=0), cell.pos, cell.pos + length)
         self.call(self.naive.seq_rm(*arguments), self.ctx.kv.seq_rm, *arguments)
 
     @rule(seq=any_seqs)
@@ -190,6 +194,62 @@ class CellsMachine(RuleBasedStateMachine):
         self.call(naive(*arguments), function, *arguments)
         self.counts["copies"] += len(self.naive.used) > n_used
         self.counts["copies that take the last cell"] += len(self.naive.used) == n_used + n_free > n_used
+
+    @rule(seq=any_seqs, p0=firsts, p1=ends)
+    def hold(self, seq: int, p0: int, p1: int) -> None:
+        self.try_hold(seq, p0, p1)
+
+    @rule(index=st.integers(0, N_CELLS - 1), length=st.integers(1, 5))
+    @precondition(lambda self: any(cell.seqs for cell in self.naive.used))
+    def hold_from_a_cell(self, index: int, length: int) -> None:
+        """What can nearly always be held: ranges drawn evenly mostly have gaps."""
+        seen = [cell for cell in self.naive.used if cell.seqs]
+        cell = seen[index % len(seen)]
+        self.try_hold(min(cell.seqs), cell.pos, cell.pos + length)
+
+    @rule(hold=st.integers(0, 1000), seq=seqs)
+    @precondition(lambda self: self.naive.held)
+    def hold_what_comes_after(self, hold: int, seq: int) -> None:
+        """So that there are holds that adjoin."""
+        _, p1 = list(self.naive.held.values())[hold % len(self.naive.held)]
+        self.try_hold(seq, p1, -1)
+
+    def try_hold(self, seq: int, p0: int, p1: int) -> None:
+        refusals = self.naive.hold(len(self.holds), seq, p0, p1)
+        self.counts["holds"] += not refusals
+        if refusals:
+            with pytest.raises(refusals):
+                self.ctx.kv.hold(seq, p0, p1)
+            return
+        hold = self.ctx.kv.hold(seq, p0, p1)
+        assert (hold.p0, hold.p1) == self.naive.held[len(self.holds)]
+        self.holds.append(hold)
+
+    @rule(hold=st.integers(0, 1000), seq=any_seqs, fits=st.sampled_from([True, True, True, False]))
+    @precondition(lambda self: self.naive.held)
+    def attach(self, hold: int, seq: int, fits: bool) -> None:
+        """To any sequence, or to one that the hold fits if there is one."""
+        name = list(self.naive.held)[hold % len(self.naive.held)]
+        where = [s for s in range(N_SEQ) if fits and self.naive.pos_max(s) + 1 == self.naive.held[name][0]]
+        seq = where[seq % len(where)] if where else seq
+        refusals = self.naive.attach(name, seq)
+        self.counts["attached"] += not refusals
+        self.counts["attached at an end"] += not refusals and self.naive.held[name][0] > 0
+        self.call(refusals, self.ctx.kv.attach, self.holds[name], seq)
+
+    @rule(hold=st.integers(0, 1000), collected=st.booleans())
+    @precondition(lambda self: self.holds)
+    def release(self, hold: int, collected: bool) -> None:
+        """By hand, or by the garbage collector; a released one too."""
+        name = hold % len(self.holds)
+        refusals = self.naive.release(name)
+        self.counts["released"] += not refusals
+        if collected and not refusals:
+            last = self.holds[name]
+            self.holds[name] = kvg.Hold(last._handle, 0, last.p0, last.p1)  # what stays is a released one
+            del last  # the last reference
+        else:
+            self.call(refusals, self.holds[name].release)
 
     @rule(data=st.booleans())
     @precondition(lambda self: len(self.naive.used) > N_CELLS * 7 // 8)
@@ -264,6 +324,8 @@ class CellsMachine(RuleBasedStateMachine):
         assert cells.shift.tolist() == [cell.shift for cell in expected]
         assert cells.dither.tolist() == [cell.dither for cell in expected]
         masks = cells.seq @ (1 << np.arange(N_SEQ))
+        assert cells.held.tolist() == [len(cell.holds) for cell in expected]
+        self.counts["cells only held"] += any(cell and not cell.seqs for cell in self.naive.cells)
         assert masks.tolist() == [sum(1 << seq for seq in cell.seqs) for cell in expected]
         assert (kv.n_cells, kv.n_used, kv.n_kv) == (N_CELLS, len(self.naive.used), self.naive.n_kv)
         for seq in range(N_SEQ):
@@ -285,6 +347,8 @@ def test_cells_against_the_naive_ones(tiny: kvg.Model) -> None:
     assert counts["steps"] >= MIN_STEPS
     # else the machine idles, and proves nothing
     assert counts["looks"] >= 500
+    assert min(counts["holds"], counts["attached"], counts["released"], counts["cells only held"]) >= 200
+    assert counts["attached at an end"] >= 20
     assert min(counts["fill"], counts["sort"]) >= 50
     assert counts["sorts of many sets"] >= 10
     assert counts["shared decodes"] >= 50

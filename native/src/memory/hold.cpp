@@ -1,0 +1,121 @@
+// Holds of cells: what keeps them when no sequence sees them.
+#include <algorithm>
+
+#include "error.h"
+#include "memory/cells.h"
+
+namespace kvg {
+
+const cells::held_cells & cells::find_hold(int64_t id) const {
+    const auto found = holds_.find(id);
+    if (found == holds_.end()) {
+        fail(KVG_INVALID_ARGUMENT, "this hold was released, by release() or by clear(): hold the cells again");
+    }
+    return found->second;
+}
+
+const pos_index::order & cells::order_of(uint32_t seq) {
+    if (!index_.is_known(seq)) {
+        pos_index::order order;
+        order.reserve(extents_[seq].n);
+        for (uint32_t i = extents_[seq].begin; i < extents_[seq].end; ++i) {
+            if (has_seq(i, seq)) {
+                order.push_back({pos(i), cells_[i].id});
+            }
+        }
+        index_.set(seq, std::move(order));
+    }
+    return index_.of(seq);
+}
+
+hold_range cells::hold(int64_t seq, int64_t first, int64_t last) {
+    const uint32_t s = check_seq(seq, "sequence");
+    const int64_t p0 = std::max<int64_t>(first, 0);
+    const int64_t p1 = last < 0 ? int64_t{seq_pos_max(seq)} + 1 : last;
+    const pos_index::order & order = order_of(s);
+    const auto before = [](const pos_index::entry & e, int64_t pos) { return e.pos < pos; };
+    int64_t next = p0;
+    held_cells held = {p0, p1, {}};
+    for (auto it = std::lower_bound(order.begin(), order.end(), p0, before); it != order.end() && it->pos < p1; ++it) {
+        if (it->pos > next) {
+            break;
+        }
+        held.ids.push_back(it->id);
+        next = int64_t{it->pos} + 1;
+    }
+    if (next < p1 || p0 >= p1) {
+        fail(KVG_INVALID_ARGUMENT,
+             "sequence %u has no cell at position %lld, so positions %lld to %lld can't be held: hold a range that it sees all "
+             "of",
+             s, static_cast<long long>(next), static_cast<long long>(p0), static_cast<long long>(p1 - 1));
+    }
+    const auto added = holds_.emplace(next_hold_, std::move(held)).first; // the last that may fail
+    for (const uint32_t id : added->second.ids) {
+        ++cells_[place_[id]].n_holds;
+    }
+    return {next_hold_++, p0, p1};
+}
+
+void cells::attach(int64_t hold, int64_t seq) {
+    const held_cells & held = find_hold(hold);
+    const uint32_t s = check_seq(seq, "sequence");
+    if (const int64_t next = int64_t{seq_pos_max(seq)} + 1; next != held.p0) {
+        fail(KVG_INVALID_ARGUMENT,
+             "the hold begins at position %lld and sequence %u goes on at %lld: attach holds that adjoin, the first one from "
+             "position 0 to an empty sequence",
+             static_cast<long long>(held.p0), s, static_cast<long long>(next));
+    }
+    for (const uint32_t id : held.ids) {
+        show(place_[id], s);
+    }
+}
+
+void cells::release(int64_t hold) {
+    for (const uint32_t id : find_hold(hold).ids) {
+        const uint32_t i = place_[id];
+        --cells_[i].n_holds;
+        vacate_if_free(i);
+    }
+    holds_.erase(hold);
+}
+
+void cells::check_holds() const {
+    std::vector<uint32_t> counted(size(), 0); // holds of each cell
+    for (uint32_t i = 0; i < size(); ++i) {
+        if (cells_[i].id >= size() || place_[cells_[i].id] != i) {
+            fail(KVG_INTERNAL, "cell %u has id %u, whose place is another", i, cells_[i].id);
+        }
+    }
+    for (const auto & [number, held] : holds_) {
+        int64_t next = held.p0;
+        for (const uint32_t id : held.ids) {
+            const uint32_t i = place_.at(id);
+            ++counted[i];
+            if (pos(i) != next && pos(i) != next - 1) {
+                fail(KVG_INTERNAL, "hold %lld of positions %lld to %lld has cell %u at %d", static_cast<long long>(number),
+                     static_cast<long long>(held.p0), static_cast<long long>(held.p1 - 1), i, pos(i));
+            }
+            next = int64_t{pos(i)} + 1;
+        }
+        if (next != held.p1) {
+            fail(KVG_INTERNAL, "hold %lld ends at %lld in place of %lld", static_cast<long long>(number),
+                 static_cast<long long>(next), static_cast<long long>(held.p1));
+        }
+    }
+    for (uint32_t i = 0; i < size(); ++i) {
+        if (counted[i] != cells_[i].n_holds) {
+            fail(KVG_INTERNAL, "cell %u has %u holds, kept: %u", i, counted[i], cells_[i].n_holds);
+        }
+    }
+    for (uint32_t s = 0; s < n_seq_max_; ++s) {
+        const pos_index::order & order = index_.of(s);
+        const auto seen = [&](const pos_index::entry & e) { return has_seq(place_.at(e.id), s) && pos(place_[e.id]) == e.pos; };
+        const auto by_pos = [](const pos_index::entry & a, const pos_index::entry & b) { return a.pos < b.pos; };
+        if (index_.is_known(s) && (order.size() != extents_[s].n || !std::all_of(order.begin(), order.end(), seen) ||
+                                   !std::is_sorted(order.begin(), order.end(), by_pos))) {
+            fail(KVG_INTERNAL, "the order of sequence %u is not that of its %u cells", s, extents_[s].n);
+        }
+    }
+}
+
+} // namespace kvg

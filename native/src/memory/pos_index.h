@@ -1,0 +1,56 @@
+// Sequences' cells in order of position, for those sequences that somebody asks about.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+namespace kvg {
+
+// Kept from the first question about a sequence on, as long as the sequence only grows at its end; whatever else happens to it throws
+// its order away. Cells are named by id, which stays the same when a cell moves.
+class pos_index {
+public:
+    struct entry {
+        int32_t pos;
+        uint32_t id;
+    };
+    using order = std::vector<entry>; // by position
+
+    explicit pos_index(uint32_t n_seq_max) : orders_(n_seq_max), is_known_(n_seq_max, false) {}
+
+    bool is_known(uint32_t seq) const { return is_known_[seq]; }
+    const order & of(uint32_t seq) const { return orders_[seq]; }
+    // entries in any order; those of one position stay as they are
+    void set(uint32_t seq, order entries) {
+        std::stable_sort(entries.begin(), entries.end(), [](const entry & a, const entry & b) { return a.pos < b.pos; });
+        orders_[seq] = std::move(entries);
+        is_known_[seq] = true;
+    }
+    void append(uint32_t seq, int32_t pos, uint32_t id) noexcept {
+        if (!is_known_[seq]) {
+            return;
+        }
+        order & known = orders_[seq];
+        if (!known.empty() && known.back().pos > pos) {
+            return forget(seq);
+        }
+        try {
+            known.push_back({pos, id});
+        } catch (...) {
+            forget(seq); // without memory it is found again when it is needed
+        }
+    }
+    void forget(uint32_t seq) noexcept {
+        if (is_known_[seq]) {
+            orders_[seq] = {};
+            is_known_[seq] = false;
+        }
+    }
+
+private:
+    std::vector<order> orders_;
+    std::vector<bool> is_known_;
+};
+
+} // namespace kvg

@@ -1,0 +1,49 @@
+"""A hold of cells: keeps them while no sequence sees them."""
+
+from __future__ import annotations
+
+import contextlib
+
+from pykvgraph._native.handles import Handle, NotCopied
+from pykvgraph._native.library import lib
+from pykvgraph.errors import InvalidArgumentError
+
+
+class Hold(NotCopied):
+    """What `kv.hold()` gives: the cells of positions p0 to p1 - 1 of a sequence, kept as they are.
+
+    Ends with release(), with `kv.clear()`, or with the last reference to it.
+    """
+
+    __slots__ = ("_handle", "_id", "p0", "p1")
+
+    def __init__(self, handle: Handle, number: int, p0: int, p1: int) -> None:
+        self._handle = handle
+        self._id = number  # 0: released by release()
+        self.p0 = p0
+        self.p1 = p1
+
+    def release(self) -> None:
+        """Lets go of the cells: those that no sequence sees and no other hold keeps become empty.
+
+        Raises InvalidArgumentError when the hold was released before, or the context is closed.
+        """
+        self._handle.call(self._release)
+
+    def _release(self, context: int) -> None:
+        lib().kvg_kv_release(context, self._id)
+        self._id = 0
+
+    def __del__(self) -> None:
+        # the garbage collector comes in any thread, in mid-call too: this may neither wait nor raise
+        with contextlib.suppress(Exception):
+            if self._id:
+                self._handle.call_later(_release_quietly, self._id)
+
+    def __repr__(self) -> str:
+        return f"<Hold of positions {self.p0} to {self.p1 - 1}>"
+
+
+def _release_quietly(context: int, number: int) -> None:
+    with contextlib.suppress(InvalidArgumentError):  # clear() was quicker
+        lib().kvg_kv_release(context, number)
