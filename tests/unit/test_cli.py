@@ -276,6 +276,7 @@ def test_no_memory_is_one_line_with_what_to_lower(arguments: list[str], told: st
     assert result.stderr == f"Error: there is not enough memory for this: try a smaller {told}\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("as_script", [True, False])
 @pytest.mark.parametrize("arguments", ["--help", "--version", "info", ""])
 @pytest.mark.parametrize(

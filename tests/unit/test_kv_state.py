@@ -165,6 +165,7 @@ def test_forged(forged: bytes) -> None:
         unpack(forged, HERE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("layer", [0, 1])
 @pytest.mark.parametrize(("name", "dtype"), [("K", "<f2"), ("V", "<f4")])

@@ -143,6 +143,7 @@ def test_storm(small: kvg.Model, storm: Storm, how: str) -> None:
 
 
 # between open() and `with` nobody holds the file but the garbage collector
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_storm_of_save_file(storm: Storm, tmp_path: Path) -> None:
     """No file is left aside, wherever Ctrl-C comes."""

@@ -37,6 +37,7 @@ def test_short_of_memory(model_file: Callable[[ModelSpec], Path]) -> None:
     assert len(told) == 6
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     "LD_PRELOAD" in os.environ, reason="AddressSanitizer ends a process that is short of memory"
 )

@@ -252,6 +252,7 @@ def run_module(*arguments: str | Path, **env: str) -> subprocess.CompletedProces
     return subprocess.run(command, capture_output=True, env=environment, timeout=120)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", ">&- 2>&- <&-"])
 @pytest.mark.parametrize(
     ("line", "code"),

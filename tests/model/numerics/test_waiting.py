@@ -355,6 +355,7 @@ def test_a_failed_decode_leaves_what_waits(model: kvg.Model) -> None:
         assert nmse(probe(moved, 1), probe(still, 1)) < 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n_ubatch", [1, 7, 512])
 def test_long_texts_with_holes(model: kvg.Model, n_ubatch: int) -> None:
     """More cells than one thread takes of a token, new ones among those that wait, clear() and again."""
