@@ -218,10 +218,9 @@ class Context(Closable):
 
         None for a batch that has too many tokens: it is refused whatever the buffers hold.
         """
-        if n_rows > len(self._outputs.logits) and n_tokens <= self.n_batch:
-            info = read_info(context)
-            if n_tokens <= info.n_cells - info.n_used:
-                self._outputs = _Outputs(n_rows, self.model)
+        grows = n_rows > len(self._outputs.logits)
+        if grows and n_tokens <= self.n_batch and n_tokens <= read_info(context).n_free:
+            self._outputs = _Outputs(n_rows, self.model)
 
     def _rows(self, buffer: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
         n = self._outputs.n

@@ -10,7 +10,14 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from pykvgraph._native.ffi import KvgDefragPolicy, KvgHold, KvgKvInfo, KvgUpdateStats
+from pykvgraph._native.ffi import (
+    KvgDefragPolicy,
+    KvgGroupInfo,
+    KvgGroupKind,
+    KvgHold,
+    KvgKvInfo,
+    KvgUpdateStats,
+)
 from pykvgraph._native.fork import renew_cached_properties_in_child
 from pykvgraph._native.handles import Handle, NotCopied
 from pykvgraph._native.library import lib, sized
@@ -20,7 +27,16 @@ from pykvgraph.gguf_file import native_path
 from pykvgraph.hold import Hold
 from pykvgraph.state.file import read_file, write_file
 from pykvgraph.state.format import Geometry, unpack
-from pykvgraph.state.transfer import put, read_bounds, read_cells, read_geometry, read_info, take
+from pykvgraph.state.transfer import (
+    put,
+    read_bounds,
+    read_cells,
+    read_geometry,
+    read_group,
+    read_info,
+    read_layers,
+    take,
+)
 from pykvgraph.types import CellGroup, CellsView, SeqBounds, SeqCount, UpdateStats
 
 _POLICIES: dict[str, int] = {
@@ -172,24 +188,23 @@ class KVCache(NotCopied):
 
     @property
     def n_cells(self) -> int:
-        """Capacity."""
-        return int(self._info().n_cells)
+        """Capacity. This and the other counts are those of the first group; `groups` has each one's."""
+        return int(self._group(0).n_cells)
 
     @property
     def n_used(self) -> int:
         """Cells that are not empty."""
-        return int(self._info().n_used)
+        return int(self._group(0).n_used)
 
     @property
     def n_free(self) -> int:
-        """Cells that are empty: as many tokens can be decoded."""
-        info = self._info()
-        return int(info.n_cells - info.n_used)
+        """Cells that are empty in every group: as many tokens can be decoded."""
+        return int(self._info().n_free)
 
     @property
     def n_kv(self) -> int:
         """The highest used cell + 1; above `n_used` by the number of holes."""
-        return int(self._info().n_kv)
+        return int(self._group(0).n_kv)
 
     @property
     def n_seq_max(self) -> int:
@@ -199,23 +214,21 @@ class KVCache(NotCopied):
     @property
     def n_attended(self) -> int:
         """Cells that the last decode's last graph looked at."""
-        return int(self._info().n_attended)
+        return int(self._group(0).n_attended)
 
     @property
     def bytes(self) -> int:
-        """Size of K and V on the device."""
+        """Size of K and V on the devices, all groups together."""
         return int(self._info().bytes)
 
     @property
     def groups(self) -> tuple[CellGroup, ...]:
-        """One record per kind of attention; so far there is one kind."""
-        info = self._info()
-        return (CellGroup(n_cells=info.n_cells, n_used=info.n_used, n_kv=info.n_kv),)
+        """One record for each group. Layers whose window and rows of K and V are alike share cells."""
+        return tuple(self._handle.call(_cell_group, index) for index in range(self._n_groups))
 
     def cells(self, group: int = 0) -> CellsView:
         """A snapshot of every cell of a group."""
-        integer(group, "group", 0, 0)
-        return self._handle.call(read_cells)
+        return self._handle.call(read_cells, integer(group, "group", 0, self._n_groups - 1))
 
     def read_k(self, layer: int) -> npt.NDArray[np.float32]:
         """K of a layer, float32 (n_cells, n_head_kv, head_dim), for looking and testing.
@@ -303,10 +316,12 @@ class KVCache(NotCopied):
         return Hold(self._handle, held.id, held.p0, held.p1)
 
     def _read(self, layer: int, v: int) -> npt.NDArray[np.float32]:
-        info = self._info()
+        layer = integer(layer, "layer", 0, self._info().n_layer - 1)
+        index = next(index for index, group in enumerate(self.groups) if layer in group.layers)
+        info = self._group(index)
         out = np.empty((info.n_cells, info.n_head_kv, info.head_dim_v if v else info.head_dim_k), np.float32)
         address = out.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
-        self._handle.call(lib().kvg_kv_read, integer(layer, "layer"), v, address, out.size)
+        self._handle.call(lib().kvg_kv_read, layer, v, address, out.size)
         return out
 
     def _change(self, function: Any, **arguments: int) -> None:
@@ -315,6 +330,13 @@ class KVCache(NotCopied):
     def _info(self) -> KvgKvInfo:
         return self._handle.call(read_info)
 
+    @functools.cached_property
+    def _n_groups(self) -> int:
+        return int(self._info().n_groups)
+
+    def _group(self, index: int) -> KvgGroupInfo:
+        return self._handle.call(read_group, index)
+
     def _stats(self, function: Any) -> UpdateStats:
         stats = sized(KvgUpdateStats)
         self._handle.call(function, ctypes.byref(stats))
@@ -322,3 +344,15 @@ class KVCache(NotCopied):
 
 
 renew_cached_properties_in_child(KVCache)
+
+
+def _cell_group(context: int, index: int) -> CellGroup:
+    info = read_group(context, index)
+    return CellGroup(
+        kind="full" if info.kind == KvgGroupKind.KVG_GROUP_FULL else "window",
+        layers=read_layers(context, index),
+        n_cells=info.n_cells,
+        window=info.window,
+        n_used=info.n_used,
+        n_kv=info.n_kv,
+    )

@@ -10,12 +10,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from pykvgraph._native.ffi import KvgLayerInfo
 from pykvgraph._native.fork import renew_cached_properties_in_child, renew_lock_in_child
 from pykvgraph._native.handles import Closable, Handle
-from pykvgraph._native.library import lib
+from pykvgraph._native.library import lib, sized
 from pykvgraph.gguf_file import native_path, read_metadata, read_model_info
 from pykvgraph.params import ModelParams
 from pykvgraph.text.tokenizer import Tokenizer, Vocabulary
+from pykvgraph.types import LayerSpec
 
 
 class Model(Closable):
@@ -25,7 +27,8 @@ class Model(Closable):
     commas. layer_devices: of each layer, and of the output as one more. n_layer, n_embd (size of a
     hidden state), n_head, n_head_kv (heads of K and V), head_dim, n_vocab (logits of a token; there may be
     more than tokens), n_ctx_train (positions that it was trained for), n_params: counts. weight_bytes: size
-    of the weights. All of them stay when it is closed.
+    of the weights. layers: a LayerSpec for each layer; n_head, n_head_kv and head_dim are the most of any.
+    All of them stay when it is closed.
 
     `device` is "auto" (RPC servers that were added and every GPU, or the CPU where there is none), "cpu", or
     names from `pykvgraph.devices()` separated by commas. n_gpu_layers: the last so many layers go there, the
@@ -65,6 +68,7 @@ class Model(Closable):
         self.n_ctx_train = info.n_ctx_train
         self.n_params = info.n_params
         self.weight_bytes = info.weight_bytes
+        self.layers = self._handle.call(_layers, info.n_layer)
 
     @functools.cached_property
     def metadata(self) -> dict[str, Any]:
@@ -96,3 +100,23 @@ def _layer_devices(model: int, n_layer: int) -> tuple[str, ...]:
         lib().kvg_model_layer_device(model, layer, ctypes.byref(name))
         names.append(ctypes.string_at(name).decode("utf-8", "replace"))
     return tuple(names)
+
+
+def _layers(model: int, n_layer: int) -> tuple[LayerSpec, ...]:
+    specs = []
+    for layer in range(n_layer):
+        info = sized(KvgLayerInfo)
+        lib().kvg_model_get_layer(model, layer, ctypes.byref(info))
+        specs.append(
+            LayerSpec(
+                kind="attention",
+                group=info.group,
+                n_head=info.n_head,
+                n_head_kv=info.n_head_kv,
+                head_dim_k=info.head_dim_k,
+                head_dim_v=info.head_dim_v,
+                window=info.window,
+                rope=info.n_rot,
+            )
+        )
+    return tuple(specs)

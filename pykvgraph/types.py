@@ -126,11 +126,28 @@ class SeqCount(NamedTuple):
 
 @dataclass(frozen=True)
 class CellGroup:
-    """The cells of one kind of attention."""
+    """The cells of layers whose window and rows of K and V are alike."""
 
+    kind: Literal["full", "window"]
+    layers: tuple[int, ...]
     n_cells: int  # capacity
+    window: int  # positions that a token attends to; 0: all
     n_used: int  # cells that are not empty
     n_kv: int  # highest used cell + 1
+
+
+@dataclass(frozen=True)
+class LayerSpec:
+    """A layer of a model, as far as it concerns a user."""
+
+    kind: Literal["attention"]
+    group: int  # of cells: an index into `KVCache.groups`
+    n_head: int
+    n_head_kv: int
+    head_dim_k: int
+    head_dim_v: int
+    window: int  # positions that a token attends to; 0: all
+    rope: int  # dimensions of each head of K that positions turn; 0: none
 
 
 class CellsView:

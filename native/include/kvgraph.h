@@ -132,7 +132,7 @@ typedef struct kvg_model_info {
     const char * device; /* where the layers live: names separated by commas, the CPU's only if there is no other */
     int64_t n_layer;
     int64_t n_embd;
-    int64_t n_head;
+    int64_t n_head; /* the most of any layer, as the next two; kvg_model_get_layer tells each one's */
     int64_t n_head_kv;
     int64_t head_dim;
     int64_t n_vocab;
@@ -158,6 +158,19 @@ KVG_API void kvg_model_free(kvg_model * model);
 KVG_API kvg_status kvg_model_get_info(const kvg_model * model, kvg_model_info * out);
 /* The device of a layer; the output is layer n_layer. Lives as long as the process. */
 KVG_API kvg_status kvg_model_layer_device(const kvg_model * model, int64_t layer, const char ** out);
+/* A layer as graphs and cache know it. */
+typedef struct kvg_layer_info {
+    size_t struct_size;
+    int64_t group; /* of cells: those of a context have the same numbers */
+    int64_t n_head;
+    int64_t n_head_kv;
+    int64_t head_dim_k;
+    int64_t head_dim_v;
+    int64_t window; /* positions that a token attends to, its own included; 0: all */
+    int64_t n_rot;  /* dimensions of each head of K that positions turn; 0: none */
+} kvg_layer_info;
+
+KVG_API kvg_status kvg_model_get_layer(const kvg_model * model, int64_t layer, kvg_layer_info * out);
 /* The file's directory and metadata; belongs to the model. */
 KVG_API const kvg_gguf * kvg_model_gguf(const kvg_model * model);
 /* Reads a file's metadata and says with which recipe it would run; KVG_UNSUPPORTED or KVG_MODEL_LOAD when not. No weights. */
@@ -287,23 +300,40 @@ typedef enum kvg_defrag_policy {
 
 typedef struct kvg_kv_info {
     size_t struct_size;
+    int64_t n_groups; /* of cells */
+    int64_t n_free;   /* cells that are empty in every group: as many tokens can be decoded */
+    int64_t n_seq_max;
+    int64_t n_layer;
+    int64_t bytes;      /* K and V on the devices */
+    int64_t cell_bytes; /* of one cell in each group */
+    int32_t type_k;     /* kvg_type */
+    int32_t type_v;
+    int32_t can_shift; /* 1: this model's K can be rotated to another position */
+} kvg_kv_info;
+
+typedef enum kvg_group_kind {
+    KVG_GROUP_FULL = 0,  /* every position that its sequences see */
+    KVG_GROUP_WINDOW = 1 /* what a later position can still attend to */
+} kvg_group_kind;
+
+/* Cells of the layers whose window and rows are alike. */
+typedef struct kvg_group_info {
+    size_t struct_size;
+    int32_t kind;    /* kvg_group_kind */
+    int64_t window;  /* 0 for KVG_GROUP_FULL */
     int64_t n_cells; /* capacity */
     int64_t n_used;  /* cells that are not empty */
     int64_t n_kv;    /* highest used cell + 1 */
-    int64_t n_seq_max;
     int64_t n_layer;
     int64_t n_head_kv;
     int64_t head_dim_k;
     int64_t head_dim_v;
-    int64_t n_attended; /* cells that the last decode's last graph looked at */
-    int64_t bytes;      /* K and V on the device */
-    int64_t cell_bytes; /* of one cell: K and V of all layers */
-    int32_t type_k;     /* kvg_type */
-    int32_t type_v;
+    int64_t n_attended;  /* cells that the last decode's last graph looked at */
+    int64_t k_row_bytes; /* of one cell in one layer */
+    int64_t v_row_bytes;
     int32_t hadamard_k; /* 1: rows of K are kept times a Hadamard matrix */
     int32_t hadamard_v;
-    int32_t can_shift; /* 1: this model's K can be rotated to another position */
-} kvg_kv_info;
+} kvg_group_info;
 
 typedef struct kvg_update_stats {
     size_t struct_size;
@@ -316,6 +346,9 @@ typedef struct kvg_update_stats {
 } kvg_update_stats;
 
 KVG_API kvg_status kvg_kv_get_info(const kvg_context * context, kvg_kv_info * out);
+KVG_API kvg_status kvg_kv_get_group(const kvg_context * context, int64_t group, kvg_group_info * out);
+/* The layers (n_layer) of a group, rising. */
+KVG_API kvg_status kvg_kv_group_layers(const kvg_context * context, int64_t group, int32_t * out);
 
 /* Ranges are [p0, p1); p0 < 0 means 0, p1 < 0 means no end. */
 KVG_API kvg_status kvg_kv_seq_rm(kvg_context * context, int64_t seq, int64_t p0, int64_t p1); /* seq < 0: every one */
@@ -363,18 +396,18 @@ KVG_API kvg_status kvg_kv_update(kvg_context * context, kvg_update_stats * out);
    waiting_cells: after the last of them, 0 when there was none. */
 KVG_API kvg_status kvg_kv_take_stats(kvg_context * context, kvg_update_stats * out);
 
-/* A snapshot of all cells: pos (n_cells); seq (n_cells, n), a bit for each sequence, in n = (n_seq_max + 63) / 64 words; shift (n_cells);
+/* A snapshot of a group: pos (n_cells); seq (n_cells, n), a bit for each sequence, in n = (n_seq_max + 63) / 64 words; shift (n_cells);
    dither (n_cells): what K is made wrong by on purpose, as docs/state-format.md numbers it; n_holds (n_cells). NULL: not wanted. */
-KVG_API kvg_status kvg_kv_cells(const kvg_context * context, int32_t * pos, uint64_t * seq, int32_t * shift, uint8_t * dither,
-                                uint32_t * n_holds);
+KVG_API kvg_status kvg_kv_cells(const kvg_context * context, int64_t group, int32_t * pos, uint64_t * seq, int32_t * shift,
+                                uint8_t * dither, uint32_t * n_holds);
 /* K (v = 0) or V (v = 1) of a layer, dequantized: out (n_cells, n_head_kv, head_dim). Before K is read a pending K-shift runs as in
    kvg_kv_update, and what goes on waiting is rotated in `out`. */
 KVG_API kvg_status kvg_kv_read(kvg_context * context, int64_t layer, int32_t v, float * out, uint64_t n_floats);
 
 /* ---- state ---- */
 
-/* Cells that come from outside: for each layer K then V, a row per cell, n_cells * cell_bytes bytes in all. Values are taken as
-   they are: what is not finite may reach sequences that don't see the cell. */
+/* Cells of one group that come from outside: for each of its layers K then V, a row per cell. Values are taken as they are: what is not
+   finite may reach sequences that don't see the cell. */
 typedef struct kvg_kv_rows {
     size_t struct_size;
     int64_t n_cells;
@@ -385,13 +418,24 @@ typedef struct kvg_kv_rows {
     uint64_t n_bytes;
 } kvg_kv_rows;
 
-/* Raw K and V of these cells, in the layout of kvg_kv_rows.data, and the dither (n_cells) that those K carry. A pending K-shift runs
-   first as in kvg_kv_update, and what goes on waiting is rotated in `out`. */
-KVG_API kvg_status kvg_kv_read_rows(kvg_context * context, const int32_t * cells, int64_t n_cells, uint8_t * out,
-                                    uint64_t n_bytes, uint8_t * dither);
-/* Replaces the cells of a sequence (seq < 0: of all) by these. All or nothing; when the device fails while rows are written, the
-   cells are as they were and the cache is unusable until kvg_kv_clear, as after kvg_kv_update. */
-KVG_API kvg_status kvg_kv_replace(kvg_context * context, int64_t seq, const kvg_kv_rows * rows);
+/* Which rows are wanted, and where they go. */
+typedef struct kvg_kv_read_request {
+    size_t struct_size;
+    int64_t group;
+    int64_t layer_begin; /* of the group's layers, by their places in it: [layer_begin, layer_end) */
+    int64_t layer_end;
+    const int32_t * cells;
+    int64_t n_cells;
+    uint8_t * data; /* as in kvg_kv_rows */
+    uint64_t n_bytes;
+    uint8_t * dither; /* (n_cells): what the K in `data` carries */
+} kvg_kv_read_request;
+
+/* Raw K and V of cells. A pending K-shift runs first as in kvg_kv_update, and what goes on waiting is rotated in `data`. */
+KVG_API kvg_status kvg_kv_read_rows(kvg_context * context, const kvg_kv_read_request * request);
+/* Replaces the cells of a sequence (seq < 0: of all) in every group by these. All or nothing; when the device fails while rows are
+   written, the cells are as they were and the cache is unusable until kvg_kv_clear, as after kvg_kv_update. */
+KVG_API kvg_status kvg_kv_replace(kvg_context * context, int64_t seq, const kvg_kv_rows * groups, int64_t n_groups);
 
 /* ---- faults, for tests ---- */
 

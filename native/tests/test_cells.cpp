@@ -304,8 +304,8 @@ TEST_CASE("move carries position, sequences, pending shift and dither") {
 
 TEST_CASE("held cells stay when no sequence sees them, and another sequence gets them back") {
     cells c = filled(16, 8);
-    const hold_range first = c.hold(0, -1, 4);
-    const hold_range rest = c.hold(0, 4, -1);
+    const hold_range first = c.hold(1, 0, -1, 4);
+    const hold_range rest = c.hold(2, 0, 4, -1);
     CHECK(first.p0 == 0);
     CHECK(rest.p1 == 8);
     CHECK(status_of([&] { c.attach(rest.id, 1); }) == KVG_INVALID_ARGUMENT);
@@ -333,15 +333,15 @@ TEST_CASE("held cells stay when no sequence sees them, and another sequence gets
 TEST_CASE("a range with a gap can't be held, one with two cells at a position can") {
     cells c = filled(16, 8);
     c.seq_rm(0, 3, 4);
-    CHECK(status_of([&] { c.hold(0, 0, -1); }) == KVG_INVALID_ARGUMENT);
-    CHECK(status_of([&] { c.hold(0, 3, 5); }) == KVG_INVALID_ARGUMENT);
-    CHECK(status_of([&] { c.hold(0, 4, 9); }) == KVG_INVALID_ARGUMENT); // beyond the end
-    CHECK(status_of([&] { c.hold(0, 5, 5); }) == KVG_INVALID_ARGUMENT);
-    CHECK(status_of([&] { c.hold(1, 0, -1); }) == KVG_INVALID_ARGUMENT);
-    CHECK(status_of([&] { c.hold(4, 0, 1); }) == KVG_INVALID_ARGUMENT);
-    CHECK(c.hold(0, 4, -1).p0 == 4);
+    CHECK(status_of([&] { c.hold(3, 0, 0, -1); }) == KVG_INVALID_ARGUMENT);
+    CHECK(status_of([&] { c.hold(3, 0, 3, 5); }) == KVG_INVALID_ARGUMENT);
+    CHECK(status_of([&] { c.hold(3, 0, 4, 9); }) == KVG_INVALID_ARGUMENT); // beyond the end
+    CHECK(status_of([&] { c.hold(3, 0, 5, 5); }) == KVG_INVALID_ARGUMENT);
+    CHECK(status_of([&] { c.hold(3, 1, 0, -1); }) == KVG_INVALID_ARGUMENT);
+    CHECK(status_of([&] { c.hold(3, 4, 0, 1); }) == KVG_INVALID_ARGUMENT);
+    CHECK(c.hold(3, 0, 4, -1).p0 == 4);
     div(c, 0, 0, 3, 2); // positions 0, 0, 1
-    const hold_range twice = c.hold(0, 0, 2);
+    const hold_range twice = c.hold(4, 0, 0, 2);
     c.seq_rm(0, 0, -1);
     CHECK(c.n_used() == 7);
     c.attach(twice.id, 2);
@@ -351,7 +351,7 @@ TEST_CASE("a range with a gap can't be held, one with two cells at a position ca
 
 TEST_CASE("holds follow their cells when these move, cycles too, and count for copy on write") {
     cells c = filled(8, 6);
-    const hold_range held = c.hold(0, 1, 4);
+    const hold_range held = c.hold(1, 0, 1, 4);
     c.seq_rm(0, 5, -1);
     c.move({{1, 2}, {2, 7}, {3, 1}, {4, 5}});
     c.check();
@@ -378,7 +378,7 @@ TEST_CASE("holds follow their cells when these move, cycles too, and count for c
 
 TEST_CASE("a sequence's order is kept while it grows, and found again after other changes") {
     cells c = filled(32, 4);
-    const auto holds = [&](int64_t p0, int64_t p1) { return status_of([&] { c.release(c.hold(0, p0, p1).id); }) == KVG_OK; };
+    const auto holds = [&](int64_t p0, int64_t p1) { return status_of([&] { c.release(c.hold(1, 0, p0, p1).id); }) == KVG_OK; };
     CHECK(holds(0, 4));
     c.put(10, 4, set_of(c, {0, 1}));
     CHECK(holds(2, 5));

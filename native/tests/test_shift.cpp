@@ -8,7 +8,7 @@
 #include "device.h"
 #include "distance.h"
 #include "kvgraph.h"
-#include "memory/kv_cache.h"
+#include "memory/kv_group.h"
 #include "shift/dither.h"
 #include "shift/shift.h"
 #include "shift/shift_graph.h"
@@ -24,22 +24,35 @@ constexpr ggml_type TYPES[] = {GGML_TYPE_F32,  GGML_TYPE_F16,  GGML_TYPE_BF16, G
                                GGML_TYPE_Q5_1, GGML_TYPE_Q5_0, GGML_TYPE_Q4_1, GGML_TYPE_Q4_0};
 
 // Of a model whose heads turn in their first n_rot dimensions only.
-hparams partly_rotated(uint32_t head_dim, int n_rot, int mode) {
-    hparams h = {};
-    h.n_layer = 2;
-    h.n_head = h.n_head_kv = 3;
-    h.head_dim = head_dim;
-    h.rope = {mode, n_rot, 4096, 10000.0f, 1.0f};
-    return h;
+std::vector<layer_spec> partly_rotated(uint32_t head_dim, int n_rot, int mode) {
+    layer_spec layer = {};
+    layer.n_head = layer.n_head_kv = 3;
+    layer.head_dim_k = layer.head_dim_v = head_dim;
+    layer.rope = {mode, n_rot, 4096, 10000.0f, 1.0f, false};
+    return {layer, layer};
 }
 
+// All layers of such a model on the CPU, ready to be used.
+struct test_group {
+    backends opened{{cpu_device()}};
+    std::vector<layer_spec> layers;
+    kv_group group;
+
+    test_group(std::vector<layer_spec> specs, ggml_type type)
+        : layers(std::move(specs)), group(make_groups(layers)[0], std::vector<ggml_backend_dev_t>(layers.size(), cpu_device()),
+                                          opened, N, 256, 1, {type, GGML_TYPE_F16, true}) {
+        group.allocate();
+        group.clear(true);
+    }
+};
+
 // What a rotation by so many positions makes of heads, by its definition.
-void turn(std::vector<float> & heads, const hparams & h, int32_t by) {
-    const int n_pairs = h.rope.n_rot / 2;
-    for (size_t head = 0; head < heads.size(); head += h.head_dim) {
+void turn(std::vector<float> & heads, const layer_spec & layer, int32_t by) {
+    const int n_pairs = layer.rope.n_rot / 2;
+    for (size_t head = 0; head < heads.size(); head += layer.head_dim_k) {
         for (int i = 0; i < n_pairs; ++i) {
-            const double angle = by * std::pow(10000.0, -2.0 * i / h.rope.n_rot);
-            const bool neox = h.rope.mode == GGML_ROPE_TYPE_NEOX;
+            const double angle = by * std::pow(10000.0, -2.0 * i / layer.rope.n_rot);
+            const bool neox = layer.rope.mode == GGML_ROPE_TYPE_NEOX;
             float & a = heads[head + static_cast<size_t>(neox ? i : 2 * i)];
             float & b = heads[head + static_cast<size_t>(neox ? i + n_pairs : 2 * i + 1)];
             const double x = a;
@@ -51,25 +64,25 @@ void turn(std::vector<float> & heads, const hparams & h, int32_t by) {
 }
 
 // Of one sequence, from P0 on.
-void fill_cells(kv_cache & cache) {
-    seq_set all = cache.cells().make_set();
+void fill_cells(kv_group & group) {
+    seq_set all = group.cells().make_set();
     all[0] = 1;
     for (uint32_t i = 0; i < N; ++i) {
-        cache.cells().put(i, P0 + static_cast<int32_t>(i), all);
+        group.cells().put(i, P0 + static_cast<int32_t>(i), all);
     }
 }
 
-// Writes what the type keeps of K, rotated as the cache wants it, into every layer.
-void write(kv_cache & cache, const std::vector<float> & k) {
+// Writes what the type keeps of K, rotated as the group wants it, into every layer.
+void write(kv_group & group, const std::vector<float> & k) {
     std::vector<float> kept = k;
-    if (cache.hadamard_k(0)) {
-        cache.hadamard_k(0)->apply(kept.data(), kept.size());
+    if (group.part_of(0).hadamard_k) {
+        group.part_of(0).hadamard_k->apply(kept.data(), kept.size());
     }
     const int64_t width = static_cast<int64_t>(k.size()) / N;
-    std::vector<uint8_t> raw(ggml_row_size(cache.type_k(), width) * N);
-    ggml_quantize_chunk(cache.type_k(), kept.data(), raw.data(), 0, N, width, nullptr);
-    for (uint32_t il = 0; il < cache.n_layer(); ++il) {
-        ggml_backend_tensor_set(cache.k(il), raw.data(), 0, raw.size());
+    std::vector<uint8_t> raw(ggml_row_size(group.types().k, width) * N);
+    ggml_quantize_chunk(group.types().k, kept.data(), raw.data(), 0, N, width, nullptr);
+    for (const uint32_t il : group.layers()) {
+        ggml_backend_tensor_set(group.k(il), raw.data(), 0, raw.size());
     }
 }
 
@@ -87,14 +100,10 @@ TEST_CASE("heads that turn in part are right in every type, whatever their size"
                 CAPTURE(std::string(ggml_type_name(type)));
                 CAPTURE(head_dim);
                 CAPTURE(mode);
-                const hparams h = partly_rotated(head_dim, 20, mode);
-                const hadamard_sizes rotated = choose_hadamard(head_dim, type, GGML_TYPE_F16);
-                CHECK((rotated.k != 0) == ggml_is_quantized(type));
-                const std::vector<ggml_backend_dev_t> homes(h.n_layer, cpu_device());
-                kv_cache cache(homes, h, N, 1, type, GGML_TYPE_F16, rotated, false);
-                cache.allocate();
-                cache.clear(true);
-                std::vector<float> k(size_t{N} * h.n_embd_kv());
+                test_group test(partly_rotated(head_dim, 20, mode), type);
+                kv_group & cache = test.group;
+                CHECK((cache.part_of(0).hadamard_k != nullptr) == ggml_is_quantized(type));
+                std::vector<float> k(size_t{N} * cache.spec().k_width());
                 for (float & x : k) {
                     x = normal(random);
                 }
@@ -104,12 +113,10 @@ TEST_CASE("heads that turn in part are right in every type, whatever their size"
                 cache.read(0, false, read.data());
                 const double own = distance(read, k);
 
-                const ggml_backend_ptr backend = open_backend(cpu_device());
-                update_runner runner({backend.get()});
                 cache.cells().apply(cache.cells().check_add(0, 0, -1, -150));
-                CHECK(k_shift(cache, h, {}).run(runner, 2, waiting_cells(cache.cells())) == N);
-                turn(k, h, -150);
-                for (uint32_t il = 0; il < h.n_layer; ++il) {
+                CHECK(k_shift(cache, test.layers, {}).run(2, waiting_cells(cache.cells())) == N);
+                turn(k, test.layers[0], -150);
+                for (const uint32_t il : cache.layers()) {
                     cache.read(il, false, read.data());
                     CHECK(distance(read, k) <= 1.5 * own + 1e-5);
                 }
@@ -174,33 +181,28 @@ TEST_CASE("the graph rotates as the CPU's loop does, runs in place and rows, aga
         for (const uint32_t head_dim : {32u, 96u}) {
             CAPTURE(std::string(ggml_type_name(type)));
             CAPTURE(head_dim);
-            const hparams h = partly_rotated(head_dim, 20, GGML_ROPE_TYPE_NEOX);
-            const hadamard_sizes rotated = choose_hadamard(head_dim, type, GGML_TYPE_F16);
-            std::vector<float> k(size_t{N} * h.n_embd_kv());
+            const std::vector<layer_spec> layers = partly_rotated(head_dim, 20, GGML_ROPE_TYPE_NEOX);
+            std::vector<float> k(size_t{N} * layers[0].k_width());
             for (float & x : k) {
                 x = normal(random);
             }
             std::vector<std::vector<float>> results;
             for (const bool by_graph : {false, true}) {
-                const std::vector<ggml_backend_dev_t> homes(h.n_layer, cpu_device());
-                kv_cache cache(homes, h, N, 1, type, GGML_TYPE_F16, rotated, false);
-                cache.allocate();
-                cache.clear(true);
+                test_group test(layers, type);
+                kv_group & cache = test.group;
                 fill_cells(cache);
                 write(cache, k);
-                const ggml_backend_ptr backend = open_backend(cpu_device());
-                update_runner runner({backend.get()});
                 for (const int32_t from : {0, 10, 20, 0}) { // some more often than others
                     cache.cells().apply(cache.cells().check_add(0, P0 + from, -1, 150));
                     cache.cells().apply(cache.cells().check_add(0, P0 + from + 150, -1, -147));
                     if (!by_graph) {
-                        k_shift(cache, h, {}).run(runner, 2, waiting_cells(cache.cells()));
+                        k_shift(cache, test.layers, {}).run(2, waiting_cells(cache.cells()));
                         continue;
                     }
                     const kv_part & part = cache.parts().front();
                     std::vector<update_graph> graphs;
-                    graphs.push_back(shift_graph(cache, part, {h.rope, nullptr, part.hadamard_k.get()}));
-                    CHECK(run_graphs(runner, graphs) == nullptr);
+                    graphs.push_back(shift_graph(cache, part, {layers[0].rope, nullptr, part.hadamard_k.get()}));
+                    CHECK(run_graphs(cache, graphs) == nullptr);
                     cache.cells().clear_shifts(waiting_cells(cache.cells()));
                 }
                 results.emplace_back(k.size());

@@ -39,6 +39,11 @@ class KvgFlashAttn(IntEnum):
     KVG_FLASH_ATTN_ON = 1
 
 
+class KvgGroupKind(IntEnum):
+    KVG_GROUP_FULL = 0
+    KVG_GROUP_WINDOW = 1
+
+
 class KvgStatus(IntEnum):
     KVG_OK = 0
     KVG_INVALID_ARGUMENT = 1
@@ -140,6 +145,26 @@ class KvgGgufTensor(Structure):
     )
 
 
+class KvgGroupInfo(Structure):
+    _fields_ = (
+        ("struct_size", c_size_t),
+        ("kind", c_int32),
+        ("window", c_int64),
+        ("n_cells", c_int64),
+        ("n_used", c_int64),
+        ("n_kv", c_int64),
+        ("n_layer", c_int64),
+        ("n_head_kv", c_int64),
+        ("head_dim_k", c_int64),
+        ("head_dim_v", c_int64),
+        ("n_attended", c_int64),
+        ("k_row_bytes", c_int64),
+        ("v_row_bytes", c_int64),
+        ("hadamard_k", c_int32),
+        ("hadamard_v", c_int32),
+    )
+
+
 class KvgHold(Structure):
     _fields_ = (
         ("struct_size", c_size_t),
@@ -152,22 +177,29 @@ class KvgHold(Structure):
 class KvgKvInfo(Structure):
     _fields_ = (
         ("struct_size", c_size_t),
-        ("n_cells", c_int64),
-        ("n_used", c_int64),
-        ("n_kv", c_int64),
+        ("n_groups", c_int64),
+        ("n_free", c_int64),
         ("n_seq_max", c_int64),
         ("n_layer", c_int64),
-        ("n_head_kv", c_int64),
-        ("head_dim_k", c_int64),
-        ("head_dim_v", c_int64),
-        ("n_attended", c_int64),
         ("bytes", c_int64),
         ("cell_bytes", c_int64),
         ("type_k", c_int32),
         ("type_v", c_int32),
-        ("hadamard_k", c_int32),
-        ("hadamard_v", c_int32),
         ("can_shift", c_int32),
+    )
+
+
+class KvgKvReadRequest(Structure):
+    _fields_ = (
+        ("struct_size", c_size_t),
+        ("group", c_int64),
+        ("layer_begin", c_int64),
+        ("layer_end", c_int64),
+        ("cells", POINTER(c_int32)),
+        ("n_cells", c_int64),
+        ("data", POINTER(c_uint8)),
+        ("n_bytes", c_uint64),
+        ("dither", POINTER(c_uint8)),
     )
 
 
@@ -180,6 +212,19 @@ class KvgKvRows(Structure):
         ("dither", POINTER(c_uint8)),
         ("data", POINTER(c_uint8)),
         ("n_bytes", c_uint64),
+    )
+
+
+class KvgLayerInfo(Structure):
+    _fields_ = (
+        ("struct_size", c_size_t),
+        ("group", c_int64),
+        ("n_head", c_int64),
+        ("n_head_kv", c_int64),
+        ("head_dim_k", c_int64),
+        ("head_dim_v", c_int64),
+        ("window", c_int64),
+        ("n_rot", c_int64),
     )
 
 
@@ -252,9 +297,12 @@ STRUCTS: dict[str, type[Structure]] = {
     "kvg_device_info": KvgDeviceInfo,
     "kvg_gguf_kv": KvgGgufKv,
     "kvg_gguf_tensor": KvgGgufTensor,
+    "kvg_group_info": KvgGroupInfo,
     "kvg_hold": KvgHold,
     "kvg_kv_info": KvgKvInfo,
+    "kvg_kv_read_request": KvgKvReadRequest,
     "kvg_kv_rows": KvgKvRows,
+    "kvg_layer_info": KvgLayerInfo,
     "kvg_model_info": KvgModelInfo,
     "kvg_model_params": KvgModelParams,
     "kvg_score": KvgScore,
@@ -275,6 +323,7 @@ STATUS_FUNCTIONS = (
     "kvg_model_load",
     "kvg_model_get_info",
     "kvg_model_layer_device",
+    "kvg_model_get_layer",
     "kvg_gguf_check_model",
     "kvg_context_new",
     "kvg_context_get_part",
@@ -284,6 +333,8 @@ STATUS_FUNCTIONS = (
     "kvg_append",
     "kvg_undo_decode",
     "kvg_kv_get_info",
+    "kvg_kv_get_group",
+    "kvg_kv_group_layers",
     "kvg_kv_seq_rm",
     "kvg_kv_seq_cp",
     "kvg_kv_seq_keep",
@@ -362,6 +413,8 @@ def declare(lib: CDLL) -> None:
     lib.kvg_model_get_info.restype = c_int32
     lib.kvg_model_layer_device.argtypes = [c_void_p, c_int64, POINTER(POINTER(c_char))]
     lib.kvg_model_layer_device.restype = c_int32
+    lib.kvg_model_get_layer.argtypes = [c_void_p, c_int64, POINTER(KvgLayerInfo)]
+    lib.kvg_model_get_layer.restype = c_int32
     lib.kvg_model_gguf.argtypes = [c_void_p]
     lib.kvg_model_gguf.restype = c_void_p
     lib.kvg_gguf_check_model.argtypes = [c_void_p, POINTER(KvgModelInfo)]
@@ -399,6 +452,10 @@ def declare(lib: CDLL) -> None:
     lib.kvg_undo_decode.restype = c_int32
     lib.kvg_kv_get_info.argtypes = [c_void_p, POINTER(KvgKvInfo)]
     lib.kvg_kv_get_info.restype = c_int32
+    lib.kvg_kv_get_group.argtypes = [c_void_p, c_int64, POINTER(KvgGroupInfo)]
+    lib.kvg_kv_get_group.restype = c_int32
+    lib.kvg_kv_group_layers.argtypes = [c_void_p, c_int64, POINTER(c_int32)]
+    lib.kvg_kv_group_layers.restype = c_int32
     lib.kvg_kv_seq_rm.argtypes = [c_void_p, c_int64, c_int64, c_int64]
     lib.kvg_kv_seq_rm.restype = c_int32
     lib.kvg_kv_seq_cp.argtypes = [c_void_p, c_int64, c_int64, c_int64, c_int64]
@@ -433,6 +490,7 @@ def declare(lib: CDLL) -> None:
     lib.kvg_kv_take_stats.restype = c_int32
     lib.kvg_kv_cells.argtypes = [
         c_void_p,
+        c_int64,
         POINTER(c_int32),
         POINTER(c_uint64),
         POINTER(c_int32),
@@ -442,16 +500,9 @@ def declare(lib: CDLL) -> None:
     lib.kvg_kv_cells.restype = c_int32
     lib.kvg_kv_read.argtypes = [c_void_p, c_int64, c_int32, POINTER(c_float), c_uint64]
     lib.kvg_kv_read.restype = c_int32
-    lib.kvg_kv_read_rows.argtypes = [
-        c_void_p,
-        POINTER(c_int32),
-        c_int64,
-        POINTER(c_uint8),
-        c_uint64,
-        POINTER(c_uint8),
-    ]
+    lib.kvg_kv_read_rows.argtypes = [c_void_p, POINTER(KvgKvReadRequest)]
     lib.kvg_kv_read_rows.restype = c_int32
-    lib.kvg_kv_replace.argtypes = [c_void_p, c_int64, POINTER(KvgKvRows)]
+    lib.kvg_kv_replace.argtypes = [c_void_p, c_int64, POINTER(KvgKvRows), c_int64]
     lib.kvg_kv_replace.restype = c_int32
     lib.kvg_test_fault.argtypes = [c_char_p, c_int64]
     lib.kvg_test_fault.restype = c_int32

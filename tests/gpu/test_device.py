@@ -73,10 +73,10 @@ def test_cache_types(
                 rows.append(decode(ctx, [Token(7, ctx.kv.seq_pos_max(0) + 1)]))
                 for pos in range(0, 60, 2):
                     ctx.kv.seq_rm(0, pos + 100, pos + 101)
-                held = contents(ctx.kv, model.n_layer, 0)
+                held = contents(ctx.kv, 0)
                 ctx.kv.defrag("fill")
                 assert ctx.kv.update().moved_cells == 16
-                assert contents(ctx.kv, model.n_layer, 0) == held
+                assert contents(ctx.kv, 0) == held
                 results.append((before, np.concatenate(rows)))
     (cpu_k, cpu_rows), (k, rows_there) = results
     assert nmse(k.reshape(60, -1), cpu_k.reshape(60, -1)) <= 1e-3

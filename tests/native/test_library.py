@@ -131,7 +131,7 @@ NULL_CALLS: list[Callable[[], object]] = [
     lambda: lib().kvg_kv_defrag(None, 0),
     lambda: lib().kvg_kv_update(None, None),
     lambda: lib().kvg_kv_take_stats(None, None),
-    lambda: lib().kvg_kv_cells(None, None, None, None, None, None),
+    lambda: lib().kvg_kv_cells(None, 0, None, None, None, None, None),
     lambda: lib().kvg_kv_read(None, 0, 0, None, 0),
     lambda: lib().kvg_device_get(0, None),
 ]

@@ -36,18 +36,25 @@ def judge(
     attentions: Sequence[str] = ("off", "on", "auto"),
     n_gpu_layers: int = -1,
     offload_kqv: bool = True,
+    referee: Path | None = None,
 ) -> None:
     """Runs the scenario on libllama, flash and plain, and on ours with each of `attentions`.
 
+    referee: the same model for libllama, where it wants another file; `path` unless given.
     device: where.device unless given; `slack` widens the rule for one whose kernels round more coarsely than
     the CPU's.
     """
     theirs = {}
     for flash in (False, True):
         with Referee(
-            path, flash=flash, n_ctx=n_ctx, n_ubatch=n_ubatch, n_seq_max=n_seq_max, kv_type=kv_type
-        ) as referee:
-            theirs[flash] = scenario(referee)
+            referee or path,
+            flash=flash,
+            n_ctx=n_ctx,
+            n_ubatch=n_ubatch,
+            n_seq_max=n_seq_max,
+            kv_type=kv_type,
+        ) as libllama:
+            theirs[flash] = scenario(libllama)
     allowed = where.rule(slack * max(FLOOR, 2 * nmse(theirs[True], theirs[False])))
     with kvg.Model(path, device=device or where.device, n_gpu_layers=n_gpu_layers) as model:
         for flash_attn in attentions:

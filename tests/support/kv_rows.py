@@ -57,12 +57,15 @@ def same_cells(one: kvg.CellsView, other: kvg.CellsView) -> bool:
     return all(np.array_equal(getattr(one, name), getattr(other, name)) for name in names)
 
 
-Contents = Counter[tuple[int, bytes]]
+Contents = Counter[tuple[int, int, bytes]]
 
 
-def contents(kv: kvg.KVCache, n_layer: int, seq: int) -> Contents:
-    """What a sequence sees: its positions, each with the bytes of K and V in every layer, in no order."""
-    tensors = [rows for layer in range(n_layer) for rows in (kv.read_k(layer), kv.read_v(layer))]
-    cells = kv.cells()
-    seen = np.flatnonzero(cells.seq[:, seq])
-    return Counter((int(cells.pos[i]), b"".join(rows[i].tobytes() for rows in tensors)) for i in seen)
+def contents(kv: kvg.KVCache, seq: int) -> Contents:
+    """What a sequence sees: of each group its positions, each with the bytes of K and V, in no order."""
+    found: Contents = Counter()
+    for index, group in enumerate(kv.groups):
+        tensors = [rows for layer in group.layers for rows in (kv.read_k(layer), kv.read_v(layer))]
+        cells = kv.cells(index)
+        for i in np.flatnonzero(cells.seq[:, seq]):
+            found[index, int(cells.pos[i]), b"".join(rows[i].tobytes() for rows in tensors)] += 1
+    return found

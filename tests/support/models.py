@@ -25,6 +25,7 @@ class ModelSpec:
     n_embd: int = 64
     n_head: int = 4
     n_head_kv: int = 2
+    kv_heads: tuple[int, ...] = ()  # of each layer, where they differ: then cells are in several groups
     head_dim: int = 0
     n_ff: int = 128
     weights: WeightType = WeightType.F32
@@ -35,6 +36,11 @@ class ModelSpec:
     biases: bool = False  # in every place where the recipe allows one
     outliers: float = 1.0  # what the first two dimensions of each head's K are multiplied by
     seed: int = 0
+    arch: str = "llama"  # "deci", for libllama, which wants llama's layers alike, is the same otherwise
+
+    def heads_of(self, layer: int) -> int:
+        """KV heads of a layer."""
+        return self.kv_heads[layer] if self.kv_heads else self.n_head_kv
 
     @property
     def k_dim(self) -> int:
@@ -42,7 +48,8 @@ class ModelSpec:
         return self.head_dim or self.n_embd // self.n_head
 
     def __str__(self) -> str:
-        gqa = f"{self.n_head}h{self.n_head_kv}kv{self.k_dim}d"
+        kv_heads = "-".join(str(self.heads_of(layer)) for layer in range(self.n_layer))
+        gqa = f"{self.n_head}h{kv_heads if self.kv_heads else self.n_head_kv}kv{self.k_dim}d"
         extras = "".join(
             f"-{name}"
             for name, wanted in (("tied", self.tied), ("factors", self.rope_factors), ("biases", self.biases))
@@ -52,11 +59,14 @@ class ModelSpec:
         base = f"-base{self.rope_base:g}" if self.rope_base != 10000 else ""
         outliers = f"-outliers{self.outliers:g}" if self.outliers != 1 else ""
         varied = f"{extras}{scale}{base}{outliers}"
-        return f"{self.n_layer}x{self.n_embd}-{gqa}-{self.weights.name}{varied}-{self.seed}"
+        arch = "" if self.arch == "llama" else f"{self.arch}-"
+        return f"{arch}{self.n_layer}x{self.n_embd}-{gqa}-{self.weights.name}{varied}-{self.seed}"
 
 
 TINY = ModelSpec(n_layer=1, n_embd=16, n_head=2, n_head_kv=1, n_ff=32)
 SMALL = ModelSpec()
+# two groups of cells, whose rows are of different widths
+TWO_GROUPS = ModelSpec(n_layer=3, kv_heads=(2, 4, 2))
 # rows of 64 KiB as F32: the update graphs' scratch takes 256 of them at a time
 WIDE = ModelSpec(n_layer=1, n_embd=16, n_head=64, n_head_kv=64, head_dim=256, n_ff=32)
 
@@ -73,7 +83,7 @@ def write_model(spec: ModelSpec, directory: Path) -> Path:
 
 
 def write_gguf(spec: ModelSpec, path: Path) -> None:
-    writer = gguf.GGUFWriter(path, "llama")
+    writer = gguf.GGUFWriter(path, spec.arch)
     add_metadata(writer, spec)
     add_vocabulary(writer)
     for name, tensor in random_tensors(spec).items():
@@ -91,9 +101,9 @@ def add_metadata(writer: gguf.GGUFWriter, spec: ModelSpec) -> None:
     writer.add_block_count(spec.n_layer)
     writer.add_context_length(4096)
     writer.add_embedding_length(spec.n_embd)
-    writer.add_feed_forward_length(spec.n_ff)
-    writer.add_head_count(spec.n_head)
-    writer.add_head_count_kv(spec.n_head_kv)
+    writer.add_feed_forward_length([spec.n_ff] * spec.n_layer if spec.kv_heads else spec.n_ff)
+    writer.add_head_count([spec.n_head] * spec.n_layer if spec.kv_heads else spec.n_head)
+    writer.add_head_count_kv(list(spec.kv_heads) or spec.n_head_kv)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_rope_dimension_count(spec.k_dim)
     writer.add_rope_freq_base(spec.rope_base)
@@ -126,7 +136,7 @@ def add_vocabulary(writer: gguf.GGUFWriter) -> None:
 def random_tensors(spec: ModelSpec) -> dict[str, npt.NDArray[np.float32]]:
     """Weights by GGUF name, shaped (rows, columns); attention is peaked and logits are lively."""
     rng = np.random.default_rng(spec.seed)
-    q_rows, kv_rows = spec.n_head * spec.k_dim, spec.n_head_kv * spec.k_dim
+    q_rows = spec.n_head * spec.k_dim
 
     def matrix(rows: int, columns: int, gain: float) -> npt.NDArray[np.float32]:
         weights = rng.standard_normal((rows, columns), dtype=np.float32)
@@ -146,6 +156,7 @@ def random_tensors(spec: ModelSpec) -> dict[str, npt.NDArray[np.float32]]:
     # a small embedding: else a tied model's logits are little more than the last token's own
     tensors = {"token_embd.weight": matrix(N_VOCAB, spec.n_embd, 2.0)}
     for layer in range(spec.n_layer):
+        kv_rows = spec.heads_of(layer) * spec.k_dim
         tensors |= {
             f"blk.{layer}.attn_norm.weight": norm(),
             f"blk.{layer}.attn_q.weight": matrix(q_rows, spec.n_embd, 1.5),
@@ -157,7 +168,7 @@ def random_tensors(spec: ModelSpec) -> dict[str, npt.NDArray[np.float32]]:
             f"blk.{layer}.ffn_up.weight": matrix(spec.n_ff, spec.n_embd, 1.0),
             f"blk.{layer}.ffn_down.weight": matrix(spec.n_embd, spec.n_ff, 1.0),
         }
-        by_head = tensors[f"blk.{layer}.attn_k.weight"].reshape(spec.n_head_kv, spec.k_dim, -1)
+        by_head = tensors[f"blk.{layer}.attn_k.weight"].reshape(spec.heads_of(layer), spec.k_dim, -1)
         by_head[:, :2] *= spec.outliers
         if spec.biases:
             tensors |= {

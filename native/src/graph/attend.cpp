@@ -24,45 +24,57 @@ uint32_t count_ranges(uint32_t n_kv, uint32_t n_tokens) {
     return std::min(most, (n_kv + MIN_RANGE - 1) / MIN_RANGE);
 }
 
+// Of the partial results of one token for a KV head.
+size_t unit_floats(uint32_t head_dim, uint32_t group) { return size_t{group} * attend_partial_floats(head_dim); }
+
 attend_rows rows_of(const ggml_tensor * t, uint32_t begin) {
     return {static_cast<const uint8_t *>(t->data) + begin * t->nb[2], t->nb[2], t->nb[1], t->type};
 }
 
 } // namespace
 
-attend_workspace::attend_workspace(const hparams & h, uint32_t n_cells, int max_threads)
-    : kernel_(attend_kernel_for(h.head_dim)), unit_floats_(size_t{h.n_head / h.n_head_kv} * attend_partial_floats(h.head_dim)),
-      scratch_floats_(ATTEND_TOKENS * unit_floats_ + attend_scratch_floats(h.head_dim, h.n_head / h.n_head_kv)),
-      done_(size_t{MAX_SPLIT_TOKENS / ATTEND_TOKENS} * h.n_head_kv) {
-    size_t n_partial = 0;
+attend_workspace::attend_workspace(const std::vector<layer_spec> & layers, uint32_t n_cells, int max_threads) {
+    size_t n_partial = 0; // tokens times ranges
     for (uint32_t n = 1; n <= MAX_SPLIT_TOKENS; ++n) {
         n_partial = std::max(n_partial, size_t{count_blocks(n)} * std::min(n, ATTEND_TOKENS) * count_ranges(n_cells, n));
     }
+    size_t partial_floats = 0;
+    uint32_t n_head_kv = 0;
+    uint32_t head_dim = 0;
+    for (const layer_spec & layer : layers) {
+        const uint32_t group = layer.n_head / layer.n_head_kv;
+        const size_t unit = unit_floats(layer.head_dim_k, group);
+        scratch_floats_ = std::max(scratch_floats_, ATTEND_TOKENS * unit + attend_scratch_floats(layer.head_dim_k, group));
+        partial_floats = std::max(partial_floats, n_partial * layer.n_head_kv * unit);
+        n_head_kv = std::max(n_head_kv, layer.n_head_kv);
+        head_dim = std::max(head_dim, layer.head_dim_k);
+    }
+    done_ = std::vector<std::atomic<uint32_t>>(size_t{MAX_SPLIT_TOKENS / ATTEND_TOKENS} * n_head_kv);
     const size_t threads_floats = scratch_floats_ * static_cast<size_t>(max_threads);
-    const size_t n_bytes = (threads_floats + n_partial * h.n_head_kv * unit_floats_) * sizeof(float);
+    const size_t n_bytes = (threads_floats + partial_floats) * sizeof(float);
     const bool fits = has_room(cpu_device(), n_bytes);
     buffer_.reset(fits ? ggml_backend_buft_alloc_buffer(ggml_backend_cpu_buffer_type(), n_bytes) : nullptr);
     if (!buffer_) {
-        fail(KVG_DEVICE, "attention over heads of %u on %d threads needs %s and %s are free; use fewer threads", h.head_dim,
+        fail(KVG_DEVICE, "attention over heads of %u on %d threads needs %s and %s are free; use fewer threads", head_dim,
              max_threads, format_bytes(n_bytes).c_str(), format_bytes(device_memory(cpu_device()).free).c_str());
     }
     scratch_ = static_cast<float *>(ggml_backend_buffer_get_base(buffer_.get()));
     partial_ = scratch_ + threads_floats;
 }
 
-ggml_tensor * attend_workspace::attend(ggml_context * ctx, ggml_tensor * q, ggml_tensor * k, ggml_tensor * v,
-                                       ggml_tensor * mask, float scale) {
-    scale_ = scale;
+ggml_tensor * attend_op::node(ggml_context * ctx, ggml_tensor * q, ggml_tensor * k, ggml_tensor * v, ggml_tensor * mask) {
     ggml_tensor * args[] = {q, k, v, mask};
     return ggml_custom_4d(ctx, GGML_TYPE_F32, q->ne[0], q->ne[1], q->ne[2], 1, args, 4, compute, GGML_N_TASKS_MAX, this);
 }
 
 // A unit is claimed by whoever is free. The thread that does the last range of a block's head merges them: nobody waits in here.
-void attend_workspace::share(const attend_job & job, size_t ith) {
-    float * scratch = scratch_ + scratch_floats_ * ith;
-    float * own = scratch + attend_scratch_floats(job.head_dim, job.n_head / job.n_head_kv);
-    const size_t floats = std::min(job.n_tokens, ATTEND_TOKENS) * unit_floats_;
-    for (uint32_t i = claimed_++; i < count_blocks(job.n_tokens) * job.n_ranges * job.n_head_kv; i = claimed_++) {
+void attend_op::share(const attend_job & job, size_t ith) {
+    attend_workspace & w = workspace_;
+    const uint32_t group = job.n_head / job.n_head_kv;
+    float * scratch = w.scratch_ + w.scratch_floats_ * ith;
+    float * own = scratch + attend_scratch_floats(job.head_dim, group);
+    const size_t floats = std::min(job.n_tokens, ATTEND_TOKENS) * unit_floats(job.head_dim, group);
+    for (uint32_t i = w.claimed_++; i < count_blocks(job.n_tokens) * job.n_ranges * job.n_head_kv; i = w.claimed_++) {
         const uint32_t head_kv = i % job.n_head_kv;
         const uint32_t block = i / job.n_head_kv / job.n_ranges;
         const attend_unit unit = {block * ATTEND_TOKENS, std::min((block + 1) * ATTEND_TOKENS, job.n_tokens), head_kv,
@@ -72,39 +84,44 @@ void attend_workspace::share(const attend_job & job, size_t ith) {
             kernel_.merge(job, unit, own, 0);
             continue;
         }
-        kernel_.run(job, unit, partial_ + i * floats, scratch);
-        if (++done_[block * job.n_head_kv + head_kv] == job.n_ranges) {
-            float * first = partial_ + (size_t{block} * job.n_ranges * job.n_head_kv + head_kv) * floats;
+        kernel_.run(job, unit, w.partial_ + i * floats, scratch);
+        if (++w.done_[block * job.n_head_kv + head_kv] == job.n_ranges) {
+            float * first = w.partial_ + (size_t{block} * job.n_ranges * job.n_head_kv + head_kv) * floats;
             kernel_.merge(job, unit, first, job.n_head_kv * floats);
         }
     }
 }
 
-void attend_workspace::compute(ggml_tensor * dst, int ith, int nth, void * workspace) {
-    auto & self = *static_cast<attend_workspace *>(workspace);
+attend_job attend_op::job_of(const ggml_tensor * dst) const {
     const ggml_tensor * q = dst->src[0];
     const ggml_tensor * k = dst->src[1];
     attend_job job = {};
     job.q = static_cast<const float *>(q->data);
-    job.k = rows_of(k, self.span_.begin);
-    job.v = rows_of(dst->src[2], self.span_.begin);
+    job.k = rows_of(k, view_.span.begin);
+    job.v = rows_of(dst->src[2], view_.span.begin);
     job.mask = static_cast<const uint16_t *>(dst->src[3]->data);
     job.out = static_cast<float *>(dst->data);
-    job.scale = self.scale_;
+    job.scale = scale_;
     job.head_dim = static_cast<uint32_t>(q->ne[0]);
     job.n_head = static_cast<uint32_t>(q->ne[1]);
     job.n_head_kv = static_cast<uint32_t>(k->ne[1]);
     job.n_tokens = static_cast<uint32_t>(q->ne[2]);
-    job.n_kv = self.span_.n;
+    job.n_kv = view_.span.n;
     job.n_ranges = count_ranges(job.n_kv, job.n_tokens);
-    job.waiting = self.waiting_;
-    job.waiting.of_cell += job.waiting.of_cell ? self.span_.begin : 0;
-    self.share(job, static_cast<size_t>(ith));
+    job.waiting = view_.waiting;
+    job.waiting.of_cell += job.waiting.of_cell ? view_.span.begin : 0;
+    return job;
+}
+
+void attend_op::compute(ggml_tensor * dst, int ith, int nth, void * op) {
+    auto & self = *static_cast<attend_op *>(op);
+    self.share(self.job_of(dst), static_cast<size_t>(ith));
     // the last to leave makes all ready for the next layer, which ggml's barrier holds back until then
-    if (++self.left_ == static_cast<uint32_t>(nth)) {
-        self.claimed_ = 0;
-        self.left_ = 0;
-        std::fill(self.done_.begin(), self.done_.end(), 0);
+    attend_workspace & w = self.workspace_;
+    if (++w.left_ == static_cast<uint32_t>(nth)) {
+        w.claimed_ = 0;
+        w.left_ = 0;
+        std::fill(w.done_.begin(), w.done_.end(), 0);
     }
 }
 

@@ -15,35 +15,35 @@ static ggml_tensor * flash(ggml_context * ctx, ggml_tensor * q, ggml_tensor * k,
 // The query heads that share a KV head are folded into rows, so that each K and V row is read once.
 static ggml_tensor * plain(ggml_context * ctx, ggml_tensor * q, ggml_tensor * k, ggml_tensor * v, ggml_tensor * mask,
                            float scale) {
-    const int64_t head_dim = q->ne[0];
     const int64_t n_tokens = q->ne[1];
     const int64_t n_head = q->ne[2];
     const int64_t n_kv = k->ne[1];
     const int64_t n_head_kv = k->ne[2];
     const int64_t n_rows = n_tokens * (n_head / n_head_kv);
 
-    ggml_tensor * folded = ggml_reshape_3d(ctx, n_tokens == 1 ? q : ggml_cont(ctx, q), head_dim, n_rows, n_head_kv);
+    ggml_tensor * folded = ggml_reshape_3d(ctx, n_tokens == 1 ? q : ggml_cont(ctx, q), q->ne[0], n_rows, n_head_kv);
     ggml_tensor * kq = ggml_mul_mat(ctx, k, folded); // (n_kv, n_rows, n_head_kv)
     ggml_prec_set_acc(kq, GGML_PREC_F32);
     kq = ggml_soft_max_ext(ctx, ggml_reshape_3d(ctx, kq, n_kv, n_tokens, n_head), mask, scale, 0.0f);
     kq = ggml_reshape_3d(ctx, kq, n_kv, n_rows, n_head_kv);
-    v = ggml_cont(ctx, ggml_permute(ctx, v, 1, 0, 2, 3)); // (n_kv, head_dim, n_head_kv)
-    ggml_tensor * out = ggml_mul_mat(ctx, v, kq);         // (head_dim, n_rows, n_head_kv)
-    out = ggml_reshape_3d(ctx, out, head_dim, n_tokens, n_head);
+    v = ggml_cont(ctx, ggml_permute(ctx, v, 1, 0, 2, 3)); // (n_kv, head_dim_v, n_head_kv)
+    ggml_tensor * out = ggml_mul_mat(ctx, v, kq);         // (head_dim_v, n_rows, n_head_kv)
+    out = ggml_reshape_3d(ctx, out, out->ne[0], n_tokens, n_head);
     return ggml_cont(ctx, ggml_permute(ctx, out, 0, 2, 1, 3));
 }
 
-ggml_tensor * attention(ggml_context * ctx, attention_kind kind, ggml_tensor * q, ggml_tensor * k, ggml_tensor * v,
-                        ggml_tensor * mask, float scale, attend_workspace * workspace) {
-    const int64_t width = q->ne[0] * q->ne[1];
+ggml_tensor * attention(ggml_context * ctx, const layer_attention & how, ggml_tensor * q, ggml_tensor * k, ggml_tensor * v,
+                        ggml_tensor * mask) {
+    const int64_t width = v->ne[0] * q->ne[1];
     const int64_t n_tokens = q->ne[2];
-    if (kind == attention_kind::attend) {
-        return ggml_reshape_2d(ctx, workspace->attend(ctx, q, k, v, mask, scale), width, n_tokens);
+    if (how.kind == attention_kind::attend) {
+        return ggml_reshape_2d(ctx, how.op->node(ctx, q, k, v, mask), width, n_tokens);
     }
     q = ggml_permute(ctx, q, 0, 2, 1, 3); // (head_dim, n_tokens, n_head)
     k = ggml_permute(ctx, k, 0, 2, 1, 3); // (head_dim, n_kv, n_head_kv)
     v = ggml_permute(ctx, v, 0, 2, 1, 3);
-    ggml_tensor * out = kind == attention_kind::flash ? flash(ctx, q, k, v, mask, scale) : plain(ctx, q, k, v, mask, scale);
+    ggml_tensor * out =
+        how.kind == attention_kind::flash ? flash(ctx, q, k, v, mask, how.scale) : plain(ctx, q, k, v, mask, how.scale);
     return ggml_reshape_2d(ctx, out, width, n_tokens);
 }
 
@@ -57,30 +57,30 @@ struct dummies {
     ggml_tensor * v;
     ggml_tensor * mask;
 
-    dummies(const hparams & h, ggml_type type_k, ggml_type type_v)
+    dummies(const layer_spec & layer, const cache_types & types)
         : ctx(new_ggml_context(64 * ggml_tensor_overhead() + ggml_graph_overhead())) {
         const int64_t n_kv = MAX_SPAN_ALIGN;
-        q = ggml_new_tensor_3d(ctx.get(), GGML_TYPE_F32, h.head_dim, 1, h.n_head);
-        k = ggml_new_tensor_3d(ctx.get(), type_k, h.head_dim, n_kv, h.n_head_kv);
-        v = ggml_new_tensor_3d(ctx.get(), type_v, h.head_dim, n_kv, h.n_head_kv);
+        q = ggml_new_tensor_3d(ctx.get(), GGML_TYPE_F32, layer.head_dim_k, 1, layer.n_head);
+        k = ggml_new_tensor_3d(ctx.get(), types.k, layer.head_dim_k, n_kv, layer.n_head_kv);
+        v = ggml_new_tensor_3d(ctx.get(), types.v, layer.head_dim_v, n_kv, layer.n_head_kv);
         mask = ggml_new_tensor_2d(ctx.get(), GGML_TYPE_F16, n_kv, 1);
     }
 };
 
 } // namespace
 
-bool can_plain_on(ggml_backend_dev_t device, const hparams & h, ggml_type type_k, ggml_type type_v) {
-    if (ggml_is_quantized(type_v)) {
+bool can_plain_on(ggml_backend_dev_t device, const layer_spec & layer, const cache_types & types) {
+    if (ggml_is_quantized(types.v)) {
         return false; // V is transposed, and a block of it can't be
     }
-    const dummies d(h, type_k, type_v);
+    const dummies d(layer, types);
     ggml_cgraph * graph = ggml_new_graph(d.ctx.get());
     ggml_build_forward_expand(graph, plain(d.ctx.get(), d.q, d.k, d.v, d.mask, 1.0f));
     return can_run_all(device, graph);
 }
 
-bool can_flash_on(ggml_backend_dev_t device, const hparams & h, ggml_type type_k, ggml_type type_v) {
-    const dummies d(h, type_k, type_v);
+bool can_flash_on(ggml_backend_dev_t device, const layer_spec & layer, const cache_types & types) {
+    const dummies d(layer, types);
     return can_run(device, flash(d.ctx.get(), d.q, d.k, d.v, d.mask, 1.0f));
 }
 

@@ -4,7 +4,8 @@
 #include <ggml.h>
 
 #include "graph/attend.h"
-#include "model/hparams.h"
+#include "memory/kv_group.h"
+#include "model/layer_spec.h"
 
 namespace kvg {
 
@@ -15,13 +16,20 @@ enum class attention_kind {
     attend, // this library's own on the CPU
 };
 
+// A layer's attention: of which kind, and for attention_kind::attend the operation.
+struct layer_attention {
+    attention_kind kind;
+    attend_op * op; // nullptr for other kinds
+    float scale;
+};
+
 // q: (head_dim, n_head, n_tokens); k, v: (head_dim, n_head_kv, n_kv), views of the cache; mask: F16 (n_kv, n_tokens), 0 or -inf.
-// Returns (n_head * head_dim, n_tokens). workspace: for `attend`, else may be nullptr
-ggml_tensor * attention(ggml_context * ctx, attention_kind kind, ggml_tensor * q, ggml_tensor * k, ggml_tensor * v,
-                        ggml_tensor * mask, float scale, attend_workspace * workspace);
+// Returns (n_head * head_dim, n_tokens).
+ggml_tensor * attention(ggml_context * ctx, const layer_attention & how, ggml_tensor * q, ggml_tensor * k, ggml_tensor * v,
+                        ggml_tensor * mask);
 
 // Whether the device runs that attention for these heads and cache types itself.
-bool can_plain_on(ggml_backend_dev_t device, const hparams & h, ggml_type type_k, ggml_type type_v);
-bool can_flash_on(ggml_backend_dev_t device, const hparams & h, ggml_type type_k, ggml_type type_v);
+bool can_plain_on(ggml_backend_dev_t device, const layer_spec & layer, const cache_types & types);
+bool can_flash_on(ggml_backend_dev_t device, const layer_spec & layer, const cache_types & types);
 
 } // namespace kvg

@@ -1,22 +1,20 @@
 #include "graph/decode.h"
 
-#include <cmath>
 #include <set>
 
 #include "device.h"
 #include "fault.h"
-#include "graph/attention.h"
 #include "host_memory.h"
 #include "model/rope.h"
 
 namespace kvg {
 
 // a layer has at most 58 nodes (plain attention, all biases, K and V rotated), the frame 12
-size_t decode_graph::max_nodes(const hparams & h) { return 64u * h.n_layer + 64u; }
+size_t decode_graph::max_nodes(const hparams & h) { return 64u * h.n_layer() + 64u; }
 
-decode_graph::decode_graph(const model & model, const kv_cache & cache, const std::vector<attention_kind> & kinds,
-                           attend_workspace * workspace, const decode_shape & shape)
-    : model_(model), cache_(cache), kinds_(kinds), workspace_(workspace), shape_(shape) {
+decode_graph::decode_graph(const model & model, const kv_cache & cache, const std::vector<layer_attention> & attentions,
+                           const decode_shape & shape)
+    : model_(model), cache_(cache), attentions_(attentions), shape_(shape) {
     fault_point("build");
     const size_t n = max_nodes(model.hparams());
     arena_.resize(n * ggml_tensor_overhead() + ggml_graph_overhead_custom(n, false));
@@ -67,44 +65,48 @@ ggml_tensor * decode_graph::linear(ggml_tensor * x, ggml_tensor * weight, ggml_t
 // Returns (n_head * head_dim, n_tokens), or nullptr when only the cells matter: the last layer of a batch that asks for no output.
 ggml_tensor * decode_graph::self_attention(ggml_tensor * x, uint32_t layer) {
     ggml_context * ctx = ctx_.get();
-    const hparams & h = model_.hparams();
+    const layer_spec & spec = model_.hparams().layers[layer];
     const layer_weights & w = model_.layers()[layer];
+    const kv_group & cells = cache_.group_of(layer);
+    const kv_part & part = cells.part_of(layer);
+    const group_inputs & in = groups[spec.group];
+    const cell_span & span = shape_.spans[spec.group];
     const uint32_t n = shape_.n_tokens;
     ggml_backend_dev_t device = model_.placement().layer(layer);
-    ggml_tensor * freqs = model_.rope_freqs(device);
+    ggml_tensor * factors = model_.rope_factors(layer, device);
+    const auto turned = [&](ggml_tensor * heads) {
+        return spec.rope.n_rot > 0 ? rope(ctx, heads, positions, factors, spec.rope, false) : heads;
+    };
 
-    ggml_tensor * k = ggml_reshape_3d(ctx, linear(x, w.wk, w.bk), h.head_dim, h.n_head_kv, n);
-    k = rope(ctx, k, positions, freqs, h.rope, false);
+    ggml_tensor * k = turned(ggml_reshape_3d(ctx, linear(x, w.wk, w.bk), spec.head_dim_k, spec.n_head_kv, n));
     ggml_tensor * v = linear(x, w.wv, w.bv);
     wish(device);
-    if (const hadamard * rotation = cache_.hadamard_k(layer)) {
-        k = rotation->apply(ctx, k);
+    if (part.hadamard_k) {
+        k = part.hadamard_k->apply(ctx, k);
     }
-    if (const hadamard * rotation = cache_.hadamard_v(layer)) {
-        v = rotation->apply(ctx, v);
+    if (part.hadamard_v) {
+        v = part.hadamard_v->apply(ctx, v);
     }
     // attention reads views of these nodes, not of the cache's tensors: that makes write-before-read an edge of the graph
-    ggml_tensor * k_all = ggml_set_rows(ctx, cache_.k(layer), ggml_reshape_2d(ctx, k, h.n_embd_kv(), n), slots);
-    ggml_tensor * v_all = ggml_set_rows(ctx, cache_.v(layer), v, slots);
+    ggml_tensor * k_all = ggml_set_rows(ctx, cells.k(layer), ggml_reshape_2d(ctx, k, spec.k_width(), n), in.slots);
+    ggml_tensor * v_all = ggml_set_rows(ctx, cells.v(layer), v, in.slots);
     ggml_build_forward_expand(graph_, k_all);
     ggml_build_forward_expand(graph_, v_all);
-    wish(cache_.device(layer));
-    if (layer + 1 == h.n_layer && shape_.n_outputs == 0) {
+    wish(part.device);
+    if (layer + 1 == model_.hparams().n_layer() && shape_.n_outputs == 0) {
         return nullptr;
     }
-    ggml_tensor * q = ggml_reshape_3d(ctx, linear(x, w.wq, w.bq), h.head_dim, h.n_head, n);
-    q = rope(ctx, q, positions, freqs, h.rope, false);
+    ggml_tensor * q = turned(ggml_reshape_3d(ctx, linear(x, w.wq, w.bq), spec.head_dim_k, spec.n_head, n));
     wish(device);
-    if (const hadamard * rotation = cache_.hadamard_k(layer)) {
-        q = rotation->apply(ctx, q);
+    if (part.hadamard_k) {
+        q = part.hadamard_k->apply(ctx, q);
     }
-    ggml_tensor * heads = attention(ctx, kinds_[layer], q, cache_.heads(ctx, k_all, shape_.kv_begin, shape_.n_kv),
-                                    cache_.heads(ctx, v_all, shape_.kv_begin, shape_.n_kv), mask,
-                                    1.0f / std::sqrt(static_cast<float>(h.head_dim)), workspace_);
-    if (const hadamard * rotation = cache_.hadamard_v(layer)) {
-        heads = rotation->apply(ctx, heads);
+    ggml_tensor * heads = attention(ctx, attentions_[layer], q, cells.k_heads(ctx, k_all, span.begin, span.n),
+                                    cells.v_heads(ctx, v_all, span.begin, span.n), in.mask);
+    if (part.hadamard_v) {
+        heads = part.hadamard_v->apply(ctx, heads);
     }
-    wish(cache_.device(layer));
+    wish(part.device);
     return heads;
 }
 
@@ -114,27 +116,33 @@ ggml_tensor * decode_graph::feed_forward(ggml_tensor * x, const layer_weights & 
     return linear(ggml_swiglu_split(ctx_.get(), gate, up), w.ffn_down, w.ffn_down_b);
 }
 
-void decode_graph::build() {
-    ggml_context * ctx = ctx_.get();
-    const hparams & h = model_.hparams();
-    tokens = input(GGML_TYPE_I32, shape_.n_tokens, 1);
-    positions = input(GGML_TYPE_I32, shape_.n_tokens, 1);
-    slots = input(GGML_TYPE_I64, shape_.n_tokens, 1);
-    if (h.n_layer > 1 || shape_.n_outputs > 0) { // else no layer attends, and what is in no graph has no memory
-        mask = input(GGML_TYPE_F16, shape_.n_kv, shape_.n_tokens);
+void decode_graph::add_inputs() {
+    const uint32_t n = shape_.n_tokens;
+    tokens = input(GGML_TYPE_I32, n, 1);
+    positions = input(GGML_TYPE_I32, n, 1);
+    for (size_t i = 0; i < shape_.spans.size(); ++i) {
+        // what is in no graph has no memory
+        const bool attends = shape_.n_outputs > 0 || cache_.groups()[i].layers().front() + 1 < model_.hparams().n_layer();
+        groups.push_back({input(GGML_TYPE_I64, n, 1), attends ? input(GGML_TYPE_F16, shape_.spans[i].n, n) : nullptr});
     }
     if (shape_.n_outputs > 0) {
         outputs = input(GGML_TYPE_I32, shape_.n_outputs, 1);
     }
+}
+
+void decode_graph::build() {
+    ggml_context * ctx = ctx_.get();
+    const uint32_t n_layer = model_.hparams().n_layer();
+    add_inputs();
     ggml_tensor * x = ggml_get_rows(ctx, model_.token_embd(), tokens); // (n_embd, n_tokens)
     wish(model_.embedding_device());
-    for (uint32_t il = 0; il < h.n_layer; ++il) {
+    for (uint32_t il = 0; il < n_layer; ++il) {
         const layer_weights & w = model_.layers()[il];
         ggml_tensor * heads = self_attention(norm(x, w.attn_norm), il);
         if (!heads) {
             return;
         }
-        if (il + 1 == h.n_layer) {
+        if (il + 1 == n_layer) {
             // from here on only the rows that were asked for
             heads = ggml_get_rows(ctx, heads, outputs);
             x = ggml_get_rows(ctx, x, outputs);

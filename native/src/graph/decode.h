@@ -18,19 +18,24 @@ namespace kvg {
 struct decode_shape {
     uint32_t n_tokens;
     uint32_t n_outputs;
-    uint32_t kv_begin; // the attended span
-    uint32_t n_kv;
+    std::vector<cell_span> spans; // that are attended, of each group
 
     bool operator==(const decode_shape & o) const {
-        return n_tokens == o.n_tokens && n_outputs == o.n_outputs && kv_begin == o.kv_begin && n_kv == o.n_kv;
+        return n_tokens == o.n_tokens && n_outputs == o.n_outputs && spans == o.spans;
     }
+};
+
+// What differs from group to group.
+struct group_inputs {
+    ggml_tensor * slots; // I64 (n_tokens): the cell of each token
+    ggml_tensor * mask;  // F16 (n_kv, n_tokens); nullptr when no layer of the group attends: the last one, without outputs
 };
 
 class decode_graph {
 public:
-    // kinds: of each layer's attention
-    decode_graph(const model & model, const kv_cache & cache, const std::vector<attention_kind> & kinds,
-                 attend_workspace * workspace, const decode_shape & shape);
+    // attentions: of each layer
+    decode_graph(const model & model, const kv_cache & cache, const std::vector<layer_attention> & attentions,
+                 const decode_shape & shape);
 
     const decode_shape & shape() const { return shape_; }
     ggml_cgraph * graph() const { return graph_; }
@@ -44,8 +49,7 @@ public:
     // inputs
     ggml_tensor * tokens = nullptr;    // I32 (n_tokens)
     ggml_tensor * positions = nullptr; // I32 (n_tokens)
-    ggml_tensor * slots = nullptr;     // I64 (n_tokens): the cell of each token
-    ggml_tensor * mask = nullptr;      // F16 (n_kv, n_tokens); nullptr when nothing is attended: one layer, no outputs
+    std::vector<group_inputs> groups;  // in the cache's order
     ggml_tensor * outputs = nullptr;   // I32 (n_outputs): which tokens; nullptr when none is asked for
     // results, nullptr when there are no outputs
     ggml_tensor * embd = nullptr;   // F32 (n_embd, n_outputs)
@@ -59,12 +63,12 @@ private:
     void wish(ggml_backend_dev_t device);
     ggml_tensor * self_attention(ggml_tensor * x, uint32_t layer);
     ggml_tensor * feed_forward(ggml_tensor * x, const layer_weights & w);
+    void add_inputs();
     void build();
 
     const model & model_;
     const kv_cache & cache_;
-    const std::vector<attention_kind> & kinds_;
-    attend_workspace * workspace_;
+    const std::vector<layer_attention> & attentions_;
     decode_shape shape_;
     std::vector<uint8_t> arena_; // ggml would abort where this throws
     ggml_context_ptr ctx_;

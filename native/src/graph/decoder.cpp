@@ -10,13 +10,13 @@
 
 namespace kvg {
 
-static attention_kind choose(int32_t wanted, ggml_backend_dev_t device, const hparams & h, const kv_cache & cache) {
-    const bool can = can_flash_on(device, h, cache.type_k(), cache.type_v());
+static attention_kind choose(int32_t wanted, ggml_backend_dev_t device, const layer_spec & layer, const cache_types & types) {
+    const bool can = can_flash_on(device, layer, types);
     if (wanted == KVG_FLASH_ATTN_ON) {
         if (!can) {
             fail(KVG_UNSUPPORTED,
                  "device %s has no flash attention for heads of %u and this cache type; use flash_attn=\"auto\"",
-                 ggml_backend_dev_name(device), h.head_dim);
+                 ggml_backend_dev_name(device), layer.head_dim_k);
         }
         return attention_kind::flash;
     }
@@ -28,12 +28,12 @@ static attention_kind choose(int32_t wanted, ggml_backend_dev_t device, const hp
         return attention_kind::flash;
     }
     // what it has not for common types, the CPU does in its place; others must be read where they lie
-    const bool common = is_common(cache.type_k()) && is_common(cache.type_v());
-    if (!common && !can_plain_on(device, h, cache.type_k(), cache.type_v())) {
+    const bool common = is_common(types.k) && is_common(types.v);
+    if (!common && !can_plain_on(device, layer, types)) {
         fail(
             KVG_UNSUPPORTED,
             "device %s has no attention for heads of %u over K in %s and V in %s%s; use \"f16\" for both, or offload_kqv=False",
-            ggml_backend_dev_name(device), h.head_dim, ggml_type_name(cache.type_k()), ggml_type_name(cache.type_v()),
+            ggml_backend_dev_name(device), layer.head_dim_k, ggml_type_name(types.k), ggml_type_name(types.v),
             can ? " without flash_attn" : "");
     }
     return attention_kind::plain;
@@ -41,67 +41,68 @@ static attention_kind choose(int32_t wanted, ggml_backend_dev_t device, const hp
 
 // the scheduler's table holds a graph's leafs (weights, inputs) beside its nodes, and there are fewer leafs than nodes
 decoder::decoder(const model & model, const kv_cache & cache, const backends & backends, const decoder_params & params)
-    : model_(model), cache_(cache), n_ubatch_(params.n_ubatch),
+    : model_(model), cache_(cache), n_ubatch_(params.n_ubatch), views_(cache.groups().size()),
       scheduler_(backends, 2 * decode_graph::max_nodes(model.hparams())) {
-    for (uint32_t il = 0; il < cache.n_layer(); ++il) {
-        kinds_.push_back(choose(params.flash_attn, cache.device(il), model.hparams(), cache));
-    }
-    const auto n_attend = std::count(kinds_.begin(), kinds_.end(), attention_kind::attend);
-    any_span_ = n_attend == static_cast<ptrdiff_t>(kinds_.size());
-    if (n_attend > 0) {
-        attend_ = std::make_unique<attend_workspace>(model.hparams(), cache.n_rows(), params.max_threads);
-    }
-    if (any_span_ && ggml_is_quantized(cache.type_k())) {
-        turns_ = std::make_unique<query_turns>(
-            cache, rotation{model.hparams().rope, model.rope_freqs(cache.device(0)), cache.hadamard_k(0)});
+    choose_attentions(params.flash_attn, params.max_threads);
+    any_span_ = ops_.size() == attentions_.size();
+    can_turn_ = any_span_ && ggml_is_quantized(cache.types().k);
+}
+
+void decoder::choose_attentions(int32_t flash_attn, int max_threads) {
+    const std::vector<layer_spec> & layers = model_.hparams().layers;
+    for (uint32_t il = 0; il < layers.size(); ++il) {
+        const attention_kind kind = choose(flash_attn, cache_.device(il), layers[il], cache_.types());
+        if (kind == attention_kind::attend && !workspace_) {
+            workspace_ = std::make_unique<attend_workspace>(layers, cache_.group_of(il).n_rows(), max_threads);
+        }
+        attend_op * op =
+            kind == attention_kind::attend ? &ops_.emplace_back(layers[il], views_[layers[il].group], *workspace_) : nullptr;
+        attentions_.push_back({kind, op, layers[il].scale});
     }
 }
 
-decode_shape decoder::largest() const { return {n_ubatch_, 1, 0, cache_.n_rows()}; }
+decode_graph decoder::graph_of(const decode_shape & shape) const { return decode_graph(model_, cache_, attentions_, shape); }
 
-std::vector<size_t> decoder::estimate() {
-    return with_workspace(scheduler_.estimate(decode_graph(model_, cache_, kinds_, attend_.get(), largest())));
+decode_shape decoder::largest() const {
+    decode_shape shape = {n_ubatch_, 1, {}};
+    for (const kv_group & group : cache_.groups()) {
+        shape.spans.push_back({0, group.n_rows()});
+    }
+    return shape;
 }
+
+std::vector<size_t> decoder::estimate() { return with_workspace(scheduler_.estimate(graph_of(largest()))); }
 
 void decoder::reserve() {
-    const decode_graph graph(model_, cache_, kinds_, attend_.get(), largest());
-    if (!scheduler_.reserve(graph)) {
+    if (!scheduler_.reserve(graph_of(largest()))) {
         fail(KVG_DEVICE, "%s has no memory for a graph of %u tokens over %u cells; use a smaller n_ubatch or n_ctx",
-             model_.placement().name().c_str(), n_ubatch_, cache_.n_rows());
+             model_.placement().name().c_str(), n_ubatch_, cache_.groups().front().n_rows());
     }
 }
 
 std::vector<size_t> decoder::sizes() const { return with_workspace(scheduler_.sizes()); }
 
 std::vector<size_t> decoder::with_workspace(std::vector<size_t> sizes) const {
-    sizes.back() += attend_ ? attend_->bytes() : 0;
+    sizes.back() += workspace_ ? workspace_->bytes() : 0;
     return sizes;
 }
 
-decode_graph & decoder::prepare(uint32_t n_tokens, uint32_t n_outputs, const cell_span & span) {
-    const decode_shape shape = any_span_ ? decode_shape{n_tokens, n_outputs, 0, cache_.n_rows()}
-                                         : decode_shape{n_tokens, n_outputs, span.begin, span.n};
-    if (attend_) {
-        attend_->set_span(any_span_ ? span : cell_span{0, span.n}); // of what the graph shows it
+decode_graph & decoder::prepare(uint32_t n_tokens, uint32_t n_outputs, const std::vector<cell_span> & spans) {
+    decode_shape shape = {n_tokens, n_outputs, any_span_ ? largest().spans : spans};
+    for (size_t i = 0; i < spans.size(); ++i) {
+        views_[i].span = any_span_ ? spans[i] : cell_span{0, spans[i].n}; // of what the graph shows it
     }
     if (graph_ && graph_->shape() == shape) {
         return *graph_;
     }
     graph_.reset();
-    auto graph = std::make_unique<decode_graph>(model_, cache_, kinds_, attend_.get(), shape);
+    auto graph = std::make_unique<decode_graph>(model_, cache_, attentions_, shape);
     if (!scheduler_.allocate(*graph)) {
-        fail(KVG_DEVICE,
-             "%s has no memory for a graph of %u tokens with %u outputs over %u cells; ask for fewer logits at a time",
-             model_.placement().name().c_str(), shape.n_tokens, shape.n_outputs, shape.n_kv);
+        fail(KVG_DEVICE, "%s has no memory for a graph of %u tokens with %u outputs; ask for fewer logits at a time",
+             model_.placement().name().c_str(), shape.n_tokens, shape.n_outputs);
     }
     graph_ = std::move(graph);
     return *graph_;
-}
-
-void decoder::set_turns() {
-    if (turns_) {
-        attend_->set_turns(turns_->list());
-    }
 }
 
 void decoder::compute() {
@@ -117,15 +118,14 @@ void decoder::compute() {
 
 std::string decoder::attention_on(ggml_backend_dev_t device) const {
     for (uint32_t il = 0; il < cache_.n_layer(); ++il) {
+        const attention_kind kind = attentions_[il].kind;
         if (cache_.device(il) == device) {
-            return kinds_[il] == attention_kind::flash ? "flash" : kinds_[il] == attention_kind::plain ? "plain" : "attend";
+            return kind == attention_kind::flash ? "flash" : kind == attention_kind::plain ? "plain" : "attend";
         }
     }
     return "";
 }
 
-std::string decoder::refused_by(ggml_backend_dev_t device) const {
-    return decode_graph(model_, cache_, kinds_, attend_.get(), largest()).refused_by(device);
-}
+std::string decoder::refused_by(ggml_backend_dev_t device) const { return graph_of(largest()).refused_by(device); }
 
 } // namespace kvg

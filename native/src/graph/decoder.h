@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <string>
 #include <vector>
@@ -12,7 +13,6 @@
 #include "graph/scheduler.h"
 #include "memory/kv_cache.h"
 #include "model/weights.h"
-#include "shift/query_turns.h"
 
 namespace kvg {
 
@@ -34,14 +34,14 @@ public:
     // bytes held on each device, in the order of backends; the CPU's with the scratch
     std::vector<size_t> sizes() const;
 
-    // A graph that attends to the span, for its inputs to be set: the last one, or one that takes its place. Its mask takes n_tokens
-    // rows of span.n. error(KVG_DEVICE)
-    decode_graph & prepare(uint32_t n_tokens, uint32_t n_outputs, const cell_span & span);
+    // A graph that attends to a span of each group, for its inputs to be set: the last one, or one that takes its place. A mask takes
+    // n_tokens rows of its span. error(KVG_DEVICE)
+    decode_graph & prepare(uint32_t n_tokens, uint32_t n_outputs, const std::vector<cell_span> & spans);
     // Whether cells whose K waits for a K-shift may go on waiting, as attention turns the queries for them: where all attention is this
     // library's own, and K quantized, which each rotation rounds again. Floats lose so little that to rotate them once is cheaper.
-    bool can_turn_queries() const { return turns_ != nullptr; }
-    // Before a computation: for the cells that wait now.
-    void set_turns();
+    bool can_turn_queries() const { return can_turn_; }
+    // Before a computation: how the queries turn for the cells that wait in a group. They must live until it ends.
+    void set_turns(size_t group, const attend_turns & turns) { views_[group].waiting = turns; }
     // The graph that was prepared. error(KVG_DEVICE)
     void compute();
     // spent in graphs so far
@@ -54,15 +54,19 @@ public:
 
 private:
     std::vector<size_t> with_workspace(std::vector<size_t> sizes) const;
+    void choose_attentions(int32_t flash_attn, int max_threads);
     decode_shape largest() const;
+    decode_graph graph_of(const decode_shape & shape) const;
 
     const model & model_;
     const kv_cache & cache_;
     uint32_t n_ubatch_;
-    std::vector<attention_kind> kinds_;        // of each layer
-    bool any_span_;                            // one graph does for every span, as all layers have attention_kind::attend
-    std::unique_ptr<attend_workspace> attend_; // for attention_kind::attend
-    std::unique_ptr<query_turns> turns_;       // nullptr: none can be turned
+    bool any_span_; // one graph does for every span, as all layers have attention_kind::attend
+    bool can_turn_;
+    std::vector<attend_view> views_; // of each group
+    std::unique_ptr<attend_workspace> workspace_;
+    std::deque<attend_op> ops_; // for attention_kind::attend
+    std::vector<layer_attention> attentions_;
     scheduler scheduler_;
     std::unique_ptr<decode_graph> graph_;
     double seconds_ = 0.0;

@@ -10,7 +10,7 @@ static_assert(int{KVG_TYPE_Q8_0} == GGML_TYPE_Q8_0 && int{KVG_TYPE_Q5_1} == GGML
               int{KVG_TYPE_Q5_0} == GGML_TYPE_Q5_0 && int{KVG_TYPE_Q4_1} == GGML_TYPE_Q4_1 &&
               int{KVG_TYPE_Q4_0} == GGML_TYPE_Q4_0);
 
-ggml_type cache_type(const char * name, int32_t type, uint32_t head_dim) {
+ggml_type cache_type(const char * name, int32_t type) {
     switch (type) {
     case KVG_TYPE_F32:
     case KVG_TYPE_F16:
@@ -24,14 +24,16 @@ ggml_type cache_type(const char * name, int32_t type, uint32_t head_dim) {
     default:
         fail(KVG_INVALID_ARGUMENT, "%s is %d, and no cache type has that number", name, type);
     }
-    const auto found = static_cast<ggml_type>(type);
-    const auto block = static_cast<uint32_t>(ggml_blck_size(found));
+    return static_cast<ggml_type>(type);
+}
+
+void require_blocks_fit(const char * name, ggml_type type, uint32_t head_dim) {
+    const auto block = static_cast<uint32_t>(ggml_blck_size(type));
     if (head_dim % block != 0) {
         fail(KVG_UNSUPPORTED,
              "%s=\"%s\" keeps blocks of %u values, and this model's heads of %u are no multiple of that; use \"f16\"", name,
-             ggml_type_name(found), block, head_dim);
+             ggml_type_name(type), block, head_dim);
     }
-    return found;
 }
 
 } // namespace kvg

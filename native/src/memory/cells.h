@@ -29,6 +29,8 @@ template <class F> void each_member(const uint64_t * words, std::size_t n_words,
 struct cell_span {
     uint32_t begin;
     uint32_t n;
+
+    bool operator==(const cell_span & o) const { return begin == o.begin && n == o.n; }
 };
 
 // One cell's content goes from src to dst.
@@ -175,10 +177,10 @@ public:
     // precondition: shared_in(change) is empty
     void apply(const reposition & change);
 
-    // Holds of cells that a sequence sees: they stay as they are, whatever becomes of the sequence, until release() or clear(). Ids are
-    // never used again, and any integer is safe, as above.
-    // The sequence must see every position of the range.
-    hold_range hold(int64_t seq, int64_t p0, int64_t p1);
+    // Holds of cells that a sequence sees: they stay as they are, whatever becomes of the sequence, until release() or clear(). Any
+    // integer is safe, as above.
+    // The sequence must see every position of the range. precondition: no hold has that id
+    hold_range hold(int64_t id, int64_t seq, int64_t p0, int64_t p1);
     // The sequence sees them too. It must end just before the hold begins.
     void attach(int64_t hold, int64_t seq);
     void release(int64_t hold);
@@ -225,7 +227,6 @@ private:
     std::vector<uint32_t> place_;             // the cell that has an id; ids are a permutation of the cells
     pos_index index_;
     std::unordered_map<int64_t, held_cells> holds_; // by id
-    int64_t next_hold_ = 1;
 };
 
 } // namespace kvg

@@ -43,9 +43,12 @@ ggml_tensor * hadamard::apply(ggml_context * ctx, ggml_tensor * x) const {
 
 void hadamard::apply(float * x, size_t n) const { attend_kernels_here()[0]->mix(x, n, size_); }
 
-hadamard_sizes choose_hadamard(uint32_t head_dim, ggml_type type_k, ggml_type type_v) {
-    const uint32_t most = head_dim & (~head_dim + 1); // the greatest power of two that divides it
-    return {ggml_is_quantized(type_k) ? most : 0, ggml_is_quantized(type_v) ? std::min(most, 64u) : 0};
+// The greatest power of two that divides n.
+static uint32_t power_of_two_in(uint32_t n) { return n & (~n + 1); }
+
+hadamard_sizes choose_hadamard(uint32_t head_dim_k, uint32_t head_dim_v, ggml_type type_k, ggml_type type_v) {
+    return {ggml_is_quantized(type_k) ? power_of_two_in(head_dim_k) : 0,
+            ggml_is_quantized(type_v) ? std::min(power_of_two_in(head_dim_v), 64u) : 0};
 }
 
 } // namespace kvg

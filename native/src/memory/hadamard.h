@@ -40,6 +40,6 @@ struct hadamard_sizes {
 
 // Only quantized types are rotated; K by the greatest power of two that divides its heads, V by at most 64. Saved states rely on that.
 // llama.cpp has the same sizes for heads of a multiple of 64, and rotates no others.
-hadamard_sizes choose_hadamard(uint32_t head_dim, ggml_type type_k, ggml_type type_v);
+hadamard_sizes choose_hadamard(uint32_t head_dim_k, uint32_t head_dim_v, ggml_type type_k, ggml_type type_v);
 
 } // namespace kvg

@@ -28,7 +28,7 @@ const pos_index::order & cells::order_of(uint32_t seq) {
     return index_.of(seq);
 }
 
-hold_range cells::hold(int64_t seq, int64_t first, int64_t last) {
+hold_range cells::hold(int64_t id, int64_t seq, int64_t first, int64_t last) {
     const uint32_t s = check_seq(seq, "sequence");
     const int64_t p0 = std::max<int64_t>(first, 0);
     const int64_t p1 = last < 0 ? int64_t{seq_pos_max(seq)} + 1 : last;
@@ -49,11 +49,11 @@ hold_range cells::hold(int64_t seq, int64_t first, int64_t last) {
              "of",
              s, static_cast<long long>(next), static_cast<long long>(p0), static_cast<long long>(p1 - 1));
     }
-    const auto added = holds_.emplace(next_hold_, std::move(held)).first; // the last that may fail
-    for (const uint32_t id : added->second.ids) {
-        ++cells_[place_[id]].n_holds;
+    const auto added = holds_.emplace(id, std::move(held)).first; // the last that may fail
+    for (const uint32_t cell_id : added->second.ids) {
+        ++cells_[place_[cell_id]].n_holds;
     }
-    return {next_hold_++, p0, p1};
+    return {id, p0, p1};
 }
 
 void cells::attach(int64_t hold, int64_t seq) {

@@ -1,6 +1,7 @@
 #include "memory/move.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "device.h"
 #include "error.h"
@@ -31,14 +32,16 @@ std::vector<cell_run> to_runs(const std::vector<cell_move> & moves) {
 }
 
 // Where n rows are read from; a fault for tests reads them one row too far, as far as there are rows.
-uint32_t read_from(const kv_cache & cache, uint32_t src, uint32_t n) {
-    return fault_active("defrag-source") ? std::min(src + 1, cache.n_rows() - n) : src;
+uint32_t read_from(const kv_group & group, uint32_t src, uint32_t n) {
+    return fault_active("defrag-source") ? std::min(src + 1, group.n_rows() - n) : src;
 }
 
 // Whether rows are whole words: an odd number of blocks of Q8_0, Q5_0 or Q4_0 is not. Heads are even, so rows of F16 are.
 bool has_words(const ggml_tensor * rows) { return rows->nb[1] % sizeof(float) == 0; }
 
-bool all_have_words(const kv_cache & cache) { return has_words(cache.k(0)) && has_words(cache.v(0)); } // layers are alike
+bool all_have_words(const kv_group & group) {
+    return has_words(group.parts().front().tensors.front()) && has_words(group.parts().front().tensors.back());
+}
 
 // A K or V tensor seen as rows of F32 words, so that bytes move unchanged: typed row operations alter NaNs, and would requantize.
 // A tensor of its own at the same address, not a view, which would have to keep the type. Rows that are no whole words stay what
@@ -60,34 +63,32 @@ ggml_tensor * rows_view(ggml_context * ctx, ggml_tensor * t, uint32_t begin, uin
 }
 
 // nullptr, or the backend that failed.
-ggml_backend_t copy_runs(update_runner & runner, const kv_cache & cache, const char * what,
-                         const std::vector<cell_run> & runs) {
+ggml_backend_t copy_runs(kv_group & group, const char * what, const std::vector<cell_run> & runs) {
     std::vector<update_graph> graphs;
-    for (const kv_part & part : cache.parts()) {
+    for (const kv_part & part : group.parts()) {
         update_graph & graph = graphs.emplace_back(what, part.tensors.size() * (runs.size() + 2));
         for (ggml_tensor * rows : part.tensors) {
             ggml_tensor * t = as_words(graph.ctx(), rows);
             for (const cell_run & run : runs) {
-                graph.add(ggml_cpy(graph.ctx(), rows_view(graph.ctx(), t, read_from(cache, run.src, run.n), run.n),
+                graph.add(ggml_cpy(graph.ctx(), rows_view(graph.ctx(), t, read_from(group, run.src, run.n), run.n),
                                    rows_view(graph.ctx(), t, run.dst, run.n)));
             }
         }
     }
-    return run_graphs(runner, graphs);
+    return run_graphs(group, graphs);
 }
 
 // All moves at once: each tensor's rows are gathered before any is scattered, so they may form cycles. nullptr, or the backend that
 // failed.
-ggml_backend_t gather_rows(update_runner & runner, const kv_cache & cache, const char * what,
-                           const std::vector<cell_move> & moves) {
+ggml_backend_t gather_rows(kv_group & group, const char * what, const std::vector<cell_move> & moves) {
     std::vector<int32_t> src;
     std::vector<int64_t> dst;
     for (const cell_move & m : moves) {
-        src.push_back(static_cast<int32_t>(read_from(cache, m.src, 1)));
+        src.push_back(static_cast<int32_t>(read_from(group, m.src, 1)));
         dst.push_back(m.dst);
     }
     std::vector<update_graph> graphs;
-    for (const kv_part & part : cache.parts()) {
+    for (const kv_part & part : group.parts()) {
         update_graph & graph = graphs.emplace_back(what, 3 * part.tensors.size() + 2);
         ggml_tensor * from = graph.input(src);
         ggml_tensor * to = graph.input(dst);
@@ -96,15 +97,15 @@ ggml_backend_t gather_rows(update_runner & runner, const kv_cache & cache, const
             graph.add(ggml_set_rows(graph.ctx(), t, ggml_get_rows(graph.ctx(), t, from), to));
         }
     }
-    return run_graphs(runner, graphs);
+    return run_graphs(group, graphs);
 }
 
 // Runs of one tensor's rows, out of the way and then to where they go.
-void add_apart(update_graph & graph, const kv_cache & cache, ggml_tensor * rows, const std::vector<cell_run> & runs) {
+void add_apart(update_graph & graph, const kv_group & group, ggml_tensor * rows, const std::vector<cell_run> & runs) {
     ggml_tensor * t = as_words(graph.ctx(), rows);
     std::vector<ggml_tensor *> apart;
     for (const cell_run & run : runs) {
-        apart.push_back(ggml_cont(graph.ctx(), rows_view(graph.ctx(), t, read_from(cache, run.src, run.n), run.n)));
+        apart.push_back(ggml_cont(graph.ctx(), rows_view(graph.ctx(), t, read_from(group, run.src, run.n), run.n)));
         graph.add(apart.back());
     }
     for (size_t i = 0; i < runs.size(); ++i) {
@@ -113,18 +114,17 @@ void add_apart(update_graph & graph, const kv_cache & cache, ggml_tensor * rows,
 }
 
 // The same for rows that can only be copied: by runs, a graph for each tensor of a part.
-ggml_backend_t copy_apart(update_runner & runner, const kv_cache & cache, const char * what,
-                          const std::vector<cell_move> & moves) {
+ggml_backend_t copy_apart(kv_group & group, const char * what, const std::vector<cell_move> & moves) {
     const std::vector<cell_run> runs = to_runs(moves);
-    for (size_t i = 0; i < 2 * size_t{cache.n_layer()}; ++i) {
+    for (size_t i = 0; i < 2 * group.layers().size(); ++i) {
         std::vector<update_graph> graphs;
-        for (const kv_part & part : cache.parts()) {
+        for (const kv_part & part : group.parts()) {
             update_graph & graph = graphs.emplace_back(what, 2 * runs.size() + 2);
             if (i < part.tensors.size()) {
-                add_apart(graph, cache, part.tensors[i], runs);
+                add_apart(graph, group, part.tensors[i], runs);
             }
         }
-        if (ggml_backend_t failed = run_graphs(runner, graphs)) {
+        if (ggml_backend_t failed = run_graphs(group, graphs)) {
             return failed;
         }
     }
@@ -135,9 +135,7 @@ ggml_backend_t copy_apart(update_runner & runner, const kv_cache & cache, const 
     fail(KVG_DEVICE, "%s failed while moving cells; %s", ggml_backend_name(failed), rest);
 }
 
-uint64_t widest_row(const kv_cache & cache) {
-    return std::max<uint64_t>(cache.k(0)->nb[1], cache.v(0)->nb[1]); // layers are alike
-}
+uint64_t widest_row(const kv_group & group) { return std::max(group.k_row_bytes(), group.v_row_bytes()); }
 
 // In order, as parts of at most max_moves moves and max_runs runs.
 std::vector<std::vector<cell_move>> split(const std::vector<cell_move> & moves, size_t max_moves, size_t max_runs) {
@@ -158,13 +156,12 @@ std::vector<std::vector<cell_move>> split(const std::vector<cell_move> & moves, 
 // Moves into holes, calling done(part) after each graph. Sources stay untouched, so a graph that fails has changed nothing that
 // counts; `rest` says what became of the graphs before it.
 template <class F>
-void into_holes(update_runner & runner, const kv_cache & cache, const char * what, const std::vector<cell_move> & moves, F done,
-                const char * rest) {
-    const bool gather = all_have_words(cache) && moves.size() < to_runs(moves).size() * LONG_RUN;
-    const size_t max_moves = gather ? std::max<uint64_t>(1, MAX_SCRATCH / widest_row(cache)) : moves.size();
-    const size_t max_runs = gather ? max_moves : std::max<size_t>(1, MAX_COPIES / (2 * cache.n_layer()));
+void into_holes(kv_group & group, const char * what, const std::vector<cell_move> & moves, F done, const char * rest) {
+    const bool gather = all_have_words(group) && moves.size() < to_runs(moves).size() * LONG_RUN;
+    const size_t max_moves = gather ? std::max<uint64_t>(1, MAX_SCRATCH / widest_row(group)) : moves.size();
+    const size_t max_runs = gather ? max_moves : std::max<size_t>(1, MAX_COPIES / (2 * group.layers().size()));
     for (const std::vector<cell_move> & part : split(moves, max_moves, max_runs)) {
-        ggml_backend_t failed = gather ? gather_rows(runner, cache, what, part) : copy_runs(runner, cache, what, to_runs(part));
+        ggml_backend_t failed = gather ? gather_rows(group, what, part) : copy_runs(group, what, to_runs(part));
         if (failed) {
             fail_moving(failed, rest);
         }
@@ -173,29 +170,30 @@ void into_holes(update_runner & runner, const kv_cache & cache, const char * wha
 }
 
 // The cells follow rows that were moved in place; those that can't have other cells' rows.
-void follow_rows(kv_cache & cache, const std::vector<cell_move> & moves) {
+void follow_rows(kv_group & group, const std::vector<cell_move> & moves) {
     try {
         fault_point("defrag-cells");
-        cache.cells().move(moves);
+        group.cells().move(moves);
     } catch (...) {
-        cache.set_broken();
+        group.set_broken();
         throw;
     }
 }
 
 } // namespace
 
-bool can_keep_on(ggml_backend_dev_t device, const hparams & h, std::initializer_list<ggml_type> types) {
+bool can_keep_on(ggml_backend_dev_t device, const group_spec & spec, const cache_types & types) {
     const ggml_context_ptr owner = new_ggml_context(64 * ggml_tensor_overhead());
     ggml_context * ctx = owner.get();
     ggml_tensor * from = ggml_new_tensor_1d(ctx, GGML_TYPE_I32, 8);
     ggml_tensor * to = ggml_new_tensor_1d(ctx, GGML_TYPE_I64, 8);
-    ggml_tensor * fresh = ggml_new_tensor_2d(ctx, GGML_TYPE_F32, h.n_embd_kv(), 8);
-    for (const ggml_type type : types) {
+    const std::pair<ggml_type, uint32_t> kinds[] = {{types.k, spec.k_width()}, {types.v, spec.v_width()}};
+    for (const auto & [type, width] : kinds) {
         if (is_rpc(device) && !is_common(type)) {
             return false; // it says yes to all, and its server would end where that is not true
         }
-        ggml_tensor * rows = ggml_new_tensor_2d(ctx, type, h.n_embd_kv(), MAX_SPAN_ALIGN);
+        ggml_tensor * fresh = ggml_new_tensor_2d(ctx, GGML_TYPE_F32, width, 8);
+        ggml_tensor * rows = ggml_new_tensor_2d(ctx, type, width, MAX_SPAN_ALIGN);
         std::vector<ggml_tensor *> ops = {ggml_set_rows(ctx, rows, fresh, to)};
         ggml_tensor * t = rows;
         if (has_words(rows)) {
@@ -217,27 +215,27 @@ bool can_keep_on(ggml_backend_dev_t device, const hparams & h, std::initializer_
     return true;
 }
 
-void run_fill(update_runner & runner, kv_cache & cache, const std::vector<cell_move> & moves) {
-    const auto follow = [&](const std::vector<cell_move> & part) { cache.cells().move(part); };
-    into_holes(runner, cache, "defrag", moves, follow, "those moved before are in place, the rest where they were");
+void run_fill(kv_group & group, const std::vector<cell_move> & moves) {
+    const auto follow = [&](const std::vector<cell_move> & part) { group.cells().move(part); };
+    into_holes(group, "defrag", moves, follow, "those moved before are in place, the rest where they were");
 }
 
-void run_copy(update_runner & runner, const kv_cache & cache, const std::vector<cell_move> & moves) {
+void run_copy(kv_group & group, const std::vector<cell_move> & moves) {
     const auto nothing = [](const std::vector<cell_move> &) {};
-    into_holes(runner, cache, "copy", moves, nothing, "they are copied before they change, so nothing has changed");
+    into_holes(group, "copy", moves, nothing, "they are copied before they change, so nothing has changed");
 }
 
-uint32_t sort_ranks(const kv_cache & cache) {
-    return static_cast<uint32_t>(std::max<uint64_t>(1, MAX_SCRATCH / widest_row(cache) / 2));
+uint32_t sort_ranks(const kv_group & group) {
+    return static_cast<uint32_t>(std::max<uint64_t>(1, MAX_SCRATCH / widest_row(group) / 2));
 }
 
-void run_sort(update_runner & runner, kv_cache & cache, const std::vector<std::vector<cell_move>> & steps) {
+void run_sort(kv_group & group, const std::vector<std::vector<cell_move>> & steps) {
     for (const std::vector<cell_move> & step : steps) {
-        if (ggml_backend_t failed = (all_have_words(cache) ? gather_rows : copy_apart)(runner, cache, "defrag", step)) {
-            cache.set_broken();
+        if (ggml_backend_t failed = (all_have_words(group) ? gather_rows : copy_apart)(group, "defrag", step)) {
+            group.set_broken();
             fail_moving(failed, "K and V can't be trusted any more: clear() the cache and decode again");
         }
-        follow_rows(cache, step);
+        follow_rows(group, step);
     }
 }
 

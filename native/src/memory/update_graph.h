@@ -7,32 +7,11 @@
 #include <utility>
 #include <vector>
 
-#include <ggml-cpp.h>
+#include "memory/kv_group.h"
 
 namespace kvg {
 
-// The device side, kept by a context: for each part of the cache a backend and an allocator, reused from graph to graph.
-class update_runner {
-public:
-    struct lane {
-        ggml_backend_t backend;
-        ggml_gallocr_ptr allocator;
-    };
-
-    // backends: of the cache's parts, in their order
-    explicit update_runner(const std::vector<ggml_backend_t> & backends);
-
-    std::vector<lane> & lanes() { return lanes_; }
-    // graphs computed so far
-    int64_t n_graphs() const { return n_graphs_; }
-    void count_graph() { ++n_graphs_; }
-
-private:
-    std::vector<lane> lanes_;
-    int64_t n_graphs_ = 0;
-};
-
-// One graph being built, for one part of the cache: add nodes in the order in which they must run.
+// One graph being built, for one part of a group: add nodes in the order in which they must run.
 class update_graph {
 public:
     // `what` ("shift", "defrag") names it in errors.
@@ -52,9 +31,9 @@ public:
 
     bool is_empty() const { return ggml_graph_n_nodes(graph_) == 0; }
     // The steps of run_graphs. error(KVG_DEVICE)
-    void allocate(update_runner::lane & lane);
-    bool start(const update_runner::lane & lane);
-    bool finish(const update_runner::lane & lane);
+    void allocate(kv_part & part);
+    bool start(const kv_part & part);
+    bool finish(const kv_part & part);
 
 private:
     ggml_tensor * input(ggml_type type, const void * values, size_t n);
@@ -66,13 +45,13 @@ private:
     std::vector<std::pair<ggml_tensor *, std::vector<uint8_t>>> inputs_;
 };
 
-// One graph for each part of the cache, in the order of its parts; devices have nothing to do with those that are empty.
+// One graph for each part of a group, in the order of its parts; devices have nothing to do with those that are empty.
 // All are allocated before the first is computed: until then nothing is touched. error(KVG_DEVICE)
-void allocate_graphs(update_runner & runner, std::vector<update_graph> & graphs);
+void allocate_graphs(kv_group & group, std::vector<update_graph> & graphs);
 // Devices compute at the same time. nullptr when all went well; else the backend that failed, which may have happened half way, and
 // others may have come to their end.
-ggml_backend_t compute_graphs(update_runner & runner, std::vector<update_graph> & graphs);
+ggml_backend_t compute_graphs(kv_group & group, std::vector<update_graph> & graphs);
 // Both.
-ggml_backend_t run_graphs(update_runner & runner, std::vector<update_graph> & graphs);
+ggml_backend_t run_graphs(kv_group & group, std::vector<update_graph> & graphs);
 
 } // namespace kvg

@@ -13,12 +13,12 @@ static const std::vector<arch_recipe> recipes = {
      {
          {"attn_norm.weight", &lw::attn_norm, extent::embd, extent::none, true},
          {"attn_q.weight", &lw::wq, extent::embd, extent::q, true},
-         {"attn_k.weight", &lw::wk, extent::embd, extent::kv, true},
-         {"attn_v.weight", &lw::wv, extent::embd, extent::kv, true},
-         {"attn_output.weight", &lw::wo, extent::q, extent::embd, true},
+         {"attn_k.weight", &lw::wk, extent::embd, extent::k, true},
+         {"attn_v.weight", &lw::wv, extent::embd, extent::v, true},
+         {"attn_output.weight", &lw::wo, extent::out, extent::embd, true},
          {"attn_q.bias", &lw::bq, extent::q, extent::none, false},
-         {"attn_k.bias", &lw::bk, extent::kv, extent::none, false},
-         {"attn_v.bias", &lw::bv, extent::kv, extent::none, false},
+         {"attn_k.bias", &lw::bk, extent::k, extent::none, false},
+         {"attn_v.bias", &lw::bv, extent::v, extent::none, false},
          {"attn_output.bias", &lw::bo, extent::embd, extent::none, false},
          {"ffn_norm.weight", &lw::ffn_norm, extent::embd, extent::none, true},
          {"ffn_gate.weight", &lw::ffn_gate, extent::embd, extent::ff, true},
@@ -41,16 +41,20 @@ const arch_recipe & find_arch(const std::string & name) {
     fail(KVG_UNSUPPORTED, "architecture '%s' has no recipe yet; there are: %s", name.c_str(), known.c_str());
 }
 
-uint32_t width(extent e, const hparams & h) {
+uint32_t width(extent e, const hparams & h, const layer_spec & layer) {
     switch (e) {
     case extent::embd:
         return h.n_embd;
     case extent::q:
-        return h.n_embd_q();
-    case extent::kv:
-        return h.n_embd_kv();
+        return layer.q_width();
+    case extent::k:
+        return layer.k_width();
+    case extent::v:
+        return layer.v_width();
+    case extent::out:
+        return layer.out_width();
     case extent::ff:
-        return h.n_ff;
+        return layer.n_ff;
     case extent::none:
         break;
     }

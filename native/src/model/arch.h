@@ -34,7 +34,9 @@ enum class extent {
     none,
     embd,
     q,
-    kv,
+    k,
+    v,
+    out, // of what attention gives
     ff
 };
 
@@ -55,6 +57,6 @@ struct arch_recipe {
 // error(KVG_UNSUPPORTED) with the names there are
 const arch_recipe & find_arch(const std::string & name);
 
-uint32_t width(extent e, const hparams & h);
+uint32_t width(extent e, const hparams & h, const layer_spec & layer);
 
 } // namespace kvg

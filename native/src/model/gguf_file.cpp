@@ -207,10 +207,13 @@ std::optional<uint64_t> gguf_file::get_array_length(const std::string & key) con
     return gguf_get_arr_n(meta_.get(), id);
 }
 
-std::optional<uint64_t> gguf_file::get_uint_or_equal_array(const std::string & key, uint64_t n) const {
+std::optional<std::vector<uint64_t>> gguf_file::get_uints(const std::string & key, uint64_t n) const {
     const int64_t id = gguf_find_key(meta_.get(), key.c_str());
-    if (id < 0 || gguf_get_kv_type(meta_.get(), id) != GGUF_TYPE_ARRAY) {
-        return get_uint(key);
+    if (id < 0) {
+        return std::nullopt;
+    }
+    if (gguf_get_kv_type(meta_.get(), id) != GGUF_TYPE_ARRAY) {
+        return std::vector<uint64_t>(n, *get_uint(key));
     }
     const gguf_type type = gguf_get_arr_type(meta_.get(), id);
     const uint64_t length = gguf_get_arr_n(meta_.get(), id);
@@ -218,20 +221,16 @@ std::optional<uint64_t> gguf_file::get_uint_or_equal_array(const std::string & k
         fail(KVG_MODEL_LOAD, "%s: key '%s' has %llu items, expected %llu integers, one per layer", path_.c_str(), key.c_str(),
              (unsigned long long) length, (unsigned long long) n);
     }
-    const void * data = gguf_get_arr_data(meta_.get(), id);
-    const auto first = uint_at(type, data, 0);
+    std::vector<uint64_t> values;
     for (uint64_t i = 0; i < n; ++i) {
-        const auto value = uint_at(type, data, i);
+        const auto value = uint_at(type, gguf_get_arr_data(meta_.get(), id), i);
         if (!value) {
             fail(KVG_MODEL_LOAD, "%s: key '%s' holds something that isn't an integer of at least 0", path_.c_str(),
                  key.c_str());
         }
-        if (value != first) {
-            fail(KVG_UNSUPPORTED, "%s: '%s' differs from layer to layer, which is not supported yet", path_.c_str(),
-                 key.c_str());
-        }
+        values.push_back(*value);
     }
-    return first;
+    return values;
 }
 
 } // namespace kvg

@@ -58,8 +58,8 @@ public:
     std::optional<double> get_float(const std::string & key) const;
     std::optional<std::string> get_string(const std::string & key) const;
     std::optional<uint64_t> get_array_length(const std::string & key) const;
-    // a scalar, or an array of n items that must all be equal
-    std::optional<uint64_t> get_uint_or_equal_array(const std::string & key, uint64_t n) const;
+    // n numbers: an array of so many, or a scalar that stands for all
+    std::optional<std::vector<uint64_t>> get_uints(const std::string & key, uint64_t n) const;
 
 private:
     void read_tensors();

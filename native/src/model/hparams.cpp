@@ -20,11 +20,13 @@ public:
     uint32_t optional(const char * key, uint32_t fallback, uint64_t lowest, uint64_t highest) const {
         return bounded(key, file_.get_uint(prefix_ + key).value_or(fallback), lowest, highest);
     }
-    uint32_t required_per_layer(const char * key, uint64_t n_layer, uint64_t highest) const {
-        return bounded(key, present(key, file_.get_uint_or_equal_array(prefix_ + key, n_layer)), 1, highest);
+    // a number for each layer: one for all, or an array
+    std::vector<uint32_t> required_per_layer(const char * key, uint64_t n_layer, uint64_t highest) const {
+        return bounded(key, present(key, file_.get_uints(prefix_ + key, n_layer)), highest);
     }
-    uint32_t optional_per_layer(const char * key, uint32_t fallback, uint64_t n_layer, uint64_t highest) const {
-        return bounded(key, file_.get_uint_or_equal_array(prefix_ + key, n_layer).value_or(fallback), 1, highest);
+    std::vector<uint32_t> optional_per_layer(const char * key, const std::vector<uint32_t> & fallback, uint64_t highest) const {
+        const auto found = file_.get_uints(prefix_ + key, fallback.size());
+        return found ? bounded(key, *found, highest) : fallback;
     }
     float required_number(const char * key, float lowest, float highest) const {
         return bounded(key, present(key, file_.get_float(prefix_ + key)), lowest, highest);
@@ -55,6 +57,13 @@ private:
         }
         return static_cast<uint32_t>(value);
     }
+    std::vector<uint32_t> bounded(const char * key, const std::vector<uint64_t> & values, uint64_t highest) const {
+        std::vector<uint32_t> out;
+        for (const uint64_t value : values) {
+            out.push_back(bounded(key, value, 1, highest));
+        }
+        return out;
+    }
 
     const gguf_file & file_;
     std::string prefix_;
@@ -64,15 +73,16 @@ constexpr uint64_t MAX_LAYERS = 512;
 constexpr uint64_t MAX_WIDTH = 1 << 20;
 constexpr uint64_t MAX_POSITION = (uint64_t{1} << 31) - 1;
 
-rope_params read_rope(const gguf_file & file, const reader & in, const hparams & h, int mode) {
+rope_params read_rope(const gguf_file & file, const reader & in, uint32_t n_ctx_train, uint32_t head_dim, int mode) {
     rope_params rope = {};
     rope.mode = mode;
-    rope.n_rot = static_cast<int>(in.optional("rope.dimension_count", h.head_dim, 1, h.head_dim));
+    rope.with_factors = true;
+    rope.n_rot = static_cast<int>(in.optional("rope.dimension_count", head_dim, 1, head_dim));
     rope.freq_base = in.optional_number("rope.freq_base", 10000.0f, 1e-3f, 1e12f);
-    rope.n_ctx_orig = static_cast<int>(in.optional("rope.scaling.original_context_length", h.n_ctx_train, 1, MAX_POSITION));
-    if (rope.n_rot % 2 != 0 || static_cast<uint32_t>(rope.n_rot) != h.head_dim) {
+    rope.n_ctx_orig = static_cast<int>(in.optional("rope.scaling.original_context_length", n_ctx_train, 1, MAX_POSITION));
+    if (rope.n_rot % 2 != 0 || static_cast<uint32_t>(rope.n_rot) != head_dim) {
         fail(KVG_UNSUPPORTED, "%s: %d rotated dimensions of a head of %u; this architecture rotates whole heads of even size",
-             file.path().c_str(), rope.n_rot, h.head_dim);
+             file.path().c_str(), rope.n_rot, head_dim);
     }
     const std::string scaling = in.text("rope.scaling.type").value_or("linear");
     if (scaling != "linear" && scaling != "none") {
@@ -90,6 +100,38 @@ rope_params read_rope(const gguf_file & file, const reader & in, const hparams &
     return rope;
 }
 
+std::vector<layer_spec> read_layers(const gguf_file & file, const reader & in, const hparams & h, int rope_mode) {
+    const uint32_t n_layer = in.required("block_count", 1, MAX_LAYERS);
+    const std::vector<uint32_t> n_head = in.required_per_layer("attention.head_count", n_layer, MAX_WIDTH);
+    const std::vector<uint32_t> n_head_kv = in.optional_per_layer("attention.head_count_kv", n_head, MAX_WIDTH);
+    const std::vector<uint32_t> n_ff = in.required_per_layer("feed_forward_length", n_layer, MAX_WIDTH * 4);
+    const uint32_t head_dim = in.optional("attention.key_length", h.n_embd / n_head[0], 1, 4096);
+    if (in.optional("attention.value_length", h.n_embd / n_head[0], 1, 4096) != head_dim) {
+        fail(KVG_UNSUPPORTED, "%s: K and V heads of different size are not supported yet", file.path().c_str());
+    }
+    const rope_params rope = read_rope(file, in, h.n_ctx_train, head_dim, rope_mode);
+    std::vector<layer_spec> layers;
+    for (uint32_t il = 0; il < n_layer; ++il) {
+        if (n_head[il] % n_head_kv[il] != 0) {
+            fail(KVG_MODEL_LOAD, "%s: %u query heads can't be shared out over %u KV heads", file.path().c_str(), n_head[il],
+                 n_head_kv[il]);
+        }
+        if (static_cast<uint64_t>(n_head[il]) * head_dim > MAX_WIDTH * 4) {
+            fail(KVG_MODEL_LOAD, "%s: %u heads of %u are more than any model has", file.path().c_str(), n_head[il], head_dim);
+        }
+        layer_spec layer = {};
+        layer.n_head = n_head[il];
+        layer.n_head_kv = n_head_kv[il];
+        layer.head_dim_k = layer.head_dim_v = head_dim;
+        layer.rope = rope;
+        layer.scale = 1.0f / std::sqrt(static_cast<float>(head_dim));
+        layer.feed_forward = feed_forward_kind::swiglu;
+        layer.n_ff = n_ff[il];
+        layers.push_back(layer);
+    }
+    return layers;
+}
+
 } // namespace
 
 hparams read_hparams(const gguf_file & file) {
@@ -102,29 +144,14 @@ hparams read_hparams(const gguf_file & file) {
     h.arch = *name;
     const reader in(file, h.arch);
 
-    h.n_layer = in.required("block_count", 1, MAX_LAYERS);
     h.n_embd = in.required("embedding_length", 1, MAX_WIDTH);
     h.n_ctx_train = in.required("context_length", 1, MAX_POSITION);
     h.rms_eps = in.required_number("attention.layer_norm_rms_epsilon", 0.0f, 1.0f);
-
-    h.n_head = in.required_per_layer("attention.head_count", h.n_layer, MAX_WIDTH);
-    h.n_head_kv = in.optional_per_layer("attention.head_count_kv", h.n_head, h.n_layer, MAX_WIDTH);
-    h.n_ff = in.required_per_layer("feed_forward_length", h.n_layer, MAX_WIDTH * 4);
-    if (h.n_head % h.n_head_kv != 0) {
-        fail(KVG_MODEL_LOAD, "%s: %u query heads can't be shared out over %u KV heads", file.path().c_str(), h.n_head,
-             h.n_head_kv);
-    }
     if (in.optional("expert_count", 0, 0, MAX_WIDTH) > 0) {
         fail(KVG_UNSUPPORTED, "%s: mixtures of experts are not supported yet", file.path().c_str());
     }
-    h.head_dim = in.optional("attention.key_length", h.n_embd / h.n_head, 1, 4096);
-    if (in.optional("attention.value_length", h.n_embd / h.n_head, 1, 4096) != h.head_dim) {
-        fail(KVG_UNSUPPORTED, "%s: K and V heads of different size are not supported yet", file.path().c_str());
-    }
-    if (static_cast<uint64_t>(h.n_head) * h.head_dim > MAX_WIDTH * 4) {
-        fail(KVG_MODEL_LOAD, "%s: %u heads of %u are more than any model has", file.path().c_str(), h.n_head, h.head_dim);
-    }
-    h.rope = read_rope(file, in, h, recipe.rope_mode);
+    h.layers = read_layers(file, in, h, recipe.rope_mode);
+    h.groups = make_groups(h.layers);
 
     const gguf_tensor * embd = file.find_tensor("token_embd.weight");
     if (!embd) {

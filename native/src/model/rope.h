@@ -5,7 +5,7 @@
 
 #include <ggml-backend.h>
 
-#include "model/hparams.h"
+#include "model/layer_spec.h"
 
 namespace kvg {
 

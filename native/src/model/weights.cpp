@@ -84,18 +84,28 @@ struct known_tensor {
     ggml_tensor *& in(model_weights & weights) const { return of_model ? weights.*of_model : weights.layers[layer].*of_layer; }
 };
 
+// Of the layers whose frequencies have factors: pairs that turn.
+uint32_t n_factors(const hparams & h) {
+    int n_rot = 0;
+    for (const layer_spec & layer : h.layers) {
+        n_rot = std::max(n_rot, layer.rope.with_factors ? layer.rope.n_rot : 0);
+    }
+    return static_cast<uint32_t>(n_rot) / 2;
+}
+
 std::vector<known_tensor> known_tensors(const hparams & h) {
     using m = model_weights;
     std::vector<known_tensor> known = {
         {"token_embd.weight", h.n_embd, h.n_vocab, true, &m::token_embd, nullptr, 0},
-        {"output_norm.weight", h.n_embd, 0, true, &m::output_norm, nullptr, h.n_layer},
-        {OUTPUT, h.n_embd, h.n_vocab, false, &m::output, nullptr, h.n_layer},
-        {ROPE_FREQS, static_cast<uint32_t>(h.rope.n_rot) / 2, 0, false, nullptr, nullptr, 0}, // one on each device
+        {"output_norm.weight", h.n_embd, 0, true, &m::output_norm, nullptr, h.n_layer()},
+        {OUTPUT, h.n_embd, h.n_vocab, false, &m::output, nullptr, h.n_layer()},
+        {ROPE_FREQS, n_factors(h), 0, false, nullptr, nullptr, 0}, // one on each device
     };
-    for (uint32_t il = 0; il < h.n_layer; ++il) {
+    for (uint32_t il = 0; il < h.n_layer(); ++il) {
         for (const layer_tensor & t : find_arch(h.arch).layer) {
-            known.push_back({strformat("blk.%u.%s", il, t.suffix), width(t.in, h), t.out == extent::none ? 0 : width(t.out, h),
-                             t.required, nullptr, t.slot, il});
+            const layer_spec & layer = h.layers[il];
+            known.push_back({strformat("blk.%u.%s", il, t.suffix), width(t.in, h, layer),
+                             t.out == extent::none ? 0 : width(t.out, h, layer), t.required, nullptr, t.slot, il});
         }
     }
     return known;
@@ -142,9 +152,9 @@ tensor_totals check_tensors(const gguf_file & file, const hparams & h) {
 }
 
 model::model(const std::string & path, const placement_request & request, loading how)
-    : file_(path), hparams_(read_hparams(file_)), placement_(request, hparams_.n_layer), how_(how),
+    : file_(path), hparams_(read_hparams(file_)), placement_(request, hparams_.n_layer()), how_(how),
       totals_(check_tensors(file_, hparams_)) {
-    weights_.layers.resize(hparams_.n_layer);
+    weights_.layers.resize(hparams_.n_layer());
     plan();
     for (group & g : groups_) {
         create(g);
@@ -160,9 +170,9 @@ model::model(const std::string & path, const placement_request & request, loadin
     }
 }
 
-ggml_tensor * model::rope_freqs(ggml_backend_dev_t device) const {
+ggml_tensor * model::rope_factors(uint32_t layer, ggml_backend_dev_t device) const {
     const auto found = weights_.rope_freqs.find(device);
-    return found == weights_.rope_freqs.end() ? nullptr : found->second;
+    return found == weights_.rope_freqs.end() || !hparams_.layers[layer].rope.with_factors ? nullptr : found->second;
 }
 
 uint64_t model::bytes_on(ggml_backend_dev_t device) const {

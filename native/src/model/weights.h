@@ -56,9 +56,10 @@ public:
     ggml_backend_dev_t embedding_device() const { return embedding_device_; }
     ggml_tensor * output_norm() const { return weights_.output_norm; }
     ggml_tensor * output() const { return weights_.output; }
-    // device: one of the placement's. nullptr when the model has none
-    ggml_tensor * rope_freqs(ggml_backend_dev_t device) const;
-    const std::map<ggml_backend_dev_t, ggml_tensor *> & rope_freqs() const { return weights_.rope_freqs; }
+    // What divides the frequencies of the layer's rope, F32 (n_rot / 2), on that device: one of the placement's. nullptr: nothing does
+    ggml_tensor * rope_factors(uint32_t layer, ggml_backend_dev_t device) const;
+    // on each device; empty when the file has none
+    const std::map<ggml_backend_dev_t, ggml_tensor *> & rope_factors() const { return weights_.rope_freqs; }
     const tensor_totals & totals() const { return totals_; }
     // bytes of weights there, those in the mapped file included
     uint64_t bytes_on(ggml_backend_dev_t device) const;

@@ -15,7 +15,7 @@ static bool meets(const seq_set & a, const seq_set & b) {
     return false;
 }
 
-batch::batch(const kvg_batch & in, uint32_t n_vocab, uint32_t n_batch, const cells & cells) : in_(in) {
+batch::batch(const kvg_batch & in, uint32_t n_vocab, uint32_t n_batch, const kv_cache & cache) : in_(in) {
     if (in.n_tokens < 1 || in.n_tokens > n_batch) {
         fail(KVG_INVALID_ARGUMENT, "a batch of %lld tokens; this context takes 1 to %u (n_batch): split it",
              static_cast<long long>(in.n_tokens), n_batch);
@@ -23,7 +23,7 @@ batch::batch(const kvg_batch & in, uint32_t n_vocab, uint32_t n_batch, const cel
     if (!in.token || !in.pos || !in.seq_begin || !in.seq_id || !in.logits) {
         fail(KVG_INVALID_ARGUMENT, "a batch with a NULL array");
     }
-    sets_.resize(static_cast<size_t>(in.n_tokens), cells.make_set());
+    sets_.resize(static_cast<size_t>(in.n_tokens), cache.groups().front().cells().make_set());
     for (uint32_t i = 0; i < n_tokens(); ++i) {
         if (in.token[i] < 0 || static_cast<uint32_t>(in.token[i]) >= n_vocab) {
             fail(KVG_INVALID_ARGUMENT, "token %u of the batch has id %d; this model has ids 0 to %u", i, in.token[i],
@@ -34,9 +34,9 @@ batch::batch(const kvg_batch & in, uint32_t n_vocab, uint32_t n_batch, const cel
         }
         n_outputs_ += in.logits[i] != 0;
     }
-    read_sets(cells.n_seq_max());
-    check_positions(cells);
-    check_shared(cells);
+    read_sets(cache.n_seq_max());
+    check_positions(cache);
+    check_shared(cache);
 }
 
 std::vector<first_position> batch::first_positions() const {
@@ -74,13 +74,13 @@ void batch::read_sets(uint32_t n_seq_max) {
     }
 }
 
-void batch::check_positions(const cells & cells) const {
-    std::vector<int64_t> last(cells.n_seq_max(), -2); // -2: not looked up yet
+void batch::check_positions(const kv_cache & cache) const {
+    std::vector<int64_t> last(cache.n_seq_max(), -2); // -2: not looked up yet
     for (uint32_t i = 0; i < n_tokens(); ++i) {
         each_member(sets_[i].data(), sets_[i].size(), [&](uint32_t seq) {
             const bool first = last[seq] == -2;
             if (first) {
-                last[seq] = cells.seq_pos_max(seq);
+                last[seq] = cache.seq_pos_max(seq);
             }
             if (in_.pos[i] <= last[seq]) {
                 fail(KVG_INVALID_ARGUMENT,
@@ -94,7 +94,8 @@ void batch::check_positions(const cells & cells) const {
 }
 
 // Several sequences may share a token only if they see the same cells before it: it gets one K and one V.
-void batch::check_shared(const cells & cells) const {
+void batch::check_shared(const kv_cache & cache) const {
+    const cells & cells = cache.groups().front().cells(); // which sequences see what is alike in all groups
     std::set<seq_set> checked;
     for (uint32_t i = 0; i < n_tokens(); ++i) {
         if (in_.seq_begin[i + 1] - in_.seq_begin[i] < 2) {

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "kvgraph.h"
-#include "memory/cells.h"
+#include "memory/kv_cache.h"
 
 namespace kvg {
 
@@ -16,10 +16,10 @@ struct first_position {
 
 class batch {
 public:
-    // Checks every value against the model and the cells: token ids and sequence ids that there are, positions
+    // Checks every value against the model and the cache: token ids and sequence ids that there are, positions
     // that rise within each sequence, and several sequences for a token only where they see the same cells before it.
     // error(KVG_INVALID_ARGUMENT), naming the token.
-    batch(const kvg_batch & in, uint32_t n_vocab, uint32_t n_batch, const cells & cells);
+    batch(const kvg_batch & in, uint32_t n_vocab, uint32_t n_batch, const kv_cache & cache);
 
     uint32_t n_tokens() const { return static_cast<uint32_t>(sets_.size()); }
     uint32_t n_outputs() const { return n_outputs_; }
@@ -32,8 +32,8 @@ public:
 
 private:
     void read_sets(uint32_t n_seq_max);
-    void check_positions(const cells & cells) const;
-    void check_shared(const cells & cells) const;
+    void check_positions(const kv_cache & cache) const;
+    void check_shared(const kv_cache & cache) const;
 
     const kvg_batch & in_; // outlives this object: one decode call
     std::vector<seq_set> sets_;

@@ -24,8 +24,8 @@ void compute(ggml_tensor * dst, const ggml_tensor *, int ith, int nth, void * se
 
 int32_t shift_of(const cells & cells, uint32_t i) { return fault_active("shift-sign") ? -cells.shift(i) : cells.shift(i); }
 
-head_rotation head_rotation_of(const kv_cache & cache, const rope_params & params, bool padded) {
-    return {padded ? attend_padded(cache.head_dim()) : cache.head_dim(), static_cast<uint32_t>(params.n_rot) / 2,
+head_rotation head_rotation_of(const kv_group & group, const rope_params & params, bool padded) {
+    return {padded ? attend_padded(group.spec().head_dim_k) : group.spec().head_dim_k, static_cast<uint32_t>(params.n_rot) / 2,
             params.mode == GGML_ROPE_TYPE_NEOX};
 }
 
@@ -37,16 +37,16 @@ void add_turn(std::vector<float> & turns, int32_t by, const std::vector<double> 
     }
 }
 
-cpu_rotation::cpu_rotation(const kv_cache & cache, const std::vector<uint32_t> & cells, const rotation & how, int n_threads,
+cpu_rotation::cpu_rotation(const kv_group & group, const std::vector<uint32_t> & cells, const rotation & how, int n_threads,
                            bool dithers)
-    : kernel_(*attend_kernels_here()[0]), type_(cache.type_k()), width_(cache.n_head_kv() * cache.head_dim()),
-      n_heads_(cache.n_head_kv()), shape_(head_rotation_of(cache, how.params, false)), mixed_(how.mixed), n_threads_(n_threads),
-      cells_(cells), scratch_(static_cast<size_t>(n_threads) * attend_padded(width_)) {
-    list_turns(cache, how, dithers);
+    : kernel_(*attend_kernels_here()[0]), type_(group.types().k), width_(group.spec().n_head_kv * group.spec().head_dim_k),
+      n_heads_(group.spec().n_head_kv), shape_(head_rotation_of(group, how.params, false)), mixed_(how.mixed),
+      n_threads_(n_threads), cells_(cells), scratch_(static_cast<size_t>(n_threads) * attend_padded(width_)) {
+    list_turns(group, how, dithers);
 }
 
-void cpu_rotation::list_turns(const kv_cache & cache, const rotation & how, bool dithers) {
-    const class cells & cells = cache.cells();
+void cpu_rotation::list_turns(const kv_group & group, const rotation & how, bool dithers) {
+    const class cells & cells = group.cells();
     const std::vector<double> angles = rope_angles(how.freq_factors, how.params);
     const uint8_t next = cells.next_dither(cells_);
     std::map<std::pair<int32_t, uint8_t>, uint32_t> known; // most cells wait for the same

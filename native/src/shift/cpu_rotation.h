@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "cpu/kernel.h"
-#include "memory/kv_cache.h"
+#include "memory/kv_group.h"
 #include "model/hparams.h"
 #include "parallel.h"
 #include "shift/dither.h"
@@ -26,7 +26,7 @@ struct rotation {
 int32_t shift_of(const cells & cells, uint32_t i);
 
 // K's heads as the CPU turns them. padded: where each has room for whole vectors
-head_rotation head_rotation_of(const kv_cache & cache, const rope_params & params, bool padded);
+head_rotation head_rotation_of(const kv_group & group, const rope_params & params, bool padded);
 
 // Adds the cosines and sines of a turn by so many positions, as attend_kernel::rotate takes them. angles: of a position
 void add_turn(std::vector<float> & turns, int32_t by, const std::vector<double> & angles, const dither_step & step);
@@ -34,7 +34,7 @@ void add_turn(std::vector<float> & turns, int32_t by, const std::vector<double> 
 class cpu_rotation {
 public:
     // Of these cells, which wait. how: as on any device; dithers: false where nothing will be rounded
-    cpu_rotation(const kv_cache & cache, const std::vector<uint32_t> & cells, const rotation & how, int n_threads,
+    cpu_rotation(const kv_group & group, const std::vector<uint32_t> & cells, const rotation & how, int n_threads,
                  bool dithers = true);
 
     const std::vector<uint32_t> & cells() const { return cells_; }
@@ -51,11 +51,11 @@ public:
     }
     // As rotate() for a row of floats that no Hadamard matrix has mixed.
     void rotate_floats(size_t i, float * x) const;
-    // The node that rotates all of them in a tensor of the CPU's cache. It must not outlive this.
+    // The node that rotates all of them in a tensor of the CPU's group. It must not outlive this.
     ggml_tensor * node(ggml_context * ctx, ggml_tensor * k);
 
 private:
-    void list_turns(const kv_cache & cache, const rotation & how, bool dithers);
+    void list_turns(const kv_group & group, const rotation & how, bool dithers);
 
     const attend_kernel & kernel_;
     ggml_type type_;

@@ -2,13 +2,13 @@
 // dither wait.
 #pragma once
 
-#include "memory/kv_cache.h"
+#include "memory/kv_group.h"
 #include "shift/cpu_rotation.h"
 
 namespace kvg {
 
 // Fetches the rows of a part that wait, a piece of a layer at a time, rotates them and puts them back. After a failure or an
 // exception some of them may be rotated.
-ggml_status shift_on_host(const kv_cache & cache, const kv_part & part, cpu_rotation & rotation);
+ggml_status shift_on_host(const kv_group & group, const kv_part & part, cpu_rotation & rotation);
 
 } // namespace kvg

@@ -14,7 +14,7 @@ namespace kvg {
 class query_turns {
 public:
     // how: as K is rotated. They must outlive it.
-    query_turns(const kv_cache & cache, const rotation & how) : cache_(cache), how_(how) {}
+    query_turns(const kv_group & group, const rotation & how) : group_(group), how_(how) {}
 
     // For all cells of the cache that wait now. Good until the next call.
     attend_turns list();
@@ -22,7 +22,7 @@ public:
 private:
     void renew();
 
-    const kv_cache & cache_;
+    const kv_group & group_;
     rotation how_;
     uint64_t version_ = 0; // of the cells' shifts, when there were turns for them
     std::vector<uint32_t> of_cell_;

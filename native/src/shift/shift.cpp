@@ -33,11 +33,12 @@ bool have_many_dithers(const cells & cells) {
 
 } // namespace
 
-k_shift::k_shift(kv_cache & cache, const hparams & h, const device_freqs & factors) : cache_(cache) {
-    for (const kv_part & part : cache.parts()) {
-        const auto found = factors.find(part.device);
-        const rotation how = {h.rope, found == factors.end() ? nullptr : found->second, part.hadamard_k.get()};
-        shares_.push_back({&part, how, is_cpu(part.device) || can_shift(cache, part, how)});
+k_shift::k_shift(kv_group & group, const std::vector<layer_spec> & layers, const device_factors & factors) : group_(group) {
+    for (const kv_part & part : group.parts()) {
+        const rope_params & rope = layers[part.layers.front()].rope;
+        const auto found = rope.with_factors ? factors.find(part.device) : factors.end();
+        const rotation how = {rope, found == factors.end() ? nullptr : found->second, part.hadamard_k.get()};
+        shares_.push_back({&part, how, is_cpu(part.device) || can_shift(group, part, how)});
     }
 }
 
@@ -48,17 +49,17 @@ bool k_shift::is_on(ggml_backend_dev_t device) const {
 
 update_graph k_shift::build(const share & s, cpu_rotation * by_cpu) const {
     if (!is_cpu(s.part->device)) {
-        return shift_graph(cache_, *s.part, s.how);
+        return shift_graph(group_, *s.part, s.how);
     }
     update_graph graph("shift", s.part->layers.size());
     for (uint32_t il : s.part->layers) {
-        graph.add(by_cpu->node(graph.ctx(), cache_.k(il)));
+        graph.add(by_cpu->node(graph.ctx(), group_.k(il)));
     }
     return graph;
 }
 
-uint32_t k_shift::run(update_runner & runner, int n_threads, const std::vector<uint32_t> & rotated) {
-    cells & cells = cache_.cells();
+uint32_t k_shift::run(int n_threads, const std::vector<uint32_t> & rotated) {
+    cells & cells = group_.cells();
     if (fault_active("shift-skip")) {
         const uint32_t n_waiting = cells.n_shifted();
         cells.clear_shifts(waiting_cells(cells));
@@ -72,23 +73,23 @@ uint32_t k_shift::run(update_runner & runner, int n_threads, const std::vector<u
         fail(KVG_INTERNAL, "a device rotates all cells that wait, and not %zu of %u", rotated.size(), cells.n_shifted());
     }
     const bool are_all_fetched =
-        cache_.type_k() != GGML_TYPE_F32 && have_many_dithers(cells); // which the CPU takes as they come
+        group_.types().k != GGML_TYPE_F32 && have_many_dithers(cells); // which the CPU takes as they come
     const auto is_fetched = [&](const share & s) { return !is_cpu(s.part->device) && (are_all_fetched || !s.on_device); };
     std::optional<cpu_rotation> by_cpu;
     if (std::any_of(shares_.begin(), shares_.end(), [&](const share & s) { return is_cpu(s.part->device) || is_fetched(s); })) {
-        by_cpu.emplace(cache_, rotated, shares_.front().how, n_threads); // the same on all devices
+        by_cpu.emplace(group_, rotated, shares_.front().how, n_threads); // the same on all devices
     }
     std::vector<update_graph> graphs;
     for (const share & s : shares_) {
         graphs.push_back(is_fetched(s) ? update_graph("shift", 1) : build(s, by_cpu ? &*by_cpu : nullptr));
     }
-    allocate_graphs(runner, graphs);
-    unfinished_rows rows(cache_);
-    if (ggml_backend_t failed = compute_graphs(runner, graphs)) {
+    allocate_graphs(group_, graphs);
+    unfinished_rows rows(group_);
+    if (ggml_backend_t failed = compute_graphs(group_, graphs)) {
         fail_half_way(ggml_backend_name(failed));
     }
     for (const share & s : shares_) {
-        if (is_fetched(s) && !computed([&] { return shift_on_host(cache_, *s.part, *by_cpu); })) {
+        if (is_fetched(s) && !computed([&] { return shift_on_host(group_, *s.part, *by_cpu); })) {
             fail_half_way(ggml_backend_dev_name(s.part->device));
         }
     }
@@ -97,12 +98,13 @@ uint32_t k_shift::run(update_runner & runner, int n_threads, const std::vector<u
     return static_cast<uint32_t>(rotated.size());
 }
 
-void k_shift::run_on_copy(const std::vector<uint32_t> & cells, uint8_t * rows, uint8_t * dither, int n_threads) const {
+void k_shift::run_on_copy(const std::vector<uint32_t> & cells, const layer_range & range, uint8_t * rows, uint8_t * dither,
+                          int n_threads) const {
     std::vector<uint32_t> waiting;
     std::vector<size_t> places; // among the cells
     for (size_t i = 0; i < cells.size(); ++i) {
-        dither[i] = cache_.cells().dither(cells[i]);
-        if (cache_.cells().shift(cells[i]) != 0) {
+        dither[i] = group_.cells().dither(cells[i]);
+        if (group_.cells().shift(cells[i]) != 0) {
             waiting.push_back(cells[i]);
             places.push_back(i);
         }
@@ -110,14 +112,14 @@ void k_shift::run_on_copy(const std::vector<uint32_t> & cells, uint8_t * rows, u
     if (waiting.empty()) {
         return;
     }
-    const uint8_t next = cache_.cells().next_dither(waiting);
-    const size_t row = cache_.k(0)->nb[1]; // layers are alike
-    const size_t layer = cells.size() * (row + cache_.v(0)->nb[1]);
+    const uint8_t next = group_.cells().next_dither(waiting);
+    const size_t row = group_.k_row_bytes();
+    const size_t layer = cells.size() * (row + group_.v_row_bytes());
     const size_t enough = 1 + waiting.size() * row / MIN_SHARED_BYTES;
     const int n_shared = static_cast<int>(std::min(static_cast<size_t>(n_threads), enough));
-    cpu_rotation rotation(cache_, waiting, shares_.front().how, n_shared);
-    for (uint32_t il = 0; il < cache_.n_layer(); ++il) {
-        rotation.rotate_all(0, waiting.size(), [&](size_t i) { return rows + il * layer + places[i] * row; });
+    cpu_rotation rotation(group_, waiting, shares_.front().how, n_shared);
+    for (size_t place = 0; place < range.size(); ++place) {
+        rotation.rotate_all(0, waiting.size(), [&](size_t i) { return rows + place * layer + places[i] * row; });
     }
     for (const size_t place : places) {
         dither[place] = dither_after(dither[place], next);
@@ -125,13 +127,13 @@ void k_shift::run_on_copy(const std::vector<uint32_t> & cells, uint8_t * rows, u
 }
 
 void k_shift::run_on_floats(float * k) const {
-    const std::vector<uint32_t> waiting = waiting_cells(cache_.cells());
+    const std::vector<uint32_t> waiting = waiting_cells(group_.cells());
     if (waiting.empty()) {
         return;
     }
-    const cpu_rotation rotation(cache_, waiting, shares_.front().how, 1, /*dithers*/ false);
+    const cpu_rotation rotation(group_, waiting, shares_.front().how, 1, /*dithers*/ false);
     for (size_t i = 0; i < waiting.size(); ++i) {
-        rotation.rotate_floats(i, k + size_t{waiting[i]} * cache_.n_head_kv() * cache_.head_dim());
+        rotation.rotate_floats(i, k + size_t{waiting[i]} * group_.spec().n_head_kv * group_.spec().head_dim_k);
     }
 }
 

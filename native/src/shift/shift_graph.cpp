@@ -24,9 +24,9 @@ constexpr uint32_t LARGEST_TRANSFORM = 512;
 // The types that rope takes where they lie, by our own table: supports_op says yes to others, which then abort.
 bool in_place(ggml_type type) { return type == GGML_TYPE_F32 || type == GGML_TYPE_F16; }
 
-ggml_tensor * rotate_span(ggml_context * ctx, const kv_cache & cache, ggml_tensor * k, const cell_span & span, ggml_tensor * by,
+ggml_tensor * rotate_span(ggml_context * ctx, const kv_group & group, ggml_tensor * k, const cell_span & span, ggml_tensor * by,
                           const rotation & how, float gain) {
-    return rope(ctx, cache.heads(ctx, k, span.begin, span.n), by, how.freq_factors, how.params, true, gain);
+    return rope(ctx, group.k_heads(ctx, k, span.begin, span.n), by, how.freq_factors, how.params, true, gain);
 }
 
 struct row_inputs {
@@ -41,10 +41,10 @@ struct row_inputs {
 constexpr size_t ROW_NODES = 7;
 
 // Rows of K, rotated as whole heads in F32 and rounded again. Returns the node to run.
-ggml_tensor * rotate_rows(ggml_context * ctx, const kv_cache & cache, ggml_tensor * k, const row_inputs & rows,
+ggml_tensor * rotate_rows(ggml_context * ctx, const kv_group & group, ggml_tensor * k, const row_inputs & rows,
                           const rotation & how, float gain) {
     ggml_tensor * x = ggml_get_rows(ctx, k, rows.from);
-    x = ggml_reshape_3d(ctx, x, cache.head_dim(), cache.n_head_kv(), rows.from->ne[0]);
+    x = ggml_reshape_3d(ctx, x, group.spec().head_dim_k, group.spec().n_head_kv, rows.from->ne[0]);
     // positions turn pairs of dimensions, which a Hadamard matrix has mixed
     x = how.mixed ? how.mixed->apply(ctx, x) : x;
     x = rope(ctx, x, rows.by, how.freq_factors, how.params, false, gain);
@@ -55,17 +55,18 @@ ggml_tensor * rotate_rows(ggml_context * ctx, const kv_cache & cache, ggml_tenso
 
 class builder {
 public:
-    builder(const kv_cache & cache, const kv_part & part, const rotation & how)
-        : cache_(cache), part_(part), how_(how), next_(cache.cells().next_dither(waiting_cells(cache.cells()))),
-          max_rows_(std::max<size_t>(1, MAX_SHIFT_SCRATCH / (size_t{cache.n_head_kv()} * cache.head_dim() * sizeof(float)))),
-          lots_(plan_shift(cache.cells(), cache.type_k() != GGML_TYPE_F32, span_align(part.device),
-                           in_place(cache.type_k()) ? MAX_SPANS : 0)),
+    builder(const kv_group & group, const kv_part & part, const rotation & how)
+        : group_(group), part_(part), how_(how), next_(group.cells().next_dither(waiting_cells(group.cells()))),
+          max_rows_(std::max<size_t>(1, MAX_SHIFT_SCRATCH /
+                                            (size_t{group.spec().n_head_kv} * group.spec().head_dim_k * sizeof(float)))),
+          lots_(plan_shift(group.cells(), group.types().k != GGML_TYPE_F32, span_align(part.device),
+                           in_place(group.types().k) ? MAX_SPANS : 0)),
           graph_("shift", max_nodes()) {}
 
     update_graph build() && {
         const auto n_pairs = static_cast<uint32_t>(how_.params.n_rot) / 2;
         for (const shift_lot & lot : lots_) {
-            const dither_step step = step_dither(lot.dither, dither_after(lot.dither, next_), cache_.type_k(), n_pairs);
+            const dither_step step = step_dither(lot.dither, dither_after(lot.dither, next_), group_.types().k, n_pairs);
             for (const cell_span & span : lot.spans) {
                 add_span(span, step.gain);
             }
@@ -90,7 +91,7 @@ private:
     ggml_tensor * shifts_of(const std::vector<int32_t> & cells) {
         std::vector<int32_t> shifts(cells.size());
         std::transform(cells.begin(), cells.end(), shifts.begin(),
-                       [&](int32_t i) { return shift_of(cache_.cells(), static_cast<uint32_t>(i)); });
+                       [&](int32_t i) { return shift_of(group_.cells(), static_cast<uint32_t>(i)); });
         return graph_.input(shifts);
     }
 
@@ -99,7 +100,7 @@ private:
         std::iota(cells.begin(), cells.end(), static_cast<int32_t>(span.begin));
         ggml_tensor * by = shifts_of(cells);
         for (uint32_t il : part_.layers) {
-            graph_.add(rotate_span(graph_.ctx(), cache_, cache_.k(il), span, by, how_, gain));
+            graph_.add(rotate_span(graph_.ctx(), group_, group_.k(il), span, by, how_, gain));
         }
     }
 
@@ -113,11 +114,11 @@ private:
             in.inverse_angles = graph_.input(inverse);
         }
         for (uint32_t il : part_.layers) {
-            graph_.add(rotate_rows(graph_.ctx(), cache_, cache_.k(il), in, how_, step.gain));
+            graph_.add(rotate_rows(graph_.ctx(), group_, group_.k(il), in, how_, step.gain));
         }
     }
 
-    const kv_cache & cache_;
+    const kv_group & group_;
     const kv_part & part_;
     const rotation & how_;
     uint8_t next_;
@@ -128,26 +129,26 @@ private:
 
 } // namespace
 
-bool can_shift(const kv_cache & cache, const kv_part & part, const rotation & how) {
+bool can_shift(const kv_group & group, const kv_part & part, const rotation & how) {
     if (how.mixed && (how.mixed->size() < SMALLEST_TRANSFORM || how.mixed->size() > LARGEST_TRANSFORM)) {
         return false;
     }
     const ggml_context_ptr owner = new_ggml_context(64 * ggml_tensor_overhead() + ggml_graph_overhead());
     ggml_context * ctx = owner.get();
     ggml_cgraph * graph = ggml_new_graph(ctx);
-    ggml_tensor * k = cache.k(part.layers.front());
+    ggml_tensor * k = group.k(part.layers.front());
     ggml_tensor * by = ggml_new_tensor_1d(ctx, GGML_TYPE_I32, MAX_SPAN_ALIGN);
     if (in_place(k->type)) {
-        ggml_build_forward_expand(graph, rotate_span(ctx, cache, k, {0, MAX_SPAN_ALIGN}, by, how, 1.0f));
+        ggml_build_forward_expand(graph, rotate_span(ctx, group, k, {0, MAX_SPAN_ALIGN}, by, how, 1.0f));
     }
     const row_inputs rows = {by, ggml_new_tensor_1d(ctx, GGML_TYPE_I64, MAX_SPAN_ALIGN), by, by,
                              ggml_new_tensor_1d(ctx, GGML_TYPE_F32, how.params.n_rot / 2)};
-    ggml_build_forward_expand(graph, rotate_rows(ctx, cache, k, rows, how, 1.0f));
+    ggml_build_forward_expand(graph, rotate_rows(ctx, group, k, rows, how, 1.0f));
     return can_run_all(part.device, graph);
 }
 
-update_graph shift_graph(const kv_cache & cache, const kv_part & part, const rotation & how) {
-    return builder(cache, part, how).build();
+update_graph shift_graph(const kv_group & group, const kv_part & part, const rotation & how) {
+    return builder(group, part, how).build();
 }
 
 } // namespace kvg

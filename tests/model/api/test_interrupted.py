@@ -139,7 +139,7 @@ def test_storm(small: kvg.Model, storm: Storm, how: str) -> None:
                     ctx.logits()
             n_returned += done
             ctx.reset()
-        assert 20 < n_returned < 380
+        assert 0 < n_returned < 400  # both happen, however busy the machine is
 
 
 # between open() and `with` nobody holds the file but the garbage collector
@@ -205,7 +205,7 @@ def test_append(ctx: kvg.Context) -> None:
 def test_update(ctx: kvg.Context, delay: float) -> None:
     """Rows are moved and turned to and fro; wherever it is cut, each position has its own."""
     decode(ctx, [Token(5 + i % 200, i // 2, (i % 2,), logits=False) for i in range(N)])
-    held = [contents(ctx.kv, ctx.model.n_layer, seq) for seq in range(2)]
+    held = [contents(ctx.kv, seq) for seq in range(2)]
     ctx.kv.seq_cp(0, 1, 0, 100)
     blob = ctx.kv.save()
 
@@ -221,9 +221,9 @@ def test_update(ctx: kvg.Context, delay: float) -> None:
     ctx.kv.load(blob)  # whatever was left undone
     ctx.kv.update()
     for seq in range(2):
-        assert held[seq] <= contents(ctx.kv, ctx.model.n_layer, seq)
+        assert held[seq] <= contents(ctx.kv, seq)
     work()
-    assert contents(ctx.kv, ctx.model.n_layer, 0) == held[0]
+    assert contents(ctx.kv, 0) == held[0]
     assert ctx.kv.n_kv == ctx.kv.n_used
 
 

@@ -164,7 +164,7 @@ def test_copies_are_exact(
             ctx.kv.seq_rm(0, p0, p0 + n)
         for p0, n in shared:
             ctx.kv.seq_cp(0, 1, p0, p0 + n)
-        before = [contents(ctx.kv, model.n_layer, seq) for seq in range(2)]
+        before = [contents(ctx.kv, seq) for seq in range(2)]
         if waits:
             ctx.kv.seq_add(0, 0, -1, 9)  # copies too: now it is 1 that has the originals
         n_used = ctx.kv.n_used
@@ -176,7 +176,7 @@ def test_copies_are_exact(
             ctx.kv.seq_add(0, 0, -1, -9)
         assert ctx.kv.n_used == n_used + n_shared
         assert ctx.kv.update().shifted_cells == 0
-        assert [contents(ctx.kv, model.n_layer, seq) for seq in range(2)] == before
+        assert [contents(ctx.kv, seq) for seq in range(2)] == before
 
 
 @pytest.mark.parametrize("kv_type", ["f32", "f16"])
@@ -186,10 +186,10 @@ def test_k_of_the_copy_is_fresh_and_the_original_untouched(small: kvg.Model, kv_
         fresh = fresh_k(ctx, [token._replace(pos=token.pos + 60) for token in tokens[10:30]])
         ctx.reset()
         decode(ctx, [token._replace(seq_ids=(0, 1)) for token in tokens])
-        before = contents(ctx.kv, small.n_layer, 0)
+        before = contents(ctx.kv, 0)
         ctx.kv.seq_add(1, 10, 30, 60)
         assert ctx.kv.update().shifted_cells == 20
-        assert contents(ctx.kv, small.n_layer, 0) == before
+        assert contents(ctx.kv, 0) == before
         k = ctx.kv.read_k(0)[cells_at(ctx.kv, range(70, 90))]
     assert np.abs(k - fresh).max() <= allowed_drift(fresh, kv_type, 100)
 
@@ -206,10 +206,10 @@ def test_no_room_for_copies(small: kvg.Model) -> None:
             with pytest.raises(kvg.CacheFullError, match="19 cells and 18 of 64"):
                 change(0, 5, -1, 2)
             assert same_cells(ctx.kv.cells(), before)
-        held = [contents(ctx.kv, small.n_layer, seq) for seq in range(2)]
+        held = [contents(ctx.kv, seq) for seq in range(2)]
         ctx.kv.seq_add(0, 6, -1, 1)
         assert ctx.kv.n_used == 64
-        assert contents(ctx.kv, small.n_layer, 1) == held[1]
+        assert contents(ctx.kv, 1) == held[1]
         with pytest.raises(kvg.CacheFullError):
             ctx.kv.seq_add(1, 5, 6, 1)
         ctx.kv.seq_add(1, 6, -1, 1)  # all its own by now: no copies
@@ -259,7 +259,7 @@ def test_sixty_five_sharers(small: kvg.Model) -> None:
     everyone = tuple(range(n_seq))
     with open_context(small, n_ctx=n_seq * n, n_seq_max=n_seq) as ctx:
         decode(ctx, run_of(random_ids(n, N_VOCAB), 0, everyone))
-        before = contents(ctx.kv, small.n_layer, 0)
+        before = contents(ctx.kv, 0)
         for seq in reversed(everyone):
             assert ctx.kv.n_used == n * min(n_seq - seq, n_seq)
             ctx.kv.seq_add(seq, 0, -1, 10 + seq)
@@ -268,7 +268,7 @@ def test_sixty_five_sharers(small: kvg.Model) -> None:
         for seq in everyone:
             ctx.kv.seq_add(seq, 0, -1, -10 - seq)
         assert ctx.kv.update().shifted_cells == 0
-        assert all(contents(ctx.kv, small.n_layer, seq) == before for seq in (0, 1, 31, 63, 64))
+        assert all(contents(ctx.kv, seq) == before for seq in (0, 1, 31, 63, 64))
 
 
 def test_context_shift_of_one_sharer(small: kvg.Model) -> None:
@@ -281,10 +281,10 @@ def test_context_shift_of_one_sharer(small: kvg.Model) -> None:
         with pytest.raises(kvg.CacheFullError, match="32 cells of sequence 1"):
             kvg.ContextShift(n_keep=4, n_discard=4).apply(ctx.kv, 1)
         assert same_cells(ctx.kv.cells(), before)
-        held = contents(ctx.kv, small.n_layer, 0)
+        held = contents(ctx.kv, 0)
         reports = [kvg.ContextShift(n_keep=4, n_discard=16).apply(each.kv, 1) for each in (ctx, alone)]
         assert [report.n_past for report in reports] == [24, 24]
         assert ctx.kv.n_used == 40 + 20
-        assert contents(ctx.kv, small.n_layer, 0) == held
+        assert contents(ctx.kv, 0) == held
         tokens = run_of(random_ids(4, N_VOCAB, 1), 24, (1,))
         assert nmse(decode(ctx, tokens), decode(alone, tokens)) <= where.limit(1e-6)

@@ -51,7 +51,7 @@ def check_defrag(
             fill(each, n_tokens, n_seq)
             punch(each.kv)
         kv = ctx.kv
-        before = [contents(kv, model.n_layer, seq) for seq in range(n_seq)]
+        before = [contents(kv, seq) for seq in range(n_seq)]
         n_used, misplaced = kv.n_used, [i for i in used_cells(kv) if i >= kv.n_used]
         width = model.n_head_kv * model.head_dim
         layer_bytes = row_bytes(type_k, width) + row_bytes(type_v, width)
@@ -65,7 +65,7 @@ def check_defrag(
         assert stats.shifted_cells == 0
         assert (kv.n_used, kv.n_kv) == (n_used, n_used)
         assert used_cells(kv) == list(range(n_used))
-        assert [contents(kv, model.n_layer, seq) for seq in range(n_seq)] == before
+        assert [contents(kv, seq) for seq in range(n_seq)] == before
         following = [Token(7 + seq, kv.seq_pos_max(seq) + 1, (seq,)) for seq in range(n_seq)]
         if n_used:
             assert nmse(decode(ctx, following), decode(untouched, following)) <= where.limit(1e-6)
@@ -149,12 +149,12 @@ def test_shift_and_defrag_in_one_update(small: kvg.Model) -> None:
             remove_cells(each.kv, range(10, 60, 2))
             each.kv.seq_add(0, 50, -1, -20)
         apart.kv.update()
-        expected = contents(apart.kv, small.n_layer, 0)
+        expected = contents(apart.kv, 0)
         ctx.kv.defrag("fill")
         stats = ctx.kv.update()
         assert stats.shifted_cells > 0
         assert stats.moved_cells > 0
-        assert contents(ctx.kv, small.n_layer, 0) == expected
+        assert contents(ctx.kv, 0) == expected
 
 
 def test_nothing_moves_in_a_compact_cache(small: kvg.Model) -> None:

@@ -85,14 +85,14 @@ def test_runs_order_bytes_and_logits(
             for seq, p0, n in holes:
                 each.kv.seq_rm(seq, p0, p0 + n)
         kv = ctx.kv
-        held = [contents(kv, model.n_layer, seq) for seq in range(5)]
+        held = [contents(kv, seq) for seq in range(5)]
         before = layout(kv)
         kv.defrag("sort")
         assert layout(kv) == before  # not before the update
         stats = kv.update()
         assert layout(kv) == promised(before)
         check_runs(kv)
-        assert [contents(kv, model.n_layer, seq) for seq in range(5)] == held
+        assert [contents(kv, seq) for seq in range(5)] == held
         assert stats.moved_cells >= sum(a != b for a, b in zip(before, layout(kv), strict=True) if b)
         kv.defrag("sort")
         assert (kv.update().moved_cells, kv.update().graphs) == (0, 0)  # sorted already
@@ -123,13 +123,13 @@ def test_positions_that_occur_twice(small: kvg.Model) -> None:
         ctx.kv.seq_div(0, 0, 20, 7)
         ctx.kv.seq_rm(0, 1, 2)
         ctx.kv.update()
-        held = contents(ctx.kv, small.n_layer, 0)
+        held = contents(ctx.kv, 0)
         v = ctx.kv.read_v(1)
         ctx.kv.defrag("sort")
         ctx.kv.update()
         places = [*range(7), *range(14, 40)]  # in the order in which they lay
         assert np.array_equal(ctx.kv.read_v(1)[: len(places)], v[places])
-        assert contents(ctx.kv, small.n_layer, 0) == held
+        assert contents(ctx.kv, 0) == held
 
 
 def test_shift_and_sort_in_one_update(small: kvg.Model) -> None:
@@ -140,14 +140,14 @@ def test_shift_and_sort_in_one_update(small: kvg.Model) -> None:
             fill(each, 2, 80)
             each.kv.seq_add(1, 20, 30, 300)
         apart.kv.update()
-        expected = [contents(apart.kv, small.n_layer, seq) for seq in range(2)]
+        expected = [contents(apart.kv, seq) for seq in range(2)]
         before = layout(ctx.kv)
         ctx.kv.defrag("sort")
         stats = ctx.kv.update()
         assert stats.shifted_cells == 10
         assert stats.moved_cells > 0
         assert layout(ctx.kv) == promised(before)
-        assert [contents(ctx.kv, small.n_layer, seq) for seq in range(2)] == expected
+        assert [contents(ctx.kv, seq) for seq in range(2)] == expected
 
 
 def test_sort_at_the_next_decode_and_once(small: kvg.Model) -> None:
@@ -204,13 +204,13 @@ def test_sort_in_several_steps(wide: kvg.Model) -> None:
             ends[seq] += 1
         decode(ctx, tokens)
         ctx.kv.seq_rm(1, 30, 60)
-        held = [contents(ctx.kv, wide.n_layer, seq) for seq in range(n_seq)]
+        held = [contents(ctx.kv, seq) for seq in range(n_seq)]
         before = layout(ctx.kv)
         ctx.kv.defrag("sort")
         stats = ctx.kv.update()
         assert stats.graphs >= 3
         assert layout(ctx.kv) == promised(before)
-        assert [contents(ctx.kv, wide.n_layer, seq) for seq in range(n_seq)] == held
+        assert [contents(ctx.kv, seq) for seq in range(n_seq)] == held
 
 
 @pytest.mark.parametrize("kv_type", ["f32", "f16"])

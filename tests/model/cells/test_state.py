@@ -54,7 +54,7 @@ def following(kv: kvg.KVCache, seq: int) -> list[Token]:
 
 def held(ctx: kvg.Context) -> list[object]:
     """What each sequence sees: positions, K and V. A pending shift runs first."""
-    return [contents(ctx.kv, ctx.model.n_layer, seq) for seq in range(ctx.kv.n_seq_max)]
+    return [contents(ctx.kv, seq) for seq in range(ctx.kv.n_seq_max)]
 
 
 def refused(ctx: kvg.Context, error: Refusals, call: Callable[[], object], match: str | None = None) -> None:
@@ -76,9 +76,9 @@ def test_a_sequence_comes_back_under_any_id(holder: Holder, target: int, kv_type
         for each in (source, ctx):
             populate(each)
         blob = source.kv.save(seq=0)
-        before = [contents(ctx.kv, model.n_layer, seq) for seq in range(4)]
+        before = [contents(ctx.kv, seq) for seq in range(4)]
         ctx.kv.load(blob, seq=target)
-        after = [contents(ctx.kv, model.n_layer, seq) for seq in range(4)]
+        after = [contents(ctx.kv, seq) for seq in range(4)]
         assert after[target] == before[0]
         assert all(after[seq] == before[seq] for seq in range(4) if seq != target)
         seen = ctx.kv.cells().seq
@@ -95,12 +95,12 @@ def test_into_scattered_holes(small: kvg.Model) -> None:
         blob = source.kv.save(seq=0)
         decode(ctx, [Token(5, i // 2, (i % 2,), logits=False) for i in range(80)])
         ctx.kv.seq_rm(1, 0, -1)
-        others = contents(ctx.kv, small.n_layer, 0)
+        others = contents(ctx.kv, 0)
         ctx.kv.load(blob, seq=3)
         places = np.flatnonzero(ctx.kv.cells().seq[:, 3])
         assert (np.diff(places) > 1).sum() >= 10
-        assert contents(ctx.kv, small.n_layer, 3) == contents(source.kv, small.n_layer, 0)
-        assert contents(ctx.kv, small.n_layer, 0) == others
+        assert contents(ctx.kv, 3) == contents(source.kv, 0)
+        assert contents(ctx.kv, 0) == others
         tokens = following(source.kv, 0)
         there = [token._replace(seq_ids=(3,)) for token in tokens]
         assert nmse(decode(ctx, there), decode(source, tokens)) <= where.limit(1e-6)
@@ -119,7 +119,7 @@ def test_the_whole_cache(ctx: kvg.Context, small: kvg.Model) -> None:
         ]
         assert shapes[0] == shapes[1]
         for seq in range(3):
-            assert contents(other.kv, small.n_layer, seq) == contents(ctx.kv, small.n_layer, seq)
+            assert contents(other.kv, seq) == contents(ctx.kv, seq)
         tokens = [token for seq in range(3) for token in following(ctx.kv, seq)]
         assert nmse(decode(other, tokens), decode(ctx, tokens)) <= where.limit(1e-6)
 
@@ -150,7 +150,7 @@ def test_a_pending_shift_runs_before_saving(small: kvg.Model) -> None:
         with open_context(small, **OPTIONS) as fresh:
             fresh.kv.load(blob, seq=2)
             assert not fresh.kv.cells().shift.any()
-            assert contents(fresh.kv, small.n_layer, 2) == contents(updated.kv, small.n_layer, 0)
+            assert contents(fresh.kv, 2) == contents(updated.kv, 0)
 
 
 def test_a_pending_shift_of_the_others_outlives_loading(small: kvg.Model) -> None:
@@ -163,14 +163,14 @@ def test_a_pending_shift_of_the_others_outlives_loading(small: kvg.Model) -> Non
             each.kv.seq_add(0, 14, -1, 9)
             each.kv.seq_add(2, 0, -1, 4)
         updated.kv.update()
-        expected = [contents(updated.kv, small.n_layer, seq) for seq in range(2)]
+        expected = [contents(updated.kv, seq) for seq in range(2)]
         ctx.kv.take_stats()
         ctx.kv.load(blob, seq=2)
         assert ctx.kv.take_stats().graphs == 0
         cells = ctx.kv.cells()
         assert not cells.shift[cells.seq[:, 2]].any()
         assert cells.shift[cells.seq[:, 0] & (cells.pos >= 23)].all()
-        assert [contents(ctx.kv, small.n_layer, seq) for seq in range(2)] == expected
+        assert [contents(ctx.kv, seq) for seq in range(2)] == expected
         assert ctx.kv.save(seq=2) == blob
 
 
@@ -277,7 +277,7 @@ def test_more_sequences_than_here(small: kvg.Model, ctx: kvg.Context) -> None:
     with open_context(small, **{**OPTIONS, "n_seq_max": 65}) as other:
         decode(other, run_of(random_ids(20, N_VOCAB), 0, (0, 3)))
         ctx.kv.load(other.kv.save())
-        assert held(ctx)[3] == contents(other.kv, small.n_layer, 3)
+        assert held(ctx)[3] == contents(other.kv, 3)
         other.kv.seq_cp(0, 64, 5, 6)
         blob = other.kv.save()
         refused(ctx, kvg.StateError, lambda: ctx.kv.load(blob), "sequence 64")

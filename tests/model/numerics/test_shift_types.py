@@ -148,12 +148,12 @@ def test_only_what_is_shifted_changes(model_file: ModelFile, kv_type: str, hadam
         open_context(model, **options) as ctx,
     ):
         decode(ctx, [token._replace(seq_ids=(int(token.pos % 3 == 1),), logits=False) for token in tokens])
-        stays = contents(ctx.kv, model.n_layer, 0)
+        stays = contents(ctx.kv, 0)
         before = [(ctx.kv.read_k(layer), ctx.kv.read_v(layer)) for layer in range(model.n_layer)]
         for delta in (7, 5):  # the second time otherwise than the first
             ctx.kv.seq_add(1, 0, -1, delta)
             assert ctx.kv.update().shifted_cells == 30
-            assert contents(ctx.kv, model.n_layer, 0) == stays
+            assert contents(ctx.kv, 0) == stays
         turned = ctx.kv.cells().seq[:, 1]
         for layer, (k, v) in enumerate(before):
             assert np.array_equal(ctx.kv.read_v(layer), v)
@@ -176,13 +176,13 @@ def test_more_rows_than_the_scratch_takes_at_once(wide: kvg.Model, kv_type: str)
         own = rms(fresh_k(ctx, there) - true)
         ctx.reset()
         decode(ctx, ours)
-        before = contents(ctx.kv, 1, 1)
+        before = contents(ctx.kv, 1)
         ctx.kv.seq_add(0, 0, -1, 50)
         stats = ctx.kv.update()
         done = stats.waiting_cells if where.is_cpu() and kv_type == "q8_0" else stats.shifted_cells
         assert done == 600
         assert rms(ctx.kv.read_k(0)[ctx.kv.cells().seq[:, 0]] - true) <= 1.5 * own
-        assert contents(ctx.kv, 1, 1) == before
+        assert contents(ctx.kv, 1) == before
 
 
 @pytest.mark.parametrize("kv_type", ["bf16", "q8_0", "q4_1"])

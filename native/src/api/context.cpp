@@ -1,0 +1,83 @@
+// Contexts, plans of what they would take, and decode.
+#include "api/handles.h"
+#include "api/model.h"
+
+using namespace kvg;
+
+kvg_status kvg_context_new(kvg_model * model, const kvg_context_params * params, kvg_context ** out) {
+    return guarded([&] {
+        need(out, "out") = nullptr;
+        const kvg_context_params & p = need_struct(params, "params");
+        *out = std::make_unique<kvg_context>(need(model, "model"), p).release();
+    });
+}
+
+void kvg_context_free(kvg_context * context) { std::unique_ptr<kvg_context>{context}.reset(); }
+
+const kvg_gguf * kvg_context_gguf(const kvg_context * context) { return context ? &context->gguf : nullptr; }
+
+static void fill_part(const std::vector<context_part> & parts, int64_t index, kvg_context_part & out) {
+    if (index < 0 || static_cast<size_t>(index) >= parts.size()) {
+        fail(KVG_INVALID_ARGUMENT, "no part has index %lld: there are %zu", static_cast<long long>(index), parts.size());
+    }
+    const context_part & part = parts[static_cast<size_t>(index)];
+    out = {sizeof(out),          ggml_backend_dev_name(part.device),
+           part.n_layer,         part.n_cache,
+           part.weight_bytes,    part.cache_bytes,
+           part.compute_bytes,   part.attention.c_str(),
+           part.shift_on_device, part.fallbacks.c_str()};
+}
+
+int64_t kvg_context_n_parts(kvg_context * context) {
+    return context ? static_cast<int64_t>(context->context.parts().size()) : 0;
+}
+
+kvg_status kvg_context_get_part(kvg_context * context, int64_t index, kvg_context_part * out) {
+    return guarded([&] { fill_part(need(context, "context").context.parts(), index, need_struct(out, "out")); });
+}
+
+kvg_status kvg_plan_new(const char * path, const kvg_model_params * model, const kvg_context_params * context,
+                        kvg_plan ** out) {
+    return guarded([&] {
+        need(out, "out") = nullptr;
+        const kvg_context_params & p = need_struct(context, "context");
+        class context measured(load_model(path, model, loading::measure), p);
+        *out = std::make_unique<kvg_plan>(kvg_plan{measured.parts()}).release();
+    });
+}
+
+void kvg_plan_free(kvg_plan * plan) { std::unique_ptr<kvg_plan>{plan}.reset(); }
+
+int64_t kvg_plan_n_parts(const kvg_plan * plan) { return plan ? static_cast<int64_t>(plan->parts.size()) : 0; }
+
+kvg_status kvg_plan_get_part(const kvg_plan * plan, int64_t index, kvg_context_part * out) {
+    return guarded([&] { fill_part(need(plan, "plan").parts, index, need_struct(out, "out")); });
+}
+
+double kvg_context_graph_seconds(const kvg_context * context) { return context ? context->context.graph_seconds() : 0.0; }
+
+// Calls decode(step, output), which returns the rows that it wrote.
+template <class F> static kvg_status with_output(kvg_context * context, kvg_output * output, F && decode) {
+    return on_context(context, [&](class context & c) {
+        if (!output) {
+            decode(c.step(), nullptr);
+            return;
+        }
+        kvg_output & out = need_struct(output, "output");
+        out.n_written = -1;
+        out.n_written = decode(c.step(), &out);
+    });
+}
+
+kvg_status kvg_decode(kvg_context * context, const kvg_batch * batch, kvg_output * output) {
+    return with_output(context, output,
+                       [&](step & step, const kvg_output * out) { return step.decode(need_struct(batch, "batch"), out); });
+}
+
+kvg_status kvg_append(kvg_context * context, int64_t seq, int64_t token, kvg_output * output) {
+    return with_output(context, output, [&](step & step, const kvg_output * out) { return step.append(seq, token, out); });
+}
+
+kvg_status kvg_undo_decode(kvg_context * context) {
+    return on_context(context, [&](class context & c) { c.step().undo(); });
+}

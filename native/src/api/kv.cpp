@@ -1,0 +1,196 @@
+// The cache: cells, what is pending, K and V in and out.
+#include <algorithm>
+
+#include "api/handles.h"
+#include "runtime/bounded.h"
+
+using namespace kvg;
+
+static const kv_cache & cache_of(const kvg_context * context) { return need(context, "context").context.cache(); }
+
+static const kv_group & group_of(const kvg_context * context, int64_t group) {
+    const auto & groups = cache_of(context).groups();
+    return groups[static_cast<size_t>(bounded("group", group, 0, static_cast<int64_t>(groups.size()) - 1))];
+}
+
+kvg_status kvg_kv_get_info(const kvg_context * context, kvg_kv_info * out) {
+    return guarded([&] {
+        const kv_cache & cache = cache_of(context);
+        need_struct(out, "out");
+        *out = {sizeof(*out),
+                static_cast<int64_t>(cache.groups().size()),
+                cache.n_free(),
+                cache.n_seq_max(),
+                cache.n_layer(),
+                static_cast<int64_t>(cache.bytes()),
+                static_cast<int64_t>(cache.cell_bytes()),
+                cache.types().k, // a kvg_type has ggml's number
+                cache.types().v,
+                context->context.can_shift()};
+    });
+}
+
+kvg_status kvg_kv_get_group(const kvg_context * context, int64_t group, kvg_group_info * out) {
+    return guarded([&] {
+        const kv_group & g = group_of(context, group);
+        const kv_part & part = g.parts().front();
+        need_struct(out, "out");
+        *out = {sizeof(*out),
+                g.spec().window == 0 ? KVG_GROUP_FULL : KVG_GROUP_WINDOW,
+                g.spec().window,
+                g.cells().size(),
+                g.cells().n_used(),
+                g.cells().n_kv(),
+                static_cast<int64_t>(g.layers().size()),
+                g.spec().n_head_kv,
+                g.spec().head_dim_k,
+                g.spec().head_dim_v,
+                context->context.step().n_attended(static_cast<size_t>(group)),
+                static_cast<int64_t>(g.k_row_bytes()),
+                static_cast<int64_t>(g.v_row_bytes()),
+                part.hadamard_k != nullptr,
+                part.hadamard_v != nullptr};
+    });
+}
+
+kvg_status kvg_kv_group_layers(const kvg_context * context, int64_t group, int32_t * out) {
+    return guarded([&] {
+        const std::vector<uint32_t> & layers = group_of(context, group).layers();
+        std::copy(layers.begin(), layers.end(), &need(out, "out"));
+    });
+}
+
+kvg_status kvg_kv_seq_rm(kvg_context * context, int64_t seq, int64_t p0, int64_t p1) {
+    return on_context(context, [&](class context & c) { c.cache().seq_rm(seq, p0, p1); });
+}
+
+kvg_status kvg_kv_seq_cp(kvg_context * context, int64_t src, int64_t dst, int64_t p0, int64_t p1) {
+    return on_context(context, [&](class context & c) { c.cache().seq_cp(src, dst, p0, p1); });
+}
+
+kvg_status kvg_kv_seq_keep(kvg_context * context, int64_t seq) {
+    return on_context(context, [&](class context & c) { c.cache().seq_keep(seq); });
+}
+
+kvg_status kvg_kv_seq_add(kvg_context * context, int64_t seq, int64_t p0, int64_t p1, int64_t delta) {
+    return on_context(context, [&](class context & c) { c.upkeep().seq_add(seq, p0, p1, delta); });
+}
+
+kvg_status kvg_kv_seq_div(kvg_context * context, int64_t seq, int64_t p0, int64_t p1, int64_t d) {
+    return on_context(context, [&](class context & c) { c.upkeep().seq_div(seq, p0, p1, d); });
+}
+
+kvg_status kvg_kv_seq_pos_min(const kvg_context * context, int64_t seq, int64_t * out) {
+    return guarded([&] { need(out, "out") = cache_of(context).seq_pos_min(seq); });
+}
+
+kvg_status kvg_kv_seq_pos_max(const kvg_context * context, int64_t seq, int64_t * out) {
+    return guarded([&] { need(out, "out") = cache_of(context).seq_pos_max(seq); });
+}
+
+kvg_status kvg_kv_seq_bounds(const kvg_context * context, int32_t * pos_min, int32_t * pos_max, int32_t * n_cells) {
+    return guarded([&] {
+        const kv_cache & cache = cache_of(context);
+        need(pos_min, "pos_min"), need(pos_max, "pos_max"), need(n_cells, "n_cells");
+        for (uint32_t s = 0; s < cache.n_seq_max(); ++s) {
+            pos_min[s] = cache.seq_pos_min(s);
+            pos_max[s] = cache.seq_pos_max(s);
+            n_cells[s] = static_cast<int32_t>(cache.seq_n_cells(s));
+        }
+    });
+}
+
+kvg_status kvg_kv_seq_count(const kvg_context * context, int64_t seq, int64_t p0, int64_t p1, int64_t * n_cells,
+                            int64_t * n_shared) {
+    return guarded([&] {
+        const seq_count count = cache_of(context).count(seq, p0, p1);
+        need(n_cells, "n_cells") = count.n;
+        need(n_shared, "n_shared") = count.n_shared;
+    });
+}
+
+kvg_status kvg_kv_hold(kvg_context * context, int64_t seq, int64_t p0, int64_t p1, kvg_hold * out) {
+    return on_context(context, [&](class context & c) {
+        kvg_hold & hold = need_struct(out, "out");
+        const hold_range range = c.cache().hold(seq, p0, p1);
+        hold = {sizeof(hold), range.id, range.p0, range.p1};
+    });
+}
+
+kvg_status kvg_kv_attach(kvg_context * context, int64_t hold, int64_t seq) {
+    return on_context(context, [&](class context & c) { c.cache().attach(hold, seq); });
+}
+
+kvg_status kvg_kv_release(kvg_context * context, int64_t hold) {
+    return on_context(context, [&](class context & c) { c.cache().release(hold); });
+}
+
+kvg_status kvg_kv_clear(kvg_context * context, int32_t data) {
+    return on_context(context, [&](class context & c) { c.upkeep().clear(data != 0); });
+}
+
+kvg_status kvg_kv_defrag(kvg_context * context, int32_t policy) {
+    return guarded([&] { need(context, "context").context.upkeep().request_defrag(policy); });
+}
+
+static void fill_stats(kvg_update_stats & out, kvg_update_stats stats) {
+    stats.struct_size = sizeof(stats);
+    out = stats;
+}
+
+kvg_status kvg_kv_update(kvg_context * context, kvg_update_stats * out) {
+    return on_context(context, [&](class context & c) {
+        kvg_update_stats * stats = out ? &need_struct(out, "out") : nullptr;
+        const kvg_update_stats done = c.upkeep().update();
+        if (stats) {
+            fill_stats(*stats, done);
+        }
+    });
+}
+
+kvg_status kvg_kv_take_stats(kvg_context * context, kvg_update_stats * out) {
+    return guarded([&] { fill_stats(need_struct(out, "out"), need(context, "context").context.upkeep().take_stats()); });
+}
+
+kvg_status kvg_kv_cells(const kvg_context * context, int64_t group, int32_t * pos, uint64_t * seq, int32_t * shift,
+                        uint8_t * dither, uint32_t * n_holds) {
+    return guarded([&] {
+        const cells & cells = group_of(context, group).cells();
+        const auto copy = [&](auto * out, auto value) {
+            for (uint32_t i = 0; out && i < cells.size(); ++i) {
+                out[i] = value(i);
+            }
+        };
+        copy(pos, [&](uint32_t i) { return cells.pos(i); });
+        copy(shift, [&](uint32_t i) { return cells.shift(i); });
+        copy(dither, [&](uint32_t i) { return cells.dither(i); });
+        copy(n_holds, [&](uint32_t i) { return cells.n_holds(i); });
+        if (seq) {
+            std::copy_n(cells.words(0), size_t{cells.size()} * cells.n_words(), seq);
+        }
+    });
+}
+
+kvg_status kvg_kv_read(kvg_context * context, int64_t layer, int32_t v, float * out, uint64_t n_floats) {
+    return on_context(context, [&](class context & c) { c.transfer().read(layer, v != 0, out, n_floats); });
+}
+
+kvg_status kvg_kv_read_rows(kvg_context * context, const kvg_kv_read_request * request) {
+    return on_context(context, [&](class context & c) {
+        const kvg_kv_read_request & want = need_struct(request, "request");
+        need(want.cells, "request->cells"), need(want.data, "request->data"), need(want.dither, "request->dither");
+        c.transfer().read_rows(want);
+    });
+}
+
+kvg_status kvg_kv_replace(kvg_context * context, int64_t seq, const kvg_kv_rows * groups, int64_t n_groups) {
+    return on_context(context, [&](class context & c) {
+        bounded("n_groups", n_groups, 0, static_cast<int64_t>(c.cache().groups().size()));
+        for (int64_t g = 0; g < n_groups; ++g) {
+            const kvg_kv_rows & in = need_struct(groups + g, "groups");
+            need(in.pos, "groups->pos"), need(in.seq, "groups->seq"), need(in.dither, "groups->dither");
+            need(in.data, "groups->data");
+        }
+        c.transfer().replace(seq, groups, n_groups);
+    });
+}

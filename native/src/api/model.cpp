@@ -1,0 +1,78 @@
+// Models.
+#include <algorithm>
+
+#include "api/handles.h"
+#include "api/model.h"
+#include "runtime/bounded.h"
+
+using namespace kvg;
+
+void kvg::fill_info(kvg_model_info & out, const hparams & h, const tensor_totals & totals) {
+    out.arch = h.arch.c_str();
+    out.n_layer = h.n_layer();
+    out.n_embd = h.n_embd;
+    out.n_head = out.n_head_kv = out.head_dim = 0;
+    for (const layer_spec & layer : h.layers) {
+        out.n_head = std::max<int64_t>(out.n_head, layer.n_head);
+        out.n_head_kv = std::max<int64_t>(out.n_head_kv, layer.n_head_kv);
+        out.head_dim = std::max<int64_t>(out.head_dim, layer.head_dim_k);
+    }
+    out.n_vocab = h.n_vocab;
+    out.n_ctx_train = h.n_ctx_train;
+    out.n_params = totals.n_params;
+    out.weight_bytes = totals.bytes;
+}
+
+std::shared_ptr<const model> kvg::load_model(const char * path, const kvg_model_params * params, loading how) {
+    const kvg_model_params & p = need_struct(params, "params");
+    placement_request request = {&need(p.devices, "params->devices"), p.n_gpu_layers, {}};
+    if (p.n_split < 0) {
+        fail(KVG_INVALID_ARGUMENT, "n_split is %lld, expected the number of shares", static_cast<long long>(p.n_split));
+    }
+    if (p.n_split > 0) {
+        request.split.assign(&need(p.tensor_split, "params->tensor_split"), p.tensor_split + p.n_split);
+    }
+    return std::make_shared<const model>(&need(path, "path"), request, how);
+}
+
+kvg_status kvg_model_load(const char * path, const kvg_model_params * params, kvg_model ** out) {
+    return guarded([&] {
+        need(out, "out") = nullptr;
+        const auto model = load_model(path, params, loading::read);
+        const std::shared_ptr<const gguf_file> file(model, &model->file());
+        *out = std::make_unique<kvg_model>(kvg_model{model, {file}, model->placement().name()}).release();
+    });
+}
+
+void kvg_model_free(kvg_model * model) { std::unique_ptr<kvg_model>{model}.reset(); }
+
+kvg_status kvg_model_get_info(const kvg_model * model, kvg_model_info * out) {
+    return guarded([&] {
+        kvg_model_info & info = need_struct(out, "out");
+        const class model & m = *need(model, "model").model;
+        fill_info(info, m.hparams(), m.totals());
+        info.device = model->device.c_str();
+    });
+}
+
+kvg_status kvg_model_layer_device(const kvg_model * model, int64_t layer, const char ** out) {
+    return guarded([&] {
+        const placement & placement = need(model, "model").model->placement();
+        if (layer < 0 || layer > placement.n_layer()) {
+            fail(KVG_INVALID_ARGUMENT, "layer is %lld, expected 0 to %u", static_cast<long long>(layer), placement.n_layer());
+        }
+        need(out, "out") = ggml_backend_dev_name(placement.layer(static_cast<uint32_t>(layer)));
+    });
+}
+
+kvg_status kvg_model_get_layer(const kvg_model * model, int64_t layer, kvg_layer_info * out) {
+    return guarded([&] {
+        const hparams & h = need(model, "model").model->hparams();
+        kvg_layer_info & info = need_struct(out, "out");
+        const layer_spec & spec = h.layers[static_cast<size_t>(bounded("layer", layer, 0, int64_t{h.n_layer()} - 1))];
+        info = {sizeof(info),    spec.group,      spec.n_head, spec.n_head_kv,
+                spec.head_dim_k, spec.head_dim_v, spec.window, spec.rope.n_rot};
+    });
+}
+
+const kvg_gguf * kvg_model_gguf(const kvg_model * model) { return model ? &model->gguf : nullptr; }

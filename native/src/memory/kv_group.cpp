@@ -1,0 +1,153 @@
+#include "memory/kv_group.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "device.h"
+#include "error.h"
+#include "host_memory.h"
+
+namespace kvg {
+
+static constexpr uint64_t MAX_ZEROS = 4ull << 20; // bytes written at a time
+
+kv_group::kv_group(const group_spec & spec, const std::vector<ggml_backend_dev_t> & devices, const backends & backends,
+                   uint32_t n_cells, uint32_t n_rows, uint32_t n_seq_max, const cache_types & types)
+    : spec_(spec), types_(types), n_rows_(n_rows), cells_(n_cells, n_seq_max), k_(spec.layers.size()), v_(spec.layers.size()) {
+    for (const uint32_t il : spec.layers) {
+        const auto same = [&](const kv_part & part) { return part.device == devices[il]; };
+        auto part = std::find_if(parts_.begin(), parts_.end(), same);
+        if (part == parts_.end()) {
+            parts_.emplace_back();
+            part = parts_.end() - 1;
+            part->device = devices[il];
+            part->backend = backends.of(devices[il]);
+        }
+        part->layers.push_back(il);
+    }
+    for (kv_part & part : parts_) {
+        create(part);
+    }
+}
+
+void kv_group::create(kv_part & part) {
+    part.ctx = new_ggml_context(2 * part.layers.size() * ggml_tensor_overhead());
+    ggml_backend_buffer_type_t type = ggml_backend_dev_buffer_type(part.device);
+    part.buffer.reset(ggml_backend_buft_alloc_buffer(type, 0));
+    if (!part.buffer) {
+        fail(KVG_DEVICE, "out of host memory for the cache's tensors");
+    }
+    for (const uint32_t il : part.layers) {
+        k_[place_of(il)] = ggml_new_tensor_2d(part.ctx.get(), types_.k, spec_.k_width(), n_rows_);
+        ggml_format_name(k(il), "cache_k_%u", il);
+        part.tensors.push_back(k(il));
+    }
+    for (const uint32_t il : part.layers) {
+        v_[place_of(il)] = ggml_new_tensor_2d(part.ctx.get(), types_.v, spec_.v_width(), n_rows_);
+        ggml_format_name(v(il), "cache_v_%u", il);
+        part.tensors.push_back(v(il));
+    }
+    part.bytes = ggml_backend_alloc_ctx_tensors_from_buft_size(part.ctx.get(), type);
+    for (ggml_tensor * t : part.tensors) {
+        t->buffer = part.buffer.get(); // says where it will be, and has no address
+    }
+    const hadamard_sizes sizes = choose_hadamard(spec_.head_dim_k, spec_.head_dim_v, types_.k, types_.v);
+    part.hadamard_k = types_.hadamard && sizes.k ? std::make_unique<hadamard>(part.device, sizes.k) : nullptr;
+    part.hadamard_v = types_.hadamard && sizes.v ? std::make_unique<hadamard>(part.device, sizes.v) : nullptr;
+}
+
+void kv_group::allocate() {
+    for (kv_part & part : parts_) {
+        for (ggml_tensor * t : part.tensors) {
+            t->buffer = nullptr;
+        }
+        part.buffer.reset(ggml_backend_alloc_ctx_tensors_from_buft(part.ctx.get(), ggml_backend_dev_buffer_type(part.device)));
+        if (!part.buffer) {
+            fail(KVG_DEVICE, "%s refused %s for a cache of %u cells, with %s free; use a smaller n_ctx",
+                 ggml_backend_dev_name(part.device), format_bytes(part.bytes).c_str(), cells_.size(),
+                 format_bytes(device_memory(part.device).free).c_str());
+        }
+        part.bytes = ggml_backend_buffer_get_size(part.buffer.get());
+        if (ggml_backend_buffer_is_host(part.buffer.get())) {
+            advise_huge_pages(ggml_backend_buffer_get_base(part.buffer.get()), ggml_backend_buffer_get_size(part.buffer.get()));
+        }
+        for (hadamard * matrix : {part.hadamard_k.get(), part.hadamard_v.get()}) {
+            if (matrix) {
+                matrix->allocate();
+            }
+        }
+    }
+}
+
+uint64_t kv_group::bytes_on(ggml_backend_dev_t device) const {
+    const auto part = std::find_if(parts_.begin(), parts_.end(), [&](const kv_part & p) { return p.device == device; });
+    return part == parts_.end() ? 0 : part->bytes;
+}
+
+size_t kv_group::place_of(uint32_t layer) const {
+    return static_cast<size_t>(std::lower_bound(spec_.layers.begin(), spec_.layers.end(), layer) - spec_.layers.begin());
+}
+
+const kv_part & kv_group::part_of(uint32_t layer) const {
+    return *std::find_if(parts_.begin(), parts_.end(), [&](const kv_part & part) {
+        return std::binary_search(part.layers.begin(), part.layers.end(), layer);
+    });
+}
+
+static ggml_tensor * heads(ggml_context * ctx, ggml_tensor * rows, uint32_t head_dim, uint32_t n_head_kv, uint32_t begin,
+                           uint32_t n) {
+    return ggml_view_3d(ctx, rows, head_dim, n_head_kv, n, ggml_row_size(rows->type, head_dim), rows->nb[1],
+                        rows->nb[1] * begin);
+}
+
+ggml_tensor * kv_group::k_heads(ggml_context * ctx, ggml_tensor * rows, uint32_t begin, uint32_t n) const {
+    return heads(ctx, rows, spec_.head_dim_k, spec_.n_head_kv, begin, n);
+}
+
+ggml_tensor * kv_group::v_heads(ggml_context * ctx, ggml_tensor * rows, uint32_t begin, uint32_t n) const {
+    return heads(ctx, rows, spec_.head_dim_v, spec_.n_head_kv, begin, n);
+}
+
+void kv_group::read(uint32_t layer, bool v, float * out) const {
+    const ggml_tensor * rows = v ? this->v(layer) : k(layer);
+    const int64_t n = int64_t{cells_.size()} * rows->ne[0];
+    std::vector<uint8_t> raw(cells_.size() * rows->nb[1]);
+    ggml_backend_tensor_get(rows, raw.data(), 0, raw.size());
+    if (rows->type == GGML_TYPE_F32) {
+        memcpy(out, raw.data(), raw.size());
+    } else {
+        ggml_get_type_traits(rows->type)->to_float(raw.data(), out, n);
+    }
+    const kv_part & part = part_of(layer);
+    if (const hadamard * mixed = v ? part.hadamard_v.get() : part.hadamard_k.get()) {
+        mixed->apply(out, static_cast<size_t>(n));
+    }
+}
+
+void kv_group::zero_rows(const kv_part & part, uint32_t n) {
+    for (ggml_tensor * rows : part.tensors) {
+        const std::vector<uint8_t> zeros(std::min<size_t>(MAX_ZEROS, n * rows->nb[1]));
+        for (size_t done = 0; done < n * rows->nb[1]; done += zeros.size()) {
+            ggml_backend_tensor_set(rows, zeros.data(), done, std::min(zeros.size(), n * rows->nb[1] - done));
+        }
+    }
+}
+
+// What is left in empty cells is multiplied by 0 whenever a span goes over them, and 0 times infinity is NaN: one overflow would
+// outlive clear(). Only rows that were written since the last one are zeroed, which costs less than writing them did.
+void kv_group::clear(bool data) {
+    const uint32_t n_touched = cells_.n_touched();
+    const bool all = data || broken_;
+    cells_.clear();
+    broken_ = true; // until the rows are zero
+    for (const kv_part & part : parts_) {
+        if (all) {
+            ggml_backend_buffer_clear(part.buffer.get(), 0);
+        } else {
+            zero_rows(part, n_touched);
+        }
+    }
+    broken_ = false;
+}
+
+} // namespace kvg

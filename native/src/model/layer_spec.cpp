@@ -1,0 +1,25 @@
+#include "model/layer_spec.h"
+
+#include <algorithm>
+
+namespace kvg {
+
+std::vector<group_spec> make_groups(std::vector<layer_spec> & layers) {
+    std::vector<group_spec> groups;
+    for (uint32_t il = 0; il < layers.size(); ++il) {
+        layer_spec & layer = layers[il];
+        auto found = std::find_if(groups.begin(), groups.end(), [&](const group_spec & g) {
+            return g.window == layer.window && g.n_head_kv == layer.n_head_kv && g.head_dim_k == layer.head_dim_k &&
+                   g.head_dim_v == layer.head_dim_v;
+        });
+        if (found == groups.end()) {
+            groups.push_back({layer.window, layer.n_head_kv, layer.head_dim_k, layer.head_dim_v, {}});
+            found = groups.end() - 1;
+        }
+        found->layers.push_back(il);
+        layer.group = static_cast<uint32_t>(found - groups.begin());
+    }
+    return groups;
+}
+
+} // namespace kvg

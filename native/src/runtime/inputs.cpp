@@ -1,0 +1,73 @@
+#include "runtime/inputs.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "error.h"
+
+namespace kvg {
+
+cell_span attended_span(const cells & cells, const batch & batch, const micro_batch & ubatch, uint32_t align) {
+    seq_set all = cells.make_set();
+    for (uint32_t i = ubatch.begin; i < ubatch.begin + ubatch.n; ++i) {
+        for (size_t w = 0; w < all.size(); ++w) {
+            all[w] |= batch.set(i)[w];
+        }
+    }
+    const cell_span span = cells.span_of(all); // not empty: the micro-batch's own cells are in it
+    const uint32_t begin = span.begin / align * align;
+    const uint32_t end = (span.begin + span.n + align - 1) / align * align;
+    return {begin, end - begin};
+}
+
+static void set_mask(ggml_tensor * tensor, const cells & cells, const batch & batch, const micro_batch & ubatch,
+                     const cell_span & span) {
+    const ggml_fp16_t seen = ggml_fp32_to_fp16(0.0f);
+    const ggml_fp16_t hidden = ggml_fp32_to_fp16(-std::numeric_limits<float>::infinity());
+    // the scheduler keeps inputs with its last backend, the CPU
+    if (!ggml_backend_buffer_is_host(tensor->buffer)) {
+        fail(KVG_INTERNAL, "the mask is not in host memory");
+    }
+    auto * mask = static_cast<ggml_fp16_t *>(tensor->data);
+    std::fill_n(mask, static_cast<size_t>(span.n) * ubatch.n, hidden);
+    const uint32_t end = std::min(span.begin + span.n, cells.n_kv());
+    for (uint32_t i = 0; i < ubatch.n; ++i) {
+        const seq_set & set = batch.set(ubatch.begin + i);
+        const int32_t pos = batch.positions()[ubatch.begin + i];
+        ggml_fp16_t * row = mask + static_cast<size_t>(i) * span.n;
+        if (const cell_span run = cells.seen_run(set, pos); run.n > 0) { // as nearly every token of a generation
+            std::fill_n(row + (run.begin - span.begin), run.n, seen);
+            continue;
+        }
+        for (uint32_t c = span.begin; c < end; ++c) {
+            if (cells.pos(c) <= pos && cells.meets(c, set)) {
+                row[c - span.begin] = seen;
+            }
+        }
+    }
+}
+
+void graph_inputs::set(decode_graph & graph, const kv_cache & cache, const batch & batch, const micro_batch & ubatch,
+                       const reservation & reserved, const std::vector<cell_span> & spans) {
+    ggml_backend_tensor_set(graph.tokens, batch.tokens() + ubatch.begin, 0, ubatch.n * sizeof(int32_t));
+    ggml_backend_tensor_set(graph.positions, batch.positions() + ubatch.begin, 0, ubatch.n * sizeof(int32_t));
+    if (graph.outputs) {
+        output_ids_.clear();
+        for (uint32_t i = 0; i < ubatch.n; ++i) {
+            if (batch.is_output(ubatch.begin + i)) {
+                output_ids_.push_back(static_cast<int32_t>(i));
+            }
+        }
+        ggml_backend_tensor_set(graph.outputs, output_ids_.data(), 0, output_ids_.size() * sizeof(int32_t));
+    }
+    for (size_t g = 0; g < graph.groups.size(); ++g) {
+        const uint32_t * slots = reserved.slots(g).data() + ubatch.begin;
+        slot_ids_.assign(slots, slots + ubatch.n);
+        ggml_backend_tensor_set(graph.groups[g].slots, slot_ids_.data(), 0, slot_ids_.size() * sizeof(int64_t));
+        if (graph.groups[g].mask) {
+            set_mask(graph.groups[g].mask, cache.groups()[g].cells(), batch, ubatch, spans[g]);
+        }
+    }
+}
+
+} // namespace kvg

@@ -1,0 +1,35 @@
+// What a decode graph is told of a micro-batch: tokens, positions, cells, and what each token sees.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "graph/decode.h"
+#include "memory/kv_cache.h"
+#include "runtime/batch.h"
+#include "runtime/reservation.h"
+
+namespace kvg {
+
+// Tokens of a batch that are computed by one graph.
+struct micro_batch {
+    uint32_t begin; // first token
+    uint32_t n;
+    uint32_t n_outputs;
+};
+
+// From the lowest to the highest cell of the micro-batch's sequences. Its bounds are multiples of align.
+cell_span attended_span(const cells & cells, const batch & batch, const micro_batch & ubatch, uint32_t align);
+
+class graph_inputs {
+public:
+    // spans: of each group, as the graph has them
+    void set(decode_graph & graph, const kv_cache & cache, const batch & batch, const micro_batch & ubatch,
+             const reservation & reserved, const std::vector<cell_span> & spans);
+
+private:
+    std::vector<int64_t> slot_ids_; // scratch, kept
+    std::vector<int32_t> output_ids_;
+};
+
+} // namespace kvg

@@ -1,0 +1,33 @@
+// The cells of a batch's tokens in every group: kept when all of the batch was computed, else empty again.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "memory/kv_cache.h"
+#include "runtime/batch.h"
+
+namespace kvg {
+
+class reservation {
+public:
+    // Finds empty cells in every group before any of them is used. error(KVG_CACHE_FULL)
+    reservation(kv_cache & cache, const batch & batch);
+    ~reservation();
+    reservation(const reservation &) = delete;
+    reservation & operator=(const reservation &) = delete;
+
+    // The cells of tokens [begin, begin + n) get their positions and sequences.
+    void put(uint32_t begin, uint32_t n);
+    // a cell for each token
+    const std::vector<uint32_t> & slots(size_t group) const { return slots_[group]; }
+    void keep() { n_put_ = 0; }
+
+private:
+    kv_cache & cache_;
+    const batch & batch_;
+    std::vector<std::vector<uint32_t>> slots_;
+    uint32_t n_put_ = 0;
+};
+
+} // namespace kvg

@@ -1,0 +1,112 @@
+#include "runtime/step.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "cpu/kernel.h"
+#include "error.h"
+#include "fault.h"
+#include "memory/slots.h"
+#include "runtime/bounded.h"
+
+namespace kvg {
+
+// What the softmax of a row says.
+static kvg_score score_of(const float * logits, uint32_t n_vocab) {
+    const softmax_parts parts = attend_kernels_here()[0]->softmax(logits, n_vocab);
+    const float log_sum = std::log(parts.sum); // of what is relative to the greatest
+    return {static_cast<int32_t>(parts.best), -log_sum, parts.greatest + log_sum};
+}
+
+void step::check_output(const batch & batch, const kvg_output & output) const {
+    if (output.n_rows < batch.n_outputs()) {
+        fail(KVG_INVALID_ARGUMENT, "%u outputs are asked for and the buffers have room for %lld", batch.n_outputs(),
+             static_cast<long long>(output.n_rows));
+    }
+    if (output.score && !output.logits) {
+        fail(KVG_INVALID_ARGUMENT, "a score is asked for without logits");
+    }
+}
+
+int64_t step::decode(const kvg_batch & in, const kvg_output * output) {
+    decoded_.clear();
+    upkeep_.require_intact();
+    const batch batch(in, model_.hparams().n_vocab, params_.n_batch, cache_);
+    for (const kv_group & group : cache_.groups()) {
+        require_room(group.cells(), batch.n_tokens(), "the batch"); // before anything moves
+    }
+    if (output) {
+        check_output(batch, *output);
+    }
+    upkeep_.before_decode();
+    for (size_t g = 0; g < cache_.groups().size(); ++g) {
+        decoder_.set_turns(g, upkeep_.turns(g));
+    }
+
+    fault_point("cells");
+    reservation reserved(cache_, batch);
+    size_t row = 0;
+    for (uint32_t begin = 0; begin < batch.n_tokens(); begin += params_.n_ubatch) {
+        micro_batch ubatch = {begin, std::min(params_.n_ubatch, batch.n_tokens() - begin), 0};
+        for (uint32_t i = begin; i < begin + ubatch.n; ++i) {
+            ubatch.n_outputs += batch.is_output(i);
+        }
+        reserved.put(begin, ubatch.n);
+        const decode_graph & graph = compute(batch, ubatch, reserved);
+        if (output && ubatch.n_outputs > 0) {
+            write_outputs(graph, *output, row);
+            row += ubatch.n_outputs;
+        }
+    }
+    if (output && output->score && row > 0) {
+        *output->score = score_of(output->logits + (row - 1) * model_.hparams().n_vocab, model_.hparams().n_vocab);
+    }
+    decoded_ = batch.first_positions();
+    reserved.keep();
+    return static_cast<int64_t>(row);
+}
+
+void step::undo() {
+    for (const first_position & first : decoded_) {
+        cache_.seq_rm(first.seq, first.pos, -1);
+    }
+    decoded_.clear();
+}
+
+const decode_graph & step::compute(const batch & batch, const micro_batch & ubatch, const reservation & reserved) {
+    std::vector<cell_span> spans;
+    for (size_t g = 0; g < cache_.groups().size(); ++g) {
+        const cells & cells = cache_.groups()[g].cells();
+        spans.push_back(attended_span(cells, batch, ubatch, params_.align));
+        n_attended_[g] = std::min(spans[g].n, cells.size() - spans[g].begin);
+    }
+    decode_graph & graph = decoder_.prepare(ubatch.n, ubatch.n_outputs, spans);
+    inputs_.set(graph, cache_, batch, ubatch, reserved, spans);
+    backends_.set_threads(ubatch.n == 1 ? params_.n_threads : params_.n_threads_batch);
+    decoder_.compute();
+    return graph;
+}
+
+// The last micro-batch's, from a row on.
+void step::write_outputs(const decode_graph & graph, const kvg_output & output, size_t row) const {
+    if (output.embd) {
+        ggml_backend_tensor_get(graph.embd, output.embd + row * model_.hparams().n_embd, 0, ggml_nbytes(graph.embd));
+    }
+    if (output.logits) {
+        ggml_backend_tensor_get(graph.logits, output.logits + row * model_.hparams().n_vocab, 0, ggml_nbytes(graph.logits));
+    }
+}
+
+int64_t step::append(int64_t seq, int64_t token, const kvg_output * output) {
+    decoded_.clear();
+    const int64_t last = cache_.seq_pos_max(seq);
+    const auto id = static_cast<int32_t>(bounded("token", token, 0, int64_t{model_.hparams().n_vocab} - 1));
+    const auto pos = static_cast<int32_t>(bounded("position", last + 1, 0, std::numeric_limits<int32_t>::max()));
+    const auto seq_id = static_cast<int32_t>(seq);
+    const int32_t seq_begin[] = {0, 1};
+    const uint8_t wanted = 1;
+    return decode({sizeof(kvg_batch), 1, &id, &pos, seq_begin, &seq_id, &wanted}, output);
+}
+
+} // namespace kvg

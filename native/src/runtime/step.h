@@ -1,0 +1,60 @@
+// One decode: cells are reserved, micro-batches computed, and all of it kept or none.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "backends.h"
+#include "graph/decoder.h"
+#include "kvgraph.h"
+#include "memory/kv_cache.h"
+#include "model/weights.h"
+#include "runtime/batch.h"
+#include "runtime/inputs.h"
+#include "runtime/reservation.h"
+#include "runtime/upkeep.h"
+
+namespace kvg {
+
+struct step_params {
+    uint32_t n_batch;
+    uint32_t n_ubatch;
+    int n_threads; // for one token
+    int n_threads_batch;
+    uint32_t align; // of attended spans
+};
+
+class step {
+public:
+    // The others must outlive it.
+    step(const model & model, kv_cache & cache, const backends & backends, decoder & decoder, upkeep & upkeep,
+         const step_params & params)
+        : model_(model), cache_(cache), backends_(backends), decoder_(decoder), upkeep_(upkeep), params_(params),
+          n_attended_(cache.groups().size()) {}
+
+    // returns the rows that it wrote
+    int64_t decode(const kvg_batch & batch, const kvg_output * output);
+    // one token, at the end of its sequence
+    int64_t append(int64_t seq, int64_t token, const kvg_output * output);
+    // takes the tokens of the last decode out again; nothing when it failed or was undone
+    void undo();
+    // cells of a group that the last graph looked at
+    uint32_t n_attended(size_t group) const { return n_attended_[group]; }
+
+private:
+    void check_output(const batch & batch, const kvg_output & output) const;
+    const decode_graph & compute(const batch & batch, const micro_batch & ubatch, const reservation & reserved);
+    void write_outputs(const decode_graph & graph, const kvg_output & output, size_t row) const;
+
+    const model & model_;
+    kv_cache & cache_;
+    const backends & backends_;
+    decoder & decoder_;
+    upkeep & upkeep_;
+    step_params params_;
+    graph_inputs inputs_;
+    std::vector<uint32_t> n_attended_;
+    std::vector<first_position> decoded_; // by the last decode, if it succeeded
+};
+
+} // namespace kvg

@@ -1,0 +1,121 @@
+#include "runtime/transfer.h"
+
+#include <limits>
+#include <utility>
+
+#include "device.h"
+#include "error.h"
+#include "fault.h"
+#include "memory/row_io.h"
+#include "memory/slots.h"
+#include "runtime/bounded.h"
+
+namespace kvg {
+
+// A group's cells after a load, and where what is loaded is among them.
+struct replacement {
+    cells next;
+    std::vector<uint32_t> slots;
+};
+
+// The cells with these in place of a sequence's.
+static replacement replaced(const cells & now, int64_t seq, const kvg_kv_rows & in) {
+    const uint32_t n_seq_max = now.n_seq_max();
+    cells next = now;
+    next.seq_rm(seq, 0, -1);
+    const auto n = static_cast<uint32_t>(in.n_cells);
+    const std::vector<uint32_t> slots = find_slots(next, n, "what is loaded");
+    for (uint32_t i = 0; i < n; ++i) {
+        seq_set set = next.make_set();
+        bool seen = false;
+        for (uint32_t s = 0; s < n_seq_max; ++s) {
+            const bool member = in.seq[static_cast<size_t>(i) * n_seq_max + s] != 0;
+            set[s / 64] |= static_cast<uint64_t>(member) << (s % 64);
+            seen = seen || member;
+        }
+        if (in.pos[i] < 0 || !seen) {
+            fail(KVG_INVALID_ARGUMENT, "cell %u of %u has position %d and %s", i, n, in.pos[i],
+                 seen ? "a sequence" : "no sequence");
+        }
+        next.put(slots[i], in.pos[i], set);
+        next.set_dither(slots[i], in.dither[i]);
+    }
+    return {std::move(next), slots};
+}
+
+kv_group & transfer::group_at(int64_t index) {
+    return cache_.groups()[static_cast<size_t>(bounded("group", index, 0, static_cast<int64_t>(cache_.groups().size()) - 1))];
+}
+
+void transfer::read(int64_t layer, bool v, float * out, uint64_t n_floats) {
+    const auto il = static_cast<uint32_t>(bounded("layer", layer, 0, int64_t{cache_.n_layer()} - 1));
+    const kv_group & group = cache_.group_of(il);
+    const uint32_t width = v ? group.spec().v_width() : group.spec().k_width();
+    const uint64_t wanted = uint64_t{group.cells().size()} * width;
+    if (!out || n_floats != wanted) {
+        fail(KVG_INVALID_ARGUMENT, "the buffer holds %llu floats, expected %llu", (unsigned long long) n_floats,
+             (unsigned long long) wanted);
+    }
+    upkeep_.require_intact();
+    if (!v) {
+        upkeep_.before_read();
+    }
+    group.read(il, v, out);
+    if (!v) {
+        upkeep_.shift(cache_.group_index_of(il)).run_on_floats(out);
+    }
+}
+
+static void require_bytes(uint64_t given, uint64_t wanted, int64_t n_cells) {
+    if (given != wanted) {
+        fail(KVG_INVALID_ARGUMENT, "%llu bytes of K and V, expected %llu for %lld cells", (unsigned long long) given,
+             (unsigned long long) wanted, static_cast<long long>(n_cells));
+    }
+}
+
+void transfer::read_rows(const kvg_kv_read_request & want) {
+    const kv_group & group = group_at(want.group);
+    const uint32_t size = group.cells().size();
+    const auto n_layers = static_cast<int64_t>(group.layers().size());
+    const int64_t begin = bounded("layer_begin", want.layer_begin, 0, n_layers);
+    const int64_t end = bounded("layer_end", want.layer_end, begin, n_layers);
+    const layer_range range = {static_cast<size_t>(begin), static_cast<size_t>(end)};
+    const auto n_cells = static_cast<uint64_t>(bounded("n_cells", want.n_cells, 0, int64_t{size}));
+    require_bytes(want.n_bytes, rows_bytes(group, range, n_cells), want.n_cells);
+    std::vector<uint32_t> rows(n_cells);
+    for (uint64_t i = 0; i < n_cells; ++i) {
+        rows[i] = static_cast<uint32_t>(bounded("cell", want.cells[i], 0, int64_t{size} - 1));
+    }
+    upkeep_.before_read();
+    advise_huge_pages(want.data, want.n_bytes);
+    kvg::read_rows(group, range, rows, want.data, n_threads_);
+    upkeep_.shift(static_cast<size_t>(want.group)).run_on_copy(rows, range, want.data, want.dither, n_threads_);
+}
+
+void transfer::replace(int64_t seq, const kvg_kv_rows * groups, int64_t n_groups) {
+    bounded("n_groups", n_groups, static_cast<int64_t>(cache_.groups().size()), static_cast<int64_t>(cache_.groups().size()));
+    for (int64_t g = 0; g < n_groups; ++g) {
+        bounded("n_cells", groups[g].n_cells, 0, std::numeric_limits<int32_t>::max());
+        const uint64_t wanted = static_cast<uint64_t>(groups[g].n_cells) * group_at(g).cell_bytes();
+        require_bytes(groups[g].n_bytes, wanted, groups[g].n_cells);
+    }
+    upkeep_.require_intact();
+    std::vector<replacement> all;
+    for (int64_t g = 0; g < n_groups; ++g) {
+        all.push_back(replaced(group_at(g).cells(), seq, groups[g]));
+    }
+    for (kv_group & group : cache_.groups()) {
+        group.set_broken(); // rows of cells that are to be replaced may be overwritten
+    }
+    for (int64_t g = 0; g < n_groups; ++g) {
+        kv_group & group = group_at(g);
+        write_rows(group, {0, group.layers().size()}, all[static_cast<size_t>(g)].slots, groups[g].data, n_threads_);
+        fault_point("load-write");
+    }
+    for (int64_t g = 0; g < n_groups; ++g) {
+        std::swap(group_at(g).cells(), all[static_cast<size_t>(g)].next);
+        group_at(g).set_whole();
+    }
+}
+
+} // namespace kvg

@@ -1,0 +1,218 @@
+#include "runtime/upkeep.h"
+
+#include <algorithm>
+#include <chrono>
+
+#include "error.h"
+#include "memory/defrag_plan.h"
+#include "memory/move.h"
+#include "memory/slots.h"
+#include "shift/shift_plan.h"
+
+namespace kvg {
+
+namespace {
+
+// Adds the graphs that run while it lives, and the time, to some stats.
+class stopwatch {
+public:
+    stopwatch(const kv_cache & cache, kvg_update_stats & stats)
+        : cache_(cache), stats_(stats), graphs_(cache.n_graphs()), start_(std::chrono::steady_clock::now()) {}
+    ~stopwatch() {
+        stats_.graphs += cache_.n_graphs() - graphs_;
+        stats_.seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
+    }
+    stopwatch(const stopwatch &) = delete;
+    stopwatch & operator=(const stopwatch &) = delete;
+
+private:
+    const kv_cache & cache_;
+    kvg_update_stats & stats_;
+    int64_t graphs_;
+    std::chrono::steady_clock::time_point start_;
+};
+
+// Returns the number of cells moved.
+uint32_t compact(kv_group & group, int32_t policy) {
+    size_t n_moved = 0;
+    if (policy == KVG_DEFRAG_SORT) {
+        const auto steps = plan_sort(group.cells(), sort_ranks(group));
+        run_sort(group, steps);
+        for (const std::vector<cell_move> & step : steps) {
+            n_moved += step.size();
+        }
+    } else if (policy == KVG_DEFRAG_FILL) {
+        const std::vector<cell_move> moves = plan_fill(group.cells());
+        run_fill(group, moves);
+        n_moved = moves.size();
+    }
+    return static_cast<uint32_t>(n_moved);
+}
+
+// From shared cells to empty ones, in one group.
+std::vector<cell_move> plan_copies(kv_group & group, const reposition & change, const char * op) {
+    const std::vector<uint32_t> shared = group.cells().shared_in(change);
+    std::vector<cell_move> copies;
+    if (!shared.empty()) {
+        const std::vector<uint32_t> slots = find_slots(group.cells(), static_cast<uint32_t>(shared.size()), op);
+        for (size_t i = 0; i < shared.size(); ++i) {
+            copies.push_back({shared[i], slots[i]});
+        }
+    }
+    return copies;
+}
+
+} // namespace
+
+upkeep::upkeep(const model & model, kv_cache & cache, const backends & backends, bool can_wait, int n_threads,
+               float defrag_threshold)
+    : cache_(cache), backends_(backends), can_wait_(can_wait), n_threads_(n_threads), defrag_threshold_(defrag_threshold) {
+    for (kv_group & group : cache.groups()) {
+        const uint32_t first = group.layers().front();
+        const kv_part & part = group.part_of(first);
+        const rotation how = {model.hparams().layers[first].rope, model.rope_factors(first, part.device),
+                              part.hadamard_k.get()};
+        groups_.push_back({k_shift(group, model.hparams().layers, model.rope_factors()), query_turns(group, how), 0});
+    }
+}
+
+void upkeep::require_intact() const {
+    if (cache_.broken()) {
+        fail(KVG_DEVICE,
+             "an earlier update or load failed half way, so K and V can't be trusted: clear() the cache and decode again");
+    }
+}
+
+void upkeep::request_defrag(int32_t policy) {
+    if (policy != KVG_DEFRAG_FILL && policy != KVG_DEFRAG_SORT) {
+        fail(KVG_INVALID_ARGUMENT, "no defrag policy has number %d; there are fill (0) and sort (1)", policy);
+    }
+    defrag_pending_ = policy;
+}
+
+void upkeep::clear(bool data) {
+    cache_.clear(data);
+    defrag_pending_ = NO_DEFRAG;
+}
+
+void upkeep::seq_add(int64_t seq, int64_t p0, int64_t p1, int64_t delta) {
+    std::vector<kvg::reposition> changes;
+    for (const kv_group & group : cache_.groups()) {
+        changes.push_back(group.cells().check_add(seq, p0, p1, delta));
+    }
+    reposition(changes, "seq_add");
+}
+
+void upkeep::seq_div(int64_t seq, int64_t p0, int64_t p1, int64_t d) {
+    std::vector<kvg::reposition> changes;
+    for (const kv_group & group : cache_.groups()) {
+        changes.push_back(group.cells().check_div(seq, p0, p1, d));
+    }
+    reposition(changes, "seq_div");
+}
+
+// A position is a property of the cell: those who share one keep it, and the sequence goes on with a copy. K and V are copied, in every
+// group, before any cell changes.
+void upkeep::reposition(const std::vector<kvg::reposition> & changes, const char * op) {
+    std::vector<std::vector<cell_move>> copies;
+    for (size_t g = 0; g < groups_.size(); ++g) {
+        copies.push_back(plan_copies(cache_.groups()[g], changes[g], op));
+    }
+    for (size_t g = 0; g < groups_.size(); ++g) {
+        if (!copies[g].empty()) {
+            require_intact();
+            kv_group & group = cache_.groups()[g];
+            for (const cell_move & copy : copies[g]) {
+                group.cells().touch(copy.dst);
+            }
+            backends_.set_threads(n_threads_);
+            run_copy(group, copies[g]);
+        }
+    }
+    for (size_t g = 0; g < groups_.size(); ++g) {
+        cells & cells = cache_.groups()[g].cells();
+        for (const cell_move & copy : copies[g]) {
+            cells.fork(copy.src, copy.dst, changes[g].seq);
+        }
+        cells.apply(changes[g]);
+    }
+}
+
+void upkeep::shift_all(kvg_update_stats & stats) {
+    for (size_t g = 0; g < groups_.size(); ++g) {
+        const cells & cells = cache_.groups()[g].cells();
+        stats.shifted_cells += groups_[g].shift.run(n_threads_, can_wait_ ? cells_to_rotate(cells) : waiting_cells(cells));
+        groups_[g].settled = cells.shift_version();
+    }
+}
+
+// policies: of each group
+void upkeep::compact_all(const std::vector<int32_t> & policies, kvg_update_stats & stats) {
+    for (size_t g = 0; g < groups_.size(); ++g) {
+        kv_group & group = cache_.groups()[g];
+        const uint32_t n_moved = compact(group, policies[g]);
+        stats.moved_cells += n_moved;
+        stats.moved_bytes += static_cast<int64_t>(n_moved * group.cell_bytes());
+    }
+}
+
+bool upkeep::is_pending(const std::vector<int32_t> & policies) const {
+    for (size_t g = 0; g < groups_.size(); ++g) {
+        if (policies[g] != NO_DEFRAG || cache_.groups()[g].cells().shift_version() != groups_[g].settled) {
+            return true;
+        }
+    }
+    return false;
+}
+
+void upkeep::flush(const std::vector<int32_t> & policies, kvg_update_stats & stats) {
+    require_intact();
+    if (is_pending(policies)) { // not for nearly every token of a generation
+        const stopwatch timed(cache_, stats);
+        backends_.set_threads(n_threads_);
+        if (!can_wait_) {
+            shift_all(stats); // nothing moves before K is right
+        }
+        compact_all(policies, stats);
+        if (can_wait_) {
+            shift_all(stats); // what may wait depends on where cells lie, so after they moved
+        }
+    }
+    stats.waiting_cells = 0;
+    for (const kv_group & group : cache_.groups()) {
+        stats.waiting_cells += group.cells().n_shifted();
+    }
+}
+
+kvg_update_stats upkeep::update() {
+    kvg_update_stats stats = {};
+    flush(std::vector<int32_t>(groups_.size(), defrag_pending_), stats);
+    defrag_pending_ = NO_DEFRAG;
+    return stats;
+}
+
+void upkeep::before_decode() {
+    std::vector<int32_t> policies(groups_.size(), defrag_pending_);
+    for (size_t g = 0; g < groups_.size() && defrag_pending_ == NO_DEFRAG; ++g) {
+        const cells & cells = cache_.groups()[g].cells();
+        const auto holes = static_cast<float>(cells.n_kv() - cells.n_used());
+        const bool fragmented = defrag_threshold_ >= 0 && holes > defrag_threshold_ * static_cast<float>(cells.n_kv());
+        policies[g] = fragmented ? int32_t{KVG_DEFRAG_FILL} : NO_DEFRAG;
+    }
+    flush(policies, flushed_);
+    defrag_pending_ = NO_DEFRAG;
+}
+
+void upkeep::before_read() { flush(std::vector<int32_t>(groups_.size(), NO_DEFRAG), flushed_); }
+
+kvg_update_stats upkeep::take_stats() {
+    const kvg_update_stats stats = flushed_;
+    flushed_ = {};
+    return stats;
+}
+
+bool upkeep::can_shift_on(ggml_backend_dev_t device) const {
+    return std::all_of(groups_.begin(), groups_.end(), [&](const group_state & g) { return g.shift.is_on(device); });
+}
+
+} // namespace kvg

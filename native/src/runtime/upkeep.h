@@ -1,0 +1,75 @@
+// What is pending in the cells, and in which order it is done: K-shift and defrag of every group, copies of cells that are shared.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <vector>
+
+#include "backends.h"
+#include "graph/decoder.h"
+#include "kvgraph.h"
+#include "memory/kv_cache.h"
+#include "model/weights.h"
+#include "shift/query_turns.h"
+#include "shift/shift.h"
+
+namespace kvg {
+
+class upkeep {
+public:
+    // can_wait: whether attention can turn queries for cells whose K waits. n_threads: of the CPU. The others must outlive it.
+    upkeep(const model & model, kv_cache & cache, const backends & backends, bool can_wait, int n_threads,
+           float defrag_threshold);
+
+    // error(KVG_DEVICE) when K and V can't be trusted
+    void require_intact() const;
+    void request_defrag(int32_t policy);
+    void clear(bool data);
+
+    // Other metadata operations go straight to the cells. These two give shared cells a copy of their own first, in every group.
+    // error(KVG_CACHE_FULL) when there is no room for the copies: nothing changed.
+    void seq_add(int64_t seq, int64_t p0, int64_t p1, int64_t delta);
+    void seq_div(int64_t seq, int64_t p0, int64_t p1, int64_t d);
+
+    // K-shift, then defrag, as far as each is pending; cells that attention turns queries for go on waiting
+    kvg_update_stats update();
+    // The same before a decode, and defrag when the holes pass the threshold.
+    void before_decode();
+    // K-shifts only: cells stay where they are.
+    void before_read();
+    // what before_decode and before_read did since the last call
+    kvg_update_stats take_stats();
+
+    // of a group
+    const k_shift & shift(size_t group) const { return groups_[group].shift; }
+    // How queries turn for the cells that wait in a group now. Good until the next call.
+    attend_turns turns(size_t group) { return can_wait_ ? groups_[group].turns.list() : attend_turns{}; }
+    // Whether a device rotates all of its cells itself; true without cells.
+    bool can_shift_on(ggml_backend_dev_t device) const;
+
+private:
+    static constexpr int32_t NO_DEFRAG = -1;
+
+    struct group_state {
+        k_shift shift;
+        query_turns turns;
+        uint64_t settled; // the version of the cells' shifts that nothing needs to be done for
+    };
+
+    void reposition(const std::vector<kvg::reposition> & changes, const char * op);
+    void shift_all(kvg_update_stats & stats);
+    void compact_all(const std::vector<int32_t> & policies, kvg_update_stats & stats);
+    bool is_pending(const std::vector<int32_t> & policies) const;
+    void flush(const std::vector<int32_t> & policies, kvg_update_stats & stats);
+
+    kv_cache & cache_;
+    const backends & backends_;
+    bool can_wait_;
+    int n_threads_;
+    float defrag_threshold_;
+    int32_t defrag_pending_ = NO_DEFRAG; // or a kvg_defrag_policy
+    std::deque<group_state> groups_;     // in the cache's order
+    kvg_update_stats flushed_ = {};
+};
+
+} // namespace kvg
