@@ -176,15 +176,23 @@ class CellsMachine(RuleBasedStateMachine):
     def seq_div(self, seq: int, p0: int, p1: int, divisor: int) -> None:
         self.reposition(self.naive.seq_div, self.ctx.kv.seq_div, seq, p0, p1, divisor)
 
-    @rule(index=st.integers(0, N_CELLS - 1), delta=st.integers(-3, 9), to_the_end=st.booleans())
+    @rule(
+        index=st.integers(0, N_CELLS - 1),
+        delta=st.integers(-3, 9),
+        to_the_end=st.booleans(),
+        divides=st.sampled_from([False, False, True]),
+    )
     @precondition(lambda self: any(len(cell.seqs) > 1 for cell in self.naive.used))
-    def part(self, index: int, delta: int, to_the_end: bool) -> None:
+    def part(self, index: int, delta: int, to_the_end: bool, divides: bool) -> None:
         """One of the sequences that see a cell moves it, and perhaps all that comes after it."""
         shared = [cell for cell in self.naive.used if len(cell.seqs) > 1]
         cell = shared[index % len(shared)]
         seq = sorted(cell.seqs)[index % len(cell.seqs)]
-        if self.naive.pos_max(seq) < MAX_POS:
-            arguments = (seq, cell.pos, -1 if to_the_end else cell.pos + 1, delta)
+        p1 = -1 if to_the_end else cell.pos + 1
+        if divides:
+            self.reposition(self.naive.seq_div, self.ctx.kv.seq_div, seq, cell.pos, p1, 2)
+        elif self.naive.pos_max(seq) < MAX_POS:
+            arguments = (seq, cell.pos, p1, delta)
             self.reposition(self.naive.seq_add, self.ctx.kv.seq_add, *arguments)
 
     def reposition(
