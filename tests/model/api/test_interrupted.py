@@ -138,6 +138,7 @@ def test_storm(small: kvg.Model, storm: Storm, how: str) -> None:
                 with pytest.raises(kvg.InvalidArgumentError, match="no outputs"):
                     ctx.logits()
             n_returned += done
+            longest *= 0.95 if done else 1.05  # about half of them return, however busy the machine is
             ctx.reset()
         assert 0 < n_returned < 400  # both happen, however busy the machine is
 
