@@ -5,7 +5,6 @@
 
 #include "error.h"
 #include "memory/cells.h"
-#include "shift/shift_plan.h"
 
 using namespace kvg;
 
@@ -168,9 +167,12 @@ TEST_CASE("shift is new minus old, added up") {
     CHECK(c.pos(4) == 2);
     CHECK(c.shift(4) == 2 - 4);
     CHECK(c.n_shifted() == 8);
-    add(c, 0, 2, 3, 2); // back to where they were: nothing waits there
+    add(c, 0, 2, 3, 2); // back to where they were: nothing is pending there
     CHECK(c.shift(4) == 0);
-    c.clear_shifts(waiting_cells(c));
+    for (const uint32_t i : {2, 5, 6, 7, 8, 9, 10, 11}) {
+        c.set_rotated(i, 1);
+    }
+    CHECK(c.dither(11) == 1);
     CHECK(c.n_shifted() == 0);
     CHECK(c.pos(11) == 3);
     c.check();
@@ -237,33 +239,6 @@ TEST_CASE("a fork takes position, pending shift and dither, and leaves the other
     CHECK(c.has_seq(3, 0));
     CHECK_FALSE(c.has_seq(3, 1));
     CHECK(c.n_used() == 5);
-    c.check();
-}
-
-TEST_CASE("a K-shift gives those that were rotated before one new dither, and others none") {
-    cells c = filled(8, 6);
-    add(c, 0, 2, -1, 10);
-    c.clear_shifts(waiting_cells(c));
-    CHECK(c.dither(1) == 0);
-    CHECK(c.dither(2) == 1);
-    c.set_dither(3, 40);
-    c.set_dither(5, 200); // which stays where it is
-    add(c, 0, 0, 14, 10);
-    c.set_dither(4, 40);
-    c.set_dither(2, 41);
-    CHECK(c.next_dither(waiting_cells(c)) == 42); // after the one that most carry, but none of the others'
-    c.clear_shifts(waiting_cells(c));
-    CHECK(c.dither(1) == 1);
-    CHECK(c.dither(2) == 42);
-    CHECK(c.dither(3) == 42);
-    CHECK(c.dither(5) == 200);
-    c.set_dither(2, 255);
-    c.set_dither(3, 255);
-    c.set_dither(4, 2);
-    add(c, 0, 0, -1, 10);
-    CHECK(c.next_dither(waiting_cells(c)) == 3); // round about
-    c.drop(2);
-    CHECK(c.dither(2) == 0);
     c.check();
 }
 

@@ -10,9 +10,9 @@
 #include "kvgraph.h"
 #include "memory/kv_group.h"
 #include "shift/dither.h"
-#include "shift/shift.h"
-#include "shift/shift_graph.h"
-#include "shift/shift_plan.h"
+#include "shift/k_shift.h"
+#include "shift/on_device.h"
+#include "turned.h"
 
 using namespace kvg;
 
@@ -47,11 +47,11 @@ struct test_group {
 };
 
 // What a rotation by so many positions makes of heads, by its definition.
-void turn(std::vector<float> & heads, const layer_spec & layer, int32_t by) {
+void turn_heads(std::vector<float> & heads, const layer_spec & layer, int32_t by) {
     const int n_pairs = layer.rope.n_rot / 2;
     for (size_t head = 0; head < heads.size(); head += layer.head_dim_k) {
         for (int i = 0; i < n_pairs; ++i) {
-            const double angle = by * std::pow(10000.0, -2.0 * i / layer.rope.n_rot);
+            const double angle = by * std::pow(layer.rope.freq_base, -2.0 * i / layer.rope.n_rot);
             const bool neox = layer.rope.mode == GGML_ROPE_TYPE_NEOX;
             float & a = heads[head + static_cast<size_t>(neox ? i : 2 * i)];
             float & b = heads[head + static_cast<size_t>(neox ? i + n_pairs : 2 * i + 1)];
@@ -72,7 +72,7 @@ void fill_cells(kv_group & group) {
     }
 }
 
-// Writes what the type keeps of K, rotated as the group wants it, into every layer.
+// Writes what the type keeps of K, mixed as the group wants it, into every layer.
 void write(kv_group & group, const std::vector<float> & k) {
     std::vector<float> kept = k;
     if (group.part_of(0).hadamard_k) {
@@ -114,8 +114,12 @@ TEST_CASE("heads that turn in part are right in every type, whatever their size"
                 const double own = distance(read, k);
 
                 cache.cells().apply(cache.cells().check_add(0, 0, -1, -150));
-                CHECK(k_shift(cache, test.layers, {}).run(2, waiting_cells(cache.cells())) == N);
-                turn(k, test.layers[0], -150);
+                const turn_list list = settle(cache.cells(), false).rotated;
+                CHECK(list.rows.size() == N);
+                const std::vector<rotation> layers = rotations_of(cache, test.layers, {});
+                k_shift(cache, layers).run(2, list);
+                CHECK(cache.cells().n_shifted() == 0);
+                turn_heads(k, test.layers[0], -150);
                 for (const uint32_t il : cache.layers()) {
                     cache.read(il, false, read.data());
                     CHECK(distance(read, k) <= 1.5 * own + 1e-5);
@@ -195,15 +199,16 @@ TEST_CASE("the graph rotates as the CPU's loop does, runs in place and rows, aga
                 for (const int32_t from : {0, 10, 20, 0}) { // some more often than others
                     cache.cells().apply(cache.cells().check_add(0, P0 + from, -1, 150));
                     cache.cells().apply(cache.cells().check_add(0, P0 + from + 150, -1, -147));
+                    const turn_list list = settle(cache.cells(), false).rotated;
+                    const std::vector<rotation> how = rotations_of(cache, test.layers, {});
                     if (!by_graph) {
-                        k_shift(cache, test.layers, {}).run(2, waiting_cells(cache.cells()));
+                        k_shift(cache, how).run(2, list);
                         continue;
                     }
-                    const kv_part & part = cache.parts().front();
                     std::vector<update_graph> graphs;
-                    graphs.push_back(shift_graph(cache, part, {layers[0].rope, nullptr, part.hadamard_k.get()}));
+                    graphs.push_back(rotation_graph(cache, cache.parts().front(), how, list));
                     CHECK(run_graphs(cache, graphs) == nullptr);
-                    cache.cells().clear_shifts(waiting_cells(cache.cells()));
+                    rotate(cache.cells(), list);
                 }
                 results.emplace_back(k.size());
                 cache.read(1, false, results.back().data());
@@ -211,6 +216,63 @@ TEST_CASE("the graph rotates as the CPU's loop does, runs in place and rows, aga
             CHECK(distance(results[0], k) > 0.1);
             // a rounding here and there may fall otherwise
             CHECK(distance(results[1], results[0]) <= (type == GGML_TYPE_F32 ? 1e-5 : 1e-2));
+        }
+    }
+}
+
+TEST_CASE("each layer turns by its own base, and not at all without rope: in place, by a graph, in copies and as floats") {
+    std::mt19937 random(3);
+    std::normal_distribution<float> normal;
+    std::vector<layer_spec> layers(4, partly_rotated(32, 20, GGML_ROPE_TYPE_NEOX)[0]);
+    layers[1].rope.freq_base = 500;
+    layers[2].rope.n_rot = 0;
+    layers[3].rope.n_rot = 32;
+    std::vector<float> k(size_t{N} * layers[0].k_width());
+    for (float & x : k) {
+        x = normal(random);
+    }
+    std::vector<std::vector<float>> expected;
+    for (const layer_spec & layer : layers) {
+        expected.push_back(k);
+        turn_heads(expected.back(), layer, 150);
+    }
+    for (const ggml_type type : {GGML_TYPE_F32, GGML_TYPE_Q8_0}) {
+        for (const char * by : {"cpu", "graph", "copies", "floats"}) {
+            CAPTURE(std::string(ggml_type_name(type)));
+            CAPTURE(std::string(by));
+            test_group test(layers, type);
+            kv_group & cache = test.group;
+            fill_cells(cache);
+            write(cache, k);
+            const std::vector<rotation> how = rotations_of(cache, test.layers, {});
+            cache.cells().apply(cache.cells().check_add(0, 0, -1, 150));
+            k_shift shift(cache, how);
+            const turn_list list = settle(cache.cells(), false).rotated;
+            if (by == std::string("cpu")) {
+                shift.run(2, list);
+            } else if (by == std::string("graph")) {
+                std::vector<update_graph> graphs;
+                graphs.push_back(rotation_graph(cache, cache.parts().front(), how, list));
+                CHECK(run_graphs(cache, graphs) == nullptr);
+            } else if (by == std::string("copies")) {
+                const numbers all = rows_of(list);
+                std::vector<uint8_t> rows(cache.cell_bytes() * N);
+                std::vector<uint8_t> dither(N);
+                const layer_range range = {0, layers.size()};
+                read_rows(cache, range, all, rows.data(), 1);
+                shift.rotate_copies(all, range, rows.data(), dither.data(), 2);
+                CHECK(dither == std::vector<uint8_t>(N, 1));
+                write_rows(cache, range, all, rows.data(), 1);
+            }
+            for (uint32_t il = 0; il < layers.size(); ++il) {
+                std::vector<float> read(k.size());
+                cache.read(il, false, read.data());
+                if (by == std::string("floats")) {
+                    shift.rotate_floats(il, read.data());
+                }
+                CAPTURE(il);
+                CHECK(distance(read, expected[il]) <= (type == GGML_TYPE_F32 ? 1e-5 : 0.015));
+            }
         }
     }
 }

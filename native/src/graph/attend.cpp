@@ -97,8 +97,8 @@ attend_job attend_op::job_of(const ggml_tensor * dst) const {
     const ggml_tensor * k = dst->src[1];
     attend_job job = {};
     job.q = static_cast<const float *>(q->data);
-    job.k = rows_of(k, view_.span.begin);
-    job.v = rows_of(dst->src[2], view_.span.begin);
+    job.k = rows_of(k, span_.begin);
+    job.v = rows_of(dst->src[2], span_.begin);
     job.mask = static_cast<const uint16_t *>(dst->src[3]->data);
     job.out = static_cast<float *>(dst->data);
     job.scale = scale_;
@@ -106,10 +106,10 @@ attend_job attend_op::job_of(const ggml_tensor * dst) const {
     job.n_head = static_cast<uint32_t>(q->ne[1]);
     job.n_head_kv = static_cast<uint32_t>(k->ne[1]);
     job.n_tokens = static_cast<uint32_t>(q->ne[2]);
-    job.n_kv = view_.span.n;
+    job.n_kv = span_.n;
     job.n_ranges = count_ranges(job.n_kv, job.n_tokens);
-    job.waiting = view_.waiting;
-    job.waiting.of_cell += job.waiting.of_cell ? view_.span.begin : 0;
+    job.waiting = waiting_;
+    job.waiting.of_cell += job.waiting.of_cell ? span_.begin : 0;
     return job;
 }
 

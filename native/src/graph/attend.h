@@ -13,12 +13,6 @@
 
 namespace kvg {
 
-// What a computation attends to in one group of cells: set anew for each, so that a text that grows doesn't need a new graph.
-struct attend_view {
-    cell_span span;
-    attend_turns waiting; // cells whose K waits, and by what queries turn for it; it must live until the computation ends
-};
-
 // Memory for the operations of a context: its layers run one after the other.
 class attend_workspace {
 public:
@@ -43,8 +37,9 @@ private:
 // A layer's attention. It must live as long as the graphs that it makes nodes of.
 class attend_op {
 public:
-    attend_op(const layer_spec & layer, const attend_view & view, attend_workspace & workspace)
-        : view_(view), workspace_(workspace), kernel_(attend_kernel_for(layer.head_dim_k)), scale_(layer.scale) {}
+    // span: what a computation attends to in the layer's group, set anew for each, so that a text that grows doesn't need a new graph
+    attend_op(const layer_spec & layer, const cell_span & span, attend_workspace & workspace)
+        : span_(span), workspace_(workspace), kernel_(attend_kernel_for(layer.head_dim_k)), scale_(layer.scale) {}
 
     // q: F32 (head_dim, n_head, n_tokens); k, v: (head_dim, n_head_kv, n_kv); mask: F16 (n_kv, n_tokens), of which the first span.n
     // * n_tokens are (span.n, n_tokens), 0 or -infinity.
@@ -52,12 +47,16 @@ public:
     // preconditions: tensors in host memory, run by the CPU's backend with at most max_threads
     ggml_tensor * node(ggml_context * ctx, ggml_tensor * q, ggml_tensor * k, ggml_tensor * v, ggml_tensor * mask);
 
+    // Which cells of the group wait, and how queries turn for them, until the next call; what this points to must live until then.
+    void set_turns(const attend_turns & waiting) { waiting_ = waiting; }
+
 private:
     static void compute(ggml_tensor * dst, int ith, int nth, void * op);
     attend_job job_of(const ggml_tensor * dst) const;
     void share(const attend_job & job, size_t ith);
 
-    const attend_view & view_;
+    const cell_span & span_;
+    attend_turns waiting_ = {};
     attend_workspace & workspace_;
     const attend_kernel & kernel_;
     float scale_;

@@ -41,7 +41,7 @@ static attention_kind choose(int32_t wanted, ggml_backend_dev_t device, const la
 
 // the scheduler's table holds a graph's leafs (weights, inputs) beside its nodes, and there are fewer leafs than nodes
 decoder::decoder(const model & model, const kv_cache & cache, const backends & backends, const decoder_params & params)
-    : model_(model), cache_(cache), n_ubatch_(params.n_ubatch), views_(cache.groups().size()),
+    : model_(model), cache_(cache), n_ubatch_(params.n_ubatch), spans_(cache.groups().size()),
       scheduler_(backends, 2 * decode_graph::max_nodes(model.hparams())) {
     choose_attentions(params.flash_attn, params.max_threads);
     any_span_ = ops_.size() == attentions_.size();
@@ -56,7 +56,7 @@ void decoder::choose_attentions(int32_t flash_attn, int max_threads) {
             workspace_ = std::make_unique<attend_workspace>(layers, cache_.group_of(il).n_rows(), max_threads);
         }
         attend_op * op =
-            kind == attention_kind::attend ? &ops_.emplace_back(layers[il], views_[layers[il].group], *workspace_) : nullptr;
+            kind == attention_kind::attend ? &ops_.emplace_back(layers[il], spans_[layers[il].group], *workspace_) : nullptr;
         attentions_.push_back({kind, op, layers[il].scale});
     }
 }
@@ -90,7 +90,7 @@ std::vector<size_t> decoder::with_workspace(std::vector<size_t> sizes) const {
 decode_graph & decoder::prepare(uint32_t n_tokens, uint32_t n_outputs, const std::vector<cell_span> & spans) {
     decode_shape shape = {n_tokens, n_outputs, any_span_ ? largest().spans : spans};
     for (size_t i = 0; i < spans.size(); ++i) {
-        views_[i].span = any_span_ ? spans[i] : cell_span{0, spans[i].n}; // of what the graph shows it
+        spans_[i] = any_span_ ? spans[i] : cell_span{0, spans[i].n}; // of what the graph shows it
     }
     if (graph_ && graph_->shape() == shape) {
         return *graph_;

@@ -37,11 +37,12 @@ public:
     // A graph that attends to a span of each group, for its inputs to be set: the last one, or one that takes its place. A mask takes
     // n_tokens rows of its span. error(KVG_DEVICE)
     decode_graph & prepare(uint32_t n_tokens, uint32_t n_outputs, const std::vector<cell_span> & spans);
-    // Whether cells whose K waits for a K-shift may go on waiting, as attention turns the queries for them: where all attention is this
-    // library's own, and K quantized, which each rotation rounds again. Floats lose so little that to rotate them once is cheaper.
+    // Whether cells whose K-shift is pending may wait, as attention turns the queries for them: where all attention is this library's
+    // own, and K quantized, which each rotation rounds again. Floats lose so little that to rotate them once is cheaper.
     bool can_turn_queries() const { return can_turn_; }
-    // Before a computation: how the queries turn for the cells that wait in a group. They must live until it ends.
-    void set_turns(size_t group, const attend_turns & turns) { views_[group].waiting = turns; }
+    // Which cells wait, and how a layer's queries turn for them, until the next call; what this points to must live until then.
+    // precondition: can_turn_queries()
+    void set_turns(uint32_t layer, const attend_turns & waiting) { ops_[layer].set_turns(waiting); }
     // The graph that was prepared. error(KVG_DEVICE)
     void compute();
     // spent in graphs so far
@@ -63,7 +64,7 @@ private:
     uint32_t n_ubatch_;
     bool any_span_; // one graph does for every span, as all layers have attention_kind::attend
     bool can_turn_;
-    std::vector<attend_view> views_; // of each group
+    std::vector<cell_span> spans_; // of each group, in the tensors that the graph shows to attention
     std::unique_ptr<attend_workspace> workspace_;
     std::deque<attend_op> ops_; // for attention_kind::attend
     std::vector<layer_attention> attentions_;

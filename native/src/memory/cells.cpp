@@ -256,28 +256,9 @@ void cells::clear() {
     ++shift_version_;
 }
 
-// After the one that most carry: it goes through all of them, whatever a few others bring along.
-uint8_t cells::next_dither(const std::vector<uint32_t> & rotated) const {
-    std::array<uint32_t, 256> n_waiting = {};
-    for (const uint32_t i : rotated) {
-        ++n_waiting[dither(i)];
-    }
-    n_waiting[0] = n_waiting[1] = 0; // neither is one
-    const auto after = [](size_t dither) { return dither == 255 ? size_t{2} : std::max<size_t>(dither + 1, 2); };
-    const auto most = static_cast<size_t>(std::max_element(n_waiting.begin(), n_waiting.end()) - n_waiting.begin());
-    size_t next = after(most);
-    while (n_waiting[next] != 0 && next != most) {
-        next = after(next);
-    }
-    return static_cast<uint8_t>(next == most ? after(most) : next);
-}
-
-void cells::clear_shifts(const std::vector<uint32_t> & rotated) {
-    const uint8_t next = next_dither(rotated);
-    for (const uint32_t i : rotated) {
-        cells_[i].dither = dither_after(dither(i), next);
-        set_shift(i, 0);
-    }
+void cells::set_rotated(uint32_t i, uint8_t dither) {
+    cells_[i].dither = dither;
+    set_shift(i, 0);
 }
 
 void cells::seq_rm(int64_t seq, int64_t p0, int64_t p1) {

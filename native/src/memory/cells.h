@@ -1,4 +1,4 @@
-// The cells' bookkeeping: position, set of sequences, pending rotation. Knows nothing of tensors.
+// The cells' bookkeeping: position, set of sequences, pending K-shift. Knows nothing of tensors.
 #pragma once
 
 #include <cstddef>
@@ -57,9 +57,6 @@ struct reposition {
     int64_t next(int32_t pos) const { return pos / d + delta; }
 };
 
-// What a cell carries after a K-shift that gives `next` to those that were rotated before.
-inline uint8_t dither_after(uint8_t dither, uint8_t next) { return dither == 0 ? 1 : next; }
-
 // One token's place.
 struct cell {
     int32_t pos = -1;     // -1 when empty
@@ -99,7 +96,7 @@ public:
     uint32_t n_kv() const { return n_kv_; }
     // highest cell that was used or touched since clear(), + 1
     uint32_t n_touched() const { return n_touched_; }
-    // cells whose K waits for a rotation
+    // cells whose K-shift is pending
     uint32_t n_shifted() const { return n_shifted_; }
     // another number after any cell's shift() changed
     uint64_t shift_version() const { return shift_version_; }
@@ -108,9 +105,6 @@ public:
     int32_t pos(uint32_t i) const { return cells_[i].pos; }
     int32_t shift(uint32_t i) const { return cells_[i].shift; }
     uint8_t dither(uint32_t i) const { return cells_[i].dither; }
-    // what those of these cells that were rotated before will carry when they are rotated again: none of them carries it now, unless
-    // all are in use
-    uint8_t next_dither(const std::vector<uint32_t> & rotated) const;
     bool has_seq(uint32_t i, uint32_t seq) const { return (words(i)[seq / 64] >> (seq % 64)) & 1; }
     const uint64_t * words(uint32_t i) const { return seq_.data() + std::size_t{i} * n_words_; }
     uint32_t n_words() const { return n_words_; }
@@ -161,8 +155,8 @@ public:
     void fork(uint32_t src, uint32_t dst, uint32_t seq) noexcept;
     // Holds are released too.
     void clear();
-    // K of these has been rotated: they wait no more
-    void clear_shifts(const std::vector<uint32_t> & rotated);
+    // K was turned to its position, and carries that dither now: its K-shift is pending no more.
+    void set_rotated(uint32_t i, uint8_t dither);
 
     // What a caller may do to sequences: ranges [p0, p1), negative p0 = 0, negative p1 = no end. Any integer is safe: an id out of
     // range, d < 1 or a position past 2^31 - 1 throws error(KVG_INVALID_ARGUMENT) with nothing changed.

@@ -14,7 +14,7 @@ namespace kvg {
 ggml_tensor * rope(ggml_context * ctx, ggml_tensor * x, ggml_tensor * positions, ggml_tensor * freq_factors,
                    const rope_params & params, bool in_place, float gain = 1.0f);
 
-// Each pair of dimensions that rope turns, by an angle of its own; x as above. ones: I32 (n), all 1; inverse_angles: F32 (n_rot / 2),
+// Each pair of dimensions that rope turns, by an angle of its own; x as above. ones: I32 (n), all 1; inverse_angles: F32 (n_rot / 2 or more),
 // 1 / radians
 ggml_tensor * turn_pairs(ggml_context * ctx, ggml_tensor * x, ggml_tensor * ones, ggml_tensor * inverse_angles,
                          const rope_params & params);

@@ -40,8 +40,8 @@ int64_t step::decode(const kvg_batch & in, const kvg_output * output) {
         check_output(batch, *output);
     }
     upkeep_.before_decode();
-    for (size_t g = 0; g < cache_.groups().size(); ++g) {
-        decoder_.set_turns(g, upkeep_.turns(g));
+    for (uint32_t il = 0; decoder_.can_turn_queries() && il < cache_.n_layer(); ++il) {
+        decoder_.set_turns(il, upkeep_.turns(il));
     }
 
     fault_point("cells");

@@ -62,7 +62,7 @@ void transfer::read(int64_t layer, bool v, float * out, uint64_t n_floats) {
     }
     group.read(il, v, out);
     if (!v) {
-        upkeep_.shift(cache_.group_index_of(il)).run_on_floats(out);
+        upkeep_.shift(cache_.group_index_of(il)).rotate_floats(il, out);
     }
 }
 
@@ -89,7 +89,7 @@ void transfer::read_rows(const kvg_kv_read_request & want) {
     upkeep_.before_read();
     advise_huge_pages(want.data, want.n_bytes);
     kvg::read_rows(group, range, rows, want.data, n_threads_);
-    upkeep_.shift(static_cast<size_t>(want.group)).run_on_copy(rows, range, want.data, want.dither, n_threads_);
+    upkeep_.shift(static_cast<size_t>(want.group)).rotate_copies(rows, range, want.data, want.dither, n_threads_);
 }
 
 void transfer::replace(int64_t seq, const kvg_kv_rows * groups, int64_t n_groups) {

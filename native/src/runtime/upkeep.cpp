@@ -7,7 +7,7 @@
 #include "memory/defrag_plan.h"
 #include "memory/move.h"
 #include "memory/slots.h"
-#include "shift/shift_plan.h"
+#include "shift/settle.h"
 
 namespace kvg {
 
@@ -68,11 +68,7 @@ upkeep::upkeep(const model & model, kv_cache & cache, const backends & backends,
                float defrag_threshold)
     : cache_(cache), backends_(backends), can_wait_(can_wait), n_threads_(n_threads), defrag_threshold_(defrag_threshold) {
     for (kv_group & group : cache.groups()) {
-        const uint32_t first = group.layers().front();
-        const kv_part & part = group.part_of(first);
-        const rotation how = {model.hparams().layers[first].rope, model.rope_factors(first, part.device),
-                              part.hadamard_k.get()};
-        groups_.push_back({k_shift(group, model.hparams().layers, model.rope_factors()), query_turns(group, how), 0});
+        groups_.emplace_back(group, model);
     }
 }
 
@@ -138,12 +134,23 @@ void upkeep::reposition(const std::vector<kvg::reposition> & changes, const char
     }
 }
 
-void upkeep::shift_all(kvg_update_stats & stats) {
+// Decides for all cells whose K-shift is pending, and rotates those that don't wait.
+void upkeep::settle_all(kvg_update_stats & stats) {
     for (size_t g = 0; g < groups_.size(); ++g) {
-        const cells & cells = cache_.groups()[g].cells();
-        stats.shifted_cells += groups_[g].shift.run(n_threads_, can_wait_ ? cells_to_rotate(cells) : waiting_cells(cells));
-        groups_[g].settled = cells.shift_version();
+        group_state & state = groups_[g];
+        const kv_group & group = cache_.groups()[g];
+        state.settled = NOT_SETTLED; // until all is done
+        const settlement settled = settle(group.cells(), can_wait_);
+        state.shift.run(n_threads_, settled.rotated);
+        state.turns.emplace(group, settled.waiting);
+        state.settled = group.cells().shift_version();
+        stats.shifted_cells += static_cast<int64_t>(settled.rotated.rows.size());
     }
+}
+
+attend_turns upkeep::turns(uint32_t layer) {
+    group_state & state = groups_[cache_.group_index_of(layer)];
+    return state.turns ? state.turns->of(state.layers[layer]) : attend_turns{};
 }
 
 // policies: of each group
@@ -170,13 +177,8 @@ void upkeep::flush(const std::vector<int32_t> & policies, kvg_update_stats & sta
     if (is_pending(policies)) { // not for nearly every token of a generation
         const stopwatch timed(cache_, stats);
         backends_.set_threads(n_threads_);
-        if (!can_wait_) {
-            shift_all(stats); // nothing moves before K is right
-        }
         compact_all(policies, stats);
-        if (can_wait_) {
-            shift_all(stats); // what may wait depends on where cells lie, so after they moved
-        }
+        settle_all(stats); // which cells may wait depends on where they lie
     }
     stats.waiting_cells = 0;
     for (const kv_group & group : cache_.groups()) {

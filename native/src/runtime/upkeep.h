@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <optional>
 #include <vector>
 
 #include "backends.h"
@@ -10,14 +11,14 @@
 #include "kvgraph.h"
 #include "memory/kv_cache.h"
 #include "model/weights.h"
-#include "shift/query_turns.h"
-#include "shift/shift.h"
+#include "shift/by_query.h"
+#include "shift/k_shift.h"
 
 namespace kvg {
 
 class upkeep {
 public:
-    // can_wait: whether attention can turn queries for cells whose K waits. n_threads: of the CPU. The others must outlive it.
+    // can_wait: whether attention can turn queries for cells whose K-shift is pending. n_threads: of the CPU. The others must outlive it.
     upkeep(const model & model, kv_cache & cache, const backends & backends, bool can_wait, int n_threads,
            float defrag_threshold);
 
@@ -31,7 +32,7 @@ public:
     void seq_add(int64_t seq, int64_t p0, int64_t p1, int64_t delta);
     void seq_div(int64_t seq, int64_t p0, int64_t p1, int64_t d);
 
-    // K-shift, then defrag, as far as each is pending; cells that attention turns queries for go on waiting
+    // Defrag, then K-shift, as far as each is pending; cells that attention turns queries for wait.
     kvg_update_stats update();
     // The same before a decode, and defrag when the holes pass the threshold.
     void before_decode();
@@ -42,22 +43,28 @@ public:
 
     // of a group
     const k_shift & shift(size_t group) const { return groups_[group].shift; }
-    // How queries turn for the cells that wait in a group now. Good until the next call.
-    attend_turns turns(size_t group) { return can_wait_ ? groups_[group].turns.list() : attend_turns{}; }
+    // How a layer's queries turn for the cells that wait. Good until the next update.
+    attend_turns turns(uint32_t layer);
     // Whether a device rotates all of its cells itself; true without cells.
     bool can_shift_on(ggml_backend_dev_t device) const;
 
 private:
     static constexpr int32_t NO_DEFRAG = -1;
 
+    static constexpr uint64_t NOT_SETTLED = UINT64_MAX;
+
     struct group_state {
+        group_state(kv_group & group, const model & model)
+            : layers(rotations_of(group, model.hparams().layers, model.rope_factors())), shift(group, layers) {}
+
+        std::vector<rotation> layers;
         k_shift shift;
-        query_turns turns;
-        uint64_t settled; // the version of the cells' shifts that nothing needs to be done for
+        std::optional<query_turns> turns; // of the cells that wait
+        uint64_t settled = 0;             // the version of the cells' shifts that was settled last
     };
 
     void reposition(const std::vector<kvg::reposition> & changes, const char * op);
-    void shift_all(kvg_update_stats & stats);
+    void settle_all(kvg_update_stats & stats);
     void compact_all(const std::vector<int32_t> & policies, kvg_update_stats & stats);
     bool is_pending(const std::vector<int32_t> & policies) const;
     void flush(const std::vector<int32_t> & policies, kvg_update_stats & stats);

@@ -1,0 +1,110 @@
+#include "shift/k_shift.h"
+
+#include <algorithm>
+#include <set>
+
+#include "device.h"
+#include "error.h"
+#include "fault.h"
+#include "shift/on_cpu.h"
+#include "shift/on_device.h"
+
+namespace kvg {
+
+namespace {
+
+constexpr size_t MAX_DITHERS = 16;             // each takes graph nodes of its own
+constexpr size_t MIN_SHARED_BYTES = 256 << 10; // of a layer: fewer take less time than another thread to start
+
+bool have_many_dithers(const turn_list & list) {
+    std::set<uint8_t> dithers;
+    for (const turn & t : list.turns) {
+        dithers.insert(t.from);
+    }
+    return dithers.size() > MAX_DITHERS;
+}
+
+[[noreturn]] void fail_half_way(const char * who) {
+    fail(KVG_DEVICE, "the K-shift failed half way on %s: K can't be trusted any more; clear() the cache and decode again", who);
+}
+
+} // namespace
+
+k_shift::k_shift(kv_group & group, const std::vector<rotation> & layers) : group_(group), layers_(layers) {
+    for (const kv_part & part : group.parts()) {
+        if (!is_cpu(part.device) && !can_rotate_on_device(group, part, layers)) {
+            unable_.insert(part.device);
+        }
+    }
+}
+
+void k_shift::run(int n_threads, const turn_list & list) {
+    if (!list.rows.empty() && !fault_active("shift-skip")) {
+        rotate(n_threads, list);
+    }
+    for (const turned_row & row : list.rows) {
+        group_.cells().set_rotated(row.row, list.turns[row.turn].to);
+    }
+}
+
+void k_shift::rotate(int n_threads, const turn_list & list) {
+    const bool all_fetched = group_.types().k != GGML_TYPE_F32 && have_many_dithers(list); // the CPU takes rows as they come
+    row_rotator by_cpu(group_, layers_, list, group_.types().k, n_threads);
+    std::vector<update_graph> graphs;
+    std::vector<uint32_t> fetched; // layers
+    for (const kv_part & part : group_.parts()) {
+        const bool is_here = is_cpu(part.device);
+        if (!is_here && !all_fetched && is_on(part.device)) {
+            graphs.push_back(rotation_graph(group_, part, layers_, list));
+            continue;
+        }
+        graphs.emplace_back("shift", part.layers.size());
+        for (const uint32_t il : part.layers) {
+            if (is_here && layers_[il].turns()) {
+                graphs.back().add(by_cpu.node(graphs.back().ctx(), il));
+            } else if (layers_[il].turns()) {
+                fetched.push_back(il);
+            }
+        }
+    }
+    allocate_graphs(group_, graphs);
+    unfinished_rows rows(group_);
+    if (ggml_backend_t failed = compute_graphs(group_, graphs)) {
+        fail_half_way(ggml_backend_name(failed));
+    }
+    for (const uint32_t il : fetched) {
+        if (!computed([&] { return by_cpu.rotate_fetched(il); })) {
+            fail_half_way(ggml_backend_dev_name(group_.part_of(il).device));
+        }
+    }
+    rows.done();
+}
+
+void k_shift::rotate_copies(const std::vector<uint32_t> & cells, const layer_range & range, uint8_t * rows, uint8_t * dither,
+                            int n_threads) const {
+    std::transform(cells.begin(), cells.end(), dither, [&](uint32_t cell) { return group_.cells().dither(cell); });
+    const turn_list list = settle_copies(group_.cells(), cells);
+    if (list.rows.empty()) {
+        return;
+    }
+    const size_t enough = 1 + list.rows.size() * group_.k_row_bytes() / MIN_SHARED_BYTES;
+    const int n_shared = static_cast<int>(std::min(static_cast<size_t>(n_threads), enough));
+    row_rotator rotator(group_, layers_, list, group_.types().k, n_shared);
+    for (size_t place = range.begin; place < range.end; ++place) {
+        rotator.rotate(group_.layers()[place], rows, group_.k_row_bytes());
+        rows += cells.size() * (group_.k_row_bytes() + group_.v_row_bytes());
+    }
+    for (const turned_row & row : list.rows) {
+        dither[row.row] = list.turns[row.turn].to;
+    }
+}
+
+void k_shift::rotate_floats(uint32_t layer, float * k) const {
+    const turn_list list = settle(group_.cells(), false).rotated;
+    if (!list.rows.empty()) {
+        const size_t stride = size_t{group_.spec().n_head_kv} * group_.spec().head_dim_k * sizeof(float);
+        row_rotator(group_, layers_, list, GGML_TYPE_F32, 1).rotate(layer, reinterpret_cast<uint8_t *>(k), stride);
+    }
+}
+
+} // namespace kvg
