@@ -94,7 +94,8 @@ class KVCache(NotCopied):
         """Positions in the range move by `delta`; a cell that would come below 0 is taken from the sequence.
 
         A shared cell that moves is copied at once, K and V too, and the other sharers keep theirs. Raises
-        CacheFullError when there is no room for the copies.
+        CacheFullError when there is no room for the copies. K of the other sharers may be rotated at the next
+        update, where it waited (update).
         """
         self._change(lib().kvg_kv_seq_add, seq=seq, p0=p0, p1=p1, delta=delta)
 
@@ -161,12 +162,16 @@ class KVCache(NotCopied):
         self._handle.call(lib().kvg_kv_defrag, _POLICIES[policy])
 
     def update(self) -> UpdateStats:
-        """Runs the K-shift, then defrag, as far as each is pending, and tells what was done.
+        """Runs defrag, then the K-shift, as far as each is pending, and tells what was done.
 
-        A K-shift rounds a quantized K again. So on the CPU most of its cells are not rotated (waiting_cells,
-        `cells().shift`): attention rotates the queries the other way for them instead, which comes to the
-        same. They may wait for ever, and nothing needs to be done about them. It takes 64 cells that wait for
-        the same shift, on average 32 in 128 neighbouring cells, once defrag is done; others are rotated.
+        To rotate a quantized K rounds it again. So on the CPU most cells whose K-shift is pending wait
+        (waiting_cells, `cells().shift`): their K stays as it is, and attention turns the queries the other
+        way, which comes to the same. They may wait for ever. A cell waits where at least 64 cells have the
+        same shift, on average 32 in 128 neighbouring cells; others are rotated.
+
+        Cells of all sequences count. So an operation on one sequence (seq_rm, seq_add, seq_div, also where
+        they copy shared cells) can leave too few cells of another one with the same shift: their K is then
+        rotated, and rounded once.
 
         Raises DeviceError when the device fails, or has no memory for the graphs. What is not done is still
         pending then, and another call goes on. But a K-shift and a sort work in place: when one fails half
@@ -233,7 +238,7 @@ class KVCache(NotCopied):
     def read_k(self, layer: int) -> npt.NDArray[np.float32]:
         """K of a layer, float32 (n_cells, n_head_kv, head_dim), for looking and testing.
 
-        A pending K-shift runs first; of cells that go on waiting (update) the copy is rotated. Cells stay
+        A pending K-shift runs first; K of cells that wait (update) is rotated in the copy. Cells stay
         where they are. What was rotated more than once carries dither, about half a rounding of the type
         (docs/state-format.md).
         """
@@ -246,8 +251,8 @@ class KVCache(NotCopied):
     def save(self, seq: int | None = None) -> Blob:
         """One sequence, or with None the whole cache, as bytes (docs/state-format.md).
 
-        A pending K-shift runs first; of cells that go on waiting (update) the copy is rotated, and rounded
-        once more than the cells are. Raises InvalidArgumentError for a sequence that can't be.
+        A pending K-shift runs first; K of cells that wait (update) is rotated in the copy, and rounded once
+        more than the cells' own. Raises InvalidArgumentError for a sequence that can't be.
         """
         return self._handle.call(take, self._geometry, seq)
 

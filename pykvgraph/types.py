@@ -92,12 +92,12 @@ class TensorInfo:
 class UpdateStats:
     """What an update did to K and V. As a string: "0 cells shifted, 254 waiting, 254 moved, 0.3 ms".
 
-    shifted_cells: whose K was rotated; waiting_cells: whose K was not, as attention rotates the queries for
-    them instead (KVCache.update); moved_cells, moved_bytes: by defrag; graphs: ggml's, that were run.
+    shifted_cells: whose K was rotated; waiting_cells: whose K-shift is still pending, as attention turns the
+    queries for them instead (KVCache.update); moved_cells, moved_bytes: by defrag; graphs: ggml's that ran.
     """
 
     shifted_cells: int  # cells whose K was rotated
-    waiting_cells: int  # whose K was not: attention turns the queries for them instead (KVCache.update)
+    waiting_cells: int  # whose K-shift is pending: attention turns the queries (KVCache.update)
     moved_cells: int
     moved_bytes: int  # K and V of the moved cells, all layers
     graphs: int  # ggml graphs that were run

@@ -209,7 +209,7 @@ typedef struct kvg_context_params {
     int32_t type_k; /* kvg_type */
     int32_t type_v;
     int32_t flash_attn;     /* kvg_flash_attn */
-    int32_t hadamard;       /* 1: quantized K and V are kept rotated (docs/state-format.md); 0: as they are */
+    int32_t hadamard;       /* 1: quantized K and V are kept mixed (docs/state-format.md); 0: as they are */
     float defrag_threshold; /* decode compacts when holes / n_kv passes it; negative: never */
     int32_t offload_kqv;    /* 1: each layer's cells lie where its weights do; 0: in host memory, and the CPU attends */
 } kvg_context_params;
@@ -338,7 +338,7 @@ typedef struct kvg_group_info {
 typedef struct kvg_update_stats {
     size_t struct_size;
     int64_t shifted_cells; /* cells whose K was rotated */
-    int64_t waiting_cells; /* whose K is not, and attention turns queries for them instead; after the last update */
+    int64_t waiting_cells; /* whose K-shift is pending, as attention turns the queries for them; after the last update */
     int64_t moved_cells;
     int64_t moved_bytes; /* K and V of the moved cells, all layers */
     int64_t graphs;      /* ggml graphs that were run */
@@ -386,9 +386,11 @@ KVG_API kvg_status kvg_kv_attach(kvg_context * context, int64_t hold, int64_t se
 KVG_API kvg_status kvg_kv_release(kvg_context * context, int64_t hold);
 
 KVG_API kvg_status kvg_kv_defrag(kvg_context * context, int32_t policy);
-/* K-shift, then defrag, as far as each is pending. `out` may be NULL. A quantized K in host memory is not rotated where at least 64
-   cells wait for the same shift, on average 32 in a chunk of 128: the CPU's attention turns the queries for them, which rounds
-   nothing. When the device fails before a graph, or while it moves cells into holes, what was completed stays and the rest is
+/* Defrag, then K-shift, as far as each is pending. `out` may be NULL. A cell whose K-shift is pending waits, with a quantized K in host
+   memory, where at least 64 cells have the same shift, on average 32 in a chunk of 128: its K is not rotated, and the CPU's attention
+   turns the queries for it, which rounds nothing. Cells of all sequences count: what is done to one sequence (seq_rm, seq_add and
+   seq_div, also where they copy shared cells) can leave too few cells of another with the same shift, whose K is then rotated and
+   rounded once. When the device fails before a graph, or while it moves cells into holes, what was completed stays and the rest is
    still pending. A K-shift or a sort that fails half way leaves K and V that nobody can trust: from then on whatever needs them
    (decode, update, read, seq_add and seq_div with copies, replace) is KVG_DEVICE until kvg_kv_clear. */
 KVG_API kvg_status kvg_kv_update(kvg_context * context, kvg_update_stats * out);
@@ -401,7 +403,7 @@ KVG_API kvg_status kvg_kv_take_stats(kvg_context * context, kvg_update_stats * o
 KVG_API kvg_status kvg_kv_cells(const kvg_context * context, int64_t group, int32_t * pos, uint64_t * seq, int32_t * shift,
                                 uint8_t * dither, uint32_t * n_holds);
 /* K (v = 0) or V (v = 1) of a layer, dequantized: out (n_cells, n_head_kv, head_dim). Before K is read a pending K-shift runs as in
-   kvg_kv_update, and what goes on waiting is rotated in `out`. */
+   kvg_kv_update, and K of cells that wait is rotated in `out`. */
 KVG_API kvg_status kvg_kv_read(kvg_context * context, int64_t layer, int32_t v, float * out, uint64_t n_floats);
 
 /* ---- state ---- */
@@ -431,7 +433,7 @@ typedef struct kvg_kv_read_request {
     uint8_t * dither; /* (n_cells): what the K in `data` carries */
 } kvg_kv_read_request;
 
-/* Raw K and V of cells. A pending K-shift runs first as in kvg_kv_update, and what goes on waiting is rotated in `data`. */
+/* Raw K and V of cells. A pending K-shift runs first as in kvg_kv_update, and K of cells that wait is rotated in `data`. */
 KVG_API kvg_status kvg_kv_read_rows(kvg_context * context, const kvg_kv_read_request * request);
 /* Replaces the cells of a sequence (seq < 0: of all) in every group by these. All or nothing; when the device fails while rows are
    written, the cells are as they were and the cache is unusable until kvg_kv_clear, as after kvg_kv_update. */

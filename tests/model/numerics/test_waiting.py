@@ -255,6 +255,34 @@ def test_it_waits_through_defrag_and_copies(model: kvg.Model) -> None:
             assert nmse(probe(moved, 1, seq), expected) < most
 
 
+@pytest.mark.parametrize("kv_type", ["q8_0", "q4_0"])
+def test_copy_on_write_can_leave_too_few_cells_to_wait(model: kvg.Model, kv_type: str) -> None:
+    """As KVCache.update tells: cells of all sequences count, and those that are left are rounded once."""
+    there = run_of(IDS[:40], 900)
+    options = {"n_ctx": 256, "n_seq_max": 2, "defrag_threshold": -1}
+    with (
+        open_context(model, **options, type_k="f32") as exact,
+        open_context(model, **options, type_k=kv_type) as ctx,
+    ):
+        true = fresh_k(exact, there)
+        rounding = rms(fresh_k(ctx, there) - true)
+        ctx.reset()
+        decode(ctx, run_of(IDS[:40], 1000, (0,)) + run_of(IDS[40:80], 1040, (1,)))
+        for seq in range(2):
+            ctx.kv.seq_add(seq, 0, -1, -100)
+        ctx.kv.seq_cp(0, 1, 0, -1)
+        assert ctx.kv.update().shifted_cells == 0
+        assert counts(ctx.kv) == {-100: 80}
+        ctx.kv.seq_add(1, 0, -1, 7)  # copies the 40 shared cells
+        stats = ctx.kv.update()
+        assert (stats.shifted_cells, stats.waiting_cells) == (40, 80)
+        assert counts(ctx.kv) == {-93: 80}
+        cells = ctx.kv.cells()
+        assert (cells.dither[cells.seq[:, 0]] == 1).all()
+        assert cells.pos[cells.seq[:, 0]].tolist() == [token.pos for token in there]
+        assert rms(ctx.kv.read_k(0)[cells.seq[:, 0]] - true) < 1.5 * rounding
+
+
 RANGES = st.tuples(st.sampled_from([0, 0, 30, 80, 150]), st.sampled_from([-1, -1, 90, 200]))
 STEPS = st.lists(
     st.one_of(
