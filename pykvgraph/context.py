@@ -12,14 +12,14 @@ from pykvgraph._native.ffi import KvgBatch, KvgOutput, KvgScore
 from pykvgraph._native.handles import Closable, Handle
 from pykvgraph._native.library import lib, sized
 from pykvgraph.batch import Batch
-from pykvgraph.checks import integer, shown
+from pykvgraph.checks import flag, integer, shown
 from pykvgraph.device import read_parts
 from pykvgraph.errors import InvalidArgumentError
 from pykvgraph.kv_cache import KVCache
 from pykvgraph.model import Model
 from pykvgraph.params import ContextParams
 from pykvgraph.state.transfer import read_info
-from pykvgraph.types import DevicePart
+from pykvgraph.types import DevicePart, Scores
 
 _NO_LOGITS = np.empty(0, np.float32)
 
@@ -102,16 +102,17 @@ class Context(Closable):
         # decode writes into these; a view of them keeps them alive, whatever becomes of the context
         self._outputs = _Outputs(1, model)
 
-    def decode(self, batch: Batch) -> None:
+    def decode(self, batch: Batch, *, scores: bool = False) -> None:
         """Runs a batch, all or nothing; pending cache updates run first.
 
+        scores: also compute what scores() returns, which takes a look at every logit.
         Raises InvalidArgumentError for tokens, positions or sequences that can't be, CacheFullError when
         there are too few empty cells, DeviceError when the device fails. After a failure the cells are as
         before, but for shifts and moves that were pending, and there are no logits. What is pending can fail
         half way, as in kv.update(). Ctrl-C waits for the call to end, whose tokens are not in the cache then:
         they are there if and only if decode() returned.
         """
-        self._handle.call(self._decode, batch)
+        self._handle.call(self._decode, batch, flag(scores, "scores"))
 
     def decode_last(self, batch: Batch) -> npt.NDArray[np.float32]:
         """decode(), and a copy of the last output's logits (n_vocab,), as one step.
@@ -139,6 +140,14 @@ class Context(Closable):
         """logits() without the copy, read-only. The next decode may write over it; reading is always safe."""
         return self._handle.call(lambda _: self._rows(self._outputs.logits))
 
+    def scores(self) -> Scores:
+        """The likeliest token and the log-sum of each row of the last decode's logits; copies.
+
+        Of decode(scores=True), decode_last() and append(). Raises InvalidArgumentError as logits() does, and
+        after a decode that was not asked for scores.
+        """
+        return self._handle.call(lambda _: self._scores())
+
     def embeddings(self) -> npt.NDArray[np.float32]:
         """The last decode's hidden states after the final norm, float32 (n_outputs, n_embd); a copy.
 
@@ -163,24 +172,22 @@ class Context(Closable):
         """Empties the cache; the outputs are gone."""
         self._handle.call(self._reset)
 
-    def _decode(self, context: int, batch: Batch) -> None:
-        self._decode_batch(context, batch, scored=False)
+    def _decode(self, context: int, batch: Batch, scored: bool) -> None:
+        self._decode_batch(context, batch, scored=scored)
 
     def _decode_last(self, context: int, batch: Batch, copy: bool = True) -> LastOutput:
         """copy: the row of logits, too."""
-        last = self._decode_batch(context, batch, scored=True, copy=copy)
-        assert last is not None
-        return last
+        n_outputs = self._decode_batch(context, batch, scored=True, must_output=True)
+        return self._outputs.last(n_outputs, copy)
 
-    def _decode_batch(
-        self, context: int, batch: Batch, *, scored: bool, copy: bool = False
-    ) -> LastOutput | None:
+    def _decode_batch(self, context: int, batch: Batch, *, scored: bool, must_output: bool = False) -> int:
+        """The number of outputs."""
         self._outputs.n = None
         if not isinstance(batch, Batch):
             raise InvalidArgumentError(f"batch must be a pykvgraph.Batch, got {shown(batch)}")
         arrays = batch.snapshot()
         n_tokens, n_outputs = len(arrays.token), int(arrays.logits.sum())
-        if scored and n_outputs == 0:
+        if must_output and n_outputs == 0:
             raise InvalidArgumentError("no token of the batch asked for logits: add one with logits=True")
         self._make_room(context, n_tokens, n_outputs)
         tokens = sized(
@@ -197,8 +204,8 @@ class Context(Closable):
         outputs.start()
         self._handle.undo_unless_done(outputs.take_back)
         lib().kvg_decode(context, ctypes.byref(tokens), ctypes.byref(written))
-        outputs.n = n_outputs
-        return outputs.last(n_outputs, copy) if scored else None
+        outputs.n, outputs.scored_last = n_outputs, scored
+        return n_outputs
 
     def _append(self, context: int, seq: int, token: int, copy: bool = True) -> LastOutput:
         outputs = self._outputs
@@ -206,7 +213,7 @@ class Context(Closable):
         outputs.start()
         self._handle.undo_unless_done(outputs.take_back)
         lib().kvg_append(context, seq, token, outputs.scored_pointer)
-        outputs.n = 1
+        outputs.n, outputs.scored_last = 1, True
         return outputs.last(1, copy)
 
     def _reset(self, context: int) -> None:
@@ -223,14 +230,26 @@ class Context(Closable):
             self._outputs = _Outputs(n_rows, self.model)
 
     def _rows(self, buffer: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+        rows = buffer[: self._n_rows()]
+        rows.flags.writeable = False
+        return rows
+
+    def _n_rows(self) -> int:
         n = self._outputs.n
         if n is None:
             raise InvalidArgumentError(
                 "there are no outputs: no decode came before this, or the last one failed"
             )
-        rows = buffer[:n]
-        rows.flags.writeable = False
-        return rows
+        return n
+
+    def _scores(self) -> Scores:
+        n = self._n_rows()
+        if not self._outputs.scored_last:
+            raise InvalidArgumentError(
+                "the last decode was not asked for scores: use decode(batch, scores=True)"
+            )
+        rows = np.ctypeslib.as_array(self._outputs.scores)[:n]
+        return Scores(*(rows[name].copy() for name in Scores._fields))
 
 
 class LastOutput(NamedTuple):
@@ -243,20 +262,21 @@ class LastOutput(NamedTuple):
 
 
 class _Outputs:
-    """Where decode writes, and the structs that tell it so: without the last row's score, and with it."""
+    """Where decode writes, and the structs that tell it so: without scores of the rows, and with them."""
 
     def __init__(self, n_rows: int, model: Model) -> None:
         self.logits: npt.NDArray[np.float32] = np.empty((n_rows, model.n_vocab), np.float32)
         self.embd: npt.NDArray[np.float32] = np.empty((n_rows, model.n_embd), np.float32)
         self.n: int | None = None  # rows that the last decode wrote; None when there are none to be read
-        self._score = KvgScore()
+        self.scored_last = False  # whether the last decode wrote scores, too
+        self.scores = (KvgScore * n_rows)()
         places = {
             "logits": _address(self.logits, ctypes.c_float),
             "embd": _address(self.embd, ctypes.c_float),
             "n_rows": n_rows,
         }
         self.plain = sized(KvgOutput, **places)
-        self.scored = sized(KvgOutput, **places, score=ctypes.pointer(self._score))
+        self.scored = sized(KvgOutput, **places, score=self.scores)
         self.scored_pointer = ctypes.byref(self.scored)
 
     def start(self) -> None:
@@ -272,7 +292,7 @@ class _Outputs:
 
     def last(self, n_outputs: int, copy: bool) -> LastOutput:
         """Of a scored decode; copy: the row of logits, too."""
-        score = self._score
+        score = self.scores[n_outputs - 1]
         logits = self.logits[n_outputs - 1].copy() if copy else _NO_LOGITS
         return LastOutput(score.best, score.best_logprob, score.log_sum, logits)
 

@@ -37,6 +37,14 @@ class DevicePart:
     fallbacks: tuple[str, ...]  # operations of its layers that the CPU does
 
 
+class Scores(NamedTuple):
+    """What a softmax of each output row's logits says."""
+
+    best: npt.NDArray[np.int32]  # (n_outputs,): the likeliest token, the lowest id among equals
+    best_logprob: npt.NDArray[np.float32]  # (n_outputs,): the logarithm of its probability
+    log_sum: npt.NDArray[np.float32]  # (n_outputs,): a token's log probability is its logit less this
+
+
 @dataclass(frozen=True)
 class Abilities:
     """What a device can do for a model, with the cache of one type on it."""

@@ -274,7 +274,7 @@ typedef struct kvg_output {
     size_t struct_size;
     float * logits;    /* (n_outputs, n_vocab) */
     float * embd;      /* (n_outputs, n_embd): the last hidden state, after the final norm */
-    kvg_score * score; /* one: what the last row says; with logits only, else KVG_INVALID_ARGUMENT */
+    kvg_score * score; /* (n_outputs): what each row says; with logits only, else KVG_INVALID_ARGUMENT */
     int64_t n_rows;    /* rows that the buffers hold; fewer than the batch's outputs: KVG_INVALID_ARGUMENT */
     int64_t n_written; /* set by the call: rows written, -1 unless it succeeded */
 } kvg_output;

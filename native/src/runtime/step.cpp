@@ -8,6 +8,7 @@
 #include "error.h"
 #include "fault.h"
 #include "memory/slots.h"
+#include "parallel.h"
 #include "runtime/bounded.h"
 
 namespace kvg {
@@ -25,7 +26,7 @@ void step::check_output(const batch & batch, const kvg_output & output) const {
              static_cast<long long>(output.n_rows));
     }
     if (output.score && !output.logits) {
-        fail(KVG_INVALID_ARGUMENT, "a score is asked for without logits");
+        fail(KVG_INVALID_ARGUMENT, "scores are asked for without logits");
     }
 }
 
@@ -59,8 +60,8 @@ int64_t step::decode(const kvg_batch & in, const kvg_output * output) {
             row += ubatch.n_outputs;
         }
     }
-    if (output && output->score && row > 0) {
-        *output->score = score_of(output->logits + (row - 1) * model_.hparams().n_vocab, model_.hparams().n_vocab);
+    if (output && output->score) {
+        write_scores(*output, row);
     }
     decoded_ = batch.first_positions();
     reserved.keep();
@@ -96,6 +97,14 @@ void step::write_outputs(const decode_graph & graph, const kvg_output & output, 
     if (output.logits) {
         ggml_backend_tensor_get(graph.logits, output.logits + row * model_.hparams().n_vocab, 0, ggml_nbytes(graph.logits));
     }
+}
+
+// Of all rows, once their logits are written.
+void step::write_scores(const kvg_output & output, size_t n_rows) const {
+    constexpr size_t SHARED_LOGITS = size_t{1} << 19; // fewer take less time than it takes to start a thread
+    const uint32_t n_vocab = model_.hparams().n_vocab;
+    const size_t n_threads = n_rows * n_vocab < SHARED_LOGITS ? 1 : static_cast<size_t>(params_.n_threads_batch);
+    parallel_for(n_rows, n_threads, [&](size_t i) { output.score[i] = score_of(output.logits + i * n_vocab, n_vocab); });
 }
 
 int64_t step::append(int64_t seq, int64_t token, const kvg_output * output) {

@@ -45,6 +45,7 @@ private:
     void check_output(const batch & batch, const kvg_output & output) const;
     const decode_graph & compute(const batch & batch, const micro_batch & ubatch, const reservation & reserved);
     void write_outputs(const decode_graph & graph, const kvg_output & output, size_t row) const;
+    void write_scores(const kvg_output & output, size_t n_rows) const;
 
     const model & model_;
     kv_cache & cache_;
