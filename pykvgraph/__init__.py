@@ -31,6 +31,7 @@ from pykvgraph.errors import (
 )
 from pykvgraph.gguf_file import GgufFile
 from pykvgraph.hold import Hold
+from pykvgraph.incoming import Incoming, Place, RawRows
 from pykvgraph.kv_cache import KVCache
 from pykvgraph.long_reader import LongReader
 from pykvgraph.model import Model
@@ -88,6 +89,7 @@ __all__ = [
     "DevicePart",
     "GgufFile",
     "Hold",
+    "Incoming",
     "InvalidArgumentError",
     "KVCache",
     "KVGraphError",
@@ -98,6 +100,8 @@ __all__ = [
     "ModelInfo",
     "ModelLoadError",
     "Piece",
+    "Place",
+    "RawRows",
     "Sampler",
     "SamplingParams",
     "Scores",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
@@ -25,6 +26,7 @@ from pykvgraph.checks import flag, integer, shown
 from pykvgraph.errors import InvalidArgumentError
 from pykvgraph.gguf_file import native_path
 from pykvgraph.hold import Hold
+from pykvgraph.incoming import Incoming, Place, RawRows, read_rows
 from pykvgraph.state.file import read_file, write_file
 from pykvgraph.state.format import Geometry, unpack
 from pykvgraph.state.transfer import (
@@ -247,6 +249,23 @@ class KVCache(NotCopied):
     def read_v(self, layer: int) -> npt.NDArray[np.float32]:
         """V of a layer, float32 (n_cells, n_head_kv, head_dim). Nothing needs to run first."""
         return self._read(layer, 1)
+
+    def read_rows(self, cells: Sequence[int], *, group: int = 0, layers: range | None = None) -> RawRows:
+        """Raw K and V of cells in some of a group's layers (by their places in it; None: all of them).
+
+        A pending K-shift runs first, as for save().
+        """
+        info = self._group(integer(group, "group", 0, self._n_groups - 1))
+        layers = range(info.n_layer) if layers is None else layers
+        return self._handle.call(read_rows, group, layers, cells, info.k_row_bytes + info.v_row_bytes)
+
+    def reserve(self, places: Sequence[Place]) -> Incoming:
+        """Takes empty cells for rows that come in piece by piece: one Place for each group.
+
+        Raises CacheFullError, with nothing taken, when a group has too few empty cells;
+        InvalidArgumentError for positions that don't rise.
+        """
+        return Incoming(self._handle, places)
 
     def save(self, seq: int | None = None) -> Blob:
         """One sequence, or with None the whole cache, as bytes (docs/state-format.md).

@@ -439,6 +439,46 @@ KVG_API kvg_status kvg_kv_read_rows(kvg_context * context, const kvg_kv_read_req
    written, the cells are as they were and the cache is unusable until kvg_kv_clear, as after kvg_kv_update. */
 KVG_API kvg_status kvg_kv_replace(kvg_context * context, int64_t seq, const kvg_kv_rows * groups, int64_t n_groups);
 
+/* ---- rows that come in piece by piece ---- */
+
+/* Cells that come from outside while the context goes on: kvg_kv_reserve takes empty ones, kvg_incoming_write fills their rows in any
+   thread, by layers, while the context decodes, and kvg_kv_show lets a sequence see them. Until then they stay where they are, and
+   defrag moves others around them. */
+typedef struct kvg_incoming kvg_incoming;
+
+/* Positions in one group. */
+typedef struct kvg_kv_place {
+    size_t struct_size;
+    int64_t n_cells;
+    const int32_t * pos;    /* (n_cells), rising */
+    const uint8_t * dither; /* (n_cells), as kvg_kv_cells gives it */
+} kvg_kv_place;
+
+/* Rows of one group. */
+typedef struct kvg_incoming_rows {
+    size_t struct_size;
+    int64_t group;
+    int64_t layer_begin; /* of the group's layers, by their places in it: [layer_begin, layer_end) */
+    int64_t layer_end;
+    int64_t cell_begin; /* of the reserved cells, in the order of their positions: [cell_begin, cell_end) */
+    int64_t cell_end;
+    const uint8_t * data; /* as in kvg_kv_rows, of these layers and cells */
+    uint64_t n_bytes;
+} kvg_incoming_rows;
+
+/* One place for each group. KVG_CACHE_FULL with nothing reserved when a group has too few empty cells. */
+KVG_API kvg_status kvg_kv_reserve(kvg_context * context, const kvg_kv_place * groups, int64_t n_groups, kvg_incoming ** out);
+/* From any thread, also while another one calls the context; several may write at once, but one after the other. Values are taken as
+   they are. */
+KVG_API kvg_status kvg_incoming_write(kvg_incoming * incoming, const kvg_incoming_rows * rows);
+/* The sequence, which must end before the first position, sees the cells. KVG_INVALID_ARGUMENT, with nothing changed, while rows are
+   missing, and after kvg_kv_clear. */
+KVG_API kvg_status kvg_kv_show(kvg_context * context, kvg_incoming * incoming, int64_t seq);
+/* Cells that were not shown are empty again. */
+KVG_API kvg_status kvg_kv_give_back(kvg_context * context, kvg_incoming * incoming);
+/* From any thread. Cells that were neither shown nor given back are empty again after the context's next call. */
+KVG_API void kvg_incoming_free(kvg_incoming * incoming);
+
 /* ---- faults, for tests ---- */
 
 /* In a library built with KVGRAPH_TEST_HOOKS: the `countdown`-th pass (1: the next) through `site` fails; 0 disarms.

@@ -174,6 +174,19 @@ class KvgHold(Structure):
     )
 
 
+class KvgIncomingRows(Structure):
+    _fields_ = (
+        ("struct_size", c_size_t),
+        ("group", c_int64),
+        ("layer_begin", c_int64),
+        ("layer_end", c_int64),
+        ("cell_begin", c_int64),
+        ("cell_end", c_int64),
+        ("data", POINTER(c_uint8)),
+        ("n_bytes", c_uint64),
+    )
+
+
 class KvgKvInfo(Structure):
     _fields_ = (
         ("struct_size", c_size_t),
@@ -186,6 +199,15 @@ class KvgKvInfo(Structure):
         ("type_k", c_int32),
         ("type_v", c_int32),
         ("can_shift", c_int32),
+    )
+
+
+class KvgKvPlace(Structure):
+    _fields_ = (
+        ("struct_size", c_size_t),
+        ("n_cells", c_int64),
+        ("pos", POINTER(c_int32)),
+        ("dither", POINTER(c_uint8)),
     )
 
 
@@ -299,7 +321,9 @@ STRUCTS: dict[str, type[Structure]] = {
     "kvg_gguf_tensor": KvgGgufTensor,
     "kvg_group_info": KvgGroupInfo,
     "kvg_hold": KvgHold,
+    "kvg_incoming_rows": KvgIncomingRows,
     "kvg_kv_info": KvgKvInfo,
+    "kvg_kv_place": KvgKvPlace,
     "kvg_kv_read_request": KvgKvReadRequest,
     "kvg_kv_rows": KvgKvRows,
     "kvg_layer_info": KvgLayerInfo,
@@ -355,6 +379,10 @@ STATUS_FUNCTIONS = (
     "kvg_kv_read",
     "kvg_kv_read_rows",
     "kvg_kv_replace",
+    "kvg_kv_reserve",
+    "kvg_incoming_write",
+    "kvg_kv_show",
+    "kvg_kv_give_back",
     "kvg_test_fault",
 )
 
@@ -504,5 +532,15 @@ def declare(lib: CDLL) -> None:
     lib.kvg_kv_read_rows.restype = c_int32
     lib.kvg_kv_replace.argtypes = [c_void_p, c_int64, POINTER(KvgKvRows), c_int64]
     lib.kvg_kv_replace.restype = c_int32
+    lib.kvg_kv_reserve.argtypes = [c_void_p, POINTER(KvgKvPlace), c_int64, POINTER(c_void_p)]
+    lib.kvg_kv_reserve.restype = c_int32
+    lib.kvg_incoming_write.argtypes = [c_void_p, POINTER(KvgIncomingRows)]
+    lib.kvg_incoming_write.restype = c_int32
+    lib.kvg_kv_show.argtypes = [c_void_p, c_void_p, c_int64]
+    lib.kvg_kv_show.restype = c_int32
+    lib.kvg_kv_give_back.argtypes = [c_void_p, c_void_p]
+    lib.kvg_kv_give_back.restype = c_int32
+    lib.kvg_incoming_free.argtypes = [c_void_p]
+    lib.kvg_incoming_free.restype = None
     lib.kvg_test_fault.argtypes = [c_char_p, c_int64]
     lib.kvg_test_fault.restype = c_int32

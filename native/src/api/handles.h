@@ -24,9 +24,16 @@ struct kvg_model {
 };
 
 struct kvg_context {
-    kvg_context(const kvg_model & model, const kvg_context_params & params) : context(model.model, params), gguf(model.gguf) {}
-    kvg::context context;
+    kvg_context(const kvg_model & model, const kvg_context_params & params)
+        : owned(std::make_shared<kvg::context>(model.model, params)), context(*owned), gguf(model.gguf) {}
+    std::shared_ptr<kvg::context> owned; // shared with what comes in
+    kvg::context & context;
     kvg_gguf gguf; // shares the model's file
+};
+
+struct kvg_incoming {
+    std::shared_ptr<kvg::context> context; // whose rows are written
+    std::shared_ptr<kvg::incoming> cells;
 };
 
 struct kvg_plan {
@@ -74,7 +81,10 @@ template <class T> T & need_struct(T * pointer, const char * name) {
 
 // Runs an operation on a context; a test build then checks what must always hold of the cells, all the more when it failed.
 template <class F> kvg_status on_context(kvg_context * handle, F && operation) noexcept {
-    const kvg_status status = guarded([&] { operation(need(handle, "context").context); });
+    const kvg_status status = guarded([&] {
+        need(handle, "context").context.intake().sweep();
+        operation(handle->context);
+    });
 #ifdef KVGRAPH_TEST_HOOKS
     const kvg_status checked = handle ? guarded([&] {
         for (const kv_group & group : handle->context.cache().groups()) {

@@ -6,7 +6,10 @@
 
 using namespace kvg;
 
-static const kv_cache & cache_of(const kvg_context * context) { return need(context, "context").context.cache(); }
+static const kv_cache & cache_of(const kvg_context * context) {
+    need(context, "context").context.intake().sweep(); // what is told here counts what was abandoned as empty
+    return context->context.cache();
+}
 
 static const kv_group & group_of(const kvg_context * context, int64_t group) {
     const auto & groups = cache_of(context).groups();
@@ -126,7 +129,7 @@ kvg_status kvg_kv_release(kvg_context * context, int64_t hold) {
 }
 
 kvg_status kvg_kv_clear(kvg_context * context, int32_t data) {
-    return on_context(context, [&](class context & c) { c.upkeep().clear(data != 0); });
+    return on_context(context, [&](class context & c) { c.clear(data != 0); });
 }
 
 kvg_status kvg_kv_defrag(kvg_context * context, int32_t policy) {
@@ -193,4 +196,50 @@ kvg_status kvg_kv_replace(kvg_context * context, int64_t seq, const kvg_kv_rows 
         }
         c.transfer().replace(seq, groups, n_groups);
     });
+}
+
+kvg_status kvg_kv_reserve(kvg_context * context, const kvg_kv_place * groups, int64_t n_groups, kvg_incoming ** out) {
+    return on_context(context, [&](class context & c) {
+        need(out, "out") = nullptr;
+        bounded("n_groups", n_groups, 0, static_cast<int64_t>(c.cache().groups().size()));
+        for (int64_t g = 0; g < n_groups; ++g) {
+            const kvg_kv_place & place = need_struct(groups + g, "groups");
+            need(place.pos, "groups->pos"), need(place.dither, "groups->dither");
+        }
+        auto handle = std::make_unique<kvg_incoming>();
+        handle->context = context->owned;
+        handle->cells = c.intake().reserve(groups, n_groups);
+        *out = handle.release();
+    });
+}
+
+kvg_status kvg_incoming_write(kvg_incoming * incoming, const kvg_incoming_rows * rows) {
+    return guarded([&] {
+        const kvg_incoming_rows & in = need_struct(rows, "rows");
+        need(in.data, "rows->data");
+        need(incoming, "incoming").cells->write(in);
+    });
+}
+
+// Of that context, or its cells would be another's.
+static incoming & incoming_of(const kvg_context * context, kvg_incoming * handle) {
+    if (need(handle, "incoming").context != context->owned) {
+        fail(KVG_INVALID_ARGUMENT, "these cells were reserved in another context");
+    }
+    return *handle->cells;
+}
+
+kvg_status kvg_kv_show(kvg_context * context, kvg_incoming * incoming, int64_t seq) {
+    return on_context(context, [&](class context &) { incoming_of(context, incoming).show(seq); });
+}
+
+kvg_status kvg_kv_give_back(kvg_context * context, kvg_incoming * incoming) {
+    return on_context(context, [&](class context &) { incoming_of(context, incoming).give_back(); });
+}
+
+void kvg_incoming_free(kvg_incoming * incoming) {
+    if (incoming) {
+        incoming->cells->abandon();
+    }
+    std::unique_ptr<kvg_incoming>{incoming}.reset();
 }

@@ -86,6 +86,15 @@ static std::string struct_layout() {
     FIELD(kvg_hold, id, ",");
     FIELD(kvg_hold, p0, ",");
     FIELD(kvg_hold, p1, ";");
+    STRUCT(kvg_incoming_rows);
+    FIELD(kvg_incoming_rows, struct_size, ",");
+    FIELD(kvg_incoming_rows, group, ",");
+    FIELD(kvg_incoming_rows, layer_begin, ",");
+    FIELD(kvg_incoming_rows, layer_end, ",");
+    FIELD(kvg_incoming_rows, cell_begin, ",");
+    FIELD(kvg_incoming_rows, cell_end, ",");
+    FIELD(kvg_incoming_rows, data, ",");
+    FIELD(kvg_incoming_rows, n_bytes, ";");
     STRUCT(kvg_kv_info);
     FIELD(kvg_kv_info, struct_size, ",");
     FIELD(kvg_kv_info, n_groups, ",");
@@ -97,6 +106,11 @@ static std::string struct_layout() {
     FIELD(kvg_kv_info, type_k, ",");
     FIELD(kvg_kv_info, type_v, ",");
     FIELD(kvg_kv_info, can_shift, ";");
+    STRUCT(kvg_kv_place);
+    FIELD(kvg_kv_place, struct_size, ",");
+    FIELD(kvg_kv_place, n_cells, ",");
+    FIELD(kvg_kv_place, pos, ",");
+    FIELD(kvg_kv_place, dither, ";");
     STRUCT(kvg_kv_read_request);
     FIELD(kvg_kv_read_request, struct_size, ",");
     FIELD(kvg_kv_read_request, group, ",");

@@ -169,7 +169,7 @@ void cells::take_out(uint32_t i) {
 
 // Whether nobody needs it any more, after a sequence or a hold let go.
 void cells::vacate_if_free(uint32_t i) {
-    if (n_holds(i) == 0 && !has_member(words(i), n_words_)) {
+    if (n_holds(i) == 0 && !is_reserved(i) && !has_member(words(i), n_words_)) {
         take_out(i);
     }
 }
@@ -241,6 +241,28 @@ void cells::fork(uint32_t src, uint32_t dst, uint32_t seq) noexcept {
     set_shift(dst, shift(src));
     cells_[dst].dither = dither(src);
     remove_seq(src, seq);
+}
+
+void cells::reserve(const std::vector<uint32_t> & empty, const int32_t * positions, const uint8_t * dithers) {
+    for (size_t n = 0; n < empty.size(); ++n) {
+        occupy(empty[n], positions[n]);
+        cells_[empty[n]].dither = dithers[n];
+        cells_[empty[n]].is_reserved = true;
+    }
+}
+
+void cells::show_reserved(const std::vector<uint32_t> & reserved, int64_t seq) {
+    const uint32_t s = check_seq(seq, "sequence");
+    for (const uint32_t i : reserved) {
+        cells_[i].is_reserved = false;
+        show(i, s);
+    }
+}
+
+void cells::give_back(const std::vector<uint32_t> & reserved) {
+    for (const uint32_t i : reserved) {
+        take_out(i);
+    }
 }
 
 void cells::clear() {
@@ -376,7 +398,7 @@ void cells::check_cells() const {
     for (uint32_t i = 0; i < size(); ++i) {
         const cell & c = cells_[i];
         const bool seen = has_member(words(i), n_words_);
-        const bool used = seen || c.n_holds > 0;
+        const bool used = seen || c.n_holds > 0 || c.is_reserved;
         if (used == is_empty(i) || (is_empty(i) && (c.pos != -1 || c.shift != 0 || c.dither != 0))) {
             fail(KVG_INTERNAL, "cell %u: pos %d, shift %d, dither %d, %s", i, c.pos, c.shift, c.dither,
                  seen ? "seen" : "unseen");

@@ -59,11 +59,12 @@ struct reposition {
 
 // One token's place.
 struct cell {
-    int32_t pos = -1;     // -1 when empty
-    int32_t shift = 0;    // new position - the position for which K was last rotated
-    uint32_t n_holds = 0; // that keep it, whoever sees it
-    uint32_t id = 0;      // goes with the content when that moves to another cell
-    uint8_t dither = 0;   // which dither K carries (shift/dither.h): 0, as it was written, and 1, rotated once, none
+    int32_t pos = -1;         // -1 when empty
+    int32_t shift = 0;        // new position - the position for which K was last rotated
+    uint32_t n_holds = 0;     // that keep it, whoever sees it
+    uint32_t id = 0;          // goes with the content when that moves to another cell
+    bool is_reserved = false; // for content that comes from outside, and is not shown yet
+    uint8_t dither = 0;       // which dither K carries (shift/dither.h): 0, as it was written, and 1, rotated once, none
 };
 
 // What hold() took: positions p0 to p1 - 1.
@@ -109,6 +110,7 @@ public:
     const uint64_t * words(uint32_t i) const { return seq_.data() + std::size_t{i} * n_words_; }
     uint32_t n_words() const { return n_words_; }
     uint32_t n_holds(uint32_t i) const { return cells_[i].n_holds; }
+    bool is_reserved(uint32_t i) const { return cells_[i].is_reserved; }
     // whether a sequence that sees it isn't alone: another one sees it too, or a hold keeps it
     bool is_shared(uint32_t i) const;
     seq_set set(uint32_t i) const;
@@ -178,6 +180,14 @@ public:
     // The sequence sees them too. It must end just before the hold begins.
     void attach(int64_t hold, int64_t seq);
     void release(int64_t hold);
+
+    // Empty cells, for content that is written before anybody sees it: they get its positions, and stay where they are until show() or
+    // give_back(), or clear(). precondition: the cells are empty, and nothing can be asked of them twice
+    void reserve(const std::vector<uint32_t> & empty, const int32_t * positions, const uint8_t * dithers);
+    // The sequence sees reserved cells. precondition: they are reserved
+    void show_reserved(const std::vector<uint32_t> & reserved, int64_t seq);
+    // Reserved cells are empty again. precondition: they are reserved
+    void give_back(const std::vector<uint32_t> & reserved);
 
     // What must be so after every call; throws error(KVG_INTERNAL) with the first thing that doesn't.
     void check() const;

@@ -37,12 +37,12 @@ struct sort_key {
     }
 };
 
-// The used cells in the order in which they should stand.
+// The used cells that may move, in the order in which they should stand.
 std::vector<uint32_t> sorted_cells(const cells & cells) {
     std::vector<sort_key> keys(cells.n_kv());
     std::vector<uint32_t> order;
     for (uint32_t i = 0; i < cells.n_kv(); ++i) {
-        if (cells.is_empty(i)) {
+        if (cells.is_empty(i) || cells.is_reserved(i)) {
             continue;
         }
         seq_set set = cells.set(i);
@@ -89,15 +89,16 @@ private:
     std::vector<uint32_t> occupant_; // of a place
 };
 
-// Fills the places `ranks`, and sends those who stood there and go nowhere themselves to the places that became free.
-std::vector<cell_move> sort_step(const layout & now, const std::vector<uint32_t> & order, const std::vector<uint32_t> & ranks) {
+// Puts each cell of `targets` on its place there, and sends those who stood there and go nowhere themselves to the places that became
+// free.
+std::vector<cell_move> sort_step(const layout & now, const std::vector<cell_move> & targets, uint32_t n_places) {
     std::vector<cell_move> moves;
-    std::vector<bool> leaves(order.size() ? *std::max_element(order.begin(), order.end()) + 1 : 0, false);
-    std::vector<bool> filled(leaves.size(), false);
-    for (const uint32_t rank : ranks) {
-        moves.push_back({now.place(order[rank]), rank});
-        leaves[now.place(order[rank])] = true;
-        filled[rank] = true;
+    std::vector<bool> leaves(n_places, false);
+    std::vector<bool> filled(n_places, false);
+    for (const cell_move & target : targets) {
+        moves.push_back({now.place(target.src), target.dst});
+        leaves[now.place(target.src)] = true;
+        filled[target.dst] = true;
     }
     std::vector<uint32_t> vacated;
     for (const cell_move & m : moves) {
@@ -107,45 +108,62 @@ std::vector<cell_move> sort_step(const layout & now, const std::vector<uint32_t>
     }
     std::sort(vacated.begin(), vacated.end());
     size_t next = 0;
-    for (const uint32_t rank : ranks) {
-        if (now.occupant(rank) != NONE && !leaves[rank]) {
-            moves.push_back({rank, vacated[next++]});
+    for (const cell_move & target : targets) {
+        if (now.occupant(target.dst) != NONE && !leaves[target.dst]) {
+            moves.push_back({target.dst, vacated[next++]});
         }
     }
     return moves;
 }
 
+// Where cells may be moved from and to: wherever no reserved cell is. n_used: cells there that are not empty.
+struct free_places {
+    std::vector<uint32_t> places;
+    uint32_t n_used = 0;
+
+    explicit free_places(const cells & cells) {
+        for (uint32_t i = 0; i < cells.n_kv(); ++i) {
+            if (!cells.is_reserved(i)) {
+                places.push_back(i);
+                n_used += !cells.is_empty(i);
+            }
+        }
+    }
+};
+
 } // namespace
 
 std::vector<cell_move> plan_fill(const cells & cells) {
+    const free_places found(cells);
     std::vector<cell_move> moves;
-    uint32_t src = cells.n_used();
-    for (uint32_t dst = 0; dst < cells.n_used(); ++dst) {
-        if (!cells.is_empty(dst)) {
+    size_t src = found.n_used;
+    for (size_t dst = 0; dst < found.n_used; ++dst) {
+        if (!cells.is_empty(found.places[dst])) {
             continue;
         }
-        // as many holes below n_used as used cells beyond it: src stays inside
-        while (cells.is_empty(src)) {
+        // as many holes among the first n_used places as used cells beyond them: src stays inside
+        while (cells.is_empty(found.places[src])) {
             ++src;
         }
-        moves.push_back({src++, dst});
+        moves.push_back({found.places[src++], found.places[dst]});
     }
     return moves;
 }
 
 std::vector<std::vector<cell_move>> plan_sort(const cells & cells, uint32_t max_ranks) {
     const std::vector<uint32_t> order = sorted_cells(cells);
+    const free_places found(cells);
     std::vector<std::vector<cell_move>> steps;
     layout now(cells);
-    std::vector<uint32_t> ranks;
-    for (uint32_t rank = 0; rank <= order.size(); ++rank) {
-        if (rank < order.size() && now.place(order[rank]) != rank) {
-            ranks.push_back(rank);
+    std::vector<cell_move> targets; // a cell by its index in the beginning, and its place
+    for (size_t rank = 0; rank <= order.size(); ++rank) {
+        if (rank < order.size() && now.place(order[rank]) != found.places[rank]) {
+            targets.push_back({order[rank], found.places[rank]});
         }
-        if (ranks.size() == max_ranks || (rank == order.size() && !ranks.empty())) {
-            steps.push_back(sort_step(now, order, ranks));
+        if (targets.size() == max_ranks || (rank == order.size() && !targets.empty())) {
+            steps.push_back(sort_step(now, targets, cells.n_kv()));
             now.apply(steps.back());
-            ranks.clear();
+            targets.clear();
         }
     }
     return steps;

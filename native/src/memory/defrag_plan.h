@@ -9,7 +9,7 @@
 namespace kvg {
 
 // Holes from the front take the used cells at or beyond n_used, in order: the least number of moves there is.
-// Sources and destinations never overlap.
+// Sources and destinations never overlap. Here and below a reserved cell stays where it is.
 std::vector<cell_move> plan_fill(const cells & cells);
 
 // One run of cells per distinct sequence set, from cell 0 on: larger sets first, then the lowest id, then the position.

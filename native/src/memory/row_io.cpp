@@ -71,6 +71,11 @@ void write_rows_of(ggml_tensor * rows, const std::vector<uint32_t> & cells, cons
         ggml_backend_tensor_set(rows, span.bytes.data(), span.begin * size, span.bytes.size());
         return;
     }
+    write_only_rows_of(rows, cells, data);
+}
+
+void write_only_rows_of(ggml_tensor * rows, const std::vector<uint32_t> & cells, const uint8_t * data) {
+    const size_t size = rows->nb[1];
     each_run(cells, [&](uint32_t first, size_t n, size_t at) {
         ggml_backend_tensor_set(rows, data + at * size, first * size, n * size);
     });

@@ -10,7 +10,10 @@ namespace kvg {
 
 // Rows of these cells of one tensor; in host memory they lie one after the other.
 void read_rows_of(const ggml_tensor * rows, const std::vector<uint32_t> & cells, uint8_t * out);
+// precondition: nobody else uses the tensor, as rows between these may be written again
 void write_rows_of(ggml_tensor * rows, const std::vector<uint32_t> & cells, const uint8_t * data);
+// The same without touching any other row, for when others use those.
+void write_only_rows_of(ggml_tensor * rows, const std::vector<uint32_t> & cells, const uint8_t * data);
 
 // Some of a group's layers, by their places in it.
 struct layer_range {

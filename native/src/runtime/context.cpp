@@ -82,6 +82,7 @@ context::context(std::shared_ptr<const model> model, const kvg_context_params & 
                                              settings.n_threads_batch, params.defrag_threshold);
     step_ = std::make_unique<class step>(*model_, *cache_, *backends_, *decoder_, *upkeep_, settings);
     transfer_ = std::make_unique<class transfer>(*cache_, *upkeep_, settings.n_threads_batch);
+    intake_ = std::make_unique<class intake>(*cache_);
     parts_ = list_parts(*model_, *cache_, *decoder_, *upkeep_);
     if (!model_->is_measured()) {
         cache_->allocate();
@@ -110,6 +111,11 @@ void context::reserve_graphs(uint32_t n_ubatch) {
     }
     decoder_->reserve();
     graph_bytes_.clear();
+}
+
+void context::clear(bool data) {
+    intake_->forget_all();
+    upkeep_->clear(data);
 }
 
 bool context::can_shift() const {

@@ -10,6 +10,7 @@
 #include "kvgraph.h"
 #include "memory/kv_cache.h"
 #include "model/weights.h"
+#include "runtime/incoming.h"
 #include "runtime/report.h"
 #include "runtime/step.h"
 #include "runtime/transfer.h"
@@ -29,6 +30,9 @@ public:
     const class step & step() const { return *step_; }
     class upkeep & upkeep() { return *upkeep_; }
     class transfer & transfer() { return *transfer_; }
+    class intake & intake() { return *intake_; }
+    // Every cell becomes empty, reserved ones too, and what is pending is forgotten.
+    void clear(bool data);
     // whether K of any layer can be rotated to another position
     bool can_shift() const;
     // spent in decode graphs so far
@@ -46,6 +50,7 @@ private:
     std::unique_ptr<class upkeep> upkeep_;
     std::unique_ptr<class step> step_;
     std::unique_ptr<class transfer> transfer_;
+    std::unique_ptr<class intake> intake_;
     std::vector<context_part> parts_;
     std::vector<size_t> graph_bytes_; // estimated, when they were not reserved
 };

@@ -1,0 +1,146 @@
+#include "runtime/incoming.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "error.h"
+#include "memory/row_io.h"
+#include "memory/slots.h"
+#include "runtime/bounded.h"
+
+namespace kvg {
+
+static void check_positions(const kvg_kv_place & place) {
+    bounded("n_cells", place.n_cells, 0, std::numeric_limits<int32_t>::max());
+    for (int64_t i = 0; i < place.n_cells; ++i) {
+        const int32_t lowest = i == 0 ? 0 : place.pos[i - 1] + 1;
+        if (place.pos[i] < lowest || (i > 0 && place.pos[i - 1] == std::numeric_limits<int32_t>::max())) {
+            fail(KVG_INVALID_ARGUMENT, "position %d of cell %lld: positions start at 0 and rise", place.pos[i],
+                 static_cast<long long>(i));
+        }
+    }
+}
+
+incoming::incoming(kv_cache & cache, const kvg_kv_place * groups, int64_t n_groups) : cache_(cache) {
+    const auto n = static_cast<int64_t>(cache.groups().size());
+    bounded("n_groups", n_groups, n, n);
+    for (int64_t g = 0; g < n_groups; ++g) {
+        check_positions(groups[g]);
+        const kv_group & group = cache.groups()[static_cast<size_t>(g)];
+        const auto n_cells = static_cast<uint32_t>(groups[g].n_cells);
+        groups_.push_back({find_slots(group.cells(), n_cells, "what comes in"), std::vector<uint64_t>(group.layers().size(), 0),
+                           n_cells ? groups[g].pos[0] : -1});
+    }
+    for (size_t g = 0; g < groups_.size(); ++g) {
+        cache.groups()[g].cells().reserve(groups_[g].cells, groups[g].pos, groups[g].dither);
+    }
+}
+
+void incoming::require_live() const {
+    if (!is_live_) {
+        fail(KVG_INVALID_ARGUMENT, "these cells were shown or given back, or the cache was cleared: reserve cells again");
+    }
+}
+
+void incoming::write(const kvg_incoming_rows & in) {
+    const auto g = static_cast<size_t>(bounded("group", in.group, 0, static_cast<int64_t>(groups_.size()) - 1));
+    group_part & part = groups_[g];
+    kv_group & group = cache_.groups()[g];
+    const auto n_layers = static_cast<int64_t>(group.layers().size());
+    const auto n_cells = static_cast<int64_t>(part.cells.size());
+    const int64_t layer_begin = bounded("layer_begin", in.layer_begin, 0, n_layers);
+    const int64_t layer_end = bounded("layer_end", in.layer_end, layer_begin, n_layers);
+    const int64_t cell_begin = bounded("cell_begin", in.cell_begin, 0, n_cells);
+    const int64_t cell_end = bounded("cell_end", in.cell_end, cell_begin, n_cells);
+    const auto n = static_cast<uint64_t>(cell_end - cell_begin);
+    const layer_range range = {static_cast<size_t>(layer_begin), static_cast<size_t>(layer_end)};
+    if (in.n_bytes != rows_bytes(group, range, n)) {
+        fail(KVG_INVALID_ARGUMENT, "%llu bytes of K and V, expected %llu for %llu cells in %zu layers",
+             (unsigned long long) in.n_bytes, (unsigned long long) rows_bytes(group, range, n), (unsigned long long) n,
+             range.size());
+    }
+    const std::vector<uint32_t> cells(part.cells.begin() + cell_begin, part.cells.begin() + cell_end);
+    const std::lock_guard<std::mutex> lock(mutex_);
+    require_live();
+    const uint8_t * data = in.data;
+    for (size_t place = range.begin; place < range.end; ++place) {
+        const uint32_t layer = group.layers()[place];
+        write_only_rows_of(group.k(layer), cells, data);
+        data += n * group.k_row_bytes();
+        write_only_rows_of(group.v(layer), cells, data);
+        data += n * group.v_row_bytes();
+        part.n_written[place] += n;
+    }
+}
+
+void incoming::show(int64_t seq) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    require_live();
+    const int64_t last = cache_.seq_pos_max(seq);
+    for (size_t g = 0; g < groups_.size(); ++g) {
+        const group_part & part = groups_[g];
+        if (!part.cells.empty() && part.first_pos <= last) {
+            fail(KVG_INVALID_ARGUMENT,
+                 "sequence %lld has positions up to %lld, and what came in begins at %d: seq_rm them first",
+                 static_cast<long long>(seq), static_cast<long long>(last), part.first_pos);
+        }
+        for (size_t place = 0; place < part.n_written.size(); ++place) {
+            if (part.n_written[place] < part.cells.size()) {
+                fail(KVG_INVALID_ARGUMENT, "%llu of %zu rows of layer %u were written: write all of them before they are shown",
+                     (unsigned long long) part.n_written[place], part.cells.size(), cache_.groups()[g].layers()[place]);
+            }
+        }
+    }
+    for (size_t g = 0; g < groups_.size(); ++g) {
+        cache_.groups()[g].cells().show_reserved(groups_[g].cells, seq);
+    }
+    is_live_ = false;
+}
+
+void incoming::give_back() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    for (size_t g = 0; g < groups_.size() && is_live_; ++g) {
+        cache_.groups()[g].cells().give_back(groups_[g].cells);
+    }
+    is_live_ = false;
+}
+
+void incoming::forget() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    is_live_ = false;
+}
+
+void incoming::abandon() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    is_abandoned_ = true;
+}
+
+bool incoming::is_abandoned() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return is_abandoned_;
+}
+
+std::shared_ptr<incoming> intake::reserve(const kvg_kv_place * groups, int64_t n_groups) {
+    open_.reserve(open_.size() + 1); // or cells would stay reserved
+    auto reserved = std::make_shared<incoming>(cache_, groups, n_groups);
+    open_.push_back(reserved);
+    return reserved;
+}
+
+void intake::sweep() {
+    const auto over = [](const std::shared_ptr<incoming> & each) {
+        if (each->is_abandoned()) {
+            each->give_back();
+        }
+        return each->is_abandoned();
+    };
+    open_.erase(std::remove_if(open_.begin(), open_.end(), over), open_.end());
+}
+
+void intake::forget_all() {
+    for (const std::shared_ptr<incoming> & each : open_) {
+        each->forget();
+    }
+}
+
+} // namespace kvg
