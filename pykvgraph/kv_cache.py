@@ -27,8 +27,10 @@ from pykvgraph.errors import InvalidArgumentError
 from pykvgraph.gguf_file import native_path
 from pykvgraph.hold import Hold
 from pykvgraph.incoming import Incoming, Place, RawRows, read_rows
+from pykvgraph.state.cells import SavedState
 from pykvgraph.state.file import read_file, write_file
-from pykvgraph.state.format import Geometry, unpack
+from pykvgraph.state.format import unpack
+from pykvgraph.state.geometry import Geometry
 from pykvgraph.state.transfer import (
     put,
     read_bounds,
@@ -270,6 +272,7 @@ class KVCache(NotCopied):
     def save(self, seq: int | None = None) -> Blob:
         """One sequence, or with None the whole cache, as bytes (docs/state-format.md).
 
+        All groups of cells are in it. Held cells that no sequence sees are not, and holds neither.
         A pending K-shift runs first; K of cells that wait (update) is rotated in the copy, and rounded once
         more than the cells' own. Raises InvalidArgumentError for a sequence that can't be.
         """
@@ -278,17 +281,19 @@ class KVCache(NotCopied):
     def load(self, blob: Blob | bytearray | memoryview, seq: int | None = None) -> None:
         """Replaces sequence `seq`, or with None the whole cache, by what `save` gave; all or nothing.
 
-        A sequence may come back under another id, and in any cells that are empty. What is pending for other
-        cells stays so. Raises StateError for a blob that is damaged, from another model or another kind of
-        cache; CacheFullError when it doesn't fit; InvalidArgumentError when a sequence is loaded without an
-        id, or a whole cache with one; DeviceError, and when that comes while K and V are written, they are
-        lost as `update()` tells.
+        A sequence may come back under another id, and in any cells that are empty. Holds and their cells stay
+        as they are; what is pending for other cells stays so. Raises StateError for a blob that is damaged,
+        from another model or another kind of cache; CacheFullError when it doesn't fit; InvalidArgumentError
+        when a sequence is loaded without an id, or a whole cache with one; DeviceError, and when that comes
+        while K and V are written, they are lost as `update()` tells.
         """
         try:
             data = memoryview(blob).cast("B")
         except (TypeError, ValueError):  # no buffer, or one with gaps
             raise InvalidArgumentError(f"the state must be bytes, got {shown(blob)}") from None
-        saved = unpack(data, self._geometry)
+        self._load(unpack(data, self._geometry, self._room), seq)
+
+    def _load(self, saved: SavedState, seq: int | None) -> None:
         if saved.whole != (seq is None):
             raise InvalidArgumentError(
                 "this state holds a whole cache: load it without seq"
@@ -310,10 +315,15 @@ class KVCache(NotCopied):
     def load_file(self, path: str | os.PathLike[str], seq: int | None = None) -> None:
         """`load` from a file, and raises as that; OSError for a missing one, StateError for a device or pipe.
 
-        Of what is no saved state, or not all of one, no more than the header is read.
+        K and V are read last: not of what is no saved state, or not all of one, or doesn't fit.
         """
-        geometry = self._handle.call(read_geometry)
-        self.load(read_file(os.fsdecode(native_path(path)), geometry), seq)
+        name = os.fsdecode(native_path(path))
+        self._load(read_file(name, self._geometry, self._room), seq)
+
+    @functools.cached_property
+    def _room(self) -> tuple[int, ...]:
+        """Cells of each group."""
+        return tuple(self._group(index).n_cells for index in range(self._n_groups))
 
     @functools.cached_property
     def _n_seq_max(self) -> int:

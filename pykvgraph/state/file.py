@@ -6,10 +6,14 @@ import errno
 import os
 import secrets
 import stat
+from collections.abc import Sequence
 from pathlib import Path
 
 from pykvgraph.errors import InvalidArgumentError, KVGraphError, StateError
-from pykvgraph.state.format import HEADER_BYTES, MAGIC, Geometry, checked_size
+from pykvgraph.state.cells import SavedState
+from pykvgraph.state.format import read_state
+from pykvgraph.state.geometry import Geometry
+from pykvgraph.state.source import FileSource
 
 
 def write_file(path: str | os.PathLike[str], blob: bytes) -> None:
@@ -64,28 +68,18 @@ def _replace(target: Path, blob: bytes, mode: int | None) -> None:
         os.close(folder)
 
 
-def read_file(path: str | os.PathLike[str], geometry: Geometry) -> bytes:
-    """A blob for `unpack`. Only the header is read when it is damaged, or fits not the file or this geometry.
+def read_file(path: str | os.PathLike[str], geometry: Geometry, room: Sequence[int] | None) -> SavedState:
+    """The cells in a file, as `unpack` gives them. K and V are read when all else was, and fits.
 
-    Raises StateError for a device, pipe or socket, and for what is no saved state or not all of one; OSError
-    for a folder or a file that is missing or can't be read.
+    Raises as `unpack`; StateError for a device, pipe or socket, too; OSError for a folder or a file that is
+    missing or can't be read.
     """
     _regular_mode(path, StateError)
     with open(path, "rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        header = file.read(HEADER_BYTES)
-        if len(header) < HEADER_BYTES or header[:8] != MAGIC:
-            raise StateError(f"{os.fspath(path)!r} is no saved state: expected {MAGIC!r} in front")
-        total = checked_size(header, geometry)
-        if total is None:
-            return header  # of another layout, perhaps: `unpack` has the words for it
-        if total != size:
-            raise StateError(
-                f"{os.fspath(path)!r} has {size} bytes, and its header tells of {total}: it is cut off or "
-                "damaged; save it again"
-            )
-        file.seek(0)
-        return file.read(total)
+        try:
+            return read_state(FileSource(file), geometry, room)
+        except StateError as error:
+            raise StateError(f"{os.fspath(path)!r}: {error}") from None
 
 
 def _regular_mode(path: str | os.PathLike[str], error: type[KVGraphError]) -> int:

@@ -1,272 +1,185 @@
-"""Saved cells as bytes: the format of docs/state-format.md, written and checked.
+"""Saved cells as bytes: what the sections of docs/state-format.md hold, written and checked.
 
 Knows nothing of contexts. A blob from outside is hostile until `unpack` has returned.
 """
 
 from __future__ import annotations
 
-import ctypes
 import struct
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
-import xxhash
 
-from pykvgraph._native.ffi import KvgType
+from pykvgraph._native.ffi import KvgGroupKind
 from pykvgraph.errors import StateError
+from pykvgraph.state import v1
+from pykvgraph.state.cells import (
+    Counts,
+    SavedCells,
+    SavedState,
+    are_alike,
+    check_room,
+    read_table,
+    write_table,
+)
+from pykvgraph.state.geometry import Geometry, GroupGeometry, check_geometry
+from pykvgraph.state.rows import GroupRows, check_rows
+from pykvgraph.state.sections import CELL, MAGIC, MODL, ROWS, VERSION, Reader, Writer
+from pykvgraph.state.source import BytesSource, Source
 
-MAGIC = b"KVGSTATE"
-VERSION = 1
-MAX_SEQ = 256  # of any cache
-HADAMARD = 256  # added to a type whose rows are kept times a Hadamard matrix
+_FRONT = struct.Struct("<8sI")  # magic and version, the same in every format
+_MODEL = struct.Struct("<16sII")  # fingerprint, number of groups, 0
+# kind, n_layer, window, n_head_kv, head_dim_k, head_dim_v, type_k, type_v, 0, cell bytes; then the layers
+_GROUP = struct.Struct("<IIQIIIIIIQ")
+_COUNTS = struct.Struct("<IIQ")  # whole?, n_seq, n_cells; then the table
+_MAX_MODEL_BYTES = 1 << 20
 
-# magic, version, header bytes, total bytes | model fingerprint | n_layer, n_head_kv, head_dim_k, head_dim_v,
-# type_k, type_v, cell bytes | whole?, n_seq, n_cells | checksums of cells and rows; then the one of all that
-_HEADER = struct.Struct("<8sIIQ16sIIIIIIQIIQQQ")
-_CHECKSUM = struct.Struct("<Q")
-
-
-@dataclass(frozen=True)
-class _Layout:
-    """How a type lies in memory: blocks of `size` values, `n_floats` floats and then what is finite anyway.
-
-    The floats as integers, for NumPy is slow with float16, and the exponent's bits: infinity and NaN have
-    them all.
-    """
-
-    size: int
-    n_bytes: int
-    dtype: str
-    n_floats: int
-    exponent: int
-
-
-_LAYOUTS: dict[int, _Layout] = {
-    KvgType.KVG_TYPE_F32: _Layout(1, 4, "<u4", 1, 0x7F80_0000),
-    KvgType.KVG_TYPE_F16: _Layout(1, 2, "<u2", 1, 0x7C00),
-    KvgType.KVG_TYPE_BF16: _Layout(1, 2, "<u2", 1, 0x7F80),
-    # a scale in F16, and in the _1 types an offset
-    KvgType.KVG_TYPE_Q8_0: _Layout(32, 34, "<u2", 1, 0x7C00),
-    KvgType.KVG_TYPE_Q5_1: _Layout(32, 24, "<u2", 2, 0x7C00),
-    KvgType.KVG_TYPE_Q5_0: _Layout(32, 22, "<u2", 1, 0x7C00),
-    KvgType.KVG_TYPE_Q4_1: _Layout(32, 20, "<u2", 2, 0x7C00),
-    KvgType.KVG_TYPE_Q4_0: _Layout(32, 18, "<u2", 1, 0x7C00),
-}
-_CHUNK = 1 << 18  # blocks looked at at a time: K and V may be most of what memory there is
-_SHARED_BYTES = 1 << 22  # less isn't worth a second thread
-HEADER_BYTES = _HEADER.size + _CHECKSUM.size
-
-_new_bytes = ctypes.pythonapi.PyBytes_FromStringAndSize
-_new_bytes.argtypes, _new_bytes.restype = (ctypes.c_char_p, ctypes.c_ssize_t), ctypes.py_object
-_address_of = ctypes.pythonapi.PyBytes_AsString
-_address_of.argtypes, _address_of.restype = (ctypes.py_object,), ctypes.c_void_p
+# A group's positions and sequences, as in SavedCells
+Table = tuple[npt.NDArray[np.int32], npt.NDArray[np.bool_]]
+# Writes rows and dithers of a group into the arrays that it is given
+Fill = Callable[[int, npt.NDArray[np.uint8], npt.NDArray[np.uint8]], None]
 
 
-@dataclass(frozen=True)
-class Geometry:
-    """What a saved row fits: another model, another cache type or another shape is another geometry."""
-
-    model: bytes  # 16 bytes
-    n_layer: int
-    n_head_kv: int
-    head_dim_k: int
-    head_dim_v: int
-    type_k: int  # KvgType, and HADAMARD when rows are kept rotated
-    type_v: int
-    cell_bytes: int
-
-
-@dataclass(frozen=True)
-class SavedCells:
-    """Cells taken out of a cache.
-
-    pos: int32 (n,), seq: bool (n, n_seq), dither: uint8 (n,), rows: uint8 (n * cell_bytes,).
-    """
-
-    whole: bool  # the whole cache, else one sequence, with n_seq 1
-    pos: npt.NDArray[np.int32]
-    seq: npt.NDArray[np.bool_]
-    dither: npt.NDArray[np.uint8]  # which K carries, docs/state-format.md
-    rows: npt.NDArray[np.uint8]
-
-
-def pack(
-    geometry: Geometry,
-    whole: bool,
-    pos: npt.NDArray[np.int32],
-    seq: npt.NDArray[np.bool_],
-    fill: Callable[[npt.NDArray[np.uint8], npt.NDArray[np.uint8]], None],
-) -> bytes:
-    """A blob that `unpack` gives the same cells for.
-
-    pos and seq as in SavedCells; `fill` writes rows and dither into the arrays that it is given.
-    """
-    bits = np.packbits(seq, axis=1, bitorder="little")
-    rows_at = HEADER_BYTES + len(pos) * (4 + 1 + bits.shape[1])
-    blob, place = _unwritten(rows_at + len(pos) * geometry.cell_bytes)
-    dither = np.empty(len(pos), np.uint8)
-    fill(place[rows_at:], dither)
-    table = pos.astype("<i4").tobytes() + dither.tobytes() + bits.tobytes()
-    header = _HEADER.pack(
-        MAGIC,
-        VERSION,
-        HEADER_BYTES,
-        len(blob),
-        geometry.model,
-        geometry.n_layer,
-        geometry.n_head_kv,
-        geometry.head_dim_k,
-        geometry.head_dim_v,
-        geometry.type_k,
-        geometry.type_v,
-        geometry.cell_bytes,
-        whole,
-        seq.shape[1],
-        len(pos),
-        xxhash.xxh3_64_intdigest(table),
-        xxhash.xxh3_64_intdigest(place[rows_at:].data),
+def pack(geometry: Geometry, whole: bool, tables: Sequence[Table], fill: Fill) -> bytes:
+    """A blob that `unpack` gives the same cells for, of each group."""
+    model = _pack_model(geometry)
+    counts = [Counts(whole, seq.shape[1], len(pos)) for pos, seq in tables]
+    groups = list(enumerate(zip(counts, geometry.groups, strict=True)))
+    writer = Writer(
+        [
+            (MODL, 0, len(model)),
+            *((CELL, index, _COUNTS.size + count.table_bytes) for index, (count, _) in groups),
+            *((ROWS, index, count.n_cells * group.cell_bytes) for index, (count, group) in groups),
+        ]
     )
-    front = header + _CHECKSUM.pack(xxhash.xxh3_64_intdigest(header)) + table
-    place[:rows_at] = np.frombuffer(front, np.uint8)
-    return blob
+    writer.write(MODL, 0, model)
+    for index, (pos, seq) in enumerate(tables):
+        dither = np.empty(len(pos), np.uint8)
+        fill(index, writer.place(ROWS, index), dither)
+        front = _COUNTS.pack(whole, seq.shape[1], len(pos))
+        writer.write(CELL, index, front + write_table(pos, seq, dither))
+    return writer.finish()
 
 
-def _unwritten(n_bytes: int) -> tuple[bytes, npt.NDArray[np.uint8]]:
-    """Bytes to be written before anybody else sees them, as PyBytes_FromStringAndSize allows: a copy less."""
-    blob: bytes = _new_bytes(None, n_bytes)
-    place = (ctypes.c_uint8 * n_bytes).from_address(_address_of(blob))
-    return blob, np.ctypeslib.as_array(place)
+def _pack_model(geometry: Geometry) -> bytes:
+    parts = [_MODEL.pack(geometry.model, len(geometry.groups), 0)]
+    for group in geometry.groups:
+        shape = (group.n_head_kv, group.head_dim_k, group.head_dim_v, group.type_k, group.type_v)
+        parts.append(_GROUP.pack(group.kind, group.n_layer, group.window, *shape, 0, group.cell_bytes))
+        parts.append(struct.pack(f"<{group.n_layer}I", *group.layers))
+    return b"".join(parts)
 
 
-def unpack(data: bytes | memoryview, geometry: Geometry) -> SavedCells:
-    """The cells in a blob. Raises StateError for one that is damaged, or that doesn't fit this geometry."""
-    data = memoryview(data)
-    if len(data) < HEADER_BYTES or bytes(data[:8]) != MAGIC:
-        raise StateError(f"these {len(data)} bytes are no saved state: expected {MAGIC!r} in front")
-    header = data[: _HEADER.size]
-    (checksum,) = _CHECKSUM.unpack(data[_HEADER.size : HEADER_BYTES])
-    if xxhash.xxh3_64_intdigest(header) != checksum:
-        raise StateError("the saved state's header is damaged: its checksum differs; save it again")
-    fields = _HEADER.unpack(header)
-    _, version, header_bytes, total, model, *shape, whole, n_seq, n_cells, cells_sum, rows_sum = fields
-    if version != VERSION or header_bytes != HEADER_BYTES:
-        raise StateError(
-            f"the saved state has format version {version}; this pykvgraph reads version {VERSION}"
-        )
-    _check_geometry(Geometry(model, *shape), geometry)
-    row_bytes = -(-n_seq // 8)
-    table_bytes = n_cells * (4 + 1 + row_bytes)
-    if whole > 1 or not 1 <= n_seq <= (MAX_SEQ if whole else 1):
-        raise StateError(
-            f"the saved state has kind {whole} with {n_seq} sequences, and there is no such thing"
-        )
-    if total != len(data) or total != HEADER_BYTES + table_bytes + n_cells * geometry.cell_bytes:
-        raise StateError(
-            f"the saved state has {len(data)} bytes, and its header tells of {total} for {n_cells} cells: it "
-            "is cut off or damaged; save it again"
-        )
-    table, rows = data[HEADER_BYTES : HEADER_BYTES + table_bytes], data[HEADER_BYTES + table_bytes :]
-    _check_rows(table, cells_sum, rows, rows_sum, geometry, n_cells)
-    pos = np.frombuffer(table, "<i4", n_cells).astype(np.int32)
-    dither = np.frombuffer(table, np.uint8, n_cells, offset=4 * n_cells)
-    bits = np.frombuffer(table, np.uint8, offset=5 * n_cells).reshape(n_cells, row_bytes)
-    flags = np.unpackbits(bits, axis=1, bitorder="little").astype(np.bool_)
-    seq = flags[:, :n_seq]
-    if (pos < 0).any() or not seq.any(axis=1).all() or flags[:, n_seq:].any():
-        raise StateError("the saved state holds a cell without a position, or of no sequence that can be")
-    return SavedCells(bool(whole), pos, seq, dither, np.frombuffer(rows, np.uint8))
+def unpack(data: bytes | memoryview, geometry: Geometry, room: Sequence[int] | None = None) -> SavedState:
+    """The cells in a blob of either format.
 
-
-def checked_size(header: bytes, geometry: Geometry) -> int | None:
-    """The bytes of the whole state, by a header that is whole, agrees with itself and fits this geometry.
-
-    None for any other: `unpack` of the header alone says what is wrong with it.
+    Raises StateError for one that is damaged, or that doesn't fit this geometry; CacheFullError where it has
+    more cells than `room` tells of for each group, None: any number will do.
     """
-    (checksum,) = _CHECKSUM.unpack(header[_HEADER.size : HEADER_BYTES])
-    if xxhash.xxh3_64_intdigest(header[: _HEADER.size]) != checksum:
-        return None
-    fields = _HEADER.unpack_from(header)
-    _, version, header_bytes, total, model, *shape, _, n_seq, n_cells, _, _ = fields
-    here = version == VERSION and header_bytes == HEADER_BYTES and Geometry(model, *shape) == geometry
-    n_bytes = HEADER_BYTES + n_cells * (4 + 1 + -(-n_seq // 8) + geometry.cell_bytes)
-    return n_bytes if here and total == n_bytes else None
+    return read_state(BytesSource(data), geometry, room)
 
 
-def _check_geometry(saved: Geometry, here: Geometry) -> None:
-    if saved.model != here.model:
-        raise StateError("the state was saved from another model: K and V mean nothing to this one")
-    for name in ("n_layer", "n_head_kv", "head_dim_k", "head_dim_v", "type_k", "type_v", "cell_bytes"):
-        theirs, ours = getattr(saved, name), getattr(here, name)
-        if theirs != ours:
-            if name.startswith("type_"):
-                theirs, ours = _type_name(theirs), _type_name(ours)
-            raise StateError(
-                f"the state was saved from a cache with {name} = {theirs}; this one has {ours}: open the "
-                "context as that one was"
-            )
-
-
-def _type_name(kind: int) -> str:
-    known = next((known for known in _LAYOUTS if known == kind % HADAMARD), None)
-    if known is None or kind >= 2 * HADAMARD:
-        return f"{kind}, which is unknown here"
-    name = KvgType(known).name.removeprefix("KVG_TYPE_").lower()
-    return f"{name} with hadamard" if kind >= HADAMARD else name
-
-
-def _check_rows(
-    table: memoryview, cells_sum: int, rows: memoryview, rows_sum: int, here: Geometry, n_cells: int
-) -> None:
-    """Checksums, and that K and V are finite."""
-    if len(rows) < _SHARED_BYTES:
-        infinite = _first_infinite(rows, here, n_cells)
-        sum_of_rows = xxhash.xxh3_64_intdigest(rows)
-    else:
-        with ThreadPoolExecutor(1) as beside:  # one long call without Python's lock
-            future = beside.submit(xxhash.xxh3_64_intdigest, rows)
-            infinite = _first_infinite(rows, here, n_cells)
-            sum_of_rows = future.result()
-    sum_of_cells = xxhash.xxh3_64_intdigest(table)
-    for name, is_whole in (
-        ("cells", sum_of_cells == cells_sum),
-        ("K and V", sum_of_rows == rows_sum),
-    ):
-        if not is_whole:
-            raise StateError(f"the saved state's {name} are damaged: their checksum differs; save it again")
-    if infinite is not None:
+def read_state(source: Source, geometry: Geometry, room: Sequence[int] | None) -> SavedState:
+    """As `unpack`. K and V are asked for last, when all else is right and fits."""
+    front = bytes(source.read(0, min(_FRONT.size, source.size)))
+    if len(front) < _FRONT.size or not front.startswith(MAGIC):
+        raise StateError(f"these {source.size} bytes are no saved state: expected {MAGIC!r} in front")
+    _, version = _FRONT.unpack(front)
+    if version == v1.VERSION:
+        return v1.read(source, geometry, room)
+    if version != VERSION:
         raise StateError(
-            f"the saved state has {infinite} that is not finite: the model overflowed before it was saved, "
-            "or somebody forged it"
+            f"the saved state has format version {version}; this pykvgraph reads versions {v1.VERSION} and "
+            f"{VERSION}"
         )
+    return _read_sections(Reader(source), geometry, room)
 
 
-def _first_infinite(rows: memoryview, here: Geometry, n_cells: int) -> str | None:
-    """Where an infinity or a NaN is: it would reach sequences that don't see it, as 0 times it is NaN."""
-    offset = 0
-    for layer in range(here.n_layer):
-        for name, head_dim, kind in (
-            ("K", here.head_dim_k, here.type_k),
-            ("V", here.head_dim_v, here.type_v),
-        ):
-            layout = _LAYOUTS[kind % HADAMARD]
-            n_bytes = n_cells * here.n_head_kv * head_dim // layout.size * layout.n_bytes
-            part, offset = rows[offset : offset + n_bytes], offset + n_bytes
-            if not _is_finite(part, layout):
-                return f"{name} in layer {layer}"
-    return None
+def _read_sections(reader: Reader, here: Geometry, room: Sequence[int] | None) -> SavedState:
+    model = reader.section(MODL)
+    if model.n_bytes > _MAX_MODEL_BYTES:
+        raise StateError(f"the saved state's {model.name} has {model.n_bytes} bytes, far too many")
+    check_geometry(_read_model(reader.checked(model)), here)
+    n_groups = len(here.groups)
+    reader.require_no_more_than(n_groups)
+    counts = [_read_counts(reader, index) for index in range(n_groups)]
+    for count, group, index in zip(counts, here.groups, range(n_groups), strict=True):
+        n_bytes = reader.section(ROWS, index).n_bytes
+        if n_bytes != count.n_cells * group.cell_bytes:
+            raise StateError(
+                f"the saved state's section ROWS {index} has {n_bytes} bytes, and {count.n_cells} cells have "
+                f"{count.n_cells * group.cell_bytes}"
+            )
+        if (count.whole, count.n_seq) != (counts[0].whole, counts[0].n_seq):
+            raise StateError("the saved state's groups don't agree on what is saved: a cache, or a sequence")
+    check_room([count.n_cells for count in counts], room)
+    tables = [reader.checked(reader.section(CELL, index))[_COUNTS.size :] for index in range(n_groups)]
+    return _read_cells(reader, here, counts, tables)
 
 
-def _is_finite(rows: memoryview, layout: _Layout) -> bool:
-    words = np.frombuffer(rows, layout.dtype)
-    floats = words.reshape(-1, layout.n_bytes // words.itemsize)[:, : layout.n_floats]
-    signed = floats.view(layout.dtype.replace("u", "i"))
-    sign = 1 << (8 * words.itemsize - 1)
-    for begin in range(0, len(floats), _CHUNK):
-        part = slice(begin, begin + _CHUNK)
-        # as integers, +infinity and +NaN are above all positive numbers, -infinity and -NaN above all others
-        if signed[part].max() >= layout.exponent or floats[part].max() >= sign | layout.exponent:
-            return False
-    return True
+def _read_cells(
+    reader: Reader, here: Geometry, counts: Sequence[Counts], tables: Sequence[memoryview]
+) -> SavedState:
+    no_rows = np.empty(0, np.uint8)
+    cells = [read_table(table, count, no_rows) for table, count in zip(tables, counts, strict=True)]
+    _check_agreement(cells, here)
+    rows = []
+    for index, (count, group) in enumerate(zip(counts, here.groups, strict=True)):
+        section = reader.section(ROWS, index)
+        rows.append(GroupRows(group, reader.contents(section), section.checksum, count.n_cells))
+    check_rows(rows)
+    groups = tuple(
+        SavedCells(of.pos, of.seq, of.dither, np.frombuffer(part.data, np.uint8))
+        for of, part in zip(cells, rows, strict=True)
+    )
+    return SavedState(bool(counts[0].whole), groups)
+
+
+def _read_model(data: memoryview) -> Geometry:
+    """Raises StateError for lengths that don't add up; whether it fits is another question."""
+    groups = []
+    try:
+        model, n_groups, zeros = _MODEL.unpack_from(data)
+        offset = _MODEL.size
+        for _ in range(n_groups):
+            kind, n_layer, window, n_head_kv, *dims, zero, cell_bytes = _GROUP.unpack_from(data, offset)
+            dim_k, dim_v, type_k, type_v = dims
+            offset += _GROUP.size
+            if n_layer > (len(data) - offset) // 4:
+                raise StateError(f"the saved state's section MODL 0 is too short for {n_layer} layers")
+            layers = struct.unpack_from(f"<{n_layer}I", data, offset)
+            offset += 4 * n_layer
+            zeros |= zero
+            groups.append(
+                GroupGeometry(kind, window, layers, n_head_kv, dim_k, dim_v, type_k, type_v, cell_bytes)
+            )
+    except struct.error:
+        raise StateError("the saved state's section MODL 0 is too short for its groups") from None
+    if offset != len(data) or zeros != 0:
+        raise StateError("the saved state's section MODL 0 holds more than its groups")
+    return Geometry(model, tuple(groups))
+
+
+def _read_counts(reader: Reader, index: int) -> Counts:
+    """Of a group; they agree with the section's size, so that no more is read than there can be."""
+    section = reader.section(CELL, index)
+    counts = Counts(*_COUNTS.unpack(reader.front(section, _COUNTS.size)))
+    if section.n_bytes != _COUNTS.size + counts.table_bytes:
+        raise StateError(
+            f"the saved state's {section.name} has {section.n_bytes} bytes and tells of {counts.n_cells} "
+            f"cells of {counts.n_seq} sequences: it is damaged; save it again"
+        )
+    counts.check()
+    return counts
+
+
+def _check_agreement(cells: Sequence[SavedCells], here: Geometry) -> None:
+    """Groups that keep every position keep the same ones, for the same sequences."""
+    full = [i for i, group in enumerate(here.groups) if group.kind == KvgGroupKind.KVG_GROUP_FULL]
+    for index in full[1:]:
+        if not are_alike(cells[full[0]], cells[index]):
+            raise StateError(
+                f"the saved state's groups {full[0]} and {index} have cells at other positions, or of other "
+                "sequences: somebody forged it"
+            )

@@ -12,9 +12,11 @@ import numpy.typing as npt
 from pykvgraph._native.ffi import KvgGroupInfo, KvgKvInfo, KvgKvReadRequest, KvgKvRows
 from pykvgraph._native.library import lib, sized
 from pykvgraph.checks import integer
-from pykvgraph.errors import StateError, UnsupportedError
+from pykvgraph.errors import StateError
 from pykvgraph.gguf_file import fingerprint
-from pykvgraph.state.format import HADAMARD, Geometry, SavedCells, pack
+from pykvgraph.state.cells import SavedCells, SavedState
+from pykvgraph.state.format import pack
+from pykvgraph.state.geometry import HADAMARD, Geometry, GroupGeometry
 from pykvgraph.types import CellsView
 
 
@@ -75,71 +77,89 @@ def read_bounds(context: int, n_seq_max: int) -> list[ctypes.Array[ctypes.c_int3
 def read_geometry(context: int) -> Geometry:
     """What a saved row must fit."""
     info = read_info(context)
-    if info.n_groups > 1:
-        raise UnsupportedError("states of models with several groups of cells can't be saved yet")
-    group = read_group(context, 0)
-    return Geometry(
-        fingerprint(lib().kvg_context_gguf(context)),
-        info.n_layer,
+    groups = tuple(_group_geometry(context, info, index) for index in range(info.n_groups))
+    return Geometry(fingerprint(lib().kvg_context_gguf(context)), groups)
+
+
+def _group_geometry(context: int, info: KvgKvInfo, index: int) -> GroupGeometry:
+    group = read_group(context, index)
+    return GroupGeometry(
+        group.kind,
+        group.window,
+        read_layers(context, index),
         group.n_head_kv,
         group.head_dim_k,
         group.head_dim_v,
         info.type_k + HADAMARD * group.hadamard_k,
         info.type_v + HADAMARD * group.hadamard_v,
-        info.cell_bytes,
+        group.n_layer * (group.k_row_bytes + group.v_row_bytes),
     )
 
 
 def take(context: int, geometry: Geometry, seq: int | None) -> bytes:
-    """The cells of a sequence, or with None all, as a saved state, rotated to their positions."""
+    """The cells of a sequence, or with None of all of them, as a saved state; K at its positions."""
     info = read_info(context)
     seqs = slice(None) if seq is None else [integer(seq, "seq", 0, info.n_seq_max - 1)]
-    view = read_cells(context, 0)
-    seen = view.seq[:, seqs]
-    chosen = np.flatnonzero(seen.any(axis=1))
-    chosen = chosen[np.argsort(view.pos[chosen], kind="stable")].astype(np.int32)
+    chosen, tables = [], []
+    for index in range(info.n_groups):
+        view = read_cells(context, index)
+        seen = view.seq[:, seqs]
+        cells = np.flatnonzero(seen.any(axis=1))
+        cells = cells[np.argsort(view.pos[cells], kind="stable")].astype(np.int32)
+        chosen.append(cells)
+        tables.append((view.pos[cells], seen[cells]))
 
-    def fill(rows: npt.NDArray[np.uint8], dither: npt.NDArray[np.uint8]) -> None:
+    def fill(index: int, rows: npt.NDArray[np.uint8], dither: npt.NDArray[np.uint8]) -> None:
         request = sized(
             KvgKvReadRequest,
-            group=0,
+            group=index,
             layer_begin=0,
-            layer_end=geometry.n_layer,
-            cells=_int32(chosen),
-            n_cells=len(chosen),
+            layer_end=geometry.groups[index].n_layer,
+            cells=_int32(chosen[index]),
+            n_cells=len(chosen[index]),
             data=_uint8(rows),
             n_bytes=rows.size,
             dither=_uint8(dither),
         )
         lib().kvg_kv_read_rows(context, ctypes.byref(request))
 
-    return pack(geometry, seq is None, view.pos[chosen], seen[chosen], fill)
+    return pack(geometry, seq is None, tables, fill)
 
 
-def put(context: int, saved: SavedCells, seq: int | None) -> None:
-    """Replaces a sequence, or with None the whole cache, all or nothing."""
-    info = read_info(context)
-    seen = np.zeros((len(saved.pos), info.n_seq_max), np.uint8)
+def put(context: int, saved: SavedState, seq: int | None) -> None:
+    """Replaces a sequence, or with None the whole cache, in every group; all or nothing."""
+    n_seq_max = read_info(context).n_seq_max
     if seq is not None:
-        seen[:, integer(seq, "seq", 0, info.n_seq_max - 1)] = 1
-    else:
-        ids = np.flatnonzero(saved.seq.any(axis=0))
-        if len(ids) and ids[-1] >= info.n_seq_max:
-            raise StateError(
-                f"the state has sequence {ids[-1]}, and this cache has {info.n_seq_max} (n_seq_max): open "
-                "the context with more"
-            )
-        seen[:, ids] = saved.seq[:, ids]
-    rows = sized(
-        KvgKvRows,
-        n_cells=len(saved.pos),
-        pos=_int32(saved.pos),
-        seq=_uint8(seen),
-        dither=_uint8(saved.dither),
-        data=_uint8(saved.rows),
-        n_bytes=saved.rows.size,
-    )
-    lib().kvg_kv_replace(context, -1 if seq is None else seq, ctypes.byref(rows), 1)
+        integer(seq, "seq", 0, n_seq_max - 1)
+    seen = [_seen(cells, n_seq_max, seq) for cells in saved.groups]
+    rows = (KvgKvRows * len(saved.groups))()
+    for index, cells in enumerate(saved.groups):
+        rows[index] = sized(
+            KvgKvRows,
+            n_cells=len(cells.pos),
+            pos=_int32(cells.pos),
+            seq=_uint8(seen[index]),
+            dither=_uint8(cells.dither),
+            data=_uint8(cells.rows),
+            n_bytes=cells.rows.size,
+        )
+    lib().kvg_kv_replace(context, -1 if seq is None else seq, rows, len(rows))
+
+
+def _seen(cells: SavedCells, n_seq_max: int, seq: int | None) -> npt.NDArray[np.uint8]:
+    """(n_cells, n_seq_max) of 0 and 1: who sees the cells here."""
+    seen = np.zeros((len(cells.pos), n_seq_max), np.uint8)
+    if seq is not None:
+        seen[:, seq] = 1
+        return seen
+    ids = np.flatnonzero(cells.seq.any(axis=0))
+    if len(ids) and ids[-1] >= n_seq_max:
+        raise StateError(
+            f"the state has sequence {ids[-1]}, and this cache has {n_seq_max} (n_seq_max): open the context "
+            "with more"
+        )
+    seen[:, ids] = cells.seq[:, ids]
+    return seen
 
 
 def _int32(array: npt.NDArray[np.signedinteger[Any]]) -> ctypes._Pointer[ctypes.c_int32]:

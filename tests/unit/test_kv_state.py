@@ -1,4 +1,4 @@
-"""The format of saved states, as docs/state-format.md has it; damage."""
+"""Format 2 of saved states, as docs/state-format.md has it; damage."""
 
 from __future__ import annotations
 
@@ -10,159 +10,146 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-import xxhash
-from support.saved_cells import CHECKSUM_AT, HEADER, HERE, packed, saved, sign
+from support.damage import damage
+from support.saved_cells import HERE, NARROW, TWO_GROUPS_HERE, WIDE, packed, saved
+from support.state_bytes import HEAD, HEADER, changed, container, digest, parts_of
 
 from pykvgraph._native.ffi import KvgType
-from pykvgraph.errors import StateError
-from pykvgraph.state.format import Geometry, SavedCells, unpack
+from pykvgraph.errors import CacheFullError, StateError
+from pykvgraph.state.cells import SavedState
+from pykvgraph.state.format import unpack
+from pykvgraph.state.geometry import Geometry
 
-
-def documented(geometry: Geometry, cells: SavedCells) -> bytearray:
-    """A blob written by the table of docs/state-format.md, offset by offset."""
-    n_cells, n_seq = cells.seq.shape
-    table = b"".join(struct.pack("<i", pos) for pos in cells.pos.tolist())
-    table += bytes(cells.dither.tolist())
-    for row in cells.seq.tolist():
-        members = sum(1 << seq for seq in range(n_seq) if row[seq])
-        table += members.to_bytes((n_seq + 7) // 8, "little")
-    rows = cells.rows.tobytes()
-    blob = bytearray(HEADER)
-    blob[0:8] = b"KVGSTATE"
-    struct.pack_into("<I", blob, 8, 1)
-    struct.pack_into("<I", blob, 12, 112)
-    struct.pack_into("<Q", blob, 16, HEADER + len(table) + len(rows))
-    blob[24:40] = geometry.model
-    struct.pack_into("<I", blob, 40, geometry.n_layer)
-    struct.pack_into("<I", blob, 44, geometry.n_head_kv)
-    struct.pack_into("<I", blob, 48, geometry.head_dim_k)
-    struct.pack_into("<I", blob, 52, geometry.head_dim_v)
-    struct.pack_into("<I", blob, 56, geometry.type_k)
-    struct.pack_into("<I", blob, 60, geometry.type_v)
-    struct.pack_into("<Q", blob, 64, geometry.cell_bytes)
-    struct.pack_into("<I", blob, 72, int(cells.whole))
-    struct.pack_into("<I", blob, 76, n_seq)
-    struct.pack_into("<Q", blob, 80, n_cells)
-    struct.pack_into("<Q", blob, 88, xxhash.xxh3_64_intdigest(table, seed=0))
-    struct.pack_into("<Q", blob, 96, xxhash.xxh3_64_intdigest(rows, seed=0))
-    return sign(blob + table + rows)
-
-
+TWO = TWO_GROUPS_HERE
 KINDS = {
-    "whole": saved(),
-    "whole, many ids": saved(n_seq=65),
-    "whole, empty": saved(n_cells=0, n_seq=3),
-    "sequence": saved(n_seq=1, whole=False),
-    "empty sequence": saved(n_cells=0, n_seq=1, whole=False),
+    "whole": (HERE, saved()),
+    "whole, many ids": (HERE, saved(n_seq=65)),
+    "whole, empty": (HERE, saved(n_cells=0, n_seq=3)),
+    "sequence": (HERE, saved(n_seq=1, whole=False)),
+    "empty sequence": (HERE, saved(n_cells=0, n_seq=1, whole=False)),
+    "two groups": (TWO, saved(geometry=TWO)),
+    "two groups, sequence": (TWO, saved(n_seq=1, whole=False, geometry=TWO)),
+    "two groups, empty": (TWO, saved(n_cells=0, geometry=TWO)),
 }
-by_kind = pytest.mark.parametrize("cells", KINDS.values(), ids=KINDS.keys())
+by_kind = pytest.mark.parametrize(("here", "state"), KINDS.values(), ids=KINDS.keys())
 
 
 @by_kind
-def test_format_is_the_documented_one(cells: SavedCells) -> None:
-    assert packed(HERE, cells) == documented(HERE, cells)
+def test_format_is_the_documented_one(here: Geometry, state: SavedState) -> None:
+    blob = packed(here, state)
+    assert blob == container(parts_of(here, state))
+    assert len(blob) % 8 == 0
 
 
 @by_kind
-def test_back_come_the_same_cells(cells: SavedCells) -> None:
-    back = unpack(packed(HERE, cells), HERE)
-    assert back.whole == cells.whole
-    for name in ("pos", "seq", "rows"):
-        ours: npt.NDArray[Any] = getattr(back, name)
-        assert np.array_equal(ours, getattr(cells, name))
-        assert ours.dtype == getattr(cells, name).dtype
+def test_back_come_the_same_cells(here: Geometry, state: SavedState) -> None:
+    back = unpack(packed(here, state), here)
+    assert back.whole == state.whole
+    assert len(back.groups) == len(state.groups)
+    for cells, expected in zip(back.groups, state.groups, strict=True):
+        for name in ("pos", "seq", "dither", "rows"):
+            ours: npt.NDArray[Any] = getattr(cells, name)
+            assert np.array_equal(ours, getattr(expected, name))
+            assert ours.dtype == getattr(expected, name).dtype
 
 
-def damage(rng: random.Random, blob: bytes) -> bytes:
-    """One change: bits, bytes, fields, pieces, lengths."""
-    changed = bytearray(blob)
-    begin = rng.choice([rng.randrange(len(blob)), rng.randrange(HEADER)])
-    end = min(begin + rng.choice([1, 2, 4, 8, 112, len(blob)]), len(blob))
-    kind = rng.randrange(9)
-    if kind == 0:
-        changed[begin] ^= 1 << rng.randrange(8)
-    elif kind == 1:
-        changed[begin] = rng.randrange(256)
-    elif kind == 2:
-        changed[begin:end] = rng.randbytes(end - begin)
-    elif kind == 3:
-        changed[begin:end] = bytes(end - begin)
-    elif kind == 4:
-        del changed[begin:end]
-    elif kind == 5:
-        del changed[begin:]
-    elif kind == 6:
-        changed += rng.randbytes(rng.choice([1, 8, 1000]))
-    elif kind == 7:
-        changed[begin:begin] = changed[begin:end]
-    else:
-        other = rng.randrange(len(blob))
-        changed[begin], changed[other] = changed[other], changed[begin]
+@by_kind
+def test_thousands_of_damaged_blobs(here: Geometry, state: SavedState) -> None:
+    """None is accepted unless nothing was changed."""
+    rng = random.Random(4)
+    blob = packed(here, state)
+    n_front = blob.rindex(b"ROWS") + HEAD
+    n_refused = 0
+    for _ in range(1500):
+        damaged = damage(rng, blob, n_front)
+        if damaged != blob:
+            with pytest.raises(StateError):
+                unpack(damaged, here)
+            n_refused += 1
+    assert n_refused >= 1000
+
+
+def flipped(data: bytes, bit: int) -> bytes:
+    changed = bytearray(data)
+    changed[bit // 8] ^= 1 << (bit % 8)
     return bytes(changed)
 
 
-def test_ten_thousand_damaged_blobs() -> None:
-    """None is accepted unless nothing was changed."""
-    rng = random.Random(4)
-    n_refused = 0
-    for cells in KINDS.values():
-        blob = packed(HERE, cells)
-        for _ in range(2500):
-            changed = damage(rng, blob)
-            if changed != blob:
-                with pytest.raises(StateError):
-                    unpack(changed, HERE)
-                n_refused += 1
-    assert n_refused >= 10_000
+@by_kind
+def test_any_bit_of_forged_heads(here: Geometry, state: SavedState) -> None:
+    """Header and heads, each with a checksum that is right: no bit is idle."""
+    blob = container(parts_of(here, state))
+    heads = [0]
+    offset = HEADER
+    while offset < len(blob):
+        heads.append(offset)
+        n_bytes = struct.unpack_from("<Q", blob, offset + 16)[0]
+        offset += HEAD + n_bytes + (8 - n_bytes % 8) % 8
+    assert offset == len(blob)
+    assert len(heads) == 2 + 2 * len(here.groups)
+    for begin in heads:
+        for bit in range(8 * 32):
+            head = flipped(blob[begin : begin + 32], bit)
+            forged = blob[:begin] + head + struct.pack("<Q", digest(head)) + blob[begin + 40 :]
+            with pytest.raises(StateError):
+                unpack(forged, here)
 
 
-def test_any_bit_of_a_forged_header() -> None:
-    """Its checksum is right, and what it says is not: in a header of 104 bytes no bit is idle."""
-    cells = saved(n_seq=8)  # all bits in use: neither more nor fewer sequences fit
-    cells.seq[:] = True
-    for bit in range(8 * CHECKSUM_AT):
-        blob = documented(HERE, cells)
-        blob[bit // 8] ^= 1 << (bit % 8)
-        with pytest.raises(StateError):
-            unpack(bytes(sign(blob)), HERE)
+@pytest.mark.parametrize("here", [HERE, TWO], ids=["one group", "two groups"])
+def test_any_bit_of_forged_contents(here: Geometry) -> None:
+    """Of the geometry every bit counts, and of what stands before the cells."""
+    state = saved(n_seq=8, geometry=here)  # all bits in use: neither more nor fewer sequences fit
+    state.groups[0].seq[:] = True
+    parts = parts_of(here, state)
+    for place, part in enumerate(parts[: 1 + len(here.groups)]):
+        for bit in range(8 * (16 if place else len(part.contents))):
+            forged = replace(part, contents=flipped(part.contents, bit))
+            with pytest.raises(StateError):
+                unpack(container([*parts[:place], forged, *parts[place + 1 :]]), here)
 
 
-def forge(blob: bytearray, **fields: tuple[int, str, int]) -> bytes:
-    """Fields as (offset, format, value), and all checksums right."""
-    for offset, form, value in fields.values():
-        struct.pack_into(form, blob, offset, value)
-    n_seq, n_cells = struct.unpack_from("<I", blob, 76)[0], struct.unpack_from("<Q", blob, 80)[0]
-    table = bytes(blob[HEADER : HEADER + n_cells * (5 + (n_seq + 7) // 8)])
-    struct.pack_into("<Q", blob, 88, xxhash.xxh3_64_intdigest(table))
-    return bytes(sign(blob))
+CELLS = 16  # bytes before the cells of a section
 
 
 @pytest.mark.parametrize(
-    "forged",
+    ("group", "offset", "form", "value", "told"),
     [
-        pytest.param(forge(documented(HERE, saved()), pos=(HEADER + 8, "<i", -1)), id="negative position"),
-        pytest.param(
-            forge(documented(HERE, saved()), seq=(HEADER + 5 * 7, "<H", 0)), id="cell without a sequence"
-        ),
-        pytest.param(
-            forge(documented(HERE, saved()), seq=(HEADER + 5 * 7, "<H", 1 << 11)), id="sequence beyond n_seq"
-        ),
-        pytest.param(
-            forge(documented(HERE, KINDS["whole, empty"]), n_seq=(76, "<I", 0)), id="no sequences at all"
-        ),
-        pytest.param(
-            forge(documented(HERE, KINDS["whole, empty"]), n_seq=(76, "<I", 2**32 - 1)),
-            id="gigabytes of sequences",
-        ),
-        pytest.param(forge(documented(HERE, KINDS["whole, empty"]), whole=(72, "<I", 2)), id="neither kind"),
-        pytest.param(
-            forge(documented(HERE, KINDS["whole, empty"]), whole=(72, "<I", 0)), id="a sequence of three"
-        ),
+        pytest.param(0, CELLS + 8, "<i", -1, "without a position", id="negative position"),
+        pytest.param(1, CELLS + 8, "<i", -1, "without a position", id="negative position of group 1"),
+        pytest.param(0, CELLS + 5 * 7, "<H", 0, "of no sequence", id="cell without a sequence"),
+        pytest.param(0, CELLS + 5 * 7, "<H", 1 << 11, "of no sequence", id="sequence beyond n_seq"),
+        pytest.param(1, CELLS + 8, "<i", 5, "at other positions", id="groups at different positions"),
+        pytest.param(1, CELLS + 5 * 7, "<H", 1, "of other sequences", id="groups of different sequences"),
+        pytest.param(0, 0, "<I", 2, "kind 2 with 11 sequences", id="neither kind"),
+        pytest.param(0, 0, "<I", 0, "kind 0 with 11 sequences", id="a sequence of eleven"),
+        pytest.param(0, 4, "<I", 2**32 - 1, "tells of 7 cells", id="gigabytes of sequences"),
+        pytest.param(0, 8, "<Q", 2**64 - 1, "tells of 18446744073709551615 cells", id="far too many cells"),
+        pytest.param(1, 4, "<I", 12, "don't agree on what is saved", id="groups of more sequences"),
     ],
 )
-def test_forged(forged: bytes) -> None:
-    with pytest.raises(StateError):
-        unpack(forged, HERE)
+def test_forged_cells(group: int, offset: int, form: str, value: int, told: str) -> None:
+    parts = parts_of(TWO, saved(geometry=TWO))
+    assert parts[1 + group].contents[CELLS + 5 * 7 :][:2] != struct.pack("<H", 1)
+    parts[1 + group] = changed(parts[1 + group], offset, form, value)
+    with pytest.raises(StateError, match=told):
+        unpack(container(parts), TWO)
+
+
+def test_a_sequence_beside_a_cache() -> None:
+    whole, one = (saved(n_seq=1, whole=whole, geometry=TWO) for whole in (True, False))
+    parts = parts_of(TWO, whole)
+    parts[2] = parts_of(TWO, one)[2]
+    with pytest.raises(StateError, match="don't agree"):
+        unpack(container(parts), TWO)
+
+
+def test_groups_in_another_order_are_alike() -> None:
+    """Cells of one group may stand in another order than those of the other."""
+    state = saved(geometry=TWO)
+    other = state.groups[1]
+    turned = replace(other, pos=other.pos[::-1], seq=other.seq[::-1])
+    back = unpack(packed(TWO, SavedState(True, (state.groups[0], turned))), TWO)
+    assert np.array_equal(back.groups[1].pos, other.pos[::-1])
 
 
 @pytest.mark.slow
@@ -172,15 +159,16 @@ def test_forged(forged: bytes) -> None:
 @pytest.mark.parametrize("place", [0, 300_000, -1])
 def test_what_is_not_finite(value: float, layer: int, name: str, dtype: str, place: int) -> None:
     """Wherever it stands, and checksums and all."""
-    cells = saved(n_cells=10_000)
+    cells = saved(n_cells=10_000).groups[0]
     widths = {"K": 4 * 8 * 2, "V": 4 * 16 * 4}
     begin = len(cells.pos) * (layer * sum(widths.values()) + (widths["K"] if name == "V" else 0))
     part = cells.rows[begin : begin + len(cells.pos) * widths[name]].view(dtype)
     part[place] = np.finfo(dtype).max
-    assert np.array_equal(unpack(packed(HERE, cells), HERE).rows, cells.rows)
+    state = SavedState(True, (cells,))
+    assert np.array_equal(unpack(packed(HERE, state), HERE).groups[0].rows, cells.rows)
     part[place] = value
     with pytest.raises(StateError, match=f"{name} in layer {layer} that is not finite"):
-        unpack(packed(HERE, cells), HERE)
+        unpack(packed(HERE, state), HERE)
 
 
 @pytest.mark.parametrize(
@@ -196,10 +184,11 @@ def test_what_is_not_finite(value: float, layer: int, name: str, dtype: str, pla
 )
 def test_floats_of_a_block(kind: KvgType, block_bytes: int, n_floats: int, infinity: int) -> None:
     """Scales and offsets are looked at, in every block; what a block holds beside them may be anything."""
-    here = replace(HERE, head_dim_k=32, head_dim_v=32, type_k=kind, cell_bytes=2 * 4 * (block_bytes + 128))
+    group = replace(NARROW, head_dim_k=32, head_dim_v=32, type_k=kind, cell_bytes=2 * 4 * (block_bytes + 128))
+    here = replace(HERE, groups=(group,))
     for place in (-1, *range(n_floats)):
         for block in (0, 13, 27):
-            rows = np.full(7 * here.cell_bytes, 0xFF, np.uint8)
+            rows = np.full(7 * group.cell_bytes, 0xFF, np.uint8)
             k_bytes = 7 * 4 * block_bytes
             for layer in range(2):
                 begin = layer * 7 * 4 * (block_bytes + 128)
@@ -208,7 +197,7 @@ def test_floats_of_a_block(kind: KvgType, block_bytes: int, n_floats: int, infin
                 floats[:] = infinity - 1  # the largest
                 if layer == 1 and place >= 0:
                     floats[block, place] = infinity
-            blob = packed(here, replace(saved(), rows=rows))
+            blob = packed(here, SavedState(True, (replace(saved().groups[0], rows=rows),)))
             if place < 0:
                 unpack(blob, here)
             else:
@@ -219,20 +208,45 @@ def test_floats_of_a_block(kind: KvgType, block_bytes: int, n_floats: int, infin
 @pytest.mark.parametrize(
     ("field", "value", "told"),
     [
-        ("model", bytes(16), "another model"),
-        ("n_layer", 3, "n_layer"),
+        ("kind", 1, "kind = window in group 1; this one has full"),
+        ("kind", 7, "kind = 7 .unknown here. in group 1"),
+        ("window", 9, "window = 9 in group 1"),
+        ("layers", (2, 3), "n_layer = 2 in group 1"),
+        ("layers", (1,), "layers"),
         ("n_head_kv", 2, "n_head_kv"),
         ("head_dim_k", 16, "head_dim_k"),
         ("head_dim_v", 8, "head_dim_v"),
-        ("type_k", 0, "type_k"),
-        ("type_v", 1, "type_v"),
+        ("type_k", 0, "type_k = f32 in group 1"),
+        ("type_v", 257, "type_v = f16 with hadamard in group 1"),
+        ("type_v", 99, "type_v = 99, which is unknown here"),
         ("cell_bytes", 1, "cell_bytes"),
     ],
 )
 def test_another_geometry(field: str, value: object, told: str) -> None:
     changes: dict[str, Any] = {field: value}
+    there = replace(TWO, groups=(NARROW, replace(WIDE, **changes)))
     with pytest.raises(StateError, match=told):
-        unpack(packed(HERE, saved()), replace(HERE, **changes))
+        unpack(container(parts_of(there, saved(geometry=TWO))), TWO)
+
+
+def test_another_model_or_number_of_groups() -> None:
+    with pytest.raises(StateError, match="another model"):
+        unpack(packed(replace(HERE, model=bytes(16)), saved()), HERE)
+    with pytest.raises(StateError, match="the number of groups = 1; this one has 2"):
+        unpack(packed(HERE, saved()), TWO)
+    with pytest.raises(StateError, match="the number of groups = 2; this one has 1"):
+        unpack(packed(TWO, saved(geometry=TWO)), HERE)
+
+
+def test_more_cells_than_the_cache_has() -> None:
+    """Told before K and V are looked at."""
+    parts = parts_of(TWO, saved(geometry=TWO))
+    assert len(unpack(container(parts), TWO, (7, 7)).groups) == 2
+    parts[-1] = replace(parts[-1], checksum=1)
+    with pytest.raises(StateError, match="K and V are damaged"):
+        unpack(container(parts), TWO, (7, 7))
+    with pytest.raises(CacheFullError, match="needs 7 cells in group 1, and this cache has 6"):
+        unpack(container(parts), TWO, (7, 6))
 
 
 @pytest.mark.parametrize(
@@ -243,8 +257,9 @@ def test_what_is_no_state(junk: bytes) -> None:
         unpack(junk, HERE)
 
 
-def test_later_version() -> None:
-    blob = documented(HERE, saved())
-    struct.pack_into("<I", blob, 8, 2)
-    with pytest.raises(StateError, match="version 2"):
-        unpack(bytes(sign(blob)), HERE)
+@pytest.mark.parametrize("version", [0, 3, 2**32 - 1])
+def test_another_version(version: int) -> None:
+    blob = bytearray(packed(HERE, saved()))
+    struct.pack_into("<I", blob, 8, version)
+    with pytest.raises(StateError, match=f"version {version}; this pykvgraph reads versions 1 and 2"):
+        unpack(bytes(blob), HERE)

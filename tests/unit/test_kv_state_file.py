@@ -11,14 +11,17 @@ import struct
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.saved_cells import HERE, packed, saved, sign
+from support.saved_cells import HERE, TWO_GROUPS_HERE, packed, saved
+from support.state_bytes import Part, container, format_1, parts_of, sign_1
 
-from pykvgraph.errors import InvalidArgumentError, StateError
+from pykvgraph.errors import CacheFullError, InvalidArgumentError, StateError
 from pykvgraph.state.file import read_file, write_file
-from pykvgraph.state.format import HEADER_BYTES, unpack
+from pykvgraph.state.format import unpack
+from pykvgraph.state.source import FileSource
 
 
 def test_write_replaces_and_leaves_nothing_beside(tmp_path: Path) -> None:
@@ -84,31 +87,76 @@ def test_what_is_no_regular_file(tmp_path: Path, make: Callable[[Path], None]) -
     with pytest.raises(InvalidArgumentError, match=f"'{path}' is a device, a pipe or a socket"):
         write_file(path, b"new")
     with pytest.raises(StateError, match=f"'{path}' is a device, a pipe or a socket"):
-        read_file(path, HERE)
+        read_file(path, HERE, None)
     assert os.stat(path) == before
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_only_the_header_is_read_of_what_does_not_fit_it(tmp_path: Path) -> None:
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Bytes of each piece that is read of a file from now on."""
+    sizes: list[int] = []
+    read = FileSource.read
+
+    def counted(source: FileSource, offset: int, n_bytes: int) -> memoryview:
+        sizes.append(n_bytes)
+        return read(source, offset, n_bytes)
+
+    monkeypatch.setattr(FileSource, "read", counted)
+    return sizes
+
+
+def test_the_cells_of_a_file(tmp_path: Path) -> None:
     path = tmp_path / "state"
-    blob = packed(HERE, saved())
-    write_file(path, blob)
-    assert read_file(path, HERE) == blob
-    os.truncate(path, 2**41)
-    with pytest.raises(StateError, match=f"has {2**41} bytes, and its header tells of {len(blob)}"):
-        read_file(path, HERE)
-    os.truncate(path, len(blob) - 1)
-    with pytest.raises(StateError, match=f"has {len(blob) - 1} bytes"):
-        read_file(path, HERE)
-    os.truncate(path, 0)
-    os.truncate(path, 2**41)
-    with pytest.raises(StateError, match="no saved state"):
-        read_file(path, HERE)
-    later = bytearray(blob)
-    struct.pack_into("<I", later, 8, 2)
-    path.write_bytes(sign(later) + b"of another length")
-    with pytest.raises(StateError, match="version 2"):
-        unpack(read_file(path, HERE), HERE)
+    for blob in (packed(HERE, saved()), bytes(format_1(HERE, saved()))):
+        write_file(path, blob)
+        for room in (None, (7,)):
+            cells = read_file(path, HERE, room).groups[0]
+            assert cells.pos.tolist() == saved().groups[0].pos.tolist()
+            assert cells.rows.tolist() == saved().groups[0].rows.tolist()
+
+
+def test_what_does_not_fit_its_header(tmp_path: Path, asked: list[int]) -> None:
+    path = tmp_path / "state"
+    for blob in (packed(HERE, saved()), bytes(format_1(HERE, saved()))):
+        write_file(path, blob)
+        os.truncate(path, 2**41)
+        with pytest.raises(
+            StateError, match=f"'{path}': .* has {2**41} bytes, and its header tells of {len(blob)}"
+        ):
+            read_file(path, HERE, None)
+        os.truncate(path, len(blob) - 1)
+        with pytest.raises(StateError, match=f"has {len(blob) - 1} bytes"):
+            read_file(path, HERE, None)
+        os.truncate(path, 50)
+        with pytest.raises(StateError, match="cut off"):
+            read_file(path, HERE, None)
+        os.truncate(path, 0)
+        os.truncate(path, 2**41)
+        with pytest.raises(StateError, match="no saved state"):
+            read_file(path, HERE, None)
+    later = bytearray(packed(HERE, saved()))
+    struct.pack_into("<I", later, 8, 3)
+    path.write_bytes(later + b"of another length")
+    with pytest.raises(StateError, match="version 3"):
+        read_file(path, HERE, None)
+    assert max(asked) <= 112
+
+
+def test_what_does_not_fit_the_cache(tmp_path: Path, asked: list[int]) -> None:
+    """Another geometry, or more cells than there are: K and V are not read."""
+    path = tmp_path / "state"
+    n_bytes = saved(1000).groups[0].rows.size
+    for blob in (packed(HERE, saved(1000)), bytes(format_1(HERE, saved(1000)))):
+        write_file(path, blob)
+        with pytest.raises(StateError, match="groups"):
+            read_file(path, TWO_GROUPS_HERE, None)
+        with pytest.raises(CacheFullError, match="needs 1000 cells in group 0, and this cache has 999"):
+            read_file(path, HERE, (999,))
+        assert max(asked) <= 112
+        read_file(path, HERE, (1000,))
+        assert max(asked) == n_bytes
+        asked.clear()
 
 
 @pytest.mark.parametrize("failing", ["fsync", "replace"])
@@ -246,15 +294,41 @@ def test_killed_while_writing(tmp_path: Path) -> None:
     assert outcomes["in the middle"] >= 10, outcomes
 
 
-def test_a_sparse_file_is_not_believed(tmp_path: Path) -> None:
-    """Of 1 TiB that a header tells of, nothing is read unless the header is whole and fits this cache."""
-    path = tmp_path / "state"
+def test_a_sparse_file_is_not_believed(tmp_path: Path, asked: list[int]) -> None:
+    """Of 1 TiB that headers tell of, nothing large is read unless all else is right and fits this cache."""
+    path, huge = tmp_path / "state", 1 << 40
+    parts = parts_of(HERE, saved(2))
+
+    def refused(blob: bytes | bytearray) -> None:
+        path.write_bytes(blob)
+        os.truncate(path, huge)
+        with pytest.raises((StateError, CacheFullError)):
+            read_file(path, HERE, (2,))
+
     for signed in (False, True):  # a wrong checksum, and a right one
-        blob = bytearray(packed(HERE, saved(2)))
-        struct.pack_into("<Q", blob, 16, 1 << 40)
-        path.write_bytes(sign(blob) if signed else blob)
-        os.truncate(path, 1 << 40)
-        data = read_file(path, HERE)
-        assert len(data) == HEADER_BYTES
-        with pytest.raises(StateError):
-            unpack(data, HERE)
+        blob = format_1(HERE, saved(2))
+        struct.pack_into("<Q", blob, 16, huge)
+        refused(sign_1(blob) if signed else blob)
+    refused(container(parts, total=huge))
+    n_cells = (huge - 1000) // (HERE.groups[0].cell_bytes + 7)
+    for place in range(len(parts)):  # each section in its turn is what is huge
+        n_before = len(container(parts[:place])) + 40
+        large = replace(parts[place], n_bytes=huge - n_before)
+        refused(container([*parts[:place], large], n_sections=3, total=huge))
+    counts = struct.pack("<IIQ", 1, 11, n_cells)
+    n_bytes = 16 + n_cells * 7
+    large = Part(b"CELL", counts, n_bytes=n_bytes)
+    refused(container([parts[0], large], n_sections=3, total=huge))
+    assert max(asked) <= 112
+
+
+def test_what_is_skipped_is_not_read(tmp_path: Path, asked: list[int]) -> None:
+    """A section that this pykvgraph needn't know may be as large as it likes."""
+    path = tmp_path / "state"
+    parts, huge = parts_of(HERE, saved(2)), 1 << 40
+    n_before = len(container(parts)) + 40
+    other = Part(b"CKPT", b"", flags=0, n_bytes=huge - n_before)
+    path.write_bytes(container([*parts, other], total=huge))
+    os.truncate(path, huge)
+    assert len(read_file(path, HERE, (2,)).groups[0].pos) == 2
+    assert max(asked) <= saved(2).groups[0].rows.size

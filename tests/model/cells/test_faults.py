@@ -14,7 +14,7 @@ from support.engines import Logits, Token, decode, open_context, random_ids, run
 from support.faults import fault, set_fault
 from support.judge import nmse
 from support.kv_rows import Contents, contents, same_cells
-from support.models import N_VOCAB, SMALL, ModelSpec
+from support.models import N_VOCAB, SMALL, TWO_GROUPS, ModelSpec
 
 import pykvgraph as kvg
 
@@ -25,7 +25,7 @@ COPY_SITES = ["copy-build", "copy-alloc", "copy-compute"]
 OPTIONS = {"n_ctx": 128, "n_batch": 64, "n_ubatch": 6, "n_seq_max": 2, "defrag_threshold": -1}
 
 
-@pytest.fixture(scope="module", params=[SMALL], ids=["one group"])
+@pytest.fixture(scope="module", params=[SMALL, TWO_GROUPS], ids=["one group", "two groups"])
 def small(request: pytest.FixtureRequest, model_file: Callable[[ModelSpec], Path]) -> Iterator[kvg.Model]:
     """In place of the model of that name: what fails in one group must not show in the other."""
     with kvg.Model(model_file(request.param), device=where.device) as model:

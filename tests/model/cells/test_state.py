@@ -13,13 +13,15 @@ import pytest
 from support import where
 from support.engines import Token, decode, open_context, random_ids, run_of
 from support.judge import nmse
-from support.kv_rows import contents, same_cells, seqs_of
-from support.kv_types import KV_TYPES
-from support.models import N_VOCAB, SMALL, ModelSpec
+from support.kv_rows import Contents, contents, same_cells, seqs_of
+from support.kv_types import BLOCKS, EVEN_BLOCKS, KV_TYPES, QUANTIZED
+from support.models import N_VOCAB, SMALL, TWO_GROUPS, ModelSpec
 from support.saved_cells import packed
+from support.state_bytes import format_1
 
 import pykvgraph as kvg
-from pykvgraph.state import format as kv_state
+from pykvgraph.state.cells import SavedState
+from pykvgraph.state.format import unpack
 from pykvgraph.state.transfer import put, read_geometry
 
 pytestmark = pytest.mark.any_device
@@ -29,6 +31,35 @@ OPTIONS = {"n_ctx": 96, "n_seq_max": 4, "defrag_threshold": -1, "flash_attn": "o
 Holder = Callable[[tuple[str, str]], kvg.Model]
 ModelFile = Callable[[ModelSpec], Path]
 Refusals = type[Exception] | tuple[type[Exception], ...]
+
+
+@pytest.fixture(scope="module", params=[SMALL, TWO_GROUPS], ids=["one group", "two groups"])
+def spec_here(request: pytest.FixtureRequest) -> ModelSpec:
+    """Which model the tests of this file are about."""
+    spec: ModelSpec = request.param
+    return spec
+
+
+@pytest.fixture(scope="module")
+def small(spec_here: ModelSpec, model_file: ModelFile) -> Iterator[kvg.Model]:
+    """In place of the model of that name: what holds for one group must hold for each of several."""
+    with kvg.Model(model_file(spec_here), device=where.device) as model:
+        yield model
+
+
+@pytest.fixture(scope="module")
+def holder(spec_here: ModelSpec, small: kvg.Model, model_file: ModelFile) -> Iterator[Holder]:
+    """As in conftest: heads of a block for quantized types, here in as many groups."""
+    heads = (
+        {EVEN_BLOCKS: (2, 4, 2), BLOCKS: (3, 1, 3)} if spec_here.kv_heads else {EVEN_BLOCKS: (), BLOCKS: ()}
+    )
+    specs = [replace(spec, n_layer=spec_here.n_layer, kv_heads=kv_heads) for spec, kv_heads in heads.items()]
+    with (
+        kvg.Model(model_file(specs[0]), device=where.device) as even,
+        kvg.Model(model_file(specs[1]), device=where.device) as odd,
+    ):
+        by_quantized = (small, even, odd if where.is_cpu() else even)
+        yield lambda kv_types: by_quantized[sum(kind in QUANTIZED for kind in kv_types)]
 
 
 @pytest.fixture
@@ -52,17 +83,21 @@ def following(kv: kvg.KVCache, seq: int) -> list[Token]:
     return run_of(random_ids(8, N_VOCAB, 50 + seq), kv.seq_pos_max(seq) + 1, (seq,))
 
 
-def held(ctx: kvg.Context) -> list[object]:
+def held(ctx: kvg.Context) -> list[Contents]:
     """What each sequence sees: positions, K and V. A pending shift runs first."""
     return [contents(ctx.kv, seq) for seq in range(ctx.kv.n_seq_max)]
 
 
+def all_cells(ctx: kvg.Context) -> list[kvg.CellsView]:
+    return [ctx.kv.cells(group) for group in range(len(ctx.kv.groups))]
+
+
 def refused(ctx: kvg.Context, error: Refusals, call: Callable[[], object], match: str | None = None) -> None:
     """The call raises, and neither cells nor K and V have changed."""
-    contents_before, before = held(ctx), ctx.kv.cells()
+    contents_before, before = held(ctx), all_cells(ctx)
     with pytest.raises(error, match=match):
         call()
-    assert same_cells(ctx.kv.cells(), before)
+    assert all(map(same_cells, all_cells(ctx), before))
     assert held(ctx) == contents_before
 
 
@@ -145,7 +180,7 @@ def test_a_pending_shift_runs_before_saving(small: kvg.Model) -> None:
         updated.kv.update()
         blob = ctx.kv.save(seq=0)
         assert not ctx.kv.cells().shift.any()
-        assert ctx.kv.take_stats().shifted_cells == 30
+        assert ctx.kv.take_stats().shifted_cells == 30 * len(ctx.kv.groups)
         assert blob == updated.kv.save(seq=0)
         with open_context(small, **OPTIONS) as fresh:
             fresh.kv.load(blob, seq=2)
@@ -253,10 +288,10 @@ def test_another_model(model_file: ModelFile, ctx: kvg.Context, spec: ModelSpec,
     refused(ctx, kvg.StateError, lambda: ctx.kv.load(whole), told)
 
 
-def test_the_same_model_loaded_again(model_file: ModelFile, ctx: kvg.Context) -> None:
+def test_the_same_model_loaded_again(model_file: ModelFile, ctx: kvg.Context, spec_here: ModelSpec) -> None:
     """From another file too: it is the contents that count."""
-    copy = model_file(SMALL).with_name("copy.gguf")
-    copy.write_bytes(model_file(SMALL).read_bytes())
+    copy = model_file(spec_here).with_name("copy.gguf")
+    copy.write_bytes(model_file(spec_here).read_bytes())
     with kvg.Model(copy, device=where.device) as model, open_context(model, **OPTIONS) as other:
         other.kv.load(ctx.kv.save())
         assert held(other) == held(ctx)
@@ -295,11 +330,40 @@ def test_damaged(ctx: kvg.Context) -> None:
         refused(ctx, kvg.StateError, lambda place=place: ctx.kv.load(blob[:place]))  # type: ignore[misc]
 
 
+def test_groups_that_disagree(ctx: kvg.Context) -> None:
+    """Each group fits, and together they don't."""
+    geometry = ctx.kv._handle.call(read_geometry)
+    if len(geometry.groups) == 1:
+        pytest.skip("there is one group")
+    state = unpack(ctx.kv.save(), geometry)
+    moved = replace(state.groups[1], pos=state.groups[1].pos + np.int32(1))
+    blob = packed(geometry, SavedState(True, (state.groups[0], moved)))
+    refused(ctx, kvg.StateError, lambda: ctx.kv.load(blob), "groups 0 and 1")
+
+
+def test_format_1_still_loads(ctx: kvg.Context, small: kvg.Model) -> None:
+    geometry = ctx.kv._handle.call(read_geometry)
+    if len(geometry.groups) > 1:
+        pytest.skip("format 1 has one group")
+    before = held(ctx)
+    whole, one = (unpack(ctx.kv.save(seq), geometry) for seq in (None, 1))
+    with open_context(small, **OPTIONS) as other:
+        other.kv.load(bytes(format_1(geometry, whole)))
+        assert held(other) == before
+        other.kv.load(bytes(format_1(geometry, one)), 3)
+        assert held(other)[3] == before[1]
+        damaged = format_1(geometry, whole)
+        damaged[-1] ^= 1
+        refused(other, kvg.StateError, lambda: other.kv.load(damaged), "K and V are damaged")
+
+
 def test_what_is_not_finite(ctx: kvg.Context) -> None:
     """No state may bring it in; and where a model has made it, clear() ends it."""
     geometry = ctx.kv._handle.call(read_geometry)
-    cells = kv_state.unpack(ctx.kv.save(), geometry)
-    poisoned = replace(cells, rows=np.full_like(cells.rows, 0xFF))  # NaN in any type
+    cells = unpack(ctx.kv.save(), geometry)
+    # NaN in any type
+    groups = tuple(replace(group, rows=np.full_like(group.rows, 0xFF)) for group in cells.groups)
+    poisoned = SavedState(cells.whole, groups)
     blob = packed(geometry, poisoned)
     refused(ctx, kvg.StateError, lambda: ctx.kv.load(blob), "not finite")
     for clear in (ctx.kv.clear, ctx.reset):
@@ -374,8 +438,8 @@ def test_files_that_cannot_be(ctx: kvg.Context, tmp_path: Path) -> None:
     ctx.kv.load_file(tmp_path / "state")  # the old one is still there
 
 
-def test_a_context_whose_model_was_closed(model_file: ModelFile) -> None:
-    model = kvg.Model(model_file(SMALL), device=where.device)
+def test_a_context_whose_model_was_closed(model_file: ModelFile, spec_here: ModelSpec) -> None:
+    model = kvg.Model(model_file(spec_here), device=where.device)
     ctx, other = (open_context(model, **OPTIONS) for _ in range(2))
     populate(ctx)
     model.close()
@@ -403,7 +467,7 @@ def test_positions_up_to_the_largest(small: kvg.Model) -> None:
     with open_context(small, **OPTIONS) as ctx:
         decode(ctx, [Token(5, 0), Token(6, 2**31 - 1)])
         blob = ctx.kv.save(seq=0)
-        assert struct.unpack_from("<2i", blob, 112) == (0, 2**31 - 1)
+        assert struct.unpack_from("<2i", blob, blob.index(b"CELL") + 40 + 16) == (0, 2**31 - 1)
         ctx.kv.clear()
         ctx.kv.load(blob, 1)
         assert (ctx.kv.seq_pos_min(1), ctx.kv.seq_pos_max(1)) == (0, 2**31 - 1)
@@ -419,6 +483,38 @@ def test_defrag_after_loading(ctx: kvg.Context) -> None:
     assert ctx.kv.update().moved_cells > 0
     assert ctx.kv.n_kv == ctx.kv.n_used
     assert held(ctx) == before
+
+
+def test_held_cells_that_nobody_sees(small: kvg.Model) -> None:
+    """They are not saved; loading leaves the hold and its cells, and the hold can be attached again."""
+    with open_context(small, **OPTIONS) as ctx:
+        populate(ctx)
+        without, before = ctx.kv.save(), held(ctx)
+        decode(ctx, run_of(random_ids(15, N_VOCAB, 7), 0, (3,)))
+        hold, expected = ctx.kv.hold(3, 0, 9), held(ctx)[3]
+        ctx.kv.seq_rm(3, 0, -1)
+        assert ctx.kv.save() == without
+        for _ in range(2):
+            ctx.kv.load(without)
+            assert held(ctx) == before
+            assert all((cells.held > 0).sum() == 9 for cells in all_cells(ctx))
+        ctx.kv.load(ctx.kv.save(seq=2), 0)
+        ctx.kv.attach(hold, 3)
+        there = held(ctx)[3]
+        assert there == {key: n for key, n in expected.items() if key[1] < 9}
+        hold.release()
+
+
+def test_held_cells_that_a_sequence_sees(small: kvg.Model) -> None:
+    """They are saved, and stay beside what comes back in other cells."""
+    with open_context(small, **OPTIONS) as ctx:
+        decode(ctx, run_of(random_ids(10, N_VOCAB)))
+        hold, before = ctx.kv.hold(0, 0, 6), held(ctx)
+        ctx.kv.load(ctx.kv.save())
+        assert held(ctx) == before
+        assert ctx.kv.n_used == 10 + 6
+        ctx.kv.attach(hold, 2)
+        assert held(ctx)[2] == {key: n for key, n in before[0].items() if key[1] < 6}
 
 
 def test_what_is_refused_leaves_the_shift_pending(small: kvg.Model) -> None:
