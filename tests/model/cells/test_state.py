@@ -13,11 +13,11 @@ import pytest
 from support import where
 from support.engines import Token, decode, open_context, random_ids, run_of
 from support.judge import nmse
-from support.kv_rows import Contents, contents, same_cells, seqs_of
+from support.kv_rows import contents, same_cells, seqs_of
 from support.kv_types import BLOCKS, EVEN_BLOCKS, KV_TYPES, QUANTIZED
 from support.models import N_VOCAB, SMALL, TWO_GROUPS, ModelSpec
 from support.saved_cells import packed
-from support.state_bytes import format_1
+from support.saved_text import OPTIONS, following, held, populate, refused
 
 import pykvgraph as kvg
 from pykvgraph.state.cells import SavedState
@@ -26,11 +26,8 @@ from pykvgraph.state.transfer import put, read_geometry
 
 pytestmark = pytest.mark.any_device
 
-# plain attention: flash adds up F16 values in the order of the cells
-OPTIONS = {"n_ctx": 96, "n_seq_max": 4, "defrag_threshold": -1, "flash_attn": "off"}
 Holder = Callable[[tuple[str, str]], kvg.Model]
 ModelFile = Callable[[ModelSpec], Path]
-Refusals = type[Exception] | tuple[type[Exception], ...]
 
 
 @pytest.fixture(scope="module", params=[SMALL, TWO_GROUPS], ids=["one group", "two groups"])
@@ -68,37 +65,6 @@ def ctx(small: kvg.Model) -> Iterator[kvg.Context]:
     with open_context(small, **OPTIONS) as ctx:
         populate(ctx)
         yield ctx
-
-
-def populate(ctx: kvg.Context) -> None:
-    decode(ctx, run_of(random_ids(12, N_VOCAB), 0, (0, 1)))
-    for seq, (n, p0) in enumerate([(20, 12), (10, 12), (6, 0)]):
-        decode(ctx, run_of(random_ids(n, N_VOCAB, 1 + seq), p0, (seq,)))
-    for p0 in (3, 14, 17):
-        ctx.kv.seq_rm(-1, p0, p0 + 2)
-
-
-def following(kv: kvg.KVCache, seq: int) -> list[Token]:
-    """Eight more tokens of a sequence, with logits."""
-    return run_of(random_ids(8, N_VOCAB, 50 + seq), kv.seq_pos_max(seq) + 1, (seq,))
-
-
-def held(ctx: kvg.Context) -> list[Contents]:
-    """What each sequence sees: positions, K and V. A pending shift runs first."""
-    return [contents(ctx.kv, seq) for seq in range(ctx.kv.n_seq_max)]
-
-
-def all_cells(ctx: kvg.Context) -> list[kvg.CellsView]:
-    return [ctx.kv.cells(group) for group in range(len(ctx.kv.groups))]
-
-
-def refused(ctx: kvg.Context, error: Refusals, call: Callable[[], object], match: str | None = None) -> None:
-    """The call raises, and neither cells nor K and V have changed."""
-    contents_before, before = held(ctx), all_cells(ctx)
-    with pytest.raises(error, match=match):
-        call()
-    assert all(map(same_cells, all_cells(ctx), before))
-    assert held(ctx) == contents_before
 
 
 @pytest.mark.parametrize("kv_types", KV_TYPES, ids="-".join)
@@ -341,22 +307,6 @@ def test_groups_that_disagree(ctx: kvg.Context) -> None:
     refused(ctx, kvg.StateError, lambda: ctx.kv.load(blob), "groups 0 and 1")
 
 
-def test_format_1_still_loads(ctx: kvg.Context, small: kvg.Model) -> None:
-    geometry = ctx.kv._handle.call(read_geometry)
-    if len(geometry.groups) > 1:
-        pytest.skip("format 1 has one group")
-    before = held(ctx)
-    whole, one = (unpack(ctx.kv.save(seq), geometry) for seq in (None, 1))
-    with open_context(small, **OPTIONS) as other:
-        other.kv.load(bytes(format_1(geometry, whole)))
-        assert held(other) == before
-        other.kv.load(bytes(format_1(geometry, one)), 3)
-        assert held(other)[3] == before[1]
-        damaged = format_1(geometry, whole)
-        damaged[-1] ^= 1
-        refused(other, kvg.StateError, lambda: other.kv.load(damaged), "K and V are damaged")
-
-
 def test_what_is_not_finite(ctx: kvg.Context) -> None:
     """No state may bring it in; and where a model has made it, clear() ends it."""
     geometry = ctx.kv._handle.call(read_geometry)
@@ -483,38 +433,6 @@ def test_defrag_after_loading(ctx: kvg.Context) -> None:
     assert ctx.kv.update().moved_cells > 0
     assert ctx.kv.n_kv == ctx.kv.n_used
     assert held(ctx) == before
-
-
-def test_held_cells_that_nobody_sees(small: kvg.Model) -> None:
-    """They are not saved; loading leaves the hold and its cells, and the hold can be attached again."""
-    with open_context(small, **OPTIONS) as ctx:
-        populate(ctx)
-        without, before = ctx.kv.save(), held(ctx)
-        decode(ctx, run_of(random_ids(15, N_VOCAB, 7), 0, (3,)))
-        hold, expected = ctx.kv.hold(3, 0, 9), held(ctx)[3]
-        ctx.kv.seq_rm(3, 0, -1)
-        assert ctx.kv.save() == without
-        for _ in range(2):
-            ctx.kv.load(without)
-            assert held(ctx) == before
-            assert all((cells.held > 0).sum() == 9 for cells in all_cells(ctx))
-        ctx.kv.load(ctx.kv.save(seq=2), 0)
-        ctx.kv.attach(hold, 3)
-        there = held(ctx)[3]
-        assert there == {key: n for key, n in expected.items() if key[1] < 9}
-        hold.release()
-
-
-def test_held_cells_that_a_sequence_sees(small: kvg.Model) -> None:
-    """They are saved, and stay beside what comes back in other cells."""
-    with open_context(small, **OPTIONS) as ctx:
-        decode(ctx, run_of(random_ids(10, N_VOCAB)))
-        hold, before = ctx.kv.hold(0, 0, 6), held(ctx)
-        ctx.kv.load(ctx.kv.save())
-        assert held(ctx) == before
-        assert ctx.kv.n_used == 10 + 6
-        ctx.kv.attach(hold, 2)
-        assert held(ctx)[2] == {key: n for key, n in before[0].items() if key[1] < 6}
 
 
 def test_what_is_refused_leaves_the_shift_pending(small: kvg.Model) -> None:
