@@ -484,7 +484,7 @@ KVG_API void kvg_incoming_free(kvg_incoming * incoming);
 /* In a library built with KVGRAPH_TEST_HOOKS: the `countdown`-th pass (1: the next) through `site` fails; 0 disarms.
    Sites: "cells", "build", "alloc", "compute", "shift-build", "shift-alloc", "shift-compute", "defrag-build",
    "defrag-alloc", "defrag-compute", "defrag-cells" (sort, after the rows of a step), "copy-build", "copy-alloc", "copy-compute",
-   "load-write" (after the rows).
+   "load-write" (after the rows), "alloc-kept" (a small graph gets no memory of its own, and shares the others').
    Five more change what is computed, as long as `countdown` is not 0: "shift-skip" (K stays as it is), "shift-sign" (K turns
    the wrong way), "defrag-source" (each move reads the row beside its source), "lacks-rope" and "lacks-mul-mat" (no
    device but the CPU has that operation). KVG_UNSUPPORTED in any other library. */

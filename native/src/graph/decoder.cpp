@@ -39,13 +39,14 @@ static attention_kind choose(int32_t wanted, ggml_backend_dev_t device, const la
     return attention_kind::plain;
 }
 
-// the scheduler's table holds a graph's leafs (weights, inputs) beside its nodes, and there are fewer leafs than nodes
 decoder::decoder(const model & model, const kv_cache & cache, const backends & backends, const decoder_params & params)
-    : model_(model), cache_(cache), n_ubatch_(params.n_ubatch), spans_(cache.groups().size()),
-      scheduler_(backends, 2 * decode_graph::max_nodes(model.hparams())) {
+    : model_(model), cache_(cache), n_ubatch_(params.n_ubatch), spans_(cache.groups().size()) {
     choose_attentions(params.flash_attn, params.max_threads);
     any_span_ = ops_.size() == attentions_.size();
     can_turn_ = any_span_ && ggml_is_quantized(cache.types().k);
+    // leafs (weights, inputs) are counted, too, and there are fewer of them than nodes
+    const auto n_nodes = static_cast<size_t>(ggml_graph_n_nodes(graph_of(largest()).graph()));
+    graphs_ = std::make_unique<graph_cache>(backends, 2 * n_nodes);
 }
 
 void decoder::choose_attentions(int32_t flash_attn, int max_threads) {
@@ -71,16 +72,16 @@ decode_shape decoder::largest() const {
     return shape;
 }
 
-std::vector<size_t> decoder::estimate() { return with_workspace(scheduler_.estimate(graph_of(largest()))); }
+std::vector<size_t> decoder::estimate() { return with_workspace(graphs_->estimate(graph_of(largest()))); }
 
 void decoder::reserve() {
-    if (!scheduler_.reserve(graph_of(largest()))) {
+    if (!graphs_->reserve(graph_of(largest()))) {
         fail(KVG_DEVICE, "%s has no memory for a graph of %u tokens over %u cells; use a smaller n_ubatch or n_ctx",
              model_.placement().name().c_str(), n_ubatch_, cache_.groups().front().n_rows());
     }
 }
 
-std::vector<size_t> decoder::sizes() const { return with_workspace(scheduler_.sizes()); }
+std::vector<size_t> decoder::sizes() const { return with_workspace(graphs_->sizes()); }
 
 std::vector<size_t> decoder::with_workspace(std::vector<size_t> sizes) const {
     sizes.back() += workspace_ ? workspace_->bytes() : 0;
@@ -92,25 +93,21 @@ decode_graph & decoder::prepare(uint32_t n_tokens, uint32_t n_outputs, const std
     for (size_t i = 0; i < spans.size(); ++i) {
         spans_[i] = any_span_ ? spans[i] : cell_span{0, spans[i].n}; // of what the graph shows it
     }
-    if (graph_ && graph_->shape() == shape) {
-        return *graph_;
-    }
-    graph_.reset();
-    auto graph = std::make_unique<decode_graph>(model_, cache_, attentions_, shape);
-    if (!scheduler_.allocate(*graph)) {
+    decode_graph * graph =
+        graphs_->take(shape, [&] { return std::make_unique<decode_graph>(model_, cache_, attentions_, shape); });
+    if (!graph) {
         fail(KVG_DEVICE, "%s has no memory for a graph of %u tokens with %u outputs; ask for fewer logits at a time",
              model_.placement().name().c_str(), shape.n_tokens, shape.n_outputs);
     }
-    graph_ = std::move(graph);
-    return *graph_;
+    return *graph;
 }
 
 void decoder::compute() {
     const auto start = std::chrono::steady_clock::now();
-    const bool done = scheduler_.compute(*graph_);
+    const bool done = graphs_->compute();
     seconds_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     if (!done || fault_hit("compute")) {
-        graph_.reset();
+        graphs_->drop();
         fail(KVG_DEVICE, "%s failed while decoding; the batch's tokens are not in the cache",
              model_.placement().name().c_str());
     }

@@ -1,5 +1,4 @@
-// The device side of decode: which attention each layer has, memory for the largest graph, and the last graph, kept while its shape is
-// asked for.
+// The device side of decode: which attention each layer has, and the graphs of micro-batches, kept in memory.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +9,7 @@
 
 #include "backends.h"
 #include "graph/decode.h"
-#include "graph/scheduler.h"
+#include "graph/graph_cache.h"
 #include "memory/kv_cache.h"
 #include "model/weights.h"
 
@@ -34,8 +33,8 @@ public:
     // bytes held on each device, in the order of backends; the CPU's with the scratch
     std::vector<size_t> sizes() const;
 
-    // A graph that attends to a span of each group, for its inputs to be set: the last one, or one that takes its place. A mask takes
-    // n_tokens rows of its span. error(KVG_DEVICE)
+    // A graph that attends to a span of each group, for its inputs to be set: one that is kept, or a new one. A mask takes n_tokens rows
+    // of its span. error(KVG_DEVICE)
     decode_graph & prepare(uint32_t n_tokens, uint32_t n_outputs, const std::vector<cell_span> & spans);
     // Whether cells whose K-shift is pending may wait, as attention turns the queries for them: where all attention is this library's
     // own, and K quantized, which each rotation rounds again. Floats lose so little that to rotate them once is cheaper.
@@ -68,8 +67,7 @@ private:
     std::unique_ptr<attend_workspace> workspace_;
     std::deque<attend_op> ops_; // for attention_kind::attend
     std::vector<layer_attention> attentions_;
-    scheduler scheduler_;
-    std::unique_ptr<decode_graph> graph_;
+    std::unique_ptr<graph_cache> graphs_;
     double seconds_ = 0.0;
 };
 

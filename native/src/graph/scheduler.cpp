@@ -2,7 +2,6 @@
 
 #include "device.h"
 #include "error.h"
-#include "fault.h"
 #include "host_memory.h"
 
 namespace kvg {
@@ -76,7 +75,7 @@ bool scheduler::reserve(const decode_graph & graph) {
 bool scheduler::allocate(const decode_graph & graph) {
     ggml_backend_sched_reset(ready());
     assign(graph);
-    if (fault_hit("alloc") || !ggml_backend_sched_alloc_graph(sched_.get(), graph.graph())) {
+    if (!ggml_backend_sched_alloc_graph(sched_.get(), graph.graph())) {
         sched_.reset(); // it would take the next graph of this shape for allocated
         return false;
     }

@@ -1,0 +1,89 @@
+#include "graph/graph_cache.h"
+
+#include <iterator>
+
+#include "error.h"
+#include "fault.h"
+
+namespace kvg {
+
+// A graph of so few tokens takes little memory, and little time: building it again would be felt.
+static constexpr uint32_t SMALL_TOKENS = 32;
+static constexpr size_t MAX_SMALL = 8;
+
+std::vector<size_t> graph_cache::sizes() const {
+    std::vector<size_t> sizes = shared_.scheduler.sizes();
+    for (const place & p : small_) {
+        const std::vector<size_t> more = p.scheduler.sizes();
+        for (size_t i = 0; i < sizes.size(); ++i) {
+            sizes[i] += more[i];
+        }
+    }
+    return sizes;
+}
+
+bool graph_cache::place::put(std::unique_ptr<decode_graph> made) {
+    graph.reset(); // its memory is given away
+    if (!scheduler.allocate(*made)) {
+        return false;
+    }
+    graph = std::move(made);
+    return true;
+}
+
+// Makes it the current one if it is there.
+bool graph_cache::find(const decode_shape & shape) {
+    if (current_->holds(shape)) {
+        return true;
+    }
+    for (auto it = small_.begin(); it != small_.end(); ++it) {
+        if (it->holds(shape)) {
+            small_.splice(small_.begin(), small_, it);
+            current_ = &small_.front();
+            return true;
+        }
+    }
+    current_ = &shared_;
+    return shared_.holds(shape);
+}
+
+// Makes a small graph the current one, with memory of its own. False when there is none: what is shared must do.
+bool graph_cache::keep(std::unique_ptr<decode_graph> made) {
+    std::list<place> one; // freed where it fails
+    try {
+        if (small_.size() < MAX_SMALL) {
+            one.emplace_back(backends_, max_tensors_);
+        } else {
+            one.splice(one.begin(), small_, std::prev(small_.end()));
+        }
+        if (fault_hit("alloc-kept") || !one.front().put(std::move(made))) {
+            return false;
+        }
+    } catch (const error & e) {
+        if (e.status() != KVG_DEVICE) {
+            throw;
+        }
+        return false;
+    }
+    small_.splice(small_.begin(), one);
+    current_ = &small_.front();
+    return true;
+}
+
+decode_graph * graph_cache::take(const decode_shape & shape, const std::function<std::unique_ptr<decode_graph>()> & make) {
+    if (find(shape)) {
+        return current_->graph.get();
+    }
+    if (fault_hit("alloc")) {
+        return nullptr;
+    }
+    const bool kept = shape.n_tokens <= SMALL_TOKENS && keep(make());
+    if (!kept && !current_->put(make())) {
+        return nullptr;
+    }
+    return current_->graph.get();
+}
+
+bool graph_cache::compute() { return current_->scheduler.compute(*current_->graph); }
+
+} // namespace kvg

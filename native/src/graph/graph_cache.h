@@ -1,0 +1,57 @@
+// Decode graphs in memory, so that a shape that comes back is not built again: ggml's scheduler holds one graph at a time, so a few
+// small graphs have a scheduler each, and all others share the one that has memory for the largest.
+#pragma once
+
+#include <functional>
+#include <list>
+#include <memory>
+#include <vector>
+
+#include "backends.h"
+#include "graph/decode.h"
+#include "graph/scheduler.h"
+
+namespace kvg {
+
+class graph_cache {
+public:
+    // max_tensors: of any graph, nodes and leafs. error(KVG_DEVICE) when the host has no memory
+    graph_cache(const backends & backends, size_t max_tensors)
+        : backends_(backends), max_tensors_(max_tensors), shared_(backends, max_tensors) {}
+
+    // About how many bytes the largest graph takes on each device, in the order of backends.
+    std::vector<size_t> estimate(const decode_graph & largest) { return shared_.scheduler.estimate(largest); }
+    // Memory for a graph of this size and all smaller ones. False when there is none.
+    bool reserve(const decode_graph & largest) { return shared_.scheduler.reserve(largest); }
+    // bytes held on each device, in the order of backends
+    std::vector<size_t> sizes() const;
+
+    // The graph of that shape: the one that is kept, or what make() returns, allocated. It is the current one then. nullptr when there is
+    // no memory for it.
+    decode_graph * take(const decode_shape & shape, const std::function<std::unique_ptr<decode_graph>()> & make);
+    // Computes the current graph. False when a device failed.
+    bool compute();
+    // The current graph is not to be used again.
+    void drop() { current_->graph.reset(); }
+
+private:
+    // A graph, and the scheduler that gave it memory.
+    struct place {
+        place(const backends & backends, size_t max_tensors) : scheduler(backends, max_tensors) {}
+        bool holds(const decode_shape & shape) const { return graph && graph->shape() == shape; }
+        bool put(std::unique_ptr<decode_graph> made);
+
+        class scheduler scheduler;
+        std::unique_ptr<decode_graph> graph; // nullptr: none
+    };
+    bool find(const decode_shape & shape);
+    bool keep(std::unique_ptr<decode_graph> made);
+
+    const backends & backends_;
+    size_t max_tensors_;
+    place shared_;
+    std::list<place> small_; // the last used first
+    place * current_ = &shared_;
+};
+
+} // namespace kvg
