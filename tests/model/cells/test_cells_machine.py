@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -18,9 +19,10 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
+from support import where
 from support.engines import Token, decode, open_context, run_of
 from support.kv_rows import ROUNDING, Rows, allowed_drift, fresh_k
-from support.models import N_VOCAB
+from support.models import N_VOCAB, TWO_GROUPS, ModelSpec
 from support.naive_cells import Cell, NaiveCells, Refusals
 
 import pykvgraph as kvg
@@ -275,8 +277,9 @@ class CellsMachine(RuleBasedStateMachine):
     def update(self) -> None:
         asked = self.pending is not None
         stats = self.ctx.kv.update()
-        assert stats.shifted_cells == self.naive.rotate()
-        assert stats.moved_cells == self.compact(self.pending)
+        n_groups = len(self.ctx.kv.groups)  # each does the same
+        assert stats.shifted_cells == n_groups * self.naive.rotate()
+        assert stats.moved_cells == n_groups * self.compact(self.pending)
         assert (stats.graphs > 0) == (stats.shifted_cells + stats.moved_cells > 0)
         assert not asked or self.ctx.kv.n_kv == self.ctx.kv.n_used
 
@@ -326,15 +329,9 @@ class CellsMachine(RuleBasedStateMachine):
             return
         self.counts["steps"] += 1
         kv = self.ctx.kv
-        cells = kv.cells()
-        expected = [cell or Cell(0, -1, frozenset()) for cell in self.naive.cells]
-        assert cells.pos.tolist() == [cell.pos for cell in expected]
-        assert cells.shift.tolist() == [cell.shift for cell in expected]
-        assert cells.dither.tolist() == [cell.dither for cell in expected]
-        masks = cells.seq @ (1 << np.arange(N_SEQ))
-        assert cells.held.tolist() == [len(cell.holds) for cell in expected]
+        for group in range(len(kv.groups)):
+            self.same_cells_in(group)
         self.counts["cells only held"] += any(cell and not cell.seqs for cell in self.naive.cells)
-        assert masks.tolist() == [sum(1 << seq for seq in cell.seqs) for cell in expected]
         assert (kv.n_cells, kv.n_used, kv.n_kv) == (N_CELLS, len(self.naive.used), self.naive.n_kv)
         for seq in range(N_SEQ):
             assert kv.seq_pos_min(seq) == self.naive.pos_min(seq)
@@ -344,10 +341,37 @@ class CellsMachine(RuleBasedStateMachine):
         assert bounds.pos_max.tolist() == [self.naive.pos_max(seq) for seq in range(N_SEQ)]
         assert bounds.n_cells.tolist() == [len(self.naive.of(seq)) for seq in range(N_SEQ)]
 
+    def same_cells_in(self, group: int) -> None:
+        cells = self.ctx.kv.cells(group)
+        expected = [cell or Cell(0, -1, frozenset()) for cell in self.naive.cells]
+        assert cells.pos.tolist() == [cell.pos for cell in expected]
+        assert cells.shift.tolist() == [cell.shift for cell in expected]
+        assert cells.dither.tolist() == [cell.dither for cell in expected]
+        masks = cells.seq @ (1 << np.arange(N_SEQ))
+        assert cells.held.tolist() == [len(cell.holds) for cell in expected]
+        assert masks.tolist() == [sum(1 << seq for seq in cell.seqs) for cell in expected]
+
+
+@pytest.mark.slow
+def test_two_groups_against_the_same_naive_ones(model_file: Callable[[ModelSpec], Path]) -> None:
+    """Whatever is done, both groups have the cells of the naive model; K and V of the first are looked at."""
+    CellsMachine.k_rows, CellsMachine.v_rows = {}, {}  # of this model
+    CellsMachine.counts.clear()
+    limits = settings(max_examples=MAX_RUNS // 8, stateful_step_count=STEPS_PER_RUN)
+    with (
+        kvg.Model(model_file(TWO_GROUPS), device=where.device) as CellsMachine.model,
+        open_context(CellsMachine.model, n_ctx=16, type_k="f32", type_v="f32") as CellsMachine.fresh,
+    ):
+        run_state_machine_as_test(CellsMachine, settings=limits)
+    assert CellsMachine.counts["steps"] >= MIN_STEPS // 10
+    assert CellsMachine.counts["looks"] >= 50
+
 
 @pytest.mark.slow
 def test_cells_against_the_naive_ones(tiny: kvg.Model) -> None:
     CellsMachine.model = tiny
+    CellsMachine.k_rows, CellsMachine.v_rows = {}, {}  # of this model
+    CellsMachine.counts.clear()
     limits = settings(max_examples=MAX_RUNS, stateful_step_count=STEPS_PER_RUN)
     with open_context(tiny, n_ctx=16, type_k="f32", type_v="f32") as CellsMachine.fresh:
         run_state_machine_as_test(CellsMachine, settings=limits)
