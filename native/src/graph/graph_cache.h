@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "backends.h"
-#include "graph/decode.h"
+#include "graph/frame.h"
 #include "graph/scheduler.h"
 
 namespace kvg {

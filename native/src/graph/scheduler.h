@@ -7,7 +7,7 @@
 #include <ggml-cpp.h>
 
 #include "backends.h"
-#include "graph/decode.h"
+#include "graph/frame.h"
 
 namespace kvg {
 

@@ -4,29 +4,30 @@
 
 namespace kvg {
 
-using lw = layer_weights;
-
 static const std::vector<arch_recipe> recipes = {
     // Llama 1-3, Mistral, TinyLlama, SmolLM, ...
     {"llama",
      GGML_ROPE_TYPE_NORMAL,
+     norm_kind::rms,
+     mixing_kind::attention,
+     feed_forward_kind::swiglu,
      {
-         {"attn_norm.weight", &lw::attn_norm, extent::embd, extent::none, true},
-         {"attn_q.weight", &lw::wq, extent::embd, extent::q, true},
-         {"attn_k.weight", &lw::wk, extent::embd, extent::k, true},
-         {"attn_v.weight", &lw::wv, extent::embd, extent::v, true},
-         {"attn_output.weight", &lw::wo, extent::out, extent::embd, true},
-         {"attn_q.bias", &lw::bq, extent::q, extent::none, false},
-         {"attn_k.bias", &lw::bk, extent::k, extent::none, false},
-         {"attn_v.bias", &lw::bv, extent::v, extent::none, false},
-         {"attn_output.bias", &lw::bo, extent::embd, extent::none, false},
-         {"ffn_norm.weight", &lw::ffn_norm, extent::embd, extent::none, true},
-         {"ffn_gate.weight", &lw::ffn_gate, extent::embd, extent::ff, true},
-         {"ffn_up.weight", &lw::ffn_up, extent::embd, extent::ff, true},
-         {"ffn_down.weight", &lw::ffn_down, extent::ff, extent::embd, true},
-         {"ffn_gate.bias", &lw::ffn_gate_b, extent::ff, extent::none, false},
-         {"ffn_up.bias", &lw::ffn_up_b, extent::ff, extent::none, false},
-         {"ffn_down.bias", &lw::ffn_down_b, extent::embd, extent::none, false},
+         {"attn_norm.weight", role::attn_norm, extent::embd, extent::none, true},
+         {"attn_q.weight", role::wq, extent::embd, extent::q, true},
+         {"attn_k.weight", role::wk, extent::embd, extent::k, true},
+         {"attn_v.weight", role::wv, extent::embd, extent::v, true},
+         {"attn_output.weight", role::wo, extent::out, extent::embd, true},
+         {"attn_q.bias", role::wq_bias, extent::q, extent::none, false},
+         {"attn_k.bias", role::wk_bias, extent::k, extent::none, false},
+         {"attn_v.bias", role::wv_bias, extent::v, extent::none, false},
+         {"attn_output.bias", role::wo_bias, extent::embd, extent::none, false},
+         {"ffn_norm.weight", role::ffn_norm, extent::embd, extent::none, true},
+         {"ffn_gate.weight", role::ffn_gate, extent::embd, extent::ff, true},
+         {"ffn_up.weight", role::ffn_up, extent::embd, extent::ff, true},
+         {"ffn_down.weight", role::ffn_down, extent::ff, extent::embd, true},
+         {"ffn_gate.bias", role::ffn_gate_bias, extent::ff, extent::none, false},
+         {"ffn_up.bias", role::ffn_up_bias, extent::ff, extent::none, false},
+         {"ffn_down.bias", role::ffn_down_bias, extent::embd, extent::none, false},
      }},
 };
 

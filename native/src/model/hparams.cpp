@@ -100,7 +100,7 @@ rope_params read_rope(const gguf_file & file, const reader & in, uint32_t n_ctx_
     return rope;
 }
 
-std::vector<layer_spec> read_layers(const gguf_file & file, const reader & in, const hparams & h, int rope_mode) {
+std::vector<layer_spec> read_layers(const gguf_file & file, const reader & in, const hparams & h, const arch_recipe & recipe) {
     const uint32_t n_layer = in.required("block_count", 1, MAX_LAYERS);
     const std::vector<uint32_t> n_head = in.required_per_layer("attention.head_count", n_layer, MAX_WIDTH);
     const std::vector<uint32_t> n_head_kv = in.optional_per_layer("attention.head_count_kv", n_head, MAX_WIDTH);
@@ -109,7 +109,7 @@ std::vector<layer_spec> read_layers(const gguf_file & file, const reader & in, c
     if (in.optional("attention.value_length", h.n_embd / n_head[0], 1, 4096) != head_dim) {
         fail(KVG_UNSUPPORTED, "%s: K and V heads of different size are not supported yet", file.path().c_str());
     }
-    const rope_params rope = read_rope(file, in, h.n_ctx_train, head_dim, rope_mode);
+    const rope_params rope = read_rope(file, in, h.n_ctx_train, head_dim, recipe.rope_mode);
     std::vector<layer_spec> layers;
     for (uint32_t il = 0; il < n_layer; ++il) {
         if (n_head[il] % n_head_kv[il] != 0) {
@@ -125,7 +125,7 @@ std::vector<layer_spec> read_layers(const gguf_file & file, const reader & in, c
         layer.head_dim_k = layer.head_dim_v = head_dim;
         layer.rope = rope;
         layer.scale = 1.0f / std::sqrt(static_cast<float>(head_dim));
-        layer.feed_forward = feed_forward_kind::swiglu;
+        layer.feed_forward = recipe.feed_forward;
         layer.n_ff = n_ff[il];
         layers.push_back(layer);
     }
@@ -150,7 +150,7 @@ hparams read_hparams(const gguf_file & file) {
     if (in.optional("expert_count", 0, 0, MAX_WIDTH) > 0) {
         fail(KVG_UNSUPPORTED, "%s: mixtures of experts are not supported yet", file.path().c_str());
     }
-    h.layers = read_layers(file, in, h, recipe.rope_mode);
+    h.layers = read_layers(file, in, h, recipe);
     h.groups = make_groups(h.layers);
 
     const gguf_tensor * embd = file.find_tensor("token_embd.weight");

@@ -22,6 +22,15 @@ struct rope_params {
     }
 };
 
+enum class norm_kind {
+    rms,
+};
+
+// How a token learns of others.
+enum class mixing_kind {
+    attention,
+};
+
 enum class feed_forward_kind {
     swiglu, // down(silu(gate(x)) * up(x))
 };

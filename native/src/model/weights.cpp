@@ -77,11 +77,11 @@ struct known_tensor {
     uint32_t ne0;
     uint32_t ne1; // 0: a vector
     bool required;
-    ggml_tensor * model_weights::* of_model; // where it goes: a member of the model, or if nullptr of a layer
-    ggml_tensor * layer_weights::* of_layer;
+    ggml_tensor * model_weights::* of_model; // where it goes: a member of the model, or if nullptr a role in a layer
+    kvg::role role;
     uint32_t layer; // the output's is n_layer
 
-    ggml_tensor *& in(model_weights & weights) const { return of_model ? weights.*of_model : weights.layers[layer].*of_layer; }
+    ggml_tensor *& in(model_weights & weights) const { return of_model ? weights.*of_model : weights.layers[layer][role]; }
 };
 
 // Of the layers whose frequencies have factors: pairs that turn.
@@ -96,16 +96,16 @@ uint32_t n_factors(const hparams & h) {
 std::vector<known_tensor> known_tensors(const hparams & h) {
     using m = model_weights;
     std::vector<known_tensor> known = {
-        {"token_embd.weight", h.n_embd, h.n_vocab, true, &m::token_embd, nullptr, 0},
-        {"output_norm.weight", h.n_embd, 0, true, &m::output_norm, nullptr, h.n_layer()},
-        {OUTPUT, h.n_embd, h.n_vocab, false, &m::output, nullptr, h.n_layer()},
-        {ROPE_FREQS, n_factors(h), 0, false, nullptr, nullptr, 0}, // one on each device
+        {"token_embd.weight", h.n_embd, h.n_vocab, true, &m::token_embd, {}, 0},
+        {"output_norm.weight", h.n_embd, 0, true, &m::output_norm, {}, h.n_layer()},
+        {OUTPUT, h.n_embd, h.n_vocab, false, &m::output, {}, h.n_layer()},
+        {ROPE_FREQS, n_factors(h), 0, false, nullptr, {}, 0}, // one on each device
     };
     for (uint32_t il = 0; il < h.n_layer(); ++il) {
         for (const layer_tensor & t : find_arch(h.arch).layer) {
             const layer_spec & layer = h.layers[il];
             known.push_back({strformat("blk.%u.%s", il, t.suffix), width(t.in, h, layer),
-                             t.out == extent::none ? 0 : width(t.out, h, layer), t.required, nullptr, t.slot, il});
+                             t.out == extent::none ? 0 : width(t.out, h, layer), t.required, nullptr, t.role, il});
         }
     }
     return known;
@@ -152,8 +152,8 @@ tensor_totals check_tensors(const gguf_file & file, const hparams & h) {
 }
 
 model::model(const std::string & path, const placement_request & request, loading how)
-    : file_(path), hparams_(read_hparams(file_)), placement_(request, hparams_.n_layer()), how_(how),
-      totals_(check_tensors(file_, hparams_)) {
+    : file_(path), hparams_(read_hparams(file_)), arch_(find_arch(hparams_.arch)), placement_(request, hparams_.n_layer()),
+      how_(how), totals_(check_tensors(file_, hparams_)) {
     weights_.layers.resize(hparams_.n_layer());
     plan();
     for (group & g : groups_) {

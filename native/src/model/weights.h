@@ -48,6 +48,7 @@ public:
 
     const gguf_file & file() const { return file_; }
     const struct hparams & hparams() const { return hparams_; }
+    const arch_recipe & arch() const { return arch_; }
     const class placement & placement() const { return placement_; }
     bool is_measured() const { return how_ == loading::measure; }
     const std::vector<layer_weights> & layers() const { return weights_.layers; }
@@ -91,6 +92,7 @@ private:
 
     gguf_file file_;
     struct hparams hparams_;
+    const arch_recipe & arch_;
     class placement placement_;
     loading how_;
     tensor_totals totals_;

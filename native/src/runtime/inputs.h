@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "graph/decode.h"
+#include "graph/frame.h"
 #include "memory/kv_cache.h"
 #include "runtime/batch.h"
 #include "runtime/reservation.h"

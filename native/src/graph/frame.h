@@ -1,4 +1,4 @@
-// The forward graph of a micro-batch, kept and reused while its shape stays the same.
+// The whole graph of a micro-batch: inputs, embedding, layers, output.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,8 @@
 
 #include <ggml-cpp.h>
 
-#include "graph/attention.h"
+#include "graph/block/attention.h"
+#include "graph/builder.h"
 #include "memory/kv_cache.h"
 #include "model/weights.h"
 
@@ -25,12 +26,6 @@ struct decode_shape {
     }
 };
 
-// What differs from group to group.
-struct group_inputs {
-    ggml_tensor * slots; // I64 (n_tokens): the cell of each token
-    ggml_tensor * mask;  // F16 (n_kv, n_tokens); nullptr when no layer of the group attends: the last one, without outputs
-};
-
 class decode_graph {
 public:
     // attentions: of each layer
@@ -40,11 +35,9 @@ public:
     const decode_shape & shape() const { return shape_; }
     ggml_cgraph * graph() const { return graph_; }
     // Where each operation should run: with its layer's weights, or where attention is concerned with its cells. In the graph's order.
-    const std::vector<std::pair<ggml_tensor *, ggml_backend_dev_t>> & wishes() const { return wishes_; }
+    const std::vector<std::pair<ggml_tensor *, ggml_backend_dev_t>> & wishes() const { return builder_.wishes(); }
     // The names of operations that should run on the device, and that it can't run: "ROPE, SOFT_MAX". The CPU does them.
     std::string refused_by(ggml_backend_dev_t device) const;
-    // nodes that a graph of this model can have at most
-    static size_t max_nodes(const hparams & h);
 
     // inputs
     ggml_tensor * tokens = nullptr;    // I32 (n_tokens)
@@ -56,13 +49,7 @@ public:
     ggml_tensor * logits = nullptr; // F32 (n_vocab, n_outputs)
 
 private:
-    ggml_tensor * input(ggml_type type, int64_t ne0, int64_t ne1);
-    ggml_tensor * norm(ggml_tensor * x, ggml_tensor * weight);
-    ggml_tensor * linear(ggml_tensor * x, ggml_tensor * weight, ggml_tensor * bias);
-    // What was made since the last call of this function should run there.
-    void wish(ggml_backend_dev_t device);
-    ggml_tensor * self_attention(ggml_tensor * x, uint32_t layer);
-    ggml_tensor * feed_forward(ggml_tensor * x, const layer_weights & w);
+    ggml_tensor * mix(ggml_tensor * x, uint32_t layer);
     void add_inputs();
     void build();
 
@@ -70,11 +57,8 @@ private:
     const kv_cache & cache_;
     const std::vector<layer_attention> & attentions_;
     decode_shape shape_;
-    std::vector<uint8_t> arena_; // ggml would abort where this throws
-    ggml_context_ptr ctx_;
+    builder builder_;
     ggml_cgraph * graph_;
-    std::vector<std::pair<ggml_tensor *, ggml_backend_dev_t>> wishes_;
-    ggml_tensor * last_wished_ = nullptr;
 };
 
 } // namespace kvg

@@ -1,0 +1,33 @@
+// Token mixing by attention over cells.
+#pragma once
+
+#include "graph/attention.h"
+#include "graph/builder.h"
+#include "memory/kv_group.h"
+#include "model/weights.h"
+
+namespace kvg {
+
+// What differs from group to group.
+struct group_inputs {
+    ggml_tensor * slots; // I64 (n_tokens): the cell of each token
+    ggml_tensor * mask;  // F16 (n_kv, n_tokens); nullptr when no layer of the group attends: the last one, without outputs
+};
+
+// A layer's attention in a graph.
+struct attention_block {
+    const model & of;
+    uint32_t layer;
+    const kv_group & cells;
+    const layer_attention & how;
+    cell_span span;          // that is attended
+    ggml_tensor * positions; // I32 (n_tokens)
+    group_inputs in;
+    bool attends; // false: only the cells matter, in the last layer of a batch that asks for no output
+
+    // Writes K and V of the new tokens into their cells, then attends over the span. x (n_embd, n_tokens).
+    // Returns (n_head * head_dim_v, n_tokens), or nullptr when it doesn't attend.
+    ggml_tensor * build(builder & b, ggml_tensor * x) const;
+};
+
+} // namespace kvg

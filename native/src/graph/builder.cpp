@@ -1,0 +1,70 @@
+#include "graph/builder.h"
+
+#include "host_memory.h"
+
+namespace kvg {
+
+static constexpr size_t CHUNK_TENSORS = 512;
+
+void builder::open(size_t n_bytes) {
+    std::unique_ptr<uint8_t[]> arena(new uint8_t[n_bytes]);
+    ggml_context_ptr ctx = new_ggml_context(n_bytes, arena.get());
+    chunks_.push_back({std::move(arena), std::move(ctx), nullptr});
+}
+
+ggml_context * builder::ctx() {
+    const auto left = [](ggml_context * ctx) { return ggml_get_mem_size(ctx) - ggml_used_mem(ctx); };
+    if (chunks_.empty() || left(chunks_.back().ctx.get()) < MAX_OPERATION * ggml_tensor_overhead()) {
+        open(CHUNK_TENSORS * ggml_tensor_overhead());
+    }
+    return chunks_.back().ctx.get();
+}
+
+ggml_tensor * builder::input(ggml_type type, int64_t ne0, int64_t ne1) {
+    ggml_tensor * t = ggml_new_tensor_2d(ctx(), type, ne0, ne1);
+    ggml_set_input(t);
+    return t;
+}
+
+ggml_tensor * builder::linear(ggml_tensor * x, ggml_tensor * weight, ggml_tensor * bias) {
+    ggml_tensor * y = ggml_mul_mat(ctx(), weight, x);
+    return bias ? ggml_add(ctx(), y, bias) : y;
+}
+
+void builder::wish(ggml_backend_dev_t device) {
+    for (; first_unwished_ < chunks_.size(); ++first_unwished_) {
+        chunk & c = chunks_[first_unwished_];
+        ggml_context * ctx = c.ctx.get();
+        ggml_tensor * t = c.last_wished ? ggml_get_next_tensor(ctx, c.last_wished) : ggml_get_first_tensor(ctx);
+        for (; t; t = ggml_get_next_tensor(ctx, t)) {
+            c.last_wished = t;
+            const bool computes = t->op != GGML_OP_NONE && t->op != GGML_OP_RESHAPE && t->op != GGML_OP_VIEW &&
+                                  t->op != GGML_OP_PERMUTE && t->op != GGML_OP_TRANSPOSE;
+            if (computes) {
+                wishes_.emplace_back(t, device);
+            }
+        }
+        if (first_unwished_ + 1 == chunks_.size()) {
+            return; // more may come
+        }
+    }
+}
+
+// There are no more nodes than tensors that were made, and no more leafs: an operation takes at most one tensor from outside, a weight
+// or rows of the cache.
+ggml_cgraph * builder::finish() {
+    size_t n = 0;
+    for (const chunk & c : chunks_) {
+        for (ggml_tensor * t = ggml_get_first_tensor(c.ctx.get()); t; t = ggml_get_next_tensor(c.ctx.get(), t)) {
+            ++n;
+        }
+    }
+    open(ggml_graph_overhead_custom(n, false));
+    ggml_cgraph * graph = ggml_new_graph_custom(chunks_.back().ctx.get(), n, false);
+    for (ggml_tensor * t : roots_) {
+        ggml_build_forward_expand(graph, t);
+    }
+    return graph;
+}
+
+} // namespace kvg
