@@ -1,4 +1,4 @@
-"""A Python engine for GGUF models whose KV cache is a first-class, programmable thing.
+"""Run GGUF models from Python, with a KV cache whose cells the program can look at, edit, save and share.
 
     import pykvgraph as kvg
 
@@ -6,8 +6,9 @@
         for piece in kvg.generate(ctx, "Once upon a time", on_full=kvg.ContextShift(n_keep=32)):
             print(piece.text, end="")
 
-Importing it opens the native library: ImportError when that, or the ggml under it, is missing or of the wrong
-version, InvalidArgumentError for a bad KVGRAPH_LOG. The command `pykvgraph` ends with that error's line.
+Importing pykvgraph opens the native library libkvgraph. It raises ImportError when libkvgraph or the ggml
+that it uses is missing or has the wrong version, and InvalidArgumentError when the variable KVGRAPH_LOG is
+set to a bad value. The command `pykvgraph` prints such an error in one line and exits.
 """
 
 import os as _os
@@ -61,9 +62,9 @@ from pykvgraph.types import (
 
 
 def _is_the_command() -> bool:
-    """Whether `pykvgraph` or `python -m pykvgraph` is starting: both come here first."""
+    """Whether the command `pykvgraph` or `python -m pykvgraph` imports this package, not a program."""
     program = _sys.argv[0] if _sys.argv else ""
-    if program == "-m":  # still looking for the module to run
+    if program == "-m":  # Python is still looking for the module to run
         return "pykvgraph" in _sys.orig_argv
     return _os.path.basename(program) == "pykvgraph"
 

@@ -18,7 +18,7 @@ from pykvgraph.errors import InvalidArgumentError
 
 @dataclass(frozen=True)
 class BatchArrays:
-    """A batch as kvg_batch wants it: token i is seen by seq_id[seq_begin[i] : seq_begin[i + 1]]."""
+    """A batch as kvg_batch's arrays: sequences seq_id[seq_begin[i] : seq_begin[i + 1]] see token i."""
 
     token: npt.NDArray[np.int32]  # (n,)
     pos: npt.NDArray[np.int32]  # (n,)
@@ -28,13 +28,13 @@ class BatchArrays:
 
 
 class _Column:
-    """An array that grows; how many of its items are in use, the batch knows."""
+    """An array that grows. The batch, not the column, knows how many of its items are in use."""
 
     def __init__(self, dtype: npt.DTypeLike) -> None:
         self._items: npt.NDArray[Any] = np.zeros(64, dtype)
 
     def write(self, at: int, values: npt.ArrayLike, count: int) -> None:
-        """Puts `count` items, `values` broadcast, at `at`; those before stay."""
+        """Writes `values`, broadcast to `count` items, from index `at` on; the items before `at` stay."""
         if at + count > len(self._items):
             grown = np.empty(max(2 * len(self._items), at + count), self._items.dtype)
             grown[:at] = self._items[:at]
@@ -42,7 +42,7 @@ class _Column:
         self._items[at : at + count] = values
 
     def first(self, n: int) -> _Column:
-        """A column of its own with the first n items."""
+        """A new column with a copy of the first n items."""
         column = _Column(self._items.dtype)
         column.write(0, self._items[:n], n)
         return column
@@ -52,10 +52,12 @@ class _Column:
 
 
 class Batch:
-    """Tokens with their positions, the sequences that see them, and which of them want logits.
+    """The tokens of one decode: each one's position, the sequences that see it, whether it is an output.
 
-    What a model or a context can take is checked by `Context.decode`; here only negative values are refused,
-    and what doesn't fit into 32 bits. May be filled again after `clear()`, used by several threads, copied,
+    An output is a token whose logits `Context.logits` returns after the decode.
+
+    A batch only checks that values are from 0 to 2^31 - 1; `Context.decode` checks the rest, such as whether
+    a token is in the vocabulary. A batch can be filled again after `clear()`, used by several threads, copied
     and pickled.
     """
 
@@ -64,21 +66,22 @@ class Batch:
         self._token, self._pos, self._seq_id = (_Column(np.int32) for _ in range(3))
         self._seq_begin = _Column(np.int32)  # one more than tokens; the first is always 0
         self._logits = _Column(np.uint8)
-        # tokens, sequence ids; changed last and at once: an interrupt leaves the columns of one length
+        # number of tokens and of sequence ids; assigned last, so that an interrupt can't leave half a token
         self._n = (0, 0)
 
     def __len__(self) -> int:
         return self._n[0]
 
     def clear(self) -> None:
-        """Forgets every token; the memory stays for the next ones."""
+        """Removes every token; the memory is kept for the next ones."""
         with self._change():
             self._n = (0, 0)
 
     def add(self, token: int, pos: int, seq_ids: Iterable[int] = (0,), logits: bool = False) -> None:
-        """Appends one token.
+        """Appends one token at position `pos`, which all sequences of `seq_ids` see.
 
-        Raises InvalidArgumentError for anything but integers from 0 to 2^31 - 1, with the batch unchanged.
+        logits: whether the token is an output. Raises InvalidArgumentError, with the batch unchanged, when a
+        number is not an integer from 0 to 2^31 - 1, or seq_ids is empty.
         """
         tokens = np.array([integer(token, "token", 0, INT32_MAX)], np.int32)
         self._append(tokens, integer(pos, "pos", 0, INT32_MAX), _sequences(seq_ids), flag(logits, "logits"))
@@ -90,10 +93,11 @@ class Batch:
         seq_ids: Iterable[int] = (0,),
         logits: Literal["all", "last", False] = "last",
     ) -> None:
-        """Appends tokens (n,) at positions pos0, pos0 + 1, ...; every one seen by all of `seq_ids`.
+        """Appends n tokens at the positions pos0 to pos0 + n - 1; all sequences of `seq_ids` see every one.
 
-        `logits` says which of these tokens are outputs. Raises InvalidArgumentError for anything but integers
-        from 0 to 2^31 - 1, with the batch unchanged.
+        logits: which of these tokens are outputs: "all" of them, only the "last", or none (False). Raises
+        InvalidArgumentError, with the batch unchanged, when a number is not an integer from 0 to 2^31 - 1, or
+        seq_ids is empty.
         """
         ids = integers(tokens, "tokens", 0, INT32_MAX)
         start = integer(pos0, "pos0", 0, INT32_MAX - max(len(ids) - 1, 0))
@@ -105,7 +109,7 @@ class Batch:
         self._append(ids, start, _sequences(seq_ids), wanted)
 
     def snapshot(self) -> BatchArrays:
-        """Copies of the arrays: what is done to the batch can't reach a decode that is under way."""
+        """Copies of the arrays, so that a later change to the batch can't disturb a running decode."""
         with self._lock:
             n, n_ids = self._n
             return BatchArrays(
@@ -117,7 +121,7 @@ class Batch:
             )
 
     def __getstate__(self) -> dict[str, Any]:
-        """For copy and pickle: the tokens of this moment, in columns of their own."""
+        """For copy and pickle: the tokens that the batch has now, in new columns; without the lock."""
         with self._lock:
             state = self.__dict__.copy()
             n, n_ids = self._n
@@ -132,13 +136,13 @@ class Batch:
 
     def _make_lock(self) -> None:
         self._lock = threading.RLock()
-        # the lock of the change that is under way; another one when a fork left that change behind
+        # the lock of the running change, or None; not _lock itself where a fork interrupted a change
         self._changed_under: object = None
         renew_lock_in_child(self, "_lock")
 
     @contextlib.contextmanager
     def _change(self) -> Iterator[None]:
-        """One change at a time. A signal handler comes in the middle of one, and can't wait for its end."""
+        """Allows one change at a time. A signal handler that interrupts a change gets an error, no wait."""
         lock = self._lock
         with lock:
             if self._changed_under is lock:

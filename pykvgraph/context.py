@@ -1,4 +1,4 @@
-"""A context: a cache, and the decoding that fills it."""
+"""A context: a model's KV cache, and the decodes that run tokens through the model and fill the cache."""
 
 from __future__ import annotations
 
@@ -25,23 +25,32 @@ _NO_LOGITS = np.empty(0, np.float32)
 
 
 class Context(Closable):
-    """Decodes batches of tokens on a model; `kv` is its cache.
+    """Decodes batches of tokens with a model; the attribute `kv` is the context's cache (KVCache).
 
-    n_ctx: cells. n_batch: most tokens in one decode. n_ubatch: most tokens in one graph. n_seq_max: sequence
-    ids are below it. type_k, type_v: "f32", "f16", "bf16", or quantized, "q8_0", "q5_1", "q5_0",
-    "q4_1" or "q4_0", for heads whose size is a multiple of 32. flash_attn: "auto", the best there is (on the
-    CPU a kernel of our own); "on", ggml's flash attention; "off", anything but that; or a bool. hadamard:
-    whether quantized K and V are kept rotated by a Walsh-Hadamard matrix, which loses less where some of a
-    head's dimensions are larger than others (arXiv:2404.00456; llama.cpp does it for heads of a multiple of
-    64, and only for those). n_threads for one token, n_threads_batch for more: by default as many as this
-    process may use CPUs, and one for a model under 10 million parameters, whose threads would only wait for
-    each other. defrag_threshold: decode compacts the cache when the share of holes below the highest used
-    cell passes it; negative: never. offload_kqv: each layer's cells lie on the device of its weights; False:
-    in host memory, where the CPU attends over them. `model` and all of these are attributes too, for reading:
-    as they were given, or chosen.
+    n_ctx: number of cells in the cache; a cell holds one token. n_batch: the most tokens in one decode call.
+    n_ubatch: the most tokens in one compute graph; a longer batch is split into micro-batches of this size.
+    n_seq_max: how many sequences there can be; their ids are 0 to n_seq_max - 1.
+    type_k, type_v: the types that K and V are stored in: "f32", "f16", "bf16", or, for models whose head size
+    is a multiple of 32, the quantized "q8_0", "q5_1", "q5_0", "q4_1" and "q4_0".
+    flash_attn: "on" or True: ggml's flash attention. "off" or False: any other attention. "auto": the fastest
+    attention that the device has; on the CPU that is pykvgraph's own kernel.
+    hadamard: whether quantized K and V are stored mixed, that is multiplied by a Walsh-Hadamard matrix.
+    Quantizing then loses less where some dimensions of a head are much larger than others (arXiv:2404.00456).
+    llama.cpp does the same, but only for head sizes that are a multiple of 64.
+    n_threads: CPU threads for a batch of one token. n_threads_batch: CPU threads for larger batches; None: as
+    n_threads. n_threads None: as many as this process may use CPUs, but one thread for a model under 10
+    million parameters, which is faster there than several.
+    defrag_threshold: decode compacts the cache (defrag) when holes / n_kv is above this number, where n_kv is
+    the highest used cell + 1. A negative number: decode never compacts.
+    offload_kqv: True: the cells of a layer are stored on the device that has the layer's weights. False: all
+    cells are stored in host memory, and the CPU computes the attention.
 
-    Raises InvalidArgumentError, UnsupportedError, or DeviceError when the device has no room for the cache.
-    Threads may share a context: their calls wait for one another.
+    `model` and all the arguments are attributes too; n_threads and n_threads_batch are then the numbers that
+    were chosen.
+
+    Raises InvalidArgumentError for a bad argument, UnsupportedError when the model or device can't do what is
+    asked, and DeviceError when the device has too little memory for the cache. Several threads may use one
+    context; a call waits until the running one is over.
     """
 
     def __init__(
@@ -99,89 +108,103 @@ class Context(Closable):
             name="context",
         )
         self.kv = KVCache(self._handle)
-        # decode writes into these; a view of them keeps them alive, whatever becomes of the context
+        # decode writes into these buffers; a view of one keeps its memory alive after the context is closed
         self._outputs = _Outputs(1, model)
 
     def decode(self, batch: Batch, *, scores: bool = False) -> None:
-        """Runs a batch, all or nothing; pending cache updates run first.
+        """Computes a batch: afterwards its tokens are in the cache, and logits() has its outputs.
 
-        scores: also compute what scores() returns, which takes a look at every logit.
-        Raises InvalidArgumentError for tokens, positions or sequences that can't be, CacheFullError when
-        there are too few empty cells, DeviceError when the device fails. After a failure the cells are as
-        before, but for shifts and moves that were pending, and there are no logits. What is pending can fail
-        half way, as in kv.update(). Ctrl-C waits for the call to end, whose tokens are not in the cache then:
-        they are there if and only if decode() returned.
+        First runs the K-shift and the defrag that are pending, as kv.update() does. scores: also computes
+        what scores() returns; this reads every logit once more.
+
+        All or nothing: the tokens of the batch are in the cache if and only if decode() returned. After an
+        error none of them is there and logits() raises; a K-shift or defrag that already ran stays done.
+        Ctrl-C raises KeyboardInterrupt when the computation is over, and its tokens are removed again.
+
+        Raises InvalidArgumentError for a token, position or sequence that the model or the context can't
+        take, or for positions that don't follow the sequence's last one; CacheFullError when there are fewer
+        empty cells than tokens; DeviceError when the device fails or has too little memory. When the device
+        fails in the middle of a K-shift or a sorting defrag, the cache must be cleared: see kv.update().
         """
         self._handle.call(self._decode, batch, flag(scores, "scores"))
 
     def decode_last(self, batch: Batch) -> npt.NDArray[np.float32]:
-        """decode(), and a copy of the last output's logits (n_vocab,), as one step.
+        """decode(batch), then a copy of the last output's logits, float32 (n_vocab,), as one step.
 
-        For threads that share a context: between decode() and logits() another one's decode may come. Raises
-        InvalidArgumentError, with nothing decoded, when no token of the batch asked for logits.
+        For threads that share a context: another thread's decode could come between decode() and logits().
+        Raises InvalidArgumentError, with nothing decoded, when no token of the batch asks for logits, and
+        what decode() raises.
         """
         return self._handle.call(self._decode_last, batch).logits
 
     def append(self, token: int, seq: int = 0) -> npt.NDArray[np.float32]:
-        """Decodes one token at the end of a sequence, at seq_pos_max + 1; a copy of its logits (n_vocab,).
+        """Decodes one token at the end of a sequence, at position seq_pos_max + 1.
 
-        decode_last() of a batch of one, in one call and a fraction of its time; raises what decode() raises.
+        Returns a copy of the token's logits, float32 (n_vocab,). The same as decode_last() with a batch of
+        one token, but with less overhead. Raises what decode() raises.
         """
         return self._handle.call(self._append, integer(seq, "seq"), integer(token, "token")).logits
 
     def logits(self) -> npt.NDArray[np.float32]:
-        """The last decode's logits, float32 (n_outputs, n_vocab), in batch order; a copy.
+        """The last decode's logits, float32 (n_outputs, n_vocab), one row per output in batch order; a copy.
 
-        Raises InvalidArgumentError before the first decode and after a failed one.
+        The outputs are the tokens that were added with logits. Raises InvalidArgumentError before the first
+        decode, after a failed decode, and after reset().
         """
         return self._handle.call(lambda _: self._rows(self._outputs.logits).copy())
 
     def logits_view(self) -> npt.NDArray[np.float32]:
-        """logits() without the copy, read-only. The next decode may write over it; reading is always safe."""
+        """logits() without the copy: a read-only array. The next decode may overwrite its values.
+
+        Reading the array stays safe, even after the context is closed. Raises as logits() does.
+        """
         return self._handle.call(lambda _: self._rows(self._outputs.logits))
 
     def scores(self) -> Scores:
-        """The likeliest token and the log-sum of each row of the last decode's logits; copies.
+        """The likeliest token, its log probability and the log-sum of each output of the last decode; copies.
 
-        Of decode(scores=True), decode_last() and append(). Raises InvalidArgumentError as logits() does, and
-        after a decode that was not asked for scores.
+        There are scores after decode(batch, scores=True), decode_last() and append(). Raises
+        InvalidArgumentError as logits() does, and after a decode() without scores=True.
         """
         return self._handle.call(lambda _: self._scores())
 
     def embeddings(self) -> npt.NDArray[np.float32]:
         """The last decode's hidden states after the final norm, float32 (n_outputs, n_embd); a copy.
 
-        Raises InvalidArgumentError as logits() does.
+        One row per output, as in logits(). Raises InvalidArgumentError as logits() does.
         """
         return self._handle.call(lambda _: self._rows(self._outputs.embd).copy())
 
     @property
     def devices(self) -> tuple[DevicePart, ...]:
-        """What this context and its model have on each device, the CPU last.
+        """The memory that this context and its model use on each device, and what runs there; the CPU last.
 
-        A decode that asks for many logits may take more memory than was set aside.
+        As it is now: a decode with more outputs than any before may enlarge the graphs' memory.
         """
         return self._handle.call(read_parts, lib().kvg_context_n_parts, lib().kvg_context_get_part)
 
     @property
     def graph_seconds(self) -> float:
-        """Spent in decode graphs so far; the rest of a decode's time is spent around them."""
+        """Seconds spent computing decode graphs since the context was made.
+
+        What a decode takes beyond that is overhead: checks, finding cells, building graphs, copying rows.
+        """
         return float(self._handle.call(lib().kvg_context_graph_seconds))
 
     def reset(self) -> None:
-        """Empties the cache; the outputs are gone."""
+        """Empties the cache, as kv.clear() does; logits() and its like raise until the next decode."""
         self._handle.call(self._reset)
 
     def _decode(self, context: int, batch: Batch, scored: bool) -> None:
         self._decode_batch(context, batch, scored=scored)
 
     def _decode_last(self, context: int, batch: Batch, copy: bool = True) -> LastOutput:
-        """copy: the row of logits, too."""
+        """copy: whether the result has a copy of the row of logits."""
         n_outputs = self._decode_batch(context, batch, scored=True, must_output=True)
         return self._outputs.last(n_outputs, copy)
 
     def _decode_batch(self, context: int, batch: Batch, *, scored: bool, must_output: bool = False) -> int:
-        """The number of outputs."""
+        """Decodes the batch, and returns its number of outputs; must_output: it must have at least one."""
         self._outputs.n = None
         if not isinstance(batch, Batch):
             raise InvalidArgumentError(f"batch must be a pykvgraph.Batch, got {shown(batch)}")
@@ -221,9 +244,10 @@ class Context(Closable):
         self._outputs.n = None
 
     def _make_room(self, context: int, n_tokens: int, n_rows: int) -> None:
-        """New buffers when these are too small: nobody's view of the old ones may change its size.
+        """Makes new buffers when the present ones have too few rows.
 
-        None for a batch that has too many tokens: it is refused whatever the buffers hold.
+        The old ones are not resized, as the caller may have a view of them. A batch with more tokens than fit
+        gets no buffers: decode will refuse it, and its buffers could be huge.
         """
         grows = n_rows > len(self._outputs.logits)
         if grows and n_tokens <= self.n_batch and n_tokens <= read_info(context).n_free:
@@ -253,16 +277,16 @@ class Context(Closable):
 
 
 class LastOutput(NamedTuple):
-    """Of the last token that asked for logits."""
+    """What is known of the last output of a decode."""
 
     best: int  # the likeliest token, the lowest id among equals
     best_logprob: float
     log_sum: float  # log of the sum of exp(logits); NaN when they are broken
-    logits: npt.NDArray[np.float32]  # (n_vocab,), a copy; empty when none was wanted
+    logits: npt.NDArray[np.float32]  # (n_vocab,), a copy; empty when the caller didn't want it
 
 
 class _Outputs:
-    """Where decode writes, and the structs that tell it so: without scores of the rows, and with them."""
+    """The buffers that decode writes, and the two structs that name them: without scores, and with scores."""
 
     def __init__(self, n_rows: int, model: Model) -> None:
         self.logits: npt.NDArray[np.float32] = np.empty((n_rows, model.n_vocab), np.float32)
@@ -280,18 +304,18 @@ class _Outputs:
         self.scored_pointer = ctypes.byref(self.scored)
 
     def start(self) -> None:
-        """Before a decode: it has written nothing yet."""
+        """To be called before a decode: marks that it has written nothing yet."""
         self.plain.n_written = self.scored.n_written = -1
 
     def take_back(self, context: int) -> None:
-        """Of a decode that succeeded, and whose caller met an exception all the same."""
+        """Undoes a decode that succeeded, but whose caller got an exception after it (Ctrl-C)."""
         self.n = None
         if self.plain.n_written >= 0 or self.scored.n_written >= 0:
             lib().kvg_undo_decode(context)
             self.start()
 
     def last(self, n_outputs: int, copy: bool) -> LastOutput:
-        """Of a scored decode; copy: the row of logits, too."""
+        """The last output of a decode with scores; copy: whether it has a copy of the row of logits."""
         score = self.scores[n_outputs - 1]
         logits = self.logits[n_outputs - 1].copy() if copy else _NO_LOGITS
         return LastOutput(score.best, score.best_logprob, score.log_sum, logits)

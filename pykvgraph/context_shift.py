@@ -1,6 +1,6 @@
-"""What to do when a text is longer than its context: give up old tokens, or put positions closer together.
+"""What to do when a text is longer than its context: remove old tokens, or put positions closer together.
 
-Both only rewrite positions; K follows by rotation, so nothing is decoded again.
+Both only change positions. K is then rotated to the new positions, so no token is decoded again.
 """
 
 from __future__ import annotations
@@ -19,15 +19,19 @@ N_KEEP = 32
 
 @dataclass(frozen=True)
 class ContextShift:
-    """Keeps the positions [0, n_keep), gives up the next n_discard, and moves the rest down to close the gap.
+    """A policy for a full cache: remove old tokens of a sequence, and move the later ones down.
 
-    n_discard None: half of what comes after the kept ones. Positions may have gaps: where the next n_discard
-    hold no cell, as many are given up as it takes to reach one. on_shift is called with each shift's
-    report. As in llama.cpp's examples; to keep the first tokens keeps the text sane ("attention sinks",
-    arXiv:2309.17453). Raises InvalidArgumentError unless n_keep >= 0 and n_discard >= 1.
+    A shift keeps the positions 0 to n_keep - 1, removes the cells at the next n_discard positions, and
+    subtracts n_discard from all positions after them. n_discard None: half of the positions after the kept
+    ones. When the sequence has no cell at any of those n_discard positions (a gap), the shift goes on up to
+    its first cell and removes that. on_shift: called with a ShiftReport after each shift.
 
-    A shift is several calls, not one step: no other thread may use this sequence meanwhile. When sequences
-    share cells, none may decode on the context either: the room for copies could be gone half way.
+    Source: llama.cpp's examples. Models write well afterwards only if the very first tokens are kept
+    ("attention sinks", arXiv:2309.17453). Raises InvalidArgumentError unless n_keep >= 0 and n_discard >= 1.
+
+    A shift is several calls on the cache. Meanwhile no other thread may use this sequence. If it shares cells
+    with other sequences, no other thread may decode on the context either: it could take the cells that the
+    shift needs for copies.
     """
 
     n_keep: int
@@ -42,11 +46,11 @@ class ContextShift:
             raise InvalidArgumentError(f"on_shift must be a function, got {shown(self.on_shift)}")
 
     def apply(self, kv: KVCache, seq: int = 0) -> ShiftReport:
-        """Shifts one sequence, compacts the cache and updates it; the sequence's next position is `n_past`.
+        """Shifts one sequence once, then runs defrag and K-shift (kv.update); returns what was done.
 
-        Raises CacheFullError when the sequence has no position past n_keep, or when other sequences share
-        cells that move and there is no room for copies; UnsupportedError when K can't be rotated. Nothing is
-        changed then.
+        Raises CacheFullError when the sequence has no position from n_keep on, or when cells that move are
+        shared and there are too few empty cells for their copies; UnsupportedError when this model's K can't
+        be rotated. Nothing is changed then. Raises DeviceError as kv.update does.
         """
         n_past = kv.seq_pos_max(seq) + 1
         rest = n_past - self.n_keep
@@ -75,15 +79,18 @@ class ContextShift:
 
 
 def self_extend(kv: KVCache, seq: int, p0: int, p1: int, n_grp: int) -> int:
-    """Makes every n_grp neighbours in [p0, p1) share a position, and moves what follows down to the new end.
+    """Puts every n_grp neighbouring positions of [p0, p1) on one position, and closes the gap behind them.
 
-    The token at p0 + j comes to p0 + j // n_grp; a p1 beyond the end is the end. Returns the sequence's next
-    position. With blocks of p1 - p0 = n_batch that end where the sequence ends, this is what llama.cpp's
-    passkey example does. Source: "Self-Extend LLM Context Window Without Tuning", arXiv:2401.01325. Not one
-    step for other threads, as with ContextShift.
+    The token at position p0 + j moves to p0 + j // n_grp; tokens at p1 and later move down, so that they
+    follow without a gap. A p1 beyond the sequence's end means its end. Returns the sequence's next position,
+    seq_pos_max + 1. K is rotated at the next kv.update or decode.
 
-    Raises InvalidArgumentError unless 0 <= p0 < p1 and n_grp >= 1, or when positions get too large on the
-    way; UnsupportedError and CacheFullError as kv.seq_add does. Nothing is changed then.
+    Source: "Self-Extend LLM Context Window Without Tuning", arXiv:2401.01325. llama.cpp's passkey example
+    calls it for each batch, with [p0, p1) the batch's positions. As in ContextShift, no other thread may use
+    the sequence meanwhile.
+
+    Raises InvalidArgumentError unless 0 <= p0 < p1 and n_grp >= 1, and when a position would exceed 2^31 - 1
+    in between; CacheFullError as kv.seq_add does. Nothing is changed then.
     """
     seq = integer(seq, "seq", 0, kv.n_seq_max - 1)
     p0 = integer(p0, "p0", 0)
@@ -102,10 +109,10 @@ def self_extend(kv: KVCache, seq: int, p0: int, p1: int, n_grp: int) -> int:
 
 
 def make_room(kv: KVCache, seq: int, n_tokens: int, n_keep: int, shift: Callable[[], object]) -> None:
-    """Calls `shift`, which gives up positions of `seq` from n_keep on, until n_tokens cells are empty.
+    """Calls shift(), which removes positions of `seq` from n_keep on, until n_tokens cells are empty.
 
-    Raises what `shift` raises, and CacheFullError before the first call when no number of them would do:
-    cells below n_keep stay, and so do those that other sequences see or a hold keeps.
+    Raises what shift() raises. Raises CacheFullError, before the first shift, when even removing all those
+    positions would leave too few empty cells: cells that other sequences see or a hold keeps stay used.
     """
     if kv.n_free >= n_tokens:  # as for nearly every token of a generation
         return
@@ -121,10 +128,11 @@ def make_room(kv: KVCache, seq: int, n_tokens: int, n_keep: int, shift: Callable
 
 
 def _require_room(kv: KVCache, seq: int, first: int, freed: range = range(0)) -> None:
-    """Copy-on-write of several steps is refused before the first of them.
+    """Raises CacheFullError when cells are going to move and there are too few empty cells for their copies.
 
-    The sequence's cells from position `first` on will move, and those that others see too, or a hold keeps,
-    need an empty cell each; other cells at positions in `freed` will be empty by then.
+    Called before the first of several steps, so that none fails half way. The sequence's cells from position
+    `first` on will move. Each of them that another sequence sees or a hold keeps needs an empty cell. The
+    sequence's cells at the positions `freed` are removed before, and count as empty where it alone has them.
     """
     n_copies = kv.seq_count(seq, first, -1).n_shared
     if n_copies == 0:

@@ -1,4 +1,4 @@
-"""Every exception that pykvgraph raises of itself, and the one place where a native status becomes one."""
+"""pykvgraph's exceptions, and the one place where a status of the native library becomes an exception."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ from pykvgraph._native.ffi import KvgStatus
 
 
 class KVGraphError(Exception):
-    """Base of all errors here; raised as itself only for a bug in kvgraph."""
+    """The base of pykvgraph's exceptions; raised itself for broken logits, and for a bug in kvgraph."""
 
 
 class ModelLoadError(KVGraphError, ValueError):
-    """A file that is no model, or a damaged one."""
+    """The file is not a GGUF model, or it is damaged or can't be read."""
 
 
 class InvalidArgumentError(KVGraphError, ValueError):
-    """A value that no call may have; nothing was changed."""
+    """An argument has a value that the call doesn't accept; the call changed nothing."""
 
 
 class CopyError(InvalidArgumentError, TypeError):
-    """An object that can be neither copied nor pickled, because it owns something native."""
+    """The object can't be copied or pickled, because it owns memory of the native library."""
 
 
 class CacheFullError(KVGraphError, RuntimeError):
-    """Not enough empty cells; nothing was changed."""
+    """The cache has fewer empty cells than the call needs; the call changed nothing."""
 
 
 class UnsupportedError(KVGraphError, NotImplementedError):
-    """Valid, but not something this build can do; nothing was changed."""
+    """The request is valid, but this build, model or device can't do it; the call changed nothing."""
 
 
 class StateError(KVGraphError, ValueError):
-    """A saved sequence that is damaged, or of another model."""
+    """A saved state is damaged, or was saved with another model or another kind of cache."""
 
 
 class DeviceError(KVGraphError, RuntimeError):
@@ -52,7 +52,7 @@ _CLASSES: dict[int, type[Exception]] = {
 
 
 def errcheck(last_error: Callable[[], bytes]) -> Callable[[int, Any, tuple[Any, ...]], None]:
-    """A ctypes `errcheck` for what returns a status; `last_error` tells the calling thread's message."""
+    """A ctypes `errcheck` for functions that return a status; last_error() gives this thread's message."""
 
     def check(status: int, _function: Any, arguments: tuple[Any, ...]) -> None:
         if status != KvgStatus.KVG_OK:
@@ -65,8 +65,8 @@ def errcheck(last_error: Callable[[], bytes]) -> Callable[[int, Any, tuple[Any, 
 
 
 def _not_found(message: str, arguments: tuple[Any, ...]) -> FileNotFoundError:
-    """With errno and filename, as the system's own; the path is the call's first argument."""
+    """The error that Python's own open() would raise: the path is the native call's first argument."""
     path = arguments[0] if arguments and isinstance(arguments[0], bytes) else b""
-    # Python puts the name behind the message by itself
-    text = message.removeprefix(f"{path.decode('utf-8', 'replace')} ") if path else message
+    # only the system's words: Python writes errno before them and the path after them
+    text = message.removeprefix(f"{path.decode('utf-8', 'replace')} can't be opened: ") if path else message
     return FileNotFoundError(errno.ENOENT, text, *([os.fsdecode(path)] if path else []))

@@ -1,4 +1,4 @@
-"""Tokens to the end of one sequence: the token loop's, and a long reader's."""
+"""Appends tokens to one sequence, for the token loop and the long reader."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ Ids = Sequence[int] | npt.NDArray[np.int32]
 class Feed:
     """Appends tokens to a sequence, each at seq_pos_max + 1, and makes room for them when the cache is full.
 
-    on_full says which positions are given up for that; before_shift() and after_shift(report) are called
-    around each shift. Without on_full, tokens that don't fit are a CacheFullError, and none is decoded.
+    on_full: the policy that removes old positions; before_shift() and after_shift(report) are called before
+    and after each shift. Without on_full, tokens that don't fit raise CacheFullError, and none is decoded.
 
-    Other threads may decode other sequences of the context. When one of them takes the cells that were just
-    made free, the feed makes room again.
+    Other threads may decode other sequences of the context. When another thread takes the cells that the feed
+    has just made empty, the feed makes room again.
     """
 
     def __init__(
@@ -44,18 +44,18 @@ class Feed:
         self._batch = Batch()
 
     def append(self, ids: Ids, *, copy_logits: bool) -> LastOutput:
-        """Decodes all of `ids`, in as many batches as it takes; the output of the last token."""
+        """Decodes all of `ids`, in as many batches as needed; returns the output of the last token."""
         if len(ids) == 1:
             try:
                 return self.ctx._handle.call(self.ctx._append, self.seq, int(ids[0]), copy_logits)
             except CacheFullError:
-                pass  # what follows makes room, or says what the user can do
+                pass  # the general way below makes room, or raises an error that says what the user can do
 
         def decode(batch: Batch) -> LastOutput:
             return self.ctx._handle.call(self.ctx._decode_last, batch, copy_logits)
 
         while True:
-            # all or nothing without a policy; with one, whatever is free is filled first
+            # without a policy all ids must fit; with one, the empty cells are filled before the first shift
             count, last = self._decode(ids, len(ids) if self._on_full is None else 1, "last", decode)
             ids = ids[count:]
             if not len(ids):
@@ -66,9 +66,9 @@ class Feed:
         self._decode(ids, len(ids), False, self.ctx.decode)
 
     def make_room(self, n_tokens: int) -> None:
-        """Shifts until n_tokens cells are empty.
+        """Shifts the sequence until n_tokens cells are empty.
 
-        Raises CacheFullError, with nothing given up, when that many can't become empty.
+        Raises CacheFullError, with nothing removed, when shifts can't make that many cells empty.
         """
         kv, on_full = self.ctx.kv, self._on_full
         if on_full is not None:
@@ -90,7 +90,10 @@ class Feed:
     def _decode(
         self, ids: Ids, n_cells: int, logits: Literal["last", False], decode: Callable[[Batch], T]
     ) -> tuple[int, T]:
-        """Makes n_cells empty, and decodes as many of `ids` as fit; their number, and the result."""
+        """Makes n_cells cells empty, and decodes as many of `ids` as fit into one batch and the empty cells.
+
+        Returns how many were decoded, and what decode(batch) returned.
+        """
         kv = self.ctx.kv
         while True:
             self.make_room(n_cells)

@@ -1,4 +1,4 @@
-"""A hold of cells: keeps them while no sequence sees them."""
+"""A hold of cells: the cells stay in the cache even when no sequence sees them."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pykvgraph.errors import InvalidArgumentError
 
 
 class Hold(NotCopied):
-    """What `kv.hold()` gives: the cells of positions p0 to p1 - 1 of a sequence, kept as they are.
+    """What `kv.hold()` returns: it keeps the cells that held positions p0 to p1 - 1 of a sequence.
 
-    Ends with release(), with `kv.clear()`, or with the last reference to it.
+    The hold ends with release(), with `kv.clear()`, or when the program drops its last reference to the Hold.
     """
 
     __slots__ = ("_handle", "_id", "p0", "p1")
@@ -24,9 +24,9 @@ class Hold(NotCopied):
         self.p1 = p1
 
     def release(self) -> None:
-        """Lets go of the cells: those that no sequence sees and no other hold keeps become empty.
+        """Ends the hold. Its cells that no sequence sees and no other hold keeps become empty.
 
-        Raises InvalidArgumentError when the hold was released before, or the context is closed.
+        Raises InvalidArgumentError when the hold has already ended, or the context is closed.
         """
         self._handle.call(self._release)
 
@@ -35,7 +35,7 @@ class Hold(NotCopied):
         self._id = 0
 
     def __del__(self) -> None:
-        # the garbage collector comes in any thread, in mid-call too: this may neither wait nor raise
+        # the garbage collector may run in any thread, also in the middle of a call: never wait or raise here
         with contextlib.suppress(Exception):
             if self._id:
                 self._handle.call_later(_release_quietly, self._id)
@@ -45,5 +45,5 @@ class Hold(NotCopied):
 
 
 def _release_quietly(context: int, number: int) -> None:
-    with contextlib.suppress(InvalidArgumentError):  # clear() was quicker
+    with contextlib.suppress(InvalidArgumentError):  # kv.clear() has released it already
         lib().kvg_kv_release(context, number)

@@ -1,4 +1,4 @@
-"""Rows of K and V out of a cache by layers, and back into one piece by piece while its context decodes."""
+"""Rows of K and V, read from a cache by layers, or written into reserved cells while the context decodes."""
 
 from __future__ import annotations
 
@@ -17,24 +17,30 @@ from pykvgraph.errors import InvalidArgumentError
 
 
 class RawRows(NamedTuple):
-    """Raw K and V of some cells: for each layer K then V, a row for each cell."""
+    """K and V of some cells as the cache stores them, in bytes of the cache's types.
+
+    data: for each layer, the K rows of all the cells, then their V rows.
+    """
 
     data: npt.NDArray[np.uint8]  # (n_bytes,)
-    dither: npt.NDArray[np.uint8]  # (n_cells,): what K carries (docs/state-format.md)
+    dither: npt.NDArray[np.uint8]  # (n_cells,): the number of the dither in each cell's K (state-format.md)
 
 
 class Place(NamedTuple):
-    """Where cells of one group come to."""
+    """The cells to reserve in one group: one cell for each position."""
 
-    positions: Sequence[int]  # rising
-    dither: npt.NDArray[np.uint8] | None = None  # (n_cells,), as RawRows has it; None: K was written once
+    positions: Sequence[int]  # strictly increasing
+    dither: npt.NDArray[np.uint8] | None = None  # (n_cells,), as in RawRows; None: K has no dither
 
 
 class Incoming(Closable):
-    """Cells that `kv.reserve()` took: written in any thread, then shown to a sequence. closed: given back.
+    """Cells that `kv.reserve()` took, to be filled with rows from outside and then shown to a sequence.
 
-    While they are reserved nobody sees them, and they stay where they are. `write` doesn't wait for the
-    context's calls, nor do these wait for it.
+    The order of calls: write() for every layer and cell, in any thread; then show(), or give_back(). close()
+    gives the cells back, unless they were shown.
+
+    While cells are reserved no sequence sees them, and defrag doesn't move them. write() doesn't wait for a
+    running call on the context, and calls on the context don't wait for write().
     """
 
     def __init__(self, context: Handle, places: Sequence[Place]) -> None:
@@ -52,12 +58,14 @@ class Incoming(Closable):
     def write(
         self, group: int, layers: range, cells: range, data: npt.NDArray[np.uint8] | bytes | memoryview
     ) -> None:
-        """Rows as RawRows has them, for these layers and cells, by their places in the group and among the
-        reserved cells.
+        """Writes rows, in the order of RawRows.data, into some layers of some of the reserved cells.
 
-        Raises InvalidArgumentError for ranges that can't be, another number of bytes, or when the cells were
-        shown or given back, or the cache was cleared. Values are taken as they are: what is not finite may
-        reach other sequences.
+        group: index into `kv.groups`. layers: indices into that group's `layers`. cells: indices into the
+        positions of the group's Place. The values are not checked: NaN or infinity may spoil the outputs of
+        other sequences.
+
+        Raises InvalidArgumentError for a range that is out of bounds, for another number of bytes than these
+        rows have, and after show(), give_back() or `kv.clear()`.
         """
         rows = np.frombuffer(data, np.uint8)
         request = sized(
@@ -73,9 +81,10 @@ class Incoming(Closable):
         self._handle.call(lib().kvg_incoming_write, ctypes.byref(request))
 
     def show(self, seq: int) -> None:
-        """Sequence `seq`, which must end before the first position, sees the cells; nothing is copied.
+        """From now on sequence `seq` sees the cells; nothing is copied.
 
-        Raises InvalidArgumentError, with nothing changed, while rows are missing.
+        Raises InvalidArgumentError, with nothing changed, when rows were not written yet, when the sequence
+        has a position at or after the first reserved one, and after give_back() or `kv.clear()`.
         """
         seq = integer(seq, "seq")
         self._handle.call(
@@ -83,14 +92,14 @@ class Incoming(Closable):
         )
 
     def give_back(self) -> None:
-        """The cells are empty again, when they were not shown."""
+        """Makes the cells empty again, unless they were shown: then nothing happens."""
         self._handle.call(
             lambda incoming: self._context.call(lambda pointer: lib().kvg_kv_give_back(pointer, incoming))
         )
 
 
 def read_rows(context: int, group: int, layers: range, cells: Sequence[int], row_bytes: int) -> RawRows:
-    """Rows of these cells in the group's layers, by their places in it; row_bytes: of a cell in a layer."""
+    """Reads rows of cells. layers: indices into the group's layers. row_bytes: K and V of a cell in one."""
     chosen = integers(cells, "cells", 0)
     rows = RawRows(np.empty(len(layers) * len(chosen) * row_bytes, np.uint8), np.empty(len(chosen), np.uint8))
     request = sized(
@@ -109,7 +118,7 @@ def read_rows(context: int, group: int, layers: range, cells: Sequence[int], row
 
 
 def _place(index: int, place: Place) -> tuple[KvgKvPlace, Any, Any]:
-    """The struct, and what it points to."""
+    """The native struct of a place, and the two arrays that it points to, which must live as long."""
     positions = integers(place.positions, f"places[{index}].positions", 0)
     if place.dither is None:
         dither = np.zeros(len(positions), np.uint8)

@@ -60,13 +60,20 @@ class _KnownBounds(NamedTuple):
 
 
 class KVCache(NotCopied):
-    """`context.kv`. A cell holds one token's K and V in every layer, its position, and who sees it.
+    """The cache of a context, `context.kv`: cells, and operations on them.
 
-    Ranges of positions are [p0, p1); p0 < 0 means 0, p1 < 0 means without end. Operations change cells only;
-    K and V follow at the next `update()` or decode. But seq_add and seq_div copy the shared cells that move,
-    at once; and save and read_k bring K to its positions first, as they tell. Any Python integer is safe:
-    what can't be done raises InvalidArgumentError with nothing changed, and so does every call once the
-    context is closed.
+    A cell is empty, or it has one token: the token's K and V in every layer, its position, and the set of
+    sequences that see it. Cells are in one group, or in several (`groups`). A shared cell is one that several
+    sequences see, or that a sequence sees and a hold keeps.
+
+    A range of positions is [p0, p1): p0 <= position < p1. p0 < 0 means 0, p1 < 0 means no upper end.
+
+    seq_add and seq_div change positions at once, but not K: the cell's K-shift is pending until K is rotated
+    to the new position, by update() or the next decode. defrag() too only asks for work that update() or
+    decode does. Other operations need no later work.
+
+    Every integer argument may be any Python integer. An invalid argument raises InvalidArgumentError, with
+    nothing changed; so does every call after the context is closed.
     """
 
     def __init__(self, handle: Handle) -> None:
@@ -80,31 +87,37 @@ class KVCache(NotCopied):
         return self._handle.call(read_geometry)
 
     def seq_rm(self, seq: int, p0: int, p1: int) -> None:
-        """Sequence `seq` (below 0: every one) stops seeing the range.
+        """Removes sequence `seq` (below 0: every sequence) from the cells in the range.
 
-        Cells that no sequence sees and no hold keeps become holes.
+        Cells that no sequence sees and no hold keeps any more become empty.
         """
         self._change(lib().kvg_kv_seq_rm, seq=seq, p0=p0, p1=p1)
 
     def seq_cp(self, src: int, dst: int, p0: int, p1: int) -> None:
-        """`dst` also sees the range of `src`; cells are shared, no data is copied."""
+        """From now on `dst` too sees the cells of `src` in the range. They are shared: no data is copied."""
         self._change(lib().kvg_kv_seq_cp, src=src, dst=dst, p0=p0, p1=p1)
 
     def seq_keep(self, seq: int) -> None:
-        """Every other sequence's sight is dropped."""
+        """Removes every sequence but `seq`: cells that `seq` doesn't see and no hold keeps become empty."""
         self._change(lib().kvg_kv_seq_keep, seq=seq)
 
     def seq_add(self, seq: int, p0: int, p1: int, delta: int) -> None:
-        """Positions in the range move by `delta`; a cell that would come below 0 is taken from the sequence.
+        """Adds `delta` to the positions of the sequence's cells in the range.
 
-        A shared cell that moves is copied at once, K and V too, and the other sharers keep theirs. Raises
-        CacheFullError when there is no room for the copies. K of the other sharers may be rotated at the next
-        update, where it waited (update).
+        A cell whose position would be below 0 is removed from the sequence. A shared cell is copied at once,
+        with its K and V; the copy moves, and the other sequences and holds keep the cell as it is. If that
+        cell was waiting (see update), its K may be rotated at the next update.
+
+        Raises, with nothing changed: CacheFullError when there are too few empty cells for the copies, and
+        InvalidArgumentError when a position would exceed 2^31 - 1. Raises DeviceError when the device fails.
         """
         self._change(lib().kvg_kv_seq_add, seq=seq, p0=p0, p1=p1, delta=delta)
 
     def seq_div(self, seq: int, p0: int, p1: int, d: int) -> None:
-        """Positions in the range become pos // d, d >= 1. Shared cells and errors as in seq_add."""
+        """Divides the positions of the sequence's cells in the range: pos becomes pos // d, where d >= 1.
+
+        Shared cells are copied as in seq_add; raises what seq_add raises.
+        """
         self._change(lib().kvg_kv_seq_div, seq=seq, p0=p0, p1=p1, d=d)
 
     def seq_pos_min(self, seq: int) -> int:
@@ -116,77 +129,84 @@ class KVCache(NotCopied):
         return self._known_bounds().pos_max[self._known_seq(seq)]
 
     def seq_bounds(self) -> SeqBounds:
-        """Of every sequence, at one moment: lowest and highest position, and the number of its cells."""
+        """The lowest and the highest position and the number of cells of every sequence, at one moment."""
         return SeqBounds(*map(np.array, self._handle.call(read_bounds, self._n_seq_max)))
 
     def seq_count(self, seq: int, p0: int, p1: int) -> SeqCount:
-        """How many cells the sequence has in the range, and how many of them aren't its alone."""
+        """How many cells the sequence sees in the range, and how many of these are shared."""
         numbers = integer(seq, "seq"), integer(p0, "p0"), integer(p1, "p1")
         found = ctypes.c_int64(), ctypes.c_int64()
         self._handle.call(lib().kvg_kv_seq_count, *numbers, *(ctypes.byref(value) for value in found))
         return SeqCount(*(value.value for value in found))
 
     def hold(self, seq: int, p0: int, p1: int) -> Hold:
-        """Keeps the sequence's cells in the range as they are, whatever becomes of the sequence.
+        """Keeps the sequence's cells in the range in the cache, even when no sequence sees them any more.
 
-        They stay in the cache when no sequence sees them any more, and attach() shows them to another one.
-        seq_rm, seq_keep and load leave them; seq_add and seq_div copy them, as cells that somebody else sees;
-        defrag moves them. Until `Hold.release()`, the last reference to the hold goes, or `clear()`.
+        attach() lets another sequence see the held cells. While they are held, seq_rm, seq_keep and load
+        don't empty them; seq_add and seq_div leave them as they are and move copies; defrag may move them to
+        other cells. The hold ends with `Hold.release()`, with clear(), or when the program drops its last
+        reference to the Hold.
 
-        Raises InvalidArgumentError when the sequence lacks a position of the range, or the range is empty.
+        Raises InvalidArgumentError when the range is empty, or the sequence has no cell at one of its
+        positions.
         """
         return self._handle.call(self._hold, integer(seq, "seq"), integer(p0, "p0"), integer(p1, "p1"))
 
     def attach(self, hold: Hold, seq: int) -> None:
-        """The sequence sees the held cells too; nothing is copied, or decoded.
+        """Appends the held cells to a sequence: from now on it sees them too. Nothing is copied or decoded.
 
-        A hold from position 0 goes to an empty sequence; further ones each begin where the sequence ends.
-        Raises InvalidArgumentError for a hold that begins elsewhere, was released, or is another context's.
+        The hold's first position must be the sequence's next one, seq_pos_max(seq) + 1; that is 0 for an
+        empty sequence. Raises InvalidArgumentError when it is another position, when the hold has ended, and
+        for a hold of another context.
         """
         if not isinstance(hold, Hold) or hold._handle is not self._handle:
             raise InvalidArgumentError(f"hold must be what this cache's hold() gave, got {shown(hold)}")
         self._handle.call(lib().kvg_kv_attach, hold._id, integer(seq, "seq"))
 
     def clear(self, data: bool = False) -> None:
-        """Every cell becomes empty, every hold is released, and K and V that were written are zeroed.
+        """Empties every cell, ends every hold, and zeroes K and V of the cells that were ever written.
 
-        With `data` all of K and V is zeroed.
+        data: zeroes the K and V of all cells.
         """
         self._handle.call(lib().kvg_kv_clear, flag(data, "data"))
 
     def defrag(self, policy: Literal["fill", "sort"] = "fill") -> None:
-        """Asks for compaction at the next `update()` or decode.
+        """Asks for compaction: the next update() or decode moves cells so that no hole is left.
 
-        "fill": holes from the front take cells from the tail, in as few moves as there can be. "sort": one
-        run of cells per distinct set of sequences, by position: larger sets first, then the lowest id; last,
-        cells that only a hold keeps, in the order in which they lie.
+        A hole is an empty cell below the highest used one. "fill" moves cells from the end into the holes,
+        with the fewest moves. "sort" orders all cells: cells that the same set of sequences sees come
+        together, by position; larger sets come first, then sets with a lower lowest id; cells that only holds
+        keep come last, in their present order.
         """
         if not isinstance(policy, str) or policy not in _POLICIES:
             raise InvalidArgumentError(f'policy must be "fill" or "sort", got {shown(policy)}')
         self._handle.call(lib().kvg_kv_defrag, _POLICIES[policy])
 
     def update(self) -> UpdateStats:
-        """Runs defrag, then the K-shift, as far as each is pending, and tells what was done.
+        """Runs the defrag and then the K-shift that are pending, and returns what was done.
 
-        To rotate a quantized K rounds it again. So on the CPU most cells whose K-shift is pending wait
-        (waiting_cells, `cells().shift`): their K stays as it is, and attention turns the queries the other
-        way, which comes to the same. They may wait for ever. A cell waits where at least 64 cells have the
-        same shift, on average 32 in 128 neighbouring cells; others are rotated.
+        The K-shift rotates the K of each cell whose position was moved. Rotating a quantized K rounds it
+        again. So with a quantized K on the CPU, most cells whose K-shift is pending are left waiting: their K
+        stays as it is, and attention turns the queries in the opposite direction, which gives the same
+        result without rounding. `cells().shift` is not 0 for these cells, UpdateStats.waiting_cells counts
+        them, and they may wait for as long as they are in the cache. A cell waits when at least 64 cells have
+        the same shift, with 32 of them on average in each chunk of 128 cells; otherwise its K is rotated.
 
-        Cells of all sequences count. So an operation on one sequence (seq_rm, seq_add, seq_div, also where
-        they copy shared cells) can leave too few cells of another one with the same shift: their K is then
-        rotated, and rounded once.
+        Cells of all sequences count for this. So an operation on one sequence (seq_rm; seq_add and seq_div,
+        also through the copies they make) can leave too few cells of another sequence with the same shift.
+        The next update then rotates their K, which rounds it once.
 
-        Raises DeviceError when the device fails, or has no memory for the graphs. What is not done is still
-        pending then, and another call goes on. But a K-shift and a sort work in place: when one fails half
-        way, K and V are lost, and whatever needs them is a DeviceError until `clear()` or `Context.reset()`.
+        Raises DeviceError when the device fails or has too little memory for the graphs. Work that was not
+        done is then still pending, and the next update() goes on with it. But a K-shift or a sorting defrag
+        that fails in the middle leaves K and V unusable: after that, every call that needs them raises
+        DeviceError until `clear()` or `Context.reset()`.
         """
         return self._stats(lib().kvg_kv_update)
 
     def take_stats(self) -> UpdateStats:
-        """What decode, read_k and save did by themselves, since the last call of this.
+        """The sum of the updates that decode, read_k, read_rows and save ran since the last take_stats().
 
-        Added up, but for waiting_cells, which are those after the last of them; 0 when there was none.
+        waiting_cells is not a sum: it is the number after the last of these updates, or 0 if there was none.
         """
         return self._stats(lib().kvg_kv_take_stats)
 
@@ -197,95 +217,101 @@ class KVCache(NotCopied):
 
     @property
     def n_cells(self) -> int:
-        """Capacity. This and the other counts are those of the first group; `groups` has each one's."""
+        """Number of cells, empty or not, in the first group; `groups` has the numbers of each group."""
         return int(self._group(0).n_cells)
 
     @property
     def n_used(self) -> int:
-        """Cells that are not empty."""
+        """Number of cells of the first group that are not empty."""
         return int(self._group(0).n_used)
 
     @property
     def n_free(self) -> int:
-        """Cells that are empty in every group: as many tokens can be decoded."""
+        """How many tokens can still be decoded: the number of empty cells in the group with the fewest."""
         return int(self._info().n_free)
 
     @property
     def n_kv(self) -> int:
-        """The highest used cell + 1; above `n_used` by the number of holes."""
+        """The index of the highest used cell of the first group + 1: `n_used` plus the number of holes."""
         return int(self._group(0).n_kv)
 
     @property
     def n_seq_max(self) -> int:
-        """Sequence ids are below this."""
+        """How many sequences there can be: their ids are 0 to n_seq_max - 1."""
         return int(self._info().n_seq_max)
 
     @property
     def n_attended(self) -> int:
-        """Cells that the last decode's last graph looked at."""
+        """How many cells of the first group the last graph of the last decode attended over, with holes."""
         return int(self._group(0).n_attended)
 
     @property
     def bytes(self) -> int:
-        """Size of K and V on the devices, all groups together."""
+        """Bytes of K and V on the devices, all groups together."""
         return int(self._info().bytes)
 
     @property
     def groups(self) -> tuple[CellGroup, ...]:
-        """One record for each group. Layers whose window and rows of K and V are alike share cells."""
+        """One CellGroup for each group. Layers with equal windows and equal K and V widths share a group."""
         return tuple(self._handle.call(_cell_group, index) for index in range(self._n_groups))
 
     def cells(self, group: int = 0) -> CellsView:
-        """A snapshot of every cell of a group."""
+        """A snapshot of all cells of one group; group: an index into `groups`."""
         return self._handle.call(read_cells, integer(group, "group", 0, self._n_groups - 1))
 
     def read_k(self, layer: int) -> npt.NDArray[np.float32]:
-        """K of a layer, float32 (n_cells, n_head_kv, head_dim), for looking and testing.
+        """A copy of one layer's K as float32 (n_cells, n_head_kv, head_dim), for inspection and tests.
 
-        A pending K-shift runs first; K of cells that wait (update) is rotated in the copy. Cells stay
-        where they are. What was rotated more than once carries dither, about half a rounding of the type
-        (docs/state-format.md).
+        A pending K-shift runs first; a pending defrag doesn't, so cells keep their indices. The K of waiting
+        cells (see update) is rotated in the copy only. K that was rotated more than once has dither in it,
+        an error of up to about half a step of the type that K is stored in (docs/state-format.md).
         """
         return self._read(layer, 0)
 
     def read_v(self, layer: int) -> npt.NDArray[np.float32]:
-        """V of a layer, float32 (n_cells, n_head_kv, head_dim). Nothing needs to run first."""
+        """A copy of one layer's V as float32 (n_cells, n_head_kv, head_dim). V never needs a shift."""
         return self._read(layer, 1)
 
     def read_rows(self, cells: Sequence[int], *, group: int = 0, layers: range | None = None) -> RawRows:
-        """Raw K and V of cells in some of a group's layers (by their places in it; None: all of them).
+        """K and V of some cells, as the cache stores them.
 
-        A pending K-shift runs first, as for save().
+        cells: indices of cells of the group. group: an index into `groups`. layers: indices into the group's
+        `layers`; None: all of them. A pending K-shift runs first, as for save(). Raises InvalidArgumentError
+        for an index that is out of range.
         """
         info = self._group(integer(group, "group", 0, self._n_groups - 1))
         layers = range(info.n_layer) if layers is None else layers
         return self._handle.call(read_rows, group, layers, cells, info.k_row_bytes + info.v_row_bytes)
 
     def reserve(self, places: Sequence[Place]) -> Incoming:
-        """Takes empty cells for rows that come in piece by piece: one Place for each group.
+        """Reserves empty cells, whose K and V the program then writes piece by piece (Incoming).
 
-        Raises CacheFullError, with nothing taken, when a group has too few empty cells;
-        InvalidArgumentError for positions that don't rise.
+        places: one Place for each group of `groups`, in their order. Raises, with nothing reserved:
+        CacheFullError when a group has too few empty cells, InvalidArgumentError when positions are not
+        strictly increasing.
         """
         return Incoming(self._handle, places)
 
     def save(self, seq: int | None = None) -> Blob:
-        """One sequence, or with None the whole cache, as bytes (docs/state-format.md).
+        """The cells of one sequence, or with None the whole cache, as bytes (docs/state-format.md).
 
-        All groups of cells are in it. Held cells that no sequence sees are not, and holds neither.
-        A pending K-shift runs first; K of cells that wait (update) is rotated in the copy, and rounded once
-        more than the cells' own. Raises InvalidArgumentError for a sequence that can't be.
+        All groups of cells are in it. Holds are not, nor are held cells that no sequence sees. A pending
+        K-shift runs first. The K of waiting cells (see update) is rotated in the bytes only, and so rounded
+        once more there than in the cache. Raises InvalidArgumentError for an id out of range.
         """
         return self._handle.call(take, self._geometry, seq)
 
     def load(self, blob: Blob | bytearray | memoryview, seq: int | None = None) -> None:
-        """Replaces sequence `seq`, or with None the whole cache, by what `save` gave; all or nothing.
+        """Replaces sequence `seq`, or with None the whole cache, by a state that save() returned.
 
-        A sequence may come back under another id, and in any cells that are empty. Holds and their cells stay
-        as they are; what is pending for other cells stays so. Raises StateError for a blob that is damaged,
-        from another model or another kind of cache; CacheFullError when it doesn't fit; InvalidArgumentError
-        when a sequence is loaded without an id, or a whole cache with one; DeviceError, and when that comes
-        while K and V are written, they are lost as `update()` tells.
+        All or nothing. A sequence may be loaded under another id than it was saved with, and takes any empty
+        cells. Holds and their cells stay as they are, and pending work on other cells stays pending.
+
+        Raises, with nothing changed: StateError for a state that is damaged, from another model, or from a
+        cache of another kind; CacheFullError when there are too few empty cells; InvalidArgumentError when
+        the state of one sequence is loaded without `seq`, or that of a whole cache with it. Raises
+        DeviceError when the device fails; if that happens while K and V are written, the cache must be
+        cleared, as update() says.
         """
         try:
             data = memoryview(blob).cast("B")
@@ -303,19 +329,24 @@ class KVCache(NotCopied):
         self._handle.call(put, saved, seq)
 
     def save_file(self, path: str | os.PathLike[str], seq: int | None = None) -> None:
-        """`save` into a file: written aside, synced and renamed, so that it is the old one or the new one.
+        """Writes what save(seq) returns into a file.
 
-        An existing file keeps its mode, a new one has the umask's: `os.umask(0o077)` before makes it private.
-        Raises InvalidArgumentError for a device, pipe or socket, and as `save`; OSError, which names the
-        path, when no file can be written there.
+        The data goes into a temporary file first, which is synced to the disk and then renamed to `path`: at
+        every moment `path` is the complete old file or the complete new one. An existing file keeps its
+        permissions; a new one gets them from the umask (call `os.umask(0o077)` before to make it private).
+
+        Raises what save() raises; InvalidArgumentError when `path` is a device, a pipe or a socket; OSError,
+        which names the path, when the file can't be written.
         """
         name = os.fsdecode(native_path(path))
         write_file(name, self.save(seq))
 
     def load_file(self, path: str | os.PathLike[str], seq: int | None = None) -> None:
-        """`load` from a file, and raises as that; OSError for a missing one, StateError for a device or pipe.
+        """Loads a file that save_file() wrote, as load() does.
 
-        K and V are read last: not of what is no saved state, or not all of one, or doesn't fit.
+        Raises what load() raises; OSError when the file can't be read (FileNotFoundError when it is missing);
+        StateError when `path` is a device or a pipe. K and V are read last: they are not read from a file
+        that is no saved state, is cut short, or doesn't fit into the cache.
         """
         name = os.fsdecode(native_path(path))
         self._load(read_file(name, self._geometry, self._room), seq)
@@ -330,7 +361,7 @@ class KVCache(NotCopied):
         return int(self._info().n_seq_max)
 
     def _known_bounds(self) -> _KnownBounds:
-        """Asked natively once after each call that may have changed them, not once for each sequence."""
+        """The bounds of all sequences; read again only after another call on the context."""
         if self._bounds.n_calls != self._handle.n_calls:
             self._bounds = self._handle.call(self._ask_bounds, self._n_seq_max)
         return self._bounds

@@ -1,4 +1,4 @@
-"""Reading a text that is longer than its context: shift out the old, put neighbours on one position."""
+"""Reads a text that is longer than the cache: removes old tokens, or puts neighbours on one position."""
 
 from __future__ import annotations
 
@@ -19,16 +19,20 @@ from pykvgraph.types import ShiftReport
 class LongReader(NotCopied):
     """Decodes a text of any length into one sequence, batch by batch, as llama.cpp's passkey example does.
 
-    With n_grp above 1 every n_grp neighbours share a position, but for the newest batch (self-extend,
-    arXiv:2401.01325). When the cache is full, the positions after the first n_keep that a batch takes are
-    given up, the rest moves down, and the holes are closed. `before_shift()` and `on_shift(report)` are
-    called before and after that, `on_extend(p0, p1, n_grp)` after positions were grouped.
+    When the cache is full, the reader does a context shift (ContextShift): it keeps the first n_keep
+    positions, removes as many positions after them as one batch takes, and moves the later ones down. It
+    calls before_shift() before, and on_shift(report) with a ShiftReport after each.
 
-    A text may come in several reads; what is appended to the sequence between two of them is grouped with the
-    newest batch. The reader knows only of its own shifts: after others', or a reset, make a new one.
+    With n_grp above 1, every n_grp neighbouring tokens share a position (self_extend, arXiv:2401.01325),
+    except those of the newest batch. The reader groups a batch just before it decodes the next one, and then
+    calls on_extend(p0, p1, n_grp): the tokens of the positions [p0, p1) were grouped.
 
-    Raises InvalidArgumentError for n_keep < 0, n_grp < 1, or a cache with no room for what is kept and one
-    batch.
+    A text may be given in several calls of read(). Tokens that the program itself appends to the sequence
+    between two calls are grouped with the newest batch. The reader knows only the shifts that it did itself:
+    when anything else shifts the sequence or resets the context, make a new reader.
+
+    Raises InvalidArgumentError for n_keep < 0, for n_grp < 1, and when the cache is too small for the kept
+    tokens (n_keep * n_grp) and one batch.
     """
 
     def __init__(
@@ -58,7 +62,10 @@ class LongReader(NotCopied):
             )
 
     def read(self, ids: Integers) -> None:
-        """Decodes the tokens after what the sequence holds; no logits. Errors as in Context.decode."""
+        """Decodes the token ids at the end of the sequence, without outputs.
+
+        Raises what Context.decode raises; the batches that were decoded before the error stay.
+        """
         n_batch = self._ctx.n_batch
         tokens = integers(ids, "ids", 0)
         for begin in range(0, len(tokens), n_batch):
@@ -68,10 +75,10 @@ class LongReader(NotCopied):
             self._newest = self._ctx.kv.seq_pos_max(self._seq) + 1 - len(part)
 
     def make_room(self, n_tokens: int) -> None:
-        """Gives up the oldest positions after the kept ones until n_tokens cells are empty.
+        """Does context shifts until n_tokens cells are empty.
 
-        Raises InvalidArgumentError for n_tokens < 0, and CacheFullError, with nothing given up, when that
-        many can't become empty: by what is kept, or what other sequences hold.
+        Raises InvalidArgumentError for n_tokens < 0. Raises CacheFullError, with nothing removed, when no
+        shift can make that many cells empty, because of the kept positions or the cells of other sequences.
         """
         self._feed.make_room(integer(n_tokens, "n_tokens", 0))
 
@@ -89,7 +96,7 @@ class LongReader(NotCopied):
 
 
 def extended(positions: npt.NDArray[np.int64], p0: int, p1: int, n_grp: int) -> npt.NDArray[np.int64]:
-    """Where self_extend(p0, p1, n_grp) puts positions."""
+    """The positions that self_extend(..., p0, p1, n_grp) gives to tokens at `positions`."""
     grouped = p0 + (positions - p0) // n_grp
     after = positions - (p1 - p0) + -(-(p1 - p0) // n_grp)
     return np.where(positions < p0, positions, np.where(positions < p1, grouped, after))

@@ -1,4 +1,4 @@
-"""A model: weights on a device, and what its file says of it."""
+"""A model: the weights of a GGUF file on their devices, and what the file says about the model."""
 
 from __future__ import annotations
 
@@ -21,22 +21,27 @@ from pykvgraph.types import LayerSpec
 
 
 class Model(Closable):
-    """A GGUF file, ready to run. Contexts on it go on when it is closed; the last one frees the weights.
+    """A GGUF model file, opened and ready to run.
 
-    path: absolute. arch: as the file names it. device: where the layers are, several names separated by
-    commas. layer_devices: of each layer, and of the output as one more. n_layer, n_embd (size of a
-    hidden state), n_head, n_head_kv (heads of K and V), head_dim, n_vocab (logits of a token; there may be
-    more than tokens), n_ctx_train (positions that it was trained for), n_params: counts. weight_bytes: size
-    of the weights. layers: a LayerSpec for each layer; n_head, n_head_kv and head_dim are the most of any.
-    All of them stay when it is closed.
+    Arguments. path: the GGUF file. device: "auto" (every RPC server that was added and every GPU; the CPU
+    when there is none), "cpu", or names from `pykvgraph.devices()` separated by commas. n_gpu_layers: how
+    many of the last layers go to these devices, where the output counts as one more layer; the other layers
+    stay on the CPU; a negative number: all layers. tensor_split: the share of these layers that each device
+    gets, one number per device; None: in proportion to the devices' free memory.
 
-    `device` is "auto" (RPC servers that were added and every GPU, or the CPU where there is none), "cpu", or
-    names from `pykvgraph.devices()` separated by commas. n_gpu_layers: the last so many layers go there, the
-    output counting as one, and the others stay on the CPU; negative: all. tensor_split: how those are shared
-    out among several devices, a number for each; by default as much as each has free memory.
+    Attributes. path: the absolute path. arch: the architecture's name in the file. device: the names of the
+    devices that the layers are on, separated by commas. layer_devices: the device of each layer, and last
+    that of the output. n_layer: number of layers. n_embd: size of a hidden state. n_head, n_head_kv,
+    head_dim: query heads, heads of K and V, and size of a head, each the largest of any layer. layers: a
+    LayerSpec for each layer. n_vocab: number of logits per token, which can be more than the tokenizer has
+    tokens. n_ctx_train: number of positions that the model was trained for. n_params: number of weights.
+    weight_bytes: their size in bytes. All attributes stay readable after the model is closed.
 
-    Raises FileNotFoundError, ModelLoadError for a damaged file, UnsupportedError for a model that this build
-    has no recipe for, DeviceError for a device that is missing or full.
+    A context goes on working when its model is closed; the weights are freed with the last context.
+
+    Raises FileNotFoundError when there is no such file, ModelLoadError for a file that is no GGUF or damaged,
+    UnsupportedError for a model that this build has no recipe for, DeviceError for a device that is missing
+    or has too little memory, and InvalidArgumentError for any other bad argument.
     """
 
     def __init__(
@@ -72,14 +77,15 @@ class Model(Closable):
 
     @functools.cached_property
     def metadata(self) -> dict[str, Any]:
-        """Every key of the file; arrays are lists. Read on first use."""
+        """Every metadata key of the file and its value; arrays are lists. Read on first use."""
         return self._handle.call(lambda model: read_metadata(lib().kvg_model_gguf(model)))
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """The model's tokenizer; made on first use, and good even after the model is closed.
+        """The model's tokenizer. It is made on first use, and works even after the model is closed.
 
-        Raises UnsupportedError or ModelLoadError when the file has none that can be used.
+        Raises UnsupportedError when the file has no tokenizer or one of an unknown kind, and ModelLoadError
+        when its tokenizer is damaged.
         """
         with self._tokenizer_lock:
             return self._tokenizer

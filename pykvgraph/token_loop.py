@@ -1,4 +1,4 @@
-"""The token loop."""
+"""The token loop: decodes a prompt, then samples a token, decodes it, samples the next, and so on."""
 
 from __future__ import annotations
 
@@ -33,19 +33,26 @@ def generate(
     stop: str | Iterable[str] = SamplingParams.stop,
     on_full: ContextShift | None = None,
 ) -> Iterator[Piece]:
-    """Decodes the prompt after what sequence `seq` holds, then samples tokens, one Piece each.
+    """Decodes a prompt and continues it; an iterator with one Piece for each sampled token.
 
-    Nothing is ever cleared: the prompt goes to seq_pos_max + 1. A text gets the tokens that the model wants
-    in front (BOS) only when the sequence is empty, and control tokens spelled in it stay text; token ids are
-    taken as they are. Whenever a piece is handed out, the cache holds everything before its token: to go on
-    after the last piece, begin the next prompt with `piece.token`, unless that ended the text.
+    The prompt is appended to what sequence `seq` already has in the cache; nothing is cleared. When it is a
+    str, it is tokenized: the tokens that the model wants before a text (BOS) are added only if the sequence
+    is empty, and text that spells a control token stays text. Token ids are decoded as they are.
 
-    It ends after max_tokens ("length"), at an end-of-generation token or at a stop string ("stop", the string
-    itself is left out). on_full makes room when the cache is full; without it that is a CacheFullError, for
-    the prompt before any of it is decoded. Threads may generate on one context, each in its own sequence:
-    on_full gives up that sequence's tokens only, and it is a CacheFullError when others hold all the room.
-    Sampling as in Sampler. Raises InvalidArgumentError at once for arguments that can't be, and what
-    Context.decode raises.
+    When a piece is returned, its own token is not in the cache yet, but all tokens before it are. So to go on
+    after the last piece, let the next prompt begin with `piece.token`, unless that token ended the text.
+
+    The last piece has finish_reason "length" after max_tokens tokens, or "stop" at an end-of-generation token
+    or a stop string; the stop string is not part of the text. temperature, top_k, top_p, min_p and seed: as
+    in Sampler.
+
+    on_full: the policy that makes room when the cache is full; it removes tokens of sequence `seq` only.
+    Without it a full cache raises CacheFullError; if the prompt doesn't fit, none of it is decoded. Several
+    threads may generate on one context, each in its own sequence.
+
+    Raises InvalidArgumentError at once for a bad argument; later, in the iteration, what Context.decode
+    raises, CacheFullError when on_full can't make room, and KVGraphError when the model's logits are not
+    finite.
     """
     if not isinstance(ctx, Context):
         raise InvalidArgumentError(f"ctx must be a pykvgraph.Context, got {shown(ctx)}")
@@ -69,7 +76,7 @@ def _loop(
 ) -> Iterator[Piece]:
     ids: Sequence[int] | npt.NDArray[np.int32] = _prompt_ids(feed, prompt)
     tokenizer = feed.ctx.model.tokenizer
-    # SentencePiece puts a space before a text's first word, which is no part of the text
+    # SentencePiece puts a space before the first word of a text; the user's text doesn't have it
     at_start = tokenizer.space_prefix and int(ids[-1]) == tokenizer.bos
     for left in range(max_tokens - 1, -1, -1):
         last = feed.append(ids, copy_logits=not sampler.greedy)

@@ -34,7 +34,7 @@ def test_a_missing_file_has_errno_and_name() -> None:
     with pytest.raises(FileNotFoundError) as caught:
         check(KvgStatus.KVG_NOT_FOUND, None, (b"/no/file", None))
     assert (caught.value.errno, caught.value.filename) == (errno.ENOENT, "/no/file")
-    assert str(caught.value) == "[Errno 2] can't be opened: No such file or directory: '/no/file'"
+    assert str(caught.value) == "[Errno 2] No such file or directory: '/no/file'"
 
 
 def test_every_status_is_tested() -> None:

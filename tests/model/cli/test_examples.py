@@ -266,6 +266,4 @@ def test_passkey_says_when_the_cache_is_too_small(stories: Path) -> None:
 def test_a_missing_model_is_one_line(name: str) -> None:
     result = run(name, "-m", "nobody.gguf")
     assert result.returncode == 1
-    assert result.stderr.startswith(f"{name}: ")
-    assert result.stderr.endswith(": No such file or directory: 'nobody.gguf'\n")
-    assert result.stderr.count("\n") == 1
+    assert result.stderr == f"{name}: [Errno 2] No such file or directory: 'nobody.gguf'\n"
