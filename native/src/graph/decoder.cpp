@@ -75,7 +75,9 @@ decode_shape decoder::largest() const {
 std::vector<size_t> decoder::estimate() { return with_workspace(graphs_->estimate(graph_of(largest()))); }
 
 void decoder::reserve() {
-    if (!graphs_->reserve(graph_of(largest()))) {
+    decode_shape single = largest();
+    single.n_tokens = 1;
+    if (!graphs_->reserve(graph_of(largest()), graph_of(single))) {
         fail(KVG_DEVICE, "%s has no memory for a graph of %u tokens over %u cells; use a smaller n_ubatch or n_ctx",
              model_.placement().name().c_str(), n_ubatch_, cache_.groups().front().n_rows());
     }

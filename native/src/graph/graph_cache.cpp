@@ -22,6 +22,10 @@ std::vector<size_t> graph_cache::sizes() const {
     return sizes;
 }
 
+bool graph_cache::reserve(const decode_graph & largest, const decode_graph & single) {
+    return shared_.scheduler.reserve(largest) && small_.emplace_back(backends_, max_tensors_).scheduler.reserve(single);
+}
+
 bool graph_cache::place::put(std::unique_ptr<decode_graph> made) {
     graph.reset(); // its memory is given away
     if (!scheduler.allocate(*made)) {
@@ -51,7 +55,8 @@ bool graph_cache::find(const decode_shape & shape) {
 bool graph_cache::keep(std::unique_ptr<decode_graph> made) {
     std::list<place> one; // freed where it fails
     try {
-        if (small_.size() < MAX_SMALL) {
+        const bool is_full = small_.size() == MAX_SMALL || (!small_.empty() && !small_.back().graph);
+        if (!is_full) {
             one.emplace_back(backends_, max_tensors_);
         } else {
             one.splice(one.begin(), small_, std::prev(small_.end()));

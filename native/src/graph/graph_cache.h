@@ -21,8 +21,9 @@ public:
 
     // About how many bytes the largest graph takes on each device, in the order of backends.
     std::vector<size_t> estimate(const decode_graph & largest) { return shared_.scheduler.estimate(largest); }
-    // Memory for a graph of this size and all smaller ones. False when there is none.
-    bool reserve(const decode_graph & largest) { return shared_.scheduler.reserve(largest); }
+    // Memory for a graph of this size and all smaller ones, and for one of a single token, which every answer keeps beside it. False
+    // when there is none.
+    bool reserve(const decode_graph & largest, const decode_graph & single);
     // bytes held on each device, in the order of backends
     std::vector<size_t> sizes() const;
 
@@ -50,7 +51,7 @@ private:
     const backends & backends_;
     size_t max_tensors_;
     place shared_;
-    std::list<place> small_; // the last used first
+    std::list<place> small_; // the last used first; one that has no graph yet is the last
     place * current_ = &shared_;
 };
 

@@ -111,6 +111,8 @@ def seconds(work: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
+# Python may find a signal whose handler is just being put back, and says so
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="3.10 looks for signals when a function has returned")
 @pytest.mark.parametrize("how", ["append", "decode", "decode_last"])
 def test_storm(small: kvg.Model, storm: Storm, how: str) -> None:
