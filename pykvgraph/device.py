@@ -1,4 +1,4 @@
-"""What there is to compute on, and with which native code."""
+"""The devices that ggml can compute on, and the versions of the native libraries."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _TYPES: dict[int, Literal["cpu", "gpu", "accel"]] = {
 
 
 def devices() -> tuple[DeviceInfo, ...]:
-    """Every device that this ggml was built for and found."""
+    """Every device that the loaded ggml can compute on: the CPU, GPUs, and devices of RPC servers."""
     return ALONE.call(lambda _: tuple(_device(index) for index in range(lib().kvg_device_count())))
 
 
@@ -33,11 +33,14 @@ _RPC_TIMEOUT = 5.0  # seconds
 
 
 def add_rpc_server(endpoint: str) -> tuple[DeviceInfo, ...]:
-    """Makes the devices of a ggml RPC server at "host:port" known, and returns them; once is enough.
+    """Adds the devices of a ggml RPC server to devices(), and returns them. endpoint: "host:port".
 
-    The server must be of this ggml, and trusted, as it trusts its clients: loopback or a network of your own.
-    ggml ends this process when a server that it uses goes away. Raises InvalidArgumentError for what is no
-    endpoint, and DeviceError when no such server answers, or this ggml has no RPC.
+    Adding the same server again changes nothing. The server must run the same ggml version. Use it only on
+    this machine or in a network that you trust: neither side checks who the other is. ggml ends this process
+    when a server that it uses stops answering.
+
+    Raises InvalidArgumentError when endpoint is not "host:port", and DeviceError when no RPC server of this
+    version answers there, or the loaded ggml was built without RPC.
     """
     host, port = _endpoint(endpoint)
     if not any("libggml-rpc" in path.name for path in library().ggml_paths):
@@ -58,7 +61,7 @@ def _endpoint(endpoint: str) -> tuple[str, int]:
 
 
 def _greet(endpoint: str, host: str, port: int) -> None:
-    """ggml ends the process where no server speaks as it does: so that is tried out here first."""
+    """Raises DeviceError unless an RPC server of this version answers: ggml would end the process."""
     caps = bytes(24)
     try:
         with socket.create_connection((host, port), timeout=_RPC_TIMEOUT) as connection:
@@ -91,7 +94,7 @@ def _device(index: int) -> DeviceInfo:
 def read_parts(
     handle: int, count: Callable[[int], int], get: Callable[..., object]
 ) -> tuple[DevicePart, ...]:
-    """What a context or a plan has on each device, as its two functions of the library tell."""
+    """The parts of a context or a plan; count and get are its two native functions."""
     return tuple(_part(handle, get, index) for index in range(count(handle)))
 
 
@@ -112,7 +115,7 @@ def _part(handle: int, get: Callable[..., object], index: int) -> DevicePart:
 
 
 def library_info() -> LibraryInfo:
-    """Versions and paths of libkvgraph and of the ggml under it."""
+    """Versions and paths of libkvgraph and of the ggml that it uses."""
     loaded = library()
     return LibraryInfo(
         version=loaded.version,

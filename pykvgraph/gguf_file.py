@@ -1,4 +1,4 @@
-"""A GGUF file's directory: metadata and tensors, without the weights."""
+"""What a GGUF file has: its metadata, and the names, types and shapes of its tensors."""
 
 from __future__ import annotations
 
@@ -39,9 +39,11 @@ _SAMPLE_BYTES = 4096
 
 
 class GgufFile(Closable):
-    """An open GGUF file; every size and offset in it was checked against the file's length.
+    """An open GGUF file, for reading its metadata and its list of tensors; no weights are loaded.
 
-    What was read before it is closed stays. Raises FileNotFoundError, and ModelLoadError for a damaged file.
+    Opening checks every size and offset in the file against the file's length. `metadata` and `tensors` stay
+    readable after close() if they were read before. Raises FileNotFoundError when there is no such file, and
+    ModelLoadError for a file that is no GGUF, is damaged or can't be read.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -51,7 +53,7 @@ class GgufFile(Closable):
 
     @functools.cached_property
     def metadata(self) -> dict[str, Any]:
-        """Every key; arrays are lists, and text that is not UTF-8 has U+FFFD in it."""
+        """Every metadata key and its value; arrays are lists, bytes that are not UTF-8 become U+FFFD."""
         return self._handle.call(read_metadata)
 
     @functools.cached_property
@@ -60,7 +62,11 @@ class GgufFile(Closable):
         return self._handle.call(read_tensors)
 
     def model_info(self) -> ModelInfo:
-        """How this file would run. Raises UnsupportedError or ModelLoadError when it would not."""
+        """The sizes of the model in this file.
+
+        Raises UnsupportedError when this build can't run it, and ModelLoadError when a key or tensor that the
+        model needs is missing or wrong.
+        """
         return self._handle.call(read_model_info, lib().kvg_gguf_check_model)
 
 
@@ -68,7 +74,7 @@ renew_cached_properties_in_child(GgufFile)
 
 
 def native_path(path: str | os.PathLike[str]) -> bytes:
-    """A path as C takes it. Raises InvalidArgumentError for what is none."""
+    """A path as bytes, for C. Raises InvalidArgumentError unless it is a str or Path without NUL."""
     try:
         name = os.fsencode(path)
     except (TypeError, UnicodeEncodeError) as error:

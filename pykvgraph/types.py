@@ -1,4 +1,4 @@
-"""What calls return: frozen records."""
+"""The records that calls return; their fields can't be changed."""
 
 from __future__ import annotations
 
@@ -24,56 +24,56 @@ class DeviceInfo:
 
 @dataclass(frozen=True)
 class DevicePart:
-    """What a context and its model have on one device."""
+    """The memory that a context and its model use on one device, and how the device computes."""
 
     device: str
-    n_layer: int  # whose weights are there, the output not counted
-    n_cache: int  # whose cells are there
-    weight_bytes: int  # what is mapped from the file included
-    cache_bytes: int
-    compute_bytes: int
-    attention: str  # "flash", "plain", "attend" (the CPU kernel of this library); "" without cells
-    shift_on_device: bool  # else the CPU rotates K for it; True without cells
-    fallbacks: tuple[str, ...]  # operations of its layers that the CPU does
+    n_layer: int  # number of layers whose weights are on the device, the output not counted
+    n_cache: int  # number of layers whose cells are on the device
+    weight_bytes: int  # of the weights, those that are mapped from the file included
+    cache_bytes: int  # of K and V
+    compute_bytes: int  # of the graphs' intermediate results
+    attention: str  # "flash", "plain", "attend" (pykvgraph's CPU kernel); "" when no cells are there
+    shift_on_device: bool  # the device rotates K itself, or has no cells; False: the CPU rotates K for it
+    fallbacks: tuple[str, ...]  # ggml operations of the device's layers that the CPU computes
 
 
 class Scores(NamedTuple):
-    """What a softmax of each output row's logits says."""
+    """The likeliest token of each output, from a softmax over the output's logits."""
 
     best: npt.NDArray[np.int32]  # (n_outputs,): the likeliest token, the lowest id among equals
     best_logprob: npt.NDArray[np.float32]  # (n_outputs,): the logarithm of its probability
-    log_sum: npt.NDArray[np.float32]  # (n_outputs,): a token's log probability is its logit less this
+    log_sum: npt.NDArray[np.float32]  # (n_outputs,): log(sum(exp(logits))); log probability = logit - log_sum
 
 
 @dataclass(frozen=True)
 class Abilities:
-    """What a device can do for a model, with the cache of one type on it."""
+    """What a device can do for a model when the cache is on the device and K and V have type cache_type."""
 
     cache_type: str
-    attention: str  # as in DevicePart; "" when it can't run the model
-    shift_on_device: bool  # else the CPU rotates K for it
+    attention: str  # as in DevicePart; "" when the device can't run the model
+    shift_on_device: bool  # the device rotates K itself; False: the CPU rotates K for it
     can_defrag: bool
-    fallbacks: tuple[str, ...]  # operations of a decode that the CPU does
-    refused: str  # why it can't run the model; ""
+    fallbacks: tuple[str, ...]  # ggml operations of a decode that the CPU computes for the device
+    refused: str  # why the device can't run the model; "" when it can
 
 
 @dataclass(frozen=True)
 class LibraryInfo:
-    """The native code of this process."""
+    """Versions and paths of the native libraries that this process uses."""
 
     version: str
     path: Path
-    ggml_version_built: str  # what libkvgraph was compiled against
-    ggml_version_running: str
+    ggml_version_built: str  # the ggml that libkvgraph was compiled against
+    ggml_version_running: str  # the ggml that is loaded
     ggml_paths: tuple[Path, ...]
 
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """What the graphs need to know of a model."""
+    """The sizes of a model, as Model's attributes of the same names."""
 
     arch: str
-    device: str  # "" for a file that isn't loaded
+    device: str  # "" when only the file was read
     n_layer: int
     n_embd: int
     n_head: int
@@ -100,14 +100,15 @@ class TensorInfo:
 class UpdateStats:
     """What an update did to K and V. As a string: "0 cells shifted, 254 waiting, 254 moved, 0.3 ms".
 
-    shifted_cells: whose K was rotated; waiting_cells: whose K-shift is still pending, as attention turns the
-    queries for them instead (KVCache.update); moved_cells, moved_bytes: by defrag; graphs: ggml's that ran.
+    shifted_cells: cells whose K was rotated. waiting_cells: cells whose K-shift is still pending after the
+    update, because attention turns the queries for them (KVCache.update). moved_cells: cells that defrag
+    moved. moved_bytes: their K and V in all layers. graphs: ggml graphs that were run. seconds: time taken.
     """
 
     shifted_cells: int  # cells whose K was rotated
-    waiting_cells: int  # whose K-shift is pending: attention turns the queries (KVCache.update)
-    moved_cells: int
-    moved_bytes: int  # K and V of the moved cells, all layers
+    waiting_cells: int  # cells whose K-shift is pending, because attention turns the queries for them
+    moved_cells: int  # cells that defrag moved
+    moved_bytes: int  # bytes of K and V of the moved cells, all layers
     graphs: int  # ggml graphs that were run
     seconds: float
 
@@ -118,7 +119,7 @@ class UpdateStats:
 
 
 class SeqBounds(NamedTuple):
-    """First and last position and the number of cells of every sequence: arrays by sequence id."""
+    """The lowest and highest position and the number of cells of every sequence; the index is its id."""
 
     pos_min: npt.NDArray[np.int32]  # (n_seq_max,), -1 where a sequence has no cells
     pos_max: npt.NDArray[np.int32]  # (n_seq_max,), -1 where a sequence has no cells
@@ -126,15 +127,15 @@ class SeqBounds(NamedTuple):
 
 
 class SeqCount(NamedTuple):
-    """Of a sequence's cells in a range of positions."""
+    """How many cells a sequence sees in a range of positions."""
 
     n_cells: int
-    n_shared: int  # that another sequence sees too, or a hold keeps
+    n_shared: int  # how many of these another sequence sees too, or a hold keeps
 
 
 @dataclass(frozen=True)
 class CellGroup:
-    """The cells of layers whose window and rows of K and V are alike."""
+    """A group of cells. Layers with equal windows and equal K and V widths share one group."""
 
     kind: Literal["full", "window"]
     layers: tuple[int, ...]
@@ -146,7 +147,7 @@ class CellGroup:
 
 @dataclass(frozen=True)
 class LayerSpec:
-    """A layer of a model, as far as it concerns a user."""
+    """One layer of a model: its heads, its window, its positions."""
 
     kind: Literal["attention"]
     group: int  # of cells: an index into `KVCache.groups`
@@ -155,16 +156,17 @@ class LayerSpec:
     head_dim_k: int
     head_dim_v: int
     window: int  # positions that a token attends to; 0: all
-    rope: int  # dimensions of each head of K that positions turn; 0: none
+    rope: int  # dimensions of each head that the position rotates (RoPE); 0: none
 
 
 class CellsView:
-    """A snapshot of the cells; later changes to the cache don't show in it.
+    """A snapshot of all cells of a group; later changes to the cache don't show in it.
 
-    pos: int32 (n_cells,), -1 where empty. seq: bool (n_cells, n_seq_max), which sequences see the cell; made
-    when it is first asked for, n_seq_max bytes a cell. shift: int32 (n_cells,), position change since the
-    cell's K was last rotated. dither: uint8 (n_cells,), what K carries, by number (docs/state-format.md).
-    held: uint32 (n_cells,), how many holds keep the cell.
+    pos: int32 (n_cells,), the cell's position, -1 where the cell is empty. seq: bool (n_cells, n_seq_max),
+    whether the sequence sees the cell; the array is made on first use. shift: int32 (n_cells,), how far the
+    position has moved since the cell's K was last rotated; not 0: the K-shift is pending. dither: uint8
+    (n_cells,), the number of the dither in the cell's K, 0 for none (docs/state-format.md). held: uint32
+    (n_cells,), how many holds keep the cell.
     """
 
     def __init__(
@@ -183,7 +185,7 @@ class CellsView:
 
     @property
     def seq(self) -> npt.NDArray[np.bool_]:
-        """(n_cells, n_seq_max): which sequences see the cell."""
+        """bool (n_cells, n_seq_max): whether the sequence sees the cell."""
         if callable(self._seq):
             self._seq = self._seq()
         return self._seq
@@ -195,16 +197,16 @@ class ShiftReport:
 
     seq: int
     n_keep: int
-    n_discard: int  # positions that were given up, from n_keep on
-    n_past: int  # the sequence's next position, after it
+    n_discard: int  # how many positions were removed, from n_keep on
+    n_past: int  # the sequence's next position after the shift: seq_pos_max + 1
     stats: UpdateStats
 
 
 @dataclass(frozen=True)
 class Piece:
-    """What one sampled token adds to the text."""
+    """One sampled token, and the text that it adds."""
 
-    text: str  # "" while half a character, or what may become a stop string, waits for the next token
+    text: str  # "" while the bytes so far are half a character, or may be the beginning of a stop string
     token: int
     logprob: float  # natural logarithm of the model's own probability, whatever the sampler's temperature
     finish_reason: Literal["stop", "length"] | None  # None before the last piece

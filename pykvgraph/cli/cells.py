@@ -72,17 +72,17 @@ def cells(
 
     \b
       decode SEQ N          N more tokens, at the end of the sequence
-      seq_rm SEQ P0 P1      positions P0 to P1 - 1 are given up;
-                            below 0: from the first, to the last
-      seq_cp SRC DST P0 P1  DST sees them too
-      seq_keep SEQ          every other sequence is given up
-      seq_add SEQ P0 P1 D   positions move by D
-      seq_div SEQ P0 P1 D   positions are divided by D
-      defrag fill|sort      asks for it; the next update or decode does it
-      update                turns K to its new position, then defrag
-      clear                 all cells empty
+      seq_rm SEQ P0 P1      remove positions P0 to P1 - 1; P0 below 0:
+                            from the first; P1 below 0: to the last
+      seq_cp SRC DST P0 P1  DST too sees these positions of SRC
+      seq_keep SEQ          remove every other sequence
+      seq_add SEQ P0 P1 D   add D to these positions
+      seq_div SEQ P0 P1 D   divide these positions by D
+      defrag fill|sort      ask for it; the next update or decode does it
+      update                run defrag, then rotate K to its positions
+      clear                 empty all cells
 
-    Nothing is compacted that the script doesn't ask for.
+    Only defrag in the script compacts the cache.
     """
     import pykvgraph as kvg
     from pykvgraph.lab.cell_script import DEMONSTRATION, parse

@@ -102,14 +102,14 @@ class _StopString(click.types.StringParamType):
     type=click.FloatRange(0, 1),
     metavar="P",
     default=SamplingParams.top_p,
-    help="Draw from the likeliest that together have P; 1: from all.",
+    help="Draw from the likeliest tokens that together have probability P; 1: from all.",
 )
 @option(
     "--min-p",
     type=click.FloatRange(0, 1),
     metavar="P",
     default=SamplingParams.min_p,
-    help="Draw from those with P times the likeliest's chance; 0: from all.",
+    help="Draw from tokens with at least P times the likeliest's probability; 0: from all.",
 )
 @option(
     "-s",
@@ -148,7 +148,8 @@ def generate(
 ) -> None:
     """Continue a prompt.
 
-    The text goes to stdout as it comes. When the context is full, it is shifted and goes on.
+    Each piece of text goes to stdout as soon as it is known. When the cache is full, old tokens are removed
+    (a context shift, see --keep) and the text goes on.
     """
     import pykvgraph as kvg
 

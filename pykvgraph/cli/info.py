@@ -40,7 +40,7 @@ ATTENTION = {"flash": "flash", "plain": "plain", "attend": "our kernel"}
     "-m",
     "--model",
     metavar="FILE",
-    help="A GGUF file: devices are asked about it, not the embedded one, and what it takes is told.",
+    help="A GGUF file to ask the devices about, in place of the embedded model; also shows its memory.",
 )
 @option(
     "-c",

@@ -54,7 +54,7 @@ LENGTHS = (0.5, 1.0, 2.0, 3.0, 4.0)  # in contexts
     type=COUNT,
     metavar="N",
     default=Task.n_grp,
-    help="Neighbours that share a position (self-extend).",
+    help="How many neighbouring tokens share a position (self-extend).",
 )
 @option(
     "--keep",
@@ -63,7 +63,7 @@ LENGTHS = (0.5, 1.0, 2.0, 3.0, 4.0)  # in contexts
     type=click.IntRange(min=0),
     metavar="N",
     default=Task.n_keep,
-    help="First positions, never given up.",
+    help="Keep the first N positions when the cache is full.",
 )
 @option(
     "-c",
@@ -87,7 +87,7 @@ LENGTHS = (0.5, 1.0, 2.0, 3.0, 4.0)  # in contexts
 @option(
     "--no-hadamard",
     is_flag=True,
-    help="Round quantized K and V as they are, not rotated by a Hadamard matrix.",
+    help="Quantize K and V as they are, not mixed by a Hadamard matrix.",
 )
 @threads_option()
 @where_options
@@ -97,7 +97,7 @@ LENGTHS = (0.5, 1.0, 2.0, 3.0, 4.0)  # in contexts
     type=click.IntRange(min=0),
     metavar="N",
     default=Task.seed,
-    help="Of the first trial's key.",
+    help="Seed of the first trial's key; each next trial adds 1.",
 )
 @option("--trials", type=COUNT, metavar="N", default=1, help="Keys to ask for, one after the other.")
 @option("--grid", is_flag=True, help="Accuracy over depth and length, up to 4 contexts.")

@@ -142,7 +142,7 @@ class Verb(click.Command):
         ]
 
     def _origin(self, ctx: click.Context) -> str:
-        """The environment variables that had a say: nobody typed those."""
+        """Names the environment variables that set an option of this run."""
         variables = [
             next(variable for variable in option.envvar or () if os.environ.get(variable))
             for option in self.params

@@ -85,7 +85,7 @@ _OPTIONS = (
         metavar="N",
         default=ModelParams.n_gpu_layers,
         show_default="all",
-        help="The last N layers go there, the output counting as one; the others stay on the CPU.",
+        help="Put the last N layers on these devices (the output counts as one); the others on the CPU.",
     ),
     option(
         "-ts",
@@ -93,7 +93,7 @@ _OPTIONS = (
         type=_Shares(),
         metavar="N,N,..",
         show_default="as much as each has free memory",
-        help="Shares of the devices in those layers.",
+        help="The share of these layers that each device gets.",
     ),
     option(
         "-nkvo",
@@ -104,7 +104,7 @@ _OPTIONS = (
     option(
         "--rpc",
         metavar="HOST:PORT,..",
-        help="ggml RPC servers, whose devices join the others; trusted ones only.",
+        help="Use the devices of these ggml RPC servers too; only servers that you trust.",
     ),
 )
 

@@ -1,1 +1,1 @@
-"""What a model and a context take on each device, told before anything is loaded."""
+"""How much memory a model and a context would use, and what a device can do; nothing is loaded."""

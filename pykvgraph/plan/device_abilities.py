@@ -11,10 +11,11 @@ from pykvgraph.types import Abilities
 
 
 def abilities(path: str | os.PathLike[str], device: str, cache_type: str = ContextParams.type_k) -> Abilities:
-    """What decode, K-shift and defrag of this model can do there, with the cache of one type on it.
+    """Which parts of decode, K-shift and defrag of this model the device can run itself.
 
-    A remote device can't be asked: it says yes to everything. Raises what plan_memory() raises, but not
-    UnsupportedError, whose text is in `refused`.
+    path, device: as Model takes them. cache_type: the type of K and V. A device of an RPC server can't be
+    asked, and seems to do everything. Raises what plan_memory() raises, except UnsupportedError: its message
+    is then in the result's `refused`.
     """
     try:
         part = plan_memory(path, device, n_ctx=256, n_ubatch=32, type_k=cache_type, type_v=cache_type)[0]

@@ -23,10 +23,11 @@ def plan_memory(
     tensor_split: Sequence[float] | None = ModelParams.tensor_split,
     **context: Any,
 ) -> tuple[DevicePart, ...]:
-    """What a Model of these arguments and a Context of these would have on each device.
+    """The memory that a Model and a Context with these arguments would use on each device, the CPU last.
 
-    Nothing is loaded: what it takes is counted, and the devices are asked what they can do. `context` is as
-    Context takes it. Raises what Model and Context raise, but not that a device is too small for it.
+    path, device, n_gpu_layers and tensor_split: as Model takes them. context: the keyword arguments of
+    Context (n_ctx, type_k, ...). No weights are loaded and no cache is allocated. Raises what Model and
+    Context raise, except DeviceError for a device with too little memory.
     """
     model_params = ModelParams(device, n_gpu_layers, tensor_split)
     context_params = ContextParams(**context)

@@ -18,12 +18,15 @@ from pykvgraph.params import MAX_SEED, SamplingParams
 
 
 class Sampler(NotCopied):
-    """Picks tokens. temperature 0: the likeliest, the lowest id among equals, and nothing else matters.
+    """Chooses a token from its logits.
 
-    Otherwise libllama's chain top-k, top-p, min-p, temperature, draw. top_k 0, top_p 1 and min_p 0 switch
-    theirs off. seed: 0 to 2^32 - 2, or None for a random one. Threads that share a
-    sampler wait for each other, and share its random numbers. Raises InvalidArgumentError, which names the
-    value.
+    temperature 0 (greedy): always the likeliest token, the lowest id among equals; the other arguments don't
+    matter. Above 0: libllama's samplers in this order: top_k (keep the k likeliest tokens; 0: off), top_p
+    (keep the likeliest tokens that together have this probability; 1: off), min_p (keep tokens with at least
+    this share of the likeliest token's probability; 0: off), temperature, random draw.
+
+    seed: 0 to 2^32 - 2, or None for a random seed. Threads may share a sampler; they then take turns, and
+    share its random numbers. Raises InvalidArgumentError, which names the bad argument.
     """
 
     def __init__(
@@ -46,10 +49,10 @@ class Sampler(NotCopied):
             )
 
     def sample(self, logits: npt.NDArray[np.float32]) -> int:
-        """A token, given its logits (n_vocab,).
+        """Chooses a token id; logits: float32 (n_vocab,).
 
-        Raises InvalidArgumentError for anything but a flat array of floats, KVGraphError when the largest is
-        not finite.
+        Raises InvalidArgumentError unless logits is a one-dimensional array of floats, and KVGraphError when
+        a logit is NaN or the largest is infinite.
         """
         if not isinstance(logits, np.ndarray) or logits.dtype.kind != "f":
             raise InvalidArgumentError(f"logits must be an array of floats, got {shown(logits)}")

@@ -73,10 +73,10 @@ class Vocabulary:
 
 
 class Tokenizer(NotCopied):
-    """`model.tokenizer`; may be used by several threads.
+    """Turns text into token ids and back: `model.tokenizer`. Several threads may use it.
 
-    n_vocab: token ids are below it. bos, eos: the tokens that begin and end a text, None where the vocabulary
-    has none. space_prefix: encode() puts a space before the text, and decode() takes it away again.
+    n_vocab: number of tokens; ids are 0 to n_vocab - 1. bos, eos: ids of the tokens that begin and end a
+    text, or None. space_prefix: whether encode() puts a space before the text and decode() removes it.
     """
 
     def __init__(self, path: Path, vocabulary: Vocabulary) -> None:
@@ -104,9 +104,10 @@ class Tokenizer(NotCopied):
     def encode(self, text: str, add_special: bool = True, parse_special: bool = False) -> list[int]:
         """Token ids of `text`.
 
-        add_special: with the tokens that the model wants around a text, such as BOS. parse_special: text that
-        spells a control token becomes that token; never for text that strangers wrote. Raises
-        InvalidArgumentError for what is no text, or holds what this vocabulary has no token for.
+        add_special: add the tokens that the model wants around a text, such as BOS. parse_special: text that
+        spells a control token becomes that token; don't use it for text that others wrote, as they could then
+        insert control tokens. Raises InvalidArgumentError when `text` is not a str, is longer than 64 MiB, or
+        has a character that this vocabulary has no token for; DeviceError when there is too little memory.
         """
         if not isinstance(text, str):
             raise InvalidArgumentError(f"text must be a str, got {shown(text)}")
@@ -128,24 +129,30 @@ class Tokenizer(NotCopied):
         return self._ask(self._encode, data, add_special, parse_special)
 
     def decode(self, ids: Integers) -> str:
-        """Text of token ids; control tokens are left out, and what is not UTF-8 becomes U+FFFD.
+        """The text of token ids; control tokens are left out, and bytes that are not UTF-8 become U+FFFD.
 
         Raises InvalidArgumentError for an id that is not in the vocabulary.
         """
         return self.decode_bytes(ids).decode("utf-8", "replace")
 
     def decode_bytes(self, ids: Integers) -> bytes:
-        """decode() before it is made text: the pieces, joined, less the space that encode() put in front."""
+        """The same as decode(), but as the tokens' bytes. Raises what decode() raises."""
         array = integers(ids, "ids", 0, self.n_vocab - 1)
         data = b"".join(map(self._piece, array.tolist()))
         return data.removeprefix(b" ") if self.space_prefix else data
 
     def token_to_piece(self, id: int) -> bytes:
-        """What one token adds to a text, maybe only a part of a character; empty for a control token."""
+        """The bytes of one token, which may be only part of a character; empty for a control token.
+
+        Raises InvalidArgumentError for an id that is not in the vocabulary.
+        """
         return self._piece(integer(id, "id", 0, self.n_vocab - 1))
 
     def is_eog(self, id: int) -> bool:
-        """Whether the token ends a generation: end of text, of a turn, of a message."""
+        """Whether a generation ends at this token: it marks the end of a text, a turn or a message.
+
+        Raises InvalidArgumentError for an id that is not in the vocabulary.
+        """
         id = integer(id, "id", 0, self.n_vocab - 1)
         known = self._eog.get(id)
         if known is None:
@@ -200,7 +207,7 @@ class Tokenizer(NotCopied):
 
 
 def _require_memory(n_bytes: int) -> None:
-    """libllama throws where it finds no memory, and what it throws would end the process: see before."""
+    """Raises DeviceError when n_bytes can't be allocated: in libllama that would end the process."""
     try:
         mmap.mmap(-1, n_bytes + _SMALL_CHANGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS).close()
     except OSError:

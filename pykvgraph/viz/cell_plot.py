@@ -39,11 +39,12 @@ class Row(NamedTuple):
 
 
 def plot_rows(rows: Sequence[Row], path: str | os.PathLike[str]) -> None:
-    """Writes a PNG: steps downwards, cells to the right, a colour per sequence, red where several share,
-    dark grey for cells that only a hold keeps.
+    """Writes a PNG with one line of cells for each Row: a colour per sequence, red for cells that several
+    sequences see, dark grey for cells that only a hold keeps.
 
-    Triangles mark cells whose K waits to be turned, a line under a row the attended span. Raises ImportError
-    without matplotlib, InvalidArgumentError when there are no rows, OSError when the file can't be written.
+    Triangles mark cells whose K-shift is pending. A black line under a row marks the attended span. Raises
+    ImportError without matplotlib, InvalidArgumentError when there are no rows, OSError when the file can't
+    be written.
     """
     if not rows:
         raise InvalidArgumentError("there are no steps to draw: give at least one row")

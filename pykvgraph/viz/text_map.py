@@ -51,13 +51,13 @@ def cell_map(
 ) -> str:
     """The cells as lines of at most `width` columns, without a newline at the end.
 
-    A header with the counts, then the cells in rows that begin with the index of their first cell: `.` for
-    an empty one, a letter for a sequence (a for 0), `*` for one that several see, `+` for one that only a
-    hold keeps. Under a row, `<` or `>` where K waits to be turned to a lower or higher position, and `^` from
-    the lowest to the highest cell of sequence `seq`, which is the span that a token of it attends. Last, each
-    sequence's positions. `color`: with ANSI escapes.
+    First a header with counts, then rows of cells; a row begins with the index of its first cell. `.` is an
+    empty cell, a letter a cell that one sequence sees (a: sequence 0), `*` a cell that several sequences see,
+    `+` a cell that only a hold keeps. Under a row, `<` or `>` marks a cell whose K-shift to a lower or higher
+    position is pending, and `^` marks the span that the next token of sequence `seq` attends over. Last, a
+    line for each sequence with its positions. color: use ANSI escapes.
 
-    Raises InvalidArgumentError for a width below 20 or a sequence that can't be.
+    Raises InvalidArgumentError for a width below 20, or an id of a sequence that is out of range.
     """
     view = cells.cells() if isinstance(cells, KVCache) else cells
     integer(width, "width", 20)
