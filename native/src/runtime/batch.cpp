@@ -43,12 +43,12 @@ std::vector<first_position> batch::first_positions() const {
     std::vector<first_position> first;
     seq_set seen(sets_.front().size());
     for (uint32_t i = 0; i < n_tokens(); ++i) {
-        for (size_t w = 0; w < seen.size(); ++w) {
-            for (uint64_t more = sets_[i][w] & ~seen[w]; more != 0; more &= more - 1) {
-                first.push_back({static_cast<uint32_t>(64 * w) + static_cast<uint32_t>(__builtin_ctzll(more)), in_.pos[i]});
+        each_member(sets_[i].data(), sets_[i].size(), [&](uint32_t seq) {
+            if (!((seen[seq / 64] >> (seq % 64)) & 1)) {
+                first.push_back({seq, in_.pos[i]});
+                seen[seq / 64] |= uint64_t{1} << (seq % 64);
             }
-            seen[w] |= sets_[i][w];
-        }
+        });
     }
     return first;
 }

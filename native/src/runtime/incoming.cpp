@@ -28,7 +28,8 @@ incoming::incoming(kv_cache & cache, const kvg_kv_place * groups, int64_t n_grou
         check_positions(groups[g]);
         const kv_group & group = cache.groups()[static_cast<size_t>(g)];
         const auto n_cells = static_cast<uint32_t>(groups[g].n_cells);
-        groups_.push_back({find_slots(group.cells(), n_cells, "what comes in"), std::vector<uint64_t>(group.layers().size(), 0),
+        groups_.push_back({find_slots(group.cells(), n_cells, "what comes in"),
+                           std::vector<std::vector<bool>>(group.layers().size(), std::vector<bool>(n_cells, false)),
                            n_cells ? groups[g].pos[0] : -1});
     }
     for (size_t g = 0; g < groups_.size(); ++g) {
@@ -69,7 +70,7 @@ void incoming::write(const kvg_incoming_rows & in) {
         data += n * group.k_row_bytes();
         write_only_rows_of(group.v(layer), cells, data);
         data += n * group.v_row_bytes();
-        part.n_written[place] += n;
+        std::fill(part.written[place].begin() + cell_begin, part.written[place].begin() + cell_end, true);
     }
 }
 
@@ -84,10 +85,11 @@ void incoming::show(int64_t seq) {
                  "sequence %lld has positions up to %lld, and what came in begins at %d: seq_rm them first",
                  static_cast<long long>(seq), static_cast<long long>(last), part.first_pos);
         }
-        for (size_t place = 0; place < part.n_written.size(); ++place) {
-            if (part.n_written[place] < part.cells.size()) {
-                fail(KVG_INVALID_ARGUMENT, "%llu of %zu rows of layer %u were written: write all of them before they are shown",
-                     (unsigned long long) part.n_written[place], part.cells.size(), cache_.groups()[g].layers()[place]);
+        for (size_t place = 0; place < part.written.size(); ++place) {
+            const auto n = static_cast<size_t>(std::count(part.written[place].begin(), part.written[place].end(), true));
+            if (n < part.cells.size()) {
+                fail(KVG_INVALID_ARGUMENT, "%zu of %zu rows of layer %u were written: write all of them before they are shown",
+                     n, part.cells.size(), cache_.groups()[g].layers()[place]);
             }
         }
     }

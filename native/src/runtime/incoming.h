@@ -37,8 +37,8 @@ public:
 
 private:
     struct group_part {
-        std::vector<uint32_t> cells;     // in the order of the positions
-        std::vector<uint64_t> n_written; // rows, of each layer
+        std::vector<uint32_t> cells;            // in the order of the positions
+        std::vector<std::vector<bool>> written; // of each layer, which rows
         int32_t first_pos;
     };
 

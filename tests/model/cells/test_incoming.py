@@ -124,6 +124,11 @@ def test_refusals_change_nothing(model: kvg.Model) -> None:
         incoming = ctx.kv.reserve([kvg.Place(range(4))] * n_groups)
         with pytest.raises(kvg.InvalidArgumentError, match="rows of layer 0"):
             incoming.show(1)
+        half = ctx.kv.read_rows(cells_of(ctx.kv, 0, 0)[:2], layers=range(1)).data
+        for _ in range(2):  # the same rows twice are not all of them
+            incoming.write(0, range(1), range(2), half)
+        with pytest.raises(kvg.InvalidArgumentError, match="2 of 4 rows of layer 0"):
+            incoming.show(1)
         with pytest.raises(kvg.InvalidArgumentError, match="bytes"):
             incoming.write(0, range(1), range(4), b"short")
         for arguments in (
