@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+import resource
 import sys
 import threading
 from collections.abc import Callable
@@ -208,6 +209,8 @@ class Tokenizer(NotCopied):
 
 def _require_memory(n_bytes: int) -> None:
     """Raises DeviceError when n_bytes can't be allocated: in libllama that would end the process."""
+    if n_bytes < _SMALL_CHANGE and resource.getrlimit(resource.RLIMIT_AS)[0] == resource.RLIM_INFINITY:
+        return  # without a limit, the kernel gives that little and finds the pages later
     try:
         mmap.mmap(-1, n_bytes + _SMALL_CHANGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS).close()
     except OSError:

@@ -33,12 +33,16 @@ void keep_full(std::vector<alike> & chunks) {
 }
 
 std::set<shift_in_chunk> where_cells_may_wait(const cells & cells) {
-    std::unordered_map<int32_t, std::vector<alike>> all; // by shift, in order of chunks
+    std::unordered_map<int32_t, std::vector<alike>> all;           // by shift, in order of chunks
+    std::pair<const int32_t, std::vector<alike>> * last = nullptr; // neighbours are mostly alike: one lookup for all of them
     for (uint32_t i = 0; i < cells.n_kv(); ++i) {
         if (cells.shift(i) == 0) {
             continue;
         }
-        std::vector<alike> & chunks = all[cells.shift(i)];
+        if (last == nullptr || last->first != cells.shift(i)) {
+            last = &*all.try_emplace(cells.shift(i)).first;
+        }
+        std::vector<alike> & chunks = last->second;
         if (chunks.empty() || chunks.back().chunk != i / WAITING_CHUNK) {
             chunks.push_back({i / WAITING_CHUNK, 0});
         }
@@ -74,16 +78,23 @@ int32_t turn_of(const cells & cells, uint32_t i) { return fault_active("shift-si
 class turn_lister {
 public:
     void add(uint32_t row, const turn & turn) {
-        const auto [found, is_new] = known_.try_emplace({turn.by, turn.from}, static_cast<uint32_t>(list_.turns.size()));
-        if (is_new) { // most turn alike
-            list_.turns.push_back(turn);
+        const std::pair<int32_t, uint8_t> key = {turn.by, turn.from};
+        if (list_.turns.empty() || key != last_key_) {
+            const auto [found, is_new] = known_.try_emplace(key, static_cast<uint32_t>(list_.turns.size()));
+            if (is_new) { // most turn alike
+                list_.turns.push_back(turn);
+            }
+            last_key_ = key;
+            last_ = found->second;
         }
-        list_.rows.push_back({row, found->second});
+        list_.rows.push_back({row, last_});
     }
     turn_list take() && { return std::move(list_); }
 
 private:
     std::map<std::pair<int32_t, uint8_t>, uint32_t> known_;
+    std::pair<int32_t, uint8_t> last_key_; // neighbours mostly turn alike: one lookup for all of them
+    uint32_t last_ = 0;
     turn_list list_;
 };
 
@@ -112,11 +123,20 @@ settlement settle(const cells & cells, bool can_wait) {
         can_wait && !fault_active("shift-skip") ? where_cells_may_wait(cells) : std::set<shift_in_chunk>{};
     std::vector<uint32_t> rotated;
     turn_lister waiting;
+    shift_in_chunk last = {0, 0}; // neighbours mostly have the same shift: one lookup for all of them
+    bool last_waits = false;
     for (uint32_t i = 0; i < cells.n_kv(); ++i) {
-        const int32_t shift = cells.shift(i);
-        if (shift != 0 && may_wait.count({shift, i / WAITING_CHUNK}) > 0) {
+        const shift_in_chunk here = {cells.shift(i), i / WAITING_CHUNK};
+        if (here.first == 0) {
+            continue;
+        }
+        if (here != last) {
+            last = here;
+            last_waits = may_wait.count(here) > 0;
+        }
+        if (last_waits) {
             waiting.add(i, {-turn_of(cells, i), 0, 0});
-        } else if (shift != 0) {
+        } else {
             rotated.push_back(i);
         }
     }
