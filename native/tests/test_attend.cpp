@@ -93,7 +93,7 @@ std::vector<double> naive(const sizes & s, const std::vector<float> & q, const m
 
 std::vector<float> with_kernel(const attend_kernel & kernel, const sizes & s, const std::vector<float> & q, const matrix & k,
                                const matrix & v, const std::vector<uint16_t> & mask, float scale,
-                               const attend_turns & waiting = {}) {
+                               const attend_rotations & waiting = {}) {
     std::vector<float> out(q.size(), std::numeric_limits<float>::quiet_NaN());
     const uint32_t group = s.n_head / s.n_head_kv;
     const size_t floats = size_t{s.n_tokens} * group * attend_partial_floats(s.head_dim);
@@ -204,8 +204,8 @@ void mix(float * head, uint32_t size) {
     }
 }
 
-// Pair i of a head turns by (i + 1) times the angle.
-void turn(float * head, const head_rotation & how, double angle) {
+// Rotates pair i of a head by (i + 1) times the angle.
+void rotate(float * head, const head_rotation & how, double angle) {
     for (uint32_t i = 0; i < how.n_pairs; ++i) {
         float & a = head[how.neox ? i : 2 * i];
         float & b = head[how.neox ? i + how.n_pairs : 2 * i + 1];
@@ -220,15 +220,15 @@ void turn(float * head, const head_rotation & how, double angle) {
 
 } // namespace
 
-TEST_CASE("cells that wait for a turn count as if they had turned") {
+TEST_CASE("attention to cells that wait is the same as to cells whose K was rotated") {
     const sizes s = {64, 6, 2, 19, 500, 2};
     const uint32_t width = s.n_head_kv * s.head_dim;
-    const double angles[] = {0, 0.3, -2.0, 1.1}; // of a turn from 1 on
+    const double angles[] = {0, 0.3, -2.0, 1.1}; // of rotation 0 (none), 1, 2, 3
     std::mt19937 random(5);
     for (const ggml_type type : {GGML_TYPE_Q4_0, GGML_TYPE_Q8_0, GGML_TYPE_F16}) {
         for (const bool neox : {false, true}) {
             for (const uint32_t mixed : {0u, 32u, 64u}) {
-                for (const uint32_t stretch : {1u, 90u, 500u}) { // cells in a row that wait for the same
+                for (const uint32_t stretch : {1u, 90u, 500u}) { // cells in a row with the same rotation
                     CAPTURE(neox);
                     CAPTURE(mixed);
                     CAPTURE(stretch);
@@ -246,23 +246,23 @@ TEST_CASE("cells that wait for a turn count as if they had turned") {
                             for (uint32_t piece = 0; mixed != 0 && piece < s.head_dim; piece += mixed) {
                                 mix(head + piece, mixed);
                             }
-                            turn(head, how, angles[of_cell[c]]);
+                            rotate(head, how, angles[of_cell[c]]);
                             for (uint32_t piece = 0; mixed != 0 && piece < s.head_dim; piece += mixed) {
                                 mix(head + piece, mixed);
                             }
                         }
                     }
-                    std::vector<float> turns;
-                    for (const double angle : {0.3, -2.0, 1.1}) { // the queries', the other way
+                    std::vector<float> tables;
+                    for (const double angle : {0.3, -2.0, 1.1}) { // queries are rotated in the opposite direction
                         for (uint32_t i = 0; i < 2 * how.n_pairs; ++i) {
                             const double by = -angle * (i % how.n_pairs + 1);
-                            turns.push_back(static_cast<float>(i < how.n_pairs ? std::cos(by) : std::sin(by)));
+                            tables.push_back(static_cast<float>(i < how.n_pairs ? std::cos(by) : std::sin(by)));
                         }
                     }
                     const std::vector<double> expected = naive(s, q, k, v, mask, 0.125f);
                     for_each_kernel([&](const attend_kernel & kernel) {
                         const auto found =
-                            with_kernel(kernel, s, q, k, v, mask, 0.125f, {of_cell.data(), turns.data(), how, mixed});
+                            with_kernel(kernel, s, q, k, v, mask, 0.125f, {of_cell.data(), tables.data(), how, mixed});
                         CHECK(worst(found, expected) < 1e-5);
                     });
                 }

@@ -2,8 +2,8 @@
 
 #include <map>
 
+#include "rotated.h"
 #include "shift/on_device.h"
-#include "turned.h"
 
 using namespace kvg;
 
@@ -17,10 +17,10 @@ struct lot {
 };
 
 void check(const cells & c, uint32_t align, size_t max_spans, const std::vector<lot> & expected, bool by_dither = true) {
-    const turn_list list = settle(c, false).rotated;
+    const rotation_list list = settle(c, false).rotated;
     std::map<uint8_t, lot> found;
     for (const rotated_piece & piece : cut_pieces(list, {by_dither, align, max_spans, 3})) {
-        const uint8_t dither = by_dither ? list.turns[piece.rows.front().turn].from : 0;
+        const uint8_t dither = by_dither ? list.rotations[piece.rows.front().index].from : 0;
         lot & these = found.try_emplace(dither, lot{dither, {}, {}}).first->second;
         const auto n = static_cast<uint32_t>(piece.rows.size());
         CHECK((piece.in_place || n <= 3));
@@ -28,7 +28,7 @@ void check(const cells & c, uint32_t align, size_t max_spans, const std::vector<
             these.spans.insert(these.spans.end(), {piece.rows.front().row, n});
         }
         for (uint32_t i = 0; i < n; ++i) {
-            CHECK((!by_dither || list.turns[piece.rows[i].turn].from == dither));
+            CHECK((!by_dither || list.rotations[piece.rows[i].index].from == dither));
             if (piece.in_place) {
                 CHECK(piece.rows[i].row == piece.rows.front().row + i);
             } else {

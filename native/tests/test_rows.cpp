@@ -89,17 +89,17 @@ TEST_CASE("zeros, and a block of zeros among others, are rounded to zeros") {
     });
 }
 
-TEST_CASE("pairs of dimensions turn by their angles, the others stay") {
+TEST_CASE("pairs of dimensions are rotated by their angles, the others stay") {
     for (const head_rotation how : {head_rotation{64, 32, true}, head_rotation{64, 32, false}, head_rotation{80, 10, true},
                                     head_rotation{80, 10, false}, head_rotation{6, 3, true}, head_rotation{2, 1, false}}) {
         const uint32_t n_heads = 3;
         const std::vector<float> values = normal(size_t{n_heads} * how.head_dim, 5);
         const std::vector<float> angles = normal(how.n_pairs, 6);
-        std::vector<float> turn(size_t{2} * how.n_pairs);
+        std::vector<float> table(size_t{2} * how.n_pairs);
         std::vector<double> expected(values.begin(), values.end());
         for (uint32_t i = 0; i < how.n_pairs; ++i) {
-            turn[i] = std::cos(angles[i]);
-            turn[how.n_pairs + i] = std::sin(angles[i]);
+            table[i] = std::cos(angles[i]);
+            table[how.n_pairs + i] = std::sin(angles[i]);
             for (uint32_t h = 0; h < n_heads; ++h) {
                 const size_t a = size_t{h} * how.head_dim + (how.neox ? i : 2 * i);
                 const size_t b = a + (how.neox ? how.n_pairs : 1);
@@ -110,7 +110,7 @@ TEST_CASE("pairs of dimensions turn by their angles, the others stay") {
         }
         for_each_kernel([&](const attend_kernel & kernel) {
             std::vector<float> x = values;
-            kernel.rotate(x.data(), n_heads, how, turn.data());
+            kernel.rotate(x.data(), n_heads, how, table.data());
             for (size_t i = 0; i < x.size(); ++i) {
                 CHECK(std::abs(x[i] - expected[i]) < 1e-6);
             }

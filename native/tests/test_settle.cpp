@@ -1,7 +1,7 @@
 #include <doctest/doctest.h>
 
+#include "rotated.h"
 #include "shift/settle.h"
-#include "turned.h"
 
 using namespace kvg;
 
@@ -38,11 +38,11 @@ TEST_CASE("cells that few others have the same shift as are rotated, and cells t
     const settlement settled = settle(c, true);
     CHECK(rows_of(settled.rotated) == expected);
     CHECK(settled.waiting.rows.size() == 64 + 64 + 71 + 256);
-    for (const turned_row & row : settled.waiting.rows) { // queries turn the other way
-        CHECK(settled.waiting.turns[row.turn].by == -c.shift(row.row));
+    for (const rotated_row & row : settled.waiting.rows) { // queries are rotated in the opposite direction
+        CHECK(settled.waiting.rotations[row.index].by == -c.shift(row.row));
     }
-    for (const turned_row & row : settled.rotated.rows) {
-        CHECK(settled.rotated.turns[row.turn].by == c.shift(row.row));
+    for (const rotated_row & row : settled.rotated.rows) {
+        CHECK(settled.rotated.rotations[row.index].by == c.shift(row.row));
     }
     rotate(c, settled.rotated);
     CHECK(c.n_shifted() == settled.waiting.rows.size());
@@ -55,15 +55,15 @@ TEST_CASE("cells that few others have the same shift as are rotated, and cells t
     CHECK(settle(c, false).rotated.rows.size() == c.n_shifted());
 }
 
-TEST_CASE("a turn is listed once, and each row has its own") {
+TEST_CASE("each rotation is listed once, and each row refers to its own") {
     cells c = full();
     c.apply(c.check_add(0, 60, -1, 7));
     c.apply(c.check_add(0, 0, 2, 1000));
-    const turn_list list = settle(c, false).rotated;
-    REQUIRE(list.turns.size() == 2);
+    const rotation_list list = settle(c, false).rotated;
+    REQUIRE(list.rotations.size() == 2);
     CHECK(rows_of(list) == numbers{0, 1, 60, 61, 62, 63});
-    CHECK(list.turns[list.rows[1].turn].by == 1000);
-    CHECK(list.turns[list.rows[5].turn].by == 7);
+    CHECK(list.rotations[list.rows[1].index].by == 1000);
+    CHECK(list.rotations[list.rows[5].index].by == 7);
 }
 
 TEST_CASE("copies are rotated as far as their K-shift is pending, in the order in which they lie") {
@@ -71,12 +71,12 @@ TEST_CASE("copies are rotated as far as their K-shift is pending, in the order i
     c.apply(c.check_add(0, 0, -1, 5));
     rotate(c, settle(c, false).rotated);
     c.apply(c.check_add(0, 5 + 10, 5 + 12, 100));
-    const turn_list list = settle_copies(c, {11, 3, 10, 11});
+    const rotation_list list = settle_copies(c, {11, 3, 10, 11});
     CHECK(rows_of(list) == numbers{0, 2, 3});
-    REQUIRE(list.turns.size() == 1);
-    CHECK(list.turns[0].by == 100);
-    CHECK(list.turns[0].from == 1);
-    CHECK(list.turns[0].to == 2);
+    REQUIRE(list.rotations.size() == 1);
+    CHECK(list.rotations[0].by == 100);
+    CHECK(list.rotations[0].from == 1);
+    CHECK(list.rotations[0].to == 2);
     CHECK(c.shift(11) == 100); // the cell itself stays as it was
 }
 

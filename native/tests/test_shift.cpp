@@ -9,10 +9,10 @@
 #include "distance.h"
 #include "kvgraph.h"
 #include "memory/kv_group.h"
+#include "rotated.h"
 #include "shift/dither.h"
 #include "shift/k_shift.h"
 #include "shift/on_device.h"
-#include "turned.h"
 
 using namespace kvg;
 
@@ -23,7 +23,7 @@ constexpr int32_t P0 = 200;
 constexpr ggml_type TYPES[] = {GGML_TYPE_F32,  GGML_TYPE_F16,  GGML_TYPE_BF16, GGML_TYPE_Q8_0,
                                GGML_TYPE_Q5_1, GGML_TYPE_Q5_0, GGML_TYPE_Q4_1, GGML_TYPE_Q4_0};
 
-// Of a model whose heads turn in their first n_rot dimensions only.
+// A layer whose heads are rotated in their first n_rot dimensions only.
 std::vector<layer_spec> partly_rotated(uint32_t head_dim, int n_rot, int mode) {
     layer_spec layer = {};
     layer.n_head = layer.n_head_kv = 3;
@@ -47,7 +47,7 @@ struct test_group {
 };
 
 // What a rotation by so many positions makes of heads, by its definition.
-void turn_heads(std::vector<float> & heads, const layer_spec & layer, int32_t by) {
+void rotate_heads(std::vector<float> & heads, const layer_spec & layer, int32_t by) {
     const int n_pairs = layer.rope.n_rot / 2;
     for (size_t head = 0; head < heads.size(); head += layer.head_dim_k) {
         for (int i = 0; i < n_pairs; ++i) {
@@ -88,7 +88,7 @@ void write(kv_group & group, const std::vector<float> & k) {
 
 } // namespace
 
-TEST_CASE("heads that turn in part are right in every type, whatever their size") {
+TEST_CASE("heads that are rotated in part are right in every type, whatever their size") {
     std::mt19937 random(1);
     std::normal_distribution<float> normal;
     for (const ggml_type type : TYPES) {
@@ -114,12 +114,12 @@ TEST_CASE("heads that turn in part are right in every type, whatever their size"
                 const double own = distance(read, k);
 
                 cache.cells().apply(cache.cells().check_add(0, 0, -1, -150));
-                const turn_list list = settle(cache.cells(), false).rotated;
+                const rotation_list list = settle(cache.cells(), false).rotated;
                 CHECK(list.rows.size() == N);
-                const std::vector<rotation> layers = rotations_of(cache, test.layers, {});
+                const std::vector<layer_rotation> layers = rotations_of(cache, test.layers, {});
                 k_shift(cache, layers).run(2, list);
                 CHECK(cache.cells().n_shifted() == 0);
-                turn_heads(k, test.layers[0], -150);
+                rotate_heads(k, test.layers[0], -150);
                 for (const uint32_t il : cache.layers()) {
                     cache.read(il, false, read.data());
                     CHECK(distance(read, k) <= 1.5 * own + 1e-5);
@@ -199,8 +199,8 @@ TEST_CASE("the graph rotates as the CPU's loop does, runs in place and rows, aga
                 for (const int32_t from : {0, 10, 20, 0}) { // some more often than others
                     cache.cells().apply(cache.cells().check_add(0, P0 + from, -1, 150));
                     cache.cells().apply(cache.cells().check_add(0, P0 + from + 150, -1, -147));
-                    const turn_list list = settle(cache.cells(), false).rotated;
-                    const std::vector<rotation> how = rotations_of(cache, test.layers, {});
+                    const rotation_list list = settle(cache.cells(), false).rotated;
+                    const std::vector<layer_rotation> how = rotations_of(cache, test.layers, {});
                     if (!by_graph) {
                         k_shift(cache, how).run(2, list);
                         continue;
@@ -220,7 +220,7 @@ TEST_CASE("the graph rotates as the CPU's loop does, runs in place and rows, aga
     }
 }
 
-TEST_CASE("each layer turns by its own base, and not at all without rope: in place, by a graph, in copies and as floats") {
+TEST_CASE("each layer is rotated by its own base, and not at all without rope: in place, by a graph, in copies and as floats") {
     std::mt19937 random(3);
     std::normal_distribution<float> normal;
     std::vector<layer_spec> layers(4, partly_rotated(32, 20, GGML_ROPE_TYPE_NEOX)[0]);
@@ -234,7 +234,7 @@ TEST_CASE("each layer turns by its own base, and not at all without rope: in pla
     std::vector<std::vector<float>> expected;
     for (const layer_spec & layer : layers) {
         expected.push_back(k);
-        turn_heads(expected.back(), layer, 150);
+        rotate_heads(expected.back(), layer, 150);
     }
     for (const ggml_type type : {GGML_TYPE_F32, GGML_TYPE_Q8_0}) {
         for (const char * by : {"cpu", "graph", "copies", "floats"}) {
@@ -244,10 +244,10 @@ TEST_CASE("each layer turns by its own base, and not at all without rope: in pla
             kv_group & cache = test.group;
             fill_cells(cache);
             write(cache, k);
-            const std::vector<rotation> how = rotations_of(cache, test.layers, {});
+            const std::vector<layer_rotation> how = rotations_of(cache, test.layers, {});
             cache.cells().apply(cache.cells().check_add(0, 0, -1, 150));
             k_shift shift(cache, how);
-            const turn_list list = settle(cache.cells(), false).rotated;
+            const rotation_list list = settle(cache.cells(), false).rotated;
             if (by == std::string("cpu")) {
                 shift.run(2, list);
             } else if (by == std::string("graph")) {

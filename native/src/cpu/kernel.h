@@ -21,20 +21,20 @@ struct attend_rows {
     ggml_type type;
 };
 
-// How heads of K turn.
+// How heads of K are rotated.
 struct head_rotation {
     uint32_t head_dim;
-    uint32_t n_pairs; // of dimensions that turn
+    uint32_t n_pairs; // of rotated dimensions
     bool neox;        // a pair's dimensions are n_pairs apart, else neighbours
 };
 
-// Cells whose K waits to be rotated, and is attended to as it is: a query turns the other way before it meets them. In each chunk it
-// turns once for all cells of a turn.
-struct attend_turns {
-    const uint32_t * of_cell; // n_kv: 0 for none, else which of the turns, from 1; nullptr when no cell waits
-    const float * turns;      // n_pairs cosines, then as many sines, of each
+// The cells that wait, and how queries are rotated for them: in the opposite direction, so that K can stay as it is. In each chunk a query
+// is rotated once for all cells with the same rotation.
+struct attend_rotations {
+    const uint32_t * of_cell; // (n_kv): which rotation, from 1; 0: the cell doesn't wait. nullptr when no cell waits
+    const float * tables;     // for each rotation n_pairs cosines, then n_pairs sines
     head_rotation how;        // of padded heads
-    uint32_t mixed;           // the size of the Walsh-Hadamard matrix that queries come multiplied by, 0 for none
+    uint32_t mixed;           // the size of the Walsh-Hadamard matrix by which queries are mixed; 0: they are not
 };
 
 struct attend_job {
@@ -50,7 +50,7 @@ struct attend_job {
     uint32_t n_tokens;
     uint32_t n_kv;
     uint32_t n_ranges;
-    attend_turns waiting;
+    attend_rotations waiting;
 };
 
 // What is worked on at a time: some tokens' query heads of one KV head over one range of cells.
@@ -98,8 +98,8 @@ struct attend_kernel {
     // A row of a cache type as floats, and back, rounded. x: room for n rounded up to 16
     void (*to_floats)(ggml_type type, const void * row, float * x, uint32_t n);
     void (*from_floats)(ggml_type type, const float * x, void * row, uint32_t n);
-    // turn: n_pairs cosines, then as many sines
-    void (*rotate)(float * x, uint32_t n_heads, const head_rotation & how, const float * turn);
+    // table: n_pairs cosines, then n_pairs sines
+    void (*rotate)(float * x, uint32_t n_heads, const head_rotation & how, const float * table);
     // Each piece of `size` floats times a Walsh-Hadamard matrix (cache/hadamard.h). size: a power of two from 4 on
     void (*mix)(float * x, size_t n, uint32_t size);
 };

@@ -204,10 +204,10 @@ void list_wanted(const attend_job & job, const attend_unit & unit, uint32_t firs
     }
 }
 
-// The queries of a unit, scaled, each padded with zeros, and turned as the cells want them that they met last.
+// The queries of a unit: scaled, padded with zeros, and rotated for the cells that they were used for last.
 struct unit_queries {
     float * floats;              // (padded, group, tokens)
-    uint32_t has[ATTEND_TOKENS]; // each token's turn + 1; 0: nothing yet
+    uint32_t has[ATTEND_TOKENS]; // each token's rotation + 1; 0: the token has no queries yet
 };
 
 void scale_queries(const attend_job & job, uint32_t token, uint32_t head_kv, float * q) {
@@ -221,44 +221,44 @@ void scale_queries(const attend_job & job, uint32_t token, uint32_t head_kv, flo
     }
 }
 
-// turn: from 1
-void turn_queries(const attend_job & job, uint32_t turn, float * q) {
+// rotation: from 1
+void rotate_queries(const attend_job & job, uint32_t rotation, float * q) {
     const uint32_t padded = attend_padded(job.head_dim);
     const uint32_t group = job.n_head / job.n_head_kv;
-    const attend_turns & waiting = job.waiting;
-    if (waiting.mixed != 0) { // positions turn pairs of dimensions, which a Hadamard matrix has mixed
+    const attend_rotations & waiting = job.waiting;
+    if (waiting.mixed != 0) { // a second time, which undoes it: rope rotates pairs of the unmixed dimensions
         mix_heads(q, size_t{group} * padded, waiting.mixed);
     }
-    rotate_heads(q, group, waiting.how, waiting.turns + size_t{turn - 1} * 2 * waiting.how.n_pairs);
+    rotate_heads(q, group, waiting.how, waiting.tables + size_t{rotation - 1} * 2 * waiting.how.n_pairs);
     if (waiting.mixed != 0) {
         mix_heads(q, size_t{group} * padded, waiting.mixed);
     }
 }
 
-// Those of one token, for cells that wait for a turn; 0: that don't.
-const float * queries_for(const attend_job & job, const attend_unit & unit, uint32_t token, uint32_t turn,
+// The queries of one token. rotation: as attend_rotations::of_cell gives it; 0 for cells that don't wait
+const float * queries_for(const attend_job & job, const attend_unit & unit, uint32_t token, uint32_t rotation,
                           unit_queries & queries) {
     const uint32_t i = token - unit.token_begin;
     float * q = queries.floats + size_t{i} * (job.n_head / job.n_head_kv) * attend_padded(job.head_dim);
-    if (queries.has[i] != turn + 1) {
+    if (queries.has[i] != rotation + 1) {
         scale_queries(job, token, unit.head_kv, q);
-        if (turn != 0) {
-            turn_queries(job, turn, q);
+        if (rotation != 0) {
+            rotate_queries(job, rotation, q);
         }
-        queries.has[i] = turn + 1;
+        queries.has[i] = rotation + 1;
     }
     return q;
 }
 
-// Takes those of n cells out that wait for what the first does. Returns how many are left.
-uint32_t take_alike(const uint32_t * turns, uint32_t * cells, uint32_t n, uint32_t * alike) {
-    const uint32_t turn = turns[cells[0]];
+// Moves the cells with the same rotation as the first one from `cells` to `alike`. Returns how many are left in `cells`.
+uint32_t take_alike(const uint32_t * rotations, uint32_t * cells, uint32_t n, uint32_t * alike) {
+    const uint32_t rotation = rotations[cells[0]];
     uint32_t n_left = 0;
     for (uint32_t i = 0; i < n; ++i) {
         const uint32_t cell = cells[i];
         alike[i - n_left] = cell;
         cells[n_left] = cell;
-        n_left += turns[cell] != turn;
+        n_left += rotations[cell] != rotation;
     }
     return n_left;
 }
@@ -269,21 +269,21 @@ void attend_chunk(const attend_job & job, const attend_unit & unit, uint32_t fir
                   uint32_t n_dims, float * partial, unit_queries & queries) {
     const uint32_t group = job.n_head / job.n_head_kv;
     const uint32_t padded = attend_padded(job.head_dim);
-    const uint32_t * turns = job.waiting.of_cell ? job.waiting.of_cell + first : nullptr;
+    const uint32_t * rotations = job.waiting.of_cell ? job.waiting.of_cell + first : nullptr;
     uint32_t seen[CHUNK + CELLS];
     uint32_t alike[CHUNK + CELLS];
     for (uint32_t t = unit.token_begin; t < unit.token_end; ++t) {
         float * sum = partial + size_t{t - unit.token_begin} * group * attend_partial_floats(job.head_dim);
-        uint32_t * cells = turns ? alike : seen;
+        uint32_t * cells = rotations ? alike : seen;
         uint32_t n_left = list_seen(job.mask + size_t{t} * job.n_kv + first, n, seen);
         while (n_left > 0) {
             const uint32_t n_seen = n_left;
-            const uint32_t turn = turns ? turns[seen[0]] : 0;
-            n_left = turns ? take_alike(turns, seen, n_seen, alike) : 0;
+            const uint32_t rotation = rotations ? rotations[seen[0]] : 0;
+            n_left = rotations ? take_alike(rotations, seen, n_seen, alike) : 0;
             for (uint32_t c = 0; c < CELLS; ++c) {
                 cells[n_seen - n_left + c] = cells[0];
             }
-            const float * q = queries_for(job, unit, t, turn, queries);
+            const float * q = queries_for(job, unit, t, rotation, queries);
             attend_group(q, sum, group, padded, n_dims, k, v, cells, n_seen - n_left);
         }
     }

@@ -135,7 +135,7 @@ void floats_to_row(ggml_type type, const float * x, void * row, uint32_t n) {
     }
 }
 
-// Pairs of dimensions are neighbours, or as far apart as there are pairs (NeoX). The loops are the compiler's to turn into vectors.
+// The two dimensions of a pair are neighbours, or n_pairs apart (NeoX). The compiler vectorizes both loops.
 void rotate_heads(float * __restrict x, uint32_t n_heads, const head_rotation & how, const float * __restrict cosines) {
     const uint32_t n = how.n_pairs;
     const float * __restrict sines = cosines + n;

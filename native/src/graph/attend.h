@@ -47,8 +47,8 @@ public:
     // preconditions: tensors in host memory, run by the CPU's backend with at most max_threads
     ggml_tensor * node(ggml_context * ctx, ggml_tensor * q, ggml_tensor * k, ggml_tensor * v, ggml_tensor * mask);
 
-    // Which cells of the group wait, and how queries turn for them, until the next call; what this points to must live until then.
-    void set_turns(const attend_turns & waiting) { waiting_ = waiting; }
+    // Which cells of the group wait, and how queries are rotated for them. Valid until the next call; the arrays must live until then.
+    void set_waiting(const attend_rotations & waiting) { waiting_ = waiting; }
 
 private:
     static void compute(ggml_tensor * dst, int ith, int nth, void * op);
@@ -56,7 +56,7 @@ private:
     void share(const attend_job & job, size_t ith);
 
     const cell_span & span_;
-    attend_turns waiting_ = {};
+    attend_rotations waiting_ = {};
     attend_workspace & workspace_;
     const attend_kernel & kernel_;
     float scale_;

@@ -43,7 +43,7 @@ decoder::decoder(const model & model, const kv_cache & cache, const backends & b
     : model_(model), cache_(cache), n_ubatch_(params.n_ubatch), spans_(cache.groups().size()) {
     choose_attentions(params.flash_attn, params.max_threads);
     any_span_ = ops_.size() == attentions_.size();
-    can_turn_ = any_span_ && ggml_is_quantized(cache.types().k);
+    can_rotate_queries_ = any_span_ && ggml_is_quantized(cache.types().k);
     // leafs (weights, inputs) are counted, too, and there are fewer of them than nodes
     const auto n_nodes = static_cast<size_t>(ggml_graph_n_nodes(graph_of(largest()).graph()));
     graphs_ = std::make_unique<graph_cache>(backends, 2 * n_nodes);

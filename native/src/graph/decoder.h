@@ -36,12 +36,13 @@ public:
     // A graph that attends to a span of each group, for its inputs to be set: one that is kept, or a new one. A mask takes n_tokens rows
     // of its span. error(KVG_DEVICE)
     decode_graph & prepare(uint32_t n_tokens, uint32_t n_outputs, const std::vector<cell_span> & spans);
-    // Whether cells whose K-shift is pending may wait, as attention turns the queries for them: where all attention is this library's
-    // own, and K quantized, which each rotation rounds again. Floats lose so little that to rotate them once is cheaper.
-    bool can_turn_queries() const { return can_turn_; }
-    // Which cells wait, and how a layer's queries turn for them, until the next call; what this points to must live until then.
-    // precondition: can_turn_queries()
-    void set_turns(uint32_t layer, const attend_turns & waiting) { ops_[layer].set_turns(waiting); }
+    // Whether cells whose K-shift is pending may wait, because attention rotates the queries for them. It can do so where all attention
+    // is this library's own and K is quantized. Each rotation rounds K again: that costs a quantized K precision, but floats so little
+    // that to rotate them once is cheaper.
+    bool can_rotate_queries() const { return can_rotate_queries_; }
+    // Which cells wait, and how a layer's queries are rotated for them. Valid until the next call; the arrays must live until then.
+    // precondition: can_rotate_queries()
+    void set_waiting(uint32_t layer, const attend_rotations & waiting) { ops_[layer].set_waiting(waiting); }
     // The graph that was prepared. error(KVG_DEVICE)
     void compute();
     // spent in graphs so far
@@ -62,7 +63,7 @@ private:
     const kv_cache & cache_;
     uint32_t n_ubatch_;
     bool any_span_; // one graph does for every span, as all layers have attention_kind::attend
-    bool can_turn_;
+    bool can_rotate_queries_;
     std::vector<cell_span> spans_; // of each group, in the tensors that the graph shows to attention
     std::unique_ptr<attend_workspace> workspace_;
     std::deque<attend_op> ops_; // for attention_kind::attend

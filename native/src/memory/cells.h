@@ -157,7 +157,7 @@ public:
     void fork(uint32_t src, uint32_t dst, uint32_t seq) noexcept;
     // Holds are released too.
     void clear();
-    // K was turned to its position, and carries that dither now: its K-shift is pending no more.
+    // K was rotated to the cell's position and carries this dither now. The cell's K-shift is no longer pending.
     void set_rotated(uint32_t i, uint8_t dither);
 
     // What a caller may do to sequences: ranges [p0, p1), negative p0 = 0, negative p1 = no end. Any integer is safe: an id out of

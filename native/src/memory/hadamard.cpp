@@ -36,9 +36,9 @@ void hadamard::allocate() {
 }
 
 ggml_tensor * hadamard::apply(ggml_context * ctx, ggml_tensor * x) const {
-    ggml_tensor * rotated = ggml_mul_mat(ctx, matrix_, ggml_reshape_2d(ctx, x, size_, ggml_nelements(x) / size_));
-    ggml_mul_mat_set_hint(rotated, GGML_HINT_SRC0_IS_HADAMARD); // backends have a fast transform, GPUs for 64 to 512
-    return ggml_reshape(ctx, rotated, x);
+    ggml_tensor * mixed = ggml_mul_mat(ctx, matrix_, ggml_reshape_2d(ctx, x, size_, ggml_nelements(x) / size_));
+    ggml_mul_mat_set_hint(mixed, GGML_HINT_SRC0_IS_HADAMARD); // backends have a fast transform, GPUs for 64 to 512
+    return ggml_reshape(ctx, mixed, x);
 }
 
 void hadamard::apply(float * x, size_t n) const { attend_kernels_here()[0]->mix(x, n, size_); }

@@ -7,7 +7,7 @@
 
 namespace kvg {
 
-// How positions turn the pairs of dimensions of a layer's queries and K.
+// How a layer's queries and K are rotated by their positions.
 struct rope_params {
     int mode;          // GGML_ROPE_TYPE_*
     int n_rot;         // rotated dimensions, <= head_dim_k; 0: none, positions leave K as it is

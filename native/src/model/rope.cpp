@@ -12,10 +12,10 @@ ggml_tensor * rope(ggml_context * ctx, ggml_tensor * x, ggml_tensor * positions,
                  params.freq_scale, /*ext_factor*/ 0.0f, /*attn_factor*/ gain, /*beta_fast*/ 32.0f, /*beta_slow*/ 1.0f);
 }
 
-ggml_tensor * turn_pairs(ggml_context * ctx, ggml_tensor * x, ggml_tensor * ones, ggml_tensor * inverse_angles,
-                         const rope_params & params) {
-    rope_params alike = params; // all pairs turn by a radian for a position, divided by their factors
-    alike.freq_base = 1.0f;     // YaRN's limits, which divide by its logarithm, are unused as above
+ggml_tensor * rotate_pairs(ggml_context * ctx, ggml_tensor * x, ggml_tensor * ones, ggml_tensor * inverse_angles,
+                           const rope_params & params) {
+    rope_params alike = params; // rotate every pair by one radian per position, divided by its factor
+    alike.freq_base = 1.0f;     // YaRN divides by its logarithm, but YaRN is off, as above
     alike.freq_scale = 1.0f;
     return rope(ctx, x, ones, inverse_angles, alike, false);
 }

@@ -1,4 +1,5 @@
-// Rotary embedding, in one place: decode and the K-shift must rotate alike, by ggml's operation or by a loop over the same angles.
+// Rotary position embedding. Decode and the K-shift must rotate alike, so both take it from here: as a ggml operation, or as angles for
+// the CPU's own loop.
 #pragma once
 
 #include <vector>
@@ -14,10 +15,10 @@ namespace kvg {
 ggml_tensor * rope(ggml_context * ctx, ggml_tensor * x, ggml_tensor * positions, ggml_tensor * freq_factors,
                    const rope_params & params, bool in_place, float gain = 1.0f);
 
-// Each pair of dimensions that rope turns, by an angle of its own; x as above. ones: I32 (n), all 1; inverse_angles: F32 (n_rot / 2 or more),
-// 1 / radians
-ggml_tensor * turn_pairs(ggml_context * ctx, ggml_tensor * x, ggml_tensor * ones, ggml_tensor * inverse_angles,
-                         const rope_params & params);
+// Rotates each pair of dimensions by an angle of its own; the pairs are those that rope() rotates, and x is as above. ones: I32 (n), all
+// 1; inverse_angles: F32 (n_rot / 2 or more), 1 / radians
+ggml_tensor * rotate_pairs(ggml_context * ctx, ggml_tensor * x, ggml_tensor * ones, ggml_tensor * inverse_angles,
+                           const rope_params & params);
 
 // Radians for one position, of each pair of dimensions. freq_factors: as above, on any device
 std::vector<double> rope_angles(const ggml_tensor * freq_factors, const rope_params & params);

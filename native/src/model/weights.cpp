@@ -84,7 +84,7 @@ struct known_tensor {
     ggml_tensor *& in(model_weights & weights) const { return of_model ? weights.*of_model : weights.layers[layer][role]; }
 };
 
-// Of the layers whose frequencies have factors: pairs that turn.
+// The number of frequency factors: pairs of rotated dimensions, in the layers that use factors.
 uint32_t n_factors(const hparams & h) {
     int n_rot = 0;
     for (const layer_spec & layer : h.layers) {

@@ -78,7 +78,7 @@ context::context(std::shared_ptr<const model> model, const kvg_context_params & 
                                         model_->is_measured());
     decoder_ = std::make_unique<decoder>(*model_, *cache_, *backends_,
                                          decoder_params{params.flash_attn, settings.n_ubatch, max_threads});
-    upkeep_ = std::make_unique<class upkeep>(*model_, *cache_, *backends_, decoder_->can_turn_queries(),
+    upkeep_ = std::make_unique<class upkeep>(*model_, *cache_, *backends_, decoder_->can_rotate_queries(),
                                              settings.n_threads_batch, params.defrag_threshold);
     step_ = std::make_unique<class step>(*model_, *cache_, *backends_, *decoder_, *upkeep_, settings);
     transfer_ = std::make_unique<class transfer>(*cache_, *upkeep_, settings.n_threads_batch);

@@ -41,8 +41,8 @@ int64_t step::decode(const kvg_batch & in, const kvg_output * output) {
         check_output(batch, *output);
     }
     upkeep_.before_decode();
-    for (uint32_t il = 0; decoder_.can_turn_queries() && il < cache_.n_layer(); ++il) {
-        decoder_.set_turns(il, upkeep_.turns(il));
+    for (uint32_t il = 0; decoder_.can_rotate_queries() && il < cache_.n_layer(); ++il) {
+        decoder_.set_waiting(il, upkeep_.waiting(il));
     }
 
     fault_point("cells");

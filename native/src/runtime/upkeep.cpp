@@ -134,7 +134,7 @@ void upkeep::reposition(const std::vector<kvg::reposition> & changes, const char
     }
 }
 
-// Decides for all cells whose K-shift is pending, and rotates those that don't wait.
+// Settles all cells whose K-shift is pending, and rotates K of those that don't wait.
 void upkeep::settle_all(kvg_update_stats & stats) {
     for (size_t g = 0; g < groups_.size(); ++g) {
         group_state & state = groups_[g];
@@ -142,15 +142,15 @@ void upkeep::settle_all(kvg_update_stats & stats) {
         state.settled = NOT_SETTLED; // until all is done
         const settlement settled = settle(group.cells(), can_wait_);
         state.shift.run(n_threads_, settled.rotated);
-        state.turns.emplace(group, settled.waiting);
+        state.waiting.emplace(group, settled.waiting);
         state.settled = group.cells().shift_version();
         stats.shifted_cells += static_cast<int64_t>(settled.rotated.rows.size());
     }
 }
 
-attend_turns upkeep::turns(uint32_t layer) {
+attend_rotations upkeep::waiting(uint32_t layer) {
     group_state & state = groups_[cache_.group_index_of(layer)];
-    return state.turns ? state.turns->of(state.layers[layer]) : attend_turns{};
+    return state.waiting ? state.waiting->of(state.layers[layer]) : attend_rotations{};
 }
 
 // policies: of each group

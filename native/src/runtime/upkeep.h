@@ -18,7 +18,8 @@ namespace kvg {
 
 class upkeep {
 public:
-    // can_wait: whether attention can turn queries for cells whose K-shift is pending. n_threads: of the CPU. The others must outlive it.
+    // can_wait: whether attention can rotate queries for cells whose K-shift is pending. n_threads: of the CPU. The other arguments must
+    // outlive this object.
     upkeep(const model & model, kv_cache & cache, const backends & backends, bool can_wait, int n_threads,
            float defrag_threshold);
 
@@ -32,7 +33,7 @@ public:
     void seq_add(int64_t seq, int64_t p0, int64_t p1, int64_t delta);
     void seq_div(int64_t seq, int64_t p0, int64_t p1, int64_t d);
 
-    // Defrag, then K-shift, as far as each is pending; cells that attention turns queries for wait.
+    // Defrag, then K-shift, as far as each is pending. Cells for which attention rotates queries wait, and K of the others is rotated.
     kvg_update_stats update();
     // The same before a decode, and defrag when the holes pass the threshold.
     void before_decode();
@@ -43,8 +44,8 @@ public:
 
     // of a group
     const k_shift & shift(size_t group) const { return groups_[group].shift; }
-    // How a layer's queries turn for the cells that wait. Good until the next update.
-    attend_turns turns(uint32_t layer);
+    // How a layer's queries are rotated for the cells that wait. Valid until the next update.
+    attend_rotations waiting(uint32_t layer);
     // Whether a device rotates all of its cells itself; true without cells.
     bool can_shift_on(ggml_backend_dev_t device) const;
 
@@ -57,10 +58,10 @@ private:
         group_state(kv_group & group, const model & model)
             : layers(rotations_of(group, model.hparams().layers, model.rope_factors())), shift(group, layers) {}
 
-        std::vector<rotation> layers;
+        std::vector<layer_rotation> layers;
         k_shift shift;
-        std::optional<query_turns> turns; // of the cells that wait
-        uint64_t settled = 0;             // the version of the cells' shifts that was settled last
+        std::optional<query_rotations> waiting; // for the cells that wait
+        uint64_t settled = 0;                   // cells::shift_version() when the cells were settled last
     };
 
     void reposition(const std::vector<kvg::reposition> & changes, const char * op);

@@ -1,6 +1,7 @@
-// Cells that wait: attention on the CPU meets their K as it is, and turns the query the other way.
+// Attention over waiting cells: it reads their K as it is stored, and rotates the queries in the opposite direction.
 //
-// q . R(s)k = R(-s)q . k, so nothing is rounded again: a quantized K that a context shift moves stays what was written, to the bit.
+// q . R(s)k = R(-s)q . k, where R(s) rotates by s positions. So K is not rounded again: a quantized K keeps its bytes when a context
+// shift changes its position.
 #pragma once
 
 #include <cstdint>
@@ -12,16 +13,16 @@
 
 namespace kvg {
 
-class query_turns {
+class query_rotations {
 public:
-    // waiting: as settle() tells it
-    query_turns(const kv_group & group, const turn_list & waiting);
-    // What attention takes in a layer. It points into this.
-    attend_turns of(const rotation & how);
+    // waiting: as settle() returns it
+    query_rotations(const kv_group & group, const rotation_list & waiting);
+    // The rotations for attention in a layer. The result points into this object.
+    attend_rotations of(const layer_rotation & how);
 
 private:
     uint32_t head_dim_; // padded
-    turn_tables tables_;
+    rotation_tables tables_;
     std::vector<uint32_t> of_cell_; // empty when no cell waits
 };
 

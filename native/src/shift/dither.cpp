@@ -4,11 +4,12 @@
 
 namespace kvg {
 
-// How far d may go, from end to end: about a step, as a part of the values' root mean square. Of 32 normal numbers the greatest is 2.3
-// of that, and their range 4.1. Less where it is enough, as what K is wrong by is an error too: in floats, where it moves all values
-// alike, and in blocks of 4 bits, whose roundings are nearly independent without it.
+// The range of d, from its lowest to its highest value. It is about one quantization step, in units of the values' root mean square
+// (RMS). Among 32 normal numbers the greatest is 2.3 RMS, and their range is 4.1 RMS. The range is narrower where that is enough,
+// because the dither is itself an error: in floats, where it moves all values alike, and in blocks of 4 bits, whose roundings are nearly
+// independent without dither.
 //
-// Saved states hold K with its dither: another width or hash is another version of docs/state-format.md.
+// Saved states hold K with its dither. A change of width or hash needs a new version of docs/state-format.md.
 static double width_of(ggml_type type) {
     switch (type) {
     case GGML_TYPE_F32:
@@ -32,10 +33,10 @@ static double width_of(ggml_type type) {
     }
 }
 
-// d for a width of 1: evenly spread over [-1/2, 1/2) by Wellons' hash of 32 bits, which never gives two of them the same.
+// d for a width of 1, spread evenly over [-1/2, 1/2) by Wellons' 32-bit hash. The hash never maps two inputs to the same value.
 static double offset_of(uint8_t dither, uint32_t pair) {
     if (dither < 2) {
-        return 0; // the first rounding would only be made worse
+        return 0; // at the first rounding a dither would only add error
     }
     uint32_t h = (pair * 256 + dither) * 0x9e3779b9u;
     h = (h ^ (h >> 16)) * 0x21f0aaadu;

@@ -1,11 +1,12 @@
-// What a K-shift does beside rotating, so that rounding again and again doesn't drift.
+// Dither: a small known error that a K-shift adds to K, so that repeated rounding does not drift.
 //
-// K that is rotated, rounded, and rotated again drifts: what turns by less than half a step is rounded back each time, and all these
-// errors point one way. The same happens where rows come back to where they were, by a whole turn in several steps. So rows that are
-// rotated again are made a little wrong on purpose, another time otherwise, and the next rotation takes that back first: floating
-// point numbers are multiplied by 1 + d, and in blocks, whose step is a part of their range, each pair of dimensions is turned by d
-// radians. What K is wrong by never adds up, but each value falls elsewhere between two steps each time, and n roundings come to the
-// square root of n: dither that is subtracted again (Roberts, Picture coding using pseudo-random noise, 1962).
+// K that is rotated and rounded many times drifts. A value that changes by less than half a quantization step is rounded back each
+// time, and all these errors have the same direction. The same happens when several rotations add up to a full circle. Therefore a row
+// that is rotated a second time gets a small error on purpose, a different one each time. The next rotation removes it first. In
+// floating point types the row is multiplied by 1 + d. In block types, whose step depends on their range, each pair of dimensions is
+// rotated by d radians more. These errors do not add up. But each value lies at another place between two steps each time, so the
+// errors of n roundings grow like the square root of n. This is subtractive dither (Roberts, Picture coding using pseudo-random noise,
+// 1962).
 #pragma once
 
 #include <cstdint>
@@ -15,13 +16,14 @@
 
 namespace kvg {
 
-// What a rotation does on top.
+// What a rotation does in addition, to replace one dither by another.
 struct dither_step {
-    float gain;                // the rotated dimensions times this
-    std::vector<float> angles; // and each of their pairs turned by so many radians more; none when empty
+    float gain;                // the rotated dimensions are multiplied by this
+    std::vector<float> angles; // each pair of dimensions is rotated by so many radians more; empty: not at all
 };
 
-// From one dither to the next, as cells number them. n_pairs: of the dimensions that rotate. error(KVG_INTERNAL): no type of a cache
+// from, to: dithers as cell::dither numbers them. n_pairs: pairs of rotated dimensions. error(KVG_INTERNAL) when `type` is not one that
+// a cache can have
 dither_step step_dither(uint8_t from, uint8_t to, ggml_type type, uint32_t n_pairs);
 
 } // namespace kvg

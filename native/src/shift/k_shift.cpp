@@ -13,12 +13,13 @@ namespace kvg {
 
 namespace {
 
-constexpr size_t MAX_DITHERS = 16;             // each takes graph nodes of its own
-constexpr size_t MIN_SHARED_BYTES = 256 << 10; // of a layer: fewer take less time than another thread to start
+constexpr size_t MAX_DITHERS = 16; // each dither needs graph nodes of its own
+constexpr size_t MIN_SHARED_BYTES =
+    256 << 10; // of a layer, for each further thread: less is done before that thread has started
 
-bool have_many_dithers(const turn_list & list) {
+bool have_many_dithers(const rotation_list & list) {
     std::set<uint8_t> dithers;
-    for (const turn & t : list.turns) {
+    for (const row_rotation & t : list.rotations) {
         dithers.insert(t.from);
     }
     return dithers.size() > MAX_DITHERS;
@@ -30,7 +31,7 @@ bool have_many_dithers(const turn_list & list) {
 
 } // namespace
 
-k_shift::k_shift(kv_group & group, const std::vector<rotation> & layers) : group_(group), layers_(layers) {
+k_shift::k_shift(kv_group & group, const std::vector<layer_rotation> & layers) : group_(group), layers_(layers) {
     for (const kv_part & part : group.parts()) {
         if (!is_cpu(part.device) && !can_rotate_on_device(group, part, layers)) {
             unable_.insert(part.device);
@@ -38,17 +39,18 @@ k_shift::k_shift(kv_group & group, const std::vector<rotation> & layers) : group
     }
 }
 
-void k_shift::run(int n_threads, const turn_list & list) {
+void k_shift::run(int n_threads, const rotation_list & list) {
     if (!list.rows.empty() && !fault_active("shift-skip")) {
         rotate(n_threads, list);
     }
-    for (const turned_row & row : list.rows) {
-        group_.cells().set_rotated(row.row, list.turns[row.turn].to);
+    for (const rotated_row & row : list.rows) {
+        group_.cells().set_rotated(row.row, list.rotations[row.index].to);
     }
 }
 
-void k_shift::rotate(int n_threads, const turn_list & list) {
-    const bool all_fetched = group_.types().k != GGML_TYPE_F32 && have_many_dithers(list); // the CPU takes rows as they come
+void k_shift::rotate(int n_threads, const rotation_list & list) {
+    const bool all_fetched =
+        group_.types().k != GGML_TYPE_F32 && have_many_dithers(list); // the CPU can rotate them in any order
     row_rotator by_cpu(group_, layers_, list, group_.types().k, n_threads);
     std::vector<update_graph> graphs;
     std::vector<uint32_t> fetched; // layers
@@ -60,9 +62,9 @@ void k_shift::rotate(int n_threads, const turn_list & list) {
         }
         graphs.emplace_back("shift", part.layers.size());
         for (const uint32_t il : part.layers) {
-            if (is_here && layers_[il].turns()) {
+            if (is_here && layers_[il].rotates()) {
                 graphs.back().add(by_cpu.node(graphs.back().ctx(), il));
-            } else if (layers_[il].turns()) {
+            } else if (layers_[il].rotates()) {
                 fetched.push_back(il);
             }
         }
@@ -83,7 +85,7 @@ void k_shift::rotate(int n_threads, const turn_list & list) {
 void k_shift::rotate_copies(const std::vector<uint32_t> & cells, const layer_range & range, uint8_t * rows, uint8_t * dither,
                             int n_threads) const {
     std::transform(cells.begin(), cells.end(), dither, [&](uint32_t cell) { return group_.cells().dither(cell); });
-    const turn_list list = settle_copies(group_.cells(), cells);
+    const rotation_list list = settle_copies(group_.cells(), cells);
     if (list.rows.empty()) {
         return;
     }
@@ -94,13 +96,13 @@ void k_shift::rotate_copies(const std::vector<uint32_t> & cells, const layer_ran
         rotator.rotate(group_.layers()[place], rows, group_.k_row_bytes());
         rows += cells.size() * (group_.k_row_bytes() + group_.v_row_bytes());
     }
-    for (const turned_row & row : list.rows) {
-        dither[row.row] = list.turns[row.turn].to;
+    for (const rotated_row & row : list.rows) {
+        dither[row.row] = list.rotations[row.index].to;
     }
 }
 
 void k_shift::rotate_floats(uint32_t layer, float * k) const {
-    const turn_list list = settle(group_.cells(), false).rotated;
+    const rotation_list list = settle(group_.cells(), false).rotated;
     if (!list.rows.empty()) {
         const size_t stride = size_t{group_.spec().n_head_kv} * group_.spec().head_dim_k * sizeof(float);
         row_rotator(group_, layers_, list, GGML_TYPE_F32, 1).rotate(layer, reinterpret_cast<uint8_t *>(k), stride);

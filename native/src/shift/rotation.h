@@ -1,4 +1,4 @@
-// How positions turn K of each layer, and the cosines and sines of that.
+// How K of each layer is rotated by its position, and tables of the cosines and sines.
 #pragma once
 
 #include <cstddef>
@@ -16,41 +16,43 @@
 
 namespace kvg {
 
-constexpr size_t MAX_SHIFT_SCRATCH = 16u << 20; // bytes of rows outside the cache at a time
+constexpr size_t MAX_SHIFT_SCRATCH = 16u << 20; // the most bytes of rows that are copied out of the cache at a time
 
-// What the model's file says of frequencies, (n_rot / 2) on each device; empty when it says nothing.
+// The model's frequency factors (n_rot / 2), a copy on each device; empty when the file has none.
 using device_factors = std::map<ggml_backend_dev_t, ggml_tensor *>;
 
-// Of one layer.
-struct rotation {
+// How K of one layer is rotated.
+struct layer_rotation {
     rope_params rope;           // n_rot 0: K is the same at every position
     ggml_tensor * freq_factors; // (n_rot / 2) on the device of the layer's cells, or nullptr
-    const hadamard * mixed;     // the matrix that K's heads were multiplied by before they were quantized, or nullptr
+    const hadamard * mixed;     // the matrix by which heads of K are mixed before they are quantized, or nullptr
 
-    bool turns() const { return rope.n_rot > 0; }
-    // for the CPU's kernel: heads of so many floats
+    // whether K depends on the position at all
+    bool rotates() const { return rope.n_rot > 0; }
+    // for the CPU's kernel. head_dim: floats of a head, with padding if it has any
     head_rotation heads_of(uint32_t head_dim) const {
         return {head_dim, static_cast<uint32_t>(rope.n_rot) / 2, rope.mode == GGML_ROPE_TYPE_NEOX};
     }
 };
 
-// Of the group's layers, by their numbers in the model; those of other groups have none. layers: all of the model's
-std::vector<rotation> rotations_of(const kv_group & group, const std::vector<layer_spec> & layers,
-                                   const device_factors & factors);
+// An entry for each layer of the model. Only the entries of the group's layers are filled in. layers: all of the model's
+std::vector<layer_rotation> rotations_of(const kv_group & group, const std::vector<layer_spec> & layers,
+                                         const device_factors & factors);
 
-// Cosines and sines as attend_kernel::rotate takes them. Layers whose K turns alike share theirs.
-class turn_tables {
+// Cosines and sines as attend_kernel::rotate takes them. Layers that rotate K by the same angles share a table.
+class rotation_tables {
 public:
-    // type: of the rows, on which depends what their dithers are
-    turn_tables(const std::vector<turn> & turns, ggml_type type) : turns_(turns), type_(type) {}
+    // type: of the rows; the size of their dithers depends on it
+    rotation_tables(const std::vector<row_rotation> & rotations, ggml_type type) : rotations_(rotations), type_(type) {}
 
-    // n_pairs cosines, then as many sines, of each turn; nullptr for a layer whose K doesn't turn. Made when first asked for.
-    const float * of(const rotation & how);
+    // For each rotation n_pairs cosines, then n_pairs sines. nullptr for a layer whose K is not rotated. The table is made at the
+    // first call.
+    const float * of(const layer_rotation & how);
 
 private:
-    std::vector<turn> turns_;
+    std::vector<row_rotation> rotations_;
     ggml_type type_;
-    std::vector<std::pair<rotation, std::vector<float>>> tables_;
+    std::vector<std::pair<layer_rotation, std::vector<float>>> tables_;
 };
 
 } // namespace kvg

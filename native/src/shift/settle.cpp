@@ -21,7 +21,7 @@ struct alike {
     uint32_t n;
 };
 
-// Keeps the chunks in which cells may wait: as many as there can be, the fullest first.
+// Keeps the chunks in which cells may wait: the fullest ones, and as many as the limits in settle.h allow.
 void keep_full(std::vector<alike> & chunks) {
     std::stable_sort(chunks.begin(), chunks.end(), [](const alike & a, const alike & b) { return a.n > b.n; });
     size_t kept = 0;
@@ -33,8 +33,9 @@ void keep_full(std::vector<alike> & chunks) {
 }
 
 std::set<shift_in_chunk> where_cells_may_wait(const cells & cells) {
-    std::unordered_map<int32_t, std::vector<alike>> all;           // by shift, in order of chunks
-    std::pair<const int32_t, std::vector<alike>> * last = nullptr; // neighbours are mostly alike: one lookup for all of them
+    std::unordered_map<int32_t, std::vector<alike>> all; // by shift; chunks in rising order
+    std::pair<const int32_t, std::vector<alike>> * last =
+        nullptr; // the entry of the last cell: neighbours mostly have the same shift
     for (uint32_t i = 0; i < cells.n_kv(); ++i) {
         if (cells.shift(i) == 0) {
             continue;
@@ -58,10 +59,10 @@ std::set<shift_in_chunk> where_cells_may_wait(const cells & cells) {
     return out;
 }
 
-// What rows with a dither carry when they are rotated again: none of them carries it now, unless all dithers are in use. It comes after
-// the one that most of them carry: that goes through all of them, whatever a few others bring along.
+// The dither that rows get when they are rotated again. No row carries it now, unless all dithers are in use. The search starts after
+// the dither that most rows carry. So most rows go through all dithers in order, whatever dithers a few other rows carry.
 uint8_t next_dither(std::array<uint32_t, 256> n_rows) {
-    n_rows[0] = n_rows[1] = 0; // as it was written, and rotated once: neither is one
+    n_rows[0] = n_rows[1] = 0; // 0 (as written) and 1 (rotated once) are not dithers
     const auto after = [](size_t dither) { return dither == 255 ? size_t{2} : std::max<size_t>(dither + 1, 2); };
     const auto most = static_cast<size_t>(std::max_element(n_rows.begin(), n_rows.end()) - n_rows.begin());
     size_t next = after(most);
@@ -71,43 +72,43 @@ uint8_t next_dither(std::array<uint32_t, 256> n_rows) {
     return static_cast<uint8_t>(next == most ? after(most) : next);
 }
 
-// By how much K owes to turn, unless a fault for tests has it turn the other way.
-int32_t turn_of(const cells & cells, uint32_t i) { return fault_active("shift-sign") ? -cells.shift(i) : cells.shift(i); }
+// The cell's pending shift; negated when a test's fault asks for the wrong direction.
+int32_t shift_of(const cells & cells, uint32_t i) { return fault_active("shift-sign") ? -cells.shift(i) : cells.shift(i); }
 
-// Rows by the turns that they take, in the order in which they are added.
-class turn_lister {
+// Makes a rotation_list: each rotation is listed once, and rows stay in the order in which they are added.
+class rotation_lister {
 public:
-    void add(uint32_t row, const turn & turn) {
-        const std::pair<int32_t, uint8_t> key = {turn.by, turn.from};
-        if (list_.turns.empty() || key != last_key_) {
-            const auto [found, is_new] = known_.try_emplace(key, static_cast<uint32_t>(list_.turns.size()));
-            if (is_new) { // most turn alike
-                list_.turns.push_back(turn);
+    void add(uint32_t row, const row_rotation & rotation) {
+        const std::pair<int32_t, uint8_t> key = {rotation.by, rotation.from};
+        if (list_.rotations.empty() || key != last_key_) {
+            const auto [found, is_new] = known_.try_emplace(key, static_cast<uint32_t>(list_.rotations.size()));
+            if (is_new) {
+                list_.rotations.push_back(rotation);
             }
             last_key_ = key;
             last_ = found->second;
         }
         list_.rows.push_back({row, last_});
     }
-    turn_list take() && { return std::move(list_); }
+    rotation_list take() && { return std::move(list_); }
 
 private:
     std::map<std::pair<int32_t, uint8_t>, uint32_t> known_;
-    std::pair<int32_t, uint8_t> last_key_; // neighbours mostly turn alike: one lookup for all of them
+    std::pair<int32_t, uint8_t> last_key_; // of the last row: neighbours mostly have the same rotation
     uint32_t last_ = 0;
-    turn_list list_;
+    rotation_list list_;
 };
 
-// K of these cells rotated, as far as it is pending. row_of(i): where the i-th of them lies
-template <class F> turn_list rotate_all(const cells & cells, const std::vector<uint32_t> & rotated, F row_of) {
+// Lists those of these cells whose K-shift is pending. row_of(i): the row number of the i-th of these cells
+template <class F> rotation_list rotate_all(const cells & cells, const std::vector<uint32_t> & rotated, F row_of) {
     std::array<uint32_t, 256> n_rows = {}; // by dither
     for (const uint32_t cell : rotated) {
         n_rows[cells.dither(cell)] += cells.shift(cell) != 0;
     }
     const uint8_t next = next_dither(n_rows);
-    turn_lister lister;
+    rotation_lister lister;
     for (size_t i = 0; i < rotated.size(); ++i) {
-        const int32_t by = turn_of(cells, rotated[i]);
+        const int32_t by = shift_of(cells, rotated[i]);
         const uint8_t from = cells.dither(rotated[i]);
         if (by != 0) {
             lister.add(row_of(i), {by, from, from == 0 ? uint8_t{1} : next});
@@ -122,8 +123,8 @@ settlement settle(const cells & cells, bool can_wait) {
     const std::set<shift_in_chunk> may_wait =
         can_wait && !fault_active("shift-skip") ? where_cells_may_wait(cells) : std::set<shift_in_chunk>{};
     std::vector<uint32_t> rotated;
-    turn_lister waiting;
-    shift_in_chunk last = {0, 0}; // neighbours mostly have the same shift: one lookup for all of them
+    rotation_lister waiting;
+    shift_in_chunk last = {0, 0}; // of the last shifted cell: neighbours mostly have the same shift
     bool last_waits = false;
     for (uint32_t i = 0; i < cells.n_kv(); ++i) {
         const shift_in_chunk here = {cells.shift(i), i / WAITING_CHUNK};
@@ -135,7 +136,7 @@ settlement settle(const cells & cells, bool can_wait) {
             last_waits = may_wait.count(here) > 0;
         }
         if (last_waits) {
-            waiting.add(i, {-turn_of(cells, i), 0, 0});
+            waiting.add(i, {-shift_of(cells, i), 0, 0});
         } else {
             rotated.push_back(i);
         }
@@ -143,7 +144,7 @@ settlement settle(const cells & cells, bool can_wait) {
     return {rotate_all(cells, rotated, [&](size_t i) { return rotated[i]; }), std::move(waiting).take()};
 }
 
-turn_list settle_copies(const cells & cells, const std::vector<uint32_t> & copied) {
+rotation_list settle_copies(const cells & cells, const std::vector<uint32_t> & copied) {
     return rotate_all(cells, copied, [](size_t i) { return static_cast<uint32_t>(i); });
 }
 

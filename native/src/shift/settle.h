@@ -1,6 +1,7 @@
-// What becomes of the cells whose K-shift is pending: K is rotated now, or the cell waits because attention turns the queries for it.
-// This is the only place that decides so, and by how much K turns. Whatever rotates K obeys its lists: the CPU, a device, and what
-// copies K for a caller.
+// Decides for each shifted cell: either its K is rotated now, or the cell waits and attention rotates the queries instead.
+//
+// Only this file decides that, and by how much K is rotated. Everything that rotates K takes its list from here: the CPU, a device, and
+// the functions that copy K for a caller.
 #pragma once
 
 #include <cstdint>
@@ -10,37 +11,37 @@
 
 namespace kvg {
 
-// Cells may wait where at least so many have the same shift, and on average so many of them lie in a chunk: queries turn anew for each
-// chunk, and for each shift in it.
+// Attention rotates the queries once for each chunk of cells, and for each shift in it. So cells wait only where that pays: at least
+// MIN_WAITING cells have the same shift, and a chunk holds MIN_WAITING_IN_CHUNK of them on average.
 constexpr uint32_t MIN_WAITING = 64;
 constexpr uint32_t MIN_WAITING_IN_CHUNK = 32;
-constexpr uint32_t WAITING_CHUNK = 128; // cells: of the attention's size
+constexpr uint32_t WAITING_CHUNK = 128; // cells; the same as ATTEND_CHUNK
 
-// How a row turns.
-struct turn {
+// How a row of K is rotated.
+struct row_rotation {
     int32_t by;   // positions
-    uint8_t from; // the dither that it carries (shift/dither.h)
-    uint8_t to;   // the dither that it carries afterwards
+    uint8_t from; // the dither that K carries before (shift/dither.h)
+    uint8_t to;   // the dither that K carries afterwards
 };
 
-struct turned_row {
-    uint32_t row;  // the number of its cell, or its place among rows that were copied
-    uint32_t turn; // an index
+struct rotated_row {
+    uint32_t row;   // the number of a cell, or of a row among copied rows
+    uint32_t index; // of its rotation in the list
 };
 
-struct turn_list {
-    std::vector<turn> turns; // no two are equal
-    std::vector<turned_row> rows;
+struct rotation_list {
+    std::vector<row_rotation> rotations; // all different
+    std::vector<rotated_row> rows;
 };
 
 struct settlement {
-    turn_list rotated; // cells whose K is rotated now
-    turn_list waiting; // cells that wait, and how queries turn before they meet their K: the other way, without a dither
+    rotation_list rotated; // cells whose K must be rotated now
+    rotation_list waiting; // cells that wait, and how queries are rotated for them: in the opposite direction, without dither
 };
 
-// To be asked when cells lie where they will stay, that is after defrag. can_wait: whether attention can turn queries
+// Call it when no cell will move any more, that is after defrag. can_wait: whether attention can rotate queries
 settlement settle(const cells & cells, bool can_wait);
-// For copies of these cells' rows: all whose K-shift is pending are rotated.
-turn_list settle_copies(const cells & cells, const std::vector<uint32_t> & copied);
+// The list for copies of these cells' rows: each copy whose K-shift is pending is rotated. Cells may appear more than once.
+rotation_list settle_copies(const cells & cells, const std::vector<uint32_t> & copied);
 
 } // namespace kvg

@@ -11,14 +11,14 @@ ggml_tensor * attention_block::build(builder & b, ggml_tensor * x) const {
     const int64_t n = x->ne[1];
     ggml_backend_dev_t device = of.placement().layer(layer);
     ggml_tensor * factors = of.rope_factors(layer, device);
-    const auto turned = [&](ggml_tensor * heads) {
+    const auto rotated = [&](ggml_tensor * heads) {
         return spec.rope.n_rot > 0 ? rope(b.ctx(), heads, positions, factors, spec.rope, false) : heads;
     };
     const auto heads_of = [&](role weight, role bias, uint32_t n_head) {
         return ggml_reshape_3d(b.ctx(), b.linear(x, w[weight], w[bias]), spec.head_dim_k, n_head, n);
     };
 
-    ggml_tensor * k = turned(heads_of(role::wk, role::wk_bias, spec.n_head_kv));
+    ggml_tensor * k = rotated(heads_of(role::wk, role::wk_bias, spec.n_head_kv));
     ggml_tensor * v = b.linear(x, w[role::wv], w[role::wv_bias]);
     b.wish(device);
     if (part.hadamard_k) {
@@ -36,7 +36,7 @@ ggml_tensor * attention_block::build(builder & b, ggml_tensor * x) const {
     if (!attends) {
         return nullptr;
     }
-    ggml_tensor * q = turned(heads_of(role::wq, role::wq_bias, spec.n_head));
+    ggml_tensor * q = rotated(heads_of(role::wq, role::wq_bias, spec.n_head));
     b.wish(device);
     if (part.hadamard_k) {
         q = part.hadamard_k->apply(b.ctx(), q);

@@ -10,18 +10,18 @@ namespace kvg {
 
 using numbers = std::vector<uint32_t>;
 
-inline numbers rows_of(const turn_list & list) {
+inline numbers rows_of(const rotation_list & list) {
     numbers rows;
-    for (const turned_row & row : list.rows) {
+    for (const rotated_row & row : list.rows) {
         rows.push_back(row.row);
     }
     return rows;
 }
 
 // What a K-shift makes of the cells.
-inline void rotate(cells & c, const turn_list & list) {
-    for (const turned_row & row : list.rows) {
-        c.set_rotated(row.row, list.turns[row.turn].to);
+inline void rotate(cells & c, const rotation_list & list) {
+    for (const rotated_row & row : list.rows) {
+        c.set_rotated(row.row, list.rotations[row.index].to);
     }
 }
 
