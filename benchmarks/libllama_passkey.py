@@ -1,4 +1,4 @@
-"""The passkey task through libllama: its cache, its shift, its self-extend (which turns K the wrong way)."""
+"""The passkey task through libllama: its cache, its shift, its self-extend (which rotates K in the wrong direction)."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ FIXED = [
 ]
 # the first shift gives up positions 32 to 543, this line is at about 200
 SHIFTED_OUT = Configuration("key shifted out", Task(n_junk=250, i_pos=10), high=0.02)
-# A key is read at the end of the window, then everything moves by half a window: K that was not turned is in
+# A key is read at the end of the window, then everything moves by half a window: K that was not rotated is in
 # the question's future.
 FAR_SHIFT = Configuration("one far shift", Task(n_junk=205, i_pos=195), 0.95, n_batch=2048)
 # Attention doesn't ask in which cell a row is: reading one row too far loses one row a run, and runs are as

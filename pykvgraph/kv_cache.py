@@ -187,7 +187,7 @@ class KVCache(NotCopied):
 
         The K-shift rotates the K of each cell whose position was moved. Rotating a quantized K rounds it
         again. So with a quantized K on the CPU, most cells whose K-shift is pending are left waiting: their K
-        stays as it is, and attention turns the queries in the opposite direction, which gives the same
+        stays as it is, and attention rotates the queries in the opposite direction, which gives the same
         result without rounding. `cells().shift` is not 0 for these cells, UpdateStats.waiting_cells counts
         them, and they may wait for as long as they are in the cache. A cell waits when at least 64 cells have
         the same shift, with 32 of them on average in each chunk of 128 cells; otherwise its K is rotated.

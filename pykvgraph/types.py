@@ -101,12 +101,12 @@ class UpdateStats:
     """What an update did to K and V. As a string: "0 cells shifted, 254 waiting, 254 moved, 0.3 ms".
 
     shifted_cells: cells whose K was rotated. waiting_cells: cells whose K-shift is still pending after the
-    update, because attention turns the queries for them (KVCache.update). moved_cells: cells that defrag
+    update, because attention rotates the queries for them (KVCache.update). moved_cells: cells that defrag
     moved. moved_bytes: their K and V in all layers. graphs: ggml graphs that were run. seconds: time taken.
     """
 
     shifted_cells: int  # cells whose K was rotated
-    waiting_cells: int  # cells whose K-shift is pending, because attention turns the queries for them
+    waiting_cells: int  # cells whose K-shift is pending, because attention rotates the queries for them
     moved_cells: int  # cells that defrag moved
     moved_bytes: int  # bytes of K and V of the moved cells, all layers
     graphs: int  # ggml graphs that were run

@@ -1,4 +1,4 @@
-"""What is saved or turned for a device: to the byte, as the CPU does it."""
+"""What is saved or rotated for a device has the same bytes as on the CPU."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_state_is_the_same_everywhere(
 
 
 @pytest.mark.parametrize(("kv_type", "hadamard"), [("f16", False), ("q8_0", True), ("q4_0", False)])
-def test_what_the_cpu_turns_for_it_is_what_it_turns_for_itself(
+def test_rows_rotated_by_the_cpu_for_a_device_have_the_same_bytes(
     device: str, model_file: Callable[[ModelSpec], Path], kv_type: str, hadamard: bool
 ) -> None:
     """The same rows through the same shifts: the same bytes; what stays, stays."""
@@ -76,7 +76,7 @@ def test_what_the_cpu_turns_for_it_is_what_it_turns_for_itself(
     ("kv_type", "hadamard"),
     [("f32", False), ("f16", False), ("bf16", False), ("q8_0", True), ("q4_0", False)],
 )
-def test_rows_turn_there_as_here(
+def test_rows_are_rotated_there_as_here(
     device: str, model_file: Callable[[ModelSpec], Path], kv_type: str, hadamard: bool
 ) -> None:
     """In runs and one by one, some more often than others: the same dither, and nearly the same roundings."""

@@ -1,4 +1,4 @@
-"""K of a device's cells turned by the CPU, which the device can't turn, and turned there again and again."""
+"""K of a device's cells, rotated by the CPU because the device can't, again and again."""
 
 from __future__ import annotations
 

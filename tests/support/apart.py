@@ -50,7 +50,7 @@ class Apart:
 
     def seq_div(self, seq: int, p0: int, p1: int, d: int) -> None:
         def divide(engine: Engine) -> None:
-            assert isinstance(engine, OurEngine), "libllama turns K the wrong way"
+            assert isinstance(engine, OurEngine), "libllama rotates K in the wrong direction"
             engine.seq_div(0, p0, p1, d)
 
         self._do(seq, divide)

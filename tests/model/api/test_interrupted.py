@@ -206,7 +206,7 @@ def test_append(ctx: kvg.Context) -> None:
 
 @pytest.mark.parametrize("delay", DELAYS)
 def test_update(ctx: kvg.Context, delay: float) -> None:
-    """Rows are moved and turned to and fro; wherever it is cut, each position has its own."""
+    """Rows are moved and rotated back and forth; wherever it is cut, each position has its own."""
     decode(ctx, [Token(5 + i % 200, i // 2, (i % 2,), logits=False) for i in range(N)])
     held = [contents(ctx.kv, seq) for seq in range(2)]
     ctx.kv.seq_cp(0, 1, 0, 100)

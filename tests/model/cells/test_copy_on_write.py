@@ -136,7 +136,7 @@ def add_then_divide(engine: Sharing) -> Logits:
 def test_division_gives_the_logits_of_separate_caches(
     model_file: ModelFile, scenario: SharingScenario, n_copies: int, kv_type: str
 ) -> None:
-    """Ours are the separate ones: libllama turns K the wrong way."""
+    """Ours are the separate ones: libllama rotates K in the wrong direction."""
     path = model_file(SMALL)
     judge_sharing(path, scenario, (0, 1), libllama=False, kv_type=kv_type, n_used=BOTH + n_copies)
 
@@ -254,7 +254,7 @@ def test_a_position_too_large_is_refused_before_anything_is_copied(small: kvg.Mo
 
 
 def test_sixty_five_sharers(small: kvg.Model) -> None:
-    """Each moves away; the last one finds the cells its own. All see the bytes they saw, turned back."""
+    """Each moves away; the last one finds the cells its own. All see the bytes they saw, rotated back."""
     n_seq, n = 65, 6
     everyone = tuple(range(n_seq))
     with open_context(small, n_ctx=n_seq * n, n_seq_max=n_seq) as ctx:

@@ -128,7 +128,9 @@ def test_update_can_be_called_again(
             after = ctx.kv.cells()
             assert positions(after) == positions(before)
             if site in SHIFT_SITES:
-                assert np.array_equal(after.pos, places.pos)  # cells lie where they will stay before K turns
+                assert np.array_equal(
+                    after.pos, places.pos
+                )  # cells lie where they will stay before K is rotated
             stats = ctx.kv.update()
             assert (stats.moved_cells > 0) == (site in DEFRAG_SITES)
             assert stats.shifted_cells > 0

@@ -53,7 +53,7 @@ class Naive:
             new = range(begin, min(begin + self.n_batch, n_tokens))
             self.make_room(len(new))
             p0 = max((pos for _, pos, _ in self.cells), default=-1) + 1
-            self.cells = [[i, pos, 0] for i, pos, _ in self.cells]  # a decode turns K first
+            self.cells = [[i, pos, 0] for i, pos, _ in self.cells]  # a decode rotates K first
             last = new.stop == n_tokens
             for j, i in enumerate(new):
                 pos = p0 + (j if last else j // self.n_grp)

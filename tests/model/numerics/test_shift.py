@@ -1,4 +1,4 @@
-"""K-shift: positions move, and K turns with them."""
+"""K-shift: positions move, and K is rotated with them."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def test_drift_of_many_updates(small: kvg.Model, kv_type: str) -> None:
 
 
 def test_values_and_deeper_layers(small: kvg.Model) -> None:
-    """V never turns; K does in every layer, keeping its norm: a rotation and nothing else."""
+    """V is never rotated; K is in every layer, keeping its norm: a rotation and nothing else."""
     with open_context(small, n_ctx=64, type_k="f32", type_v="f32") as ctx:
         decode(ctx, run_of(random_ids(40, N_VOCAB)))
         before = [(ctx.kv.read_k(layer), ctx.kv.read_v(layer)) for layer in range(small.n_layer)]

@@ -42,7 +42,7 @@ def spec(head_dim: int, rope_base: float = 10000.0) -> ModelSpec:
 def test_one_update_and_a_hundred(
     model_file: ModelFile, head_dim: int, kv_type: str, hadamard: bool, deltas: tuple[int, ...]
 ) -> None:
-    """At most 1.5 roundings after one update, 1.5 * sqrt(n) after n: errors of small turns don't add up."""
+    """At most 1.5 roundings after one update, 1.5 * sqrt(n) after n: errors of small rotations do not add up."""
     with kvg.Model(model_file(spec(head_dim)), device=where.device) as model:
         for n, drift in drifts(model, deltas, type_k=kv_type, hadamard=hadamard):
             assert drift <= 1.5 * np.sqrt(n), n
@@ -52,7 +52,7 @@ def test_one_update_and_a_hundred(
 @pytest.mark.parametrize(
     ("kv_type", "hadamard"), [("f16", True), ("bf16", True), ("q8_0", True), ("q8_0", False)]
 )
-def test_a_hundred_that_turn_far(model_file: ModelFile, kv_type: str, hadamard: bool, delta: int) -> None:
+def test_a_hundred_far_rotations(model_file: ModelFile, kv_type: str, hadamard: bool, delta: int) -> None:
     """As by a ContextShift. Some dimensions are back where they were after a few, and so would errors be."""
     with kvg.Model(model_file(spec(32)), device=where.device) as model:
         for n, drift in drifts(model, (delta,), type_k=kv_type, hadamard=hadamard):
@@ -116,7 +116,7 @@ def test_a_hundred_with_a_state_between_them(model_file: ModelFile, kv_type: str
             assert drift <= 1.5 * np.sqrt(n), n
 
 
-def test_a_loaded_state_turns_as_the_saved_one(model_file: ModelFile) -> None:
+def test_a_loaded_state_is_rotated_as_the_saved_one(model_file: ModelFile) -> None:
     """The dither of what was rotated before is taken back."""
     rows = []
     with kvg.Model(model_file(spec(32)), device=where.device) as model:
@@ -154,10 +154,10 @@ def test_only_what_is_shifted_changes(model_file: ModelFile, kv_type: str, hadam
             ctx.kv.seq_add(1, 0, -1, delta)
             assert ctx.kv.update().shifted_cells == 30
             assert contents(ctx.kv, 0) == stays
-        turned = ctx.kv.cells().seq[:, 1]
+        rotated = ctx.kv.cells().seq[:, 1]
         for layer, (k, v) in enumerate(before):
             assert np.array_equal(ctx.kv.read_v(layer), v)
-            assert np.abs(ctx.kv.read_k(layer) - k)[turned].max() > 0.1
+            assert np.abs(ctx.kv.read_k(layer) - k)[rotated].max() > 0.1
 
 
 @pytest.mark.any_device
@@ -201,8 +201,10 @@ def test_the_same_operations_give_the_same_bytes(model_file: ModelFile, kv_type:
 
 @pytest.mark.parametrize("kv_type", ["f16", "q8_0"])
 @pytest.mark.parametrize("how", ["defrag", "copy"])
-def test_a_cell_that_moves_is_known_to_have_turned(model_file: ModelFile, kv_type: str, how: str) -> None:
-    """Moved or copied between two updates, its K turns as it would have where it was."""
+def test_a_cell_that_moves_is_known_to_have_been_rotated(
+    model_file: ModelFile, kv_type: str, how: str
+) -> None:
+    """Moved or copied between two updates, its K is rotated as it would have been at its old place."""
     tokens = run_of(random_ids(40, N_VOCAB), 300)
     options = {"n_ctx": 128, "n_seq_max": 2, "type_k": kv_type, "defrag_threshold": -1}
     rows = []

@@ -1,4 +1,4 @@
-"""A quantized K on the CPU that waits for a K-shift: attention turns the queries, nothing is rounded again.
+"""A quantized K on the CPU that waits for a K-shift: attention rotates the queries, nothing is rounded again.
 
 The referee is what rotary embedding is made for: only differences of positions matter. A text that waits may
 differ from where it was by less than one decoded anew where it comes to, all of which is rounded anew.
@@ -179,7 +179,7 @@ def test_what_leaves_the_cache_is_a_rotated_copy(model: kvg.Model, kv_type: str)
 
 @pytest.mark.parametrize("kv_type", ["q8_0", "q4_0"])
 def test_a_hundred_beside_cells_that_wait(model_file: ModelFile, kv_type: str) -> None:
-    """Dithers go round for those that turn, whatever those carry that don't."""
+    """Dithers go round for rows that are rotated, whatever dithers the other rows carry."""
     few = run_of(random_ids(40, N_VOCAB), 1000)
     with (
         kvg.Model(model_file(replace(HEADS, n_layer=1, seed=9)), device="cpu") as model,
