@@ -487,7 +487,8 @@ KVG_API void kvg_incoming_free(kvg_incoming * incoming);
    "load-write" (after the rows), "alloc-kept" (a small graph gets no memory of its own, and shares the others').
    Five more change what is computed, as long as `countdown` is not 0: "shift-skip" (K stays as it is), "shift-sign" (K turns
    the wrong way), "defrag-source" (each move reads the row beside its source), "lacks-rope" and "lacks-mul-mat" (no
-   device but the CPU has that operation). KVG_UNSUPPORTED in any other library. */
+   device but the CPU has that operation). "window": in models loaded meanwhile every second layer, from the first on, attends to
+   `countdown` positions. KVG_UNSUPPORTED in any other library. */
 KVG_API kvg_status kvg_test_fault(const char * site, int64_t countdown);
 
 #ifdef __cplusplus

@@ -11,9 +11,12 @@ void fault_arm(const char * site, int64_t countdown);
 bool fault_hit(const char * site);
 // whether a fault that changes what is computed is switched on: any countdown but 0
 bool fault_active(const char * site);
+// the countdown itself, of a site that never counts down
+int64_t fault_value(const char * site);
 #else
 inline bool fault_hit(const char *) { return false; }
 inline bool fault_active(const char *) { return false; }
+inline int64_t fault_value(const char *) { return 0; }
 #endif
 
 // throws error(KVG_DEVICE) when it is

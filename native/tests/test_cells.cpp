@@ -68,15 +68,24 @@ TEST_CASE("seq_rm leaves holes, and n_kv falls when the tail goes") {
 
 TEST_CASE("first and last position, count and span of a sequence follow every change at its ends") {
     cells c = filled(32, 10, 200);
-    const auto span = [&](std::initializer_list<uint32_t> members) { return c.span_of(set_of(c, members)); };
+    const auto span = [&](uint32_t seq, int32_t lowest = 0) { return c.span_from(seq, lowest); };
     c.put(20, 3, set_of(c, {199}));
     c.put(25, 1, set_of(c, {199}));
     CHECK(c.seq_pos_min(199) == 1); // in the higher cell
     CHECK(c.seq_pos_max(199) == 3);
     CHECK(c.extent(199).n == 2);
-    CHECK(span({0, 199}).begin == 0);
-    CHECK(span({0, 199}).n == 26);
-    CHECK(span({7}).n == 0);
+    CHECK(span(199).begin == 20);
+    CHECK(span(199).n == 6);
+    CHECK(span(199, 2).n == 1);
+    CHECK(span(199, 4).n == 0);
+    CHECK(span(0, 4).begin == 4);
+    CHECK(span(0, 4).n == 6);
+    c.put(10, 10, set_of(c, {0}));
+    CHECK(span(0, 9).begin == 9);
+    CHECK(span(0, 9).n == 2);
+    c.seq_rm(0, 10, -1);
+    CHECK(span(0, 9).n == 1);
+    CHECK(span(7).n == 0);
     c.seq_rm(0, 8, -1);
     c.seq_rm(0, 0, 3);
     c.seq_rm(199, 3, 4);
@@ -84,15 +93,15 @@ TEST_CASE("first and last position, count and span of a sequence follow every ch
     CHECK(c.seq_pos_min(0) == 3);
     CHECK(c.seq_pos_max(0) == 7);
     CHECK(c.extent(0).n == 5);
-    CHECK(span({0}).begin == 3);
-    CHECK(span({0}).n == 5);
-    CHECK(span({199}).begin == 25);
-    CHECK(span({199}).n == 1);
+    CHECK(span(0).begin == 3);
+    CHECK(span(0).n == 5);
+    CHECK(span(199).begin == 25);
+    CHECK(span(199).n == 1);
     c.check();
     c.move({{25, 1}, {7, 2}});
-    CHECK(span({199}).begin == 1);
-    CHECK(span({0}).n == 5); // 2 to 6
-    add(c, 0, 6, -1, -6);    // cells 6 and 2, now at 0 and 1
+    CHECK(span(199).begin == 1);
+    CHECK(span(0).n == 5); // 2 to 6
+    add(c, 0, 6, -1, -6);  // cells 6 and 2, now at 0 and 1
     CHECK(c.seq_pos_min(0) == 0);
     CHECK(c.seq_pos_max(0) == 5);
     add(c, 0, 0, 2, -2);
@@ -114,16 +123,19 @@ TEST_CASE("first and last position, count and span of a sequence follow every ch
 
 TEST_CASE("what a token sees is known without a look at the cells when they are one run of its one sequence") {
     cells c = filled(32, 10, 200);
-    const auto n = [&](std::initializer_list<uint32_t> members, int32_t pos) { return c.seen_run(set_of(c, members), pos).n; };
+    const auto n = [&](std::initializer_list<uint32_t> members, int32_t pos, int32_t lowest = 0) {
+        return c.seen_run(set_of(c, members), lowest, pos).n;
+    };
     CHECK(n({0}, 10) == 10);
     CHECK(n({0}, 9) == 10);
     CHECK(n({0}, 8) == 0);
+    CHECK(n({0}, 10, 1) == 0);
     CHECK(n({1}, 8) == 0);
     CHECK(n({0, 1}, 10) == 0);
     c.seq_cp(0, 199, 4, 6); // a sharer hides nothing
     CHECK(n({0}, 10) == 10);
     CHECK(n({199}, 10) == 2);
-    CHECK(c.seen_run(set_of(c, {199}), 10).begin == 4);
+    CHECK(c.seen_run(set_of(c, {199}), 3, 10).begin == 4);
     c.seq_rm(0, 5, 6);
     CHECK(n({0}, 10) == 0);
     c.seq_rm(0, 4, -1);

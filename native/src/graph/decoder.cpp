@@ -54,7 +54,7 @@ void decoder::choose_attentions(int32_t flash_attn, int max_threads) {
     for (uint32_t il = 0; il < layers.size(); ++il) {
         const attention_kind kind = choose(flash_attn, cache_.device(il), layers[il], cache_.types());
         if (kind == attention_kind::attend && !workspace_) {
-            workspace_ = std::make_unique<attend_workspace>(layers, cache_.group_of(il).n_rows(), max_threads);
+            workspace_ = std::make_unique<attend_workspace>(layers, cache_.max_rows(), max_threads);
         }
         attend_op * op =
             kind == attention_kind::attend ? &ops_.emplace_back(layers[il], spans_[layers[il].group], *workspace_) : nullptr;

@@ -93,17 +93,20 @@ seq_count cells::count(int64_t seq, int64_t p0, int64_t p1) const {
     return found;
 }
 
-cell_span cells::span_of(const seq_set & set) const {
-    uint32_t begin = size();
-    uint32_t end = 0;
-    each_member(set.data(), n_words_, [&](uint32_t s) {
-        begin = std::min(begin, extent(s).begin);
-        end = std::max(end, extent(s).end);
-    });
-    return {begin, end > begin ? end - begin : 0};
+cell_span cells::span_from(uint32_t seq, int32_t lowest) const {
+    const seq_extent & all = extent(seq);
+    if (all.n == 0 || all.pos_min >= lowest) {
+        return {all.n ? all.begin : 0, all.n ? all.end - all.begin : 0};
+    }
+    seq_extent found;
+    const pos_index::order & order = order_of(seq);
+    for (auto it = order.rbegin(); it != order.rend() && it->pos >= lowest; ++it) {
+        found.include(it->pos, place_[it->id]);
+    }
+    return {found.end ? found.begin : 0, found.end ? found.end - found.begin : 0};
 }
 
-cell_span cells::seen_run(const seq_set & set, int32_t pos) const {
+cell_span cells::seen_run(const seq_set & set, int32_t lowest, int32_t pos) const {
     uint32_t n_members = 0;
     uint32_t member = 0;
     each_member(set.data(), n_words_, [&](uint32_t s) {
@@ -111,7 +114,8 @@ cell_span cells::seen_run(const seq_set & set, int32_t pos) const {
         member = s;
     });
     const seq_extent & found = extent(member);
-    const bool is_run = n_members == 1 && found.n > 0 && found.end - found.begin == found.n && found.pos_max <= pos;
+    const bool is_run =
+        n_members == 1 && found.n > 0 && found.end - found.begin == found.n && found.pos_max <= pos && found.pos_min >= lowest;
     return is_run ? cell_span{found.begin, found.n} : cell_span{0, 0};
 }
 

@@ -133,11 +133,12 @@ public:
     int32_t seq_pos_min(int64_t seq) const;
     int32_t seq_pos_max(int64_t seq) const;
     seq_count count(int64_t seq, int64_t p0, int64_t p1) const;
-    // From the lowest to the highest cell that one of these sequences sees; n = 0 when there is none.
-    cell_span span_of(const seq_set & set) const;
-    // All cells that a token at `pos` of these sequences sees, where that can be told without looking at them: one sequence, no gap
-    // between its cells, no later position. Else n = 0.
-    cell_span seen_run(const seq_set & set, int32_t pos) const;
+    // From the lowest to the highest cell that the sequence sees at this position and later ones; n = 0 when there is none. Costs as
+    // much as there are such positions, but for the first time after the sequence lost cells.
+    cell_span span_from(uint32_t seq, int32_t lowest) const;
+    // All cells that a token of these sequences sees, with positions from `lowest` to `pos`, where that can be told without looking at
+    // them: one sequence, no gap between its cells, no other position. Else n = 0.
+    cell_span seen_run(const seq_set & set, int32_t lowest, int32_t pos) const;
 
     // An empty set of this cache's width.
     seq_set make_set() const { return seq_set(n_words_, 0); }
@@ -215,7 +216,7 @@ private:
     void check_cells() const;
     void check_extents() const;
     const held_cells & find_hold(int64_t id) const;
-    const pos_index::order & order_of(uint32_t seq);
+    const pos_index::order & order_of(uint32_t seq) const;
     void check_holds() const;
 
     uint32_t n_seq_max_;
@@ -226,10 +227,10 @@ private:
     uint32_t n_shifted_ = 0;
     uint64_t shift_version_ = 0;
     std::vector<cell> cells_;
-    std::vector<uint64_t> seq_;               // (n_cells, n_words): who sees each cell
-    mutable std::vector<seq_extent> extents_; // of each sequence; made tight when somebody asks
-    std::vector<uint32_t> place_;             // the cell that has an id; ids are a permutation of the cells
-    pos_index index_;
+    std::vector<uint64_t> seq_;                     // (n_cells, n_words): who sees each cell
+    mutable std::vector<seq_extent> extents_;       // of each sequence; made tight when somebody asks
+    std::vector<uint32_t> place_;                   // the cell that has an id; ids are a permutation of the cells
+    mutable pos_index index_;                       // filled when somebody asks
     std::unordered_map<int64_t, held_cells> holds_; // by id
 };
 

@@ -14,7 +14,7 @@ const cells::held_cells & cells::find_hold(int64_t id) const {
     return found->second;
 }
 
-const pos_index::order & cells::order_of(uint32_t seq) {
+const pos_index::order & cells::order_of(uint32_t seq) const {
     if (!index_.is_known(seq)) {
         pos_index::order order;
         order.reserve(extents_[seq].n);

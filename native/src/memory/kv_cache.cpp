@@ -61,6 +61,14 @@ uint32_t kv_cache::n_free() const {
     return n;
 }
 
+uint32_t kv_cache::max_rows() const {
+    uint32_t n = 0;
+    for (const kv_group & group : groups_) {
+        n = std::max(n, group.n_rows());
+    }
+    return n;
+}
+
 uint64_t kv_cache::bytes() const {
     uint64_t bytes = 0;
     for (const kv_group & group : groups_) {

@@ -30,6 +30,8 @@ public:
     uint32_t n_free() const;
     uint32_t n_seq_max() const { return groups_.front().cells().n_seq_max(); }
     const cache_types & types() const { return groups_.front().types(); }
+    // rows of the group that has the most
+    uint32_t max_rows() const;
     uint64_t bytes() const;
     // that K and V take on a device, or will
     uint64_t bytes_on(ggml_backend_dev_t device) const;

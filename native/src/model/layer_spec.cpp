@@ -2,12 +2,17 @@
 
 #include <algorithm>
 
+#include "fault.h"
+
 namespace kvg {
 
 std::vector<group_spec> make_groups(std::vector<layer_spec> & layers) {
     std::vector<group_spec> groups;
+    for (uint32_t il = 0; fault_value("window") > 0 && il < layers.size(); il += 2) {
+        layers[il].window = static_cast<uint32_t>(fault_value("window"));
+    }
     for (uint32_t il = 0; il < layers.size(); ++il) {
-        layer_spec & layer = layers[il];
+        const layer_spec & layer = layers[il];
         auto found = std::find_if(groups.begin(), groups.end(), [&](const group_spec & g) {
             return g.window == layer.window && g.n_head_kv == layer.n_head_kv && g.head_dim_k == layer.head_dim_k &&
                    g.head_dim_v == layer.head_dim_v;
@@ -17,7 +22,12 @@ std::vector<group_spec> make_groups(std::vector<layer_spec> & layers) {
             found = groups.end() - 1;
         }
         found->layers.push_back(il);
-        layer.group = static_cast<uint32_t>(found - groups.begin());
+    }
+    std::stable_partition(groups.begin(), groups.end(), [](const group_spec & g) { return g.window == 0; });
+    for (uint32_t i = 0; i < groups.size(); ++i) {
+        for (const uint32_t il : groups[i].layers) {
+            layers[il].group = i;
+        }
     }
     return groups;
 }

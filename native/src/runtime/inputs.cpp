@@ -7,21 +7,31 @@
 
 namespace kvg {
 
-cell_span attended_span(const cells & cells, const batch & batch, const micro_batch & ubatch, uint32_t align) {
-    seq_set all = cells.make_set();
+cell_span attended_span(const kv_group & group, const batch & batch, const micro_batch & ubatch, uint32_t align) {
+    constexpr int32_t ABSENT = std::numeric_limits<int32_t>::max();
+    const cells & cells = group.cells();
+    std::vector<int32_t> lowest(cells.n_seq_max(), ABSENT); // position that a token of each sequence sees
     for (uint32_t i = ubatch.begin; i < ubatch.begin + ubatch.n; ++i) {
-        for (size_t w = 0; w < all.size(); ++w) {
-            all[w] |= batch.set(i)[w];
+        const int32_t first = group.spec().first_seen(batch.positions()[i]);
+        each_member(batch.set(i).data(), batch.set(i).size(),
+                    [&](uint32_t seq) { lowest[seq] = std::min(lowest[seq], first); });
+    }
+    uint32_t begin = cells.size(); // the span is not empty: the micro-batch's own cells are in it
+    uint32_t end = 0;
+    for (uint32_t seq = 0; seq < cells.n_seq_max(); ++seq) {
+        if (lowest[seq] != ABSENT) {
+            const cell_span span = cells.span_from(seq, lowest[seq]);
+            begin = std::min(begin, span.begin);
+            end = std::max(end, span.begin + span.n);
         }
     }
-    const cell_span span = cells.span_of(all); // not empty: the micro-batch's own cells are in it
-    const uint32_t begin = span.begin / align * align;
-    const uint32_t end = (span.begin + span.n + align - 1) / align * align;
-    return {begin, end - begin};
+    begin = begin / align * align;
+    return {begin, (end + align - 1) / align * align - begin};
 }
 
-static void set_mask(ggml_tensor * tensor, const cells & cells, const batch & batch, const micro_batch & ubatch,
+static void set_mask(ggml_tensor * tensor, const kv_group & group, const batch & batch, const micro_batch & ubatch,
                      const cell_span & span) {
+    const cells & cells = group.cells();
     const ggml_fp16_t seen = ggml_fp32_to_fp16(0.0f);
     const ggml_fp16_t hidden = ggml_fp32_to_fp16(-std::numeric_limits<float>::infinity());
     // the scheduler keeps inputs with its last backend, the CPU
@@ -34,13 +44,14 @@ static void set_mask(ggml_tensor * tensor, const cells & cells, const batch & ba
     for (uint32_t i = 0; i < ubatch.n; ++i) {
         const seq_set & set = batch.set(ubatch.begin + i);
         const int32_t pos = batch.positions()[ubatch.begin + i];
+        const int32_t first = group.spec().first_seen(pos);
         ggml_fp16_t * row = mask + static_cast<size_t>(i) * span.n;
-        if (const cell_span run = cells.seen_run(set, pos); run.n > 0) { // as nearly every token of a generation
+        if (const cell_span run = cells.seen_run(set, first, pos); run.n > 0) { // as nearly every token of a generation
             std::fill_n(row + (run.begin - span.begin), run.n, seen);
             continue;
         }
         for (uint32_t c = span.begin; c < end; ++c) {
-            if (cells.pos(c) <= pos && cells.meets(c, set)) {
+            if (cells.pos(c) <= pos && cells.pos(c) >= first && cells.meets(c, set)) {
                 row[c - span.begin] = seen;
             }
         }
@@ -65,7 +76,7 @@ void graph_inputs::set(decode_graph & graph, const kv_cache & cache, const batch
         slot_ids_.assign(slots, slots + ubatch.n);
         ggml_backend_tensor_set(graph.groups[g].slots, slot_ids_.data(), 0, slot_ids_.size() * sizeof(int64_t));
         if (graph.groups[g].mask) {
-            set_mask(graph.groups[g].mask, cache.groups()[g].cells(), batch, ubatch, spans[g]);
+            set_mask(graph.groups[g].mask, cache.groups()[g], batch, ubatch, spans[g]);
         }
     }
 }

@@ -18,8 +18,8 @@ struct micro_batch {
     uint32_t n_outputs;
 };
 
-// From the lowest to the highest cell of the micro-batch's sequences. Its bounds are multiples of align.
-cell_span attended_span(const cells & cells, const batch & batch, const micro_batch & ubatch, uint32_t align);
+// From the lowest to the highest cell that a token of the micro-batch sees. Its bounds are multiples of align.
+cell_span attended_span(const kv_group & group, const batch & batch, const micro_batch & ubatch, uint32_t align);
 
 class graph_inputs {
 public:
