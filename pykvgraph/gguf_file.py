@@ -41,15 +41,22 @@ _SAMPLE_BYTES = 4096
 class GgufFile(Closable):
     """An open GGUF file, for reading its metadata and its list of tensors; no weights are loaded.
 
-    Opening checks every size and offset in the file against the file's length. `metadata` and `tensors` stay
-    readable after close() if they were read before. Raises FileNotFoundError when there is no such file, and
-    ModelLoadError for a file that is no GGUF, is damaged or can't be read.
+    Opening checks every size and offset in the file against the file's length. The first file of a split
+    model (NAME-00001-of-00003.gguf) stands for all of them: its metadata, the tensors of all. `metadata`,
+    `tensors` and `parts` stay readable after close() if they were read before. Raises FileNotFoundError when
+    there is no such file, and ModelLoadError for a file that is no GGUF, is damaged or can't be read, and for
+    a split model of which a part is missing or another's.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         name = native_path(path)
         self.path = Path(os.fsdecode(name)).absolute()
         self._handle = Handle.open(lib().kvg_gguf_open, name, free=lib().kvg_gguf_free, name="GGUF file")
+
+    @functools.cached_property
+    def parts(self) -> tuple[tuple[Path, int], ...]:
+        """The files that the model is in and their sizes in bytes: one, or those of a split model."""
+        return self._handle.call(read_parts)
 
     @functools.cached_property
     def metadata(self) -> dict[str, Any]:
@@ -82,6 +89,16 @@ def native_path(path: str | os.PathLike[str]) -> bytes:
     if b"\0" in name:
         raise InvalidArgumentError(f"the path holds a NUL character: {name!r}")
     return name
+
+
+def read_parts(gguf: int) -> tuple[tuple[Path, int], ...]:
+    """Path and size of every file of an open model."""
+    parts = []
+    for index in range(lib().kvg_gguf_n_parts(gguf)):
+        path, size = ctypes.POINTER(ctypes.c_char)(), ctypes.c_uint64()
+        lib().kvg_gguf_get_part(gguf, index, ctypes.byref(path), ctypes.byref(size))
+        parts.append((Path(os.fsdecode(ctypes.string_at(path))).absolute(), size.value))
+    return tuple(parts)
 
 
 def read_metadata(gguf: int) -> dict[str, Any]:
@@ -185,4 +202,6 @@ def _tensor(gguf: int, index: int) -> TensorInfo:
     shape = list(tensor.ne)
     while len(shape) > 1 and shape[-1] == 1:
         shape.pop()
-    return TensorInfo(_text(tensor.name), _text(tensor.type), tuple(shape), tensor.offset, tensor.size)
+    return TensorInfo(
+        _text(tensor.name), _text(tensor.type), tuple(shape), tensor.offset, tensor.size, tensor.part
+    )

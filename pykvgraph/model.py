@@ -23,7 +23,7 @@ from pykvgraph.types import LayerSpec
 class Model(Closable):
     """A GGUF model file, opened and ready to run.
 
-    Arguments. path: the GGUF file. device: "auto" (every RPC server that was added and every GPU; the CPU
+    Arguments. path: the GGUF file; of a split model the first (NAME-00001-of-00003.gguf). device: "auto" (every RPC server that was added and every GPU; the CPU
     when there is none), "cpu", or names from `pykvgraph.devices()` separated by commas. n_gpu_layers: how
     many of the last layers go to these devices, where the output counts as one more layer; the other layers
     stay on the CPU; a negative number: all layers. tensor_split: the share of these layers that each device

@@ -92,8 +92,9 @@ class TensorInfo:
     name: str
     type: str  # ggml's name: "f32", "q4_K", ...
     shape: tuple[int, ...]  # elements per dimension, innermost first, as ggml counts
-    offset: int  # bytes from the start of the file
+    offset: int  # bytes from the start of its file
     size: int  # bytes
+    part: int = 0  # which file of a split model has it, from 0 on; 0 for a whole one
 
 
 @dataclass(frozen=True)

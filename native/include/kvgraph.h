@@ -101,16 +101,22 @@ typedef struct kvg_gguf_tensor {
     const char * name;
     const char * type; /* ggml's name of the type: "f32", "q4_K", ... */
     int64_t ne[4];     /* elements per dimension, innermost first; 1 beyond the last */
-    uint64_t offset;   /* bytes from the start of the file */
+    int32_t part;      /* which file of a split model has it; 0 for a whole one */
+    uint64_t offset;   /* bytes from the start of that file */
     uint64_t size;     /* bytes */
     const void * data; /* in the mapped file */
 } kvg_gguf_tensor;
 
-/* Opens and checks a file: header, keys, every tensor's type, shape, offset and size against the file's length. */
+/* Opens and checks a file: header, keys, every tensor's type, shape, offset and size against the file's length. The first part of a
+   split model opens the others too, which lie beside it: keys are those of the first, tensors those of all. */
 KVG_API kvg_status kvg_gguf_open(const char * path, kvg_gguf ** out);
 KVG_API void kvg_gguf_free(kvg_gguf * gguf);
 /* The open file's own descriptor, as its name may be another file's by now; open as long as the handle. -1 for NULL. */
 KVG_API int32_t kvg_gguf_fd(const kvg_gguf * gguf);
+/* The files that the model is in: 1, or the parts of a split one. */
+KVG_API uint64_t kvg_gguf_n_parts(const kvg_gguf * gguf);
+/* A part's path, which lives as long as the handle, and its size in bytes. */
+KVG_API kvg_status kvg_gguf_get_part(const kvg_gguf * gguf, uint64_t index, const char ** path, uint64_t * size);
 KVG_API uint64_t kvg_gguf_n_kv(const kvg_gguf * gguf);
 KVG_API uint64_t kvg_gguf_n_tensors(const kvg_gguf * gguf);
 KVG_API kvg_status kvg_gguf_get_kv(const kvg_gguf * gguf, uint64_t index, kvg_gguf_kv * out);

@@ -139,6 +139,7 @@ class KvgGgufTensor(Structure):
         ("name", c_char_p),
         ("type", c_char_p),
         ("ne", c_int64 * 4),
+        ("part", c_int32),
         ("offset", c_uint64),
         ("size", c_uint64),
         ("data", c_void_p),
@@ -340,6 +341,7 @@ STATUS_FUNCTIONS = (
     "kvg_device_get",
     "kvg_rpc_add_server",
     "kvg_gguf_open",
+    "kvg_gguf_get_part",
     "kvg_gguf_get_kv",
     "kvg_gguf_get_string",
     "kvg_gguf_get_tensor",
@@ -415,6 +417,10 @@ def declare(lib: CDLL) -> None:
     lib.kvg_gguf_free.restype = None
     lib.kvg_gguf_fd.argtypes = [c_void_p]
     lib.kvg_gguf_fd.restype = c_int32
+    lib.kvg_gguf_n_parts.argtypes = [c_void_p]
+    lib.kvg_gguf_n_parts.restype = c_uint64
+    lib.kvg_gguf_get_part.argtypes = [c_void_p, c_uint64, POINTER(POINTER(c_char)), POINTER(c_uint64)]
+    lib.kvg_gguf_get_part.restype = c_int32
     lib.kvg_gguf_n_kv.argtypes = [c_void_p]
     lib.kvg_gguf_n_kv.restype = c_uint64
     lib.kvg_gguf_n_tensors.argtypes = [c_void_p]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -45,12 +44,12 @@ def inspect(file: str | None, model: str | None, as_json: bool) -> None:
     recipe: ModelInfo | None = None
     reason: str | None = None
     with GgufFile(path) as gguf:
-        metadata, tensors = gguf.metadata, gguf.tensors
+        metadata, tensors, parts = gguf.metadata, gguf.tensors, gguf.parts
         try:
             recipe = gguf.model_info()
         except (UnsupportedError, ModelLoadError) as error:
             reason = str(error)
-    size = os.path.getsize(path)
+    size = sum(size for _, size in parts)
     if as_json:
         print_json(
             {

@@ -250,6 +250,11 @@ def _load(llama: Any, path: str, kind: str, pre: str | None) -> int:
     # no device at all: asking a GPU for its properties takes time and memory
     no_devices = (ctypes.c_void_p * 1)()
     params.devices = ctypes.cast(no_devices, ctypes.c_void_p)
+    # of a split model the first part has the vocabulary: the others are none of libllama's business
+    overrides = (llama.llama_model_kv_override * 2)()
+    overrides[0].tag, overrides[0].key = llama.LLAMA_KV_OVERRIDE_TYPE_INT, b"split.count"
+    overrides[0].value.val_i64 = 0
+    params.kv_overrides = overrides
     with libllama.quiet():
         model: int | None = llama.llama_model_load_from_file(path.encode(), params)
     if not model:

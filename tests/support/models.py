@@ -82,8 +82,14 @@ def write_model(spec: ModelSpec, directory: Path) -> Path:
     return path
 
 
-def write_gguf(spec: ModelSpec, path: Path) -> None:
-    writer = gguf.GGUFWriter(path, spec.arch)
+def write_split(spec: ModelSpec, directory: Path, most_tensors: int = 5) -> list[Path]:
+    """The model in files of at most so many tensors; the last one has what is left."""
+    write_gguf(spec, directory / f"{spec}.gguf", most_tensors)
+    return sorted(directory.glob(f"{spec}-*-of-*.gguf"))
+
+
+def write_gguf(spec: ModelSpec, path: Path, most_tensors: int = 0) -> None:
+    writer = gguf.GGUFWriter(path, spec.arch, split_max_tensors=most_tensors)
     add_metadata(writer, spec)
     add_vocabulary(writer)
     for name, tensor in random_tensors(spec).items():

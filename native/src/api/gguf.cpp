@@ -19,6 +19,20 @@ void kvg_gguf_free(kvg_gguf * gguf) { std::unique_ptr<kvg_gguf>{gguf}.reset(); }
 
 int32_t kvg_gguf_fd(const kvg_gguf * gguf) { return gguf ? gguf->file->file().fd() : -1; }
 
+uint64_t kvg_gguf_n_parts(const kvg_gguf * gguf) { return gguf ? gguf->file->n_parts() : 0; }
+
+kvg_status kvg_gguf_get_part(const kvg_gguf * gguf, uint64_t index, const char ** path, uint64_t * size) {
+    return guarded([&] {
+        const gguf_file & file = *need(gguf, "gguf").file;
+        if (index >= file.n_parts()) {
+            fail(KVG_INVALID_ARGUMENT, "no part has index %llu", (unsigned long long) index);
+        }
+        const gguf_file & part = file.part(static_cast<uint32_t>(index));
+        need(path, "path") = part.path().c_str();
+        need(size, "size") = part.file().size();
+    });
+}
+
 uint64_t kvg_gguf_n_kv(const kvg_gguf * gguf) { return gguf ? gguf->file->n_kv() : 0; }
 uint64_t kvg_gguf_n_tensors(const kvg_gguf * gguf) { return gguf ? gguf->file->tensors().size() : 0; }
 
@@ -72,7 +86,8 @@ kvg_status kvg_gguf_get_tensor(const kvg_gguf * gguf, uint64_t index, kvg_gguf_t
         memcpy(tensor.ne, t.ne, sizeof(tensor.ne));
         tensor.offset = t.offset;
         tensor.size = t.size;
-        tensor.data = gguf->file->file().data() + t.offset;
+        tensor.part = static_cast<int32_t>(t.part);
+        tensor.data = t.data();
     });
 }
 

@@ -62,6 +62,7 @@ static std::string struct_layout() {
     FIELD(kvg_gguf_tensor, name, ",");
     FIELD(kvg_gguf_tensor, type, ",");
     FIELD(kvg_gguf_tensor, ne, ",");
+    FIELD(kvg_gguf_tensor, part, ",");
     FIELD(kvg_gguf_tensor, offset, ",");
     FIELD(kvg_gguf_tensor, size, ",");
     FIELD(kvg_gguf_tensor, data, ";");

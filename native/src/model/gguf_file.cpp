@@ -11,6 +11,7 @@
 
 #include "error.h"
 #include "model/gguf_scan.h"
+#include "model/split.h"
 
 namespace kvg {
 
@@ -97,7 +98,7 @@ void file_mapping::release(uint64_t offset, uint64_t size) const {
     }
 }
 
-gguf_file::gguf_file(const std::string & path) : path_(path), file_(path) {
+gguf_file::gguf_file(const std::string & path, parts which) : path_(path), file_(path) {
     scan_gguf(path_, file_.data(), file_.size());
     try {
         meta_.reset(gguf_init_from_buffer(file_.data(), file_.size(), {/*no_alloc*/ true, /*ctx*/ nullptr}));
@@ -114,6 +115,25 @@ gguf_file::gguf_file(const std::string & path) : path_(path), file_(path) {
              path_.c_str());
     }
     read_tensors();
+    if (which == parts::this_one) {
+        return;
+    }
+    later_ = open_later_parts(*this);
+    for (uint32_t i = 1; i < n_parts(); ++i) {
+        for (gguf_tensor t : part(i).tensors()) {
+            t.part = i;
+            add(std::move(t));
+        }
+    }
+}
+
+void gguf_file::add(gguf_tensor tensor) {
+    const auto [found, is_new] = index_.emplace(tensor.name, tensors_.size());
+    if (!is_new) {
+        fail(KVG_MODEL_LOAD, "%s: tensor '%s' is there already, in %s: one of them is of another model; download them again",
+             part(tensor.part).path().c_str(), tensor.name.c_str(), part(tensors_[found->second].part).path().c_str());
+    }
+    tensors_.push_back(std::move(tensor));
 }
 
 void gguf_file::read_tensors() {
@@ -121,7 +141,8 @@ void gguf_file::read_tensors() {
     const int64_t n = gguf_get_n_tensors(meta_.get());
     tensors_.reserve(static_cast<size_t>(n));
     for (int64_t i = 0; i < n; ++i) {
-        gguf_tensor t;
+        gguf_tensor t = {};
+        t.file = &file_;
         t.name = gguf_get_tensor_name(meta_.get(), i);
         t.type = gguf_get_tensor_type(meta_.get(), i);
         memcpy(t.ne, gguf_get_tensor_ne(meta_.get(), i), sizeof(t.ne));
@@ -141,8 +162,7 @@ void gguf_file::read_tensors() {
                  path_.c_str(), t.name.c_str(), (unsigned long long) t.size, (unsigned long long) t.offset,
                  (unsigned long long) file_.size());
         }
-        index_.emplace(t.name, tensors_.size());
-        tensors_.push_back(std::move(t));
+        add(std::move(t));
     }
 }
 

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -37,18 +38,34 @@ struct gguf_tensor {
     std::string name;
     ggml_type type;
     int64_t ne[4];
-    uint64_t offset; // from the start of the file
+    uint64_t offset; // from the start of its file
     uint64_t size;
+    uint32_t part;             // which file of a split model; 0 for a whole one
+    const file_mapping * file; // that file
+
+    const uint8_t * data() const { return file->data() + offset; }
 };
 
+// Of a split model.
+enum class parts {
+    all,
+    this_one
+};
+
+// A file, or the files of a split model: keys are those of the first, tensors those of all.
 class gguf_file {
 public:
-    explicit gguf_file(const std::string & path);
+    // error(KVG_NOT_FOUND), error(KVG_MODEL_LOAD)
+    explicit gguf_file(const std::string & path, parts which = parts::all);
 
     const std::string & path() const { return path_; }
     const file_mapping & file() const { return file_; }
+    // in order; the first is this one
+    uint32_t n_parts() const { return 1 + static_cast<uint32_t>(later_.size()); }
+    const gguf_file & part(uint32_t index) const { return index == 0 ? *this : *later_[index - 1]; }
     const gguf_context * meta() const { return meta_.get(); }
     uint64_t n_kv() const { return static_cast<uint64_t>(gguf_get_n_kv(meta_.get())); }
+    // of all parts
     const std::vector<gguf_tensor> & tensors() const { return tensors_; }
     // nullptr when absent
     const gguf_tensor * find_tensor(const std::string & name) const;
@@ -63,10 +80,12 @@ public:
 
 private:
     void read_tensors();
+    void add(gguf_tensor tensor);
 
     std::string path_;
     file_mapping file_;
     gguf_context_ptr meta_;
+    std::vector<std::unique_ptr<const gguf_file>> later_;
     std::vector<gguf_tensor> tensors_;
     std::map<std::string, size_t> index_; // name -> place in tensors_
 };

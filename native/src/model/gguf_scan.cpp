@@ -9,6 +9,7 @@
 #include <gguf.h>
 
 #include "error.h"
+#include "model/file_kind.h"
 
 namespace kvg {
 
@@ -52,7 +53,9 @@ public:
     void header() {
         what_ = "the header";
         if (end_ < 4 || memcmp(take(1, 4), "GGUF", 4) != 0) {
-            fail(KVG_MODEL_LOAD, "%s is not a GGUF file: it doesn't begin with 'GGUF'", path_.c_str());
+            const std::string kind = tell_file_kind(data_, end_);
+            fail(KVG_MODEL_LOAD, "%s is not a GGUF file: it %s", path_.c_str(),
+                 kind.empty() ? "doesn't begin with 'GGUF'" : kind.c_str());
         }
         const auto version = number<uint32_t>();
         if (version != 2 && version != 3) {

@@ -148,12 +148,6 @@ void check_rest(const gguf_file & file) {
         fail(KVG_UNSUPPORTED, "%s has %zu tensors, expected at most %llu", file.path().c_str(), file.tensors().size(),
              (unsigned long long) MAX_TENSORS);
     }
-    // of a split model it opens the other files too, which nobody has checked
-    const uint64_t n_files = file.get_uint("split.count").value_or(1);
-    if (n_files > 1) {
-        fail(KVG_UNSUPPORTED, "%s is one of %llu files of a split model: merge them with llama-gguf-split", file.path().c_str(),
-             (unsigned long long) n_files);
-    }
 }
 
 // The tokens' texts as libllama will have them.

@@ -208,10 +208,10 @@ void model::plan() {
 }
 
 void model::add(const gguf_tensor * source, ggml_tensor ** target, ggml_backend_dev_t device, ggml_backend_buffer_type_t type) {
-    const auto same = [&](const group & g) { return g.device == device && g.type == type; };
+    const auto same = [&](const group & g) { return g.device == device && g.type == type && g.file == source->file; };
     auto found = std::find_if(groups_.begin(), groups_.end(), same);
     if (found == groups_.end()) {
-        groups_.push_back({device, type, {}, false, 0, nullptr, nullptr});
+        groups_.push_back({device, type, source->file, {}, false, 0, nullptr, nullptr});
         found = groups_.end() - 1;
     }
     found->tensors.push_back({source, target});
@@ -278,8 +278,8 @@ void model::place(group & g) {
             (*p.target)->buffer = g.buffer.get(); // says where it would be, and has no address
         }
     } else if (g.mapped) {
-        void * base = const_cast<uint8_t *>(file_.file().data()); // mapped read-only; weights are never written
-        g.buffer.reset(ggml_backend_dev_buffer_from_host_ptr(g.device, base, file_.file().size(), file_.file().size()));
+        void * base = const_cast<uint8_t *>(g.file->data()); // mapped read-only; weights are never written
+        g.buffer.reset(ggml_backend_dev_buffer_from_host_ptr(g.device, base, g.file->size(), g.file->size()));
         for (const placed & p : g.tensors) {
             if (!g.buffer ||
                 ggml_backend_tensor_alloc(g.buffer.get(), *p.target, static_cast<uint8_t *>(base) + p.source->offset) !=
@@ -301,8 +301,8 @@ void model::place(group & g) {
         // the CPU repacks as it writes, which takes longer than reading
         parallel_for(g.tensors.size(), is_cpu(g.device) ? static_cast<size_t>(usable_cpus()) : 1, [&](size_t i) {
             const placed & p = g.tensors[i];
-            ggml_backend_tensor_set(*p.target, file_.file().data() + p.source->offset, 0, p.source->size);
-            file_.file().release(p.source->offset, p.source->size);
+            ggml_backend_tensor_set(*p.target, p.source->data(), 0, p.source->size);
+            g.file->release(p.source->offset, p.source->size);
         });
     }
     if (!g.buffer) {

@@ -75,6 +75,7 @@ private:
     struct group {
         ggml_backend_dev_t device;
         ggml_backend_buffer_type_t type;
+        const file_mapping * file; // of all of its tensors: a split model has several
         std::vector<placed> tensors;
         bool mapped;
         uint64_t bytes; // that the buffer takes

@@ -111,6 +111,35 @@ def test_what_is_no_gguf(tmp_path: Path, data: bytes) -> None:
     assert "model.gguf" in refused(path)
 
 
+@pytest.mark.parametrize(
+    ("data", "kind", "remedy"),
+    [
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:1234\nsize 5\n", "Git LFS", "git lfs pull"),
+        (b"<!DOCTYPE html>\n<html>Sign in</html>", "web page", "download it again"),
+        (b"\xef\xbb\xbf\r\n <HTML><body>404</body></HTML>", "web page", "download it again"),
+        (b"<?xml version='1.0'?><Error><Code>AccessDenied</Code></Error>", "web page", "download it again"),
+        (b'{"error": "Repository not found"}', "JSON text", "download the GGUF"),
+        (struct.pack("<Q", 40) + b'{"a":{"dtype":"F32"}}' + bytes(60), "safetensors", "convert_hf_to_gguf"),
+        (b"PK\x03\x04" + bytes(60), "zip archive", "convert_hf_to_gguf"),
+        (b"\x80\x02}q\x00." + bytes(60), "pickle", "convert_hf_to_gguf"),
+        (b"\x80\x05\x95" + bytes(60), "pickle", "convert_hf_to_gguf"),
+        (b"\x1f\x8b\x08" + bytes(60), "gzip", "unpack"),
+        (b"\x28\xb5\x2f\xfd" + bytes(60), "zstd", "unpack"),
+        (b"tjgg\x03\0\0\0" + bytes(60), "before GGUF", "as a GGUF"),
+        (bytes(100_000), "nothing but zeros", "download it again"),
+    ],
+    ids=lambda value: repr(value)[:24],
+)
+def test_what_it_is_instead(tmp_path: Path, data: bytes, kind: str, remedy: str) -> None:
+    """What people find in a model's place, by its name and with what to do."""
+    path = tmp_path / "model.gguf"
+    path.write_bytes(data)
+    message = refused(path)
+    assert message.startswith(f"{path} is not a GGUF file: it ")
+    assert kind in message
+    assert remedy in message
+
+
 def test_truncated_anywhere(model_file: ModelFile, tmp_path: Path) -> None:
     """At every length from nothing to one byte short."""
     data = model_file(TINY).read_bytes()

@@ -164,8 +164,6 @@ SPM = {
     "an architecture that is a number": (key("general.architecture", UINT32, 1), "architecture"),
     "a name that is a number": (key("general.name", UINT32, 1), "general.name"),
     "a template that is a number": (key("tokenizer.chat_template", FLOAT32, 1.0), "chat_template"),
-    "one part of many": (key("split.count", UINT16, 2), "split"),
-    "a count of parts that is none": (key("split.count", STRING, b"2"), "split.count"),
     "too many tensors": (many_tensors, "tensors"),
     "no kind": (without(f"{GGML}.model"), "model"),
     "a kind that is an array": (key(f"{GGML}.model", STRING, [b"llama"]), "array of str"),
