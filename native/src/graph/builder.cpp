@@ -1,5 +1,6 @@
 #include "graph/builder.h"
 
+#include "error.h"
 #include "host_memory.h"
 
 namespace kvg {
@@ -12,11 +13,24 @@ void builder::open(size_t n_bytes) {
     chunks_.push_back({std::move(arena), std::move(ctx), nullptr});
 }
 
+// Without this check an operation with too many tensors would fail only where it is the last one in its chunk, and then in ggml.
+void builder::require_room_kept() const {
+    if (chunks_.empty()) {
+        return;
+    }
+    const size_t n = (ggml_used_mem(chunks_.back().ctx.get()) - n_used_) / ggml_tensor_overhead();
+    if (n > MAX_OPERATION) {
+        fail(KVG_INTERNAL, "an operation of the graph made %zu tensors, and has room for %zu", n, MAX_OPERATION);
+    }
+}
+
 ggml_context * builder::ctx() {
+    require_room_kept();
     const auto left = [](ggml_context * ctx) { return ggml_get_mem_size(ctx) - ggml_used_mem(ctx); };
     if (chunks_.empty() || left(chunks_.back().ctx.get()) < MAX_OPERATION * ggml_tensor_overhead()) {
         open(CHUNK_TENSORS * ggml_tensor_overhead());
     }
+    n_used_ = ggml_used_mem(chunks_.back().ctx.get());
     return chunks_.back().ctx.get();
 }
 
@@ -53,6 +67,7 @@ void builder::wish(ggml_backend_dev_t device) {
 // There are no more nodes than tensors that were made, and no more leafs: an operation takes at most one tensor from outside, a weight
 // or rows of the cache.
 ggml_cgraph * builder::finish() {
+    require_room_kept();
     size_t n = 0;
     for (const chunk & c : chunks_) {
         for (ggml_tensor * t = ggml_get_first_tensor(c.ctx.get()); t; t = ggml_get_next_tensor(c.ctx.get(), t)) {

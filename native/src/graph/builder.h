@@ -1,4 +1,4 @@
-// What blocks make a graph with: room for tensors that grows, the device that each operation should run on, and at the end a graph of just
+// Builds a graph from blocks. It gives them room for tensors, remembers the device that each operation should run on, and makes a graph of
 // the size that is needed.
 #pragma once
 
@@ -13,21 +13,22 @@ namespace kvg {
 
 class builder {
 public:
-    // For the tensors of one operation: with room for MAX_OPERATION of them. Ask again for the next operation.
+    // A context with room for the tensors of one operation, at most MAX_OPERATION. Call it again for the next operation.
+    // error(KVG_INTERNAL) when more tensors were made since the last call
     ggml_context * ctx();
     static constexpr size_t MAX_OPERATION = 32;
 
     ggml_tensor * input(ggml_type type, int64_t ne0, int64_t ne1);
     // weight * x, plus the bias if it isn't nullptr
     ggml_tensor * linear(ggml_tensor * x, ggml_tensor * weight, ggml_tensor * bias);
-    // The graph computes this, after the roots before it.
+    // The graph computes this tensor, after the roots that were added before.
     void root(ggml_tensor * t) { roots_.push_back(t); }
-    // What was made since the last call of this function should run there.
+    // Operations made since the last call of wish() should run on this device.
     void wish(ggml_backend_dev_t device);
 
-    // Of each operation, in the order in which they were made.
+    // Each operation and its device, in the order in which operations were made.
     const std::vector<std::pair<ggml_tensor *, ggml_backend_dev_t>> & wishes() const { return wishes_; }
-    // The graph of all roots; it lives as long as the builder. Nothing is made after that.
+    // The graph of all roots; it lives as long as the builder. Nothing can be made after that. error(KVG_INTERNAL) as ctx()
     ggml_cgraph * finish();
 
 private:
@@ -37,8 +38,10 @@ private:
         ggml_tensor * last_wished;
     };
     void open(size_t n_bytes);
+    void require_room_kept() const;
 
     std::vector<chunk> chunks_;
+    size_t n_used_ = 0;         // bytes of the last chunk at the last call of ctx()
     size_t first_unwished_ = 0; // of the chunks
     std::vector<ggml_tensor *> roots_;
     std::vector<std::pair<ggml_tensor *, ggml_backend_dev_t>> wishes_;
