@@ -1,4 +1,4 @@
-// The cells' bookkeeping: position, set of sequences, pending K-shift. Knows nothing of tensors.
+// The records of all cells: position, sequences, pending K-shift, holds. This code does not touch tensors.
 #pragma once
 
 #include <cstddef>
@@ -13,7 +13,7 @@ namespace kvg {
 
 constexpr uint32_t MAX_SEQS = 256;
 
-// A set of sequence ids as words of 64 bits, little end first. All sets of one cache have the same number of words.
+// A set of sequence ids: bit i of word w is sequence 64 * w + i. All sets of one cache have the same number of words.
 using seq_set = std::vector<uint64_t>;
 
 // Calls visit(id) for each member of a set.
@@ -33,20 +33,20 @@ struct cell_span {
     bool operator==(const cell_span & o) const { return begin == o.begin && n == o.n; }
 };
 
-// One cell's content goes from src to dst.
+// The content of cell src moves to cell dst.
 struct cell_move {
     uint32_t src;
     uint32_t dst;
 };
 
-// n cells from src on go to dst on.
+// The contents of n neighbouring cells, from src on, move to the cells from dst on.
 struct cell_run {
     uint32_t src;
     uint32_t dst;
     uint32_t n;
 };
 
-// A change of position that was checked: each cell of the sequence in [p0, p1) goes from pos to pos / d + delta.
+// A change of positions that was checked: each cell of the sequence with pos in [p0, p1) gets the position pos / d + delta.
 struct reposition {
     uint32_t seq;
     int64_t p0;
@@ -57,27 +57,27 @@ struct reposition {
     int64_t next(int32_t pos) const { return pos / d + delta; }
 };
 
-// One token's place.
+// The place of one token.
 struct cell {
     int32_t pos = -1;         // -1 when empty
     int32_t shift = 0;        // new position - the position for which K was last rotated
-    uint32_t n_holds = 0;     // that keep it, whoever sees it
-    uint32_t id = 0;          // goes with the content when that moves to another cell
-    bool is_reserved = false; // for content that comes from outside, and is not shown yet
-    uint8_t dither = 0;       // which dither K carries (shift/dither.h): 0, as it was written, and 1, rotated once, none
+    uint32_t n_holds = 0;     // how many holds keep the cell
+    uint32_t id = 0;          // names the content: it moves with the content to another cell
+    bool is_reserved = false; // its content is written from outside, and no sequence sees it yet
+    uint8_t dither = 0;       // the dither that K carries (shift/dither.h); none when 0 (K as written) or 1 (K rotated once)
 };
 
-// What hold() took: positions p0 to p1 - 1.
+// The cells of a hold: positions p0 to p1 - 1.
 struct hold_range {
     int64_t id;
     int64_t p0;
     int64_t p1;
 };
 
-// Of a sequence's cells in a range of positions.
+// Counts of a sequence's cells in a range of positions.
 struct seq_count {
     uint32_t n;
-    uint32_t n_shared; // that another sequence sees or a hold keeps
+    uint32_t n_shared; // cells that another sequence also sees, or that a hold keeps
 };
 
 class cells {
@@ -85,7 +85,7 @@ public:
     // 1 <= n_seq_max <= MAX_SEQS
     cells(uint32_t n_cells, uint32_t n_seq_max);
 
-    // of host memory, for one cell
+    // bytes of host memory for the record of one cell
     static uint64_t bytes_per_cell(uint32_t n_seq_max) {
         return sizeof(cell) + sizeof(uint32_t) + (n_seq_max + 63) / 64 * sizeof(uint64_t);
     }
@@ -95,11 +95,11 @@ public:
     uint32_t n_used() const { return n_used_; }
     // highest used cell + 1
     uint32_t n_kv() const { return n_kv_; }
-    // highest cell that was used or touched since clear(), + 1
+    // highest cell that was used or touched since the last clear(), + 1
     uint32_t n_touched() const { return n_touched_; }
     // cells whose K-shift is pending
     uint32_t n_shifted() const { return n_shifted_; }
-    // another number after any cell's shift() changed
+    // a number that changes whenever the shift() of any cell changes
     uint64_t shift_version() const { return shift_version_; }
 
     bool is_empty(uint32_t i) const { return cells_[i].pos < 0; }
@@ -111,10 +111,10 @@ public:
     uint32_t n_words() const { return n_words_; }
     uint32_t n_holds(uint32_t i) const { return cells_[i].n_holds; }
     bool is_reserved(uint32_t i) const { return cells_[i].is_reserved; }
-    // whether a sequence that sees it isn't alone: another one sees it too, or a hold keeps it
+    // whether several sequences see the cell, or a hold keeps it beside a sequence
     bool is_shared(uint32_t i) const;
     seq_set set(uint32_t i) const;
-    // whether the cell shares a sequence with the set
+    // whether any sequence of the set sees the cell
     bool meets(uint32_t i, const seq_set & set) const {
         for (uint32_t w = 0; w < n_words_; ++w) {
             if (words(i)[w] & set[w]) {
@@ -123,81 +123,81 @@ public:
         }
         return false;
     }
-    // whether all of them see it
+    // whether all sequences of the set see the cell
     bool covers(uint32_t i, const seq_set & set) const;
 
-    // All that is known of a sequence, tight. Costs nothing, but for the first time after cells at one of its ends were taken away: then
-    // the cells between the ends of all such sequences are looked at.
+    // The exact extent of a sequence: its range of positions, its range of cells, its number of cells. This is fast, except for the first
+    // call after cells at an end of a sequence were removed: then the cells between the old ends of such sequences are searched.
     const seq_extent & extent(int64_t seq) const;
     // -1 when the sequence has no cells
     int32_t seq_pos_min(int64_t seq) const;
     int32_t seq_pos_max(int64_t seq) const;
     seq_count count(int64_t seq, int64_t p0, int64_t p1) const;
-    // From the lowest to the highest cell that the sequence sees at this position and later ones; n = 0 when there is none. Costs as
-    // much as there are such positions, but for the first time after the sequence lost cells.
+    // From the lowest to the highest cell that the sequence sees at position `lowest` or later; n = 0 when there is none. The time is
+    // in proportion to the number of such positions, except for the first call after the sequence lost cells.
     cell_span span_from(uint32_t seq, int32_t lowest) const;
-    // All cells that a token of these sequences sees, with positions from `lowest` to `pos`, where that can be told without looking at
-    // them: one sequence, no gap between its cells, no other position. Else n = 0.
+    // All cells that a token of these sequences sees at positions `lowest` to `pos`, if that is known without reading the cells: the set
+    // has one sequence, its cells are neighbours without a gap, and none has another position. Otherwise n = 0.
     cell_span seen_run(const seq_set & set, int32_t lowest, int32_t pos) const;
 
-    // An empty set of this cache's width.
+    // An empty set, with as many words as this cache needs.
     seq_set make_set() const { return seq_set(n_words_, 0); }
 
-    // precondition: the cell is empty, pos >= 0, the set has a member
+    // A token takes the cell. precondition: the cell is empty, pos >= 0, the set has a member
     void put(uint32_t i, int32_t pos, const seq_set & set);
-    // K comes from elsewhere, with its dither.
+    // For K that was copied into the cell from elsewhere, with its dither.
     void set_dither(uint32_t i, uint8_t dither) { cells_[i].dither = dither; }
-    // No sequence sees it any more: it becomes empty, unless a hold keeps it. precondition: it is not empty
+    // No sequence sees the cell any more. It becomes empty, unless a hold keeps it. precondition: it is not empty
     void drop(uint32_t i);
-    // All at once, so that they may form cycles; without memory for that, std::bad_alloc with nothing changed.
+    // Does all moves at once, so they may form cycles. Throws std::bad_alloc, with nothing changed, when there is no memory for that.
     // precondition: sources are not empty; a destination is empty or itself a source
     void move(const std::vector<cell_move> & moves);
-    // Its row is about to be written, whether or not the cell will be used.
+    // Call it before the cell's row is written, whether or not the cell will be used.
     void touch(uint32_t i) { n_touched_ = n_touched_ > i ? n_touched_ : i + 1; }
-    // The sequence leaves a shared cell for a copy of its own, with the same position and pending shift. precondition: dst is empty
+    // The sequence no longer sees src; it sees dst instead, a copy with the same position and pending shift. precondition: dst is empty
     void fork(uint32_t src, uint32_t dst, uint32_t seq) noexcept;
-    // Holds are released too.
+    // Every cell becomes empty, and every hold is released.
     void clear();
     // K was rotated to the cell's position and carries this dither now. The cell's K-shift is no longer pending.
     void set_rotated(uint32_t i, uint8_t dither);
 
-    // What a caller may do to sequences: ranges [p0, p1), negative p0 = 0, negative p1 = no end. Any integer is safe: an id out of
-    // range, d < 1 or a position past 2^31 - 1 throws error(KVG_INVALID_ARGUMENT) with nothing changed.
+    // The operations of the public interface. Ranges are [p0, p1); a negative p0 means 0, a negative p1 means no end. Any integer is
+    // safe: an id out of range, d < 1 or a position past 2^31 - 1 throws error(KVG_INVALID_ARGUMENT) with nothing changed.
     void seq_rm(int64_t seq, int64_t p0, int64_t p1);
     void seq_cp(int64_t src, int64_t dst, int64_t p0, int64_t p1);
     void seq_keep(int64_t seq);
-    // seq_add and seq_div, in two halves: checked, then done. Between them the shared cells among those that change their position
-    // must be forked, since a position is a property of the cell.
+    // seq_add and seq_div have two halves: check_add() or check_div(), and then apply(). Between them the caller must fork() the cells of
+    // shared_in(), because all sequences that see a cell see it at the same position.
     reposition check_add(int64_t seq, int64_t p0, int64_t p1, int64_t delta) const;
     reposition check_div(int64_t seq, int64_t p0, int64_t p1, int64_t d) const;
     std::vector<uint32_t> shared_in(const reposition & change) const;
     // precondition: shared_in(change) is empty
     void apply(const reposition & change);
 
-    // Holds of cells that a sequence sees: they stay as they are, whatever becomes of the sequence, until release() or clear(). Any
-    // integer is safe, as above.
-    // The sequence must see every position of the range. precondition: no hold has that id
+    // A hold is a set of cells under an id. Its cells keep their positions and contents until release() or clear(), whatever is done to
+    // the sequence. Any integer is safe, as above.
+    // hold(): the sequence must see a cell at every position of the range. precondition: no hold has that id
     hold_range hold(int64_t id, int64_t seq, int64_t p0, int64_t p1);
-    // The sequence sees them too. It must end just before the hold begins.
+    // The sequence sees the cells of the hold too. Its last position must be the one before the hold's first.
     void attach(int64_t hold, int64_t seq);
     void release(int64_t hold);
 
-    // Empty cells, for content that is written before anybody sees it: they get its positions, and stay where they are until show() or
-    // give_back(), or clear(). precondition: the cells are empty, and nothing can be asked of them twice
+    // Reserves empty cells for content that is written before any sequence sees it. The cells get its positions and dithers. Defrag does
+    // not move them until show_reserved(), give_back() or clear(). precondition: the cells are empty, and all different
     void reserve(const std::vector<uint32_t> & empty, const int32_t * positions, const uint8_t * dithers);
-    // The sequence sees reserved cells. precondition: they are reserved
+    // The sequence sees these cells, which are no longer reserved. precondition: they are reserved
     void show_reserved(const std::vector<uint32_t> & reserved, int64_t seq);
-    // Reserved cells are empty again. precondition: they are reserved
+    // These cells become empty again. precondition: they are reserved
     void give_back(const std::vector<uint32_t> & reserved);
 
-    // What must be so after every call; throws error(KVG_INTERNAL) with the first thing that doesn't.
+    // Checks what must be true after every call. error(KVG_INTERNAL), with the first condition that is not met
     void check() const;
 
 private:
     struct held_cells {
         int64_t p0;
         int64_t p1;
-        std::vector<uint32_t> ids; // by position
+        std::vector<uint32_t> ids; // of the cells, in order of position
     };
 
     uint64_t * words(uint32_t i) { return seq_.data() + std::size_t{i} * n_words_; }
@@ -228,9 +228,9 @@ private:
     uint64_t shift_version_ = 0;
     std::vector<cell> cells_;
     std::vector<uint64_t> seq_;                     // (n_cells, n_words): who sees each cell
-    mutable std::vector<seq_extent> extents_;       // of each sequence; made tight when somebody asks
-    std::vector<uint32_t> place_;                   // the cell that has an id; ids are a permutation of the cells
-    mutable pos_index index_;                       // filled when somebody asks
+    mutable std::vector<seq_extent> extents_;       // of each sequence; made exact by extent()
+    std::vector<uint32_t> place_;                   // the cell of each id; ids are a permutation of the cells
+    mutable pos_index index_;                       // the order of a sequence is made when it is first needed
     std::unordered_map<int64_t, held_cells> holds_; // by id
 };
 

@@ -1,4 +1,4 @@
-// Which cell moves where when the cache is compacted.
+// Plans for defrag: which cell moves where.
 #pragma once
 
 #include <cstdint>
@@ -8,14 +8,15 @@
 
 namespace kvg {
 
-// Holes from the front take the used cells at or beyond n_used, in order: the least number of moves there is.
-// Sources and destinations never overlap. Here and below a reserved cell stays where it is.
+// The used cells at or beyond n_used move into the holes below it, in order. No plan has fewer moves. A cell is never both a source and a
+// destination. Reserved cells stay where they are, here and in plan_sort().
 std::vector<cell_move> plan_fill(const cells & cells);
 
-// One run of cells per distinct sequence set, from cell 0 on: larger sets first, then the lowest id, then the position.
-// Cells that no sequence sees, and a hold keeps, come after all others, where no sequence's attended span goes over them; in the order
-// in which they lie, so that what was written together stays together.
-// Steps, to be carried out one after the other; the moves of a step happen at once and may form cycles. A step has at most
+// Cells with the same set of sequences become one run, from cell 0 on. The order: larger sets first, then the set with the lowest id, then
+// the position. Cells that only a hold keeps come last, so that no attended span contains them. They keep their order, so that cells that
+// were written together stay together.
+//
+// Returns steps, to be done one after the other. The moves of a step happen at once and may form cycles. A step has at most
 // 2 * max_ranks moves, and puts max_ranks cells in their final places.
 std::vector<std::vector<cell_move>> plan_sort(const cells & cells, uint32_t max_ranks);
 

@@ -1,4 +1,4 @@
-// The layers whose rows are alike, and the cells that say what is in them: K and V of each layer, on its device.
+// A group: layers with the same row sizes and the same window. It has the records of its cells, and K and V of each layer on its device.
 #pragma once
 
 #include <cstdint>
@@ -14,22 +14,22 @@
 
 namespace kvg {
 
-// How K and V are kept.
+// How K and V are stored.
 struct cache_types {
     ggml_type k;
     ggml_type v;
     bool hadamard; // quantized rows are mixed by a Hadamard matrix
 };
 
-// The one record of a group on a device: the layers whose cells lie there, in one buffer, and what runs the group's small graphs there.
+// The part of a group on one device: the layers whose cells are there, in one buffer, and what runs the group's update graphs there.
 struct kv_part {
     ggml_backend_dev_t device;
     ggml_backend_t backend;
-    ggml_gallocr_ptr allocator; // of small graphs; made when the first one needs it
+    ggml_gallocr_ptr allocator; // for update graphs; made when the first one needs it
     std::vector<uint32_t> layers;
     std::vector<ggml_tensor *> tensors;   // K of those layers, then V
-    uint64_t bytes;                       // that the buffer takes
-    std::unique_ptr<hadamard> hadamard_k; // how rows of K were mixed before they were quantized; nullptr: not at all
+    uint64_t bytes;                       // of the buffer
+    std::unique_ptr<hadamard> hadamard_k; // mixes heads of K before they are quantized; nullptr: they are not mixed
     std::unique_ptr<hadamard> hadamard_v;
     ggml_context_ptr ctx;
     ggml_backend_buffer_ptr buffer;
@@ -37,13 +37,13 @@ struct kv_part {
 
 class kv_group {
 public:
-    // devices: of each layer of the model. Nothing is allocated yet but what the cells take: the tensors know where they will be, and
-    // devices can be asked about them. n_rows: of the tensors, n_cells or more
+    // devices: of each layer of the model. n_rows: rows of the tensors, n_cells or more. This allocates the records of the cells, but
+    // not K and V. The tensors already know their device, so devices can be asked what they support with them.
     kv_group(const group_spec & spec, const std::vector<ggml_backend_dev_t> & devices, const backends & backends,
              uint32_t n_cells, uint32_t n_rows, uint32_t n_seq_max, const cache_types & types);
     kv_group(const kv_group &) = delete;
     kv_group & operator=(const kv_group &) = delete;
-    // Memory for K and V; once, and clear(true) must follow before they are used. error(KVG_DEVICE)
+    // Allocates K and V. Call it once, and clear(true) before K and V are used. error(KVG_DEVICE)
     void allocate();
 
     class cells & cells() { return cells_; }
@@ -51,41 +51,42 @@ public:
     const group_spec & spec() const { return spec_; }
     const std::vector<uint32_t> & layers() const { return spec_.layers; }
     const cache_types & types() const { return types_; }
-    // Rows of the tensors: so many more than cells that an attended span may be padded. The rows beyond stay zero.
+    // Rows of the tensors. There may be more rows than cells, so that an attended span can be padded; the additional rows stay zero.
     uint32_t n_rows() const { return n_rows_; }
     uint64_t k_row_bytes() const { return ggml_row_size(types_.k, spec_.k_width()); }
     uint64_t v_row_bytes() const { return ggml_row_size(types_.v, spec_.v_width()); }
-    // of one cell, K and V of all layers
+    // bytes of one cell: K and V of all layers of the group
     uint64_t cell_bytes() const { return spec_.layers.size() * (k_row_bytes() + v_row_bytes()); }
-    // that K and V take on a device, or will
+    // bytes of K and V on a device; the same before allocate()
     uint64_t bytes_on(ggml_backend_dev_t device) const;
 
     // One for each device, in the order of layers.
     std::vector<kv_part> & parts() { return parts_; }
     const std::vector<kv_part> & parts() const { return parts_; }
-    // layer: one of the group's, by its number in the model
+    // layer: the number in the model of one of the group's layers; so below
     const kv_part & part_of(uint32_t layer) const;
     // (n_head_kv * head_dim, n_rows), a row per cell; ggml's order: innermost first
     ggml_tensor * k(uint32_t layer) const { return k_[place_of(layer)]; }
     ggml_tensor * v(uint32_t layer) const { return v_[place_of(layer)]; }
-    // The layout, in one place: cells [begin, begin + n) of K or V (or of a node that wrote to one) by heads,
-    // (head_dim, n_head_kv, n).
+    // A view of cells [begin, begin + n) by heads: (head_dim, n_head_kv, n). rows: K or V of a layer, or a graph node that writes to it.
+    // Only these two functions know the layout.
     ggml_tensor * k_heads(ggml_context * ctx, ggml_tensor * rows, uint32_t begin, uint32_t n) const;
     ggml_tensor * v_heads(ggml_context * ctx, ggml_tensor * rows, uint32_t begin, uint32_t n) const;
 
     // (n_cells, n_head_kv, head_dim) floats of a layer's K or V
     void read(uint32_t layer, bool v, float * out) const;
 
-    // Every cell becomes empty, and its row zero: attention multiplies masked rows by 0, and 0 times garbage can be NaN. With `data` even
-    // rows that no cell has used since the last time.
+    // Every cell becomes empty, and the rows of all cells touched since the last clear() become zero. Attention multiplies masked rows by
+    // 0, and 0 times an arbitrary value can be NaN. data: all rows become zero.
     void clear(bool data);
 
-    // A K-shift, a sort or a load that fails half way leaves rows that are not what the cells say: nothing may use them until clear().
+    // A K-shift, a sort or a load that fails half way leaves rows that don't match the cells. Then the group is broken: nothing may use
+    // its K and V until clear().
     bool broken() const { return broken_; }
     void set_broken() { broken_ = true; }
     void set_whole() { broken_ = false; }
 
-    // small graphs computed so far
+    // update graphs computed so far
     int64_t n_graphs() const { return n_graphs_; }
     void count_graph() { ++n_graphs_; }
 
@@ -105,7 +106,7 @@ private:
     std::vector<kv_part> parts_;
 };
 
-// Around what changes rows in place: a group that is left in the middle of it is broken().
+// Marks the group as broken() while rows are changed in place. Without done(), for example after an exception, it stays broken.
 class unfinished_rows {
 public:
     explicit unfinished_rows(kv_group & group) : group_(group) { group.set_broken(); }

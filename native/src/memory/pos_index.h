@@ -1,4 +1,4 @@
-// Sequences' cells in order of position, for those sequences that somebody asks about.
+// The cells of a sequence in order of position, kept for the sequences that were asked for.
 #pragma once
 
 #include <algorithm>
@@ -7,8 +7,8 @@
 
 namespace kvg {
 
-// Kept from the first question about a sequence on, as long as the sequence only grows at its end; whatever else happens to it throws
-// its order away. Cells are named by id, which stays the same when a cell moves.
+// The order of a sequence is made when it is first needed. It is extended when a token is appended at the sequence's end. Any other change
+// to the sequence discards it. Cells are named by cell::id, which stays the same when a cell's content moves.
 class pos_index {
 public:
     struct entry {
@@ -21,7 +21,7 @@ public:
 
     bool is_known(uint32_t seq) const { return is_known_[seq]; }
     const order & of(uint32_t seq) const { return orders_[seq]; }
-    // entries in any order; those of one position stay as they are
+    // entries: in any order; entries with the same position keep their order
     void set(uint32_t seq, order entries) {
         std::stable_sort(entries.begin(), entries.end(), [](const entry & a, const entry & b) { return a.pos < b.pos; });
         orders_[seq] = std::move(entries);
@@ -38,7 +38,7 @@ public:
         try {
             known.push_back({pos, id});
         } catch (...) {
-            forget(seq); // without memory it is found again when it is needed
+            forget(seq); // no memory: the order is made again when it is needed
         }
     }
     void forget(uint32_t seq) noexcept {

@@ -1,4 +1,5 @@
-// What is known of a sequence's cells without looking at them.
+// The extent of a sequence, kept up to date so that cells need not be searched: the number of its cells, and bounds of their positions and
+// places.
 #pragma once
 
 #include <algorithm>
@@ -7,8 +8,8 @@
 
 namespace kvg {
 
-// The number of a sequence's cells, exactly; their positions are in [pos_min, pos_max], the cells in [begin, end). When is_tight the
-// outermost positions and cells are at these bounds; after one of those was taken away they may lie further in.
+// n is the exact number of the sequence's cells. Their positions are in [pos_min, pos_max], and the cells are in [begin, end). While
+// is_tight, these bounds are exact. After a cell at a bound was removed, the true range may be smaller.
 struct seq_extent {
     uint32_t n = 0;
     int32_t pos_min = std::numeric_limits<int32_t>::max();

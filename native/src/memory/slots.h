@@ -1,4 +1,4 @@
-// Where the tokens of a batch go.
+// Slots: the empty cells that the tokens of a batch take.
 #pragma once
 
 #include <cstdint>
@@ -8,10 +8,10 @@
 
 namespace kvg {
 
-// error(KVG_CACHE_FULL), which names `what` needs them, when fewer than n cells are empty
+// error(KVG_CACHE_FULL) when fewer than n cells are empty. what: what needs the cells, for the message
 void require_room(const cells & cells, uint32_t n, const char * what);
 
-// n empty cells, the longest runs of empty cells first, so that a batch lands in as few runs as it can. As require_room.
+// Returns n empty cells. The longest runs of empty cells are taken first, so that a batch uses few runs. Fails as require_room() does.
 std::vector<uint32_t> find_slots(const cells & cells, uint32_t n, const char * what);
 
 } // namespace kvg

@@ -1,4 +1,4 @@
-// A context: what it is made of, and its calls handed to those who do them.
+// A context: owns the parts that do its work, and gives access to them.
 #pragma once
 
 #include <cstdint>
@@ -20,8 +20,8 @@ namespace kvg {
 
 class context {
 public:
-    // Asks the devices and checks the room they have before it allocates. On a model that is only measured, the cache has no memory, and
-    // nothing but parts() may be called. error(KVG_INVALID_ARGUMENT), error(KVG_DEVICE), error(KVG_UNSUPPORTED)
+    // Checks what the devices support and how much memory they have, and then allocates. If the model was opened only to measure it, the
+    // cache gets no memory, and only parts() may be called. error(KVG_INVALID_ARGUMENT), error(KVG_DEVICE), error(KVG_UNSUPPORTED)
     context(std::shared_ptr<const model> model, const kvg_context_params & params);
 
     const kv_cache & cache() const { return *cache_; }
@@ -31,13 +31,13 @@ public:
     class upkeep & upkeep() { return *upkeep_; }
     class transfer & transfer() { return *transfer_; }
     class intake & intake() { return *intake_; }
-    // Every cell becomes empty, reserved ones too, and what is pending is forgotten.
+    // Every cell becomes empty, also reserved ones. Pending K-shifts and a requested defrag are dropped.
     void clear(bool data);
     // whether K of any layer can be rotated to another position
     bool can_shift() const;
-    // spent in decode graphs so far
+    // seconds spent in decode graphs so far
     double graph_seconds() const { return decoder_->seconds(); }
-    // one for each device that has anything, the CPU last
+    // one for each device that holds weights, cells or graph memory; the CPU is last
     const std::vector<context_part> & parts();
 
 private:
@@ -52,7 +52,7 @@ private:
     std::unique_ptr<class transfer> transfer_;
     std::unique_ptr<class intake> intake_;
     std::vector<context_part> parts_;
-    std::vector<size_t> graph_bytes_; // estimated, when they were not reserved
+    std::vector<size_t> graph_bytes_; // an estimate for each device, used when the graphs were not reserved
 };
 
 } // namespace kvg

@@ -1,7 +1,7 @@
-// Cells whose content comes from outside, piece by piece: reserved first, then written, then shown.
+// Cells whose content comes from outside, piece by piece. They are reserved first, then written, then shown to a sequence.
 //
-// Reserving and showing change the cells, and are calls on the context. Writing touches nothing but the rows of the reserved cells, which
-// nobody else uses: it may happen in any thread, while the context decodes.
+// Reserving and showing change the cells, so they are calls on the context. Writing changes only the rows of the reserved cells, which
+// nothing else uses. So any thread may write while the context decodes.
 #pragma once
 
 #include <cstdint>
@@ -16,29 +16,29 @@ namespace kvg {
 
 class incoming {
 public:
-    // groups: positions and dithers for each group of the cache. error(KVG_CACHE_FULL): nothing is reserved in any group
+    // groups: positions and dithers for each group of the cache. error(KVG_CACHE_FULL), with nothing reserved in any group
     incoming(kv_cache & cache, const kvg_kv_place * groups, int64_t n_groups);
 
-    // From any thread. Rows of cells [cell_begin, cell_end), by their places among the reserved ones, in layers as kvg_incoming_rows
-    // says. error(KVG_INVALID_ARGUMENT) when the reservation is over
+    // Writes rows, from any thread. The fields are described at kvg_incoming_rows. error(KVG_INVALID_ARGUMENT) when the reservation is
+    // over
     void write(const kvg_incoming_rows & in);
 
-    // The rest as calls on the context.
-    // The sequence sees the cells. error(KVG_INVALID_ARGUMENT) unless all rows were written, and the sequence ends before the first
-    // position: nothing changed
+    // show(), give_back() and forget() are calls on the context.
+    // The sequence sees the cells. error(KVG_INVALID_ARGUMENT), with nothing changed, unless all rows were written and the sequence ends
+    // before the first position
     void show(int64_t seq);
-    // The cells are empty again, when they were not shown.
+    // The cells become empty again, unless they were shown.
     void give_back();
-    // The cells are no longer the reservation's: the cache was cleared. Waits for a write under way.
+    // The cache was cleared: the reservation has no cells any more. Waits until a write() in another thread has ended.
     void forget();
-    // Nobody will write or show any more; whoever calls the context next gives the cells back. From any thread
+    // The caller will not write or show any more. The next call on the context gives the cells back. From any thread
     void abandon();
     bool is_abandoned();
 
 private:
     struct group_part {
         std::vector<uint32_t> cells;            // in the order of the positions
-        std::vector<std::vector<bool>> written; // of each layer, which rows
+        std::vector<std::vector<bool>> written; // for each layer and cell: whether its rows were written
         int32_t first_pos;
     };
 
@@ -46,25 +46,25 @@ private:
 
     kv_cache & cache_;
     std::vector<group_part> groups_;
-    std::mutex mutex_; // of all below, and of rows being written
+    std::mutex mutex_; // protects the flags below, group_part::written, and rows while they are written
     bool is_live_ = true;
     bool is_abandoned_ = false;
 };
 
-// The reservations of a context that are not over.
+// The reservations of a context that still have cells.
 class intake {
 public:
     explicit intake(kv_cache & cache) : cache_(cache) {}
 
     std::shared_ptr<incoming> reserve(const kvg_kv_place * groups, int64_t n_groups);
-    // Those that were abandoned give their cells back.
+    // Gives back the cells of reservations that were abandoned.
     void sweep();
-    // Before the cache is cleared: none of them has cells any more.
+    // Call it before the cache is cleared: calls forget() of each reservation.
     void forget_all();
 
 private:
     kv_cache & cache_;
-    std::vector<std::shared_ptr<incoming>> open_; // until they are abandoned: their cells must be given back
+    std::vector<std::shared_ptr<incoming>> open_; // kept until they are abandoned, because sweep() gives their cells back
 };
 
 } // namespace kvg

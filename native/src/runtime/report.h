@@ -1,4 +1,4 @@
-// What a context has on each device, and which of its work the CPU does there.
+// What a context has on each device, and which work the CPU does for that device.
 #pragma once
 
 #include <cstdint>
@@ -14,17 +14,17 @@ namespace kvg {
 
 struct context_part {
     ggml_backend_dev_t device;
-    uint32_t n_layer;      // whose weights are there
-    uint32_t n_cache;      // whose cells are there
-    uint64_t weight_bytes; // what is mapped from the file included
+    uint32_t n_layer;      // layers whose weights are there
+    uint32_t n_cache;      // layers whose cells are there
+    uint64_t weight_bytes; // including weights that are mapped from the file
     uint64_t cache_bytes;
     uint64_t compute_bytes;
-    std::string attention; // "flash", "plain", "attend"; "" without cells
-    bool shift_on_device;  // else the CPU rotates K for it; true without cells
-    std::string fallbacks; // operations that its layers need and the CPU does: "ROPE, SOFT_MAX"
+    std::string attention; // "flash", "plain" or "attend"; "" without cells
+    bool shift_on_device;  // whether the device rotates K itself; otherwise the CPU does. True without cells
+    std::string fallbacks; // operations of its layers that the CPU does instead: "ROPE, SOFT_MAX"
 };
 
-// One for each device that has anything, the CPU last; compute_bytes is 0.
+// One for each device that holds weights or cells; the CPU is last. compute_bytes is left 0.
 std::vector<context_part> list_parts(const model & model, const kv_cache & cache, const decoder & decoder,
                                      const upkeep & upkeep);
 

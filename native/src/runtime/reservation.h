@@ -1,4 +1,4 @@
-// The cells of a batch's tokens in every group: kept when all of the batch was computed, else empty again.
+// The cells that a batch's tokens take in every group. Unless keep() is called, the destructor makes them empty again.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@ namespace kvg {
 
 class reservation {
 public:
-    // Finds empty cells in every group before any of them is used. error(KVG_CACHE_FULL)
+    // Finds empty cells in every group, and uses none of them yet. error(KVG_CACHE_FULL)
     reservation(kv_cache & cache, const batch & batch);
     ~reservation();
     reservation(const reservation &) = delete;
@@ -19,7 +19,7 @@ public:
 
     // The cells of tokens [begin, begin + n) get their positions and sequences.
     void put(uint32_t begin, uint32_t n);
-    // a cell for each token
+    // the cell of each token
     const std::vector<uint32_t> & slots(size_t group) const { return slots_[group]; }
     void keep() { n_put_ = 0; }
 

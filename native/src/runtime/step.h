@@ -1,4 +1,4 @@
-// One decode: cells are reserved, micro-batches computed, and all of it kept or none.
+// One decode: takes cells for the batch, computes its ubatches, and keeps the cells only if all of them succeed.
 #pragma once
 
 #include <cstdint>
@@ -26,19 +26,19 @@ struct step_params {
 
 class step {
 public:
-    // The others must outlive it.
+    // The arguments must outlive this object.
     step(const model & model, kv_cache & cache, const backends & backends, decoder & decoder, upkeep & upkeep,
          const step_params & params)
         : model_(model), cache_(cache), backends_(backends), decoder_(decoder), upkeep_(upkeep), params_(params),
           n_attended_(cache.groups().size()) {}
 
-    // returns the rows that it wrote
+    // returns the number of rows written to `output`
     int64_t decode(const kvg_batch & batch, const kvg_output * output);
-    // one token, at the end of its sequence
+    // the same for one token at the end of a sequence
     int64_t append(int64_t seq, int64_t token, const kvg_output * output);
-    // takes the tokens of the last decode out again; nothing when it failed or was undone
+    // Removes the tokens of the last decode. Does nothing when that decode failed, or was undone already.
     void undo();
-    // cells of a group that the last graph looked at
+    // the number of cells of a group that the last graph attended over
     uint32_t n_attended(size_t group) const { return n_attended_[group]; }
 
 private:
@@ -55,7 +55,7 @@ private:
     step_params params_;
     graph_inputs inputs_;
     std::vector<uint32_t> n_attended_;
-    std::vector<first_position> decoded_; // by the last decode, if it succeeded
+    std::vector<first_position> decoded_; // what the last decode added; empty if it failed
 };
 
 } // namespace kvg

@@ -1,4 +1,4 @@
-// What is pending in the cells, and in which order it is done: K-shift and defrag of every group, copies of cells that are shared.
+// Does what is pending, in the right order: defrag and K-shift of every group. Also copies shared cells when a sequence's positions change.
 #pragma once
 
 #include <cstdint>
@@ -23,30 +23,30 @@ public:
     upkeep(const model & model, kv_cache & cache, const backends & backends, bool can_wait, int n_threads,
            float defrag_threshold);
 
-    // error(KVG_DEVICE) when K and V can't be trusted
+    // error(KVG_DEVICE) when the cache is broken()
     void require_intact() const;
     void request_defrag(int32_t policy);
     void clear(bool data);
 
-    // Other metadata operations go straight to the cells. These two give shared cells a copy of their own first, in every group.
-    // error(KVG_CACHE_FULL) when there is no room for the copies: nothing changed.
+    // As in `cells`, but these two first copy shared cells, in every group, so that the sequence has cells of its own. Operations that
+    // need no copies call the cache directly. error(KVG_CACHE_FULL), with nothing changed, when there is no room for the copies
     void seq_add(int64_t seq, int64_t p0, int64_t p1, int64_t delta);
     void seq_div(int64_t seq, int64_t p0, int64_t p1, int64_t d);
 
     // Defrag, then K-shift, as far as each is pending. Cells for which attention rotates queries wait, and K of the others is rotated.
     kvg_update_stats update();
-    // The same before a decode, and defrag when the holes pass the threshold.
+    // The same, before a decode. Also runs defrag when the share of holes is above the threshold.
     void before_decode();
-    // K-shifts only: cells stay where they are.
+    // K-shift only: cells are not moved.
     void before_read();
-    // what before_decode and before_read did since the last call
+    // what before_decode() and before_read() did since the last call of take_stats()
     kvg_update_stats take_stats();
 
-    // of a group
+    // group: its index in the cache
     const k_shift & shift(size_t group) const { return groups_[group].shift; }
     // How a layer's queries are rotated for the cells that wait. Valid until the next update.
     attend_rotations waiting(uint32_t layer);
-    // Whether a device rotates all of its cells itself; true without cells.
+    // Whether a device rotates K of all its cells itself; true for a device without cells.
     bool can_shift_on(ggml_backend_dev_t device) const;
 
 private:
