@@ -1,4 +1,7 @@
-"""The passkey task through libllama: its cache, its shift, its self-extend (which rotates K in the wrong direction)."""
+"""The passkey task through libllama: its cache, its shift, and its self-extend.
+
+libllama's self-extend rotates K in the wrong direction.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""seq_div: K at a divided position is K as it would have been there (libllama rotates it in the wrong direction)."""
+"""seq_div: K at a divided position is K as it would have been there.
+
+libllama rotates it in the wrong direction.
+"""
 
 from __future__ import annotations
 
