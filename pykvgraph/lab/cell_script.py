@@ -1,4 +1,4 @@
-"""Scripts of cache operations, one per line, for looking at what they do to the cells."""
+"""Scripts of cache operations, one operation per line. `pykvgraph cells` shows the cells after each."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from pykvgraph.types import UpdateStats
 DEMONSTRATION = """\
 decode 0 16          # a prompt
 seq_cp 0 1 0 -1      # a second sequence sees it too: nothing is copied
-decode 0 8           # each goes on in its own way
+decode 0 8           # then each sequence gets tokens of its own
 decode 1 8
 decode 0 8
 decode 1 4
-seq_rm 0 16 24       # the first gives up its middle: a hole
-seq_add 0 24 -1 -8   # and closes the gap: K waits to be turned
-defrag fill          # asked for, not done yet
-update               # K is turned, the tail fills the hole
-seq_add 1 12 -1 4    # shared cells that move are copied first
+seq_rm 0 16 24       # positions of the first are removed: a hole
+seq_add 0 24 -1 -8   # later positions close the gap: K-shift pending
+defrag fill          # requested, not done yet
+update               # cells from the end fill the hole, K is rotated
+seq_add 1 12 -1 4    # shared cells are copied before they are shifted
 defrag sort
 update               # one run for each set of sequences
 """
 
-_NO_TOKEN = 0  # any will do: only the cells are looked at
+_NO_TOKEN = 0  # any token id: only the cells are shown
 
 
 @dataclass(frozen=True)
 class Operation:
-    """A line of a script. seq: the sequence that it is about, if there is one."""
+    """A line of a script."""
 
     line: int  # from 1
     text: str
@@ -44,7 +44,7 @@ class Operation:
 
     @property
     def seq(self) -> int | None:
-        """The sequence whose tokens it changes."""
+        """The sequence that the operation changes; None when there is none, or when it changes all."""
         if not self.arguments or isinstance(self.arguments[0], str):
             return None
         seq = self.arguments[1 if self.name == "seq_cp" else 0]
@@ -52,14 +52,14 @@ class Operation:
         return seq if seq >= 0 else None
 
     def apply(self, ctx: Context) -> UpdateStats:
-        """Does it, and tells what was shifted and moved on the way. Raises what the operation raises."""
-        ctx.kv.take_stats()  # what an earlier one left
+        """Runs the operation; returns counts of rotated and moved cells. Raises what the operation raises."""
+        ctx.kv.take_stats()  # drop the counts of earlier operations
         stats = _OPERATIONS[self.name][1](ctx, *self.arguments)
         return stats or ctx.kv.take_stats()
 
 
 def parse(script: str) -> list[Operation]:
-    """The operations of a script. Raises InvalidArgumentError, which names the first line that won't do."""
+    """The operations of a script. Raises InvalidArgumentError, which names the first wrong line."""
     operations = []
     for number, line in enumerate(script.splitlines(), 1):
         code, _, comment = line.partition("#")
@@ -110,11 +110,11 @@ def _decode(ctx: Context, seq: int, n: int) -> None:
 
 
 def _cache(name: str) -> Callable[..., UpdateStats | None]:
-    """The operation of that name of the cache."""
+    """Calls the cache's method of that name."""
     return lambda ctx, *arguments: getattr(ctx.kv, name)(*arguments)
 
 
-# name: its parameters, and what it does; `A|B` is one of these words, all else is an integer
+# name: (parameters, function). A parameter `A|B` is one of these words; every other one is an integer
 _OPERATIONS: dict[str, tuple[tuple[str, ...], Callable[..., Any]]] = {
     "decode": (("SEQ", "N"), _decode),
     "seq_rm": (("SEQ", "P0", "P1"), _cache("seq_rm")),

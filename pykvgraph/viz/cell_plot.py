@@ -1,4 +1,4 @@
-"""The cells of a cache as they change: a picture with a row for each step."""
+"""Draws the cells of a cache after each step of a script, one row per step."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ SEQUENCE_COLORS = (
     "#7f7f7f",
     "#aec7e8",
 )
-MAX_LETTERS = 128  # cells in a row; beyond, letters would overlap
+MAX_LETTERS = 128  # cells in a row; with more cells the letters would overlap
 
 
 class Row(NamedTuple):
-    """A step: what was done, the cells after it, and the sequence whose attended span is marked."""
+    """A step: a label, the cells after it, and the sequence whose attended span is marked, or None."""
 
     label: str
     cells: CellsView
@@ -61,8 +61,8 @@ def plot_rows(rows: Sequence[Row], path: str | os.PathLike[str]) -> None:
                 seqs = np.flatnonzero(cells.seq[x])
                 name = letter(int(seqs[0])) if len(seqs) == 1 else SHARED if len(seqs) else HELD
                 axes.text(x, y, name, ha="center", va="center", color="white", fontsize=7)
-        for marker, turned in (("<", cells.shift < 0), (">", cells.shift > 0)):
-            places = np.flatnonzero(turned)
+        for marker, shifted in (("<", cells.shift < 0), (">", cells.shift > 0)):
+            places = np.flatnonzero(shifted)
             axes.scatter(
                 places, np.full(len(places), y - 0.36), marker=marker, s=6, color="black", linewidths=0
             )
@@ -75,7 +75,7 @@ def plot_rows(rows: Sequence[Row], path: str | os.PathLike[str]) -> None:
     axes.tick_params(which="minor", length=0)
     axes.set_xlim(-0.5, n_cells - 0.5)
     axes.set_xlabel(
-        "cell  (red *: shared; grey +: held; triangle: K waits to be turned; line: the attended span)",
+        "cell  (red *: shared; grey +: held; triangle: K-shift pending; line: the attended span)",
         fontsize=8,
     )
     figure.savefig(path, format="png", dpi=120)

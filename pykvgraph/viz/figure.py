@@ -1,4 +1,4 @@
-"""matplotlib, which is not a dependency: imported when something is to be drawn."""
+"""Access to matplotlib, an optional dependency: it is imported only when something is drawn."""
 
 from __future__ import annotations
 
@@ -10,13 +10,16 @@ if TYPE_CHECKING:
 
 
 def require_matplotlib() -> None:
-    """Raises ImportError, with what to do, when matplotlib is missing: for asking before the work is done."""
+    """Raises ImportError, which says how to install it, when matplotlib is missing.
+
+    Call it before long work whose result is to be drawn.
+    """
     if importlib.util.find_spec("matplotlib") is None:
         raise ImportError("drawing needs matplotlib: pip install 'pykvgraph[plot]'")
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """An empty figure of so many inches that needs no display. Raises ImportError as require_matplotlib."""
+    """An empty figure; sizes are in inches. It needs no display. Raises ImportError as require_matplotlib."""
     require_matplotlib()
     from matplotlib.figure import Figure
 

@@ -1,4 +1,4 @@
-"""The cells of a cache as text: a character each."""
+"""The cells of a cache as text, one character per cell."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ COLORS = (
     "bright_cyan",
 )
 SHARED_COLOR = "red"
-BLOCK = 8  # cells in a row come in multiples of this, where the width allows
+BLOCK = 8  # a row has a multiple of so many cells, if the width allows it
 
 
 def letter(seq: int) -> str:
-    """How a sequence is shown: a-z, A-Z, and # for all beyond."""
+    """The character of a sequence: a-z, A-Z, and # for all others."""
     return LETTERS[seq] if seq < len(LETTERS) else OTHER
 
 
 def color_of(seq: int) -> str:
-    """A sequence's colour, as click names it."""
+    """The name of a sequence's colour in click."""
     return COLORS[seq % len(COLORS)]
 
 
 def attended_span(cells: CellsView, seq: int) -> range:
-    """From the lowest to the highest cell that the sequence sees: what its next token attends, unpadded."""
+    """From the lowest to the highest cell that the sequence sees: its next token attends over these cells."""
     seen = np.flatnonzero(cells.seq[:, seq])
     return range(int(seen[0]), int(seen[-1]) + 1) if len(seen) else range(0)
 
@@ -49,13 +49,13 @@ def attended_span(cells: CellsView, seq: int) -> range:
 def cell_map(
     cells: KVCache | CellsView, *, seq: int | None = None, width: int = 80, color: bool = False
 ) -> str:
-    """The cells as lines of at most `width` columns, without a newline at the end.
+    """Draws the cells as lines of at most `width` columns, without a newline at the end.
 
-    First a header with counts, then rows of cells; a row begins with the index of its first cell. `.` is an
-    empty cell, a letter a cell that one sequence sees (a: sequence 0), `*` a cell that several sequences see,
-    `+` a cell that only a hold keeps. Under a row, `<` or `>` marks a cell whose K-shift to a lower or higher
-    position is pending, and `^` marks the span that the next token of sequence `seq` attends over. Last, a
-    line for each sequence with its positions. color: use ANSI escapes.
+    First comes a header with counts, then rows of cells. A row begins with the index of its first cell. `.`
+    is an empty cell, a letter a cell that one sequence sees (a: sequence 0), `*` a cell that several
+    sequences see, `+` a cell that only a hold keeps. Under a row, `<` or `>` marks a cell whose K-shift to
+    a lower or higher position is pending, and `^` marks the span that the next token of sequence `seq`
+    attends over. Last, a line for each sequence with its positions. color: use ANSI escapes.
 
     Raises InvalidArgumentError for a width below 20, or an id of a sequence that is out of range.
     """
@@ -79,17 +79,17 @@ def cell_map(
 
 
 def header(view: CellsView) -> str:
-    """The counts: cells, used ones, the highest used + 1, holes below that."""
+    """Counts: all cells, used cells, n_kv (the highest used cell + 1), and holes (empty cells below n_kv)."""
     used = np.flatnonzero(view.pos >= 0)
     n_kv = int(used[-1]) + 1 if len(used) else 0
     return f"{len(view.pos)} cells: {len(used)} used, n_kv {n_kv}, {n_kv - len(used)} holes"
 
 
 def legend() -> str:
-    """What the characters of a map mean."""
+    """The meanings of the characters of a map."""
     return (
-        f"{EMPTY} empty  a-z A-Z a sequence's  {SHARED} shared by several  {HELD} only held\n"
-        "< > K waits to be turned to a lower, higher position  ^ the attended span"
+        f"{EMPTY} empty  a-z A-Z one sequence's  {SHARED} shared by several  {HELD} kept only by a hold\n"
+        "< > K-shift pending, to a lower or higher position  ^ the attended span"
     )
 
 
