@@ -1,4 +1,4 @@
-"""What a caller passes is checked here, before anything native: ctypes wraps large integers in silence."""
+"""Checks of arguments, done before any native call: ctypes truncates integers that are too large."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ from pykvgraph.errors import InvalidArgumentError
 INT32_MIN, INT32_MAX = -(2**31), 2**31 - 1
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 
-# what a call takes where it wants one integer, or many
+# several integers, as a call accepts them
 Integers = Sequence[int] | npt.NDArray[np.integer[Any]]
 
 
 def shown(value: object) -> str:
-    """`value` for a message, short."""
+    """A short text of `value` for a message."""
     if isinstance(value, int) and value.bit_length() > 128:
         return f"an integer of {value.bit_length()} bits"
     try:
         text = repr(value)
-    except ValueError:  # Python refuses to print integers of thousands of digits, here inside something else
+    except ValueError:  # a container holds an integer with so many digits that Python refuses to print it
         text = f"a {type(value).__name__}"
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def integer(value: SupportsIndex, name: str, low: int = INT64_MIN, high: int = INT64_MAX) -> int:
-    """`value` as a Python int within [low, high]; a bool, a float or a text is none.
+    """`value` as a Python int within [low, high]. A bool, a float or a string is not accepted.
 
     Raises InvalidArgumentError, which names the argument.
     """
     try:
-        if isinstance(value, (bool, np.bool_)):  # NumPy's is an index before NumPy 2
+        if isinstance(value, (bool, np.bool_)):  # operator.index() accepts NumPy's bool before NumPy 2
             raise TypeError
         number = operator.index(value)
     except TypeError:
@@ -49,7 +49,7 @@ def integer(value: SupportsIndex, name: str, low: int = INT64_MIN, high: int = I
 
 
 def real(value: float, name: str, low: float, high: float) -> float:
-    """`value` as a float within [low, high]; neither NaN, a bool nor a text is one.
+    """`value` as a float within [low, high]. NaN, a bool or a string is not accepted.
 
     Raises InvalidArgumentError, which names the argument.
     """
@@ -57,7 +57,7 @@ def real(value: float, name: str, low: float, high: float) -> float:
         raise InvalidArgumentError(f"{name} must be a number, got {shown(value)} ({type(value).__name__})")
     try:
         number = float(value)
-    except OverflowError:  # an integer beyond every float
+    except OverflowError:  # an integer that is too large for a float
         number = math.inf if value > 0 else -math.inf
     if not low <= number <= high:
         raise InvalidArgumentError(f"{name} must be from {low:g} to {high:g}, got {shown(value)}")
@@ -72,7 +72,7 @@ def flag(value: bool, name: str) -> bool:
 
 
 def strings(values: str | Iterable[str], name: str) -> tuple[str, ...]:
-    """`values` as texts, none of them empty; one text counts as one.
+    """`values` as a tuple of non-empty strings; a single string becomes a tuple of one.
 
     Raises InvalidArgumentError, which names the argument.
     """
@@ -85,7 +85,7 @@ def strings(values: str | Iterable[str], name: str) -> tuple[str, ...]:
 
 
 def several(values: object) -> list[Any] | None:
-    """The items of `values`; None when it has none, such as a number or a NumPy array without dimensions."""
+    """The items of `values`; None when it can't have items: a number, or a NumPy array without dimensions."""
     if not isinstance(values, Iterable) or (isinstance(values, np.ndarray) and values.ndim == 0):
         return None
     return list(values)
@@ -96,7 +96,7 @@ def integers(
 ) -> npt.NDArray[np.int32]:
     """`values` as an int32 array (n,), each within [low, high].
 
-    Raises InvalidArgumentError, which names the argument and the first value that won't do.
+    Raises InvalidArgumentError, which names the argument and the first wrong value.
     """
     if isinstance(values, (str, bytes)):
         raise InvalidArgumentError(f"{name} must be integers, got text: encode it with model.tokenizer first")
@@ -109,7 +109,7 @@ def integers(
     if array.size == 0:
         return np.empty(0, np.int32)
     if array.dtype.kind not in "iu":
-        # one of them is none, or too large for NumPy to keep them all integers
+        # a value is not an integer, or so large that NumPy did not make an integer array
         return np.array(
             [integer(value, f"{name}[{i}]", low, high) for i, value in enumerate(values)], np.int32
         )

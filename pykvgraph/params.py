@@ -1,8 +1,8 @@
-"""What a model, a context and a generation are set up with: each default once, each check once.
+"""The parameters of a model, a context and a generation, with their defaults and checks.
 
 The signatures of Model, Context, Sampler and generate take their defaults from here, as in
-`n_ctx: int = ContextParams.n_ctx`; so do the command line and the bench. What only the native code can judge
-(a size, a device's name) it checks when it gets the parameters.
+`n_ctx: int = ContextParams.n_ctx`; so do the command line and the bench. Some values, such as a size or a
+device's name, can only be checked by the native code; it does so when it gets the parameters.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pykvgraph._native.library import sized
 from pykvgraph.checks import INT32_MAX, flag, integer, real, shown, strings
 from pykvgraph.errors import InvalidArgumentError
 
-# the types of K and V by name; the numbers are kvgraph.h's and ggml's
+# the types of K and V by name; the numbers are those of kvgraph.h and of ggml
 CACHE_TYPES: dict[str, int] = {kind.name.removeprefix("KVG_TYPE_").lower(): kind for kind in KvgType}
 _FLASH_ATTN: dict[str | bool, int] = {
     "auto": KvgFlashAttn.KVG_FLASH_ATTN_AUTO,
@@ -27,7 +27,7 @@ _FLASH_ATTN: dict[str | bool, int] = {
     True: KvgFlashAttn.KVG_FLASH_ATTN_ON,
     False: KvgFlashAttn.KVG_FLASH_ATTN_OFF,
 }
-MAX_SEED = 2**32 - 2  # libllama takes 2^32 - 1 for "a random one"
+MAX_SEED = 2**32 - 2  # for libllama, 2^32 - 1 means a random seed
 _MAX_THREADS = 512
 _SMALL_MODEL = 10_000_000  # parameters
 
@@ -158,12 +158,12 @@ class SamplingParams:
 
 
 def default_threads(n_params: int) -> int:
-    """As many CPUs as this process may use; one for a small model, whose threads would only wait."""
+    """The number of CPUs that this process may use; 1 for a small model, which more threads make slower."""
     return 1 if n_params < _SMALL_MODEL else min(len(os.sched_getaffinity(0)), _MAX_THREADS)
 
 
 def _set(params: object, **checked: Any) -> None:
-    """Replaces fields of a frozen dataclass, in its __post_init__."""
+    """Sets fields of a frozen dataclass; only for __post_init__."""
     for name, value in checked.items():
         object.__setattr__(params, name, value)
 
@@ -181,7 +181,7 @@ def _shares(tensor_split: Any) -> tuple[float, ...] | None:
 
 
 def _choice(value: Any, name: str, choices: dict[Any, int]) -> Any:
-    """`value`, in lower case if it is a text, when it is one of `choices`."""
+    """`value`, in lower case if it is a string. Raises InvalidArgumentError if `choices` lacks it."""
     chosen = value.lower() if isinstance(value, str) else value
     if not isinstance(value, (str, bool)) or chosen not in choices:
         expected = ", ".join(repr(choice) for choice in choices)

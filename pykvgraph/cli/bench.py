@@ -1,4 +1,4 @@
-"""`pykvgraph bench`: how fast, and how fast beside libllama."""
+"""`pykvgraph bench`: measures the speed, and compares it with libllama's."""
 
 from __future__ import annotations
 
@@ -65,21 +65,33 @@ class _Numbers(click.ParamType):  # type: ignore[type-arg]
 )
 @option("-m", "--model", metavar="FILE", required=True, help="A GGUF file.")
 @option(
-    "-p", "--n-prompt", type=_Numbers(), metavar="N,N,..", default="512", help="Tokens at once (pp); 0: no."
+    "-p",
+    "--n-prompt",
+    type=_Numbers(),
+    metavar="N,N,..",
+    default="512",
+    help="Tokens decoded at once (pp); 0: no test.",
 )
 @option(
-    "-n", "--n-gen", type=_Numbers(), metavar="N,N,..", default="128", help="Tokens one by one (tg); 0: no."
+    "-n",
+    "--n-gen",
+    type=_Numbers(),
+    metavar="N,N,..",
+    default="128",
+    help="Tokens one by one (tg); 0: no test.",
 )
-@option("-d", "--n-depth", type=_Numbers(), metavar="N,N,..", default="0", help="Tokens in the cache before.")
+@option(
+    "-d", "--n-depth", type=_Numbers(), metavar="N,N,..", default="0", help="Tokens already in the cache."
+)
 @option(
     "--cache",
     "extra",
     type=click.Choice(EXTRA_TESTS),
     multiple=True,
-    help="A cache test, too (see above); may be repeated.",
+    help="Also run a cache test (see above); may be repeated.",
 )
-@option("-r", "--repetitions", type=COUNT, metavar="N", default=5, help="Of each test, after one to warm up.")
-@option("--vs", "other", type=click.Choice(["libllama"]), help="Run it on the same file, by turns with ours.")
+@option("-r", "--repetitions", type=COUNT, metavar="N", default=5, help="Runs of each test, after a warm-up.")
+@option("--vs", "other", type=click.Choice(["libllama"]), help="Also measure libllama on the same file.")
 @threads_option()
 @batch_option(N_BATCH)
 @ubatch_option
@@ -99,23 +111,24 @@ def bench(
     output: str,
     **sizes: Any,
 ) -> None:
-    """Measure prompts (pp) and generation (tg) in tokens a second, mean and standard deviation.
+    """Measure prompts (pp) and generation (tg) in tokens per second, mean and standard deviation.
 
-    With --vs libllama, on the CPU unless -dev names a device, every repetition runs both engines, libllama
-    with flash attention (-fa 1, its default) and without (-fa 0); "ours is" compares medians.
+    With --vs libllama every repetition runs both engines, on the CPU unless -dev names a device. libllama
+    runs with flash attention (-fa 1, its default) and without (-fa 0). "ours is" compares medians.
 
     \b
-    The cache tests, at a depth of -d:
-      shift     half of the text is given up: the first token after it, with
-                all that the cache has to do for it, and decoding on; and
-                decoding as many tokens from a fresh cache
+    The cache tests, after -d tokens:
+      shift     half of the text is discarded: the first token after that,
+                including K-shift and defrag; the tokens after it; and as
+                many tokens in a new cache of the same length
       holes     decoding while every other cell is a hole, and after defrag
-      defrag    closing holes that are one run, or single cells; cells a
-                second, and what memcpy makes of as many bytes
-      state     a sequence saved to memory, and loaded; memcpy, too
-      seqs      8 and 32 sequences of unequal length, half holes, after sort
-      overhead  the whole token loop (libllama's: llama_decode alone), and
-                what of it is spent outside the graph
+      defrag    defrag of holes in one run, and of single holes, in cells per
+                second; memcpy of as many bytes, for comparison
+      state     saving a sequence to memory, and loading it; memcpy
+      seqs      8 and 32 sequences of unequal length decode together, after
+                half of their cells were removed and defrag has sorted them
+      overhead  the complete token loop (for libllama: llama_decode only),
+                and the time that ours spends outside the graph
     """
     import pykvgraph as kvg
     from pykvgraph.lab.libllama import LibllamaModel
@@ -172,11 +185,11 @@ def run_one(
             f"{test.name} decodes {test.n_seq} tokens at once, and -b allows {sizes['n_batch']}"
         )
     params = ContextParams(
-        n_ctx=-(-test.n_cells // 256) * 256,  # libllama rounds up to this; nobody is to have less room
+        n_ctx=-(-test.n_cells // 256) * 256,  # libllama rounds up to this; so both engines have the same room
         n_seq_max=test.n_seq,
         n_threads=n_threads,
         n_threads_batch=n_threads,
-        defrag_threshold=-1,  # a test says when
+        defrag_threshold=-1,  # a test calls defrag itself
         **sizes,
     )
     engines = makers(params, model, beside, test)
@@ -219,7 +232,7 @@ def show(results: list[Result], model: Model, n_threads: int, output: str) -> No
 
 
 def row_of(result: Result, results: list[Result], model: Model, n_threads: int) -> dict[str, Any]:
-    """One line of every output. `ratio`: our median over this engine's."""
+    """One line of the output. ratio: our median divided by this engine's."""
     ours = next(r for r in results if r.test is result.test)
     return {
         "test": result.test.name,

@@ -1,6 +1,6 @@
-"""libllama on a file of its own: what our engine is judged by, and measured beside.
+"""libllama itself, as the reference for the results and the speed of our engine.
 
-Nothing here touches our engine. Only `pykvgraph.params` is shared, for the names of sizes and types.
+Nothing here uses our engine. Only `pykvgraph.params` is shared, for the names of sizes and types.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ State: TypeAlias = "ctypes.Array[ctypes.c_uint8]"
 
 
 class LibllamaModel:
-    """A model in libllama, all of it on one device. Its contexts are closed before it is.
+    """A model in libllama, all of it on one device. Close its contexts before it.
 
     device: a name as in pykvgraph.devices(). extra_buffers: whether libllama may repack weights for the CPU;
     by default it may where that is safe. Raises ModelLoadError, and DeviceError if there is no such device.
@@ -33,7 +33,7 @@ class LibllamaModel:
         self.ll = libllama.low_level()
         params = self.ll.llama_model_default_params()
         self.is_offloaded = device != "CPU"
-        # no device at all is the CPU, even where ggml finds a GPU
+        # an empty list means the CPU, even where ggml finds a GPU
         listed = [ggml_device(device)] if self.is_offloaded else []
         devices = (ctypes.c_void_p * (len(listed) + 1))(*listed, None)
         params.devices = ctypes.addressof(devices)
@@ -48,7 +48,7 @@ class LibllamaModel:
         self.n_params = int(self.ll.llama_model_n_params(self.pointer))
 
     def encode(self, text: str) -> list[int]:
-        """The tokens of a text with BOS, where the model wants it; control tokens in it are text."""
+        """The tokens of a text, with BOS if the model wants it. Names of control tokens are plain text."""
         data = text.encode()
         ids = (ctypes.c_int32 * (len(data) + 8))()
         n = self.ll.llama_tokenize(self._vocab, data, len(data), ids, len(ids), True, False)
@@ -63,9 +63,9 @@ class LibllamaModel:
 class LibllamaContext:
     """A context of libllama, driven through its C interface.
 
-    params: as for our Context, less what libllama doesn't have (hadamard, defrag_threshold). unified: all
-    sequences share one cache; otherwise it is split evenly among them. Ranges of positions are [p0, p1), and
-    p1 < 0 means without end. Raises DeviceError when libllama refuses the sizes.
+    params: as for our Context; hadamard and defrag_threshold are ignored. unified: all sequences share one
+    cache; otherwise it is split evenly among them. Ranges of positions are [p0, p1), and p1 < 0 means no end.
+    Raises DeviceError when libllama refuses the sizes.
     """
 
     def __init__(self, model: LibllamaModel, params: ContextParams, *, unified: bool = True) -> None:
@@ -86,13 +86,13 @@ class LibllamaContext:
         self._memory = ll.llama_get_memory(self._context)
         self._n_batch, self._n_outputs = params.n_batch, 0
         self._batch = batch = ll.llama_batch_init(params.n_batch, 0, params.n_seq_max)
-        # read once: each access makes a new pointer object, and that would be libllama's time in a benchmark
+        # read once: each access makes a new pointer object, which a benchmark would count for libllama
         self._columns = batch.token, batch.pos, batch.n_seq_id, batch.seq_id, batch.logits
 
     def decode(self, tokens: Iterable[tuple[int, int, Sequence[int], bool]]) -> None:
-        """Decodes at most n_batch tokens: of each its id, position, sequences, and whether logits are wanted.
+        """Decodes at most n_batch tokens: each has an id, a position, sequences, and a flag for logits.
 
-        It waits until they are computed. Raises DeviceError when libllama refuses them.
+        Waits until they are computed. Raises DeviceError when libllama refuses them.
         """
         batch, n_batch = self._batch, self._n_batch
         ids, positions, n_seq_ids, sequences, wanted = self._columns
@@ -117,9 +117,9 @@ class LibllamaContext:
         self._n_outputs = n_outputs
 
     def decode_again(self, n_times: int, pos0: int) -> None:
-        """Decodes token 0 n_times in sequence 0, from pos0 on, with llama_decode and hardly anything else.
+        """Decodes token 0 n_times in sequence 0, from pos0 on, with hardly anything but llama_decode.
 
-        Of each call ctypes takes 2 us.
+        ctypes takes 2 us of each call.
         """
         batch, decode, context = self._batch, self._ll.llama_decode, self._context
         batch.n_tokens, batch.token[0], batch.n_seq_id[0] = 1, 0, 1
@@ -162,7 +162,7 @@ class LibllamaContext:
         return int(self._ll.llama_memory_seq_pos_max(self._memory, seq))
 
     def save(self, seq: int = 0) -> State:
-        """A sequence, in memory."""
+        """Saves a sequence to memory."""
         size = self._ll.llama_state_seq_get_size(self._context, seq)
         state: State = (ctypes.c_uint8 * size)()
         self._ll.llama_state_seq_get_data(self._context, state, size, seq)
@@ -179,7 +179,7 @@ class LibllamaContext:
 
 @contextlib.contextmanager
 def on_cpu(path: Path, params: ContextParams) -> Iterator[tuple[LibllamaModel, LibllamaContext]]:
-    """A model on the CPU with one context; weights lie as they do in the file."""
+    """A model on the CPU with one context; weights are not repacked."""
     with contextlib.ExitStack() as stack:
         model = LibllamaModel(path, extra_buffers=False)
         stack.callback(model.close)
@@ -189,7 +189,7 @@ def on_cpu(path: Path, params: ContextParams) -> Iterator[tuple[LibllamaModel, L
 
 
 def ggml_device(name: str) -> int:
-    """ggml's handle of a device, by its name. Raises DeviceError when there is none."""
+    """ggml's handle of the device with this name. Raises DeviceError when there is none."""
     path = next(path for path in library().ggml_paths if path.name.startswith("libggml.so"))
     find = ctypes.CDLL(str(path)).ggml_backend_dev_by_name
     find.restype, find.argtypes = ctypes.c_void_p, [ctypes.c_char_p]
@@ -200,6 +200,6 @@ def ggml_device(name: str) -> int:
 
 
 def extra_buffers_are_safe() -> bool:
-    """Whether libllama may repack weights here: where there is AMX, ggml built by GCC 12 crashes in it."""
+    """Whether libllama may repack weights here. On CPUs with AMX it crashes when ggml was built by GCC 12."""
     flags = Path("/proc/cpuinfo")
     return not flags.exists() or "amx_int8" not in flags.read_text()

@@ -1,7 +1,7 @@
-"""The passkey test: a key hidden in junk, a text longer than the cache, and a question.
+"""The passkey test: a key is hidden in a long text of junk, and the model is asked for the key.
 
-After llama.cpp's example of this name, with its text, which comes from Landmark Attention
-(arXiv:2305.16300).
+The text may be longer than the cache. It is the text of llama.cpp's passkey example, which comes from
+Landmark Attention (arXiv:2305.16300).
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ TASK = (
 JUNK = " The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
 QUESTION = " What is the pass key? The pass key is"
 MAX_KEY = 50000
-N_ANSWER = 16  # tokens; a key has at most five digits
+N_ANSWER = 16  # tokens of the answer; a key has at most five digits
 
 
 @dataclass(frozen=True)
 class Task:
-    """One passkey text. i_pos None: a place drawn by the seed. Junk, key and question as in llama.cpp."""
+    """One passkey text. i_pos: pieces of junk before the key; None: a number drawn with the seed."""
 
     n_junk: int = 250
     i_pos: int | None = None
@@ -56,7 +56,7 @@ class Task:
             )
 
     def drawn(self) -> tuple[str, int]:
-        """The key, and how many pieces of junk come before it: what the seed makes of it."""
+        """The key, and how many pieces of junk come before it, drawn with the seed."""
         rng = random.Random(self.seed)
         key = str(rng.randint(1, MAX_KEY))
         return key, rng.randrange(self.n_junk) if self.i_pos is None else self.i_pos
@@ -64,7 +64,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Trial:
-    """What came of a task. `in_window`: the key's line was still in the cache, whole, at the question."""
+    """The result of a task. in_window: the whole line with the key was in the cache at the question."""
 
     key: str
     answer: str
@@ -89,12 +89,12 @@ def default_n_ctx(model: Model, n_grp: int, n_keep: int) -> int:
 
 
 def tokens_per_line(model: Model) -> float:
-    """What a piece of junk takes."""
+    """How many tokens a piece of junk has."""
     return len(model.tokenizer.encode(JUNK * 10, add_special=False)) / 10
 
 
 def run(ctx: Context, task: Task, on_shift: Callable[[ShiftReport], None] | None = None) -> Trial:
-    """Clears the context, reads the task's text, asks for the key. Raises what Context.decode raises."""
+    """Clears the context, reads the task's text and asks for the key. Raises what Context.decode raises."""
     start = time.perf_counter()
     key, i_pos = task.drawn()
     document, key_span = document_of(ctx.model, task)
@@ -137,7 +137,7 @@ def run(ctx: Context, task: Task, on_shift: Callable[[ShiftReport], None] | None
 
 
 def document_of(model: Model, task: Task) -> tuple[list[int], range]:
-    """The text's tokens without the question, and which of them are the key's line."""
+    """The tokens of the text without the question, and the range of them that is the key's line."""
     key, i_pos = task.drawn()
     tokenizer = model.tokenizer
     before = TASK + JUNK * i_pos
@@ -149,8 +149,9 @@ def document_of(model: Model, task: Task) -> tuple[list[int], range]:
 class _KeyCells:
     """Follows the cells of the key's line by their positions, which each operation changes in a known way.
 
-    A token that is not decoded yet has the position that it would get now; what moves the end moves it too.
-    In groups, a neighbour that shares a position with an end of the line is taken for a part of it.
+    A token that is not decoded yet counts with the position that it would get now; an operation that changes
+    the end of the text changes this position too. With n_grp above 1, tokens share positions. Then a
+    neighbour at the same position as an end of the line counts as a part of the line.
     """
 
     def __init__(self, kv: KVCache, span: range) -> None:
@@ -164,14 +165,14 @@ class _KeyCells:
         self._pos = extended(self._pos, p0, p1, n_grp)
 
     def look(self) -> None:
-        """Before a shift."""
+        """Call it before a shift."""
         self._before = self._kv.cells()
 
     def shifted(self, report: ShiftReport) -> None:
         end = report.n_keep + report.n_discard
         left = self._pos[(self._pos < report.n_keep) | (self._pos >= end)]
         self._pos = np.where(left >= end, left - report.n_discard, left)
-        # a place that was given up may have another of these in it now
+        # a cell of a discarded token may now have another token of the line in it
         places = set(_places(self._before, left))
         self.n_moved += len(set(_places(self._kv.cells(), self._pos)) - places)
 

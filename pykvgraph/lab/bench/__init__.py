@@ -1,1 +1,1 @@
-"""What `pykvgraph bench` measures: one test on several engines, by turns."""
+"""The measurements of `pykvgraph bench`: each test runs on several engines, which alternate."""

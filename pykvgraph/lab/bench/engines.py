@@ -1,4 +1,4 @@
-"""Engines that a test can be run on: ours, and libllama on the same file with the same threads."""
+"""The engines of the bench: ours, and libllama on the same file with the same number of threads."""
 
 from __future__ import annotations
 
@@ -20,38 +20,38 @@ Ids = npt.NDArray[np.int32]
 
 
 class Engine(Protocol):
-    """What a test may ask of an engine. Ranges are [p0, p1); p1 < 0: to the end."""
+    """The calls that a test uses. Ranges of positions are [p0, p1); p1 < 0 means no end."""
 
     name: str
     n_vocab: int
-    filled: Any  # sequence 0 as a test filled it, saved; None before
+    filled: Any  # the saved state of sequence 0 after a test filled it; None before that
 
     def prefill(self, ids: Ids, pos0: int, seq: int = 0) -> None:
-        """Decodes them with logits for the last."""
+        """Decodes the tokens, with logits for the last one."""
 
     def step(self, ids: Sequence[int], pos: Sequence[int]) -> None:
         """Decodes one token for each of the sequences 0, 1, ..., all with logits."""
 
     def generate(self, n_tokens: int, pos0: int) -> int:
-        """Goes on with sequence 0 in the engine's own loop, up to n_tokens; how many there were."""
+        """Generates up to n_tokens in sequence 0 with the engine's own loop; returns how many there were."""
 
     def clear(self) -> None: ...
     def seq_rm(self, seq: int, p0: int, p1: int) -> None: ...
     def seq_add(self, seq: int, p0: int, p1: int, delta: int) -> None: ...
     def defrag(self, policy: Literal["fill", "sort"]) -> None:
-        """Compacts the cache at once; nothing where the engine can't."""
+        """Runs defrag at once; does nothing if the engine has no defrag."""
 
     def save(self) -> Any:
-        """Sequence 0, in memory."""
+        """Saves sequence 0 to memory."""
 
     def load(self, state: Any) -> None:
-        """Into sequence 0."""
+        """Loads a saved state into sequence 0."""
 
     def close(self) -> None: ...
 
 
 class OurEngine:
-    """pykvgraph through its Python face."""
+    """pykvgraph through its Python interface."""
 
     def __init__(self, params: ContextParams, model: Model) -> None:
         self.name = "pykvgraph"
@@ -75,7 +75,7 @@ class OurEngine:
         self.context.decode(self._batch)
 
     def generate(self, n_tokens: int, pos0: int) -> int:
-        """The token loop with all that it does: sampling, text, log probabilities."""
+        """The complete token loop, with sampling, text and log probabilities."""
         return sum(1 for _ in generate(self.context, [0], max_tokens=n_tokens))
 
     def clear(self) -> None:
@@ -102,7 +102,7 @@ class OurEngine:
 
 
 class LibllamaEngine(LibllamaContext):
-    """A context of libllama; its name tells the attention, and "streams" that each sequence has a cache."""
+    """A context of libllama. Its name gives its attention; "streams": each sequence has its own cache."""
 
     def __init__(
         self, params: ContextParams, model: LibllamaModel, *, flash: bool, unified: bool = True
@@ -122,9 +122,9 @@ class LibllamaEngine(LibllamaContext):
         self.decode((token, at, (seq,), True) for seq, (token, at) in enumerate(zip(ids, pos, strict=True)))
 
     def generate(self, n_tokens: int, pos0: int) -> int:
-        """llama_decode and nothing else."""
+        """Calls llama_decode only, without sampling or text."""
         self.decode_again(n_tokens, pos0)
         return n_tokens
 
     def defrag(self, policy: Literal["fill", "sort"]) -> None:
-        """libllama has none any more."""
+        """Does nothing: libllama has no defrag any more."""

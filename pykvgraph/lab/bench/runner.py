@@ -1,4 +1,4 @@
-"""Runs tests on engines by turns, and puts the results side by side."""
+"""Runs tests on several engines, which alternate, and collects the results."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Maker = Callable[[], Engine]
 
 @dataclass(frozen=True)
 class Result:
-    """A test on an engine: seconds of each repetition, warm-up left out."""
+    """The result of a test on an engine: the seconds of each repetition, without the warm-up."""
 
     test: Test
     engine: str
@@ -44,11 +44,14 @@ class Result:
 
 
 def makers(params: ContextParams, model: Model, other: LibllamaModel | None, test: Test) -> list[Maker]:
-    """Ours first; libllama with either attention, flash (its default) first; streams where they matter."""
+    """Our engine first, then libllama: with flash attention (its default) and without.
+
+    For tests with several sequences libllama runs with a shared cache and with a cache per sequence.
+    """
     engines: list[Maker] = [lambda: OurEngine(params, model)]
     if other is not None and test.has_other:
         for unified in (True, False) if test.n_seq > 1 else (True,):
-            # libllama has no other attention than flash for a quantized V
+            # for a quantized V libllama has flash attention only
             for flash in (True,) if params.type_v.startswith("q") else (True, False):
                 engines.append(
                     lambda flash=flash, unified=unified: LibllamaEngine(  # type: ignore[misc]
@@ -61,7 +64,7 @@ def makers(params: ContextParams, model: Model, other: LibllamaModel | None, tes
 def measure(
     test: Test, engines: Sequence[Maker], n_repetitions: int, tick: Callable[[], None] = lambda: None
 ) -> list[Result]:
-    """Each repetition runs every engine once, so that what the machine does meanwhile meets all of them."""
+    """Runs every engine once in each repetition, so that other load on the machine affects all of them."""
     with ExitStack() as stack:
         opened = []
         for maker in engines:
@@ -70,7 +73,7 @@ def measure(
         seconds: list[list[float]] = [[] for _ in opened]
         for repetition in range(n_repetitions + 1):
             for i in range(len(opened)):
-                which = (i + repetition) % len(opened)  # nobody always comes first
+                which = (i + repetition) % len(opened)  # so that each engine comes first in turn
                 opened[which].clear()
                 spent = test.run(opened[which])
                 if repetition > 0:

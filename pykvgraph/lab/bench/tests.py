@@ -1,4 +1,4 @@
-"""The tests: how a cache is made ready, what is then timed, and what a second of it is worth."""
+"""The tests of the bench: how each one prepares the cache, what it measures, and in which unit."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from pykvgraph.lab.bench.engines import Engine, Ids, OurEngine
 
 @dataclass(frozen=True)
 class Test:
-    """`run` gets the engine with an empty cache, and returns the seconds of what counts in it.
+    """A test. run: gets an engine with an empty cache, and returns the seconds of the part that is measured.
 
-    `amount`: tokens or cells in that time. `unit`: of what is shown, amount a second or microseconds a token.
+    amount: tokens or cells in that time. unit: of the result, amount per second or microseconds per token.
     """
 
     name: str
@@ -41,13 +41,13 @@ def timed(function: Callable[[], object]) -> float:
 
 
 def decode_on(engine: Engine, n_tokens: int, pos0: int) -> None:
-    """One token after another in sequence 0."""
+    """Decodes one token after another in sequence 0."""
     for i, token in enumerate(random_ids(engine, n_tokens, 1).tolist()):
         engine.step([token], [pos0 + i])
 
 
 def prompt(n_tokens: int, depth: int) -> Test:
-    """pp: n_tokens at once, after `depth` tokens."""
+    """pp: decodes n_tokens at once, after `depth` tokens."""
 
     def run(engine: Engine) -> float:
         fill(engine, depth)
@@ -58,7 +58,7 @@ def prompt(n_tokens: int, depth: int) -> Test:
 
 
 def generation(n_tokens: int, depth: int) -> Test:
-    """tg: n_tokens one by one, after `depth` tokens."""
+    """tg: decodes n_tokens one by one, after `depth` tokens."""
 
     def run(engine: Engine) -> float:
         fill(engine, depth)
@@ -68,19 +68,19 @@ def generation(n_tokens: int, depth: int) -> Test:
 
 
 def generated(n_tokens: int, depth: int) -> Test:
-    """The engine's own token loop; libllama's is llama_decode alone."""
+    """The engine's own token loop; for libllama this is llama_decode only."""
 
     def run(engine: Engine) -> float:
         fill(engine, depth)
         start = time.perf_counter()
         count = engine.generate(n_tokens, depth)
-        return (time.perf_counter() - start) * n_tokens / count  # a text may end sooner
+        return (time.perf_counter() - start) * n_tokens / count  # the text may end before n_tokens
 
     return Test(f"generate {n_tokens}", depth, n_tokens, "t/s", depth + n_tokens, run)
 
 
 def overhead(n_tokens: int, depth: int) -> Test:
-    """What the same loop takes outside the decode graph."""
+    """The time that the same loop spends outside the decode graph."""
 
     def run(engine: Engine) -> float:
         assert isinstance(engine, OurEngine)
@@ -96,7 +96,7 @@ def overhead(n_tokens: int, depth: int) -> Test:
 
 
 def first_after_shift(depth: int) -> Test:
-    """The first token after half of the text was given up: K-shift and defrag included."""
+    """The first token after half of the text was discarded, including K-shift and defrag."""
 
     def run(engine: Engine) -> float:
         fill(engine, depth)
@@ -112,7 +112,7 @@ def first_after_shift(depth: int) -> Test:
 
 
 def after_shift(n_tokens: int, depth: int) -> Test:
-    """Decoding on after half of the text was given up; the first token comes before the time."""
+    """Decoding after half of the text was discarded. The first token is not measured."""
 
     def run(engine: Engine) -> float:
         fill(engine, depth)
@@ -125,11 +125,11 @@ def after_shift(n_tokens: int, depth: int) -> Test:
 
 
 def holes(n_tokens: int, depth: int, *, defrag: bool) -> Test:
-    """Decoding while every other cell is a hole, or after these have been closed."""
+    """Decoding while every other cell is a hole; with `defrag`, after defrag has filled the holes."""
 
     def run(engine: Engine) -> float:
         fill(engine, depth)
-        for pos in range(0, depth - 1, 2):  # the last one stays: libllama takes no gap after it
+        for pos in range(0, depth - 1, 2):  # the last position stays: libllama refuses a gap at the end
             engine.seq_rm(0, pos, pos + 1)
         if defrag:
             engine.defrag("fill")
@@ -141,7 +141,7 @@ def holes(n_tokens: int, depth: int, *, defrag: bool) -> Test:
 
 
 def compaction(depth: int, *, scattered: bool) -> Test:
-    """Closing holes that are half of the cells: one run, or every other cell."""
+    """Defrag when half of the cells are holes: one run, or with `scattered` every other cell."""
 
     def run(engine: Engine) -> float:
         fill(engine, depth)
@@ -158,17 +158,17 @@ def compaction(depth: int, *, scattered: bool) -> Test:
 
 
 def copied(depth: int, n_threads: int) -> Test:
-    """As many bytes as those cells have, by memcpy: what moving them can be measured against."""
+    """memcpy of as many bytes as these cells have, to compare with moving the cells."""
 
     def run(engine: Engine) -> float:
         assert isinstance(engine, OurEngine)
         fill(engine, depth)
         n_bytes = len(engine.save()) // n_threads
         source, target = np.zeros((2, n_threads, n_bytes), np.uint8)
-        target[:] = 1  # mapped, both of them
+        target[:] = 1  # so that the memory of both is mapped
         source[:] = 2
         with ThreadPoolExecutor(n_threads) as threads:
-            list(threads.map(len, source))  # started
+            list(threads.map(len, source))  # so that the threads have started
             return timed(lambda: list(threads.map(np.copyto, target, source)))
 
     name = f"memcpy {n_threads} threads" if n_threads > 1 else "memcpy"
@@ -176,7 +176,7 @@ def copied(depth: int, n_threads: int) -> Test:
 
 
 def state(depth: int, *, load: bool) -> Test:
-    """A sequence to memory, or back."""
+    """Saves a sequence to memory, or with `load` loads it."""
 
     def run(engine: Engine) -> float:
         fill(engine, depth)
@@ -189,7 +189,7 @@ def state(depth: int, *, load: bool) -> Test:
 
 
 def extra_tests(name: str, n_tokens: int, depth: int) -> list[Test]:
-    """What `--cache` of the command line names."""
+    """The tests of a name that `--cache` of the command line takes."""
     return {
         "shift": lambda: [
             first_after_shift(depth),
@@ -215,9 +215,10 @@ EXTRA_TESTS = ("shift", "holes", "defrag", "state", "seqs", "overhead")
 
 
 def sequences(n_seq: int, n_steps: int, depth: int) -> Test:
-    """Sequences of unequal length decoding together, every other cell given up, after sort.
+    """Decoding several sequences of unequal length together, after half of their cells were removed and sort.
 
-    The second is twice as long as the first, the third three times, and so on; `depth` together.
+    The second sequence is twice as long as the first, the third three times, and so on. Together they have
+    `depth` tokens.
     """
     lengths = [max(3, depth * 2 * (i + 1) // (n_seq * (n_seq + 1))) for i in range(n_seq)]
 
@@ -240,7 +241,7 @@ def sequences(n_seq: int, n_steps: int, depth: int) -> Test:
 
 
 def fill(engine: Engine, depth: int) -> None:
-    """Decoded once; later from memory, which takes a fraction of the time and leaves the same cells."""
+    """Fills sequence 0: decodes the tokens the first time, and later loads them, which is much faster."""
     if not depth:
         return
     if engine.filled is None:
@@ -251,7 +252,7 @@ def fill(engine: Engine, depth: int) -> None:
 
 
 def discard_half(engine: Engine, depth: int) -> int:
-    """As ContextShift does; the next position."""
+    """Discards as ContextShift does; returns the next position."""
     n_keep, n_discard = min(N_KEEP, depth // 2), n_discarded(depth)
     engine.seq_rm(0, n_keep, n_keep + n_discard)
     engine.seq_add(0, n_keep + n_discard, -1, -n_discard)

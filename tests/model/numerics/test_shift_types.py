@@ -42,7 +42,7 @@ def spec(head_dim: int, rope_base: float = 10000.0) -> ModelSpec:
 def test_one_update_and_a_hundred(
     model_file: ModelFile, head_dim: int, kv_type: str, hadamard: bool, deltas: tuple[int, ...]
 ) -> None:
-    """At most 1.5 roundings after one update, 1.5 * sqrt(n) after n: errors of small rotations don't add up."""
+    """At most 1.5 roundings after one update, 1.5 * sqrt(n) after n: small rotations' errors don't add up."""
     with kvg.Model(model_file(spec(head_dim)), device=where.device) as model:
         for n, drift in drifts(model, deltas, type_k=kv_type, hadamard=hadamard):
             assert drift <= 1.5 * np.sqrt(n), n
