@@ -1,5 +1,8 @@
 #include <doctest/doctest.h>
 
+#include <sys/mman.h>
+#include <unistd.h>
+
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -7,181 +10,208 @@
 #include <string>
 #include <vector>
 
-#include "cpu/kernel.h"
+#include "naive_attention.h"
 
 using namespace kvg;
 
 namespace {
 
-constexpr uint16_t HIDDEN = 0xfc00;
-
-struct sizes {
-    uint32_t head_dim;
-    uint32_t n_head;
-    uint32_t n_head_kv;
-    uint32_t n_tokens;
-    uint32_t n_kv;
-    uint32_t n_ranges;
-};
-
-// Rows of a type, and the floats that they stand for.
-struct matrix {
-    std::vector<uint8_t> raw;
-    std::vector<float> values;
-    size_t stride;
-    size_t head_stride;
-    ggml_type type;
-
-    matrix(ggml_type t, const sizes & s, std::mt19937 & random) : type(t) {
-        const int64_t width = int64_t{s.n_head_kv} * s.head_dim;
-        stride = ggml_row_size(t, width);
-        head_stride = ggml_row_size(t, s.head_dim);
-        std::normal_distribution<float> normal;
-        values.resize(static_cast<size_t>(s.n_kv * width));
-        for (float & x : values) {
-            x = normal(random);
-        }
-        raw.resize(stride * s.n_kv);
-        ggml_quantize_chunk(t, values.data(), raw.data(), 0, s.n_kv, width, nullptr);
-        if (t == GGML_TYPE_F32) {
-            memcpy(raw.data(), values.data(), raw.size());
-        } else {
-            ggml_get_type_traits(t)->to_float(raw.data(), values.data(), s.n_kv * width);
-        }
-    }
-    attend_rows rows() const { return {raw.data(), stride, head_stride, type}; }
-};
-
-// The definition, in double: softmax(scale * q.k) . v over the cells that are seen.
-std::vector<double> naive(const sizes & s, const std::vector<float> & q, const matrix & k, const matrix & v,
-                          const std::vector<uint16_t> & mask, float scale) {
-    std::vector<double> out(q.size());
-    for (uint32_t t = 0; t < s.n_tokens; ++t) {
-        for (uint32_t h = 0; h < s.n_head; ++h) {
-            const uint32_t head_kv = h / (s.n_head / s.n_head_kv);
-            const size_t at = (size_t{t} * s.n_head + h) * s.head_dim;
-            std::vector<double> scores;
-            std::vector<size_t> rows;
-            double highest = -INFINITY;
-            for (uint32_t c = 0; c < s.n_kv; ++c) {
-                if (mask[size_t{t} * s.n_kv + c] != 0) {
-                    continue;
-                }
-                rows.push_back((size_t{c} * s.n_head_kv + head_kv) * s.head_dim);
-                double dot = 0;
-                for (uint32_t d = 0; d < s.head_dim; ++d) {
-                    dot += double{q[at + d]} * k.values[rows.back() + d];
-                }
-                scores.push_back(dot * scale);
-                highest = std::max(highest, scores.back());
-            }
-            double total = 0;
-            for (size_t i = 0; i < rows.size(); ++i) {
-                const double weight = std::exp(scores[i] - highest);
-                total += weight;
-                for (uint32_t d = 0; d < s.head_dim; ++d) {
-                    out[at + d] += weight * v.values[rows[i] + d];
-                }
-            }
-            for (uint32_t d = 0; d < s.head_dim; ++d) {
-                out[at + d] /= total;
-            }
-        }
-    }
-    return out;
+attend_job job_of(const attention_problem & p, uint32_t n_ranges, std::vector<float> & out) {
+    attend_job job = {};
+    job.q = p.q.data();
+    job.k = p.k.rows();
+    job.v = p.v.rows();
+    job.mask = p.mask.data();
+    job.sinks = p.sinks.empty() ? nullptr : p.sinks.data();
+    job.out = out.data();
+    job.scale = p.scale;
+    job.soft_cap = p.soft_cap;
+    job.head_dim_k = p.s.head_dim_k;
+    job.head_dim_v = p.s.head_dim_v;
+    job.n_head = p.s.n_head;
+    job.n_head_kv = p.s.n_head_kv;
+    job.n_tokens = p.s.n_tokens;
+    job.n_kv = p.s.n_kv;
+    job.n_ranges = n_ranges;
+    return job;
 }
 
-std::vector<float> with_kernel(const attend_kernel & kernel, const sizes & s, const std::vector<float> & q, const matrix & k,
-                               const matrix & v, const std::vector<uint16_t> & mask, float scale,
-                               const attend_rotations & waiting = {}) {
-    std::vector<float> out(q.size(), std::numeric_limits<float>::quiet_NaN());
-    const uint32_t group = s.n_head / s.n_head_kv;
-    const size_t floats = size_t{s.n_tokens} * group * attend_partial_floats(s.head_dim);
-    std::vector<float> scratch(attend_scratch_floats(s.head_dim, group));
-    std::vector<float> partial(floats * s.n_ranges);
-    const attend_job job = {q.data(), k.rows(),    v.rows(),   mask.data(), out.data(), scale,  s.head_dim,
-                            s.n_head, s.n_head_kv, s.n_tokens, s.n_kv,      s.n_ranges, waiting};
-    const uint32_t half = s.n_tokens / 2; // tokens in two units
-    for (uint32_t head_kv = 0; head_kv < s.n_head_kv; ++head_kv) {
-        for (const auto & [begin, end] : {std::pair{0u, half}, std::pair{half, s.n_tokens}}) {
-            for (uint32_t r = 0; r < s.n_ranges; ++r) {
+void run(const attend_kernel & kernel, const attend_job & job) {
+    const uint32_t group = job.n_head / job.n_head_kv;
+    const size_t floats = size_t{job.n_tokens} * group * attend_partial_floats(job.head_dim_v);
+    std::vector<float> scratch(attend_scratch_floats(job.head_dim_k, job.head_dim_v, group));
+    std::vector<float> partial(floats * job.n_ranges);
+    const uint32_t half = job.n_tokens / 2; // tokens in two units
+    for (uint32_t head_kv = 0; head_kv < job.n_head_kv; ++head_kv) {
+        for (const auto & [begin, end] : {std::pair{0u, half}, std::pair{half, job.n_tokens}}) {
+            for (uint32_t r = 0; r < job.n_ranges && begin < end; ++r) {
                 kernel.run(job, {begin, end, head_kv, r}, partial.data() + r * floats, scratch.data());
             }
             kernel.merge(job, {begin, end, head_kv, 0}, partial.data(), floats);
         }
     }
+}
+
+std::vector<float> with_kernel(const attend_kernel & kernel, const attention_problem & p, uint32_t n_ranges,
+                               const attend_rotations & waiting = {}) {
+    std::vector<float> out(p.out_floats(), std::numeric_limits<float>::quiet_NaN());
+    attend_job job = job_of(p, n_ranges, out);
+    job.waiting = waiting;
+    run(kernel, job);
     return out;
-}
-
-double worst(const std::vector<float> & ours, const std::vector<double> & theirs) {
-    double most = 0;
-    for (size_t i = 0; i < ours.size(); ++i) {
-        const double error = std::abs(ours[i] - theirs[i]);
-        most = error <= most ? most : error; // a NaN is the worst
-    }
-    return most;
-}
-
-std::vector<float> queries(const sizes & s, std::mt19937 & random) {
-    std::normal_distribution<float> normal(0, 2);
-    std::vector<float> q(size_t{s.n_tokens} * s.n_head * s.head_dim);
-    for (float & x : q) {
-        x = normal(random);
-    }
-    return q;
-}
-
-// Each token sees about `share` of the cells, and one at least.
-std::vector<uint16_t> random_mask(const sizes & s, double share, std::mt19937 & random) {
-    std::vector<uint16_t> mask(size_t{s.n_tokens} * s.n_kv);
-    std::bernoulli_distribution sees(share);
-    for (uint16_t & m : mask) {
-        m = sees(random) ? 0 : HIDDEN;
-    }
-    for (uint32_t t = 0; t < s.n_tokens; ++t) {
-        mask[size_t{t} * s.n_kv + random() % s.n_kv] = 0;
-    }
-    return mask;
 }
 
 template <class F> void for_each_kernel(F test) {
     for (const attend_kernel * const * kernel = attend_kernels_here(); *kernel; ++kernel) {
-        CAPTURE((*kernel)->name);
+        CAPTURE(std::string((*kernel)->name));
         test(**kernel);
     }
+}
+
+// Every kernel within a distance of the definition.
+void check_kernels(const attention_problem & p, uint32_t n_ranges, double limit) {
+    CAPTURE(p.s.head_dim_k);
+    CAPTURE(p.s.head_dim_v);
+    CAPTURE(p.s.n_kv);
+    CAPTURE(std::string(ggml_type_name(p.k.type)));
+    const std::vector<double> expected = naive_attention(p);
+    for_each_kernel([&](const attend_kernel & kernel) { CHECK(worst(with_kernel(kernel, p, n_ranges), expected) < limit); });
+}
+
+constexpr ggml_type TYPES[] = {GGML_TYPE_F16,  GGML_TYPE_F32,  GGML_TYPE_BF16, GGML_TYPE_Q8_0,
+                               GGML_TYPE_Q5_1, GGML_TYPE_Q5_0, GGML_TYPE_Q4_1, GGML_TYPE_Q4_0};
+
+bool fits(ggml_type type, const attention_sizes & s) {
+    return s.head_dim_k % ggml_blck_size(type) == 0 && s.head_dim_v % ggml_blck_size(type) == 0;
 }
 
 } // namespace
 
 TEST_CASE("every instruction set gives the definition's result, whatever the shape and type") {
-    const sizes shapes[] = {
-        {64, 16, 4, 1, 1000, 2},  {64, 4, 4, 3, 129, 1},  {128, 7, 1, 2, 300, 3}, {8, 8, 4, 5, 40, 1},
-        {12, 3, 1, 1, 256, 2},    {80, 6, 2, 32, 70, 1},  {96, 5, 1, 1, 1, 1},    {256, 2, 2, 1, 513, 4},
-        {64, 32, 32, 1, 4096, 8}, {64, 2, 1, 1, 4097, 8},
+    const std::pair<attention_sizes, uint32_t> shapes[] = {
+        {{64, 64, 16, 4, 1, 1000}, 2}, {{64, 64, 4, 4, 3, 129}, 1},   {{128, 128, 7, 1, 2, 300}, 3},
+        {{8, 8, 8, 4, 5, 40}, 1},      {{12, 12, 3, 1, 1, 256}, 2},   {{80, 80, 6, 2, 32, 70}, 1},
+        {{96, 96, 5, 1, 1, 1}, 1},     {{256, 256, 2, 2, 1, 513}, 4}, {{64, 64, 32, 32, 1, 4096}, 8},
+        {{64, 64, 2, 1, 1, 4097}, 8},
     };
     std::mt19937 random(1);
-    for (const sizes & s : shapes) {
-        for (const ggml_type type : {GGML_TYPE_F16, GGML_TYPE_F32, GGML_TYPE_BF16, GGML_TYPE_Q8_0, GGML_TYPE_Q5_1,
-                                     GGML_TYPE_Q5_0, GGML_TYPE_Q4_1, GGML_TYPE_Q4_0}) {
-            if (s.head_dim % ggml_blck_size(type) != 0) {
-                continue;
-            }
+    for (const auto & [s, n_ranges] : shapes) {
+        for (const ggml_type type : TYPES) {
             for (const double share : {1.0, 0.5, 0.02}) {
-                CAPTURE(s.head_dim);
-                CAPTURE(s.n_kv);
-                CAPTURE(share);
-                CAPTURE(std::string(ggml_type_name(type)));
-                const matrix k(type, s, random);
-                const matrix v(type, s, random);
-                const std::vector<float> q = queries(s, random);
-                const std::vector<uint16_t> mask = random_mask(s, share, random);
-                const float scale = 1.0f / std::sqrt(static_cast<float>(s.head_dim));
-                const std::vector<double> expected = naive(s, q, k, v, mask, scale);
-                for_each_kernel([&](const attend_kernel & kernel) {
-                    CHECK(worst(with_kernel(kernel, s, q, k, v, mask, scale), expected) < 4e-6);
-                });
+                if (fits(type, s)) {
+                    check_kernels(attention_problem(s, type, share, random), n_ranges, 4e-6);
+                }
             }
         }
+    }
+}
+
+TEST_CASE("heads of K and V may be of any width, each its own") {
+    const attention_sizes shapes[] = {
+        {192, 128, 8, 2, 3, 200}, {576, 512, 16, 1, 2, 150}, {512, 512, 2, 1, 2, 140}, {64, 256, 4, 1, 3, 130},
+        {100, 72, 6, 2, 3, 140},  {8, 24, 5, 1, 2, 33},      {1, 3, 2, 1, 2, 20},      {68, 575, 3, 1, 1, 129},
+        {24, 16, 4, 2, 3, 140},   {16, 40, 4, 2, 3, 140},    {20, 20, 4, 4, 2, 17},    {96, 64, 4, 2, 32, 300},
+    };
+    std::mt19937 random(6);
+    for (const attention_sizes & s : shapes) {
+        for (const ggml_type type : TYPES) {
+            for (const bool extras : {false, true}) {
+                if (fits(type, s)) {
+                    attention_problem p(s, type, 0.5, random);
+                    p.soft_cap = extras ? 3.0f : 0.0f;
+                    p.sinks.assign(extras ? s.n_head : 0, 1.5f);
+                    check_kernels(p, s.n_kv > ATTEND_CHUNK ? 2 : 1, 4e-6);
+                }
+            }
+        }
+    }
+}
+
+TEST_CASE("soft cap: scores near the cap, far below and far above it") {
+    std::mt19937 random(7);
+    for (const float soft_cap : {50.0f, 5.0f, 0.5f}) {
+        for (const float size : {1e-3f, 1.0f, 30.0f, 3000.0f}) { // of a score
+            for (const uint32_t n_kv : {1u, 5u, 300u}) {
+                CAPTURE(soft_cap);
+                CAPTURE(size);
+                attention_problem p({64, 64, 6, 2, 3, n_kv}, GGML_TYPE_F32, 0.6, random);
+                p.scale *= size / 2;
+                p.soft_cap = soft_cap;
+                check_kernels(p, n_kv > ATTEND_CHUNK ? 2 : 1, soft_cap < 1 ? 4e-6 : 2e-5); // of 50 a rounding is 4e-6
+            }
+        }
+    }
+}
+
+TEST_CASE("sinks take their share: none, half, all of it, or more than a float can tell") {
+    std::mt19937 random(8);
+    for (const uint32_t n_ranges : {1u, 3u}) {
+        attention_problem p({64, 64, 8, 2, 3, 500}, GGML_TYPE_F16, 0.5, random);
+        p.sinks = {0.0f, 3.0f, -3.0f, 1e30f, -1e30f, 80.0f, -80.0f, -std::numeric_limits<float>::infinity()};
+        check_kernels(p, n_ranges, 4e-6);
+        p.soft_cap = 2.0f; // which sinks don't know of
+        p.sinks[0] = 6.0f;
+        check_kernels(p, n_ranges, 4e-6);
+        p.show(0, 0);
+        for_each_kernel([&](const attend_kernel & kernel) { // of no cells there is nothing
+            p.sinks.assign(8, 1.0f);
+            CHECK(with_kernel(kernel, p, n_ranges) == std::vector<float>(p.out_floats(), 0.0f));
+        });
+        p.show(0, 500);
+        p.sinks[2] = std::numeric_limits<float>::quiet_NaN(); // isn't kept secret
+        for_each_kernel([&](const attend_kernel & kernel) {
+            const std::vector<float> out = with_kernel(kernel, p, n_ranges);
+            CHECK(!std::isnan(out[64]));
+            CHECK(std::isnan(out[2 * 64]));
+        });
+    }
+}
+
+TEST_CASE("windows: any first and last cell") {
+    std::mt19937 random(9);
+    for (const ggml_type type : {GGML_TYPE_F16, GGML_TYPE_Q8_0}) {
+        attention_problem p({64, 64, 4, 2, 2, 430}, type, 1.0, random);
+        for (const uint32_t n_ranges : {1u, 3u}) {
+            for (const auto & [begin, end] :
+                 {std::pair{0u, 16u}, std::pair{16u, 32u}, std::pair{15u, 17u}, std::pair{127u, 129u}, std::pair{256u, 430u},
+                  std::pair{299u, 403u}, std::pair{416u, 430u}, std::pair{429u, 430u}, std::pair{3u, 429u},
+                  std::pair{0u, 430u}}) {
+                CAPTURE(begin);
+                p.show(begin, end);
+                check_kernels(p, n_ranges, 4e-6);
+                p.mask[begin + p.s.n_kv] = HIDDEN; // the second token sees other cells than the first
+                p.mask[(begin + 200) % p.s.n_kv + p.s.n_kv] = 0;
+                check_kernels(p, n_ranges, 4e-6);
+            }
+        }
+    }
+}
+
+TEST_CASE("chunks that nobody sees aren't even read") {
+    std::mt19937 random(10);
+    for (const ggml_type type : {GGML_TYPE_F16, GGML_TYPE_F32, GGML_TYPE_Q4_0}) {
+        attention_problem p({128, 128, 2, 1, 20, 1024}, type, 1.0, random);
+        p.show(512, 640);
+        const size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+        const size_t n_bytes = (p.k.raw.size() + page - 1) / page * page;
+        void * memory = mmap(nullptr, n_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        REQUIRE(memory != MAP_FAILED);
+        auto * rows = static_cast<uint8_t *>(memory);
+        memcpy(rows, p.k.raw.data(), p.k.raw.size());
+        p.v = p.k;
+        const size_t begin = 512 * p.k.stride / page * page;
+        const size_t end = (640 * p.k.stride + page - 1) / page * page;
+        REQUIRE(mprotect(rows, begin, PROT_NONE) == 0);
+        REQUIRE(mprotect(rows + end, n_bytes - end, PROT_NONE) == 0);
+        const std::vector<double> expected = naive_attention(p);
+        for_each_kernel([&](const attend_kernel & kernel) {
+            std::vector<float> out(p.out_floats());
+            attend_job job = job_of(p, 2, out);
+            job.k.data = job.v.data = rows;
+            run(kernel, job);
+            CHECK(worst(out, expected) < 4e-6);
+        });
+        munmap(memory, n_bytes);
     }
 }
 
@@ -218,53 +248,70 @@ void rotate(float * head, const head_rotation & how, double angle) {
     }
 }
 
+// K as it will be: each cell's heads, mixed by a matrix or not, rotated by the cell's angle.
+void rotate_rows(attention_problem & p, const head_rotation & how, uint32_t mixed, const std::vector<double> & angles) {
+    const uint32_t width = p.s.n_head_kv * p.s.head_dim_k;
+    for (uint32_t c = 0; c < p.s.n_kv; ++c) {
+        float * row = &p.k.values[size_t{c} * width];
+        for (float * head = row; head < row + width; head += p.s.head_dim_k) {
+            for (uint32_t piece = 0; mixed != 0 && piece < p.s.head_dim_k; piece += mixed) {
+                mix(head + piece, mixed);
+            }
+            rotate(head, how, angles[c]);
+            for (uint32_t piece = 0; mixed != 0 && piece < p.s.head_dim_k; piece += mixed) {
+                mix(head + piece, mixed);
+            }
+        }
+    }
+}
+
+// A problem some of whose cells wait for one of three rotations; `stretch`: cells in a row with the same rotation.
+void check_waiting(attention_problem p, bool neox, uint32_t mixed, uint32_t stretch) {
+    const double by[] = {0, 0.3, -2.0, 1.1}; // of rotation 0 (none), 1, 2, 3
+    const head_rotation how = {p.s.head_dim_k, 20, neox};
+    std::vector<uint32_t> of_cell(p.s.n_kv);
+    std::vector<double> angles(p.s.n_kv);
+    for (uint32_t c = 0; c < p.s.n_kv; ++c) {
+        of_cell[c] = stretch == p.s.n_kv ? 3 : (c / stretch) % 4;
+        angles[c] = by[of_cell[c]];
+    }
+    rotate_rows(p, how, mixed, angles);
+    std::vector<float> tables;
+    for (const double angle : {by[1], by[2], by[3]}) { // queries are rotated in the opposite direction
+        for (uint32_t i = 0; i < 2 * how.n_pairs; ++i) {
+            const double a = -angle * (i % how.n_pairs + 1);
+            tables.push_back(static_cast<float>(i < how.n_pairs ? std::cos(a) : std::sin(a)));
+        }
+    }
+    const std::vector<double> expected = naive_attention(p);
+    for_each_kernel([&](const attend_kernel & kernel) {
+        const auto found = with_kernel(kernel, p, 2, {of_cell.data(), tables.data(), how, mixed});
+        CHECK(worst(found, expected) < 1e-5);
+    });
+}
+
 } // namespace
 
 TEST_CASE("attention to cells that wait is the same as to cells whose K was rotated") {
-    const sizes s = {64, 6, 2, 19, 500, 2};
-    const uint32_t width = s.n_head_kv * s.head_dim;
-    const double angles[] = {0, 0.3, -2.0, 1.1}; // of rotation 0 (none), 1, 2, 3
+    const attention_sizes shapes[] = {{64, 64, 6, 2, 19, 500}, {192, 128, 4, 2, 19, 300}, {64, 96, 4, 1, 1, 300}};
     std::mt19937 random(5);
-    for (const ggml_type type : {GGML_TYPE_Q4_0, GGML_TYPE_Q8_0, GGML_TYPE_F16}) {
-        for (const bool neox : {false, true}) {
-            for (const uint32_t mixed : {0u, 32u, 64u}) {
-                for (const uint32_t stretch : {1u, 90u, 500u}) { // cells in a row with the same rotation
-                    CAPTURE(neox);
-                    CAPTURE(mixed);
-                    CAPTURE(stretch);
-                    CAPTURE(std::string(ggml_type_name(type)));
-                    const head_rotation how = {s.head_dim, 20, neox};
-                    matrix k(type, s, random);
-                    const matrix v(type, s, random);
-                    const std::vector<float> q = queries(s, random);
-                    const std::vector<uint16_t> mask = random_mask(s, 0.7, random);
-                    std::vector<uint32_t> of_cell(s.n_kv);
-                    for (uint32_t c = 0; c < s.n_kv; ++c) {
-                        of_cell[c] = stretch == s.n_kv ? 3 : (c / stretch) % 4;
-                        for (float * head = &k.values[size_t{c} * width]; head < k.values.data() + (size_t{c} + 1) * width;
-                             head += s.head_dim) {
-                            for (uint32_t piece = 0; mixed != 0 && piece < s.head_dim; piece += mixed) {
-                                mix(head + piece, mixed);
-                            }
-                            rotate(head, how, angles[of_cell[c]]);
-                            for (uint32_t piece = 0; mixed != 0 && piece < s.head_dim; piece += mixed) {
-                                mix(head + piece, mixed);
-                            }
-                        }
+    for (const attention_sizes & s : shapes) {
+        for (const ggml_type type : {GGML_TYPE_Q4_0, GGML_TYPE_Q8_0, GGML_TYPE_F16}) {
+            for (const bool neox : {false, true}) {
+                for (const uint32_t mixed : {0u, 32u, 64u}) {
+                    for (const uint32_t stretch : {1u, 90u, s.n_kv}) { // cells in a row with the same rotation
+                        CAPTURE(s.head_dim_k);
+                        CAPTURE(neox);
+                        CAPTURE(mixed);
+                        CAPTURE(stretch);
+                        CAPTURE(std::string(ggml_type_name(type)));
+                        attention_problem p(s, type, 0.7, random);
+                        p.scale = 0.125f;
+                        check_waiting(p, neox, mixed, stretch);
+                        p.soft_cap = 4.0f;
+                        p.sinks.assign(s.n_head, 2.0f);
+                        check_waiting(p, neox, mixed, stretch);
                     }
-                    std::vector<float> tables;
-                    for (const double angle : {0.3, -2.0, 1.1}) { // queries are rotated in the opposite direction
-                        for (uint32_t i = 0; i < 2 * how.n_pairs; ++i) {
-                            const double by = -angle * (i % how.n_pairs + 1);
-                            tables.push_back(static_cast<float>(i < how.n_pairs ? std::cos(by) : std::sin(by)));
-                        }
-                    }
-                    const std::vector<double> expected = naive(s, q, k, v, mask, 0.125f);
-                    for_each_kernel([&](const attend_kernel & kernel) {
-                        const auto found =
-                            with_kernel(kernel, s, q, k, v, mask, 0.125f, {of_cell.data(), tables.data(), how, mixed});
-                        CHECK(worst(found, expected) < 1e-5);
-                    });
                 }
             }
         }
@@ -272,42 +319,35 @@ TEST_CASE("attention to cells that wait is the same as to cells whose K was rota
 }
 
 TEST_CASE("scores far apart neither overflow nor lose the greatest") {
-    const sizes s = {64, 4, 1, 1, 700, 2};
     std::mt19937 random(2);
-    const matrix k(GGML_TYPE_F16, s, random);
-    const matrix v(GGML_TYPE_F16, s, random);
-    std::vector<float> q = queries(s, random);
-    for (float & x : q) {
-        x *= 1000.0f;
-    }
-    const std::vector<uint16_t> mask(s.n_kv, 0);
-    const std::vector<double> expected = naive(s, q, k, v, mask, 1.0f);
-    for_each_kernel(
-        [&](const attend_kernel & kernel) { CHECK(worst(with_kernel(kernel, s, q, k, v, mask, 1.0f), expected) < 4e-6); });
+    attention_problem p({64, 64, 4, 1, 1, 700}, GGML_TYPE_F16, 1.0, random);
+    p.scale = 1000.0f;
+    check_kernels(p, 2, 4e-6);
 }
 
 TEST_CASE("what lies in hidden cells doesn't matter, and what lies in seen ones isn't kept secret") {
-    const sizes s = {64, 4, 2, 1, 640, 2};
     std::mt19937 random(3);
     for (const ggml_type type : {GGML_TYPE_F16, GGML_TYPE_F32}) {
-        matrix k(type, s, random);
-        matrix v(type, s, random);
-        const std::vector<float> q = queries(s, random);
-        std::vector<uint16_t> mask = random_mask(s, 0.5, random);
-        const std::vector<double> expected = naive(s, q, k, v, mask, 0.125f);
-        for (uint32_t c = 0; c < s.n_kv; ++c) {
-            if (mask[c] != 0) {
-                memset(k.raw.data() + c * k.stride, 0xff, k.stride); // NaN in either type
-                memset(v.raw.data() + c * v.stride, 0xff, v.stride);
+        attention_problem p({64, 64, 4, 2, 1, 640}, type, 0.5, random);
+        const rows_of_type sane = p.k;
+        const std::vector<double> expected = naive_attention(p);
+        for (uint32_t c = 0; c < p.s.n_kv; ++c) {
+            if (p.mask[c] != 0) {
+                memset(p.k.raw.data() + c * p.k.stride, 0xff, p.k.stride); // NaN in either type
+                memset(p.v.raw.data() + c * p.v.stride, 0xff, p.v.stride);
             }
         }
+        attention_problem seen = p;
+        seen.show(0, p.s.n_kv);
+        attention_problem only_k = seen, only_v = seen, capped = seen;
+        only_k.v = only_v.k = sane;
+        capped.v = sane;
+        capped.soft_cap = 1.0f;
         for_each_kernel([&](const attend_kernel & kernel) {
-            CHECK(worst(with_kernel(kernel, s, q, k, v, mask, 0.125f), expected) < 4e-6);
-            std::vector<uint16_t> all(s.n_kv, 0);
-            const matrix sane(type, s, random);
-            CHECK(std::isnan(with_kernel(kernel, s, q, k, v, all, 0.125f)[0]));
-            CHECK(std::isnan(with_kernel(kernel, s, q, k, sane, all, 0.125f)[0]));
-            CHECK(std::isnan(with_kernel(kernel, s, q, sane, v, all, 0.125f)[0]));
+            CHECK(worst(with_kernel(kernel, p, 2), expected) < 4e-6);
+            for (const attention_problem & broken : {seen, only_k, only_v, capped}) {
+                CHECK(std::isnan(with_kernel(kernel, broken, 2)[0]));
+            }
         });
     }
 }

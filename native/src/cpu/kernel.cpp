@@ -32,10 +32,10 @@ const attend_kernel * const * attend_kernels_here() {
     return kernels;
 }
 
-const attend_kernel & attend_kernel_for(uint32_t head_dim) {
+const attend_kernel & attend_kernel_for(uint32_t head_dim_k, uint32_t head_dim_v) {
     const attend_kernel * const * all = attend_kernels_here();
     for (const attend_kernel * const * kernel = all; *kernel != &attend_base::kernel; ++kernel) {
-        if (head_dim % (*kernel)->lanes == 0) {
+        if (head_dim_k % (*kernel)->lanes == 0 && head_dim_v % (*kernel)->lanes == 0) {
             return **kernel;
         }
     }

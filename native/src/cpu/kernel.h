@@ -38,13 +38,16 @@ struct attend_rotations {
 };
 
 struct attend_job {
-    const float * q; // (head_dim, n_head, n_tokens)
-    attend_rows k;   // (head_dim, n_head_kv, n_kv)
-    attend_rows v;
-    const uint16_t * mask; // (n_kv, n_tokens): 0 where a token sees a cell
-    float * out;           // (head_dim, n_head, n_tokens)
+    const float * q;       // (head_dim_k, n_head, n_tokens)
+    attend_rows k;         // (head_dim_k, n_head_kv, n_kv)
+    attend_rows v;         // (head_dim_v, n_head_kv, n_kv)
+    const uint16_t * mask; // (n_kv, n_tokens): 0 where a token sees a cell, else -infinity
+    const float * sinks;   // (n_head): one more score for each head, of a cell whose V is 0; nullptr for none
+    float * out;           // (head_dim_v, n_head, n_tokens)
     float scale;
-    uint32_t head_dim;
+    float soft_cap; // scaled scores become soft_cap * tanh(score / soft_cap); 0: none
+    uint32_t head_dim_k;
+    uint32_t head_dim_v;
     uint32_t n_head;
     uint32_t n_head_kv;
     uint32_t n_tokens;
@@ -62,15 +65,15 @@ struct attend_unit {
 };
 
 // All static: compiled for AVX-512 somewhere, none of them may become everybody's.
-// Floats of a head's partial result: its sum of V, padded; its maximum; its sum of weights.
 static constexpr uint32_t attend_padded(uint32_t head_dim) { return (head_dim + 15) / 16 * 16; }
-static constexpr uint32_t attend_partial_floats(uint32_t head_dim) { return attend_padded(head_dim) + 16; }
+// Floats of a head's partial result: its sum of V, padded; its maximum; its sum of weights.
+static constexpr uint32_t attend_partial_floats(uint32_t head_dim_v) { return attend_padded(head_dim_v) + 16; }
 // Cells at a time, and tokens of a unit, whose rows and queries of one head stay in L1 or L2.
 constexpr uint32_t ATTEND_CHUNK = 128;
 constexpr uint32_t ATTEND_TOKENS = 16;
 // Floats of scratch that a thread needs: queries of a unit, rows of a chunk that were converted.
-static constexpr uint32_t attend_scratch_floats(uint32_t head_dim, uint32_t group) {
-    return (ATTEND_TOKENS * group + 2 * ATTEND_CHUNK) * attend_padded(head_dim);
+static constexpr uint32_t attend_scratch_floats(uint32_t head_dim_k, uint32_t head_dim_v, uint32_t group) {
+    return (ATTEND_TOKENS * group + ATTEND_CHUNK) * attend_padded(head_dim_k) + ATTEND_CHUNK * attend_padded(head_dim_v);
 }
 // The first cell of a range; that of n_ranges is n_kv. Whole chunks.
 static inline uint32_t attend_range_begin(const attend_job & job, uint32_t range) {
@@ -105,7 +108,7 @@ struct attend_kernel {
 };
 
 // The best that this CPU runs for heads of a size: vectors that divide it read F16 rows where they are.
-const attend_kernel & attend_kernel_for(uint32_t head_dim);
+const attend_kernel & attend_kernel_for(uint32_t head_dim_k, uint32_t head_dim_v);
 // All that this CPU runs, the best first; nullptr after the last.
 const attend_kernel * const * attend_kernels_here();
 

@@ -19,6 +19,18 @@ constexpr float LOWEST = -__builtin_inff();
 
 #include "cpu/rows.inl"
 
+// Floats of a unit's heads.
+struct widths {
+    uint32_t k; // of a row, in whole vectors
+    uint32_t v;
+    uint32_t padded_k; // from one query head to the next
+    uint32_t padded_v; // of a sum of V
+    explicit widths(const attend_job & job)
+        : k((job.head_dim_k + LANES - 1) / LANES * LANES), v((job.head_dim_v + LANES - 1) / LANES * LANES),
+          padded_k(attend_padded(job.head_dim_k)), padded_v(attend_padded(job.head_dim_v)) {}
+    uint32_t partial() const { return attend_partial_floats(padded_v); } // from one sum of V to the next
+};
+
 // Rows of one head as vectors can read them: in the cache itself, or converted.
 template <class T> struct rows {
     const uint8_t * data;
@@ -26,16 +38,38 @@ template <class T> struct rows {
     const T * operator[](uint32_t cell) const { return reinterpret_cast<const T *>(data + cell * stride); }
 };
 
-// Lists the cells of a chunk that a token sees. Returns how many.
+// What a token sees of 16 cells.
+enum class sight {
+    none,
+    some,
+    all
+};
+
+inline sight look(const uint16_t * mask) {
+    uint64_t w[4];
+    __builtin_memcpy(w, mask, sizeof(w));
+    if ((w[0] & w[1] & w[2] & w[3]) == ALL_HIDDEN) {
+        return sight::none;
+    }
+    return (w[0] | w[1] | w[2] | w[3]) == 0 ? sight::all : sight::some;
+}
+
+// Lists the cells of a chunk that a token sees. Returns how many. Most of what a window hides costs a look at 16 cells.
 uint32_t list_seen(const uint16_t * mask, uint32_t n, uint32_t * seen) {
     uint32_t n_seen = 0;
-    for (uint32_t c = 0; c < n; c += 4) {
-        if (c + 4 <= n && load_as<uint64_t>(mask + c) == ALL_HIDDEN) {
-            continue;
-        }
-        for (uint32_t i = c; i < min_of(c + 4, n); ++i) {
-            seen[n_seen] = i;
-            n_seen += mask[i] == 0;
+    for (uint32_t c = 0; c < n; c += 16) {
+        const uint32_t end = min_of(c + 16, n);
+        const sight sees = end - c == 16 ? look(mask + c) : sight::some;
+        if (sees == sight::all) {
+            for (uint32_t i = 0; i < 16; ++i) {
+                seen[n_seen + i] = c + i;
+            }
+            n_seen += 16;
+        } else if (sees == sight::some) {
+            for (uint32_t i = c; i < end; ++i) {
+                seen[n_seen] = i;
+                n_seen += mask[i] == 0;
+            }
         }
     }
     return n_seen;
@@ -108,18 +142,32 @@ void add_rows(float * const * sum, uint32_t d, rows<T> v, const uint32_t * seen,
     }
 }
 
-// The scores of one head become weights relative to its maximum, and what it has so far is brought to that maximum.
-void soften(float * weights, uint32_t n_seen, float * sum, uint32_t padded, uint32_t n_dims) {
-    float & highest = sum[padded];
-    float & total = sum[padded + 1];
-    const uint32_t end = (n_seen + LANES - 1) / LANES * LANES;
-    for (uint32_t i = n_seen; i < end; ++i) {
-        weights[i] = LOWEST;
+// Fills scores up to whole vectors. Returns how many there are then.
+uint32_t fill_up(float * scores, uint32_t n, float with) {
+    const uint32_t end = (n + LANES - 1) / LANES * LANES;
+    for (uint32_t i = n; i < end; ++i) {
+        scores[i] = with;
     }
+    return end;
+}
+
+// Scores that come divided by the cap.
+void cap_scores(float * scores, uint32_t n, float soft_cap) {
+    const uint32_t end = fill_up(scores, n, 0.0f);
+    for (uint32_t i = 0; i < end; i += LANES) {
+        store(scores + i, tanh_of(load(scores + i)) * soft_cap);
+    }
+}
+
+// The scores of one head become weights relative to its maximum, and what it has so far is brought to that maximum.
+void soften(float * weights, uint32_t n_seen, float * sum, const widths & w) {
+    float & highest = sum[w.padded_v];
+    float & total = sum[w.padded_v + 1];
+    const uint32_t end = fill_up(weights, n_seen, LOWEST);
     vec most = load(weights);
     for (uint32_t i = LANES; i < end; i += LANES) {
-        const vec w = load(weights + i);
-        most = w > most ? w : most;
+        const vec score = load(weights + i);
+        most = score > most ? score : most;
     }
     float m = highest;
     for (uint32_t x = 0; x < LANES; ++x) {
@@ -127,9 +175,9 @@ void soften(float * weights, uint32_t n_seen, float * sum, uint32_t padded, uint
     }
     vec added = {};
     for (uint32_t i = 0; i < end; i += LANES) {
-        const vec w = exp_of(load(weights + i) - m);
-        store(weights + i, w);
-        added += w;
+        const vec weight = exp_of(load(weights + i) - m);
+        store(weights + i, weight);
+        added += weight;
     }
     const float before = total == 0.0f ? 0.0f : exp_of(splat(highest - m))[0];
     const vec4 four = fold(added);
@@ -137,7 +185,7 @@ void soften(float * weights, uint32_t n_seen, float * sum, uint32_t padded, uint
     total = total * before + ((four[0] + four[1]) + (four[2] + four[3]));
     highest = m;
     if (before != 1.0f) {
-        for (uint32_t d = 0; d < n_dims; d += LANES) {
+        for (uint32_t d = 0; d < w.v; d += LANES) {
             store(sum + d, load(sum + d) * before);
         }
     }
@@ -145,62 +193,68 @@ void soften(float * weights, uint32_t n_seen, float * sum, uint32_t padded, uint
 
 // NQ query heads of one token over the cells that it sees.
 template <uint32_t NQ, class T>
-void attend_heads(const float * q, float * sum, uint32_t padded, uint32_t n_dims, rows<T> k, rows<T> v, const uint32_t * seen,
+void attend_heads(const attend_job & job, const float * q, float * sum, rows<T> k, rows<T> v, const uint32_t * seen,
                   uint32_t n_seen) {
+    const widths w(job);
     float weights[NQ * CHUNK];
     float * sums_of[NQ];
-    dot_rows<NQ>(q, padded, k, n_dims, seen, n_seen, weights);
+    dot_rows<NQ>(q, w.padded_k, k, w.k, seen, n_seen, weights);
     for (uint32_t h = 0; h < NQ; ++h) {
-        sums_of[h] = sum + h * attend_partial_floats(padded);
-        soften(weights + h * CHUNK, n_seen, sums_of[h], padded, n_dims);
+        sums_of[h] = sum + h * w.partial();
+        if (job.soft_cap != 0.0f) {
+            cap_scores(weights + h * CHUNK, n_seen, job.soft_cap);
+        }
+        soften(weights + h * CHUNK, n_seen, sums_of[h], w);
     }
     uint32_t d = 0;
-    for (; d + V_VECTORS * LANES <= n_dims; d += V_VECTORS * LANES) {
+    for (; d + V_VECTORS * LANES <= w.v; d += V_VECTORS * LANES) {
         add_rows<NQ, V_VECTORS>(sums_of, d, v, seen, n_seen, weights);
     }
-    for (; d < n_dims; d += LANES) {
+    for (; d < w.v; d += LANES) {
         add_rows<NQ, 1>(sums_of, d, v, seen, n_seen, weights);
     }
 }
 
 // All query heads of one token that share a KV head. sum: attend_partial_floats() for each
 template <class T>
-void attend_group(const float * q, float * sum, uint32_t group, uint32_t padded, uint32_t n_dims, rows<T> k, rows<T> v,
-                  const uint32_t * seen, uint32_t n_seen) {
-    const uint32_t partial = attend_partial_floats(padded);
+void attend_group(const attend_job & job, const float * q, float * sum, rows<T> k, rows<T> v, const uint32_t * seen,
+                  uint32_t n_seen) {
+    const widths w(job);
+    const uint32_t group = job.n_head / job.n_head_kv;
     uint32_t h = 0;
     for (; h + HEADS <= group; h += HEADS) {
-        attend_heads<HEADS>(q + h * padded, sum + h * partial, padded, n_dims, k, v, seen, n_seen);
+        attend_heads<HEADS>(job, q + h * w.padded_k, sum + h * w.partial(), k, v, seen, n_seen);
     }
     for (; h < group; ++h) {
-        attend_heads<1>(q + h * padded, sum + h * partial, padded, n_dims, k, v, seen, n_seen);
+        attend_heads<1>(job, q + h * w.padded_k, sum + h * w.partial(), k, v, seen, n_seen);
     }
 }
 
-// Rows that vectors can't read where they are, as floats: those of a chunk that any token sees.
-void convert(const attend_rows & from, uint32_t head_kv, uint32_t first, uint32_t head_dim, const uint8_t * wanted, uint32_t n,
-             float * to) {
+// Lists the cells of a chunk that any token of a unit sees. Returns how many.
+uint32_t list_wanted(const attend_job & job, const attend_unit & unit, uint32_t first, uint32_t n, uint32_t * wanted) {
+    const uint16_t * mask = job.mask + size_t{unit.token_begin} * job.n_kv + first;
+    uint16_t all[CHUNK];
+    __builtin_memcpy(all, mask, n * sizeof(uint16_t));
+    for (uint32_t t = unit.token_begin + 1; t < unit.token_end; ++t) {
+        mask += job.n_kv;
+        for (uint32_t c = 0; c < n; ++c) {
+            all[c] &= mask[c];
+        }
+    }
+    return list_seen(all, n, wanted);
+}
+
+// Rows that vectors can't read where they are, as floats: those of a chunk that are wanted.
+void convert(const attend_rows & from, uint32_t head_kv, uint32_t first, uint32_t head_dim, const uint32_t * wanted,
+             uint32_t n_wanted, float * to) {
     const uint32_t padded = attend_padded(head_dim);
     const size_t row_bytes = ggml_row_size(from.type, head_dim);
-    for (uint32_t c = 0; c < n; ++c) {
-        if (!wanted[c]) {
-            continue;
-        }
-        const uint8_t * row = from.data + (first + c) * from.cell_stride + head_kv * from.head_stride;
-        float * out = to + c * padded;
+    for (uint32_t i = 0; i < n_wanted; ++i) {
+        const uint8_t * row = from.data + (first + wanted[i]) * from.cell_stride + head_kv * from.head_stride;
+        float * out = to + wanted[i] * padded;
         prefetch(row, from.cell_stride, static_cast<uint32_t>(row_bytes));
         row_to_floats(from.type, row, out, head_dim);
         __builtin_memset(out + head_dim, 0, (padded - head_dim) * sizeof(float));
-    }
-}
-
-void list_wanted(const attend_job & job, const attend_unit & unit, uint32_t first, uint32_t n, uint8_t * wanted) {
-    __builtin_memset(wanted, 0, n);
-    for (uint32_t t = unit.token_begin; t < unit.token_end; ++t) {
-        const uint16_t * mask = job.mask + size_t{t} * job.n_kv + first;
-        for (uint32_t c = 0; c < n; ++c) {
-            wanted[c] |= mask[c] == 0;
-        }
     }
 }
 
@@ -212,18 +266,19 @@ struct unit_queries {
 
 void scale_queries(const attend_job & job, uint32_t token, uint32_t head_kv, float * q) {
     const uint32_t group = job.n_head / job.n_head_kv;
-    const uint32_t padded = attend_padded(job.head_dim);
-    const float * from = job.q + (size_t{token} * job.n_head + head_kv * group) * job.head_dim;
+    const uint32_t padded = attend_padded(job.head_dim_k);
+    const float scale = job.soft_cap == 0.0f ? job.scale : job.scale / job.soft_cap;
+    const float * from = job.q + (size_t{token} * job.n_head + head_kv * group) * job.head_dim_k;
     for (uint32_t h = 0; h < group; ++h) {
         for (uint32_t d = 0; d < padded; ++d) {
-            q[h * padded + d] = d < job.head_dim ? from[h * job.head_dim + d] * job.scale : 0.0f;
+            q[h * padded + d] = d < job.head_dim_k ? from[h * job.head_dim_k + d] * scale : 0.0f;
         }
     }
 }
 
 // rotation: from 1
 void rotate_queries(const attend_job & job, uint32_t rotation, float * q) {
-    const uint32_t padded = attend_padded(job.head_dim);
+    const uint32_t padded = attend_padded(job.head_dim_k);
     const uint32_t group = job.n_head / job.n_head_kv;
     const attend_rotations & waiting = job.waiting;
     if (waiting.mixed != 0) { // a second time, which undoes it: rope rotates pairs of the unmixed dimensions
@@ -239,7 +294,7 @@ void rotate_queries(const attend_job & job, uint32_t rotation, float * q) {
 const float * queries_for(const attend_job & job, const attend_unit & unit, uint32_t token, uint32_t rotation,
                           unit_queries & queries) {
     const uint32_t i = token - unit.token_begin;
-    float * q = queries.floats + size_t{i} * (job.n_head / job.n_head_kv) * attend_padded(job.head_dim);
+    float * q = queries.floats + size_t{i} * (job.n_head / job.n_head_kv) * attend_padded(job.head_dim_k);
     if (queries.has[i] != rotation + 1) {
         scale_queries(job, token, unit.head_kv, q);
         if (rotation != 0) {
@@ -266,14 +321,13 @@ uint32_t take_alike(const uint32_t * rotations, uint32_t * cells, uint32_t n, ui
 // A unit over one chunk.
 template <class T>
 void attend_chunk(const attend_job & job, const attend_unit & unit, uint32_t first, uint32_t n, rows<T> k, rows<T> v,
-                  uint32_t n_dims, float * partial, unit_queries & queries) {
+                  float * partial, unit_queries & queries) {
     const uint32_t group = job.n_head / job.n_head_kv;
-    const uint32_t padded = attend_padded(job.head_dim);
     const uint32_t * rotations = job.waiting.of_cell ? job.waiting.of_cell + first : nullptr;
     uint32_t seen[CHUNK + CELLS];
     uint32_t alike[CHUNK + CELLS];
     for (uint32_t t = unit.token_begin; t < unit.token_end; ++t) {
-        float * sum = partial + size_t{t - unit.token_begin} * group * attend_partial_floats(job.head_dim);
+        float * sum = partial + size_t{t - unit.token_begin} * group * attend_partial_floats(job.head_dim_v);
         uint32_t * cells = rotations ? alike : seen;
         uint32_t n_left = list_seen(job.mask + size_t{t} * job.n_kv + first, n, seen);
         while (n_left > 0) {
@@ -284,7 +338,7 @@ void attend_chunk(const attend_job & job, const attend_unit & unit, uint32_t fir
                 cells[n_seen - n_left + c] = cells[0];
             }
             const float * q = queries_for(job, unit, t, rotation, queries);
-            attend_group(q, sum, group, padded, n_dims, k, v, cells, n_seen - n_left);
+            attend_group(job, q, sum, k, v, cells, n_seen - n_left);
         }
     }
 }
@@ -297,64 +351,68 @@ rows<uint16_t> in_place(const attend_rows & from, uint32_t head_kv, uint32_t fir
 
 void run(const attend_job & job, const attend_unit & unit, float * partial, float * scratch) {
     const uint32_t group = job.n_head / job.n_head_kv;
-    const uint32_t padded = attend_padded(job.head_dim);
-    const uint32_t partial_floats = attend_partial_floats(job.head_dim);
+    const widths w(job);
     for (uint32_t i = 0; i < (unit.token_end - unit.token_begin) * group; ++i) {
-        __builtin_memset(partial + i * partial_floats, 0, partial_floats * sizeof(float));
-        partial[i * partial_floats + padded] = LOWEST;
+        __builtin_memset(partial + i * w.partial(), 0, w.partial() * sizeof(float));
+        partial[i * w.partial() + w.padded_v] = LOWEST;
     }
     unit_queries queries = {scratch, {}};
-    float * k = scratch + ATTEND_TOKENS * group * padded;
-    float * v = k + CHUNK * padded;
+    float * k = scratch + ATTEND_TOKENS * group * w.padded_k;
+    float * v = k + CHUNK * w.padded_k;
+    const rows<float> k_rows = {reinterpret_cast<const uint8_t *>(k), w.padded_k * sizeof(float)};
+    const rows<float> v_rows = {reinterpret_cast<const uint8_t *>(v), w.padded_v * sizeof(float)};
     const uint32_t end = attend_range_begin(job, unit.range + 1);
     for (uint32_t first = attend_range_begin(job, unit.range); first < end; first += CHUNK) {
         const uint32_t n = min_of(CHUNK, end - first);
 #if LANES > 4
-        if (job.k.type == GGML_TYPE_F16 && job.v.type == GGML_TYPE_F16 && job.head_dim % LANES == 0) {
+        if (job.k.type == GGML_TYPE_F16 && job.v.type == GGML_TYPE_F16 && job.head_dim_k == w.k && job.head_dim_v == w.v) {
             attend_chunk<uint16_t>(job, unit, first, n, in_place(job.k, unit.head_kv, first),
-                                   in_place(job.v, unit.head_kv, first), job.head_dim, partial, queries);
+                                   in_place(job.v, unit.head_kv, first), partial, queries);
             continue;
         }
 #endif
-        uint8_t wanted[CHUNK];
-        list_wanted(job, unit, first, n, wanted);
-        convert(job.k, unit.head_kv, first, job.head_dim, wanted, n, k);
-        convert(job.v, unit.head_kv, first, job.head_dim, wanted, n, v);
-        const size_t stride = padded * sizeof(float);
-        attend_chunk<float>(job, unit, first, n, {reinterpret_cast<const uint8_t *>(k), stride},
-                            {reinterpret_cast<const uint8_t *>(v), stride}, padded, partial, queries);
+        uint32_t wanted[CHUNK];
+        const uint32_t n_wanted = list_wanted(job, unit, first, n, wanted);
+        if (n_wanted > 0) {
+            convert(job.k, unit.head_kv, first, job.head_dim_k, wanted, n_wanted, k);
+            convert(job.v, unit.head_kv, first, job.head_dim_v, wanted, n_wanted, v);
+            attend_chunk<float>(job, unit, first, n, k_rows, v_rows, partial, queries);
+        }
     }
 }
 
-// The partial results of one query head, `stride` floats apart.
-void merge_head(float * partial, size_t stride, uint32_t n_ranges, uint32_t head_dim, float * out) {
-    const uint32_t padded = attend_padded(head_dim);
-    float m = LOWEST;
+// The partial results of one query head, `stride` floats apart. sink: nullptr for none
+void merge_head(float * partial, size_t stride, uint32_t n_ranges, const widths & w, const float * sink, uint32_t head_dim_v,
+                float * out) {
+    float m = sink ? *sink : LOWEST;
     for (uint32_t r = 0; r < n_ranges; ++r) {
-        m = max_of(partial[r * stride + padded], m);
+        m = max_of(partial[r * stride + w.padded_v], m);
     }
-    float total = 0.0f;
+    float total = sink ? exp_of(splat(*sink - m))[0] : 0.0f;
     for (uint32_t r = 0; r < n_ranges; ++r) {
         const float * part = partial + r * stride;
-        const float factor = part[padded + 1] == 0.0f ? 0.0f : exp_of(splat(part[padded] - m))[0];
-        total += part[padded + 1] * factor;
-        for (uint32_t d = 0; d < padded; d += LANES) {
+        const float part_total = part[w.padded_v + 1];
+        const float factor = part_total == 0.0f ? 0.0f : exp_of(splat(part[w.padded_v] - m))[0];
+        total += part_total * factor;
+        for (uint32_t d = 0; d < w.v; d += LANES) {
             const vec scaled = load(part + d) * factor;
             store(partial + d, r == 0 ? scaled : load(partial + d) + scaled);
         }
     }
-    for (uint32_t d = 0; d < head_dim; ++d) {
+    for (uint32_t d = 0; d < head_dim_v; ++d) {
         out[d] = partial[d] / total;
     }
 }
 
 void merge(const attend_job & job, const attend_unit & unit, float * partial, size_t stride) {
     const uint32_t group = job.n_head / job.n_head_kv;
+    const widths w(job);
     for (uint32_t t = unit.token_begin; t < unit.token_end; ++t) {
         for (uint32_t h = 0; h < group; ++h) {
-            float * out = job.out + (size_t{t} * job.n_head + unit.head_kv * group + h) * job.head_dim;
-            merge_head(partial, stride, job.n_ranges, job.head_dim, out);
-            partial += attend_partial_floats(job.head_dim);
+            const uint32_t head = unit.head_kv * group + h;
+            float * out = job.out + (size_t{t} * job.n_head + head) * job.head_dim_v;
+            merge_head(partial, stride, job.n_ranges, w, job.sinks ? job.sinks + head : nullptr, job.head_dim_v, out);
+            partial += w.partial();
         }
     }
 }

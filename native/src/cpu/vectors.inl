@@ -72,3 +72,17 @@ inline vec exp_of(vec x) {
     const vec power = reinterpret_cast<vec>(reinterpret_cast<uvec>(p) + exponent);
     return x == x ? power : x; // shifting would make a number of some NaNs
 }
+
+// tanh x to 2 units in the last place: near 0 by a polynomial (Moshier, Cephes 1989), further on by e^(-2 |x|), where nothing cancels.
+inline vec tanh_of(vec x) {
+    const vec size = x < 0.0f ? -x : x;
+    const vec s = x * x;
+    vec p = s * -5.70498872745e-3f + 2.06390887954e-2f;
+    p = p * s - 5.37397155531e-2f;
+    p = p * s + 1.33314422036e-1f;
+    p = p * s - 3.33332819422e-1f;
+    const vec near = p * s * x + x;
+    const vec e = exp_of(size * -2.0f);
+    const vec far = (1.0f - e) / (1.0f + e);
+    return size < 0.625f ? near : (x < 0.0f ? -far : far);
+}

@@ -25,7 +25,7 @@ uint32_t count_ranges(uint32_t n_kv, uint32_t n_tokens) {
 }
 
 // Of the partial results of one token for a KV head.
-size_t unit_floats(uint32_t head_dim, uint32_t group) { return size_t{group} * attend_partial_floats(head_dim); }
+size_t unit_floats(uint32_t head_dim_v, uint32_t group) { return size_t{group} * attend_partial_floats(head_dim_v); }
 
 attend_rows rows_of(const ggml_tensor * t, uint32_t begin) {
     return {static_cast<const uint8_t *>(t->data) + begin * t->nb[2], t->nb[2], t->nb[1], t->type};
@@ -43,8 +43,9 @@ attend_workspace::attend_workspace(const std::vector<layer_spec> & layers, uint3
     uint32_t head_dim = 0;
     for (const layer_spec & layer : layers) {
         const uint32_t group = layer.n_head / layer.n_head_kv;
-        const size_t unit = unit_floats(layer.head_dim_k, group);
-        scratch_floats_ = std::max(scratch_floats_, ATTEND_TOKENS * unit + attend_scratch_floats(layer.head_dim_k, group));
+        const size_t unit = unit_floats(layer.head_dim_v, group);
+        const size_t scratch = attend_scratch_floats(layer.head_dim_k, layer.head_dim_v, group);
+        scratch_floats_ = std::max(scratch_floats_, ATTEND_TOKENS * unit + scratch);
         partial_floats = std::max(partial_floats, n_partial * layer.n_head_kv * unit);
         n_head_kv = std::max(n_head_kv, layer.n_head_kv);
         head_dim = std::max(head_dim, layer.head_dim_k);
@@ -62,9 +63,11 @@ attend_workspace::attend_workspace(const std::vector<layer_spec> & layers, uint3
     partial_ = scratch_ + threads_floats;
 }
 
-ggml_tensor * attend_op::node(ggml_context * ctx, ggml_tensor * q, ggml_tensor * k, ggml_tensor * v, ggml_tensor * mask) {
-    ggml_tensor * args[] = {q, k, v, mask};
-    return ggml_custom_4d(ctx, GGML_TYPE_F32, q->ne[0], q->ne[1], q->ne[2], 1, args, 4, compute, GGML_N_TASKS_MAX, this);
+ggml_tensor * attend_op::node(ggml_context * ctx, ggml_tensor * q, ggml_tensor * k, ggml_tensor * v, ggml_tensor * mask,
+                              ggml_tensor * sinks) {
+    ggml_tensor * args[] = {q, k, v, mask, sinks};
+    const int n_args = sinks ? 5 : 4;
+    return ggml_custom_4d(ctx, GGML_TYPE_F32, v->ne[0], q->ne[1], q->ne[2], 1, args, n_args, compute, GGML_N_TASKS_MAX, this);
 }
 
 // A unit is claimed by whoever is free. The thread that does the last range of a block's head merges them: nobody waits in here.
@@ -72,8 +75,8 @@ void attend_op::share(const attend_job & job, size_t ith) {
     attend_workspace & w = workspace_;
     const uint32_t group = job.n_head / job.n_head_kv;
     float * scratch = w.scratch_ + w.scratch_floats_ * ith;
-    float * own = scratch + attend_scratch_floats(job.head_dim, group);
-    const size_t floats = std::min(job.n_tokens, ATTEND_TOKENS) * unit_floats(job.head_dim, group);
+    float * own = scratch + attend_scratch_floats(job.head_dim_k, job.head_dim_v, group);
+    const size_t floats = std::min(job.n_tokens, ATTEND_TOKENS) * unit_floats(job.head_dim_v, group);
     for (uint32_t i = w.claimed_++; i < count_blocks(job.n_tokens) * job.n_ranges * job.n_head_kv; i = w.claimed_++) {
         const uint32_t head_kv = i % job.n_head_kv;
         const uint32_t block = i / job.n_head_kv / job.n_ranges;
@@ -95,14 +98,18 @@ void attend_op::share(const attend_job & job, size_t ith) {
 attend_job attend_op::job_of(const ggml_tensor * dst) const {
     const ggml_tensor * q = dst->src[0];
     const ggml_tensor * k = dst->src[1];
+    const ggml_tensor * sinks = dst->src[4];
     attend_job job = {};
     job.q = static_cast<const float *>(q->data);
     job.k = rows_of(k, span_.begin);
     job.v = rows_of(dst->src[2], span_.begin);
     job.mask = static_cast<const uint16_t *>(dst->src[3]->data);
+    job.sinks = sinks ? static_cast<const float *>(sinks->data) : nullptr;
     job.out = static_cast<float *>(dst->data);
     job.scale = scale_;
-    job.head_dim = static_cast<uint32_t>(q->ne[0]);
+    job.soft_cap = soft_cap_;
+    job.head_dim_k = static_cast<uint32_t>(q->ne[0]);
+    job.head_dim_v = static_cast<uint32_t>(dst->ne[0]);
     job.n_head = static_cast<uint32_t>(q->ne[1]);
     job.n_head_kv = static_cast<uint32_t>(k->ne[1]);
     job.n_tokens = static_cast<uint32_t>(q->ne[2]);

@@ -39,13 +39,15 @@ class attend_op {
 public:
     // span: what a computation attends to in the layer's group, set anew for each, so that a text that grows doesn't need a new graph
     attend_op(const layer_spec & layer, const cell_span & span, attend_workspace & workspace)
-        : span_(span), workspace_(workspace), kernel_(attend_kernel_for(layer.head_dim_k)), scale_(layer.scale) {}
+        : span_(span), workspace_(workspace), kernel_(attend_kernel_for(layer.head_dim_k, layer.head_dim_v)),
+          scale_(layer.scale), soft_cap_(layer.soft_cap) {}
 
-    // q: F32 (head_dim, n_head, n_tokens); k, v: (head_dim, n_head_kv, n_kv); mask: F16 (n_kv, n_tokens), of which the first span.n
-    // * n_tokens are (span.n, n_tokens), 0 or -infinity.
-    // Returns (head_dim, n_head, n_tokens).
+    // q: F32 (head_dim_k, n_head, n_tokens); k, v: (their head_dim, n_head_kv, n_kv); mask: F16 (n_kv, n_tokens), of which the first
+    // span.n * n_tokens are (span.n, n_tokens), 0 or -infinity; sinks: F32 (n_head), or nullptr.
+    // Returns (head_dim_v, n_head, n_tokens).
     // preconditions: tensors in host memory, run by the CPU's backend with at most max_threads
-    ggml_tensor * node(ggml_context * ctx, ggml_tensor * q, ggml_tensor * k, ggml_tensor * v, ggml_tensor * mask);
+    ggml_tensor * node(ggml_context * ctx, ggml_tensor * q, ggml_tensor * k, ggml_tensor * v, ggml_tensor * mask,
+                       ggml_tensor * sinks);
 
     // Which cells of the group wait, and how queries are rotated for them. Valid until the next call; the arrays must live until then.
     void set_waiting(const attend_rotations & waiting) { waiting_ = waiting; }
@@ -60,6 +62,7 @@ private:
     attend_workspace & workspace_;
     const attend_kernel & kernel_;
     float scale_;
+    float soft_cap_;
 };
 
 } // namespace kvg

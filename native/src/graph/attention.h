@@ -21,14 +21,16 @@ struct layer_attention {
     attention_kind kind;
     attend_op * op; // nullptr for other kinds
     float scale;
+    float soft_cap; // 0: none
 };
 
-// q: (head_dim, n_head, n_tokens); k, v: (head_dim, n_head_kv, n_kv), views of the cache; mask: F16 (n_kv, n_tokens), 0 or -inf.
-// Returns (n_head * head_dim, n_tokens).
+// q: (head_dim_k, n_head, n_tokens); k, v: (their head_dim, n_head_kv, n_kv), views of the cache; mask: F16 (n_kv, n_tokens), 0 or
+// -inf; sinks: F32 (n_head), a score for each head that takes its share of the weights and has no V, or nullptr.
+// Returns (n_head * head_dim_v, n_tokens).
 ggml_tensor * attention(ggml_context * ctx, const layer_attention & how, ggml_tensor * q, ggml_tensor * k, ggml_tensor * v,
-                        ggml_tensor * mask);
+                        ggml_tensor * mask, ggml_tensor * sinks);
 
-// Whether the device runs that attention for these heads and cache types itself.
+// Whether the device runs that attention for such a layer and cache types itself.
 bool can_plain_on(ggml_backend_dev_t device, const layer_spec & layer, const cache_types & types);
 bool can_flash_on(ggml_backend_dev_t device, const layer_spec & layer, const cache_types & types);
 

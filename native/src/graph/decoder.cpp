@@ -58,7 +58,7 @@ void decoder::choose_attentions(int32_t flash_attn, int max_threads) {
         }
         attend_op * op =
             kind == attention_kind::attend ? &ops_.emplace_back(layers[il], spans_[layers[il].group], *workspace_) : nullptr;
-        attentions_.push_back({kind, op, layers[il].scale});
+        attentions_.push_back({kind, op, layers[il].scale, layers[il].soft_cap});
     }
 }
 

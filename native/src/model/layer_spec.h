@@ -45,6 +45,7 @@ struct layer_spec {
     rope_params rope;
     float scale;    // of the products of queries and K
     float soft_cap; // scores become soft_cap * tanh(score / soft_cap); 0: none
+    bool sinks;     // one more score for each query head takes its share of the weights, and has no V
     feed_forward_kind feed_forward;
     uint32_t n_ff;
 

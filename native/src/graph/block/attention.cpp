@@ -42,7 +42,7 @@ ggml_tensor * attention_block::build(builder & b, ggml_tensor * x) const {
         q = part.hadamard_k->apply(b.ctx(), q);
     }
     ggml_tensor * heads = attention(b.ctx(), how, q, cells.k_heads(b.ctx(), k_all, span.begin, span.n),
-                                    cells.v_heads(b.ctx(), v_all, span.begin, span.n), in.mask);
+                                    cells.v_heads(b.ctx(), v_all, span.begin, span.n), in.mask, /*sinks*/ nullptr);
     if (part.hadamard_v) {
         heads = part.hadamard_v->apply(b.ctx(), heads);
     }
