@@ -27,6 +27,7 @@ class ModelSpec:
     n_head_kv: int = 2
     kv_heads: tuple[int, ...] = ()  # of each layer, where they differ: then cells are in several groups
     head_dim: int = 0
+    value_dim: int = 0  # of V, where it differs from K
     n_ff: int = 128
     weights: WeightType = WeightType.F32
     tied: bool = False
@@ -47,9 +48,15 @@ class ModelSpec:
         """Elements of one head's K row."""
         return self.head_dim or self.n_embd // self.n_head
 
+    @property
+    def v_dim(self) -> int:
+        """Elements of one head's V row."""
+        return self.value_dim or self.k_dim
+
     def __str__(self) -> str:
         kv_heads = "-".join(str(self.heads_of(layer)) for layer in range(self.n_layer))
-        gqa = f"{self.n_head}h{kv_heads if self.kv_heads else self.n_head_kv}kv{self.k_dim}d"
+        dims = f"{self.k_dim}d{self.value_dim or ''}"
+        gqa = f"{self.n_head}h{kv_heads if self.kv_heads else self.n_head_kv}kv{dims}"
         extras = "".join(
             f"-{name}"
             for name, wanted in (("tied", self.tied), ("factors", self.rope_factors), ("biases", self.biases))
@@ -116,7 +123,7 @@ def add_metadata(writer: gguf.GGUFWriter, spec: ModelSpec) -> None:
     writer.add_vocab_size(N_VOCAB)
     if spec.head_dim:
         writer.add_key_length(spec.head_dim)
-        writer.add_value_length(spec.head_dim)
+        writer.add_value_length(spec.v_dim)
     if spec.rope_scale != 1:
         writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
         writer.add_rope_scaling_factor(spec.rope_scale)
@@ -143,6 +150,7 @@ def random_tensors(spec: ModelSpec) -> dict[str, npt.NDArray[np.float32]]:
     """Weights by GGUF name, shaped (rows, columns); attention is peaked and logits are lively."""
     rng = np.random.default_rng(spec.seed)
     q_rows = spec.n_head * spec.k_dim
+    out_columns = spec.n_head * spec.v_dim
 
     def matrix(rows: int, columns: int, gain: float) -> npt.NDArray[np.float32]:
         weights = rng.standard_normal((rows, columns), dtype=np.float32)
@@ -162,13 +170,14 @@ def random_tensors(spec: ModelSpec) -> dict[str, npt.NDArray[np.float32]]:
     # a small embedding: else a tied model's logits are little more than the last token's own
     tensors = {"token_embd.weight": matrix(N_VOCAB, spec.n_embd, 2.0)}
     for layer in range(spec.n_layer):
-        kv_rows = spec.heads_of(layer) * spec.k_dim
+        k_rows = spec.heads_of(layer) * spec.k_dim
+        v_rows = spec.heads_of(layer) * spec.v_dim
         tensors |= {
             f"blk.{layer}.attn_norm.weight": norm(),
             f"blk.{layer}.attn_q.weight": matrix(q_rows, spec.n_embd, 1.5),
-            f"blk.{layer}.attn_k.weight": matrix(kv_rows, spec.n_embd, 1.5),
-            f"blk.{layer}.attn_v.weight": matrix(kv_rows, spec.n_embd, 1.0),
-            f"blk.{layer}.attn_output.weight": matrix(spec.n_embd, q_rows, 1.0),
+            f"blk.{layer}.attn_k.weight": matrix(k_rows, spec.n_embd, 1.5),
+            f"blk.{layer}.attn_v.weight": matrix(v_rows, spec.n_embd, 1.0),
+            f"blk.{layer}.attn_output.weight": matrix(spec.n_embd, out_columns, 1.0),
             f"blk.{layer}.ffn_norm.weight": norm(),
             f"blk.{layer}.ffn_gate.weight": matrix(spec.n_ff, spec.n_embd, 1.0),
             f"blk.{layer}.ffn_up.weight": matrix(spec.n_ff, spec.n_embd, 1.0),
@@ -179,8 +188,8 @@ def random_tensors(spec: ModelSpec) -> dict[str, npt.NDArray[np.float32]]:
         if spec.biases:
             tensors |= {
                 f"blk.{layer}.attn_q.bias": bias(q_rows),
-                f"blk.{layer}.attn_k.bias": bias(kv_rows),
-                f"blk.{layer}.attn_v.bias": bias(kv_rows),
+                f"blk.{layer}.attn_k.bias": bias(k_rows),
+                f"blk.{layer}.attn_v.bias": bias(v_rows),
                 f"blk.{layer}.attn_output.bias": bias(spec.n_embd),
                 f"blk.{layer}.ffn_gate.bias": bias(spec.n_ff),
                 f"blk.{layer}.ffn_up.bias": bias(spec.n_ff),

@@ -1,5 +1,6 @@
 #include "model/hparams.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "error.h"
@@ -106,9 +107,7 @@ std::vector<layer_spec> read_layers(const gguf_file & file, const reader & in, c
     const std::vector<uint32_t> n_head_kv = in.optional_per_layer("attention.head_count_kv", n_head, MAX_WIDTH);
     const std::vector<uint32_t> n_ff = in.required_per_layer("feed_forward_length", n_layer, MAX_WIDTH * 4);
     const uint32_t head_dim = in.optional("attention.key_length", h.n_embd / n_head[0], 1, 4096);
-    if (in.optional("attention.value_length", h.n_embd / n_head[0], 1, 4096) != head_dim) {
-        fail(KVG_UNSUPPORTED, "%s: K and V heads of different size are not supported yet", file.path().c_str());
-    }
+    const uint32_t head_dim_v = in.optional("attention.value_length", h.n_embd / n_head[0], 1, 4096);
     const rope_params rope = read_rope(file, in, h.n_ctx_train, head_dim, recipe.rope_mode);
     std::vector<layer_spec> layers;
     for (uint32_t il = 0; il < n_layer; ++il) {
@@ -116,13 +115,14 @@ std::vector<layer_spec> read_layers(const gguf_file & file, const reader & in, c
             fail(KVG_MODEL_LOAD, "%s: %u query heads can't be shared out over %u KV heads", file.path().c_str(), n_head[il],
                  n_head_kv[il]);
         }
-        if (static_cast<uint64_t>(n_head[il]) * head_dim > MAX_WIDTH * 4) {
+        if (static_cast<uint64_t>(n_head[il]) * std::max(head_dim, head_dim_v) > MAX_WIDTH * 4) {
             fail(KVG_MODEL_LOAD, "%s: %u heads of %u are more than any model has", file.path().c_str(), n_head[il], head_dim);
         }
         layer_spec layer = {};
         layer.n_head = n_head[il];
         layer.n_head_kv = n_head_kv[il];
-        layer.head_dim_k = layer.head_dim_v = head_dim;
+        layer.head_dim_k = head_dim;
+        layer.head_dim_v = head_dim_v;
         layer.rope = rope;
         layer.scale = 1.0f / std::sqrt(static_cast<float>(head_dim));
         layer.feed_forward = recipe.feed_forward;

@@ -1,0 +1,56 @@
+"""A llama in float64, by its definition: the judge of files that libllama refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from support.models import ModelSpec, random_tensors
+
+Floats = npt.NDArray[np.float64]
+
+
+def naive_logits(spec: ModelSpec, ids: Sequence[int]) -> Floats:
+    """Of one text, all its rows: (n, n_vocab)."""
+    weights = {name: tensor.astype(np.float64) for name, tensor in random_tensors(spec).items()}
+    x = weights["token_embd.weight"][list(ids)]
+    for layer in range(spec.n_layer):
+        w = {
+            name.split(".", 2)[2]: tensor
+            for name, tensor in weights.items()
+            if name.startswith(f"blk.{layer}.")
+        }
+        x = x + _attention(spec, layer, w, _norm(x, w["attn_norm.weight"])) @ w["attn_output.weight"].T
+        h = _norm(x, w["ffn_norm.weight"])
+        gate = h @ w["ffn_gate.weight"].T
+        x = x + (gate / (1 + np.exp(-gate)) * (h @ w["ffn_up.weight"].T)) @ w["ffn_down.weight"].T
+    logits: Floats = _norm(x, weights["output_norm.weight"]) @ weights["output.weight"].T
+    return logits
+
+
+def _norm(x: Floats, weight: Floats) -> Floats:
+    normed: Floats = x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + 1e-5) * weight
+    return normed
+
+
+def _turned(spec: ModelSpec, heads: Floats) -> Floats:
+    """(n, n_heads, k_dim), each at its own position: neighbours are a pair."""
+    angles = np.arange(len(heads))[:, None] * spec.rope_base ** (-np.arange(0, spec.k_dim, 2) / spec.k_dim)
+    pairs = (heads[..., 0::2] + 1j * heads[..., 1::2]) * np.exp(1j * angles)[:, None]
+    return np.stack([pairs.real, pairs.imag], axis=-1).reshape(heads.shape)
+
+
+def _attention(spec: ModelSpec, layer: int, w: dict[str, Floats], x: Floats) -> Floats:
+    n = len(x)
+    group = spec.n_head // spec.heads_of(layer)
+    q = _turned(spec, (x @ w["attn_q.weight"].T).reshape(n, -1, spec.k_dim))
+    k = _turned(spec, (x @ w["attn_k.weight"].T).reshape(n, -1, spec.k_dim)).repeat(group, axis=1)
+    v = (x @ w["attn_v.weight"].T).reshape(n, -1, spec.v_dim).repeat(group, axis=1)
+    scores = np.einsum("ihd,jhd->hij", q, k) / np.sqrt(spec.k_dim)
+    scores = np.where(np.tri(n, dtype=bool), scores, -np.inf)
+    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    weights /= weights.sum(axis=-1, keepdims=True)
+    out: Floats = np.einsum("hij,jhd->ihd", weights, v).reshape(n, -1)
+    return out
