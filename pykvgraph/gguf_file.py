@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from pykvgraph._native.ffi import KvgGgufKv, KvgGgufTensor, KvgModelInfo
+from pykvgraph._native.ffi import KvgGgufKv, KvgGgufTensor, KvgLayerInfo, KvgModelInfo
 from pykvgraph._native.fork import renew_cached_properties_in_child
 from pykvgraph._native.handles import Closable, Handle
 from pykvgraph._native.library import lib, sized
 from pykvgraph.errors import InvalidArgumentError
-from pykvgraph.types import ModelInfo, TensorInfo
+from pykvgraph.types import LayerSpec, ModelInfo, TensorInfo
 
 # GGUF's value types; 8 is a string
 _STRING = 8
@@ -75,6 +75,11 @@ class GgufFile(Closable):
         model needs is missing or wrong.
         """
         return self._handle.call(read_model_info, lib().kvg_gguf_check_model)
+
+    def layers(self) -> tuple[LayerSpec, ...]:
+        """The layers of the model in this file. Raises what model_info() raises."""
+        n_layer = self.model_info().n_layer
+        return self._handle.call(read_layers, lib().kvg_gguf_get_layer, n_layer)
 
 
 renew_cached_properties_in_child(GgufFile)
@@ -159,6 +164,27 @@ def read_model_info(pointer: int, function: Any) -> ModelInfo:
     function(pointer, ctypes.byref(info))
     values: dict[str, Any] = {name: getattr(info, name) for name, *_ in info._fields_[1:]}
     return ModelInfo(**{**values, "arch": _text(info.arch), "device": _text(info.device)})
+
+
+def read_layers(pointer: int, function: Any, n_layer: int) -> tuple[LayerSpec, ...]:
+    """What `function`, a native call that fills a kvg_layer_info, says of each layer."""
+    specs = []
+    for layer in range(n_layer):
+        info = sized(KvgLayerInfo)
+        function(pointer, layer, ctypes.byref(info))
+        specs.append(
+            LayerSpec(
+                kind="attention",
+                group=info.group,
+                n_head=info.n_head,
+                n_head_kv=info.n_head_kv,
+                head_dim_k=info.head_dim_k,
+                head_dim_v=info.head_dim_v,
+                window=info.window,
+                rope=info.n_rot,
+            )
+        )
+    return tuple(specs)
 
 
 def _text(value: bytes | None) -> str:

@@ -10,24 +10,23 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pykvgraph._native.ffi import KvgLayerInfo
 from pykvgraph._native.fork import renew_cached_properties_in_child, renew_lock_in_child
 from pykvgraph._native.handles import Closable, Handle
-from pykvgraph._native.library import lib, sized
-from pykvgraph.gguf_file import native_path, read_metadata, read_model_info
+from pykvgraph._native.library import lib
+from pykvgraph.gguf_file import native_path, read_layers, read_metadata, read_model_info
 from pykvgraph.params import ModelParams
-from pykvgraph.text.tokenizer import Tokenizer, Vocabulary
-from pykvgraph.types import LayerSpec
+from pykvgraph.text.tokenizer import Tokenizer, Vocabulary, has_tokenizer
 
 
 class Model(Closable):
     """A GGUF model file, opened and ready to run.
 
-    Arguments. path: the GGUF file; of a split model the first (NAME-00001-of-00003.gguf). device: "auto" (every RPC server that was added and every GPU; the CPU
-    when there is none), "cpu", or names from `pykvgraph.devices()` separated by commas. n_gpu_layers: how
-    many of the last layers go to these devices, where the output counts as one more layer; the other layers
-    stay on the CPU; a negative number: all layers. tensor_split: the share of these layers that each device
-    gets, one number per device; None: in proportion to the devices' free memory.
+    Arguments. path: the GGUF file; of a split model the first (NAME-00001-of-00003.gguf). device: "auto"
+    (every RPC server that was added and every GPU; the CPU when there is none), "cpu", or names from
+    `pykvgraph.devices()` separated by commas. n_gpu_layers: how many of the last layers go to these devices,
+    where the output counts as one more layer; the other layers stay on the CPU; a negative number: all
+    layers. tensor_split: the share of these layers that each device gets, one number per device; None: in
+    proportion to the devices' free memory.
 
     Attributes. path: the absolute path. arch: the architecture's name in the file. device: the names of the
     devices that the layers are on, separated by commas. layer_devices: the device of each layer, and last
@@ -35,7 +34,8 @@ class Model(Closable):
     head_dim: query heads, heads of K and V, and size of a head, each the largest of any layer. layers: a
     LayerSpec for each layer. n_vocab: number of logits per token, which can be more than the tokenizer has
     tokens. n_ctx_train: number of positions that the model was trained for. n_params: number of weights.
-    weight_bytes: their size in bytes. All attributes stay readable after the model is closed.
+    weight_bytes: their size in bytes. has_tokenizer: whether the file says how text becomes tokens; without,
+    token ids are decoded all the same. All attributes stay readable after the model is closed.
 
     A context goes on working when its model is closed; the weights are freed with the last context.
 
@@ -73,7 +73,8 @@ class Model(Closable):
         self.n_ctx_train = info.n_ctx_train
         self.n_params = info.n_params
         self.weight_bytes = info.weight_bytes
-        self.layers = self._handle.call(_layers, info.n_layer)
+        self.layers = self._handle.call(read_layers, lib().kvg_model_get_layer, info.n_layer)
+        self.has_tokenizer = self._handle.call(lambda model: has_tokenizer(lib().kvg_model_gguf(model)))
 
     @functools.cached_property
     def metadata(self) -> dict[str, Any]:
@@ -106,23 +107,3 @@ def _layer_devices(model: int, n_layer: int) -> tuple[str, ...]:
         lib().kvg_model_layer_device(model, layer, ctypes.byref(name))
         names.append(ctypes.string_at(name).decode("utf-8", "replace"))
     return tuple(names)
-
-
-def _layers(model: int, n_layer: int) -> tuple[LayerSpec, ...]:
-    specs = []
-    for layer in range(n_layer):
-        info = sized(KvgLayerInfo)
-        lib().kvg_model_get_layer(model, layer, ctypes.byref(info))
-        specs.append(
-            LayerSpec(
-                kind="attention",
-                group=info.group,
-                n_head=info.n_head,
-                n_head_kv=info.n_head_kv,
-                head_dim_k=info.head_dim_k,
-                head_dim_v=info.head_dim_v,
-                window=info.window,
-                rope=info.n_rot,
-            )
-        )
-    return tuple(specs)

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from pykvgraph.checks import Integers, integer, integers, shown
 from pykvgraph.context import Context
 from pykvgraph.context_shift import ContextShift
-from pykvgraph.errors import InvalidArgumentError, KVGraphError
+from pykvgraph.errors import InvalidArgumentError, KVGraphError, UnsupportedError
 from pykvgraph.feed import Feed
 from pykvgraph.params import SamplingParams
 from pykvgraph.text.sampling import Sampler
@@ -42,6 +42,9 @@ def generate(
     When a piece is returned, its own token is not in the cache yet, but all tokens before it are. So to go on
     after the last piece, let the next prompt begin with `piece.token`, unless that token ended the text.
 
+    A model without a tokenizer (Model.has_tokenizer) takes token ids only; the pieces have no text, and no
+    token ends the generation.
+
     The last piece has finish_reason "length" after max_tokens tokens, or "stop" at an end-of-generation token
     or a stop string; the stop string is not part of the text. temperature, top_k, top_p, min_p and seed: as
     in Sampler.
@@ -50,7 +53,8 @@ def generate(
     Without it a full cache raises CacheFullError; if the prompt doesn't fit, none of it is decoded. Several
     threads may generate on one context, each in its own sequence.
 
-    Raises InvalidArgumentError at once for a bad argument; later, in the iteration, what Context.decode
+    Raises at once InvalidArgumentError for a bad argument, and UnsupportedError for a str prompt or stop
+    strings where the model has no tokenizer; later, in the iteration, what Context.decode
     raises, CacheFullError when on_full can't make room, and KVGraphError when the model's logits are not
     finite.
     """
@@ -61,7 +65,11 @@ def generate(
     seq = integer(seq, "seq", 0, ctx.n_seq_max - 1)
     if on_full is not None and not isinstance(on_full, ContextShift):
         raise InvalidArgumentError(f"on_full must be a pykvgraph.ContextShift or None, got {shown(on_full)}")
+    if isinstance(prompt, str) and not ctx.model.has_tokenizer:
+        _ = ctx.model.tokenizer  # what it raises, at once
     chosen = SamplingParams(max_tokens, temperature, top_k, top_p, min_p, seed, stop)
+    if chosen.stop and not ctx.model.has_tokenizer:
+        raise UnsupportedError("stop: the model has no tokenizer, so its tokens have no text to stop at")
     sampler = Sampler(chosen.temperature, chosen.top_k, chosen.top_p, chosen.min_p, chosen.seed)
     feed = Feed(ctx, seq, on_full)
     return _loop(feed, prompt, chosen.max_tokens, sampler, TextStream(chosen.stop))
@@ -75,9 +83,10 @@ def _loop(
     stream: TextStream,
 ) -> Iterator[Piece]:
     ids: Sequence[int] | npt.NDArray[np.int32] = _prompt_ids(feed, prompt)
-    tokenizer = feed.ctx.model.tokenizer
+    model = feed.ctx.model
+    tokenizer = model.tokenizer if model.has_tokenizer else None
     # SentencePiece puts a space before the first word of a text; the user's text doesn't have it
-    at_start = tokenizer.space_prefix and int(ids[-1]) == tokenizer.bos
+    at_start = tokenizer is not None and tokenizer.space_prefix and int(ids[-1]) == tokenizer.bos
     for left in range(max_tokens - 1, -1, -1):
         last = feed.append(ids, copy_logits=not sampler.greedy)
         if not math.isfinite(last.log_sum):
@@ -86,11 +95,13 @@ def _loop(
         if not sampler.greedy:
             token = sampler.sample(last.logits)
             score = float(last.logits[token]) - last.log_sum
-        known = token < tokenizer.n_vocab  # a model may have more rows than its tokenizer has tokens
-        if known and tokenizer.is_eog(token):
-            yield Piece(stream.finish(), token, score, "stop")
-            return
-        piece = tokenizer.token_to_piece(token) if known else b""
+        piece = b""
+        # a model may have more rows than its tokenizer has tokens
+        if tokenizer is not None and token < tokenizer.n_vocab:
+            if tokenizer.is_eog(token):
+                yield Piece(stream.finish(), token, score, "stop")
+                return
+            piece = tokenizer.token_to_piece(token)
         text = stream.feed(piece.removeprefix(b" ") if at_start else piece)
         if stream.stopped:
             yield Piece(text, token, score, "stop")

@@ -183,6 +183,8 @@ KVG_API kvg_status kvg_model_get_layer(const kvg_model * model, int64_t layer, k
 KVG_API const kvg_gguf * kvg_model_gguf(const kvg_model * model);
 /* Checks a file's metadata and fills `out`, without reading weights. KVG_UNSUPPORTED or KVG_MODEL_LOAD when it can't be run. */
 KVG_API kvg_status kvg_gguf_check_model(const kvg_gguf * gguf, kvg_model_info * out);
+/* A layer of the model that the file would be; fails as kvg_gguf_check_model does. */
+KVG_API kvg_status kvg_gguf_get_layer(const kvg_gguf * gguf, int64_t layer, kvg_layer_info * out);
 
 /* ---- contexts ---- */
 

@@ -351,6 +351,7 @@ STATUS_FUNCTIONS = (
     "kvg_model_layer_device",
     "kvg_model_get_layer",
     "kvg_gguf_check_model",
+    "kvg_gguf_get_layer",
     "kvg_context_new",
     "kvg_context_get_part",
     "kvg_plan_new",
@@ -453,6 +454,8 @@ def declare(lib: CDLL) -> None:
     lib.kvg_model_gguf.restype = c_void_p
     lib.kvg_gguf_check_model.argtypes = [c_void_p, POINTER(KvgModelInfo)]
     lib.kvg_gguf_check_model.restype = c_int32
+    lib.kvg_gguf_get_layer.argtypes = [c_void_p, c_int64, POINTER(KvgLayerInfo)]
+    lib.kvg_gguf_get_layer.restype = c_int32
     lib.kvg_context_new.argtypes = [c_void_p, POINTER(KvgContextParams), POINTER(c_void_p)]
     lib.kvg_context_new.restype = c_int32
     lib.kvg_context_free.argtypes = [c_void_p]

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+import os
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from pykvgraph.cli.recipe import recipe_lines, tokenizer_text
 from pykvgraph.cli.show import (
     abbreviated,
     new_table,
@@ -21,7 +24,12 @@ from pykvgraph.cli.verb import Verb, examples, json_option, option
 from pykvgraph.errors import ModelLoadError, UnsupportedError
 
 if TYPE_CHECKING:
-    from pykvgraph.types import ModelInfo, TensorInfo
+    from pathlib import Path
+
+    from pykvgraph.text.tokenizer import Tokenizer
+    from pykvgraph.types import LayerSpec, ModelInfo, TensorInfo
+
+T = TypeVar("T")
 
 
 @click.command(
@@ -31,52 +39,99 @@ if TYPE_CHECKING:
 @option("-m", "--model", metavar="FILE", help="The GGUF file, as in the other verbs.")
 @json_option
 def inspect(file: str | None, model: str | None, as_json: bool) -> None:
-    """Show a GGUF's metadata, tensors and recipe.
+    """Show a GGUF's recipe, metadata and tensors.
 
-    The recipe is how the file would run here, or why it would not. Long arrays and texts are abbreviated;
-    --json has them whole.
+    The recipe is how the file would run here. What keeps it from running, or from turning text into tokens,
+    is told too, and the exit code is 1 then. Long arrays and texts are abbreviated; --json has them whole.
     """
     path = file or model
     if path is None:
         raise click.UsageError("Missing the GGUF file: name it, or use -m.")
-    from pykvgraph import GgufFile
+    from pykvgraph import GgufFile, Tokenizer
 
-    recipe: ModelInfo | None = None
-    reason: str | None = None
     with GgufFile(path) as gguf:
         metadata, tensors, parts = gguf.metadata, gguf.tensors, gguf.parts
-        try:
-            recipe = gguf.model_info()
-        except (UnsupportedError, ModelLoadError) as error:
-            reason = str(error)
-    size = sum(size for _, size in parts)
+        recipe, reason = _try(lambda: (gguf.model_info(), gguf.layers()))
+    tokenizer, silence = _try(lambda: Tokenizer.from_file(path))
     if as_json:
+        info, layers = recipe or (None, ())
         print_json(
             {
                 "file": path,
-                "size": size,
-                "recipe": dataclasses.asdict(recipe) if recipe else None,
+                "parts": [str(part) for part, _ in parts],
+                "size": sum(size for _, size in parts),
+                "recipe": dataclasses.asdict(info) if info else None,
                 "reason": reason,
+                "layers": [dataclasses.asdict(layer) for layer in layers],
+                "tokenizer": tokenizer_text(tokenizer, metadata) if tokenizer else None,
+                "tokenizer_reason": silence,
                 "metadata": metadata,
                 "tensors": [dataclasses.asdict(tensor) for tensor in tensors],
             }
         )
+    else:
+        _print_summary(path, parts, metadata, tensors)
+        _print_recipe(path, recipe, reason, metadata, tensors)
+        _print_tokenizer(path, tokenizer, silence, metadata)
+        click.echo()
+        _print_metadata(metadata)
+        click.echo()
+        _print_tensors(tensors)
+    if reason or silence:
+        raise click.exceptions.Exit(1)
+
+
+def _try(what: Callable[[], T]) -> tuple[T | None, str | None]:
+    """What it returns, or why it doesn't."""
+    try:
+        return what(), None
+    except (UnsupportedError, ModelLoadError) as error:
+        return None, str(error)
+
+
+def _print_reason(what: str, path: str, reason: str | None) -> None:
+    """In lines as wide as the terminal, without the file's name, which is in the first."""
+    text = printable(reason or "")
+    for name in (path, os.path.abspath(path)):
+        text = text.removeprefix(f"{printable(name)}: ").removeprefix(f"{printable(name)} ")
+    width = shutil.get_terminal_size().columns
+    click.echo(click.wrap_text(f"{what}: {text}", width, subsequent_indent="  "))
+
+
+def _print_summary(
+    path: str, parts: Sequence[tuple[Path, int]], metadata: Mapping[str, Any], tensors: Sequence[TensorInfo]
+) -> None:
+    size = size_text(sum(size for _, size in parts))
+    files = f" in {len(parts)} files" if len(parts) > 1 else ""
+    click.echo(f"{printable(path)}: {size}{files}, {len(metadata)} keys, {len(tensors)} tensors")
+
+
+def _print_recipe(
+    path: str,
+    recipe: tuple[ModelInfo, Sequence[LayerSpec]] | None,
+    reason: str | None,
+    metadata: Mapping[str, Any],
+    tensors: Sequence[TensorInfo],
+) -> None:
+    if recipe is None:
+        _print_reason("does not run", path, reason)
         return
-    click.echo(f"{printable(path)}: {size_text(size)}, {len(metadata)} keys, {len(tensors)} tensors")
-    click.echo(f"runs as {_recipe_text(recipe)}" if recipe else f"does not run: {printable(reason or '')}")
-    click.echo()
-    _print_metadata(metadata)
-    click.echo()
-    _print_tensors(tensors)
+    info, layers = recipe
+    click.echo(f"runs as {printable(info.arch)}:")
+    table = new_table("", "")
+    table.show_header = False
+    for subject, text in recipe_lines(info, layers, metadata, tensors):
+        table.add_row(f"  {subject}", safe_cell(text))
+    print_table(table)
 
 
-def _recipe_text(recipe: ModelInfo) -> str:
-    return (
-        f"{recipe.arch}: {recipe.n_layer} layers of {recipe.n_embd},"
-        f" {recipe.n_head} heads on {recipe.n_head_kv} KV heads of {recipe.head_dim},\n"
-        f"  vocabulary {recipe.n_vocab}, trained context {recipe.n_ctx_train},"
-        f" {recipe.n_params:,} parameters in {size_text(recipe.weight_bytes)}"
-    )
+def _print_tokenizer(
+    path: str, tokenizer: Tokenizer | None, silence: str | None, metadata: Mapping[str, Any]
+) -> None:
+    if tokenizer is None:
+        _print_reason("does not speak", path, silence)
+    else:
+        click.echo(f"speaks {printable(tokenizer_text(tokenizer, metadata))}")
 
 
 def _print_metadata(metadata: Mapping[str, Any]) -> None:

@@ -21,8 +21,14 @@ from pykvgraph._native.fork import renew_lock_in_child
 from pykvgraph._native.handles import Handle, NotCopied
 from pykvgraph._native.library import lib
 from pykvgraph.checks import INT32_MAX, Integers, flag, integer, integers, shown
-from pykvgraph.errors import DeviceError, InvalidArgumentError, KVGraphError, ModelLoadError
-from pykvgraph.gguf_file import read_key, read_strings
+from pykvgraph.errors import (
+    DeviceError,
+    InvalidArgumentError,
+    KVGraphError,
+    ModelLoadError,
+    UnsupportedError,
+)
+from pykvgraph.gguf_file import GgufFile, read_key, read_parts, read_strings
 
 R = TypeVar("R")
 
@@ -41,6 +47,16 @@ _stack_size_lock = threading.RLock()
 renew_lock_in_child(sys.modules[__name__], "_stack_size_lock")
 
 
+_KIND = "tokenizer.ggml.model"
+# how a file says that it has none; the tokens of "test" stand for no text, libllama's own tests write it
+_NO_KINDS = (None, "none", "no_vocab", "test")
+
+
+def has_tokenizer(gguf: int) -> bool:
+    """Whether an open file says how text becomes tokens, be it in a way that can't be used here."""
+    return read_key(gguf, _KIND) not in _NO_KINDS
+
+
 @dataclass(frozen=True)
 class Vocabulary:
     """What an open file says of its tokenizer, as far as it must be known before libllama sees the file."""
@@ -57,8 +73,14 @@ class Vocabulary:
 
         libllama reads the very file that was checked: another one may have its name by now, or none.
         """
+        kind = read_key(gguf, _KIND)
+        if not has_tokenizer(gguf):
+            said = "is missing" if kind is None else f"is {kind!r}"
+            raise UnsupportedError(
+                f"{read_parts(gguf)[0][0]} has no tokenizer ({_KIND} {said}), so text can't be turned into "
+                "tokens: give token ids, or a file that was made with its tokenizer"
+            )
         lib().kvg_gguf_check_vocab(gguf)
-        kind = read_key(gguf, "tokenizer.ggml.model")
         pre = read_key(gguf, "tokenizer.ggml.pre")
         llama = libllama.low_level()
         path = f"/proc/self/fd/{lib().kvg_gguf_fd(gguf)}"
@@ -101,6 +123,15 @@ class Tokenizer(NotCopied):
             # libllama would abort the process at the first text
             if self._ask(adds) and token is None:
                 raise ModelLoadError(f"{path} wants an {name} token with every text, but names none")
+
+    @classmethod
+    def from_file(cls, path: str | os.PathLike[str]) -> Tokenizer:
+        """The tokenizer of a GGUF file by itself, whether or not its model could run here.
+
+        Raises what Model.tokenizer and GgufFile raise.
+        """
+        with GgufFile(path) as file:
+            return cls(file.path, file._handle.call(Vocabulary.read))
 
     def encode(self, text: str, add_special: bool = True, parse_special: bool = False) -> list[int]:
         """Token ids of `text`.

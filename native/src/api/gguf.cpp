@@ -105,3 +105,7 @@ kvg_status kvg_gguf_check_model(const kvg_gguf * gguf, kvg_model_info * out) {
         info.device = "";
     });
 }
+
+kvg_status kvg_gguf_get_layer(const kvg_gguf * gguf, int64_t layer, kvg_layer_info * out) {
+    return guarded([&] { fill_layer(need_struct(out, "out"), read_hparams(*need(gguf, "gguf").file), layer); });
+}

@@ -23,6 +23,12 @@ void kvg::fill_info(kvg_model_info & out, const hparams & h, const tensor_totals
     out.weight_bytes = totals.bytes;
 }
 
+void kvg::fill_layer(kvg_layer_info & out, const hparams & h, int64_t layer) {
+    const layer_spec & spec = h.layers[static_cast<size_t>(bounded("layer", layer, 0, int64_t{h.n_layer()} - 1))];
+    out = {sizeof(out),     spec.group,      spec.n_head, spec.n_head_kv,
+           spec.head_dim_k, spec.head_dim_v, spec.window, spec.rope.n_rot};
+}
+
 std::shared_ptr<const model> kvg::load_model(const char * path, const kvg_model_params * params, loading how) {
     const kvg_model_params & p = need_struct(params, "params");
     placement_request request = {&need(p.devices, "params->devices"), p.n_gpu_layers, {}};
@@ -68,10 +74,7 @@ kvg_status kvg_model_layer_device(const kvg_model * model, int64_t layer, const 
 kvg_status kvg_model_get_layer(const kvg_model * model, int64_t layer, kvg_layer_info * out) {
     return guarded([&] {
         const hparams & h = need(model, "model").model->hparams();
-        kvg_layer_info & info = need_struct(out, "out");
-        const layer_spec & spec = h.layers[static_cast<size_t>(bounded("layer", layer, 0, int64_t{h.n_layer()} - 1))];
-        info = {sizeof(info),    spec.group,      spec.n_head, spec.n_head_kv,
-                spec.head_dim_k, spec.head_dim_v, spec.window, spec.rope.n_rot};
+        fill_layer(need_struct(out, "out"), h, layer);
     });
 }
 

@@ -12,6 +12,9 @@ namespace kvg {
 // Of layers that differ, the most of any. `arch` lives as long as h.
 void fill_info(kvg_model_info & out, const hparams & h, const tensor_totals & totals);
 
+// error(KVG_INVALID_ARGUMENT) when there is no such layer
+void fill_layer(kvg_layer_info & out, const hparams & h, int64_t layer);
+
 // As the caller's params say.
 std::shared_ptr<const model> load_model(const char * path, const kvg_model_params * params, loading how);
 
