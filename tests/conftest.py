@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import hypothesis
 import pytest
 from support import where
+from support.architectures import ArchSpec, write_architecture
 from support.kv_types import BLOCKS, EVEN_BLOCKS, QUANTIZED
 from support.models import SMALL, TINY, WIDE, ModelSpec, write_model
 
@@ -47,6 +48,13 @@ def model_file(tmp_path_factory: pytest.TempPathFactory) -> Callable[[ModelSpec]
     """Path of a random model, written on first use."""
     directory = tmp_path_factory.mktemp("models")
     return lambda spec: write_model(spec, directory)
+
+
+@pytest.fixture(scope="session")
+def architecture(tmp_path_factory: pytest.TempPathFactory) -> Callable[[ArchSpec], Path]:
+    """Path of a random model of some architecture, written on first use."""
+    directory = tmp_path_factory.mktemp("architectures")
+    return lambda spec: write_architecture(spec, directory)
 
 
 @pytest.fixture(scope="session")

@@ -40,8 +40,9 @@ ggml_tensor * builder::input(ggml_type type, int64_t ne0, int64_t ne1) {
     return t;
 }
 
-ggml_tensor * builder::linear(ggml_tensor * x, ggml_tensor * weight, ggml_tensor * bias) {
+ggml_tensor * builder::linear(ggml_tensor * x, ggml_tensor * weight, ggml_tensor * scale, ggml_tensor * bias) {
     ggml_tensor * y = ggml_mul_mat(ctx(), weight, x);
+    y = scale ? ggml_mul(ctx(), y, scale) : y;
     return bias ? ggml_add(ctx(), y, bias) : y;
 }
 

@@ -19,8 +19,8 @@ public:
     static constexpr size_t MAX_OPERATION = 32;
 
     ggml_tensor * input(ggml_type type, int64_t ne0, int64_t ne1);
-    // weight * x, plus the bias if it isn't nullptr
-    ggml_tensor * linear(ggml_tensor * x, ggml_tensor * weight, ggml_tensor * bias);
+    // weight * x, times the scale and plus the bias if these aren't nullptr
+    ggml_tensor * linear(ggml_tensor * x, ggml_tensor * weight, ggml_tensor * scale, ggml_tensor * bias);
     // The graph computes this tensor, after the roots that were added before.
     void root(ggml_tensor * t) { roots_.push_back(t); }
     // Operations made since the last call of wish() should run on this device.

@@ -56,33 +56,57 @@ ggml_tensor * decode_graph::mix(ggml_tensor * x, uint32_t layer) {
     return nullptr;
 }
 
+// Logits are capped as tanh does it.
+static ggml_tensor * capped(builder & b, ggml_tensor * x, float cap) {
+    x = ggml_tanh(b.ctx(), ggml_scale(b.ctx(), x, 1.0f / cap));
+    return ggml_scale(b.ctx(), x, cap);
+}
+
+// One layer; nullptr when only the cells matter.
+ggml_tensor * decode_graph::layer(ggml_tensor * x, uint32_t il) {
+    builder & b = builder_;
+    const struct hparams & h = model_.hparams();
+    const norm_kind kind = model_.arch().norm;
+    const role_tensors & w = model_.layers()[il];
+    ggml_tensor * mixed = mix(norm(b, kind, x, w[role::attn_norm], h.rms_eps), il);
+    if (!mixed) {
+        return nullptr;
+    }
+    if (il + 1 == h.n_layer()) {
+        // from here on only the rows that were asked for
+        mixed = ggml_get_rows(b.ctx(), mixed, outputs);
+        x = ggml_get_rows(b.ctx(), x, outputs);
+    }
+    mixed = b.linear(mixed, w[role::wo], w.scale(role::wo), w[role::wo_bias]);
+    x = ggml_add(b.ctx(), norm(b, kind, mixed, w[role::attn_post_norm], h.rms_eps), x);
+    ggml_tensor * y = feed_forward(b, h.layers[il].feed_forward, w, norm(b, kind, x, w[role::ffn_norm], h.rms_eps));
+    x = ggml_add(b.ctx(), norm(b, kind, y, w[role::ffn_post_norm], h.rms_eps), x);
+    b.wish(model_.placement().layer(il));
+    return x;
+}
+
 void decode_graph::build() {
     builder & b = builder_;
-    const uint32_t n_layer = model_.hparams().n_layer();
-    const float eps = model_.hparams().rms_eps;
-    const norm_kind kind = model_.arch().norm;
+    const struct hparams & h = model_.hparams();
+    const role_tensors & w = model_.frame();
     add_inputs();
-    ggml_tensor * x = ggml_get_rows(b.ctx(), model_.token_embd(), tokens); // (n_embd, n_tokens)
+    ggml_tensor * x = ggml_get_rows(b.ctx(), w[role::token_embd], tokens); // (n_embd, n_tokens)
+    if (h.embedding_scale != 1.0f) {
+        x = ggml_scale(b.ctx(), x, h.embedding_scale);
+    }
     b.wish(model_.embedding_device());
-    for (uint32_t il = 0; il < n_layer; ++il) {
-        const layer_weights & w = model_.layers()[il];
-        ggml_tensor * mixed = mix(norm(b, kind, x, w[role::attn_norm], eps), il);
-        if (!mixed) {
+    for (uint32_t il = 0; il < h.n_layer(); ++il) {
+        x = layer(x, il);
+        if (!x) {
             return;
         }
-        if (il + 1 == n_layer) {
-            // from here on only the rows that were asked for
-            mixed = ggml_get_rows(b.ctx(), mixed, outputs);
-            x = ggml_get_rows(b.ctx(), x, outputs);
-        }
-        x = ggml_add(b.ctx(), b.linear(mixed, w[role::wo], w[role::wo_bias]), x);
-        ggml_tensor * normed = norm(b, kind, x, w[role::ffn_norm], eps);
-        x = ggml_add(b.ctx(), feed_forward(b, model_.hparams().layers[il].feed_forward, w, normed), x);
-        b.wish(model_.placement().layer(il));
     }
-    embd = norm(b, kind, x, model_.output_norm(), eps);
+    embd = norm(b, model_.arch().norm, x, w[role::output_norm], h.rms_eps);
     ggml_set_output(embd);
-    logits = ggml_mul_mat(b.ctx(), model_.output(), embd);
+    logits = b.linear(embd, w[role::output], nullptr, w[role::output_bias]);
+    if (h.final_soft_cap > 0.0f) {
+        logits = capped(b, logits, h.final_soft_cap);
+    }
     ggml_set_output(logits);
     b.wish(model_.placement().output());
     b.root(logits);

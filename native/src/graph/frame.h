@@ -50,6 +50,7 @@ public:
 
 private:
     ggml_tensor * mix(ggml_tensor * x, uint32_t layer);
+    ggml_tensor * layer(ggml_tensor * x, uint32_t il);
     void add_inputs();
     void build();
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -9,57 +10,114 @@
 
 #include "model/hparams.h"
 #include "model/layer_spec.h"
+#include "model/metadata.h"
 
 namespace kvg {
 
-// What a layer's tensor is for. Shapes in ggml's order, innermost first.
+// What a tensor is for. Shapes in ggml's order, innermost first.
 enum class role {
+    // of the model
+    token_embd,  // (n_embd, n_vocab)
+    output_norm, // (n_embd)
+    output,      // (n_embd, n_vocab); token_embd when they are tied
+    output_bias,
+    // of a layer: attention
     attn_norm, // (n_embd)
+    wqkv,      // the next three, one after the other
     wq,        // (n_embd, n_head * head_dim_k)
     wk,        // (n_embd, n_head_kv * head_dim_k)
     wv,        // (n_embd, n_head_kv * head_dim_v)
     wo,        // (n_head * head_dim_v, n_embd)
+    wqkv_bias,
     wq_bias,
     wk_bias,
     wv_bias,
     wo_bias,
-    ffn_norm, // (n_embd)
-    ffn_gate, // (n_embd, n_ff)
+    q_norm, // (head_dim_k): of each head
+    k_norm,
+    sinks,          // (n_head)
+    attn_post_norm, // (n_embd): of what attention adds
+    // and its feed-forward
+    ffn_norm,    // (n_embd)
+    ffn_gate_up, // the next two, one after the other
+    ffn_gate,    // (n_embd, n_ff)
     ffn_up,
     ffn_down, // (n_ff, n_embd)
     ffn_gate_bias,
     ffn_up_bias,
     ffn_down_bias,
+    router, // (n_embd, n_expert)
+    router_bias,
+    expert_gate, // (n_embd, n_ff_expert, n_expert)
+    expert_up,
+    expert_down, // (n_ff_expert, n_embd, n_expert)
+    expert_gate_bias,
+    expert_up_bias,
+    expert_down_bias,
+    ffn_post_norm, // (n_embd): of what it adds
     count
 };
 
-// A layer's tensors by role; nullptr for those that it hasn't.
-class layer_weights {
+// Tensors by role; nullptr for those that there are not.
+class role_tensors {
 public:
     ggml_tensor * operator[](role r) const { return tensors_[static_cast<size_t>(r)]; }
     ggml_tensor *& operator[](role r) { return tensors_[static_cast<size_t>(r)]; }
+    // What products with this matrix are multiplied by: one number, or one for each expert. nullptr: nothing
+    ggml_tensor * scale(role r) const { return scales_[static_cast<size_t>(r)]; }
+    ggml_tensor *& scale(role r) { return scales_[static_cast<size_t>(r)]; }
 
 private:
     std::array<ggml_tensor *, static_cast<size_t>(role::count)> tensors_ = {};
+    std::array<ggml_tensor *, static_cast<size_t>(role::count)> scales_ = {};
 };
 
 // A width that a tensor's dimension takes from the hparams.
 enum class extent {
-    none,
+    one,
     embd,
+    vocab,
+    heads,
+    head_k, // of one head
     q,
     k,
     v,
+    qkv,
     out, // of what attention gives
-    ff
+    ff,
+    gate_up, // twice that
+    expert,
+    expert_ff,
 };
 
-struct layer_tensor {
-    const char * suffix; // blk.<layer>.<suffix>
+enum class presence {
+    required,
+    optional,
+    unless_fused, // required unless the matrix is there that holds it together with others
+    ignored,      // files have it, and it takes no part in what the model computes
+};
+
+// Whose layers have a tensor: those with a feed-forward of their own, with experts, or all.
+enum class with {
+    any,
+    dense,
+    experts,
+};
+
+// A matrix may have a `.scale` beside its `.weight`, which its products are multiplied by.
+enum class scale {
+    none,
+    applied,
+    ignored, // the file has it, and libllama's products aren't multiplied by it
+};
+
+struct tensor_spec {
+    const char * name; // of a layer: what follows blk.<layer>.
     kvg::role role;
-    extent in;  // ne[0]
-    extent out; // ne[1]; none: a vector, which must be F32
-    bool required;
+    std::array<extent, 3> shape; // vectors must be F32
+    kvg::presence presence;
+    with layers = with::any;
+    kvg::scale scale = scale::none;
 };
 
 struct arch_recipe {
@@ -67,13 +125,26 @@ struct arch_recipe {
     int rope_mode;
     norm_kind norm;
     mixing_kind mixing;
-    feed_forward_kind feed_forward;
-    std::vector<layer_tensor> layer;
+    activation_kind activation;
+    gating_kind gating;
+    enum {
+        none,
+        allowed,
+        always
+    } experts;
+    kvg::rope_factors rope_factors;
+    bool partial_rope;     // rope may rotate a part of each head
+    bool scaled_embedding; // embeddings are multiplied by the root of their width
+    std::vector<tensor_spec> frame;
+    std::vector<tensor_spec> layer;
+    // What else its files say of layers and frame, when the common keys have been read; nullptr: nothing
+    void (*read)(const metadata & in, hparams & h);
 };
 
 // error(KVG_UNSUPPORTED) with the names there are
 const arch_recipe & find_arch(const std::string & name);
 
-uint32_t width(extent e, const hparams & h, const layer_spec & layer);
+// layer: nullptr for the frame's extents
+int64_t width(extent e, const hparams & h, const layer_spec * layer);
 
 } // namespace kvg

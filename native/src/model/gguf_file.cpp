@@ -227,6 +227,11 @@ std::optional<uint64_t> gguf_file::get_array_length(const std::string & key) con
     return gguf_get_arr_n(meta_.get(), id);
 }
 
+bool gguf_file::is_array(const std::string & key) const {
+    const int64_t id = gguf_find_key(meta_.get(), key.c_str());
+    return id >= 0 && gguf_get_kv_type(meta_.get(), id) == GGUF_TYPE_ARRAY;
+}
+
 std::optional<std::vector<uint64_t>> gguf_file::get_uints(const std::string & key, uint64_t n) const {
     const int64_t id = gguf_find_key(meta_.get(), key.c_str());
     if (id < 0) {
@@ -243,7 +248,7 @@ std::optional<std::vector<uint64_t>> gguf_file::get_uints(const std::string & ke
     }
     std::vector<uint64_t> values;
     for (uint64_t i = 0; i < n; ++i) {
-        const auto value = uint_at(type, gguf_get_arr_data(meta_.get(), id), i);
+        const auto value = uint_at(type == GGUF_TYPE_BOOL ? GGUF_TYPE_UINT8 : type, gguf_get_arr_data(meta_.get(), id), i);
         if (!value) {
             fail(KVG_MODEL_LOAD, "%s: key '%s' holds something that isn't an integer of at least 0", path_.c_str(),
                  key.c_str());

@@ -75,6 +75,7 @@ public:
     std::optional<double> get_float(const std::string & key) const;
     std::optional<std::string> get_string(const std::string & key) const;
     std::optional<uint64_t> get_array_length(const std::string & key) const;
+    bool is_array(const std::string & key) const; // no, too, when the key is absent
     // n numbers: an array of so many, or a scalar that stands for all
     std::optional<std::vector<uint64_t>> get_uints(const std::string & key, uint64_t n) const;
 

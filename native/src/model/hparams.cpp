@@ -5,118 +5,109 @@
 
 #include "error.h"
 #include "model/arch.h"
+#include "model/metadata.h"
 
 namespace kvg {
 
 namespace {
 
-// Reads `<arch>.<key>` with bounds; says the file, the key and the bounds when they don't hold.
-class reader {
-public:
-    reader(const gguf_file & file, const std::string & arch) : file_(file), prefix_(arch + ".") {}
-
-    uint32_t required(const char * key, uint64_t lowest, uint64_t highest) const {
-        return bounded(key, present(key, file_.get_uint(prefix_ + key)), lowest, highest);
-    }
-    uint32_t optional(const char * key, uint32_t fallback, uint64_t lowest, uint64_t highest) const {
-        return bounded(key, file_.get_uint(prefix_ + key).value_or(fallback), lowest, highest);
-    }
-    // a number for each layer: one for all, or an array
-    std::vector<uint32_t> required_per_layer(const char * key, uint64_t n_layer, uint64_t highest) const {
-        return bounded(key, present(key, file_.get_uints(prefix_ + key, n_layer)), highest);
-    }
-    std::vector<uint32_t> optional_per_layer(const char * key, const std::vector<uint32_t> & fallback, uint64_t highest) const {
-        const auto found = file_.get_uints(prefix_ + key, fallback.size());
-        return found ? bounded(key, *found, highest) : fallback;
-    }
-    float required_number(const char * key, float lowest, float highest) const {
-        return bounded(key, present(key, file_.get_float(prefix_ + key)), lowest, highest);
-    }
-    float optional_number(const char * key, float fallback, float lowest, float highest) const {
-        return bounded(key, file_.get_float(prefix_ + key).value_or(static_cast<double>(fallback)), lowest, highest);
-    }
-    std::optional<std::string> text(const char * key) const { return file_.get_string(prefix_ + key); }
-
-private:
-    template <class T> T present(const char * key, std::optional<T> value) const {
-        if (!value) {
-            fail(KVG_MODEL_LOAD, "%s: key '%s%s' is missing", file_.path().c_str(), prefix_.c_str(), key);
-        }
-        return *value;
-    }
-    float bounded(const char * key, double value, float lowest, float highest) const {
-        if (!(value >= static_cast<double>(lowest) && value <= static_cast<double>(highest))) {
-            fail(KVG_MODEL_LOAD, "%s: '%s%s' is %g, expected %g to %g", file_.path().c_str(), prefix_.c_str(), key, value,
-                 static_cast<double>(lowest), static_cast<double>(highest));
-        }
-        return static_cast<float>(value);
-    }
-    uint32_t bounded(const char * key, uint64_t value, uint64_t lowest, uint64_t highest) const {
-        if (value < lowest || value > highest) {
-            fail(KVG_MODEL_LOAD, "%s: '%s%s' is %llu, expected %llu to %llu", file_.path().c_str(), prefix_.c_str(), key,
-                 (unsigned long long) value, (unsigned long long) lowest, (unsigned long long) highest);
-        }
-        return static_cast<uint32_t>(value);
-    }
-    std::vector<uint32_t> bounded(const char * key, const std::vector<uint64_t> & values, uint64_t highest) const {
-        std::vector<uint32_t> out;
-        for (const uint64_t value : values) {
-            out.push_back(bounded(key, value, 1, highest));
-        }
-        return out;
-    }
-
-    const gguf_file & file_;
-    std::string prefix_;
-};
-
 constexpr uint64_t MAX_LAYERS = 512;
-constexpr uint64_t MAX_WIDTH = 1 << 20;
-constexpr uint64_t MAX_POSITION = (uint64_t{1} << 31) - 1;
+constexpr uint64_t MAX_EXPERTS = 512; // libllama's limit, too
+constexpr uint64_t MAX_WIDTH = metadata::MAX_WIDTH;
+constexpr uint64_t MAX_POSITION = metadata::MAX_POSITION;
 
-rope_params read_rope(const gguf_file & file, const reader & in, uint32_t n_ctx_train, uint32_t head_dim, int mode) {
+// What YaRN multiplies queries and K by (Peng et al. 2023).
+float yarn_gain(float factor) { return factor <= 1.0f ? 1.0f : 0.1f * std::log(factor) + 1.0f; }
+
+rope_params read_rope(const metadata & in, uint32_t n_ctx_train, uint32_t head_dim, const arch_recipe & recipe) {
+    const char * path = in.file().path().c_str();
     rope_params rope = {};
-    rope.mode = mode;
+    rope.mode = recipe.rope_mode;
     rope.with_factors = true;
     rope.n_rot = static_cast<int>(in.optional("rope.dimension_count", head_dim, 1, head_dim));
     rope.freq_base = in.optional_number("rope.freq_base", 10000.0f, 1e-3f, 1e12f);
     rope.n_ctx_orig = static_cast<int>(in.optional("rope.scaling.original_context_length", n_ctx_train, 1, MAX_POSITION));
-    if (rope.n_rot % 2 != 0 || static_cast<uint32_t>(rope.n_rot) != head_dim) {
-        fail(KVG_UNSUPPORTED, "%s: %d rotated dimensions of a head of %u; this architecture rotates whole heads of even size",
-             file.path().c_str(), rope.n_rot, head_dim);
+    if (rope.n_rot % 2 != 0 || (!recipe.partial_rope && static_cast<uint32_t>(rope.n_rot) != head_dim)) {
+        fail(KVG_UNSUPPORTED, "%s: %d rotated dimensions of a head of %u; architecture '%s' rotates %s", path, rope.n_rot,
+             head_dim, recipe.name, recipe.partial_rope ? "pairs" : "whole heads of even size");
     }
     const std::string scaling = in.text("rope.scaling.type").value_or("linear");
-    if (scaling != "linear" && scaling != "none") {
-        fail(KVG_UNSUPPORTED, "%s: rope scaling '%s' is not supported yet (linear and frequency factors are)",
-             file.path().c_str(), scaling.c_str());
+    if (scaling != "linear" && scaling != "none" && scaling != "yarn" && scaling != "longrope") {
+        fail(KVG_UNSUPPORTED, "%s: rope scaling '%s' is not supported; linear, yarn and longrope are", path, scaling.c_str());
     }
     float factor = in.optional_number("rope.scaling.factor", 0.0f, 0.0f, 1e6f);
     if (factor == 0.0f) {
         factor = in.optional_number("rope.scale_linear", 0.0f, 0.0f, 1e6f); // the key's older name
     }
-    rope.freq_scale = factor == 0.0f || scaling == "none" ? 1.0f : 1.0f / factor;
-    if (!std::isfinite(rope.freq_scale)) {
-        fail(KVG_MODEL_LOAD, "%s: rope scaling factor %g is out of range", file.path().c_str(), static_cast<double>(factor));
+    if (factor != 0.0f && factor < 1e-3f) {
+        fail(KVG_MODEL_LOAD, "%s: rope scaling factor %g is out of range", path, static_cast<double>(factor));
     }
+    rope.freq_scale = factor == 0.0f || scaling == "none" ? 1.0f : 1.0f / factor;
+    rope.yarn = scaling == "yarn" ? 1.0f : 0.0f;
+    rope.gain = in.optional_number("rope.scaling.attn_factor", 1.0f, 1e-3f, 1e3f);
+    rope.gain *= rope.yarn > 0.0f ? yarn_gain(1.0f / rope.freq_scale) : 1.0f;
     return rope;
 }
 
-std::vector<layer_spec> read_layers(const gguf_file & file, const reader & in, const hparams & h, const arch_recipe & recipe) {
+feed_forward_spec read_feed_forward(const metadata & in, const arch_recipe & recipe) {
+    feed_forward_spec ff = {};
+    ff.activation = recipe.activation;
+    ff.gating = recipe.gating;
+    ff.n_expert = in.optional("expert_count", 0, 0, MAX_EXPERTS);
+    const char * path = in.file().path().c_str();
+    if (ff.n_expert > 0 && recipe.experts == arch_recipe::none) {
+        fail(KVG_UNSUPPORTED, "%s: %u experts, and architecture '%s' has none", path, ff.n_expert, recipe.name);
+    }
+    if (ff.n_expert == 0 && recipe.experts == arch_recipe::always) {
+        fail(KVG_MODEL_LOAD, "%s: no experts, and architecture '%s' is made of them", path, recipe.name);
+    }
+    if (ff.n_expert > 0) {
+        ff.n_expert_used = in.required("expert_used_count", 1, ff.n_expert);
+    }
+    return ff;
+}
+
+// The feed-forward's widths in each layer.
+void read_widths(const metadata & in, const arch_recipe & recipe, std::vector<layer_spec> & layers) {
+    const uint64_t n = layers.size();
+    const bool any_experts = layers[0].feed_forward.n_expert > 0;
+    std::vector<uint32_t> n_ff =
+        any_experts ? in.optional_per_layer("feed_forward_length", std::vector<uint32_t>(n, 0), 0, MAX_WIDTH * 4)
+                    : in.required_per_layer("feed_forward_length", n, 1, MAX_WIDTH * 4);
+    std::vector<uint32_t> n_ff_expert =
+        in.optional_per_layer("expert_feed_forward_length", std::vector<uint32_t>(n, 0), 0, MAX_WIDTH * 4);
+    for (size_t il = 0; il < n; ++il) {
+        feed_forward_spec & ff = layers[il].feed_forward;
+        ff.n_ff = n_ff[il];
+        if (!any_experts) {
+            continue;
+        }
+        // llama's files give experts the width of a dense layer, and older ones of others a share of it
+        const uint32_t fallback = recipe.experts == arch_recipe::allowed ? n_ff[il] : n_ff[il] / ff.n_expert_used;
+        ff.n_ff_expert = n_ff_expert[il] > 0 && recipe.experts == arch_recipe::always ? n_ff_expert[il] : fallback;
+        ff.n_ff = 0;
+        if (ff.n_ff_expert == 0) {
+            fail(KVG_MODEL_LOAD, "%s: the width of the experts of layer %zu is missing", in.file().path().c_str(), il);
+        }
+    }
+}
+
+std::vector<layer_spec> read_layers(const metadata & in, const hparams & h, const arch_recipe & recipe) {
+    const char * path = in.file().path().c_str();
     const uint32_t n_layer = in.required("block_count", 1, MAX_LAYERS);
-    const std::vector<uint32_t> n_head = in.required_per_layer("attention.head_count", n_layer, MAX_WIDTH);
-    const std::vector<uint32_t> n_head_kv = in.optional_per_layer("attention.head_count_kv", n_head, MAX_WIDTH);
-    const std::vector<uint32_t> n_ff = in.required_per_layer("feed_forward_length", n_layer, MAX_WIDTH * 4);
+    const std::vector<uint32_t> n_head = in.required_per_layer("attention.head_count", n_layer, 1, MAX_WIDTH);
+    const std::vector<uint32_t> n_head_kv = in.optional_per_layer("attention.head_count_kv", n_head, 1, MAX_WIDTH);
     const uint32_t head_dim = in.optional("attention.key_length", h.n_embd / n_head[0], 1, 4096);
     const uint32_t head_dim_v = in.optional("attention.value_length", h.n_embd / n_head[0], 1, 4096);
-    const rope_params rope = read_rope(file, in, h.n_ctx_train, head_dim, recipe.rope_mode);
+    const rope_params rope = read_rope(in, h.n_ctx_train, head_dim, recipe);
+    const feed_forward_spec feed_forward = read_feed_forward(in, recipe);
     std::vector<layer_spec> layers;
     for (uint32_t il = 0; il < n_layer; ++il) {
         if (n_head[il] % n_head_kv[il] != 0) {
-            fail(KVG_MODEL_LOAD, "%s: %u query heads can't be shared out over %u KV heads", file.path().c_str(), n_head[il],
-                 n_head_kv[il]);
+            fail(KVG_MODEL_LOAD, "%s: %u query heads can't be shared out over %u KV heads", path, n_head[il], n_head_kv[il]);
         }
         if (static_cast<uint64_t>(n_head[il]) * std::max(head_dim, head_dim_v) > MAX_WIDTH * 4) {
-            fail(KVG_MODEL_LOAD, "%s: %u heads of %u are more than any model has", file.path().c_str(), n_head[il], head_dim);
+            fail(KVG_MODEL_LOAD, "%s: %u heads of %u are more than any model has", path, n_head[il], head_dim);
         }
         layer_spec layer = {};
         layer.n_head = n_head[il];
@@ -125,10 +116,10 @@ std::vector<layer_spec> read_layers(const gguf_file & file, const reader & in, c
         layer.head_dim_v = head_dim_v;
         layer.rope = rope;
         layer.scale = 1.0f / std::sqrt(static_cast<float>(head_dim));
-        layer.feed_forward = recipe.feed_forward;
-        layer.n_ff = n_ff[il];
+        layer.feed_forward = feed_forward;
         layers.push_back(layer);
     }
+    read_widths(in, recipe, layers);
     return layers;
 }
 
@@ -142,15 +133,20 @@ hparams read_hparams(const gguf_file & file) {
     }
     const arch_recipe & recipe = find_arch(*name);
     h.arch = *name;
-    const reader in(file, h.arch);
+    const metadata in(file, h.arch);
 
     h.n_embd = in.required("embedding_length", 1, MAX_WIDTH);
     h.n_ctx_train = in.required("context_length", 1, MAX_POSITION);
     h.rms_eps = in.required_number("attention.layer_norm_rms_epsilon", 0.0f, 1.0f);
-    if (in.optional("expert_count", 0, 0, MAX_WIDTH) > 0) {
-        fail(KVG_UNSUPPORTED, "%s: mixtures of experts are not supported yet", file.path().c_str());
+    h.embedding_scale = recipe.scaled_embedding ? std::sqrt(static_cast<float>(h.n_embd)) : 1.0f;
+    h.rope_factors = recipe.rope_factors;
+    if (h.rope_factors == rope_factors::of_model && in.text("rope.scaling.type") == "longrope") {
+        h.rope_factors = rope_factors::by_length;
     }
-    h.layers = read_layers(file, in, h, recipe);
+    h.layers = read_layers(in, h, recipe);
+    if (recipe.read) {
+        recipe.read(in, h);
+    }
     h.groups = make_groups(h.layers);
 
     const gguf_tensor * embd = file.find_tensor("token_embd.weight");

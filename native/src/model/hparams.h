@@ -10,12 +10,22 @@
 
 namespace kvg {
 
+// What divides the frequencies of rope, for each pair of dimensions.
+enum class rope_factors {
+    none,
+    of_model,  // one set
+    by_length, // LongRoPE: a set for contexts up to the original length, another for longer ones
+};
+
 struct hparams {
     std::string arch;
     uint32_t n_embd;
     uint32_t n_vocab;
     uint32_t n_ctx_train;
     float rms_eps;
+    float embedding_scale; // what embeddings are multiplied by
+    float final_soft_cap;  // logits become cap * tanh(logit / cap); 0: none
+    kvg::rope_factors rope_factors;
     std::vector<layer_spec> layers;
     std::vector<group_spec> groups; // of cells
 

@@ -13,12 +13,16 @@ struct rope_params {
     int n_rot;         // rotated dimensions, <= head_dim_k; 0: none, positions leave K as it is
     int n_ctx_orig;    // context length before any scaling
     float freq_base;   //
-    float freq_scale;  // position multiplier: 1 / linear scaling factor
-    bool with_factors; // each pair's frequency is divided by the model's rope_freqs, where it has them
+    float freq_scale;  // position multiplier: 1 / scaling factor
+    float yarn;        // how much of YaRN's ramp between scaled and unscaled frequencies is used; 0: all are scaled alike
+    float gain;        // what rotated dimensions are multiplied by
+    bool with_factors; // each pair's frequency is divided by the model's rope factors, where it has them
 
     bool operator==(const rope_params & o) const {
-        return std::tie(mode, n_rot, n_ctx_orig, freq_base, freq_scale, with_factors) ==
-               std::tie(o.mode, o.n_rot, o.n_ctx_orig, o.freq_base, o.freq_scale, o.with_factors);
+        const auto all = [](const rope_params & r) {
+            return std::tie(r.mode, r.n_rot, r.n_ctx_orig, r.freq_base, r.freq_scale, r.yarn, r.gain, r.with_factors);
+        };
+        return all(*this) == all(o);
     }
 };
 
@@ -31,8 +35,26 @@ enum class mixing_kind {
     attention,
 };
 
-enum class feed_forward_kind {
-    swiglu, // down(silu(gate(x)) * up(x))
+enum class activation_kind {
+    swiglu,     // silu(gate) * up
+    geglu,      // gelu(gate) * up
+    swiglu_oai, // gpt-oss: both are clamped, and up gets 1 added
+};
+
+// How a router's numbers become the weights of the experts that it chose.
+enum class gating_kind {
+    softmax,           // of all experts, then those of the chosen are divided by their sum
+    softmax_of_chosen, // of the chosen only
+};
+
+// What a layer does with each token by itself.
+struct feed_forward_spec {
+    activation_kind activation;
+    uint32_t n_ff;          // 0 where there are experts
+    uint32_t n_expert;      // 0: no experts
+    uint32_t n_expert_used; // for each token
+    uint32_t n_ff_expert;
+    gating_kind gating;
 };
 
 struct layer_spec {
@@ -46,8 +68,7 @@ struct layer_spec {
     float scale;    // of the products of queries and K
     float soft_cap; // scores become soft_cap * tanh(score / soft_cap); 0: none
     bool sinks;     // one more score for each query head takes its share of the weights, and has no V
-    feed_forward_kind feed_forward;
-    uint32_t n_ff;
+    feed_forward_spec feed_forward;
 
     uint32_t q_width() const { return n_head * head_dim_k; }
     uint32_t k_width() const { return n_head_kv * head_dim_k; }

@@ -1,23 +1,47 @@
 #include "model/rope.h"
 
+#include <algorithm>
 #include <cmath>
 
 namespace kvg {
 
+namespace {
+
+// YaRN scales frequencies by a ramp: pairs of dimensions that turn YARN_FAST times within the original context keep theirs, those that
+// turn YARN_SLOW times are scaled.
+constexpr float YARN_FAST = 32.0f;
+constexpr float YARN_SLOW = 1.0f;
+
+// ggml multiplies rotated dimensions by this when there is a ramp.
+float own_gain(const rope_params & params) {
+    return params.yarn > 0.0f ? 1.0f + 0.1f * std::log(1.0f / params.freq_scale) : 1.0f;
+}
+
+// The share of a pair's frequency that isn't scaled.
+double unscaled_share(size_t pair, const rope_params & params, const float (&limits)[2]) {
+    if (params.yarn == 0.0f) {
+        return 0.0; // the limits may be no numbers
+    }
+    const double y = (static_cast<double>(pair) - limits[0]) / std::max(0.001, static_cast<double>(limits[1]) - limits[0]);
+    return params.yarn * (1.0 - std::min(1.0, std::max(0.0, y)));
+}
+
+} // namespace
+
 ggml_tensor * rope(ggml_context * ctx, ggml_tensor * x, ggml_tensor * positions, ggml_tensor * freq_factors,
                    const rope_params & params, bool in_place, float gain) {
     const auto apply = in_place ? ggml_rope_ext_inplace : ggml_rope_ext;
-    // A pure rotation: no YaRN (ext_factor 0), so attn_factor is all that touches the norm; the betas are then unused.
     return apply(ctx, x, positions, freq_factors, params.n_rot, params.mode, params.n_ctx_orig, params.freq_base,
-                 params.freq_scale, /*ext_factor*/ 0.0f, /*attn_factor*/ gain, /*beta_fast*/ 32.0f, /*beta_slow*/ 1.0f);
+                 params.freq_scale, params.yarn, gain / own_gain(params), YARN_FAST, YARN_SLOW);
 }
 
 ggml_tensor * rotate_pairs(ggml_context * ctx, ggml_tensor * x, ggml_tensor * ones, ggml_tensor * inverse_angles,
                            const rope_params & params) {
     rope_params alike = params; // rotate every pair by one radian per position, divided by its factor
-    alike.freq_base = 1.0f;     // YaRN divides by its logarithm, but YaRN is off, as above
+    alike.yarn = 0.0f;          // its limits would divide by the logarithm of the base
+    alike.freq_base = 1.0f;
     alike.freq_scale = 1.0f;
-    return rope(ctx, x, ones, inverse_angles, alike, false);
+    return rope(ctx, x, ones, inverse_angles, alike, false, 1.0f);
 }
 
 std::vector<double> rope_angles(const ggml_tensor * freq_factors, const rope_params & params) {
@@ -25,10 +49,14 @@ std::vector<double> rope_angles(const ggml_tensor * freq_factors, const rope_par
     if (freq_factors) {
         ggml_backend_tensor_get(freq_factors, factors.data(), 0, factors.size() * sizeof(float));
     }
+    float limits[2] = {};
+    ggml_rope_yarn_corr_dims(params.n_rot, params.n_ctx_orig, params.freq_base, YARN_FAST, YARN_SLOW, limits);
     std::vector<double> angles;
     for (const float factor : factors) {
         const double exponent = -2.0 * static_cast<double>(angles.size()) / params.n_rot;
-        angles.push_back(std::pow(params.freq_base, exponent) * params.freq_scale / factor);
+        const double unscaled = unscaled_share(angles.size(), params, limits);
+        const double scale = params.freq_scale * (1.0 - unscaled) + unscaled;
+        angles.push_back(std::pow(params.freq_base, exponent) * scale / factor);
     }
     return angles;
 }

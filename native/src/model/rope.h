@@ -11,9 +11,9 @@
 namespace kvg {
 
 // x (head_dim, n_heads, n) rotated by positions I32 (n); freq_factors F32 (n_rot / 2) or nullptr. gain: what rotated
-// dimensions are multiplied by
+// dimensions are multiplied by: params.gain where positions are given to queries and K for the first time, 1 where K is rotated again
 ggml_tensor * rope(ggml_context * ctx, ggml_tensor * x, ggml_tensor * positions, ggml_tensor * freq_factors,
-                   const rope_params & params, bool in_place, float gain = 1.0f);
+                   const rope_params & params, bool in_place, float gain);
 
 // Rotates each pair of dimensions by an angle of its own; the pairs are those that rope() rotates, and x is as above. ones: I32 (n), all
 // 1; inverse_angles: F32 (n_rot / 2 or more), 1 / radians

@@ -1,6 +1,7 @@
 #include "model/weights.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <map>
 #include <set>
@@ -25,11 +26,17 @@ bool is_weight_type(ggml_type type) {
 // A scratch context for tensors that only serve to ask a device a question.
 ggml_context_ptr probe_context() { return new_ggml_context(8 * ggml_tensor_overhead()); }
 
-bool can_multiply(ggml_backend_dev_t dev, ggml_type type, int64_t ne0, int64_t ne1) {
-    const ggml_context_ptr ctx = probe_context();
-    ggml_tensor * w = ggml_new_tensor_2d(ctx.get(), type, ne0, ne1);
-    ggml_tensor * x = ggml_new_tensor_2d(ctx.get(), GGML_TYPE_F32, ne0, 8);
-    return can_run(dev, ggml_mul_mat(ctx.get(), w, x));
+// A product with such a matrix, or with those of experts. buffer: where the matrix lies, nullptr: not said
+bool can_multiply(ggml_backend_dev_t dev, const gguf_tensor & source, ggml_backend_buffer_t buffer) {
+    const ggml_context_ptr owner = probe_context();
+    ggml_context * ctx = owner.get();
+    ggml_tensor * w = ggml_new_tensor_3d(ctx, source.type, source.ne[0], source.ne[1], source.ne[2]);
+    w->buffer = buffer;
+    if (source.ne[2] == 1) {
+        return can_run(dev, ggml_mul_mat(ctx, w, ggml_new_tensor_2d(ctx, GGML_TYPE_F32, source.ne[0], 8)));
+    }
+    ggml_tensor * x = ggml_new_tensor_3d(ctx, GGML_TYPE_F32, source.ne[0], 1, 8);
+    return can_run(dev, ggml_mul_mat_id(ctx, w, x, ggml_new_tensor_2d(ctx, GGML_TYPE_I32, 1, 8)));
 }
 
 // Buffers of this device that lay weights out anew, for faster kernels. "AMX" is left out: compiled by GCC 12, its kernels crash.
@@ -48,13 +55,9 @@ std::vector<ggml_backend_buffer_type_t> repacking_buffers(ggml_backend_dev_t dev
 // The buffer in which the device multiplies this matrix fastest.
 ggml_backend_buffer_type_t multiplying_buffer(ggml_backend_dev_t dev, const gguf_tensor & source) {
     for (ggml_backend_buffer_type_t type : repacking_buffers(dev)) {
-        const ggml_context_ptr ctx = probe_context();
-        ggml_tensor * w = ggml_new_tensor_2d(ctx.get(), source.type, source.ne[0], source.ne[1]);
-        ggml_tensor * x = ggml_new_tensor_2d(ctx.get(), GGML_TYPE_F32, source.ne[0], 8);
-        const ggml_backend_buffer_ptr empty(
-            ggml_backend_buft_alloc_buffer(type, 0)); // an answer depends on where a weight lies
-        w->buffer = empty.get();
-        if (empty && can_run(dev, ggml_mul_mat(ctx.get(), w, x))) {
+        // an answer depends on where a weight lies
+        const ggml_backend_buffer_ptr empty(ggml_backend_buft_alloc_buffer(type, 0));
+        if (empty && can_multiply(dev, source, empty.get())) {
             return type;
         }
     }
@@ -68,64 +71,112 @@ bool can_get_rows(ggml_backend_dev_t dev, ggml_type type, int64_t ne0, int64_t n
     return can_run(dev, ggml_get_rows(ctx.get(), w, ids));
 }
 
-constexpr const char * OUTPUT = "output.weight"; // absent when tied
-constexpr const char * ROPE_FREQS = "rope_freqs.weight";
+constexpr uint32_t FRAME = UINT32_MAX; // in place of a layer's number
 
-// A tensor that the recipe knows.
+// A tensor that the recipe knows. Where it goes: rope factors if it has any, else by its role, unless it is ignored.
 struct known_tensor {
     std::string name;
-    uint32_t ne0;
-    uint32_t ne1; // 0: a vector
-    bool required;
-    ggml_tensor * model_weights::* of_model; // where it goes: a member of the model, or if nullptr a role in a layer
+    std::array<int64_t, 3> shape;
+    kvg::presence presence;
     kvg::role role;
-    uint32_t layer; // the output's is n_layer
+    bool is_scale;
+    uint32_t layer;
+    device_factors model_weights::* factors;
+    bool is_vector;
 
-    ggml_tensor *& in(model_weights & weights) const { return of_model ? weights.*of_model : weights.layers[layer][role]; }
+    ggml_tensor *& in(model_weights & weights) const {
+        role_tensors & all = layer == FRAME ? weights.frame : weights.layers[layer];
+        return is_scale ? all.scale(role) : all[role];
+    }
 };
 
-// The number of frequency factors: pairs of rotated dimensions, in the layers that use factors.
-uint32_t n_factors(const hparams & h) {
+// Biases of experts are looked up by expert: they look like a matrix, and nothing is multiplied by them.
+bool is_multiplied(kvg::role r) {
+    return r != role::expert_gate_bias && r != role::expert_up_bias && r != role::expert_down_bias;
+}
+
+std::vector<known_tensor> known_factors(const hparams & h) {
     int n_rot = 0;
     for (const layer_spec & layer : h.layers) {
         n_rot = std::max(n_rot, layer.rope.with_factors ? layer.rope.n_rot : 0);
     }
-    return static_cast<uint32_t>(n_rot) / 2;
+    const auto known = [&](const char * name, device_factors model_weights::* set) {
+        return known_tensor{name, {n_rot / 2, 1, 1}, presence::optional, role::count, false, FRAME, set, true};
+    };
+    switch (h.rope_factors) {
+    case rope_factors::none:
+        break;
+    case rope_factors::of_model:
+        return {known("rope_freqs.weight", &model_weights::rope_freqs)};
+    case rope_factors::by_length:
+        return {known("rope_factors_long.weight", &model_weights::factors_long),
+                known("rope_factors_short.weight", &model_weights::factors_short)};
+    }
+    return {};
+}
+
+bool has(const layer_spec & layer, with layers) {
+    return layers == with::any || (layers == with::dense ? layer.feed_forward.n_ff > 0 : layer.feed_forward.n_expert > 0);
+}
+
+// The tensor, and what may lie beside a matrix of the layer.
+void add_known(std::vector<known_tensor> & known, const tensor_spec & t, const hparams & h, uint32_t il) {
+    const layer_spec * layer = il == FRAME ? nullptr : &h.layers[il];
+    const std::string name = layer ? strformat("blk.%u.%s", il, t.name) : t.name;
+    std::array<int64_t, 3> shape = {};
+    std::transform(t.shape.begin(), t.shape.end(), shape.begin(), [&](extent e) { return width(e, h, layer); });
+    known.push_back({name, shape, t.presence, t.role, false, il, nullptr, t.shape[1] == extent::one});
+    if (t.scale != scale::none) {
+        const std::string stem = name.substr(0, name.rfind('.'));
+        const auto scale_presence = t.scale == scale::applied ? presence::optional : presence::ignored;
+        known.push_back({stem + ".scale", {shape[2], 1, 1}, scale_presence, t.role, true, il, nullptr, true});
+        // for products in small numbers, which no device here makes
+        known.push_back({stem + ".input_scale", {shape[2], 1, 1}, presence::ignored, t.role, true, il, nullptr, true});
+    }
 }
 
 std::vector<known_tensor> known_tensors(const hparams & h) {
-    using m = model_weights;
-    std::vector<known_tensor> known = {
-        {"token_embd.weight", h.n_embd, h.n_vocab, true, &m::token_embd, {}, 0},
-        {"output_norm.weight", h.n_embd, 0, true, &m::output_norm, {}, h.n_layer()},
-        {OUTPUT, h.n_embd, h.n_vocab, false, &m::output, {}, h.n_layer()},
-        {ROPE_FREQS, n_factors(h), 0, false, nullptr, {}, 0}, // one on each device
-    };
+    const arch_recipe & recipe = find_arch(h.arch);
+    std::vector<known_tensor> known = known_factors(h);
+    for (const tensor_spec & t : recipe.frame) {
+        add_known(known, t, h, FRAME);
+    }
     for (uint32_t il = 0; il < h.n_layer(); ++il) {
-        for (const layer_tensor & t : find_arch(h.arch).layer) {
-            const layer_spec & layer = h.layers[il];
-            known.push_back({strformat("blk.%u.%s", il, t.suffix), width(t.in, h, layer),
-                             t.out == extent::none ? 0 : width(t.out, h, layer), t.required, nullptr, t.role, il});
+        for (const tensor_spec & t : recipe.layer) {
+            if (has(h.layers[il], t.layers)) {
+                add_known(known, t, h, il);
+            }
         }
     }
     return known;
 }
 
+// Whether the layer's Q, K and V come out of one matrix.
+bool is_fused(const gguf_file & file, uint32_t layer) {
+    return file.find_tensor(strformat("blk.%u.attn_qkv.weight", layer)) != nullptr;
+}
+
 void check_tensor(const gguf_file & file, const known_tensor & known) {
     const char * name = known.name.c_str();
     const gguf_tensor * t = file.find_tensor(known.name);
+    if (known.presence == presence::unless_fused && t && is_fused(file, known.layer)) {
+        fail(KVG_UNSUPPORTED, "%s: tensor '%s', and another one that holds it together with others", file.path().c_str(), name);
+    }
     if (!t) {
-        if (known.required) {
+        const bool needed =
+            known.presence == presence::required || (known.presence == presence::unless_fused && !is_fused(file, known.layer));
+        if (needed) {
             fail(KVG_MODEL_LOAD, "%s: tensor '%s' is missing", file.path().c_str(), name);
         }
         return;
     }
-    const uint32_t ne1 = std::max(known.ne1, 1u);
-    if (t->ne[0] != known.ne0 || t->ne[1] != ne1 || t->ne[2] != 1 || t->ne[3] != 1) {
-        fail(KVG_MODEL_LOAD, "%s: tensor '%s' is %lld x %lld x %lld x %lld, expected %u x %u", file.path().c_str(), name,
-             (long long) t->ne[0], (long long) t->ne[1], (long long) t->ne[2], (long long) t->ne[3], known.ne0, ne1);
+    if (t->ne[0] != known.shape[0] || t->ne[1] != known.shape[1] || t->ne[2] != known.shape[2] || t->ne[3] != 1) {
+        fail(KVG_MODEL_LOAD, "%s: tensor '%s' is %lld x %lld x %lld x %lld, expected %lld x %lld x %lld", file.path().c_str(),
+             name, (long long) t->ne[0], (long long) t->ne[1], (long long) t->ne[2], (long long) t->ne[3],
+             (long long) known.shape[0], (long long) known.shape[1], (long long) known.shape[2]);
     }
-    if (known.ne1 == 0 ? t->type != GGML_TYPE_F32 : !is_weight_type(t->type)) {
+    const bool is_float = known.is_vector || !is_multiplied(known.role);
+    if (is_float ? t->type != GGML_TYPE_F32 : !is_weight_type(t->type)) {
         fail(KVG_UNSUPPORTED, "%s: tensor '%s' has type %s, which can't be used there", file.path().c_str(), name,
              ggml_type_name(t->type));
     }
@@ -145,7 +196,7 @@ tensor_totals check_tensors(const gguf_file & file, const hparams & h) {
             fail(KVG_UNSUPPORTED, "%s: tensor '%s' is not part of the recipe for '%s'; running without it would be wrong",
                  file.path().c_str(), t.name.c_str(), h.arch.c_str());
         }
-        totals.n_params += t.ne[0] * t.ne[1];
+        totals.n_params += t.ne[0] * t.ne[1] * t.ne[2];
         totals.bytes += t.size;
     }
     return totals;
@@ -165,14 +216,17 @@ model::model(const std::string & path, const placement_request & request, loadin
     for (group & g : groups_) {
         place(g);
     }
-    if (!weights_.output) {
-        weights_.output = weights_.token_embd; // tied
+    if (!weights_.frame[role::output]) {
+        weights_.frame[role::output] = weights_.frame[role::token_embd]; // tied
     }
 }
 
-ggml_tensor * model::rope_factors(uint32_t layer, ggml_backend_dev_t device) const {
-    const auto found = weights_.rope_freqs.find(device);
-    return found == weights_.rope_freqs.end() || !hparams_.layers[layer].rope.with_factors ? nullptr : found->second;
+const device_factors & model::rope_factors(uint32_t n_cells) const {
+    if (hparams_.rope_factors != rope_factors::by_length) {
+        return weights_.rope_freqs;
+    }
+    const bool is_long = static_cast<int64_t>(n_cells) > hparams_.layers[0].rope.n_ctx_orig;
+    return is_long ? weights_.factors_long : weights_.factors_short;
 }
 
 uint64_t model::bytes_on(ggml_backend_dev_t device) const {
@@ -186,23 +240,23 @@ uint64_t model::bytes_on(ggml_backend_dev_t device) const {
 void model::plan() {
     for (const known_tensor & known : known_tensors(hparams_)) {
         const gguf_tensor * source = file_.find_tensor(known.name);
-        if (!source) {
+        if (!source || known.presence == presence::ignored) {
             continue;
         }
-        if (known.name == ROPE_FREQS) {
+        if (known.factors) {
             for (ggml_backend_dev_t device : placement_.devices()) {
-                add(source, &weights_.rope_freqs[device], device, ggml_backend_dev_buffer_type(device));
+                add(source, &(weights_.*known.factors)[device], device, ggml_backend_dev_buffer_type(device));
             }
             continue;
         }
-        ggml_backend_dev_t device = placement_.layer(known.layer);
+        ggml_backend_dev_t device = known.layer == FRAME ? placement_.output() : placement_.layer(known.layer);
         ggml_tensor ** target = &known.in(weights_);
-        if (target == &weights_.token_embd) {
+        if (known.layer == FRAME && known.role == role::token_embd) {
             add_embedding(source);
-        } else if (source->ne[1] > 1) {
-            add_matrix(source, target, device);
-        } else {
+        } else if (known.is_vector || !is_multiplied(known.role)) {
             add(source, target, device, ggml_backend_dev_buffer_type(device));
+        } else {
+            add_matrix(source, target, device);
         }
     }
 }
@@ -218,7 +272,7 @@ void model::add(const gguf_tensor * source, ggml_tensor ** target, ggml_backend_
 }
 
 void model::add_matrix(const gguf_tensor * source, ggml_tensor ** target, ggml_backend_dev_t device) {
-    if (!can_multiply(device, source->type, source->ne[0], source->ne[1])) {
+    if (!can_multiply(device, *source, nullptr)) {
         fail(KVG_UNSUPPORTED, "%s: device %s can't multiply weights of type %s (tensor '%s'); use device=\"cpu\"",
              file_.path().c_str(), ggml_backend_dev_name(device), ggml_type_name(source->type), source->name.c_str());
     }
@@ -233,12 +287,12 @@ void model::add_embedding(const gguf_tensor * source) {
         first = cpu_device();
     }
     ggml_backend_buffer_type_t type = ggml_backend_dev_buffer_type(first);
-    add(source, &weights_.token_embd, first, type);
+    add(source, &weights_.frame[role::token_embd], first, type);
     embedding_device_ = first;
     ggml_backend_dev_t output = placement_.output();
-    if (!file_.find_tensor(OUTPUT) && (output != first || multiplying_buffer(output, *source) != type ||
-                                       !can_multiply(output, source->type, source->ne[0], source->ne[1]))) {
-        add_matrix(source, &weights_.output, output);
+    if (!file_.find_tensor("output.weight") &&
+        (output != first || multiplying_buffer(output, *source) != type || !can_multiply(output, *source, nullptr))) {
+        add_matrix(source, &weights_.frame[role::output], output);
     }
 }
 
@@ -247,7 +301,7 @@ void model::create(group & g) {
     g.ctx = new_ggml_context(g.tensors.size() * ggml_tensor_overhead());
     g.mapped = is_cpu(g.device) && ggml_backend_buft_is_host(g.type);
     for (const placed & p : g.tensors) {
-        *p.target = ggml_new_tensor_2d(g.ctx.get(), p.source->type, p.source->ne[0], p.source->ne[1]);
+        *p.target = ggml_new_tensor_3d(g.ctx.get(), p.source->type, p.source->ne[0], p.source->ne[1], p.source->ne[2]);
         ggml_set_name(*p.target, p.source->name.c_str());
         g.mapped = g.mapped && p.source->offset % ggml_backend_buft_get_alignment(g.type) == 0;
         g.bytes += p.source->size;

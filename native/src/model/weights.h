@@ -15,13 +15,15 @@
 
 namespace kvg {
 
+// What divides rope's frequencies, F32 (n_rot / 2), on each device that rotates; empty: nothing does.
+using device_factors = std::map<ggml_backend_dev_t, ggml_tensor *>;
+
 struct model_weights {
-    ggml_tensor * token_embd = nullptr;  // (n_embd, n_vocab)
-    ggml_tensor * output_norm = nullptr; // (n_embd)
-    ggml_tensor * output = nullptr;      // (n_embd, n_vocab); token_embd when they are tied
-    std::map<ggml_backend_dev_t, ggml_tensor *>
-        rope_freqs; // (n_rot / 2), on each device that rotates; empty when there are none
-    std::vector<layer_weights> layers;
+    role_tensors frame;
+    std::vector<role_tensors> layers;
+    device_factors rope_freqs;    // for contexts of all lengths
+    device_factors factors_short; // or for contexts up to the original length
+    device_factors factors_long;  // and for longer ones
 };
 
 // Of all of a file's tensors.
@@ -51,16 +53,12 @@ public:
     const arch_recipe & arch() const { return arch_; }
     const class placement & placement() const { return placement_; }
     bool is_measured() const { return how_ == loading::measure; }
-    const std::vector<layer_weights> & layers() const { return weights_.layers; }
-    ggml_tensor * token_embd() const { return weights_.token_embd; }
-    // of token_embd
+    const role_tensors & frame() const { return weights_.frame; }
+    const std::vector<role_tensors> & layers() const { return weights_.layers; }
+    // of the token embeddings
     ggml_backend_dev_t embedding_device() const { return embedding_device_; }
-    ggml_tensor * output_norm() const { return weights_.output_norm; }
-    ggml_tensor * output() const { return weights_.output; }
-    // What divides the frequencies of the layer's rope, F32 (n_rot / 2), on that device: one of the placement's. nullptr: nothing does
-    ggml_tensor * rope_factors(uint32_t layer, ggml_backend_dev_t device) const;
-    // on each device; empty when the file has none
-    const std::map<ggml_backend_dev_t, ggml_tensor *> & rope_factors() const { return weights_.rope_freqs; }
+    // For a context of so many cells.
+    const device_factors & rope_factors(uint32_t n_cells) const;
     const tensor_totals & totals() const { return totals_; }
     // bytes of weights there, those in the mapped file included
     uint64_t bytes_on(ggml_backend_dev_t device) const;

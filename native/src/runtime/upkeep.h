@@ -56,7 +56,8 @@ private:
 
     struct group_state {
         group_state(kv_group & group, const model & model)
-            : layers(rotations_of(group, model.hparams().layers, model.rope_factors())), shift(group, layers) {}
+            : layers(rotations_of(group, model.hparams().layers, model.rope_factors(group.cells().size()))),
+              shift(group, layers) {}
 
         std::vector<layer_rotation> layers;
         k_shift shift;

@@ -3,7 +3,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <map>
 #include <utility>
 #include <vector>
 
@@ -12,14 +11,12 @@
 #include "cpu/kernel.h"
 #include "memory/kv_group.h"
 #include "model/layer_spec.h"
+#include "model/weights.h"
 #include "shift/settle.h"
 
 namespace kvg {
 
 constexpr size_t MAX_SHIFT_SCRATCH = 16u << 20; // the most bytes of rows that are copied out of the cache at a time
-
-// The model's frequency factors (n_rot / 2), a copy on each device; empty when the file has none.
-using device_factors = std::map<ggml_backend_dev_t, ggml_tensor *>;
 
 // How K of one layer is rotated.
 struct layer_rotation {

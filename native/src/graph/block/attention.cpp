@@ -4,23 +4,62 @@
 
 namespace kvg {
 
-ggml_tensor * attention_block::build(builder & b, ggml_tensor * x) const {
-    const layer_spec & spec = of.hparams().layers[layer];
-    const layer_weights & w = of.layers()[layer];
-    const kv_part & part = cells.part_of(layer);
-    const int64_t n = x->ne[1];
-    ggml_backend_dev_t device = of.placement().layer(layer);
-    ggml_tensor * factors = of.rope_factors(layer, device);
-    const auto rotated = [&](ggml_tensor * heads) {
-        return spec.rope.n_rot > 0 ? rope(b.ctx(), heads, positions, factors, spec.rope, false) : heads;
-    };
-    const auto heads_of = [&](role weight, role bias, uint32_t n_head) {
-        return ggml_reshape_3d(b.ctx(), b.linear(x, w[weight], w[bias]), spec.head_dim_k, n_head, n);
-    };
+namespace {
 
-    ggml_tensor * k = rotated(heads_of(role::wk, role::wk_bias, spec.n_head_kv));
-    ggml_tensor * v = b.linear(x, w[role::wv], w[role::wv_bias]);
-    b.wish(device);
+// One of Q, K and V: its matrix and bias, its heads, and where it begins in a matrix that holds all three.
+struct third {
+    role weight;
+    role bias;
+    uint32_t head_dim;
+    uint32_t n_head;
+    uint32_t offset;
+};
+
+third third_of(const layer_spec & spec, role weight) {
+    switch (weight) {
+    case role::wq:
+        return {weight, role::wq_bias, spec.head_dim_k, spec.n_head, 0};
+    case role::wk:
+        return {weight, role::wk_bias, spec.head_dim_k, spec.n_head_kv, spec.q_width()};
+    default:
+        return {weight, role::wv_bias, spec.head_dim_v, spec.n_head_kv, spec.q_width() + spec.k_width()};
+    }
+}
+
+} // namespace
+
+ggml_tensor * attention_block::heads_of(builder & b, const input & x, role weight) const {
+    const role_tensors & w = of.layers()[layer];
+    const third part = third_of(of.hparams().layers[layer], weight);
+    const int64_t n = x.normed->ne[1];
+    if (!x.qkv) {
+        ggml_tensor * y = b.linear(x.normed, w[weight], w.scale(weight), w[part.bias]);
+        return ggml_reshape_3d(b.ctx(), y, part.head_dim, part.n_head, n);
+    }
+    const size_t head_bytes = part.head_dim * sizeof(float);
+    ggml_tensor * y =
+        ggml_view_3d(b.ctx(), x.qkv, part.head_dim, part.n_head, n, head_bytes, x.qkv->nb[1], part.offset * sizeof(float));
+    if (ggml_tensor * bias = w[part.bias]) {
+        y = ggml_add(b.ctx(), y, ggml_reshape_2d(b.ctx(), bias, part.head_dim, part.n_head));
+    }
+    return y;
+}
+
+ggml_tensor * attention_block::placed(builder & b, ggml_tensor * heads, role norm_weight) const {
+    const layer_spec & spec = of.hparams().layers[layer];
+    heads = norm(b, of.arch().norm, heads, of.layers()[layer][norm_weight], of.hparams().rms_eps);
+    if (spec.rope.n_rot == 0) {
+        return heads;
+    }
+    const device_factors & factors = of.rope_factors(cells.cells().size());
+    const auto found = spec.rope.with_factors ? factors.find(of.placement().layer(layer)) : factors.end();
+    ggml_tensor * own = found == factors.end() ? nullptr : found->second;
+    return rope(b.ctx(), heads, positions, own, spec.rope, false, spec.rope.gain);
+}
+
+std::pair<ggml_tensor *, ggml_tensor *> attention_block::store(builder & b, ggml_tensor * k, ggml_tensor * v) const {
+    const layer_spec & spec = of.hparams().layers[layer];
+    const kv_part & part = cells.part_of(layer);
     if (part.hadamard_k) {
         k = part.hadamard_k->apply(b.ctx(), k);
     }
@@ -28,21 +67,38 @@ ggml_tensor * attention_block::build(builder & b, ggml_tensor * x) const {
         v = part.hadamard_v->apply(b.ctx(), v);
     }
     // attention reads views of these nodes, not of the cache's tensors: that makes write-before-read an edge of the graph
-    ggml_tensor * k_all = ggml_set_rows(b.ctx(), cells.k(layer), ggml_reshape_2d(b.ctx(), k, spec.k_width(), n), in.slots);
-    ggml_tensor * v_all = ggml_set_rows(b.ctx(), cells.v(layer), v, in.slots);
-    b.root(k_all);
-    b.root(v_all);
+    const auto write = [&](ggml_tensor * rows, ggml_tensor * heads, uint32_t width) {
+        heads = ggml_view_2d(b.ctx(), heads, width, heads->ne[2], heads->nb[2], 0); // one head behind the other, in each token
+        ggml_tensor * all = ggml_set_rows(b.ctx(), rows, heads, in.slots);
+        b.root(all);
+        return all;
+    };
+    return {write(cells.k(layer), k, spec.k_width()), write(cells.v(layer), v, spec.v_width())};
+}
+
+ggml_tensor * attention_block::build(builder & b, ggml_tensor * x) const {
+    const role_tensors & w = of.layers()[layer];
+    const kv_part & part = cells.part_of(layer);
+    ggml_backend_dev_t device = of.placement().layer(layer);
+    input in_here = {x, nullptr};
+    if (w[role::wqkv]) {
+        in_here.qkv = b.linear(x, w[role::wqkv], w.scale(role::wqkv), w[role::wqkv_bias]);
+    }
+    ggml_tensor * k = placed(b, heads_of(b, in_here, role::wk), role::k_norm);
+    ggml_tensor * v = heads_of(b, in_here, role::wv);
+    b.wish(device);
+    const auto [k_all, v_all] = store(b, k, v);
     b.wish(part.device);
     if (!attends) {
         return nullptr;
     }
-    ggml_tensor * q = rotated(heads_of(role::wq, role::wq_bias, spec.n_head));
+    ggml_tensor * q = placed(b, heads_of(b, in_here, role::wq), role::q_norm);
     b.wish(device);
     if (part.hadamard_k) {
         q = part.hadamard_k->apply(b.ctx(), q);
     }
     ggml_tensor * heads = attention(b.ctx(), how, q, cells.k_heads(b.ctx(), k_all, span.begin, span.n),
-                                    cells.v_heads(b.ctx(), v_all, span.begin, span.n), in.mask, /*sinks*/ nullptr);
+                                    cells.v_heads(b.ctx(), v_all, span.begin, span.n), in.mask, w[role::sinks]);
     if (part.hadamard_v) {
         heads = part.hadamard_v->apply(b.ctx(), heads);
     }

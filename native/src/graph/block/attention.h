@@ -1,7 +1,10 @@
 // Token mixing by attention over cells.
 #pragma once
 
+#include <utility>
+
 #include "graph/attention.h"
+#include "graph/block/norm.h"
 #include "graph/builder.h"
 #include "memory/kv_group.h"
 #include "model/weights.h"
@@ -28,6 +31,20 @@ struct attention_block {
     // Writes K and V of the new tokens into their cells, then attends over the span. x (n_embd, n_tokens).
     // Returns (n_head * head_dim_v, n_tokens), or nullptr when it doesn't attend.
     ggml_tensor * build(builder & b, ggml_tensor * x) const;
+
+private:
+    // What Q, K and V are made of.
+    struct input {
+        ggml_tensor * normed; // (n_embd, n_tokens)
+        ggml_tensor * qkv;    // its product with a matrix of all three; nullptr: each has its own
+    };
+
+    // Q, K or V as heads: (head_dim, n_head, n_tokens)
+    ggml_tensor * heads_of(builder & b, const input & x, role weight) const;
+    // K or Q with their norms, rotated by the positions.
+    ggml_tensor * placed(builder & b, ggml_tensor * heads, role norm_weight) const;
+    // Writes K and V. Returns what attention reads in their place, (width, n_rows) each.
+    std::pair<ggml_tensor *, ggml_tensor *> store(builder & b, ggml_tensor * k, ggml_tensor * v) const;
 };
 
 } // namespace kvg

@@ -1,17 +1,112 @@
 #include "graph/block/feed_forward.h"
 
+#include <limits>
+
 namespace kvg {
 
-ggml_tensor * feed_forward(builder & b, feed_forward_kind kind, const layer_weights & w, ggml_tensor * x) {
-    ggml_tensor * gate = b.linear(x, w[role::ffn_gate], w[role::ffn_gate_bias]);
-    ggml_tensor * up = b.linear(x, w[role::ffn_up], w[role::ffn_up_bias]);
-    ggml_tensor * gated = nullptr;
+namespace {
+
+// gpt-oss's: how steep its sigmoid is, and where gate and up are clamped.
+constexpr float OAI_ALPHA = 1.702f;
+constexpr float OAI_LIMIT = 7.0f;
+
+// A sum of weights is divided by; it is never less than the smallest normal F16.
+constexpr float SMALLEST_SUM = 6.103515625e-5f;
+
+ggml_tensor * activate(builder & b, activation_kind kind, ggml_tensor * gate, ggml_tensor * up) {
     switch (kind) {
-    case feed_forward_kind::swiglu:
-        gated = ggml_swiglu_split(b.ctx(), gate, up);
+    case activation_kind::swiglu:
+        return ggml_swiglu_split(b.ctx(), gate, up);
+    case activation_kind::geglu:
+        return ggml_geglu_split(b.ctx(), gate, up);
+    case activation_kind::swiglu_oai:
+        return ggml_swiglu_oai(b.ctx(), gate, up, OAI_ALPHA, OAI_LIMIT);
+    }
+    return nullptr;
+}
+
+// Here libllama multiplies the bias by the scale, too.
+ggml_tensor * linear(builder & b, const role_tensors & w, role weight, role bias, ggml_tensor * x) {
+    ggml_tensor * y = b.linear(x, w[weight], nullptr, w[bias]);
+    return w.scale(weight) ? ggml_mul(b.ctx(), y, w.scale(weight)) : y;
+}
+
+ggml_tensor * dense(builder & b, const feed_forward_spec & spec, const role_tensors & w, ggml_tensor * x) {
+    ggml_tensor * gated = nullptr;
+    if (ggml_tensor * both = w[role::ffn_gate_up]) {
+        gated =
+            ggml_swiglu(b.ctx(), b.linear(x, both, w.scale(role::ffn_gate_up), nullptr)); // the only kind that files have so
+    } else {
+        ggml_tensor * gate = linear(b, w, role::ffn_gate, role::ffn_gate_bias, x);
+        ggml_tensor * up = linear(b, w, role::ffn_up, role::ffn_up_bias, x);
+        gated = activate(b, spec.activation, gate, up);
+    }
+    return linear(b, w, role::ffn_down, role::ffn_down_bias, gated);
+}
+
+// For each token: which experts it goes to, I32 (n_expert_used, n_tokens), and what each of their results is multiplied by.
+struct choice {
+    ggml_tensor * experts;
+    ggml_tensor * weights; // (1, n_expert_used, n_tokens)
+};
+
+choice choose(builder & b, const feed_forward_spec & spec, const role_tensors & w, ggml_tensor * x) {
+    const int64_t n = x->ne[1];
+    ggml_tensor * scores = b.linear(x, w[role::router], nullptr, w[role::router_bias]); // (n_expert, n_tokens)
+    if (spec.gating == gating_kind::softmax) {
+        scores = ggml_soft_max(b.ctx(), scores);
+    }
+    ggml_tensor * experts = ggml_argsort_top_k(b.ctx(), scores, static_cast<int>(spec.n_expert_used));
+    ggml_tensor * weights = ggml_get_rows(b.ctx(), ggml_reshape_3d(b.ctx(), scores, 1, spec.n_expert, n), experts);
+    weights = ggml_reshape_2d(b.ctx(), weights, spec.n_expert_used, n);
+    switch (spec.gating) {
+    case gating_kind::softmax: {
+        ggml_tensor * sum =
+            ggml_clamp(b.ctx(), ggml_sum_rows(b.ctx(), weights), SMALLEST_SUM, std::numeric_limits<float>::infinity());
+        weights = ggml_div(b.ctx(), weights, sum);
         break;
     }
-    return b.linear(gated, w[role::ffn_down], w[role::ffn_down_bias]);
+    case gating_kind::softmax_of_chosen:
+        weights = ggml_soft_max(b.ctx(), weights);
+        break;
+    }
+    return {experts, ggml_reshape_3d(b.ctx(), weights, 1, spec.n_expert_used, n)};
+}
+
+// Each token's product with the matrices of its experts. x (n_in, n_expert_used or 1, n_tokens)
+ggml_tensor * expert_linear(builder & b, const role_tensors & w, role weight, role bias, ggml_tensor * x,
+                            ggml_tensor * experts) {
+    ggml_tensor * y = ggml_mul_mat_id(b.ctx(), w[weight], x, experts); // (n_out, n_expert_used, n_tokens)
+    if (ggml_tensor * scale = w.scale(weight)) {
+        const int64_t n_expert = scale->ne[0];
+        ggml_tensor * all = ggml_reshape_3d(b.ctx(), scale, 1, n_expert, 1);
+        all = ggml_repeat_4d(b.ctx(), all, 1, n_expert, experts->ne[1], 1);
+        y = ggml_mul(b.ctx(), y, ggml_get_rows(b.ctx(), all, experts));
+    }
+    return w[bias] ? ggml_add_id(b.ctx(), y, w[bias], experts) : y;
+}
+
+ggml_tensor * mixture(builder & b, const feed_forward_spec & spec, const role_tensors & w, ggml_tensor * x) {
+    const auto [experts, weights] = choose(b, spec, w, x);
+    const int64_t n = x->ne[1];
+    x = ggml_reshape_3d(b.ctx(), x, x->ne[0], 1, n);
+    ggml_tensor * gate = expert_linear(b, w, role::expert_gate, role::expert_gate_bias, x, experts);
+    ggml_tensor * up = expert_linear(b, w, role::expert_up, role::expert_up_bias, x, experts);
+    ggml_tensor * y = activate(b, spec.activation, gate, up);
+    y = expert_linear(b, w, role::expert_down, role::expert_down_bias, y, experts);
+    y = ggml_mul(b.ctx(), y, weights); // (n_embd, n_expert_used, n_tokens)
+    ggml_tensor * sum = nullptr;
+    for (size_t i = 0; i < spec.n_expert_used; ++i) {
+        ggml_tensor * of_one = ggml_view_2d(b.ctx(), y, y->ne[0], n, y->nb[2], i * y->nb[1]);
+        sum = sum ? ggml_add(b.ctx(), sum, of_one) : of_one;
+    }
+    return spec.n_expert_used == 1 ? ggml_cont(b.ctx(), sum) : sum;
+}
+
+} // namespace
+
+ggml_tensor * feed_forward(builder & b, const feed_forward_spec & spec, const role_tensors & w, ggml_tensor * x) {
+    return spec.n_expert > 0 ? mixture(b, spec, w, x) : dense(b, spec, w, x);
 }
 
 } // namespace kvg

@@ -7,6 +7,6 @@
 namespace kvg {
 
 // x (n_embd, n_tokens); returns the same shape
-ggml_tensor * feed_forward(builder & b, feed_forward_kind kind, const layer_weights & w, ggml_tensor * x);
+ggml_tensor * feed_forward(builder & b, const feed_forward_spec & spec, const role_tensors & w, ggml_tensor * x);
 
 } // namespace kvg

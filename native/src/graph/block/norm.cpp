@@ -3,6 +3,9 @@
 namespace kvg {
 
 ggml_tensor * norm(builder & b, norm_kind kind, ggml_tensor * x, ggml_tensor * weight, float eps) {
+    if (!weight) {
+        return x;
+    }
     switch (kind) {
     case norm_kind::rms:
         x = ggml_rms_norm(b.ctx(), x, eps);

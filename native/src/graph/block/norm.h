@@ -6,7 +6,7 @@
 
 namespace kvg {
 
-// x (n, n_tokens), weight (n)
+// x (n, ..), weight (n); nullptr: x as it is, for norms that a layer hasn't
 ggml_tensor * norm(builder & b, norm_kind kind, ggml_tensor * x, ggml_tensor * weight, float eps);
 
 } // namespace kvg

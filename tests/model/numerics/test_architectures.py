@@ -1,0 +1,124 @@
+"""Every architecture that has a recipe: its logits against libllama's on the same file."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from support.architectures import ArchSpec
+from support.engines import prompt_then_singles, random_ids
+from support.judge import judge
+from support.models import N_VOCAB, WeightType
+
+import pykvgraph as kvg
+
+Architecture = Callable[[ArchSpec], Path]
+
+N_PROMPT, N_TOKENS = 80, 200
+
+# dense, experts, and what llama.cpp's own random files leave out: query heads that share K and V, 8 experts
+# of which 2 are used, fused matrices, rope that is scaled, and rotates a part of a head
+SPECS = [
+    ArchSpec("llama", n_expert=8),
+    ArchSpec("llama", fused=True),
+    ArchSpec("llama", scaling="yarn"),
+    ArchSpec("llama", scaling="linear"),
+    ArchSpec("llama", scaling="longrope"),
+    ArchSpec("qwen2", head_dim=16),
+    ArchSpec("qwen2", head_dim=16, scaling="yarn", fused=True),
+    ArchSpec("qwen3", n_head=8, n_head_kv=1),
+    ArchSpec("qwen3", scaling="yarn"),
+    ArchSpec("qwen3moe", n_expert=8),
+    ArchSpec("qwen3moe", n_expert=4, n_expert_used=1),
+    ArchSpec("phi3", head_dim=16, fused=True),
+    ArchSpec("gemma2", window=24),
+    ArchSpec("gpt-oss", window=24, n_expert=8),
+    ArchSpec("gpt-oss", window=24, n_expert=8, scaling="yarn"),
+    ArchSpec("gpt-oss", window=24, n_expert=8, n_embd=128, n_ff=64, expert_weights=WeightType.MXFP4),
+    ArchSpec("gemma3", n_layer=6, window=24, period=3),
+    ArchSpec("gemma3", n_layer=3, window=24, scaling="linear", n_head=8, n_head_kv=1),
+    ArchSpec("gemma3"),
+    ArchSpec("phi3", head_dim=16, fused=True, biases=True, n_rot=12),
+    ArchSpec("phi3", head_dim=16, fused=True, scaling="longrope"),
+    ArchSpec("phi3", head_dim=16, fused=True, scaling="longrope", n_ctx_orig=512),
+]
+# larger, in the types that people have
+LARGER = [
+    ArchSpec("llama", 8, 256, 8, 2, 32, 512, n_expert=8, weights=WeightType.Q8_0),
+    ArchSpec("qwen2", 8, 256, 8, 1, 32, 512, weights=WeightType.F16),
+    ArchSpec("qwen3", 8, 256, 8, 4, 64, 512, weights=WeightType.Q8_0),
+    ArchSpec("qwen3moe", 8, 256, 8, 2, 64, 128, n_expert=8, weights=WeightType.Q8_0),
+    ArchSpec("phi3", 8, 256, 8, 2, 32, 512, fused=True, weights=WeightType.Q8_0),
+    ArchSpec(
+        "gpt-oss",
+        8,
+        256,
+        8,
+        2,
+        64,
+        128,
+        n_expert=8,
+        window=32,
+        weights=WeightType.Q8_0,
+        expert_weights=WeightType.MXFP4,
+    ),
+    ArchSpec("gemma3", 8, 256, 4, 1, 128, 512, window=32, period=6, weights=WeightType.Q8_0),
+]
+# where llama.cpp's maker of random models and its libraries are
+ARCHS = Path(os.environ.get("LLAMA_ARCHS", Path(__file__).parents[4] / "shared" / "rivals" / "archs"))
+NAMES = ["llama", "qwen2", "qwen3", "qwen3moe", "phi3", "gemma2", "gemma3", "gpt-oss"]
+
+
+def compare(path: Path, n_vocab: int = N_VOCAB) -> None:
+    ids = random_ids(N_TOKENS, n_vocab, seed=1)
+    judge(path, lambda engine: prompt_then_singles(engine, ids, N_PROMPT), n_ctx=256)
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=str)
+def test_logits(architecture: Architecture, spec: ArchSpec) -> None:
+    compare(architecture(spec))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("spec", LARGER, ids=str)
+def test_logits_of_larger_shapes(architecture: Architecture, spec: ArchSpec) -> None:
+    compare(architecture(spec))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("name", NAMES)
+def test_logits_of_llama_cpps_random_models(name: str, seed: int, tmp_path: Path) -> None:
+    """Files with every tensor that llama.cpp reads, scales and unused ones among them."""
+    program = ARCHS / "test-llama-archs"
+    if not program.exists():
+        pytest.skip("llama.cpp's test-llama-archs is not there: set LLAMA_ARCHS to its folder")
+    subprocess.run(
+        [program, "-a", f"^{name}$", "-s", str(seed), "-o", tmp_path],
+        env={**os.environ, "LD_LIBRARY_PATH": str(ARCHS)},
+        check=True,
+        capture_output=True,
+    )
+    paths = sorted(tmp_path.glob("*.gguf"))
+    assert paths
+    for path in paths:
+        compare(path, 128)
+
+
+def test_the_batch_does_not_matter(architecture: Architecture) -> None:
+    """However a text is cut into batches, the logits of its last token are the same to rounding."""
+    path = architecture(ArchSpec("qwen3moe", n_expert=8))
+    ids = random_ids(60, N_VOCAB, seed=2)
+    with kvg.Model(path, device="cpu") as model:
+        rows = []
+        for n_batch in (1, 7, 60):
+            ctx = kvg.Context(model, n_ctx=64)
+            for first in range(0, 60, n_batch):
+                batch = kvg.Batch()
+                batch.extend(ids[first : first + n_batch], first, (0,), logits="last")
+                ctx.decode(batch)
+            rows.append(ctx.logits())
+    assert all(abs(row - rows[0]).max() < 1e-3 for row in rows)

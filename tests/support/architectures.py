@@ -1,0 +1,208 @@
+"""Random GGUF files of every architecture that has a recipe, with what llama.cpp's own files leave out.
+
+Shapes are small; attention is peaked, so that a wrong window, rotation or expert shows in the logits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+import gguf
+import numpy as np
+import numpy.typing as npt
+
+from support.models import N_VOCAB, WeightType, add_vocabulary
+
+Array = npt.NDArray[np.float32]
+Tensors = dict[str, Array]
+
+
+@dataclass(frozen=True)
+class ArchSpec:
+    """What a random model looks like. Zeros: without."""
+
+    arch: str
+    n_layer: int = 3
+    n_embd: int = 64
+    n_head: int = 4
+    n_head_kv: int = 2
+    head_dim: int = 32
+    n_ff: int = 96
+    n_expert: int = 0
+    n_expert_used: int = 2
+    window: int = 0
+    period: int = 2  # every so many layers, one attends to everything
+    scaling: str = ""  # "linear", "yarn" or "longrope"
+    factor: float = 4.0
+    n_ctx_orig: int = 64
+    n_rot: int = 0
+    fused: bool = False
+    biases: bool = False
+    weights: WeightType = WeightType.F32
+    expert_weights: WeightType | None = None
+    seed: int = 0
+
+    def __str__(self) -> str:
+        shown = [self.arch]
+        for field in fields(self)[1:]:
+            value = getattr(self, field.name)
+            if value != field.default:
+                text = value.name if isinstance(value, WeightType) else value
+                shown.append(f"{field.name.removeprefix('n_').replace('_', '')}{text}")
+        return "-".join(map(str, shown))
+
+
+def write_architecture(spec: ArchSpec, directory: Path) -> Path:
+    """Writes the model, or finds it where an earlier call left it."""
+    path = directory / f"{spec}.gguf"
+    if not path.exists():
+        writer = gguf.GGUFWriter(path, spec.arch)
+        add_metadata(writer, spec)
+        add_vocabulary(writer)
+        for name, tensor in random_tensors(spec).items():
+            kind = spec.expert_weights or spec.weights if "_exps.weight" in name else spec.weights
+            if tensor.ndim == 1 or name.endswith("bias"):
+                writer.add_tensor(name, tensor)
+            else:
+                writer.add_tensor(name, gguf.quantize(tensor, kind), raw_dtype=kind)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+    return path
+
+
+def add_metadata(writer: gguf.GGUFWriter, spec: ArchSpec) -> None:
+    writer.add_block_count(spec.n_layer)
+    writer.add_context_length(4096)
+    writer.add_embedding_length(spec.n_embd)
+    writer.add_feed_forward_length(spec.n_ff)
+    writer.add_head_count(spec.n_head)
+    writer.add_head_count_kv(spec.n_head_kv)
+    writer.add_key_length(spec.head_dim)
+    writer.add_value_length(spec.head_dim)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_rope_dimension_count(spec.n_rot or spec.head_dim)
+    writer.add_rope_freq_base(10000.0)
+    writer.add_vocab_size(N_VOCAB)
+    if spec.n_expert:
+        writer.add_expert_count(spec.n_expert)
+        writer.add_expert_used_count(spec.n_expert_used)
+        if spec.arch != "llama":
+            writer.add_expert_feed_forward_length(spec.n_ff)
+    if spec.window:
+        writer.add_sliding_window(spec.window)
+        writer.add_sliding_window_pattern(spec.period)
+    add_scaling(writer, spec)
+
+
+def add_scaling(writer: gguf.GGUFWriter, spec: ArchSpec) -> None:
+    if not spec.scaling:
+        return
+    writer.add_rope_scaling_type(gguf.RopeScalingType(spec.scaling))
+    writer.add_rope_scaling_orig_ctx_len(spec.n_ctx_orig)
+    if spec.scaling == "longrope":
+        writer.add_rope_scaling_attn_factors(1.19)
+    else:
+        writer.add_rope_scaling_factor(spec.factor)
+
+
+class _Random:
+    """Weights with the widths of a spec."""
+
+    def __init__(self, spec: ArchSpec) -> None:
+        self.spec = spec
+        self.rng = np.random.default_rng(spec.seed)
+
+    def matrix(self, *shape: int, gain: float = 1.0) -> Array:
+        weights = self.rng.standard_normal(shape, dtype=np.float32)
+        weights *= gain / np.sqrt(shape[-1])
+        return weights
+
+    def bias(self, *shape: int, scale: float = 0.1) -> Array:
+        weights = self.rng.standard_normal(shape, dtype=np.float32)
+        weights *= scale
+        return weights
+
+    def norm(self, n: int) -> Array:
+        weights = self.bias(n)
+        weights += 1
+        return weights
+
+
+def random_tensors(spec: ArchSpec) -> Tensors:
+    """Weights by GGUF name, shaped (rows, columns)."""
+    random = _Random(spec)
+    tensors = {"token_embd.weight": random.matrix(N_VOCAB, spec.n_embd, gain=2.0)}
+    for layer in range(spec.n_layer):
+        parts = _attention(random) | _norms(random) | (_experts(random) if spec.n_expert else _dense(random))
+        tensors |= {f"blk.{layer}.{name}": tensor for name, tensor in parts.items()}
+    tensors["output_norm.weight"] = random.norm(spec.n_embd)
+    if spec.arch != "gemma2":  # which has it tied
+        tensors["output.weight"] = random.matrix(N_VOCAB, spec.n_embd, gain=3.0)
+    if spec.scaling == "longrope":
+        pairs = (spec.n_rot or spec.head_dim) // 2
+        tensors["rope_factors_short.weight"] = np.linspace(1.0, 1.5, pairs, dtype=np.float32)
+        tensors["rope_factors_long.weight"] = np.linspace(1.0, 12.0, pairs, dtype=np.float32)
+    return tensors
+
+
+def _attention(random: _Random) -> Tensors:
+    spec = random.spec
+    q_rows, kv_rows = spec.n_head * spec.head_dim, spec.n_head_kv * spec.head_dim
+    q, k = (random.matrix(rows, spec.n_embd, gain=1.5) for rows in (q_rows, kv_rows))
+    v = random.matrix(kv_rows, spec.n_embd)
+    split: Tensors = {"attn_q.weight": q, "attn_k.weight": k, "attn_v.weight": v}
+    parts: Tensors = {"attn_qkv.weight": np.concatenate([q, k, v])} if spec.fused else split
+    parts["attn_output.weight"] = random.matrix(spec.n_embd, q_rows)
+    if spec.biases or spec.arch in ("qwen2", "gpt-oss"):
+        biases = {name: random.bias(rows) for name, rows in (("q", q_rows), ("k", kv_rows), ("v", kv_rows))}
+        if spec.fused:
+            parts["attn_qkv.bias"] = np.concatenate(list(biases.values()))
+        else:
+            parts |= {f"attn_{name}.bias": bias for name, bias in biases.items()}
+    if spec.arch == "gpt-oss":
+        parts["attn_output.bias"] = random.bias(spec.n_embd)
+        parts["attn_sinks.weight"] = random.bias(spec.n_head, scale=2.0)
+    return parts
+
+
+def _norms(random: _Random) -> Tensors:
+    spec = random.spec
+    names = {"attn_norm": spec.n_embd}
+    if spec.arch == "gpt-oss":
+        names["post_attention_norm"] = spec.n_embd
+    else:
+        names["ffn_norm"] = spec.n_embd
+    if spec.arch in ("qwen3", "qwen3moe", "gemma3"):
+        names |= {"attn_q_norm": spec.head_dim, "attn_k_norm": spec.head_dim}
+    if spec.arch in ("gemma2", "gemma3"):
+        names |= {"post_attention_norm": spec.n_embd, "post_ffw_norm": spec.n_embd}
+    return {f"{name}.weight": random.norm(n) for name, n in names.items()}
+
+
+def _dense(random: _Random) -> Tensors:
+    spec = random.spec
+    rows = {"ffn_up": 2 * spec.n_ff} if spec.arch == "phi3" else {"ffn_gate": spec.n_ff, "ffn_up": spec.n_ff}
+    parts = {f"{name}.weight": random.matrix(n, spec.n_embd) for name, n in rows.items()}
+    return parts | {"ffn_down.weight": random.matrix(spec.n_embd, spec.n_ff)}
+
+
+def _experts(random: _Random) -> Tensors:
+    spec = random.spec
+    n = spec.n_expert
+    parts = {
+        "ffn_gate_inp.weight": random.matrix(n, spec.n_embd, gain=2.0),
+        "ffn_gate_exps.weight": random.matrix(n, spec.n_ff, spec.n_embd),
+        "ffn_up_exps.weight": random.matrix(n, spec.n_ff, spec.n_embd),
+        "ffn_down_exps.weight": random.matrix(n, spec.n_embd, spec.n_ff),
+    }
+    if spec.arch == "gpt-oss":
+        parts |= {
+            "ffn_gate_inp.bias": random.bias(n),
+            "ffn_gate_exps.bias": random.bias(n, spec.n_ff),
+            "ffn_up_exps.bias": random.bias(n, spec.n_ff),
+            "ffn_down_exps.bias": random.bias(n, spec.n_embd),
+        }
+    return parts
