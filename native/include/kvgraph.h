@@ -125,7 +125,7 @@ KVG_API kvg_status kvg_gguf_get_string(const kvg_gguf * gguf, uint64_t index, ui
                                        uint64_t * length);
 KVG_API kvg_status kvg_gguf_get_tensor(const kvg_gguf * gguf, uint64_t index, kvg_gguf_tensor * out);
 /* Whether libllama may be given this file as a tokenizer: it ends the process on some of what a file can hold.
-   KVG_UNSUPPORTED for another kind than SentencePiece BPE and byte-level BPE; KVG_MODEL_LOAD for what is damaged. */
+   KVG_UNSUPPORTED for a kind that is neither SentencePiece BPE nor BPE by a list of merges; KVG_MODEL_LOAD for what is damaged. */
 KVG_API kvg_status kvg_gguf_check_vocab(const kvg_gguf * gguf);
 
 /* ---- models ---- */

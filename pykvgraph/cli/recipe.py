@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 _KINDS = {
     "llama": "SentencePiece",
     "gpt2": "byte-level BPE",
+    "gemma4": "BPE",
+    "hybriddna": "BPE",
+    "whitespace": "BPE",
 }
 
 

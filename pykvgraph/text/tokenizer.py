@@ -49,6 +49,8 @@ renew_lock_in_child(sys.modules[__name__], "_stack_size_lock")
 
 _KIND = "tokenizer.ggml.model"
 # how a file says that it has none; the tokens of "test" stand for no text, libllama's own tests write it
+# BPE by a list of merges, after the text was split by an expression
+_MERGED = ("gpt2", "gemma4", "hybriddna", "whitespace")
 _NO_KINDS = (None, "none", "no_vocab", "test")
 
 
@@ -107,7 +109,7 @@ class Tokenizer(NotCopied):
         self._llama = llama
         self._handle = vocabulary.model
         self._vocab = self._handle.call(llama.llama_model_get_vocab)
-        self._byte_level = vocabulary.kind == "gpt2"
+        self._merged = vocabulary.kind in _MERGED
         self._tokens = frozenset(vocabulary.tokens)
         self._byte_tokens = frozenset(byte for byte in range(256) if _has_byte(self._tokens, byte))
         self._pieces: dict[int, bytes] = {}
@@ -155,7 +157,7 @@ class Tokenizer(NotCopied):
             )
         self._refuse_unknown(text)
         needed = _STACK_AT_LEAST + len(text) * _STACK_PER_CHARACTER
-        if self._byte_level and needed > lib().kvg_stack_left():
+        if self._merged and needed > lib().kvg_stack_left():
             # the call is the other thread's: Ctrl-C may end this one's waiting before it is over
             return _on_large_stack(needed, self._ask, self._encode, data, add_special, parse_special)
         return self._ask(self._encode, data, add_special, parse_special)
@@ -197,7 +199,7 @@ class Tokenizer(NotCopied):
 
     def _encode(self, vocab: Any, data: bytes, add_special: bool, parse_special: bool) -> list[int]:
         size = len(data) + 8
-        _require_memory(len(data) * (_BYTES_PER_BYTE if self._byte_level else _BYTES_PER_PIECE_BYTE))
+        _require_memory(len(data) * (_BYTES_PER_BYTE if self._merged else _BYTES_PER_PIECE_BYTE))
         while True:
             ids = np.empty(size, np.int32)
             address = ids.ctypes.data_as(ctypes.POINTER(ctypes.c_int32))
@@ -228,7 +230,7 @@ class Tokenizer(NotCopied):
 
     def _refuse_unknown(self, text: str) -> None:
         """libllama ends the process at a character that is no token when its bytes are none either."""
-        if self._byte_level or len(self._byte_tokens) == 256 or not text:
+        if self._merged or len(self._byte_tokens) == 256 or not text:
             return
         for character in sorted(set(text.replace(" ", _SPACE)) | {_SPACE}):
             data = character.encode()

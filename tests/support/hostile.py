@@ -71,6 +71,18 @@ def byte_level(parts: Parts) -> Parts:
     return parts
 
 
+def merged(kind: bytes) -> Parts:
+    """The same model with a vocabulary of another kind that has merges; Gemma 4's is of plain characters."""
+    if kind != b"gemma4":
+        parts = byte_level(generated(TINY))
+    else:
+        parts = generated(TINY)
+        merges = ["t h", "h e", "\u2581 t", "\n \n"]
+        parts.set("tokenizer.ggml.merges", STRING, [merge.encode() for merge in merges])
+    parts.set("tokenizer.ggml.model", STRING, kind)
+    return parts
+
+
 def byte_alphabet() -> list[str]:
     """GPT-2's character for each byte: itself where that can be printed, else one from U+0100 on."""
     printable = {*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
@@ -89,6 +101,9 @@ BASES: dict[str, tuple[Callable[[], Parts], Callable[[Parts, str, int, Path], st
     "tiny": (lambda: generated(TINY), write_mutant),
     "q8_0": (lambda: generated(Q8_0), write_mutant),
     "byte-level": (lambda: byte_level(generated(TINY)), write_mutant),
+    "gemma4": (lambda: merged(b"gemma4"), write_mutant),
+    "hybriddna": (lambda: merged(b"hybriddna"), write_mutant),
+    "whitespace": (lambda: merged(b"whitespace"), write_mutant),
     "retyped": (lambda: generated(WIDE), write_retyped),
     "resplit": (lambda: byte_level(generated(TINY)), write_resplit),
 }

@@ -127,6 +127,11 @@ bool is_byte_token(std::string_view text) {
            isxdigit(static_cast<unsigned char>(text[4]));
 }
 
+// The kinds of BPE that have a list of merges.
+bool is_merged(const std::string & kind) {
+    return kind == "gpt2" || kind == "gemma4" || kind == "hybriddna" || kind == "whitespace";
+}
+
 // Tells the kind. Whatever is not listed here would need its own checks: libllama has six kinds.
 std::string check_kind(const gguf_file & file) {
     const int64_t id = find_key(file, {"tokenizer.ggml.model", GGUF_TYPE_STRING, false});
@@ -134,9 +139,10 @@ std::string check_kind(const gguf_file & file) {
         fail(KVG_MODEL_LOAD, "%s has no tokenizer: key 'tokenizer.ggml.model' is missing", file.path().c_str());
     }
     const std::string kind = gguf_get_val_str(file.meta(), id);
-    if (kind != "llama" && kind != "gpt2") {
+    if (kind != "llama" && !is_merged(kind)) {
         fail(KVG_UNSUPPORTED,
-             "%s: tokenizer.ggml.model is '%s': expected 'llama' (SentencePiece BPE) or 'gpt2' (byte-level BPE)",
+             "%s: tokenizer.ggml.model is '%s': expected 'llama' (SentencePiece BPE), 'gpt2' (byte-level BPE), 'gemma4', "
+             "'hybriddna' or 'whitespace'",
              file.path().c_str(), kind.c_str());
     }
     return kind;
@@ -252,10 +258,11 @@ void check_merges(const gguf_file & file, const std::string & pre) {
     }
 }
 
-void check_byte_level(const gguf_file & file) {
-    const std::string pre = file.get_string("tokenizer.ggml.pre").value_or("");
+void check_merged(const gguf_file & file, const std::string & kind) {
+    // libllama splits texts in Gemma 4's own way, whatever the key says
+    const std::string pre = kind == "gemma4" ? kind : file.get_string("tokenizer.ggml.pre").value_or("");
     // leaves runs of blanks in the text, on which libllama's merging asserts that there are none
-    if (pre == "whitespace") {
+    if (pre == "whitespace" && kind != "whitespace") {
         fail(KVG_UNSUPPORTED, "%s: tokenizer.ggml.pre is 'whitespace', which goes with another kind of tokenizer",
              file.path().c_str());
     }
@@ -278,8 +285,8 @@ void check_vocab(const gguf_file & file) {
     check_types(file, tokens);
     check_scores(file, tokens.size());
     check_special_tokens(file, tokens.size());
-    if (kind == "gpt2") {
-        check_byte_level(file);
+    if (is_merged(kind)) {
+        check_merged(file, kind);
     }
 }
 

@@ -36,7 +36,8 @@ ModelFile = Callable[[ModelSpec], Path]
 
 # series of 250: as many at a time as there are processors
 MUTANTS = [(base, first, 250) for base in ("stories", "tiny", "q8_0", "byte-level") for first in (0, 250)]
-SERIES = [*MUTANTS, ("retyped", 0, len(WEIGHT_TYPES)), ("resplit", 0, len(PRE_TOKENIZERS))]
+OTHER_KINDS = [(base, 0, 100) for base in ("gemma4", "hybriddna", "whitespace")]
+SERIES = [*MUTANTS, *OTHER_KINDS, ("retyped", 0, len(WEIGHT_TYPES)), ("resplit", 0, len(PRE_TOKENIZERS))]
 
 
 def run_python(*arguments: str) -> str:
@@ -159,6 +160,7 @@ def many_tensors(parts: Parts) -> None:
 
 
 GGML = "tokenizer.ggml"
+CHECKED = [b"llama", b"gpt2", b"gemma4", b"hybriddna", b"whitespace"]
 SPM = {
     "no architecture": (without("general.architecture"), "architecture"),
     "an architecture that is a number": (key("general.architecture", UINT32, 1), "architecture"),
@@ -225,7 +227,7 @@ def test_byte_level(parts: Parts, tmp_path: Path, change: Callable[[Parts], obje
     assert message in str(refused(parts, tmp_path / "model.gguf"))
 
 
-@pytest.mark.parametrize("kind", [kind for kind in TOKENIZERS if kind not in (b"llama", b"gpt2")])
+@pytest.mark.parametrize("kind", [kind for kind in TOKENIZERS if kind not in CHECKED])
 def test_kinds_that_are_not_checked(parts: Parts, tmp_path: Path, kind: bytes) -> None:
     parts.set("tokenizer.ggml.model", STRING, kind)
     assert isinstance(refused(parts, tmp_path / "model.gguf"), kvg.UnsupportedError)
