@@ -91,6 +91,17 @@ def several(values: object) -> list[Any] | None:
     return list(values)
 
 
+def indices(value: range, name: str, n: int = INT64_MAX) -> range:
+    """`value` as a range of neighbours among `n` things.
+
+    Raises InvalidArgumentError, which names the argument.
+    """
+    if not isinstance(value, range) or value.step != 1:
+        raise InvalidArgumentError(f"{name} must be a range without a step, got {shown(value)}")
+    begin = integer(value.start, f"the start of {name}", 0, n)
+    return range(begin, integer(value.stop, f"the end of {name}", begin, n))
+
+
 def integers(
     values: Integers, name: str, low: int = INT32_MIN, high: int = INT32_MAX
 ) -> npt.NDArray[np.int32]:

@@ -38,12 +38,13 @@ class Hold(NotCopied):
         # the garbage collector may run in any thread, also in the middle of a call: never wait or raise here
         with contextlib.suppress(Exception):
             if self._id:
-                self._handle.call_later(_release_quietly, self._id)
+                self._handle.call_later(release_quietly, self._id)
 
     def __repr__(self) -> str:
         return f"<Hold of positions {self.p0} to {self.p1 - 1}>"
 
 
-def _release_quietly(context: int, number: int) -> None:
+def release_quietly(context: int, number: int) -> None:
+    """Ends a hold, if it has not ended yet."""
     with contextlib.suppress(InvalidArgumentError):  # kv.clear() has released it already
         lib().kvg_kv_release(context, number)

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from pykvgraph._native.ffi import KvgIncomingRows, KvgKvPlace, KvgKvReadRequest
 from pykvgraph._native.handles import Closable, Handle
 from pykvgraph._native.library import lib, sized
-from pykvgraph.checks import integer, integers
+from pykvgraph.checks import indices, integer, integers, several, shown
 from pykvgraph.errors import InvalidArgumentError
 
 
@@ -45,7 +45,10 @@ class Incoming(Closable):
 
     def __init__(self, context: Handle, places: Sequence[Place]) -> None:
         self._context = context
-        held = [_place(index, place) for index, place in enumerate(places)]
+        chosen = several(places)
+        if chosen is None:
+            raise InvalidArgumentError(f"places must be a list of Place, got {shown(places)}")
+        held = [_place(index, place) for index, place in enumerate(chosen)]
         structs = (KvgKvPlace * len(held))(*(struct for struct, *_ in held))
 
         def reserve(pointer: int, out: Any) -> None:
@@ -54,6 +57,7 @@ class Incoming(Closable):
         self._handle = Handle.open(
             lambda out: context.call(reserve, out), free=lib().kvg_incoming_free, name="reservation"
         )
+        self._handle.changes(context)
 
     def write(
         self, group: int, layers: range, cells: range, data: npt.NDArray[np.uint8] | bytes | memoryview
@@ -67,7 +71,11 @@ class Incoming(Closable):
         Raises InvalidArgumentError for a range that is out of bounds, for another number of bytes than these
         rows have, and after show(), give_back() or `kv.clear()`.
         """
-        rows = np.frombuffer(data, np.uint8)
+        layers, cells = indices(layers, "layers"), indices(cells, "cells")
+        try:
+            rows = np.frombuffer(data, np.uint8)
+        except (TypeError, ValueError, BufferError):  # no buffer, or one with gaps
+            raise InvalidArgumentError(f"data must be bytes without gaps, got {shown(data)}") from None
         request = sized(
             KvgIncomingRows,
             group=integer(group, "group"),
@@ -119,11 +127,13 @@ def read_rows(context: int, group: int, layers: range, cells: Sequence[int], row
 
 def _place(index: int, place: Place) -> tuple[KvgKvPlace, Any, Any]:
     """The native struct of a place, and the two arrays that it points to, which must live as long."""
+    if not isinstance(place, Place):
+        raise InvalidArgumentError(f"places[{index}] must be a pykvgraph.Place, got {shown(place)}")
     positions = integers(place.positions, f"places[{index}].positions", 0)
     if place.dither is None:
         dither = np.zeros(len(positions), np.uint8)
     else:
-        dither = np.ascontiguousarray(place.dither, np.uint8)
+        dither = integers(place.dither, f"places[{index}].dither", 0, 255).astype(np.uint8)
     if dither.shape != positions.shape:
         raise InvalidArgumentError(
             f"places[{index}] has {len(positions)} positions and dither of shape {dither.shape}"

@@ -22,10 +22,10 @@ from pykvgraph._native.ffi import (
 from pykvgraph._native.fork import renew_cached_properties_in_child
 from pykvgraph._native.handles import Handle, NotCopied
 from pykvgraph._native.library import lib, sized
-from pykvgraph.checks import flag, integer, shown
+from pykvgraph.checks import flag, indices, integer, shown
 from pykvgraph.errors import InvalidArgumentError
 from pykvgraph.gguf_file import native_path
-from pykvgraph.hold import Hold
+from pykvgraph.hold import Hold, release_quietly
 from pykvgraph.incoming import Incoming, Place, RawRows, read_rows
 from pykvgraph.state.cells import SavedState
 from pykvgraph.state.file import read_file, write_file
@@ -280,15 +280,15 @@ class KVCache(NotCopied):
         for an index that is out of range.
         """
         info = self._group(integer(group, "group", 0, self._n_groups - 1))
-        layers = range(info.n_layer) if layers is None else layers
+        layers = range(info.n_layer) if layers is None else indices(layers, "layers", info.n_layer)
         return self._handle.call(read_rows, group, layers, cells, info.k_row_bytes + info.v_row_bytes)
 
     def reserve(self, places: Sequence[Place]) -> Incoming:
         """Reserves empty cells, whose K and V the program then writes piece by piece (Incoming).
 
-        places: one Place for each group of `groups`, in their order. Raises, with nothing reserved:
-        CacheFullError when a group has too few empty cells, InvalidArgumentError when positions are not
-        strictly increasing.
+        places: one Place for each group of `groups`, in their order, all with the same positions. Raises,
+        with nothing reserved: CacheFullError when a group has too few empty cells, InvalidArgumentError when
+        positions are not strictly increasing, or differ between groups.
         """
         return Incoming(self._handle, places)
 
@@ -376,8 +376,10 @@ class KVCache(NotCopied):
         return integer(seq, "seq", 0, self._n_seq_max - 1)
 
     def _hold(self, context: int, seq: int, p0: int, p1: int) -> Hold:
-        lib().kvg_kv_hold(context, seq, p0, p1, self._hold_pointer)
         held = self._hold_struct
+        held.id = 0
+        self._handle.undo_unless_done(functools.partial(_undo_hold, held))
+        lib().kvg_kv_hold(context, seq, p0, p1, self._hold_pointer)
         return Hold(self._handle, held.id, held.p0, held.p1)
 
     def _read(self, layer: int, v: int) -> npt.NDArray[np.float32]:
@@ -409,6 +411,12 @@ class KVCache(NotCopied):
 
 
 renew_cached_properties_in_child(KVCache)
+
+
+def _undo_hold(held: KvgHold, context: int) -> None:
+    """Ends a hold that was made, but whose caller got an exception after it (Ctrl-C)."""
+    if held.id:
+        release_quietly(context, held.id)
 
 
 def _cell_group(context: int, index: int) -> CellGroup:

@@ -481,7 +481,8 @@ typedef struct kvg_incoming_rows {
     uint64_t n_bytes;
 } kvg_incoming_rows;
 
-/* groups: one for each group of the cache. KVG_CACHE_FULL, with nothing reserved, when a group has too few empty cells. */
+/* groups: one for each group of the cache, all with the same positions. KVG_CACHE_FULL, with nothing reserved, when a group has too few
+   empty cells. */
 KVG_API kvg_status kvg_kv_reserve(kvg_context * context, const kvg_kv_place * groups, int64_t n_groups, kvg_incoming ** out);
 /* May be called from any thread, also while another thread uses the context. Several threads may call it; their writes are done one after
    the other. The values are not checked. */

@@ -50,6 +50,7 @@ class _Object(NotCopied):
     def __init__(self, pointer: int, free: Callable[[int], None], shared: bool) -> None:
         self.pointer = pointer
         self.shared = shared
+        self.changes: _Object | None = None  # what its calls change too, without being calls on it
         self.refusal = ""  # why no call may begin
         self.calls: dict[object, int] = {}  # those under way, with their threads
         self.n_calls = 0
@@ -104,10 +105,11 @@ class _Object(NotCopied):
         for call, thread in tuple(self.calls.items()):
             if thread != here:
                 del self.calls[call]
-                if not self.shared:
-                    self.refusal = _FORKED
-                    self.n_calls += 1
-                    self._to_free.clear()
+                for each in (self, self.changes) if not self.shared else ():
+                    if each is not None:
+                        each.refusal = _FORKED
+                        each.n_calls += 1
+                        each._to_free.clear()
         if not self.shared and not self.calls:  # else the lock is this thread's
             self.renew_lock()
 
@@ -150,14 +152,23 @@ class Handle(NotCopied):
     def open(
         cls, function: Callable[..., object], *arguments: Any, free: Callable[[int], None], name: str
     ) -> Handle:
-        """Owns what function(*arguments, out) writes to its last argument; raises what that raises."""
+        """Owns what function(*arguments, out) writes to its last argument; raises what that raises.
 
-        def make() -> int:
-            pointer = ctypes.c_void_p()
-            function(*arguments, ctypes.byref(pointer))
-            return pointer.value or 0
+        What was made is freed also when Ctrl-C comes right after that.
+        """
+        made = ctypes.c_void_p()
+        handle = cls(0, lambda _: free(made.value) if made.value else None, name)
 
-        return cls.own(make, free=free, name=name)
+        def make(_: int) -> None:
+            function(*arguments, ctypes.byref(made))
+            handle._object.pointer = made.value or 0
+
+        ALONE.call(make)
+        return handle
+
+    def changes(self, other: Handle) -> None:
+        """Calls on this one change the other's native object, too: a fork in their midst spoils both."""
+        self._object.changes = other._object
 
     def call(self, function: Callable[..., R], *arguments: Any) -> R:
         """function(pointer, *arguments), while no other thread calls unless the handle is shared.

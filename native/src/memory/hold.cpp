@@ -43,7 +43,11 @@ hold_range cells::hold(int64_t id, int64_t seq, int64_t first, int64_t last) {
         held.ids.push_back(it->id);
         next = int64_t{it->pos} + 1;
     }
-    if (next < p1 || p0 >= p1) {
+    if (p0 >= p1) {
+        fail(KVG_INVALID_ARGUMENT, "no positions from %lld to before %lld: hold at least one that sequence %u sees",
+             static_cast<long long>(p0), static_cast<long long>(p1), s);
+    }
+    if (next < p1) {
         fail(KVG_INVALID_ARGUMENT,
              "sequence %u has no cell at position %lld, so positions %lld to %lld can't be held: hold a range that it sees all "
              "of",

@@ -21,11 +21,30 @@ static void check_positions(const kvg_kv_place & place) {
     }
 }
 
+// Groups that keep every position keep the same ones, or later calls would be done in one of them and refused by another.
+static void check_alike(const kv_cache & cache, const kvg_kv_place * groups) {
+    size_t first = cache.groups().size(); // that keeps every position
+    for (size_t g = 0; g < cache.groups().size(); ++g) {
+        if (cache.groups()[g].spec().window != 0) {
+            continue;
+        }
+        first = std::min(first, g);
+        if (!std::equal(groups[first].pos, groups[first].pos + groups[first].n_cells, groups[g].pos,
+                        groups[g].pos + groups[g].n_cells)) {
+            fail(KVG_INVALID_ARGUMENT, "groups %zu and %zu get other positions: every token has a cell in each of them", first,
+                 g);
+        }
+    }
+}
+
 incoming::incoming(kv_cache & cache, const kvg_kv_place * groups, int64_t n_groups) : cache_(cache) {
     const auto n = static_cast<int64_t>(cache.groups().size());
     bounded("n_groups", n_groups, n, n);
     for (int64_t g = 0; g < n_groups; ++g) {
         check_positions(groups[g]);
+    }
+    check_alike(cache, groups);
+    for (int64_t g = 0; g < n_groups; ++g) {
         const kv_group & group = cache.groups()[static_cast<size_t>(g)];
         const auto n_cells = static_cast<uint32_t>(groups[g].n_cells);
         groups_.push_back({find_slots(group.cells(), n_cells, "what comes in"),
@@ -110,16 +129,6 @@ void incoming::give_back() {
 void incoming::forget() {
     const std::lock_guard<std::mutex> lock(mutex_);
     is_live_ = false;
-}
-
-void incoming::abandon() {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    is_abandoned_ = true;
-}
-
-bool incoming::is_abandoned() {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    return is_abandoned_;
 }
 
 std::shared_ptr<incoming> intake::reserve(const kvg_kv_place * groups, int64_t n_groups) {

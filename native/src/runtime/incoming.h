@@ -4,6 +4,7 @@
 // nothing else uses. So any thread may write while the context decodes.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -32,8 +33,9 @@ public:
     // The cache was cleared: the reservation has no cells any more. Waits until a write() in another thread has ended.
     void forget();
     // The caller will not write or show any more. The next call on the context gives the cells back. From any thread
-    void abandon();
-    bool is_abandoned();
+    void abandon() { is_abandoned_ = true; }
+    // Doesn't wait for a write() in another thread.
+    bool is_abandoned() const { return is_abandoned_; }
 
 private:
     struct group_part {
@@ -46,9 +48,9 @@ private:
 
     kv_cache & cache_;
     std::vector<group_part> groups_;
-    std::mutex mutex_; // protects the flags below, group_part::written, and rows while they are written
+    std::mutex mutex_; // protects is_live_, group_part::written, and rows while they are written
     bool is_live_ = true;
-    bool is_abandoned_ = false;
+    std::atomic<bool> is_abandoned_{false};
 };
 
 // The reservations of a context that still have cells.

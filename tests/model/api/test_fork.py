@@ -99,6 +99,43 @@ print(codes)
     assert run(stories, script).strip() == str([0] * 5)
 
 
+def test_rows_that_another_thread_was_writing(stories: Path) -> None:
+    """The child would wait for the end of a write that stayed with the parent."""
+    script = """
+n = 8192
+busy, idle = (kvg.Context(model, n_ctx=n, n_threads=1) for _ in range(2))
+incoming = busy.kv.reserve([kvg.Place(range(n))])
+rows = np.zeros(n * idle.kv.read_rows([0]).data.size, np.uint8)
+stop = threading.Event()
+
+def work():
+    while not stop.is_set():
+        incoming.write(0, range(len(busy.kv.groups[0].layers)), range(n), rows)
+
+def child():
+    for use in (lambda: busy.kv.n_used, busy.reset, lambda: incoming.show(0), incoming.give_back):
+        kind, text = refusal(use)
+        assert kind == "InvalidArgumentError" and "another thread when this process was forked" in text, text
+    incoming.close()
+    busy.close()
+    idle.append(1)
+
+thread = threading.Thread(target=work)
+thread.start()
+codes = []
+for _ in range(5):
+    while not incoming._handle._object.calls:
+        pass
+    codes.append(in_child(child))
+stop.set()
+thread.join()
+incoming.show(0)
+assert busy.kv.n_used == n
+print(codes)
+"""
+    assert run(stories, script).strip() == str([0] * 5)
+
+
 def test_graphs_on_several_threads(stories: Path) -> None:
     """OpenMP's threads stay with the parent; the child would wait for them for ever."""
     script = """

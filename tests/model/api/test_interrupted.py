@@ -59,6 +59,29 @@ def interrupt(work: Callable[[], object], delay: float) -> None:
     timer.join()
 
 
+@pytest.mark.parametrize("how", ["hold", "reserve"])
+def test_nothing_stays_held_or_reserved(small: kvg.Model, how: str) -> None:
+    """What nobody got to see is let go, or its cells would stay until clear()."""
+
+    def reserve() -> None:
+        if ctx.kv.n_free > 0:  # on a busy machine, Ctrl-C may come after all of them
+            kept.append(ctx.kv.reserve([kvg.Place([0])]))
+
+    kept: list[object] = []  # so that no finalizer runs meanwhile, in which Ctrl-C would go nowhere
+    with open_context(small, n_ctx=8192) as ctx:
+        decode(ctx, run_of(random_ids(20, N_VOCAB)))
+        calls: dict[str, Callable[[], object]] = {
+            "hold": lambda: kept.append(ctx.kv.hold(0, 0, 20)),
+            "reserve": reserve,
+        }
+        for delay in np.linspace(0.001, 0.004, 20):
+            interrupt(calls[how], delay)
+            kept.clear()
+            gc.collect()
+            assert not ctx.kv.cells().held.any()
+            assert ctx.kv.n_used == 20
+
+
 class Storm:
     """Ctrl-C, as a timer's signal: `n` of them, the first after a delay, 20 microseconds apart."""
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from support import where
 from support.engines import decode, open_context, random_ids, run_of
 from support.judge import nmse
-from support.models import N_VOCAB, SMALL, TWO_GROUPS, ModelSpec
+from support.models import N_VOCAB, SMALL, TWO_GROUPS, WIDE, ModelSpec
 
 import pykvgraph as kvg
 
@@ -106,6 +108,99 @@ def test_written_while_another_thread_decodes(model: kvg.Model) -> None:
             thread.join()
         ours = [decode(target, run_of([token], 30 + i, (1,)))[0] for i, token in enumerate(IDS[30:40])]
         assert nmse(np.stack(ours), np.stack(expected)) <= where.rule(1e-6)
+
+
+def test_groups_get_the_same_positions(model_file: Callable[[ModelSpec], Path]) -> None:
+    """Else one group would do what another refuses."""
+    with (
+        kvg.Model(model_file(TWO_GROUPS), device=where.device) as model,
+        open_context(model, **OPTIONS) as ctx,
+    ):
+        for first, second in ((range(4), range(6)), (range(6), range(4)), ([0, 1], [0, 2]), ([], [0])):
+            with pytest.raises(kvg.InvalidArgumentError, match="groups 0 and 1 get other positions"):
+                ctx.kv.reserve([kvg.Place(first), kvg.Place(second)])
+        assert ctx.kv.n_free == OPTIONS["n_ctx"]
+
+
+WRONG: Any = ["x", "y"]
+
+
+@pytest.mark.parametrize(
+    "places",
+    [
+        3,
+        None,
+        [1],
+        [([0, 1], None)],
+        [kvg.Place(range(2), dither=np.array([1, 300]))],
+        [kvg.Place(range(2), dither=WRONG)],
+        [kvg.Place(range(2), dither=np.array([1.5, 2]))],
+    ],
+)
+def test_places_of_wrong_types(model: kvg.Model, places: Any) -> None:
+    with open_context(model, **OPTIONS) as ctx:
+        n_groups = len(ctx.kv.groups)
+        with pytest.raises(kvg.InvalidArgumentError, match="places"):
+            ctx.kv.reserve(places * n_groups if isinstance(places, list) else places)
+        assert ctx.kv.n_used == 0
+
+
+@pytest.mark.parametrize(
+    "layers",
+    [0, None, (0, 1), slice(0, 1), range(0, 2, 2), range(1, 0), range(-1, 0), range(2**64, 2**64 + 1)],
+)
+def test_ranges_of_wrong_types(model: kvg.Model, layers: Any) -> None:
+    """A start beyond 64 bits would be taken for 0."""
+    n_groups = len({layer.group for layer in model.layers})
+    with open_context(model, **OPTIONS) as ctx:
+        row = ctx.kv.read_rows([0], layers=range(1)).data
+        incoming = ctx.kv.reserve([kvg.Place([0])] * n_groups)
+        with pytest.raises(kvg.InvalidArgumentError, match="layer"):
+            incoming.write(0, layers, range(1), row)
+        with pytest.raises(kvg.InvalidArgumentError, match="cell"):
+            incoming.write(0, range(1), layers, row)
+        if layers is not None:
+            with pytest.raises(kvg.InvalidArgumentError, match="layer"):
+                ctx.kv.read_rows([0], layers=layers)
+        with pytest.raises(kvg.InvalidArgumentError, match="layers"):
+            ctx.kv.read_rows([0], layers=range(10**12))
+        several: list[Any] = [None, "text", [1, 2], np.repeat(row, 2)[::2]]
+        for data in several:
+            with pytest.raises(kvg.InvalidArgumentError, match="data must be bytes without gaps"):
+                incoming.write(0, range(1), range(1), data)
+        with pytest.raises(kvg.InvalidArgumentError, match="0 of 1 rows of layer 0"):
+            incoming.show(0)
+
+
+def test_calls_on_the_context_do_not_wait_for_a_write(model_file: Callable[[ModelSpec], Path]) -> None:
+    n = 512
+    with (
+        kvg.Model(model_file(WIDE), device="cpu") as model,
+        open_context(model, n_ctx=n, type_k="f32", type_v="f32") as ctx,
+        ctx.kv.reserve([kvg.Place(range(n))]) as incoming,
+    ):
+        rows = np.zeros(n * ctx.kv.read_rows([0]).data.size, np.uint8)  # 64 MB
+        stop = threading.Event()
+        writes, calls = [], []
+
+        def write() -> None:
+            while not stop.is_set():
+                start = time.perf_counter()
+                incoming.write(0, range(1), range(n), rows)
+                writes.append(time.perf_counter() - start)
+
+        thread = threading.Thread(target=write)
+        thread.start()
+        try:
+            for _ in range(40):
+                time.sleep(0.002)
+                start = time.perf_counter()
+                ctx.kv.seq_count(0, 0, -1)
+                calls.append(time.perf_counter() - start)
+        finally:
+            stop.set()
+            thread.join()
+        assert np.median(calls) < np.median(writes) / 8
 
 
 def test_refusals_change_nothing(model: kvg.Model) -> None:
