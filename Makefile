@@ -24,16 +24,16 @@ CXX_FILES := $(shell find native -name '*.cpp' -o -name '*.h' -o -name '*.inl' -
 help: ## this list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 16
 
-passkey: install ## the proof: a key hidden in a text longer than the cache, and found again
+passkey: install ## a key is hidden in a text longer than the cache, and found
 	$(BIN)/pykvgraph passkey
 
-demo: install ## an endless story on the small model: 4 contexts long, one line per shift
+demo: install ## an endless story: 4 contexts long, a line per shift
 	$(BIN)/python examples/chat.py --story -m $(MODEL)
 
-check: lint install ## a minute: lint, and the Python tests that aren't marked slow
+check: lint install ## a minute: lint, and Python tests that aren't marked slow
 	cd tests && $(CURDIR)/$(BIN)/pytest -q -n auto -m 'not slow' unit native model
 
-test: races install $(TEST_BUILD)/libkvgraph.so ## every test: C, C++, Python under AddressSanitizer and UBSan, Python, races
+test: races install $(TEST_BUILD)/libkvgraph.so ## every test: C, C++, Python with and without sanitizers
 	$(BIN)/ctest --test-dir $(TEST_BUILD) --output-on-failure --no-tests=ignore
 	@# fails in a library without fault points, whose tests would only be skipped below
 	$(SANITIZED) $(BIN)/python -I -c 'from pykvgraph._native.library import lib; lib().kvg_test_fault(b"cells", 0)'
@@ -46,7 +46,7 @@ races: install $(RACES_BUILD)/libkvgraph.so ## threads under ThreadSanitizer: C+
 	cd tests && $(RACES) $(call preload,libtsan.so,$(CURDIR)/$(RACES_BUILD)/libvisible_team.so) \
 	    KVGRAPH_LIB=$(CURDIR)/$(RACES_BUILD)/libkvgraph.so $(CURDIR)/$(BIN)/pytest -q -p no:faulthandler model/api/test_lifetimes.py
 
-bars: install $(BARS_BUILD)/libkvgraph.so ## the passkey table: 100 keys each, libllama beside it, cache types, faults; three hours
+bars: install $(BARS_BUILD)/libkvgraph.so ## the passkey table of docs/passkey.md; three hours
 	KVGRAPH_LIB=$(CURDIR)/$(BARS_BUILD)/libkvgraph.so $(BIN)/python benchmarks/passkey_bars.py \
 	    --json build/bars.json --plot build/bars.png
 

@@ -210,7 +210,7 @@ class Page:
     def show_shift(self, report: kvg.ShiftReport) -> None:
         """One line on stderr, dimmed on a terminal."""
         self._end_line()
-        line = f"[context full: {report.n_discard} cells discarded, {report.stats}]"
+        line = f"[context full: {report.n_discard} positions discarded, {report.stats}]"
         dimmed = sys.stderr.isatty() and not os.environ.get("NO_COLOR")
         print(f"\x1b[2m{line}\x1b[0m" if dimmed else line, file=sys.stderr)
 

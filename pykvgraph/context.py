@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pykvgraph._native.ffi import KvgBatch, KvgOutput, KvgScore
-from pykvgraph._native.handles import Closable, Handle
+from pykvgraph._native.handles import Closable, Handle, repr_of
 from pykvgraph._native.library import lib, sized
 from pykvgraph.batch import Batch
 from pykvgraph.checks import flag, integer, shown
@@ -194,6 +194,9 @@ class Context(Closable):
     def reset(self) -> None:
         """Empties the cache, as kv.clear() does; logits() and its like raise until the next decode."""
         self._handle.call(self._reset)
+
+    def __repr__(self) -> str:
+        return repr_of(self, lambda: f"n_ctx {self.n_ctx}, {self.kv._use()}")
 
     def _decode(self, context: int, batch: Batch, scored: bool) -> None:
         self._decode_batch(context, batch, scored=scored)

@@ -39,7 +39,13 @@ class StateError(KVGraphError, ValueError):
 
 
 class DeviceError(KVGraphError, RuntimeError):
-    """A device is missing, out of memory, or failed."""
+    """A device is missing, out of memory, or failed.
+
+    The cache has the tokens and positions that it had before the call. A defrag or a K-shift that was pending
+    may have been done, or is still pending. When the device fails in the middle of a K-shift, a sorting
+    defrag or a load, K and V are unusable: every call that needs them then raises DeviceError, until
+    `KVCache.clear()`.
+    """
 
 
 _CLASSES: dict[int, type[Exception]] = {
@@ -66,7 +72,9 @@ def errcheck(last_error: Callable[[], bytes]) -> Callable[[int, Any, tuple[Any, 
 
 def _not_found(message: str, arguments: tuple[Any, ...]) -> FileNotFoundError:
     """The error that Python's own open() would raise: the path is the native call's first argument."""
-    path = arguments[0] if arguments and isinstance(arguments[0], bytes) else b""
+    path = arguments[0] if arguments and isinstance(arguments[0], bytes) else None
     # only the system's words: Python writes errno before them and the path after them
-    text = message.removeprefix(f"{path.decode('utf-8', 'replace')} can't be opened: ") if path else message
-    return FileNotFoundError(errno.ENOENT, text, *([os.fsdecode(path)] if path else []))
+    if path is None:
+        return FileNotFoundError(errno.ENOENT, message)
+    text = message.removeprefix(f"{path.decode('utf-8', 'replace')} can't be opened: ")
+    return FileNotFoundError(errno.ENOENT, text, os.fsdecode(path))

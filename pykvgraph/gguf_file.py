@@ -42,10 +42,12 @@ class GgufFile(Closable):
     """An open GGUF file, for reading its metadata and its list of tensors; no weights are loaded.
 
     Opening checks every size and offset in the file against the file's length. The first file of a split
-    model (NAME-00001-of-00003.gguf) stands for all of them: its metadata, the tensors of all. `metadata`,
-    `tensors` and `parts` stay readable after close() if they were read before. Raises FileNotFoundError when
-    there is no such file, and ModelLoadError for a file that is no GGUF, is damaged or can't be read, and for
-    a split model of which a part is missing or another's.
+    model (NAME-00001-of-00003.gguf) stands for all of them: its metadata, the tensors of all. `path` is the
+    absolute path. `metadata`, `tensors` and `parts` stay readable after close() if they were read before.
+
+    Raises FileNotFoundError when there is no such file; ModelLoadError for a file that is no GGUF, is damaged
+    or can't be read, and for a split model of which a part is missing or another's; InvalidArgumentError for
+    a path that is no str or Path or has a NUL character; DeviceError when there is too little memory.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:

@@ -20,7 +20,7 @@ from pykvgraph._native.ffi import (
     KvgUpdateStats,
 )
 from pykvgraph._native.fork import renew_cached_properties_in_child
-from pykvgraph._native.handles import Handle, NotCopied
+from pykvgraph._native.handles import Handle, NotCopied, repr_of
 from pykvgraph._native.library import lib, sized
 from pykvgraph.checks import flag, indices, integer, shown
 from pykvgraph.errors import InvalidArgumentError
@@ -318,6 +318,18 @@ class KVCache(NotCopied):
         except (TypeError, ValueError):  # no buffer, or one with gaps
             raise InvalidArgumentError(f"the state must be bytes, got {shown(blob)}") from None
         self._load(unpack(data, self._geometry, self._room), seq)
+
+    def __repr__(self) -> str:
+        return repr_of(self, self._use)
+
+    def _use(self) -> str:
+        """How full the cache is, for people; doesn't wait for a decode."""
+        if self._handle.closed:
+            return "closed"
+        if self._handle.busy:
+            return "busy"
+        group = self._group(0)
+        return f"{group.n_used} of {group.n_cells} cells used"
 
     def _load(self, saved: SavedState, seq: int | None) -> None:
         if saved.whole != (seq is None):

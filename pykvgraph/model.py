@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pykvgraph._native.fork import renew_cached_properties_in_child, renew_lock_in_child
-from pykvgraph._native.handles import Closable, Handle
+from pykvgraph._native.handles import Closable, Handle, repr_of
 from pykvgraph._native.library import lib
 from pykvgraph.gguf_file import native_path, read_layers, read_metadata, read_model_info
 from pykvgraph.params import ModelParams
@@ -75,6 +75,13 @@ class Model(Closable):
         self.weight_bytes = info.weight_bytes
         self.layers = self._handle.call(read_layers, lib().kvg_model_get_layer, info.n_layer)
         self.has_tokenizer = self._handle.call(lambda model: has_tokenizer(lib().kvg_model_gguf(model)))
+
+    def __repr__(self) -> str:
+        return repr_of(self, self._described)
+
+    def _described(self) -> str:
+        closed = ", closed" if self._handle.closed else ""
+        return f"{str(self.path)!r}, {self.arch}, {self.n_params / 1e6:.1f} M parameters{closed}"
 
     @functools.cached_property
     def metadata(self) -> dict[str, Any]:

@@ -37,7 +37,8 @@ def generate(
 
     The prompt is appended to what sequence `seq` already has in the cache; nothing is cleared. When it is a
     str, it is tokenized: the tokens that the model wants before a text (BOS) are added only if the sequence
-    is empty, and text that spells a control token stays text. Token ids are decoded as they are.
+    is empty, and text that spells a control token stays text. Where Tokenizer.space_prefix is True, a space
+    comes before the text, also when the sequence is not empty. Token ids are decoded as they are.
 
     When a piece is returned, its own token is not in the cache yet, but all tokens before it are. So to go on
     after the last piece, let the next prompt begin with `piece.token`, unless that token ended the text.

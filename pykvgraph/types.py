@@ -59,12 +59,16 @@ class Abilities:
 
 @dataclass(frozen=True)
 class LibraryInfo:
-    """Versions and paths of the native libraries that this process uses."""
+    """Versions and paths of libkvgraph and of the ggml that this process uses; libllama is not in it.
+
+    version, path: of libkvgraph. ggml_version_built: the ggml that libkvgraph was compiled against.
+    ggml_version_running: the ggml that is loaded. ggml_paths: the files of that ggml.
+    """
 
     version: str
     path: Path
-    ggml_version_built: str  # the ggml that libkvgraph was compiled against
-    ggml_version_running: str  # the ggml that is loaded
+    ggml_version_built: str
+    ggml_version_running: str
     ggml_paths: tuple[Path, ...]
 
 
@@ -106,11 +110,11 @@ class UpdateStats:
     moved. moved_bytes: their K and V in all layers. graphs: ggml graphs that were run. seconds: time taken.
     """
 
-    shifted_cells: int  # cells whose K was rotated
-    waiting_cells: int  # cells whose K-shift is pending, because attention rotates the queries for them
-    moved_cells: int  # cells that defrag moved
-    moved_bytes: int  # bytes of K and V of the moved cells, all layers
-    graphs: int  # ggml graphs that were run
+    shifted_cells: int
+    waiting_cells: int
+    moved_cells: int
+    moved_bytes: int
+    graphs: int
     seconds: float
 
     def __str__(self) -> str:
@@ -128,10 +132,13 @@ class SeqBounds(NamedTuple):
 
 
 class SeqCount(NamedTuple):
-    """How many cells a sequence sees in a range of positions."""
+    """How many cells a sequence sees in a range of positions.
+
+    n_cells: all of them. n_shared: those that another sequence sees too, or a hold keeps.
+    """
 
     n_cells: int
-    n_shared: int  # how many of these another sequence sees too, or a hold keeps
+    n_shared: int
 
 
 @dataclass(frozen=True)
@@ -148,16 +155,22 @@ class CellGroup:
 
 @dataclass(frozen=True)
 class LayerSpec:
-    """One layer of a model: its heads, its window, its positions."""
+    """One layer of a model: its heads, its window, its positions.
+
+    kind: always "attention". group: the layer's group of cells, an index into `KVCache.groups`. n_head,
+    n_head_kv: number of query heads, and of heads of K and V. head_dim_k, head_dim_v: size of a head of K
+    (and of a query), and of a head of V. window: how many positions a token attends to; 0: all. rope: how
+    many dimensions of each head the position rotates (RoPE); 0: none.
+    """
 
     kind: Literal["attention"]
-    group: int  # of cells: an index into `KVCache.groups`
+    group: int
     n_head: int
     n_head_kv: int
     head_dim_k: int
     head_dim_v: int
-    window: int  # positions that a token attends to; 0: all
-    rope: int  # dimensions of each head that the position rotates (RoPE); 0: none
+    window: int
+    rope: int
 
 
 class CellsView:
@@ -194,20 +207,32 @@ class CellsView:
 
 @dataclass(frozen=True)
 class ShiftReport:
-    """What one context shift did."""
+    """What one context shift did.
+
+    seq: the sequence. n_keep: how many of its first positions were kept. n_discard: how many positions were
+    removed, from n_keep on; a position may have several cells, or none. n_past: the sequence's next position
+    after the shift, seq_pos_max + 1. stats: what the update after it did.
+    """
 
     seq: int
     n_keep: int
-    n_discard: int  # how many positions were removed, from n_keep on
-    n_past: int  # the sequence's next position after the shift: seq_pos_max + 1
+    n_discard: int
+    n_past: int
     stats: UpdateStats
 
 
 @dataclass(frozen=True)
 class Piece:
-    """One sampled token, and the text that it adds."""
+    """One sampled token, and the text that it adds.
 
-    text: str  # "" while the bytes so far are half a character, or may be the beginning of a stop string
+    text: what is certain by now. It is "" for a control token, and while the bytes so far are half a
+    character or may be the beginning of a stop string; a later piece has the text that was held back, also
+    the last piece, whose token may be one that ends the text. token: the token's id. logprob: natural
+    logarithm of the model's own probability of the token, whatever the sampler's temperature. finish_reason:
+    None before the last piece; then "length", or "stop" for a stop string or a token that ends the text.
+    """
+
+    text: str
     token: int
-    logprob: float  # natural logarithm of the model's own probability, whatever the sampler's temperature
-    finish_reason: Literal["stop", "length"] | None  # None before the last piece
+    logprob: float
+    finish_reason: Literal["stop", "length"] | None

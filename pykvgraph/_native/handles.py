@@ -230,6 +230,16 @@ class Handle(NotCopied):
                 target.release()
 
     @property
+    def closed(self) -> bool:
+        """Whether every call is refused from now on."""
+        return bool(self._object.refusal)
+
+    @property
+    def busy(self) -> bool:
+        """Whether a call is under way."""
+        return bool(self._object.calls)
+
+    @property
     def n_calls(self) -> int:
         """Calls that were begun so far, close() being one: while it is the same, the object is too."""
         return self._object.n_calls
@@ -237,6 +247,15 @@ class Handle(NotCopied):
     def close(self) -> None:
         """Frees the object. A second call does nothing."""
         self._finalizer()
+
+
+def repr_of(owner: object, describe: Callable[[], str]) -> str:
+    """What an owner of a handle is, for its `__repr__`; never raises, also when `owner` is only half made."""
+    name = type(owner).__name__
+    try:
+        return f"<{name}: {describe()}>"
+    except Exception:
+        return f"<{name}>"
 
 
 def _nothing(_pointer: int) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pykvgraph.cli.show import new_table, print_json, print_table, size_text
+from pykvgraph.cli.show import new_table, number_text, print_json, print_table, size_text
 from pykvgraph.cli.verb import (
     Verb,
     batch_option,
@@ -111,10 +111,12 @@ def bench(
     output: str,
     **sizes: Any,
 ) -> None:
-    """Measure prompts (pp) and generation (tg) in tokens per second, mean and standard deviation.
+    """Measure the speed of prompts (pp) and generation (tg).
+
+    The table has the median of the runs and their standard deviation, in tokens per second.
 
     With --vs libllama every repetition runs both engines, on the CPU unless -dev names a device. libllama
-    runs with flash attention (-fa 1, its default) and without (-fa 0). "ours is" compares medians.
+    runs with flash attention (-fa 1, its default) and without (-fa 0). "ours is" compares the medians.
 
     \b
     The cache tests, after -d tokens:
@@ -217,14 +219,14 @@ def show(results: list[Result], model: Model, n_threads: int, output: str) -> No
             f"{model.arch}, {model.n_params / 1e6:.1f} M parameters, {size_text(model.weight_bytes)}; ",
             nl=False,
         )
-        click.echo(f"{model.device}, {n_threads} threads")
-        table = new_table("test", "depth", "engine", "mean", "", "ours is")
+        click.echo(f"{model.device}, {n_threads} thread{'s' if n_threads > 1 else ''}")
+        table = new_table("test", "depth", "engine", "median", "", "ours is")
         for row in rows:
             table.add_row(
                 row["test"],
                 str(row["depth"]),
                 row["engine"],
-                f"{row['mean']:.4g} ± {row['deviation']:.2g}",
+                f"{number_text(row['median'], 4)} ± {number_text(row['deviation'], 2)}",
                 row["unit"],
                 "" if row["ratio"] is None else f"{row['ratio']:.2f}x",
             )

@@ -66,7 +66,7 @@ def cells(
     plot: str | None,
     as_json: bool,
 ) -> None:
-    """Replay a script of cache operations and show the cells before and after each.
+    """Show a cache's cells before and after each line of a script.
 
     SCRIPT is a file, - for stdin, or nothing for a demonstration. One operation per line, # begins a comment:
 

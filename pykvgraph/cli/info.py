@@ -154,7 +154,7 @@ def show_devices(devices: tuple[DeviceInfo, ...]) -> None:
 
 def show_abilities(asked: dict[str, list[Abilities]]) -> None:
     """A row per device, several where cache types differ; below it why what was refused."""
-    table = new_table("runs on", "attention", "K-shift", "defrag", "the CPU does", "cache")
+    table = new_table("runs on", "attention", "K-shift", "defrag", "left to the CPU", "cache")
     reasons: list[str] = []
     for device, answers in asked.items():
         groups: dict[Abilities, list[Abilities]] = {}
@@ -178,7 +178,7 @@ def show_abilities(asked: dict[str, list[Abilities]]) -> None:
 
 
 def ability_cells(device: str, answer: Abilities) -> tuple[str, str, str, str]:
-    """Attention, K-shift, defrag, and what the CPU does."""
+    """Attention, K-shift, defrag, and what is left to the CPU."""
     falls_back = ", ".join(answer.fallbacks)
     return (
         ATTENTION[answer.attention],

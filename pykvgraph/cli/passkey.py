@@ -104,7 +104,7 @@ LENGTHS = (0.5, 1.0, 2.0, 3.0, 4.0)  # in contexts
 @plot_option("With --grid: a PNG of it.")
 @json_option
 def passkey(where: Where, **arguments: Any) -> None:
-    """Hide a key in junk text, fill the cache past its size, ask for the key.
+    """Hide a key in more text than the cache holds, then ask for it.
 
     Exit code 0 only if every key was found; with --grid, every key that was still in the window, if any was.
     """
@@ -222,7 +222,7 @@ def _show_grid(accuracy: list[list[float | None]], depths: list[float], lengths:
     click.echo("share of keys found; - : the key was given up before the question")
     shares = [share for row in accuracy for share in row if share is not None]
     if shares and not any(shares):
-        click.echo("none in the shortest text either: the model can't do this, or not with these cache types")
+        click.echo("no key was found: the model can't do this, or not with these cache types")
 
 
 def _plot_grid(

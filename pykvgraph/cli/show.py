@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import math
 import sys
@@ -59,9 +60,18 @@ def printable(text: str) -> str:
 def abbreviated(value: Any) -> str:
     """A value for people, in one line: a list's first items, a text's first characters."""
     if isinstance(value, list):
-        items = [_shortened(json.dumps(item, ensure_ascii=False), 40) for item in value[:MAX_ITEMS]]
+        items = [_shortened(_as_json(item), 40) for item in value[:MAX_ITEMS]]
         return f"{len(value)} items: {', '.join(items)}{', …' if len(value) > MAX_ITEMS else ''}"
-    return _shortened(value if isinstance(value, str) else json.dumps(value), MAX_CHARACTERS)
+    return _shortened(value if isinstance(value, str) else _as_json(value), MAX_CHARACTERS)
+
+
+def _as_json(value: Any) -> str:
+    """A value as JSON; one that a float32 can hold in its fewest digits: 1e-05, not 9.999999747378752e-06."""
+    if isinstance(value, float) and math.isfinite(value) and ctypes.c_float(value).value == value:
+        import numpy as np
+
+        return str(np.float32(value))
+    return json.dumps(value, ensure_ascii=False)
 
 
 def _shortened(text: str, limit: int) -> str:
@@ -74,6 +84,11 @@ def size_text(n_bytes: int) -> str:
         return f"{n_bytes} B"
     power = min((n_bytes.bit_length() - 1) // 10, 4)
     return f"{n_bytes / 1024**power:.1f} {'KMGT'[power - 1]}iB"
+
+
+def number_text(value: float, n_digits: int) -> str:
+    """A number rounded to its first digits, large ones written out: `19430`."""
+    return f"{float(f'{value:.{n_digits}g}'):.15g}"
 
 
 def print_json(value: dict[str, Any]) -> None:

@@ -18,7 +18,7 @@ import numpy as np
 
 from pykvgraph._native import libllama
 from pykvgraph._native.fork import renew_lock_in_child
-from pykvgraph._native.handles import Handle, NotCopied
+from pykvgraph._native.handles import Handle, NotCopied, repr_of
 from pykvgraph._native.library import lib
 from pykvgraph.checks import INT32_MAX, Integers, flag, integer, integers, shown
 from pykvgraph.errors import (
@@ -165,7 +165,9 @@ class Tokenizer(NotCopied):
     def decode(self, ids: Integers) -> str:
         """The text of token ids; control tokens are left out, and bytes that are not UTF-8 become U+FFFD.
 
-        Raises InvalidArgumentError for an id that is not in the vocabulary.
+        Where encode() puts a space before a text (space_prefix), decode() drops the leading space; also when
+        the ids are from the middle of a text, which had that space. token_to_piece() drops none. Raises
+        InvalidArgumentError for an id that is not in the vocabulary.
         """
         return self.decode_bytes(ids).decode("utf-8", "replace")
 
@@ -192,6 +194,9 @@ class Tokenizer(NotCopied):
         if known is None:
             known = self._eog[id] = bool(self._ask(self._llama.llama_vocab_is_eog, id))
         return known
+
+    def __repr__(self) -> str:
+        return repr_of(self, lambda: f"{self.n_vocab} tokens, bos {self.bos}, eos {self.eos}")
 
     def _ask(self, function: Callable[..., R], *arguments: Any) -> R:
         """function(vocabulary, *arguments), with libllama's vocabulary."""

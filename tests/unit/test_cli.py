@@ -24,7 +24,7 @@ VERBS = sorted(main.commands)
 
 
 def run(*arguments: str, env: dict[str, str] | None = None) -> Result:
-    return CliRunner().invoke(main, arguments, env=env, prog_name="pykvgraph")
+    return CliRunner().invoke(main, arguments, env={"COLUMNS": "80", **(env or {})}, prog_name="pykvgraph")
 
 
 def options(verb: str) -> list[click.Option]:
@@ -41,7 +41,9 @@ def parsed(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
 
 def test_the_verbs_of_this_version() -> None:
     assert VERBS == ["bench", "cells", "generate", "info", "inspect", "passkey"]
-    assert all(verb in run("--help").stdout for verb in VERBS)
+    shown = run("--help").stdout
+    assert all(verb in shown for verb in VERBS)
+    assert "..." not in shown.partition("Commands:")[2]  # no summary is cut
 
 
 @pytest.mark.parametrize("verb", [None, *VERBS])
@@ -411,3 +413,26 @@ def test_long_values_are_abbreviated() -> None:
     assert show.abbreviated("x" * 1000) == "x" * 160 + "… (1000 characters)"
     assert show.abbreviated("plain") == "plain"
     assert show.abbreviated(True) == "true"
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (9.999999747378752e-06, "1e-05"),  # as a float32
+        (0.1, "0.1"),
+        (500000.0, "500000.0"),
+        (1e300, "1e+300"),
+        (math.inf, "Infinity"),
+        ([0.10000000149011612, 1], "2 items: 0.1, 1"),
+    ],
+)
+def test_a_float_has_its_shortest_text(value: object, text: str) -> None:
+    assert show.abbreviated(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "n_digits", "text"),
+    [(19433.2, 4, "19430"), (7948.4, 4, "7948"), (4243, 2, "4200"), (0.04567, 2, "0.046"), (0, 2, "0")],
+)
+def test_number_text(value: float, n_digits: int, text: str) -> None:
+    assert show.number_text(value, n_digits) == text

@@ -37,6 +37,13 @@ def test_a_missing_file_has_errno_and_name() -> None:
     assert str(caught.value) == "[Errno 2] No such file or directory: '/no/file'"
 
 
+def test_an_empty_path_is_named() -> None:
+    check = errors.errcheck(lambda: b" can't be opened: No such file or directory")
+    with pytest.raises(FileNotFoundError) as caught:
+        check(KvgStatus.KVG_NOT_FOUND, None, (b"", None))
+    assert str(caught.value) == "[Errno 2] No such file or directory: ''"
+
+
 def test_every_status_is_tested() -> None:
     assert len(KvgStatus) == 8
 

@@ -118,7 +118,9 @@ def test_a_quantized_cache(model_file: ModelFile) -> None:
 def test_a_table_for_people(stories: Path) -> None:
     lines = bench(stories, "-p 8 -n 4 -r 2").stdout.splitlines()
     assert lines[0].startswith("llama, 0.3 M parameters")
+    assert lines[0].endswith(", 1 thread")
     assert [line.split()[0] for line in lines[1:]] == ["test", "pp8", "tg4"]
+    assert "median" in lines[1]
     assert all(" ± " in line and line.split()[-1] == "t/s" for line in lines[2:])
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ from pykvgraph.cli import main
 
 
 def run(*arguments: str | Path, env: dict[str, str] | None = None) -> Result:
+    env = {"COLUMNS": "80", **(env or {})}
     return CliRunner().invoke(main, [str(argument) for argument in arguments], env=env, prog_name="pykvgraph")
 
 
@@ -120,6 +122,7 @@ def test_inspect_is_for_reading(stories: Path) -> None:
     assert '512 items: "<unk>", "<s>", "</s>"' in shown
     assert "blk.4.ffn_down.weight" in shown
     assert "172 x 64" in shown
+    assert re.search(r"layer_norm_rms_epsilon +1e-05 *$", shown, re.MULTILINE)
     lines = shown.splitlines()[1:]  # the first one has the path
     assert max(map(len, lines)) <= 80
     assert len(lines) < 90  # of 512 tokens and scores, only some

@@ -20,7 +20,7 @@ import pykvgraph as kvg
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 SHIFT = re.compile(
-    r"\[?(?:shift|context full): (\d+) cells discarded, (\d+) cells shifted, (\d+) moved, \d+\.\d ms\]?"
+    r"\[?(?:shift|context full): (\d+) positions discarded, (\d+) cells shifted, (\d+) moved, \d+\.\d ms\]?"
 )
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content | trim }}<|im_end|>\n{% endfor %}"

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 ROOT = Path(__file__).parents[3]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-CHANGES = {'"model.gguf"': '"stories260K.gguf"', "10_000": "1_200"}
+CHANGES = {'"model.gguf"': '"stories260K.gguf"', "10_000": "1_200", "n_ctx=4096": "n_ctx=512"}
 
 
 def python_of(page: Path) -> str:
@@ -29,8 +30,17 @@ def test_python_blocks(
     exec(compile(python_of(page), page.name, "exec"), names)
     if page.name == "README.md":
         assert len(capsys.readouterr().out) > 2000  # past the context's end
+    if page.name == "python.md":
+        check_continuation(names)
     if "ctx" in names:
         names["ctx"].close()  # type: ignore[attr-defined]
+
+
+def check_continuation(names: dict[str, Any]) -> None:
+    """The batch goes on where `generate` ended: the token that it left out, then the text with one space."""
+    first, *rest = names["batch"].snapshot().token.tolist()
+    assert first == names["piece"].token
+    assert b"".join(map(names["model"].tokenizer.token_to_piece, rest)) == b" and then"
 
 
 def test_which_pages_have_python() -> None:
