@@ -345,6 +345,7 @@ typedef struct kvg_group_info {
     int64_t v_row_bytes;
     int32_t hadamard_k; /* 1: rows of K are mixed by a Hadamard matrix */
     int32_t hadamard_v;
+    int32_t long_rope; /* 1: K was rotated with LongRoPE's factors for long contexts */
 } kvg_group_info;
 
 typedef struct kvg_update_stats {

@@ -163,6 +163,7 @@ class KvgGroupInfo(Structure):
         ("v_row_bytes", c_int64),
         ("hadamard_k", c_int32),
         ("hadamard_v", c_int32),
+        ("long_rope", c_int32),
     )
 
 

@@ -8,6 +8,7 @@ from pykvgraph._native.ffi import KvgGroupKind, KvgType
 from pykvgraph.errors import StateError
 
 HADAMARD = 256  # added to a type whose rows are kept times a Hadamard matrix
+LONG_ROPE = 512  # added to K's type when K was rotated with LongRoPE's factors for long contexts
 
 
 @dataclass(frozen=True)
@@ -20,7 +21,7 @@ class GroupGeometry:
     n_head_kv: int
     head_dim_k: int
     head_dim_v: int
-    type_k: int  # KvgType, and HADAMARD when rows are kept mixed
+    type_k: int  # KvgType, with HADAMARD and LONG_ROPE where they apply
     type_v: int
     cell_bytes: int  # K and V of all of its layers
 
@@ -80,7 +81,8 @@ def _kind_name(kind: object) -> str:
 def _type_name(kind: object) -> str:
     assert isinstance(kind, int)
     known = next((known for known in KvgType if known == kind % HADAMARD), None)
-    if known is None or kind >= 2 * HADAMARD:
+    if known is None or kind >= 2 * LONG_ROPE:
         return f"{kind}, which is unknown here"
     name = known.name.removeprefix("KVG_TYPE_").lower()
-    return f"{name} with hadamard" if kind >= HADAMARD else name
+    name += " with hadamard" if kind & HADAMARD else ""
+    return f"{name}, rotated for a context longer than the original one" if kind & LONG_ROPE else name

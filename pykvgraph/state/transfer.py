@@ -16,7 +16,7 @@ from pykvgraph.errors import StateError
 from pykvgraph.gguf_file import fingerprint
 from pykvgraph.state.cells import SavedCells, SavedState
 from pykvgraph.state.format import pack
-from pykvgraph.state.geometry import HADAMARD, Geometry, GroupGeometry
+from pykvgraph.state.geometry import HADAMARD, LONG_ROPE, Geometry, GroupGeometry
 from pykvgraph.types import CellsView
 
 
@@ -90,7 +90,7 @@ def _group_geometry(context: int, info: KvgKvInfo, index: int) -> GroupGeometry:
         group.n_head_kv,
         group.head_dim_k,
         group.head_dim_v,
-        info.type_k + HADAMARD * group.hadamard_k,
+        info.type_k + HADAMARD * group.hadamard_k + LONG_ROPE * group.long_rope,
         info.type_v + HADAMARD * group.hadamard_v,
         group.n_layer * (group.k_row_bytes + group.v_row_bytes),
     )

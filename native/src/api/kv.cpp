@@ -52,7 +52,8 @@ kvg_status kvg_kv_get_group(const kvg_context * context, int64_t group, kvg_grou
                 static_cast<int64_t>(g.k_row_bytes()),
                 static_cast<int64_t>(g.v_row_bytes()),
                 part.hadamard_k != nullptr,
-                part.hadamard_v != nullptr};
+                part.hadamard_v != nullptr,
+                context->context.has_long_rope(static_cast<size_t>(group))};
     });
 }
 

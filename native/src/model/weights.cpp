@@ -221,12 +221,16 @@ model::model(const std::string & path, const placement_request & request, loadin
     }
 }
 
+bool model::uses_long_factors(uint32_t n_cells) const {
+    return hparams_.rope_factors == rope_factors::by_length &&
+           static_cast<int64_t>(n_cells) > hparams_.layers[0].rope.n_ctx_orig;
+}
+
 const device_factors & model::rope_factors(uint32_t n_cells) const {
     if (hparams_.rope_factors != rope_factors::by_length) {
         return weights_.rope_freqs;
     }
-    const bool is_long = static_cast<int64_t>(n_cells) > hparams_.layers[0].rope.n_ctx_orig;
-    return is_long ? weights_.factors_long : weights_.factors_short;
+    return uses_long_factors(n_cells) ? weights_.factors_long : weights_.factors_short;
 }
 
 uint64_t model::bytes_on(ggml_backend_dev_t device) const {

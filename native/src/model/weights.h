@@ -57,6 +57,8 @@ public:
     const std::vector<role_tensors> & layers() const { return weights_.layers; }
     // of the token embeddings
     ggml_backend_dev_t embedding_device() const { return embedding_device_; }
+    // Whether LongRoPE has other factors for a context of so many cells than for the original length.
+    bool uses_long_factors(uint32_t n_cells) const;
     // For a context of so many cells.
     const device_factors & rope_factors(uint32_t n_cells) const;
     const tensor_totals & totals() const { return totals_; }

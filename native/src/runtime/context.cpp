@@ -118,6 +118,8 @@ void context::clear(bool data) {
     upkeep_->clear(data);
 }
 
+bool context::has_long_rope(size_t group) const { return model_->uses_long_factors(cache_->groups()[group].cells().size()); }
+
 bool context::can_shift() const {
     const std::vector<layer_spec> & layers = model_->hparams().layers;
     return std::any_of(layers.begin(), layers.end(), [](const layer_spec & layer) { return layer.rope.n_rot > 0; });

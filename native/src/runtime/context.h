@@ -35,6 +35,8 @@ public:
     void clear(bool data);
     // whether K of any layer can be rotated to another position
     bool can_shift() const;
+    // whether K of a group was rotated with LongRoPE's factors for long contexts
+    bool has_long_rope(size_t group) const;
     // seconds spent in decode graphs so far
     double graph_seconds() const { return decoder_->seconds(); }
     // one for each device that holds weights, cells or graph memory; the CPU is last

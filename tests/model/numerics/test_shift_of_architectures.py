@@ -111,3 +111,18 @@ JUDGED = [spec for spec in KINDS if not spec.n_expert and spec.scaling not in ("
 @pytest.mark.parametrize("spec", JUDGED, ids=str)
 def test_logits_after_a_shift_beside_libllama(architecture: Architecture, spec: ArchSpec) -> None:
     judge(architecture(spec), discard_and_go_on)
+
+
+def test_states_of_long_and_short_contexts_are_kept_apart(architecture: Architecture) -> None:
+    """LongRoPE rotates K by other factors in a context longer than the original one."""
+    spec = ArchSpec("phi3", head_dim=16, fused=True, scaling="longrope", n_ctx_orig=512)
+    with kvg.Model(architecture(spec), device=where.device) as model:
+        with open_context(model, n_ctx=256) as ctx:
+            decode(ctx, run_of(IDS[:20]))
+            state = ctx.kv.save(seq=0)
+        with open_context(model, n_ctx=512) as ctx:
+            ctx.kv.load(state, seq=0)
+        with open_context(model, n_ctx=768) as ctx:
+            with pytest.raises(kvg.StateError, match="longer than the original"):
+                ctx.kv.load(state, seq=0)
+            assert ctx.kv.n_used == 0
