@@ -17,11 +17,13 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pykvgraph as kvg
 from pykvgraph.text.sampling import Sampler
 from pykvgraph.text.tokenizer import Tokenizer, Vocabulary
+from support.architectures import ArchSpec, write_architecture
 from support.gguf_bytes import STRING
 from support.gguf_parts import Parts, take_apart
 from support.models import N_VOCAB, TINY, ModelSpec, WeightType, write_model
@@ -95,6 +97,23 @@ def generated(spec: ModelSpec) -> Parts:
         return take_apart(write_model(spec, Path(directory)).read_bytes())
 
 
+# small files of the other architectures
+ARCHITECTURES = {
+    "mixtral": ArchSpec("llama", 2, 32, 2, 1, 16, 32, n_expert=4, scaling="longrope"),
+    "qwen2": ArchSpec("qwen2", 2, 32, 2, 1, 16, 32, scaling="yarn"),
+    "qwen3moe": ArchSpec("qwen3moe", 2, 32, 2, 1, 16, 32, n_expert=4),
+    "phi3": ArchSpec("phi3", 2, 32, 2, 1, 16, 32, fused=True, biases=True, n_rot=12, scaling="longrope"),
+    "gemma2": ArchSpec("gemma2", 2, 32, 2, 1, 16, 32, window=8),
+    "gemma3": ArchSpec("gemma3", 3, 32, 2, 1, 16, 32, window=8),
+    "gpt-oss": ArchSpec("gpt-oss", 2, 32, 2, 1, 16, 32, n_expert=4, window=8, scaling="yarn"),
+}
+
+
+def of_architecture(spec: ArchSpec) -> Parts:
+    with tempfile.TemporaryDirectory() as directory:
+        return take_apart(write_architecture(spec, Path(directory)).read_bytes())
+
+
 # what is damaged, and how
 BASES: dict[str, tuple[Callable[[], Parts], Callable[[Parts, str, int, Path], str]]] = {
     "stories": (lambda: take_apart(STORIES.read_bytes()), write_mutant),
@@ -104,6 +123,7 @@ BASES: dict[str, tuple[Callable[[], Parts], Callable[[Parts, str, int, Path], st
     "gemma4": (lambda: merged(b"gemma4"), write_mutant),
     "hybriddna": (lambda: merged(b"hybriddna"), write_mutant),
     "whitespace": (lambda: merged(b"whitespace"), write_mutant),
+    **{name: (partial(of_architecture, spec), write_mutant) for name, spec in ARCHITECTURES.items()},
     "retyped": (lambda: generated(WIDE), write_retyped),
     "resplit": (lambda: byte_level(generated(TINY)), write_resplit),
 }

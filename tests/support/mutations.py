@@ -80,6 +80,15 @@ SPECIAL_TOKENS = [
     *("bos", "eos", "eot", "eom", "unknown", "seperator", "padding", "cls", "mask"),
     *("fim_pre", "fim_suf", "fim_mid", "fim_pad", "fim_rep", "fim_sep", "prefix", "suffix", "middle"),
 ]
+ARCH_COUNTS = [
+    *("vocab_size", "expert_count", "expert_used_count", "expert_feed_forward_length"),
+    *("attention.key_length", "attention.value_length", "attention.sliding_window"),
+    *("attention.sliding_window_pattern", "rope.dimension_count", "rope.scaling.original_context_length"),
+]
+ARCH_NUMBERS = [
+    *("rope.scaling.factor", "rope.scaling.attn_factor", "rope.freq_base_swa"),
+    *("attn_logit_softcapping", "final_logit_softcapping"),
+]
 FLAGS = [
     *("add_bos_token", "add_eos_token", "add_sep_token", "add_space_prefix", "remove_extra_whitespaces"),
     *("normalizer.lowercase", "normalizer.strip_accents"),
@@ -254,6 +263,8 @@ def odd_kind(rng: random.Random, parts: Parts) -> str:
 
 
 def odd_number(rng: random.Random, parts: Parts) -> str:
+    key = parts.find("general.architecture")
+    arch = key.value.decode("latin-1") if key is not None and isinstance(key.value, bytes) else "llama"
     name, kind = rng.choice(
         [
             ("split.count", UINT16),
@@ -261,12 +272,8 @@ def odd_number(rng: random.Random, parts: Parts) -> str:
             ("general.alignment", UINT32),
             ("general.file_type", UINT32),
             ("tokenizer.ggml.token_type_count", UINT32),
-            ("llama.vocab_size", UINT32),
-            ("llama.expert_count", UINT32),
-            ("llama.attention.key_length", UINT32),
-            ("llama.attention.value_length", UINT32),
-            ("llama.rope.scaling.factor", FLOAT32),
-            ("llama.rope.scaling.original_context_length", UINT32),
+            *((f"{arch}.{key}", UINT32) for key in ARCH_COUNTS),
+            *((f"{arch}.{key}", FLOAT32) for key in ARCH_NUMBERS),
         ]
     )
     value = odd_value(rng, kind)

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from support.gguf_bytes import FLOAT32, STRING, UINT32
 from support.gguf_parts import BOOL, Parts, Tensor, take_apart
-from support.hostile import byte_level
+from support.hostile import ARCHITECTURES, byte_level
 from support.models import TINY, ModelSpec
 from support.mutations import (
     INT32,
@@ -37,7 +37,14 @@ ModelFile = Callable[[ModelSpec], Path]
 # series of 250: as many at a time as there are processors
 MUTANTS = [(base, first, 250) for base in ("stories", "tiny", "q8_0", "byte-level") for first in (0, 250)]
 OTHER_KINDS = [(base, 0, 100) for base in ("gemma4", "hybriddna", "whitespace")]
-SERIES = [*MUTANTS, *OTHER_KINDS, ("retyped", 0, len(WEIGHT_TYPES)), ("resplit", 0, len(PRE_TOKENIZERS))]
+ROWS = [(base, 0, 290) for base in ARCHITECTURES]
+SERIES = [
+    *MUTANTS,
+    *OTHER_KINDS,
+    *ROWS,
+    ("retyped", 0, len(WEIGHT_TYPES)),
+    ("resplit", 0, len(PRE_TOKENIZERS)),
+]
 
 
 def run_python(*arguments: str) -> str:
@@ -63,7 +70,7 @@ def test_every_file_in_a_process_of_its_own(tmp_path: Path) -> None:
         series = list(pool.map(lambda folder, what: run_series(folder, *what), folders, SERIES))
     trials = [trial for sound, *trials in series for trial in trials]
     assert [sound["verdict"] for sound, *_ in series] == ["file:ok tokenizer:ok model:ok"] * len(SERIES)
-    assert len(trials) == sum(count for *_, count in SERIES) >= 2000
+    assert len(trials) == sum(count for *_, count in SERIES) >= 4000
     died = [trial for trial in trials if trial["verdict"].startswith("!")]
     assert not died, f"{len(died)} of {len(trials)}; the files are in {tmp_path}. The first: {died[0]}"
     # else all of it could have been refused, or accepted, at the first step
