@@ -44,6 +44,12 @@ class Context(Closable):
     the highest used cell + 1. A negative number: decode never compacts.
     offload_kqv: True: the cells of a layer are stored on the device that has the layer's weights. False: all
     cells are stored in host memory, and the CPU computes the attention.
+    swa_full: for models with sliding windows. False: a group of cells with a window of W positions has
+    n_seq_max * W + n_batch + checkpoint_cells cells (n_ctx at most) and reuses those that are out of every
+    sequence's window. A sequence can then go back only a little way, and some shifts are refused. True: such
+    groups keep every position, as llama.cpp's --swa-full does, and take as much memory as the others.
+    checkpoint_cells: how many cells more such a group has, for `kv.checkpoint()` and `kv.resume_point()`,
+    which take W cells each.
 
     `model` and all the arguments are attributes too; n_threads and n_threads_batch are then the numbers that
     were chosen.
@@ -69,6 +75,8 @@ class Context(Closable):
         n_threads_batch: int | None = ContextParams.n_threads_batch,
         defrag_threshold: float = ContextParams.defrag_threshold,
         offload_kqv: bool = ContextParams.offload_kqv,
+        swa_full: bool = ContextParams.swa_full,
+        checkpoint_cells: int = ContextParams.checkpoint_cells,
     ) -> None:
         if not isinstance(model, Model):
             raise InvalidArgumentError(f"model must be a pykvgraph.Model, got {shown(model)}")
@@ -85,6 +93,8 @@ class Context(Closable):
             n_threads_batch=n_threads_batch,
             defrag_threshold=defrag_threshold,
             offload_kqv=offload_kqv,
+            swa_full=swa_full,
+            checkpoint_cells=checkpoint_cells,
         )
         native = params.native(model.n_params)
         self.model = model
@@ -100,6 +110,8 @@ class Context(Closable):
         self.n_threads_batch = native.n_threads_batch
         self.defrag_threshold = params.defrag_threshold
         self.offload_kqv = params.offload_kqv
+        self.swa_full = params.swa_full
+        self.checkpoint_cells = params.checkpoint_cells
         self._handle = Handle.open(
             model._handle.call,
             lib().kvg_context_new,

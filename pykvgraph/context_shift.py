@@ -50,7 +50,9 @@ class ContextShift:
 
         Raises CacheFullError when the sequence has no position from n_keep on, or when cells that move are
         shared and there are too few empty cells for their copies; UnsupportedError when this model's K can't
-        be rotated. Nothing is changed then. Raises DeviceError as kv.update does.
+        be rotated, or when layers with a window have lost positions that the shift would bring into the
+        window again (open the context with swa_full=True, or lower n_discard or n_keep). Nothing is changed
+        then. Raises DeviceError as kv.update does.
         """
         n_past = kv.seq_pos_max(seq) + 1
         rest = n_past - self.n_keep
@@ -68,6 +70,7 @@ class ContextShift:
         if not kv.can_shift:
             raise UnsupportedError("this model's K can't be rotated, so its context can't be shifted")
         _require_room(kv, seq, end, freed=range(self.n_keep, end))
+        _require_windows(kv, seq, self.n_keep, end)
         kv.seq_rm(seq, self.n_keep, end)
         kv.seq_add(seq, end, -1, -n_discard)
         kv.defrag("fill")
@@ -144,6 +147,20 @@ def _require_room(kv: KVCache, seq: int, first: int, freed: range = range(0)) ->
             f"room for {n_empty}. Remove other sequences (kv.seq_rm, kv.seq_keep), release holds, "
             "or use a larger n_ctx"
         )
+
+
+def _require_windows(kv: KVCache, seq: int, n_keep: int, end: int) -> None:
+    """Raises UnsupportedError when the shift of [n_keep, end) would end with what kv.seq_add refuses."""
+    last = kv.seq_pos_max(seq)
+    for index, group in enumerate(kv.groups):
+        lost = kv._lost(index, seq) if group.window else -1
+        kept = min(lost, n_keep - 1) if lost < end else lost - (end - n_keep)  # lost, afterwards
+        if kept >= 0 and last - (end - n_keep) - kept < min(last - lost, group.window - 1):
+            raise UnsupportedError(
+                f"sequence {seq} has lost positions up to {lost} in layers with a window of {group.window}, "
+                f"and removing positions {n_keep} to {end - 1} would bring them into the window again: open "
+                "the context with swa_full=True, or choose a smaller n_discard"
+            )
 
 
 def _own(kv: KVCache, seq: int, p0: int, p1: int) -> int:

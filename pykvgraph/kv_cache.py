@@ -39,6 +39,7 @@ from pykvgraph.state.transfer import (
     read_group,
     read_info,
     read_layers,
+    read_lost,
     take,
 )
 from pykvgraph.types import CellGroup, CellsView, SeqBounds, SeqCount, UpdateStats
@@ -89,7 +90,11 @@ class KVCache(NotCopied):
     def seq_rm(self, seq: int, p0: int, p1: int) -> None:
         """Removes sequence `seq` (below 0: every sequence) from the cells in the range.
 
-        Cells that no sequence sees and no hold keeps any more become empty.
+        Cells that no sequence sees and no hold keeps any more become empty. When the sequence ends before p0
+        then, p0 must be a position where every group still has what a token attends to.
+
+        Raises InvalidArgumentError, with nothing changed, when layers with a window have lost that; the error
+        names positions where the sequence can go on.
         """
         self._change(lib().kvg_kv_seq_rm, seq=seq, p0=p0, p1=p1)
 
@@ -108,8 +113,10 @@ class KVCache(NotCopied):
         with its K and V; the copy moves, and the other sequences and holds keep the cell as it is. If that
         cell was waiting (see update), its K may be rotated at the next update.
 
-        Raises, with nothing changed: CacheFullError when there are too few empty cells for the copies, and
-        InvalidArgumentError when a position would exceed 2^31 - 1. Raises DeviceError when the device fails.
+        Raises, with nothing changed: CacheFullError when there are too few empty cells for the copies,
+        InvalidArgumentError when a position would exceed 2^31 - 1, and UnsupportedError when positions that
+        layers with a window have lost would come into the window of the tokens that follow (open the context
+        with swa_full=True). Raises DeviceError when the device fails.
         """
         self._change(lib().kvg_kv_seq_add, seq=seq, p0=p0, p1=p1, delta=delta)
 
@@ -121,7 +128,7 @@ class KVCache(NotCopied):
         self._change(lib().kvg_kv_seq_div, seq=seq, p0=p0, p1=p1, d=d)
 
     def seq_pos_min(self, seq: int) -> int:
-        """The sequence's lowest position; -1 when it has no cells."""
+        """The lowest position from which on every group has the sequence's cells; -1 when it has none."""
         return self._known_bounds().pos_min[self._known_seq(seq)]
 
     def seq_pos_max(self, seq: int) -> int:
@@ -227,7 +234,10 @@ class KVCache(NotCopied):
 
     @property
     def n_free(self) -> int:
-        """How many tokens can still be decoded: the number of empty cells in the group with the fewest."""
+        """How many tokens can still be decoded: the number of empty cells in groups without a window.
+
+        When every layer has a window, cells that are out of every sequence's window count too.
+        """
         return int(self._info().n_free)
 
     @property
@@ -371,6 +381,10 @@ class KVCache(NotCopied):
     @functools.cached_property
     def _n_seq_max(self) -> int:
         return int(self._info().n_seq_max)
+
+    def _lost(self, group: int, seq: int) -> int:
+        """The highest position that a group with a window has lost of a sequence; -1: none."""
+        return int(self._handle.call(read_lost, group, self._n_seq_max)[seq])
 
     def _known_bounds(self) -> _KnownBounds:
         """The bounds of all sequences; read again only after another call on the context."""

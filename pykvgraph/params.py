@@ -85,6 +85,8 @@ class ContextParams:
     n_threads_batch: int | None = None
     defrag_threshold: float = 0.1
     offload_kqv: bool = True
+    swa_full: bool = False
+    checkpoint_cells: int = 0
 
     def __post_init__(self) -> None:
         threads = {"n_threads": self.n_threads, "n_threads_batch": self.n_threads_batch}
@@ -101,6 +103,8 @@ class ContextParams:
             hadamard=flag(self.hadamard, "hadamard"),
             defrag_threshold=real(self.defrag_threshold, "defrag_threshold", -1e30, 1e30),
             offload_kqv=flag(self.offload_kqv, "offload_kqv"),
+            swa_full=flag(self.swa_full, "swa_full"),
+            checkpoint_cells=integer(self.checkpoint_cells, "checkpoint_cells"),
         )
 
     def native(self, n_params: int) -> KvgContextParams:
@@ -120,6 +124,8 @@ class ContextParams:
             hadamard=self.hadamard,
             defrag_threshold=self.defrag_threshold,
             offload_kqv=self.offload_kqv,
+            swa_full=self.swa_full,
+            checkpoint_cells=self.checkpoint_cells,
         )
 
 

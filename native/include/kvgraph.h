@@ -223,6 +223,9 @@ typedef struct kvg_context_params {
     int32_t hadamard;       /* 1: quantized K and V are mixed by a Hadamard matrix (docs/state-format.md); 0: they are not */
     float defrag_threshold; /* decode runs defrag when holes / n_kv is greater than this; negative: never */
     int32_t offload_kqv;    /* 1: each layer's cells are on the device of its weights; 0: in host memory, and the CPU attends */
+    int32_t swa_full;       /* 1: groups with a window keep every position; 0: they have n_seq_max * window + n_batch +
+                               checkpoint_cells cells, n_ctx at most, and reuse cells that their sequences have left behind */
+    int64_t checkpoint_cells; /* of each group with a window, for kvg_kv_checkpoint; >= 0 */
 } kvg_context_params;
 
 KVG_API kvg_status kvg_context_new(kvg_model * model, const kvg_context_params * params, kvg_context ** out);
@@ -313,7 +316,7 @@ typedef enum kvg_defrag_policy {
 typedef struct kvg_kv_info {
     size_t struct_size;
     int64_t n_groups; /* of cells */
-    int64_t n_free;   /* empty cells, in the group that has the fewest: so many tokens can be decoded */
+    int64_t n_free;   /* tokens that can be decoded: empty cells in the groups that keep every position */
     int64_t n_seq_max;
     int64_t n_layer;
     int64_t bytes;      /* K and V on the devices */
@@ -364,13 +367,17 @@ KVG_API kvg_status kvg_kv_get_group(const kvg_context * context, int64_t group, 
 KVG_API kvg_status kvg_kv_group_layers(const kvg_context * context, int64_t group, int32_t * out);
 
 /* Ranges of positions are [p0, p1); p0 < 0 means 0, p1 < 0 means no end. */
-KVG_API kvg_status kvg_kv_seq_rm(kvg_context * context, int64_t seq, int64_t p0, int64_t p1); /* seq < 0: every one */
+/* seq < 0: every one. KVG_INVALID_ARGUMENT, with nothing changed, when a sequence would end before what its window has lost (kvg_kv_seq_lost) */
+KVG_API kvg_status kvg_kv_seq_rm(kvg_context * context, int64_t seq, int64_t p0, int64_t p1);
 KVG_API kvg_status kvg_kv_seq_cp(kvg_context * context, int64_t src, int64_t dst, int64_t p0, int64_t p1);
 KVG_API kvg_status kvg_kv_seq_keep(kvg_context * context, int64_t seq);
 KVG_API kvg_status kvg_kv_seq_add(kvg_context * context, int64_t seq, int64_t p0, int64_t p1, int64_t delta);
 KVG_API kvg_status kvg_kv_seq_div(kvg_context * context, int64_t seq, int64_t p0, int64_t p1, int64_t d);
 KVG_API kvg_status kvg_kv_seq_pos_min(const kvg_context * context, int64_t seq, int64_t * out); /* -1: no cells */
 KVG_API kvg_status kvg_kv_seq_pos_max(const kvg_context * context, int64_t seq, int64_t * out);
+/* Of every sequence (n_seq_max) in a group with a window: the highest position whose cell was reused, and with it all before count as
+   lost; -1: none. A token at position p can be decoded when it is below p - window + 1. */
+KVG_API kvg_status kvg_kv_seq_lost(const kvg_context * context, int64_t group, int32_t * out);
 /* For every sequence (arrays of n_seq_max): its lowest and highest position, -1 when it has no cells, and the number of its cells. */
 KVG_API kvg_status kvg_kv_seq_bounds(const kvg_context * context, int32_t * pos_min, int32_t * pos_max, int32_t * n_cells);
 /* Counts a sequence's cells in a range: all of them, and those that another sequence also sees or a hold keeps. */
@@ -433,6 +440,7 @@ typedef struct kvg_kv_rows {
     const int32_t * pos;
     const uint8_t * seq;    /* (n_cells, n_seq_max) of 0/1, at least one 1 per cell */
     const uint8_t * dither; /* (n_cells), as kvg_kv_cells gives it */
+    const int32_t * lost;   /* (n_seq_max), as kvg_kv_seq_lost gives it; NULL: nothing */
     const uint8_t * data;
     uint64_t n_bytes;
 } kvg_kv_rows;

@@ -24,21 +24,26 @@ cells picture(const char * drawn) {
     return c;
 }
 
+std::vector<uint32_t> slots_in(const char * drawn, uint32_t n) {
+    cells c = picture(drawn);
+    return find_slots(c, n, "the batch");
+}
+
 } // namespace
 
 TEST_CASE("the longest run of empty cells comes first") {
     using slots = std::vector<uint32_t>;
-    CHECK(find_slots(picture("......"), 3, "the batch") == slots{0, 1, 2});
-    CHECK(find_slots(picture("a.bb...c"), 2, "the batch") == slots{4, 5});
-    CHECK(find_slots(picture("a.bb...c"), 4, "the batch") == slots{4, 5, 6, 1});
-    CHECK(find_slots(picture(".a.b"), 2, "the batch") == slots{0, 2}); // equal runs: the lower one
-    CHECK(find_slots(picture("ab...."), 4, "the batch") == slots{2, 3, 4, 5});
-    CHECK(find_slots(picture("abc"), 0, "the batch").empty());
+    CHECK(slots_in("......", 3) == slots{0, 1, 2});
+    CHECK(slots_in("a.bb...c", 2) == slots{4, 5});
+    CHECK(slots_in("a.bb...c", 4) == slots{4, 5, 6, 1});
+    CHECK(slots_in(".a.b", 2) == slots{0, 2}); // equal runs: the lower one
+    CHECK(slots_in("ab....", 4) == slots{2, 3, 4, 5});
+    CHECK(slots_in("abc", 0).empty());
 }
 
 TEST_CASE("no room is an error that says how much there is") {
     try {
-        find_slots(picture("a.b"), 2, "the batch");
+        slots_in("a.b", 2);
         FAIL("expected an error");
     } catch (const error & e) {
         CHECK(e.status() == KVG_CACHE_FULL);

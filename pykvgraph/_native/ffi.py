@@ -93,6 +93,8 @@ class KvgContextParams(Structure):
         ("hadamard", c_int32),
         ("defrag_threshold", c_float),
         ("offload_kqv", c_int32),
+        ("swa_full", c_int32),
+        ("checkpoint_cells", c_int64),
     )
 
 
@@ -234,6 +236,7 @@ class KvgKvRows(Structure):
         ("pos", POINTER(c_int32)),
         ("seq", POINTER(c_uint8)),
         ("dither", POINTER(c_uint8)),
+        ("lost", POINTER(c_int32)),
         ("data", POINTER(c_uint8)),
         ("n_bytes", c_uint64),
     )
@@ -370,6 +373,7 @@ STATUS_FUNCTIONS = (
     "kvg_kv_seq_div",
     "kvg_kv_seq_pos_min",
     "kvg_kv_seq_pos_max",
+    "kvg_kv_seq_lost",
     "kvg_kv_seq_bounds",
     "kvg_kv_seq_count",
     "kvg_kv_clear",
@@ -508,6 +512,8 @@ def declare(lib: CDLL) -> None:
     lib.kvg_kv_seq_pos_min.restype = c_int32
     lib.kvg_kv_seq_pos_max.argtypes = [c_void_p, c_int64, POINTER(c_int64)]
     lib.kvg_kv_seq_pos_max.restype = c_int32
+    lib.kvg_kv_seq_lost.argtypes = [c_void_p, c_int64, POINTER(c_int32)]
+    lib.kvg_kv_seq_lost.restype = c_int32
     lib.kvg_kv_seq_bounds.argtypes = [c_void_p, POINTER(c_int32), POINTER(c_int32), POINTER(c_int32)]
     lib.kvg_kv_seq_bounds.restype = c_int32
     lib.kvg_kv_seq_count.argtypes = [c_void_p, c_int64, c_int64, c_int64, POINTER(c_int64), POINTER(c_int64)]

@@ -17,6 +17,7 @@ from pykvgraph.cli.verb import (
     cache_type_options,
     examples,
     option,
+    swa_option,
     threads_option,
     ubatch_option,
 )
@@ -96,6 +97,7 @@ class _Numbers(click.ParamType):  # type: ignore[type-arg]
 @batch_option(N_BATCH)
 @ubatch_option
 @cache_type_options
+@swa_option
 @where_options
 @option("-o", "--output", type=click.Choice(["md", "csv", "json"]), default="md", help="How to print.")
 def bench(

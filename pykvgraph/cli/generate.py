@@ -18,6 +18,7 @@ from pykvgraph.cli.verb import (
     examples,
     json_option,
     option,
+    swa_option,
     threads_option,
     ubatch_option,
 )
@@ -71,6 +72,7 @@ class _StopString(click.types.StringParamType):
 @batch_option()
 @ubatch_option
 @cache_type_options
+@swa_option
 @threads_option("CPU threads for one token.")
 @option(
     "-tb",
@@ -140,6 +142,7 @@ def generate(
     n_ubatch: int,
     type_k: str,
     type_v: str,
+    swa_full: bool,
     n_threads: int | None,
     n_threads_batch: int | None,
     n_keep: int | None,
@@ -166,6 +169,7 @@ def generate(
             n_threads=n_threads,
             n_threads_batch=n_threads_batch,
             offload_kqv=where.offload_kqv,
+            swa_full=swa_full,
         ) as context,
     ):
         shift = kvg.ContextShift(n_keep=_fitting_keep(n_keep, context.n_ctx), on_shift=shifts.append)

@@ -16,6 +16,7 @@ from pykvgraph.cli.verb import (
     examples,
     json_option,
     option,
+    swa_option,
     threads_option,
     ubatch_option,
 )
@@ -53,6 +54,7 @@ ATTENTION = {"flash": "flash", "plain": "plain", "attend": "our kernel"}
 )
 @ubatch_option
 @cache_type_options
+@swa_option
 @threads_option()
 @where_options
 @json_option

@@ -18,6 +18,7 @@ from pykvgraph.cli.verb import (
     json_option,
     option,
     plot_option,
+    swa_option,
     threads_option,
 )
 from pykvgraph.cli.where import Where, where_options
@@ -84,6 +85,7 @@ LENGTHS = (0.5, 1.0, 2.0, 3.0, 4.0)  # in contexts
     help="Tokens in one decode.",
 )
 @cache_type_options
+@swa_option
 @option(
     "--no-hadamard",
     is_flag=True,
@@ -138,6 +140,7 @@ def passkey(where: Where, **arguments: Any) -> None:
             n_threads=arguments["n_threads"],
             n_threads_batch=arguments["n_threads"],
             offload_kqv=where.offload_kqv,
+            swa_full=arguments["swa_full"],
         ) as ctx:
             if arguments["grid"]:
                 trials = grid(ctx, task, arguments["trials"], as_json, arguments["plot"])

@@ -44,6 +44,15 @@ def cache_type_options(command: F) -> F:
     )(command)
 
 
+def swa_option(command: F) -> F:
+    """`--swa-full`, the same in every verb."""
+    return option(
+        "--swa-full",
+        is_flag=True,
+        help="Keep every position in layers with a sliding window, too, so that all can be shifted.",
+    )(command)
+
+
 def batch_option(default: int = ContextParams.n_batch) -> Callable[[F], F]:
     """`-b`, the same in every verb but for its default."""
     return option(

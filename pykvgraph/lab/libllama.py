@@ -78,6 +78,7 @@ class LibllamaContext:
         theirs.type_k, theirs.type_v = ours.type_k, ours.type_v
         theirs.flash_attn_type = ours.flash_attn  # the numbers are the same
         theirs.kv_unified = unified
+        theirs.swa_full = params.swa_full
         theirs.offload_kqv, theirs.op_offload = model.is_offloaded, False
         with libllama.quiet():
             self._context = ll.llama_init_from_model(model.pointer, theirs)

@@ -17,13 +17,15 @@ MAX_SEQ = 256  # of any cache
 class SavedCells:
     """Cells of one group.
 
-    pos: int32 (n,), seq: bool (n, n_seq), dither: uint8 (n,), rows: uint8 (n * cell_bytes,).
+    pos: int32 (n,), seq: bool (n, n_seq), dither: uint8 (n,), rows: uint8 (n * cell_bytes,). lost: int32
+    (n_seq,), of each sequence the highest position that a window has lost, -1: none.
     """
 
     pos: npt.NDArray[np.int32]
     seq: npt.NDArray[np.bool_]
     dither: npt.NDArray[np.uint8]  # which K carries, docs/state-format.md
     rows: npt.NDArray[np.uint8]
+    lost: npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,19 @@ def read_table(table: memoryview, counts: Counts, rows: npt.NDArray[np.uint8]) -
     seq = flags[:, :n_seq]
     if (pos < 0).any() or not seq.any(axis=1).all() or flags[:, n_seq:].any():
         raise StateError("the saved state holds a cell without a position, or of no sequence that can be")
-    return SavedCells(pos, seq, dither, rows)
+    return SavedCells(pos, seq, dither, rows, np.full(n_seq, -1, np.int32))
+
+
+def read_lost(section: memoryview, cells: SavedCells) -> npt.NDArray[np.int32]:
+    """What sequences have lost in a window. Raises StateError where they still have it."""
+    if len(section) != 4 * cells.seq.shape[1]:
+        raise StateError(
+            f"the saved state tells in {len(section)} bytes what {cells.seq.shape[1]} sequences have lost"
+        )
+    lost = np.frombuffer(section, "<i4").astype(np.int32)
+    if (lost < -1).any() or (cells.seq & (cells.pos[:, None] <= lost)).any():
+        raise StateError("the saved state holds cells of positions that are lost: somebody forged it")
+    return lost
 
 
 def are_alike(one: SavedCells, other: SavedCells) -> bool:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -20,12 +21,13 @@ from pykvgraph.state.cells import (
     SavedState,
     are_alike,
     check_room,
+    read_lost,
     read_table,
     write_table,
 )
 from pykvgraph.state.geometry import Geometry, GroupGeometry, check_geometry
 from pykvgraph.state.rows import GroupRows, check_rows
-from pykvgraph.state.sections import CELL, MAGIC, MODL, ROWS, VERSION, Reader, Writer
+from pykvgraph.state.sections import CELL, LOST, MAGIC, MODL, ROWS, VERSION, Reader, Writer
 from pykvgraph.state.source import BytesSource, Source
 
 _FRONT = struct.Struct("<8sI")  # magic and version, the same in every format
@@ -35,8 +37,8 @@ _GROUP = struct.Struct("<IIQIIIIIIQ")
 _COUNTS = struct.Struct("<IIQ")  # whole?, n_seq, n_cells; then the table
 _MAX_MODEL_BYTES = 1 << 20
 
-# A group's positions and sequences, as in SavedCells
-Table = tuple[npt.NDArray[np.int32], npt.NDArray[np.bool_]]
+# A group's positions, sequences and what these have lost, as in SavedCells
+Table = tuple[npt.NDArray[np.int32], npt.NDArray[np.bool_], npt.NDArray[np.int32]]
 # Writes rows and dithers of a group into the arrays that it is given
 Fill = Callable[[int, npt.NDArray[np.uint8], npt.NDArray[np.uint8]], None]
 
@@ -44,22 +46,31 @@ Fill = Callable[[int, npt.NDArray[np.uint8], npt.NDArray[np.uint8]], None]
 def pack(geometry: Geometry, whole: bool, tables: Sequence[Table], fill: Fill) -> bytes:
     """A blob that `unpack` gives the same cells for, of each group."""
     model = _pack_model(geometry)
-    counts = [Counts(whole, seq.shape[1], len(pos)) for pos, seq in tables]
+    counts = [Counts(whole, seq.shape[1], len(pos)) for pos, seq, _ in tables]
+    windows = _windows(geometry)
     groups = list(enumerate(zip(counts, geometry.groups, strict=True)))
     writer = Writer(
         [
             (MODL, 0, len(model)),
             *((CELL, index, _COUNTS.size + count.table_bytes) for index, (count, _) in groups),
+            *((LOST, index, 4 * counts[index].n_seq) for index in windows),
             *((ROWS, index, count.n_cells * group.cell_bytes) for index, (count, group) in groups),
         ]
     )
     writer.write(MODL, 0, model)
-    for index, (pos, seq) in enumerate(tables):
+    for index in windows:
+        writer.write(LOST, index, tables[index][2].astype("<i4").tobytes())
+    for index, (pos, seq, _) in enumerate(tables):
         dither = np.empty(len(pos), np.uint8)
         fill(index, writer.place(ROWS, index), dither)
         front = _COUNTS.pack(whole, seq.shape[1], len(pos))
         writer.write(CELL, index, front + write_table(pos, seq, dither))
     return writer.finish()
+
+
+def _windows(geometry: Geometry) -> list[int]:
+    """The groups that have a window."""
+    return [i for i, group in enumerate(geometry.groups) if group.kind == KvgGroupKind.KVG_GROUP_WINDOW]
 
 
 def _pack_model(geometry: Geometry) -> bytes:
@@ -102,7 +113,7 @@ def _read_sections(reader: Reader, here: Geometry, room: Sequence[int] | None) -
         raise StateError(f"the saved state's {model.name} has {model.n_bytes} bytes, far too many")
     check_geometry(_read_model(reader.checked(model)), here)
     n_groups = len(here.groups)
-    reader.require_no_more_than(n_groups)
+    reader.require_no_more_than(n_groups, _windows(here))
     counts = [_read_counts(reader, index) for index in range(n_groups)]
     for count, group, index in zip(counts, here.groups, range(n_groups), strict=True):
         n_bytes = reader.section(ROWS, index).n_bytes
@@ -123,6 +134,9 @@ def _read_cells(
 ) -> SavedState:
     no_rows = np.empty(0, np.uint8)
     cells = [read_table(table, count, no_rows) for table, count in zip(tables, counts, strict=True)]
+    for index in _windows(here):
+        lost = read_lost(reader.checked(reader.section(LOST, index)), cells[index])
+        cells[index] = replace(cells[index], lost=lost)
     _check_agreement(cells, here)
     rows = []
     for index, (count, group) in enumerate(zip(counts, here.groups, strict=True)):
@@ -130,8 +144,7 @@ def _read_cells(
         rows.append(GroupRows(group, reader.contents(section), section.checksum, count.n_cells))
     check_rows(rows)
     groups = tuple(
-        SavedCells(of.pos, of.seq, of.dither, np.frombuffer(part.data, np.uint8))
-        for of, part in zip(cells, rows, strict=True)
+        replace(of, rows=np.frombuffer(part.data, np.uint8)) for of, part in zip(cells, rows, strict=True)
     )
     return SavedState(bool(counts[0].whole), groups)
 

@@ -21,10 +21,9 @@ MAGIC = b"KVGSTATE"
 VERSION = 2
 MAX_SECTIONS = 1 << 16
 
-MODL, CELL, ROWS = b"MODL", b"CELL", b"ROWS"
-_WRITTEN = (MODL, CELL, ROWS)  # in this order
+MODL, CELL, LOST, ROWS = b"MODL", b"CELL", b"LOST", b"ROWS"
+_WRITTEN = (MODL, CELL, LOST, ROWS)  # in this order
 _PLANNED = {
-    b"LOST": "what windows have lost",
     b"STAT": "states of recurrent layers",
     b"CKPT": "checkpoints",
     b"TOKN": "the tokens themselves",
@@ -171,12 +170,16 @@ class Reader:
             raise StateError(f"the saved state's {section.name} stands behind {last.name}: out of order")
         self._known[section.tag, section.index] = section
 
-    def require_no_more_than(self, n_groups: int) -> None:
-        """Raises StateError when a section is there that none of these groups has."""
-        n_of = {MODL: 1, CELL: n_groups, ROWS: n_groups}
+    def require_no_more_than(self, n_groups: int, windows: Sequence[int]) -> None:
+        """Raises StateError when a section is there that no group has. windows: groups that have one."""
+        groups = range(n_groups)
+        known: dict[bytes, Sequence[int]] = {MODL: range(1), CELL: groups, LOST: windows, ROWS: groups}
         for section in self._known.values():
-            if section.index >= n_of[section.tag]:
-                raise StateError(f"the saved state has {section.name}, and {n_groups} groups of cells")
+            if section.index not in known[section.tag]:
+                raise StateError(
+                    f"the saved state has {section.name}, and {n_groups} groups of cells, {len(windows)} of "
+                    "them with a window"
+                )
 
     def section(self, tag: bytes, index: int = 0) -> Section:
         """Raises StateError when it is missing."""

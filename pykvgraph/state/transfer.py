@@ -74,6 +74,13 @@ def read_bounds(context: int, n_seq_max: int) -> list[ctypes.Array[ctypes.c_int3
     return bounds
 
 
+def read_lost(context: int, group: int, n_seq_max: int) -> npt.NDArray[np.int32]:
+    """Of every sequence the highest position that the group's window has lost; -1: none."""
+    lost = np.empty(n_seq_max, np.int32)
+    lib().kvg_kv_seq_lost(context, group, _int32(lost))
+    return lost
+
+
 def read_geometry(context: int) -> Geometry:
     """What a saved row must fit."""
     info = read_info(context)
@@ -107,7 +114,7 @@ def take(context: int, geometry: Geometry, seq: int | None) -> bytes:
         cells = np.flatnonzero(seen.any(axis=1))
         cells = cells[np.argsort(view.pos[cells], kind="stable")].astype(np.int32)
         chosen.append(cells)
-        tables.append((view.pos[cells], seen[cells]))
+        tables.append((view.pos[cells], seen[cells], read_lost(context, index, info.n_seq_max)[seqs]))
 
     def fill(index: int, rows: npt.NDArray[np.uint8], dither: npt.NDArray[np.uint8]) -> None:
         request = sized(
@@ -132,6 +139,7 @@ def put(context: int, saved: SavedState, seq: int | None) -> None:
     if seq is not None:
         integer(seq, "seq", 0, n_seq_max - 1)
     seen = [_seen(cells, n_seq_max, seq) for cells in saved.groups]
+    lost = [_lost(cells, n_seq_max, seq) for cells in saved.groups]
     rows = (KvgKvRows * len(saved.groups))()
     for index, cells in enumerate(saved.groups):
         rows[index] = sized(
@@ -140,6 +148,7 @@ def put(context: int, saved: SavedState, seq: int | None) -> None:
             pos=_int32(cells.pos),
             seq=_uint8(seen[index]),
             dither=_uint8(cells.dither),
+            lost=_int32(lost[index]),
             data=_uint8(cells.rows),
             n_bytes=cells.rows.size,
         )
@@ -160,6 +169,17 @@ def _seen(cells: SavedCells, n_seq_max: int, seq: int | None) -> npt.NDArray[np.
         )
     seen[:, ids] = cells.seq[:, ids]
     return seen
+
+
+def _lost(cells: SavedCells, n_seq_max: int, seq: int | None) -> npt.NDArray[np.int32]:
+    """(n_seq_max,): what sequences have lost here."""
+    lost = np.full(n_seq_max, -1, np.int32)
+    if seq is not None:
+        lost[seq] = cells.lost[0]
+    else:
+        ids = range(min(n_seq_max, len(cells.lost)))
+        lost[ids] = cells.lost[ids]
+    return lost
 
 
 def _int32(array: npt.NDArray[np.signedinteger[Any]]) -> ctypes._Pointer[ctypes.c_int32]:

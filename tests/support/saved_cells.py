@@ -12,6 +12,8 @@ from pykvgraph.state.geometry import Geometry, GroupGeometry
 NARROW = GroupGeometry(0, 0, (0, 1), 4, 8, 16, 1, 0, cell_bytes=2 * 4 * (8 * 2 + 16 * 4))
 WIDE = GroupGeometry(0, 0, (2,), 3, 10, 6, 1, 0, cell_bytes=3 * (10 * 2 + 6 * 4))
 HERE = Geometry(bytes(range(16)), (NARROW,))
+WINDOW = GroupGeometry(1, 32, (2,), 3, 10, 6, 1, 0, cell_bytes=3 * (10 * 2 + 6 * 4))
+WITH_WINDOW_HERE = Geometry(bytes(range(16)), (NARROW, WINDOW))
 TWO_GROUPS_HERE = Geometry(bytes(range(16)), (NARROW, WIDE))
 
 
@@ -28,7 +30,11 @@ def saved(
     for group in geometry.groups:
         rows = rng.integers(0, 256, n_cells * group.cell_bytes).astype(np.uint8)
         rows &= 0xBF  # no exponent is all ones
-        groups.append(SavedCells(pos, seq, rng.integers(0, 256, n_cells).astype(np.uint8), rows))
+        dither = rng.integers(0, 256, n_cells).astype(np.uint8)
+        lost = np.full(n_seq, -1, np.int32)
+        if group.kind and n_cells:
+            lost[seq[0]] = pos[0] - 1  # the lowest position
+        groups.append(SavedCells(pos, seq, dither, rows, lost))
     return SavedState(whole, tuple(groups))
 
 
@@ -37,4 +43,6 @@ def packed(geometry: Geometry, state: SavedState) -> bytes:
         np.copyto(rows, state.groups[index].rows)
         np.copyto(dither, state.groups[index].dither)
 
-    return kv_state.pack(geometry, state.whole, [(cells.pos, cells.seq) for cells in state.groups], fill)
+    return kv_state.pack(
+        geometry, state.whole, [(cells.pos, cells.seq, cells.lost) for cells in state.groups], fill
+    )

@@ -68,7 +68,7 @@ def container(parts: list[Part], n_sections: int | None = None, total: int | Non
 
 
 def parts_of(geometry: Geometry, state: SavedState) -> list[Part]:
-    """MODL, CELL of each group, ROWS of each group."""
+    """MODL, CELL of each group, LOST of those with a window, ROWS of each group."""
     model = geometry.model + struct.pack("<II", len(geometry.groups), 0)
     for group in geometry.groups:
         record = bytearray(48)
@@ -86,6 +86,11 @@ def parts_of(geometry: Geometry, state: SavedState) -> list[Part]:
     for index, cells in enumerate(state.groups):
         front = struct.pack("<IIQ", state.whole, cells.seq.shape[1], len(cells.pos))
         parts.append(Part(b"CELL", front + table_of(cells), index))
+    for index, cells in enumerate(state.groups):
+        if geometry.groups[index].kind == 1:
+            parts.append(
+                Part(b"LOST", b"".join(struct.pack("<i", pos) for pos in cells.lost.tolist()), index)
+            )
     for index, cells in enumerate(state.groups):
         parts.append(Part(b"ROWS", cells.rows.tobytes(), index))
     return parts

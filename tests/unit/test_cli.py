@@ -99,7 +99,7 @@ def test_a_variable_means_the_same_everywhere() -> None:
 def test_llama_cpp_spellings(parsed: dict[str, Any]) -> None:
     result = run(
         *shlex.split("generate -m a.gguf -p hello -n 5 -c 64 -b 32 -ub 16 -t 2 -tb 3 -dev cpu -s 7 --json"),
-        *shlex.split("-ngl 3 -ts 3,1 -nkvo --rpc localhost:50052 -ctk q8_0 -ctv f32"),
+        *shlex.split("-ngl 3 -ts 3,1 -nkvo --rpc localhost:50052 -ctk q8_0 -ctv f32 --swa-full"),
         *shlex.split("--temp 0.5 --top-k 9 --top-p 0.8 --min-p 0.1 --keep 4 --stop x --stop 'y z'"),
     )
     assert (result.exit_code, result.output) == (0, "")
@@ -112,6 +112,7 @@ def test_llama_cpp_spellings(parsed: dict[str, Any]) -> None:
         "n_ubatch": 16,
         "type_k": "q8_0",
         "type_v": "f32",
+        "swa_full": True,
         "n_threads": 2,
         "n_threads_batch": 3,
         "device": "cpu",

@@ -22,6 +22,7 @@ class FakeCache:
     """kv-cache.md's operations on (name, position, sequences) triples; copies of a cell have its name."""
 
     n_seq_max = 2
+    groups = ()
 
     def __init__(
         self, n: int, shared_from: int | None = None, n_cells: int = 100, can_shift: bool = True

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from support.damage import damage
-from support.saved_cells import HERE, NARROW, TWO_GROUPS_HERE, WIDE, packed, saved
+from support.saved_cells import HERE, NARROW, TWO_GROUPS_HERE, WIDE, WITH_WINDOW_HERE, packed, saved
 from support.state_bytes import HEAD, HEADER, changed, container, digest, parts_of
 
 from pykvgraph._native.ffi import KvgType
@@ -28,6 +28,7 @@ KINDS = {
     "sequence": (HERE, saved(n_seq=1, whole=False)),
     "empty sequence": (HERE, saved(n_cells=0, n_seq=1, whole=False)),
     "two groups": (TWO, saved(geometry=TWO)),
+    "with a window": (WITH_WINDOW_HERE, saved(geometry=WITH_WINDOW_HERE)),
     "two groups, sequence": (TWO, saved(n_seq=1, whole=False, geometry=TWO)),
     "two groups, empty": (TWO, saved(n_cells=0, geometry=TWO)),
 }
@@ -47,7 +48,7 @@ def test_back_come_the_same_cells(here: Geometry, state: SavedState) -> None:
     assert back.whole == state.whole
     assert len(back.groups) == len(state.groups)
     for cells, expected in zip(back.groups, state.groups, strict=True):
-        for name in ("pos", "seq", "dither", "rows"):
+        for name in ("pos", "seq", "dither", "rows", "lost"):
             ours: npt.NDArray[Any] = getattr(cells, name)
             assert np.array_equal(ours, getattr(expected, name))
             assert ours.dtype == getattr(expected, name).dtype
@@ -86,7 +87,7 @@ def test_any_bit_of_forged_heads(here: Geometry, state: SavedState) -> None:
         n_bytes = struct.unpack_from("<Q", blob, offset + 16)[0]
         offset += HEAD + n_bytes + (8 - n_bytes % 8) % 8
     assert offset == len(blob)
-    assert len(heads) == 2 + 2 * len(here.groups)
+    assert len(heads) == 2 + 2 * len(here.groups) + sum(group.kind for group in here.groups)
     for begin in heads:
         for bit in range(8 * 32):
             head = flipped(blob[begin : begin + 32], bit)
@@ -133,6 +134,29 @@ def test_forged_cells(group: int, offset: int, form: str, value: int, told: str)
     parts[1 + group] = changed(parts[1 + group], offset, form, value)
     with pytest.raises(StateError, match=told):
         unpack(container(parts), TWO)
+
+
+@pytest.mark.parametrize(
+    ("contents", "told"),
+    [
+        (b"", "in 0 bytes what 11 sequences"),
+        (bytes(4 * 12), "in 48 bytes what 11 sequences"),
+        (struct.pack("<11i", *[-2] * 11), "positions that are lost"),
+        (struct.pack("<11i", *[2**31 - 1] * 11), "positions that are lost"),
+    ],
+)
+def test_forged_losses(contents: bytes, told: str) -> None:
+    here = WITH_WINDOW_HERE
+    parts = parts_of(here, saved(geometry=here))
+    place = next(i for i, part in enumerate(parts) if part.tag == b"LOST")
+    with pytest.raises(StateError, match=told):
+        unpack(
+            container([*parts[:place], replace(parts[place], contents=contents), *parts[place + 1 :]]), here
+        )
+    with pytest.raises(StateError, match="has no section LOST 1"):
+        unpack(container([*parts[:place], *parts[place + 1 :]]), here)
+    with pytest.raises(StateError, match="has section LOST 0, and 2 groups of cells, 1 of them"):
+        unpack(container([*parts[:place], replace(parts[place], index=0), *parts[place:]]), here)
 
 
 def test_a_sequence_beside_a_cache() -> None:

@@ -92,6 +92,16 @@ kvg_status kvg_kv_seq_pos_max(const kvg_context * context, int64_t seq, int64_t 
     return guarded([&] { need(out, "out") = cache_of(context).seq_pos_max(seq); });
 }
 
+kvg_status kvg_kv_seq_lost(const kvg_context * context, int64_t group, int32_t * out) {
+    return guarded([&] {
+        const cells & cells = group_of(context, group).cells();
+        need(out, "out");
+        for (uint32_t s = 0; s < cells.n_seq_max(); ++s) {
+            out[s] = cells.lost(s);
+        }
+    });
+}
+
 kvg_status kvg_kv_seq_bounds(const kvg_context * context, int32_t * pos_min, int32_t * pos_max, int32_t * n_cells) {
     return guarded([&] {
         const kv_cache & cache = cache_of(context);

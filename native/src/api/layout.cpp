@@ -31,7 +31,9 @@ static std::string struct_layout() {
     FIELD(kvg_context_params, flash_attn, ",");
     FIELD(kvg_context_params, hadamard, ",");
     FIELD(kvg_context_params, defrag_threshold, ",");
-    FIELD(kvg_context_params, offload_kqv, ";");
+    FIELD(kvg_context_params, offload_kqv, ",");
+    FIELD(kvg_context_params, swa_full, ",");
+    FIELD(kvg_context_params, checkpoint_cells, ";");
     STRUCT(kvg_context_part);
     FIELD(kvg_context_part, struct_size, ",");
     FIELD(kvg_context_part, device, ",");
@@ -129,6 +131,7 @@ static std::string struct_layout() {
     FIELD(kvg_kv_rows, pos, ",");
     FIELD(kvg_kv_rows, seq, ",");
     FIELD(kvg_kv_rows, dither, ",");
+    FIELD(kvg_kv_rows, lost, ",");
     FIELD(kvg_kv_rows, data, ",");
     FIELD(kvg_kv_rows, n_bytes, ";");
     STRUCT(kvg_layer_info);

@@ -26,9 +26,10 @@ bool has_member(const uint64_t * words, uint32_t n_words) {
 
 } // namespace
 
-cells::cells(uint32_t n_cells, uint32_t n_seq_max)
-    : n_seq_max_(n_seq_max), n_words_((n_seq_max + 63) / 64), cells_(n_cells), seq_(static_cast<size_t>(n_cells) * n_words_, 0),
-      extents_(n_seq_max), place_(n_cells), index_(n_seq_max) {
+cells::cells(uint32_t n_cells, uint32_t n_seq_max, uint32_t window, bool reuses)
+    : n_seq_max_(n_seq_max), n_words_((n_seq_max + 63) / 64), window_(window), reuses_(reuses), cells_(n_cells),
+      seq_(static_cast<size_t>(n_cells) * n_words_, 0), extents_(n_seq_max), place_(n_cells), index_(n_seq_max),
+      lost_(n_seq_max, -1) {
     number_cells();
 }
 
@@ -99,6 +100,14 @@ cell_span cells::span_from(uint32_t seq, int32_t lowest) const {
         return {all.n ? all.begin : 0, all.n ? all.end - all.begin : 0};
     }
     seq_extent found;
+    if (reuses_) { // few cells, and an order of them would be forgotten with every token
+        for (uint32_t i = all.begin; i < all.end; ++i) {
+            if (has_seq(i, seq) && pos(i) >= lowest) {
+                found.include(pos(i), i);
+            }
+        }
+        return {found.end ? found.begin : 0, found.end ? found.end - found.begin : 0};
+    }
     const pos_index::order & order = order_of(seq);
     for (auto it = order.rbegin(); it != order.rend() && it->pos >= lowest; ++it) {
         found.include(it->pos, place_[it->id]);
@@ -278,6 +287,7 @@ void cells::clear() {
         index_.forget(s);
     }
     number_cells();
+    std::fill(lost_.begin(), lost_.end(), -1);
     n_used_ = n_kv_ = n_touched_ = n_shifted_ = 0;
     ++shift_version_;
 }
@@ -295,6 +305,9 @@ void cells::seq_rm(int64_t seq, int64_t p0, int64_t p1) {
                 drop(i);
             }
         }
+        for (uint32_t s = 0; s < n_seq_max_; ++s) {
+            lost_[s] = lost_without(s, range.p0, range.p1);
+        }
         return;
     }
     const uint32_t s = check_seq(seq, "sequence");
@@ -304,6 +317,7 @@ void cells::seq_rm(int64_t seq, int64_t p0, int64_t p1) {
             remove_seq(i, s);
         }
     }
+    lost_[s] = lost_without(s, range.p0, range.p1);
 }
 
 void cells::seq_cp(int64_t src, int64_t dst, int64_t p0, int64_t p1) {
@@ -311,8 +325,11 @@ void cells::seq_cp(int64_t src, int64_t dst, int64_t p0, int64_t p1) {
     const uint32_t to = check_seq(dst, "destination sequence");
     const pos_range range(p0, p1);
     const seq_extent where = extents_[from];
+    if (lost_[from] >= range.p0) {
+        set_lost(to, static_cast<int32_t>(std::min<int64_t>(lost_[from], range.p1 - 1)));
+    }
     for (uint32_t i = where.begin; i < where.end; ++i) {
-        if (has_seq(i, from) && range.contains(pos(i)) && !has_seq(i, to)) {
+        if (has_seq(i, from) && range.contains(pos(i)) && !has_seq(i, to) && pos(i) > lost_[to]) {
             show(i, to);
         }
     }
@@ -326,6 +343,9 @@ void cells::seq_keep(int64_t seq) {
                 remove_seq(i, other);
             }
         });
+    }
+    for (uint32_t other = 0; other < n_seq_max_; ++other) {
+        lost_[other] = other == s ? lost_[s] : -1;
     }
 }
 
@@ -420,7 +440,12 @@ void cells::check_cells() const {
 void cells::check_extents() const {
     std::vector<seq_extent> counted(n_seq_max_);
     for (uint32_t i = 0; i < size(); ++i) {
-        each_member(words(i), n_words_, [&](uint32_t s) { counted.at(s).add(pos(i), i); });
+        each_member(words(i), n_words_, [&](uint32_t s) {
+            counted.at(s).add(pos(i), i);
+            if (pos(i) <= lost_[s]) {
+                fail(KVG_INTERNAL, "sequence %u sees cell %u at %d, and has lost all up to %d", s, i, pos(i), lost_[s]);
+            }
+        });
     }
     for (uint32_t s = 0; s < n_seq_max_; ++s) {
         const seq_extent & is = counted[s];

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <unordered_map>
 #include <vector>
 
@@ -82,14 +83,20 @@ struct seq_count {
 
 class cells {
 public:
-    // 1 <= n_seq_max <= MAX_SEQS
-    cells(uint32_t n_cells, uint32_t n_seq_max);
+    // 1 <= n_seq_max <= MAX_SEQS. window: positions that a token attends to, its own included; 0: all. reuses: with a window, whether
+    // cells that their sequences have left behind may be taken for other tokens
+    cells(uint32_t n_cells, uint32_t n_seq_max, uint32_t window = 0, bool reuses = false);
 
     // bytes of host memory for the record of one cell
     static uint64_t bytes_per_cell(uint32_t n_seq_max) {
         return sizeof(cell) + sizeof(uint32_t) + (n_seq_max + 63) / 64 * sizeof(uint64_t);
     }
+    // The lowest position that a token sees.
+    int32_t first_seen(int32_t pos) const {
+        return window_ == 0 || static_cast<uint32_t>(pos) < window_ ? 0 : pos - static_cast<int32_t>(window_) + 1;
+    }
 
+    bool reuses() const { return reuses_; }
     uint32_t size() const { return static_cast<uint32_t>(cells_.size()); }
     uint32_t n_seq_max() const { return n_seq_max_; }
     uint32_t n_used() const { return n_used_; }
@@ -181,6 +188,7 @@ public:
     // The sequence sees the cells of the hold too. Its last position must be the one before the hold's first.
     void attach(int64_t hold, int64_t seq);
     void release(int64_t hold);
+    bool has_hold(int64_t hold) const { return holds_.count(hold) > 0; }
 
     // Reserves empty cells for content that is written before any sequence sees it. The cells get its positions and dithers. Defrag does
     // not move them until show_reserved(), give_back() or clear(). precondition: the cells are empty, and all different
@@ -189,6 +197,34 @@ public:
     void show_reserved(const std::vector<uint32_t> & reserved, int64_t seq);
     // These cells become empty again. precondition: they are reserved
     void give_back(const std::vector<uint32_t> & reserved);
+
+    // What windows lose (window.cpp). A cell is left behind when it is at or below the last position less the window in each of its
+    // sequences, and nothing holds it. Reusing it takes it from them, and with it all that they have before it.
+    // The highest position that the sequence has lost, and it sees nothing up to there; -1: none
+    int32_t lost(int64_t seq) const { return lost_[check_seq(seq, "sequence")]; }
+    void set_lost(int64_t seq, int32_t lost);
+    // whether all that a token at this position may attend to is there
+    bool can_go_on(int64_t seq, int32_t pos) const { return lost(seq) < first_seen(pos); }
+    // Cells that are empty or may be reused. kept: a sequence whose cells are left alone; NOBODY: none is
+    static constexpr uint32_t NOBODY = MAX_SEQS;
+    uint32_t n_available(uint32_t kept = NOBODY) const;
+    // Reuses what was left behind longest until n cells are empty. precondition: n <= n_available(kept)
+    void make_room(uint32_t n, uint32_t kept = NOBODY);
+    // What will be lost after a change. all: a group that has every position, the same sequences and the same positions, so that it says
+    // which of those up to the highest lost one there are; itself when there is none
+    int32_t lost_after(const reposition & change, const cells & all) const {
+        return lost_after(change, all, lost_[change.seq]);
+    }
+    // error(KVG_UNSUPPORTED) when the change would bring a lost position into the window of a later token
+    void require_window(const reposition & change, const cells & all, const char * op) const;
+    // Whether it would not even if the sequence had lost all that it has left behind.
+    bool may_lose(const reposition & change, const cells & all) const;
+    // A change has moved what is lost.
+    void move_lost(uint32_t seq, int32_t lost);
+    // Of the positions up to the highest lost one, only those that `all` has are.
+    void tighten_lost(uint32_t seq, const cells & all);
+    // the highest position that the sequence has left behind, -1: none
+    int32_t left_behind(uint32_t seq) const;
 
     // Checks what must be true after every call. error(KVG_INTERNAL), with the first condition that is not met
     void check() const;
@@ -218,9 +254,16 @@ private:
     const held_cells & find_hold(int64_t id) const;
     const pos_index::order & order_of(uint32_t seq) const;
     void check_holds() const;
+    bool is_reusable(uint32_t i, uint32_t kept) const;
+    // what is lost when a range is removed, and after a change
+    int32_t lost_without(uint32_t seq, int64_t p0, int64_t p1) const;
+    int32_t lost_after(const reposition & change, const cells & all, int32_t lost) const;
+    bool keeps_window(const reposition & change, const cells & all, int32_t lost) const;
 
     uint32_t n_seq_max_;
     uint32_t n_words_;
+    uint32_t window_;
+    bool reuses_;
     uint32_t n_used_ = 0;
     uint32_t n_kv_ = 0;
     uint32_t n_touched_ = 0;
@@ -232,6 +275,7 @@ private:
     std::vector<uint32_t> place_;                   // the cell of each id; ids are a permutation of the cells
     mutable pos_index index_;                       // the order of a sequence is made when it is first needed
     std::unordered_map<int64_t, held_cells> holds_; // by id
+    std::vector<int32_t> lost_;                     // of each sequence
 };
 
 } // namespace kvg

@@ -11,39 +11,53 @@ namespace kvg {
 // Rows for n_cells, padded.
 static uint32_t padded(uint32_t n_cells) { return (n_cells + MAX_SPAN_ALIGN - 1) / MAX_SPAN_ALIGN * MAX_SPAN_ALIGN; }
 
+uint32_t cache_size::of(const group_spec & spec) const {
+    if (is_measured) {
+        return 1;
+    }
+    const uint64_t bounded = uint64_t{n_seq_max} * spec.window + n_batch + checkpoint_cells;
+    return reuses(spec) && bounded < n_ctx ? static_cast<uint32_t>(bounded) : n_ctx;
+}
+
 // Refuses a cache that the devices or the host can't hold: a kernel that overcommits would kill the process later, when the memory is
 // touched.
-static void require_room(const hparams & h, const std::vector<ggml_backend_dev_t> & devices, uint32_t n_cells,
-                         uint32_t n_seq_max, const cache_types & types) {
+static void require_room(const hparams & h, const std::vector<ggml_backend_dev_t> & devices, const cache_size & size,
+                         const cache_types & types) {
     std::map<ggml_backend_dev_t, uint64_t> needed;
-    needed[cpu_device()] = n_cells * h.groups.size() * cells::bytes_per_cell(n_seq_max);
-    for (uint32_t il = 0; il < h.n_layer(); ++il) {
-        const uint64_t row = ggml_row_size(types.k, h.layers[il].k_width()) + ggml_row_size(types.v, h.layers[il].v_width());
-        uint64_t & bytes = needed[devices[il]];
-        if (__builtin_add_overflow(bytes, row * padded(n_cells), &bytes)) {
-            bytes = UINT64_MAX;
+    for (const group_spec & spec : h.groups) {
+        needed[cpu_device()] += size.of(spec) * cells::bytes_per_cell(size.n_seq_max);
+        const uint64_t row = ggml_row_size(types.k, spec.k_width()) + ggml_row_size(types.v, spec.v_width());
+        for (const uint32_t il : spec.layers) {
+            uint64_t & bytes = needed[devices[il]];
+            if (__builtin_add_overflow(bytes, row * padded(size.of(spec)), &bytes)) {
+                bytes = UINT64_MAX;
+            }
         }
     }
     for (const auto & [device, bytes] : needed) {
         if (!has_room(device, bytes)) {
             fail(KVG_DEVICE,
-                 "a cache of %u cells needs %s on %s and %s are free; use a smaller n_ctx or smaller types of K and V", n_cells,
-                 format_bytes(bytes).c_str(), ggml_backend_dev_name(device), format_bytes(device_memory(device).free).c_str());
+                 "a cache of %u cells needs %s on %s and %s are free; use a smaller n_ctx or smaller types of K and V",
+                 size.n_ctx, format_bytes(bytes).c_str(), ggml_backend_dev_name(device),
+                 format_bytes(device_memory(device).free).c_str());
         }
     }
 }
 
 kv_cache::kv_cache(const hparams & h, const std::vector<ggml_backend_dev_t> & devices, const backends & backends,
-                   uint32_t n_cells, uint32_t n_seq_max, const cache_types & types, bool is_measured)
+                   const cache_size & size, const cache_types & types)
     : devices_(devices) {
     for (const layer_spec & layer : h.layers) {
         group_of_layer_.push_back(layer.group);
     }
-    if (!is_measured) {
-        require_room(h, devices, n_cells, n_seq_max, types);
+    if (!size.is_measured) {
+        require_room(h, devices, size, types);
     }
+    cache_size real = size;
+    real.is_measured = false; // tensors that are measured are as large as they would be
     for (const group_spec & spec : h.groups) {
-        groups_.emplace_back(spec, devices, backends, is_measured ? 1 : n_cells, padded(n_cells), n_seq_max, types);
+        groups_.emplace_back(spec, devices, backends, size.of(spec), padded(real.of(spec)), size.n_seq_max, types,
+                             size.reuses(spec));
     }
 }
 
@@ -56,7 +70,9 @@ void kv_cache::allocate() {
 uint32_t kv_cache::n_free() const {
     uint32_t n = UINT32_MAX;
     for (const kv_group & group : groups_) {
-        n = std::min(n, group.cells().size() - group.cells().n_used());
+        if (!group.cells().reuses() || groups_.front().cells().reuses()) {
+            n = std::min(n, group.cells().n_available());
+        }
     }
     return n;
 }
@@ -105,11 +121,60 @@ int64_t kv_cache::n_graphs() const {
     return n;
 }
 
+// Whether removing all from p0 on leaves the sequence nothing: the first group keeps every position, if any does.
+bool kv_cache::ends_at(uint32_t seq, int64_t p0) const {
+    const cells & first = groups_.front().cells();
+    return p0 <= 0 || (!first.reuses() && first.seq_pos_min(seq) >= p0);
+}
+
+void kv_cache::require_seen(uint32_t seq, int32_t pos) const {
+    for (const kv_group & group : groups_) {
+        const cells & cells = group.cells();
+        if (!cells.can_go_on(seq, pos)) {
+            const int64_t next = int64_t{cells.lost(seq)} + group.spec().window;
+            fail(KVG_INVALID_ARGUMENT,
+                 "sequence %u can't go on at position %d: a window of %u positions has lost those up to %d. The nearest "
+                 "positions "
+                 "from which it can go on are 0, decoding everything again, and %lld; open the context with swa_full=True to "
+                 "keep "
+                 "every position",
+                 seq, pos, group.spec().window, cells.lost(seq), static_cast<long long>(next));
+        }
+    }
+}
+
+// Refuses a removal after which the sequence would end where it can't go on.
+void kv_cache::require_return(uint32_t seq, int64_t p0, int64_t p1) const {
+    const int64_t last = seq_pos_max(seq);
+    const bool to_the_end = p1 < 0 || p1 > last;
+    if (to_the_end && p0 <= last && !ends_at(seq, p0)) {
+        require_seen(seq, static_cast<int32_t>(p0));
+    }
+}
+
+// After positions from p0 on were taken away.
+void kv_cache::tighten_lost(int64_t seq, int64_t p0) {
+    const cells & first = groups_.front().cells();
+    for (uint32_t s = 0; !first.reuses() && s < first.n_seq_max(); ++s) {
+        for (kv_group & group : groups_) {
+            if ((seq < 0 || seq == s) && group.cells().lost(s) >= 0 && group.cells().lost(s) >= p0 - 1) {
+                group.cells().tighten_lost(s, first);
+            }
+        }
+    }
+}
+
 // The arguments are the same for every group, so the first group refuses what any would.
 void kv_cache::seq_rm(int64_t seq, int64_t p0, int64_t p1) {
+    for (uint32_t s = 0; s < n_seq_max(); ++s) {
+        if (seq < 0 || seq == s) {
+            require_return(s, p0, p1);
+        }
+    }
     for (kv_group & group : groups_) {
         group.cells().seq_rm(seq, p0, p1);
     }
+    tighten_lost(seq, p0);
 }
 
 void kv_cache::seq_cp(int64_t src, int64_t dst, int64_t p0, int64_t p1) {
@@ -127,17 +192,19 @@ void kv_cache::seq_keep(int64_t seq) {
 int32_t kv_cache::seq_pos_min(int64_t seq) const {
     int32_t greatest = -1;
     for (const kv_group & group : groups_) {
-        greatest = std::max(greatest, group.cells().seq_pos_min(seq));
+        const int32_t lowest = group.cells().seq_pos_min(seq);
+        const int32_t lost = group.cells().lost(seq);
+        greatest = std::max(greatest, lowest < 0 && lost >= 0 ? lost + 1 : lowest);
     }
     return greatest;
 }
 
 int32_t kv_cache::seq_pos_max(int64_t seq) const {
-    int32_t lowest = groups_.front().cells().seq_pos_max(seq);
+    int32_t highest = -1;
     for (const kv_group & group : groups_) {
-        lowest = std::min(lowest, group.cells().seq_pos_max(seq));
+        highest = std::max(highest, group.cells().seq_pos_max(seq));
     }
-    return lowest;
+    return highest;
 }
 
 uint32_t kv_cache::seq_n_cells(int64_t seq) const {
@@ -159,15 +226,17 @@ seq_count kv_cache::count(int64_t seq, int64_t p0, int64_t p1) const {
 }
 
 hold_range kv_cache::hold(int64_t seq, int64_t p0, int64_t p1) {
+    if (groups_.front().cells().reuses()) {
+        fail(KVG_UNSUPPORTED, "every layer of this model has a window, so that no cells stay that a hold could keep; open the "
+                              "context with swa_full=True to keep every position");
+    }
     const int64_t id = next_hold_++;
     hold_range range = {};
-    for (size_t g = 0; g < groups_.size(); ++g) {
+    for (kv_group & group : groups_) {
         try {
-            range = groups_[g].cells().hold(id, seq, p0, p1);
+            range = group.cells().reuses() ? range : group.cells().hold(id, seq, p0, p1);
         } catch (...) { // what one group refuses, or has no memory for, none has
-            for (size_t held = 0; held < g; ++held) {
-                groups_[held].cells().release(id);
-            }
+            release_in_all(id);
             throw;
         }
     }
@@ -176,14 +245,33 @@ hold_range kv_cache::hold(int64_t seq, int64_t p0, int64_t p1) {
 
 void kv_cache::attach(int64_t hold, int64_t seq) {
     for (kv_group & group : groups_) {
-        group.cells().attach(hold, seq);
+        if (!group.cells().reuses()) {
+            group.cells().attach(hold, seq);
+        }
+    }
+    for (kv_group & group : groups_) { // windows have none of it
+        if (group.cells().reuses()) {
+            group.cells().set_lost(seq, seq_pos_max(seq));
+        }
     }
 }
 
 void kv_cache::release(int64_t hold) {
-    for (kv_group & group : groups_) {
-        group.cells().release(hold);
+    if (!release_in_all(hold)) {
+        fail(KVG_INVALID_ARGUMENT, "this hold was released, by release() or by clear(): hold the cells again");
     }
+}
+
+// Whether any group had it.
+bool kv_cache::release_in_all(int64_t hold) {
+    bool found = false;
+    for (kv_group & group : groups_) {
+        if (group.cells().has_hold(hold)) {
+            group.cells().release(hold);
+            found = true;
+        }
+    }
+    return found;
 }
 
 void kv_cache::clear(bool data) {

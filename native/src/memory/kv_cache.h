@@ -10,13 +10,26 @@
 
 namespace kvg {
 
+// How many cells the groups have.
+struct cache_size {
+    uint32_t n_ctx;            // of a group that keeps every position
+    uint32_t n_batch;          // most tokens that come at once
+    uint32_t n_seq_max;        //
+    uint32_t checkpoint_cells; // of a window, beside what its sequences attend to
+    bool swa_full;             // windows keep every position, too
+    bool is_measured;          // the cache only measures memory; groups have a record of one cell
+
+    uint32_t of(const group_spec & spec) const;
+    // whether cells that their sequences have left behind are reused
+    bool reuses(const group_spec & spec) const { return spec.window > 0 && !swa_full; }
+};
+
 class kv_cache {
 public:
-    // devices: of each layer. Like kv_group, this takes no device memory yet. is_measured: the cache is only used to measure how much
-    // memory a context takes; then it has a record of one cell only.
-    // error(KVG_DEVICE), with the size needed and the size free, when a device has no room
-    kv_cache(const hparams & h, const std::vector<ggml_backend_dev_t> & devices, const backends & backends, uint32_t n_cells,
-             uint32_t n_seq_max, const cache_types & types, bool is_measured);
+    // devices: of each layer. Like kv_group, this takes no device memory yet. error(KVG_DEVICE), with the size needed and the size free,
+    // when a device has no room
+    kv_cache(const hparams & h, const std::vector<ggml_backend_dev_t> & devices, const backends & backends,
+             const cache_size & size, const cache_types & types);
     // Allocates K and V of every group. Call it once, and clear(true) before K and V are used. error(KVG_DEVICE)
     void allocate();
 
@@ -27,7 +40,7 @@ public:
     const kv_group & group_of(uint32_t layer) const { return groups_[group_of_layer_[layer]]; }
     ggml_backend_dev_t device(uint32_t layer) const { return devices_[layer]; }
     uint32_t n_layer() const { return static_cast<uint32_t>(devices_.size()); }
-    // empty cells in the group that has the fewest of them
+    // Tokens that can be decoded: empty cells of groups without a window. Without such groups also cells that may be reused.
     uint32_t n_free() const;
     uint32_t n_seq_max() const { return groups_.front().cells().n_seq_max(); }
     const cache_types & types() const { return groups_.front().types(); }
@@ -42,19 +55,23 @@ public:
     // graphs for K-shift, defrag and copies that were computed so far
     int64_t n_graphs() const;
 
-    // As in `cells`, but in every group.
+    // As in `cells`, in every group. error(KVG_INVALID_ARGUMENT) when a sequence would end where a window has lost what its next token
+    // attends to
     void seq_rm(int64_t seq, int64_t p0, int64_t p1);
     void seq_cp(int64_t src, int64_t dst, int64_t p0, int64_t p1);
     void seq_keep(int64_t seq);
-    // The range of positions that every group has: the greatest of the groups' lowest positions, and the lowest of their highest
-    // positions. -1 when the sequence has no cells in a group.
+    // The lowest position from which on every group has all, and the highest; -1 when there are no cells. When a window has lost all
+    // that the next token attends to, the first is beyond the second.
     int32_t seq_pos_min(int64_t seq) const;
     int32_t seq_pos_max(int64_t seq) const;
     // cells of the sequence in the group that has the most of them
     uint32_t seq_n_cells(int64_t seq) const;
 
+    // error(KVG_INVALID_ARGUMENT) when a window has lost what a token at this position of the sequence attends to
+    void require_seen(uint32_t seq, int32_t pos) const;
     seq_count count(int64_t seq, int64_t p0, int64_t p1) const;
-    // Makes a hold in every group, under the same id. The id is never used again.
+    // One hold in every group that keeps every position, under one id, which is never used again. error(KVG_UNSUPPORTED) when there is
+    // no such group
     hold_range hold(int64_t seq, int64_t p0, int64_t p1);
     void attach(int64_t hold, int64_t seq);
     void release(int64_t hold);
@@ -65,6 +82,11 @@ public:
     bool broken() const;
 
 private:
+    void require_return(uint32_t seq, int64_t p0, int64_t p1) const;
+    bool ends_at(uint32_t seq, int64_t p0) const;
+    void tighten_lost(int64_t seq, int64_t p0);
+    bool release_in_all(int64_t hold);
+
     std::vector<ggml_backend_dev_t> devices_; // of each layer
     std::vector<uint32_t> group_of_layer_;
     int64_t next_hold_ = 1;

@@ -12,8 +12,9 @@ namespace kvg {
 static constexpr uint64_t MAX_ZEROS = 4ull << 20; // bytes written at a time
 
 kv_group::kv_group(const group_spec & spec, const std::vector<ggml_backend_dev_t> & devices, const backends & backends,
-                   uint32_t n_cells, uint32_t n_rows, uint32_t n_seq_max, const cache_types & types)
-    : spec_(spec), types_(types), n_rows_(n_rows), cells_(n_cells, n_seq_max), k_(spec.layers.size()), v_(spec.layers.size()) {
+                   uint32_t n_cells, uint32_t n_rows, uint32_t n_seq_max, const cache_types & types, bool reuses)
+    : spec_(spec), types_(types), n_rows_(n_rows), cells_(n_cells, n_seq_max, spec.window, reuses), k_(spec.layers.size()),
+      v_(spec.layers.size()) {
     for (const uint32_t il : spec.layers) {
         const auto same = [&](const kv_part & part) { return part.device == devices[il]; };
         auto part = std::find_if(parts_.begin(), parts_.end(), same);

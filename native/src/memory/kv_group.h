@@ -38,9 +38,9 @@ struct kv_part {
 class kv_group {
 public:
     // devices: of each layer of the model. n_rows: rows of the tensors, n_cells or more. This allocates the records of the cells, but
-    // not K and V. The tensors already know their device, so devices can be asked what they support with them.
+    // not K and V. The tensors already know their device, so devices can be asked what they support with them. reuses: as in `cells`
     kv_group(const group_spec & spec, const std::vector<ggml_backend_dev_t> & devices, const backends & backends,
-             uint32_t n_cells, uint32_t n_rows, uint32_t n_seq_max, const cache_types & types);
+             uint32_t n_cells, uint32_t n_rows, uint32_t n_seq_max, const cache_types & types, bool reuses);
     kv_group(const kv_group &) = delete;
     kv_group & operator=(const kv_group &) = delete;
     // Allocates K and V. Call it once, and clear(true) before K and V are used. error(KVG_DEVICE)

@@ -27,17 +27,27 @@ std::vector<cell_span> empty_runs(const cells & cells) {
 
 } // namespace
 
-void require_room(const cells & cells, uint32_t n, const char * what) {
+void require_room(const cells & cells, uint32_t n, const char * what, uint32_t kept) {
     const uint32_t n_free = cells.size() - cells.n_used();
-    if (n > n_free) {
+    if (n <= n_free || (cells.reuses() && n <= cells.n_available(kept))) {
+        return;
+    }
+    if (cells.reuses()) {
+        fail(KVG_CACHE_FULL,
+             "%s needs %u cells in a group with a window, and %u of %u are empty or left behind by their sequences; remove "
+             "tokens "
+             "(kv.seq_rm), release resume points, or open the context with more checkpoint_cells or with swa_full=True",
+             what, n, cells.n_available(kept), cells.size());
+    } else {
         fail(KVG_CACHE_FULL,
              "%s needs %u cells and %u of %u are empty; make room (kv.seq_rm, a ContextShift), or use a larger n_ctx", what, n,
              n_free, cells.size());
     }
 }
 
-std::vector<uint32_t> find_slots(const cells & cells, uint32_t n, const char * what) {
-    require_room(cells, n, what);
+std::vector<uint32_t> find_slots(cells & cells, uint32_t n, const char * what, uint32_t kept) {
+    require_room(cells, n, what, kept);
+    cells.make_room(n, kept);
     std::vector<cell_span> runs = empty_runs(cells);
     std::stable_sort(runs.begin(), runs.end(), [](const cell_span & a, const cell_span & b) { return a.n > b.n; });
     std::vector<uint32_t> slots;

@@ -8,10 +8,12 @@
 
 namespace kvg {
 
-// error(KVG_CACHE_FULL) when fewer than n cells are empty. what: what needs the cells, for the message
-void require_room(const cells & cells, uint32_t n, const char * what);
+// error(KVG_CACHE_FULL) when fewer than n cells are empty or reusable (memory/window.cpp). what: what needs the cells, for the message.
+// kept: a sequence whose cells are not reused; cells::NOBODY: none is
+void require_room(const cells & cells, uint32_t n, const char * what, uint32_t kept = cells::NOBODY);
 
-// Returns n empty cells. The longest runs of empty cells are taken first, so that a batch uses few runs. Fails as require_room() does.
-std::vector<uint32_t> find_slots(const cells & cells, uint32_t n, const char * what);
+// Returns n empty cells. The longest runs of empty cells are taken first, so that a batch uses few runs. Cells are reused first when too
+// few are empty. Fails as require_room() does.
+std::vector<uint32_t> find_slots(cells & cells, uint32_t n, const char * what, uint32_t kept = cells::NOBODY);
 
 } // namespace kvg

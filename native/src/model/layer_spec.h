@@ -84,11 +84,6 @@ struct group_spec {
     uint32_t head_dim_v;
     std::vector<uint32_t> layers; // rising
 
-    // The lowest position that a token sees.
-    int32_t first_seen(int32_t pos) const {
-        return window == 0 || static_cast<uint32_t>(pos) < window ? 0 : pos - static_cast<int32_t>(window) + 1;
-    }
-
     uint32_t k_width() const { return n_head_kv * head_dim_k; }
     uint32_t v_width() const { return n_head_kv * head_dim_v; }
 };

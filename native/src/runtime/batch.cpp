@@ -88,6 +88,9 @@ void batch::check_positions(const kv_cache & cache) const {
                      "within a sequence; go on at seq_pos_max + 1, or seq_rm what is to be replaced",
                      i, in_.pos[i], seq, static_cast<long long>(last[seq]), first ? " (in the cache)" : "");
             }
+            if (first) {
+                cache.require_seen(seq, in_.pos[i]);
+            }
             last[seq] = in_.pos[i];
         });
     }
@@ -104,7 +107,8 @@ void batch::check_shared(const kv_cache & cache) const {
         bool same = true;
         if (checked.insert(sets_[i]).second) {
             for (uint32_t c = 0; c < cells.n_kv() && same; ++c) {
-                same = !cells.meets(c, sets_[i]) || cells.covers(c, sets_[i]);
+                const bool is_seen = cells.meets(c, sets_[i]) && cells.pos(c) >= cells.first_seen(in_.pos[i]);
+                same = !is_seen || cells.covers(c, sets_[i]);
             }
         }
         for (uint32_t j = 0; j < i && same; ++j) {

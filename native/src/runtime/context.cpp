@@ -74,8 +74,14 @@ context::context(std::shared_ptr<const model> model, const kvg_context_params & 
     require_kept(homes, h, types);
     const int max_threads = std::max(settings.n_threads, settings.n_threads_batch);
     backends_ = std::make_unique<backends>(model_->placement().devices());
-    cache_ = std::make_unique<kv_cache>(h, homes, *backends_, static_cast<uint32_t>(params.n_ctx), n_seq_max, types,
-                                        model_->is_measured());
+    const auto checkpoint_cells = static_cast<uint32_t>(bounded("checkpoint_cells", params.checkpoint_cells, 0, MAX_CELLS));
+    const cache_size size = {static_cast<uint32_t>(params.n_ctx),
+                             settings.n_batch,
+                             n_seq_max,
+                             checkpoint_cells,
+                             params.swa_full != 0,
+                             model_->is_measured()};
+    cache_ = std::make_unique<kv_cache>(h, homes, *backends_, size, types);
     decoder_ = std::make_unique<decoder>(*model_, *cache_, *backends_,
                                          decoder_params{params.flash_attn, settings.n_ubatch, max_threads});
     upkeep_ = std::make_unique<class upkeep>(*model_, *cache_, *backends_, decoder_->can_rotate_queries(),

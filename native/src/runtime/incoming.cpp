@@ -42,14 +42,15 @@ incoming::incoming(kv_cache & cache, const kvg_kv_place * groups, int64_t n_grou
     bounded("n_groups", n_groups, n, n);
     for (int64_t g = 0; g < n_groups; ++g) {
         check_positions(groups[g]);
+        require_room(cache.groups()[static_cast<size_t>(g)].cells(), static_cast<uint32_t>(groups[g].n_cells), "what comes in");
     }
     check_alike(cache, groups);
     for (int64_t g = 0; g < n_groups; ++g) {
-        const kv_group & group = cache.groups()[static_cast<size_t>(g)];
+        kv_group & group = cache.groups()[static_cast<size_t>(g)];
         const auto n_cells = static_cast<uint32_t>(groups[g].n_cells);
         groups_.push_back({find_slots(group.cells(), n_cells, "what comes in"),
                            std::vector<std::vector<bool>>(group.layers().size(), std::vector<bool>(n_cells, false)),
-                           n_cells ? groups[g].pos[0] : -1});
+                           n_cells ? groups[g].pos[0] : -1, n_cells ? groups[g].pos[n_cells - 1] : -1});
     }
     for (size_t g = 0; g < groups_.size(); ++g) {
         cache.groups()[g].cells().reserve(groups_[g].cells, groups[g].pos, groups[g].dither);
@@ -93,6 +94,16 @@ void incoming::write(const kvg_incoming_rows & in) {
     }
 }
 
+// What a sequence that ended at `last` has lost in a group, when others have earlier positions than came in for this one.
+int32_t incoming::lost_in(const group_part & part, int64_t last) const {
+    int32_t lost = -1;
+    for (const group_part & other : groups_) {
+        const bool is_behind = !other.cells.empty() && (part.cells.empty() || other.first_pos < part.first_pos);
+        lost = is_behind ? std::max(lost, part.cells.empty() ? other.last_pos : part.first_pos - 1) : lost;
+    }
+    return lost > last ? lost : -1;
+}
+
 void incoming::show(int64_t seq) {
     const std::lock_guard<std::mutex> lock(mutex_);
     require_live();
@@ -113,7 +124,9 @@ void incoming::show(int64_t seq) {
         }
     }
     for (size_t g = 0; g < groups_.size(); ++g) {
-        cache_.groups()[g].cells().show_reserved(groups_[g].cells, seq);
+        cells & cells = cache_.groups()[g].cells();
+        cells.set_lost(seq, lost_in(groups_[g], last));
+        cells.show_reserved(groups_[g].cells, seq);
     }
     is_live_ = false;
 }

@@ -42,9 +42,11 @@ private:
         std::vector<uint32_t> cells;            // in the order of the positions
         std::vector<std::vector<bool>> written; // for each layer and cell: whether its rows were written
         int32_t first_pos;
+        int32_t last_pos; // both -1 without cells
     };
 
     void require_live() const;
+    int32_t lost_in(const group_part & part, int64_t last) const;
 
     kv_cache & cache_;
     std::vector<group_part> groups_;

@@ -7,12 +7,11 @@
 
 namespace kvg {
 
-cell_span attended_span(const kv_group & group, const batch & batch, const micro_batch & ubatch, uint32_t align) {
+cell_span attended_span(const cells & cells, const batch & batch, const micro_batch & ubatch, uint32_t align) {
     constexpr int32_t ABSENT = std::numeric_limits<int32_t>::max();
-    const cells & cells = group.cells();
     std::vector<int32_t> lowest(cells.n_seq_max(), ABSENT); // position that a token of each sequence sees
     for (uint32_t i = ubatch.begin; i < ubatch.begin + ubatch.n; ++i) {
-        const int32_t first = group.spec().first_seen(batch.positions()[i]);
+        const int32_t first = cells.first_seen(batch.positions()[i]);
         each_member(batch.set(i).data(), batch.set(i).size(),
                     [&](uint32_t seq) { lowest[seq] = std::min(lowest[seq], first); });
     }
@@ -29,9 +28,8 @@ cell_span attended_span(const kv_group & group, const batch & batch, const micro
     return {begin, (end + align - 1) / align * align - begin};
 }
 
-static void set_mask(ggml_tensor * tensor, const kv_group & group, const batch & batch, const micro_batch & ubatch,
+static void set_mask(ggml_tensor * tensor, const cells & cells, const batch & batch, const micro_batch & ubatch,
                      const cell_span & span) {
-    const cells & cells = group.cells();
     const ggml_fp16_t seen = ggml_fp32_to_fp16(0.0f);
     const ggml_fp16_t hidden = ggml_fp32_to_fp16(-std::numeric_limits<float>::infinity());
     // the scheduler keeps inputs with its last backend, the CPU
@@ -44,7 +42,7 @@ static void set_mask(ggml_tensor * tensor, const kv_group & group, const batch &
     for (uint32_t i = 0; i < ubatch.n; ++i) {
         const seq_set & set = batch.set(ubatch.begin + i);
         const int32_t pos = batch.positions()[ubatch.begin + i];
-        const int32_t first = group.spec().first_seen(pos);
+        const int32_t first = cells.first_seen(pos);
         ggml_fp16_t * row = mask + static_cast<size_t>(i) * span.n;
         if (const cell_span run = cells.seen_run(set, first, pos); run.n > 0) { // as nearly every token of a generation
             std::fill_n(row + (run.begin - span.begin), run.n, seen);
@@ -76,7 +74,7 @@ void graph_inputs::set(decode_graph & graph, const kv_cache & cache, const batch
         slot_ids_.assign(slots, slots + ubatch.n);
         ggml_backend_tensor_set(graph.groups[g].slots, slot_ids_.data(), 0, slot_ids_.size() * sizeof(int64_t));
         if (graph.groups[g].mask) {
-            set_mask(graph.groups[g].mask, cache.groups()[g], batch, ubatch, spans[g]);
+            set_mask(graph.groups[g].mask, cache.groups()[g].cells(), batch, ubatch, spans[g]);
         }
     }
 }

@@ -19,7 +19,7 @@ struct micro_batch {
 };
 
 // From the lowest to the highest cell that a token of the micro-batch sees. Its bounds are multiples of align.
-cell_span attended_span(const kv_group & group, const batch & batch, const micro_batch & ubatch, uint32_t align);
+cell_span attended_span(const cells & cells, const batch & batch, const micro_batch & ubatch, uint32_t align);
 
 class graph_inputs {
 public:

@@ -6,6 +6,9 @@ namespace kvg {
 
 reservation::reservation(kv_cache & cache, const batch & batch) : cache_(cache), batch_(batch) {
     for (const kv_group & group : cache.groups()) {
+        require_room(group.cells(), batch.n_tokens(), "the batch");
+    }
+    for (kv_group & group : cache.groups()) {
         slots_.push_back(find_slots(group.cells(), batch.n_tokens(), "the batch"));
     }
 }

@@ -1,4 +1,5 @@
 // The cells that a batch's tokens take in every group. Unless keep() is called, the destructor makes them empty again.
+// Cells that a window reused for the batch stay lost.
 #pragma once
 
 #include <cstdint>

@@ -79,7 +79,7 @@ const decode_graph & step::compute(const batch & batch, const micro_batch & ubat
     std::vector<cell_span> spans;
     for (size_t g = 0; g < cache_.groups().size(); ++g) {
         const cells & cells = cache_.groups()[g].cells();
-        spans.push_back(attended_span(cache_.groups()[g], batch, ubatch, params_.align));
+        spans.push_back(attended_span(cells, batch, ubatch, params_.align));
         n_attended_[g] = std::min(spans[g].n, cells.size() - spans[g].begin);
     }
     decode_graph & graph = decoder_.prepare(ubatch.n, ubatch.n_outputs, spans);

@@ -18,6 +18,14 @@ struct replacement {
     std::vector<uint32_t> slots;
 };
 
+static void require_above(const cells & cells, uint32_t seq, int32_t lost) {
+    const int32_t lowest = cells.seq_pos_min(seq);
+    if (lost < -1 || (lowest >= 0 && lowest <= lost)) {
+        fail(KVG_INVALID_ARGUMENT, "sequence %u has a cell at position %d, and positions up to %d are said to be lost", seq,
+             lowest, lost);
+    }
+}
+
 // The cells with these in place of a sequence's.
 static replacement replaced(const cells & now, int64_t seq, const kvg_kv_rows & in) {
     const uint32_t n_seq_max = now.n_seq_max();
@@ -39,6 +47,12 @@ static replacement replaced(const cells & now, int64_t seq, const kvg_kv_rows & 
         }
         next.put(slots[i], in.pos[i], set);
         next.set_dither(slots[i], in.dither[i]);
+    }
+    for (uint32_t s = 0; in.lost && s < n_seq_max; ++s) {
+        if (seq < 0 || seq == s) {
+            require_above(next, s, in.lost[s]);
+            next.set_lost(s, in.lost[s]);
+        }
     }
     return {std::move(next), slots};
 }

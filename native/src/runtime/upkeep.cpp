@@ -49,12 +49,30 @@ uint32_t compact(kv_group & group, int32_t policy) {
     return static_cast<uint32_t>(n_moved);
 }
 
+// Refuses what can't be, with nothing changed. Where a window needs room for copies, the sequence loses what it has left behind, unless
+// it is going to need that; others lose theirs in any case.
+void require_change(const cells & cells, const reposition & change, const kvg::cells & all, const char * op) {
+    cells.require_window(change, all, op);
+    const std::vector<uint32_t> shared = cells.shared_in(change);
+    if (shared.size() <= cells.size() - cells.n_used()) {
+        return;
+    }
+    const bool loses = cells.reuses() && cells.may_lose(change, all);
+    const auto is_copied = [&](uint32_t i) { return !loses || cells.pos(i) > cells.left_behind(change.seq); };
+    const auto n = static_cast<uint32_t>(std::count_if(shared.begin(), shared.end(), is_copied));
+    require_room(cells, n, op, loses ? cells::NOBODY : change.seq);
+}
+
 // From shared cells to empty ones, in one group.
-std::vector<cell_move> plan_copies(kv_group & group, const reposition & change, const char * op) {
-    const std::vector<uint32_t> shared = group.cells().shared_in(change);
+std::vector<cell_move> plan_copies(cells & cells, const reposition & change, const kvg::cells & all, const char * op) {
+    std::vector<uint32_t> shared = cells.shared_in(change);
+    if (shared.size() > cells.size() - cells.n_used() && cells.reuses() && cells.may_lose(change, all)) {
+        cells.set_lost(change.seq, cells.left_behind(change.seq));
+        shared = cells.shared_in(change);
+    }
     std::vector<cell_move> copies;
     if (!shared.empty()) {
-        const std::vector<uint32_t> slots = find_slots(group.cells(), static_cast<uint32_t>(shared.size()), op);
+        const std::vector<uint32_t> slots = find_slots(cells, static_cast<uint32_t>(shared.size()), op, change.seq);
         for (size_t i = 0; i < shared.size(); ++i) {
             copies.push_back({shared[i], slots[i]});
         }
@@ -110,9 +128,15 @@ void upkeep::seq_div(int64_t seq, int64_t p0, int64_t p1, int64_t d) {
 // A position is a property of the cell: those who share one keep it, and the sequence goes on with a copy. K and V are copied, in every
 // group, before any cell changes.
 void upkeep::reposition(const std::vector<kvg::reposition> & changes, const char * op) {
+    const cells & all = cache_.groups().front().cells();
     std::vector<std::vector<cell_move>> copies;
+    std::vector<int32_t> lost; // in the end
     for (size_t g = 0; g < groups_.size(); ++g) {
-        copies.push_back(plan_copies(cache_.groups()[g], changes[g], op));
+        require_change(cache_.groups()[g].cells(), changes[g], all, op);
+    }
+    for (size_t g = 0; g < groups_.size(); ++g) {
+        copies.push_back(plan_copies(cache_.groups()[g].cells(), changes[g], all, op));
+        lost.push_back(cache_.groups()[g].cells().lost_after(changes[g], all));
     }
     for (size_t g = 0; g < groups_.size(); ++g) {
         if (!copies[g].empty()) {
@@ -131,6 +155,7 @@ void upkeep::reposition(const std::vector<kvg::reposition> & changes, const char
             cells.fork(copy.src, copy.dst, changes[g].seq);
         }
         cells.apply(changes[g]);
+        cells.move_lost(changes[g].seq, lost[g]);
     }
 }
 
