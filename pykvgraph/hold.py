@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 
 from pykvgraph._native.handles import Handle, NotCopied
 from pykvgraph._native.library import lib
@@ -44,7 +45,33 @@ class Hold(NotCopied):
         return f"<Hold of positions {self.p0} to {self.p1 - 1}>"
 
 
+class ResumePoint(Hold):
+    """What `kv.resume_point()` returns: it keeps what layers with a window need to go on at position `p`.
+
+    It ends as a Hold does. `kv.attach()` takes it after the holds of all positions before p.
+    """
+
+    __slots__ = ()
+
+    @property
+    def p(self) -> int:
+        """The position of the next token."""
+        return self.p0
+
+    def __repr__(self) -> str:
+        return f"<ResumePoint at position {self.p}>"
+
+
 def release_quietly(context: int, number: int) -> None:
     """Ends a hold, if it has not ended yet."""
     with contextlib.suppress(InvalidArgumentError):  # kv.clear() has released it already
         lib().kvg_kv_release(context, number)
+
+
+def read_checkpoints(context: int, seq: int) -> list[int]:
+    """The positions of a sequence's checkpoints, in rising order."""
+    there = ctypes.c_int64()
+    lib().kvg_kv_checkpoints(context, seq, None, 0, ctypes.byref(there))
+    positions = (ctypes.c_int64 * there.value)()
+    lib().kvg_kv_checkpoints(context, seq, positions, there.value, ctypes.byref(there))
+    return list(positions)

@@ -25,7 +25,7 @@ from pykvgraph._native.library import lib, sized
 from pykvgraph.checks import flag, indices, integer, shown
 from pykvgraph.errors import InvalidArgumentError
 from pykvgraph.gguf_file import native_path
-from pykvgraph.hold import Hold, release_quietly
+from pykvgraph.hold import Hold, ResumePoint, read_checkpoints, release_quietly
 from pykvgraph.incoming import Incoming, Place, RawRows, read_rows
 from pykvgraph.state.cells import SavedState
 from pykvgraph.state.file import read_file, write_file
@@ -169,6 +169,41 @@ class KVCache(NotCopied):
         if not isinstance(hold, Hold) or hold._handle is not self._handle:
             raise InvalidArgumentError(f"hold must be what this cache's hold() gave, got {shown(hold)}")
         self._handle.call(lib().kvg_kv_attach, hold._id, integer(seq, "seq"))
+
+    def resume_point(self, seq: int) -> ResumePoint:
+        """Keeps what layers with a window need to go on where the sequence ends, whatever becomes of it.
+
+        There hold() keeps none. To go on from a shared prefix, attach() its holds to an empty sequence, and
+        then its resume point. It keeps as many cells as the window has positions; give the context
+        `checkpoint_cells` for them. Raises InvalidArgumentError when the sequence has no cells.
+        """
+        return self._handle.call(self._resume_point, integer(seq, "seq"))
+
+    def checkpoint(self, seq: int) -> int:
+        """Keeps what it takes to come back, with rewind(), to where the sequence ends; returns that position.
+
+        Like a resume point, but the cache drops it when something before its position changes, or when a
+        group needs the cells: first the one nearest to another of its sequence, of equally near ones the one
+        not used for longest. Raises InvalidArgumentError when the sequence has no cells.
+        """
+        position = ctypes.c_int64()
+        self._handle.call(lib().kvg_kv_checkpoint, integer(seq, "seq"), ctypes.byref(position))
+        return position.value
+
+    def checkpoints(self, seq: int) -> list[int]:
+        """The positions of the sequence's checkpoints, in rising order."""
+        return self._handle.call(read_checkpoints, integer(seq, "seq"))
+
+    def rewind(self, seq: int, p: int) -> int:
+        """Goes back to the largest position <= p from which decoding can go on, and returns it.
+
+        That is p itself where no window has lost what it needs, else a checkpoint's position, else 0. The
+        sequence's cells from there on are removed. A p beyond the sequence's end removes nothing.
+        """
+        position = ctypes.c_int64()
+        numbers = integer(seq, "seq"), integer(p, "p")
+        self._handle.call(lib().kvg_kv_rewind, *numbers, ctypes.byref(position))
+        return position.value
 
     def clear(self, data: bool = False) -> None:
         """Empties every cell, ends every hold, and zeroes K and V of the cells that were ever written.
@@ -402,11 +437,19 @@ class KVCache(NotCopied):
         return integer(seq, "seq", 0, self._n_seq_max - 1)
 
     def _hold(self, context: int, seq: int, p0: int, p1: int) -> Hold:
+        held = self._new_hold(lib().kvg_kv_hold, context, seq, p0, p1)
+        return Hold(self._handle, held.id, held.p0, held.p1)
+
+    def _resume_point(self, context: int, seq: int) -> ResumePoint:
+        held = self._new_hold(lib().kvg_kv_resume_point, context, seq)
+        return ResumePoint(self._handle, held.id, held.p0, held.p1)
+
+    def _new_hold(self, function: Any, *arguments: int) -> KvgHold:
         held = self._hold_struct
         held.id = 0
         self._handle.undo_unless_done(functools.partial(_undo_hold, held))
-        lib().kvg_kv_hold(context, seq, p0, p1, self._hold_pointer)
-        return Hold(self._handle, held.id, held.p0, held.p1)
+        function(*arguments, self._hold_pointer)
+        return held
 
     def _read(self, layer: int, v: int) -> npt.NDArray[np.float32]:
         layer = integer(layer, "layer", 0, self._info().n_layer - 1)

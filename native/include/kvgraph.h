@@ -405,6 +405,19 @@ KVG_API kvg_status kvg_kv_attach(kvg_context * context, int64_t hold, int64_t se
    released already; kvg_kv_clear releases all holds. */
 KVG_API kvg_status kvg_kv_release(kvg_context * context, int64_t hold);
 
+/* For models whose layers have windows, where a hold alone is not enough to go on: what windows need where a sequence stands, kept whatever
+   becomes of it. A hold, whose p0 and p1 are the position of the next token: kvg_kv_attach takes it as the last one, for a sequence that
+   goes on there. KVG_INVALID_ARGUMENT for a sequence without cells. */
+KVG_API kvg_status kvg_kv_resume_point(kvg_context * context, int64_t seq, kvg_hold * out);
+/* The same, kept for the sequence until something before its position changes, or a window needs the cells: the checkpoint nearest to
+   others goes first, of equal ones the one that was not used for longest. p: its position. */
+KVG_API kvg_status kvg_kv_checkpoint(kvg_context * context, int64_t seq, int64_t * p);
+/* The positions of a sequence's checkpoints, in rising order: the first n of them; n_there: how many there are. p may be NULL for n = 0. */
+KVG_API kvg_status kvg_kv_checkpoints(const kvg_context * context, int64_t seq, int64_t * p, int64_t n, int64_t * n_there);
+/* Removes what the sequence has from the largest position at or before p on where it can go on: p itself, a checkpoint's, or 0. out: that
+   position. */
+KVG_API kvg_status kvg_kv_rewind(kvg_context * context, int64_t seq, int64_t p, int64_t * out);
+
 KVG_API kvg_status kvg_kv_defrag(kvg_context * context, int32_t policy);
 /* Runs defrag and then K-shift, as far as each is pending. `out` may be NULL.
 

@@ -380,6 +380,10 @@ STATUS_FUNCTIONS = (
     "kvg_kv_hold",
     "kvg_kv_attach",
     "kvg_kv_release",
+    "kvg_kv_resume_point",
+    "kvg_kv_checkpoint",
+    "kvg_kv_checkpoints",
+    "kvg_kv_rewind",
     "kvg_kv_defrag",
     "kvg_kv_update",
     "kvg_kv_take_stats",
@@ -526,6 +530,14 @@ def declare(lib: CDLL) -> None:
     lib.kvg_kv_attach.restype = c_int32
     lib.kvg_kv_release.argtypes = [c_void_p, c_int64]
     lib.kvg_kv_release.restype = c_int32
+    lib.kvg_kv_resume_point.argtypes = [c_void_p, c_int64, POINTER(KvgHold)]
+    lib.kvg_kv_resume_point.restype = c_int32
+    lib.kvg_kv_checkpoint.argtypes = [c_void_p, c_int64, POINTER(c_int64)]
+    lib.kvg_kv_checkpoint.restype = c_int32
+    lib.kvg_kv_checkpoints.argtypes = [c_void_p, c_int64, POINTER(c_int64), c_int64, POINTER(c_int64)]
+    lib.kvg_kv_checkpoints.restype = c_int32
+    lib.kvg_kv_rewind.argtypes = [c_void_p, c_int64, c_int64, POINTER(c_int64)]
+    lib.kvg_kv_rewind.restype = c_int32
     lib.kvg_kv_defrag.argtypes = [c_void_p, c_int32]
     lib.kvg_kv_defrag.restype = c_int32
     lib.kvg_kv_update.argtypes = [c_void_p, POINTER(KvgUpdateStats)]

@@ -37,10 +37,13 @@ def judge(
     n_gpu_layers: int = -1,
     offload_kqv: bool = True,
     referee: Path | None = None,
+    n_batch: int | None = None,
+    swa_full: bool = False,
 ) -> None:
     """Runs the scenario on libllama, flash and plain, and on ours with each of `attentions`.
 
     referee: the same model for libllama, where it wants another file; `path` unless given.
+    n_batch: of ours; n_ctx unless given. swa_full: of both.
     device: where.device unless given; `slack` widens the rule for one whose kernels round more coarsely than
     the CPU's.
     """
@@ -53,6 +56,7 @@ def judge(
             n_ubatch=n_ubatch,
             n_seq_max=n_seq_max,
             kv_type=kv_type,
+            swa_full=swa_full,
         ) as libllama:
             theirs[flash] = scenario(libllama)
     allowed = where.rule(slack * max(FLOOR, 2 * nmse(theirs[True], theirs[False])))
@@ -61,13 +65,14 @@ def judge(
             with open_context(
                 model,
                 n_ctx=n_ctx,
-                n_batch=n_ctx,
+                n_batch=n_batch or n_ctx,
                 n_ubatch=n_ubatch,
                 n_seq_max=n_seq_max,
                 type_k=kv_type,
                 type_v=kv_type,
                 flash_attn=flash_attn,
                 offload_kqv=offload_kqv,
+                swa_full=swa_full,
             ) as ctx:
                 error = nmse(scenario(OurEngine(ctx)), theirs[flash_attn == "on"])
             if not error <= allowed:  # also when it is NaN

@@ -27,6 +27,7 @@ class Referee:
         n_ubatch: int = 512,
         n_seq_max: int = 1,
         kv_type: str = "f16",
+        swa_full: bool = False,
     ) -> None:
         params = ContextParams(
             n_ctx=n_ctx,
@@ -37,6 +38,7 @@ class Referee:
             type_k=kv_type,
             type_v=kv_type,
             flash_attn=flash,
+            swa_full=swa_full,
         )
         self._opening = on_cpu(path, params)
 

@@ -139,6 +139,33 @@ kvg_status kvg_kv_release(kvg_context * context, int64_t hold) {
     return on_context(context, [&](class context & c) { c.cache().release(hold); });
 }
 
+kvg_status kvg_kv_resume_point(kvg_context * context, int64_t seq, kvg_hold * out) {
+    return on_context(context, [&](class context & c) {
+        kvg_hold & hold = need_struct(out, "out");
+        const hold_range point = c.cache().resume_point(seq);
+        hold = {sizeof(hold), point.id, point.p0, point.p1};
+    });
+}
+
+kvg_status kvg_kv_checkpoint(kvg_context * context, int64_t seq, int64_t * p) {
+    return on_context(context, [&](class context & c) { need(p, "p") = c.cache().keep_checkpoint(seq); });
+}
+
+kvg_status kvg_kv_checkpoints(const kvg_context * context, int64_t seq, int64_t * p, int64_t n, int64_t * n_there) {
+    return guarded([&] {
+        const std::vector<int32_t> found = cache_of(context).checkpoints(seq);
+        need(n_there, "n_there") = static_cast<int64_t>(found.size());
+        for (int64_t i = 0; i < n && i < static_cast<int64_t>(found.size()); ++i) {
+            need(p, "p");
+            p[i] = found[static_cast<size_t>(i)];
+        }
+    });
+}
+
+kvg_status kvg_kv_rewind(kvg_context * context, int64_t seq, int64_t p, int64_t * out) {
+    return on_context(context, [&](class context & c) { need(out, "out") = c.cache().rewind(seq, p); });
+}
+
 kvg_status kvg_kv_clear(kvg_context * context, int32_t data) {
     return on_context(context, [&](class context & c) { c.clear(data != 0); });
 }

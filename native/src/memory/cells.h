@@ -188,6 +188,11 @@ public:
     // The sequence sees the cells of the hold too. Its last position must be the one before the hold's first.
     void attach(int64_t hold, int64_t seq);
     void release(int64_t hold);
+    // A hold of the last cells that the sequence has in a window, and of what it has lost. precondition: as hold()
+    void hold_window(int64_t id, int64_t seq);
+    // The sequence sees what hold_window() held, and has lost what was lost then. precondition: there is that hold, and the sequence has
+    // no position beyond it
+    void restore_window(int64_t hold, int64_t seq);
     bool has_hold(int64_t hold) const { return holds_.count(hold) > 0; }
 
     // Reserves empty cells for content that is written before any sequence sees it. The cells get its positions and dithers. Defrag does
@@ -234,6 +239,8 @@ private:
         int64_t p0;
         int64_t p1;
         std::vector<uint32_t> ids; // of the cells, in order of position
+        bool is_window = false;    // not all positions need be there
+        int32_t lost = -1;         // of a window
     };
 
     uint64_t * words(uint32_t i) { return seq_.data() + std::size_t{i} * n_words_; }

@@ -35,7 +35,7 @@ hold_range cells::hold(int64_t id, int64_t seq, int64_t first, int64_t last) {
     const pos_index::order & order = order_of(s);
     const auto before = [](const pos_index::entry & e, int64_t pos) { return e.pos < pos; };
     int64_t next = p0;
-    held_cells held = {p0, p1, {}};
+    held_cells held = {p0, p1, {}, false, -1};
     for (auto it = std::lower_bound(order.begin(), order.end(), p0, before); it != order.end() && it->pos < p1; ++it) {
         if (it->pos > next) {
             break;
@@ -74,6 +74,32 @@ void cells::attach(int64_t hold, int64_t seq) {
     }
 }
 
+void cells::hold_window(int64_t id, int64_t seq) {
+    const uint32_t s = check_seq(seq, "sequence");
+    const int32_t behind = std::max(lost_[s], left_behind(s));
+    held_cells held = {behind + 1, int64_t{seq_pos_max(seq)} + 1, {}, true, behind};
+    for (const pos_index::entry & each : order_of(s)) {
+        if (each.pos > behind) {
+            held.ids.push_back(each.id);
+        }
+    }
+    const auto added = holds_.emplace(id, std::move(held)).first; // the last that may fail
+    for (const uint32_t cell_id : added->second.ids) {
+        ++cells_[place_[cell_id]].n_holds;
+    }
+}
+
+void cells::restore_window(int64_t hold, int64_t seq) {
+    const held_cells & held = find_hold(hold);
+    const uint32_t s = check_seq(seq, "sequence");
+    move_lost(s, held.lost);
+    for (const uint32_t id : held.ids) {
+        if (!has_seq(place_[id], s)) {
+            show(place_[id], s);
+        }
+    }
+}
+
 void cells::release(int64_t hold) {
     for (const uint32_t id : find_hold(hold).ids) {
         const uint32_t i = place_[id];
@@ -95,13 +121,13 @@ void cells::check_holds() const {
         for (const uint32_t id : held.ids) {
             const uint32_t i = place_.at(id);
             ++counted[i];
-            if (pos(i) != next && pos(i) != next - 1) {
+            if (held.is_window ? pos(i) < next - 1 : pos(i) != next && pos(i) != next - 1) {
                 fail(KVG_INTERNAL, "hold %lld of positions %lld to %lld has cell %u at %d", static_cast<long long>(number),
                      static_cast<long long>(held.p0), static_cast<long long>(held.p1 - 1), i, pos(i));
             }
             next = int64_t{pos(i)} + 1;
         }
-        if (next != held.p1) {
+        if (held.is_window ? next > held.p1 : next != held.p1) {
             fail(KVG_INTERNAL, "hold %lld ends at %lld in place of %lld", static_cast<long long>(number),
                  static_cast<long long>(next), static_cast<long long>(held.p1));
         }

@@ -131,14 +131,14 @@ void kv_cache::require_seen(uint32_t seq, int32_t pos) const {
     for (const kv_group & group : groups_) {
         const cells & cells = group.cells();
         if (!cells.can_go_on(seq, pos)) {
-            const int64_t next = int64_t{cells.lost(seq)} + group.spec().window;
+            const checkpoint * kept = find_checkpoint(seq, pos);
             fail(KVG_INVALID_ARGUMENT,
                  "sequence %u can't go on at position %d: a window of %u positions has lost those up to %d. The nearest "
                  "positions "
-                 "from which it can go on are 0, decoding everything again, and %lld; open the context with swa_full=True to "
-                 "keep "
-                 "every position",
-                 seq, pos, group.spec().window, cells.lost(seq), static_cast<long long>(next));
+                 "from which it can go on are %d (%s) and %lld; open the context with swa_full=True to keep every position",
+                 seq, pos, group.spec().window, cells.lost(seq), kept ? kept->p : 0,
+                 kept ? "a checkpoint, for kv.rewind" : "decoding everything again",
+                 static_cast<long long>(int64_t{cells.lost(seq)} + group.spec().window));
         }
     }
 }
@@ -171,6 +171,7 @@ void kv_cache::seq_rm(int64_t seq, int64_t p0, int64_t p1) {
             require_return(s, p0, p1);
         }
     }
+    drop_spoiled(seq, p0, p1);
     for (kv_group & group : groups_) {
         group.cells().seq_rm(seq, p0, p1);
     }
@@ -181,11 +182,19 @@ void kv_cache::seq_cp(int64_t src, int64_t dst, int64_t p0, int64_t p1) {
     for (kv_group & group : groups_) {
         group.cells().seq_cp(src, dst, p0, p1);
     }
+    if (src != dst) {
+        drop_spoiled(dst, p0, p1);
+    }
 }
 
 void kv_cache::seq_keep(int64_t seq) {
     for (kv_group & group : groups_) {
         group.cells().seq_keep(seq);
+    }
+    for (uint32_t s = 0; s < n_seq_max(); ++s) {
+        if (s != seq) {
+            drop_spoiled(s, 0, -1);
+        }
     }
 }
 
@@ -244,6 +253,19 @@ hold_range kv_cache::hold(int64_t seq, int64_t p0, int64_t p1) {
 }
 
 void kv_cache::attach(int64_t hold, int64_t seq) {
+    if (const auto point = resume_points_.find(hold); point != resume_points_.end()) {
+        if (const int64_t next = int64_t{seq_pos_max(seq)} + 1; next != point->second) {
+            fail(KVG_INVALID_ARGUMENT,
+                 "the resume point is at position %d and sequence %lld goes on at %lld: attach holds of all before it first",
+                 point->second, static_cast<long long>(seq), static_cast<long long>(next));
+        }
+        for (kv_group & group : groups_) {
+            if (group.cells().has_hold(hold)) {
+                group.cells().restore_window(hold, seq);
+            }
+        }
+        return;
+    }
     for (kv_group & group : groups_) {
         if (!group.cells().reuses()) {
             group.cells().attach(hold, seq);
@@ -264,7 +286,7 @@ void kv_cache::release(int64_t hold) {
 
 // Whether any group had it.
 bool kv_cache::release_in_all(int64_t hold) {
-    bool found = false;
+    bool found = resume_points_.erase(hold) > 0;
     for (kv_group & group : groups_) {
         if (group.cells().has_hold(hold)) {
             group.cells().release(hold);
@@ -275,6 +297,8 @@ bool kv_cache::release_in_all(int64_t hold) {
 }
 
 void kv_cache::clear(bool data) {
+    resume_points_.clear();
+    checkpoints_.clear();
     for (kv_group & group : groups_) {
         group.clear(data);
     }

@@ -3,12 +3,21 @@
 
 #include <cstdint>
 #include <deque>
+#include <map>
 #include <vector>
 
 #include "memory/kv_group.h"
 #include "model/hparams.h"
 
 namespace kvg {
+
+// A position that a sequence can come back to.
+struct checkpoint {
+    uint32_t seq;
+    int32_t p;    // of the next token
+    int64_t hold; // of what windows need there
+    int64_t used; // when; greater is later
+};
 
 // How many cells the groups have.
 struct cache_size {
@@ -76,6 +85,19 @@ public:
     void attach(int64_t hold, int64_t seq);
     void release(int64_t hold);
 
+    // What windows need where a sequence stands, kept whatever becomes of it: a hold like the others, for attach() as the last of them and
+    // release(). p0 and p1 are the position. error(KVG_INVALID_ARGUMENT) when the sequence is empty, or can't go on
+    hold_range resume_point(int64_t seq);
+    // The same, kept for the sequence until something before that position changes, or a window needs the room. Returns the position.
+    int32_t keep_checkpoint(int64_t seq);
+    std::vector<int32_t> checkpoints(int64_t seq) const;
+    // Goes back to the largest position up to p where the sequence can go on, 0 if there is none, and returns it.
+    int32_t rewind(int64_t seq, int64_t p);
+    // Drops checkpoints until windows have room for n tokens, or there are none.
+    void drop_for(uint32_t n);
+    // Drops those of a sequence (below 0: of all) that a change of positions [p0, p1) spoils.
+    void drop_spoiled(int64_t seq, int64_t p0, int64_t p1);
+
     // Calls kv_group::clear() for each group.
     void clear(bool data);
     // whether any group is broken()
@@ -86,10 +108,17 @@ private:
     bool ends_at(uint32_t seq, int64_t p0) const;
     void tighten_lost(int64_t seq, int64_t p0);
     bool release_in_all(int64_t hold);
+    bool can_go_on(uint32_t seq, int64_t pos) const;
+    void hold_windows(int64_t id, int64_t seq);
+    const checkpoint * find_checkpoint(uint32_t seq, int64_t p) const;
+    std::vector<checkpoint>::iterator least_useful();
 
     std::vector<ggml_backend_dev_t> devices_; // of each layer
     std::vector<uint32_t> group_of_layer_;
     int64_t next_hold_ = 1;
+    std::map<int64_t, int32_t> resume_points_; // their positions, by the id of the hold; those of checkpoints too
+    std::vector<checkpoint> checkpoints_;
+    int64_t n_used_ = 0;          // of checkpoints so far
     std::deque<kv_group> groups_; // a deque, because other objects keep references to them
 };
 

@@ -42,9 +42,13 @@ incoming::incoming(kv_cache & cache, const kvg_kv_place * groups, int64_t n_grou
     bounded("n_groups", n_groups, n, n);
     for (int64_t g = 0; g < n_groups; ++g) {
         check_positions(groups[g]);
-        require_room(cache.groups()[static_cast<size_t>(g)].cells(), static_cast<uint32_t>(groups[g].n_cells), "what comes in");
     }
     check_alike(cache, groups);
+    for (int64_t g = 0; g < n_groups; ++g) {
+        const auto n_cells = static_cast<uint32_t>(groups[g].n_cells);
+        cache.drop_for(n_cells);
+        require_room(cache.groups()[static_cast<size_t>(g)].cells(), n_cells, "what comes in");
+    }
     for (int64_t g = 0; g < n_groups; ++g) {
         kv_group & group = cache.groups()[static_cast<size_t>(g)];
         const auto n_cells = static_cast<uint32_t>(groups[g].n_cells);

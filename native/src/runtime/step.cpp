@@ -34,6 +34,7 @@ int64_t step::decode(const kvg_batch & in, const kvg_output * output) {
     decoded_.clear();
     upkeep_.require_intact();
     const batch batch(in, model_.hparams().n_vocab, params_.n_batch, cache_);
+    cache_.drop_for(batch.n_tokens());
     for (const kv_group & group : cache_.groups()) {
         require_room(group.cells(), batch.n_tokens(), "the batch"); // before anything moves
     }

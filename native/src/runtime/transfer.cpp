@@ -116,6 +116,7 @@ void transfer::replace(int64_t seq, const kvg_kv_rows * groups, int64_t n_groups
     upkeep_.require_intact();
     std::vector<replacement> all;
     for (int64_t g = 0; g < n_groups; ++g) {
+        cache_.drop_for(static_cast<uint32_t>(groups[g].n_cells));
         all.push_back(replaced(group_at(g).cells(), seq, groups[g]));
     }
     for (kv_group & group : cache_.groups()) {
@@ -130,6 +131,7 @@ void transfer::replace(int64_t seq, const kvg_kv_rows * groups, int64_t n_groups
         std::swap(group_at(g).cells(), all[static_cast<size_t>(g)].next);
         group_at(g).set_whole();
     }
+    cache_.drop_spoiled(seq, 0, -1);
 }
 
 } // namespace kvg

@@ -51,8 +51,7 @@ uint32_t compact(kv_group & group, int32_t policy) {
 
 // Refuses what can't be, with nothing changed. Where a window needs room for copies, the sequence loses what it has left behind, unless
 // it is going to need that; others lose theirs in any case.
-void require_change(const cells & cells, const reposition & change, const kvg::cells & all, const char * op) {
-    cells.require_window(change, all, op);
+void require_copies(const cells & cells, const reposition & change, const kvg::cells & all, const char * op) {
     const std::vector<uint32_t> shared = cells.shared_in(change);
     if (shared.size() <= cells.size() - cells.n_used()) {
         return;
@@ -132,7 +131,13 @@ void upkeep::reposition(const std::vector<kvg::reposition> & changes, const char
     std::vector<std::vector<cell_move>> copies;
     std::vector<int32_t> lost; // in the end
     for (size_t g = 0; g < groups_.size(); ++g) {
-        require_change(cache_.groups()[g].cells(), changes[g], all, op);
+        const cells & cells = cache_.groups()[g].cells();
+        cells.require_window(changes[g], all, op);
+        cache_.drop_for(static_cast<uint32_t>(cells.shared_in(changes[g]).size()));
+        require_copies(cells, changes[g], all, op);
+    }
+    if (changes.front().delta != 0 || changes.front().d > 1) {
+        cache_.drop_spoiled(changes.front().seq, changes.front().p0, -1);
     }
     for (size_t g = 0; g < groups_.size(); ++g) {
         copies.push_back(plan_copies(cache_.groups()[g].cells(), changes[g], all, op));

@@ -37,14 +37,18 @@ FULL, WINDOW = 0, 1  # groups of `mixed`
 @pytest.fixture(scope="module")
 def windowed(model_file: Callable[[ModelSpec], Path]) -> Iterator[kvg.Model]:
     """One layer, which sees 8 positions."""
-    with fault("window", W), kvg.Model(model_file(ModelSpec(n_layer=1)), device=where.device) as model:
+    with fault("window", W):  # while it is loaded
+        model = kvg.Model(model_file(ModelSpec(n_layer=1)), device=where.device)
+    with model:
         yield model
 
 
 @pytest.fixture(scope="module")
 def mixed(model_file: Callable[[ModelSpec], Path]) -> Iterator[kvg.Model]:
     """Two layers, of which the first sees 8 positions and the second all."""
-    with fault("window", W), kvg.Model(model_file(SMALL), device=where.device) as model:
+    with fault("window", W):  # while it is loaded
+        model = kvg.Model(model_file(SMALL), device=where.device)
+    with model:
         yield model
 
 

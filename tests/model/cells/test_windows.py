@@ -26,14 +26,18 @@ F32 = {"type_k": "f32", "type_v": "f32"}
 @pytest.fixture(scope="module")
 def windowed(model_file: Callable[[ModelSpec], Path]) -> Iterator[kvg.Model]:
     """One layer, which sees 8 positions: what it says of a token depends on these alone."""
-    with fault("window", WINDOW), kvg.Model(model_file(ONE_LAYER), device=where.device) as model:
+    with fault("window", WINDOW):  # while it is loaded
+        model = kvg.Model(model_file(ONE_LAYER), device=where.device)
+    with model:
         yield model
 
 
 @pytest.fixture(scope="module")
 def mixed(model_file: Callable[[ModelSpec], Path]) -> Iterator[kvg.Model]:
     """Two layers, of which the first sees 8 positions and the second all."""
-    with fault("window", WINDOW), kvg.Model(model_file(SMALL), device=where.device) as model:
+    with fault("window", WINDOW):  # while it is loaded
+        model = kvg.Model(model_file(SMALL), device=where.device)
+    with model:
         yield model
 
 

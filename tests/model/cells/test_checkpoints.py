@@ -1,0 +1,189 @@
+"""Checkpoints and resume points: what windows need to go on at a position is kept, and comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+from support import where
+from support.engines import decode, open_context, random_ids, run_of
+from support.faults import fault
+from support.judge import nmse
+from support.models import N_VOCAB, SMALL, ModelSpec
+
+import pykvgraph as kvg
+
+pytestmark = pytest.mark.any_device
+
+W, N_BATCH, WINDOW = 8, 12, 1  # WINDOW: the group
+IDS = random_ids(200, N_VOCAB)
+OPTIONS: dict[str, Any] = {
+    "n_ctx": 256,
+    "n_batch": N_BATCH,
+    "n_seq_max": 2,
+    "checkpoint_cells": 2 * W,
+    "type_k": "f32",
+    "type_v": "f32",
+    "defrag_threshold": -1,
+}
+
+
+@pytest.fixture(scope="module")
+def mixed(model_file: Callable[[ModelSpec], Path]) -> Iterator[kvg.Model]:
+    """Two layers, of which the first sees 8 positions and the second all."""
+    with fault("window", W):  # while it is loaded
+        model = kvg.Model(model_file(SMALL), device=where.device)
+    with model:
+        yield model
+
+
+def fill(ctx: kvg.Context, n: int, seq: int = 0) -> None:
+    """The sequence goes on with IDS up to position n - 1."""
+    begin = ctx.kv.seq_pos_max(seq) + 1
+    for pos in range(begin, n, N_BATCH):
+        decode(ctx, run_of(IDS[pos : min(pos + N_BATCH, n)], pos, (seq,)))
+
+
+def go_on(ctx: kvg.Context, pos: int, seq: int = 0) -> Any:
+    return decode(ctx, run_of(IDS[150:160], pos, (seq,)))
+
+
+def expected(model: kvg.Model, n: int) -> Any:
+    with open_context(model, **OPTIONS, swa_full=True) as full:
+        fill(full, n)
+        return go_on(full, n)
+
+
+@pytest.mark.parametrize("policy", [None, "fill", "sort"])
+def test_coming_back_to_a_checkpoint(mixed: kvg.Model, policy: Literal["fill", "sort"] | None) -> None:
+    with open_context(mixed, **OPTIONS) as ctx:
+        fill(ctx, 40)
+        assert ctx.kv.checkpoint(0) == 40
+        fill(ctx, 70)
+        assert ctx.kv.checkpoint(0) == 70
+        fill(ctx, 140)
+        assert ctx.kv.checkpoints(0) == [40, 70]
+        assert ctx.kv.cells(WINDOW).held.sum() == 2 * W
+        with pytest.raises(kvg.InvalidArgumentError, match=r"are 40 \(a checkpoint, for kv.rewind\) and"):
+            ctx.kv.seq_rm(0, 60, -1)
+        if policy:
+            ctx.kv.defrag(policy)
+            ctx.kv.update()
+        for wanted, there in ((139, 139), (75, 70), (70, 70), (60, 40)):
+            assert ctx.kv.rewind(0, wanted) == there
+            assert ctx.kv.seq_pos_max(0) == there - 1
+            assert nmse(go_on(ctx, there), expected(mixed, there)) <= where.rule(1e-6)
+            ctx.kv.rewind(0, there)
+        assert ctx.kv.checkpoints(0) == [40]
+        assert ctx.kv.rewind(0, 39) == 39  # the window reaches from 40 back to here
+        assert ctx.kv.rewind(0, 20) == 0
+        assert (ctx.kv.checkpoints(0), ctx.kv.seq_pos_max(0)) == ([], -1)
+        assert ctx.kv.n_used == ctx.kv.groups[WINDOW].n_used == 0
+
+
+def test_going_nowhere(mixed: kvg.Model) -> None:
+    with open_context(mixed, **OPTIONS) as ctx:
+        for call in (ctx.kv.checkpoint, ctx.kv.resume_point):
+            for seq in (0, 2, -1, 2**70):
+                with pytest.raises(kvg.InvalidArgumentError):
+                    call(seq)
+        fill(ctx, 20)
+        assert ctx.kv.rewind(0, 2**40) == 20
+        assert ctx.kv.rewind(0, -5) == 0
+        for seq in (2, -1):
+            with pytest.raises(kvg.InvalidArgumentError):
+                ctx.kv.rewind(seq, 0)
+            with pytest.raises(kvg.InvalidArgumentError):
+                ctx.kv.checkpoints(seq)
+
+
+def test_checkpoints_give_way(mixed: kvg.Model) -> None:
+    """Before a decode has no room: first the one that is nearest to another."""
+    with open_context(mixed, **{**OPTIONS, "checkpoint_cells": 0}) as ctx:
+        for n in (40, 80, 84, 120):
+            fill(ctx, n)
+            ctx.kv.checkpoint(0)
+        fill(ctx, 130)
+        kept = ctx.kv.checkpoints(0)
+        assert set(kept) < {40, 80, 84, 120}
+        assert not {80, 84} <= set(kept)
+        fill(ctx, 50, 1)
+        fill(ctx, 200)
+        fill(ctx, 56, 1)
+        assert len(ctx.kv.checkpoints(0)) <= 1
+        assert ctx.kv.seq_pos_max(0) == 199
+
+
+def test_what_spoils_a_checkpoint(mixed: kvg.Model) -> None:
+    with open_context(mixed, **{**OPTIONS, "checkpoint_cells": 4 * W}) as ctx:
+        for n in (40, 60, 80):
+            fill(ctx, n)
+            ctx.kv.checkpoint(0)
+        fill(ctx, 120)
+        ctx.kv.seq_rm(0, 45, 50)  # in no window
+        assert ctx.kv.checkpoints(0) == [40, 60, 80]
+        ctx.kv.seq_rm(0, 50, 55)
+        assert ctx.kv.checkpoints(0) == [40, 80]
+        ctx.kv.seq_add(0, 45, -1, 3)
+        assert ctx.kv.checkpoints(0) == [40]
+        ctx.kv.seq_add(0, 45, -1, 0)
+        ctx.kv.seq_keep(0)
+        assert ctx.kv.checkpoints(0) == [40]
+        ctx.kv.seq_keep(1)
+        assert ctx.kv.checkpoints(0) == []
+        fill(ctx, 30, 1)
+        ctx.kv.checkpoint(1)
+        blob = ctx.kv.save(1)
+        ctx.kv.load(blob, 1)
+        assert ctx.kv.checkpoints(1) == []
+        assert not ctx.kv.cells(WINDOW).held.any()
+
+
+def test_a_shared_prefix_is_gone_on_with(mixed: kvg.Model) -> None:
+    with open_context(mixed, **OPTIONS) as ctx:
+        fill(ctx, 48)
+        holds, point = [ctx.kv.hold(0, 0, 30), ctx.kv.hold(0, 30, -1)], ctx.kv.resume_point(0)
+        assert point.p == 48
+        fill(ctx, 120)
+        ctx.kv.seq_rm(0, 0, -1)
+        with pytest.raises(kvg.InvalidArgumentError, match="at position 48 and sequence 1 goes on at 0"):
+            ctx.kv.attach(point, 1)
+        for hold in holds:
+            ctx.kv.attach(hold, 1)
+        with pytest.raises(kvg.InvalidArgumentError, match="lost"):
+            go_on(ctx, 48, 1)
+        ctx.kv.attach(point, 1)
+        assert ctx.kv.seq_pos_min(1) == 48 - W
+        assert nmse(go_on(ctx, 48, 1), expected(mixed, 48)) <= where.rule(1e-6)
+        point.release()
+        with pytest.raises(kvg.InvalidArgumentError, match="released"):
+            point.release()
+        assert not ctx.kv.cells(WINDOW).held.any()
+        with pytest.raises(kvg.InvalidArgumentError):
+            ctx.kv.attach(point, 1)
+
+
+def test_clear_releases(mixed: kvg.Model) -> None:
+    with open_context(mixed, **OPTIONS) as ctx:
+        fill(ctx, 48)
+        point = ctx.kv.resume_point(0)
+        ctx.kv.checkpoint(0)
+        ctx.kv.clear()
+        assert ctx.kv.checkpoints(0) == []
+        with pytest.raises(kvg.InvalidArgumentError, match="released"):
+            point.release()
+
+
+def test_models_without_windows_have_them_too(small: kvg.Model) -> None:
+    with open_context(small, n_ctx=64) as ctx:
+        fill(ctx, 20)
+        assert ctx.kv.checkpoint(0) == 20
+        hold, point = ctx.kv.hold(0, 0, -1), ctx.kv.resume_point(0)
+        fill(ctx, 30)
+        assert ctx.kv.rewind(0, 25) == 25
+        ctx.kv.seq_rm(0, 0, -1)
+        ctx.kv.attach(hold, 0)
+        ctx.kv.attach(point, 0)
+        assert ctx.kv.seq_pos_max(0) == 19
