@@ -159,6 +159,17 @@ def test_holes_lose_nothing(mixed: kvg.Model) -> None:
         decode(ctx, [Token(5, 100)])
 
 
+def test_a_sequence_that_ended_has_lost_nothing(mixed: kvg.Model) -> None:
+    """Also when it ended by removing all that it had, and not everything there might have been."""
+    with open_context(mixed, **OPTIONS) as ctx:
+        fill(ctx, 100)
+        ctx.kv.seq_rm(0, 0, 5)
+        ctx.kv.seq_rm(0, 5, -1)
+        fill(ctx, 30)
+        ctx.kv.seq_keep(0)
+        assert ctx.kv.seq_pos_max(0) == 29
+
+
 @pytest.mark.parametrize("n_keep", [0, 4])
 def test_a_context_shift(mixed: kvg.Model, windowed: kvg.Model, n_keep: int) -> None:
     """The lost positions move with those after them: one-layer logits tell what is seen afterwards."""

@@ -86,7 +86,7 @@ def test_sequences_see_their_own_windows(windowed: kvg.Model) -> None:
 
 
 def test_attention_costs_a_window(windowed: kvg.Model) -> None:
-    with open_context(windowed, n_ctx=2000) as ctx:
+    with open_context(windowed, n_ctx=2000, swa_full=True) as ctx:
         for i in (0, 500):
             decode(ctx, [token._replace(logits=False) for token in run_of(random_ids(500, N_VOCAB), i)])
         for i in range(20):
