@@ -453,7 +453,8 @@ class KVCache(NotCopied):
 
     def _read(self, layer: int, v: int) -> npt.NDArray[np.float32]:
         layer = integer(layer, "layer", 0, self._info().n_layer - 1)
-        index = next(index for index, group in enumerate(self.groups) if layer in group.layers)
+        # a layer without K and V of its own is in no group: the library refuses it, and says whose it reads
+        index = next((index for index, group in enumerate(self.groups) if layer in group.layers), 0)
         info = self._group(index)
         out = np.empty((info.n_cells, info.n_head_kv, info.head_dim_v if v else info.head_dim_k), np.float32)
         address = out.ctypes.data_as(ctypes.POINTER(ctypes.c_float))

@@ -38,10 +38,27 @@ class ArchSpec:
     n_ctx_orig: int = 64
     n_rot: int = 0
     fused: bool = False
+    # Gemma 4's: heads of layers with a window, layers that read the K and V of others, and have matrices of
+    # their own that nothing uses; V made of K's matrix; what each layer has of its own for each token
+    head_dim_window: int = 0
+    n_head_kv_window: int = 0
+    n_shared: int = 0
+    spare_kv: bool = False
+    v_of_k: bool = False
+    n_embd_layer: int = 0
     biases: bool = False
     weights: WeightType = WeightType.F32
     expert_weights: WeightType | None = None
     seed: int = 0
+
+    def has_window(self, layer: int) -> bool:
+        return self.window > 0 and (layer + 1) % self.period > 0
+
+    def heads_of(self, layer: int) -> tuple[int, int]:
+        """Width of the layer's heads, and how many it has of K and V."""
+        if not self.has_window(layer):
+            return self.head_dim, self.n_head_kv
+        return self.head_dim_window or self.head_dim, self.n_head_kv_window or self.n_head_kv
 
     def __str__(self) -> str:
         shown = [self.arch]
@@ -79,7 +96,10 @@ def add_metadata(writer: gguf.GGUFWriter, spec: ArchSpec) -> None:
     writer.add_embedding_length(spec.n_embd)
     writer.add_feed_forward_length(spec.n_ff)
     writer.add_head_count(spec.n_head)
-    writer.add_head_count_kv(spec.n_head_kv)
+    if spec.n_head_kv_window:
+        writer.add_head_count_kv([spec.heads_of(layer)[1] for layer in range(spec.n_layer)])
+    else:
+        writer.add_head_count_kv(spec.n_head_kv)
     writer.add_key_length(spec.head_dim)
     writer.add_value_length(spec.head_dim)
     writer.add_layer_norm_rms_eps(1e-5)
@@ -91,10 +111,25 @@ def add_metadata(writer: gguf.GGUFWriter, spec: ArchSpec) -> None:
         writer.add_expert_used_count(spec.n_expert_used)
         if spec.arch != "llama":
             writer.add_expert_feed_forward_length(spec.n_ff)
-    if spec.window:
+    if spec.arch == "gemma4":
+        add_gemma4(writer, spec)
+    elif spec.window:
         writer.add_sliding_window(spec.window)
         writer.add_sliding_window_pattern(spec.period)
     add_scaling(writer, spec)
+
+
+def add_gemma4(writer: gguf.GGUFWriter, spec: ArchSpec) -> None:
+    head_dim_window = spec.head_dim_window or spec.head_dim
+    writer.add_sliding_window(spec.window)
+    writer.add_sliding_window_pattern([spec.has_window(layer) for layer in range(spec.n_layer)])
+    writer.add_key_length_swa(head_dim_window)
+    writer.add_value_length_swa(head_dim_window)
+    writer.add_rope_dimension_count_swa(head_dim_window)
+    writer.add_rope_freq_base_swa(5000.0)
+    writer.add_shared_kv_layers(spec.n_shared)
+    writer.add_embedding_length_per_layer_input(spec.n_embd_layer)
+    writer.add_final_logit_softcapping(30.0)
 
 
 def add_scaling(writer: gguf.GGUFWriter, spec: ArchSpec) -> None:
@@ -136,11 +171,16 @@ def random_tensors(spec: ArchSpec) -> Tensors:
     random = _Random(spec)
     tensors = {"token_embd.weight": random.matrix(N_VOCAB, spec.n_embd, gain=2.0)}
     for layer in range(spec.n_layer):
-        parts = _attention(random) | _norms(random) | (_experts(random) if spec.n_expert else _dense(random))
+        parts = _attention(random, layer) | _norms(random, layer)
+        parts |= _experts(random) if spec.n_expert and spec.arch != "gemma4" else _dense(random)
+        if spec.arch == "gemma4":
+            parts |= _parts_of_gemma4(random, layer)
         tensors |= {f"blk.{layer}.{name}": tensor for name, tensor in parts.items()}
     tensors["output_norm.weight"] = random.norm(spec.n_embd)
     if spec.arch != "gemma2":  # which has it tied
         tensors["output.weight"] = random.matrix(N_VOCAB, spec.n_embd, gain=3.0)
+    if spec.arch == "gemma4":
+        tensors |= _frame_of_gemma4(random)
     if spec.scaling == "longrope":
         pairs = (spec.n_rot or spec.head_dim) // 2
         tensors["rope_factors_short.weight"] = np.linspace(1.0, 1.5, pairs, dtype=np.float32)
@@ -148,13 +188,18 @@ def random_tensors(spec: ArchSpec) -> Tensors:
     return tensors
 
 
-def _attention(random: _Random) -> Tensors:
+def _attention(random: _Random, layer: int) -> Tensors:
     spec = random.spec
-    q_rows, kv_rows = spec.n_head * spec.head_dim, spec.n_head_kv * spec.head_dim
+    head_dim, n_head_kv = spec.heads_of(layer)
+    q_rows, kv_rows = spec.n_head * head_dim, n_head_kv * head_dim
     q, k = (random.matrix(rows, spec.n_embd, gain=1.5) for rows in (q_rows, kv_rows))
     v = random.matrix(kv_rows, spec.n_embd)
     split: Tensors = {"attn_q.weight": q, "attn_k.weight": k, "attn_v.weight": v}
     parts: Tensors = {"attn_qkv.weight": np.concatenate([q, k, v])} if spec.fused else split
+    if layer >= spec.n_layer - spec.n_shared and not spec.spare_kv and not spec.fused:
+        parts = {"attn_q.weight": q}
+    elif spec.v_of_k:
+        del parts["attn_v.weight"]
     parts["attn_output.weight"] = random.matrix(spec.n_embd, q_rows)
     if spec.biases or spec.arch in ("qwen2", "gpt-oss"):
         biases = {name: random.bias(rows) for name, rows in (("q", q_rows), ("k", kv_rows), ("v", kv_rows))}
@@ -168,18 +213,24 @@ def _attention(random: _Random) -> Tensors:
     return parts
 
 
-def _norms(random: _Random) -> Tensors:
+def _norms(random: _Random, layer: int) -> Tensors:
     spec = random.spec
+    head_dim, _ = spec.heads_of(layer)
     names = {"attn_norm": spec.n_embd}
     if spec.arch == "gpt-oss":
         names["post_attention_norm"] = spec.n_embd
     else:
         names["ffn_norm"] = spec.n_embd
-    if spec.arch in ("qwen3", "qwen3moe", "gemma3"):
-        names |= {"attn_q_norm": spec.head_dim, "attn_k_norm": spec.head_dim}
-    if spec.arch in ("gemma2", "gemma3"):
+    if spec.arch in ("qwen3", "qwen3moe", "gemma3", "gemma4"):
+        names["attn_q_norm"] = head_dim
+        if layer < spec.n_layer - spec.n_shared or spec.spare_kv:
+            names["attn_k_norm"] = head_dim
+    if spec.arch in ("gemma2", "gemma3", "gemma4"):
         names |= {"post_attention_norm": spec.n_embd, "post_ffw_norm": spec.n_embd}
-    return {f"{name}.weight": random.norm(n) for name, n in names.items()}
+    norms = {f"{name}.weight": random.norm(n) for name, n in names.items()}
+    if spec.arch == "gemma4":  # nothing else scales its scores
+        norms["attn_q_norm.weight"] *= np.float32(2.5 / np.sqrt(head_dim))
+    return norms
 
 
 def _dense(random: _Random) -> Tensors:
@@ -198,11 +249,50 @@ def _experts(random: _Random) -> Tensors:
         "ffn_up_exps.weight": random.matrix(n, spec.n_ff, spec.n_embd),
         "ffn_down_exps.weight": random.matrix(n, spec.n_embd, spec.n_ff),
     }
+    if spec.fused:
+        both = [parts.pop(f"ffn_{name}_exps.weight") for name in ("gate", "up")]
+        parts["ffn_gate_up_exps.weight"] = np.concatenate(both, axis=1)
     if spec.arch == "gpt-oss":
         parts |= {
             "ffn_gate_inp.bias": random.bias(n),
             "ffn_gate_exps.bias": random.bias(n, spec.n_ff),
             "ffn_up_exps.bias": random.bias(n, spec.n_ff),
             "ffn_down_exps.bias": random.bias(n, spec.n_embd),
+        }
+    return parts
+
+
+def _parts_of_gemma4(random: _Random, layer: int) -> Tensors:
+    """What a layer has beside attention and a dense feed-forward. The first layer has no experts."""
+    spec = random.spec
+    parts: Tensors = {"layer_output_scale.weight": random.norm(1)}
+    if spec.n_embd_layer:
+        parts |= {
+            "inp_gate.weight": random.matrix(spec.n_embd_layer, spec.n_embd),
+            "proj.weight": random.matrix(spec.n_embd, spec.n_embd_layer),
+            "post_norm.weight": random.norm(spec.n_embd),
+        }
+    if spec.n_expert and layer > 0:
+        parts |= _experts(random)
+        parts["ffn_gate_inp.scale"] = 4 * random.norm(spec.n_embd)
+        parts["ffn_down_exps.scale"] = random.norm(spec.n_expert)
+        for name in ("post_ffw_norm_1", "pre_ffw_norm_2", "post_ffw_norm_2"):
+            parts[f"{name}.weight"] = random.norm(spec.n_embd)
+    return parts
+
+
+def _frame_of_gemma4(random: _Random) -> Tensors:
+    spec = random.spec
+    pairs = np.arange(spec.head_dim // 2)
+    # half of the pairs hardly turn, as in Gemma 4's own files
+    factors = np.where(pairs < len(pairs) // 2, 1 + pairs / len(pairs), 1e30).astype(np.float32)
+    any_full = not all(map(spec.has_window, range(spec.n_layer)))
+    parts: Tensors = {"rope_freqs.weight": factors} if any_full else {}
+    if spec.n_embd_layer:
+        width = spec.n_embd_layer * spec.n_layer
+        parts |= {
+            "per_layer_token_embd.weight": random.matrix(N_VOCAB, width, gain=2.0 * spec.n_layer**0.5),
+            "per_layer_model_proj.weight": random.matrix(width, spec.n_embd),
+            "per_layer_proj_norm.weight": random.norm(spec.n_embd_layer),
         }
     return parts

@@ -5,13 +5,14 @@
 #include "device.h"
 #include "fault.h"
 #include "graph/block/feed_forward.h"
+#include "graph/block/layer_embedding.h"
 #include "graph/block/norm.h"
 
 namespace kvg {
 
 decode_graph::decode_graph(const model & model, const kv_cache & cache, const std::vector<layer_attention> & attentions,
                            const decode_shape & shape)
-    : model_(model), cache_(cache), attentions_(attentions), shape_(shape) {
+    : model_(model), cache_(cache), attentions_(attentions), shape_(shape), stored_(model.hparams().n_layer()) {
     fault_point("build");
     build();
     graph_ = builder_.finish();
@@ -34,7 +35,7 @@ void decode_graph::add_inputs() {
     positions = builder_.input(GGML_TYPE_I32, n, 1);
     for (size_t i = 0; i < shape_.spans.size(); ++i) {
         // what is in no graph has no memory
-        const bool attends = shape_.n_outputs > 0 || cache_.groups()[i].layers().front() + 1 < model_.hparams().n_layer();
+        const bool attends = shape_.n_outputs > 0 || cache_.groups()[i].layers().front() < model_.hparams().last_owner();
         groups.push_back(
             {builder_.input(GGML_TYPE_I64, n, 1), attends ? builder_.input(GGML_TYPE_F16, shape_.spans[i].n, n) : nullptr});
     }
@@ -45,12 +46,19 @@ void decode_graph::add_inputs() {
 
 // What a token takes from those before it; nullptr when only the cells matter.
 ggml_tensor * decode_graph::mix(ggml_tensor * x, uint32_t layer) {
-    const uint32_t group = model_.hparams().layers[layer].group;
-    const bool attends = layer + 1 < model_.hparams().n_layer() || shape_.n_outputs > 0;
+    const layer_spec & spec = model_.hparams().layers[layer];
+    const bool attends = layer < model_.hparams().last_owner() || shape_.n_outputs > 0;
     switch (model_.arch().mixing) {
     case mixing_kind::attention:
-        return attention_block{
-            model_, layer, cache_.group_of(layer), attentions_[layer], shape_.spans[group], positions, groups[group], attends}
+        return attention_block{model_,
+                               layer,
+                               cache_.group_of(layer),
+                               attentions_[layer],
+                               shape_.spans[spec.group],
+                               positions,
+                               groups[spec.group],
+                               attends,
+                               stored_[spec.kv_from]}
             .build(builder_, x);
     }
     return nullptr;
@@ -72,15 +80,18 @@ ggml_tensor * decode_graph::layer(ggml_tensor * x, uint32_t il) {
     if (!mixed) {
         return nullptr;
     }
+    ggml_tensor * own = layer_embeddings_ ? embedding_of_layer(b, layer_embeddings_, il) : nullptr;
     if (il + 1 == h.n_layer()) {
         // from here on only the rows that were asked for
         mixed = ggml_get_rows(b.ctx(), mixed, outputs);
         x = ggml_get_rows(b.ctx(), x, outputs);
+        own = own ? ggml_get_rows(b.ctx(), own, outputs) : nullptr;
     }
     mixed = b.linear(mixed, w[role::wo], w.scale(role::wo), w[role::wo_bias]);
     x = ggml_add(b.ctx(), norm(b, kind, mixed, w[role::attn_post_norm], h.rms_eps), x);
-    ggml_tensor * y = feed_forward(b, h.layers[il].feed_forward, w, norm(b, kind, x, w[role::ffn_norm], h.rms_eps));
-    x = ggml_add(b.ctx(), norm(b, kind, y, w[role::ffn_post_norm], h.rms_eps), x);
+    x = ggml_add(b.ctx(), feed_forward(b, model_, il, x), x);
+    x = own ? add_layer_embedding(b, model_, il, x, own) : x;
+    x = w[role::layer_scale] ? ggml_mul(b.ctx(), x, w[role::layer_scale]) : x;
     b.wish(model_.placement().layer(il));
     return x;
 }
@@ -95,6 +106,9 @@ void decode_graph::build() {
         x = ggml_scale(b.ctx(), x, h.embedding_scale);
     }
     b.wish(model_.embedding_device());
+    if (h.n_embd_layer > 0) {
+        layer_embeddings_ = layer_embeddings(b, model_, tokens, x);
+    }
     for (uint32_t il = 0; il < h.n_layer(); ++il) {
         x = layer(x, il);
         if (!x) {

@@ -58,6 +58,8 @@ private:
     const kv_cache & cache_;
     const std::vector<layer_attention> & attentions_;
     decode_shape shape_;
+    std::vector<stored_rows> stored_;          // of each layer that has K and V of its own
+    ggml_tensor * layer_embeddings_ = nullptr; // what layers have of their own for the tokens; nullptr: nothing
     builder builder_;
     ggml_cgraph * graph_;
 };

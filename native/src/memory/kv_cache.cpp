@@ -49,6 +49,7 @@ kv_cache::kv_cache(const hparams & h, const std::vector<ggml_backend_dev_t> & de
     : devices_(devices) {
     for (const layer_spec & layer : h.layers) {
         group_of_layer_.push_back(layer.group);
+        owners_.push_back(layer.kv_from);
     }
     if (!size.is_measured) {
         require_room(h, devices, size, types);
@@ -102,7 +103,11 @@ uint64_t kv_cache::bytes_on(ggml_backend_dev_t device) const {
 }
 
 uint32_t kv_cache::layers_on(ggml_backend_dev_t device) const {
-    return static_cast<uint32_t>(std::count(devices_.begin(), devices_.end(), device));
+    uint32_t n = 0;
+    for (uint32_t il = 0; il < n_layer(); ++il) {
+        n += owners_[il] == il && devices_[il] == device;
+    }
+    return n;
 }
 
 uint64_t kv_cache::cell_bytes() const {

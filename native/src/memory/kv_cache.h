@@ -44,10 +44,11 @@ public:
 
     std::deque<kv_group> & groups() { return groups_; }
     const std::deque<kv_group> & groups() const { return groups_; }
-    // layer: its number in the model
+    // layer: its number in the model. One without K and V of its own is answered for by its owner.
+    uint32_t owner_of(uint32_t layer) const { return owners_[layer]; }
     uint32_t group_index_of(uint32_t layer) const { return group_of_layer_[layer]; }
     const kv_group & group_of(uint32_t layer) const { return groups_[group_of_layer_[layer]]; }
-    ggml_backend_dev_t device(uint32_t layer) const { return devices_[layer]; }
+    ggml_backend_dev_t device(uint32_t layer) const { return devices_[owners_[layer]]; }
     uint32_t n_layer() const { return static_cast<uint32_t>(devices_.size()); }
     // Tokens that can be decoded: empty cells of groups without a window. Without such groups also cells that may be reused.
     uint32_t n_free() const;
@@ -58,6 +59,7 @@ public:
     uint64_t bytes() const;
     // bytes of K and V on a device; the same before allocate()
     uint64_t bytes_on(ggml_backend_dev_t device) const;
+    // layers whose K and V are there
     uint32_t layers_on(ggml_backend_dev_t device) const;
     // bytes of K and V of one cell in every group together
     uint64_t cell_bytes() const;
@@ -115,6 +117,7 @@ private:
 
     std::vector<ggml_backend_dev_t> devices_; // of each layer
     std::vector<uint32_t> group_of_layer_;
+    std::vector<uint32_t> owners_; // of each layer's K and V
     int64_t next_hold_ = 1;
     std::map<int64_t, int32_t> resume_points_; // their positions, by the id of the hold; those of checkpoints too
     std::vector<checkpoint> checkpoints_;

@@ -21,6 +21,9 @@ enum class role {
     output_norm, // (n_embd)
     output,      // (n_embd, n_vocab); token_embd when they are tied
     output_bias,
+    layer_embd,      // (n_embd_layer * n_layer, n_vocab): what layers have of their own for each token, layer after layer
+    layer_embd_proj, // (n_embd, n_embd_layer * n_layer)
+    layer_embd_norm, // (n_embd_layer)
     // of a layer: attention
     attn_norm, // (n_embd)
     wqkv,      // the next three, one after the other
@@ -46,15 +49,25 @@ enum class role {
     ffn_gate_bias,
     ffn_up_bias,
     ffn_down_bias,
-    router, // (n_embd, n_expert)
+    router,       // (n_embd, n_expert)
+    router_scale, // (n_embd): of what it sees
     router_bias,
-    expert_gate, // (n_embd, n_ff_expert, n_expert)
+    expert_gate_up, // the next two, one after the other
+    expert_gate,    // (n_embd, n_ff_expert, n_expert)
     expert_up,
     expert_down, // (n_ff_expert, n_embd, n_expert)
     expert_gate_bias,
     expert_up_bias,
     expert_down_bias,
-    ffn_post_norm, // (n_embd): of what it adds
+    dense_post_norm,  // (n_embd): of a dense feed-forward beside experts
+    expert_norm,      // and of the experts, before and after
+    expert_post_norm, //
+    ffn_post_norm,    // (n_embd): of what it adds
+    // and what it has of its own for each token
+    embd_gate,      // (n_embd, n_embd_layer)
+    embd_proj,      // (n_embd_layer, n_embd)
+    embd_post_norm, // (n_embd)
+    layer_scale,    // (1): of all that the layer returns
     count
 };
 
@@ -88,6 +101,9 @@ enum class extent {
     gate_up, // twice that
     expert,
     expert_ff,
+    expert_gate_up, // twice that
+    embd_layer,
+    embd_layers, // of all layers
 };
 
 enum class presence {
@@ -97,11 +113,14 @@ enum class presence {
     ignored,      // files have it, and it takes no part in what the model computes
 };
 
-// Whose layers have a tensor: those with a feed-forward of their own, with experts, or all.
+// Which layers have a tensor.
 enum class with {
     any,
-    dense,
-    experts,
+    dense,      // those with a feed-forward of their own
+    experts,    // with experts
+    own_kv,     // with K and V of their own
+    shared_kv,  // without
+    layer_embd, // where the model has something of each layer's own for each token; for tensors of the model, too
 };
 
 // A matrix may have a `.scale` beside its `.weight`, which its products are multiplied by.
@@ -130,7 +149,8 @@ struct arch_recipe {
     enum {
         none,
         allowed,
-        always
+        always,
+        beside // some layers may have them, beside a dense feed-forward
     } experts;
     kvg::rope_factors rope_factors;
     bool partial_rope;     // rope may rotate a part of each head

@@ -72,8 +72,9 @@ void read_widths(const metadata & in, const arch_recipe & recipe, std::vector<la
     const uint64_t n = layers.size();
     const bool any_experts = layers[0].feed_forward.n_expert > 0;
     std::vector<uint32_t> n_ff =
-        any_experts ? in.optional_per_layer("feed_forward_length", std::vector<uint32_t>(n, 0), 0, MAX_WIDTH * 4)
-                    : in.required_per_layer("feed_forward_length", n, 1, MAX_WIDTH * 4);
+        any_experts && recipe.experts != arch_recipe::beside
+            ? in.optional_per_layer("feed_forward_length", std::vector<uint32_t>(n, 0), 0, MAX_WIDTH * 4)
+            : in.required_per_layer("feed_forward_length", n, 1, MAX_WIDTH * 4);
     std::vector<uint32_t> n_ff_expert =
         in.optional_per_layer("expert_feed_forward_length", std::vector<uint32_t>(n, 0), 0, MAX_WIDTH * 4);
     for (size_t il = 0; il < n; ++il) {
@@ -82,11 +83,17 @@ void read_widths(const metadata & in, const arch_recipe & recipe, std::vector<la
         if (!any_experts) {
             continue;
         }
-        // llama's files give experts the width of a dense layer, and older ones of others a share of it
-        const uint32_t fallback = recipe.experts == arch_recipe::allowed ? n_ff[il] : n_ff[il] / ff.n_expert_used;
-        ff.n_ff_expert = n_ff_expert[il] > 0 && recipe.experts == arch_recipe::always ? n_ff_expert[il] : fallback;
-        ff.n_ff = 0;
-        if (ff.n_ff_expert == 0) {
+        if (recipe.experts == arch_recipe::beside) {
+            const bool routed = in.file().find_tensor(strformat("blk.%zu.ffn_gate_inp.weight", il)) != nullptr;
+            ff.n_expert = routed ? ff.n_expert : 0;
+            ff.n_ff_expert = n_ff_expert[il];
+        } else {
+            // llama's files give experts the width of a dense layer, and older ones of others a share of it
+            const uint32_t fallback = recipe.experts == arch_recipe::allowed ? n_ff[il] : n_ff[il] / ff.n_expert_used;
+            ff.n_ff_expert = n_ff_expert[il] > 0 && recipe.experts == arch_recipe::always ? n_ff_expert[il] : fallback;
+            ff.n_ff = 0;
+        }
+        if (ff.n_expert > 0 && ff.n_ff_expert == 0) {
             fail(KVG_MODEL_LOAD, "%s: the width of the experts of layer %zu is missing", in.file().path().c_str(), il);
         }
     }
@@ -110,6 +117,7 @@ std::vector<layer_spec> read_layers(const metadata & in, const hparams & h, cons
             fail(KVG_MODEL_LOAD, "%s: %u heads of %u are more than any model has", path, n_head[il], head_dim);
         }
         layer_spec layer = {};
+        layer.kv_from = il;
         layer.n_head = n_head[il];
         layer.n_head_kv = n_head_kv[il];
         layer.head_dim_k = head_dim;
@@ -124,6 +132,14 @@ std::vector<layer_spec> read_layers(const metadata & in, const hparams & h, cons
 }
 
 } // namespace
+
+uint32_t hparams::last_owner() const {
+    uint32_t last = 0;
+    for (const layer_spec & layer : layers) {
+        last = std::max(last, layer.kv_from);
+    }
+    return last;
+}
 
 hparams read_hparams(const gguf_file & file) {
     hparams h = {};

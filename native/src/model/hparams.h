@@ -23,6 +23,7 @@ struct hparams {
     uint32_t n_vocab;
     uint32_t n_ctx_train;
     float rms_eps;
+    uint32_t n_embd_layer; // of what each layer has of its own for each token of the vocabulary; 0: nothing
     float embedding_scale; // what embeddings are multiplied by
     float final_soft_cap;  // logits become cap * tanh(logit / cap); 0: none
     kvg::rope_factors rope_factors;
@@ -30,6 +31,8 @@ struct hparams {
     std::vector<group_spec> groups; // of cells
 
     uint32_t n_layer() const { return static_cast<uint32_t>(layers.size()); }
+    // The last layer with K and V of its own: where only the cells matter, nothing after it does.
+    uint32_t last_owner() const;
 };
 
 // error(KVG_MODEL_LOAD) for missing or impossible values, error(KVG_UNSUPPORTED) for what no recipe here can run.

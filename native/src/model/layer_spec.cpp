@@ -13,6 +13,9 @@ std::vector<group_spec> make_groups(std::vector<layer_spec> & layers) {
     }
     for (uint32_t il = 0; il < layers.size(); ++il) {
         const layer_spec & layer = layers[il];
+        if (layer.kv_from != il) {
+            continue;
+        }
         auto found = std::find_if(groups.begin(), groups.end(), [&](const group_spec & g) {
             return g.window == layer.window && g.n_head_kv == layer.n_head_kv && g.head_dim_k == layer.head_dim_k &&
                    g.head_dim_v == layer.head_dim_v;
@@ -28,6 +31,9 @@ std::vector<group_spec> make_groups(std::vector<layer_spec> & layers) {
         for (const uint32_t il : groups[i].layers) {
             layers[il].group = i;
         }
+    }
+    for (layer_spec & layer : layers) {
+        layer.group = layers[layer.kv_from].group;
     }
     return groups;
 }

@@ -58,7 +58,8 @@ struct feed_forward_spec {
 };
 
 struct layer_spec {
-    uint32_t group; // of cells: an index into hparams::groups
+    uint32_t group;   // of cells: an index into hparams::groups
+    uint32_t kv_from; // the layer whose K and V it reads: its own number, or that of an earlier layer, which then owns them
     uint32_t n_head;
     uint32_t n_head_kv;
     uint32_t head_dim_k; // also of queries
@@ -67,6 +68,7 @@ struct layer_spec {
     rope_params rope;
     float scale;    // of the products of queries and K
     float soft_cap; // scores become soft_cap * tanh(score / soft_cap); 0: none
+    bool norm_v;    // heads of V are normalized
     bool sinks;     // one more score for each query head takes its share of the weights, and has no V
     feed_forward_spec feed_forward;
 
@@ -82,13 +84,14 @@ struct group_spec {
     uint32_t n_head_kv;
     uint32_t head_dim_k;
     uint32_t head_dim_v;
-    std::vector<uint32_t> layers; // rising
+    std::vector<uint32_t> layers; // rising; those that have K and V of their own
 
     uint32_t k_width() const { return n_head_kv * head_dim_k; }
     uint32_t v_width() const { return n_head_kv * head_dim_v; }
 };
 
-// Groups in the order of their first layers, those without a window first; sets each layer's `group`.
+// Groups in the order of their first layers, those without a window first; sets each layer's `group`. A layer without K and V of its own
+// has the group of the layer that it reads from.
 std::vector<group_spec> make_groups(std::vector<layer_spec> & layers);
 
 } // namespace kvg

@@ -115,8 +115,22 @@ std::vector<known_tensor> known_factors(const hparams & h) {
     return {};
 }
 
-bool has(const layer_spec & layer, with layers) {
-    return layers == with::any || (layers == with::dense ? layer.feed_forward.n_ff > 0 : layer.feed_forward.n_expert > 0);
+bool has(const hparams & h, uint32_t il, with layers) {
+    switch (layers) {
+    case with::any:
+        return true;
+    case with::dense:
+        return h.layers[il].feed_forward.n_ff > 0;
+    case with::experts:
+        return h.layers[il].feed_forward.n_expert > 0;
+    case with::own_kv:
+        return h.layers[il].kv_from == il;
+    case with::shared_kv:
+        return h.layers[il].kv_from != il;
+    case with::layer_embd:
+        return h.n_embd_layer > 0;
+    }
+    return false;
 }
 
 // The tensor, and what may lie beside a matrix of the layer.
@@ -139,11 +153,13 @@ std::vector<known_tensor> known_tensors(const hparams & h) {
     const arch_recipe & recipe = find_arch(h.arch);
     std::vector<known_tensor> known = known_factors(h);
     for (const tensor_spec & t : recipe.frame) {
-        add_known(known, t, h, FRAME);
+        if (has(h, FRAME, t.layers)) {
+            add_known(known, t, h, FRAME);
+        }
     }
     for (uint32_t il = 0; il < h.n_layer(); ++il) {
         for (const tensor_spec & t : recipe.layer) {
-            if (has(h.layers[il], t.layers)) {
+            if (has(h, il, t.layers)) {
                 add_known(known, t, h, il);
             }
         }
@@ -151,20 +167,22 @@ std::vector<known_tensor> known_tensors(const hparams & h) {
     return known;
 }
 
-// Whether the layer's Q, K and V come out of one matrix.
-bool is_fused(const gguf_file & file, uint32_t layer) {
-    return file.find_tensor(strformat("blk.%u.attn_qkv.weight", layer)) != nullptr;
+// Whether the file has it in one matrix with others: Q, K and V, or gate and up of the experts.
+bool is_fused(const gguf_file & file, const known_tensor & known) {
+    const bool of_experts = known.role == role::expert_gate || known.role == role::expert_up;
+    const char * whole = of_experts ? "blk.%u.ffn_gate_up_exps.weight" : "blk.%u.attn_qkv.weight";
+    return file.find_tensor(strformat(whole, known.layer)) != nullptr;
 }
 
 void check_tensor(const gguf_file & file, const known_tensor & known) {
     const char * name = known.name.c_str();
     const gguf_tensor * t = file.find_tensor(known.name);
-    if (known.presence == presence::unless_fused && t && is_fused(file, known.layer)) {
+    if (known.presence == presence::unless_fused && t && is_fused(file, known)) {
         fail(KVG_UNSUPPORTED, "%s: tensor '%s', and another one that holds it together with others", file.path().c_str(), name);
     }
     if (!t) {
         const bool needed =
-            known.presence == presence::required || (known.presence == presence::unless_fused && !is_fused(file, known.layer));
+            known.presence == presence::required || (known.presence == presence::unless_fused && !is_fused(file, known));
         if (needed) {
             fail(KVG_MODEL_LOAD, "%s: tensor '%s' is missing", file.path().c_str(), name);
         }
@@ -253,16 +271,23 @@ void model::plan() {
             }
             continue;
         }
-        ggml_backend_dev_t device = known.layer == FRAME ? placement_.output() : placement_.layer(known.layer);
+        ggml_backend_dev_t device = known.layer == FRAME ? device_of_frame(known.role) : placement_.layer(known.layer);
         ggml_tensor ** target = &known.in(weights_);
         if (known.layer == FRAME && known.role == role::token_embd) {
             add_embedding(source);
+        } else if (known.role == role::layer_embd) {
+            add_layer_embedding(source);
         } else if (known.is_vector || !is_multiplied(known.role)) {
             add(source, target, device, ggml_backend_dev_buffer_type(device));
         } else {
             add_matrix(source, target, device);
         }
     }
+}
+
+// What is made of them goes to the first layer, or comes from the last one.
+ggml_backend_dev_t model::device_of_frame(role r) const {
+    return r == role::layer_embd_proj || r == role::layer_embd_norm ? placement_.layer(0) : placement_.output();
 }
 
 void model::add(const gguf_tensor * source, ggml_tensor ** target, ggml_backend_dev_t device, ggml_backend_buffer_type_t type) {
@@ -298,6 +323,15 @@ void model::add_embedding(const gguf_tensor * source) {
         (output != first || multiplying_buffer(output, *source) != type || !can_multiply(output, *source, nullptr))) {
         add_matrix(source, &weights_.frame[role::output], output);
     }
+}
+
+// What layers have of their own for each token is larger than all else in small models, and only read by rows: it stays in host memory.
+void model::add_layer_embedding(const gguf_tensor * source) {
+    if (!can_get_rows(cpu_device(), source->type, source->ne[0], source->ne[1])) {
+        fail(KVG_UNSUPPORTED, "%s: rows of type %s can't be read (tensor '%s')", file_.path().c_str(),
+             ggml_type_name(source->type), source->name.c_str());
+    }
+    add(source, &weights_.frame[role::layer_embd], cpu_device(), ggml_backend_dev_buffer_type(cpu_device()));
 }
 
 // The tensors, and what they take: those of a device that reads host memory point into the mapped file.

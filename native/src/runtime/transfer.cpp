@@ -63,6 +63,9 @@ kv_group & transfer::group_at(int64_t index) {
 
 void transfer::read(int64_t layer, bool v, float * out, uint64_t n_floats) {
     const auto il = static_cast<uint32_t>(bounded("layer", layer, 0, int64_t{cache_.n_layer()} - 1));
+    if (const uint32_t owner = cache_.owner_of(il); owner != il) {
+        fail(KVG_INVALID_ARGUMENT, "layer %u has no K and V of its own: it reads those of layer %u", il, owner);
+    }
     const kv_group & group = cache_.group_of(il);
     const uint32_t width = v ? group.spec().v_width() : group.spec().k_width();
     const uint64_t wanted = uint64_t{group.cells().size()} * width;

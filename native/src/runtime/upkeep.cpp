@@ -180,7 +180,7 @@ void upkeep::settle_all(kvg_update_stats & stats) {
 
 attend_rotations upkeep::waiting(uint32_t layer) {
     group_state & state = groups_[cache_.group_index_of(layer)];
-    return state.waiting ? state.waiting->of(state.layers[layer]) : attend_rotations{};
+    return state.waiting ? state.waiting->of(state.layers[cache_.owner_of(layer)]) : attend_rotations{};
 }
 
 // policies: of each group

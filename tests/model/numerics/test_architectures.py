@@ -41,6 +41,14 @@ SPECS = [
     ArchSpec("gemma3", n_layer=6, window=24, period=3),
     ArchSpec("gemma3", n_layer=3, window=24, scaling="linear", n_head=8, n_head_kv=1),
     ArchSpec("gemma3"),
+    ArchSpec("gemma4", n_layer=4, window=24),
+    ArchSpec("gemma4", n_layer=6, window=24, period=3, head_dim_window=16, n_head_kv_window=4),
+    ArchSpec("gemma4", n_layer=6, window=24, head_dim_window=16, n_shared=2),
+    ArchSpec("gemma4", n_layer=6, window=24, n_shared=4, spare_kv=True, n_embd_layer=32),
+    ArchSpec("gemma4", n_layer=4, window=24, n_shared=2, fused=True, n_embd_layer=16),
+    ArchSpec("gemma4", n_layer=4, window=24, v_of_k=True, n_embd_layer=32),
+    ArchSpec("gemma4", n_layer=4, window=24, head_dim_window=16, n_expert=8),
+    ArchSpec("gemma4", n_layer=4, window=24, n_expert=8, fused=True, n_shared=2, n_embd_layer=32),
     ArchSpec("phi3", head_dim=16, fused=True, biases=True, n_rot=12),
     ArchSpec("phi3", head_dim=16, fused=True, scaling="longrope"),
     ArchSpec("phi3", head_dim=16, fused=True, scaling="longrope", n_ctx_orig=512),
@@ -66,9 +74,25 @@ LARGER = [
         expert_weights=WeightType.MXFP4,
     ),
     ArchSpec("gemma3", 8, 256, 4, 1, 128, 512, window=32, period=6, weights=WeightType.Q8_0),
+    ArchSpec(
+        "gemma4",
+        12,
+        256,
+        4,
+        1,
+        128,
+        512,
+        window=32,
+        period=3,
+        head_dim_window=64,
+        n_shared=6,
+        n_embd_layer=64,
+        weights=WeightType.Q8_0,
+    ),
 ]
 # where llama.cpp's maker of random models and its libraries are
 ARCHS = Path(os.environ.get("LLAMA_ARCHS", Path(__file__).parents[4] / "shared" / "rivals" / "archs"))
+# it makes no gemma4
 NAMES = ["llama", "qwen2", "qwen3", "qwen3moe", "phi3", "gemma2", "gemma3", "gpt-oss"]
 
 

@@ -57,9 +57,14 @@ ggml_tensor * attention_block::placed(builder & b, ggml_tensor * heads, role nor
     return rope(b.ctx(), heads, positions, own, spec.rope, false, spec.rope.gain);
 }
 
-std::pair<ggml_tensor *, ggml_tensor *> attention_block::store(builder & b, ggml_tensor * k, ggml_tensor * v) const {
+stored_rows attention_block::store(builder & b, const input & x) const {
     const layer_spec & spec = of.hparams().layers[layer];
     const kv_part & part = cells.part_of(layer);
+    ggml_tensor * k = heads_of(b, x, role::wk);
+    ggml_tensor * v = x.qkv || of.layers()[layer][role::wv] ? heads_of(b, x, role::wv) : k;
+    k = placed(b, k, role::k_norm);
+    v = spec.norm_v ? normalized(b, of.arch().norm, v, of.hparams().rms_eps) : v;
+    b.wish(of.placement().layer(layer));
     if (part.hadamard_k) {
         k = part.hadamard_k->apply(b.ctx(), k);
     }
@@ -73,32 +78,32 @@ std::pair<ggml_tensor *, ggml_tensor *> attention_block::store(builder & b, ggml
         b.root(all);
         return all;
     };
-    return {write(cells.k(layer), k, spec.k_width()), write(cells.v(layer), v, spec.v_width())};
+    const stored_rows all = {write(cells.k(layer), k, spec.k_width()), write(cells.v(layer), v, spec.v_width())};
+    b.wish(part.device);
+    return all;
 }
 
 ggml_tensor * attention_block::build(builder & b, ggml_tensor * x) const {
     const role_tensors & w = of.layers()[layer];
-    const kv_part & part = cells.part_of(layer);
-    ggml_backend_dev_t device = of.placement().layer(layer);
+    const uint32_t owner = of.hparams().layers[layer].kv_from;
+    const kv_part & part = cells.part_of(owner);
     input in_here = {x, nullptr};
     if (w[role::wqkv]) {
         in_here.qkv = b.linear(x, w[role::wqkv], w.scale(role::wqkv), w[role::wqkv_bias]);
     }
-    ggml_tensor * k = placed(b, heads_of(b, in_here, role::wk), role::k_norm);
-    ggml_tensor * v = heads_of(b, in_here, role::wv);
-    b.wish(device);
-    const auto [k_all, v_all] = store(b, k, v);
-    b.wish(part.device);
+    if (owner == layer) {
+        rows = store(b, in_here);
+    }
     if (!attends) {
         return nullptr;
     }
     ggml_tensor * q = placed(b, heads_of(b, in_here, role::wq), role::q_norm);
-    b.wish(device);
+    b.wish(of.placement().layer(layer));
     if (part.hadamard_k) {
         q = part.hadamard_k->apply(b.ctx(), q);
     }
-    ggml_tensor * heads = attention(b.ctx(), how, q, cells.k_heads(b.ctx(), k_all, span.begin, span.n),
-                                    cells.v_heads(b.ctx(), v_all, span.begin, span.n), in.mask, w[role::sinks]);
+    ggml_tensor * heads = attention(b.ctx(), how, q, cells.k_heads(b.ctx(), rows.k, span.begin, span.n),
+                                    cells.v_heads(b.ctx(), rows.v, span.begin, span.n), in.mask, w[role::sinks]);
     if (part.hadamard_v) {
         heads = part.hadamard_v->apply(b.ctx(), heads);
     }

@@ -1,8 +1,6 @@
 // Token mixing by attention over cells.
 #pragma once
 
-#include <utility>
-
 #include "graph/attention.h"
 #include "graph/block/norm.h"
 #include "graph/builder.h"
@@ -17,6 +15,12 @@ struct group_inputs {
     ggml_tensor * mask;  // F16 (n_kv, n_tokens); nullptr when no layer of the group attends: the last one, without outputs
 };
 
+// What attention reads in place of a layer's K and V: the nodes of a graph that write to them. (width, n_rows) each
+struct stored_rows {
+    ggml_tensor * k;
+    ggml_tensor * v;
+};
+
 // A layer's attention in a graph.
 struct attention_block {
     const model & of;
@@ -26,9 +30,10 @@ struct attention_block {
     cell_span span;          // that is attended
     ggml_tensor * positions; // I32 (n_tokens)
     group_inputs in;
-    bool attends; // false: only the cells matter, in the last layer of a batch that asks for no output
+    bool attends;       // false: only the cells matter, in the last layer that has any, of a batch that asks for no output
+    stored_rows & rows; // of the layer that owns K and V; that layer sets them
 
-    // Writes K and V of the new tokens into their cells, then attends over the span. x (n_embd, n_tokens).
+    // Writes K and V of the new tokens into their cells, if the layer has its own, then attends over the span. x (n_embd, n_tokens).
     // Returns (n_head * head_dim_v, n_tokens), or nullptr when it doesn't attend.
     ggml_tensor * build(builder & b, ggml_tensor * x) const;
 
@@ -43,8 +48,8 @@ private:
     ggml_tensor * heads_of(builder & b, const input & x, role weight) const;
     // K or Q with their norms, rotated by the positions.
     ggml_tensor * placed(builder & b, ggml_tensor * heads, role norm_weight) const;
-    // Writes K and V. Returns what attention reads in their place, (width, n_rows) each.
-    std::pair<ggml_tensor *, ggml_tensor *> store(builder & b, ggml_tensor * k, ggml_tensor * v) const;
+    // K and V of the new tokens, written into their cells.
+    stored_rows store(builder & b, const input & x) const;
 };
 
 } // namespace kvg

@@ -1,6 +1,9 @@
 #include "graph/block/feed_forward.h"
 
+#include <cmath>
 #include <limits>
+
+#include "graph/block/norm.h"
 
 namespace kvg {
 
@@ -86,13 +89,30 @@ ggml_tensor * expert_linear(builder & b, const role_tensors & w, role weight, ro
     return w[bias] ? ggml_add_id(b.ctx(), y, w[bias], experts) : y;
 }
 
-ggml_tensor * mixture(builder & b, const feed_forward_spec & spec, const role_tensors & w, ggml_tensor * x) {
-    const auto [experts, weights] = choose(b, spec, w, x);
+// x (n_embd, 1, n_tokens); returns (n_ff_expert, n_expert_used, n_tokens)
+ggml_tensor * gated_by_experts(builder & b, const feed_forward_spec & spec, const role_tensors & w, ggml_tensor * x,
+                               ggml_tensor * experts) {
+    if (!w[role::expert_gate_up]) {
+        ggml_tensor * gate = expert_linear(b, w, role::expert_gate, role::expert_gate_bias, x, experts);
+        ggml_tensor * up = expert_linear(b, w, role::expert_up, role::expert_up_bias, x, experts);
+        return activate(b, spec.activation, gate, up);
+    }
+    ggml_tensor * both = ggml_mul_mat_id(b.ctx(), w[role::expert_gate_up], x, experts);
+    const auto half = [&](size_t which) {
+        return ggml_view_3d(b.ctx(), both, spec.n_ff_expert, both->ne[1], both->ne[2], both->nb[1], both->nb[2],
+                            which * spec.n_ff_expert * both->nb[0]);
+    };
+    ggml_tensor * gate = half(0);
+    return activate(b, spec.activation, gate, half(1));
+}
+
+// routed: what the router sees
+ggml_tensor * mixture(builder & b, const feed_forward_spec & spec, const role_tensors & w, ggml_tensor * x,
+                      ggml_tensor * routed) {
+    const auto [experts, weights] = choose(b, spec, w, routed);
     const int64_t n = x->ne[1];
     x = ggml_reshape_3d(b.ctx(), x, x->ne[0], 1, n);
-    ggml_tensor * gate = expert_linear(b, w, role::expert_gate, role::expert_gate_bias, x, experts);
-    ggml_tensor * up = expert_linear(b, w, role::expert_up, role::expert_up_bias, x, experts);
-    ggml_tensor * y = activate(b, spec.activation, gate, up);
+    ggml_tensor * y = gated_by_experts(b, spec, w, x, experts);
     y = expert_linear(b, w, role::expert_down, role::expert_down_bias, y, experts);
     y = ggml_mul(b.ctx(), y, weights); // (n_embd, n_expert_used, n_tokens)
     ggml_tensor * sum = nullptr;
@@ -105,8 +125,25 @@ ggml_tensor * mixture(builder & b, const feed_forward_spec & spec, const role_te
 
 } // namespace
 
-ggml_tensor * feed_forward(builder & b, const feed_forward_spec & spec, const role_tensors & w, ggml_tensor * x) {
-    return spec.n_expert > 0 ? mixture(b, spec, w, x) : dense(b, spec, w, x);
+ggml_tensor * feed_forward(builder & b, const model & of, uint32_t layer, ggml_tensor * x) {
+    const feed_forward_spec & spec = of.hparams().layers[layer].feed_forward;
+    const role_tensors & w = of.layers()[layer];
+    const norm_kind kind = of.arch().norm;
+    const float eps = of.hparams().rms_eps;
+    ggml_tensor * in = norm(b, kind, x, w[role::ffn_norm], eps);
+    ggml_tensor * y = nullptr;
+    if (spec.n_expert == 0) {
+        y = dense(b, spec, w, in);
+    } else if (spec.n_ff == 0) {
+        y = mixture(b, spec, w, in, in);
+    } else { // both, each with its norms; the router has its own
+        ggml_tensor * of_dense = norm(b, kind, dense(b, spec, w, in), w[role::dense_post_norm], eps);
+        ggml_tensor * routed = ggml_scale(b.ctx(), normalized(b, kind, x, eps), 1.0f / std::sqrt(static_cast<float>(x->ne[0])));
+        routed = ggml_mul(b.ctx(), routed, w[role::router_scale]);
+        y = mixture(b, spec, w, norm(b, kind, x, w[role::expert_norm], eps), routed);
+        y = ggml_add(b.ctx(), of_dense, norm(b, kind, y, w[role::expert_post_norm], eps));
+    }
+    return norm(b, kind, y, w[role::ffn_post_norm], eps);
 }
 
 } // namespace kvg

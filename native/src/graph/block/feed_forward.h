@@ -2,11 +2,11 @@
 #pragma once
 
 #include "graph/builder.h"
-#include "model/arch.h"
+#include "model/weights.h"
 
 namespace kvg {
 
-// x (n_embd, n_tokens); returns the same shape
-ggml_tensor * feed_forward(builder & b, const feed_forward_spec & spec, const role_tensors & w, ggml_tensor * x);
+// With the norms before and after it. x (n_embd, n_tokens); returns what is added to it
+ggml_tensor * feed_forward(builder & b, const model & of, uint32_t layer, ggml_tensor * x);
 
 } // namespace kvg

@@ -2,16 +2,16 @@
 
 namespace kvg {
 
-ggml_tensor * norm(builder & b, norm_kind kind, ggml_tensor * x, ggml_tensor * weight, float eps) {
-    if (!weight) {
-        return x;
-    }
+ggml_tensor * normalized(builder & b, norm_kind kind, ggml_tensor * x, float eps) {
     switch (kind) {
     case norm_kind::rms:
-        x = ggml_rms_norm(b.ctx(), x, eps);
-        break;
+        return ggml_rms_norm(b.ctx(), x, eps);
     }
-    return ggml_mul(b.ctx(), x, weight);
+    return nullptr;
+}
+
+ggml_tensor * norm(builder & b, norm_kind kind, ggml_tensor * x, ggml_tensor * weight, float eps) {
+    return weight ? ggml_mul(b.ctx(), normalized(b, kind, x, eps), weight) : x;
 }
 
 } // namespace kvg
