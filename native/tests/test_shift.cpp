@@ -28,8 +28,10 @@ std::vector<layer_spec> partly_rotated(uint32_t head_dim, int n_rot, int mode) {
     layer_spec layer = {};
     layer.n_head = layer.n_head_kv = 3;
     layer.head_dim_k = layer.head_dim_v = head_dim;
-    layer.rope = {mode, n_rot, 4096, 10000.0f, 1.0f, false};
-    return {layer, layer};
+    layer.rope = {mode, n_rot, 4096, 10000.0f, 1.0f, /*yarn*/ 0.0f, /*gain*/ 1.0f, /*with_factors*/ false};
+    std::vector<layer_spec> layers(2, layer);
+    layers[1].kv_from = 1;
+    return layers;
 }
 
 // All layers of such a model on the CPU, ready to be used.
@@ -40,7 +42,7 @@ struct test_group {
 
     test_group(std::vector<layer_spec> specs, ggml_type type)
         : layers(std::move(specs)), group(make_groups(layers)[0], std::vector<ggml_backend_dev_t>(layers.size(), cpu_device()),
-                                          opened, N, 256, 1, {type, GGML_TYPE_F16, true}) {
+                                          opened, N, 256, 1, {type, GGML_TYPE_F16, true}, /*reuses*/ false) {
         group.allocate();
         group.clear(true);
     }
@@ -224,6 +226,9 @@ TEST_CASE("each layer is rotated by its own base, and not at all without rope: i
     std::mt19937 random(3);
     std::normal_distribution<float> normal;
     std::vector<layer_spec> layers(4, partly_rotated(32, 20, GGML_ROPE_TYPE_NEOX)[0]);
+    for (uint32_t il = 0; il < layers.size(); ++il) {
+        layers[il].kv_from = il;
+    }
     layers[1].rope.freq_base = 500;
     layers[2].rope.n_rot = 0;
     layers[3].rope.n_rot = 32;
