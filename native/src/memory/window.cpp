@@ -124,8 +124,7 @@ void cells::require_window(const reposition & change, const cells & all, const c
     if (!keeps_window(change, all, lost)) {
         fail(KVG_UNSUPPORTED,
              "%s would bring positions of sequence %u that a window of %u has lost, those up to %d, into the window of the "
-             "tokens "
-             "that follow; open the context with swa_full=True to keep every position",
+             "tokens that follow; open the context with swa_full=True to keep every position",
              op, change.seq, window_, lost);
     }
 }

@@ -146,23 +146,22 @@ tensors attention_of_gemma4() {
 
 // Experts beside a dense feed-forward, with norms of their own.
 tensors experts_of_gemma4() {
-    tensors all = {
-        {"ffn_gate_inp.weight", role::router, {extent::embd, extent::expert, one}, presence::required, with::experts},
-        vector_of("ffn_gate_inp.scale", role::router_scale, extent::embd, presence::required, with::experts),
-        vector_of("post_ffw_norm_1.weight", role::dense_post_norm, extent::embd, presence::required, with::experts),
-        vector_of("pre_ffw_norm_2.weight", role::expert_norm, extent::embd, presence::required, with::experts),
-        vector_of("post_ffw_norm_2.weight", role::expert_post_norm, extent::embd, presence::required, with::experts),
-        cube("ffn_gate_exps.weight", role::expert_gate, extent::embd, extent::expert_ff),
-        cube("ffn_up_exps.weight", role::expert_up, extent::embd, extent::expert_ff),
-        cube("ffn_down_exps.weight", role::expert_down, extent::expert_ff, extent::embd),
-        cube("ffn_gate_up_exps.weight", role::expert_gate_up, extent::embd, extent::expert_gate_up),
-    };
+    tensors all = experts();
     for (tensor_spec & t : all) {
         t.presence = t.role == role::expert_gate || t.role == role::expert_up ? presence::unless_fused : t.presence;
     }
-    all.back().presence = presence::optional;
-    all.back().scale = scale::none;
-    return all;
+    return all +
+           tensors{
+               vector_of("ffn_gate_inp.scale", role::router_scale, extent::embd, presence::required, with::experts),
+               vector_of("post_ffw_norm_1.weight", role::dense_post_norm, extent::embd, presence::required, with::experts),
+               vector_of("pre_ffw_norm_2.weight", role::expert_norm, extent::embd, presence::required, with::experts),
+               vector_of("post_ffw_norm_2.weight", role::expert_post_norm, extent::embd, presence::required, with::experts),
+               {"ffn_gate_up_exps.weight",
+                role::expert_gate_up,
+                {extent::embd, extent::expert_gate_up, extent::expert},
+                presence::optional,
+                with::experts},
+           };
 }
 
 tensors layer_embeddings() {

@@ -16,9 +16,6 @@ constexpr uint64_t MAX_EXPERTS = 512; // libllama's limit, too
 constexpr uint64_t MAX_WIDTH = metadata::MAX_WIDTH;
 constexpr uint64_t MAX_POSITION = metadata::MAX_POSITION;
 
-// What YaRN multiplies queries and K by (Peng et al. 2023).
-float yarn_gain(float factor) { return factor <= 1.0f ? 1.0f : 0.1f * std::log(factor) + 1.0f; }
-
 rope_params read_rope(const metadata & in, uint32_t n_ctx_train, uint32_t head_dim, const arch_recipe & recipe) {
     const char * path = in.file().path().c_str();
     rope_params rope = {};
@@ -44,8 +41,7 @@ rope_params read_rope(const metadata & in, uint32_t n_ctx_train, uint32_t head_d
     }
     rope.freq_scale = factor == 0.0f || scaling == "none" ? 1.0f : 1.0f / factor;
     rope.yarn = scaling == "yarn" ? 1.0f : 0.0f;
-    rope.gain = in.optional_number("rope.scaling.attn_factor", 1.0f, 1e-3f, 1e3f);
-    rope.gain *= rope.yarn > 0.0f ? yarn_gain(1.0f / rope.freq_scale) : 1.0f;
+    rope.attn_factor = in.optional_number("rope.scaling.attn_factor", 1.0f, 1e-3f, 1e3f);
     return rope;
 }
 

@@ -15,12 +15,12 @@ struct rope_params {
     float freq_base;   //
     float freq_scale;  // position multiplier: 1 / scaling factor
     float yarn;        // how much of YaRN's ramp between scaled and unscaled frequencies is used; 0: all are scaled alike
-    float gain;        // what rotated dimensions are multiplied by
+    float attn_factor; // what rotated dimensions are multiplied by, beside what YaRN does
     bool with_factors; // each pair's frequency is divided by the model's rope factors, where it has them
 
     bool operator==(const rope_params & o) const {
         const auto all = [](const rope_params & r) {
-            return std::tie(r.mode, r.n_rot, r.n_ctx_orig, r.freq_base, r.freq_scale, r.yarn, r.gain, r.with_factors);
+            return std::tie(r.mode, r.n_rot, r.n_ctx_orig, r.freq_base, r.freq_scale, r.yarn, r.attn_factor, r.with_factors);
         };
         return all(*this) == all(o);
     }

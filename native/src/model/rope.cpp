@@ -28,6 +28,8 @@ double unscaled_share(size_t pair, const rope_params & params, const float (&lim
 
 } // namespace
 
+float first_gain(const rope_params & params) { return params.attn_factor * std::max(1.0f, own_gain(params)); }
+
 ggml_tensor * rope(ggml_context * ctx, ggml_tensor * x, ggml_tensor * positions, ggml_tensor * freq_factors,
                    const rope_params & params, bool in_place, float gain) {
     const auto apply = in_place ? ggml_rope_ext_inplace : ggml_rope_ext;

@@ -10,8 +10,11 @@
 
 namespace kvg {
 
+// What rotated dimensions of queries and K are multiplied by when they get their positions (YaRN: Peng et al. 2023).
+float first_gain(const rope_params & params);
+
 // x (head_dim, n_heads, n) rotated by positions I32 (n); freq_factors F32 (n_rot / 2) or nullptr. gain: what rotated
-// dimensions are multiplied by: params.gain where positions are given to queries and K for the first time, 1 where K is rotated again
+// dimensions are multiplied by: first_gain() where positions are given to queries and K for the first time, 1 where K is rotated again
 ggml_tensor * rope(ggml_context * ctx, ggml_tensor * x, ggml_tensor * positions, ggml_tensor * freq_factors,
                    const rope_params & params, bool in_place, float gain);
 

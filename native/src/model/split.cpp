@@ -83,8 +83,7 @@ void check_part(const gguf_file & first, const gguf_file & part, place expected)
     if (found.no != expected.no || found.count != expected.count) {
         fail(KVG_MODEL_LOAD,
              "%s says that it is part %llu of %llu, its name that it is part %llu of %llu: it is of another model or has the "
-             "wrong "
-             "name; download it again",
+             "wrong name; download it again",
              part.path().c_str(), (unsigned long long) found.no + 1, (unsigned long long) found.count,
              (unsigned long long) expected.no + 1, (unsigned long long) expected.count);
     }

@@ -38,6 +38,7 @@ SPECS = [
     ArchSpec("gpt-oss", window=24, n_expert=8),
     ArchSpec("gpt-oss", window=24, n_expert=8, scaling="yarn"),
     ArchSpec("gpt-oss", window=24, n_expert=8, n_embd=128, n_ff=64, expert_weights=WeightType.MXFP4),
+    ArchSpec("gemma3", n_layer=3, window=24, scaling="yarn"),
     ArchSpec("gemma3", n_layer=6, window=24, period=3),
     ArchSpec("gemma3", n_layer=3, window=24, scaling="linear", n_head=8, n_head_kv=1),
     ArchSpec("gemma3"),

@@ -54,7 +54,7 @@ ggml_tensor * attention_block::placed(builder & b, ggml_tensor * heads, role nor
     const device_factors & factors = of.rope_factors(cells.cells().size());
     const auto found = spec.rope.with_factors ? factors.find(of.placement().layer(layer)) : factors.end();
     ggml_tensor * own = found == factors.end() ? nullptr : found->second;
-    return rope(b.ctx(), heads, positions, own, spec.rope, false, spec.rope.gain);
+    return rope(b.ctx(), heads, positions, own, spec.rope, false, first_gain(spec.rope));
 }
 
 stored_rows attention_block::store(builder & b, const input & x) const {
