@@ -255,10 +255,6 @@ void read_heads_of_windows(const metadata & in, hparams & h) {
             fail(KVG_UNSUPPORTED, "%s: heads of %u in K and of %u in V; architecture '%s' has both alike",
                  in.file().path().c_str(), layer.head_dim_k, layer.head_dim_v, h.arch.c_str());
         }
-        if (uint64_t{layer.n_head} * layer.head_dim_k > metadata::MAX_WIDTH * 4) {
-            fail(KVG_MODEL_LOAD, "%s: %u heads of %u are more than any model has", in.file().path().c_str(), layer.n_head,
-                 layer.head_dim_k);
-        }
     }
 }
 

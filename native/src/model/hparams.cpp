@@ -109,9 +109,6 @@ std::vector<layer_spec> read_layers(const metadata & in, const hparams & h, cons
         if (n_head[il] % n_head_kv[il] != 0) {
             fail(KVG_MODEL_LOAD, "%s: %u query heads can't be shared out over %u KV heads", path, n_head[il], n_head_kv[il]);
         }
-        if (static_cast<uint64_t>(n_head[il]) * std::max(head_dim, head_dim_v) > MAX_WIDTH * 4) {
-            fail(KVG_MODEL_LOAD, "%s: %u heads of %u are more than any model has", path, n_head[il], head_dim);
-        }
         layer_spec layer = {};
         layer.kv_from = il;
         layer.n_head = n_head[il];
@@ -125,6 +122,15 @@ std::vector<layer_spec> read_layers(const metadata & in, const hparams & h, cons
     }
     read_widths(in, recipe, layers);
     return layers;
+}
+
+void require_possible_heads(const gguf_file & file, const std::vector<layer_spec> & layers) {
+    for (const layer_spec & layer : layers) {
+        if (uint64_t{layer.n_head} * std::max(layer.head_dim_k, layer.head_dim_v) > MAX_WIDTH * 4) {
+            fail(KVG_MODEL_LOAD, "%s: %u heads of %u are more than any model has", file.path().c_str(), layer.n_head,
+                 layer.head_dim_k);
+        }
+    }
 }
 
 } // namespace
@@ -159,6 +165,7 @@ hparams read_hparams(const gguf_file & file) {
     if (recipe.read) {
         recipe.read(in, h);
     }
+    require_possible_heads(file, h.layers);
     h.groups = make_groups(h.layers);
 
     const gguf_tensor * embd = file.find_tensor("token_embd.weight");
