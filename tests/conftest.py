@@ -11,7 +11,7 @@ import pytest
 from support import where
 from support.architectures import ArchSpec, write_architecture
 from support.kv_types import BLOCKS, EVEN_BLOCKS, QUANTIZED
-from support.models import SMALL, TINY, WIDE, ModelSpec, write_model
+from support.models import SMALL, TINY, WIDE, WINDOW, ModelSpec, write_model
 
 if TYPE_CHECKING:  # tests/unit runs without the native library
     import pykvgraph as kvg
@@ -96,6 +96,29 @@ def holder(
             return (small, even, odd if where.is_cpu() else even)[n_quantized]
 
         yield hold
+
+
+@pytest.fixture(scope="session")
+def windowed(model_file: Callable[[ModelSpec], Path]) -> Iterator[kvg.Model]:
+    """One layer, which sees WINDOW positions: what it says of a token depends on these alone."""
+    yield from _with_window(model_file(ModelSpec(n_layer=1)))
+
+
+@pytest.fixture(scope="session")
+def mixed(model_file: Callable[[ModelSpec], Path]) -> Iterator[kvg.Model]:
+    """Two layers, of which the first sees WINDOW positions and the second all."""
+    yield from _with_window(model_file(SMALL))
+
+
+def _with_window(path: Path) -> Iterator[kvg.Model]:
+    from support.faults import fault
+
+    import pykvgraph as kvg
+
+    with fault("window", WINDOW):  # while it is loaded
+        model = kvg.Model(path, device=where.device)
+    with model:
+        yield model
 
 
 @pytest.fixture(scope="session")

@@ -74,6 +74,8 @@ TINY = ModelSpec(n_layer=1, n_embd=16, n_head=2, n_head_kv=1, n_ff=32)
 SMALL = ModelSpec()
 # two groups of cells, whose rows are of different widths
 TWO_GROUPS = ModelSpec(n_layer=3, kv_heads=(2, 4, 2))
+# of layers that are given one when the model is loaded
+WINDOW = 8
 # rows of 64 KiB as F32: the update graphs' scratch takes 256 of them at a time
 WIDE = ModelSpec(n_layer=1, n_embd=16, n_head=64, n_head_kv=64, head_dim=256, n_ff=32)
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,14 +12,14 @@ from support.engines import OurEngine, Token, decode, open_context, prompt_then_
 from support.faults import fault
 from support.judge import nmse
 from support.kv_rows import same_cells
-from support.models import N_VOCAB, SMALL, ModelSpec
+from support.models import N_VOCAB, WINDOW
 
 import pykvgraph as kvg
 from pykvgraph._native.library import lib
 
 pytestmark = pytest.mark.any_device
 
-W, N_BATCH = 8, 12
+W, N_BATCH = WINDOW, 12
 IDS = random_ids(200, N_VOCAB)
 OPTIONS: dict[str, Any] = {
     "n_ctx": 256,
@@ -32,24 +30,6 @@ OPTIONS: dict[str, Any] = {
     "defrag_threshold": -1,
 }
 FULL, WINDOW = 0, 1  # groups of `mixed`
-
-
-@pytest.fixture(scope="module")
-def windowed(model_file: Callable[[ModelSpec], Path]) -> Iterator[kvg.Model]:
-    """One layer, which sees 8 positions."""
-    with fault("window", W):  # while it is loaded
-        model = kvg.Model(model_file(ModelSpec(n_layer=1)), device=where.device)
-    with model:
-        yield model
-
-
-@pytest.fixture(scope="module")
-def mixed(model_file: Callable[[ModelSpec], Path]) -> Iterator[kvg.Model]:
-    """Two layers, of which the first sees 8 positions and the second all."""
-    with fault("window", W):  # while it is loaded
-        model = kvg.Model(model_file(SMALL), device=where.device)
-    with model:
-        yield model
 
 
 def fill(ctx: kvg.Context, n: int, seq: int = 0, n_batch: int = N_BATCH) -> None:

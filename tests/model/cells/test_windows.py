@@ -2,43 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
-
 import numpy as np
 import pytest
 from support import where
 from support.engines import OurEngine, Token, decode, open_context, prompt_then_singles, random_ids, run_of
-from support.faults import fault
 from support.judge import nmse
-from support.models import N_VOCAB, SMALL, ModelSpec
+from support.models import N_VOCAB, WINDOW
 
 import pykvgraph as kvg
 
 pytestmark = pytest.mark.any_device
 
-WINDOW = 8
-ONE_LAYER = ModelSpec(n_layer=1)
 IDS = random_ids(60, N_VOCAB)
 F32 = {"type_k": "f32", "type_v": "f32"}
-
-
-@pytest.fixture(scope="module")
-def windowed(model_file: Callable[[ModelSpec], Path]) -> Iterator[kvg.Model]:
-    """One layer, which sees 8 positions: what it says of a token depends on these alone."""
-    with fault("window", WINDOW):  # while it is loaded
-        model = kvg.Model(model_file(ONE_LAYER), device=where.device)
-    with model:
-        yield model
-
-
-@pytest.fixture(scope="module")
-def mixed(model_file: Callable[[ModelSpec], Path]) -> Iterator[kvg.Model]:
-    """Two layers, of which the first sees 8 positions and the second all."""
-    with fault("window", WINDOW):  # while it is loaded
-        model = kvg.Model(model_file(SMALL), device=where.device)
-    with model:
-        yield model
 
 
 def test_full_groups_come_first(mixed: kvg.Model) -> None:
