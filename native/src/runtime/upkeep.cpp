@@ -72,6 +72,7 @@ std::vector<cell_move> plan_copies(cells & cells, const reposition & change, con
     std::vector<cell_move> copies;
     if (!shared.empty()) {
         const std::vector<uint32_t> slots = find_slots(cells, static_cast<uint32_t>(shared.size()), op, change.seq);
+        shared = cells.shared_in(change); // less, where a window took cells from those who shared them
         for (size_t i = 0; i < shared.size(); ++i) {
             copies.push_back({shared[i], slots[i]});
         }

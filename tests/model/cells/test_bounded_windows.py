@@ -218,6 +218,22 @@ def test_a_copied_sequence_has_lost_as_much(mixed: kvg.Model) -> None:
         assert nmse(decode(ctx, tokens), decode(full, tokens)) <= where.rule(1e-6)
 
 
+def test_a_shift_copies_no_cell_that_the_other_sequence_then_loses(mixed: kvg.Model) -> None:
+    """Room for the copies comes from cells that sequence 1 has left behind: it loses those that it shared."""
+    with open_context(mixed, **OPTIONS | {"n_seq_max": 2}) as ctx:
+        fill(ctx, W + 1)
+        ctx.kv.seq_cp(0, 1, 0, -1)
+        decode(ctx, run_of(IDS[:9], W + 1, (1,)))
+        decode(ctx, run_of(IDS[:9], W + 10, (1,)))
+        before = ctx.kv.cells(WINDOW).seq[:, 0]
+        ctx.kv.seq_rm(0, 0, 1)
+        ctx.kv.seq_add(0, 1, -1, -1)
+        after = ctx.kv.cells(WINDOW)
+        assert np.array_equal(np.flatnonzero(after.seq[:, 0]), np.flatnonzero(before)[1:])
+        assert positions(ctx, WINDOW) == list(range(W))
+        assert ctx.kv._lost(WINDOW, 1) >= W
+
+
 def test_a_part_that_is_copied_can_only_be_gone_on_with_where_it_is_whole(mixed: kvg.Model) -> None:
     with open_context(mixed, **{**OPTIONS, "n_seq_max": 2}) as ctx:
         fill(ctx, 100)
