@@ -20,6 +20,7 @@ from typing import Any
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "tests"))  # whose models these are, only larger
 
+from support.architectures import ArchSpec, write_architecture  # noqa: E402
 from support.models import ModelSpec, WeightType, write_model  # noqa: E402
 
 import pykvgraph as kvg  # noqa: E402
@@ -27,8 +28,37 @@ import pykvgraph as kvg  # noqa: E402
 SMALL: dict[str, Any] = {"n_layer": 16, "n_embd": 1024, "n_head": 16, "n_head_kv": 4, "n_ff": 3584}
 LARGE: dict[str, Any] = {"n_layer": 22, "n_embd": 2048, "n_head": 32, "n_head_kv": 4, "n_ff": 5632}
 STORIES = ROOT / "tests" / "data" / "stories260K.gguf"
+# Shaped as Qwen3-0.6B, Gemma-3-1B and gpt-oss are, with fewer layers: 219, 206 and 241 M parameters.
+QWEN3 = ArchSpec(
+    "qwen3", n_layer=14, n_embd=1024, n_head=16, n_head_kv=8, head_dim=128, n_ff=3072, weights=WeightType.Q8_0
+)
+GEMMA3 = ArchSpec(
+    "gemma3",
+    n_layer=12,
+    n_embd=1152,
+    n_head=4,
+    n_head_kv=1,
+    head_dim=256,
+    n_ff=4096,
+    window=512,
+    period=6,
+    weights=WeightType.Q8_0,
+)
+GPT_OSS = ArchSpec(
+    "gpt-oss",
+    n_layer=8,
+    n_embd=1024,
+    n_head=32,
+    n_head_kv=4,
+    head_dim=64,
+    n_ff=1024,
+    n_expert=8,
+    n_expert_used=4,
+    window=128,
+    weights=WeightType.Q8_0,
+)
 # name: what is run. 219 M parameters, 968 M, and 0.3 M, where a token's time is mostly not arithmetic.
-MODELS: dict[str, tuple[ModelSpec | Path, tuple[str, ...]]] = {
+MODELS: dict[str, tuple[ModelSpec | ArchSpec | Path, tuple[str, ...]]] = {
     "219M-Q8_0": (
         ModelSpec(weights=WeightType.Q8_0, **SMALL),
         ("shallow", "deep", "sequences", "cache", "load"),
@@ -38,6 +68,9 @@ MODELS: dict[str, tuple[ModelSpec | Path, tuple[str, ...]]] = {
         ("shallow", "deep", "sequences", "cache", "load"),
     ),
     "968M-Q4_0": (ModelSpec(weights=WeightType.Q4_0, **LARGE), ("shallow", "deep", "load")),
+    "qwen3-Q8_0": (QWEN3, ("shallow", "deep")),
+    "gemma3-Q8_0": (GEMMA3, ("shallow", "deep")),
+    "gpt-oss-Q8_0": (GPT_OSS, ("shallow", "deep")),
     "stories260K": (STORIES, ("overhead",)),
 }
 # name: arguments of `pykvgraph bench`; "load" is measured here
@@ -74,7 +107,7 @@ def main() -> None:
     report: dict[str, Any] = {"machine": machine(), "runs": []}
     for name in args.only:
         source, runs = MODELS[name]
-        path = source if isinstance(source, Path) else write_model(source, args.models)
+        path = written(source, args.models)
         for run in runs:
             if run not in args.runs:
                 continue
@@ -83,6 +116,16 @@ def main() -> None:
             report["runs"].append({"model": name, "run": run, "results": results})
             args.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     print(args.json)
+
+
+def written(source: ModelSpec | ArchSpec | Path, directory: Path) -> Path:
+    if isinstance(source, Path):
+        return source
+    return (
+        write_model(source, directory)
+        if isinstance(source, ModelSpec)
+        else write_architecture(source, directory)
+    )
 
 
 def measure(model: Path, arguments: str, repetitions: int) -> list[dict[str, Any]]:
