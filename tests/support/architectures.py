@@ -5,17 +5,22 @@ Shapes are small; attention is peaked, so that a wrong window, rotation or exper
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 import gguf
 import numpy as np
 import numpy.typing as npt
 
-from support.models import N_VOCAB, WeightType, add_vocabulary
+from support.models import N_VOCAB, WeightType, add_vocabulary, quantize_by_libllama
 
 Array = npt.NDArray[np.float32]
 Tensors = dict[str, Array]
+# the first with some matrices in Q6_K, as people have it
+K_QUANTS = {
+    WeightType.Q4_K: "LLAMA_FTYPE_MOSTLY_Q4_K_M",
+    WeightType.Q6_K: "LLAMA_FTYPE_MOSTLY_Q6_K",
+}
 
 
 @dataclass(frozen=True)
@@ -47,6 +52,7 @@ class ArchSpec:
     v_of_k: bool = False
     n_embd_layer: int = 0
     biases: bool = False
+    silent: tuple[int, ...] = ()  # layers whose attention adds nothing: later ones know no other token
     weights: WeightType = WeightType.F32
     expert_weights: WeightType | None = None
     seed: int = 0
@@ -66,6 +72,7 @@ class ArchSpec:
             value = getattr(self, field.name)
             if value != field.default:
                 text = value.name if isinstance(value, WeightType) else value
+                text = "".join(map(str, text)) if isinstance(text, tuple) else text
                 shown.append(f"{field.name.removeprefix('n_').replace('_', '')}{text}")
         return "-".join(map(str, shown))
 
@@ -73,7 +80,10 @@ class ArchSpec:
 def write_architecture(spec: ArchSpec, directory: Path) -> Path:
     """Writes the model, or finds it where an earlier call left it."""
     path = directory / f"{spec}.gguf"
-    if not path.exists():
+    if not path.exists() and spec.weights in K_QUANTS:
+        source = write_architecture(replace(spec, weights=WeightType.F32), directory)
+        quantize_by_libllama(source, path, K_QUANTS[spec.weights], pure=False)
+    elif not path.exists():
         writer = gguf.GGUFWriter(path, spec.arch)
         add_metadata(writer, spec)
         add_vocabulary(writer)
@@ -200,7 +210,8 @@ def _attention(random: _Random, layer: int) -> Tensors:
         parts = {"attn_q.weight": q}
     elif spec.v_of_k:
         del parts["attn_v.weight"]
-    parts["attn_output.weight"] = random.matrix(spec.n_embd, q_rows)
+    gain = 0.0 if layer in spec.silent else 1.0
+    parts["attn_output.weight"] = random.matrix(spec.n_embd, q_rows, gain=gain)
     if spec.biases or spec.arch in ("qwen2", "gpt-oss"):
         biases = {name: random.bias(rows) for name, rows in (("q", q_rows), ("k", kv_rows), ("v", kv_rows))}
         if spec.fused:

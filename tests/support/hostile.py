@@ -105,6 +105,9 @@ ARCHITECTURES = {
     "phi3": ArchSpec("phi3", 2, 32, 2, 1, 16, 32, fused=True, biases=True, n_rot=12, scaling="longrope"),
     "gemma2": ArchSpec("gemma2", 2, 32, 2, 1, 16, 32, window=8),
     "gemma3": ArchSpec("gemma3", 3, 32, 2, 1, 16, 32, window=8),
+    "gemma4": ArchSpec(
+        "gemma4", 4, 32, 2, 1, 16, 32, n_expert=4, window=8, head_dim_window=32, n_shared=2, n_embd_layer=8
+    ),
     "gpt-oss": ArchSpec("gpt-oss", 2, 32, 2, 1, 16, 32, n_expert=4, window=8, scaling="yarn"),
 }
 
@@ -120,7 +123,7 @@ BASES: dict[str, tuple[Callable[[], Parts], Callable[[Parts, str, int, Path], st
     "tiny": (lambda: generated(TINY), write_mutant),
     "q8_0": (lambda: generated(Q8_0), write_mutant),
     "byte-level": (lambda: byte_level(generated(TINY)), write_mutant),
-    "gemma4": (lambda: merged(b"gemma4"), write_mutant),
+    "gemma4-tokens": (lambda: merged(b"gemma4"), write_mutant),
     "hybriddna": (lambda: merged(b"hybriddna"), write_mutant),
     "whitespace": (lambda: merged(b"whitespace"), write_mutant),
     **{name: (partial(of_architecture, spec), write_mutant) for name, spec in ARCHITECTURES.items()},

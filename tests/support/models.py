@@ -85,7 +85,8 @@ def write_model(spec: ModelSpec, directory: Path) -> Path:
     path = directory / f"{spec}.gguf"
     if not path.exists():
         if spec.weights == WeightType.Q4_K:
-            quantize_by_libllama(write_model(replace(spec, weights=WeightType.F32), directory), path)
+            source = write_model(replace(spec, weights=WeightType.F32), directory)
+            quantize_by_libllama(source, path, "LLAMA_FTYPE_MOSTLY_Q4_K_S", pure=True)
         else:
             write_gguf(spec, path)
     return path
@@ -206,14 +207,17 @@ def random_tensors(spec: ModelSpec) -> dict[str, npt.NDArray[np.float32]]:
     return tensors
 
 
-def quantize_by_libllama(source: Path, target: Path) -> None:
-    """Q4_K by libllama itself: the gguf package reads K-quants but doesn't write them."""
+def quantize_by_libllama(source: Path, target: Path, kind: str, *, pure: bool) -> None:
+    """By libllama itself: the gguf package reads K-quants but doesn't write them.
+
+    kind: a name of libllama's. pure: one type for all matrices; else the mix that people have.
+    """
     from llama_cpp import llama_cpp as ll
 
     params = ll.llama_model_quantize_default_params()
     params.nthread = 1
-    params.ftype = ll.LLAMA_FTYPE_MOSTLY_Q4_K_S
-    params.pure = True
+    params.ftype = getattr(ll, kind)
+    params.pure = pure
     status = ll.llama_model_quantize(str(source).encode(), str(target).encode(), ctypes.byref(params))
     if status != 0:
         raise RuntimeError(f"libllama could not quantize {source} (status {status})")

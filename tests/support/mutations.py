@@ -84,6 +84,8 @@ ARCH_COUNTS = [
     *("vocab_size", "expert_count", "expert_used_count", "expert_feed_forward_length"),
     *("attention.key_length", "attention.value_length", "attention.sliding_window"),
     *("attention.sliding_window_pattern", "rope.dimension_count", "rope.scaling.original_context_length"),
+    *("attention.shared_kv_layers", "embedding_length_per_layer_input", "rope.dimension_count_swa"),
+    *("attention.key_length_swa", "attention.value_length_swa", "attention.head_count_kv", "block_count"),
 ]
 ARCH_NUMBERS = [
     *("rope.scaling.factor", "rope.scaling.attn_factor", "rope.freq_base_swa"),

@@ -36,8 +36,8 @@ ModelFile = Callable[[ModelSpec], Path]
 
 # series of 250: as many at a time as there are processors
 MUTANTS = [(base, first, 250) for base in ("stories", "tiny", "q8_0", "byte-level") for first in (0, 250)]
-OTHER_KINDS = [(base, 0, 100) for base in ("gemma4", "hybriddna", "whitespace")]
-ROWS = [(base, 0, 290) for base in ARCHITECTURES]
+OTHER_KINDS = [(base, 0, 100) for base in ("gemma4-tokens", "hybriddna", "whitespace")]
+ROWS = [(base, 0, 255) for base in ARCHITECTURES]
 SERIES = [
     *MUTANTS,
     *OTHER_KINDS,

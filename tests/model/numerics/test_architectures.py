@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from support.architectures import ArchSpec
 from support.engines import prompt_then_singles, random_ids
-from support.judge import judge
+from support.judge import judge, nmse
 from support.models import N_VOCAB, WeightType
 
 import pykvgraph as kvg
@@ -54,43 +55,20 @@ SPECS = [
     ArchSpec("phi3", head_dim=16, fused=True, scaling="longrope"),
     ArchSpec("phi3", head_dim=16, fused=True, scaling="longrope", n_ctx_orig=512),
 ]
-# larger, in the types that people have
+# larger
 LARGER = [
-    ArchSpec("llama", 8, 256, 8, 2, 32, 512, n_expert=8, weights=WeightType.Q8_0),
-    ArchSpec("qwen2", 8, 256, 8, 1, 32, 512, weights=WeightType.F16),
-    ArchSpec("qwen3", 8, 256, 8, 4, 64, 512, weights=WeightType.Q8_0),
-    ArchSpec("qwen3moe", 8, 256, 8, 2, 64, 128, n_expert=8, weights=WeightType.Q8_0),
-    ArchSpec("phi3", 8, 256, 8, 2, 32, 512, fused=True, weights=WeightType.Q8_0),
-    ArchSpec(
-        "gpt-oss",
-        8,
-        256,
-        8,
-        2,
-        64,
-        128,
-        n_expert=8,
-        window=32,
-        weights=WeightType.Q8_0,
-        expert_weights=WeightType.MXFP4,
-    ),
-    ArchSpec("gemma3", 8, 256, 4, 1, 128, 512, window=32, period=6, weights=WeightType.Q8_0),
-    ArchSpec(
-        "gemma4",
-        12,
-        256,
-        4,
-        1,
-        128,
-        512,
-        window=32,
-        period=3,
-        head_dim_window=64,
-        n_shared=6,
-        n_embd_layer=64,
-        weights=WeightType.Q8_0,
-    ),
+    ArchSpec("llama", 8, 256, 8, 2, 32, 512, n_expert=8),
+    ArchSpec("qwen2", 8, 256, 8, 1, 32, 512),
+    ArchSpec("qwen3", 8, 256, 8, 4, 64, 512),
+    ArchSpec("qwen3moe", 8, 256, 8, 2, 64, 256, n_expert=8),
+    ArchSpec("phi3", 8, 256, 8, 2, 32, 512, fused=True),
+    ArchSpec("gpt-oss", 8, 256, 8, 2, 64, 256, n_expert=8, window=32),
+    ArchSpec("gemma3", 8, 256, 4, 1, 128, 512, window=32, period=6),
+    ArchSpec("gemma4", 12, 256, 4, 1, 128, 512, window=32, period=3, head_dim_window=64, n_shared=6),
+    ArchSpec("gemma4", 8, 256, 8, 2, 64, 256, window=32, period=3, n_embd_layer=64, n_expert=8),
 ]
+# in the types that people have
+TYPES = [WeightType.F16, WeightType.Q8_0, WeightType.Q4_K, WeightType.Q6_K]
 # where llama.cpp's maker of random models and its libraries are
 ARCHS = Path(os.environ.get("LLAMA_ARCHS", Path(__file__).parents[4] / "shared" / "rivals" / "archs"))
 # it makes no gemma4
@@ -108,9 +86,15 @@ def test_logits(architecture: Architecture, spec: ArchSpec) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("weights", TYPES, ids=lambda weights: weights.name)
 @pytest.mark.parametrize("spec", LARGER, ids=str)
-def test_logits_of_larger_shapes(architecture: Architecture, spec: ArchSpec) -> None:
-    compare(architecture(spec))
+def test_logits_of_larger_shapes(architecture: Architecture, spec: ArchSpec, weights: WeightType) -> None:
+    experts = WeightType.MXFP4 if spec.arch == "gpt-oss" and weights == WeightType.Q8_0 else None
+    path = architecture(replace(spec, weights=weights, expert_weights=experts))
+    with kvg.GgufFile(path) as file:  # libllama takes another type where a row doesn't fit
+        names = {tensor.type.upper() for tensor in file.tensors}
+    assert (experts or weights).name in names
+    compare(path)
 
 
 @pytest.mark.slow
@@ -133,17 +117,27 @@ def test_logits_of_llama_cpps_random_models(name: str, seed: int, tmp_path: Path
         compare(path, 128)
 
 
-def test_the_batch_does_not_matter(architecture: Architecture) -> None:
+@pytest.mark.parametrize(
+    "spec",
+    [
+        ArchSpec("qwen3moe", n_expert=8),
+        ArchSpec("gemma2", window=24),
+        ArchSpec("gemma3", window=24, scaling="linear"),
+        ArchSpec("gpt-oss", window=24, n_expert=8, scaling="yarn"),
+        ArchSpec("gemma4", n_layer=4, window=24, head_dim_window=64, n_shared=2, n_embd_layer=32),
+    ],
+    ids=str,
+)
+def test_the_batch_does_not_matter(architecture: Architecture, spec: ArchSpec) -> None:
     """However a text is cut into batches, the logits of its last token are the same to rounding."""
-    path = architecture(ArchSpec("qwen3moe", n_expert=8))
     ids = random_ids(60, N_VOCAB, seed=2)
-    with kvg.Model(path, device="cpu") as model:
+    with kvg.Model(architecture(spec), device="cpu") as model:
         rows = []
-        for n_batch in (1, 7, 60):
+        for n_batch in (1, 7, 25, 60):
             ctx = kvg.Context(model, n_ctx=64)
             for first in range(0, 60, n_batch):
                 batch = kvg.Batch()
                 batch.extend(ids[first : first + n_batch], first, (0,), logits="last")
                 ctx.decode(batch)
             rows.append(ctx.logits())
-    assert all(abs(row - rows[0]).max() < 1e-3 for row in rows)
+    assert all(nmse(row, rows[0]) <= 1e-6 for row in rows)
