@@ -184,6 +184,7 @@ def read_layers(pointer: int, function: Any, n_layer: int) -> tuple[LayerSpec, .
                 head_dim_v=info.head_dim_v,
                 window=info.window,
                 rope=info.n_rot,
+                kv_from=info.kv_from,
             )
         )
     return tuple(specs)

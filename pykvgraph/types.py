@@ -160,7 +160,8 @@ class LayerSpec:
     kind: always "attention". group: the layer's group of cells, an index into `KVCache.groups`. n_head,
     n_head_kv: number of query heads, and of heads of K and V. head_dim_k, head_dim_v: size of a head of K
     (and of a query), and of a head of V. window: how many positions a token attends to; 0: all. rope: how
-    many dimensions of each head the position rotates (RoPE); 0: none.
+    many dimensions of each head the position rotates (RoPE); 0: none. kv_from: the layer whose K and V it
+    reads: its own number, or that of an earlier layer; then it has none of its own.
     """
 
     kind: Literal["attention"]
@@ -171,6 +172,7 @@ class LayerSpec:
     head_dim_v: int
     window: int
     rope: int
+    kv_from: int
 
 
 class CellsView:

@@ -252,6 +252,7 @@ class KvgLayerInfo(Structure):
         ("head_dim_v", c_int64),
         ("window", c_int64),
         ("n_rot", c_int64),
+        ("kv_from", c_int64),
     )
 
 

@@ -19,6 +19,10 @@ _KINDS = {
     "gemma4": "BPE",
     "hybriddna": "BPE",
     "whitespace": "BPE",
+    "bert": "WordPiece",
+    "t5": "unigram SentencePiece",
+    "rwkv": "longest match",
+    "plamo2": "unigram",
 }
 
 
@@ -38,6 +42,7 @@ def recipe_lines(
         ("layers", f"{recipe.n_layer} of width {recipe.n_embd:,}"),
         ("heads", _heads(layers)),
         *(("cells", line) for line in _cells(layers)),
+        *(("K and V", line) for line in _borrowed(layers)),
         ("rope", _rope(layers, keys, tensors)),
     ]
     if keys.get("expert_count"):
@@ -105,12 +110,21 @@ def _cells(layers: Sequence[LayerSpec]) -> list[str]:
     """A line for each group of cells."""
     lines = []
     for group in sorted({layer.group for layer in layers}):
-        members = [index for index, layer in enumerate(layers) if layer.group == group]
+        members = [i for i, layer in enumerate(layers) if layer.group == group and layer.kv_from == i]
         window = layers[members[0]].window
         kept = f"a window of {window:,} positions" if window else "every position"
         which = "all layers" if len(members) == len(layers) else _named(members)
         lines.append(f"group {group}: {kept}, {which}")
     return lines
+
+
+def _borrowed(layers: Sequence[LayerSpec]) -> list[str]:
+    """A line for each layer whose K and V others read."""
+    return [
+        f"{_named(readers)}: those of layer {owner}"
+        for owner in range(len(layers))
+        if (readers := [i for i, layer in enumerate(layers) if layer.kv_from == owner != i])
+    ]
 
 
 def _rope(layers: Sequence[LayerSpec], keys: Mapping[str, Any], tensors: Sequence[TensorInfo]) -> str:

@@ -39,7 +39,7 @@ _STACK_PER_CHARACTER = 1024
 _STACK_AT_LEAST = 2**18  # for anything but characters
 _LONGEST_TEXT = 2**26
 # what libllama takes at most for a byte of text; measured: 1,215 for spaces (byte level), and 86 for one long
-# word (SentencePiece)
+# word (SentencePiece); 't5' may replace a byte by 64, and takes 27 bytes for each
 _BYTES_PER_BYTE = 2048
 _BYTES_PER_PIECE_BYTE = 192
 _SMALL_CHANGE = 4 << 20
@@ -90,7 +90,7 @@ class Vocabulary:
             kind=kind,
             pre=pre,
             tokens=read_strings(gguf, "tokenizer.ggml.tokens"),
-            space_prefix=kind == "llama" and read_key(gguf, "tokenizer.ggml.add_space_prefix") is not False,
+            space_prefix=_has_space_prefix(gguf, kind),
             model=Handle.own(
                 _load, llama, path, kind, pre, free=llama.llama_model_free, name="tokenizer", shared=True
             ),
@@ -109,6 +109,7 @@ class Tokenizer(NotCopied):
         self._llama = llama
         self._handle = vocabulary.model
         self._vocab = self._handle.call(llama.llama_model_get_vocab)
+        self._kind = vocabulary.kind
         self._merged = vocabulary.kind in _MERGED
         self._tokens = frozenset(vocabulary.tokens)
         self._byte_tokens = frozenset(byte for byte in range(256) if _has_byte(self._tokens, byte))
@@ -204,7 +205,8 @@ class Tokenizer(NotCopied):
 
     def _encode(self, vocab: Any, data: bytes, add_special: bool, parse_special: bool) -> list[int]:
         size = len(data) + 8
-        _require_memory(len(data) * (_BYTES_PER_BYTE if self._merged else _BYTES_PER_PIECE_BYTE))
+        is_large = self._merged or self._kind == "t5"
+        _require_memory(len(data) * (_BYTES_PER_BYTE if is_large else _BYTES_PER_PIECE_BYTE))
         while True:
             ids = np.empty(size, np.int32)
             address = ids.ctypes.data_as(ctypes.POINTER(ctypes.c_int32))
@@ -235,7 +237,7 @@ class Tokenizer(NotCopied):
 
     def _refuse_unknown(self, text: str) -> None:
         """libllama ends the process at a character that is no token when its bytes are none either."""
-        if self._merged or len(self._byte_tokens) == 256 or not text:
+        if self._kind != "llama" or len(self._byte_tokens) == 256 or not text:
             return
         for character in sorted(set(text.replace(" ", _SPACE)) | {_SPACE}):
             data = character.encode()
@@ -256,6 +258,14 @@ def _require_memory(n_bytes: int) -> None:
             f"out of host memory: to encode this text may take {n_bytes + _SMALL_CHANGE} bytes; encode it in "
             "parts, or raise the limit (ulimit -v)"
         ) from None
+
+
+def _has_space_prefix(gguf: int, kind: str) -> bool:
+    """Whether libllama puts a space before a text's first word; with 'bert', before every word."""
+    prefix = read_key(gguf, "tokenizer.ggml.add_space_prefix")
+    if kind == "t5":
+        return prefix is True or read_key(gguf, "tokenizer.ggml.remove_extra_whitespaces") is True
+    return kind == "bert" or (kind == "llama" and prefix is not False)
 
 
 def _has_byte(tokens: frozenset[bytes], byte: int) -> bool:

@@ -28,6 +28,7 @@ from support.gguf_bytes import STRING
 from support.gguf_parts import Parts, take_apart
 from support.models import N_VOCAB, TINY, ModelSpec, WeightType, write_model
 from support.mutations import write_mutant, write_resplit, write_retyped
+from support.vocabularies import of_kind, write_remapped
 
 STORIES = Path(__file__).parent.parent / "data" / "stories260K.gguf"
 TEXTS = [
@@ -112,6 +113,13 @@ ARCHITECTURES = {
 }
 
 
+RARE_KINDS = ("bert", "t5", "rwkv", "plamo2")
+
+
+def with_vocabulary(kind: str) -> Parts:
+    return of_kind(generated(TINY), kind.encode())
+
+
 def of_architecture(spec: ArchSpec) -> Parts:
     with tempfile.TemporaryDirectory() as directory:
         return take_apart(write_architecture(spec, Path(directory)).read_bytes())
@@ -127,6 +135,8 @@ BASES: dict[str, tuple[Callable[[], Parts], Callable[[Parts, str, int, Path], st
     "hybriddna": (lambda: merged(b"hybriddna"), write_mutant),
     "whitespace": (lambda: merged(b"whitespace"), write_mutant),
     **{name: (partial(of_architecture, spec), write_mutant) for name, spec in ARCHITECTURES.items()},
+    **{kind: (partial(with_vocabulary, kind), write_mutant) for kind in RARE_KINDS},
+    "charsmap": (partial(with_vocabulary, "t5"), write_remapped),
     "retyped": (lambda: generated(WIDE), write_retyped),
     "resplit": (lambda: byte_level(generated(TINY)), write_resplit),
 }

@@ -8,6 +8,7 @@
 #include <string_view>
 
 #include "error.h"
+#include "model/vocab_kinds.h"
 
 namespace kvg {
 
@@ -97,30 +98,6 @@ template <class T> const T * per_token(const gguf_file & file, const char * name
     return static_cast<const T *>(gguf_get_arr_data(file.meta(), id));
 }
 
-bool is_utf8(std::string_view text) {
-    for (size_t i = 0; i < text.size();) {
-        const auto lead = static_cast<uint8_t>(text[i]);
-        const size_t length = lead < 0x80 ? 1 : lead < 0xC2 ? 0 : lead < 0xE0 ? 2 : lead < 0xF0 ? 3 : lead < 0xF5 ? 4 : 0;
-        if (length == 0 || length > text.size() - i) {
-            return false;
-        }
-        uint32_t code = length == 1 ? lead : lead & (0x7Fu >> length);
-        for (size_t k = 1; k < length; ++k) {
-            const auto byte = static_cast<uint8_t>(text[i + k]);
-            if ((byte & 0xC0) != 0x80) {
-                return false;
-            }
-            code = code << 6 | (byte & 0x3F);
-        }
-        const bool overlong = (length == 3 && code < 0x800) || (length == 4 && code < 0x10000);
-        if (overlong || code > 0x10FFFF || (code >= 0xD800 && code < 0xE000)) {
-            return false;
-        }
-        i += length;
-    }
-    return true;
-}
-
 // "<0x0A>"
 bool is_byte_token(std::string_view text) {
     return text.size() == 6 && text.substr(0, 3) == "<0x" && text[5] == '>' && isxdigit(static_cast<unsigned char>(text[3])) &&
@@ -132,17 +109,18 @@ bool is_merged(const std::string & kind) {
     return kind == "gpt2" || kind == "gemma4" || kind == "hybriddna" || kind == "whitespace";
 }
 
-// Tells the kind. Whatever is not listed here would need its own checks: libllama has six kinds.
-std::string check_kind(const gguf_file & file) {
+// Whatever is not listed here would need its own checks.
+std::string read_kind(const gguf_file & file) {
     const int64_t id = find_key(file, {"tokenizer.ggml.model", GGUF_TYPE_STRING, false});
     if (id < 0) {
         fail(KVG_MODEL_LOAD, "%s has no tokenizer: key 'tokenizer.ggml.model' is missing", file.path().c_str());
     }
     const std::string kind = gguf_get_val_str(file.meta(), id);
-    if (kind != "llama" && !is_merged(kind)) {
+    if (kind != "llama" && !is_merged(kind) && !is_checked_kind(kind)) {
         fail(KVG_UNSUPPORTED,
-             "%s: tokenizer.ggml.model is '%s': expected 'llama' (SentencePiece BPE), 'gpt2' (byte-level BPE), 'gemma4', "
-             "'hybriddna' or 'whitespace'",
+             "%s: tokenizer.ggml.model is '%s', and there is no check that libllama is safe with it: expected 'llama' "
+             "(SentencePiece "
+             "BPE), 'gpt2' (byte-level BPE), 'gemma4', 'hybriddna', 'whitespace', 'bert', 't5', 'rwkv' or 'plamo2'",
              file.path().c_str(), kind.c_str());
     }
     return kind;
@@ -271,11 +249,35 @@ void check_merged(const gguf_file & file, const std::string & kind) {
 
 } // namespace
 
+bool is_utf8(std::string_view text) {
+    for (size_t i = 0; i < text.size();) {
+        const auto lead = static_cast<uint8_t>(text[i]);
+        const size_t length = lead < 0x80 ? 1 : lead < 0xC2 ? 0 : lead < 0xE0 ? 2 : lead < 0xF0 ? 3 : lead < 0xF5 ? 4 : 0;
+        if (length == 0 || length > text.size() - i) {
+            return false;
+        }
+        uint32_t code = length == 1 ? lead : lead & (0x7Fu >> length);
+        for (size_t k = 1; k < length; ++k) {
+            const auto byte = static_cast<uint8_t>(text[i + k]);
+            if ((byte & 0xC0) != 0x80) {
+                return false;
+            }
+            code = code << 6 | (byte & 0x3F);
+        }
+        const bool overlong = (length == 3 && code < 0x800) || (length == 4 && code < 0x10000);
+        if (overlong || code > 0x10FFFF || (code >= 0xD800 && code < 0xE000)) {
+            return false;
+        }
+        i += length;
+    }
+    return true;
+}
+
 void check_vocab(const gguf_file & file) {
     if (find_key(file, {"general.architecture", GGUF_TYPE_STRING, false}) < 0) {
         fail(KVG_MODEL_LOAD, "%s: key 'general.architecture' is missing", file.path().c_str());
     }
-    const std::string kind = check_kind(file);
+    const std::string kind = read_kind(file);
     for (const typed_key & key : optional_keys) {
         find_key(file, key);
     }
@@ -288,6 +290,7 @@ void check_vocab(const gguf_file & file) {
     if (is_merged(kind)) {
         check_merged(file, kind);
     }
+    check_kind(file, kind, tokens);
 }
 
 } // namespace kvg

@@ -10,11 +10,13 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from support.architectures import ArchSpec
 from support.gguf_bytes import FLOAT32, STRING, UINT32
 from support.gguf_parts import Parts, Tensor, take_apart
 from support.hostile import byte_level
 from support.models import SMALL, TINY, TWO_GROUPS, ModelSpec, write_split
 
+import pykvgraph as kvg
 from pykvgraph.cli import main
 
 ModelFile = Callable[[ModelSpec], Path]
@@ -54,6 +56,20 @@ def test_layers_that_differ(model_file: ModelFile) -> None:
     assert "heads layers 0, 2: 4 of 16, on 2 of K and V, each for 2; layer 1: 4 of" in told
     assert "cells group 0: every position, layers 0, 2" in told
     assert "cells group 1: every position, layer 1" in told
+
+
+def test_layers_that_read_the_k_and_v_of_others(architecture: Callable[[ArchSpec], Path]) -> None:
+    path = architecture(ArchSpec("gemma4", n_layer=6, window=24, head_dim_window=64, n_shared=4))
+    told = words(path)
+    assert "cells group 0: every position, layer 1" in told
+    assert "cells group 1: a window of 24 positions, layer 0" in told
+    assert "K and V layers 2, 4: those of layer 0" in told
+    assert "K and V layers 3, 5: those of layer 1" in told
+    assert [layer["kv_from"] for layer in json.loads(inspect(path, "--json").stdout)["layers"]] == [
+        *(0, 1, 0, 1, 0, 1)
+    ]
+    with kvg.Model(path, device="cpu") as model:
+        assert [layer.kv_from for layer in model.layers] == [0, 1, 0, 1, 0, 1]
 
 
 def test_a_split_model(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from support.gguf_bytes import FLOAT32, STRING, UINT32
 from support.gguf_parts import BOOL, Parts, Tensor, take_apart
-from support.hostile import ARCHITECTURES, byte_level
+from support.hostile import ARCHITECTURES, RARE_KINDS, byte_level
 from support.models import TINY, ModelSpec
 from support.mutations import (
     INT32,
@@ -25,8 +25,10 @@ from support.mutations import (
     TOKENIZERS,
     UINT16,
     WEIGHT_TYPES,
+    items_of,
     write_mutant,
 )
+from support.vocabularies import CHARSMAP, UINT8, charsmap, of_kind
 
 import pykvgraph as kvg
 from pykvgraph.text.tokenizer import Vocabulary
@@ -36,11 +38,13 @@ ModelFile = Callable[[ModelSpec], Path]
 
 # series of 250: as many at a time as there are processors
 MUTANTS = [(base, first, 250) for base in ("stories", "tiny", "q8_0", "byte-level") for first in (0, 250)]
-OTHER_KINDS = [(base, 0, 100) for base in ("gemma4-tokens", "hybriddna", "whitespace")]
+OTHER_KINDS = [
+    (base, 0, 100) for base in ("gemma4-tokens", "hybriddna", "whitespace", *RARE_KINDS, "charsmap")
+]
 ROWS = [(base, 0, 255) for base in ARCHITECTURES]
 SERIES = [
     *MUTANTS,
-    *OTHER_KINDS,
+    *((base, 0, 100) for base in OTHER_KINDS),
     *ROWS,
     ("retyped", 0, len(WEIGHT_TYPES)),
     ("resplit", 0, len(PRE_TOKENIZERS)),
@@ -162,12 +166,20 @@ def without(name: str) -> Callable[[Parts], None]:
     return change
 
 
+def token_ids(parts: Parts) -> None:
+    """All missing, of a vocabulary too small for those that stand for them then."""
+    parts.keys = [other for other in parts.keys if not other.name.endswith(b"_token_id")]
+    for name in ("tokens", "token_type", "scores"):
+        del items_of(parts, name)[100:]
+    parts.set("tokenizer.ggml.bos_token_id", UINT32, 1)
+
+
 def many_tensors(parts: Parts) -> None:
     parts.tensors += [Tensor(b"t%d" % index, [1], 0, bytes(4)) for index in range(2**14)]
 
 
 GGML = "tokenizer.ggml"
-CHECKED = [b"llama", b"gpt2", b"gemma4", b"hybriddna", b"whitespace"]
+CHECKED = [b"llama", b"gpt2", b"gemma4", b"hybriddna", b"whitespace", *map(str.encode, RARE_KINDS)]
 SPM = {
     "no architecture": (without("general.architecture"), "architecture"),
     "an architecture that is a number": (key("general.architecture", UINT32, 1), "architecture"),
@@ -232,6 +244,49 @@ def test_sentencepiece(parts: Parts, tmp_path: Path, change: Callable[[Parts], o
 def test_byte_level(parts: Parts, tmp_path: Path, change: Callable[[Parts], object], message: str) -> None:
     change(byte_level(parts))
     assert message in str(refused(parts, tmp_path / "model.gguf"))
+
+
+RARE = {
+    "bert without an unknown token": ("bert", token_ids, "unknown_token_id is missing, and token 100"),
+    "bert with a byte": ("bert", token(280, b"<0x00>", 6), "token 280 is a byte"),
+    "t5 with a long token": ("t5", token(280, b"x" * 513), "longer"),
+    "a charsmap of text": ("t5", key(CHARSMAP, STRING, [b"x"]), "no array of bytes"),
+    "a charsmap of nothing": ("t5", key(CHARSMAP, UINT8, []), "size that can't be"),
+    "a charsmap that is cut off": ("t5", key(CHARSMAP, UINT8, [*charsmap()[:999]]), "shorter than it says"),
+    "a charsmap without its texts' ends": ("t5", key(CHARSMAP, UINT8, [*charsmap()[:-1]]), "isn't there"),
+    "a charsmap that leads away": ("t5", key(CHARSMAP, UINT8, [*b"\4\0\0\0" + bytes(9)]), "out of its table"),
+    "rwkv without a byte": ("rwkv", token(11, b"odd"), "is the byte 0x0A"),
+    "plamo2 with half a character": ("plamo2", token(280, b"\xc3"), "token 280 of this 'plamo2'"),
+}
+
+
+@pytest.mark.parametrize(("kind", "change", "message"), RARE.values(), ids=RARE.keys())
+def test_rare_kinds(
+    parts: Parts, tmp_path: Path, kind: str, change: Callable[[Parts], object], message: str
+) -> None:
+    change(of_kind(parts, kind.encode()))
+    assert message in str(refused(parts, tmp_path / "model.gguf"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "ids"),
+    [
+        ("bert", "<s> \u2581the \u2581cat </s>"),
+        ("t5", "\u2581the \u2581cat </s>"),
+        ("rwkv", "the \\x20 cat"),
+        ("plamo2", "the <0x20> cat"),
+    ],
+)
+def test_rare_kinds_speak(parts: Parts, tmp_path: Path, kind: str, ids: str) -> None:
+    """As their own rules say: the longest token, or the best scores."""
+    path = tmp_path / "model.gguf"
+    of_kind(parts, kind.encode()).raw().write(path)
+    tokenizer = kvg.Tokenizer.from_file(path)
+    tokens = items_of(parts, "tokens")
+    found = tokenizer.encode("the cat")
+    assert [tokens[token] for token in found] == ids.encode().split()
+    assert tokenizer.decode(found) == "the cat"
+    assert tokenizer.decode(tokenizer.encode("")) == ""
 
 
 @pytest.mark.parametrize("kind", [kind for kind in TOKENIZERS if kind not in CHECKED])
