@@ -62,7 +62,8 @@ class ContextShift:
                 "nothing to give up. Lower n_keep, or use a context with a larger n_ctx"
             )
         n_discard = min(self.n_discard or max(rest // 2, 1), rest)
-        if kv.seq_count(seq, self.n_keep, self.n_keep + n_discard).n_cells == 0:  # only a gap
+        seen = kv.seq_count(seq, self.n_keep, self.n_keep + n_discard).n_cells
+        if seen == 0 and kv._lost(0, seq) < self.n_keep:  # only a gap, nothing that windows have lost
             view = kv.cells()
             first = int(view.pos[view.seq[:, seq] & (view.pos >= self.n_keep)].min())
             n_discard = first + 1 - self.n_keep

@@ -91,7 +91,7 @@ class KVCache(NotCopied):
         """Removes sequence `seq` (below 0: every sequence) from the cells in the range.
 
         Cells that no sequence sees and no hold keeps any more become empty. When the sequence ends before p0
-        then, p0 must be a position where every group still has what a token attends to.
+        then, p0 must be a position where every group still has what a token attends to, or a checkpoint's.
 
         Raises InvalidArgumentError, with nothing changed, when layers with a window have lost that; the error
         names positions where the sequence can go on.
@@ -173,8 +173,9 @@ class KVCache(NotCopied):
     def resume_point(self, seq: int) -> ResumePoint:
         """Keeps what layers with a window need to go on where the sequence ends, whatever becomes of it.
 
-        There hold() keeps none. To go on from a shared prefix, attach() its holds to an empty sequence, and
-        then its resume point. It keeps as many cells as the window has positions; give the context
+        There hold() keeps none; in a model of such layers alone a hold is its positions. To go on from a
+        shared prefix, attach() its holds to an empty sequence, and then its resume point. It keeps as many
+        cells as the window has positions; give the context
         `checkpoint_cells` for them. Raises InvalidArgumentError when the sequence has no cells.
         """
         return self._handle.call(self._resume_point, integer(seq, "seq"))
@@ -182,9 +183,11 @@ class KVCache(NotCopied):
     def checkpoint(self, seq: int) -> int:
         """Keeps what it takes to come back, with rewind(), to where the sequence ends; returns that position.
 
-        Like a resume point, but the cache drops it when something before its position changes, or when a
-        group needs the cells: first the one nearest to another of its sequence, of equally near ones the one
-        not used for longest. Raises InvalidArgumentError when the sequence has no cells.
+        Like a resume point, but it moves with the sequence (seq_add), and the cache drops it: when positions
+        around its own are removed, when seq_div or another token comes before it, when a move would bring
+        into its window what the window has lost; and when a group needs the cells, first the one nearest to
+        another of its sequence, of equally near ones the one not used for longest. Raises
+        InvalidArgumentError when the sequence has no cells.
         """
         position = ctypes.c_int64()
         self._handle.call(lib().kvg_kv_checkpoint, integer(seq, "seq"), ctypes.byref(position))

@@ -368,7 +368,8 @@ KVG_API kvg_status kvg_kv_get_group(const kvg_context * context, int64_t group, 
 KVG_API kvg_status kvg_kv_group_layers(const kvg_context * context, int64_t group, int32_t * out);
 
 /* Ranges of positions are [p0, p1); p0 < 0 means 0, p1 < 0 means no end. */
-/* seq < 0: every one. KVG_INVALID_ARGUMENT, with nothing changed, when a sequence would end before what its window has lost (kvg_kv_seq_lost) */
+/* seq < 0: every one. KVG_INVALID_ARGUMENT, with nothing changed, when a sequence would end before what its window has lost
+   (kvg_kv_seq_lost), and no checkpoint leads there */
 KVG_API kvg_status kvg_kv_seq_rm(kvg_context * context, int64_t seq, int64_t p0, int64_t p1);
 KVG_API kvg_status kvg_kv_seq_cp(kvg_context * context, int64_t src, int64_t dst, int64_t p0, int64_t p1);
 KVG_API kvg_status kvg_kv_seq_keep(kvg_context * context, int64_t seq);
@@ -410,8 +411,8 @@ KVG_API kvg_status kvg_kv_release(kvg_context * context, int64_t hold);
    becomes of it. A hold, whose p0 and p1 are the position of the next token: kvg_kv_attach takes it as the last one, for a sequence that
    goes on there. KVG_INVALID_ARGUMENT for a sequence without cells. */
 KVG_API kvg_status kvg_kv_resume_point(kvg_context * context, int64_t seq, kvg_hold * out);
-/* The same, kept for the sequence until something before its position changes, or a window needs the cells: the checkpoint nearest to
-   others goes first, of equal ones the one that was not used for longest. p: its position. */
+/* The same, kept for the sequence, and moved with it, until something comes or goes around its position, or a window needs the cells: the
+   checkpoint nearest to others goes first, of equal ones the one that was not used for longest. p: its position. */
 KVG_API kvg_status kvg_kv_checkpoint(kvg_context * context, int64_t seq, int64_t * p);
 /* The positions of a sequence's checkpoints, in rising order: the first n of them; n_there: how many there are. p may be NULL for n = 0. */
 KVG_API kvg_status kvg_kv_checkpoints(const kvg_context * context, int64_t seq, int64_t * p, int64_t n, int64_t * n_there);

@@ -42,6 +42,7 @@ class NaiveCells:
     n_seq_max: int
     cells: list[Cell | None] = field(default_factory=list)
     held: dict[int, tuple[int, int]] = field(default_factory=dict)  # holds: positions [p0, p1)
+    own: dict[int, frozenset[int]] = field(default_factory=dict)  # of sequences: holds that move with them
 
     def __post_init__(self) -> None:
         self.cells = self.cells or [None] * self.n_cells
@@ -79,9 +80,9 @@ class NaiveCells:
         every = seq < 0
         refusals = self.refuse(seq, p0, p1, seqs=() if every else (seq,))
         if not refusals:
-            for i, cell in self._in_range(range(self.n_seq_max) if every else (seq,), p0, p1):
-                left = frozenset() if every else cell.seqs - {seq}
-                self.cells[i] = kept(replace(cell, seqs=left))
+            for s in range(self.n_seq_max) if every else (seq,):
+                for i, cell in self._in_range((s,), p0, p1):
+                    self.cells[i] = kept(self.without(cell, s))
         return refusals
 
     def hold(self, name: int, seq: int, p0: int, p1: int) -> Refusals:
@@ -112,7 +113,8 @@ class NaiveCells:
         refusals = self.refuse(p0, p1, seqs=(src, dst))
         if not refusals:
             for i, cell in self._in_range((src,), p0, p1):
-                self.cells[i] = replace(cell, seqs=cell.seqs | {dst})
+                if src in cell.seqs:
+                    self.cells[i] = replace(cell, seqs=cell.seqs | {dst})
         return refusals
 
     def seq_keep(self, seq: int) -> Refusals:
@@ -134,29 +136,38 @@ class NaiveCells:
         found = [(i, cell, move(cell.pos)) for i, cell in self._in_range((seq,), p0, p1)]
         if any(pos > MAX_POS for _, _, pos in found):
             return (InvalidArgumentError,)
-        copied = [i for i, cell, pos in found if pos >= 0 and pos != cell.pos and is_shared(cell)]
+        copied = [
+            i for i, cell, pos in found if pos >= 0 and pos != cell.pos and kept(self.without(cell, seq))
+        ]
         if len(copied) > self.n_cells - len(self.used):
             return (CacheFullError,)
         copies = dict(zip(copied, self.slots(len(copied)), strict=True))
         for i, cell, pos in found:
-            others = cell.seqs - {seq}
             if pos < 0 or i in copies:
-                self.cells[i] = kept(replace(cell, seqs=others))
+                self.cells[i] = kept(self.without(cell, seq))
             if pos >= 0 and pos != cell.pos:
                 shift = cell.shift + pos - cell.pos
                 self.cells[copies.get(i, i)] = replace(
                     cell,
-                    seqs=frozenset({seq}),
+                    seqs=cell.seqs & {seq},
                     pos=pos,
                     shift=shift,
                     top=max(pos, cell.top),
-                    holds=frozenset(),
+                    holds=cell.holds & self.own_of(seq),
                 )
         return ()
+
+    def own_of(self, seq: int) -> frozenset[int]:
+        return self.own.get(seq, frozenset())
+
+    def without(self, cell: Cell, seq: int) -> Cell:
+        """The cell as it is when neither the sequence nor a hold of its own needs it."""
+        return replace(cell, seqs=cell.seqs - {seq}, holds=cell.holds - self.own_of(seq))
 
     def clear(self) -> None:
         self.cells = [None] * self.n_cells
         self.held = {}
+        self.own = {}
 
     def rotate(self) -> int:
         """The K-shift; the number of cells that it rotates."""
@@ -218,15 +229,12 @@ class NaiveCells:
         return (CacheFullError,) if len(tokens) > self.n_cells - len(self.used) else ()
 
     def _in_range(self, seqs: Sequence[int], p0: int, p1: int) -> list[tuple[int, Cell]]:
-        seen = [(i, cell) for i, cell in enumerate(self.cells) if cell and not cell.seqs.isdisjoint(seqs)]
+        own = frozenset().union(*(self.own_of(seq) for seq in seqs))
+        used = [(i, cell) for i, cell in enumerate(self.cells) if cell]
+        seen = [(i, cell) for i, cell in used if not cell.seqs.isdisjoint(seqs) or cell.holds & own]
         return [(i, cell) for i, cell in seen if p0 <= cell.pos and (p1 < 0 or cell.pos < p1)]
 
 
 def kept(cell: Cell) -> Cell | None:
     """The cell while a sequence sees it or a hold keeps it."""
     return cell if cell.seqs or cell.holds else None
-
-
-def is_shared(cell: Cell) -> bool:
-    """Whether somebody besides one sequence needs the cell as it is."""
-    return len(cell.seqs) + len(cell.holds) > 1

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from pykvgraph import CacheFullError, InvalidArgumentError, UnsupportedError
 from support.engines import Token
-from support.naive_cells import MAX_POS, Cell, NaiveCells, Refusals, is_shared, kept
+from support.naive_cells import MAX_POS, Cell, NaiveCells, Refusals, kept
 
 Move = Callable[[int], int]
 
@@ -17,25 +17,29 @@ class NaiveWindow(NaiveCells):
     """Cells of which a sequence keeps those that are no `window` positions behind its last one."""
 
     window: int = 0
-    lost: dict[int, int] = field(default_factory=dict)
+    lost: dict[int, set[int]] = field(default_factory=dict)  # positions of each sequence
 
     def lost_of(self, seq: int) -> int:
-        return self.lost.get(seq, -1)
+        """The highest of them."""
+        return max(self.lost.get(seq, ()), default=-1)
 
     def behind(self, seq: int) -> int:
         """The highest position that the sequence has left behind."""
         return max(-1, self.pos_max(seq) - self.window)
 
-    def can_go_on(self, seq: int, pos: int) -> bool:
-        return self.lost_of(seq) < max(0, pos - self.window + 1)
+    def first_seen(self, pos: int) -> int:
+        return max(0, pos - self.window + 1)
 
-    def lose(self, seq: int, lost: int) -> None:
-        """The sequence sees nothing up to there any more."""
-        if lost > self.lost_of(seq):
-            self.lost[seq] = lost
-            for i, cell in enumerate(self.cells):
-                if cell and seq in cell.seqs and cell.pos <= lost:
-                    self.cells[i] = kept(replace(cell, seqs=cell.seqs - {seq}))
+    def can_go_on(self, seq: int, pos: int) -> bool:
+        return self.lost_of(seq) < self.first_seen(pos)
+
+    def lose(self, seq: int, lost: int, more: Iterable[int] = ()) -> None:
+        """The sequence sees nothing up to there any more; more: positions that it has lost besides."""
+        gone = {cell.pos for cell in self.of(seq) if cell.pos <= lost}
+        self.lost[seq] = self.lost.get(seq, set()) | gone | set(more)
+        for i, cell in enumerate(self.cells):
+            if cell and seq in cell.seqs and cell.pos <= lost:
+                self.cells[i] = kept(replace(cell, seqs=cell.seqs - {seq}))
 
     @property
     def n_empty(self) -> int:
@@ -58,6 +62,17 @@ class NaiveWindow(NaiveCells):
             self.lose(seq, pos)
 
 
+@dataclass
+class Checkpoint:
+    """Held are the window's cells at positions from `first` to p - 1, by that name."""
+
+    seq: int
+    p: int
+    name: int
+    first: int
+    used: int
+
+
 class NaivePair:
     """What is done to both groups, or to none."""
 
@@ -65,6 +80,16 @@ class NaivePair:
         self.full = NaiveCells(n_ctx, n_seq)
         self.window = NaiveWindow(n_window, n_seq, window=window)
         self.n_seq = n_seq
+        self.checkpoints: list[Checkpoint] = []
+        self.points: dict[int, Checkpoint] = {}  # resume points, of no sequence
+        self.n_names = 0
+
+    @property
+    def used(self) -> list[Cell]:
+        return self.full.used
+
+    def pos_max(self, seq: int) -> int:
+        return self.full.pos_max(seq)
 
     def pos_min(self, seq: int) -> int:
         lowest, lost = self.window.pos_min(seq), self.window.lost_of(seq)
@@ -73,121 +98,266 @@ class NaivePair:
     def seq_rm(self, seq: int, p0: int, p1: int) -> Refusals:
         seqs = range(self.n_seq) if seq < 0 else (seq,)
         refusals = self.full.refuse(seq, p0, p1, seqs=() if seq < 0 else (seq,))
-        if not refusals and any(self._ends_before_what_is_lost(s, p0, p1) for s in seqs):
-            refusals = (InvalidArgumentError,)
-        if not refusals:
-            self.full.seq_rm(seq, p0, p1)
-            self.window.seq_rm(seq, p0, p1)
-            for s in seqs:
-                self._tighten(s, p0, p1)
-        return refusals
+        if refusals:
+            return refusals
+        ending = [s for s in seqs if self._ends_before(s, p0, p1) and not self.window.can_go_on(s, p0)]
+        ways = [self._way_back(s, p0) for s in ending]
+        if any(way is None or way.p < p0 for way in ways):
+            return (InvalidArgumentError,)
+        for way in ways:
+            assert way
+            self._use(way)
+            self._show(way, way.seq)
+        self._drop(lambda c: c.seq in seqs and p0 < c.p and (p1 < 0 or c.p < p1))
+        self.full.seq_rm(seq, p0, p1)
+        self.window.seq_rm(seq, p0, p1)
+        for s in seqs:
+            left = {pos for pos in self.window.lost.get(s, ()) if pos < p0 or 0 <= p1 <= pos}
+            self.window.lost[s] = left
+        return ()
 
-    def _ends_before_what_is_lost(self, seq: int, p0: int, p1: int) -> bool:
+    def _ends_before(self, seq: int, p0: int, p1: int) -> bool:
         last = self.full.pos_max(seq)
-        at_the_end = (p1 < 0 or p1 > last) and 0 < p0 <= last and self.full.pos_min(seq) < p0
-        return at_the_end and not self.window.can_go_on(seq, p0)
-
-    def _tighten(self, seq: int, p0: int, p1: int) -> None:
-        lost = self.window.lost_of(seq)
-        if lost >= p0 - 1 or p0 < 0:
-            self.window.lost[seq] = max((c.pos for c in self.full.of(seq) if c.pos <= lost), default=-1)
+        return (p1 < 0 or p1 > last) and 0 < p0 <= last and self.full.pos_min(seq) < p0
 
     def seq_cp(self, src: int, dst: int, p0: int, p1: int) -> Refusals:
         refusals = self.full.seq_cp(src, dst, p0, p1)
         if not refusals:
-            lost, end = self.window.lost_of(src), p1 if p1 >= 0 else 2**63
-            if lost >= max(p0, 0):
-                self.window.lose(dst, min(lost, end - 1))
+            lost = {pos for pos in self.window.lost.get(src, ()) if p0 <= pos and (p1 < 0 or pos < p1)}
+            last = max(self.window.lost_of(dst), *lost, -1)
+            copied = {c.pos for _, c in self.window._in_range((src,), p0, p1) if src in c.seqs}
+            self.window.lose(dst, last, lost | {pos for pos in copied if pos <= last})
             first = max(p0, self.window.lost_of(dst) + 1)
             if p1 < 0 or first < p1:
                 self.window.seq_cp(src, dst, first, p1)
+            if src != dst:
+                self._drop(lambda c: c.seq == dst and p0 < c.p)
         return refusals
 
     def seq_keep(self, seq: int) -> Refusals:
         refusals = self.full.seq_keep(seq) or self.window.seq_keep(seq)
         if not refusals:
-            self.window.lost = {seq: self.window.lost_of(seq)}
+            self.window.lost = {seq: self.window.lost.get(seq, set())}
+            self._drop(lambda c: c.seq != seq)
         return refusals
 
     def seq_add(self, seq: int, p0: int, p1: int, delta: int) -> Refusals:
         refusals = self.full.refuse(p0, p1, delta, seqs=(seq,))
-        return refusals or self._reposition(seq, p0, p1, lambda pos: pos + delta)
+        return refusals or self._reposition(seq, p0, p1, lambda pos: pos + delta, False)
 
     def seq_div(self, seq: int, p0: int, p1: int, d: int) -> Refusals:
         refusals = self.full.refuse(p0, p1, d, seqs=(seq,)) if d > 0 else (InvalidArgumentError,)
-        return refusals or self._reposition(seq, p0, p1, lambda pos: pos // d)
+        return refusals or self._reposition(seq, p0, p1, lambda pos: pos // d, d > 1)
 
-    def _reposition(self, seq: int, p0: int, p1: int, move: Move) -> Refusals:
+    def _reposition(self, seq: int, p0: int, p1: int, move: Move, divides: bool) -> Refusals:
         window = self.window
 
         def moved(pos: int) -> int:
             return move(pos) if p0 <= pos and (p1 < 0 or pos < p1) else pos
 
-        def lost_then(lost: int) -> int:
-            return max((moved(c.pos) for c in self.full.of(seq) if c.pos <= lost), default=-1)
-
-        def keeps(lost: int) -> bool:
+        def keeps(lost: set[int]) -> bool:
             last = max([-1, *(moved(c.pos) for c in window.of(seq))])
-            near = min(window.pos_max(seq) - lost, window.window - 1)
-            return lost_then(lost) < 0 or last - lost_then(lost) >= near
+            lost_then = max((moved(pos) for pos in lost), default=-1)
+            near = min(window.pos_max(seq) - max(lost, default=-1), window.window - 1)
+            return lost_then < 0 or last - lost_then >= near
 
         def copied(cells: NaiveCells) -> list[Cell]:
-            return [c for c in cells.of(seq) if is_shared(c) and moved(c.pos) not in (c.pos, *range(-999, 0))]
+            found = [
+                c for _, c in cells._in_range((seq,), p0, p1) if moved(c.pos) not in (c.pos, *range(-999, 0))
+            ]
+            return [c for c in found if kept(cells.without(c, seq))]
+
+        def moves_along(c: Checkpoint) -> bool:
+            """With all that is before it, and nothing else; what its window needs then must be held."""
+            texts = [(pos < c.p, moved(pos) < moved(c.p)) for pos in (cell.pos for cell in self.full.of(seq))]
+            before = max((moved(pos) for pos in self._positions(seq) if pos < c.first), default=-1)
+            stays = all(was == is_now for was, is_now in texts) and before < window.first_seen(moved(c.p))
+            held = {moved(cell.pos) for cell in window.used if c.name in cell.holds}
+            stays = stays and not any(0 <= pos <= before for pos in held)
+            is_divided = divides and p0 < c.p and (p1 < 0 or p1 > c.p - window.window)
+            return stays and 1 <= moved(c.p) <= MAX_POS and not is_divided
 
         if any(moved(cell.pos) > MAX_POS for cell in self.full.of(seq)):
             return (InvalidArgumentError,)
+        lost = window.lost.get(seq, set())
+        if not keeps(lost):
+            return (UnsupportedError,)
         if len(copied(self.full)) > self.full.n_cells - len(self.full.used):
             return (CacheFullError,)
-        if not keeps(window.lost_of(seq)):
-            return (UnsupportedError,)
+        if any(moved(pos) != pos for pos in (0, *range(max(p0, 0), 500))):
+            self._drop(lambda c: c.seq == seq and not moves_along(c))
         behind = window.behind(seq)
-        if len(copied(window)) > window.n_empty:
-            loses = keeps(max(window.lost_of(seq), behind))
-            n = sum(not loses or cell.pos > behind for cell in copied(window))
+        loses = keeps(lost | {c.pos for c in window.of(seq) if c.pos <= behind})
+        while len(copied(window)) > window.n_empty:
+            own = window.own_of(seq)
+            n = sum(not loses or cell.pos > behind or bool(cell.holds & own) for cell in copied(window))
             if n > window.n_empty + len(window.reusable(-1 if loses else seq)):
-                return (CacheFullError,)
+                if not self.checkpoints:
+                    return (CacheFullError,)
+                self._drop_least()
+                continue
             if loses:
                 window.lose(seq, behind)
             window.make_room(len(copied(window)), seq)
-        lost = lost_then(window.lost_of(seq))
+            break
+        firsts = {
+            c.name: max([-1, *(moved(p) for p in self._positions(seq) if p < c.first)])
+            for c in self.checkpoints
+        }
+        lost = {moved(pos) for pos in window.lost.get(seq, ()) if moved(pos) >= 0}
         assert not self.full._reposition(seq, p0, p1, move)
         assert not window._reposition(seq, p0, p1, move)
-        window.lost[seq] = -1
-        window.lose(seq, lost)
+        window.lost[seq] = set()
+        window.lose(seq, max(lost, default=-1), lost)
+        for c in self.checkpoints:
+            if c.seq == seq:
+                c.p, c.first = moved(c.p), firsts[c.name] + 1
+        newest = {(c.seq, c.p): c.name for c in sorted(self.checkpoints, key=lambda c: c.used)}
+        self._drop(lambda c: newest[c.seq, c.p] != c.name)
         return ()
+
+    def _positions(self, seq: int) -> set[int]:
+        """All that the sequence has, lost by the window or not."""
+        return {cell.pos for cell in self.full.of(seq)}
 
     def hold(self, name: int, seq: int, p0: int, p1: int) -> Refusals:
         return self.full.hold(name, seq, p0, p1)
 
     def attach(self, name: int, seq: int) -> Refusals:
+        point, next_pos = self.points.get(name), self.full.pos_max(seq) + 1
+        if point:
+            refusals = self.full.refuse(seqs=(seq,)) or (
+                (InvalidArgumentError,) if point.p != next_pos else ()
+            )
+            if not refusals:
+                self._show(point, seq)
+            return refusals
         refusals = self.full.attach(name, seq)
         if not refusals:
-            self.window.lose(seq, self.full.pos_max(seq))
+            p0, p1 = self.full.held[name]
+            self.window.lose(seq, p1 - 1, range(p0, p1))
+            self._drop(lambda c: c.seq == seq and c.p > next_pos)
         return refusals
 
     def release(self, name: int) -> Refusals:
+        if name in self.points:
+            self._let_go(self.points.pop(name))
+            return ()
         return self.full.release(name)
+
+    def resume_point(self, name: int, seq: int) -> Refusals:
+        refusals = self._refuse_standing(seq)
+        if not refusals:
+            self.points[name] = self._keep(seq)
+        return refusals
+
+    def checkpoint(self, seq: int) -> Refusals:
+        refusals = self._refuse_standing(seq)
+        if not refusals:
+            new = self._keep(seq)
+            self.window.own[seq] = self.window.own_of(seq) | {new.name}
+            self._drop(lambda c: (c.seq, c.p) == (new.seq, new.p))
+            self._use(new)
+            self.checkpoints.append(new)
+        return refusals
+
+    def positions(self, seq: int) -> list[int]:
+        return sorted(c.p for c in self.checkpoints if c.seq == seq)
+
+    def rewind(self, seq: int, p: int) -> int:
+        """Where it leads to."""
+        wanted = max(0, min(p, self.full.pos_max(seq) + 1))
+        if not self.window.can_go_on(seq, wanted):
+            way = self._way_back(seq, wanted)
+            wanted = min(way.p, wanted) if way else 0
+        assert not self.seq_rm(seq, wanted, -1)
+        return wanted
+
+    def _way_back(self, seq: int, p: int) -> Checkpoint | None:
+        """The checkpoint that leads furthest, up to p."""
+
+        def reaches(c: Checkpoint) -> int:
+            before = max((pos for pos in self._positions(seq) if pos < c.first), default=-1)
+            return before + self.window.window if before >= 0 else 0
+
+        ways = [c for c in self.checkpoints if c.seq == seq and reaches(c) <= min(p, c.p)]
+        return max(ways, key=lambda c: min(p, c.p), default=None)
+
+    def _refuse_standing(self, seq: int) -> Refusals:
+        refusals = self.full.refuse(seqs=(seq,))
+        last = -1 if refusals else self.full.pos_max(seq)
+        return () if last >= 0 and self.window.can_go_on(seq, last + 1) else (InvalidArgumentError,)
+
+    def _keep(self, seq: int) -> Checkpoint:
+        window, p = self.window, self.full.pos_max(seq) + 1
+        first = max(window.lost_of(seq), p - 1 - window.window, -1) + 1
+        self.n_names -= 1  # not those of holds
+        for i, cell in enumerate(window.cells):
+            if cell and seq in cell.seqs and cell.pos >= first:
+                window.cells[i] = replace(cell, holds=cell.holds | {self.n_names})
+        return Checkpoint(seq, p, self.n_names, first, 0)
+
+    def _show(self, c: Checkpoint, seq: int) -> None:
+        window = self.window
+        window.lose(seq, c.first - 1)
+        window.lost[seq] = {pos for pos in window.lost[seq] if pos < c.first}
+        for i, cell in enumerate(window.cells):
+            if cell and c.name in cell.holds:
+                window.cells[i] = replace(cell, seqs=cell.seqs | {seq})
+
+    def _use(self, c: Checkpoint) -> None:
+        c.used = 1 + max([c.used, *(other.used for other in self.checkpoints)])
+
+    def _let_go(self, c: Checkpoint) -> None:
+        window = self.window
+        window.cells = [kept(replace(x, holds=x.holds - {c.name})) if x else None for x in window.cells]
+        window.own = {seq: own - {c.name} for seq, own in window.own.items()}
+
+    def _drop(self, is_over: Callable[[Checkpoint], bool]) -> None:
+        for c in [c for c in self.checkpoints if is_over(c)]:
+            self._let_go(c)
+            self.checkpoints.remove(c)
+
+    def _drop_least(self) -> None:
+        def gap(c: Checkpoint) -> int:
+            others = [o.p for o in self.checkpoints if o.seq == c.seq and o.p != c.p]
+            return min([c.p, *(abs(p - c.p) for p in others)])
+
+        least = min(self.checkpoints, key=lambda c: (gap(c), c.used))
+        self._drop(lambda c: c is least)
 
     def clear(self) -> None:
         self.full.clear()
         self.window.clear()
         self.window.lost = {}
+        self.checkpoints, self.points = [], {}
 
     def put(self, tokens: Sequence[Token]) -> None:
         self.full.put(tokens)
         self.window.make_room(len(tokens))
         self.window.put(tokens)
+        for seq, pos in _firsts(tokens).items():
+            self._drop(lambda c, seq=seq, pos=pos: c.seq == seq and c.p > pos)  # type: ignore[misc]
 
     def check_batch(self, tokens: Sequence[Token], n_batch: int, n_vocab: int) -> Refusals:
+        """As the full group's; when the batch is right, checkpoints give way to it."""
         refusals = self.full.check_batch(tokens, n_batch, n_vocab)
         if InvalidArgumentError in refusals:
             return refusals
-        firsts: dict[int, int] = {}
-        for token in tokens:
-            for seq in token.seq_ids:
-                firsts.setdefault(seq, token.pos)
-        if not all(self.window.can_go_on(seq, pos) for seq, pos in firsts.items()):
+        if not all(self.window.can_go_on(seq, pos) for seq, pos in _firsts(tokens).items()):
             return (InvalidArgumentError,)
-        if len(tokens) > self.window.n_empty + len(self.window.reusable()):
-            return (CacheFullError,)
-        return refusals
+        if refusals:
+            return refusals
+        while len(tokens) > self.window.n_empty + len(self.window.reusable()):
+            if not self.checkpoints:
+                return (CacheFullError,)
+            self._drop_least()
+        return ()
+
+
+def _firsts(tokens: Sequence[Token]) -> dict[int, int]:
+    firsts: dict[int, int] = {}
+    for token in tokens:
+        for seq in token.seq_ids:
+            firsts.setdefault(seq, token.pos)
+    return firsts

@@ -80,6 +80,10 @@ class FakeCache:
         seq = np.array([[0 in s, 1 in s] for _, _, s in self.cells_ + empty], np.bool_)
         return CellsView(pos, seq, np.zeros(len(pos), np.int32), np.zeros(len(pos), np.uint8))
 
+    def _lost(self, group: int, seq: int) -> int:
+        """There are no windows."""
+        return -1
+
     def seq_count(self, seq: int, p0: int, p1: int) -> SeqCount:
         found = [s for _, p, s in self.cells_ if seq in s and p0 <= p and (p1 < 0 or p < p1)]
         return SeqCount(len(found), sum(len(s) > 1 for s in found))

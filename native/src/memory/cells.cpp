@@ -29,7 +29,7 @@ bool has_member(const uint64_t * words, uint32_t n_words) {
 cells::cells(uint32_t n_cells, uint32_t n_seq_max, uint32_t window, bool reuses)
     : n_seq_max_(n_seq_max), n_words_((n_seq_max + 63) / 64), window_(window), reuses_(reuses), cells_(n_cells),
       seq_(static_cast<size_t>(n_cells) * n_words_, 0), extents_(n_seq_max), place_(n_cells), index_(n_seq_max),
-      lost_(n_seq_max, -1) {
+      checkpoints_(n_seq_max), lost_(n_seq_max) {
     number_cells();
 }
 
@@ -250,10 +250,13 @@ void cells::move(const std::vector<cell_move> & moves) {
 
 void cells::fork(uint32_t src, uint32_t dst, uint32_t seq) noexcept {
     occupy(dst, pos(src));
-    show(dst, seq);
     set_shift(dst, shift(src));
     cells_[dst].dither = dither(src);
-    remove_seq(src, seq);
+    move_checkpoints(seq, src, dst);
+    if (has_seq(src, seq)) {
+        show(dst, seq);
+        remove_seq(src, seq);
+    }
 }
 
 void cells::reserve(const std::vector<uint32_t> & empty, const int32_t * positions, const uint8_t * dithers) {
@@ -285,9 +288,10 @@ void cells::clear() {
     holds_.clear();
     for (uint32_t s = 0; s < n_seq_max_; ++s) {
         index_.forget(s);
+        checkpoints_[s].clear();
+        lost_[s] = {};
     }
     number_cells();
-    std::fill(lost_.begin(), lost_.end(), -1);
     n_used_ = n_kv_ = n_touched_ = n_shifted_ = 0;
     ++shift_version_;
 }
@@ -297,27 +301,24 @@ void cells::set_rotated(uint32_t i, uint8_t dither) {
     set_shift(i, 0);
 }
 
+// Neither the sequence nor its checkpoints have the cell any more.
+void cells::take_from(uint32_t i, uint32_t seq) {
+    move_checkpoints(seq, i, size());
+    if (has_seq(i, seq)) {
+        remove_seq(i, seq);
+    } else {
+        vacate_if_free(i);
+    }
+}
+
 void cells::seq_rm(int64_t seq, int64_t p0, int64_t p1) {
     const pos_range range(p0, p1);
-    if (seq < 0) {
-        for (uint32_t i = 0, end = n_kv_; i < end; ++i) {
-            if (!is_empty(i) && range.contains(pos(i))) {
-                drop(i);
-            }
-        }
-        for (uint32_t s = 0; s < n_seq_max_; ++s) {
-            lost_[s] = lost_without(s, range.p0, range.p1);
-        }
-        return;
+    const uint32_t begin = seq < 0 ? 0 : check_seq(seq, "sequence");
+    const uint32_t end = seq < 0 ? n_seq_max_ : begin + 1;
+    for (uint32_t s = begin; s < end; ++s) {
+        lost_[s].remove(range.p0, range.p1);
+        each_affected({s, range.p0, range.p1, 1, 0}, [&](uint32_t i, uint32_t) { take_from(i, s); });
     }
-    const uint32_t s = check_seq(seq, "sequence");
-    const seq_extent where = extents_[s];
-    for (uint32_t i = where.begin; i < where.end; ++i) {
-        if (has_seq(i, s) && range.contains(pos(i))) {
-            remove_seq(i, s);
-        }
-    }
-    lost_[s] = lost_without(s, range.p0, range.p1);
 }
 
 void cells::seq_cp(int64_t src, int64_t dst, int64_t p0, int64_t p1) {
@@ -325,12 +326,16 @@ void cells::seq_cp(int64_t src, int64_t dst, int64_t p0, int64_t p1) {
     const uint32_t to = check_seq(dst, "destination sequence");
     const pos_range range(p0, p1);
     const seq_extent where = extents_[from];
-    if (lost_[from] >= range.p0) {
-        set_lost(to, static_cast<int32_t>(std::min<int64_t>(lost_[from], range.p1 - 1)));
-    }
+    lost_[to].add(lost_[from], range.p0, range.p1);
+    lose(to, lost(to));
     for (uint32_t i = where.begin; i < where.end; ++i) {
-        if (has_seq(i, from) && range.contains(pos(i)) && !has_seq(i, to) && pos(i) > lost_[to]) {
+        if (!has_seq(i, from) || !range.contains(pos(i)) || has_seq(i, to)) {
+            continue;
+        }
+        if (pos(i) > lost(to)) {
             show(i, to);
+        } else { // it comes among positions that are lost, and counts as one of them
+            lost_[to].add(pos(i), pos(i));
         }
     }
 }
@@ -345,12 +350,23 @@ void cells::seq_keep(int64_t seq) {
         });
     }
     for (uint32_t other = 0; other < n_seq_max_; ++other) {
-        lost_[other] = other == s ? lost_[s] : -1;
+        if (other != s) {
+            lost_[other] = {};
+        }
     }
 }
 
-bool cells::affects(const reposition & change, uint32_t i) const {
-    return has_seq(i, change.seq) && pos(i) >= change.p0 && pos(i) < change.p1;
+// Calls visit(i, n) for the cells in the range of the change that the sequence sees or that n of its checkpoints hold.
+template <class F> void cells::each_affected(const reposition & change, F visit) const {
+    const std::vector<uint32_t> own = own_holds(change.seq);
+    const uint32_t begin = own.empty() ? extents_[change.seq].begin : 0;
+    const uint32_t end = own.empty() ? extents_[change.seq].end : n_kv_;
+    for (uint32_t i = begin; i < end; ++i) {
+        const uint32_t n_own = own.empty() ? 0 : own[i];
+        if (change.contains(pos(i)) && (has_seq(i, change.seq) || n_own > 0)) {
+            visit(i, n_own);
+        }
+    }
 }
 
 reposition cells::check_add(int64_t seq, int64_t p0, int64_t p1, int64_t delta) const {
@@ -358,13 +374,12 @@ reposition cells::check_add(int64_t seq, int64_t p0, int64_t p1, int64_t delta) 
     // beyond these bounds every position falls off the same end
     const int64_t bounded = std::clamp<int64_t>(delta, -2 * POS_MAX, 2 * POS_MAX);
     const reposition change = {check_seq(seq, "sequence"), range.p0, range.p1, 1, bounded};
-    const seq_extent & where = extents_[change.seq];
-    for (uint32_t i = where.begin; i < where.end; ++i) {
-        if (affects(change, i) && change.next(pos(i)) > POS_MAX) {
+    each_affected(change, [&](uint32_t i, uint32_t) {
+        if (change.next(pos(i)) > POS_MAX) {
             fail(KVG_INVALID_ARGUMENT, "seq_add by %lld would move position %d past the largest, %lld",
                  static_cast<long long>(delta), pos(i), static_cast<long long>(POS_MAX));
         }
-    }
+    });
     return change;
 }
 
@@ -377,36 +392,49 @@ reposition cells::check_div(int64_t seq, int64_t p0, int64_t p1, int64_t d) cons
     return {s, range.p0, range.p1, d, 0};
 }
 
-// A shared cell that would fall below 0 needs no copy: it only loses the sequence.
+// A shared cell that would fall below 0 needs no copy: it only loses the sequence. The sequence's checkpoints don't share: they move along.
 std::vector<uint32_t> cells::shared_in(const reposition & change) const {
     std::vector<uint32_t> shared;
-    const seq_extent & where = extents_[change.seq];
-    for (uint32_t i = where.begin; i < where.end; ++i) {
-        if (affects(change, i) && is_shared(i) && change.next(pos(i)) >= 0 && change.next(pos(i)) != pos(i)) {
+    each_affected(change, [&](uint32_t i, uint32_t n_own) {
+        uint32_t n_others = n_holds(i) - n_own;
+        each_member(words(i), n_words_, [&](uint32_t s) { n_others += s != change.seq; });
+        if (n_others > 0 && change.next(pos(i)) >= 0 && change.next(pos(i)) != pos(i)) {
             shared.push_back(i);
         }
-    }
+    });
     return shared;
 }
 
+void cells::move_cell(uint32_t i, int32_t pos, uint32_t seq) {
+    const bool seen = has_seq(i, seq);
+    if (seen) {
+        extents_[seq].remove(cells_[i].pos, i);
+        index_.forget(seq);
+    }
+    // fits: the sum is the position now minus the position at the last rotation, both in 0 .. 2^31 - 1
+    set_shift(i, static_cast<int32_t>(int64_t{shift(i)} + pos - cells_[i].pos));
+    cells_[i].pos = pos;
+    if (seen) {
+        extents_[seq].add(pos, i);
+    }
+}
+
 void cells::apply(const reposition & change) {
-    seq_extent & extent = extents_[change.seq];
-    for (uint32_t i = extent.begin, end = extent.end; i < end; ++i) {
-        if (!affects(change, i)) {
-            continue;
-        }
+    for (const int64_t checkpoint : checkpoints_[change.seq]) {
+        held_cells & held = holds_.find(checkpoint)->second;
+        held.p0 = int64_t{had_upto(change.seq, static_cast<int32_t>(held.p0 - 1)).after(change).max()} + 1;
+        held.p1 = change.after(held.p1);
+    }
+    lost_[change.seq] = lost_[change.seq].after(change);
+    each_affected(change, [&](uint32_t i, uint32_t) {
         const int64_t next = change.next(pos(i));
         if (next < 0) {
-            remove_seq(i, change.seq);
+            take_from(i, change.seq);
         } else if (next != pos(i)) {
-            extent.remove(pos(i), i);
-            // fits: the sum is the position now minus the position at the last rotation, both in 0 .. 2^31 - 1
-            set_shift(i, static_cast<int32_t>(int64_t{shift(i)} + next - pos(i)));
-            cells_[i].pos = static_cast<int32_t>(next);
-            index_.forget(change.seq);
-            extent.add(pos(i), i);
+            move_cell(i, static_cast<int32_t>(next), change.seq);
         }
-    }
+    });
+    lose(change.seq, lost(change.seq));
 }
 
 void cells::check() const {
@@ -442,8 +470,8 @@ void cells::check_extents() const {
     for (uint32_t i = 0; i < size(); ++i) {
         each_member(words(i), n_words_, [&](uint32_t s) {
             counted.at(s).add(pos(i), i);
-            if (pos(i) <= lost_[s]) {
-                fail(KVG_INTERNAL, "sequence %u sees cell %u at %d, and has lost all up to %d", s, i, pos(i), lost_[s]);
+            if (pos(i) <= lost(s)) {
+                fail(KVG_INTERNAL, "sequence %u sees cell %u at %d, and has lost all up to %d", s, i, pos(i), lost(s));
             }
         });
     }

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "memory/pos_index.h"
+#include "memory/pos_set.h"
 #include "memory/seq_extent.h"
 
 namespace kvg {
@@ -56,6 +57,10 @@ struct reposition {
     int64_t delta;
 
     int64_t next(int32_t pos) const { return pos / d + delta; }
+    bool contains(int64_t pos) const { return pos >= p0 && pos < p1; }
+    bool moves() const { return d > 1 || delta != 0; }
+    // the position of whatever was at `pos`
+    int64_t after(int64_t pos) const { return contains(pos) ? pos / d + delta : pos; }
 };
 
 // The place of one token.
@@ -161,7 +166,8 @@ public:
     void move(const std::vector<cell_move> & moves);
     // Call it before the cell's row is written, whether or not the cell will be used.
     void touch(uint32_t i) { n_touched_ = n_touched_ > i ? n_touched_ : i + 1; }
-    // The sequence no longer sees src; it sees dst instead, a copy with the same position and pending shift. precondition: dst is empty
+    // The sequence and its checkpoints leave src, and have dst instead, a copy with the same position and pending shift. precondition: dst
+    // is empty
     void fork(uint32_t src, uint32_t dst, uint32_t seq) noexcept;
     // Every cell becomes empty, and every hold is released.
     void clear();
@@ -178,22 +184,32 @@ public:
     reposition check_add(int64_t seq, int64_t p0, int64_t p1, int64_t delta) const;
     reposition check_div(int64_t seq, int64_t p0, int64_t p1, int64_t d) const;
     std::vector<uint32_t> shared_in(const reposition & change) const;
-    // precondition: shared_in(change) is empty
+    // What is lost moves, too. precondition: shared_in(change) is empty
     void apply(const reposition & change);
 
     // A hold is a set of cells under an id. Its cells keep their positions and contents until release() or clear(), whatever is done to
     // the sequence. Any integer is safe, as above.
-    // hold(): the sequence must see a cell at every position of the range. precondition: no hold has that id
+    // hold(): the sequence must see a cell at every position of the range. Where cells are reused the hold keeps none, and positions that
+    // were lost will do. precondition: no hold has that id
     hold_range hold(int64_t id, int64_t seq, int64_t p0, int64_t p1);
     // The sequence sees the cells of the hold too. Its last position must be the one before the hold's first.
-    void attach(int64_t hold, int64_t seq);
+    hold_range attach(int64_t hold, int64_t seq);
     void release(int64_t hold);
-    // A hold of the last cells that the sequence has in a window, and of what it has lost. precondition: as hold()
-    void hold_window(int64_t id, int64_t seq);
-    // The sequence sees what hold_window() held, and has lost what was lost then. precondition: there is that hold, and the sequence has
-    // no position beyond it
+    // A hold of what the sequence needs to go on before position `next`: its cells from there back, as far as the window reaches.
+    // is_checkpoint: it is the sequence's own, so that these cells move with the sequence, and are removed with it. precondition: no hold
+    // has that id, and the sequence has no position from `next` on
+    void hold_window(int64_t id, int64_t seq, int64_t next, bool is_checkpoint);
+    // The same, of all positions after `lost`.
+    void hold_after(int64_t id, uint32_t seq, int32_t lost, int64_t next, bool is_checkpoint);
+    // The sequence sees what hold_window() held, and has lost what was before that. precondition: there is that hold
     void restore_window(int64_t hold, int64_t seq);
     bool has_hold(int64_t hold) const { return holds_.count(hold) > 0; }
+    // of a hold of hold_window(): the highest position before it that the sequence has, or has lost; -1: none
+    int32_t lost_before(int64_t hold, uint32_t seq) const;
+    // Whether a checkpoint's cells are still what a token at `next` needs, when the change has moved them.
+    bool keeps_checkpoint(const reposition & change, int64_t hold, int64_t next) const;
+    // Of each cell, how many checkpoints of the sequence hold it. Empty when it has none.
+    std::vector<uint32_t> own_holds(uint32_t seq) const;
 
     // Reserves empty cells for content that is written before any sequence sees it. The cells get its positions and dithers. Defrag does
     // not move them until show_reserved(), give_back() or clear(). precondition: the cells are empty, and all different
@@ -206,8 +222,14 @@ public:
     // What windows lose (window.cpp). A cell is left behind when it is at or below the last position less the window in each of its
     // sequences, and nothing holds it. Reusing it takes it from them, and with it all that they have before it.
     // The highest position that the sequence has lost, and it sees nothing up to there; -1: none
-    int32_t lost(int64_t seq) const { return lost_[check_seq(seq, "sequence")]; }
-    void set_lost(int64_t seq, int32_t lost);
+    int32_t lost(int64_t seq) const { return lost_[check_seq(seq, "sequence")].max(); }
+    // The sequence loses all that it has up to a position.
+    void lose(int64_t seq, int32_t last);
+    // Nobody knows here what the sequence had up to a position, and it has lost that. all: a group that has every position of the sequence,
+    // so that it tells; nullptr: all of them count as lost
+    void assume_lost(int64_t seq, int32_t last, const cells * all);
+    // The sequence gets positions [p0, p1), which it has lost. precondition: p0 < p1
+    void skip(int64_t seq, int64_t p0, int64_t p1);
     // whether all that a token at this position may attend to is there
     bool can_go_on(int64_t seq, int32_t pos) const { return lost(seq) < first_seen(pos); }
     // Cells that are empty or may be reused. kept: a sequence whose cells are left alone; NOBODY: none is
@@ -215,19 +237,10 @@ public:
     uint32_t n_available(uint32_t kept = NOBODY) const;
     // Reuses what was left behind longest until n cells are empty. precondition: n <= n_available(kept)
     void make_room(uint32_t n, uint32_t kept = NOBODY);
-    // What will be lost after a change. all: a group that has every position, the same sequences and the same positions, so that it says
-    // which of those up to the highest lost one there are; itself when there is none
-    int32_t lost_after(const reposition & change, const cells & all) const {
-        return lost_after(change, all, lost_[change.seq]);
-    }
     // error(KVG_UNSUPPORTED) when the change would bring a lost position into the window of a later token
-    void require_window(const reposition & change, const cells & all, const char * op) const;
+    void require_window(const reposition & change, const char * op) const;
     // Whether it would not even if the sequence had lost all that it has left behind.
-    bool may_lose(const reposition & change, const cells & all) const;
-    // A change has moved what is lost.
-    void move_lost(uint32_t seq, int32_t lost);
-    // Of the positions up to the highest lost one, only those that `all` has are.
-    void tighten_lost(uint32_t seq, const cells & all);
+    bool may_lose(const reposition & change) const;
     // the highest position that the sequence has left behind, -1: none
     int32_t left_behind(uint32_t seq) const;
 
@@ -236,16 +249,19 @@ public:
 
 private:
     struct held_cells {
-        int64_t p0;
+        int64_t p0; // of a window: after the last position that it has not
         int64_t p1;
         std::vector<uint32_t> ids; // of the cells, in order of position
-        bool is_window = false;    // not all positions need be there
-        int32_t lost = -1;         // of a window
+        bool is_window = false;    // not all positions need be there, nor in order
+        uint32_t owner = NOBODY;   // the sequence whose checkpoint it is
     };
 
     uint64_t * words(uint32_t i) { return seq_.data() + std::size_t{i} * n_words_; }
     uint32_t check_seq(int64_t seq, const char * what) const;
-    bool affects(const reposition & change, uint32_t i) const;
+    template <class F> void each_affected(const reposition & change, F visit) const;
+    void take_from(uint32_t i, uint32_t seq);
+    void move_cell(uint32_t i, int32_t pos, uint32_t seq);
+    void move_checkpoints(uint32_t seq, uint32_t src, uint32_t dst) noexcept;
     void occupy(uint32_t i, int32_t pos);
     void vacate_if_free(uint32_t i);
     void take_out(uint32_t i);
@@ -259,13 +275,12 @@ private:
     void check_cells() const;
     void check_extents() const;
     const held_cells & find_hold(int64_t id) const;
+    int64_t hold_run(uint32_t seq, held_cells & held) const;
     const pos_index::order & order_of(uint32_t seq) const;
     void check_holds() const;
     bool is_reusable(uint32_t i, uint32_t kept) const;
-    // what is lost when a range is removed, and after a change
-    int32_t lost_without(uint32_t seq, int64_t p0, int64_t p1) const;
-    int32_t lost_after(const reposition & change, const cells & all, int32_t lost) const;
-    bool keeps_window(const reposition & change, const cells & all, int32_t lost) const;
+    pos_set had_upto(uint32_t seq, int32_t last) const;
+    bool keeps_window(const reposition & change, const pos_set & lost) const;
 
     uint32_t n_seq_max_;
     uint32_t n_words_;
@@ -282,7 +297,8 @@ private:
     std::vector<uint32_t> place_;                   // the cell of each id; ids are a permutation of the cells
     mutable pos_index index_;                       // the order of a sequence is made when it is first needed
     std::unordered_map<int64_t, held_cells> holds_; // by id
-    std::vector<int32_t> lost_;                     // of each sequence
+    std::vector<std::vector<int64_t>> checkpoints_; // of each sequence: the ids of holds
+    std::vector<pos_set> lost_;                     // of each sequence
 };
 
 } // namespace kvg

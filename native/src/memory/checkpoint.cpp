@@ -4,6 +4,7 @@
 
 #include "error.h"
 #include "memory/kv_cache.h"
+#include "memory/slots.h"
 
 namespace kvg {
 
@@ -12,45 +13,47 @@ bool kv_cache::can_go_on(uint32_t seq, int64_t pos) const {
                        [&](const kv_group & group) { return group.cells().can_go_on(seq, static_cast<int32_t>(pos)); });
 }
 
-// In every group with a window that loses positions, or in none.
-void kv_cache::hold_windows(int64_t id, int64_t seq) {
-    try {
-        for (kv_group & group : groups_) {
-            if (group.cells().reuses()) {
-                group.cells().hold_window(id, seq);
-            }
-        }
-    } catch (...) {
-        release_in_all(id);
-        throw;
-    }
-}
-
-hold_range kv_cache::resume_point(int64_t seq) {
+// The position of the next token, where a sequence has cells and can go on.
+int32_t kv_cache::standing(int64_t seq) const {
     const int32_t last = seq_pos_max(seq);
     if (last < 0 || last == std::numeric_limits<int32_t>::max()) {
         fail(KVG_INVALID_ARGUMENT, "sequence %lld %s: there is nothing to come back to", static_cast<long long>(seq),
              last < 0 ? "has no cells" : "can't go on");
     }
     require_seen(static_cast<uint32_t>(seq), last + 1);
+    return last + 1;
+}
+
+// In every group with a window that loses positions, or in none. Returns the id.
+int64_t kv_cache::hold_windows(int64_t seq, int32_t next, bool is_checkpoint) {
     const int64_t id = next_hold_++;
-    resume_points_[id] = last + 1;
-    hold_windows(id, seq);
-    return {id, last + 1, last + 1};
+    try {
+        for (kv_group & group : groups_) {
+            if (group.cells().reuses()) {
+                group.cells().hold_window(id, seq, next, is_checkpoint);
+            }
+        }
+    } catch (...) {
+        release_in_all(id);
+        throw;
+    }
+    return id;
+}
+
+hold_range kv_cache::resume_point(int64_t seq) {
+    const int32_t next = standing(seq);
+    const int64_t id = hold_windows(seq, next, false);
+    resume_points_[id] = next;
+    return {id, next, next};
 }
 
 int32_t kv_cache::keep_checkpoint(int64_t seq) {
+    const int32_t next = standing(seq);
     checkpoints_.reserve(checkpoints_.size() + 1); // or cells would stay held
-    const hold_range point = resume_point(seq);
-    const auto same = [&](const checkpoint & c) { return c.seq == seq && c.p == point.p0; };
-    const auto before = std::find_if(checkpoints_.begin(), checkpoints_.end(), same);
-    if (before != checkpoints_.end()) {
-        release_in_all(before->hold);
-        checkpoints_.erase(before);
-    }
-    const auto p = static_cast<int32_t>(point.p0);
-    checkpoints_.push_back({static_cast<uint32_t>(seq), p, point.id, ++n_used_});
-    return p;
+    const int64_t id = hold_windows(seq, next, true);
+    drop_if([&](const checkpoint & c) { return c.seq == seq && c.p == next; });
+    checkpoints_.push_back({static_cast<uint32_t>(seq), next, id, ++n_used_});
+    return next;
 }
 
 std::vector<int32_t> kv_cache::checkpoints(int64_t seq) const {
@@ -65,39 +68,52 @@ std::vector<int32_t> kv_cache::checkpoints(int64_t seq) const {
     return positions;
 }
 
-// The last one at or before p; nullptr: none.
+// The lowest position that a checkpoint leads back to: its own, or one before it that needs nothing which is not held.
+int64_t kv_cache::reaches(const checkpoint & c) const {
+    int64_t lowest = 0;
+    for (const kv_group & group : groups_) {
+        const cells & cells = group.cells();
+        if (const int32_t lost = cells.has_hold(c.hold) ? cells.lost_before(c.hold, c.seq) : cells.lost(c.seq); lost >= 0) {
+            lowest = std::max(lowest, int64_t{lost} + group.spec().window);
+        }
+    }
+    return lowest;
+}
+
+// The checkpoint that leads back to the highest position up to p; nullptr: none does.
 const checkpoint * kv_cache::find_checkpoint(uint32_t seq, int64_t p) const {
     const checkpoint * found = nullptr;
     for (const checkpoint & each : checkpoints_) {
-        if (each.seq == seq && each.p <= p && (!found || each.p > found->p)) {
+        if (each.seq == seq && reaches(each) <= std::min<int64_t>(p, each.p) &&
+            (!found || std::min<int64_t>(each.p, p) > std::min<int64_t>(found->p, p))) {
             found = &each;
         }
     }
     return found;
 }
 
-int32_t kv_cache::rewind(int64_t seq, int64_t p) {
-    const int64_t wanted = std::clamp<int64_t>(p, 0, int64_t{seq_pos_max(seq)} + 1);
-    const auto s = static_cast<uint32_t>(seq);
-    if (can_go_on(s, wanted)) {
-        seq_rm(seq, wanted, -1);
-        return static_cast<int32_t>(wanted);
+// Shows the sequence what a checkpoint holds that leads back to p, unless it can go on there already.
+void kv_cache::restore(uint32_t seq, int64_t p) {
+    const checkpoint * found = can_go_on(seq, p) ? nullptr : find_checkpoint(seq, p);
+    if (!found || found->p < p) {
+        return;
     }
-    const checkpoint * found = find_checkpoint(s, wanted);
-    if (!found) {
-        seq_rm(seq, 0, -1);
-        return 0;
-    }
-    const checkpoint kept = *found;
     checkpoints_[static_cast<size_t>(found - checkpoints_.data())].used = ++n_used_;
-    drop_spoiled(seq, kept.p, -1);
     for (kv_group & group : groups_) {
-        group.cells().seq_rm(seq, kept.p, -1);
-        if (group.cells().has_hold(kept.hold)) {
-            group.cells().restore_window(kept.hold, seq);
+        if (group.cells().has_hold(found->hold)) {
+            group.cells().restore_window(found->hold, seq);
         }
     }
-    return kept.p;
+}
+
+int32_t kv_cache::rewind(int64_t seq, int64_t p) {
+    int64_t there = std::clamp<int64_t>(p, 0, next_pos(seq));
+    if (!can_go_on(static_cast<uint32_t>(seq), there)) {
+        const checkpoint * found = find_checkpoint(static_cast<uint32_t>(seq), there);
+        there = found ? std::min<int64_t>(found->p, there) : 0;
+    }
+    seq_rm(seq, there, -1);
+    return static_cast<int32_t>(there);
 }
 
 // The one nearest to its neighbours, of those equally near the one that was not used for longest.
@@ -118,33 +134,89 @@ std::vector<checkpoint>::iterator kv_cache::least_useful() {
     });
 }
 
-void kv_cache::drop_for(uint32_t n) {
-    for (kv_group & group : groups_) {
-        while (group.cells().reuses() && !checkpoints_.empty() && n > group.cells().n_available()) {
-            const auto least = least_useful();
-            release_in_all(least->hold);
-            checkpoints_.erase(least);
+bool kv_cache::drop_least() {
+    const bool any = !checkpoints_.empty();
+    if (any) {
+        const auto least = least_useful();
+        release_in_all(least->hold);
+        checkpoints_.erase(least);
+    }
+    return any;
+}
+
+void kv_cache::drop_for(const cells & cells, uint32_t n, uint32_t kept) {
+    while (cells.reuses() && n > cells.n_available(kept) && drop_least()) {
+    }
+}
+
+void kv_cache::require_cells(const std::vector<uint32_t> & n, const char * what) {
+    for (const bool reuses : {false, true}) { // so that no checkpoint is dropped for what is refused then
+        for (size_t g = 0; g < groups_.size(); ++g) {
+            const cells & cells = groups_[g].cells();
+            if (cells.reuses() == reuses) {
+                drop_for(cells, n[g]);
+                kvg::require_room(cells, n[g], what);
+            }
         }
     }
 }
 
-// Before a checkpoint, nothing of its windows may change; what lies before these may, where the full groups follow.
-void kv_cache::drop_spoiled(int64_t seq, int64_t p0, int64_t p1) {
-    uint32_t window = 0;
-    for (const kv_group & group : groups_) {
-        window = std::max(window, group.spec().window);
-    }
-    const auto is_spoiled = [&](const checkpoint & c) {
-        return (seq < 0 || c.seq == seq) && p0 < c.p && (p1 < 0 || p1 > int64_t{c.p} - window);
-    };
+template <class F> void kv_cache::drop_if(F is_over) {
     for (auto each = checkpoints_.begin(); each != checkpoints_.end();) {
-        if (is_spoiled(*each)) {
+        if (is_over(*each)) {
             release_in_all(each->hold);
             each = checkpoints_.erase(each);
         } else {
             ++each;
         }
     }
+}
+
+void kv_cache::drop_within(int64_t seq, int64_t p0, int64_t p1) {
+    drop_if([&](const checkpoint & c) { return (seq < 0 || c.seq == seq) && p0 < c.p && (p1 < 0 || c.p < p1); });
+}
+
+// Nothing may change sides: what came before a checkpoint comes before it afterwards, what came after it comes after it.
+bool kv_cache::moves_along(const checkpoint & c, const reposition & change) const {
+    const int64_t next = change.after(c.p);
+    const cells & first = groups_.front().cells();
+    if (next < 1 || next > std::numeric_limits<int32_t>::max()) {
+        return false;
+    }
+    for (uint32_t i = 0; i < first.n_kv(); ++i) {
+        if (first.has_seq(i, c.seq) && (first.pos(i) < c.p) != (change.after(first.pos(i)) < next)) {
+            return false;
+        }
+    }
+    return std::all_of(groups_.begin(), groups_.end(), [&](const kv_group & group) {
+        const cells & cells = group.cells();
+        return !cells.has_hold(c.hold) || cells.keeps_checkpoint(change, c.hold, next);
+    });
+}
+
+// A division brings positions together that stay apart in the checkpoint's text: those that it touches go.
+void kv_cache::drop_unmoved(const reposition & change) {
+    int64_t window = 0;
+    for (const kv_group & group : groups_) {
+        window = std::max<int64_t>(window, group.spec().window);
+    }
+    const auto is_divided = [&](const checkpoint & c) {
+        return change.d > 1 && change.p0 < c.p && change.p1 > int64_t{c.p} - window;
+    };
+    drop_if([&](const checkpoint & c) {
+        return c.seq == change.seq && change.moves() && (is_divided(c) || !moves_along(c, change));
+    });
+}
+
+void kv_cache::move_checkpoints(const reposition & change) {
+    for (checkpoint & each : checkpoints_) {
+        each.p = static_cast<int32_t>(each.seq == change.seq ? change.after(each.p) : each.p);
+    }
+    drop_if([&](const checkpoint & c) {
+        return std::any_of(checkpoints_.begin(), checkpoints_.end(), [&](const checkpoint & other) {
+            return other.seq == c.seq && other.p == c.p && other.used > c.used;
+        });
+    });
 }
 
 } // namespace kvg

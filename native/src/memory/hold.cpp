@@ -1,5 +1,6 @@
 // Holds of cells: what keeps them when no sequence sees them.
 #include <algorithm>
+#include <limits>
 
 #include "error.h"
 #include "memory/cells.h"
@@ -28,21 +29,28 @@ const pos_index::order & cells::order_of(uint32_t seq) const {
     return index_.of(seq);
 }
 
-hold_range cells::hold(int64_t id, int64_t seq, int64_t first, int64_t last) {
-    const uint32_t s = check_seq(seq, "sequence");
-    const int64_t p0 = std::max<int64_t>(first, 0);
-    const int64_t p1 = last < 0 ? int64_t{seq_pos_max(seq)} + 1 : last;
-    const pos_index::order & order = order_of(s);
+// The cells of the sequence in the range, up to the first gap; returns where that is.
+int64_t cells::hold_run(uint32_t seq, held_cells & held) const {
+    const pos_index::order & order = order_of(seq);
     const auto before = [](const pos_index::entry & e, int64_t pos) { return e.pos < pos; };
-    int64_t next = p0;
-    held_cells held = {p0, p1, {}, false, -1};
-    for (auto it = std::lower_bound(order.begin(), order.end(), p0, before); it != order.end() && it->pos < p1; ++it) {
+    int64_t next = held.p0;
+    for (auto it = std::lower_bound(order.begin(), order.end(), held.p0, before); it != order.end() && it->pos < held.p1;
+         ++it) {
         if (it->pos > next) {
             break;
         }
         held.ids.push_back(it->id);
         next = int64_t{it->pos} + 1;
     }
+    return next;
+}
+
+hold_range cells::hold(int64_t id, int64_t seq, int64_t first, int64_t last) {
+    const uint32_t s = check_seq(seq, "sequence");
+    const int64_t p0 = std::max<int64_t>(first, 0);
+    const int64_t p1 = last < 0 ? int64_t{seq_pos_max(seq)} + 1 : last;
+    held_cells held = {p0, p1, {}, reuses_, NOBODY};
+    const int64_t next = reuses_ ? had_upto(s, seq_pos_max(s)).first_gap(p0) : hold_run(s, held);
     if (p0 >= p1) {
         fail(KVG_INVALID_ARGUMENT, "no positions from %lld to before %lld: hold at least one that sequence %u sees",
              static_cast<long long>(p0), static_cast<long long>(p1), s);
@@ -60,10 +68,10 @@ hold_range cells::hold(int64_t id, int64_t seq, int64_t first, int64_t last) {
     return {id, p0, p1};
 }
 
-void cells::attach(int64_t hold, int64_t seq) {
+hold_range cells::attach(int64_t hold, int64_t seq) {
     const held_cells & held = find_hold(hold);
     const uint32_t s = check_seq(seq, "sequence");
-    if (const int64_t next = int64_t{seq_pos_max(seq)} + 1; next != held.p0) {
+    if (const int64_t next = int64_t{std::max(seq_pos_max(seq), lost(seq))} + 1; next != held.p0) {
         fail(KVG_INVALID_ARGUMENT,
              "the hold begins at position %lld and sequence %u goes on at %lld: attach holds that adjoin, the first one from "
              "position 0 to an empty sequence",
@@ -72,27 +80,57 @@ void cells::attach(int64_t hold, int64_t seq) {
     for (const uint32_t id : held.ids) {
         show(place_[id], s);
     }
+    if (reuses_) {
+        skip(seq, held.p0, held.p1);
+    }
+    return {hold, held.p0, held.p1};
 }
 
-void cells::hold_window(int64_t id, int64_t seq) {
+void cells::skip(int64_t seq, int64_t p0, int64_t p1) {
     const uint32_t s = check_seq(seq, "sequence");
-    const int32_t behind = std::max(lost_[s], left_behind(s));
-    held_cells held = {behind + 1, int64_t{seq_pos_max(seq)} + 1, {}, true, behind};
-    for (const pos_index::entry & each : order_of(s)) {
-        if (each.pos > behind) {
+    lost_[s].add(static_cast<int32_t>(p0), static_cast<int32_t>(p1 - 1));
+    lose(seq, lost(seq));
+}
+
+void cells::hold_window(int64_t id, int64_t seq, int64_t next, bool is_checkpoint) {
+    const uint32_t s = check_seq(seq, "sequence");
+    const int64_t behind = std::max<int64_t>(lost(seq), next - 1 - window_);
+    hold_after(id, s, static_cast<int32_t>(std::max<int64_t>(behind, -1)), next, is_checkpoint);
+}
+
+void cells::hold_after(int64_t id, uint32_t seq, int32_t lost, int64_t next, bool is_checkpoint) {
+    held_cells held = {int64_t{lost} + 1, next, {}, true, is_checkpoint ? seq : NOBODY};
+    for (const pos_index::entry & each : order_of(seq)) {
+        if (each.pos > lost && each.pos < next) {
             held.ids.push_back(each.id);
         }
     }
-    const auto added = holds_.emplace(id, std::move(held)).first; // the last that may fail
-    for (const uint32_t cell_id : added->second.ids) {
-        ++cells_[place_[cell_id]].n_holds;
+    if (is_checkpoint) {
+        checkpoints_[seq].push_back(id);
+    }
+    try {
+        const auto added = holds_.emplace(id, std::move(held)).first; // the last that may fail
+        for (const uint32_t cell_id : added->second.ids) {
+            ++cells_[place_[cell_id]].n_holds;
+        }
+    } catch (...) {
+        if (is_checkpoint) {
+            checkpoints_[seq].pop_back();
+        }
+        throw;
     }
 }
 
+int32_t cells::lost_before(int64_t hold, uint32_t seq) const {
+    return had_upto(seq, static_cast<int32_t>(find_hold(hold).p0 - 1)).max();
+}
+
+// Positions from the hold on are not lost any more, and those before it are, as far as the sequence has them.
 void cells::restore_window(int64_t hold, int64_t seq) {
     const held_cells & held = find_hold(hold);
     const uint32_t s = check_seq(seq, "sequence");
-    move_lost(s, held.lost);
+    lose(seq, static_cast<int32_t>(held.p0 - 1));
+    lost_[s].remove(held.p0, std::numeric_limits<int64_t>::max());
     for (const uint32_t id : held.ids) {
         if (!has_seq(place_[id], s)) {
             show(place_[id], s);
@@ -100,11 +138,54 @@ void cells::restore_window(int64_t hold, int64_t seq) {
     }
 }
 
+bool cells::keeps_checkpoint(const reposition & change, int64_t hold, int64_t next) const {
+    const held_cells & held = find_hold(hold);
+    const int32_t before = had_upto(change.seq, static_cast<int32_t>(held.p0 - 1)).after(change).max();
+    const auto stays = [&](uint32_t id) {
+        const int64_t after = change.after(pos(place_[id]));
+        return after < 0 || (after > before && after < next);
+    };
+    return before < first_seen(static_cast<int32_t>(next)) && std::all_of(held.ids.begin(), held.ids.end(), stays);
+}
+
+std::vector<uint32_t> cells::own_holds(uint32_t seq) const {
+    std::vector<uint32_t> own(checkpoints_[seq].empty() ? 0 : size(), 0);
+    for (const int64_t checkpoint : checkpoints_[seq]) {
+        for (const uint32_t id : find_hold(checkpoint).ids) {
+            ++own[place_[id]];
+        }
+    }
+    return own;
+}
+
+// In the checkpoints of the sequence, the content of dst takes the place of that of src. dst == size(): nothing does.
+void cells::move_checkpoints(uint32_t seq, uint32_t src, uint32_t dst) noexcept {
+    for (const int64_t checkpoint : checkpoints_[seq]) {
+        std::vector<uint32_t> & ids = holds_.find(checkpoint)->second.ids;
+        const auto found = std::find(ids.begin(), ids.end(), cells_[src].id);
+        if (found == ids.end()) {
+            continue;
+        }
+        --cells_[src].n_holds;
+        if (dst < size()) {
+            *found = cells_[dst].id;
+            ++cells_[dst].n_holds;
+        } else {
+            ids.erase(found);
+        }
+    }
+}
+
 void cells::release(int64_t hold) {
-    for (const uint32_t id : find_hold(hold).ids) {
+    const held_cells & held = find_hold(hold);
+    for (const uint32_t id : held.ids) {
         const uint32_t i = place_[id];
         --cells_[i].n_holds;
         vacate_if_free(i);
+    }
+    if (held.owner != NOBODY) {
+        std::vector<int64_t> & own = checkpoints_[held.owner];
+        own.erase(std::find(own.begin(), own.end(), hold));
     }
     holds_.erase(hold);
 }
@@ -121,13 +202,13 @@ void cells::check_holds() const {
         for (const uint32_t id : held.ids) {
             const uint32_t i = place_.at(id);
             ++counted[i];
-            if (held.is_window ? pos(i) < next - 1 : pos(i) != next && pos(i) != next - 1) {
+            if (held.is_window ? pos(i) < held.p0 || pos(i) >= held.p1 : pos(i) != next && pos(i) != next - 1) {
                 fail(KVG_INTERNAL, "hold %lld of positions %lld to %lld has cell %u at %d", static_cast<long long>(number),
                      static_cast<long long>(held.p0), static_cast<long long>(held.p1 - 1), i, pos(i));
             }
             next = int64_t{pos(i)} + 1;
         }
-        if (held.is_window ? next > held.p1 : next != held.p1) {
+        if (!held.is_window && next != held.p1) {
             fail(KVG_INTERNAL, "hold %lld ends at %lld in place of %lld", static_cast<long long>(number),
                  static_cast<long long>(next), static_cast<long long>(held.p1));
         }

@@ -141,32 +141,28 @@ void kv_cache::require_seen(uint32_t seq, int32_t pos) const {
                  "sequence %u can't go on at position %d: a window of %u positions has lost those up to %d. The nearest "
                  "positions "
                  "from which it can go on are %d (%s) and %lld; open the context with swa_full=True to keep every position",
-                 seq, pos, group.spec().window, cells.lost(seq), kept ? kept->p : 0,
+                 seq, pos, group.spec().window, cells.lost(seq), kept ? std::min(kept->p, pos) : 0,
                  kept ? "a checkpoint, for kv.rewind" : "decoding everything again",
                  static_cast<long long>(int64_t{cells.lost(seq)} + group.spec().window));
         }
     }
 }
 
-// Refuses a removal after which the sequence would end where it can't go on.
+// Refuses a removal after which the sequence would end where it can't go on, also with a checkpoint's help.
 void kv_cache::require_return(uint32_t seq, int64_t p0, int64_t p1) const {
-    const int64_t last = seq_pos_max(seq);
-    const bool to_the_end = p1 < 0 || p1 > last;
-    if (to_the_end && p0 <= last && !ends_at(seq, p0)) {
-        require_seen(seq, static_cast<int32_t>(p0));
+    if (ends_before(seq, p0, p1) && !can_go_on(seq, p0)) {
+        const checkpoint * found = find_checkpoint(seq, p0);
+        if (!found || found->p < p0) {
+            require_seen(seq, static_cast<int32_t>(p0));
+        }
     }
 }
 
-// After positions from p0 on were taken away.
-void kv_cache::tighten_lost(int64_t seq, int64_t p0) {
-    const cells & first = groups_.front().cells();
-    for (uint32_t s = 0; !first.reuses() && s < first.n_seq_max(); ++s) {
-        for (kv_group & group : groups_) {
-            if ((seq < 0 || seq == s) && group.cells().lost(s) >= 0 && group.cells().lost(s) >= p0 - 1) {
-                group.cells().tighten_lost(s, first);
-            }
-        }
-    }
+// Whether a removal takes the end of a sequence and leaves it something.
+bool kv_cache::ends_before(uint32_t seq, int64_t p0, int64_t p1) const {
+    const int64_t last = next_pos(seq) - 1;
+    const bool to_the_end = p1 < 0 || p1 > last;
+    return to_the_end && p0 <= last && !ends_at(seq, p0);
 }
 
 // The arguments are the same for every group, so the first group refuses what any would.
@@ -176,11 +172,15 @@ void kv_cache::seq_rm(int64_t seq, int64_t p0, int64_t p1) {
             require_return(s, p0, p1);
         }
     }
-    drop_spoiled(seq, p0, p1);
+    for (uint32_t s = 0; s < n_seq_max(); ++s) {
+        if ((seq < 0 || seq == s) && ends_before(s, p0, p1)) {
+            restore(s, p0);
+        }
+    }
+    drop_within(seq, p0, p1);
     for (kv_group & group : groups_) {
         group.cells().seq_rm(seq, p0, p1);
     }
-    tighten_lost(seq, p0);
 }
 
 void kv_cache::seq_cp(int64_t src, int64_t dst, int64_t p0, int64_t p1) {
@@ -188,7 +188,7 @@ void kv_cache::seq_cp(int64_t src, int64_t dst, int64_t p0, int64_t p1) {
         group.cells().seq_cp(src, dst, p0, p1);
     }
     if (src != dst) {
-        drop_spoiled(dst, p0, p1);
+        drop_within(dst, p0, -1);
     }
 }
 
@@ -198,7 +198,7 @@ void kv_cache::seq_keep(int64_t seq) {
     }
     for (uint32_t s = 0; s < n_seq_max(); ++s) {
         if (s != seq) {
-            drop_spoiled(s, 0, -1);
+            drop_within(s, 0, -1);
         }
     }
 }
@@ -221,6 +221,14 @@ int32_t kv_cache::seq_pos_max(int64_t seq) const {
     return highest;
 }
 
+int64_t kv_cache::next_pos(int64_t seq) const {
+    int64_t last = seq_pos_max(seq);
+    for (const kv_group & group : groups_) {
+        last = std::max<int64_t>(last, group.cells().lost(seq));
+    }
+    return last + 1;
+}
+
 uint32_t kv_cache::seq_n_cells(int64_t seq) const {
     uint32_t n = 0;
     for (const kv_group & group : groups_) {
@@ -239,16 +247,15 @@ seq_count kv_cache::count(int64_t seq, int64_t p0, int64_t p1) const {
     return most;
 }
 
+// Of a model whose every layer has a window, a hold keeps no cells: it says which positions come before a resume point.
+bool kv_cache::holds_in(const kv_group & group) const { return group.cells().reuses() == groups_.front().cells().reuses(); }
+
 hold_range kv_cache::hold(int64_t seq, int64_t p0, int64_t p1) {
-    if (groups_.front().cells().reuses()) {
-        fail(KVG_UNSUPPORTED, "every layer of this model has a window, so that no cells stay that a hold could keep; open the "
-                              "context with swa_full=True to keep every position");
-    }
     const int64_t id = next_hold_++;
     hold_range range = {};
     for (kv_group & group : groups_) {
         try {
-            range = group.cells().reuses() ? range : group.cells().hold(id, seq, p0, p1);
+            range = holds_in(group) ? group.cells().hold(id, seq, p0, p1) : range;
         } catch (...) { // what one group refuses, or has no memory for, none has
             release_in_all(id);
             throw;
@@ -258,8 +265,9 @@ hold_range kv_cache::hold(int64_t seq, int64_t p0, int64_t p1) {
 }
 
 void kv_cache::attach(int64_t hold, int64_t seq) {
+    const int64_t next = next_pos(seq);
     if (const auto point = resume_points_.find(hold); point != resume_points_.end()) {
-        if (const int64_t next = int64_t{seq_pos_max(seq)} + 1; next != point->second) {
+        if (next != point->second) {
             fail(KVG_INVALID_ARGUMENT,
                  "the resume point is at position %d and sequence %lld goes on at %lld: attach holds of all before it first",
                  point->second, static_cast<long long>(seq), static_cast<long long>(next));
@@ -271,16 +279,16 @@ void kv_cache::attach(int64_t hold, int64_t seq) {
         }
         return;
     }
+    hold_range range = {};
     for (kv_group & group : groups_) {
-        if (!group.cells().reuses()) {
-            group.cells().attach(hold, seq);
-        }
+        range = holds_in(group) ? group.cells().attach(hold, seq) : range;
     }
     for (kv_group & group : groups_) { // windows have none of it
-        if (group.cells().reuses()) {
-            group.cells().set_lost(seq, seq_pos_max(seq));
+        if (!holds_in(group)) {
+            group.cells().skip(seq, range.p0, range.p1);
         }
     }
+    drop_within(seq, next, -1);
 }
 
 void kv_cache::release(int64_t hold) {

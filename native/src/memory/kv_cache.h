@@ -75,14 +75,15 @@ public:
     // that the next token attends to, the first is beyond the second.
     int32_t seq_pos_min(int64_t seq) const;
     int32_t seq_pos_max(int64_t seq) const;
+    // the position after the last one that the sequence has, or has lost
+    int64_t next_pos(int64_t seq) const;
     // cells of the sequence in the group that has the most of them
     uint32_t seq_n_cells(int64_t seq) const;
 
     // error(KVG_INVALID_ARGUMENT) when a window has lost what a token at this position of the sequence attends to
     void require_seen(uint32_t seq, int32_t pos) const;
     seq_count count(int64_t seq, int64_t p0, int64_t p1) const;
-    // One hold in every group that keeps every position, under one id, which is never used again. error(KVG_UNSUPPORTED) when there is
-    // no such group
+    // One hold in every group that keeps every position, under one id, which is never used again.
     hold_range hold(int64_t seq, int64_t p0, int64_t p1);
     void attach(int64_t hold, int64_t seq);
     void release(int64_t hold);
@@ -90,15 +91,25 @@ public:
     // What windows need where a sequence stands, kept whatever becomes of it: a hold like the others, for attach() as the last of them and
     // release(). p0 and p1 are the position. error(KVG_INVALID_ARGUMENT) when the sequence is empty, or can't go on
     hold_range resume_point(int64_t seq);
-    // The same, kept for the sequence until something before that position changes, or a window needs the room. Returns the position.
+    // The same, kept for the sequence and moved with it, until something is put or taken before that position or a window needs the room.
+    // Returns the position.
     int32_t keep_checkpoint(int64_t seq);
     std::vector<int32_t> checkpoints(int64_t seq) const;
     // Goes back to the largest position up to p where the sequence can go on, 0 if there is none, and returns it.
     int32_t rewind(int64_t seq, int64_t p);
-    // Drops checkpoints until windows have room for n tokens, or there are none.
-    void drop_for(uint32_t n);
-    // Drops those of a sequence (below 0: of all) that a change of positions [p0, p1) spoils.
-    void drop_spoiled(int64_t seq, int64_t p0, int64_t p1);
+    // error(KVG_CACHE_FULL) when a group has no room for n[group] cells. Where a window has none, checkpoints are dropped first.
+    void require_cells(const std::vector<uint32_t> & n, const char * what);
+    // Drops checkpoints until a group with a window has room for n cells, or there are none. kept: as in `cells`
+    void drop_for(const cells & cells, uint32_t n, uint32_t kept = cells::NOBODY);
+    // Drops the checkpoint that is least useful. Returns whether there was any.
+    bool drop_least();
+    // Drops those of a sequence (below 0: of all) at positions after p0 and before p1, which are of another text when something was removed
+    // there, or comes there.
+    void drop_within(int64_t seq, int64_t p0, int64_t p1);
+    // Drops those of the sequence that can't move with it: what their windows would need is lost, or something would pass them.
+    void drop_unmoved(const reposition & change);
+    // The others get their new positions, once the cells of every group have.
+    void move_checkpoints(const reposition & change);
 
     // Calls kv_group::clear() for each group.
     void clear(bool data);
@@ -108,10 +119,16 @@ public:
 private:
     void require_return(uint32_t seq, int64_t p0, int64_t p1) const;
     bool ends_at(uint32_t seq, int64_t p0) const;
-    void tighten_lost(int64_t seq, int64_t p0);
+    bool ends_before(uint32_t seq, int64_t p0, int64_t p1) const;
+    bool holds_in(const kv_group & group) const;
     bool release_in_all(int64_t hold);
     bool can_go_on(uint32_t seq, int64_t pos) const;
-    void hold_windows(int64_t id, int64_t seq);
+    int32_t standing(int64_t seq) const;
+    int64_t hold_windows(int64_t seq, int32_t next, bool is_checkpoint);
+    int64_t reaches(const checkpoint & c) const;
+    void restore(uint32_t seq, int64_t p);
+    bool moves_along(const checkpoint & c, const reposition & change) const;
+    template <class F> void drop_if(F is_over);
     const checkpoint * find_checkpoint(uint32_t seq, int64_t p) const;
     std::vector<checkpoint>::iterator least_useful();
 
@@ -119,7 +136,7 @@ private:
     std::vector<uint32_t> group_of_layer_;
     std::vector<uint32_t> owners_; // of each layer's K and V
     int64_t next_hold_ = 1;
-    std::map<int64_t, int32_t> resume_points_; // their positions, by the id of the hold; those of checkpoints too
+    std::map<int64_t, int32_t> resume_points_; // their positions, by the id of the hold
     std::vector<checkpoint> checkpoints_;
     int64_t n_used_ = 0;          // of checkpoints so far
     std::deque<kv_group> groups_; // a deque, because other objects keep references to them

@@ -1,5 +1,6 @@
 // What windows lose: cells that their sequences have left behind are taken for other tokens.
 #include <algorithm>
+#include <limits>
 
 #include "error.h"
 #include "memory/cells.h"
@@ -16,17 +17,26 @@ struct reusable_cell {
 
 } // namespace
 
-// Nothing is taken from a sequence without need, so that it can go back: a set is what has to be.
-void cells::set_lost(int64_t seq, int32_t lost) {
+void cells::lose(int64_t seq, int32_t last) {
     const uint32_t s = check_seq(seq, "sequence");
-    if (lost <= lost_[s]) {
-        return;
-    }
-    lost_[s] = lost;
     const seq_extent where = extents_[s];
-    for (uint32_t i = where.begin; where.n > 0 && where.pos_min <= lost && i < where.end; ++i) {
-        if (has_seq(i, s) && pos(i) <= lost) {
+    for (uint32_t i = where.begin; where.n > 0 && where.pos_min <= last && i < where.end; ++i) {
+        if (has_seq(i, s) && pos(i) <= last) {
+            lost_[s].add(pos(i), pos(i));
             remove_seq(i, s);
+        }
+    }
+}
+
+void cells::assume_lost(int64_t seq, int32_t last, const cells * all) {
+    const uint32_t s = check_seq(seq, "sequence");
+    lose(seq, last);
+    if (!all && last >= 0) {
+        lost_[s].add(0, last);
+    }
+    for (uint32_t i = 0; all && i < all->n_kv(); ++i) {
+        if (all->has_seq(i, s) && all->pos(i) <= last) {
+            lost_[s].add(all->pos(i), all->pos(i));
         }
     }
 }
@@ -69,42 +79,31 @@ void cells::make_room(uint32_t n, uint32_t kept) {
     std::nth_element(found.begin(), wanted - 1, found.end(), [](const reusable_cell & a, const reusable_cell & b) {
         return a.behind != b.behind ? a.behind > b.behind : a.cell < b.cell;
     });
-    std::vector<int32_t> lost = lost_;
+    std::vector<int32_t> lost(n_seq_max_, -1);
     for (auto each = found.begin(); each != wanted; ++each) {
         each_member(words(each->cell), n_words_, [&](uint32_t s) { lost[s] = std::max(lost[s], pos(each->cell)); });
     }
     for (uint32_t s = 0; s < n_seq_max_; ++s) {
-        set_lost(s, lost[s]);
+        lose(s, lost[s]);
     }
 }
 
-// Without the other groups all positions up to the highest one that is lost count as lost, also those that nobody had.
-int32_t cells::lost_without(uint32_t seq, int64_t p0, int64_t p1) const {
-    const int32_t lost = lost_[seq];
-    return lost >= p0 && lost < p1 ? static_cast<int32_t>(p0 - 1) : lost;
-}
-
-int32_t cells::lost_after(const reposition & change, const cells & all, int32_t lost) const {
-    int64_t after = -1;
-    if (!all.reuses_) {
-        const seq_extent & where = all.extents_[change.seq];
-        for (uint32_t i = where.begin; lost >= 0 && i < where.end; ++i) {
-            if (all.has_seq(i, change.seq) && all.pos(i) <= lost) {
-                after = std::max(after, all.affects(change, i) ? change.next(all.pos(i)) : int64_t{all.pos(i)});
-            }
-        }
-    } else {
-        after = lost < change.p1 ? std::min<int64_t>(lost, change.p0 - 1) : lost;
-        if (lost >= change.p0) {
-            after = std::max(after, change.next(static_cast<int32_t>(std::min<int64_t>(lost, change.p1 - 1))));
+// The positions up to `last` that the sequence has, or has lost.
+pos_set cells::had_upto(uint32_t seq, int32_t last) const {
+    pos_set had;
+    had.add(lost_[seq], 0, int64_t{last} + 1);
+    const seq_extent & where = extents_[seq];
+    for (uint32_t i = where.begin; i < where.end; ++i) {
+        if (has_seq(i, seq) && pos(i) <= last) {
+            had.add(pos(i), pos(i));
         }
     }
-    return static_cast<int32_t>(std::clamp<int64_t>(after, -1, std::numeric_limits<int32_t>::max()));
+    return had;
 }
 
 // What is lost may come nearer to the sequence's end as long as it stays out of the next token's window.
-bool cells::keeps_window(const reposition & change, const cells & all, int32_t lost) const {
-    const int32_t lost_then = window_ == 0 || lost < 0 ? -1 : lost_after(change, all, lost);
+bool cells::keeps_window(const reposition & change, const pos_set & lost) const {
+    const int32_t lost_then = window_ == 0 ? -1 : lost.after(change).max();
     if (lost_then < 0) {
         return true;
     }
@@ -112,41 +111,25 @@ bool cells::keeps_window(const reposition & change, const cells & all, int32_t l
     const seq_extent & where = extents_[change.seq];
     for (uint32_t i = where.begin; i < where.end; ++i) {
         if (has_seq(i, change.seq)) {
-            last = std::max(last, affects(change, i) ? change.next(pos(i)) : int64_t{pos(i)});
+            last = std::max(last, change.after(pos(i)));
         }
     }
-    const int64_t distance = int64_t{seq_pos_max(change.seq)} - lost;
+    const int64_t distance = int64_t{seq_pos_max(change.seq)} - lost.max();
     return last - lost_then >= std::min(distance, int64_t{window_} - 1);
 }
 
-void cells::require_window(const reposition & change, const cells & all, const char * op) const {
-    const int32_t lost = lost_[change.seq];
-    if (!keeps_window(change, all, lost)) {
+void cells::require_window(const reposition & change, const char * op) const {
+    const pos_set & lost = lost_[change.seq];
+    if (!keeps_window(change, lost)) {
         fail(KVG_UNSUPPORTED,
              "%s would bring positions of sequence %u that a window of %u has lost, those up to %d, into the window of the "
              "tokens that follow; open the context with swa_full=True to keep every position",
-             op, change.seq, window_, lost);
+             op, change.seq, window_, lost.max());
     }
 }
 
-bool cells::may_lose(const reposition & change, const cells & all) const {
-    return keeps_window(change, all, std::max(lost_[change.seq], left_behind(change.seq)));
-}
-
-void cells::move_lost(uint32_t seq, int32_t lost) {
-    lost_[seq] = -1;
-    set_lost(seq, lost);
-}
-
-void cells::tighten_lost(uint32_t seq, const cells & all) {
-    int32_t highest = -1;
-    const seq_extent & where = all.extents_[seq];
-    for (uint32_t i = where.begin; i < where.end; ++i) {
-        if (all.has_seq(i, seq) && all.pos(i) <= lost_[seq]) {
-            highest = std::max(highest, all.pos(i));
-        }
-    }
-    lost_[seq] = highest;
+bool cells::may_lose(const reposition & change) const {
+    return keeps_window(change, had_upto(change.seq, std::max(lost(change.seq), left_behind(change.seq))));
 }
 
 } // namespace kvg

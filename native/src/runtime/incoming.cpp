@@ -44,11 +44,11 @@ incoming::incoming(kv_cache & cache, const kvg_kv_place * groups, int64_t n_grou
         check_positions(groups[g]);
     }
     check_alike(cache, groups);
+    std::vector<uint32_t> n_cells_of;
     for (int64_t g = 0; g < n_groups; ++g) {
-        const auto n_cells = static_cast<uint32_t>(groups[g].n_cells);
-        cache.drop_for(n_cells);
-        require_room(cache.groups()[static_cast<size_t>(g)].cells(), n_cells, "what comes in");
+        n_cells_of.push_back(static_cast<uint32_t>(groups[g].n_cells));
     }
+    cache.require_cells(n_cells_of, "what comes in");
     for (int64_t g = 0; g < n_groups; ++g) {
         kv_group & group = cache.groups()[static_cast<size_t>(g)];
         const auto n_cells = static_cast<uint32_t>(groups[g].n_cells);
@@ -129,9 +129,11 @@ void incoming::show(int64_t seq) {
     }
     for (size_t g = 0; g < groups_.size(); ++g) {
         cells & cells = cache_.groups()[g].cells();
-        cells.set_lost(seq, lost_in(groups_[g], last));
+        const class cells & first = cache_.groups().front().cells();
+        cells.assume_lost(seq, lost_in(groups_[g], last), g == 0 || first.reuses() ? nullptr : &first);
         cells.show_reserved(groups_[g].cells, seq);
     }
+    cache_.drop_within(seq, last + 1, -1);
     is_live_ = false;
 }
 

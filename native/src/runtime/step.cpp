@@ -34,10 +34,7 @@ int64_t step::decode(const kvg_batch & in, const kvg_output * output) {
     decoded_.clear();
     upkeep_.require_intact();
     const batch batch(in, model_.hparams().n_vocab, params_.n_batch, cache_);
-    cache_.drop_for(batch.n_tokens());
-    for (const kv_group & group : cache_.groups()) {
-        require_room(group.cells(), batch.n_tokens(), "the batch"); // before anything moves
-    }
+    cache_.require_cells(std::vector<uint32_t>(cache_.groups().size(), batch.n_tokens()), "the batch"); // before anything moves
     if (output) {
         check_output(batch, *output);
     }
@@ -66,6 +63,9 @@ int64_t step::decode(const kvg_batch & in, const kvg_output * output) {
     }
     decoded_ = batch.first_positions();
     reserved.keep();
+    for (const first_position & first : decoded_) {
+        cache_.drop_within(first.seq, first.pos, -1);
+    }
     return static_cast<int64_t>(row);
 }
 

@@ -26,8 +26,8 @@ static void require_above(const cells & cells, uint32_t seq, int32_t lost) {
     }
 }
 
-// The cells with these in place of a sequence's.
-static replacement replaced(const cells & now, int64_t seq, const kvg_kv_rows & in) {
+// The cells with these in place of a sequence's. all: those of a group that keeps every position; nullptr: there is none
+static replacement replaced(const cells & now, int64_t seq, const kvg_kv_rows & in, const cells * all) {
     const uint32_t n_seq_max = now.n_seq_max();
     cells next = now;
     next.seq_rm(seq, 0, -1);
@@ -51,7 +51,7 @@ static replacement replaced(const cells & now, int64_t seq, const kvg_kv_rows & 
     for (uint32_t s = 0; in.lost && s < n_seq_max; ++s) {
         if (seq < 0 || seq == s) {
             require_above(next, s, in.lost[s]);
-            next.set_lost(s, in.lost[s]);
+            next.assume_lost(s, in.lost[s], all);
         }
     }
     return {std::move(next), slots};
@@ -119,8 +119,9 @@ void transfer::replace(int64_t seq, const kvg_kv_rows * groups, int64_t n_groups
     upkeep_.require_intact();
     std::vector<replacement> all;
     for (int64_t g = 0; g < n_groups; ++g) {
-        cache_.drop_for(static_cast<uint32_t>(groups[g].n_cells));
-        all.push_back(replaced(group_at(g).cells(), seq, groups[g]));
+        cache_.drop_for(group_at(g).cells(), static_cast<uint32_t>(groups[g].n_cells));
+        const bool is_told = g > 0 && !group_at(0).cells().reuses();
+        all.push_back(replaced(group_at(g).cells(), seq, groups[g], is_told ? &all.front().next : nullptr));
     }
     for (kv_group & group : cache_.groups()) {
         group.set_broken(); // rows of cells that are to be replaced may be overwritten
@@ -134,7 +135,7 @@ void transfer::replace(int64_t seq, const kvg_kv_rows * groups, int64_t n_groups
         std::swap(group_at(g).cells(), all[static_cast<size_t>(g)].next);
         group_at(g).set_whole();
     }
-    cache_.drop_spoiled(seq, 0, -1);
+    cache_.drop_within(seq, 0, -1);
 }
 
 } // namespace kvg

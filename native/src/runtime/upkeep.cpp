@@ -49,24 +49,41 @@ uint32_t compact(kv_group & group, int32_t policy) {
     return static_cast<uint32_t>(n_moved);
 }
 
-// Refuses what can't be, with nothing changed. Where a window needs room for copies, the sequence loses what it has left behind, unless
-// it is going to need that; others lose theirs in any case.
-void require_copies(const cells & cells, const reposition & change, const kvg::cells & all, const char * op) {
+// How many cells a group needs for copies, and from which sequence none may be taken for them.
+struct copy_need {
+    uint32_t n;
+    uint32_t kept;
+};
+
+// Where a window needs room for copies, the sequence loses what it has left behind, unless it is going to need that; others lose theirs in
+// any case.
+copy_need need_of(const cells & cells, const reposition & change) {
     const std::vector<uint32_t> shared = cells.shared_in(change);
-    if (shared.size() <= cells.size() - cells.n_used()) {
-        return;
+    const auto n_shared = static_cast<uint32_t>(shared.size());
+    if (n_shared <= cells.size() - cells.n_used() || !cells.reuses() || !cells.may_lose(change)) {
+        return {n_shared, change.seq};
     }
-    const bool loses = cells.reuses() && cells.may_lose(change, all);
-    const auto is_copied = [&](uint32_t i) { return !loses || cells.pos(i) > cells.left_behind(change.seq); };
-    const auto n = static_cast<uint32_t>(std::count_if(shared.begin(), shared.end(), is_copied));
-    require_room(cells, n, op, loses ? cells::NOBODY : change.seq);
+    const std::vector<uint32_t> own = cells.own_holds(change.seq);
+    const auto is_copied = [&](uint32_t i) {
+        return cells.pos(i) > cells.left_behind(change.seq) || (!own.empty() && own[i] > 0);
+    };
+    return {static_cast<uint32_t>(std::count_if(shared.begin(), shared.end(), is_copied)), cells::NOBODY};
+}
+
+// error(KVG_CACHE_FULL). Where a window has no room for copies, checkpoints are dropped first.
+void require_copies(kv_cache & cache, const cells & cells, const reposition & change, const char * op) {
+    copy_need need = need_of(cells, change);
+    while (cells.reuses() && need.n > cells.n_available(need.kept) && cache.drop_least()) {
+        need = need_of(cells, change);
+    }
+    require_room(cells, need.n, op, need.kept);
 }
 
 // From shared cells to empty ones, in one group.
-std::vector<cell_move> plan_copies(cells & cells, const reposition & change, const kvg::cells & all, const char * op) {
+std::vector<cell_move> plan_copies(cells & cells, const reposition & change, const char * op) {
     std::vector<uint32_t> shared = cells.shared_in(change);
-    if (shared.size() > cells.size() - cells.n_used() && cells.reuses() && cells.may_lose(change, all)) {
-        cells.set_lost(change.seq, cells.left_behind(change.seq));
+    if (shared.size() > cells.size() - cells.n_used() && cells.reuses() && cells.may_lose(change)) {
+        cells.lose(change.seq, cells.left_behind(change.seq));
         shared = cells.shared_in(change);
     }
     std::vector<cell_move> copies;
@@ -128,21 +145,22 @@ void upkeep::seq_div(int64_t seq, int64_t p0, int64_t p1, int64_t d) {
 // A position is a property of the cell: those who share one keep it, and the sequence goes on with a copy. K and V are copied, in every
 // group, before any cell changes.
 void upkeep::reposition(const std::vector<kvg::reposition> & changes, const char * op) {
-    const cells & all = cache_.groups().front().cells();
     std::vector<std::vector<cell_move>> copies;
-    std::vector<int32_t> lost; // in the end
     for (size_t g = 0; g < groups_.size(); ++g) {
-        const cells & cells = cache_.groups()[g].cells();
-        cells.require_window(changes[g], all, op);
-        cache_.drop_for(static_cast<uint32_t>(cells.shared_in(changes[g]).size()));
-        require_copies(cells, changes[g], all, op);
+        cache_.groups()[g].cells().require_window(changes[g], op);
     }
-    if (changes.front().delta != 0 || changes.front().d > 1) {
-        cache_.drop_spoiled(changes.front().seq, changes.front().p0, -1);
+    for (const bool reuses : {false, true}) { // so that no checkpoint is dropped for what is refused then
+        for (size_t g = 0; g < groups_.size(); ++g) {
+            if (cache_.groups()[g].cells().reuses() == reuses) {
+                require_copies(cache_, cache_.groups()[g].cells(), changes[g], op);
+            }
+        }
+        if (!reuses) {
+            cache_.drop_unmoved(changes.front());
+        }
     }
     for (size_t g = 0; g < groups_.size(); ++g) {
-        copies.push_back(plan_copies(cache_.groups()[g].cells(), changes[g], all, op));
-        lost.push_back(cache_.groups()[g].cells().lost_after(changes[g], all));
+        copies.push_back(plan_copies(cache_.groups()[g].cells(), changes[g], op));
     }
     for (size_t g = 0; g < groups_.size(); ++g) {
         if (!copies[g].empty()) {
@@ -161,8 +179,8 @@ void upkeep::reposition(const std::vector<kvg::reposition> & changes, const char
             cells.fork(copy.src, copy.dst, changes[g].seq);
         }
         cells.apply(changes[g]);
-        cells.move_lost(changes[g].seq, lost[g]);
     }
+    cache_.move_checkpoints(changes.front());
 }
 
 // Settles all cells whose K-shift is pending, and rotates K of those that don't wait.

@@ -89,8 +89,6 @@ def test_a_model_of_windows_alone_never_is_full(windowed: kvg.Model) -> None:
             ctx.kv.seq_rm(0, 149, -1)
             assert nmse(decode(ctx, run_of(IDS[149:150], 149)), expected) <= where.rule(1e-6)
         assert ctx.kv.n_free >= N_BATCH
-        with pytest.raises(kvg.UnsupportedError, match="swa_full"):
-            ctx.kv.hold(0, 145, -1)
 
 
 def test_what_a_call_leaves_behind_stays_until_the_next(mixed: kvg.Model) -> None:
@@ -151,10 +149,12 @@ def test_a_sequence_that_ended_has_lost_nothing(mixed: kvg.Model) -> None:
 
 
 @pytest.mark.parametrize("n_keep", [0, 4])
-def test_a_context_shift(mixed: kvg.Model, windowed: kvg.Model, n_keep: int) -> None:
-    """The lost positions move with those after them: one-layer logits tell what is seen afterwards."""
+@pytest.mark.parametrize("alone", [False, True])
+def test_a_context_shift(mixed: kvg.Model, windowed: kvg.Model, n_keep: int, alone: bool) -> None:
+    """The lost positions move with those after them, also where no other group has them (alone)."""
+    model = windowed if alone else mixed
     shift = kvg.ContextShift(n_keep=n_keep)
-    with open_context(mixed, **OPTIONS) as ctx, open_context(mixed, **OPTIONS, swa_full=True) as full:
+    with open_context(model, **OPTIONS) as ctx, open_context(model, **OPTIONS, swa_full=True) as full:
         for each in (ctx, full):
             fill(each, 150)
             shift.apply(each.kv)

@@ -122,23 +122,78 @@ def test_what_spoils_a_checkpoint(mixed: kvg.Model) -> None:
             fill(ctx, n)
             ctx.kv.checkpoint(0)
         fill(ctx, 120)
-        ctx.kv.seq_rm(0, 45, 50)  # in no window
-        assert ctx.kv.checkpoints(0) == [40, 60, 80]
-        ctx.kv.seq_rm(0, 50, 55)
-        assert ctx.kv.checkpoints(0) == [40, 80]
-        ctx.kv.seq_add(0, 45, -1, 3)
+        for p0, p1, left in ((45, 50, [40, 60, 80]), (50, 60, [40, 60, 80]), (79, 82, [40, 60])):
+            ctx.kv.seq_rm(0, p0, p1)
+            assert ctx.kv.checkpoints(0) == left
+        ctx.kv.seq_add(0, 50, -1, -10)  # the window at 50 would reach back to what is lost
         assert ctx.kv.checkpoints(0) == [40]
         ctx.kv.seq_add(0, 45, -1, 0)
         ctx.kv.seq_keep(0)
         assert ctx.kv.checkpoints(0) == [40]
+        ctx.kv.seq_div(0, 39, -1, 2)
+        assert ctx.kv.checkpoints(0) == []
+        ctx.kv.checkpoint(0)
         ctx.kv.seq_keep(1)
         assert ctx.kv.checkpoints(0) == []
-        fill(ctx, 30, 1)
-        ctx.kv.checkpoint(1)
-        blob = ctx.kv.save(1)
-        ctx.kv.load(blob, 1)
-        assert ctx.kv.checkpoints(1) == []
         assert not ctx.kv.cells(WINDOW).held.any()
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("n_keep", [0, 5])
+def test_checkpoints_move_with_a_context_shift(mixed: kvg.Model, n_keep: int, shared: bool) -> None:
+    """shared: another sequence sees the cells, and keeps them where they are."""
+    options = {**OPTIONS, "checkpoint_cells": 6 * W}
+    with open_context(mixed, **options) as ctx, open_context(mixed, **options, swa_full=True) as full:
+        for each in (ctx, full):
+            for n in (20, 60, 80):
+                fill(each, n)
+                each.kv.checkpoint(0)
+                if shared and n == 80:
+                    each.kv.seq_cp(0, 1, 0, -1)
+            fill(each, 100)
+            each.kv.seq_rm(0, n_keep, 30)
+            each.kv.seq_add(0, 30, -1, n_keep - 30)
+            assert each.kv.checkpoints(0) == [30 + n_keep, 50 + n_keep]
+            fill(each, 120)
+        held = ctx.kv.cells(WINDOW)
+        assert sorted(held.pos[held.held > 0]) == [p + n_keep for p in (*range(22, 30), *range(42, 50))]
+        for there in (50 + n_keep, 30 + n_keep):
+            for each in (ctx, full):
+                each.kv.seq_rm(0, there, -1)
+            assert nmse(go_on(ctx, there), go_on(full, there)) <= where.rule(1e-6)
+        if shared:
+            assert nmse(go_on(ctx, 80, 1), go_on(full, 80, 1)) <= where.rule(1e-6)
+
+
+def test_removing_down_to_a_checkpoint(mixed: kvg.Model) -> None:
+    """What rewind() can do, seq_rm() can; of all sequences too."""
+    with open_context(mixed, **OPTIONS) as ctx:
+        fill(ctx, 40)
+        ctx.kv.checkpoint(0)
+        fill(ctx, 90)
+        for p in (41, 30):
+            with pytest.raises(kvg.InvalidArgumentError, match="lost"):
+                ctx.kv.seq_rm(0, p, -1)
+        assert (ctx.kv.checkpoints(0), ctx.kv.seq_pos_max(0)) == ([40], 89)
+        ctx.kv.seq_rm(-1, 40, -1)
+        assert nmse(go_on(ctx, 40), expected(mixed, 40)) <= where.rule(1e-6)
+        fill(ctx, 90)
+        ctx.kv.seq_rm(0, 39, -1)  # its window reaches back to here
+        assert ctx.kv.checkpoints(0) == []
+        assert nmse(go_on(ctx, 39), expected(mixed, 39)) <= where.rule(1e-6)
+
+
+def test_other_tokens_come_before_a_checkpoint(mixed: kvg.Model) -> None:
+    """Where what was just before it is gone, the sequence may go on below it, with another text."""
+    with open_context(mixed, **OPTIONS) as ctx:
+        fill(ctx, 40)
+        ctx.kv.checkpoint(0)
+        fill(ctx, 45)
+        ctx.kv.seq_rm(0, 35, 40)
+        ctx.kv.seq_rm(0, 40, -1)
+        assert (ctx.kv.checkpoints(0), ctx.kv.seq_pos_max(0)) == ([40], 34)
+        fill(ctx, 45)
+        assert ctx.kv.checkpoints(0) == []
 
 
 def test_a_shared_prefix_is_gone_on_with(mixed: kvg.Model) -> None:
@@ -187,3 +242,27 @@ def test_models_without_windows_have_them_too(small: kvg.Model) -> None:
         ctx.kv.attach(hold, 0)
         ctx.kv.attach(point, 0)
         assert ctx.kv.seq_pos_max(0) == 19
+
+
+def test_a_prefix_of_a_model_of_windows_alone(windowed: kvg.Model) -> None:
+    """Its holds keep no cells, and say what comes before the resume point."""
+    n = 50
+    with open_context(windowed, **OPTIONS) as ctx, open_context(windowed, **OPTIONS, swa_full=True) as full:
+        fill(full, n)
+        fill(ctx, n)
+        with pytest.raises(kvg.InvalidArgumentError, match="no cell at position 50"):
+            ctx.kv.hold(0, 10, 51)
+        holds, point = [ctx.kv.hold(0, 0, 30), ctx.kv.hold(0, 30, -1)], ctx.kv.resume_point(0)
+        fill(ctx, 120)
+        ctx.kv.seq_rm(0, 0, -1)
+        with pytest.raises(kvg.InvalidArgumentError, match="goes on at 0"):
+            ctx.kv.attach(point, 1)
+        with pytest.raises(kvg.InvalidArgumentError, match="goes on at 0"):
+            ctx.kv.attach(holds[1], 1)
+        for hold in holds:
+            ctx.kv.attach(hold, 1)
+        assert (ctx.kv.seq_pos_max(1), ctx.kv.seq_pos_min(1)) == (-1, n)
+        with pytest.raises(kvg.InvalidArgumentError, match="lost"):
+            go_on(ctx, n, 1)
+        ctx.kv.attach(point, 1)
+        assert nmse(go_on(ctx, n, 1), go_on(full, n)) <= where.rule(1e-6)

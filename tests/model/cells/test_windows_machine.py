@@ -29,6 +29,7 @@ from support.naive_windows import NaivePair
 import pykvgraph as kvg
 
 N_CELLS, N_SEQ, N_BATCH, W = 60, 3, 7, 5
+N_WINDOW = N_SEQ * W + N_BATCH
 RUNS, STEPS_PER_RUN = 420, 60
 
 seqs = st.integers(0, N_SEQ - 1)
@@ -44,12 +45,22 @@ class WindowsMachine(RuleBasedStateMachine):
     model: ClassVar[kvg.Model]
     counts: ClassVar[Counter[str]] = Counter()
 
-    @initialize(lengths=st.lists(st.integers(0, 25), min_size=1, max_size=N_SEQ))
-    def open(self, lengths: list[int]) -> None:
+    @initialize(
+        lengths=st.lists(st.integers(0, 25), min_size=1, max_size=N_SEQ),
+        n_more=st.sampled_from([0, W, 3 * W]),
+    )
+    def open(self, lengths: list[int], n_more: int) -> None:
+        """n_more: cells for checkpoints."""
         self.ctx = open_context(
-            self.model, n_ctx=N_CELLS, n_batch=N_BATCH, n_ubatch=4, n_seq_max=N_SEQ, defrag_threshold=-1
+            self.model,
+            n_ctx=N_CELLS,
+            n_batch=N_BATCH,
+            n_ubatch=4,
+            n_seq_max=N_SEQ,
+            checkpoint_cells=n_more,
+            defrag_threshold=-1,
         )
-        self.pair = NaivePair(N_CELLS, N_SEQ * W + N_BATCH, N_SEQ, W)
+        self.pair = NaivePair(N_CELLS, N_WINDOW + n_more, N_SEQ, W)
         self.holds: list[kvg.Hold] = []
         self.pending: str | None = None
         for seq, length in enumerate(lengths):
@@ -128,7 +139,7 @@ class WindowsMachine(RuleBasedStateMachine):
     @rule(seq=any_seqs, p0=positions, p1=ends, delta=st.integers(-12, 12))
     def seq_add(self, seq: int, p0: int, p1: int, delta: int) -> None:
         if self.pair.full.pos_max(seq) < 300:
-            self.call(self.pair.seq_add(seq, p0, p1, delta), self.ctx.kv.seq_add, seq, p0, p1, delta)
+            self.seq_add_checked(seq, p0, p1, delta)
 
     @rule(seq=any_seqs, p0=positions, p1=ends, d=st.integers(0, 3))
     def seq_div(self, seq: int, p0: int, p1: int, d: int) -> None:
@@ -145,7 +156,9 @@ class WindowsMachine(RuleBasedStateMachine):
                 self.seq_add_checked(seq, end, -1, -n_discard)
 
     def seq_add_checked(self, *arguments: int) -> None:
+        before = {c.name: c.p for c in self.pair.checkpoints}
         self.call(self.pair.seq_add(*arguments), self.ctx.kv.seq_add, *arguments)
+        self.counts["checkpoints moved"] += any(c.p != before[c.name] for c in self.pair.checkpoints)
 
     @rule(seq=any_seqs, p0=positions, p1=ends)
     def hold(self, seq: int, p0: int, p1: int) -> None:
@@ -168,6 +181,51 @@ class WindowsMachine(RuleBasedStateMachine):
         hold %= len(self.holds)
         self.call(self.pair.release(hold), self.holds[hold].release)
 
+    @rule(seq=any_seqs)
+    def checkpoint(self, seq: int) -> None:
+        self.call(self.pair.checkpoint(seq), self.ctx.kv.checkpoint, seq)
+
+    @rule(seq=seqs, n=st.integers(1, N_BATCH))
+    def checkpoint_and_go_on(self, seq: int, n: int) -> None:
+        """So that most of what it holds is held by nothing else soon."""
+        self.checkpoint(seq)
+        for _ in range(3):
+            self.append(seq, n, 0)
+
+    @rule(seq=seqs, back=st.integers(0, 40))
+    def rewind(self, seq: int, back: int) -> None:
+        p = self.pair.pos_max(seq) + 1 - back
+        assert self.ctx.kv.rewind(seq, p) == self.pair.rewind(seq, p)
+
+    @rule(which=st.integers(0, 100), less=st.integers(0, 2), rewinds=st.booleans())
+    @precondition(lambda self: self.pair.checkpoints)
+    def go_back_to_a_checkpoint(self, which: int, less: int, rewinds: bool) -> None:
+        known = self.pair.checkpoints[which % len(self.pair.checkpoints)]
+        seq, p = known.seq, max(1, known.p - less)
+        far = not self.pair.window.can_go_on(seq, p)
+        if rewinds:
+            there = self.pair.rewind(seq, p)
+            assert self.ctx.kv.rewind(seq, p) == there
+        else:
+            refusals = self.pair.seq_rm(seq, p, -1)
+            self.call(refusals, self.ctx.kv.seq_rm, seq, p, -1)
+            there = -1 if refusals else p
+        self.counts["back to a checkpoint"] += far and there == p
+
+    @rule(seq=any_seqs)
+    def resume_point(self, seq: int) -> None:
+        refusals = self.pair.resume_point(len(self.holds), seq)
+        if refusals:
+            with pytest.raises(refusals):
+                self.ctx.kv.resume_point(seq)
+        else:
+            self.holds.append(self.ctx.kv.resume_point(seq))
+
+    @rule(seq=seqs, delta=st.integers(-12, 12))
+    def seq_add_lately(self, seq: int, delta: int) -> None:
+        """What the window still has moves, and nothing before it."""
+        self.seq_add_checked(seq, max(0, self.pair.pos_min(seq)), -1, delta)
+
     @rule(policy=st.sampled_from(["fill", "sort"]))
     def defrag(self, policy: Literal["fill", "sort"]) -> None:
         self.ctx.kv.defrag(policy)
@@ -182,7 +240,8 @@ class WindowsMachine(RuleBasedStateMachine):
     def save_and_load(self, seq: int, to: int) -> None:
         """Into the same sequence: all is as it was, in other cells perhaps, so what is compared is sorted."""
         blob = self.ctx.kv.save(seq)
-        with open_context(self.model, n_ctx=N_CELLS, n_batch=N_BATCH, n_seq_max=N_SEQ) as other:
+        options = {"n_ctx": N_CELLS, "n_batch": N_BATCH, "n_seq_max": N_SEQ, "checkpoint_cells": 3 * W}
+        with open_context(self.model, **options) as other:
             other.kv.load(blob, to)
             for index, group in enumerate(self.groups()):
                 view = other.kv.cells(index)
@@ -210,10 +269,16 @@ class WindowsMachine(RuleBasedStateMachine):
             view = kv.cells(index)
             assert view.pos.tolist() == [cell.pos if cell else -1 for cell in group.cells]
             assert view.shift.tolist() == [cell.shift if cell else 0 for cell in group.cells]
+            assert view.held.tolist() == [len(cell.holds) if cell else 0 for cell in group.cells]
             masks = view.seq @ (1 << np.arange(N_SEQ))
             assert masks.tolist() == [sum(1 << s for s in cell.seqs) if cell else 0 for cell in group.cells]
         for seq in range(N_SEQ):
-            assert kv._lost(1, seq) == self.pair.window.lost_of(seq)
+            lost = self.pair.window.lost_of(seq)
+            assert kv._lost(1, seq) == lost
+            assert self.pair.window.lost.get(seq, set()) == {
+                cell.pos for cell in self.pair.full.of(seq) if cell.pos <= lost
+            }
+            assert kv.checkpoints(seq) == self.pair.positions(seq)
             assert kv.seq_pos_max(seq) == self.pair.full.pos_max(seq)
             assert kv.seq_pos_min(seq) == self.pair.pos_min(seq)
             last = self.pair.full.pos_max(seq)
@@ -221,7 +286,8 @@ class WindowsMachine(RuleBasedStateMachine):
             if self.pair.window.can_go_on(seq, last + 1):  # what the next token attends to is there
                 assert wanted == {c.pos for c in self.pair.window.of(seq) if c.pos > last + 1 - W}
         assert kv.n_free == N_CELLS - len(self.pair.full.used)
-        self.counts["lost"] += any(lost >= 0 for lost in self.pair.window.lost.values())
+        self.counts["checkpoints"] += bool(self.pair.checkpoints)
+        self.counts["lost"] += any(self.pair.window.lost.values())
 
 
 @pytest.mark.slow
@@ -237,4 +303,5 @@ def test_a_window_against_the_naive_one(model_file: Callable[[ModelSpec], Path])
     assert counts["steps"] >= 20_000
     assert counts["lost"] >= counts["steps"] // 4
     assert min(counts["seq_rm InvalidArgumentError"], counts["seq_add UnsupportedError"]) >= 50
+    assert min(counts["back to a checkpoint"], counts["checkpoints moved"]) >= 40
     assert min(counts["decode done"], counts["seq_add done"], counts["seq_div done"], counts["loads"]) >= 100
