@@ -30,16 +30,20 @@ class Seen(NamedTuple):
 
 @dataclass
 class Text:
-    """What a sequence sees, by rising position, and where it may go on at the earliest."""
+    """What a sequence sees, by rising position, and where it may go on at the earliest.
+
+    sure: it can go on there. Not the copy of a part, where windows may have lost the end of that part.
+    """
 
     tokens: list[Seen] = field(default_factory=list)
     next: int = 0
+    sure: bool = True
 
     def copy(self) -> Text:
-        return Text(list(self.tokens), self.next)
+        return Text(list(self.tokens), self.next, self.sure)
 
     def where(self, keep: Callable[[int], bool]) -> Text:
-        return Text([token for token in self.tokens if keep(token.pos)], self.next)
+        return Text([token for token in self.tokens if keep(token.pos)], self.next, self.sure)
 
 
 @dataclass
@@ -95,7 +99,7 @@ class Editor:
     def below(self, n: int) -> int:
         return int(self.rng.integers(max(1, n)))
 
-    def allowed(self, call: Callable[[], object]) -> bool:
+    def allowed(self, call: Callable[[], object], nothing_lost: bool = False) -> bool:
         """Whether the call did it. Its refusals: no room, and what a window has lost."""
         before = self.seen()
         try:
@@ -103,7 +107,7 @@ class Editor:
         except (kvg.CacheFullError, kvg.UnsupportedError) as refusal:
             self.counts[type(refusal).__name__] += 1
         except kvg.InvalidArgumentError as refusal:
-            assert "lost" in str(refusal), refusal
+            assert "lost" in str(refusal) and not nothing_lost, refusal
             self.counts["lost"] += 1
         else:
             return True
@@ -133,11 +137,11 @@ class Editor:
         n, pos = 1 + self.below(9), text.next + gap
         tokens = [Token(3 + self.below(N_VOCAB - 3), pos + i, seqs) for i in range(n)]
         found: list[Logits] = []
-        if not self.allowed(lambda: found.append(decode(self.ctx, tokens))):
+        if not self.allowed(lambda: found.append(decode(self.ctx, tokens)), text.sure):
             return False
         for seq in seqs:
             self.texts[seq].tokens += [Seen(token.id, token.pos) for token in tokens]
-            self.texts[seq].next = pos + n
+            self.texts[seq].next, self.texts[seq].sure = pos + n, True
         self.fresh.kv.clear()
         expected = decode(self.fresh, [Token(*token) for token in text.tokens])
         error = nmse(found[0], expected[-n:])
@@ -160,9 +164,9 @@ class Editor:
         self.kv.seq_rm(to, 0, -1)
         self.kv.seq_cp(seq, to, 0, end)
         text = self.texts[to] = self.texts[seq].where(lambda pos: pos < end)
-        text.next = text.tokens[-1].pos + 1 if text.tokens else 0
+        text.next, text.sure = (text.tokens[-1].pos + 1 if text.tokens else 0), not text.tokens
         if not self.go_on((to,), 0):
-            text.next += self.window - 1
+            text.next, text.sure = text.next + self.window - 1, True
             return self.go_on((to,), 0)
         return True
 
@@ -197,6 +201,7 @@ class Editor:
         if not self.allowed(lambda: self.kv.seq_add(seq, p0, p1, delta)):
             return False
         text = self.texts[seq]
+        text.sure = text.sure and bool(text.tokens) and text.next == text.tokens[-1].pos + 1
         text.tokens = [
             Seen(token.id, token.pos + delta * (token.pos >= p0 and (p1 < 0 or token.pos < p1)))
             for token in text.tokens
@@ -221,6 +226,8 @@ class Editor:
     def go_back(self, seq: int) -> bool:
         text = self.texts[seq]
         p = max(0, text.next - 1 - self.below(15))
+        if not text.tokens or p > text.tokens[-1].pos:
+            return False
         if not self.allowed(lambda: self.kv.seq_rm(seq, p, -1)):
             return False
         self.end(seq, p)
@@ -228,7 +235,7 @@ class Editor:
 
     def end(self, seq: int, p: int) -> None:
         self.texts[seq] = self.texts[seq].where(lambda pos: pos < p)
-        self.texts[seq].next = p
+        self.texts[seq].next, self.texts[seq].sure = p, True
 
     def keep_checkpoint(self, seq: int) -> bool:
         return bool(self.texts[seq].tokens) and self.allowed(lambda: self.kv.checkpoint(seq))
@@ -255,7 +262,7 @@ class Editor:
         assert max([0, *kept]) <= p == min(p, wanted, text.next)
         self.counts["rewound to a checkpoint"] += p in kept and p < min(wanted, text.next)
         self.end(seq, p)
-        return p > 0
+        return self.go_on((seq,), 0)
 
     # ---- what is kept elsewhere ----
 

@@ -234,6 +234,21 @@ def test_a_shift_copies_no_cell_that_the_other_sequence_then_loses(mixed: kvg.Mo
         assert ctx.kv._lost(WINDOW, 1) >= W
 
 
+def test_a_copy_of_nothing_has_lost_nothing(mixed: kvg.Model) -> None:
+    """Although its source has. And a part that ends in a gap has lost no position that it never had."""
+    with open_context(mixed, **OPTIONS | {"n_seq_max": 3}) as ctx:
+        decode(ctx, run_of(IDS[:12], 40))
+        decode(ctx, run_of(IDS[:4], 80))
+        for pos in range(84, 200, 4):
+            decode(ctx, run_of(IDS[:4], pos))
+        assert ctx.kv._lost(WINDOW, 0) > 80
+        ctx.kv.seq_cp(0, 1, 0, 20)
+        decode(ctx, run_of(IDS[:4], 0, (1,)))
+        ctx.kv.seq_cp(0, 2, 0, 70)
+        assert ctx.kv._lost(WINDOW, 2) == ctx.kv.seq_pos_max(2) == 51
+        decode(ctx, run_of(IDS[:4], 51 + W, (2,)))
+
+
 def test_a_part_that_is_copied_can_only_be_gone_on_with_where_it_is_whole(mixed: kvg.Model) -> None:
     with open_context(mixed, **{**OPTIONS, "n_seq_max": 2}) as ctx:
         fill(ctx, 100)
