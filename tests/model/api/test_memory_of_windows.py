@@ -14,8 +14,6 @@ from support.models import N_VOCAB, WeightType
 
 import pykvgraph as kvg
 
-pytestmark = pytest.mark.any_device
-
 Architecture = Callable[[ArchSpec], Path]
 
 SPECS = [
