@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 
 from pykvgraph._native.handles import Handle, NotCopied
 from pykvgraph._native.library import lib
@@ -66,12 +65,3 @@ def release_quietly(context: int, number: int) -> None:
     """Ends a hold, if it has not ended yet."""
     with contextlib.suppress(InvalidArgumentError):  # kv.clear() has released it already
         lib().kvg_kv_release(context, number)
-
-
-def read_checkpoints(context: int, seq: int) -> list[int]:
-    """The positions of a sequence's checkpoints, in rising order."""
-    there = ctypes.c_int64()
-    lib().kvg_kv_checkpoints(context, seq, None, 0, ctypes.byref(there))
-    positions = (ctypes.c_int64 * there.value)()
-    lib().kvg_kv_checkpoints(context, seq, positions, there.value, ctypes.byref(there))
-    return list(positions)

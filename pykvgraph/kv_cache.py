@@ -25,7 +25,7 @@ from pykvgraph._native.library import lib, sized
 from pykvgraph.checks import flag, indices, integer, shown
 from pykvgraph.errors import InvalidArgumentError
 from pykvgraph.gguf_file import native_path
-from pykvgraph.hold import Hold, ResumePoint, read_checkpoints, release_quietly
+from pykvgraph.hold import Hold, ResumePoint, release_quietly
 from pykvgraph.incoming import Incoming, Place, RawRows, read_rows
 from pykvgraph.state.cells import SavedState
 from pykvgraph.state.file import read_file, write_file
@@ -35,6 +35,7 @@ from pykvgraph.state.transfer import (
     put,
     read_bounds,
     read_cells,
+    read_checkpoints,
     read_geometry,
     read_group,
     read_info,
@@ -343,9 +344,9 @@ class KVCache(NotCopied):
     def save(self, seq: int | None = None) -> Blob:
         """The cells of one sequence, or with None the whole cache, as bytes (docs/state-format.md).
 
-        All groups of cells are in it. Holds are not, nor are held cells that no sequence sees. A pending
-        K-shift runs first. The K of waiting cells (see update) is rotated in the bytes only, and so rounded
-        once more there than in the cache. Raises InvalidArgumentError for an id out of range.
+        All groups of cells and the checkpoints are in it. Holds are not, nor are their cells that no sequence
+        sees. A pending K-shift runs first. The K of waiting cells (see update) is rotated in the bytes only,
+        and so rounded once more there than in the cache. Raises InvalidArgumentError for an id out of range.
         """
         return self._handle.call(take, self._geometry, seq)
 
@@ -353,7 +354,9 @@ class KVCache(NotCopied):
         """Replaces sequence `seq`, or with None the whole cache, by a state that save() returned.
 
         All or nothing. A sequence may be loaded under another id than it was saved with, and takes any empty
-        cells. Holds and their cells stay as they are, and pending work on other cells stays pending.
+        cells. Holds and their cells stay as they are, and pending work on other cells stays pending. Where
+        windows have less room than in the cache that was saved (swa_full, perhaps), they take the last cells,
+        and those checkpoints, from the highest position on, that find room.
 
         Raises, with nothing changed: StateError for a state that is damaged, from another model, or from a
         cache of another kind; CacheFullError when there are too few empty cells; InvalidArgumentError when
@@ -386,7 +389,7 @@ class KVCache(NotCopied):
                 if saved.whole
                 else "this state holds one sequence: say which one it becomes, load(blob, seq=...)"
             )
-        self._handle.call(put, saved, seq)
+        self._handle.call(put, self._geometry, saved, seq)
 
     def save_file(self, path: str | os.PathLike[str], seq: int | None = None) -> None:
         """Writes what save(seq) returns into a file.

@@ -453,7 +453,8 @@ typedef struct kvg_kv_rows {
     size_t struct_size;
     int64_t n_cells;
     const int32_t * pos;
-    const uint8_t * seq;    /* (n_cells, n_seq_max) of 0/1, at least one 1 per cell */
+    const uint8_t * seq;    /* (n_cells, n_seq_max) of 0/1, at least one 1 per cell, here or in `kept` */
+    const uint8_t * kept;   /* the same: sequences that don't see the cell, and whose checkpoints hold it; NULL: none */
     const uint8_t * dither; /* (n_cells), as kvg_kv_cells gives it */
     const int32_t * lost;   /* (n_seq_max), as kvg_kv_seq_lost gives it; NULL: nothing */
     const uint8_t * data;
@@ -475,9 +476,27 @@ typedef struct kvg_kv_read_request {
 
 /* Raw K and V of cells. A pending K-shift runs first, as in kvg_kv_update. K of cells that wait is rotated in `data` only. */
 KVG_API kvg_status kvg_kv_read_rows(kvg_context * context, const kvg_kv_read_request * request);
+/* Checkpoints that come with cells (kvg_kv_rows). */
+typedef struct kvg_kv_checkpoint_list {
+    size_t struct_size;
+    int64_t n;
+    const int32_t * seq;
+    const int32_t * p;    /* their positions */
+    const int32_t * lost; /* (n, n_groups): as kvg_kv_checkpoint_cells gives it; cells beyond it and before p are held */
+} kvg_kv_checkpoint_list;
+
 /* Replaces the cells of a sequence (seq < 0: of all sequences) in every group by these, or fails and changes nothing. When the device fails
-   while rows are written, the cells are as they were, but K and V can't be used until kvg_kv_clear, as after kvg_kv_update. */
-KVG_API kvg_status kvg_kv_replace(kvg_context * context, int64_t seq, const kvg_kv_rows * groups, int64_t n_groups);
+   while rows are written, the cells are as they were, but K and V can't be used until kvg_kv_clear, as after kvg_kv_update. checkpoints:
+   NULL: none */
+KVG_API kvg_status kvg_kv_replace(kvg_context * context, int64_t seq, const kvg_kv_rows * groups, int64_t n_groups,
+                                  const kvg_kv_checkpoint_list * checkpoints);
+/* How many cells kvg_kv_replace can take for a sequence (seq < 0: for all) in each group (n_groups); -1 in a group that keeps every
+   position, where fewer cells than there are will not do. */
+KVG_API kvg_status kvg_kv_room(const kvg_context * context, int64_t seq, int64_t * out);
+/* What the checkpoints of a sequence hold in a group. lost: of each, in rising order of positions, the highest position that it has not;
+   -1: none. kept (n_cells): 1 for a cell that one of them holds. */
+KVG_API kvg_status kvg_kv_checkpoint_cells(const kvg_context * context, int64_t seq, int64_t group, int32_t * lost,
+                                           uint8_t * kept);
 
 /* ---- rows that are written piece by piece ---- */
 

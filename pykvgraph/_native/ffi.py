@@ -191,6 +191,16 @@ class KvgIncomingRows(Structure):
     )
 
 
+class KvgKvCheckpointList(Structure):
+    _fields_ = (
+        ("struct_size", c_size_t),
+        ("n", c_int64),
+        ("seq", POINTER(c_int32)),
+        ("p", POINTER(c_int32)),
+        ("lost", POINTER(c_int32)),
+    )
+
+
 class KvgKvInfo(Structure):
     _fields_ = (
         ("struct_size", c_size_t),
@@ -235,6 +245,7 @@ class KvgKvRows(Structure):
         ("n_cells", c_int64),
         ("pos", POINTER(c_int32)),
         ("seq", POINTER(c_uint8)),
+        ("kept", POINTER(c_uint8)),
         ("dither", POINTER(c_uint8)),
         ("lost", POINTER(c_int32)),
         ("data", POINTER(c_uint8)),
@@ -328,6 +339,7 @@ STRUCTS: dict[str, type[Structure]] = {
     "kvg_group_info": KvgGroupInfo,
     "kvg_hold": KvgHold,
     "kvg_incoming_rows": KvgIncomingRows,
+    "kvg_kv_checkpoint_list": KvgKvCheckpointList,
     "kvg_kv_info": KvgKvInfo,
     "kvg_kv_place": KvgKvPlace,
     "kvg_kv_read_request": KvgKvReadRequest,
@@ -392,6 +404,8 @@ STATUS_FUNCTIONS = (
     "kvg_kv_read",
     "kvg_kv_read_rows",
     "kvg_kv_replace",
+    "kvg_kv_room",
+    "kvg_kv_checkpoint_cells",
     "kvg_kv_reserve",
     "kvg_incoming_write",
     "kvg_kv_show",
@@ -559,8 +573,18 @@ def declare(lib: CDLL) -> None:
     lib.kvg_kv_read.restype = c_int32
     lib.kvg_kv_read_rows.argtypes = [c_void_p, POINTER(KvgKvReadRequest)]
     lib.kvg_kv_read_rows.restype = c_int32
-    lib.kvg_kv_replace.argtypes = [c_void_p, c_int64, POINTER(KvgKvRows), c_int64]
+    lib.kvg_kv_replace.argtypes = [
+        c_void_p,
+        c_int64,
+        POINTER(KvgKvRows),
+        c_int64,
+        POINTER(KvgKvCheckpointList),
+    ]
     lib.kvg_kv_replace.restype = c_int32
+    lib.kvg_kv_room.argtypes = [c_void_p, c_int64, POINTER(c_int64)]
+    lib.kvg_kv_room.restype = c_int32
+    lib.kvg_kv_checkpoint_cells.argtypes = [c_void_p, c_int64, c_int64, POINTER(c_int32), POINTER(c_uint8)]
+    lib.kvg_kv_checkpoint_cells.restype = c_int32
     lib.kvg_kv_reserve.argtypes = [c_void_p, POINTER(KvgKvPlace), c_int64, POINTER(c_void_p)]
     lib.kvg_kv_reserve.restype = c_int32
     lib.kvg_incoming_write.argtypes = [c_void_p, POINTER(KvgIncomingRows)]

@@ -18,7 +18,8 @@ class SavedCells:
     """Cells of one group.
 
     pos: int32 (n,), seq: bool (n, n_seq), dither: uint8 (n,), rows: uint8 (n * cell_bytes,). lost: int32
-    (n_seq,), of each sequence the highest position that a window has lost, -1: none.
+    (n_seq,), of each sequence the highest position that a window has lost, -1: none. kept: bool (n, n_seq),
+    the sequences that don't see the cell, and whose checkpoints hold it.
     """
 
     pos: npt.NDArray[np.int32]
@@ -26,6 +27,19 @@ class SavedCells:
     dither: npt.NDArray[np.uint8]  # which K carries, docs/state-format.md
     rows: npt.NDArray[np.uint8]
     lost: npt.NDArray[np.int32]
+    kept: npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class SavedCheckpoint:
+    """A position that a sequence can come back to: its cells beyond `lost` and before p are held.
+
+    seq: its place among those that are saved. lost: of each group, -1: none.
+    """
+
+    seq: int
+    p: int
+    lost: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -34,6 +48,7 @@ class SavedState:
 
     whole: bool  # the whole cache, else one sequence, with n_seq 1
     groups: tuple[SavedCells, ...]
+    checkpoints: tuple[SavedCheckpoint, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -86,7 +101,7 @@ def read_table(table: memoryview, counts: Counts, rows: npt.NDArray[np.uint8]) -
     seq = flags[:, :n_seq]
     if (pos < 0).any() or not seq.any(axis=1).all() or flags[:, n_seq:].any():
         raise StateError("the saved state holds a cell without a position, or of no sequence that can be")
-    return SavedCells(pos, seq, dither, rows, np.full(n_seq, -1, np.int32))
+    return SavedCells(pos, seq, dither, rows, np.full(n_seq, -1, np.int32), np.zeros_like(seq))
 
 
 def read_lost(section: memoryview, cells: SavedCells) -> npt.NDArray[np.int32]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,7 @@ from pykvgraph.state import v1
 from pykvgraph.state.cells import (
     Counts,
     SavedCells,
+    SavedCheckpoint,
     SavedState,
     are_alike,
     check_room,
@@ -25,9 +26,23 @@ from pykvgraph.state.cells import (
     read_table,
     write_table,
 )
+from pykvgraph.state.checkpoints import joined, pack_checkpoints, read_checkpoints
 from pykvgraph.state.geometry import Geometry, GroupGeometry, check_geometry
 from pykvgraph.state.rows import GroupRows, check_rows
-from pykvgraph.state.sections import CELL, LOST, MAGIC, MODL, ROWS, VERSION, Reader, Writer
+from pykvgraph.state.sections import (
+    CELL,
+    CKPT,
+    KEPT,
+    KROW,
+    LOST,
+    MAGIC,
+    MODL,
+    ROWS,
+    VERSION,
+    Reader,
+    Section,
+    Writer,
+)
 from pykvgraph.state.source import BytesSource, Source
 
 _FRONT = struct.Struct("<8sI")  # magic and version, the same in every format
@@ -35,36 +50,71 @@ _MODEL = struct.Struct("<16sII")  # fingerprint, number of groups, 0
 # kind, n_layer, window, n_head_kv, head_dim_k, head_dim_v, type_k, type_v, 0, cell bytes; then the layers
 _GROUP = struct.Struct("<IIQIIIIIIQ")
 _COUNTS = struct.Struct("<IIQ")  # whole?, n_seq, n_cells; then the table
-_MAX_MODEL_BYTES = 1 << 20
-
-# A group's positions, sequences and what these have lost, as in SavedCells
-Table = tuple[npt.NDArray[np.int32], npt.NDArray[np.bool_], npt.NDArray[np.int32]]
-# Writes rows and dithers of a group into the arrays that it is given
-Fill = Callable[[int, npt.NDArray[np.uint8], npt.NDArray[np.uint8]], None]
+_MAX_MODEL_BYTES = _MAX_CHECKPOINT_BYTES = 1 << 20
 
 
-def pack(geometry: Geometry, whole: bool, tables: Sequence[Table], fill: Fill) -> bytes:
+@dataclass(frozen=True)
+class Table:
+    """A group's cells without K and V: pos, seq and lost as in SavedCells.
+
+    kept: positions, and whose checkpoints hold them, of cells that these sequences don't see.
+    """
+
+    pos: npt.NDArray[np.int32]
+    seq: npt.NDArray[np.bool_]
+    lost: npt.NDArray[np.int32]
+    kept: tuple[npt.NDArray[np.int32], npt.NDArray[np.bool_]]
+
+
+# Writes rows and dithers of a group into the arrays that it is given; True: those of the cells that are kept
+Fill = Callable[[int, bool, npt.NDArray[np.uint8], npt.NDArray[np.uint8]], None]
+
+
+def pack(
+    geometry: Geometry,
+    whole: bool,
+    tables: Sequence[Table],
+    fill: Fill,
+    checkpoints: Sequence[SavedCheckpoint] = (),
+) -> bytes:
     """A blob that `unpack` gives the same cells for, of each group."""
-    model = _pack_model(geometry)
-    counts = [Counts(whole, seq.shape[1], len(pos)) for pos, seq, _ in tables]
     windows = _windows(geometry)
-    groups = list(enumerate(zip(counts, geometry.groups, strict=True)))
+    model, marks = _pack_model(geometry), pack_checkpoints(checkpoints, windows)
+    groups = range(len(tables))
+    kept = windows if checkpoints else []
+    counts = [Counts(whole, table.seq.shape[1], len(table.pos)) for table in tables]
+    n_kept = [Counts(whole, table.seq.shape[1], len(table.kept[0])) for table in tables]
+    sizes = [group.cell_bytes for group in geometry.groups]
     writer = Writer(
         [
             (MODL, 0, len(model)),
-            *((CELL, index, _COUNTS.size + count.table_bytes) for index, (count, _) in groups),
+            *((CELL, index, _COUNTS.size + counts[index].table_bytes) for index in groups),
             *((LOST, index, 4 * counts[index].n_seq) for index in windows),
-            *((ROWS, index, count.n_cells * group.cell_bytes) for index, (count, group) in groups),
+            *((ROWS, index, counts[index].n_cells * sizes[index]) for index in groups),
+            *((CKPT, 0, len(marks)) for _ in checkpoints[:1]),
+            *((KEPT, index, _COUNTS.size + n_kept[index].table_bytes) for index in kept),
+            *((KROW, index, n_kept[index].n_cells * sizes[index]) for index in kept),
         ]
     )
+
+    def write_cells(
+        tag: bytes, rows: bytes, index: int, pos: npt.NDArray[np.int32], seq: npt.NDArray[np.bool_]
+    ) -> None:
+        count = n_kept[index] if tag == KEPT else counts[index]
+        dither = np.empty(count.n_cells, np.uint8)
+        fill(index, tag == KEPT, writer.place(rows, index), dither)
+        front = _COUNTS.pack(count.whole, count.n_seq, count.n_cells)
+        writer.write(tag, index, front + write_table(pos, seq, dither))
+
     writer.write(MODL, 0, model)
     for index in windows:
-        writer.write(LOST, index, tables[index][2].astype("<i4").tobytes())
-    for index, (pos, seq, _) in enumerate(tables):
-        dither = np.empty(len(pos), np.uint8)
-        fill(index, writer.place(ROWS, index), dither)
-        front = _COUNTS.pack(whole, seq.shape[1], len(pos))
-        writer.write(CELL, index, front + write_table(pos, seq, dither))
+        writer.write(LOST, index, tables[index].lost.astype("<i4").tobytes())
+    for index, table in enumerate(tables):
+        write_cells(CELL, ROWS, index, table.pos, table.seq)
+    if checkpoints:
+        writer.write(CKPT, 0, marks)
+    for index in kept:
+        write_cells(KEPT, KROW, index, *tables[index].kept)
     return writer.finish()
 
 
@@ -114,17 +164,14 @@ def _read_sections(reader: Reader, here: Geometry, room: Sequence[int] | None) -
     check_geometry(_read_model(reader.checked(model)), here)
     n_groups = len(here.groups)
     reader.require_no_more_than(n_groups, _windows(here))
-    counts = [_read_counts(reader, index) for index in range(n_groups)]
+    counts = [_read_counts(reader, CELL, index) for index in range(n_groups)]
     for count, group, index in zip(counts, here.groups, range(n_groups), strict=True):
-        n_bytes = reader.section(ROWS, index).n_bytes
-        if n_bytes != count.n_cells * group.cell_bytes:
-            raise StateError(
-                f"the saved state's section ROWS {index} has {n_bytes} bytes, and {count.n_cells} cells have "
-                f"{count.n_cells * group.cell_bytes}"
-            )
+        _check_size(reader.section(ROWS, index), count, group)
         if (count.whole, count.n_seq) != (counts[0].whole, counts[0].n_seq):
             raise StateError("the saved state's groups don't agree on what is saved: a cache, or a sequence")
-    check_room([count.n_cells for count in counts], room)
+    full = [0 if group.kind == KvgGroupKind.KVG_GROUP_WINDOW else 1 for group in here.groups]
+    # what a window has too much of is left out later (fitted)
+    check_room([count.n_cells * is_full for count, is_full in zip(counts, full, strict=True)], room)
     tables = [reader.checked(reader.section(CELL, index))[_COUNTS.size :] for index in range(n_groups)]
     return _read_cells(reader, here, counts, tables)
 
@@ -146,7 +193,41 @@ def _read_cells(
     groups = tuple(
         replace(of, rows=np.frombuffer(part.data, np.uint8)) for of, part in zip(cells, rows, strict=True)
     )
-    return SavedState(bool(counts[0].whole), groups)
+    return _with_checkpoints(reader, here, counts[0], SavedState(bool(counts[0].whole), groups))
+
+
+def _with_checkpoints(reader: Reader, here: Geometry, like: Counts, state: SavedState) -> SavedState:
+    """The state with what its optional sections hold, if they are there."""
+    windows = _windows(here)
+    found = [(tag, index) for tag in (KEPT, KROW) for index in windows if reader.has(tag, index)]
+    if not reader.has(CKPT):
+        if found:
+            raise StateError("the saved state has cells of checkpoints, and no checkpoints")
+        return state
+    marks = reader.section(CKPT)
+    if marks.n_bytes > _MAX_CHECKPOINT_BYTES:
+        raise StateError(f"the saved state's {marks.name} has {marks.n_bytes} bytes, far too many")
+    checkpoints = read_checkpoints(reader.checked(marks), windows, len(here.groups), like.n_seq)
+    groups = list(state.groups)
+    for index in windows:
+        count, rows = _read_counts(reader, KEPT, index), reader.section(KROW, index)
+        _check_size(rows, count, here.groups[index])
+        if (count.whole, count.n_seq) != (like.whole, like.n_seq):
+            raise StateError("the saved state's checkpoints are of other sequences")
+        data = reader.contents(rows)
+        check_rows([GroupRows(here.groups[index], data, rows.checksum, count.n_cells)])
+        table = reader.checked(reader.section(KEPT, index))[_COUNTS.size :]
+        kept = read_table(table, count, np.frombuffer(data, np.uint8))
+        groups[index] = joined(here.groups[index], groups[index], kept)
+    return replace(state, groups=tuple(groups), checkpoints=checkpoints)
+
+
+def _check_size(rows: Section, count: Counts, group: GroupGeometry) -> None:
+    if rows.n_bytes != count.n_cells * group.cell_bytes:
+        raise StateError(
+            f"the saved state's {rows.name} has {rows.n_bytes} bytes, and {count.n_cells} cells have "
+            f"{count.n_cells * group.cell_bytes}"
+        )
 
 
 def _read_model(data: memoryview) -> Geometry:
@@ -174,9 +255,9 @@ def _read_model(data: memoryview) -> Geometry:
     return Geometry(model, tuple(groups))
 
 
-def _read_counts(reader: Reader, index: int) -> Counts:
+def _read_counts(reader: Reader, tag: bytes, index: int) -> Counts:
     """Of a group; they agree with the section's size, so that no more is read than there can be."""
-    section = reader.section(CELL, index)
+    section = reader.section(tag, index)
     counts = Counts(*_COUNTS.unpack(reader.front(section, _COUNTS.size)))
     if section.n_bytes != _COUNTS.size + counts.table_bytes:
         raise StateError(

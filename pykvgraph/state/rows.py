@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import xxhash
 
 from pykvgraph._native.ffi import KvgType
@@ -52,6 +53,20 @@ class GroupRows:
     data: memoryview
     checksum: int
     n_cells: int
+
+
+def parts_of(geometry: GroupGeometry, rows: npt.NDArray[np.uint8]) -> Iterator[npt.NDArray[np.uint8]]:
+    """Views of K and of V of each layer in its turn: (n_cells, bytes of a row)."""
+    n_cells, offset = rows.size // geometry.cell_bytes, 0
+    for _ in geometry.layers:
+        for head_dim, kind in (
+            (geometry.head_dim_k, geometry.type_k),
+            (geometry.head_dim_v, geometry.type_v),
+        ):
+            layout = _LAYOUTS[kind % HADAMARD]
+            n_bytes = n_cells * (geometry.n_head_kv * head_dim // layout.size * layout.n_bytes)
+            yield rows[offset : offset + n_bytes].reshape(n_cells, -1 if n_cells else 1)
+            offset += n_bytes
 
 
 def check_rows(groups: Sequence[GroupRows]) -> None:

@@ -22,10 +22,11 @@ VERSION = 2
 MAX_SECTIONS = 1 << 16
 
 MODL, CELL, LOST, ROWS = b"MODL", b"CELL", b"LOST", b"ROWS"
-_WRITTEN = (MODL, CELL, LOST, ROWS)  # in this order
+CKPT, KEPT, KROW = b"CKPT", b"KEPT", b"KROW"
+_OPTIONAL = (CKPT, KEPT, KROW)
+_WRITTEN = (MODL, CELL, LOST, ROWS, *_OPTIONAL)  # in this order
 _PLANNED = {
     b"STAT": "states of recurrent layers",
-    b"CKPT": "checkpoints",
     b"TOKN": "the tokens themselves",
     b"PEND": "a pending token",
     b"SMPL": "a sampler",
@@ -86,7 +87,8 @@ class Writer:
         """Header, heads and checksums; the blob."""
         for section in self._sections:
             checksum = xxhash.xxh3_64_intdigest(self.place(section.tag, section.index).data)
-            head = _signed(_HEAD.pack(section.tag, _REQUIRED, section.index, 0, section.n_bytes, checksum))
+            flags = _flags(section.tag)
+            head = _signed(_HEAD.pack(section.tag, flags, section.index, 0, section.n_bytes, checksum))
             self._put(section.offset - HEAD_BYTES, head)
             self._put(section.offset + section.n_bytes, bytes(_padding(section.n_bytes)))
         header = _HEADER.pack(MAGIC, VERSION, HEADER_BYTES, len(self._blob), len(self._sections), 0)
@@ -150,8 +152,9 @@ class Reader:
         if flags > _REQUIRED or zero != 0:
             raise StateError(f"the saved state's {section.name} has flags {flags}, which are unknown here")
         if tag in _WRITTEN:
-            if flags != _REQUIRED:
-                raise StateError(f"the saved state's {section.name} is not marked as required")
+            if flags != _flags(tag):
+                no = "not " if flags != _REQUIRED else ""
+                raise StateError(f"the saved state's {section.name} is {no}marked as required")
             self._add(section)
         elif flags == _REQUIRED:
             raise StateError(
@@ -174,12 +177,17 @@ class Reader:
         """Raises StateError when a section is there that no group has. windows: groups that have one."""
         groups = range(n_groups)
         known: dict[bytes, Sequence[int]] = {MODL: range(1), CELL: groups, LOST: windows, ROWS: groups}
+        known |= {CKPT: range(1), KEPT: windows, KROW: windows}
         for section in self._known.values():
             if section.index not in known[section.tag]:
                 raise StateError(
                     f"the saved state has {section.name}, and {n_groups} groups of cells, {len(windows)} of "
                     "them with a window"
                 )
+
+    def has(self, tag: bytes, index: int = 0) -> bool:
+        """Whether there is such a section."""
+        return (tag, index) in self._known
 
     def section(self, tag: bytes, index: int = 0) -> Section:
         """Raises StateError when it is missing."""
@@ -206,6 +214,10 @@ class Reader:
                 f"the saved state's {section.name} is damaged: its checksum differs; save it again"
             )
         return contents
+
+
+def _flags(tag: bytes) -> int:
+    return 0 if tag in _OPTIONAL else _REQUIRED
 
 
 def _rank(section: Section) -> tuple[int, int]:

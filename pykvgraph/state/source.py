@@ -47,7 +47,10 @@ class FileSource:
         if offset + n_bytes > self.size:  # before memory is taken for it
             return _whole(memoryview(b""), n_bytes)
         self._file.seek(offset)
-        return _whole(memoryview(self._file.read(n_bytes)), n_bytes)
+        try:
+            return _whole(memoryview(self._file.read(n_bytes)), n_bytes)
+        except MemoryError:  # a window's cells may be more than go into it
+            raise StateError(f"a section of {n_bytes} bytes is more than there is memory for") from None
 
 
 def _whole(piece: memoryview, n_bytes: int) -> memoryview:

@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pykvgraph._native.ffi import KvgGroupInfo, KvgKvInfo, KvgKvReadRequest, KvgKvRows
+from pykvgraph._native.ffi import KvgGroupInfo, KvgKvCheckpointList, KvgKvInfo, KvgKvReadRequest, KvgKvRows
 from pykvgraph._native.library import lib, sized
 from pykvgraph.checks import integer
-from pykvgraph.errors import StateError
+from pykvgraph.errors import CacheFullError, StateError
 from pykvgraph.gguf_file import fingerprint
-from pykvgraph.state.cells import SavedCells, SavedState
-from pykvgraph.state.format import pack
+from pykvgraph.state.cells import SavedCells, SavedCheckpoint, SavedState
+from pykvgraph.state.checkpoints import fitted
+from pykvgraph.state.format import Table, pack
 from pykvgraph.state.geometry import HADAMARD, LONG_ROPE, Geometry, GroupGeometry
 from pykvgraph.types import CellsView
 
@@ -81,6 +82,15 @@ def read_lost(context: int, group: int, n_seq_max: int) -> npt.NDArray[np.int32]
     return lost
 
 
+def read_checkpoints(context: int, seq: int) -> list[int]:
+    """The positions of a sequence's checkpoints, in rising order."""
+    there = ctypes.c_int64()
+    lib().kvg_kv_checkpoints(context, seq, None, 0, ctypes.byref(there))
+    positions = (ctypes.c_int64 * there.value)()
+    lib().kvg_kv_checkpoints(context, seq, positions, there.value, ctypes.byref(there))
+    return list(positions)
+
+
 def read_geometry(context: int) -> Geometry:
     """What a saved row must fit."""
     info = read_info(context)
@@ -106,39 +116,85 @@ def _group_geometry(context: int, info: KvgKvInfo, index: int) -> GroupGeometry:
 def take(context: int, geometry: Geometry, seq: int | None) -> bytes:
     """The cells of a sequence, or with None of all of them, as a saved state; K at its positions."""
     info = read_info(context)
-    seqs = slice(None) if seq is None else [integer(seq, "seq", 0, info.n_seq_max - 1)]
+    ids = range(info.n_seq_max) if seq is None else [integer(seq, "seq", 0, info.n_seq_max - 1)]
+    points = {s: read_checkpoints(context, s) for s in ids}
+    lost_of: dict[int, list[tuple[int, ...]]] = {s: [] for s in ids}  # a tuple for each group
     chosen, tables = [], []
     for index in range(info.n_groups):
         view = read_cells(context, index)
-        seen = view.seq[:, seqs]
-        cells = np.flatnonzero(seen.any(axis=1))
-        cells = cells[np.argsort(view.pos[cells], kind="stable")].astype(np.int32)
-        chosen.append(cells)
-        tables.append((view.pos[cells], seen[cells], read_lost(context, index, info.n_seq_max)[seqs]))
+        seen = view.seq[:, ids]
+        kept = np.zeros_like(seen)
+        for place, s in enumerate(ids):
+            if points[s]:
+                lost, kept[:, place] = _checkpoint_cells(context, s, index, len(points[s]), len(view.pos))
+                lost_of[s].append(lost)
+        kept &= ~seen
+        cells, more = _in_order(view.pos, seen), _in_order(view.pos, kept)
+        chosen.append((cells, more))
+        held = view.pos[more], kept[more]
+        tables.append(
+            Table(view.pos[cells], seen[cells], read_lost(context, index, info.n_seq_max)[ids], held)
+        )
+    checkpoints = [
+        SavedCheckpoint(place, p, tuple(lost[i] for lost in lost_of[s]))
+        for place, s in enumerate(ids)
+        for i, p in enumerate(points[s])
+    ]
 
-    def fill(index: int, rows: npt.NDArray[np.uint8], dither: npt.NDArray[np.uint8]) -> None:
+    def fill(index: int, kept: bool, rows: npt.NDArray[np.uint8], dither: npt.NDArray[np.uint8]) -> None:
+        cells = chosen[index][kept]
         request = sized(
             KvgKvReadRequest,
             group=index,
             layer_begin=0,
             layer_end=geometry.groups[index].n_layer,
-            cells=_int32(chosen[index]),
-            n_cells=len(chosen[index]),
+            cells=_int32(cells),
+            n_cells=len(cells),
             data=_uint8(rows),
             n_bytes=rows.size,
             dither=_uint8(dither),
         )
         lib().kvg_kv_read_rows(context, ctypes.byref(request))
 
-    return pack(geometry, seq is None, tables, fill)
+    return pack(geometry, seq is None, tables, fill, checkpoints)
 
 
-def put(context: int, saved: SavedState, seq: int | None) -> None:
-    """Replaces a sequence, or with None the whole cache, in every group; all or nothing."""
+def _in_order(pos: npt.NDArray[np.int32], flags: npt.NDArray[np.bool_]) -> npt.NDArray[np.int32]:
+    """Cells that have any flag, by position."""
+    cells = np.flatnonzero(flags.any(axis=1))
+    return cells[np.argsort(pos[cells], kind="stable")].astype(np.int32)
+
+
+def _checkpoint_cells(
+    context: int, seq: int, group: int, n: int, n_cells: int
+) -> tuple[tuple[int, ...], npt.NDArray[np.bool_]]:
+    """Of each checkpoint what it has lost; of each cell, whether one of them holds it."""
+    lost, kept = np.empty(n, np.int32), np.empty(n_cells, np.uint8)
+    lib().kvg_kv_checkpoint_cells(context, seq, group, _int32(lost), _uint8(kept))
+    return tuple(lost.tolist()), kept.astype(np.bool_)
+
+
+def put(context: int, geometry: Geometry, saved: SavedState, seq: int | None) -> None:
+    """Replaces a sequence, or with None the whole cache, in every group; all or nothing.
+
+    Where windows have too little room, first the lowest checkpoints are left out.
+    """
     n_seq_max = read_info(context).n_seq_max
     if seq is not None:
         integer(seq, "seq", 0, n_seq_max - 1)
-    seen = [_seen(cells, n_seq_max, seq) for cells in saved.groups]
+    room = (ctypes.c_int64 * len(saved.groups))()
+    lib().kvg_kv_room(context, -1 if seq is None else seq, room)
+    for n in range(len(saved.checkpoints), -1, -1):
+        try:
+            return _replace(context, fitted(saved, geometry, list(room), n), seq, n_seq_max)
+        except CacheFullError:
+            if n == 0:
+                raise
+
+
+def _replace(context: int, saved: SavedState, seq: int | None, n_seq_max: int) -> None:
+    seen = [_seen(cells.seq, n_seq_max, seq) for cells in saved.groups]
+    kept = [_seen(cells.kept, n_seq_max, seq) for cells in saved.groups]
     lost = [_lost(cells, n_seq_max, seq) for cells in saved.groups]
     rows = (KvgKvRows * len(saved.groups))()
     for index, cells in enumerate(saved.groups):
@@ -147,27 +203,37 @@ def put(context: int, saved: SavedState, seq: int | None) -> None:
             n_cells=len(cells.pos),
             pos=_int32(cells.pos),
             seq=_uint8(seen[index]),
+            kept=_uint8(kept[index]),
             dither=_uint8(cells.dither),
             lost=_int32(lost[index]),
             data=_uint8(cells.rows),
             n_bytes=cells.rows.size,
         )
-    lib().kvg_kv_replace(context, -1 if seq is None else seq, rows, len(rows))
+    marks = saved.checkpoints
+    seqs, positions, behind = (
+        np.array([mark.seq if seq is None else seq for mark in marks], np.int32),
+        np.array([mark.p for mark in marks], np.int32),
+        np.array([mark.lost for mark in marks], np.int32),
+    )
+    checkpoints = sized(
+        KvgKvCheckpointList, n=len(marks), seq=_int32(seqs), p=_int32(positions), lost=_int32(behind)
+    )
+    lib().kvg_kv_replace(context, -1 if seq is None else seq, rows, len(rows), ctypes.byref(checkpoints))
 
 
-def _seen(cells: SavedCells, n_seq_max: int, seq: int | None) -> npt.NDArray[np.uint8]:
-    """(n_cells, n_seq_max) of 0 and 1: who sees the cells here."""
-    seen = np.zeros((len(cells.pos), n_seq_max), np.uint8)
+def _seen(flags: npt.NDArray[np.bool_], n_seq_max: int, seq: int | None) -> npt.NDArray[np.uint8]:
+    """(n_cells, n_seq_max) of 0 and 1: whose the cells are here."""
+    seen = np.zeros((len(flags), n_seq_max), np.uint8)
     if seq is not None:
-        seen[:, seq] = 1
+        seen[:, seq] = flags[:, 0]
         return seen
-    ids = np.flatnonzero(cells.seq.any(axis=0))
+    ids = np.flatnonzero(flags.any(axis=0))
     if len(ids) and ids[-1] >= n_seq_max:
         raise StateError(
             f"the state has sequence {ids[-1]}, and this cache has {n_seq_max} (n_seq_max): open the context "
             "with more"
         )
-    seen[:, ids] = cells.seq[:, ids]
+    seen[:, ids] = flags[:, ids]
     return seen
 
 

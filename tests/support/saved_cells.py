@@ -34,15 +34,18 @@ def saved(
         lost = np.full(n_seq, -1, np.int32)
         if group.kind and n_cells:
             lost[seq[0]] = pos[0] - 1  # the lowest position
-        groups.append(SavedCells(pos, seq, dither, rows, lost))
+        groups.append(SavedCells(pos, seq, dither, rows, lost, np.zeros_like(seq)))
     return SavedState(whole, tuple(groups))
 
 
 def packed(geometry: Geometry, state: SavedState) -> bytes:
-    def fill(index: int, rows: npt.NDArray[np.uint8], dither: npt.NDArray[np.uint8]) -> None:
-        np.copyto(rows, state.groups[index].rows)
-        np.copyto(dither, state.groups[index].dither)
+    def fill(index: int, kept: bool, rows: npt.NDArray[np.uint8], dither: npt.NDArray[np.uint8]) -> None:
+        if not kept:
+            np.copyto(rows, state.groups[index].rows)
+            np.copyto(dither, state.groups[index].dither)
 
-    return kv_state.pack(
-        geometry, state.whole, [(cells.pos, cells.seq, cells.lost) for cells in state.groups], fill
-    )
+    tables = [
+        kv_state.Table(cells.pos, cells.seq, cells.lost, (cells.pos[:0], cells.seq[:0]))
+        for cells in state.groups
+    ]
+    return kv_state.pack(geometry, state.whole, tables, fill, state.checkpoints)

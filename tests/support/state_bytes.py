@@ -96,6 +96,20 @@ def parts_of(geometry: Geometry, state: SavedState) -> list[Part]:
     return parts
 
 
+def checkpoint_parts(
+    geometry: Geometry, marks: list[tuple[int, ...]], kept: dict[int, SavedCells], whole: bool = True
+) -> list[Part]:
+    """CKPT, KEPT and KROW. marks: of each checkpoint sequence, position, and what each window has lost."""
+    contents = struct.pack("<II", len(marks), 8 + 4 * len(kept))
+    contents += b"".join(struct.pack(f"<I{1 + len(kept)}i", *mark) for mark in marks)
+    parts = [Part(b"CKPT", contents, flags=0)]
+    for index, cells in kept.items():
+        front = struct.pack("<IIQ", whole, cells.seq.shape[1], len(cells.pos))
+        parts.append(Part(b"KEPT", front + table_of(cells), index, flags=0))
+    parts += [Part(b"KROW", cells.rows.tobytes(), index, flags=0) for index, cells in kept.items()]
+    return parts
+
+
 def changed(part: Part, offset: int, form: str, *values: int) -> Part:
     """The section with other numbers in its contents, and a checksum that fits them."""
     contents = bytearray(part.contents)

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pytest
 from support.damage import damage
 from support.saved_cells import HERE, NARROW, TWO_GROUPS_HERE, WIDE, WITH_WINDOW_HERE, packed, saved
-from support.state_bytes import HEAD, HEADER, changed, container, digest, parts_of
+from support.state_bytes import HEAD, HEADER, Part, changed, checkpoint_parts, container, digest, parts_of
 
 from pykvgraph._native.ffi import KvgType
 from pykvgraph.errors import CacheFullError, StateError
@@ -157,6 +157,91 @@ def test_forged_losses(contents: bytes, told: str) -> None:
         unpack(container([*parts[:place], *parts[place + 1 :]]), here)
     with pytest.raises(StateError, match="has section LOST 0, and 2 groups of cells, 1 of them"):
         unpack(container([*parts[:place], replace(parts[place], index=0), *parts[place:]]), here)
+
+
+def with_checkpoints() -> list[Part]:
+    """Two, of sequences 1 and 3, and three cells that only they hold."""
+    here = WITH_WINDOW_HERE
+    kept = {1: saved(n_cells=3, seed=5, geometry=here).groups[1]}
+    marks: list[tuple[int, ...]] = [(1, 40, -1), (3, 2**31 - 1, 25)]
+    return [*parts_of(here, saved(geometry=here)), *checkpoint_parts(here, marks, kept)]
+
+
+def test_checkpoints_and_what_they_hold() -> None:
+    here, before = WITH_WINDOW_HERE, saved(geometry=WITH_WINDOW_HERE).groups[1]
+    kept = saved(n_cells=3, seed=5, geometry=here).groups[1]
+    back = unpack(container(with_checkpoints()), here)
+    assert [(c.seq, c.p, c.lost) for c in back.checkpoints] == [(1, 40, (-1, -1)), (3, 2**31 - 1, (-1, 25))]
+    cells = back.groups[1]
+    assert cells.pos.tolist() == [*before.pos, *kept.pos]
+    assert cells.dither.tolist() == [*before.dither, *kept.dither]
+    assert np.array_equal(cells.seq[:7], before.seq) and not cells.seq[7:].any()
+    assert np.array_equal(cells.kept[7:], kept.seq) and not cells.kept[:7].any()
+    k_bytes, v_bytes = 3 * 10 * 2, 3 * 6 * 4  # of a cell; one layer: K of all, then V of all
+    assert np.array_equal(cells.rows[7 * k_bytes : 10 * k_bytes], kept.rows[: 3 * k_bytes])
+    assert np.array_equal(cells.rows[-3 * v_bytes :], kept.rows[3 * k_bytes :])
+    assert len(cells.rows) == 10 * (k_bytes + v_bytes)
+    longer = checkpoint_parts(here, [(1, 40, -1)], {1: kept})[0]
+    longer = replace(longer, contents=struct.pack("<II", 1, 20) + longer.contents[8:] + bytes(8))
+    parts = [replace(part) if part.tag != b"CKPT" else longer for part in with_checkpoints()]
+    assert [c.p for c in unpack(container(parts), here).checkpoints] == [40]  # what a later record has more
+
+
+def test_damaged_checkpoints() -> None:
+    rng, blob = random.Random(9), container(with_checkpoints())
+    begin = blob.index(b"CKPT")
+    for _ in range(600):
+        changed_blob = bytearray(blob)
+        for _ in range(rng.choice([1, 1, 2, 8])):
+            changed_blob[rng.randrange(begin, len(blob))] ^= 1 << rng.randrange(8)
+        if changed_blob != blob:
+            with pytest.raises(StateError):
+                unpack(bytes(changed_blob), WITH_WINDOW_HERE)
+        with pytest.raises(StateError):
+            unpack(blob[: rng.randrange(len(blob))], WITH_WINDOW_HERE)
+
+
+@pytest.mark.parametrize(
+    ("tag", "offset", "form", "value", "told"),
+    [
+        (b"CKPT", 0, "<I", 3, "tells of 3 checkpoints"),
+        (b"CKPT", 0, "<I", 2**32 - 1, "tells of 4294967295 checkpoints"),
+        (b"CKPT", 4, "<I", 0, "of 0 bytes each"),
+        (b"CKPT", 4, "<I", 11, "of 11 bytes each"),
+        (b"CKPT", 8, "<I", 11, "can't be"),  # sequences
+        (b"CKPT", 20, "<Ii", (1, 40), "can't be"),  # twice
+        (b"CKPT", 12, "<i", 0, "can't be"),  # positions
+        (b"CKPT", 12, "<i", -1, "can't be"),
+        (b"CKPT", 16, "<i", -2, "can't be"),  # lost
+        (b"CKPT", 16, "<i", 40, "can't be"),
+        (b"KEPT", 0, "<I", 0, "kind 0 with 11"),
+        (b"KEPT", 4, "<I", 12, "of other sequences"),
+        (b"KEPT", 8, "<Q", 2**63, "tells of 9223372036854775808 cells"),
+        (b"KEPT", 16, "<i", -1, "without a position"),
+        (b"KROW", 0, "<H", 0x7C00, "not finite"),
+    ],
+)
+def test_forged_checkpoints(
+    tag: bytes, offset: int, form: str, value: int | tuple[int, ...], told: str
+) -> None:
+    values = value if isinstance(value, tuple) else (value,)
+    forged = [
+        changed(part, offset, form, *values) if part.tag == tag else part for part in with_checkpoints()
+    ]
+    with pytest.raises(StateError, match=told):
+        unpack(container(forged), WITH_WINDOW_HERE)
+
+
+@pytest.mark.parametrize("tag", [b"CKPT", b"KEPT", b"KROW"])
+def test_checkpoints_of_which_something_is_missing(tag: bytes) -> None:
+    parts = with_checkpoints()
+    with pytest.raises(StateError):
+        unpack(container([part for part in parts if part.tag != tag]), WITH_WINDOW_HERE)
+    with pytest.raises(StateError, match="is marked as required"):
+        required = [replace(part, flags=1) if part.tag == tag else part for part in parts]
+        unpack(container(required), WITH_WINDOW_HERE)
+    with pytest.raises(StateError):
+        unpack(container([*parts, replace(parts[-1], index=0)]), WITH_WINDOW_HERE)
 
 
 def test_a_sequence_beside_a_cache() -> None:

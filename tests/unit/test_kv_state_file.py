@@ -327,7 +327,7 @@ def test_what_is_skipped_is_not_read(tmp_path: Path, asked: list[int]) -> None:
     path = tmp_path / "state"
     parts, huge = parts_of(HERE, saved(2)), 1 << 40
     n_before = len(container(parts)) + 40
-    other = Part(b"CKPT", b"", flags=0, n_bytes=huge - n_before)
+    other = Part(b"TOKN", b"", flags=0, n_bytes=huge - n_before)
     path.write_bytes(container([*parts, other], total=huge))
     os.truncate(path, huge)
     assert len(read_file(path, HERE, (2,)).groups[0].pos) == 2

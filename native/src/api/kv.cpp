@@ -224,7 +224,8 @@ kvg_status kvg_kv_read_rows(kvg_context * context, const kvg_kv_read_request * r
     });
 }
 
-kvg_status kvg_kv_replace(kvg_context * context, int64_t seq, const kvg_kv_rows * groups, int64_t n_groups) {
+kvg_status kvg_kv_replace(kvg_context * context, int64_t seq, const kvg_kv_rows * groups, int64_t n_groups,
+                          const kvg_kv_checkpoint_list * checkpoints) {
     return on_context(context, [&](class context & c) {
         bounded("n_groups", n_groups, 0, static_cast<int64_t>(c.cache().groups().size()));
         for (int64_t g = 0; g < n_groups; ++g) {
@@ -232,7 +233,35 @@ kvg_status kvg_kv_replace(kvg_context * context, int64_t seq, const kvg_kv_rows 
             need(in.pos, "groups->pos"), need(in.seq, "groups->seq"), need(in.dither, "groups->dither");
             need(in.data, "groups->data");
         }
-        c.transfer().replace(seq, groups, n_groups);
+        const kvg_kv_checkpoint_list none = {sizeof(none), 0, nullptr, nullptr, nullptr};
+        const kvg_kv_checkpoint_list & marks = checkpoints ? need_struct(checkpoints, "checkpoints") : none;
+        if (marks.n > 0) {
+            need(marks.seq, "checkpoints->seq"), need(marks.p, "checkpoints->p"), need(marks.lost, "checkpoints->lost");
+        }
+        c.transfer().replace(seq, groups, n_groups, marks);
+    });
+}
+
+kvg_status kvg_kv_room(const kvg_context * context, int64_t seq, int64_t * out) {
+    return guarded([&] {
+        const kv_cache & cache = cache_of(context);
+        need(out, "out");
+        for (size_t g = 0; g < cache.groups().size(); ++g) {
+            cells left = cache.groups()[g].cells();
+            left.seq_rm(seq, 0, -1);
+            out[g] = left.reuses() ? int64_t{left.n_available()} : -1;
+        }
+    });
+}
+
+kvg_status kvg_kv_checkpoint_cells(const kvg_context * context, int64_t seq, int64_t group, int32_t * lost, uint8_t * kept) {
+    return guarded([&] {
+        const cells & cells = group_of(context, group).cells();
+        cache_of(context).checkpoints_lost(seq, static_cast<size_t>(group), &need(lost, "lost"));
+        const std::vector<uint32_t> own = cells.own_holds(static_cast<uint32_t>(seq));
+        for (uint32_t i = 0; i < cells.size(); ++i) {
+            (&need(kept, "kept"))[i] = !own.empty() && own[i] > 0;
+        }
     });
 }
 

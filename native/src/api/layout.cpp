@@ -99,6 +99,12 @@ static std::string struct_layout() {
     FIELD(kvg_incoming_rows, cell_end, ",");
     FIELD(kvg_incoming_rows, data, ",");
     FIELD(kvg_incoming_rows, n_bytes, ";");
+    STRUCT(kvg_kv_checkpoint_list);
+    FIELD(kvg_kv_checkpoint_list, struct_size, ",");
+    FIELD(kvg_kv_checkpoint_list, n, ",");
+    FIELD(kvg_kv_checkpoint_list, seq, ",");
+    FIELD(kvg_kv_checkpoint_list, p, ",");
+    FIELD(kvg_kv_checkpoint_list, lost, ";");
     STRUCT(kvg_kv_info);
     FIELD(kvg_kv_info, struct_size, ",");
     FIELD(kvg_kv_info, n_groups, ",");
@@ -130,6 +136,7 @@ static std::string struct_layout() {
     FIELD(kvg_kv_rows, n_cells, ",");
     FIELD(kvg_kv_rows, pos, ",");
     FIELD(kvg_kv_rows, seq, ",");
+    FIELD(kvg_kv_rows, kept, ",");
     FIELD(kvg_kv_rows, dither, ",");
     FIELD(kvg_kv_rows, lost, ",");
     FIELD(kvg_kv_rows, data, ",");

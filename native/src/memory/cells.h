@@ -208,6 +208,8 @@ public:
     int32_t lost_before(int64_t hold, uint32_t seq) const;
     // Whether a checkpoint's cells are still what a token at `next` needs, when the change has moved them.
     bool keeps_checkpoint(const reposition & change, int64_t hold, int64_t next) const;
+    // The sequence no longer sees the cell. precondition: it does
+    void leave(uint32_t i, uint32_t seq) { remove_seq(i, seq); }
     // Of each cell, how many checkpoints of the sequence hold it. Empty when it has none.
     std::vector<uint32_t> own_holds(uint32_t seq) const;
 

@@ -68,6 +68,19 @@ std::vector<int32_t> kv_cache::checkpoints(int64_t seq) const {
     return positions;
 }
 
+void kv_cache::checkpoints_lost(int64_t seq, size_t group, int32_t * out) const {
+    const cells & cells = groups_[group].cells();
+    for (const int32_t p : checkpoints(seq)) {
+        const auto same = [&](const checkpoint & c) { return c.seq == seq && c.p == p; };
+        const checkpoint & c = *std::find_if(checkpoints_.begin(), checkpoints_.end(), same);
+        *out++ = cells.has_hold(c.hold) ? cells.lost_before(c.hold, c.seq) : cells.lost(seq);
+    }
+}
+
+void kv_cache::add_checkpoint(int64_t seq, int32_t p, int64_t hold) {
+    checkpoints_.push_back({static_cast<uint32_t>(seq), p, hold, ++n_used_});
+}
+
 // The lowest position that a checkpoint leads back to: its own, or one before it that needs nothing which is not held.
 int64_t kv_cache::reaches(const checkpoint & c) const {
     int64_t lowest = 0;

@@ -95,6 +95,11 @@ public:
     // Returns the position.
     int32_t keep_checkpoint(int64_t seq);
     std::vector<int32_t> checkpoints(int64_t seq) const;
+    // Of each of them, in that order, the highest position that it has not in a group; -1: none.
+    void checkpoints_lost(int64_t seq, size_t group, int32_t * out) const;
+    // One whose cells have been loaded. hold: of its cells, with an id from new_hold()
+    void add_checkpoint(int64_t seq, int32_t p, int64_t hold);
+    int64_t new_hold() { return next_hold_++; }
     // Goes back to the largest position up to p where the sequence can go on, 0 if there is none, and returns it.
     int32_t rewind(int64_t seq, int64_t p);
     // error(KVG_CACHE_FULL) when a group has no room for n[group] cells. Where a window has none, checkpoints are dropped first.

@@ -1,6 +1,9 @@
 #include "runtime/transfer.h"
 
+#include <algorithm>
+#include <functional>
 #include <limits>
+#include <set>
 #include <utility>
 
 #include "device.h"
@@ -26,35 +29,84 @@ static void require_above(const cells & cells, uint32_t seq, int32_t lost) {
     }
 }
 
-// The cells with these in place of a sequence's. all: those of a group that keeps every position; nullptr: there is none
-static replacement replaced(const cells & now, int64_t seq, const kvg_kv_rows & in, const cells * all) {
-    const uint32_t n_seq_max = now.n_seq_max();
-    cells next = now;
-    next.seq_rm(seq, 0, -1);
+// The i-th row's flag of a sequence.
+static bool flag(const uint8_t * flags, const cells & cells, uint32_t i, uint32_t seq) {
+    return flags && flags[static_cast<size_t>(i) * cells.n_seq_max() + seq] != 0;
+}
+
+// Puts cells where they go. The sequences whose checkpoints keep a cell see it, too, until these are there.
+static std::vector<uint32_t> put_all(cells & next, const kvg_kv_rows & in) {
     const auto n = static_cast<uint32_t>(in.n_cells);
     const std::vector<uint32_t> slots = find_slots(next, n, "what is loaded");
     for (uint32_t i = 0; i < n; ++i) {
         seq_set set = next.make_set();
-        bool seen = false;
-        for (uint32_t s = 0; s < n_seq_max; ++s) {
-            const bool member = in.seq[static_cast<size_t>(i) * n_seq_max + s] != 0;
+        bool needed = false;
+        for (uint32_t s = 0; s < next.n_seq_max(); ++s) {
+            const bool member = flag(in.seq, next, i, s) || flag(in.kept, next, i, s);
             set[s / 64] |= static_cast<uint64_t>(member) << (s % 64);
-            seen = seen || member;
+            needed = needed || member;
         }
-        if (in.pos[i] < 0 || !seen) {
+        if (in.pos[i] < 0 || !needed) {
             fail(KVG_INVALID_ARGUMENT, "cell %u of %u has position %d and %s", i, n, in.pos[i],
-                 seen ? "a sequence" : "no sequence");
+                 needed ? "a sequence" : "no sequence");
         }
         next.put(slots[i], in.pos[i], set);
         next.set_dither(slots[i], in.dither[i]);
     }
-    for (uint32_t s = 0; in.lost && s < n_seq_max; ++s) {
+    return slots;
+}
+
+// holds: ids for the checkpoints
+static void put_checkpoints(cells & next, const kv_group & group, size_t g, size_t n_groups,
+                            const kvg_kv_checkpoint_list & checkpoints, const std::vector<int64_t> & holds) {
+    for (size_t c = 0; c < holds.size() && group.spec().window > 0; ++c) {
+        const int64_t lost = checkpoints.lost[c * n_groups + g];
+        const int64_t behind = next.reuses() ? int64_t{checkpoints.p[c]} - 1 - group.spec().window : -1;
+        if (next.reuses() || lost >= 0) {
+            next.hold_after(holds[c], static_cast<uint32_t>(checkpoints.seq[c]), static_cast<int32_t>(std::max(lost, behind)),
+                            checkpoints.p[c], true);
+        }
+    }
+}
+
+// The group's cells with these in place of a sequence's. all: those of a group that keeps every position; nullptr: there is none
+static replacement replaced(const kv_group & group, int64_t seq, const kvg_kv_rows & in, const cells * all,
+                            const std::function<void(cells &)> & add_checkpoints) {
+    cells next = group.cells();
+    next.seq_rm(seq, 0, -1);
+    const std::vector<uint32_t> slots = put_all(next, in);
+    add_checkpoints(next);
+    for (uint32_t i = 0; i < slots.size(); ++i) {
+        for (uint32_t s = 0; s < next.n_seq_max(); ++s) {
+            if (flag(in.kept, next, i, s) && !flag(in.seq, next, i, s)) {
+                next.leave(slots[i], s);
+            }
+        }
+    }
+    for (uint32_t s = 0; in.lost && s < next.n_seq_max(); ++s) {
         if (seq < 0 || seq == s) {
             require_above(next, s, in.lost[s]);
             next.assume_lost(s, in.lost[s], all);
         }
     }
     return {std::move(next), slots};
+}
+
+// Each of a sequence that is replaced, at most one at a position.
+static void check_checkpoints(int64_t seq, uint32_t n_seq_max, size_t n_groups, const kvg_kv_checkpoint_list & in) {
+    constexpr int64_t POS_MAX = std::numeric_limits<int32_t>::max();
+    bounded("n", in.n, 0, POS_MAX);
+    std::set<std::pair<int32_t, int32_t>> known;
+    for (int64_t c = 0; c < in.n; ++c) {
+        bounded("a checkpoint's sequence", in.seq[c], std::max<int64_t>(seq, 0), seq < 0 ? int64_t{n_seq_max} - 1 : seq);
+        bounded("a checkpoint's position", in.p[c], 1, POS_MAX);
+        if (!known.insert({in.seq[c], in.p[c]}).second) {
+            fail(KVG_INVALID_ARGUMENT, "sequence %d has two checkpoints at position %d", in.seq[c], in.p[c]);
+        }
+        for (size_t g = 0; g < n_groups; ++g) {
+            bounded("what a checkpoint has lost", in.lost[static_cast<size_t>(c) * n_groups + g], -1, in.p[c] - 1);
+        }
+    }
 }
 
 kv_group & transfer::group_at(int64_t index) {
@@ -109,7 +161,7 @@ void transfer::read_rows(const kvg_kv_read_request & want) {
     upkeep_.shift(static_cast<size_t>(want.group)).rotate_copies(rows, range, want.data, want.dither, n_threads_);
 }
 
-void transfer::replace(int64_t seq, const kvg_kv_rows * groups, int64_t n_groups) {
+void transfer::replace(int64_t seq, const kvg_kv_rows * groups, int64_t n_groups, const kvg_kv_checkpoint_list & checkpoints) {
     bounded("n_groups", n_groups, static_cast<int64_t>(cache_.groups().size()), static_cast<int64_t>(cache_.groups().size()));
     for (int64_t g = 0; g < n_groups; ++g) {
         bounded("n_cells", groups[g].n_cells, 0, std::numeric_limits<int32_t>::max());
@@ -117,11 +169,19 @@ void transfer::replace(int64_t seq, const kvg_kv_rows * groups, int64_t n_groups
         require_bytes(groups[g].n_bytes, wanted, groups[g].n_cells);
     }
     upkeep_.require_intact();
+    check_checkpoints(seq, cache_.n_seq_max(), cache_.groups().size(), checkpoints);
+    std::vector<int64_t> holds(static_cast<size_t>(checkpoints.n));
+    std::generate(holds.begin(), holds.end(), [&] { return cache_.new_hold(); });
     std::vector<replacement> all;
-    for (int64_t g = 0; g < n_groups; ++g) {
-        cache_.drop_for(group_at(g).cells(), static_cast<uint32_t>(groups[g].n_cells));
-        const bool is_told = g > 0 && !group_at(0).cells().reuses();
-        all.push_back(replaced(group_at(g).cells(), seq, groups[g], is_told ? &all.front().next : nullptr));
+    for (size_t g = 0; g < cache_.groups().size(); ++g) {
+        const kv_group & group = cache_.groups()[g];
+        if (checkpoints.n == 0) { // else nothing that is there makes way for them
+            cache_.drop_for(group.cells(), static_cast<uint32_t>(groups[g].n_cells));
+        }
+        const bool is_told = g > 0 && !cache_.groups().front().cells().reuses();
+        all.push_back(replaced(group, seq, groups[g], is_told ? &all.front().next : nullptr, [&](cells & next) {
+            put_checkpoints(next, group, g, cache_.groups().size(), checkpoints, holds);
+        }));
     }
     for (kv_group & group : cache_.groups()) {
         group.set_broken(); // rows of cells that are to be replaced may be overwritten
@@ -136,6 +196,9 @@ void transfer::replace(int64_t seq, const kvg_kv_rows * groups, int64_t n_groups
         group_at(g).set_whole();
     }
     cache_.drop_within(seq, 0, -1);
+    for (size_t c = 0; c < holds.size(); ++c) {
+        cache_.add_checkpoint(checkpoints.seq[c], checkpoints.p[c], holds[c]);
+    }
 }
 
 } // namespace kvg

@@ -183,6 +183,69 @@ def test_removing_down_to_a_checkpoint(mixed: kvg.Model) -> None:
         assert nmse(go_on(ctx, 39), expected(mixed, 39)) <= where.rule(1e-6)
 
 
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize(("saved_full", "loaded_full"), [(False, False), (True, False), (False, True)])
+def test_checkpoints_are_saved(mixed: kvg.Model, whole: bool, saved_full: bool, loaded_full: bool) -> None:
+    """One is where the window is, the other far behind; what is loaded into has windows of other sizes."""
+    seq = None if whole else 0
+    with (
+        open_context(mixed, **OPTIONS, swa_full=saved_full) as ctx,
+        open_context(mixed, **{**OPTIONS, "checkpoint_cells": 20}, swa_full=loaded_full) as other,
+    ):
+        for n in (40, 100):
+            fill(ctx, n)
+            ctx.kv.checkpoint(0)
+        fill(ctx, 103)
+        before = [ctx.kv.cells(group).held.tolist() for group in (0, 1)]
+        blob = ctx.kv.save(seq)
+        assert [ctx.kv.cells(group).held.tolist() for group in (0, 1)] == before
+        fill(other, 60)
+        other.kv.checkpoint(0)
+        other.kv.load(blob, seq)
+        assert other.kv.checkpoints(0) == [40, 100]
+        assert other.kv.seq_pos_max(0) == 102
+        for there in (103, 100, 40):
+            other.kv.seq_rm(0, there, -1)
+            assert nmse(go_on(other, there), expected(mixed, there)) <= where.rule(1e-6)
+
+
+def test_checkpoints_that_find_no_room_are_left_out(mixed: kvg.Model) -> None:
+    """The lowest ones first; and one that comes takes no cells from those that are there."""
+    with open_context(mixed, **OPTIONS) as ctx, open_context(mixed, **OPTIONS | {"n_batch": 1}) as other:
+        for n in (30, 50, 70):
+            fill(ctx, n)
+            ctx.kv.checkpoint(0)
+        fill(ctx, 110)
+        for n in range(20):
+            decode(other, run_of(IDS[n : n + 1], n, (1,)))
+        other.kv.checkpoint(1)
+        other.kv.load(ctx.kv.save(0), 0)
+        assert (other.kv.checkpoints(0), other.kv.checkpoints(1)) == ([50, 70], [20])
+        other.kv.seq_rm(0, 50, -1)
+        assert nmse(decode(other, run_of(IDS[50:51], 50)), expected_of(mixed, 50)) <= where.rule(1e-6)
+
+
+def expected_of(model: kvg.Model, n: int) -> Any:
+    with open_context(model, **OPTIONS, swa_full=True) as full:
+        fill(full, n)
+        return decode(full, run_of(IDS[n : n + 1], n))
+
+
+def test_a_state_without_windows_bounds_goes_into_bounded_ones(mixed: kvg.Model) -> None:
+    """The last cells that fit; before them all is lost."""
+    with open_context(mixed, **OPTIONS, swa_full=True) as full, open_context(mixed, **OPTIONS) as ctx:
+        fill(full, 120)
+        full.kv.seq_cp(0, 1, 0, 60)
+        for seq, expected_min in ((0, 120 - W), (None, 120 - W)):
+            ctx.kv.load(full.kv.save(seq), seq)
+            assert ctx.kv.seq_pos_min(0) <= expected_min
+            with pytest.raises(kvg.InvalidArgumentError, match="lost"):
+                ctx.kv.seq_rm(0, 50, -1)
+            assert nmse(go_on(ctx, 120), go_on(full, 120)) <= where.rule(1e-6)
+            full.kv.seq_rm(0, 120, -1)
+        assert nmse(go_on(ctx, 60, 1), go_on(full, 60, 1)) <= where.rule(1e-6)
+
+
 def test_other_tokens_come_before_a_checkpoint(mixed: kvg.Model) -> None:
     """Where what was just before it is gone, the sequence may go on below it, with another text."""
     with open_context(mixed, **OPTIONS) as ctx:

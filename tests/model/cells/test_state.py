@@ -317,7 +317,7 @@ def test_what_is_not_finite(ctx: kvg.Context) -> None:
     blob = packed(geometry, poisoned)
     refused(ctx, kvg.StateError, lambda: ctx.kv.load(blob), "not finite")
     for clear in (ctx.kv.clear, ctx.reset):
-        ctx.kv._handle.call(put, poisoned, None)
+        ctx.kv._handle.call(put, geometry, poisoned, None)
         assert np.isnan(ctx.kv.read_k(0)).any()
         clear()
         # the span that is attended is padded, over cells that are empty now
