@@ -10,18 +10,21 @@ namespace kvg {
 namespace {
 
 constexpr uint32_t MIN_RANGE = 4 * ATTEND_CHUNK; // cells: the first chunk of a range is read before it was prefetched
+constexpr uint32_t MANY_UNITS = 4; // fewer than these KV heads, by blocks, leave threads without work: ranges are shorter
 constexpr uint32_t MAX_RANGES = 64;
 constexpr uint32_t MAX_SPLIT_TOKENS = 64; // more of them are work enough without splitting the cells
 
 uint32_t count_blocks(uint32_t n_tokens) { return (n_tokens + ATTEND_TOKENS - 1) / ATTEND_TOKENS; }
 
 // Into how many ranges the cells are split. It depends on the shape alone: a thread more or less doesn't change a bit of the result.
-uint32_t count_ranges(uint32_t n_kv, uint32_t n_tokens) {
+uint32_t count_ranges(uint32_t n_kv, uint32_t n_tokens, uint32_t n_head_kv) {
     if (n_tokens > MAX_SPLIT_TOKENS) {
         return 1;
     }
+    const uint32_t units = std::min(MANY_UNITS, n_head_kv * count_blocks(n_tokens));
+    const uint32_t shortest = MIN_RANGE * units / MANY_UNITS;
     const uint32_t most = std::max(2u, MAX_RANGES / n_tokens); // bounds what the partial results take
-    return std::min(most, (n_kv + MIN_RANGE - 1) / MIN_RANGE);
+    return std::min(most, (n_kv + shortest - 1) / shortest);
 }
 
 // Of the partial results of one token for a KV head.
@@ -34,10 +37,6 @@ attend_rows rows_of(const ggml_tensor * t, uint32_t begin) {
 } // namespace
 
 attend_workspace::attend_workspace(const std::vector<layer_spec> & layers, uint32_t n_cells, int max_threads) {
-    size_t n_partial = 0; // tokens times ranges
-    for (uint32_t n = 1; n <= MAX_SPLIT_TOKENS; ++n) {
-        n_partial = std::max(n_partial, size_t{count_blocks(n)} * std::min(n, ATTEND_TOKENS) * count_ranges(n_cells, n));
-    }
     size_t partial_floats = 0;
     uint32_t n_head_kv = 0;
     uint32_t head_dim = 0;
@@ -45,6 +44,11 @@ attend_workspace::attend_workspace(const std::vector<layer_spec> & layers, uint3
         const uint32_t group = layer.n_head / layer.n_head_kv;
         const size_t unit = unit_floats(layer.head_dim_v, group);
         const size_t scratch = attend_scratch_floats(layer.head_dim_k, layer.head_dim_v, group);
+        size_t n_partial = 0; // tokens times ranges
+        for (uint32_t n = 1; n <= MAX_SPLIT_TOKENS; ++n) {
+            const size_t n_ranges = count_ranges(n_cells, n, layer.n_head_kv);
+            n_partial = std::max(n_partial, size_t{count_blocks(n)} * std::min(n, ATTEND_TOKENS) * n_ranges);
+        }
         scratch_floats_ = std::max(scratch_floats_, ATTEND_TOKENS * unit + scratch);
         partial_floats = std::max(partial_floats, n_partial * layer.n_head_kv * unit);
         n_head_kv = std::max(n_head_kv, layer.n_head_kv);
@@ -114,7 +118,7 @@ attend_job attend_op::job_of(const ggml_tensor * dst) const {
     job.n_head_kv = static_cast<uint32_t>(k->ne[1]);
     job.n_tokens = static_cast<uint32_t>(q->ne[2]);
     job.n_kv = span_.n;
-    job.n_ranges = count_ranges(job.n_kv, job.n_tokens);
+    job.n_ranges = count_ranges(job.n_kv, job.n_tokens, job.n_head_kv);
     job.waiting = waiting_;
     job.waiting.of_cell += job.waiting.of_cell ? span_.begin : 0;
     return job;
