@@ -184,8 +184,8 @@ class NaivePair:
             return (UnsupportedError,)
         if len(copied(self.full)) > self.full.n_cells - len(self.full.used):
             return (CacheFullError,)
-        if any(moved(pos) != pos for pos in (0, *range(max(p0, 0), 500))):
-            self._drop(lambda c: c.seq == seq and not moves_along(c))
+        moves = any(moved(pos) != pos for pos in (0, *range(max(p0, 0), 500)))
+        unmoved = {c.name for c in self.checkpoints if moves and c.seq == seq and not moves_along(c)}
         behind = window.behind(seq)
         loses = keeps(lost | {c.pos for c in window.of(seq) if c.pos <= behind})
         while len(copied(window)) > window.n_empty:
@@ -194,7 +194,8 @@ class NaivePair:
             if n > window.n_empty + len(window.reusable(-1 if loses else seq)):
                 if not self.checkpoints:
                     return (CacheFullError,)
-                self._drop_least()
+                if not self._drop(lambda c: c.name in unmoved):
+                    self._drop_least()
                 continue
             if loses:
                 window.lose(seq, behind)
@@ -207,6 +208,7 @@ class NaivePair:
         lost = {moved(pos) for pos in window.lost.get(seq, ()) if moved(pos) >= 0}
         assert not self.full._reposition(seq, p0, p1, move)
         assert not window._reposition(seq, p0, p1, move)
+        self._drop(lambda c: c.name in unmoved)
         window.lost[seq] = set()
         window.lose(seq, max(lost, default=-1), lost)
         for c in self.checkpoints:
@@ -313,10 +315,13 @@ class NaivePair:
         window.cells = [kept(replace(x, holds=x.holds - {c.name})) if x else None for x in window.cells]
         window.own = {seq: own - {c.name} for seq, own in window.own.items()}
 
-    def _drop(self, is_over: Callable[[Checkpoint], bool]) -> None:
-        for c in [c for c in self.checkpoints if is_over(c)]:
+    def _drop(self, is_over: Callable[[Checkpoint], bool]) -> bool:
+        """Whether any was."""
+        over = [c for c in self.checkpoints if is_over(c)]
+        for c in over:
             self._let_go(c)
             self.checkpoints.remove(c)
+        return bool(over)
 
     def _drop_least(self) -> None:
         def gap(c: Checkpoint) -> int:

@@ -207,18 +207,26 @@ bool kv_cache::moves_along(const checkpoint & c, const reposition & change) cons
     });
 }
 
-// A division brings positions together that stay apart in the checkpoint's text: those that it touches go.
-void kv_cache::drop_unmoved(const reposition & change) {
+// A division brings positions together that stay apart in the checkpoint's text: those that it touches stay behind.
+std::vector<int64_t> kv_cache::unmoved(const reposition & change) const {
     int64_t window = 0;
     for (const kv_group & group : groups_) {
         window = std::max<int64_t>(window, group.spec().window);
     }
-    const auto is_divided = [&](const checkpoint & c) {
-        return change.d > 1 && change.p0 < c.p && change.p1 > int64_t{c.p} - window;
-    };
-    drop_if([&](const checkpoint & c) {
-        return c.seq == change.seq && change.moves() && (is_divided(c) || !moves_along(c, change));
-    });
+    std::vector<int64_t> holds;
+    for (const checkpoint & c : checkpoints_) {
+        const bool is_divided = change.d > 1 && change.p0 < c.p && change.p1 > int64_t{c.p} - window;
+        if (c.seq == change.seq && change.moves() && (is_divided || !moves_along(c, change))) {
+            holds.push_back(c.hold);
+        }
+    }
+    return holds;
+}
+
+bool kv_cache::drop_those(const std::vector<int64_t> & holds) {
+    const size_t n = checkpoints_.size();
+    drop_if([&](const checkpoint & c) { return std::find(holds.begin(), holds.end(), c.hold) != holds.end(); });
+    return checkpoints_.size() < n;
 }
 
 void kv_cache::move_checkpoints(const reposition & change) {

@@ -111,8 +111,10 @@ public:
     // Drops those of a sequence (below 0: of all) at positions after p0 and before p1, which are of another text when something was removed
     // there, or comes there.
     void drop_within(int64_t seq, int64_t p0, int64_t p1);
-    // Drops those of the sequence that can't move with it: what their windows would need is lost, or something would pass them.
-    void drop_unmoved(const reposition & change);
+    // The holds of those of the sequence that can't move with it: what their windows would need is lost, or something would pass them.
+    std::vector<int64_t> unmoved(const reposition & change) const;
+    // Drops checkpoints with these holds, as far as they are there. Returns whether any was.
+    bool drop_those(const std::vector<int64_t> & holds);
     // The others get their new positions, once the cells of every group have.
     void move_checkpoints(const reposition & change);
 

@@ -70,10 +70,12 @@ copy_need need_of(const cells & cells, const reposition & change) {
     return {static_cast<uint32_t>(std::count_if(shared.begin(), shared.end(), is_copied)), cells::NOBODY};
 }
 
-// error(KVG_CACHE_FULL). Where a window has no room for copies, checkpoints are dropped first.
-void require_copies(kv_cache & cache, const cells & cells, const reposition & change, const char * op) {
+// error(KVG_CACHE_FULL). Where a window has no room for copies, checkpoints are dropped first; before others those that the change leaves
+// behind, whose holds are `unmoved`.
+void require_copies(kv_cache & cache, const cells & cells, const reposition & change, const std::vector<int64_t> & unmoved,
+                    const char * op) {
     copy_need need = need_of(cells, change);
-    while (cells.reuses() && need.n > cells.n_available(need.kept) && cache.drop_least()) {
+    while (cells.reuses() && need.n > cells.n_available(need.kept) && (cache.drop_those(unmoved) || cache.drop_least())) {
         need = need_of(cells, change);
     }
     require_room(cells, need.n, op, need.kept);
@@ -143,20 +145,18 @@ void upkeep::seq_div(int64_t seq, int64_t p0, int64_t p1, int64_t d) {
 }
 
 // A position is a property of the cell: those who share one keep it, and the sequence goes on with a copy. K and V are copied, in every
-// group, before any cell changes.
+// group, before any cell or checkpoint changes; only what a window had no room for beside the copies is lost before.
 void upkeep::reposition(const std::vector<kvg::reposition> & changes, const char * op) {
     std::vector<std::vector<cell_move>> copies;
     for (size_t g = 0; g < groups_.size(); ++g) {
         cache_.groups()[g].cells().require_window(changes[g], op);
     }
+    const std::vector<int64_t> unmoved = cache_.unmoved(changes.front());
     for (const bool reuses : {false, true}) { // so that no checkpoint is dropped for what is refused then
         for (size_t g = 0; g < groups_.size(); ++g) {
             if (cache_.groups()[g].cells().reuses() == reuses) {
-                require_copies(cache_, cache_.groups()[g].cells(), changes[g], op);
+                require_copies(cache_, cache_.groups()[g].cells(), changes[g], unmoved, op);
             }
-        }
-        if (!reuses) {
-            cache_.drop_unmoved(changes.front());
         }
     }
     for (size_t g = 0; g < groups_.size(); ++g) {
@@ -180,6 +180,7 @@ void upkeep::reposition(const std::vector<kvg::reposition> & changes, const char
         }
         cells.apply(changes[g]);
     }
+    cache_.drop_those(unmoved);
     cache_.move_checkpoints(changes.front());
 }
 
