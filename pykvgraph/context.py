@@ -50,6 +50,9 @@ class Context(Closable):
     groups keep every position, as llama.cpp's --swa-full does, and take as much memory as the others.
     checkpoint_cells: how many cells more such a group has, for `kv.checkpoint()` and `kv.resume_point()`,
     which take W cells each.
+    checkpoint_bytes: for models with recurrent layers: how much host memory their states may take for
+    checkpoints and resume points, beside two states for each sequence; a state has
+    `kv.groups[-1].cell_bytes`. None: room for 8.
 
     `model` and all the arguments are attributes too; n_threads and n_threads_batch are then the numbers that
     were chosen.
@@ -77,6 +80,7 @@ class Context(Closable):
         offload_kqv: bool = ContextParams.offload_kqv,
         swa_full: bool = ContextParams.swa_full,
         checkpoint_cells: int = ContextParams.checkpoint_cells,
+        checkpoint_bytes: int | None = ContextParams.checkpoint_bytes,
     ) -> None:
         if not isinstance(model, Model):
             raise InvalidArgumentError(f"model must be a pykvgraph.Model, got {shown(model)}")
@@ -95,6 +99,7 @@ class Context(Closable):
             offload_kqv=offload_kqv,
             swa_full=swa_full,
             checkpoint_cells=checkpoint_cells,
+            checkpoint_bytes=checkpoint_bytes,
         )
         native = params.native(model.n_params)
         self.model = model
@@ -112,6 +117,7 @@ class Context(Closable):
         self.offload_kqv = params.offload_kqv
         self.swa_full = params.swa_full
         self.checkpoint_cells = params.checkpoint_cells
+        self.checkpoint_bytes = params.checkpoint_bytes
         self._handle = Handle.open(
             model._handle.call,
             lib().kvg_context_new,

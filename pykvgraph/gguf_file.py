@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from pykvgraph._native.ffi import KvgGgufKv, KvgGgufTensor, KvgLayerInfo, KvgModelInfo
+from pykvgraph._native.ffi import KvgGgufKv, KvgGgufTensor, KvgLayerInfo, KvgModelInfo, KvgState
 from pykvgraph._native.fork import renew_cached_properties_in_child
 from pykvgraph._native.handles import Closable, Handle
 from pykvgraph._native.library import lib, sized
@@ -168,6 +168,20 @@ def read_model_info(pointer: int, function: Any) -> ModelInfo:
     return ModelInfo(**{**values, "arch": _text(info.arch), "device": _text(info.device)})
 
 
+_STATES = {
+    KvgState.KVG_STATE_SHORT_CONV: "short_conv",
+    KvgState.KVG_STATE_DELTA_NET: "delta_net",
+    KvgState.KVG_STATE_MAMBA2: "mamba2",
+}
+
+
+def _kind(info: KvgLayerInfo) -> str:
+    kinds = ["attention"] if info.group >= 0 else []
+    if info.state != KvgState.KVG_STATE_NONE:
+        kinds.append(_STATES[KvgState(info.state)])
+    return ", ".join(kinds)
+
+
 def read_layers(pointer: int, function: Any, n_layer: int) -> tuple[LayerSpec, ...]:
     """What `function`, a native call that fills a kvg_layer_info, says of each layer."""
     specs = []
@@ -176,7 +190,7 @@ def read_layers(pointer: int, function: Any, n_layer: int) -> tuple[LayerSpec, .
         function(pointer, layer, ctypes.byref(info))
         specs.append(
             LayerSpec(
-                kind="attention",
+                kind=_kind(info),
                 group=info.group,
                 n_head=info.n_head,
                 n_head_kv=info.n_head_kv,

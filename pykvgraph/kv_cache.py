@@ -41,6 +41,8 @@ from pykvgraph.state.transfer import (
     read_info,
     read_layers,
     read_lost,
+    read_state_layers,
+    read_states,
     take,
 )
 from pykvgraph.types import CellGroup, CellsView, SeqBounds, SeqCount, UpdateStats
@@ -172,12 +174,14 @@ class KVCache(NotCopied):
         self._handle.call(lib().kvg_kv_attach, hold._id, integer(seq, "seq"))
 
     def resume_point(self, seq: int) -> ResumePoint:
-        """Keeps what layers with a window need to go on where the sequence ends, whatever becomes of it.
+        """Keeps what it takes to go on where the sequence ends, whatever becomes of it.
 
-        There hold() keeps none; in a model of such layers alone a hold is its positions. To go on from a
+        That is the last positions of layers with a window, and the state of recurrent layers. Of these hold()
+        keeps none; in a model of such layers alone a hold is its positions. To go on from a
         shared prefix, attach() its holds to an empty sequence, and then its resume point. It keeps as many
         cells as the window has positions; give the context
-        `checkpoint_cells` for them. Raises InvalidArgumentError when the sequence has no cells.
+        `checkpoint_cells` for them, and `checkpoint_bytes` for states. Raises InvalidArgumentError when the
+        sequence has no cells, CacheFullError when as many resume points keep states as there is room for.
         """
         return self._handle.call(self._resume_point, integer(seq, "seq"))
 
@@ -186,7 +190,8 @@ class KVCache(NotCopied):
 
         Like a resume point, but it moves with the sequence (seq_add), and the cache drops it: when positions
         around its own are removed, when seq_div or another token comes before it, when a move would bring
-        into its window what the window has lost; and when a group needs the cells, first the one nearest to
+        into its window what the window has lost; and when a group needs the cells, or a step the room of its
+        state, first the one nearest to
         another of its sequence, of equally near ones the one not used for longest. Raises
         InvalidArgumentError when the sequence has no cells.
         """
@@ -201,8 +206,8 @@ class KVCache(NotCopied):
     def rewind(self, seq: int, p: int) -> int:
         """Goes back to the largest position <= p from which decoding can go on, and returns it.
 
-        That is p itself where no window has lost what it needs, else a checkpoint's position, else 0. The
-        sequence's cells from there on are removed. A p beyond the sequence's end removes nothing.
+        That is p itself where no window has lost what it needs and no layer is recurrent, else a checkpoint's
+        position, else 0. The sequence's cells from there on are removed. A p beyond its end removes nothing.
         """
         position = ctypes.c_int64()
         numbers = integer(seq, "seq"), integer(p, "p")
@@ -301,12 +306,20 @@ class KVCache(NotCopied):
 
     @property
     def groups(self) -> tuple[CellGroup, ...]:
-        """One CellGroup for each group. Layers with equal windows and equal K and V widths share a group."""
-        return tuple(self._handle.call(_cell_group, index) for index in range(self._n_groups))
+        """One CellGroup for each group of cells, and one more for recurrent states where layers have them."""
+        groups = tuple(self._handle.call(_cell_group, index) for index in range(self._n_groups))
+        return groups + self._handle.call(_state_group)
 
     def cells(self, group: int = 0) -> CellsView:
-        """A snapshot of all cells of one group; group: an index into `groups`."""
-        return self._handle.call(read_cells, integer(group, "group", 0, self._n_groups - 1))
+        """A snapshot of all cells of one group; group: an index into `groups`.
+
+        Of states, `pos` is the position of the last token that is in the row, and `held` says how many
+        checkpoints and resume points keep it.
+        """
+        index = integer(group, "group", 0, self._n_groups - 1 + (self._info().n_states > 0))
+        if index == self._n_groups:
+            return self._handle.call(read_states)
+        return self._handle.call(read_cells, index)
 
     def read_k(self, layer: int) -> npt.NDArray[np.float32]:
         """A copy of one layer's K as float32 (n_cells, n_head_kv, head_dim), for inspection and tests.
@@ -504,4 +517,16 @@ def _cell_group(context: int, index: int) -> CellGroup:
         window=info.window,
         n_used=info.n_used,
         n_kv=info.n_kv,
+        cell_bytes=info.n_layer * (info.k_row_bytes + info.v_row_bytes),
     )
+
+
+def _state_group(context: int) -> tuple[CellGroup, ...]:
+    """None, or one."""
+    info = read_info(context)
+    if info.n_states == 0:
+        return ()
+    used = np.flatnonzero(read_states(context).pos >= 0)
+    n_kv = int(used[-1]) + 1 if len(used) else 0
+    layers = read_state_layers(context)
+    return (CellGroup("state", layers, info.n_states, 0, info.n_states_used, n_kv, info.state_bytes),)

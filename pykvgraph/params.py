@@ -87,6 +87,7 @@ class ContextParams:
     offload_kqv: bool = True
     swa_full: bool = False
     checkpoint_cells: int = 0
+    checkpoint_bytes: int | None = None
 
     def __post_init__(self) -> None:
         threads = {"n_threads": self.n_threads, "n_threads_batch": self.n_threads_batch}
@@ -105,6 +106,9 @@ class ContextParams:
             offload_kqv=flag(self.offload_kqv, "offload_kqv"),
             swa_full=flag(self.swa_full, "swa_full"),
             checkpoint_cells=integer(self.checkpoint_cells, "checkpoint_cells"),
+            checkpoint_bytes=None
+            if self.checkpoint_bytes is None
+            else integer(self.checkpoint_bytes, "checkpoint_bytes", 0),
         )
 
     def native(self, n_params: int) -> KvgContextParams:
@@ -126,6 +130,7 @@ class ContextParams:
             offload_kqv=self.offload_kqv,
             swa_full=self.swa_full,
             checkpoint_cells=self.checkpoint_cells,
+            checkpoint_bytes=-1 if self.checkpoint_bytes is None else self.checkpoint_bytes,
         )
 
 

@@ -143,28 +143,40 @@ class SeqCount(NamedTuple):
 
 @dataclass(frozen=True)
 class CellGroup:
-    """A group of cells. Layers with equal windows and equal K and V widths share one group."""
+    """A group of cells. Layers with equal windows and equal K and V widths share one group.
 
-    kind: Literal["full", "window"]
+    The recurrent states of a model are a group, too, the last one. Its cells are rows: the states of all
+    layers of one sequence at one place of its text.
+
+    kind: "full": the cells have every position; "window": those that a later position can attend to; "state".
+    layers: the layers whose K and V, or states, these are. n_cells: how many cells there are. window: how
+    many positions a token attends to; 0: all. n_used: cells that are not empty. n_kv: highest used cell + 1.
+    cell_bytes: bytes of one cell in all layers.
+    """
+
+    kind: Literal["full", "window", "state"]
     layers: tuple[int, ...]
-    n_cells: int  # capacity
-    window: int  # positions that a token attends to; 0: all
-    n_used: int  # cells that are not empty
-    n_kv: int  # highest used cell + 1
+    n_cells: int
+    window: int
+    n_used: int
+    n_kv: int
+    cell_bytes: int
 
 
 @dataclass(frozen=True)
 class LayerSpec:
     """One layer of a model: its heads, its window, its positions.
 
-    kind: always "attention". group: the layer's group of cells, an index into `KVCache.groups`. n_head,
+    kind: what the layer takes from earlier tokens by: "attention", a state that recurs ("short_conv",
+    "delta_net" or "mamba2"), both ("attention, mamba2"), or nothing (""). group: the layer's group of cells,
+    an index into `KVCache.groups`, -1 where it doesn't attend, and the numbers below say nothing. n_head,
     n_head_kv: number of query heads, and of heads of K and V. head_dim_k, head_dim_v: size of a head of K
     (and of a query), and of a head of V. window: how many positions a token attends to; 0: all. rope: how
     many dimensions of each head the position rotates (RoPE); 0: none. kv_from: the layer whose K and V it
     reads: its own number, or that of an earlier layer; then it has none of its own.
     """
 
-    kind: Literal["attention"]
+    kind: str
     group: int
     n_head: int
     n_head_kv: int

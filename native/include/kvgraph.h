@@ -167,9 +167,18 @@ KVG_API kvg_status kvg_model_get_info(const kvg_model * model, kvg_model_info * 
 /* The device of a layer; the output is layer n_layer. Lives as long as the process. */
 KVG_API kvg_status kvg_model_layer_device(const kvg_model * model, int64_t layer, const char ** out);
 /* What graphs and the cache need to know about a layer. */
+/* What recurs in a layer. */
+typedef enum kvg_state {
+    KVG_STATE_NONE = 0,
+    KVG_STATE_SHORT_CONV = 1,
+    KVG_STATE_DELTA_NET = 2,
+    KVG_STATE_MAMBA2 = 3
+} kvg_state;
+
 typedef struct kvg_layer_info {
     size_t struct_size;
-    int64_t group; /* the number of its group of cells, in every context of the model */
+    int64_t group; /* the number of its group of cells, in every context of the model; -1: the layer doesn't attend */
+    int32_t state; /* kvg_state */
     int64_t n_head;
     int64_t n_head_kv;
     int64_t head_dim_k;
@@ -226,6 +235,7 @@ typedef struct kvg_context_params {
     int32_t offload_kqv;    /* 1: each layer's cells are on the device of its weights; 0: in host memory, and the CPU attends */
     int32_t swa_full;       /* 1: groups with a window keep every position; 0: they have n_seq_max * window + n_batch +
                                checkpoint_cells cells, n_ctx at most, and reuse cells that their sequences have left behind */
+    int64_t checkpoint_bytes; /* of states, for checkpoints and resume points, beside two for each sequence; -1: 8 states */
     int64_t checkpoint_cells; /* of each group with a window, for kvg_kv_checkpoint; >= 0 */
 } kvg_context_params;
 
@@ -324,7 +334,11 @@ typedef struct kvg_kv_info {
     int64_t cell_bytes; /* of one cell in every group together */
     int32_t type_k;     /* kvg_type */
     int32_t type_v;
-    int32_t can_shift; /* 1: this model's K can be rotated to another position */
+    int32_t can_shift;      /* 1: this model's K can be rotated to another position */
+    int64_t n_states;       /* rows of recurrent states; 0: no layer has a state */
+    int64_t n_states_used;  /* of these, by sequences, checkpoints, resume points and the last step */
+    int64_t n_state_layers; /* layers with a state */
+    int64_t state_bytes;    /* of a row: the states of all layers, in host memory */
 } kvg_kv_info;
 
 typedef enum kvg_group_kind {
@@ -407,9 +421,9 @@ KVG_API kvg_status kvg_kv_attach(kvg_context * context, int64_t hold, int64_t se
    released already; kvg_kv_clear releases all holds. */
 KVG_API kvg_status kvg_kv_release(kvg_context * context, int64_t hold);
 
-/* For models whose layers have windows, where a hold alone is not enough to go on: what windows need where a sequence stands, kept whatever
-   becomes of it. A hold, whose p0 and p1 are the position of the next token: kvg_kv_attach takes it as the last one, for a sequence that
-   goes on there. KVG_INVALID_ARGUMENT for a sequence without cells. */
+/* For models whose layers have windows or states, where a hold alone is not enough to go on: what windows need where a sequence stands, and
+   its states, kept whatever becomes of it. A hold, whose p0 and p1 are the position of the next token: kvg_kv_attach takes it as the last one, for a sequence that
+   goes on there. KVG_INVALID_ARGUMENT for a sequence without cells, KVG_CACHE_FULL when there is no room for another state. */
 KVG_API kvg_status kvg_kv_resume_point(kvg_context * context, int64_t seq, kvg_hold * out);
 /* The same, kept for the sequence, and moved with it, until something comes or goes around its position, or a window needs the cells: the
    checkpoint nearest to others goes first, of equal ones the one that was not used for longest. p: its position. */
@@ -441,6 +455,10 @@ KVG_API kvg_status kvg_kv_take_stats(kvg_context * context, kvg_update_stats * o
    NULL: not wanted. */
 KVG_API kvg_status kvg_kv_cells(const kvg_context * context, int64_t group, int32_t * pos, uint64_t * seq, int32_t * shift,
                                 uint8_t * dither, uint32_t * n_holds);
+KVG_API kvg_status kvg_kv_state_layers(const kvg_context * context, int32_t * out); /* (n_state_layers), rising */
+/* The rows of recurrent states, n_states of them: pos, the position of the last token that is in the state, -1 where nobody has the row; seq,
+   as above; n_holds, how many checkpoints and resume points keep it. NULL: not wanted. */
+KVG_API kvg_status kvg_kv_states(const kvg_context * context, int32_t * pos, uint64_t * seq, uint32_t * n_holds);
 /* K (v = 0) or V (v = 1) of a layer as floats: out (n_cells, n_head_kv, head_dim). Before K is read, a pending K-shift runs as in
    kvg_kv_update. K of cells that wait is rotated in `out` only. */
 KVG_API kvg_status kvg_kv_read(kvg_context * context, int64_t layer, int32_t v, float * out, uint64_t n_floats);
@@ -485,11 +503,26 @@ typedef struct kvg_kv_checkpoint_list {
     const int32_t * lost; /* (n, n_groups): as kvg_kv_checkpoint_cells gives it; cells beyond it and before p are held */
 } kvg_kv_checkpoint_list;
 
+/* Recurrent states that come with cells. A row is as kvg_kv_read_state gives it; several sequences and checkpoints may have the same. */
+typedef struct kvg_kv_state_list {
+    size_t struct_size;
+    int64_t n;
+    const int32_t * seq;
+    const int32_t * p;   /* of a checkpoint; -1: where the sequence ends */
+    const int32_t * row; /* of `data` */
+    int64_t n_rows;
+    const float * data; /* (n_rows, state_bytes / 4) */
+} kvg_kv_state_list;
+
 /* Replaces the cells of a sequence (seq < 0: of all sequences) in every group by these, or fails and changes nothing. When the device fails
-   while rows are written, the cells are as they were, but K and V can't be used until kvg_kv_clear, as after kvg_kv_update. checkpoints:
-   NULL: none */
+   while rows are written, the cells are as they were, but K and V can't be used until kvg_kv_clear, as after kvg_kv_update. checkpoints,
+   states: NULL: none. Where layers have a state each checkpoint must have one, and a sequence that has none can't go on. */
 KVG_API kvg_status kvg_kv_replace(kvg_context * context, int64_t seq, const kvg_kv_rows * groups, int64_t n_groups,
-                                  const kvg_kv_checkpoint_list * checkpoints);
+                                  const kvg_kv_checkpoint_list * checkpoints, const kvg_kv_state_list * states);
+/* One row of recurrent states: out (state_bytes / 4). */
+KVG_API kvg_status kvg_kv_read_state(const kvg_context * context, int64_t row, float * out);
+/* Of each checkpoint of a sequence, in rising order of positions, the row of its state: out. KVG_INVALID_ARGUMENT where no layer has one. */
+KVG_API kvg_status kvg_kv_checkpoint_states(const kvg_context * context, int64_t seq, int32_t * out);
 /* How many cells kvg_kv_replace can take for a sequence (seq < 0: for all) in each group (n_groups); -1 in a group that keeps every
    position, where fewer cells than there are will not do. */
 KVG_API kvg_status kvg_kv_room(const kvg_context * context, int64_t seq, int64_t * out);

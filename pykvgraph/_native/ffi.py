@@ -44,6 +44,13 @@ class KvgGroupKind(IntEnum):
     KVG_GROUP_WINDOW = 1
 
 
+class KvgState(IntEnum):
+    KVG_STATE_NONE = 0
+    KVG_STATE_SHORT_CONV = 1
+    KVG_STATE_DELTA_NET = 2
+    KVG_STATE_MAMBA2 = 3
+
+
 class KvgStatus(IntEnum):
     KVG_OK = 0
     KVG_INVALID_ARGUMENT = 1
@@ -94,6 +101,7 @@ class KvgContextParams(Structure):
         ("defrag_threshold", c_float),
         ("offload_kqv", c_int32),
         ("swa_full", c_int32),
+        ("checkpoint_bytes", c_int64),
         ("checkpoint_cells", c_int64),
     )
 
@@ -213,6 +221,10 @@ class KvgKvInfo(Structure):
         ("type_k", c_int32),
         ("type_v", c_int32),
         ("can_shift", c_int32),
+        ("n_states", c_int64),
+        ("n_states_used", c_int64),
+        ("n_state_layers", c_int64),
+        ("state_bytes", c_int64),
     )
 
 
@@ -253,10 +265,23 @@ class KvgKvRows(Structure):
     )
 
 
+class KvgKvStateList(Structure):
+    _fields_ = (
+        ("struct_size", c_size_t),
+        ("n", c_int64),
+        ("seq", POINTER(c_int32)),
+        ("p", POINTER(c_int32)),
+        ("row", POINTER(c_int32)),
+        ("n_rows", c_int64),
+        ("data", POINTER(c_float)),
+    )
+
+
 class KvgLayerInfo(Structure):
     _fields_ = (
         ("struct_size", c_size_t),
         ("group", c_int64),
+        ("state", c_int32),
         ("n_head", c_int64),
         ("n_head_kv", c_int64),
         ("head_dim_k", c_int64),
@@ -344,6 +369,7 @@ STRUCTS: dict[str, type[Structure]] = {
     "kvg_kv_place": KvgKvPlace,
     "kvg_kv_read_request": KvgKvReadRequest,
     "kvg_kv_rows": KvgKvRows,
+    "kvg_kv_state_list": KvgKvStateList,
     "kvg_layer_info": KvgLayerInfo,
     "kvg_model_info": KvgModelInfo,
     "kvg_model_params": KvgModelParams,
@@ -401,9 +427,13 @@ STATUS_FUNCTIONS = (
     "kvg_kv_update",
     "kvg_kv_take_stats",
     "kvg_kv_cells",
+    "kvg_kv_state_layers",
+    "kvg_kv_states",
     "kvg_kv_read",
     "kvg_kv_read_rows",
     "kvg_kv_replace",
+    "kvg_kv_read_state",
+    "kvg_kv_checkpoint_states",
     "kvg_kv_room",
     "kvg_kv_checkpoint_cells",
     "kvg_kv_reserve",
@@ -569,6 +599,10 @@ def declare(lib: CDLL) -> None:
         POINTER(c_uint32),
     ]
     lib.kvg_kv_cells.restype = c_int32
+    lib.kvg_kv_state_layers.argtypes = [c_void_p, POINTER(c_int32)]
+    lib.kvg_kv_state_layers.restype = c_int32
+    lib.kvg_kv_states.argtypes = [c_void_p, POINTER(c_int32), POINTER(c_uint64), POINTER(c_uint32)]
+    lib.kvg_kv_states.restype = c_int32
     lib.kvg_kv_read.argtypes = [c_void_p, c_int64, c_int32, POINTER(c_float), c_uint64]
     lib.kvg_kv_read.restype = c_int32
     lib.kvg_kv_read_rows.argtypes = [c_void_p, POINTER(KvgKvReadRequest)]
@@ -579,8 +613,13 @@ def declare(lib: CDLL) -> None:
         POINTER(KvgKvRows),
         c_int64,
         POINTER(KvgKvCheckpointList),
+        POINTER(KvgKvStateList),
     ]
     lib.kvg_kv_replace.restype = c_int32
+    lib.kvg_kv_read_state.argtypes = [c_void_p, c_int64, POINTER(c_float)]
+    lib.kvg_kv_read_state.restype = c_int32
+    lib.kvg_kv_checkpoint_states.argtypes = [c_void_p, c_int64, POINTER(c_int32)]
+    lib.kvg_kv_checkpoint_states.restype = c_int32
     lib.kvg_kv_room.argtypes = [c_void_p, c_int64, POINTER(c_int64)]
     lib.kvg_kv_room.restype = c_int32
     lib.kvg_kv_checkpoint_cells.argtypes = [c_void_p, c_int64, c_int64, POINTER(c_int32), POINTER(c_uint8)]

@@ -43,6 +43,7 @@ def recipe_lines(
         ("heads", _heads(layers)),
         *(("cells", line) for line in _cells(layers)),
         *(("K and V", line) for line in _borrowed(layers)),
+        *(("states", line) for line in _states(layers, keys)),
         ("rope", _rope(layers, keys, tensors)),
     ]
     if keys.get("expert_count"):
@@ -76,14 +77,17 @@ def ranges(numbers: Sequence[int]) -> str:
 
 
 def _by_layer(layers: Sequence[LayerSpec], describe: Any) -> list[tuple[str, list[int]]]:
-    """What `describe` says of the layers, and of which it says it."""
+    """What `describe` says of the layers that attend, and of which it says it."""
     found: dict[str, list[int]] = {}
     for index, layer in enumerate(layers):
-        found.setdefault(describe(layer), []).append(index)
+        if layer.group >= 0:
+            found.setdefault(describe(layer), []).append(index)
     return list(found.items())
 
 
 def _all_or_each(parts: Sequence[tuple[str, list[int]]]) -> str:
+    if not parts:
+        return "none"
     if len(parts) == 1:
         return parts[0][0]
     return "; ".join(f"{_named(layers)}: {text}" for text, layers in parts)
@@ -109,12 +113,31 @@ def _heads(layers: Sequence[LayerSpec]) -> str:
 def _cells(layers: Sequence[LayerSpec]) -> list[str]:
     """A line for each group of cells."""
     lines = []
-    for group in sorted({layer.group for layer in layers}):
+    for group in sorted({layer.group for layer in layers if layer.group >= 0}):
         members = [i for i, layer in enumerate(layers) if layer.group == group and layer.kv_from == i]
         window = layers[members[0]].window
         kept = f"a window of {window:,} positions" if window else "every position"
         which = "all layers" if len(members) == len(layers) else _named(members)
         lines.append(f"group {group}: {kept}, {which}")
+    return lines
+
+
+_STATES = {
+    "short_conv": "the last inputs of a short convolution",
+    "delta_net": "a gated delta net",
+    "mamba2": "Mamba-2",
+}
+
+
+def _states(layers: Sequence[LayerSpec], keys: Mapping[str, Any]) -> list[str]:
+    """A line for each kind of state that recurs."""
+    lines = []
+    for kind, name in _STATES.items():
+        members = [i for i, layer in enumerate(layers) if kind in layer.kind]
+        if members:
+            size = keys.get("ssm.state_size")
+            heads = f", {keys.get('ssm.time_step_rank')} heads of width {size}" if size else ""
+            lines.append(f"{name}{heads}: {_named(members)}")
     return lines
 
 

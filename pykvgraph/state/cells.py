@@ -43,12 +43,25 @@ class SavedCheckpoint:
 
 
 @dataclass(frozen=True)
+class SavedRows:
+    """Recurrent states: rows of float32 (n_rows, floats), and who has which.
+
+    owners: int32 (n, 3): a sequence's place among those that are saved, the position of its checkpoint or -1
+    for where the sequence ends, and the row.
+    """
+
+    owners: npt.NDArray[np.int32]
+    rows: npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
 class SavedState:
     """What a blob holds."""
 
     whole: bool  # the whole cache, else one sequence, with n_seq 1
     groups: tuple[SavedCells, ...]
     checkpoints: tuple[SavedCheckpoint, ...] = ()
+    states: SavedRows | None = None  # None: no layer has one
 
 
 @dataclass(frozen=True)

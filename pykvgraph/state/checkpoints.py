@@ -13,6 +13,7 @@ from pykvgraph.errors import StateError
 from pykvgraph.state.cells import SavedCells, SavedCheckpoint, SavedState
 from pykvgraph.state.geometry import Geometry, GroupGeometry
 from pykvgraph.state.rows import parts_of
+from pykvgraph.state.states import with_checkpoints
 
 _FRONT = struct.Struct("<II")  # how many, bytes of a record
 _RECORD = struct.Struct("<Ii")  # sequence, position; then what each group with a window has lost
@@ -77,7 +78,8 @@ def fitted(state: SavedState, geometry: Geometry, room: Sequence[int], n_checkpo
         _fitted(cells, group, room[index], [(each.seq, each.lost[index], each.p) for each in checkpoints])
         for index, (cells, group) in enumerate(zip(state.groups, geometry.groups, strict=True))
     ]
-    return replace(state, groups=tuple(groups), checkpoints=tuple(checkpoints))
+    states = state.states and with_checkpoints(state.states, checkpoints)
+    return replace(state, groups=tuple(groups), checkpoints=tuple(checkpoints), states=states)
 
 
 def _fitted(

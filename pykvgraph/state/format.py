@@ -38,12 +38,14 @@ from pykvgraph.state.sections import (
     MAGIC,
     MODL,
     ROWS,
+    STAT,
     VERSION,
     Reader,
     Section,
     Writer,
 )
 from pykvgraph.state.source import BytesSource, Source
+from pykvgraph.state.states import read_states, section_bytes, write_states
 
 _FRONT = struct.Struct("<8sI")  # magic and version, the same in every format
 _MODEL = struct.Struct("<16sII")  # fingerprint, number of groups, 0
@@ -70,12 +72,22 @@ class Table:
 Fill = Callable[[int, bool, npt.NDArray[np.uint8], npt.NDArray[np.uint8]], None]
 
 
+@dataclass(frozen=True)
+class StateTable:
+    """Recurrent states without their rows: owners as in SavedRows. fill: writes them, (n_rows, floats)."""
+
+    owners: npt.NDArray[np.int32]
+    n_rows: int
+    fill: Callable[[npt.NDArray[np.float32]], None]
+
+
 def pack(
     geometry: Geometry,
     whole: bool,
     tables: Sequence[Table],
     fill: Fill,
     checkpoints: Sequence[SavedCheckpoint] = (),
+    states: StateTable | None = None,
 ) -> bytes:
     """A blob that `unpack` gives the same cells for, of each group."""
     windows = _windows(geometry)
@@ -85,12 +97,19 @@ def pack(
     counts = [Counts(whole, table.seq.shape[1], len(table.pos)) for table in tables]
     n_kept = [Counts(whole, table.seq.shape[1], len(table.kept[0])) for table in tables]
     sizes = [group.cell_bytes for group in geometry.groups]
+    with_states = states is not None and geometry.state_bytes > 0
+    n_state_bytes = (
+        section_bytes(len(states.owners), states.n_rows, geometry.state_bytes)
+        if states and with_states
+        else 0
+    )
     writer = Writer(
         [
             (MODL, 0, len(model)),
             *((CELL, index, _COUNTS.size + counts[index].table_bytes) for index in groups),
             *((LOST, index, 4 * counts[index].n_seq) for index in windows),
             *((ROWS, index, counts[index].n_cells * sizes[index]) for index in groups),
+            *((STAT, 0, n_state_bytes) for _ in range(int(with_states))),
             *((CKPT, 0, len(marks)) for _ in checkpoints[:1]),
             *((KEPT, index, _COUNTS.size + n_kept[index].table_bytes) for index in kept),
             *((KROW, index, n_kept[index].n_cells * sizes[index]) for index in kept),
@@ -113,6 +132,8 @@ def pack(
         write_cells(CELL, ROWS, index, table.pos, table.seq)
     if checkpoints:
         writer.write(CKPT, 0, marks)
+    if states and with_states:
+        states.fill(write_states(writer.place(STAT, 0), states.owners, states.n_rows, geometry.state_bytes))
     for index in kept:
         write_cells(KEPT, KROW, index, *tables[index].kept)
     return writer.finish()
@@ -163,7 +184,7 @@ def _read_sections(reader: Reader, here: Geometry, room: Sequence[int] | None) -
         raise StateError(f"the saved state's {model.name} has {model.n_bytes} bytes, far too many")
     check_geometry(_read_model(reader.checked(model)), here)
     n_groups = len(here.groups)
-    reader.require_no_more_than(n_groups, _windows(here))
+    reader.require_no_more_than(n_groups, _windows(here), here.state_bytes > 0)
     counts = [_read_counts(reader, CELL, index) for index in range(n_groups)]
     for count, group, index in zip(counts, here.groups, range(n_groups), strict=True):
         _check_size(reader.section(ROWS, index), count, group)
@@ -193,7 +214,22 @@ def _read_cells(
     groups = tuple(
         replace(of, rows=np.frombuffer(part.data, np.uint8)) for of, part in zip(cells, rows, strict=True)
     )
-    return _with_checkpoints(reader, here, counts[0], SavedState(bool(counts[0].whole), groups))
+    state = _with_checkpoints(reader, here, counts[0], SavedState(bool(counts[0].whole), groups))
+    return _with_states(reader, here, counts[0].n_seq, state)
+
+
+def _with_states(reader: Reader, here: Geometry, n_seq: int, state: SavedState) -> SavedState:
+    if here.state_bytes == 0:
+        return state
+    section = reader.section(STAT)
+    most = n_seq + len(state.checkpoints)
+    if section.n_bytes > section_bytes(most, most, here.state_bytes):
+        raise StateError(
+            f"the saved state's {section.name} has {section.n_bytes} bytes, more than the recurrent "
+            f"states of {n_seq} sequences and {len(state.checkpoints)} checkpoints"
+        )
+    states = read_states(reader.checked(section), here.state_bytes, n_seq, state.checkpoints)
+    return replace(state, states=states)
 
 
 def _with_checkpoints(reader: Reader, here: Geometry, like: Counts, state: SavedState) -> SavedState:

@@ -37,6 +37,7 @@ class Geometry:
 
     model: bytes  # its fingerprint, 16 bytes
     groups: tuple[GroupGeometry, ...]
+    state_bytes: int = 0  # of a row of recurrent states; not among what MODL says
 
 
 _NUMBERS = ("n_head_kv", "head_dim_k", "head_dim_v", "type_k", "type_v", "cell_bytes")

@@ -22,11 +22,11 @@ VERSION = 2
 MAX_SECTIONS = 1 << 16
 
 MODL, CELL, LOST, ROWS = b"MODL", b"CELL", b"LOST", b"ROWS"
+STAT = b"STAT"
 CKPT, KEPT, KROW = b"CKPT", b"KEPT", b"KROW"
 _OPTIONAL = (CKPT, KEPT, KROW)
-_WRITTEN = (MODL, CELL, LOST, ROWS, *_OPTIONAL)  # in this order
+_WRITTEN = (MODL, CELL, LOST, ROWS, STAT, *_OPTIONAL)  # in this order
 _PLANNED = {
-    b"STAT": "states of recurrent layers",
     b"TOKN": "the tokens themselves",
     b"PEND": "a pending token",
     b"SMPL": "a sampler",
@@ -173,16 +173,16 @@ class Reader:
             raise StateError(f"the saved state's {section.name} stands behind {last.name}: out of order")
         self._known[section.tag, section.index] = section
 
-    def require_no_more_than(self, n_groups: int, windows: Sequence[int]) -> None:
+    def require_no_more_than(self, n_groups: int, windows: Sequence[int], has_states: bool) -> None:
         """Raises StateError when a section is there that no group has. windows: groups that have one."""
         groups = range(n_groups)
         known: dict[bytes, Sequence[int]] = {MODL: range(1), CELL: groups, LOST: windows, ROWS: groups}
-        known |= {CKPT: range(1), KEPT: windows, KROW: windows}
+        known |= {CKPT: range(1), KEPT: windows, KROW: windows, STAT: range(int(has_states))}
         for section in self._known.values():
             if section.index not in known[section.tag]:
                 raise StateError(
                     f"the saved state has {section.name}, and {n_groups} groups of cells, {len(windows)} of "
-                    "them with a window"
+                    f"them with a window, and {'a' if has_states else 'no'} recurrent state"
                 )
 
     def has(self, tag: bytes, index: int = 0) -> bool:

@@ -4,19 +4,27 @@ from __future__ import annotations
 
 import ctypes
 import functools
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from pykvgraph._native.ffi import KvgGroupInfo, KvgKvCheckpointList, KvgKvInfo, KvgKvReadRequest, KvgKvRows
+from pykvgraph._native.ffi import (
+    KvgGroupInfo,
+    KvgKvCheckpointList,
+    KvgKvInfo,
+    KvgKvReadRequest,
+    KvgKvRows,
+    KvgKvStateList,
+)
 from pykvgraph._native.library import lib, sized
 from pykvgraph.checks import integer
 from pykvgraph.errors import CacheFullError, StateError
 from pykvgraph.gguf_file import fingerprint
-from pykvgraph.state.cells import SavedCells, SavedCheckpoint, SavedState
+from pykvgraph.state.cells import SavedCells, SavedCheckpoint, SavedRows, SavedState
 from pykvgraph.state.checkpoints import fitted
-from pykvgraph.state.format import Table, pack
+from pykvgraph.state.format import StateTable, Table, pack
 from pykvgraph.state.geometry import HADAMARD, LONG_ROPE, Geometry, GroupGeometry
 from pykvgraph.types import CellsView
 
@@ -62,6 +70,29 @@ def read_cells(context: int, group: int) -> CellsView:
     return CellsView(pos, functools.partial(_members, words, n_seq_max), shift, dither, held)
 
 
+def read_state_layers(context: int) -> tuple[int, ...]:
+    """The layers with a state."""
+    layers = (ctypes.c_int32 * read_info(context).n_state_layers)()
+    lib().kvg_kv_state_layers(context, layers)
+    return tuple(layers)
+
+
+def read_states(context: int) -> CellsView:
+    """A snapshot of every row of recurrent states."""
+    info = read_info(context)
+    pos = np.empty(info.n_states, np.int32)
+    words = np.empty((info.n_states, (info.n_seq_max + 63) // 64), np.uint64)
+    held = np.empty(info.n_states, np.uint32)
+    lib().kvg_kv_states(
+        context,
+        _int32(pos),
+        words.ctypes.data_as(ctypes.POINTER(ctypes.c_uint64)),
+        held.ctypes.data_as(ctypes.POINTER(ctypes.c_uint32)),
+    )
+    no_shift, no_dither = np.zeros(info.n_states, np.int32), np.zeros(info.n_states, np.uint8)
+    return CellsView(pos, functools.partial(_members, words, info.n_seq_max), no_shift, no_dither, held)
+
+
 def _members(words: npt.NDArray[np.uint64], n_seq_max: int) -> npt.NDArray[np.bool_]:
     """(n_cells, n_seq_max), from a bit each."""
     octets = words.astype("<u8", copy=False).view(np.uint8)
@@ -95,7 +126,7 @@ def read_geometry(context: int) -> Geometry:
     """What a saved row must fit."""
     info = read_info(context)
     groups = tuple(_group_geometry(context, info, index) for index in range(info.n_groups))
-    return Geometry(fingerprint(lib().kvg_context_gguf(context)), groups)
+    return Geometry(fingerprint(lib().kvg_context_gguf(context)), groups, info.state_bytes)
 
 
 def _group_geometry(context: int, info: KvgKvInfo, index: int) -> GroupGeometry:
@@ -156,7 +187,34 @@ def take(context: int, geometry: Geometry, seq: int | None) -> bytes:
         )
         lib().kvg_kv_read_rows(context, ctypes.byref(request))
 
-    return pack(geometry, seq is None, tables, fill, checkpoints)
+    owners, states = (
+        _state_owners(context, ids, points) if info.n_states else (np.empty((0, 3), np.int32), [])
+    )
+
+    def fill_states(rows: npt.NDArray[np.float32]) -> None:
+        for state, row in zip(states, rows, strict=True):
+            lib().kvg_kv_read_state(context, state, row.ctypes.data_as(ctypes.POINTER(ctypes.c_float)))
+
+    return pack(
+        geometry, seq is None, tables, fill, checkpoints, StateTable(owners, len(states), fill_states)
+    )
+
+
+def _state_owners(
+    context: int, ids: Sequence[int], points: Mapping[int, list[int]]
+) -> tuple[npt.NDArray[np.int32], list[int]]:
+    """Who has which state, as SavedRows.owners, and what their rows are here."""
+    live = read_states(context).seq
+    found: list[tuple[int, int, int]] = []
+    for place, s in enumerate(ids):
+        found += [(place, -1, int(row)) for row in np.flatnonzero(live[:, s])]
+        if points[s]:
+            rows = (ctypes.c_int32 * len(points[s]))()
+            lib().kvg_kv_checkpoint_states(context, s, rows)
+            found += [(place, p, row) for p, row in zip(points[s], rows, strict=True)]
+    used, index = np.unique([row for *_, row in found], return_inverse=True)
+    owners = [(*who, i) for (*who, _), i in zip(found, index, strict=True)]
+    return np.array(owners, np.int32).reshape(-1, 3), used.tolist()
 
 
 def _in_order(pos: npt.NDArray[np.int32], flags: npt.NDArray[np.bool_]) -> npt.NDArray[np.int32]:
@@ -218,7 +276,32 @@ def _replace(context: int, saved: SavedState, seq: int | None, n_seq_max: int) -
     checkpoints = sized(
         KvgKvCheckpointList, n=len(marks), seq=_int32(seqs), p=_int32(positions), lost=_int32(behind)
     )
-    lib().kvg_kv_replace(context, -1 if seq is None else seq, rows, len(rows), ctypes.byref(checkpoints))
+    states = _state_list(saved.states, seq) if saved.states else None
+    lib().kvg_kv_replace(
+        context,
+        -1 if seq is None else seq,
+        rows,
+        len(rows),
+        ctypes.byref(checkpoints),
+        ctypes.byref(states) if states else None,
+    )
+
+
+def _state_list(states: SavedRows, seq: int | None) -> KvgKvStateList:
+    """Points into arrays that ctypes keeps alive with the struct."""
+    columns = states.owners.T.copy()
+    if seq is not None:
+        columns[0] = seq
+    rows = np.ascontiguousarray(states.rows)
+    return sized(
+        KvgKvStateList,
+        n=columns.shape[1],
+        seq=_int32(columns[0]),
+        p=_int32(columns[1]),
+        row=_int32(columns[2]),
+        n_rows=len(rows),
+        data=rows.ctypes.data_as(ctypes.POINTER(ctypes.c_float)),
+    )
 
 
 def _seen(flags: npt.NDArray[np.bool_], n_seq_max: int, seq: int | None) -> npt.NDArray[np.uint8]:

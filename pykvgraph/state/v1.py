@@ -59,6 +59,7 @@ def _check_shape(model: bytes, shape: Sequence[int], here: Geometry) -> None:
     """Raises StateError unless the cache is one that format 1 can tell of, and the one that it tells of."""
     check_model(model, here)
     check_number("the number of groups", 1, len(here.groups))
+    check_number("bytes of a recurrent state", 0, here.state_bytes)
     group = here.groups[0]
     check_number("kind", int(KvgGroupKind.KVG_GROUP_FULL), group.kind)
     for name, theirs in zip(_NAMES, shape, strict=True):

@@ -14,6 +14,13 @@ import numpy.typing as npt
 
 from support.models import N_VOCAB, WeightType, add_vocabulary, quantize_by_libllama
 
+DELTA_NETS = ("qwen35", "qwen35moe", "qwen3next")
+SHORT_CONV = ("lfm2", "lfm2moe")
+# what converters leave in F32
+KEPT = (".ssm_a", ".ssm_d", ".ssm_conv1d", ".ssm_norm", ".shortconv.conv")
+# a layer without KV heads has a state
+BY_KV_HEADS = (*SHORT_CONV, "granitehybrid", "nemotron_h")
+
 Array = npt.NDArray[np.float32]
 Tensors = dict[str, Array]
 # the first with some matrices in Q6_K, as people have it
@@ -51,6 +58,12 @@ class ArchSpec:
     spare_kv: bool = False
     v_of_k: bool = False
     n_embd_layer: int = 0
+    # of layers with a state: heads of V, heads of K, both of state_dim; inputs that the convolution sees
+    state_heads: int = 0
+    state_heads_k: int = 2
+    state_dim: int = 16
+    n_taps: int = 4
+    n_ff_shared: int = 0
     biases: bool = False
     silent: tuple[int, ...] = ()  # layers whose attention adds nothing: later ones know no other token
     weights: WeightType = WeightType.F32
@@ -59,6 +72,20 @@ class ArchSpec:
 
     def has_window(self, layer: int) -> bool:
         return self.window > 0 and (layer + 1) % self.period > 0
+
+    def has_state(self, layer: int) -> bool:
+        """All layers but every period-th, or all beside attention; Nemotron's third kind feeds forward."""
+        if self.arch == "nemotron_h":
+            return bool(layer % 3 == 0)
+        return self.state_heads > 0 and (self.arch == "falcon-h1" or (layer + 1) % self.period > 0)
+
+    def attends(self, layer: int) -> bool:
+        if self.arch == "nemotron_h":
+            return layer % 3 == 1
+        return self.arch == "falcon-h1" or not self.has_state(layer)
+
+    def feeds(self, layer: int) -> bool:
+        return self.arch != "nemotron_h" or layer % 3 == 2
 
     def heads_of(self, layer: int) -> tuple[int, int]:
         """Width of the layer's heads, and how many it has of K and V."""
@@ -89,7 +116,7 @@ def write_architecture(spec: ArchSpec, directory: Path) -> Path:
         add_vocabulary(writer)
         for name, tensor in random_tensors(spec).items():
             kind = spec.expert_weights or spec.weights if "_exps.weight" in name else spec.weights
-            if tensor.ndim == 1 or name.endswith("bias"):
+            if tensor.ndim == 1 or name.endswith("bias") or any(part in name for part in KEPT):
                 writer.add_tensor(name, tensor)
             else:
                 writer.add_tensor(name, gguf.quantize(tensor, kind), raw_dtype=kind)
@@ -104,9 +131,13 @@ def add_metadata(writer: gguf.GGUFWriter, spec: ArchSpec) -> None:
     writer.add_block_count(spec.n_layer)
     writer.add_context_length(4096)
     writer.add_embedding_length(spec.n_embd)
-    writer.add_feed_forward_length(spec.n_ff)
+    writer.add_feed_forward_length(
+        spec.n_ff if spec.arch != "nemotron_h" else [spec.n_ff * spec.feeds(il) for il in range(spec.n_layer)]
+    )
     writer.add_head_count(spec.n_head)
-    if spec.n_head_kv_window:
+    if spec.arch in BY_KV_HEADS:
+        writer.add_head_count_kv([spec.n_head_kv * spec.attends(layer) for layer in range(spec.n_layer)])
+    elif spec.n_head_kv_window:
         writer.add_head_count_kv([spec.heads_of(layer)[1] for layer in range(spec.n_layer)])
     else:
         writer.add_head_count_kv(spec.n_head_kv)
@@ -121,12 +152,43 @@ def add_metadata(writer: gguf.GGUFWriter, spec: ArchSpec) -> None:
         writer.add_expert_used_count(spec.n_expert_used)
         if spec.arch != "llama":
             writer.add_expert_feed_forward_length(spec.n_ff)
+    if spec.state_heads:
+        add_states(writer, spec)
     if spec.arch == "gemma4":
         add_gemma4(writer, spec)
     elif spec.window:
         writer.add_sliding_window(spec.window)
         writer.add_sliding_window_pattern(spec.period)
     add_scaling(writer, spec)
+
+
+def add_states(writer: gguf.GGUFWriter, spec: ArchSpec) -> None:
+    if spec.arch in SHORT_CONV:
+        writer.add_shortconv_l_cache(spec.n_taps)
+    else:
+        writer.add_ssm_conv_kernel(spec.n_taps)
+        writer.add_ssm_inner_size(spec.state_heads * spec.state_dim)
+        writer.add_ssm_state_size(spec.state_dim)
+        writer.add_ssm_time_step_rank(spec.state_heads)
+        writer.add_ssm_group_count(spec.state_heads_k)
+    if spec.arch in DELTA_NETS:
+        writer.add_full_attention_interval(spec.period)
+    if spec.arch in ("qwen35", "qwen35moe"):
+        pairs = (spec.n_rot or spec.head_dim) // 2
+        writer.add_rope_dimension_sections([-(-pairs // 3)] * 3 + [0])
+    if spec.n_ff_shared:
+        writer.add_expert_shared_feed_forward_length(spec.n_ff_shared)
+    if spec.arch == "lfm2moe":
+        writer.add_leading_dense_block_count(1)
+        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+    if spec.arch == "granitehybrid":
+        writer.add_logit_scale(2.0)
+        writer.add_residual_scale(0.7)
+        writer.add_embedding_scale(3.0)
+        writer.add_attention_scale(0.3)
+        writer.add_rope_scaling_finetuned(spec.n_rot >= 0)
+    if spec.arch == "nemotron_h":
+        writer.add_layer_norm_eps(1e-5)
 
 
 def add_gemma4(writer: gguf.GGUFWriter, spec: ArchSpec) -> None:
@@ -181,12 +243,20 @@ def random_tensors(spec: ArchSpec) -> Tensors:
     random = _Random(spec)
     tensors = {"token_embd.weight": random.matrix(N_VOCAB, spec.n_embd, gain=2.0)}
     for layer in range(spec.n_layer):
-        parts = _attention(random, layer) | _norms(random, layer)
-        parts |= _experts(random) if spec.n_expert and spec.arch != "gemma4" else _dense(random)
+        parts = _norms(random, layer)
+        if spec.attends(layer):
+            parts |= _attention(random, layer)
+        if spec.has_state(layer):
+            parts |= _state(random)
+        if spec.feeds(layer):
+            routed = spec.n_expert and spec.arch != "gemma4" and (spec.arch != "lfm2moe" or layer > 0)
+            parts |= _experts(random) if routed else _dense(random)
         if spec.arch == "gemma4":
             parts |= _parts_of_gemma4(random, layer)
         tensors |= {f"blk.{layer}.{name}": tensor for name, tensor in parts.items()}
-    tensors["output_norm.weight"] = random.norm(spec.n_embd)
+    tensors["token_embd_norm.weight" if spec.arch in SHORT_CONV else "output_norm.weight"] = random.norm(
+        spec.n_embd
+    )
     if spec.arch != "gemma2":  # which has it tied
         tensors["output.weight"] = random.matrix(N_VOCAB, spec.n_embd, gain=3.0)
     if spec.arch == "gemma4":
@@ -202,7 +272,8 @@ def _attention(random: _Random, layer: int) -> Tensors:
     spec = random.spec
     head_dim, n_head_kv = spec.heads_of(layer)
     q_rows, kv_rows = spec.n_head * head_dim, n_head_kv * head_dim
-    q, k = (random.matrix(rows, spec.n_embd, gain=1.5) for rows in (q_rows, kv_rows))
+    gate_rows = q_rows if spec.arch in DELTA_NETS else 0
+    q, k = (random.matrix(rows, spec.n_embd, gain=1.5) for rows in (q_rows + gate_rows, kv_rows))
     v = random.matrix(kv_rows, spec.n_embd)
     split: Tensors = {"attn_q.weight": q, "attn_k.weight": k, "attn_v.weight": v}
     parts: Tensors = {"attn_qkv.weight": np.concatenate([q, k, v])} if spec.fused else split
@@ -228,17 +299,20 @@ def _norms(random: _Random, layer: int) -> Tensors:
     spec = random.spec
     head_dim, _ = spec.heads_of(layer)
     names = {"attn_norm": spec.n_embd}
-    if spec.arch == "gpt-oss":
+    if spec.arch in ("gpt-oss", *DELTA_NETS):
         names["post_attention_norm"] = spec.n_embd
-    else:
+    elif spec.arch not in ("nemotron_h", "falcon-h1"):
         names["ffn_norm"] = spec.n_embd
-    if spec.arch in ("qwen3", "qwen3moe", "gemma3", "gemma4"):
+    normed = ("qwen3", "qwen3moe", "gemma3", "gemma4", *DELTA_NETS, *SHORT_CONV)
+    if spec.arch in normed and spec.attends(layer):
         names["attn_q_norm"] = head_dim
         if layer < spec.n_layer - spec.n_shared or spec.spare_kv:
             names["attn_k_norm"] = head_dim
     if spec.arch in ("gemma2", "gemma3", "gemma4"):
         names |= {"post_attention_norm": spec.n_embd, "post_ffw_norm": spec.n_embd}
     norms = {f"{name}.weight": random.norm(n) for name, n in names.items()}
+    if spec.arch == "falcon-h1":
+        norms["ffn_norm"] = random.norm(spec.n_embd)
     if spec.arch == "gemma4":  # nothing else scales its scores
         norms["attn_q_norm.weight"] *= np.float32(2.5 / np.sqrt(head_dim))
     return norms
@@ -246,7 +320,9 @@ def _norms(random: _Random, layer: int) -> Tensors:
 
 def _dense(random: _Random) -> Tensors:
     spec = random.spec
-    rows = {"ffn_up": 2 * spec.n_ff} if spec.arch == "phi3" else {"ffn_gate": spec.n_ff, "ffn_up": spec.n_ff}
+    rows = {"ffn_gate": spec.n_ff, "ffn_up": spec.n_ff}
+    if spec.arch in ("phi3", "nemotron_h"):
+        rows = {"ffn_up": spec.n_ff * (2 if spec.arch == "phi3" else 1)}
     parts = {f"{name}.weight": random.matrix(n, spec.n_embd) for name, n in rows.items()}
     return parts | {"ffn_down.weight": random.matrix(spec.n_embd, spec.n_ff)}
 
@@ -263,6 +339,16 @@ def _experts(random: _Random) -> Tensors:
     if spec.fused:
         both = [parts.pop(f"ffn_{name}_exps.weight") for name in ("gate", "up")]
         parts["ffn_gate_up_exps.weight"] = np.concatenate(both, axis=1)
+    if spec.arch == "lfm2moe":
+        parts["exp_probs_b.bias"] = random.bias(n)
+    if spec.n_ff_shared:
+        if spec.arch in DELTA_NETS:
+            parts["ffn_gate_inp_shexp.weight"] = random.bias(spec.n_embd)
+        parts |= {
+            "ffn_gate_shexp.weight": random.matrix(spec.n_ff_shared, spec.n_embd),
+            "ffn_up_shexp.weight": random.matrix(spec.n_ff_shared, spec.n_embd),
+            "ffn_down_shexp.weight": random.matrix(spec.n_embd, spec.n_ff_shared),
+        }
     if spec.arch == "gpt-oss":
         parts |= {
             "ffn_gate_inp.bias": random.bias(n),
@@ -271,6 +357,43 @@ def _experts(random: _Random) -> Tensors:
             "ffn_down_exps.bias": random.bias(n, spec.n_embd),
         }
     return parts
+
+
+def _state(random: _Random) -> Tensors:
+    """Decays of a few tokens to hundreds, so that a wrong state shows at once and later."""
+    spec = random.spec
+    if spec.arch in SHORT_CONV:
+        return {
+            "shortconv.in_proj.weight": random.matrix(3 * spec.n_embd, spec.n_embd, gain=1.5),
+            "shortconv.conv.weight": random.matrix(spec.n_embd, spec.n_taps, gain=2.0),
+            "shortconv.out_proj.weight": random.matrix(spec.n_embd, spec.n_embd),
+        }
+    heads = spec.state_heads
+    v_width = heads * spec.state_dim
+    channels = v_width + 2 * spec.state_heads_k * spec.state_dim
+    decays = -np.geomspace(0.005, 0.5, heads).astype(np.float32)
+    parts = {
+        "ssm_conv1d.weight": random.matrix(channels, spec.n_taps, gain=2.0),
+        "ssm_dt.bias": random.bias(heads, scale=1.0),
+        "ssm_out.weight": random.matrix(spec.n_embd, v_width),
+    }
+    if spec.arch in DELTA_NETS:
+        parts |= {
+            "attn_qkv.weight": random.matrix(channels, spec.n_embd, gain=1.5),
+            "attn_gate.weight": random.matrix(v_width, spec.n_embd),
+            "ssm_a": decays,
+            "ssm_norm.weight": random.norm(spec.state_dim),
+        }
+        if spec.arch == "qwen3next":
+            return parts | {"ssm_ba.weight": random.matrix(2 * heads, spec.n_embd)}
+        return parts | {f"ssm_{name}.weight": random.matrix(heads, spec.n_embd) for name in ("alpha", "beta")}
+    return parts | {
+        "ssm_in.weight": random.matrix(v_width + channels + heads, spec.n_embd, gain=1.5),
+        "ssm_conv1d.bias": random.bias(channels),
+        "ssm_a": decays[:, None],
+        "ssm_d": random.bias(heads, 1),
+        "ssm_norm.weight": random.norm(v_width).reshape(spec.state_heads_k, -1),
+    }
 
 
 def _parts_of_gemma4(random: _Random, layer: int) -> Tensors:

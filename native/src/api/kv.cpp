@@ -29,7 +29,11 @@ kvg_status kvg_kv_get_info(const kvg_context * context, kvg_kv_info * out) {
                 static_cast<int64_t>(cache.cell_bytes()),
                 cache.types().k, // a kvg_type has ggml's number
                 cache.types().v,
-                context->context.can_shift()};
+                context->context.can_shift(),
+                cache.states().n_rows(),
+                cache.states().n_used(),
+                static_cast<int64_t>(cache.state_layers().size()),
+                static_cast<int64_t>(cache.states().row_bytes())};
     });
 }
 
@@ -212,6 +216,42 @@ kvg_status kvg_kv_cells(const kvg_context * context, int64_t group, int32_t * po
     });
 }
 
+kvg_status kvg_kv_state_layers(const kvg_context * context, int32_t * out) {
+    return guarded([&] {
+        const std::vector<uint32_t> & layers = cache_of(context).state_layers();
+        std::copy(layers.begin(), layers.end(), &need(out, "out"));
+    });
+}
+
+kvg_status kvg_kv_states(const kvg_context * context, int32_t * pos, uint64_t * seq, uint32_t * n_holds) {
+    return guarded([&] {
+        const kv_cache & cache = cache_of(context);
+        const states & states = cache.states();
+        const uint32_t n_words = (cache.n_seq_max() + 63) / 64;
+        std::fill_n(pos, pos ? states.n_rows() : 0, -1);
+        std::fill_n(seq, seq ? size_t{states.n_rows()} * n_words : 0, 0);
+        std::fill_n(n_holds, n_holds ? states.n_rows() : 0, 0);
+        const auto keep = [&](uint32_t row, int64_t next) {
+            if (pos && row != states::NO_ROW) {
+                pos[row] = static_cast<int32_t>(next - 1);
+            }
+        };
+        for (uint32_t s = 0; states.any() && s < cache.n_seq_max(); ++s) {
+            const uint32_t row = states.row_of(s);
+            keep(row, cache.next_pos(s));
+            if (seq && row != states::NO_ROW) {
+                seq[size_t{row} * n_words + s / 64] |= uint64_t{1} << (s % 64);
+            }
+        }
+        for (const kept_state & each : cache.kept_states()) {
+            keep(each.row, each.p);
+            if (n_holds) {
+                ++n_holds[each.row];
+            }
+        }
+    });
+}
+
 kvg_status kvg_kv_read(kvg_context * context, int64_t layer, int32_t v, float * out, uint64_t n_floats) {
     return on_context(context, [&](class context & c) { c.transfer().read(layer, v != 0, out, n_floats); });
 }
@@ -225,7 +265,7 @@ kvg_status kvg_kv_read_rows(kvg_context * context, const kvg_kv_read_request * r
 }
 
 kvg_status kvg_kv_replace(kvg_context * context, int64_t seq, const kvg_kv_rows * groups, int64_t n_groups,
-                          const kvg_kv_checkpoint_list * checkpoints) {
+                          const kvg_kv_checkpoint_list * checkpoints, const kvg_kv_state_list * states) {
     return on_context(context, [&](class context & c) {
         bounded("n_groups", n_groups, 0, static_cast<int64_t>(c.cache().groups().size()));
         for (int64_t g = 0; g < n_groups; ++g) {
@@ -238,7 +278,32 @@ kvg_status kvg_kv_replace(kvg_context * context, int64_t seq, const kvg_kv_rows 
         if (marks.n > 0) {
             need(marks.seq, "checkpoints->seq"), need(marks.p, "checkpoints->p"), need(marks.lost, "checkpoints->lost");
         }
-        c.transfer().replace(seq, groups, n_groups, marks);
+        const kvg_kv_state_list no_states = {sizeof(no_states), 0, nullptr, nullptr, nullptr, 0, nullptr};
+        const kvg_kv_state_list & rows = states ? need_struct(states, "states") : no_states;
+        if (rows.n > 0 || rows.n_rows > 0) {
+            need(rows.seq, "states->seq"), need(rows.p, "states->p"), need(rows.row, "states->row");
+            need(rows.data, "states->data");
+        }
+        c.transfer().replace(seq, groups, n_groups, marks, rows);
+    });
+}
+
+kvg_status kvg_kv_read_state(const kvg_context * context, int64_t row, float * out) {
+    return guarded([&] {
+        const states & states = cache_of(context).states();
+        bounded("row", row, 0, int64_t{states.n_rows()} - 1);
+        std::copy_n(states.data(static_cast<uint32_t>(row)), states.row_bytes() / sizeof(float), &need(out, "out"));
+    });
+}
+
+kvg_status kvg_kv_checkpoint_states(const kvg_context * context, int64_t seq, int32_t * out) {
+    return guarded([&] {
+        const kv_cache & cache = cache_of(context);
+        if (!cache.states().any()) {
+            fail(KVG_INVALID_ARGUMENT, "no layer of this model has a state");
+        }
+        const std::vector<uint32_t> rows = cache.checkpoint_states(seq);
+        std::copy(rows.begin(), rows.end(), rows.empty() ? out : &need(out, "out"));
     });
 }
 

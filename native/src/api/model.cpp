@@ -25,8 +25,16 @@ void kvg::fill_info(kvg_model_info & out, const hparams & h, const tensor_totals
 
 void kvg::fill_layer(kvg_layer_info & out, const hparams & h, int64_t layer) {
     const layer_spec & spec = h.layers[static_cast<size_t>(bounded("layer", layer, 0, int64_t{h.n_layer()} - 1))];
-    out = {sizeof(out),     spec.group,  spec.n_head,     spec.n_head_kv, spec.head_dim_k,
-           spec.head_dim_v, spec.window, spec.rope.n_rot, spec.kv_from};
+    out = {sizeof(out),
+           spec.attends() ? int64_t{spec.group} : -1,
+           static_cast<int32_t>(spec.state.kind),
+           spec.n_head,
+           spec.n_head_kv,
+           spec.head_dim_k,
+           spec.head_dim_v,
+           spec.window,
+           spec.rope.n_rot,
+           spec.kv_from};
 }
 
 std::shared_ptr<const model> kvg::load_model(const char * path, const kvg_model_params * params, loading how) {

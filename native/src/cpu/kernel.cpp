@@ -42,4 +42,12 @@ const attend_kernel & attend_kernel_for(uint32_t head_dim_k, uint32_t head_dim_v
     return *all[0];
 }
 
+const attend_kernel & recur_kernel_for(uint32_t width) {
+    const attend_kernel * const * kernel = attend_kernels_here();
+    while (width % (*kernel)->lanes != 0) {
+        ++kernel; // the last has 4 lanes
+    }
+    return **kernel;
+}
+
 } // namespace kvg

@@ -11,6 +11,8 @@
 
 #include <ggml.h>
 
+#include "cpu/recur.h"
+
 namespace kvg {
 
 // Rows of a tensor in the cache, by heads.
@@ -105,10 +107,16 @@ struct attend_kernel {
     void (*rotate)(float * x, uint32_t n_heads, const head_rotation & how, const float * table);
     // Each piece of `size` floats times a Walsh-Hadamard matrix (cache/hadamard.h). size: a power of two from 4 on
     void (*mix)(float * x, size_t n, uint32_t size);
+    // Channels [begin, end), whole vectors
+    void (*convolve)(const convolve_job & job, uint32_t begin, uint32_t end);
+    // [begin, end) of n_head * head_dim_v / RECUR_ROWS
+    void (*recall)(const recall_job & job, uint32_t begin, uint32_t end);
 };
 
 // The best that this CPU runs for heads of a size: vectors that divide it read F16 rows where they are.
 const attend_kernel & attend_kernel_for(uint32_t head_dim_k, uint32_t head_dim_v);
+// The best that this CPU runs with vectors that divide a width, which is a multiple of 4: for convolve and recall.
+const attend_kernel & recur_kernel_for(uint32_t width);
 // All that this CPU runs, the best first; nullptr after the last.
 const attend_kernel * const * attend_kernels_here();
 

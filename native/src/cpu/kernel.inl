@@ -454,10 +454,13 @@ softmax_parts softmax(const float * x, uint32_t n) {
     return {best, greatest, total};
 }
 
+#include "cpu/recur.inl"
+
 } // namespace
 
 extern const attend_kernel kernel;
-const attend_kernel kernel = {KVG_ISA_NAME, LANES, run, merge, softmax, row_to_floats, floats_to_row, rotate_heads, mix_heads};
+const attend_kernel kernel = {KVG_ISA_NAME,  LANES,        run,       merge,    softmax, row_to_floats,
+                              floats_to_row, rotate_heads, mix_heads, convolve, recall};
 
 } // namespace KVG_ISA
 } // namespace kvg

@@ -41,6 +41,9 @@ attend_workspace::attend_workspace(const std::vector<layer_spec> & layers, uint3
     uint32_t n_head_kv = 0;
     uint32_t head_dim = 0;
     for (const layer_spec & layer : layers) {
+        if (!layer.attends()) {
+            continue;
+        }
         const uint32_t group = layer.n_head / layer.n_head_kv;
         const size_t unit = unit_floats(layer.head_dim_v, group);
         const size_t scratch = attend_scratch_floats(layer.head_dim_k, layer.head_dim_v, group);

@@ -11,6 +11,7 @@ namespace kvg {
 
 // Which operations it is made of.
 enum class attention_kind {
+    none,   // the layer doesn't attend
     flash,  // ggml's flash attention
     plain,  // two matrix products and a softmax, query heads folded
     attend, // this library's own on the CPU

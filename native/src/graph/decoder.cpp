@@ -42,7 +42,14 @@ static attention_kind choose(int32_t wanted, ggml_backend_dev_t device, const la
 decoder::decoder(const model & model, const kv_cache & cache, const backends & backends, const decoder_params & params)
     : model_(model), cache_(cache), n_ubatch_(params.n_ubatch), spans_(cache.groups().size()) {
     choose_attentions(params.flash_attn, params.max_threads);
-    any_span_ = ops_.size() == attentions_.size();
+    uint64_t offset = 0;
+    for (const layer_spec & layer : model.hparams().layers) {
+        recurs_.push_back(layer.recurs() ? &recur_ops_.emplace_back(layer.state, offset, runs_) : nullptr);
+        offset += layer.state.floats();
+    }
+    any_span_ = std::none_of(attentions_.begin(), attentions_.end(), [](const layer_attention & each) {
+        return each.kind == attention_kind::flash || each.kind == attention_kind::plain;
+    });
     can_rotate_queries_ = any_span_ && ggml_is_quantized(cache.types().k);
     // leafs (weights, inputs) are counted, too, and there are fewer of them than nodes
     const auto n_nodes = static_cast<size_t>(ggml_graph_n_nodes(graph_of(largest()).graph()));
@@ -52,6 +59,10 @@ decoder::decoder(const model & model, const kv_cache & cache, const backends & b
 void decoder::choose_attentions(int32_t flash_attn, int max_threads) {
     const std::vector<layer_spec> & layers = model_.hparams().layers;
     for (uint32_t il = 0; il < layers.size(); ++il) {
+        if (!layers[il].attends()) {
+            attentions_.push_back({attention_kind::none, nullptr, 0.0f, 0.0f});
+            continue;
+        }
         const attention_kind kind = choose(flash_attn, cache_.device(il), layers[il], cache_.types());
         if (kind == attention_kind::attend && !workspace_) {
             workspace_ = std::make_unique<attend_workspace>(layers, cache_.max_rows(), max_threads);
@@ -62,7 +73,9 @@ void decoder::choose_attentions(int32_t flash_attn, int max_threads) {
     }
 }
 
-decode_graph decoder::graph_of(const decode_shape & shape) const { return decode_graph(model_, cache_, attentions_, shape); }
+decode_graph decoder::graph_of(const decode_shape & shape) const {
+    return decode_graph(model_, cache_, attentions_, recurs_, shape);
+}
 
 decode_shape decoder::largest() const {
     decode_shape shape = {n_ubatch_, 1, {}};
@@ -96,7 +109,7 @@ decode_graph & decoder::prepare(uint32_t n_tokens, uint32_t n_outputs, const std
         spans_[i] = any_span_ ? spans[i] : cell_span{0, spans[i].n}; // of what the graph shows it
     }
     decode_graph * graph =
-        graphs_->take(shape, [&] { return std::make_unique<decode_graph>(model_, cache_, attentions_, shape); });
+        graphs_->take(shape, [&] { return std::make_unique<decode_graph>(model_, cache_, attentions_, recurs_, shape); });
     if (!graph) {
         fail(KVG_DEVICE, "%s has no memory for a graph of %u tokens with %u outputs; ask for fewer logits at a time",
              model_.placement().name().c_str(), shape.n_tokens, shape.n_outputs);
@@ -118,7 +131,7 @@ void decoder::compute() {
 std::string decoder::attention_on(ggml_backend_dev_t device) const {
     for (uint32_t il = 0; il < cache_.n_layer(); ++il) {
         const attention_kind kind = attentions_[il].kind;
-        if (cache_.device(il) == device) {
+        if (kind != attention_kind::none && cache_.device(il) == device) {
             return kind == attention_kind::flash ? "flash" : kind == attention_kind::plain ? "plain" : "attend";
         }
     }

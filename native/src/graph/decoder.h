@@ -10,6 +10,7 @@
 #include "backends.h"
 #include "graph/frame.h"
 #include "graph/graph_cache.h"
+#include "graph/recur.h"
 #include "memory/kv_cache.h"
 #include "model/weights.h"
 
@@ -41,8 +42,10 @@ public:
     // that to rotate them once is cheaper.
     bool can_rotate_queries() const { return can_rotate_queries_; }
     // Which cells wait, and how a layer's queries are rotated for them. Valid until the next call; the arrays must live until then.
-    // precondition: can_rotate_queries()
-    void set_waiting(uint32_t layer, const attend_rotations & waiting) { ops_[layer].set_waiting(waiting); }
+    // preconditions: can_rotate_queries(), the layer attends
+    void set_waiting(uint32_t layer, const attend_rotations & waiting) { attentions_[layer].op->set_waiting(waiting); }
+    // Which states the tokens of the next computation go through; the arrays must live until then.
+    void set_runs(const std::vector<recur_run> & runs) { runs_ = runs; }
     // The graph that was prepared. error(KVG_DEVICE)
     void compute();
     // spent in graphs so far
@@ -68,6 +71,9 @@ private:
     std::unique_ptr<attend_workspace> workspace_;
     std::deque<attend_op> ops_; // for attention_kind::attend
     std::vector<layer_attention> attentions_;
+    std::vector<recur_run> runs_; // of the micro-batch
+    std::deque<recur_op> recur_ops_;
+    std::vector<recur_op *> recurs_; // of each layer, nullptr: it has no state
     std::unique_ptr<graph_cache> graphs_;
     double seconds_ = 0.0;
 };

@@ -1,5 +1,6 @@
 #include "graph/frame.h"
 
+#include <algorithm>
 #include <set>
 
 #include "device.h"
@@ -7,12 +8,14 @@
 #include "graph/block/feed_forward.h"
 #include "graph/block/layer_embedding.h"
 #include "graph/block/norm.h"
+#include "graph/block/state.h"
 
 namespace kvg {
 
 decode_graph::decode_graph(const model & model, const kv_cache & cache, const std::vector<layer_attention> & attentions,
-                           const decode_shape & shape)
-    : model_(model), cache_(cache), attentions_(attentions), shape_(shape), stored_(model.hparams().n_layer()) {
+                           const std::vector<recur_op *> & recurs, const decode_shape & shape)
+    : model_(model), cache_(cache), attentions_(attentions), recurs_(recurs), shape_(shape),
+      stored_(model.hparams().n_layer()) {
     fault_point("build");
     build();
     graph_ = builder_.finish();
@@ -32,10 +35,12 @@ std::string decode_graph::refused_by(ggml_backend_dev_t device) const {
 void decode_graph::add_inputs() {
     const uint32_t n = shape_.n_tokens;
     tokens = builder_.input(GGML_TYPE_I32, n, 1);
-    positions = builder_.input(GGML_TYPE_I32, n, 1);
+    const std::vector<layer_spec> & layers = model_.hparams().layers;
+    if (std::any_of(layers.begin(), layers.end(), [](const layer_spec & l) { return l.attends() && l.rope.n_rot > 0; })) {
+        positions = builder_.input(GGML_TYPE_I32, n, 1); // what is in no graph has no memory
+    }
     for (size_t i = 0; i < shape_.spans.size(); ++i) {
-        // what is in no graph has no memory
-        const bool attends = shape_.n_outputs > 0 || cache_.groups()[i].layers().front() < model_.hparams().last_owner();
+        const bool attends = gives(cache_.groups()[i].layers().front());
         groups.push_back(
             {builder_.input(GGML_TYPE_I64, n, 1), attends ? builder_.input(GGML_TYPE_F16, shape_.spans[i].n, n) : nullptr});
     }
@@ -44,24 +49,45 @@ void decode_graph::add_inputs() {
     }
 }
 
-// What a token takes from those before it; nullptr when only the cells matter.
-ggml_tensor * decode_graph::mix(ggml_tensor * x, uint32_t layer) {
+// Whether anything after the layer's cells and states matters.
+bool decode_graph::gives(uint32_t layer) const { return layer < model_.hparams().last_owner() || shape_.n_outputs > 0; }
+
+// (n_head * head_dim_v, n_tokens), or nullptr when only the cells matter
+ggml_tensor * decode_graph::attend(ggml_tensor * x, uint32_t layer) {
     const layer_spec & spec = model_.hparams().layers[layer];
-    const bool attends = layer < model_.hparams().last_owner() || shape_.n_outputs > 0;
-    switch (model_.arch().mixing) {
-    case mixing_kind::attention:
-        return attention_block{model_,
-                               layer,
-                               cache_.group_of(layer),
-                               attentions_[layer],
-                               shape_.spans[spec.group],
-                               positions,
-                               groups[spec.group],
-                               attends,
-                               stored_[spec.kv_from]}
-            .build(builder_, x);
+    return attention_block{model_,
+                           layer,
+                           cache_.group_of(layer),
+                           attentions_[layer],
+                           shape_.spans[spec.group],
+                           positions,
+                           groups[spec.group],
+                           gives(layer),
+                           stored_[spec.kv_from]}
+        .build(builder_, x);
+}
+
+// In the last layer only the rows that were asked for.
+ggml_tensor * decode_graph::asked(ggml_tensor * x, uint32_t layer) {
+    return layer + 1 == model_.hparams().n_layer() ? ggml_get_rows(builder_.ctx(), x, outputs) : x;
+}
+
+// What a token takes from those before it, by attention, a state or both; nullptr when only cells and states matter.
+ggml_tensor * decode_graph::mix(ggml_tensor * x, uint32_t layer) {
+    builder & b = builder_;
+    const layer_spec & spec = model_.hparams().layers[layer];
+    const role_tensors & w = model_.layers()[layer];
+    ggml_tensor * heads = spec.attends() ? attend(x, layer) : nullptr;
+    ggml_tensor * recalled = spec.recurs() ? state_block{model_, layer, *recurs_[layer], gives(layer)}.build(b, x) : nullptr;
+    ggml_tensor * sum = nullptr;
+    if (heads) {
+        sum = b.linear(asked(heads, layer), w[role::wo], w.scale(role::wo), w[role::wo_bias]);
     }
-    return nullptr;
+    if (recalled) {
+        recalled = b.linear(asked(recalled, layer), w[role::state_out], w.scale(role::state_out), nullptr);
+        sum = sum ? ggml_add(b.ctx(), sum, recalled) : recalled;
+    }
+    return sum;
 }
 
 // Logits are capped as tanh does it.
@@ -70,26 +96,31 @@ static ggml_tensor * capped(builder & b, ggml_tensor * x, float cap) {
     return ggml_scale(b.ctx(), x, cap);
 }
 
-// One layer; nullptr when only the cells matter.
+// What a layer adds.
+ggml_tensor * decode_graph::add(ggml_tensor * x, ggml_tensor * added) {
+    const float scale = model_.hparams().residual_scale;
+    added = scale == 1.0f ? added : ggml_scale(builder_.ctx(), added, scale);
+    return ggml_add(builder_.ctx(), added, x);
+}
+
+// One layer; nullptr when only cells and states matter.
 ggml_tensor * decode_graph::layer(ggml_tensor * x, uint32_t il) {
     builder & b = builder_;
     const struct hparams & h = model_.hparams();
     const norm_kind kind = model_.arch().norm;
+    const layer_spec & spec = h.layers[il];
     const role_tensors & w = model_.layers()[il];
-    ggml_tensor * mixed = mix(norm(b, kind, x, w[role::attn_norm], h.rms_eps), il);
-    if (!mixed) {
+    ggml_tensor * mixed = nullptr;
+    if (spec.attends() || spec.recurs()) {
+        mixed = mix(norm(b, kind, x, w[role::attn_norm], h.rms_eps), il);
+    }
+    if (!gives(il)) {
         return nullptr;
     }
-    ggml_tensor * own = layer_embeddings_ ? embedding_of_layer(b, layer_embeddings_, il) : nullptr;
-    if (il + 1 == h.n_layer()) {
-        // from here on only the rows that were asked for
-        mixed = ggml_get_rows(b.ctx(), mixed, outputs);
-        x = ggml_get_rows(b.ctx(), x, outputs);
-        own = own ? ggml_get_rows(b.ctx(), own, outputs) : nullptr;
-    }
-    mixed = b.linear(mixed, w[role::wo], w.scale(role::wo), w[role::wo_bias]);
-    x = ggml_add(b.ctx(), norm(b, kind, mixed, w[role::attn_post_norm], h.rms_eps), x);
-    x = ggml_add(b.ctx(), feed_forward(b, model_, il, x), x);
+    ggml_tensor * own = layer_embeddings_ ? asked(embedding_of_layer(b, layer_embeddings_, il), il) : nullptr;
+    x = asked(x, il);
+    x = mixed ? add(x, norm(b, kind, mixed, w[role::attn_post_norm], h.rms_eps)) : x;
+    x = spec.feed_forward.feeds() ? add(x, feed_forward(b, model_, il, x)) : x;
     x = own ? add_layer_embedding(b, model_, il, x, own) : x;
     x = w[role::layer_scale] ? ggml_mul(b.ctx(), x, w[role::layer_scale]) : x;
     b.wish(model_.placement().layer(il));
@@ -118,6 +149,7 @@ void decode_graph::build() {
     embd = norm(b, model_.arch().norm, x, w[role::output_norm], h.rms_eps);
     ggml_set_output(embd);
     logits = b.linear(embd, w[role::output], nullptr, w[role::output_bias]);
+    logits = h.logit_scale == 1.0f ? logits : ggml_scale(b.ctx(), logits, h.logit_scale);
     if (h.final_soft_cap > 0.0f) {
         logits = capped(b, logits, h.final_soft_cap);
     }

@@ -10,6 +10,7 @@
 
 #include "graph/block/attention.h"
 #include "graph/builder.h"
+#include "graph/recur.h"
 #include "memory/kv_cache.h"
 #include "model/weights.h"
 
@@ -28,9 +29,9 @@ struct decode_shape {
 
 class decode_graph {
 public:
-    // attentions: of each layer
+    // attentions, recurs: of each layer
     decode_graph(const model & model, const kv_cache & cache, const std::vector<layer_attention> & attentions,
-                 const decode_shape & shape);
+                 const std::vector<recur_op *> & recurs, const decode_shape & shape);
 
     const decode_shape & shape() const { return shape_; }
     ggml_cgraph * graph() const { return graph_; }
@@ -41,7 +42,7 @@ public:
 
     // inputs
     ggml_tensor * tokens = nullptr;    // I32 (n_tokens)
-    ggml_tensor * positions = nullptr; // I32 (n_tokens)
+    ggml_tensor * positions = nullptr; // I32 (n_tokens); nullptr where nothing is rotated by them
     std::vector<group_inputs> groups;  // in the cache's order
     ggml_tensor * outputs = nullptr;   // I32 (n_outputs): which tokens; nullptr when none is asked for
     // results, nullptr when there are no outputs
@@ -49,7 +50,11 @@ public:
     ggml_tensor * logits = nullptr; // F32 (n_vocab, n_outputs)
 
 private:
+    bool gives(uint32_t layer) const;
+    ggml_tensor * attend(ggml_tensor * x, uint32_t layer);
     ggml_tensor * mix(ggml_tensor * x, uint32_t layer);
+    ggml_tensor * asked(ggml_tensor * x, uint32_t layer);
+    ggml_tensor * add(ggml_tensor * x, ggml_tensor * added);
     ggml_tensor * layer(ggml_tensor * x, uint32_t il);
     void add_inputs();
     void build();
@@ -57,6 +62,7 @@ private:
     const model & model_;
     const kv_cache & cache_;
     const std::vector<layer_attention> & attentions_;
+    const std::vector<recur_op *> & recurs_;
     decode_shape shape_;
     std::vector<stored_rows> stored_;          // of each layer that has K and V of its own
     ggml_tensor * layer_embeddings_ = nullptr; // what layers have of their own for the tokens; nullptr: nothing

@@ -2,15 +2,23 @@
 #include <algorithm>
 #include <limits>
 
+#include "device.h"
 #include "error.h"
 #include "memory/kv_cache.h"
 #include "memory/slots.h"
 
 namespace kvg {
 
+// Whether the state is known that a token at this position goes on from.
+bool kv_cache::has_state(uint32_t seq, int64_t pos) const {
+    const int64_t next = states_.any() ? next_pos(seq) : 0;
+    return next == 0 || pos == 0 || (pos >= next && states_.row_of(seq) != states::NO_ROW);
+}
+
 bool kv_cache::can_go_on(uint32_t seq, int64_t pos) const {
-    return std::all_of(groups_.begin(), groups_.end(),
-                       [&](const kv_group & group) { return group.cells().can_go_on(seq, static_cast<int32_t>(pos)); });
+    return has_state(seq, pos) && std::all_of(groups_.begin(), groups_.end(), [&](const kv_group & group) {
+               return group.cells().can_go_on(seq, static_cast<int32_t>(pos));
+           });
 }
 
 // The position of the next token, where a sequence has cells and can go on.
@@ -24,14 +32,18 @@ int32_t kv_cache::standing(int64_t seq) const {
     return last + 1;
 }
 
-// In every group with a window that loses positions, or in none. Returns the id.
-int64_t kv_cache::hold_windows(int64_t seq, int32_t next, bool is_checkpoint) {
+// What it takes to come back to the end of a sequence: in every group with a window that loses positions, and of states, or nowhere.
+// Returns the id.
+int64_t kv_cache::hold_end(int64_t seq, int32_t next, bool is_checkpoint) {
     const int64_t id = next_hold_++;
     try {
         for (kv_group & group : groups_) {
             if (group.cells().reuses()) {
                 group.cells().hold_window(id, seq, next, is_checkpoint);
             }
+        }
+        if (states_.any()) {
+            states_.hold(id, static_cast<uint32_t>(seq));
         }
     } catch (...) {
         release_in_all(id);
@@ -42,7 +54,11 @@ int64_t kv_cache::hold_windows(int64_t seq, int32_t next, bool is_checkpoint) {
 
 hold_range kv_cache::resume_point(int64_t seq) {
     const int32_t next = standing(seq);
-    const int64_t id = hold_windows(seq, next, false);
+    if (states_.any() && resume_points_.size() >= states_.n_kept()) {
+        fail(KVG_CACHE_FULL, "there is room for %u resume points of %s each; release some, or use a larger checkpoint_bytes",
+             states_.n_kept(), format_bytes(states_.row_bytes()).c_str());
+    }
+    const int64_t id = hold_end(seq, next, false);
     resume_points_[id] = next;
     return {id, next, next};
 }
@@ -50,7 +66,7 @@ hold_range kv_cache::resume_point(int64_t seq) {
 int32_t kv_cache::keep_checkpoint(int64_t seq) {
     const int32_t next = standing(seq);
     checkpoints_.reserve(checkpoints_.size() + 1); // or cells would stay held
-    const int64_t id = hold_windows(seq, next, true);
+    const int64_t id = hold_end(seq, next, true);
     drop_if([&](const checkpoint & c) { return c.seq == seq && c.p == next; });
     checkpoints_.push_back({static_cast<uint32_t>(seq), next, id, ++n_used_});
     return next;
@@ -81,9 +97,34 @@ void kv_cache::add_checkpoint(int64_t seq, int32_t p, int64_t hold) {
     checkpoints_.push_back({static_cast<uint32_t>(seq), p, hold, ++n_used_});
 }
 
+std::vector<uint32_t> kv_cache::checkpoint_states(int64_t seq) const {
+    std::vector<uint32_t> rows;
+    for (const int32_t p : checkpoints(seq)) {
+        const auto same = [&](const checkpoint & c) { return c.seq == seq && c.p == p; };
+        rows.push_back(states_.held(std::find_if(checkpoints_.begin(), checkpoints_.end(), same)->hold));
+    }
+    return rows;
+}
+
+std::vector<kept_state> kv_cache::kept_states() const {
+    std::vector<kept_state> kept;
+    const auto add = [&](int64_t hold, int32_t p) {
+        if (states_.has_hold(hold)) {
+            kept.push_back({states_.held(hold), p});
+        }
+    };
+    for (const checkpoint & each : checkpoints_) {
+        add(each.hold, each.p);
+    }
+    for (const auto & [hold, p] : resume_points_) {
+        add(hold, p);
+    }
+    return kept;
+}
+
 // The lowest position that a checkpoint leads back to: its own, or one before it that needs nothing which is not held.
 int64_t kv_cache::reaches(const checkpoint & c) const {
-    int64_t lowest = 0;
+    int64_t lowest = states_.any() ? c.p : 0;
     for (const kv_group & group : groups_) {
         const cells & cells = group.cells();
         if (const int32_t lost = cells.has_hold(c.hold) ? cells.lost_before(c.hold, c.seq) : cells.lost(c.seq); lost >= 0) {
@@ -116,6 +157,9 @@ void kv_cache::restore(uint32_t seq, int64_t p) {
         if (group.cells().has_hold(found->hold)) {
             group.cells().restore_window(found->hold, seq);
         }
+    }
+    if (states_.has_hold(found->hold)) {
+        states_.restore(found->hold, seq);
     }
 }
 
@@ -159,6 +203,11 @@ bool kv_cache::drop_least() {
 
 void kv_cache::drop_for(const cells & cells, uint32_t n, uint32_t kept) {
     while (cells.reuses() && n > cells.n_available(kept) && drop_least()) {
+    }
+}
+
+void kv_cache::require_states(uint32_t n) {
+    while (states_.n_free() < n && drop_least()) {
     }
 }
 
@@ -238,6 +287,7 @@ void kv_cache::move_checkpoints(const reposition & change) {
             return other.seq == c.seq && other.p == c.p && other.used > c.used;
         });
     });
+    clear_states_of_empty();
 }
 
 } // namespace kvg

@@ -44,10 +44,19 @@ static void require_room(const hparams & h, const std::vector<ggml_backend_dev_t
     }
 }
 
+// As many as fit; never so many that their number overflows.
+static uint32_t room_for_states(const hparams & h, const cache_size & size) {
+    const uint64_t row_bytes = std::max<uint64_t>(h.state_floats() * sizeof(float), 1);
+    return static_cast<uint32_t>(std::min<uint64_t>(size.checkpoint_bytes / row_bytes, 1 << 20));
+}
+
 kv_cache::kv_cache(const hparams & h, const std::vector<ggml_backend_dev_t> & devices, const backends & backends,
                    const cache_size & size, const cache_types & types)
-    : devices_(devices) {
+    : states_(h.state_floats(), size.n_seq_max, room_for_states(h, size)), devices_(devices) {
     for (const layer_spec & layer : h.layers) {
+        if (layer.recurs()) {
+            state_layers_.push_back(static_cast<uint32_t>(owners_.size()));
+        }
         group_of_layer_.push_back(layer.group);
         owners_.push_back(layer.kv_from);
     }
@@ -63,6 +72,7 @@ kv_cache::kv_cache(const hparams & h, const std::vector<ggml_backend_dev_t> & de
 }
 
 void kv_cache::allocate() {
+    states_.allocate();
     for (kv_group & group : groups_) {
         group.allocate();
     }
@@ -87,7 +97,7 @@ uint32_t kv_cache::max_rows() const {
 }
 
 uint64_t kv_cache::bytes() const {
-    uint64_t bytes = 0;
+    uint64_t bytes = states_.bytes();
     for (const kv_group & group : groups_) {
         bytes += group.cell_bytes() * group.n_rows();
     }
@@ -95,7 +105,7 @@ uint64_t kv_cache::bytes() const {
 }
 
 uint64_t kv_cache::bytes_on(ggml_backend_dev_t device) const {
-    uint64_t bytes = 0;
+    uint64_t bytes = is_cpu(device) ? states_.bytes() : 0;
     for (const kv_group & group : groups_) {
         bytes += group.bytes_on(device);
     }
@@ -105,7 +115,7 @@ uint64_t kv_cache::bytes_on(ggml_backend_dev_t device) const {
 uint32_t kv_cache::layers_on(ggml_backend_dev_t device) const {
     uint32_t n = 0;
     for (uint32_t il = 0; il < n_layer(); ++il) {
-        n += owners_[il] == il && devices_[il] == device;
+        n += attends(il) && owners_[il] == il && devices_[il] == device;
     }
     return n;
 }
@@ -133,6 +143,13 @@ bool kv_cache::ends_at(uint32_t seq, int64_t p0) const {
 }
 
 void kv_cache::require_seen(uint32_t seq, int32_t pos) const {
+    if (!has_state(seq, pos)) {
+        const checkpoint * kept = find_checkpoint(seq, pos);
+        fail(KVG_INVALID_ARGUMENT,
+             "sequence %u can't go on at position %d: nobody has kept the state of the recurrent layers there. The nearest "
+             "position from which it can go on is %d (%s); keep states with kv.checkpoint() or kv.resume_point()",
+             seq, pos, kept ? std::min(kept->p, pos) : 0, kept ? "a checkpoint, for kv.rewind" : "decoding everything again");
+    }
     for (const kv_group & group : groups_) {
         const cells & cells = group.cells();
         if (!cells.can_go_on(seq, pos)) {
@@ -177,13 +194,82 @@ void kv_cache::seq_rm(int64_t seq, int64_t p0, int64_t p1) {
             restore(s, p0);
         }
     }
+    remove(seq, p0, p1);
+}
+
+void kv_cache::remove(int64_t seq, int64_t p0, int64_t p1) {
     drop_within(seq, p0, p1);
     for (kv_group & group : groups_) {
         group.cells().seq_rm(seq, p0, p1);
     }
+    clear_states_of_empty();
+}
+
+void kv_cache::take_back(const std::vector<first_position> & decoded) {
+    for (const first_position & first : decoded) {
+        remove(first.seq, first.pos, -1);
+    }
+    states_.undo();
+}
+
+void kv_cache::require_end(const reposition & change, const char * op) const {
+    const int64_t last = seq_pos_max(change.seq);
+    if (states_.any() && last >= 0 && change.after(last) < 0 && groups_.front().cells().seq_pos_min(change.seq) < change.p0) {
+        fail(KVG_UNSUPPORTED,
+             "%s would move the last positions of sequence %u below 0, and no state is kept where it would end then; use "
+             "kv.seq_rm or kv.rewind",
+             op, change.seq);
+    }
+}
+
+// A sequence without a past begins with zeros.
+void kv_cache::clear_states_of_empty() {
+    for (uint32_t s = 0; states_.any() && s < n_seq_max(); ++s) {
+        if (states_.row_of(s) != states::NO_ROW && seq_pos_max(s) < 0) {
+            states_.set(s, states::NO_ROW);
+        }
+    }
+}
+
+bool kv_cache::copies_all(uint32_t src, int64_t p0, int64_t p1) const {
+    return p0 <= groups_.front().cells().seq_pos_min(src) && (p1 < 0 || p1 > seq_pos_max(src));
+}
+
+// A state is of a whole text: what is copied must begin where it does, and end where a state is kept.
+void kv_cache::require_copy(uint32_t src, uint32_t dst, int64_t p0, int64_t p1) const {
+    if (!states_.any() || src == dst || count(src, p0, p1).n == 0) {
+        return;
+    }
+    if (seq_pos_max(dst) >= 0) {
+        fail(KVG_INVALID_ARGUMENT,
+             "sequence %u has a text of its own, and layers with a state can't join it with another: remove it first "
+             "(kv.seq_rm)",
+             dst);
+    }
+    if (!copies_all(src, p0, p1)) {
+        const checkpoint * found = p0 <= groups_.front().cells().seq_pos_min(src) ? find_checkpoint(src, p1) : nullptr;
+        if (!found || found->p != p1) {
+            fail(KVG_INVALID_ARGUMENT,
+                 "layers with a state can be copied as a whole, or from the beginning up to a checkpoint; sequence %u has none "
+                 "at "
+                 "position %lld (the nearest one before it: %d)",
+                 src, static_cast<long long>(p1), found ? found->p : 0);
+        }
+    }
+}
+
+void kv_cache::copy_state(uint32_t src, uint32_t dst, int64_t p0, int64_t p1) {
+    if (states_.any() && src != dst && count(src, p0, p1).n > 0) {
+        states_.set(dst, copies_all(src, p0, p1) ? states_.row_of(src) : states_.held(find_checkpoint(src, p1)->hold));
+    }
 }
 
 void kv_cache::seq_cp(int64_t src, int64_t dst, int64_t p0, int64_t p1) {
+    if (states_.any()) {
+        seq_pos_max(src), seq_pos_max(dst); // refuse what is no sequence
+        require_copy(static_cast<uint32_t>(src), static_cast<uint32_t>(dst), p0, p1);
+        copy_state(static_cast<uint32_t>(src), static_cast<uint32_t>(dst), p0, p1);
+    }
     for (kv_group & group : groups_) {
         group.cells().seq_cp(src, dst, p0, p1);
     }
@@ -201,6 +287,7 @@ void kv_cache::seq_keep(int64_t seq) {
             drop_within(s, 0, -1);
         }
     }
+    clear_states_of_empty();
 }
 
 int32_t kv_cache::seq_pos_min(int64_t seq) const {
@@ -277,6 +364,9 @@ void kv_cache::attach(int64_t hold, int64_t seq) {
                 group.cells().restore_window(hold, seq);
             }
         }
+        if (states_.has_hold(hold)) {
+            states_.restore(hold, static_cast<uint32_t>(seq));
+        }
         return;
     }
     hold_range range = {};
@@ -289,6 +379,15 @@ void kv_cache::attach(int64_t hold, int64_t seq) {
         }
     }
     drop_within(seq, next, -1);
+    forget_states(seq); // until a resume point is attached
+}
+
+void kv_cache::forget_states(int64_t seq) {
+    for (uint32_t s = 0; states_.any() && s < n_seq_max(); ++s) {
+        if (seq < 0 || seq == s) {
+            states_.set(s, states::NO_ROW);
+        }
+    }
 }
 
 void kv_cache::release(int64_t hold) {
@@ -306,12 +405,16 @@ bool kv_cache::release_in_all(int64_t hold) {
             found = true;
         }
     }
+    if (states_.has_hold(hold)) {
+        states_.release(hold);
+    }
     return found;
 }
 
 void kv_cache::clear(bool data) {
     resume_points_.clear();
     checkpoints_.clear();
+    states_.clear();
     for (kv_group & group : groups_) {
         group.clear(data);
     }

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "memory/kv_group.h"
+#include "memory/states.h"
 #include "model/hparams.h"
 
 namespace kvg {
@@ -19,11 +20,24 @@ struct checkpoint {
     int64_t used; // when; greater is later
 };
 
+// A state before position p.
+struct kept_state {
+    uint32_t row;
+    int32_t p;
+};
+
+// Where a batch begins in a sequence.
+struct first_position {
+    uint32_t seq;
+    int32_t pos;
+};
+
 // How many cells the groups have.
 struct cache_size {
     uint32_t n_ctx;            // of a group that keeps every position
     uint32_t n_batch;          // most tokens that come at once
     uint32_t n_seq_max;        //
+    uint64_t checkpoint_bytes; // of states, beside two for each sequence
     uint32_t checkpoint_cells; // of a window, beside what its sequences attend to
     bool swa_full;             // windows keep every position, too
     bool is_measured;          // the cache only measures memory; groups have a record of one cell
@@ -42,9 +56,14 @@ public:
     // Allocates K and V of every group. Call it once, and clear(true) before K and V are used. error(KVG_DEVICE)
     void allocate();
 
+    class states & states() { return states_; }
+    const class states & states() const { return states_; }
+    // rising; layers with a state
+    const std::vector<uint32_t> & state_layers() const { return state_layers_; }
     std::deque<kv_group> & groups() { return groups_; }
     const std::deque<kv_group> & groups() const { return groups_; }
-    // layer: its number in the model. One without K and V of its own is answered for by its owner.
+    bool attends(uint32_t layer) const { return group_of_layer_[layer] != NO_GROUP; }
+    // layer: its number in the model, of one that attends. One without K and V of its own is answered for by its owner.
     uint32_t owner_of(uint32_t layer) const { return owners_[layer]; }
     uint32_t group_index_of(uint32_t layer) const { return group_of_layer_[layer]; }
     const kv_group & group_of(uint32_t layer) const { return groups_[group_of_layer_[layer]]; }
@@ -69,6 +88,8 @@ public:
     // As in `cells`, in every group. error(KVG_INVALID_ARGUMENT) when a sequence would end where a window has lost what its next token
     // attends to
     void seq_rm(int64_t seq, int64_t p0, int64_t p1);
+    // Undoes the last step: each of its sequences loses what it got, and has its state again.
+    void take_back(const std::vector<first_position> & decoded);
     void seq_cp(int64_t src, int64_t dst, int64_t p0, int64_t p1);
     void seq_keep(int64_t seq);
     // The lowest position from which on every group has all, and the highest; -1 when there are no cells. When a window has lost all
@@ -100,8 +121,14 @@ public:
     // One whose cells have been loaded. hold: of its cells, with an id from new_hold()
     void add_checkpoint(int64_t seq, int32_t p, int64_t hold);
     int64_t new_hold() { return next_hold_++; }
+    // Of each checkpoint of a sequence, in rising order of positions. precondition: layers have states
+    std::vector<uint32_t> checkpoint_states(int64_t seq) const;
+    // those of checkpoints and resume points
+    std::vector<kept_state> kept_states() const;
     // Goes back to the largest position up to p where the sequence can go on, 0 if there is none, and returns it.
     int32_t rewind(int64_t seq, int64_t p);
+    // Drops checkpoints until n rows for states are free. precondition: n is not more than a step can need
+    void require_states(uint32_t n);
     // error(KVG_CACHE_FULL) when a group has no room for n[group] cells. Where a window has none, checkpoints are dropped first.
     void require_cells(const std::vector<uint32_t> & n, const char * what);
     // Drops checkpoints until a group with a window has room for n cells, or there are none. kept: as in `cells`
@@ -115,6 +142,10 @@ public:
     std::vector<int64_t> unmoved(const reposition & change) const;
     // Drops checkpoints with these holds, as far as they are there. Returns whether any was.
     bool drop_those(const std::vector<int64_t> & holds);
+    // Cells came to a sequence (below 0: to all) from elsewhere, and nobody knows the state at its end.
+    void forget_states(int64_t seq);
+    // error(KVG_UNSUPPORTED) when a sequence with a state would lose its last tokens, and no others
+    void require_end(const reposition & change, const char * op) const;
     // The others get their new positions, once the cells of every group have.
     void move_checkpoints(const reposition & change);
 
@@ -125,13 +156,19 @@ public:
 
 private:
     void require_return(uint32_t seq, int64_t p0, int64_t p1) const;
+    void remove(int64_t seq, int64_t p0, int64_t p1);
     bool ends_at(uint32_t seq, int64_t p0) const;
     bool ends_before(uint32_t seq, int64_t p0, int64_t p1) const;
     bool holds_in(const kv_group & group) const;
     bool release_in_all(int64_t hold);
+    bool has_state(uint32_t seq, int64_t pos) const;
     bool can_go_on(uint32_t seq, int64_t pos) const;
     int32_t standing(int64_t seq) const;
-    int64_t hold_windows(int64_t seq, int32_t next, bool is_checkpoint);
+    int64_t hold_end(int64_t seq, int32_t next, bool is_checkpoint);
+    void require_copy(uint32_t src, uint32_t dst, int64_t p0, int64_t p1) const;
+    void copy_state(uint32_t src, uint32_t dst, int64_t p0, int64_t p1);
+    bool copies_all(uint32_t src, int64_t p0, int64_t p1) const;
+    void clear_states_of_empty();
     int64_t reaches(const checkpoint & c) const;
     void restore(uint32_t seq, int64_t p);
     bool moves_along(const checkpoint & c, const reposition & change) const;
@@ -139,8 +176,10 @@ private:
     const checkpoint * find_checkpoint(uint32_t seq, int64_t p) const;
     std::vector<checkpoint>::iterator least_useful();
 
+    class states states_;
     std::vector<ggml_backend_dev_t> devices_; // of each layer
     std::vector<uint32_t> group_of_layer_;
+    std::vector<uint32_t> state_layers_;
     std::vector<uint32_t> owners_; // of each layer's K and V
     int64_t next_hold_ = 1;
     std::map<int64_t, int32_t> resume_points_; // their positions, by the id of the hold

@@ -40,6 +40,19 @@ enum class role {
     k_norm,
     sinks,          // (n_head)
     attn_post_norm, // (n_embd): of what attention adds
+    // of a layer: a state that recurs
+    state_in,         // (n_embd, n): what the convolution and the recurrence take, one after the other
+    state_gate,       // (n_embd, v_width): of the results
+    taps,             // (n_taps, n_channels): of the convolution
+    taps_bias,        // (n_channels)
+    state_beta,       // (n_embd, n_head)
+    state_alpha,      // (n_embd, n_head): the step, before dt_bias
+    state_beta_alpha, // the two, by heads of K
+    dt_bias,          // (n_head)
+    state_decay,      // (n_head): what the step is multiplied by
+    state_skip,       // (n_head): Mamba-2's share of V in the results
+    state_norm,       // of the results
+    state_out,        // (v_width, n_embd)
     // and its feed-forward
     ffn_norm,    // (n_embd)
     ffn_gate_up, // the next two, one after the other
@@ -55,7 +68,12 @@ enum class role {
     expert_gate_up, // the next two, one after the other
     expert_gate,    // (n_embd, n_ff_expert, n_expert)
     expert_up,
-    expert_down, // (n_ff_expert, n_embd, n_expert)
+    expert_down,        // (n_ff_expert, n_embd, n_expert)
+    expert_choice_bias, // (n_expert): of the router's numbers when experts are chosen
+    shared_router,      // (n_embd): of the expert that every token goes to
+    shared_gate,        // (n_embd, n_ff_shared)
+    shared_up,          //
+    shared_down,        // (n_ff_shared, n_embd)
     expert_gate_bias,
     expert_up_bias,
     expert_down_bias,
@@ -102,6 +120,18 @@ enum class extent {
     expert,
     expert_ff,
     expert_gate_up, // twice that
+    shared_ff,
+    pairs,          // of rope's dimensions
+    state_in,       // what a state's layer takes
+    state_in_gated, // and its gate
+    taps,
+    channels,
+    state_heads,
+    state_heads_twice,
+    state_dim_v, // of one head
+    state_v,     // of all
+    state_group, // of one group of heads
+    state_groups,
     embd_layer,
     embd_layers, // of all layers
 };
@@ -116,8 +146,11 @@ enum class presence {
 // Which layers have a tensor.
 enum class with {
     any,
-    dense,      // those with a feed-forward of their own
-    experts,    // with experts
+    attention, // those that attend
+    state,     // that have a state
+    dense,     // those with a feed-forward of their own
+    experts,   // with experts
+    shared_expert,
     own_kv,     // with K and V of their own
     shared_kv,  // without
     layer_embd, // where the model has something of each layer's own for each token; for tensors of the model, too
@@ -143,7 +176,6 @@ struct arch_recipe {
     const char * name;
     int rope_mode;
     norm_kind norm;
-    mixing_kind mixing;
     activation_kind activation;
     gating_kind gating;
     enum {
@@ -159,6 +191,8 @@ struct arch_recipe {
     std::vector<tensor_spec> layer;
     // What else its files say of layers and frame, when the common keys have been read; nullptr: nothing
     void (*read)(const metadata & in, hparams & h);
+    // layers may have no KV heads: `read` says what they do instead
+    bool may_not_attend = false;
 };
 
 // error(KVG_UNSUPPORTED) with the names there are

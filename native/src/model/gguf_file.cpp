@@ -190,6 +190,17 @@ std::optional<uint64_t> gguf_file::get_uint(const std::string & key) const {
          type_at(meta_.get(), id));
 }
 
+std::optional<bool> gguf_file::get_bool(const std::string & key) const {
+    const int64_t id = gguf_find_key(meta_.get(), key.c_str());
+    if (id < 0) {
+        return std::nullopt;
+    }
+    if (gguf_get_kv_type(meta_.get(), id) != GGUF_TYPE_BOOL) {
+        fail(KVG_MODEL_LOAD, "%s: key '%s' is %s, expected yes or no", path_.c_str(), key.c_str(), type_at(meta_.get(), id));
+    }
+    return gguf_get_val_bool(meta_.get(), id);
+}
+
 std::optional<double> gguf_file::get_float(const std::string & key) const {
     const int64_t id = gguf_find_key(meta_.get(), key.c_str());
     if (id < 0) {

@@ -72,6 +72,7 @@ public:
 
     // Typed access: nullopt when the key is absent, error(KVG_MODEL_LOAD) when it has another type. ggml's own getters abort.
     std::optional<uint64_t> get_uint(const std::string & key) const; // any integer type, not negative
+    std::optional<bool> get_bool(const std::string & key) const;
     std::optional<double> get_float(const std::string & key) const;
     std::optional<std::string> get_string(const std::string & key) const;
     std::optional<uint64_t> get_array_length(const std::string & key) const;

@@ -70,7 +70,7 @@ void read_widths(const metadata & in, const arch_recipe & recipe, std::vector<la
     std::vector<uint32_t> n_ff =
         any_experts && recipe.experts != arch_recipe::beside
             ? in.optional_per_layer("feed_forward_length", std::vector<uint32_t>(n, 0), 0, MAX_WIDTH * 4)
-            : in.required_per_layer("feed_forward_length", n, 1, MAX_WIDTH * 4);
+            : in.required_per_layer("feed_forward_length", n, recipe.may_not_attend ? 0 : 1, MAX_WIDTH * 4);
     std::vector<uint32_t> n_ff_expert =
         in.optional_per_layer("expert_feed_forward_length", std::vector<uint32_t>(n, 0), 0, MAX_WIDTH * 4);
     for (size_t il = 0; il < n; ++il) {
@@ -98,20 +98,22 @@ void read_widths(const metadata & in, const arch_recipe & recipe, std::vector<la
 std::vector<layer_spec> read_layers(const metadata & in, const hparams & h, const arch_recipe & recipe) {
     const char * path = in.file().path().c_str();
     const uint32_t n_layer = in.required("block_count", 1, MAX_LAYERS);
-    const std::vector<uint32_t> n_head = in.required_per_layer("attention.head_count", n_layer, 1, MAX_WIDTH);
-    const std::vector<uint32_t> n_head_kv = in.optional_per_layer("attention.head_count_kv", n_head, 1, MAX_WIDTH);
-    const uint32_t head_dim = in.optional("attention.key_length", h.n_embd / n_head[0], 1, 4096);
-    const uint32_t head_dim_v = in.optional("attention.value_length", h.n_embd / n_head[0], 1, 4096);
+    const uint64_t fewest = recipe.may_not_attend ? 0 : 1;
+    const std::vector<uint32_t> n_head = in.required_per_layer("attention.head_count", n_layer, fewest, MAX_WIDTH);
+    const std::vector<uint32_t> n_head_kv = in.optional_per_layer("attention.head_count_kv", n_head, fewest, MAX_WIDTH);
+    const uint32_t most_heads = std::max(1u, *std::max_element(n_head.begin(), n_head.end()));
+    const uint32_t head_dim = in.optional("attention.key_length", h.n_embd / most_heads, 1, 4096);
+    const uint32_t head_dim_v = in.optional("attention.value_length", h.n_embd / most_heads, 1, 4096);
     const rope_params rope = read_rope(in, h.n_ctx_train, head_dim, recipe);
     const feed_forward_spec feed_forward = read_feed_forward(in, recipe);
     std::vector<layer_spec> layers;
     for (uint32_t il = 0; il < n_layer; ++il) {
-        if (n_head[il] % n_head_kv[il] != 0) {
+        if (n_head_kv[il] > 0 && n_head[il] % n_head_kv[il] != 0) {
             fail(KVG_MODEL_LOAD, "%s: %u query heads can't be shared out over %u KV heads", path, n_head[il], n_head_kv[il]);
         }
         layer_spec layer = {};
         layer.kv_from = il;
-        layer.n_head = n_head[il];
+        layer.n_head = n_head_kv[il] > 0 ? n_head[il] : 0;
         layer.n_head_kv = n_head_kv[il];
         layer.head_dim_k = head_dim;
         layer.head_dim_v = head_dim_v;
@@ -137,10 +139,19 @@ void require_possible_heads(const gguf_file & file, const std::vector<layer_spec
 
 uint32_t hparams::last_owner() const {
     uint32_t last = 0;
-    for (const layer_spec & layer : layers) {
-        last = std::max(last, layer.kv_from);
+    for (uint32_t il = 0; il < n_layer(); ++il) {
+        const bool owns = layers[il].recurs() || (layers[il].attends() && layers[il].kv_from == il);
+        last = owns ? il : last;
     }
     return last;
+}
+
+uint64_t hparams::state_floats() const {
+    uint64_t n = 0;
+    for (const layer_spec & layer : layers) {
+        n += layer.state.floats();
+    }
+    return n;
 }
 
 hparams read_hparams(const gguf_file & file) {
@@ -156,6 +167,8 @@ hparams read_hparams(const gguf_file & file) {
     h.n_embd = in.required("embedding_length", 1, MAX_WIDTH);
     h.n_ctx_train = in.required("context_length", 1, MAX_POSITION);
     h.rms_eps = in.required_number("attention.layer_norm_rms_epsilon", 0.0f, 1.0f);
+    h.residual_scale = 1.0f;
+    h.logit_scale = 1.0f;
     h.embedding_scale = recipe.scaled_embedding ? std::sqrt(static_cast<float>(h.n_embd)) : 1.0f;
     h.rope_factors = recipe.rope_factors;
     if (h.rope_factors == rope_factors::of_model && in.text("rope.scaling.type") == "longrope") {
@@ -165,6 +178,8 @@ hparams read_hparams(const gguf_file & file) {
     if (recipe.read) {
         recipe.read(in, h);
     }
+    // layers that only guess tokens ahead are at the end, and not used
+    h.layers.resize(h.n_layer() - in.optional("nextn_predict_layers", 0, 0, h.n_layer() - 1));
     require_possible_heads(file, h.layers);
     h.groups = make_groups(h.layers);
 

@@ -25,14 +25,18 @@ struct hparams {
     float rms_eps;
     uint32_t n_embd_layer; // of what each layer has of its own for each token of the vocabulary; 0: nothing
     float embedding_scale; // what embeddings are multiplied by
+    float residual_scale;  // what layers add is multiplied by it
+    float logit_scale;     // of the logits
     float final_soft_cap;  // logits become cap * tanh(logit / cap); 0: none
     kvg::rope_factors rope_factors;
     std::vector<layer_spec> layers;
     std::vector<group_spec> groups; // of cells
 
     uint32_t n_layer() const { return static_cast<uint32_t>(layers.size()); }
-    // The last layer with K and V of its own: where only the cells matter, nothing after it does.
+    // The last layer with K and V, or a state, of its own: where only these matter, nothing after it does.
     uint32_t last_owner() const;
+    // floats of one sequence's state: of all layers, one after the other
+    uint64_t state_floats() const;
 };
 
 // error(KVG_MODEL_LOAD) for missing or impossible values, error(KVG_UNSUPPORTED) for what no recipe here can run.

@@ -13,7 +13,7 @@ std::vector<group_spec> make_groups(std::vector<layer_spec> & layers) {
     }
     for (uint32_t il = 0; il < layers.size(); ++il) {
         const layer_spec & layer = layers[il];
-        if (layer.kv_from != il) {
+        if (layer.kv_from != il || !layer.attends()) {
             continue;
         }
         auto found = std::find_if(groups.begin(), groups.end(), [&](const group_spec & g) {
@@ -33,7 +33,7 @@ std::vector<group_spec> make_groups(std::vector<layer_spec> & layers) {
         }
     }
     for (layer_spec & layer : layers) {
-        layer.group = layers[layer.kv_from].group;
+        layer.group = layer.attends() ? layers[layer.kv_from].group : NO_GROUP;
     }
     return groups;
 }

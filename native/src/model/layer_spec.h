@@ -30,21 +30,57 @@ enum class norm_kind {
     rms,
 };
 
-// How a token learns of others.
-enum class mixing_kind {
-    attention,
-};
-
 enum class activation_kind {
     swiglu,     // silu(gate) * up
     geglu,      // gelu(gate) * up
     swiglu_oai, // gpt-oss: both are clamped, and up gets 1 added
+    relu_sqr,   // max(up, 0)^2, without a gate
+};
+
+// How a layer remembers what was before, in a state of fixed size.
+enum class state_kind { // numbers: kvg_state's
+    none,
+    short_conv, // LFM2: the last inputs
+    delta_net,  // gated delta net (cpu/recur.h), behind a short convolution
+    mamba2,     // Mamba-2, so too
+};
+
+// A layer's state, for each sequence.
+struct state_spec {
+    state_kind kind;
+    uint32_t n_taps;     // inputs that the convolution sees, the token's own included
+    uint32_t n_channels; // that are convolved
+    uint32_t n_head;     // of V; 0: there is only the convolution
+    uint32_t n_head_k;   // of Q and K
+    uint32_t head_dim_k; // also of Q
+    uint32_t head_dim_v;
+    bool in_turn; // head h of V has Q and K of head h % n_head_k, else of h / (n_head / n_head_k)
+
+    uint32_t k_width() const { return n_head_k * head_dim_k; }
+    uint32_t v_width() const { return n_head * head_dim_v; }
+    // what one matrix makes of each token
+    int64_t in_width() const {
+        switch (kind) {
+        case state_kind::none:
+            return 0;
+        case state_kind::short_conv:
+            return 3 * int64_t{n_channels}; // two gates, and what is convolved
+        case state_kind::delta_net:
+            return n_channels;
+        case state_kind::mamba2:
+            return int64_t{v_width()} + n_channels + n_head; // a gate, what is convolved, the step
+        }
+        return 0;
+    }
+    uint64_t conv_floats() const { return kind == state_kind::none ? 0 : uint64_t{n_taps - 1} * n_channels; }
+    uint64_t floats() const { return conv_floats() + uint64_t{v_width()} * head_dim_k; }
 };
 
 // How a router's numbers become the weights of the experts that it chose.
 enum class gating_kind {
     softmax,           // of all experts, then those of the chosen are divided by their sum
     softmax_of_chosen, // of the chosen only
+    sigmoid,           // each by itself, with a bias when experts are chosen; the rest as softmax
 };
 
 // What a layer does with each token by itself.
@@ -54,16 +90,23 @@ struct feed_forward_spec {
     uint32_t n_expert;      // 0: no experts
     uint32_t n_expert_used; // for each token
     uint32_t n_ff_expert;
+    uint32_t n_ff_shared; // of an expert that every token goes to, too; 0: none
     gating_kind gating;
+
+    bool feeds() const { return n_ff > 0 || n_expert > 0; }
 };
 
+constexpr uint32_t NO_GROUP = UINT32_MAX;
+
 struct layer_spec {
-    uint32_t group;   // of cells: an index into hparams::groups
+    uint32_t group;   // of cells: an index into hparams::groups; NO_GROUP for a layer that doesn't attend
     uint32_t kv_from; // the layer whose K and V it reads: its own number, or that of an earlier layer, which then owns them
-    uint32_t n_head;
+    uint32_t n_head;  // 0: the layer doesn't attend, and has no K and V
     uint32_t n_head_kv;
     uint32_t head_dim_k; // also of queries
     uint32_t head_dim_v;
+    bool gated; // a part of Q's matrix makes a gate for what attention gives
+    state_spec state;
     uint32_t window; // positions that a token attends to, its own included; 0: all
     rope_params rope;
     float scale;    // of the products of queries and K
@@ -72,7 +115,12 @@ struct layer_spec {
     bool sinks;     // one more score for each query head takes its share of the weights, and has no V
     feed_forward_spec feed_forward;
 
+    bool attends() const { return n_head > 0; }
+    bool recurs() const { return state.kind != state_kind::none; }
     uint32_t q_width() const { return n_head * head_dim_k; }
+    uint32_t q_rows() const {
+        return q_width() * (gated ? 2 : 1);
+    } // of Q's matrix: the gate's rows lie behind those of each head
     uint32_t k_width() const { return n_head_kv * head_dim_k; }
     uint32_t v_width() const { return n_head_kv * head_dim_v; }
     uint32_t out_width() const { return n_head * head_dim_v; } // of what attention gives

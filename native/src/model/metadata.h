@@ -29,6 +29,7 @@ public:
     float required_number(const char * key, float lowest, float highest) const;
     float optional_number(const char * key, float fallback, float lowest, float highest) const;
     std::optional<std::string> text(const char * key) const { return file_.get_string(prefix_ + key); }
+    std::optional<bool> flag(const char * key) const { return file_.get_bool(prefix_ + key); }
     // Yes or no for each layer: an array, or every n-th layer, counted from 1, says no; nullopt when the key is absent.
     std::optional<std::vector<bool>> pattern(const char * key, uint64_t n_layer) const;
 

@@ -90,9 +90,10 @@ struct known_tensor {
     }
 };
 
-// Biases of experts are looked up by expert: they look like a matrix, and nothing is multiplied by them.
+// Biases of experts, and what states take as they are, may look like a matrix, and ggml multiplies nothing by them.
 bool is_multiplied(kvg::role r) {
-    return r != role::expert_gate_bias && r != role::expert_up_bias && r != role::expert_down_bias;
+    return r != role::expert_gate_bias && r != role::expert_up_bias && r != role::expert_down_bias && r != role::taps &&
+           r != role::state_norm && r != role::state_decay && r != role::state_skip;
 }
 
 std::vector<known_tensor> known_factors(const hparams & h) {
@@ -119,6 +120,12 @@ bool has(const hparams & h, uint32_t il, with layers) {
     switch (layers) {
     case with::any:
         return true;
+    case with::attention:
+        return h.layers[il].attends();
+    case with::state:
+        return h.layers[il].recurs();
+    case with::shared_expert:
+        return h.layers[il].feed_forward.n_ff_shared > 0;
     case with::dense:
         return h.layers[il].feed_forward.n_ff > 0;
     case with::experts:
@@ -204,13 +211,21 @@ void check_tensor(const gguf_file & file, const known_tensor & known) {
 
 tensor_totals check_tensors(const gguf_file & file, const hparams & h) {
     std::set<std::string> names;
+    std::vector<std::string> unused; // prefixes of layers that only guess tokens ahead
     for (const known_tensor & known : known_tensors(h)) {
         check_tensor(file, known);
         names.insert(known.name);
     }
     tensor_totals totals = {};
+    const auto n_blocks = static_cast<uint32_t>(file.get_uint(h.arch + ".block_count").value_or(0));
+    for (uint32_t il = h.n_layer(); il < n_blocks; ++il) {
+        unused.push_back(strformat("blk.%u.", il));
+    }
+    const auto is_unused = [&](const std::string & name) {
+        return std::any_of(unused.begin(), unused.end(), [&](const std::string & each) { return name.rfind(each, 0) == 0; });
+    };
     for (const gguf_tensor & t : file.tensors()) {
-        if (names.count(t.name) == 0) {
+        if (names.count(t.name) == 0 && !is_unused(t.name)) {
             fail(KVG_UNSUPPORTED, "%s: tensor '%s' is not part of the recipe for '%s'; running without it would be wrong",
                  file.path().c_str(), t.name.c_str(), h.arch.c_str());
         }

@@ -105,7 +105,15 @@ void batch::check_shared(const kv_cache & cache) const {
             continue;
         }
         bool same = true;
-        if (checked.insert(sets_[i]).second) {
+        if (cache.states().any()) {
+            uint32_t first = states::NO_ROW - 1;
+            each_member(sets_[i].data(), sets_[i].size(), [&](uint32_t seq) {
+                const uint32_t row = cache.states().row_of(seq);
+                same = same && (first == states::NO_ROW - 1 || first == row);
+                first = row;
+            });
+        }
+        if (same && checked.insert(sets_[i]).second) {
             for (uint32_t c = 0; c < cells.n_kv() && same; ++c) {
                 const bool is_seen = cells.meets(c, sets_[i]) && cells.pos(c) >= cells.first_seen(in_.pos[i]);
                 same = !is_seen || cells.covers(c, sets_[i]);

@@ -9,11 +9,6 @@
 
 namespace kvg {
 
-struct first_position {
-    uint32_t seq;
-    int32_t pos;
-};
-
 class batch {
 public:
     // Checks every value against the model and the cache: token ids and sequence ids that there are, positions

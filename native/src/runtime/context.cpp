@@ -52,6 +52,14 @@ void require_kept(const std::vector<ggml_backend_dev_t> & homes, const hparams &
     }
 }
 
+// Of states, beside those that steps need. By default there is room for 8.
+uint64_t checkpoint_bytes(const kvg_context_params & params, const hparams & h) {
+    const uint64_t fallback = 8 * h.state_floats() * sizeof(float);
+    return params.checkpoint_bytes == -1
+               ? fallback
+               : static_cast<uint64_t>(bounded("checkpoint_bytes", params.checkpoint_bytes, 0, int64_t{1} << 50));
+}
+
 } // namespace
 
 context::context(std::shared_ptr<const model> model, const kvg_context_params & params) : model_(std::move(model)) {
@@ -78,6 +86,7 @@ context::context(std::shared_ptr<const model> model, const kvg_context_params & 
     const cache_size size = {static_cast<uint32_t>(params.n_ctx),
                              settings.n_batch,
                              n_seq_max,
+                             checkpoint_bytes(params, h),
                              checkpoint_cells,
                              params.swa_full != 0,
                              model_->is_measured()};

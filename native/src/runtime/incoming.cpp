@@ -134,6 +134,7 @@ void incoming::show(int64_t seq) {
         cells.show_reserved(groups_[g].cells, seq);
     }
     cache_.drop_within(seq, last + 1, -1);
+    cache_.forget_states(seq);
     is_live_ = false;
 }
 

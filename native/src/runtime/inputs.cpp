@@ -59,7 +59,9 @@ static void set_mask(ggml_tensor * tensor, const cells & cells, const batch & ba
 void graph_inputs::set(decode_graph & graph, const kv_cache & cache, const batch & batch, const micro_batch & ubatch,
                        const reservation & reserved, const std::vector<cell_span> & spans) {
     ggml_backend_tensor_set(graph.tokens, batch.tokens() + ubatch.begin, 0, ubatch.n * sizeof(int32_t));
-    ggml_backend_tensor_set(graph.positions, batch.positions() + ubatch.begin, 0, ubatch.n * sizeof(int32_t));
+    if (graph.positions) {
+        ggml_backend_tensor_set(graph.positions, batch.positions() + ubatch.begin, 0, ubatch.n * sizeof(int32_t));
+    }
     if (graph.outputs) {
         output_ids_.clear();
         for (uint32_t i = 0; i < ubatch.n; ++i) {

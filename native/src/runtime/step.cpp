@@ -10,6 +10,7 @@
 #include "memory/slots.h"
 #include "parallel.h"
 #include "runtime/bounded.h"
+#include "runtime/state_step.h"
 
 namespace kvg {
 
@@ -40,11 +41,15 @@ int64_t step::decode(const kvg_batch & in, const kvg_output * output) {
     }
     upkeep_.before_decode();
     for (uint32_t il = 0; decoder_.can_rotate_queries() && il < cache_.n_layer(); ++il) {
-        decoder_.set_waiting(il, upkeep_.waiting(il));
+        if (cache_.attends(il)) {
+            decoder_.set_waiting(il, upkeep_.waiting(il));
+        }
     }
 
     fault_point("cells");
     reservation reserved(cache_, batch);
+    state_step states(cache_, batch);
+    states.take();
     size_t row = 0;
     for (uint32_t begin = 0; begin < batch.n_tokens(); begin += params_.n_ubatch) {
         micro_batch ubatch = {begin, std::min(params_.n_ubatch, batch.n_tokens() - begin), 0};
@@ -52,6 +57,7 @@ int64_t step::decode(const kvg_batch & in, const kvg_output * output) {
             ubatch.n_outputs += batch.is_output(i);
         }
         reserved.put(begin, ubatch.n);
+        decoder_.set_runs(states.runs(begin, ubatch.n));
         const decode_graph & graph = compute(batch, ubatch, reserved);
         if (output && ubatch.n_outputs > 0) {
             write_outputs(graph, *output, row);
@@ -62,6 +68,7 @@ int64_t step::decode(const kvg_batch & in, const kvg_output * output) {
         write_scores(*output, row);
     }
     decoded_ = batch.first_positions();
+    states.keep(); // the first that may fail
     reserved.keep();
     for (const first_position & first : decoded_) {
         cache_.drop_within(first.seq, first.pos, -1);
@@ -70,9 +77,7 @@ int64_t step::decode(const kvg_batch & in, const kvg_output * output) {
 }
 
 void step::undo() {
-    for (const first_position & first : decoded_) {
-        cache_.seq_rm(first.seq, first.pos, -1);
-    }
+    cache_.take_back(decoded_);
     decoded_.clear();
 }
 

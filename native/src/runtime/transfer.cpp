@@ -12,6 +12,7 @@
 #include "memory/row_io.h"
 #include "memory/slots.h"
 #include "runtime/bounded.h"
+#include "runtime/loaded_states.h"
 
 namespace kvg {
 
@@ -115,6 +116,9 @@ kv_group & transfer::group_at(int64_t index) {
 
 void transfer::read(int64_t layer, bool v, float * out, uint64_t n_floats) {
     const auto il = static_cast<uint32_t>(bounded("layer", layer, 0, int64_t{cache_.n_layer()} - 1));
+    if (!cache_.attends(il)) {
+        fail(KVG_INVALID_ARGUMENT, "layer %u doesn't attend: it has a state, and no K and V", il);
+    }
     if (const uint32_t owner = cache_.owner_of(il); owner != il) {
         fail(KVG_INVALID_ARGUMENT, "layer %u has no K and V of its own: it reads those of layer %u", il, owner);
     }
@@ -161,7 +165,8 @@ void transfer::read_rows(const kvg_kv_read_request & want) {
     upkeep_.shift(static_cast<size_t>(want.group)).rotate_copies(rows, range, want.data, want.dither, n_threads_);
 }
 
-void transfer::replace(int64_t seq, const kvg_kv_rows * groups, int64_t n_groups, const kvg_kv_checkpoint_list & checkpoints) {
+void transfer::replace(int64_t seq, const kvg_kv_rows * groups, int64_t n_groups, const kvg_kv_checkpoint_list & checkpoints,
+                       const kvg_kv_state_list & states) {
     bounded("n_groups", n_groups, static_cast<int64_t>(cache_.groups().size()), static_cast<int64_t>(cache_.groups().size()));
     for (int64_t g = 0; g < n_groups; ++g) {
         bounded("n_cells", groups[g].n_cells, 0, std::numeric_limits<int32_t>::max());
@@ -172,6 +177,8 @@ void transfer::replace(int64_t seq, const kvg_kv_rows * groups, int64_t n_groups
     check_checkpoints(seq, cache_.n_seq_max(), cache_.groups().size(), checkpoints);
     std::vector<int64_t> holds(static_cast<size_t>(checkpoints.n));
     std::generate(holds.begin(), holds.end(), [&] { return cache_.new_hold(); });
+    loaded_states loaded(cache_, seq, states, checkpoints);
+    loaded.take();
     std::vector<replacement> all;
     for (size_t g = 0; g < cache_.groups().size(); ++g) {
         const kv_group & group = cache_.groups()[g];
@@ -196,9 +203,11 @@ void transfer::replace(int64_t seq, const kvg_kv_rows * groups, int64_t n_groups
         group_at(g).set_whole();
     }
     cache_.drop_within(seq, 0, -1);
+    cache_.forget_states(seq);
     for (size_t c = 0; c < holds.size(); ++c) {
         cache_.add_checkpoint(checkpoints.seq[c], checkpoints.p[c], holds[c]);
     }
+    loaded.keep(holds);
 }
 
 } // namespace kvg

@@ -21,7 +21,8 @@ public:
     void read_rows(const kvg_kv_read_request & want);
     // Replaces the cells of a sequence (seq < 0: every cell) by these, given for each group. All or nothing, but when the device fails
     // while rows are written: then the cache is broken.
-    void replace(int64_t seq, const kvg_kv_rows * groups, int64_t n_groups, const kvg_kv_checkpoint_list & checkpoints);
+    void replace(int64_t seq, const kvg_kv_rows * groups, int64_t n_groups, const kvg_kv_checkpoint_list & checkpoints,
+                 const kvg_kv_state_list & states);
 
 private:
     kv_group & group_at(int64_t index);

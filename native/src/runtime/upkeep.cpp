@@ -148,6 +148,7 @@ void upkeep::seq_div(int64_t seq, int64_t p0, int64_t p1, int64_t d) {
 // group, before any cell or checkpoint changes; only what a window had no room for beside the copies is lost before.
 void upkeep::reposition(const std::vector<kvg::reposition> & changes, const char * op) {
     std::vector<std::vector<cell_move>> copies;
+    cache_.require_end(changes.front(), op);
     for (size_t g = 0; g < groups_.size(); ++g) {
         cache_.groups()[g].cells().require_window(changes[g], op);
     }

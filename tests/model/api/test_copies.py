@@ -87,7 +87,7 @@ def test_records_are_copied(stories: Path, way: str) -> None:
             kvg.ContextShift(4, 5, on_shift=print),
             kvg.ShiftReport(0, 1, 2, 3, kvg.UpdateStats(1, 2, 3, 4, 5, 6.0)),
             kvg.Piece("a", 1, -0.5, None),
-            kvg.CellGroup("full", (0,), 1, 0, 2, 3),
+            kvg.CellGroup("full", (0,), 1, 0, 2, 3, 4),
         ]
     for record in records:
         assert WAYS[way](record) == record

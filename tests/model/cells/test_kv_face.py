@@ -24,7 +24,9 @@ def test_sizes(small: kvg.Model) -> None:
         row = small.n_layer * small.n_head_kv * small.head_dim * (4 + 2)
         assert 100 * row <= kv.bytes <= 356 * row
         decode(ctx, run_of([5, 6, 7]))
-        assert kv.groups == (kvg.CellGroup("full", (0, 1), n_cells=100, window=0, n_used=3, n_kv=3),)
+        assert kv.groups == (
+            kvg.CellGroup("full", (0, 1), n_cells=100, window=0, n_used=3, n_kv=3, cell_bytes=row),
+        )
         assert kv.n_free == 97
         with pytest.raises(kvg.InvalidArgumentError):
             kv.cells(group=1)

@@ -55,6 +55,20 @@ SPECS = [
     ArchSpec("phi3", head_dim=16, fused=True, scaling="longrope"),
     ArchSpec("phi3", head_dim=16, fused=True, scaling="longrope", n_ctx_orig=512),
 ]
+# layers with a state: more heads of V than of K, groups, experts
+STATES = [
+    ArchSpec("qwen35", n_layer=4, period=4, state_heads=4, n_rot=8, n_head=8),
+    ArchSpec("qwen35", n_layer=3, period=2, state_heads=6, state_dim=32),
+    ArchSpec("qwen35moe", n_layer=4, period=4, state_heads=4, n_expert=8, n_ff_shared=48),
+    ArchSpec("qwen3next", n_layer=4, period=2, state_heads=4, n_expert=8, n_ff_shared=48),
+    ArchSpec("lfm2", head_dim=16, n_layer=4, period=2, state_heads=1, n_taps=3),
+    ArchSpec("lfm2", head_dim=16, n_layer=4, period=2, state_heads=1, n_taps=3, window=24),
+    ArchSpec("lfm2moe", head_dim=16, n_layer=4, period=2, state_heads=1, n_taps=3, n_expert=8),
+    ArchSpec("granitehybrid", n_layer=4, period=3, state_heads=8),
+    ArchSpec("granitehybrid", n_layer=4, period=3, state_heads=8, n_expert=8, n_ff_shared=48),
+    ArchSpec("nemotron_h", n_layer=6, state_heads=8),
+    ArchSpec("falcon-h1", n_layer=3, state_heads=8),
+]
 # larger
 LARGER = [
     ArchSpec("llama", 8, 256, 8, 2, 32, 512, n_expert=8),
@@ -73,6 +87,7 @@ TYPES = [WeightType.F16, WeightType.Q8_0, WeightType.Q4_K, WeightType.Q6_K]
 ARCHS = Path(os.environ.get("LLAMA_ARCHS", Path(__file__).parents[4] / "shared" / "rivals" / "archs"))
 # it makes no gemma4
 NAMES = ["llama", "qwen2", "qwen3", "qwen3moe", "phi3", "gemma2", "gemma3", "gpt-oss"]
+NAMES += ["qwen35", "qwen35moe", "qwen3next", "lfm2", "lfm2moe", "granitehybrid", "nemotron_h", "falcon-h1"]
 
 
 def compare(path: Path, n_vocab: int = N_VOCAB) -> None:
@@ -80,7 +95,7 @@ def compare(path: Path, n_vocab: int = N_VOCAB) -> None:
     judge(path, lambda engine: prompt_then_singles(engine, ids, N_PROMPT), n_ctx=256)
 
 
-@pytest.mark.parametrize("spec", SPECS, ids=str)
+@pytest.mark.parametrize("spec", SPECS + STATES, ids=str)
 def test_logits(architecture: Architecture, spec: ArchSpec) -> None:
     compare(architecture(spec))
 

@@ -18,11 +18,11 @@ struct third {
 third third_of(const layer_spec & spec, role weight) {
     switch (weight) {
     case role::wq:
-        return {weight, role::wq_bias, spec.head_dim_k, spec.n_head, 0};
+        return {weight, role::wq_bias, spec.q_rows() / spec.n_head, spec.n_head, 0};
     case role::wk:
-        return {weight, role::wk_bias, spec.head_dim_k, spec.n_head_kv, spec.q_width()};
+        return {weight, role::wk_bias, spec.head_dim_k, spec.n_head_kv, spec.q_rows()};
     default:
-        return {weight, role::wv_bias, spec.head_dim_v, spec.n_head_kv, spec.q_width() + spec.k_width()};
+        return {weight, role::wv_bias, spec.head_dim_v, spec.n_head_kv, spec.q_rows() + spec.k_width()};
     }
 }
 
@@ -97,7 +97,17 @@ ggml_tensor * attention_block::build(builder & b, ggml_tensor * x) const {
     if (!attends) {
         return nullptr;
     }
-    ggml_tensor * q = placed(b, heads_of(b, in_here, role::wq), role::q_norm);
+    const layer_spec & spec = of.hparams().layers[layer];
+    ggml_tensor * q = heads_of(b, in_here, role::wq);
+    ggml_tensor * gate = nullptr;
+    if (spec.gated) {
+        const auto half = [&](size_t begin) {
+            return ggml_view_3d(b.ctx(), q, spec.head_dim_k, spec.n_head, q->ne[2], q->nb[1], q->nb[2], begin * sizeof(float));
+        };
+        gate = half(spec.head_dim_k);
+        q = half(0);
+    }
+    q = placed(b, q, role::q_norm);
     b.wish(of.placement().layer(layer));
     if (part.hadamard_k) {
         q = part.hadamard_k->apply(b.ctx(), q);
@@ -108,7 +118,10 @@ ggml_tensor * attention_block::build(builder & b, ggml_tensor * x) const {
         heads = part.hadamard_v->apply(b.ctx(), heads);
     }
     b.wish(part.device);
-    return heads;
+    return gate
+               ? ggml_mul(b.ctx(), heads,
+                          ggml_reshape_2d(b.ctx(), ggml_sigmoid(b.ctx(), ggml_cont(b.ctx(), gate)), heads->ne[0], heads->ne[1]))
+               : heads;
 }
 
 } // namespace kvg

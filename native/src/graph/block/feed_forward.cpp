@@ -24,6 +24,8 @@ ggml_tensor * activate(builder & b, activation_kind kind, ggml_tensor * gate, gg
         return ggml_geglu_split(b.ctx(), gate, up);
     case activation_kind::swiglu_oai:
         return ggml_swiglu_oai(b.ctx(), gate, up, OAI_ALPHA, OAI_LIMIT);
+    case activation_kind::relu_sqr:
+        return ggml_sqr(b.ctx(), ggml_relu(b.ctx(), up));
     }
     return nullptr;
 }
@@ -40,7 +42,7 @@ ggml_tensor * dense(builder & b, const feed_forward_spec & spec, const role_tens
         gated =
             ggml_swiglu(b.ctx(), b.linear(x, both, w.scale(role::ffn_gate_up), nullptr)); // the only kind that files have so
     } else {
-        ggml_tensor * gate = linear(b, w, role::ffn_gate, role::ffn_gate_bias, x);
+        ggml_tensor * gate = w[role::ffn_gate] ? linear(b, w, role::ffn_gate, role::ffn_gate_bias, x) : nullptr;
         ggml_tensor * up = linear(b, w, role::ffn_up, role::ffn_up_bias, x);
         gated = activate(b, spec.activation, gate, up);
     }
@@ -58,12 +60,17 @@ choice choose(builder & b, const feed_forward_spec & spec, const role_tensors & 
     ggml_tensor * scores = b.linear(x, w[role::router], nullptr, w[role::router_bias]); // (n_expert, n_tokens)
     if (spec.gating == gating_kind::softmax) {
         scores = ggml_soft_max(b.ctx(), scores);
+    } else if (spec.gating == gating_kind::sigmoid) {
+        scores = ggml_sigmoid(b.ctx(), scores);
     }
-    ggml_tensor * experts = ggml_argsort_top_k(b.ctx(), scores, static_cast<int>(spec.n_expert_used));
+    ggml_tensor * bias = w[role::expert_choice_bias];
+    ggml_tensor * ranked = bias ? ggml_add(b.ctx(), scores, bias) : scores;
+    ggml_tensor * experts = ggml_argsort_top_k(b.ctx(), ranked, static_cast<int>(spec.n_expert_used));
     ggml_tensor * weights = ggml_get_rows(b.ctx(), ggml_reshape_3d(b.ctx(), scores, 1, spec.n_expert, n), experts);
     weights = ggml_reshape_2d(b.ctx(), weights, spec.n_expert_used, n);
     switch (spec.gating) {
-    case gating_kind::softmax: {
+    case gating_kind::softmax:
+    case gating_kind::sigmoid: {
         ggml_tensor * sum =
             ggml_clamp(b.ctx(), ggml_sum_rows(b.ctx(), weights), SMALLEST_SUM, std::numeric_limits<float>::infinity());
         weights = ggml_div(b.ctx(), weights, sum);
@@ -123,6 +130,21 @@ ggml_tensor * mixture(builder & b, const feed_forward_spec & spec, const role_te
     return spec.n_expert_used == 1 ? ggml_cont(b.ctx(), sum) : sum;
 }
 
+// What an expert that every token goes to adds, multiplied by a gate of its own where it has one.
+ggml_tensor * add_shared(builder & b, const feed_forward_spec & spec, const role_tensors & w, ggml_tensor * x,
+                         ggml_tensor * y) {
+    if (spec.n_ff_shared == 0) {
+        return y;
+    }
+    const auto product = [&](role weight, ggml_tensor * in) { return b.linear(in, w[weight], w.scale(weight), nullptr); };
+    ggml_tensor * gate = product(role::shared_gate, x);
+    ggml_tensor * out = product(role::shared_down, activate(b, spec.activation, gate, product(role::shared_up, x)));
+    if (ggml_tensor * router = w[role::shared_router]) {
+        out = ggml_mul(b.ctx(), out, ggml_sigmoid(b.ctx(), ggml_mul_mat(b.ctx(), router, x)));
+    }
+    return ggml_add(b.ctx(), y, out);
+}
+
 } // namespace
 
 ggml_tensor * feed_forward(builder & b, const model & of, uint32_t layer, ggml_tensor * x) {
@@ -135,7 +157,7 @@ ggml_tensor * feed_forward(builder & b, const model & of, uint32_t layer, ggml_t
     if (spec.n_expert == 0) {
         y = dense(b, spec, w, in);
     } else if (spec.n_ff == 0) {
-        y = mixture(b, spec, w, in, in);
+        y = add_shared(b, spec, w, in, mixture(b, spec, w, in, in));
     } else { // both, each with its norms; the router has its own
         ggml_tensor * of_dense = norm(b, kind, dense(b, spec, w, in), w[role::dense_post_norm], eps);
         ggml_tensor * routed = ggml_scale(b.ctx(), normalized(b, kind, x, eps), 1.0f / std::sqrt(static_cast<float>(x->ne[0])));

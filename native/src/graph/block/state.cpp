@@ -1,0 +1,133 @@
+#include "graph/block/state.h"
+
+#include <cmath>
+
+#include "graph/block/norm.h"
+
+namespace kvg {
+
+namespace {
+
+// (width, n_tokens), a part of each token's numbers
+ggml_tensor * columns(builder & b, ggml_tensor * x, int64_t begin, int64_t width) {
+    return ggml_view_2d(b.ctx(), x, width, x->ne[1], x->nb[1], static_cast<size_t>(begin) * sizeof(float));
+}
+
+// (head_dim, n_head, n_tokens), so too
+ggml_tensor * heads(builder & b, ggml_tensor * x, int64_t begin, int64_t head_dim, int64_t n_head) {
+    return ggml_view_3d(b.ctx(), x, head_dim, n_head, x->ne[1], static_cast<size_t>(head_dim) * sizeof(float), x->nb[1],
+                        static_cast<size_t>(begin) * sizeof(float));
+}
+
+// Each head divided by its length.
+ggml_tensor * of_length_1(builder & b, ggml_tensor * x, float eps) {
+    const auto n = static_cast<float>(x->ne[0]);
+    return ggml_scale(b.ctx(), ggml_rms_norm(b.ctx(), x, eps / n), 1.0f / std::sqrt(n));
+}
+
+} // namespace
+
+ggml_tensor * state_block::product(builder & b, ggml_tensor * x, role weight) const {
+    return b.linear(x, weights()[weight], weights().scale(weight), nullptr);
+}
+
+ggml_tensor * state_block::build(builder & b, ggml_tensor * x) const {
+    switch (spec().kind) {
+    case state_kind::none:
+        break;
+    case state_kind::short_conv:
+        return short_conv(b, x);
+    case state_kind::delta_net:
+        return delta_net(b, x);
+    case state_kind::mamba2:
+        return mamba2(b, x);
+    }
+    return nullptr;
+}
+
+ggml_tensor * state_block::short_conv(builder & b, ggml_tensor * x) const {
+    const int64_t n = spec().n_channels;
+    ggml_tensor * all = product(b, x, role::state_in); // a gate before, a gate behind, and what is convolved
+    ggml_tensor * in = ggml_mul(b.ctx(), columns(b, all, 0, n), columns(b, all, 2 * n, n));
+    ggml_tensor * out = op.convolve(b, in, weights()[role::taps], nullptr);
+    b.root(out);
+    return gives ? ggml_mul(b.ctx(), out, columns(b, all, n, n)) : nullptr;
+}
+
+// How far a token moves the state.
+struct state_block::step {
+    ggml_tensor * decay; // (n_head, n_tokens): the logarithm of what stays
+    ggml_tensor * beta;  // (n_head, n_tokens): the share of what is new
+};
+
+state_block::step state_block::step_of(builder & b, ggml_tensor * x) const {
+    const role_tensors & w = weights();
+    ggml_tensor * alpha = nullptr;
+    ggml_tensor * beta = nullptr;
+    if (w[role::state_beta_alpha]) { // for each head of K the beta, then the alpha, of its heads of V
+        const int64_t n = spec().n_head / spec().n_head_k;
+        ggml_tensor * both = product(b, x, role::state_beta_alpha);
+        const auto half = [&](int64_t begin) {
+            ggml_tensor * part =
+                ggml_view_3d(b.ctx(), both, n, spec().n_head_k, both->ne[1], 2 * static_cast<size_t>(n) * sizeof(float),
+                             both->nb[1], static_cast<size_t>(begin) * sizeof(float));
+            return ggml_cont_2d(b.ctx(), part, spec().n_head, both->ne[1]);
+        };
+        beta = half(0);
+        alpha = half(n);
+    } else {
+        beta = product(b, x, role::state_beta);
+        alpha = product(b, x, role::state_alpha);
+    }
+    alpha = ggml_softplus(b.ctx(), ggml_add(b.ctx(), alpha, w[role::dt_bias]));
+    return {ggml_mul(b.ctx(), alpha, w[role::state_decay]), ggml_sigmoid(b.ctx(), beta)};
+}
+
+ggml_tensor * state_block::delta_net(builder & b, ggml_tensor * x) const {
+    const role_tensors & w = weights();
+    const state_spec & s = spec();
+    const float eps = of.hparams().rms_eps;
+    ggml_tensor * qkv = op.convolve(b, product(b, x, role::state_in), w[role::taps], nullptr);
+    const step move = step_of(b, x);
+    ggml_tensor * q = of_length_1(b, heads(b, qkv, 0, s.head_dim_k, s.n_head_k), eps);
+    ggml_tensor * k = of_length_1(b, heads(b, qkv, s.k_width(), s.head_dim_k, s.n_head_k), eps);
+    ggml_tensor * v = heads(b, qkv, 2 * int64_t{s.k_width()}, s.head_dim_v, s.n_head);
+    ggml_tensor * out = op.recall(b, q, k, v, move.decay, move.beta);
+    b.root(out);
+    if (!gives) {
+        return nullptr;
+    }
+    ggml_tensor * gate = ggml_reshape_3d(b.ctx(), product(b, x, role::state_gate), s.head_dim_v, s.n_head, x->ne[1]);
+    out = norm(b, of.arch().norm, out, w[role::state_norm], eps);
+    out = ggml_swiglu_split(b.ctx(), gate, out);
+    return ggml_reshape_2d(b.ctx(), out, s.v_width(), x->ne[1]);
+}
+
+ggml_tensor * state_block::mamba2(builder & b, ggml_tensor * x) const {
+    const role_tensors & w = weights();
+    const state_spec & s = spec();
+    const int64_t n = x->ne[1];
+    ggml_tensor * all = product(b, x, role::state_in); // a gate, what is convolved, the step
+    ggml_tensor * vkq = op.convolve(b, columns(b, all, s.v_width(), s.n_channels), w[role::taps], w[role::taps_bias]);
+    ggml_tensor * dt = columns(b, all, int64_t{s.v_width()} + s.n_channels, s.n_head);
+    dt = ggml_softplus(b.ctx(), ggml_add(b.ctx(), dt, w[role::dt_bias]));
+    ggml_tensor * decay = ggml_mul(b.ctx(), dt, ggml_reshape_1d(b.ctx(), w[role::state_decay], s.n_head));
+    ggml_tensor * v = heads(b, vkq, 0, s.head_dim_v, s.n_head);
+    ggml_tensor * k = heads(b, vkq, s.v_width(), s.head_dim_k, s.n_head_k);
+    ggml_tensor * q = heads(b, vkq, int64_t{s.v_width()} + s.k_width(), s.head_dim_k, s.n_head_k);
+    ggml_tensor * out = op.recall(b, q, k, v, decay, dt);
+    b.root(out);
+    if (!gives) {
+        return nullptr;
+    }
+    ggml_tensor * skip = ggml_mul(b.ctx(), v, ggml_reshape_2d(b.ctx(), w[role::state_skip], 1, s.n_head));
+    out = ggml_reshape_2d(b.ctx(), ggml_add(b.ctx(), out, skip), s.v_width(), n);
+    out = ggml_swiglu_split(b.ctx(), ggml_cont(b.ctx(), columns(b, all, 0, s.v_width())), out);
+    if (w[role::state_norm]) {
+        out = ggml_reshape_3d(b.ctx(), out, s.v_width() / s.n_head_k, s.n_head_k, n);
+        out = norm(b, of.arch().norm, out, w[role::state_norm], of.hparams().rms_eps);
+    }
+    return ggml_reshape_2d(b.ctx(), out, s.v_width(), n);
+}
+
+} // namespace kvg

@@ -1,0 +1,40 @@
+// The CPU's recurrent layers as operations of a graph (cpu/recur.h), shared out among ggml's threads. States are read and written where
+// they lie, by runs that are set anew for each computation, so that other sequences don't need a new graph.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include <ggml.h>
+
+#include "cpu/kernel.h"
+#include "graph/builder.h"
+#include "model/layer_spec.h"
+
+namespace kvg {
+
+// A layer's. It must live as long as the graphs that it makes nodes of.
+class recur_op {
+public:
+    // offset: floats of a sequence's state before the layer's own. runs: of each computation
+    recur_op(const state_spec & spec, uint64_t offset, const std::vector<recur_run> & runs);
+
+    // Of the last n_taps inputs of each channel. x: F32 (n_channels, n_tokens); taps: F32 (n_taps, n_channels); bias: F32 (n_channels), or
+    // nullptr. Returns (n_channels, n_tokens).
+    ggml_tensor * convolve(builder & b, ggml_tensor * x, ggml_tensor * taps, ggml_tensor * bias);
+    // q, k: F32 (head_dim_k, n_head_k, n_tokens); v: (head_dim_v, n_head, n_tokens); decay, beta: (n_head, n_tokens).
+    // Returns (head_dim_v, n_head, n_tokens).
+    ggml_tensor * recall(builder & b, ggml_tensor * q, ggml_tensor * k, ggml_tensor * v, ggml_tensor * decay,
+                         ggml_tensor * beta);
+
+private:
+    static void run_convolve(ggml_tensor * dst, int ith, int nth, void * op);
+    static void run_recall(ggml_tensor * dst, int ith, int nth, void * op);
+    recur_runs runs_from(uint64_t offset) const { return {runs_.data(), static_cast<uint32_t>(runs_.size()), offset}; }
+
+    const state_spec spec_;
+    const uint64_t offset_;
+    const std::vector<recur_run> & runs_;
+};
+
+} // namespace kvg

@@ -1,0 +1,94 @@
+#include "memory/states.h"
+
+#include <algorithm>
+#include <new>
+
+#include "device.h"
+#include "error.h"
+
+namespace kvg {
+
+states::states(uint64_t row_floats, uint32_t n_seq_max, uint32_t n_kept)
+    : row_floats_(row_floats), n_kept_(n_kept), users_(row_floats > 0 ? 2 * n_seq_max + n_kept : 0),
+      of_seq_(n_seq_max, NO_ROW) {}
+
+void states::allocate() {
+    if (!any()) {
+        return;
+    }
+    if (has_room(cpu_device(), bytes())) {
+        memory_.reset(new (std::nothrow) float[row_floats_ * n_rows()]); // no page of it is real before it is written
+    }
+    if (!memory_) {
+        fail(KVG_DEVICE, "%u recurrent states of %s each need %s and %s are free; use a smaller n_seq_max or checkpoint_bytes",
+             n_rows(), format_bytes(row_bytes()).c_str(), format_bytes(bytes()).c_str(),
+             format_bytes(device_memory(cpu_device()).free).c_str());
+    }
+}
+
+uint32_t states::take() {
+    const auto free = std::find(users_.begin(), users_.end(), 0);
+    if (free == users_.end()) {
+        fail(KVG_INTERNAL, "no row is free for a recurrent state");
+    }
+    *free = 1;
+    ++n_used_;
+    return static_cast<uint32_t>(free - users_.begin());
+}
+
+void states::drop(uint32_t row) { n_used_ -= --users_[row] == 0; }
+
+void states::set(uint32_t seq, uint32_t row) {
+    if (row != NO_ROW) {
+        share(row);
+    }
+    if (of_seq_[seq] != NO_ROW) {
+        drop(of_seq_[seq]);
+    }
+    of_seq_[seq] = row;
+}
+
+void states::hold_row(int64_t id, uint32_t row) {
+    held_.emplace(id, row);
+    share(row);
+}
+
+void states::release(int64_t id) {
+    drop(held_.at(id));
+    held_.erase(id);
+}
+
+void states::clear() {
+    std::fill(users_.begin(), users_.end(), 0);
+    std::fill(of_seq_.begin(), of_seq_.end(), NO_ROW);
+    held_.clear();
+    replaced_.clear();
+    n_used_ = 0;
+}
+
+void states::remember(const std::vector<std::pair<uint32_t, uint32_t>> & replaced) {
+    replaced_ = replaced;
+    for (const auto & [seq, row] : replaced_) {
+        if (row != NO_ROW) {
+            share(row);
+        }
+    }
+}
+
+void states::undo() {
+    for (const auto & [seq, row] : replaced_) {
+        set(seq, row);
+    }
+    forget();
+}
+
+void states::forget() {
+    for (const auto & [seq, row] : replaced_) {
+        if (row != NO_ROW) {
+            drop(row);
+        }
+    }
+    replaced_.clear();
+}
+
+} // namespace kvg

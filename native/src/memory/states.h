@@ -1,0 +1,73 @@
+// Recurrent states of sequences, in host memory. A row is the states of all layers of one sequence at one place of its text. Rows are never
+// overwritten while anybody has them: a step writes to a free row, which its sequence then has, so a step can be undone, and a row can be
+// kept as a checkpoint without a copy. Sequences share a row until one of them goes on.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+namespace kvg {
+
+class states {
+public:
+    static constexpr uint32_t NO_ROW = UINT32_MAX;
+
+    // row_floats: 0 for a model without states. n_kept: rows for checkpoints and resume points, beside two for each sequence
+    states(uint64_t row_floats, uint32_t n_seq_max, uint32_t n_kept);
+    // error(KVG_DEVICE) when there is no room
+    void allocate();
+
+    bool any() const { return row_floats_ > 0; }
+    uint32_t n_rows() const { return static_cast<uint32_t>(users_.size()); }
+    uint32_t n_used() const { return n_used_; }
+    uint64_t row_bytes() const { return row_floats_ * sizeof(float); }
+    uint64_t bytes() const { return row_bytes() * n_rows(); }
+    const float * data(uint32_t row) const { return memory_.get() + row * row_floats_; }
+    float * data(uint32_t row) { return memory_.get() + row * row_floats_; }
+
+    uint32_t n_free() const { return n_rows() - n_used_; }
+    uint32_t n_kept() const { return n_kept_; }
+
+    // The row of a sequence; NO_ROW before its first token, and where nobody knows the state at its end.
+    uint32_t row_of(uint32_t seq) const { return of_seq_[seq]; }
+    // The sequence gets a row in place of its own, as one more user of it. NO_ROW: none
+    void set(uint32_t seq, uint32_t row);
+    // A free row, used by the caller. precondition: there is one
+    uint32_t take();
+    // One user less.
+    void drop(uint32_t row);
+
+    // The state of the sequence is kept under an id. precondition: it has one, and the id is new
+    void hold(int64_t id, uint32_t seq) { hold_row(id, of_seq_[seq]); }
+    void hold_row(int64_t id, uint32_t row);
+    bool has_hold(int64_t id) const { return held_.count(id) > 0; }
+    uint32_t held(int64_t id) const { return held_.at(id); }
+    // The sequence gets the state that is kept.
+    void restore(int64_t id, uint32_t seq) { set(seq, held_.at(id)); }
+    void release(int64_t id);
+    // Nobody has any state.
+    void clear();
+
+    // What a step replaced, so that it can be undone: until the next step.
+    void remember(const std::vector<std::pair<uint32_t, uint32_t>> & replaced);
+    // The sequences have again what was replaced.
+    void undo();
+    void forget();
+
+private:
+    void share(uint32_t row) { ++users_[row]; }
+
+    uint64_t row_floats_;
+    uint32_t n_kept_;
+    std::unique_ptr<float[]> memory_;
+    std::vector<uint32_t> users_; // of each row
+    uint32_t n_used_ = 0;
+    std::vector<uint32_t> of_seq_;
+    std::unordered_map<int64_t, uint32_t> held_;
+    std::vector<std::pair<uint32_t, uint32_t>> replaced_; // sequence and row
+};
+
+} // namespace kvg

@@ -1,0 +1,321 @@
+// Recipes of models some or all of whose layers have a state.
+#include <algorithm>
+#include <cmath>
+
+#include "cpu/recur.h"
+#include "error.h"
+#include "model/recipes.h"
+
+namespace kvg {
+
+namespace {
+
+constexpr uint64_t MAX_WIDTH = metadata::MAX_WIDTH;
+
+tensors state_in(const char * name, scale s = scale::applied) {
+    return with_scales(s, {matrix(name, role::state_in, extent::embd, extent::state_in, presence::required, with::state)});
+}
+
+tensors state_out(const char * name, extent in, scale s = scale::applied) {
+    return with_scales(s, {matrix(name, role::state_out, in, extent::embd, presence::required, with::state)});
+}
+
+tensors taps(const char * name) {
+    return {{name, role::taps, {extent::taps, extent::channels, one}, presence::required, with::state}};
+}
+
+// A gated delta net's, but what makes its beta and its step.
+tensors delta_net() {
+    return state_in("attn_qkv.weight") + taps("ssm_conv1d.weight") + state_out("ssm_out.weight", extent::state_v) +
+           tensors{
+               matrix("attn_gate.weight", role::state_gate, extent::embd, extent::state_v, presence::required, with::state),
+               vector_of("ssm_dt.bias", role::dt_bias, extent::state_heads, presence::required, with::state),
+               vector_of("ssm_a", role::state_decay, extent::state_heads, presence::required, with::state),
+               vector_of("ssm_norm.weight", role::state_norm, extent::state_dim_v, presence::required, with::state),
+           };
+}
+
+tensors mamba2(presence norm) {
+    const auto by_heads = [](const char * name, role r) {
+        return tensor_spec{name, r, {one, extent::state_heads, one}, presence::required, with::state};
+    };
+    return state_in("ssm_in.weight") + taps("ssm_conv1d.weight") + state_out("ssm_out.weight", extent::state_v) +
+           tensors{
+               vector_of("ssm_conv1d.bias", role::taps_bias, extent::channels, presence::optional, with::state),
+               vector_of("ssm_dt.bias", role::dt_bias, extent::state_heads, presence::required, with::state),
+               by_heads("ssm_a", role::state_decay),
+               by_heads("ssm_d", role::state_skip),
+               {"ssm_norm.weight", role::state_norm, {extent::state_group, extent::state_groups, one}, norm, with::state},
+           };
+}
+
+tensors shared_expert(presence router) {
+    constexpr auto layers = with::shared_expert;
+    return {vector_of("ffn_gate_inp_shexp.weight", role::shared_router, extent::embd, router, layers),
+            matrix("ffn_gate_shexp.weight", role::shared_gate, extent::embd, extent::shared_ff, presence::required, layers),
+            matrix("ffn_up_shexp.weight", role::shared_up, extent::embd, extent::shared_ff, presence::required, layers),
+            matrix("ffn_down_shexp.weight", role::shared_down, extent::shared_ff, extent::embd, presence::required, layers)};
+}
+
+// What both recurrences have, before their own check of it.
+state_spec read_ssm(const metadata & in, state_kind kind) {
+    state_spec s = {};
+    s.kind = kind;
+    s.n_taps = in.required("ssm.conv_kernel", 2, RECUR_TAPS);
+    s.n_head = in.required("ssm.time_step_rank", 1, MAX_WIDTH);
+    s.n_head_k = in.required("ssm.group_count", 1, MAX_WIDTH);
+    s.head_dim_k = in.required("ssm.state_size", 1, 4096);
+    const uint32_t v_width = in.required("ssm.inner_size", 1, MAX_WIDTH);
+    const char * path = in.file().path().c_str();
+    if (v_width % s.n_head != 0 || s.n_head % s.n_head_k != 0) {
+        fail(KVG_MODEL_LOAD, "%s: a state of %u values, %u heads and %u groups: they don't divide each other", path, v_width,
+             s.n_head, s.n_head_k);
+    }
+    s.head_dim_v = v_width / s.n_head;
+    const uint64_t n_channels = uint64_t{v_width} + 2 * uint64_t{s.n_head_k} * s.head_dim_k;
+    if (n_channels > 4 * MAX_WIDTH || s.head_dim_v > 4096) {
+        fail(KVG_MODEL_LOAD, "%s: states of %u heads, %u by %u, are more than any model has", path, s.n_head, s.head_dim_k,
+             s.head_dim_v);
+    }
+    if (s.head_dim_k % 4 != 0 || s.head_dim_v % RECUR_ROWS != 0) {
+        fail(KVG_UNSUPPORTED, "%s: heads of a state of %u by %u; they must be multiples of 4", path, s.head_dim_k,
+             s.head_dim_v);
+    }
+    s.n_channels = static_cast<uint32_t>(n_channels);
+    return s;
+}
+
+// Which layers of a delta net's model don't attend: a list, or all but every so many.
+std::vector<bool> recurrent_layers(const metadata & in, const hparams & h) {
+    return in.pattern("attention.recurrent_layers", h.n_layer())
+        .value_or(all_but_every(in.optional("full_attention_interval", 4, 1, MAX_WIDTH), h.n_layer()));
+}
+
+void make_recurrent(layer_spec & layer, const state_spec & state) {
+    layer.state = state;
+    layer.n_head = layer.n_head_kv = 0;
+    layer.gated = false;
+}
+
+void read_delta_net(const metadata & in, hparams & h, bool in_turn) {
+    state_spec state = read_ssm(in, state_kind::delta_net);
+    state.in_turn = in_turn;
+    if (state.head_dim_v != state.head_dim_k) {
+        fail(KVG_UNSUPPORTED, "%s: a state's heads are %u by %u; architecture '%s' has square ones", in.file().path().c_str(),
+             state.head_dim_k, state.head_dim_v, h.arch.c_str());
+    }
+    const std::vector<bool> recurrent = recurrent_layers(in, h);
+    for (uint32_t il = 0; il < h.n_layer(); ++il) {
+        h.layers[il].gated = true;
+        if (recurrent[il]) {
+            make_recurrent(h.layers[il], state);
+        }
+    }
+}
+
+void read_shared_expert(const metadata & in, hparams & h, uint32_t fallback) {
+    for (layer_spec & layer : h.layers) {
+        layer.feed_forward.n_ff_shared = in.optional("expert_shared_feed_forward_length", fallback, 0, MAX_WIDTH * 4);
+    }
+}
+
+// Positions of texts are the same in all sections, so these say nothing as long as they leave no pair out.
+void require_all_sections(const metadata & in, const hparams & h) {
+    const auto sections = in.file().get_uints(h.arch + ".rope.dimension_sections", 4);
+    const auto n_pairs = static_cast<uint64_t>(h.layers[0].rope.n_rot / 2);
+    if (!sections) {
+        fail(KVG_MODEL_LOAD, "%s: '%s.rope.dimension_sections' is missing", in.file().path().c_str(), h.arch.c_str());
+    }
+    for (uint64_t pair = 0; pair < n_pairs; ++pair) {
+        if (pair >= 3 * (*sections)[pair % 3]) {
+            fail(KVG_UNSUPPORTED, "%s: sections of %llu, %llu and %llu leave out a pair of rope's %llu",
+                 in.file().path().c_str(), (unsigned long long) (*sections)[0], (unsigned long long) (*sections)[1],
+                 (unsigned long long) (*sections)[2], (unsigned long long) n_pairs);
+        }
+    }
+}
+
+void read_qwen35(const metadata & in, hparams & h) {
+    require_all_sections(in, h);
+    read_delta_net(in, h, true);
+}
+
+void read_qwen35moe(const metadata & in, hparams & h) {
+    read_qwen35(in, h);
+    read_shared_expert(in, h, h.layers[0].feed_forward.n_ff_expert);
+}
+
+void read_qwen3next(const metadata & in, hparams & h) {
+    read_delta_net(in, h, false);
+    read_shared_expert(in, h, h.layers[0].feed_forward.n_ff_expert);
+}
+
+void read_lfm2(const metadata & in, hparams & h) {
+    state_spec state = {};
+    state.kind = state_kind::short_conv;
+    state.n_taps = in.required("shortconv.l_cache", 2, RECUR_TAPS);
+    state.n_channels = h.n_embd;
+    if (h.n_embd % 4 != 0) {
+        fail(KVG_UNSUPPORTED, "%s: %u channels of a convolution; they must be a multiple of 4", in.file().path().c_str(),
+             h.n_embd);
+    }
+    const uint32_t window = in.optional("attention.sliding_window", 0, 0, metadata::MAX_POSITION);
+    for (layer_spec & layer : h.layers) {
+        if (layer.n_head_kv == 0) {
+            make_recurrent(layer, state);
+        } else {
+            layer.window = window;
+        }
+    }
+}
+
+void read_lfm2moe(const metadata & in, hparams & h) {
+    read_lfm2(in, h);
+    const uint32_t n_dense = in.optional("leading_dense_block_count", 0, 0, h.n_layer());
+    const std::vector<uint32_t> n_ff = in.required_per_layer("feed_forward_length", h.n_layer(), 1, MAX_WIDTH * 4);
+    const uint32_t gating = in.required("expert_gating_func", 0, 16);
+    if (gating != 2) {
+        fail(KVG_UNSUPPORTED, "%s: expert gating function %u; architecture '%s' has 2, sigmoid", in.file().path().c_str(),
+             gating, h.arch.c_str());
+    }
+    for (uint32_t il = 0; il < n_dense; ++il) {
+        h.layers[il].feed_forward.n_expert = 0;
+        h.layers[il].feed_forward.n_ff = n_ff[il];
+    }
+}
+
+// Layers without KV heads have a Mamba-2 state.
+void read_mamba_layers(const metadata & in, hparams & h) {
+    const state_spec state = read_ssm(in, state_kind::mamba2);
+    for (layer_spec & layer : h.layers) {
+        if (layer.n_head_kv == 0) {
+            make_recurrent(layer, state);
+        }
+    }
+}
+
+void read_granite_hybrid(const metadata & in, hparams & h) {
+    read_mamba_layers(in, h);
+    const auto factor = [&](const char * key, float fallback) {
+        const float given = in.optional_number(key, 0.0f, 0.0f, 1e6f); // 0: as if it were not there
+        return given == 0.0f ? fallback : given;
+    };
+    h.logit_scale = 1.0f / factor("logit_scale", 1.0f);
+    h.residual_scale = factor("residual_scale", 1.0f);
+    h.embedding_scale = factor("embedding_scale", 1.0f);
+    const bool rotates = in.flag("rope.scaling.finetuned").value_or(true);
+    for (layer_spec & layer : h.layers) {
+        layer.scale = factor("attention.scale", layer.scale);
+        layer.rope.n_rot = rotates ? layer.rope.n_rot : 0;
+    }
+    read_shared_expert(in, h, 0);
+}
+
+// A layer has a state, or attends, or feeds forward.
+void read_nemotron_h(const metadata & in, hparams & h) {
+    const state_spec state = read_ssm(in, state_kind::mamba2);
+    for (layer_spec & layer : h.layers) {
+        const bool feeds = layer.feed_forward.n_ff > 0;
+        if (feeds) {
+            layer.n_head = layer.n_head_kv = 0;
+        } else if (layer.n_head_kv == 0) {
+            make_recurrent(layer, state);
+        }
+        layer.rope.n_rot = 0;
+    }
+}
+
+void read_falcon_h1(const metadata & in, hparams & h) {
+    const state_spec state = read_ssm(in, state_kind::mamba2);
+    for (layer_spec & layer : h.layers) {
+        layer.state = state;
+    }
+}
+
+arch_recipe recipe(const char * name, int rope_mode, const tensors & frame, const tensors & layer,
+                   void (*read)(const metadata & in, hparams & h)) {
+    arch_recipe r = {name,
+                     rope_mode,
+                     norm_kind::rms,
+                     activation_kind::swiglu,
+                     gating_kind::softmax,
+                     arch_recipe::none,
+                     rope_factors::none,
+                     true,
+                     false,
+                     frame,
+                     layer,
+                     read};
+    r.may_not_attend = true;
+    return r;
+}
+
+arch_recipe with_experts(arch_recipe r, gating_kind gating, decltype(arch_recipe::experts) experts) {
+    r.gating = gating;
+    r.experts = experts;
+    return r;
+}
+
+} // namespace
+
+std::vector<arch_recipe> hybrid_recipes() {
+    constexpr auto neox = GGML_ROPE_TYPE_NEOX;
+    const auto post_norm = ffn_norm("post_attention_norm.weight");
+    const auto beta_alpha = tensors{
+        matrix("ssm_beta.weight", role::state_beta, extent::embd, extent::state_heads, presence::required, with::state),
+        matrix("ssm_alpha.weight", role::state_alpha, extent::embd, extent::state_heads, presence::required, with::state)};
+    // an older form of state_in and state_gate, which newer files have beside them
+    const auto older = with_scales(scale::ignored, {matrix("ssm_in.weight", role::count, extent::embd, extent::state_in_gated,
+                                                           presence::ignored, with::state)});
+    const auto beta_alpha_in_one = tensors{matrix("ssm_ba.weight", role::state_beta_alpha, extent::embd,
+                                                  extent::state_heads_twice, presence::required, with::state)};
+    const auto attending = only(with::attention, projections());
+    const auto attending_normed = only(with::attention, projections() + head_norms());
+    const auto choice_bias =
+        tensors{vector_of("exp_probs_b.bias", role::expert_choice_bias, extent::expert, presence::required, with::experts)};
+    const auto output_bias = only(with::attention, output_bias_of_attention(presence::optional));
+    const auto short_conv = with_scales(scale::ignored, state_in("shortconv.in_proj.weight") + taps("shortconv.conv.weight") +
+                                                            state_out("shortconv.out_proj.weight", extent::channels));
+    const auto qwen35 = attn_norm() + attending_normed + delta_net() + beta_alpha + post_norm;
+    const auto qwen3next =
+        attn_norm() + attending_normed + with_scales(scale::ignored, delta_net() + beta_alpha_in_one) + older + post_norm;
+    const auto experts_beside_shared = fused_experts() + shared_expert(presence::required);
+    const auto lfm2 = attn_norm() + attending_normed + short_conv + ffn_norm() + with_scales(scale::ignored, gated());
+    // one norm in each layer, whatever the layer is
+    const auto norm_of = [](role r, with layers) {
+        return vector_of("attn_norm.weight", r, extent::embd, presence::required, layers);
+    };
+    const auto nemotron_norms = tensors{norm_of(role::attn_norm, with::attention), norm_of(role::attn_norm, with::state),
+                                        norm_of(role::ffn_norm, with::dense)};
+    arch_recipe granite_hybrid = recipe("granitehybrid", GGML_ROPE_TYPE_NORMAL, frame(),
+                                        attn_norm() + attending + output_bias + mamba2(presence::required) + ffn_norm() +
+                                            with_scales(scale::ignored, gated()) + gated_biases() +
+                                            with_scales(scale::ignored, experts() + shared_expert(presence::ignored)),
+                                        read_granite_hybrid);
+    granite_hybrid.rope_factors = rope_factors::of_model;
+    arch_recipe nemotron_h =
+        recipe("nemotron_h", neox, frame(), nemotron_norms + attending + output_bias + mamba2(presence::required) + ungated(),
+               read_nemotron_h);
+    nemotron_h.activation = activation_kind::relu_sqr;
+    const auto unused_factors = tensors{vector_of("rope_freqs.weight", role::count, extent::pairs, presence::ignored)};
+    using r = arch_recipe;
+    return {
+        recipe("qwen35", neox, frame(), qwen35 + gated(), read_qwen35),
+        with_experts(recipe("qwen35moe", neox, frame(), qwen35 + experts_beside_shared, read_qwen35moe), gating_kind::softmax,
+                     r::always),
+        with_experts(recipe("qwen3next", neox, frame(), qwen3next + experts_beside_shared, read_qwen3next),
+                     gating_kind::softmax, r::always),
+        recipe("lfm2", neox, frame("token_embd_norm.weight"), lfm2, read_lfm2),
+        with_experts(recipe("lfm2moe", neox, frame("token_embd_norm.weight"),
+                            lfm2 + with_scales(scale::ignored, experts()) + choice_bias, read_lfm2moe),
+                     gating_kind::sigmoid, r::always),
+        with_experts(granite_hybrid, gating_kind::softmax, r::allowed),
+        nemotron_h,
+        recipe("falcon-h1", neox, frame() + unused_factors,
+               attention() + output_bias_of_attention(presence::ignored) + mamba2(presence::optional) + ffn_norm("ffn_norm") +
+                   with_scales(scale::ignored, gated()) + gated_biases(),
+               read_falcon_h1),
+    };
+}
+
+} // namespace kvg

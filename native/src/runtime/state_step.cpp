@@ -1,0 +1,100 @@
+#include "runtime/state_step.h"
+
+#include "fault.h"
+
+namespace kvg {
+
+state_step::state_step(kv_cache & cache, const batch & batch)
+    : cache_(cache), states_(cache.states()), batch_(batch), of_seq_(batch.set(0).size() * 64, NO_STREAM) {
+    if (!states_.any()) {
+        return;
+    }
+    of_token_.reserve(batch.n_tokens());
+    for (uint32_t i = 0; i < batch.n_tokens(); ++i) {
+        of_token_.push_back(stream_of(i));
+    }
+}
+
+void state_step::take() {
+    if (!states_.any()) {
+        return;
+    }
+    states_.forget();
+    cache_.require_states(static_cast<uint32_t>(streams_.size()));
+    for (stream & each : streams_) {
+        each.to = states_.take();
+        fault_point("state-take");
+    }
+}
+
+state_step::~state_step() {
+    for (const stream & each : streams_) {
+        if (each.to != states::NO_ROW) {
+            states_.drop(each.to);
+        }
+    }
+}
+
+// Sequences that part within the batch go on from the state that they had together.
+uint32_t state_step::stream_of(uint32_t token) {
+    const seq_set & set = batch_.set(token);
+    uint32_t first = NO_STREAM; // sequence
+    each_member(set.data(), set.size(), [&](uint32_t seq) { first = first == NO_STREAM ? seq : first; });
+    const uint32_t last = of_seq_[first];
+    if (last != NO_STREAM && streams_[last].set == set) {
+        return last;
+    }
+    const auto made = static_cast<uint32_t>(streams_.size());
+    streams_.push_back({set, first, last, states::NO_ROW, false});
+    each_member(set.data(), set.size(), [&](uint32_t seq) { of_seq_[seq] = made; });
+    return made;
+}
+
+uint32_t state_step::from_row(const stream & s) const {
+    if (s.begun) {
+        return s.to;
+    }
+    return s.before == NO_STREAM ? states_.row_of(s.seq) : streams_[s.before].to;
+}
+
+const std::vector<recur_run> & state_step::runs(uint32_t begin, uint32_t n) {
+    runs_.clear();
+    tokens_.clear();
+    if (!states_.any()) {
+        return runs_;
+    }
+    std::vector<uint32_t> run_of(streams_.size(), NO_STREAM);
+    for (uint32_t i = 0; i < n; ++i) {
+        uint32_t & run = run_of[of_token_[begin + i]];
+        if (run == NO_STREAM) {
+            stream & s = streams_[of_token_[begin + i]];
+            run = static_cast<uint32_t>(runs_.size());
+            const uint32_t from = from_row(s);
+            runs_.push_back({from == states::NO_ROW ? nullptr : states_.data(from), states_.data(s.to), nullptr, 0, nullptr});
+            tokens_.emplace_back();
+            s.begun = true;
+        }
+        tokens_[run].push_back(i);
+    }
+    for (size_t r = 0; r < runs_.size(); ++r) {
+        runs_[r].tokens = tokens_[r].data();
+        runs_[r].n = static_cast<uint32_t>(tokens_[r].size());
+    }
+    return runs_;
+}
+
+void state_step::keep() {
+    std::vector<std::pair<uint32_t, uint32_t>> replaced;
+    for (uint32_t seq = 0; states_.any() && seq < of_seq_.size(); ++seq) {
+        if (of_seq_[seq] != NO_STREAM) {
+            replaced.emplace_back(seq, states_.row_of(seq));
+        }
+    }
+    fault_point("state-keep");
+    states_.remember(replaced);
+    for (const auto & [seq, row] : replaced) {
+        states_.set(seq, streams_[of_seq_[seq]].to);
+    }
+}
+
+} // namespace kvg

@@ -1,0 +1,52 @@
+// Which states a batch's tokens go through. Nothing of it is seen by anybody until keep(); before that, or without it, all is as it was.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "cpu/recur.h"
+#include "memory/kv_cache.h"
+#include "runtime/batch.h"
+
+namespace kvg {
+
+class state_step {
+public:
+    // precondition: sequences that share a token have the same state
+    state_step(kv_cache & cache, const batch & batch);
+    ~state_step();
+    state_step(const state_step &) = delete;
+    state_step & operator=(const state_step &) = delete;
+
+    // Takes the rows that it needs. Checkpoints that are in the way are dropped. Call it once, before runs().
+    void take();
+    // Of tokens [begin, begin + n), in an order in which each run finds what it begins with. Valid until the next call.
+    const std::vector<recur_run> & runs(uint32_t begin, uint32_t n);
+    // The sequences have the new states.
+    void keep();
+
+private:
+    static constexpr uint32_t NO_STREAM = UINT32_MAX;
+
+    // Tokens of the same sequences, which follow each other.
+    struct stream {
+        seq_set set;
+        uint32_t seq;    // one of them
+        uint32_t before; // the stream that it goes on from, NO_STREAM: the state that the sequences had
+        uint32_t to;     // a row
+        bool begun;
+    };
+    uint32_t stream_of(uint32_t token);
+    uint32_t from_row(const stream & s) const;
+
+    kv_cache & cache_;
+    states & states_;
+    const batch & batch_;
+    std::vector<stream> streams_;
+    std::vector<uint32_t> of_seq_;   // the last stream of each sequence
+    std::vector<uint32_t> of_token_; // the stream of each token
+    std::vector<recur_run> runs_;
+    std::vector<std::vector<uint32_t>> tokens_; // of each run
+};
+
+} // namespace kvg

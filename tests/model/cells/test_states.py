@@ -1,0 +1,300 @@
+"""Recurrent states: shared, kept, come back to, and left alone by everything that only moves cells."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support import where
+from support.architectures import ArchSpec
+from support.engines import Token, decode, open_context, random_ids, run_of
+from support.faults import fault
+from support.judge import nmse
+from support.models import N_VOCAB
+
+import pykvgraph as kvg
+
+pytestmark = pytest.mark.any_device
+
+IDS = random_ids(300, N_VOCAB)
+N_BATCH = 20
+OPTIONS: dict[str, Any] = {
+    "n_ctx": 300,
+    "n_batch": N_BATCH,
+    "n_ubatch": 7,
+    "n_seq_max": 4,
+    "type_k": "f32",
+    "type_v": "f32",
+    "defrag_threshold": -1,
+}
+SPECS = [
+    ArchSpec("qwen35", n_layer=4, period=4, state_heads=4),
+    ArchSpec("lfm2", head_dim=16, n_layer=4, period=2, state_heads=1, n_taps=3),
+    ArchSpec("lfm2", head_dim=16, n_layer=4, period=2, state_heads=1, n_taps=3, window=24),
+    ArchSpec("falcon-h1", n_layer=2, state_heads=8),
+    ArchSpec("nemotron_h", n_layer=6, state_heads=8),
+]
+
+
+@pytest.fixture(scope="module", params=SPECS, ids=str)
+def model(request: pytest.FixtureRequest, architecture: Callable[[ArchSpec], Path]) -> Iterator[kvg.Model]:
+    with kvg.Model(architecture(request.param), device=where.device) as model:
+        yield model
+
+
+@pytest.fixture(scope="module")
+def delta_net(architecture: Callable[[ArchSpec], Path]) -> Iterator[kvg.Model]:
+    with kvg.Model(architecture(SPECS[0]), device=where.device) as model:
+        yield model
+
+
+def fill(ctx: kvg.Context, n: int, seq: int = 0, shift: int = 0) -> None:
+    """The sequence goes on with IDS, from `shift` on, up to position n - 1."""
+    for pos in range(ctx.kv.seq_pos_max(seq) + 1, n, N_BATCH):
+        end = min(pos + N_BATCH, n)
+        decode(ctx, run_of(IDS[pos + shift : end + shift], pos, (seq,)))
+
+
+def go_on(ctx: kvg.Context, seq: int = 0, seed: int = 5) -> Any:
+    """Logits of ten other tokens at the end of the sequence, which then has them."""
+    return decode(ctx, run_of(random_ids(10, N_VOCAB, seed), ctx.kv.seq_pos_max(seq) + 1, (seq,)))
+
+
+def alone(model: kvg.Model, n: int, seed: int = 5) -> Any:
+    with open_context(model, **OPTIONS) as ctx:
+        fill(ctx, n)
+        return go_on(ctx, seed=seed)
+
+
+def same(a: Any, b: Any) -> bool:
+    return bool(nmse(a, b) <= where.rule(1e-10))
+
+
+def test_sequences_of_unequal_length_together(model: kvg.Model) -> None:
+    """One has a prompt, two go on by a token each, one begins: in batches that cut across all of them."""
+    texts = [random_ids(60, N_VOCAB, seed) for seed in range(4)]
+    with open_context(model, **OPTIONS) as ctx:
+        at = [0, 0, 0, 0]
+        last: dict[int, Any] = {}
+        for step in range(14):
+            tokens: list[Token] = []
+            for seq, n in enumerate([(9, 4, 1, 0), (1, 1, 1, 6), (2, 0, 3, 1)][step % 3]):
+                tokens += run_of(texts[seq][at[seq] : at[seq] + n], at[seq], (seq,))
+                at[seq] += n
+            tokens = [tokens[i] for i in sorted(range(len(tokens)), key=lambda i: (tokens[i].pos % 3, i))]
+            tokens.sort(key=lambda token: token.pos)  # sequences in turn
+            rows = decode(ctx, tokens)
+            last |= {token.seq_ids[0]: row for token, row in zip(tokens, rows, strict=True)}
+    for seq, n in enumerate(at):
+        with open_context(model, **{**OPTIONS, "n_ubatch": 20}) as ctx:
+            row = [
+                decode(ctx, run_of(texts[seq][i : min(i + N_BATCH, n)], i))[-1] for i in range(0, n, N_BATCH)
+            ][-1]
+        assert nmse(last[seq], row) <= where.rule(1e-6)
+
+
+def test_sequences_that_share_tokens_and_part_in_a_batch(model: kvg.Model) -> None:
+    with open_context(model, **OPTIONS) as ctx:
+        decode(ctx, run_of(IDS[:9], 0, (0, 1, 2)))
+        both = run_of(IDS[9:12], 9, (0, 1)) + run_of(IDS[9:11], 9, (2,)) + run_of(IDS[12:16], 12, (0,))
+        decode(ctx, both + run_of(IDS[12:14], 12, (1,)))
+        for seq, n in ((0, 16), (1, 14), (2, 11)):
+            assert same(go_on(ctx, seq), alone(model, n))
+
+
+def test_a_copy_goes_its_own_way(model: kvg.Model) -> None:
+    with open_context(model, **OPTIONS) as ctx:
+        fill(ctx, 30)
+        used = ctx.kv.groups[-1].n_used
+        ctx.kv.seq_cp(0, 1, 0, -1)
+        assert ctx.kv.groups[-1].n_used == used
+        go_on(ctx, 0, seed=9)
+        assert same(go_on(ctx, 1), alone(model, 30))
+        ctx.kv.seq_keep(1)
+        assert ctx.kv.seq_pos_max(0) == -1
+        assert same(go_on(ctx, 1, seed=6), alone_twice(model, 30))
+
+
+def alone_twice(model: kvg.Model, n: int) -> Any:
+    with open_context(model, **OPTIONS) as ctx:
+        fill(ctx, n)
+        go_on(ctx)
+        return go_on(ctx, seed=6)
+
+
+def test_a_part_can_be_copied_up_to_a_checkpoint(model: kvg.Model) -> None:
+    with open_context(model, **{**OPTIONS, "checkpoint_cells": 48}) as ctx:
+        fill(ctx, 20)
+        assert ctx.kv.checkpoint(0) == 20
+        fill(ctx, 45)
+        with pytest.raises(kvg.InvalidArgumentError, match="up to a checkpoint"):
+            ctx.kv.seq_cp(0, 1, 0, 25)
+        with pytest.raises(kvg.InvalidArgumentError, match="as a whole"):
+            ctx.kv.seq_cp(0, 1, 5, -1)
+        assert ctx.kv.seq_pos_max(1) == -1
+        ctx.kv.seq_cp(0, 1, 0, 20)
+        assert same(go_on(ctx, 1), alone(model, 20))
+        with pytest.raises(kvg.InvalidArgumentError, match="a text of its own"):
+            ctx.kv.seq_cp(0, 1, 0, -1)
+        assert same(go_on(ctx, 0), alone(model, 45))
+
+
+def test_coming_back_is_as_never_having_left(model: kvg.Model) -> None:
+    with open_context(model, **{**OPTIONS, "checkpoint_cells": 48}) as ctx:
+        fill(ctx, 33)
+        ctx.kv.checkpoint(0)
+        wanted = go_on(ctx)
+        fill(ctx, 80)
+        assert ctx.kv.checkpoints(0) == [33]
+        with pytest.raises(kvg.InvalidArgumentError, match=r"position 40.*nearest.*33"):
+            ctx.kv.seq_rm(0, 40, -1)
+        assert ctx.kv.seq_pos_max(0) == 79
+        assert ctx.kv.rewind(0, 60) == 33
+        assert np.array_equal(go_on(ctx), wanted)
+        ctx.kv.seq_rm(0, 33, -1)
+        assert np.array_equal(go_on(ctx), wanted)
+        assert ctx.kv.rewind(0, 20) == 0
+        assert ctx.kv.seq_pos_max(0) == -1
+        fill(ctx, 33)
+        assert same(go_on(ctx), wanted)
+
+
+def test_a_resume_point_for_another_sequence(model: kvg.Model) -> None:
+    with open_context(model, **{**OPTIONS, "checkpoint_cells": 48}) as ctx:
+        fill(ctx, 32)
+        prefix, point = ctx.kv.hold(0, 0, 32), ctx.kv.resume_point(0)
+        fill(ctx, 70)
+        ctx.kv.seq_rm(0, 0, -1)
+        ctx.kv.attach(prefix, 2)
+        with pytest.raises(kvg.InvalidArgumentError, match="can't go on at position 32"):
+            decode(ctx, run_of(IDS[:1], 32, (2,)))
+        ctx.kv.attach(point, 2)
+        assert same(go_on(ctx, 2), alone(model, 32))
+        ctx.kv.attach(prefix, 3)
+        ctx.kv.attach(point, 3)
+        point.release()
+        prefix.release()
+        assert same(go_on(ctx, 3), alone(model, 32))
+        with pytest.raises(kvg.InvalidArgumentError, match="released"):
+            ctx.kv.attach(point, 0)
+
+
+@pytest.mark.parametrize("site", ["cells", "build", "alloc", "compute", "state-take", "state-keep"])
+def test_a_step_that_fails_changes_no_state(model: kvg.Model, site: str) -> None:
+    with open_context(model, **OPTIONS) as ctx:
+        fill(ctx, 30)
+        ctx.kv.checkpoint(0)
+        before = ctx.kv.groups[-1].n_used
+        with fault(site), pytest.raises(kvg.KVGraphError):
+            decode(ctx, run_of(IDS[30:50], 30) + run_of(IDS[:1], 0, (1,)))
+        assert ctx.kv.groups[-1].n_used == before
+        assert ctx.kv.seq_pos_max(0) == 29
+        assert ctx.kv.seq_pos_max(1) == -1
+        assert same(go_on(ctx), alone(model, 30))
+        assert same(go_on(ctx, 1), alone(model, 0))
+
+
+def test_defrag_and_shift_leave_states_alone(delta_net: kvg.Model) -> None:
+    """After a shift the state still knows what was discarded."""
+    with open_context(delta_net, **OPTIONS) as ctx:
+        fill(ctx, 60)
+        ctx.kv.checkpoint(0)
+        ctx.kv.seq_rm(0, 10, 20)
+        ctx.kv.seq_add(0, 20, -1, -10)
+        assert ctx.kv.checkpoints(0) == [50]
+        ctx.kv.defrag("sort")
+        ctx.kv.update()
+        shifted = go_on(ctx)
+        assert ctx.kv.seq_pos_max(0) == 59
+        ctx.kv.rewind(0, 50)
+        assert same(go_on(ctx), shifted)
+        assert nmse(shifted, alone(delta_net, 60)) < 0.5
+
+
+def test_as_many_as_there_is_room_for(delta_net: kvg.Model) -> None:
+    row = state_bytes()
+    with open_context(delta_net, **{**OPTIONS, "checkpoint_bytes": 3 * row + row // 2}) as ctx:
+        group = ctx.kv.groups[-1]
+        assert (group.kind, group.n_cells, group.cell_bytes) == ("state", 2 * 4 + 3, row)
+        points = []
+        for n in (10, 20, 30):
+            fill(ctx, n)
+            points.append(ctx.kv.resume_point(0))
+        fill(ctx, 40)
+        with pytest.raises(kvg.CacheFullError, match="3 resume points"):
+            ctx.kv.resume_point(0)
+        for n in range(41, 60):  # more checkpoints than rows: the least useful go, and no step is refused
+            fill(ctx, n)
+            ctx.kv.checkpoint(0)
+            fill(ctx, 5 + n, seq=1 + n % 3)
+        assert 1 <= len(ctx.kv.checkpoints(0)) <= 8
+        assert same(go_on(ctx), alone(delta_net, 59))
+        for each in points:
+            each.release()
+
+
+def state_bytes() -> int:
+    """From the shapes: in three of four layers 3 inputs of each channel, and 4 heads of 16 x 16."""
+    channels = 4 * 16 + 2 * 2 * 16
+    return 3 * 4 * (3 * channels + 4 * 16 * 16)
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_saved_and_loaded(model: kvg.Model, whole: bool) -> None:
+    """In another context nothing is decoded again: not where a sequence ends, nor at its checkpoints."""
+    options = {**OPTIONS, "checkpoint_cells": 48}
+    with open_context(model, **options) as ctx, open_context(model, **options) as other:
+        fill(ctx, 25)
+        ctx.kv.checkpoint(0)
+        fill(ctx, 40)
+        ctx.kv.seq_cp(0, 2, 0, -1)
+        fill(ctx, 10, seq=1, shift=50)
+        fill(other, 15, seq=3, shift=20)  # what is there stays, or goes with the whole cache
+        blob = ctx.kv.save(None if whole else 0)
+        other.kv.load(blob, None if whole else 1)
+        seq = 0 if whole else 1
+        assert other.kv.checkpoints(seq) == [25]
+        assert np.array_equal(go_on(other, seq), go_on(ctx))
+        other.kv.rewind(seq, 30)
+        ctx.kv.rewind(0, 30)
+        assert np.array_equal(go_on(other, seq), go_on(ctx))
+        if whole:
+            assert other.kv.groups[-1].n_used == ctx.kv.groups[-1].n_used
+            assert np.array_equal(go_on(other, 1), go_on(ctx, 1))
+            assert np.array_equal(go_on(other, 2), go_on(ctx, 2))
+        else:
+            with open_context(model, **options) as third:
+                fill(third, 15, seq=3, shift=20)
+                assert np.array_equal(go_on(other, 3), go_on(third, 3))
+
+
+def test_a_load_that_fails_changes_no_state(model: kvg.Model) -> None:
+    with open_context(model, **OPTIONS) as ctx:
+        fill(ctx, 25)
+        blob = ctx.kv.save(0)
+        fill(ctx, 40)
+        used = ctx.kv.groups[-1].n_used
+        with fault("load-state"), pytest.raises(kvg.KVGraphError):
+            ctx.kv.load(blob, 0)
+        assert ctx.kv.groups[-1].n_used <= used
+        assert same(go_on(ctx), alone(model, 40))
+
+
+def test_damaged_states_are_refused(delta_net: kvg.Model) -> None:
+    with open_context(delta_net, **OPTIONS) as ctx:
+        fill(ctx, 20)
+        ctx.kv.checkpoint(0)
+        fill(ctx, 30)
+        blob = ctx.kv.save(0)
+        begin = blob.index(b"STAT")
+        rng = np.random.default_rng(3)
+        for _ in range(300):
+            damaged = bytearray(blob)
+            damaged[begin + int(rng.integers(len(blob) - begin))] ^= 1 << int(rng.integers(8))
+            with pytest.raises(kvg.StateError):
+                ctx.kv.load(bytes(damaged), 1)
+        assert ctx.kv.seq_pos_max(1) == -1
+        assert same(go_on(ctx), alone(delta_net, 30))
