@@ -28,7 +28,8 @@ import pykvgraph as kvg  # noqa: E402
 SMALL: dict[str, Any] = {"n_layer": 16, "n_embd": 1024, "n_head": 16, "n_head_kv": 4, "n_ff": 3584}
 LARGE: dict[str, Any] = {"n_layer": 22, "n_embd": 2048, "n_head": 32, "n_head_kv": 4, "n_ff": 5632}
 STORIES = ROOT / "tests" / "data" / "stories260K.gguf"
-# Shaped as Qwen3-0.6B, Gemma-3-1B and gpt-oss are, with fewer layers: 219, 206 and 241 M parameters.
+# Shaped as Qwen3-0.6B, Gemma-3-1B, Qwen3.5-0.8B and gpt-oss are, with fewer layers: 221, 206, 232 and 241 M
+# parameters.
 QWEN3 = ArchSpec(
     "qwen3", n_layer=14, n_embd=1024, n_head=16, n_head_kv=8, head_dim=128, n_ff=3072, weights=WeightType.Q8_0
 )
@@ -57,6 +58,21 @@ GPT_OSS = ArchSpec(
     window=128,
     weights=WeightType.Q8_0,
 )
+QWEN35 = ArchSpec(
+    "qwen35",
+    n_layer=12,
+    n_embd=1024,
+    n_head=8,
+    n_head_kv=2,
+    head_dim=256,
+    n_rot=64,
+    n_ff=3072,
+    period=4,
+    state_heads=16,
+    state_heads_k=16,
+    state_dim=128,
+    weights=WeightType.Q8_0,
+)
 # name: what is run. 219 M parameters, 968 M, and 0.3 M, where a token's time is mostly not arithmetic.
 MODELS: dict[str, tuple[ModelSpec | ArchSpec | Path, tuple[str, ...]]] = {
     "219M-Q8_0": (
@@ -70,6 +86,7 @@ MODELS: dict[str, tuple[ModelSpec | ArchSpec | Path, tuple[str, ...]]] = {
     "968M-Q4_0": (ModelSpec(weights=WeightType.Q4_0, **LARGE), ("shallow", "deep", "load")),
     "qwen3-Q8_0": (QWEN3, ("shallow", "deep")),
     "gemma3-Q8_0": (GEMMA3, ("shallow", "deep")),
+    "qwen35-Q8_0": (QWEN35, ("shallow", "deep")),
     "gpt-oss-Q8_0": (GPT_OSS, ("shallow", "deep")),
     "stories260K": (STORIES, ("overhead",)),
 }

@@ -20,7 +20,7 @@ static thread_local std::array<fault_site, 25> sites = {{
     {"shift-alloc", 0},  {"shift-compute", 0}, {"defrag-build", 0},  {"defrag-alloc", 0}, {"defrag-compute", 0},
     {"defrag-cells", 0}, {"copy-build", 0},    {"copy-alloc", 0},    {"copy-compute", 0}, {"load-write", 0},
     {"shift-skip", 0},   {"shift-sign", 0},    {"defrag-source", 0}, {"lacks-rope", 0},   {"lacks-mul-mat", 0},
-    {"alloc-kept", 0},   {"window", 0},        {"load-state", 0},   {"state-take", 0},   {"state-keep", 0},
+    {"alloc-kept", 0},   {"window", 0},        {"load-state", 0},    {"state-take", 0},   {"state-keep", 0},
 }};
 
 static fault_site & find_site(const char * name) {
