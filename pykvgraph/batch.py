@@ -25,6 +25,7 @@ class BatchArrays:
     seq_begin: npt.NDArray[np.int32]  # (n + 1,)
     seq_id: npt.NDArray[np.int32]
     logits: npt.NDArray[np.uint8]  # (n,): 1 where the token's row is an output
+    checkpoint: npt.NDArray[np.uint8]  # (n,): 1 where the token's sequences get a checkpoint behind it
 
 
 class _Column:
@@ -65,7 +66,7 @@ class Batch:
         self._make_lock()
         self._token, self._pos, self._seq_id = (_Column(np.int32) for _ in range(3))
         self._seq_begin = _Column(np.int32)  # one more than tokens; the first is always 0
-        self._logits = _Column(np.uint8)
+        self._logits, self._checkpoint = _Column(np.uint8), _Column(np.uint8)
         # number of tokens and of sequence ids; assigned last, so that an interrupt can't leave half a token
         self._n = (0, 0)
 
@@ -77,14 +78,23 @@ class Batch:
         with self._change():
             self._n = (0, 0)
 
-    def add(self, token: int, pos: int, seq_ids: Iterable[int] = (0,), logits: bool = False) -> None:
+    def add(
+        self,
+        token: int,
+        pos: int,
+        seq_ids: Iterable[int] = (0,),
+        logits: bool = False,
+        checkpoint: bool = False,
+    ) -> None:
         """Appends one token at position `pos`, which all sequences of `seq_ids` see.
 
-        logits: whether the token is an output. Raises InvalidArgumentError, with the batch unchanged, when a
-        number is not an integer from 0 to 2^31 - 1, or seq_ids is empty.
+        logits: whether the token is an output. checkpoint: whether its sequences get a checkpoint at pos + 1
+        when it has been decoded, as `kv.checkpoint` makes it at their ends. Raises InvalidArgumentError, with
+        the batch unchanged, when a number is not an integer from 0 to 2^31 - 1, or seq_ids is empty.
         """
         tokens = np.array([integer(token, "token", 0, INT32_MAX)], np.int32)
-        self._append(tokens, integer(pos, "pos", 0, INT32_MAX), _sequences(seq_ids), flag(logits, "logits"))
+        flags = flag(logits, "logits"), flag(checkpoint, "checkpoint")
+        self._append(tokens, integer(pos, "pos", 0, INT32_MAX), _sequences(seq_ids), *flags)
 
     def extend(
         self,
@@ -92,12 +102,14 @@ class Batch:
         pos0: int,
         seq_ids: Iterable[int] = (0,),
         logits: Literal["all", "last", False] = "last",
+        checkpoints: Integers = (),
     ) -> None:
         """Appends n tokens at the positions pos0 to pos0 + n - 1; all sequences of `seq_ids` see every one.
 
-        logits: which of these tokens are outputs: "all" of them, only the "last", or none (False). Raises
-        InvalidArgumentError, with the batch unchanged, when a number is not an integer from 0 to 2^31 - 1, or
-        seq_ids is empty.
+        logits: which of these tokens are outputs: "all" of them, only the "last", or none (False).
+        checkpoints: positions from pos0 + 1 to pos0 + n at which these sequences get a checkpoint, as
+        `kv.checkpoint` makes it at their ends. Raises InvalidArgumentError, with the batch unchanged, when a
+        number is not an integer from 0 to 2^31 - 1, seq_ids is empty, or a checkpoint is elsewhere.
         """
         ids = integers(tokens, "tokens", 0, INT32_MAX)
         start = integer(pos0, "pos0", 0, INT32_MAX - max(len(ids) - 1, 0))
@@ -106,7 +118,10 @@ class Batch:
         wanted = np.full(len(ids), logits == "all", np.uint8)
         if logits == "last":
             wanted[-1:] = 1
-        self._append(ids, start, _sequences(seq_ids), wanted)
+        marks = np.zeros(len(ids), np.uint8)
+        for p in integers(checkpoints, "checkpoints", start + 1, start + len(ids)):
+            marks[p - start - 1] = 1
+        self._append(ids, start, _sequences(seq_ids), wanted, marks)
 
     def snapshot(self) -> BatchArrays:
         """Copies of the arrays, so that a later change to the batch can't disturb a running decode."""
@@ -118,6 +133,7 @@ class Batch:
                 self._seq_begin.copy(n + 1),
                 self._seq_id.copy(n_ids),
                 self._logits.copy(n),
+                self._checkpoint.copy(n),
             )
 
     def __getstate__(self) -> dict[str, Any]:
@@ -125,7 +141,8 @@ class Batch:
         with self._lock:
             state = self.__dict__.copy()
             n, n_ids = self._n
-            lengths = {"_token": n, "_pos": n, "_seq_begin": n + 1, "_seq_id": n_ids, "_logits": n}
+            lengths = {"_token": n, "_pos": n, "_seq_begin": n + 1, "_seq_id": n_ids}
+            lengths |= {"_logits": n, "_checkpoint": n}
             state.update({name: state[name].first(length) for name, length in lengths.items()})
         del state["_lock"], state["_changed_under"]
         return state
@@ -159,6 +176,7 @@ class Batch:
         pos0: int,
         seq_ids: npt.NDArray[np.int32],
         logits: bool | npt.NDArray[np.uint8],
+        checkpoint: bool | npt.NDArray[np.uint8],
     ) -> None:
         n, width = len(tokens), len(seq_ids)
         with self._change():
@@ -172,6 +190,7 @@ class Batch:
             self._seq_id.write(first, np.tile(seq_ids, n), n * width)
             self._seq_begin.write(at + 1, first + width * np.arange(1, n + 1), n)
             self._logits.write(at, logits, n)
+            self._checkpoint.write(at, checkpoint, n)
             self._n = (at + n, first + n * width)
 
 

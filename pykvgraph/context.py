@@ -242,6 +242,7 @@ class Context(Closable):
             seq_begin=_address(arrays.seq_begin, ctypes.c_int32),
             seq_id=_address(arrays.seq_id, ctypes.c_int32),
             logits=_address(arrays.logits, ctypes.c_uint8),
+            checkpoint=_address(arrays.checkpoint, ctypes.c_uint8) if arrays.checkpoint.any() else None,
         )
         outputs = self._outputs
         written = outputs.scored if scored else outputs.plain

@@ -285,7 +285,8 @@ typedef struct kvg_batch {
     const int32_t * pos;
     const int32_t * seq_begin; /* n_tokens + 1 offsets into seq_id, rising from 0 */
     const int32_t * seq_id;
-    const uint8_t * logits; /* 1: this token's row is an output */
+    const uint8_t * logits;     /* 1: this token's row is an output */
+    const uint8_t * checkpoint; /* 1: its sequences get a checkpoint behind it, as by kvg_kv_checkpoint; NULL: none */
 } kvg_batch;
 
 /* A summary of the softmax of a row of logits. log_sum is NaN when a logit is NaN, or the greatest logit is infinite. */

@@ -82,6 +82,7 @@ class KvgBatch(Structure):
         ("seq_begin", POINTER(c_int32)),
         ("seq_id", POINTER(c_int32)),
         ("logits", POINTER(c_uint8)),
+        ("checkpoint", POINTER(c_uint8)),
     )
 
 

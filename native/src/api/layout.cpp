@@ -17,7 +17,8 @@ static std::string struct_layout() {
     FIELD(kvg_batch, pos, ",");
     FIELD(kvg_batch, seq_begin, ",");
     FIELD(kvg_batch, seq_id, ",");
-    FIELD(kvg_batch, logits, ";");
+    FIELD(kvg_batch, logits, ",");
+    FIELD(kvg_batch, checkpoint, ";");
     STRUCT(kvg_context_params);
     FIELD(kvg_context_params, struct_size, ",");
     FIELD(kvg_context_params, n_ctx, ",");

@@ -32,10 +32,21 @@ int32_t kv_cache::standing(int64_t seq) const {
     return last + 1;
 }
 
-// What it takes to come back to the end of a sequence: in every group with a window that loses positions, and of states, or nowhere.
-// Returns the id.
+// In every group with a window that loses positions, and of states, or nowhere. Returns the id.
 int64_t kv_cache::hold_end(int64_t seq, int32_t next, bool is_checkpoint) {
     const int64_t id = next_hold_++;
+    const uint32_t row = states_.any() ? states_.row_of(static_cast<uint32_t>(seq)) : states::NO_ROW;
+    hold_place(id, seq, next, row, is_checkpoint);
+    return id;
+}
+
+int64_t kv_cache::hold_at(uint32_t seq, int32_t next, uint32_t row) {
+    const int64_t id = next_hold_++;
+    hold_place(id, seq, next, row, true);
+    return id;
+}
+
+void kv_cache::hold_place(int64_t id, int64_t seq, int32_t next, uint32_t row, bool is_checkpoint) {
     try {
         for (kv_group & group : groups_) {
             if (group.cells().reuses()) {
@@ -43,13 +54,12 @@ int64_t kv_cache::hold_end(int64_t seq, int32_t next, bool is_checkpoint) {
             }
         }
         if (states_.any()) {
-            states_.hold(id, static_cast<uint32_t>(seq));
+            states_.hold_row(id, row);
         }
     } catch (...) {
         release_in_all(id);
         throw;
     }
-    return id;
 }
 
 hold_range kv_cache::resume_point(int64_t seq) {

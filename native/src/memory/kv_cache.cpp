@@ -407,6 +407,7 @@ bool kv_cache::release_in_all(int64_t hold) {
     }
     if (states_.has_hold(hold)) {
         states_.release(hold);
+        found = true;
     }
     return found;
 }

@@ -120,6 +120,12 @@ public:
     void checkpoints_lost(int64_t seq, size_t group, int32_t * out) const;
     // One whose cells have been loaded. hold: of its cells, with an id from new_hold()
     void add_checkpoint(int64_t seq, int32_t p, int64_t hold);
+    // So that n calls of add_checkpoint() can't fail.
+    void reserve_checkpoints(size_t n) { checkpoints_.reserve(checkpoints_.size() + n); }
+    // Holds what a checkpoint needs before position `next`, inside a text. row: of its state, unless layers have none. Returns the id
+    int64_t hold_at(uint32_t seq, int32_t next, uint32_t row);
+    // Releases it in every group that has it.
+    void drop_hold(int64_t hold) { release_in_all(hold); }
     int64_t new_hold() { return next_hold_++; }
     // Of each checkpoint of a sequence, in rising order of positions. precondition: layers have states
     std::vector<uint32_t> checkpoint_states(int64_t seq) const;
@@ -165,6 +171,7 @@ private:
     bool can_go_on(uint32_t seq, int64_t pos) const;
     int32_t standing(int64_t seq) const;
     int64_t hold_end(int64_t seq, int32_t next, bool is_checkpoint);
+    void hold_place(int64_t id, int64_t seq, int32_t next, uint32_t row, bool is_checkpoint);
     void require_copy(uint32_t src, uint32_t dst, int64_t p0, int64_t p1) const;
     void copy_state(uint32_t src, uint32_t dst, int64_t p0, int64_t p1);
     bool copies_all(uint32_t src, int64_t p0, int64_t p1) const;

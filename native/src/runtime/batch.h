@@ -22,6 +22,8 @@ public:
     const int32_t * positions() const { return in_.pos; }
     const seq_set & set(uint32_t i) const { return sets_[i]; }
     bool is_output(uint32_t i) const { return in_.logits[i] != 0; }
+    // whether the token's sequences get a checkpoint behind it
+    bool is_checkpoint(uint32_t i) const { return in_.checkpoint && in_.checkpoint[i] != 0; }
     // of each sequence that the batch has, where its tokens begin
     std::vector<first_position> first_positions() const;
 

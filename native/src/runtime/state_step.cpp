@@ -1,5 +1,8 @@
 #include "runtime/state_step.h"
 
+#include <algorithm>
+
+#include "error.h"
 #include "fault.h"
 
 namespace kvg {
@@ -13,6 +16,16 @@ state_step::state_step(kv_cache & cache, const batch & batch)
     for (uint32_t i = 0; i < batch.n_tokens(); ++i) {
         of_token_.push_back(stream_of(i));
     }
+    std::vector<uint32_t> last(streams_.size()); // token
+    for (uint32_t i = 0; i < batch.n_tokens(); ++i) {
+        last[of_token_[i]] = i;
+    }
+    mark_rows_.assign(batch.n_tokens(), states::NO_ROW);
+    for (uint32_t i = 0; i < batch.n_tokens(); ++i) {
+        if (batch.is_checkpoint(i) && last[of_token_[i]] != i) {
+            marks_.push_back(i);
+        }
+    }
 }
 
 void state_step::take() {
@@ -20,10 +33,25 @@ void state_step::take() {
         return;
     }
     states_.forget();
-    cache_.require_states(static_cast<uint32_t>(streams_.size()));
+    const auto n = static_cast<uint32_t>(streams_.size() + marks_.size());
+    cache_.require_states(n);
+    if (states_.n_free() < n) {
+        fail(KVG_CACHE_FULL,
+             "the batch's checkpoints need %zu states more than the batch, and there is room for %zu; ask for fewer "
+             "at a time, release resume points, or use a larger checkpoint_bytes",
+             marks_.size(), states_.n_free() - std::min<size_t>(states_.n_free(), streams_.size()));
+    }
     for (stream & each : streams_) {
         each.to = states_.take();
         fault_point("state-take");
+    }
+    for (const uint32_t token : marks_) {
+        mark_rows_[token] = states_.take();
+    }
+    for (uint32_t i = 0; i < batch_.n_tokens(); ++i) {
+        if (batch_.is_checkpoint(i) && mark_rows_[i] == states::NO_ROW) {
+            mark_rows_[i] = streams_[of_token_[i]].to; // its stream ends there
+        }
     }
 }
 
@@ -31,6 +59,11 @@ state_step::~state_step() {
     for (const stream & each : streams_) {
         if (each.to != states::NO_ROW) {
             states_.drop(each.to);
+        }
+    }
+    for (const uint32_t token : marks_) {
+        if (mark_rows_[token] != states::NO_ROW) {
+            states_.drop(mark_rows_[token]);
         }
     }
 }
@@ -60,6 +93,7 @@ uint32_t state_step::from_row(const stream & s) const {
 const std::vector<recur_run> & state_step::runs(uint32_t begin, uint32_t n) {
     runs_.clear();
     tokens_.clear();
+    after_.clear();
     if (!states_.any()) {
         return runs_;
     }
@@ -72,12 +106,17 @@ const std::vector<recur_run> & state_step::runs(uint32_t begin, uint32_t n) {
             const uint32_t from = from_row(s);
             runs_.push_back({from == states::NO_ROW ? nullptr : states_.data(from), states_.data(s.to), nullptr, 0, nullptr});
             tokens_.emplace_back();
+            after_.emplace_back();
             s.begun = true;
         }
+        const uint32_t row = mark_rows_[begin + i];
+        const bool goes_on = row != states::NO_ROW && row != streams_[of_token_[begin + i]].to;
         tokens_[run].push_back(i);
+        after_[run].push_back(goes_on ? states_.data(row) : nullptr);
     }
     for (size_t r = 0; r < runs_.size(); ++r) {
         runs_[r].tokens = tokens_[r].data();
+        runs_[r].after = after_[r].data();
         runs_[r].n = static_cast<uint32_t>(tokens_[r].size());
     }
     return runs_;

@@ -22,6 +22,8 @@ public:
     void take();
     // Of tokens [begin, begin + n), in an order in which each run finds what it begins with. Valid until the next call.
     const std::vector<recur_run> & runs(uint32_t begin, uint32_t n);
+    // The row with the state after a token whose sequences get a checkpoint; NO_ROW where layers have no state.
+    uint32_t row_after(uint32_t token) const { return states_.any() ? mark_rows_[token] : states::NO_ROW; }
     // The sequences have the new states.
     void keep();
 
@@ -43,10 +45,13 @@ private:
     states & states_;
     const batch & batch_;
     std::vector<stream> streams_;
-    std::vector<uint32_t> of_seq_;   // the last stream of each sequence
-    std::vector<uint32_t> of_token_; // the stream of each token
+    std::vector<uint32_t> of_seq_;    // the last stream of each sequence
+    std::vector<uint32_t> of_token_;  // the stream of each token
+    std::vector<uint32_t> marks_;     // tokens behind which a stream goes on, and whose state is a checkpoint's
+    std::vector<uint32_t> mark_rows_; // of each token; NO_ROW: none
     std::vector<recur_run> runs_;
     std::vector<std::vector<uint32_t>> tokens_; // of each run
+    std::vector<std::vector<float *>> after_;   // so too
 };
 
 } // namespace kvg

@@ -9,6 +9,7 @@
 #include "fault.h"
 #include "memory/slots.h"
 #include "parallel.h"
+#include "runtime/batch_checkpoints.h"
 #include "runtime/bounded.h"
 #include "runtime/state_step.h"
 
@@ -68,11 +69,14 @@ int64_t step::decode(const kvg_batch & in, const kvg_output * output) {
         write_scores(*output, row);
     }
     decoded_ = batch.first_positions();
-    states.keep(); // the first that may fail
+    batch_checkpoints checkpoints(cache_, batch);
+    checkpoints.hold(states);
+    states.keep(); // the last that may fail
     reserved.keep();
     for (const first_position & first : decoded_) {
         cache_.drop_within(first.seq, first.pos, -1);
     }
+    checkpoints.keep();
     return static_cast<int64_t>(row);
 }
 
@@ -121,7 +125,7 @@ int64_t step::append(int64_t seq, int64_t token, const kvg_output * output) {
     const auto seq_id = static_cast<int32_t>(seq);
     const int32_t seq_begin[] = {0, 1};
     const uint8_t wanted = 1;
-    return decode({sizeof(kvg_batch), 1, &id, &pos, seq_begin, &seq_id, &wanted}, output);
+    return decode({sizeof(kvg_batch), 1, &id, &pos, seq_begin, &seq_id, &wanted, nullptr}, output);
 }
 
 } // namespace kvg

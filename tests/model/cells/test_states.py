@@ -162,6 +162,45 @@ def test_coming_back_is_as_never_having_left(model: kvg.Model) -> None:
         assert same(go_on(ctx), wanted)
 
 
+def test_checkpoints_inside_a_batch(model: kvg.Model) -> None:
+    """At the cuts of micro-batches, between them and at the end, for sequences beside each other."""
+    marks = {0: (3, 7, 14), 1: (2, 6)}
+    with open_context(model, **{**OPTIONS, "checkpoint_cells": 200}) as ctx:
+        batch = kvg.Batch()
+        batch.extend(IDS[:14], 0, (0,), checkpoints=marks[0])
+        batch.extend(IDS[20:26], 0, (1,), checkpoints=marks[1])
+        ctx.decode(batch)
+        for seq, positions in marks.items():
+            assert ctx.kv.checkpoints(seq) == list(positions)
+            for p in reversed(positions):
+                assert ctx.kv.rewind(seq, p) == p
+                with open_context(model, **OPTIONS) as fresh:
+                    decode(fresh, run_of(IDS[20 * seq : 20 * seq + p], 0, (0,)))
+                    wanted = go_on(fresh)
+                assert same(go_on(ctx, seq), wanted)
+
+
+def test_checkpoints_of_a_batch_that_fails(delta_net: kvg.Model) -> None:
+    row = state_bytes()
+    batch = kvg.Batch()
+    batch.extend(IDS[:14], 0, (0,), checkpoints=range(1, 15))
+    with open_context(delta_net, **{**OPTIONS, "n_seq_max": 1, "checkpoint_bytes": 3 * row}) as ctx:
+        with pytest.raises(kvg.CacheFullError, match="checkpoints need 13 states"):
+            ctx.decode(batch)
+        assert (ctx.kv.groups[-1].n_used, ctx.kv.checkpoints(0), ctx.kv.seq_pos_max(0)) == (0, [], -1)
+        batch.clear()
+        batch.extend(IDS[:14], 0, (0,), checkpoints=(5, 9))
+        for site in ("compute", "state-keep"):
+            with fault(site), pytest.raises(kvg.KVGraphError):
+                ctx.decode(batch)
+            assert (ctx.kv.groups[-1].n_used, ctx.kv.checkpoints(0), ctx.kv.seq_pos_max(0)) == (0, [], -1)
+        ctx.decode(batch)
+        assert (ctx.kv.groups[-1].n_used, ctx.kv.checkpoints(0)) == (3, [5, 9])
+        assert same(go_on(ctx), alone(delta_net, 14))
+    with pytest.raises(kvg.InvalidArgumentError, match="checkpoints"):
+        batch.extend(IDS[:3], 5, (0,), checkpoints=(9,))
+
+
 def test_a_resume_point_for_another_sequence(model: kvg.Model) -> None:
     with open_context(model, **{**OPTIONS, "checkpoint_cells": 48}) as ctx:
         fill(ctx, 32)
