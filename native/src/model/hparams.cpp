@@ -182,6 +182,10 @@ hparams read_hparams(const gguf_file & file) {
     h.layers.resize(h.n_layer() - in.optional("nextn_predict_layers", 0, 0, h.n_layer() - 1));
     require_possible_heads(file, h.layers);
     h.groups = make_groups(h.layers);
+    if (h.groups.empty()) {
+        fail(KVG_UNSUPPORTED, "%s: none of its %u layers attends; models of recurrent layers alone are not supported",
+             file.path().c_str(), h.n_layer());
+    }
 
     const gguf_tensor * embd = file.find_tensor("token_embd.weight");
     if (!embd) {
