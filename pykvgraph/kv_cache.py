@@ -215,7 +215,7 @@ class KVCache(NotCopied):
         return position.value
 
     def clear(self, data: bool = False) -> None:
-        """Empties every cell, ends every hold, and zeroes K and V of the cells that were ever written.
+        """Empties every cell, ends every hold, and zeroes K, V and states that were ever written.
 
         data: zeroes the K and V of all cells.
         """
@@ -472,8 +472,9 @@ class KVCache(NotCopied):
 
     def _read(self, layer: int, v: int) -> npt.NDArray[np.float32]:
         layer = integer(layer, "layer", 0, self._info().n_layer - 1)
-        # a layer without K and V of its own is in no group: the library refuses it, and says whose it reads
-        index = next((index for index, group in enumerate(self.groups) if layer in group.layers), 0)
+        # a layer without K and V of its own is in no group of cells: the library refuses it, and says why
+        groups = self.groups[: self._n_groups]
+        index = next((index for index, group in enumerate(groups) if layer in group.layers), 0)
         info = self._group(index)
         out = np.empty((info.n_cells, info.n_head_kv, info.head_dim_v if v else info.head_dim_k), np.float32)
         address = out.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
