@@ -191,10 +191,16 @@ class CacheMachine(RuleBasedStateMachine):
         p0 = self.holds[name].p0
         where = [s for s in range(self.n_seq) if fits and self.naive.pos_max(s) + 1 == p0]
         seq = where[seq % len(where)] if where else seq
+        if not self.may_attach(name, seq):
+            return
         refusals = self.naive.attach(name, seq)
         self.counts["attached"] += not refusals
         self.counts["attached at an end"] += not refusals and p0 > 0
         self.call(refusals, self.ctx.kv.attach, self.holds[name], seq)
+
+    def may_attach(self, name: int, seq: int) -> bool:
+        """False where nothing is promised of what comes of it."""
+        return True
 
     @rule(hold=st.integers(0, 1000), collected=st.booleans())
     @precondition(lambda self: self.holds)
