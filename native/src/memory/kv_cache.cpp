@@ -22,8 +22,8 @@ uint32_t cache_size::of(const group_spec & spec) const {
 // Refuses a cache that the devices or the host can't hold: a kernel that overcommits would kill the process later, when the memory is
 // touched.
 static void require_room(const hparams & h, const std::vector<ggml_backend_dev_t> & devices, const cache_size & size,
-                         const cache_types & types, uint64_t state_bytes) {
-    std::map<ggml_backend_dev_t, uint64_t> needed = {{cpu_device(), state_bytes}};
+                         const cache_types & types) {
+    std::map<ggml_backend_dev_t, uint64_t> needed;
     for (const group_spec & spec : h.groups) {
         needed[cpu_device()] += size.of(spec) * cells::bytes_per_cell(size.n_seq_max);
         const uint64_t row = ggml_row_size(types.k, spec.k_width()) + ggml_row_size(types.v, spec.v_width());
@@ -37,10 +37,9 @@ static void require_room(const hparams & h, const std::vector<ggml_backend_dev_t
     for (const auto & [device, bytes] : needed) {
         if (!has_room(device, bytes)) {
             fail(KVG_DEVICE,
-                 "a cache of %u cells needs %s on %s and %s are free; use a smaller n_ctx or smaller types of K and V%s",
+                 "a cache of %u cells needs %s on %s and %s are free; use a smaller n_ctx or smaller types of K and V",
                  size.n_ctx, format_bytes(bytes).c_str(), ggml_backend_dev_name(device),
-                 format_bytes(device_memory(device).free).c_str(),
-                 state_bytes > 0 ? ", or for recurrent states a smaller n_seq_max or checkpoint_bytes" : "");
+                 format_bytes(device_memory(device).free).c_str());
         }
     }
 }
@@ -62,7 +61,7 @@ kv_cache::kv_cache(const hparams & h, const std::vector<ggml_backend_dev_t> & de
         owners_.push_back(layer.kv_from);
     }
     if (!size.is_measured) {
-        require_room(h, devices, size, types, states_.bytes());
+        require_room(h, devices, size, types);
     }
     cache_size real = size;
     real.is_measured = false; // tensors that are measured are as large as they would be
@@ -223,6 +222,7 @@ void kv_cache::require_end(const reposition & change, const char * op) const {
     }
 }
 
+// A sequence without a past begins with zeros.
 void kv_cache::clear_states_of_empty() {
     for (uint32_t s = 0; states_.any() && s < n_seq_max(); ++s) {
         if (states_.row_of(s) != states::NO_ROW && seq_pos_max(s) < 0) {
@@ -232,47 +232,66 @@ void kv_cache::clear_states_of_empty() {
 }
 
 bool kv_cache::copies_all(uint32_t src, int64_t p0, int64_t p1) const {
-    return p0 <= groups_.front().cells().seq_pos_min(src) && (p1 < 0 || p1 > seq_pos_max(src));
+    return p0 <= std::max(groups_.front().cells().seq_pos_min(src), 0) && (p1 < 0 || p1 >= next_pos(src));
+}
+
+// Whether a sequence has, or has lost, anything in a range.
+bool kv_cache::had_any(uint32_t seq, int64_t p0, int64_t p1) const {
+    return count(seq, p0, p1).n > 0 || std::any_of(groups_.begin(), groups_.end(), [&](const kv_group & group) {
+               return p1 != 0 && std::max<int64_t>(p0, 0) <= group.cells().lost(seq);
+           });
 }
 
 // A state is of a whole text: what is copied must begin where it does, and end where a state is kept.
 void kv_cache::require_copy(uint32_t src, uint32_t dst, int64_t p0, int64_t p1) const {
-    if (!states_.any() || src == dst || count(src, p0, p1).n == 0) {
+    if (!states_.any() || src == dst || !had_any(src, p0, p1)) {
         return;
     }
-    if (seq_pos_max(dst) >= 0) {
+    if (next_pos(dst) > 0) {
         fail(KVG_INVALID_ARGUMENT,
              "sequence %u has a text of its own, and layers with a state can't join it with another: remove it first "
              "(kv.seq_rm)",
              dst);
     }
     if (!copies_all(src, p0, p1)) {
-        const checkpoint * found = p0 <= groups_.front().cells().seq_pos_min(src) ? find_checkpoint(src, p1) : nullptr;
+        const checkpoint * found = copies_all(src, p0, -1) ? find_checkpoint(src, p1) : nullptr;
         if (!found || found->p != p1) {
-            const std::string nearest = found ? strformat(", whose nearest checkpoint before that is at %d", found->p) : "";
             fail(KVG_INVALID_ARGUMENT,
-                 "layers with a state can be copied as a whole, or from the beginning up to a checkpoint; these are positions "
-                 "%lld to %lld of sequence %u%s",
-                 static_cast<long long>(p0), static_cast<long long>(p1), src, nearest.c_str());
+                 "layers with a state can be copied as a whole, or from the beginning up to a checkpoint; sequence %u has none "
+                 "at "
+                 "position %lld (the nearest one before it: %d)",
+                 src, static_cast<long long>(p1), found ? found->p : 0);
         }
     }
 }
 
+// Once the cells are copied. What windows need where a checkpoint ends the copy, they may have left behind.
 void kv_cache::copy_state(uint32_t src, uint32_t dst, int64_t p0, int64_t p1) {
-    if (states_.any() && src != dst && count(src, p0, p1).n > 0) {
-        states_.set(dst, copies_all(src, p0, p1) ? states_.row_of(src) : states_.held(find_checkpoint(src, p1)->hold));
+    if (!states_.any() || src == dst || !had_any(src, p0, p1)) {
+        return;
     }
+    if (copies_all(src, p0, p1)) {
+        states_.set(dst, states_.row_of(src));
+        return;
+    }
+    const int64_t hold = find_checkpoint(src, p1)->hold;
+    for (kv_group & group : groups_) {
+        if (group.cells().has_hold(hold)) {
+            group.cells().restore_window(hold, dst);
+        }
+    }
+    states_.set(dst, states_.held(hold));
 }
 
 void kv_cache::seq_cp(int64_t src, int64_t dst, int64_t p0, int64_t p1) {
     if (states_.any()) {
         seq_pos_max(src), seq_pos_max(dst); // refuse what is no sequence
         require_copy(static_cast<uint32_t>(src), static_cast<uint32_t>(dst), p0, p1);
-        copy_state(static_cast<uint32_t>(src), static_cast<uint32_t>(dst), p0, p1);
     }
     for (kv_group & group : groups_) {
         group.cells().seq_cp(src, dst, p0, p1);
     }
+    copy_state(static_cast<uint32_t>(src), static_cast<uint32_t>(dst), p0, p1);
     if (src != dst) {
         drop_within(dst, p0, -1);
     }

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import ctypes
+import struct
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,9 @@ from support.engines import Token, decode, open_context, random_ids, run_of
 from support.faults import fault
 from support.judge import nmse
 from support.models import N_VOCAB
+from support.state_bytes import HEAD, HEADER, Part, container
 
 import pykvgraph as kvg
-from pykvgraph._native.library import lib
 
 pytestmark = pytest.mark.any_device
 
@@ -50,6 +51,12 @@ def model(request: pytest.FixtureRequest, architecture: Callable[[ArchSpec], Pat
 @pytest.fixture(scope="module")
 def delta_net(architecture: Callable[[ArchSpec], Path]) -> Iterator[kvg.Model]:
     with kvg.Model(architecture(SPECS[0]), device=where.device) as model:
+        yield model
+
+
+@pytest.fixture(scope="module")
+def windowed(architecture: Callable[[ArchSpec], Path]) -> Iterator[kvg.Model]:
+    with kvg.Model(architecture(SPECS[2]), device=where.device) as model:
         yield model
 
 
@@ -142,6 +149,19 @@ def test_a_part_can_be_copied_up_to_a_checkpoint(model: kvg.Model) -> None:
         with pytest.raises(kvg.InvalidArgumentError, match="a text of its own"):
             ctx.kv.seq_cp(0, 1, 0, -1)
         assert same(go_on(ctx, 0), alone(model, 45))
+
+
+def test_a_part_can_be_copied_that_windows_have_left(windowed: kvg.Model) -> None:
+    with open_context(windowed, **{**OPTIONS, "checkpoint_cells": 24}) as ctx:
+        fill(ctx, 30)
+        assert ctx.kv.checkpoint(0) == 30
+        fill(ctx, 250)
+        for p in (10, 31):
+            with pytest.raises(kvg.InvalidArgumentError, match="up to a checkpoint"):
+                ctx.kv.seq_cp(0, 1, 0, p)
+        ctx.kv.seq_cp(0, 1, 0, 30)
+        assert same(go_on(ctx, 1), alone(windowed, 30))
+        assert same(go_on(ctx, 0), alone(windowed, 250))
 
 
 def test_coming_back_is_as_never_having_left(model: kvg.Model) -> None:
@@ -330,7 +350,7 @@ def test_damaged_states_are_refused(delta_net: kvg.Model) -> None:
         ctx.kv.checkpoint(0)
         fill(ctx, 30)
         blob = ctx.kv.save(0)
-        begin = blob.index(b"STAT")
+        begin = blob.index(b"STAT", HEADER)
         rng = np.random.default_rng(3)
         for _ in range(300):
             damaged = bytearray(blob)
@@ -341,97 +361,57 @@ def test_damaged_states_are_refused(delta_net: kvg.Model) -> None:
         assert same(go_on(ctx), alone(delta_net, 30))
 
 
-def test_an_empty_cache_is_saved_and_loaded(delta_net: kvg.Model) -> None:
-    with open_context(delta_net, **OPTIONS) as ctx:
-        blob = ctx.kv.save()
-        fill(ctx, 30)
-        ctx.kv.load(blob)
-        assert ctx.kv.groups[-1].n_used == 0
-        assert same(go_on(ctx), alone(delta_net, 0))
+def forged(blob: bytes, contents: bytes) -> bytes:
+    """The saved state with another section STAT, and checksums that fit."""
+    at, n = HEADER, struct.unpack_from("<I", blob, 24)[0]
+    parts: list[Part] = []
+    for _ in range(n):
+        tag, flags, index, _, n_bytes = struct.unpack_from("<4sIIIQ", blob, at)
+        old = blob[at + HEAD : at + HEAD + n_bytes]
+        parts.append(Part(tag, contents if tag == b"STAT" else old, index, flags))
+        at += HEAD + n_bytes + (8 - n_bytes % 8) % 8
+    return container(parts)
 
 
-@pytest.mark.parametrize("whole", [False, True])
-def test_a_state_of_a_sequence_without_cells_is_refused(
-    delta_net: kvg.Model, whole: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Such a sequence begins with zeros, whatever a file says."""
-
-    def owners(*_: Any) -> tuple[Any, list[int]]:
-        return np.array([[0, -1, 0], [1, -1, 0]][: 1 + whole], np.int32), [0]
-
-    with open_context(delta_net, **OPTIONS) as ctx:
-        fill(ctx, 20 * whole)
-        fill(ctx, 20, seq=2)
-        with monkeypatch.context() as patch:
-            patch.setattr("pykvgraph.state.transfer._state_owners", owners)
-            blob = ctx.kv.save(None if whole else 0)
-        with pytest.raises(kvg.StateError, match="that aren't there"):
-            ctx.kv.load(blob, None if whole else 1)
-        assert same(go_on(ctx, 1), alone(delta_net, 0))
-
-
-def test_the_group_of_states_counts_what_its_cells_show(delta_net: kvg.Model) -> None:
-    with open_context(delta_net, **OPTIONS) as ctx:
-        for change in (
-            lambda: fill(ctx, 10),
-            lambda: fill(ctx, 20),
-            lambda: ctx.kv.seq_cp(0, 1, 0, -1),
-            lambda: ctx.kv.checkpoint(0),
-            lambda: fill(ctx, 30),
-            lambda: ctx.kv.seq_rm(0, 0, -1),
-            lambda: ctx.kv.clear(),
-        ):
-            change()
-            used = np.flatnonzero(ctx.kv.cells(1).pos >= 0)
-            assert ctx.kv.groups[1].n_used == len(used)
-            assert ctx.kv.groups[1].n_kv == max(used, default=-1) + 1
-
-
-def test_clear_leaves_no_state_in_memory(delta_net: kvg.Model) -> None:
-    def row(ctx: kvg.Context, index: int) -> Any:
-        out = np.empty(state_bytes() // 4, np.float32)
-        address = out.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
-        ctx._handle.call(lib().kvg_kv_read_state, index, address)
-        return out
-
-    with open_context(delta_net, **OPTIONS) as ctx:
-        fill(ctx, 10)
-        fill(ctx, 20)
-        assert row(ctx, 0).any() and row(ctx, 1).any()
-        ctx.kv.clear()
-        assert not row(ctx, 0).any() and not row(ctx, 1).any()
-
-
-def test_k_of_a_layer_that_does_not_attend(delta_net: kvg.Model) -> None:
-    with open_context(delta_net, **OPTIONS) as ctx:
-        with pytest.raises(kvg.InvalidArgumentError, match="layer 0 doesn't attend"):
-            ctx.kv.read_k(0)
-        assert ctx.kv.read_k(3).shape == (300, 2, 32)
-
-
-def test_parts_that_cannot_be_copied(delta_net: kvg.Model) -> None:
+def test_forged_states_are_refused(delta_net: kvg.Model) -> None:
     with open_context(delta_net, **OPTIONS) as ctx:
         fill(ctx, 20)
         ctx.kv.checkpoint(0)
         fill(ctx, 30)
-        with pytest.raises(kvg.InvalidArgumentError, match=r"5 to -1 of sequence 0$"):
-            ctx.kv.seq_cp(0, 1, 5, -1)
-        with pytest.raises(kvg.InvalidArgumentError, match=r"0 to 25 .* nearest checkpoint .* at 20"):
-            ctx.kv.seq_cp(0, 1, 0, 25)
-        assert ctx.kv.seq_pos_max(1) == -1
+        blob, row = ctx.kv.save(), state_bytes()
+        begin = blob.index(b"STAT", HEADER) + HEAD
+        rows = blob[begin + 16 :][: 2 * row]
+        owners = list(struct.iter_unpack("<3i", blob[begin + 16 + 2 * row :][:24]))
+        (live,) = (index for _, p, index in owners if p == -1)
+        kept = rows[(1 - live) * row :][:row]
+
+        def state(*owners: tuple[int, int, int], rows: bytes = rows) -> bytes:
+            front = struct.pack("<IIQ", len(owners), len(rows) // row, row)
+            return forged(blob, front + rows + b"".join(struct.pack("<3i", *owner) for owner in owners))
+
+        assert state(*owners) == blob
+        wrong = {
+            "of a sequence without cells": state(*owners, (1, -1, 1)),
+            "that nobody has": state(*owners, rows=rows + rows[:row]),
+            "isn't finite": state(*owners, rows=b"\0\0\xc0\x7f" + rows[4:]),
+            "sequences or checkpoints that aren't there": state((0, -1, live), (0, 21, 1 - live)),
+        }
+        wrong |= {
+            f"aren't there{' ' * i}": state(*owners, who)
+            for i, who in enumerate([(4, -1, 0), (-1, -1, 0), (0, -2, 0), (0, -1, 0), (0, 30, 0), (1, 20, 0)])
+        }
+        used = ctx.kv.groups[-1].n_used
+        for message, one in wrong.items():
+            with pytest.raises(kvg.StateError, match=message.strip()):
+                ctx.kv.load(one)
+        assert ctx.kv.groups[-1].n_used == used
+        ctx.kv.load(state((0, 20, 0), rows=kept))  # as where a resume point was not attached yet
+        with pytest.raises(kvg.InvalidArgumentError, match="can't go on at position 30"):
+            go_on(ctx)
+        ctx.kv.rewind(0, 29)
+        assert same(go_on(ctx), alone(delta_net, 20))
 
 
-@pytest.mark.parametrize(
-    "spec",
-    [
-        ArchSpec("lfm2", head_dim=16, n_layer=1, period=2, state_heads=1, n_taps=3),
-        ArchSpec("qwen35", n_layer=3, period=4, state_heads=4),
-        ArchSpec("nemotron_h", n_layer=1, state_heads=8),
-    ],
-    ids=str,
-)
-def test_a_model_without_attention_is_refused(
-    architecture: Callable[[ArchSpec], Path], spec: ArchSpec
-) -> None:
-    with pytest.raises(kvg.UnsupportedError, match=r"none of its \d layers attends"):
-        kvg.Model(architecture(spec), device="cpu")
+def test_a_model_in_which_no_layer_attends_is_refused(architecture: Callable[[ArchSpec], Path]) -> None:
+    with pytest.raises(kvg.UnsupportedError, match="none of its 2 layers attends"):
+        kvg.Model(architecture(replace(SPECS[0], n_layer=2)), device=where.device)
