@@ -110,6 +110,11 @@ ARCHITECTURES = {
         "gemma4", 4, 32, 2, 1, 16, 32, n_expert=4, window=8, head_dim_window=32, n_shared=2, n_embd_layer=8
     ),
     "gpt-oss": ArchSpec("gpt-oss", 2, 32, 2, 1, 16, 32, n_expert=4, window=8, scaling="yarn"),
+    "qwen35moe": ArchSpec("qwen35moe", 2, 32, 2, 1, 16, 32, n_expert=4, n_ff_shared=16, state_heads=2),
+    "lfm2": ArchSpec("lfm2", 3, 32, 2, 1, 16, 32, window=8, state_heads=1, n_taps=3),
+    "granitehybrid": ArchSpec("granitehybrid", 2, 32, 2, 1, 16, 32, state_heads=2),
+    "nemotron_h": ArchSpec("nemotron_h", 3, 32, 2, 1, 16, 32, state_heads=2),
+    "falcon-h1": ArchSpec("falcon-h1", 2, 32, 2, 1, 16, 32, state_heads=2),
 }
 
 
@@ -182,10 +187,13 @@ def use_model(path: Path) -> None:
         batch.extend([token % model.n_vocab for token in (1, 2, 3, model.n_vocab - 1)], 0, logits="all")
         ctx.decode(batch)
         assert ctx.logits().shape == (4, model.n_vocab)
+        ctx.kv.checkpoint(0)
         ctx.kv.seq_rm(0, 0, 1)
         ctx.kv.seq_add(0, 1, -1, -1)
         ctx.kv.defrag("fill")
         ctx.kv.update()
+        ctx.kv.load(ctx.kv.save())
+        ctx.kv.rewind(0, 2)
         Sampler(temperature=1.0, seed=1).sample(ctx.logits()[0])
 
 

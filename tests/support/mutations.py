@@ -87,6 +87,11 @@ ARCH_COUNTS = [
     *("attention.shared_kv_layers", "embedding_length_per_layer_input", "rope.dimension_count_swa"),
     *("attention.key_length_swa", "attention.value_length_swa", "attention.head_count_kv", "block_count"),
 ]
+STATE_COUNTS = [
+    *("ssm.conv_kernel", "ssm.state_size", "ssm.inner_size", "ssm.time_step_rank", "ssm.group_count"),
+    *("full_attention_interval", "shortconv.l_cache", "nextn_predict_layers", "attention.recurrent_layers"),
+    *("expert_shared_feed_forward_length", "leading_dense_block_count"),
+]
 ARCH_NUMBERS = [
     *("rope.scaling.factor", "rope.scaling.attn_factor", "rope.freq_base_swa"),
     *("attn_logit_softcapping", "final_logit_softcapping"),
@@ -267,8 +272,10 @@ def odd_kind(rng: random.Random, parts: Parts) -> str:
 def odd_number(rng: random.Random, parts: Parts) -> str:
     key = parts.find("general.architecture")
     arch = key.value.decode("latin-1") if key is not None and isinstance(key.value, bytes) else "llama"
+    has_states = any(b".ssm." in key.name or b".shortconv." in key.name for key in parts.keys)
     name, kind = rng.choice(
         [
+            *((f"{arch}.{key}", UINT32) for key in STATE_COUNTS if has_states),
             ("split.count", UINT16),
             ("split.no", UINT16),
             ("general.alignment", UINT32),

@@ -42,9 +42,9 @@ OTHER_KINDS = [
     (base, 0, 100) for base in ("gemma4-tokens", "hybriddna", "whitespace", *RARE_KINDS, "charsmap")
 ]
 ROWS = [(base, 0, 255) for base in ARCHITECTURES]
-SERIES: list[tuple[str, int, int]] = [
+SERIES = [
     *MUTANTS,
-    *OTHER_KINDS,
+    *((base, 0, 100) for base in OTHER_KINDS),
     *ROWS,
     ("retyped", 0, len(WEIGHT_TYPES)),
     ("resplit", 0, len(PRE_TOKENIZERS)),
