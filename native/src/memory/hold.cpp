@@ -131,10 +131,14 @@ void cells::restore_window(int64_t hold, int64_t seq) {
     const uint32_t s = check_seq(seq, "sequence");
     lose(seq, static_cast<int32_t>(held.p0 - 1));
     lost_[s].remove(held.p0, std::numeric_limits<int64_t>::max());
-    for (const uint32_t id : held.ids) {
-        if (!has_seq(place_[id], s)) {
-            show(place_[id], s);
+    const seq_extent own = extents_[s];
+    for (uint32_t i = own.begin; i < own.end; ++i) {
+        if (has_seq(i, s) && pos(i) >= held.p0) {
+            remove_seq(i, s); // or a position would have two cells
         }
+    }
+    for (const uint32_t id : held.ids) {
+        show(place_[id], s);
     }
 }
 

@@ -329,3 +329,16 @@ def test_a_prefix_of_a_model_of_windows_alone(windowed: kvg.Model) -> None:
             go_on(ctx, n, 1)
         ctx.kv.attach(point, 1)
         assert nmse(go_on(ctx, n, 1), go_on(full, n)) <= where.rule(1e-6)
+
+
+def test_a_resume_point_takes_the_place_of_what_is_there(mixed: kvg.Model) -> None:
+    """A sequence that stands at the point's position already has cells in the window: none of them stays."""
+    with open_context(mixed, **OPTIONS) as ctx:
+        fill(ctx, 40)
+        point = ctx.kv.resume_point(0)
+        fill(ctx, 40, seq=1)
+        ctx.kv.attach(point, 1)
+        view = ctx.kv.cells(WINDOW)
+        seen = view.pos[view.seq[:, 1]]
+        assert len(set(seen.tolist())) == len(seen)
+        assert nmse(go_on(ctx, 40, 1), expected(mixed, 40)) <= where.rule(1e-6)
