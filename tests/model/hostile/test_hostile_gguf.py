@@ -44,7 +44,7 @@ OTHER_KINDS = [
 ROWS = [(base, 0, 255) for base in ARCHITECTURES]
 SERIES = [
     *MUTANTS,
-    *((base, 0, 100) for base in OTHER_KINDS),
+    *OTHER_KINDS,
     *ROWS,
     ("retyped", 0, len(WEIGHT_TYPES)),
     ("resplit", 0, len(PRE_TOKENIZERS)),
