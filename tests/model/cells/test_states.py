@@ -20,8 +20,6 @@ from support.state_bytes import HEAD, HEADER, Part, container
 
 import pykvgraph as kvg
 
-pytestmark = pytest.mark.any_device
-
 IDS = random_ids(300, N_VOCAB)
 N_BATCH = 20
 OPTIONS: dict[str, Any] = {
