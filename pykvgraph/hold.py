@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import functools
+from typing import Any
 
+from pykvgraph._native.ffi import KvgHold
 from pykvgraph._native.handles import Handle, NotCopied
-from pykvgraph._native.library import lib
+from pykvgraph._native.library import lib, sized
 from pykvgraph.errors import InvalidArgumentError
 
 
@@ -65,3 +69,33 @@ def release_quietly(context: int, number: int) -> None:
     """Ends a hold, if it has not ended yet."""
     with contextlib.suppress(InvalidArgumentError):  # kv.clear() has released it already
         lib().kvg_kv_release(context, number)
+
+
+class HoldMaker:
+    """Makes the holds and resume points of a cache; one interrupted by Ctrl-C ends what it made."""
+
+    def __init__(self, handle: Handle) -> None:
+        self._handle = handle
+        self._held = sized(KvgHold)
+        self._pointer = ctypes.byref(self._held)
+
+    def hold(self, context: int, seq: int, p0: int, p1: int) -> Hold:
+        held = self._make(lib().kvg_kv_hold, context, seq, p0, p1)
+        return Hold(self._handle, held.id, held.p0, held.p1)
+
+    def resume_point(self, context: int, seq: int) -> ResumePoint:
+        held = self._make(lib().kvg_kv_resume_point, context, seq)
+        return ResumePoint(self._handle, held.id, held.p0, held.p1)
+
+    def _make(self, function: Any, *arguments: int) -> KvgHold:
+        held = self._held
+        held.id = 0
+        self._handle.undo_unless_done(functools.partial(_undo, held))
+        function(*arguments, self._pointer)
+        return held
+
+
+def _undo(held: KvgHold, context: int) -> None:
+    """Ends a hold that was made, but whose caller got an exception after it (Ctrl-C)."""
+    if held.id:
+        release_quietly(context, held.id)

@@ -11,21 +11,15 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from pykvgraph._native.ffi import (
-    KvgDefragPolicy,
-    KvgGroupInfo,
-    KvgGroupKind,
-    KvgHold,
-    KvgKvInfo,
-    KvgUpdateStats,
-)
+from pykvgraph._native.ffi import KvgDefragPolicy, KvgGroupInfo, KvgKvInfo, KvgUpdateStats
 from pykvgraph._native.fork import renew_cached_properties_in_child
 from pykvgraph._native.handles import Handle, NotCopied, repr_of
 from pykvgraph._native.library import lib, sized
+from pykvgraph.cell_groups import read_cell_group, read_state_groups
 from pykvgraph.checks import flag, indices, integer, shown
 from pykvgraph.errors import InvalidArgumentError
 from pykvgraph.gguf_file import native_path
-from pykvgraph.hold import Hold, ResumePoint, release_quietly
+from pykvgraph.hold import Hold, HoldMaker, ResumePoint
 from pykvgraph.incoming import Incoming, Place, RawRows, read_rows
 from pykvgraph.state.cells import SavedState
 from pykvgraph.state.file import read_file, write_file
@@ -39,9 +33,7 @@ from pykvgraph.state.transfer import (
     read_geometry,
     read_group,
     read_info,
-    read_layers,
     read_lost,
-    read_state_layers,
     read_states,
     take,
 )
@@ -83,8 +75,7 @@ class KVCache(NotCopied):
     def __init__(self, handle: Handle) -> None:
         self._handle = handle
         self._bounds = _KnownBounds(-1, [], [])
-        self._hold_struct = sized(KvgHold)
-        self._hold_pointer = ctypes.byref(self._hold_struct)
+        self._holds = HoldMaker(handle)
 
     @functools.cached_property
     def _geometry(self) -> Geometry:
@@ -160,7 +151,7 @@ class KVCache(NotCopied):
         Raises InvalidArgumentError when the range is empty, or the sequence has no cell at one of its
         positions.
         """
-        return self._handle.call(self._hold, integer(seq, "seq"), integer(p0, "p0"), integer(p1, "p1"))
+        return self._handle.call(self._holds.hold, integer(seq, "seq"), integer(p0, "p0"), integer(p1, "p1"))
 
     def attach(self, hold: Hold, seq: int) -> None:
         """Appends the held cells to a sequence: from now on it sees them too. Nothing is copied or decoded.
@@ -183,7 +174,7 @@ class KVCache(NotCopied):
         `checkpoint_cells` for them, and `checkpoint_bytes` for states. Raises InvalidArgumentError when the
         sequence has no cells, CacheFullError when as many resume points keep states as there is room for.
         """
-        return self._handle.call(self._resume_point, integer(seq, "seq"))
+        return self._handle.call(self._holds.resume_point, integer(seq, "seq"))
 
     def checkpoint(self, seq: int) -> int:
         """Keeps what it takes to come back, with rewind(), to where the sequence ends; returns that position.
@@ -215,7 +206,7 @@ class KVCache(NotCopied):
         return position.value
 
     def clear(self, data: bool = False) -> None:
-        """Empties every cell, ends every hold, and zeroes K and V of the cells that were ever written.
+        """Empties every cell, ends every hold, and zeroes K, V and states that were ever written.
 
         data: zeroes the K and V of all cells.
         """
@@ -307,8 +298,8 @@ class KVCache(NotCopied):
     @property
     def groups(self) -> tuple[CellGroup, ...]:
         """One CellGroup for each group of cells, and one more for recurrent states where layers have them."""
-        groups = tuple(self._handle.call(_cell_group, index) for index in range(self._n_groups))
-        return groups + self._handle.call(_state_group)
+        groups = tuple(self._handle.call(read_cell_group, index) for index in range(self._n_groups))
+        return groups + self._handle.call(read_state_groups)
 
     def cells(self, group: int = 0) -> CellsView:
         """A snapshot of all cells of one group; group: an index into `groups`.
@@ -455,25 +446,11 @@ class KVCache(NotCopied):
             return seq
         return integer(seq, "seq", 0, self._n_seq_max - 1)
 
-    def _hold(self, context: int, seq: int, p0: int, p1: int) -> Hold:
-        held = self._new_hold(lib().kvg_kv_hold, context, seq, p0, p1)
-        return Hold(self._handle, held.id, held.p0, held.p1)
-
-    def _resume_point(self, context: int, seq: int) -> ResumePoint:
-        held = self._new_hold(lib().kvg_kv_resume_point, context, seq)
-        return ResumePoint(self._handle, held.id, held.p0, held.p1)
-
-    def _new_hold(self, function: Any, *arguments: int) -> KvgHold:
-        held = self._hold_struct
-        held.id = 0
-        self._handle.undo_unless_done(functools.partial(_undo_hold, held))
-        function(*arguments, self._hold_pointer)
-        return held
-
     def _read(self, layer: int, v: int) -> npt.NDArray[np.float32]:
         layer = integer(layer, "layer", 0, self._info().n_layer - 1)
-        # a layer without K and V of its own is in no group: the library refuses it, and says whose it reads
-        index = next((index for index, group in enumerate(self.groups) if layer in group.layers), 0)
+        # a layer without K and V of its own is in no group of cells: the library refuses it, and says why
+        groups = self.groups[: self._n_groups]
+        index = next((index for index, group in enumerate(groups) if layer in group.layers), 0)
         info = self._group(index)
         out = np.empty((info.n_cells, info.n_head_kv, info.head_dim_v if v else info.head_dim_k), np.float32)
         address = out.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
@@ -500,33 +477,3 @@ class KVCache(NotCopied):
 
 
 renew_cached_properties_in_child(KVCache)
-
-
-def _undo_hold(held: KvgHold, context: int) -> None:
-    """Ends a hold that was made, but whose caller got an exception after it (Ctrl-C)."""
-    if held.id:
-        release_quietly(context, held.id)
-
-
-def _cell_group(context: int, index: int) -> CellGroup:
-    info = read_group(context, index)
-    return CellGroup(
-        kind="full" if info.kind == KvgGroupKind.KVG_GROUP_FULL else "window",
-        layers=read_layers(context, index),
-        n_cells=info.n_cells,
-        window=info.window,
-        n_used=info.n_used,
-        n_kv=info.n_kv,
-        cell_bytes=info.n_layer * (info.k_row_bytes + info.v_row_bytes),
-    )
-
-
-def _state_group(context: int) -> tuple[CellGroup, ...]:
-    """None, or one."""
-    info = read_info(context)
-    if info.n_states == 0:
-        return ()
-    used = np.flatnonzero(read_states(context).pos >= 0)
-    n_kv = int(used[-1]) + 1 if len(used) else 0
-    layers = read_state_layers(context)
-    return (CellGroup("state", layers, info.n_states, 0, info.n_states_used, n_kv, info.state_bytes),)

@@ -166,8 +166,7 @@ KVG_API void kvg_model_free(kvg_model * model);
 KVG_API kvg_status kvg_model_get_info(const kvg_model * model, kvg_model_info * out);
 /* The device of a layer; the output is layer n_layer. Lives as long as the process. */
 KVG_API kvg_status kvg_model_layer_device(const kvg_model * model, int64_t layer, const char ** out);
-/* What graphs and the cache need to know about a layer. */
-/* What recurs in a layer. */
+/* What a layer's recurrent state is of. */
 typedef enum kvg_state {
     KVG_STATE_NONE = 0,
     KVG_STATE_SHORT_CONV = 1,
@@ -175,6 +174,7 @@ typedef enum kvg_state {
     KVG_STATE_MAMBA2 = 3
 } kvg_state;
 
+/* What graphs and the cache need to know about a layer. */
 typedef struct kvg_layer_info {
     size_t struct_size;
     int64_t group; /* the number of its group of cells, in every context of the model; -1: the layer doesn't attend */
@@ -337,7 +337,7 @@ typedef struct kvg_kv_info {
     int32_t type_v;
     int32_t can_shift;      /* 1: this model's K can be rotated to another position */
     int64_t n_states;       /* rows of recurrent states; 0: no layer has a state */
-    int64_t n_states_used;  /* of these, by sequences, checkpoints, resume points and the last step */
+    int64_t n_states_used;  /* of these, by sequences, checkpoints and resume points */
     int64_t n_state_layers; /* layers with a state */
     int64_t state_bytes;    /* of a row: the states of all layers, in host memory */
 } kvg_kv_info;
@@ -422,11 +422,13 @@ KVG_API kvg_status kvg_kv_attach(kvg_context * context, int64_t hold, int64_t se
    released already; kvg_kv_clear releases all holds. */
 KVG_API kvg_status kvg_kv_release(kvg_context * context, int64_t hold);
 
-/* For models whose layers have windows or states, where a hold alone is not enough to go on: what windows need where a sequence stands, and
-   its states, kept whatever becomes of it. A hold, whose p0 and p1 are the position of the next token: kvg_kv_attach takes it as the last one, for a sequence that
-   goes on there. KVG_INVALID_ARGUMENT for a sequence without cells, KVG_CACHE_FULL when there is no room for another state. */
+/* For models whose layers have windows or states, where a hold alone is not enough to go on: what windows need where a sequence stands,
+   and its state, kept whatever becomes of it. A hold, whose p0 and p1 are the position of the next token: kvg_kv_attach takes it as the
+   last one, for a sequence that goes on there. KVG_INVALID_ARGUMENT for a sequence without cells, KVG_CACHE_FULL when there is no room
+   for another state. */
 KVG_API kvg_status kvg_kv_resume_point(kvg_context * context, int64_t seq, kvg_hold * out);
-/* The same, kept for the sequence, and moved with it, until something comes or goes around its position, or a window needs the cells: the
+/* The same, kept for the sequence, and moved with it, until something comes or goes around its position, or a window needs the cells, or a step a
+   row for its state: the
    checkpoint nearest to others goes first, of equal ones the one that was not used for longest. p: its position. */
 KVG_API kvg_status kvg_kv_checkpoint(kvg_context * context, int64_t seq, int64_t * p);
 /* The positions of a sequence's checkpoints, in rising order: the first n of them; n_there: how many there are. p may be NULL for n = 0. */

@@ -228,8 +228,8 @@ def _with_states(reader: Reader, here: Geometry, n_seq: int, state: SavedState) 
             f"the saved state's {section.name} has {section.n_bytes} bytes, more than the recurrent "
             f"states of {n_seq} sequences and {len(state.checkpoints)} checkpoints"
         )
-    seen = np.any([cells.seq.any(axis=0) for cells in state.groups], axis=0)
-    states = read_states(reader.checked(section), here.state_bytes, seen.tolist(), state.checkpoints)
+    with_cells = np.any([cells.seq.any(axis=0) for cells in state.groups], axis=0)
+    states = read_states(reader.checked(section), here.state_bytes, with_cells, state.checkpoints)
     return replace(state, states=states)
 
 

@@ -32,9 +32,15 @@ def write_states(
 
 
 def read_states(
-    section: memoryview, row_bytes: int, seen: Sequence[bool], checkpoints: Sequence[SavedCheckpoint]
+    section: memoryview,
+    row_bytes: int,
+    with_cells: npt.NDArray[np.bool_],
+    checkpoints: Sequence[SavedCheckpoint],
 ) -> SavedRows:
-    """seen: of each sequence, whether it has cells. Raises StateError for states that can't be."""
+    """Raises StateError for states that can't be, or that nobody has.
+
+    with_cells: (n_seq,): which sequences have any cell. One without can't have a state where it ends.
+    """
     if len(section) < _FRONT.size:
         raise StateError("the saved state's section STAT 0 is too short")
     n_owners, n_rows, saved_bytes = _FRONT.unpack_from(section)
@@ -52,11 +58,14 @@ def read_states(
     owners = np.frombuffer(section[end:], "<i4").reshape(n_owners, 3).astype(np.int32)
     whose = {(int(seq), int(p)) for seq, p, _ in owners}
     wanted = {(each.seq, each.p) for each in checkpoints}
-    may_be = (owners[:, 0] >= 0) & (owners[:, 0] < len(seen)) & (owners[:, 2] >= 0) & (owners[:, 2] < n_rows)
+    n_seq = len(with_cells)
+    may_be = (owners[:, 0] >= 0) & (owners[:, 0] < n_seq) & (owners[:, 2] >= 0) & (owners[:, 2] < n_rows)
     if not may_be.all() or len(whose) != n_owners or {one for one in whose if one[1] != _END} != wanted:
         raise StateError("the saved state has recurrent states of sequences or checkpoints that aren't there")
-    if not all(seen[seq] for seq, p in whose if p == _END):
-        raise StateError("the saved state has a recurrent state of a sequence without cells")
+    if not with_cells[owners[owners[:, 1] == _END, 0]].all():
+        raise StateError(
+            "the saved state has a recurrent state of a sequence without cells: of tokens that aren't there"
+        )
     if len(np.unique(owners[:, 2])) != n_rows:
         raise StateError("the saved state has a recurrent state that nobody has")
     if not np.isfinite(rows).all():

@@ -96,6 +96,10 @@ class NaiveCells:
         self.held[name] = p0, p1
         return ()
 
+    def held_at(self, name: int) -> tuple[int, int] | None:
+        """Of a hold that was not released."""
+        return self.held.get(name)
+
     def attach(self, name: int, seq: int) -> Refusals:
         if self.refuse(seqs=(seq,)) or name not in self.held or self.held[name][0] != self.pos_max(seq) + 1:
             return (InvalidArgumentError,)

@@ -145,9 +145,9 @@ class NaivePair:
         refusals = self.full.refuse(p0, p1, delta, seqs=(seq,))
         return refusals or self._reposition(seq, p0, p1, lambda pos: pos + delta, False)
 
-    def seq_div(self, seq: int, p0: int, p1: int, d: int) -> Refusals:
-        refusals = self.full.refuse(p0, p1, d, seqs=(seq,)) if d > 0 else (InvalidArgumentError,)
-        return refusals or self._reposition(seq, p0, p1, lambda pos: pos // d, d > 1)
+    def seq_div(self, seq: int, p0: int, p1: int, divisor: int) -> Refusals:
+        refusals = self.full.refuse(p0, p1, divisor, seqs=(seq,)) if divisor > 0 else (InvalidArgumentError,)
+        return refusals or self._reposition(seq, p0, p1, lambda pos: pos // divisor, divisor > 1)
 
     def _reposition(self, seq: int, p0: int, p1: int, move: Move, divides: bool) -> Refusals:
         window = self.window
@@ -224,6 +224,10 @@ class NaivePair:
 
     def hold(self, name: int, seq: int, p0: int, p1: int) -> Refusals:
         return self.full.hold(name, seq, p0, p1)
+
+    def held_at(self, name: int) -> tuple[int, int] | None:
+        point = self.points.get(name)
+        return (point.p, point.p) if point else self.full.held_at(name)
 
     def attach(self, name: int, seq: int) -> Refusals:
         point, next_pos = self.points.get(name), self.full.pos_max(seq) + 1

@@ -24,7 +24,7 @@ LAYERS: list[set[str]] = [
     {"errors", "env", "checks", "types"},
     {"_native"},
     {"params", "batch", "device", "gguf_file", "text", "state", "models"},
-    {"model", "hold", "incoming", "kv_cache", "context"},
+    {"model", "hold", "incoming", "cell_groups", "kv_cache", "context"},
     {"context_shift", "feed", "token_loop", "long_reader"},
     {"plan"},
     {"tier"},

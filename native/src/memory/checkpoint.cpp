@@ -1,5 +1,6 @@
 // Positions that sequences can come back to: what windows need there is held.
 #include <algorithm>
+#include <iterator>
 #include <limits>
 
 #include "device.h"
@@ -82,23 +83,27 @@ int32_t kv_cache::keep_checkpoint(int64_t seq) {
     return next;
 }
 
-std::vector<int32_t> kv_cache::checkpoints(int64_t seq) const {
+// In rising order of positions.
+std::vector<checkpoint> kv_cache::checkpoints_of(int64_t seq) const {
     seq_pos_max(seq); // refuses what is no sequence
+    std::vector<checkpoint> found;
+    std::copy_if(checkpoints_.begin(), checkpoints_.end(), std::back_inserter(found),
+                 [&](const checkpoint & each) { return each.seq == seq; });
+    std::sort(found.begin(), found.end(), [](const checkpoint & a, const checkpoint & b) { return a.p < b.p; });
+    return found;
+}
+
+std::vector<int32_t> kv_cache::checkpoints(int64_t seq) const {
     std::vector<int32_t> positions;
-    for (const checkpoint & each : checkpoints_) {
-        if (each.seq == seq) {
-            positions.push_back(each.p);
-        }
+    for (const checkpoint & each : checkpoints_of(seq)) {
+        positions.push_back(each.p);
     }
-    std::sort(positions.begin(), positions.end());
     return positions;
 }
 
 void kv_cache::checkpoints_lost(int64_t seq, size_t group, int32_t * out) const {
     const cells & cells = groups_[group].cells();
-    for (const int32_t p : checkpoints(seq)) {
-        const auto same = [&](const checkpoint & c) { return c.seq == seq && c.p == p; };
-        const checkpoint & c = *std::find_if(checkpoints_.begin(), checkpoints_.end(), same);
+    for (const checkpoint & c : checkpoints_of(seq)) {
         *out++ = cells.has_hold(c.hold) ? cells.lost_before(c.hold, c.seq) : cells.lost(seq);
     }
 }
@@ -109,9 +114,8 @@ void kv_cache::add_checkpoint(int64_t seq, int32_t p, int64_t hold) {
 
 std::vector<uint32_t> kv_cache::checkpoint_states(int64_t seq) const {
     std::vector<uint32_t> rows;
-    for (const int32_t p : checkpoints(seq)) {
-        const auto same = [&](const checkpoint & c) { return c.seq == seq && c.p == p; };
-        rows.push_back(states_.held(std::find_if(checkpoints_.begin(), checkpoints_.end(), same)->hold));
+    for (const checkpoint & each : checkpoints_of(seq)) {
+        rows.push_back(states_.held(each.hold));
     }
     return rows;
 }

@@ -22,8 +22,8 @@ uint32_t cache_size::of(const group_spec & spec) const {
 // Refuses a cache that the devices or the host can't hold: a kernel that overcommits would kill the process later, when the memory is
 // touched.
 static void require_room(const hparams & h, const std::vector<ggml_backend_dev_t> & devices, const cache_size & size,
-                         const cache_types & types) {
-    std::map<ggml_backend_dev_t, uint64_t> needed;
+                         const cache_types & types, uint64_t state_bytes) {
+    std::map<ggml_backend_dev_t, uint64_t> needed = {{cpu_device(), state_bytes}};
     for (const group_spec & spec : h.groups) {
         needed[cpu_device()] += size.of(spec) * cells::bytes_per_cell(size.n_seq_max);
         const uint64_t row = ggml_row_size(types.k, spec.k_width()) + ggml_row_size(types.v, spec.v_width());
@@ -37,9 +37,10 @@ static void require_room(const hparams & h, const std::vector<ggml_backend_dev_t
     for (const auto & [device, bytes] : needed) {
         if (!has_room(device, bytes)) {
             fail(KVG_DEVICE,
-                 "a cache of %u cells needs %s on %s and %s are free; use a smaller n_ctx or smaller types of K and V",
+                 "a cache of %u cells needs %s on %s and %s are free; use a smaller n_ctx or smaller types of K and V%s",
                  size.n_ctx, format_bytes(bytes).c_str(), ggml_backend_dev_name(device),
-                 format_bytes(device_memory(device).free).c_str());
+                 format_bytes(device_memory(device).free).c_str(),
+                 state_bytes > 0 ? ", or for recurrent states a smaller n_seq_max or checkpoint_bytes" : "");
         }
     }
 }
@@ -61,7 +62,7 @@ kv_cache::kv_cache(const hparams & h, const std::vector<ggml_backend_dev_t> & de
         owners_.push_back(layer.kv_from);
     }
     if (!size.is_measured) {
-        require_room(h, devices, size, types);
+        require_room(h, devices, size, types, states_.bytes());
     }
     cache_size real = size;
     real.is_measured = false; // tensors that are measured are as large as they would be
@@ -222,7 +223,6 @@ void kv_cache::require_end(const reposition & change, const char * op) const {
     }
 }
 
-// A sequence without a past begins with zeros.
 void kv_cache::clear_states_of_empty() {
     for (uint32_t s = 0; states_.any() && s < n_seq_max(); ++s) {
         if (states_.row_of(s) != states::NO_ROW && seq_pos_max(s) < 0) {
@@ -256,11 +256,11 @@ void kv_cache::require_copy(uint32_t src, uint32_t dst, int64_t p0, int64_t p1) 
     if (!copies_all(src, p0, p1)) {
         const checkpoint * found = copies_all(src, p0, -1) ? find_checkpoint(src, p1) : nullptr;
         if (!found || found->p != p1) {
+            const std::string nearest = found ? strformat(", whose nearest checkpoint before that is at %d", found->p) : "";
             fail(KVG_INVALID_ARGUMENT,
-                 "layers with a state can be copied as a whole, or from the beginning up to a checkpoint; sequence %u has none "
-                 "at "
-                 "position %lld (the nearest one before it: %d)",
-                 src, static_cast<long long>(p1), found ? found->p : 0);
+                 "layers with a state can be copied as a whole, or from the beginning up to a checkpoint; these are positions "
+                 "%lld to %lld of sequence %u%s",
+                 static_cast<long long>(p0), static_cast<long long>(p1), src, nearest.c_str());
         }
     }
 }

@@ -150,6 +150,8 @@ public:
     bool drop_those(const std::vector<int64_t> & holds);
     // Cells came to a sequence (below 0: to all) from elsewhere, and nobody knows the state at its end.
     void forget_states(int64_t seq);
+    // A sequence without cells begins with zeros.
+    void clear_states_of_empty();
     // error(KVG_UNSUPPORTED) when a sequence with a state would lose its last tokens, and no others
     void require_end(const reposition & change, const char * op) const;
     // The others get their new positions, once the cells of every group have.
@@ -169,6 +171,7 @@ private:
     bool release_in_all(int64_t hold);
     bool has_state(uint32_t seq, int64_t pos) const;
     bool can_go_on(uint32_t seq, int64_t pos) const;
+    std::vector<checkpoint> checkpoints_of(int64_t seq) const;
     int32_t standing(int64_t seq) const;
     int64_t hold_end(int64_t seq, int32_t next, bool is_checkpoint);
     void hold_place(int64_t id, int64_t seq, int32_t next, uint32_t row, bool is_checkpoint);
@@ -176,7 +179,6 @@ private:
     void copy_state(uint32_t src, uint32_t dst, int64_t p0, int64_t p1);
     bool had_any(uint32_t seq, int64_t p0, int64_t p1) const;
     bool copies_all(uint32_t src, int64_t p0, int64_t p1) const;
-    void clear_states_of_empty();
     int64_t reaches(const checkpoint & c) const;
     void restore(uint32_t seq, int64_t p);
     bool moves_along(const checkpoint & c, const reposition & change) const;

@@ -1,6 +1,7 @@
 #include "memory/states.h"
 
 #include <algorithm>
+#include <map>
 #include <new>
 
 #include "device.h"
@@ -16,14 +17,21 @@ void states::allocate() {
     if (!any()) {
         return;
     }
-    if (has_room(cpu_device(), bytes())) {
-        memory_.reset(new (std::nothrow) float[row_floats_ * n_rows()]); // no page of it is real before it is written
-    }
+    memory_.reset(new (std::nothrow) float[row_floats_ * n_rows()]); // no page of it is real before it is written
     if (!memory_) {
-        fail(KVG_DEVICE, "%u recurrent states of %s each need %s and %s are free; use a smaller n_seq_max or checkpoint_bytes",
-             n_rows(), format_bytes(row_bytes()).c_str(), format_bytes(bytes()).c_str(),
-             format_bytes(device_memory(cpu_device()).free).c_str());
+        fail(KVG_DEVICE, "%u recurrent states of %s each need %s; use a smaller n_seq_max or checkpoint_bytes", n_rows(),
+             format_bytes(row_bytes()).c_str(), format_bytes(bytes()).c_str());
     }
+}
+
+uint32_t states::n_used() const {
+    std::map<uint32_t, uint32_t> for_undo; // rows, and how many of their users are there to undo a step
+    for (const auto & [seq, row] : replaced_) {
+        for_undo[row] += row != NO_ROW;
+    }
+    return n_used_ - static_cast<uint32_t>(std::count_if(for_undo.begin(), for_undo.end(), [&](const auto & each) {
+               return each.second > 0 && each.second == users_[each.first];
+           }));
 }
 
 uint32_t states::take() {
@@ -33,7 +41,9 @@ uint32_t states::take() {
     }
     *free = 1;
     ++n_used_;
-    return static_cast<uint32_t>(free - users_.begin());
+    const auto row = static_cast<uint32_t>(free - users_.begin());
+    n_taken_ = std::max(n_taken_, row + 1);
+    return row;
 }
 
 void states::drop(uint32_t row) { n_used_ -= --users_[row] == 0; }
@@ -64,6 +74,8 @@ void states::clear() {
     held_.clear();
     replaced_.clear();
     n_used_ = 0;
+    std::fill_n(memory_.get(), row_floats_ * n_taken_, 0.0f);
+    n_taken_ = 0;
 }
 
 void states::remember(const std::vector<std::pair<uint32_t, uint32_t>> & replaced) {

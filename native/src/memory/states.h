@@ -17,17 +17,19 @@ public:
 
     // row_floats: 0 for a model without states. n_kept: rows for checkpoints and resume points, beside two for each sequence
     states(uint64_t row_floats, uint32_t n_seq_max, uint32_t n_kept);
-    // error(KVG_DEVICE) when there is no room
+    // error(KVG_DEVICE)
     void allocate();
 
     bool any() const { return row_floats_ > 0; }
     uint32_t n_rows() const { return static_cast<uint32_t>(users_.size()); }
-    uint32_t n_used() const { return n_used_; }
+    // by sequences and under ids, or taken; without what only undo() would bring back
+    uint32_t n_used() const;
     uint64_t row_bytes() const { return row_floats_ * sizeof(float); }
     uint64_t bytes() const { return row_bytes() * n_rows(); }
     const float * data(uint32_t row) const { return memory_.get() + row * row_floats_; }
     float * data(uint32_t row) { return memory_.get() + row * row_floats_; }
 
+    // without what undo() would bring back
     uint32_t n_free() const { return n_rows() - n_used_; }
     uint32_t n_kept() const { return n_kept_; }
 
@@ -48,7 +50,7 @@ public:
     // The sequence gets the state that is kept.
     void restore(int64_t id, uint32_t seq) { set(seq, held_.at(id)); }
     void release(int64_t id);
-    // Nobody has any state.
+    // Nobody has any state, and rows that were ever written are zeros.
     void clear();
 
     // What a step replaced, so that it can be undone: until the next step.
@@ -65,6 +67,7 @@ private:
     std::unique_ptr<float[]> memory_;
     std::vector<uint32_t> users_; // of each row
     uint32_t n_used_ = 0;
+    uint32_t n_taken_ = 0; // no row from here on was ever taken
     std::vector<uint32_t> of_seq_;
     std::unordered_map<int64_t, uint32_t> held_;
     std::vector<std::pair<uint32_t, uint32_t>> replaced_; // sequence and row

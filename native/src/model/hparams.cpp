@@ -183,8 +183,8 @@ hparams read_hparams(const gguf_file & file) {
     require_possible_heads(file, h.layers);
     h.groups = make_groups(h.layers);
     if (h.groups.empty()) {
-        fail(KVG_UNSUPPORTED, "%s: none of its %u layers attends; a cache needs one that does", file.path().c_str(),
-             h.n_layer());
+        fail(KVG_UNSUPPORTED, "%s: none of its %u layers attends; models of recurrent layers alone are not supported",
+             file.path().c_str(), h.n_layer());
     }
 
     const gguf_tensor * embd = file.find_tensor("token_embd.weight");

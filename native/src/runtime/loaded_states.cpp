@@ -44,8 +44,8 @@ loaded_states::~loaded_states() {
 void loaded_states::keep(const std::vector<int64_t> & holds) {
     for (int64_t i = 0; i < in_.n; ++i) {
         const uint32_t row = rows_[static_cast<size_t>(in_.row[i])];
-        if (in_.p[i] < 0) { // where the sequence ends; one without cells begins with zeros
-            states_.set(static_cast<uint32_t>(in_.seq[i]), cache_.seq_pos_max(in_.seq[i]) < 0 ? states::NO_ROW : row);
+        if (in_.p[i] < 0) {
+            states_.set(static_cast<uint32_t>(in_.seq[i]), row);
             continue;
         }
         for (size_t c = 0; c < holds.size(); ++c) {

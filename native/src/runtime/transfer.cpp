@@ -208,6 +208,7 @@ void transfer::replace(int64_t seq, const kvg_kv_rows * groups, int64_t n_groups
         cache_.add_checkpoint(checkpoints.seq[c], checkpoints.p[c], holds[c]);
     }
     loaded.keep(holds);
+    cache_.clear_states_of_empty();
 }
 
 } // namespace kvg

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import struct
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -19,6 +20,7 @@ from support.models import N_VOCAB
 from support.state_bytes import HEAD, HEADER, Part, container
 
 import pykvgraph as kvg
+from pykvgraph._native.library import lib
 
 IDS = random_ids(300, N_VOCAB)
 N_BATCH = 20
@@ -359,6 +361,86 @@ def test_damaged_states_are_refused(delta_net: kvg.Model) -> None:
         assert same(go_on(ctx), alone(delta_net, 30))
 
 
+def test_an_empty_cache_is_saved_and_loaded(delta_net: kvg.Model) -> None:
+    with open_context(delta_net, **OPTIONS) as ctx:
+        blob = ctx.kv.save()
+        fill(ctx, 30)
+        ctx.kv.load(blob)
+        assert ctx.kv.groups[-1].n_used == 0
+        assert same(go_on(ctx), alone(delta_net, 0))
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_state_of_a_sequence_without_cells_is_refused(
+    delta_net: kvg.Model, whole: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such a sequence begins with zeros, whatever a file says."""
+
+    def owners(*_: Any) -> tuple[Any, list[int]]:
+        return np.array([[0, -1, 0], [1, -1, 0]][: 1 + whole], np.int32), [0]
+
+    with open_context(delta_net, **OPTIONS) as ctx:
+        fill(ctx, 20 * whole)
+        fill(ctx, 20, seq=2)
+        with monkeypatch.context() as patch:
+            patch.setattr("pykvgraph.state.transfer._state_owners", owners)
+            blob = ctx.kv.save(None if whole else 0)
+        with pytest.raises(kvg.StateError, match="that aren't there"):
+            ctx.kv.load(blob, None if whole else 1)
+        assert same(go_on(ctx, 1), alone(delta_net, 0))
+
+
+def test_the_group_of_states_counts_what_its_cells_show(delta_net: kvg.Model) -> None:
+    with open_context(delta_net, **OPTIONS) as ctx:
+        for change in (
+            lambda: fill(ctx, 10),
+            lambda: fill(ctx, 20),
+            lambda: ctx.kv.seq_cp(0, 1, 0, -1),
+            lambda: ctx.kv.checkpoint(0),
+            lambda: fill(ctx, 30),
+            lambda: ctx.kv.seq_rm(0, 0, -1),
+            lambda: ctx.kv.clear(),
+        ):
+            change()
+            used = np.flatnonzero(ctx.kv.cells(1).pos >= 0)
+            assert ctx.kv.groups[1].n_used == len(used)
+            assert ctx.kv.groups[1].n_kv == max(used, default=-1) + 1
+
+
+def test_clear_leaves_no_state_in_memory(delta_net: kvg.Model) -> None:
+    def row(ctx: kvg.Context, index: int) -> Any:
+        out = np.empty(state_bytes() // 4, np.float32)
+        address = out.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
+        ctx._handle.call(lib().kvg_kv_read_state, index, address)
+        return out
+
+    with open_context(delta_net, **OPTIONS) as ctx:
+        fill(ctx, 10)
+        fill(ctx, 20)
+        assert row(ctx, 0).any() and row(ctx, 1).any()
+        ctx.kv.clear()
+        assert not row(ctx, 0).any() and not row(ctx, 1).any()
+
+
+def test_k_of_a_layer_that_does_not_attend(delta_net: kvg.Model) -> None:
+    with open_context(delta_net, **OPTIONS) as ctx:
+        with pytest.raises(kvg.InvalidArgumentError, match="layer 0 doesn't attend"):
+            ctx.kv.read_k(0)
+        assert ctx.kv.read_k(3).shape == (300, 2, 32)
+
+
+def test_parts_that_cannot_be_copied(delta_net: kvg.Model) -> None:
+    with open_context(delta_net, **OPTIONS) as ctx:
+        fill(ctx, 20)
+        ctx.kv.checkpoint(0)
+        fill(ctx, 30)
+        with pytest.raises(kvg.InvalidArgumentError, match=r"5 to -1 of sequence 0$"):
+            ctx.kv.seq_cp(0, 1, 5, -1)
+        with pytest.raises(kvg.InvalidArgumentError, match=r"0 to 25 .* nearest checkpoint .* at 20"):
+            ctx.kv.seq_cp(0, 1, 0, 25)
+        assert ctx.kv.seq_pos_max(1) == -1
+
+
 def forged(blob: bytes, contents: bytes) -> bytes:
     """The saved state with another section STAT, and checksums that fit."""
     at, n = HEADER, struct.unpack_from("<I", blob, 24)[0]
@@ -410,6 +492,18 @@ def test_forged_states_are_refused(delta_net: kvg.Model) -> None:
         assert same(go_on(ctx), alone(delta_net, 20))
 
 
-def test_a_model_in_which_no_layer_attends_is_refused(architecture: Callable[[ArchSpec], Path]) -> None:
-    with pytest.raises(kvg.UnsupportedError, match="none of its 2 layers attends"):
-        kvg.Model(architecture(replace(SPECS[0], n_layer=2)), device=where.device)
+@pytest.mark.parametrize(
+    "spec",
+    [
+        ArchSpec("lfm2", head_dim=16, n_layer=1, period=2, state_heads=1, n_taps=3),
+        ArchSpec("qwen35", n_layer=3, period=4, state_heads=4),
+        ArchSpec("nemotron_h", n_layer=1, state_heads=8),
+        replace(SPECS[0], n_layer=2),
+    ],
+    ids=str,
+)
+def test_a_model_without_attention_is_refused(
+    architecture: Callable[[ArchSpec], Path], spec: ArchSpec
+) -> None:
+    with pytest.raises(kvg.UnsupportedError, match=r"none of its \d layers attends"):
+        kvg.Model(architecture(spec), device="cpu")

@@ -42,7 +42,7 @@ OTHER_KINDS = [
     (base, 0, 100) for base in ("gemma4-tokens", "hybriddna", "whitespace", *RARE_KINDS, "charsmap")
 ]
 ROWS = [(base, 0, 255) for base in ARCHITECTURES]
-SERIES = [
+SERIES: list[tuple[str, int, int]] = [
     *MUTANTS,
     *OTHER_KINDS,
     *ROWS,
