@@ -17,6 +17,7 @@ from pykvgraph.cli.verb import (
     cache_type_options,
     examples,
     option,
+    plot_option,
     swa_option,
     threads_option,
     ubatch_option,
@@ -29,12 +30,14 @@ from pykvgraph.params import ContextParams, default_threads
 if TYPE_CHECKING:
     from pykvgraph.lab.bench.runner import Result
     from pykvgraph.lab.bench.tests import Test
+    from pykvgraph.lab.bench.turns import Turn
     from pykvgraph.model import Model
 
 COUNT = click.IntRange(min=1)
 N_EXTRA_TOKENS = 32
 MIN_CACHE_DEPTH = 64
 N_BATCH = 2048  # as in llama-bench
+TURNS = "turns"
 
 
 class _Numbers(click.ParamType):  # type: ignore[type-arg]
@@ -62,6 +65,7 @@ class _Numbers(click.ParamType):  # type: ignore[type-arg]
         "pykvgraph bench -m model.gguf",
         "pykvgraph bench -m model.gguf -p 512 -n 64 -d 0,4032 --vs libllama",
         "pykvgraph bench -m model.gguf -d 4032 --cache shift --cache holes -o json",
+        "pykvgraph bench -m model.gguf -d 4000 --cache turns --plot turns.png",
     ),
 )
 @option("-m", "--model", metavar="FILE", required=True, help="A GGUF file.")
@@ -87,7 +91,7 @@ class _Numbers(click.ParamType):  # type: ignore[type-arg]
 @option(
     "--cache",
     "extra",
-    type=click.Choice(EXTRA_TESTS),
+    type=click.Choice([*EXTRA_TESTS, TURNS]),
     multiple=True,
     help="Also run a cache test (see above); may be repeated.",
 )
@@ -100,6 +104,7 @@ class _Numbers(click.ParamType):  # type: ignore[type-arg]
 @swa_option
 @where_options
 @option("-o", "--output", type=click.Choice(["md", "csv", "json"]), default="md", help="How to print.")
+@plot_option("With --cache turns: a PNG of them.")
 def bench(
     model: str,
     n_prompt: tuple[int, ...],
@@ -111,6 +116,7 @@ def bench(
     n_threads: int | None,
     where: Where,
     output: str,
+    plot: str | None,
     **sizes: Any,
 ) -> None:
     """Measure the speed of prompts (pp) and generation (tg).
@@ -133,6 +139,11 @@ def bench(
                 half of their cells were removed and defrag has sorted them
       overhead  the complete token loop (for libllama: llama_decode only),
                 and the time that ours spends outside the graph
+      turns     a conversation of 10 turns whose first prompt has -d tokens:
+                two messages are edited, an answer is asked for twice
+                again; tokens decoded again, and the time to the first
+                token of each answer. Without --vs; benchmarks/turns.py
+                puts llama-server through the same
     """
     import pykvgraph as kvg
     from pykvgraph.lab.libllama import LibllamaModel
@@ -145,19 +156,39 @@ def bench(
         where = dataclasses.replace(where, device="cpu") if where.device == "auto" else where
     sizes["offload_kqv"] = where.offload_kqv
     tests = chosen_tests(n_prompt, n_gen, n_depth, extra)
-    if not tests:
+    depths = [depth for depth in n_depth if depth >= MIN_CACHE_DEPTH and TURNS in extra]
+    if not tests and not depths:
         raise InvalidArgumentError("nothing to measure: give -p, -n or --cache")
+    check_plot(plot, depths)
     results: list[Result] = []
+    turns: dict[int, list[Turn]] = {}
     with kvg.Model(model, **where.model()) as loaded:
         n_threads = n_threads or default_threads(loaded.n_params)
         beside = LibllamaModel(Path(model), loaded.device) if other else None
         try:
             for test in tests:
                 results += run_one(loaded, beside, test, repetitions, n_threads, sizes)
+            for depth in depths:
+                turns[depth] = run_turns(loaded, depth, repetitions, n_threads, sizes)
         finally:
             if beside:
                 beside.close()
-        show(results, loaded, n_threads, output)
+        show(results, turns, loaded, n_threads, output)
+        if plot:
+            from pykvgraph.viz import plot_turns
+
+            plot_turns(
+                {Path(model).name: {f"pykvgraph, {n} tokens": each for n, each in turns.items()}}, plot
+            )
+
+
+def check_plot(plot: str | None, depths: list[int]) -> None:
+    from pykvgraph.viz import require_matplotlib
+
+    if plot and not depths:
+        raise click.UsageError("--plot draws turns: give --cache turns too")
+    if plot:
+        require_matplotlib()
 
 
 def chosen_tests(
@@ -169,12 +200,13 @@ def chosen_tests(
         raise InvalidArgumentError(
             f"--cache needs a cache with something in it: give -d {MIN_CACHE_DEPTH} or more"
         )
+    names = [name for name in extra if name != TURNS]
     chosen = []
     for depth in n_depth:
         chosen += [tests.prompt(n, depth) for n in n_prompt if n]
         chosen += [tests.generation(n, depth) for n in n_gen if n]
         if depth >= MIN_CACHE_DEPTH:
-            chosen += [test for name in extra for test in tests.extra_tests(name, N_EXTRA_TOKENS, depth)]
+            chosen += [test for name in names for test in tests.extra_tests(name, N_EXTRA_TOKENS, depth)]
     return chosen
 
 
@@ -206,33 +238,105 @@ def run_one(
         return measure(test, engines, repetitions, lambda: progress.update(1))
 
 
-def show(results: list[Result], model: Model, n_threads: int, output: str) -> None:
+def run_turns(
+    model: Model, depth: int, repetitions: int, n_threads: int, sizes: dict[str, Any]
+) -> list[Turn]:
+    """The conversation, in a new context each time; without a warm-up when it runs once."""
+    from pykvgraph.context import Context
+    from pykvgraph.kept_text import checkpoint_cells
+    from pykvgraph.lab.bench.turns import OurSpeaker, converse, medians, n_asked, write_script
+
+    script = write_script(model, depth)
+    sizes = {"checkpoint_cells": checkpoint_cells(model), **sizes}
+    params = ContextParams(
+        n_ctx=-(-script.n_cells // 256) * 256, n_threads=n_threads, n_threads_batch=n_threads, **sizes
+    )
+    runs: list[list[Turn]] = []
+    with click.progressbar(
+        length=repetitions * n_asked(script),
+        label=f"turns after {depth}",
+        file=sys.stderr,
+        hidden=not sys.stderr.isatty(),
+    ) as progress:
+        for _ in range(repetitions):
+            runs.append([])
+            with Context(model, **vars(params)) as ctx:
+                for turn in converse(OurSpeaker(ctx), script):
+                    runs[-1].append(turn)
+                    progress.update(1)
+    return medians(runs)
+
+
+def show(
+    results: list[Result], turns: dict[int, list[Turn]], model: Model, n_threads: int, output: str
+) -> None:
     rows = [row_of(result, results, model, n_threads) for result in results]
+    turn_rows = [row_of_turn(turn, depth) for depth, each in turns.items() for turn in each]
     if output == "json":
-        print_json({"results": rows})
+        print_json({"results": rows, "turns": turn_rows})
     elif output == "csv":
-        writer = csv.DictWriter(
-            sys.stdout, [key for key in rows[0] if key != "seconds"], extrasaction="ignore"
-        )
-        writer.writeheader()
-        writer.writerows(rows)
+        for table in (rows, turn_rows):
+            print_csv(table)
     else:
         click.echo(
             f"{model.arch}, {model.n_params / 1e6:.1f} M parameters, {size_text(model.weight_bytes)}; ",
             nl=False,
         )
         click.echo(f"{model.device}, {n_threads} thread{'s' if n_threads > 1 else ''}")
-        table = new_table("test", "depth", "engine", "median", "", "ours is")
-        for row in rows:
-            table.add_row(
-                row["test"],
-                str(row["depth"]),
-                row["engine"],
-                f"{number_text(row['median'], 4)} ± {number_text(row['deviation'], 2)}",
-                row["unit"],
-                "" if row["ratio"] is None else f"{row['ratio']:.2f}x",
-            )
+        print_results(rows)
+        print_turns(turns)
+
+
+def print_csv(rows: list[dict[str, Any]]) -> None:
+    if rows:
+        writer = csv.DictWriter(
+            sys.stdout, [key for key in rows[0] if key != "seconds"], extrasaction="ignore"
+        )
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def print_results(rows: list[dict[str, Any]]) -> None:
+    if not rows:
+        return
+    table = new_table("test", "depth", "engine", "median", "", "ours is")
+    for row in rows:
+        table.add_row(
+            row["test"],
+            str(row["depth"]),
+            row["engine"],
+            f"{number_text(row['median'], 4)} ± {number_text(row['deviation'], 2)}",
+            row["unit"],
+            "" if row["ratio"] is None else f"{row['ratio']:.2f}x",
+        )
+    print_table(table)
+
+
+def print_turns(turns: dict[int, list[Turn]]) -> None:
+    """old: tokens that the cache had already; again: those of them that were decoded again."""
+    for depth, each in turns.items():
+        click.echo(f"turns after a prompt of {depth} tokens:")
+        table = new_table("turn", "prompt", "old", "again", "new", "first token")
+        for turn in each:
+            counts = (turn.n_prompt, turn.n_old, turn.n_again, turn.n_new)
+            table.add_row(turn.name, *map(str, counts), f"{turn.seconds * 1e3:.1f} ms")
+        n_again, n_new = sum(turn.n_again for turn in each), sum(turn.n_new for turn in each)
+        seconds = sum(turn.seconds for turn in each)
+        table.add_row("all", "", "", str(n_again), str(n_new), f"{seconds * 1e3:.1f} ms")
         print_table(table)
+
+
+def row_of_turn(turn: Turn, depth: int) -> dict[str, Any]:
+    """One line of the output."""
+    return {
+        "depth": depth,
+        "turn": turn.name,
+        "n_prompt": turn.n_prompt,
+        "n_old": turn.n_old,
+        "n_again": turn.n_again,
+        "n_new": turn.n_new,
+        "first_token_ms": turn.seconds * 1e3,
+    }
 
 
 def row_of(result: Result, results: list[Result], model: Model, n_threads: int) -> dict[str, Any]:

@@ -3,5 +3,6 @@
 from pykvgraph.viz.cell_plot import Row, plot_rows
 from pykvgraph.viz.figure import new_figure, require_matplotlib
 from pykvgraph.viz.text_map import cell_map, legend
+from pykvgraph.viz.turns_plot import plot_turns
 
-__all__ = ["Row", "cell_map", "legend", "new_figure", "plot_rows", "require_matplotlib"]
+__all__ = ["Row", "cell_map", "legend", "new_figure", "plot_rows", "plot_turns", "require_matplotlib"]

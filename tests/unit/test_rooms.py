@@ -25,7 +25,7 @@ LAYERS: list[set[str]] = [
     {"_native"},
     {"params", "batch", "device", "gguf_file", "text", "state", "models"},
     {"model", "hold", "incoming", "cell_groups", "kv_cache", "context"},
-    {"context_shift", "feed", "token_loop", "long_reader"},
+    {"context_shift", "feed", "kept_text", "token_loop", "long_reader"},
     {"plan"},
     {"tier"},
     {"prefix", "stream"},

@@ -91,7 +91,8 @@ class Storm:
         self._raises = False
         self._before = signal.signal(signal.SIGALRM, self._strike)
         self._hook = sys.unraisablehook
-        # Ctrl-C in a finalizer goes nowhere; pytest's hook keeps it, and fails a later test if Ctrl-C comes in the hook itself
+        # Ctrl-C in a finalizer goes nowhere; pytest's hook keeps it, and fails a later test if Ctrl-C
+        # comes in the hook itself
         sys.unraisablehook = lambda _: None
         gc.disable()  # an exception in its callbacks goes nowhere
 

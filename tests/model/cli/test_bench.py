@@ -13,13 +13,14 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from support.architectures import ArchSpec
 from support.judge import nmse
 from support.kv_types import EVEN_BLOCKS
 from support.models import ModelSpec
 
 import pykvgraph as kvg
 from pykvgraph.cli import main
-from pykvgraph.lab.bench import tests
+from pykvgraph.lab.bench import tests, turns
 from pykvgraph.lab.bench.engines import LibllamaEngine, OurEngine
 from pykvgraph.lab.bench.tests import EXTRA_TESTS
 from pykvgraph.lab.libllama import LibllamaModel
@@ -106,6 +107,82 @@ def test_what_is_compared_is_the_same(stories: Path, test: tests.Test) -> None:
             assert nmse(ours.context.logits(), theirs.logits()) <= 1e-6
 
 
+def expected_turns(script: turns.Script) -> list[tuple[str, int, int]]:
+    """Each prompt's name, its length, and how much of it an engine has that forgets nothing."""
+    n_head, n_foot = len(script.user), len(script.assistant)
+    found, n_said, n_had = [], len(script.opening), 0
+    for number, message in enumerate(script.messages, 1):
+        n = n_said + n_head + len(message) + n_foot
+        found.append((str(number), n, n_had))
+        if number in script.edits:
+            n_same = {4: len(message) // 2, 8: 0}[number]
+            found.append((f"{number} edited", n, n_said + n_head + n_same))
+        if number == 6:
+            found += [("6 again", n, n), ("6 again 2", n, n)]
+        n_said, n_had = n + 64, n + 63
+    return found
+
+
+@pytest.mark.parametrize("with_state", [False, True], ids=["plain", "recurrent"])
+def test_turns(
+    stories: Path, architecture: Callable[[ArchSpec], Path], tmp_path: Path, with_state: bool
+) -> None:
+    """Nothing is decoded again but a last token, and what an edited message keeps where a state goes back."""
+    recurrent = ArchSpec("qwen35", n_layer=4, period=4, state_heads=4)
+    path, plot = architecture(recurrent) if with_state else stories, tmp_path / "turns.png"
+    result = bench(path, f"-p 0 -n 0 -d 300 -r 2 --cache turns -o json --plot {plot}")
+    assert result.exit_code == 0, result.output
+    with kvg.Model(path, device="cpu") as model:
+        script = turns.write_script(model, 300)
+    expected = expected_turns(script)
+    rows = json.loads(result.stdout)["turns"]
+    assert [(row["turn"], row["n_prompt"], row["n_old"]) for row in rows] == expected
+    assert expected[0][1] == 300
+    assert all(row["n_new"] == row["n_prompt"] - row["n_old"] for row in rows)
+    assert all(row["first_token_ms"] > 0 for row in rows)
+    again = {row["turn"]: row["n_again"] for row in rows if row["n_again"]}
+    assert again == {"6 again": 1, "6 again 2": 1} | ({"4 edited": 60} if with_state else {})
+    assert plot.read_bytes().startswith(b"\x89PNG")
+
+
+def test_an_engine_that_keeps_nothing_decodes_all_again(stories: Path) -> None:
+    class Forgetful:
+        def answer(self, prompt: turns.Prompt, n_tokens: int) -> turns.Answer:
+            assert prompt.ids[prompt.at :][:3] in [each[:3] for each in said]
+            return turns.Answer([5] * n_tokens, 0, 1.0)
+
+    with kvg.Model(stories, device="cpu") as model:
+        script = turns.write_script(model, 300)
+    said = [*script.messages, *script.edits.values()]
+    heard = list(turns.converse(Forgetful(), script))
+    assert [(turn.name, turn.n_prompt, turn.n_old) for turn in heard] == expected_turns(script)
+    assert all(turn.n_again == turn.n_old for turn in heard)
+    assert max(turn.n_prompt for turn in heard) + 64 <= script.n_cells
+
+
+def test_turns_of_a_model_without_a_tokenizer(architecture: Callable[[ArchSpec], Path]) -> None:
+    """Its prompts are random tokens."""
+    model = kvg.Model(architecture(ArchSpec("llama", n_layer=1)), device="cpu")
+    with model:
+        model.has_tokenizer = False
+        script = turns.write_script(model, 300)
+        heard = list(turns.converse(turns.OurSpeaker(kvg.Context(model, n_ctx=script.n_cells)), script))
+    assert [(turn.name, turn.n_prompt, turn.n_old) for turn in heard] == expected_turns(script)
+
+
+def test_turns_for_people(stories: Path) -> None:
+    lines = bench(stories, "-p 0 -n 0 -d 300 -r 1 --cache turns").stdout.splitlines()
+    assert lines[1] == "turns after a prompt of 300 tokens:"
+    assert lines[2].split() == ["turn", "prompt", "old", "again", "new", "first", "token"]
+    assert len(lines) == 3 + 14 + 1
+    assert lines[-1].split()[:2] == ["all", "2"]
+
+
+def test_turns_as_csv_beside_other_tests(stories: Path) -> None:
+    lines = bench(stories, "-p 8 -n 0 -d 100 -r 1 --cache turns -o csv").stdout.splitlines()
+    assert [line.split(",")[0] for line in lines] == ["test", "pp8", "depth", *["100"] * 14]
+
+
 def test_a_quantized_cache(model_file: ModelFile) -> None:
     """Beside libllama with flash attention only: without, it takes no quantized V."""
     arguments = "-p 8 -n 2 -r 1 --vs libllama -o json -ctk q8_0 -ctv q4_0"
@@ -125,7 +202,16 @@ def test_a_table_for_people(stories: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", ["-p 0 -n 0", "--cache shift", "-p x", "-d -1", "--vs libllama -dev Vulkan0"]
+    "arguments",
+    [
+        "-p 0 -n 0",
+        "--cache shift",
+        "--cache turns",
+        "--plot turns.png",
+        "-p x",
+        "-d -1",
+        "--vs libllama -dev Vulkan0",
+    ],
 )
 def test_what_cannot_be_is_refused(stories: Path, arguments: str) -> None:
     result = bench(stories, arguments)

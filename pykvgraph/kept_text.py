@@ -1,0 +1,171 @@
+"""The text of a sequence, which changes from turn to turn: what the cache has of it isn't decoded again."""
+
+from __future__ import annotations
+
+from array import array
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from pykvgraph._native.handles import NotCopied
+from pykvgraph.batch import Batch
+from pykvgraph.checks import Integers, integer, integers
+from pykvgraph.context import Context, LastOutput
+from pykvgraph.errors import CacheFullError, InvalidArgumentError
+from pykvgraph.model import Model
+
+N_CHECKPOINTS = 8  # that checkpoint_cells() makes room for; states have room for as many by default
+EVERY = 512  # positions from one checkpoint to the next
+
+
+class Change(NamedTuple):
+    """What KeptText.set() did.
+
+    n_common: the tokens with which the old text and the new one begin alike. n_kept: how many of these stayed
+    in the cache; the other n_common - n_kept were decoded again. n_decoded: all that were decoded. last: the
+    output of the last token.
+    """
+
+    n_common: int
+    n_kept: int
+    n_decoded: int
+    last: LastOutput
+
+
+class KeptText(NotCopied):
+    """The text of one sequence of a context, for conversations: each prompt begins as the one before.
+
+    set(ids) makes the sequence hold exactly these tokens. It finds where they part from the text that the
+    sequence has, goes back to there, or to the last position before it from which the model can go on, and
+    decodes the rest. Any model can go back in layers that attend to everything. Layers with a window and
+    recurrent layers can go back only to checkpoints, and for these layers set() keeps some:
+
+    - where later texts are likely to part from this one: at the positions `at`, such as the beginning of the
+      last message, which may be edited; when none are given, where the new text parts from the old one;
+    - before the last token, so that another answer to the same prompt takes one token;
+    - at each multiple of `every`, for texts that part elsewhere.
+
+    When there is no room for all of them, the cache drops those that lie closest together.
+
+    The sequence belongs to this object. Tokens that something else appends, such as generate(), must be told
+    by record(); when something else removes or moves tokens, the object must be made anew. A sequence that
+    has become shorter, as by kv.clear(), is decoded from the beginning.
+    """
+
+    def __init__(self, ctx: Context, seq: int = 0, *, every: int = EVERY) -> None:
+        self._ctx = ctx
+        self._seq = integer(seq, "seq", 0, ctx.n_seq_max - 1)
+        self._every = integer(every, "every", 1)
+        # Never more than the sequence has, whatever a call is interrupted by: shortened before the sequence
+        # is, and extended after it.
+        self._ids = array("i")
+        self._batch = Batch()
+        keeps_all = [
+            g.kind == "full" or (g.kind == "window" and g.n_cells == ctx.n_ctx) for g in ctx.kv.groups
+        ]
+        self._goes_back_anywhere = all(keeps_all)
+        self._can_be_full = any(keeps_all)
+
+    @property
+    def ids(self) -> npt.NDArray[np.int32]:
+        """The tokens that the sequence is known to have; a copy."""
+        return np.array(self._ids, np.int32)
+
+    def set(self, ids: Integers, at: Integers = ()) -> Change:
+        """Makes the sequence hold exactly `ids`; returns what that took, with the output of the last token.
+
+        At least the last token is decoded, for its output. at: positions from 1 to the number of tokens,
+        where a later text may part from this one.
+
+        Raises InvalidArgumentError when there are no ids, or one is not in the vocabulary, and CacheFullError
+        when they don't fit, both with nothing changed; else what Context.decode raises: the sequence has the
+        first tokens then, as far as they were decoded.
+        """
+        wanted = integers(ids, "ids", 0, self._ctx.model.n_vocab - 1)
+        if len(wanted) == 0:
+            raise InvalidArgumentError("ids is empty: it takes a token to say what comes after it")
+        places = integers(at, "at", 1, len(wanted)).tolist()
+        n_common = self._common_with(wanted)
+        self._require_room(n_common, len(wanted))
+        n_kept = self._go_back(min(n_common, len(wanted) - 1))
+        marks = checkpoint_places(n_kept, len(wanted), places or [n_common], self._every)
+        last = self._decode(wanted, n_kept, [] if self._goes_back_anywhere else marks)
+        return Change(n_common, n_kept, len(wanted) - n_kept, last)
+
+    def append(self, token: int, *, copy_logits: bool = True) -> LastOutput:
+        """Decodes one token at the end of the text; copy_logits: whether the result has its logits."""
+        number = integer(token, "token", 0)
+        last = self._ctx._handle.call(self._ctx._append, self._seq, number, copy_logits)
+        self._ids.append(number)
+        return last
+
+    def record(self, ids: Integers) -> None:
+        """Tells that these tokens were appended to the sequence by something else."""
+        self._ids.extend(integers(ids, "ids", 0, self._ctx.model.n_vocab - 1).tolist())
+
+    def _common_with(self, wanted: npt.NDArray[np.int32]) -> int:
+        if self._ctx.kv.seq_pos_max(self._seq) + 1 < len(self._ids):
+            del self._ids[:]
+        n = min(len(self._ids), len(wanted))
+        parts = np.flatnonzero(np.array(self._ids[:n], np.int32) != wanted[:n])
+        return int(parts[0]) if len(parts) else n
+
+    def _require_room(self, n_common: int, n: int) -> None:
+        if not self._can_be_full:
+            return
+        kv = self._ctx.kv
+        after = kv.seq_count(self._seq, n_common, -1)
+        room = kv.n_free + after.n_cells - after.n_shared
+        if n - n_common > room:
+            raise CacheFullError(
+                f"{n} tokens don't fit: {n_common} of them are in the cache, which has room for {room} more. "
+                "Use a larger n_ctx or a shorter text, or remove tokens of other sequences"
+            )
+
+    def _go_back(self, position: int) -> int:
+        del self._ids[position:]
+        there = self._ctx.kv.rewind(self._seq, position)
+        del self._ids[there:]
+        return there
+
+    def _decode(self, ids: npt.NDArray[np.int32], begin: int, marks: list[int]) -> LastOutput:
+        """Decodes the text from a position on, with checkpoints at the marks."""
+        if begin in marks:
+            self._ctx.kv.checkpoint(self._seq)
+        while True:
+            end = min(begin + self._ctx.n_batch, len(ids))
+            inside = [p for p in marks if begin < p <= end]
+            try:
+                last = self._decode_part(ids, begin, end, inside)
+            except CacheFullError:
+                if not inside:
+                    raise
+                last = self._decode_part(ids, begin, end, [])  # checkpoints are worth having, not more
+            self._ids.extend(ids[begin:end].tolist())
+            begin = end
+            if last is not None:
+                return last
+
+    def _decode_part(
+        self, ids: npt.NDArray[np.int32], begin: int, end: int, checkpoints: list[int]
+    ) -> LastOutput | None:
+        """One batch; the output of the text's last token when it has it."""
+        self._batch.clear()
+        is_last = end == len(ids)
+        self._batch.extend(ids[begin:end], begin, (self._seq,), "last" if is_last else False, checkpoints)
+        if is_last:
+            return self._ctx._handle.call(self._ctx._decode_last, self._batch)
+        self._ctx.decode(self._batch)
+        return None
+
+
+def checkpoint_places(n_kept: int, n: int, at: list[int], every: int) -> list[int]:
+    """Where a text of n tokens gets checkpoints, of which the first n_kept are in the cache already."""
+    places = {n - 1, *at, *range(0, n, every)}
+    return sorted(p for p in places if max(n_kept, 1) <= p)
+
+
+def checkpoint_cells(model: Model, n: int = N_CHECKPOINTS) -> int:
+    """`Context(checkpoint_cells=)` with room for n checkpoints in each group of layers with a window."""
+    return n * max((layer.window for layer in model.layers), default=0)
