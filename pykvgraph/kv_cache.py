@@ -254,7 +254,7 @@ class KVCache(NotCopied):
 
     @property
     def can_shift(self) -> bool:
-        """Whether this model's K can be rotated to another position."""
+        """Whether this model's K can be rotated to another position, or no layer has any."""
         return bool(self._info().can_shift)
 
     @property

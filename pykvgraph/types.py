@@ -149,7 +149,8 @@ class CellGroup:
     layers of one sequence at one place of its text.
 
     kind: "full": the cells have every position; "window": those that a later position can attend to; "state".
-    layers: the layers whose K and V, or states, these are. n_cells: how many cells there are. window: how
+    layers: the layers whose K and V, or states, these are; none where no layer of the model attends: such
+    cells only record positions. n_cells: how many cells there are. window: how
     many positions a token attends to; 0: all. n_used: cells that are not empty. n_kv: highest used cell + 1.
     cell_bytes: bytes of one cell in all layers.
     """

@@ -26,7 +26,7 @@ from pykvgraph.params import CACHE_TYPES, ContextParams
 if TYPE_CHECKING:
     from pykvgraph.types import Abilities, DeviceInfo, DevicePart, LibraryInfo
 
-ATTENTION = {"flash": "flash", "plain": "plain", "attend": "our kernel"}
+ATTENTION = {"flash": "flash", "plain": "plain", "attend": "our kernel", "": "-"}
 
 
 @click.command(

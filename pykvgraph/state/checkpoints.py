@@ -60,7 +60,7 @@ def joined(geometry: GroupGeometry, cells: SavedCells, kept: SavedCells) -> Save
         np.concatenate([cells.pos, kept.pos]),
         np.concatenate([cells.seq, np.zeros_like(kept.seq)]),
         np.concatenate([cells.dither, kept.dither]),
-        np.concatenate(rows) if n_cells + n_kept else cells.rows,
+        np.concatenate(rows) if rows and n_cells + n_kept else cells.rows,
         cells.lost,
         np.concatenate([np.zeros_like(cells.seq), kept.seq]),
     )
@@ -103,7 +103,8 @@ def _fitted(
     if len(left) == len(cells.pos):
         return replace(cells, seq=seq, kept=kept, lost=lost)
     rows = [part[left].ravel() for part in parts_of(group, cells.rows)]
-    return SavedCells(cells.pos[left], seq[left], cells.dither[left], np.concatenate(rows), lost, kept[left])
+    kept_rows = np.concatenate(rows) if rows else cells.rows
+    return SavedCells(cells.pos[left], seq[left], cells.dither[left], kept_rows, lost, kept[left])
 
 
 def _lost_in(cells: SavedCells, window: int, n_over: int) -> npt.NDArray[np.int32]:

@@ -57,7 +57,7 @@ class GroupRows:
 
 def parts_of(geometry: GroupGeometry, rows: npt.NDArray[np.uint8]) -> Iterator[npt.NDArray[np.uint8]]:
     """Views of K and of V of each layer in its turn: (n_cells, bytes of a row)."""
-    n_cells, offset = rows.size // geometry.cell_bytes, 0
+    n_cells, offset = rows.size // max(geometry.cell_bytes, 1), 0  # 0: no layers
     for _ in geometry.layers:
         for head_dim, kind in (
             (geometry.head_dim_k, geometry.type_k),

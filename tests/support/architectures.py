@@ -77,6 +77,8 @@ class ArchSpec:
         """All layers but every period-th, or all beside attention; Nemotron's third kind feeds forward."""
         if self.arch == "nemotron_h":
             return bool(layer % 3 == 0)
+        if self.arch == "mamba2":
+            return True
         return self.state_heads > 0 and (self.arch == "falcon-h1" or (layer + 1) % self.period > 0)
 
     def attends(self, layer: int) -> bool:
@@ -85,7 +87,7 @@ class ArchSpec:
         return self.arch == "falcon-h1" or not self.has_state(layer)
 
     def feeds(self, layer: int) -> bool:
-        return self.arch != "nemotron_h" or layer % 3 == 2
+        return self.arch not in ("nemotron_h", "mamba2") or (self.arch == "nemotron_h" and layer % 3 == 2)
 
     def heads_of(self, layer: int) -> tuple[int, int]:
         """Width of the layer's heads, and how many it has of K and V."""
@@ -131,22 +133,14 @@ def add_metadata(writer: gguf.GGUFWriter, spec: ArchSpec) -> None:
     writer.add_block_count(spec.n_layer)
     writer.add_context_length(4096)
     writer.add_embedding_length(spec.n_embd)
-    writer.add_feed_forward_length(
-        spec.n_ff if spec.arch != "nemotron_h" else [spec.n_ff * spec.feeds(il) for il in range(spec.n_layer)]
-    )
-    writer.add_head_count(spec.n_head)
-    if spec.arch in BY_KV_HEADS:
-        writer.add_head_count_kv([spec.n_head_kv * spec.attends(layer) for layer in range(spec.n_layer)])
-    elif spec.n_head_kv_window:
-        writer.add_head_count_kv([spec.heads_of(layer)[1] for layer in range(spec.n_layer)])
-    else:
-        writer.add_head_count_kv(spec.n_head_kv)
-    writer.add_key_length(spec.head_dim)
-    writer.add_value_length(spec.head_dim)
+    widths = [spec.n_ff * spec.feeds(layer) for layer in range(spec.n_layer)]
+    writer.add_feed_forward_length(widths if spec.arch == "nemotron_h" else widths[0])
     writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_rope_dimension_count(spec.n_rot or spec.head_dim)
-    writer.add_rope_freq_base(10000.0)
     writer.add_vocab_size(N_VOCAB)
+    if spec.arch == "mamba2":
+        writer.add_head_count(0)
+    else:
+        add_heads(writer, spec)
     if spec.n_expert:
         writer.add_expert_count(spec.n_expert)
         writer.add_expert_used_count(spec.n_expert_used)
@@ -160,6 +154,20 @@ def add_metadata(writer: gguf.GGUFWriter, spec: ArchSpec) -> None:
         writer.add_sliding_window(spec.window)
         writer.add_sliding_window_pattern(spec.period)
     add_scaling(writer, spec)
+
+
+def add_heads(writer: gguf.GGUFWriter, spec: ArchSpec) -> None:
+    writer.add_head_count(spec.n_head)
+    if spec.arch in BY_KV_HEADS:
+        writer.add_head_count_kv([spec.n_head_kv * spec.attends(layer) for layer in range(spec.n_layer)])
+    elif spec.n_head_kv_window:
+        writer.add_head_count_kv([spec.heads_of(layer)[1] for layer in range(spec.n_layer)])
+    else:
+        writer.add_head_count_kv(spec.n_head_kv)
+    writer.add_key_length(spec.head_dim)
+    writer.add_value_length(spec.head_dim)
+    writer.add_rope_dimension_count(spec.n_rot or spec.head_dim)
+    writer.add_rope_freq_base(10000.0)
 
 
 def add_states(writer: gguf.GGUFWriter, spec: ArchSpec) -> None:
@@ -301,7 +309,7 @@ def _norms(random: _Random, layer: int) -> Tensors:
     names = {"attn_norm": spec.n_embd}
     if spec.arch in ("gpt-oss", *DELTA_NETS):
         names["post_attention_norm"] = spec.n_embd
-    elif spec.arch not in ("nemotron_h", "falcon-h1"):
+    elif spec.arch not in ("nemotron_h", "falcon-h1", "mamba2"):
         names["ffn_norm"] = spec.n_embd
     normed = ("qwen3", "qwen3moe", "gemma3", "gemma4", *DELTA_NETS, *SHORT_CONV)
     if spec.arch in normed and spec.attends(layer):

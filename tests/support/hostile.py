@@ -115,6 +115,7 @@ ARCHITECTURES = {
     "granitehybrid": ArchSpec("granitehybrid", 2, 32, 2, 1, 16, 32, state_heads=2),
     "nemotron_h": ArchSpec("nemotron_h", 3, 32, 2, 1, 16, 32, state_heads=2),
     "falcon-h1": ArchSpec("falcon-h1", 2, 32, 2, 1, 16, 32, state_heads=2),
+    "mamba2": ArchSpec("mamba2", 2, 32, 2, 1, 16, 32, state_heads=2),
 }
 
 

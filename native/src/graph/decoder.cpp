@@ -50,7 +50,7 @@ decoder::decoder(const model & model, const kv_cache & cache, const backends & b
     any_span_ = std::none_of(attentions_.begin(), attentions_.end(), [](const layer_attention & each) {
         return each.kind == attention_kind::flash || each.kind == attention_kind::plain;
     });
-    can_rotate_queries_ = any_span_ && ggml_is_quantized(cache.types().k);
+    can_rotate_queries_ = any_span_ && workspace_ && ggml_is_quantized(cache.types().k);
     // leafs (weights, inputs) are counted, too, and there are fewer of them than nodes
     const auto n_nodes = static_cast<size_t>(ggml_graph_n_nodes(graph_of(largest()).graph()));
     graphs_ = std::make_unique<graph_cache>(backends, 2 * n_nodes);

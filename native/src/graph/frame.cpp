@@ -40,9 +40,10 @@ void decode_graph::add_inputs() {
         positions = builder_.input(GGML_TYPE_I32, n, 1); // what is in no graph has no memory
     }
     for (size_t i = 0; i < shape_.spans.size(); ++i) {
-        const bool attends = gives(cache_.groups()[i].layers().front());
-        groups.push_back(
-            {builder_.input(GGML_TYPE_I64, n, 1), attends ? builder_.input(GGML_TYPE_F16, shape_.spans[i].n, n) : nullptr});
+        const std::vector<uint32_t> & members = cache_.groups()[i].layers();
+        const bool attends = !members.empty() && gives(members.front());
+        groups.push_back({members.empty() ? nullptr : builder_.input(GGML_TYPE_I64, n, 1),
+                          attends ? builder_.input(GGML_TYPE_F16, shape_.spans[i].n, n) : nullptr});
     }
     if (shape_.n_outputs > 0) {
         outputs = builder_.input(GGML_TYPE_I32, shape_.n_outputs, 1);

@@ -40,7 +40,8 @@ uint32_t read_from(const kv_group & group, uint32_t src, uint32_t n) {
 bool has_words(const ggml_tensor * rows) { return rows->nb[1] % sizeof(float) == 0; }
 
 bool all_have_words(const kv_group & group) {
-    return has_words(group.parts().front().tensors.front()) && has_words(group.parts().front().tensors.back());
+    return std::all_of(group.parts().begin(), group.parts().end(),
+                       [](const kv_part & part) { return has_words(part.tensors.front()) && has_words(part.tensors.back()); });
 }
 
 // A K or V tensor seen as rows of F32 words, so that bytes move unchanged: typed row operations alter NaNs, and would requantize.
@@ -135,7 +136,8 @@ ggml_backend_t copy_apart(kv_group & group, const char * what, const std::vector
     fail(KVG_DEVICE, "%s failed while moving cells; %s", ggml_backend_name(failed), rest);
 }
 
-uint64_t widest_row(const kv_group & group) { return std::max(group.k_row_bytes(), group.v_row_bytes()); }
+// at least 1: a group without layers has no rows
+uint64_t widest_row(const kv_group & group) { return std::max<uint64_t>({1, group.k_row_bytes(), group.v_row_bytes()}); }
 
 // In order, as parts of at most max_moves moves and max_runs runs.
 std::vector<std::vector<cell_move>> split(const std::vector<cell_move> & moves, size_t max_moves, size_t max_runs) {
@@ -159,7 +161,7 @@ template <class F>
 void into_holes(kv_group & group, const char * what, const std::vector<cell_move> & moves, F done, const char * rest) {
     const bool gather = all_have_words(group) && moves.size() < to_runs(moves).size() * LONG_RUN;
     const size_t max_moves = gather ? std::max<uint64_t>(1, MAX_SCRATCH / widest_row(group)) : moves.size();
-    const size_t max_runs = gather ? max_moves : std::max<size_t>(1, MAX_COPIES / (2 * group.layers().size()));
+    const size_t max_runs = gather ? max_moves : std::max<size_t>(1, MAX_COPIES / (2 * group.layers().size() + 1));
     for (const std::vector<cell_move> & part : split(moves, max_moves, max_runs)) {
         ggml_backend_t failed = gather ? gather_rows(group, what, part) : copy_runs(group, what, to_runs(part));
         if (failed) {

@@ -191,8 +191,12 @@ struct arch_recipe {
     std::vector<tensor_spec> layer;
     // What else its files say of layers and frame, when the common keys have been read; nullptr: nothing
     void (*read)(const metadata & in, hparams & h);
-    // layers may have no KV heads: `read` says what they do instead
-    bool may_not_attend = false;
+    // Which layers have KV heads; `read` says what others do instead.
+    enum {
+        all,
+        some,
+        no_layer
+    } attending = all;
 };
 
 // error(KVG_UNSUPPORTED) with the names there are

@@ -70,7 +70,7 @@ void read_widths(const metadata & in, const arch_recipe & recipe, std::vector<la
     std::vector<uint32_t> n_ff =
         any_experts && recipe.experts != arch_recipe::beside
             ? in.optional_per_layer("feed_forward_length", std::vector<uint32_t>(n, 0), 0, MAX_WIDTH * 4)
-            : in.required_per_layer("feed_forward_length", n, recipe.may_not_attend ? 0 : 1, MAX_WIDTH * 4);
+            : in.required_per_layer("feed_forward_length", n, recipe.attending == arch_recipe::all ? 1 : 0, MAX_WIDTH * 4);
     std::vector<uint32_t> n_ff_expert =
         in.optional_per_layer("expert_feed_forward_length", std::vector<uint32_t>(n, 0), 0, MAX_WIDTH * 4);
     for (size_t il = 0; il < n; ++il) {
@@ -98,7 +98,7 @@ void read_widths(const metadata & in, const arch_recipe & recipe, std::vector<la
 std::vector<layer_spec> read_layers(const metadata & in, const hparams & h, const arch_recipe & recipe) {
     const char * path = in.file().path().c_str();
     const uint32_t n_layer = in.required("block_count", 1, MAX_LAYERS);
-    const uint64_t fewest = recipe.may_not_attend ? 0 : 1;
+    const uint64_t fewest = recipe.attending == arch_recipe::all ? 1 : 0;
     const std::vector<uint32_t> n_head = in.required_per_layer("attention.head_count", n_layer, fewest, MAX_WIDTH);
     const std::vector<uint32_t> n_head_kv = in.optional_per_layer("attention.head_count_kv", n_head, fewest, MAX_WIDTH);
     const uint32_t most_heads = std::max(1u, *std::max_element(n_head.begin(), n_head.end()));
@@ -182,9 +182,9 @@ hparams read_hparams(const gguf_file & file) {
     h.layers.resize(h.n_layer() - in.optional("nextn_predict_layers", 0, 0, h.n_layer() - 1));
     require_possible_heads(file, h.layers);
     h.groups = make_groups(h.layers);
-    if (h.groups.empty()) {
-        fail(KVG_UNSUPPORTED, "%s: none of its %u layers attends; models of recurrent layers alone are not supported",
-             file.path().c_str(), h.n_layer());
+    if (h.groups.front().layers.empty() && recipe.attending != arch_recipe::no_layer) {
+        fail(KVG_UNSUPPORTED, "%s: none of its %u layers attends, and in architecture '%s' some do", file.path().c_str(),
+             h.n_layer(), recipe.name);
     }
 
     const gguf_tensor * embd = file.find_tensor("token_embd.weight");

@@ -26,6 +26,9 @@ std::vector<group_spec> make_groups(std::vector<layer_spec> & layers) {
         }
         found->layers.push_back(il);
     }
+    if (groups.empty()) {
+        groups.push_back({0, 0, 0, 0, {}});
+    }
     std::stable_partition(groups.begin(), groups.end(), [](const group_spec & g) { return g.window == 0; });
     for (uint32_t i = 0; i < groups.size(); ++i) {
         for (const uint32_t il : groups[i].layers) {

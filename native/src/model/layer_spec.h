@@ -139,7 +139,8 @@ struct group_spec {
 };
 
 // Groups in the order of their first layers, those without a window first; sets each layer's `group`. A layer without K and V of its own
-// has the group of the layer that it reads from.
+// has the group of the layer that it reads from. Where no layer attends there is one group without layers: its cells have no K and V, and
+// record the positions of sequences, so that every operation means what it means for other models.
 std::vector<group_spec> make_groups(std::vector<layer_spec> & layers);
 
 } // namespace kvg

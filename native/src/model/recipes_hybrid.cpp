@@ -225,6 +225,16 @@ void read_nemotron_h(const metadata & in, hparams & h) {
     }
 }
 
+// No layer attends or feeds forward.
+void read_mamba2(const metadata & in, hparams & h) {
+    const state_spec state = read_ssm(in, state_kind::mamba2);
+    for (layer_spec & layer : h.layers) {
+        make_recurrent(layer, state);
+        layer.feed_forward.n_ff = 0;
+        layer.rope.n_rot = 0;
+    }
+}
+
 void read_falcon_h1(const metadata & in, hparams & h) {
     const state_spec state = read_ssm(in, state_kind::mamba2);
     for (layer_spec & layer : h.layers) {
@@ -246,7 +256,7 @@ arch_recipe recipe(const char * name, int rope_mode, const tensors & frame, cons
                      frame,
                      layer,
                      read};
-    r.may_not_attend = true;
+    r.attending = arch_recipe::some;
     return r;
 }
 
@@ -287,6 +297,7 @@ std::vector<arch_recipe> hybrid_recipes() {
     };
     const auto nemotron_norms = tensors{norm_of(role::attn_norm, with::attention), norm_of(role::attn_norm, with::state),
                                         norm_of(role::ffn_norm, with::dense)};
+    using r = arch_recipe;
     arch_recipe granite_hybrid = recipe("granitehybrid", GGML_ROPE_TYPE_NORMAL, frame(),
                                         attn_norm() + attending + output_bias + mamba2(presence::required) + ffn_norm() +
                                             with_scales(scale::ignored, gated()) + gated_biases() +
@@ -297,8 +308,9 @@ std::vector<arch_recipe> hybrid_recipes() {
         recipe("nemotron_h", neox, frame(), nemotron_norms + attending + output_bias + mamba2(presence::required) + ungated(),
                read_nemotron_h);
     nemotron_h.activation = activation_kind::relu_sqr;
+    arch_recipe mamba_2 = recipe("mamba2", neox, frame(), attn_norm() + mamba2(presence::required), read_mamba2);
+    mamba_2.attending = r::no_layer;
     const auto unused_factors = tensors{vector_of("rope_freqs.weight", role::count, extent::pairs, presence::ignored)};
-    using r = arch_recipe;
     return {
         recipe("qwen35", neox, frame(), qwen35 + gated(), read_qwen35),
         with_experts(recipe("qwen35moe", neox, frame(), qwen35 + experts_beside_shared, read_qwen35moe), gating_kind::softmax,
@@ -311,6 +323,7 @@ std::vector<arch_recipe> hybrid_recipes() {
                      gating_kind::sigmoid, r::always),
         with_experts(granite_hybrid, gating_kind::softmax, r::allowed),
         nemotron_h,
+        mamba_2,
         recipe("falcon-h1", neox, frame() + unused_factors,
                attention() + output_bias_of_attention(presence::ignored) + mamba2(presence::optional) + ffn_norm("ffn_norm") +
                    with_scales(scale::ignored, gated()) + gated_biases(),

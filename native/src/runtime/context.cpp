@@ -137,7 +137,9 @@ bool context::has_long_rope(size_t group) const { return model_->uses_long_facto
 
 bool context::can_shift() const {
     const std::vector<layer_spec> & layers = model_->hparams().layers;
-    return std::any_of(layers.begin(), layers.end(), [](const layer_spec & layer) { return layer.rope.n_rot > 0; });
+    const auto attends = [](const layer_spec & layer) { return layer.attends(); };
+    return std::none_of(layers.begin(), layers.end(), attends) || // positions are in no K
+           std::any_of(layers.begin(), layers.end(), [](const layer_spec & layer) { return layer.rope.n_rot > 0; });
 }
 
 const std::vector<context_part> & context::parts() {

@@ -33,7 +33,7 @@ public:
     class intake & intake() { return *intake_; }
     // Every cell becomes empty, also reserved ones. Pending K-shifts and a requested defrag are dropped.
     void clear(bool data);
-    // whether K of any layer can be rotated to another position
+    // whether K of any layer can be rotated to another position, or no layer has K
     bool can_shift() const;
     // whether K of a group was rotated with LongRoPE's factors for long contexts
     bool has_long_rope(size_t group) const;

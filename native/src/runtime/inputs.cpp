@@ -72,9 +72,11 @@ void graph_inputs::set(decode_graph & graph, const kv_cache & cache, const batch
         ggml_backend_tensor_set(graph.outputs, output_ids_.data(), 0, output_ids_.size() * sizeof(int32_t));
     }
     for (size_t g = 0; g < graph.groups.size(); ++g) {
-        const uint32_t * slots = reserved.slots(g).data() + ubatch.begin;
-        slot_ids_.assign(slots, slots + ubatch.n);
-        ggml_backend_tensor_set(graph.groups[g].slots, slot_ids_.data(), 0, slot_ids_.size() * sizeof(int64_t));
+        if (graph.groups[g].slots) {
+            const uint32_t * slots = reserved.slots(g).data() + ubatch.begin;
+            slot_ids_.assign(slots, slots + ubatch.n);
+            ggml_backend_tensor_set(graph.groups[g].slots, slot_ids_.data(), 0, slot_ids_.size() * sizeof(int64_t));
+        }
         if (graph.groups[g].mask) {
             set_mask(graph.groups[g].mask, cache.groups()[g].cells(), batch, ubatch, spans[g]);
         }

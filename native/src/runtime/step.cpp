@@ -90,7 +90,7 @@ const decode_graph & step::compute(const batch & batch, const micro_batch & ubat
     for (size_t g = 0; g < cache_.groups().size(); ++g) {
         const cells & cells = cache_.groups()[g].cells();
         spans.push_back(attended_span(cells, batch, ubatch, params_.align));
-        n_attended_[g] = std::min(spans[g].n, cells.size() - spans[g].begin);
+        n_attended_[g] = cache_.groups()[g].layers().empty() ? 0 : std::min(spans[g].n, cells.size() - spans[g].begin);
     }
     decode_graph & graph = decoder_.prepare(ubatch.n, ubatch.n_outputs, spans);
     inputs_.set(graph, cache_, batch, ubatch, reserved, spans);

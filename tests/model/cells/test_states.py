@@ -39,6 +39,7 @@ SPECS = [
     ArchSpec("lfm2", head_dim=16, n_layer=4, period=2, state_heads=1, n_taps=3, window=24),
     ArchSpec("falcon-h1", n_layer=2, state_heads=8),
     ArchSpec("nemotron_h", n_layer=6, state_heads=8),
+    ArchSpec("mamba2", n_layer=2, state_heads=8),
 ]
 
 
@@ -51,6 +52,12 @@ def model(request: pytest.FixtureRequest, architecture: Callable[[ArchSpec], Pat
 @pytest.fixture(scope="module")
 def delta_net(architecture: Callable[[ArchSpec], Path]) -> Iterator[kvg.Model]:
     with kvg.Model(architecture(SPECS[0]), device=where.device) as model:
+        yield model
+
+
+@pytest.fixture(scope="module")
+def mamba2(architecture: Callable[[ArchSpec], Path]) -> Iterator[kvg.Model]:
+    with kvg.Model(architecture(SPECS[-1]), device=where.device) as model:
         yield model
 
 
@@ -490,6 +497,34 @@ def test_forged_states_are_refused(delta_net: kvg.Model) -> None:
             go_on(ctx)
         ctx.kv.rewind(0, 29)
         assert same(go_on(ctx), alone(delta_net, 20))
+
+
+def test_a_model_of_states_alone(mamba2: kvg.Model) -> None:
+    """Its cells have no layers and no bytes, and tell the positions of sequences as others do."""
+    with open_context(mamba2, **{**OPTIONS, "n_ctx": 30}) as ctx:
+        kv, (record, states) = ctx.kv, ctx.kv.groups
+        assert (record.kind, record.layers, record.cell_bytes, record.n_cells) == ("full", (), 0, 30)
+        assert (states.kind, states.layers, kv.bytes) == ("state", (0, 1), states.n_cells * states.cell_bytes)
+        fill(ctx, 20)
+        kv.seq_rm(0, 4, 10)
+        kv.seq_add(0, 10, -1, -6)
+        kv.seq_cp(0, 1, 0, -1)
+        kv.seq_add(1, 0, -1, 5)  # shared cells: copies that have no rows
+        kv.defrag("sort")
+        assert kv.update().moved_cells > 0
+        assert (kv.seq_pos_min(1), kv.seq_pos_max(1), kv.n_used, kv.n_attended) == (5, 18, 28, 0)
+        kv.seq_rm(1, 0, -1)
+        kv.defrag("fill")
+        kv.update()
+        assert kv.cells().pos.tolist() == [*range(14), *[-1] * 16]
+        assert kv.read_rows([0, 3]).data.size == 0
+        with pytest.raises(kvg.InvalidArgumentError, match="layer 0 doesn't attend"):
+            kv.read_k(0)
+        assert same(go_on(ctx), alone(mamba2, 20))  # the state has read all of it
+        with pytest.raises(kvg.CacheFullError, match=r"7 .*6"):
+            decode(ctx, run_of(IDS[:7], 24))
+        shift = kvg.ContextShift(n_keep=2, n_discard=10)
+        assert kv.can_shift and shift.apply(kv).n_past == 14
 
 
 @pytest.mark.parametrize(

@@ -7,13 +7,14 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import gguf
 import pytest
 from click.testing import CliRunner, Result
+from support.architectures import ArchSpec
 from support.kv_types import GGML_TYPES
 
 import pykvgraph as kvg
@@ -35,6 +36,16 @@ def run_json(*arguments: str | Path) -> dict[str, Any]:
 
 def generate(stories: Path, *arguments: str) -> dict[str, Any]:
     return run_json("generate", "-m", stories, "-t", "1", *arguments)
+
+
+def test_a_model_of_states_alone(architecture: Callable[[ArchSpec], Path]) -> None:
+    """Every verb does what it does for others."""
+    path = architecture(ArchSpec("mamba2", n_layer=2, state_heads=8))
+    info = run("info", "-m", path)
+    assert info.exit_code == 0, info.output
+    assert len(generate(path, "-p", "a", "-n", "40", "-c", "24")["tokens"]) == 40
+    result = run("cells", "-m", path, "-c", "12")
+    assert "\n12 cells: " in result.stdout
 
 
 def test_version() -> None:

@@ -68,6 +68,9 @@ STATES = [
     ArchSpec("granitehybrid", n_layer=4, period=3, state_heads=8, n_expert=8, n_ff_shared=48),
     ArchSpec("nemotron_h", n_layer=6, state_heads=8),
     ArchSpec("falcon-h1", n_layer=3, state_heads=8),
+    ArchSpec("mamba2", n_layer=4, state_heads=8),
+    ArchSpec("mamba2", n_layer=3, state_heads=12, state_heads_k=4, state_dim=32, n_taps=3),
+    ArchSpec("mamba2", n_layer=3, state_heads=8, state_heads_k=1),
 ]
 # larger
 LARGER = [
@@ -87,7 +90,8 @@ TYPES = [WeightType.F16, WeightType.Q8_0, WeightType.Q4_K, WeightType.Q6_K]
 ARCHS = Path(os.environ.get("LLAMA_ARCHS", Path(__file__).parents[4] / "shared" / "rivals" / "archs"))
 # it makes no gemma4
 NAMES = ["llama", "qwen2", "qwen3", "qwen3moe", "phi3", "gemma2", "gemma3", "gpt-oss"]
-NAMES += ["qwen35", "qwen35moe", "qwen3next", "lfm2", "lfm2moe", "granitehybrid", "nemotron_h", "falcon-h1"]
+NAMES += ["qwen35", "qwen35moe", "qwen3next", "lfm2", "lfm2moe", "granitehybrid", "nemotron_h"]
+NAMES += ["falcon-h1", "mamba2"]
 
 
 def compare(path: Path, n_vocab: int = N_VOCAB) -> None:

@@ -11,7 +11,7 @@ namespace kvg {
 
 // What differs from group to group.
 struct group_inputs {
-    ggml_tensor * slots; // I64 (n_tokens): the cell of each token
+    ggml_tensor * slots; // I64 (n_tokens): the cell of each token; nullptr for a group without layers
     ggml_tensor * mask;  // F16 (n_kv, n_tokens); nullptr when no layer of the group attends: the last one, without outputs
 };
 
