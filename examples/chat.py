@@ -96,14 +96,15 @@ def chat(ctx: kvg.Context, page: Page, args: argparse.Namespace) -> None:
     tokenizer = ctx.model.tokenizer
     turn, stop = chat_format(ctx.model)
     shift = kvg.ContextShift(n_keep=args.n_keep, on_shift=page.show_shift)
-    not_decoded: list[int] = []
     while (line := read_line()) is not None:
         first = ctx.kv.seq_pos_max(0) < 0
-        ids = tokenizer.encode(turn(line, first), add_special=first, parse_special=True)
+        ids = tokenizer.encode(
+            turn(line, first), add_special=first, parse_special=True, add_space_prefix=first
+        )
         with interrupts() as interrupted:
             for piece in kvg.generate(
                 ctx,
-                [*not_decoded, *ids],
+                ids,
                 max_tokens=args.n or 512,
                 temperature=args.temp,
                 seed=args.seed,
@@ -113,9 +114,8 @@ def chat(ctx: kvg.Context, page: Page, args: argparse.Namespace) -> None:
                 page.write(piece.text)
                 if interrupted.is_set():
                     break
+        # the cache keeps the last token of an answer that was cut off; what ends one is in the next turn
         page.end()
-        # an answer that was cut off has a last token; what ends one is part of the next turn's text
-        not_decoded = [] if piece.finish_reason == "stop" else [piece.token]
 
 
 @contextlib.contextmanager

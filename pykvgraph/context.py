@@ -18,6 +18,7 @@ from pykvgraph.errors import InvalidArgumentError
 from pykvgraph.kv_cache import KVCache
 from pykvgraph.model import Model
 from pykvgraph.params import ContextParams
+from pykvgraph.pending import PendingTokens
 from pykvgraph.state.transfer import read_info
 from pykvgraph.types import DevicePart, Scores
 
@@ -125,9 +126,10 @@ class Context(Closable):
             free=lib().kvg_context_free,
             name="context",
         )
-        self.kv = KVCache(self._handle)
+        self._pending = PendingTokens(model.n_vocab)
+        self.kv = KVCache(self._handle, self._pending)
         # decode writes into these buffers; a view of one keeps its memory alive after the context is closed
-        self._outputs = _Outputs(1, model)
+        self._outputs = _Outputs(1, model, self._pending)
 
     def decode(self, batch: Batch, *, scores: bool = False) -> None:
         """Computes a batch: afterwards its tokens are in the cache, and logits() has its outputs.
@@ -224,6 +226,11 @@ class Context(Closable):
         n_outputs = self._decode_batch(context, batch, scored=True, must_output=True)
         return self._outputs.last(n_outputs, copy)
 
+    def _decode_each(self, context: int, batch: Batch) -> list[LastOutput]:
+        """Every output of the batch, each with a copy of its logits."""
+        n_outputs = self._decode_batch(context, batch, scored=True, must_output=True)
+        return [self._outputs.at(index, True) for index in range(n_outputs)]
+
     def _decode_batch(self, context: int, batch: Batch, *, scored: bool, must_output: bool = False) -> int:
         """Decodes the batch, and returns its number of outputs; must_output: it must have at least one."""
         self._outputs.n = None
@@ -249,6 +256,8 @@ class Context(Closable):
         outputs.start()
         self._handle.undo_unless_done(outputs.take_back)
         lib().kvg_decode(context, ctypes.byref(tokens), ctypes.byref(written))
+        if self._pending:
+            self._pending.end_decode(arrays.seq_id.tolist())
         outputs.n, outputs.scored_last = n_outputs, scored
         return n_outputs
 
@@ -258,11 +267,13 @@ class Context(Closable):
         outputs.start()
         self._handle.undo_unless_done(outputs.take_back)
         lib().kvg_append(context, seq, token, outputs.scored_pointer)
+        self._pending.end_decode((seq,))
         outputs.n, outputs.scored_last = 1, True
         return outputs.last(1, copy)
 
     def _reset(self, context: int) -> None:
         lib().kvg_kv_clear(context, 0)
+        self._pending.drop_all()
         self._outputs.n = None
 
     def _make_room(self, context: int, n_tokens: int, n_rows: int) -> None:
@@ -273,7 +284,7 @@ class Context(Closable):
         """
         grows = n_rows > len(self._outputs.logits)
         if grows and n_tokens <= self.n_batch and n_tokens <= read_info(context).n_free:
-            self._outputs = _Outputs(n_rows, self.model)
+            self._outputs = _Outputs(n_rows, self.model, self._pending)
 
     def _rows(self, buffer: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
         rows = buffer[: self._n_rows()]
@@ -310,7 +321,8 @@ class LastOutput(NamedTuple):
 class _Outputs:
     """The buffers that decode writes, and the two structs that name them: without scores, and with scores."""
 
-    def __init__(self, n_rows: int, model: Model) -> None:
+    def __init__(self, n_rows: int, model: Model, pending: PendingTokens) -> None:
+        self.pending = pending
         self.logits: npt.NDArray[np.float32] = np.empty((n_rows, model.n_vocab), np.float32)
         self.embd: npt.NDArray[np.float32] = np.empty((n_rows, model.n_embd), np.float32)
         self.n: int | None = None  # rows that the last decode wrote; None when there are none to be read
@@ -328,18 +340,24 @@ class _Outputs:
     def start(self) -> None:
         """To be called before a decode: marks that it has written nothing yet."""
         self.plain.n_written = self.scored.n_written = -1
+        self.pending.begin_decode()
 
     def take_back(self, context: int) -> None:
         """Undoes a decode that succeeded, but whose caller got an exception after it (Ctrl-C)."""
         self.n = None
         if self.plain.n_written >= 0 or self.scored.n_written >= 0:
+            self.pending.take_back()
             lib().kvg_undo_decode(context)
             self.start()
 
     def last(self, n_outputs: int, copy: bool) -> LastOutput:
         """The last output of a decode with scores; copy: whether it has a copy of the row of logits."""
-        score = self.scores[n_outputs - 1]
-        logits = self.logits[n_outputs - 1].copy() if copy else _NO_LOGITS
+        return self.at(n_outputs - 1, copy)
+
+    def at(self, index: int, copy: bool) -> LastOutput:
+        """As last(), of any output."""
+        score = self.scores[index]
+        logits = self.logits[index].copy() if copy else _NO_LOGITS
         return LastOutput(score.best, score.best_logprob, score.log_sum, logits)
 
 

@@ -14,6 +14,7 @@ from pykvgraph._native.handles import Closable, Handle
 from pykvgraph._native.library import lib, sized
 from pykvgraph.checks import indices, integer, integers, several, shown
 from pykvgraph.errors import InvalidArgumentError
+from pykvgraph.pending import PendingTokens
 
 
 class RawRows(NamedTuple):
@@ -43,8 +44,9 @@ class Incoming(Closable):
     running call on the context, and calls on the context don't wait for write().
     """
 
-    def __init__(self, context: Handle, places: Sequence[Place]) -> None:
+    def __init__(self, context: Handle, places: Sequence[Place], pending: PendingTokens) -> None:
         self._context = context
+        self._pending = pending
         chosen = several(places)
         if chosen is None:
             raise InvalidArgumentError(f"places must be a list of Place, got {shown(places)}")
@@ -98,6 +100,7 @@ class Incoming(Closable):
         self._handle.call(
             lambda incoming: self._context.call(lambda pointer: lib().kvg_kv_show(pointer, incoming, seq))
         )
+        self._pending.drop(seq)
 
     def give_back(self) -> None:
         """Makes the cells empty again, unless they were shown: then nothing happens."""

@@ -21,6 +21,7 @@ from pykvgraph.errors import InvalidArgumentError
 from pykvgraph.gguf_file import native_path
 from pykvgraph.hold import Hold, HoldMaker, ResumePoint
 from pykvgraph.incoming import Incoming, Place, RawRows, read_rows
+from pykvgraph.pending import PendingTokens
 from pykvgraph.state.cells import SavedState
 from pykvgraph.state.file import read_file, write_file
 from pykvgraph.state.format import unpack
@@ -72,8 +73,9 @@ class KVCache(NotCopied):
     nothing changed; so does every call after the context is closed.
     """
 
-    def __init__(self, handle: Handle) -> None:
+    def __init__(self, handle: Handle, pending: PendingTokens) -> None:
         self._handle = handle
+        self._pending = pending
         self._bounds = _KnownBounds(-1, [], [])
         self._holds = HoldMaker(handle)
 
@@ -90,15 +92,20 @@ class KVCache(NotCopied):
         Raises InvalidArgumentError, with nothing changed, when layers with a window have lost that; the error
         names positions where the sequence can go on.
         """
+        ended = self._pending.within(seq, p0, p1, self.seq_pos_max)
         self._change(lib().kvg_kv_seq_rm, seq=seq, p0=p0, p1=p1)
+        self._pending.drop(*ended)
 
     def seq_cp(self, src: int, dst: int, p0: int, p1: int) -> None:
         """From now on `dst` too sees the cells of `src` in the range. They are shared: no data is copied."""
+        before = self.seq_pos_max(dst) if self._pending else -1
         self._change(lib().kvg_kv_seq_cp, src=src, dst=dst, p0=p0, p1=p1)
+        self._pending.copied(src, dst, p0, p1, before, self.seq_pos_max)
 
     def seq_keep(self, seq: int) -> None:
         """Removes every sequence but `seq`: cells that `seq` doesn't see and no hold keeps become empty."""
         self._change(lib().kvg_kv_seq_keep, seq=seq)
+        self._pending.keep(seq)
 
     def seq_add(self, seq: int, p0: int, p1: int, delta: int) -> None:
         """Adds `delta` to the positions of the sequence's cells in the range.
@@ -163,6 +170,8 @@ class KVCache(NotCopied):
         if not isinstance(hold, Hold) or hold._handle is not self._handle:
             raise InvalidArgumentError(f"hold must be what this cache's hold() gave, got {shown(hold)}")
         self._handle.call(lib().kvg_kv_attach, hold._id, integer(seq, "seq"))
+        if not isinstance(hold, ResumePoint):
+            self._pending.drop(seq)
 
     def resume_point(self, seq: int) -> ResumePoint:
         """Keeps what it takes to go on where the sequence ends, whatever becomes of it.
@@ -202,8 +211,23 @@ class KVCache(NotCopied):
         """
         position = ctypes.c_int64()
         numbers = integer(seq, "seq"), integer(p, "p")
+        ended = self._pending.within(seq, p, -1, self.seq_pos_max)
         self._handle.call(lib().kvg_kv_rewind, *numbers, ctypes.byref(position))
+        self._pending.drop(*ended)
         return position.value
+
+    def pending_token(self, seq: int) -> int | None:
+        """The token that generate() handed out for the sequence and that is not decoded yet, or None.
+
+        The next generate() or LongReader decodes it first, behind the sequence's last position. save() and
+        seq_cp() copy it, a context shift keeps it. seq_rm() and rewind() drop it when its position is in
+        their range; clear(), reset(), load(), attach() and any other decode on the sequence drop it too.
+        """
+        return self._pending.get(self._known_seq(seq))
+
+    def set_pending_token(self, seq: int, token: int | None) -> None:
+        """Sets the sequence's pending token, or with None drops it."""
+        self._pending.choose(self._known_seq(seq), token)
 
     def clear(self, data: bool = False) -> None:
         """Empties every cell, ends every hold, and zeroes K, V and states that were ever written.
@@ -211,6 +235,7 @@ class KVCache(NotCopied):
         data: zeroes the K and V of all cells.
         """
         self._handle.call(lib().kvg_kv_clear, flag(data, "data"))
+        self._pending.drop_all()
 
     def defrag(self, policy: Literal["fill", "sort"] = "fill") -> None:
         """Asks for compaction: the next update() or decode moves cells so that no hole is left.
@@ -343,7 +368,7 @@ class KVCache(NotCopied):
         with nothing reserved: CacheFullError when a group has too few empty cells, InvalidArgumentError when
         positions are not strictly increasing, or differ between groups.
         """
-        return Incoming(self._handle, places)
+        return Incoming(self._handle, places, self._pending)
 
     def save(self, seq: int | None = None) -> Blob:
         """The cells of one sequence, or with None the whole cache, as bytes (docs/state-format.md).
@@ -352,7 +377,7 @@ class KVCache(NotCopied):
         sees. A pending K-shift runs first. The K of waiting cells (see update) is rotated in the bytes only,
         and so rounded once more there than in the cache. Raises InvalidArgumentError for an id out of range.
         """
-        return self._handle.call(take, self._geometry, seq)
+        return self._handle.call(take, self._geometry, seq, self._pending)
 
     def load(self, blob: Blob | bytearray | memoryview, seq: int | None = None) -> None:
         """Replaces sequence `seq`, or with None the whole cache, by a state that save() returned.
@@ -393,7 +418,9 @@ class KVCache(NotCopied):
                 if saved.whole
                 else "this state holds one sequence: say which one it becomes, load(blob, seq=...)"
             )
+        self._pending.check(saved.pending, seq, self._n_seq_max)
         self._handle.call(put, self._geometry, saved, seq)
+        self._pending.load(saved.pending, seq)
 
     def save_file(self, path: str | os.PathLike[str], seq: int | None = None) -> None:
         """Writes what save(seq) returns into a file.

@@ -62,12 +62,15 @@ class LongReader(NotCopied):
             )
 
     def read(self, ids: Integers) -> None:
-        """Decodes the token ids at the end of the sequence, without outputs.
+        """Decodes the sequence's pending token, if it has one, and the ids at its end, without outputs.
 
         Raises what Context.decode raises; the batches that were decoded before the error stay.
         """
         n_batch = self._ctx.n_batch
         tokens = integers(ids, "ids", 0)
+        pending = self._ctx.kv.pending_token(self._seq)
+        if pending is not None and len(tokens):
+            self._feed.append_batch([pending])
         for begin in range(0, len(tokens), n_batch):
             part = tokens[begin : begin + n_batch]
             self._extend()  # only the newest batch has positions of its own

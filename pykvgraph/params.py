@@ -8,14 +8,16 @@ device's name, can only be checked by the native code; it does so when it gets t
 from __future__ import annotations
 
 import ctypes
+import json
+import math
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from pykvgraph._native.ffi import KvgContextParams, KvgFlashAttn, KvgModelParams, KvgType
 from pykvgraph._native.library import sized
-from pykvgraph.checks import INT32_MAX, flag, integer, real, shown, strings
+from pykvgraph.checks import INT32_MAX, flag, integer, real, several, shown, strings
 from pykvgraph.errors import InvalidArgumentError
 
 # the types of K and V by name; the numbers are those of kvgraph.h and of ggml
@@ -29,6 +31,8 @@ _FLASH_ATTN: dict[str | bool, int] = {
 }
 MAX_SEED = 2**32 - 2  # for libllama, 2^32 - 1 means a random seed
 _MAX_THREADS = 512
+_MAX_LAST_N = 1 << 20
+_LONGEST_GRAMMAR = 1 << 20
 _SMALL_MODEL = 10_000_000  # parameters
 
 
@@ -144,6 +148,16 @@ class SamplingParams:
     at least this share of the likeliest token's probability; 0: from all. seed: 0 to 2^32 - 2, or None for a
     random seed. stop: the text ends before the first of these strings; a single string may be given as it is.
 
+    typical_p: draw from the tokens nearest to the expected information that together have this probability
+    (arXiv:2202.00666); 1: from all. Penalties make tokens less likely that were among the last penalty_last_n
+    that this generation said: repeat_penalty divides (negative: multiplies) their logits, 1: off;
+    frequency_penalty is subtracted once for each time, presence_penalty once; 0: off. mirostat: 1 or 2: keep
+    the text's surprise at mirostat_tau, learning at the rate mirostat_eta (arXiv:2007.14966), in place of
+    temperature, top_k, top_p, min_p and typical_p; 0: off. logit_bias: what is added to the logits of some
+    tokens, {token: bias}; -inf forbids one. grammar: only texts of this grammar, in llama.cpp's GBNF with the
+    rule `root`. json_schema: only JSON that follows this schema, given as a dict or as its JSON text; {}: any
+    JSON object. All but typical_p and mirostat matter at temperature 0 too.
+
     Raises InvalidArgumentError, which names the field.
     """
 
@@ -154,6 +168,17 @@ class SamplingParams:
     min_p: float = 0.05
     seed: int | None = None
     stop: str | Iterable[str] = ()
+    typical_p: float = 1.0
+    repeat_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    penalty_last_n: int = 64
+    mirostat: int = 0
+    mirostat_tau: float = 5.0
+    mirostat_eta: float = 0.1
+    logit_bias: Mapping[int, float] | Iterable[tuple[int, float]] = ()
+    grammar: str | None = None
+    json_schema: str | Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         _set(
@@ -165,7 +190,22 @@ class SamplingParams:
             min_p=real(self.min_p, "min_p", 0.0, 1.0),
             seed=None if self.seed is None else integer(self.seed, "seed", 0, MAX_SEED),
             stop=strings(self.stop, "stop"),
+            typical_p=real(self.typical_p, "typical_p", 0.0, 1.0),
+            repeat_penalty=real(self.repeat_penalty, "repeat_penalty", 1e-6, 1e6),
+            frequency_penalty=real(self.frequency_penalty, "frequency_penalty", -1e6, 1e6),
+            presence_penalty=real(self.presence_penalty, "presence_penalty", -1e6, 1e6),
+            penalty_last_n=integer(self.penalty_last_n, "penalty_last_n", 0, _MAX_LAST_N),
+            mirostat=integer(self.mirostat, "mirostat", 0, 2),
+            mirostat_tau=real(self.mirostat_tau, "mirostat_tau", 0.0, 1e6),
+            mirostat_eta=real(self.mirostat_eta, "mirostat_eta", 0.0, 1e6),
+            logit_bias=_biases(self.logit_bias),
+            grammar=_grammar(self.grammar),
+            json_schema=_json_text(self.json_schema),
         )
+        if self.grammar is not None and self.json_schema is not None:
+            raise InvalidArgumentError(
+                "grammar and json_schema: give one of them, a schema becomes a grammar"
+            )
 
 
 def default_threads(n_params: int) -> int:
@@ -189,6 +229,43 @@ def _shares(tensor_split: Any) -> tuple[float, ...] | None:
     except TypeError:
         raise InvalidArgumentError(f"tensor_split must be numbers, got {shown(tensor_split)}") from None
     return tuple(real(value, f"tensor_split[{i}]", 0, 1e30) for i, value in enumerate(values))
+
+
+def _biases(values: Any) -> tuple[tuple[int, float], ...]:
+    """Pairs of a token and what is added to its logit."""
+    items = several(values.items() if isinstance(values, Mapping) else values)
+    if items is None or isinstance(values, (str, bytes)):
+        raise InvalidArgumentError(f"logit_bias must be {{token: bias}}, got {shown(values)}")
+    pairs: dict[int, float] = {}
+    for item in items:
+        if not isinstance(item, tuple) or len(item) != 2:
+            raise InvalidArgumentError(f"logit_bias must be {{token: bias}}, got {shown(item)}")
+        token = integer(item[0], "logit_bias's token", 0, INT32_MAX)
+        pairs[token] = real(item[1], f"logit_bias[{token}]", -math.inf, 1e30)
+    return tuple(pairs.items())
+
+
+def _grammar(text: Any) -> str | None:
+    if text is not None and (not isinstance(text, str) or not text.strip() or "\0" in text):
+        raise InvalidArgumentError(f"grammar must be a text in GBNF, got {shown(text)}")
+    if text is not None and len(text) > _LONGEST_GRAMMAR:
+        raise InvalidArgumentError(f"the grammar has {len(text)} characters, over {_LONGEST_GRAMMAR}")
+    return text
+
+
+def _json_text(schema: Any) -> str | None:
+    """A JSON schema as JSON text. Raises InvalidArgumentError for what is no JSON object."""
+    if schema is None:
+        return None
+    try:
+        value = json.loads(schema) if isinstance(schema, str) else schema
+        if not isinstance(value, Mapping):
+            raise ValueError("it is no object")
+        return json.dumps(dict(value))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidArgumentError(
+            f"json_schema must be a JSON schema, got {shown(schema)}: {error}"
+        ) from None
 
 
 def _choice(value: Any, name: str, choices: dict[Any, int]) -> Any:

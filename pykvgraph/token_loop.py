@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
+from pykvgraph.batch import Batch
 from pykvgraph.checks import Integers, integer, integers, shown
-from pykvgraph.context import Context
+from pykvgraph.context import Context, LastOutput
 from pykvgraph.context_shift import ContextShift
-from pykvgraph.errors import InvalidArgumentError, KVGraphError, UnsupportedError
+from pykvgraph.errors import CacheFullError, InvalidArgumentError, KVGraphError, UnsupportedError
 from pykvgraph.feed import Feed
 from pykvgraph.params import SamplingParams
 from pykvgraph.text.sampling import Sampler
@@ -21,7 +24,7 @@ from pykvgraph.types import Piece
 
 def generate(
     ctx: Context,
-    prompt: str | Integers,
+    prompt: str | Integers | Sequence[str | Integers],
     *,
     seq: int = 0,
     max_tokens: int = SamplingParams.max_tokens,
@@ -31,28 +34,44 @@ def generate(
     min_p: float = SamplingParams.min_p,
     seed: int | None = SamplingParams.seed,
     stop: str | Iterable[str] = SamplingParams.stop,
+    typical_p: float = SamplingParams.typical_p,
+    repeat_penalty: float = SamplingParams.repeat_penalty,
+    frequency_penalty: float = SamplingParams.frequency_penalty,
+    presence_penalty: float = SamplingParams.presence_penalty,
+    penalty_last_n: int = SamplingParams.penalty_last_n,
+    mirostat: int = SamplingParams.mirostat,
+    mirostat_tau: float = SamplingParams.mirostat_tau,
+    mirostat_eta: float = SamplingParams.mirostat_eta,
+    logit_bias: Mapping[int, float] | Iterable[tuple[int, float]] = SamplingParams.logit_bias,
+    grammar: str | None = SamplingParams.grammar,
+    json_schema: str | Mapping[str, Any] | None = SamplingParams.json_schema,
     on_full: ContextShift | None = None,
 ) -> Iterator[Piece]:
     """Decodes a prompt and continues it; an iterator with one Piece for each sampled token.
 
     The prompt is appended to what sequence `seq` already has in the cache; nothing is cleared. When it is a
-    str, it is tokenized: the tokens that the model wants before a text (BOS) are added only if the sequence
-    is empty, and text that spells a control token stays text. Where Tokenizer.space_prefix is True, a space
-    comes before the text, also when the sequence is not empty. Token ids are decoded as they are.
+    str, it is tokenized: what the model wants before a text (BOS, and a space where Tokenizer.space_prefix is
+    True) comes first only if the sequence is empty, and text that spells a control token stays text. Token
+    ids are decoded as they are.
 
-    When a piece is returned, its own token is not in the cache yet, but all tokens before it are. So to go on
-    after the last piece, let the next prompt begin with `piece.token`, unless that token ended the text.
+    When a piece is returned, its own token is not in the cache yet, but all tokens before it are. The cache
+    remembers it (kv.pending_token), and the next generate() on the sequence decodes it before its prompt; so
+    several calls say what one would. With a pending token the prompt may be empty, "" or []. A piece with
+    finish_reason "stop" leaves no pending token: its token is not part of the text.
+
+    Several prompts, each a str or token ids, are continued side by side: the first in sequence `seq`, the
+    next in seq + 1, and so on; each as it would be by itself. Piece.seq says whose a piece is.
 
     A model without a tokenizer (Model.has_tokenizer) takes token ids only; the pieces have no text, and no
     token ends the generation.
 
-    The last piece has finish_reason "length" after max_tokens tokens, or "stop" at an end-of-generation token
-    or a stop string; the stop string is not part of the text. temperature, top_k, top_p, min_p and seed: as
-    in Sampler.
+    The last piece of a prompt has finish_reason "length" after max_tokens tokens, or "stop" at an
+    end-of-generation token or a stop string; the stop string is not part of the text. All arguments from
+    max_tokens to json_schema: as in SamplingParams.
 
-    on_full: the policy that makes room when the cache is full; it removes tokens of sequence `seq` only.
-    Without it a full cache raises CacheFullError; if the prompt doesn't fit, none of it is decoded. Several
-    threads may generate on one context, each in its own sequence.
+    on_full: the policy that makes room when the cache is full; it removes tokens of the generated sequences
+    only, of several those of the longest. Without it a full cache raises CacheFullError; if the prompts don't
+    fit, nothing is decoded. Several threads may generate on one context, each in its own sequences.
 
     Raises at once InvalidArgumentError for a bad argument, and UnsupportedError for a str prompt or stop
     strings where the model has no tokenizer; later, in the iteration, what Context.decode
@@ -61,71 +80,191 @@ def generate(
     """
     if not isinstance(ctx, Context):
         raise InvalidArgumentError(f"ctx must be a pykvgraph.Context, got {shown(ctx)}")
-    if not isinstance(prompt, str):
-        prompt = _not_empty(integers(prompt, "prompt", 0))
+    several = _are_several(prompt)
+    prompts: list[Any] = list(prompt) if several else [prompt]
     seq = integer(seq, "seq", 0, ctx.n_seq_max - 1)
+    if seq + len(prompts) > ctx.n_seq_max:
+        raise InvalidArgumentError(
+            f"{len(prompts)} prompts from sequence {seq} on need {seq + len(prompts)} sequences, and the "
+            f"context has {ctx.n_seq_max} (n_seq_max)"
+        )
     if on_full is not None and not isinstance(on_full, ContextShift):
         raise InvalidArgumentError(f"on_full must be a pykvgraph.ContextShift or None, got {shown(on_full)}")
-    if isinstance(prompt, str) and not ctx.model.has_tokenizer:
-        _ = ctx.model.tokenizer  # what it raises, at once
-    chosen = SamplingParams(max_tokens, temperature, top_k, top_p, min_p, seed, stop)
-    if chosen.stop and not ctx.model.has_tokenizer:
-        raise UnsupportedError("stop: the model has no tokenizer, so its tokens have no text to stop at")
-    sampler = Sampler(chosen.temperature, chosen.top_k, chosen.top_p, chosen.min_p, chosen.seed)
-    feed = Feed(ctx, seq, on_full)
-    return _loop(feed, prompt, chosen.max_tokens, sampler, TextStream(chosen.stop))
+    params = SamplingParams(
+        max_tokens=max_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        seed=seed,
+        stop=stop,
+        typical_p=typical_p,
+        repeat_penalty=repeat_penalty,
+        frequency_penalty=frequency_penalty,
+        presence_penalty=presence_penalty,
+        penalty_last_n=penalty_last_n,
+        mirostat=mirostat,
+        mirostat_tau=mirostat_tau,
+        mirostat_eta=mirostat_eta,
+        logit_bias=logit_bias,
+        grammar=grammar,
+        json_schema=json_schema,
+    )
+    texts = [_Text(ctx, seq + i, each, params, on_full) for i, each in enumerate(prompts)]
+    return _side_by_side(ctx, texts, on_full is not None) if several else _alone(texts[0])
 
 
-def _loop(
-    feed: Feed,
-    prompt: str | npt.NDArray[np.int32],
-    max_tokens: int,
-    sampler: Sampler,
-    stream: TextStream,
-) -> Iterator[Piece]:
-    ids: Sequence[int] | npt.NDArray[np.int32] = _prompt_ids(feed, prompt)
-    model = feed.ctx.model
-    tokenizer = model.tokenizer if model.has_tokenizer else None
-    # SentencePiece puts a space before the first word of a text; the user's text doesn't have it
-    at_start = tokenizer is not None and tokenizer.space_prefix and int(ids[-1]) == tokenizer.bos
-    for left in range(max_tokens - 1, -1, -1):
-        last = feed.append(ids, copy_logits=not sampler.greedy)
+def _are_several(prompt: object) -> bool:
+    """Whether this is a list of prompts, not one."""
+    if isinstance(prompt, np.ndarray):
+        return prompt.ndim == 2
+    return (
+        isinstance(prompt, (list, tuple))
+        and len(prompt) > 0
+        and all(isinstance(each, (str, list, tuple, np.ndarray)) for each in prompt)
+    )
+
+
+class _Text:
+    """The text of one sequence: its prompt, and what is generated behind it."""
+
+    def __init__(
+        self, ctx: Context, seq: int, prompt: Any, params: SamplingParams, on_full: ContextShift | None
+    ) -> None:
+        model = ctx.model
+        if isinstance(prompt, str):
+            _ = model.tokenizer  # what it raises, at once
+        else:
+            prompt = integers(prompt, "prompt", 0)
+            if len(prompt) == 0 and ctx.kv.pending_token(seq) is None:
+                raise _no_prompt()
+        if params.stop and not model.has_tokenizer:
+            raise UnsupportedError("stop: the model has no tokenizer, so its tokens have no text to stop at")
+        self.seq = seq
+        self.feed = Feed(ctx, seq, on_full)
+        self._prompt: str | npt.NDArray[np.int32] = prompt
+        self._tokenizer = model.tokenizer if model.has_tokenizer else None
+        self._sampler = Sampler.of(params, self._tokenizer)
+        self._stream = TextStream(params.stop)
+        self._pending = ctx._pending
+        self._left = params.max_tokens
+        self._at_start = False
+
+    def prompt_ids(self) -> npt.NDArray[np.int32]:
+        """What is to be decoded first, the pending token in front."""
+        pending = self._pending.get(self.seq)
+        ids = self._prompt
+        if isinstance(ids, str):
+            assert self._tokenizer is not None
+            begins = pending is None and self.feed.ctx.kv.seq_pos_max(self.seq) < 0
+            encoded = self._tokenizer.encode(ids, add_special=begins, add_space_prefix=begins)
+            ids = np.array(encoded, np.int32)
+        if pending is not None:
+            ids = np.concatenate([np.array([pending], np.int32), ids])
+        if len(ids) == 0:
+            raise _no_prompt()
+        # SentencePiece puts a space before the first word of a text; the user's text doesn't have it
+        tokenizer = self._tokenizer
+        self._at_start = tokenizer is not None and tokenizer.space_prefix and int(ids[-1]) == tokenizer.bos
+        return ids
+
+    def append(self, ids: Sequence[int] | npt.NDArray[np.int32]) -> LastOutput:
+        """Decodes ids at the sequence's end."""
+        return self.feed.append(ids, copy_logits=not self._sampler.greedy)
+
+    def say(self, last: LastOutput) -> Piece:
+        """The piece after what was decoded last; its token is pending from now on."""
         if not math.isfinite(last.log_sum):
             raise KVGraphError("the logits are broken: one is no number, or the largest is infinite")
         token, score = last.best, last.best_logprob
-        if not sampler.greedy:
-            token = sampler.sample(last.logits)
+        if not self._sampler.greedy:
+            token = self._sampler.sample(last.logits)
             score = float(last.logits[token]) - last.log_sum
-        piece = b""
+        self._left -= 1
+        text, reason = self._text_of(token)
+        if reason != "stop":
+            self._pending.put(self.seq, token)
+        return Piece(text, token, score, reason, self.seq)
+
+    def _text_of(self, token: int) -> tuple[str, Literal["stop", "length"] | None]:
+        stream, tokenizer, data = self._stream, self._tokenizer, b""
         # a model may have more rows than its tokenizer has tokens
         if tokenizer is not None and token < tokenizer.n_vocab:
             if tokenizer.is_eog(token):
-                yield Piece(stream.finish(), token, score, "stop")
-                return
-            piece = tokenizer.token_to_piece(token)
-        text = stream.feed(piece.removeprefix(b" ") if at_start else piece)
+                return stream.finish(), "stop"
+            data = tokenizer.token_to_piece(token)
+        text = stream.feed(data.removeprefix(b" ") if self._at_start else data)
+        self._at_start = False
         if stream.stopped:
-            yield Piece(text, token, score, "stop")
+            return text, "stop"
+        if self._left == 0:
+            return text + stream.finish(), "length"
+        return text, None
+
+
+def _no_prompt() -> InvalidArgumentError:
+    return InvalidArgumentError(
+        "the prompt is empty: it takes a token to say what comes after it, and the sequence has none pending"
+    )
+
+
+def _alone(text: _Text) -> Iterator[Piece]:
+    last = text.append(text.prompt_ids())
+    while True:
+        piece = text.say(last)
+        yield piece
+        if piece.finish_reason is not None:
             return
-        if left == 0:
-            yield Piece(text + stream.finish(), token, score, "length")
-            return
-        yield Piece(text, token, score, None)
-        at_start = False
-        ids = [token]
+        last = text.append([piece.token])
 
 
-def _prompt_ids(feed: Feed, prompt: str | npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
-    if not isinstance(prompt, str):
-        return prompt
-    empty = feed.ctx.kv.seq_pos_max(feed.seq) < 0
-    return _not_empty(np.array(feed.ctx.model.tokenizer.encode(prompt, add_special=empty), np.int32))
+def _side_by_side(ctx: Context, texts: list[_Text], shifts: bool) -> Iterator[Piece]:
+    prompts = [text.prompt_ids() for text in texts]
+    if not shifts:
+        texts[0].feed.make_room(sum(map(len, prompts)))  # which raises
+    said: dict[int, tuple[_Text, int]] = {}  # by sequence, in their order
+    for text, ids in zip(texts, prompts, strict=True):
+        piece = text.say(text.append(ids))
+        if piece.finish_reason is None:
+            said[text.seq] = text, piece.token
+        yield piece
+    while said:
+        step = list(said.values())
+        for begin in range(0, len(step), ctx.n_batch):
+            part = step[begin : begin + ctx.n_batch]
+            unsaid = list(zip(part, _decode_each(ctx, part, shifts), strict=True))
+            try:
+                while unsaid:
+                    (text, _), last = unsaid.pop(0)
+                    piece = text.say(last)
+                    if piece.finish_reason is None:
+                        said[text.seq] = text, piece.token
+                    else:
+                        del said[text.seq]
+                    yield piece
+            finally:
+                _take_back(ctx, [before for before, _ in unsaid])
 
 
-def _not_empty(ids: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
-    if len(ids) == 0:
-        raise InvalidArgumentError(
-            "the prompt is empty: it takes a token to say what comes after it. To go on after a generation, "
-            "give the last piece's token"
-        )
-    return ids
+def _decode_each(ctx: Context, said: list[tuple[_Text, int]], shifts: bool) -> list[LastOutput]:
+    """Decodes a token of each text in one batch."""
+    kv, batch = ctx.kv, Batch()
+    while True:
+        longest = max((text for text, _ in said), key=lambda text: kv.seq_pos_max(text.seq))
+        longest.feed.make_room(len(said))
+        batch.clear()
+        for text, token in said:
+            batch.add(token, kv.seq_pos_max(text.seq) + 1, (text.seq,), logits=True)
+        try:
+            return ctx._handle.call(ctx._decode_each, batch)
+        except CacheFullError:  # another thread was quicker
+            if not shifts:
+                raise
+
+
+def _take_back(ctx: Context, said: list[tuple[_Text, int]]) -> None:
+    """Tokens after which nothing was said, as the caller went away, are pending again where they can be."""
+    for text, token in said:
+        with contextlib.suppress(InvalidArgumentError):  # a window or a state can't go back
+            ctx.kv.seq_rm(text.seq, ctx.kv.seq_pos_max(text.seq), -1)
+            ctx._pending.put(text.seq, token)

@@ -245,9 +245,11 @@ class Piece:
     the last piece, whose token may be one that ends the text. token: the token's id. logprob: natural
     logarithm of the model's own probability of the token, whatever the sampler's temperature. finish_reason:
     None before the last piece; then "length", or "stop" for a stop string or a token that ends the text.
+    seq: the sequence.
     """
 
     text: str
     token: int
     logprob: float
     finish_reason: Literal["stop", "length"] | None
+    seq: int = 0

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from pykvgraph.cli.sampling import sampling_options
 from pykvgraph.cli.show import print_json
 from pykvgraph.cli.verb import (
     Verb,
@@ -113,6 +114,7 @@ class _StopString(click.types.StringParamType):
     default=SamplingParams.min_p,
     help="Draw from tokens with at least P times the likeliest's probability; 0: from all.",
 )
+@sampling_options
 @option(
     "-s",
     "--seed",
@@ -172,6 +174,8 @@ def generate(
             swa_full=swa_full,
         ) as context,
     ):
+        if n_keep is None and prompt:
+            _require_fitting(len(loaded.tokenizer.encode(prompt)), context.n_ctx)
         shift = kvg.ContextShift(n_keep=_fitting_keep(n_keep, context.n_ctx), on_shift=shifts.append)
         started, first = time.perf_counter(), 0.0
         stream = kvg.generate(context, prompt, on_full=shift, **sampling)
@@ -197,6 +201,14 @@ def generate(
         rate = f", then {(len(pieces) - 1) / rest:,.0f}/s" if len(pieces) > 1 else ""
         told = f"{len(pieces)} tokens, the first after {first - started:.2f} s{rate}; {len(shifts)} shifts"
         click.secho(f"[{told}]", dim=True, err=True, color=False if os.environ.get("NO_COLOR") else None)
+
+
+def _require_fitting(n_prompt: int, n_ctx: int) -> None:
+    if n_prompt > n_ctx:
+        raise InvalidArgumentError(
+            f"the prompt has {n_prompt} tokens, and the cache {n_ctx} cells. Raise -c, or give --keep N: "
+            "then old tokens after the first N are removed whenever the cache is full"
+        )
 
 
 def _fitting_keep(n_keep: int | None, n_ctx: int) -> int:

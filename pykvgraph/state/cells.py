@@ -62,6 +62,7 @@ class SavedState:
     groups: tuple[SavedCells, ...]
     checkpoints: tuple[SavedCheckpoint, ...] = ()
     states: SavedRows | None = None  # None: no layer has one
+    pending: tuple[tuple[int, int], ...] = ()  # a sequence's place among those that are saved, and a token
 
 
 @dataclass(frozen=True)

@@ -37,6 +37,7 @@ from pykvgraph.state.sections import (
     LOST,
     MAGIC,
     MODL,
+    PEND,
     ROWS,
     STAT,
     VERSION,
@@ -52,6 +53,7 @@ _MODEL = struct.Struct("<16sII")  # fingerprint, number of groups, 0
 # kind, n_layer, window, n_head_kv, head_dim_k, head_dim_v, type_k, type_v, 0, cell bytes; then the layers
 _GROUP = struct.Struct("<IIQIIIIIIQ")
 _COUNTS = struct.Struct("<IIQ")  # whole?, n_seq, n_cells; then the table
+_PENDING = struct.Struct("<Ii")  # of each: its sequence, the token
 _MAX_MODEL_BYTES = _MAX_CHECKPOINT_BYTES = 1 << 20
 
 
@@ -88,6 +90,7 @@ def pack(
     fill: Fill,
     checkpoints: Sequence[SavedCheckpoint] = (),
     states: StateTable | None = None,
+    pending: Sequence[tuple[int, int]] = (),
 ) -> bytes:
     """A blob that `unpack` gives the same cells for, of each group."""
     windows = _windows(geometry)
@@ -113,6 +116,7 @@ def pack(
             *((CKPT, 0, len(marks)) for _ in checkpoints[:1]),
             *((KEPT, index, _COUNTS.size + n_kept[index].table_bytes) for index in kept),
             *((KROW, index, n_kept[index].n_cells * sizes[index]) for index in kept),
+            *((PEND, 0, len(pending) * _PENDING.size) for _ in pending[:1]),
         ]
     )
 
@@ -136,6 +140,8 @@ def pack(
         states.fill(write_states(writer.place(STAT, 0), states.owners, states.n_rows, geometry.state_bytes))
     for index in kept:
         write_cells(KEPT, KROW, index, *tables[index].kept)
+    if pending:
+        writer.write(PEND, 0, b"".join(_PENDING.pack(*each) for each in pending))
     return writer.finish()
 
 
@@ -215,7 +221,24 @@ def _read_cells(
         replace(of, rows=np.frombuffer(part.data, np.uint8)) for of, part in zip(cells, rows, strict=True)
     )
     state = _with_checkpoints(reader, here, counts[0], SavedState(bool(counts[0].whole), groups))
+    state = replace(state, pending=_read_pending(reader, counts[0].n_seq))
     return _with_states(reader, here, counts[0].n_seq, state)
+
+
+def _read_pending(reader: Reader, n_seq: int) -> tuple[tuple[int, int], ...]:
+    if not reader.has(PEND):
+        return ()
+    section = reader.section(PEND)
+    if section.n_bytes % _PENDING.size or section.n_bytes > n_seq * _PENDING.size:
+        raise StateError(
+            f"the saved state's {section.name} has {section.n_bytes} bytes for {n_seq} sequences"
+        )
+    found = dict(_PENDING.iter_unpack(reader.checked(section)))
+    if len(found) * _PENDING.size != section.n_bytes or any(
+        seq >= n_seq or token < 0 for seq, token in found.items()
+    ):
+        raise StateError("the saved state has a pending token that can't be")
+    return tuple(found.items())
 
 
 def _with_states(reader: Reader, here: Geometry, n_seq: int, state: SavedState) -> SavedState:

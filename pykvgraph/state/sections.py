@@ -24,11 +24,11 @@ MAX_SECTIONS = 1 << 16
 MODL, CELL, LOST, ROWS = b"MODL", b"CELL", b"LOST", b"ROWS"
 STAT = b"STAT"
 CKPT, KEPT, KROW = b"CKPT", b"KEPT", b"KROW"
-_OPTIONAL = (CKPT, KEPT, KROW)
+PEND = b"PEND"
+_OPTIONAL = (CKPT, KEPT, KROW, PEND)
 _WRITTEN = (MODL, CELL, LOST, ROWS, STAT, *_OPTIONAL)  # in this order
 _PLANNED = {
     b"TOKN": "the tokens themselves",
-    b"PEND": "a pending token",
     b"SMPL": "a sampler",
 }
 
@@ -177,7 +177,7 @@ class Reader:
         """Raises StateError when a section is there that no group has. windows: groups that have one."""
         groups = range(n_groups)
         known: dict[bytes, Sequence[int]] = {MODL: range(1), CELL: groups, LOST: windows, ROWS: groups}
-        known |= {CKPT: range(1), KEPT: windows, KROW: windows, STAT: range(int(has_states))}
+        known |= {CKPT: range(1), KEPT: windows, KROW: windows, STAT: range(int(has_states)), PEND: range(1)}
         for section in self._known.values():
             if section.index not in known[section.tag]:
                 raise StateError(

@@ -22,6 +22,7 @@ from pykvgraph._native.library import lib, sized
 from pykvgraph.checks import integer
 from pykvgraph.errors import CacheFullError, StateError
 from pykvgraph.gguf_file import fingerprint
+from pykvgraph.pending import PendingTokens
 from pykvgraph.state.cells import SavedCells, SavedCheckpoint, SavedRows, SavedState
 from pykvgraph.state.checkpoints import fitted
 from pykvgraph.state.format import StateTable, Table, pack
@@ -144,7 +145,7 @@ def _group_geometry(context: int, info: KvgKvInfo, index: int) -> GroupGeometry:
     )
 
 
-def take(context: int, geometry: Geometry, seq: int | None) -> bytes:
+def take(context: int, geometry: Geometry, seq: int | None, pending: PendingTokens) -> bytes:
     """The cells of a sequence, or with None of all of them, as a saved state; K at its positions."""
     info = read_info(context)
     ids = range(info.n_seq_max) if seq is None else [integer(seq, "seq", 0, info.n_seq_max - 1)]
@@ -195,9 +196,8 @@ def take(context: int, geometry: Geometry, seq: int | None) -> bytes:
         for state, row in zip(states, rows, strict=True):
             lib().kvg_kv_read_state(context, state, row.ctypes.data_as(ctypes.POINTER(ctypes.c_float)))
 
-    return pack(
-        geometry, seq is None, tables, fill, checkpoints, StateTable(owners, len(states), fill_states)
-    )
+    table = StateTable(owners, len(states), fill_states)
+    return pack(geometry, seq is None, tables, fill, checkpoints, table, pending.saved(seq))
 
 
 def _state_owners(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import math
 import secrets
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -15,18 +16,21 @@ from pykvgraph._native.handles import Handle, NotCopied
 from pykvgraph.checks import shown
 from pykvgraph.errors import InvalidArgumentError, KVGraphError
 from pykvgraph.params import MAX_SEED, SamplingParams
+from pykvgraph.text.sampler_chain import has_grammar, is_plainly_greedy, new_chain, penalizes
+from pykvgraph.text.tokenizer import Tokenizer
 
 
 class Sampler(NotCopied):
-    """Chooses a token from its logits.
+    """Chooses a token from its logits, as SamplingParams says, where the arguments are explained.
 
-    temperature 0 (greedy): always the likeliest token, the lowest id among equals; the other arguments don't
-    matter. Above 0: libllama's samplers in this order: top_k (keep the k likeliest tokens; 0: off), top_p
-    (keep the likeliest tokens that together have this probability; 1: off), min_p (keep tokens with at least
-    this share of the likeliest token's probability; 0: off), temperature, random draw.
+    temperature 0 (greedy): the likeliest token, the lowest id among equals. Above 0: libllama's samplers.
+    Either way logit_bias comes first, then the penalties, then the grammar; then, above 0, top_k, typical_p,
+    top_p, min_p, temperature and a random draw, or mirostat. Penalties and grammar follow what this sampler
+    has chosen so far, so it is for one text.
 
-    seed: 0 to 2^32 - 2, or None for a random seed. Threads may share a sampler; they then take turns, and
-    share its random numbers. Raises InvalidArgumentError, which names the bad argument.
+    seed: 0 to 2^32 - 2, or None for a random seed. tokenizer: what a grammar needs. Threads may share a
+    sampler; they then take turns, and share its random numbers. Raises InvalidArgumentError, which names the
+    bad argument.
     """
 
     def __init__(
@@ -36,23 +40,67 @@ class Sampler(NotCopied):
         top_p: float = SamplingParams.top_p,
         min_p: float = SamplingParams.min_p,
         seed: int | None = SamplingParams.seed,
+        *,
+        typical_p: float = SamplingParams.typical_p,
+        repeat_penalty: float = SamplingParams.repeat_penalty,
+        frequency_penalty: float = SamplingParams.frequency_penalty,
+        presence_penalty: float = SamplingParams.presence_penalty,
+        penalty_last_n: int = SamplingParams.penalty_last_n,
+        mirostat: int = SamplingParams.mirostat,
+        mirostat_tau: float = SamplingParams.mirostat_tau,
+        mirostat_eta: float = SamplingParams.mirostat_eta,
+        logit_bias: Mapping[int, float] | Iterable[tuple[int, float]] = SamplingParams.logit_bias,
+        grammar: str | None = SamplingParams.grammar,
+        json_schema: str | Mapping[str, Any] | None = SamplingParams.json_schema,
+        tokenizer: Tokenizer | None = None,
     ) -> None:
-        chosen = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed)
-        seed = secrets.randbelow(MAX_SEED + 1) if chosen.seed is None else chosen.seed
-        self.greedy = chosen.temperature == 0
+        params = SamplingParams(
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+            seed=seed,
+            typical_p=typical_p,
+            repeat_penalty=repeat_penalty,
+            frequency_penalty=frequency_penalty,
+            presence_penalty=presence_penalty,
+            penalty_last_n=penalty_last_n,
+            mirostat=mirostat,
+            mirostat_tau=mirostat_tau,
+            mirostat_eta=mirostat_eta,
+            logit_bias=logit_bias,
+            grammar=grammar,
+            json_schema=json_schema,
+        )
+        self._init(params, tokenizer)
+
+    @classmethod
+    def of(cls, params: SamplingParams, tokenizer: Tokenizer | None) -> Sampler:
+        """The sampler of a generation."""
+        sampler = cls.__new__(cls)
+        sampler._init(params, tokenizer)
+        return sampler
+
+    def _init(self, params: SamplingParams, tokenizer: Tokenizer | None) -> None:
+        self._params = params
+        self._tokenizer = tokenizer
+        self._seed = secrets.randbelow(MAX_SEED + 1) if params.seed is None else params.seed
+        self.greedy = is_plainly_greedy(params)
+        # whether the chain must be told what was chosen
+        self._follows = penalizes(params) or has_grammar(params)
         self._chain: Handle | None = None
         self._candidates = np.empty(0, [("id", np.int32), ("logit", np.float32), ("p", np.float32)])
-        if chosen.temperature > 0:
-            llama = self._llama = libllama.low_level()
-            self._chain = Handle.own(
-                _new_chain, llama, chosen, seed, free=llama.llama_sampler_free, name="sampler"
-            )
+        self._fresh = self._candidates
+        if not self.greedy:
+            self._llama = libllama.low_level()
+            if has_grammar(params):  # whatever is wrong with it is said now
+                self._new_chain(0 if tokenizer is None else tokenizer.n_vocab)
 
     def sample(self, logits: npt.NDArray[np.float32]) -> int:
         """Chooses a token id; logits: float32 (n_vocab,).
 
         Raises InvalidArgumentError unless logits is a one-dimensional array of floats, and KVGraphError when
-        a logit is NaN or the largest is infinite.
+        a logit is NaN or the largest is infinite, or when the grammar allows no token.
         """
         if not isinstance(logits, np.ndarray) or logits.dtype.kind != "f":
             raise InvalidArgumentError(f"logits must be an array of floats, got {shown(logits)}")
@@ -63,34 +111,38 @@ class Sampler(NotCopied):
         best = int(logits.argmax())  # NaN counts as the largest
         if not math.isfinite(logits[best]):
             raise KVGraphError(f"the logits are broken: {logits[best]} for token {best}")
-        return best if self._chain is None else self._chain.call(self._draw, logits)
+        if self.greedy:
+            return best
+        if has_grammar(self._params) and self._tokenizer is not None:
+            logits = logits[: self._tokenizer.n_vocab]  # a model may have more rows
+        chain = self._chain or self._new_chain(len(logits))
+        return chain.call(self._draw, logits)
+
+    def _new_chain(self, n_vocab: int) -> Handle:
+        free = self._llama.llama_sampler_free
+        arguments = self._params, self._seed, n_vocab, self._tokenizer
+        self._chain = Handle.own(new_chain, *arguments, free=free, name="sampler")
+        return self._chain
 
     def _draw(self, chain: int, logits: npt.NDArray[np.float32]) -> int:
         llama = self._llama
         if len(self._candidates) != len(logits):
-            self._candidates = np.empty(len(logits), self._candidates.dtype)
+            self._fresh = np.zeros(len(logits), self._candidates.dtype)
+            self._fresh["id"] = np.arange(len(logits))
+            self._candidates = np.empty_like(self._fresh)
+            self._data = self._candidates.ctypes.data_as(ctypes.POINTER(llama.llama_token_data))
         # samplers reorder them, so they are new for each draw
-        self._candidates["id"] = np.arange(len(logits))
+        self._candidates[:] = self._fresh
         self._candidates["logit"] = logits
-        self._candidates["p"] = 0
-        data = self._candidates.ctypes.data_as(ctypes.POINTER(llama.llama_token_data))
-        array = llama.llama_token_data_array(data=data, size=len(logits), selected=-1, sorted=False)
+        array = llama.llama_token_data_array(data=self._data, size=len(logits), selected=-1, sorted=False)
         llama.llama_sampler_apply(chain, ctypes.byref(array))
         if not 0 <= array.selected < array.size:
             raise KVGraphError(f"libllama's sampler chose candidate {array.selected} of {array.size}")
-        return int(array.data[array.selected].id)
-
-
-def _new_chain(llama: Any, chosen: SamplingParams, seed: int) -> int:
-    params = llama.llama_sampler_chain_default_params()
-    params.no_perf = True
-    chain: int = llama.llama_sampler_chain_init(params)
-    for link in (
-        llama.llama_sampler_init_top_k(chosen.top_k),
-        llama.llama_sampler_init_top_p(chosen.top_p, 1),
-        llama.llama_sampler_init_min_p(chosen.min_p, 1),
-        llama.llama_sampler_init_temp(chosen.temperature),
-        llama.llama_sampler_init_dist(seed),
-    ):
-        llama.llama_sampler_chain_add(chain, link)  # which owns it from now on
-    return chain
+        found = array.data[array.selected]
+        if found.logit == -math.inf:
+            raise KVGraphError(
+                "no token may follow: the grammar or logit_bias allows none of this vocabulary's tokens here"
+            )
+        if self._follows:
+            llama.llama_sampler_accept(chain, found.id)
+        return int(found.id)

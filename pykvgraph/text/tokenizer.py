@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import mmap
 import os
 import resource
@@ -136,14 +137,30 @@ class Tokenizer(NotCopied):
         with GgufFile(path) as file:
             return cls(file.path, file._handle.call(Vocabulary.read))
 
-    def encode(self, text: str, add_special: bool = True, parse_special: bool = False) -> list[int]:
+    def encode(
+        self,
+        text: str,
+        add_special: bool = True,
+        parse_special: bool = False,
+        *,
+        add_space_prefix: bool = True,
+    ) -> list[int]:
         """Token ids of `text`.
 
         add_special: add the tokens that the model wants around a text, such as BOS. parse_special: text that
         spells a control token becomes that token; don't use it for text that others wrote, as they could then
-        insert control tokens. Raises InvalidArgumentError when `text` is not a str, is longer than 64 MiB, or
-        has a character that this vocabulary has no token for; DeviceError when there is too little memory.
+        insert control tokens. add_space_prefix: False for a text that goes on another one: no space is put
+        before it, also where space_prefix is True. Raises InvalidArgumentError when `text` is not a str, is
+        longer than 64 MiB, or has a character that this vocabulary has no token for; DeviceError when there
+        is too little memory.
         """
+        if not flag(add_space_prefix, "add_space_prefix") and self.space_prefix and self._mark:
+            # the mark is cut off again; tokens of the text begin behind it, as none has the mark in it
+            n_mark = len(self.encode(self._mark, False))
+            special = self.encode("", add_special)
+            n_front = int(special[:1] == [self.bos] and self._ask(self._llama.llama_vocab_get_add_bos))
+            body = self.encode(self._mark + text, False, parse_special)[n_mark:] if text else []
+            return special[:n_front] + body + special[n_front:]
         if not isinstance(text, str):
             raise InvalidArgumentError(f"text must be a str, got {shown(text)}")
         flag(add_special, "add_special")
@@ -162,6 +179,19 @@ class Tokenizer(NotCopied):
             # the call is the other thread's: Ctrl-C may end this one's waiting before it is over
             return _on_large_stack(needed, self._ask, self._encode, data, add_special, parse_special)
         return self._ask(self._encode, data, add_special, parse_special)
+
+    @functools.cached_property
+    def _mark(self) -> str:
+        """A character that tokens can spell and that is part of no longer token; "" where there is none."""
+        if self._kind != "llama":
+            return ""
+        for mark in map(chr, (*range(1, 9), *range(0xE000, 0xE010))):
+            data = mark.encode()
+            if (data in self._tokens or self._byte_tokens.issuperset(data)) and not any(
+                data in token and data != token for token in self._tokens
+            ):
+                return mark
+        return ""
 
     def decode(self, ids: Integers) -> str:
         """The text of token ids; control tokens are left out, and bytes that are not UTF-8 become U+FFFD.

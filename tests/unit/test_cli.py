@@ -101,9 +101,23 @@ def test_llama_cpp_spellings(parsed: dict[str, Any]) -> None:
         *shlex.split("generate -m a.gguf -p hello -n 5 -c 64 -b 32 -ub 16 -t 2 -tb 3 -dev cpu -s 7 --json"),
         *shlex.split("-ngl 3 -ts 3,1 -nkvo --rpc localhost:50052 -ctk q8_0 -ctv f32 --swa-full"),
         *shlex.split("--temp 0.5 --top-k 9 --top-p 0.8 --min-p 0.1 --keep 4 --stop x --stop 'y z'"),
+        *shlex.split("--typical 0.7 --repeat-penalty 1.1 --repeat-last-n 32 --presence-penalty 0.2"),
+        *shlex.split("--frequency-penalty 0.3 --mirostat 2 --mirostat-ent 4 --mirostat-lr 0.2"),
+        *shlex.split("-l 5-inf -l 15043+1.5 --grammar 'root ::= [a]' -j '{}'"),
     )
     assert (result.exit_code, result.output) == (0, "")
     assert parsed == {
+        "typical_p": 0.7,
+        "repeat_penalty": 1.1,
+        "penalty_last_n": 32,
+        "presence_penalty": 0.2,
+        "frequency_penalty": 0.3,
+        "mirostat": 2,
+        "mirostat_tau": 4.0,
+        "mirostat_eta": 0.2,
+        "logit_bias": ((5, -math.inf), (15043, 1.5)),
+        "grammar": "root ::= [a]",
+        "json_schema": "{}",
         "model": "a.gguf",
         "prompt": "hello",
         "max_tokens": 5,

@@ -15,7 +15,7 @@ from pykvgraph.state.format import unpack
 
 STATE = saved(geometry=TWO_GROUPS_HERE)
 PARTS = parts_of(TWO_GROUPS_HERE, STATE)
-PLANNED = ["TOKN", "PEND", "SMPL"]
+PLANNED = ["TOKN", "SMPL"]
 
 
 def refused(blob: bytes, told: str) -> None:

@@ -21,6 +21,8 @@ from pykvgraph.plan.memory import plan_memory
 from pykvgraph.text.sampling import Sampler
 from pykvgraph.token_loop import generate
 
+NOT_SAMPLED = {"max_tokens", "stop"}  # what ends a text is no affair of the sampler
+
 
 @pytest.mark.parametrize(
     ("params", "function", "names"),
@@ -29,7 +31,7 @@ from pykvgraph.token_loop import generate
         (ModelParams, plan_memory, None),
         (ContextParams, Context, None),
         (SamplingParams, generate, None),
-        (SamplingParams, Sampler, {"temperature", "top_k", "top_p", "min_p", "seed"}),
+        (SamplingParams, Sampler, {field.name for field in dataclasses.fields(SamplingParams)} - NOT_SAMPLED),
     ],
 )
 def test_signatures_show_the_defaults(
@@ -42,7 +44,7 @@ def test_signatures_show_the_defaults(
     for field in fields:
         assert shown[field.name].default is field.default
     if names is not None:
-        assert set(shown) == names
+        assert set(shown) == names | {"tokenizer"}
 
 
 # the values of options whose default is not the library's own, and why
@@ -90,7 +92,19 @@ NO_NUMBER = ["1", None, True, math.nan]
         (SamplingParams, "max_tokens", [*NO_INTEGER, 0, -1]),
         (SamplingParams, "temperature", [*NO_NUMBER, -0.1, math.inf]),
         (SamplingParams, "top_k", [*NO_INTEGER, -1, 2**31]),
-        *((SamplingParams, name, [*NO_NUMBER, -0.1, 1.1]) for name in ("top_p", "min_p")),
+        *((SamplingParams, name, [*NO_NUMBER, -0.1, 1.1]) for name in ("top_p", "min_p", "typical_p")),
+        (SamplingParams, "repeat_penalty", [*NO_NUMBER, 0.0, -1.0, math.inf]),
+        *((SamplingParams, f"{name}_penalty", [*NO_NUMBER, math.inf]) for name in ("frequency", "presence")),
+        (SamplingParams, "penalty_last_n", [*NO_INTEGER, -1]),
+        (SamplingParams, "mirostat", [*NO_INTEGER, -1, 3]),
+        *((SamplingParams, f"mirostat_{name}", [*NO_NUMBER, -1.0]) for name in ("tau", "eta")),
+        (
+            SamplingParams,
+            "logit_bias",
+            [5, None, "a", {1: "a"}, {-1: 0.0}, {1.5: 0.0}, {1: math.nan}, [1, 2]],
+        ),
+        (SamplingParams, "grammar", [5, "", " ", b"root", "root\0"]),
+        (SamplingParams, "json_schema", [5, "", "[]", "{", [], {"a": object()}]),
         (SamplingParams, "seed", [1.5, True, -1, 2**32 - 1]),
         (SamplingParams, "stop", ["", [""], ["a", None], 5, None]),
     ],
@@ -109,6 +123,13 @@ def test_what_is_kept_is_plain() -> None:
     assert ModelParams(tensor_split=[1, 2]).tensor_split == (1.0, 2.0)
     assert SamplingParams(stop="end").stop == ("end",)
     assert SamplingParams(stop=iter(["a", "b"])).stop == ("a", "b")
+    assert SamplingParams(logit_bias={np.int64(3): -1}).logit_bias == ((3, -1.0),)
+    assert SamplingParams(json_schema={"type": "string"}).json_schema == '{"type": "string"}'
+    with pytest.raises(InvalidArgumentError, match="grammar and json_schema"):
+        SamplingParams(grammar="root ::= []", json_schema={})
+    again = SamplingParams(logit_bias={3: -1.0}, json_schema="{}")
+    assert SamplingParams(**vars(again)) == again  # its fields are arguments
+    assert hash(again)
     assert hash(SamplingParams(stop=["a"])) == hash(SamplingParams(stop=("a",)))
     with pytest.raises(dataclasses.FrozenInstanceError):
         context.n_ctx = 1  # type: ignore[misc]

@@ -23,7 +23,7 @@ LAYERS: list[set[str]] = [
     {"_native.ffi"},
     {"errors", "env", "checks", "types"},
     {"_native"},
-    {"params", "batch", "device", "gguf_file", "text", "state", "models"},
+    {"params", "batch", "device", "gguf_file", "pending", "text", "state", "models"},
     {"model", "hold", "incoming", "cell_groups", "kv_cache", "context"},
     {"context_shift", "feed", "kept_text", "token_loop", "long_reader"},
     {"plan"},

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -72,12 +74,12 @@ def test_text_that_only_looks_like_a_stop_string_is_not_lost(ctx: kvg.Context, g
 
 
 def test_goes_on_where_it_ended(ctx: kvg.Context) -> None:
-    """Two calls say what one says: nothing is cleared, the last token is given back as the prompt."""
+    """Two calls say what one says: nothing is cleared, the cache has the last token pending."""
     whole = list(kvg.generate(ctx, OPENING, max_tokens=30))
     ctx.reset()
     first = list(kvg.generate(ctx, OPENING, max_tokens=12))
     n_used = ctx.kv.n_used
-    second = list(kvg.generate(ctx, [first[-1].token], max_tokens=18))
+    second = list(kvg.generate(ctx, "", max_tokens=18))
     assert ctx.kv.n_used == n_used + 18
     assert [piece.token for piece in first + second] == [piece.token for piece in whole]
     assert text_of(first + second) == text_of(whole)
@@ -220,6 +222,46 @@ def test_seeds(ctx: kvg.Context) -> None:
     assert speak(2, min_p=1.0) == greedy
 
 
+def test_grammar(ctx: kvg.Context) -> None:
+    """What is said is of the grammar, greedily or not; the end of its text ends the generation."""
+    for sampling in ({}, {"temperature": 1.5, "seed": 3}, {"temperature": 1.0, "seed": 1, "mirostat": 2}):
+        ctx.reset()
+        arguments: dict[str, Any] = {"grammar": 'root ::= " " [0-9] [0-9] " cats"', **sampling}
+        pieces = list(kvg.generate(ctx, OPENING, max_tokens=30, **arguments))
+        assert re.fullmatch(r" [0-9]{2} cats", text_of(pieces))
+        assert pieces[-1].finish_reason == "stop"
+
+
+def test_json_schema(ctx: kvg.Context) -> None:
+    schema = {"type": "object", "properties": {"n": {"enum": [1, 2]}, "yes": {"type": "boolean"}}}
+    schema["required"] = ["n", "yes"]
+    said = json.loads(text_of(list(kvg.generate(ctx, OPENING, max_tokens=60, json_schema=schema))))
+    assert said["n"] in (1, 2)
+    assert isinstance(said["yes"], bool)
+
+
+def test_a_grammar_that_allows_nothing(ctx: kvg.Context) -> None:
+    """libllama would end the process: no token spells what the grammar wants, and bytes are forbidden."""
+    forbidden = dict.fromkeys(range(ctx.model.n_vocab), -np.inf)
+    with pytest.raises(kvg.KVGraphError, match="no token may follow"):
+        list(kvg.generate(ctx, OPENING, grammar="root ::= [a-z]+", logit_bias=forbidden))
+
+
+def test_logit_bias_and_penalties(ctx: kvg.Context) -> None:
+    def said(**sampling: Any) -> list[int]:
+        ctx.reset()
+        return [piece.token for piece in kvg.generate(ctx, OPENING, max_tokens=40, **sampling)]
+
+    plain = said()
+    assert said(logit_bias={plain[0]: -np.inf})[0] != plain[0]
+    assert said(logit_bias={7: 1e6})[:3] == [7, 7, 7]
+    longest = max(plain.count(token) for token in plain)
+    for penalty in ({"repeat_penalty": 5.0}, {"frequency_penalty": 50.0}, {"presence_penalty": 50.0}):
+        punished = said(**penalty)
+        assert max(punished.count(token) for token in punished) == 1 < longest
+        assert said(**penalty, penalty_last_n=0) == plain
+
+
 def test_temperature_shapes_the_distribution(ctx: kvg.Context) -> None:
     """The first token of many draws follows softmax(logits / temperature)."""
     ids = ctx.model.tokenizer.encode(OPENING + ", there was a")
@@ -257,6 +299,15 @@ def test_flash_and_plain_tell_the_same(story_model: kvg.Model) -> None:
         {"seed": 2**70},
         {"stop": [""]},
         {"stop": [1]},
+        {"grammar": "root ::= undefined"},
+        {"grammar": "no grammar"},
+        {"grammar": "other ::= [a]"},
+        {"grammar": "root ::= root [a]"},
+        {"grammar": "root ::= " + "(" * 100_000 + "[a]" + ")" * 100_000},
+        {"json_schema": {"type": "nonsense"}},
+        {"json_schema": {"$ref": "#/nowhere"}},
+        {"logit_bias": {"a": 1}},
+        {"repeat_penalty": 0.0},
         {"seq": 1},
         {"seq": -1},
         {"seq": 2**64},
@@ -275,6 +326,9 @@ def test_no_tokens_are_refused_at_once(ctx: kvg.Context) -> None:
     with pytest.raises(kvg.InvalidArgumentError, match="prompt is empty"):
         kvg.generate(ctx, [])
     list(kvg.generate(ctx, OPENING, max_tokens=1))
+    ctx.kv.set_pending_token(0, None)
+    with pytest.raises(kvg.InvalidArgumentError, match="prompt is empty"):
+        kvg.generate(ctx, [])
     pieces = kvg.generate(ctx, "")
     with pytest.raises(kvg.InvalidArgumentError, match="prompt is empty"):
         next(pieces)

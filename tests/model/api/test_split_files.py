@@ -50,8 +50,9 @@ def test_a_text_and_its_state(files: list[Path], model_file: ModelFile) -> None:
         first, second = kvg.Context(split, n_ctx=64), kvg.Context(whole, n_ctx=64)
         pieces = [piece.token for piece in kvg.generate(first, "the cat", max_tokens=5)]
         second.kv.load(first.kv.save(seq=0), seq=0)
-        assert [piece.token for piece in kvg.generate(second, pieces[-1:], max_tokens=3)] == [
-            piece.token for piece in kvg.generate(first, pieces[-1:], max_tokens=3)
+        assert second.kv.pending_token(0) == pieces[-1]
+        assert [piece.token for piece in kvg.generate(second, "", max_tokens=3)] == [
+            piece.token for piece in kvg.generate(first, "", max_tokens=3)
         ]
 
 

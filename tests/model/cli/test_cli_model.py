@@ -258,6 +258,22 @@ def test_generate_keeps_what_fits_a_small_context(stories: Path) -> None:
     assert {shift["n_keep"] for shift in report["shifts"]} == {4}
 
 
+def test_a_prompt_longer_than_the_context_needs_keep(stories: Path) -> None:
+    long = "the cat and the dog " * 10
+    result = run("generate", "-m", stories, "-t", "1", "-c", "16", "-p", long)
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "the prompt has" in result.stderr and "--keep" in result.stderr
+    assert len(generate(stories, "-c", "16", "-n", "4", "--keep", "4", "-p", long)["tokens"]) == 4
+
+
+def test_generate_with_a_grammar_and_penalties(stories: Path) -> None:
+    report = generate(
+        stories, "-p", "Once", "--grammar", "root ::= [0-9] [0-9]", "-l", "5-inf", "-l", "6+0.5"
+    )
+    assert report["text"].isdigit() and report["finish_reason"] == "stop"
+    assert len(set(generate(stories, "-n", "30", "--repeat-penalty", "9")["tokens"])) == 30
+
+
 def test_generate_refuses_to_keep_all_before_it_writes(stories: Path) -> None:
     result = run("generate", "-m", stories, "-t", "1", "-c", "16", "--keep", "16")
     assert (result.exit_code, result.stdout) == (1, "")

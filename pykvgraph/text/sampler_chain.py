@@ -1,0 +1,124 @@
+"""libllama's samplers, in a row: what a Sampler applies to the logits when greedy isn't all."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from pykvgraph._native import libllama
+from pykvgraph.errors import InvalidArgumentError
+from pykvgraph.params import SamplingParams
+
+if TYPE_CHECKING:
+    from pykvgraph.text.tokenizer import Tokenizer
+
+_MIROSTAT_M = 100  # tokens that mirostat 1 estimates with, as in its paper
+_DEEPEST = 200  # groups within groups of a grammar: libllama calls itself for each
+_MOST_RULES = 4000  # and for each rule that begins with another one
+
+
+def is_plainly_greedy(chosen: SamplingParams) -> bool:
+    """Whether the likeliest token is always the choice."""
+    return chosen.temperature == 0 and not (changes_logits(chosen) or has_grammar(chosen))
+
+
+def changes_logits(chosen: SamplingParams) -> bool:
+    """Whether logits are changed before a token is chosen."""
+    return bool(chosen.logit_bias) or penalizes(chosen)
+
+
+def penalizes(chosen: SamplingParams) -> bool:
+    """Whether the choice depends on what was chosen before."""
+    neutral = (chosen.repeat_penalty, chosen.frequency_penalty, chosen.presence_penalty) == (1.0, 0.0, 0.0)
+    return chosen.penalty_last_n > 0 and not neutral
+
+
+def has_grammar(chosen: SamplingParams) -> bool:
+    """Whether a grammar says which texts may be."""
+    return chosen.grammar is not None or chosen.json_schema is not None
+
+
+def new_chain(chosen: SamplingParams, seed: int, n_vocab: int, tokenizer: Tokenizer | None) -> int:
+    """A libllama chain, which its owner frees. Raises InvalidArgumentError for a grammar that is none."""
+    llama = libllama.low_level()
+    params = llama.llama_sampler_chain_default_params()
+    params.no_perf = True
+    chain: int = llama.llama_sampler_chain_init(params)
+    try:
+        for link in _links(llama, chosen, seed, n_vocab, tokenizer):
+            llama.llama_sampler_chain_add(chain, link)  # which owns it from now on
+    except BaseException:
+        llama.llama_sampler_free(chain)
+        raise
+    return chain
+
+
+def _links(
+    llama: Any, chosen: SamplingParams, seed: int, n_vocab: int, tokenizer: Tokenizer | None
+) -> Iterator[int]:
+    if chosen.logit_bias:
+        biases = (llama.llama_logit_bias * len(chosen.logit_bias))(*chosen.logit_bias)  # type: ignore[arg-type]
+        yield llama.llama_sampler_init_logit_bias(n_vocab, len(biases), biases)
+    if penalizes(chosen):
+        penalties = chosen.repeat_penalty, chosen.frequency_penalty, chosen.presence_penalty
+        yield llama.llama_sampler_init_penalties(n_vocab, chosen.penalty_last_n, *penalties)
+    if has_grammar(chosen):
+        yield _grammar(llama, chosen, tokenizer)
+    if chosen.temperature == 0:
+        yield llama.llama_sampler_init_greedy()
+    elif chosen.mirostat == 1:
+        tau_eta = chosen.mirostat_tau, chosen.mirostat_eta
+        yield llama.llama_sampler_init_mirostat(n_vocab, seed, *tau_eta, _MIROSTAT_M)
+    elif chosen.mirostat == 2:
+        yield llama.llama_sampler_init_mirostat_v2(seed, chosen.mirostat_tau, chosen.mirostat_eta)
+    else:
+        yield llama.llama_sampler_init_top_k(chosen.top_k)
+        yield llama.llama_sampler_init_typical(chosen.typical_p, 1)
+        yield llama.llama_sampler_init_top_p(chosen.top_p, 1)
+        yield llama.llama_sampler_init_min_p(chosen.min_p, 1)
+        yield llama.llama_sampler_init_temp(chosen.temperature)
+        yield llama.llama_sampler_init_dist(seed)
+
+
+def _grammar(llama: Any, chosen: SamplingParams, tokenizer: Tokenizer | None) -> int:
+    if tokenizer is None:
+        raise InvalidArgumentError("a grammar is about text: give the Sampler its tokenizer=model.tokenizer")
+    text = chosen.grammar
+    if text is None:
+        assert isinstance(chosen.json_schema, str)
+        text = grammar_of_schema(chosen.json_schema)
+    _refuse_deep(text)
+    with libllama.quiet():
+        sampler: int | None = tokenizer._ask(llama.llama_sampler_init_grammar, text.encode(), b"root")
+    if not sampler:
+        raise InvalidArgumentError(
+            "libllama can't read the grammar: it needs a rule `root`, every rule that is named, and no rule "
+            "may begin with itself (GBNF, in llama.cpp's grammars/README.md)"
+        )
+    return sampler
+
+
+def grammar_of_schema(schema: str) -> str:
+    """The grammar of JSON that follows a schema (its JSON text); {} stands for any object."""
+    from llama_cpp.llama_grammar import json_schema_to_gbnf
+
+    value = json.loads(schema) or {"type": "object"}
+    try:
+        grammar: str = json_schema_to_gbnf(json.dumps(value))
+    except Exception as error:  # a translator of others: whatever it meets there is the schema's fault
+        raise InvalidArgumentError(f"json_schema can't be made a grammar: {error!r}") from error
+    return grammar
+
+
+def _refuse_deep(text: str) -> None:
+    """libllama reads groups and rules by recursion, and ends the process when the stack ends."""
+    if text.count("::=") > _MOST_RULES:
+        raise InvalidArgumentError(f"the grammar has over {_MOST_RULES} rules: make it smaller")
+    depth = deepest = 0
+    for character in text:
+        depth += (character == "(") - (character == ")")
+        deepest = max(deepest, depth)
+        depth = max(depth, 0)
+    if deepest > _DEEPEST:
+        raise InvalidArgumentError(f"the grammar has groups within groups, over {_DEEPEST} deep")
