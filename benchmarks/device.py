@@ -26,7 +26,8 @@ from typing import Any
 ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "benchmarks")]  # whose models and measurements these are
 
-from speed import machine, measure  # noqa: E402
+from shapes import machine  # noqa: E402
+from speed import measure  # noqa: E402
 from support.every_op import OPTIONS, every_op, on_cpu, worst_step  # noqa: E402
 from support.models import ModelSpec, WeightType, write_model  # noqa: E402
 

@@ -9,70 +9,16 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import os
-import platform
 import statistics
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parent.parent
-sys.path.insert(0, str(ROOT / "tests"))  # whose models these are, only larger
+from shapes import GEMMA3, GPT_OSS, LARGE, QWEN3, QWEN35, ROOT, SMALL, STORIES, machine, written
+from support.architectures import ArchSpec  # shapes has told where
+from support.models import ModelSpec, WeightType
 
-from support.architectures import ArchSpec, write_architecture  # noqa: E402
-from support.models import ModelSpec, WeightType, write_model  # noqa: E402
-
-import pykvgraph as kvg  # noqa: E402
-
-SMALL: dict[str, Any] = {"n_layer": 16, "n_embd": 1024, "n_head": 16, "n_head_kv": 4, "n_ff": 3584}
-LARGE: dict[str, Any] = {"n_layer": 22, "n_embd": 2048, "n_head": 32, "n_head_kv": 4, "n_ff": 5632}
-STORIES = ROOT / "tests" / "data" / "stories260K.gguf"
-# Shaped as Qwen3-0.6B, Gemma-3-1B, Qwen3.5-0.8B and gpt-oss are, with fewer layers: 221, 206, 232 and 241 M
-# parameters.
-QWEN3 = ArchSpec(
-    "qwen3", n_layer=14, n_embd=1024, n_head=16, n_head_kv=8, head_dim=128, n_ff=3072, weights=WeightType.Q8_0
-)
-GEMMA3 = ArchSpec(
-    "gemma3",
-    n_layer=12,
-    n_embd=1152,
-    n_head=4,
-    n_head_kv=1,
-    head_dim=256,
-    n_ff=4096,
-    window=512,
-    period=6,
-    weights=WeightType.Q8_0,
-)
-GPT_OSS = ArchSpec(
-    "gpt-oss",
-    n_layer=8,
-    n_embd=1024,
-    n_head=32,
-    n_head_kv=4,
-    head_dim=64,
-    n_ff=1024,
-    n_expert=8,
-    n_expert_used=4,
-    window=128,
-    weights=WeightType.Q8_0,
-)
-QWEN35 = ArchSpec(
-    "qwen35",
-    n_layer=12,
-    n_embd=1024,
-    n_head=8,
-    n_head_kv=2,
-    head_dim=256,
-    n_rot=64,
-    n_ff=3072,
-    period=4,
-    state_heads=16,
-    state_heads_k=16,
-    state_dim=128,
-    weights=WeightType.Q8_0,
-)
 # name: what is run. 219 M parameters, 968 M, and 0.3 M, where a token's time is mostly not arithmetic.
 MODELS: dict[str, tuple[ModelSpec | ArchSpec | Path, tuple[str, ...]]] = {
     "219M-Q8_0": (
@@ -133,16 +79,6 @@ def main() -> None:
             report["runs"].append({"model": name, "run": run, "results": results})
             args.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     print(args.json)
-
-
-def written(source: ModelSpec | ArchSpec | Path, directory: Path) -> Path:
-    if isinstance(source, Path):
-        return source
-    return (
-        write_model(source, directory)
-        if isinstance(source, ModelSpec)
-        else write_architecture(source, directory)
-    )
 
 
 def measure(model: Path, arguments: str, repetitions: int) -> list[dict[str, Any]]:
@@ -210,20 +146,6 @@ def load(model: Path, repetitions: int) -> list[dict[str, Any]]:
         print(f"{engine:<24} {seconds * 1e3:8.1f} ms {resident / 1024:8.0f} MiB", flush=True)
         rows.append({"test": "load", "engine": engine, "seconds": seconds, "resident_kib": resident})
     return rows
-
-
-def machine() -> dict[str, Any]:
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    flags = next((line.split(":", 1)[1].split() for line in lines if line.startswith("flags")), [])
-    return {
-        "cpu": names[0] if names else platform.processor(),
-        "n_cpus": len(os.sched_getaffinity(0)),
-        "features": sorted(flag for flag in flags if flag.startswith(("avx", "amx"))),
-        "pykvgraph": kvg.__version__,
-        "ggml": kvg.library_info().ggml_version_running,
-    }
 
 
 COLORS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377")
