@@ -19,7 +19,10 @@ SHORT_CONV = ("lfm2", "lfm2moe")
 # what converters leave in F32
 KEPT = (".ssm_a", ".ssm_d", ".ssm_conv1d", ".ssm_norm", ".shortconv.conv")
 # a layer without KV heads has a state
-BY_KV_HEADS = (*SHORT_CONV, "granitehybrid", "nemotron_h")
+BY_KV_HEADS = (*SHORT_CONV, "granitehybrid", "nemotron_h", "kimi-linear")
+
+# the first layer has no experts
+FIRST_DENSE = ("lfm2moe", "kimi-linear")
 
 Array = npt.NDArray[np.float32]
 Tensors = dict[str, Array]
@@ -64,6 +67,11 @@ class ArchSpec:
     state_dim: int = 16
     n_taps: int = 4
     n_ff_shared: int = 0
+    older: bool = False  # qwen3next: one matrix makes Q, K, V and gate of a state
+    # kimi-linear's attention: the latent, what lies behind it, and a head's V
+    rank: int = 0
+    n_behind: int = 16
+    head_dim_out: int = 24
     biases: bool = False
     silent: tuple[int, ...] = ()  # layers whose attention adds nothing: later ones know no other token
     weights: WeightType = WeightType.F32
@@ -164,9 +172,9 @@ def add_heads(writer: gguf.GGUFWriter, spec: ArchSpec) -> None:
         writer.add_head_count_kv([spec.heads_of(layer)[1] for layer in range(spec.n_layer)])
     else:
         writer.add_head_count_kv(spec.n_head_kv)
-    writer.add_key_length(spec.head_dim)
-    writer.add_value_length(spec.head_dim)
-    writer.add_rope_dimension_count(spec.n_rot or spec.head_dim)
+    writer.add_key_length(spec.rank + spec.n_behind if spec.rank else spec.head_dim)
+    writer.add_value_length(spec.rank or spec.head_dim)
+    writer.add_rope_dimension_count(spec.n_behind if spec.rank else spec.n_rot or spec.head_dim)
     writer.add_rope_freq_base(10000.0)
 
 
@@ -186,9 +194,16 @@ def add_states(writer: gguf.GGUFWriter, spec: ArchSpec) -> None:
         writer.add_rope_dimension_sections([-(-pairs // 3)] * 3 + [0])
     if spec.n_ff_shared:
         writer.add_expert_shared_feed_forward_length(spec.n_ff_shared)
-    if spec.arch == "lfm2moe":
+    if spec.arch in FIRST_DENSE:
         writer.add_leading_dense_block_count(1)
         writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+    if spec.arch == "kimi-linear":
+        writer.add_kda_head_dim(spec.state_dim)
+        writer.add_expert_shared_count(spec.n_ff_shared // spec.n_ff)
+        writer.add_expert_weights_scale(2.446)
+        writer.add_kv_lora_rank(spec.rank)
+        writer.add_key_length_mla(spec.head_dim)
+        writer.add_value_length_mla(spec.head_dim_out)
     if spec.arch == "granitehybrid":
         writer.add_logit_scale(2.0)
         writer.add_residual_scale(0.7)
@@ -253,11 +268,11 @@ def random_tensors(spec: ArchSpec) -> Tensors:
     for layer in range(spec.n_layer):
         parts = _norms(random, layer)
         if spec.attends(layer):
-            parts |= _attention(random, layer)
+            parts |= _latent_attention(random) if spec.rank else _attention(random, layer)
         if spec.has_state(layer):
             parts |= _state(random)
         if spec.feeds(layer):
-            routed = spec.n_expert and spec.arch != "gemma4" and (spec.arch != "lfm2moe" or layer > 0)
+            routed = spec.n_expert and spec.arch != "gemma4" and (spec.arch not in FIRST_DENSE or layer > 0)
             parts |= _experts(random) if routed else _dense(random)
         if spec.arch == "gemma4":
             parts |= _parts_of_gemma4(random, layer)
@@ -303,6 +318,19 @@ def _attention(random: _Random, layer: int) -> Tensors:
     return parts
 
 
+def _latent_attention(random: _Random) -> Tensors:
+    spec = random.spec
+    plain = spec.head_dim - spec.n_behind
+    return {
+        "attn_q.weight": random.matrix(spec.n_head * spec.head_dim, spec.n_embd, gain=1.5),
+        "attn_kv_a_mqa.weight": random.matrix(spec.rank + spec.n_behind, spec.n_embd, gain=1.5),
+        "attn_kv_a_norm.weight": random.norm(spec.rank),
+        "attn_k_b.weight": random.matrix(spec.n_head, spec.rank, plain),
+        "attn_v_b.weight": random.matrix(spec.n_head, spec.head_dim_out, spec.rank),
+        "attn_output.weight": random.matrix(spec.n_embd, spec.n_head * spec.head_dim_out),
+    }
+
+
 def _norms(random: _Random, layer: int) -> Tensors:
     spec = random.spec
     head_dim, _ = spec.heads_of(layer)
@@ -344,10 +372,10 @@ def _experts(random: _Random) -> Tensors:
         "ffn_up_exps.weight": random.matrix(n, spec.n_ff, spec.n_embd),
         "ffn_down_exps.weight": random.matrix(n, spec.n_embd, spec.n_ff),
     }
-    if spec.fused:
+    if spec.fused and spec.arch != "kimi-linear":  # whose files have it for Q, K and V
         both = [parts.pop(f"ffn_{name}_exps.weight") for name in ("gate", "up")]
         parts["ffn_gate_up_exps.weight"] = np.concatenate(both, axis=1)
-    if spec.arch == "lfm2moe":
+    if spec.arch in FIRST_DENSE:
         parts["exp_probs_b.bias"] = random.bias(n)
     if spec.n_ff_shared:
         if spec.arch in DELTA_NETS:
@@ -376,6 +404,8 @@ def _state(random: _Random) -> Tensors:
             "shortconv.conv.weight": random.matrix(spec.n_embd, spec.n_taps, gain=2.0),
             "shortconv.out_proj.weight": random.matrix(spec.n_embd, spec.n_embd),
         }
+    if spec.arch == "kimi-linear":
+        return _kimi_state(random)
     heads = spec.state_heads
     v_width = heads * spec.state_dim
     channels = v_width + 2 * spec.state_heads_k * spec.state_dim
@@ -392,6 +422,9 @@ def _state(random: _Random) -> Tensors:
             "ssm_a": decays,
             "ssm_norm.weight": random.norm(spec.state_dim),
         }
+        if spec.older:
+            del parts["attn_qkv.weight"], parts["attn_gate.weight"]
+            parts["ssm_in.weight"] = random.matrix(channels + v_width, spec.n_embd, gain=1.5)
         if spec.arch == "qwen3next":
             return parts | {"ssm_ba.weight": random.matrix(2 * heads, spec.n_embd)}
         return parts | {f"ssm_{name}.weight": random.matrix(heads, spec.n_embd) for name in ("alpha", "beta")}
@@ -401,6 +434,25 @@ def _state(random: _Random) -> Tensors:
         "ssm_a": decays[:, None],
         "ssm_d": random.bias(heads, 1),
         "ssm_norm.weight": random.norm(v_width).reshape(spec.state_heads_k, -1),
+    }
+
+
+def _kimi_state(random: _Random) -> Tensors:
+    spec = random.spec
+    heads, dim = spec.state_heads, spec.state_dim
+    width = heads * dim
+    names = ("q", "k", "v")
+    split: Tensors = {f"attn_{name}.weight": random.matrix(width, spec.n_embd, gain=1.5) for name in names}
+    parts: Tensors = {"attn_qkv.weight": np.concatenate(list(split.values()))} if spec.fused else split
+    parts |= {f"ssm_conv1d_{name}.weight": random.matrix(width, 1, spec.n_taps, gain=2.0) for name in names}
+    parts |= {f"ssm_{name}_a.weight": random.matrix(dim, spec.n_embd) for name in ("f", "g")}
+    parts |= {f"ssm_{name}_b.weight": random.matrix(width, dim) for name in ("f", "g")}
+    return parts | {
+        "ssm_dt.bias": random.bias(width, scale=1.0),
+        "ssm_a": -np.geomspace(0.005, 0.5, heads).astype(np.float32)[:, None],
+        "ssm_beta.weight": random.matrix(heads, spec.n_embd),
+        "ssm_norm.weight": random.norm(dim),
+        "attn_output.weight": random.matrix(spec.n_embd, width),
     }
 
 

@@ -115,6 +115,12 @@ ARCHITECTURES = {
     "granitehybrid": ArchSpec("granitehybrid", 2, 32, 2, 1, 16, 32, state_heads=2),
     "nemotron_h": ArchSpec("nemotron_h", 3, 32, 2, 1, 16, 32, state_heads=2),
     "falcon-h1": ArchSpec("falcon-h1", 2, 32, 2, 1, 16, 32, state_heads=2),
+    "qwen3next": ArchSpec(
+        "qwen3next", 2, 32, 2, 1, 16, 32, n_expert=4, n_ff_shared=16, state_heads=2, older=True
+    ),
+    "kimi-linear": ArchSpec(
+        "kimi-linear", 2, 32, 2, 1, 24, 32, n_expert=4, n_ff_shared=32, state_heads=2, rank=16, n_behind=8
+    ),
     "mamba2": ArchSpec("mamba2", 2, 32, 2, 1, 16, 32, state_heads=2),
 }
 

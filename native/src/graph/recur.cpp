@@ -64,7 +64,7 @@ void recur_op::run_recall(ggml_tensor * dst, int ith, int nth, void * op) {
     job.q = input_of(dst->src[0], 2);
     job.k = input_of(dst->src[1], 2);
     job.v = input_of(dst->src[2], 2);
-    job.decay = input_of(dst->src[3], 1);
+    job.decay = input_of(dst->src[3], spec.decays_by_width ? 2 : 1);
     job.beta = input_of(dst->src[4], 1);
     job.out = static_cast<float *>(dst->data);
     job.delta = spec.kind == state_kind::delta_net;
@@ -74,6 +74,7 @@ void recur_op::run_recall(ggml_tensor * dst, int ith, int nth, void * op) {
     job.n_head = spec.n_head;
     job.n_head_k = spec.n_head_k;
     job.in_turn = spec.in_turn;
+    job.decay_by_width = spec.decays_by_width;
     const share part(uint64_t{spec.v_width()} / RECUR_ROWS, 1, ith, nth);
     kernel.recall(job, part.begin, part.end);
 }

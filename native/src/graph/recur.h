@@ -22,8 +22,8 @@ public:
     // Of the last n_taps inputs of each channel. x: F32 (n_channels, n_tokens); taps: F32 (n_taps, n_channels); bias: F32 (n_channels), or
     // nullptr. Returns (n_channels, n_tokens).
     ggml_tensor * convolve(builder & b, ggml_tensor * x, ggml_tensor * taps, ggml_tensor * bias);
-    // q, k: F32 (head_dim_k, n_head_k, n_tokens); v: (head_dim_v, n_head, n_tokens); decay, beta: (n_head, n_tokens).
-    // Returns (head_dim_v, n_head, n_tokens).
+    // q, k: F32 (head_dim_k, n_head_k, n_tokens); v: (head_dim_v, n_head, n_tokens); decay, beta: (n_head, n_tokens), where
+    // dimensions of K decay by themselves decay: (head_dim_k, n_head, n_tokens). Returns (head_dim_v, n_head, n_tokens).
     ggml_tensor * recall(builder & b, ggml_tensor * q, ggml_tensor * k, ggml_tensor * v, ggml_tensor * decay,
                          ggml_tensor * beta);
 

@@ -85,6 +85,10 @@ int64_t width(extent e, const hparams & h, const layer_spec * layer) {
         return layer->state.head_dim_v;
     case extent::state_v:
         return layer->state.v_width();
+    case extent::state_dim_k:
+        return layer->state.head_dim_k;
+    case extent::state_k:
+        return layer->state.k_width();
     case extent::state_group:
         return layer->state.v_width() / layer->state.n_head_k;
     case extent::state_groups:
@@ -93,6 +97,12 @@ int64_t width(extent e, const hparams & h, const layer_spec * layer) {
         return h.n_embd_layer;
     case extent::embd_layers:
         return int64_t{h.n_embd_layer} * h.n_layer();
+    case extent::latent_rank:
+        return layer->head_dim_v;
+    case extent::latent_plain:
+        return layer->latent.head_dim - layer->latent.n_behind;
+    case extent::latent_out:
+        return layer->latent.head_dim_out;
     }
     return 0;
 }

@@ -38,17 +38,33 @@ enum class role {
     wo_bias,
     q_norm, // (head_dim_k): of each head
     k_norm,
+    // and attention by a latent (latent_spec)
+    latent_down,    // (n_embd, head_dim_k): the latent, and what lies behind it
+    latent_norm,    // (rank): of the latent
+    latent_k,       // (head_dim - n_behind, rank, n_head): a head's query becomes one of latents
+    latent_v,       // (rank, head_dim_out, n_head): what a head gathers of latents becomes its V
     sinks,          // (n_head)
     attn_post_norm, // (n_embd): of what attention adds
     // of a layer: a state that recurs
     state_in,         // (n_embd, n): what the convolution and the recurrence take, one after the other
+    state_q,          // (n_embd, n): where these three have a matrix each
+    state_k,          //
+    state_v,          //
     state_gate,       // (n_embd, v_width): of the results
+    state_in_gated,   // the two in one, by heads of K
     taps,             // (n_taps, n_channels): of the convolution
+    taps_q,           // (n_taps, 1, n): where Q, K and V have theirs each
+    taps_k,           //
+    taps_v,           //
     taps_bias,        // (n_channels)
     state_beta,       // (n_embd, n_head)
     state_alpha,      // (n_embd, n_head): the step, before dt_bias
     state_beta_alpha, // the two, by heads of K
     dt_bias,          // (n_head)
+    decay_down,       // (n_embd, head_dim_k): the step of each dimension of K, by way of a smaller width
+    decay_up,         // (head_dim_k, n_head * head_dim_k)
+    gate_down,        // (n_embd, head_dim_v): the gate of the results, so too
+    gate_up,          // (head_dim_v, v_width)
     state_decay,      // (n_head): what the step is multiplied by
     state_skip,       // (n_head): Mamba-2's share of V in the results
     state_norm,       // of the results
@@ -130,16 +146,23 @@ enum class extent {
     state_heads_twice,
     state_dim_v, // of one head
     state_v,     // of all
+    state_dim_k,
+    state_k,     // of all
     state_group, // of one group of heads
     state_groups,
     embd_layer,
     embd_layers, // of all layers
+    latent_rank,
+    latent_plain, // what of a head's query meets the latent
+    latent_out,   // of a head
 };
 
 enum class presence {
     required,
     optional,
     unless_fused, // required unless the matrix is there that holds it together with others
+    unless_older, // required unless the file has the older form instead
+    older,        // takes part where the newer tensors are missing
     ignored,      // files have it, and it takes no part in what the model computes
 };
 

@@ -45,6 +45,14 @@ enum class state_kind { // numbers: kvg_state's
     mamba2,     // Mamba-2, so too
 };
 
+// Multi-head latent attention (DeepSeek-V2): K is one latent that all heads share, with some dimensions behind it, and V is the latent.
+// Each head's matrices for K and V are applied to its query and to what it gathers instead.
+struct latent_spec {
+    uint32_t head_dim;     // of queries as the model makes them; 0: no latent
+    uint32_t n_behind;     // of these, the last that meet what lies behind the latent
+    uint32_t head_dim_out; // of V as the model means it
+};
+
 // A layer's state, for each sequence.
 struct state_spec {
     state_kind kind;
@@ -54,7 +62,8 @@ struct state_spec {
     uint32_t n_head_k;   // of Q and K
     uint32_t head_dim_k; // also of Q
     uint32_t head_dim_v;
-    bool in_turn; // head h of V has Q and K of head h % n_head_k, else of h / (n_head / n_head_k)
+    bool decays_by_width; // each dimension of K decays by itself (Kimi delta attention)
+    bool in_turn;         // head h of V has Q and K of head h % n_head_k, else of h / (n_head / n_head_k)
 
     uint32_t k_width() const { return n_head_k * head_dim_k; }
     uint32_t v_width() const { return n_head * head_dim_v; }
@@ -92,6 +101,7 @@ struct feed_forward_spec {
     uint32_t n_ff_expert;
     uint32_t n_ff_shared; // of an expert that every token goes to, too; 0: none
     gating_kind gating;
+    float expert_scale; // what the chosen experts' weights are multiplied by; 0: nothing
 
     bool feeds() const { return n_ff > 0 || n_expert > 0; }
 };
@@ -105,6 +115,7 @@ struct layer_spec {
     uint32_t n_head_kv;
     uint32_t head_dim_k; // also of queries
     uint32_t head_dim_v;
+    latent_spec latent;
     bool gated; // a part of Q's matrix makes a gate for what attention gives
     state_spec state;
     uint32_t window; // positions that a token attends to, its own included; 0: all
@@ -117,13 +128,15 @@ struct layer_spec {
 
     bool attends() const { return n_head > 0; }
     bool recurs() const { return state.kind != state_kind::none; }
-    uint32_t q_width() const { return n_head * head_dim_k; }
+    uint32_t q_width() const { return n_head * (latent.head_dim > 0 ? latent.head_dim : head_dim_k); }
     uint32_t q_rows() const {
         return q_width() * (gated ? 2 : 1);
     } // of Q's matrix: the gate's rows lie behind those of each head
     uint32_t k_width() const { return n_head_kv * head_dim_k; }
     uint32_t v_width() const { return n_head_kv * head_dim_v; }
-    uint32_t out_width() const { return n_head * head_dim_v; } // of what attention gives
+    uint32_t out_width() const {
+        return n_head * (latent.head_dim > 0 ? latent.head_dim_out : head_dim_v);
+    } // of what attention gives
 };
 
 // The layers that share cells: their window and their rows of K and V are alike.

@@ -35,6 +35,64 @@ tensors delta_net() {
            };
 }
 
+tensors unless_older(tensors all) {
+    for (tensor_spec & t : all) {
+        t.presence = t.role == role::state_in || t.role == role::state_gate ? presence::unless_older : t.presence;
+    }
+    return all;
+}
+
+// Kimi delta attention: Q, K and V each have a matrix and a convolution; what decays and what gates come by way of a smaller width.
+tensors kimi_delta_net() {
+    const auto matrix_of = [](const char * name, role r, extent in, extent out, presence p = presence::required) {
+        return matrix(name, r, in, out, p, with::state);
+    };
+    const auto taps_of = [](const char * name, role r) {
+        return tensor_spec{name, r, {extent::taps, one, extent::state_v}, presence::required, with::state};
+    };
+    const auto unused = [](const char * name) {
+        return vector_of(name, role::count, extent::state_v, presence::ignored, with::state);
+    };
+    const tensors all = {
+        matrix_of("attn_qkv.weight", role::state_in, extent::embd, extent::state_in, presence::optional),
+        matrix_of("attn_q.weight", role::state_q, extent::embd, extent::state_k, presence::unless_fused),
+        matrix_of("attn_k.weight", role::state_k, extent::embd, extent::state_k, presence::unless_fused),
+        matrix_of("attn_v.weight", role::state_v, extent::embd, extent::state_v, presence::unless_fused),
+        unused("attn_q.bias"),
+        unused("attn_k.bias"),
+        unused("attn_v.bias"),
+        taps_of("ssm_conv1d_q.weight", role::taps_q),
+        taps_of("ssm_conv1d_k.weight", role::taps_k),
+        taps_of("ssm_conv1d_v.weight", role::taps_v),
+        matrix_of("ssm_f_a.weight", role::decay_down, extent::embd, extent::state_dim_k),
+        matrix_of("ssm_f_b.weight", role::decay_up, extent::state_dim_k, extent::state_k),
+        vector_of("ssm_dt.bias", role::dt_bias, extent::state_k, presence::required, with::state),
+        {"ssm_a", role::state_decay, {one, extent::state_heads, one}, presence::required, with::state},
+        matrix_of("ssm_beta.weight", role::state_beta, extent::embd, extent::state_heads),
+        matrix_of("ssm_g_a.weight", role::gate_down, extent::embd, extent::state_dim_v),
+        matrix_of("ssm_g_b.weight", role::gate_up, extent::state_dim_v, extent::state_v),
+        vector_of("ssm_norm.weight", role::state_norm, extent::state_dim_v, presence::required, with::state),
+        matrix_of("attn_output.weight", role::state_out, extent::state_v, extent::embd),
+    };
+    return with_scales(scale::ignored, all);
+}
+
+// Attention by a latent, with the matrices of heads taken apart.
+tensors latent_attention() {
+    constexpr auto here = with::attention;
+    const auto of_heads = [](const char * name, role r, extent in, extent out) {
+        return tensor_spec{name, r, {in, out, extent::heads}, presence::required, here};
+    };
+    return with_scales(scale::ignored, {matrix("attn_q.weight", role::wq, extent::embd, extent::q, presence::required, here)}) +
+           tensors{
+               {"attn_kv_a_mqa.weight", role::latent_down, {extent::embd, extent::head_k, one}, presence::required, here},
+               vector_of("attn_kv_a_norm.weight", role::latent_norm, extent::latent_rank, presence::required, here),
+               of_heads("attn_k_b.weight", role::latent_k, extent::latent_plain, extent::latent_rank),
+               of_heads("attn_v_b.weight", role::latent_v, extent::latent_rank, extent::latent_out),
+               matrix("attn_output.weight", role::wo, extent::out, extent::embd, presence::required, here),
+           };
+}
+
 tensors mamba2(presence norm) {
     const auto by_heads = [](const char * name, role r) {
         return tensor_spec{name, r, {one, extent::state_heads, one}, presence::required, with::state};
@@ -184,6 +242,72 @@ void read_lfm2moe(const metadata & in, hparams & h) {
     }
 }
 
+// Of a layer that attends by a latent, which has one head of K.
+void read_latent(const metadata & in, layer_spec & layer) {
+    const char * path = in.file().path().c_str();
+    const uint32_t rank = in.required("attention.kv_lora_rank", 1, 4096);
+    layer.latent.head_dim = in.required("attention.key_length_mla", 1, 4096);
+    layer.latent.head_dim_out = in.required("attention.value_length_mla", 1, 4096);
+    layer.latent.n_behind = static_cast<uint32_t>(layer.rope.n_rot);
+    layer.rope.n_rot = 0; // nothing is rotated
+    layer.scale = 1.0f / std::sqrt(static_cast<float>(layer.latent.head_dim));
+    if (layer.latent.n_behind >= layer.latent.head_dim) {
+        fail(KVG_MODEL_LOAD, "%s: queries of %u dimensions, and %u of them lie behind the latent", path, layer.latent.head_dim,
+             layer.latent.n_behind);
+    }
+    if (layer.n_head_kv != 1 || layer.head_dim_v != rank || layer.head_dim_k != rank + layer.latent.n_behind) {
+        fail(KVG_UNSUPPORTED,
+             "%s: %u heads of K of %u and of V of %u beside a latent of %u and %u; only files whose K is the latent run, as "
+             "newer converters make them",
+             path, layer.n_head_kv, layer.head_dim_k, layer.head_dim_v, rank, layer.latent.n_behind);
+    }
+}
+
+state_spec read_kimi_state(const metadata & in, const hparams & h) {
+    state_spec s = {};
+    s.kind = state_kind::delta_net;
+    s.decays_by_width = true;
+    s.n_taps = in.required("ssm.conv_kernel", 2, RECUR_TAPS);
+    s.n_head = s.n_head_k = in.required_per_layer("attention.head_count", h.n_layer(), 0, MAX_WIDTH).front();
+    s.head_dim_k = s.head_dim_v = in.required("kda.head_dim", 1, 4096);
+    if (s.n_head == 0 || uint64_t{s.n_head} * s.head_dim_k > MAX_WIDTH || s.head_dim_k % 4 != 0) {
+        fail(KVG_UNSUPPORTED, "%s: %u heads of a state of %u by %u; there must be some, and multiples of 4",
+             in.file().path().c_str(), s.n_head, s.head_dim_k, s.head_dim_k);
+    }
+    s.n_channels = 3 * s.v_width();
+    return s;
+}
+
+void read_kimi_linear(const metadata & in, hparams & h) {
+    const state_spec state = read_kimi_state(in, h);
+    const uint32_t n_dense = in.optional("leading_dense_block_count", 0, 0, h.n_layer());
+    const std::vector<uint32_t> n_ff = in.required_per_layer("feed_forward_length", h.n_layer(), 1, MAX_WIDTH * 4);
+    const uint32_t n_shared = std::max(1u, in.required("expert_shared_count", 0, 64));
+    const float expert_scale = in.optional_number("expert_weights_scale", 0.0f, 0.0f, 1e6f);
+    const uint32_t gating = in.required("expert_gating_func", 0, 16);
+    if (gating != 2) {
+        fail(KVG_UNSUPPORTED, "%s: expert gating function %u; architecture '%s' has 2, sigmoid", in.file().path().c_str(),
+             gating, h.arch.c_str());
+    }
+    for (uint32_t il = 0; il < h.n_layer(); ++il) {
+        layer_spec & layer = h.layers[il];
+        if (layer.n_head_kv == 0) {
+            make_recurrent(layer, state);
+            layer.rope.n_rot = 0;
+        } else {
+            read_latent(in, layer);
+        }
+        feed_forward_spec & ff = layer.feed_forward;
+        if (il < n_dense) {
+            ff.n_expert = 0;
+            ff.n_ff = n_ff[il];
+        } else {
+            ff.n_ff_shared = ff.n_ff_expert * n_shared;
+            ff.expert_scale = expert_scale;
+        }
+    }
+}
+
 // Layers without KV heads have a Mamba-2 state.
 void read_mamba_layers(const metadata & in, hparams & h) {
     const state_spec state = read_ssm(in, state_kind::mamba2);
@@ -274,9 +398,9 @@ std::vector<arch_recipe> hybrid_recipes() {
     const auto beta_alpha = tensors{
         matrix("ssm_beta.weight", role::state_beta, extent::embd, extent::state_heads, presence::required, with::state),
         matrix("ssm_alpha.weight", role::state_alpha, extent::embd, extent::state_heads, presence::required, with::state)};
-    // an older form of state_in and state_gate, which newer files have beside them
-    const auto older = with_scales(scale::ignored, {matrix("ssm_in.weight", role::count, extent::embd, extent::state_in_gated,
-                                                           presence::ignored, with::state)});
+    // an older form of state_in and state_gate, which newer files may have beside them
+    const auto older = with_scales(scale::ignored, {matrix("ssm_in.weight", role::state_in_gated, extent::embd,
+                                                           extent::state_in_gated, presence::older, with::state)});
     const auto beta_alpha_in_one = tensors{matrix("ssm_ba.weight", role::state_beta_alpha, extent::embd,
                                                   extent::state_heads_twice, presence::required, with::state)};
     const auto attending = only(with::attention, projections());
@@ -287,8 +411,8 @@ std::vector<arch_recipe> hybrid_recipes() {
     const auto short_conv = with_scales(scale::ignored, state_in("shortconv.in_proj.weight") + taps("shortconv.conv.weight") +
                                                             state_out("shortconv.out_proj.weight", extent::channels));
     const auto qwen35 = attn_norm() + attending_normed + delta_net() + beta_alpha + post_norm;
-    const auto qwen3next =
-        attn_norm() + attending_normed + with_scales(scale::ignored, delta_net() + beta_alpha_in_one) + older + post_norm;
+    const auto qwen3next = attn_norm() + attending_normed +
+                           with_scales(scale::ignored, unless_older(delta_net()) + beta_alpha_in_one) + older + post_norm;
     const auto experts_beside_shared = fused_experts() + shared_expert(presence::required);
     const auto lfm2 = attn_norm() + attending_normed + short_conv + ffn_norm() + with_scales(scale::ignored, gated());
     // one norm in each layer, whatever the layer is
@@ -311,6 +435,8 @@ std::vector<arch_recipe> hybrid_recipes() {
     arch_recipe mamba_2 = recipe("mamba2", neox, frame(), attn_norm() + mamba2(presence::required), read_mamba2);
     mamba_2.attending = r::no_layer;
     const auto unused_factors = tensors{vector_of("rope_freqs.weight", role::count, extent::pairs, presence::ignored)};
+    const auto kimi = attn_norm() + kimi_delta_net() + latent_attention() + ffn_norm() + choice_bias +
+                      with_scales(scale::ignored, gated() + experts() + shared_expert(presence::ignored));
     return {
         recipe("qwen35", neox, frame(), qwen35 + gated(), read_qwen35),
         with_experts(recipe("qwen35moe", neox, frame(), qwen35 + experts_beside_shared, read_qwen35moe), gating_kind::softmax,
@@ -324,6 +450,7 @@ std::vector<arch_recipe> hybrid_recipes() {
         with_experts(granite_hybrid, gating_kind::softmax, r::allowed),
         nemotron_h,
         mamba_2,
+        with_experts(recipe("kimi-linear", neox, frame(), kimi, read_kimi_linear), gating_kind::sigmoid, r::always),
         recipe("falcon-h1", neox, frame() + unused_factors,
                attention() + output_bias_of_attention(presence::ignored) + mamba2(presence::optional) + ffn_norm("ffn_norm") +
                    with_scales(scale::ignored, gated()) + gated_biases(),

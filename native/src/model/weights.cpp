@@ -96,6 +96,9 @@ bool is_multiplied(kvg::role r) {
            r != role::state_norm && r != role::state_decay && r != role::state_skip;
 }
 
+// A matrix for each head, which no layout made for experts serves.
+bool is_of_heads(kvg::role r) { return r == role::latent_k || r == role::latent_v; }
+
 std::vector<known_tensor> known_factors(const hparams & h) {
     int n_rot = 0;
     for (const layer_spec & layer : h.layers) {
@@ -181,15 +184,25 @@ bool is_fused(const gguf_file & file, const known_tensor & known) {
     return file.find_tensor(strformat(whole, known.layer)) != nullptr;
 }
 
+// Whether what a delta net takes and its gate are in one matrix only, as in older files of Qwen 3 Next. Newer ones may have it, too.
+bool is_older(const gguf_file & file, uint32_t layer) {
+    return file.find_tensor(strformat("blk.%u.ssm_in.weight", layer)) &&
+           !file.find_tensor(strformat("blk.%u.attn_qkv.weight", layer));
+}
+
 void check_tensor(const gguf_file & file, const known_tensor & known) {
     const char * name = known.name.c_str();
     const gguf_tensor * t = file.find_tensor(known.name);
+    if (known.presence == presence::unless_older && t && is_older(file, known.layer)) {
+        fail(KVG_UNSUPPORTED, "%s: tensor '%s' beside the older form of it, 'ssm_in.weight'", file.path().c_str(), name);
+    }
     if (known.presence == presence::unless_fused && t && is_fused(file, known)) {
         fail(KVG_UNSUPPORTED, "%s: tensor '%s', and another one that holds it together with others", file.path().c_str(), name);
     }
     if (!t) {
-        const bool needed =
-            known.presence == presence::required || (known.presence == presence::unless_fused && !is_fused(file, known));
+        const bool needed = known.presence == presence::required ||
+                            (known.presence == presence::unless_fused && !is_fused(file, known)) ||
+                            (known.presence == presence::unless_older && !is_older(file, known.layer));
         if (needed) {
             fail(KVG_MODEL_LOAD, "%s: tensor '%s' is missing", file.path().c_str(), name);
         }
@@ -277,7 +290,9 @@ uint64_t model::bytes_on(ggml_backend_dev_t device) const {
 void model::plan() {
     for (const known_tensor & known : known_tensors(hparams_)) {
         const gguf_tensor * source = file_.find_tensor(known.name);
-        if (!source || known.presence == presence::ignored) {
+        const bool is_unused =
+            known.presence == presence::ignored || (known.presence == presence::older && !is_older(file_, known.layer));
+        if (!source || is_unused) {
             continue;
         }
         if (known.factors) {
@@ -292,7 +307,7 @@ void model::plan() {
             add_embedding(source);
         } else if (known.role == role::layer_embd) {
             add_layer_embedding(source);
-        } else if (known.is_vector || !is_multiplied(known.role)) {
+        } else if (known.is_vector || !is_multiplied(known.role) || is_of_heads(known.role)) {
             add(source, target, device, ggml_backend_dev_buffer_type(device));
         } else {
             add_matrix(source, target, device);

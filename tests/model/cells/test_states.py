@@ -39,6 +39,7 @@ SPECS = [
     ArchSpec("lfm2", head_dim=16, n_layer=4, period=2, state_heads=1, n_taps=3, window=24),
     ArchSpec("falcon-h1", n_layer=2, state_heads=8),
     ArchSpec("nemotron_h", n_layer=6, state_heads=8),
+    ArchSpec("kimi-linear", 3, n_head_kv=1, state_heads=4, n_expert=2, n_ff_shared=96, rank=48),
     ArchSpec("mamba2", n_layer=2, state_heads=8),
 ]
 

@@ -24,6 +24,7 @@ LOUD = [
     ArchSpec("falcon-h1", n_layer=2, state_heads=8),
     ArchSpec("nemotron_h", n_layer=5, state_heads=8),
     ArchSpec("granitehybrid", n_layer=3, period=3, state_heads=8),
+    ArchSpec("kimi-linear", 3, n_head_kv=1, state_heads=4, n_expert=2, n_ff_shared=96, rank=48),
 ]
 # with middle removals: logits are of states alone
 SILENT = [

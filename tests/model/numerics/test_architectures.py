@@ -55,6 +55,8 @@ SPECS = [
     ArchSpec("phi3", head_dim=16, fused=True, scaling="longrope"),
     ArchSpec("phi3", head_dim=16, fused=True, scaling="longrope", n_ctx_orig=512),
 ]
+# K and V are a latent
+KIMI = ArchSpec("kimi-linear", 4, n_head_kv=1, state_heads=4, n_expert=8, n_ff_shared=96, rank=48)
 # layers with a state: more heads of V than of K, groups, experts
 STATES = [
     ArchSpec("qwen35", n_layer=4, period=4, state_heads=4, n_rot=8, n_head=8),
@@ -71,6 +73,10 @@ STATES = [
     ArchSpec("mamba2", n_layer=4, state_heads=8),
     ArchSpec("mamba2", n_layer=3, state_heads=12, state_heads_k=4, state_dim=32, n_taps=3),
     ArchSpec("mamba2", n_layer=3, state_heads=8, state_heads_k=1),
+    ArchSpec("qwen3next", n_layer=4, period=2, state_heads=6, n_expert=8, n_ff_shared=48, older=True),
+    KIMI,
+    replace(KIMI, n_head=3, state_heads=3, n_taps=3, fused=True, n_ff_shared=192),
+    replace(KIMI, state_heads=8, n_head=8, state_dim=32, head_dim=48, n_behind=32, rank=64),
 ]
 # larger
 LARGER = [
@@ -91,7 +97,7 @@ ARCHS = Path(os.environ.get("LLAMA_ARCHS", Path(__file__).parents[4] / "shared" 
 # it makes no gemma4
 NAMES = ["llama", "qwen2", "qwen3", "qwen3moe", "phi3", "gemma2", "gemma3", "gpt-oss"]
 NAMES += ["qwen35", "qwen35moe", "qwen3next", "lfm2", "lfm2moe", "granitehybrid", "nemotron_h"]
-NAMES += ["falcon-h1", "mamba2"]
+NAMES += ["falcon-h1", "mamba2", "kimi-linear"]
 
 
 def compare(path: Path, n_vocab: int = N_VOCAB) -> None:
@@ -102,6 +108,22 @@ def compare(path: Path, n_vocab: int = N_VOCAB) -> None:
 @pytest.mark.parametrize("spec", SPECS + STATES, ids=str)
 def test_logits(architecture: Architecture, spec: ArchSpec) -> None:
     compare(architecture(spec))
+
+
+@pytest.mark.parametrize(("kind", "bound"), [("q8_0", 1e-3), ("q4_0", 0.1)])
+def test_a_latent_in_a_quantized_cache(architecture: Architecture, kind: str, bound: float) -> None:
+    """Rows that Hadamard matrices mix, K's wider than V's, beside an F32 cache, which libllama judges."""
+    ids = random_ids(60, N_VOCAB, seed=1)
+    spec = replace(KIMI, head_dim=64, n_behind=32, rank=96, n_expert=2)  # no expert is chosen by a rounding
+    with kvg.Model(architecture(spec), device="cpu") as model:
+        rows = []
+        for each in ("f32", kind):
+            with kvg.Context(model, n_ctx=64, type_k=each, type_v=each) as ctx:
+                batch = kvg.Batch()
+                batch.extend(ids, 0, (0,), logits="all")
+                ctx.decode(batch)
+                rows.append(ctx.logits())
+    assert 0 < nmse(rows[1], rows[0]) < bound
 
 
 @pytest.mark.slow

@@ -15,6 +15,11 @@ struct third {
     uint32_t offset;
 };
 
+// The first rank numbers of each token's K.
+ggml_tensor * latent_of(builder & b, ggml_tensor * k, int64_t rank) {
+    return ggml_cont(b.ctx(), ggml_view_3d(b.ctx(), k, rank, 1, k->ne[2], k->nb[1], k->nb[2], 0));
+}
+
 third third_of(const layer_spec & spec, role weight) {
     switch (weight) {
     case role::wq:
@@ -45,6 +50,40 @@ ggml_tensor * attention_block::heads_of(builder & b, const input & x, role weigh
     return y;
 }
 
+// (head_dim_k, 1, n_tokens): the normed latent, and what lies behind it
+ggml_tensor * attention_block::latent_k(builder & b, ggml_tensor * x) const {
+    const role_tensors & w = of.layers()[layer];
+    const layer_spec & spec = of.hparams().layers[layer];
+    ggml_tensor * all = b.linear(x, w[role::latent_down], nullptr, nullptr);
+    const auto part = [&](size_t begin, int64_t n) {
+        return ggml_view_3d(b.ctx(), all, n, 1, x->ne[1], all->nb[1], all->nb[1], begin * sizeof(float));
+    };
+    ggml_tensor * latent = norm(b, of.arch().norm, part(0, spec.head_dim_v), w[role::latent_norm], of.hparams().rms_eps);
+    return ggml_concat(b.ctx(), latent, part(spec.head_dim_v, spec.latent.n_behind), 0);
+}
+
+// Queries of latents, (head_dim_k, n_head, n_tokens). q: (latent.head_dim, n_head, n_tokens)
+ggml_tensor * attention_block::latent_q(builder & b, ggml_tensor * q) const {
+    const latent_spec & latent = of.hparams().layers[layer].latent;
+    const int64_t n_plain = latent.head_dim - latent.n_behind;
+    const auto part = [&](int64_t begin, int64_t n) {
+        return ggml_view_3d(b.ctx(), q, n, q->ne[1], q->ne[2], q->nb[1], q->nb[2], static_cast<size_t>(begin) * sizeof(float));
+    };
+    ggml_tensor * plain = ggml_permute(b.ctx(), part(0, n_plain), 0, 2, 1, 3);            // (n_plain, n_tokens, n_head)
+    ggml_tensor * met = ggml_mul_mat(b.ctx(), of.layers()[layer][role::latent_k], plain); // (rank, n_tokens, n_head)
+    return ggml_concat(b.ctx(), ggml_permute(b.ctx(), met, 0, 2, 1, 3), part(n_plain, latent.n_behind), 0);
+}
+
+// What heads gathered of latents, (n_head * rank, n_tokens), as V: (n_head * latent.head_dim_out, n_tokens).
+ggml_tensor * attention_block::out_of_latents(builder & b, ggml_tensor * heads) const {
+    const layer_spec & spec = of.hparams().layers[layer];
+    const int64_t n = heads->ne[1];
+    ggml_tensor * gathered = ggml_reshape_3d(b.ctx(), heads, spec.head_dim_v, spec.n_head, n);
+    gathered = ggml_permute(b.ctx(), gathered, 0, 2, 1, 3);                                // (rank, n_tokens, n_head)
+    ggml_tensor * v = ggml_mul_mat(b.ctx(), of.layers()[layer][role::latent_v], gathered); // (head_dim_out, n_tokens, n_head)
+    return ggml_cont_2d(b.ctx(), ggml_permute(b.ctx(), v, 0, 2, 1, 3), spec.out_width(), n);
+}
+
 ggml_tensor * attention_block::placed(builder & b, ggml_tensor * heads, role norm_weight) const {
     const layer_spec & spec = of.hparams().layers[layer];
     heads = norm(b, of.arch().norm, heads, of.layers()[layer][norm_weight], of.hparams().rms_eps);
@@ -60,8 +99,11 @@ ggml_tensor * attention_block::placed(builder & b, ggml_tensor * heads, role nor
 stored_rows attention_block::store(builder & b, const input & x) const {
     const layer_spec & spec = of.hparams().layers[layer];
     const kv_part & part = cells.part_of(layer);
-    ggml_tensor * k = heads_of(b, x, role::wk);
-    ggml_tensor * v = x.qkv || of.layers()[layer][role::wv] ? heads_of(b, x, role::wv) : k;
+    const bool by_latent = spec.latent.head_dim > 0;
+    ggml_tensor * k = by_latent ? latent_k(b, x.normed) : heads_of(b, x, role::wk);
+    ggml_tensor * v = by_latent                               ? latent_of(b, k, spec.head_dim_v)
+                      : x.qkv || of.layers()[layer][role::wv] ? heads_of(b, x, role::wv)
+                                                              : k;
     k = placed(b, k, role::k_norm);
     v = spec.norm_v ? normalized(b, of.arch().norm, v, of.hparams().rms_eps) : v;
     b.wish(of.placement().layer(layer));
@@ -107,6 +149,7 @@ ggml_tensor * attention_block::build(builder & b, ggml_tensor * x) const {
         gate = half(spec.head_dim_k);
         q = half(0);
     }
+    q = spec.latent.head_dim > 0 ? latent_q(b, q) : q;
     q = placed(b, q, role::q_norm);
     b.wish(of.placement().layer(layer));
     if (part.hadamard_k) {
@@ -118,6 +161,7 @@ ggml_tensor * attention_block::build(builder & b, ggml_tensor * x) const {
         heads = part.hadamard_v->apply(b.ctx(), heads);
     }
     b.wish(part.device);
+    heads = spec.latent.head_dim > 0 ? out_of_latents(b, heads) : heads;
     return gate
                ? ggml_mul(b.ctx(), heads,
                           ggml_reshape_2d(b.ctx(), ggml_sigmoid(b.ctx(), ggml_cont(b.ctx(), gate)), heads->ne[0], heads->ne[1]))

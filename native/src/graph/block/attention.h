@@ -46,6 +46,9 @@ private:
 
     // Q, K or V as heads: (head_dim, n_head, n_tokens)
     ggml_tensor * heads_of(builder & b, const input & x, role weight) const;
+    ggml_tensor * latent_k(builder & b, ggml_tensor * x) const;
+    ggml_tensor * latent_q(builder & b, ggml_tensor * q) const;
+    ggml_tensor * out_of_latents(builder & b, ggml_tensor * heads) const;
     // K or Q with their norms, rotated by the positions.
     ggml_tensor * placed(builder & b, ggml_tensor * heads, role norm_weight) const;
     // K and V of the new tokens, written into their cells.

@@ -80,6 +80,7 @@ choice choose(builder & b, const feed_forward_spec & spec, const role_tensors & 
         weights = ggml_soft_max(b.ctx(), weights);
         break;
     }
+    weights = spec.expert_scale > 0.0f ? ggml_scale(b.ctx(), weights, spec.expert_scale) : weights;
     return {experts, ggml_reshape_3d(b.ctx(), weights, 1, spec.n_expert_used, n)};
 }
 

@@ -77,17 +77,61 @@ state_block::step state_block::step_of(builder & b, ggml_tensor * x) const {
         alpha = half(n);
     } else {
         beta = product(b, x, role::state_beta);
-        alpha = product(b, x, role::state_alpha);
+        alpha = spec().decays_by_width ? product(b, product(b, x, role::decay_down), role::decay_up)
+                                       : product(b, x, role::state_alpha);
     }
     alpha = ggml_softplus(b.ctx(), ggml_add(b.ctx(), alpha, w[role::dt_bias]));
+    if (spec().decays_by_width) {
+        alpha = ggml_reshape_3d(b.ctx(), alpha, spec().head_dim_k, spec().n_head, x->ne[1]);
+    }
     return {ggml_mul(b.ctx(), alpha, w[role::state_decay]), ggml_sigmoid(b.ctx(), beta)};
+}
+
+// Q, K and V of all heads, one after the other, and the gate of the results where one matrix makes both.
+struct state_block::source {
+    ggml_tensor * qkv;  // (n_channels, n_tokens)
+    ggml_tensor * gate; // (v_width, n_tokens), or nullptr
+};
+
+state_block::source state_block::source_of(builder & b, ggml_tensor * x) const {
+    const role_tensors & w = weights();
+    const state_spec & s = spec();
+    const auto joined = [&](ggml_tensor * q, ggml_tensor * k, ggml_tensor * v) {
+        return ggml_concat(b.ctx(), ggml_concat(b.ctx(), q, k, 0), v, 0);
+    };
+    if (w[role::state_in]) {
+        return {product(b, x, role::state_in), nullptr};
+    }
+    if (!w[role::state_in_gated]) {
+        return {joined(product(b, x, role::state_q), product(b, x, role::state_k), product(b, x, role::state_v)), nullptr};
+    }
+    ggml_tensor * all = product(b, x, role::state_in_gated); // for each head of K: Q, K, and V and gate of its heads of V
+    const int64_t v_rows = int64_t{s.head_dim_v} * (s.n_head / s.n_head_k);
+    const int64_t stride = 2 * (int64_t{s.head_dim_k} + v_rows);
+    const auto part = [&](int64_t begin, int64_t n) {
+        ggml_tensor * rows = ggml_view_3d(b.ctx(), all, n, s.n_head_k, x->ne[1], static_cast<size_t>(stride) * sizeof(float),
+                                          all->nb[1], static_cast<size_t>(begin) * sizeof(float));
+        return ggml_cont_2d(b.ctx(), rows, n * s.n_head_k, x->ne[1]);
+    };
+    const int64_t k = s.head_dim_k;
+    return {joined(part(0, k), part(k, k), part(2 * k, v_rows)), part(2 * k + v_rows, v_rows)};
+}
+
+ggml_tensor * state_block::taps_of(builder & b) const {
+    const role_tensors & w = weights();
+    if (w[role::taps]) {
+        return w[role::taps];
+    }
+    ggml_tensor * all = ggml_concat(b.ctx(), ggml_concat(b.ctx(), w[role::taps_q], w[role::taps_k], 2), w[role::taps_v], 2);
+    return ggml_reshape_2d(b.ctx(), all, spec().n_taps, spec().n_channels);
 }
 
 ggml_tensor * state_block::delta_net(builder & b, ggml_tensor * x) const {
     const role_tensors & w = weights();
     const state_spec & s = spec();
     const float eps = of.hparams().rms_eps;
-    ggml_tensor * qkv = op.convolve(b, product(b, x, role::state_in), w[role::taps], nullptr);
+    const source made = source_of(b, x);
+    ggml_tensor * qkv = op.convolve(b, made.qkv, taps_of(b), nullptr);
     const step move = step_of(b, x);
     ggml_tensor * q = of_length_1(b, heads(b, qkv, 0, s.head_dim_k, s.n_head_k), eps);
     ggml_tensor * k = of_length_1(b, heads(b, qkv, s.k_width(), s.head_dim_k, s.n_head_k), eps);
@@ -97,9 +141,13 @@ ggml_tensor * state_block::delta_net(builder & b, ggml_tensor * x) const {
     if (!gives) {
         return nullptr;
     }
-    ggml_tensor * gate = ggml_reshape_3d(b.ctx(), product(b, x, role::state_gate), s.head_dim_v, s.n_head, x->ne[1]);
+    ggml_tensor * gate = made.gate;
+    if (!gate) {
+        gate = s.decays_by_width ? product(b, product(b, x, role::gate_down), role::gate_up) : product(b, x, role::state_gate);
+    }
+    gate = ggml_reshape_3d(b.ctx(), gate, s.head_dim_v, s.n_head, x->ne[1]);
     out = norm(b, of.arch().norm, out, w[role::state_norm], eps);
-    out = ggml_swiglu_split(b.ctx(), gate, out);
+    out = s.decays_by_width ? ggml_mul(b.ctx(), out, ggml_sigmoid(b.ctx(), gate)) : ggml_swiglu_split(b.ctx(), gate, out);
     return ggml_reshape_2d(b.ctx(), out, s.v_width(), x->ne[1]);
 }
 

@@ -23,6 +23,9 @@ private:
     ggml_tensor * short_conv(builder & b, ggml_tensor * x) const;
     ggml_tensor * delta_net(builder & b, ggml_tensor * x) const;
     ggml_tensor * mamba2(builder & b, ggml_tensor * x) const;
+    struct source;
+    source source_of(builder & b, ggml_tensor * x) const;
+    ggml_tensor * taps_of(builder & b) const;
     struct step;
     step step_of(builder & b, ggml_tensor * x) const;
 };
