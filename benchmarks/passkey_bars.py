@@ -201,7 +201,8 @@ def measure_grid(model: kvg.Model, args: argparse.Namespace) -> dict[str, Any]:
     """Depth over length, where the key is still in the window."""
     task = Task(seed=args.first_seed)
     with open_context(model, args, default_n_ctx(model, 1, task.n_keep)) as ctx:
-        measured = grid(ctx, task, args.grid_trials, False, args.plot)
+        measured: list[Trial] = []
+        grid(ctx, task, args.grid_trials, False, args.plot, measured)
     inside = [trial for trial in measured if trial.in_window]
     found = sum(trial.found for trial in inside)
     row = {

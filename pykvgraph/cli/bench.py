@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import sys
 from pathlib import Path
@@ -10,12 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pykvgraph.cli.show import new_table, number_text, print_json, print_table, size_text
+from pykvgraph.cli.bench_rows import Printer
 from pykvgraph.cli.verb import (
+    INTERRUPTED,
     Verb,
     batch_option,
     cache_type_options,
     examples,
+    json_option,
+    model_option,
     option,
     plot_option,
     swa_option,
@@ -64,11 +66,11 @@ class _Numbers(click.ParamType):  # type: ignore[type-arg]
     epilog=examples(
         "pykvgraph bench -m model.gguf",
         "pykvgraph bench -m model.gguf -p 512 -n 64 -d 0,4032 --vs libllama",
-        "pykvgraph bench -m model.gguf -d 4032 --cache shift --cache holes -o json",
+        "pykvgraph bench -m model.gguf -d 4032 --cache shift --cache holes --json",
         "pykvgraph bench -m model.gguf -d 4000 --cache turns --plot turns.png",
     ),
 )
-@option("-m", "--model", metavar="FILE", required=True, help="A GGUF file.")
+@model_option(required=True)
 @option(
     "-p",
     "--n-prompt",
@@ -103,7 +105,14 @@ class _Numbers(click.ParamType):  # type: ignore[type-arg]
 @cache_type_options
 @swa_option
 @where_options
-@option("-o", "--output", type=click.Choice(["md", "csv", "json"]), default="md", help="How to print.")
+@json_option
+@option(
+    "-o",
+    "--output",
+    type=click.Choice(["md", "csv", "json"]),
+    default="md",
+    help="How to print; json: as --json.",
+)
 @plot_option("With --cache turns: a PNG of them.")
 def bench(
     model: str,
@@ -116,6 +125,7 @@ def bench(
     n_threads: int | None,
     where: Where,
     output: str,
+    as_json: bool,
     plot: str | None,
     **sizes: Any,
 ) -> None:
@@ -160,26 +170,30 @@ def bench(
     if not tests and not depths:
         raise InvalidArgumentError("nothing to measure: give -p, -n or --cache")
     check_plot(plot, depths)
-    results: list[Result] = []
     turns: dict[int, list[Turn]] = {}
+    interrupted = False
     with kvg.Model(model, **where.model()) as loaded:
         n_threads = n_threads or default_threads(loaded.n_params)
         beside = LibllamaModel(Path(model), loaded.device) if other else None
+        printer = Printer("json" if as_json else output, loaded, n_threads, tests, vs=beside is not None)
         try:
             for test in tests:
-                results += run_one(loaded, beside, test, repetitions, n_threads, sizes)
+                printer.add(run_one(loaded, beside, test, repetitions, n_threads, sizes))
             for depth in depths:
                 turns[depth] = run_turns(loaded, depth, repetitions, n_threads, sizes)
+                printer.add_turns(depth, turns[depth])
+        except KeyboardInterrupt:
+            interrupted = True  # what was measured until then is told
         finally:
             if beside:
                 beside.close()
-        show(results, turns, loaded, n_threads, output)
-        if plot:
-            from pykvgraph.viz import plot_turns
+    printer.end()
+    if plot and turns:
+        from pykvgraph.viz import plot_turns
 
-            plot_turns(
-                {Path(model).name: {f"pykvgraph, {n} tokens": each for n, each in turns.items()}}, plot
-            )
+        plot_turns({Path(model).name: {f"pykvgraph, {n} tokens": each for n, each in turns.items()}}, plot)
+    if interrupted:
+        raise click.exceptions.Exit(INTERRUPTED)
 
 
 def check_plot(plot: str | None, depths: list[int]) -> None:
@@ -265,95 +279,3 @@ def run_turns(
                     runs[-1].append(turn)
                     progress.update(1)
     return medians(runs)
-
-
-def show(
-    results: list[Result], turns: dict[int, list[Turn]], model: Model, n_threads: int, output: str
-) -> None:
-    rows = [row_of(result, results, model, n_threads) for result in results]
-    turn_rows = [row_of_turn(turn, depth) for depth, each in turns.items() for turn in each]
-    if output == "json":
-        print_json({"results": rows, "turns": turn_rows})
-    elif output == "csv":
-        for table in (rows, turn_rows):
-            print_csv(table)
-    else:
-        click.echo(
-            f"{model.arch}, {model.n_params / 1e6:.1f} M parameters, {size_text(model.weight_bytes)}; ",
-            nl=False,
-        )
-        click.echo(f"{model.device}, {n_threads} thread{'s' if n_threads > 1 else ''}")
-        print_results(rows)
-        print_turns(turns)
-
-
-def print_csv(rows: list[dict[str, Any]]) -> None:
-    if rows:
-        writer = csv.DictWriter(
-            sys.stdout, [key for key in rows[0] if key != "seconds"], extrasaction="ignore"
-        )
-        writer.writeheader()
-        writer.writerows(rows)
-
-
-def print_results(rows: list[dict[str, Any]]) -> None:
-    if not rows:
-        return
-    table = new_table("test", "depth", "engine", "median", "", "ours is")
-    for row in rows:
-        table.add_row(
-            row["test"],
-            str(row["depth"]),
-            row["engine"],
-            f"{number_text(row['median'], 4)} ± {number_text(row['deviation'], 2)}",
-            row["unit"],
-            "" if row["ratio"] is None else f"{row['ratio']:.2f}x",
-        )
-    print_table(table)
-
-
-def print_turns(turns: dict[int, list[Turn]]) -> None:
-    """old: tokens that the cache had already; again: those of them that were decoded again."""
-    for depth, each in turns.items():
-        click.echo(f"turns after a prompt of {depth} tokens:")
-        table = new_table("turn", "prompt", "old", "again", "new", "first token")
-        for turn in each:
-            counts = (turn.n_prompt, turn.n_old, turn.n_again, turn.n_new)
-            table.add_row(turn.name, *map(str, counts), f"{turn.seconds * 1e3:.1f} ms")
-        n_again, n_new = sum(turn.n_again for turn in each), sum(turn.n_new for turn in each)
-        seconds = sum(turn.seconds for turn in each)
-        table.add_row("all", "", "", str(n_again), str(n_new), f"{seconds * 1e3:.1f} ms")
-        print_table(table)
-
-
-def row_of_turn(turn: Turn, depth: int) -> dict[str, Any]:
-    """One line of the output."""
-    return {
-        "depth": depth,
-        "turn": turn.name,
-        "n_prompt": turn.n_prompt,
-        "n_old": turn.n_old,
-        "n_again": turn.n_again,
-        "n_new": turn.n_new,
-        "first_token_ms": turn.seconds * 1e3,
-    }
-
-
-def row_of(result: Result, results: list[Result], model: Model, n_threads: int) -> dict[str, Any]:
-    """One line of the output. ratio: our median divided by this engine's."""
-    ours = next(r for r in results if r.test is result.test)
-    return {
-        "test": result.test.name,
-        "depth": result.test.depth,
-        "engine": result.engine,
-        "mean": result.mean,
-        "deviation": result.deviation,
-        "median": result.median,
-        "unit": result.test.unit,
-        "ratio": None if ours is result else ours.median / result.median,
-        "n_params": model.n_params,
-        "weight_bytes": model.weight_bytes,
-        "device": model.device,
-        "n_threads": n_threads,
-        "seconds": list(result.seconds),
-    }

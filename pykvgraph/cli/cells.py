@@ -10,7 +10,7 @@ from typing import IO, TYPE_CHECKING, Any
 import click
 
 from pykvgraph.cli.show import print_json, printable, size_text
-from pykvgraph.cli.verb import Verb, examples, json_option, option, plot_option
+from pykvgraph.cli.verb import Verb, examples, json_option, model_option, option, plot_option
 
 if TYPE_CHECKING:
     from pykvgraph.context import Context
@@ -44,7 +44,7 @@ class Step:
     ),
 )
 @click.argument("script", required=False, type=click.File(encoding="utf-8", lazy=False))
-@option("-m", "--model", metavar="FILE", show_default="the embedded one", help="A GGUF file.")
+@model_option(show_default="the embedded one")
 @option("-c", "--ctx-size", "n_ctx", type=COUNT, metavar="N", default=64, help="Cells of the cache.")
 @option(
     "-np",
@@ -55,7 +55,7 @@ class Step:
     help="Sequences are 0 to N - 1.",
 )
 @option("-q", "--quiet", is_flag=True, help="Only the cells at the end.")
-@plot_option("A PNG with a row for each step.")
+@plot_option("A picture with a row for each step.")
 @json_option
 def cells(
     script: IO[str] | None,

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import secrets
 import sys
 import time
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from pykvgraph.checks import INT32_MAX
+from pykvgraph.cli.prompt import prompt_options
 from pykvgraph.cli.sampling import sampling_options
 from pykvgraph.cli.show import print_json
 from pykvgraph.cli.verb import (
+    INTERRUPTED,
     Verb,
     batch_option,
     cache_type_options,
     examples,
     json_option,
+    model_option,
     option,
     swa_option,
     threads_option,
@@ -43,23 +48,32 @@ class _StopString(click.types.StringParamType):
         return [rv]
 
 
+class _NumberOfTokens(click.IntRange):
+    """A number from 1 on; -1 for as many as the model wants."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """A usage error for 0."""
+        return INT32_MAX if str(value) == "-1" else super().convert(value, param, ctx)
+
+
 @click.command(
     cls=Verb,
     epilog=examples(
         "pykvgraph generate -m model.gguf -p 'Once upon a time'",
         "pykvgraph generate -m model.gguf -n 2000 -c 512 --keep 4 --temp 0.8 -s 1",
+        r"echo 'The end' | pykvgraph generate -m model.gguf -f - -n -1 --json",
     ),
 )
-@option("-m", "--model", metavar="FILE", required=True, help="A GGUF file.")
-@option("-p", "--prompt", metavar="TEXT", default="", help="What the text begins with.")
+@model_option(required=True)
+@prompt_options
 @option(
     "-n",
     "--n-predict",
     "max_tokens",
-    type=COUNT,
+    type=_NumberOfTokens(min=1),
     metavar="N",
     default=SamplingParams.max_tokens,
-    help="Most tokens to generate.",
+    help="Most tokens to generate; -1: until the model ends the text.",
 )
 @option(
     "-c",
@@ -154,10 +168,12 @@ def generate(
     """Continue a prompt.
 
     Each piece of text goes to stdout as soon as it is known. When the cache is full, old tokens are removed
-    (a context shift, see --keep) and the text goes on.
+    (a context shift, see --keep) and the text goes on. Ctrl-C ends it: the exit code is 130 then.
     """
     import pykvgraph as kvg
 
+    if sampling["seed"] is None:
+        sampling["seed"] = secrets.randbelow(MAX_SEED + 1)  # --json tells it
     shifts: list[ShiftReport] = []
     with (
         kvg.Model(model, **where.model()) as loaded,
@@ -174,15 +190,22 @@ def generate(
             swa_full=swa_full,
         ) as context,
     ):
+        if n_ctx and n_ctx > loaded.n_ctx_train:
+            click.echo(f"-c {n_ctx}: the model was trained on {loaded.n_ctx_train} tokens.", err=True)
+        n_prompt = len(loaded.tokenizer.encode(prompt))
         if n_keep is None and prompt:
-            _require_fitting(len(loaded.tokenizer.encode(prompt)), context.n_ctx)
+            _require_fitting(n_prompt, context.n_ctx)
         shift = kvg.ContextShift(n_keep=_fitting_keep(n_keep, context.n_ctx), on_shift=shifts.append)
         started, first = time.perf_counter(), 0.0
         stream = kvg.generate(context, prompt, on_full=shift, **sampling)
         pieces: list[Piece] = []
-        for piece in stream if as_json else _shown(stream):
-            pieces.append(piece)
-            first = first or time.perf_counter()
+        interrupted = False
+        try:
+            for piece in stream if as_json else _shown(stream):
+                pieces.append(piece)
+                first = first or time.perf_counter()
+        except KeyboardInterrupt:
+            interrupted = True
         seconds = time.perf_counter() - started
     if as_json:
         print_json(
@@ -190,17 +213,22 @@ def generate(
                 "prompt": prompt,
                 "text": "".join(piece.text for piece in pieces),
                 "tokens": [piece.token for piece in pieces],
-                "finish_reason": pieces[-1].finish_reason,
+                "finish_reason": pieces[-1].finish_reason if pieces else None,
+                "n_prompt": n_prompt,
+                "n_generated": len(pieces),
+                "seed": sampling["seed"],
                 "shifts": [dataclasses.asdict(report) for report in shifts],
                 "n_ctx": context.n_ctx,
                 "seconds": seconds,
             }
         )
-    elif sys.stderr.isatty():
+    elif pieces and sys.stderr.isatty():
         rest = max(started + seconds - first, 1e-9)
         rate = f", then {(len(pieces) - 1) / rest:,.0f}/s" if len(pieces) > 1 else ""
         told = f"{len(pieces)} tokens, the first after {first - started:.2f} s{rate}; {len(shifts)} shifts"
         click.secho(f"[{told}]", dim=True, err=True, color=False if os.environ.get("NO_COLOR") else None)
+    if interrupted:
+        raise click.exceptions.Exit(INTERRUPTED)
 
 
 def _require_fitting(n_prompt: int, n_ctx: int) -> None:

@@ -15,6 +15,7 @@ from pykvgraph.cli.verb import (
     cache_type_options,
     examples,
     json_option,
+    model_option,
     option,
     swa_option,
     threads_option,
@@ -37,12 +38,7 @@ ATTENTION = {"flash": "flash", "plain": "plain", "attend": "our kernel", "": "-"
         "pykvgraph info --json",
     ),
 )
-@option(
-    "-m",
-    "--model",
-    metavar="FILE",
-    help="A GGUF file to ask the devices about, in place of the embedded model; also shows its memory.",
-)
+@model_option("A GGUF file to ask the devices about, in place of the embedded model; also shows its memory.")
 @option(
     "-c",
     "--ctx-size",

@@ -20,7 +20,7 @@ from pykvgraph.cli.show import (
     safe_cell,
     size_text,
 )
-from pykvgraph.cli.verb import Verb, examples, json_option, option
+from pykvgraph.cli.verb import Verb, examples, json_option, model_option
 from pykvgraph.errors import ModelLoadError, UnsupportedError
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ T = TypeVar("T")
     cls=Verb, epilog=examples("pykvgraph inspect model.gguf", "pykvgraph inspect -m model.gguf --json")
 )
 @click.argument("file", required=False, metavar="[MODEL]")
-@option("-m", "--model", metavar="FILE", help="The GGUF file, as in the other verbs.")
+@model_option("The GGUF file, as in the other verbs.")
 @json_option
 def inspect(file: str | None, model: str | None, as_json: bool) -> None:
     """Show a GGUF's recipe, metadata and tensors.

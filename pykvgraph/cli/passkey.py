@@ -12,10 +12,12 @@ from click.core import ParameterSource
 
 from pykvgraph.cli.show import new_table, print_json, print_table
 from pykvgraph.cli.verb import (
+    INTERRUPTED,
     Verb,
     cache_type_options,
     examples,
     json_option,
+    model_option,
     option,
     plot_option,
     swa_option,
@@ -43,7 +45,7 @@ LENGTHS = (0.5, 1.0, 2.0, 3.0, 4.0)  # in contexts
         "pykvgraph passkey --grid --trials 2 --plot grid.png",
     ),
 )
-@option("-m", "--model", metavar="FILE", show_default="the embedded one", help="A GGUF file.")
+@model_option(show_default="the embedded one")
 @option(
     "--n-junk", type=click.IntRange(1, 2**31 - 1), metavar="N", default=Task.n_junk, help="Pieces of junk."
 )
@@ -103,7 +105,7 @@ LENGTHS = (0.5, 1.0, 2.0, 3.0, 4.0)  # in contexts
 )
 @option("--trials", type=COUNT, metavar="N", default=1, help="Keys to ask for, one after the other.")
 @option("--grid", is_flag=True, help="Accuracy over depth and length, up to 4 contexts.")
-@plot_option("With --grid: a PNG of it.")
+@plot_option("With --grid: a picture of it.")
 @json_option
 def passkey(where: Where, **arguments: Any) -> None:
     """Hide a key in more text than the cache holds, then ask for it.
@@ -142,10 +144,16 @@ def passkey(where: Where, **arguments: Any) -> None:
             offload_kqv=where.offload_kqv,
             swa_full=arguments["swa_full"],
         ) as ctx:
-            if arguments["grid"]:
-                trials = grid(ctx, task, arguments["trials"], as_json, arguments["plot"])
-            else:
-                trials = [one(ctx, task, i, as_json) for i in range(arguments["trials"])]
+            trials: list[Trial] = []
+            interrupted = False
+            try:
+                if arguments["grid"]:
+                    grid(ctx, task, arguments["trials"], as_json, arguments["plot"], trials)
+                else:
+                    for index in range(arguments["trials"]):
+                        trials.append(one(ctx, task, index, as_json))
+            except KeyboardInterrupt:
+                interrupted = True  # what was found until then is told
     counted = [trial for trial in trials if trial.in_window or not arguments["grid"]]
     found = sum(trial.found for trial in counted)
     seconds = time.perf_counter() - start
@@ -153,6 +161,8 @@ def passkey(where: Where, **arguments: Any) -> None:
         print_json(summary(trials, found, n_ctx, seconds))
     elif len(trials) > 1:
         click.echo(f"{found} of {len(counted)} keys found, {seconds:.1f} s")
+    if interrupted:
+        raise click.exceptions.Exit(INTERRUPTED)
     sys.exit(0 if counted and found == len(counted) else 1)
 
 
@@ -177,8 +187,11 @@ def one(ctx: Context, task: Task, index: int, quiet: bool) -> Trial:
     return trial
 
 
-def grid(ctx: Context, task: Task, n_trials: int, quiet: bool, plot: str | None) -> list[Trial]:
-    """Every depth at every length; a table of accuracies, and a plot when asked for."""
+def grid(ctx: Context, task: Task, n_trials: int, quiet: bool, plot: str | None, trials: list[Trial]) -> None:
+    """Every depth at every length, added to `trials`; a table of accuracies, and a plot when asked for.
+
+    The table has what there is when it is interrupted.
+    """
     from pykvgraph.lab.passkey import N_ANSWER, run, tokens_per_line
 
     per_line = tokens_per_line(ctx.model)
@@ -187,31 +200,36 @@ def grid(ctx: Context, task: Task, n_trials: int, quiet: bool, plot: str | None)
         max(1, int((length * ctx.model.n_ctx_train * task.n_grp - 64 - N_ANSWER) / per_line))
         for length in LENGTHS
     ]
-    trials: list[Trial] = []
     cells: dict[tuple[int, int], list[Trial]] = {}
     jobs = [
         (row, column, i) for column in range(len(lengths)) for row in range(DEPTHS) for i in range(n_trials)
     ]
     hidden = quiet or not sys.stderr.isatty()
-    with click.progressbar(jobs, label="grid", file=sys.stderr, hidden=hidden) as bar:
-        for row, column, _ in bar:
-            n_junk = lengths[column]
-            seed = task.seed + len(trials)
-            trial = run(
-                ctx, dataclasses.replace(task, n_junk=n_junk, i_pos=int(depths[row] * n_junk), seed=seed)
-            )
-            trials.append(trial)
-            cells.setdefault((row, column), []).append(trial)
-    accuracy = [[_accuracy(cells[row, column]) for column in range(len(lengths))] for row in range(DEPTHS)]
-    if not quiet:
-        _show_grid(accuracy, depths, lengths)
-    if plot:
-        _plot_grid(accuracy, depths, lengths, plot)
-    return trials
+    n_lines = sum(lengths[column] for _, column, _ in jobs)  # a trial takes as long as its text is
+    try:
+        with click.progressbar(length=n_lines, label="grid", file=sys.stderr, hidden=hidden) as bar:
+            for row, column, _ in jobs:
+                n_junk = lengths[column]
+                seed = task.seed + len(trials)
+                trial = run(
+                    ctx, dataclasses.replace(task, n_junk=n_junk, i_pos=int(depths[row] * n_junk), seed=seed)
+                )
+                trials.append(trial)
+                cells.setdefault((row, column), []).append(trial)
+                bar.update(n_junk)
+    finally:
+        accuracy = [
+            [_accuracy(cells.get((row, column), [])) for column in range(len(lengths))]
+            for row in range(DEPTHS)
+        ]
+        if not quiet:
+            _show_grid(accuracy, depths, lengths)
+        if plot:
+            _plot_grid(accuracy, depths, lengths, plot)
 
 
 def _accuracy(trials: list[Trial]) -> float | None:
-    """Share of keys found; None where none was in the window."""
+    """Share of keys found; None where none was in the window, or asked for."""
     inside = [trial for trial in trials if trial.in_window]
     return sum(trial.found for trial in inside) / len(inside) if inside else None
 
@@ -231,7 +249,7 @@ def _show_grid(accuracy: list[list[float | None]], depths: list[float], lengths:
 def _plot_grid(
     accuracy: list[list[float | None]], depths: list[float], lengths: list[int], path: str
 ) -> None:
-    from pykvgraph.viz import new_figure
+    from pykvgraph.viz import new_figure, save_figure
 
     figure = new_figure(6, 5)
     axes = figure.add_subplot()
@@ -249,7 +267,7 @@ def _plot_grid(
     axes.set_ylabel("depth of the key")
     axes.set_title("Keys found (out: given up before the question)")
     figure.colorbar(image, label="share of keys found")
-    figure.savefig(path, format="png", dpi=120)
+    save_figure(figure, path)
 
 
 def summary(trials: list[Trial], found: int, n_ctx: int, seconds: float) -> dict[str, Any]:

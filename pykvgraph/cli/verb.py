@@ -8,11 +8,15 @@ from typing import Any, TypeVar
 
 import click
 from click.core import ParameterSource
+from click.shell_completion import CompletionItem
 
 from pykvgraph.errors import InvalidArgumentError, KVGraphError
-from pykvgraph.params import ContextParams
+from pykvgraph.params import CACHE_TYPES, ContextParams
+from pykvgraph.viz.figure import PICTURES
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+INTERRUPTED = 130  # the exit code after Ctrl-C, as shells have it
 
 # what a Context takes; for --help
 DEFAULT_THREADS = "all CPUs; 1 for a model under 10 million parameters"
@@ -29,15 +33,36 @@ def json_option(command: F) -> F:
     return option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")(command)
 
 
+def model_option(help_text: str = "A GGUF file.", **settings: Any) -> Callable[[F], F]:
+    """`-m`, the same in every verb but for whether it must be given."""
+    return option("-m", "--model", type=click.Path(), metavar="FILE", help=help_text, **settings)
+
+
+class _CacheType(click.types.StringParamType):
+    """The name of a type of K or V. The shell completes it; Context checks it."""
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        return [CompletionItem(name) for name in CACHE_TYPES if name.startswith(incomplete.lower())]
+
+
 def cache_type_options(command: F) -> F:
     """`-ctk` and `-ctv`, the same in every verb."""
     command = option(
-        "-ctv", "--cache-type-v", "type_v", metavar="TYPE", default=ContextParams.type_v, help="Type of V."
+        "-ctv",
+        "--cache-type-v",
+        "type_v",
+        type=_CacheType(),
+        metavar="TYPE",
+        default=ContextParams.type_v,
+        help="Type of V.",
     )(command)
     return option(
         "-ctk",
         "--cache-type-k",
         "type_k",
+        type=_CacheType(),
         metavar="TYPE",
         default=ContextParams.type_k,
         help="Type of K: f32, f16, bf16, q8_0, q5_1, q5_0, q4_1 or q4_0.",
@@ -92,18 +117,20 @@ def threads_option(help_text: str = "CPU threads.") -> Callable[[F], F]:
     )
 
 
-class _NewFile(click.Path):
-    """A file to be written when the work is done; one that can't be is told of before it begins."""
+class _Picture(click.Path):
+    """A picture to be written when the work is done; one that can't be is told of before it begins."""
 
     def __init__(self) -> None:
         super().__init__(dir_okay=False, writable=True)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """The path. A usage error for a folder, and for a file that can't be made or written."""
-        path = super().convert(value, param, ctx)
+        """The path. A usage error for another suffix, a folder, and a file that can't be made or written."""
+        path = str(super().convert(value, param, ctx))
         folder = os.path.dirname(path) or os.curdir
         if not os.path.basename(path) or not os.path.isdir(folder):
             self.fail(f"{path!r} can't be written: there is no such folder.", param, ctx)
+        if not path.lower().endswith(PICTURES):
+            self.fail(f"{path!r} is no picture's name: its suffix must be {', '.join(PICTURES)}.", param, ctx)
         if not os.path.exists(path) and not os.access(folder, os.W_OK | os.X_OK):
             self.fail(f"{path!r} can't be written: its folder is read-only.", param, ctx)
         return path
@@ -111,7 +138,8 @@ class _NewFile(click.Path):
 
 def plot_option(help_text: str) -> Callable[[F], F]:
     """`--plot`, where a picture goes."""
-    return option("--plot", type=_NewFile(), metavar="FILE", help=help_text)
+    kinds = ", ".join(suffix[1:] for suffix in PICTURES)
+    return option("--plot", type=_Picture(), metavar="FILE", help=f"{help_text} By its suffix: {kinds}.")
 
 
 def examples(*lines: str) -> str:
@@ -128,6 +156,9 @@ class Verb(click.Command):
             return super().invoke(ctx)
         except BrokenPipeError:
             raise  # the reader has gone: click ends in silence
+        except KeyboardInterrupt:
+            click.echo(err=True)  # after the ^C that a terminal shows
+            raise click.exceptions.Exit(INTERRUPTED) from None
         except MemoryError as error:
             names = " or ".join(self._numbers(ctx)) or "model"
             raise click.ClickException(

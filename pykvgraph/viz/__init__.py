@@ -1,8 +1,17 @@
-"""Pictures of the cache: a map of the cells for the terminal, and as a PNG (with matplotlib)."""
+"""Pictures of the cache: a map of the cells for the terminal, and as a PNG, SVG or PDF (with matplotlib)."""
 
 from pykvgraph.viz.cell_plot import Row, plot_rows
-from pykvgraph.viz.figure import new_figure, require_matplotlib
+from pykvgraph.viz.figure import new_figure, require_matplotlib, save_figure
 from pykvgraph.viz.text_map import cell_map, legend
 from pykvgraph.viz.turns_plot import plot_turns
 
-__all__ = ["Row", "cell_map", "legend", "new_figure", "plot_rows", "plot_turns", "require_matplotlib"]
+__all__ = [
+    "Row",
+    "cell_map",
+    "legend",
+    "new_figure",
+    "plot_rows",
+    "plot_turns",
+    "require_matplotlib",
+    "save_figure",
+]

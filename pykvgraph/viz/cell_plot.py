@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from pykvgraph.errors import InvalidArgumentError
 from pykvgraph.types import CellsView
-from pykvgraph.viz.figure import new_figure
+from pykvgraph.viz.figure import new_figure, save_figure
 from pykvgraph.viz.text_map import HELD, SHARED, attended_span, letter
 
 EMPTY_COLOR, SHARED_COLOR, HELD_COLOR = "#eeeeee", "#d62728", "#555555"
@@ -39,12 +39,12 @@ class Row(NamedTuple):
 
 
 def plot_rows(rows: Sequence[Row], path: str | os.PathLike[str]) -> None:
-    """Writes a PNG with one line of cells for each Row: a colour per sequence, red for cells that several
-    sequences see, dark grey for cells that only a hold keeps.
+    """Writes a PNG, SVG or PDF (by its suffix) with one line of cells for each Row: a colour per sequence,
+    red for cells that several sequences see, dark grey for cells that only a hold keeps.
 
     Triangles mark cells whose K-shift is pending. A black line under a row marks the attended span. Raises
-    ImportError without matplotlib, InvalidArgumentError when there are no rows, OSError when the file can't
-    be written.
+    ImportError without matplotlib, InvalidArgumentError when there are no rows or the suffix is another,
+    OSError when the file can't be written.
     """
     if not rows:
         raise InvalidArgumentError("there are no steps to draw: give at least one row")
@@ -78,7 +78,7 @@ def plot_rows(rows: Sequence[Row], path: str | os.PathLike[str]) -> None:
         "cell  (red *: shared; grey +: held; triangle: K-shift pending; line: the attended span)",
         fontsize=8,
     )
-    figure.savefig(path, format="png", dpi=120)
+    save_figure(figure, path)
 
 
 def _codes(cells: CellsView) -> npt.NDArray[np.int64]:

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 from typing import TYPE_CHECKING
+
+from pykvgraph.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+PICTURES = (".png", ".svg", ".pdf")  # the suffixes of the files that can be drawn
 
 
 def require_matplotlib() -> None:
@@ -24,3 +29,11 @@ def new_figure(width: float, height: float) -> Figure:
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), layout="constrained")
+
+
+def save_figure(figure: Figure, path: str | os.PathLike[str]) -> None:
+    """Writes a PNG, SVG or PDF, by the suffix. Raises InvalidArgumentError for another one."""
+    suffix = os.path.splitext(path)[1].lower()
+    if suffix not in PICTURES:
+        raise InvalidArgumentError(f"{os.fspath(path)!r}: its suffix must be {', '.join(PICTURES)}")
+    figure.savefig(path, format=suffix[1:], dpi=120)

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from pykvgraph.viz.figure import new_figure
+from pykvgraph.viz.figure import new_figure, save_figure
 
 if TYPE_CHECKING:
     from pykvgraph.lab.bench.turns import Turn
@@ -44,4 +44,4 @@ def plot_turns(
             axes.tick_params(axis="x", labelrotation=60, labelsize=8)
             axes.grid(alpha=0.3)
         first.legend(fontsize=8)
-    figure.savefig(path, format="png", dpi=120)
+    save_figure(figure, path)

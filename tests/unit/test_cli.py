@@ -17,6 +17,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from pykvgraph.cli import main, show
+from pykvgraph.cli.prompt import prompt_options
 from pykvgraph.cli.verb import Verb, option
 from pykvgraph.errors import CacheFullError, InvalidArgumentError, KVGraphError, UnsupportedError
 
@@ -100,7 +101,7 @@ def test_llama_cpp_spellings(parsed: dict[str, Any]) -> None:
     result = run(
         *shlex.split("generate -m a.gguf -p hello -n 5 -c 64 -b 32 -ub 16 -t 2 -tb 3 -dev cpu -s 7 --json"),
         *shlex.split("-ngl 3 -ts 3,1 -nkvo --rpc localhost:50052 -ctk q8_0 -ctv f32 --swa-full"),
-        *shlex.split("--temp 0.5 --top-k 9 --top-p 0.8 --min-p 0.1 --keep 4 --stop x --stop 'y z'"),
+        *shlex.split("-e --temp 0.5 --top-k 9 --top-p 0.8 --min-p 0.1 --keep 4 --stop x --stop 'y z'"),
         *shlex.split("--typical 0.7 --repeat-penalty 1.1 --repeat-last-n 32 --presence-penalty 0.2"),
         *shlex.split("--frequency-penalty 0.3 --mirostat 2 --mirostat-ent 4 --mirostat-lr 0.2"),
         *shlex.split("-l 5-inf -l 15043+1.5 --grammar 'root ::= [a]' -j '{}'"),
@@ -120,6 +121,8 @@ def test_llama_cpp_spellings(parsed: dict[str, Any]) -> None:
         "json_schema": "{}",
         "model": "a.gguf",
         "prompt": "hello",
+        "prompt_file": None,
+        "escape": True,
         "max_tokens": 5,
         "n_ctx": 64,
         "n_batch": 32,
@@ -337,6 +340,81 @@ def run_python(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, *arguments], capture_output=True, text=True, env=environment, timeout=120
     )
+
+
+@pytest.mark.parametrize("arguments", [["-p", "-"], ["-f", "-"], ["-f", "prompt.txt"]])
+def test_a_prompt_from_elsewhere(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, arguments: list[str]
+) -> None:
+    """Without the newline that ends a file; escapes are read where -e is given."""
+    text = "Grüße\\n\\x41\\u00e4\\\\n\\q\n"
+    monkeypatch.chdir(tmp_path)
+    Path("prompt.txt").write_text(text, encoding="utf-8")
+    seen: list[str] = []
+
+    @click.command()
+    @prompt_options
+    def verb(prompt: str) -> None:
+        seen.append(prompt)
+
+    for extra in ([], ["-e"]):
+        assert CliRunner().invoke(verb, [*arguments, *extra], input=text.encode()).exit_code == 0
+    assert seen == [text.removesuffix("\n"), "Grüße\nAä\\n\\q"]
+
+
+def test_a_prompt_that_cannot_be(tmp_path: Path) -> None:
+    path = tmp_path / "prompt"
+    path.write_bytes(bytes([0xFF, 0xFE]))
+    both = run("generate", "-m", "a.gguf", "-p", "a", "-f", str(path))
+    assert (both.exit_code, "leave one out" in both.stderr) == (2, True)
+    no_text = run("generate", "-m", "a.gguf", "-f", str(path))
+    assert (no_text.exit_code, "not text in UTF-8" in no_text.stderr) == (1, True)
+    missing = run("generate", "-m", "a.gguf", "-f", str(path) + "s")
+    assert (missing.exit_code, "No such file" in missing.stderr) == (2, True)
+
+
+def test_without_an_end(parsed: dict[str, Any]) -> None:
+    assert run("generate", "-m", "a.gguf", "-n", "-1").exit_code == 0
+    assert parsed["max_tokens"] == 2**31 - 1
+
+
+@pytest.mark.parametrize("name", ["new.gif", "new", "new.PNG.txt"])
+def test_a_plot_is_a_picture(tmp_path: Path, name: str) -> None:
+    result = run("cells", "--plot", str(tmp_path / name))
+    assert result.exit_code == 2
+    assert "its suffix must be .png, .svg, .pdf" in " ".join(result.stderr.split())
+
+
+def completions(line: str) -> list[str]:
+    """What bash would offer for the last word."""
+    env = {"_PYKVGRAPH_COMPLETE": "bash_complete", "COMP_WORDS": line}
+    env["COMP_CWORD"] = str(len(line.split()) - (not line.endswith(" ")))
+    result = CliRunner().invoke(main, env=env, prog_name="pykvgraph", complete_var="_PYKVGRAPH_COMPLETE")
+    return result.stdout.split()
+
+
+@pytest.mark.parametrize(
+    ("line", "offered"),
+    [
+        ("pykvgraph gen", ["plain,generate"]),
+        ("pykvgraph generate --temp", ["plain,--temp"]),
+        ("pykvgraph generate -ctk q8", ["plain,q8_0"]),
+        ("pykvgraph bench -m ", ["file,"]),
+        ("pykvgraph generate -f ", ["file,"]),
+        ("pykvgraph bench --cache sh", ["plain,shift"]),
+    ],
+)
+def test_the_shell_completes(line: str, offered: list[str]) -> None:
+    assert completions(line) == offered
+
+
+def test_ctrl_c_exits_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(**_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(main.commands["info"], "callback", interrupted)
+    result = run("info")
+    assert (result.exit_code, result.stdout) == (130, "")
 
 
 MISSING = ["{}/missing/new.png", "{}/old.png/new.png", "{}/new.png/"]

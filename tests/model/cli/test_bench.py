@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import csv
+import importlib
 import io
 import json
 import statistics
+import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -27,6 +29,8 @@ from pykvgraph.lab.libllama import LibllamaModel
 from pykvgraph.params import ContextParams
 
 ModelFile = Callable[[ModelSpec], Path]
+# the function `bench` hides its module
+bench_verb = importlib.import_module("pykvgraph.cli.bench")
 LIBLLAMA = ["libllama -fa 1", "libllama -fa 0"]
 
 
@@ -50,6 +54,34 @@ def test_prompts_and_generation_beside_libllama(stories: Path) -> None:
         assert row["deviation"] == pytest.approx(statistics.stdev(rates))
         ours = rows[i - i % 3]
         assert row["ratio"] == (None if i % 3 == 0 else pytest.approx(ours["median"] / row["median"]))
+
+
+@pytest.mark.parametrize("output", ["md", "csv", "json"])
+def test_rows_are_printed_as_they_come(stories: Path, monkeypatch: pytest.MonkeyPatch, output: str) -> None:
+    """When the second test begins, the first one's row is out; Ctrl-C then leaves it there."""
+    run_one, seen = bench_verb.run_one, list[str]()
+
+    def run_second(*arguments: Any) -> Any:
+        out = sys.stdout.buffer
+        assert isinstance(out, io.BytesIO)
+        seen.append(out.getvalue().decode())
+        if len(seen) == 2:
+            raise KeyboardInterrupt
+        return run_one(*arguments)
+
+    monkeypatch.setattr(bench_verb, "run_one", run_second)
+    result = bench(stories, f"-p 8,16 -n 0 -r 1 -o {output}")
+    assert result.exit_code == 130
+    assert "pp8" in (result.stdout if output == "json" else seen[1])
+    assert "pp8" not in seen[0]
+    if output == "json":
+        assert seen[1] == ""
+        assert [row["test"] for row in json.loads(result.stdout)["results"]] == ["pp8"]
+
+
+def test_json_is_spelled_as_in_the_other_verbs(stories: Path) -> None:
+    rows = [json.loads(bench(stories, f"-p 8 -n 0 -r 1 {how}").stdout) for how in ("--json", "-o json")]
+    assert [row["results"][0]["test"] for row in rows] == ["pp8", "pp8"]
 
 
 @pytest.mark.parametrize("test", EXTRA_TESTS)

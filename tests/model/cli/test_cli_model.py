@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -361,3 +363,26 @@ def test_output_that_can_not_be_written(stories: Path, arguments: list[str]) -> 
     assert done.stderr.startswith("Error: ")
     assert "No space left on device" in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+def test_ctrl_c_tells_what_there_is(stories: Path) -> None:
+    """The pieces until then, as JSON, and exit code 130; with the seed, the text can be had again."""
+    command = [sys.executable, "-m", "pykvgraph", "generate", "-m", str(stories), "-n", "-1", "--temp", "1"]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen([*command, "--json"], stdout=subprocess.PIPE, text=True, env=env) as process:
+        time.sleep(2)
+        process.send_signal(signal.SIGINT)
+        told = json.loads(process.communicate()[0])
+    assert process.returncode == 130
+    assert told["finish_reason"] is None
+    assert told["n_generated"] == len(told["tokens"]) > 0
+    assert told["n_prompt"] == 1
+    same = generate(stories, "-n", "5", "--temp", "1", "-s", str(told["seed"]))
+    assert same["tokens"] == told["tokens"][:5]
+
+
+def test_a_context_beyond_the_training_is_told_once(stories: Path) -> None:
+    result = run("generate", "-m", stories, "-n", "1", "-c", "513")
+    assert result.exit_code == 0
+    assert result.stderr == "-c 513: the model was trained on 512 tokens.\n"
+    assert run("generate", "-m", stories, "-n", "1", "-c", "512").stderr == ""

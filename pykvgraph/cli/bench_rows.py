@@ -1,0 +1,126 @@
+"""How `pykvgraph bench` prints: each result as soon as it is there; JSON at the end."""
+
+from __future__ import annotations
+
+import csv
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pykvgraph.cli.show import new_table, number_text, print_json, print_table, size_text
+
+if TYPE_CHECKING:
+    from pykvgraph.lab.bench.runner import Result
+    from pykvgraph.lab.bench.tests import Test
+    from pykvgraph.lab.bench.turns import Turn
+    from pykvgraph.model import Model
+
+ENGINE_WIDTH = len("libllama -fa 1, streams")
+
+
+class Printer:
+    """Takes the results of one test after the other. `output`: "md", "csv" or "json"."""
+
+    def __init__(self, output: str, model: Model, n_threads: int, tests: Sequence[Test], vs: bool) -> None:
+        self._output, self._model, self._n_threads = output, model, n_threads
+        self._rows: list[dict[str, Any]] = []
+        self._turn_rows: list[dict[str, Any]] = []
+        self._test_width = max((len(test.name) for test in tests), default=0)
+        several = any(test.n_seq > 1 for test in tests)
+        self._engine_width = ENGINE_WIDTH if several and vs else len("libllama -fa 1" if vs else "pykvgraph")
+        if output == "md":
+            size = f"{model.n_params / 1e6:.1f} M parameters, {size_text(model.weight_bytes)}"
+            threads = f"{n_threads} thread{'s' if n_threads > 1 else ''}"
+            click.echo(f"{model.arch}, {size}; {model.device}, {threads}")
+
+    def add(self, results: Sequence[Result]) -> None:
+        """The results of one test, ours first."""
+        rows = [_row(result, results[0], self._model, self._n_threads) for result in results]
+        if self._output == "csv":
+            _print_csv(rows, header=not self._rows)
+        elif self._output == "md":
+            if not self._rows:
+                self._print_line("test", "depth", "engine", "median", "", "ours is", bold=True)
+            for row in rows:
+                median = f"{number_text(row['median'], 4)} ± {number_text(row['deviation'], 2)}"
+                ratio = "" if row["ratio"] is None else f"{row['ratio']:.2f}x"
+                self._print_line(row["test"], row["depth"], row["engine"], median, row["unit"], ratio)
+        self._rows += rows
+
+    def _print_line(
+        self, test: str, depth: Any, engine: str, median: str, unit: str, ratio: str, bold: bool = False
+    ) -> None:
+        line = (
+            f"{test:<{self._test_width}} {depth:>6} {engine:<{self._engine_width}} "
+            f"{median:>18} {unit:<7} {ratio:>7}"
+        )
+        click.secho(line.rstrip(), bold=bold)
+
+    def add_turns(self, depth: int, turns: Sequence[Turn]) -> None:
+        """The turns of one conversation."""
+        rows = [_row_of_turn(turn, depth) for turn in turns]
+        if self._output == "csv":
+            _print_csv(rows, header=not self._turn_rows)
+        elif self._output == "md":
+            _print_turns(depth, turns)
+        self._turn_rows += rows
+
+    def end(self) -> None:
+        """Prints the JSON, if that is wanted."""
+        if self._output == "json":
+            print_json({"results": self._rows, "turns": self._turn_rows})
+
+
+def _print_csv(rows: Sequence[dict[str, Any]], header: bool) -> None:
+    writer = csv.DictWriter(sys.stdout, [key for key in rows[0] if key != "seconds"], extrasaction="ignore")
+    if header:
+        writer.writeheader()
+    writer.writerows(rows)
+    sys.stdout.flush()
+
+
+def _print_turns(depth: int, turns: Sequence[Turn]) -> None:
+    """old: tokens that the cache had already; again: those of them that were decoded again."""
+    click.echo(f"turns after a prompt of {depth} tokens:")
+    table = new_table("turn", "prompt", "old", "again", "new", "first token")
+    for turn in turns:
+        counts = (turn.n_prompt, turn.n_old, turn.n_again, turn.n_new)
+        table.add_row(turn.name, *map(str, counts), f"{turn.seconds * 1e3:.1f} ms")
+    n_again, n_new = sum(turn.n_again for turn in turns), sum(turn.n_new for turn in turns)
+    seconds = sum(turn.seconds for turn in turns)
+    table.add_row("all", "", "", str(n_again), str(n_new), f"{seconds * 1e3:.1f} ms")
+    print_table(table)
+
+
+def _row_of_turn(turn: Turn, depth: int) -> dict[str, Any]:
+    """One line of the output."""
+    return {
+        "depth": depth,
+        "turn": turn.name,
+        "n_prompt": turn.n_prompt,
+        "n_old": turn.n_old,
+        "n_again": turn.n_again,
+        "n_new": turn.n_new,
+        "first_token_ms": turn.seconds * 1e3,
+    }
+
+
+def _row(result: Result, ours: Result, model: Model, n_threads: int) -> dict[str, Any]:
+    """One line of the output. ratio: our median divided by this engine's."""
+    return {
+        "test": result.test.name,
+        "depth": result.test.depth,
+        "engine": result.engine,
+        "mean": result.mean,
+        "deviation": result.deviation,
+        "median": result.median,
+        "unit": result.test.unit,
+        "ratio": None if ours is result else ours.median / result.median,
+        "n_params": model.n_params,
+        "weight_bytes": model.weight_bytes,
+        "device": model.device,
+        "n_threads": n_threads,
+        "seconds": list(result.seconds),
+    }

@@ -1,0 +1,62 @@
+"""`-p`, `-f` and `-e`: the prompt, as llama.cpp takes it."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable
+from typing import IO, Any
+
+import click
+
+from pykvgraph.cli.verb import option
+
+_ESCAPES = {"n": "\n", "r": "\r", "t": "\t", "0": "\0", "\\": "\\", "'": "'", '"': '"'}
+_ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|(.))", re.DOTALL)
+
+_Command = Callable[..., None]
+_OPTIONS = (
+    option("-p", "--prompt", metavar="TEXT", default="", help="What the text begins with; -: stdin has it."),
+    option(
+        "-f",
+        "--file",
+        "prompt_file",
+        type=click.File(encoding="utf-8", errors="strict"),
+        metavar="FILE",
+        help="A file with the prompt, without the newline at its end; -: stdin.",
+    ),
+    option("-e", "--escape", is_flag=True, help=r"In the prompt, \n, \t, \xHH, \uHHHH and \\ are escapes."),
+)
+
+
+def prompt_options(command: _Command) -> _Command:
+    """The options; the command gets the text as one argument, `prompt`."""
+
+    @functools.wraps(command)
+    def run(*, prompt: str, prompt_file: IO[str] | None, escape: bool, **others: Any) -> None:
+        if prompt and prompt_file:
+            raise click.UsageError("-p and -f both give the prompt: leave one out")
+        source = click.open_file("-", encoding="utf-8") if prompt == "-" else prompt_file
+        text = prompt if source is None else _read(source)
+        command(prompt=_unescaped(text) if escape else text, **others)
+
+    for add in reversed(_OPTIONS):
+        run = add(run)
+    return run
+
+
+def _read(source: IO[str]) -> str:
+    try:
+        return source.read().removesuffix("\n")
+    except UnicodeDecodeError as error:
+        raise click.ClickException(f"{source.name} is no prompt: it is not text in UTF-8") from error
+
+
+def _unescaped(text: str) -> str:
+    """The text with its escapes replaced; a backslash before another character stays."""
+
+    def replaced(match: re.Match[str]) -> str:
+        code = match[1] or match[2]
+        return chr(int(code, 16)) if code else _ESCAPES.get(match[3], match[0])
+
+    return _ESCAPE.sub(replaced, text)
