@@ -14,6 +14,7 @@ from pykvgraph.cli.verb import Verb, examples, json_option, model_option, option
 
 if TYPE_CHECKING:
     from pykvgraph.context import Context
+    from pykvgraph.kv_cache import KVCache
     from pykvgraph.lab.cell_script import Operation
     from pykvgraph.types import CellsView, UpdateStats
 
@@ -28,6 +29,18 @@ class Step:
     stats: UpdateStats | None
     cells: CellsView
     seq: int | None
+    states: CellsView | None  # rows of recurrent states; None: no layer has one
+    checkpoints: list[list[int]]  # positions, of each sequence
+
+    @classmethod
+    def now(
+        cls, kv: KVCache, operation: Operation | None, stats: UpdateStats | None, seq: int | None
+    ) -> Step:
+        """What the cache has."""
+        last = len(kv.groups) - 1
+        states = kv.cells(last) if kv.groups[last].kind == "state" else None
+        checkpoints = [kv.checkpoints(each) for each in range(kv.n_seq_max)]
+        return cls(operation, stats, kv.cells(), seq, states, checkpoints)
 
     @property
     def title(self) -> str:
@@ -78,6 +91,8 @@ def cells(
       seq_keep SEQ          remove every other sequence
       seq_add SEQ P0 P1 D   add D to these positions
       seq_div SEQ P0 P1 D   divide these positions by D
+      checkpoint SEQ        keep what it takes to come back to its end
+      rewind SEQ P          go back to P, or to a checkpoint before it
       defrag fill|sort      ask for it; the next update or decode does it
       update                run defrag, then rotate K to its positions
       clear                 empty all cells
@@ -106,7 +121,7 @@ def cells(
             defrag_threshold=-1,
         ) as ctx,
     ):
-        steps.append(Step(None, None, ctx.kv.cells(), None))
+        steps.append(Step.now(ctx.kv, None, None, None))
         _show_first(steps[0], quiet or as_json)
         for operation in operations:
             try:
@@ -134,7 +149,7 @@ def _read(script: IO[str]) -> str:
 
 def _done(ctx: Context, operation: Operation, seq_before: int | None) -> Step:
     stats = operation.apply(ctx)
-    return Step(operation, stats, ctx.kv.cells(), seq_before if operation.seq is None else operation.seq)
+    return Step.now(ctx.kv, operation, stats, seq_before if operation.seq is None else operation.seq)
 
 
 def _show_first(step: Step, hidden: bool) -> None:
@@ -146,7 +161,7 @@ def _show_first(step: Step, hidden: bool) -> None:
 
 
 def _show(step: Step, hidden: bool) -> None:
-    from pykvgraph.viz import cell_map
+    from pykvgraph.viz import cell_map, checkpoint_lines, state_map
 
     if hidden:
         return
@@ -155,9 +170,11 @@ def _show(step: Step, hidden: bool) -> None:
     click.secho(f"{line}{step.title}{_work(step.stats)}", bold=True, color=_colored())
     if step.operation and step.operation.comment:
         click.echo(printable(step.operation.comment))
-    click.echo(
-        cell_map(step.cells, seq=step.seq, width=max(_columns(), 20), color=_colored()), color=_colored()
-    )
+    width, color = max(_columns(), 20), _colored()
+    lines = [cell_map(step.cells, seq=step.seq, width=width, color=color)]
+    if step.states:
+        lines.append(state_map(step.states, width=width, color=color))
+    click.echo("\n".join(lines + checkpoint_lines(step.checkpoints, color=color)), color=color)
 
 
 def _work(stats: UpdateStats | None) -> str:
@@ -211,4 +228,22 @@ def _step_json(step: Step) -> dict[str, Any]:
             }
             for cell in used
         ],
+        "checkpoints": step.checkpoints,
+        "states": None if step.states is None else _states_json(step.states),
     }
+
+
+def _states_json(states: CellsView) -> dict[str, Any]:
+    """Of the rows that are used: the position of the last token in it, whose it is, how often it is kept."""
+    import numpy as np
+
+    rows = [
+        {
+            "row": int(row),
+            "pos": int(states.pos[row]),
+            "seq": np.flatnonzero(states.seq[row]).tolist(),
+            "kept": int(states.held[row]),
+        }
+        for row in np.flatnonzero(states.pos >= 0)
+    ]
+    return {"n_rows": len(states.pos), "rows": rows}

@@ -109,6 +109,14 @@ def _decode(ctx: Context, seq: int, n: int) -> None:
     ctx.decode(batch)
 
 
+def _checkpoint(ctx: Context, seq: int) -> None:
+    ctx.kv.checkpoint(seq)
+
+
+def _rewind(ctx: Context, seq: int, p: int) -> None:
+    ctx.kv.rewind(seq, p)
+
+
 def _cache(name: str) -> Callable[..., UpdateStats | None]:
     """Calls the cache's method of that name."""
     return lambda ctx, *arguments: getattr(ctx.kv, name)(*arguments)
@@ -122,6 +130,8 @@ _OPERATIONS: dict[str, tuple[tuple[str, ...], Callable[..., Any]]] = {
     "seq_keep": (("SEQ",), _cache("seq_keep")),
     "seq_add": (("SEQ", "P0", "P1", "DELTA"), _cache("seq_add")),
     "seq_div": (("SEQ", "P0", "P1", "D"), _cache("seq_div")),
+    "checkpoint": (("SEQ",), _checkpoint),
+    "rewind": (("SEQ", "P"), _rewind),
     "defrag": (("fill|sort",), _cache("defrag")),
     "update": ((), _cache("update")),
     "clear": ((), _cache("clear")),

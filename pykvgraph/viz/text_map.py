@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import string
+from collections.abc import Sequence
 
 import click
 import numpy as np
@@ -78,6 +79,29 @@ def cell_map(
     return "\n".join(lines)
 
 
+def state_map(states: CellsView, *, width: int = 80, color: bool = False) -> str:
+    """Draws the rows of recurrent states (the last of `kv.groups`), in lines of at most `width` columns.
+
+    First a header with counts, then the rows, with the characters of cell_map(). `+` is a state that only
+    checkpoints and resume points keep.
+    """
+    integer(width, "width", 20)
+    n_rows = len(states.pos)
+    symbols = [_symbol(states, row, color) for row in range(n_rows)]
+    lines = [f"{n_rows} states: {int(np.sum(states.pos >= 0))} used"]
+    lines += ["  " + "".join(symbols[begin : begin + width - 2]) for begin in range(0, n_rows, width - 2)]
+    return "\n".join(lines)
+
+
+def checkpoint_lines(checkpoints: Sequence[Sequence[int]], *, color: bool = False) -> list[str]:
+    """For each sequence that has any, a line with their positions. checkpoints: of each sequence."""
+    return [
+        f"{_name(seq, color)} checkpoints of sequence {seq}: {', '.join(map(str, positions))}"
+        for seq, positions in enumerate(checkpoints)
+        if positions
+    ]
+
+
 def header(view: CellsView) -> str:
     """Counts: all cells, used cells, n_kv (the highest used cell + 1), and holes (empty cells below n_kv)."""
     used = np.flatnonzero(view.pos >= 0)
@@ -88,7 +112,7 @@ def header(view: CellsView) -> str:
 def legend() -> str:
     """The meanings of the characters of a map."""
     return (
-        f"{EMPTY} empty  a-z A-Z one sequence's  {SHARED} shared by several  {HELD} kept only by a hold\n"
+        f"{EMPTY} empty  a-z A-Z one sequence's  {SHARED} shared by several  {HELD} only held\n"
         "< > K-shift pending, to a lower or higher position  ^ the attended span"
     )
 
@@ -99,7 +123,10 @@ def _symbol(view: CellsView, cell: int, color: bool) -> str:
         return HELD if view.held[cell] else EMPTY
     if len(seqs) > 1:
         return click.style(SHARED, fg=SHARED_COLOR, bold=True) if color else SHARED
-    seq = int(seqs[0])
+    return _name(int(seqs[0]), color)
+
+
+def _name(seq: int, color: bool) -> str:
     return click.style(letter(seq), fg=color_of(seq)) if color else letter(seq)
 
 
@@ -107,7 +134,7 @@ def _sequence_line(view: CellsView, seq: int, color: bool) -> str:
     seen = view.seq[:, seq]
     positions = view.pos[seen]
     n_shared = int(np.sum(view.seq[seen].sum(axis=1) > 1))
-    name = click.style(letter(seq), fg=color_of(seq)) if color else letter(seq)
+    name = _name(seq, color)
     shared = f", {n_shared} of them shared" if n_shared else ""
     span = f"{positions.min()}-{positions.max()}"
     return f"{name} sequence {seq}: {len(positions)} cells, positions {span}{shared}"

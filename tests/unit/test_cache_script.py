@@ -32,6 +32,8 @@ def test_every_sequence_is_none_in_particular() -> None:
         ("seq_add 0 1 2 x", ["'x' is not an integer", "seq_add SEQ P0 P1 DELTA"]),
         ("seq_add 0 1 2 1.5", ["'1.5' is not an integer"]),
         ("defrag fast", ["'fast' is not fill or sort"]),
+        ("rewind 0", ["2 arguments, got 1", "rewind SEQ P"]),
+        ("checkpoint", ["1 arguments, got 0", "checkpoint SEQ"]),
     ],
 )
 def test_a_bad_line_says_what_was_expected(line: str, words: list[str]) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from pykvgraph.errors import InvalidArgumentError
 from pykvgraph.types import CellsView
-from pykvgraph.viz import Row, cell_map, plot_rows
+from pykvgraph.viz import Row, cell_map, checkpoint_lines, plot_rows, state_map
 
 ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -45,6 +45,16 @@ def test_every_mark() -> None:
         "a sequence 0: 3 cells, positions 0-5, 1 of them shared",
         "b sequence 1: 2 cells, positions 0-9, 1 of them shared",
         "c sequence 2: 1 cells, positions 2-2",
+    ]
+
+
+def test_states_and_checkpoints() -> None:
+    rows = view((9, "0", 0), None, (4, "", 0), (7, "12", 0), *[None] * 20)
+    rows.held[[0, 2]] = 1
+    assert state_map(rows, width=20).splitlines() == ["24 states: 3 used", "  a.+*" + "." * 14, "  ......"]
+    assert checkpoint_lines([[5, 10], [], [8]]) == [
+        "a checkpoints of sequence 0: 5, 10",
+        "c checkpoints of sequence 2: 8",
     ]
 
 

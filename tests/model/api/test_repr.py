@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from support.architectures import ArchSpec
+from support.recurrent import DELTA_NET
 
 import pykvgraph as kvg
 
@@ -26,6 +29,14 @@ def test_what_they_say(stories: Path) -> None:
     assert repr(ctx) == "<Context: n_ctx 64, closed>"
     assert repr(kv) == "<KVCache: closed>"
     assert repr(tokenizer) == "<Tokenizer: 512 tokens, bos 1, eos 2>"
+
+
+def test_states(architecture: Callable[[ArchSpec], Path]) -> None:
+    with kvg.Model(architecture(DELTA_NET), device="cpu") as model, kvg.Context(model, n_ctx=64) as ctx:
+        ctx.append(1)
+        ctx.kv.checkpoint(0)
+        ctx.append(1)
+        assert repr(ctx.kv) == "<KVCache: 2 of 64 cells used, 2 of 10 states>"
 
 
 @pytest.mark.parametrize("kind", [kvg.Model, kvg.Context, kvg.KVCache, kvg.Tokenizer])

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from support.architectures import ArchSpec
+from support.recurrent import DELTA_NET
 
 from pykvgraph.cli import main
 
@@ -105,3 +108,29 @@ def test_a_script_that_is_no_text(stories: Path, tmp_path: Path) -> None:
     result = run(stories, str(path))
     assert result.exit_code == 1
     assert result.stderr.count("\n") == 1
+
+
+def test_states_and_checkpoints(architecture: Callable[[ArchSpec], Path]) -> None:
+    path = architecture(DELTA_NET)
+    script = "decode 0 6\ncheckpoint 0\ndecode 0 4\nseq_cp 0 1 0 -1\nrewind 0 9\nseq_rm 1 5 -1\n"
+    result = run(path, "-", "-c", "16", "-np", "2", script=script)
+    blocks = [block.splitlines() for block in result.stdout.split("\n\n")[1:]]
+    assert blocks[0][-2:] == ["12 states: 0 used", "  ............"]
+    assert blocks[2][-3:] == ["12 states: 1 used", "  a...........", "a checkpoints of sequence 0: 6"]
+    assert blocks[4][-3:-1] == ["12 states: 2 used", "  +*.........."]
+    assert blocks[5][0] == "line 5: rewind 0 9"
+    assert blocks[5][-3:-1] == ["12 states: 2 used", "  ab.........."]
+    assert result.exit_code == 1
+    assert "line 6, seq_rm 1 5 -1: sequence 1 can't go on at position 5" in result.stderr
+    found = steps(path, "-c", "16", "-np", "2", script="decode 0 6\ncheckpoint 0\ndecode 0 4\n")[-1]
+    assert found["checkpoints"] == [[6], []]
+    assert found["states"] == {
+        "n_rows": 12,
+        "rows": [{"row": 0, "pos": 5, "seq": [], "kept": 1}, {"row": 1, "pos": 9, "seq": [0], "kept": 0}],
+    }
+
+
+def test_a_model_without_states_shows_none(stories: Path) -> None:
+    assert "states" not in run(stories, "-").stdout
+    step = steps(stories, script="decode 0 6\ncheckpoint 0\ndecode 0 4\nrewind 0 5\n")[-1]
+    assert (step["states"], step["checkpoints"], step["n_used"]) == (None, [[], [], [], []], 5)
