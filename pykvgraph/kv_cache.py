@@ -164,8 +164,14 @@ class KVCache(NotCopied):
         """Appends the held cells to a sequence: from now on it sees them too. Nothing is copied or decoded.
 
         The hold's first position must be the sequence's next one, seq_pos_max(seq) + 1; that is 0 for an
-        empty sequence. Raises InvalidArgumentError when it is another position, when the hold has ended, and
-        for a hold of another context.
+        empty sequence. Attach the holds of a whole text to an empty sequence, and its resume point last.
+
+        The cache knows positions and no texts: that all of these are of one text is up to the program. A
+        resume point replaces the last cells of layers with a window. Where layers are recurrent it is refused
+        for a sequence that has decoded up to there, and so has a state of its own.
+
+        Raises InvalidArgumentError when the hold begins at another position, when it has ended, for a hold of
+        another context, and for a resume point that is refused.
         """
         if not isinstance(hold, Hold) or hold._handle is not self._handle:
             raise InvalidArgumentError(f"hold must be what this cache's hold() gave, got {shown(hold)}")
@@ -189,11 +195,14 @@ class KVCache(NotCopied):
         """Keeps what it takes to come back, with rewind(), to where the sequence ends; returns that position.
 
         Like a resume point, but it moves with the sequence (seq_add), and the cache drops it: when positions
-        around its own are removed, when seq_div or another token comes before it, when a move would bring
-        into its window what the window has lost; and when a group needs the cells, or a step the room of its
-        state, first the one nearest to
-        another of its sequence, of equally near ones the one not used for longest. Raises
-        InvalidArgumentError when the sequence has no cells.
+        around its own are removed, or all before it; when seq_div or another token comes before it; when a
+        move would bring into its window what the window has lost; and when a group needs the cells, or a
+        decode or a load the room of its state.
+
+        Then the one goes first, of all sequences, that is nearest to another of its sequence, or to position
+        0; of equally near ones the one whose making, or whose last use by rewind() or seq_rm(), is longest
+        ago. None goes for what would find no room even without all of them. Raises InvalidArgumentError when
+        the sequence has no cells.
         """
         position = ctypes.c_int64()
         self._handle.call(lib().kvg_kv_checkpoint, integer(seq, "seq"), ctypes.byref(position))
@@ -296,7 +305,8 @@ class KVCache(NotCopied):
     def n_free(self) -> int:
         """How many tokens can still be decoded: the number of empty cells in groups without a window.
 
-        When every layer has a window, cells that are out of every sequence's window count too.
+        When every layer has a window, cells that are out of every sequence's window count too, and those that
+        only checkpoints keep.
         """
         return int(self._info().n_free)
 
@@ -408,8 +418,9 @@ class KVCache(NotCopied):
             return "closed"
         if self._handle.busy:
             return "busy"
-        group = self._group(0)
-        return f"{group.n_used} of {group.n_cells} cells used"
+        group, info = self._group(0), self._info()
+        states = f", {info.n_states_used} of {info.n_states} states" if info.n_states else ""
+        return f"{group.n_used} of {group.n_cells} cells used{states}"
 
     def _load(self, saved: SavedState, seq: int | None) -> None:
         if saved.whole != (seq is None):

@@ -424,12 +424,12 @@ KVG_API kvg_status kvg_kv_release(kvg_context * context, int64_t hold);
 
 /* For models whose layers have windows or states, where a hold alone is not enough to go on: what windows need where a sequence stands,
    and its state, kept whatever becomes of it. A hold, whose p0 and p1 are the position of the next token: kvg_kv_attach takes it as the
-   last one, for a sequence that goes on there. KVG_INVALID_ARGUMENT for a sequence without cells, KVG_CACHE_FULL when there is no room
-   for another state. */
+   last one, for a sequence that goes on there and has no state of its own (what it has in windows is replaced). Texts are not compared.
+   KVG_INVALID_ARGUMENT for a sequence without cells, KVG_CACHE_FULL when there is no room for another state. */
 KVG_API kvg_status kvg_kv_resume_point(kvg_context * context, int64_t seq, kvg_hold * out);
-/* The same, kept for the sequence, and moved with it, until something comes or goes around its position, or a window needs the cells, or a step a
-   row for its state: the
-   checkpoint nearest to others goes first, of equal ones the one that was not used for longest. p: its position. */
+/* The same, kept for the sequence, and moved with it, until something comes or goes around its position, or a window needs the cells, or a
+   decode or a load a row for its state. Then the checkpoint nearest to another of its sequence, or to position 0, goes first, of equal
+   ones the one that was not used for longest; none where all of them would be too few. p: its position. */
 KVG_API kvg_status kvg_kv_checkpoint(kvg_context * context, int64_t seq, int64_t * p);
 /* The positions of a sequence's checkpoints, in rising order: the first n of them; n_there: how many there are. p may be NULL for n = 0. */
 KVG_API kvg_status kvg_kv_checkpoints(const kvg_context * context, int64_t seq, int64_t * p, int64_t n, int64_t * n_there);
@@ -459,8 +459,8 @@ KVG_API kvg_status kvg_kv_take_stats(kvg_context * context, kvg_update_stats * o
 KVG_API kvg_status kvg_kv_cells(const kvg_context * context, int64_t group, int32_t * pos, uint64_t * seq, int32_t * shift,
                                 uint8_t * dither, uint32_t * n_holds);
 KVG_API kvg_status kvg_kv_state_layers(const kvg_context * context, int32_t * out); /* (n_state_layers), rising */
-/* The rows of recurrent states, n_states of them: pos, the position of the last token that is in the state, -1 where nobody has the row; seq,
-   as above; n_holds, how many checkpoints and resume points keep it. NULL: not wanted. */
+/* The rows of recurrent states, n_states of them: pos, the position of the last token that is in the state, -1 where nobody has the row;
+   seq, as above; n_holds, how many checkpoints and resume points keep it. NULL: not wanted. */
 KVG_API kvg_status kvg_kv_states(const kvg_context * context, int32_t * pos, uint64_t * seq, uint32_t * n_holds);
 /* K (v = 0) or V (v = 1) of a layer as floats: out (n_cells, n_head_kv, head_dim). Before K is read, a pending K-shift runs as in
    kvg_kv_update. K of cells that wait is rotated in `out` only. */
@@ -522,7 +522,7 @@ typedef struct kvg_kv_state_list {
    states: NULL: none. Where layers have a state each checkpoint must have one, and a sequence that has none can't go on. */
 KVG_API kvg_status kvg_kv_replace(kvg_context * context, int64_t seq, const kvg_kv_rows * groups, int64_t n_groups,
                                   const kvg_kv_checkpoint_list * checkpoints, const kvg_kv_state_list * states);
-/* One row of recurrent states: out (state_bytes / 4). */
+/* One row of recurrent states: out (state_bytes / 4). Of a row that nobody has: zeros, or what it had last. */
 KVG_API kvg_status kvg_kv_read_state(const kvg_context * context, int64_t row, float * out);
 /* Of each checkpoint of a sequence, in rising order of positions, the row of its state: out. KVG_INVALID_ARGUMENT where no layer has one. */
 KVG_API kvg_status kvg_kv_checkpoint_states(const kvg_context * context, int64_t seq, int32_t * out);

@@ -183,8 +183,8 @@ class NaiveStates:
             return
         text, to = self.texts[src], self.texts[dst]
         cells = [token for token in text.cells if where.has(token.pos)]
-        self.drop_within(dst, Range.of(where.p0, -1))
         if cells:
+            self.drop_within(dst, Range.of(where.p0, -1))
             to.cells = cells
             to.row = text.row if self.copies_all(src, where) else text.checkpoints[where.p1].row
 

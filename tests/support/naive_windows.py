@@ -130,7 +130,7 @@ class NaivePair:
             first = max(p0, self.window.lost_of(dst) + 1)
             if p1 < 0 or first < p1:
                 self.window.seq_cp(src, dst, first, p1)
-            if src != dst:
+            if src != dst and (lost or any(src in c.seqs for _, c in self.full._in_range((src,), p0, p1))):
                 self._drop(lambda c: c.seq == dst and p0 < c.p)
         return refusals
 
@@ -357,8 +357,10 @@ class NaivePair:
             return (InvalidArgumentError,)
         if refusals:
             return refusals
+        before = self.window.cells, self.window.own, [*self.checkpoints]
         while len(tokens) > self.window.n_empty + len(self.window.reusable()):
-            if not self.checkpoints:
+            if not self.checkpoints:  # all of them are not enough: then none goes
+                self.window.cells, self.window.own, self.checkpoints = before
                 return (CacheFullError,)
             self._drop_least()
         return ()

@@ -225,6 +225,8 @@ public:
     // sequences, and nothing holds it. Reusing it takes it from them, and with it all that they have before it.
     // The highest position that the sequence has lost, and it sees nothing up to there; -1: none
     int32_t lost(int64_t seq) const { return lost_[check_seq(seq, "sequence")].max(); }
+    // whether it has lost any position of a range
+    bool has_lost(int64_t seq, int64_t p0, int64_t p1) const;
     // The sequence loses all that it has up to a position.
     void lose(int64_t seq, int32_t last);
     // Nobody knows here what the sequence had up to a position, and it has lost that. all: a group that has every position of the sequence,

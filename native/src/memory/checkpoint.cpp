@@ -5,6 +5,7 @@
 
 #include "device.h"
 #include "error.h"
+#include "fault.h"
 #include "memory/kv_cache.h"
 #include "memory/slots.h"
 
@@ -54,6 +55,7 @@ void kv_cache::hold_place(int64_t id, int64_t seq, int32_t next, uint32_t row, b
                 group.cells().hold_window(id, seq, next, is_checkpoint);
             }
         }
+        fault_point("checkpoint");
         if (states_.any()) {
             states_.hold_row(id, row);
         }
@@ -167,14 +169,7 @@ void kv_cache::restore(uint32_t seq, int64_t p) {
         return;
     }
     checkpoints_[static_cast<size_t>(found - checkpoints_.data())].used = ++n_used_;
-    for (kv_group & group : groups_) {
-        if (group.cells().has_hold(found->hold)) {
-            group.cells().restore_window(found->hold, seq);
-        }
-    }
-    if (states_.has_hold(found->hold)) {
-        states_.restore(found->hold, seq);
-    }
+    restore_hold(found->hold, seq);
 }
 
 int32_t kv_cache::rewind(int64_t seq, int64_t p) {
@@ -187,18 +182,18 @@ int32_t kv_cache::rewind(int64_t seq, int64_t p) {
     return static_cast<int32_t>(there);
 }
 
-// The one nearest to its neighbours, of those equally near the one that was not used for longest.
-std::vector<checkpoint>::iterator kv_cache::least_useful() {
+// The one nearest to its neighbours, of those equally near the one that was not used for longest. precondition: there is any
+static std::vector<checkpoint>::iterator least_useful(std::vector<checkpoint> & all) {
     const auto gap = [&](const checkpoint & c) {
         int64_t nearest = c.p; // from the beginning, where there always is a way back to
-        for (const checkpoint & other : checkpoints_) {
+        for (const checkpoint & other : all) {
             if (other.seq == c.seq && other.p != c.p) {
                 nearest = std::min(nearest, std::abs(int64_t{other.p} - c.p));
             }
         }
         return nearest;
     };
-    return std::min_element(checkpoints_.begin(), checkpoints_.end(), [&](const checkpoint & a, const checkpoint & b) {
+    return std::min_element(all.begin(), all.end(), [&](const checkpoint & a, const checkpoint & b) {
         const int64_t gap_a = gap(a);
         const int64_t gap_b = gap(b);
         return gap_a != gap_b ? gap_a < gap_b : a.used < b.used;
@@ -208,30 +203,85 @@ std::vector<checkpoint>::iterator kv_cache::least_useful() {
 bool kv_cache::drop_least() {
     const bool any = !checkpoints_.empty();
     if (any) {
-        const auto least = least_useful();
+        const auto least = least_useful(checkpoints_);
         release_in_all(least->hold);
         checkpoints_.erase(least);
     }
     return any;
 }
 
-void kv_cache::drop_for(const cells & cells, uint32_t n, uint32_t kept) {
-    while (cells.reuses() && n > cells.n_available(kept) && drop_least()) {
+// Cells that are empty or may be reused once all checkpoints have made way.
+uint32_t kv_cache::n_available(const cells & cells) const {
+    if (checkpoints_.empty()) {
+        return cells.n_available();
     }
+    class cells left = cells;
+    for (const checkpoint & each : checkpoints_) {
+        if (left.has_hold(each.hold)) {
+            left.release(each.hold);
+        }
+    }
+    return left.n_available();
 }
 
-void kv_cache::require_states(uint32_t n) {
-    while (states_.n_free() < n && drop_least()) {
+std::vector<cells> kv_cache::copy_cells() const {
+    std::vector<cells> copies;
+    for (const kv_group & group : groups_) {
+        copies.push_back(group.cells());
     }
+    return copies;
 }
 
+std::vector<int64_t> kv_cache::making_way(std::vector<cells> & next, const std::vector<uint32_t> & n, uint32_t n_states,
+                                          int64_t seq) const {
+    std::vector<checkpoint> left = checkpoints_;
+    std::vector<int64_t> gone;
+    const auto is_enough = [&] {
+        for (size_t g = 0; g < next.size(); ++g) {
+            if (next[g].reuses() && n[g] > next[g].n_available()) {
+                return false;
+            }
+        }
+        return !states_.any() || states_.n_free_without(gone, seq) >= n_states;
+    };
+    while (!is_enough()) {
+        if (left.empty()) {
+            return {};
+        }
+        const auto least = least_useful(left);
+        gone.push_back(least->hold);
+        for (cells & cells : next) {
+            if (cells.has_hold(least->hold)) {
+                cells.release(least->hold);
+            }
+        }
+        left.erase(least);
+    }
+    return gone;
+}
+
+bool kv_cache::require_states(uint32_t n) {
+    if (states_.n_free() < n) {
+        std::vector<cells> no_cells;
+        drop_those(making_way(no_cells, {}, n, cells::NOBODY));
+    }
+    return states_.n_free() >= n;
+}
+
+// Groups without a window come first, so that no checkpoint is dropped for what they refuse.
 void kv_cache::require_cells(const std::vector<uint32_t> & n, const char * what) {
-    for (const bool reuses : {false, true}) { // so that no checkpoint is dropped for what is refused then
+    for (const bool reuses : {false, true}) {
+        bool is_short = false;
         for (size_t g = 0; g < groups_.size(); ++g) {
-            const cells & cells = groups_[g].cells();
-            if (cells.reuses() == reuses) {
-                drop_for(cells, n[g]);
-                kvg::require_room(cells, n[g], what);
+            is_short = is_short || (reuses && groups_[g].cells().reuses() && n[g] > groups_[g].cells().n_available());
+        }
+        if (is_short) {
+            std::vector<cells> next = copy_cells();
+            drop_those(making_way(next, n, 0, cells::NOBODY));
+        }
+        for (size_t g = 0; g < groups_.size(); ++g) {
+            if (groups_[g].cells().reuses() == reuses) {
+                kvg::require_room(groups_[g].cells(), n[g], what);
             }
         }
     }
@@ -250,6 +300,16 @@ template <class F> void kv_cache::drop_if(F is_over) {
 
 void kv_cache::drop_within(int64_t seq, int64_t p0, int64_t p1) {
     drop_if([&](const checkpoint & c) { return (seq < 0 || c.seq == seq) && p0 < c.p && (p1 < 0 || c.p < p1); });
+}
+
+// Those that only lead to a sequence without cells, whose state would be zeros.
+void kv_cache::drop_hopeless() {
+    drop_if([&](const checkpoint & c) {
+        return std::none_of(groups_.begin(), groups_.end(), [&](const kv_group & group) {
+            const int32_t first = group.cells().seq_pos_min(c.seq);
+            return (first >= 0 && first < c.p) || group.cells().lost(c.seq) >= 0;
+        });
+    });
 }
 
 // Nothing may change sides: what came before a checkpoint comes before it afterwards, what came after it comes after it.
@@ -301,7 +361,7 @@ void kv_cache::move_checkpoints(const reposition & change) {
             return other.seq == c.seq && other.p == c.p && other.used > c.used;
         });
     });
-    clear_states_of_empty();
+    settle_states();
 }
 
 } // namespace kvg

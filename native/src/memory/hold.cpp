@@ -57,8 +57,8 @@ hold_range cells::hold(int64_t id, int64_t seq, int64_t first, int64_t last) {
     }
     if (next < p1) {
         fail(KVG_INVALID_ARGUMENT,
-             "sequence %u has no cell at position %lld, so positions %lld to %lld can't be held: hold a range that it sees all "
-             "of",
+             "sequence %u has no cell at position %lld, so positions %lld to %lld can't be held: "
+             "hold a range that it sees all of",
              s, static_cast<long long>(next), static_cast<long long>(p0), static_cast<long long>(p1 - 1));
     }
     const auto added = holds_.emplace(id, std::move(held)).first; // the last that may fail

@@ -82,8 +82,10 @@ void kv_cache::allocate() {
 uint32_t kv_cache::n_free() const {
     uint32_t n = UINT32_MAX;
     for (const kv_group & group : groups_) {
-        if (!group.cells().reuses() || groups_.front().cells().reuses()) {
+        if (!group.cells().reuses()) {
             n = std::min(n, group.cells().n_available());
+        } else if (groups_.front().cells().reuses()) {
+            n = std::min(n, n_available(group.cells()));
         }
     }
     return n;
@@ -147,8 +149,9 @@ void kv_cache::require_seen(uint32_t seq, int32_t pos) const {
     if (!has_state(seq, pos)) {
         const checkpoint * kept = find_checkpoint(seq, pos);
         fail(KVG_INVALID_ARGUMENT,
-             "sequence %u can't go on at position %d: nobody has kept the state of the recurrent layers there. The nearest "
-             "position from which it can go on is %d (%s); keep states with kv.checkpoint() or kv.resume_point()",
+             "sequence %u can't go on at position %d: nobody has kept the state of the recurrent layers there. "
+             "The nearest position from which it can go on is %d (%s); "
+             "keep states with kv.checkpoint() or kv.resume_point()",
              seq, pos, kept ? std::min(kept->p, pos) : 0, kept ? "a checkpoint, for kv.rewind" : "decoding everything again");
     }
     for (const kv_group & group : groups_) {
@@ -156,9 +159,9 @@ void kv_cache::require_seen(uint32_t seq, int32_t pos) const {
         if (!cells.can_go_on(seq, pos)) {
             const checkpoint * kept = find_checkpoint(seq, pos);
             fail(KVG_INVALID_ARGUMENT,
-                 "sequence %u can't go on at position %d: a window of %u positions has lost those up to %d. The nearest "
-                 "positions "
-                 "from which it can go on are %d (%s) and %lld; open the context with swa_full=True to keep every position",
+                 "sequence %u can't go on at position %d: a window of %u positions has lost those up to %d. "
+                 "The nearest positions from which it can go on are %d (%s) and %lld; "
+                 "open the context with swa_full=True to keep every position",
                  seq, pos, group.spec().window, cells.lost(seq), kept ? std::min(kept->p, pos) : 0,
                  kept ? "a checkpoint, for kv.rewind" : "decoding everything again",
                  static_cast<long long>(int64_t{cells.lost(seq)} + group.spec().window));
@@ -203,7 +206,7 @@ void kv_cache::remove(int64_t seq, int64_t p0, int64_t p1) {
     for (kv_group & group : groups_) {
         group.cells().seq_rm(seq, p0, p1);
     }
-    clear_states_of_empty();
+    settle_states();
 }
 
 void kv_cache::take_back(const std::vector<first_position> & decoded) {
@@ -223,12 +226,16 @@ void kv_cache::require_end(const reposition & change, const char * op) const {
     }
 }
 
-void kv_cache::clear_states_of_empty() {
-    for (uint32_t s = 0; states_.any() && s < n_seq_max(); ++s) {
+void kv_cache::settle_states() {
+    if (!states_.any()) {
+        return;
+    }
+    for (uint32_t s = 0; s < n_seq_max(); ++s) {
         if (states_.row_of(s) != states::NO_ROW && seq_pos_max(s) < 0) {
             states_.set(s, states::NO_ROW);
         }
     }
+    drop_hopeless();
 }
 
 bool kv_cache::copies_all(uint32_t src, int64_t p0, int64_t p1) const {
@@ -237,14 +244,13 @@ bool kv_cache::copies_all(uint32_t src, int64_t p0, int64_t p1) const {
 
 // Whether a sequence has, or has lost, anything in a range.
 bool kv_cache::had_any(uint32_t seq, int64_t p0, int64_t p1) const {
-    return count(seq, p0, p1).n > 0 || std::any_of(groups_.begin(), groups_.end(), [&](const kv_group & group) {
-               return p1 != 0 && std::max<int64_t>(p0, 0) <= group.cells().lost(seq);
-           });
+    return count(seq, p0, p1).n > 0 || std::any_of(groups_.begin(), groups_.end(),
+                                                   [&](const kv_group & group) { return group.cells().has_lost(seq, p0, p1); });
 }
 
 // A state is of a whole text: what is copied must begin where it does, and end where a state is kept.
 void kv_cache::require_copy(uint32_t src, uint32_t dst, int64_t p0, int64_t p1) const {
-    if (!states_.any() || src == dst || !had_any(src, p0, p1)) {
+    if (!states_.any()) {
         return;
     }
     if (next_pos(dst) > 0) {
@@ -267,34 +273,39 @@ void kv_cache::require_copy(uint32_t src, uint32_t dst, int64_t p0, int64_t p1) 
 
 // Once the cells are copied. What windows need where a checkpoint ends the copy, they may have left behind.
 void kv_cache::copy_state(uint32_t src, uint32_t dst, int64_t p0, int64_t p1) {
-    if (!states_.any() || src == dst || !had_any(src, p0, p1)) {
+    if (!states_.any()) {
         return;
     }
     if (copies_all(src, p0, p1)) {
         states_.set(dst, states_.row_of(src));
         return;
     }
-    const int64_t hold = find_checkpoint(src, p1)->hold;
+    restore_hold(find_checkpoint(src, p1)->hold, dst);
+}
+
+// The sequence sees the cells that a checkpoint or a resume point keeps in windows, and has its state.
+void kv_cache::restore_hold(int64_t hold, uint32_t seq) {
     for (kv_group & group : groups_) {
         if (group.cells().has_hold(hold)) {
-            group.cells().restore_window(hold, dst);
+            group.cells().restore_window(hold, seq);
         }
     }
-    states_.set(dst, states_.held(hold));
+    if (states_.has_hold(hold)) {
+        states_.restore(hold, seq);
+    }
 }
 
 void kv_cache::seq_cp(int64_t src, int64_t dst, int64_t p0, int64_t p1) {
-    if (states_.any()) {
-        seq_pos_max(src), seq_pos_max(dst); // refuse what is no sequence
-        require_copy(static_cast<uint32_t>(src), static_cast<uint32_t>(dst), p0, p1);
+    seq_pos_max(src), seq_pos_max(dst); // refuse what is no sequence
+    if (src == dst || !had_any(static_cast<uint32_t>(src), p0, p1)) {
+        return;
     }
+    require_copy(static_cast<uint32_t>(src), static_cast<uint32_t>(dst), p0, p1);
     for (kv_group & group : groups_) {
         group.cells().seq_cp(src, dst, p0, p1);
     }
+    drop_within(dst, p0, -1);
     copy_state(static_cast<uint32_t>(src), static_cast<uint32_t>(dst), p0, p1);
-    if (src != dst) {
-        drop_within(dst, p0, -1);
-    }
 }
 
 void kv_cache::seq_keep(int64_t seq) {
@@ -306,7 +317,7 @@ void kv_cache::seq_keep(int64_t seq) {
             drop_within(s, 0, -1);
         }
     }
-    clear_states_of_empty();
+    settle_states();
 }
 
 int32_t kv_cache::seq_pos_min(int64_t seq) const {
@@ -370,24 +381,31 @@ hold_range kv_cache::hold(int64_t seq, int64_t p0, int64_t p1) {
     return range;
 }
 
-void kv_cache::attach(int64_t hold, int64_t seq) {
-    const int64_t next = next_pos(seq);
-    if (const auto point = resume_points_.find(hold); point != resume_points_.end()) {
-        if (next != point->second) {
+// Texts are nowhere, so only places are compared; but a state tells that the sequence has a text of its own.
+void kv_cache::attach_point(int64_t hold, int32_t p, int64_t seq) {
+    if (const int64_t next = next_pos(seq); next != p) {
+        fail(KVG_INVALID_ARGUMENT,
+             "the resume point is at position %d and sequence %lld goes on at %lld: attach holds of all before it first", p,
+             static_cast<long long>(seq), static_cast<long long>(next));
+    }
+    if (states_.has_hold(hold)) {
+        const uint32_t row = states_.row_of(static_cast<uint32_t>(seq));
+        if (row != states::NO_ROW && row != states_.held(hold)) {
             fail(KVG_INVALID_ARGUMENT,
-                 "the resume point is at position %d and sequence %lld goes on at %lld: attach holds of all before it first",
-                 point->second, static_cast<long long>(seq), static_cast<long long>(next));
+                 "sequence %lld has decoded a text of its own up to position %d, and can go on with its own state there: "
+                 "attach resume points where holds of all before them were attached to an empty sequence",
+                 static_cast<long long>(seq), p);
         }
-        for (kv_group & group : groups_) {
-            if (group.cells().has_hold(hold)) {
-                group.cells().restore_window(hold, seq);
-            }
-        }
-        if (states_.has_hold(hold)) {
-            states_.restore(hold, static_cast<uint32_t>(seq));
-        }
+    }
+    restore_hold(hold, static_cast<uint32_t>(seq));
+}
+
+void kv_cache::attach(int64_t hold, int64_t seq) {
+    if (const auto point = resume_points_.find(hold); point != resume_points_.end()) {
+        attach_point(hold, point->second, seq);
         return;
     }
+    const int64_t next = next_pos(seq);
     hold_range range = {};
     for (kv_group & group : groups_) {
         range = holds_in(group) ? group.cells().attach(hold, seq) : range;

@@ -69,7 +69,8 @@ public:
     const kv_group & group_of(uint32_t layer) const { return groups_[group_of_layer_[layer]]; }
     ggml_backend_dev_t device(uint32_t layer) const { return devices_[owners_[layer]]; }
     uint32_t n_layer() const { return static_cast<uint32_t>(devices_.size()); }
-    // Tokens that can be decoded: empty cells of groups without a window. Without such groups also cells that may be reused.
+    // Tokens that can be decoded: empty cells of groups without a window. Without such groups also cells that may be reused, or that only
+    // checkpoints keep.
     uint32_t n_free() const;
     uint32_t n_seq_max() const { return groups_.front().cells().n_seq_max(); }
     const cache_types & types() const { return groups_.front().types(); }
@@ -133,12 +134,18 @@ public:
     std::vector<kept_state> kept_states() const;
     // Goes back to the largest position up to p where the sequence can go on, 0 if there is none, and returns it.
     int32_t rewind(int64_t seq, int64_t p);
-    // Drops checkpoints until n rows for states are free. precondition: n is not more than a step can need
-    void require_states(uint32_t n);
-    // error(KVG_CACHE_FULL) when a group has no room for n[group] cells. Where a window has none, checkpoints are dropped first.
+    // Drops checkpoints until n rows for states are free; none where all of them would be too few. Returns whether n are free.
+    bool require_states(uint32_t n);
+    // error(KVG_CACHE_FULL) when a group has no room for n[group] cells. Where a window has none, checkpoints are dropped first, unless all
+    // of them would be too few.
     void require_cells(const std::vector<uint32_t> & n, const char * what);
-    // Drops checkpoints until a group with a window has room for n cells, or there are none. kept: as in `cells`
-    void drop_for(const cells & cells, uint32_t n, uint32_t kept = cells::NOBODY);
+    // The holds of checkpoints that make way for n[group] cells in `next`, copies of the groups' cells, and for n_states rows once the
+    // sequence (as in states::n_free_without) has none. `next` is then without them. Empty where all checkpoints would be too few, or
+    // none has to go.
+    std::vector<int64_t> making_way(std::vector<cells> & next, const std::vector<uint32_t> & n, uint32_t n_states,
+                                    int64_t seq) const;
+    // copies of the cells of every group
+    std::vector<cells> copy_cells() const;
     // Drops the checkpoint that is least useful. Returns whether there was any.
     bool drop_least();
     // Drops those of a sequence (below 0: of all) at positions after p0 and before p1, which are of another text when something was removed
@@ -146,12 +153,12 @@ public:
     void drop_within(int64_t seq, int64_t p0, int64_t p1);
     // The holds of those of the sequence that can't move with it: what their windows would need is lost, or something would pass them.
     std::vector<int64_t> unmoved(const reposition & change) const;
-    // Drops checkpoints with these holds, as far as they are there. Returns whether any was.
+    // Drops checkpoints with these holds, as far as they are there. Returns whether any was. Doesn't fail.
     bool drop_those(const std::vector<int64_t> & holds);
     // Cells came to a sequence (below 0: to all) from elsewhere, and nobody knows the state at its end.
     void forget_states(int64_t seq);
-    // A sequence without cells begins with zeros.
-    void clear_states_of_empty();
+    // After cells were removed: a sequence without cells begins with zeros, and a checkpoint without cells before it leads nowhere.
+    void settle_states();
     // error(KVG_UNSUPPORTED) when a sequence with a state would lose its last tokens, and no others
     void require_end(const reposition & change, const char * op) const;
     // The others get their new positions, once the cells of every group have.
@@ -178,13 +185,16 @@ private:
     void require_copy(uint32_t src, uint32_t dst, int64_t p0, int64_t p1) const;
     void copy_state(uint32_t src, uint32_t dst, int64_t p0, int64_t p1);
     bool had_any(uint32_t seq, int64_t p0, int64_t p1) const;
+    void restore_hold(int64_t hold, uint32_t seq);
+    void attach_point(int64_t hold, int32_t p, int64_t seq);
     bool copies_all(uint32_t src, int64_t p0, int64_t p1) const;
     int64_t reaches(const checkpoint & c) const;
     void restore(uint32_t seq, int64_t p);
     bool moves_along(const checkpoint & c, const reposition & change) const;
     template <class F> void drop_if(F is_over);
     const checkpoint * find_checkpoint(uint32_t seq, int64_t p) const;
-    std::vector<checkpoint>::iterator least_useful();
+    void drop_hopeless();
+    uint32_t n_available(const cells & cells) const;
 
     class states states_;
     std::vector<ggml_backend_dev_t> devices_; // of each layer

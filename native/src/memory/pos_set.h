@@ -26,6 +26,10 @@ public:
         }
         return pos;
     }
+    // whether it has any position from p0 to before p1
+    bool meets(int64_t p0, int64_t p1) const {
+        return std::any_of(runs_.begin(), runs_.end(), [&](const run & r) { return r.first < p1 && r.last >= p0; });
+    }
     // precondition: 0 <= first <= last
     void add(int32_t first, int32_t last) {
         const bool in_order = runs_.empty() || first > runs_.back().first;

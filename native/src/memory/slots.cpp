@@ -34,9 +34,9 @@ void require_room(const cells & cells, uint32_t n, const char * what, uint32_t k
     }
     if (cells.reuses()) {
         fail(KVG_CACHE_FULL,
-             "%s needs %u cells in a group with a window, and %u of %u are empty or left behind by their sequences; remove "
-             "tokens "
-             "(kv.seq_rm), release resume points, or open the context with more checkpoint_cells or with swa_full=True",
+             "%s needs %u cells in a group with a window, and %u of %u are empty or left behind by their sequences; "
+             "remove tokens (kv.seq_rm), release resume points, "
+             "or open the context with more checkpoint_cells or with swa_full=True",
              what, n, cells.n_available(kept), cells.size());
     } else {
         fail(KVG_CACHE_FULL,

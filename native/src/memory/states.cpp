@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <map>
-#include <new>
 
 #include "device.h"
 #include "error.h"
@@ -17,7 +16,7 @@ void states::allocate() {
     if (!any()) {
         return;
     }
-    memory_.reset(new (std::nothrow) float[row_floats_ * n_rows()]); // no page of it is real before it is written
+    memory_.reset(static_cast<float *>(std::calloc(n_rows(), row_bytes()))); // zeros; no page is real before it is written
     if (!memory_) {
         fail(KVG_DEVICE, "%u recurrent states of %s each need %s; use a smaller n_seq_max or checkpoint_bytes", n_rows(),
              format_bytes(row_bytes()).c_str(), format_bytes(bytes()).c_str());
@@ -32,6 +31,25 @@ uint32_t states::n_used() const {
     return n_used_ - static_cast<uint32_t>(std::count_if(for_undo.begin(), for_undo.end(), [&](const auto & each) {
                return each.second > 0 && each.second == users_[each.first];
            }));
+}
+
+uint32_t states::n_free_without(const std::vector<int64_t> & holds, int64_t seq) const {
+    std::vector<uint32_t> left = users_;
+    const auto let_go = [&](uint32_t row) {
+        if (row != NO_ROW) {
+            --left[row];
+        }
+    };
+    for (const auto & [replaced_seq, row] : replaced_) {
+        let_go(row);
+    }
+    for (const int64_t id : holds) {
+        let_go(has_hold(id) ? held(id) : NO_ROW);
+    }
+    for (uint32_t s = 0; s < of_seq_.size(); ++s) {
+        let_go(seq < 0 || seq == s ? of_seq_[s] : NO_ROW);
+    }
+    return static_cast<uint32_t>(std::count(left.begin(), left.end(), 0));
 }
 
 uint32_t states::take() {
@@ -59,8 +77,22 @@ void states::set(uint32_t seq, uint32_t row) {
 }
 
 void states::hold_row(int64_t id, uint32_t row) {
-    held_.emplace(id, row);
+    held_[id] = row;
     share(row);
+}
+
+void states::reserve_holds(const std::vector<int64_t> & ids) {
+    for (const int64_t id : ids) {
+        held_.emplace(id, NO_ROW);
+    }
+}
+
+void states::cancel_holds(const std::vector<int64_t> & ids) noexcept {
+    for (const int64_t id : ids) {
+        if (const auto found = held_.find(id); found != held_.end() && found->second == NO_ROW) {
+            held_.erase(found);
+        }
+    }
 }
 
 void states::release(int64_t id) {

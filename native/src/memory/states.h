@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <cstdlib>
 #include <memory>
 #include <unordered_map>
 #include <utility>
@@ -29,8 +30,11 @@ public:
     const float * data(uint32_t row) const { return memory_.get() + row * row_floats_; }
     float * data(uint32_t row) { return memory_.get() + row * row_floats_; }
 
-    // without what undo() would bring back
+    // without the rows that undo() would bring back
     uint32_t n_free() const { return n_rows() - n_used_; }
+    // Rows that would be free if these holds were released, a sequence (below 0: every one) had no row, and undo() brought none back.
+    // cells::NOBODY: each sequence keeps its row
+    uint32_t n_free_without(const std::vector<int64_t> & holds, int64_t seq) const;
     uint32_t n_kept() const { return n_kept_; }
 
     // The row of a sequence; NO_ROW before its first token, and where nobody knows the state at its end.
@@ -45,7 +49,14 @@ public:
     // The state of the sequence is kept under an id. precondition: it has one, and the id is new
     void hold(int64_t id, uint32_t seq) { hold_row(id, of_seq_[seq]); }
     void hold_row(int64_t id, uint32_t row);
-    bool has_hold(int64_t id) const { return held_.count(id) > 0; }
+    // So that hold_row() can't fail for these ids. Until then they have no row.
+    void reserve_holds(const std::vector<int64_t> & ids);
+    // Without hold_row(): they are unknown again.
+    void cancel_holds(const std::vector<int64_t> & ids) noexcept;
+    bool has_hold(int64_t id) const {
+        const auto found = held_.find(id);
+        return found != held_.end() && found->second != NO_ROW;
+    }
     uint32_t held(int64_t id) const { return held_.at(id); }
     // The sequence gets the state that is kept.
     void restore(int64_t id, uint32_t seq) { set(seq, held_.at(id)); }
@@ -60,11 +71,15 @@ public:
     void forget();
 
 private:
+    struct release_memory {
+        void operator()(float * memory) const { std::free(memory); }
+    };
+
     void share(uint32_t row) { ++users_[row]; }
 
     uint64_t row_floats_;
     uint32_t n_kept_;
-    std::unique_ptr<float[]> memory_;
+    std::unique_ptr<float[], release_memory> memory_;
     std::vector<uint32_t> users_; // of each row
     uint32_t n_used_ = 0;
     uint32_t n_taken_ = 0; // no row from here on was ever taken

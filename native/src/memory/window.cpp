@@ -17,6 +17,11 @@ struct reusable_cell {
 
 } // namespace
 
+bool cells::has_lost(int64_t seq, int64_t p0, int64_t p1) const {
+    const int64_t end = p1 < 0 ? std::numeric_limits<int64_t>::max() : p1;
+    return p0 < end && lost_[check_seq(seq, "sequence")].meets(p0, end);
+}
+
 void cells::lose(int64_t seq, int32_t last) {
     const uint32_t s = check_seq(seq, "sequence");
     const seq_extent where = extents_[s];

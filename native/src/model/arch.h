@@ -58,14 +58,14 @@ enum class role {
     taps_v,           //
     taps_bias,        // (n_channels)
     state_beta,       // (n_embd, n_head)
-    state_alpha,      // (n_embd, n_head): the step, before dt_bias
+    state_alpha,      // (n_embd, n_head): the time step, before dt_bias
     state_beta_alpha, // the two, by heads of K
     dt_bias,          // (n_head)
-    decay_down,       // (n_embd, head_dim_k): the step of each dimension of K, by way of a smaller width
+    decay_down,       // (n_embd, head_dim_k): the time step of each dimension of K, by way of a smaller width
     decay_up,         // (head_dim_k, n_head * head_dim_k)
     gate_down,        // (n_embd, head_dim_v): the gate of the results, so too
     gate_up,          // (head_dim_v, v_width)
-    state_decay,      // (n_head): what the step is multiplied by
+    state_decay,      // (n_head): what the time step is multiplied by
     state_skip,       // (n_head): Mamba-2's share of V in the results
     state_norm,       // of the results
     state_out,        // (v_width, n_embd)
@@ -220,6 +220,8 @@ struct arch_recipe {
         some,
         no_layer
     } attending = all;
+    // layers may only feed forward
+    bool may_only_feed = false;
 };
 
 // error(KVG_UNSUPPORTED) with the names there are

@@ -109,9 +109,8 @@ gguf_file::gguf_file(const std::string & path, parts which) : path_(path), file_
     }
     if (!meta_) {
         fail(KVG_MODEL_LOAD,
-             "%s: ggml refuses it: a tensor's type, shape or offset can't be, or 'general.alignment' is no power of two; copy "
-             "or "
-             "download it again",
+             "%s: ggml refuses it: a tensor's type, shape or offset can't be, or 'general.alignment' is no power of two; "
+             "copy or download it again",
              path_.c_str());
     }
     read_tensors();

@@ -126,6 +126,20 @@ std::vector<layer_spec> read_layers(const metadata & in, const hparams & h, cons
     return layers;
 }
 
+// A layer that does nothing of what its architecture's layers do would be left out in silence.
+void require_mixing(const gguf_file & file, const hparams & h, const arch_recipe & recipe) {
+    for (uint32_t il = 0; il < h.n_layer(); ++il) {
+        const layer_spec & layer = h.layers[il];
+        const bool may_only_feed = recipe.may_only_feed && layer.feed_forward.feeds();
+        if (!layer.attends() && !layer.recurs() && !may_only_feed) {
+            fail(KVG_UNSUPPORTED,
+                 "%s: layer %u neither attends nor has a state ('%s.attention.head_count' and '.head_count_kv' say so); "
+                 "such layers are not supported in models of architecture '%s'",
+                 file.path().c_str(), il, h.arch.c_str(), h.arch.c_str());
+        }
+    }
+}
+
 void require_possible_heads(const gguf_file & file, const std::vector<layer_spec> & layers) {
     for (const layer_spec & layer : layers) {
         if (uint64_t{layer.n_head} * std::max(layer.head_dim_k, layer.head_dim_v) > MAX_WIDTH * 4) {
@@ -180,6 +194,7 @@ hparams read_hparams(const gguf_file & file) {
     }
     // layers that only guess tokens ahead are at the end, and not used
     h.layers.resize(h.n_layer() - in.optional("nextn_predict_layers", 0, 0, h.n_layer() - 1));
+    require_mixing(file, h, recipe);
     require_possible_heads(file, h.layers);
     h.groups = make_groups(h.layers);
     if (h.groups.front().layers.empty() && recipe.attending != arch_recipe::no_layer) {

@@ -77,7 +77,7 @@ struct state_spec {
         case state_kind::delta_net:
             return n_channels;
         case state_kind::mamba2:
-            return int64_t{v_width()} + n_channels + n_head; // a gate, what is convolved, the step
+            return int64_t{v_width()} + n_channels + n_head; // a gate, what is convolved, the time step
         }
         return 0;
     }

@@ -24,7 +24,7 @@ tensors taps(const char * name) {
     return {{name, role::taps, {extent::taps, extent::channels, one}, presence::required, with::state}};
 }
 
-// A gated delta net's, but what makes its beta and its step.
+// A gated delta net's, but what makes its beta and its time step.
 tensors delta_net() {
     return state_in("attn_qkv.weight") + taps("ssm_conv1d.weight") + state_out("ssm_out.weight", extent::state_v) +
            tensors{
@@ -432,6 +432,7 @@ std::vector<arch_recipe> hybrid_recipes() {
         recipe("nemotron_h", neox, frame(), nemotron_norms + attending + output_bias + mamba2(presence::required) + ungated(),
                read_nemotron_h);
     nemotron_h.activation = activation_kind::relu_sqr;
+    nemotron_h.may_only_feed = true;
     arch_recipe mamba_2 = recipe("mamba2", neox, frame(), attn_norm() + mamba2(presence::required), read_mamba2);
     mamba_2.attending = r::no_layer;
     const auto unused_factors = tensors{vector_of("rope_freqs.weight", role::count, extent::pairs, presence::ignored)};

@@ -96,6 +96,12 @@ void batch::check_positions(const kv_cache & cache) const {
     }
 }
 
+static bool have_same_state(const states & states, const seq_set & set) {
+    std::set<uint32_t> rows;
+    each_member(set.data(), set.size(), [&](uint32_t seq) { rows.insert(states.row_of(seq)); });
+    return rows.size() == 1;
+}
+
 // Several sequences may share a token only if they see the same cells before it: it gets one K and one V.
 void batch::check_shared(const kv_cache & cache) const {
     const cells & cells = cache.groups().front().cells(); // which sequences see what is alike in all groups
@@ -104,15 +110,7 @@ void batch::check_shared(const kv_cache & cache) const {
         if (in_.seq_begin[i + 1] - in_.seq_begin[i] < 2) {
             continue;
         }
-        bool same = true;
-        if (cache.states().any()) {
-            uint32_t first = states::NO_ROW - 1;
-            each_member(sets_[i].data(), sets_[i].size(), [&](uint32_t seq) {
-                const uint32_t row = cache.states().row_of(seq);
-                same = same && (first == states::NO_ROW - 1 || first == row);
-                first = row;
-            });
-        }
+        bool same = have_same_state(cache.states(), sets_[i]);
         if (same && checked.insert(sets_[i]).second) {
             for (uint32_t c = 0; c < cells.n_kv() && same; ++c) {
                 const bool is_seen = cells.meets(c, sets_[i]) && cells.pos(c) >= cells.first_seen(in_.pos[i]);
@@ -128,9 +126,8 @@ void batch::check_shared(const kv_cache & cache) const {
         }
         if (!same) {
             fail(KVG_INVALID_ARGUMENT,
-                 "token %u of the batch belongs to several sequences that see different cells before it; give each sequence a "
-                 "token "
-                 "of its own, or share the whole prefix first (seq_cp)",
+                 "token %u of the batch belongs to several sequences that see different cells before it; "
+                 "give each sequence a token of its own, or share the whole prefix first (seq_cp)",
                  i);
         }
     }

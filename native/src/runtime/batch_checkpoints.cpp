@@ -21,7 +21,7 @@ void batch_checkpoints::hold(const state_step & states) {
     cache_.reserve_checkpoints(held_.size());
 }
 
-void batch_checkpoints::keep() {
+void batch_checkpoints::commit() {
     for (const checkpoint & each : held_) {
         cache_.add_checkpoint(each.seq, each.p, each.hold);
     }

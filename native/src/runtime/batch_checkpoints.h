@@ -15,13 +15,13 @@ public:
     batch_checkpoints(kv_cache & cache, const batch & batch) : cache_(cache), batch_(batch) {}
     batch_checkpoints(const batch_checkpoints &) = delete;
     batch_checkpoints & operator=(const batch_checkpoints &) = delete;
-    // Without keep() nothing is held any more.
+    // Without commit() nothing is held any more.
     ~batch_checkpoints();
 
     // Holds what they need, once the batch's cells and states are written.
     void hold(const state_step & states);
     // The sequences have them. Nothing here fails.
-    void keep();
+    void commit();
 
 private:
     kv_cache & cache_;

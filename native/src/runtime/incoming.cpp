@@ -133,8 +133,10 @@ void incoming::show(int64_t seq) {
         cells.assume_lost(seq, lost_in(groups_[g], last), g == 0 || first.reuses() ? nullptr : &first);
         cells.show_reserved(groups_[g].cells, seq);
     }
-    cache_.drop_within(seq, last + 1, -1);
-    cache_.forget_states(seq);
+    if (std::any_of(groups_.begin(), groups_.end(), [](const group_part & part) { return !part.cells.empty(); })) {
+        cache_.drop_within(seq, last + 1, -1);
+        cache_.forget_states(seq);
+    }
     is_live_ = false;
 }
 

@@ -9,27 +9,29 @@
 
 namespace kvg {
 
-// Nobody has them before keep(), and without it their rows are free again.
+// Nothing changes before commit().
 class loaded_states {
 public:
-    // error(KVG_INVALID_ARGUMENT)
-    loaded_states(kv_cache & cache, int64_t seq, const kvg_kv_state_list & in, const kvg_kv_checkpoint_list & checkpoints);
+    // holds: of the checkpoints, in their order. The arguments must outlive this object. error(KVG_INVALID_ARGUMENT)
+    loaded_states(kv_cache & cache, int64_t seq, const kvg_kv_state_list & in, const kvg_kv_checkpoint_list & checkpoints,
+                  const std::vector<int64_t> & holds);
     loaded_states(const loaded_states &) = delete;
     loaded_states & operator=(const loaded_states &) = delete;
     ~loaded_states();
-    // Copies them. error(KVG_CACHE_FULL) when there are too few rows. Where no checkpoint comes in, those that are there make way.
-    void take();
-
-    // The sequences and checkpoints get them. holds: of the checkpoints, in their order
-    void keep(const std::vector<int64_t> & holds);
+    uint32_t n_rows() const { return static_cast<uint32_t>(in_.n_rows); }
+    // So that commit() can't fail, once the checkpoints with these holds are gone. error(KVG_CACHE_FULL) when there are too few rows
+    void reserve(const std::vector<int64_t> & gone);
+    // Copies them; the sequences and checkpoints get them. precondition: the sequences that are replaced have no state any more
+    void commit();
 
 private:
-    void check(int64_t seq, uint32_t n_seq_max) const;
+    void check(uint32_t n_seq_max) const;
 
-    kv_cache & cache_;
     states & states_;
+    int64_t seq_; // below 0: all are replaced
     const kvg_kv_state_list & in_;
     const kvg_kv_checkpoint_list & checkpoints_;
+    const std::vector<int64_t> & holds_;
     std::vector<uint32_t> rows_;
 };
 

@@ -1,4 +1,4 @@
-// The cells that a batch's tokens take in every group. Unless keep() is called, the destructor makes them empty again.
+// The cells that a batch's tokens take in every group. Unless commit() is called, the destructor makes them empty again.
 // Cells that a window reused for the batch stay lost.
 #pragma once
 
@@ -22,7 +22,7 @@ public:
     void put(uint32_t begin, uint32_t n);
     // the cell of each token
     const std::vector<uint32_t> & slots(size_t group) const { return slots_[group]; }
-    void keep() { n_put_ = 0; }
+    void commit() { n_put_ = 0; }
 
 private:
     kv_cache & cache_;

@@ -34,8 +34,7 @@ void state_step::take() {
     }
     states_.forget();
     const auto n = static_cast<uint32_t>(streams_.size() + marks_.size());
-    cache_.require_states(n);
-    if (states_.n_free() < n) {
+    if (!cache_.require_states(n)) {
         fail(KVG_CACHE_FULL,
              "the batch's checkpoints need %zu states more than the batch, and there is room for %zu; ask for fewer "
              "at a time, release resume points, or use a larger checkpoint_bytes",
@@ -47,6 +46,7 @@ void state_step::take() {
     }
     for (const uint32_t token : marks_) {
         mark_rows_[token] = states_.take();
+        fault_point("state-take");
     }
     for (uint32_t i = 0; i < batch_.n_tokens(); ++i) {
         if (batch_.is_checkpoint(i) && mark_rows_[i] == states::NO_ROW) {
@@ -122,7 +122,7 @@ const std::vector<recur_run> & state_step::runs(uint32_t begin, uint32_t n) {
     return runs_;
 }
 
-void state_step::keep() {
+void state_step::commit() {
     std::vector<std::pair<uint32_t, uint32_t>> replaced;
     for (uint32_t seq = 0; states_.any() && seq < of_seq_.size(); ++seq) {
         if (of_seq_[seq] != NO_STREAM) {

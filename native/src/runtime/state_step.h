@@ -1,4 +1,4 @@
-// Which states a batch's tokens go through. Nothing of it is seen by anybody until keep(); before that, or without it, all is as it was.
+// Which states a batch's tokens go through. Nothing of it is seen by anybody until commit(); before that, or without it, all is as it was.
 #pragma once
 
 #include <cstdint>
@@ -25,7 +25,7 @@ public:
     // The row with the state after a token whose sequences get a checkpoint; NO_ROW where layers have no state.
     uint32_t row_after(uint32_t token) const { return states_.any() ? mark_rows_[token] : states::NO_ROW; }
     // The sequences have the new states.
-    void keep();
+    void commit();
 
 private:
     static constexpr uint32_t NO_STREAM = UINT32_MAX;

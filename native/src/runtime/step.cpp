@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <utility>
 
 #include "cpu/kernel.h"
 #include "error.h"
@@ -68,15 +69,16 @@ int64_t step::decode(const kvg_batch & in, const kvg_output * output) {
     if (output && output->score) {
         write_scores(*output, row);
     }
-    decoded_ = batch.first_positions();
+    std::vector<first_position> decoded = batch.first_positions();
     batch_checkpoints checkpoints(cache_, batch);
     checkpoints.hold(states);
-    states.keep(); // the last that may fail
-    reserved.keep();
+    states.commit(); // the last that may fail
+    reserved.commit();
+    decoded_ = std::move(decoded);
     for (const first_position & first : decoded_) {
         cache_.drop_within(first.seq, first.pos, -1);
     }
-    checkpoints.keep();
+    checkpoints.commit();
     return static_cast<int64_t>(row);
 }
 

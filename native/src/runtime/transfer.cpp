@@ -16,12 +16,6 @@
 
 namespace kvg {
 
-// A group's cells after a load, and where what is loaded is among them.
-struct replacement {
-    cells next;
-    std::vector<uint32_t> slots;
-};
-
 static void require_above(const cells & cells, uint32_t seq, int32_t lost) {
     const int32_t lowest = cells.seq_pos_min(seq);
     if (lost < -1 || (lowest >= 0 && lowest <= lost)) {
@@ -70,12 +64,11 @@ static void put_checkpoints(cells & next, const kv_group & group, size_t g, size
     }
 }
 
-// The group's cells with these in place of a sequence's. all: those of a group that keeps every position; nullptr: there is none
-static replacement replaced(const kv_group & group, int64_t seq, const kvg_kv_rows & in, const cells * all,
-                            const std::function<void(cells &)> & add_checkpoints) {
-    cells next = group.cells();
-    next.seq_rm(seq, 0, -1);
-    const std::vector<uint32_t> slots = put_all(next, in);
+// Puts these cells in place of a sequence's, which has none any more; returns where they are. all: the cells of a group that keeps every
+// position; nullptr: there is none
+static std::vector<uint32_t> replace_cells(cells & next, int64_t seq, const kvg_kv_rows & in, const cells * all,
+                                           const std::function<void(cells &)> & add_checkpoints) {
+    std::vector<uint32_t> slots = put_all(next, in);
     add_checkpoints(next);
     for (uint32_t i = 0; i < slots.size(); ++i) {
         for (uint32_t s = 0; s < next.n_seq_max(); ++s) {
@@ -90,7 +83,7 @@ static replacement replaced(const kv_group & group, int64_t seq, const kvg_kv_ro
             next.assume_lost(s, in.lost[s], all);
         }
     }
-    return {std::move(next), slots};
+    return slots;
 }
 
 // Each of a sequence that is replaced, at most one at a position.
@@ -165,29 +158,41 @@ void transfer::read_rows(const kvg_kv_read_request & want) {
     upkeep_.shift(static_cast<size_t>(want.group)).rotate_copies(rows, range, want.data, want.dither, n_threads_);
 }
 
-void transfer::replace(int64_t seq, const kvg_kv_rows * groups, int64_t n_groups, const kvg_kv_checkpoint_list & checkpoints,
-                       const kvg_kv_state_list & states) {
+std::vector<uint32_t> transfer::check_groups(const kvg_kv_rows * groups, int64_t n_groups) {
     bounded("n_groups", n_groups, static_cast<int64_t>(cache_.groups().size()), static_cast<int64_t>(cache_.groups().size()));
+    std::vector<uint32_t> n_cells;
     for (int64_t g = 0; g < n_groups; ++g) {
-        bounded("n_cells", groups[g].n_cells, 0, std::numeric_limits<int32_t>::max());
+        n_cells.push_back(static_cast<uint32_t>(bounded("n_cells", groups[g].n_cells, 0, std::numeric_limits<int32_t>::max())));
         const uint64_t wanted = static_cast<uint64_t>(groups[g].n_cells) * group_at(g).cell_bytes();
         require_bytes(groups[g].n_bytes, wanted, groups[g].n_cells);
     }
+    return n_cells;
+}
+
+// Until rows are written, everything is done to copies.
+void transfer::replace(int64_t seq, const kvg_kv_rows * groups, int64_t n_groups, const kvg_kv_checkpoint_list & checkpoints,
+                       const kvg_kv_state_list & states) {
+    const std::vector<uint32_t> n_cells = check_groups(groups, n_groups);
     upkeep_.require_intact();
     check_checkpoints(seq, cache_.n_seq_max(), cache_.groups().size(), checkpoints);
     std::vector<int64_t> holds(static_cast<size_t>(checkpoints.n));
     std::generate(holds.begin(), holds.end(), [&] { return cache_.new_hold(); });
-    loaded_states loaded(cache_, seq, states, checkpoints);
-    loaded.take();
-    std::vector<replacement> all;
-    for (size_t g = 0; g < cache_.groups().size(); ++g) {
-        const kv_group & group = cache_.groups()[g];
-        if (checkpoints.n == 0) { // else nothing that is there makes way for them
-            cache_.drop_for(group.cells(), static_cast<uint32_t>(groups[g].n_cells));
-        }
-        const bool is_told = g > 0 && !cache_.groups().front().cells().reuses();
-        all.push_back(replaced(group, seq, groups[g], is_told ? &all.front().next : nullptr, [&](cells & next) {
-            put_checkpoints(next, group, g, cache_.groups().size(), checkpoints, holds);
+    loaded_states loaded(cache_, seq, states, checkpoints, holds);
+    std::vector<cells> next = cache_.copy_cells();
+    for (cells & cells : next) {
+        cells.seq_rm(seq, 0, -1);
+    }
+    std::vector<int64_t> gone;
+    if (checkpoints.n == 0) { // else nothing that is there makes way for them
+        gone = cache_.making_way(next, n_cells, loaded.n_rows(), seq);
+    }
+    loaded.reserve(gone);
+    cache_.reserve_checkpoints(holds.size());
+    std::vector<std::vector<uint32_t>> slots;
+    for (size_t g = 0; g < next.size(); ++g) {
+        const bool is_told = g > 0 && !next.front().reuses();
+        slots.push_back(replace_cells(next[g], seq, groups[g], is_told ? &next.front() : nullptr, [&](cells & cells) {
+            put_checkpoints(cells, cache_.groups()[g], g, next.size(), checkpoints, holds);
         }));
     }
     for (kv_group & group : cache_.groups()) {
@@ -195,20 +200,21 @@ void transfer::replace(int64_t seq, const kvg_kv_rows * groups, int64_t n_groups
     }
     for (int64_t g = 0; g < n_groups; ++g) {
         kv_group & group = group_at(g);
-        write_rows(group, {0, group.layers().size()}, all[static_cast<size_t>(g)].slots, groups[g].data, n_threads_);
+        write_rows(group, {0, group.layers().size()}, slots[static_cast<size_t>(g)], groups[g].data, n_threads_);
         fault_point("load-write");
     }
-    for (int64_t g = 0; g < n_groups; ++g) {
-        std::swap(group_at(g).cells(), all[static_cast<size_t>(g)].next);
+    for (int64_t g = 0; g < n_groups; ++g) { // nothing fails from here on
+        std::swap(group_at(g).cells(), next[static_cast<size_t>(g)]);
         group_at(g).set_whole();
     }
+    cache_.drop_those(gone);
     cache_.drop_within(seq, 0, -1);
     cache_.forget_states(seq);
     for (size_t c = 0; c < holds.size(); ++c) {
         cache_.add_checkpoint(checkpoints.seq[c], checkpoints.p[c], holds[c]);
     }
-    loaded.keep(holds);
-    cache_.clear_states_of_empty();
+    loaded.commit();
+    cache_.settle_states();
 }
 
 } // namespace kvg

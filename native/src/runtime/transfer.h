@@ -26,6 +26,7 @@ public:
 
 private:
     kv_group & group_at(int64_t index);
+    std::vector<uint32_t> check_groups(const kvg_kv_rows * groups, int64_t n_groups);
 
     kv_cache & cache_;
     upkeep & upkeep_;

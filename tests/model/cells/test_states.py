@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import struct
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -17,31 +16,24 @@ from support.engines import Token, decode, open_context, random_ids, run_of
 from support.faults import fault
 from support.judge import nmse
 from support.models import N_VOCAB
+from support.recurrent import (
+    DELTA_NET,
+    IDS,
+    MAMBA2,
+    N_BATCH,
+    OPTIONS,
+    SPECS,
+    WINDOWED,
+    alone,
+    fill,
+    go_on,
+    read_row,
+    same,
+    state_bytes,
+)
 from support.state_bytes import HEAD, HEADER, Part, container
 
 import pykvgraph as kvg
-from pykvgraph._native.library import lib
-
-IDS = random_ids(300, N_VOCAB)
-N_BATCH = 20
-OPTIONS: dict[str, Any] = {
-    "n_ctx": 300,
-    "n_batch": N_BATCH,
-    "n_ubatch": 7,
-    "n_seq_max": 4,
-    "type_k": "f32",
-    "type_v": "f32",
-    "defrag_threshold": -1,
-}
-SPECS = [
-    ArchSpec("qwen35", n_layer=4, period=4, state_heads=4),
-    ArchSpec("lfm2", head_dim=16, n_layer=4, period=2, state_heads=1, n_taps=3),
-    ArchSpec("lfm2", head_dim=16, n_layer=4, period=2, state_heads=1, n_taps=3, window=24),
-    ArchSpec("falcon-h1", n_layer=2, state_heads=8),
-    ArchSpec("nemotron_h", n_layer=6, state_heads=8),
-    ArchSpec("kimi-linear", 3, n_head_kv=1, state_heads=4, n_expert=2, n_ff_shared=96, rank=48),
-    ArchSpec("mamba2", n_layer=2, state_heads=8),
-]
 
 
 @pytest.fixture(scope="module", params=SPECS, ids=str)
@@ -52,42 +44,20 @@ def model(request: pytest.FixtureRequest, architecture: Callable[[ArchSpec], Pat
 
 @pytest.fixture(scope="module")
 def delta_net(architecture: Callable[[ArchSpec], Path]) -> Iterator[kvg.Model]:
-    with kvg.Model(architecture(SPECS[0]), device=where.device) as model:
+    with kvg.Model(architecture(DELTA_NET), device=where.device) as model:
         yield model
 
 
 @pytest.fixture(scope="module")
 def mamba2(architecture: Callable[[ArchSpec], Path]) -> Iterator[kvg.Model]:
-    with kvg.Model(architecture(SPECS[-1]), device=where.device) as model:
+    with kvg.Model(architecture(MAMBA2), device=where.device) as model:
         yield model
 
 
 @pytest.fixture(scope="module")
 def windowed(architecture: Callable[[ArchSpec], Path]) -> Iterator[kvg.Model]:
-    with kvg.Model(architecture(SPECS[2]), device=where.device) as model:
+    with kvg.Model(architecture(WINDOWED), device=where.device) as model:
         yield model
-
-
-def fill(ctx: kvg.Context, n: int, seq: int = 0, shift: int = 0) -> None:
-    """The sequence goes on with IDS, from `shift` on, up to position n - 1."""
-    for pos in range(ctx.kv.seq_pos_max(seq) + 1, n, N_BATCH):
-        end = min(pos + N_BATCH, n)
-        decode(ctx, run_of(IDS[pos + shift : end + shift], pos, (seq,)))
-
-
-def go_on(ctx: kvg.Context, seq: int = 0, seed: int = 5) -> Any:
-    """Logits of ten other tokens at the end of the sequence, which then has them."""
-    return decode(ctx, run_of(random_ids(10, N_VOCAB, seed), ctx.kv.seq_pos_max(seq) + 1, (seq,)))
-
-
-def alone(model: kvg.Model, n: int, seed: int = 5) -> Any:
-    with open_context(model, **OPTIONS) as ctx:
-        fill(ctx, n)
-        return go_on(ctx, seed=seed)
-
-
-def same(a: Any, b: Any) -> bool:
-    return bool(nmse(a, b) <= where.rule(1e-10))
 
 
 def test_sequences_of_unequal_length_together(model: kvg.Model) -> None:
@@ -211,7 +181,7 @@ def test_checkpoints_inside_a_batch(model: kvg.Model) -> None:
 
 
 def test_checkpoints_of_a_batch_that_fails(delta_net: kvg.Model) -> None:
-    row = state_bytes()
+    row = state_bytes(DELTA_NET)
     batch = kvg.Batch()
     batch.extend(IDS[:14], 0, (0,), checkpoints=range(1, 15))
     with open_context(delta_net, **{**OPTIONS, "n_seq_max": 1, "checkpoint_bytes": 3 * row}) as ctx:
@@ -284,7 +254,7 @@ def test_defrag_and_shift_leave_states_alone(delta_net: kvg.Model) -> None:
 
 
 def test_as_many_as_there_is_room_for(delta_net: kvg.Model) -> None:
-    row = state_bytes()
+    row = state_bytes(DELTA_NET)
     with open_context(delta_net, **{**OPTIONS, "checkpoint_bytes": 3 * row + row // 2}) as ctx:
         group = ctx.kv.groups[-1]
         assert (group.kind, group.n_cells, group.cell_bytes) == ("state", 2 * 4 + 3, row)
@@ -303,12 +273,6 @@ def test_as_many_as_there_is_room_for(delta_net: kvg.Model) -> None:
         assert same(go_on(ctx), alone(delta_net, 59))
         for each in points:
             each.release()
-
-
-def state_bytes() -> int:
-    """From the shapes: in three of four layers 3 inputs of each channel, and 4 heads of 16 x 16."""
-    channels = 4 * 16 + 2 * 2 * 16
-    return 3 * 4 * (3 * channels + 4 * 16 * 16)
 
 
 @pytest.mark.parametrize("whole", [False, True])
@@ -416,18 +380,12 @@ def test_the_group_of_states_counts_what_its_cells_show(delta_net: kvg.Model) ->
 
 
 def test_clear_leaves_no_state_in_memory(delta_net: kvg.Model) -> None:
-    def row(ctx: kvg.Context, index: int) -> Any:
-        out = np.empty(state_bytes() // 4, np.float32)
-        address = out.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
-        ctx._handle.call(lib().kvg_kv_read_state, index, address)
-        return out
-
     with open_context(delta_net, **OPTIONS) as ctx:
         fill(ctx, 10)
         fill(ctx, 20)
-        assert row(ctx, 0).any() and row(ctx, 1).any()
+        assert read_row(ctx, 0).any() and read_row(ctx, 1).any()
         ctx.kv.clear()
-        assert not row(ctx, 0).any() and not row(ctx, 1).any()
+        assert not read_row(ctx, 0).any() and not read_row(ctx, 1).any()
 
 
 def test_k_of_a_layer_that_does_not_attend(delta_net: kvg.Model) -> None:
@@ -466,7 +424,7 @@ def test_forged_states_are_refused(delta_net: kvg.Model) -> None:
         fill(ctx, 20)
         ctx.kv.checkpoint(0)
         fill(ctx, 30)
-        blob, row = ctx.kv.save(), state_bytes()
+        blob, row = ctx.kv.save(), state_bytes(DELTA_NET)
         begin = blob.index(b"STAT", HEADER) + HEAD
         rows = blob[begin + 16 :][: 2 * row]
         owners = list(struct.iter_unpack("<3i", blob[begin + 16 + 2 * row :][:24]))
@@ -534,7 +492,7 @@ def test_a_model_of_states_alone(mamba2: kvg.Model) -> None:
         ArchSpec("lfm2", head_dim=16, n_layer=1, period=2, state_heads=1, n_taps=3),
         ArchSpec("qwen35", n_layer=3, period=4, state_heads=4),
         ArchSpec("nemotron_h", n_layer=1, state_heads=8),
-        replace(SPECS[0], n_layer=2),
+        replace(DELTA_NET, n_layer=2),
     ],
     ids=str,
 )
@@ -542,4 +500,20 @@ def test_a_model_without_attention_is_refused(
     architecture: Callable[[ArchSpec], Path], spec: ArchSpec
 ) -> None:
     with pytest.raises(kvg.UnsupportedError, match=r"none of its \d layers attends"):
+        kvg.Model(architecture(spec), device="cpu")
+
+
+@pytest.mark.parametrize("arch", ["qwen35", "qwen3next"])
+def test_a_layer_that_would_only_feed_forward_is_refused(
+    architecture: Callable[[ArchSpec], Path], arch: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file says that the last layer, which should attend, has no heads of K and V."""
+    n_expert = 4 if arch == "qwen3next" else 0
+    spec = replace(DELTA_NET, arch=arch, n_expert=n_expert, n_ff_shared=32 * (n_expert > 0), seed=7)
+    heads = [spec.n_head_kv] * (spec.n_layer - 1) + [0]
+    monkeypatch.setattr(
+        "gguf.GGUFWriter.add_head_count_kv",
+        lambda writer, _: writer.add_array(f"{arch}.attention.head_count_kv", heads),
+    )
+    with pytest.raises(kvg.UnsupportedError, match="layer 3 neither attends nor has a state"):
         kvg.Model(architecture(spec), device="cpu")

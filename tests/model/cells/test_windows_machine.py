@@ -16,7 +16,7 @@ from support.cache_machine import ANY_SEQS, SEQS, CacheMachine
 from support.engines import Token, decode, open_context, run_of
 from support.faults import fault
 from support.models import SMALL, ModelSpec
-from support.naive_cells import NaiveCells
+from support.naive_cells import Cell, NaiveCells
 from support.naive_windows import Checkpoint, NaivePair
 
 import pykvgraph as kvg
@@ -155,16 +155,13 @@ class WindowsMachine(CacheMachine):
         if self.naive.checkpoints and not any_will_do:
             seq = self.naive.checkpoints[seq % len(self.naive.checkpoints)].seq
         blob = self.ctx.kv.save(seq)
-        own = self.naive.window.own_of(seq)
         options = {"n_ctx": N_CELLS, "n_batch": N_BATCH, "n_seq_max": N_SEQ, "checkpoint_cells": 3 * W}
         with open_context(self.model, **options) as other:
             other.kv.load(blob, to)
             for index, group in enumerate(self.groups()):
                 view = other.kv.cells(index)
                 assert sorted(view.pos[view.seq[:, to]]) == sorted(cell.pos for cell in group.of(seq))
-            held = sorted(
-                (cell.pos, len(cell.holds & own)) for cell in self.naive.window.used if cell.holds & own
-            )
+            held = sorted((cell.pos, n) for cell in self.naive.window.used if (n := self.needed(cell, seq)))
             places = view.held > 0  # of the window's cells
             assert sorted(zip(view.pos[places], view.held[places], strict=True)) == held
             assert other.kv.checkpoints(to) == self.naive.positions(seq)
@@ -175,6 +172,11 @@ class WindowsMachine(CacheMachine):
             group.rotate()
         self.counts["loads"] += 1
         self.counts["loads of checkpoints"] += bool(self.naive.positions(seq))
+
+    def needed(self, cell: Cell, seq: int) -> int:
+        """By how many checkpoints; a move may have left cells that they hold behind their windows."""
+        own = [c for c in self.naive.checkpoints if c.seq == seq]
+        return sum(c.name in cell.holds and cell.pos >= c.p - W for c in own)
 
     def come_back(self, other: kvg.Context, seq: int, to: int) -> None:
         """What was loaded leads where the sequence's own checkpoints lead."""

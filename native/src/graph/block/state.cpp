@@ -155,7 +155,7 @@ ggml_tensor * state_block::mamba2(builder & b, ggml_tensor * x) const {
     const role_tensors & w = weights();
     const state_spec & s = spec();
     const int64_t n = x->ne[1];
-    ggml_tensor * all = product(b, x, role::state_in); // a gate, what is convolved, the step
+    ggml_tensor * all = product(b, x, role::state_in); // a gate, what is convolved, the time step
     ggml_tensor * vkq = op.convolve(b, columns(b, all, s.v_width(), s.n_channels), w[role::taps], w[role::taps_bias]);
     ggml_tensor * dt = columns(b, all, int64_t{s.v_width()} + s.n_channels, s.n_head);
     dt = ggml_softplus(b.ctx(), ggml_add(b.ctx(), dt, w[role::dt_bias]));
