@@ -21,7 +21,9 @@ from pykvgraph.errors import InvalidArgumentError
 from pykvgraph.gguf_file import native_path
 from pykvgraph.hold import Hold, HoldMaker, ResumePoint
 from pykvgraph.incoming import Incoming, Place, RawRows, read_rows
+from pykvgraph.maps.snapshot import CellMap
 from pykvgraph.pending import PendingTokens
+from pykvgraph.sizes import size_text
 from pykvgraph.state.cells import SavedState
 from pykvgraph.state.file import read_file, write_file
 from pykvgraph.state.format import unpack
@@ -347,6 +349,14 @@ class KVCache(NotCopied):
             return self._handle.call(read_states)
         return self._handle.call(read_cells, index)
 
+    def cell_map(self, seq: int | None = None) -> CellMap:
+        """A picture of all cells at this moment: a notebook shows it in colours, print() as text.
+
+        seq: the sequence whose attended span is marked. Raises InvalidArgumentError when it is out of range.
+        """
+        known = None if seq is None else self._known_seq(seq)
+        return self._handle.call(_map, range(self._n_groups), range(self._n_seq_max), known)
+
     def read_k(self, layer: int) -> npt.NDArray[np.float32]:
         """A copy of one layer's K as float32 (n_cells, n_head_kv, head_dim), for inspection and tests.
 
@@ -410,7 +420,11 @@ class KVCache(NotCopied):
         self._load(unpack(data, self._geometry, self._room), seq)
 
     def __repr__(self) -> str:
-        return repr_of(self, self._use)
+        return repr_of(self, self._described)
+
+    def _described(self) -> str:
+        use = self._use()
+        return use if use in ("closed", "busy") else f"{use}, {size_text(self.bytes)}"
 
     def _use(self) -> str:
         """How full the cache is, for people; doesn't wait for a decode."""
@@ -418,9 +432,13 @@ class KVCache(NotCopied):
             return "closed"
         if self._handle.busy:
             return "busy"
-        group, info = self._group(0), self._info()
+        groups, info = [self._group(index) for index in range(self._n_groups)], self._info()
+        first, *others = [f"{group.n_used} of {group.n_cells}" for group in groups]
+        windows = "".join(
+            f", {use} in the window of {group.window}" for use, group in zip(others, groups[1:], strict=True)
+        )
         states = f", {info.n_states_used} of {info.n_states} states" if info.n_states else ""
-        return f"{group.n_used} of {group.n_cells} cells used{states}"
+        return f"{first} cells used{windows}{states}"
 
     def _load(self, saved: SavedState, seq: int | None) -> None:
         if saved.whole != (seq is None):
@@ -515,3 +533,13 @@ class KVCache(NotCopied):
 
 
 renew_cached_properties_in_child(KVCache)
+
+
+def _map(context: int, groups: range, seqs: range, seq: int | None) -> CellMap:
+    return CellMap(
+        tuple(read_cell_group(context, index) for index in groups),
+        tuple(read_cells(context, index) for index in groups),
+        read_states(context) if read_info(context).n_states else None,
+        [read_checkpoints(context, each) for each in seqs],
+        seq,
+    )

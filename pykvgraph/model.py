@@ -15,6 +15,7 @@ from pykvgraph._native.handles import Closable, Handle, repr_of
 from pykvgraph._native.library import lib
 from pykvgraph.gguf_file import native_path, read_layers, read_metadata, read_model_info
 from pykvgraph.params import ModelParams
+from pykvgraph.sizes import parameters_text, size_text
 from pykvgraph.text.tokenizer import Tokenizer, Vocabulary, has_tokenizer
 
 
@@ -81,7 +82,8 @@ class Model(Closable):
 
     def _described(self) -> str:
         closed = ", closed" if self._handle.closed else ""
-        return f"{str(self.path)!r}, {self.arch}, {self.n_params / 1e6:.1f} M parameters{closed}"
+        sizes = f"{parameters_text(self.n_params)}, {size_text(self.weight_bytes)}"
+        return f"{str(self.path)!r}, {self.arch}, {sizes}{closed}"
 
     @functools.cached_property
     def metadata(self) -> dict[str, Any]:

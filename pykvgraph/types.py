@@ -195,7 +195,9 @@ class CellsView:
     whether the sequence sees the cell; the array is made on first use. shift: int32 (n_cells,), how far the
     position has moved since the cell's K was last rotated; not 0: the K-shift is pending. dither: uint8
     (n_cells,), the number of the dither in the cell's K, 0 for none (docs/state-format.md). held: uint32
-    (n_cells,), how many holds keep the cell.
+    (n_cells,), how many holds keep the cell. waiting: bool (n_cells,), whether the K-shift is pending and was
+    left so by an update, because attention rotates the queries (KVCache.update); after the cell's group had
+    another change of positions, the next update decides again, and until then no cell is waiting.
     """
 
     def __init__(
@@ -205,12 +207,14 @@ class CellsView:
         shift: npt.NDArray[np.int32],
         dither: npt.NDArray[np.uint8],
         held: npt.NDArray[np.uint32] | None = None,
+        settled: bool = False,
     ) -> None:
         self.pos = pos
         self.shift = shift
         self.dither = dither
         self.held = np.zeros(len(pos), np.uint32) if held is None else held
         self._seq = seq
+        self._settled = settled  # an update has run since any shift changed
 
     @property
     def seq(self) -> npt.NDArray[np.bool_]:
@@ -218,6 +222,36 @@ class CellsView:
         if callable(self._seq):
             self._seq = self._seq()
         return self._seq
+
+    @property
+    def waiting(self) -> npt.NDArray[np.bool_]:
+        """bool (n_cells,): whether the cell's K-shift is left pending on purpose (KVCache.update)."""
+        return self.shift != 0 if self._settled else np.zeros(len(self.shift), np.bool_)
+
+    @property
+    def n_used(self) -> int:
+        """How many cells are not empty."""
+        return int(np.count_nonzero(self.pos >= 0))
+
+    @property
+    def n_kv(self) -> int:
+        """The index of the highest used cell + 1."""
+        used = np.flatnonzero(self.pos >= 0)
+        return int(used[-1]) + 1 if len(used) else 0
+
+    def __repr__(self) -> str:
+        n_waiting = int(np.count_nonzero(self.waiting))
+        n_pending = int(np.count_nonzero(self.shift)) - n_waiting
+        counts = {
+            "holes": self.n_kv - self.n_used,
+            "shared": int(np.count_nonzero(self.seq.sum(axis=1) > 1)),
+            "held": int(np.count_nonzero(self.held)),
+            "pending": n_pending,
+            "waiting": n_waiting,
+        }
+        rest = "".join(f", {count} {word}" for word, count in counts.items() if count)
+        n_seqs = int(np.count_nonzero(self.seq.any(axis=0)))
+        return f"<CellsView: {self.n_used} of {len(self.pos)} cells used, by {n_seqs} sequences{rest}>"
 
 
 @dataclass(frozen=True)

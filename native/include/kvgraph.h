@@ -365,6 +365,7 @@ typedef struct kvg_group_info {
     int32_t hadamard_k; /* 1: rows of K are mixed by a Hadamard matrix */
     int32_t hadamard_v;
     int32_t long_rope; /* 1: K was rotated with LongRoPE's factors for long contexts */
+    int32_t settled;   /* 1: the cells whose K-shift is pending wait; 0: the next update decides whether they do */
 } kvg_group_info;
 
 typedef struct kvg_update_stats {

@@ -175,6 +175,7 @@ class KvgGroupInfo(Structure):
         ("hadamard_k", c_int32),
         ("hadamard_v", c_int32),
         ("long_rope", c_int32),
+        ("settled", c_int32),
     )
 
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pykvgraph.cli.show import new_table, number_text, print_json, print_table, size_text
+from pykvgraph.cli.show import new_table, number_text, print_json, print_table
+from pykvgraph.sizes import size_text
 
 if TYPE_CHECKING:
     from pykvgraph.lab.bench.runner import Result

@@ -9,13 +9,14 @@ from typing import IO, TYPE_CHECKING, Any
 
 import click
 
-from pykvgraph.cli.show import print_json, printable, size_text
+from pykvgraph.cli.show import print_json, printable
 from pykvgraph.cli.verb import Verb, examples, json_option, model_option, option, plot_option
+from pykvgraph.sizes import size_text
 
 if TYPE_CHECKING:
     from pykvgraph.context import Context
-    from pykvgraph.kv_cache import KVCache
     from pykvgraph.lab.cell_script import Operation
+    from pykvgraph.maps.snapshot import CellMap
     from pykvgraph.types import CellsView, UpdateStats
 
 COUNT = click.IntRange(min=1)
@@ -23,24 +24,11 @@ COUNT = click.IntRange(min=1)
 
 @dataclass(frozen=True)
 class Step:
-    """The cells at the start (no operation), or after an operation, and the sequence that it was about."""
+    """The cells at the start (no operation), or after an operation, whose sequence is marked."""
 
     operation: Operation | None
     stats: UpdateStats | None
-    cells: CellsView
-    seq: int | None
-    states: CellsView | None  # rows of recurrent states; None: no layer has one
-    checkpoints: list[list[int]]  # positions, of each sequence
-
-    @classmethod
-    def now(
-        cls, kv: KVCache, operation: Operation | None, stats: UpdateStats | None, seq: int | None
-    ) -> Step:
-        """What the cache has."""
-        last = len(kv.groups) - 1
-        states = kv.cells(last) if kv.groups[last].kind == "state" else None
-        checkpoints = [kv.checkpoints(each) for each in range(kv.n_seq_max)]
-        return cls(operation, stats, kv.cells(), seq, states, checkpoints)
+    map: CellMap
 
     @property
     def title(self) -> str:
@@ -121,11 +109,11 @@ def cells(
             defrag_threshold=-1,
         ) as ctx,
     ):
-        steps.append(Step.now(ctx.kv, None, None, None))
+        steps.append(Step(None, None, ctx.kv.cell_map()))
         _show_first(steps[0], quiet or as_json)
         for operation in operations:
             try:
-                steps.append(_done(ctx, operation, steps[-1].seq))
+                steps.append(_done(ctx, operation, steps[-1].map.seq))
             except kvg.KVGraphError as error:
                 failure = f"line {operation.line}, {operation.text}: {' '.join(str(error).split())}"
                 break
@@ -149,7 +137,8 @@ def _read(script: IO[str]) -> str:
 
 def _done(ctx: Context, operation: Operation, seq_before: int | None) -> Step:
     stats = operation.apply(ctx)
-    return Step.now(ctx.kv, operation, stats, seq_before if operation.seq is None else operation.seq)
+    seq = seq_before if operation.seq is None else operation.seq
+    return Step(operation, stats, ctx.kv.cell_map(seq))
 
 
 def _show_first(step: Step, hidden: bool) -> None:
@@ -161,8 +150,6 @@ def _show_first(step: Step, hidden: bool) -> None:
 
 
 def _show(step: Step, hidden: bool) -> None:
-    from pykvgraph.viz import cell_map, checkpoint_lines, state_map
-
     if hidden:
         return
     click.echo()
@@ -170,11 +157,7 @@ def _show(step: Step, hidden: bool) -> None:
     click.secho(f"{line}{step.title}{_work(step.stats)}", bold=True, color=_colored())
     if step.operation and step.operation.comment:
         click.echo(printable(step.operation.comment))
-    width, color = max(_columns(), 20), _colored()
-    lines = [cell_map(step.cells, seq=step.seq, width=width, color=color)]
-    if step.states:
-        lines.append(state_map(step.states, width=width, color=color))
-    click.echo("\n".join(lines + checkpoint_lines(step.checkpoints, color=color)), color=color)
+    click.echo(step.map.text(width=max(_columns(), 20), color=_colored()), color=_colored())
 
 
 def _work(stats: UpdateStats | None) -> str:
@@ -199,7 +182,7 @@ def _columns() -> int:
 def _plot(steps: list[Step], path: str) -> None:
     from pykvgraph.viz import Row, plot_rows
 
-    plot_rows([Row(step.title, step.cells, step.seq) for step in steps], path)
+    plot_rows([Row(step.title, step.map) for step in steps], path)
 
 
 def _step_json(step: Step) -> dict[str, Any]:
@@ -207,11 +190,11 @@ def _step_json(step: Step) -> dict[str, Any]:
 
     import numpy as np
 
-    from pykvgraph.viz.text_map import attended_span
+    from pykvgraph.maps.group import attended_span
 
-    view = step.cells
+    view, seq, states = step.map.views[0], step.map.seq, step.map.states
     used = np.flatnonzero(view.pos >= 0)
-    span = range(0) if step.seq is None else attended_span(view, step.seq)
+    span = range(0) if seq is None else attended_span(view, seq)
     return {
         "line": step.operation.line if step.operation else 0,
         "operation": step.title if step.operation else None,
@@ -228,8 +211,8 @@ def _step_json(step: Step) -> dict[str, Any]:
             }
             for cell in used
         ],
-        "checkpoints": step.checkpoints,
-        "states": None if step.states is None else _states_json(step.states),
+        "checkpoints": step.map.checkpoints,
+        "states": None if states is None else _states_json(states),
     }
 
 

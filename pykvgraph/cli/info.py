@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from pykvgraph.cli.show import new_table, print_json, print_table, printable, safe_cell, size_text
+from pykvgraph.cli.show import new_table, print_json, print_table, printable, safe_cell
 from pykvgraph.cli.verb import (
     Verb,
     cache_type_options,
@@ -23,6 +23,7 @@ from pykvgraph.cli.verb import (
 )
 from pykvgraph.cli.where import Where, where_options
 from pykvgraph.params import CACHE_TYPES, ContextParams
+from pykvgraph.sizes import size_text
 
 if TYPE_CHECKING:
     from pykvgraph.types import Abilities, DeviceInfo, DevicePart, LibraryInfo

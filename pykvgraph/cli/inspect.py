@@ -18,10 +18,10 @@ from pykvgraph.cli.show import (
     print_table,
     printable,
     safe_cell,
-    size_text,
 )
 from pykvgraph.cli.verb import Verb, examples, json_option, model_option
 from pykvgraph.errors import ModelLoadError, UnsupportedError
+from pykvgraph.sizes import size_text
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -30,7 +30,7 @@ from pykvgraph.params import ContextParams
 if TYPE_CHECKING:
     from pykvgraph.context import Context
     from pykvgraph.lab.passkey import Trial
-    from pykvgraph.types import ShiftReport
+    from pykvgraph.types import CellsView, ShiftReport
 
 COUNT = click.IntRange(min=1)
 DEPTHS = 10
@@ -105,7 +105,7 @@ LENGTHS = (0.5, 1.0, 2.0, 3.0, 4.0)  # in contexts
 )
 @option("--trials", type=COUNT, metavar="N", default=1, help="Keys to ask for, one after the other.")
 @option("--grid", is_flag=True, help="Accuracy over depth and length, up to 4 contexts.")
-@plot_option("With --grid: a picture of it.")
+@plot_option("A picture of the cells while the first text is read; with --grid, of the grid.")
 @json_option
 def passkey(where: Where, **arguments: Any) -> None:
     """Hide a key in more text than the cache holds, then ask for it.
@@ -118,8 +118,6 @@ def passkey(where: Where, **arguments: Any) -> None:
     from pykvgraph.viz import require_matplotlib
 
     start = time.perf_counter()
-    if arguments["plot"] and not arguments["grid"]:
-        raise click.UsageError("--plot draws a grid: give --grid too")
     source = click.get_current_context().get_parameter_source
     for name, typed in (("n_junk", "--n-junk"), ("i_pos", "--i-pos")):
         if arguments["grid"] and source(name) is ParameterSource.COMMANDLINE:
@@ -151,7 +149,8 @@ def passkey(where: Where, **arguments: Any) -> None:
                     grid(ctx, task, arguments["trials"], as_json, arguments["plot"], trials)
                 else:
                     for index in range(arguments["trials"]):
-                        trials.append(one(ctx, task, index, as_json))
+                        plot = arguments["plot"] if index == 0 else None
+                        trials.append(one(ctx, task, index, as_json, plot))
             except KeyboardInterrupt:
                 interrupted = True  # what was found until then is told
     counted = [trial for trial in trials if trial.in_window or not arguments["grid"]]
@@ -166,15 +165,25 @@ def passkey(where: Where, **arguments: Any) -> None:
     sys.exit(0 if counted and found == len(counted) else 1)
 
 
-def one(ctx: Context, task: Task, index: int, quiet: bool) -> Trial:
-    """The trial with the index-th seed, a line per shift and a verdict unless quiet."""
+def one(ctx: Context, task: Task, index: int, quiet: bool, plot: str | None = None) -> Trial:
+    """The trial with the index-th seed, a line per shift and a verdict unless quiet. plot: a film's path."""
     from pykvgraph.lab.passkey import run
+    from pykvgraph.viz import Frame, plot_film
+
+    frames: list[Frame] = []
+
+    def add(done: str, cells: CellsView, key_cells: list[int]) -> None:
+        frames.append(Frame(done, cells, key_cells))
 
     def show(report: ShiftReport) -> None:
         end = report.n_keep + report.n_discard
         click.echo(f"  shift: positions {report.n_keep} to {end - 1} given up, {report.stats}")
 
-    trial = run(ctx, dataclasses.replace(task, seed=task.seed + index), None if quiet else show)
+    task = dataclasses.replace(task, seed=task.seed + index)
+    trial = run(ctx, task, None if quiet else show, add if plot else None)
+    if plot:
+        text = f"{trial.n_tokens} tokens through {ctx.kv.n_cells} cells"
+        plot_film(frames, plot, f"{text}: the key (red) was {'' if trial.found else 'not '}found")
     if not quiet:
         click.echo(
             f"{trial.n_tokens} tokens in {ctx.kv.n_cells} cells, "

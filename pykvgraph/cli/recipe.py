@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from pykvgraph.cli.show import size_text
+from pykvgraph.sizes import size_text
 
 if TYPE_CHECKING:
     from pykvgraph.text.tokenizer import Tokenizer

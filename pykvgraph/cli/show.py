@@ -78,14 +78,6 @@ def _shortened(text: str, limit: int) -> str:
     return text if len(text) <= limit else f"{text[:limit]}… ({len(text)} characters)"
 
 
-def size_text(n_bytes: int) -> str:
-    """Bytes for people: `1.1 MiB`."""
-    if n_bytes < 1024:
-        return f"{n_bytes} B"
-    power = min((n_bytes.bit_length() - 1) // 10, 4)
-    return f"{n_bytes / 1024**power:.1f} {'KMGT'[power - 1]}iB"
-
-
 def number_text(value: float, n_digits: int) -> str:
     """A number rounded to its first digits, large ones written out: `19430`."""
     return f"{float(f'{value:.{n_digits}g}'):.15g}"

@@ -93,8 +93,17 @@ def tokens_per_line(model: Model) -> float:
     return len(model.tokenizer.encode(JUNK * 10, add_special=False)) / 10
 
 
-def run(ctx: Context, task: Task, on_shift: Callable[[ShiftReport], None] | None = None) -> Trial:
-    """Clears the context, reads the task's text and asks for the key. Raises what Context.decode raises."""
+def run(
+    ctx: Context,
+    task: Task,
+    on_shift: Callable[[ShiftReport], None] | None = None,
+    on_cells: Callable[[str, CellsView, list[int]], None] | None = None,
+) -> Trial:
+    """Clears the context, reads the task's text and asks for the key. Raises what Context.decode raises.
+
+    on_cells: called with what was done, the cells, and which of them have the key's line: before and after
+    each shift, after each self-extend, and before the question.
+    """
     start = time.perf_counter()
     key, i_pos = task.drawn()
     document, key_span = document_of(ctx.model, task)
@@ -103,9 +112,22 @@ def run(ctx: Context, task: Task, on_shift: Callable[[ShiftReport], None] | None
     key_cells = _KeyCells(ctx.kv, key_span)
     shifts: list[ShiftReport] = []
 
+    def show(done: str) -> None:
+        if on_cells is not None:
+            on_cells(done, *key_cells.now())
+
+    def before_shift() -> None:
+        key_cells.look()
+        show("full")
+
+    def extended_by(p0: int, p1: int, n_grp: int) -> None:
+        key_cells.extended(p0, p1, n_grp)
+        show(f"grouped by {n_grp}")
+
     def shifted(report: ShiftReport) -> None:
         shifts.append(report)
         key_cells.shifted(report)
+        show(f"shift {len(shifts)}: {report.stats.moved_cells} moved")
         if on_shift is not None:
             on_shift(report)
 
@@ -113,12 +135,13 @@ def run(ctx: Context, task: Task, on_shift: Callable[[ShiftReport], None] | None
         ctx,
         n_keep=task.n_keep,
         n_grp=task.n_grp,
-        before_shift=key_cells.look,
+        before_shift=before_shift,
         on_shift=shifted,
-        on_extend=key_cells.extended,
+        on_extend=extended_by,
     )
     reader.read(document)
     reader.make_room(len(question) + N_ANSWER)
+    show("the question")
     answer = "".join(piece.text for piece in generate(ctx, question, max_tokens=N_ANSWER, stop=".")).strip()
     digits = re.match(r"\d+", answer)
     return Trial(
@@ -175,6 +198,11 @@ class _KeyCells:
         # a cell of a discarded token may now have another token of the line in it
         places = set(_places(self._before, left))
         self.n_moved += len(set(_places(self._kv.cells(), self._pos)) - places)
+
+    def now(self) -> tuple[CellsView, list[int]]:
+        """The cells of the cache, and which of them have the line."""
+        view = self._kv.cells()
+        return view, _places(view, self._pos)
 
     def all_there(self) -> bool:
         return len(self._pos) == self._n_tokens

@@ -53,7 +53,8 @@ def read_layers(context: int, group: int) -> tuple[int, ...]:
 
 def read_cells(context: int, group: int) -> CellsView:
     """A snapshot of every cell of one group."""
-    n_cells, n_seq_max = read_group(context, group).n_cells, read_info(context).n_seq_max
+    info = read_group(context, group)
+    n_cells, n_seq_max = info.n_cells, read_info(context).n_seq_max
     pos = np.empty(n_cells, np.int32)
     words = np.empty((n_cells, (n_seq_max + 63) // 64), np.uint64)
     shift = np.empty(n_cells, np.int32)
@@ -68,7 +69,8 @@ def read_cells(context: int, group: int) -> CellsView:
         _uint8(dither),
         held.ctypes.data_as(ctypes.POINTER(ctypes.c_uint32)),
     )
-    return CellsView(pos, functools.partial(_members, words, n_seq_max), shift, dither, held)
+    seq = functools.partial(_members, words, n_seq_max)
+    return CellsView(pos, seq, shift, dither, held, settled=bool(info.settled))
 
 
 def read_state_layers(context: int) -> tuple[int, ...]:

@@ -1,19 +1,23 @@
 """Pictures of the cache: a map of the cells for the terminal, and as a PNG, SVG or PDF (with matplotlib)."""
 
+from pykvgraph.maps.group import legend
+from pykvgraph.maps.snapshot import CellMap
 from pykvgraph.viz.cell_plot import Row, plot_rows
 from pykvgraph.viz.figure import new_figure, require_matplotlib, save_figure
-from pykvgraph.viz.text_map import cell_map, checkpoint_lines, legend, state_map
+from pykvgraph.viz.film import Frame, plot_film
+from pykvgraph.viz.text_map import cell_map
 from pykvgraph.viz.turns_plot import plot_turns
 
 __all__ = [
+    "CellMap",
+    "Frame",
     "Row",
     "cell_map",
-    "checkpoint_lines",
     "legend",
     "new_figure",
+    "plot_film",
     "plot_rows",
     "plot_turns",
     "require_matplotlib",
     "save_figure",
-    "state_map",
 ]

@@ -20,6 +20,7 @@ from pykvgraph.cli import main, show
 from pykvgraph.cli.prompt import prompt_options
 from pykvgraph.cli.verb import Verb, option
 from pykvgraph.errors import CacheFullError, InvalidArgumentError, KVGraphError, UnsupportedError
+from pykvgraph.sizes import size_text
 
 VERBS = sorted(main.commands)
 
@@ -481,7 +482,7 @@ def failing(error: Exception) -> click.Command:
     ],
 )
 def test_size_text(n_bytes: int, text: str) -> None:
-    assert show.size_text(n_bytes) == text
+    assert size_text(n_bytes) == text
 
 
 def test_what_a_file_says_cannot_steer_the_terminal() -> None:

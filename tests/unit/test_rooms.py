@@ -21,9 +21,9 @@ FACE = "pykvgraph"
 # From the bottom up. A module imports from its own layer and from those below. Some rooms are only planned.
 LAYERS: list[set[str]] = [
     {"_native.ffi"},
-    {"errors", "env", "checks", "types"},
+    {"errors", "env", "checks", "types", "sizes"},
     {"_native"},
-    {"params", "batch", "device", "gguf_file", "pending", "text", "state", "models"},
+    {"params", "batch", "device", "gguf_file", "pending", "text", "state", "models", "maps"},
     {"model", "hold", "incoming", "cell_groups", "kv_cache", "context"},
     {"context_shift", "feed", "kept_text", "token_loop", "long_reader"},
     {"plan"},

@@ -57,7 +57,8 @@ kvg_status kvg_kv_get_group(const kvg_context * context, int64_t group, kvg_grou
                 static_cast<int64_t>(g.v_row_bytes()),
                 part && part->hadamard_k,
                 part && part->hadamard_v,
-                context->context.has_long_rope(static_cast<size_t>(group))};
+                context->context.has_long_rope(static_cast<size_t>(group)),
+                context->context.upkeep().is_settled(static_cast<size_t>(group))};
     });
 }
 

@@ -86,7 +86,8 @@ static std::string struct_layout() {
     FIELD(kvg_group_info, v_row_bytes, ",");
     FIELD(kvg_group_info, hadamard_k, ",");
     FIELD(kvg_group_info, hadamard_v, ",");
-    FIELD(kvg_group_info, long_rope, ";");
+    FIELD(kvg_group_info, long_rope, ",");
+    FIELD(kvg_group_info, settled, ";");
     STRUCT(kvg_hold);
     FIELD(kvg_hold, struct_size, ",");
     FIELD(kvg_hold, id, ",");

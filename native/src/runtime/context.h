@@ -29,6 +29,7 @@ public:
     class step & step() { return *step_; }
     const class step & step() const { return *step_; }
     class upkeep & upkeep() { return *upkeep_; }
+    const class upkeep & upkeep() const { return *upkeep_; }
     class transfer & transfer() { return *transfer_; }
     class intake & intake() { return *intake_; }
     // Every cell becomes empty, also reserved ones. Pending K-shifts and a requested defrag are dropped.

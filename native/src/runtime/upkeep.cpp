@@ -216,12 +216,14 @@ void upkeep::compact_all(const std::vector<int32_t> & policies, kvg_update_stats
 
 bool upkeep::is_pending(const std::vector<int32_t> & policies) const {
     for (size_t g = 0; g < groups_.size(); ++g) {
-        if (policies[g] != NO_DEFRAG || cache_.groups()[g].cells().shift_version() != groups_[g].settled) {
+        if (policies[g] != NO_DEFRAG || !is_settled(g)) {
             return true;
         }
     }
     return false;
 }
+
+bool upkeep::is_settled(size_t group) const { return cache_.groups()[group].cells().shift_version() == groups_[group].settled; }
 
 void upkeep::flush(const std::vector<int32_t> & policies, kvg_update_stats & stats) {
     require_intact();

@@ -42,7 +42,8 @@ public:
     // what before_decode() and before_read() did since the last call of take_stats()
     kvg_update_stats take_stats();
 
-    // group: its index in the cache
+    // group: its index in the cache. Whether no position has changed since the last update: all cells that are pending wait.
+    bool is_settled(size_t group) const;
     const k_shift & shift(size_t group) const { return groups_[group].shift; }
     // How a layer's queries are rotated for the cells that wait. Valid until the next update.
     attend_rotations waiting(uint32_t layer);

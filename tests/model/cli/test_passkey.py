@@ -16,6 +16,8 @@ from support.engines import open_context
 import pykvgraph as kvg
 from pykvgraph.cli import main
 from pykvgraph.lab import passkey
+from pykvgraph.models import embedded_model
+from pykvgraph.types import CellsView
 
 N_CTX, N_BATCH, N_KEEP = 320, 64, 16
 
@@ -276,10 +278,33 @@ def test_a_grid_counts_the_keys_in_the_window(
     assert hopeless == (in_window > 0 and found == 0)
 
 
-def test_a_plot_is_of_a_grid(stories: Path, tmp_path: Path) -> None:
-    result = run(stories, "--plot", str(tmp_path / "grid.png"))
-    assert result.exit_code == 2
-    assert "--grid" in result.stderr
+def test_a_plot_without_a_grid_is_a_film(stories: Path, tmp_path: Path) -> None:
+    path = tmp_path / "film.png"
+    options = ["-c", "528", "--n-junk", "10", "--keep", "16"]
+    result = run(stories, *options, "--plot", str(path))
+    assert path.read_bytes().startswith(b"\x89PNG")
+    assert result.stdout.count("  shift: ") == run(stories, *options).stdout.count("  shift: ")
+
+
+def test_what_a_film_shows() -> None:
+    """The embedded model: before and after each shift, and at the question; the key's line moves once."""
+    frames: list[tuple[str, CellsView, list[int]]] = []
+    task = passkey.Task(n_junk=40, i_pos=22)
+    with (
+        kvg.Model(embedded_model(), device="cpu") as model,
+        kvg.Context(model, n_ctx=512, n_batch=128) as ctx,
+    ):
+        passkey.run(ctx, task, on_cells=lambda *frame: frames.append(frame))
+    labels = [label for label, _, _ in frames]
+    assert labels[:3] == ["full", "shift 1: 128 moved", "full"]
+    assert labels[-1] == "the question"
+    for label, cells, key in frames:
+        if label.startswith("shift"):
+            assert cells.n_used == cells.n_kv == 512 - 128
+        assert (cells.pos[key] >= 0).all()
+    there = [key for _, _, key in frames if key]
+    assert len(set(map(tuple, there))) > 1
+    assert len(set(map(len, there[1:]))) == 1
 
 
 @pytest.mark.parametrize("option", ["--n-junk", "--i-pos"])
