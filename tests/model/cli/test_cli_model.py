@@ -369,10 +369,24 @@ def test_ctrl_c_tells_what_there_is(stories: Path) -> None:
     """The pieces until then, as JSON, and exit code 130; with the seed, the text can be had again."""
     command = [sys.executable, "-m", "pykvgraph", "generate", "-m", str(stories), "-n", "-1", "--temp", "1"]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    with subprocess.Popen([*command, "--json"], stdout=subprocess.PIPE, text=True, env=env) as process:
-        time.sleep(2)
+    # shells start background jobs with Ctrl-C ignored, and so would be the process; with a handler it isn't
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        process = subprocess.Popen(
+            [*command, "-c", "513", "--json"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=env,
+        )
+    finally:
+        signal.signal(signal.SIGINT, before)
+    with process:
+        assert process.stderr is not None
+        assert "trained on" in process.stderr.readline()  # the context is there
+        time.sleep(1)
         process.send_signal(signal.SIGINT)
-        told = json.loads(process.communicate()[0])
+        told = json.loads(process.communicate(timeout=60)[0])
     assert process.returncode == 130
     assert told["finish_reason"] is None
     assert told["n_generated"] == len(told["tokens"]) > 0
