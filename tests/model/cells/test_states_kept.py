@@ -114,6 +114,25 @@ def test_a_state_in_use_is_never_dropped(delta_net: kvg.Model) -> None:
             assert same(go_on(ctx, seq), alone(delta_net, 57 + seq, shift=20 * seq))
 
 
+def test_draft_tokens_leave_checkpoints_of_the_prompt_alone(delta_net: kvg.Model) -> None:
+    """1 + 4 tokens a time, some of them taken: room for the prompt's two checkpoints, and one a token."""
+    rng = np.random.default_rng(0)
+    with open_context(delta_net, **{**OPTIONS, "n_seq_max": 1, "checkpoint_bytes": 6 * ROW}) as ctx:
+        for n in (40, 70):
+            fill(ctx, n)
+            ctx.kv.checkpoint(0)
+        n = 80
+        fill(ctx, n)
+        while n < 200:
+            batch = kvg.Batch()
+            batch.extend(IDS[n : n + 5], n, (0,), logits="all", checkpoints=range(n + 1, n + 6))
+            ctx.decode(batch)
+            n += int(rng.integers(1, 6))
+            assert ctx.kv.rewind(0, n) == n
+            assert ctx.kv.checkpoints(0)[:2] == [40, 70]
+        assert same(go_on(ctx), alone(delta_net, n))
+
+
 # ---- what fails changes nothing ----
 
 
