@@ -13,6 +13,8 @@ set to a bad value. The command `pykvgraph` prints such an error in one line and
 
 import os as _os
 import sys as _sys
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+from typing import Any as _Any
 
 from pykvgraph import plan
 from pykvgraph._native.library import library as _library
@@ -60,6 +62,18 @@ from pykvgraph.types import (
     UpdateStats,
 )
 
+if _TYPE_CHECKING:
+    from pykvgraph.llama import Llama
+
+
+def __getattr__(name: str) -> _Any:
+    """Llama, which is imported when somebody asks for it: it needs Jinja."""
+    if name == "Llama":
+        from pykvgraph.llama import Llama
+
+        return Llama
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
 
 def _is_the_command() -> bool:
     """Whether the command `pykvgraph` or `python -m pykvgraph` imports this package, not a program."""
@@ -96,6 +110,7 @@ __all__ = [
     "KVGraphError",
     "LayerSpec",
     "LibraryInfo",
+    "Llama",
     "LongReader",
     "Model",
     "ModelInfo",

@@ -67,6 +67,9 @@ class KeptText(NotCopied):
         self._goes_back_anywhere = all(keeps_all)
         self._can_be_full = any(keeps_all)
 
+    def __len__(self) -> int:
+        return len(self._ids)
+
     @property
     def ids(self) -> npt.NDArray[np.int32]:
         """The tokens that the sequence is known to have; a copy."""

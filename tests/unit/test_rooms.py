@@ -26,7 +26,7 @@ LAYERS: list[set[str]] = [
     {"params", "batch", "device", "gguf_file", "pending", "text", "state", "models", "maps"},
     {"model", "hold", "incoming", "cell_groups", "kv_cache", "context"},
     {"context_shift", "feed", "kept_text", "token_loop", "long_reader"},
-    {"plan"},
+    {"hub", "plan"},
     {"tier"},
     {"prefix", "stream"},
     {"engine", "llama", "lab", "viz"},
@@ -131,9 +131,9 @@ def test_only_programs_use_the_face() -> None:
 
 
 def test_only_the_command_line_imports_late() -> None:
-    """It does so for quick help; elsewhere a late import hides a circle."""
+    """It does so for quick help; elsewhere a late import hides a circle. Llama may be late: it needs Jinja."""
     late = [found for found in IMPORTS if found.when == "late" and not found.importer.startswith("cli")]
-    assert not list(map(str, late))
+    assert list(map(str, late)) == ["pykvgraph imports llama (late)"]
 
 
 @pytest.mark.parametrize("face", [kvg, viz], ids=lambda face: face.__name__)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import re
 import signal
@@ -46,6 +47,23 @@ def shifts(text: str) -> list[tuple[int, int, int]]:
     """(discarded, shifted, moved) of every line that tells of a shift."""
     found = (SHIFT.fullmatch(line) for line in text.splitlines())
     return [(int(m[1]), int(m[2]), int(m[3])) for m in found if m]
+
+
+def test_llama(stories: Path) -> None:
+    """Each way, on a model that can fill in nothing."""
+    said = run("llama.py", "-m", stories, "-p", "Once upon a time")
+    text = json.loads(said.stdout)["choices"][0]["text"]
+    assert text.startswith("Once upon a time") and len(text) > 20
+    chunks = run("llama.py", "-m", stories, "--stream", "-p", "Once upon a time").stdout.splitlines()
+    assert json.loads(chunks[-1])["choices"][0]["finish_reason"] in ("stop", "length")
+    chat = json.loads(run("llama.py", "-m", stories, "--chat").stdout)
+    assert chat["choices"][0]["message"]["role"] == "assistant"
+    vectors = json.loads(run("llama.py", "-m", stories, "--embed", "-p", "Hello").stdout)["data"][0][
+        "embedding"
+    ]
+    assert {len(vector) for vector in vectors} == {64}
+    refused = run("llama.py", "-m", stories, "--infill", "a", "b")
+    assert refused.returncode == 1 and "UnsupportedError: suffix" in refused.stderr
 
 
 def test_story_goes_on_and_on(stories: Path) -> None:

@@ -1,0 +1,263 @@
+"""create_completion: a prompt's tokens, what is said behind them, where it ends, and the chunks of it."""
+
+from __future__ import annotations
+
+import time
+import uuid
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pykvgraph.errors import InvalidArgumentError, UnsupportedError
+from pykvgraph.llama import responses
+from pykvgraph.llama.logprobs import Logprobs
+from pykvgraph.llama.sampling import LlamaSampler
+
+if TYPE_CHECKING:
+    from pykvgraph.llama.llama import Llama
+
+
+@dataclass
+class Request:
+    """The arguments of create_completion."""
+
+    prompt: str | list[int]
+    suffix: str | None
+    max_tokens: int | None
+    temperature: float
+    top_p: float
+    min_p: float
+    typical_p: float
+    logprobs: int | None
+    echo: bool
+    stop: str | list[str] | None
+    frequency_penalty: float
+    presence_penalty: float
+    repeat_penalty: float
+    top_k: int
+    stream: bool
+    seed: int | None
+    tfs_z: float
+    mirostat_mode: int
+    mirostat_tau: float
+    mirostat_eta: float
+    model: str | None
+    stopping_criteria: Any
+    logits_processor: Any
+    grammar: Any
+    logit_bias: Any
+
+    def sampler(self, llama: Llama) -> LlamaSampler:
+        """The sampler of this completion; it takes the Llama's seed."""
+        names = ("top_k", "top_p", "min_p", "typical_p", "repeat_penalty", "frequency_penalty")
+        more = ("presence_penalty", "tfs_z", "mirostat_mode", "mirostat_tau", "mirostat_eta")
+        last = ("logits_processor", "grammar", "logit_bias")
+        chosen = {name: getattr(self, name) for name in (*names, *more, *last)}
+        return LlamaSampler(llama, temp=self.temperature, **chosen)
+
+    def stops(self) -> list[bytes]:
+        """What ends the text, as bytes, in their order."""
+        stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        return [stop.encode() for stop in stops if stop]
+
+
+class Said:
+    """What was said behind a prompt: tokens, and the text that they add."""
+
+    def __init__(self, llama: Llama, request: Request, n_prompt: int) -> None:
+        self._vocabulary = llama._vocabulary
+        self._stops = request.stops()
+        self._longest = max(map(len, self._stops), default=1)
+        self.tokens: list[int] = []
+        self.ends: list[int] = []  # where the text of each token ends
+        self.data = b""
+        self.length: int | None = None  # of the text, once a stop string ended it
+        self.finish_reason: str | None = None
+        # after an empty prompt, BOS counts as said, and SentencePiece's space behind it is left out
+        self._begins = len(request.prompt) == 0
+        self.n_counted = int(self._begins)
+        room = llama.n_ctx() - n_prompt
+        limit = request.max_tokens if request.max_tokens is not None and request.max_tokens > 0 else room
+        self._max_tokens = min(limit, room)
+        self._room = room
+
+    def add(self, token: int) -> None:
+        """The next token; finish_reason is set when it ends the text."""
+        if self._vocabulary.is_eog(token):
+            self.finish_reason = "stop"
+            return
+        piece = self._vocabulary.piece(token)
+        if self._begins and not self.data:
+            piece = piece.removeprefix(b" ")
+        before = len(self.data)
+        self.data += piece
+        self.tokens.append(token)
+        self.ends.append(len(self.data))
+        self.n_counted += 1
+        if is_cut(self.data) and self.n_counted < self._room:
+            return  # the end is looked for between characters
+        tail = max(0, before - self._longest - 3)  # 3: bytes of a character that were passed over
+        for stop in self._stops:
+            at = self.data.find(stop, tail)
+            if at >= 0:
+                self.finish_reason, self.length = "stop", at
+                return
+        if self.n_counted >= self._max_tokens:
+            self.finish_reason = "length"
+
+    @property
+    def text(self) -> str:
+        """The text so far, without a stop string."""
+        return self.data[: self.length].decode("utf-8", "ignore")
+
+    def held_back(self) -> int:
+        """How many bytes at the end may become a stop string."""
+        longest = 0
+        for stop in self._stops:
+            for n in range(min(len(stop) - 1, len(self.data)), longest, -1):
+                if self.data.endswith(stop[:n]):
+                    longest = n
+                    break
+        return longest
+
+
+def is_cut(data: bytes) -> bool:
+    """Whether the last character is there in part."""
+    for n in range(1, min(3, len(data)) + 1):
+        byte = data[-n]
+        if byte >= 0xC0:  # a first byte, which says how many there are
+            return n < (2 if byte < 0xE0 else 3 if byte < 0xF0 else 4)
+        if byte < 0x80:
+            return False
+    return False
+
+
+def complete(llama: Llama, request: Request) -> Iterator[dict[str, Any]]:
+    """The chunks of a streamed completion, or one dictionary. Nothing is done before one is asked for."""
+    prompt = prompt_tokens(llama, request)
+    if len(prompt) >= llama.n_ctx():
+        raise InvalidArgumentError(
+            f"the prompt's {len(prompt)} tokens exceed the context window of {llama.n_ctx()}, where one more "
+            "must fit: open the Llama with a larger n_ctx"
+        )
+    if request.logprobs is not None and not llama._logits_all:
+        raise InvalidArgumentError("logprobs: open the Llama with logits_all=True")
+    said = Said(llama, request, len(prompt))
+    head = responses.Head(f"cmpl-{uuid.uuid4()}", int(time.time()), request.model or llama.model_path)
+    found = Logprobs(llama, request, prompt, said)
+    _recall(llama, prompt)
+    llama._next_seed(request.seed)
+    n_returned = 0
+    for token in llama._generated(prompt, request.sampler(llama), True, request.stopping_criteria):
+        said.add(token)
+        if request.stream and said.finish_reason != "stop":
+            for begin, end in _ready(said, n_returned, len(said.data) - said.held_back()):
+                yield head.chunk(_text(said, begin, end), found.of(begin, end) if found else None)
+                n_returned = end
+        if said.finish_reason is not None:
+            break
+    else:  # stopping_criteria
+        said.finish_reason = "stop"
+    if said.finish_reason == "stop":
+        llama.kv.set_pending_token(0, None)  # it is no part of the text
+    if request.stream:
+        for begin, end in _rest(said, n_returned):
+            yield head.chunk(_text(said, begin, end), found.of(begin, end) if found else None)
+        yield head.chunk("", None, said.finish_reason)
+    if llama.cache is not None:
+        llama.cache[[*prompt, *said.tokens]] = llama.save_state()
+    if not request.stream:
+        yield _whole(llama, request, head, prompt, said, found)
+
+
+def _whole(
+    llama: Llama, request: Request, head: responses.Head, prompt: list[int], said: Said, found: Logprobs
+) -> dict[str, Any]:
+    text = said.text
+    if request.echo:
+        given = request.prompt
+        text = (given if isinstance(given, str) else llama.detokenize(given).decode("utf-8", "ignore")) + text
+    return head.completion(
+        text, found.whole() if found else None, said.finish_reason, len(prompt), said.n_counted
+    )
+
+
+def _recall(llama: Llama, prompt: list[int]) -> None:
+    """Loads the state of the cache that the prompt has most of, if it is more than the present text has."""
+    if llama.cache is None:
+        return
+    try:
+        state = llama.cache[prompt]
+    except KeyError:
+        return
+    known = llama.longest_token_prefix(state.input_ids[: state.n_tokens], prompt)
+    if known > llama.longest_token_prefix(llama._input_ids, prompt):
+        llama.load_state(state)
+
+
+def _ready(said: Said, begin: int, certain: int) -> Iterator[tuple[int, int]]:
+    """Runs of tokens from `begin` on that are whole characters, as far as the text is certain."""
+    for end in range(begin + 1, len(said.tokens) + 1):
+        if said.ends[end - 1] > certain:
+            return
+        try:
+            said.data[_start(said, begin) : said.ends[end - 1]].decode()
+        except UnicodeDecodeError:
+            continue
+        yield begin, end
+        begin = end
+
+
+def _rest(said: Said, begin: int) -> Iterator[tuple[int, int]]:
+    """Runs of tokens from `begin` on up to the end of the text, which may lie within the last run."""
+    end_of_text = len(said.data) if said.length is None else said.length
+    first = begin
+    for run in _ready(said, begin, end_of_text):
+        yield run
+        begin = run[1]
+    if begin < len(said.tokens) and (begin == first or _start(said, begin) < end_of_text):
+        yield begin, len(said.tokens)
+
+
+def _start(said: Said, token: int) -> int:
+    return said.ends[token - 1] if token else 0
+
+
+def _text(said: Said, begin: int, end: int) -> str:
+    """The text of some tokens, as far as it comes before a stop string."""
+    return said.data[: said.length][_start(said, begin) : said.ends[end - 1]].decode("utf-8", "ignore")
+
+
+def prompt_tokens(llama: Llama, request: Request) -> list[int]:
+    """The prompt as token ids, with what the model wants around a text unless ids were given."""
+    prompt = request.prompt
+    if request.suffix is not None:
+        return _infill(llama, request)
+    if not isinstance(prompt, str):
+        return [int(token) for token in prompt]
+    tokens = llama.tokenize(prompt.encode(), add_bos=True, special=True)
+    if len(tokens) > 1 and tokens[:2] == [llama.token_bos()] * 2:
+        warnings.warn(
+            "the prompt begins with the text of BOS, which is added anyway: leave it out",
+            RuntimeWarning,
+            stacklevel=5,
+        )
+    return tokens
+
+
+def _infill(llama: Llama, request: Request) -> list[int]:
+    """Prefix and suffix, with the tokens that say which is which; what is said comes between them."""
+    vocabulary = llama._vocabulary
+    pre, suf, mid = (vocabulary.special(f"fim_{part}") for part in ("pre", "suf", "mid"))
+    if min(pre, suf, mid) < 0:
+        raise UnsupportedError(
+            "suffix: this model has no tokens for filling in between a prefix and a suffix"
+        )
+    given, assert_str = request.prompt, request.suffix
+    prefix = llama.tokenize(given.encode(), False, False) if isinstance(given, str) else list(given)
+    suffix = vocabulary._tokenizer.encode(assert_str or "", False, add_space_prefix=False)
+    bos = [tokens[0]] if (tokens := llama.tokenize(b"", add_bos=True)) else []
+    if llama.spm_infill:
+        return [*bos, suf, *suffix, pre, *prefix, mid]
+    return [*bos, pre, *prefix, suf, *suffix, mid]

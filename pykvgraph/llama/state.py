@@ -1,0 +1,25 @@
+"""What Llama.save_state() returns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+
+@dataclass
+class LlamaState:
+    """The text of a Llama and its cache.
+
+    input_ids: int32 (n_ctx,), of which the first n_tokens are decoded. scores: float32 (n_tokens, n_vocab)
+    with logits_all, else (0, n_vocab). llama_state: what kv.save() returned, the pending token included;
+    llama_state_size: its bytes. seed: what the next generation without a seed draws its own from.
+    """
+
+    input_ids: npt.NDArray[np.int32]
+    scores: npt.NDArray[np.float32]
+    n_tokens: int
+    llama_state: bytes
+    llama_state_size: int
+    seed: int

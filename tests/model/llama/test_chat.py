@@ -1,0 +1,148 @@
+"""Chats: the dictionaries of llama-cpp-python on the same file, by its formats and by the template."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.gguf_bytes import STRING
+from support.gguf_parts import take_apart
+
+import pykvgraph as kvg
+
+from .conftest import EXACT, Pair, llama_cpp, plain
+
+TEMPLATE = (
+    "{{ bos_token }}{% for message in messages %}"
+    "[{{ message.role }}] {{ message['content'] }}{{ eos_token }}\n"
+    "{% endfor %}{% if tools %}{{ tools | tojson }}{% endif %}"
+    "{% if add_generation_prompt %}[assistant]{% endif %}"
+)
+MESSAGES: list[Any] = [
+    {"role": "system", "content": "You tell stories."},
+    {"role": "user", "content": "Tell me one <about> a cat & a dog."},
+]
+TOOL: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "count",
+        "parameters": {"type": "object", "properties": {"n": {"enum": [1, 2]}}, "required": ["n"]},
+    },
+}
+CHOICE = {"type": "function", "function": {"name": "count"}}
+WAYS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "seeded": {"temperature": 1.0, "seed": 6},
+    "stop": {"stop": ["cat", "the"]},
+    "json": {"response_format": {"type": "json_object", "schema": TOOL["function"]["parameters"]}},
+    "tool": {"tools": [TOOL], "tool_choice": CHOICE},
+    "function": {"functions": [TOOL["function"]], "function_call": {"name": "count"}},
+    "any tool": {"tools": [TOOL], "tool_choice": "auto"},
+}
+
+
+@pytest.fixture(scope="module")
+def templated(stories: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The model that tells stories, with a chat template."""
+    parts = take_apart(stories.read_bytes())
+    parts.set("tokenizer.chat_template", STRING, TEMPLATE.encode())
+    parts.set("tokenizer.chat_template.short", STRING, b"{{ messages[-1].content }}")
+    path = tmp_path_factory.mktemp("chat") / "templated.gguf"
+    return parts.raw().write(path)
+
+
+@pytest.fixture(scope="module")
+def pair(templated: Path) -> Iterator[Pair]:
+    theirs = llama_cpp.Llama(str(templated), **EXACT)
+    with kvg.Llama(str(templated), **EXACT) as ours:
+        yield ours, theirs
+    theirs.close()
+
+
+def identified(answer: Any) -> Any:
+    """plain(), with ids only where they name the function."""
+    return json.loads(re.sub(r"cmpl-[0-9a-f-]{36}", "cmpl", json.dumps(plain(answer))))
+
+
+@pytest.mark.parametrize("chat_format", [None, "chat_template.short", "chatml", "llama-2", "zephyr"])
+@pytest.mark.parametrize("way", WAYS)
+def test_answers(pair: Pair, chat_format: str | None, way: str) -> None:
+    for llama in pair:
+        llama.chat_format = chat_format or "chat_template.default"
+    for stream in (False, True):
+        arguments = {"temperature": 0.0, "max_tokens": 20, "stream": stream, **WAYS[way]}
+        ours, theirs = (identified(llama.create_chat_completion(MESSAGES, **arguments)) for llama in pair)
+        assert ours == theirs
+
+
+def test_the_format_is_chosen_alike(pair: Pair, stories: Path, templated: Path) -> None:
+    with kvg.Llama(str(stories)) as plain_file, kvg.Llama(str(templated)) as with_template:
+        assert plain_file.chat_format == "llama-2"
+        assert with_template.chat_format == "chat_template.default"
+    assert list(pair[0]._chat_handlers) == list(pair[1]._chat_handlers)
+    assert pair[0].metadata == pair[1].metadata
+
+
+def test_any_json(pair: Pair) -> None:
+    """Without a schema, too; an object that was begun ends when there is room."""
+    pair[0].chat_format = "chat_template.default"
+    wanted = {"type": "json_object"}
+    answer = pair[0].create_chat_completion(MESSAGES, response_format=wanted, max_tokens=100, temperature=0.0)
+    text = answer["choices"][0]["message"]["content"]
+    assert text.startswith("{")
+
+
+def test_a_handler_of_ones_own(pair: Pair) -> None:
+    seen: dict[str, Any] = {}
+
+    def handler(**arguments: Any) -> str:
+        seen.update(arguments)
+        return "said"
+
+    with kvg.Llama(pair[0].model_path, chat_handler=handler) as llama:
+        assert llama.create_chat_completion(MESSAGES, top_k=7) == "said"
+        assert seen["llama"] is llama and seen["top_k"] == 7 and seen["messages"] == MESSAGES
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "told"),
+    [
+        (
+            {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "x"}}},
+            ValueError,
+            "'x'",
+        ),
+        ({"messages": 5}, ValueError, "chat template"),
+        ({"temprature": 1}, TypeError, "temprature"),
+    ],
+    ids=["tool", "messages", "unknown"],
+)
+def test_refused(pair: Pair, arguments: dict[str, Any], error: Any, told: str) -> None:
+    pair[0].chat_format = "chat_template.default"
+    with pytest.raises(error, match=told):
+        pair[0].create_chat_completion(**{"messages": MESSAGES, **arguments})
+
+
+def test_an_unknown_format(pair: Pair) -> None:
+    pair[0].chat_format = "no-format"
+    with pytest.raises(ValueError, match="no-format"):
+        pair[0].create_chat_completion(MESSAGES)
+
+
+def test_pictures_are_refused_by_name(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    handler = object.__new__(llama_cpp.llama_chat_format.Llava15ChatHandler)
+    monkeypatch.setattr(pair[0], "chat_handler", handler)
+    with pytest.raises(kvg.UnsupportedError, match="chat_handler"):
+        pair[0].create_chat_completion(MESSAGES)
+
+
+def test_logprobs(templated: Path) -> None:
+    with kvg.Llama(str(templated), logits_all=True) as llama:
+        answer = llama.create_chat_completion(MESSAGES, max_tokens=3, logprobs=True, top_logprobs=2)
+        content = answer["choices"][0]["logprobs"]["content"]
+        assert [len(token["top_logprobs"]) >= 2 for token in content] == [True] * 3
+        assert "".join(token["token"] for token in content) == answer["choices"][0]["message"]["content"]
