@@ -6,8 +6,9 @@
 | `KVGRAPH_LOG`        | `debug`, `info`, `warning` or `error`: the native log from that level on goes to |
 |                      | the Python logger "pykvgraph". Unset: the native side is silent                  |
 | `LLAMA_CPP_LIB_PATH` | folder of libllama and ggml; llama-cpp-python's own variable, honoured here too  |
+| `XDG_CACHE_HOME`     | folder of caches, for what `pykvgraph.web_file` downloads. Unset: ~/.cache        |
 
-All are read when pykvgraph is imported.
+All but the last are read when pykvgraph is imported.
 
 The command line reads a variable for each of its options besides: see `pykvgraph.cli`.
 """
@@ -23,6 +24,7 @@ from pykvgraph.errors import InvalidArgumentError
 LIBRARY = "KVGRAPH_LIB"
 LOG = "KVGRAPH_LOG"
 LLAMA_CPP_LIBRARIES = "LLAMA_CPP_LIB_PATH"
+CACHES = "XDG_CACHE_HOME"
 
 LOG_LEVELS = {
     "debug": logging.DEBUG,

@@ -36,28 +36,25 @@ T = TypeVar("T")
     cls=Verb, epilog=examples("pykvgraph inspect model.gguf", "pykvgraph inspect -m model.gguf --json")
 )
 @click.argument("file", required=False, metavar="[MODEL]")
-@model_option("The GGUF file, as in the other verbs.")
+@model_option("The GGUF file, as in the other verbs.", required=True, argument="file")
 @json_option
-def inspect(file: str | None, model: str | None, as_json: bool) -> None:
+def inspect(model: str, as_json: bool) -> None:
     """Show a GGUF's recipe, metadata and tensors.
 
     The recipe is how the file would run here. What keeps it from running, or from turning text into tokens,
     is told too, and the exit code is 1 then. Long arrays and texts are abbreviated; --json has them whole.
     """
-    path = file or model
-    if path is None:
-        raise click.UsageError("Missing the GGUF file: name it, or use -m.")
     from pykvgraph import GgufFile, Tokenizer
 
-    with GgufFile(path) as gguf:
+    with GgufFile(model) as gguf:
         metadata, tensors, parts = gguf.metadata, gguf.tensors, gguf.parts
         recipe, reason = _try(lambda: (gguf.model_info(), gguf.layers()))
-    tokenizer, silence = _try(lambda: Tokenizer.from_file(path))
+    tokenizer, silence = _try(lambda: Tokenizer.from_file(model))
     if as_json:
         info, layers = recipe or (None, ())
         print_json(
             {
-                "file": path,
+                "file": model,
                 "parts": [str(part) for part, _ in parts],
                 "size": sum(size for _, size in parts),
                 "recipe": dataclasses.asdict(info) if info else None,
@@ -70,9 +67,9 @@ def inspect(file: str | None, model: str | None, as_json: bool) -> None:
             }
         )
     else:
-        _print_summary(path, parts, metadata, tensors)
-        _print_recipe(path, recipe, reason, metadata, tensors)
-        _print_tokenizer(path, tokenizer, silence, metadata)
+        _print_summary(model, parts, metadata, tensors)
+        _print_recipe(model, recipe, reason, metadata, tensors)
+        _print_tokenizer(model, tokenizer, silence, metadata)
         click.echo()
         _print_metadata(metadata)
         click.echo()

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import click
 from click.core import ParameterSource
@@ -33,9 +34,59 @@ def json_option(command: F) -> F:
     return option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")(command)
 
 
-def model_option(help_text: str = "A GGUF file.", **settings: Any) -> Callable[[F], F]:
-    """`-m`, the same in every verb but for whether it must be given."""
-    return option("-m", "--model", type=click.Path(), metavar="FILE", help=help_text, **settings)
+def model_option(
+    help_text: str = "A GGUF file.", required: bool = False, argument: str | None = None, **settings: Any
+) -> Callable[[F], F]:
+    """`-m`, `-hf` and `-mu`, the same in every verb but for whether one of them must be given.
+
+    The verb gets the path as `model`, whichever of them it was. argument: the name of an argument of the verb
+    that can be the path, too.
+    """
+
+    def add(command: F) -> F:
+        @functools.wraps(command)
+        def run(*, hf_repo: str | None, model_url: str | None, model: str | None, **others: Any) -> None:
+            values = {"model": model, "hf_repo": hf_repo, "model_url": model_url}
+            if argument:
+                values[argument] = others.pop(argument)
+            name = _chosen(values, required)
+            path = values[name] if name else None
+            if path is not None and name in ("hf_repo", "model_url"):
+                from pykvgraph.cli.download import downloaded
+
+                path = downloaded(path, from_hub=name == "hf_repo")
+            command(model=path, **others)
+
+        wrapped: Any = run
+        for names, metavar, text in (
+            (("-mu", "--model-url"), "URL", "The address of a GGUF file, which is kept in a cache."),
+            (("-hf", "--hf-repo"), "USER/NAME[:QUANT]", "A model of Hugging Face: Q4_K_M, if there is one."),
+        ):
+            wrapped = option(*names, metavar=metavar, help=text)(wrapped)
+        model_file = option("-m", "--model", type=click.Path(), metavar="FILE", help=help_text, **settings)
+        return cast(F, model_file(wrapped))
+
+    return add
+
+
+def _chosen(values: dict[str, str | None], required: bool) -> str | None:
+    """Which parameter names the model: one that was typed before one of the environment."""
+    ctx = click.get_current_context()
+    given = [name for name, value in values.items() if value is not None]
+    typed = [name for name in given if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE]
+    names = typed or given
+    if len(names) > 1:
+        spelled = [_spelled(param, typed=bool(typed)) for param in ctx.command.params if param.name in names]
+        raise click.UsageError(f"{' and '.join(spelled)} each name the model: give one of them")
+    if required and not names:
+        raise click.UsageError("Missing the model: give -m, -hf or -mu.")
+    return names[0] if names else None
+
+
+def _spelled(param: click.Parameter, typed: bool) -> str:
+    if isinstance(param, click.Argument):
+        return param.make_metavar(click.get_current_context()).strip("[]")
+    return param.opts[0] if typed else str((param.envvar or [""])[0])
 
 
 class _CacheType(click.types.StringParamType):

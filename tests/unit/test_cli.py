@@ -121,6 +121,8 @@ def test_llama_cpp_spellings(parsed: dict[str, Any]) -> None:
         "grammar": "root ::= [a]",
         "json_schema": "{}",
         "model": "a.gguf",
+        "hf_repo": None,
+        "model_url": None,
         "prompt": "hello",
         "prompt_file": None,
         "escape": True,

@@ -49,7 +49,7 @@ def test_path_is_absolute(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
 
 
 def test_every_variable_is_in_the_table() -> None:
-    for variable in (env.LIBRARY, env.LOG, env.LLAMA_CPP_LIBRARIES):
+    for variable in (env.LIBRARY, env.LOG, env.LLAMA_CPP_LIBRARIES, env.CACHES):
         assert f"| `{variable}`" in (env.__doc__ or "")
 
 

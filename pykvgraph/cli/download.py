@@ -1,0 +1,30 @@
+"""A model that isn't here yet: the path to which `-hf` or `-mu` is downloaded."""
+
+from __future__ import annotations
+
+import sys
+
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+
+def downloaded(source: str, from_hub: bool) -> str:
+    """The path. Progress goes to stderr when that is a terminal."""
+    if from_hub:
+        from pykvgraph.hub import download_model
+
+        return download_model(source)  # with bars of huggingface_hub's own
+    from pykvgraph import web_file
+
+    if not sys.stderr.isatty():
+        return web_file.download(source)
+    columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn()
+    with Progress(*columns, console=Console(stderr=True)) as bars:
+        tasks = {}
+
+        def show(name: str, done: int, total: int | None) -> None:
+            if name not in tasks:
+                tasks[name] = bars.add_task(name, total=None)
+            bars.update(tasks[name], completed=done, total=total)
+
+        return web_file.download(source, show)
