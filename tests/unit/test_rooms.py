@@ -26,7 +26,7 @@ LAYERS: list[set[str]] = [
     {"params", "batch", "device", "gguf_file", "pending", "text", "state", "models", "maps"},
     {"model", "hold", "incoming", "cell_groups", "kv_cache", "context"},
     {"context_shift", "feed", "kept_text", "token_loop", "long_reader"},
-    {"hub", "plan"},
+    {"hub", "web_file", "plan"},
     {"tier"},
     {"prefix", "stream"},
     {"engine", "llama", "lab", "viz"},
