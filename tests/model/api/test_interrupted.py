@@ -50,13 +50,25 @@ def ctx(slow: kvg.Model) -> Iterator[kvg.Context]:
 
 
 def interrupt(work: Callable[[], object], delay: float) -> None:
-    """Does the work over and over until Ctrl-C, which comes after the delay."""
-    timer = threading.Timer(delay, os.kill, (os.getpid(), signal.SIGINT))
+    """Does the work over and over until Ctrl-C, which comes after the delay.
+
+    It comes again after a second if it was lost, as it is in a finalizer.
+    """
+    noticed = threading.Event()
+
+    def strike() -> None:
+        time.sleep(delay)
+        os.kill(os.getpid(), signal.SIGINT)
+        while not noticed.wait(1):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    striker = threading.Thread(target=strike)
     with pytest.raises(KeyboardInterrupt):
-        timer.start()
+        striker.start()
         while True:
             work()
-    timer.join()
+    noticed.set()
+    striker.join()
 
 
 @pytest.mark.parametrize("how", ["hold", "reserve"])
