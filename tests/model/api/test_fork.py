@@ -172,6 +172,11 @@ several.decode(batch_of(20))
     assert run(stories, script).strip() == "[0, 0, 0]"
 
 
+# seen in 1 of 100 forks on a busy machine, by a debugger: LargeMmapAllocator's lock, and the quarantine's
+@pytest.mark.skipif(
+    "libasan" in os.environ.get("LD_PRELOAD", ""),
+    reason="a fork leaves the locks of GCC's AddressSanitizer held when another thread allocates",
+)
 @pytest.mark.parametrize("use", ["tokenizer", "metadata", "batch", "context", "long text"])
 def test_what_another_thread_was_in_the_middle_of(stories: Path, use: str) -> None:
     """Locks of Python's that another thread held are not the child's."""
