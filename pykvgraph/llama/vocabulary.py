@@ -6,6 +6,7 @@ import ctypes
 from typing import Any
 
 from pykvgraph._native import libllama
+from pykvgraph.checks import integers
 from pykvgraph.text.tokenizer import Tokenizer
 
 NO_TOKEN = -1
@@ -17,7 +18,6 @@ class Vocabulary:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._llama = libllama.low_level()
-        self._shown: dict[int, bytes] = {}  # pieces of tokens, control tokens included
         self.bos = NO_TOKEN if tokenizer.bos is None else tokenizer.bos
         self.eos = NO_TOKEN if tokenizer.eos is None else tokenizer.eos
 
@@ -35,9 +35,9 @@ class Vocabulary:
 
         prev_tokens: those before; they make no difference. Raises InvalidArgumentError for an unknown id.
         """
-        read = self._shown_piece if special else self._tokenizer.token_to_piece
-        data = b"".join(map(read, tokens))
-        return data.removeprefix(b" ") if len(tokens) > 0 and tokens[0] == self.bos else data
+        ids = integers(tokens, "tokens", 0, self._tokenizer.n_vocab - 1).tolist()
+        data = b"".join(self._tokenizer._piece(token, bool(special)) for token in ids)
+        return data.removeprefix(b" ") if ids[:1] == [self.bos] else data
 
     def encode(self, text: str, add_bos: bool = True, special: bool = True) -> list[int]:
         """tokenize(), of a str."""
@@ -79,22 +79,6 @@ class Vocabulary:
             )
             for i in range(llama.llama_model_meta_count(model))
         }
-
-    def _shown_piece(self, token: int) -> bytes:
-        piece = self._shown.get(token)
-        if piece is None:
-            self._tokenizer.token_to_piece(token)  # which refuses an unknown one
-            piece = self._shown[token] = self._tokenizer._ask(self._read_shown, token)
-        return piece
-
-    def _read_shown(self, vocab: Any, token: int) -> bytes:
-        size = 64
-        while True:
-            buffer = ctypes.create_string_buffer(size)
-            count = self._llama.llama_token_to_piece(vocab, token, buffer, size, 0, True)
-            if count >= 0:
-                return buffer.raw[:count]
-            size = -count
 
 
 def _text(function: Any, model: int, index: int) -> str:

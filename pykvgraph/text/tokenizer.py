@@ -49,9 +49,9 @@ renew_lock_in_child(sys.modules[__name__], "_stack_size_lock")
 
 
 _KIND = "tokenizer.ggml.model"
-# how a file says that it has none; the tokens of "test" stand for no text, libllama's own tests write it
 # BPE by a list of merges, after the text was split by an expression
 _MERGED = ("gpt2", "gemma4", "hybriddna", "whitespace")
+# how a file says that it has none; the tokens of "test" stand for no text, libllama's own tests write it
 _NO_KINDS = (None, "none", "no_vocab", "test")
 
 
@@ -114,7 +114,7 @@ class Tokenizer(NotCopied):
         self._merged = vocabulary.kind in _MERGED
         self._tokens = frozenset(vocabulary.tokens)
         self._byte_tokens = frozenset(byte for byte in range(256) if _has_byte(self._tokens, byte))
-        self._pieces: dict[int, bytes] = {}
+        self._pieces: tuple[dict[int, bytes], dict[int, bytes]] = {}, {}  # without control tokens, and with
         self._eog: dict[int, bool] = {}
         self.space_prefix = vocabulary.space_prefix
         self.n_vocab = len(vocabulary.tokens)
@@ -250,17 +250,19 @@ class Tokenizer(NotCopied):
                 raise KVGraphError(f"libllama answered {count} to a text of {len(data)} bytes")
             size = -count
 
-    def _piece(self, token: int) -> bytes:
-        piece = self._pieces.get(token)
+    def _piece(self, token: int, special: bool = False) -> bytes:
+        """The bytes of a token that is in the vocabulary. special: of a control token, its name."""
+        pieces = self._pieces[special]
+        piece = pieces.get(token)
         if piece is None:
-            piece = self._pieces[token] = self._ask(self._read_piece, token)
+            piece = pieces[token] = self._ask(self._read_piece, token, special)
         return piece
 
-    def _read_piece(self, vocab: Any, token: int) -> bytes:
+    def _read_piece(self, vocab: Any, token: int, special: bool) -> bytes:
         size = 64
         while True:
             buffer = ctypes.create_string_buffer(size)
-            count = self._llama.llama_token_to_piece(vocab, token, buffer, size, 0, False)
+            count = self._llama.llama_token_to_piece(vocab, token, buffer, size, 0, special)
             if count >= 0:
                 return buffer.raw[:count]
             size = -count
