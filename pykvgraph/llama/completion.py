@@ -254,9 +254,9 @@ def _infill(llama: Llama, request: Request) -> list[int]:
         raise UnsupportedError(
             "suffix: this model has no tokens for filling in between a prefix and a suffix"
         )
-    given, assert_str = request.prompt, request.suffix
+    given = request.prompt
     prefix = llama.tokenize(given.encode(), False, False) if isinstance(given, str) else list(given)
-    suffix = vocabulary._tokenizer.encode(assert_str or "", False, add_space_prefix=False)
+    suffix = vocabulary._tokenizer.encode(request.suffix or "", False, add_space_prefix=False)
     bos = [tokens[0]] if (tokens := llama.tokenize(b"", add_bos=True)) else []
     if llama.spm_infill:
         return [*bos, suf, *suffix, pre, *prefix, mid]
