@@ -110,9 +110,7 @@ class KeptText(NotCopied):
     def _common_with(self, wanted: npt.NDArray[np.int32]) -> int:
         if self._ctx.kv.seq_pos_max(self._seq) + 1 < len(self._ids):
             del self._ids[:]
-        n = min(len(self._ids), len(wanted))
-        parts = np.flatnonzero(np.array(self._ids[:n], np.int32) != wanted[:n])
-        return int(parts[0]) if len(parts) else n
+        return common_length(self._ids, wanted)
 
     def _require_room(self, n_common: int, n: int) -> None:
         if not self._can_be_full:
@@ -161,6 +159,13 @@ class KeptText(NotCopied):
             return self._ctx._handle.call(self._ctx._decode_last, self._batch)
         self._ctx.decode(self._batch)
         return None
+
+
+def common_length(a: Integers, b: Integers) -> int:
+    """With how many tokens both texts begin."""
+    n = min(len(a), len(b))
+    parts = np.flatnonzero(np.asarray(a[:n]) != np.asarray(b[:n]))
+    return int(parts[0]) if len(parts) else n
 
 
 def checkpoint_places(n_kept: int, n: int, at: list[int], every: int) -> list[int]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pykvgraph.errors import InvalidArgumentError, UnsupportedError
+from pykvgraph.kept_text import common_length
 from pykvgraph.llama import responses
 from pykvgraph.llama.logprobs import Logprobs
 from pykvgraph.llama.sampling import LlamaSampler
@@ -191,8 +192,8 @@ def _recall(llama: Llama, prompt: list[int]) -> None:
         state = llama.cache[prompt]
     except KeyError:
         return
-    known = llama.longest_token_prefix(state.input_ids[: state.n_tokens], prompt)
-    if known > llama.longest_token_prefix(llama._input_ids, prompt):
+    known = common_length(state.input_ids[: state.n_tokens], prompt)
+    if known > common_length(llama._input_ids, prompt):
         llama.load_state(state)
 
 

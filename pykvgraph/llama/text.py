@@ -10,16 +10,15 @@ import numpy as np
 import numpy.typing as npt
 
 from pykvgraph.batch import Batch
+from pykvgraph.checks import Integers
 from pykvgraph.context import Context, LastOutput
 from pykvgraph.errors import InvalidArgumentError
-from pykvgraph.kept_text import KeptText
+from pykvgraph.kept_text import KeptText, common_length
 from pykvgraph.kv_cache import KVCache
 from pykvgraph.llama.sampling import LlamaSampler
 from pykvgraph.llama.state import LlamaState
 from pykvgraph.model import Model
 from pykvgraph.text.tokenizer import Tokenizer
-
-Tokens = Sequence[int] | npt.NDArray[np.int32]
 
 
 class LlamaText:
@@ -132,7 +131,7 @@ class LlamaText:
 
     def _read_all(self, ids: list[int]) -> None:
         """As _read, and keeps the logits of every token."""
-        known = min(self.longest_token_prefix(self._input_ids, ids), len(ids) - 1)
+        known = min(common_length(self._input_ids, ids), len(ids) - 1)
         begin = self.kv.rewind(0, known)
         self.n_tokens = begin
         for start in range(begin, len(ids), self.n_batch):
@@ -279,8 +278,6 @@ class LlamaText:
         return result
 
     @staticmethod
-    def longest_token_prefix(a: Tokens, b: Tokens) -> int:
+    def longest_token_prefix(a: Integers, b: Integers) -> int:
         """With how many tokens both begin."""
-        n = min(len(a), len(b))
-        parts = np.flatnonzero(np.asarray(a[:n]) != np.asarray(b[:n]))
-        return int(parts[0]) if len(parts) else n
+        return common_length(a, b)

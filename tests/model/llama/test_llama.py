@@ -102,6 +102,15 @@ def test_the_vocabulary(both: Pair) -> None:
     assert ours.metadata == theirs.metadata
 
 
+def test_how_far_two_texts_agree() -> None:
+    texts = [[], [1], [1, 2, 3], [1, 2, 4], [1, 2, 3, 4, 5], [2, 1]]
+    for a in texts:
+        for b in texts:
+            expected = llama_cpp.Llama.longest_token_prefix(a, b)
+            assert kvg.Llama.longest_token_prefix(a, b) == expected
+            assert kvg.Llama.longest_token_prefix(np.array(a, np.int32), b) == expected
+
+
 def test_a_vocabulary_alone(stories: Path) -> None:
     with kvg.Llama(str(stories), vocab_only=True) as llm:
         assert llm.detokenize(llm.tokenize(b"Hello")) == b"Hello"
