@@ -17,7 +17,7 @@ from pykvgraph.device import read_parts
 from pykvgraph.errors import InvalidArgumentError
 from pykvgraph.kv_cache import KVCache
 from pykvgraph.model import Model
-from pykvgraph.params import ContextParams
+from pykvgraph.params import ContextParams, params_of
 from pykvgraph.pending import PendingTokens
 from pykvgraph.state.transfer import read_info
 from pykvgraph.types import DevicePart, Scores
@@ -85,23 +85,7 @@ class Context(Closable):
     ) -> None:
         if not isinstance(model, Model):
             raise InvalidArgumentError(f"model must be a pykvgraph.Model, got {shown(model)}")
-        params = ContextParams(
-            n_ctx=n_ctx,
-            n_batch=n_batch,
-            n_ubatch=n_ubatch,
-            n_seq_max=n_seq_max,
-            type_k=type_k,
-            type_v=type_v,
-            flash_attn=flash_attn,
-            hadamard=hadamard,
-            n_threads=n_threads,
-            n_threads_batch=n_threads_batch,
-            defrag_threshold=defrag_threshold,
-            offload_kqv=offload_kqv,
-            swa_full=swa_full,
-            checkpoint_cells=checkpoint_cells,
-            checkpoint_bytes=checkpoint_bytes,
-        )
+        params = params_of(ContextParams, locals())
         native = params.native(model.n_params)
         self.model = model
         self.n_ctx = params.n_ctx

@@ -12,8 +12,8 @@ import json
 import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, fields
+from typing import Any, Literal, TypeVar
 
 from pykvgraph._native.ffi import KvgContextParams, KvgFlashAttn, KvgModelParams, KvgType
 from pykvgraph._native.library import sized
@@ -206,6 +206,14 @@ class SamplingParams:
             raise InvalidArgumentError(
                 "grammar and json_schema: give one of them, a schema becomes a grammar"
             )
+
+
+P = TypeVar("P", ContextParams, SamplingParams)
+
+
+def params_of(kind: type[P], arguments: Mapping[str, Any]) -> P:
+    """The parameters among a function's arguments, which have the names of the fields."""
+    return kind(**{field.name: arguments[field.name] for field in fields(kind) if field.name in arguments})
 
 
 def default_threads(n_params: int) -> int:

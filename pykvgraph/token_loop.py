@@ -16,7 +16,7 @@ from pykvgraph.context import Context, LastOutput
 from pykvgraph.context_shift import ContextShift
 from pykvgraph.errors import CacheFullError, InvalidArgumentError, KVGraphError, UnsupportedError
 from pykvgraph.feed import Feed
-from pykvgraph.params import SamplingParams
+from pykvgraph.params import SamplingParams, params_of
 from pykvgraph.text.sampling import Sampler
 from pykvgraph.text.text_stream import TextStream
 from pykvgraph.types import Piece
@@ -90,26 +90,7 @@ def generate(
         )
     if on_full is not None and not isinstance(on_full, ContextShift):
         raise InvalidArgumentError(f"on_full must be a pykvgraph.ContextShift or None, got {shown(on_full)}")
-    params = SamplingParams(
-        max_tokens=max_tokens,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        seed=seed,
-        stop=stop,
-        typical_p=typical_p,
-        repeat_penalty=repeat_penalty,
-        frequency_penalty=frequency_penalty,
-        presence_penalty=presence_penalty,
-        penalty_last_n=penalty_last_n,
-        mirostat=mirostat,
-        mirostat_tau=mirostat_tau,
-        mirostat_eta=mirostat_eta,
-        logit_bias=logit_bias,
-        grammar=grammar,
-        json_schema=json_schema,
-    )
+    params = params_of(SamplingParams, locals())
     texts = [_Text(ctx, seq + i, each, params, on_full) for i, each in enumerate(prompts)]
     return _side_by_side(ctx, texts, on_full is not None) if several else _alone(texts[0])
 

@@ -15,7 +15,7 @@ from pykvgraph._native import libllama
 from pykvgraph._native.handles import Handle, NotCopied
 from pykvgraph.checks import shown
 from pykvgraph.errors import InvalidArgumentError, KVGraphError
-from pykvgraph.params import MAX_SEED, SamplingParams
+from pykvgraph.params import MAX_SEED, SamplingParams, params_of
 from pykvgraph.text.sampler_chain import has_grammar, is_plainly_greedy, new_chain, penalizes
 from pykvgraph.text.tokenizer import Tokenizer
 
@@ -54,25 +54,7 @@ class Sampler(NotCopied):
         json_schema: str | Mapping[str, Any] | None = SamplingParams.json_schema,
         tokenizer: Tokenizer | None = None,
     ) -> None:
-        params = SamplingParams(
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            min_p=min_p,
-            seed=seed,
-            typical_p=typical_p,
-            repeat_penalty=repeat_penalty,
-            frequency_penalty=frequency_penalty,
-            presence_penalty=presence_penalty,
-            penalty_last_n=penalty_last_n,
-            mirostat=mirostat,
-            mirostat_tau=mirostat_tau,
-            mirostat_eta=mirostat_eta,
-            logit_bias=logit_bias,
-            grammar=grammar,
-            json_schema=json_schema,
-        )
-        self._init(params, tokenizer)
+        self._init(params_of(SamplingParams, locals()), tokenizer)
 
     @classmethod
     def of(cls, params: SamplingParams, tokenizer: Tokenizer | None) -> Sampler:
