@@ -51,11 +51,7 @@ class Request:
 
     def sampler(self, llama: Llama) -> LlamaSampler:
         """The sampler of this completion; it takes the Llama's seed."""
-        names = ("top_k", "top_p", "min_p", "typical_p", "repeat_penalty", "frequency_penalty")
-        more = ("presence_penalty", "tfs_z", "mirostat_mode", "mirostat_tau", "mirostat_eta")
-        last = ("logits_processor", "grammar", "logit_bias")
-        chosen = {name: getattr(self, name) for name in (*names, *more, *last)}
-        return LlamaSampler(llama, temp=self.temperature, **chosen)
+        return LlamaSampler(llama, temp=self.temperature, **vars(self))
 
     def stops(self) -> list[bytes]:
         """What ends the text, as bytes, in their order."""

@@ -21,7 +21,10 @@ Logits = npt.NDArray[np.float32]
 
 
 class LlamaSampler:
-    """Samples for one generation of a Llama, with its seed."""
+    """Samples for one generation of a Llama, with its seed.
+
+    others: arguments of the caller that are no sampler's; refused when pykvgraph can't do anything about one.
+    """
 
     def __init__(
         self,
