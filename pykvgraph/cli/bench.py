@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ import click
 
 from pykvgraph.cli.bench_rows import Printer
 from pykvgraph.cli.verb import (
-    INTERRUPTED,
+    Interruptible,
     Verb,
     batch_option,
     cache_type_options,
@@ -171,29 +172,22 @@ def bench(
         raise InvalidArgumentError("nothing to measure: give -p, -n or --cache")
     check_plot(plot, depths)
     turns: dict[int, list[Turn]] = {}
-    interrupted = False
     with kvg.Model(model, **where.model()) as loaded:
         n_threads = n_threads or default_threads(loaded.n_params)
         beside = LibllamaModel(Path(model), loaded.device) if other else None
         printer = Printer("json" if as_json else output, loaded, n_threads, tests, vs=beside is not None)
-        try:
+        with Interruptible() as work, contextlib.closing(beside) if beside else contextlib.nullcontext():
             for test in tests:
                 printer.add(run_one(loaded, beside, test, repetitions, n_threads, sizes))
             for depth in depths:
                 turns[depth] = run_turns(loaded, depth, repetitions, n_threads, sizes)
                 printer.add_turns(depth, turns[depth])
-        except KeyboardInterrupt:
-            interrupted = True  # what was measured until then is told
-        finally:
-            if beside:
-                beside.close()
     printer.end()
     if plot and turns:
         from pykvgraph.viz import plot_turns
 
         plot_turns({Path(model).name: {f"pykvgraph, {n} tokens": each for n, each in turns.items()}}, plot)
-    if interrupted:
-        raise click.exceptions.Exit(INTERRUPTED)
+    work.end()
 
 
 def check_plot(plot: str | None, depths: list[int]) -> None:

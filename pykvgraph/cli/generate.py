@@ -16,7 +16,7 @@ from pykvgraph.cli.prompt import prompt_options
 from pykvgraph.cli.sampling import sampling_options
 from pykvgraph.cli.show import print_json
 from pykvgraph.cli.verb import (
-    INTERRUPTED,
+    Interruptible,
     Verb,
     batch_option,
     cache_type_options,
@@ -192,20 +192,17 @@ def generate(
     ):
         if n_ctx and n_ctx > loaded.n_ctx_train:
             click.echo(f"-c {n_ctx}: the model was trained on {loaded.n_ctx_train} tokens.", err=True)
-        n_prompt = len(loaded.tokenizer.encode(prompt))
-        if n_keep is None and prompt:
-            _require_fitting(n_prompt, context.n_ctx)
-        shift = kvg.ContextShift(n_keep=_fitting_keep(n_keep, context.n_ctx), on_shift=shifts.append)
         started, first = time.perf_counter(), 0.0
-        stream = kvg.generate(context, prompt, on_full=shift, **sampling)
+        ids = loaded.tokenizer.encode(prompt)
+        if n_keep is None and prompt:
+            _require_fitting(len(ids), context.n_ctx)
+        shift = kvg.ContextShift(n_keep=_fitting_keep(n_keep, context.n_ctx), on_shift=shifts.append)
+        stream = kvg.generate(context, ids, on_full=shift, **sampling)
         pieces: list[Piece] = []
-        interrupted = False
-        try:
+        with Interruptible() as work:
             for piece in stream if as_json else _shown(stream):
                 pieces.append(piece)
                 first = first or time.perf_counter()
-        except KeyboardInterrupt:
-            interrupted = True
         seconds = time.perf_counter() - started
     if as_json:
         print_json(
@@ -214,7 +211,7 @@ def generate(
                 "text": "".join(piece.text for piece in pieces),
                 "tokens": [piece.token for piece in pieces],
                 "finish_reason": pieces[-1].finish_reason if pieces else None,
-                "n_prompt": n_prompt,
+                "n_prompt": len(ids),
                 "n_generated": len(pieces),
                 "seed": sampling["seed"],
                 "shifts": [dataclasses.asdict(report) for report in shifts],
@@ -227,8 +224,7 @@ def generate(
         rate = f", then {(len(pieces) - 1) / rest:,.0f}/s" if len(pieces) > 1 else ""
         told = f"{len(pieces)} tokens, the first after {first - started:.2f} s{rate}; {len(shifts)} shifts"
         click.secho(f"[{told}]", dim=True, err=True, color=False if os.environ.get("NO_COLOR") else None)
-    if interrupted:
-        raise click.exceptions.Exit(INTERRUPTED)
+    work.end()
 
 
 def _require_fitting(n_prompt: int, n_ctx: int) -> None:

@@ -12,7 +12,7 @@ from click.core import ParameterSource
 
 from pykvgraph.cli.show import new_table, print_json, print_table
 from pykvgraph.cli.verb import (
-    INTERRUPTED,
+    Interruptible,
     Verb,
     cache_type_options,
     examples,
@@ -143,16 +143,13 @@ def passkey(where: Where, **arguments: Any) -> None:
             swa_full=arguments["swa_full"],
         ) as ctx:
             trials: list[Trial] = []
-            interrupted = False
-            try:
+            with Interruptible() as work:
                 if arguments["grid"]:
                     grid(ctx, task, arguments["trials"], as_json, arguments["plot"], trials)
                 else:
                     for index in range(arguments["trials"]):
                         plot = arguments["plot"] if index == 0 else None
                         trials.append(one(ctx, task, index, as_json, plot))
-            except KeyboardInterrupt:
-                interrupted = True  # what was found until then is told
     counted = [trial for trial in trials if trial.in_window or not arguments["grid"]]
     found = sum(trial.found for trial in counted)
     seconds = time.perf_counter() - start
@@ -160,8 +157,7 @@ def passkey(where: Where, **arguments: Any) -> None:
         print_json(summary(trials, found, n_ctx, seconds))
     elif len(trials) > 1:
         click.echo(f"{found} of {len(counted)} keys found, {seconds:.1f} s")
-    if interrupted:
-        raise click.exceptions.Exit(INTERRUPTED)
+    work.end()
     sys.exit(0 if counted and found == len(counted) else 1)
 
 

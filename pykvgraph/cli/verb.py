@@ -198,6 +198,28 @@ def examples(*lines: str) -> str:
     return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
 
 
+class Interruptible:
+    """In `with Interruptible() as work:` Ctrl-C ends the block alone, and the verb can tell what there is.
+
+    After that it calls work.end().
+    """
+
+    def __init__(self) -> None:
+        self._interrupted = False
+
+    def __enter__(self) -> Interruptible:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool:
+        self._interrupted = kind is KeyboardInterrupt
+        return self._interrupted
+
+    def end(self) -> None:
+        """Exits after Ctrl-C; otherwise does nothing."""
+        if self._interrupted:
+            raise click.exceptions.Exit(INTERRUPTED)
+
+
 class Verb(click.Command):
     """A command whose errors are a line on stderr and exit code 1, with no traceback."""
 
