@@ -19,7 +19,7 @@ PACKAGE := $(shell find pykvgraph -name __pycache__ -prune -o -print)
 CXX_FILES := $(shell find native -name '*.cpp' -o -name '*.h' -o -name '*.inl' -o -name '*.c')
 
 .DEFAULT_GOAL := help
-.PHONY: help passkey demo check test races bars install lint format clean
+.PHONY: help passkey demo check test races bars docs install lint format clean
 
 help: ## this list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 16
@@ -49,6 +49,10 @@ races: install $(RACES_BUILD)/libkvgraph.so ## threads under ThreadSanitizer: C+
 bars: install $(BARS_BUILD)/libkvgraph.so ## the passkey table of docs/passkey.md; three hours
 	KVGRAPH_LIB=$(CURDIR)/$(BARS_BUILD)/libkvgraph.so $(BIN)/python benchmarks/passkey_bars.py \
 	    --json build/bars.json --plot build/bars.png
+
+docs: $(VENV)/dependencies ## the site of docs/, into build/site; a link that leads nowhere is an error
+	$(BIN)/pip install -q --group docs
+	$(BIN)/mkdocs build -q --strict
 
 install: $(VENV)/installed ## pykvgraph and all that its tests need, into .venv
 

@@ -1,4 +1,4 @@
-"""The commands of the README and of docs/ parse: verbs, options, values; scripts and targets of make are there."""
+"""The commands of the README and of docs/ parse, as far as click and make can tell without running them."""
 
 from __future__ import annotations
 
