@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from array import array
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from pykvgraph._native.handles import NotCopied
 from pykvgraph.batch import Batch
-from pykvgraph.checks import Integers, integer, integers
+from pykvgraph.checks import INT32_MAX, Integers, integer, integers
 from pykvgraph.context import Context, LastOutput
-from pykvgraph.errors import CacheFullError, InvalidArgumentError
+from pykvgraph.context_shift import ContextShift
+from pykvgraph.errors import CacheFullError, InvalidArgumentError, UnsupportedError
 from pykvgraph.model import Model
+from pykvgraph.types import ShiftReport
+
+R = TypeVar("R")
 
 N_CHECKPOINTS = 8  # that checkpoint_cells() makes room for; states have room for as many by default
 EVERY = 512  # positions from one checkpoint to the next
@@ -50,7 +55,8 @@ class KeptText(NotCopied):
 
     The sequence belongs to this object. Tokens that something else appends, such as generate(), must be told
     by record(); when something else removes or moves tokens, the object must be made anew. A sequence that
-    has become shorter, as by kv.clear(), is decoded from the beginning.
+    has become shorter, as by kv.clear(), is decoded from the beginning. After Ctrl-C in any call the object
+    knows what the sequence has.
     """
 
     def __init__(self, ctx: Context, seq: int = 0, *, every: int = EVERY) -> None:
@@ -60,6 +66,7 @@ class KeptText(NotCopied):
         # Never more than the sequence has, whatever a call is interrupted by: shortened before the sequence
         # is, and extended after it.
         self._ids = array("i")
+        self._coming = array("i")  # what is being decoded; it may be there when Ctrl-C comes right after it
         self._batch = Batch()
         keeps_all = [
             g.kind == "full" or (g.kind == "window" and g.n_cells == ctx.n_ctx) for g in ctx.kv.groups
@@ -88,6 +95,7 @@ class KeptText(NotCopied):
         wanted = integers(ids, "ids", 0, self._ctx.model.n_vocab - 1)
         if len(wanted) == 0:
             raise InvalidArgumentError("ids is empty: it takes a token to say what comes after it")
+        self._recover()
         places = integers(at, "at", 1, len(wanted)).tolist()
         n_common = self._common_with(wanted)
         self._require_room(n_common, len(wanted))
@@ -98,14 +106,55 @@ class KeptText(NotCopied):
 
     def append(self, token: int, *, copy_logits: bool = True) -> LastOutput:
         """Decodes one token at the end of the text; copy_logits: whether the result has its logits."""
-        number = integer(token, "token", 0)
-        last = self._ctx._handle.call(self._ctx._append, self._seq, number, copy_logits)
-        self._ids.append(number)
-        return last
+        self._recover()
+        number = integer(token, "token", 0, INT32_MAX)
+        return self._arriving(
+            (number,), lambda: self._ctx._handle.call(self._ctx._append, self._seq, number, copy_logits)
+        )
+
+    def discard(self, begin: int, end: int) -> ShiftReport:
+        """Removes the tokens [begin, end) from the text; those behind them move down, and stay as they are.
+
+        That is a context shift (ContextShift.apply): nothing is decoded. Recurrent layers go on remembering
+        what they read. Raises InvalidArgumentError unless 0 <= begin < end < the number of tokens, and what
+        apply() raises; after UnsupportedError and CacheFullError the text is as it was.
+        """
+        self._recover()
+        begin = integer(begin, "begin", 0, len(self._ids) - 1)
+        end = integer(end, "end", begin + 1, len(self._ids) - 1)
+        removed, rest = self._ids[begin:end], self._ids[end:]
+        del self._ids[begin:]
+        try:
+            report = ContextShift(begin, end - begin).apply(self._ctx.kv, self._seq)
+        except (UnsupportedError, CacheFullError):
+            self._ids.extend(removed + rest)
+            raise
+        self._ids.extend(rest)
+        return report
 
     def record(self, ids: Integers) -> None:
         """Tells that these tokens were appended to the sequence by something else."""
+        del self._coming[:]
         self._ids.extend(integers(ids, "ids", 0, self._ctx.model.n_vocab - 1).tolist())
+
+    def _arriving(self, ids: Sequence[int], decode: Callable[[], R]) -> R:
+        """What decode() returns, which appends these tokens; Ctrl-C may come at any moment."""
+        self._coming = array("i", ids)
+        try:
+            result = decode()
+        except Exception:  # which KeyboardInterrupt is not
+            del self._coming[:]
+            raise
+        self._ids.extend(self._coming)
+        del self._coming[:]
+        return result
+
+    def _recover(self) -> None:
+        """Finds out whether what was being decoded when a call was interrupted is there."""
+        n_coming = len(self._coming)
+        if n_coming and self._ctx.kv.seq_pos_max(self._seq) + 1 == len(self._ids) + n_coming:
+            self._ids.extend(self._coming)
+        del self._coming[:]
 
     def _common_with(self, wanted: npt.NDArray[np.int32]) -> int:
         if self._ctx.kv.seq_pos_max(self._seq) + 1 < len(self._ids):
@@ -123,6 +172,11 @@ class KeptText(NotCopied):
                 f"{n} tokens don't fit: {n_common} of them are in the cache, which has room for {room} more. "
                 "Use a larger n_ctx or a shorter text, or remove tokens of other sequences"
             )
+
+    def go_back(self, n: int) -> int:
+        """Removes the tokens from number n on, more if the model can't stop there; returns how many stay."""
+        self._recover()
+        return self._go_back(min(integer(n, "n", 0), len(self._ids)))
 
     def _go_back(self, position: int) -> int:
         del self._ids[position:]
@@ -143,7 +197,6 @@ class KeptText(NotCopied):
                 if not inside:
                     raise
                 last = self._decode_part(ids, begin, end, [])  # checkpoints are worth having, not more
-            self._ids.extend(ids[begin:end].tolist())
             begin = end
             if last is not None:
                 return last
@@ -155,10 +208,10 @@ class KeptText(NotCopied):
         self._batch.clear()
         is_last = end == len(ids)
         self._batch.extend(ids[begin:end], begin, (self._seq,), "last" if is_last else False, checkpoints)
+        coming = ids[begin:end].tolist()
         if is_last:
-            return self._ctx._handle.call(self._ctx._decode_last, self._batch)
-        self._ctx.decode(self._batch)
-        return None
+            return self._arriving(coming, lambda: self._ctx._handle.call(self._ctx._decode_last, self._batch))
+        return self._arriving(coming, lambda: self._ctx.decode(self._batch))
 
 
 def common_length(a: Integers, b: Integers) -> int:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,11 +13,10 @@ from pykvgraph.batch import Batch
 from pykvgraph.checks import Integers, integer, integers, shown
 from pykvgraph.context import Context, LastOutput
 from pykvgraph.context_shift import ContextShift
-from pykvgraph.errors import CacheFullError, InvalidArgumentError, KVGraphError, UnsupportedError
+from pykvgraph.errors import CacheFullError, InvalidArgumentError, UnsupportedError
 from pykvgraph.feed import Feed
 from pykvgraph.params import SamplingParams, params_of
-from pykvgraph.text.sampling import Sampler
-from pykvgraph.text.text_stream import TextStream
+from pykvgraph.speech import Speech
 from pykvgraph.types import Piece
 
 
@@ -125,11 +123,8 @@ class _Text:
         self.feed = Feed(ctx, seq, on_full)
         self._prompt: str | npt.NDArray[np.int32] = prompt
         self._tokenizer = model.tokenizer if model.has_tokenizer else None
-        self._sampler = Sampler.of(params, self._tokenizer)
-        self._stream = TextStream(params.stop)
+        self._speech = Speech(params, self._tokenizer, seq)
         self._pending = ctx._pending
-        self._left = params.max_tokens
-        self._at_start = False
 
     def prompt_ids(self) -> npt.NDArray[np.int32]:
         """What is to be decoded first, the pending token in front."""
@@ -146,41 +141,21 @@ class _Text:
             raise _no_prompt()
         # SentencePiece puts a space before the first word of a text; the user's text doesn't have it
         tokenizer = self._tokenizer
-        self._at_start = tokenizer is not None and tokenizer.space_prefix and int(ids[-1]) == tokenizer.bos
+        self._speech.drops_space = (
+            tokenizer is not None and tokenizer.space_prefix and int(ids[-1]) == tokenizer.bos
+        )
         return ids
 
     def append(self, ids: Sequence[int] | npt.NDArray[np.int32]) -> LastOutput:
         """Decodes ids at the sequence's end."""
-        return self.feed.append(ids, copy_logits=not self._sampler.greedy)
+        return self.feed.append(ids, copy_logits=not self._speech.greedy)
 
     def say(self, last: LastOutput) -> Piece:
         """The piece after what was decoded last; its token is pending from now on."""
-        if not math.isfinite(last.log_sum):
-            raise KVGraphError("the logits are broken: one is no number, or the largest is infinite")
-        token, score = last.best, last.best_logprob
-        if not self._sampler.greedy:
-            token = self._sampler.sample(last.logits)
-            score = float(last.logits[token]) - last.log_sum
-        self._left -= 1
-        text, reason = self._text_of(token)
-        if reason != "stop":
-            self._pending.put(self.seq, token)
-        return Piece(text, token, score, reason, self.seq)
-
-    def _text_of(self, token: int) -> tuple[str, Literal["stop", "length"] | None]:
-        stream, tokenizer, data = self._stream, self._tokenizer, b""
-        # a model may have more rows than its tokenizer has tokens
-        if tokenizer is not None and token < tokenizer.n_vocab:
-            if tokenizer.is_eog(token):
-                return stream.finish(), "stop"
-            data = tokenizer.token_to_piece(token)
-        text = stream.feed(data.removeprefix(b" ") if self._at_start else data)
-        self._at_start = False
-        if stream.stopped:
-            return text, "stop"
-        if self._left == 0:
-            return text + stream.finish(), "length"
-        return text, None
+        piece = self._speech.say(last)
+        if piece.finish_reason != "stop":
+            self._pending.put(self.seq, piece.token)
+        return piece
 
 
 def _no_prompt() -> InvalidArgumentError:

@@ -1,0 +1,242 @@
+"""A conversation in one sequence: no turn decodes what the cache has, and old turns go when it is full."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from pykvgraph._native.handles import NotCopied
+from pykvgraph.chat.turn import Discard, Turn
+from pykvgraph.chat.turn_format import turn_format
+from pykvgraph.chat.turn_tokens import TurnTokens
+from pykvgraph.checks import integer, shown
+from pykvgraph.context import Context, LastOutput
+from pykvgraph.errors import CacheFullError, InvalidArgumentError, KVGraphError, UnsupportedError
+from pykvgraph.kept_text import Change, KeptText, common_length
+from pykvgraph.params import SamplingParams
+from pykvgraph.speech import Speech
+from pykvgraph.types import Piece
+
+
+class Conversation(NotCopied):
+    """A system prompt and turns, each a message and its answer, in sequence `seq` of a context.
+
+    ask() answers a message; an answer comes piece by piece. Turns are written as the model's chat template
+    says (TurnFormat). Only what is new is decoded: for a new message the end of the last answer and the
+    message, for another answer (regenerate) one token, for another message (edit) that message. Models with
+    windows or recurrent layers keep checkpoints for that: give the context checkpoint_cells(model).
+
+    When the cache is full, whole turns are given up, the oldest first, until at least n_discard tokens are
+    free (None: half of what isn't kept). The first n_keep tokens are kept, and the turn in which they end;
+    None: the system prompt. The turns that stay move down (a context shift) and are not decoded again, unless
+    the model refuses it. When the turn that is being answered is the only one left, its oldest tokens go.
+    on_discard is called with a Discard each time.
+
+    An answer may be left at any piece, and any call be interrupted by Ctrl-C: what was said stays, and the
+    conversation can go on.
+
+    change: what the last prompt took; None before the first. n_forgotten: number of turns that were given up.
+
+    The sequence belongs to this object. Raises UnsupportedError for a model without a tokenizer, and
+    InvalidArgumentError for a chat template that can't be used and for any bad argument.
+    """
+
+    def __init__(
+        self,
+        ctx: Context,
+        *,
+        system: str = "",
+        seq: int = 0,
+        n_keep: int | None = None,
+        n_discard: int | None = None,
+        on_discard: Callable[[Discard], None] | None = None,
+    ) -> None:
+        if not isinstance(ctx, Context):
+            raise InvalidArgumentError(f"ctx must be a pykvgraph.Context, got {shown(ctx)}")
+        self._ctx = ctx
+        self._seq = integer(seq, "seq", 0, ctx.n_seq_max - 1)
+        self._n_keep = None if n_keep is None else integer(n_keep, "n_keep", 0)
+        self._n_discard = None if n_discard is None else integer(n_discard, "n_discard", 1)
+        self._on_discard = on_discard
+        self._text = KeptText(ctx, self._seq)
+        self._turns: list[Turn] = []
+        self._speech: Speech | None = None  # the answer that is being said
+        self.n_forgotten = 0
+        self.change: Change | None = None
+        self.system = system
+
+    @property
+    def system(self) -> str:
+        """The system prompt, "" for none. A new one keeps the turns; all is decoded again at the next."""
+        return self._system
+
+    @system.setter
+    def system(self, text: str) -> None:
+        if not isinstance(text, str):
+            raise InvalidArgumentError(f"system must be a text, got {shown(text)}")
+        tokens = TurnTokens(turn_format(self._ctx.model, text), self._ctx.model.tokenizer)
+        turns = [
+            replace(tokens.turn(turn.user, is_first=i == 0), said=turn.said)
+            for i, turn in enumerate(self._turns)
+        ]
+        self._speech = None
+        self._system, self._tokens, self._front, self._turns = text, tokens, tokens.front, turns
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the model has no chat template, and turns are lines of User: and Assistant:."""
+        return self._tokens.format.is_plain
+
+    @property
+    def turns(self) -> list[tuple[str, str]]:
+        """The messages and answers that were not given up."""
+        return [(turn.user, self._tokens.text_of(turn.said)) for turn in self._turns]
+
+    @property
+    def ids(self) -> list[int]:
+        """The tokens of the whole conversation; those of the last answer's end may not be decoded yet."""
+        return list(itertools.chain(self._front, *self._turn_ids()))
+
+    @property
+    def borders(self) -> list[int]:
+        """Where each turn begins in `ids`, and where the last one ends."""
+        return list(itertools.accumulate(map(len, self._turn_ids()), initial=len(self._front)))
+
+    def ask(self, message: str, params: SamplingParams) -> Iterator[Piece]:
+        """Answers a message; the conversation has it when the first piece is asked for.
+
+        params.stop: texts that end the answer, beside those of the format. Raises at once
+        InvalidArgumentError for a bad argument; in the iteration what Context.decode raises, KVGraphError
+        when the logits are broken, and CacheFullError when nothing can be given up: the conversation is
+        without the new turn then, if nothing of the answer was said.
+        """
+        return self._answered([*self._turns, self._new_turn(message, len(self._turns))], params)
+
+    def regenerate(self, params: SamplingParams) -> Iterator[Piece]:
+        """Another answer to the last message, as ask(). Raises InvalidArgumentError when there is none."""
+        *before, last = self._require_turns()
+        return self._answered([*before, replace(last, prompt=[*last.prompt], said=[])], params)
+
+    def edit(self, message: str, params: SamplingParams) -> Iterator[Piece]:
+        """Answers another message in place of the last; as regenerate()."""
+        *before, _ = self._require_turns()
+        return self._answered([*before, self._new_turn(message, len(before))], params)
+
+    def reset(self) -> None:
+        """Forgets all turns; the system prompt stays in the cache."""
+        self._speech = None
+        self._front, self._turns, self.n_forgotten = self._tokens.front, [], 0
+        self._text.go_back(common_length(self._text.ids, self._front))
+
+    def _new_turn(self, message: str, n_before: int) -> Turn:
+        return self._tokens.turn(message, is_first=n_before + self.n_forgotten == 0)
+
+    def _require_turns(self) -> list[Turn]:
+        if not self._turns:
+            raise InvalidArgumentError("there is no message yet: ask() something first")
+        return self._turns
+
+    def _answered(self, turns: list[Turn], params: SamplingParams) -> Iterator[Piece]:
+        stop = (*params.stop, *self._tokens.format.stop)
+        speech = Speech(replace(params, stop=stop), self._ctx.model.tokenizer, self._seq)
+        return self._said(turns, speech)
+
+    def _said(self, turns: list[Turn], speech: Speech) -> Iterator[Piece]:
+        before = self._front, self._turns, self.n_forgotten
+        self._turns, self._speech = turns, speech
+        try:
+            last = self._read()
+        except KVGraphError:
+            self._front, self._turns, self.n_forgotten = before
+            raise
+        turn, text = turns[-1], ""
+        while True:
+            piece = speech.say(last)
+            text += piece.text
+            if piece.finish_reason != "stop":
+                turn.said.append(piece.token)
+            elif not self._ctx.model.tokenizer.is_eog(piece.token):
+                turn.said = self._tokens.cut([*turn.said, piece.token], text)
+            yield piece
+            if piece.finish_reason is not None or self._speech is not speech:
+                return
+            try:
+                last = self._text.append(piece.token, copy_logits=not speech.greedy)
+            except CacheFullError:
+                self._give_up()
+                last = self._read()
+
+    def _read(self) -> LastOutput:
+        """Decodes what is not in the cache yet; gives up turns until all fits."""
+        while True:
+            ids, at = self.ids, self.borders[-2] + self._turns[-1].n_header
+            try:
+                self.change = self._text.set(ids, (at,) if 0 < at <= len(ids) else ())
+            except CacheFullError:
+                self._give_up()
+            else:
+                return self.change.last
+
+    def _give_up(self) -> None:
+        """Removes the oldest turns, or the oldest part of the only one, from the list and from the cache.
+
+        From the list first: should Ctrl-C come between, what is left is decoded again.
+        """
+        ids, borders = self.ids, self.borders
+        begin, n_kept, n_until = self._to_be_given_up(borders)
+        end = borders[n_until]
+        if end <= begin:
+            begin = max(begin, self._kept())
+            end = begin + min(self._n_discard or max((len(ids) - begin) // 2, 1), len(ids) - begin - 1)
+            if end <= begin:
+                raise CacheFullError(
+                    f"{len(ids)} tokens don't fit into the cache, and the first {begin} are to be kept: "
+                    "nothing can be given up. Lower n_keep, shorten the system prompt, or use a larger n_ctx"
+                )
+            self._cut_last(begin - borders[-2], end - borders[-2])
+        else:
+            self._front = self._front[:begin]
+            del self._turns[n_kept:n_until]
+        self.n_forgotten += n_until - n_kept
+        report = self._discarded(ids, begin, end, n_until - n_kept)
+        if self._on_discard is not None:
+            self._on_discard(report)
+
+    def _kept(self) -> int:
+        return len(self._front) if self._n_keep is None else self._n_keep
+
+    def _to_be_given_up(self, borders: list[int]) -> tuple[int, int, int]:
+        """From which token on; how many turns stay before it; and how many are before the next that stays."""
+        n_before_last = len(self._turns) - 1
+        n_kept = sum(begin < self._kept() for begin in borders[:n_before_last])
+        begin = min(borders[n_kept], max(self._kept(), 0)) if n_kept == 0 else borders[n_kept]
+        n_discard = self._n_discard or max((borders[-1] - begin) // 2, 1)
+        n_until = n_kept
+        while n_until < n_before_last and borders[n_until] - begin < n_discard:
+            n_until += 1
+        return begin, n_kept, n_until
+
+    def _cut_last(self, begin: int, end: int) -> None:
+        """Removes tokens of the last turn: of its prompt, then of its answer."""
+        turn = self._turns[-1]
+        n_prompt = len(turn.prompt)
+        turn.n_header -= min(turn.n_header, end) - min(turn.n_header, begin)
+        del turn.prompt[begin:end]
+        del turn.said[max(begin - n_prompt, 0) : max(end - n_prompt, 0)]
+
+    def _discarded(self, ids: list[int], begin: int, end: int, n_turns: int) -> Discard:
+        """Removes the tokens [begin, end) of these ids from the cache, if they are there."""
+        if end > common_length(self._text.ids, ids) or end >= len(self._text):
+            return Discard(n_turns, end - begin, None)
+        try:
+            return Discard(n_turns, end - begin, self._text.discard(begin, end).stats)
+        except UnsupportedError as error:
+            return Discard(n_turns, end - begin, None, str(error))
+
+    def _turn_ids(self) -> list[list[int]]:
+        """The tokens of each turn; all but the last with what closes them."""
+        *before, last = self._turns or [Turn("", [], 0)]
+        closing = self._tokens.closing
+        closed = [[*turn.prompt, *turn.said, *closing] for turn in before]
+        return [*closed, [*last.prompt, *last.said]] if self._turns else []

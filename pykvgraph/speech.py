@@ -1,0 +1,60 @@
+"""What is said token by token: samples from outputs, turns tokens into text, and knows when the text ends."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+from pykvgraph._native.handles import NotCopied
+from pykvgraph.context import LastOutput
+from pykvgraph.errors import KVGraphError
+from pykvgraph.params import SamplingParams
+from pykvgraph.text.sampling import Sampler
+from pykvgraph.text.text_stream import TextStream
+from pykvgraph.text.tokenizer import Tokenizer
+from pykvgraph.types import Piece
+
+
+class Speech(NotCopied):
+    """One text that is being said: each output in, a Piece out, up to the one that ends it.
+
+    tokenizer: None when the model has none; the pieces have no text then. seq: the sequence that the pieces
+    name. greedy: whether say() needs no logits. drops_space: whether the first token's leading space is left
+    out, as after BOS, where SentencePiece puts one that the text doesn't have.
+    """
+
+    def __init__(self, params: SamplingParams, tokenizer: Tokenizer | None, seq: int) -> None:
+        self.drops_space = False
+        self._seq = seq
+        self._tokenizer = tokenizer
+        self._sampler = Sampler.of(params, tokenizer)
+        self._stream = TextStream(params.stop)
+        self._left = params.max_tokens
+        self.greedy = self._sampler.greedy
+
+    def say(self, last: LastOutput) -> Piece:
+        """The piece after what was decoded last. Raises KVGraphError when the logits are broken."""
+        if not math.isfinite(last.log_sum):
+            raise KVGraphError("the logits are broken: one is no number, or the largest is infinite")
+        token, score = last.best, last.best_logprob
+        if not self.greedy:
+            token = self._sampler.sample(last.logits)
+            score = float(last.logits[token]) - last.log_sum
+        self._left -= 1
+        text, reason = self._text_of(token)
+        return Piece(text, token, score, reason, self._seq)
+
+    def _text_of(self, token: int) -> tuple[str, Literal["stop", "length"] | None]:
+        stream, tokenizer, data = self._stream, self._tokenizer, b""
+        # a model may have more rows than its tokenizer has tokens
+        if tokenizer is not None and token < tokenizer.n_vocab:
+            if tokenizer.is_eog(token):
+                return stream.finish(), "stop"
+            data = tokenizer.token_to_piece(token)
+        text = stream.feed(data.removeprefix(b" ") if self.drops_space else data)
+        self.drops_space = False
+        if stream.stopped:
+            return text, "stop"
+        if self._left == 0:
+            return text + stream.finish(), "length"
+        return text, None
