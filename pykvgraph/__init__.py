@@ -48,8 +48,10 @@ from pykvgraph.types import (
     Abilities,
     CellGroup,
     CellsView,
+    Completion,
     DeviceInfo,
     DevicePart,
+    EngineStats,
     LayerSpec,
     LibraryInfo,
     ModelInfo,
@@ -63,11 +65,16 @@ from pykvgraph.types import (
 )
 
 if _TYPE_CHECKING:
+    from pykvgraph.engine import Engine, Request
     from pykvgraph.llama import Llama
 
 
 def __getattr__(name: str) -> _Any:
-    """Llama, which is imported when somebody asks for it: it needs Jinja."""
+    """What is imported when somebody asks for it: Llama needs Jinja, Engine asyncio."""
+    if name in ("Engine", "Request"):
+        from pykvgraph import engine
+
+        return getattr(engine, name)
     if name == "Llama":
         from pykvgraph.llama import Llama
 
@@ -96,12 +103,15 @@ __all__ = [
     "CacheFullError",
     "CellGroup",
     "CellsView",
+    "Completion",
     "Context",
     "ContextShift",
     "CopyError",
     "DeviceError",
     "DeviceInfo",
     "DevicePart",
+    "Engine",
+    "EngineStats",
     "GgufFile",
     "Hold",
     "Incoming",
@@ -118,6 +128,7 @@ __all__ = [
     "Piece",
     "Place",
     "RawRows",
+    "Request",
     "Sampler",
     "SamplingParams",
     "Scores",

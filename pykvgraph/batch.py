@@ -123,6 +123,21 @@ class Batch:
             marks[p - start - 1] = 1
         self._append(ids, start, _sequences(seq_ids), wanted, marks)
 
+    def add_each(self, tokens: Integers, positions: Integers, seqs: Integers) -> None:
+        """Appends one token for each of several sequences, each at its own position; all are outputs.
+
+        The three have one length. Raises InvalidArgumentError, with the batch unchanged, when they don't, or
+        a number is not an integer from 0 to 2^31 - 1.
+        """
+        ids = integers(tokens, "tokens", 0, INT32_MAX)
+        places = integers(positions, "positions", 0, INT32_MAX)
+        seq_ids = integers(seqs, "seqs", 0, INT32_MAX)
+        if not len(ids) == len(places) == len(seq_ids):
+            raise InvalidArgumentError(
+                f"one length each: got {len(ids)} tokens, {len(places)} positions, {len(seq_ids)} seqs"
+            )
+        self._write(ids, places, seq_ids, 1, True, False)
+
     def snapshot(self) -> BatchArrays:
         """Copies of the arrays, so that a later change to the batch can't disturb a running decode."""
         with self._lock:
@@ -178,7 +193,20 @@ class Batch:
         logits: bool | npt.NDArray[np.uint8],
         checkpoint: bool | npt.NDArray[np.uint8],
     ) -> None:
-        n, width = len(tokens), len(seq_ids)
+        n = len(tokens)
+        self._write(tokens, np.arange(pos0, pos0 + n), np.tile(seq_ids, n), len(seq_ids), logits, checkpoint)
+
+    def _write(
+        self,
+        tokens: npt.NDArray[np.int32],
+        positions: npt.NDArray[np.int64] | npt.NDArray[np.int32],
+        seq_ids: npt.NDArray[np.int32],
+        width: int,
+        logits: bool | npt.NDArray[np.uint8],
+        checkpoint: bool | npt.NDArray[np.uint8],
+    ) -> None:
+        """Appends tokens, of which each has `width` of the sequences, in their order."""
+        n = len(tokens)
         with self._change():
             at, first = self._n
             if first + n * width > INT32_MAX:
@@ -186,8 +214,8 @@ class Batch:
                     f"the batch would hold over {INT32_MAX} sequence ids: decode in parts"
                 )
             self._token.write(at, tokens, n)
-            self._pos.write(at, np.arange(pos0, pos0 + n), n)
-            self._seq_id.write(first, np.tile(seq_ids, n), n * width)
+            self._pos.write(at, positions, n)
+            self._seq_id.write(first, seq_ids, n * width)
             self._seq_begin.write(at + 1, first + width * np.arange(1, n + 1), n)
             self._logits.write(at, logits, n)
             self._checkpoint.write(at, checkpoint, n)

@@ -162,8 +162,10 @@ class KVCache(NotCopied):
         """
         return self._handle.call(self._holds.hold, integer(seq, "seq"), integer(p0, "p0"), integer(p1, "p1"))
 
-    def attach(self, hold: Hold, seq: int) -> None:
+    def attach(self, hold: Hold, seq: int, p1: int = -1) -> None:
         """Appends the held cells to a sequence: from now on it sees them too. Nothing is copied or decoded.
+
+        p1: only the cells at positions below p1; p1 < 0: all of them.
 
         The hold's first position must be the sequence's next one, seq_pos_max(seq) + 1; that is 0 for an
         empty sequence. Attach the holds of a whole text to an empty sequence, and its resume point last.
@@ -172,12 +174,12 @@ class KVCache(NotCopied):
         resume point replaces the last cells of layers with a window. Where layers are recurrent it is refused
         for a sequence that has decoded up to there, and so has a state of its own.
 
-        Raises InvalidArgumentError when the hold begins at another position, when it has ended, for a hold of
-        another context, and for a resume point that is refused.
+        Raises InvalidArgumentError when the hold begins at another position, or has none below p1, when it
+        has ended, for a hold of another context, and for a resume point that is refused.
         """
         if not isinstance(hold, Hold) or hold._handle is not self._handle:
             raise InvalidArgumentError(f"hold must be what this cache's hold() gave, got {shown(hold)}")
-        self._handle.call(lib().kvg_kv_attach, hold._id, integer(seq, "seq"))
+        self._handle.call(lib().kvg_kv_attach, hold._id, integer(seq, "seq"), integer(p1, "p1"))
         if not isinstance(hold, ResumePoint):
             self._pending.drop(seq)
 

@@ -8,6 +8,7 @@ device's name, can only be checked by the native code; it does so when it gets t
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import json
 import math
 import os
@@ -32,6 +33,7 @@ _FLASH_ATTN: dict[str | bool, int] = {
 MAX_SEED = 2**32 - 2  # for libllama, 2^32 - 1 means a random seed
 _MAX_THREADS = 512
 _MAX_LAST_N = 1 << 20
+_MOST_SAMPLES = 4096
 _LONGEST_GRAMMAR = 1 << 20
 _SMALL_MODEL = 10_000_000  # parameters
 
@@ -140,7 +142,7 @@ class ContextParams:
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How a text is generated; the fields are arguments of generate: `generate(ctx, prompt, **vars(params))`.
+    """How a text is generated; the fields are arguments of generate, but for `n` and `priority`.
 
     max_tokens: most tokens to generate. temperature: 0 takes the likeliest token, and top_k, top_p, min_p and
     seed do not matter then. top_k: draw from this many of the likeliest tokens; 0: from all. top_p: draw from
@@ -157,6 +159,9 @@ class SamplingParams:
     tokens, {token: bias}; -inf forbids one. grammar: only texts of this grammar, in llama.cpp's GBNF with the
     rule `root`. json_schema: only JSON that follows this schema, given as a dict or as its JSON text; {}: any
     JSON object. All but typical_p and mirostat matter at temperature 0 too.
+
+    For an Engine: n: how many texts behind the same prompt; with a seed, the text after that takes the next
+    one. priority: requests with a higher one enter first.
 
     Raises InvalidArgumentError, which names the field.
     """
@@ -179,10 +184,14 @@ class SamplingParams:
     logit_bias: Mapping[int, float] | Iterable[tuple[int, float]] = ()
     grammar: str | None = None
     json_schema: str | Mapping[str, Any] | None = None
+    n: int = 1
+    priority: int = 0
 
     def __post_init__(self) -> None:
         _set(
             self,
+            n=integer(self.n, "n", 1, _MOST_SAMPLES),
+            priority=integer(self.priority, "priority"),
             max_tokens=integer(self.max_tokens, "max_tokens", 1),
             temperature=real(self.temperature, "temperature", 0.0, 1e6),
             top_k=integer(self.top_k, "top_k", 0, INT32_MAX),
@@ -206,6 +215,12 @@ class SamplingParams:
             raise InvalidArgumentError(
                 "grammar and json_schema: give one of them, a schema becomes a grammar"
             )
+
+    def of_sample(self, number: int) -> SamplingParams:
+        """Those of one of the n texts, from 0 on."""
+        if self.seed is None or not number:
+            return self
+        return dataclasses.replace(self, seed=(self.seed + number) % (MAX_SEED + 1))
 
 
 P = TypeVar("P", ContextParams, SamplingParams)

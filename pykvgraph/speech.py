@@ -19,18 +19,23 @@ class Speech(NotCopied):
     """One text that is being said: each output in, a Piece out, up to the one that ends it.
 
     tokenizer: None when the model has none; the pieces have no text then. seq: the sequence that the pieces
-    name. greedy: whether say() needs no logits. drops_space: whether the first token's leading space is left
-    out, as after BOS, where SentencePiece puts one that the text doesn't have.
+    name. greedy: whether say() needs no logits.
     """
 
     def __init__(self, params: SamplingParams, tokenizer: Tokenizer | None, seq: int) -> None:
-        self.drops_space = False
+        self._drops_space = False
         self._seq = seq
         self._tokenizer = tokenizer
         self._sampler = Sampler.of(params, tokenizer)
         self._stream = TextStream(params.stop)
         self._left = params.max_tokens
         self.greedy = self._sampler.greedy
+
+    def begin(self, last_token: int) -> None:
+        """To be called before the first say(), with the last token of the prompt."""
+        # SentencePiece puts a space before the first word of a text; the user's text doesn't have it
+        tokenizer = self._tokenizer
+        self._drops_space = tokenizer is not None and tokenizer.space_prefix and last_token == tokenizer.bos
 
     def say(self, last: LastOutput) -> Piece:
         """The piece after what was decoded last. Raises KVGraphError when the logits are broken."""
@@ -51,8 +56,8 @@ class Speech(NotCopied):
             if tokenizer.is_eog(token):
                 return stream.finish(), "stop"
             data = tokenizer.token_to_piece(token)
-        text = stream.feed(data.removeprefix(b" ") if self.drops_space else data)
-        self.drops_space = False
+        text = stream.feed(data.removeprefix(b" ") if self._drops_space else data)
+        self._drops_space = False
         if stream.stopped:
             return text, "stop"
         if self._left == 0:

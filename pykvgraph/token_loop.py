@@ -139,11 +139,7 @@ class _Text:
             ids = np.concatenate([np.array([pending], np.int32), ids])
         if len(ids) == 0:
             raise _no_prompt()
-        # SentencePiece puts a space before the first word of a text; the user's text doesn't have it
-        tokenizer = self._tokenizer
-        self._speech.drops_space = (
-            tokenizer is not None and tokenizer.space_prefix and int(ids[-1]) == tokenizer.bos
-        )
+        self._speech.begin(int(ids[-1]))
         return ids
 
     def append(self, ids: Sequence[int] | npt.NDArray[np.int32]) -> LastOutput:

@@ -287,3 +287,49 @@ class Piece:
     logprob: float
     finish_reason: Literal["stop", "length"] | None
     seq: int = 0
+
+
+@dataclass(frozen=True)
+class Completion:
+    """What came of a request, or of one of its samples.
+
+    text, tokens: what was said; a token that ended it is not among them. finish_reason: as in Piece, or
+    "cancelled". n_prompt: tokens of the prompt. n_cached: how many of these were in the cache already.
+    n_decoded_again: how many of those that the cache had were decoded nevertheless, because the model can go
+    on only from certain places. ttft: seconds from submit() to the first token. seconds: from submit() to the
+    end.
+    """
+
+    text: str
+    tokens: tuple[int, ...]
+    finish_reason: Literal["stop", "length", "cancelled"]
+    n_prompt: int
+    n_cached: int
+    n_decoded_again: int
+    ttft: float
+    seconds: float
+
+
+@dataclass(frozen=True)
+class EngineStats:
+    """What an engine has done since it was made, and how it is now.
+
+    steps: steps that decoded. n_running, n_waiting: texts and requests now. n_preempted: how often a text was
+    set aside because the cells ran out. prompt_tokens: of all requests that began to run. prefix_hit_tokens:
+    how many of these were in the cache. decoded_again: how many more were, but had to be decoded
+    nevertheless, as the model can't go on from everywhere. decoded_tokens: all that were decoded, of prompts
+    and answers. cells_used: cells in use now, of each group of `kv.groups`. n_blocks: entries of the index of
+    prefixes. n_resume_points: those it has.
+    """
+
+    steps: int
+    n_running: int
+    n_waiting: int
+    n_preempted: int
+    prompt_tokens: int
+    prefix_hit_tokens: int
+    decoded_again: int
+    decoded_tokens: int
+    cells_used: tuple[int, ...]
+    n_blocks: int
+    n_resume_points: int

@@ -416,9 +416,10 @@ typedef struct kvg_hold {
 
 /* Holds the range [p0, p1) of a sequence. KVG_INVALID_ARGUMENT unless the sequence sees a cell at each of its positions. */
 KVG_API kvg_status kvg_kv_hold(kvg_context * context, int64_t seq, int64_t p0, int64_t p1, kvg_hold * out);
-/* The sequence sees the cells of the hold too; nothing is copied. KVG_INVALID_ARGUMENT unless the sequence's last position is p0 - 1. An
-   empty sequence counts as ending at -1, so it takes a hold that begins at position 0. */
-KVG_API kvg_status kvg_kv_attach(kvg_context * context, int64_t hold, int64_t seq);
+/* The sequence sees the cells of the hold too; nothing is copied. p1: only those at positions below it; negative: all.
+   KVG_INVALID_ARGUMENT unless the sequence's last position is p0 - 1, and p0 is below p1. An empty sequence counts as ending at -1, so
+   it takes a hold that begins at position 0. */
+KVG_API kvg_status kvg_kv_attach(kvg_context * context, int64_t hold, int64_t seq, int64_t p1);
 /* Releases a hold. Its cells become empty, unless a sequence sees them or another hold keeps them. KVG_INVALID_ARGUMENT when the hold was
    released already; kvg_kv_clear releases all holds. */
 KVG_API kvg_status kvg_kv_release(kvg_context * context, int64_t hold);

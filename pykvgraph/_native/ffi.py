@@ -573,7 +573,7 @@ def declare(lib: CDLL) -> None:
     lib.kvg_kv_clear.restype = c_int32
     lib.kvg_kv_hold.argtypes = [c_void_p, c_int64, c_int64, c_int64, POINTER(KvgHold)]
     lib.kvg_kv_hold.restype = c_int32
-    lib.kvg_kv_attach.argtypes = [c_void_p, c_int64, c_int64]
+    lib.kvg_kv_attach.argtypes = [c_void_p, c_int64, c_int64, c_int64]
     lib.kvg_kv_attach.restype = c_int32
     lib.kvg_kv_release.argtypes = [c_void_p, c_int64]
     lib.kvg_kv_release.restype = c_int32

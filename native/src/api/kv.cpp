@@ -136,8 +136,8 @@ kvg_status kvg_kv_hold(kvg_context * context, int64_t seq, int64_t p0, int64_t p
     });
 }
 
-kvg_status kvg_kv_attach(kvg_context * context, int64_t hold, int64_t seq) {
-    return on_context(context, [&](class context & c) { c.cache().attach(hold, seq); });
+kvg_status kvg_kv_attach(kvg_context * context, int64_t hold, int64_t seq, int64_t p1) {
+    return on_context(context, [&](class context & c) { c.cache().attach(hold, seq, p1); });
 }
 
 kvg_status kvg_kv_release(kvg_context * context, int64_t hold) {

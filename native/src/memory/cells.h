@@ -193,7 +193,7 @@ public:
     // were lost will do. precondition: no hold has that id
     hold_range hold(int64_t id, int64_t seq, int64_t p0, int64_t p1);
     // The sequence sees the cells of the hold too. Its last position must be the one before the hold's first.
-    hold_range attach(int64_t hold, int64_t seq);
+    hold_range attach(int64_t hold, int64_t seq, int64_t p1 = -1);
     void release(int64_t hold);
     // A hold of what the sequence needs to go on before position `next`: its cells from there back, as far as the window reaches.
     // is_checkpoint: it is the sequence's own, so that these cells move with the sequence, and are removed with it. precondition: no hold

@@ -68,7 +68,7 @@ hold_range cells::hold(int64_t id, int64_t seq, int64_t first, int64_t last) {
     return {id, p0, p1};
 }
 
-hold_range cells::attach(int64_t hold, int64_t seq) {
+hold_range cells::attach(int64_t hold, int64_t seq, int64_t p1) {
     const held_cells & held = find_hold(hold);
     const uint32_t s = check_seq(seq, "sequence");
     if (const int64_t next = int64_t{std::max(seq_pos_max(seq), lost(seq))} + 1; next != held.p0) {
@@ -77,13 +77,20 @@ hold_range cells::attach(int64_t hold, int64_t seq) {
              "position 0 to an empty sequence",
              static_cast<long long>(held.p0), s, static_cast<long long>(next));
     }
+    const int64_t end = p1 < 0 ? held.p1 : std::min(p1, held.p1);
+    if (end <= held.p0) {
+        fail(KVG_INVALID_ARGUMENT, "the hold begins at position %lld, so it has none below %lld",
+             static_cast<long long>(held.p0), static_cast<long long>(p1));
+    }
     for (const uint32_t id : held.ids) {
-        show(place_[id], s);
+        if (pos(place_[id]) < end) {
+            show(place_[id], s);
+        }
     }
     if (reuses_) {
-        skip(seq, held.p0, held.p1);
+        skip(seq, held.p0, end);
     }
-    return {hold, held.p0, held.p1};
+    return {hold, held.p0, end};
 }
 
 void cells::skip(int64_t seq, int64_t p0, int64_t p1) {

@@ -400,7 +400,7 @@ void kv_cache::attach_point(int64_t hold, int32_t p, int64_t seq) {
     restore_hold(hold, static_cast<uint32_t>(seq));
 }
 
-void kv_cache::attach(int64_t hold, int64_t seq) {
+void kv_cache::attach(int64_t hold, int64_t seq, int64_t p1) {
     if (const auto point = resume_points_.find(hold); point != resume_points_.end()) {
         attach_point(hold, point->second, seq);
         return;
@@ -408,7 +408,7 @@ void kv_cache::attach(int64_t hold, int64_t seq) {
     const int64_t next = next_pos(seq);
     hold_range range = {};
     for (kv_group & group : groups_) {
-        range = holds_in(group) ? group.cells().attach(hold, seq) : range;
+        range = holds_in(group) ? group.cells().attach(hold, seq, p1) : range;
     }
     for (kv_group & group : groups_) { // windows have none of it
         if (!holds_in(group)) {

@@ -107,7 +107,7 @@ public:
     seq_count count(int64_t seq, int64_t p0, int64_t p1) const;
     // One hold in every group that keeps every position, under one id, which is never used again.
     hold_range hold(int64_t seq, int64_t p0, int64_t p1);
-    void attach(int64_t hold, int64_t seq);
+    void attach(int64_t hold, int64_t seq, int64_t p1 = -1);
     void release(int64_t hold);
 
     // What windows need where a sequence stands, kept whatever becomes of it: a hold like the others, for attach() as the last of them and

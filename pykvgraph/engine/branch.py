@@ -1,0 +1,126 @@
+"""One sample of a request: its tokens, how far they are decoded, and what was said."""
+
+from __future__ import annotations
+
+import bisect
+import math
+import time
+from array import array
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from pykvgraph.context import LastOutput
+from pykvgraph.engine.request import Request
+from pykvgraph.params import SamplingParams
+from pykvgraph.prefix.node import Node
+from pykvgraph.speech import Speech
+from pykvgraph.text.tokenizer import Tokenizer
+from pykvgraph.types import Completion
+
+
+class Branch:
+    """A text that the engine decodes and continues. While it runs it has a sequence.
+
+    ids: the prompt, and what was said behind it. n_decoded: how many of these the sequence has. n_seqs: how
+    many sequences it needs; more than one while other samples wait for its prompt (`forks`). most_cells: how
+    many cells it and its forks take at most, if nobody shares any. last: the deepest node of the index that
+    its text begins with. places: positions where a resume point is to be kept.
+    """
+
+    def __init__(
+        self,
+        request: Request,
+        sample: int,
+        prompt: npt.NDArray[np.int32],
+        params: SamplingParams,
+        tokenizer: Tokenizer | None,
+        salt: bytes,
+    ) -> None:
+        self.request = request
+        self.priority = params.priority
+        self.salt = salt
+        self.ids = array("i", prompt.tobytes())
+        self.n_prompt = len(prompt)
+        self.n_decoded = 0
+        self.seq = -1
+        self.forks: list[Branch] = []
+        self.fork_seqs: list[int] = []  # reserved for the forks
+        self.last: Node | None = None
+        self.n_part = 0  # tokens that were found in a node of which the text has a part only
+        self.places: list[int] = []
+        self.order = 0  # of arrival; the youngest has the highest
+        self.n_idle = 0  # steps in which it did not advance
+        self.cancelled = False
+        self.n_cached = -1  # tokens of the prompt that the cache had; -1: not known yet
+        self.n_again = 0
+        self._sample = sample
+        self._max_tokens = params.max_tokens
+        self._speech = Speech(params, tokenizer, sample)
+        self._speech.begin(int(prompt[-1]))
+        self._texts: list[str] = []
+        self._submitted = time.perf_counter()
+        self._first = math.nan
+
+    @property
+    def n_todo(self) -> int:
+        """Tokens that are known and not decoded."""
+        return len(self.ids) - self.n_decoded
+
+    @property
+    def n_seqs(self) -> int:
+        """How many sequences it takes to run."""
+        return 1 + len(self.forks)
+
+    @property
+    def most_cells(self) -> int:
+        """Cells of the whole text and of its forks; the last token of each is never decoded."""
+        return self.n_prompt + (self._max_tokens - 1) * self.n_seqs
+
+    @property
+    def still_to_take(self) -> int:
+        """How many cells more it may take while it runs."""
+        return self.most_cells - self.n_decoded
+
+    @property
+    def greedy(self) -> bool:
+        """Whether it takes the likeliest token, and needs no logits."""
+        return self._speech.greedy
+
+    def add_place(self, position: int) -> None:
+        """A resume point is to be kept at this position, unless it has passed."""
+        at = bisect.bisect_left(self.places, position)
+        if self.n_decoded < position < len(self.ids) and self.places[at : at + 1] != [position]:
+            self.places.insert(at, position)
+
+    def next_stop(self) -> int:
+        """How many tokens at most the next step may decode of it, because of its places."""
+        while self.places and self.places[0] <= self.n_decoded:
+            del self.places[0]
+        return min(self.n_todo, self.places[0] - self.n_decoded if self.places else self.n_todo)
+
+    def say(self, last: LastOutput, now: float) -> Literal["stop", "length"] | None:
+        """Hands out the next token; returns why it was the last, or None. Raises as Speech.say does."""
+        piece = self._speech.say(last)
+        if math.isnan(self._first):
+            self._first = now
+        self._texts.append(piece.text)
+        if piece.finish_reason != "stop":
+            self.ids.append(piece.token)
+        self.request._say(piece)
+        return piece.finish_reason
+
+    def end(self, reason: Literal["stop", "length", "cancelled"], now: float) -> None:
+        """Hands out the completion."""
+        completion = Completion(
+            text="".join(self._texts),
+            tokens=tuple(self.ids[self.n_prompt :]),
+            finish_reason=reason,
+            n_prompt=self.n_prompt,
+            n_cached=max(self.n_cached, 0),
+            n_decoded_again=self.n_again,
+            ttft=self._first - self._submitted,
+            seconds=now - self._submitted,
+        )
+        self.request._complete(self._sample, completion)

@@ -1,0 +1,224 @@
+"""The engine: requests from any thread, decoded together on one cache, with the prefixes that they share."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import weakref
+from typing import Any, Literal
+
+import numpy as np
+
+from pykvgraph._native.handles import NotCopied
+from pykvgraph.checks import Integers, flag, integer, integers, real, shown
+from pykvgraph.context import Context
+from pykvgraph.engine.branch import Branch
+from pykvgraph.engine.request import Request
+from pykvgraph.engine.sizes import sizes_for
+from pykvgraph.engine.stepper import Stepper
+from pykvgraph.errors import CacheFullError, InvalidArgumentError
+from pykvgraph.model import Model
+from pykvgraph.params import SamplingParams
+from pykvgraph.types import EngineStats
+
+
+class Engine(NotCopied):
+    """Many requests at once on one context: continuous batching, and prefixes that are decoded once.
+
+    Each step decodes one token of everybody who talks, and as much of new prompts as n_batch has room for. A
+    request enters when the cells that it may take are there beside those that the others may still take; what
+    its text begins with and the cache has is not decoded again, and takes no cells of its own. Cells that
+    only the index of prefixes keeps are given up, the ones used longest ago first, when others need them.
+
+    n_ctx: number of cells; "auto": as many as n_seq_max texts can fill and half of the free memory can hold.
+    n_seq_max: how many texts run at a time. n_batch: the most tokens in one step. prefix_cache: whether texts
+    share what they begin with. overcommit: a request enters when its prompt fits; when cells run out, the
+    youngest text is set aside, and comes back later. max_itl: the seconds from one token of a text to its
+    next that long prompts should not make longer; None: prompts get all the room of a step. background: a
+    thread of the engine's own takes the steps; False: the program calls step(). Other arguments are those of
+    Context.
+
+    `context` is the context; its cache can be looked at. While the engine lives, nothing else may decode on
+    it, or edit it. Raises what Context raises, and InvalidArgumentError.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        *,
+        n_ctx: int | Literal["auto"] = "auto",
+        n_seq_max: int = 16,
+        n_batch: int = 512,
+        prefix_cache: bool = True,
+        overcommit: bool = False,
+        max_itl: float | None = None,
+        background: bool = True,
+        **context: Any,
+    ) -> None:
+        if not isinstance(model, Model):
+            raise InvalidArgumentError(f"model must be a pykvgraph.Model, got {shown(model)}")
+        own = {"checkpoint_cells", "checkpoint_bytes"} & context.keys()
+        if own:
+            raise InvalidArgumentError(f"{min(own)}: the engine sizes it itself")
+        n_cells = None if n_ctx == "auto" else integer(n_ctx, "n_ctx", 1)
+        n_seq_max = integer(n_seq_max, "n_seq_max", 1)
+        if max_itl is not None:
+            max_itl = real(max_itl, "max_itl", 1e-6, 1e6)
+        sizes = sizes_for(model, n_cells, n_seq_max, **context)
+        self.model = model
+        self.context = Context(
+            model,
+            n_ctx=sizes.n_ctx,
+            n_batch=n_batch,
+            n_ubatch=context.pop("n_ubatch", min(integer(n_batch, "n_batch"), 512)),
+            n_seq_max=n_seq_max,
+            checkpoint_cells=sizes.checkpoint_cells,
+            checkpoint_bytes=sizes.checkpoint_bytes,
+            **context,
+        )
+        shares = flag(prefix_cache, "prefix_cache")
+        self._tokenizer = model.tokenizer if model.has_tokenizer else None
+        stepper = Stepper(self.context, sizes.n_points, shares, flag(overcommit, "overcommit"), max_itl)
+        self._loop = _Loop(stepper, flag(background, "background"))
+        self._finalizer = weakref.finalize(self, _close, self._loop, self.context)
+
+    def submit(
+        self, prompt: str | Integers, params: SamplingParams | None = None, *, salt: str | bytes = b""
+    ) -> Request:
+        """Queues a prompt, and returns at once; from any thread.
+
+        prompt: text, tokenized as the beginning of a text, or token ids, decoded as they are. salt: texts
+        under different salts share nothing, so that a request's time tells nobody what others have asked.
+
+        Raises InvalidArgumentError for an empty or bad prompt, and after close(); CacheFullError for a
+        request that can't fit, even alone; UnsupportedError for text when the model has no tokenizer.
+        """
+        params = SamplingParams() if params is None else params
+        if not isinstance(params, SamplingParams):
+            raise InvalidArgumentError(f"params must be a SamplingParams, got {shown(params)}")
+        if isinstance(prompt, str):
+            ids = np.array(self.model.tokenizer.encode(prompt), np.int32)
+        else:
+            ids = integers(prompt, "prompt", 0, self.model.n_vocab - 1)
+        if len(ids) == 0:
+            raise InvalidArgumentError("the prompt is empty: it takes a token to say what comes after it")
+        request = Request(params.n, self._loop.cancel, None if self._loop.background else self.step)
+        branch = self._branches(request, ids, params, salt.encode() if isinstance(salt, str) else salt)
+        self._require_room(branch)
+        self._loop.give(branch)
+        return request
+
+    def step(self) -> bool:
+        """One step, for an engine without background; returns whether there is more to do."""
+        if self._loop.background:
+            raise InvalidArgumentError("the engine's own thread takes the steps: use background=False")
+        return self._loop.step()
+
+    def stats(self) -> EngineStats:
+        """What was done so far, and how many requests run and wait."""
+        return self._loop.stepper.stats()
+
+    def close(self) -> None:
+        """Cancels what runs and waits, and frees the context. A second call does nothing."""
+        self._finalizer()
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _branches(
+        self, request: Request, ids: np.typing.NDArray[np.int32], params: SamplingParams, salt: bytes
+    ) -> Branch:
+        """The first sample, with the others as its forks."""
+        if params.stop and self._tokenizer is None:
+            self.model.tokenizer  # noqa: B018 which says what is missing
+        branches = [
+            Branch(request, sample, ids, params.of_sample(sample), self._tokenizer, salt)
+            for sample in range(params.n)
+        ]
+        branches[0].forks = branches[1:]
+        return branches[0]
+
+    def _require_room(self, branch: Branch) -> None:
+        ctx = self.context
+        if branch.n_seqs > ctx.n_seq_max:
+            raise CacheFullError(
+                f"{branch.n_seqs} samples need as many sequences; n_seq_max is {ctx.n_seq_max}"
+            )
+        if branch.most_cells > ctx.n_ctx:
+            raise CacheFullError(
+                f"the request may take {branch.most_cells} cells, and there are {ctx.n_ctx}: "
+                "use a shorter prompt, a smaller max_tokens, or a larger n_ctx"
+            )
+
+
+class _Loop:
+    """Takes the steps: in a thread of its own, or when it is told to. The engine owns it."""
+
+    def __init__(self, stepper: Stepper, background: bool) -> None:
+        self.stepper = stepper
+        self.background = background
+        self._closed = False
+        self._pid = os.getpid()
+        self._news = threading.Condition()
+        self._stepping = threading.Lock()
+        self._thread: threading.Thread | None = None
+        if background:
+            self._thread = threading.Thread(target=self._run, name="pykvgraph engine", daemon=True)
+            self._thread.start()
+
+    def give(self, new: Branch | Request) -> None:
+        """A text that comes, or a request that is cancelled."""
+        with self._news:
+            if self._closed or os.getpid() != self._pid:
+                raise InvalidArgumentError("the engine is closed: make a new one")
+            self.stepper.news.append(new)
+            self._news.notify()
+
+    def cancel(self, request: Request) -> None:
+        """For Request.cancel()."""
+        if not request.done:
+            with contextlib.suppress(InvalidArgumentError):  # closed: everything is cancelled
+                self.give(request)
+
+    def step(self) -> bool:
+        """One step; whether there is more to do."""
+        with self._stepping:
+            if self._closed:
+                return False
+            self.stepper.step()
+            return not self.stepper.is_idle
+
+    def close(self) -> None:
+        """Ends the thread, then every request."""
+        with self._news:
+            self._closed = True
+            self._news.notify()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+        with self._stepping:
+            self.stepper.end_all(None)
+
+    def _run(self) -> None:
+        while True:
+            with self._news:
+                while self.stepper.is_idle and not self._closed:
+                    self._news.wait()
+                if self._closed:
+                    return
+            try:
+                with self._stepping:
+                    self.stepper.step()
+            except BaseException as error:  # whoever waits must hear of it
+                self._closed = True
+                self.stepper.end_all(error)
+                return
+
+
+def _close(loop: _Loop, context: Context) -> None:
+    if os.getpid() == loop._pid:
+        loop.close()
+    context.close()

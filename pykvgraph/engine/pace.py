@@ -1,0 +1,42 @@
+"""How many tokens of prompts a step may decode, so that those who talk don't wait too long."""
+
+from __future__ import annotations
+
+_WEIGHT = 0.2  # of the newest step, in the averages
+_RESERVE = 1.2  # steps differ: so much more than the average is reckoned with
+_FIRST = 16  # tokens, while nothing is known
+
+
+class Pace:
+    """Keeps a step that talks within max_itl seconds (the latency from one token to the next, if it can).
+
+    A step is taken to last base + n * each seconds, for n tokens of prompts; both are averages of the last
+    steps. max_itl None: prompts get all the room there is.
+    """
+
+    def __init__(self, max_itl: float | None) -> None:
+        self._max_itl = max_itl
+        self._base = 0.0
+        self._each = 0.0
+
+    def n_prompt_tokens(self, n_talking: int, most: int) -> int:
+        """For the next step, in which n_talking texts say a token each; at least 1."""
+        if self._max_itl is None or not n_talking:
+            return most
+        if not self._each:
+            return min(_FIRST, most)
+        room = (self._max_itl / _RESERVE - self._base) / self._each
+        return max(1, min(int(room), most))
+
+    def learn(self, n_talking: int, n_prompt_tokens: int, seconds: float) -> None:
+        """What a step took."""
+        if not n_talking:
+            return
+        if not n_prompt_tokens:
+            self._base = _averaged(self._base, seconds)
+        else:
+            self._each = _averaged(self._each, max(seconds - self._base, 0.0) / n_prompt_tokens)
+
+
+def _averaged(before: float, now: float) -> float:
+    return now if not before else before + _WEIGHT * (now - before)

@@ -1,0 +1,126 @@
+"""A request, as its caller sees it: pieces as they are said, the completion at the end, cancel()."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import NamedTuple
+
+from pykvgraph.types import Completion, Piece
+
+
+class _End(NamedTuple):
+    """Follows the last piece."""
+
+    error: BaseException | None
+
+
+class Request:
+    """What Engine.submit() returns. Iterate over it, in a thread or with `async for`, or wait for result().
+
+    Each Piece comes once, to whoever iterates first. Of several samples (SamplingParams.n), Piece.seq is the
+    number of the sample, from 0 on, and pieces of all of them come as they are said.
+    """
+
+    def __init__(
+        self, n: int, cancel: Callable[[Request], None], step: Callable[[], object] | None = None
+    ) -> None:
+        """step: takes a step of the engine, where nobody else does."""
+        self._cancel = cancel
+        self._step = step
+        self._said: queue.SimpleQueue[Piece | _End] = queue.SimpleQueue()
+        self._done = threading.Event()
+        self._completions: list[Completion | None] = [None] * n
+        self._n_left = n
+        self._error: BaseException | None = None
+        self._wake: Callable[[], None] | None = None  # of the event loop that waits for a piece
+
+    def __iter__(self) -> Iterator[Piece]:
+        """The pieces, as they come. Raises what ended the request, if it failed."""
+        while isinstance(said := self._next(), Piece):
+            yield said
+        self._said.put(said)
+        if said.error is not None:
+            raise said.error
+
+    async def __aiter__(self) -> AsyncIterator[Piece]:
+        """As iteration in a thread, without one: the event loop goes on meanwhile."""
+        loop, news = asyncio.get_running_loop(), asyncio.Event()
+
+        def wake() -> None:
+            try:
+                loop.call_soon_threadsafe(news.set)
+            except RuntimeError:  # the loop is closed: nobody waits any more
+                self._wake = None
+
+        self._wake = wake
+        try:
+            while True:
+                news.clear()
+                try:
+                    said = self._said.get_nowait()
+                except queue.Empty:
+                    await news.wait()
+                    continue
+                if isinstance(said, _End):
+                    self._said.put(said)
+                    if said.error is not None:
+                        raise said.error
+                    return
+                yield said
+        finally:
+            self._wake = None
+
+    def result(self, timeout: float | None = None) -> Completion:
+        """Waits for the end, and returns the completion; of several samples the first.
+
+        timeout: seconds. Raises TimeoutError, and what ended the request, if it failed.
+        """
+        return self.results(timeout)[0]
+
+    def results(self, timeout: float | None = None) -> list[Completion]:
+        """As result(), of every sample."""
+        while self._step is not None and not self.done:
+            self._step()
+        if not self._done.wait(timeout):
+            raise TimeoutError(f"the request has not ended within {timeout} seconds")
+        if self._error is not None:
+            raise self._error
+        return [each for each in self._completions if each is not None]
+
+    @property
+    def done(self) -> bool:
+        """Whether it has ended, by itself, by an error, or by cancel()."""
+        return self._done.is_set()
+
+    def cancel(self) -> None:
+        """Ends it after the step that is under way; its completion says "cancelled". An ended one stays."""
+        self._cancel(self)
+
+    def _next(self) -> Piece | _End:
+        while self._step is not None and self._said.empty():
+            self._step()
+        return self._said.get()
+
+    def _say(self, piece: Piece) -> None:
+        self._said.put(piece)
+        if self._wake is not None:
+            self._wake()
+
+    def _complete(self, sample: int, completion: Completion) -> None:
+        self._completions[sample] = completion
+        self._n_left -= 1
+        if not self._n_left:
+            self._end(None)
+
+    def _fail(self, error: BaseException) -> None:
+        self._error = error
+        self._end(error)
+
+    def _end(self, error: BaseException | None) -> None:
+        self._done.set()
+        self._said.put(_End(error))
+        if self._wake is not None:
+            self._wake()

@@ -1,0 +1,107 @@
+"""Who runs, and which tokens the next step decodes: queues of texts, without a cache or a model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from pykvgraph.engine.branch import Branch
+
+
+class Chunk(NamedTuple):
+    """The next n tokens of a text; ends: whether no known token is left then, so that another is said."""
+
+    branch: Branch
+    n: int
+    ends: bool
+
+
+class Scheduler:
+    """Texts that wait and texts that run; n_seq_max of them have a sequence.
+
+    Waiting texts are in the order in which they may enter: higher priority first, then as they came. A text
+    that was set aside comes back before those that came after it.
+    """
+
+    def __init__(self, n_seq_max: int, n_batch: int) -> None:
+        self.waiting: list[Branch] = []
+        self.running: list[Branch] = []
+        self._free_seqs = list(range(n_seq_max - 1, -1, -1))
+        self._n_seq_max = n_seq_max
+        self._n_batch = n_batch
+        self._n_came = 0
+
+    @property
+    def n_free_seqs(self) -> int:
+        """Sequences that nobody has."""
+        return len(self._free_seqs)
+
+    def arrive(self, branch: Branch) -> None:
+        """A new text waits."""
+        self._n_came += 1
+        branch.order = self._n_came
+        self.wait(branch)
+
+    def wait(self, branch: Branch) -> None:
+        """A text waits, in its place."""
+        self.waiting.append(branch)
+        self.waiting.sort(key=lambda each: (-each.priority, each.order))
+
+    def enter(self, branch: Branch) -> None:
+        """A waiting text gets sequences for itself and its forks, and runs."""
+        self.waiting.remove(branch)
+        branch.seq = self._free_seqs.pop()
+        branch.fork_seqs = [self._free_seqs.pop() for _ in branch.forks]
+        branch.n_idle = 0
+        self.running.append(branch)
+
+    def fork(self, branch: Branch) -> list[Branch]:
+        """The forks of a text, which run from now on in the sequences that were kept for them."""
+        forks, branch.forks = branch.forks, []
+        for each in forks:
+            each.seq = branch.fork_seqs.pop()
+            each.order = branch.order
+            self.running.append(each)
+        return forks
+
+    def leave(self, branch: Branch) -> None:
+        """A running text ends, or is set aside: its sequences are free again."""
+        self.running.remove(branch)
+        self._free_seqs += [branch.seq, *branch.fork_seqs]
+        branch.seq, branch.fork_seqs = -1, []
+
+    def youngest(self) -> Branch:
+        """Of the running texts with the lowest priority the one that came last."""
+        return max(self.running, key=lambda each: (-each.priority, each.order))
+
+    def chunks(self, n_prompt_tokens: int) -> list[Chunk]:
+        """What the next step decodes: a token of each text that talks, then parts of prompts.
+
+        n_prompt_tokens: how many tokens of prompts at most. Nobody is passed over more than n_seq_max times
+        in a row: whoever was left out for longest comes first.
+        """
+        room = self._n_batch
+        chosen: list[Chunk] = []
+        talking = [each for each in self.running if each.n_todo == 1]
+        if len(talking) > room:
+            talking = sorted(talking, key=lambda each: -each.n_idle)[:room]
+        for branch in talking:
+            chosen.append(Chunk(branch, 1, True))
+        room = min(room - len(chosen), n_prompt_tokens)
+        for branch in self._readers():
+            n = min(branch.next_stop(), room)
+            if n > 0:
+                chosen.append(Chunk(branch, n, n == branch.n_todo))
+                room -= n
+        self._count_idle({id(chunk.branch) for chunk in chosen})
+        return chosen
+
+    def _readers(self) -> Iterator[Branch]:
+        """Texts whose prompts are decoded, in the order in which they get room."""
+        reading = [each for each in self.running if each.n_todo > 1]
+        overdue = self._n_seq_max - 1
+        yield from sorted(reading, key=lambda each: (each.n_idle < overdue, -each.priority, each.order))
+
+    def _count_idle(self, advanced: set[int]) -> None:
+        for branch in self.running:
+            branch.n_idle = 0 if id(branch) in advanced else branch.n_idle + 1

@@ -1,0 +1,367 @@
+"""The engine's step: who enters, what is decoded, what is said, what the index keeps of it."""
+
+from __future__ import annotations
+
+import time
+from array import array
+from collections import deque
+from typing import NamedTuple
+
+from pykvgraph.batch import Batch
+from pykvgraph.context import Context, LastOutput
+from pykvgraph.engine.branch import Branch
+from pykvgraph.engine.pace import Pace
+from pykvgraph.engine.request import Request
+from pykvgraph.engine.scheduler import Chunk, Scheduler
+from pykvgraph.engine.sizes import EVERY
+from pykvgraph.errors import CacheFullError, KVGraphError
+from pykvgraph.prefix import block
+from pykvgraph.prefix.index import Match, PrefixIndex
+from pykvgraph.prefix.node import Point
+from pykvgraph.types import EngineStats
+
+_N_COMPARED = 64  # waiting texts with which a new one is compared
+_MOST_PARTINGS = 8
+
+
+class _Found(NamedTuple):
+    """What the cache has of a text: a match, and of that the first n tokens from which it can go on."""
+
+    match: Match
+    n: int
+    point: Point | None
+
+
+class Stepper:
+    """Decodes many texts on one context, a batch a step. Not for several threads at once.
+
+    overcommit: a text enters when its prompt fits; without, when all that it may become fits.
+    """
+
+    def __init__(
+        self, ctx: Context, n_points: int, shares: bool, overcommit: bool, max_itl: float | None
+    ) -> None:
+        self._ctx = ctx
+        self._shares = shares
+        self._overcommit = overcommit
+        # layers with a window, or with states, go on from resume points only
+        self._needs_points = n_points > 0
+        self._n_points = n_points
+        self._index = PrefixIndex(ctx.kv, n_points)
+        self._scheduler = Scheduler(ctx.n_seq_max, ctx.n_batch)
+        self._pace = Pace(max_itl)
+        self._batch = Batch()
+        self.news: deque[Branch | Request] = deque()  # texts that come, requests that are cancelled
+        self._counts = dict.fromkeys(
+            ("steps", "prompt_tokens", "prefix_hit_tokens", "decoded_again", "decoded", "preempted"), 0
+        )
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether there is nothing to do."""
+        return not (self.news or self._scheduler.running or self._scheduler.waiting)
+
+    def stats(self) -> EngineStats:
+        """Counts since the beginning, and how it is now."""
+        kv, scheduler, count = self._ctx.kv, self._scheduler, self._counts
+        return EngineStats(
+            steps=count["steps"],
+            n_running=len(scheduler.running),
+            n_waiting=len(scheduler.waiting) + sum(isinstance(each, Branch) for each in tuple(self.news)),
+            n_preempted=count["preempted"],
+            prompt_tokens=count["prompt_tokens"],
+            prefix_hit_tokens=count["prefix_hit_tokens"],
+            decoded_again=count["decoded_again"],
+            decoded_tokens=count["decoded"],
+            cells_used=tuple(group.n_used for group in kv.groups),
+            n_blocks=self._index.n_nodes,
+            n_resume_points=self._index.n_points,
+        )
+
+    def step(self) -> None:
+        """Takes what is new, lets waiting texts enter, decodes one batch, and hands out what was said."""
+        self._take_news()
+        self._admit()
+        chunks = self._chosen()
+        if not chunks:
+            return
+        begin = time.perf_counter()
+        self._run(chunks)
+        n_talking = sum(chunk.n == 1 for chunk in chunks)
+        n_tokens = sum(chunk.n for chunk in chunks)
+        self._pace.learn(n_talking, n_tokens - n_talking, time.perf_counter() - begin)
+        self._counts["steps"] += 1
+
+    def end_all(self, error: BaseException | None) -> None:
+        """Every request ends: cancelled, or with the error."""
+        self._take_news()
+        for branch in [*self._scheduler.running, *self._scheduler.waiting]:
+            if error is None:
+                branch.cancelled = True
+            elif not branch.request.done:
+                branch.request._fail(error)
+        if error is None:
+            self._end_cancelled()
+
+    # ---- who comes and goes
+
+    def _take_news(self) -> None:
+        while self.news:
+            new = self.news.popleft()
+            if isinstance(new, Branch):
+                if self._needs_points and self._shares:
+                    self._mark_partings(new)
+                self._scheduler.arrive(new)
+            else:
+                for branch in self._of(new):
+                    branch.cancelled = True
+        self._end_cancelled()
+
+    def _of(self, request: Request) -> list[Branch]:
+        scheduler = self._scheduler
+        return [each for each in [*scheduler.running, *scheduler.waiting] if each.request is request]
+
+    def _end_cancelled(self) -> None:
+        now = time.perf_counter()
+        for branch in [each for each in self._scheduler.waiting if each.cancelled]:
+            self._scheduler.waiting.remove(branch)
+            _end_with_forks(branch, now)
+        for branch in [each for each in self._scheduler.running if each.cancelled]:
+            self._leave(branch)
+            _end_with_forks(branch, now)
+
+    def _mark_partings(self, new: Branch) -> None:
+        """Where the new text parts from others, a point is worth having: more are likely to part there."""
+        for other in [*self._scheduler.running, *self._scheduler.waiting[:_N_COMPARED]]:
+            n = _common(new, other)
+            if n < block.N_TOKENS or other.salt != new.salt:
+                continue
+            for branch in (new, other):
+                near = any(abs(place - n) < block.N_TOKENS for place in branch.places)
+                if not near and len(branch.places) < _MOST_PARTINGS:
+                    branch.add_place(n)
+
+    def _admit(self) -> None:
+        """Waiting texts enter, in their order, while there are sequences and cells for them."""
+        for branch in tuple(self._scheduler.waiting):
+            if branch.n_seqs > self._scheduler.n_free_seqs:
+                return
+            found = self._find(branch)
+            if self._is_coming(branch, found.n):
+                continue
+            if not self._fits(branch, found):
+                if self._scheduler.running:
+                    return
+                self._index.clear()  # it fits an empty cache: submit() has seen to that
+                found = self._find(branch)
+            self._enter(branch, found)
+
+    def _find(self, branch: Branch) -> _Found:
+        limit = len(branch.ids) - 1  # the last token is decoded, for its output
+        if not self._shares:
+            return _Found(self._index.match(array("i"), branch.salt), 0, None)
+        match = self._index.match(branch.ids, branch.salt)
+        if not self._needs_points:
+            return _Found(match, min(match.n, limit), None)
+        point = self._index.best_point(branch.ids, match, limit)
+        return _Found(match, point.p if point else 0, point)
+
+    def _is_coming(self, branch: Branch, n: int) -> bool:
+        """Whether a running text is about to decode more of what both begin with: worth waiting for."""
+        if not self._shares:
+            return False
+        for other in self._scheduler.running:
+            if other.n_todo <= 1 or other.salt != branch.salt:
+                continue
+            common = min(_common(branch, other), len(branch.ids) - 1)
+            if common - n < block.N_TOKENS:
+                continue
+            if self._needs_points:
+                if any(n + block.N_TOKENS <= place <= common for place in other.places):
+                    return True
+            elif other.n_decoded < min(-(-common // block.N_TOKENS) * block.N_TOKENS, len(other.ids)):
+                return True
+        return False
+
+    def _fits(self, branch: Branch, found: _Found) -> bool:
+        """Whether its cells will be there, whatever those inside may still take."""
+        running = self._scheduler.running
+        free = self._ctx.kv.n_free + self._index.n_evictable - sum(each.n_part for each in running)
+        free -= sum(node.n_tokens for node in found.match.path if not node.n_pins) + found.match.run
+        if self._overcommit:
+            return len(branch.ids) - found.n <= free - len(running)
+        return branch.most_cells - found.n <= free - sum(each.still_to_take for each in running)
+
+    def _enter(self, branch: Branch, found: _Found) -> None:
+        self._scheduler.enter(branch)
+        branch.last = self._index.attach(found.match, found.n, branch.seq, found.point)
+        branch.n_decoded = found.n
+        branch.n_part = found.n - branch.last.end
+        known = min(found.match.n, len(branch.ids) - 1)
+        if branch.n_cached < 0:
+            branch.n_cached, branch.n_again = found.n, known - found.n
+            self._counts["prompt_tokens"] += branch.n_prompt
+            self._counts["prefix_hit_tokens"] += found.n
+            self._counts["decoded_again"] += branch.n_again
+        if self._needs_points and self._shares:
+            for place in (*range(EVERY, len(branch.ids), EVERY), len(branch.ids) - 1, known):
+                branch.add_place(place)
+
+    def _leave(self, branch: Branch) -> None:
+        """The text's sequence is free again; the index keeps its cells."""
+        if branch.last is not None:
+            if self._shares:
+                self._keep(branch, to_end=True)
+                if self._needs_points and branch.n_decoded:
+                    self._index.add_point(branch.last, branch.ids, branch.seq)
+            self._index.unpin(branch.last)
+            branch.last = None
+        self._ctx.kv.seq_rm(branch.seq, -1, -1)
+        self._scheduler.leave(branch)
+        branch.n_decoded = branch.n_part = 0
+
+    def _set_aside(self, branch: Branch) -> None:
+        """It waits again; what it has stays in the cache for as long as nobody needs the cells."""
+        self._leave(branch)
+        self._scheduler.wait(branch)
+        self._counts["preempted"] += 1
+
+    def _fail(self, branch: Branch, error: BaseException) -> None:
+        """The request ends with the error, all of its samples too."""
+        for each in self._of(branch.request):
+            if each in self._scheduler.running:
+                self._leave(each)
+            else:
+                self._scheduler.waiting.remove(each)
+        branch.request._fail(error)
+
+    # ---- what a step decodes
+
+    def _chosen(self) -> list[Chunk]:
+        """Chunks for which there are cells; the youngest texts are set aside until there are enough."""
+        while True:
+            n_talking = sum(each.n_todo == 1 for each in self._scheduler.running)
+            chunks = self._scheduler.chunks(self._pace.n_prompt_tokens(n_talking, self._ctx.n_batch))
+            if not chunks or self._index.make_room(sum(chunk.n for chunk in chunks)):
+                return chunks
+            youngest = self._scheduler.youngest()
+            if len(self._scheduler.running) == 1:
+                self._fail(youngest, CacheFullError("the cache has too few cells for this request"))
+            else:
+                self._set_aside(youngest)
+
+    def _run(self, chunks: list[Chunk]) -> None:
+        """Decodes the chunks together; when that fails, each half; only who fails alone gets the error."""
+        try:
+            outputs = self._decode(chunks)
+        except (KVGraphError, MemoryError) as error:
+            if isinstance(error, CacheFullError) and self._index.drop_point():
+                self._run(chunks)  # resume points keep cells of windows
+            elif len(chunks) > 1:
+                half = len(chunks) // 2
+                self._run(chunks[:half])
+                self._run(chunks[half:])
+            else:
+                self._fail(chunks[0].branch, error)
+                self._start_over_if_broken()
+            return
+        for chunk in chunks:
+            self._advance(chunk)
+        talking = [chunk.branch for chunk in chunks if chunk.ends]
+        now = time.perf_counter()
+        for branch, output in zip(talking, outputs, strict=True):
+            for each in (branch, *self._fork(branch)):
+                self._say(each, output, now)
+
+    def _decode(self, chunks: list[Chunk]) -> list[LastOutput]:
+        """One batch: the outputs of the chunks that end."""
+        batch, ctx = self._batch, self._ctx
+        batch.clear()
+        talking = [chunk.branch for chunk in chunks if chunk.n == 1 and chunk.ends]
+        if talking:
+            batch.add_each(
+                [each.ids[-1] for each in talking],
+                [each.n_decoded for each in talking],
+                [each.seq for each in talking],
+            )
+        for branch, n, ends in chunks:
+            if not (n == 1 and ends):
+                begin = branch.n_decoded
+                batch.extend(branch.ids[begin : begin + n], begin, (branch.seq,), "last" if ends else False)
+        ctx.decode(batch, scores=True)
+        self._counts["decoded"] += len(batch)
+        return self._outputs([*talking, *(c.branch for c in chunks if c.ends and c.n > 1)], chunks)
+
+    def _outputs(self, in_batch: list[Branch], chunks: list[Chunk]) -> list[LastOutput]:
+        """The outputs in the order of the chunks; the batch has those that talk first."""
+        if not in_batch:
+            return []
+        scores = self._ctx.scores()
+        rows = self._ctx.logits_view()
+        found = zip(
+            scores.best.tolist(), scores.best_logprob.tolist(), scores.log_sum.tolist(), rows, strict=True
+        )
+        by_branch = {id(branch): LastOutput(*output) for branch, output in zip(in_batch, found, strict=True)}
+        return [by_branch[id(chunk.branch)] for chunk in chunks if chunk.ends]
+
+    def _advance(self, chunk: Chunk) -> None:
+        """The chunk is in the cache: the index learns of it."""
+        branch = chunk.branch
+        branch.n_decoded += chunk.n
+        if not self._shares:
+            return
+        self._keep(branch, to_end=chunk.ends and chunk.n > 1)
+        if self._needs_points:
+            at_place = bool(branch.places) and branch.places[0] == branch.n_decoded
+            if at_place or branch.n_decoded % EVERY == 0:
+                assert branch.last is not None
+                self._index.add_point(branch.last, branch.ids, branch.seq)
+
+    def _keep(self, branch: Branch, to_end: bool) -> None:
+        assert branch.last is not None
+        if to_end or branch.n_decoded - branch.last.end >= block.N_TOKENS:
+            branch.last = self._index.extend(
+                branch.last, branch.ids, branch.n_decoded, branch.seq, to_end=to_end
+            )
+
+    def _fork(self, branch: Branch) -> list[Branch]:
+        """The other samples of a request whose prompt was just decoded: they see its cells."""
+        forks = self._scheduler.fork(branch)
+        for each in forks:
+            self._ctx.kv.seq_cp(branch.seq, each.seq, -1, -1)
+            each.n_decoded, each.last = branch.n_decoded, branch.last
+            each.n_cached, each.n_again = branch.n_cached, branch.n_again
+            if branch.last is not None:
+                self._index.pin(branch.last)
+        return forks
+
+    def _say(self, branch: Branch, output: LastOutput, now: float) -> None:
+        try:
+            reason = branch.say(output, now)
+        except KVGraphError as error:
+            self._fail(branch, error)
+            return
+        if reason is not None:
+            self._leave(branch)
+            branch.end(reason, now)
+
+    def _start_over_if_broken(self) -> None:
+        """A device that failed in the midst of moving cells has left no cell usable."""
+        if self._scheduler.running:
+            return
+        try:
+            self._ctx.kv.update()
+        except KVGraphError:
+            self._ctx.reset()
+            self._index = PrefixIndex(self._ctx.kv, self._n_points)
+
+
+def _common(left: Branch, right: Branch) -> int:
+    """With how many tokens both begin."""
+    n = min(len(left.ids), len(right.ids))
+    return block.common(left.ids[:n].tobytes(), right.ids[:n].tobytes())
+
+
+def _end_with_forks(branch: Branch, now: float) -> None:
+    for each in (branch, *branch.forks):
+        each.end("cancelled", now)

@@ -1,0 +1,109 @@
+"""Blocks of 32 tokens, and their keys: the same in every process for the same tokens behind the same."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from pykvgraph._native.library import lib
+from pykvgraph.context import Context
+from pykvgraph.gguf_file import read_parts
+from pykvgraph.model import Model
+
+N_TOKENS = 32
+TOKEN_BYTES = 4
+_FORMAT = b"kvgraph-block-1\0"
+_TOKENS = b"\0"  # the kind of a block; others are to come, pictures perhaps
+_READ_BYTES = 1 << 20
+
+
+def key(parent: bytes, tokens: bytes) -> bytes:
+    """The key of a block behind the block `parent`; tokens: its ids, 32 bits each, little-endian."""
+    return hashlib.sha256(_FORMAT + parent + _TOKENS + tokens).digest()
+
+
+def root_key(ctx: Context, salt: bytes = b"") -> bytes:
+    """What stands for the parent of first blocks: whatever else the K and V of a token depend on.
+
+    That is the model's file, to the byte, and how K and V are stored. salt: keeps the texts of different
+    people apart. Raises OSError when the file can't be read any more.
+    """
+    stored = {"type_k": ctx.type_k, "type_v": ctx.type_v, "hadamard": ctx.hadamard}
+    described = json.dumps(stored, sort_keys=True).encode()
+    return hashlib.sha256(b"\0".join([_FORMAT, file_digest(ctx.model), described, salt])).digest()
+
+
+def file_digest(model: Model) -> bytes:
+    """The SHA-256 of the model's file, or of all its parts one after the other.
+
+    It is read once: then the digest is remembered by what tells a file from another, its device and inode,
+    size and time, in the user's cache directory.
+    """
+    known_at = _cache_directory() / "digests.json"
+    known = _read_known(known_at)
+    whole = hashlib.sha256()
+    changed = False
+    for path, _ in model._handle.call(lambda model: read_parts(lib().kvg_model_gguf(model))):
+        place = _identity(path)
+        if place not in known:
+            known[place] = _digest_of(path)
+            changed = True
+        whole.update(bytes.fromhex(known[place]))
+    if changed:
+        _write_known(known_at, known)
+    return whole.digest()
+
+
+def _identity(path: Path) -> str:
+    found = path.stat()
+    return f"{found.st_dev}:{found.st_ino}:{found.st_size}:{found.st_mtime_ns}"
+
+
+def _digest_of(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb", buffering=0) as file:
+        while part := file.read(_READ_BYTES):
+            digest.update(part)
+    return digest.hexdigest()
+
+
+def _cache_directory() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "pykvgraph"
+
+
+def _read_known(path: Path) -> dict[str, str]:
+    """What the file says, if it is one of ours; anything else counts as nothing."""
+    try:
+        found: Any = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    if not isinstance(found, dict):
+        return {}
+    return {k: v for k, v in found.items() if isinstance(v, str) and _is_digest(v)}
+
+
+def _is_digest(text: str) -> bool:
+    return len(text) == 64 and all(c in "0123456789abcdef" for c in text)
+
+
+def _write_known(path: Path, known: dict[str, str]) -> None:
+    """Where it can't be written, it is read again next time."""
+    part = path.with_name(f"{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part.write_text(json.dumps(known), encoding="utf-8")
+        part.replace(path)
+    except OSError:
+        return
+
+
+def common(left: bytes, right: bytes) -> int:
+    """With how many tokens both begin."""
+    n = min(len(left), len(right))
+    differs = int.from_bytes(left[:n], "little") ^ int.from_bytes(right[:n], "little")
+    n_bits = (differs & -differs).bit_length() - 1 if differs else n * 8
+    return n_bits // (8 * TOKEN_BYTES)

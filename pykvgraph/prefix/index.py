@@ -1,0 +1,271 @@
+"""The index of prefixes: which tokens have cells in the cache, from position 0 on, and who may use them."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from array import array
+from collections import OrderedDict
+from typing import NamedTuple
+
+from pykvgraph.errors import CacheFullError
+from pykvgraph.hold import Hold
+from pykvgraph.kv_cache import KVCache
+from pykvgraph.prefix import block
+from pykvgraph.prefix.node import Node, Point
+
+
+class Match(NamedTuple):
+    """How much of a text the index knows.
+
+    path: the root and the nodes whose tokens it begins with. child: the next node where the text goes on as
+    this one begins, for `run` tokens, or None. n: tokens in all.
+    """
+
+    path: list[Node]
+    child: Node | None
+    run: int
+    n: int
+
+
+class PrefixIndex:
+    """A tree of blocks: each node has 32 tokens and holds their cells (kv.hold).
+
+    Texts that begin alike share nodes. A lookup compares tokens, so two texts never share by mistake.
+    extend() adds what a sequence has; match() and attach() show it to another. Cells that nothing but the
+    index keeps are given up by make_room(): leaves first, of them those used longest ago. A node is pinned
+    while a running text begins with it. salt: texts under different ones don't share.
+
+    Models with windows or states go on only from resume points. add_point() keeps one, n_points at most; the
+    one that was used longest ago goes first.
+    """
+
+    def __init__(self, kv: KVCache, n_points: int = 0) -> None:
+        """Texts are given as arrays of 32-bit ids, little-endian as wherever ggml runs."""
+        self._kv = kv
+        self._n_points = n_points
+        self._roots: dict[bytes, Node] = {}
+        self._clock = itertools.count(1)
+        self._leaves: list[tuple[int, int, Node]] = []  # a heap of what may go first; some entries are old
+        self._points: OrderedDict[int, Point] = OrderedDict()  # by id; the first was used longest ago
+        self.n_nodes = 0
+        self.n_evictable = 0  # tokens of nodes that no running text begins with
+
+    @property
+    def n_points(self) -> int:
+        """How many resume points it has."""
+        return len(self._points)
+
+    def root(self, salt: bytes = b"") -> Node:
+        """Where texts under this salt begin."""
+        if salt not in self._roots:
+            self._roots[salt] = Node(None, b"", None)
+        return self._roots[salt]
+
+    def match(self, ids: array[int], salt: bytes = b"") -> Match:
+        """How much of these tokens is known; O(their number)."""
+        node = self.root(salt)
+        path = [node]
+        own = ids[: block.N_TOKENS].tobytes()
+        while own and (child := node.children.get(own)):
+            path.append(child)
+            node = child
+            own = ids[node.end : node.end + block.N_TOKENS].tobytes()
+        nearest, run = node.nearest(own) if own else (None, 0)
+        return Match(path, nearest, run, node.end + run)
+
+    def best_point(self, ids: array[int], match: Match, limit: int) -> Point | None:
+        """The highest point at or below position `limit` whose tokens these are, with cells up to it."""
+        for depth in range(len(match.path) - 1, -1, -1):
+            node = match.path[depth]
+            n_cells = match.n - node.end
+            behind = ids[node.end : node.end + block.N_TOKENS].tobytes()
+            fits = [
+                point
+                for run, point in node.points.items()
+                if point.p <= limit and point.p - node.end <= n_cells and behind.startswith(run)
+            ]
+            if fits:
+                return max(fits, key=lambda point: point.p)
+        return None
+
+    def attach(self, match: Match, n: int, seq: int, point: Point | None = None) -> Node:
+        """Shows the first n tokens of the match to an empty sequence; returns the last whole node, pinned.
+
+        point: the place to go on from, at n. All or nothing: after an error the sequence is empty again.
+        """
+        last = match.path[0]
+        try:
+            for node in [*match.path[1:], *([match.child] if match.child else [])]:
+                if n <= node.end - node.n_tokens:
+                    break
+                assert node.hold is not None
+                self._kv.attach(node.hold, seq, n)
+                if n >= node.end and node is not match.child and node.n_tokens == block.N_TOKENS:
+                    last = node
+            if point is not None:
+                self._kv.attach(point.resume, seq)
+                self._points.move_to_end(id(point))
+        except BaseException:
+            self._kv.seq_rm(seq, -1, -1)
+            raise
+        if match.child is not None and n > match.child.end - match.child.n_tokens:
+            self._touch(match.child)
+        self.pin(last)
+        return last
+
+    def pin(self, node: Node) -> None:
+        """A running text begins with the tokens up to this node: they stay."""
+        stamp = next(self._clock)
+        at: Node | None = node
+        while at is not None:
+            at.used = stamp
+            at.n_pins += 1
+            if at.n_pins == 1:
+                self.n_evictable -= at.n_tokens
+            at = at.parent
+
+    def unpin(self, node: Node) -> None:
+        """The text that pin() spoke of has ended."""
+        stamp = next(self._clock)
+        at: Node | None = node
+        while at is not None:
+            at.used = stamp
+            at.n_pins -= 1
+            if at.n_pins == 0:
+                self.n_evictable += at.n_tokens
+                self._may_go(at)
+            at = at.parent
+
+    def extend(self, last: Node, ids: array[int], n: int, seq: int, *, to_end: bool = False) -> Node:
+        """Adds what a sequence has behind the pinned node `last`; returns the new last one, pinned instead.
+
+        ids: the whole text, whose first n tokens are in the sequence. to_end: adds what is left behind the
+        whole blocks, too.
+        """
+        while last.end + block.N_TOKENS <= n:
+            last = self._grow(last, ids[last.end : last.end + block.N_TOKENS].tobytes(), seq)
+        if to_end and last.end < n:
+            self._add_end(last, ids[last.end : n].tobytes(), seq)
+        return last
+
+    def add_point(self, last: Node, ids: array[int], seq: int) -> bool:
+        """Keeps a place to go on from where the sequence ends, less than 32 tokens behind its last node.
+
+        Returns whether there was room for it.
+        """
+        p = self._kv.seq_pos_max(seq) + 1
+        at = last
+        if p == at.end and at.parent is not None:  # with the tokens before it, which need not be a block
+            at = at.parent
+        run = ids[at.end : p].tobytes()
+        if run in at.points:
+            self._points.move_to_end(id(at.points[run]))
+            return True
+        while len(self._points) >= self._n_points > 0:
+            self.drop_point()
+        if self._n_points == 0:
+            return False
+        while True:
+            try:
+                point = Point(at, run, self._kv.resume_point(seq))
+                break
+            except CacheFullError:
+                if not self.drop_point():
+                    return False
+        at.points[run] = point
+        self._points[id(point)] = point
+        return True
+
+    def drop_point(self) -> bool:
+        """Gives up the point that was used longest ago; False: there is none."""
+        if not self._points:
+            return False
+        _, point = self._points.popitem(last=False)
+        self._forget(point)
+        return True
+
+    def make_room(self, n: int) -> bool:
+        """Gives up nodes until n cells are empty; False: there are not enough."""
+        while self._kv.n_free < n:
+            if not self._evict():
+                return False
+        return True
+
+    def clear(self) -> None:
+        """Forgets everything that no running text needs."""
+        while self._evict():
+            pass
+
+    def _evict(self) -> bool:
+        """Gives up the leaf that was used longest ago; False: there is none."""
+        while self._leaves:
+            stamp, _, node = heapq.heappop(self._leaves)
+            is_old = node.used != stamp or node.n_pins or node.children or node.hold is None
+            if not is_old:
+                self._remove(node)
+                return True
+        return False
+
+    def _grow(self, last: Node, tokens: bytes, seq: int) -> Node:
+        """The block behind `last`, pinned in its place."""
+        child = last.children.get(tokens)
+        if child is None:
+            child = self._insert(last, tokens, self._kv.hold(seq, last.end, last.end + block.N_TOKENS))
+        child.used = last.used
+        child.n_pins += 1
+        if child.n_pins == 1:
+            self.n_evictable -= child.n_tokens
+        return child
+
+    def _add_end(self, last: Node, tokens: bytes, seq: int) -> None:
+        n = len(tokens) // block.TOKEN_BYTES
+        if last.nearest(tokens)[1] < n:  # no other node has all of it
+            self._may_go(self._insert(last, tokens, self._kv.hold(seq, last.end, last.end + n)))
+
+    def _insert(self, parent: Node, tokens: bytes, hold: Hold) -> Node:
+        """A new node; the end of a text that it begins with goes, as the node has the same tokens."""
+        child = Node(parent, tokens, hold)
+        child.used = next(self._clock)
+        shorter, run = parent.nearest(tokens)
+        parent.add(child)
+        self.n_nodes += 1
+        self.n_evictable += child.n_tokens
+        if shorter is not None and run == shorter.n_tokens and not shorter.n_pins and not shorter.children:
+            self._remove(shorter)
+        return child
+
+    def _remove(self, node: Node) -> None:
+        assert node.hold is not None and node.parent is not None
+        parent = node.parent
+        node.hold.release()
+        node.hold = None
+        parent.remove(node)
+        self.n_nodes -= 1
+        self.n_evictable -= node.n_tokens
+        for point in list(node.points.values()):
+            self._drop(point)
+        for run, point in list(parent.points.items()):
+            if parent.nearest(run)[1] * block.TOKEN_BYTES < len(run):
+                self._drop(point)
+        self._may_go(parent)
+
+    def _drop(self, point: Point) -> None:
+        del self._points[id(point)]
+        self._forget(point)
+
+    def _forget(self, point: Point) -> None:
+        del point.node.points[point.run]
+        point.resume.release()
+
+    def _touch(self, node: Node) -> None:
+        node.used = next(self._clock)
+        self._may_go(node)
+
+    def _may_go(self, node: Node) -> None:
+        if node.parent is None or node.n_pins or node.children:
+            return
+        heapq.heappush(self._leaves, (node.used, id(node), node))
+        if len(self._leaves) > 4 * self.n_nodes + 64:  # most entries are old
+            self._leaves = [entry for entry in self._leaves if entry[0] == entry[2].used and entry[2].hold]
+            heapq.heapify(self._leaves)

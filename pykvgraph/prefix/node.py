@@ -1,0 +1,81 @@
+"""A node of the index of prefixes: up to 32 tokens behind those of its parent, and what is kept of them."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+
+from pykvgraph.hold import Hold, ResumePoint
+from pykvgraph.prefix import block
+
+
+class Node:
+    """Tokens behind other tokens, and the hold on their cells.
+
+    A node of 32 tokens is a block; one of fewer is the end of a text, and has no children. `points` are
+    places behind this node to go on from, by the tokens from its end to there, 32 at most.
+    """
+
+    __slots__ = ("_order", "children", "end", "hold", "n_pins", "parent", "points", "tokens", "used")
+
+    def __init__(self, parent: Node | None, tokens: bytes, hold: Hold | None) -> None:
+        self.parent = parent
+        self.tokens = tokens  # four bytes each, little-endian
+        self.hold = hold
+        self.end: int = (parent.end if parent else 0) + len(tokens) // block.TOKEN_BYTES
+        self.children: dict[bytes, Node] = {}
+        self._order: list[bytes] = []  # tokens of the children, sorted
+        self.points: dict[bytes, Point] = {}
+        self.n_pins = 0  # running texts that begin with it
+        self.used = 0  # when it was part of a text last
+
+    @property
+    def n_tokens(self) -> int:
+        """How many tokens it has."""
+        return len(self.tokens) // block.TOKEN_BYTES
+
+    def add(self, child: Node) -> None:
+        """A child whose tokens no other has."""
+        self.children[child.tokens] = child
+        insort(self._order, child.tokens)
+
+    def remove(self, child: Node) -> None:
+        """Takes a child away."""
+        del self.children[child.tokens]
+        del self._order[bisect_left(self._order, child.tokens)]
+
+    def nearest(self, tokens: bytes) -> tuple[Node | None, int]:
+        """The child that begins with the most of these tokens, and with how many; with none: None.
+
+        In sorted order it is a neighbour of theirs.
+        """
+        at = bisect_left(self._order, tokens)
+        best: Node | None = None
+        most = 0
+        for name in self._order[max(at - 1, 0) : at + 1]:
+            if (n := block.common(name, tokens)) > most:
+                best, most = self.children[name], n
+        return best, most
+
+    def key(self, root: bytes) -> bytes:
+        """Its key in an index whose root has this one (block.root_key)."""
+        path = []
+        node: Node | None = self
+        while node is not None and node.parent is not None:
+            path.append(node.tokens)
+            node = node.parent
+        found = root
+        for tokens in reversed(path):
+            found = block.key(found, tokens)
+        return found
+
+
+class Point:
+    """A place to go on from, behind some tokens that follow a node's."""
+
+    __slots__ = ("node", "p", "resume", "run")
+
+    def __init__(self, node: Node, run: bytes, resume: ResumePoint) -> None:
+        self.node = node
+        self.run = run
+        self.resume = resume
+        self.p = resume.p
