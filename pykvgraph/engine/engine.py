@@ -35,7 +35,7 @@ class Engine(NotCopied):
     n_seq_max: how many texts run at a time. n_batch: the most tokens in one step. prefix_cache: whether texts
     share what they begin with. overcommit: a request enters when its prompt fits; when cells run out, the
     youngest text is set aside, and comes back later. max_itl: the seconds from one token of a text to its
-    next that long prompts should not make longer; None: prompts get all the room of a step. background: a
+    next that long prompts should not make longer; None: they get a quarter of a step. background: a
     thread of the engine's own takes the steps; False: the program calls step(). Other arguments are those of
     Context.
 

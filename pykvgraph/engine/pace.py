@@ -5,13 +5,15 @@ from __future__ import annotations
 _WEIGHT = 0.2  # of the newest step, in the averages
 _RESERVE = 1.2  # steps differ: so much more than the average is reckoned with
 _FIRST = 16  # tokens, while nothing is known
+_SHARE = 4  # of a batch, prompts get one part in so many beside texts that talk
 
 
 class Pace:
     """Keeps a step that talks within max_itl seconds (the latency from one token to the next, if it can).
 
     A step is taken to last base + n * each seconds, for n tokens of prompts; both are averages of the last
-    steps. max_itl None: prompts get all the room there is.
+    steps. max_itl None: beside texts that talk, prompts get a quarter of a batch. On two CPUs that costs no
+    throughput, and a step is four times shorter.
     """
 
     def __init__(self, max_itl: float | None) -> None:
@@ -21,8 +23,10 @@ class Pace:
 
     def n_prompt_tokens(self, n_talking: int, most: int) -> int:
         """For the next step, in which n_talking texts say a token each; at least 1."""
-        if self._max_itl is None or not n_talking:
+        if not n_talking:
             return most
+        if self._max_itl is None:
+            return max(most // _SHARE, 1)
         if not self._each:
             return min(_FIRST, most)
         room = (self._max_itl / _RESERVE - self._base) / self._each
