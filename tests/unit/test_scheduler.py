@@ -1,0 +1,126 @@
+"""Who runs, and what a step decodes of whom: the queues of the engine, without a cache."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+
+from pykvgraph.engine.branch import Branch
+from pykvgraph.engine.pace import Pace
+from pykvgraph.engine.request import Request
+from pykvgraph.engine.scheduler import Scheduler
+from pykvgraph.params import SamplingParams
+
+
+def branch(n_prompt: int, priority: int = 0) -> Branch:
+    request = Request(1, lambda _: None)
+    params = SamplingParams(max_tokens=8, priority=priority)
+    return Branch(request, 0, np.arange(n_prompt, dtype=np.int32), params, None, b"")
+
+
+def entered(scheduler: Scheduler, *branches: Branch) -> None:
+    for each in branches:
+        scheduler.arrive(each)
+        scheduler.enter(each)
+
+
+def decode(scheduler: Scheduler, n_prompt_tokens: int = 1000) -> list[tuple[int, int]]:
+    """One step; the sequence and the tokens of each chunk. Whoever reaches its end says a token."""
+    chunks = scheduler.chunks(n_prompt_tokens)
+    for chunk in chunks:
+        chunk.branch.n_decoded += chunk.n
+        if chunk.ends:
+            chunk.branch.ids.append(1)
+    return [(chunk.branch.seq, chunk.n) for chunk in chunks]
+
+
+def test_who_talks_comes_first_then_prompts_in_their_order() -> None:
+    scheduler = Scheduler(4, 32)
+    first, second, third = branch(1), branch(20), branch(50)
+    entered(scheduler, first, second, third)
+    assert decode(scheduler) == [(first.seq, 1), (second.seq, 20), (third.seq, 11)]
+    assert decode(scheduler) == [(first.seq, 1), (second.seq, 1), (third.seq, 30)]
+    assert decode(scheduler) == [(first.seq, 1), (second.seq, 1), (third.seq, 9)]
+
+
+def test_waiting_texts_are_in_order_of_priority_then_of_arrival() -> None:
+    scheduler = Scheduler(4, 32)
+    low, high, later = branch(1), branch(1, priority=2), branch(1, priority=2)
+    for each in (low, high, later):
+        scheduler.arrive(each)
+    assert scheduler.waiting == [high, later, low]
+
+
+def test_a_text_that_was_set_aside_comes_back_before_later_ones() -> None:
+    scheduler = Scheduler(2, 32)
+    first, second, third = branch(1), branch(1), branch(1)
+    entered(scheduler, first, second)
+    scheduler.arrive(third)
+    assert scheduler.youngest() is second
+    scheduler.leave(second)
+    scheduler.wait(second)
+    assert scheduler.waiting == [second, third]
+    assert scheduler.n_free_seqs == 1
+
+
+def test_nobody_is_passed_over_for_longer_than_there_are_sequences() -> None:
+    """A prompt of 10,000 tokens takes all the room there is; a short one behind it still gets its turn."""
+    scheduler = Scheduler(4, 16)
+    long, short = branch(10_000), branch(40)
+    entered(scheduler, long, short)
+    gaps, gap = [], 0
+    while short.n_todo > 1:
+        gap = 0 if any(seq == short.seq for seq, _ in decode(scheduler)) else gap + 1
+        gaps.append(gap)
+    assert 0 < max(gaps) <= 4
+
+
+def test_more_talkers_than_a_batch_has_room_for_take_turns() -> None:
+    scheduler = Scheduler(6, 4)
+    talkers = [branch(1) for _ in range(6)]
+    entered(scheduler, *talkers)
+    steps = [{seq for seq, _ in decode(scheduler)} for _ in range(20)]
+    assert {len(step) for step in steps} == {4}
+    for before, after in itertools.pairwise(steps):
+        assert before | after == {each.seq for each in talkers}
+
+
+def test_a_chunk_ends_where_a_resume_point_is_to_be_kept() -> None:
+    scheduler = Scheduler(1, 32)
+    text = branch(70)
+    for place in (40, 50, 40, 0, 70):
+        text.add_place(place)
+    entered(scheduler, text)
+    assert [decode(scheduler)[0][1] for _ in range(4)] == [32, 8, 10, 20]
+
+
+def test_forks_run_in_sequences_that_were_kept_for_them() -> None:
+    scheduler = Scheduler(3, 32)
+    text, forks = branch(5), [branch(5), branch(5)]
+    text.forks = list(forks)
+    assert text.most_cells == 5 + 3 * 7
+    entered(scheduler, text)
+    assert scheduler.n_free_seqs == 0
+    assert scheduler.fork(text) == forks
+    assert {each.seq for each in (text, *forks)} == {0, 1, 2}
+    for each in (*forks, text):
+        scheduler.leave(each)
+    assert scheduler.n_free_seqs == 3
+
+
+def test_pace_keeps_a_step_within_its_limit() -> None:
+    """Steps take 10 ms, and 1 ms more for each token of a prompt; the limit is 40 ms."""
+    pace = Pace(0.040)
+    assert pace.n_prompt_tokens(0, 512) == 512  # nobody waits for a token
+    for _ in range(50):
+        n = pace.n_prompt_tokens(8, 512)
+        pace.learn(8, n, 0.010 + 0.001 * n)
+        pace.learn(8, 0, 0.010)
+    assert 15 <= pace.n_prompt_tokens(8, 512) <= 30
+    assert 0.010 + 0.001 * pace.n_prompt_tokens(8, 512) <= 0.040
+    for _ in range(50):  # the machine has become slower
+        pace.learn(8, 1, 0.1)
+        pace.learn(8, 0, 0.09)
+    assert pace.n_prompt_tokens(8, 512) == 1  # a prompt never stands still
+    assert Pace(None).n_prompt_tokens(8, 512) == 128
