@@ -6,7 +6,7 @@
 | `KVGRAPH_LOG`        | `debug`, `info`, `warning` or `error`: the native log from that level on goes to |
 |                      | the Python logger "pykvgraph". Unset: the native side is silent                  |
 | `LLAMA_CPP_LIB_PATH` | folder of libllama and ggml; llama-cpp-python's own variable, honoured here too  |
-| `XDG_CACHE_HOME`     | folder of caches, for what `pykvgraph.web_file` downloads. Unset: ~/.cache        |
+| `XDG_CACHE_HOME`     | folder of caches: downloads of `-mu`, digests of model files. Unset: ~/.cache      |
 
 All but the last are read when pykvgraph is imported.
 
@@ -38,6 +38,11 @@ def path(variable: str) -> Path | None:
     """A path from the environment, absolute; None when the variable is unset or empty."""
     value = os.environ.get(variable)
     return Path(value).absolute() if value else None
+
+
+def cache_folder() -> Path:
+    """Where pykvgraph keeps what it can get again: XDG_CACHE_HOME/pykvgraph, or ~/.cache/pykvgraph."""
+    return (path(CACHES) or Path.home() / ".cache") / "pykvgraph"
 
 
 def log_level() -> int | None:

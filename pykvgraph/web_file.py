@@ -31,11 +31,6 @@ _PART = re.compile(r"-(\d{5})-of-(\d{5})(\.gguf)$", re.IGNORECASE)
 _BROKEN = (urllib.error.URLError, http.client.HTTPException, ConnectionError, TimeoutError)
 
 
-def cache_folder() -> Path:
-    """Where downloads are kept: XDG_CACHE_HOME/pykvgraph, or ~/.cache/pykvgraph."""
-    return (env.path(env.CACHES) or Path.home() / ".cache") / "pykvgraph"
-
-
 def download(url: str, progress: Progress = lambda _name, _done, _total: None) -> str:
     """The path of the GGUF file at an http or https address, with all its parts when it is split.
 
@@ -45,7 +40,7 @@ def download(url: str, progress: Progress = lambda _name, _done, _total: None) -
     doesn't arrive whole.
     """
     addresses = _addresses(url)
-    folder = cache_folder() / hashlib.sha256(addresses[0].encode()).hexdigest()[:16]
+    folder = env.cache_folder() / hashlib.sha256(addresses[0].encode()).hexdigest()[:16]
     folder.mkdir(parents=True, exist_ok=True)
     with _alone(folder):
         paths = [_WebFile(address, folder, progress).path() for address in addresses]

@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from pykvgraph import env
 from pykvgraph._native.library import lib
 from pykvgraph.context import Context
 from pykvgraph.gguf_file import read_parts
@@ -42,7 +43,7 @@ def file_digest(model: Model) -> bytes:
     It is read once: then the digest is remembered by what tells a file from another, its device and inode,
     size and time, in the user's cache directory.
     """
-    known_at = _cache_directory() / "digests.json"
+    known_at = env.cache_folder() / "digests.json"
     known = _read_known(known_at)
     whole = hashlib.sha256()
     changed = False
@@ -68,11 +69,6 @@ def _digest_of(path: Path) -> str:
         while part := file.read(_READ_BYTES):
             digest.update(part)
     return digest.hexdigest()
-
-
-def _cache_directory() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "pykvgraph"
 
 
 def _read_known(path: Path) -> dict[str, str]:
