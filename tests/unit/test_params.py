@@ -21,7 +21,9 @@ from pykvgraph.plan.memory import plan_memory
 from pykvgraph.text.sampling import Sampler
 from pykvgraph.token_loop import generate
 
-NOT_SAMPLED = {"max_tokens", "stop"}  # what ends a text is no affair of the sampler
+GENERATED = {"max_tokens", "stop"}  # of a generation, not of a sampler
+REQUESTED = {"n", "priority"}  # of an engine's request alone
+SAMPLED = {field.name for field in dataclasses.fields(SamplingParams)} - GENERATED - REQUESTED
 
 
 @pytest.mark.parametrize(
@@ -30,8 +32,8 @@ NOT_SAMPLED = {"max_tokens", "stop"}  # what ends a text is no affair of the sam
         (ModelParams, Model, None),
         (ModelParams, plan_memory, None),
         (ContextParams, Context, None),
-        (SamplingParams, generate, None),
-        (SamplingParams, Sampler, {field.name for field in dataclasses.fields(SamplingParams)} - NOT_SAMPLED),
+        (SamplingParams, generate, SAMPLED | GENERATED),
+        (SamplingParams, Sampler, SAMPLED),
     ],
 )
 def test_signatures_show_the_defaults(
@@ -43,8 +45,8 @@ def test_signatures_show_the_defaults(
     assert fields
     for field in fields:
         assert shown[field.name].default is field.default
-    if names is not None:
-        assert set(shown) == names | {"tokenizer"}
+    if function is Sampler:
+        assert set(shown) == SAMPLED | {"tokenizer"}
 
 
 # the values of options whose default is not the library's own, and why
