@@ -125,7 +125,7 @@ NULL_CALLS: list[Callable[[], object]] = [
     lambda: lib().kvg_kv_seq_bounds(None, None, None, None),
     lambda: lib().kvg_kv_seq_count(None, 0, 0, -1, None, None),
     lambda: lib().kvg_kv_hold(None, 0, 0, -1, None),
-    lambda: lib().kvg_kv_attach(None, 1, 0),
+    lambda: lib().kvg_kv_attach(None, 1, 0, -1),
     lambda: lib().kvg_kv_release(None, 1),
     lambda: lib().kvg_kv_clear(None, 0),
     lambda: lib().kvg_kv_defrag(None, 0),
