@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from pykvgraph._native.handles import NotCopied
+from pykvgraph.chat.saved import Saved, pack, unpack
 from pykvgraph.chat.turn import Discard, Turn
 from pykvgraph.chat.turn_format import turn_format
 from pykvgraph.chat.turn_tokens import TurnTokens
@@ -16,6 +18,7 @@ from pykvgraph.errors import CacheFullError, InvalidArgumentError, KVGraphError,
 from pykvgraph.kept_text import Change, KeptText, common_length
 from pykvgraph.params import SamplingParams
 from pykvgraph.speech import Speech
+from pykvgraph.state.file import write_file
 from pykvgraph.types import Piece
 
 
@@ -128,6 +131,39 @@ class Conversation(NotCopied):
         self._speech = None
         self._front, self._turns, self.n_forgotten = self._tokens.front, [], 0
         self._text.go_back(common_length(self._text.ids, self._front))
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the conversation and its cells into a file: the old file or the whole new one.
+
+        Raises what kv.save_file raises.
+        """
+        cells = self._ctx.kv.save(self._seq)
+        held = self._text.ids.tolist()
+        saved = Saved(self._system, self._front, self._turns, self.n_forgotten, held, cells)
+        write_file(path, pack(saved))
+
+    def load(self, path: str | os.PathLike[str]) -> None:
+        """Goes on with the conversation that save() wrote, of the same model; nothing is decoded again.
+
+        Raises, with nothing changed, StateError for a file that is no saved conversation, is damaged or of
+        another model, and what kv.load raises; OSError when the file can't be read.
+        """
+        with open(path, "rb") as file:
+            saved = unpack(file.read(), self._ctx.model.n_vocab)
+        tokens = TurnTokens(turn_format(self._ctx.model, saved.system), self._ctx.model.tokenizer)
+        before, self._text = (
+            self._text,
+            KeptText(self._ctx, self._seq),
+        )  # knows nothing while cells are replaced
+        try:
+            self._ctx.kv.load(saved.cells, seq=self._seq)
+        except Exception:
+            self._text = before
+            raise
+        self._speech, self._system, self._tokens, self._front = None, saved.system, tokens, saved.front
+        self._turns, self.n_forgotten = saved.turns, saved.n_forgotten
+        if self._ctx.kv.seq_pos_max(self._seq) + 1 == len(saved.held):
+            self._text.record(saved.held)
 
     def _new_turn(self, message: str, n_before: int) -> Turn:
         return self._tokens.turn(message, is_first=n_before + self.n_forgotten == 0)

@@ -17,6 +17,7 @@ import click
 
 from pykvgraph.cli.bench import bench
 from pykvgraph.cli.cells import cells
+from pykvgraph.cli.chat import chat
 from pykvgraph.cli.generate import generate
 from pykvgraph.cli.info import info
 from pykvgraph.cli.inspect import inspect
@@ -84,5 +85,5 @@ def main() -> None:
         sys.stdout.reconfigure(errors="backslashreplace")  # not every locale can show every text
 
 
-for _verb in (bench, cells, generate, info, inspect, passkey):
+for _verb in (bench, cells, chat, generate, info, inspect, passkey):
     main.add_command(_verb)

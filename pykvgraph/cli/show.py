@@ -78,6 +78,12 @@ def _shortened(text: str, limit: int) -> str:
     return text if len(text) <= limit else f"{text[:limit]}… ({len(text)} characters)"
 
 
+def speed_text(n_tokens: int, first: float, seconds: float) -> str:
+    """How fast a text was said. first: seconds to the first token; seconds: to the end."""
+    rate = f", then {(n_tokens - 1) / max(seconds - first, 1e-9):,.0f}/s" if n_tokens > 1 else ""
+    return f"{n_tokens} tokens, the first after {first:.2f} s{rate}"
+
+
 def number_text(value: float, n_digits: int) -> str:
     """A number rounded to its first digits, large ones written out: `19430`."""
     return f"{float(f'{value:.{n_digits}g}'):.15g}"

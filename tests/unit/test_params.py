@@ -54,6 +54,8 @@ OWN_DEFAULTS = {
     ("bench", "n_batch"): 2048,  # llama-bench's
     ("cells", "n_ctx"): 64,  # fits a terminal
     ("cells", "n_seq_max"): 4,  # of the demonstration
+    ("chat", "max_tokens"): 512,  # of an answer
+    ("chat", "temperature"): 0.8,  # a talk that says the same again would be dull
     ("passkey", "seed"): 1,  # of the task, not of a sampler
 }
 

@@ -18,6 +18,7 @@ from pykvgraph.cli import main
 VERBS = {
     "bench": ["-p", "4", "-n", "0", "-r", "1"],
     "cells": ["-q"],
+    "chat": ["-n", "2"],
     "generate": ["-n", "2"],
     "info": [],
     "inspect": [],
@@ -61,8 +62,13 @@ def test_every_verb_has_them() -> None:
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_a_verb_runs_a_model_from_the_web(server: HubServer, tmp_path: Path, verb: str) -> None:
-    result = run(server, tmp_path, verb, *VERBS[verb], "--json", "-mu", f"{server.url}/stories.gguf")
-    assert (result.stderr, json.loads(result.stdout) != {}) == ("", True)
+    source = ("-mu", f"{server.url}/stories.gguf")
+    if verb == "chat":  # whose stdin is empty
+        result = run(server, tmp_path, verb, *VERBS[verb], *source)
+        assert (result.exit_code, result.stdout) == (0, "")
+    else:
+        result = run(server, tmp_path, verb, *VERBS[verb], "--json", *source)
+        assert (result.stderr, json.loads(result.stdout) != {}) == ("", True)
     assert len(server.requests) == 1
 
 

@@ -1,0 +1,125 @@
+"""`pykvgraph chat`: a conversation that goes on when the context is full."""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import click
+
+from pykvgraph.cli.chat_input import Input, PipeInput, TerminalInput
+from pykvgraph.cli.run_options import RunOptions, run_options
+from pykvgraph.cli.verb import Verb, examples, model_option, option
+
+if TYPE_CHECKING:
+    from pykvgraph.chat import Conversation
+    from pykvgraph.cli.talk import Talk
+    from pykvgraph.context import Context
+    from pykvgraph.maps.lines import Line
+
+
+@click.command(
+    cls=Verb,
+    epilog=examples(
+        "pykvgraph chat -m model.gguf",
+        "pykvgraph chat -m model.gguf --system 'Be brief.' -c 2048 --show-cache",
+        "printf 'Hello.\\nAnd now?\\n' | pykvgraph chat -m model.gguf --temp 0",
+    ),
+)
+@model_option(show_default="the embedded one")
+@option(
+    "-sys", "--system", "--system-prompt", metavar="TEXT", default="", help="What the model is told first."
+)
+@option(
+    "--keep",
+    "--n-keep",
+    "n_keep",
+    type=click.IntRange(min=0),
+    metavar="N",
+    show_default="the system prompt",
+    help="When the cache is full, keep the first N tokens, and the turn in which they end.",
+)
+@option(
+    "--n-discard",
+    type=click.IntRange(min=1),
+    metavar="N",
+    show_default="half of what isn't kept",
+    help="Give up whole turns then, until N tokens are free.",
+)
+@option("--show-cache", is_flag=True, help="A strip of the cells under the answer, coloured by turn.")
+@run_options(temperature=0.8, max_tokens=512)
+def chat(
+    model: str | None,
+    run: RunOptions,
+    system: str,
+    n_keep: int | None,
+    n_discard: int | None,
+    show_cache: bool,
+) -> None:
+    """Talk with a model.
+
+    When the cache is full, the oldest turns are given up (a context shift) and the talk goes on. /help lists
+    the commands. Ctrl-C stops an answer. When stdin is no terminal, each line is a message, only answers go
+    to stdout, and Ctrl-C ends the talk: the exit code is 130 then.
+    """
+    import pykvgraph as kvg
+    from pykvgraph.chat import Conversation
+    from pykvgraph.cli.chat_page import Page
+    from pykvgraph.cli.talk import Talk
+    from pykvgraph.kept_text import checkpoint_cells
+    from pykvgraph.models import embedded_model
+
+    on_terminal = sys.stdin.isatty() and sys.stdout.isatty()
+    with (
+        kvg.Model(model or embedded_model(), **run.where.model()) as loaded,
+        kvg.Context(
+            loaded, **run.context_for(loaded.n_ctx_train), checkpoint_cells=checkpoint_cells(loaded)
+        ) as context,
+    ):
+        conversation = Conversation(
+            context,
+            system=system,
+            n_keep=n_keep,
+            n_discard=n_discard,
+            on_discard=lambda report: talk.discarded(report),
+        )
+        page = Page(on_terminal, (lambda width: _strip(context, conversation, width)) if show_cache else None)
+        params = kvg.SamplingParams(**run.sampling)
+        given = _input(on_terminal)
+        talk = Talk(context, conversation, page, given, params, is_piped=not on_terminal)
+        if conversation.is_plain:
+            page.note("the model has no chat template: turns are lines of User: and Assistant:")
+        _loop(talk, given, page.note)
+
+
+def _input(on_terminal: bool) -> Input:
+    if on_terminal:
+        return TerminalInput()
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="replace")  # what can't be read doesn't end the talk
+    return PipeInput()
+
+
+def _loop(talk: Talk, given: Input, note: Callable[[str], None]) -> None:
+    """Ctrl-C at the prompt ends it when it comes twice in a row; during an answer it stops that."""
+    n_interrupts = 0
+    while True:
+        try:
+            line = given.read()
+        except KeyboardInterrupt:
+            n_interrupts += 1
+            if n_interrupts == 2 or not isinstance(given, TerminalInput):
+                raise
+            note("Ctrl-C again ends the chat")
+            continue
+        n_interrupts = 0
+        if line is None or not talk.handle(line):
+            return
+
+
+def _strip(context: Context, conversation: Conversation, width: int) -> Line:
+    from pykvgraph.maps.strip import strip
+
+    return strip(context.kv.cells(), conversation.borders[:-1], conversation.n_forgotten, width)

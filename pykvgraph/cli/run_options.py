@@ -1,0 +1,169 @@
+"""What verbs that let a model speak have in common: options of the context, where it runs, how it samples."""
+
+from __future__ import annotations
+
+import functools
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import click
+
+from pykvgraph.checks import INT32_MAX
+from pykvgraph.cli.sampling import sampling_options
+from pykvgraph.cli.verb import (
+    batch_option,
+    cache_type_options,
+    option,
+    swa_option,
+    threads_option,
+    ubatch_option,
+)
+from pykvgraph.cli.where import Where, where_options
+from pykvgraph.params import MAX_SEED, ContextParams, SamplingParams
+
+Command = Callable[..., None]
+COUNT = click.IntRange(min=1)
+_SIZES = ("n_ctx", "n_batch", "n_ubatch", "n_threads", "n_threads_batch")
+_OF_CONTEXT = (*_SIZES, "type_k", "type_v", "swa_full")
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """What was asked for. context: Context's arguments; n_ctx may be None. sampling: SamplingParams's."""
+
+    where: Where
+    context: dict[str, Any]
+    sampling: dict[str, Any]
+
+    def context_for(self, n_ctx_train: int, most: int = ContextParams.n_ctx) -> dict[str, Any]:
+        """Context's arguments for a model; n_ctx: what it was trained on, at most `most`, if none was given.
+
+        Says so when more was asked for than the model was trained on.
+        """
+        n_ctx = self.context["n_ctx"]
+        if n_ctx and n_ctx > n_ctx_train:
+            click.echo(f"-c {n_ctx}: the model was trained on {n_ctx_train} tokens.", err=True)
+        sizes = {**self.context, "n_ctx": n_ctx or min(n_ctx_train, most)}
+        return {**sizes, "offload_kqv": self.where.offload_kqv}
+
+
+class _StopString(click.types.StringParamType):
+    """A text; the environment gives one, spaces and all, where click would make one of each word."""
+
+    def split_envvar_value(self, rv: str) -> list[str]:
+        return [rv]
+
+
+class _NumberOfTokens(click.IntRange):
+    """A number from 1 on; -1 for as many as the model wants."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """A usage error for 0."""
+        return INT32_MAX if str(value) == "-1" else super().convert(value, param, ctx)
+
+
+def run_options(
+    *, temperature: float = SamplingParams.temperature, max_tokens: int = SamplingParams.max_tokens
+) -> Callable[[Command], Command]:
+    """The options; the verb gets them as `run`. A seed that isn't given is drawn."""
+
+    def add(command: Command) -> Command:
+        @functools.wraps(command)
+        def run(*, where: Where, seed: int | None, **others: Any) -> None:
+            context = {name: others.pop(name) for name in _OF_CONTEXT}
+            names = SamplingParams.__dataclass_fields__
+            sampling = {name: others.pop(name) for name in tuple(others) if name in names}
+            sampling["seed"] = secrets.randbelow(MAX_SEED + 1) if seed is None else seed
+            command(run=RunOptions(where, context, sampling), **others)
+
+        wrapped: Command = run
+        for each in reversed(_options(temperature, max_tokens)):
+            wrapped = each(wrapped)
+        return wrapped
+
+    return add
+
+
+def _options(temperature: float, max_tokens: int) -> list[Callable[[Command], Command]]:
+    return [
+        option(
+            "-n",
+            "--n-predict",
+            "max_tokens",
+            type=_NumberOfTokens(min=1),
+            metavar="N",
+            default=max_tokens,
+            help="Most tokens to generate; -1: until the model ends the text.",
+        ),
+        option(
+            "-c",
+            "--ctx-size",
+            "n_ctx",
+            type=COUNT,
+            metavar="N",
+            show_default=f"the model's, at most {ContextParams.n_ctx}",
+            help="Cells of the cache.",
+        ),
+        batch_option(),
+        ubatch_option,
+        cache_type_options,
+        swa_option,
+        threads_option("CPU threads for one token."),
+        option(
+            "-tb",
+            "--threads-batch",
+            "n_threads_batch",
+            type=COUNT,
+            metavar="N",
+            show_default="as -t",
+            help="CPU threads for more than one.",
+        ),
+        where_options,
+        option(
+            "--temp",
+            "temperature",
+            type=click.FloatRange(min=0),
+            metavar="X",
+            default=temperature,
+            help="Temperature; 0 is greedy.",
+        ),
+        option(
+            "--top-k",
+            type=click.IntRange(min=0),
+            metavar="N",
+            default=SamplingParams.top_k,
+            help="Draw from the N likeliest tokens; 0: from all.",
+        ),
+        option(
+            "--top-p",
+            type=click.FloatRange(0, 1),
+            metavar="P",
+            default=SamplingParams.top_p,
+            help="Draw from the likeliest tokens that together have probability P; 1: from all.",
+        ),
+        option(
+            "--min-p",
+            type=click.FloatRange(0, 1),
+            metavar="P",
+            default=SamplingParams.min_p,
+            help="Draw from tokens with at least P times the likeliest's probability; 0: from all.",
+        ),
+        sampling_options,
+        option(
+            "-s",
+            "--seed",
+            type=click.IntRange(0, MAX_SEED),
+            metavar="N",
+            show_default="random",
+            help="Seed of the draws.",
+        ),
+        option(
+            "--stop",
+            multiple=True,
+            type=_StopString(),
+            metavar="TEXT",
+            help="End before this text; may be repeated.",
+        ),
+    ]

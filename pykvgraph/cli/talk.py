@@ -1,0 +1,155 @@
+"""A chat: messages and commands in, answers out."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from pykvgraph.cli.chat_input import Input
+from pykvgraph.cli.chat_page import Page
+from pykvgraph.cli.show import speed_text
+from pykvgraph.errors import KVGraphError
+from pykvgraph.params import MAX_SEED, SamplingParams
+
+if TYPE_CHECKING:
+    from pykvgraph.chat import Conversation, Discard
+    from pykvgraph.context import Context
+    from pykvgraph.types import Piece
+
+COMMANDS = {
+    "/regen": "another answer to the last message",
+    "/edit [TEXT]": "another message in place of the last; without TEXT, the last one to edit",
+    "/system [TEXT]": 'another system prompt, "" for none; without TEXT, shows it',
+    "/cells": "a map of the cells",
+    "/save FILE": "writes the conversation and its cells",
+    "/load FILE": "goes on with a conversation that was written",
+    "/reset": "forgets all turns, not the system prompt",
+    "/help": "this list",
+    "/quit": "ends; so does Ctrl-D, and Ctrl-C twice",
+}
+_NAMES = {usage.split()[0] for usage in COMMANDS}
+
+
+class Talk:
+    """Handles one line after the other.
+
+    params: of all answers; the seed is that of the first one, and each next answer's is one more. is_piped:
+    what looks like a command and is none is a message then, and an error ends the talk.
+    """
+
+    def __init__(
+        self,
+        ctx: Context,
+        conversation: Conversation,
+        page: Page,
+        input: Input,
+        params: SamplingParams,
+        *,
+        is_piped: bool,
+    ) -> None:
+        self._ctx = ctx
+        self._conversation = conversation
+        self._page = page
+        self._input = input
+        self._params = params
+        self._is_piped = is_piped
+        self._n_answers = 0
+
+    def handle(self, line: str) -> bool:
+        """Answers a message or does what a command says; whether the talk goes on."""
+        name, _, rest = line.partition(" ")
+        if name == "/quit":
+            return False
+        try:
+            if name in _NAMES:
+                getattr(self, f"_{name[1:]}")(rest.strip())
+            elif name.startswith("/") and not self._is_piped:
+                self._page.note(f"there is no {name}; /help lists what there is")
+            else:
+                self._answer(self._conversation.ask(line, self._next_params()))
+        except (KVGraphError, OSError) as error:
+            self._page.end()
+            if self._is_piped:
+                raise
+            self._page.note(" ".join(str(error).split()))
+        return True
+
+    def discarded(self, report: Discard) -> None:
+        """Says what was given up."""
+        turns = (
+            f"{report.n_turns} turn{'s' * (report.n_turns > 1)}" if report.n_turns else "a part of this turn"
+        )
+        how = f"{report.stats}" if report.stats else "what is left is decoded again"
+        self._page.note(f"context full: {turns} given up, {report.n_tokens} tokens; {how}")
+        if report.reason:
+            self._page.note(report.reason)
+
+    def _next_params(self) -> SamplingParams:
+        seed = ((self._params.seed or 0) + self._n_answers) % (MAX_SEED + 1)
+        self._n_answers += 1
+        return dataclasses.replace(self._params, seed=seed)
+
+    def _answer(self, pieces: Iterator[Piece]) -> None:
+        started = time.perf_counter()
+        n, first = 0, 0.0
+        stopped = False
+        try:
+            for piece in pieces:
+                n += 1
+                first = first or time.perf_counter() - started
+                self._page.write(piece.text)
+        except KeyboardInterrupt:
+            if self._is_piped:
+                raise
+            stopped = True
+        finally:
+            self._page.end()
+        seconds = time.perf_counter() - started
+        kv = self._ctx.kv
+        told = f"{speed_text(n, first, seconds)}; {kv.n_used} of {kv.n_cells} cells"
+        self._page.note(f"stopped; {told}" if stopped else told)
+
+    def _regen(self, _text: str) -> None:
+        self._answer(self._conversation.regenerate(self._next_params()))
+
+    def _edit(self, text: str) -> None:
+        if not text and self._conversation.turns:
+            text = self._input.read(self._conversation.turns[-1][0]) or ""
+        self._answer(self._conversation.edit(text, self._next_params()))
+
+    def _system(self, text: str) -> None:
+        if not text:
+            self._page.show(self._conversation.system or "There is no system prompt.")
+            return
+        self._conversation.system = "" if text == '""' else text
+        if self._conversation.turns:
+            self._page.note("the conversation is decoded again with the next answer")
+
+    def _cells(self, _text: str) -> None:
+        self._page.show_map(self._ctx.kv.cell_map())
+
+    def _save(self, path: str) -> None:
+        self._conversation.save(path)
+        self._page.note(f"{_turns(len(self._conversation.turns))} in {path}")
+
+    def _load(self, path: str) -> None:
+        self._conversation.load(path)
+        turns, n = _turns(len(self._conversation.turns)), self._ctx.kv.n_used
+        self._page.note(f"{turns} from {path}: {n} tokens, none decoded again")
+
+    def _reset(self, _text: str) -> None:
+        self._conversation.reset()
+        self._page.note("all turns are forgotten")
+
+    def _help(self, _text: str) -> None:
+        width = max(map(len, COMMANDS))
+        for usage, meaning in COMMANDS.items():
+            self._page.show(f"{usage:{width}}  {meaning}")
+        if not self._is_piped:
+            self._page.show("Alt-Enter, or a backslash at the end: another line. Ctrl-C stops an answer.")
+
+
+def _turns(n: int) -> str:
+    return f"{n} turn{'s' * (n != 1)}"
