@@ -13,9 +13,10 @@ from pykvgraph._native.handles import NotCopied
 from pykvgraph.batch import Batch
 from pykvgraph.checks import INT32_MAX, Integers, integer, integers
 from pykvgraph.context import Context, LastOutput
-from pykvgraph.context_shift import ContextShift
+from pykvgraph.context_shift import ContextShift, self_extend
 from pykvgraph.errors import CacheFullError, InvalidArgumentError, UnsupportedError
 from pykvgraph.model import Model
+from pykvgraph.positions import Positions
 from pykvgraph.types import ShiftReport
 
 R = TypeVar("R")
@@ -66,6 +67,7 @@ class KeptText(NotCopied):
         # Never more than the sequence has, whatever a call is interrupted by: shortened before the sequence
         # is, and extended after it.
         self._ids = array("i")
+        self._positions = Positions()
         self._coming = array("i")  # what is being decoded; it may be there when Ctrl-C comes right after it
         self._batch = Batch()
         keeps_all = [
@@ -81,6 +83,11 @@ class KeptText(NotCopied):
     def ids(self) -> npt.NDArray[np.int32]:
         """The tokens that the sequence is known to have; a copy."""
         return np.array(self._ids, np.int32)
+
+    @property
+    def positions(self) -> Positions:
+        """The position of each token."""
+        return self._positions
 
     def set(self, ids: Integers, at: Integers = ()) -> Change:
         """Makes the sequence hold exactly `ids`; returns what that took, with the output of the last token.
@@ -116,25 +123,56 @@ class KeptText(NotCopied):
         """Removes the tokens [begin, end) from the text; those behind them move down, and stay as they are.
 
         That is a context shift (ContextShift.apply): nothing is decoded. Recurrent layers go on remembering
-        what they read. Raises InvalidArgumentError unless 0 <= begin < end < the number of tokens, and what
-        apply() raises; after UnsupportedError and CacheFullError the text is as it was.
+        what they read. Raises InvalidArgumentError unless 0 <= begin < end < the number of tokens, and when
+        begin or end is not the first token on its position; what apply() raises, too:
+        after UnsupportedError and CacheFullError the text is as it was.
         """
         self._recover()
         begin = integer(begin, "begin", 0, len(self._ids) - 1)
         end = integer(end, "end", begin + 1, len(self._ids) - 1)
-        removed, rest = self._ids[begin:end], self._ids[end:]
-        del self._ids[begin:]
-        try:
-            report = ContextShift(begin, end - begin).apply(self._ctx.kv, self._seq)
-        except (UnsupportedError, CacheFullError):
-            self._ids.extend(removed + rest)
-            raise
-        self._ids.extend(rest)
-        return report
+        p0, p1 = self._positions.of(begin), self._positions.of(end)
+        if (self._positions.first_at(p0), self._positions.first_at(p1)) != (begin, end):
+            raise InvalidArgumentError(f"tokens before {begin} or {end} share the position of these")
+        shift = ContextShift(p0, p1 - p0)
+        left = self._ids[:begin] + self._ids[end:], self._positions.removed(begin, end)
+        return self._rearranged(begin, left, lambda: shift.apply(self._ctx.kv, self._seq))
 
-    def record(self, ids: Integers) -> None:
-        """Tells that these tokens were appended to the sequence by something else."""
+    def group(self, begin: int, end: int, n_grp: int) -> None:
+        """Puts every n_grp neighbouring tokens of [begin, end) on one position (self_extend).
+
+        Raises InvalidArgumentError unless 0 <= begin < end <= the number of tokens, and when some of these
+        tokens, or of those behind them, share a position already; and what self_extend raises.
+        """
+        self._recover()
+        begin = integer(begin, "begin", len(self._positions.head), len(self._ids) - 1)
+        end = integer(end, "end", begin + 1, len(self._ids))
+        p0, p1 = self._positions.of(begin), self._positions.of(end)
+        left = self._ids[:], self._positions.grouped(begin, end, n_grp)
+        self._rearranged(begin, left, lambda: self_extend(self._ctx.kv, self._seq, p0, p1, n_grp))
+
+    def _rearranged(self, begin: int, left: tuple[array[int], Positions], work: Callable[[], R]) -> R:
+        """What work() returns, which leaves these tokens and positions; they were the same up to `begin`."""
+        before = self._ids[:], self._positions
+        self._forget_from(begin)
+        try:
+            result = work()
+        except (UnsupportedError, CacheFullError):
+            self._ids, self._positions = before
+            raise
+        self._ids, self._positions = left
+        return result
+
+    def _forget_from(self, n: int) -> None:
+        self._positions = Positions(self._positions.head[:n])
+        self._ids = self._ids[:n]
+
+    def record(self, ids: Integers, positions: Positions | None = None) -> None:
+        """Tells that these tokens were appended to the sequence by something else.
+
+        positions: of all tokens; None: they follow one by one.
+        """
         del self._coming[:]
+        self._positions = positions or self._positions
         self._ids.extend(integers(ids, "ids", 0, self._ctx.model.n_vocab - 1).tolist())
 
     def _arriving(self, ids: Sequence[int], decode: Callable[[], R]) -> R:
@@ -152,20 +190,24 @@ class KeptText(NotCopied):
     def _recover(self) -> None:
         """Finds out whether what was being decoded when a call was interrupted is there."""
         n_coming = len(self._coming)
-        if n_coming and self._ctx.kv.seq_pos_max(self._seq) + 1 == len(self._ids) + n_coming:
+        if n_coming and self._ctx.kv.seq_pos_max(self._seq) + 1 == self._next() + n_coming:
             self._ids.extend(self._coming)
         del self._coming[:]
 
+    def _next(self) -> int:
+        """The position that comes after the text."""
+        return self._positions.of(len(self._ids))
+
     def _common_with(self, wanted: npt.NDArray[np.int32]) -> int:
-        if self._ctx.kv.seq_pos_max(self._seq) + 1 < len(self._ids):
-            del self._ids[:]
+        if self._ctx.kv.seq_pos_max(self._seq) + 1 < self._next():
+            self._forget_from(0)
         return common_length(self._ids, wanted)
 
     def _require_room(self, n_common: int, n: int) -> None:
         if not self._can_be_full:
             return
         kv = self._ctx.kv
-        after = kv.seq_count(self._seq, n_common, -1)
+        after = kv.seq_count(self._seq, self._positions.of(n_common), -1)
         room = kv.n_free + after.n_cells - after.n_shared
         if n - n_common > room:
             raise CacheFullError(
@@ -178,11 +220,13 @@ class KeptText(NotCopied):
         self._recover()
         return self._go_back(min(integer(n, "n", 0), len(self._ids)))
 
-    def _go_back(self, position: int) -> int:
-        del self._ids[position:]
+    def _go_back(self, n: int) -> int:
+        n = self._positions.first_at(self._positions.of(n))
+        position = self._positions.of(n)
+        self._forget_from(n)
         there = self._ctx.kv.rewind(self._seq, position)
-        del self._ids[there:]
-        return there
+        self._forget_from(self._positions.first_at(there))
+        return len(self._ids)
 
     def _decode(self, ids: npt.NDArray[np.int32], begin: int, marks: list[int]) -> LastOutput:
         """Decodes the text from a position on, with checkpoints at the marks."""
@@ -207,7 +251,9 @@ class KeptText(NotCopied):
         """One batch; the output of the text's last token when it has it."""
         self._batch.clear()
         is_last = end == len(ids)
-        self._batch.extend(ids[begin:end], begin, (self._seq,), "last" if is_last else False, checkpoints)
+        pos0 = self._next()
+        marks = [pos0 + n - begin for n in checkpoints]
+        self._batch.extend(ids[begin:end], pos0, (self._seq,), "last" if is_last else False, marks)
         coming = ids[begin:end].tolist()
         if is_last:
             return self._arriving(coming, lambda: self._ctx._handle.call(self._ctx._decode_last, self._batch))

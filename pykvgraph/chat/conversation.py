@@ -17,6 +17,7 @@ from pykvgraph.context import Context, LastOutput
 from pykvgraph.errors import CacheFullError, InvalidArgumentError, KVGraphError, UnsupportedError
 from pykvgraph.kept_text import Change, KeptText, common_length
 from pykvgraph.params import SamplingParams
+from pykvgraph.positions import Positions
 from pykvgraph.speech import Speech
 from pykvgraph.state.file import write_file
 from pykvgraph.types import Piece
@@ -36,6 +37,11 @@ class Conversation(NotCopied):
     the model refuses it. When the turn that is being answered is the only one left, its oldest tokens go.
     on_discard is called with a Discard each time.
 
+    self_extend: with N above 1 the context may have N times as many cells as the model was trained on. Before
+    a position would go beyond that number, every N neighbouring tokens of the oldest turns are put on one
+    position (arXiv:2401.01325), whole turns at a time, and the system prompt never; on_extend is called with
+    the number of tokens. Only when no cell is free, turns are given up.
+
     An answer may be left at any piece, and any call be interrupted by Ctrl-C: what was said stays, and the
     conversation can go on.
 
@@ -53,7 +59,9 @@ class Conversation(NotCopied):
         seq: int = 0,
         n_keep: int | None = None,
         n_discard: int | None = None,
+        self_extend: int = 1,
         on_discard: Callable[[Discard], None] | None = None,
+        on_extend: Callable[[int], None] | None = None,
     ) -> None:
         if not isinstance(ctx, Context):
             raise InvalidArgumentError(f"ctx must be a pykvgraph.Context, got {shown(ctx)}")
@@ -61,7 +69,9 @@ class Conversation(NotCopied):
         self._seq = integer(seq, "seq", 0, ctx.n_seq_max - 1)
         self._n_keep = None if n_keep is None else integer(n_keep, "n_keep", 0)
         self._n_discard = None if n_discard is None else integer(n_discard, "n_discard", 1)
+        self._n_grp = integer(self_extend, "self_extend", 1)
         self._on_discard = on_discard
+        self._on_extend = on_extend
         self._text = KeptText(ctx, self._seq)
         self._turns: list[Turn] = []
         self._speech: Speech | None = None  # the answer that is being said
@@ -106,6 +116,11 @@ class Conversation(NotCopied):
         """Where each turn begins in `ids`, and where the last one ends."""
         return list(itertools.accumulate(map(len, self._turn_ids()), initial=len(self._front)))
 
+    @property
+    def turn_positions(self) -> list[int]:
+        """The position where each turn begins."""
+        return [self._text.positions.of(n) for n in self.borders[:-1]]
+
     def ask(self, message: str, params: SamplingParams) -> Iterator[Piece]:
         """Answers a message; the conversation has it when the first piece is asked for.
 
@@ -139,7 +154,8 @@ class Conversation(NotCopied):
         """
         cells = self._ctx.kv.save(self._seq)
         held = self._text.ids.tolist()
-        saved = Saved(self._system, self._front, self._turns, self.n_forgotten, held, cells)
+        head = self._text.positions.head
+        saved = Saved(self._system, self._front, self._turns, self.n_forgotten, held, head, cells)
         write_file(path, pack(saved))
 
     def load(self, path: str | os.PathLike[str]) -> None:
@@ -162,8 +178,9 @@ class Conversation(NotCopied):
             raise
         self._speech, self._system, self._tokens, self._front = None, saved.system, tokens, saved.front
         self._turns, self.n_forgotten = saved.turns, saved.n_forgotten
-        if self._ctx.kv.seq_pos_max(self._seq) + 1 == len(saved.held):
-            self._text.record(saved.held)
+        positions = Positions(saved.head)
+        if self._ctx.kv.seq_pos_max(self._seq) + 1 == positions.of(len(saved.held)):
+            self._text.record(saved.held, positions)
 
     def _new_turn(self, message: str, n_before: int) -> Turn:
         return self._tokens.turn(message, is_first=n_before + self.n_forgotten == 0)
@@ -182,11 +199,11 @@ class Conversation(NotCopied):
         before = self._front, self._turns, self.n_forgotten
         self._turns, self._speech = turns, speech
         try:
-            last = self._read()
+            self.change = self._read()
         except KVGraphError:
             self._front, self._turns, self.n_forgotten = before
             raise
-        turn, text = turns[-1], ""
+        last, turn, text = self.change.last, turns[-1], ""
         while True:
             piece = speech.say(last)
             text += piece.text
@@ -197,22 +214,43 @@ class Conversation(NotCopied):
             yield piece
             if piece.finish_reason is not None or self._speech is not speech:
                 return
+            last = self._append(piece.token, copy_logits=not speech.greedy)
+
+    def _append(self, token: int, copy_logits: bool) -> LastOutput:
+        """Decodes a token that the last turn has already."""
+        if self._n_grp == 1 or self._text.positions.of(len(self._text)) < self._ctx.model.n_ctx_train:
             try:
-                last = self._text.append(piece.token, copy_logits=not speech.greedy)
+                return self._text.append(token, copy_logits=copy_logits)
             except CacheFullError:
                 self._give_up()
-                last = self._read()
+        return self._read().last
 
-    def _read(self) -> LastOutput:
-        """Decodes what is not in the cache yet; gives up turns until all fits."""
+    def _read(self) -> Change:
+        """Decodes what is not in the cache yet; extends, and gives up turns, until all fits."""
         while True:
             ids, at = self.ids, self.borders[-2] + self._turns[-1].n_header
             try:
-                self.change = self._text.set(ids, (at,) if 0 < at <= len(ids) else ())
+                if self._n_grp > 1:
+                    self._extend(ids)
+                return self._text.set(ids, (at,) if 0 < at <= len(ids) else ())
             except CacheFullError:
                 self._give_up()
-            else:
-                return self.change.last
+
+    def _extend(self, ids: list[int]) -> None:
+        """Groups the oldest tokens until these ids find positions that the model was trained on."""
+        limit = self._ctx.model.n_ctx_train
+        n_held = common_length(self._text.ids, ids)
+        while self._text.positions.of(n_held) + len(ids) - n_held > limit:
+            self._text.go_back(n_held)
+            begin = max(len(self._front), len(self._text.positions.head))
+            borders = [border for border in self.borders[:-1] if begin < border <= n_held]
+            # of the last turn, the newest tokens keep positions of their own
+            end = min(borders, default=n_held - limit // 4)
+            if end - begin < self._n_grp:
+                raise CacheFullError(f"{len(ids)} tokens need more positions than the model was trained on")
+            self._text.group(begin, end, self._n_grp)
+            if self._on_extend is not None:
+                self._on_extend(end - begin)
 
     def _give_up(self) -> None:
         """Removes the oldest turns, or the oldest part of the only one, from the list and from the cache.
@@ -225,6 +263,8 @@ class Conversation(NotCopied):
         if end <= begin:
             begin = max(begin, self._kept())
             end = begin + min(self._n_discard or max((len(ids) - begin) // 2, 1), len(ids) - begin - 1)
+            positions = self._text.positions  # tokens that share one go together
+            begin, end = (positions.first_at(positions.of(n)) for n in (begin, end))
             if end <= begin:
                 raise CacheFullError(
                     f"{len(ids)} tokens don't fit into the cache, and the first {begin} are to be kept: "

@@ -19,13 +19,17 @@ _MAX_JSON = 64 << 20  # bytes
 
 @dataclass(frozen=True)
 class Saved:
-    """What is saved of a conversation. front, turns: as tokens. held: the tokens that the cells have."""
+    """What is saved of a conversation.
+
+    front, turns: as tokens. held: the tokens that the cells have. head: the positions of the first of them.
+    """
 
     system: str
     front: list[int]
     turns: list[Turn]
     n_forgotten: int
     held: list[int]
+    head: list[int]
     cells: bytes
 
 
@@ -78,8 +82,10 @@ def _read(said: Any, cells: bytes, n_vocab: int) -> Saved:
             for turn in said["turns"]
         ]
         n_forgotten = integer(said["n_forgotten"], "n_forgotten", 0, INT32_MAX)
-        return Saved(
-            text(said["system"]), tokens(said["front"]), turns, n_forgotten, tokens(said["held"]), cells
-        )
+        front, held = tokens(said["front"]), tokens(said["held"])
+        head: list[int] = integers(said["head"], "its positions", 0, INT32_MAX).tolist()
+        if head != sorted(head) or len(head) > len(held):
+            raise ValueError("its positions are not in order")
+        return Saved(text(said["system"]), front, turns, n_forgotten, held, head, cells)
     except InvalidArgumentError as error:
         raise ValueError(str(error)) from error

@@ -12,6 +12,7 @@ import click
 from pykvgraph.cli.chat_input import Input, PipeInput, TerminalInput
 from pykvgraph.cli.run_options import RunOptions, run_options
 from pykvgraph.cli.verb import Verb, examples, model_option, option
+from pykvgraph.params import ContextParams
 
 if TYPE_CHECKING:
     from pykvgraph.chat import Conversation
@@ -48,6 +49,13 @@ if TYPE_CHECKING:
     show_default="half of what isn't kept",
     help="Give up whole turns then, until N tokens are free.",
 )
+@option(
+    "--self-extend",
+    type=click.IntRange(min=1),
+    metavar="N",
+    default=1,
+    help="A cache N times as long as the model was trained on, where N old tokens share a position.",
+)
 @option("--show-cache", is_flag=True, help="A strip of the cells under the answer, coloured by turn.")
 @run_options(temperature=0.8, max_tokens=512)
 def chat(
@@ -56,6 +64,7 @@ def chat(
     system: str,
     n_keep: int | None,
     n_discard: int | None,
+    self_extend: int,
     show_cache: bool,
 ) -> None:
     """Talk with a model.
@@ -75,7 +84,9 @@ def chat(
     with (
         kvg.Model(model or embedded_model(), **run.where.model()) as loaded,
         kvg.Context(
-            loaded, **run.context_for(loaded.n_ctx_train), checkpoint_cells=checkpoint_cells(loaded)
+            loaded,
+            **run.context_for(self_extend * loaded.n_ctx_train, self_extend * ContextParams.n_ctx),
+            checkpoint_cells=checkpoint_cells(loaded),
         ) as context,
     ):
         conversation = Conversation(
@@ -83,6 +94,8 @@ def chat(
             system=system,
             n_keep=n_keep,
             n_discard=n_discard,
+            self_extend=self_extend,
+            on_extend=lambda n: talk.extended(n),
             on_discard=lambda report: talk.discarded(report),
         )
         page = Page(on_terminal, (lambda width: _strip(context, conversation, width)) if show_cache else None)
@@ -122,4 +135,4 @@ def _loop(talk: Talk, given: Input, note: Callable[[str], None]) -> None:
 def _strip(context: Context, conversation: Conversation, width: int) -> Line:
     from pykvgraph.maps.strip import strip
 
-    return strip(context.kv.cells(), conversation.borders[:-1], conversation.n_forgotten, width)
+    return strip(context.kv.cells(), conversation.turn_positions, conversation.n_forgotten, width)

@@ -86,6 +86,10 @@ class Talk:
         if report.reason:
             self._page.note(report.reason)
 
+    def extended(self, n_tokens: int) -> None:
+        """Says that so many tokens share positions now."""
+        self._page.note(f"trained context full: {n_tokens} old tokens share positions")
+
     def _next_params(self) -> SamplingParams:
         seed = ((self._params.seed or 0) + self._n_answers) % (MAX_SEED + 1)
         self._n_answers += 1

@@ -25,7 +25,7 @@ LAYERS: list[set[str]] = [
     {"_native"},
     {"params", "batch", "device", "gguf_file", "pending", "text", "state", "models", "maps"},
     {"model", "hold", "incoming", "cell_groups", "kv_cache", "context"},
-    {"context_shift", "feed", "kept_text", "speech", "token_loop", "long_reader"},
+    {"context_shift", "feed", "kept_text", "positions", "speech", "token_loop", "long_reader"},
     {"hub", "web_file", "plan", "chat"},
     {"tier"},
     {"prefix", "stream"},

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from support.architectures import ArchSpec
 from support.talk import CHATML, GREEDY, SYSTEM, ask, greedy, opened, require_rows_of, text_of, with_template
@@ -258,3 +259,53 @@ def test_bad_arguments(stories_model: kvg.Model) -> None:
         for call in (conversation.regenerate, lambda params: conversation.edit("a", params)):
             with pytest.raises(kvg.InvalidArgumentError, match="no message yet"):
                 call(GREEDY)
+
+
+def test_self_extend_keeps_all_turns_within_the_trained_positions(
+    stories_model: kvg.Model, tmp_path: Path
+) -> None:
+    """More tokens than the model was trained on: none is given up, and none decoded again."""
+    grouped: list[int] = []
+    with opened(stories_model, n_ctx=1400) as ctx:
+        conversation = Conversation(ctx, system=SYSTEM, self_extend=4, on_extend=grouped.append)
+        asked = [f"Tell me of number {i}." for i in range(24)]
+        for message in asked:
+            held = ctx.kv.n_used
+            ask(conversation, message)
+            assert conversation.change is not None and conversation.change.n_kept == held
+            assert ctx.kv.seq_pos_max(0) < 512
+        assert [user for user, _ in conversation.turns] == asked
+        n = ctx.kv.n_used
+        assert n == len(conversation.ids) - 1 > 2 * 512
+        front = conversation.borders[0]
+        counts = np.bincount(ctx.kv.cells().pos[ctx.kv.cells().pos >= 0])
+        assert counts[:front].tolist() == [1] * front  # the system prompt's own
+        assert counts.max() == 4 and counts.min() == 1
+        assert len(counts) == n - sum(grouped) + sum(-(-tokens // 4) for tokens in grouped)
+        assert conversation.turn_positions[0] == front and max(conversation.turn_positions) < 512
+        conversation.save(tmp_path / "talk")
+        following = ask(conversation, "And then?")
+        list(conversation.edit("Is Tom sad?", GREEDY))
+        assert conversation.change is not None and conversation.change.n_kept >= conversation.borders[-2]
+        list(conversation.edit("And then?", GREEDY))
+        assert conversation.turns[-1][1] == following
+    with opened(stories_model, n_ctx=1400) as ctx:
+        other = Conversation(ctx, self_extend=4)
+        other.load(tmp_path / "talk")
+        assert ask(other, "And then?") == following
+        assert other.change is not None and other.change.n_kept == n
+
+
+def test_self_extend_gives_turns_up_when_no_cell_is_free(stories_model: kvg.Model) -> None:
+    reports: list[Discard] = []
+    with opened(stories_model, n_ctx=700) as ctx:
+        conversation = Conversation(ctx, system=SYSTEM, self_extend=4, on_discard=reports.append)
+        for i in range(40):
+            ask(conversation, f"Tell me of number {i}.")
+            assert ctx.kv.seq_pos_max(0) < 512
+            assert ctx.kv.n_used == len(conversation.ids) - 1
+        assert reports and all(report.n_turns and report.stats for report in reports)
+        # one answer longer than all cells
+        ask(conversation, "Go on.", kvg.SamplingParams(max_tokens=1500, logit_bias={2: -100}))
+        assert ctx.kv.seq_pos_max(0) < 512
+        assert text_of(stories_model, conversation.ids).startswith(f"<s> <|system|>\n{SYSTEM}</s>\n")

@@ -86,6 +86,8 @@ def rewrite(path: Path, compress: bool = False, **changes: Any) -> None:
         {"front": [1, 512]},
         {"front": "text"},
         {"held": [-1]},
+        {"head": [3, 2]},
+        {"head": [0] * 5000},
         {"turns": [{"user": "a"}]},
         {"turns": [{"user": 1, "prompt": [], "n_header": 0, "said": []}]},
         {"turns": [{"user": "a", "prompt": [5], "n_header": 2, "said": []}]},

@@ -117,6 +117,14 @@ def test_a_full_cache_is_told_of(stories: Path) -> None:
     assert result.exit_code == 0
 
 
+def test_self_extend_is_told_of(stories: Path) -> None:
+    """The cache is as many times as large as the model was trained on, which is 512 tokens."""
+    lines = "".join(f"Tell me of number {i}.\n" for i in range(14))
+    result = chat(stories, lines, "--self-extend", "4", "-n", "40")
+    assert re.search(r"\[trained context full: \d+ old tokens share positions\]", result.stderr)
+    assert "given up" not in result.stderr and " of 2048 cells]" in result.stderr
+
+
 class Terminal:
     """A chat on a terminal of its own."""
 
