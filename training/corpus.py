@@ -1,15 +1,13 @@
-"""Procedural documents: numbers hidden in filler and asked for, and plain copying.
-
-A document is token ids, how much each token's prediction counts in the loss, and which tokens are filler.
-"""
+"""The passkey model's documents: numbers hidden in filler and asked for, and plain copying."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
 
 import numpy as np
+from document import ANSWER_LOSS, Document, joined
 from tokenizer import Tokenizer
+from views import Cache, random_cache
 
 PREFIX = (
     "There is an important info hidden inside a lot of irrelevant text. Find it and memorize them. "
@@ -48,28 +46,13 @@ KEY_FRAMES = [
 QUESTION = " What is the {name}? The {name} is"
 ENDINGS = ["green", "blue", "yellow", "go"]  # these take the full stop along: a junk line is twenty tokens
 
-FILLER_LOSS, KEY_LOSS, ANSWER_LOSS = 0.02, 0.3, 1.0
+FILLER_LOSS, KEY_LOSS = 0.02, 0.3
 
 
 def build_tokenizer() -> Tokenizer:
     texts = [PREFIX, JUNK, QUESTION, *NAMES, *FRAMES, *KEY_FRAMES, *PLACES, *THINGS, *LOOKS, *PEOPLE, *DEEDS]
     words = set(re.findall(r"[A-Za-z]+", re.sub(r"{\w+}", " ", " ".join(texts))))
     return Tokenizer(words, ENDINGS)
-
-
-@dataclass
-class Document:
-    ids: list[int] = field(default_factory=list)
-    loss: list[float] = field(default_factory=list)
-    filler: list[bool] = field(default_factory=list)
-
-    def add(self, ids: list[int], loss: float, filler: bool = False) -> None:
-        self.ids += ids
-        self.loss += [loss] * len(ids)
-        self.filler += [filler] * len(ids)
-
-    def __len__(self) -> int:
-        return len(self.ids)
 
 
 class Corpus:
@@ -79,6 +62,11 @@ class Corpus:
         self.tokenizer, self.rng = tokenizer, rng
         self._junk = tokenizer.encode(JUNK)
         self._prefix = tokenizer.encode(PREFIX, start=True)
+
+    def step(self, n: int, sizes: list[int], reach: int) -> tuple[list[Document], list[Cache]]:
+        """`n` documents decoded in batches of these sizes, and what a cache does to each meanwhile."""
+        documents = [self.draw(sum(sizes)) for _ in range(n)]
+        return documents, [random_cache(self.rng, sizes, np.array(d.filler), reach) for d in documents]
 
     def draw(self, length: int) -> Document:
         kind = self.rng.random()
@@ -104,7 +92,7 @@ class Corpus:
         keys = [self.key_sentence(name, numbers[name], plain) for name in names]
         room = length - len(questions) - sum(map(len, keys))
         body = self._filled(room, keys, plain)
-        return _joined([body, questions], length)
+        return joined([body, questions], length)
 
     def key_sentence(self, name: str, number: str, plain: bool) -> Document:
         frame = KEY_FRAMES[0] if plain else str(self.rng.choice(KEY_FRAMES, p=[0.55, 0.15, 0.15, 0.15]))
@@ -131,7 +119,7 @@ class Corpus:
                 document.add(segment_ids, ANSWER_LOSS / 4 if turn else 0.0)
                 for _ in range(int(self.rng.integers(0, 2))):
                     document.add(self.tokenizer.encode(self.sentence()), FILLER_LOSS, filler=True)
-        return _joined([document], length)
+        return joined([document], length)
 
     def sentence(self) -> str:
         def word(words: list[str]) -> str:
@@ -160,13 +148,4 @@ class Corpus:
             parts.append(part)
         for key in keys:
             parts.insert(int(self.rng.integers(1, len(parts) + 1)), key)
-        return _joined(parts, None)
-
-
-def _joined(parts: list[Document], length: int | None) -> Document:
-    whole = Document()
-    for part in parts:
-        whole.ids += part.ids
-        whole.loss += part.loss
-        whole.filler += part.filler
-    return Document(whole.ids[:length], whole.loss[:length], whole.filler[:length])
+        return joined(parts, None)

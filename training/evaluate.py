@@ -1,4 +1,4 @@
-"""Measures a checkpoint without an engine: the passkey example's runs, its cache work done on positions.
+"""Measures a passkey checkpoint without an engine: the example's runs, its cache work done on positions.
 
 `python training/evaluate.py DIR/checkpoint.pt [--trials 100] [--grid]`
 """
@@ -84,7 +84,7 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     show = print_grid if arguments.grid else print_runs
-    show(load_model(arguments.checkpoint), build_tokenizer(), arguments.trials)
+    show(load_model(arguments.checkpoint)[1], build_tokenizer(), arguments.trials)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Writes a checkpoint as GGUF: `python training/export.py CHECKPOINT pykvgraph/models/passkey.gguf`."""
+"""Writes a checkpoint as GGUF: `python training/export.py CHECKPOINT pykvgraph/models/NAME.gguf`."""
 
 from __future__ import annotations
 
@@ -7,27 +7,35 @@ from pathlib import Path
 
 import gguf
 import numpy as np
-from corpus import build_tokenizer
 from model import Llama
+from recipes import RECIPES
 from tokenizer import BOS, EOS, UNK, Tokenizer
 from train import load_model
 
 N_CTX_TRAIN = 4096
 
 
-def write_gguf(model: Llama, tokenizer: Tokenizer, path: Path) -> None:
+def write_gguf(name: str, model: Llama, path: Path) -> None:
     """Matrices as F16, norms as F32; the embedding is also the output matrix (no `output.weight`).
 
     `rope_freqs.weight` is by how much each pair turns more slowly than the usual frequency.
     """
     writer = gguf.GGUFWriter(path, "llama")
+    recipe = RECIPES[name]
+    writer.add_name(name)
+    writer.add_description(recipe.description)
+    writer.add_license("mit")
     _add_shape(writer, model)
-    _add_tokenizer(writer, tokenizer)
+    _add_tokenizer(writer, recipe.build_tokenizer())
+    if recipe.chat_template is not None:
+        writer.add_chat_template(recipe.chat_template)
     usual = model.shape.rope_base ** -(np.arange(0, model.shape.head_dim, 2) / model.shape.head_dim)
     writer.add_tensor(
         "rope_freqs.weight", (usual / model.shape.rope_frequencies().numpy()).astype(np.float32)
     )
     for name, weight in model.state_dict().items():
+        if name.startswith("subject"):  # only training asks for it
+            continue
         values = weight.numpy()
         writer.add_tensor(name, values.astype(np.float16 if values.ndim == 2 else np.float32))
     writer.write_header_to_file()
@@ -38,9 +46,6 @@ def write_gguf(model: Llama, tokenizer: Tokenizer, path: Path) -> None:
 
 def _add_shape(writer: gguf.GGUFWriter, model: Llama) -> None:
     shape = model.shape
-    writer.add_name("passkey")
-    writer.add_description("Finds a number hidden in junk text; trained from procedural text by pykvgraph")
-    writer.add_license("mit")
     writer.add_file_type(gguf.LlamaFileType.MOSTLY_F16)
     writer.add_vocab_size(shape.n_vocab)
     writer.add_context_length(N_CTX_TRAIN)
@@ -58,7 +63,7 @@ def _add_tokenizer(writer: gguf.GGUFWriter, tokenizer: Tokenizer) -> None:
     normal, byte = gguf.TokenType.NORMAL, gguf.TokenType.BYTE
     types = [byte if tokenizer.is_byte(i) else normal for i in range(len(tokenizer))]
     types[UNK] = gguf.TokenType.UNKNOWN
-    types[BOS] = types[EOS] = gguf.TokenType.CONTROL
+    types[BOS : len(tokenizer.control)] = [gguf.TokenType.CONTROL] * (len(tokenizer.control) - BOS)
     writer.add_tokenizer_model("llama")
     writer.add_token_list(tokenizer.pieces)
     writer.add_token_scores(tokenizer.scores())
@@ -68,7 +73,7 @@ def _add_tokenizer(writer: gguf.GGUFWriter, tokenizer: Tokenizer) -> None:
     writer.add_eos_token_id(EOS)
     writer.add_add_bos_token(True)
     writer.add_add_eos_token(False)
-    writer.add_add_space_prefix(True)
+    writer.add_add_space_prefix(tokenizer.space_prefix)
 
 
 def main() -> None:
@@ -76,8 +81,8 @@ def main() -> None:
     parser.add_argument("checkpoint", type=Path)
     parser.add_argument("gguf", type=Path)
     arguments = parser.parse_args()
-    model = load_model(arguments.checkpoint)
-    write_gguf(model, build_tokenizer(), arguments.gguf)
+    name, model = load_model(arguments.checkpoint)
+    write_gguf(name, model, arguments.gguf)
     print(f"{arguments.gguf}: {arguments.gguf.stat().st_size / 1e6:.2f} MB")
 
 

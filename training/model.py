@@ -31,6 +31,8 @@ class Shape:
     rope_base: float = 10000.0
     n_slow: int = 8
     norm_eps: float = 1e-5
+    embd_std: float = 0.02  # of the embedding's first values
+    n_subjects: int = 0  # what the first half is asked for in training; no part of the GGUF
 
     @property
     def head_dim(self) -> int:
@@ -130,23 +132,32 @@ class Llama(nn.Module):
         self.token_embd = nn.Embedding(shape.n_vocab, shape.n_embd)
         self.blk = nn.ModuleList(Block(shape) for _ in range(shape.n_layer))
         self.output_norm = nn.RMSNorm(shape.n_embd, eps=shape.norm_eps)
+        self.subject = nn.Linear(shape.n_embd, shape.n_subjects, bias=False)
         self._initialise()
 
     def _initialise(self) -> None:
         for name, weight in self.named_parameters():
             if weight.dim() == 2:
                 residual = name.endswith(("attn_output.weight", "ffn_down.weight"))
-                std = 0.02 if name.startswith("token_embd") else weight.shape[1] ** -0.5
+                std = self.shape.embd_std if name.startswith("token_embd") else weight.shape[1] ** -0.5
                 nn.init.normal_(weight, std=std / (2 * self.shape.n_layer) ** 0.5 if residual else std)
+
+        nn.init.constant_(self.output_norm.weight, 0.02 / self.shape.embd_std)  # so logits are small at first
 
     def forward(self, tokens: Tensor, views: Views) -> Tensor:
         """tokens (batch, length) -> normalised hidden states (batch, length, n_embd)."""
-        steps = self._steps(views)
+        return self.halves(tokens, views)[1]
+
+    def halves(self, tokens: Tensor, views: Views) -> tuple[Tensor, Tensor]:
+        """As forward; the hidden states after half of the blocks, normalised without weights, come first."""
+        steps, n_half = self._steps(views), self.shape.n_layer // 2
         x = self.token_embd(tokens)
-        for block in self.blk:
+        for block in self.blk[:n_half]:
             x = block(x, steps)
-        out: Tensor = self.output_norm(x)
-        return out
+        middle = F.rms_norm(x, (self.shape.n_embd,), eps=self.shape.norm_eps)
+        for block in self.blk[n_half:]:
+            x = block(x, steps)
+        return middle, self.output_norm(x)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """The embedding is tied: it is the output matrix, too."""

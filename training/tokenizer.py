@@ -23,17 +23,27 @@ class Tokenizer:
     """Pieces in id order: control tokens, bytes, single characters, merges by rank.
 
     `words` become one token each, spelled with a leading space. `endings` are words that swallow the full
-    stop after them: they bring a line of the passkey example's junk text down to twenty tokens.
+    stop after them: they bring a line of the passkey example's junk text down to twenty tokens. `roles` are
+    control tokens that begin a turn. `space_prefix`: whether a prompt gets a space before its first word.
     """
 
-    def __init__(self, words: Iterable[str], endings: Iterable[str] = ()) -> None:
+    def __init__(
+        self,
+        words: Iterable[str],
+        endings: Iterable[str] = (),
+        roles: Iterable[str] = (),
+        space_prefix: bool = True,
+    ) -> None:
+        self.control = [*_CONTROL, *roles]
+        self.space_prefix = space_prefix
+        self._first_byte = len(self.control)
         spelled = sorted({SPACE + word for word in words})
         merged = _merge_ranks(spelled) + [SPACE + word + "." for word in endings]
         characters = [SPACE] + [chr(c) for c in range(0x21, 0x7F)]
         self.n_characters = len(characters)
-        self.pieces = _CONTROL + [f"<0x{b:02X}>" for b in range(_N_BYTES)] + characters + merged
+        self.pieces = self.control + [f"<0x{b:02X}>" for b in range(_N_BYTES)] + characters + merged
         self._rank = {piece: rank for rank, piece in enumerate(merged)}
-        first = len(_CONTROL) + _N_BYTES
+        first = self._first_byte + _N_BYTES
         self._ids = {piece: i for i, piece in enumerate(self.pieces) if i >= first}
         self._cache: dict[str, list[int]] = {}
         for word in spelled:
@@ -49,12 +59,12 @@ class Tokenizer:
         return [0.0] * n_unmerged + [-1.0 - rank for rank in range(len(self._rank))]
 
     def is_byte(self, token: int) -> bool:
-        return len(_CONTROL) <= token < len(_CONTROL) + _N_BYTES
+        return self._first_byte <= token < self._first_byte + _N_BYTES
 
     def encode(self, text: str, *, start: bool = False) -> list[int]:
         """The ids of `text`; with `start`, as a whole prompt: BOS and the customary space come first."""
         ids = [BOS] if start else []
-        spaced = ((" " if start else "") + text).replace(" ", SPACE)
+        spaced = ((" " if start and self.space_prefix else "") + text).replace(" ", SPACE)
         for chunk in _CHUNK.findall(spaced):
             known = self._cache.get(chunk)
             if known is None:
@@ -62,8 +72,12 @@ class Tokenizer:
             ids += known
         return ids
 
+    def turn(self, role: str, text: str) -> list[int]:
+        """The ids of one turn of a dialogue: its role, a space and the text, EOS."""
+        return [self.control.index(role), *self.encode(" " + text), EOS]
+
     def decode(self, ids: Iterable[int]) -> str:
-        first_byte = len(_CONTROL)
+        first_byte = self._first_byte
         raw = b"".join(
             bytes([i - first_byte]) if self.is_byte(i) else self.pieces[i].replace(SPACE, " ").encode()
             for i in ids
@@ -83,7 +97,7 @@ class Tokenizer:
         ids: list[int] = []
         for symbol in symbols:
             known = self._ids.get(symbol)
-            ids += [known] if known is not None else [len(_CONTROL) + b for b in symbol.encode()]
+            ids += [known] if known is not None else [self._first_byte + b for b in symbol.encode()]
         return ids
 
 

@@ -1,4 +1,4 @@
-"""Trains the passkey model: `python training/train.py --out DIR`. Stop it, start it again, and it goes on.
+"""Trains a model: `python training/train.py --model NAME --out DIR`. Stop it, start it again, and it goes on.
 
 What a step trains on follows from the seed and the step's number alone.
 """
@@ -9,49 +9,31 @@ import argparse
 import ctypes
 import json
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812
-from corpus import ANSWER_LOSS, Corpus, Document, build_tokenizer
-from model import WINDOW, Llama, Shape
+from document import ANSWER_LOSS, Document
+from model import Llama, Shape
+from recipes import RECIPES, AnyCorpus, Stage
 from torch import Tensor, nn
-from views import Cache, cut, random_cache, stack
+from views import Cache, cut, stack
 
-SEED = 20261121
 CHECKPOINT = "checkpoint.pt"
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # from malloc.h
 SAVE_EVERY, REPORT_EVERY = 50, 25
 
 
-@dataclass(frozen=True)
-class Stage:
-    """A step takes 2,048 tokens of documents of `shortest` to `longest` tokens, decoded in `n_batches`,
-    seen as far apart as `reach`."""
-
-    n_steps: int
-    shortest: int
-    longest: int
-    n_batches: int
-    reach: int
-    rate: tuple[float, float]  # learning rate, from and to
-
-
 TOKENS = 2048
-STAGES = [
-    Stage(1100, shortest=96, longest=96, n_batches=1, reach=96, rate=(5e-3, 5e-3)),
-    Stage(2400, shortest=112, longest=240, n_batches=3, reach=WINDOW, rate=(5e-3, 2e-4)),
-]
+SUBJECT_LOSS = 0.3
 WARM_UP = 50
-N_STEPS = sum(stage.n_steps for stage in STAGES)
 
 
-def stage_at(step: int) -> tuple[Stage, float]:
+def stage_at(stages: list[Stage], step: int) -> tuple[Stage, float]:
     """The stage that `step` is in, and its learning rate."""
     first = 0
-    for stage in STAGES:
+    for stage in stages:
         if step < first + stage.n_steps:
             break
         first += stage.n_steps
@@ -59,11 +41,10 @@ def stage_at(step: int) -> tuple[Stage, float]:
     return stage, (start + (end - start) * (step - first) / stage.n_steps) * min(1.0, (step + 1) / WARM_UP)
 
 
-def documents_of(corpus: Corpus, stage: Stage) -> tuple[list[Document], list[Cache]]:
+def documents_of(corpus: AnyCorpus, stage: Stage) -> tuple[list[Document], list[Cache]]:
     length = int(corpus.rng.integers(stage.shortest, stage.longest + 1))
     sizes = cut(corpus.rng, length, stage.n_batches)
-    documents = [corpus.draw(length) for _ in range(TOKENS // length)]
-    return documents, [random_cache(corpus.rng, sizes, np.array(d.filler), stage.reach) for d in documents]
+    return corpus.step(TOKENS // length, sizes, stage.reach)
 
 
 def loss_of(model: Llama, documents: list[Document], caches: list[Cache]) -> tuple[Tensor, float]:
@@ -73,27 +54,40 @@ def loss_of(model: Llama, documents: list[Document], caches: list[Cache]) -> tup
     light = (weight > 0) & (weight < 0.1)
     weight = torch.where(light, 8 * weight * (torch.rand(weight.shape) < 1 / 8), weight)
     picked = weight > 0
-    logits = model.logits(model(ids, stack(caches))[:, :-1][picked])
+    middle, hidden = model.halves(ids, stack(caches))
+    logits = model.logits(hidden[:, :-1][picked])
     target, weight = ids[:, 1:][picked], weight[picked]
     loss = (F.cross_entropy(logits, target, reduction="none") * weight).sum() / weight.sum()
     answers = weight == ANSWER_LOSS
     right = (logits[answers].argmax(-1) == target[answers]).float().mean()
-    return loss, float(right) if answers.any() else 1.0
+    return loss + subject_loss(model, middle, documents), float(right) if answers.any() else 1.0
+
+
+def subject_loss(model: Llama, middle: Tensor, documents: list[Document]) -> Tensor:
+    """Cross-entropy of what the model's first half should know to be the subject."""
+    places = [(row, *place) for row, d in enumerate(documents) for place in d.subjects.items()]
+    if not places:
+        return torch.zeros(())
+    rows, columns, subjects = torch.tensor(places).unbind(1)
+    return SUBJECT_LOSS * F.cross_entropy(model.subject(middle[rows, columns]), subjects)
 
 
 def optimizers(model: nn.Module) -> list[torch.optim.Optimizer]:
     """Muon for the matrices (it learns to copy in a third of AdamW's steps), AdamW for the rest."""
     named = list(model.named_parameters())
-    matrices = [w for name, w in named if w.dim() == 2 and not name.startswith("token_embd")]
-    others = [w for name, w in named if w.dim() != 2 or name.startswith("token_embd")]
+    matrices = [w for name, w in named if w.dim() == 2 and name.startswith("blk")]
+    others = [w for name, w in named if w.dim() != 2 or not name.startswith("blk")]
     return [
         torch.optim.Muon(matrices, lr=1.0, weight_decay=0.02, momentum=0.95, adjust_lr_fn="match_rms_adamw"),
         torch.optim.AdamW(others, lr=1.0, betas=(0.9, 0.98), weight_decay=0.0),
     ]
 
 
-def save(path: Path, step: int, seconds: float, model: Llama, optims: list[torch.optim.Optimizer]) -> None:
+def save(
+    path: Path, recipe: str, step: int, seconds: float, model: Llama, optims: list[torch.optim.Optimizer]
+) -> None:
     state = {
+        "recipe": recipe,
         "step": step,
         "seconds": seconds,
         "shape": model.shape.to_dict(),
@@ -105,11 +99,12 @@ def save(path: Path, step: int, seconds: float, model: Llama, optims: list[torch
     part.replace(path)
 
 
-def load_model(path: Path) -> Llama:
+def load_model(path: Path) -> tuple[str, Llama]:
+    """The name of a checkpoint's recipe, and the model."""
     state = torch.load(path, weights_only=True)
     model = Llama(Shape(**state["shape"]))
     model.load_state_dict(state["model"])
-    return model.eval()
+    return state["recipe"], model.eval()
 
 
 def keep_freed_memory() -> None:
@@ -120,10 +115,11 @@ def keep_freed_memory() -> None:
         mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
 
 
-def train(out: Path) -> None:
-    torch.manual_seed(SEED)
-    tokenizer = build_tokenizer()
-    model = Llama(Shape(len(tokenizer)))
+def train(name: str, out: Path, minutes: float) -> None:
+    recipe = RECIPES[name]
+    torch.manual_seed(recipe.seed)
+    tokenizer = recipe.build_tokenizer()
+    model = Llama(Shape(len(tokenizer), **recipe.shape))
     optims = optimizers(model)
     first, seconds = 0, 0.0
     if (out / CHECKPOINT).exists():
@@ -133,10 +129,11 @@ def train(out: Path) -> None:
         for optim, saved in zip(optims, state["optimizers"], strict=True):
             optim.load_state_dict(saved)
     losses, rights, since = [], [], time.monotonic()
-    for step in range(first, N_STEPS):
-        torch.manual_seed(SEED + step)
-        corpus = Corpus(tokenizer, np.random.default_rng([SEED, step]))
-        stage, rate = stage_at(step)
+    end = since + 60 * minutes
+    for step in range(first, recipe.n_steps):
+        torch.manual_seed(recipe.seed + step)
+        corpus = recipe.corpus(tokenizer, np.random.default_rng([recipe.seed, step]))
+        stage, rate = stage_at(recipe.stages, step)
         loss, right = loss_of(model, *documents_of(corpus, stage))
         loss.backward()  # type: ignore[no-untyped-call]
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -157,19 +154,23 @@ def train(out: Path) -> None:
             with open(out / "curve.jsonl", "a") as curve:
                 curve.write(line + "\n")
             losses, rights = [], []
-        if (step + 1) % SAVE_EVERY == 0 or step + 1 == N_STEPS:
-            save(out / CHECKPOINT, step + 1, seconds, model, optims)
+        if (step + 1) % SAVE_EVERY == 0 or step + 1 == recipe.n_steps:
+            save(out / CHECKPOINT, name, step + 1, seconds, model, optims)
+            if time.monotonic() > end:
+                break
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", choices=RECIPES, default="passkey", help="[passkey]")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="stop after these [never]")
     parser.add_argument("--out", type=Path, required=True, help="folder of the checkpoint and the curve")
     parser.add_argument("--threads", type=int, default=1, help="one is fastest for matrices this small [1]")
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(arguments.threads)
     keep_freed_memory()
-    train(arguments.out)
+    train(arguments.model, arguments.out, arguments.minutes)
 
 
 if __name__ == "__main__":

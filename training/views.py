@@ -58,6 +58,13 @@ class Cache:
         self.alive &= behind | (self.positions < first)
         self.positions = np.where(behind, self.positions - n_positions, self.positions)
 
+    def drop(self, begin: int, end: int) -> None:
+        """Discards the tokens [begin, end); those behind them move down to where they began."""
+        behind = self.positions[end:]
+        self.alive[begin:end] = False
+        if len(behind):
+            self.positions[end:] = behind - (behind[0] - self.positions[begin])
+
     def shift(self, first: int, delta: int) -> None:
         self.positions = np.where(self.positions >= first, self.positions + delta, self.positions)
 
@@ -122,27 +129,36 @@ def cut(rng: np.random.Generator, length: int, n_batches: int) -> list[int]:
     return [int(n) for n in np.diff([0, *edges, length])]
 
 
-def random_cache(rng: np.random.Generator, sizes: list[int], filler: Flags, reach: int) -> Cache:
+def random_cache(
+    rng: np.random.Generator,
+    sizes: list[int],
+    filler: Flags,
+    reach: int,
+    drops: list[list[tuple[int, int]]] | None = None,
+) -> Cache:
     """A short document seen as a cache could show it after much more text.
 
     Between its batches, positions are divided, moved apart or closed up, up to `reach`; and each token of
     filler stands for many (their logarithm is added to its scores), so that attention has to stay sharp.
+    drops: the ranges of tokens discarded before each batch; None: any, drawn as the other events are.
     """
     cache = Cache()
     length = sum(sizes)
     most = np.log(max(2 * reach / length, 1.0))
-    for size in sizes:
+    for i, size in enumerate(sizes):
         weights = None
+        for begin, stop in drops[i] if drops else []:
+            cache.drop(begin, stop)
         if cache.seen:
             for _ in range(rng.integers(1, 3)):
-                _random_event(rng, cache, reach - (length - len(cache.positions)))
+                _random_event(rng, cache, reach - (length - len(cache.positions)), may_discard=drops is None)
             start = len(cache.positions)
             weights = np.where(filler[:start], np.exp(most * rng.random() ** 0.5), 1.0).astype(np.float32)
         cache.decode(size, weights)
     return cache
 
 
-def _random_event(rng: np.random.Generator, cache: Cache, reach: int) -> None:
+def _random_event(rng: np.random.Generator, cache: Cache, reach: int, may_discard: bool) -> None:
     end = cache.next_position
     if end < 4:
         return
@@ -151,7 +167,7 @@ def _random_event(rng: np.random.Generator, cache: Cache, reach: int) -> None:
     if kind < 0.25:
         group = int(rng.choice([2, 2, 4]))
         cache.divide(first, first, group)
-    elif kind < 0.35:
+    elif kind < 0.35 and may_discard:
         cache.discard(int(rng.integers(1, end)), int(rng.integers(1, 1 + end // 4)))
     elif kind < 0.85 and reach > end:
         cache.shift(first, int((reach - end) * rng.random() ** 0.5))

@@ -47,11 +47,14 @@ class LibllamaModel:
         self.n_vocab = int(self.ll.llama_vocab_n_tokens(self._vocab))
         self.n_params = int(self.ll.llama_model_n_params(self.pointer))
 
-    def encode(self, text: str) -> list[int]:
-        """The tokens of a text, with BOS if the model wants it. Names of control tokens are plain text."""
+    def encode(self, text: str, *, parse_special: bool = False) -> list[int]:
+        """The tokens of a text, with BOS if the model wants it.
+
+        parse_special: whether names of control tokens stand for these; otherwise they are plain text.
+        """
         data = text.encode()
         ids = (ctypes.c_int32 * (len(data) + 8))()
-        n = self.ll.llama_tokenize(self._vocab, data, len(data), ids, len(ids), True, False)
+        n = self.ll.llama_tokenize(self._vocab, data, len(data), ids, len(ids), True, parse_special)
         if n < 0:
             raise ModelLoadError(f"libllama makes more than {len(ids)} tokens of {len(data)} bytes")
         return list(ids[:n])
