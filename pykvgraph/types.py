@@ -31,7 +31,10 @@ class DevicePart:
     n_cache: int  # number of layers whose cells are on the device
     weight_bytes: int  # of the weights, those that are mapped from the file included
     cache_bytes: int  # of K and V
-    compute_bytes: int  # of the graphs' intermediate results
+    # of the graphs' intermediate results. A context keeps up to eight graphs of at most 32 tokens beside the
+    # largest one as these come up; a plan has all of them. Logits of more than 32 tokens of one micro-batch,
+    # or n_seq_max if that is more, come to that.
+    compute_bytes: int
     attention: str  # "flash", "plain", "attend" (pykvgraph's CPU kernel); "" when no cells are there
     shift_on_device: bool  # the device rotates K itself, or has no cells; False: the CPU rotates K for it
     fallbacks: tuple[str, ...]  # ggml operations of the device's layers that the CPU computes

@@ -13,6 +13,7 @@ from support.engines import Engine, Logits, decode, open_context, prompt_then_si
 from support.every_op import OPTIONS, every_op, mean_error, on_cpu, worst_step
 from support.faults import fault
 from support.judge import judge
+from support.kept_graphs import grow_graphs
 from support.models import N_VOCAB, ModelSpec
 
 import pykvgraph as kvg
@@ -187,10 +188,7 @@ def test_memory_is_predicted(device: str, path: Path) -> None:
             kvg.Model(path, device=device, n_gpu_layers=n_gpu_layers) as model,
             kvg.Context(model, **options) as ctx,
         ):
-            tokens = run_of(random_ids(300, N_VOCAB))
-            for begin in range(0, 300, 100):
-                decode(ctx, [token._replace(logits=False) for token in tokens[begin : begin + 99]])
-                decode(ctx, tokens[begin + 99 : begin + 100])
+            grow_graphs(ctx, n_before=1960)
             held = ctx.devices
             assert [part.device for part in plan] == [part.device for part in held]
             for predicted, part in zip(plan, held, strict=True):

@@ -77,8 +77,9 @@ decode_graph decoder::graph_of(const decode_shape & shape) const {
     return decode_graph(model_, cache_, attentions_, recurs_, shape);
 }
 
-decode_shape decoder::largest() const {
-    decode_shape shape = {n_ubatch_, 1, {}};
+// Over all cells, with as many outputs as there are sequences, or as a small graph may have.
+decode_shape decoder::shape_of(uint32_t n_tokens) const {
+    decode_shape shape = {n_tokens, std::min(n_tokens, std::max(cache_.n_seq_max(), graph_cache::SMALL_TOKENS)), {}};
     for (const kv_group & group : cache_.groups()) {
         shape.spans.push_back({0, group.n_rows()});
     }
@@ -87,13 +88,24 @@ decode_shape decoder::largest() const {
 
 std::vector<size_t> decoder::estimate() { return with_workspace(graphs_->estimate(graph_of(largest()))); }
 
-void decoder::reserve() {
-    decode_shape single = largest();
-    single.n_tokens = 1;
-    if (!graphs_->reserve(graph_of(largest()), graph_of(single))) {
-        fail(KVG_DEVICE, "%s has no memory for a graph of %u tokens over %u cells; use a smaller n_ubatch or n_ctx",
-             model_.placement().name().c_str(), n_ubatch_, cache_.groups().front().n_rows());
+std::vector<size_t> decoder::most(bool exactly) const {
+    const uint32_t n_small = std::min(n_ubatch_, graph_cache::SMALL_TOKENS);
+    std::vector<size_t> sizes = graphs_->most(graph_of(largest()), graph_of(shape_of(n_small)), exactly);
+    if (sizes.empty()) {
+        fail_without_memory();
     }
+    return with_workspace(std::move(sizes));
+}
+
+void decoder::reserve() {
+    if (!graphs_->reserve(graph_of(largest()), graph_of(shape_of(1)))) {
+        fail_without_memory();
+    }
+}
+
+void decoder::fail_without_memory() const {
+    fail(KVG_DEVICE, "%s has no memory for a graph of %u tokens over %u cells; use a smaller n_ubatch or n_ctx",
+         model_.placement().name().c_str(), n_ubatch_, cache_.groups().front().n_rows());
 }
 
 std::vector<size_t> decoder::sizes() const { return with_workspace(graphs_->sizes()); }

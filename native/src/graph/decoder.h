@@ -29,6 +29,9 @@ public:
 
     // About how many bytes the largest graph takes on each device, in the order of backends.
     std::vector<size_t> estimate();
+    // bytes on each device, in the order of backends, when as many graphs are kept as can be, each as large as can be; the CPU's with the
+    // scratch. exactly: by taking that much for a moment, else about. error(KVG_DEVICE)
+    std::vector<size_t> most(bool exactly) const;
     // error(KVG_DEVICE) when there is no room for it: better now than in the middle of a text
     void reserve();
     // bytes held on each device, in the order of backends; the CPU's with the scratch
@@ -59,7 +62,9 @@ public:
 private:
     std::vector<size_t> with_workspace(std::vector<size_t> sizes) const;
     void choose_attentions(int32_t flash_attn, int max_threads);
-    decode_shape largest() const;
+    decode_shape largest() const { return shape_of(n_ubatch_); }
+    decode_shape shape_of(uint32_t n_tokens) const;
+    [[noreturn]] void fail_without_memory() const;
     decode_graph graph_of(const decode_shape & shape) const;
 
     const model & model_;

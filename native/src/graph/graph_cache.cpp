@@ -7,9 +7,26 @@
 
 namespace kvg {
 
-// A graph of so few tokens takes little memory, and little time: building it again would be felt.
-static constexpr uint32_t SMALL_TOKENS = 32;
 static constexpr size_t MAX_SMALL = 8;
+
+std::vector<size_t> graph_cache::most(const decode_graph & largest, const decode_graph & small, bool exactly) const {
+    const auto bytes_of = [&](const decode_graph & graph) {
+        class scheduler scheduler(backends_, max_tensors_);
+        if (!exactly) {
+            return scheduler.estimate(graph);
+        }
+        return scheduler.reserve(graph) ? scheduler.sizes() : std::vector<size_t>();
+    };
+    std::vector<size_t> sizes = bytes_of(largest);
+    const std::vector<size_t> kept = bytes_of(small);
+    if (kept.empty()) {
+        return kept;
+    }
+    for (size_t i = 0; i < sizes.size(); ++i) {
+        sizes[i] += MAX_SMALL * kept[i];
+    }
+    return sizes;
+}
 
 std::vector<size_t> graph_cache::sizes() const {
     std::vector<size_t> sizes = shared_.scheduler.sizes();

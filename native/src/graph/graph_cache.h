@@ -15,12 +15,18 @@ namespace kvg {
 
 class graph_cache {
 public:
+    // A graph of so few tokens takes little memory, and little time: building it again would be felt.
+    static constexpr uint32_t SMALL_TOKENS = 32;
+
     // max_tensors: of any graph, nodes and leafs. error(KVG_DEVICE) when the host has no memory
     graph_cache(const backends & backends, size_t max_tensors)
         : backends_(backends), max_tensors_(max_tensors), shared_(backends, max_tensors) {}
 
     // About how many bytes the largest graph takes on each device, in the order of backends.
     std::vector<size_t> estimate(const decode_graph & largest) { return shared_.scheduler.estimate(largest); }
+    // About how many bytes there are on each device, in the order of backends, when as many graphs are kept as can be: the largest, and
+    // small ones of this size. exactly: by taking that much for a moment, first of the one and then of the other; empty when it isn't there.
+    std::vector<size_t> most(const decode_graph & largest, const decode_graph & small, bool exactly) const;
     // Memory for a graph of this size and all smaller ones, and for one of a single token, which every answer keeps beside it. False
     // when there is none.
     bool reserve(const decode_graph & largest, const decode_graph & single);

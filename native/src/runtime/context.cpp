@@ -111,21 +111,22 @@ context::context(std::shared_ptr<const model> model, const kvg_context_params & 
 // Memory for the largest graph, if there is room for it beside a cache that is allocated and not touched yet. A kernel that overcommits
 // would kill the process later.
 void context::reserve_graphs(uint32_t n_ubatch) {
-    graph_bytes_ = decoder_->estimate();
-    for (size_t i = 0; i < graph_bytes_.size(); ++i) {
+    const std::vector<size_t> bytes = decoder_->estimate();
+    bool fits = true;
+    for (size_t i = 0; i < bytes.size(); ++i) {
         ggml_backend_dev_t device = ggml_backend_get_device(backends_->all()[i]);
-        if (has_room(device, graph_bytes_[i] + (is_cpu(device) ? cache_->bytes_on(device) : 0))) {
-            continue;
+        fits = fits && has_room(device, bytes[i] + (is_cpu(device) ? cache_->bytes_on(device) : 0));
+        if (!fits && !model_->is_measured()) {
+            fail(KVG_DEVICE, "graphs of %u tokens over %u cells need %s on %s and %s are free; use a smaller n_ubatch or n_ctx",
+                 n_ubatch, cache_->groups().front().cells().size(), format_bytes(bytes[i]).c_str(),
+                 ggml_backend_dev_name(device), format_bytes(device_memory(device).free).c_str());
         }
-        if (model_->is_measured()) {
-            return; // the estimate will have to do
-        }
-        fail(KVG_DEVICE, "graphs of %u tokens over %u cells need %s on %s and %s are free; use a smaller n_ubatch or n_ctx",
-             n_ubatch, cache_->groups().front().cells().size(), format_bytes(graph_bytes_[i]).c_str(),
-             ggml_backend_dev_name(device), format_bytes(device_memory(device).free).c_str());
     }
-    decoder_->reserve();
-    graph_bytes_.clear();
+    if (model_->is_measured()) {
+        planned_bytes_ = decoder_->most(fits);
+    } else {
+        decoder_->reserve();
+    }
 }
 
 void context::clear(bool data) {
@@ -143,7 +144,7 @@ bool context::can_shift() const {
 }
 
 const std::vector<context_part> & context::parts() {
-    const std::vector<size_t> sizes = graph_bytes_.empty() ? decoder_->sizes() : graph_bytes_;
+    const std::vector<size_t> sizes = model_->is_measured() ? planned_bytes_ : decoder_->sizes();
     for (size_t i = 0; i < parts_.size(); ++i) {
         parts_[i].compute_bytes = sizes[i];
     }

@@ -55,7 +55,7 @@ private:
     std::unique_ptr<class transfer> transfer_;
     std::unique_ptr<class intake> intake_;
     std::vector<context_part> parts_;
-    std::vector<size_t> graph_bytes_; // an estimate for each device, used when the graphs were not reserved
+    std::vector<size_t> planned_bytes_; // of the graphs, on each device, when the model is only measured
 };
 
 } // namespace kvg

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from support import where
 from support.architectures import ArchSpec
-from support.engines import decode, open_context, random_ids, run_of
-from support.models import N_VOCAB, WeightType
+from support.engines import open_context
+from support.kept_graphs import grow_graphs
+from support.models import WeightType
 
 import pykvgraph as kvg
 
@@ -63,10 +64,7 @@ def test_memory(architecture: Architecture, spec: ArchSpec, context: dict[str, A
         for group in ctx.kv.groups:
             assert {cells_of(spec, layer, options) for layer in group.layers} == {group.n_cells}
         assert ctx.kv.bytes == bytes_of(spec, options)
-        text = run_of(random_ids(90, N_VOCAB))
-        for begin in (0, 45):
-            decode(ctx, [token._replace(logits=False) for token in text[begin : begin + 44]])
-            decode(ctx, text[begin + 44 : begin + 45])
+        grow_graphs(ctx)
         assert [part.device for part in plan] == [part.device for part in ctx.devices]
         for predicted, part in zip(plan, ctx.devices, strict=True):
             for name in ("weight_bytes", "cache_bytes", "compute_bytes"):

@@ -17,6 +17,7 @@ import gguf
 import pytest
 from click.testing import CliRunner, Result
 from support.architectures import ArchSpec
+from support.kept_graphs import grow_graphs
 from support.kv_types import GGML_TYPES
 
 import pykvgraph as kvg
@@ -82,6 +83,7 @@ def test_info_predicts_memory(stories: Path, n_ctx: int) -> None:
         kvg.Model(stories, device="cpu") as model,
         kvg.Context(model, n_ctx=n_ctx, n_ubatch=64, type_k="f32", n_threads=1) as ctx,
     ):
+        grow_graphs(ctx)
         (held,) = ctx.devices
         assert cpu["device"] == held.device == "CPU"
         for name in ("weight_bytes", "cache_bytes", "compute_bytes"):

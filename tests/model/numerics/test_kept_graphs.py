@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from support.engines import Logits, decode, open_context, random_ids, run_of
 from support.faults import fault
 from support.judge import nmse
+from support.kept_graphs import grow_graphs
 from support.models import N_VOCAB
 
 import pykvgraph as kvg
@@ -76,3 +79,21 @@ def test_they_take_little_memory(small: kvg.Model) -> None:
         for size in range(1, 33):
             in_batches(ctx, [size], 100 * size)
         assert compute_bytes() <= reserved + 8 * of_one
+
+
+@pytest.mark.parametrize("sizes", [{}, {"n_ubatch": 24}, {"n_seq_max": 40}], ids=str)
+def test_a_plan_has_them(small: kvg.Model, sizes: dict[str, int]) -> None:
+    """Within 2% of what a context takes at its largest, when batches of all sizes make nothing grow."""
+    options: dict[str, Any] = {"n_ctx": 1024, "n_batch": 64, "n_threads": 1, "n_threads_batch": 1, **sizes}
+    planned = sum(part.compute_bytes for part in kvg.plan_memory(small.path, "cpu", **options))
+    with open_context(small, **options) as ctx:
+        fresh = sum(part.compute_bytes for part in ctx.devices)
+        grow_graphs(ctx)
+        most = sum(part.compute_bytes for part in ctx.devices)
+        assert abs(planned - most) <= 0.02 * most
+        assert fresh < 0.8 * most
+        for size in [*range(1, 33), *range(32, 0, -1)]:
+            ctx.reset()
+            decode(ctx, run_of(random_ids(size, N_VOCAB)))
+        grow_graphs(ctx)
+        assert sum(part.compute_bytes for part in ctx.devices) == most
