@@ -71,6 +71,15 @@ class LlamaSampler:
         # whether the likeliest token is the choice, so that nobody needs the logits
         self.greedy = self._sampler.greedy and logits_processor is None
 
+    def going_on(self) -> Sampler:
+        """What goes on with the tokens that this one would choose."""
+        return self._sampler.copy()
+
+    def go_on_as(self, saved: Sampler | None) -> None:
+        """Goes on as a saved sampler did, if that one has the same arguments and seed."""
+        if saved is not None and saved.params == self._sampler.params:
+            self._sampler = saved.copy()
+
     def choose(self, ids: npt.NDArray[np.int32], last: LastOutput) -> int:
         """The token after the last output. Raises KVGraphError when logits are not finite."""
         if not math.isfinite(last.log_sum):

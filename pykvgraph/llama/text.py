@@ -18,6 +18,7 @@ from pykvgraph.kv_cache import KVCache
 from pykvgraph.llama.sampling import LlamaSampler
 from pykvgraph.llama.state import LlamaState
 from pykvgraph.model import Model
+from pykvgraph.text.sampling import Sampler
 from pykvgraph.text.tokenizer import Tokenizer
 
 
@@ -40,6 +41,8 @@ class LlamaText:
         self._logits_all = logits_all
         self._last: LastOutput | None = None  # of the token at n_tokens - 1, while it can be sampled from
         self._context: Context | None = None
+        self._sampling: LlamaSampler | None = None  # of the generation that waits to go on
+        self._saved: Sampler | None = None  # of the state that was loaded, until other tokens come
 
     def _begin(self, context: Context, n_vocab: int) -> None:
         self._context = context
@@ -93,11 +96,12 @@ class LlamaText:
     def set_seed(self, seed: int) -> None:
         """The seed of the next generation."""
         self._seed = seed
+        self._saved = None
 
     def reset(self) -> None:
         """Forgets the text. Its cells stay until other tokens take their place, if these begin alike."""
         self.n_tokens = 0
-        self._last = None
+        self._last = self._saved = None
 
     def eval(self, tokens: Sequence[int]) -> None:
         """Decodes tokens behind the n_tokens that are there; cells beyond these are removed before.
@@ -209,12 +213,16 @@ class LlamaText:
         """Decodes tokens, then samples one after another, each decoded when the next one is asked for.
 
         reset: the tokens are all of the text, of which only what is new is decoded; False: they follow what
-        is there. Whoever sends tokens into the generator has them decoded behind the last one. It goes on for
-        ever, unless stopping_criteria(ids, logits) is true.
+        is there, and no tokens stand for the pending one. After load_state() of a state that was saved in the
+        midst of a generation, one with reset=False and the same arguments draws the tokens that the other did
+        from there on. Whoever sends tokens into the generator has them decoded behind the last one.
+        It goes on for ever, unless stopping_criteria(ids, logits) is true.
         """
         left_out = ("self", "tokens", "reset", "stopping_criteria")
         wanted = {name: value for name, value in locals().items() if name not in left_out}
         sampler = LlamaSampler(self, **wanted)
+        if not reset:
+            sampler.go_on_as(self._saved)
         return self._generated([int(token) for token in tokens], sampler, reset, stopping_criteria)
 
     def _generated(
@@ -224,7 +232,8 @@ class LlamaText:
         if reset and tokens:
             self._read(tokens)
         else:
-            self._eval(tokens)
+            before = self.kv.pending_token(0)
+            self._eval(tokens if tokens or before is None else [before])
         while True:
             last = self._last
             if last is None:
@@ -233,14 +242,20 @@ class LlamaText:
             if stopping_criteria is not None and stopping_criteria(self._input_ids, self._logits_at(None)):
                 return
             pending.put(0, token)
-            more = yield token
+            self._sampling = sampler
+            try:
+                more = yield token
+            finally:
+                self._sampling = None
             self._eval([token] if more is None else [token, *more], copy_logits=not sampler.greedy)
 
     def save_state(self) -> LlamaState:
-        """The text, its cells, its pending token and what the next seed is drawn from."""
+        """The text, its cells, its pending token, its seed, and in the midst of a generation its sampler."""
         blob = self.kv.save(0)
         rows = self._scores if self._logits_all else self.scores[:0]
-        return LlamaState(self.input_ids.copy(), rows.copy(), self.n_tokens, blob, len(blob), self._seed)
+        sampler = self._saved if self._sampling is None else self._sampling.going_on()
+        ids = self.input_ids.copy()
+        return LlamaState(ids, rows.copy(), self.n_tokens, blob, len(blob), self._seed, sampler)
 
     def load_state(self, state: LlamaState) -> None:
         """Goes back to what save_state() returned, of this or another Llama of the same model.
@@ -259,7 +274,8 @@ class LlamaText:
         self._text.record(self._input_ids)
         if self._logits_all and len(state.scores) == self.n_tokens:
             self.scores[: self.n_tokens] = state.scores
-        self._seed = state.seed
+        self._sampling = None  # it was of the text before
+        self._seed, self._saved = state.seed, state.sampler
 
     def _next_seed(self, seed: int | None) -> None:
         """A given seed, or one that is drawn from the last."""

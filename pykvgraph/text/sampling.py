@@ -56,6 +56,11 @@ class Sampler(NotCopied):
     ) -> None:
         self._init(params_of(SamplingParams, locals()), tokenizer)
 
+    @property
+    def params(self) -> SamplingParams:
+        """What it was made with."""
+        return self._params
+
     @classmethod
     def of(cls, params: SamplingParams, tokenizer: Tokenizer | None) -> Sampler:
         """The sampler of a generation."""
@@ -99,6 +104,16 @@ class Sampler(NotCopied):
             logits = logits[: self._tokenizer.n_vocab]  # a model may have more rows
         chain = self._chain or self._new_chain(len(logits))
         return chain.call(self._draw, logits)
+
+    def copy(self) -> Sampler:
+        """Another one, which goes on as this one does, with its random numbers and its memory of tokens."""
+        other = Sampler.__new__(Sampler)
+        other.__dict__.update(self.__dict__)
+        other._candidates = np.empty(0, self._candidates.dtype)  # the first draw makes its own
+        if self._chain is not None:
+            clone, free = self._llama.llama_sampler_clone, self._llama.llama_sampler_free
+            other._chain = Handle.own(self._chain.call, clone, free=free, name="sampler")
+        return other
 
     def _new_chain(self, n_vocab: int) -> Handle:
         free = self._llama.llama_sampler_free
