@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pykvgraph.context import Context
     from pykvgraph.lab.cell_script import Operation
     from pykvgraph.maps.snapshot import CellMap
-    from pykvgraph.types import CellsView, UpdateStats
+    from pykvgraph.types import CellGroup, CellsView, UpdateStats
 
 COUNT = click.IntRange(min=1)
 
@@ -188,19 +188,30 @@ def _plot(steps: list[Step], path: str) -> None:
 def _step_json(step: Step) -> dict[str, Any]:
     import dataclasses
 
-    import numpy as np
-
-    from pykvgraph.maps.group import attended_span
-
-    view, seq, states = step.map.views[0], step.map.seq, step.map.states
-    used = np.flatnonzero(view.pos >= 0)
-    span = range(0) if seq is None else attended_span(view, seq)
+    groups, states = zip(step.map.groups, step.map.views, strict=True), step.map.states
     return {
         "line": step.operation.line if step.operation else 0,
         "operation": step.title if step.operation else None,
         "stats": dataclasses.asdict(step.stats) if step.stats else None,
-        "n_used": len(used),
-        "n_kv": int(used[-1]) + 1 if len(used) else 0,
+        "groups": [_group_json(group, view, step.map.seq) for group, view in groups],
+        "checkpoints": step.map.checkpoints,
+        "states": None if states is None else _states_json(states),
+    }
+
+
+def _group_json(group: CellGroup, view: CellsView, seq: int | None) -> dict[str, Any]:
+    """The cells of a group that are used, and which of them the next token of the sequence attends over."""
+    import numpy as np
+
+    from pykvgraph.maps.group import attended_span
+
+    span = range(0) if seq is None else attended_span(view, seq)
+    return {
+        "kind": group.kind,
+        "window": group.window,
+        "n_cells": len(view.pos),
+        "n_used": view.n_used,
+        "n_kv": view.n_kv,
         "attended": [span.start, span.stop] if span else None,
         "cells": [
             {
@@ -208,11 +219,11 @@ def _step_json(step: Step) -> dict[str, Any]:
                 "pos": int(view.pos[cell]),
                 "seq": np.flatnonzero(view.seq[cell]).tolist(),
                 "shift": int(view.shift[cell]),
+                "waiting": bool(view.waiting[cell]),
+                "kept": int(view.held[cell]),
             }
-            for cell in used
+            for cell in np.flatnonzero(view.pos >= 0)
         ],
-        "checkpoints": step.map.checkpoints,
-        "states": None if states is None else _states_json(states),
     }
 
 

@@ -32,14 +32,31 @@ def steps(stories: Path, *arguments: str, script: str = SCRIPT) -> list[dict[str
 def test_json_follows_the_cells(stories: Path) -> None:
     found = steps(stories, "-c", "16")
     assert [step["line"] for step in found] == [0, 1, 2, 3, 4, 5]
-    assert [(step["n_used"], step["n_kv"]) for step in found] == [(0, 0), (12, 12), *[(8, 12)] * 3, (8, 8)]
-    positions = [[cell["pos"] for cell in step["cells"]] for step in found]
+    assert [len(step["groups"]) for step in found] == [1] * 6
+    groups = [step["groups"][0] for step in found]
+    assert [(step["n_used"], step["n_kv"]) for step in groups] == [(0, 0), (12, 12), *[(8, 12)] * 3, (8, 8)]
+    positions = [[cell["pos"] for cell in step["cells"]] for step in groups]
     assert positions[2] == [0, 1, 2, 3, 8, 9, 10, 11]
     assert positions[3] == positions[4] == list(range(8))
     assert sorted(positions[5]) == list(range(8))
-    assert [cell["shift"] for cell in found[3]["cells"]] == [0] * 4 + [-4] * 4
+    assert [cell["shift"] for cell in groups[3]["cells"]] == [0] * 4 + [-4] * 4
     assert (found[5]["stats"]["shifted_cells"], found[5]["stats"]["moved_cells"]) == (4, 4)
-    assert [step["attended"] for step in found] == [None, [0, 12], *[[0, 12]] * 3, [0, 8]]
+    assert [step["attended"] for step in groups] == [None, [0, 12], *[[0, 12]] * 3, [0, 8]]
+
+
+def test_json_has_all_groups(architecture: Callable[[ArchSpec], Path]) -> None:
+    """A window of 8 has lost what came before it; its checkpoint keeps a window's cells."""
+    path = architecture(ArchSpec("gemma3", 2, window=8, period=2))
+    script = "decode 0 10\ncheckpoint 0\ndecode 0 20\n"
+    last = steps(path, "-c", "32", "-np", "2", script=script)[-1]
+    window, full = sorted(last["groups"], key=lambda group: group["window"], reverse=True)
+    assert (window["kind"], window["window"], full["kind"], full["window"]) == ("window", 8, "full", 0)
+    assert [cell["pos"] for cell in full["cells"]] == list(range(30))
+    assert {0} == {seq for cell in full["cells"] for seq in cell["seq"]}
+    seen = {cell["pos"] for cell in window["cells"] if cell["seq"]}
+    kept = {cell["pos"] for cell in window["cells"] if cell["kept"]}
+    assert set(range(22, 30)) <= seen and set(range(3, 10)) <= kept
+    assert last["checkpoints"][0] == [10]
 
 
 def test_the_map_after_each_line(stories: Path) -> None:
@@ -75,7 +92,7 @@ def test_a_file_and_a_picture(stories: Path, tmp_path: Path) -> None:
 def test_the_demonstration_ends_sorted(stories: Path) -> None:
     result = run(stories, "--json")
     last = json.loads(result.stdout)["steps"][-1]
-    sets = [tuple(cell["seq"]) for cell in last["cells"]]
+    sets = [tuple(cell["seq"]) for cell in last["groups"][0]["cells"]]
     runs = [seqs for i, seqs in enumerate(sets) if i == 0 or seqs != sets[i - 1]]
     assert len(runs) == len(set(sets)) > 1
     assert result.exit_code == 0
@@ -133,4 +150,5 @@ def test_states_and_checkpoints(architecture: Callable[[ArchSpec], Path]) -> Non
 def test_a_model_without_states_shows_none(stories: Path) -> None:
     assert "states" not in run(stories, "-").stdout
     step = steps(stories, script="decode 0 6\ncheckpoint 0\ndecode 0 4\nrewind 0 5\n")[-1]
-    assert (step["states"], step["checkpoints"], step["n_used"]) == (None, [[], [], [], []], 5)
+    assert (step["states"], step["checkpoints"]) == (None, [[], [], [], []])
+    assert [group["n_used"] for group in step["groups"]] == [5]

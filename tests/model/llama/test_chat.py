@@ -79,6 +79,33 @@ def test_answers(pair: Pair, chat_format: str | None, way: str) -> None:
         assert ours == theirs
 
 
+@pytest.fixture(scope="module")
+def calling(stories: Path) -> Iterator[Pair]:
+    """Two whose format makes a prompt of over 512 tokens from a tool."""
+    options = {**EXACT, "n_ctx": 1024, "chat_format": "chatml-function-calling"}
+    theirs = llama_cpp.Llama(str(stories), **options)
+    with kvg.Llama(str(stories), **options) as ours:
+        yield ours, theirs
+    theirs.close()
+
+
+@pytest.mark.parametrize("way", ["plain", "json", "tool", "function", "any tool", "no tool"])
+def test_function_calling(calling: Pair, way: str) -> None:
+    arguments = {"no tool": {"tools": [TOOL], "tool_choice": "none"}, **WAYS}[way]
+    for stream in (False, True):
+        if way == "any tool" and stream:
+            for llama in calling:
+                with pytest.raises(ValueError, match="streaming"):
+                    list(llama.create_chat_completion(MESSAGES, stream=True, **arguments))
+            return
+        chosen = {"temperature": 0.0, "max_tokens": 20, "stream": stream, **arguments}
+        ours, theirs = (identified(llama.create_chat_completion(MESSAGES, **chosen)) for llama in calling)
+        assert ours == theirs
+        if not stream and way in ("tool", "function"):
+            (call,) = ours["choices"][0]["message"]["tool_calls"]
+            assert json.loads(call["function"]["arguments"])["n"] in (1, 2)
+
+
 def test_the_format_is_chosen_alike(pair: Pair, stories: Path, templated: Path) -> None:
     with kvg.Llama(str(stories)) as plain_file, kvg.Llama(str(templated)) as with_template:
         assert plain_file.chat_format == "llama-2"
