@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import pickle
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -47,6 +48,26 @@ def test_what_is_not_supported_is_named(stories: Path, name: str) -> None:
         return
     with pytest.raises(kvg.UnsupportedError, match=name):
         kvg.Llama(str(stories), **{name: 2})  # type: ignore[arg-type]
+
+
+def test_the_page_names_everything() -> None:
+    """docs/ says of each method and argument whether it is the same, and refuses what the code does."""
+    text = (Path(__file__).parents[3] / "docs/coming-from-llama-cpp-python.md").read_text(encoding="utf-8")
+    rows = [row.split("|")[1:-1] for row in re.findall(r"^\|.*\|$", text, re.MULTILINE)]
+    named = {kind: "".join(row[0] for row in rows if row[1].strip() == kind) for kind in ("same", "refused")}
+    listed = {kind: set(re.findall(r"`(\w+)[=`]", cells)) for kind, cells in named.items()}
+    assert listed["refused"] >= set(_ONLY)
+    arguments = {
+        parameter.name
+        for method in METHODS
+        for parameter in inspect.signature(getattr(llama_cpp.Llama, method)).parameters.values()
+        if method in ("__init__", "create_completion", "create_chat_completion")
+        and parameter.name not in ("self", "kwargs")
+    }
+    everywhere = set(re.findall(r"`(\w+)[=`]", "".join(row[0] + row[2] for row in rows)))
+    methods = set(METHODS) - {"__init__"}
+    assert sorted((arguments | methods) - everywhere) == []
+    assert not listed["same"] & set(_ONLY)
 
 
 def test_what_nobody_knows(stories: Path) -> None:
