@@ -23,6 +23,10 @@ from support.storm import Storm, seconds
 import pykvgraph as kvg
 from pykvgraph.state.file import write_file
 
+# Ctrl-C may come in a finalizer, in a callback of the garbage collector, or between open() and `with`, when
+# nobody but the garbage collector holds the file: Python only tells of it
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
 # so large that a call takes longer than the way to it
 SPEC = ModelSpec(n_layer=3, n_embd=256, n_ff=512, n_head=4, n_head_kv=2)
 N = 512
@@ -234,8 +238,6 @@ def test_generate(slow: kvg.Model) -> None:
         assert ctx.kv.seq_pos_max(0) >= 0
 
 
-# between open() and `with` nobody holds the file but the garbage collector
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("delay", DELAYS)
 def test_save_file(ctx: kvg.Context, tmp_path: Path, delay: float) -> None:
     decode(ctx, [token._replace(logits=False) for token in run_of(random_ids(N, N_VOCAB))])
