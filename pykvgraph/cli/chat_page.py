@@ -41,7 +41,7 @@ class Page:
         self._begun = False  # whether something of the answer was written
 
     def write(self, text: str) -> None:
-        """More of an answer; white space in front of it is left out."""
+        """More of an answer; white space in front of it, or of what follows a note, is left out."""
         text = text if self._begun else text.lstrip()
         if not text:
             return
@@ -61,6 +61,7 @@ class Page:
         """A dim line; an answer goes on below it."""
         if self._on_terminal:
             self._break_line()
+            self._begun = False
         self.console.print(f"[{text}]", style="dim")
 
     def show(self, text: str) -> None:

@@ -190,6 +190,28 @@ def test_what_others_append_is_told(small: kvg.Model) -> None:
         assert text.set(wanted)[:3] == (55, 55, 2)
 
 
+def test_ctrl_c_right_after_a_decode(model: kvg.Model) -> None:
+    """What was decoded is known, and isn't decoded again: a state could not go back by one token."""
+
+    def interrupted(*arguments: Any) -> Any:
+        real(*arguments)
+        raise KeyboardInterrupt
+
+    with opened(model) as ctx:
+        text = KeptText(ctx)
+        text.set(IDS[:100], at=(50,))
+        real = ctx._handle.call
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(ctx._handle, "call", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                text.append(7)
+        assert (len(text), held(ctx)) == (100, 101)
+        assert text.set([*IDS[:100], 7, 8])[:3] == (101, 101, 1)
+        assert (
+            nmse(text.set([*IDS[:100], 7, 8, 9]).last.logits, read_anew(model, [*IDS[:100], 7, 8, 9])) <= 1e-6
+        )
+
+
 def test_a_sequence_that_others_cleared(small: kvg.Model) -> None:
     with opened(small) as ctx:
         text = KeptText(ctx)
