@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 @click.command(
     cls=Verb,
     epilog=examples(
-        "pykvgraph chat -m model.gguf",
+        "pykvgraph chat",
         "pykvgraph chat -m model.gguf --system 'Be brief.' -c 2048 --show-cache",
         "printf 'Hello.\\nAnd now?\\n' | pykvgraph chat -m model.gguf --temp 0",
     ),
 )
-@model_option(show_default="the embedded one")
+@model_option(show_default="an embedded one, for small talk")
 @option(
     "-sys", "--system", "--system-prompt", metavar="TEXT", default="", help="What the model is told first."
 )
@@ -82,7 +82,7 @@ def chat(
 
     on_terminal = sys.stdin.isatty() and sys.stdout.isatty()
     with (
-        kvg.Model(model or embedded_model(), **run.where.model()) as loaded,
+        kvg.Model(model or embedded_model("dialogue"), **run.where.model()) as loaded,
         kvg.Context(
             loaded,
             **run.context_for(self_extend * loaded.n_ctx_train, self_extend * ContextParams.n_ctx),

@@ -117,6 +117,18 @@ def test_a_full_cache_is_told_of(stories: Path) -> None:
     assert result.exit_code == 0
 
 
+def test_the_embedded_model_remembers_what_the_cache_has() -> None:
+    """A fact of the system prompt, and one of a turn that is given up."""
+    talk = "My cat is called Tom.\nWhat is my cat called?\nHow are you?\nI like tea.\nDo you like music?\n"
+    talk += "I live in Rome.\nWhat is my cat called?\nWhat is my dog called?\n"
+    options = ["-c", "96", "--temp", "0", "--system", "My dog is called Rex."]
+    result = CliRunner().invoke(main, ["chat", *options], input=talk)
+    answers = result.stdout.splitlines()
+    assert answers[1] == "Your cat is called Tom."
+    assert "context full: 3 turns given up" in result.stderr
+    assert "Tom" not in answers[6] and answers[7] == "Your dog is called Rex."
+
+
 def test_self_extend_is_told_of(stories: Path) -> None:
     """The cache is as many times as large as the model was trained on, which is 512 tokens."""
     lines = "".join(f"Tell me of number {i}.\n" for i in range(14))
