@@ -17,6 +17,8 @@ from pykvgraph.context_shift import ContextShift, self_extend
 from pykvgraph.errors import CacheFullError, InvalidArgumentError, UnsupportedError
 from pykvgraph.model import Model
 from pykvgraph.positions import Positions
+from pykvgraph.prefix import block
+from pykvgraph.prefix.index import Found, PrefixIndex
 from pykvgraph.types import ShiftReport
 
 R = TypeVar("R")
@@ -58,10 +60,18 @@ class KeptText(NotCopied):
     by record(); when something else removes or moves tokens, the object must be made anew. A sequence that
     has become shorter, as by kv.clear(), is decoded from the beginning. After Ctrl-C in any call the object
     knows what the sequence has.
+
+    earlier: an index of what other texts of this sequence began with. Where set() takes leave of tokens, the
+    index keeps their cells, for as long as nobody needs them: to come back to an earlier text decodes nothing
+    again but its last token. The index must be this object's alone.
     """
 
-    def __init__(self, ctx: Context, seq: int = 0, *, every: int = EVERY) -> None:
+    def __init__(
+        self, ctx: Context, seq: int = 0, *, every: int = EVERY, earlier: PrefixIndex | None = None
+    ) -> None:
         self._ctx = ctx
+        self._earlier = earlier
+        self._n_true = INT32_MAX  # tokens behind the first so many were read with others that are gone
         self._seq = integer(seq, "seq", 0, ctx.n_seq_max - 1)
         self._every = integer(every, "every", 1)
         # Never more than the sequence has, whatever a call is interrupted by: shortened before the sequence
@@ -70,9 +80,7 @@ class KeptText(NotCopied):
         self._positions = Positions()
         self._coming = array("i")  # what is being decoded; it may be there when Ctrl-C comes right after it
         self._batch = Batch()
-        keeps_all = [
-            g.kind == "full" or (g.kind == "window" and g.n_cells == ctx.n_ctx) for g in ctx.kv.groups
-        ]
+        keeps_all = _keep_all(ctx)
         self._goes_back_anywhere = all(keeps_all)
         self._can_be_full = any(keeps_all)
 
@@ -106,6 +114,8 @@ class KeptText(NotCopied):
         places = integers(at, "at", 1, len(wanted)).tolist()
         n_common = self._common_with(wanted)
         self._require_room(n_common, len(wanted))
+        if self._earlier is not None:
+            n_common = self._switch(self._earlier, array("i", wanted.tobytes()), n_common)
         n_kept = self._go_back(min(n_common, len(wanted) - 1))
         marks = checkpoint_places(n_kept, len(wanted), places or [n_common], self._every)
         last = self._decode(wanted, n_kept, [] if self._goes_back_anywhere else marks)
@@ -115,6 +125,8 @@ class KeptText(NotCopied):
         """Decodes one token at the end of the text; copy_logits: whether the result has its logits."""
         self._recover()
         number = integer(token, "token", 0, INT32_MAX)
+        if self._earlier is not None:
+            self._earlier.make_room(1)
         return self._arriving(
             (number,), lambda: self._ctx._handle.call(self._ctx._append, self._seq, number, copy_logits)
         )
@@ -152,6 +164,8 @@ class KeptText(NotCopied):
 
     def _rearranged(self, begin: int, left: tuple[array[int], Positions], work: Callable[[], R]) -> R:
         """What work() returns, which leaves these tokens and positions; they were the same up to `begin`."""
+        if self._earlier is not None:
+            self._earlier.clear()  # cells that it holds would be copied, not moved
         before = self._ids[:], self._positions
         self._forget_from(begin)
         try:
@@ -160,6 +174,7 @@ class KeptText(NotCopied):
             self._ids, self._positions = before
             raise
         self._ids, self._positions = left
+        self._n_true = min(self._n_true, begin)
         return result
 
     def _forget_from(self, n: int) -> None:
@@ -203,10 +218,42 @@ class KeptText(NotCopied):
             self._forget_from(0)
         return common_length(self._ids, wanted)
 
+    def _switch(self, earlier: PrefixIndex, wanted: array[int], n_common: int) -> int:
+        """Puts the text away where much of it goes, and takes one that begins more like the wanted one.
+
+        Returns with how many tokens the text then begins as the wanted one does.
+        """
+        found = earlier.find(wanted, len(wanted) - 1)
+        n_here = min(len(self._ids), self._n_true)
+        if found.n > n_common or n_here - n_common >= block.N_TOKENS:
+            if n_here == len(self._ids):
+                earlier.keep(self._ids, n_here, self._seq)
+            if found.n > n_common:
+                n_common = self._take(earlier, wanted, found)
+        return n_common
+
+    def _take(self, earlier: PrefixIndex, wanted: array[int], found: Found) -> int:
+        """The sequence gets what was found of the wanted text, in place of what it has."""
+        self._forget_from(0)
+        self._ctx.kv.seq_rm(self._seq, -1, -1)
+        self._n_true = INT32_MAX
+        try:
+            last = earlier.attach(found, self._seq)
+        except InvalidArgumentError:  # kv.clear() has ended the holds
+            self._earlier = earlier.renewed()
+            return 0
+        earlier.unpin(last)  # the sequence sees the cells, and so they stay
+        self._ids.extend(wanted[: found.n])
+        return found.n
+
     def _require_room(self, n_common: int, n: int) -> None:
         if not self._can_be_full:
             return
         kv = self._ctx.kv
+        if self._earlier is not None:  # which gives up its cells
+            others = int(kv.seq_bounds().n_cells.sum()) - kv.seq_count(self._seq, -1, -1).n_cells
+            if n + others <= kv.n_cells:
+                return
         after = kv.seq_count(self._seq, self._positions.of(n_common), -1)
         room = kv.n_free + after.n_cells - after.n_shared
         if n - n_common > room:
@@ -226,6 +273,8 @@ class KeptText(NotCopied):
         self._forget_from(n)
         there = self._ctx.kv.rewind(self._seq, position)
         self._forget_from(self._positions.first_at(there))
+        if len(self._ids) <= self._n_true:
+            self._n_true = INT32_MAX
         return len(self._ids)
 
     def _decode(self, ids: npt.NDArray[np.int32], begin: int, marks: list[int]) -> LastOutput:
@@ -254,10 +303,22 @@ class KeptText(NotCopied):
         pos0 = self._next()
         marks = [pos0 + n - begin for n in checkpoints]
         self._batch.extend(ids[begin:end], pos0, (self._seq,), "last" if is_last else False, marks)
+        if self._earlier is not None:
+            self._earlier.make_room(end - begin)
         coming = ids[begin:end].tolist()
         if is_last:
             return self._arriving(coming, lambda: self._ctx._handle.call(self._ctx._decode_last, self._batch))
         return self._arriving(coming, lambda: self._ctx.decode(self._batch))
+
+
+def earlier_texts(ctx: Context) -> PrefixIndex:
+    """For KeptText(earlier=). Where a model needs resume points, half of the checkpoints' room is theirs."""
+    return PrefixIndex(ctx.kv, 0 if all(_keep_all(ctx)) else N_CHECKPOINTS // 2)
+
+
+def _keep_all(ctx: Context) -> list[bool]:
+    """For each group of cells whether it keeps every position."""
+    return [g.kind == "full" or (g.kind == "window" and g.n_cells == ctx.n_ctx) for g in ctx.kv.groups]
 
 
 def common_length(a: Integers, b: Integers) -> int:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import time
-from array import array
 from collections import deque
-from typing import NamedTuple
 
 from pykvgraph.batch import Batch
 from pykvgraph.context import Context, LastOutput
@@ -16,20 +14,11 @@ from pykvgraph.engine.scheduler import Chunk, Scheduler
 from pykvgraph.engine.sizes import EVERY
 from pykvgraph.errors import CacheFullError, KVGraphError
 from pykvgraph.prefix import block
-from pykvgraph.prefix.index import Match, PrefixIndex
-from pykvgraph.prefix.node import Point
+from pykvgraph.prefix.index import Found, PrefixIndex
 from pykvgraph.types import EngineStats
 
 _N_COMPARED = 64  # waiting texts with which a new one is compared
 _MOST_PARTINGS = 8
-
-
-class _Found(NamedTuple):
-    """What the cache has of a text: a match, and of that the first n tokens from which it can go on."""
-
-    match: Match
-    n: int
-    point: Point | None
 
 
 class Stepper:
@@ -46,7 +35,6 @@ class Stepper:
         self._overcommit = overcommit
         # layers with a window, or with states, go on from resume points only
         self._needs_points = n_points > 0
-        self._n_points = n_points
         self._index = PrefixIndex(ctx.kv, n_points)
         self._scheduler = Scheduler(ctx.n_seq_max, ctx.n_batch)
         self._pace = Pace(max_itl)
@@ -156,15 +144,10 @@ class Stepper:
                 found = self._find(branch)
             self._enter(branch, found)
 
-    def _find(self, branch: Branch) -> _Found:
-        limit = len(branch.ids) - 1  # the last token is decoded, for its output
-        if not self._shares:
-            return _Found(self._index.match(array("i"), branch.salt), 0, None)
-        match = self._index.match(branch.ids, branch.salt)
-        if not self._needs_points:
-            return _Found(match, min(match.n, limit), None)
-        point = self._index.best_point(branch.ids, match, limit)
-        return _Found(match, point.p if point else 0, point)
+    def _find(self, branch: Branch) -> Found:
+        """What the cache has of it; but for the last token, which is decoded for its output."""
+        ids = branch.ids if self._shares else branch.ids[:0]
+        return self._index.find(ids, len(branch.ids) - 1, branch.salt)
 
     def _is_coming(self, branch: Branch, n: int) -> bool:
         """Whether a running text is about to decode more of what both begin with: worth waiting for."""
@@ -183,7 +166,7 @@ class Stepper:
                 return True
         return False
 
-    def _fits(self, branch: Branch, found: _Found) -> bool:
+    def _fits(self, branch: Branch, found: Found) -> bool:
         """Whether its cells will be there, whatever those inside may still take."""
         running = self._scheduler.running
         free = self._ctx.kv.n_free + self._index.n_evictable - sum(each.n_part for each in running)
@@ -192,9 +175,9 @@ class Stepper:
             return len(branch.ids) - found.n <= free - len(running)
         return branch.most_cells - found.n <= free - sum(each.still_to_take for each in running)
 
-    def _enter(self, branch: Branch, found: _Found) -> None:
+    def _enter(self, branch: Branch, found: Found) -> None:
         self._scheduler.enter(branch)
-        branch.last = self._index.attach(found.match, found.n, branch.seq, found.point)
+        branch.last = self._index.attach(found, branch.seq)
         branch.n_decoded = found.n
         branch.n_part = found.n - branch.last.end
         known = min(found.match.n, len(branch.ids) - 1)
@@ -353,7 +336,7 @@ class Stepper:
             self._ctx.kv.update()
         except KVGraphError:
             self._ctx.reset()
-            self._index = PrefixIndex(self._ctx.kv, self._n_points)
+            self._index = self._index.renewed()
 
 
 def _common(left: Branch, right: Branch) -> int:

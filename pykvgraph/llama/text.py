@@ -13,7 +13,7 @@ from pykvgraph.batch import Batch
 from pykvgraph.checks import Integers
 from pykvgraph.context import Context, LastOutput
 from pykvgraph.errors import InvalidArgumentError
-from pykvgraph.kept_text import KeptText, common_length
+from pykvgraph.kept_text import KeptText, common_length, earlier_texts
 from pykvgraph.kv_cache import KVCache
 from pykvgraph.llama.sampling import LlamaSampler
 from pykvgraph.llama.state import LlamaState
@@ -46,7 +46,8 @@ class LlamaText:
 
     def _begin(self, context: Context, n_vocab: int) -> None:
         self._context = context
-        self._text = KeptText(context, 0)
+        self._earlier = None if self._logits_all else earlier_texts(context)
+        self._text = KeptText(context, 0, earlier=self._earlier)
         self._batch = Batch()
         self.n_batch = context.n_batch
         self.input_ids: npt.NDArray[np.int32] = np.zeros(context.n_ctx, np.int32)
@@ -267,8 +268,10 @@ class LlamaText:
                 f"the state has {state.n_tokens} tokens, and this context {self.context.n_ctx} cells"
             )
         self.reset()
+        if self._earlier is not None:
+            self._earlier.clear()  # the state may need the cells
         self.kv.load(state.llama_state, seq=0)
-        self._text = KeptText(self.context, 0)
+        self._text = KeptText(self.context, 0, earlier=self._earlier)
         self.n_tokens = state.n_tokens
         self.input_ids[: self.n_tokens] = state.input_ids[: self.n_tokens]
         self._text.record(self._input_ids)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import itertools
 from array import array
 from collections import OrderedDict
 from typing import NamedTuple
 
-from pykvgraph.errors import CacheFullError
+from pykvgraph.errors import CacheFullError, InvalidArgumentError
 from pykvgraph.hold import Hold
 from pykvgraph.kv_cache import KVCache
 from pykvgraph.prefix import block
@@ -26,6 +27,17 @@ class Match(NamedTuple):
     child: Node | None
     run: int
     n: int
+
+
+class Found(NamedTuple):
+    """What the cache has of a text: a match, and of that the first n tokens, from which it can go on.
+
+    point: the place to go on from, where the model needs one.
+    """
+
+    match: Match
+    n: int
+    point: Point | None
 
 
 class PrefixIndex:
@@ -89,11 +101,20 @@ class PrefixIndex:
                 return max(fits, key=lambda point: point.p)
         return None
 
-    def attach(self, match: Match, n: int, seq: int, point: Point | None = None) -> Node:
-        """Shows the first n tokens of the match to an empty sequence; returns the last whole node, pinned.
+    def find(self, ids: array[int], limit: int, salt: bytes = b"") -> Found:
+        """The most that a text can begin with of what the cache has, up to position `limit`."""
+        match = self.match(ids, salt)
+        if not self._n_points:
+            return Found(match, min(match.n, limit), None)
+        point = self.best_point(ids, match, limit)
+        return Found(match, point.p if point else 0, point)
 
-        point: the place to go on from, at n. All or nothing: after an error the sequence is empty again.
+    def attach(self, found: Found, seq: int) -> Node:
+        """Shows what was found to an empty sequence; returns the last whole node, pinned.
+
+        All or nothing: after an error the sequence is empty again.
         """
+        match, n, point = found
         last = match.path[0]
         try:
             for node in [*match.path[1:], *([match.child] if match.child else [])]:
@@ -149,6 +170,17 @@ class PrefixIndex:
             self._add_end(last, ids[last.end : n].tobytes(), seq)
         return last
 
+    def keep(self, ids: array[int], n: int, seq: int) -> None:
+        """Keeps the text of a sequence, of which it has the first n tokens, for whoever comes back to it."""
+        last = self.root()
+        self.pin(last)
+        try:
+            last = self.extend(last, ids, n, seq, to_end=True)
+            if self._n_points:
+                self.add_point(last, ids, seq)
+        finally:
+            self.unpin(last)
+
     def add_point(self, last: Node, ids: array[int], seq: int) -> bool:
         """Keeps a place to go on from where the sequence ends, less than 32 tokens behind its last node.
 
@@ -191,6 +223,10 @@ class PrefixIndex:
             if not self._evict():
                 return False
         return True
+
+    def renewed(self) -> PrefixIndex:
+        """An empty index of the same cache, after kv.clear() has ended every hold."""
+        return PrefixIndex(self._kv, self._n_points)
 
     def clear(self) -> None:
         """Forgets everything that no running text needs."""
@@ -238,7 +274,8 @@ class PrefixIndex:
     def _remove(self, node: Node) -> None:
         assert node.hold is not None and node.parent is not None
         parent = node.parent
-        node.hold.release()
+        with contextlib.suppress(InvalidArgumentError):  # kv.clear() has ended it
+            node.hold.release()
         node.hold = None
         parent.remove(node)
         self.n_nodes -= 1
@@ -256,7 +293,8 @@ class PrefixIndex:
 
     def _forget(self, point: Point) -> None:
         del point.node.points[point.run]
-        point.resume.release()
+        with contextlib.suppress(InvalidArgumentError):
+            point.resume.release()
 
     def _touch(self, node: Node) -> None:
         node.used = next(self._clock)

@@ -25,10 +25,10 @@ LAYERS: list[set[str]] = [
     {"_native"},
     {"params", "batch", "device", "gguf_file", "pending", "text", "state", "models", "maps"},
     {"model", "hold", "incoming", "cell_groups", "kv_cache", "context"},
-    {"context_shift", "feed", "kept_text", "positions", "speech", "token_loop", "long_reader"},
-    {"hub", "web_file", "plan", "chat"},
+    {"context_shift", "feed", "positions", "speech", "token_loop", "long_reader"},
+    {"hub", "web_file", "plan"},
     {"tier"},
-    {"prefix", "stream"},
+    {"prefix", "stream", "kept_text", "chat"},
     {"engine", "llama", "lab", "viz"},
     {"cli", "server", "cluster", "__main__"},
 ]
