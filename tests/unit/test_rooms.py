@@ -24,7 +24,7 @@ LAYERS: list[set[str]] = [
     {"errors", "env", "checks", "types", "sizes"},
     {"_native"},
     {"params", "batch", "device", "gguf_file", "pending", "text", "state", "models", "maps"},
-    {"model", "hold", "incoming", "cell_groups", "kv_cache", "context"},
+    {"model", "hold", "incoming", "cell_groups", "readable_cache", "kv_cache", "context"},
     {"context_shift", "feed", "positions", "speech", "token_loop", "long_reader"},
     {"hub", "web_file", "plan"},
     {"tier"},
