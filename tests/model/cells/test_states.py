@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +21,6 @@ from support.recurrent import (
     MAMBA2,
     N_BATCH,
     OPTIONS,
-    SPECS,
     WINDOWED,
     alone,
     fill,
@@ -31,21 +29,8 @@ from support.recurrent import (
     same,
     state_bytes,
 )
-from support.state_bytes import HEAD, HEADER, Part, container
 
 import pykvgraph as kvg
-
-
-@pytest.fixture(scope="module", params=SPECS, ids=str)
-def model(request: pytest.FixtureRequest, architecture: Callable[[ArchSpec], Path]) -> Iterator[kvg.Model]:
-    with kvg.Model(architecture(request.param), device=where.device) as model:
-        yield model
-
-
-@pytest.fixture(scope="module")
-def delta_net(architecture: Callable[[ArchSpec], Path]) -> Iterator[kvg.Model]:
-    with kvg.Model(architecture(DELTA_NET), device=where.device) as model:
-        yield model
 
 
 @pytest.fixture(scope="module")
@@ -60,10 +45,10 @@ def windowed(architecture: Callable[[ArchSpec], Path]) -> Iterator[kvg.Model]:
         yield model
 
 
-def test_sequences_of_unequal_length_together(model: kvg.Model) -> None:
+def test_sequences_of_unequal_length_together(recurrent: kvg.Model) -> None:
     """One has a prompt, two go on by a token each, one begins: in batches that cut across all of them."""
     texts = [random_ids(60, N_VOCAB, seed) for seed in range(4)]
-    with open_context(model, **OPTIONS) as ctx:
+    with open_context(recurrent, **OPTIONS) as ctx:
         at = [0, 0, 0, 0]
         last: dict[int, Any] = {}
         for step in range(14):
@@ -76,33 +61,33 @@ def test_sequences_of_unequal_length_together(model: kvg.Model) -> None:
             rows = decode(ctx, tokens)
             last |= {token.seq_ids[0]: row for token, row in zip(tokens, rows, strict=True)}
     for seq, n in enumerate(at):
-        with open_context(model, **{**OPTIONS, "n_ubatch": 20}) as ctx:
+        with open_context(recurrent, **{**OPTIONS, "n_ubatch": 20}) as ctx:
             row = [
                 decode(ctx, run_of(texts[seq][i : min(i + N_BATCH, n)], i))[-1] for i in range(0, n, N_BATCH)
             ][-1]
         assert nmse(last[seq], row) <= where.rule(1e-6)
 
 
-def test_sequences_that_share_tokens_and_part_in_a_batch(model: kvg.Model) -> None:
-    with open_context(model, **OPTIONS) as ctx:
+def test_sequences_that_share_tokens_and_part_in_a_batch(recurrent: kvg.Model) -> None:
+    with open_context(recurrent, **OPTIONS) as ctx:
         decode(ctx, run_of(IDS[:9], 0, (0, 1, 2)))
         both = run_of(IDS[9:12], 9, (0, 1)) + run_of(IDS[9:11], 9, (2,)) + run_of(IDS[12:16], 12, (0,))
         decode(ctx, both + run_of(IDS[12:14], 12, (1,)))
         for seq, n in ((0, 16), (1, 14), (2, 11)):
-            assert same(go_on(ctx, seq), alone(model, n))
+            assert same(go_on(ctx, seq), alone(recurrent, n))
 
 
-def test_a_copy_goes_its_own_way(model: kvg.Model) -> None:
-    with open_context(model, **OPTIONS) as ctx:
+def test_a_copy_goes_its_own_way(recurrent: kvg.Model) -> None:
+    with open_context(recurrent, **OPTIONS) as ctx:
         fill(ctx, 30)
         used = ctx.kv.groups[-1].n_used
         ctx.kv.seq_cp(0, 1, 0, -1)
         assert ctx.kv.groups[-1].n_used == used
         go_on(ctx, 0, seed=9)
-        assert same(go_on(ctx, 1), alone(model, 30))
+        assert same(go_on(ctx, 1), alone(recurrent, 30))
         ctx.kv.seq_keep(1)
         assert ctx.kv.seq_pos_max(0) == -1
-        assert same(go_on(ctx, 1, seed=6), alone_twice(model, 30))
+        assert same(go_on(ctx, 1, seed=6), alone_twice(recurrent, 30))
 
 
 def alone_twice(model: kvg.Model, n: int) -> Any:
@@ -112,8 +97,8 @@ def alone_twice(model: kvg.Model, n: int) -> Any:
         return go_on(ctx, seed=6)
 
 
-def test_a_part_can_be_copied_up_to_a_checkpoint(model: kvg.Model) -> None:
-    with open_context(model, **{**OPTIONS, "checkpoint_cells": 48}) as ctx:
+def test_a_part_can_be_copied_up_to_a_checkpoint(recurrent: kvg.Model) -> None:
+    with open_context(recurrent, **{**OPTIONS, "checkpoint_cells": 48}) as ctx:
         fill(ctx, 20)
         assert ctx.kv.checkpoint(0) == 20
         fill(ctx, 45)
@@ -123,10 +108,10 @@ def test_a_part_can_be_copied_up_to_a_checkpoint(model: kvg.Model) -> None:
             ctx.kv.seq_cp(0, 1, 5, -1)
         assert ctx.kv.seq_pos_max(1) == -1
         ctx.kv.seq_cp(0, 1, 0, 20)
-        assert same(go_on(ctx, 1), alone(model, 20))
+        assert same(go_on(ctx, 1), alone(recurrent, 20))
         with pytest.raises(kvg.InvalidArgumentError, match="a text of its own"):
             ctx.kv.seq_cp(0, 1, 0, -1)
-        assert same(go_on(ctx, 0), alone(model, 45))
+        assert same(go_on(ctx, 0), alone(recurrent, 45))
 
 
 def test_a_part_can_be_copied_that_windows_have_left(windowed: kvg.Model) -> None:
@@ -142,8 +127,8 @@ def test_a_part_can_be_copied_that_windows_have_left(windowed: kvg.Model) -> Non
         assert same(go_on(ctx, 0), alone(windowed, 250))
 
 
-def test_coming_back_is_as_never_having_left(model: kvg.Model) -> None:
-    with open_context(model, **{**OPTIONS, "checkpoint_cells": 48}) as ctx:
+def test_coming_back_is_as_never_having_left(recurrent: kvg.Model) -> None:
+    with open_context(recurrent, **{**OPTIONS, "checkpoint_cells": 48}) as ctx:
         fill(ctx, 33)
         ctx.kv.checkpoint(0)
         wanted = go_on(ctx)
@@ -162,10 +147,10 @@ def test_coming_back_is_as_never_having_left(model: kvg.Model) -> None:
         assert same(go_on(ctx), wanted)
 
 
-def test_checkpoints_inside_a_batch(model: kvg.Model) -> None:
+def test_checkpoints_inside_a_batch(recurrent: kvg.Model) -> None:
     """At the cuts of micro-batches, between them and at the end, for sequences beside each other."""
     marks = {0: (3, 7, 14), 1: (2, 6)}
-    with open_context(model, **{**OPTIONS, "checkpoint_cells": 200}) as ctx:
+    with open_context(recurrent, **{**OPTIONS, "checkpoint_cells": 200}) as ctx:
         batch = kvg.Batch()
         batch.extend(IDS[:14], 0, (0,), checkpoints=marks[0])
         batch.extend(IDS[20:26], 0, (1,), checkpoints=marks[1])
@@ -174,7 +159,7 @@ def test_checkpoints_inside_a_batch(model: kvg.Model) -> None:
             assert ctx.kv.checkpoints(seq) == list(positions)
             for p in reversed(positions):
                 assert ctx.kv.rewind(seq, p) == p
-                with open_context(model, **OPTIONS) as fresh:
+                with open_context(recurrent, **OPTIONS) as fresh:
                     decode(fresh, run_of(IDS[20 * seq : 20 * seq + p], 0, (0,)))
                     wanted = go_on(fresh)
                 assert same(go_on(ctx, seq), wanted)
@@ -201,8 +186,8 @@ def test_checkpoints_of_a_batch_that_fails(delta_net: kvg.Model) -> None:
         batch.extend(IDS[:3], 5, (0,), checkpoints=(9,))
 
 
-def test_a_resume_point_for_another_sequence(model: kvg.Model) -> None:
-    with open_context(model, **{**OPTIONS, "checkpoint_cells": 48}) as ctx:
+def test_a_resume_point_for_another_sequence(recurrent: kvg.Model) -> None:
+    with open_context(recurrent, **{**OPTIONS, "checkpoint_cells": 48}) as ctx:
         fill(ctx, 32)
         prefix, point = ctx.kv.hold(0, 0, 32), ctx.kv.resume_point(0)
         fill(ctx, 70)
@@ -211,19 +196,19 @@ def test_a_resume_point_for_another_sequence(model: kvg.Model) -> None:
         with pytest.raises(kvg.InvalidArgumentError, match="can't go on at position 32"):
             decode(ctx, run_of(IDS[:1], 32, (2,)))
         ctx.kv.attach(point, 2)
-        assert same(go_on(ctx, 2), alone(model, 32))
+        assert same(go_on(ctx, 2), alone(recurrent, 32))
         ctx.kv.attach(prefix, 3)
         ctx.kv.attach(point, 3)
         point.release()
         prefix.release()
-        assert same(go_on(ctx, 3), alone(model, 32))
+        assert same(go_on(ctx, 3), alone(recurrent, 32))
         with pytest.raises(kvg.InvalidArgumentError, match="released"):
             ctx.kv.attach(point, 0)
 
 
 @pytest.mark.parametrize("site", ["cells", "build", "alloc", "compute", "state-take", "state-keep"])
-def test_a_step_that_fails_changes_no_state(model: kvg.Model, site: str) -> None:
-    with open_context(model, **OPTIONS) as ctx:
+def test_a_step_that_fails_changes_no_state(recurrent: kvg.Model, site: str) -> None:
+    with open_context(recurrent, **OPTIONS) as ctx:
         fill(ctx, 30)
         ctx.kv.checkpoint(0)
         before = ctx.kv.groups[-1].n_used
@@ -232,8 +217,8 @@ def test_a_step_that_fails_changes_no_state(model: kvg.Model, site: str) -> None
         assert ctx.kv.groups[-1].n_used == before
         assert ctx.kv.seq_pos_max(0) == 29
         assert ctx.kv.seq_pos_max(1) == -1
-        assert same(go_on(ctx), alone(model, 30))
-        assert same(go_on(ctx, 1), alone(model, 0))
+        assert same(go_on(ctx), alone(recurrent, 30))
+        assert same(go_on(ctx, 1), alone(recurrent, 0))
 
 
 def test_defrag_and_shift_leave_states_alone(delta_net: kvg.Model) -> None:
@@ -273,93 +258,6 @@ def test_as_many_as_there_is_room_for(delta_net: kvg.Model) -> None:
         assert same(go_on(ctx), alone(delta_net, 59))
         for each in points:
             each.release()
-
-
-@pytest.mark.parametrize("whole", [False, True])
-def test_saved_and_loaded(model: kvg.Model, whole: bool) -> None:
-    """In another context nothing is decoded again: not where a sequence ends, nor at its checkpoints."""
-    options = {**OPTIONS, "checkpoint_cells": 48}
-    with open_context(model, **options) as ctx, open_context(model, **options) as other:
-        fill(ctx, 25)
-        ctx.kv.checkpoint(0)
-        fill(ctx, 40)
-        ctx.kv.seq_cp(0, 2, 0, -1)
-        fill(ctx, 10, seq=1, shift=50)
-        fill(other, 15, seq=3, shift=20)  # what is there stays, or goes with the whole cache
-        blob = ctx.kv.save(None if whole else 0)
-        other.kv.load(blob, None if whole else 1)
-        seq = 0 if whole else 1
-        assert other.kv.checkpoints(seq) == [25]
-        assert np.array_equal(go_on(other, seq), go_on(ctx))
-        other.kv.rewind(seq, 30)
-        ctx.kv.rewind(0, 30)
-        assert np.array_equal(go_on(other, seq), go_on(ctx))
-        if whole:
-            assert other.kv.groups[-1].n_used == ctx.kv.groups[-1].n_used
-            assert np.array_equal(go_on(other, 1), go_on(ctx, 1))
-            assert np.array_equal(go_on(other, 2), go_on(ctx, 2))
-        else:
-            with open_context(model, **options) as third:
-                fill(third, 15, seq=3, shift=20)
-                assert np.array_equal(go_on(other, 3), go_on(third, 3))
-
-
-def test_a_load_that_fails_changes_no_state(model: kvg.Model) -> None:
-    with open_context(model, **OPTIONS) as ctx:
-        fill(ctx, 25)
-        blob = ctx.kv.save(0)
-        fill(ctx, 40)
-        used = ctx.kv.groups[-1].n_used
-        with fault("load-state"), pytest.raises(kvg.KVGraphError):
-            ctx.kv.load(blob, 0)
-        assert ctx.kv.groups[-1].n_used <= used
-        assert same(go_on(ctx), alone(model, 40))
-
-
-def test_damaged_states_are_refused(delta_net: kvg.Model) -> None:
-    with open_context(delta_net, **OPTIONS) as ctx:
-        fill(ctx, 20)
-        ctx.kv.checkpoint(0)
-        fill(ctx, 30)
-        blob = ctx.kv.save(0)
-        begin = blob.index(b"STAT", HEADER)
-        rng = np.random.default_rng(3)
-        for _ in range(300):
-            damaged = bytearray(blob)
-            damaged[begin + int(rng.integers(len(blob) - begin))] ^= 1 << int(rng.integers(8))
-            with pytest.raises(kvg.StateError):
-                ctx.kv.load(bytes(damaged), 1)
-        assert ctx.kv.seq_pos_max(1) == -1
-        assert same(go_on(ctx), alone(delta_net, 30))
-
-
-def test_an_empty_cache_is_saved_and_loaded(delta_net: kvg.Model) -> None:
-    with open_context(delta_net, **OPTIONS) as ctx:
-        blob = ctx.kv.save()
-        fill(ctx, 30)
-        ctx.kv.load(blob)
-        assert ctx.kv.groups[-1].n_used == 0
-        assert same(go_on(ctx), alone(delta_net, 0))
-
-
-@pytest.mark.parametrize("whole", [False, True])
-def test_a_state_of_a_sequence_without_cells_is_refused(
-    delta_net: kvg.Model, whole: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Such a sequence begins with zeros, whatever a file says."""
-
-    def owners(*_: Any) -> tuple[Any, list[int]]:
-        return np.array([[0, -1, 0], [1, -1, 0]][: 1 + whole], np.int32), [0]
-
-    with open_context(delta_net, **OPTIONS) as ctx:
-        fill(ctx, 20 * whole)
-        fill(ctx, 20, seq=2)
-        with monkeypatch.context() as patch:
-            patch.setattr("pykvgraph.state.transfer._state_owners", owners)
-            blob = ctx.kv.save(None if whole else 0)
-        with pytest.raises(kvg.StateError, match="that aren't there"):
-            ctx.kv.load(blob, None if whole else 1)
-        assert same(go_on(ctx, 1), alone(delta_net, 0))
 
 
 def test_the_group_of_states_counts_what_its_cells_show(delta_net: kvg.Model) -> None:
@@ -405,57 +303,6 @@ def test_parts_that_cannot_be_copied(delta_net: kvg.Model) -> None:
         with pytest.raises(kvg.InvalidArgumentError, match=r"0 to 25 .* nearest checkpoint .* at 20"):
             ctx.kv.seq_cp(0, 1, 0, 25)
         assert ctx.kv.seq_pos_max(1) == -1
-
-
-def forged(blob: bytes, contents: bytes) -> bytes:
-    """The saved state with another section STAT, and checksums that fit."""
-    at, n = HEADER, struct.unpack_from("<I", blob, 24)[0]
-    parts: list[Part] = []
-    for _ in range(n):
-        tag, flags, index, _, n_bytes = struct.unpack_from("<4sIIIQ", blob, at)
-        old = blob[at + HEAD : at + HEAD + n_bytes]
-        parts.append(Part(tag, contents if tag == b"STAT" else old, index, flags))
-        at += HEAD + n_bytes + (8 - n_bytes % 8) % 8
-    return container(parts)
-
-
-def test_forged_states_are_refused(delta_net: kvg.Model) -> None:
-    with open_context(delta_net, **OPTIONS) as ctx:
-        fill(ctx, 20)
-        ctx.kv.checkpoint(0)
-        fill(ctx, 30)
-        blob, row = ctx.kv.save(), state_bytes(DELTA_NET)
-        begin = blob.index(b"STAT", HEADER) + HEAD
-        rows = blob[begin + 16 :][: 2 * row]
-        owners = list(struct.iter_unpack("<3i", blob[begin + 16 + 2 * row :][:24]))
-        (live,) = (index for _, p, index in owners if p == -1)
-        kept = rows[(1 - live) * row :][:row]
-
-        def state(*owners: tuple[int, int, int], rows: bytes = rows) -> bytes:
-            front = struct.pack("<IIQ", len(owners), len(rows) // row, row)
-            return forged(blob, front + rows + b"".join(struct.pack("<3i", *owner) for owner in owners))
-
-        assert state(*owners) == blob
-        wrong = {
-            "of a sequence without cells": state(*owners, (1, -1, 1)),
-            "that nobody has": state(*owners, rows=rows + rows[:row]),
-            "isn't finite": state(*owners, rows=b"\0\0\xc0\x7f" + rows[4:]),
-            "sequences or checkpoints that aren't there": state((0, -1, live), (0, 21, 1 - live)),
-        }
-        wrong |= {
-            f"aren't there{' ' * i}": state(*owners, who)
-            for i, who in enumerate([(4, -1, 0), (-1, -1, 0), (0, -2, 0), (0, -1, 0), (0, 30, 0), (1, 20, 0)])
-        }
-        used = ctx.kv.groups[-1].n_used
-        for message, one in wrong.items():
-            with pytest.raises(kvg.StateError, match=message.strip()):
-                ctx.kv.load(one)
-        assert ctx.kv.groups[-1].n_used == used
-        ctx.kv.load(state((0, 20, 0), rows=kept))  # as where a resume point was not attached yet
-        with pytest.raises(kvg.InvalidArgumentError, match="can't go on at position 30"):
-            go_on(ctx)
-        ctx.kv.rewind(0, 29)
-        assert same(go_on(ctx), alone(delta_net, 20))
 
 
 def test_a_model_of_states_alone(mamba2: kvg.Model) -> None:

@@ -43,12 +43,6 @@ GRANITE = ArchSpec("granitehybrid", n_layer=3, period=3, state_heads=8)
 
 
 @pytest.fixture(scope="module")
-def delta_net(architecture: Architecture) -> Iterator[kvg.Model]:
-    with kvg.Model(architecture(DELTA_NET), device=where.device) as model:
-        yield model
-
-
-@pytest.fixture(scope="module")
 def windowed(architecture: Architecture) -> Iterator[kvg.Model]:
     with kvg.Model(architecture(WINDOWED), device=where.device) as model:
         yield model

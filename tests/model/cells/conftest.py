@@ -1,0 +1,27 @@
+"""Models with recurrent layers, for the tests of states."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from support import where
+from support.architectures import ArchSpec
+from support.recurrent import DELTA_NET, SPECS
+
+import pykvgraph as kvg
+
+
+@pytest.fixture(scope="module", params=SPECS, ids=str)
+def recurrent(
+    request: pytest.FixtureRequest, architecture: Callable[[ArchSpec], Path]
+) -> Iterator[kvg.Model]:
+    with kvg.Model(architecture(request.param), device=where.device) as model:
+        yield model
+
+
+@pytest.fixture(scope="module")
+def delta_net(architecture: Callable[[ArchSpec], Path]) -> Iterator[kvg.Model]:
+    with kvg.Model(architecture(DELTA_NET), device=where.device) as model:
+        yield model
