@@ -331,7 +331,7 @@ typedef struct kvg_kv_info {
     int64_t n_free;   /* tokens that can be decoded: empty cells in the groups that keep every position */
     int64_t n_seq_max;
     int64_t n_layer;
-    int64_t bytes;      /* K and V on the devices */
+    int64_t bytes;      /* K and V on the devices, and states in host memory */
     int64_t cell_bytes; /* of one cell in every group together */
     int32_t type_k;     /* kvg_type */
     int32_t type_v;
