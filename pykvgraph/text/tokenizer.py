@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from pykvgraph._native import libllama
-from pykvgraph._native.fork import renew_lock_in_child
+from pykvgraph._native.fork import renew_cached_properties_in_child, renew_lock_in_child
 from pykvgraph._native.handles import Handle, NotCopied, repr_of
 from pykvgraph._native.library import lib
 from pykvgraph.checks import INT32_MAX, Integers, flag, integer, integers, shown
@@ -277,6 +277,9 @@ class Tokenizer(NotCopied):
                 raise InvalidArgumentError(
                     f"this vocabulary has no token for {character!r}, nor tokens for its bytes"
                 )
+
+
+renew_cached_properties_in_child(Tokenizer)
 
 
 def _require_memory(n_bytes: int) -> None:

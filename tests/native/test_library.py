@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import functools
+import importlib
+import pkgutil
 import re
 import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +16,7 @@ from pathlib import Path
 import pytest
 
 import pykvgraph as kvg
-from pykvgraph._native import ffi
+from pykvgraph._native import ffi, fork
 from pykvgraph._native.library import lib, sized
 
 
@@ -173,3 +177,20 @@ def test_message_is_of_the_failing_thread() -> None:
     assert b"elsewhere.gguf" in messages["there"]
     assert b"here.gguf" in messages["here"]
     assert b"elsewhere" not in messages["here"]
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason="cached properties have no locks any more")
+def test_a_child_gets_new_locks_for_all_cached_properties() -> None:
+    """Or it waits for ever for a thread that was reading one when os.fork() came."""
+    names = [found.name for found in pkgutil.walk_packages(kvg.__path__, "pykvgraph.")]
+    modules = [importlib.import_module(name) for name in names if not name.endswith("__main__")]
+    kinds = {kind for module in modules for kind in vars(module).values() if isinstance(kind, type)}
+    cached = [
+        value
+        for kind in kinds
+        if kind.__module__ in names
+        for value in vars(kind).values()
+        if isinstance(value, functools.cached_property)
+    ]
+    assert len(cached) > 5
+    assert [each.attrname for each in cached if each not in fork._with_locks] == []
