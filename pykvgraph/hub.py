@@ -14,12 +14,12 @@ from pathlib import Path
 from types import ModuleType
 
 from pykvgraph.errors import InvalidArgumentError, KVGraphError, ModelLoadError
+from pykvgraph.web_file import PART
 
 DEFAULT_QUANTS = ("Q4_K_M", "Q8_0")  # llama.cpp's choice, too; after these the first model
 NO_MODELS = ("mmproj", "imatrix")  # GGUF files that only go with a model have these in their names
 
 _REPO = re.compile(r"([\w.-]+/[\w.-]+)(?::(.+))?")
-_PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$", re.IGNORECASE)
 _SHOWN = 20  # file names in one message
 
 
@@ -99,7 +99,7 @@ def choose(place: str, files: Iterable[str], quant: str | None) -> list[str]:
             f"{place}: more than one model is {quant or DEFAULT_QUANTS[0]}{several}; give USER/NAME:FILE"
         )
     (parts,) = found
-    split = _PART.search(parts[0])
+    split = PART.search(parts[0])
     if split and len(parts) != int(split[2]):
         raise FileNotFoundError(f"{place} has {len(parts)} of the {int(split[2])} parts of {parts[0]}")
     return parts
@@ -111,7 +111,7 @@ def _models(files: Iterable[str]) -> list[list[str]]:
     for file in sorted(files):
         base = Path(file).name.lower()
         if base.endswith(".gguf") and not any(word in base for word in NO_MODELS):
-            models.setdefault(_PART.sub(r"-of-\2.gguf", file), []).append(file)
+            models.setdefault(PART.sub(r"-of-\2.gguf", file), []).append(file)
     return list(models.values())
 
 

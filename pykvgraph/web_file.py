@@ -26,7 +26,7 @@ Progress = Callable[[str, int, "int | None"], None]  # the file's name, bytes th
 TIMEOUT = 30.0  # seconds without a byte
 _CHUNK = 1 << 20
 _MAGIC = b"GGUF"
-_PART = re.compile(r"-(\d{5})-of-(\d{5})(\.gguf)$", re.IGNORECASE)
+PART = re.compile(r"-(\d{5})-of-(\d{5})(\.gguf)$", re.IGNORECASE)  # of a split model
 # what a connection that fails or breaks raises; HTTPError is a URLError, and is caught before
 _BROKEN = (urllib.error.URLError, http.client.HTTPException, ConnectionError, TimeoutError)
 
@@ -59,7 +59,7 @@ def _addresses(url: str) -> list[str]:
         raise InvalidArgumentError(
             f"{url!r} is no address of a file: expected http or https://HOST/FILE.gguf"
         )
-    split = _PART.search(parts.path)
+    split = PART.search(parts.path)
     if split is None:
         return [url]
     if int(split[1]) != 1:

@@ -14,6 +14,7 @@ from pykvgraph.kept_text import common_length
 from pykvgraph.llama import responses
 from pykvgraph.llama.logprobs import Logprobs
 from pykvgraph.llama.sampling import LlamaSampler
+from pykvgraph.text.text_stream import overlap
 
 if TYPE_CHECKING:
     from pykvgraph.llama.llama import Llama
@@ -110,13 +111,7 @@ class Said:
 
     def held_back(self) -> int:
         """How many bytes at the end may become a stop string."""
-        longest = 0
-        for stop in self._stops:
-            for n in range(min(len(stop) - 1, len(self.data)), longest, -1):
-                if self.data.endswith(stop[:n]):
-                    longest = n
-                    break
-        return longest
+        return max((overlap(self.data, stop) for stop in self._stops), default=0)
 
 
 def is_cut(data: bytes) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Iterable
+from typing import AnyStr
 
 from pykvgraph.checks import strings
 
@@ -41,12 +42,12 @@ class TextStream:
             self.stopped = True
             self._held = ""
             return text[: min(matches)[1]]
-        certain = len(text) - max((_overlap(text, stop) for stop in self._stop), default=0)
+        certain = len(text) - max((overlap(text, stop) for stop in self._stop), default=0)
         self._held = text[certain:]
         return text[:certain]
 
 
-def _overlap(text: str, stop: str) -> int:
+def overlap(text: AnyStr, stop: AnyStr) -> int:
     """Length of the longest end of `text` that `stop` begins with, short of all of `stop`."""
     longest = min(len(stop) - 1, len(text))
     return next((length for length in range(longest, 0, -1) if text.endswith(stop[:length])), 0)

@@ -15,7 +15,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from pykvgraph.context import Context
-from pykvgraph.kept_text import KeptText
+from pykvgraph.kept_text import KeptText, common_length
 from pykvgraph.model import Model
 
 N_TURNS = 10
@@ -134,7 +134,7 @@ def converse(speaker: Speaker, script: Script) -> Iterator[Turn]:
         for name, text in asked:
             ids = [*said, *script.user, *text, *script.assistant]
             answer = speaker.answer(Prompt(name, ids, len(said) + len(script.user)), N_ANSWER)
-            n_old = n_alike(ids, held)
+            n_old = common_length(ids, held)
             yield Turn(name, len(ids), n_old, max(0, n_old - answer.n_kept), answer.seconds)
             held = [*ids, *answer.tokens[:-1]]
         said = [*ids, *answer.tokens]
@@ -143,11 +143,6 @@ def converse(speaker: Speaker, script: Script) -> Iterator[Turn]:
 def n_asked(script: Script) -> int:
     """How many answers the conversation has."""
     return len(script.messages) + len(script.edits) + sum(REGENERATED.values())
-
-
-def n_alike(a: Sequence[int], b: Sequence[int]) -> int:
-    """How many tokens two texts have in common at their beginnings."""
-    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
 def medians(runs: Sequence[Sequence[Turn]]) -> list[Turn]:

@@ -16,7 +16,6 @@ from support.models import N_VOCAB, SMALL, ModelSpec, write_model
 
 import pykvgraph as kvg
 from pykvgraph.kept_text import EVERY, KeptText, checkpoint_cells, checkpoint_places
-from pykvgraph.lab.bench.turns import n_alike
 
 IDS = random_ids(400, N_VOCAB)
 OTHER = random_ids(400, N_VOCAB, 1)
@@ -52,6 +51,14 @@ def delta_net(architecture: Callable[[ArchSpec], Path]) -> Iterator[kvg.Model]:
     assert isinstance(STATES, ArchSpec)
     with kvg.Model(architecture(STATES), device="cpu") as model:
         yield model
+
+
+def n_alike(a: list[int], b: list[int]) -> int:
+    """One by one, as nothing else counts it."""
+    n = 0
+    while n < min(len(a), len(b)) and a[n] == b[n]:
+        n += 1
+    return n
 
 
 def opened(model: kvg.Model, **options: Any) -> kvg.Context:
