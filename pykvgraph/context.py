@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -14,7 +15,7 @@ from pykvgraph._native.library import lib, sized
 from pykvgraph.batch import Batch
 from pykvgraph.checks import flag, integer, shown
 from pykvgraph.device import read_parts
-from pykvgraph.errors import InvalidArgumentError
+from pykvgraph.errors import InvalidArgumentError, KVGraphError
 from pykvgraph.kv_cache import KVCache
 from pykvgraph.model import Model
 from pykvgraph.params import ContextParams, params_of
@@ -300,6 +301,11 @@ class LastOutput(NamedTuple):
     best_logprob: float
     log_sum: float  # log of the sum of exp(logits); NaN when they are broken
     logits: npt.NDArray[np.float32]  # (n_vocab,), a copy; empty when the caller didn't want it
+
+    def require_finite(self) -> None:
+        """Raises KVGraphError when no token can be chosen by these logits."""
+        if not math.isfinite(self.log_sum):
+            raise KVGraphError("the logits are broken: one is no number, or the largest is infinite")
 
 
 class _Outputs:

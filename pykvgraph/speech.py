@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from typing import Literal
 
 from pykvgraph._native.handles import NotCopied
 from pykvgraph.context import LastOutput
-from pykvgraph.errors import KVGraphError
 from pykvgraph.params import SamplingParams
 from pykvgraph.text.sampling import Sampler
 from pykvgraph.text.text_stream import TextStream
@@ -39,8 +37,7 @@ class Speech(NotCopied):
 
     def say(self, last: LastOutput) -> Piece:
         """The piece after what was decoded last. Raises KVGraphError when the logits are broken."""
-        if not math.isfinite(last.log_sum):
-            raise KVGraphError("the logits are broken: one is no number, or the largest is infinite")
+        last.require_finite()
         token, score = last.best, last.best_logprob
         if not self.greedy:
             token = self._sampler.sample(last.logits)

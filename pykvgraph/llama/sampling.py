@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from pykvgraph.context import LastOutput
-from pykvgraph.errors import InvalidArgumentError, KVGraphError
+from pykvgraph.errors import InvalidArgumentError
 from pykvgraph.llama.arguments import RANDOM_SEED, refuse_unsupported
 from pykvgraph.params import SamplingParams
 from pykvgraph.text.sampling import Sampler
@@ -82,8 +81,7 @@ class LlamaSampler:
 
     def choose(self, ids: npt.NDArray[np.int32], last: LastOutput) -> int:
         """The token after the last output. Raises KVGraphError when logits are not finite."""
-        if not math.isfinite(last.log_sum):
-            raise KVGraphError("the logits are broken: one is no number, or the largest is infinite")
+        last.require_finite()
         return last.best if self.greedy else self.sample(ids, last.logits)
 
     def sample(self, ids: npt.NDArray[np.int32], logits: Logits) -> int:
