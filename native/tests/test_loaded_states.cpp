@@ -2,52 +2,17 @@
 #include <doctest/doctest.h>
 
 #include <cstdint>
-#include <cstdlib>
-#include <new>
 #include <vector>
 
 #include "backends.h"
 #include "device.h"
 #include "memory/kv_cache.h"
 #include "runtime/loaded_states.h"
-
-namespace {
-
-int64_t allowed = -1; // allocations until one fails; negative: no end
-
-} // namespace
-
-// not inlined: gcc would see malloc and free, and take them for a mismatch
-__attribute__((noinline)) void * operator new(std::size_t size) {
-    if (allowed == 0) {
-        throw std::bad_alloc();
-    }
-    allowed -= allowed > 0;
-    if (void * memory = malloc(size)) {
-        return memory;
-    }
-    throw std::bad_alloc();
-}
-
-__attribute__((noinline)) void operator delete(void * memory) noexcept { free(memory); }
-__attribute__((noinline)) void operator delete(void * memory, std::size_t) noexcept { free(memory); }
+#include "scarce_memory.h"
 
 using namespace kvg;
 
 namespace {
-
-// Whether the call gets along with n allocations.
-template <class F> bool done_with(int64_t n, F call) {
-    allowed = n;
-    try {
-        call();
-        allowed = -1;
-        return true;
-    } catch (const std::bad_alloc &) {
-        allowed = -1;
-        return false;
-    }
-}
 
 constexpr uint32_t N_FLOATS = 2 * 8; // two inputs of eight channels
 
