@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 
 import click
 
+from pykvgraph.cli.batch import batch
 from pykvgraph.cli.bench import bench
 from pykvgraph.cli.cells import cells
 from pykvgraph.cli.chat import chat
@@ -85,5 +86,5 @@ def main() -> None:
         sys.stdout.reconfigure(errors="backslashreplace")  # not every locale can show every text
 
 
-for _verb in (bench, cells, chat, generate, info, inspect, passkey):
+for _verb in (batch, bench, cells, chat, generate, info, inspect, passkey):
     main.add_command(_verb)

@@ -205,18 +205,18 @@ class Interruptible:
     """
 
     def __init__(self) -> None:
-        self._interrupted = False
+        self.interrupted = False
 
     def __enter__(self) -> Interruptible:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool:
-        self._interrupted = kind is KeyboardInterrupt
-        return self._interrupted
+        self.interrupted = kind is KeyboardInterrupt
+        return self.interrupted
 
     def end(self) -> None:
         """Exits after Ctrl-C; otherwise does nothing."""
-        if self._interrupted:
+        if self.interrupted:
             raise click.exceptions.Exit(INTERRUPTED)
 
 

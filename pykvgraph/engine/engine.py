@@ -65,13 +65,14 @@ class Engine(NotCopied):
         n_seq_max = integer(n_seq_max, "n_seq_max", 1)
         if max_itl is not None:
             max_itl = real(max_itl, "max_itl", 1e-6, 1e6)
+        n_ubatch = context.pop("n_ubatch", min(integer(n_batch, "n_batch"), 512))
         sizes = sizes_for(model, n_cells, n_seq_max, **context)
         self.model = model
         self.context = Context(
             model,
             n_ctx=sizes.n_ctx,
             n_batch=n_batch,
-            n_ubatch=context.pop("n_ubatch", min(integer(n_batch, "n_batch"), 512)),
+            n_ubatch=n_ubatch,
             n_seq_max=n_seq_max,
             checkpoint_cells=sizes.checkpoint_cells,
             checkpoint_bytes=sizes.checkpoint_bytes,

@@ -263,3 +263,8 @@ def test_scores_of_rows_are_numbers(dense: kvg.Model) -> None:
         (piece,) = engine.submit(prompt, READ)
         expected = logits.max() - np.log(np.exp(logits).sum())
         assert piece.logprob == pytest.approx(expected, abs=1e-4)
+
+
+def test_sizes_of_batches_are_the_context_s(dense: kvg.Model) -> None:
+    with kvg.Engine(dense, n_ctx=512, n_seq_max=2, n_batch=64, n_ubatch=16) as engine:
+        assert (engine.context.n_batch, engine.context.n_ubatch) == (64, 16)

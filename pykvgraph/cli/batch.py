@@ -1,0 +1,258 @@
+"""`pykvgraph batch`: a file of prompts in, a file of answers out."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import stat
+import sys
+import time
+from collections.abc import Callable
+from typing import IO, TYPE_CHECKING, Any
+
+import click
+
+from pykvgraph.checks import integers, shown
+from pykvgraph.cli.answer_file import AnswerFile
+from pykvgraph.cli.question import Line, lines, parse, question_of
+from pykvgraph.cli.show import print_json
+from pykvgraph.cli.verb import (
+    Interruptible,
+    Verb,
+    batch_option,
+    cache_type_options,
+    examples,
+    json_option,
+    model_option,
+    option,
+    swa_option,
+    threads_option,
+    ubatch_option,
+)
+from pykvgraph.cli.where import Where, where_options
+from pykvgraph.errors import InvalidArgumentError, KVGraphError
+
+if TYPE_CHECKING:
+    from click._termui_impl import ProgressBar
+
+    from pykvgraph.chat.messages import MessageTokens
+    from pykvgraph.engine import Engine, Request
+    from pykvgraph.types import Completion
+
+COUNT = click.IntRange(min=1)
+N_AT_A_TIME = 128  # requests that the engine has, at most; those that wait may share a prefix with others
+
+
+@click.command(
+    cls=Verb,
+    epilog=examples(
+        "pykvgraph batch -m model.gguf -f prompts.jsonl -o answers.jsonl",
+        "pykvgraph batch -m model.gguf -f prompts.jsonl -o answers.jsonl -np 16",
+    ),
+)
+@model_option(required=True)
+@option(
+    "-f", "--file", "prompts", type=click.File("rb"), required=True, metavar="FILE", help="Prompts; -: stdin."
+)
+@option(
+    "-o",
+    "--answers",
+    type=click.Path(dir_okay=False, writable=True),
+    required=True,
+    metavar="FILE",
+    help="Where answers are added.",
+)
+@option("-np", "--parallel", "n_seq_max", type=COUNT, metavar="N", default=8, help="Prompts at a time.")
+@option(
+    "-c",
+    "--ctx-size",
+    "n_ctx",
+    type=COUNT,
+    metavar="N",
+    show_default="as many as -np texts and the memory allow",
+    help="Cells of the cache.",
+)
+@batch_option()
+@ubatch_option
+@cache_type_options
+@swa_option
+@threads_option()
+@where_options
+@json_option
+def batch(
+    model: str,
+    where: Where,
+    prompts: IO[bytes],
+    answers: str,
+    n_ctx: int | None,
+    n_threads: int | None,
+    as_json: bool,
+    **sizes: Any,
+) -> None:
+    """Answer a file of prompts, many at a time.
+
+    Each line of the file is a JSON object with one of
+
+    \b
+      {"prompt": "a text"}
+      {"messages": [{"role": "user", "content": "a text"}]}
+      {"tokens": [1, 403, 407]}
+
+    Beside that it may have an "id", and how to answer: "max_tokens", "temperature" and the other fields of
+    SamplingParams. What prompts begin with alike is decoded once.
+
+    Each answer is a line, as soon as it is known and whatever the order of the prompts: "line", the number of
+    its prompt, "id", "text", "finish_reason", "n_prompt", "n_cached" (tokens of the prompt that needed no
+    decoding) and "seconds". A prompt that can't be answered gets an "error"; the others go on, and the exit
+    code is 1.
+
+    After Ctrl-C, or whatever else ended it, the same command goes on where it stopped. It tries prompts with
+    an error again.
+    """
+    import pykvgraph as kvg
+    from pykvgraph.chat.messages import MessageTokens
+
+    sizes |= {"n_threads": n_threads, "n_threads_batch": n_threads, "offload_kqv": where.offload_kqv}
+    begin = time.perf_counter()
+    with (
+        kvg.Model(model, **where.model()) as loaded,
+        kvg.Engine(loaded, n_ctx=n_ctx or "auto", background=False, **sizes) as engine,
+        AnswerFile(answers) as file,
+    ):
+        job = Job(engine, MessageTokens(loaded), file)
+        with Interruptible() as work, _progress(_n_bytes(prompts), job) as progress:
+            job.run(prompts, lambda n_bytes: progress.update(n_bytes, job))
+    totals = job.totals | {"seconds": time.perf_counter() - begin}
+    if as_json:
+        print_json(totals)
+    else:
+        click.echo(_summary(totals), err=True)
+    if work.interrupted:
+        click.echo("Interrupted: the same command goes on from here.", err=True)
+    work.end()
+    if totals["n_errors"]:
+        raise click.exceptions.Exit(1)
+
+
+def _progress(n_bytes: int, job: Job) -> ProgressBar[Job]:
+    """On a terminal, when it is known how much there is to do."""
+    bar: ProgressBar[Job] = click.progressbar(
+        length=n_bytes,
+        label="answers",
+        file=sys.stderr,
+        hidden=not sys.stderr.isatty() or not n_bytes,
+        item_show_func=lambda _: job.told(),
+    )
+    return bar
+
+
+def _n_bytes(source: IO[bytes]) -> int:
+    """Of a file; 0 for a pipe."""
+    try:
+        status = os.fstat(source.fileno())
+    except OSError:  # not a file of the system's
+        return 0
+    return status.st_size if stat.S_ISREG(status.st_mode) else 0
+
+
+def _summary(totals: dict[str, Any]) -> str:
+    counts = "{n_answered} answers, {n_errors} errors, {n_skipped} there already".format(**totals)
+    rate = totals["n_generated"] / totals["seconds"]
+    tokens = "{n_generated} tokens in {seconds:.1f} s".format(**totals)
+    cached = "{n_cached} of {n_prompt} prompt tokens were cached".format(**totals)
+    return f"{counts}; {tokens}, {rate:.1f}/s; {cached}"
+
+
+class Job:
+    """Reads prompts, a limited number ahead, and writes answers as they come.
+
+    totals: lines that were answered, that failed, and that had an answer before; tokens of those answered.
+    """
+
+    def __init__(self, engine: Engine, messages: MessageTokens, answers: AnswerFile) -> None:
+        self._engine = engine
+        self._messages = messages
+        self._answers = answers
+        self._pending: dict[Request, tuple[Line, Any]] = {}  # with the line's id
+        names = ("n_answered", "n_errors", "n_skipped", "n_prompt", "n_cached", "n_generated")
+        self.totals: dict[str, Any] = dict.fromkeys(names, 0)
+        self._done: Callable[[int], None]
+
+    def run(self, prompts: IO[bytes], done: Callable[[int], None]) -> None:
+        """Answers them all. done: is told of the bytes of each line that is done with."""
+        self._done = done
+        for line in lines(prompts):
+            while len(self._pending) >= N_AT_A_TIME:
+                self._step()
+            self._ask(line)
+        while self._pending:
+            self._step()
+
+    def told(self) -> str:
+        """For people who wait."""
+        return "{n_answered} answers, {n_errors} errors".format(**self.totals)
+
+    def _ask(self, line: Line) -> None:
+        id = None
+        try:
+            fields = parse(line.data)
+            id = fields.get("id")
+            if line.number in self._answers.answered:
+                self._skip(line, id)
+            else:
+                self._pending[self._submit(fields)] = line, id
+        except KVGraphError as error:
+            self._fail(line, id, error)
+
+    def _skip(self, line: Line, id: Any) -> None:
+        if self._answers.answered[line.number] != id:
+            raise click.ClickException(
+                f"the answers are to other prompts: line {line.number} has another id there. "
+                "Give another file for the answers"
+            )
+        self.totals["n_skipped"] += 1
+        self._done(len(line.data))
+
+    def _submit(self, fields: dict[str, Any]) -> Request:
+        source, value, params = question_of(fields)
+        if source == "tokens":
+            value = integers(value, "tokens", 0, self._engine.model.n_vocab - 1)
+        elif source == "messages":
+            value, stop = self._messages.prompt(value)
+            params = dataclasses.replace(params, stop=(*params.stop, *stop))
+        elif not isinstance(value, str):
+            raise InvalidArgumentError(f"prompt must be a text, got {shown(value)}")
+        return self._engine.submit(value, params)
+
+    def _step(self) -> None:
+        self._engine.step()
+        for request in [each for each in self._pending if each.done]:
+            line, id = self._pending[request]
+            try:
+                found = request.results()
+            except KVGraphError as error:
+                self._fail(line, id, error)
+            else:
+                self._answer(line, id, found)
+            del self._pending[request]
+
+    def _answer(self, line: Line, id: Any, found: list[Completion]) -> None:
+        first = found[0]
+        texts: list[dict[str, Any]] = [
+            {"text": each.text, "finish_reason": each.finish_reason} for each in found
+        ]
+        said = texts[0] if len(texts) == 1 else {"samples": texts}
+        seconds = round(max(each.seconds for each in found), 3)
+        answer = {**said, "n_prompt": first.n_prompt, "n_cached": first.n_cached, "seconds": seconds}
+        self._answers.add(line.number, id, answer)
+        self.totals["n_answered"] += 1
+        self.totals["n_prompt"] += first.n_prompt
+        self.totals["n_cached"] += first.n_cached
+        self.totals["n_generated"] += sum(len(each.tokens) for each in found)
+        self._done(len(line.data))
+
+    def _fail(self, line: Line, id: Any, error: KVGraphError) -> None:
+        said = {"type": type(error).__name__, "message": f"line {line.number}: {error}"}
+        self._answers.add(line.number, id, {"error": said})
+        self.totals["n_errors"] += 1
+        self._done(len(line.data))
