@@ -280,8 +280,39 @@ def test_passkey_says_when_the_cache_is_too_small(stories: Path) -> None:
     assert result.stderr.count("\n") == 1
 
 
-@pytest.mark.parametrize("name", ["chat.py", "passkey.py"])
+@pytest.mark.parametrize("name", ["agents.py", "chat.py", "passkey.py"])
 def test_a_missing_model_is_one_line(name: str) -> None:
     result = run(name, "-m", "nobody.gguf")
     assert result.returncode == 1
     assert result.stderr == f"{name}: [Errno 2] No such file or directory: 'nobody.gguf'\n"
+
+
+def test_batch_answers_a_file_in_its_order(stories: Path, tmp_path: Path) -> None:
+    prompts = [f"Once upon a time there was a girl who had {n} cats. " * 3 for n in range(5)]
+    (tmp_path / "prompts").write_text("\n".join(prompts), encoding="utf-8")
+    result = run("batch.py", "-m", stories, "-f", tmp_path / "prompts", "-n", "8", "-np", "2")
+    answers = [json.loads(line) for line in result.stdout.splitlines()]
+    assert [answer["prompt"] for answer in answers] == prompts
+    with kvg.Model(stories, device="cpu") as model, kvg.Context(model, n_ctx=256) as ctx:
+        alone = "".join(piece.text for piece in kvg.generate(ctx, prompts[0], max_tokens=8))
+        n_tokens = sum(len(model.tokenizer.encode(prompt)) for prompt in prompts)
+    assert answers[0]["text"] == alone
+    n_cached = sum(answer["n_cached"] for answer in answers)
+    told = re.fullmatch(
+        r"5 answers in \d+ steps; (\d+) of (\d+) prompt tokens were in the cache\n", result.stderr
+    )
+    assert told is not None and (int(told[1]), int(told[2])) == (n_cached, n_tokens)
+
+
+def test_agents_share_their_context(stories: Path) -> None:
+    """Its cells are there once: what all texts take is that, and what is their own."""
+    result = run("agents.py", "-m", stories, "-n", "2", "--max-tokens", "8")
+    assert result.returncode == 0, result.stderr
+    n_shared = int(re.findall(r"the shared text: (\d+) tokens", result.stdout)[0])
+    found = [tuple(map(int, pair)) for pair in re.findall(r"(\d+) of (\d+) prompt tokens", result.stdout)]
+    assert len(found) == 3 * 2 + 3
+    assert all(n_cached >= n_shared for n_cached, _ in found[2:])  # all but the first agent's
+    n_tokens, n_cells = map(int, re.findall(r"all texts: (\d+) tokens in (\d+) cells", result.stdout)[0])
+    assert n_tokens == sum(n_prompt for _, n_prompt in found) + 9 * 8
+    # a question of at most 12 tokens for each agent, 8 tokens for each of 9 answers, 4 for what follows
+    assert n_shared < n_cells <= n_shared + 3 * 12 + 9 * 8 + 3 * 4
