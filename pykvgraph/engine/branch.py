@@ -64,6 +64,11 @@ class Branch:
         self._first = math.nan
 
     @property
+    def runs(self) -> bool:
+        """Whether it has a sequence."""
+        return self.seq >= 0
+
+    @property
     def n_todo(self) -> int:
         """Tokens that are known and not decoded."""
         return len(self.ids) - self.n_decoded

@@ -81,8 +81,8 @@ class Engine(NotCopied):
         shares = flag(prefix_cache, "prefix_cache")
         self._tokenizer = model.tokenizer if model.has_tokenizer else None
         stepper = Stepper(self.context, sizes.n_points, shares, flag(overcommit, "overcommit"), max_itl)
-        self._loop = _Loop(stepper, flag(background, "background"))
-        self._finalizer = weakref.finalize(self, _close, self._loop, self.context)
+        self._loop = _Loop(self.context, stepper, flag(background, "background"))
+        self._finalizer = weakref.finalize(self, _close, self._loop)
 
     def submit(
         self, prompt: str | Integers, params: SamplingParams | None = None, *, salt: str | bytes = b""
@@ -92,8 +92,8 @@ class Engine(NotCopied):
         prompt: text, tokenized as the beginning of a text, or token ids, decoded as they are. salt: texts
         under different salts share nothing, so that a request's time tells nobody what others have asked.
 
-        Raises InvalidArgumentError for an empty or bad prompt, and after close(); CacheFullError for a
-        request that can't fit, even alone; UnsupportedError for text when the model has no tokenizer.
+        Raises InvalidArgumentError for an empty or bad prompt, a bad salt, and after close(); CacheFullError
+        for a request that can't fit, even alone; UnsupportedError for text when the model has no tokenizer.
         """
         params = SamplingParams() if params is None else params
         if not isinstance(params, SamplingParams):
@@ -105,7 +105,7 @@ class Engine(NotCopied):
         if len(ids) == 0:
             raise InvalidArgumentError("the prompt is empty: it takes a token to say what comes after it")
         request = Request(params.n, self._loop.cancel, None if self._loop.background else self.step)
-        branch = self._branches(request, ids, params, salt.encode() if isinstance(salt, str) else salt)
+        branch = self._branches(request, ids, params, _bytes_of(salt))
         self._require_room(branch)
         self._loop.give(branch)
         return request
@@ -159,7 +159,8 @@ class Engine(NotCopied):
 class _Loop:
     """Takes the steps: in a thread of its own, or when it is told to. The engine owns it."""
 
-    def __init__(self, stepper: Stepper, background: bool) -> None:
+    def __init__(self, context: Context, stepper: Stepper, background: bool) -> None:
+        self.context = context
         self.stepper = stepper
         self.background = background
         self._closed = False
@@ -186,40 +187,65 @@ class _Loop:
                 self.give(request)
 
     def step(self) -> bool:
-        """One step; whether there is more to do."""
+        """One step; whether there is more to do. After an exception that leaves it, the engine is closed."""
         with self._stepping:
             if self._closed:
                 return False
-            self.stepper.step()
+            try:
+                self.stepper.step()
+            except BaseException as error:  # a Ctrl-C perhaps, in the midst of a step
+                self._end(error)
+                raise
             return not self.stepper.is_idle
 
     def close(self) -> None:
-        """Ends the thread, then every request."""
+        """Ends the thread, then every request, and closes the context."""
         with self._news:
             self._closed = True
             self._news.notify()
-        if self._thread is not None and self._thread is not threading.current_thread():
+        if self._thread is threading.current_thread():
+            return  # the garbage collector runs in the midst of a step: the thread does the rest behind it
+        if self._thread is not None:
             self._thread.join()
         with self._stepping:
-            self.stepper.end_all(None)
+            self._end(None)
+            self.context.close()
 
     def _run(self) -> None:
-        while True:
-            with self._news:
-                while self.stepper.is_idle and not self._closed:
-                    self._news.wait()
-                if self._closed:
-                    return
-            try:
+        try:
+            while self._waits_for_work():
                 with self._stepping:
                     self.stepper.step()
-            except BaseException as error:  # whoever waits must hear of it
-                self._closed = True
-                self.stepper.end_all(error)
-                return
+        except BaseException as error:
+            self._end(error)
+        else:
+            self._end(None)
+            self.context.close()
+
+    def _waits_for_work(self) -> bool:
+        """False: the engine is closed."""
+        with self._news:
+            while self.stepper.is_idle and not self._closed:
+                self._news.wait()
+            return not self._closed
+
+    def _end(self, error: BaseException | None) -> None:
+        """Nobody comes any more, and whoever waits hears why."""
+        with self._news:
+            self._closed = True
+        self.stepper.end_all(error)
 
 
-def _close(loop: _Loop, context: Context) -> None:
+def _close(loop: _Loop) -> None:
     if os.getpid() == loop._pid:
         loop.close()
-    context.close()
+    else:
+        loop.context.close()
+
+
+def _bytes_of(salt: object) -> bytes:
+    if isinstance(salt, str):
+        return salt.encode(errors="surrogatepass")
+    if isinstance(salt, bytes):
+        return salt
+    raise InvalidArgumentError(f"salt must be a str or bytes, got {shown(salt)}")

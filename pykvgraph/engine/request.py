@@ -105,22 +105,25 @@ class Request:
         return self._said.get()
 
     def _say(self, piece: Piece) -> None:
-        self._said.put(piece)
-        if self._wake is not None:
-            self._wake()
+        self._put(piece)
 
     def _complete(self, sample: int, completion: Completion) -> None:
         self._completions[sample] = completion
         self._n_left -= 1
-        if not self._n_left:
+        if not self._n_left and not self.done:
             self._end(None)
 
     def _fail(self, error: BaseException) -> None:
-        self._error = error
-        self._end(error)
+        if not self.done:
+            self._error = error
+            self._end(error)
 
     def _end(self, error: BaseException | None) -> None:
         self._done.set()
-        self._said.put(_End(error))
-        if self._wake is not None:
-            self._wake()
+        self._put(_End(error))
+
+    def _put(self, said: Piece | _End) -> None:
+        self._said.put(said)
+        wake = self._wake  # read once: whoever listens may stop at any moment
+        if wake is not None:
+            wake()

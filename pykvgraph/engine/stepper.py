@@ -81,15 +81,16 @@ class Stepper:
         self._counts["steps"] += 1
 
     def end_all(self, error: BaseException | None) -> None:
-        """Every request ends: cancelled, or with the error."""
-        self._take_news()
-        for branch in [*self._scheduler.running, *self._scheduler.waiting]:
+        """Every request ends: cancelled, or with the error. The cache stays as it is: no step may follow."""
+        new = [each for each in self.news if isinstance(each, Branch)]
+        left = [*new, *self._scheduler.running, *self._scheduler.waiting]
+        for queue in (self.news, self._scheduler.running, self._scheduler.waiting):
+            queue.clear()
+        for branch in left:
             if error is None:
-                branch.cancelled = True
-            elif not branch.request.done:
+                _end_with_forks(branch, time.perf_counter())
+            else:
                 branch.request._fail(error)
-        if error is None:
-            self._end_cancelled()
 
     # ---- who comes and goes
 
@@ -131,7 +132,7 @@ class Stepper:
 
     def _admit(self) -> None:
         """Waiting texts enter, in their order, while there are sequences and cells for them."""
-        for branch in tuple(self._scheduler.waiting):
+        for branch in self._scheduler.waiting[:_N_COMPARED]:
             if branch.n_seqs > self._scheduler.n_free_seqs:
                 return
             found = self._find(branch)
@@ -177,7 +178,11 @@ class Stepper:
 
     def _enter(self, branch: Branch, found: Found) -> None:
         self._scheduler.enter(branch)
-        branch.last = self._index.attach(found, branch.seq)
+        try:
+            branch.last = self._index.attach(found, branch.seq)
+        except (KVGraphError, MemoryError):  # what can't be shared is decoded
+            found = Found(found.match, 0, None)
+            branch.last = self._index.attach(found, branch.seq)
         branch.n_decoded = found.n
         branch.n_part = found.n - branch.last.end
         known = min(found.match.n, len(branch.ids) - 1)
@@ -235,6 +240,11 @@ class Stepper:
 
     def _run(self, chunks: list[Chunk]) -> None:
         """Decodes the chunks together; when that fails, each half; only who fails alone gets the error."""
+        chunks = [
+            chunk for chunk in chunks if chunk.branch.runs
+        ]  # a sample that failed takes the others along
+        if not chunks:
+            return
         try:
             outputs = self._decode(chunks)
         except (KVGraphError, MemoryError) as error:
@@ -254,7 +264,8 @@ class Stepper:
         now = time.perf_counter()
         for branch, output in zip(talking, outputs, strict=True):
             for each in (branch, *self._fork(branch)):
-                self._say(each, output, now)
+                if each.runs:
+                    self._say(each, output, now)
 
     def _decode(self, chunks: list[Chunk]) -> list[LastOutput]:
         """One batch: the outputs of the chunks that end."""
@@ -309,13 +320,18 @@ class Stepper:
 
     def _fork(self, branch: Branch) -> list[Branch]:
         """The other samples of a request whose prompt was just decoded: they see its cells."""
+        if not branch.runs:
+            return []
         forks = self._scheduler.fork(branch)
-        for each in forks:
-            self._ctx.kv.seq_cp(branch.seq, each.seq, -1, -1)
-            each.n_decoded, each.last = branch.n_decoded, branch.last
-            each.n_cached, each.n_again = branch.n_cached, branch.n_again
-            if branch.last is not None:
-                self._index.pin(branch.last)
+        try:
+            for each in forks:
+                self._ctx.kv.seq_cp(branch.seq, each.seq, -1, -1)
+                each.n_decoded, each.last = branch.n_decoded, branch.last
+                each.n_cached, each.n_again = branch.n_cached, branch.n_again
+                if branch.last is not None:
+                    self._index.pin(branch.last)
+        except (KVGraphError, MemoryError) as error:
+            self._fail(branch, error)
         return forks
 
     def _say(self, branch: Branch, output: LastOutput, now: float) -> None:

@@ -9,11 +9,11 @@ from array import array
 from collections import OrderedDict
 from typing import NamedTuple
 
-from pykvgraph.errors import CacheFullError, InvalidArgumentError
+from pykvgraph.errors import CacheFullError, DeviceError, InvalidArgumentError
 from pykvgraph.hold import Hold
 from pykvgraph.kv_cache import KVCache
 from pykvgraph.prefix import block
-from pykvgraph.prefix.node import Node, Point
+from pykvgraph.prefix.node import Node, Point, Root
 
 
 class Match(NamedTuple):
@@ -56,7 +56,7 @@ class PrefixIndex:
         """Texts are given as arrays of 32-bit ids, little-endian as wherever ggml runs."""
         self._kv = kv
         self._n_points = n_points
-        self._roots: dict[bytes, Node] = {}
+        self._roots: dict[bytes, Root] = {}  # of salts that have texts
         self._clock = itertools.count(1)
         self._leaves: list[tuple[int, int, Node]] = []  # a heap of what may go first; some entries are old
         self._points: OrderedDict[int, Point] = OrderedDict()  # by id; the first was used longest ago
@@ -68,15 +68,9 @@ class PrefixIndex:
         """How many resume points it has."""
         return len(self._points)
 
-    def root(self, salt: bytes = b"") -> Node:
-        """Where texts under this salt begin."""
-        if salt not in self._roots:
-            self._roots[salt] = Node(None, b"", None)
-        return self._roots[salt]
-
     def match(self, ids: array[int], salt: bytes = b"") -> Match:
         """How much of these tokens is known; O(their number)."""
-        node = self.root(salt)
+        node: Node = self._roots.get(salt) or Root(salt)
         path = [node]
         own = ids[: block.N_TOKENS].tobytes()
         while own and (child := node.children.get(own)):
@@ -115,7 +109,9 @@ class PrefixIndex:
         All or nothing: after an error the sequence is empty again.
         """
         match, n, point = found
-        last = match.path[0]
+        root = last = match.path[0]
+        assert isinstance(root, Root)
+        self._roots.setdefault(root.salt, root)
         try:
             for node in [*match.path[1:], *([match.child] if match.child else [])]:
                 if n <= node.end - node.n_tokens:
@@ -162,17 +158,18 @@ class PrefixIndex:
         """Adds what a sequence has behind the pinned node `last`; returns the new last one, pinned instead.
 
         ids: the whole text, whose first n tokens are in the sequence. to_end: adds what is left behind the
-        whole blocks, too.
+        whole blocks, too. Where memory ends, it adds less.
         """
-        while last.end + block.N_TOKENS <= n:
-            last = self._grow(last, ids[last.end : last.end + block.N_TOKENS].tobytes(), seq)
-        if to_end and last.end < n:
-            self._add_end(last, ids[last.end : n].tobytes(), seq)
+        with contextlib.suppress(MemoryError):
+            while last.end + block.N_TOKENS <= n:
+                last = self._grow(last, ids[last.end : last.end + block.N_TOKENS].tobytes(), seq)
+            if to_end and last.end < n:
+                self._add_end(last, ids[last.end : n].tobytes(), seq)
         return last
 
     def keep(self, ids: array[int], n: int, seq: int) -> None:
         """Keeps the text of a sequence, of which it has the first n tokens, for whoever comes back to it."""
-        last = self.root()
+        last: Node = self._roots.setdefault(b"", Root(b""))
         self.pin(last)
         try:
             last = self.extend(last, ids, n, seq, to_end=True)
@@ -184,7 +181,7 @@ class PrefixIndex:
     def add_point(self, last: Node, ids: array[int], seq: int) -> bool:
         """Keeps a place to go on from where the sequence ends, less than 32 tokens behind its last node.
 
-        Returns whether there was room for it.
+        Returns whether there was room for it, and the device has kept it.
         """
         p = self._kv.seq_pos_max(seq) + 1
         at = last
@@ -205,6 +202,8 @@ class PrefixIndex:
             except CacheFullError:
                 if not self.drop_point():
                     return False
+            except (DeviceError, MemoryError):
+                return False
         at.points[run] = point
         self._points[id(point)] = point
         return True
@@ -220,7 +219,7 @@ class PrefixIndex:
     def make_room(self, n: int) -> bool:
         """Gives up nodes until n cells are empty; False: there are not enough."""
         while self._kv.n_free < n:
-            if not self._evict():
+            if not self.evict():
                 return False
         return True
 
@@ -230,10 +229,10 @@ class PrefixIndex:
 
     def clear(self) -> None:
         """Forgets everything that no running text needs."""
-        while self._evict():
+        while self.evict():
             pass
 
-    def _evict(self) -> bool:
+    def evict(self) -> bool:
         """Gives up the leaf that was used longest ago; False: there is none."""
         while self._leaves:
             stamp, _, node = heapq.heappop(self._leaves)
@@ -248,6 +247,10 @@ class PrefixIndex:
         child = last.children.get(tokens)
         if child is None:
             child = self._insert(last, tokens, self._kv.hold(seq, last.end, last.end + block.N_TOKENS))
+        elif not child.n_pins:  # of two cells for the same token, those of the text that runs are kept
+            hold, child.hold = child.hold, self._kv.hold(seq, last.end, last.end + block.N_TOKENS)
+            assert hold is not None
+            hold.release()
         child.used = last.used
         child.n_pins += 1
         if child.n_pins == 1:
@@ -301,7 +304,10 @@ class PrefixIndex:
         self._may_go(node)
 
     def _may_go(self, node: Node) -> None:
-        if node.parent is None or node.n_pins or node.children:
+        if node.n_pins or node.children:
+            return
+        if isinstance(node, Root):
+            self._roots.pop(node.salt, None)
             return
         heapq.heappush(self._leaves, (node.used, id(node), node))
         if len(self._leaves) > 4 * self.n_nodes + 64:  # most entries are old

@@ -69,6 +69,16 @@ class Node:
         return found
 
 
+class Root(Node):
+    """Where texts under a salt begin; it has no tokens, and no hold."""
+
+    __slots__ = ("salt",)
+
+    def __init__(self, salt: bytes) -> None:
+        super().__init__(None, b"", None)
+        self.salt = salt
+
+
 class Point:
     """A place to go on from, behind some tokens that follow a node's."""
 

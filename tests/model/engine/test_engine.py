@@ -265,6 +265,18 @@ def test_scores_of_rows_are_numbers(dense: kvg.Model) -> None:
         assert piece.logprob == pytest.approx(expected, abs=1e-4)
 
 
-def test_sizes_of_batches_are_the_context_s(dense: kvg.Model) -> None:
-    with kvg.Engine(dense, n_ctx=512, n_seq_max=2, n_batch=64, n_ubatch=16) as engine:
-        assert (engine.context.n_batch, engine.context.n_ubatch) == (64, 16)
+@pytest.mark.parametrize("salt", [[1], 3, bytearray(b"a"), None])
+def test_a_bad_salt_is_refused_and_costs_nobody_anything(dense: kvg.Model, salt: Any) -> None:
+    prompt = ids_of(dense, 20, 1)
+    with kvg.Engine(dense, n_ctx=256, n_seq_max=2, **F32) as engine:
+        other = engine.submit(prompt, TALK)
+        with pytest.raises(kvg.InvalidArgumentError, match="salt must be"):
+            engine.submit(prompt, TALK, salt=salt)
+        assert are_likeliest(dense, prompt, other.result(60).tokens)
+
+
+def test_other_arguments_are_those_of_the_context(dense: kvg.Model) -> None:
+    with kvg.Engine(dense, n_ctx=256, n_seq_max=2, n_batch=64, n_ubatch=16, type_k="q8_0") as engine:
+        assert (engine.context.n_ubatch, engine.context.type_k) == (16, "q8_0")
+    with pytest.raises(kvg.InvalidArgumentError, match="engine sizes it itself"):
+        kvg.Engine(dense, checkpoint_cells=1)
