@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,10 @@ import pytest
 from support import where
 from support.architectures import ArchSpec
 from support.recurrent import DELTA_NET, MAMBA2
+from support.soak import F32, are_likeliest
 
 import pykvgraph as kvg
 
-F32: dict[str, Any] = {"type_k": "f32", "type_v": "f32"}
 DENSE = ArchSpec("llama", 2, 32, 2, 1, 16, 32)
 WINDOWED = ArchSpec("gemma3", 3, 32, 2, 1, 16, 32, window=8)
 SPECS = [DENSE, WINDOWED, DELTA_NET, MAMBA2]
@@ -40,20 +40,6 @@ def dense(architecture: Callable[[ArchSpec], Path]) -> Iterator[kvg.Model]:
 def ids_of(model: kvg.Model, n: int, seed: int) -> list[int]:
     rng = random.Random(seed)
     return [rng.randrange(model.n_vocab) for _ in range(n)]
-
-
-def are_likeliest(model: kvg.Model, prompt: list[int], said: Sequence[int]) -> bool:
-    """Whether each token is the likeliest after those before it, in a context of their own.
-
-    A ten-thousandth of the logits' range is rounding: random weights make close calls.
-    """
-    with kvg.Context(model, n_ctx=1024, **F32) as ctx:
-        batch = kvg.Batch()
-        batch.extend([*prompt, *said[:-1]], 0, logits="all")
-        ctx.decode(batch)
-        rows = ctx.logits()[len(prompt) - 1 :]
-    chosen = rows[np.arange(len(said)), list(said)]
-    return bool((rows.max(axis=1) - chosen <= 1e-4 * np.ptp(rows, axis=1)).all())
 
 
 @pytest.mark.parametrize("at_once", [True, False])

@@ -1,0 +1,55 @@
+"""Random requests, cancels and faults: accounts are exact at every step, and every request ends.
+
+Faults need a library that was built with KVGRAPH_TEST_HOOKS, as for `make test`.
+"""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import where
+from support.architectures import ArchSpec
+from support.recurrent import DELTA_NET
+from support.soak import Soak, has_faults
+
+import pykvgraph as kvg
+from pykvgraph.engine.branch import Branch
+from pykvgraph.prefix.node import Node, Point
+
+SPECS = [
+    ArchSpec("llama", 2, 32, 2, 1, 16, 32),
+    ArchSpec("gemma3", 3, 32, 2, 1, 16, 32, window=8),
+    ArchSpec("gpt-oss", 2, 64, 4, 2, 32, 32, n_expert=4, window=24),
+    DELTA_NET,
+]
+
+
+@pytest.fixture(scope="module", params=SPECS, ids=str)
+def model(request: Any, architecture: Callable[[ArchSpec], Path]) -> Iterator[kvg.Model]:
+    with kvg.Model(architecture(request.param), device=where.device) as model:
+        yield model
+
+
+def n_left() -> int:
+    gc.collect()
+    kinds = (Branch, Node, Point, kvg.Request, kvg.Hold)
+    return sum(isinstance(each, kinds) for each in gc.get_objects())
+
+
+@pytest.mark.parametrize("overcommit", [False, True])
+@pytest.mark.parametrize("n_steps", [40, pytest.param(1000, marks=pytest.mark.slow)])
+def test_nothing_is_lost_or_left(model: kvg.Model, n_steps: int, overcommit: bool) -> None:
+    before, n_threads = n_left(), threading.active_count()
+    soak = Soak(model, n_steps + overcommit, overcommit)
+    soak.run(n_steps, faults=has_faults())
+    assert overcommit or soak.engine.stats().n_preempted == 0
+    assert has_faults() or soak.n_failed == 0
+    soak.close()
+    del soak
+    assert n_left() == before
+    assert threading.active_count() == n_threads

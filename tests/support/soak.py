@@ -1,0 +1,182 @@
+"""An engine under random requests, cancels and faults, whose accounts are checked after every step."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+import pykvgraph as kvg
+from pykvgraph._native.library import lib
+from pykvgraph.prefix.node import Node
+from support.faults import fault
+
+F32: dict[str, Any] = {"type_k": "f32", "type_v": "f32"}
+N_CTX = 384
+N_SEQ_MAX = 4
+# every place where a step, a text that enters, or a resume point may fail
+SITES = (
+    *("cells", "build", "alloc", "alloc-kept", "compute", "state-take", "state-keep", "checkpoint"),
+    *("defrag-build", "defrag-alloc", "defrag-compute", "defrag-cells"),
+)
+
+
+@dataclass
+class Asked:
+    """A request that was accepted, and what it was."""
+
+    request: kvg.Request
+    prompt: list[int]
+    params: kvg.SamplingParams
+
+
+class Soak:
+    """Requests with shared prefixes, under few salts, in a cache that is too small for all of them."""
+
+    def __init__(self, model: kvg.Model, seed: int, overcommit: bool) -> None:
+        self.rng = random.Random(seed)
+        self.model = model
+        self.engine = kvg.Engine(
+            model,
+            n_ctx=N_CTX,
+            n_seq_max=N_SEQ_MAX,
+            n_batch=48,
+            overcommit=overcommit,
+            background=False,
+            defrag_threshold=0.1,
+            **F32,
+        )
+        self.shared = [self._ids(120) for _ in range(4)]
+        self.asked: list[Asked] = []
+        self.n_failed = 0
+
+    def run(self, n_steps: int, faults: bool) -> None:
+        """Steps with random requests and cancels in between, and then until every request has ended."""
+        for _ in range(n_steps):
+            if self.rng.random() < 0.35 and len(self.asked) < 24:
+                self.submit()
+            if self.rng.random() < 0.05 and self.asked:
+                self.rng.choice(self.asked).request.cancel()
+            if faults and self.rng.random() < 0.25:
+                with fault(self.rng.choice(SITES), self.rng.randrange(1, 5)):
+                    self.step()
+            else:
+                self.step()
+        for _ in range(10_000):
+            if not self.step():
+                break
+        assert not self.asked, "a request has not ended"
+
+    def submit(self) -> None:
+        rng = self.rng
+        prompt = rng.choice(self.shared)[: rng.randrange(120)] + self._ids(rng.randrange(1, 40))
+        params = kvg.SamplingParams(
+            max_tokens=rng.randrange(1, 40),
+            temperature=rng.choice([0.0, 0.0, 1.0]),
+            n=rng.choice([1, 1, 1, 2, 3]),
+            stop=rng.choice([[], ["a"], ["th", "zz"]]),
+            seed=rng.randrange(1000),
+            priority=rng.randrange(3),
+        )
+        request = self.engine.submit(
+            prompt, params, salt=rng.choice([b"", b"", b"a", b"%d" % rng.randrange(99)])
+        )
+        self.asked.append(Asked(request, prompt, params))
+
+    def step(self) -> bool:
+        """One step; whether there is more to do."""
+        more = self.engine.step()
+        self.check_accounts()
+        done = [each for each in self.asked if each.request.done]
+        self.asked = [each for each in self.asked if not each.request.done]
+        for each in done:
+            self.check_answer(each)
+        return more
+
+    def check_accounts(self) -> None:
+        """Cells, holds, pins and points, counted from the cache and from the index."""
+        stepper = self.engine._loop.stepper
+        kv, index, running = self.engine.context.kv, stepper._index, stepper._scheduler.running
+        nodes = list(nodes_of(index))
+        lengths = [0] * N_SEQ_MAX
+        for branch in running:
+            lengths[branch.seq] = branch.n_decoded
+        for seq, n in enumerate(lengths):
+            assert kv.seq_pos_max(seq) == n - 1
+        assert index.n_nodes == len(nodes)
+        assert index.n_evictable == sum(node.n_tokens for node in nodes if not node.n_pins)
+        assert sum(len(node.points) for node in (*nodes, *index._roots.values())) == index.n_points
+        pins = dict.fromkeys(map(id, (*nodes, *index._roots.values())), 0)
+        for branch in running:
+            at: Node | None = branch.last
+            while at is not None:
+                pins[id(at)] += 1
+                at = at.parent
+        assert all(node.n_pins == pins[id(node)] for node in (*nodes, *index._roots.values()))
+        for number, group in enumerate(kv.groups):
+            if group.kind == "full":
+                assert kv.cells(number).held.sum() == sum(node.n_tokens for node in nodes)
+            elif group.kind == "state":
+                assert kv.cells(number).held.sum() == index.n_points
+
+    def check_answer(self, asked: Asked) -> None:
+        """An error is that of a fault; who had none says what it says alone."""
+        try:
+            completions = asked.request.results()
+        except kvg.DeviceError:
+            self.n_failed += 1
+            return
+        assert len(completions) == asked.params.n
+        for each in completions:
+            assert each.finish_reason in ("stop", "length", "cancelled")
+            assert each.finish_reason != "length" or len(each.tokens) == asked.params.max_tokens
+            if asked.params.temperature == 0 and each.tokens:
+                assert are_likeliest(self.model, asked.prompt, each.tokens)
+
+    def close(self) -> None:
+        """Nothing is left once the index has given up what it has."""
+        index, kv = self.engine._loop.stepper._index, self.engine.context.kv
+        index.clear()
+        while index.drop_point():
+            pass
+        assert [group.n_used for group in kv.groups] == [0] * len(kv.groups)
+        assert not index._roots
+        self.engine.close()
+
+    def _ids(self, n: int) -> list[int]:
+        return [self.rng.randrange(self.model.n_vocab) for _ in range(n)]
+
+
+def nodes_of(index: Any) -> Iterator[Node]:
+    """Every node but the roots."""
+    left = [child for root in index._roots.values() for child in root.children.values()]
+    while left:
+        node = left.pop()
+        yield node
+        left += node.children.values()
+
+
+def are_likeliest(model: kvg.Model, prompt: list[int], said: Sequence[int]) -> bool:
+    """Whether each token is the likeliest after those before it, in a context of their own.
+
+    A ten-thousandth of the logits' range is rounding: random weights make close calls.
+    """
+    with kvg.Context(model, n_ctx=1024, **F32) as ctx:
+        batch = kvg.Batch()
+        batch.extend([*prompt, *said[:-1]], 0, logits="all")
+        ctx.decode(batch)
+        rows = ctx.logits()[len(prompt) - 1 :]
+    chosen = rows[np.arange(len(said)), list(said)]
+    return bool((rows.max(axis=1) - chosen <= 1e-4 * np.ptp(rows, axis=1)).all())
+
+
+def has_faults() -> bool:
+    """Whether this libkvgraph was built with KVGRAPH_TEST_HOOKS."""
+    try:
+        lib().kvg_test_fault(b"cells", 0)
+    except kvg.UnsupportedError:
+        return False
+    return True
