@@ -290,7 +290,7 @@ class Context(Closable):
             raise InvalidArgumentError(
                 "the last decode was not asked for scores: use decode(batch, scores=True)"
             )
-        rows = np.ctypeslib.as_array(self._outputs.scores)[:n]
+        rows = self._outputs.score_rows[:n]
         return Scores(*(rows[name].copy() for name in Scores._fields))
 
 
@@ -318,6 +318,7 @@ class _Outputs:
         self.n: int | None = None  # rows that the last decode wrote; None when there are none to be read
         self.scored_last = False  # whether the last decode wrote scores, too
         self.scores = (KvgScore * n_rows)()
+        self.score_rows = np.ctypeslib.as_array(self.scores)
         places = {
             "logits": _address(self.logits, ctypes.c_float),
             "embd": _address(self.embd, ctypes.c_float),

@@ -62,11 +62,14 @@ class Soak:
                 self.rng.choice(self.asked).request.cancel()
             if faults and self.rng.random() < 0.25:
                 with fault(self.rng.choice(SITES), self.rng.randrange(1, 5)):
-                    self.step()
+                    self.engine.step()
             else:
-                self.step()
+                self.engine.step()
+            self.check()
         for _ in range(10_000):
-            if not self.step():
+            more = self.engine.step()
+            self.check()
+            if not more:
                 break
         assert not self.asked, "a request has not ended"
 
@@ -86,15 +89,13 @@ class Soak:
         )
         self.asked.append(Asked(request, prompt, params))
 
-    def step(self) -> bool:
-        """One step; whether there is more to do."""
-        more = self.engine.step()
+    def check(self) -> None:
+        """What is to be seen after each step."""
         self.check_accounts()
         done = [each for each in self.asked if each.request.done]
         self.asked = [each for each in self.asked if not each.request.done]
         for each in done:
             self.check_answer(each)
-        return more
 
     def check_accounts(self) -> None:
         """Cells, holds, pins and points, counted from the cache and from the index."""

@@ -1,0 +1,61 @@
+"""An engine under random requests, cancels and faults, for as long as one likes; RSS shows leaks.
+
+    make build/bars/libkvgraph.so
+    KVGRAPH_LIB=build/bars/libkvgraph.so python benchmarks/engine_soak.py --minutes 60
+
+Ends with an error at the first wrong account or answer, whose seed the last line names.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from pathlib import Path
+
+import shapes  # noqa: F401 puts tests/ on the path
+from support.architectures import ArchSpec, write_architecture
+from support.recurrent import DELTA_NET
+from support.soak import Soak, has_faults
+
+import pykvgraph as kvg
+
+SPECS = [
+    ArchSpec("llama", 2, 32, 2, 1, 16, 32),
+    ArchSpec("gemma3", 3, 32, 2, 1, 16, 32, window=8),
+    ArchSpec("gpt-oss", 2, 64, 4, 2, 32, 32, n_expert=4, window=24),
+    DELTA_NET,
+]
+N_STEPS = 2000
+
+
+def rss_kib() -> int:
+    """Memory that this process has now."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith("VmRSS")).split()[1])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--minutes", type=float, default=1)
+    parser.add_argument("--seed", type=int, default=0, help="of the first round")
+    args = parser.parse_args()
+    print("with faults" if has_faults() else "without faults: this libkvgraph has none")
+    end, seed = time.monotonic() + 60 * args.minutes, args.seed
+    with tempfile.TemporaryDirectory() as directory:
+        models = [kvg.Model(write_architecture(spec, Path(directory)), device="cpu") for spec in SPECS]
+        while time.monotonic() < end:
+            for model in models:
+                print(f"seed {seed}, {model.arch}: ", end="", flush=True)
+                soak = Soak(model, seed, overcommit=seed % 2 == 1)
+                soak.run(N_STEPS, faults=has_faults())
+                stats = soak.engine.stats()
+                soak.close()
+                print(f"{stats.decoded_tokens} tokens, {soak.n_failed} requests failed, {rss_kib()} KiB")
+            seed += 1
+
+
+if __name__ == "__main__":
+    main()
