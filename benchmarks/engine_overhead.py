@@ -51,10 +51,10 @@ def seconds_per_lookup(model: kvg.Model, n_prompt: int) -> float:
         ctx.decode(batch)
         for n in range(N_BLOCKS * block.N_TOKENS // 512 + 1):  # the cells are the same: a lookup reads none
             ids = array("i", [n, *range(511)])
-            index.unpin(index.extend(index.attach(index.match(array("i")), 0, 0), ids, 512, 0))
+            index.unpin(index.extend(index.attach(index.find(array("i"), 0), 0), ids, 512, 0))
         ctx.reset()
         prompt = array("i", range(n_prompt))
-        last = index.attach(index.match(array("i")), 0, 0)
+        last = index.attach(index.find(array("i"), 0), 0)
         for begin in range(0, n_prompt, 512):
             batch.clear()
             batch.extend([1] * min(512, n_prompt - begin), begin)

@@ -47,7 +47,7 @@ def test_a_node_has_the_key_of_its_text(tiny: kvg.Model) -> None:
         batch = kvg.Batch()
         batch.extend(ids, 0)
         ctx.decode(batch)
-        last = index.extend(index.attach(index.match(ids), 0, 0), ids, 64, 0)
+        last = index.extend(index.attach(index.find(ids, 0), 0), ids, 64, 0)
         root = block.root_key(ctx)
         assert last.key(root) == block.key(block.key(root, ids[:32].tobytes()), ids[32:].tobytes())
 

@@ -25,7 +25,7 @@ from support.naive_prefixes import BLOCK, NaivePrefixes, NaiveText
 from support.recurrent import DELTA_NET
 
 import pykvgraph as kvg
-from pykvgraph.prefix.index import PrefixIndex
+from pykvgraph.prefix.index import Found, PrefixIndex
 from pykvgraph.prefix.node import Node, Point
 
 N_SEQ_MAX = 3
@@ -63,7 +63,7 @@ class Texts(RuleBasedStateMachine):
         assert match.n == self.naive.n_found(ids, salt)
         n = min(match.n, len(ids) - 1)
         seq = min(set(range(N_SEQ_MAX)) - self.texts.keys())
-        last = self.index.attach(match, n, seq)
+        last = self.index.attach(Found(match, n, None), seq)
         self.texts[seq] = self.naive.start(ids, salt, n), last
         assert self.ctx.kv.seq_pos_max(seq) == n - 1
         self.decode(seq, len(ids))
@@ -165,7 +165,7 @@ class Places:
     def read(self, ids: list[int], places: list[int]) -> None:
         """Decodes the text, with points at these positions; then the index keeps it."""
         tokens = array("i", ids)
-        last = self.index.attach(self.index.match(array("i")), 0, 0)
+        last = self.index.attach(self.index.find(array("i"), 0), 0)
         for begin, end in zip([0, *places], [*places, len(ids)], strict=True):
             batch = kvg.Batch()
             batch.extend(ids[begin:end], begin, (0,))
@@ -182,7 +182,7 @@ class Places:
         match = self.index.match(tokens)
         point = self.index.best_point(tokens, match, len(ids) - 1)
         n = point.p if point else 0
-        last = self.index.attach(match, n, 1, point)
+        last = self.index.attach(Found(match, n, point), 1)
         assert self.ctx.kv.seq_pos_max(1) == n - 1
         self.index.unpin(last)
         self.ctx.kv.seq_rm(1, -1, -1)
@@ -227,7 +227,7 @@ def test_nothing_is_left_of_salts_whose_texts_are_gone(tiny: kvg.Model) -> None:
     with kvg.Context(tiny, n_ctx=64, n_batch=64) as ctx:
         index = PrefixIndex(ctx.kv)
         for n in range(50):
-            index.unpin(index.attach(index.match(array("i", [1]), b"%d" % n), 0, 0))
+            index.unpin(index.attach(index.find(array("i", [1]), 0, b"%d" % n), 0))
         gc.collect()
         assert not any(isinstance(each, Node | Point) for each in gc.get_objects())
 
@@ -240,8 +240,8 @@ def test_what_a_text_adds_is_found_after_all_others_of_its_salt_went(tiny: kvg.M
             batch = kvg.Batch()
             batch.extend(ids[32 * seq :], 0, (seq,))
             ctx.decode(batch)
-        last = index.attach(index.match(ids), 0, 0)
-        other = index.attach(index.match(ids[32:]), 0, 1)
+        last = index.attach(index.find(ids, 0), 0)
+        other = index.attach(index.find(ids[32:], 0), 1)
         index.unpin(index.extend(other, ids[32:], 32, 1))
         index.clear()
         index.extend(last, ids, 64, 0)
@@ -252,12 +252,12 @@ def test_a_long_chain_of_blocks_is_found_whole(tiny: kvg.Model) -> None:
     ids = [token % 251 for token in range(30 * BLOCK)]
     with kvg.Context(tiny, n_ctx=1024, n_batch=1024, n_seq_max=2) as ctx:
         index = PrefixIndex(ctx.kv)
-        last = index.attach(index.match(array("i", ids)), 0, 0)
+        last = index.attach(index.find(array("i", ids), 0), 0)
         batch = kvg.Batch()
         batch.extend(ids, 0)
         ctx.decode(batch)
         index.extend(last, array("i", ids), len(ids), 0)
         assert index.match(array("i", ids)).n == 30 * BLOCK
-        index.attach(index.match(array("i", ids)), 700, 1)
+        index.attach(index.find(array("i", ids), 700), 1)
         assert ctx.kv.seq_pos_max(1) == 699
         assert ctx.kv.n_used == 30 * BLOCK
