@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     epilog=examples(
         "pykvgraph chat",
         "pykvgraph chat -m model.gguf --system 'Be brief.' -c 2048 --show-cache",
+        "pykvgraph chat --demo",
         "printf 'Hello.\\nAnd now?\\n' | pykvgraph chat -m model.gguf --temp 0",
     ),
 )
@@ -57,6 +58,8 @@ if TYPE_CHECKING:
     help="A cache N times as long as the model was trained on, where N old tokens share a position.",
 )
 @option("--show-cache", is_flag=True, help="A strip of the cells under the answer, coloured by turn.")
+@option("--demo", is_flag=True, help="Play dialogues in 512 cells, and show what is recalled of them.")
+@option("--trials", type=click.IntRange(min=1), metavar="N", default=20, help="Dialogues of --demo.")
 @run_options(temperature=0.8, max_tokens=512)
 def chat(
     model: str | None,
@@ -66,6 +69,8 @@ def chat(
     n_discard: int | None,
     self_extend: int,
     show_cache: bool,
+    demo: bool,
+    trials: int,
 ) -> None:
     """Talk with a model.
 
@@ -73,6 +78,11 @@ def chat(
     the commands. Ctrl-C stops an answer. When stdin is no terminal, each line is a message, only answers go
     to stdout, and Ctrl-C ends the talk: the exit code is 130 then.
     """
+    if demo:
+        from pykvgraph.cli import chat_demo
+
+        return chat_demo.demo(model, run, trials)
+
     import pykvgraph as kvg
     from pykvgraph.chat import Conversation
     from pykvgraph.cli.chat_page import Page

@@ -78,11 +78,7 @@ class Talk:
 
     def discarded(self, report: Discard) -> None:
         """Says what was given up."""
-        turns = (
-            f"{report.n_turns} turn{'s' * (report.n_turns > 1)}" if report.n_turns else "a part of this turn"
-        )
-        how = f"{report.stats}" if report.stats else "what is left is decoded again"
-        self._page.note(f"context full: {turns} given up, {report.n_tokens} tokens; {how}")
+        self._page.note(discard_text(report))
         if report.reason:
             self._page.note(report.reason)
 
@@ -153,6 +149,13 @@ class Talk:
             self._page.show(f"{usage:{width}}  {meaning}")
         if not self._is_piped:
             self._page.show("Alt-Enter, or a backslash at the end: another line. Ctrl-C stops an answer.")
+
+
+def discard_text(report: Discard) -> str:
+    """What was given up, in one line."""
+    turns = _turns(report.n_turns) if report.n_turns else "a part of this turn"
+    how = f"{report.stats}" if report.stats else "what is left is decoded again"
+    return f"context full: {turns} given up, {report.n_tokens} tokens; {how}"
 
 
 def _turns(n: int) -> str:
