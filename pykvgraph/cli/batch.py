@@ -62,7 +62,7 @@ N_AT_A_TIME = 128  # requests that the engine has, at most; those that wait may 
     metavar="FILE",
     help="Where answers are added.",
 )
-@option("-np", "--parallel", "n_seq_max", type=COUNT, metavar="N", default=8, help="Prompts at a time.")
+@option("-np", "--parallel", "n_parallel", type=COUNT, metavar="N", default=8, help="Prompts at a time.")
 @option(
     "-c",
     "--ctx-size",
@@ -84,6 +84,7 @@ def batch(
     where: Where,
     prompts: IO[bytes],
     answers: str,
+    n_parallel: int,
     n_ctx: int | None,
     n_threads: int | None,
     as_json: bool,
@@ -112,7 +113,12 @@ def batch(
     import pykvgraph as kvg
     from pykvgraph.chat.messages import MessageTokens
 
-    sizes |= {"n_threads": n_threads, "n_threads_batch": n_threads, "offload_kqv": where.offload_kqv}
+    sizes |= {
+        "n_seq_max": n_parallel,
+        "n_threads": n_threads,
+        "n_threads_batch": n_threads,
+        "offload_kqv": where.offload_kqv,
+    }
     begin = time.perf_counter()
     with (
         kvg.Model(model, **where.model()) as loaded,

@@ -250,7 +250,7 @@ class PrefixIndex:
         elif not child.n_pins:  # of two cells for the same token, those of the text that runs are kept
             hold, child.hold = child.hold, self._kv.hold(seq, last.end, last.end + block.N_TOKENS)
             assert hold is not None
-            hold.release()
+            _end(hold)
         child.used = last.used
         child.n_pins += 1
         if child.n_pins == 1:
@@ -277,8 +277,7 @@ class PrefixIndex:
     def _remove(self, node: Node) -> None:
         assert node.hold is not None and node.parent is not None
         parent = node.parent
-        with contextlib.suppress(InvalidArgumentError):  # kv.clear() has ended it
-            node.hold.release()
+        _end(node.hold)
         node.hold = None
         parent.remove(node)
         self.n_nodes -= 1
@@ -296,8 +295,7 @@ class PrefixIndex:
 
     def _forget(self, point: Point) -> None:
         del point.node.points[point.run]
-        with contextlib.suppress(InvalidArgumentError):
-            point.resume.release()
+        _end(point.resume)
 
     def _touch(self, node: Node) -> None:
         node.used = next(self._clock)
@@ -313,3 +311,8 @@ class PrefixIndex:
         if len(self._leaves) > 4 * self.n_nodes + 64:  # most entries are old
             self._leaves = [entry for entry in self._leaves if entry[0] == entry[2].used and entry[2].hold]
             heapq.heapify(self._leaves)
+
+
+def _end(hold: Hold) -> None:
+    with contextlib.suppress(InvalidArgumentError):  # kv.clear() has ended it
+        hold.release()

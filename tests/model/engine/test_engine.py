@@ -262,7 +262,7 @@ def test_a_bad_salt_is_refused_and_costs_nobody_anything(dense: kvg.Model, salt:
 
 
 def test_other_arguments_are_those_of_the_context(dense: kvg.Model) -> None:
-    with kvg.Engine(dense, n_ctx=256, n_seq_max=2, n_batch=64, n_ubatch=16, type_k="q8_0") as engine:
-        assert (engine.context.n_ubatch, engine.context.type_k) == (16, "q8_0")
+    with kvg.Engine(dense, n_ctx=256, n_seq_max=2, n_batch=64, n_ubatch=16, type_k="bf16") as engine:
+        assert (engine.context.n_ubatch, engine.context.type_k) == (16, "bf16")
     with pytest.raises(kvg.InvalidArgumentError, match="engine sizes it itself"):
         kvg.Engine(dense, checkpoint_cells=1)
