@@ -44,8 +44,9 @@ def check(words: list[str]) -> None:
         assert verb is not None, f"no verb {arguments[0]}"
         if "--help" not in arguments:
             # as the program does; a verb asked by itself would know no -h from then on
-            with click.Context(main, info_name="pykvgraph", **main.context_settings) as program_context:
-                verb.make_context(arguments[0], arguments[1:], parent=program_context)
+            whole = click.Context(main, info_name="pykvgraph", **main.context_settings)
+            with whole, verb.make_context(arguments[0], arguments[1:], parent=whole):
+                pass
     elif program == "make":
         targets = (ROOT / "Makefile").read_text(encoding="utf-8")
         assert re.search(rf"^{re.escape(arguments[0])}:", targets, re.MULTILINE), f"no target {arguments[0]}"
@@ -56,6 +57,7 @@ def check(words: list[str]) -> None:
 @pytest.mark.parametrize("page", [page for page in PAGES if commands_of(page)], ids=lambda page: page.name)
 def test_commands(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "prompts.jsonl").touch()  # the one file that click opens before it does anything
+    (tmp_path / "docs").mkdir()
     monkeypatch.chdir(tmp_path)
     for words in commands_of(page):
         try:
