@@ -167,10 +167,8 @@ class Conversation(NotCopied):
         with open(path, "rb") as file:
             saved = unpack(file.read(), self._ctx.model.n_vocab)
         tokens = TurnTokens(turn_format(self._ctx.model, saved.system), self._ctx.model.tokenizer)
-        before, self._text = (
-            self._text,
-            KeptText(self._ctx, self._seq),
-        )  # knows nothing while cells are replaced
+        before = self._text
+        self._text = KeptText(self._ctx, self._seq)  # knows nothing while cells are replaced
         try:
             self._ctx.kv.load(saved.cells, seq=self._seq)
         except Exception:

@@ -240,9 +240,8 @@ class Stepper:
 
     def _run(self, chunks: list[Chunk]) -> None:
         """Decodes the chunks together; when that fails, each half; only who fails alone gets the error."""
-        chunks = [
-            chunk for chunk in chunks if chunk.branch.runs
-        ]  # a sample that failed takes the others along
+        # a sample that failed has taken the others of its request along
+        chunks = [chunk for chunk in chunks if chunk.branch.runs]
         if not chunks:
             return
         try:
