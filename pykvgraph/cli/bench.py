@@ -31,6 +31,7 @@ from pykvgraph.lab.bench.tests import EXTRA_TESTS
 from pykvgraph.params import ContextParams, default_threads
 
 if TYPE_CHECKING:
+    from pykvgraph.lab.bench.requests import Served
     from pykvgraph.lab.bench.runner import Result
     from pykvgraph.lab.bench.tests import Test
     from pykvgraph.lab.bench.turns import Turn
@@ -40,7 +41,7 @@ COUNT = click.IntRange(min=1)
 N_EXTRA_TOKENS = 32
 MIN_CACHE_DEPTH = 64
 N_BATCH = 2048  # as in llama-bench
-TURNS = "turns"
+TURNS, PREFIX = "turns", "prefix"
 
 
 class _Numbers(click.ParamType):  # type: ignore[type-arg]
@@ -94,7 +95,7 @@ class _Numbers(click.ParamType):  # type: ignore[type-arg]
 @option(
     "--cache",
     "extra",
-    type=click.Choice([*EXTRA_TESTS, TURNS]),
+    type=click.Choice([*EXTRA_TESTS, TURNS, PREFIX]),
     multiple=True,
     help="Also run a cache test (see above); may be repeated.",
 )
@@ -155,6 +156,10 @@ def bench(
                 again; tokens decoded again, and the time to the first
                 token of each answer. Without --vs; benchmarks/turns.py
                 puts llama-server through the same
+      prefix    24 requests to an Engine, 8 at a time: prompts that share -d
+                tokens and have up to as many own ones, 64 tokens said;
+                tokens a second, the time to the first token and from one
+                token to the next. Without --vs
     """
     import pykvgraph as kvg
     from pykvgraph.lab.libllama import LibllamaModel
@@ -167,8 +172,9 @@ def bench(
         where = dataclasses.replace(where, device="cpu") if where.device == "auto" else where
     sizes["offload_kqv"] = where.offload_kqv
     tests = chosen_tests(n_prompt, n_gen, n_depth, extra)
-    depths = [depth for depth in n_depth if depth >= MIN_CACHE_DEPTH and TURNS in extra]
-    if not tests and not depths:
+    long = [depth for depth in n_depth if depth >= MIN_CACHE_DEPTH]
+    depths, shared = (long if name in extra else [] for name in (TURNS, PREFIX))
+    if not tests and not depths and not shared:
         raise InvalidArgumentError("nothing to measure: give -p, -n or --cache")
     check_plot(plot, depths)
     turns: dict[int, list[Turn]] = {}
@@ -182,6 +188,8 @@ def bench(
             for depth in depths:
                 turns[depth] = run_turns(loaded, depth, repetitions, n_threads, sizes)
                 printer.add_turns(depth, turns[depth])
+            for depth in shared:
+                printer.add_served(depth, run_requests(loaded, depth, repetitions, n_threads, sizes))
     printer.end()
     if plot and turns:
         from pykvgraph.viz import plot_turns
@@ -208,7 +216,7 @@ def chosen_tests(
         raise InvalidArgumentError(
             f"--cache needs a cache with something in it: give -d {MIN_CACHE_DEPTH} or more"
         )
-    names = [name for name in extra if name != TURNS]
+    names = [name for name in extra if name not in (TURNS, PREFIX)]
     chosen = []
     for depth in n_depth:
         chosen += [tests.prompt(n, depth) for n in n_prompt if n]
@@ -273,3 +281,29 @@ def run_turns(
                     runs[-1].append(turn)
                     progress.update(1)
     return medians(runs)
+
+
+def run_requests(
+    model: Model, depth: int, repetitions: int, n_threads: int, sizes: dict[str, Any]
+) -> list[Served]:
+    """Requests that share so many tokens, each time to a new engine."""
+    from pykvgraph.engine import Engine
+    from pykvgraph.lab.bench.requests import N_AT_A_TIME, n_cells, serve, write_prompts
+
+    prompts = write_prompts(model, depth)
+    runs: list[Served] = []
+    with click.progressbar(
+        length=repetitions, label=f"prefix of {depth}", file=sys.stderr, hidden=not sys.stderr.isatty()
+    ) as progress:
+        for _ in range(repetitions):
+            with Engine(
+                model,
+                n_ctx=n_cells(prompts),
+                n_seq_max=N_AT_A_TIME,
+                n_threads=n_threads,
+                n_threads_batch=n_threads,
+                **sizes,
+            ) as engine:
+                runs.append(serve(engine, prompts))
+            progress.update(1)
+    return runs

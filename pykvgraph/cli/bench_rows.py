@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import csv
+import math
+import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -13,6 +15,7 @@ from pykvgraph.cli.show import new_table, number_text, print_json, print_table
 from pykvgraph.sizes import size_text
 
 if TYPE_CHECKING:
+    from pykvgraph.lab.bench.requests import Served
     from pykvgraph.lab.bench.runner import Result
     from pykvgraph.lab.bench.tests import Test
     from pykvgraph.lab.bench.turns import Turn
@@ -28,6 +31,7 @@ class Printer:
         self._output, self._model, self._n_threads = output, model, n_threads
         self._rows: list[dict[str, Any]] = []
         self._turn_rows: list[dict[str, Any]] = []
+        self._served_rows: list[dict[str, Any]] = []
         self._test_width = max((len(test.name) for test in tests), default=0)
         several = any(test.n_seq > 1 for test in tests)
         self._engine_width = ENGINE_WIDTH if several and vs else len("libllama -fa 1" if vs else "pykvgraph")
@@ -68,10 +72,19 @@ class Printer:
             _print_turns(depth, turns)
         self._turn_rows += rows
 
+    def add_served(self, depth: int, runs: Sequence[Served]) -> None:
+        """The requests that shared so many tokens."""
+        row = _row_of_served(depth, runs)
+        if self._output == "csv":
+            _print_csv([row], header=not self._served_rows)
+        elif self._output == "md":
+            _print_served(row)
+        self._served_rows.append(row)
+
     def end(self) -> None:
         """Prints the JSON, if that is wanted."""
         if self._output == "json":
-            print_json({"results": self._rows, "turns": self._turn_rows})
+            print_json({"results": self._rows, "turns": self._turn_rows, "prefix": self._served_rows})
 
 
 def _print_csv(rows: Sequence[dict[str, Any]], header: bool) -> None:
@@ -106,6 +119,40 @@ def _row_of_turn(turn: Turn, depth: int) -> dict[str, Any]:
         "n_new": turn.n_new,
         "first_token_ms": turn.seconds * 1e3,
     }
+
+
+def _row_of_served(depth: int, runs: Sequence[Served]) -> dict[str, Any]:
+    """Medians over the runs; of the waits, the middle, the 95th of 100, and the longest."""
+
+    def median(of: Callable[[Served], float]) -> float:
+        return statistics.median(map(of, runs))
+
+    return {
+        "depth": depth,
+        "n_prompt": runs[0].n_prompt,
+        "n_decoded": max(run.n_decoded for run in runs),
+        "tokens_per_second": median(lambda run: run.speed),
+        "first_p50": median(lambda run: quantile(run.first, 0.5)),
+        "first_p95": median(lambda run: quantile(run.first, 0.95)),
+        "gap_p50": median(lambda run: quantile(run.gaps, 0.5)),
+        "gap_p95": median(lambda run: quantile(run.gaps, 0.95)),
+        "gap_max": median(lambda run: max(run.gaps)),
+    }
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    """The smallest of the values that is not below so large a share of them."""
+    return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
+
+
+def _print_served(row: dict[str, Any]) -> None:
+    """first: from a request to its first token; gap: from a token to the next one."""
+    click.echo(f"requests that share {row['depth']} tokens:")
+    table = new_table("prompts", "decoded", "t/s", "first p50", "p95", "gap p50", "p95", "max")
+    counts = row["n_prompt"], row["n_decoded"], number_text(row["tokens_per_second"], 4)
+    names = ("first_p50", "first_p95", "gap_p50", "gap_p95", "gap_max")
+    table.add_row(*map(str, counts), *(f"{row[name]:.3f} s" for name in names))
+    print_table(table)
 
 
 def _row(result: Result, ours: Result, model: Model, n_threads: int) -> dict[str, Any]:

@@ -22,7 +22,8 @@ from support.models import ModelSpec
 
 import pykvgraph as kvg
 from pykvgraph.cli import main
-from pykvgraph.lab.bench import tests, turns
+from pykvgraph.cli.bench_rows import quantile
+from pykvgraph.lab.bench import requests, tests, turns
 from pykvgraph.lab.bench.engines import LibllamaEngine, OurEngine
 from pykvgraph.lab.bench.tests import EXTRA_TESTS
 from pykvgraph.lab.libllama import LibllamaModel
@@ -249,3 +250,26 @@ def test_what_cannot_be_is_refused(stories: Path, arguments: str) -> None:
     result = bench(stories, arguments)
     assert result.exit_code in (1, 2)
     assert "Error: " in result.stderr
+
+
+def test_requests_that_share_a_prefix(stories: Path) -> None:
+    """What must be decoded, by counting: the shared tokens once, own ones, answers but their last tokens."""
+    result = bench(stories, "-p 0 -n 0 -d 64 -r 1 --cache prefix -o json")
+    (row,) = json.loads(result.stdout)["prefix"]
+    with kvg.Model(stories) as model:
+        prompts = requests.write_prompts(model, 64)
+    assert row["n_prompt"] == sum(map(len, prompts))
+    assert all(prompt[:64] == prompts[0][:64] and 72 <= len(prompt) <= 128 for prompt in prompts)
+    least = 64 + row["n_prompt"] - 64 * len(prompts)
+    most = least + len(prompts) * (requests.N_ANSWER - 1 + 32)  # less than a block each is not waited for
+    assert least <= row["n_decoded"] <= most
+    assert 0 < row["first_p50"] <= row["first_p95"]
+    assert 0 < row["gap_p50"] <= row["gap_p95"] <= row["gap_max"]
+    assert row["tokens_per_second"] > 0
+    lines = bench(stories, "-p 0 -n 0 -d 64 -r 1 --cache prefix").stdout.splitlines()
+    assert lines[1] == "requests that share 64 tokens:"
+
+
+def test_quantiles() -> None:
+    assert [quantile([3.0, 1.0, 2.0], share) for share in (0.0, 0.5, 0.95, 1.0)] == [1.0, 2.0, 3.0, 3.0]
+    assert quantile(list(range(1, 101)), 0.95) == 95
