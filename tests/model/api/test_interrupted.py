@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.ctrl_c import heard as ctrl_c_heard
 from support.engines import Token, batch_of, decode, open_context, random_ids, run_of
 from support.judge import nmse
 from support.kv_rows import contents
@@ -35,10 +36,8 @@ DELAYS = np.linspace(0.001, 0.05, 8).tolist()  # seconds
 
 @pytest.fixture(scope="module", autouse=True)
 def ctrl_c() -> Iterator[None]:
-    """Shells start background jobs with it ignored, and these tests would wait for it for ever."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
+    with ctrl_c_heard():
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
+from support.ctrl_c import heard as ctrl_c_heard
 
 from pykvgraph.cli import main
 
@@ -144,9 +145,10 @@ class Terminal:
         self._end, its_end = pty.openpty()
         command = [sys.executable, "-m", "pykvgraph", "chat", "-m", str(stories), "-t", "1", "--temp", "0"]
         env = {**os.environ, "TERM": "xterm", "COLUMNS": "80", "LINES": "40"}
-        self._process = subprocess.Popen(
-            [*command, *arguments], stdin=its_end, stdout=its_end, stderr=its_end, env=env
-        )
+        with ctrl_c_heard():
+            self._process = subprocess.Popen(
+                [*command, *arguments], stdin=its_end, stdout=its_end, stderr=its_end, env=env
+            )
         os.close(its_end)
         self._shown = ""
 

@@ -17,6 +17,7 @@ import gguf
 import pytest
 from click.testing import CliRunner, Result
 from support.architectures import ArchSpec
+from support.ctrl_c import heard as ctrl_c_heard
 from support.kept_graphs import grow_graphs
 from support.kv_types import GGML_TYPES
 
@@ -371,9 +372,7 @@ def test_ctrl_c_tells_what_there_is(stories: Path) -> None:
     """The pieces until then, as JSON, and exit code 130; with the seed, the text can be had again."""
     command = [sys.executable, "-m", "pykvgraph", "generate", "-m", str(stories), "-n", "-1", "--temp", "1"]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    # shells start background jobs with Ctrl-C ignored, and so would be the process; with a handler it isn't
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
+    with ctrl_c_heard():
         process = subprocess.Popen(
             [*command, "-c", "513", "--json"],
             stdout=subprocess.PIPE,
@@ -381,8 +380,6 @@ def test_ctrl_c_tells_what_there_is(stories: Path) -> None:
             text=True,
             env=env,
         )
-    finally:
-        signal.signal(signal.SIGINT, before)
     with process:
         assert process.stderr is not None
         assert "trained on" in process.stderr.readline()  # the context is there
