@@ -202,6 +202,8 @@ class Stepper:
                 self._keep(branch, to_end=True)
                 if self._needs_points and branch.n_decoded:
                     self._index.add_point(branch.last, branch.ids, branch.seq)
+            others = [each for each in self._scheduler.running if each is not branch]
+            self._index.hand_over(branch.last, [(each.last, each.seq) for each in others if each.last])
             self._index.unpin(branch.last)
             branch.last = None
         self._ctx.kv.seq_rm(branch.seq, -1, -1)

@@ -7,6 +7,7 @@ import heapq
 import itertools
 from array import array
 from collections import OrderedDict
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from pykvgraph.errors import CacheFullError, DeviceError, InvalidArgumentError
@@ -150,8 +151,23 @@ class PrefixIndex:
             at.used = stamp
             at.n_pins -= 1
             if at.n_pins == 0:
+                at.is_doubled = False
                 self.n_evictable += at.n_tokens
                 self._may_go(at)
+            at = at.parent
+
+    def hand_over(self, last: Node, heirs: Sequence[tuple[Node, int]]) -> None:
+        """To be called before unpin(last) of a text that ends. heirs: last nodes and sequences of the others.
+
+        Where running texts have the same tokens in different cells, the index holds the cells of one. When
+        that one ends, it takes those of another: else the cells would stay for as long as the others run.
+        """
+        at: Node | None = last
+        while at is not None:
+            heir = next((seq for node, seq in heirs if node.begins_with(at)), None) if at.is_doubled else None
+            if heir is not None:
+                with contextlib.suppress(MemoryError):
+                    self._hold_anew(at, heir)
             at = at.parent
 
     def extend(self, last: Node, ids: array[int], n: int, seq: int, *, to_end: bool = False) -> Node:
@@ -248,14 +264,20 @@ class PrefixIndex:
         if child is None:
             child = self._insert(last, tokens, self._kv.hold(seq, last.end, last.end + block.N_TOKENS))
         elif not child.n_pins:  # of two cells for the same token, those of the text that runs are kept
-            hold, child.hold = child.hold, self._kv.hold(seq, last.end, last.end + block.N_TOKENS)
-            assert hold is not None
-            _end(hold)
+            self._hold_anew(child, seq)
+        else:
+            child.is_doubled = True
         child.used = last.used
         child.n_pins += 1
         if child.n_pins == 1:
             self.n_evictable -= child.n_tokens
         return child
+
+    def _hold_anew(self, node: Node, seq: int) -> None:
+        """The cells of a sequence in place of those that the node has."""
+        hold, node.hold = node.hold, self._kv.hold(seq, node.end - node.n_tokens, node.end)
+        assert hold is not None
+        _end(hold)
 
     def _add_end(self, last: Node, tokens: bytes, seq: int) -> None:
         n = len(tokens) // block.TOKEN_BYTES

@@ -15,7 +15,18 @@ class Node:
     places behind this node to go on from, by the tokens from its end to there, 32 at most.
     """
 
-    __slots__ = ("_order", "children", "end", "hold", "n_pins", "parent", "points", "tokens", "used")
+    __slots__ = (
+        "_order",
+        "children",
+        "end",
+        "hold",
+        "is_doubled",
+        "n_pins",
+        "parent",
+        "points",
+        "tokens",
+        "used",
+    )
 
     def __init__(self, parent: Node | None, tokens: bytes, hold: Hold | None) -> None:
         self.parent = parent
@@ -27,6 +38,7 @@ class Node:
         self.points: dict[bytes, Point] = {}
         self.n_pins = 0  # running texts that begin with it
         self.used = 0  # when it was part of a text last
+        self.is_doubled = False  # running texts have its tokens in different cells
 
     @property
     def n_tokens(self) -> int:
@@ -55,6 +67,13 @@ class Node:
             if (n := block.common(name, tokens)) > most:
                 best, most = self.children[name], n
         return best, most
+
+    def begins_with(self, other: Node) -> bool:
+        """Whether the other one is this one, or before it."""
+        at: Node | None = self
+        while at is not None and at.end > other.end:
+            at = at.parent
+        return at is other
 
     def key(self, root: bytes) -> bytes:
         """Its key in an index whose root has this one (block.root_key)."""
