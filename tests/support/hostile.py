@@ -23,6 +23,7 @@ from pathlib import Path
 import pykvgraph as kvg
 from pykvgraph.text.sampling import Sampler
 from pykvgraph.text.tokenizer import Tokenizer, Vocabulary
+from support import sanitizer
 from support.architectures import ArchSpec, write_architecture
 from support.gguf_bytes import STRING
 from support.gguf_parts import Parts, take_apart
@@ -234,7 +235,7 @@ def _be_the_child(task: Callable[[], str], writable: int) -> None:
     status = 1
     try:
         signal.alarm(SECONDS)  # whose default is to kill, whatever native code is doing
-        if not _sanitized():
+        if not sanitizer.ADDRESS:  # which takes terabytes of address space for itself
             resource.setrlimit(resource.RLIMIT_AS, (_address_space() + BYTES,) * 2)
         os.write(writable, task().encode())
         status = 0
@@ -242,11 +243,6 @@ def _be_the_child(task: Callable[[], str], writable: int) -> None:
         traceback.print_exc()
     finally:
         os._exit(status)
-
-
-def _sanitized() -> bool:
-    """AddressSanitizer takes terabytes of address space for itself."""
-    return "libasan" in os.environ.get("LD_PRELOAD", "")
 
 
 def _address_space() -> int:

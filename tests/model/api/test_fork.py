@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support import sanitizer
 
 pytestmark = pytest.mark.slow
 
@@ -174,7 +175,7 @@ several.decode(batch_of(20))
 
 # seen in 1 of 100 forks on a busy machine, by a debugger: LargeMmapAllocator's lock, and the quarantine's
 @pytest.mark.skipif(
-    "libasan" in os.environ.get("LD_PRELOAD", ""),
+    sanitizer.ADDRESS,
     reason="a fork leaves the locks of GCC's AddressSanitizer held when another thread allocates",
 )
 @pytest.mark.parametrize("use", ["tokenizer", "metadata", "batch", "context", "long text"])

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support import where
+from support import sanitizer, where
 from support.architectures import ArchSpec
 from support.recurrent import DELTA_NET, MAMBA2
 from support.soak import F32, are_likeliest
@@ -23,6 +23,7 @@ WINDOWED = ArchSpec("gemma3", 3, 32, 2, 1, 16, 32, window=8)
 SPECS = [DENSE, WINDOWED, DELTA_NET, MAMBA2]
 TALK = kvg.SamplingParams(max_tokens=12)
 READ = kvg.SamplingParams(max_tokens=1)
+counts_only = pytest.mark.skipif(sanitizer.ADDRESS, reason="long prompts, as short ones before")
 
 
 @pytest.fixture(scope="module", params=SPECS, ids=str)
@@ -59,6 +60,7 @@ def test_together_they_say_what_each_says_alone(model: kvg.Model, at_once: bool)
 
 
 @pytest.mark.slow
+@counts_only
 def test_a_branch_is_taken_from_where_two_texts_were_seen_to_part(model: kvg.Model) -> None:
     """6,476 shared tokens as in SGLang #22935: 0.92 of them are not decoded again for the second request,
     and 0.99 for those after it."""
@@ -72,6 +74,7 @@ def test_a_branch_is_taken_from_where_two_texts_were_seen_to_part(model: kvg.Mod
 
 
 @pytest.mark.slow
+@counts_only
 @pytest.mark.parametrize("at_once", [True, False])
 def test_a_prefix_is_decoded_once_for_24_requests(model: kvg.Model, at_once: bool) -> None:
     """1,500 shared and 700 own tokens as in vLLM #45238; 18,300 tokens would do."""
