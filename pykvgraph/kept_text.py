@@ -125,11 +125,16 @@ class KeptText(NotCopied):
         """Decodes one token at the end of the text; copy_logits: whether the result has its logits."""
         self._recover()
         number = integer(token, "token", 0, INT32_MAX)
-        if self._earlier is not None:
-            self._earlier.make_room(1)
-        return self._arriving(
-            (number,), lambda: self._ctx._handle.call(self._ctx._append, self._seq, number, copy_logits)
-        )
+
+        def decode() -> LastOutput:
+            return self._ctx._handle.call(self._ctx._append, self._seq, number, copy_logits)
+
+        try:
+            return self._arriving((number,), decode)
+        except CacheFullError:
+            if self._earlier is None or not self._earlier.make_room(1):
+                raise
+        return self._arriving((number,), decode)
 
     def discard(self, begin: int, end: int) -> ShiftReport:
         """Removes the tokens [begin, end) from the text; those behind them move down, and stay as they are.

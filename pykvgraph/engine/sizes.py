@@ -8,9 +8,9 @@ from typing import Any
 
 from pykvgraph.context import Context
 from pykvgraph.device import devices
+from pykvgraph.kept_text import EVERY
 from pykvgraph.model import Model
 
-EVERY = 512  # tokens from one resume point of a text to the next
 _MOST_CELLS = 65_536
 _SHARE = 0.5  # of the free memory, for cells
 _POINTS_SHARE = 0.125  # and for resume points

@@ -11,8 +11,8 @@ from pykvgraph.engine.branch import Branch
 from pykvgraph.engine.pace import Pace
 from pykvgraph.engine.request import Request
 from pykvgraph.engine.scheduler import Chunk, Scheduler
-from pykvgraph.engine.sizes import EVERY
 from pykvgraph.errors import CacheFullError, KVGraphError
+from pykvgraph.kept_text import EVERY
 from pykvgraph.prefix import block
 from pykvgraph.prefix.index import Found, PrefixIndex
 from pykvgraph.types import EngineStats
