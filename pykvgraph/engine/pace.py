@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 _WEIGHT = 0.2  # of the newest step, in the averages
-_RESERVE = 1.2  # steps differ: so much more than the average is reckoned with
 _FIRST = 16  # tokens, while nothing is known
 _SHARE = 4  # of a batch, prompts get one part in so many beside texts that talk
+_MARGIN = 1.2  # at first: steps differ, and some last so much longer than expected
+_RARE = 0.03  # the share of steps that may last longer still
+_RATE = 0.1  # of change, for the margin
 
 
 class Pace:
     """Keeps a step that talks within max_itl seconds (the latency from one token to the next, if it can).
 
-    A step is taken to last base + n * each seconds, for n tokens of prompts; both are averages of the last
-    steps. max_itl None: beside texts that talk, prompts get a quarter of a batch. On two CPUs that costs no
+    A step is expected to last base + n * each seconds, for n tokens of prompts; both are averages of the last
+    steps, so they follow a prompt whose tokens take longer the longer it gets. 97 of 100 steps should last at
+    most margin times that. The margin grows with each step that lasts longer, and shrinks a little with each
+    other one; the two balance at that share (Robbins and Monro, A Stochastic Approximation Method, 1951).
+
+    max_itl None: beside texts that talk, prompts get a quarter of a batch. On two CPUs that costs no
     throughput, and a step is four times shorter.
     """
 
@@ -20,6 +26,7 @@ class Pace:
         self._max_itl = max_itl
         self._base = 0.0
         self._each = 0.0
+        self._margin = _MARGIN
 
     def n_prompt_tokens(self, n_talking: int, most: int) -> int:
         """For the next step, in which n_talking texts say a token each; at least 1."""
@@ -29,7 +36,7 @@ class Pace:
             return max(most // _SHARE, 1)
         if not self._each:
             return min(_FIRST, most)
-        room = (self._max_itl / _RESERVE - self._base) / self._each
+        room = (self._max_itl / self._margin - self._base) / self._each
         return max(1, min(int(room), most))
 
     def learn(self, n_talking: int, n_prompt_tokens: int, seconds: float) -> None:
@@ -38,8 +45,11 @@ class Pace:
             return
         if not n_prompt_tokens:
             self._base = _averaged(self._base, seconds)
-        else:
-            self._each = _averaged(self._each, max(seconds - self._base, 0.0) / n_prompt_tokens)
+            return
+        if self._each:
+            was_late = seconds > self._margin * (self._base + n_prompt_tokens * self._each)
+            self._margin = max(self._margin + _RATE * (was_late - _RARE), 1.0)
+        self._each = _averaged(self._each, max(seconds - self._base, 0.0) / n_prompt_tokens)
 
 
 def _averaged(before: float, now: float) -> float:

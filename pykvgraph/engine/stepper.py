@@ -68,12 +68,12 @@ class Stepper:
 
     def step(self) -> None:
         """Takes what is new, lets waiting texts enter, decodes one batch, and hands out what was said."""
+        begin = time.perf_counter()
         self._take_news()
         self._admit()
         chunks = self._chosen()
         if not chunks:
             return
-        begin = time.perf_counter()
         self._run(chunks)
         n_talking = sum(chunk.n == 1 for chunk in chunks)
         n_tokens = sum(chunk.n for chunk in chunks)
