@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from pykvgraph.lab.bench.requests import Served
     from pykvgraph.lab.bench.runner import Result
     from pykvgraph.lab.bench.tests import Test
-    from pykvgraph.lab.bench.turns import Turn
+    from pykvgraph.lab.bench.turns import Speaker, Turn
     from pykvgraph.model import Model
 
 COUNT = click.IntRange(min=1)
@@ -70,6 +71,7 @@ class _Numbers(click.ParamType):  # type: ignore[type-arg]
         "pykvgraph bench -m model.gguf -p 512 -n 64 -d 0,4032 --vs libllama",
         "pykvgraph bench -m model.gguf -d 4032 --cache shift --cache holes --json",
         "pykvgraph bench -m model.gguf -d 4000 --cache turns --plot turns.png",
+        "pykvgraph bench -m model.gguf -d 512 --cache prefix --plot prefix.png",
     ),
 )
 @model_option(required=True)
@@ -115,7 +117,7 @@ class _Numbers(click.ParamType):  # type: ignore[type-arg]
     default="md",
     help="How to print; json: as --json.",
 )
-@plot_option("With --cache turns: a PNG of them.")
+@plot_option("With --cache turns, or with --cache prefix: a PNG of it.")
 def bench(
     model: str,
     n_prompt: tuple[int, ...],
@@ -154,8 +156,9 @@ def bench(
       turns     a conversation of 10 turns whose first prompt has -d tokens:
                 two messages are edited, an answer is asked for twice
                 again; tokens decoded again, and the time to the first
-                token of each answer. Without --vs; benchmarks/turns.py
-                puts llama-server through the same
+                token of each answer: of a KeptText, which is told where
+                messages begin, and of an Engine. Without --vs;
+                benchmarks/turns.py puts llama-server through the same
       prefix    24 requests to an Engine, 8 at a time: prompts that share -d
                 tokens and have up to as many own ones, 64 tokens said;
                 tokens a second, the time to the first token and from one
@@ -176,8 +179,9 @@ def bench(
     depths, shared = (long if name in extra else [] for name in (TURNS, PREFIX))
     if not tests and not depths and not shared:
         raise InvalidArgumentError("nothing to measure: give -p, -n or --cache")
-    check_plot(plot, depths)
-    turns: dict[int, list[Turn]] = {}
+    check_plot(plot, extra)
+    turns: dict[str, list[Turn]] = {}
+    served: dict[str, list[Served]] = {}
     with kvg.Model(model, **where.model()) as loaded:
         n_threads = n_threads or default_threads(loaded.n_params)
         beside = LibllamaModel(Path(model), loaded.device) if other else None
@@ -186,25 +190,35 @@ def bench(
             for test in tests:
                 printer.add(run_one(loaded, beside, test, repetitions, n_threads, sizes))
             for depth in depths:
-                turns[depth] = run_turns(loaded, depth, repetitions, n_threads, sizes)
-                printer.add_turns(depth, turns[depth])
+                for through, each in run_turns(loaded, depth, repetitions, n_threads, sizes).items():
+                    turns[f"{through}, {depth} tokens"] = each
+                    printer.add_turns(depth, through, each)
             for depth in shared:
-                printer.add_served(depth, run_requests(loaded, depth, repetitions, n_threads, sizes))
+                runs = run_requests(loaded, depth, repetitions, n_threads, sizes)
+                served[f"{depth} shared tokens"] = runs
+                printer.add_served(depth, runs)
     printer.end()
-    if plot and turns:
-        from pykvgraph.viz import plot_turns
-
-        plot_turns({Path(model).name: {f"pykvgraph, {n} tokens": each for n, each in turns.items()}}, plot)
+    if plot:
+        draw(Path(model).name, turns, served, plot)
     work.end()
 
 
-def check_plot(plot: str | None, depths: list[int]) -> None:
+def check_plot(plot: str | None, extra: tuple[str, ...]) -> None:
     from pykvgraph.viz import require_matplotlib
 
-    if plot and not depths:
-        raise click.UsageError("--plot draws turns: give --cache turns too")
+    if plot and len({TURNS, PREFIX} & set(extra)) != 1:
+        raise click.UsageError("--plot draws one of two: give --cache turns, or --cache prefix")
     if plot:
         require_matplotlib()
+
+
+def draw(model: str, turns: Mapping[str, list[Turn]], served: Mapping[str, list[Served]], plot: str) -> None:
+    from pykvgraph.viz import plot_served, plot_turns
+
+    if turns:
+        plot_turns({model: turns}, plot)
+    elif served:
+        plot_served(model, served, plot)
 
 
 def chosen_tests(
@@ -256,31 +270,47 @@ def run_one(
 
 def run_turns(
     model: Model, depth: int, repetitions: int, n_threads: int, sizes: dict[str, Any]
-) -> list[Turn]:
-    """The conversation, in a new context each time; without a warm-up when it runs once."""
+) -> dict[str, list[Turn]]:
+    """The conversation through a KeptText and through an Engine, new ones each time, by turns; no warm-up."""
     from pykvgraph.context import Context
+    from pykvgraph.engine import Engine
     from pykvgraph.kept_text import checkpoint_cells
-    from pykvgraph.lab.bench.turns import OurSpeaker, converse, medians, n_asked, write_script
+    from pykvgraph.lab.bench.turns import (
+        EngineSpeaker,
+        TextSpeaker,
+        converse,
+        medians,
+        n_asked,
+        write_script,
+    )
 
     script = write_script(model, depth)
-    sizes = {"checkpoint_cells": checkpoint_cells(model), **sizes}
-    params = ContextParams(
-        n_ctx=-(-script.n_cells // 256) * 256, n_threads=n_threads, n_threads_batch=n_threads, **sizes
-    )
-    runs: list[list[Turn]] = []
+    sizes = {
+        "n_ctx": -(-script.n_cells // 256) * 256,
+        "n_threads": n_threads,
+        "n_threads_batch": n_threads,
+        **sizes,
+    }
+    runs: dict[str, list[list[Turn]]] = {"KeptText": [], "Engine": []}
     with click.progressbar(
-        length=repetitions * n_asked(script),
+        length=2 * repetitions * n_asked(script),
         label=f"turns after {depth}",
         file=sys.stderr,
         hidden=not sys.stderr.isatty(),
     ) as progress:
+
+        def run(through: str, speaker: Speaker) -> None:
+            runs[through].append([])
+            for turn in converse(speaker, script):
+                runs[through][-1].append(turn)
+                progress.update(1)
+
         for _ in range(repetitions):
-            runs.append([])
-            with Context(model, **vars(params)) as ctx:
-                for turn in converse(OurSpeaker(ctx), script):
-                    runs[-1].append(turn)
-                    progress.update(1)
-    return medians(runs)
+            with Context(model, **{"checkpoint_cells": checkpoint_cells(model), **sizes}) as ctx:
+                run("KeptText", TextSpeaker(ctx))
+            with Engine(model, n_seq_max=1, **sizes) as engine:
+                run("Engine", EngineSpeaker(engine))
+    return {through: medians(each) for through, each in runs.items()}
 
 
 def run_requests(

@@ -63,13 +63,13 @@ class Printer:
         )
         click.secho(line.rstrip(), bold=bold)
 
-    def add_turns(self, depth: int, turns: Sequence[Turn]) -> None:
-        """The turns of one conversation."""
-        rows = [_row_of_turn(turn, depth) for turn in turns]
+    def add_turns(self, depth: int, through: str, turns: Sequence[Turn]) -> None:
+        """The turns of one conversation, and what held it."""
+        rows = [_row_of_turn(turn, depth, through) for turn in turns]
         if self._output == "csv":
             _print_csv(rows, header=not self._turn_rows)
         elif self._output == "md":
-            _print_turns(depth, turns)
+            _print_turns(depth, through, turns)
         self._turn_rows += rows
 
     def add_served(self, depth: int, runs: Sequence[Served]) -> None:
@@ -95,9 +95,9 @@ def _print_csv(rows: Sequence[dict[str, Any]], header: bool) -> None:
     sys.stdout.flush()
 
 
-def _print_turns(depth: int, turns: Sequence[Turn]) -> None:
+def _print_turns(depth: int, through: str, turns: Sequence[Turn]) -> None:
     """old: tokens that the cache had already; again: those of them that were decoded again."""
-    click.echo(f"turns after a prompt of {depth} tokens:")
+    click.echo(f"{through}, turns after a prompt of {depth} tokens:")
     table = new_table("turn", "prompt", "old", "again", "new", "first token")
     for turn in turns:
         counts = (turn.n_prompt, turn.n_old, turn.n_again, turn.n_new)
@@ -108,10 +108,11 @@ def _print_turns(depth: int, turns: Sequence[Turn]) -> None:
     print_table(table)
 
 
-def _row_of_turn(turn: Turn, depth: int) -> dict[str, Any]:
+def _row_of_turn(turn: Turn, depth: int, through: str) -> dict[str, Any]:
     """One line of the output."""
     return {
         "depth": depth,
+        "through": through,
         "turn": turn.name,
         "n_prompt": turn.n_prompt,
         "n_old": turn.n_old,

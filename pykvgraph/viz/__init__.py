@@ -5,6 +5,7 @@ from pykvgraph.maps.snapshot import CellMap
 from pykvgraph.viz.cell_plot import Row, plot_rows
 from pykvgraph.viz.figure import new_figure, require_matplotlib, save_figure
 from pykvgraph.viz.film import Frame, plot_film
+from pykvgraph.viz.served_plot import plot_served
 from pykvgraph.viz.text_map import cell_map
 from pykvgraph.viz.turns_plot import plot_turns
 
@@ -17,6 +18,7 @@ __all__ = [
     "new_figure",
     "plot_film",
     "plot_rows",
+    "plot_served",
     "plot_turns",
     "require_matplotlib",
     "save_figure",

@@ -6,6 +6,7 @@ on from its own answers, which all have N_ANSWER tokens, so the counts of tokens
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,8 +16,10 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from pykvgraph.context import Context
+from pykvgraph.engine import Engine
 from pykvgraph.kept_text import KeptText, common_length
 from pykvgraph.model import Model
+from pykvgraph.params import SamplingParams
 
 N_TURNS = 10
 N_MESSAGE = 120  # tokens of a user's message
@@ -159,8 +162,8 @@ def medians(runs: Sequence[Sequence[Turn]]) -> list[Turn]:
     ]
 
 
-class OurSpeaker:
-    """pykvgraph: the likeliest tokens."""
+class TextSpeaker:
+    """A KeptText, which is told where the last message begins: the likeliest tokens."""
 
     def __init__(self, context: Context) -> None:
         self._text = KeptText(context)
@@ -173,3 +176,18 @@ class OurSpeaker:
         while len(tokens) < n_tokens:
             tokens.append(self._text.append(tokens[-1], copy_logits=False).best)
         return Answer(tokens, change.n_kept, seconds)
+
+
+class EngineSpeaker:
+    """An Engine, to which each prompt is one more request: the likeliest tokens but those that end a text."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        model = engine.model
+        ends = [t for t in range(model.n_vocab) if model.tokenizer.is_eog(t)] if model.has_tokenizer else []
+        self._never = dict.fromkeys(ends, -math.inf)
+
+    def answer(self, prompt: Prompt, n_tokens: int) -> Answer:
+        params = SamplingParams(max_tokens=n_tokens, logit_bias=self._never)
+        said = self._engine.submit(prompt.ids, params).result()
+        return Answer(list(said.tokens), said.n_cached, said.ttft)

@@ -168,13 +168,22 @@ def test_turns(
     with kvg.Model(path, device="cpu") as model:
         script = turns.write_script(model, 300)
     expected = expected_turns(script)
-    rows = json.loads(result.stdout)["turns"]
-    assert [(row["turn"], row["n_prompt"], row["n_old"]) for row in rows] == expected
     assert expected[0][1] == 300
-    assert all(row["n_new"] == row["n_prompt"] - row["n_old"] for row in rows)
-    assert all(row["first_token_ms"] > 0 for row in rows)
-    again = {row["turn"]: row["n_again"] for row in rows if row["n_again"]}
-    assert again == {"6 again": 1, "6 again 2": 1} | ({"4 edited": 60} if with_state else {})
+    old = {name: n_old for name, _, n_old in expected}
+    to_answer = {name: old[name] - old[name[0]] for name in ("4 edited", "8 edited")}
+    # a KeptText is told where a message begins; an Engine has a state where the answer before it ended
+    again = (
+        {"KeptText": {"4 edited": 60}, "Engine": to_answer} if with_state else {"KeptText": {}, "Engine": {}}
+    )
+    found = json.loads(result.stdout)["turns"]
+    assert len(found) == 2 * len(expected)
+    for through, more in again.items():
+        rows = [row for row in found if row["through"] == through]
+        assert [(row["turn"], row["n_prompt"], row["n_old"]) for row in rows] == expected
+        assert all(row["n_new"] == row["n_prompt"] - row["n_old"] for row in rows)
+        assert all(row["first_token_ms"] > 0 for row in rows)
+        some = {row["turn"]: row["n_again"] for row in rows if row["n_again"]}
+        assert some == {"6 again": 1, "6 again 2": 1} | more
     assert plot.read_bytes().startswith(b"\x89PNG")
 
 
@@ -199,21 +208,22 @@ def test_turns_of_a_model_without_a_tokenizer(architecture: Callable[[ArchSpec],
     with model:
         model.has_tokenizer = False
         script = turns.write_script(model, 300)
-        heard = list(turns.converse(turns.OurSpeaker(kvg.Context(model, n_ctx=script.n_cells)), script))
+        heard = list(turns.converse(turns.TextSpeaker(kvg.Context(model, n_ctx=script.n_cells)), script))
     assert [(turn.name, turn.n_prompt, turn.n_old) for turn in heard] == expected_turns(script)
 
 
 def test_turns_for_people(stories: Path) -> None:
     lines = bench(stories, "-p 0 -n 0 -d 300 -r 1 --cache turns").stdout.splitlines()
-    assert lines[1] == "turns after a prompt of 300 tokens:"
-    assert lines[2].split() == ["turn", "prompt", "old", "again", "new", "first", "token"]
-    assert len(lines) == 3 + 14 + 1
-    assert lines[-1].split()[:2] == ["all", "2"]
+    assert len(lines) == 1 + 2 * 17
+    for through, part in (("KeptText", lines[1:18]), ("Engine", lines[18:])):
+        assert part[0] == f"{through}, turns after a prompt of 300 tokens:"
+        assert part[1].split() == ["turn", "prompt", "old", "again", "new", "first", "token"]
+        assert part[-1].split()[:2] == ["all", "2"]
 
 
 def test_turns_as_csv_beside_other_tests(stories: Path) -> None:
     lines = bench(stories, "-p 8 -n 0 -d 100 -r 1 --cache turns -o csv").stdout.splitlines()
-    assert [line.split(",")[0] for line in lines] == ["test", "pp8", "depth", *["100"] * 14]
+    assert [line.split(",")[0] for line in lines] == ["test", "pp8", "depth", *["100"] * 28]
 
 
 def test_a_quantized_cache(model_file: ModelFile) -> None:
@@ -241,6 +251,7 @@ def test_a_table_for_people(stories: Path) -> None:
         "--cache shift",
         "--cache turns",
         "--plot turns.png",
+        "-d 100 --cache turns --cache prefix --plot both.png",
         "-p x",
         "-d -1",
         "--vs libllama -dev Vulkan0",
@@ -252,9 +263,11 @@ def test_what_cannot_be_is_refused(stories: Path, arguments: str) -> None:
     assert "Error: " in result.stderr
 
 
-def test_requests_that_share_a_prefix(stories: Path) -> None:
+def test_requests_that_share_a_prefix(stories: Path, tmp_path: Path) -> None:
     """What must be decoded, by counting: the shared tokens once, own ones, answers but their last tokens."""
-    result = bench(stories, "-p 0 -n 0 -d 64 -r 1 --cache prefix -o json")
+    plot = tmp_path / "prefix.svg"
+    result = bench(stories, f"-p 0 -n 0 -d 64 -r 1 --cache prefix -o json --plot {plot}")
+    assert plot.read_bytes().startswith(b"<?xml")
     (row,) = json.loads(result.stdout)["prefix"]
     with kvg.Model(stories) as model:
         prompts = requests.write_prompts(model, 64)
