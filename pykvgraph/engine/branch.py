@@ -74,6 +74,11 @@ class Branch:
         return len(self.ids) - self.n_decoded
 
     @property
+    def talks(self) -> bool:
+        """Whether all but its last token is decoded, so that it says one a step."""
+        return self.n_todo == 1
+
+    @property
     def n_seqs(self) -> int:
         """How many sequences it takes to run."""
         return 1 + len(self.forks)

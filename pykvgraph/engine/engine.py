@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import threading
 import weakref
+from collections.abc import Iterator
+from types import FrameType
 from typing import Any, Literal
 
 import numpy as np
@@ -111,7 +114,11 @@ class Engine(NotCopied):
         return request
 
     def step(self) -> bool:
-        """One step, for an engine without background; returns whether there is more to do."""
+        """One step, for an engine without background; returns whether there is more to do.
+
+        Ctrl-C raises KeyboardInterrupt when the step is over, and the next step goes on with the same texts.
+        A second Ctrl-C doesn't wait, and ends the engine.
+        """
         if self._loop.background:
             raise InvalidArgumentError("the engine's own thread takes the steps: use background=False")
         return self._loop.step()
@@ -187,13 +194,13 @@ class _Loop:
                 self.give(request)
 
     def step(self) -> bool:
-        """One step; whether there is more to do. After an exception that leaves it, the engine is closed."""
-        with self._stepping:
+        """One step; whether there is more to do. An exception in the midst of it closes the engine."""
+        with self._stepping, _ctrl_c_waits():
             if self._closed:
                 return False
             try:
                 self.stepper.step()
-            except BaseException as error:  # a Ctrl-C perhaps, in the midst of a step
+            except BaseException as error:  # the second Ctrl-C, perhaps
                 self._end(error)
                 raise
             return not self.stepper.is_idle
@@ -234,6 +241,29 @@ class _Loop:
         with self._news:
             self._closed = True
         self.stepper.end_all(error)
+
+
+@contextlib.contextmanager
+def _ctrl_c_waits() -> Iterator[None]:
+    """The first Ctrl-C in the block is handled behind it, as it would have been."""
+    handler = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(handler):
+        yield
+        return
+    came: list[tuple[int, FrameType | None]] = []
+
+    def wait(number: int, frame: FrameType | None) -> None:
+        came.append((number, frame))
+        if len(came) > 1:
+            handler(number, frame)
+
+    signal.signal(signal.SIGINT, wait)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    if came:
+        handler(*came[0])
 
 
 def _close(loop: _Loop) -> None:

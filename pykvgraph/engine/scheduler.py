@@ -15,6 +15,11 @@ class Chunk(NamedTuple):
     n: int
     ends: bool
 
+    @property
+    def talks(self) -> bool:
+        """Whether it is all that a text that talks has, and no part of a prompt."""
+        return self.ends and self.n == 1
+
 
 class Scheduler:
     """Texts that wait and texts that run; n_seq_max of them have a sequence.
@@ -78,11 +83,11 @@ class Scheduler:
         """What the next step decodes: a token of each text that talks, then parts of prompts.
 
         n_prompt_tokens: how many tokens of prompts at most. Nobody is passed over more than n_seq_max times
-        in a row: whoever was left out for longest comes first.
+        in a row, if count_idle() hears of what is decoded: whoever was left out for longest comes first.
         """
         room = self._n_batch
         chosen: list[Chunk] = []
-        talking = [each for each in self.running if each.n_todo == 1]
+        talking = [each for each in self.running if each.talks]
         if len(talking) > room:
             talking = sorted(talking, key=lambda each: -each.n_idle)[:room]
         for branch in talking:
@@ -93,15 +98,16 @@ class Scheduler:
             if n > 0:
                 chosen.append(Chunk(branch, n, n == branch.n_todo))
                 room -= n
-        self._count_idle({id(chunk.branch) for chunk in chosen})
         return chosen
+
+    def count_idle(self, chosen: list[Chunk]) -> None:
+        """These chunks are decoded now; who has none of them is passed over."""
+        advanced = {id(chunk.branch) for chunk in chosen}
+        for branch in self.running:
+            branch.n_idle = 0 if id(branch) in advanced else branch.n_idle + 1
 
     def _readers(self) -> Iterator[Branch]:
         """Texts whose prompts are decoded, in the order in which they get room."""
-        reading = [each for each in self.running if each.n_todo > 1]
+        reading = [each for each in self.running if not each.talks]
         overdue = self._n_seq_max - 1
         yield from sorted(reading, key=lambda each: (each.n_idle < overdue, -each.priority, each.order))
-
-    def _count_idle(self, advanced: set[int]) -> None:
-        for branch in self.running:
-            branch.n_idle = 0 if id(branch) in advanced else branch.n_idle + 1

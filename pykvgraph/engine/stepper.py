@@ -74,8 +74,9 @@ class Stepper:
         chunks = self._chosen()
         if not chunks:
             return
+        self._scheduler.count_idle(chunks)
         self._run(chunks)
-        n_talking = sum(chunk.n == 1 for chunk in chunks)
+        n_talking = sum(chunk.talks for chunk in chunks)
         n_tokens = sum(chunk.n for chunk in chunks)
         self._pace.learn(n_talking, n_tokens - n_talking, time.perf_counter() - begin)
         self._counts["steps"] += 1
@@ -155,7 +156,7 @@ class Stepper:
         if not self._shares:
             return False
         for other in self._scheduler.running:
-            if other.n_todo <= 1 or other.salt != branch.salt:
+            if other.talks or other.salt != branch.salt:
                 continue
             common = min(_common(branch, other), len(branch.ids) - 1)
             if common - n < block.N_TOKENS:
@@ -201,7 +202,7 @@ class Stepper:
             if self._shares:
                 self._keep(branch, to_end=True)
                 if self._needs_points and branch.n_decoded:
-                    self._index.add_point(branch.last, branch.ids, branch.seq)
+                    self._index.add_point(branch.last, branch.ids, branch.n_decoded, branch.seq)
             others = [each for each in self._scheduler.running if each is not branch]
             self._index.hand_over(branch.last, [(each.last, each.seq) for each in others if each.last])
             self._index.unpin(branch.last)
@@ -230,7 +231,7 @@ class Stepper:
     def _chosen(self) -> list[Chunk]:
         """Chunks for which there are cells; the youngest texts are set aside until there are enough."""
         while True:
-            n_talking = sum(each.n_todo == 1 for each in self._scheduler.running)
+            n_talking = sum(each.talks for each in self._scheduler.running)
             chunks = self._scheduler.chunks(self._pace.n_prompt_tokens(n_talking, self._ctx.n_batch))
             if not chunks or self._index.make_room(sum(chunk.n for chunk in chunks)):
                 return chunks
@@ -272,15 +273,16 @@ class Stepper:
         """One batch: the outputs of the chunks that end."""
         batch, ctx = self._batch, self._ctx
         batch.clear()
-        talking = [chunk.branch for chunk in chunks if chunk.n == 1 and chunk.ends]
+        talking = [chunk.branch for chunk in chunks if chunk.talks]
         if talking:
             batch.add_each(
                 [each.ids[-1] for each in talking],
                 [each.n_decoded for each in talking],
                 [each.seq for each in talking],
             )
-        for branch, n, ends in chunks:
-            if not (n == 1 and ends):
+        for chunk in chunks:
+            if not chunk.talks:
+                branch, n, ends = chunk
                 begin = branch.n_decoded
                 batch.extend(branch.ids[begin : begin + n], begin, (branch.seq,), "last" if ends else False)
         ctx.decode(batch, scores=True)
@@ -310,7 +312,7 @@ class Stepper:
             at_place = bool(branch.places) and branch.places[0] == branch.n_decoded
             if at_place or branch.n_decoded % EVERY == 0:
                 assert branch.last is not None
-                self._index.add_point(branch.last, branch.ids, branch.seq)
+                self._index.add_point(branch.last, branch.ids, branch.n_decoded, branch.seq)
 
     def _keep(self, branch: Branch, to_end: bool) -> None:
         assert branch.last is not None

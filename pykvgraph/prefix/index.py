@@ -190,20 +190,20 @@ class PrefixIndex:
         try:
             last = self.extend(last, ids, n, seq, to_end=True)
             if self._n_points:
-                self.add_point(last, ids, seq)
+                self.add_point(last, ids, n, seq)
         finally:
             self.unpin(last)
 
-    def add_point(self, last: Node, ids: array[int], seq: int) -> bool:
-        """Keeps a place to go on from where the sequence ends, less than 32 tokens behind its last node.
+    def add_point(self, last: Node, ids: array[int], n: int, seq: int) -> bool:
+        """Keeps a place to go on from behind the first n tokens, which are all that the sequence has.
 
-        Returns whether there was room for it, and the device has kept it.
+        last: its last node, which ends less than 32 tokens before. Returns whether there was room for it, and
+        the device has kept it.
         """
-        p = self._kv.seq_pos_max(seq) + 1
         at = last
-        if p == at.end and at.parent is not None:  # with the tokens before it, which need not be a block
+        if n == at.end and at.parent is not None:  # with the tokens before it, which need not be a block
             at = at.parent
-        run = ids[at.end : p].tobytes()
+        run = ids[at.end : n].tobytes()
         if run in at.points:
             self._points.move_to_end(id(at.points[run]))
             return True

@@ -30,6 +30,7 @@ def entered(scheduler: Scheduler, *branches: Branch) -> None:
 def decode(scheduler: Scheduler, n_prompt_tokens: int = 1000) -> list[tuple[int, int]]:
     """One step; the sequence and the tokens of each chunk. Whoever reaches its end says a token."""
     chunks = scheduler.chunks(n_prompt_tokens)
+    scheduler.count_idle(chunks)
     for chunk in chunks:
         chunk.branch.n_decoded += chunk.n
         if chunk.ends:

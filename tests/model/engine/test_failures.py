@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+import signal
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+from support.ctrl_c import heard
 from support.soak import F32, are_likeliest
 
 import pykvgraph as kvg
@@ -89,3 +93,52 @@ def test_an_engine_that_breaks_tells_everybody(small: kvg.Model, monkeypatch: py
         for request in requests:
             with pytest.raises(ZeroDivisionError):
                 request.result(10)
+
+
+def ctrl_c_after(n_calls: int) -> Callable[..., None]:
+    """For sys.setprofile: Ctrl-C when so many functions were called."""
+    calls = itertools.count(1)
+
+    def profile(_frame: Any, event: str, _arg: Any) -> None:
+        if event == "call" and next(calls) == n_calls:
+            signal.raise_signal(signal.SIGINT)
+
+    return profile
+
+
+@pytest.mark.parametrize("n_calls", range(3, 300, 27))
+def test_ctrl_c_in_a_step_costs_nothing(small: kvg.Model, n_calls: int) -> None:
+    """Wherever it comes: the step is whole, and the next one goes on with the same texts."""
+    with heard(), kvg.Engine(small, n_ctx=512, n_seq_max=4, background=False, **F32) as engine:
+        requests = [engine.submit(prompt, TALK) for prompt in (PROMPT, OTHER)]
+        engine.step()
+        with pytest.raises(KeyboardInterrupt):
+            sys.setprofile(ctrl_c_after(n_calls))
+            try:
+                while engine.step():
+                    pass
+            finally:
+                sys.setprofile(None)
+        for prompt, request in zip((PROMPT, OTHER), requests, strict=True):
+            found = request.result()
+            assert len(found.tokens) == 10
+            assert are_likeliest(small, prompt, found.tokens)
+
+
+def test_a_second_ctrl_c_ends_the_engine(small: kvg.Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody has to wait for a step that takes long."""
+
+    def decode(*_args: Any, **_options: Any) -> None:
+        for _ in range(2):
+            signal.raise_signal(signal.SIGINT)
+        raise AssertionError("the second one was not heard")
+
+    with heard(), kvg.Engine(small, n_ctx=512, n_seq_max=1, background=False, **F32) as engine:
+        request = engine.submit(PROMPT, TALK)
+        monkeypatch.setattr(engine.context, "decode", decode)
+        with pytest.raises(KeyboardInterrupt):
+            engine.step()
+        with pytest.raises(KeyboardInterrupt):
+            request.result(1)
+        with pytest.raises(kvg.InvalidArgumentError, match="engine is closed"):
+            engine.submit(PROMPT, TALK)

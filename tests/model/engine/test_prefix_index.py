@@ -172,7 +172,7 @@ class Places:
             self.ctx.decode(batch)
             last = self.index.extend(last, tokens, end, 0)
             if end in places:
-                assert self.index.add_point(last, tokens, 0)
+                assert self.index.add_point(last, tokens, end, 0)
         self.index.unpin(self.index.extend(last, tokens, len(ids), 0, to_end=True))
         self.ctx.kv.seq_rm(0, -1, -1)
 
