@@ -15,7 +15,7 @@ from pykvgraph.chat.turn_tokens import TurnTokens
 from pykvgraph.checks import integer, shown
 from pykvgraph.context import Context, LastOutput
 from pykvgraph.errors import CacheFullError, InvalidArgumentError, KVGraphError, UnsupportedError
-from pykvgraph.kept_text import Change, KeptText, common_length
+from pykvgraph.kept_text import Change, KeptText, common_length, earlier_texts
 from pykvgraph.params import SamplingParams
 from pykvgraph.positions import Positions
 from pykvgraph.speech import Speech
@@ -41,6 +41,9 @@ class Conversation(NotCopied):
     a position would go beyond that number, every N neighbouring tokens of the oldest turns are put on one
     position (arXiv:2401.01325), whole turns at a time, and the system prompt never; on_extend is called with
     the number of tokens. Only when no cell is free, turns are given up.
+
+    In a context with one sequence, what the conversation takes leave of stays in the cache for as long as
+    nobody needs the cells: to take an edit back, or an earlier system prompt, decodes one token.
 
     An answer may be left at any piece, and any call be interrupted by Ctrl-C: what was said stays, and the
     conversation can go on.
@@ -72,7 +75,8 @@ class Conversation(NotCopied):
         self._n_grp = integer(self_extend, "self_extend", 1)
         self._on_discard = on_discard
         self._on_extend = on_extend
-        self._text = KeptText(ctx, self._seq)
+        self._earlier = earlier_texts(ctx) if ctx.n_seq_max == 1 else None
+        self._text = KeptText(ctx, self._seq, earlier=self._earlier)
         self._turns: list[Turn] = []
         self._speech: Speech | None = None  # the answer that is being said
         self.n_forgotten = 0
@@ -146,6 +150,8 @@ class Conversation(NotCopied):
         self._speech = None
         self._front, self._turns, self.n_forgotten = self._tokens.front, [], 0
         self._text.go_back(common_length(self._text.ids, self._front))
+        if self._earlier is not None:
+            self._earlier.clear()
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the conversation and its cells into a file: the old file or the whole new one.
@@ -167,8 +173,11 @@ class Conversation(NotCopied):
         with open(path, "rb") as file:
             saved = unpack(file.read(), self._ctx.model.n_vocab)
         tokens = TurnTokens(turn_format(self._ctx.model, saved.system), self._ctx.model.tokenizer)
+        if self._earlier is not None:
+            self._earlier.clear()  # the file may need the cells
         before = self._text
-        self._text = KeptText(self._ctx, self._seq)  # knows nothing while cells are replaced
+        # knows nothing while cells are replaced
+        self._text = KeptText(self._ctx, self._seq, earlier=self._earlier)
         try:
             self._ctx.kv.load(saved.cells, seq=self._seq)
         except Exception:

@@ -107,8 +107,7 @@ class Talk:
         finally:
             self._page.end()
         seconds = time.perf_counter() - started
-        kv = self._ctx.kv
-        told = f"{speed_text(n, first, seconds)}; {kv.n_used} of {kv.n_cells} cells"
+        told = f"{speed_text(n, first, seconds)}; {self._n_cells()} of {self._ctx.kv.n_cells} cells"
         self._page.note(f"stopped; {told}" if stopped else told)
 
     def _regen(self, _text: str) -> None:
@@ -136,8 +135,12 @@ class Talk:
 
     def _load(self, path: str) -> None:
         self._conversation.load(path)
-        turns, n = _turns(len(self._conversation.turns)), self._ctx.kv.n_used
-        self._page.note(f"{turns} from {path}: {n} tokens, none decoded again")
+        turns = _turns(len(self._conversation.turns))
+        self._page.note(f"{turns} from {path}: {self._n_cells()} tokens, none decoded again")
+
+    def _n_cells(self) -> int:
+        """How many cells the conversation has; others may be held for what it has taken leave of."""
+        return int(self._ctx.kv.seq_bounds().n_cells.sum())
 
     def _reset(self, _text: str) -> None:
         self._conversation.reset()

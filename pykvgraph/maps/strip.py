@@ -16,15 +16,16 @@ def strip(view: CellsView, borders: Sequence[int], first: int, width: int) -> Li
     """A line of at most `width` characters, each for a run of as many cells; the last may have fewer.
 
     borders: the position where each part of the text begins, in rising order. The first part has the number
-    `first`; a number gives a part its letter and its colour. `+` is what comes before all parts, `.` an empty
-    run. A run shows the part that most of its cells belong to.
+    `first`; a number gives a part its letter and its colour. `+` is what comes before all parts, `.` a run
+    that no sequence sees. A run shows the part that most of its cells belong to.
     """
     n_cells = len(view.pos)
+    seen = view.seq.any(axis=1)
     per_run = max(-(-n_cells // max(width, 1)), 1)
     part = np.searchsorted(np.asarray(borders, np.int64), view.pos, side="right") - 1
     symbols = []
     for begin in range(0, n_cells, per_run):
-        used = view.pos[begin : begin + per_run] >= 0
+        used = seen[begin : begin + per_run]
         parts, counts = np.unique(part[begin : begin + per_run][used], return_counts=True)
         symbols.append(_symbol(int(parts[counts.argmax()]), first) if len(parts) else Segment(EMPTY))
     return merged(symbols)

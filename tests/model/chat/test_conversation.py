@@ -69,6 +69,36 @@ def test_another_answer_takes_one_token_and_another_message_its_own(model: kvg.M
         assert tokens == greedy(model, conversation.ids[:n_prompt], len(tokens))
 
 
+@pytest.mark.parametrize("change_back", ["edit", "system"])
+def test_what_was_left_is_not_decoded_again(stories_model: kvg.Model, change_back: str) -> None:
+    """A message, or a system prompt, is replaced, and then it is as it was."""
+    with opened(stories_model) as ctx:
+        conversation = Conversation(ctx, system=SYSTEM)
+        ask(conversation, "Hello.")
+        question = "Who is Lily, whom Tom and the dog met in the park on that day?"
+        first = ask(conversation, question)
+        for message, system in (("Who else?", "Say no."), (question, SYSTEM)):
+            if change_back == "system":
+                conversation.system = system
+                list(conversation.regenerate(GREEDY))
+            else:
+                list(conversation.edit(message, GREEDY))
+        assert conversation.change is not None and conversation.change.n_decoded == 1
+        assert conversation.turns[-1][1] == first
+
+
+def test_what_was_left_gives_way_when_cells_are_needed(stories_model: kvg.Model) -> None:
+    """Cells of replaced messages never cost a turn."""
+    discards: list[Discard] = []
+    with opened(stories_model) as ctx:
+        conversation = Conversation(ctx, system=SYSTEM, on_discard=discards.append)
+        ask(conversation, "Hello.")
+        for n in range(40):
+            list(conversation.edit(f"{n} is what he said to the old man. " * 4, GREEDY))
+        assert ctx.kv.n_free < 64
+        assert not discards and len(conversation.turns) == 1
+
+
 def test_whole_turns_go_and_nothing_is_decoded_again(stories_model: kvg.Model) -> None:
     reports: list[Discard] = []
     with opened(stories_model, n_ctx=200) as ctx:
