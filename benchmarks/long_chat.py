@@ -1,7 +1,7 @@
 """A chat that is 50 contexts long: its speed beside a chat that begins anew with each context, and memory.
 
-    python benchmarks/chat.py                       # the embedded model that talks, and stories260K
-    python benchmarks/chat.py -m model.gguf -c 4096
+    python benchmarks/long_chat.py                       # the embedded model that talks, and stories260K
+    python benchmarks/long_chat.py -m model.gguf -c 4096
 
 A full context is between half and all of its cells long, and one that begins anew between none and all:
 attention reads more in the first. So the table has the time of a token by the number of cells, too: at the
