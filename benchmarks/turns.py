@@ -17,14 +17,11 @@ first token on, and that were decoded nevertheless; llama-server says how many i
 from __future__ import annotations
 
 import argparse
-import http.client
 import json
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +29,7 @@ from shapes import GEMMA3, GEMMA4, GPT_OSS, QWEN35, ROOT, machine, with_tokenize
 from support.architectures import ArchSpec  # shapes has told where
 
 import pykvgraph as kvg
+from pykvgraph.lab.bench.servers import Client, started
 from pykvgraph.lab.bench.turns import (
     ANSWER,
     USER,
@@ -58,86 +56,24 @@ N_THREADS = 2
 
 
 class ServerSpeaker:
-    """llama-server: the likeliest tokens, none of which is a part of a character or ends the answer."""
+    """llama-server, which is told what a user's message begins with."""
 
     def __init__(self, port: int, tokenizer: kvg.Tokenizer) -> None:
-        self._port = port
-        # pieces of a character would be kept back, and the first token would seem late
-        unwanted = [
-            token for token in range(tokenizer.n_vocab) if not is_text(tokenizer.token_to_piece(token))
+        delimiters = [
+            {"role": "user", "delimiter": USER},
+            {"role": "assistant", "delimiter": ANSWER},
         ]
-        self._settings = {
-            "temperature": 0,
-            "ignore_eos": True,
-            "logit_bias": [[token, False] for token in unwanted],
-            "stream": True,
-            "return_tokens": True,
-            "cache_prompt": True,
-            "message_delimiters": [
-                {"role": "user", "delimiter": USER},
-                {"role": "assistant", "delimiter": ANSWER},
-            ],
-        }
+        self._client = Client(port, tokenizer, {"message_delimiters": delimiters})
 
     def answer(self, prompt: Prompt, n_tokens: int) -> Answer:
-        body = json.dumps({"prompt": prompt.ids, "n_predict": n_tokens, **self._settings})
         tokens: list[int] = []
         seconds, n_kept = 0.0, 0
-        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=300)
-        with closing(connection):
-            start = time.perf_counter()
-            connection.request("POST", "/completion", body, {"Content-Type": "application/json"})
-            response = connection.getresponse()
-            if response.status != 200:
-                raise RuntimeError(f"llama-server refused the prompt: {response.read().decode()}")
-            for line in response:
-                if line.startswith(b"data: "):
-                    seconds = seconds or time.perf_counter() - start
-                    event = json.loads(line[6:])
-                    tokens += event["tokens"]
-                    n_kept = event.get("timings", {}).get("cache_n", n_kept)
-        if len(tokens) != n_tokens:
-            raise RuntimeError(f"llama-server answered with {len(tokens)} tokens, not {n_tokens}")
+        start = time.perf_counter()
+        for event in self._client.complete(prompt.ids, n_tokens):
+            seconds = seconds or time.perf_counter() - start
+            tokens += event["tokens"]
+            n_kept = event.get("timings", {}).get("cache_n", n_kept)
         return Answer(tokens, n_kept, seconds)
-
-
-def is_text(piece: bytes) -> bool:
-    try:
-        return bool(piece.decode("utf-8"))
-    except UnicodeDecodeError:
-        return False
-
-
-@contextmanager
-def server(program: Path, model: Path, n_ctx: int, options: tuple[str, ...], log: Path) -> Iterator[int]:
-    """A running llama-server, that knows its model; its port."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    threads = ("-t", str(N_THREADS), "-tb", str(N_THREADS))
-    command = [program, "-m", model, "-c", n_ctx, *threads, "--host", "127.0.0.1", "--port", port, *options]
-    with log.open("ab") as out, subprocess.Popen(list(map(str, command)), stdout=out, stderr=out) as process:
-        try:
-            wait_for(port, process)
-            yield port
-        finally:
-            process.terminate()
-
-
-def wait_for(port: int, process: subprocess.Popen[bytes], seconds: float = 60) -> None:
-    until = time.monotonic() + seconds
-    while time.monotonic() < until and process.poll() is None:
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
-        try:
-            connection.request("GET", "/health")
-            if connection.getresponse().status == 200:
-                return
-        except OSError:
-            pass
-        finally:
-            connection.close()
-        time.sleep(0.1)
-    raise RuntimeError(f"llama-server did not start: status {process.poll()}")
 
 
 def ours(model: Path, n_prompt: int) -> list[Turn]:
@@ -167,7 +103,9 @@ def theirs(
     program: Path, model: Path, script: Script, tokenizer: kvg.Tokenizer, name: str, log: Path
 ) -> list[Turn]:
     n_ctx = -(-script.n_cells // 256) * 256
-    with server(program, model, n_ctx, SERVERS[name], log) as port:
+    threads = ("-t", str(N_THREADS), "-tb", str(N_THREADS))
+    command = [str(program), "-m", str(model), "-c", str(n_ctx), *threads, *SERVERS[name]]
+    with log.open("ab") as out, started(command, out) as port:
         return list(converse(ServerSpeaker(port, tokenizer), script))
 
 

@@ -320,7 +320,7 @@ def run_requests(
     from pykvgraph.engine import Engine
     from pykvgraph.lab.bench.requests import N_AT_A_TIME, n_cells, serve, write_prompts
 
-    prompts = write_prompts(model, depth)
+    prompts = write_prompts(model, depth, (depth // 8, depth))
     runs: list[Served] = []
     with click.progressbar(
         length=repetitions, label=f"prefix of {depth}", file=sys.stderr, hidden=not sys.stderr.isatty()

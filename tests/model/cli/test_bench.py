@@ -270,7 +270,7 @@ def test_requests_that_share_a_prefix(stories: Path, tmp_path: Path) -> None:
     assert plot.read_bytes().startswith(b"<?xml")
     (row,) = json.loads(result.stdout)["prefix"]
     with kvg.Model(stories) as model:
-        prompts = requests.write_prompts(model, 64)
+        prompts = requests.write_prompts(model, 64, (8, 64))
     assert row["n_prompt"] == sum(map(len, prompts))
     assert all(prompt[:64] == prompts[0][:64] and 72 <= len(prompt) <= 128 for prompt in prompts)
     least = 64 + row["n_prompt"] - 64 * len(prompts)
