@@ -37,8 +37,11 @@ def main() -> None:
 
 def compare(model: kvg.Model, n_ctx: int, n_threads: int | None) -> None:
     """Both chats, a context of each by turns."""
-    options = {"n_ctx": n_ctx, "n_threads": n_threads}
-    with kvg.Context(model, **options) as long_ctx, kvg.Context(model, **options) as ctx:
+
+    def context() -> kvg.Context:
+        return kvg.Context(model, n_ctx=n_ctx, n_threads=n_threads)
+
+    with context() as long_ctx, context() as ctx:
         long = Conversation(long_ctx, system="Be kind.")
         speed_of_context(long, n_ctx, 0, defaultdict(list))
         new_times: Times = defaultdict(list)

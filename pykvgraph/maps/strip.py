@@ -20,7 +20,7 @@ def strip(view: CellsView, borders: Sequence[int], first: int, width: int) -> Li
     that no sequence sees. A run shows the part that most of its cells belong to.
     """
     n_cells = len(view.pos)
-    seen = view.seq.any(axis=1)
+    seen = np.asarray(view.seq.any(axis=1))
     per_run = max(-(-n_cells // max(width, 1)), 1)
     part = np.searchsorted(np.asarray(borders, np.int64), view.pos, side="right") - 1
     symbols = []
