@@ -19,7 +19,7 @@ from pykvgraph.kept_text import Change, KeptText, common_length, earlier_texts
 from pykvgraph.params import SamplingParams
 from pykvgraph.positions import Positions
 from pykvgraph.speech import Speech
-from pykvgraph.state.file import write_file
+from pykvgraph.state.file import read_regular, write_file
 from pykvgraph.types import Piece
 
 
@@ -35,7 +35,7 @@ class Conversation(NotCopied):
     free (None: half of what isn't kept). The first n_keep tokens are kept, and the turn in which they end;
     None: the system prompt. The turns that stay move down (a context shift) and are not decoded again, unless
     the model refuses it. When the turn that is being answered is the only one left, its oldest tokens go.
-    on_discard is called with a Discard each time.
+    on_discard is called with a Discard each time; it must leave the conversation as it is.
 
     self_extend: with N above 1 the context may have N times as many cells as the model was trained on. Before
     a position would go beyond that number, every N neighbouring tokens of the oldest turns are put on one
@@ -138,7 +138,10 @@ class Conversation(NotCopied):
     def regenerate(self, params: SamplingParams) -> Iterator[Piece]:
         """Another answer to the last message, as ask(). Raises InvalidArgumentError when there is none."""
         *before, last = self._require_turns()
-        return self._answered([*before, replace(last, prompt=[*last.prompt], said=[])], params)
+        whole = self._new_turn(last.user, len(before))
+        is_cut = len(last.prompt) < len(whole.prompt)  # the front of it was given up
+        turn = whole if is_cut else replace(last, prompt=[*last.prompt], said=[])
+        return self._answered([*before, turn], params)
 
     def edit(self, message: str, params: SamplingParams) -> Iterator[Piece]:
         """Answers another message in place of the last; as regenerate()."""
@@ -170,8 +173,7 @@ class Conversation(NotCopied):
         Raises, with nothing changed, StateError for a file that is no saved conversation, is damaged or of
         another model, and what kv.load raises; OSError when the file can't be read.
         """
-        with open(path, "rb") as file:
-            saved = unpack(file.read(), self._ctx.model.n_vocab)
+        saved = unpack(read_regular(path), self._ctx.model.n_vocab)
         tokens = TurnTokens(turn_format(self._ctx.model, saved.system), self._ctx.model.tokenizer)
         if self._earlier is not None:
             self._earlier.clear()  # the file may need the cells
@@ -198,11 +200,15 @@ class Conversation(NotCopied):
         return self._turns
 
     def _answered(self, turns: list[Turn], params: SamplingParams) -> Iterator[Piece]:
+        if not isinstance(params, SamplingParams):
+            raise InvalidArgumentError(f"params must be a SamplingParams, got {shown(params)}")
         stop = (*params.stop, *self._tokens.format.stop)
         speech = Speech(replace(params, stop=stop), self._ctx.model.tokenizer, self._seq)
-        return self._said(turns, speech)
+        return self._said(self._turns, turns, speech)
 
-    def _said(self, turns: list[Turn], speech: Speech) -> Iterator[Piece]:
+    def _said(self, old: list[Turn], turns: list[Turn], speech: Speech) -> Iterator[Piece]:
+        if self._turns is not old:
+            raise InvalidArgumentError("the conversation went on before this answer was begun: ask again")
         before = self._front, self._turns, self.n_forgotten
         self._turns, self._speech = turns, speech
         try:
@@ -252,7 +258,8 @@ class Conversation(NotCopied):
             begin = max(len(self._front), len(self._text.positions.head))
             borders = [border for border in self.borders[:-1] if begin < border <= n_held]
             # of the last turn, the newest tokens keep positions of their own
-            end = min(borders, default=n_held - limit // 4)
+            far = [border for border in borders if border - begin >= limit // 8]  # not each turn by itself
+            end = min(far, default=max(borders, default=n_held - limit // 4))
             if end - begin < self._n_grp:
                 raise CacheFullError(f"{len(ids)} tokens need more positions than the model was trained on")
             self._text.group(begin, end, self._n_grp)
@@ -316,6 +323,8 @@ class Conversation(NotCopied):
             return Discard(n_turns, end - begin, self._text.discard(begin, end).stats)
         except UnsupportedError as error:
             return Discard(n_turns, end - begin, None, str(error))
+        except CacheFullError:  # cells that checkpoints keep, too, would have to be copied
+            return Discard(n_turns, end - begin, None)
 
     def _turn_ids(self) -> list[list[int]]:
         """The tokens of each turn; all but the last with what closes them."""

@@ -75,8 +75,8 @@ def chat(
     """Talk with a model.
 
     When the cache is full, the oldest turns are given up (a context shift) and the talk goes on. /help lists
-    the commands. Ctrl-C stops an answer. When stdin is no terminal, each line is a message, only answers go
-    to stdout, and Ctrl-C ends the talk: the exit code is 130 then.
+    the commands. Ctrl-C stops an answer. When stdin or stdout is no terminal, each line is a message, only
+    answers go to stdout, and Ctrl-C ends the talk: the exit code is 130 then.
     """
     if demo:
         from pykvgraph.cli import chat_demo
@@ -114,6 +114,8 @@ def chat(
         talk = Talk(context, conversation, page, given, params, is_piped=not on_terminal)
         if conversation.is_plain:
             page.note("the model has no chat template: turns are lines of User: and Assistant:")
+        if on_terminal:
+            page.note(f"{context.n_ctx} cells for {loaded.path.name}; /help lists the commands")
         _loop(talk, given, page.note)
 
 

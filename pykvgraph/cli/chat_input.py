@@ -49,6 +49,7 @@ class TerminalInput:
             "> ",
             history=InMemoryHistory(),
             multiline=True,
+            enable_suspend=True,  # Ctrl-Z
             prompt_continuation="  ",
             key_bindings=_bindings(),
         )

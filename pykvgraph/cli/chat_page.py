@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from pykvgraph.maps.snapshot import CellMap
 
 _EVERY = 0.08  # seconds from one picture of the strip to the next
+_STRIP_LINES = 3  # of the terminal's height, for the strip: what is taller than the terminal is not shown
 _MARGIN = 1  # some terminals go to the next line after a full one
 
 
@@ -38,10 +39,19 @@ class Page:
         self._live: Live | None = None
         self._shown_at = 0.0
         self._line = ""  # the last line of the answer so far
+        self._waiting: list[str] = []  # notes
         self._begun = False  # whether something of the answer was written
 
     def write(self, text: str) -> None:
         """More of an answer; white space in front of it, or of what follows a note, is left out."""
+        if self._waiting and not text.isspace() and (parts := text.split(maxsplit=1))[0] != text:
+            word = "" if text[0].isspace() else parts[0]  # the rest of the word
+            self._write(word)
+            text = text[len(word) :]
+            self._show_waiting()
+        self._write(text)
+
+    def _write(self, text: str) -> None:
         text = text if self._begun else text.lstrip()
         if not text:
             return
@@ -58,15 +68,18 @@ class Page:
         self._refresh(live)
 
     def note(self, text: str) -> None:
-        """A dim line; an answer goes on below it."""
+        """A dim line; an answer goes on below it. In the midst of a word it waits for the word's end."""
+        if self._on_terminal and self._line and not self._line[-1].isspace():
+            self._waiting.append(text)
+            return
         if self._on_terminal:
             self._break_line()
             self._begun = False
-        self.console.print(f"[{text}]", style="dim")
+        self.console.print(f"[{_harmless(text)}]", style="dim", soft_wrap=not self._on_terminal)
 
     def show(self, text: str) -> None:
         """Lines that somebody asked for."""
-        self.console.print(text, soft_wrap=True)
+        self.console.print(_harmless(text), soft_wrap=True)
 
     def show_map(self, cells: CellMap) -> None:
         """A picture of the cells, in colours on a terminal."""
@@ -81,6 +94,14 @@ class Page:
         if self._live is not None:
             self._live.stop()
         self._live, self._begun, self._line = None, False, ""
+        self._show_waiting()
+
+    def _show_waiting(self) -> None:
+        notes, self._waiting = self._waiting, []
+        if notes:
+            self._break_line()
+        for note in notes:
+            self.note(note)
 
     def _break_line(self) -> None:
         """What comes next begins a line."""
@@ -112,7 +133,9 @@ class Page:
         from rich.text import Text
 
         assert self._strip is not None
-        picture = Text(f"{self._line}\n" if self._line else "")
+        width, height = self.console.size
+        lines = Text(self._line).wrap(self.console, width)[-max(height - _STRIP_LINES, 1) :]
+        picture = Text("".join(f"{line.plain}\n" for line in lines if self._line))
         for segment in self._strip(self.console.width - _MARGIN):
             style = f"{ink(segment.color)} on {segment.color}" if segment.color else "dim"
             picture.append(segment.text, style)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING
 from pykvgraph.cli.chat_input import Input
 from pykvgraph.cli.chat_page import Page
 from pykvgraph.cli.show import speed_text
-from pykvgraph.errors import KVGraphError
+from pykvgraph.errors import InvalidArgumentError, KVGraphError
 from pykvgraph.params import MAX_SEED, SamplingParams
 
 if TYPE_CHECKING:
@@ -69,6 +70,11 @@ class Talk:
                 self._page.note(f"there is no {name}; /help lists what there is")
             else:
                 self._answer(self._conversation.ask(line, self._next_params()))
+        except KeyboardInterrupt:
+            self._page.end()
+            if self._is_piped:
+                raise
+            self._page.note("stopped")
         except (KVGraphError, OSError) as error:
             self._page.end()
             if self._is_piped:
@@ -93,13 +99,14 @@ class Talk:
 
     def _answer(self, pieces: Iterator[Piece]) -> None:
         started = time.perf_counter()
-        n, first = 0, 0.0
+        n, first, reason = 0, 0.0, None
         stopped = False
         try:
             for piece in pieces:
                 n += 1
                 first = first or time.perf_counter() - started
                 self._page.write(piece.text)
+                reason = piece.finish_reason
         except KeyboardInterrupt:
             if self._is_piped:
                 raise
@@ -108,14 +115,19 @@ class Talk:
             self._page.end()
         seconds = time.perf_counter() - started
         told = f"{speed_text(n, first, seconds)}; {self._n_cells()} of {self._ctx.kv.n_cells} cells"
-        self._page.note(f"stopped; {told}" if stopped else told)
+        how = "stopped; " if stopped else f"cut off at {n} tokens; " if reason == "length" else ""
+        self._page.note(how + told)
 
     def _regen(self, _text: str) -> None:
         self._answer(self._conversation.regenerate(self._next_params()))
 
     def _edit(self, text: str) -> None:
         if not text and self._conversation.turns:
-            text = self._input.read(self._conversation.turns[-1][0]) or ""
+            edited = self._input.read(self._conversation.turns[-1][0])
+            if edited is None:
+                self._page.note("the message stays")
+                return
+            text = edited
         self._answer(self._conversation.edit(text, self._next_params()))
 
     def _system(self, text: str) -> None:
@@ -130,10 +142,12 @@ class Talk:
         self._page.show_map(self._ctx.kv.cell_map())
 
     def _save(self, path: str) -> None:
+        path = _file(path)
         self._conversation.save(path)
         self._page.note(f"{_turns(len(self._conversation.turns))} in {path}")
 
     def _load(self, path: str) -> None:
+        path = _file(path)
         self._conversation.load(path)
         turns = _turns(len(self._conversation.turns))
         self._page.note(f"{turns} from {path}: {self._n_cells()} tokens, none decoded again")
@@ -159,6 +173,12 @@ def discard_text(report: Discard) -> str:
     turns = _turns(report.n_turns) if report.n_turns else "a part of this turn"
     how = f"{report.stats}" if report.stats else "what is left is decoded again"
     return f"context full: {turns} given up, {report.n_tokens} tokens; {how}"
+
+
+def _file(path: str) -> str:
+    if not path:
+        raise InvalidArgumentError("which file? Say its name behind the command")
+    return os.path.expanduser(path)
 
 
 def _turns(n: int) -> str:

@@ -68,6 +68,12 @@ def _replace(target: Path, blob: bytes, mode: int | None) -> None:
         os.close(folder)
 
 
+def read_regular(path: str | os.PathLike[str]) -> bytes:
+    """The content of a file. Raises StateError for a device, pipe or socket, OSError as open() does."""
+    _regular_mode(path, StateError)
+    return Path(path).read_bytes()
+
+
 def read_file(path: str | os.PathLike[str], geometry: Geometry, room: Sequence[int] | None) -> SavedState:
     """The cells in a file, as `unpack` gives them. K and V are read when all else was, and fits.
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from support.architectures import ArchSpec
+from support.recurrent import WINDOWED
 from support.talk import CHATML, GREEDY, SYSTEM, ask, greedy, opened, require_rows_of, text_of, with_template
 
 import pykvgraph as kvg
@@ -339,3 +341,39 @@ def test_self_extend_gives_turns_up_when_no_cell_is_free(stories_model: kvg.Mode
         ask(conversation, "Go on.", kvg.SamplingParams(max_tokens=1500, logit_bias={2: -100}))
         assert ctx.kv.seq_pos_max(0) < 512
         assert text_of(stories_model, conversation.ids).startswith(f"<s> <|system|>\n{SYSTEM}</s>\n")
+
+
+def test_another_answer_to_a_message_whose_front_was_given_up(stories_model: kvg.Model) -> None:
+    with opened(stories_model, n_ctx=100) as ctx:
+        conversation = Conversation(ctx)
+        ask(conversation, "Who is Lily?", kvg.SamplingParams(max_tokens=150, logit_bias={2: -100}))
+        assert "Lily" not in text_of(stories_model, conversation.ids)[:40]
+        list(conversation.regenerate(kvg.SamplingParams(max_tokens=5)))
+        assert text_of(stories_model, conversation.ids).startswith("<s> <|user|>\nWho is Lily?</s>\n<|assistant|>\n")
+
+
+def test_an_answer_that_another_one_has_overtaken(stories_model: kvg.Model) -> None:
+    with opened(stories_model) as ctx:
+        conversation = Conversation(ctx)
+        first = conversation.ask("Hello.", GREEDY)
+        ask(conversation, "Hi.")
+        with pytest.raises(kvg.InvalidArgumentError, match="went on"):
+            next(first)
+        assert [user for user, _ in conversation.turns] == ["Hi."]
+        with pytest.raises(kvg.InvalidArgumentError, match="SamplingParams"):
+            conversation.ask("Hello.", None)  # type: ignore[arg-type]
+
+
+def test_a_cache_whose_cells_are_all_in_checkpoints(architecture: Callable[[ArchSpec], Path]) -> None:
+    """No cell can move in place: what is left is decoded again."""
+    rng = np.random.default_rng(1)
+    with kvg.Model(architecture(replace(WINDOWED, window=200)), device="cpu") as model:
+        with_template(model, CHATML)
+        with opened(model, n_ctx=64) as ctx:
+            conversation = Conversation(ctx, n_discard=1)
+            for step in range(60):
+                params = kvg.SamplingParams(max_tokens=int(rng.integers(1, 60)), temperature=1, seed=step)
+                if step % 3 and conversation.turns:
+                    list(conversation.regenerate(params))
+                else:
+                    list(conversation.ask("Hi.", params))
