@@ -142,7 +142,7 @@ class ContextParams:
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How a text is generated; the fields are arguments of generate, but for `n` and `priority`.
+    """How a text is generated; the fields are arguments of generate, but for those of an Engine.
 
     max_tokens: most tokens to generate. temperature: 0 takes the likeliest token, and top_k, top_p, min_p and
     seed do not matter then. top_k: draw from this many of the likeliest tokens; 0: from all. top_p: draw from
@@ -161,7 +161,8 @@ class SamplingParams:
     JSON object. All but typical_p and mirostat matter at temperature 0 too.
 
     For an Engine: n: how many texts behind the same prompt; with a seed, the text after that takes the next
-    one. priority: requests with a higher one enter first.
+    one. priority: requests with a higher one enter first. top_logprobs: of how many of the likeliest tokens
+    each Piece tells the probabilities (Piece.top).
 
     Raises InvalidArgumentError, which names the field.
     """
@@ -186,12 +187,14 @@ class SamplingParams:
     json_schema: str | Mapping[str, Any] | None = None
     n: int = 1
     priority: int = 0
+    top_logprobs: int = 0
 
     def __post_init__(self) -> None:
         _set(
             self,
             n=integer(self.n, "n", 1, _MOST_SAMPLES),
             priority=integer(self.priority, "priority"),
+            top_logprobs=integer(self.top_logprobs, "top_logprobs", 0, INT32_MAX),
             max_tokens=integer(self.max_tokens, "max_tokens", 1),
             temperature=real(self.temperature, "temperature", 0.0, 1e6),
             top_k=integer(self.top_k, "top_k", 0, INT32_MAX),

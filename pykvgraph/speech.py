@@ -7,6 +7,7 @@ from typing import Literal
 from pykvgraph._native.handles import NotCopied
 from pykvgraph.context import LastOutput
 from pykvgraph.params import SamplingParams
+from pykvgraph.text.likeliest import likeliest
 from pykvgraph.text.sampling import Sampler
 from pykvgraph.text.text_stream import TextStream
 from pykvgraph.text.tokenizer import Tokenizer
@@ -17,7 +18,7 @@ class Speech(NotCopied):
     """One text that is being said: each output in, a Piece out, up to the one that ends it.
 
     tokenizer: None when the model has none; the pieces have no text then. seq: the sequence that the pieces
-    name. greedy: whether say() needs no logits.
+    name. needs_logits: whether say() does; scores are enough for the likeliest token alone.
     """
 
     def __init__(self, params: SamplingParams, tokenizer: Tokenizer | None, seq: int) -> None:
@@ -27,7 +28,8 @@ class Speech(NotCopied):
         self._sampler = Sampler.of(params, tokenizer)
         self._stream = TextStream(params.stop)
         self._left = params.max_tokens
-        self.greedy = self._sampler.greedy
+        self._n_top = params.top_logprobs
+        self.needs_logits = self._n_top > 0 or not self._sampler.greedy
 
     def begin(self, last_token: int) -> None:
         """To be called before the first say(), with the last token of the prompt."""
@@ -39,12 +41,18 @@ class Speech(NotCopied):
         """The piece after what was decoded last. Raises KVGraphError when the logits are broken."""
         last.require_finite()
         token, score = last.best, last.best_logprob
-        if not self.greedy:
+        if not self._sampler.greedy:
             token = self._sampler.sample(last.logits)
             score = float(last.logits[token]) - last.log_sum
         self._left -= 1
         text, reason = self._text_of(token)
-        return Piece(text, token, score, reason, self._seq)
+        top = tuple((each, logit - last.log_sum) for each, logit in likeliest(last.logits, self._n_top))
+        return Piece(text, token, score, reason, self._seq, top)
+
+    @property
+    def stopping_word(self) -> str:
+        """The stop string that ended the text; "" while none did."""
+        return self._stream.stopping_word
 
     def _text_of(self, token: int) -> tuple[str, Literal["stop", "length"] | None]:
         stream, tokenizer, data = self._stream, self._tokenizer, b""
@@ -55,7 +63,7 @@ class Speech(NotCopied):
             data = tokenizer.token_to_piece(token)
         text = stream.feed(data.removeprefix(b" ") if self._drops_space else data)
         self._drops_space = False
-        if stream.stopped:
+        if stream.stopping_word:
             return text, "stop"
         if self._left == 0:
             return text + stream.finish(), "length"

@@ -144,7 +144,7 @@ class _Text:
 
     def append(self, ids: Sequence[int] | npt.NDArray[np.int32]) -> LastOutput:
         """Decodes ids at the sequence's end."""
-        return self.feed.append(ids, copy_logits=not self._speech.greedy)
+        return self.feed.append(ids, copy_logits=self._speech.needs_logits)
 
     def say(self, last: LastOutput) -> Piece:
         """The piece after what was decoded last; its token is pending from now on."""

@@ -282,7 +282,8 @@ class Piece:
     the last piece, whose token may be one that ends the text. token: the token's id. logprob: natural
     logarithm of the model's own probability of the token, whatever the sampler's temperature. finish_reason:
     None before the last piece; then "length", or "stop" for a stop string or a token that ends the text.
-    seq: the sequence.
+    seq: the sequence. top: the SamplingParams.top_logprobs likeliest tokens, each with its logprob, the
+    likeliest first.
     """
 
     text: str
@@ -290,6 +291,7 @@ class Piece:
     logprob: float
     finish_reason: Literal["stop", "length"] | None
     seq: int = 0
+    top: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -300,7 +302,8 @@ class Completion:
     "cancelled". n_prompt: tokens of the prompt. n_cached: how many of these were in the cache already.
     n_decoded_again: how many of those that the cache had were decoded nevertheless, because the model can go
     on only from certain places. ttft: seconds from submit() to the first token. seconds: from submit() to the
-    end.
+    end. stopping_word: the stop string that ended the text, or "". n_said: tokens that were sampled, one that
+    ended the text included. waited: seconds from submit() until it began to run; NaN if it never did.
     """
 
     text: str
@@ -311,6 +314,9 @@ class Completion:
     n_decoded_again: int
     ttft: float
     seconds: float
+    stopping_word: str
+    n_said: int
+    waited: float
 
 
 @dataclass(frozen=True)

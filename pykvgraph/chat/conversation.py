@@ -227,7 +227,7 @@ class Conversation(NotCopied):
             yield piece
             if piece.finish_reason is not None or self._speech is not speech:
                 return
-            last = self._append(piece.token, copy_logits=not speech.greedy)
+            last = self._append(piece.token, copy_logits=speech.needs_logits)
 
     def _append(self, token: int, copy_logits: bool) -> LastOutput:
         """Decodes a token that the last turn has already."""

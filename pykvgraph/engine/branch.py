@@ -60,7 +60,9 @@ class Branch:
         self._speech = Speech(params, tokenizer, sample)
         self._speech.begin(int(prompt[-1]))
         self._texts: list[str] = []
+        self._n_said = 0
         self._submitted = time.perf_counter()
+        self._entered = math.nan
         self._first = math.nan
 
     @property
@@ -93,10 +95,15 @@ class Branch:
         """How many cells more it may take while it runs."""
         return self.most_cells - self.n_decoded
 
-    @property
-    def greedy(self) -> bool:
-        """Whether it takes the likeliest token, and needs no logits."""
-        return self._speech.greedy
+    def enter(self, n_cached: int, n_again: int) -> None:
+        """It begins to run, with so many tokens of its prompt in the cache; n_again: n_decoded_again."""
+        self.n_cached, self.n_again = n_cached, n_again
+        self._entered = time.perf_counter()
+
+    def follow(self, other: Branch) -> None:
+        """It begins to run as a fork of another one, and has what that one has."""
+        self.n_decoded, self.last = other.n_decoded, other.last
+        self.n_cached, self.n_again, self._entered = other.n_cached, other.n_again, other._entered
 
     def add_place(self, position: int) -> None:
         """A resume point is to be kept at this position, unless it has passed."""
@@ -115,6 +122,7 @@ class Branch:
         piece = self._speech.say(last)
         if math.isnan(self._first):
             self._first = now
+        self._n_said += 1
         self._texts.append(piece.text)
         if piece.finish_reason != "stop":
             self.ids.append(piece.token)
@@ -132,5 +140,8 @@ class Branch:
             n_decoded_again=self.n_again,
             ttft=self._first - self._submitted,
             seconds=now - self._submitted,
+            stopping_word=self._speech.stopping_word,
+            n_said=self._n_said,
+            waited=self._entered - self._submitted,
         )
         self.request._complete(self._sample, completion)

@@ -188,7 +188,7 @@ class Stepper:
         branch.n_part = found.n - branch.last.end
         known = min(found.match.n, len(branch.ids) - 1)
         if branch.n_cached < 0:
-            branch.n_cached, branch.n_again = found.n, known - found.n
+            branch.enter(found.n, known - found.n)
             self._counts["prompt_tokens"] += branch.n_prompt
             self._counts["prefix_hit_tokens"] += found.n
             self._counts["decoded_again"] += branch.n_again
@@ -329,8 +329,7 @@ class Stepper:
         try:
             for each in forks:
                 self._ctx.kv.seq_cp(branch.seq, each.seq, -1, -1)
-                each.n_decoded, each.last = branch.n_decoded, branch.last
-                each.n_cached, each.n_again = branch.n_cached, branch.n_again
+                each.follow(branch)
                 if branch.last is not None:
                     self._index.pin(branch.last)
         except (KVGraphError, MemoryError) as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
+from pykvgraph.text.likeliest import likeliest
 
 if TYPE_CHECKING:
     from pykvgraph.llama.completion import Request, Said
@@ -65,10 +65,7 @@ class Logprobs:
 
     def _top(self, row: Any, token: int) -> dict[str, float]:
         """The likeliest tokens, the highest id first among equals, and the one that was said."""
-        n = min(self._request.logprobs or 0, len(row))
-        candidates = np.argpartition(row, len(row) - n)[len(row) - n :] if n else np.empty(0, int)
-        ordered = sorted(((float(row[i]), int(i)) for i in candidates), reverse=True)
-        top = {self._text(i): value for value, i in ordered}
+        top = {self._text(i): value for i, value in likeliest(row, self._request.logprobs or 0)}
         top[self._text(token)] = float(row[token])
         return top
 

@@ -20,10 +20,10 @@ class TextStream:
         self._stop = strings(stop, "stop")
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._held = ""
-        self.stopped = False
+        self.stopping_word = ""  # the stop string that came
 
     def feed(self, data: bytes) -> str:
-        """Text that is certain by now. Once a stop string came, `stopped` is set and nothing follows."""
+        """Text that is certain by now. Once a stop string came, stopping_word is it, and nothing follows."""
         text = self._decoder.decode(data)
         return self._advance(text) if self._stop else text
 
@@ -34,14 +34,15 @@ class TextStream:
         return text
 
     def _advance(self, text: str) -> str:
-        if self.stopped:
+        if self.stopping_word:
             return ""
         text = self._held + text
         matches = [(at + len(stop), at) for stop in self._stop if (at := text.find(stop)) >= 0]
         if matches:
-            self.stopped = True
+            end, at = min(matches)
+            self.stopping_word = text[at:end]
             self._held = ""
-            return text[: min(matches)[1]]
+            return text[:at]
         certain = len(text) - max((overlap(text, stop) for stop in self._stop), default=0)
         self._held = text[certain:]
         return text[:certain]

@@ -15,7 +15,7 @@ from pykvgraph.text.text_stream import TextStream
 def run(chunks: list[bytes], stop: Any = ()) -> tuple[list[str], bool]:
     """What each chunk, and the end, gave; whether a stop string came."""
     stream = TextStream(stop)
-    return [stream.feed(chunk) for chunk in chunks] + [stream.finish()], stream.stopped
+    return [stream.feed(chunk) for chunk in chunks] + [stream.finish()], bool(stream.stopping_word)
 
 
 def test_plain_text_passes_at_once() -> None:
@@ -97,7 +97,7 @@ def test_nothing_is_held_without_need(text: str, stops: list[str]) -> None:
     stream = TextStream(stops)
     shown = stream.feed(text.encode())
     held = stream.finish()
-    if not stream.stopped and held:
+    if not stream.stopping_word and held:
         assert any(stop.startswith(held) for stop in stops)
         assert shown + held == text
 

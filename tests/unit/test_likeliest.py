@@ -1,0 +1,25 @@
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pykvgraph.text.likeliest import likeliest
+
+ROWS = st.lists(st.integers(-5, 5).map(float) | st.just(-np.inf), min_size=1, max_size=40)
+
+
+@given(ROWS, st.integers(0, 50))
+def test_they_are_the_highest_in_order(row: list[float], n: int) -> None:
+    found = likeliest(np.array(row, np.float32), n)
+    assert [value for _, value in found] == sorted(row, reverse=True)[:n]
+    assert all(row[token] == value for token, value in found)
+    assert len({token for token, _ in found}) == len(found)
+
+
+def test_of_equals_the_highest_id_comes_first() -> None:
+    assert likeliest(np.array([1.0, 3.0, 1.0, 3.0]), 4) == [(3, 3.0), (1, 3.0), (2, 1.0), (0, 1.0)]
+
+
+def test_none_are_asked_for() -> None:
+    assert likeliest(np.empty(0, np.float32), 0) == likeliest(np.ones(3), 0) == []
