@@ -162,7 +162,7 @@ class SamplingParams:
 
     For an Engine: n: how many texts behind the same prompt; with a seed, the text after that takes the next
     one. priority: requests with a higher one enter first. top_logprobs: of how many of the likeliest tokens
-    each Piece tells the probabilities (Piece.top).
+    each Piece tells the probabilities (Piece.top). special: control tokens add their names to the text.
 
     Raises InvalidArgumentError, which names the field.
     """
@@ -188,6 +188,7 @@ class SamplingParams:
     n: int = 1
     priority: int = 0
     top_logprobs: int = 0
+    special: bool = False
 
     def __post_init__(self) -> None:
         _set(
@@ -195,6 +196,7 @@ class SamplingParams:
             n=integer(self.n, "n", 1, _MOST_SAMPLES),
             priority=integer(self.priority, "priority"),
             top_logprobs=integer(self.top_logprobs, "top_logprobs", 0, INT32_MAX),
+            special=flag(self.special, "special"),
             max_tokens=integer(self.max_tokens, "max_tokens", 1),
             temperature=real(self.temperature, "temperature", 0.0, 1e6),
             top_k=integer(self.top_k, "top_k", 0, INT32_MAX),

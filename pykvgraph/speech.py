@@ -29,6 +29,7 @@ class Speech(NotCopied):
         self._stream = TextStream(params.stop)
         self._left = params.max_tokens
         self._n_top = params.top_logprobs
+        self._special = params.special
         self.needs_logits = self._n_top > 0 or not self._sampler.greedy
 
     def begin(self, last_token: int) -> None:
@@ -60,7 +61,7 @@ class Speech(NotCopied):
         if tokenizer is not None and token < tokenizer.n_vocab:
             if tokenizer.is_eog(token):
                 return stream.finish(), "stop"
-            data = tokenizer.token_to_piece(token)
+            data = tokenizer.token_to_piece(token, special=self._special)
         text = stream.feed(data.removeprefix(b" ") if self._drops_space else data)
         self._drops_space = False
         if stream.stopping_word:

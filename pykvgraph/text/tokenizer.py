@@ -208,12 +208,13 @@ class Tokenizer(NotCopied):
         data = b"".join(map(self._piece, array.tolist()))
         return data.removeprefix(b" ") if self.space_prefix else data
 
-    def token_to_piece(self, id: int) -> bytes:
+    def token_to_piece(self, id: int, *, special: bool = False) -> bytes:
         """The bytes of one token, which may be only part of a character; empty for a control token.
 
+        special: a control token has its name.
         Raises InvalidArgumentError for an id that is not in the vocabulary.
         """
-        return self._piece(integer(id, "id", 0, self.n_vocab - 1))
+        return self._piece(integer(id, "id", 0, self.n_vocab - 1), flag(special, "special"))
 
     def is_eog(self, id: int) -> bool:
         """Whether a generation ends at this token: it marks the end of a text, a turn or a message.

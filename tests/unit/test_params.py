@@ -22,7 +22,7 @@ from pykvgraph.text.sampling import Sampler
 from pykvgraph.token_loop import generate
 
 GENERATED = {"max_tokens", "stop"}  # of a generation, not of a sampler
-REQUESTED = {"n", "priority", "top_logprobs"}  # of an engine's request alone
+REQUESTED = {"n", "priority", "top_logprobs", "special"}  # of an engine's request alone
 SAMPLED = {field.name for field in dataclasses.fields(SamplingParams)} - GENERATED - REQUESTED
 
 

@@ -28,7 +28,7 @@ LAYERS: list[set[str]] = [
     {"context_shift", "feed", "positions", "speech", "token_loop", "long_reader"},
     {"hub", "web_file", "plan"},
     {"tier"},
-    {"prefix", "stream", "kept_text", "chat"},
+    {"prefix", "stream", "kept_text", "chat", "reply"},
     {"engine", "llama", "lab", "viz"},
     {"cli", "server", "cluster", "__main__"},
 ]

@@ -117,3 +117,14 @@ def test_seconds_are_those_of_waiting_of_the_prompt_and_of_the_answer(model: kvg
     never = third.result()
     assert (never.finish_reason, never.n_said) == ("cancelled", 0)
     assert math.isnan(never.waited) and math.isnan(never.ttft)
+
+
+def test_control_tokens_add_their_names_if_asked(storyteller: kvg.Model) -> None:
+    """BOS, forced three times: its name in the text is the one that the file's vocabulary has."""
+    bos = storyteller.tokenizer.bos
+    assert bos is not None
+    name = storyteller.metadata["tokenizer.ggml.tokens"][bos]
+    with kvg.Engine(storyteller, n_ctx=64, n_seq_max=1) as engine:
+        for special, expected in ((True, 3 * name), (False, "")):
+            params = kvg.SamplingParams(max_tokens=3, logit_bias={bos: 1e9}, special=special)
+            assert engine.submit([bos], params).result(60).text == expected

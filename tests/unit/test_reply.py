@@ -1,0 +1,339 @@
+# ruff: noqa: RUF001  # marks of models have fullwidth bars
+"""Replies taken apart: templates of llama.cpp's collection write a call, and the parser reads it back."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import lzma
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pykvgraph.errors import InvalidArgumentError
+from pykvgraph.reply.delta import Content, Delta, Reasoning, Reply, ToolCall
+from pykvgraph.reply.format import Format
+from pykvgraph.reply.formats import CALLS, THINKING, format_of
+from pykvgraph.reply.parser import ReplyParser
+from pykvgraph.text.chat_template import ChatTemplate
+
+DATA = Path(__file__).parents[1] / "data" / "chat_templates.json.xz"
+TEMPLATES: dict[str, str] = json.loads(lzma.decompress(DATA.read_bytes()))["templates"]
+CITY = {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}}
+TOOLS = [
+    {"type": "function", "function": {"name": name, "description": "Tells.", "parameters": CITY}}
+    for name in ("get_weather", "get_time")
+]
+ASKED: list[tuple[str, dict[str, Any]]] = [
+    ("get_weather", {"city": 'Par"is\n<b>', "days": 3}),
+    ("get_time", {"city": "Rome"}),
+]
+# they show a model its tools, or not even these, but no call that it made
+WITHOUT_CALLS = {
+    "HuggingFaceTB-SmolLM3-3B",
+    "LFM2-8B-A1B",
+    "LFM2.5-Instruct",
+    "deepseek-ai-DeepSeek-R1-Distill-Llama-8B",
+    "google-gemma-2-2b-it",
+    "ibm-granite-granite-3.3-2B-Instruct",
+    "llama-cpp-rwkv-world",
+    "microsoft-Phi-3.5-mini-instruct",
+}
+# the system's words come behind the conversation
+TURNED_AROUND = {"CohereForAI-c4ai-command-r-plus-tool_use"}
+# the wire's own form: arguments as text
+TAKES_TEXT = {"meetkai-functionary-medium-v3.2"}
+
+
+def message(said: str, n_calls: int, as_text: bool) -> dict[str, Any]:
+    calls = [
+        {
+            "id": f"abcdefgh{i}",
+            "type": "function",
+            "function": {"name": name, "arguments": json.dumps(given) if as_text else given},
+        }
+        for i, (name, given) in enumerate(ASKED[:n_calls])
+    ]
+    return {"role": "assistant", "content": said, "reasoning_content": "Think.", "tool_calls": calls}
+
+
+def rendered(name: str) -> tuple[str, str]:
+    """The prompt, and what the model is shown to have said behind it, without what ends a turn."""
+    template = ChatTemplate(TEMPLATES[name], bos_token="<s>", eos_token="</s>")
+    question = {"role": "user", "content": "Q?"}
+    prompt = template.render([question], tools=TOOLS)
+    for n_calls in (2, 1):
+        answer = message("", n_calls, name in TAKES_TEXT)
+        try:
+            text = template.render([question, answer], tools=TOOLS, add_generation_prompt=False)
+            break
+        except InvalidArgumentError:  # some have room for one call
+            continue
+    if not text.startswith(prompt):  # what was thought in turns before isn't shown again
+        marks = [mark for each in THINKING for mark in (each.close, each.open)] * 2
+        for mark in marks:
+            prompt = prompt.rstrip().removesuffix(mark) if prompt.rstrip().endswith(mark) else prompt
+    prompt = prompt if text.startswith(prompt) else prompt.rstrip("\n")
+    assert text.startswith(prompt)
+    plain = {"role": "assistant", "content": "Plain."}
+    end = template.render([question, plain], tools=TOOLS, add_generation_prompt=False)
+    tail = end.partition("Plain.")[2].strip()
+    said = text[len(prompt) :]
+    ends = [tail[mark.start() :] for mark in re.finditer("[<\\[]", tail)]
+    for mark in ("<|close|>message", *ends, "<|eom_id|>", "<｜hy_eos:opensource｜>"):
+        at = said.find(mark, max(said.rfind("Rome"), said.rfind("days")))
+        if at >= 0:
+            return prompt, said[:at]
+    return prompt, said
+
+
+def parsed(parser: ReplyParser, *pieces: str) -> list[Delta]:
+    return [delta for piece in pieces for delta in parser.feed(piece)] + parser.end()
+
+
+def reply(format: Format, text: str, prompt: str = "", tools: Any = TOOLS, **options: Any) -> Reply:
+    return Reply.of(parsed(ReplyParser(format, tools, prompt, **options), text))
+
+
+def told(found: Reply) -> tuple[str, str, list[tuple[str, Any]]]:
+    return found.content, found.reasoning, [(each.name, json.loads(each.arguments)) for each in found.calls]
+
+
+@pytest.mark.parametrize("name", sorted(TEMPLATES.keys() - WITHOUT_CALLS - TURNED_AROUND))
+def test_calls_as_templates_write_them(name: str) -> None:
+    prompt, said = rendered(name)
+    format = format_of(TEMPLATES[name])
+    content, reasoning, calls = told(reply(format, said, prompt))
+    assert calls == ASKED[: len(calls)]
+    assert len(calls) == (2 if "get_time" in said else 1)
+    thinking = format.thinking
+    if "Think." in said and (thinking is None or thinking.open in said or prompt.endswith(thinking.open)):
+        assert reasoning == "Think."
+    if format.thinking is None or format.thinking.close not in said:
+        assert "Think." in content + reasoning or "Think." not in said
+    assert content in ("", "Think.\n[BEGIN FINAL RESPONSE]", "</think>")
+
+
+def test_formats_without_a_template_of_their_calls() -> None:
+    for name in WITHOUT_CALLS:
+        template = ChatTemplate(TEMPLATES[name], bos_token="<s>", eos_token="</s>")
+        question = {"role": "user", "content": "Q?"}
+        assert "Rome" not in template.render([question, message("", 2, False)], tools=TOOLS)
+
+
+def named(name: str, thinking: str = "") -> Format:
+    calls = next(each for each in CALLS if each.name == name)
+    return Format(next((each for each in THINKING if each.open == thinking), None), calls, calls.headers)
+
+
+HERMES = named("hermes", "<think>")
+CALL = '<tool_call>\n{"name": "get_time", "arguments": {"city": "Rome"}}\n</tool_call>'
+ROME = ("get_time", {"city": "Rome"})
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "content", "reasoning", "calls"),
+    [
+        ("hermes", f"I look.\n\n{CALL}\n{CALL}", "I look.", "", [ROME, ROME]),
+        ("hermes", f"{CALL} Then this.", "Then this.", "", [ROME]),
+        ("hermes", " no marks\n", " no marks\n", "", []),
+        ("hermes", "a < b, <tool> <tool_cal", "a < b, <tool> <tool_cal", "", []),
+        ("hermes", "<think>\nHm.\n</think>\n\nYes. ", "Yes. ", "Hm.", []),
+        ("hermes", "<think>Hm", "", "Hm", []),
+        # not read, so not lost
+        ("hermes", "x <tool_call>{oops}</tool_call> y", "x <tool_call>{oops}</tool_call> y", "", []),
+        ("hermes", f"<tool_call>oops</tool_call>{CALL}", "<tool_call>oops</tool_call>", "", [ROME]),
+        ("hermes", '<tool_call>{"name": "a"', '<tool_call>{"name": "a"', "", []),
+        ("hermes", '<tool_call>{"name": "a", "arguments": [1]}</tool_call>', None, "", []),
+        ("hermes", '<tool_call>{"name": "a", "arguments": {"x": NaN}}</tool_call>', None, "", []),
+        ("hermes", '<tool_call>{"name": "a", "arguments": {"x": 1e999}}</tool_call>', None, "", []),
+        ("hermes", "<tool_call>" + '{"name":' * 5000 + "</tool_call>", None, "", []),
+        ("hermes", "<tool_call>" + "[" * 100_000 + "</tool_call>", None, "", []),
+        # the mark stands in a text of the arguments
+        (
+            "hermes",
+            '<tool_call>{"name": "a", "arguments": {"x": "</tool_call>"}}</tool_call>',
+            "",
+            "",
+            [("a", {"x": "</tool_call>"})],
+        ),
+        (
+            "hermes",
+            '<tool_call>{"name": "a", "arguments": "{\\"x\\": 1}"}</tool_call>',
+            "",
+            "",
+            [("a", {"x": 1})],
+        ),
+        ("hermes", '<tool_call>{"name": "a"}</tool_call>', "", "", [("a", {})]),
+        # Qwen3-coder forgets the mark around
+        (
+            "qwen3-coder",
+            "Look.\n<function=get_time>\n<parameter=city>\nRome\n</parameter>\n</function>\n</tool_call>",
+            "Look.",
+            "",
+            [ROME],
+        ),
+        (
+            "qwen3-coder",
+            "<tool_call><function=get_weather><parameter=city>3</parameter><parameter=days>3</parameter>"
+            "<parameter=more>[1, true]</parameter><parameter=odd>True</parameter></function></tool_call>",
+            "",
+            "",
+            [("get_weather", {"city": "3", "days": 3, "more": [1, True], "odd": True})],
+        ),
+        ("qwen3-coder", "<function=a><parameter=x>1</function>", None, "", []),
+        ("mistral", 'So[TOOL_CALLS]get_time{"city": "Rome"}', "So", "", [ROME]),
+        ("mistral", "[TOOL_CALLS] none", "[TOOL_CALLS] none", "", []),
+        ("llama-3", '{"name": "get_time", "parameters": {"city": "Rome"}}', "", "", [ROME]),
+        ("llama-3", '\n {"name": "get_time", "parameters": {"city": "Rome"}}', "", "", [ROME]),
+        ("llama-3", '<|python_tag|>{"name": "get_time", "parameters": {"city": "Rome"}}', "", "", [ROME]),
+        ("llama-3", 'As {"name": "get_time", "parameters": {"city": "Rome"}}', None, "", []),
+        ("llama-3", '{"name": "unknown", "parameters": {}}', None, "", []),
+        ("llama-3", '{"answer": 42}', None, "", []),
+        (
+            "llama-3",
+            '{"name": "get_time", "parameters": {"city": "Rome"}}; {"name": "get_time", "parameters": {}}',
+            "",
+            "",
+            [ROME, ("get_time", {})],
+        ),
+        (
+            "command-r-plus",
+            'Action:\n```json\n[{"tool_name": "get_time", "parameters": {"city": "Rome"}}]```',
+            "",
+            "",
+            [ROME],
+        ),
+        ("granite", '<|tool_call|>[{"name": "get_time", "arguments": {"city": "Rome"}}]', "", "", [ROME]),
+        (
+            "function-gemma",
+            "<start_function_call>call:get_time{city:<escape>Rome<escape>}<end_function_call>",
+            "",
+            "",
+            [ROME],
+        ),
+        (
+            "gemma",
+            '<|tool_call>call:a{x:{y:[1,{z:<|"|>k: 1, {<|"|>}]}}<tool_call|>',
+            "",
+            "",
+            [("a", {"x": {"y": [1, {"z": "k: 1, {"}]}})],
+        ),
+        ("lfm2", "<|tool_call_start|>[get_time(city='Rome')]<|tool_call_end|>", "", "", [ROME]),
+        ("lfm2", "<|tool_call_start|>[get_time(city=__import__('os'))]<|tool_call_end|>", None, "", []),
+        # gpt-oss: the header says whose the text is
+        (
+            "gpt-oss",
+            "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Yes.",
+            "Yes.",
+            "Hm.",
+            [],
+        ),
+        (
+            "gpt-oss",
+            "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>commentary "
+            'to=functions.get_time <|constrain|>json<|message|>{"city": "Rome"}<|call|>',
+            "",
+            "Hm.",
+            [ROME],
+        ),
+        (
+            "gpt-oss",
+            'to=functions.get_time<|channel|>analysis code<|message|>\n{"city": "Rome"}',
+            "",
+            "",
+            [ROME],
+        ),
+        ("gpt-oss", "<|channel|>commentary<|message|>I look.<|end|>", "I look.", "", []),
+        ("gpt-oss", "No marks to=functions.x", "No marks to=functions.x", "", []),
+        ("gpt-oss", "<|channel|>comm", "<|channel|>comm", "", []),
+        ("functionary-v3.2", 'all\nHm.>>>get_time\n{"city": "Rome"}', "Hm.", "", [ROME]),
+        ("functionary-v3.2", "all", "all", "", []),
+    ],
+)
+def test_what_models_say(
+    name: str, text: str, content: str | None, reasoning: str, calls: list[tuple[str, Any]]
+) -> None:
+    """content None: the text as it is."""
+    format = named(name, "<think>")
+    expected = (text if content is None else content, reasoning, calls)
+    assert told(reply(format, text)) == expected
+
+
+def test_the_prompt_may_have_opened_the_reasoning() -> None:
+    assert told(reply(HERMES, f"Hm.\n</think>\n\n{CALL}", "<think>\n")) == ("", "Hm.", [ROME])
+    assert told(reply(HERMES, "\n\nYes.", "<think>\n</think>")) == ("\n\nYes.", "", [])
+    assert told(reply(HERMES, "Hm.</think>Yes.", "<think>", reasoning=False)) == ("Hm.</think>Yes.", "", [])
+
+
+def test_without_tools_nothing_is_a_call() -> None:
+    assert told(reply(HERMES, f"<think>Hm.</think>{CALL}", tools=())) == (CALL, "Hm.", [])
+    cohere = named("command-r7b", "<|START_THINKING|>")
+    assert told(reply(cohere, "<|START_RESPONSE|>Yes.<|END_RESPONSE|>", tools=())) == ("Yes.", "", [])
+
+
+def test_ids_are_the_models_or_new_ones() -> None:
+    def text(id: str) -> str:
+        return f"[TOOL_CALLS]get_time[CALL_ID]{id}[ARGS]{{}}[TOOL_CALLS]get_time[ARGS]{{}}"
+
+    numbers = itertools.count()
+    parser = ReplyParser(named("mistral"), TOOLS, new_id=lambda: f"own{next(numbers)}")
+    assert [each.id for each in Reply.of(parsed(parser, text("abcdefgh1"))).calls] == ["abcdefgh1", "own0"]
+    new = [each.id for each in reply(named("mistral"), text("abcdefgh1")).calls][1]
+    assert len(new) == 9 and new.isalnum()
+
+
+def test_text_comes_as_early_as_it_is_certain() -> None:
+    parser = ReplyParser(HERMES, TOOLS)
+    assert parser.feed("<thi") == []
+    assert parser.feed("nk>Hm, ") == [Reasoning("Hm,")]
+    assert parser.feed("so</think>\n") == [Reasoning(" so")]
+    assert parser.feed("Yes <") == [Content("Yes")]
+    assert parser.feed("b> <tool_call>") == [Content(" <b>")]
+    (call,) = parser.feed('{"name": "a", "arguments": {}}</tool_call>')
+    assert isinstance(call, ToolCall)
+    assert parser.end() == []
+
+
+WORDS = st.sampled_from(
+    ["alpha", " beta", "gamma\n", "\n", " ", '{"name": "get_time", "arguments": {"city": "x"}}']
+)
+BODIES = st.sampled_from(
+    [
+        "get_time>\n<parameter=city>\nRome\n</parameter>\n",
+        'get_time[ARGS]{"city": "Rome"}',
+        "functions.get_time:0<|tool_call_argument_begin|>{}",
+        "get_time<arg_key>city</arg_key><arg_value>x</arg_value>",
+        "[get_time(city='x')]",
+        "call:get_time{city:1}",
+        "<",
+        "<|",
+    ]
+)
+
+
+@given(st.data(), st.sampled_from(CALLS), st.sampled_from(THINKING))
+def test_however_it_is_cut_it_is_the_same(data: st.DataObject, calls: Any, thinking: Any) -> None:
+    """And of words that stand in no header, none is lost."""
+    format = Format(thinking, calls, calls.headers)
+    fragments = data.draw(st.lists(WORDS | BODIES | st.sampled_from(format.texts()), max_size=12))
+    text = "".join(fragments)
+    prompt = data.draw(st.sampled_from(["", thinking.open]))
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=8)))
+    pieces = [text[a:b] for a, b in itertools.pairwise([0, *cuts, len(text)])]
+    whole = reply(format, text, prompt)
+    deltas = parsed(ReplyParser(format, TOOLS, prompt), *pieces)
+    assert told(Reply.of(deltas)) == told(whole)
+    letters = parsed(ReplyParser(format, TOOLS, prompt), *text)
+    assert told(Reply.of(letters)) == told(whole)
+    assert Content("") not in deltas and Reasoning("") not in deltas
+    if calls.headers is None:
+        all_of_it = (
+            whole.content + whole.reasoning + "".join(f"{each.name}{each.arguments}" for each in whole.calls)
+        )
+        for word in ("alpha", "beta", "gamma"):
+            assert all_of_it.count(word) == text.count(word)
