@@ -205,7 +205,7 @@ CALLS = (
     Calls("lfm2", ("List of tools: ",), ("<|tool_call_start|>",), "<|tool_call_end|>", python_calls),
     Calls(
         "mistral",
-        ("[TOOL_CALLS]",),
+        ("[TOOL_CALLS]", "[ARGS]"),
         ("[TOOL_CALLS]",),
         "",
         first_of(
@@ -213,6 +213,7 @@ CALLS = (
             json_calls(),
         ),
     ),
+    Calls("mistral-list", ("[TOOL_CALLS]",), ("[TOOL_CALLS]",), "", json_calls()),
     Calls("nemotron", ("<TOOLCALL>",), ("<TOOLCALL>",), "</TOOLCALL>", json_calls()),
     Calls("apertus", ("<|tools_prefix|>",), ("<|tools_prefix|>",), "<|tools_suffix|>", json_pairs),
     Calls(
