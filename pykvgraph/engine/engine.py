@@ -7,7 +7,8 @@ import os
 import signal
 import threading
 import weakref
-from collections.abc import Iterator
+from array import array
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any, Literal
 
@@ -17,12 +18,16 @@ from pykvgraph._native.handles import NotCopied
 from pykvgraph.checks import Integers, flag, integer, integers, real, shown
 from pykvgraph.context import Context
 from pykvgraph.engine.branch import Branch
+from pykvgraph.engine.errand import Errand
 from pykvgraph.engine.request import Request
 from pykvgraph.engine.sizes import sizes_for
 from pykvgraph.engine.stepper import Stepper
-from pykvgraph.errors import CacheFullError, InvalidArgumentError
+from pykvgraph.errors import CacheFullError, InvalidArgumentError, StateError
 from pykvgraph.model import Model
 from pykvgraph.params import SamplingParams
+from pykvgraph.prefix.index import PrefixIndex
+from pykvgraph.prefix.prefix_file import SavedPrefix, pack, read
+from pykvgraph.state.file import write_file
 from pykvgraph.types import EngineStats
 
 
@@ -101,17 +106,63 @@ class Engine(NotCopied):
         params = SamplingParams() if params is None else params
         if not isinstance(params, SamplingParams):
             raise InvalidArgumentError(f"params must be a SamplingParams, got {shown(params)}")
-        if isinstance(prompt, str):
-            ids = np.array(self.model.tokenizer.encode(prompt), np.int32)
-        else:
-            ids = integers(prompt, "prompt", 0, self.model.n_vocab - 1)
-        if len(ids) == 0:
-            raise InvalidArgumentError("the prompt is empty: it takes a token to say what comes after it")
+        ids = self._ids_of(prompt)
         request = Request(params.n, self._loop.cancel, None if self._loop.background else self.step)
         branch = self._branches(request, ids, params, _bytes_of(salt))
         self._require_room(branch)
         self._loop.give(branch)
         return request
+
+    def save_prefix(
+        self, path: str | os.PathLike[str], prompt: str | Integers, *, salt: str | bytes = b""
+    ) -> int:
+        """Writes the cells of what the cache has of a text into a file, with their tokens; returns how many.
+
+        prompt: as in submit(), and of a request that has ended its answer's tokens too. 0: it has none, and
+        no file is written. The file is the old one or the whole new one, whatever happens. Other requests
+        wait for as long as it takes to copy the cells. Raises InvalidArgumentError, and OSError.
+        """
+        ids, salt = array("i", self._ids_of(prompt).tobytes()), _bytes_of(salt)
+
+        def save(index: PrefixIndex, seq: int) -> tuple[int, bytes]:
+            found = index.find(ids, len(ids), salt)
+            if found.n == 0:
+                return 0, b""
+            last = index.attach(found, seq)
+            try:
+                return found.n, self.context.kv.save(seq)
+            finally:
+                index.unpin(last)
+
+        n, cells = self._do(save)
+        if n:
+            write_file(path, pack(SavedPrefix(ids[:n], cells)))
+        return int(n)
+
+    def load_prefix(self, path: str | os.PathLike[str], *, salt: str | bytes = b"") -> list[int]:
+        """Puts the cells of a file that save_prefix() wrote into the cache; returns their tokens.
+
+        A text that begins with them finds them there, for as long as nobody needs the cells. Nothing is
+        changed when it raises: StateError for a file that is damaged or of another model, CacheFullError when
+        there is no room beside what runs, OSError when it can't be read.
+        """
+        saved, salt = read(path, self.model.n_vocab), _bytes_of(salt)
+        n = len(saved.ids)
+
+        def load(index: PrefixIndex, seq: int) -> None:
+            kv = self.context.kv
+            if not index.make_room(n):
+                raise CacheFullError(f"the saved prefix has {n} tokens, and there is no room for it now")
+            kv.load(saved.cells, seq)
+            if kv.seq_pos_max(seq) != n - 1:
+                raise StateError("the saved cells are not those of the saved tokens")
+            try:
+                index.keep(saved.ids, n, seq, salt)
+            except InvalidArgumentError as error:
+                raise StateError(f"the saved cells are not those of the saved tokens: {error}") from error
+
+        self._do(load)
+        return list(saved.ids)
 
     def step(self) -> bool:
         """One step, for an engine without background; returns whether there is more to do.
@@ -136,6 +187,23 @@ class Engine(NotCopied):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _ids_of(self, prompt: str | Integers) -> np.typing.NDArray[np.int32]:
+        if isinstance(prompt, str):
+            ids = np.array(self.model.tokenizer.encode(prompt), np.int32)
+        else:
+            ids = integers(prompt, "prompt", 0, self.model.n_vocab - 1)
+        if len(ids) == 0:
+            raise InvalidArgumentError("the prompt is empty: it takes a token to say what comes after it")
+        return ids
+
+    def _do(self, what: Callable[[PrefixIndex, int], Any]) -> Any:
+        """Between two steps, with an empty sequence."""
+        errand = Errand(what)
+        self._loop.give(errand)
+        while not self._loop.background and not errand.done.done():
+            self.step()
+        return errand.done.result()
 
     def _branches(
         self, request: Request, ids: np.typing.NDArray[np.int32], params: SamplingParams, salt: bytes
@@ -179,8 +247,8 @@ class _Loop:
             self._thread = threading.Thread(target=self._run, name="pykvgraph engine", daemon=True)
             self._thread.start()
 
-    def give(self, new: Branch | Request) -> None:
-        """A text that comes, or a request that is cancelled."""
+    def give(self, new: Branch | Request | Errand) -> None:
+        """A text that comes, a request that is cancelled, or an errand."""
         with self._news:
             if self._closed or os.getpid() != self._pid:
                 raise InvalidArgumentError("the engine is closed: make a new one")

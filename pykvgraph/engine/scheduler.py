@@ -75,6 +75,14 @@ class Scheduler:
         self._free_seqs += [branch.seq, *branch.fork_seqs]
         branch.seq, branch.fork_seqs = -1, []
 
+    def borrow(self) -> int:
+        """A sequence that nobody has, until give_back()."""
+        return self._free_seqs.pop()
+
+    def give_back(self, seq: int) -> None:
+        """What borrow() gave."""
+        self._free_seqs.append(seq)
+
     def youngest(self) -> Branch:
         """Of the running texts with the lowest priority the one that came last."""
         return max(self.running, key=lambda each: (-each.priority, each.order))

@@ -8,10 +8,11 @@ from collections import deque
 from pykvgraph.batch import Batch
 from pykvgraph.context import Context, LastOutput
 from pykvgraph.engine.branch import Branch
+from pykvgraph.engine.errand import Errand
 from pykvgraph.engine.pace import Pace
 from pykvgraph.engine.request import Request
 from pykvgraph.engine.scheduler import Chunk, Scheduler
-from pykvgraph.errors import CacheFullError, KVGraphError
+from pykvgraph.errors import CacheFullError, InvalidArgumentError, KVGraphError
 from pykvgraph.kept_text import EVERY
 from pykvgraph.prefix import block
 from pykvgraph.prefix.index import Found, PrefixIndex
@@ -39,7 +40,9 @@ class Stepper:
         self._scheduler = Scheduler(ctx.n_seq_max, ctx.n_batch)
         self._pace = Pace(max_itl)
         self._batch = Batch()
-        self.news: deque[Branch | Request] = deque()  # texts that come, requests that are cancelled
+        # texts that come, requests that are cancelled, errands
+        self.news: deque[Branch | Request | Errand] = deque()
+        self._errands: deque[Errand] = deque()
         self._counts = dict.fromkeys(
             ("steps", "prompt_tokens", "prefix_hit_tokens", "decoded_again", "decoded", "preempted"), 0
         )
@@ -47,7 +50,7 @@ class Stepper:
     @property
     def is_idle(self) -> bool:
         """Whether there is nothing to do."""
-        return not (self.news or self._scheduler.running or self._scheduler.waiting)
+        return not (self.news or self._errands or self._scheduler.running or self._scheduler.waiting)
 
     def stats(self) -> EngineStats:
         """Counts since the beginning, and how it is now."""
@@ -70,6 +73,7 @@ class Stepper:
         """Takes what is new, lets waiting texts enter, decodes one batch, and hands out what was said."""
         begin = time.perf_counter()
         self._take_news()
+        self._run_errands()
         self._admit()
         chunks = self._chosen()
         if not chunks:
@@ -84,6 +88,10 @@ class Stepper:
     def end_all(self, error: BaseException | None) -> None:
         """Every request ends: cancelled, or with the error. The cache stays as it is: no step may follow."""
         new = [each for each in self.news if isinstance(each, Branch)]
+        errands = [*self._errands, *(each for each in self.news if isinstance(each, Errand))]
+        self._errands.clear()
+        for errand in errands:
+            errand.done.set_exception(error or InvalidArgumentError("the engine was closed meanwhile"))
         left = [*new, *self._scheduler.running, *self._scheduler.waiting]
         for queue in (self.news, self._scheduler.running, self._scheduler.waiting):
             queue.clear()
@@ -102,10 +110,23 @@ class Stepper:
                 if self._needs_points and self._shares:
                     self._mark_partings(new)
                 self._scheduler.arrive(new)
+            elif isinstance(new, Errand):
+                self._errands.append(new)
             else:
                 for branch in self._of(new):
                     branch.cancelled = True
         self._end_cancelled()
+
+    def _run_errands(self) -> None:
+        """As many as there are free sequences for."""
+        while self._errands and self._scheduler.n_free_seqs:
+            seq = self._scheduler.borrow()
+            try:
+                self._errands.popleft().run(self._index, seq)
+            finally:
+                self._ctx.kv.seq_rm(seq, -1, -1)
+                self._scheduler.give_back(seq)
+            self._start_over_if_broken()
 
     def _of(self, request: Request) -> list[Branch]:
         scheduler = self._scheduler

@@ -183,9 +183,9 @@ class PrefixIndex:
                 self._add_end(last, ids[last.end : n].tobytes(), seq)
         return last
 
-    def keep(self, ids: array[int], n: int, seq: int) -> None:
+    def keep(self, ids: array[int], n: int, seq: int, salt: bytes = b"") -> None:
         """Keeps the text of a sequence, of which it has the first n tokens, for whoever comes back to it."""
-        last: Node = self._roots.setdefault(b"", Root(b""))
+        last: Node = self._roots.setdefault(salt, Root(salt))
         self.pin(last)
         try:
             last = self.extend(last, ids, n, seq, to_end=True)
