@@ -47,6 +47,12 @@ class Request:
 
     async def __aiter__(self) -> AsyncIterator[Piece]:
         """As iteration in a thread, without one: the event loop goes on meanwhile."""
+        async for pieces in self.bunches():
+            for piece in pieces:
+                yield piece
+
+    async def bunches(self) -> AsyncIterator[list[Piece]]:
+        """As `async for`, but all pieces that have come by now at a time; never an empty list."""
         loop, news = asyncio.get_running_loop(), asyncio.Event()
 
         def wake() -> None:
@@ -55,23 +61,24 @@ class Request:
             except RuntimeError:  # the loop is closed: nobody waits any more
                 self._wake = None
 
-        self._wake = wake
-        try:
-            while True:
-                news.clear()
+        while True:
+            news.clear()
+            self._wake = wake  # taken by the first piece that comes: the others need not wake the loop again
+            pieces, end = self._said_by_now()
+            if not pieces and end is None:
                 try:
-                    said = self._said.get_nowait()
-                except queue.Empty:
                     await news.wait()
-                    continue
-                if isinstance(said, _End):
-                    self._said.put(said)
-                    if said.error is not None:
-                        raise said.error
-                    return
-                yield said
-        finally:
+                finally:
+                    self._wake = None
+                continue
             self._wake = None
+            if pieces:
+                yield pieces
+            if end is not None:
+                self._said.put(end)
+                if end.error is not None:
+                    raise end.error
+                return
 
     def result(self, timeout: float | None = None) -> Completion:
         """Waits for the end, and returns the completion; of several samples the first.
@@ -98,6 +105,17 @@ class Request:
     def cancel(self) -> None:
         """Ends it after the step that is under way; its completion says "cancelled". An ended one stays."""
         self._cancel(self)
+
+    def _said_by_now(self) -> tuple[list[Piece], _End | None]:
+        pieces: list[Piece] = []
+        while True:
+            try:
+                said = self._said.get_nowait()
+            except queue.Empty:
+                return pieces, None
+            if isinstance(said, _End):
+                return pieces, said
+            pieces.append(said)
 
     def _next(self) -> Piece | _End:
         while self._step is not None and self._said.empty():
@@ -126,4 +144,5 @@ class Request:
         self._said.put(said)
         wake = self._wake  # read once: whoever listens may stop at any moment
         if wake is not None:
+            self._wake = None
             wake()

@@ -1,0 +1,1 @@
+"""`pykvgraph serve`: llama-server's wire, on our engine. Needs the extra `server`."""

@@ -1,0 +1,122 @@
+"""Endpoints that tell of the server: health, models, props, slots, metrics."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from pykvgraph.server.errors import WireError, loading, unsupported
+from pykvgraph.server.formats import now
+from pykvgraph.server.reply import JsonReply
+from pykvgraph.server.sampling import sampling_of, settings_of
+from pykvgraph.server.fields import Fields
+from pykvgraph.server.service import FINGERPRINT, Service
+from starlette.types import ASGIApp
+
+_VOCABULARIES = ("none", "llama", "gpt2", "bert", "t5", "rwkv", "plamo2")  # as llama.cpp numbers them
+_LABELS = ("stop", "logit_bias", "grammar", "grammar_triggers", "preserved_tokens", "dry_sequence_breakers")
+
+
+async def health(service: Service, request: Request) -> ASGIApp:
+    """Whether the model is there."""
+    if not service.is_ready:
+        raise loading()
+    return JsonReply({"status": "ok"})
+
+
+async def models(service: Service, request: Request) -> ASGIApp:
+    """The one model, as OpenAI's interface and as Ollama's list it."""
+    name = service.model_name
+    data = {
+        "id": name,
+        "aliases": list(service.settings.aliases) or [name],
+        "tags": [],
+        "object": "model",
+        "created": now(),
+        "owned_by": "pykvgraph",
+        "meta": _meta(service) if service.is_ready else None,
+    }
+    details = {"parent_model": "", "format": "gguf", "family": "", "families": [""]}
+    model = {
+        "name": name,
+        "model": name,
+        "modified_at": "",
+        "size": "",
+        "digest": "",
+        "type": "model",
+        "description": "",
+        "tags": [""],
+        "capabilities": ["completion"],
+        "parameters": "",
+        "details": {**details, "parameter_size": "", "quantization_level": ""},
+    }
+    return JsonReply({"models": [model], "object": "list", "data": [data]})
+
+
+async def props(service: Service, request: Request) -> ASGIApp:
+    """What the server was started with, and the model's template."""
+    settings, vocabulary = service.settings, service.vocabulary
+    tokenizer = vocabulary.tokenizer
+    sampling = settings_of(service.sampling(Fields({})))
+    return JsonReply(
+        {
+            "default_generation_settings": {
+                "params": {name: value for name, value in sampling.items() if name not in _LABELS},
+                "n_ctx": service.n_ctx,
+            },
+            "total_slots": settings.n_slots,
+            "model_alias": service.model_name,
+            "model_path": settings.model_path,
+            "modalities": {"vision": False, "video": False, "audio": False},
+            "endpoint_slots": settings.slots,
+            "endpoint_props": settings.props,
+            "endpoint_metrics": settings.metrics,
+            "chat_template": service.template.source,
+            "bos_token": vocabulary.name(tokenizer.bos),
+            "eos_token": vocabulary.name(tokenizer.eos),
+            "build_info": FINGERPRINT,
+            "is_sleeping": False,
+        }
+    )
+
+
+async def set_props(service: Service, request: Request) -> ASGIApp:
+    """There is nothing that can be changed; llama-server has nothing either."""
+    if not service.settings.props:
+        raise unsupported("This server does not support changing global properties. Start it with `--props`")
+    return JsonReply({"success": True})
+
+
+async def slots(service: Service, request: Request) -> ASGIApp:
+    """Who is answered."""
+    if not service.settings.slots:
+        raise unsupported("This server does not support slots endpoint. Start it with `--slots`")
+    if request.query_params.get("fail_on_no_slot") and service.slots.n_processing == service.slots.n:
+        raise WireError(503, "unavailable_error", "no slot available")
+    return JsonReply(service.slots.told(service.n_ctx))
+
+
+async def metrics(service: Service, request: Request) -> ASGIApp:
+    """For Prometheus."""
+    if not service.settings.metrics:
+        raise unsupported("This server does not support metrics endpoint. Start it with `--metrics`")
+    # the cells can't be counted in the midst of a step, for which nobody else shall wait
+    text = await asyncio.to_thread(service.metrics.text)
+    return Response(text, media_type="text/plain; version=0.0.4")
+
+
+def _meta(service: Service) -> dict[str, Any]:
+    model = service.engine.model
+    kind = model.metadata.get("tokenizer.ggml.model")
+    return {
+        "vocab_type": _VOCABULARIES.index(kind) if kind in _VOCABULARIES else 0,
+        "n_vocab": model.n_vocab,
+        "n_ctx": service.n_ctx,
+        "n_ctx_train": model.n_ctx_train,
+        "n_embd": model.n_embd,
+        "n_params": model.n_params,
+        "size": model.weight_bytes,
+    }

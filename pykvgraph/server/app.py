@@ -1,0 +1,122 @@
+"""The application: which path leads where."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from pykvgraph.server import about, answers, tokens
+from pykvgraph.server.body import read_body
+from pykvgraph.server.cors import Cors
+from pykvgraph.server.errors import as_wire, not_found
+from pykvgraph.server.fields import Fields
+from pykvgraph.server.keys import Keys
+from pykvgraph.server.reply import JsonReply
+from pykvgraph.server.service import Service
+from pykvgraph.server.wire_json import loads
+
+Teller = Callable[[Service, Request], Awaitable[ASGIApp]]
+Answerer = Callable[[Service, Request, Fields], ASGIApp]
+
+_log = logging.getLogger("pykvgraph.server")
+_LARGE = 1 << 13  # bytes of a body that takes a while: the event loop goes on meanwhile
+_SLOW = (b'"grammar"', b'"json_schema"', b'"tools"', b'"response_format"')
+
+_TELLERS: dict[tuple[str, str], Teller] = {
+    ("GET", "/health"): about.health,
+    ("GET", "/v1/health"): about.health,
+    ("GET", "/models"): about.models,
+    ("GET", "/v1/models"): about.models,
+    ("GET", "/props"): about.props,
+    ("POST", "/props"): about.set_props,
+    ("GET", "/slots"): about.slots,
+    ("GET", "/metrics"): about.metrics,
+}
+_ANSWERERS: dict[str, Answerer] = {
+    "/tokenize": tokens.tokenize,
+    "/detokenize": tokens.detokenize,
+    "/apply-template": tokens.apply_template,
+    "/completion": answers.completion,
+    "/completions": answers.completion,
+    "/v1/completions": answers.text_completion,
+    "/chat/completions": answers.chat_completion,
+    "/v1/chat/completions": answers.chat_completion,
+}
+
+
+def application(service: Service) -> ASGIApp:
+    """All of it, with keys and CORS in front."""
+    routes = [Route(path, _Told(service, teller), methods=[method]) for (method, path), teller in _TELLERS.items()]
+    routes += [
+        Route(path, _Answered(service, answerer), methods=["POST"]) for path, answerer in _ANSWERERS.items()
+    ]
+    app = Starlette(routes=routes, exception_handlers={HTTPException: _no_such_path})
+    return Cors(Keys(app, service.settings.api_keys))
+
+
+class _Endpoint:
+    """Whatever is raised becomes an answer."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive)
+        try:
+            reply = await self._reply(request)
+        except ClientDisconnect:
+            return
+        except Exception as error:
+            told = as_wire(error)
+            if told.code == 500:
+                _log.exception("%s failed", scope["path"])
+            reply = JsonReply.of_error(told)
+        await reply(scope, receive, send)
+
+    async def _reply(self, request: Request) -> ASGIApp:
+        raise NotImplementedError
+
+
+class _Told(_Endpoint):
+    """An endpoint that looks at no body."""
+
+    def __init__(self, service: Service, teller: Teller) -> None:
+        super().__init__(service)
+        self._teller = teller
+
+    async def _reply(self, request: Request) -> ASGIApp:
+        if self._teller not in (about.health, about.models):
+            self._service.engine  # noqa: B018 which says so while the model is loaded
+        return await self._teller(self._service, request)
+
+
+class _Answered(_Endpoint):
+    """An endpoint that gets a JSON object."""
+
+    def __init__(self, service: Service, answerer: Answerer) -> None:
+        super().__init__(service)
+        self._answerer = answerer
+
+    async def _reply(self, request: Request) -> ASGIApp:
+        settings = self._service.settings
+        body = await read_body(request, settings.max_body, settings.body_seconds)
+        self._service.engine  # noqa: B018 which says so while the model is loaded
+
+        def answer() -> ASGIApp:
+            return self._answerer(self._service, request, Fields(loads(body)))
+
+        if len(body) > _LARGE or any(name in body for name in _SLOW):
+            return await asyncio.to_thread(answer)
+        return answer()
+
+
+async def _no_such_path(request: Request, error: Exception) -> Any:
+    return JsonReply.of_error(not_found())

@@ -1,0 +1,91 @@
+"""The chat template of a server: the model's own, one that was given, or ChatML."""
+
+from __future__ import annotations
+
+import copy
+import json
+from typing import Any
+
+from pykvgraph.errors import InvalidArgumentError, UnsupportedError
+from pykvgraph.model import Model
+from pykvgraph.server.vocabulary import Vocabulary
+from pykvgraph.text.chat_template import ChatTemplate
+
+KEY = "tokenizer.chat_template"
+CHATML = (
+    "{%- for message in messages -%}"
+    "{{ '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}"
+    "{%- endfor -%}"
+    "{%- if add_generation_prompt -%}{{ '<|im_start|>assistant\\n' }}{%- endif -%}"
+)
+_NAMED = {"chatml": CHATML}
+
+
+class ServerTemplate:
+    """Messages to the text of a prompt. source: Jinja, a name, or "" for the model's own.
+
+    Raises UnsupportedError for an unknown name, InvalidArgumentError for a template that can't be read.
+    """
+
+    def __init__(self, source: str, model: Model, vocabulary: Vocabulary) -> None:
+        own = model.metadata.get(KEY)
+        if source and "{" not in source:
+            if source not in _NAMED:
+                raise UnsupportedError(
+                    f"--chat-template {source}: only {', '.join(_NAMED)} is known by name; give a Jinja "
+                    "template, or a file of one by --chat-template-file"
+                )
+            source = _NAMED[source]
+        self.source = source or (own if isinstance(own, str) and own else CHATML)
+        tokenizer = vocabulary.tokenizer
+        self._bos = vocabulary.name(tokenizer.bos)
+        self._adds_bos = bool(tokenizer.encode("")[:1] == [tokenizer.bos])
+        self._template = ChatTemplate(
+            self.source, bos_token=self._bos, eos_token=vocabulary.name(tokenizer.eos)
+        )
+        self._wants_objects = self._probe()
+
+    def prompt(self, messages: list[dict[str, Any]], prefill: str, **variables: Any) -> str:
+        """The text, without the BOS that tokens begin with anyway. prefill: how the answer begins.
+
+        Raises InvalidArgumentError when the template refuses the messages.
+        """
+        messages = self._with_arguments(messages)
+        text = self._template.render(messages, add_generation_prompt=True, **variables) + prefill
+        return text.removeprefix(self._bos) if self._adds_bos else text
+
+    def _with_arguments(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Arguments of tool calls as this template wants them: objects, or their JSON."""
+        if not any("tool_calls" in message for message in messages):
+            return messages
+        messages = copy.deepcopy(messages)
+        for message in messages:
+            for call in message.get("tool_calls") or ():
+                function = call["function"]
+                function["arguments"] = self._argument(function.get("arguments", {}))
+        return messages
+
+    def _argument(self, value: Any) -> Any:
+        if isinstance(value, str) and self._wants_objects:
+            try:
+                value = json.loads(value)
+            except ValueError:
+                return value
+        if not isinstance(value, str) and not self._wants_objects:
+            return json.dumps(value, ensure_ascii=False)
+        return value
+
+    def _probe(self) -> bool:
+        """Whether the template writes the JSON of an object rightly, and that of a text twice."""
+        return _WANTED in self._rendered({"probe": 1}) or _WANTED not in self._rendered('{"probe": 1}')
+
+    def _rendered(self, arguments: Any) -> str:
+        call = {"id": "call", "type": "function", "function": {"name": "probe", "arguments": arguments}}
+        said = {"role": "assistant", "content": "", "tool_calls": [call]}
+        try:
+            return self._template.render([{"role": "user", "content": "probe"}, said])
+        except InvalidArgumentError:
+            return ""
+
+
+_WANTED = '"probe": 1'

@@ -1,0 +1,101 @@
+"""/completion: llama-server's own form of an answer."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from pykvgraph.server.sample import Sample
+from pykvgraph.server.vocabulary import Vocabulary
+from pykvgraph.server.wire_json import dumps
+from pykvgraph.types import Piece
+
+
+class CompletionForm:
+    """fields: names that the answer has alone; none: all. with_tokens: tokens are told without a stream."""
+
+    closing = b""
+
+    def __init__(
+        self,
+        model: str,
+        vocabulary: Vocabulary,
+        *,
+        with_tokens: bool = False,
+        with_timings: bool = False,
+        fields: tuple[str, ...] = (),
+    ) -> None:
+        self._model = model
+        self._vocabulary = vocabulary
+        self._with_tokens = with_tokens
+        self._with_timings = with_timings
+        self._fields = fields
+        self._held: dict[int, list[int]] = {}  # tokens of samples whose text is not certain yet
+
+    def events(self, sample: Sample, pieces: list[Piece]) -> list[bytes]:
+        """One for each piece that has text."""
+        front = f'{{"index":{sample.index},"content":'
+        back = f'"tokens_evaluated":{len(sample.prompt)}'
+        timings = f',"timings":{json.dumps(sample.timings())}' if self._with_timings else ""
+        held = self._held.setdefault(sample.index, [])
+        n_said = sample.n_said - len(pieces)
+        found = []
+        for piece in pieces:
+            n_said += 1
+            if piece.finish_reason != "stop":
+                held.append(piece.token)
+            if piece.text:
+                text = json.dumps(piece.text, ensure_ascii=False)
+                tokens = ",".join(map(str, held))
+                event = (
+                    f'{front}{text},"tokens":[{tokens}],"stop":false,"id_slot":-1,'
+                    f'"tokens_predicted":{n_said},{back}{timings}}}'
+                )
+                found.append(event.encode("utf-8", "replace"))
+                held.clear()
+        return found
+
+    def last_events(self, sample: Sample) -> list[bytes]:
+        """The one with everything but the text."""
+        return [dumps(self._chosen(self._told(sample, "", [])))]
+
+    def whole(self, samples: list[Sample]) -> Any:
+        """An object, or an array of them."""
+        told = [
+            self._chosen(self._told(sample, sample.text, sample.tokens if self._with_tokens else []))
+            for sample in samples
+        ]
+        return told[0] if len(told) == 1 else told
+
+    def _told(self, sample: Sample, content: str, tokens: list[int]) -> dict[str, Any]:
+        return {
+            "index": sample.index,
+            "content": content,
+            "tokens": tokens,
+            "id_slot": sample.slot,
+            "stop": True,
+            "model": self._model,
+            "tokens_predicted": sample.n_said,
+            "tokens_evaluated": len(sample.prompt),
+            "generation_settings": sample.settings,
+            "prompt": self._vocabulary.text(sample.prompt),
+            "has_new_line": "\n" in sample.text,
+            "truncated": sample.truncated,
+            "stop_type": sample.stop_type,
+            "stopping_word": sample.stopped_by,
+            "tokens_cached": len(sample.prompt) + sample.n_said - 1,
+            "timings": sample.timings(),
+        }
+
+    def _chosen(self, told: dict[str, Any]) -> dict[str, Any]:
+        """The fields that were asked for; `a/b` is b of the object a."""
+        if not self._fields:
+            return told
+        found = {}
+        for name in self._fields:
+            value: Any = told
+            for part in name.split("/"):
+                value = value.get(part) if isinstance(value, dict) else None
+            if value is not None:
+                found[name] = value
+        return found

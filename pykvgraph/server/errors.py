@@ -1,0 +1,73 @@
+"""What a client is told when something is wrong: llama-server's codes and types."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pykvgraph.errors import CacheFullError, InvalidArgumentError, KVGraphError, UnsupportedError
+
+INVALID = "invalid_request_error"
+UNSUPPORTED = "not_supported_error"
+SERVER = "server_error"
+
+
+class WireError(Exception):
+    """An answer of the server that is an error. code: of HTTP. kind: its type. more: other fields."""
+
+    def __init__(self, code: int, kind: str, message: str, **more: Any) -> None:
+        super().__init__(message)
+        self.code = code
+        self.kind = kind
+        self.message = message
+        self.more = more
+
+    def body(self) -> dict[str, Any]:
+        """The JSON of the answer."""
+        return {"error": {"code": self.code, "message": self.message, "type": self.kind, **self.more}}
+
+
+def invalid(message: str) -> WireError:
+    """The request can't be understood."""
+    return WireError(400, INVALID, message)
+
+
+def unsupported(message: str) -> WireError:
+    """The request can be understood, and this server can't do it."""
+    return WireError(501, UNSUPPORTED, message)
+
+
+def not_found() -> WireError:
+    """There is no such path."""
+    return WireError(404, "not_found_error", "File Not Found")
+
+
+def loading() -> WireError:
+    """The model isn't there yet."""
+    return WireError(503, "unavailable_error", "Loading model")
+
+
+def no_room(n_prompt: int, n_ctx: int) -> WireError:
+    """The prompt is longer than a request may be."""
+    return WireError(
+        400,
+        "exceed_context_size_error",
+        f"the prompt has {n_prompt} tokens, and a request may have {n_ctx} with its answer: "
+        "shorten it, or start the server with a larger -c or fewer -np",
+        n_prompt_tokens=n_prompt,
+        n_ctx=n_ctx,
+    )
+
+
+def as_wire(error: BaseException) -> WireError:
+    """Any exception as the client hears of it."""
+    if isinstance(error, WireError):
+        return error
+    if isinstance(error, CacheFullError):
+        return WireError(400, "exceed_context_size_error", str(error))
+    if isinstance(error, InvalidArgumentError):
+        return invalid(str(error))
+    if isinstance(error, UnsupportedError):
+        return unsupported(str(error))
+    if isinstance(error, KVGraphError):
+        return WireError(500, SERVER, str(error))
+    return WireError(500, SERVER, f"the server failed: {type(error).__name__}")

@@ -1,0 +1,38 @@
+"""What every form of an answer has in common."""
+
+from __future__ import annotations
+
+import secrets
+import string
+import time
+from typing import Any, Protocol
+
+from pykvgraph.server.sample import Sample
+from pykvgraph.types import Piece
+
+_LETTERS = string.ascii_letters + string.digits
+
+
+class Form(Protocol):
+    """How an answer is written: events of a stream, or one JSON value."""
+
+    closing: bytes  # what ends a stream
+
+    def events(self, sample: Sample, pieces: list[Piece]) -> list[bytes]:
+        """JSON of the events for what was said."""
+
+    def last_events(self, sample: Sample) -> list[bytes]:
+        """Those at the end of a sample."""
+
+    def whole(self, samples: list[Sample]) -> Any:
+        """The answer of a body that wants no stream."""
+
+
+def new_id(prefix: str = "chatcmpl-") -> str:
+    """An id that nobody has."""
+    return prefix + "".join(secrets.choice(_LETTERS) for _ in range(32))
+
+
+def now() -> int:
+    """Seconds since 1970."""
+    return int(time.time())

@@ -1,0 +1,120 @@
+"""What a body asks of the engine: a text behind each of its prompts, or several."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+from pykvgraph.checks import INT32_MAX
+from pykvgraph.engine import Engine, Request
+from pykvgraph.params import SamplingParams
+from pykvgraph.server.errors import WireError, no_room
+from pykvgraph.server.sample import Sample
+from pykvgraph.server.slots import Slots
+from pykvgraph.types import Piece
+
+Said = tuple[Sample, list[Piece]]  # no pieces: the sample has ended
+
+
+class Job:
+    """Its samples, and the engine's requests that answer them.
+
+    Raises WireError when a prompt doesn't fit, and what Engine.submit() raises; nothing runs then.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        slots: Slots,
+        prompts: list[list[int]],
+        params: SamplingParams,
+        settings: dict[str, Any],
+        *,
+        n_ctx: int,
+        salt: bytes = b"",
+        on_end: Callable[[Sample], None] = lambda sample: None,
+    ) -> None:
+        """n_ctx: the most tokens of a prompt with its answer. settings: how it is sampled, to be told."""
+        self._slots = slots
+        self._on_end = on_end
+        self._requests: list[Request] = []
+        n_predict = -1 if params.max_tokens == INT32_MAX else params.max_tokens
+        self.samples = [
+            Sample(i * params.n + j, prompt, n_predict, settings)
+            for i, prompt in enumerate(prompts)
+            for j in range(params.n)
+        ]
+        for prompt in prompts:
+            if len(prompt) >= n_ctx:
+                raise no_room(len(prompt), n_ctx)
+        try:
+            for prompt in prompts:
+                most = min(n_ctx - len(prompt), (engine.context.n_ctx - len(prompt)) // params.n + 1)
+                own = dataclasses.replace(params, max_tokens=min(params.max_tokens, most))
+                self._requests.append(engine.submit(prompt, own, salt=salt))
+        except BaseException:
+            self.cancel()
+            raise
+
+    def enter(self) -> None:
+        """Its samples get slots, or wait for them; in the event loop's thread."""
+        for sample in self.samples:
+            self._slots.enter(sample)
+
+    def cancel(self) -> None:
+        """Ends what still runs, within a step of the engine."""
+        for request in self._requests:
+            request.cancel()
+        for sample in self.samples:
+            self._slots.leave(sample)
+
+    async def said(self) -> AsyncIterator[Said]:
+        """What is said, as it comes. Raises what ends a request."""
+        if len(self._requests) == 1:
+            async for said in self._said_by(0):
+                yield said
+            return
+        news: asyncio.Queue[Said | BaseException | None] = asyncio.Queue()
+
+        async def listen(number: int) -> None:
+            try:
+                async for said in self._said_by(number):
+                    news.put_nowait(said)
+                news.put_nowait(None)
+            except Exception as error:
+                news.put_nowait(error)
+
+        tasks = [asyncio.ensure_future(listen(number)) for number in range(len(self._requests))]
+        try:
+            n_left = len(tasks)
+            while n_left:
+                came = await news.get()
+                if isinstance(came, BaseException):
+                    raise came
+                if came is None:
+                    n_left -= 1
+                else:
+                    yield came
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    async def _said_by(self, number: int) -> AsyncIterator[Said]:
+        request = self._requests[number]
+        n = len(self.samples) // len(self._requests)
+        samples = self.samples[number * n : (number + 1) * n]
+        async for pieces in request.bunches():
+            for i, sample in enumerate(samples):
+                own = pieces if n == 1 else [piece for piece in pieces if piece.seq == i]
+                if own:
+                    sample.add(own)
+                    yield sample, own
+        for sample, completion in zip(samples, request.results(), strict=True):
+            if completion.finish_reason == "cancelled":
+                raise WireError(503, "unavailable_error", "the server stops")
+            sample.finish(completion)
+            self._slots.leave(sample)
+            self._on_end(sample)
+            yield sample, []

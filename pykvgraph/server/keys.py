@@ -1,0 +1,49 @@
+"""API keys: who may ask."""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Sequence
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from pykvgraph.server.errors import WireError
+from pykvgraph.server.reply import JsonReply
+
+PUBLIC = ("/", "/index.html", "/health", "/v1/health", "/models", "/v1/models")
+KEY_OF_SCOPE = "kvgraph.key"
+
+
+class Keys:
+    """Lets requests through that bring one of the keys, by `Authorization: Bearer` or `X-Api-Key`.
+
+    The key is in the scope then. Keys are compared in constant time. Without keys everybody may ask.
+    """
+
+    def __init__(self, app: ASGIApp, keys: Sequence[str], public: Sequence[str] = PUBLIC) -> None:
+        self._app = app
+        self._keys = [key.encode() for key in keys]
+        self._public = frozenset(public)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """As ASGI calls it."""
+        if scope["type"] == "http" and self._keys:
+            given = _given(scope)
+            # every key is compared, so that the time tells nothing of which one it was
+            found = [key for key in self._keys if hmac.compare_digest(key, given)]
+            if found:
+                scope[KEY_OF_SCOPE] = found[0]
+            elif scope["path"] not in self._public:
+                error = WireError(401, "authentication_error", "Invalid API Key")
+                await JsonReply.of_error(error)(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+
+def _given(scope: Scope) -> bytes:
+    headers = dict(scope["headers"])
+    bearer: bytes = headers.get(b"authorization", b"")
+    if bearer.startswith(b"Bearer "):
+        return bearer[len(b"Bearer ") :]
+    key: bytes = headers.get(b"x-api-key", b"")
+    return key

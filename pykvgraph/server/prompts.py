@@ -1,0 +1,57 @@
+"""The field `prompt` of a body: texts, tokens, both mixed, or several of them, as tokens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pykvgraph.server.errors import invalid, unsupported
+from pykvgraph.text.tokenizer import Tokenizer
+
+_SHAPES = (
+    '"prompt" must be a string, an array of tokens, an array of tokens and strings, an object with a '
+    '"prompt_string", or an array of these'
+)
+
+
+def prompts_of(value: Any, tokenizer: Tokenizer, n_vocab: int) -> list[list[int]]:
+    """One prompt or more. Raises WireError."""
+    if isinstance(value, list) and not _is_mixed(value):
+        if not value:
+            raise invalid('"prompt" must not be empty')
+        return [_one(each, tokenizer, n_vocab) for each in value]
+    return [_one(value, tokenizer, n_vocab)]
+
+
+def text_tokens(text: str, tokenizer: Tokenizer, first: bool = True) -> list[int]:
+    """Text that may name control tokens. first: it begins the prompt."""
+    return tokenizer.encode(text, first, True)
+
+
+def _is_mixed(value: list[Any]) -> bool:
+    """Whether it is one prompt of tokens, or of tokens and texts."""
+    return all(map(_is_part, value)) and not all(isinstance(each, str) for each in value)
+
+
+def _is_part(value: Any) -> bool:
+    return isinstance(value, (str, int)) and not isinstance(value, bool)
+
+
+def _one(value: Any, tokenizer: Tokenizer, n_vocab: int) -> list[int]:
+    if isinstance(value, dict) and isinstance(value.get("prompt_string"), str):
+        if value.get("multimodal_data"):
+            raise unsupported("multimodal_data: this server takes text alone")
+        value = value["prompt_string"]
+    parts = value if isinstance(value, list) else [value]
+    if not all(map(_is_part, parts)) or isinstance(value, int):
+        raise invalid(_SHAPES)
+    tokens: list[int] = []
+    for i, part in enumerate(parts):
+        if isinstance(part, str):
+            tokens += text_tokens(part, tokenizer, i == 0)
+        elif 0 <= part < n_vocab:
+            tokens.append(part)
+        else:
+            raise invalid(f"the prompt has a token {part}, and the model {n_vocab} tokens")
+    if not tokens:
+        raise invalid('"prompt" must not be empty')
+    return tokens

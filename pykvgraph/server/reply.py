@@ -1,0 +1,139 @@
+"""Answers on their way to a client: JSON, or a stream of events. A client that goes away ends its request."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+from starlette.types import Receive, Scope, Send
+
+from pykvgraph.server.errors import WireError, as_wire
+from pykvgraph.server.formats import Form
+from pykvgraph.server.job import Job
+from pykvgraph.server.wire_json import dumps
+
+JSON_TYPE = b"application/json; charset=utf-8"
+_EVENT_HEADERS = [
+    (b"content-type", b"text/event-stream"),
+    (b"cache-control", b"no-store"),
+    (b"x-accel-buffering", b"no"),  # or nginx would hold events back
+]
+_PING = b":\n\n"
+
+
+class JsonReply:
+    """An answer that is known."""
+
+    def __init__(self, value: Any, code: int = 200) -> None:
+        self._body = dumps(value)
+        self._code = code
+
+    @classmethod
+    def of_error(cls, error: BaseException) -> JsonReply:
+        """What a client hears of an exception."""
+        told = as_wire(error)
+        return cls(told.body(), told.code)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """As ASGI calls it."""
+        length = (b"content-length", b"%d" % len(self._body))
+        headers = [(b"content-type", JSON_TYPE), length]
+        await send({"type": "http.response.start", "status": self._code, "headers": headers})
+        await send({"type": "http.response.body", "body": self._body})
+
+
+class JobReply:
+    """The answer of a job, in a form. streams: as events, several of them in one packet when they come fast.
+
+    ping_seconds: after which a silent stream shows that it lives; 0: never. io_seconds: that the client may
+    take for what was sent.
+    """
+
+    def __init__(
+        self, job: Job, form: Form, *, streams: bool, ping_seconds: float, io_seconds: float
+    ) -> None:
+        self._job = job
+        self._form = form
+        self._streams = streams
+        self._ping_seconds = ping_seconds
+        self._io_seconds = io_seconds
+        self._sending = asyncio.Lock()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """As ASGI calls it."""
+        work = asyncio.ensure_future(self._stream(send) if self._streams else self._whole(scope, send))
+        left = asyncio.ensure_future(_departure(receive))
+        try:
+            self._job.enter()
+            await asyncio.wait({work, left}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            self._job.cancel()
+            for task in (work, left):
+                task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await work
+
+    async def _whole(self, scope: Scope, send: Send) -> None:
+        try:
+            async for _ in self._job.said():
+                pass
+            reply = JsonReply(self._form.whole(self._job.samples))
+        except Exception as error:
+            reply = JsonReply.of_error(error)
+        await reply(scope, _nothing, send)
+
+    async def _stream(self, send: Send) -> None:
+        """Nothing is sent before the first event, so that an error until then has its code."""
+        ping: asyncio.Future[None] | None = None
+        try:
+            async for events in self._events():
+                if ping is None:
+                    start = {"type": "http.response.start", "status": 200, "headers": _EVENT_HEADERS}
+                    await send(start)
+                    ping = asyncio.ensure_future(self._ping(send))
+                await self._send(send, events)
+        except Exception as error:
+            if ping is None:
+                await JsonReply.of_error(error)({}, _nothing, send)
+                return
+            await self._send(send, b"data: %b\n\n" % dumps(as_wire(error).body()))
+        finally:
+            if ping is not None:
+                ping.cancel()
+        await send({"type": "http.response.body", "body": self._form.closing})
+
+    async def _events(self) -> AsyncIterator[bytes]:
+        async for sample, pieces in self._job.said():
+            if pieces:
+                events = self._form.events(sample, pieces)
+            else:
+                events = self._form.last_events(sample)
+            if events:
+                yield b"".join([b"data: %b\n\n" % event for event in events])
+
+    async def _ping(self, send: Send) -> None:
+        while self._ping_seconds:
+            await asyncio.sleep(self._ping_seconds)
+            await self._send(send, _PING)
+
+    async def _send(self, send: Send, data: bytes) -> None:
+        async with self._sending:
+            task = asyncio.current_task()
+            assert task is not None
+            patience = asyncio.get_running_loop().call_later(self._io_seconds, task.cancel)
+            try:
+                await send({"type": "http.response.body", "body": data, "more_body": True})
+            finally:
+                patience.cancel()
+
+
+async def _departure(receive: Receive) -> None:
+    """Returns when the client has gone."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _nothing() -> dict[str, Any]:
+    raise WireError(500, "server_error", "nothing is read any more")

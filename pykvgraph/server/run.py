@@ -1,0 +1,116 @@
+"""The server's life: it listens while the model is loaded, answers, and drains when it is told to end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
+
+import uvicorn
+
+from pykvgraph.engine import Engine
+from pykvgraph.server.app import application
+from pykvgraph.server.connection import limited
+from pykvgraph.server.service import Service
+from pykvgraph.server.settings import Settings
+
+_log = logging.getLogger("pykvgraph.server")
+_BACKLOG = 2048
+_SIGNALS = signal.SIGINT, signal.SIGTERM
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket that listens. port 0: any that is free. Raises OSError."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return socket.create_server((host, port), family=family, backlog=_BACKLOG)
+
+
+def address_of(listener: socket.socket) -> str:
+    """Where clients find it."""
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+class Server(uvicorn.Server):
+    """Serves an engine: run(sockets=[listener]), and stop() from another thread.
+
+    load: opens the model and makes the engine, in a thread, while clients hear that it is loaded; the server
+    closes the engine. on_ready: is told when it is there. SIGTERM and SIGINT let those finish who are being
+    answered, and let nobody else in; a second one ends them, too. run() raises what load() raises.
+    """
+
+    def __init__(
+        self, settings: Settings, load: Callable[[], Engine], on_ready: Callable[[], None] = lambda: None
+    ) -> None:
+        self.service = Service(settings)
+        self._load = load
+        self._on_ready = on_ready
+        config: dict[str, Any] = {
+            "http": limited(settings.max_connections, settings.idle_seconds),
+            "ws": "none",
+            "lifespan": "off",
+            "log_level": "warning",
+            "access_log": False,
+            "server_header": False,
+            "date_header": False,
+            "timeout_keep_alive": max(min(int(settings.idle_seconds), 75), 1),
+        }
+        super().__init__(uvicorn.Config(application(self.service), **config))
+
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        """Called by run()."""
+        loading = asyncio.ensure_future(self._make_ready())
+        try:
+            await super().serve(sockets)
+        finally:
+            # a thread that reads a file can't be stopped
+            await asyncio.wait({loading})
+            if self.service.is_ready:
+                await asyncio.to_thread(self.service.engine.close)
+        loading.result()
+
+    def stop(self) -> None:
+        """As a signal does; from any thread."""
+        self.force_exit = self.should_exit
+        self.should_exit = True
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Called for a signal."""
+        self.stop()
+        _log.info(
+            "%s: %s",
+            signal.Signals(sig).name,
+            "the end" if self.force_exit else "whoever is answered may finish; once more ends them",
+        )
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """As uvicorn's, which would let the signal end the process before the engine is closed."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {sig: signal.signal(sig, self.handle_exit) for sig in _SIGNALS}
+        try:
+            yield
+        finally:
+            for sig, handler in before.items():
+                signal.signal(sig, handler)
+
+    async def _make_ready(self) -> None:
+        try:
+            engine = await asyncio.to_thread(self._load)
+            try:
+                self.service.ready(engine)
+            except BaseException:
+                engine.close()
+                raise
+            self._on_ready()
+        except BaseException:
+            self.should_exit = True
+            raise

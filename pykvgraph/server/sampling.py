@@ -1,0 +1,230 @@
+"""How a body wants its answer sampled: llama-server's fields as SamplingParams."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+from pykvgraph.checks import INT32_MAX, shown
+from pykvgraph.params import MAX_SEED, SamplingParams
+from pykvgraph.server.errors import invalid, unsupported
+from pykvgraph.server.fields import Fields
+from pykvgraph.server.vocabulary import Vocabulary
+from pykvgraph.text.tokenizer import Tokenizer
+
+# in the order in which they are applied; those that stand for nothing are llama.cpp's others, at rest
+SAMPLERS = (
+    "penalties",
+    "dry",
+    "top_n_sigma",
+    "top_k",
+    "typ_p",
+    "top_p",
+    "min_p",
+    "xtc",
+    "temperature",
+)
+_NAMES = {"typical_p": "typ_p", "top-k": "top_k", "top-p": "top_p", "min-p": "min_p", "typical": "typ_p"}
+_LETTERS = dict(zip("edskypmxt", SAMPLERS, strict=True))
+_SEED_BITS = 0xFFFF_FFFF
+_LAST_N = 1 << 20
+
+# what llama-server can and this one can't: the field, and the value at which it does nothing
+_AT_REST: dict[str, Any] = {
+    "dynatemp_range": 0,
+    "xtc_probability": 0,
+    "dry_multiplier": 0,
+    "min_keep": 0,
+    "n_indent": 0,
+    "t_max_predict_ms": 0,
+    "post_sampling_probs": False,
+    "grammar_lazy": False,
+    "backend_sampling": False,
+}
+
+
+def sampling_of(fields: Fields, vocabulary: Vocabulary, n_slots: int, n_predict: int = -1) -> SamplingParams:
+    """The parameters; max_tokens is INT32_MAX when nothing limits it. n_predict: when the body says nothing.
+
+    Raises WireError, and what SamplingParams raises.
+    """
+    _refuse_others(fields)
+    temperature = fields.real("temperature", 0.8, 0.0, 1e6)
+    chosen = SamplingParams(
+        max_tokens=_max_tokens(fields, n_predict),
+        temperature=temperature,
+        top_k=max(fields.integer("top_k", 40), 0),
+        top_p=fields.real("top_p", 0.95, 0.0, 1.0),
+        min_p=fields.real("min_p", 0.05, 0.0, 1.0),
+        typical_p=fields.real("typical_p", 1.0, 0.0, 1.0),
+        seed=_seed(fields),
+        stop=fields.texts("stop"),
+        repeat_penalty=fields.real("repeat_penalty", 1.0),
+        frequency_penalty=fields.real("frequency_penalty", 0.0, -1e6, 1e6),
+        presence_penalty=fields.real("presence_penalty", 0.0, -1e6, 1e6),
+        penalty_last_n=min(fields.integer("repeat_last_n", 64, 0), _LAST_N),
+        mirostat=min(max(fields.integer("mirostat", 0), 0), 2),
+        mirostat_tau=fields.real("mirostat_tau", 5.0, 0.0, 1e6),
+        mirostat_eta=fields.real("mirostat_eta", 0.1, 0.0, 1e6),
+        logit_bias=_biases(fields, vocabulary),
+        n=fields.integer("n_cmpl", fields.integer("n", 1, 1, n_slots), 1, n_slots),
+        **_grammar(fields),
+    )
+    return _without(chosen, fields)
+
+
+def settings_of(params: SamplingParams) -> dict[str, Any]:
+    """What llama-server tells of the sampling of an answer."""
+    n_predict = -1 if params.max_tokens == INT32_MAX else params.max_tokens
+    seed = _SEED_BITS if params.seed is None else params.seed
+    biases = [{"bias": _told_bias(bias), "token": token} for token, bias in params.logit_bias]  # type: ignore[misc]
+    return {
+        "seed": seed,
+        "temperature": params.temperature,
+        "dynatemp_range": 0.0,
+        "dynatemp_exponent": 1.0,
+        "top_k": params.top_k,
+        "top_p": params.top_p,
+        "min_p": params.min_p,
+        "top_n_sigma": -1.0,
+        "xtc_probability": 0.0,
+        "xtc_threshold": 0.1,
+        "typical_p": params.typical_p,
+        "repeat_last_n": params.penalty_last_n,
+        "repeat_penalty": params.repeat_penalty,
+        "presence_penalty": params.presence_penalty,
+        "frequency_penalty": params.frequency_penalty,
+        "dry_multiplier": 0.0,
+        "dry_base": 1.75,
+        "dry_allowed_length": 2,
+        "dry_penalty_last_n": 64,
+        "dry_sequence_breakers": ["\n", ":", '"', "*"],
+        "mirostat": params.mirostat,
+        "mirostat_tau": params.mirostat_tau,
+        "mirostat_eta": params.mirostat_eta,
+        "adaptive_target": -1.0,
+        "adaptive_decay": 0.9,
+        "stop": list(params.stop),
+        "max_tokens": n_predict,
+        "n_predict": n_predict,
+        "n_keep": 0,
+        "n_discard": 0,
+        "ignore_eos": False,
+        "stream": False,
+        "logit_bias": biases,
+        "n_probs": 0,
+        "min_keep": 0,
+        "grammar": params.grammar or "",
+        "grammar_lazy": False,
+        "grammar_triggers": [],
+        "preserved_tokens": [],
+        "chat_format": "Content-only",
+        "reasoning_format": "none",
+        "reasoning_in_content": False,
+        "generation_prompt": "",
+        "samplers": list(SAMPLERS),
+        "speculative.types": "none",
+        "timings_per_token": False,
+        "post_sampling_probs": False,
+        "backend_sampling": False,
+        "lora": [],
+    }
+
+
+def _max_tokens(fields: Fields, default: int) -> int:
+    """-1: as many as fit. 0 says one token, as in llama-server."""
+    names = [name for name in ("n_predict", "max_completion_tokens", "max_tokens") if name in fields]
+    n_predict = (fields.integer(names[0], default, -1) or 1) if names else default
+    return INT32_MAX if n_predict < 0 else n_predict
+
+
+def _seed(fields: Fields) -> int | None:
+    seed = fields.integer("seed", -1, -(2**63), 2**64) & _SEED_BITS
+    return seed if seed <= MAX_SEED else None
+
+
+def _grammar(fields: Fields) -> dict[str, Any]:
+    grammar = fields.text("grammar")
+    if grammar.strip():
+        return {"grammar": grammar}
+    return {"json_schema": fields.object("json_schema")} if "json_schema" in fields else {}
+
+
+def _biases(fields: Fields, vocabulary: Vocabulary) -> dict[int, float]:
+    """[[token or text, bias or false], ...] or {"token or text": bias, ...}."""
+    given = fields.get("logit_bias", [])
+    pairs = [[_token_or_text(key), bias] for key, bias in given.items()] if isinstance(given, dict) else given
+    found: dict[int, float] = {}
+    if fields.flag("ignore_eos"):
+        found = dict.fromkeys(vocabulary.eog, -math.inf)
+    if not isinstance(pairs, list):
+        raise invalid(f"Field 'logit_bias': must be pairs of a token and a bias, got {shown(given)}")
+    for pair in pairs:
+        if not isinstance(pair, list) or len(pair) != 2:
+            raise invalid(f"Field 'logit_bias': must be pairs of a token and a bias, got {shown(pair)}")
+        key, bias = pair
+        number = -math.inf if bias is False else bias
+        if isinstance(number, bool) or not isinstance(number, (int, float)):
+            raise invalid(f"Field 'logit_bias': a bias must be a number or false, got {shown(bias)}")
+        for token in _tokens(key, vocabulary.tokenizer):
+            found[token] = max(min(number, 1e30), -math.inf)
+    return found
+
+
+def _tokens(key: Any, tokenizer: Tokenizer) -> list[int]:
+    if isinstance(key, str):
+        return tokenizer.encode(key, False)
+    if isinstance(key, int) and not isinstance(key, bool):
+        return [key] if 0 <= key < tokenizer.n_vocab else []
+    raise invalid(f"Field 'logit_bias': must name tokens by number or text, got {shown(key)}")
+
+
+def _token_or_text(key: str) -> int | str:
+    return int(key) if key.isdecimal() and len(key) < 10 else key
+
+
+def _told_bias(bias: float) -> float | None:
+    return bias if math.isfinite(bias) else None
+
+
+def _refuse_others(fields: Fields) -> None:
+    """What would be lost in silence."""
+    wanted = [name for name, rest in _AT_REST.items() if fields.get(name, rest) != rest]
+    if fields.real("top_n_sigma", -1.0) > 0:
+        wanted.append("top_n_sigma")
+    if fields.real("adaptive_target", -1.0) >= 0:
+        wanted.append("adaptive_target")
+    if fields.array("lora"):
+        wanted.append("lora")
+    if wanted:
+        raise unsupported(f"{wanted[0]}: this server can't do that; leave it out")
+
+
+def _without(chosen: SamplingParams, fields: Fields) -> SamplingParams:
+    """With those samplers off that a list of samplers leaves out."""
+    if "samplers" not in fields:
+        return chosen
+    given = fields.get("samplers")
+    if isinstance(given, str):
+        names = [_LETTERS.get(letter, letter) for letter in given]
+    elif isinstance(given, list) and all(isinstance(name, str) for name in given):
+        names = [_NAMES.get(name, name) for name in given]
+    else:
+        raise invalid(f"Field 'samplers': must be an array of names, got {shown(given)}")
+    unknown = [name for name in names if name not in SAMPLERS]
+    if unknown:
+        raise invalid(f"Field 'samplers': {shown(unknown[0])} is none of {', '.join(SAMPLERS)}")
+    if names != sorted(set(names), key=SAMPLERS.index):
+        raise unsupported(f"samplers: they are applied once each, in this order: {', '.join(SAMPLERS)}")
+    off: dict[str, dict[str, Any]] = {
+        "penalties": {"penalty_last_n": 0},
+        "top_k": {"top_k": 0},
+        "typ_p": {"typical_p": 1.0},
+        "top_p": {"top_p": 1.0},
+        "min_p": {"min_p": 0.0},
+        "temperature": {"temperature": 1.0},
+    }
+    changes = {key: value for name, rest in off.items() if name not in names for key, value in rest.items()}
+    return dataclasses.replace(chosen, **changes)
+

@@ -1,0 +1,102 @@
+"""What all endpoints share: the engine, once it is there, and who is answered."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import secrets
+from typing import Any
+
+import pykvgraph
+from pykvgraph.engine import Engine
+from pykvgraph.params import SamplingParams
+from pykvgraph.server.chat_template import ServerTemplate
+from pykvgraph.server.errors import loading
+from pykvgraph.server.fields import Fields
+from pykvgraph.server.job import Job
+from pykvgraph.server.metrics import Metrics
+from pykvgraph.server.sampling import sampling_of, settings_of
+from pykvgraph.server.settings import Settings
+from pykvgraph.server.slots import Slots
+from pykvgraph.server.vocabulary import Vocabulary
+
+FINGERPRINT = "pykvgraph-" + pykvgraph.__version__
+
+
+class Service:
+    """One engine and its settings. Until ready() the engine isn't there, and asking for it is an error."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.slots = Slots(settings.n_slots)
+        self.metrics = Metrics(self)
+        self._engine: Engine | None = None
+
+    def ready(self, engine: Engine) -> None:
+        """The engine is there. Raises what the chat template raises."""
+        self.vocabulary = Vocabulary(engine.model)
+        self.template = ServerTemplate(self.settings.chat_template, engine.model, self.vocabulary)
+        self._engine = engine
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the engine is there."""
+        return self._engine is not None
+
+    @property
+    def engine(self) -> Engine:
+        """Raises WireError while the model is loaded."""
+        if self._engine is None:
+            raise loading()
+        return self._engine
+
+    @property
+    def model_name(self) -> str:
+        """As answers tell it."""
+        return self.settings.aliases[0] if self.settings.aliases else self.settings.model_path
+
+    @property
+    def n_ctx(self) -> int:
+        """The most tokens of a prompt with its answer."""
+        return min(self.settings.n_ctx_slot or self.engine.context.n_ctx, self.engine.context.n_ctx)
+
+    def sampling(self, fields: Fields) -> SamplingParams:
+        """How a body wants its answer sampled. Raises WireError and InvalidArgumentError."""
+        return sampling_of(fields, self.vocabulary, self.settings.n_slots, self.settings.n_predict)
+
+    def job(
+        self,
+        prompts: list[list[int]],
+        fields: Fields,
+        key: bytes,
+        params: SamplingParams | None = None,
+        **told: Any,
+    ) -> Job:
+        """A job for the engine; from any thread. told: settings that the sampling doesn't have.
+
+        Raises WireError, and what Engine.submit() raises.
+        """
+        engine = self.engine
+        params = params or self.sampling(fields)
+        told = {"stream": fields.flag("stream"), "ignore_eos": fields.flag("ignore_eos"), **told}
+        return Job(
+            engine,
+            self.slots,
+            prompts,
+            params,
+            settings_of(params) | told,
+            n_ctx=self.n_ctx,
+            salt=self._salt(fields, key),
+            on_end=self.metrics.add,
+        )
+
+    def _salt(self, fields: Fields, key: bytes) -> bytes:
+        """Who shares prefixes: requests under the same key; nobody, when a request wants none cached."""
+        if not fields.flag("cache_prompt", self.settings.cache_prompt):
+            return secrets.token_bytes(16)
+        return _digest(key) if key else b""
+
+
+@functools.lru_cache(maxsize=1024)
+def _digest(key: bytes) -> bytes:
+    return hashlib.sha256(key).digest()

@@ -1,0 +1,44 @@
+"""What a server was started with, beside its model and engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Set once, by the command line.
+
+    aliases: names of the model; the first is told. n_slots: requests that are answered at a time. n_predict:
+    most tokens of an answer that says nothing of it; -1: as many as fit. api_keys: one of them must come with
+    a request; none: everybody may ask. chat_template: Jinja, or a name that `templates` knows; "": the
+    model's own. reasoning_format: "none", "deepseek", "deepseek-legacy" or "auto".
+
+    Limits: max_body: bytes of a request. body_seconds: in which it must have come. idle_seconds: that a
+    connection may be open without a request. io_seconds: that a reader may take for what was sent.
+    max_connections: those that are open. ping_seconds: between signs of life in a silent stream; 0: none.
+    """
+
+    model_path: str = ""
+    aliases: tuple[str, ...] = ()
+    host: str = "127.0.0.1"
+    port: int = 8080
+    n_slots: int = 4
+    n_ctx_slot: int = 0  # tokens that a request may have; 0: as many as the cache has cells
+    n_predict: int = -1
+    api_keys: tuple[str, ...] = ()
+    cache_prompt: bool = True
+    chat_template: str = ""
+    template_variables: tuple[tuple[str, Any], ...] = ()
+    reasoning_format: str = "auto"
+    metrics: bool = False
+    props: bool = False
+    slots: bool = True
+    slot_save_path: str = ""
+    max_body: int = 64 << 20
+    body_seconds: float = 60.0
+    idle_seconds: float = 60.0
+    io_seconds: float = 3600.0
+    max_connections: int = 4096
+    ping_seconds: float = 30.0

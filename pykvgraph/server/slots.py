@@ -1,0 +1,82 @@
+"""Who is answered: llama-server's slots, each of which has one text at a time."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections import OrderedDict
+from typing import Any
+
+from pykvgraph.server.sample import Sample
+
+_NOT_TOLD = ("stop", "logit_bias", "grammar", "grammar_triggers", "preserved_tokens", "dry_sequence_breakers")
+
+
+class Slots:
+    """Gives slots to samples as they come; who comes when all are taken waits for the next one."""
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+        self._free = list(range(n))
+        self._waiting: OrderedDict[int, Sample] = OrderedDict()  # by id()
+        self._last: list[Sample | None] = [None] * n  # that each slot has, or had
+        self._tasks = [0] * n
+        self._count = itertools.count()
+
+    @property
+    def n_processing(self) -> int:
+        """Slots that are taken."""
+        return self.n - len(self._free)
+
+    @property
+    def n_deferred(self) -> int:
+        """Samples that wait."""
+        return len(self._waiting)
+
+    def enter(self, sample: Sample) -> None:
+        """A sample comes."""
+        self._waiting[id(sample)] = sample
+        self._give()
+
+    def leave(self, sample: Sample) -> None:
+        """It has ended, or goes away."""
+        if self._waiting.pop(id(sample), None) is not None or sample.slot < 0:
+            return
+        if self._last[sample.slot] is sample and sample.slot not in self._free:
+            heapq.heappush(self._free, sample.slot)
+            self._give()
+
+    def told(self, n_ctx: int) -> list[dict[str, Any]]:
+        """What /slots tells."""
+        return [self._told(slot, n_ctx) for slot in range(self.n)]
+
+    def _give(self) -> None:
+        while self._free and self._waiting:
+            _, sample = self._waiting.popitem(last=False)
+            sample.slot = heapq.heappop(self._free)
+            self._last[sample.slot] = sample
+            self._tasks[sample.slot] = next(self._count)
+
+    def _told(self, slot: int, n_ctx: int) -> dict[str, Any]:
+        runs = slot not in self._free
+        told: dict[str, Any] = {"id": slot, "n_ctx": n_ctx, "speculative": False, "is_processing": runs}
+        sample = self._last[slot]
+        if sample is None:
+            return told
+        n_left = sample.n_predict - sample.n_said if sample.n_predict >= 0 else -1
+        n_decoded = len(sample.prompt) - sample.n_cached if sample.n_said else 0
+        return told | {
+            "id_task": self._tasks[slot],
+            "n_prompt_tokens": len(sample.prompt) + sample.n_said,
+            "n_prompt_tokens_processed": n_decoded,
+            "n_prompt_tokens_cache": sample.n_cached,
+            "params": {name: value for name, value in sample.settings.items() if name not in _NOT_TOLD},
+            "next_token": [
+                {
+                    "has_next_token": runs,
+                    "has_new_line": "\n" in sample.text,
+                    "n_remain": n_left,
+                    "n_decoded": sample.n_said,
+                }
+            ],
+        }

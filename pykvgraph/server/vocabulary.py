@@ -1,0 +1,32 @@
+"""A model's tokens as the wire shows them: control tokens have names there."""
+
+from __future__ import annotations
+
+import functools
+
+from pykvgraph.model import Model
+
+
+class Vocabulary:
+    """Over the tokenizer of a model. Raises UnsupportedError for a model that has none."""
+
+    def __init__(self, model: Model) -> None:
+        self.tokenizer = model.tokenizer
+        self.n_vocab = model.n_vocab  # a model may have more rows than its tokenizer has tokens
+
+    @functools.cached_property
+    def eog(self) -> tuple[int, ...]:
+        """The tokens that end a text."""
+        return tuple(token for token in range(self.tokenizer.n_vocab) if self.tokenizer.is_eog(token))
+
+    def piece(self, token: int) -> bytes:
+        """The bytes of a token; of a control token its name; none of a row without a token."""
+        return self.tokenizer._piece(token, special=True) if token < self.tokenizer.n_vocab else b""
+
+    def text(self, tokens: list[int]) -> str:
+        """The text of tokens."""
+        return b"".join(map(self.piece, tokens)).decode("utf-8", "replace")
+
+    def name(self, token: int | None) -> str:
+        """What a chat template writes for BOS or EOS; "" for none."""
+        return "" if token is None else self.text([token])

@@ -1,0 +1,33 @@
+"""JSON in and out of the wire."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any, NoReturn
+
+from pykvgraph.server.errors import invalid
+
+LOWEST = -3.4028234663852886e38  # what stands for the logarithm of 0, as JSON has no infinity
+
+
+def loads(data: bytes) -> Any:
+    """A body's value. Raises WireError for what is no JSON."""
+    try:
+        return json.loads(data.decode("utf-8"), parse_constant=_refuse)
+    except (ValueError, RecursionError) as error:
+        raise invalid(f"the body is no JSON: {error}") from None
+
+
+def dumps(value: Any) -> bytes:
+    """Without spaces; a half of a surrogate pair, which UTF-8 can't have, becomes `?`."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
+
+
+def finite(value: float) -> float:
+    """A logarithm that JSON can have."""
+    return value if math.isfinite(value) else LOWEST
+
+
+def _refuse(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no number")
