@@ -25,7 +25,8 @@ DEFAULT_THREADS = "all CPUs; 1 for a model under 10 million parameters"
 
 def option(*names: str, **settings: Any) -> Callable[[F], F]:
     """A click option with an environment variable for each long name: KVGRAPH_ and that name."""
-    variables = ["KVGRAPH_" + name[2:].replace("-", "_").upper() for name in names if name.startswith("--")]
+    long = [name.split("/")[0] for name in names if name.startswith("--")]  # --slots/--no-slots has one
+    variables = ["KVGRAPH_" + name[2:].replace("-", "_").upper() for name in long]
     return click.option(*names, envvar=variables, show_envvar=True, **settings)
 
 

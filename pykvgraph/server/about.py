@@ -7,17 +7,16 @@ from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
-
-from pykvgraph.server.errors import WireError, loading, unsupported
-from pykvgraph.server.formats import now
-from pykvgraph.server.reply import JsonReply
-from pykvgraph.server.sampling import sampling_of, settings_of
-from pykvgraph.server.fields import Fields
-from pykvgraph.server.service import FINGERPRINT, Service
 from starlette.types import ASGIApp
 
+from pykvgraph.server.errors import WireError, loading, unsupported
+from pykvgraph.server.fields import Fields
+from pykvgraph.server.formats import now
+from pykvgraph.server.reply import JsonReply
+from pykvgraph.server.sampling import settings_of, told_briefly
+from pykvgraph.server.service import FINGERPRINT, Service
+
 _VOCABULARIES = ("none", "llama", "gpt2", "bert", "t5", "rwkv", "plamo2")  # as llama.cpp numbers them
-_LABELS = ("stop", "logit_bias", "grammar", "grammar_triggers", "preserved_tokens", "dry_sequence_breakers")
 
 
 async def health(service: Service, request: Request) -> ASGIApp:
@@ -60,11 +59,11 @@ async def props(service: Service, request: Request) -> ASGIApp:
     """What the server was started with, and the model's template."""
     settings, vocabulary = service.settings, service.vocabulary
     tokenizer = vocabulary.tokenizer
-    sampling = settings_of(service.sampling(Fields({})))
+    settings_told = told_briefly(settings_of(service.sampling(Fields({}))))
     return JsonReply(
         {
             "default_generation_settings": {
-                "params": {name: value for name, value in sampling.items() if name not in _LABELS},
+                "params": settings_told,
                 "n_ctx": service.n_ctx,
             },
             "total_slots": settings.n_slots,

@@ -34,13 +34,15 @@ def completion(service: Service, request: Request, fields: Fields) -> ASGIApp:
 def text_completion(service: Service, request: Request, fields: Fields) -> ASGIApp:
     """OpenAI's older one. `echo` and `suffix` are ignored, as in llama-server."""
     model = fields.text("model", service.model_name)
-    return _reply(service, _job(service, request, fields), TextForm(model, FINGERPRINT), fields)
+    return _reply(
+        service, _job(service, request, fields), TextForm(model, FINGERPRINT, service.vocabulary), fields
+    )
 
 
 def chat_completion(service: Service, request: Request, fields: Fields) -> ASGIApp:
     """OpenAI's, of a conversation."""
     fields = with_response_format(fields)
-    chat = chat_request_of(fields, dict(service.settings.template_variables))
+    chat = chat_request_of(fields, service.settings.template_variables)
     if "top_logprobs" in fields and not fields.flag("logprobs"):
         raise invalid("top_logprobs requires logprobs to be set to true")
     prompt = text_tokens(chat.prompt(service.template), service.vocabulary.tokenizer)
@@ -48,6 +50,7 @@ def chat_completion(service: Service, request: Request, fields: Fields) -> ASGIA
     form = ChatForm(
         fields.text("model", service.model_name),
         FINGERPRINT,
+        service.vocabulary,
         prefill=chat.prefill,
         with_usage=Fields(fields.object("stream_options")).flag("include_usage"),
         with_timings=fields.flag("timings_per_token"),

@@ -54,7 +54,9 @@ _ANSWERERS: dict[str, Answerer] = {
 
 def application(service: Service) -> ASGIApp:
     """All of it, with keys and CORS in front."""
-    routes = [Route(path, _Told(service, teller), methods=[method]) for (method, path), teller in _TELLERS.items()]
+    routes = [
+        Route(path, _Told(service, teller), methods=[method]) for (method, path), teller in _TELLERS.items()
+    ]
     routes += [
         Route(path, _Answered(service, answerer), methods=["POST"]) for path, answerer in _ANSWERERS.items()
     ]

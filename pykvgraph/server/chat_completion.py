@@ -6,8 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 from pykvgraph.server.formats import new_id, now
+from pykvgraph.server.logprobs import logprobs_of
 from pykvgraph.server.plain_output import PlainOutput
 from pykvgraph.server.sample import Sample
+from pykvgraph.server.vocabulary import Vocabulary
 from pykvgraph.server.wire_json import dumps
 from pykvgraph.types import Piece
 
@@ -24,12 +26,14 @@ class ChatForm:
         self,
         model: str,
         fingerprint: str,
+        vocabulary: Vocabulary,
         new_output: Callable[[], PlainOutput] = PlainOutput,
         *,
         prefill: str = "",
         with_usage: bool = False,
         with_timings: bool = False,
     ) -> None:
+        self._vocabulary = vocabulary
         self._new_output = new_output
         self._outputs: dict[int, PlainOutput] = {}  # by the sample's index
         self._begin: dict[int, str] = {}  # a prefill that is not told yet
@@ -51,7 +55,8 @@ class ChatForm:
         for piece in pieces:
             if piece.text:
                 text = self._begin.pop(sample.index, "") + piece.text
-                found += [self._chunk(sample, delta) for delta in output.feed(text)]
+                probs = self._probs(sample, [piece])
+                found += [self._chunk(sample, delta, probs) for delta in output.feed(text)]
         return found
 
     def last_events(self, sample: Sample) -> list[bytes]:
@@ -59,7 +64,8 @@ class ChatForm:
         output = self._outputs[sample.index]
         deltas = [*output.feed(self._begin.pop(sample.index, "")), *output.end()]
         found = [self._chunk(sample, delta) for delta in deltas]
-        end = {"finish_reason": self._reason(sample), "index": sample.index, "delta": {}}
+        reason = self._reason(sample)
+        end: dict[str, Any] = {"finish_reason": reason, "index": sample.index, "delta": {}}
         told = {**self._head, "id": self._id, "object": "chat.completion.chunk"}
         if not self._with_usage:
             return [*found, dumps({"choices": [end], **told, "timings": sample.timings()})]
@@ -74,18 +80,27 @@ class ChatForm:
             output.feed(self._prefill + sample.text)
             output.end()
             reason = self._reason(sample)
-            choices.append({"finish_reason": reason, "index": sample.index, "message": output.message()})
+            message = output.message()
+            probs = {"logprobs": self._probs(sample, sample.with_probs)} if sample.n_probs else {}
+            choices.append({"finish_reason": reason, "index": sample.index, "message": message, **probs})
         end = {"usage": samples[0].usage(), "id": self._id, "timings": samples[0].timings()}
         return {"choices": choices, **self._head, "object": "chat.completion", **end}
 
     def _reason(self, sample: Sample) -> str | None:
         return sample.finish_reason
 
-    def _chunk(self, sample: Sample, delta: dict[str, Any]) -> bytes:
+    def _probs(self, sample: Sample, pieces: list[Piece]) -> Any:
+        if not sample.n_probs:
+            return None
+        return {"content": [logprobs_of(piece, self._vocabulary) for piece in pieces]}
+
+    def _chunk(self, sample: Sample, delta: dict[str, Any], probs: Any = None) -> bytes:
+        told = b',"logprobs":%b' % dumps(probs) if probs else b""
         timings = b',"timings":%b' % dumps(sample.timings()) if self._with_timings else b""
-        return b'{"choices":[{"finish_reason":null,"index":%d,"delta":%b}]%b,%b' % (
+        return b'{"choices":[{"finish_reason":null,"index":%d,"delta":%b%b}]%b,%b' % (
             sample.index,
             dumps(delta),
+            told,
             timings,
             self._back,
         )

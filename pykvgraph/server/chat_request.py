@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,7 +35,7 @@ class ChatRequest:
         return template.prompt(self.messages, self.prefill, **variables)
 
 
-def chat_request_of(fields: Fields, defaults: dict[str, Any]) -> ChatRequest:
+def chat_request_of(fields: Fields, defaults: Mapping[str, Any]) -> ChatRequest:
     """Reads a body. defaults: variables of the template. Raises WireError."""
     if "messages" not in fields:
         raise invalid("'messages' is required")
@@ -74,10 +75,10 @@ def with_response_format(fields: Fields) -> Fields:
         raise invalid(
             f'response_format: its type must be "text", "json_object" or "json_schema", got {shown(kind)}'
         )
-    return Fields({**fields.all(), "json_schema": schema})
+    return fields.replaced(json_schema=schema)
 
 
-def _variables(fields: Fields, defaults: dict[str, Any]) -> dict[str, Any]:
+def _variables(fields: Fields, defaults: Mapping[str, Any]) -> dict[str, Any]:
     variables = {**defaults, **fields.object("chat_template_kwargs")}
     effort = fields.get("reasoning_effort")
     if effort == "none":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from pykvgraph.server.logprobs import logprobs_of
 from pykvgraph.server.sample import Sample
 from pykvgraph.server.vocabulary import Vocabulary
 from pykvgraph.server.wire_json import dumps
@@ -30,7 +31,7 @@ class CompletionForm:
         self._with_tokens = with_tokens
         self._with_timings = with_timings
         self._fields = fields
-        self._held: dict[int, list[int]] = {}  # tokens of samples whose text is not certain yet
+        self._held: dict[int, list[Piece]] = {}  # of samples whose text is not certain yet
 
     def events(self, sample: Sample, pieces: list[Piece]) -> list[bytes]:
         """One for each piece that has text."""
@@ -43,13 +44,14 @@ class CompletionForm:
         for piece in pieces:
             n_said += 1
             if piece.finish_reason != "stop":
-                held.append(piece.token)
+                held.append(piece)
             if piece.text:
                 text = json.dumps(piece.text, ensure_ascii=False)
-                tokens = ",".join(map(str, held))
+                tokens = ",".join([str(each.token) for each in held])
+                probs = f',"completion_probabilities":{self._probs(held)}' if sample.n_probs else ""
                 event = (
                     f'{front}{text},"tokens":[{tokens}],"stop":false,"id_slot":-1,'
-                    f'"tokens_predicted":{n_said},{back}{timings}}}'
+                    f'"tokens_predicted":{n_said},{back}{timings}{probs}}}'
                 )
                 found.append(event.encode("utf-8", "replace"))
                 held.clear()
@@ -61,11 +63,18 @@ class CompletionForm:
 
     def whole(self, samples: list[Sample]) -> Any:
         """An object, or an array of them."""
-        told = [
-            self._chosen(self._told(sample, sample.text, sample.tokens if self._with_tokens else []))
-            for sample in samples
-        ]
+        told = [self._chosen(self._whole(sample)) for sample in samples]
         return told[0] if len(told) == 1 else told
+
+    def _whole(self, sample: Sample) -> dict[str, Any]:
+        told = self._told(sample, sample.text, sample.tokens if self._with_tokens else [])
+        if sample.n_probs:
+            probs = [logprobs_of(piece, self._vocabulary) for piece in sample.with_probs]
+            told["completion_probabilities"] = probs
+        return told
+
+    def _probs(self, pieces: list[Piece]) -> str:
+        return dumps([logprobs_of(piece, self._vocabulary) for piece in pieces]).decode()
 
     def _told(self, sample: Sample, content: str, tokens: list[int]) -> dict[str, Any]:
         return {

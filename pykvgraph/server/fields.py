@@ -26,9 +26,15 @@ class Fields:
         value = self._value.get(name)
         return default if value is None else value
 
-    def all(self) -> dict[str, Any]:
-        """The object itself, in a copy."""
-        return dict(self._value)
+    def over(self, defaults: Mapping[str, Any]) -> Fields:
+        """These fields, and others where they say nothing."""
+        return Fields(
+            {**defaults, **{name: value for name, value in self._value.items() if value is not None}}
+        )
+
+    def replaced(self, **values: Any) -> Fields:
+        """These fields, but for some."""
+        return Fields({**self._value, **values})
 
     def integer(self, name: str, default: int, low: int = INT32_MIN, high: int = INT32_MAX) -> int:
         """A number without its fraction."""

@@ -42,7 +42,7 @@ class Job:
         self._requests: list[Request] = []
         n_predict = -1 if params.max_tokens == INT32_MAX else params.max_tokens
         self.samples = [
-            Sample(i * params.n + j, prompt, n_predict, settings)
+            Sample(i * params.n + j, prompt, n_predict, settings, params.top_logprobs)
             for i, prompt in enumerate(prompts)
             for j in range(params.n)
         ]

@@ -24,7 +24,7 @@ class Metrics:
         self._prompt_tokens = self._cached_tokens = self._predicted_tokens = self._longest = 0
         self._prompt_seconds = self._predicted_seconds = 0.0
         self._registry = CollectorRegistry()
-        self._registry.register(self)  # type: ignore[arg-type]
+        self._registry.register(self)
 
     def add(self, sample: Sample) -> None:
         """A sample has ended."""
@@ -68,7 +68,9 @@ class Metrics:
         yield _counter("n_decode", "Steps of the engine", stats.steps)
         busy = stats.decoded_tokens / stats.steps if stats.steps else 0.0
         yield _gauge("n_tokens_per_decode", "Tokens that a step decodes", busy)
-        yield _counter("decoded_tokens", "Tokens that were decoded, of prompts and answers", stats.decoded_tokens)
+        yield _counter(
+            "decoded_tokens", "Tokens that were decoded, of prompts and answers", stats.decoded_tokens
+        )
         yield _counter("prefix_hit_tokens", "Prompt tokens shared with other texts", stats.prefix_hit_tokens)
         yield _counter("prefix_asked_tokens", "Prompt tokens of all texts that began", stats.prompt_tokens)
         yield _counter(

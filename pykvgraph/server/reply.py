@@ -21,6 +21,7 @@ _EVENT_HEADERS = [
     (b"x-accel-buffering", b"no"),  # or nginx would hold events back
 ]
 _PING = b":\n\n"
+_UNREAD = 408, 413  # there may be more of the body
 
 
 class JsonReply:
@@ -40,6 +41,8 @@ class JsonReply:
         """As ASGI calls it."""
         length = (b"content-length", b"%d" % len(self._body))
         headers = [(b"content-type", JSON_TYPE), length]
+        if self._code in _UNREAD:
+            headers.append((b"connection", b"close"))
         await send({"type": "http.response.start", "status": self._code, "headers": headers})
         await send({"type": "http.response.body", "body": self._body})
 
@@ -106,10 +109,8 @@ class JobReply:
 
     async def _events(self) -> AsyncIterator[bytes]:
         async for sample, pieces in self._job.said():
-            if pieces:
-                events = self._form.events(sample, pieces)
-            else:
-                events = self._form.last_events(sample)
+            form = self._form
+            events = form.events(sample, pieces) if pieces else form.last_events(sample)
             if events:
                 yield b"".join([b"data: %b\n\n" % event for event in events])
 

@@ -22,6 +22,7 @@ from pykvgraph.server.settings import Settings
 
 _log = logging.getLogger("pykvgraph.server")
 _BACKLOG = 2048
+_LAST_SECONDS = 5.0  # for requests of connections that were closed
 _SIGNALS = signal.SIGINT, signal.SIGTERM
 
 
@@ -74,6 +75,14 @@ class Server(uvicorn.Server):
             if self.service.is_ready:
                 await asyncio.to_thread(self.service.engine.close)
         loading.result()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Called by serve(), to wait for those who are being answered; after a second signal nobody is."""
+        await super().shutdown(sockets)
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
+        if self.server_state.tasks:
+            await asyncio.wait(self.server_state.tasks, timeout=_LAST_SECONDS)
 
     def stop(self) -> None:
         """As a signal does; from any thread."""

@@ -21,8 +21,10 @@ class Sample:
     prompt: list[int]
     n_predict: int
     settings: dict[str, Any]
+    n_probs: int = 0  # of how many likely tokens the answer tells
     slot: int = -1
     tokens: list[int] = field(default_factory=list)  # that have text; the one that ended it isn't among them
+    with_probs: list[Piece] = field(default_factory=list)  # those of tokens, if the answer tells of them
     n_said: int = 0  # tokens, with the one that ended it
     text: str = ""
     ended: Piece | None = None
@@ -40,17 +42,21 @@ class Sample:
         self.n_said += len(pieces)
         self.text += "".join([piece.text for piece in pieces])
         self.tokens += [piece.token for piece in pieces]
+        if self.n_probs:
+            self.with_probs += pieces
         if pieces[-1].finish_reason is not None:
             self.ended = pieces[-1]
             if self.ended.finish_reason == "stop":
                 del self.tokens[-1]
+                del self.with_probs[-1:]
 
     def finish(self, completion: Completion) -> None:
         """It has ended; the engine's own times count from now on."""
         self.completion = completion
         self.n_cached = completion.n_cached
-        self.first = self.begun + completion.ttft
-        self.last = self.begun + completion.seconds
+        self.begun += completion.waited
+        self.first = self.begun + completion.ttft - completion.waited
+        self.last = self.first + completion.seconds - completion.ttft
 
     @property
     def stopped_by(self) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from pykvgraph.checks import INT32_MAX, shown
@@ -29,6 +30,15 @@ _NAMES = {"typical_p": "typ_p", "top-k": "top_k", "top-p": "top_p", "min-p": "mi
 _LETTERS = dict(zip("edskypmxt", SAMPLERS, strict=True))
 _SEED_BITS = 0xFFFF_FFFF
 _LAST_N = 1 << 20
+
+_NOT_BRIEF = (
+    "stop",
+    "logit_bias",
+    "grammar",
+    "grammar_triggers",
+    "preserved_tokens",
+    "dry_sequence_breakers",
+)
 
 # what llama-server can and this one can't: the field, and the value at which it does nothing
 _AT_REST: dict[str, Any] = {
@@ -69,6 +79,7 @@ def sampling_of(fields: Fields, vocabulary: Vocabulary, n_slots: int, n_predict:
         mirostat_eta=fields.real("mirostat_eta", 0.1, 0.0, 1e6),
         logit_bias=_biases(fields, vocabulary),
         n=fields.integer("n_cmpl", fields.integer("n", 1, 1, n_slots), 1, n_slots),
+        top_logprobs=_n_probs(fields),
         **_grammar(fields),
     )
     return _without(chosen, fields)
@@ -113,7 +124,7 @@ def settings_of(params: SamplingParams) -> dict[str, Any]:
         "ignore_eos": False,
         "stream": False,
         "logit_bias": biases,
-        "n_probs": 0,
+        "n_probs": params.top_logprobs,
         "min_keep": 0,
         "grammar": params.grammar or "",
         "grammar_lazy": False,
@@ -132,11 +143,23 @@ def settings_of(params: SamplingParams) -> dict[str, Any]:
     }
 
 
+def told_briefly(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """These settings without texts that a client gave, as /slots and /props tell them."""
+    return {name: value for name, value in settings.items() if name not in _NOT_BRIEF}
+
+
 def _max_tokens(fields: Fields, default: int) -> int:
     """-1: as many as fit. 0 says one token, as in llama-server."""
     names = [name for name in ("n_predict", "max_completion_tokens", "max_tokens") if name in fields]
     n_predict = (fields.integer(names[0], default, -1) or 1) if names else default
     return INT32_MAX if n_predict < 0 else n_predict
+
+
+def _n_probs(fields: Fields) -> int:
+    """logprobs is a number in OpenAI's texts, and true in its chats, where 20 likely tokens are told."""
+    if isinstance(fields.get("logprobs"), bool):
+        return fields.integer("top_logprobs", 20, 0) if fields.flag("logprobs") else 0
+    return max(fields.integer("n_probs", fields.integer("logprobs", 0)), 0)
 
 
 def _seed(fields: Fields) -> int | None:
@@ -156,8 +179,6 @@ def _biases(fields: Fields, vocabulary: Vocabulary) -> dict[int, float]:
     given = fields.get("logit_bias", [])
     pairs = [[_token_or_text(key), bias] for key, bias in given.items()] if isinstance(given, dict) else given
     found: dict[int, float] = {}
-    if fields.flag("ignore_eos"):
-        found = dict.fromkeys(vocabulary.eog, -math.inf)
     if not isinstance(pairs, list):
         raise invalid(f"Field 'logit_bias': must be pairs of a token and a bias, got {shown(given)}")
     for pair in pairs:
@@ -169,6 +190,8 @@ def _biases(fields: Fields, vocabulary: Vocabulary) -> dict[int, float]:
             raise invalid(f"Field 'logit_bias': a bias must be a number or false, got {shown(bias)}")
         for token in _tokens(key, vocabulary.tokenizer):
             found[token] = max(min(number, 1e30), -math.inf)
+    if fields.flag("ignore_eos"):
+        found |= dict.fromkeys(vocabulary.eog, -math.inf)
     return found
 
 
@@ -208,8 +231,8 @@ def _without(chosen: SamplingParams, fields: Fields) -> SamplingParams:
     given = fields.get("samplers")
     if isinstance(given, str):
         names = [_LETTERS.get(letter, letter) for letter in given]
-    elif isinstance(given, list) and all(isinstance(name, str) for name in given):
-        names = [_NAMES.get(name, name) for name in given]
+    elif isinstance(given, list):
+        names = [_NAMES.get(name, name) for name in map(str, given)]
     else:
         raise invalid(f"Field 'samplers': must be an array of names, got {shown(given)}")
     unknown = [name for name in names if name not in SAMPLERS]
@@ -227,4 +250,3 @@ def _without(chosen: SamplingParams, fields: Fields) -> SamplingParams:
     }
     changes = {key: value for name, rest in off.items() if name not in names for key, value in rest.items()}
     return dataclasses.replace(chosen, **changes)
-

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import importlib.metadata
 import secrets
 from typing import Any
 
-import pykvgraph
 from pykvgraph.engine import Engine
 from pykvgraph.params import SamplingParams
 from pykvgraph.server.chat_template import ServerTemplate
@@ -20,7 +20,7 @@ from pykvgraph.server.settings import Settings
 from pykvgraph.server.slots import Slots
 from pykvgraph.server.vocabulary import Vocabulary
 
-FINGERPRINT = "pykvgraph-" + pykvgraph.__version__
+FINGERPRINT = "pykvgraph-" + importlib.metadata.version("pykvgraph")
 
 
 class Service:
@@ -58,11 +58,13 @@ class Service:
     @property
     def n_ctx(self) -> int:
         """The most tokens of a prompt with its answer."""
-        return min(self.settings.n_ctx_slot or self.engine.context.n_ctx, self.engine.context.n_ctx)
+        n_cells = self.engine.context.n_ctx
+        return min(self.settings.n_ctx_slot or n_cells, n_cells, self.engine.model.n_ctx_train)
 
     def sampling(self, fields: Fields) -> SamplingParams:
         """How a body wants its answer sampled. Raises WireError and InvalidArgumentError."""
-        return sampling_of(fields, self.vocabulary, self.settings.n_slots, self.settings.n_predict)
+        whole = fields.over(self.settings.defaults)
+        return sampling_of(whole, self.vocabulary, self.settings.n_slots, self.settings.n_predict)
 
     def job(
         self,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 
@@ -11,7 +12,8 @@ class Settings:
     """Set once, by the command line.
 
     aliases: names of the model; the first is told. n_slots: requests that are answered at a time. n_predict:
-    most tokens of an answer that says nothing of it; -1: as many as fit. api_keys: one of them must come with
+    most tokens of an answer to a request that says nothing of it; -1: as many as fit. defaults: other fields
+    of such a request. api_keys: one of them must come with
     a request; none: everybody may ask. chat_template: Jinja, or a name that `templates` knows; "": the
     model's own. reasoning_format: "none", "deepseek", "deepseek-legacy" or "auto".
 
@@ -23,14 +25,14 @@ class Settings:
     model_path: str = ""
     aliases: tuple[str, ...] = ()
     host: str = "127.0.0.1"
-    port: int = 8080
     n_slots: int = 4
     n_ctx_slot: int = 0  # tokens that a request may have; 0: as many as the cache has cells
     n_predict: int = -1
+    defaults: Mapping[str, Any] = field(default_factory=dict)
     api_keys: tuple[str, ...] = ()
     cache_prompt: bool = True
     chat_template: str = ""
-    template_variables: tuple[tuple[str, Any], ...] = ()
+    template_variables: Mapping[str, Any] = field(default_factory=dict)
     reasoning_format: str = "auto"
     metrics: bool = False
     props: bool = False

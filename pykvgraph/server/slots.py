@@ -8,8 +8,7 @@ from collections import OrderedDict
 from typing import Any
 
 from pykvgraph.server.sample import Sample
-
-_NOT_TOLD = ("stop", "logit_bias", "grammar", "grammar_triggers", "preserved_tokens", "dry_sequence_breakers")
+from pykvgraph.server.sampling import told_briefly
 
 
 class Slots:
@@ -70,7 +69,7 @@ class Slots:
             "n_prompt_tokens": len(sample.prompt) + sample.n_said,
             "n_prompt_tokens_processed": n_decoded,
             "n_prompt_tokens_cache": sample.n_cached,
-            "params": {name: value for name, value in sample.settings.items() if name not in _NOT_TOLD},
+            "params": told_briefly(sample.settings),
             "next_token": [
                 {
                     "has_next_token": runs,

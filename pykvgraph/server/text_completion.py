@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from pykvgraph.server.formats import new_id, now
+from pykvgraph.server.logprobs import logprobs_of
 from pykvgraph.server.sample import Sample
+from pykvgraph.server.vocabulary import Vocabulary
 from pykvgraph.server.wire_json import dumps
 from pykvgraph.types import Piece
 
@@ -16,21 +17,22 @@ class TextForm:
 
     closing = b"data: [DONE]\n\n"
 
-    def __init__(self, model: str, fingerprint: str) -> None:
+    def __init__(self, model: str, fingerprint: str, vocabulary: Vocabulary) -> None:
         self._head = {
             "created": now(),
             "model": model,
             "system_fingerprint": fingerprint,
             "object": "text_completion",
         }
+        self._vocabulary = vocabulary
         self._id = new_id()
         self._back = dumps({**self._head, "id": self._id})[1:]
 
     def events(self, sample: Sample, pieces: list[Piece]) -> list[bytes]:
         """One for each piece that has text."""
         return [
-            b'{"choices":[{"text":%b,"index":%d,"logprobs":null,"finish_reason":null}],%b'
-            % (json.dumps(piece.text, ensure_ascii=False).encode("utf-8", "replace"), sample.index, self._back)
+            b'{"choices":[{"text":%b,"index":%d,"logprobs":%b,"finish_reason":null}],%b'
+            % (dumps(piece.text), sample.index, self._probs(sample, [piece]), self._back)
             for piece in pieces
             if piece.text
         ]
@@ -46,12 +48,20 @@ class TextForm:
             {
                 "text": sample.text,
                 "index": sample.index,
-                "logprobs": None,
+                "logprobs": self._told_probs(sample, sample.with_probs),
                 "finish_reason": sample.finish_reason,
             }
             for sample in samples
         ]
         return self._told(choices, samples[0])
+
+    def _probs(self, sample: Sample, pieces: list[Piece]) -> bytes:
+        return dumps(self._told_probs(sample, pieces)) if sample.n_probs else b"null"
+
+    def _told_probs(self, sample: Sample, pieces: list[Piece]) -> dict[str, Any] | None:
+        if not sample.n_probs:
+            return None
+        return {"content": [logprobs_of(piece, self._vocabulary) for piece in pieces]}
 
     def _told(self, choices: list[dict[str, Any]], sample: Sample) -> dict[str, Any]:
         end = {"usage": sample.usage(), "id": self._id, "timings": sample.timings()}

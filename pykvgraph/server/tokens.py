@@ -38,7 +38,7 @@ def detokenize(service: Service, request: Request, fields: Fields) -> ASGIApp:
 
 def apply_template(service: Service, request: Request, fields: Fields) -> ASGIApp:
     """messages: the prompt that they become."""
-    chat = chat_request_of(fields, dict(service.settings.template_variables))
+    chat = chat_request_of(fields, service.settings.template_variables)
     return JsonReply({"prompt": chat.prompt(service.template)})
 
 

@@ -57,6 +57,10 @@ OWN_DEFAULTS = {
     ("chat", "max_tokens"): 512,  # of an answer
     ("chat", "temperature"): 0.8,  # a talk that says the same again would be dull
     ("passkey", "seed"): 1,  # of the task, not of a sampler
+    # llama-server's
+    ("serve", "n_ctx"): 0,
+    ("serve", "temp"): 0.8,
+    ("serve", "seed"): -1,
 }
 
 

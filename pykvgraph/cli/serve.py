@@ -1,0 +1,154 @@
+"""`pykvgraph serve`: a server with llama-server's flags, endpoints and fields."""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+from typing import IO, TYPE_CHECKING, Any
+
+import click
+
+from pykvgraph.cli.serve_options import ServeVerb, serve_options
+from pykvgraph.cli.verb import examples
+from pykvgraph.cli.where import Where
+from pykvgraph.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    from pykvgraph.engine import Engine
+    from pykvgraph.server.settings import Settings
+
+_SLOTS = 4
+_BODY_SECONDS = 60.0
+# what requests may say, too, and mean the same
+_DEFAULTS = ("temp", "top_k", "top_p", "min_p", "seed")
+
+
+@click.command(
+    cls=ServeVerb,
+    epilog=examples(
+        "pykvgraph serve -m model.gguf",
+        "pykvgraph serve -m model.gguf -c 16384 -np 8 --api-key SECRET --host 0.0.0.0",
+        'curl http://127.0.0.1:8080/completion -d \'{"prompt": "Once upon"}\'',
+    ),
+)
+@serve_options
+def serve(model: str, where: Where, host: str, port: int, **given: Any) -> None:
+    """Serve a model over HTTP.
+
+    Endpoints, fields and errors are llama-server's: /v1/chat/completions, /v1/completions, /completion,
+    /tokenize, /props, /slots and more. Requests are answered many at a time, and what prompts begin with
+    alike is decoded once. Ctrl-C, or SIGTERM, lets those finish who are being answered; a second one ends
+    them.
+
+    The environment variables of llama-server (LLAMA_ARG_...) mean the same here.
+    """
+    _refuse(given)
+    try:
+        from pykvgraph.server.run import Server, address_of, listen
+    except ModuleNotFoundError as error:
+        raise ImportError(f"{error.name} is missing: pip install 'pykvgraph[server]'") from error
+    settings = _settings(model, host, given)
+    context = _context(where, given)
+    _warn_of_strangers(settings)
+    logging.basicConfig(format="%(message)s")
+    logging.getLogger("pykvgraph.server").setLevel(logging.INFO)
+    with listen(host, port) as listener:
+        address = address_of(listener)
+        click.echo(f"{address}: loading {model}", err=True)
+
+        def load() -> Engine:
+            import pykvgraph as kvg
+
+            return kvg.Engine(kvg.Model(model, **where.model()), **context)
+
+        server = Server(settings, load, lambda: click.echo(f"{address}: ready", err=True))
+        server.run(sockets=[listener])
+
+
+def _context(where: Where, given: dict[str, Any]) -> dict[str, Any]:
+    """Engine's arguments."""
+    names = ("n_batch", "n_ubatch", "n_threads", "n_threads_batch", "type_k", "type_v", "swa_full")
+    return {
+        "n_ctx": given["n_ctx"] or "auto",
+        "n_seq_max": _n_slots(given),
+        "overcommit": True,
+        "flash_attn": given["flash_attn"],
+        "offload_kqv": where.offload_kqv,
+        **{name: given[name] for name in names},
+        "n_threads_batch": given["n_threads_batch"] or given["n_threads"],
+    }
+
+
+def _settings(model: str, host: str, given: dict[str, Any]) -> Settings:
+    from pykvgraph.server.settings import Settings
+
+    shares = given["n_parallel"] > 0 if given["kv_unified"] is None else not given["kv_unified"]
+    template = given["chat_template_file"].read() if given["chat_template_file"] else given["chat_template"]
+    variables = dict(given["chat_template_kwargs"] or {})
+    if given["reasoning_budget"] == 0:
+        variables["enable_thinking"] = False
+    names = {"temp": "temperature"}
+    return Settings(
+        model_path=model,
+        aliases=_list(given["alias"]),
+        host=host,
+        n_slots=_n_slots(given),
+        n_ctx_slot=given["n_ctx"] // _n_slots(given) if shares else 0,
+        n_predict=given["n_predict"],
+        defaults={names.get(name, name): given[name] for name in _DEFAULTS},
+        api_keys=_list(given["api_key"]) + _keys_of(given["api_key_file"]),
+        cache_prompt=given["cache_prompt"],
+        chat_template=template or "",
+        template_variables=variables,
+        reasoning_format=given["reasoning_format"],
+        metrics=given["metrics"],
+        props=given["props"],
+        slots=given["slots"],
+        io_seconds=given["timeout"],
+        body_seconds=min(given["timeout"], _BODY_SECONDS),
+        ping_seconds=max(given["sse_ping_interval"], 0),
+    )
+
+
+def _n_slots(given: dict[str, Any]) -> int:
+    return int(given["n_parallel"]) if given["n_parallel"] > 0 else _SLOTS
+
+
+def _list(text: str | None) -> tuple[str, ...]:
+    return tuple(part.strip() for part in (text or "").split(",") if part.strip())
+
+
+def _keys_of(file: IO[str] | None) -> tuple[str, ...]:
+    lines = [line.strip() for line in file or ()]
+    keys = tuple(line for line in lines if line and not line.startswith("#"))
+    if file is not None and not keys:
+        raise click.UsageError("--api-key-file: there is no key in it, so everybody might ask")
+    return keys
+
+
+def _refuse(given: dict[str, Any]) -> None:
+    """What this server can't do yet."""
+    wanted = {
+        "--context-shift": given["context_shift"],
+        "--cache-reuse": given["cache_reuse"],
+        "--slot-save-path": given["slot_save_path"],
+        "--no-jinja": not given["jinja"],
+        "--reasoning-budget, but for 0": given["reasoning_budget"] > 0,
+    }
+    for name, is_wanted in wanted.items():
+        if is_wanted:
+            raise UnsupportedError(f"{name}: pykvgraph serve can't do that yet; leave it out")
+
+
+def _warn_of_strangers(settings: Settings) -> None:
+    try:
+        is_loopback = ipaddress.ip_address(settings.host).is_loopback
+    except ValueError:
+        is_loopback = settings.host == "localhost"
+    if not is_loopback and not settings.api_keys:
+        click.secho(
+            f"WARNING: whoever reaches {settings.host} may ask, as there is no --api-key.",
+            fg="yellow",
+            bold=True,
+            err=True,
+        )

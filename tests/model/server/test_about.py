@@ -1,0 +1,144 @@
+"""What the server tells of itself, and text to tokens and back."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import re
+import threading
+from typing import Any
+
+import httpx
+import pytest
+from support.served import N_SLOTS, served
+
+import pykvgraph as kvg
+from pykvgraph.server.run import Server, address_of, listen
+from pykvgraph.server.settings import Settings
+
+from .conftest import STORIES, load
+
+
+def test_health_and_models(client: httpx.Client) -> None:
+    assert client.get("/health").json() == client.get("/v1/health").json() == {"status": "ok"}
+    told = client.get("/v1/models").json()["data"][0]
+    assert told["id"] == str(STORIES)
+    assert told["meta"]["n_vocab"] == 512 and told["meta"]["n_ctx_train"] == 512
+
+
+def test_props_and_slots(client: httpx.Client) -> None:
+    props = client.get("/props").json()
+    assert props["total_slots"] == N_SLOTS
+    assert props["default_generation_settings"]["n_ctx"] == 512
+    assert (props["bos_token"], props["eos_token"]) == ("<s>", "</s>")
+    slots = client.get("/slots").json()
+    assert [slot["id"] for slot in slots] == list(range(N_SLOTS))
+    assert not any(slot["is_processing"] for slot in slots)
+    assert client.post("/props", json={}).status_code == 501
+
+
+def test_a_slot_while_it_is_taken() -> None:
+    fields = {"prompt": "Once", "ignore_eos": True, "n_predict": 400}
+    with (
+        served(load) as (url, server),
+        httpx.Client(base_url=url) as client,
+        concurrent.futures.ThreadPoolExecutor(1) as pool,
+    ):
+        with server.service.engine._loop._stepping:  # the engine stands still
+            answer = pool.submit(client.post, "/completion", json=fields)
+            taken: list[Any] = []
+            while not taken:
+                taken = [slot for slot in client.get("/slots").json() if slot["is_processing"]]
+            assert client.get("/slots?fail_on_no_slot=1").status_code == 200
+        assert answer.result(30).json()["tokens_predicted"] == 400
+        assert not any(slot["is_processing"] for slot in client.get("/slots").json())
+    assert len(taken) == 1
+    assert taken[0]["params"]["n_predict"] == taken[0]["next_token"][0]["n_remain"] == 400
+
+
+def test_metrics_count(client: httpx.Client) -> None:
+    def value(name: str) -> float:
+        found = re.search(rf"^kvgraph:{name} (\S+)$", client.get("/metrics").text, re.MULTILINE)
+        assert found, name
+        return float(found[1])
+
+    before = value("tokens_predicted_total")
+    client.post("/completion", json={"prompt": "Once", "n_predict": 7, "temperature": 0})
+    assert value("tokens_predicted_total") == before + 7
+    assert value("n_decode_total") > 0
+    assert value("requests_processing") == 0
+    assert 'kvgraph:cells_used{group="0",kind="full"}' in client.get("/metrics").text
+
+
+def test_tokens(client: httpx.Client) -> None:
+    told = client.post("/tokenize", json={"content": "á", "with_pieces": True}).json()["tokens"]
+    assert [each["piece"] for each in told][-2:] == [[0xC3], [0xA1]]  # as llama-server's README has it
+    ids = client.post("/tokenize", json={"content": "Once upon", "add_special": True}).json()["tokens"]
+    with kvg.Model(STORIES, device="cpu") as model:
+        assert ids == model.tokenizer.encode("Once upon")
+    assert client.post("/detokenize", json={"tokens": ids[1:]}).json() == {"content": " Once upon"}
+    assert client.post("/tokenize", json={}).json() == {"tokens": []}
+
+
+def test_what_is_not_there(client: httpx.Client) -> None:
+    for reply in (client.get("/nothing"), client.get("/completion"), client.post("/health")):
+        assert reply.status_code == 404
+        error = reply.json()["error"]
+        assert (error["code"], error["type"]) == (404, "not_found_error")
+
+
+def test_pages_of_other_origins(client: httpx.Client) -> None:
+    origin = {"Origin": "http://elsewhere.example"}
+    assert client.get("/health", headers=origin).headers["access-control-allow-origin"] == origin["Origin"]
+    preflight = client.options("/completion", headers=origin)
+    assert preflight.status_code == 200 and "POST" in preflight.headers["access-control-allow-methods"]
+
+
+@pytest.mark.parametrize("header", ["Authorization", "X-Api-Key"])
+def test_keys(header: str) -> None:
+    with served(load, api_keys=("one", "two"), slots=False) as (url, _), httpx.Client(base_url=url) as client:
+        for key in ("one", "two"):
+            given = {header: f"Bearer {key}" if header == "Authorization" else key}
+            assert client.post("/tokenize", json={}, headers=given).status_code == 200
+            assert client.get("/slots", headers=given).status_code == 501
+            assert client.get("/metrics", headers=given).status_code == 501
+        for wrong in ("", "on", "onetwo", "ONE", "bearer one"):
+            reply = client.post("/tokenize", json={}, headers={header: wrong})
+            assert reply.status_code == 401
+            assert reply.json()["error"]["type"] == "authentication_error"
+        assert client.get("/health").status_code == client.get("/v1/models").status_code == 200
+
+
+def test_while_the_model_is_loaded() -> None:
+    """Clients hear so, and a model that can't be loaded ends the server."""
+    go_on = threading.Event()
+    raised: list[BaseException] = []
+
+    def fail() -> kvg.Engine:
+        go_on.wait(30)
+        raise kvg.ModelLoadError("broken")
+
+    listener = listen("127.0.0.1", 0)
+    server = Server(Settings(), fail)
+
+    def run() -> None:
+        try:
+            server.run(sockets=[listener])
+        except kvg.ModelLoadError as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        with httpx.Client(base_url=address_of(listener)) as client:
+            for reply in (client.get("/health"), client.post("/completion", json={"prompt": "a"})):
+                assert reply.status_code == 503
+                assert reply.json()["error"] == {
+                    "code": 503,
+                    "message": "Loading model",
+                    "type": "unavailable_error",
+                }
+    finally:
+        go_on.set()
+        thread.join(30)
+        listener.close()
+    assert str(raised[0]) == "broken"

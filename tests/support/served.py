@@ -1,0 +1,76 @@
+"""Servers that a test asks: ours, in a thread, and llama-server, in a process."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+import pykvgraph as kvg
+from pykvgraph.server.run import Server, address_of, listen
+from pykvgraph.server.settings import Settings
+
+RIVAL = Path(__file__).parents[2].parent / "shared" / "rivals" / "bin" / "llama-server"
+N_SLOTS = 4
+
+
+@contextlib.contextmanager
+def served(load: Callable[[], kvg.Engine], **settings: Any) -> Iterator[tuple[str, Server]]:
+    """Ours: its address, and itself; the engine is there."""
+    ready = threading.Event()
+    listener = listen("127.0.0.1", 0)
+    server = Server(Settings(**{"n_slots": N_SLOTS, **settings}), load, ready.set)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+    thread.start()
+    try:
+        assert ready.wait(30)
+        yield address_of(listener), server
+    finally:
+        server.stop()
+        thread.join(30)
+        listener.close()
+    assert not thread.is_alive()
+
+
+@contextlib.contextmanager
+def llama_server(model: Path, *arguments: str) -> Iterator[str]:
+    """The rival's address. Skips where it isn't."""
+    if not RIVAL.exists():
+        pytest.skip("there is no llama-server to compare with")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    command = [str(RIVAL), "-m", str(model), "-t", "1", "--port", str(port), *arguments]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("LLAMA_")}
+    with subprocess.Popen(
+        command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    ) as process:
+        try:
+            url = f"http://127.0.0.1:{port}"
+            for _ in range(300):
+                with contextlib.suppress(httpx.TransportError):
+                    if httpx.get(f"{url}/health").status_code == 200:
+                        break
+                time.sleep(0.05)
+            yield url
+        finally:
+            process.terminate()
+
+
+def events(text: str) -> list[Any]:
+    """The values of a stream; its end is "[DONE]"."""
+    found = []
+    for part in text.split("\n\n"):
+        if part.strip() and not part.startswith(":"):
+            data = part.strip().removeprefix("data: ")
+            found.append(data if data == "[DONE]" else json.loads(data))
+    return found
