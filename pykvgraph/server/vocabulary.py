@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-
 from pykvgraph.model import Model
 
 
@@ -13,11 +11,16 @@ class Vocabulary:
     def __init__(self, model: Model) -> None:
         self.tokenizer = model.tokenizer
         self.n_vocab = model.n_vocab  # a model may have more rows than its tokenizer has tokens
+        self._eog: tuple[int, ...] = ()
 
-    @functools.cached_property
+    @property
     def eog(self) -> tuple[int, ...]:
-        """The tokens that end a text."""
-        return tuple(token for token in range(self.tokenizer.n_vocab) if self.tokenizer.is_eog(token))
+        """The tokens that end a text; found on first use."""
+        if not self._eog:
+            self._eog = tuple(
+                token for token in range(self.tokenizer.n_vocab) if self.tokenizer.is_eog(token)
+            )
+        return self._eog
 
     def piece(self, token: int) -> bytes:
         """The bytes of a token; of a control token its name; none of a row without a token."""
