@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -64,6 +65,22 @@ class _Numbers(click.ParamType):  # type: ignore[type-arg]
         return numbers
 
 
+class _Clients(click.ParamType):  # type: ignore[type-arg]
+    """`8x3`: clients, and requests of each."""
+
+    name = "clients"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[int, int]:
+        if isinstance(value, tuple):
+            return value
+        found = re.fullmatch(r"([1-9]\d{0,3})x([1-9]\d{0,3})", str(value))
+        if not found:
+            self.fail(f"{value!r} is not as 8x3, for 8 clients with 3 requests each", param, ctx)
+        return int(found[1]), int(found[2])
+
+
 @click.command(
     cls=Verb,
     epilog=examples(
@@ -72,6 +89,7 @@ class _Numbers(click.ParamType):  # type: ignore[type-arg]
         "pykvgraph bench -m model.gguf -d 4032 --cache shift --cache holes --json",
         "pykvgraph bench -m model.gguf -d 4000 --cache turns --plot turns.png",
         "pykvgraph bench -m model.gguf -d 512 --cache prefix --plot prefix.png",
+        "pykvgraph bench -m model.gguf -d 512 --server 8x3 --vs llama-server",
     ),
 )
 @model_option(required=True)
@@ -102,7 +120,19 @@ class _Numbers(click.ParamType):  # type: ignore[type-arg]
     help="Also run a cache test (see above); may be repeated.",
 )
 @option("-r", "--repetitions", type=COUNT, metavar="N", default=5, help="Runs of each test, after a warm-up.")
-@option("--vs", "other", type=click.Choice(["libllama"]), help="Also measure libllama on the same file.")
+@option(
+    "--server",
+    "clients",
+    type=_Clients(),
+    metavar="CxR",
+    help="Measure `serve` alone: C clients with R requests each (see above).",
+)
+@option(
+    "--vs",
+    "other",
+    metavar="libllama|COMMAND",
+    help="Also measure libllama on the same file; with --server: another server.",
+)
 @threads_option()
 @batch_option(N_BATCH)
 @ubatch_option
@@ -117,7 +147,7 @@ class _Numbers(click.ParamType):  # type: ignore[type-arg]
     default="md",
     help="How to print; json: as --json.",
 )
-@plot_option("With --cache turns, or with --cache prefix: a PNG of it.")
+@plot_option("With --cache turns, --cache prefix or --server: a PNG of it.")
 def bench(
     model: str,
     n_prompt: tuple[int, ...],
@@ -125,6 +155,7 @@ def bench(
     n_depth: tuple[int, ...],
     extra: tuple[str, ...],
     repetitions: int,
+    clients: tuple[int, int] | None,
     other: str | None,
     n_threads: int | None,
     where: Where,
@@ -163,10 +194,26 @@ def bench(
                 tokens and have up to as many own ones, 64 tokens said;
                 tokens a second, the time to the first token and from one
                 token to the next. Without --vs
+
+    \b
+    With --server nothing else is measured: a server of its own answers each
+    client's requests one after the other, 64 tokens each; their prompts share
+    -d tokens and have 64 to 512 own ones. --vs: the command line of a server
+    that takes llama-server's options, which alternates with ours on the same
+    requests: --vs 'llama-server -b 512'. Both have as many slots as clients.
     """
     import pykvgraph as kvg
     from pykvgraph.lab.libllama import LibllamaModel
 
+    if clients:
+        from pykvgraph.cli.bench_server import measure_servers
+
+        measure_servers(
+            Path(model), clients, n_depth, repetitions, n_threads, other, as_json or output == "json", plot
+        )
+        return
+    if other and other != "libllama":
+        raise InvalidArgumentError(f"--vs {other!r}: without --server it can be libllama only")
     if other:
         if "," in where.device or where.n_gpu_layers >= 0 or where.rpc or not where.offload_kqv:
             raise InvalidArgumentError(
@@ -207,7 +254,7 @@ def check_plot(plot: str | None, extra: tuple[str, ...]) -> None:
     from pykvgraph.viz import require_matplotlib
 
     if plot and len({TURNS, PREFIX} & set(extra)) != 1:
-        raise click.UsageError("--plot draws one of two: give --cache turns, or --cache prefix")
+        raise click.UsageError("--plot draws one of these: give --cache turns, --cache prefix or --server")
     if plot:
         require_matplotlib()
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pykvgraph.lab.bench.turns import Turn
     from pykvgraph.model import Model
 
+WAITS = ("first_p50", "first_p95", "gap_p50", "gap_p95", "gap_max")
 ENGINE_WIDTH = len("libllama -fa 1, streams")
 
 
@@ -74,7 +75,7 @@ class Printer:
 
     def add_served(self, depth: int, runs: Sequence[Served]) -> None:
         """The requests that shared so many tokens."""
-        row = _row_of_served(depth, runs)
+        row = row_of_served(depth, runs)
         if self._output == "csv":
             _print_csv([row], header=not self._served_rows)
         elif self._output == "md":
@@ -122,7 +123,7 @@ def _row_of_turn(turn: Turn, depth: int, through: str) -> dict[str, Any]:
     }
 
 
-def _row_of_served(depth: int, runs: Sequence[Served]) -> dict[str, Any]:
+def row_of_served(depth: int, runs: Sequence[Served]) -> dict[str, Any]:
     """Medians over the runs; of the waits, the middle, the 95th of 100, and the longest."""
 
     def median(of: Callable[[Served], float]) -> float:
@@ -151,8 +152,7 @@ def _print_served(row: dict[str, Any]) -> None:
     click.echo(f"requests that share {row['depth']} tokens:")
     table = new_table("prompts", "decoded", "t/s", "first p50", "p95", "gap p50", "p95", "max")
     counts = row["n_prompt"], row["n_decoded"], number_text(row["tokens_per_second"], 4)
-    names = ("first_p50", "first_p95", "gap_p50", "gap_p95", "gap_max")
-    table.add_row(*map(str, counts), *(f"{row[name]:.3f} s" for name in names))
+    table.add_row(*map(str, counts), *(f"{row[name]:.3f} s" for name in WAITS))
     print_table(table)
 
 

@@ -31,8 +31,9 @@ def plot_served(title: str, served: Mapping[str, Sequence[Served]], path: str | 
             seconds = np.sort(np.concatenate(waits))
             share = np.arange(1, len(seconds) + 1) / len(seconds)
             axes.step(seconds, share, where="post", color=COLORS[i % len(COLORS)], label=label)
-    first.set_title(f"{title}: from a request to its first token", fontsize=10)
-    gap.set_title(f"{title}: from a token to the next one of the same request", fontsize=10)
+    figure.suptitle(title, fontsize=11)
+    first.set_title("from a request to its first token", fontsize=10)
+    gap.set_title("from a token to the next one of the same request", fontsize=10)
     first.set_ylabel("share of them")
     for axes in (first, gap):
         axes.set_xlabel("seconds, at most")

@@ -6,6 +6,7 @@ import csv
 import importlib
 import io
 import json
+import shlex
 import statistics
 import sys
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from support import other_server
 from support.architectures import ArchSpec
 from support.judge import nmse
 from support.kv_types import EVEN_BLOCKS
@@ -254,6 +256,9 @@ def test_a_table_for_people(stories: Path) -> None:
         "-d 100 --cache turns --cache prefix --plot both.png",
         "-p x",
         "-d -1",
+        "--server 8",
+        "--server 1x1 -d 512",
+        "--vs llama-server",
         "--vs libllama -dev Vulkan0",
     ],
 )
@@ -281,6 +286,43 @@ def test_requests_that_share_a_prefix(stories: Path, tmp_path: Path) -> None:
     assert row["tokens_per_second"] > 0
     lines = bench(stories, "-p 0 -n 0 -d 64 -r 1 --cache prefix").stdout.splitlines()
     assert lines[1] == "requests that share 64 tokens:"
+
+
+def test_servers_by_turns(stories: Path, tmp_path: Path) -> None:
+    """Ours decodes what must be, by counting; of the other one, which decodes nothing, what it tells."""
+    plot = tmp_path / "servers.svg"
+    command = shlex.join([sys.executable, other_server.__file__])
+    arguments = ["-m", str(stories), "-d", "96", "--server", "2x2", "-r", "1", "-t", "1", "--json"]
+    result = CliRunner().invoke(main, ["bench", *arguments, "--vs", command, "--plot", str(plot)])
+    assert result.exit_code == 0, result.output
+    ours, other = json.loads(result.stdout)["servers"]
+    with kvg.Model(stories) as model:
+        prompts = requests.write_prompts(model, 96, (64, 352), 4)  # 512 with the answers
+    assert ours["server"] == "pykvgraph"
+    assert other["server"] == f"{Path(sys.executable).name} {other_server.__file__}"
+    n_answers = len(prompts) * (requests.N_ANSWER - 1)
+    for row in (ours, other):
+        assert row["clients"] == 2
+        assert row["n_prompt"] == sum(map(len, prompts))
+        assert 0 < row["first_p50"] <= row["first_p95"]
+        assert 0 < row["gap_p50"] <= row["gap_p95"] <= row["gap_max"]
+        assert row["tokens_per_second"] > 0
+    least = 96 + sum(len(prompt) - 96 for prompt in prompts) + n_answers
+    assert least <= ours["n_decoded"] <= least + 32 * len(prompts)
+    assert other["n_decoded"] == sum(len(prompt) - len(prompt) // 2 for prompt in prompts) + n_answers
+    assert plot.read_bytes().startswith(b"<?xml")
+
+
+@pytest.mark.parametrize(
+    ("command", "why"),
+    [("no-such-server", "no program no-such-server"), (f"{sys.executable} -c 1/0", "ZeroDivisionError")],
+)
+def test_a_server_that_does_not_start_is_named(stories: Path, command: str, why: str) -> None:
+    arguments = ["-m", str(stories), "--server", "1x1", "-r", "1", "-t", "1", "--vs", command]
+    result = CliRunner().invoke(main, ["bench", *arguments])
+    assert result.exit_code == 1
+    assert result.stderr.startswith("Error: ")
+    assert why in result.stderr
 
 
 def test_quantiles() -> None:
