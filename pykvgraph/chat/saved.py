@@ -52,7 +52,15 @@ def unpack(data: bytes, n_vocab: int) -> Saved:
             if archive.getinfo(_TURNS).file_size > _MAX_JSON:
                 raise ValueError(f"{_TURNS} is too large")
             return _read(json.loads(archive.read(_TURNS)), archive.read(_CELLS), n_vocab)
-    except (zipfile.BadZipFile, RecursionError, LookupError, TypeError, ValueError, ArithmeticError, OSError) as error:
+    except (
+        zipfile.BadZipFile,
+        RecursionError,
+        LookupError,
+        TypeError,
+        ValueError,
+        ArithmeticError,
+        OSError,
+    ) as error:
         raise StateError(f"this is no saved conversation, or it is damaged: {error}") from error
     except (RuntimeError, EOFError) as error:  # an encrypted part, or one that is cut short
         raise StateError(f"this saved conversation can't be read: {error}") from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -49,8 +50,7 @@ class Scheduler:
 
     def wait(self, branch: Branch) -> None:
         """A text waits, in its place."""
-        self.waiting.append(branch)
-        self.waiting.sort(key=lambda each: (-each.priority, each.order))
+        bisect.insort(self.waiting, branch, key=lambda each: (-each.priority, each.order))
 
     def enter(self, branch: Branch) -> None:
         """A waiting text gets sequences for itself and its forks, and runs."""

@@ -104,7 +104,7 @@ class Stepper:
     # ---- who comes and goes
 
     def _take_news(self) -> None:
-        while self.news:
+        for _ in range(len(self.news)):  # what comes meanwhile is for the next step
             new = self.news.popleft()
             if isinstance(new, Branch):
                 if self._needs_points and self._shares:

@@ -70,7 +70,7 @@ def _replace(target: Path, blob: bytes, mode: int | None) -> None:
 
 def read_regular(path: str | os.PathLike[str]) -> bytes:
     """The content of a file. Raises StateError for a device, pipe or socket, OSError as open() does."""
-    _regular_mode(path, StateError)
+    regular_mode(path, StateError)
     return Path(path).read_bytes()
 
 

@@ -349,7 +349,8 @@ def test_another_answer_to_a_message_whose_front_was_given_up(stories_model: kvg
         ask(conversation, "Who is Lily?", kvg.SamplingParams(max_tokens=150, logit_bias={2: -100}))
         assert "Lily" not in text_of(stories_model, conversation.ids)[:40]
         list(conversation.regenerate(kvg.SamplingParams(max_tokens=5)))
-        assert text_of(stories_model, conversation.ids).startswith("<s> <|user|>\nWho is Lily?</s>\n<|assistant|>\n")
+        text = text_of(stories_model, conversation.ids)
+        assert text.startswith("<s> <|user|>\nWho is Lily?</s>\n<|assistant|>\n")
 
 
 def test_an_answer_that_another_one_has_overtaken(stories_model: kvg.Model) -> None:
