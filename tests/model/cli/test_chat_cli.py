@@ -19,7 +19,10 @@ from support.ctrl_c import heard as ctrl_c_heard
 
 from pykvgraph.cli import main
 
-SPEED = re.compile(r"\[\d+ tokens, the first after \d+\.\d\d s(, then [\d,]+/s)?; \d+ of \d+ cells\]")
+SPEED = re.compile(
+    r"\[(cut off at 12 tokens; )?\d+ tokens, "
+    r"the first after \d+\.\d\d s(, then [\d,]+/s)?; \d+ of \d+ cells\]"
+)
 
 
 def chat(stories: Path, lines: str, *arguments: str) -> Result:
