@@ -104,6 +104,7 @@ def _settings(model: str, host: str, given: dict[str, Any]) -> Settings:
         metrics=given["metrics"],
         props=given["props"],
         slots=given["slots"],
+        slot_save_path=given["slot_save_path"] or "",
         io_seconds=given["timeout"],
         body_seconds=min(given["timeout"], _BODY_SECONDS),
         ping_seconds=max(given["sse_ping_interval"], 0),
@@ -131,7 +132,6 @@ def _refuse(given: dict[str, Any]) -> None:
     wanted = {
         "--context-shift": given["context_shift"],
         "--cache-reuse": given["cache_reuse"],
-        "--slot-save-path": given["slot_save_path"],
         "--no-jinja": not given["jinja"],
         "--reasoning-budget, but for 0": given["reasoning_budget"] > 0,
     }

@@ -176,7 +176,12 @@ _OF_WIRE: list[Adder] = [
     option("--metrics/--no-metrics", default=False, help="Serve /metrics, for Prometheus."),
     option("--props/--no-props", default=False, help="Serve POST /props."),
     option("--slots/--no-slots", default=True, help="Serve /slots."),
-    option("--slot-save-path", metavar="FOLDER", help="Where /slots may save."),
+    option(
+        "--slot-save-path",
+        type=click.Path(exists=True, file_okay=False, writable=True),
+        metavar="FOLDER",
+        help="Where POST /slots/ID saves what the cache has of a text, and finds it again.",
+    ),
     option("--webui/--no-webui", default=True, help="Serve the page at /."),
 ]
 _OF_ANSWERS: list[Adder] = [

@@ -164,6 +164,15 @@ class Engine(NotCopied):
         self._do(load)
         return list(saved.ids)
 
+    def forget_prefix(self, prompt: str | Integers, *, salt: str | bytes = b"") -> int:
+        """Gives up the cells of what the cache has of a text; returns how many tokens that were.
+
+        prompt: as in save_prefix(). What running or other kept texts begin with, too, stays. Raises
+        InvalidArgumentError.
+        """
+        ids, salt = array("i", self._ids_of(prompt).tobytes()), _bytes_of(salt)
+        return int(self._do(lambda index, seq: index.forget(ids, salt)))
+
     def step(self) -> bool:
         """One step, for an engine without background; returns whether there is more to do.
 

@@ -232,6 +232,18 @@ class PrefixIndex:
         self._forget(point)
         return True
 
+    def forget(self, ids: array[int], salt: bytes = b"") -> int:
+        """Gives up what it has of a text, but for what others begin with; returns how many tokens."""
+        match = self.match(ids, salt)
+        ends_here = match.child is not None and match.run == match.child.n_tokens
+        n = 0
+        for node in reversed([*match.path[1:], *([match.child] if match.child and ends_here else [])]):
+            if node.n_pins or node.children:
+                break
+            n += node.n_tokens
+            self._remove(node)
+        return n
+
     def make_room(self, n: int) -> bool:
         """Gives up nodes until n cells are empty; False: there are not enough."""
         while self._kv.n_free < n:

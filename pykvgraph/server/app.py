@@ -13,7 +13,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from pykvgraph.server import about, answers, tokens
+from pykvgraph.server import about, answers, slot_files, tokens
 from pykvgraph.server.body import read_body
 from pykvgraph.server.cors import Cors
 from pykvgraph.server.errors import as_wire, not_found
@@ -38,6 +38,7 @@ _TELLERS: dict[tuple[str, str], Teller] = {
     ("GET", "/props"): about.props,
     ("POST", "/props"): about.set_props,
     ("GET", "/slots"): about.slots,
+    ("POST", "/slots/{id_slot}"): slot_files.act,
     ("GET", "/metrics"): about.metrics,
 }
 _ANSWERERS: dict[str, Answerer] = {
@@ -88,7 +89,7 @@ class _Endpoint:
 
 
 class _Told(_Endpoint):
-    """An endpoint that looks at no body."""
+    """An endpoint that looks at no body, or reads it itself."""
 
     def __init__(self, service: Service, teller: Teller) -> None:
         super().__init__(service)

@@ -34,15 +34,27 @@ class Job:
         *,
         n_ctx: int,
         salt: bytes = b"",
+        slot: int = -1,
         on_end: Callable[[Sample], None] = lambda sample: None,
     ) -> None:
-        """n_ctx: the most tokens of a prompt with its answer. settings: how it is sampled, to be told."""
+        """n_ctx: the most tokens of a prompt with its answer. settings: how it is sampled, to be told.
+
+        slot: the one that is wanted; -1: any.
+        """
         self._slots = slots
         self._on_end = on_end
         self._requests: list[Request] = []
         n_predict = -1 if params.max_tokens == INT32_MAX else params.max_tokens
         self.samples = [
-            Sample(i * params.n + j, prompt, n_predict, settings, params.top_logprobs)
+            Sample(
+                index=i * params.n + j,
+                prompt=prompt,
+                n_predict=n_predict,
+                settings=settings,
+                n_probs=params.top_logprobs,
+                wanted_slot=slot if j == 0 else -1,
+                salt=salt,
+            )
             for i, prompt in enumerate(prompts)
             for j in range(params.n)
         ]

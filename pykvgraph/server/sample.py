@@ -13,8 +13,8 @@ from pykvgraph.types import Completion, Piece
 class Sample:
     """index: among all texts that a body asks for. slot: its number in /slots; -1: it waits.
 
-    n_predict: most tokens that were asked for; -1: as many as fit. settings: how it is sampled, as the wire
-    tells it.
+    wanted_slot: the only one that it takes; -1: any. salt: whose prefixes it shares. n_predict: most tokens
+    that were asked for; -1: as many as fit. settings: how it is sampled, as the wire tells it.
     """
 
     index: int
@@ -22,6 +22,8 @@ class Sample:
     n_predict: int
     settings: dict[str, Any]
     n_probs: int = 0  # of how many likely tokens the answer tells
+    wanted_slot: int = -1
+    salt: bytes = b""
     slot: int = -1
     tokens: list[int] = field(default_factory=list)  # that have text; the one that ended it isn't among them
     with_probs: list[Piece] = field(default_factory=list)  # those of tokens, if the answer tells of them

@@ -89,6 +89,7 @@ class Service:
             settings_of(params) | told,
             n_ctx=self.n_ctx,
             salt=self._salt(fields, key),
+            slot=fields.integer("id_slot", -1, -1, self.slots.n - 1),
             on_end=self.metrics.add,
         )
 
@@ -96,9 +97,10 @@ class Service:
         """Who shares prefixes: requests under the same key; nobody, when a request wants none cached."""
         if not fields.flag("cache_prompt", self.settings.cache_prompt):
             return secrets.token_bytes(16)
-        return _digest(key) if key else b""
+        return salt_of(key)
 
 
 @functools.lru_cache(maxsize=1024)
-def _digest(key: bytes) -> bytes:
-    return hashlib.sha256(key).digest()
+def salt_of(key: bytes) -> bytes:
+    """Under which the prefixes of those are shared who have this API key; b"": there are no keys."""
+    return hashlib.sha256(key).digest() if key else b""

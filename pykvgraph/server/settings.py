@@ -15,7 +15,8 @@ class Settings:
     most tokens of an answer to a request that says nothing of it; -1: as many as fit. defaults: other fields
     of such a request. api_keys: one of them must come with
     a request; none: everybody may ask. chat_template: Jinja, or a name that `templates` knows; "": the
-    model's own. reasoning_format: "none", "deepseek", "deepseek-legacy" or "auto".
+    model's own. reasoning_format: "none", "deepseek", "deepseek-legacy" or "auto". slot_save_path: the
+    folder of saved slots; "": none are saved.
 
     Limits: max_body: bytes of a request. body_seconds: in which it must have come. idle_seconds: that a
     connection may be open without a request. io_seconds: that a reader may take for what was sent.

@@ -2,23 +2,36 @@
 
 from __future__ import annotations
 
+import asyncio
 import heapq
 import itertools
 from collections import OrderedDict
-from typing import Any
+from typing import Any, NamedTuple
 
 from pykvgraph.server.sample import Sample
 from pykvgraph.server.sampling import told_briefly
 
 
+class Text(NamedTuple):
+    """A text that a slot had. salt: whose prefixes it shares."""
+
+    ids: list[int]
+    salt: bytes
+
+
 class Slots:
-    """Gives slots to samples as they come; who comes when all are taken waits for the next one."""
+    """Gives slots to samples as they come; who comes when all are taken waits for the next one.
+
+    A sample that wants a certain slot waits for that one, and lets others by.
+    """
 
     def __init__(self, n: int) -> None:
         self.n = n
         self._free = list(range(n))
         self._waiting: OrderedDict[int, Sample] = OrderedDict()  # by id()
         self._last: list[Sample | None] = [None] * n  # that each slot has, or had
+        self._texts = [Text([], b"")] * n  # that each slot had last
+        self._ends: list[list[asyncio.Future[None]]] = [[] for _ in range(n)]  # who waits for that
         self._tasks = [0] * n
         self._count = itertools.count()
 
@@ -42,19 +55,48 @@ class Slots:
         if self._waiting.pop(id(sample), None) is not None or sample.slot < 0:
             return
         if self._last[sample.slot] is sample and sample.slot not in self._free:
+            self._texts[sample.slot] = Text(sample.prompt + sample.tokens, sample.salt)
+            for end in self._ends[sample.slot]:
+                if not end.done():
+                    end.set_result(None)
+            self._ends[sample.slot].clear()
             heapq.heappush(self._free, sample.slot)
             self._give()
+
+    async def text(self, slot: int) -> Text:
+        """What the slot had last; while it is taken, waits for the one that has it."""
+        if slot not in self._free:
+            end: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._ends[slot].append(end)
+            await end
+        return self._texts[slot]
+
+    def put(self, slot: int, text: Text) -> None:
+        """The slot has another text than the one that it had last."""
+        self._texts[slot] = text
 
     def told(self, n_ctx: int) -> list[dict[str, Any]]:
         """What /slots tells."""
         return [self._told(slot, n_ctx) for slot in range(self.n)]
 
     def _give(self) -> None:
-        while self._free and self._waiting:
-            _, sample = self._waiting.popitem(last=False)
-            sample.slot = heapq.heappop(self._free)
+        for sample in list(self._waiting.values()):
+            if not self._free:
+                return
+            wanted = sample.wanted_slot
+            if wanted >= 0 and wanted not in self._free:
+                continue
+            del self._waiting[id(sample)]
+            sample.slot = self._take(wanted)
             self._last[sample.slot] = sample
             self._tasks[sample.slot] = next(self._count)
+
+    def _take(self, wanted: int) -> int:
+        if wanted < 0:
+            return heapq.heappop(self._free)
+        self._free.remove(wanted)
+        heapq.heapify(self._free)
+        return wanted
 
     def _told(self, slot: int, n_ctx: int) -> dict[str, Any]:
         runs = slot not in self._free

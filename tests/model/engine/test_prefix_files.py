@@ -144,6 +144,21 @@ def test_no_room_is_an_error_and_running_texts_go_on(dense: kvg.Model, tmp_path:
         assert len(engine.load_prefix(file)) == 200  # its cells may go now
 
 
+def test_a_text_is_forgotten_but_for_what_others_begin_with(model: kvg.Model) -> None:
+    shared = ids_of(model, 64, 8)
+    one, two = shared + ids_of(model, 50, 9), shared + ids_of(model, 40, 10)
+    with engine_of(model) as engine:
+        engine.submit(two, TALK).result()
+        used = engine.context.kv.groups[0].n_used
+        said = engine.submit(one, TALK).result().tokens
+        assert engine.forget_prefix(one, salt="other") == 0
+        assert engine.forget_prefix([*one, *said]) == 50 + 11  # the 64 are the other's, too
+        assert engine.forget_prefix([*one, *said]) == 0
+        assert engine.context.kv.groups[0].n_used == used
+        assert engine.submit(two, TALK).result().n_cached == len(two) - 1
+        assert are_likeliest(model, one, engine.submit(one, TALK).result().tokens)
+
+
 def test_a_closed_engine_and_no_file(dense: kvg.Model, tmp_path: Path) -> None:
     with engine_of(dense) as engine:
         with pytest.raises(FileNotFoundError):

@@ -1,0 +1,128 @@
+"""POST /slots/{id}: what the cache has of a slot's last text, in files of one folder."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import stat
+import time
+from pathlib import Path
+from typing import Any
+
+from starlette.requests import Request
+from starlette.types import ASGIApp
+
+from pykvgraph.errors import KVGraphError
+from pykvgraph.server.body import read_body
+from pykvgraph.server.errors import SERVER, WireError, invalid, unsupported
+from pykvgraph.server.fields import Fields
+from pykvgraph.server.keys import KEY_OF_SCOPE
+from pykvgraph.server.reply import JsonReply
+from pykvgraph.server.service import Service, salt_of
+from pykvgraph.server.slots import Text
+from pykvgraph.server.wire_json import loads
+
+_LONGEST = 255  # bytes of a file's name
+# what separates folders, here or elsewhere, and what no file may be called on other systems
+_FORBIDDEN = frozenset('/\\:*?"<>|\uff0e\u2215\u2216\ufffd\ufeff')
+
+
+async def act(service: Service, request: Request) -> ASGIApp:
+    """action=save, restore or erase. A slot that is taken is waited for. Raises WireError."""
+    folder = service.settings.slot_save_path
+    if not folder:
+        raise unsupported("This server does not support slots action. Start it with `--slot-save-path`")
+    slot = _slot(request.path_params["id_slot"], service.slots.n)
+    action = request.query_params.get("action")
+    salt = salt_of(request.scope.get(KEY_OF_SCOPE, b""))
+    if action == "erase":
+        return JsonReply(await _erase(service, slot, salt))
+    if action not in ("save", "restore"):
+        raise invalid("Invalid action")
+    settings = service.settings
+    body = await read_body(request, settings.max_body, settings.body_seconds)
+    name = Fields(loads(body)).text("filename")
+    work = _save if action == "save" else _restore
+    return JsonReply(await work(service, slot, salt, _path(folder, name)))
+
+
+async def _save(service: Service, slot: int, salt: bytes, path: Path) -> dict[str, Any]:
+    text = await _own_text(service, slot, salt)
+
+    def save() -> tuple[int, int]:
+        n = service.engine.save_prefix(path, text.ids, salt=salt) if text.ids else 0
+        return n, path.stat().st_size if n else 0
+
+    begin = time.perf_counter()
+    try:
+        n_tokens, n_bytes = await asyncio.to_thread(save)
+    except (OSError, MemoryError, KVGraphError) as error:
+        raise WireError(500, SERVER, f"Unable to save slot: {_reason(error)}") from error
+    told = {"id_slot": slot, "filename": path.name, "n_saved": n_tokens, "n_written": n_bytes}
+    return {**told, "timings": {"save_ms": (time.perf_counter() - begin) * 1e3}}
+
+
+async def _restore(service: Service, slot: int, salt: bytes, path: Path) -> dict[str, Any]:
+    await service.slots.text(slot)
+
+    def restore() -> tuple[list[int], int]:
+        n_bytes = _size_of_regular(path)
+        return service.engine.load_prefix(path, salt=salt), n_bytes
+
+    begin = time.perf_counter()
+    try:
+        ids, n_bytes = await asyncio.to_thread(restore)
+    except (OSError, MemoryError, KVGraphError) as error:
+        raise invalid(f"Unable to restore slot: {_reason(error)}") from error
+    service.slots.put(slot, Text(ids, salt))
+    told = {"id_slot": slot, "filename": path.name, "n_restored": len(ids), "n_read": n_bytes}
+    return {**told, "timings": {"restore_ms": (time.perf_counter() - begin) * 1e3}}
+
+
+async def _erase(service: Service, slot: int, salt: bytes) -> dict[str, Any]:
+    text = await _own_text(service, slot, salt)
+    n = 0
+    if text.ids:
+        n = await asyncio.to_thread(service.engine.forget_prefix, text.ids, salt=salt)
+        service.slots.put(slot, Text([], salt))
+    return {"id_slot": slot, "n_erased": n}
+
+
+async def _own_text(service: Service, slot: int, salt: bytes) -> Text:
+    """The slot's last text; of somebody else's, nothing."""
+    text = await service.slots.text(slot)
+    return text if text.salt == salt else Text([], salt)
+
+
+def _slot(text: str, n: int) -> int:
+    slot = int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else -1
+    if not 0 <= slot < n:
+        raise invalid("Invalid slot ID")
+    return slot
+
+
+def _path(folder: str, name: str) -> Path:
+    """The file of that name in the folder. Raises WireError for what might be elsewhere."""
+    printable = name.isprintable() and not _FORBIDDEN.intersection(name)
+    if not printable or ".." in name or name[-1:] in ("", " ", ".") or name[0] == " ":
+        raise invalid("Invalid filename")
+    if len(name.encode()) > _LONGEST:
+        raise invalid("Invalid filename")
+    path = Path(folder) / name
+    if path.is_symlink():
+        raise invalid("Invalid filename: it is a link")
+    return path
+
+
+def _size_of_regular(path: Path) -> int:
+    found = path.stat()
+    if not stat.S_ISREG(found.st_mode):
+        raise OSError(None, "it is no file")
+    return found.st_size
+
+
+def _reason(error: Exception) -> str:
+    """Without the path, which is nobody's business."""
+    if isinstance(error, OSError):
+        return error.strerror or os.strerror(error.errno or 0)
+    return str(error) or "out of memory"
