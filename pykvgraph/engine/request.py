@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import math
+import os
 import queue
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import NamedTuple
 
+from pykvgraph.errors import InvalidArgumentError
 from pykvgraph.types import Completion, Piece
 
 
@@ -35,13 +40,14 @@ class Request:
         self._completions: list[Completion | None] = [None] * n
         self._n_left = n
         self._error: BaseException | None = None
-        self._wake: Callable[[], None] | None = None  # of the event loop that waits for a piece
+        self._wakes: set[Callable[[], object]] = set()  # of event loops that wait for a piece
+        self._pid = os.getpid()
 
     def __iter__(self) -> Iterator[Piece]:
         """The pieces, as they come. Raises what ended the request, if it failed."""
         while isinstance(said := self._next(), Piece):
             yield said
-        self._said.put(said)
+        self._put(said)  # for others who iterate
         if said.error is not None:
             raise said.error
 
@@ -56,42 +62,44 @@ class Request:
         loop, news = asyncio.get_running_loop(), asyncio.Event()
 
         def wake() -> None:
-            try:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
                 loop.call_soon_threadsafe(news.set)
-            except RuntimeError:  # the loop is closed: nobody waits any more
-                self._wake = None
 
-        while True:
-            news.clear()
-            self._wake = wake  # taken by the first piece that comes: the others need not wake the loop again
-            pieces, end = self._said_by_now()
-            if not pieces and end is None:
-                try:
-                    await news.wait()
-                finally:
-                    self._wake = None
-                continue
-            self._wake = None
-            if pieces:
-                yield pieces
-            if end is not None:
-                self._said.put(end)
-                if end.error is not None:
-                    raise end.error
-                return
+        try:
+            while True:
+                news.clear()
+                self._require_engine()
+                self._wakes.add(wake)  # taken by the first piece that comes: the others needn't wake the loop
+                pieces, end = self._said_by_now()
+                if not pieces and end is None:
+                    await (news.wait() if self._step is None else loop.run_in_executor(None, self._step))
+                    continue
+                self._wakes.discard(wake)
+                if pieces:
+                    yield pieces
+                if end is not None:
+                    self._put(end)  # for others who iterate
+                    if end.error is not None:
+                        raise end.error
+                    return
+        finally:
+            self._wakes.discard(wake)
 
     def result(self, timeout: float | None = None) -> Completion:
         """Waits for the end, and returns the completion; of several samples the first.
 
-        timeout: seconds. Raises TimeoutError, and what ended the request, if it failed.
+        timeout: seconds. Raises TimeoutError, what ended the request, if it failed, and InvalidArgumentError
+        in a forked process for a request of its parent that had not ended.
         """
         return self.results(timeout)[0]
 
     def results(self, timeout: float | None = None) -> list[Completion]:
         """As result(), of every sample."""
-        while self._step is not None and not self.done:
+        self._require_engine()
+        end = math.inf if timeout is None else time.monotonic() + timeout
+        while self._step is not None and not self.done and time.monotonic() < end:
             self._step()
-        if not self._done.wait(timeout):
+        if not self._done.wait(timeout if self._step is None else 0):
             raise TimeoutError(f"the request has not ended within {timeout} seconds")
         if self._error is not None:
             raise self._error
@@ -117,7 +125,15 @@ class Request:
                 return pieces, said
             pieces.append(said)
 
+    def _require_engine(self) -> None:
+        """In a forked process the engine's thread is missing."""
+        if self._step is None and not self.done and os.getpid() != self._pid:
+            raise InvalidArgumentError(
+                "the request is one of the process that was forked: make a new engine in this one"
+            )
+
     def _next(self) -> Piece | _End:
+        self._require_engine()
         while self._step is not None and self._said.empty():
             self._step()
         return self._said.get()
@@ -142,7 +158,6 @@ class Request:
 
     def _put(self, said: Piece | _End) -> None:
         self._said.put(said)
-        wake = self._wake  # read once: whoever listens may stop at any moment
-        if wake is not None:
-            self._wake = None
-            wake()
+        while self._wakes:
+            with contextlib.suppress(KeyError):  # whoever listens may stop at any moment
+                self._wakes.pop()()
