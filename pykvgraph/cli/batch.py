@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import hashlib
 import os
+import shutil
 import stat
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import IO, TYPE_CHECKING, Any
 
 import click
 
 from pykvgraph.checks import integers, shown
 from pykvgraph.cli.answer_file import AnswerFile
-from pykvgraph.cli.question import Line, lines, parse, question_of
+from pykvgraph.cli.question import Arrivals, Line, parse, question_of
 from pykvgraph.cli.show import print_json
 from pykvgraph.cli.verb import (
     Interruptible,
@@ -33,7 +37,7 @@ from pykvgraph.cli.where import Where, where_options
 from pykvgraph.errors import InvalidArgumentError, KVGraphError
 
 if TYPE_CHECKING:
-    from click._termui_impl import ProgressBar
+    from rich.progress import Progress
 
     from pykvgraph.chat.messages import MessageTokens
     from pykvgraph.engine import Engine, Request
@@ -57,10 +61,10 @@ N_AT_A_TIME = 128  # requests that the engine has, at most; those that wait may 
 @option(
     "-o",
     "--answers",
-    type=click.Path(dir_okay=False, writable=True),
+    type=click.Path(dir_okay=False, writable=True, allow_dash=True),
     required=True,
     metavar="FILE",
-    help="Where answers are added.",
+    help="Where answers are added; -: stdout.",
 )
 @option("-np", "--parallel", "n_parallel", type=COUNT, metavar="N", default=8, help="Prompts at a time.")
 @option(
@@ -103,15 +107,17 @@ def batch(
     SamplingParams. What prompts begin with alike is decoded once.
 
     Each answer is a line, as soon as it is known and whatever the order of the prompts: "line", the number of
-    its prompt, "id", "text", "finish_reason", "n_prompt", "n_cached" (tokens of the prompt that needed no
-    decoding) and "seconds". A prompt that can't be answered gets an "error"; the others go on, and the exit
-    code is 1.
+    its prompt, "digest", of this line and of the model, "id", "text", "finish_reason", "n_prompt", "n_cached"
+    (tokens of the prompt that needed no decoding) and "seconds". A prompt that can't be answered gets an
+    "error"; the others go on, and the exit code is 1. Prompts from a pipe are answered as they come.
 
     After Ctrl-C, or whatever else ended it, the same command goes on where it stopped. It tries prompts with
-    an error again.
+    an error again. It refuses to add to answers to other prompts or of another model.
     """
     import pykvgraph as kvg
+    from pykvgraph._native.library import lib
     from pykvgraph.chat.messages import MessageTokens
+    from pykvgraph.gguf_file import fingerprint
 
     sizes |= {
         "n_seq_max": n_parallel,
@@ -119,37 +125,65 @@ def batch(
         "n_threads_batch": n_threads,
         "offload_kqv": where.offload_kqv,
     }
+    if as_json and answers == "-":
+        raise click.UsageError("--json and -o - both print to stdout: leave one out")
     begin = time.perf_counter()
     with (
         kvg.Model(model, **where.model()) as loaded,
         kvg.Engine(loaded, n_ctx=n_ctx or "auto", background=False, **sizes) as engine,
         AnswerFile(answers) as file,
     ):
-        job = Job(engine, MessageTokens(loaded), file)
-        with Interruptible() as work, _progress(_n_bytes(prompts), job) as progress:
-            job.run(prompts, lambda n_bytes: progress.update(n_bytes, job))
+        known = loaded._handle.call(lambda model: fingerprint(lib().kvg_model_gguf(model)))
+        job = Job(engine, MessageTokens(loaded), file, known)
+        n_bytes = _n_bytes(prompts)
+        with Interruptible() as work, _progress(shown=bool(n_bytes) and answers != "-") as progress:
+            bar = progress.add_task(job.told(), total=n_bytes)
+            job.run(prompts, lambda n: progress.update(bar, advance=n, description=job.told()))
+            progress.update(bar, completed=n_bytes)  # with empty lines at the end
     totals = job.totals | {"seconds": time.perf_counter() - begin}
     if as_json:
         print_json(totals)
     else:
         click.echo(_summary(totals), err=True)
-    if work.interrupted:
+    if work.interrupted and answers != "-":
         click.echo("Interrupted: the same command goes on from here.", err=True)
     work.end()
     if totals["n_errors"]:
         raise click.exceptions.Exit(1)
 
 
-def _progress(n_bytes: int, job: Job) -> ProgressBar[Job]:
-    """On a terminal, when it is known how much there is to do."""
-    bar: ProgressBar[Job] = click.progressbar(
-        length=n_bytes,
-        label="answers",
-        file=sys.stderr,
-        hidden=not sys.stderr.isatty() or not n_bytes,
-        item_show_func=lambda _: job.told(),
+@contextlib.contextmanager
+def _progress(shown: bool) -> Iterator[Progress]:
+    """On a terminal, as wide as that is. shown: whether it is known how much there is to do."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+    columns = (
+        BarColumn(bar_width=None),
+        TaskProgressColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.description}"),
     )
-    return bar
+    if not shown or not sys.stderr.isatty():
+        yield Progress(disable=True, console=Console(stderr=True))
+        return
+    with _stderr_alone() as stderr:
+        console = Console(file=stderr, width=os.get_terminal_size(stderr.fileno()).columns or None)
+        with Progress(*columns, console=console, expand=True) as progress:
+            yield progress
+
+
+@contextlib.contextmanager
+def _stderr_alone() -> Iterator[IO[str]]:
+    """A stderr for one alone; what libraries print there meanwhile comes behind the block."""
+    with tempfile.TemporaryFile() as others, open(os.dup(2), "w", encoding="utf-8") as own:
+        os.dup2(others.fileno(), 2)
+        try:
+            yield own
+        finally:
+            os.dup2(own.fileno(), 2)
+            others.seek(0)
+            shutil.copyfileobj(others, own.buffer)
 
 
 def _n_bytes(source: IO[bytes]) -> int:
@@ -175,49 +209,62 @@ class Job:
     totals: lines that were answered, that failed, and that had an answer before; tokens of those answered.
     """
 
-    def __init__(self, engine: Engine, messages: MessageTokens, answers: AnswerFile) -> None:
+    def __init__(self, engine: Engine, messages: MessageTokens, answers: AnswerFile, model: bytes) -> None:
+        """model: its fingerprint."""
         self._engine = engine
         self._messages = messages
         self._answers = answers
-        self._pending: dict[Request, tuple[Line, Any]] = {}  # with the line's id
+        self._model = model
+        self._is_told = False  # that the model has no chat template
+        self._pending: dict[Request, tuple[Line, dict[str, Any]]] = {}  # with what their answers begin with
         names = ("n_answered", "n_errors", "n_skipped", "n_prompt", "n_cached", "n_generated")
         self.totals: dict[str, Any] = dict.fromkeys(names, 0)
-        self._done: Callable[[int], None]
+        self._done: Callable[[int], object]
 
-    def run(self, prompts: IO[bytes], done: Callable[[int], None]) -> None:
+    def run(self, prompts: IO[bytes], done: Callable[[int], object]) -> None:
         """Answers them all. done: is told of the bytes of each line that is done with."""
         self._done = done
-        for line in lines(prompts):
-            while len(self._pending) >= N_AT_A_TIME:
+        arrivals = Arrivals(prompts)
+        is_file = _n_bytes(prompts) > 0  # whose next line is there at once
+        while True:
+            is_full = len(self._pending) >= N_AT_A_TIME
+            line = None if is_full else arrivals.next(wait=is_file or not self._pending)
+            if line is not None:
+                self._ask(line)
+            elif self._pending:
                 self._step()
-            self._ask(line)
-        while self._pending:
-            self._step()
+            else:
+                return
 
     def told(self) -> str:
         """For people who wait."""
         return "{n_answered} answers, {n_errors} errors".format(**self.totals)
 
     def _ask(self, line: Line) -> None:
-        id = None
+        named: dict[str, Any] = {"line": line.number, "digest": self._digest(line)}
+        if line.number in self._answers.answered:
+            self._skip(line, named)
+            return
         try:
             fields = parse(line.data)
-            id = fields.get("id")
-            if line.number in self._answers.answered:
-                self._skip(line, id)
-            else:
-                self._pending[self._submit(fields)] = line, id
+            if fields.get("id") is not None:
+                named["id"] = fields["id"]
+            self._pending[self._submit(fields)] = line, named
         except KVGraphError as error:
-            self._fail(line, id, error)
+            self._fail(line, named, error)
 
-    def _skip(self, line: Line, id: Any) -> None:
-        if self._answers.answered[line.number] != id:
+    def _digest(self, line: Line) -> str:
+        """Of all that an answer depends on."""
+        return hashlib.sha256(self._model + line.data.strip()).hexdigest()[:16]
+
+    def _skip(self, line: Line, named: dict[str, Any]) -> None:
+        if self._answers.answered[line.number] != named["digest"]:
             raise click.ClickException(
-                f"the answers are to other prompts: line {line.number} has another id there. "
-                "Give another file for the answers"
+                f"the answers are not of these prompts and this model: line {line.number} has an answer to "
+                "something else. Give another file with -o, or remove this one"
             )
         self.totals["n_skipped"] += 1
-        self._done(len(line.data))
+        self._done(line.n_bytes)
 
     def _submit(self, fields: dict[str, Any]) -> Request:
         source, value, params = question_of(fields)
@@ -225,24 +272,32 @@ class Job:
             value = integers(value, "tokens", 0, self._engine.model.n_vocab - 1)
         elif source == "messages":
             value, stop = self._messages.prompt(value)
+            self._tell_of_no_template()
             params = dataclasses.replace(params, stop=(*params.stop, *stop))
         elif not isinstance(value, str):
             raise InvalidArgumentError(f"prompt must be a text, got {shown(value)}")
         return self._engine.submit(value, params)
 
+    def _tell_of_no_template(self) -> None:
+        from pykvgraph.chat.turn_format import TEMPLATE_KEY
+
+        if not self._is_told and not self._engine.model.metadata.get(TEMPLATE_KEY):
+            click.echo("the model has no chat template: turns are lines of User: and Assistant:", err=True)
+        self._is_told = True
+
     def _step(self) -> None:
         self._engine.step()
         for request in [each for each in self._pending if each.done]:
-            line, id = self._pending[request]
+            line, named = self._pending[request]
             try:
                 found = request.results()
             except KVGraphError as error:
-                self._fail(line, id, error)
+                self._fail(line, named, error)
             else:
-                self._answer(line, id, found)
+                self._answer(line, named, found)
             del self._pending[request]
 
-    def _answer(self, line: Line, id: Any, found: list[Completion]) -> None:
+    def _answer(self, line: Line, named: dict[str, Any], found: list[Completion]) -> None:
         first = found[0]
         texts: list[dict[str, Any]] = [
             {"text": each.text, "finish_reason": each.finish_reason} for each in found
@@ -250,15 +305,15 @@ class Job:
         said = texts[0] if len(texts) == 1 else {"samples": texts}
         seconds = round(max(each.seconds for each in found), 3)
         answer = {**said, "n_prompt": first.n_prompt, "n_cached": first.n_cached, "seconds": seconds}
-        self._answers.add(line.number, id, answer)
+        self._answers.add(named | answer)
         self.totals["n_answered"] += 1
         self.totals["n_prompt"] += first.n_prompt
         self.totals["n_cached"] += first.n_cached
         self.totals["n_generated"] += sum(len(each.tokens) for each in found)
-        self._done(len(line.data))
+        self._done(line.n_bytes)
 
-    def _fail(self, line: Line, id: Any, error: KVGraphError) -> None:
+    def _fail(self, line: Line, named: dict[str, Any], error: KVGraphError) -> None:
         said = {"type": type(error).__name__, "message": f"line {line.number}: {error}"}
-        self._answers.add(line.number, id, {"error": said})
+        self._answers.add({**named, "error": said})
         self.totals["n_errors"] += 1
-        self._done(len(line.data))
+        self._done(line.n_bytes)

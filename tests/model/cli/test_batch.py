@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+import codecs
+import fcntl
 import importlib
 import json
+import os
+import pty
+import re
+import struct
+import subprocess
+import sys
+import termios
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from support.models import SMALL, ModelSpec
 
 import pykvgraph as kvg
 from pykvgraph.cli import main
+from pykvgraph.cli.answer_file import AnswerFile
 
 batch_verb = importlib.import_module("pykvgraph.cli.batch")  # the function hides its module
 Batch = Callable[..., Result]
@@ -206,13 +218,156 @@ def test_another_file_is_not_touched(batch: Batch, tmp_path: Path, text: str) ->
     assert (tmp_path / "answers").read_text() == text
 
 
-def test_answers_to_other_prompts_are_not_mixed(batch: Batch, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "others",
+    [
+        PLAIN[1:3],  # the first line is gone
+        [{"prompt": "A new one"}, *PLAIN[:2]],
+        [PLAIN[0], {**PLAIN[1], "prompt": "Another"}],
+        [PLAIN[0], {**PLAIN[1], "max_tokens": 7}],
+        [PLAIN[0], b"nonsense"],
+    ],
+    ids=str,
+)
+def test_answers_to_other_prompts_are_not_mixed(batch: Batch, tmp_path: Path, others: list[Any]) -> None:
     batch(PLAIN[:2])
     before = (tmp_path / "answers").read_bytes()
-    result = batch(PLAIN[1:3])
+    result = batch(others)
     assert result.exit_code == 1
-    assert "line 1 has another id" in result.stderr
+    assert re.search(r"line \d has an answer to something else. Give another file with -o", result.stderr)
     assert (tmp_path / "answers").read_bytes() == before
+
+
+def test_answers_of_another_model_are_not_mixed(
+    batch: Batch, tmp_path: Path, model_file: Callable[[ModelSpec], Path]
+) -> None:
+    batch([{"tokens": [5, 6], "max_tokens": 2}])
+    before = (tmp_path / "answers").read_bytes()
+    prompts, answers = str(tmp_path / "prompts"), str(tmp_path / "answers")
+    command = ["batch", "-m", str(model_file(SMALL)), "-c", "64", "-f", prompts, "-o", answers]
+    result = CliRunner().invoke(main, command)
+    assert (result.exit_code, "line 1 has an answer to something else" in result.stderr) == (1, True)
+    assert (tmp_path / "answers").read_bytes() == before
+
+
+def test_a_link_stays_one_and_the_mode_stays(batch: Batch, answers: Answers, tmp_path: Path) -> None:
+    """Where errors are taken out, and the file is written anew."""
+    batch([PLAIN[0], {"prompt": 5}])
+    real = tmp_path / "there"
+    (tmp_path / "answers").rename(real)
+    real.chmod(0o640)
+    (tmp_path / "answers").symlink_to(real)
+    assert batch(PLAIN[:2]).exit_code == 0
+    assert sorted(answers()) == [1, 2]
+    assert (tmp_path / "answers").is_symlink()
+    assert real.stat().st_mode & 0o777 == 0o640
+
+
+def test_a_second_run_on_the_same_answers_is_refused(batch: Batch, answers: Answers, tmp_path: Path) -> None:
+    with open(tmp_path / "answers", "a", encoding="utf-8") as first:
+        fcntl.flock(first, fcntl.LOCK_EX)
+        result = batch(PLAIN[:1])
+    assert (result.exit_code, "another run" in result.stderr) == (1, True)
+    assert batch([PLAIN[0], {"prompt": 5}]).exit_code == 1
+    with AnswerFile(str(tmp_path / "answers")):  # takes the error out
+        assert "another run" in batch(PLAIN[:2]).stderr
+    assert sorted(answers()) == [1]
+    assert batch(PLAIN[:2]).exit_code == 0
+
+
+def test_empty_lines_and_a_byte_order_mark_are_passed_over(
+    batch: Batch, answers: Answers, tmp_path: Path
+) -> None:
+    first = json.dumps(PLAIN[0]).encode()
+    assert batch([codecs.BOM_UTF8 + first, b"", PLAIN[1]]).exit_code == 0
+    assert sorted(answers()) == [1, 3]
+    path = tmp_path / "answers"
+    path.write_bytes(path.read_bytes().replace(b"\n", b"\n\n"))
+    result = batch([first, b" ", PLAIN[1], PLAIN[2]], "--json")
+    assert (result.exit_code, json.loads(result.stdout)["n_skipped"]) == (0, 2)
+
+
+@pytest.mark.parametrize("id", ["NaN", "[1e999]", "-Infinity"])
+def test_an_id_that_is_no_json_is_refused(batch: Batch, tmp_path: Path, id: str) -> None:
+    def refuse(_: str) -> None:
+        raise AssertionError("no JSON")
+
+    batch([f'{{"prompt": "a", "id": {id}}}'.encode()])
+    text = (tmp_path / "answers").read_text(encoding="utf-8")
+    assert "the id is no JSON" in json.loads(text, parse_constant=refuse)["error"]["message"]
+
+
+def test_a_model_without_a_template_is_told_of_once(batch: Batch) -> None:
+    messages = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
+    told = "the model has no chat template: turns are lines of User: and Assistant:\n"
+    assert batch([messages, messages]).stderr.count(told) == 1
+    assert told not in batch([messages, messages, PLAIN[0]]).stderr  # the first two are there
+
+
+def test_prompts_of_a_pipe_are_answered_as_they_come(stories: Path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "pykvgraph",
+        "batch",
+        "-m",
+        str(stories),
+        "-c",
+        "512",
+        "-f",
+        "-",
+        "-o",
+        "-",
+    ]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe) as process:
+        assert process.stdin is not None and process.stdout is not None
+        alarm = threading.Timer(60, process.kill)
+        alarm.start()
+        for number, prompt in enumerate(PLAIN[:3], 1):
+            process.stdin.write(json.dumps(prompt).encode() + b"\n")
+            process.stdin.flush()
+            assert json.loads(process.stdout.readline())["line"] == number  # before the next one is written
+        assert process.communicate(timeout=60)[0] == b""
+        alarm.cancel()
+    assert process.returncode == 0
+
+
+@pytest.mark.parametrize("n_columns", [60, 80, 130])
+def test_progress_is_one_line_of_the_terminal(
+    batch: Batch, stories: Path, tmp_path: Path, n_columns: int
+) -> None:
+    """Which is as wide as the terminal, and ends at 100 % when empty lines follow the last prompt.
+
+    What libllama prints of a bad grammar comes behind it.
+    """
+    lines = [json.dumps(prompt) for prompt in (*PLAIN, {"prompt": "a", "grammar": "root ::= nobody"})]
+    (tmp_path / "prompts").write_text("\n".join(lines) + "\n" * 300, encoding="utf-8")
+    end, its_end = pty.openpty()
+    fcntl.ioctl(its_end, termios.TIOCSWINSZ, struct.pack("4H", 24, n_columns, 0, 0))
+    files = ("-f", str(tmp_path / "prompts"), "-o", str(tmp_path / "answers"))
+    command = [sys.executable, "-m", "pykvgraph", "batch", "-m", str(stories), "-c", "512", *files]
+    env = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
+    process = subprocess.Popen(command, stderr=its_end, env={**env, "TERM": "xterm"})
+    os.close(its_end)
+    data = b""
+    while part := _read(end):
+        data += part
+    os.close(end)
+    assert process.wait(60) == 1
+    shown = re.sub(r"\x1b\[[?0-9;]*[A-Za-z]", "", data.decode())
+    bar, printed, summary = re.split(r"\n(?=parse: error|\d+ answers, )", shown.replace("\r\n", "\n"))
+    assert "nobody" in printed and summary.startswith(f"{len(PLAIN)} answers, 1 errors, ")
+    drawn = [line for line in re.split(r"[\r\n]+", bar) if line]
+    assert "100%" in drawn[-1] and all("%" in line and len(line) <= n_columns for line in drawn)
+    assert len(drawn[-1]) == n_columns and "\n" not in bar
+
+
+def _read(end: int) -> bytes:
+    try:
+        return os.read(end, 4096)
+    except OSError:  # the other end is closed
+        return b""
 
 
 def test_a_long_file_is_read_as_it_goes(
