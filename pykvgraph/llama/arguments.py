@@ -77,7 +77,8 @@ def cache_type(value: int | str | None, name: str) -> str:
     names = {number: each for each, number in CACHE_TYPES.items()}
     found = names.get(value) if isinstance(value, int) else value
     if found is None:
-        raise UnsupportedError(f"{name}: the cache has no type {value}; it has {names}")
+        known = ", ".join(f"{each} ({number:d})" for number, each in names.items())
+        raise UnsupportedError(f"{name}: the cache has no type {value}; it has {known}")
     return found
 
 

@@ -57,7 +57,7 @@ class Request:
     def stops(self) -> list[bytes]:
         """What ends the text, as bytes, in their order."""
         stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
-        return [stop.encode() for stop in stops if stop]
+        return [stop.encode() for stop in stops]
 
 
 class Said:
@@ -224,7 +224,9 @@ def _text(said: Said, begin: int, end: int) -> str:
 def prompt_tokens(llama: Llama, request: Request) -> list[int]:
     """The prompt as token ids, with what the model wants around a text unless ids were given."""
     prompt = request.prompt
-    if request.suffix is not None:
+    if isinstance(prompt, (bytes, bytearray)):  # whose items would be taken for token ids
+        raise TypeError(f"prompt must be a str or a list of token ids, got {type(prompt).__name__}")
+    if request.suffix:
         return _infill(llama, request)
     if not isinstance(prompt, str):
         return [int(token) for token in prompt]

@@ -85,6 +85,26 @@ def test_streamed(same: Same, stop: list[str]) -> None:
         assert chunks[-1]["choices"][0]["finish_reason"] is not None
 
 
+def test_an_empty_stop_ends_at_once(same: Same) -> None:
+    for stop in ("", ["zzz", ""]):
+        for stream in (False, True):
+            same(
+                "create_completion",
+                "Once upon a time",
+                stop=stop,
+                max_tokens=9,
+                temperature=0.0,
+                stream=stream,
+            )
+
+
+def test_an_empty_suffix_is_none(llm: kvg.Llama) -> None:
+    """This model has no tokens to fill in with."""
+    plain, empty = (llm("Once", suffix=suffix, max_tokens=5, temperature=0.0) for suffix in (None, ""))
+    assert [choice["text"] for choice in empty["choices"]] == [choice["text"] for choice in plain["choices"]]
+    assert empty["usage"] == plain["usage"]
+
+
 @pytest.mark.parametrize("prompt", PROMPTS[:4])
 def test_streamed_is_the_same_text(llm: kvg.Llama, prompt: str) -> None:
     for stop in ([], ["the"], ["he", "was a", "e"]):
@@ -288,6 +308,7 @@ def test_states_in_a_cache(stories: Path, monkeypatch: pytest.MonkeyPatch) -> No
         ([], {}, ValueError, "empty"),
         ([10**6], {}, ValueError, "ids"),
         ("a", {"temprature": 0.5}, TypeError, "temprature"),
+        (b"a", {}, TypeError, "got bytes"),
     ],
     ids=str,
 )

@@ -75,6 +75,13 @@ def test_what_nobody_knows(stories: Path) -> None:
         kvg.Llama(str(stories), n_contex=5)  # type: ignore[call-arg]
 
 
+def test_another_type_is_told_which_there_are(stories: Path) -> None:
+    with pytest.raises(
+        kvg.UnsupportedError, match=r"no type 999; it has f32 \(0\), f16 \(1\), [a-z0-9_, ()]+$"
+    ):
+        kvg.Llama(str(stories), type_k=999)
+
+
 @pytest.mark.parametrize("error", [FileNotFoundError, ValueError])
 def test_a_missing_file(error: Any) -> None:
     with pytest.raises(error, match="nowhere"):
