@@ -11,6 +11,7 @@ a prompt the cache has. What an answer took is told behind it.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from pathlib import Path
 
@@ -83,6 +84,10 @@ def show(title: str, completion: kvg.Completion) -> None:
 if __name__ == "__main__":
     try:
         main()
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader has gone: nothing is left to say, not even at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
     except (kvg.KVGraphError, OSError, UnicodeDecodeError) as error:
         sys.exit(f"agents.py: {error}")
     except KeyboardInterrupt:

@@ -56,6 +56,7 @@ def tell(text: str) -> None:
 if __name__ == "__main__":
     try:
         main()
+        sys.stdout.flush()
     except BrokenPipeError:  # the reader has gone: nothing is left to say, not even at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)

@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import sys
 
-from pykvgraph import Llama
+from pykvgraph import KVGraphError, Llama
 
 PROMPT = "Question: What are the names of the planets in the solar system? Answer: "
 
@@ -47,4 +49,13 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader has gone: nothing is left to say, not even at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    except (KVGraphError, OSError) as error:
+        sys.exit(f"llama.py: {error}")
+    except KeyboardInterrupt:
+        sys.exit(130)

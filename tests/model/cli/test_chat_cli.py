@@ -50,6 +50,8 @@ def test_commands(stories: Path, tmp_path: Path) -> None:
     first = chat(stories, "Once upon a time\n").stdout
     assert chat(stories, "Once upon a time\n/regen\n").stdout == first * 2  # greedy
     assert chat(stories, "Hello\n/edit Once upon a time\n").stdout.endswith(first)
+    by_edit = chat(stories, "Hello\n/edit\nOnce upon a time\n")  # the next line is the text
+    assert by_edit.stdout == chat(stories, "Hello\n/edit Once upon a time\n").stdout
     assert chat(stories, "Hello\n/reset\nOnce upon a time\n").stdout.endswith(first)
     assert chat(stories, "/quit\nOnce upon a time\n").stdout == ""
     with_system = chat(stories, "Once upon a time\n", "--system", "Be kind.").stdout

@@ -34,15 +34,19 @@ def test_python_blocks(
     page: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(ROOT / "tests" / "data")
-    names: dict[str, object] = {}
+    names: dict[str, Any] = {}
     with server_for(python_of(page)) as source:
         exec(compile(source, page.name, "exec"), names)
     if page.name == "README.md":
         assert len(capsys.readouterr().out) > 2000  # past the context's end
+    if page.name == "many-requests.md":
+        assert len(names["story"].split()) > 32  # so many tokens at least, whatever the vocabulary
+        shared = re.findall(r"(\d+) of \d+ tokens were in the cache", capsys.readouterr().out)
+        assert len(shared) == 3 and min(map(int, shared)) >= 32
     if page.name == "python.md":
         check_continuation(names)
     if "ctx" in names:
-        names["ctx"].close()  # type: ignore[attr-defined]
+        names["ctx"].close()
 
 
 @contextlib.contextmanager
