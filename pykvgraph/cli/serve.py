@@ -99,6 +99,7 @@ def _settings(model: str, host: str, given: dict[str, Any]) -> Settings:
         api_keys=_list(given["api_key"]) + _keys_of(given["api_key_file"]),
         cache_prompt=given["cache_prompt"],
         chat_template=template or "",
+        jinja=given["jinja"],
         template_variables=variables,
         reasoning_format=given["reasoning_format"],
         metrics=given["metrics"],

@@ -55,7 +55,7 @@ WRITTEN = {
         '<parameter name="%k">%v</parameter>\n',
     ),
 }
-_PLAIN = Calls("json", (), (), "", json_calls(), first=("{",))
+_PLAIN = Calls("json", (), (), "", json_calls(known=True), first=("{",))
 
 
 class ForcedCall(NamedTuple):
@@ -66,13 +66,18 @@ class ForcedCall(NamedTuple):
 
 
 def forced_call(
-    format: Format, tools: Sequence[Mapping[str, Any]], name: str | None = None, prompt: str = ""
+    format: Format,
+    tools: Sequence[Mapping[str, Any]],
+    name: str | None = None,
+    prompt: str = "",
+    schema: Mapping[str, Any] | None = None,
 ) -> ForcedCall:
     """What makes a model call one of the tools, after its thoughts if it has any.
 
     tools: as OpenAI's interface has them. name: of the tool; None: any. prompt: what the reply goes on from.
-    Where the format has no grammar here, the call is a plain JSON object. Raises InvalidArgumentError for an
-    unknown name, no tools, and a schema that can't be made a grammar.
+    schema: the model may say JSON that follows it instead. Where the format has no grammar here, the call is
+    a plain JSON object. Raises InvalidArgumentError for an unknown name, no tools, and a schema that can't be
+    made a grammar.
     """
     schemas = {key: schema for key, schema in tools_of(tools).items() if name in (None, key)}
     if not schemas:
@@ -81,9 +86,19 @@ def forced_call(
         format = Format(format.thinking, _PLAIN)
     written = WRITTEN.get(format.name, Written(_JSON))
     rules = _Rules()
-    calls = [_call(rules, f"t{i}", written, key, schema) for i, (key, schema) in enumerate(schemas.items())]
-    root = f"{_thoughts(rules, format, prompt)}({' | '.join(calls)})"
-    return ForcedCall(rules.text(root), format)
+    ways = [_call(rules, f"t{i}", written, key, each) for i, (key, each) in enumerate(schemas.items())]
+    if schema is not None:
+        ways.append(rules.of_schema("json", schema))
+    return ForcedCall(rules.text(f"{_thoughts(rules, format, prompt)}({' | '.join(ways)})"), format)
+
+
+def forced_json(format: Format, schema: Mapping[str, Any], prompt: str = "") -> str:
+    """The grammar of JSON that follows a schema, after the model's thoughts if it has any.
+
+    prompt: what the reply goes on from. Raises InvalidArgumentError for a schema that can't be a grammar.
+    """
+    rules = _Rules()
+    return rules.text(f"{_thoughts(rules, format, prompt)}{rules.of_schema('json', schema)}")
 
 
 class _Rules:
@@ -155,10 +170,10 @@ def _value(
 
 def _thoughts(rules: _Rules, format: Format, prompt: str) -> str:
     thinking = format.thinking
-    if thinking is None:
+    if thinking is None or prompt.rstrip().endswith(thinking.close.rstrip()):
         return ""
     thought = f"{rules.until('thought', thinking.close)} [ \\n]*"
-    if prompt.rstrip().endswith(thinking.open.rstrip()):
+    if thinking.is_open(prompt):
         return f"{thought} "
     return f"({_literal(thinking.open)} {thought})? "
 

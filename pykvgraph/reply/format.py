@@ -27,6 +27,10 @@ class Thinking:
     close: str
     signs: tuple[str, ...] = ()
 
+    def is_open(self, prompt: str) -> bool:
+        """Whether what follows the prompt is reasoning."""
+        return prompt.rstrip().endswith(self.open.rstrip())
+
 
 @dataclass(frozen=True)
 class Headers:

@@ -82,7 +82,7 @@ class ReplyParser:
 
     def _begin(self, prompt: str) -> None:
         thinking, headers = self._format.thinking, self._format.headers
-        if thinking is not None and prompt.rstrip().endswith(thinking.open.rstrip()):
+        if thinking is not None and thinking.is_open(prompt):
             self._state, self._after_mark = State.REASONING, True
         elif headers is not None and not headers.first:
             self._state, self._after_mark = State.HEADER, True

@@ -13,7 +13,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from pykvgraph.server import about, answers, slot_files, tokens
+from pykvgraph.server import about, answers, chats, slot_files, tokens
 from pykvgraph.server.body import read_body
 from pykvgraph.server.cors import Cors
 from pykvgraph.server.errors import as_wire, not_found
@@ -48,8 +48,10 @@ _ANSWERERS: dict[str, Answerer] = {
     "/completion": answers.completion,
     "/completions": answers.completion,
     "/v1/completions": answers.text_completion,
-    "/chat/completions": answers.chat_completion,
-    "/v1/chat/completions": answers.chat_completion,
+    "/chat/completions": chats.chat_completion,
+    "/v1/chat/completions": chats.chat_completion,
+    "/chat/completions/input_tokens": chats.count_chat,
+    "/v1/chat/completions/input_tokens": chats.count_chat,
 }
 
 

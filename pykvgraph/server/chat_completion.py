@@ -5,19 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from pykvgraph.server.formats import new_id, now
+from pykvgraph.reply.delta import Content, Delta, Reasoning, ToolCall
+from pykvgraph.server.chat_output import ChatOutput
+from pykvgraph.server.formats import Form, new_id, now
 from pykvgraph.server.logprobs import logprobs_of
-from pykvgraph.server.plain_output import PlainOutput
 from pykvgraph.server.sample import Sample
 from pykvgraph.server.vocabulary import Vocabulary
 from pykvgraph.server.wire_json import dumps
 from pykvgraph.types import Piece
 
 
-class ChatForm:
+class ChatForm(Form):
     """new_output: makes what divides a sample's text into content, thoughts and calls.
 
-    prefill: how the answer begins, by the request's last message. with_usage: the stream ends with it.
+    with_usage: the stream ends with it.
     """
 
     closing = b"data: [DONE]\n\n"
@@ -27,17 +28,14 @@ class ChatForm:
         model: str,
         fingerprint: str,
         vocabulary: Vocabulary,
-        new_output: Callable[[], PlainOutput] = PlainOutput,
+        new_output: Callable[[], ChatOutput],
         *,
-        prefill: str = "",
         with_usage: bool = False,
         with_timings: bool = False,
     ) -> None:
         self._vocabulary = vocabulary
         self._new_output = new_output
-        self._outputs: dict[int, PlainOutput] = {}  # by the sample's index
-        self._begin: dict[int, str] = {}  # a prefill that is not told yet
-        self._prefill = prefill
+        self._outputs: dict[int, ChatOutput] = {}  # by the sample's index
         self._with_usage = with_usage
         self._with_timings = with_timings
         self._head = {"created": now(), "model": model, "system_fingerprint": fingerprint}
@@ -49,22 +47,21 @@ class ChatForm:
         found = []
         if sample.index not in self._outputs:
             self._outputs[sample.index] = self._new_output()
-            self._begin[sample.index] = self._prefill
             found.append(self._chunk(sample, {"role": "assistant", "content": None}))
         output = self._outputs[sample.index]
         for piece in pieces:
             if piece.text:
-                text = self._begin.pop(sample.index, "") + piece.text
                 probs = self._probs(sample, [piece])
-                found += [self._chunk(sample, delta, probs) for delta in output.feed(text)]
+                found += [
+                    self._chunk(sample, _told(delta, output), probs) for delta in output.feed(piece.text)
+                ]
         return found
 
     def last_events(self, sample: Sample) -> list[bytes]:
         """What was held back, why it ended, and its usage if that was asked for."""
         output = self._outputs[sample.index]
-        deltas = [*output.feed(self._begin.pop(sample.index, "")), *output.end()]
-        found = [self._chunk(sample, delta) for delta in deltas]
-        reason = self._reason(sample)
+        found = [self._chunk(sample, _told(delta, output)) for delta in output.end()]
+        reason = output.finish_reason(sample.finish_reason)
         end: dict[str, Any] = {"finish_reason": reason, "index": sample.index, "delta": {}}
         told = {**self._head, "id": self._id, "object": "chat.completion.chunk"}
         if not self._with_usage:
@@ -76,18 +73,15 @@ class ChatForm:
         """All answers; the usage is that of the first."""
         choices = []
         for sample in samples:
-            output = self._outputs[sample.index] = self._new_output()
-            output.feed(self._prefill + sample.text)
+            output = self._new_output()
+            output.feed(sample.text)
             output.end()
-            reason = self._reason(sample)
-            message = output.message()
+            reason = output.finish_reason(sample.finish_reason)
+            message = _message(output)
             probs = {"logprobs": self._probs(sample, sample.with_probs)} if sample.n_probs else {}
             choices.append({"finish_reason": reason, "index": sample.index, "message": message, **probs})
         end = {"usage": samples[0].usage(), "id": self._id, "timings": samples[0].timings()}
         return {"choices": choices, **self._head, "object": "chat.completion", **end}
-
-    def _reason(self, sample: Sample) -> str | None:
-        return sample.finish_reason
 
     def _probs(self, sample: Sample, pieces: list[Piece]) -> Any:
         if not sample.n_probs:
@@ -104,3 +98,26 @@ class ChatForm:
             timings,
             self._back,
         )
+
+
+def _told(delta: Delta, output: ChatOutput) -> dict[str, Any]:
+    if isinstance(delta, Content):
+        return {"content": delta.text}
+    if isinstance(delta, Reasoning):
+        return {"reasoning_content": delta.text}
+    return {"tool_calls": [{"index": output.number(delta), **_call(delta)}]}
+
+
+def _message(output: ChatOutput) -> dict[str, Any]:
+    reply = output.reply
+    message: dict[str, Any] = {"role": "assistant", "content": reply.content}
+    if reply.reasoning:
+        message["reasoning_content"] = reply.reasoning
+    if reply.calls:
+        message["tool_calls"] = [_call(call) for call in reply.calls]
+    return message
+
+
+def _call(call: ToolCall) -> dict[str, Any]:
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"id": call.id, "type": "function", "function": function}

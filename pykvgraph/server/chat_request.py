@@ -1,42 +1,56 @@
-"""The body of a chat: messages, tools and the form of the answer, as a prompt and a grammar."""
+"""The body of a chat: messages, tools and the form of the answer, checked."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from pykvgraph.checks import shown
-from pykvgraph.server.chat_template import ServerTemplate
+from pykvgraph.server.chat_template import Prompt, ServerTemplate
 from pykvgraph.server.errors import invalid, unsupported
 from pykvgraph.server.fields import Fields
+from pykvgraph.server.settings import REASONING_FORMATS, Settings
 
 _CHOICES = ("auto", "none", "required")
+_BUDGETS = ("reasoning_budget_tokens", "thinking_budget_tokens")
 
 
 @dataclass(frozen=True)
 class ChatRequest:
-    """messages: as a template takes them. prefill: how the answer begins, if the last message was one.
+    """messages: as a template takes them. begun: the assistant's last one, which the answer goes on with.
 
-    tools: functions that the model may call; none when it may not. variables: what else the template gets.
+    tools: functions that the prompt tells of. may_call: whether the model may call them; must_call: whether
+    it must, and then `function` if that has a name. one_call: no more than one. schema: JSON that the answer
+    follows. reasons: whether thoughts are told apart. variables: what else the template gets.
     """
 
     messages: list[dict[str, Any]]
-    prefill: str
+    begun: dict[str, Any] | None
     tools: list[dict[str, Any]]
-    tool_choice: Any
+    may_call: bool
+    must_call: bool
+    function: str | None
+    one_call: bool
+    schema: dict[str, Any] | None
+    reasons: bool
     variables: dict[str, Any]
 
-    def prompt(self, template: ServerTemplate) -> str:
-        """The text of the prompt. Raises as the template does."""
+    @property
+    def thinks(self) -> bool:
+        """Whether the model may begin with thoughts."""
+        return self.variables["enable_thinking"] is not False
+
+    def prompt(self, template: ServerTemplate) -> Prompt:
+        """Raises as the template does."""
         variables = dict(self.variables)
         if self.tools:
             variables["tools"] = self.tools
-        return template.prompt(self.messages, self.prefill, **variables)
+        return template.prompt(self.messages, self.begun, **variables)
 
 
-def chat_request_of(fields: Fields, defaults: Mapping[str, Any]) -> ChatRequest:
-    """Reads a body. defaults: variables of the template. Raises WireError."""
+def chat_request_of(fields: Fields, settings: Settings) -> ChatRequest:
+    """Reads a body. Raises WireError."""
+    fields = with_response_format(fields)
     if "messages" not in fields:
         raise invalid("'messages' is required")
     given = fields.get("messages")
@@ -46,14 +60,18 @@ def chat_request_of(fields: Fields, defaults: Mapping[str, Any]) -> ChatRequest:
     choice = fields.get("tool_choice", "auto")
     tools = [_tool(each) for each in fields.array("tools")]
     _check_choice(choice, tools)
-    if tools and "grammar" in fields:
-        raise invalid("a grammar can't be given together with tools")
+    _check_together(fields, settings, choice, tools)
     return ChatRequest(
         messages=messages,
-        prefill=_take_prefill(messages),
-        tools=[] if choice == "none" else tools,
-        tool_choice=choice,
-        variables=_variables(fields, defaults),
+        begun=_take_begun(messages),
+        tools=tools,
+        may_call=bool(tools) and choice != "none",
+        must_call=choice not in ("auto", "none"),
+        function=choice["function"]["name"] if isinstance(choice, dict) else None,
+        one_call=not fields.flag("parallel_tool_calls", True),
+        schema=fields.object("json_schema") if "json_schema" in fields else None,
+        reasons=_reasoning_format(fields, settings) != "none",
+        variables=_variables(fields, settings),
     )
 
 
@@ -78,17 +96,55 @@ def with_response_format(fields: Fields) -> Fields:
     return fields.replaced(json_schema=schema)
 
 
-def _variables(fields: Fields, defaults: Mapping[str, Any]) -> dict[str, Any]:
-    variables = {**defaults, **fields.object("chat_template_kwargs")}
+def _variables(fields: Fields, settings: Settings) -> dict[str, Any]:
+    variables = {
+        "enable_thinking": True,
+        **settings.template_variables,
+        **fields.object("chat_template_kwargs"),
+    }
     effort = fields.get("reasoning_effort")
-    if effort == "none":
+    if effort == "none" or _budget(fields) == 0:
         variables["enable_thinking"] = False
     elif effort is not None:
         variables["reasoning_effort"] = effort
+    if isinstance(variables["enable_thinking"], str):
+        raise invalid('invalid type for "enable_thinking" (expected boolean, got string)')
     # these two are the server's own to give
     return {
         name: value for name, value in variables.items() if name not in ("messages", "add_generation_prompt")
     }
+
+
+def _budget(fields: Fields) -> int:
+    """Tokens for thoughts; -1: as many as the model wants."""
+    name = next((name for name in _BUDGETS if name in fields), _BUDGETS[0])
+    budget = fields.integer(name, -1, -1)
+    if budget > 0:
+        raise unsupported(f"{name}: this server knows 0, no thinking, and -1, no limit")
+    return budget
+
+
+def _reasoning_format(fields: Fields, settings: Settings) -> str:
+    name = fields.text("reasoning_format", settings.reasoning_format)
+    if name not in REASONING_FORMATS:
+        raise invalid(f"reasoning_format: {shown(name)} is none of {', '.join(REASONING_FORMATS)}")
+    return name
+
+
+def _check_together(fields: Fields, settings: Settings, choice: Any, tools: list[Any]) -> None:
+    """What can't stand in one body."""
+    if not settings.jinja and tools:
+        raise invalid("tools param requires --jinja flag")
+    if not settings.jinja and choice != "auto":
+        raise invalid("tool_choice param requires --jinja flag")
+    if "grammar" in fields and tools and choice != "none":
+        raise invalid("Cannot use custom grammar constraints with tools.")
+    if fields.text("grammar") and "json_schema" in fields:
+        raise invalid("Cannot use both json_schema and grammar")
+    if "top_logprobs" in fields and not fields.get("logprobs"):
+        raise invalid("top_logprobs requires logprobs to be set to true")
+    if fields.get("logprobs") and tools and fields.flag("stream"):
+        raise invalid("logprobs is not supported with tools + stream")
 
 
 def _message(given: Any) -> dict[str, Any]:
@@ -100,7 +156,7 @@ def _message(given: Any) -> dict[str, Any]:
     if "content" not in given and given["role"] != "assistant":
         raise invalid("All non-assistant messages must contain 'content'")
     if not (given.get("content") is not None or calls or given["role"] != "assistant"):
-        raise invalid("an assistant message must contain 'content' or 'tool_calls'")
+        raise invalid("Assistant message must contain either 'content' or 'tool_calls'!")
     message = {**given, "content": _content(given.get("content"))}
     if calls is None:
         message.pop("tool_calls", None)
@@ -151,12 +207,12 @@ def _check_choice(choice: Any, tools: list[dict[str, Any]]) -> None:
         raise invalid(f"Invalid tool_choice: {shown(choice)}")
 
 
-def _take_prefill(messages: list[dict[str, Any]]) -> str:
-    """The content of a last message of the assistant, which the answer goes on with."""
+def _take_begun(messages: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """A last message of the assistant, which the answer goes on with."""
     if not messages or messages[-1]["role"] != "assistant":
-        return ""
+        return None
     if len(messages) > 1 and messages[-2]["role"] == "assistant":
         raise invalid("Cannot have 2 or more assistant messages at the end of the list.")
     if messages[-1].get("tool_calls"):
         raise invalid("Cannot continue an assistant message that contains tool calls.")
-    return str(messages.pop()["content"])
+    return messages.pop()

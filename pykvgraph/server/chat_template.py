@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import copy
 import json
-from typing import Any
+from typing import Any, NamedTuple
 
 from pykvgraph.errors import InvalidArgumentError, UnsupportedError
 from pykvgraph.model import Model
+from pykvgraph.reply.formats import format_of
 from pykvgraph.server.vocabulary import Vocabulary
 from pykvgraph.text.chat_template import ChatTemplate
 
@@ -21,8 +22,22 @@ CHATML = (
 _NAMED = {"chatml": CHATML}
 
 
+class Prompt(NamedTuple):
+    """text: up to where the answer begins. prefill: its beginning, which the request gave."""
+
+    text: str
+    prefill: str
+
+    @property
+    def whole(self) -> str:
+        """What the model goes on from."""
+        return self.text + self.prefill
+
+
 class ServerTemplate:
     """Messages to the text of a prompt. source: Jinja, a name, or "" for the model's own.
+
+    format: how a model with this template writes its replies.
 
     Raises UnsupportedError for an unknown name, InvalidArgumentError for a template that can't be read.
     """
@@ -37,6 +52,7 @@ class ServerTemplate:
                 )
             source = _NAMED[source]
         self.source = source or (own if isinstance(own, str) and own else CHATML)
+        self.format = format_of(self.source)
         tokenizer = vocabulary.tokenizer
         self._bos = vocabulary.name(tokenizer.bos)
         self._adds_bos = bool(tokenizer.encode("")[:1] == [tokenizer.bos])
@@ -45,14 +61,35 @@ class ServerTemplate:
         )
         self._wants_objects = self._probe()
 
-    def prompt(self, messages: list[dict[str, Any]], prefill: str, **variables: Any) -> str:
-        """The text, without the BOS that tokens begin with anyway. prefill: how the answer begins.
+    def prompt(
+        self, messages: list[dict[str, Any]], begun: dict[str, Any] | None = None, **variables: Any
+    ) -> Prompt:
+        """The prompt, without the BOS that tokens begin with anyway. begun: the answer's beginning.
 
         Raises InvalidArgumentError when the template refuses the messages.
         """
-        messages = self._with_arguments(messages)
-        text = self._template.render(messages, add_generation_prompt=True, **variables) + prefill
-        return text.removeprefix(self._bos) if self._adds_bos else text
+        messages = self._with_roles(self._with_arguments(messages))
+        text = self._template.render(messages, add_generation_prompt=True, **variables)
+        text = text.removeprefix(self._bos) if self._adds_bos else text
+        return Prompt(text, self._prefill(text, begun) if begun else "")
+
+    def _prefill(self, prompt: str, begun: dict[str, Any]) -> str:
+        """Thoughts that the prompt opens, or that are given, end where the content begins."""
+        content, thought = str(begun["content"]), str(begun.get("reasoning_content") or "")
+        thinking = self.format.thinking
+        if thinking is None:
+            return content
+        opened = thinking.is_open(prompt)
+        if not (opened or thought):
+            return content
+        front = ("" if opened else thinking.open) + thought
+        return front + thinking.close + content if content else front
+
+    def _with_roles(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """A developer's words are a system's, to templates that know no developer."""
+        if "developer" in self.source:
+            return messages
+        return [{**each, "role": "system"} if each["role"] == "developer" else each for each in messages]
 
     def _with_arguments(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Arguments of tool calls as this template wants them: objects, or their JSON."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from pykvgraph.server.formats import Form
 from pykvgraph.server.logprobs import logprobs_of
 from pykvgraph.server.sample import Sample
 from pykvgraph.server.vocabulary import Vocabulary
@@ -12,7 +13,7 @@ from pykvgraph.server.wire_json import dumps
 from pykvgraph.types import Piece
 
 
-class CompletionForm:
+class CompletionForm(Form):
     """fields: names that the answer has alone; none: all. with_tokens: tokens are told without a stream."""
 
     closing = b""

@@ -7,6 +7,7 @@ import string
 import time
 from typing import Any, Protocol
 
+from pykvgraph.server.errors import WireError
 from pykvgraph.server.sample import Sample
 from pykvgraph.types import Piece
 
@@ -26,6 +27,28 @@ class Form(Protocol):
 
     def whole(self, samples: list[Sample]) -> Any:
         """The answer of a body that wants no stream."""
+
+    def error(self, error: WireError) -> dict[str, Any]:
+        """What the client hears when it goes wrong."""
+        return error.body()
+
+    def framed(self, event: bytes) -> bytes:
+        """An event as it is sent."""
+        return b"data: %b\n\n" % event
+
+
+class NamedForm(Form, Protocol):
+    """One whose events are sent under the name that is their JSON's first value, `type`."""
+
+    closing: bytes = b""
+
+    def error(self, error: WireError) -> dict[str, Any]:
+        """As Anthropic's interface tells it; within it stands llama-server's."""
+        return {"type": "error", **error.body()}
+
+    def framed(self, event: bytes) -> bytes:
+        """An event as it is sent."""
+        return b"event: %b\ndata: %b\n\n" % (event.split(b'"', 4)[3], event)
 
 
 def new_id(prefix: str = "chatcmpl-") -> str:

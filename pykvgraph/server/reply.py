@@ -84,7 +84,7 @@ class JobReply:
                 pass
             reply = JsonReply(self._form.whole(self._job.samples))
         except Exception as error:
-            reply = JsonReply.of_error(error)
+            reply = self._failure(error)
         await reply(scope, _nothing, send)
 
     async def _stream(self, send: Send) -> None:
@@ -99,9 +99,10 @@ class JobReply:
                 await self._send(send, events)
         except Exception as error:
             if ping is None:
-                await JsonReply.of_error(error)({}, _nothing, send)
+                await self._failure(error)({}, _nothing, send)
                 return
-            await self._send(send, b"data: %b\n\n" % dumps(as_wire(error).body()))
+            event = dumps(self._form.error(as_wire(error)))
+            await self._send(send, self._form.framed(event))
         finally:
             if ping is not None:
                 ping.cancel()
@@ -112,7 +113,11 @@ class JobReply:
             form = self._form
             events = form.events(sample, pieces) if pieces else form.last_events(sample)
             if events:
-                yield b"".join([b"data: %b\n\n" % event for event in events])
+                yield b"".join(map(form.framed, events))
+
+    def _failure(self, error: BaseException) -> JsonReply:
+        told = as_wire(error)
+        return JsonReply(self._form.error(told), told.code)
 
     async def _ping(self, send: Send) -> None:
         while self._ping_seconds:

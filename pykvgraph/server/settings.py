@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+REASONING_FORMATS = ("auto", "none", "deepseek", "deepseek-legacy")
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -13,10 +15,12 @@ class Settings:
 
     aliases: names of the model; the first is told. n_slots: requests that are answered at a time. n_predict:
     most tokens of an answer to a request that says nothing of it; -1: as many as fit. defaults: other fields
-    of such a request. api_keys: one of them must come with
-    a request; none: everybody may ask. chat_template: Jinja, or a name that `templates` knows; "": the
-    model's own. reasoning_format: "none", "deepseek", "deepseek-legacy" or "auto". slot_save_path: the
-    folder of saved slots; "": none are saved.
+    of such a request. api_keys: one of them must come with a request; none: everybody may ask.
+
+    chat_template: Jinja, or a name; "": the model's own. jinja: False: the template is one of those that
+    libllama has built in, and there are no tools. template_variables: what else templates get.
+    reasoning_format: one of REASONING_FORMATS; all but "none" mean the same.
+    slot_save_path: the folder of saved slots; "": none are saved.
 
     Limits: max_body: bytes of a request. body_seconds: in which it must have come. idle_seconds: that a
     connection may be open without a request. io_seconds: that a reader may take for what was sent.
@@ -33,6 +37,7 @@ class Settings:
     api_keys: tuple[str, ...] = ()
     cache_prompt: bool = True
     chat_template: str = ""
+    jinja: bool = True
     template_variables: Mapping[str, Any] = field(default_factory=dict)
     reasoning_format: str = "auto"
     metrics: bool = False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pykvgraph.server.formats import new_id, now
+from pykvgraph.server.formats import Form, new_id, now
 from pykvgraph.server.logprobs import logprobs_of
 from pykvgraph.server.sample import Sample
 from pykvgraph.server.vocabulary import Vocabulary
@@ -12,7 +12,7 @@ from pykvgraph.server.wire_json import dumps
 from pykvgraph.types import Piece
 
 
-class TextForm:
+class TextForm(Form):
     """model: its name, as the answer tells it. fingerprint: of the program."""
 
     closing = b"data: [DONE]\n\n"

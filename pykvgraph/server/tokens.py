@@ -38,8 +38,8 @@ def detokenize(service: Service, request: Request, fields: Fields) -> ASGIApp:
 
 def apply_template(service: Service, request: Request, fields: Fields) -> ASGIApp:
     """messages: the prompt that they become."""
-    chat = chat_request_of(fields, service.settings.template_variables)
-    return JsonReply({"prompt": chat.prompt(service.template)})
+    chat = chat_request_of(fields, service.settings)
+    return JsonReply({"prompt": chat.prompt(service.template).whole})
 
 
 def _shown(piece: bytes) -> str | list[int]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from pykvgraph.model import Model
 
 
@@ -29,6 +31,11 @@ class Vocabulary:
     def text(self, tokens: list[int]) -> str:
         """The text of tokens."""
         return b"".join(map(self.piece, tokens)).decode("utf-8", "replace")
+
+    def has_control(self, texts: Iterable[str]) -> bool:
+        """Whether any of them is written with a control token."""
+        tokens = (token for text in texts for token in self.tokenizer.encode(text, False, True))
+        return any(not self.tokenizer.token_to_piece(token) for token in tokens)
 
     def name(self, token: int | None) -> str:
         """What a chat template writes for BOS or EOS; "" for none."""

@@ -12,6 +12,19 @@ import pykvgraph as kvg
 STORIES = Path(__file__).parents[2] / "data" / "stories260K.gguf"
 
 
+# calls as Hermes writes them, behind thoughts
+TEMPLATE = """
+{%- for tool in tools or [] %}{{ tool.function.name }} {% endfor %}
+{%- for message in messages %}<|{{ message.role }}|>
+{%- if message.reasoning_content %}<think>{{ message.reasoning_content }}</think>{% endif %}
+{{- message.content }}
+{%- for call in message.tool_calls or [] %}<tool_call>
+{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}
+</tool_call>{% endfor %}</s>
+{%- endfor %}
+{%- if add_generation_prompt %}<|assistant|>{% if enable_thinking %}<think>{% endif %}{% endif %}"""
+
+
 def load() -> kvg.Engine:
     """As `pykvgraph serve -c 2048 -np 4` does."""
     return kvg.Engine(kvg.Model(STORIES, device="cpu"), n_ctx=2048, n_seq_max=N_SLOTS, overcommit=True)
@@ -27,4 +40,17 @@ def address() -> Iterator[str]:
 @pytest.fixture
 def client(address: str) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=address, timeout=30) as client:
+        yield client
+
+
+@pytest.fixture(scope="package")
+def thinker() -> Iterator[str]:
+    """The address of a server whose template has thoughts and calls of tools."""
+    with served(load, n_ctx_slot=512, chat_template=TEMPLATE) as (url, _):
+        yield url
+
+
+@pytest.fixture
+def chats(thinker: str) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=thinker, timeout=30) as client:
         yield client

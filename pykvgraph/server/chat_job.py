@@ -1,0 +1,80 @@
+"""A chat on its way to the engine: its prompt, the grammar of its answer, and what reads the answer."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import NamedTuple
+
+from pykvgraph.reply.forced import WRITTEN, forced_call, forced_json
+from pykvgraph.reply.format import Format
+from pykvgraph.reply.parser import ReplyParser
+from pykvgraph.server.chat_output import ChatOutput
+from pykvgraph.server.chat_request import ChatRequest, chat_request_of
+from pykvgraph.server.chat_template import Prompt
+from pykvgraph.server.fields import Fields
+from pykvgraph.server.job import Job
+from pykvgraph.server.prompts import text_tokens
+from pykvgraph.server.service import Service
+
+NewOutput = Callable[[], ChatOutput]
+
+
+class ChatJob(NamedTuple):
+    """new_output: for each sample, what divides its text into content, thoughts and calls."""
+
+    job: Job
+    new_output: NewOutput
+
+
+def chat_job(service: Service, fields: Fields, key: bytes) -> ChatJob:
+    """Of a body as OpenAI's interface has it. Raises WireError, and what Engine.submit() raises."""
+    chat = chat_request_of(fields, service.settings)
+    prompt = chat.prompt(service.template)
+    grammar, format = _ruled(chat, service.template.format, prompt)
+    if grammar:
+        fields = fields.replaced(grammar=grammar, json_schema=None)
+    elif chat.schema is not None:
+        fields = fields.replaced(json_schema=chat.schema)
+    tools = chat.tools if chat.may_call else []
+    special = service.vocabulary.has_control(format.texts())
+    params = dataclasses.replace(service.sampling(fields), special=special)
+    job = service.job([text_tokens(prompt.whole, service.vocabulary.tokenizer)], fields, key, params)
+    # where there is nothing to tell apart, text needs no parser
+    parser = functools.partial(ReplyParser, format, tools, prompt.text, reasoning=chat.reasons)
+    is_plain = not tools and not (chat.reasons and format.thinking) and format.calls is None
+
+    begin = _left_in(chat, format, prompt) + prompt.prefill
+
+    def new_output() -> ChatOutput:
+        return ChatOutput(None if is_plain else parser(), begin, chat.one_call)
+
+    return ChatJob(job, new_output)
+
+
+def count_tokens(service: Service, fields: Fields) -> int:
+    """Of the prompt that a body becomes. Raises WireError."""
+    prompt = chat_request_of(fields, service.settings).prompt(service.template)
+    return len(text_tokens(prompt.whole, service.vocabulary.tokenizer))
+
+
+def _left_in(chat: ChatRequest, format: Format, prompt: Prompt) -> str:
+    """The mark of thoughts that the prompt ends with, where they are a part of the content."""
+    thinking = format.thinking
+    return thinking.open if thinking and not chat.reasons and thinking.is_open(prompt.text) else ""
+
+
+def _ruled(chat: ChatRequest, format: Format, prompt: Prompt) -> tuple[str, Format]:
+    """The grammar of the answer, "" for none, and the format in which it is to be read."""
+    if not chat.must_call and chat.schema is None:
+        return "", format
+    thinking = format.thinking
+    if thinking and not chat.thinks and not thinking.is_open(prompt.whole):
+        format = format.without_thinking()
+    if chat.must_call:
+        return forced_call(format, chat.tools, chat.function, prompt.whole)
+    assert chat.schema is not None
+    if chat.may_call and format.name in WRITTEN:
+        return forced_call(format, chat.tools, None, prompt.whole, chat.schema)
+    return forced_json(format, chat.schema, prompt.whole) if format.thinking else "", format

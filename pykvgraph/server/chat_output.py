@@ -1,0 +1,57 @@
+"""What a sample of a chat says: content, thoughts and calls of tools, as they come."""
+
+from __future__ import annotations
+
+from pykvgraph.reply.delta import Content, Delta, Reply, ToolCall
+from pykvgraph.reply.parser import ReplyParser
+
+
+class ChatOutput:
+    """Text in, deltas out.
+
+    parser: takes the text apart; None: all of it is content. prefill: how the answer begins, by the request's
+    last message. one_call: those after the first call are left out.
+    """
+
+    def __init__(self, parser: ReplyParser | None = None, prefill: str = "", one_call: bool = False) -> None:
+        self._parser = parser
+        self._begin = prefill
+        self._one_call = one_call
+        self._deltas: list[Delta] = []
+        self._calls: list[ToolCall] = []
+
+    def feed(self, text: str) -> list[Delta]:
+        """What is certain by now."""
+        text, self._begin = self._begin + text, ""
+        if self._parser is None:
+            return self._kept([Content(text)] if text else [])
+        return self._kept(self._parser.feed(text))
+
+    def end(self) -> list[Delta]:
+        """What was held back: no more text comes."""
+        deltas = self.feed("")
+        return deltas if self._parser is None else deltas + self._kept(self._parser.end())
+
+    def number(self, call: ToolCall) -> int:
+        """Of a call that was handed out, from 0 on."""
+        return self._calls.index(call)
+
+    @property
+    def reply(self) -> Reply:
+        """All of it, so far."""
+        return Reply.of(self._deltas)
+
+    def finish_reason(self, reason: str | None) -> str | None:
+        """As OpenAI calls it. reason: why the text ended."""
+        return "tool_calls" if reason == "stop" and self._calls else reason
+
+    def _kept(self, deltas: list[Delta]) -> list[Delta]:
+        kept: list[Delta] = []
+        for delta in deltas:
+            if isinstance(delta, ToolCall):
+                if self._one_call and self._calls:
+                    continue
+                self._calls.append(delta)
+            kept.append(delta)
+        self._deltas += kept
+        return kept

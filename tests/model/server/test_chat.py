@@ -1,0 +1,210 @@
+"""/v1/chat/completions: thoughts, calls of tools, and schemas."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+import pytest
+from support.served import events, served
+
+from .conftest import TEMPLATE, load
+
+PATH = "/v1/chat/completions"
+MESSAGES = [{"role": "user", "content": "Hi"}]
+SCHEMA = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Oslo", "Rome"]}, "warm": {"type": "boolean"}},
+    "required": ["city", "warm"],
+}
+TOOLS = [
+    {"type": "function", "function": {"name": "weather", "description": "Tells.", "parameters": SCHEMA}},
+    {"type": "function", "function": {"name": "stop", "parameters": {"type": "object", "properties": {}}}},
+]
+NAMED = {"type": "function", "function": {"name": "weather"}}
+THOUGHT = {"grammar": 'root ::= "Hm </ .</think>Well, yes"'}  # all that the model can say
+
+
+def post(client: httpx.Client, path: str = PATH, **fields: Any) -> Any:
+    reply = client.post(path, json={"messages": MESSAGES, "max_tokens": 200, **fields})
+    assert reply.status_code == 200, reply.text
+    return reply.json()
+
+
+def message(client: httpx.Client, **fields: Any) -> Any:
+    return post(client, **fields)["choices"][0]["message"]
+
+
+def streamed(client: httpx.Client, **fields: Any) -> tuple[dict[str, Any], str]:
+    """What the deltas amount to, and why it ended."""
+    body = {"messages": MESSAGES, "max_tokens": 200, "stream": True, **fields}
+    *chunks, done = events(client.post(PATH, json=body).text)
+    assert done == "[DONE]"
+    whole: dict[str, Any] = {}
+    for chunk in chunks:
+        for key, value in chunk["choices"][0]["delta"].items():
+            whole[key] = whole.get(key) or type(value)() if value is not None else None
+            if value is not None:
+                whole[key] += value
+    return whole, chunks[-1]["choices"][0]["finish_reason"]
+
+
+def without_thoughts(**fields: Any) -> dict[str, Any]:
+    return {"chat_template_kwargs": {"enable_thinking": False}, **fields}
+
+
+def begun(text: str) -> list[dict[str, str]]:
+    return [*MESSAGES, {"role": "assistant", "content": text}]
+
+
+@pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.parametrize("choice", ["required", NAMED])
+def test_a_call_is_forced(chats: httpx.Client, choice: Any, streams: bool) -> None:
+    fields = without_thoughts(tools=TOOLS, tool_choice=choice, temperature=1.5, seed=4)
+    if streams:
+        said, reason = streamed(chats, **fields)
+        assert said["tool_calls"][0].pop("index") == 0
+        assert said.pop("content") is None
+    else:
+        choice_told = post(chats, **fields)["choices"][0]
+        said, reason = choice_told["message"], choice_told["finish_reason"]
+        assert said.pop("content") == ""
+    assert reason == "tool_calls"
+    (call,) = said.pop("tool_calls")
+    assert said == {"role": "assistant"}
+    assert call["type"] == "function" and call["id"]
+    given = json.loads(call["function"]["arguments"])
+    if call["function"]["name"] == "weather":
+        assert given["city"] in ("Oslo", "Rome") and isinstance(given["warm"], bool)
+    else:
+        assert choice == "required" and given == {}
+
+
+def test_several_samples_each_call(chats: httpx.Client) -> None:
+    told = post(chats, **without_thoughts(tools=TOOLS, tool_choice=NAMED, n=2, temperature=1, seed=1))
+    ids = {each["message"]["tool_calls"][0]["id"] for each in told["choices"]}
+    assert [each["finish_reason"] for each in told["choices"]] == ["tool_calls"] * 2
+    assert len(ids) == 2
+
+
+CALL = '<tool_call>\n{"name": "%s", "arguments": {}}\n</tool_call>'
+
+
+@pytest.mark.parametrize(
+    ("fields", "names"),
+    [
+        ({}, ["stop", "weather"]),
+        ({"tool_choice": "auto", "parallel_tool_calls": False}, ["stop"]),
+        ({"tool_choice": "none"}, []),
+        ({"tools": []}, []),
+    ],
+)
+def test_calls_that_nobody_forced(chats: httpx.Client, fields: Any, names: list[str]) -> None:
+    """The request's last message begins the answer, so that it certainly calls."""
+    text = "Yes. " + CALL % "stop" + "\n" + CALL % "weather"
+    body = without_thoughts(messages=begun(text), max_tokens=4) | {"tools": TOOLS, **fields}
+    said = message(chats, **body)
+    assert [call["function"]["name"] for call in said.get("tool_calls", ())] == names
+    assert said["content"].startswith(text if not names else "Yes.")
+    assert ("<tool_call>" in said["content"]) == (not names)
+
+
+def test_results_of_tools_are_told(chats: httpx.Client) -> None:
+    call = {"id": "a", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Oslo"}'}}
+    history = [
+        {"role": "developer", "content": "Be short."},
+        *MESSAGES,
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "a", "content": "warm"},
+    ]
+    prompt = post(chats, "/apply-template", messages=history, tools=TOOLS)["prompt"]
+    assert prompt == (
+        "weather stop <|system|>Be short.</s><|user|>Hi</s><|assistant|><tool_call>\n"
+        '{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call></s><|tool|>warm</s>'
+        "<|assistant|><think>"
+    )
+    counted = post(chats, f"{PATH}/input_tokens", messages=history, tools=TOOLS)["input_tokens"]
+    told = post(chats, messages=history, tools=TOOLS, max_tokens=2)
+    assert counted == told["usage"]["prompt_tokens"]
+
+
+@pytest.mark.parametrize(
+    ("form", "reasoning", "content"),
+    [
+        ("auto", "Hm </ .", "Well, yes"),
+        ("deepseek", "Hm </ .", "Well, yes"),
+        ("none", None, "<think>Hm </ .</think>Well, yes"),
+    ],
+)
+def test_thoughts(chats: httpx.Client, form: str, reasoning: str | None, content: str) -> None:
+    said = message(chats, reasoning_format=form, **THOUGHT)
+    assert (said.get("reasoning_content"), said["content"]) == (reasoning, content)
+    deltas, reason = streamed(chats, reasoning_format=form, **THOUGHT)
+    assert (deltas.get("reasoning_content"), deltas["content"], reason) == (reasoning, content, "stop")
+
+
+def test_thoughts_that_the_request_began(chats: httpx.Client) -> None:
+    grammar = {"grammar": 'root ::= "!</think>Yes"'}
+    messages = [*MESSAGES, {"role": "assistant", "content": "", "reasoning_content": "Hm"}]
+    said = message(chats, messages=messages, **grammar)
+    assert (said["reasoning_content"], said["content"]) == ("Hm!", "Yes")
+    said = message(chats, messages=begun("So"), grammar='root ::= "!"')
+    assert said == {"role": "assistant", "content": "So!"}
+
+
+@pytest.mark.parametrize(
+    "fields", [{"reasoning_effort": "none"}, {"thinking_budget_tokens": 0}, without_thoughts()]
+)
+def test_a_request_without_thoughts(chats: httpx.Client, fields: Any) -> None:
+    assert post(chats, "/apply-template", **fields)["prompt"].endswith("<|assistant|>")
+    assert "<think>" in post(chats, "/apply-template")["prompt"]
+
+
+def test_a_server_without_thoughts() -> None:
+    """As --reasoning-format none --reasoning-budget 0 set it."""
+    settings = {"reasoning_format": "none", "template_variables": {"enable_thinking": False}}
+    with served(load, chat_template=TEMPLATE, **settings) as (url, _), httpx.Client(base_url=url) as client:
+        assert post(client, "/apply-template")["prompt"].endswith("<|assistant|>")
+        said = message(client, grammar='root ::= "<think>a</think>b"')
+        assert said == {"role": "assistant", "content": "<think>a</think>b"}
+
+
+def test_json_behind_thoughts(chats: httpx.Client) -> None:
+    """The schema begins where the thoughts end, which the request has begun."""
+    form = {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}}
+    messages = [*MESSAGES, {"role": "assistant", "content": "", "reasoning_content": "Hm</think>"}]
+    for tools in ({}, {"tools": TOOLS, "tool_choice": "none"}):
+        said = message(chats, messages=messages, response_format=form, temperature=0, **tools)
+        assert said["reasoning_content"] == "Hm"
+        assert json.loads(said["content"]).keys() == {"city", "warm"}
+
+
+def test_json_or_a_call(chats: httpx.Client) -> None:
+    """With tools and a schema the model may do either; a bias makes it call."""
+    form = {"type": "json_schema", "json_schema": {"schema": {"enum": ["red"]}}}
+    fields = without_thoughts(tools=TOOLS, response_format=form, temperature=0)
+    assert json.loads(message(chats, **fields)["content"]) == "red"
+    mark = chats.post("/tokenize", json={"content": "<"}).json()["tokens"][-1]
+    assert message(chats, **fields, logit_bias=[[mark, 100]])["tool_calls"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "code", "text"),
+    [
+        ({"tool_choice": "often"}, 400, "Invalid tool_choice"),
+        ({"tools": TOOLS, "tool_choice": {"function": {"name": "no"}}}, 400, "none of the tools"),
+        ({"tool_choice": "required"}, 400, "no tools"),
+        ({"tools": [{"type": "x", "function": {"name": "a"}}]}, 400, "a tool must be"),
+        ({"tools": TOOLS, "grammar": 'root ::= "a"'}, 400, "grammar"),
+        ({"json_schema": {}, "grammar": 'root ::= "a"'}, 400, "both"),
+        ({"tools": TOOLS, "logprobs": True, "stream": True}, 400, "logprobs"),
+        ({"parallel_tool_calls": "no"}, 400, "parallel_tool_calls"),
+        ({"reasoning_format": "loud"}, 400, "reasoning_format"),
+        ({"reasoning_budget_tokens": 10}, 501, "reasoning_budget_tokens"),
+        ({"chat_template_kwargs": {"enable_thinking": "no"}}, 400, "enable_thinking"),
+    ],
+)
+def test_what_a_chat_cannot_ask(chats: httpx.Client, fields: Any, code: int, text: str) -> None:
+    reply = chats.post(PATH, json={"messages": MESSAGES, "max_tokens": 2, **fields})
+    assert (reply.status_code, text in reply.json()["error"]["message"]) == (code, True), reply.text
