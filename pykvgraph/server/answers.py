@@ -30,9 +30,11 @@ def completion(service: Service, request: Request, fields: Fields) -> ASGIApp:
 
 def text_completion(service: Service, request: Request, fields: Fields) -> ASGIApp:
     """OpenAI's older one. `echo` and `suffix` are ignored, as in llama-server."""
-    model = fields.text("model", service.model_name)
     return reply_of(
-        service, _job(service, request, fields), TextForm(model, FINGERPRINT, service.vocabulary), fields
+        service,
+        _job(service, request, fields),
+        TextForm(service.model_name, FINGERPRINT, service.vocabulary),
+        fields,
     )
 
 

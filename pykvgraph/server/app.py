@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from pykvgraph.server import about, answers, chats, slot_files, tokens
 from pykvgraph.server.body import read_body
 from pykvgraph.server.cors import Cors
-from pykvgraph.server.errors import as_wire, not_found
+from pykvgraph.server.errors import WireError, as_wire, not_found, typed_error
 from pykvgraph.server.fields import Fields
 from pykvgraph.server.keys import Keys
 from pykvgraph.server.reply import JsonReply
@@ -52,6 +52,12 @@ _ANSWERERS: dict[str, Answerer] = {
     "/v1/chat/completions": chats.chat_completion,
     "/chat/completions/input_tokens": chats.count_chat,
     "/v1/chat/completions/input_tokens": chats.count_chat,
+    "/v1/messages": chats.messages,
+    "/v1/messages/count_tokens": chats.count_messages,
+    "/responses": chats.responses,
+    "/v1/responses": chats.responses,
+    "/responses/input_tokens": chats.count_responses,
+    "/v1/responses/input_tokens": chats.count_responses,
 }
 
 
@@ -83,11 +89,16 @@ class _Endpoint:
             told = as_wire(error)
             if told.code == 500:
                 _log.exception("%s failed", scope["path"])
-            reply = JsonReply.of_error(told)
+            reply = JsonReply(_error_body(scope["path"], told), told.code)
         await reply(scope, receive, send)
 
     async def _reply(self, request: Request) -> ASGIApp:
         raise NotImplementedError
+
+
+def _error_body(path: str, error: WireError) -> dict[str, Any]:
+    """As the clients of a path know errors."""
+    return typed_error(error) if path.startswith("/v1/messages") else error.body()
 
 
 class _Told(_Endpoint):

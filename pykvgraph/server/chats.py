@@ -6,10 +6,15 @@ from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from pykvgraph.server.answers import key_of, reply_of
+from pykvgraph.server.blocks import BlockForm
 from pykvgraph.server.chat_completion import ChatForm
 from pykvgraph.server.chat_job import chat_job, count_tokens
 from pykvgraph.server.fields import Fields
+from pykvgraph.server.messages import MessageWriter
+from pykvgraph.server.messages_request import chat_of_messages
 from pykvgraph.server.reply import JsonReply
+from pykvgraph.server.responses import ResponseWriter
+from pykvgraph.server.responses_request import chat_of_responses
 from pykvgraph.server.service import FINGERPRINT, Service
 
 
@@ -17,7 +22,7 @@ def chat_completion(service: Service, request: Request, fields: Fields) -> ASGIA
     """OpenAI's, of a conversation."""
     chat = chat_job(service, fields, key_of(request))
     form = ChatForm(
-        fields.text("model", service.model_name),
+        service.model_name,
         FINGERPRINT,
         service.vocabulary,
         chat.new_output,
@@ -27,6 +32,32 @@ def chat_completion(service: Service, request: Request, fields: Fields) -> ASGIA
     return reply_of(service, chat.job, form, fields)
 
 
+def messages(service: Service, request: Request, fields: Fields) -> ASGIApp:
+    """Anthropic's."""
+    fields = chat_of_messages(fields)
+    chat = chat_job(service, fields, key_of(request))
+    form = BlockForm(MessageWriter(service.model_name), chat.new_output)
+    return reply_of(service, chat.job, form, fields)
+
+
+def responses(service: Service, request: Request, fields: Fields) -> ASGIApp:
+    """OpenAI's newer one. Nothing is stored."""
+    fields = chat_of_responses(fields)
+    chat = chat_job(service, fields, key_of(request))
+    form = BlockForm(ResponseWriter(service.model_name), chat.new_output)
+    return reply_of(service, chat.job, form, fields)
+
+
 def count_chat(service: Service, request: Request, fields: Fields) -> ASGIApp:
     """How many tokens the prompt of a chat has."""
     return JsonReply({"input_tokens": count_tokens(service, fields), "object": "response.input_tokens"})
+
+
+def count_messages(service: Service, request: Request, fields: Fields) -> ASGIApp:
+    """The same, of Anthropic's body."""
+    return JsonReply({"input_tokens": count_tokens(service, chat_of_messages(fields))})
+
+
+def count_responses(service: Service, request: Request, fields: Fields) -> ASGIApp:
+    """The same, of a body for /v1/responses."""
+    return count_chat(service, request, chat_of_responses(fields))

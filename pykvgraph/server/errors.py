@@ -58,6 +58,11 @@ def no_room(n_prompt: int, n_ctx: int) -> WireError:
     )
 
 
+def typed_error(error: WireError) -> dict[str, Any]:
+    """An error as Anthropic's interface has it; llama-server's stands within."""
+    return {"type": "error", **error.body()}
+
+
 def as_wire(error: BaseException) -> WireError:
     """Any exception as the client hears of it."""
     if isinstance(error, WireError):

@@ -7,7 +7,7 @@ import string
 import time
 from typing import Any, Protocol
 
-from pykvgraph.server.errors import WireError
+from pykvgraph.server.errors import WireError, typed_error
 from pykvgraph.server.sample import Sample
 from pykvgraph.types import Piece
 
@@ -43,8 +43,8 @@ class NamedForm(Form, Protocol):
     closing: bytes = b""
 
     def error(self, error: WireError) -> dict[str, Any]:
-        """As Anthropic's interface tells it; within it stands llama-server's."""
-        return {"type": "error", **error.body()}
+        """What the client hears when it goes wrong."""
+        return typed_error(error)
 
     def framed(self, event: bytes) -> bytes:
         """An event as it is sent."""

@@ -1,0 +1,103 @@
+"""/v1/responses, asked by OpenAI's own package."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import openai
+import pydantic
+import pytest
+
+from .test_chat import SCHEMA, THOUGHT
+from .test_messages import chat_text
+
+TOOLS: Any = [{"type": "function", "name": "weather", "parameters": SCHEMA, "strict": True}]
+NO_THOUGHTS: Any = {"effort": "none"}
+
+
+@pytest.fixture
+def gpt(thinker: str) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{thinker}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+def test_it_says_what_a_chat_says(gpt: openai.OpenAI, chats: httpx.Client) -> None:
+    said = gpt.responses.create(
+        model="any",
+        input="Hi",
+        instructions="Be short.",
+        max_output_tokens=24,
+        temperature=0,
+        reasoning=NO_THOUGHTS,
+    )
+    messages = [{"role": "system", "content": "Be short."}, {"role": "user", "content": "Hi"}]
+    assert said.output_text == chat_text(chats, messages=messages, reasoning_effort="none")["content"]
+    assert said.usage is not None and said.usage.output_tokens == 24
+    assert said.incomplete_details is not None and said.incomplete_details.reason == "max_output_tokens"
+    body = {"input": "Hi", "instructions": "Be short.", "reasoning": NO_THOUGHTS}
+    counted = chats.post("/v1/responses/input_tokens", json=body).json()["input_tokens"]
+    assert counted == said.usage.input_tokens
+
+
+def test_a_stream_adds_up(gpt: openai.OpenAI) -> None:
+    """The package puts the events together, by the numbers in them."""
+    asked: Any = {"model": "any", "input": "Hi", "extra_body": THOUGHT}
+    with gpt.responses.stream(**asked) as stream:
+        events = list(stream)
+        final = stream.get_final_response()
+    assert [item.type for item in final.output] == ["reasoning", "message"]
+    thought = final.output[0]
+    assert thought.type == "reasoning" and thought.content is not None
+    assert thought.content[0].text == "Hm </ ."
+    assert final.output_text == "Well, yes" and final.status == "completed"
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    deltas = [event.delta for event in events if event.type == "response.output_text.delta"]
+    assert "".join(deltas) == "Well, yes"
+    assert events[-1].type == "response.completed"
+    whole = gpt.responses.create(**asked)
+    assert [item.type for item in whole.output] == ["reasoning", "message"]
+    assert whole.output_text == "Well, yes" and whole.status == "completed"
+
+
+@pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "name": "weather"}])
+def test_a_call_is_forced(gpt: openai.OpenAI, choice: Any, streams: bool) -> None:
+    asked: Any = {"model": "any", "input": "Hi", "tools": TOOLS, "tool_choice": choice, "temperature": 0}
+    asked |= {"reasoning": NO_THOUGHTS, "max_output_tokens": 300}
+    if streams:
+        with gpt.responses.stream(**asked) as stream:
+            said: Any = stream.get_final_response()
+    else:
+        said = gpt.responses.create(**asked)
+    (call,) = said.output
+    given = json.loads(call.arguments)
+    assert call.type == "function_call" and call.name == "weather"
+    assert given["city"] in ("Oslo", "Rome") and isinstance(given["warm"], bool)
+    result = {"type": "function_call_output", "call_id": call.call_id, "output": "warm"}
+    history = [{"role": "user", "content": "Hi"}, call.to_dict(), result]
+    again = gpt.responses.create(**asked | {"input": history, "tool_choice": "none", "max_output_tokens": 3})
+    assert [item.type for item in again.output] == ["message"]
+
+
+class Weather(pydantic.BaseModel):
+    """What the answer is to be."""
+
+    warm: bool
+    days: int
+
+
+def test_a_schema(gpt: openai.OpenAI) -> None:
+    said = gpt.responses.parse(
+        model="any", input="Hi", text_format=Weather, temperature=0, reasoning=NO_THOUGHTS
+    )
+    assert isinstance(said.output_parsed, Weather)
+
+
+def test_errors(gpt: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match="previous_response_id"):
+        gpt.responses.create(model="any", input="Hi", previous_response_id="resp_a")
+    with pytest.raises(openai.BadRequestError, match="tokens"):
+        list(gpt.responses.create(model="any", input="word " * 600, stream=True))

@@ -1,0 +1,148 @@
+"""Bodies of other interfaces as those of a chat: what stands in their documentation, by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pykvgraph.server.errors import WireError
+from pykvgraph.server.fields import Fields
+from pykvgraph.server.messages_request import chat_of_messages
+from pykvgraph.server.responses_request import chat_of_responses
+
+HI = {"role": "user", "content": "Hi"}
+CALL = {"id": "a", "type": "function", "function": {"name": "f", "arguments": '{"x": "é"}'}}
+SCHEMA = {"type": "object", "properties": {"x": {"type": "string"}}}
+
+
+def messages(body: dict[str, Any]) -> Any:
+    return chat_of_messages(Fields({"messages": [HI], **body}))
+
+
+def responses(body: dict[str, Any]) -> Any:
+    return chat_of_responses(Fields({"input": "Hi", **body}))
+
+
+def test_a_conversation_of_messages() -> None:
+    thought = {"type": "thinking", "thinking": "Hm.", "signature": ""}
+    use = {"type": "tool_use", "id": "a", "name": "f", "input": {"x": "é"}}
+    result = {"type": "tool_result", "tool_use_id": "a", "content": [{"type": "text", "text": "warm"}]}
+    body = {
+        "system": [{"type": "text", "text": "Be "}, {"type": "text", "text": "short."}],
+        "messages": [
+            HI,
+            {"role": "assistant", "content": [thought, {"type": "text", "text": "I ask."}, use]},
+            {"role": "user", "content": [result, {"type": "text", "text": "Well?"}]},
+            {"role": "assistant", "content": [{"type": "redacted_thinking", "data": "x"}]},
+        ],
+    }
+    assert messages(body).get("messages") == [
+        {"role": "system", "content": "Be short."},
+        HI,
+        {
+            "role": "assistant",
+            "content": [{"type": "text", "text": "I ask."}],
+            "tool_calls": [CALL],
+            "reasoning_content": "Hm.",
+        },
+        {"role": "tool", "tool_call_id": "a", "content": "warm"},
+        {"role": "user", "content": [{"type": "text", "text": "Well?"}]},
+    ]
+
+
+def test_tools_of_messages() -> None:
+    tool = {"name": "f", "description": "Tells.", "input_schema": SCHEMA}
+    function = {"name": "f", "description": "Tells.", "parameters": SCHEMA}
+    assert messages({"tools": [tool]}).get("tools") == [{"type": "function", "function": function}]
+    named = {"type": "function", "function": {"name": "f"}}
+    choices = {"auto": "auto", "any": "required", "none": "none", "tool": named}
+    for kind, wanted in choices.items():
+        given = {"type": kind, "name": "f", "disable_parallel_tool_use": kind == "any"}
+        chat = messages({"tools": [tool], "tool_choice": given})
+        assert (chat.get("tool_choice"), chat.get("parallel_tool_calls")) == (wanted, kind != "any")
+
+
+def test_settings_of_messages() -> None:
+    chat = messages({"stop_sequences": ["a"], "temperature": 0.5, "stream": True, "metadata": {}})
+    assert (chat.get("stop"), chat.get("temperature"), chat.get("max_tokens")) == (["a"], 0.5, 4096)
+    for kind, thinks in (("enabled", True), ("disabled", False)):
+        chat = messages({"thinking": {"type": kind, "budget_tokens": 9}})
+        assert chat.get("chat_template_kwargs") == {"enable_thinking": thinks}
+    form = {"type": "json_schema", "schema": SCHEMA}
+    assert messages({"output_config": {"format": form}}).get("response_format") == form
+
+
+def test_a_number_that_changes_is_out_of_the_way() -> None:
+    stamped = "x-anthropic-billing-header: cc_version=2; cch=a51%s5;You are a clerk. cch=a5145;"
+    told = {messages({"system": stamped % i}).get("messages")[0]["content"] for i in range(3)}
+    assert told == {"x-anthropic-billing-header: cc_version=2; cch=fffff;You are a clerk. cch=a5145;"}
+
+
+def test_a_conversation_of_responses() -> None:
+    body = {
+        "instructions": "Be short.",
+        "input": [
+            {"role": "developer", "content": [{"type": "input_text", "text": "Now."}]},
+            {"type": "message", **HI},
+            {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm."}]},
+            {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "I ask."}]},
+            {"type": "function_call", "call_id": "a", "name": "f", "arguments": '{"x": "é"}'},
+            {"type": "function_call_output", "call_id": "a", "output": "warm"},
+        ],
+    }
+    assert responses(body).get("messages") == [
+        {"role": "system", "content": "Be short."},
+        {"role": "developer", "content": "Now."},
+        HI,
+        {"role": "assistant", "content": "I ask.", "reasoning_content": "Hm.", "tool_calls": [CALL]},
+        {"role": "tool", "tool_call_id": "a", "content": "warm"},
+    ]
+
+
+def test_settings_of_responses() -> None:
+    tool = {"type": "function", "name": "f", "parameters": SCHEMA}
+    chat = responses(
+        {
+            "tools": [tool, {"type": "web_search"}],
+            "tool_choice": {"type": "function", "name": "f"},
+            "max_output_tokens": 7,
+            "reasoning": {"effort": "low"},
+            "text": {"format": {"type": "json_schema", "name": "a", "schema": SCHEMA}},
+            "temperature": 0.5,
+        }
+    )
+    function = {"strict": True, "name": "f", "parameters": SCHEMA}
+    assert chat.get("tools") == [{"type": "function", "function": function}]
+    assert chat.get("tool_choice") == {"type": "function", "function": {"name": "f"}}
+    assert (chat.get("max_tokens"), chat.get("reasoning_effort"), chat.get("temperature")) == (7, "low", 0.5)
+    assert chat.get("response_format")["json_schema"]["schema"] == SCHEMA
+
+
+IMAGE = {"type": "image", "source": {"type": "url", "url": "x"}}
+
+
+@pytest.mark.parametrize(
+    ("read", "body", "code"),
+    [
+        (messages, {"messages": None}, 400),
+        (messages, {"messages": "Hi"}, 400),
+        (messages, {"messages": [{"role": "user", "content": [IMAGE]}]}, 501),
+        (messages, {"messages": [{"role": "user", "content": ["Hi"]}]}, 400),
+        (messages, {"system": 5}, 400),
+        (messages, {"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, 501),
+        (messages, {"tools": ["f"]}, 400),
+        (messages, {"tool_choice": {"type": "often"}}, 400),
+        (responses, {"input": None}, 400),
+        (responses, {"input": 5}, 400),
+        (responses, {"input": ["Hi"]}, 400),
+        (responses, {"input": [{"type": "item_reference", "id": "a"}]}, 400),
+        (responses, {"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, 501),
+        (responses, {"previous_response_id": "resp_a"}, 400),
+        (responses, {"tools": ["f"]}, 400),
+    ],
+)
+def test_what_has_no_equal(read: Any, body: dict[str, Any], code: int) -> None:
+    with pytest.raises(WireError) as caught:
+        read(body)
+    assert caught.value.code == code
