@@ -44,7 +44,9 @@ def measure_servers(
     if plot:
         require_matplotlib()
     n_clients, n_each = clients
-    commands = {OURS: [sys.executable, "-m", "pykvgraph", "serve"]}
+    # the package of this process, wherever it was started
+    program = f"import sys; sys.path = {sys.path!r}; from pykvgraph.cli import main; main()"
+    commands = {OURS: [sys.executable, "-c", program, "serve"]}
     if rival:
         words = shlex.split(rival)
         if not words or not shutil.which(words[0]):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 _WEIGHT = 0.2  # of the newest step, in the averages
 _FIRST = 16  # tokens, while nothing is known
-_SHARE = 4  # of a batch, prompts get one part in so many beside texts that talk
 _MARGIN = 1.2  # at first: steps differ, and some last so much longer than expected
 _RARE = 0.03  # the share of steps that may last longer still
 _RATE = 0.1  # of change, for the margin
@@ -18,12 +17,12 @@ class Pace:
     most margin times that. The margin grows with each step that lasts longer, and shrinks a little with each
     other one; the two balance at that share (Robbins and Monro, A Stochastic Approximation Method, 1951).
 
-    max_itl None: beside texts that talk, prompts get a quarter of a batch. On two CPUs that costs no
-    throughput, and a step is four times shorter.
+    max_itl None: beside texts that talk, prompts get n_beside tokens.
     """
 
-    def __init__(self, max_itl: float | None) -> None:
+    def __init__(self, max_itl: float | None, n_beside: int) -> None:
         self._max_itl = max_itl
+        self._n_beside = n_beside
         self._base = 0.0
         self._each = 0.0
         self._margin = _MARGIN
@@ -33,7 +32,7 @@ class Pace:
         if not n_talking:
             return most
         if self._max_itl is None:
-            return max(most // _SHARE, 1)
+            return min(self._n_beside, most)
         if not self._each:
             return min(_FIRST, most)
         room = (self._max_itl / self._margin - self._base) / self._each

@@ -20,6 +20,7 @@ from pykvgraph.types import EngineStats
 
 _N_COMPARED = 64  # waiting texts with which a new one is compared
 _MOST_PARTINGS = 8
+_ENOUGH_ON_CPU = 64  # tokens of prompts; in steps of 512 each takes as long (docs/many-requests.md)
 
 
 class Stepper:
@@ -38,7 +39,7 @@ class Stepper:
         self._needs_points = n_points > 0
         self._index = PrefixIndex(ctx.kv, n_points)
         self._scheduler = Scheduler(ctx.n_seq_max, ctx.n_batch)
-        self._pace = Pace(max_itl)
+        self._pace = Pace(max_itl, _n_beside(ctx))
         self._batch = Batch()
         # texts that come, requests that are cancelled, errands
         self.news: deque[Branch | Request | Errand] = deque()
@@ -376,6 +377,11 @@ class Stepper:
         except KVGraphError:
             self._ctx.reset()
             self._index = self._index.renewed()
+
+
+def _n_beside(ctx: Context) -> int:
+    """How many tokens of prompts a step takes beside texts that talk, and wait for it."""
+    return _ENOUGH_ON_CPU if ctx.model.device == "CPU" else max(ctx.n_batch // 4, 1)
 
 
 def _common(left: Branch, right: Branch) -> int:

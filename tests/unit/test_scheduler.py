@@ -114,7 +114,7 @@ def test_forks_run_in_sequences_that_were_kept_for_them() -> None:
 
 def test_pace_keeps_a_step_within_its_limit() -> None:
     """Steps take 10 ms, and 1 ms more for each token of a prompt; the limit is 40 ms."""
-    pace = Pace(0.040)
+    pace = Pace(0.040, 64)
     assert pace.n_prompt_tokens(0, 512) == 512  # nobody waits for a token
     for _ in range(50):
         n = pace.n_prompt_tokens(8, 512)
@@ -126,7 +126,7 @@ def test_pace_keeps_a_step_within_its_limit() -> None:
         pace.learn(8, 1, 0.1)
         pace.learn(8, 0, 0.09)
     assert pace.n_prompt_tokens(8, 512) == 1  # a prompt never stands still
-    assert Pace(None).n_prompt_tokens(8, 512) == 128
+    assert Pace(None, 64).n_prompt_tokens(8, 512) == 64
 
 
 @pytest.mark.parametrize("noise", [0.02, 0.1, 0.3])
@@ -140,7 +140,7 @@ def test_pace_keeps_nineteen_of_twenty_steps_within_its_limit(noise: float) -> N
 
     alone = sorted(lasts(0, 0) for _ in range(500))
     limit = 2 * alone[475]
-    pace = Pace(limit)
+    pace = Pace(limit, 64)
     for each in alone:
         pace.learn(8, 0, each)
     depth, took = 0, []
