@@ -65,13 +65,13 @@ from pykvgraph.types import (
 )
 
 if _TYPE_CHECKING:
-    from pykvgraph.engine import Engine, Request
+    from pykvgraph.engine import Engine, Request, Window
     from pykvgraph.llama import Llama
 
 
 def __getattr__(name: str) -> _Any:
     """What is imported when somebody asks for it: Llama needs Jinja, Engine asyncio."""
-    if name in ("Engine", "Request"):
+    if name in ("Engine", "Request", "Window"):
         from pykvgraph import engine
 
         return getattr(engine, name)
@@ -140,6 +140,7 @@ __all__ = [
     "Tokenizer",
     "UnsupportedError",
     "UpdateStats",
+    "Window",
     "__version__",
     "abilities",
     "add_rpc_server",

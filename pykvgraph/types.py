@@ -304,6 +304,7 @@ class Completion:
     on only from certain places. ttft: seconds from submit() to the first token. seconds: from submit() to the
     end. stopping_word: the stop string that ended the text, or "". n_said: tokens that were sampled, one that
     ended the text included. waited: seconds from submit() until it began to run; NaN if it never did.
+    n_discarded: tokens of the prompt and the text that were given up to go on (Window).
     """
 
     text: str
@@ -317,6 +318,7 @@ class Completion:
     stopping_word: str
     n_said: int
     waited: float
+    n_discarded: int
 
 
 @dataclass(frozen=True)

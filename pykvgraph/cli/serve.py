@@ -98,6 +98,8 @@ def _settings(model: str, host: str, given: dict[str, Any]) -> Settings:
         defaults={names.get(name, name): given[name] for name in _DEFAULTS},
         api_keys=_list(given["api_key"]) + _keys_of(given["api_key_file"]),
         cache_prompt=given["cache_prompt"],
+        context_shift=given["context_shift"],
+        n_keep=given["keep"],
         chat_template=template or "",
         jinja=given["jinja"],
         template_variables=variables,
@@ -131,7 +133,6 @@ def _keys_of(file: IO[str] | None) -> tuple[str, ...]:
 def _refuse(given: dict[str, Any]) -> None:
     """What this server can't do yet."""
     wanted = {
-        "--context-shift": given["context_shift"],
         "--cache-reuse": given["cache_reuse"],
         "--no-jinja": not given["jinja"],
         "--reasoning-budget, but for 0": given["reasoning_budget"] > 0,

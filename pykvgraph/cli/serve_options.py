@@ -201,7 +201,16 @@ _OF_ANSWERS: list[Adder] = [
     option("--cache-prompt/--no-cache-prompt", default=True, help="Share what prompts begin with, likewise."),
     option("--cache-reuse", type=click.IntRange(min=0), metavar="N", default=0, help="Only 0."),
     option(
-        "--context-shift/--no-context-shift", default=False, help="Go on when a request's context is full."
+        "--context-shift/--no-context-shift",
+        default=False,
+        help="An answer that fills its context goes on: old tokens are given up.",
+    ),
+    option(
+        "--keep",
+        type=click.IntRange(min=-1),
+        metavar="N",
+        default=0,
+        help="First tokens that are never given up, if the request says nothing; -1: its prompt.",
     ),
     option("--jinja/--no-jinja", default=True, help="Chat templates are always Jinja."),
     option("--chat-template", metavar="JINJA", help="In place of the model's own; or chatml."),

@@ -2,5 +2,6 @@
 
 from pykvgraph.engine.engine import Engine
 from pykvgraph.engine.request import Request
+from pykvgraph.engine.window import Window
 
-__all__ = ["Engine", "Request"]
+__all__ = ["Engine", "Request", "Window"]

@@ -11,8 +11,10 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from pykvgraph.checks import INT32_MAX
 from pykvgraph.context import LastOutput
 from pykvgraph.engine.request import Request
+from pykvgraph.engine.window import Window
 from pykvgraph.params import SamplingParams
 from pykvgraph.prefix.node import Node
 from pykvgraph.speech import Speech
@@ -26,7 +28,9 @@ class Branch:
     ids: the prompt, and what was said behind it. n_decoded: how many of these the sequence has. n_seqs: how
     many sequences it needs; more than one while other samples wait for its prompt (`forks`). most_cells: how
     many cells it and its forks take at most, if nobody shares any. last: the deepest node of the index that
-    its text begins with. places: positions where a resume point is to be kept.
+    its text begins with. places: positions where a resume point is to be kept. window: for a text that may
+    become longer than its part of the cache; what it gives up is in `ids` no longer. n_true: how many of its
+    first tokens have cells that any text that begins so may share; those that have moved, nobody may.
     """
 
     def __init__(
@@ -37,6 +41,7 @@ class Branch:
         params: SamplingParams,
         tokenizer: Tokenizer | None,
         salt: bytes,
+        window: Window | None = None,
     ) -> None:
         self.request = request
         self.priority = params.priority
@@ -52,14 +57,19 @@ class Branch:
         self.places: list[int] = []
         self.order = 0  # of arrival; the youngest has the highest
         self.n_idle = 0  # steps in which it did not advance
+        self.n_true = INT32_MAX
         self.cancelled = False
         self.n_cached = -1  # tokens of the prompt that the cache had; -1: not known yet
         self.n_again = 0
         self._sample = sample
         self._max_tokens = params.max_tokens
+        fills = window is not None and len(prompt) + params.max_tokens - 1 >= window.n_ctx
+        self.window = window if fills else None
+        self._n_discarded = 0
         self._speech = Speech(params, tokenizer, sample)
         self._speech.begin(int(prompt[-1]))
         self._texts: list[str] = []
+        self._tokens: list[int] = []
         self._n_said = 0
         self._submitted = time.perf_counter()
         self._entered = math.nan
@@ -88,17 +98,37 @@ class Branch:
     @property
     def most_cells(self) -> int:
         """Cells of the whole text and of its forks; the last token of each is never decoded."""
+        if self.window is not None:
+            return self.window.n_ctx
         return self.n_prompt + (self._max_tokens - 1) * self.n_seqs
 
     @property
     def still_to_take(self) -> int:
         """How many cells more it may take while it runs."""
+        if self.window is not None and self.n_true == INT32_MAX:
+            return self.most_cells  # others may share what it has, so that a shift copies it
         return self.most_cells - self.n_decoded
+
+    def cells_to_take(self, n_found: int) -> int:
+        """How many it may take if the cache has so many of its tokens."""
+        return self.most_cells - (0 if self.window else n_found)
 
     def enter(self, n_cached: int, n_again: int) -> None:
         """It begins to run, with so many tokens of its prompt in the cache; n_again: n_decoded_again."""
         self.n_cached, self.n_again = n_cached, n_again
         self._entered = time.perf_counter()
+
+    def begin(self, n_found: int) -> None:
+        """It has a sequence with so many of its tokens, which the cache had."""
+        self.n_decoded = n_found
+        self.n_true = INT32_MAX
+
+    def give_up(self, gone: range) -> None:
+        """These tokens go, and those behind them move down."""
+        del self.ids[gone.start : gone.stop]
+        self.n_decoded -= len(gone)
+        self.n_true = min(self.n_true, gone.start)
+        self._n_discarded += len(gone)
 
     def follow(self, other: Branch) -> None:
         """It begins to run as a fork of another one, and has what that one has."""
@@ -126,6 +156,7 @@ class Branch:
         self._texts.append(piece.text)
         if piece.finish_reason != "stop":
             self.ids.append(piece.token)
+            self._tokens.append(piece.token)
         self.request._say(piece)
         return piece.finish_reason
 
@@ -133,7 +164,7 @@ class Branch:
         """Hands out the completion."""
         completion = Completion(
             text="".join(self._texts),
-            tokens=tuple(self.ids[self.n_prompt :]),
+            tokens=tuple(self._tokens),
             finish_reason=reason,
             n_prompt=self.n_prompt,
             n_cached=max(self.n_cached, 0),
@@ -143,5 +174,6 @@ class Branch:
             stopping_word=self._speech.stopping_word,
             n_said=self._n_said,
             waited=self._entered - self._submitted,
+            n_discarded=self._n_discarded,
         )
         self.request._complete(self._sample, completion)

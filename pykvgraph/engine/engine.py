@@ -22,7 +22,8 @@ from pykvgraph.engine.errand import Errand
 from pykvgraph.engine.request import Request
 from pykvgraph.engine.sizes import sizes_for
 from pykvgraph.engine.stepper import Stepper
-from pykvgraph.errors import CacheFullError, InvalidArgumentError, StateError
+from pykvgraph.engine.window import Window
+from pykvgraph.errors import CacheFullError, InvalidArgumentError, StateError, UnsupportedError
 from pykvgraph.model import Model
 from pykvgraph.params import SamplingParams
 from pykvgraph.prefix.index import PrefixIndex
@@ -92,23 +93,38 @@ class Engine(NotCopied):
         self._loop = _Loop(self.context, stepper, flag(background, "background"))
         self._finalizer = weakref.finalize(self, _close, self._loop)
 
+    @property
+    def can_shift(self) -> bool:
+        """Whether texts may have a window: not where layers are recurrent, or have windows of their own."""
+        kv = self.context.kv
+        return kv.can_shift and all(group.kind == "full" for group in kv.groups)
+
     def submit(
-        self, prompt: str | Integers, params: SamplingParams | None = None, *, salt: str | bytes = b""
+        self,
+        prompt: str | Integers,
+        params: SamplingParams | None = None,
+        *,
+        salt: str | bytes = b"",
+        window: Window | None = None,
     ) -> Request:
         """Queues a prompt, and returns at once; from any thread.
 
         prompt: text, tokenized as the beginning of a text, or token ids, decoded as they are. salt: texts
         under different salts share nothing, so that a request's time tells nobody what others have asked.
+        window: the text goes on when it has filled it; None: max_tokens must fit.
 
-        Raises InvalidArgumentError for an empty or bad prompt, a bad salt, and after close(); CacheFullError
-        for a request that can't fit, even alone; UnsupportedError for text when the model has no tokenizer.
+        Raises InvalidArgumentError for an empty or bad prompt, a bad salt, a window for several samples, and
+        after close(); CacheFullError for a request that can't fit, even alone; UnsupportedError for text when
+        the model has no tokenizer, and for a window when not can_shift.
         """
         params = SamplingParams() if params is None else params
         if not isinstance(params, SamplingParams):
             raise InvalidArgumentError(f"params must be a SamplingParams, got {shown(params)}")
         ids = self._ids_of(prompt)
+        if window is not None:
+            self._require_shift(window, params, len(ids))
         request = Request(params.n, self._loop.cancel, None if self._loop.background else self.step)
-        branch = self._branches(request, ids, params, _bytes_of(salt))
+        branch = self._branches(request, ids, params, _bytes_of(salt), window)
         self._require_room(branch)
         self._loop.give(branch)
         return request
@@ -215,17 +231,32 @@ class Engine(NotCopied):
         return errand.done.result()
 
     def _branches(
-        self, request: Request, ids: np.typing.NDArray[np.int32], params: SamplingParams, salt: bytes
+        self,
+        request: Request,
+        ids: np.typing.NDArray[np.int32],
+        params: SamplingParams,
+        salt: bytes,
+        window: Window | None,
     ) -> Branch:
         """The first sample, with the others as its forks."""
         if params.stop and self._tokenizer is None:
             self.model.tokenizer  # noqa: B018 which says what is missing
         branches = [
-            Branch(request, sample, ids, params.of_sample(sample), self._tokenizer, salt)
+            Branch(request, sample, ids, params.of_sample(sample), self._tokenizer, salt, window)
             for sample in range(params.n)
         ]
         branches[0].forks = branches[1:]
         return branches[0]
+
+    def _require_shift(self, window: Window, params: SamplingParams, n_prompt: int) -> None:
+        if not isinstance(window, Window):
+            raise InvalidArgumentError(f"window must be a Window, got {shown(window)}")
+        if not self.can_shift:
+            raise UnsupportedError("this model's cache can't be shifted: ask without a window")
+        if params.n > 1:
+            raise InvalidArgumentError(f"window: it is for one sample, and there are {params.n}")
+        if n_prompt >= window.n_ctx:
+            raise CacheFullError(f"the prompt has {n_prompt} tokens, and the window {window.n_ctx}")
 
     def _require_room(self, branch: Branch) -> None:
         ctx = self.context

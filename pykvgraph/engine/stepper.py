@@ -16,6 +16,7 @@ from pykvgraph.errors import CacheFullError, InvalidArgumentError, KVGraphError
 from pykvgraph.kept_text import EVERY
 from pykvgraph.prefix import block
 from pykvgraph.prefix.index import Found, PrefixIndex
+from pykvgraph.prefix.node import Node
 from pykvgraph.types import EngineStats
 
 _N_COMPARED = 64  # waiting texts with which a new one is compared
@@ -76,6 +77,7 @@ class Stepper:
         self._take_news()
         self._run_errands()
         self._admit()
+        self._shift_full()
         chunks = self._chosen()
         if not chunks:
             return
@@ -197,7 +199,7 @@ class Stepper:
         free -= sum(node.n_tokens for node in found.match.path if not node.n_pins) + found.match.run
         if self._overcommit:
             return len(branch.ids) - found.n <= free - len(running)
-        return branch.most_cells - found.n <= free - sum(each.still_to_take for each in running)
+        return branch.cells_to_take(found.n) <= free - sum(each.still_to_take for each in running)
 
     def _enter(self, branch: Branch, found: Found) -> None:
         self._scheduler.enter(branch)
@@ -206,7 +208,7 @@ class Stepper:
         except (KVGraphError, MemoryError):  # what can't be shared is decoded
             found = Found(found.match, 0, None)
             branch.last = self._index.attach(found, branch.seq)
-        branch.n_decoded = found.n
+        branch.begin(found.n)
         branch.n_part = found.n - branch.last.end
         known = min(found.match.n, len(branch.ids) - 1)
         if branch.n_cached < 0:
@@ -225,13 +227,17 @@ class Stepper:
                 self._keep(branch, to_end=True)
                 if self._needs_points and branch.n_decoded:
                     self._index.add_point(branch.last, branch.ids, branch.n_decoded, branch.seq)
-            others = [each for each in self._scheduler.running if each is not branch]
-            self._index.hand_over(branch.last, [(each.last, each.seq) for each in others if each.last])
-            self._index.unpin(branch.last)
+            self._let_go(branch, branch.last)
             branch.last = None
         self._ctx.kv.seq_rm(branch.seq, -1, -1)
         self._scheduler.leave(branch)
         branch.n_decoded = branch.n_part = 0
+
+    def _let_go(self, branch: Branch, last: Node) -> None:
+        """The text needs what the index has up to this node no longer."""
+        others = [each for each in self._scheduler.running if each is not branch]
+        self._index.hand_over(last, [(each.last, each.seq) for each in others if each.last])
+        self._index.unpin(last)
 
     def _set_aside(self, branch: Branch) -> None:
         """It waits again; what it has stays in the cache for as long as nobody needs the cells."""
@@ -247,6 +253,51 @@ class Stepper:
             else:
                 self._scheduler.waiting.remove(each)
         branch.request._fail(error)
+
+    # ---- texts that have filled their windows
+
+    def _shift_full(self) -> None:
+        for branch in list(self._scheduler.running):
+            window = branch.window
+            if branch.runs and window is not None and branch.talks and window.is_full(branch.n_decoded):
+                self._shift(branch, window.discarded(branch.n_decoded))
+
+    def _shift(self, branch: Branch, gone: range) -> None:
+        """Gives up these tokens; the index keeps the text as it was, while nobody needs the cells."""
+        self._retreat(branch, gone.start)
+        if not self._room_to_move(branch, gone.stop):
+            return
+        branch.give_up(gone)
+        try:
+            self._ctx.kv.seq_rm(branch.seq, gone.start, gone.stop)
+            self._ctx.kv.seq_add(branch.seq, gone.stop, -1, -len(gone))
+        except (KVGraphError, MemoryError) as error:
+            self._fail(branch, error)
+            self._start_over_if_broken()
+
+    def _retreat(self, branch: Branch, n: int) -> None:
+        """From now on the text needs of what the index has its first n tokens alone."""
+        node = last = branch.last
+        assert node is not None and last is not None
+        while node.end > n:
+            assert node.parent is not None
+            node = node.parent
+        if node is not last:
+            self._index.pin(node)
+            self._let_go(branch, last)
+        branch.last, branch.n_part = node, n - node.end
+
+    def _room_to_move(self, branch: Branch, begin: int) -> bool:
+        """Makes room for copies of the cells from `begin` on that others see; False: it does not run now."""
+        kv = self._ctx.kv
+        while kv.n_free < kv.seq_count(branch.seq, begin, -1).n_shared:
+            if self._index.evict():
+                continue
+            youngest = self._scheduler.youngest()
+            self._set_aside(youngest)
+            if youngest is branch:
+                return False
+        return True
 
     # ---- what a step decodes
 
@@ -338,10 +389,9 @@ class Stepper:
 
     def _keep(self, branch: Branch, to_end: bool) -> None:
         assert branch.last is not None
-        if to_end or branch.n_decoded - branch.last.end >= block.N_TOKENS:
-            branch.last = self._index.extend(
-                branch.last, branch.ids, branch.n_decoded, branch.seq, to_end=to_end
-            )
+        n = min(branch.n_decoded, branch.n_true)
+        if to_end or n - branch.last.end >= block.N_TOKENS:
+            branch.last = self._index.extend(branch.last, branch.ids, n, branch.seq, to_end=to_end)
 
     def _fork(self, branch: Branch) -> list[Branch]:
         """The other samples of a request whose prompt was just decoded: they see its cells."""

@@ -93,7 +93,7 @@ class CompletionForm(Form):
             "truncated": sample.truncated,
             "stop_type": sample.stop_type,
             "stopping_word": sample.stopped_by,
-            "tokens_cached": len(sample.prompt) + sample.n_said - 1,
+            "tokens_cached": len(sample.prompt) + sample.n_said - 1 - sample.n_discarded,
             "timings": sample.timings(),
         }
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 from pykvgraph.checks import INT32_MAX
-from pykvgraph.engine import Engine, Request
+from pykvgraph.engine import Engine, Request, Window
 from pykvgraph.params import SamplingParams
 from pykvgraph.server.errors import WireError, no_room
 from pykvgraph.server.sample import Sample
@@ -35,11 +35,12 @@ class Job:
         n_ctx: int,
         salt: bytes = b"",
         slot: int = -1,
+        windows: Sequence[Window | None] = (),
         on_end: Callable[[Sample], None] = lambda sample: None,
     ) -> None:
         """n_ctx: the most tokens of a prompt with its answer. settings: how it is sampled, to be told.
 
-        slot: the one that is wanted; -1: any.
+        slot: the one that is wanted; -1: any. windows: of each prompt; none: answers end when n_ctx is full.
         """
         self._slots = slots
         self._on_end = on_end
@@ -62,10 +63,12 @@ class Job:
             if len(prompt) >= n_ctx:
                 raise no_room(len(prompt), n_ctx)
         try:
-            for prompt in prompts:
+            for i, prompt in enumerate(prompts):
+                window = windows[i] if windows else None
                 most = min(n_ctx - len(prompt), (engine.context.n_ctx - len(prompt)) // params.n + 1)
-                own = dataclasses.replace(params, max_tokens=min(params.max_tokens, most))
-                self._requests.append(engine.submit(prompt, own, salt=salt))
+                n_most = params.max_tokens if window else min(params.max_tokens, most)
+                own = dataclasses.replace(params, max_tokens=n_most)
+                self._requests.append(engine.submit(prompt, own, salt=salt, window=window))
         except BaseException:
             self.cancel()
             raise

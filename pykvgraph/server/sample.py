@@ -81,9 +81,14 @@ class Sample:
 
     @property
     def truncated(self) -> bool:
-        """Whether it ended because the context did."""
+        """Whether it ended because the context did, or gave tokens up to go on."""
         wants_more = self.n_predict < 0 or self.n_predict > self.n_said
-        return self.stop_type == "limit" and wants_more
+        return self.n_discarded > 0 or (self.stop_type == "limit" and wants_more)
+
+    @property
+    def n_discarded(self) -> int:
+        """Tokens that were given up to go on."""
+        return self.completion.n_discarded if self.completion else 0
 
     def usage(self) -> dict[str, Any]:
         """As OpenAI's interface counts tokens."""

@@ -8,7 +8,7 @@ import importlib.metadata
 import secrets
 from typing import Any
 
-from pykvgraph.engine import Engine
+from pykvgraph.engine import Engine, Window
 from pykvgraph.params import SamplingParams
 from pykvgraph.server.chat_template import ServerTemplate
 from pykvgraph.server.errors import loading
@@ -81,17 +81,32 @@ class Service:
         engine = self.engine
         params = params or self.sampling(fields)
         told = {"stream": fields.flag("stream"), "ignore_eos": fields.flag("ignore_eos"), **told}
+        keeps = {
+            "n_keep": fields.integer("n_keep", self.settings.n_keep, -1),
+            "n_discard": fields.integer("n_discard", 0, 0),
+        }
         return Job(
             engine,
             self.slots,
             prompts,
             params,
-            settings_of(params) | told,
+            settings_of(params) | told | keeps,
             n_ctx=self.n_ctx,
             salt=self._salt(fields, key),
             slot=fields.integer("id_slot", -1, -1, self.slots.n - 1),
+            windows=self._windows(prompts, **keeps) if params.n == 1 else (),
             on_end=self.metrics.add,
         )
+
+    def _windows(self, prompts: list[list[int]], n_keep: int, n_discard: int) -> list[Window]:
+        """How the answers go on when they have filled their context; none where they end then."""
+        if not self.settings.context_shift or not self.engine.can_shift:
+            return []
+        n_front = int(self.vocabulary.adds_bos)
+        return [
+            Window(self.n_ctx, (len(prompt) if n_keep < 0 else n_keep) + n_front, n_discard)
+            for prompt in prompts
+        ]
 
     def _salt(self, fields: Fields, key: bytes) -> bytes:
         """Who shares prefixes: requests under the same key; nobody, when a request wants none cached."""

@@ -20,7 +20,8 @@ class Settings:
     chat_template: Jinja, or a name; "": the model's own. jinja: False: the template is one of those that
     libllama has built in, and there are no tools. template_variables: what else templates get.
     reasoning_format: one of REASONING_FORMATS; all but "none" mean the same.
-    slot_save_path: the folder of saved slots; "": none are saved.
+    slot_save_path: the folder of saved slots; "": none are saved. context_shift: an answer that fills
+    n_ctx_slot goes on, where the model allows it. n_keep: first tokens that it keeps then; -1: the prompt.
 
     Limits: max_body: bytes of a request. body_seconds: in which it must have come. idle_seconds: that a
     connection may be open without a request. io_seconds: that a reader may take for what was sent.
@@ -36,6 +37,8 @@ class Settings:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     api_keys: tuple[str, ...] = ()
     cache_prompt: bool = True
+    context_shift: bool = False
+    n_keep: int = 0
     chat_template: str = ""
     jinja: bool = True
     template_variables: Mapping[str, Any] = field(default_factory=dict)

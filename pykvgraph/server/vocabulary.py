@@ -13,6 +13,7 @@ class Vocabulary:
     def __init__(self, model: Model) -> None:
         self.tokenizer = model.tokenizer
         self.n_vocab = model.n_vocab  # a model may have more rows than its tokenizer has tokens
+        self.adds_bos = self.tokenizer.encode("a", True)[:1] == [self.tokenizer.bos]
         self._eog: tuple[int, ...] = ()
 
     @property

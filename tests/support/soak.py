@@ -84,9 +84,11 @@ class Soak:
             seed=rng.randrange(1000),
             priority=rng.randrange(3),
         )
-        request = self.engine.submit(
-            prompt, params, salt=rng.choice([b"", b"", b"a", b"%d" % rng.randrange(99)])
-        )
+        salt = rng.choice([b"", b"", b"a", b"%d" % rng.randrange(99)])
+        window = None
+        if params.n == 1 and self.engine.can_shift and rng.random() < 0.4:
+            window = kvg.Window(len(prompt) + rng.randrange(8, 30), rng.randrange(40))
+        request = self.engine.submit(prompt, params, salt=salt, window=window)
         self.asked.append(Asked(request, prompt, params))
 
     def check(self) -> None:
@@ -134,7 +136,7 @@ class Soak:
         for each in completions:
             assert each.finish_reason in ("stop", "length", "cancelled")
             assert each.finish_reason != "length" or len(each.tokens) == asked.params.max_tokens
-            if asked.params.temperature == 0 and each.tokens:
+            if asked.params.temperature == 0 and each.tokens and not each.n_discarded:
                 assert are_likeliest(self.model, asked.prompt, each.tokens)
 
     def close(self) -> None:

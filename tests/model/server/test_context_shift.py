@@ -1,0 +1,74 @@
+"""Answers that fill their context and go on: token for token as llama-server's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from support.served import llama_server, served
+
+from .conftest import STORIES, load
+
+PROMPT = "Once upon a time there was a little girl who liked to play in the garden with her dog, and one day"
+
+
+@pytest.fixture(scope="module")
+def shifting() -> Iterator[httpx.Client]:
+    settings: dict[str, Any] = {"n_slots": 2, "n_ctx_slot": 128, "context_shift": True}
+    with served(load, **settings) as (url, _), httpx.Client(base_url=url, timeout=60) as client:
+        yield client
+
+
+def say(client: httpx.Client, path: str = "/completion", **fields: Any) -> Any:
+    asked = {"prompt": PROMPT, "n_predict": 400, "temperature": 0, "ignore_eos": True, **fields}
+    reply = client.post(path, json={**asked, "return_tokens": True})
+    assert reply.status_code == 200, reply.text
+    return reply.json()
+
+
+KEEPS: list[dict[str, Any]] = [{}, {"n_keep": 10}, {"n_keep": -1}, {"n_keep": 4, "n_discard": 7}]
+
+
+def test_it_goes_on(shifting: httpx.Client) -> None:
+    for fields in KEEPS:
+        told = say(shifting, **fields)
+        assert (told["tokens_predicted"], told["truncated"], told["stop_type"]) == (400, True, "limit")
+        assert told["tokens_cached"] < 128
+        asked = {name: told["generation_settings"][name] for name in ("n_keep", "n_discard")}
+        assert asked == {"n_keep": 0, "n_discard": 0, **fields}
+
+
+def test_the_tokens_are_llama_servers(shifting: httpx.Client) -> None:
+    """Each past its first shift or more; K is rotated twice and more, and no token is another one."""
+    arguments = ("-c", "512", "-np", "2", "--context-shift", "--kv-unified")
+    with llama_server(STORIES, *arguments) as url, httpx.Client(base_url=url, timeout=60) as theirs:
+        n_ctx = theirs.get("/props").json()["default_generation_settings"]["n_ctx"]
+        settings: dict[str, Any] = {"n_slots": 2, "n_ctx_slot": n_ctx, "context_shift": True}
+        with served(load, **settings) as (ours_url, _), httpx.Client(base_url=ours_url, timeout=60) as ours:
+            for fields in KEEPS:
+                mine, other = say(ours, n_predict=700, **fields), say(theirs, n_predict=700, **fields)
+                assert mine["tokens"] == other["tokens"]
+                for name in ("truncated", "stop_type", "tokens_cached", "tokens_evaluated"):
+                    assert mine[name] == other[name]
+                assert mine["truncated"]
+
+
+def test_without_it_the_answer_ends(client: httpx.Client) -> None:
+    told = say(client, n_predict=2000)
+    assert (told["tokens_evaluated"] + told["tokens_predicted"], told["truncated"]) == (512, True)
+
+
+def test_several_samples_end_where_they_are_full(shifting: httpx.Client) -> None:
+    for told in say(shifting, n_cmpl=2):
+        assert told["tokens_evaluated"] + told["tokens_predicted"] <= 128
+        assert told["truncated"]
+
+
+def test_what_is_refused(shifting: httpx.Client) -> None:
+    for field, bad in (("n_keep", -2), ("n_discard", -1), ("n_keep", "all"), ("n_discard", 1e300)):
+        reply = shifting.post("/completion", json={"prompt": "a", field: bad})
+        assert reply.status_code == 400 and field in reply.text
+    long = shifting.post("/completion", json={"prompt": PROMPT * 8})
+    assert long.json()["error"]["type"] == "exceed_context_size_error"
