@@ -193,9 +193,16 @@ def _is_call(given: Any) -> bool:
 
 
 def _tool(given: Any) -> dict[str, Any]:
+    """With the fields that llama-server gives to templates, and no others."""
     if not isinstance(given, dict) or given.get("type") != "function" or not _is_call(given):
         raise invalid(f"a tool must be a function with a name, got {shown(given)}")
-    return given
+    function = Fields(given["function"])
+    told = {
+        "name": function.text("name"),
+        "description": function.text("description"),
+        "parameters": function.object("parameters") or {"type": "object", "properties": {}},
+    }
+    return {"type": "function", "function": told}
 
 
 def _check_choice(choice: Any, tools: list[dict[str, Any]]) -> None:

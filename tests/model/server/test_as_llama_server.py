@@ -1,0 +1,190 @@
+"""Chats by llama-server and by ours, greedy: the same text, the same fields and codes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from support.served import llama_server
+
+from .conftest import STORIES, TEMPLATE
+from .test_chat import SCHEMA, begun
+
+HI = [{"role": "user", "content": "Hi"}]
+TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": SCHEMA}}]
+GREEDY = {"temperature": 0, "max_tokens": 24}
+# the request begins the answer with a call, and the model says its end
+ENDED = {"temperature": 0, "logit_bias": [[2, 100]]}
+CALL = begun('I ask.<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>')
+NO_THOUGHTS = {"chat_template_kwargs": {"enable_thinking": False}}
+RED = {"type": "json_schema", "json_schema": {"schema": {"enum": ["red"]}}}
+CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
+# numbers that are drawn, times, and what depends on what was asked before
+DRAWN = {"id", "item_id", "call_id", "created", "created_at", "completed_at", "system_fingerprint", "model"}
+DRAWN |= {"cached_tokens"}
+
+Body = dict[str, Any]
+BODIES: dict[str, tuple[str, Body]] = {
+    "chat": (CHAT, {"messages": HI, **GREEDY, **NO_THOUGHTS}),
+    "chat-thoughts": (CHAT, {"messages": HI, **GREEDY}),
+    "chat-thoughts-left": (CHAT, {"messages": HI, **GREEDY, "reasoning_format": "none"}),
+    "chat-legacy": (CHAT, {"messages": HI, **GREEDY, "reasoning_format": "deepseek-legacy"}),
+    "chat-two": (CHAT, {"messages": HI, **GREEDY, "n": 2}),
+    "chat-tools": (CHAT, {"messages": HI, **GREEDY, "tools": TOOLS}),
+    "chat-no-tools": (CHAT, {"messages": HI, **GREEDY, "tools": TOOLS, "tool_choice": "none"}),
+    "chat-call": (CHAT, {"messages": CALL, **ENDED, "tools": TOOLS}),
+    "chat-begun": (CHAT, {"messages": begun("Well"), **GREEDY}),
+    "chat-logprobs": (CHAT, {"messages": HI, **GREEDY, "logprobs": True, "top_logprobs": 2}),
+    "messages": (MESSAGES, {"messages": HI, **GREEDY, **NO_THOUGHTS, "system": "Be"}),
+    "messages-thoughts": (MESSAGES, {"messages": HI, **GREEDY}),
+    "messages-tools": (
+        MESSAGES,
+        {"messages": HI, **GREEDY, "tools": [{"name": "weather", "input_schema": SCHEMA}]},
+    ),
+    "responses": (RESPONSES, {"input": "Hi", "instructions": "Be", **NO_THOUGHTS, **ENDED}),
+    "responses-call": (
+        RESPONSES,
+        {
+            "input": [HI[0], {"type": "message", **CALL[-1]}],
+            "tools": [{"type": "function", **TOOLS[0]["function"]}],  # type: ignore[dict-item]
+            **ENDED,
+        },
+    ),
+}
+COUNTED: dict[str, Body] = {
+    f"{CHAT}/input_tokens": {"messages": HI, "tools": TOOLS},
+    f"{MESSAGES}/count_tokens": {"messages": HI, "system": "Be"},
+    f"{RESPONSES}/input_tokens": {"input": "Hi", "instructions": "Be"},
+}
+
+
+@pytest.fixture(scope="module")
+def theirs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
+    file: Path = tmp_path_factory.mktemp("template") / "template.jinja"
+    file.write_text(TEMPLATE, encoding="utf-8")
+    arguments = ("-c", "2048", "-np", "4", "--chat-template-file", str(file))
+    with llama_server(STORIES, *arguments) as url, httpx.Client(base_url=url, timeout=30) as client:
+        yield client
+
+
+def check(wanted: Any, told: Any, where: str = "") -> None:
+    """Whatever llama-server tells is told here; there may be more."""
+    key = where.rpartition("/")[2]
+    if key in DRAWN:
+        assert type(wanted) is type(told), where
+    elif key == "timings":
+        assert wanted.keys() == told.keys(), where
+    elif "cache_read_input_tokens" in (wanted if isinstance(wanted, dict) else ()):
+        assert sum(told.values()) == sum(wanted.values()), where
+    elif isinstance(wanted, dict):
+        for name, value in wanted.items():
+            assert name in told, f"{where}/{name}"
+            check(value, told[name], f"{where}/{name}")
+    elif isinstance(wanted, list):
+        assert len(wanted) == len(told), where
+        for i, (one, other) in enumerate(zip(wanted, told, strict=True)):
+            check(one, other, f"{where}/{i}")
+    elif isinstance(wanted, float):
+        assert told == pytest.approx(wanted, abs=0.02), where
+    else:
+        assert told == wanted, where
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_the_same_answer(theirs: httpx.Client, chats: httpx.Client, name: str) -> None:
+    path, body = BODIES[name]
+    one, other = theirs.post(path, json=body), chats.post(path, json=body)
+    assert (one.status_code, other.status_code) == (200, 200), (one.text, other.text)
+    check(one.json(), other.json())
+
+
+def without_usage(answer: Any) -> Any:
+    return {name: value for name, value in answer.items() if name != "usage"}
+
+
+def test_the_same_json(theirs: httpx.Client, chats: httpx.Client) -> None:
+    """Of other tokens: the grammars are two translations of the schema."""
+    body = {"messages": HI, **GREEDY, **NO_THOUGHTS, "response_format": RED}
+    check(*(without_usage(client.post(CHAT, json=body).json()) for client in (theirs, chats)))
+
+
+def read(text: str) -> list[tuple[str, Any]]:
+    """Events: their names, and their values."""
+    found = []
+    for part in text.split("\n\n"):
+        lines = dict(line.split(": ", 1) for line in part.splitlines() if not line.startswith(":"))
+        if lines:
+            data = lines["data"]
+            found.append((lines.get("event", ""), data if data == "[DONE]" else json.loads(data)))
+    return found
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_the_same_stream(theirs: httpx.Client, chats: httpx.Client, name: str) -> None:
+    path, body = BODIES[name]
+    body = {**body, "stream": True, "stream_options": {"include_usage": True}}
+    wanted, told = (read(client.post(path, json=body).text) for client in (theirs, chats))
+    check(joined(wanted), joined(told))
+
+
+def joined(events: list[tuple[str, Any]]) -> Any:
+    """The text of each kind of event, however it is cut, and the events that have none, by their names."""
+    texts: dict[str, str] = {}
+    others: dict[str, list[Any]] = {}
+    for name, value in events:
+        index, delta = -1, value
+        if name == "" and value != "[DONE]" and value["choices"]:
+            index, delta = value["choices"][0]["index"], value["choices"][0]["delta"]
+        elif name == "content_block_delta":
+            delta = value["delta"]
+        found = list(text_of(delta))
+        for key, text in found:
+            where = f"{name} {index} {key}"
+            texts[where] = texts.get(where, "") + text
+        if not found:
+            others.setdefault(f"{name} {index}", []).append(value)
+    return {"texts": texts, "others": others}
+
+
+def text_of(delta: Any) -> Iterator[tuple[str, str]]:
+    """What a delta adds to: content, thoughts, arguments."""
+    if not isinstance(delta, dict) or not delta.get("type", "delta").endswith("delta"):
+        return
+    for key in ("content", "reasoning_content", "text", "thinking", "delta"):
+        if isinstance(delta.get(key), str):
+            yield key, delta[key]
+    for call in delta.get("tool_calls", ()):
+        yield f"call {call['index']} {call['function']['name']}", call["function"]["arguments"]
+
+
+@pytest.mark.parametrize("path", COUNTED)
+def test_the_same_count(theirs: httpx.Client, chats: httpx.Client, path: str) -> None:
+    check(theirs.post(path, json=COUNTED[path]).json(), chats.post(path, json=COUNTED[path]).json())
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (CHAT, {}),
+        (CHAT, {"messages": [{"role": "user"}]}),
+        (CHAT, {"messages": [{"role": "assistant"}]}),
+        (CHAT, {"messages": [*CALL, CALL[-1]]}),
+        (CHAT, {"messages": HI, "tools": TOOLS, "grammar": 'root ::= "a"'}),
+        (CHAT, {"messages": HI, "tools": TOOLS, "logprobs": True, "stream": True}),
+        (CHAT, {"messages": HI, "top_logprobs": 1}),
+        (CHAT, {"messages": HI, "tool_choice": "often"}),
+        (CHAT, {"messages": HI, **NO_THOUGHTS, "chat_template_kwargs": {"enable_thinking": "no"}}),
+        (MESSAGES, {"messages": [*CALL, CALL[-1]]}),
+        (RESPONSES, {}),
+        (RESPONSES, {"input": "Hi", "previous_response_id": "resp_a"}),
+        (RESPONSES, {"input": [{"type": "item_reference"}]}),
+    ],
+)
+def test_the_same_refusal(theirs: httpx.Client, chats: httpx.Client, path: str, body: Body) -> None:
+    one, other = theirs.post(path, json=body), chats.post(path, json=body)
+    assert one.status_code == other.status_code == 400
+    assert one.json()["error"]["type"] == other.json()["error"]["type"]
