@@ -51,6 +51,7 @@ from pykvgraph.types import (
     Completion,
     DeviceInfo,
     DevicePart,
+    EngineLook,
     EngineStats,
     LayerSpec,
     LibraryInfo,
@@ -61,6 +62,7 @@ from pykvgraph.types import (
     SeqCount,
     ShiftReport,
     TensorInfo,
+    TextLook,
     UpdateStats,
 )
 
@@ -111,6 +113,7 @@ __all__ = [
     "DeviceInfo",
     "DevicePart",
     "Engine",
+    "EngineLook",
     "EngineStats",
     "GgufFile",
     "Hold",
@@ -137,6 +140,7 @@ __all__ = [
     "ShiftReport",
     "StateError",
     "TensorInfo",
+    "TextLook",
     "Tokenizer",
     "UnsupportedError",
     "UpdateStats",

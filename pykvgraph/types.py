@@ -344,3 +344,41 @@ class EngineStats:
     cells_used: tuple[int, ...]
     n_blocks: int
     n_resume_points: int
+
+
+@dataclass(frozen=True)
+class TextLook:
+    """A text that an engine runs, or that waits, without its words.
+
+    request: the number of its request, in the order in which they came. sample: its number among those of the
+    request. n_texts: how many samples it stands for; more than one until its prompt is decoded. seq: the
+    sequence that has its cells; -1: it waits. n_prompt: tokens of the prompt. n_cached: how many of these the
+    cache had; -1: it has not run yet. n_decoded: tokens of the text that its sequence has. n_said: tokens of
+    the answer. seconds: since submit().
+    """
+
+    request: int
+    sample: int
+    n_texts: int
+    seq: int
+    n_prompt: int
+    n_cached: int
+    n_decoded: int
+    n_said: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class EngineLook:
+    """An engine at one moment between two steps.
+
+    seconds: of time.perf_counter(), when that was. waiting: the first 64 that wait; stats.n_waiting is the
+    number of all. groups, views: the cells, as `kv.groups` and `kv.cells()` of each of them tell.
+    """
+
+    seconds: float
+    stats: EngineStats
+    running: tuple[TextLook, ...]
+    waiting: tuple[TextLook, ...]
+    groups: tuple[CellGroup, ...]
+    views: tuple[CellsView, ...]

@@ -108,6 +108,7 @@ def _settings(model: str, host: str, given: dict[str, Any]) -> Settings:
         props=given["props"],
         slots=given["slots"],
         slot_save_path=given["slot_save_path"] or "",
+        page=given["webui"],
         io_seconds=given["timeout"],
         body_seconds=min(given["timeout"], _BODY_SECONDS),
         ping_seconds=max(given["sse_ping_interval"], 0),

@@ -182,7 +182,7 @@ _OF_WIRE: list[Adder] = [
         metavar="FOLDER",
         help="Where POST /slots/ID saves what the cache has of a text, and finds it again.",
     ),
-    option("--webui/--no-webui", default=True, help="Serve the page at /."),
+    option("--ui/--no-ui", "--webui/--no-webui", "webui", default=True, help="Serve the page at /."),
 ]
 _OF_ANSWERS: list[Adder] = [
     _count(

@@ -19,7 +19,7 @@ from pykvgraph.params import SamplingParams
 from pykvgraph.prefix.node import Node
 from pykvgraph.speech import Speech
 from pykvgraph.text.tokenizer import Tokenizer
-from pykvgraph.types import Completion
+from pykvgraph.types import Completion, TextLook
 
 
 class Branch:
@@ -146,6 +146,20 @@ class Branch:
         while self.places and self.places[0] <= self.n_decoded:
             del self.places[0]
         return min(self.n_todo, self.places[0] - self.n_decoded if self.places else self.n_todo)
+
+    def look(self, now: float) -> TextLook:
+        """How far it is."""
+        return TextLook(
+            request=self.order,
+            sample=self._sample,
+            n_texts=self.n_seqs,
+            seq=self.seq,
+            n_prompt=self.n_prompt,
+            n_cached=self.n_cached,
+            n_decoded=self.n_decoded,
+            n_said=self._n_said,
+            seconds=now - self._submitted,
+        )
 
     def say(self, last: LastOutput, now: float) -> Literal["stop", "length"] | None:
         """Hands out the next token; returns why it was the last, or None. Raises as Speech.say does."""

@@ -9,6 +9,7 @@ import threading
 import weakref
 from array import array
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from types import FrameType
 from typing import Any, Literal
 
@@ -29,7 +30,7 @@ from pykvgraph.params import SamplingParams
 from pykvgraph.prefix.index import PrefixIndex
 from pykvgraph.prefix.prefix_file import SavedPrefix, pack, read
 from pykvgraph.state.file import write_file
-from pykvgraph.types import EngineStats
+from pykvgraph.types import EngineLook, EngineStats
 
 
 class Engine(NotCopied):
@@ -203,6 +204,14 @@ class Engine(NotCopied):
         """What was done so far, and how many requests run and wait."""
         return self._loop.stepper.stats()
 
+    def look(self) -> EngineLook:
+        """The cells and the texts at one moment between two steps, from any thread.
+
+        Waits for the step that is under way; the next one waits until the cells' metadata is copied. Raises
+        InvalidArgumentError after close().
+        """
+        return self._loop.look()
+
     def close(self) -> None:
         """Cancels what runs and waits, and frees the context. A second call does nothing."""
         self._finalizer()
@@ -287,13 +296,26 @@ class _Loop:
             self._thread = threading.Thread(target=self._run, name="pykvgraph engine", daemon=True)
             self._thread.start()
 
-    def give(self, new: Branch | Request | Errand) -> None:
-        """A text that comes, a request that is cancelled, or an errand."""
+    def give(self, new: Branch | Request | Errand | Future[EngineLook]) -> None:
+        """A text that comes, a request that is cancelled, an errand, or somebody who wants to look."""
         with self._news:
             if self._closed or os.getpid() != self._pid:
                 raise InvalidArgumentError("the engine is closed: make a new one")
             self.stepper.news.append(new)
             self._news.notify()
+
+    def look(self) -> EngineLook:
+        """Between two steps; without a thread of its own there is no step now."""
+        if self.background:
+            look: Future[EngineLook] = Future()
+            self.give(
+                look
+            )  # a lock would wait for longer: the thread that takes the steps has it at once again
+            return look.result()
+        with self._stepping:
+            if self._closed:
+                raise InvalidArgumentError("the engine is closed: make a new one")
+            return self.stepper.look()
 
     def cancel(self, request: Request) -> None:
         """For Request.cancel()."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from concurrent.futures import Future
 
 from pykvgraph.batch import Batch
 from pykvgraph.context import Context, LastOutput
@@ -17,11 +18,12 @@ from pykvgraph.kept_text import EVERY
 from pykvgraph.prefix import block
 from pykvgraph.prefix.index import Found, PrefixIndex
 from pykvgraph.prefix.node import Node
-from pykvgraph.types import EngineStats
+from pykvgraph.types import EngineLook, EngineStats
 
 _N_COMPARED = 64  # waiting texts with which a new one is compared
 _MOST_PARTINGS = 8
 _ENOUGH_ON_CPU = 64  # tokens of prompts; in steps of 512 each takes as long (docs/many-requests.md)
+_N_SHOWN = 64  # waiting texts, to those who look
 
 
 class Stepper:
@@ -42,9 +44,10 @@ class Stepper:
         self._scheduler = Scheduler(ctx.n_seq_max, ctx.n_batch)
         self._pace = Pace(max_itl, _n_beside(ctx))
         self._batch = Batch()
-        # texts that come, requests that are cancelled, errands
-        self.news: deque[Branch | Request | Errand] = deque()
+        # texts that come, requests that are cancelled, errands, and those who want to look
+        self.news: deque[Branch | Request | Errand | Future[EngineLook]] = deque()
         self._errands: deque[Errand] = deque()
+        self._lookers: list[Future[EngineLook]] = []
         self._counts = dict.fromkeys(
             ("steps", "prompt_tokens", "prefix_hit_tokens", "decoded_again", "decoded", "preempted"), 0
         )
@@ -71,6 +74,19 @@ class Stepper:
             n_resume_points=self._index.n_points,
         )
 
+    def look(self) -> EngineLook:
+        """The cells and the texts as they are now."""
+        kv, scheduler, now = self._ctx.kv, self._scheduler, time.perf_counter()
+        groups = kv.groups
+        return EngineLook(
+            seconds=now,
+            stats=self.stats(),
+            running=tuple(each.look(now) for each in scheduler.running),
+            waiting=tuple(each.look(now) for each in scheduler.waiting[:_N_SHOWN]),
+            groups=groups,
+            views=tuple(kv.cells(index) for index in range(len(groups))),
+        )
+
     def step(self) -> None:
         """Takes what is new, lets waiting texts enter, decodes one batch, and hands out what was said."""
         begin = time.perf_counter()
@@ -78,6 +94,7 @@ class Stepper:
         self._run_errands()
         self._admit()
         self._shift_full()
+        self._show()
         chunks = self._chosen()
         if not chunks:
             return
@@ -91,10 +108,12 @@ class Stepper:
     def end_all(self, error: BaseException | None) -> None:
         """Every request ends: cancelled, or with the error. The cache stays as it is: no step may follow."""
         new = [each for each in self.news if isinstance(each, Branch)]
-        errands = [*self._errands, *(each for each in self.news if isinstance(each, Errand))]
+        asked = [each.done for each in (*self._errands, *self.news) if isinstance(each, Errand)]
+        asked += [*self._lookers, *(each for each in self.news if isinstance(each, Future))]
         self._errands.clear()
-        for errand in errands:
-            errand.done.set_exception(error or InvalidArgumentError("the engine was closed meanwhile"))
+        self._lookers.clear()
+        for future in asked:
+            future.set_exception(error or InvalidArgumentError("the engine was closed meanwhile"))
         left = [*new, *self._scheduler.running, *self._scheduler.waiting]
         for queue in (self.news, self._scheduler.running, self._scheduler.waiting):
             queue.clear()
@@ -115,6 +134,8 @@ class Stepper:
                 self._scheduler.arrive(new)
             elif isinstance(new, Errand):
                 self._errands.append(new)
+            elif isinstance(new, Future):
+                self._lookers.append(new)
             else:
                 for branch in self._of(new):
                     branch.cancelled = True
@@ -130,6 +151,20 @@ class Stepper:
                 self._ctx.kv.seq_rm(seq, -1, -1)
                 self._scheduler.give_back(seq)
             self._start_over_if_broken()
+
+    def _show(self) -> None:
+        """Tells those who look what there is."""
+        if not self._lookers:
+            return
+        lookers, self._lookers = self._lookers, []
+        try:
+            look = self.look()
+        except Exception as error:
+            for each in lookers:
+                each.set_exception(error)
+        else:
+            for each in lookers:
+                each.set_result(look)
 
     def _of(self, request: Request) -> list[Branch]:
         scheduler = self._scheduler

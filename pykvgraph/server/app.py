@@ -13,7 +13,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from pykvgraph.server import about, answers, chats, slot_files, tokens
+from pykvgraph.server import about, answers, cells, chats, page_files, slot_files, tokens
 from pykvgraph.server.body import read_body
 from pykvgraph.server.cors import Cors
 from pykvgraph.server.errors import WireError, as_wire, not_found, typed_error
@@ -40,6 +40,7 @@ _TELLERS: dict[tuple[str, str], Teller] = {
     ("GET", "/slots"): about.slots,
     ("POST", "/slots/{id_slot}"): slot_files.act,
     ("GET", "/metrics"): about.metrics,
+    ("GET", "/cells"): cells.cells,
 }
 _ANSWERERS: dict[str, Answerer] = {
     "/tokenize": tokens.tokenize,
@@ -66,6 +67,8 @@ def application(service: Service) -> ASGIApp:
     routes = [
         Route(path, _Told(service, teller), methods=[method]) for (method, path), teller in _TELLERS.items()
     ]
+    if service.settings.page:
+        routes += [Route(path, _Told(service, page_files.page), methods=["GET"]) for path in page_files.FILES]
     routes += [
         Route(path, _Answered(service, answerer), methods=["POST"]) for path, answerer in _ANSWERERS.items()
     ]
@@ -109,7 +112,7 @@ class _Told(_Endpoint):
         self._teller = teller
 
     async def _reply(self, request: Request) -> ASGIApp:
-        if self._teller not in (about.health, about.models):
+        if self._teller not in (about.health, about.models, page_files.page):
             self._service.engine  # noqa: B018 which says so while the model is loaded
         return await self._teller(self._service, request)
 

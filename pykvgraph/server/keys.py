@@ -7,10 +7,11 @@ from collections.abc import Sequence
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from pykvgraph.server import page_files
 from pykvgraph.server.errors import WireError
 from pykvgraph.server.reply import JsonReply
 
-PUBLIC = ("/", "/index.html", "/health", "/v1/health", "/models", "/v1/models")
+PUBLIC = (*page_files.FILES, "/health", "/v1/health", "/models", "/v1/models")
 KEY_OF_SCOPE = "kvgraph.key"
 
 

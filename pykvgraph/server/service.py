@@ -10,6 +10,7 @@ from typing import Any
 
 from pykvgraph.engine import Engine, Window
 from pykvgraph.params import SamplingParams
+from pykvgraph.server.cells import Looks
 from pykvgraph.server.chat_template import ServerTemplate
 from pykvgraph.server.errors import loading
 from pykvgraph.server.fields import Fields
@@ -30,6 +31,7 @@ class Service:
         self.settings = settings
         self.slots = Slots(settings.n_slots)
         self.metrics = Metrics(self)
+        self.looks = Looks(self)
         self._engine: Engine | None = None
 
     def ready(self, engine: Engine) -> None:

@@ -46,6 +46,7 @@ class Settings:
     metrics: bool = False
     props: bool = False
     slots: bool = True
+    page: bool = True
     slot_save_path: str = ""
     max_body: int = 64 << 20
     body_seconds: float = 60.0

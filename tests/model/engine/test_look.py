@@ -1,0 +1,80 @@
+"""Engine.look(): the cells and the texts between two steps."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+
+import pykvgraph as kvg
+
+PROMPT = [token % 200 + 3 for token in range(70)]
+TALK = kvg.SamplingParams(max_tokens=30, logit_bias={0: 1e6})
+
+
+def test_a_look_between_steps_of_ones_own(small: kvg.Model) -> None:
+    """Beside the cache's own snapshot, and what the steps must have done by then."""
+    with kvg.Engine(small, n_ctx=256, n_seq_max=2, background=False) as engine:
+        engine.submit(PROMPT, TALK)
+        for _ in range(4):
+            engine.step()
+        engine.submit(PROMPT, TALK)
+        engine.submit([*PROMPT, 5], kvg.SamplingParams(max_tokens=3, n=2))
+        for _ in range(3):
+            engine.step()
+        look = engine.look()
+        view = engine.context.kv.cells()
+        for name in ("pos", "seq", "held", "shift"):
+            assert np.array_equal(getattr(look.views[0], name), getattr(view, name))
+        assert look.groups == engine.context.kv.groups
+        first, second = look.running
+        assert [(text.request, text.n_said, text.n_cached) for text in (first, second)] == [
+            (1, 7, 0),
+            (2, 3, 69),
+        ]
+        for text in (first, second):
+            assert text.n_prompt == 70
+            assert text.n_decoded == view.seq[:, text.seq].sum() == 70 + text.n_said - 1
+        (waits,) = look.waiting
+        assert (waits.request, waits.n_texts, waits.seq, waits.n_prompt, waits.n_cached) == (3, 2, -1, 71, -1)
+        assert first.seconds > second.seconds > waits.seconds > 0
+        assert look.stats == engine.stats()
+        assert engine.look().stats.steps == look.stats.steps  # looking takes no step
+
+
+def test_whoever_looks_waits_for_a_step_at_most(small: kvg.Model) -> None:
+    with kvg.Engine(small, n_ctx=2048, n_seq_max=2) as engine:
+        idle = engine.look()
+        assert not idle.running and np.array_equal(idle.views[0].pos, engine.context.kv.cells().pos)
+        requests = [
+            engine.submit(PROMPT, kvg.SamplingParams(max_tokens=400, logit_bias={0: 1e6})) for _ in range(2)
+        ]
+        looks = [engine.look() for _ in range(20)]
+        for request in requests:
+            request.cancel()
+    assert all(view.n_used == look.stats.cells_used[0] for look in looks for view in look.views)
+    steps = [look.stats.steps for look in looks]
+    assert steps == sorted(steps)
+
+
+def test_an_engine_that_ends_leaves_nobody_waiting(small: kvg.Model) -> None:
+    engine = kvg.Engine(small, n_ctx=256, n_seq_max=1)
+    refused: list[BaseException] = []
+
+    def look() -> None:
+        try:
+            while True:
+                engine.look()
+        except kvg.InvalidArgumentError as error:
+            refused.append(error)
+
+    lookers = [threading.Thread(target=look) for _ in range(4)]
+    for each in lookers:
+        each.start()
+    engine.close()
+    for each in lookers:
+        each.join(20)
+    assert len(refused) == 4
+    with pytest.raises(kvg.InvalidArgumentError, match="closed"):
+        kvg.Engine.look(engine)
