@@ -61,6 +61,8 @@ LLAMA_VARIABLES = {
     "metrics": "LLAMA_ARG_ENDPOINT_METRICS",
     "props": "LLAMA_ARG_ENDPOINT_PROPS",
     "slots": "LLAMA_ARG_ENDPOINT_SLOTS",
+    "embeddings": "LLAMA_ARG_EMBEDDINGS",
+    "pooling": "LLAMA_ARG_POOLING",
     "timeout": "LLAMA_ARG_TIMEOUT",
     "sse_ping_interval": "LLAMA_ARG_SSE_PING_INTERVAL",
     "webui": "LLAMA_ARG_UI",
@@ -181,6 +183,19 @@ _OF_WIRE: list[Adder] = [
         type=click.Path(exists=True, file_okay=False, writable=True),
         metavar="FOLDER",
         help="Where POST /slots/ID saves what the cache has of a text, and finds it again.",
+    ),
+    option("--embedding", "--embeddings", "embeddings", is_flag=True, help="Serve /v1/embeddings."),
+    option(
+        "--pooling",
+        type=click.Choice(["none", "mean", "cls", "last"]),
+        help="Which hidden states are an embedding; without it, what the file says.",
+    ),
+    option(
+        "--embd-normalize",
+        type=click.IntRange(-1, 1000),
+        metavar="P",
+        default=2,
+        help="Embeddings are divided by their P-norm; -1: not, 0: to the range of 16 bits.",
     ),
     option("--ui/--no-ui", "--webui/--no-webui", "webui", default=True, help="Serve the page at /."),
 ]

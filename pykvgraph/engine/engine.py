@@ -11,7 +11,7 @@ from array import array
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from types import FrameType
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from pykvgraph._native.handles import NotCopied
 from pykvgraph.checks import Integers, flag, integer, integers, real, shown
 from pykvgraph.context import Context
 from pykvgraph.engine.branch import Branch
+from pykvgraph.engine.embedding import Pooling, embed
 from pykvgraph.engine.errand import Errand
 from pykvgraph.engine.request import Request
 from pykvgraph.engine.sizes import sizes_for
@@ -189,6 +190,21 @@ class Engine(NotCopied):
         """
         ids, salt = array("i", self._ids_of(prompt).tobytes()), _bytes_of(salt)
         return int(self._do(lambda index, seq: index.forget(ids, salt)))
+
+    def embed(self, prompt: str | Integers, pooling: Pooling = "mean") -> np.typing.NDArray[np.float32]:
+        """The hidden states of a text after the final norm, float32: their mean, the first, or the last one.
+
+        (n_embd,); with pooling "none" all of them, (n_tokens, n_embd). prompt: as in submit(); it is decoded
+        between two steps, and others wait meanwhile. Raises InvalidArgumentError, CacheFullError when there
+        is no room beside what runs, and what Context.decode raises.
+        """
+        if pooling not in get_args(Pooling):
+            raise InvalidArgumentError(f"pooling must be one of {get_args(Pooling)}, got {shown(pooling)}")
+        ids = array("i", self._ids_of(prompt).tobytes())
+        found: np.typing.NDArray[np.float32] = self._do(
+            lambda index, seq: embed(self.context, index, seq, ids, pooling)
+        )
+        return found
 
     def step(self) -> bool:
         """One step, for an engine without background; returns whether there is more to do.

@@ -8,6 +8,7 @@ from starlette.types import ASGIApp
 from pykvgraph.server.completion import CompletionForm
 from pykvgraph.server.fields import Fields
 from pykvgraph.server.formats import Form
+from pykvgraph.server.infill import infill_prompt
 from pykvgraph.server.job import Job
 from pykvgraph.server.keys import KEY_OF_SCOPE
 from pykvgraph.server.prompts import prompts_of
@@ -18,14 +19,25 @@ from pykvgraph.server.text_completion import TextForm
 
 def completion(service: Service, request: Request, fields: Fields) -> ASGIApp:
     """llama-server's own."""
-    form = CompletionForm(
+    return reply_of(service, _job(service, request, fields), _own_form(service, fields), fields)
+
+
+def infill(service: Service, request: Request, fields: Fields) -> ASGIApp:
+    """What comes between a prefix and a suffix, in llama-server's own form."""
+    n_batch = service.engine.context.n_batch
+    prompt = infill_prompt(fields, service.vocabulary, n_batch, service.settings.n_predict, service.n_ctx)
+    job = service.job([prompt], fields, key_of(request))
+    return reply_of(service, job, _own_form(service, fields), fields)
+
+
+def _own_form(service: Service, fields: Fields) -> Form:
+    return CompletionForm(
         service.model_name,
         service.vocabulary,
         with_tokens=fields.flag("return_tokens"),
         with_timings=fields.flag("timings_per_token"),
         fields=fields.texts("response_fields"),
     )
-    return reply_of(service, _job(service, request, fields), form, fields)
 
 
 def text_completion(service: Service, request: Request, fields: Fields) -> ASGIApp:

@@ -13,7 +13,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from pykvgraph.server import about, answers, cells, chats, page_files, slot_files, tokens
+from pykvgraph.server import about, answers, cells, chats, embeddings, page_files, slot_files, tokens
 from pykvgraph.server.body import read_body
 from pykvgraph.server.cors import Cors
 from pykvgraph.server.errors import WireError, as_wire, not_found, typed_error
@@ -49,6 +49,10 @@ _ANSWERERS: dict[str, Answerer] = {
     "/completion": answers.completion,
     "/completions": answers.completion,
     "/v1/completions": answers.text_completion,
+    "/infill": answers.infill,
+    "/embedding": embeddings.embeddings,
+    "/embeddings": embeddings.embeddings,
+    "/v1/embeddings": embeddings.openai_embeddings,
     "/chat/completions": chats.chat_completion,
     "/v1/chat/completions": chats.chat_completion,
     "/chat/completions/input_tokens": chats.count_chat,

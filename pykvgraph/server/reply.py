@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
 from starlette.types import Receive, Scope, Send
@@ -45,6 +45,30 @@ class JsonReply:
             headers.append((b"connection", b"close"))
         await send({"type": "http.response.start", "status": self._code, "headers": headers})
         await send({"type": "http.response.body", "body": self._body})
+
+
+class WorkReply:
+    """JSON that takes a while to find: a client that goes away ends the work."""
+
+    def __init__(self, work: Callable[[], Coroutine[Any, Any, Any]]) -> None:
+        self._work = work
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """As ASGI calls it."""
+        work = asyncio.ensure_future(self._work())
+        left = asyncio.ensure_future(_departure(receive))
+        try:
+            await asyncio.wait({work, left}, return_when=asyncio.FIRST_COMPLETED)
+            if not work.done():
+                return
+        finally:
+            left.cancel()
+            work.cancel()
+        try:
+            reply = JsonReply(work.result())
+        except Exception as error:
+            reply = JsonReply.of_error(error)
+        await reply(scope, _nothing, send)
 
 
 class JobReply:

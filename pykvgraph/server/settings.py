@@ -22,6 +22,8 @@ class Settings:
     reasoning_format: one of REASONING_FORMATS; all but "none" mean the same.
     slot_save_path: the folder of saved slots; "": none are saved. context_shift: an answer that fills
     n_ctx_slot goes on, where the model allows it. n_keep: first tokens that it keeps then; -1: the prompt.
+    embeddings: whether there are any. pooling: one of POOLINGS; "": the file's own. embd_normalize: see
+    normalized().
 
     Limits: max_body: bytes of a request. body_seconds: in which it must have come. idle_seconds: that a
     connection may be open without a request. io_seconds: that a reader may take for what was sent.
@@ -39,6 +41,9 @@ class Settings:
     cache_prompt: bool = True
     context_shift: bool = False
     n_keep: int = 0
+    embeddings: bool = False
+    pooling: str = ""
+    embd_normalize: int = 2
     chat_template: str = ""
     jinja: bool = True
     template_variables: Mapping[str, Any] = field(default_factory=dict)

@@ -25,6 +25,12 @@ class Vocabulary:
             )
         return self._eog
 
+    def fim(self, name: str) -> int | None:
+        """The token for filling in: "pre", "suf", "mid", "rep" or "sep"; None: the model has none."""
+        tokenizer = self.tokenizer
+        token = int(tokenizer._ask(getattr(tokenizer._llama, f"llama_vocab_fim_{name}")))
+        return token if token >= 0 else None
+
     def piece(self, token: int) -> bytes:
         """The bytes of a token; of a control token its name; none of a row without a token."""
         return self.tokenizer._piece(token, special=True) if token < self.tokenizer.n_vocab else b""

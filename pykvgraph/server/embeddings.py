@@ -1,0 +1,112 @@
+"""/embeddings, llama-server's and OpenAI's: texts as vectors."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from starlette.requests import Request
+from starlette.types import ASGIApp
+
+from pykvgraph.engine.embedding import Pooling
+from pykvgraph.llama.embedding import pooling_of
+from pykvgraph.server.errors import invalid, no_room, unsupported
+from pykvgraph.server.fields import Fields
+from pykvgraph.server.prompts import prompts_of
+from pykvgraph.server.reply import WorkReply
+from pykvgraph.server.service import Service
+
+POOLINGS = ("none", "mean", "cls", "last")  # in llama.cpp's order, by which files name them
+_OURS: tuple[Pooling, ...] = ("none", "mean", "first", "last")
+_INT16 = 32760.0
+_HIGHEST_NORM = 1000
+_Array = npt.NDArray[np.float32]
+
+
+def embeddings(service: Service, request: Request, fields: Fields) -> ASGIApp:
+    """llama-server's: an array with the vectors of each text; one, or with pooling "none" of each token."""
+    pooling = _pooling(service)
+    return WorkReply(_Work(service, fields, pooling).array)
+
+
+def openai_embeddings(service: Service, request: Request, fields: Fields) -> ASGIApp:
+    """OpenAI's. A body with `content` in place of `input` is answered in llama-server's form."""
+    pooling = _pooling(service)
+    if pooling == "none":
+        raise invalid("Pooling type 'none' is not OAI compatible. Please use a different pooling type")
+    work = _Work(service, fields, pooling)
+    return WorkReply(work.object if "input" in fields else work.array)
+
+
+def _pooling(service: Service) -> Pooling:
+    """The server's, or the file's own. Raises WireError without --embeddings."""
+    settings = service.settings
+    if not settings.embeddings:
+        raise unsupported("This server does not support embeddings. Start it with `--embeddings`")
+    wanted = POOLINGS.index(settings.pooling) if settings.pooling else -1
+    return _OURS[pooling_of(wanted, service.engine.model.metadata)]
+
+
+class _Work:
+    """The vectors of a body's texts, one after the other. Raises WireError for a body that asks otherwise."""
+
+    def __init__(self, service: Service, fields: Fields, pooling: Pooling) -> None:
+        if "input" not in fields and "content" not in fields:
+            raise invalid('"input" or "content" must be provided')
+        vocabulary = service.vocabulary
+        value = fields.get("input", fields.get("content"))
+        self._prompts = prompts_of(value, vocabulary.tokenizer, vocabulary.n_vocab)
+        for prompt in self._prompts:
+            if len(prompt) > service.n_ctx:
+                raise no_room(len(prompt), service.n_ctx)
+        self._format = fields.text("encoding_format", "float")
+        if self._format not in ("float", "base64"):
+            raise invalid("The format to return the embeddings in. Can be either float or base64")
+        self._norm = fields.integer("embd_normalize", service.settings.embd_normalize, -1, _HIGHEST_NORM)
+        self._model = fields.text("model", service.model_name)
+        self._engine = service.engine
+        self._pooling = pooling
+
+    async def array(self) -> Any:
+        """As llama-server tells them."""
+        vectors = [vector async for vector in self._vectors()]
+        return [{"index": i, "embedding": vector.tolist()} for i, vector in enumerate(vectors)]
+
+    async def object(self) -> Any:
+        """As OpenAI does."""
+        data = [self._told(vector[0]) async for vector in self._vectors()]
+        n_tokens = sum(map(len, self._prompts))
+        return {
+            "model": self._model,
+            "object": "list",
+            "usage": {"prompt_tokens": n_tokens, "total_tokens": n_tokens},
+            "data": [{**each, "index": i, "object": "embedding"} for i, each in enumerate(data)],
+        }
+
+    async def _vectors(self) -> Any:
+        """(1, n_embd) each, normalized, or (n_tokens, n_embd)."""
+        for prompt in self._prompts:
+            states = await asyncio.to_thread(self._engine.embed, prompt, self._pooling)
+            yield states if self._pooling == "none" else normalized(states, self._norm)[None]
+
+    def _told(self, vector: _Array) -> dict[str, Any]:
+        if self._format == "float":
+            return {"embedding": vector.tolist()}
+        text = base64.b64encode(vector.astype("<f4").tobytes()).decode()
+        return {"embedding": text, "encoding_format": "base64"}
+
+
+def normalized(vector: _Array, norm: int) -> _Array:
+    """Divided by its p-norm. norm: p; -1: as it is; 0: the largest component is 32760, as of an int16."""
+    if norm < 0:
+        return vector
+    sizes = np.abs(vector.astype(np.float64))
+    most = sizes.max()
+    if most == 0:
+        return vector
+    length = most / _INT16 if norm == 0 else most * ((sizes / most) ** norm).sum() ** (1 / norm)
+    divided: _Array = (vector / length).astype(np.float32)
+    return divided

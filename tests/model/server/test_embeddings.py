@@ -1,0 +1,109 @@
+"""Embeddings: llama-server's vectors, in its form and in OpenAI's."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from support.served import llama_server, served
+
+from pykvgraph.server.embeddings import POOLINGS, normalized
+
+from .conftest import STORIES, load
+
+TEXTS = ["Once upon a time", "There was a dog. " * 20, [1, 403, 407]]
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[httpx.Client]:
+    settings: dict[str, Any] = {
+        "n_ctx_slot": 512,
+        "embeddings": True,
+        "pooling": "mean",
+        "aliases": ("tiny",),
+    }
+    with served(load, **settings) as (url, _), httpx.Client(base_url=url, timeout=30) as client:
+        yield client
+
+
+def vectors_of(reply: httpx.Response) -> np.ndarray[Any, Any]:
+    assert reply.status_code == 200, reply.text
+    return np.array([each["embedding"] for each in reply.json()["data"]])
+
+
+@pytest.mark.parametrize("pooling", POOLINGS)
+def test_vectors_are_llama_servers(pooling: str) -> None:
+    """Of one text at a time: of several in one body, llama-server's are others for mean and cls (2026-10)."""
+    arguments = ("-c", "2048", "-np", "2", "--embeddings", "--pooling", pooling)
+    with llama_server(STORIES, *arguments) as url, served(load, embeddings=True, pooling=pooling) as (own, _):
+        for norm, text in [(2, TEXTS[0]), (2, TEXTS[1]), (2, TEXTS[2]), *((p, "a") for p in (-1, 0, 1, 3))]:
+            asked = {"input": text, "embd_normalize": norm}
+            ours, theirs = (httpx.post(f"{each}/embeddings", json=asked).json() for each in (own, url))
+            assert [set(each) for each in ours] == [set(each) for each in theirs]
+            for mine, other in zip(ours, theirs, strict=True):
+                a, b = np.array(mine["embedding"]), np.array(other["embedding"])
+                assert a.shape == b.shape
+                assert np.abs(a - b).max() <= 2e-3 * np.abs(b).max()
+        for path in ("/embedding", "/v1/embeddings"):
+            ours, theirs = (httpx.post(f"{each}{path}", json={"input": "a"}) for each in (own, url))
+            assert ours.status_code == theirs.status_code
+            if ours.status_code == 200 and path.startswith("/v1"):
+                assert set(ours.json()) == set(theirs.json())
+                assert ours.json()["usage"] == theirs.json()["usage"]
+
+
+def test_openais_form(client: httpx.Client) -> None:
+    import openai
+
+    told = client.post("/v1/embeddings", json={"input": TEXTS}).json()
+    assert (told["model"], told["object"], len(told["data"])) == ("tiny", "list", 3)
+    assert told["usage"]["prompt_tokens"] == told["usage"]["total_tokens"] > 20
+    api = openai.OpenAI(base_url=f"{client.base_url}/v1", api_key="none")
+    found = api.embeddings.create(model="tiny", input="Once upon a time")  # asks for base64
+    assert np.allclose(found.data[0].embedding, told["data"][0]["embedding"])
+    assert np.linalg.norm(found.data[0].embedding) == pytest.approx(1, abs=1e-5)
+    raw = client.post("/v1/embeddings", json={"input": "a", "encoding_format": "base64"}).json()["data"][0]
+    assert len(base64.b64decode(raw["embedding"])) == 4 * 64
+
+
+def test_a_text_alone_and_beside_others(client: httpx.Client) -> None:
+    """While others talk, and again after, vectors are the same; nothing stays in the cache."""
+    alone = vectors_of(client.post("/v1/embeddings", json={"input": TEXTS}))
+    with client.stream("POST", "/completion", json={"prompt": "a", "n_predict": 300, "stream": True}) as talk:
+        beside = vectors_of(client.post("/v1/embeddings", json={"input": TEXTS}))
+        assert talk.status_code == 200
+    assert np.abs(alone - beside).max() <= 1e-3
+
+
+def test_what_is_refused(client: httpx.Client, address: str) -> None:
+    bad: list[dict[str, Any]] = [
+        {},
+        {"input": []},
+        {"input": 3},
+        {"input": [[]]},
+        {"input": [1, 2, 99999]},
+        {"input": "a", "encoding_format": "int8"},
+        {"input": "a", "embd_normalize": -2},
+        {"input": "a", "embd_normalize": "big"},
+        {"input": "word " * 1000},
+    ]
+    for body in bad:
+        for path in ("/embedding", "/embeddings", "/v1/embeddings"):
+            reply = client.post(path, json=body)
+            assert reply.status_code == 400, (body, reply.text)
+    off = httpx.post(f"{address}/v1/embeddings", json={"input": "a"})
+    assert (off.status_code, off.json()["error"]["type"]) == (501, "not_supported_error")
+
+
+def test_norms() -> None:
+    vector = np.array([3.0, -4.0, 0.0], np.float32)
+    assert normalized(vector, -1).tolist() == [3, -4, 0]
+    assert normalized(vector, 1).tolist() == pytest.approx([3 / 7, -4 / 7, 0])
+    assert normalized(vector, 2).tolist() == pytest.approx([0.6, -0.8, 0])
+    assert np.abs(normalized(vector, 0)).max() == pytest.approx(32760)
+    assert normalized(np.zeros(3, np.float32), 2).tolist() == [0, 0, 0]
+    assert np.isfinite(normalized(np.full(3, 1e30, np.float32), 1000)).all()
