@@ -278,6 +278,10 @@ def _grammar(text: Any) -> str | None:
         raise InvalidArgumentError(f"grammar must be a text in GBNF, got {shown(text)}")
     if text is not None and len(text) > _LONGEST_GRAMMAR:
         raise InvalidArgumentError(f"the grammar has {len(text)} characters, over {_LONGEST_GRAMMAR}")
+    try:
+        (text or "").encode()
+    except UnicodeEncodeError as error:
+        raise InvalidArgumentError(f"the grammar has half a character: {error}") from None
     return text
 
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from pykvgraph.checks import shown
 from pykvgraph.errors import InvalidArgumentError
 from pykvgraph.reply.format import Calls, Format
 from pykvgraph.reply.parser import tools_of
@@ -55,6 +56,7 @@ WRITTEN = {
         '<parameter name="%k">%v</parameter>\n',
     ),
 }
+_ANYTHING = {"type": ["object", "array", "string", "number", "boolean", "null"]}
 _PLAIN = Calls("json", (), (), "", json_calls(known=True), first=("{",))
 
 
@@ -146,19 +148,32 @@ def _call(rules: _Rules, prefix: str, written: Written, name: str, schema: Mappi
 def _parameters(rules: _Rules, prefix: str, written: str, schema: Mapping[str, Any]) -> str:
     """In the schema's order; those that aren't required may be left out."""
     definitions = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
+    required = _part(schema, "required", list)
     found = []
-    for i, (key, each) in enumerate((schema.get("properties") or {}).items()):
+    for i, (key, each) in enumerate(_part(schema, "properties", dict).items()):
+        each = _ANYTHING if each is True else each
         of_key = _filled(written.partition("%v")[0], {"%k": _literal(key)})
         one = f"{of_key} {_value(rules, f'{prefix}p{i}', written.partition('%v')[2], each, definitions)}"
-        found.append(one if key in (schema.get("required") or ()) else f"({one})?")
+        found.append(one if key in required else f"({one})?")
     return " ".join(found)
+
+
+def _part(schema: Mapping[str, Any], name: str, kind: type[Any]) -> Any:
+    """What a schema has under a name; nothing, if it has none. Raises InvalidArgumentError."""
+    part = schema.get(name)
+    if part is not None and not isinstance(part, kind):
+        raise InvalidArgumentError(
+            f"the schema of a tool can't be made a grammar: {name} must be {kind.__name__}, got {shown(part)}"
+        )
+    return kind() if part is None else part
 
 
 def _value(
     rules: _Rules, prefix: str, rest: str, schema: Mapping[str, Any], definitions: Mapping[str, Any]
 ) -> str:
     """A value and what closes it; texts stand there as they are."""
-    texts = schema.get("enum", [schema["const"]] if "const" in schema else None)
+    schema = _part({"parameter": schema}, "parameter", dict) or _ANYTHING
+    texts = [schema["const"]] if "const" in schema else _part(schema, "enum", list)
     if texts and all(isinstance(text, str) for text in texts):
         return f"({' | '.join(map(_literal, texts))}) {_literal(rest)}"
     if schema.get("type") == "string":

@@ -226,17 +226,22 @@ def _typed(text: str, schema: Mapping[str, Any] | None, key: str) -> Any:
 
 
 def _types_of(schema: Mapping[str, Any] | None, key: str) -> Iterator[str]:
+    """The schema is a client's, and may be anything."""
     properties = (schema or {}).get("properties")
     found = properties.get(key) if isinstance(properties, dict) else None
     for each in _alternatives(found):
         types = each.get("type")
-        yield from types if isinstance(types, list) else [types] if isinstance(types, str) else []
-        if "enum" in each and types is None:
-            yield from (_TYPES.get(type(value), "null") for value in each["enum"])
+        yield from (kind for kind in [types, *_list(types)] if isinstance(kind, str))
+        if types is None:
+            yield from (_TYPES.get(type(value), "null") for value in _list(each.get("enum")))
 
 
 def _alternatives(schema: Any) -> Iterator[Mapping[str, Any]]:
     if isinstance(schema, dict):
         yield schema
         for key in ("anyOf", "oneOf"):
-            yield from (each for each in schema.get(key) or () if isinstance(each, dict))
+            yield from (each for each in _list(schema.get(key)) if isinstance(each, dict))
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []

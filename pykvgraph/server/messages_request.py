@@ -132,6 +132,6 @@ def _choice(given: dict[str, Any]) -> Any:
     kind = given.get("type")
     if kind == "tool":
         return {"type": "function", "function": {"name": given.get("name")}}
-    if kind not in _CHOICES:
+    if not isinstance(kind, str) or kind not in _CHOICES:
         raise invalid(f"tool_choice: its type must be auto, any, tool or none, got {shown(kind)}")
     return _CHOICES[kind]

@@ -337,3 +337,14 @@ def test_however_it_is_cut_it_is_the_same(data: st.DataObject, calls: Any, think
         )
         for word in ("alpha", "beta", "gamma"):
             assert all_of_it.count(word) == text.count(word)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [5, [1], {"type": [{}, 5]}, {"enum": 5}, {"anyOf": 5, "oneOf": [5, {"enum": {}}]}, {"type": {}}],
+)
+def test_values_under_schemas_that_are_none(schema: Any) -> None:
+    tools = [{"function": {"name": "f", "parameters": {"properties": {"a": schema}}}}]
+    format = Format(None, next(each for each in CALLS if each.name == "qwen3-coder"))
+    found = reply(format, "<function=f>\n<parameter=a>\n1\n</parameter>\n</function>", tools=tools)
+    assert told(found)[2] == [("f", {"a": 1})]

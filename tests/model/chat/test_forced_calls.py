@@ -132,6 +132,34 @@ def test_text_up_to_a_mark(mark: str) -> None:
 
 
 @pytest.mark.parametrize(
+    "schema",
+    [
+        {"properties": [1]},
+        {"properties": {"a": 5}},
+        {"properties": {"a": {"enum": 5}}},
+        {"properties": {"a": {"type": "integer"}}, "required": 5},
+    ],
+)
+def test_schemas_that_are_none(schema: Any) -> None:
+    tools = [{"function": {"name": "f", "parameters": schema}}]
+    with pytest.raises(kvg.InvalidArgumentError, match="must be"):
+        forced_call(format_named("qwen3-coder"), tools)
+
+
+@pytest.mark.parametrize("schema", [True, {}])
+def test_a_schema_that_allows_anything(tokenizer: Any, schema: Any) -> None:
+    tools = [{"function": {"name": "f", "parameters": {"properties": {"a": schema}, "required": ["a"]}}}]
+    forced = forced_call(format_named("qwen3-coder"), tools)
+    kinds = set()
+    for seed in range(8):
+        parser = ReplyParser(forced.format, tools)
+        deltas = [*parser.feed(said(tokenizer, forced.grammar, seed)), *parser.end()]
+        # a number as large as 1e999 is none that JSON can tell, and such a call is content
+        kinds |= {type(json.loads(call.arguments)["a"]) for call in Reply.of(deltas).calls}
+    assert len(kinds) > 2
+
+
+@pytest.mark.parametrize(
     ("tools", "name", "match"),
     [
         ([], None, "there are no tools"),
