@@ -58,7 +58,7 @@ async function poll() {
       show(await reply.json());
       wait = POLL_MS;
     } else if (reply.status === 401) {
-      state("needs a key");
+      state(key ? "the key is refused" : "needs a key");
       askForKey();
       return;
     } else {
@@ -313,7 +313,7 @@ function row(text) {
 }
 
 function phase(text) {
-  if (text.seq < 0) return "waits";
+  if (text.seq < 0) return text.n_said ? "set aside" : "waits";
   if (text.n_said) return "talks";
   return `reads, ${percent(text.n_decoded, text.n_prompt)}`;
 }
@@ -366,6 +366,7 @@ function said(className, name) {
 async function answer() {
   const own = (talking = new AbortController());
   const box = said("assistant", "Model"), text = document.createTextNode("");
+  let content = "";
   const thoughts = element("details"), thought = document.createTextNode("");
   thoughts.append(element("summary", "thoughts"), thought);
   box.append(text);
@@ -376,14 +377,16 @@ async function answer() {
         if (!thoughts.isConnected) text.before(thoughts);
         thought.data += delta.reasoning_content;
       }
-      text.data += delta.content ?? "";
+      content += delta.content ?? "";
+      text.data = content.trimStart();
       followed(box);
     }
   } catch (error) {
-    if (error.name !== "AbortError") said("error", "Error").append(error.message);
+    if (!content) box.remove();
+    if (error.name !== "AbortError" && talking === own) said("error", "Error").append(error.message);
   }
   if (talking !== own) return; // another chat has begun
-  if (text.data) messages.push({ role: "assistant", content: text.data });
+  if (content) messages.push({ role: "assistant", content });
   else messages.pop();
   talking = null;
   busy(false);

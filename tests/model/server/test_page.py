@@ -6,16 +6,20 @@ import concurrent.futures
 import json
 import re
 import time
+from typing import Any
 
 import httpx
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from support.served import N_SLOTS, served
 
 import pykvgraph as kvg
-from pykvgraph.server import cells
+from pykvgraph.cli import main
+from pykvgraph.server import cells, run
+from pykvgraph.server.settings import Settings
 
-from .conftest import load
+from .conftest import STORIES, load
 
 SHARED = "Once upon a time there was a little girl named Lily who had a cat. " * 3
 FILES = ("/", "/index.html", "/page.css", "/page.js", "/icon.svg")
@@ -163,3 +167,20 @@ def test_without_a_page_or_slots() -> None:
     with served(load, page=False, slots=False) as (url, _), httpx.Client(base_url=url) as client:
         assert {client.get(path).status_code for path in FILES} == {404}
         assert client.get("/cells").status_code == 501
+
+
+@pytest.mark.parametrize(("flag", "is_there"), [("--no-ui", False), ("--no-webui", False), ("--ui", True)])
+def test_the_flag(monkeypatch: pytest.MonkeyPatch, flag: str, is_there: bool) -> None:
+    """llama-server has both names."""
+    started: list[Settings] = []
+
+    class Unserved:
+        def __init__(self, settings: Settings, *_: Any) -> None:
+            started.append(settings)
+
+        def run(self, **_: Any) -> None:
+            pass
+
+    monkeypatch.setattr(run, "Server", Unserved)
+    result = CliRunner().invoke(main, ["serve", "-m", str(STORIES), "--port", "0", flag])
+    assert (result.exit_code, [settings.page for settings in started]) == (0, [is_there])
