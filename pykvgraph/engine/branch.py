@@ -55,6 +55,7 @@ class Branch:
         self.last: Node | None = None
         self.n_part = 0  # tokens that were found in a node of which the text has a part only
         self.places: list[int] = []
+        self.spacing = 0
         self.order = 0  # of arrival; the youngest has the highest
         self.n_idle = 0  # steps in which it did not advance
         self.n_true = INT32_MAX
@@ -145,7 +146,22 @@ class Branch:
         """How many tokens at most the next step may decode of it, because of its places."""
         while self.places and self.places[0] <= self.n_decoded:
             del self.places[0]
-        return min(self.n_todo, self.places[0] - self.n_decoded if self.places else self.n_todo)
+        n = self.n_todo
+        if self.places:
+            n = min(n, self.places[0] - self.n_decoded)
+        if self.spacing:
+            n = min(n, self.spacing - self.n_decoded % self.spacing)
+        return n
+
+    @property
+    def is_at_place(self) -> bool:
+        """Whether it has come to a place where a resume point is to be kept."""
+        return bool(self.places) and self.places[0] == self.n_decoded
+
+    @property
+    def is_at_spare_place(self) -> bool:
+        """Whether it has come to a place in its prompt where a spare one is."""
+        return bool(self.spacing) and self.n_decoded % self.spacing == 0 and self.n_decoded < self.n_prompt
 
     def look(self, now: float) -> TextLook:
         """How far it is."""

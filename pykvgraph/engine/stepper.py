@@ -254,6 +254,7 @@ class Stepper:
         if self._needs_points and self._shares:
             for place in (*range(EVERY, len(branch.ids), EVERY), len(branch.ids) - 1, known):
                 branch.add_place(place)
+            branch.spacing = _spacing(self._ctx)
 
     def _leave(self, branch: Branch) -> None:
         """The text's sequence is free again; the index keeps its cells."""
@@ -417,10 +418,12 @@ class Stepper:
             return
         self._keep(branch, to_end=chunk.ends and chunk.n > 1)
         if self._needs_points:
-            at_place = bool(branch.places) and branch.places[0] == branch.n_decoded
-            if at_place or branch.n_decoded % EVERY == 0:
+            is_kept = branch.is_at_place or branch.n_decoded % EVERY == 0
+            if is_kept or branch.is_at_spare_place:
                 assert branch.last is not None
-                self._index.add_point(branch.last, branch.ids, branch.n_decoded, branch.seq)
+                self._index.add_point(
+                    branch.last, branch.ids, branch.n_decoded, branch.seq, is_spare=not is_kept
+                )
 
     def _keep(self, branch: Branch, to_end: bool) -> None:
         assert branch.last is not None
@@ -467,6 +470,11 @@ class Stepper:
 def _n_beside(ctx: Context) -> int:
     """How many tokens of prompts a step takes beside texts that talk, and wait for it."""
     return _ENOUGH_ON_CPU if ctx.model.device == "CPU" else max(ctx.n_batch // 4, 1)
+
+
+def _spacing(ctx: Context) -> int:
+    """From one spare resume point of a prompt to the next; 0: devices lose too much in small chunks."""
+    return _ENOUGH_ON_CPU if ctx.model.device == "CPU" else 0
 
 
 def _common(left: Branch, right: Branch) -> int:

@@ -49,8 +49,8 @@ class PrefixIndex:
     index keeps are given up by make_room(): leaves first, of them those used longest ago. A node is pinned
     while a running text begins with it. salt: texts under different ones don't share.
 
-    Models with windows or states go on only from resume points. add_point() keeps one, n_points at most; the
-    one that was used longest ago goes first.
+    Models with windows or states go on only from resume points. add_point() keeps one, n_points at most.
+    Spare points, which may never be of use, go first; then those that were used longest ago.
     """
 
     def __init__(self, kv: KVCache, n_points: int = 0) -> None:
@@ -61,13 +61,14 @@ class PrefixIndex:
         self._clock = itertools.count(1)
         self._leaves: list[tuple[int, int, Node]] = []  # a heap of what may go first; some entries are old
         self._points: OrderedDict[int, Point] = OrderedDict()  # by id; the first was used longest ago
+        self._spare: OrderedDict[int, Point] = OrderedDict()
         self.n_nodes = 0
         self.n_evictable = 0  # tokens of nodes that no running text begins with
 
     @property
     def n_points(self) -> int:
         """How many resume points it has."""
-        return len(self._points)
+        return len(self._points) + len(self._spare)
 
     def match(self, ids: array[int], salt: bytes = b"") -> Match:
         """How much of these tokens is known; O(their number)."""
@@ -123,7 +124,7 @@ class PrefixIndex:
                     last = node
             if point is not None:
                 self._kv.attach(point.resume, seq)
-                self._points.move_to_end(id(point))
+                self._kind(point).move_to_end(id(point))
         except BaseException:
             self._kv.seq_rm(seq, -1, -1)
             raise
@@ -194,41 +195,41 @@ class PrefixIndex:
         finally:
             self.unpin(last)
 
-    def add_point(self, last: Node, ids: array[int], n: int, seq: int) -> bool:
+    def add_point(self, last: Node, ids: array[int], n: int, seq: int, *, is_spare: bool = False) -> bool:
         """Keeps a place to go on from behind the first n tokens, which are all that the sequence has.
 
-        last: its last node, which ends less than 32 tokens before. Returns whether there was room for it, and
-        the device has kept it.
+        last: its last node, which ends less than 32 tokens before. is_spare: other spare points may go for
+        it, and no others. Returns whether there was room for it, and the device has kept it.
         """
         at = last
         if n == at.end and at.parent is not None:  # with the tokens before it, which need not be a block
             at = at.parent
         run = ids[at.end : n].tobytes()
         if run in at.points:
-            self._points.move_to_end(id(at.points[run]))
+            self._use(at.points[run], is_spare)
             return True
-        while len(self._points) >= self._n_points > 0:
-            self.drop_point()
-        if self._n_points == 0:
-            return False
+        while self.n_points >= self._n_points:
+            if not self.drop_point(only_spare=is_spare):
+                return False
         while True:
             try:
-                point = Point(at, run, self._kv.resume_point(seq))
+                point = Point(at, run, self._kv.resume_point(seq), is_spare)
                 break
             except CacheFullError:
-                if not self.drop_point():
+                if not self.drop_point(only_spare=is_spare):
                     return False
             except (DeviceError, MemoryError):
                 return False
         at.points[run] = point
-        self._points[id(point)] = point
+        self._kind(point)[id(point)] = point
         return True
 
-    def drop_point(self) -> bool:
-        """Gives up the point that was used longest ago; False: there is none."""
-        if not self._points:
+    def drop_point(self, *, only_spare: bool = False) -> bool:
+        """Gives up the point that is least likely to be of use; False: there is none."""
+        points = self._spare or self._points
+        if not points or (only_spare and points is not self._spare):
             return False
-        _, point = self._points.popitem(last=False)
+        _, point = points.popitem(last=False)
         self._forget(point)
         return True
 
@@ -323,8 +324,17 @@ class PrefixIndex:
                 self._drop(point)
         self._may_go(parent)
 
+    def _kind(self, point: Point) -> OrderedDict[int, Point]:
+        return self._spare if point.is_spare else self._points
+
+    def _use(self, point: Point, is_spare: bool) -> None:
+        """It is wanted once more; for good, unless is_spare."""
+        del self._kind(point)[id(point)]
+        point.is_spare &= is_spare
+        self._kind(point)[id(point)] = point
+
     def _drop(self, point: Point) -> None:
-        del self._points[id(point)]
+        del self._kind(point)[id(point)]
         self._forget(point)
 
     def _forget(self, point: Point) -> None:

@@ -99,12 +99,13 @@ class Root(Node):
 
 
 class Point:
-    """A place to go on from, behind some tokens that follow a node's."""
+    """A place to go on from, behind some tokens that follow a node's. is_spare: it goes before others do."""
 
-    __slots__ = ("node", "p", "resume", "run")
+    __slots__ = ("is_spare", "node", "p", "resume", "run")
 
-    def __init__(self, node: Node, run: bytes, resume: ResumePoint) -> None:
+    def __init__(self, node: Node, run: bytes, resume: ResumePoint, is_spare: bool) -> None:
         self.node = node
         self.run = run
         self.resume = resume
+        self.is_spare = is_spare
         self.p = resume.p

@@ -92,12 +92,13 @@ def test_a_prefix_is_decoded_once_for_24_requests(model: kvg.Model, at_once: boo
 
 
 def test_short_prefixes_hit_too(model: kvg.Model) -> None:
-    """480 shared and 60 own tokens as in vLLM #40696; 1,200 tokens would do."""
+    """480 shared and 60 own tokens as in vLLM #40696; 1,200 tokens would do. On a CPU a prompt has a spare
+    resume point every 64 tokens; on a device the second one decodes the shared tokens again."""
     shared = ids_of(model, 480, 4)
     with kvg.Engine(model, n_ctx=8192, n_seq_max=2) as engine:
         for n in range(12):
             engine.submit(shared + ids_of(model, 60, n), READ).result(60)
-        assert engine.stats().decoded_tokens <= 1750
+        assert engine.stats().decoded_tokens <= 1200 + (32 if model.device == "CPU" else 480)
 
 
 def test_without_the_index_nothing_is_shared(model: kvg.Model) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import itertools
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -162,8 +162,9 @@ class Places:
         )
         self.index = PrefixIndex(self.ctx.kv, n_points)
 
-    def read(self, ids: list[int], places: list[int]) -> None:
-        """Decodes the text, with points at these positions; then the index keeps it."""
+    def read(self, ids: list[int], places: list[int], spare: Sequence[int] = ()) -> list[bool]:
+        """Decodes the text, with points at these positions; then the index keeps it. Which points it has."""
+        kept = []
         tokens = array("i", ids)
         last = self.index.attach(self.index.find(array("i"), 0), 0)
         for begin, end in zip([0, *places], [*places, len(ids)], strict=True):
@@ -172,9 +173,10 @@ class Places:
             self.ctx.decode(batch)
             last = self.index.extend(last, tokens, end, 0)
             if end in places:
-                assert self.index.add_point(last, tokens, end, 0)
+                kept.append(self.index.add_point(last, tokens, end, 0, is_spare=end in spare))
         self.index.unpin(self.index.extend(last, tokens, len(ids), 0, to_end=True))
         self.ctx.kv.seq_rm(0, -1, -1)
+        return kept
 
     def best(self, ids: list[int]) -> int:
         """How far a text can be shared; the cells and the point are shown to a sequence, too."""
@@ -210,6 +212,27 @@ def test_the_place_that_was_used_longest_ago_goes_first(resumer: kvg.Model) -> N
     assert places.best(texts[0]) == 40
     places.read(texts[3], [40])
     assert [places.best(text) for text in texts] == [40, 0, 40, 40]
+
+
+def test_spare_places_go_first_and_take_no_other_place(resumer: kvg.Model) -> None:
+    texts = [[n + 1] * 50 for n in range(4)]
+    places = Places(resumer, 3)
+    assert places.read(texts[0], [10, 20, 40], spare=[10, 20]) == [True, True, True]
+    assert places.read(texts[1], [40]) == [True]  # in the place of the older spare one
+    assert [places.best(texts[0][:n]) for n in (15, 25, 45)] == [0, 20, 40]
+    assert places.read(texts[2], [30], spare=[30]) == [True]  # in the place of the other
+    assert [places.best(texts[0][:n]) for n in (25, 45)] == [0, 40]
+    assert places.read(texts[3], [40]) == [True]
+    assert places.read(texts[2], [20], spare=[20]) == [False]
+    assert [places.best(text) for text in texts] == [40, 40, 0, 40]
+
+
+def test_a_spare_place_that_is_wanted_for_good_stays(resumer: kvg.Model) -> None:
+    places = Places(resumer, 2)
+    places.read([1] * 50, [20], spare=[20])
+    places.read([1] * 50, [20])
+    places.read([2] * 50, [30, 40], spare=[30])
+    assert (places.best([1] * 50), places.best([2] * 50)) == (20, 40)
 
 
 def test_a_place_goes_with_the_cells_below_it(resumer: kvg.Model) -> None:
