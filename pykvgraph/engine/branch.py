@@ -54,6 +54,7 @@ class Branch:
         self.fork_seqs: list[int] = []  # reserved for the forks
         self.last: Node | None = None
         self.n_part = 0  # tokens that were found in a node of which the text has a part only
+        self.n_end = 0  # tokens of it in a node that is no block yet
         self.places: list[int] = []
         self.spacing = 0
         self.order = 0  # of arrival; the youngest has the highest
@@ -122,6 +123,7 @@ class Branch:
     def begin(self, n_found: int) -> None:
         """It has a sequence with so many of its tokens, which the cache had."""
         self.n_decoded = n_found
+        self.n_end = 0
         self.n_true = INT32_MAX
 
     def give_up(self, gone: range) -> None:
@@ -133,7 +135,7 @@ class Branch:
 
     def follow(self, other: Branch) -> None:
         """It begins to run as a fork of another one, and has what that one has."""
-        self.n_decoded, self.last = other.n_decoded, other.last
+        self.n_decoded, self.last, self.n_end = other.n_decoded, other.last, other.n_end
         self.n_cached, self.n_again, self._entered = other.n_cached, other.n_again, other._entered
 
     def add_place(self, position: int) -> None:

@@ -230,7 +230,9 @@ class Stepper:
     def _fits(self, branch: Branch, found: Found) -> bool:
         """Whether its cells will be there, whatever those inside may still take."""
         running = self._scheduler.running
-        free = self._ctx.kv.n_free + self._index.n_evictable - sum(each.n_part for each in running)
+        # nodes that nobody has pinned, but whose cells would stay with the texts that see them
+        seen = sum(each.n_part + each.n_end for each in running)
+        free = self._ctx.kv.n_free + self._index.n_evictable - seen
         free -= sum(node.n_tokens for node in found.match.path if not node.n_pins) + found.match.run
         if self._overcommit:
             return len(branch.ids) - found.n <= free - len(running)
@@ -430,6 +432,7 @@ class Stepper:
         n = min(branch.n_decoded, branch.n_true)
         if to_end or n - branch.last.end >= block.N_TOKENS:
             branch.last = self._index.extend(branch.last, branch.ids, n, branch.seq, to_end=to_end)
+            branch.n_end = n - branch.last.end if to_end else 0
 
     def _fork(self, branch: Branch) -> list[Branch]:
         """The other samples of a request whose prompt was just decoded: they see its cells."""
