@@ -138,7 +138,6 @@ def _refuse(given: dict[str, Any]) -> None:
     """What this server can't do yet."""
     wanted = {
         "--cache-reuse": given["cache_reuse"],
-        "--no-jinja": not given["jinja"],
         "--reasoning-budget, but for 0": given["reasoning_budget"] > 0,
     }
     for name, is_wanted in wanted.items():

@@ -227,7 +227,11 @@ _OF_ANSWERS: list[Adder] = [
         default=0,
         help="First tokens that are never given up, if the request says nothing; -1: its prompt.",
     ),
-    option("--jinja/--no-jinja", default=True, help="Chat templates are always Jinja."),
+    option(
+        "--jinja/--no-jinja",
+        default=True,
+        help="no: prompts by libllama's own code, without tools.",
+    ),
     option("--chat-template", metavar="JINJA", help="In place of the model's own; or chatml."),
     option(
         "--chat-template-file",

@@ -8,7 +8,9 @@ from typing import Any, NamedTuple
 
 from pykvgraph.errors import InvalidArgumentError, UnsupportedError
 from pykvgraph.model import Model
+from pykvgraph.reply.format import Format
 from pykvgraph.reply.formats import format_of
+from pykvgraph.server.built_in_template import BuiltInTemplate
 from pykvgraph.server.vocabulary import Vocabulary
 from pykvgraph.text.chat_template import ChatTemplate
 
@@ -37,14 +39,15 @@ class Prompt(NamedTuple):
 class ServerTemplate:
     """Messages to the text of a prompt. source: Jinja, a name, or "" for the model's own.
 
-    format: how a model with this template writes its replies.
+    jinja: False: libllama's own code writes the prompt; it knows more names. format: how a model with this
+    template writes its replies.
 
     Raises UnsupportedError for an unknown name, InvalidArgumentError for a template that can't be read.
     """
 
-    def __init__(self, source: str, model: Model, vocabulary: Vocabulary) -> None:
+    def __init__(self, source: str, model: Model, vocabulary: Vocabulary, jinja: bool = True) -> None:
         own = model.metadata.get(KEY)
-        if source and "{" not in source:
+        if jinja and source and "{" not in source:
             if source not in _NAMED:
                 raise UnsupportedError(
                     f"--chat-template {source}: only {', '.join(_NAMED)} is known by name; give a Jinja "
@@ -52,12 +55,13 @@ class ServerTemplate:
                 )
             source = _NAMED[source]
         self.source = source or (own if isinstance(own, str) and own else CHATML)
-        self.format = format_of(self.source)
+        self.format = format_of(self.source) if jinja else Format()
         tokenizer = vocabulary.tokenizer
         self._bos = vocabulary.name(tokenizer.bos)
         self._adds_bos = bool(tokenizer.encode("")[:1] == [tokenizer.bos])
-        self._template = ChatTemplate(
-            self.source, bos_token=self._bos, eos_token=vocabulary.name(tokenizer.eos)
+        names = {"bos_token": self._bos, "eos_token": vocabulary.name(tokenizer.eos)}
+        self._template: ChatTemplate | BuiltInTemplate = (
+            ChatTemplate(self.source, **names) if jinja else BuiltInTemplate(self.source)
         )
         self._wants_objects = self._probe()
 

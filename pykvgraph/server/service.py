@@ -37,7 +37,9 @@ class Service:
     def ready(self, engine: Engine) -> None:
         """The engine is there. Raises what the chat template raises."""
         self.vocabulary = Vocabulary(engine.model)
-        self.template = ServerTemplate(self.settings.chat_template, engine.model, self.vocabulary)
+        self.template = ServerTemplate(
+            self.settings.chat_template, engine.model, self.vocabulary, self.settings.jinja
+        )
         self._engine = engine
 
     @property

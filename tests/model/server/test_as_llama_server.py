@@ -9,9 +9,9 @@ from typing import Any
 
 import httpx
 import pytest
-from support.served import llama_server
+from support.served import llama_server, served
 
-from .conftest import STORIES, TEMPLATE
+from .conftest import STORIES, TEMPLATE, load
 from .test_chat import SCHEMA, begun
 
 HI = [{"role": "user", "content": "Hi"}]
@@ -188,3 +188,23 @@ def test_the_same_refusal(theirs: httpx.Client, chats: httpx.Client, path: str, 
     one, other = theirs.post(path, json=body), chats.post(path, json=body)
     assert one.status_code == other.status_code == 400
     assert one.json()["error"]["type"] == other.json()["error"]["type"]
+
+
+@pytest.mark.parametrize("name", ["llama3", "mistral-v7"])
+def test_without_jinja(name: str) -> None:
+    messages = [{"role": "system", "content": "Be é."}, *HI, {"role": "assistant", "content": "Well"}, *HI]
+    bodies = [
+        {"messages": messages},
+        {"messages": HI, "tools": TOOLS},
+        {"messages": HI, "tool_choice": "none"},
+    ]
+    with (
+        llama_server(STORIES, "-c", "512", "--no-jinja", "--chat-template", name) as url,
+        served(load, chat_template=name, jinja=False) as (address, _),
+    ):
+        for body in bodies:
+            one, other = (httpx.post(f"{where}/apply-template", json=body) for where in (url, address))
+            assert one.json().get("prompt") == other.json().get("prompt")
+            assert (one.status_code == 200) == (other.status_code == 200)
+        asked = {"messages": messages, **GREEDY}
+        check(*(httpx.post(f"{where}{CHAT}", json=asked).json() for where in (url, address)))

@@ -9,6 +9,9 @@ import httpx
 import pytest
 from support.served import events, served
 
+import pykvgraph as kvg
+from pykvgraph.server.built_in_template import BuiltInTemplate
+
 from .conftest import TEMPLATE, load
 
 PATH = "/v1/chat/completions"
@@ -208,3 +211,20 @@ def test_json_or_a_call(chats: httpx.Client) -> None:
 def test_what_a_chat_cannot_ask(chats: httpx.Client, fields: Any, code: int, text: str) -> None:
     reply = chats.post(PATH, json={"messages": MESSAGES, "max_tokens": 2, **fields})
     assert (reply.status_code, text in reply.json()["error"]["message"]) == (code, True), reply.text
+
+
+def test_without_jinja() -> None:
+    """libllama recognises ChatML, which is the template of a model that has none."""
+    with served(load, jinja=False) as (url, _), httpx.Client(base_url=url) as client:
+        said = [{"role": "developer", "content": [{"type": "text", "text": "é"}]}, *MESSAGES]
+        prompt = post(client, "/apply-template", messages=said)["prompt"]
+        assert prompt == (
+            "<|im_start|>system\né<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+        )
+        assert message(client, grammar='root ::= "<think>a</think>"')["content"] == "<think>a</think>"
+        for content in ("\0", "\ud800"):
+            body = json.dumps({"messages": [{"role": "user", "content": content}]})
+            assert client.post(PATH, content=body).status_code == 400
+        assert client.post(PATH, json={"messages": MESSAGES, "tools": TOOLS}).status_code == 400
+    with pytest.raises(kvg.UnsupportedError, match="no-jinja"):
+        BuiltInTemplate("x")
