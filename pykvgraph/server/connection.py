@@ -8,7 +8,11 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from pykvgraph.server.errors import invalid
+from pykvgraph.server.wire_json import JSON_TYPE, dumps
+
 _LONGEST_HEAD = 1 << 16  # bytes
+_BAD_HEAD = b"HTTP/1.1 400 Bad Request\r\ncontent-type: %b\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
 
 
 def limited(most: int, idle_seconds: float) -> type[asyncio.Protocol]:
@@ -41,6 +45,11 @@ def limited(most: int, idle_seconds: float) -> type[asyncio.Protocol]:
                 self._n_head += len(data)
                 if self._n_head > _LONGEST_HEAD:
                     self.transport.close()
+
+        def send_400_response(self, msg: str) -> None:
+            body = dumps(invalid(msg).body())
+            self.transport.write(_BAD_HEAD % (JSON_TYPE, len(body)) + body)
+            self.transport.close()
 
         def on_message_begin(self) -> None:
             super().on_message_begin()

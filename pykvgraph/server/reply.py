@@ -12,9 +12,8 @@ from starlette.types import Receive, Scope, Send
 from pykvgraph.server.errors import WireError, as_wire
 from pykvgraph.server.formats import Form
 from pykvgraph.server.job import Job
-from pykvgraph.server.wire_json import dumps
+from pykvgraph.server.wire_json import JSON_TYPE, dumps
 
-JSON_TYPE = b"application/json; charset=utf-8"
 _EVENT_HEADERS = [
     (b"content-type", b"text/event-stream"),
     (b"cache-control", b"no-store"),

@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 
 from pykvgraph.server.errors import invalid
 
+JSON_TYPE = b"application/json; charset=utf-8"
 LOWEST = -3.4028234663852886e38  # what stands for the logarithm of 0, as JSON has no infinity
 
 

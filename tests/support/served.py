@@ -7,6 +7,7 @@ import json
 import os
 import socket
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -40,6 +41,23 @@ def served(load: Callable[[], kvg.Engine], **settings: Any) -> Iterator[tuple[st
         thread.join(30)
         listener.close()
     assert not thread.is_alive()
+
+
+@contextlib.contextmanager
+def served_alone(model: Path, *arguments: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """`pykvgraph serve` in a process of its own: its address, and the process, which is killed at the end."""
+    command = [sys.executable, "-m", "pykvgraph", "serve", "-m", str(model), "-ngl", "0", "--port", "0"]
+    with subprocess.Popen([*command, *arguments], stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        try:
+            for line in process.stderr:
+                if line.strip().endswith(": ready"):
+                    yield line.split(": ")[0], process
+                    break
+            else:
+                raise AssertionError("the server has ended before it was ready")
+        finally:
+            process.kill()
 
 
 @contextlib.contextmanager

@@ -133,6 +133,7 @@ IMAGE = {"type": "image", "source": {"type": "url", "url": "x"}}
         (messages, {"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, 501),
         (messages, {"tools": ["f"]}, 400),
         (messages, {"tool_choice": {"type": "often"}}, 400),
+        (messages, {"tool_choice": {"type": ["auto"]}}, 400),
         (responses, {"input": None}, 400),
         (responses, {"input": 5}, 400),
         (responses, {"input": ["Hi"]}, 400),

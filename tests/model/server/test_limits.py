@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import json
-import random
 import socket
 import threading
 import time
@@ -17,94 +15,10 @@ from support.served import served
 
 from .conftest import load
 
-MESSAGES = [{"role": "user", "content": "Hi"}]
-BODIES: dict[str, dict[str, Any]] = {
-    "/completion": {
-        "prompt": [1, 403, "Once"],
-        "n_predict": 2,
-        "temperature": 0.5,
-        "stop": ["a", "b"],
-        "logit_bias": [[5, -1.5], ["a", False]],
-        "samplers": ["top_k", "temperature"],
-        "seed": 3,
-        "n_cmpl": 2,
-        "response_fields": ["content"],
-        "n_probs": 2,
-    },
-    "/v1/completions": {"prompt": ["a", [1, 2]], "max_tokens": 2, "n": 2, "logprobs": 1, "stream": True},
-    "/v1/chat/completions": {
-        "messages": [*MESSAGES, {"role": "assistant", "content": [{"type": "text", "text": "a"}]}],
-        "max_tokens": 2,
-        "tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}],
-        "tool_choice": "auto",
-        "response_format": {"type": "json_object", "schema": {"type": "integer"}},
-        "stream_options": {"include_usage": True},
-        "chat_template_kwargs": {"a": 1},
-        "logprobs": True,
-        "top_logprobs": 2,
-    },
-    "/tokenize": {"content": ["a", 5], "add_special": True, "with_pieces": True},
-    "/detokenize": {"tokens": [1, 403]},
-    "/apply-template": {"messages": MESSAGES},
-}
-ODD: list[Any] = [
-    None, True, -1, 0, 10**30, -(2**63), 1.5, 1e308, "", "\ud800", "\0", "é" * 50, [], {}, [[]], [None],
-    {"": {}},
-    {"function": {}}, [{"type": "text"}], "root ::= root", {"type": {"type": []}}, [[1, 2, 3]], [[0, True]],
-]  # fmt: skip
-
 
 def where_of(url: str) -> tuple[str, int]:
     host, port = url.removeprefix("http://").split(":")
     return host, int(port)
-
-
-def places(value: Any) -> list[list[Any]]:
-    """The way to everything in a JSON value."""
-    found: list[list[Any]] = [[]]
-    children = (
-        value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    )
-    for key, child in children:
-        found += [[key, *way] for way in places(child)]
-    return found
-
-
-def mutated(body: dict[str, Any], rng: random.Random) -> Any:
-    changed: Any = {"": copy.deepcopy(body)}
-    for _ in range(rng.choice([1, 1, 2, 3])):
-        *way, last = rng.choice([["", *way] for way in places(changed[""])])
-        inside = changed
-        for key in way:
-            inside = inside[key]
-        if way and rng.random() < 0.2:
-            del inside[last]
-        elif isinstance(inside, dict) and rng.random() < 0.2:
-            inside[rng.choice(["grammar", "json_schema", "mirostat", "samplers", "stop", "n"])] = rng.choice(
-                ODD
-            )
-        else:
-            inside[last] = copy.deepcopy(rng.choice(ODD))
-    return changed[""]
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_mutated_bodies(client: httpx.Client, seed: int) -> None:
-    rng = random.Random(seed)
-    codes = set()
-    for _ in range(60):
-        path = rng.choice(list(BODIES))
-        body = mutated(BODIES[path], rng)
-        if isinstance(body, dict) and "n_predict" not in body and "max_tokens" not in body:
-            body["n_predict"] = 2
-        data = json.dumps(body).encode()
-        if rng.random() < 0.1:
-            data = data[: rng.randrange(len(data) + 1)] + bytes([rng.randrange(256)])
-        code = client.post(path, content=data).status_code
-        assert code == 200 or code in range(400, 500) or code == 501, (path, body, code)
-        codes.add(code)
-    assert {200, 400} <= codes
-    assert client.get("/health").status_code == 200
 
 
 def test_deep_and_long_bodies(client: httpx.Client) -> None:

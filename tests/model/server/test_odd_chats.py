@@ -8,10 +8,10 @@ from typing import Any
 
 import httpx
 import pytest
+from support.hostile_requests import mutated
 from support.served import served
 
 from .conftest import TEMPLATE, load
-from .test_limits import mutated
 
 HI = {"role": "user", "content": "Hi"}
 SCHEMA = {

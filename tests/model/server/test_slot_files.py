@@ -8,8 +8,6 @@ import os
 import random
 import resource
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -18,7 +16,7 @@ from typing import Any
 
 import httpx
 import pytest
-from support.served import llama_server, served
+from support.served import llama_server, served, served_alone
 
 import pykvgraph as kvg
 from pykvgraph.prefix.prefix_file import unpack
@@ -229,17 +227,11 @@ def test_a_key_saves_its_own_texts(folder: Path) -> None:
 def test_a_process_that_is_killed_leaves_a_whole_file(tmp_path: Path) -> None:
     """kill -9 at random moments of a server that saves all the time: the file is one of the two texts."""
     rng = random.Random(5)
-    command = [sys.executable, "-m", "pykvgraph", "serve", "-m", str(STORIES), "-c", "2048", "-ngl", "0"]
-    command += ["--port", "0", "--slot-save-path", str(tmp_path)]
     texts = {say_alone(prompt) for prompt in (PROMPT, "The dog. " + PROMPT)}
     n_saves = 0
     for _ in range(15):
-        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
-            assert process.stderr is not None
-            for line in process.stderr:
-                if line.strip().endswith("ready"):
-                    break
-            client = httpx.Client(base_url=line.split(": ")[0], timeout=30)
+        with served_alone(STORIES, "-c", "2048", "--slot-save-path", str(tmp_path)) as (url, process):
+            client = httpx.Client(base_url=url, timeout=30)
             say(client, id_slot=0)
             say(client, "The dog. " + PROMPT, id_slot=1)
             killer = threading.Timer(rng.uniform(0.02, 0.2), process.kill)
