@@ -21,7 +21,7 @@ def limited(most: int, idle_seconds: float) -> type[asyncio.Protocol]:
     opened: set[int] = set()
 
     class Connection(HttpToolsProtocol):
-        """Closed when no whole head of a request has come for idle_seconds, or for twice that."""
+        """Closed when it has been idle for idle_seconds: no whole head of a request has come."""
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
@@ -29,7 +29,7 @@ def limited(most: int, idle_seconds: float) -> type[asyncio.Protocol]:
             self._in_head = False
             opened.add(id(self))
             idle[id(self)] = self
-            self._patience = self.loop.call_later(idle_seconds, self._close_if_idle)
+            self._wait_for_head()
             if len(opened) > most:
                 next(iter(idle.values())).transport.close()
 
@@ -60,19 +60,18 @@ def limited(most: int, idle_seconds: float) -> type[asyncio.Protocol]:
             super().on_headers_complete()
             self._in_head = False
             idle.pop(id(self), None)
+            self._patience.cancel()
 
         def on_response_complete(self) -> None:
             super().on_response_complete()
             if not self._is_busy():
                 idle[id(self)] = self
+                self._wait_for_head()
 
         def _is_busy(self) -> bool:
             return self.cycle is not None and not self.cycle.response_complete
 
-        def _close_if_idle(self) -> None:
-            if not self._is_busy():
-                self.transport.close()
-            else:
-                self._patience = self.loop.call_later(idle_seconds, self._close_if_idle)
+        def _wait_for_head(self) -> None:
+            self._patience = self.loop.call_later(idle_seconds, self.transport.close)
 
     return Connection

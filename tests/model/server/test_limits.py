@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import socket
 import threading
@@ -120,3 +121,17 @@ def test_the_second_stop_waits_for_nobody() -> None:
             with contextlib.suppress(ConnectionResetError):
                 assert client.recv(1) == b""
         client.close()
+
+
+def test_a_connection_that_asks_again_and_again_stays() -> None:
+    with served(load, idle_seconds=0.6) as (url, _):
+        one = http.client.HTTPConnection(*where_of(url), timeout=10)
+        one.connect()
+        one.auto_open = 0  # it raises when the server has closed it
+        until = time.monotonic() + 0.8
+        while time.monotonic() < until:
+            one.request("GET", "/health")
+            assert one.getresponse().read() == b'{"status":"ok"}'
+            time.sleep(0.02)
+        assert one.sock is not None and one.sock.recv(1) == b""  # closed now
+        one.close()
