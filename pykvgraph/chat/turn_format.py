@@ -7,12 +7,10 @@ from typing import Any
 
 from pykvgraph.errors import InvalidArgumentError
 from pykvgraph.model import Model
-from pykvgraph.text.chat_template import ChatTemplate
+from pykvgraph.text.chat_template import TEMPLATE_KEY, ChatTemplate
 
 # private characters, which stand for a message and for an answer while a template is rendered
 USER, ANSWER = "\ue000", "\ue001"
-
-TEMPLATE_KEY = "tokenizer.chat_template"
 
 
 @dataclass(frozen=True)

@@ -279,7 +279,7 @@ class Job:
         return self._engine.submit(value, params)
 
     def _tell_of_no_template(self) -> None:
-        from pykvgraph.chat.turn_format import TEMPLATE_KEY
+        from pykvgraph.text.chat_template import TEMPLATE_KEY
 
         if not self._is_told and not self._engine.model.metadata.get(TEMPLATE_KEY):
             click.echo("the model has no chat template: turns are lines of User: and Assistant:", err=True)

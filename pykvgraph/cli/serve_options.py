@@ -20,6 +20,7 @@ from pykvgraph.cli.verb import (
     ubatch_option,
 )
 from pykvgraph.cli.where import where_options
+from pykvgraph.server.settings import POOLINGS, REASONING_FORMATS
 
 Command = Callable[..., Any]
 Adder = Callable[[Command], Command]
@@ -187,7 +188,7 @@ _OF_WIRE: list[Adder] = [
     option("--embedding", "--embeddings", "embeddings", is_flag=True, help="Serve /v1/embeddings."),
     option(
         "--pooling",
-        type=click.Choice(["none", "mean", "cls", "last"]),
+        type=click.Choice(POOLINGS),
         help="Which hidden states are an embedding; without it, what the file says.",
     ),
     option(
@@ -244,7 +245,7 @@ _OF_ANSWERS: list[Adder] = [
     ),
     option(
         "--reasoning-format",
-        type=click.Choice(["auto", "none", "deepseek", "deepseek-legacy"]),
+        type=click.Choice(REASONING_FORMATS),
         default="auto",
         help="Where thoughts go: reasoning_content, or none: they stay in the text.",
     ),

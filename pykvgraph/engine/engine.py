@@ -324,9 +324,8 @@ class _Loop:
         """Between two steps; without a thread of its own there is no step now."""
         if self.background:
             look: Future[EngineLook] = Future()
-            self.give(
-                look
-            )  # a lock would wait for longer: the thread that takes the steps has it at once again
+            # not by the lock: the thread that takes the steps would take it again at once
+            self.give(look)
             return look.result()
         with self._stepping:
             if self._closed:

@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Any
 from pykvgraph.errors import InvalidArgumentError, UnsupportedError
 from pykvgraph.llama import responses
 from pykvgraph.llama.vocabulary import Vocabulary
-from pykvgraph.text.chat_template import ChatTemplate
+from pykvgraph.text.chat_template import TEMPLATE_KEY, ChatTemplate
 from pykvgraph.text.sampler_chain import grammar_of_schema
 
 if TYPE_CHECKING:
     from pykvgraph.llama.llama import Llama
 
 Handler = Callable[..., Any]
-_KEY = "tokenizer.chat_template"
 _DEFAULT = "chat_template.default"
 _FALLBACK = "llama-2"  # of a file without a template, as in llama-cpp-python
 
@@ -26,10 +25,10 @@ def handlers_of(metadata: Mapping[str, str], vocabulary: Vocabulary) -> dict[str
     sources = {
         key.removeprefix("tokenizer."): source
         for key, source in metadata.items()
-        if key.startswith(f"{_KEY}.")
+        if key.startswith(f"{TEMPLATE_KEY}.")
     }
-    if _KEY in metadata:
-        sources[_DEFAULT] = metadata[_KEY]
+    if TEMPLATE_KEY in metadata:
+        sources[_DEFAULT] = metadata[TEMPLATE_KEY]
     return {name: TemplateHandler(source, vocabulary) for name, source in sources.items()}
 
 

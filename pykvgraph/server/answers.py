@@ -10,7 +10,7 @@ from pykvgraph.server.fields import Fields
 from pykvgraph.server.formats import Form
 from pykvgraph.server.infill import infill_prompt
 from pykvgraph.server.job import Job
-from pykvgraph.server.keys import KEY_OF_SCOPE
+from pykvgraph.server.keys import key_of
 from pykvgraph.server.prompts import prompts_of
 from pykvgraph.server.reply import JobReply
 from pykvgraph.server.service import FINGERPRINT, Service
@@ -54,12 +54,6 @@ def _job(service: Service, request: Request, fields: Fields) -> Job:
     vocabulary = service.vocabulary
     prompts = prompts_of(fields.get("prompt"), vocabulary.tokenizer, vocabulary.n_vocab)
     return service.job(prompts, fields, key_of(request))
-
-
-def key_of(request: Request) -> bytes:
-    """Under which key a request came."""
-    key: bytes = request.scope.get(KEY_OF_SCOPE, b"")
-    return key
 
 
 def reply_of(service: Service, job: Job, form: Form, fields: Fields) -> ASGIApp:

@@ -8,7 +8,7 @@ from typing import Any
 from pykvgraph.reply.delta import Content, Delta, Reasoning, ToolCall
 from pykvgraph.server.chat_output import ChatOutput
 from pykvgraph.server.formats import Form, new_id, now
-from pykvgraph.server.logprobs import logprobs_of
+from pykvgraph.server.logprobs import content_logprobs
 from pykvgraph.server.sample import Sample
 from pykvgraph.server.vocabulary import Vocabulary
 from pykvgraph.server.wire_json import dumps
@@ -84,9 +84,7 @@ class ChatForm(Form):
         return {"choices": choices, **self._head, "object": "chat.completion", **end}
 
     def _probs(self, sample: Sample, pieces: list[Piece]) -> Any:
-        if not sample.n_probs:
-            return None
-        return {"content": [logprobs_of(piece, self._vocabulary) for piece in pieces]}
+        return content_logprobs(sample, pieces, self._vocabulary)
 
     def _chunk(self, sample: Sample, delta: dict[str, Any], probs: Any = None) -> bytes:
         told = b',"logprobs":%b' % dumps(probs) if probs else b""

@@ -12,9 +12,8 @@ from pykvgraph.reply.format import Format
 from pykvgraph.reply.formats import format_of
 from pykvgraph.server.built_in_template import BuiltInTemplate
 from pykvgraph.server.vocabulary import Vocabulary
-from pykvgraph.text.chat_template import ChatTemplate
+from pykvgraph.text.chat_template import TEMPLATE_KEY, ChatTemplate
 
-KEY = "tokenizer.chat_template"
 CHATML = (
     "{%- for message in messages -%}"
     "{{ '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}"
@@ -46,7 +45,7 @@ class ServerTemplate:
     """
 
     def __init__(self, source: str, model: Model, vocabulary: Vocabulary, jinja: bool = True) -> None:
-        own = model.metadata.get(KEY)
+        own = model.metadata.get(TEMPLATE_KEY)
         if jinja and source and "{" not in source:
             if source not in _NAMED:
                 raise UnsupportedError(
@@ -58,7 +57,7 @@ class ServerTemplate:
         self.format = format_of(self.source) if jinja else Format()
         tokenizer = vocabulary.tokenizer
         self._bos = vocabulary.name(tokenizer.bos)
-        self._adds_bos = bool(tokenizer.encode("")[:1] == [tokenizer.bos])
+        self._adds_bos = vocabulary.adds_bos
         names = {"bos_token": self._bos, "eos_token": vocabulary.name(tokenizer.eos)}
         self._template: ChatTemplate | BuiltInTemplate = (
             ChatTemplate(self.source, **names) if jinja else BuiltInTemplate(self.source)

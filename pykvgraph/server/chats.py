@@ -5,11 +5,12 @@ from __future__ import annotations
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
-from pykvgraph.server.answers import key_of, reply_of
+from pykvgraph.server.answers import reply_of
 from pykvgraph.server.blocks import BlockForm
 from pykvgraph.server.chat_completion import ChatForm
 from pykvgraph.server.chat_job import chat_job, count_tokens
 from pykvgraph.server.fields import Fields
+from pykvgraph.server.keys import key_of
 from pykvgraph.server.messages import MessageWriter
 from pykvgraph.server.messages_request import chat_of_messages
 from pykvgraph.server.reply import JsonReply

@@ -18,9 +18,9 @@ from pykvgraph.server.fields import Fields
 from pykvgraph.server.prompts import prompts_of
 from pykvgraph.server.reply import WorkReply
 from pykvgraph.server.service import Service
+from pykvgraph.server.settings import POOLINGS
 
-POOLINGS = ("none", "mean", "cls", "last")  # in llama.cpp's order, by which files name them
-_OURS: tuple[Pooling, ...] = ("none", "mean", "first", "last")
+_OURS: tuple[Pooling, ...] = ("none", "mean", "first", "last")  # POOLINGS, as the engine calls them
 _INT16 = 32760.0
 _HIGHEST_NORM = 1000
 _Array = npt.NDArray[np.float32]

@@ -7,11 +7,11 @@ import dataclasses
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
-from pykvgraph.checks import INT32_MAX
 from pykvgraph.engine import Engine, Request, Window
 from pykvgraph.params import SamplingParams
 from pykvgraph.server.errors import WireError, no_room
 from pykvgraph.server.sample import Sample
+from pykvgraph.server.sampling import n_predict_of
 from pykvgraph.server.slots import Slots
 from pykvgraph.types import Piece
 
@@ -45,12 +45,11 @@ class Job:
         self._slots = slots
         self._on_end = on_end
         self._requests: list[Request] = []
-        n_predict = -1 if params.max_tokens == INT32_MAX else params.max_tokens
         self.samples = [
             Sample(
                 index=i * params.n + j,
                 prompt=prompt,
-                n_predict=n_predict,
+                n_predict=n_predict_of(params),
                 settings=settings,
                 n_probs=params.top_logprobs,
                 wanted_slot=slot if j == 0 else -1,

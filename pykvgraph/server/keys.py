@@ -5,6 +5,7 @@ from __future__ import annotations
 import hmac
 from collections.abc import Sequence
 
+from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from pykvgraph.server import page_files
@@ -12,7 +13,7 @@ from pykvgraph.server.errors import WireError
 from pykvgraph.server.reply import JsonReply
 
 PUBLIC = (*page_files.FILES, "/health", "/v1/health", "/models", "/v1/models")
-KEY_OF_SCOPE = "kvgraph.key"
+_KEY_OF_SCOPE = "kvgraph.key"
 
 
 class Keys:
@@ -33,12 +34,18 @@ class Keys:
             # every key is compared, so that the time tells nothing of which one it was
             found = [key for key in self._keys if hmac.compare_digest(key, given)]
             if found:
-                scope[KEY_OF_SCOPE] = found[0]
+                scope[_KEY_OF_SCOPE] = found[0]
             elif scope["path"] not in self._public:
                 error = WireError(401, "authentication_error", "Invalid API Key")
                 await JsonReply.of_error(error)(scope, receive, send)
                 return
         await self._app(scope, receive, send)
+
+
+def key_of(request: Request) -> bytes:
+    """The key that a request came with; b"": the server has no keys."""
+    key: bytes = request.scope.get(_KEY_OF_SCOPE, b"")
+    return key
 
 
 def _given(scope: Scope) -> bytes:

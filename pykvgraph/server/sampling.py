@@ -87,7 +87,7 @@ def sampling_of(fields: Fields, vocabulary: Vocabulary, n_slots: int, n_predict:
 
 def settings_of(params: SamplingParams) -> dict[str, Any]:
     """What llama-server tells of the sampling of an answer."""
-    n_predict = -1 if params.max_tokens == INT32_MAX else params.max_tokens
+    n_predict = n_predict_of(params)
     seed = _SEED_BITS if params.seed is None else params.seed
     biases = [{"bias": _told_bias(bias), "token": token} for token, bias in params.logit_bias]  # type: ignore[misc]
     return {
@@ -141,6 +141,11 @@ def settings_of(params: SamplingParams) -> dict[str, Any]:
         "backend_sampling": False,
         "lora": [],
     }
+
+
+def n_predict_of(params: SamplingParams) -> int:
+    """The most tokens that were asked for; -1: as many as fit."""
+    return -1 if params.max_tokens == INT32_MAX else params.max_tokens
 
 
 def told_briefly(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 REASONING_FORMATS = ("auto", "none", "deepseek", "deepseek-legacy")
+POOLINGS = ("none", "mean", "cls", "last")  # in llama.cpp's order, by which files name them
 
 
 @dataclass(frozen=True)

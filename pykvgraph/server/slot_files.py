@@ -16,7 +16,7 @@ from pykvgraph.errors import KVGraphError
 from pykvgraph.server.body import read_body
 from pykvgraph.server.errors import SERVER, WireError, invalid, unsupported
 from pykvgraph.server.fields import Fields
-from pykvgraph.server.keys import KEY_OF_SCOPE
+from pykvgraph.server.keys import key_of
 from pykvgraph.server.reply import JsonReply
 from pykvgraph.server.service import Service, salt_of
 from pykvgraph.server.slots import Text
@@ -34,7 +34,7 @@ async def act(service: Service, request: Request) -> ASGIApp:
         raise unsupported("This server does not support slots action. Start it with `--slot-save-path`")
     slot = _slot(request.path_params["id_slot"], service.slots.n)
     action = request.query_params.get("action")
-    salt = salt_of(request.scope.get(KEY_OF_SCOPE, b""))
+    salt = salt_of(key_of(request))
     if action == "erase":
         return JsonReply(await _erase(service, slot, salt))
     if action not in ("save", "restore"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from pykvgraph.server.formats import Form, new_id, now
-from pykvgraph.server.logprobs import logprobs_of
+from pykvgraph.server.logprobs import content_logprobs
 from pykvgraph.server.sample import Sample
 from pykvgraph.server.vocabulary import Vocabulary
 from pykvgraph.server.wire_json import dumps
@@ -32,7 +32,7 @@ class TextForm(Form):
         """One for each piece that has text."""
         return [
             b'{"choices":[{"text":%b,"index":%d,"logprobs":%b,"finish_reason":null}],%b'
-            % (dumps(piece.text), sample.index, self._probs(sample, [piece]), self._back)
+            % (dumps(piece.text), sample.index, dumps(self._probs(sample, [piece])), self._back)
             for piece in pieces
             if piece.text
         ]
@@ -48,20 +48,15 @@ class TextForm(Form):
             {
                 "text": sample.text,
                 "index": sample.index,
-                "logprobs": self._told_probs(sample, sample.with_probs),
+                "logprobs": self._probs(sample, sample.with_probs),
                 "finish_reason": sample.finish_reason,
             }
             for sample in samples
         ]
         return self._told(choices, samples[0])
 
-    def _probs(self, sample: Sample, pieces: list[Piece]) -> bytes:
-        return dumps(self._told_probs(sample, pieces)) if sample.n_probs else b"null"
-
-    def _told_probs(self, sample: Sample, pieces: list[Piece]) -> dict[str, Any] | None:
-        if not sample.n_probs:
-            return None
-        return {"content": [logprobs_of(piece, self._vocabulary) for piece in pieces]}
+    def _probs(self, sample: Sample, pieces: list[Piece]) -> dict[str, Any] | None:
+        return content_logprobs(sample, pieces, self._vocabulary)
 
     def _told(self, choices: list[dict[str, Any]], sample: Sample) -> dict[str, Any]:
         end = {"usage": sample.usage(), "id": self._id, "timings": sample.timings()}

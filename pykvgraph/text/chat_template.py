@@ -17,6 +17,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from pykvgraph.errors import InvalidArgumentError
 
+TEMPLATE_KEY = "tokenizer.chat_template"  # where GGUF files have it
 _MOST = 10_000  # what a template may multiply with; a power has as many digits
 
 

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from support.served import llama_server, served
 
-from pykvgraph.server.embeddings import POOLINGS, normalized
+from pykvgraph.server.embeddings import normalized
+from pykvgraph.server.settings import POOLINGS
 
 from .conftest import STORIES, load
 
