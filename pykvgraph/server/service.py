@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import importlib.metadata
+import logging
 import secrets
 from typing import Any
 
@@ -21,6 +22,7 @@ from pykvgraph.server.settings import Settings
 from pykvgraph.server.slots import Slots
 from pykvgraph.server.vocabulary import Vocabulary
 
+_log = logging.getLogger("pykvgraph.server")
 FINGERPRINT = "pykvgraph-" + importlib.metadata.version("pykvgraph")
 
 
@@ -41,6 +43,8 @@ class Service:
             self.settings.chat_template, engine.model, self.vocabulary, self.settings.jinja
         )
         self._engine = engine
+        if self.settings.context_shift and not engine.can_shift:
+            _log.warning("--context-shift: this model's cache can't be shifted; answers end when it is full")
 
     @property
     def is_ready(self) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
-from pykvgraph.errors import KVGraphError
+from pykvgraph.errors import KVGraphError, StateError
 from pykvgraph.server.body import read_body
 from pykvgraph.server.errors import SERVER, WireError, invalid, unsupported
 from pykvgraph.server.fields import Fields
@@ -23,6 +23,7 @@ from pykvgraph.server.slots import Text
 from pykvgraph.server.wire_json import loads
 
 _LONGEST = 255  # bytes of a file's name
+_HEAD_BYTES = 1 << 20  # at most, of what a file has beside K and V
 # what separates folders, here or elsewhere, and what no file may be called on other systems
 _FORBIDDEN = frozenset('/\\:*?"<>|\uff0e\u2215\u2216\ufffd\ufeff')
 
@@ -67,6 +68,8 @@ async def _restore(service: Service, slot: int, salt: bytes, path: Path) -> dict
 
     def restore() -> tuple[list[int], int]:
         n_bytes = _size_of_regular(path)
+        if n_bytes > _most_bytes(service):
+            raise StateError("the file is larger than the cache")
         return service.engine.load_prefix(path, salt=salt), n_bytes
 
     begin = time.perf_counter()
@@ -119,6 +122,13 @@ def _size_of_regular(path: Path) -> int:
     if not stat.S_ISREG(found.st_mode):
         raise OSError(None, "it is no file")
     return found.st_size
+
+
+def _most_bytes(service: Service) -> int:
+    """More than a file of this cache can have, and little enough to be read."""
+    return (
+        2 * sum(group.n_cells * group.cell_bytes for group in service.engine.context.kv.groups) + _HEAD_BYTES
+    )
 
 
 def _reason(error: Exception) -> str:

@@ -163,9 +163,11 @@ def test_a_broken_file_changes_nothing(folder: Path) -> None:
             reply = act(client, 0, "restore", filename="broken")
             assert reply.status_code == 400, reply.text
             assert str(folder) not in reply.text
-        for name in ("pipe", "folder"):
+        os.truncate(folder / "broken", 1 << 40)
+        for name in ("pipe", "folder", "broken"):
             assert act(client, 0, "restore", filename=name).status_code == 400
             assert act(client, 0, "save", filename=name).json().get("n_saved", 0) == 0
+        (folder / "broken").unlink()
         assert act(client, 0, "save", filename="nothing").json()["n_saved"] == 0
         assert say(client)["timings"]["cache_n"] == 0
 
