@@ -14,7 +14,7 @@ STORIES = Path(__file__).parents[2] / "data" / "stories260K.gguf"
 
 # calls as Hermes writes them, behind thoughts
 TEMPLATE = """
-{%- for tool in tools or [] %}{{ tool.function.name }} {% endfor %}
+{%- for tool in tools or [] %}{{ tool.function.name }}/{{ tool.function | length }} {% endfor %}
 {%- for message in messages %}<|{{ message.role }}|>
 {%- if message.reasoning_content %}<think>{{ message.reasoning_content }}</think>{% endif %}
 {{- message.content }}

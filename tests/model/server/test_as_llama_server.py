@@ -55,7 +55,8 @@ BODIES: dict[str, tuple[str, Body]] = {
         },
     ),
 }
-COUNTED: dict[str, Body] = {
+PROMPTS: dict[str, Body] = {
+    "/apply-template": {"messages": HI, "tools": TOOLS},
     f"{CHAT}/input_tokens": {"messages": HI, "tools": TOOLS},
     f"{MESSAGES}/count_tokens": {"messages": HI, "system": "Be"},
     f"{RESPONSES}/input_tokens": {"input": "Hi", "instructions": "Be"},
@@ -161,9 +162,9 @@ def text_of(delta: Any) -> Iterator[tuple[str, str]]:
         yield f"call {call['index']} {call['function']['name']}", call["function"]["arguments"]
 
 
-@pytest.mark.parametrize("path", COUNTED)
-def test_the_same_count(theirs: httpx.Client, chats: httpx.Client, path: str) -> None:
-    check(theirs.post(path, json=COUNTED[path]).json(), chats.post(path, json=COUNTED[path]).json())
+@pytest.mark.parametrize("path", PROMPTS)
+def test_the_same_prompt(theirs: httpx.Client, chats: httpx.Client, path: str) -> None:
+    check(theirs.post(path, json=PROMPTS[path]).json(), chats.post(path, json=PROMPTS[path]).json())
 
 
 @pytest.mark.parametrize(

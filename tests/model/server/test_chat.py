@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
+import gguf
 import httpx
 import pytest
 from support.served import events, served
@@ -12,7 +14,7 @@ from support.served import events, served
 import pykvgraph as kvg
 from pykvgraph.server.built_in_template import BuiltInTemplate
 
-from .conftest import TEMPLATE, load
+from .conftest import STORIES, TEMPLATE, load
 
 PATH = "/v1/chat/completions"
 MESSAGES = [{"role": "user", "content": "Hi"}]
@@ -123,7 +125,7 @@ def test_results_of_tools_are_told(chats: httpx.Client) -> None:
     ]
     prompt = post(chats, "/apply-template", messages=history, tools=TOOLS)["prompt"]
     assert prompt == (
-        "weather stop <|system|>Be short.</s><|user|>Hi</s><|assistant|><tool_call>\n"
+        "weather/3 stop/3 <|system|>Be short.</s><|user|>Hi</s><|assistant|><tool_call>\n"
         '{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call></s><|tool|>warm</s>'
         "<|assistant|><think>"
     )
@@ -228,3 +230,23 @@ def test_without_jinja() -> None:
         assert client.post(PATH, json={"messages": MESSAGES, "tools": TOOLS}).status_code == 400
     with pytest.raises(kvg.UnsupportedError, match="no-jinja"):
         BuiltInTemplate("x")
+
+
+def test_marks_that_are_control_tokens(tmp_path: Path) -> None:
+    """Their names are in no text of tokens, but in what is taken apart."""
+    file = tmp_path / "marked.gguf"
+    file.write_bytes(STORIES.read_bytes())
+    fields = gguf.GGUFReader(file, "r+").fields
+    pieces, kinds = fields["tokenizer.ggml.tokens"], fields["tokenizer.ggml.token_type"]
+    mark = pieces.contents().index("▁happy")  # of as many bytes as the mark has
+    pieces.parts[pieces.data[mark]][:] = list(b"</think>")
+    kinds.parts[kinds.data[mark]][0] = gguf.TokenType.CONTROL
+
+    def load_marked() -> kvg.Engine:
+        return kvg.Engine(kvg.Model(file, device="cpu"), n_ctx=256, n_seq_max=4)
+
+    with served(load_marked, chat_template=TEMPLATE) as (url, _), httpx.Client(base_url=url) as client:
+        said = post(client, grammar='root ::= "a</think>b"', logit_bias=[[mark, 50]])
+        assert said["choices"][0]["message"]["reasoning_content"] == "a"
+        assert said["choices"][0]["message"]["content"] == "b"
+        assert said["usage"]["completion_tokens"] == 4  # a, the mark, b, and the end
