@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from pykvgraph.server import about, answers, cells, chats, embeddings, page_files, slot_files, tokens
 from pykvgraph.server.body import read_body
 from pykvgraph.server.cors import Cors
-from pykvgraph.server.errors import WireError, as_wire, not_found, typed_error
+from pykvgraph.server.errors import as_wire, error_body, not_found
 from pykvgraph.server.fields import Fields
 from pykvgraph.server.keys import Keys
 from pykvgraph.server.reply import JsonReply
@@ -96,16 +96,11 @@ class _Endpoint:
             told = as_wire(error)
             if told.code == 500:
                 _log.exception("%s failed", scope["path"])
-            reply = JsonReply(_error_body(scope["path"], told), told.code)
+            reply = JsonReply(error_body(scope["path"], told), told.code)
         await reply(scope, receive, send)
 
     async def _reply(self, request: Request) -> ASGIApp:
         raise NotImplementedError
-
-
-def _error_body(path: str, error: WireError) -> dict[str, Any]:
-    """As the clients of a path know errors."""
-    return typed_error(error) if path.startswith("/v1/messages") else error.body()
 
 
 class _Told(_Endpoint):
@@ -142,4 +137,5 @@ class _Answered(_Endpoint):
 
 
 async def _no_such_path(request: Request, error: Exception) -> Any:
-    return JsonReply.of_error(not_found())
+    told = not_found()
+    return JsonReply(error_body(request.url.path, told), told.code)

@@ -58,6 +58,11 @@ def no_room(n_prompt: int, n_ctx: int) -> WireError:
     )
 
 
+def error_body(path: str, error: WireError) -> dict[str, Any]:
+    """As the clients of a path know errors."""
+    return typed_error(error) if path.startswith("/v1/messages") else error.body()
+
+
 def typed_error(error: WireError) -> dict[str, Any]:
     """An error as Anthropic's interface has it; llama-server's stands within."""
     return {"type": "error", **error.body()}

@@ -9,10 +9,10 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from pykvgraph.server import page_files
-from pykvgraph.server.errors import WireError
+from pykvgraph.server.errors import WireError, error_body
 from pykvgraph.server.reply import JsonReply
 
-PUBLIC = (*page_files.FILES, "/health", "/v1/health", "/models", "/v1/models")
+PUBLIC = frozenset((*page_files.FILES, "/health", "/v1/health", "/models", "/v1/models"))
 _KEY_OF_SCOPE = "kvgraph.key"
 
 
@@ -22,10 +22,9 @@ class Keys:
     The key is in the scope then. Keys are compared in constant time. Without keys everybody may ask.
     """
 
-    def __init__(self, app: ASGIApp, keys: Sequence[str], public: Sequence[str] = PUBLIC) -> None:
+    def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
         self._app = app
         self._keys = [key.encode() for key in keys]
-        self._public = frozenset(public)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """As ASGI calls it."""
@@ -35,9 +34,9 @@ class Keys:
             found = [key for key in self._keys if hmac.compare_digest(key, given)]
             if found:
                 scope[_KEY_OF_SCOPE] = found[0]
-            elif scope["path"] not in self._public:
+            elif scope["path"] not in PUBLIC:
                 error = WireError(401, "authentication_error", "Invalid API Key")
-                await JsonReply.of_error(error)(scope, receive, send)
+                await JsonReply(error_body(scope["path"], error), error.code)(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 

@@ -105,6 +105,10 @@ def test_keys(header: str) -> None:
             reply = client.post("/tokenize", json={}, headers={header: wrong})
             assert reply.status_code == 401
             assert reply.json()["error"]["type"] == "authentication_error"
+        refused = client.post("/v1/messages", json={})
+        missing = client.get("/v1/messages/none", headers={"X-Api-Key": "one"})
+        assert (refused.status_code, missing.status_code) == (401, 404)
+        assert refused.json()["type"] == missing.json()["type"] == "error"  # as Anthropic's clients want it
         assert client.get("/health").status_code == client.get("/v1/models").status_code == 200
 
 
