@@ -44,33 +44,16 @@ def measure_servers(
     if plot:
         require_matplotlib()
     n_clients, n_each = clients
-    # the package of this process, wherever it was started
-    program = f"import sys; sys.path = {sys.path!r}; from pykvgraph.cli import main; main()"
-    commands = {OURS: [sys.executable, "-c", program, "serve"]}
-    if rival:
-        words = shlex.split(rival)
-        if not words or not shutil.which(words[0]):
-            raise click.ClickException(f"--vs {rival!r}: there is no program {words[0] if words else ''}")
-        commands[" ".join([Path(words[0]).name, *words[1:]])] = words
+    commands = _commands(rival)
     served: dict[str, list[Served]] = {}
     rows = []
     with kvg.Model(path, device="cpu") as model:
-        threads = str(n_threads or default_threads(model.n_params))
+        n = str(n_threads or default_threads(model.n_params))
+        threads = ["-t", n, "-tb", n]
         for depth in depths:
             prompts = write_prompts(model, depth, own_tokens(model.n_ctx_train, depth), n_clients * n_each)
             n_ctx = n_clients * (max(map(len, prompts)) + N_ANSWER)
-            options = [
-                "-m",
-                str(path),
-                "-c",
-                str(n_ctx),
-                "-np",
-                str(n_clients),
-                "-t",
-                threads,
-                "-tb",
-                threads,
-            ]
+            options = ["-m", str(path), "-c", str(n_ctx), "-np", str(n_clients), *threads]
             runs = _alternate(
                 {name: [*command, *options] for name, command in commands.items()},
                 model,
@@ -89,6 +72,19 @@ def measure_servers(
         print_json({"servers": rows})
     if plot:
         plot_served(f"{path.name}, {n_clients} clients", served, plot)
+
+
+def _commands(rival: str | None) -> dict[str, list[str]]:
+    """How each server is started, by its name."""
+    # the package of this process, wherever it was started
+    program = f"import sys; sys.path = {sys.path!r}; from pykvgraph.cli import main; main()"
+    commands = {OURS: [sys.executable, "-c", program, "serve"]}
+    if rival:
+        words = shlex.split(rival)
+        if not words or not shutil.which(words[0]):
+            raise click.ClickException(f"--vs {rival!r}: there is no program {words[0] if words else ''}")
+        commands[" ".join([Path(words[0]).name, *words[1:]])] = words
+    return commands
 
 
 def own_tokens(n_ctx_train: int, n_shared: int) -> tuple[int, int]:

@@ -55,13 +55,10 @@ class WorkReply:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """As ASGI calls it."""
         work = asyncio.ensure_future(self._work())
-        left = asyncio.ensure_future(_departure(receive))
         try:
-            await asyncio.wait({work, left}, return_when=asyncio.FIRST_COMPLETED)
-            if not work.done():
+            if not await _unless_gone(work, receive):
                 return
         finally:
-            left.cancel()
             work.cancel()
         try:
             reply = JsonReply(work.result())
@@ -90,14 +87,12 @@ class JobReply:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """As ASGI calls it."""
         work = asyncio.ensure_future(self._stream(send) if self._streams else self._whole(scope, send))
-        left = asyncio.ensure_future(_departure(receive))
         try:
             self._job.enter()
-            await asyncio.wait({work, left}, return_when=asyncio.FIRST_COMPLETED)
+            await _unless_gone(work, receive)
         finally:
             self._job.cancel()
-            for task in (work, left):
-                task.cancel()
+            work.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await work
 
@@ -156,6 +151,16 @@ class JobReply:
                 await send({"type": "http.response.body", "body": data, "more_body": True})
             finally:
                 patience.cancel()
+
+
+async def _unless_gone(work: asyncio.Future[Any], receive: Receive) -> bool:
+    """Waits for the work; False: the client went away before its end."""
+    departure = asyncio.ensure_future(_departure(receive))
+    try:
+        await asyncio.wait({work, departure}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        departure.cancel()
+    return work.done()
 
 
 async def _departure(receive: Receive) -> None:

@@ -84,6 +84,12 @@ def llama_server(model: Path, *arguments: str) -> Iterator[str]:
             process.terminate()
 
 
+def where_of(url: str) -> tuple[str, int]:
+    """The host and the port of an address."""
+    host, port = url.removeprefix("http://").split(":")
+    return host, int(port)
+
+
 def events(text: str) -> list[Any]:
     """The values of a stream; its end is "[DONE]"."""
     found = []

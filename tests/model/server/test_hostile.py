@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 import pytest
 from support.hostile_requests import BODIES, GETS, request_of, send
-from support.served import served, served_alone
+from support.served import served, served_alone, where_of
 
 from pykvgraph.server.keys import PUBLIC
 
@@ -26,11 +26,6 @@ from .conftest import STORIES, load
 ASKED = {"prompt": "Once upon a time", "n_predict": 24, "temperature": 0}
 N_MEGABYTES = 48  # that 10,000 requests may leave behind
 N_SLOW = 10_000
-
-
-def where_of(url: str) -> tuple[str, int]:
-    host, port = url.removeprefix("http://").split(":")
-    return host, int(port)
 
 
 def ask(url: str, **fields: Any) -> str:

@@ -12,14 +12,9 @@ from typing import Any
 
 import httpx
 import pytest
-from support.served import served
+from support.served import served, where_of
 
 from .conftest import load
-
-
-def where_of(url: str) -> tuple[str, int]:
-    host, port = url.removeprefix("http://").split(":")
-    return host, int(port)
 
 
 def test_deep_and_long_bodies(client: httpx.Client) -> None:
