@@ -102,7 +102,7 @@ async def metrics(service: Service, request: Request) -> ASGIApp:
     """For Prometheus."""
     if not service.settings.metrics:
         raise unsupported("This server does not support metrics endpoint. Start it with `--metrics`")
-    # the cells can't be counted in the midst of a step, for which nobody else shall wait
+    # counting the cells waits for the engine's step, and the event loop must not
     text = await asyncio.to_thread(service.metrics.text)
     return Response(text, media_type="text/plain; version=0.0.4")
 

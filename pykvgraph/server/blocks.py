@@ -17,7 +17,7 @@ Event = dict[str, Any]  # `type` is its first key
 
 
 class Block:
-    """One of them, while it is said. first: the delta that opened it. id: that nobody has."""
+    """One of them, while it is said. first: the delta that opened it. id: a unique one."""
 
     def __init__(self, index: int, first: Delta) -> None:
         self.index = index

@@ -18,7 +18,7 @@ async def read_body(request: Request, most: int, seconds: float) -> bytes:
 
 
 async def _read(request: Request, most: int) -> bytes:
-    """Of a body that is too long as much again is read and dropped: who still sends wouldn't hear of it."""
+    """Reads on up to twice the limit, and drops that: a client that still sends does not read the answer."""
     parts: list[bytes] = []
     size = 0
     async for part in request.stream():

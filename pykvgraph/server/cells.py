@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 EMPTY, HELD, SHARED = -1, -2, -3  # who has a cell, if it isn't one sequence
 IS_HELD, IS_PENDING, IS_WAITING = 1, 2, 4  # marks, which are added up
 MAX_PLACES = 4096  # of a group; with more cells several are one place
-_SECONDS = 0.25  # from one look to the next, and at least
-_SHARE = 20  # times as long as a look took
+_SECONDS = 0.25  # from one look to the next, at least
+_SHARE = 20  # and at least so many times as long as a look takes
 
 _COLORS = {
     "shared": [SHARED_COLOR, ink(SHARED_COLOR)],
@@ -34,7 +34,7 @@ _COLORS = {
 
 
 class Looks:
-    """Looks at the engine for everybody who asks; who asks soon after another one hears the same."""
+    """Looks at the engine, at most every _SECONDS; whoever asks in between gets the last look."""
 
     def __init__(self, service: Service) -> None:
         self._service = service

@@ -14,7 +14,7 @@ from pykvgraph.types import Piece
 
 
 class CompletionForm(Form):
-    """fields: names that the answer has alone; none: all. with_tokens: tokens are told without a stream."""
+    """fields: the only ones that the answer has; none: all. with_tokens: tokens are told without a stream."""
 
     closing = b""
 

@@ -16,7 +16,7 @@ _BAD_HEAD = b"HTTP/1.1 400 Bad Request\r\ncontent-type: %b\r\ncontent-length: %d
 
 
 def limited(most: int, idle_seconds: float) -> type[asyncio.Protocol]:
-    """The protocol of a server that has at most so many connections; who is idle longest goes first."""
+    """The protocol of a server with `most` connections at most: one more closes the one idle longest."""
     idle: OrderedDict[int, Connection] = OrderedDict()  # by id()
     opened: set[int] = set()
 

@@ -1,4 +1,4 @@
-"""The fields of a body, with the types that they must have. A field that is null is not there."""
+"""The fields of a body, with the types that they must have. A field that is null counts as missing."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ class NamedForm(Form, Protocol):
 
 
 def new_id(prefix: str = "chatcmpl-") -> str:
-    """An id that nobody has."""
+    """A unique id."""
     return prefix + "".join(secrets.choice(_LETTERS) for _ in range(32))
 
 

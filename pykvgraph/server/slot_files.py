@@ -132,7 +132,7 @@ def _most_bytes(service: Service) -> int:
 
 
 def _reason(error: Exception) -> str:
-    """Without the path, which is nobody's business."""
+    """Without the path, which clients are not told."""
     if isinstance(error, OSError):
         return error.strerror or os.strerror(error.errno or 0)
     return str(error) or "out of memory"

@@ -22,7 +22,7 @@ class Text(NamedTuple):
 class Slots:
     """Gives slots to samples as they come; who comes when all are taken waits for the next one.
 
-    A sample that wants a certain slot waits for that one, and lets others by.
+    A sample that wants a certain slot waits for that one; meanwhile later samples may take others.
     """
 
     def __init__(self, n: int) -> None:
