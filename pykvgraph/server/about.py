@@ -11,7 +11,7 @@ from starlette.types import ASGIApp
 
 from pykvgraph.server.errors import WireError, loading, unsupported
 from pykvgraph.server.fields import Fields
-from pykvgraph.server.formats import now
+from pykvgraph.server.form import now
 from pykvgraph.server.reply import JsonReply
 from pykvgraph.server.sampling import settings_of, told_briefly
 from pykvgraph.server.service import FINGERPRINT, Service

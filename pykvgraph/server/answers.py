@@ -7,7 +7,7 @@ from starlette.types import ASGIApp
 
 from pykvgraph.server.completion import CompletionForm
 from pykvgraph.server.fields import Fields
-from pykvgraph.server.formats import Form
+from pykvgraph.server.form import Form
 from pykvgraph.server.infill import infill_prompt
 from pykvgraph.server.job import Job
 from pykvgraph.server.keys import key_of

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from pykvgraph.reply.delta import Delta, ToolCall
 from pykvgraph.server.chat_output import ChatOutput
-from pykvgraph.server.formats import NamedForm
+from pykvgraph.server.form import NamedForm
 from pykvgraph.server.sample import Sample
 from pykvgraph.server.wire_json import dumps
 from pykvgraph.types import Piece

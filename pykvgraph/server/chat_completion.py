@@ -7,7 +7,7 @@ from typing import Any
 
 from pykvgraph.reply.delta import Content, Delta, Reasoning, ToolCall
 from pykvgraph.server.chat_output import ChatOutput
-from pykvgraph.server.formats import Form, new_id, now
+from pykvgraph.server.form import Form, new_id, now
 from pykvgraph.server.logprobs import content_logprobs
 from pykvgraph.server.sample import Sample
 from pykvgraph.server.vocabulary import Vocabulary

@@ -7,7 +7,7 @@ from typing import Any
 
 from pykvgraph.checks import shown
 from pykvgraph.server.chat_template import Prompt, ServerTemplate
-from pykvgraph.server.errors import invalid, unsupported
+from pykvgraph.server.errors import invalid, no_text, unsupported
 from pykvgraph.server.fields import Fields
 from pykvgraph.server.settings import REASONING_FORMATS, Settings
 
@@ -178,7 +178,7 @@ def _content(given: Any) -> str:
         if not isinstance(part, dict) or not isinstance(part.get("type"), str):
             raise invalid(f"a part of a content must have a type, got {shown(part)}")
         if part["type"] != "text":
-            raise unsupported(f"{part['type'][:40]}: this server takes text alone")
+            raise no_text(part["type"])
         if not isinstance(part.get("text"), str):
             raise invalid(f"a part of a content must have a text, got {shown(part)}")
         texts.append(part["text"])

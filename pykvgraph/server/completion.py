@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from pykvgraph.server.formats import Form
+from pykvgraph.server.form import Form
 from pykvgraph.server.logprobs import logprobs_of
 from pykvgraph.server.sample import Sample
 from pykvgraph.server.vocabulary import Vocabulary

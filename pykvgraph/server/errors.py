@@ -36,6 +36,11 @@ def unsupported(message: str) -> WireError:
     return WireError(501, UNSUPPORTED, message)
 
 
+def no_text(kind: str) -> WireError:
+    """A part of a content is of another kind than text."""
+    return unsupported(f"{kind[:40]}: this server takes text alone")
+
+
 def not_found() -> WireError:
     """There is no such path."""
     return WireError(404, "not_found_error", "File Not Found")

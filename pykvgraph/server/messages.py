@@ -8,7 +8,7 @@ from typing import Any
 from pykvgraph.reply.delta import Reasoning, ToolCall
 from pykvgraph.server.blocks import Block, Event
 from pykvgraph.server.chat_output import ChatOutput
-from pykvgraph.server.formats import new_id
+from pykvgraph.server.form import new_id
 from pykvgraph.server.sample import Sample
 
 _REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}

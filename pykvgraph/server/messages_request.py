@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 from pykvgraph.checks import shown
-from pykvgraph.server.errors import invalid, unsupported
+from pykvgraph.server.errors import invalid, no_text, unsupported
 from pykvgraph.server.fields import Fields
 
 _MOST_TOKENS = 4096
@@ -95,7 +95,7 @@ def _blocks(given: Any, name: str) -> list[dict[str, Any]]:
 
 def _text(block: dict[str, Any]) -> str:
     if block["type"] != "text":
-        raise unsupported(f"{block['type'][:40]}: this server takes text alone")
+        raise no_text(block["type"])
     return Fields(block).text("text")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pykvgraph.server.errors import invalid, unsupported
+from pykvgraph.server.errors import invalid, no_text
 from pykvgraph.text.tokenizer import Tokenizer
 
 _SHAPES = (
@@ -39,7 +39,7 @@ def _is_part(value: Any) -> bool:
 def _one(value: Any, tokenizer: Tokenizer, n_vocab: int) -> list[int]:
     if isinstance(value, dict) and isinstance(value.get("prompt_string"), str):
         if value.get("multimodal_data"):
-            raise unsupported("multimodal_data: this server takes text alone")
+            raise no_text("multimodal_data")
         value = value["prompt_string"]
     parts = value if isinstance(value, list) else [value]
     if not all(map(_is_part, parts)) or isinstance(value, int):

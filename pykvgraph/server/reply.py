@@ -10,7 +10,7 @@ from typing import Any
 from starlette.types import Receive, Scope, Send
 
 from pykvgraph.server.errors import WireError, as_wire
-from pykvgraph.server.formats import Form
+from pykvgraph.server.form import Form
 from pykvgraph.server.job import Job
 from pykvgraph.server.wire_json import JSON_TYPE, dumps
 

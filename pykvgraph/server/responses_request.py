@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from pykvgraph.checks import shown
-from pykvgraph.server.errors import invalid, unsupported
+from pykvgraph.server.errors import invalid, no_text
 from pykvgraph.server.fields import Fields
 
 _TEXTS = ("input_text", "output_text", "text")
@@ -88,7 +88,7 @@ def _text(content: Any) -> str:
         elif kind in _TEXTS:
             texts.append(part.text("text"))
         else:
-            raise unsupported(f"{kind[:40]}: this server takes text alone")
+            raise no_text(kind)
     return "\n".join(texts)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pykvgraph.server.formats import Form, new_id, now
+from pykvgraph.server.form import Form, new_id, now
 from pykvgraph.server.logprobs import content_logprobs
 from pykvgraph.server.sample import Sample
 from pykvgraph.server.vocabulary import Vocabulary
