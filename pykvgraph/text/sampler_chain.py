@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,13 @@ if TYPE_CHECKING:
 _MIROSTAT_M = 100  # tokens that mirostat 1 estimates with, as in its paper
 _DEEPEST = 200  # groups within groups of a grammar: libllama calls itself for each
 _MOST_RULES = 4000  # and for each rule that begins with another one
+# a grammar's literals, classes, tokens and comments, in which signs mean themselves; or what begins as one
+_QUOTED = re.compile(r'"(?:\\.|[^"])*(?:"|\Z)|\[(?:\\.|[^]])*(?:\]|\Z)|<[^>]*|#[^\r\n]*', re.DOTALL)
+_LONGEST_SCHEMA = 1 << 18  # characters: its translator takes seconds for that
+_MOST_REPEATED = 1 << 28  # characters of a grammar that writes out what a schema repeats
+_REPEATING = ("minLength", "maxLength", "minItems", "maxItems")
+_BRACES = re.compile(r"\{([^{}]*)\}")
+_REPEATS = re.compile(r"\{\s*([0-9]+)\s*,\s*([0-9]+)\s*\}")
 
 
 def is_plainly_greedy(chosen: SamplingParams) -> bool:
@@ -89,6 +97,7 @@ def _grammar(llama: Any, chosen: SamplingParams, tokenizer: Tokenizer | None) ->
         assert isinstance(chosen.json_schema, str)
         text = grammar_of_schema(chosen.json_schema)
     _refuse_deep(text)
+    _refuse_reversed(text)
     with libllama.quiet():
         sampler: int | None = tokenizer._ask(llama.llama_sampler_init_grammar, text.encode(), b"root")
     if not sampler:
@@ -104,11 +113,48 @@ def grammar_of_schema(schema: str) -> str:
     from llama_cpp.llama_grammar import json_schema_to_gbnf
 
     value = json.loads(schema) or {"type": "object"}
+    _refuse_large(value, len(schema))
     try:
         grammar: str = json_schema_to_gbnf(json.dumps(value))
     except Exception as error:  # a translator of others: whatever it meets there is the schema's fault
         raise InvalidArgumentError(f"json_schema can't be made a grammar: {error!r}") from error
     return grammar
+
+
+def _refuse_large(schema: Any, length: int) -> None:
+    """The translator writes out each repetition, under a name that may be as long as the schema."""
+    if length > _LONGEST_SCHEMA:
+        raise InvalidArgumentError(
+            f"json_schema has {length} characters, over {_LONGEST_SCHEMA}: make it smaller"
+        )
+    if _n_repeated(schema) * length > _MOST_REPEATED:
+        raise InvalidArgumentError(
+            f"json_schema repeats too much: {', '.join(_REPEATING)} and the {{n,m}} of patterns may add up "
+            f"to {_MOST_REPEATED // length} in a schema of {length} characters"
+        )
+
+
+def _n_repeated(schema: Any) -> int:
+    n = 0
+    todo = [schema]
+    while todo:
+        value = todo.pop()
+        if isinstance(value, dict):
+            todo += value.values()
+            n += sum(max(number, 0) for name in _REPEATING if isinstance(number := value.get(name), int))
+        elif isinstance(value, list):
+            todo += value
+        elif isinstance(value, str):
+            n += sum(_count(part) for inside in _BRACES.findall(value) for part in inside.split(","))
+    return n
+
+
+def _count(text: str) -> int:
+    """As the translator reads the numbers of a pattern."""
+    try:
+        return max(int(text), 0)
+    except ValueError:
+        return 0
 
 
 def _refuse_deep(text: str) -> None:
@@ -122,3 +168,14 @@ def _refuse_deep(text: str) -> None:
         depth = max(depth, 0)
     if deepest > _DEEPEST:
         raise InvalidArgumentError(f"the grammar has groups within groups, over {_DEEPEST} deep")
+
+
+def _refuse_reversed(text: str) -> None:
+    """libllama subtracts the numbers of "a"{5,2} without looking, and fills the memory."""
+    for pair in _REPEATS.findall(_QUOTED.sub(" ", text)):
+        least, most = (number.lstrip("0") for number in pair)
+        if (len(most), most) < (len(least), least):
+            raise InvalidArgumentError(
+                f"the grammar repeats something at least {least[:20]} times and at most {most[:20] or 0}: "
+                "no text is like that (a schema with minLength above maxLength becomes such a grammar)"
+            )

@@ -303,6 +303,10 @@ def test_flash_and_plain_tell_the_same(story_model: kvg.Model) -> None:
         {"grammar": "no grammar"},
         {"grammar": "other ::= [a]"},
         {"grammar": "root ::= root [a]"},
+        {"grammar": 'root ::= "a"{ 5, 2 }'},
+        {"grammar": 'root ::= "\\"{" [<{"] "a"{1,0} "}"'},
+        {"json_schema": {"type": "string", "maxLength": 10**9}},
+        {"json_schema": {"type": "string", "pattern": "^a{1_000_000_000}$"}},
         {"grammar": "root ::= " + "(" * 100_000 + "[a]" + ")" * 100_000},
         {"json_schema": {"type": "nonsense"}},
         {"json_schema": {"$ref": "#/nowhere"}},
@@ -319,6 +323,29 @@ def test_invalid_arguments(ctx: kvg.Context, arguments: dict[str, object]) -> No
     with pytest.raises(kvg.InvalidArgumentError):
         list(kvg.generate(ctx, OPENING, **arguments))  # type: ignore[arg-type]
     assert ctx.kv.n_used == 0
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"grammar": 'root ::= "' + r"\"" * 400_000},
+        {"grammar": "root ::= " + "<" * 1_000_000},
+        {"json_schema": {"properties": {"x" * 100_000: {"type": "array", "items": {}, "minItems": 10_000}}}},
+        {"json_schema": {"enum": ["a" * (1 << 18)]}},
+    ],
+    ids=["literal", "tokens", "long name", "long schema"],
+)
+def test_large_grammars_are_refused_soon(ctx: kvg.Context, arguments: dict[str, Any]) -> None:
+    """One that becomes 1 GB, or that a careless search would read for minutes."""
+    with pytest.raises(kvg.InvalidArgumentError):
+        kvg.generate(ctx, OPENING, **arguments)
+
+
+def test_repetitions_that_may_be(ctx: kvg.Context) -> None:
+    """Numbers within literals, classes and comments repeat nothing."""
+    grammar = 'root ::= "\\"{5,2}" [{5,2}] "a"{2,3} # {5,2}'
+    said = "".join(piece.text for piece in kvg.generate(ctx, OPENING, max_tokens=20, grammar=grammar))
+    assert re.fullmatch(r'"\{5,2\}[{5,2}]a{2,3}', said)
 
 
 def test_no_tokens_are_refused_at_once(ctx: kvg.Context) -> None:
