@@ -65,7 +65,7 @@ class ServerTemplate:
         self._wants_objects = self._probe()
 
     def prompt(
-        self, messages: list[dict[str, Any]], begun: dict[str, Any] | None = None, **variables: Any
+        self, messages: list[dict[str, Any]], begun: dict[str, Any] | None = None, /, **variables: Any
     ) -> Prompt:
         """The prompt, without the BOS that tokens begin with anyway. begun: the answer's beginning.
 

@@ -49,7 +49,12 @@ class ChatTemplate:
             raise InvalidArgumentError(f"the chat template can't be read: {error}") from error
 
     def render(
-        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True, **variables: Any
+        self,
+        /,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        **variables: Any,
     ) -> str:
         """The prompt of a conversation.
 

@@ -116,3 +116,11 @@ def test_mutated_chats(template: str) -> None:
             codes.add(reply.status_code)
         assert {200, 400} <= codes <= {200, 400, 501}
         assert client.get("/health").status_code == 200
+
+
+def test_variables_of_any_name(chats: httpx.Client) -> None:
+    """None of them is taken for an argument of ours."""
+    names = ("self", "messages", "begun", "variables", "add_generation_prompt", "context", "caller")
+    body = {"messages": [HI], "max_tokens": 1, "chat_template_kwargs": dict.fromkeys(names, 1)}
+    plain = chats.post("/apply-template", json={"messages": [HI]}).json()
+    assert chats.post("/apply-template", json=body).json() == plain
