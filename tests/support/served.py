@@ -52,6 +52,8 @@ def served_alone(model: Path, *arguments: str) -> Iterator[tuple[str, subprocess
         try:
             for line in process.stderr:
                 if line.strip().endswith(": ready"):
+                    # what it says later must be read, or the server waits for room in the pipe
+                    threading.Thread(target=process.stderr.read, daemon=True).start()
                     yield line.split(": ")[0], process
                     break
             else:
