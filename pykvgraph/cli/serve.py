@@ -96,7 +96,7 @@ def _settings(model: str, host: str, given: dict[str, Any]) -> Settings:
         n_ctx_slot=given["n_ctx"] // _n_slots(given) if shares else 0,
         n_predict=given["n_predict"],
         defaults={names.get(name, name): given[name] for name in _DEFAULTS},
-        api_keys=_list(given["api_key"]) + _keys_of(given["api_key_file"]),
+        api_keys=_keys_given(given["api_key"]) + _keys_of(given["api_key_file"]),
         cache_prompt=given["cache_prompt"],
         context_shift=given["context_shift"],
         n_keep=given["keep"],
@@ -124,6 +124,13 @@ def _n_slots(given: dict[str, Any]) -> int:
 
 def _list(text: str | None) -> tuple[str, ...]:
     return tuple(part.strip() for part in (text or "").split(",") if part.strip())
+
+
+def _keys_given(text: str | None) -> tuple[str, ...]:
+    keys = _list(text)
+    if text is not None and not keys:
+        raise click.UsageError("--api-key: there is no key in it, so everybody might ask")
+    return keys
 
 
 def _keys_of(file: IO[str] | None) -> tuple[str, ...]:

@@ -77,6 +77,7 @@ def application(service: Service) -> ASGIApp:
         Route(path, _Answered(service, answerer), methods=["POST"]) for path, answerer in _ANSWERERS.items()
     ]
     app = Starlette(routes=routes, exception_handlers={HTTPException: _no_such_path})
+    app.router.redirect_slashes = False  # it would send the client to whatever its Host header says
     return Cors(Keys(app, service.settings.api_keys))
 
 

@@ -466,3 +466,16 @@ def failing(error: Exception) -> click.Command:
         raise error
 
     return command
+
+
+@pytest.mark.parametrize("given", ["", " ", ","])
+def test_a_server_without_its_key_does_not_start(given: str, tmp_path: Path) -> None:
+    """A shell's variable that isn't set; everybody might ask then."""
+    model = tmp_path / "model.gguf"
+    model.touch()
+    refused = run("serve", "-m", str(model), "--api-key", given)
+    assert refused.exit_code == 2
+    assert "--api-key: there is no key in it" in refused.stderr
+    (tmp_path / "keys").write_text(f"# none\n{given.replace(',', '')}\n")
+    refused = run("serve", "-m", str(model), "--api-key-file", str(tmp_path / "keys"))
+    assert "--api-key-file: there is no key in it" in refused.stderr

@@ -80,7 +80,13 @@ def test_tokens(client: httpx.Client) -> None:
 
 
 def test_what_is_not_there(client: httpx.Client) -> None:
-    for reply in (client.get("/nothing"), client.get("/completion"), client.post("/health")):
+    replies = (
+        client.get("/nothing"),
+        client.get("/completion"),
+        client.post("/health"),
+        client.get("/health/"),
+    )
+    for reply in replies:
         assert reply.status_code == 404
         error = reply.json()["error"]
         assert (error["code"], error["type"]) == (404, "not_found_error")
