@@ -76,11 +76,13 @@ def llama_server(model: Path, *arguments: str) -> Iterator[str]:
     ) as process:
         try:
             url = f"http://127.0.0.1:{port}"
-            for _ in range(300):
+            for _ in range(1200):  # a minute, on a busy machine
                 with contextlib.suppress(httpx.TransportError):
                     if httpx.get(f"{url}/health").status_code == 200:
                         break
                 time.sleep(0.05)
+            else:
+                raise RuntimeError(f"llama-server did not start: {process.poll()}")
             yield url
         finally:
             process.terminate()
