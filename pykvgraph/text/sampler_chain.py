@@ -22,6 +22,7 @@ _QUOTED = re.compile(r'"(?:\\.|[^"])*(?:"|\Z)|\[(?:\\.|[^]])*(?:\]|\Z)|<[^>]*|#[
 _LONGEST_SCHEMA = 1 << 18  # characters: its translator takes seconds for that
 _MOST_REPEATED = 1 << 28  # characters of a grammar that writes out what a schema repeats
 _REPEATING = ("minLength", "maxLength", "minItems", "maxItems")
+_NESTED = re.compile(r"\(([^()]+?)((?: \(\1)*)((?:\)\?)+)")  # (X (X (X)?)?)?
 _BRACES = re.compile(r"\{([^{}]*)\}")
 _REPEATS = re.compile(r"\{\s*([0-9]+)\s*,\s*([0-9]+)\s*\}")
 
@@ -118,7 +119,17 @@ def grammar_of_schema(schema: str) -> str:
         grammar: str = json_schema_to_gbnf(json.dumps(value))
     except Exception as error:  # a translator of others: whatever it meets there is the schema's fault
         raise InvalidArgumentError(f"json_schema can't be made a grammar: {error!r}") from error
-    return grammar
+    return _NESTED.sub(_up_to, grammar)
+
+
+def _up_to(nested: re.Match[str]) -> str:
+    """(X){0,n} for n groups within each other, which are too deep for a string of some hundred characters.
+
+    Further groups may end where these end.
+    """
+    item, inner, ends = nested.groups()
+    n = 1 + len(inner) // (len(item) + 2)
+    return f"({item}){{0,{n}}}{ends[2 * n :]}" if len(ends) >= 2 * n else nested.group()
 
 
 def _refuse_large(schema: Any, length: int) -> None:

@@ -137,7 +137,7 @@ class Sampler(NotCopied):
             raise KVGraphError(f"libllama's sampler chose candidate {array.selected} of {array.size}")
         found = array.data[array.selected]
         if found.logit == -math.inf:
-            raise KVGraphError(
+            raise InvalidArgumentError(
                 "no token may follow: the grammar or logit_bias allows none of this vocabulary's tokens here"
             )
         if self._follows:
