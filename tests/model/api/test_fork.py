@@ -56,6 +56,14 @@ def run(stories: Path, script: str, **env: str) -> str:
     return done.stdout
 
 
+# seen in 1 of 100 forks on a busy machine, by a debugger: LargeMmapAllocator's lock, and the quarantine's
+beside_a_thread = pytest.mark.skipif(
+    sanitizer.ADDRESS,
+    reason="a fork leaves the locks of GCC's AddressSanitizer held when another thread allocates",
+)
+
+
+@beside_a_thread
 def test_a_context_that_another_thread_was_using(stories: Path) -> None:
     script = """
 busy, idle = (kvg.Context(model, n_ctx=512, n_threads=1) for _ in range(2))
@@ -100,6 +108,7 @@ print(codes)
     assert run(stories, script).strip() == str([0] * 5)
 
 
+@beside_a_thread
 def test_rows_that_another_thread_was_writing(stories: Path) -> None:
     """The child would wait for the end of a write that stayed with the parent."""
     script = """
@@ -173,11 +182,7 @@ several.decode(batch_of(20))
     assert run(stories, script).strip() == "[0, 0, 0]"
 
 
-# seen in 1 of 100 forks on a busy machine, by a debugger: LargeMmapAllocator's lock, and the quarantine's
-@pytest.mark.skipif(
-    sanitizer.ADDRESS,
-    reason="a fork leaves the locks of GCC's AddressSanitizer held when another thread allocates",
-)
+@beside_a_thread
 @pytest.mark.parametrize("use", ["tokenizer", "metadata", "batch", "context", "long text"])
 def test_what_another_thread_was_in_the_middle_of(stories: Path, use: str) -> None:
     """Locks of Python's that another thread held are not the child's."""
@@ -217,6 +222,7 @@ print([in_child(child) for _ in range(6)])
     assert run(stories, script).strip() == str([0] * 6)
 
 
+@beside_a_thread
 def test_a_thread_that_was_logging(stories: Path) -> None:
     """The log's lock is held while a line waits for Python; the child's end takes it too."""
     script = """

@@ -16,6 +16,7 @@ from typing import Any
 
 import httpx
 import pytest
+from support import sanitizer
 from support.hostile_requests import BODIES, GETS, request_of, send
 from support.served import served, served_alone, where_of
 
@@ -25,7 +26,7 @@ from .conftest import STORIES, load
 
 ASKED = {"prompt": "Once upon a time", "n_predict": 24, "temperature": 0}
 N_MEGABYTES = 48  # that 10,000 requests may leave behind
-N_SLOW = 10_000
+N_SLOW = 1_000 if sanitizer.ADDRESS else 10_000
 
 
 def ask(url: str, **fields: Any) -> str:
@@ -88,7 +89,7 @@ def test_ten_thousand_of_them(tmp_path: Path) -> None:
         assert process.poll() is None
         grown = (resident(process.pid) - n_bytes) / 1e6
         print(f"{sum(found, Counter())}, {n_asked} beside them, grown by {grown:.1f} MB")
-        assert grown < N_MEGABYTES
+        assert sanitizer.ADDRESS or grown < N_MEGABYTES  # it keeps what is freed for a while
 
 
 def resident(pid: int) -> int:
