@@ -9,7 +9,7 @@ from array import array
 from typing import NamedTuple
 
 from pykvgraph.errors import StateError
-from pykvgraph.state.file import regular_mode
+from pykvgraph.state.file import read_regular
 
 _MAGIC = b"kvgtext\1"
 _HEAD = struct.Struct("<8sII")  # magic, number of tokens, CRC-32 of their ids
@@ -45,6 +45,4 @@ def unpack(data: bytes, n_vocab: int) -> SavedPrefix:
 
 def read(path: str | os.PathLike[str], n_vocab: int) -> SavedPrefix:
     """As unpack(), of a file. Raises OSError, too, when it can't be read."""
-    regular_mode(path, StateError)
-    with open(path, "rb") as file:
-        return unpack(file.read(), n_vocab)
+    return unpack(read_regular(path), n_vocab)

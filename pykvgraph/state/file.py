@@ -27,7 +27,7 @@ def write_file(path: str | os.PathLike[str], blob: bytes) -> None:
     """
     target = Path(os.path.realpath(path))  # what a link points to is written, not the link
     try:
-        mode = regular_mode(path, InvalidArgumentError)
+        mode = _regular_mode(path, InvalidArgumentError)
     except FileNotFoundError:
         if not os.path.basename(path) or target.is_dir():  # "", "missing/", "missing/.."
             raise
@@ -70,7 +70,7 @@ def _replace(target: Path, blob: bytes, mode: int | None) -> None:
 
 def read_regular(path: str | os.PathLike[str]) -> bytes:
     """The content of a file. Raises StateError for a device, pipe or socket, OSError as open() does."""
-    regular_mode(path, StateError)
+    _regular_mode(path, StateError)
     return Path(path).read_bytes()
 
 
@@ -80,7 +80,7 @@ def read_file(path: str | os.PathLike[str], geometry: Geometry, room: Sequence[i
     Raises as `unpack`; StateError for a device, pipe or socket, too; OSError for a folder or a file that is
     missing or can't be read.
     """
-    regular_mode(path, StateError)
+    _regular_mode(path, StateError)
     with open(path, "rb") as file:
         try:
             return read_state(FileSource(file), geometry, room)
@@ -88,7 +88,7 @@ def read_file(path: str | os.PathLike[str], geometry: Geometry, room: Sequence[i
             raise StateError(f"{os.fspath(path)!r}: {error}") from None
 
 
-def regular_mode(path: str | os.PathLike[str], error: type[KVGraphError]) -> int:
+def _regular_mode(path: str | os.PathLike[str], error: type[KVGraphError]) -> int:
     """Permissions of the regular file there; `error` for what is another kind of file, OSError for none."""
     mode = os.stat(path).st_mode
     if stat.S_ISDIR(mode):
