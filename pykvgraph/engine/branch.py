@@ -28,9 +28,10 @@ class Branch:
     ids: the prompt, and what was said behind it. n_decoded: how many of these the sequence has. n_seqs: how
     many sequences it needs; more than one while other samples wait for its prompt (`forks`). most_cells: how
     many cells it and its forks take at most, if nobody shares any. last: the deepest node of the index that
-    its text begins with. places: positions where a resume point is to be kept. window: for a text that may
-    become longer than its part of the cache; what it gives up is in `ids` no longer. n_true: how many of its
-    first tokens have cells that any text that begins so may share; those that have moved, nobody may.
+    its text begins with. places: positions where a resume point is to be kept. spacing: at multiples of it,
+    the prompt has a spare resume point; 0: nowhere. window: for a text that may become longer than its part
+    of the cache; what it gives up is in `ids` no longer. n_true: how many of its first tokens have cells that
+    any text that begins so may share; those that have moved, nobody may.
     """
 
     def __init__(
@@ -162,7 +163,7 @@ class Branch:
 
     @property
     def is_at_spare_place(self) -> bool:
-        """Whether it has come to a place in its prompt where a spare one is."""
+        """Whether it has come to a place in its prompt where a spare resume point is to be kept."""
         return bool(self.spacing) and self.n_decoded % self.spacing == 0 and self.n_decoded < self.n_prompt
 
     def look(self, now: float) -> TextLook:

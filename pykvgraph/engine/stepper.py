@@ -42,7 +42,10 @@ class Stepper:
         self._needs_points = n_points > 0
         self._index = PrefixIndex(ctx.kv, n_points)
         self._scheduler = Scheduler(ctx.n_seq_max, ctx.n_batch)
-        self._pace = Pace(max_itl, _n_beside(ctx))
+        on_cpu = ctx.model.device == "CPU"
+        self._pace = Pace(max_itl, _ENOUGH_ON_CPU if on_cpu else max(ctx.n_batch // 4, 1))
+        # from one spare resume point of a prompt to the next; 0: devices lose too much in small chunks
+        self._spacing = _ENOUGH_ON_CPU if on_cpu else 0
         self._batch = Batch()
         # texts that come, requests that are cancelled, errands, and those who want to look
         self.news: deque[Branch | Request | Errand | Future[EngineLook]] = deque()
@@ -256,7 +259,7 @@ class Stepper:
         if self._needs_points and self._shares:
             for place in (*range(EVERY, len(branch.ids), EVERY), len(branch.ids) - 1, known):
                 branch.add_place(place)
-            branch.spacing = _spacing(self._ctx)
+            branch.spacing = self._spacing
 
     def _leave(self, branch: Branch) -> None:
         """The text's sequence is free again; the index keeps its cells."""
@@ -468,16 +471,6 @@ class Stepper:
         except KVGraphError:
             self._ctx.reset()
             self._index = self._index.renewed()
-
-
-def _n_beside(ctx: Context) -> int:
-    """How many tokens of prompts a step takes beside texts that talk, and wait for it."""
-    return _ENOUGH_ON_CPU if ctx.model.device == "CPU" else max(ctx.n_batch // 4, 1)
-
-
-def _spacing(ctx: Context) -> int:
-    """From one spare resume point of a prompt to the next; 0: devices lose too much in small chunks."""
-    return _ENOUGH_ON_CPU if ctx.model.device == "CPU" else 0
 
 
 def _common(left: Branch, right: Branch) -> int:
