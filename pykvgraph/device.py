@@ -106,6 +106,7 @@ def _part(handle: int, get: Callable[..., object], index: int) -> DevicePart:
         n_layer=part.n_layer,
         n_cache=part.n_cache,
         weight_bytes=part.weight_bytes,
+        mapped_bytes=part.mapped_bytes,
         cache_bytes=part.cache_bytes,
         compute_bytes=part.compute_bytes,
         attention=part.attention.decode(),

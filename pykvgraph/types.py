@@ -30,6 +30,7 @@ class DevicePart:
     n_layer: int  # number of layers whose weights are on the device, the output not counted
     n_cache: int  # number of layers whose cells are on the device
     weight_bytes: int  # of the weights, those that are mapped from the file included
+    mapped_bytes: int  # of these, those that are mapped: other processes may have them in memory, too
     cache_bytes: int  # of K and V
     # of the graphs' intermediate results. A context keeps up to eight graphs of at most 32 tokens beside the
     # largest one as these come up; a plan has all of them. Logits of more than 32 tokens of one micro-batch,

@@ -253,6 +253,7 @@ typedef struct kvg_context_part {
     int64_t n_layer;       /* layers whose weights are there, without the output */
     int64_t n_cache;       /* layers whose cells are there */
     uint64_t weight_bytes; /* including weights that are mapped from the file */
+    uint64_t mapped_bytes; /* of these, those that are mapped */
     uint64_t cache_bytes;
     uint64_t compute_bytes;
     const char * attention;  /* "flash", "plain", "attend" (this library's own); "" without cells */

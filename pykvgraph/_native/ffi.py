@@ -114,6 +114,7 @@ class KvgContextPart(Structure):
         ("n_layer", c_int64),
         ("n_cache", c_int64),
         ("weight_bytes", c_uint64),
+        ("mapped_bytes", c_uint64),
         ("cache_bytes", c_uint64),
         ("compute_bytes", c_uint64),
         ("attention", c_char_p),

@@ -21,11 +21,17 @@ static void fill_part(const std::vector<context_part> & parts, int64_t index, kv
         fail(KVG_INVALID_ARGUMENT, "no part has index %lld: there are %zu", static_cast<long long>(index), parts.size());
     }
     const context_part & part = parts[static_cast<size_t>(index)];
-    out = {sizeof(out),          ggml_backend_dev_name(part.device),
-           part.n_layer,         part.n_cache,
-           part.weight_bytes,    part.cache_bytes,
-           part.compute_bytes,   part.attention.c_str(),
-           part.shift_on_device, part.fallbacks.c_str()};
+    out = {sizeof(out),
+           ggml_backend_dev_name(part.device),
+           part.n_layer,
+           part.n_cache,
+           part.weight_bytes,
+           part.mapped_bytes,
+           part.cache_bytes,
+           part.compute_bytes,
+           part.attention.c_str(),
+           part.shift_on_device,
+           part.fallbacks.c_str()};
 }
 
 int64_t kvg_context_n_parts(kvg_context * context) {

@@ -42,6 +42,7 @@ static std::string struct_layout() {
     FIELD(kvg_context_part, n_layer, ",");
     FIELD(kvg_context_part, n_cache, ",");
     FIELD(kvg_context_part, weight_bytes, ",");
+    FIELD(kvg_context_part, mapped_bytes, ",");
     FIELD(kvg_context_part, cache_bytes, ",");
     FIELD(kvg_context_part, compute_bytes, ",");
     FIELD(kvg_context_part, attention, ",");

@@ -287,6 +287,14 @@ uint64_t model::bytes_on(ggml_backend_dev_t device) const {
     return bytes;
 }
 
+uint64_t model::mapped_bytes_on(ggml_backend_dev_t device) const {
+    uint64_t bytes = 0;
+    for (const group & g : groups_) {
+        bytes += g.device == device && g.mapped ? g.bytes : 0;
+    }
+    return bytes;
+}
+
 void model::plan() {
     for (const known_tensor & known : known_tensors(hparams_)) {
         const gguf_tensor * source = file_.find_tensor(known.name);

@@ -64,6 +64,7 @@ public:
     const tensor_totals & totals() const { return totals_; }
     // bytes of weights there, those in the mapped file included
     uint64_t bytes_on(ggml_backend_dev_t device) const;
+    uint64_t mapped_bytes_on(ggml_backend_dev_t device) const; // of these, those that are mapped from the file
 
 private:
     // A tensor of the model, where it lies in the file, and where it goes.

@@ -17,6 +17,7 @@ struct context_part {
     uint32_t n_layer;      // layers whose weights are there
     uint32_t n_cache;      // layers whose cells are there
     uint64_t weight_bytes; // including weights that are mapped from the file
+    uint64_t mapped_bytes; // of these, those that are mapped
     uint64_t cache_bytes;
     uint64_t compute_bytes;
     std::string attention; // "flash", "plain" or "attend"; "" without cells
