@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import math
+from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -18,8 +20,9 @@ from pykvgraph.device import read_parts
 from pykvgraph.errors import InvalidArgumentError, KVGraphError
 from pykvgraph.kv_cache import KVCache
 from pykvgraph.model import Model
-from pykvgraph.params import ContextParams, params_of
+from pykvgraph.params import ContextParams, ModelParams, params_of
 from pykvgraph.pending import PendingTokens
+from pykvgraph.plan.fitting import fit_n_ctx
 from pykvgraph.state.transfer import read_info
 from pykvgraph.types import DevicePart, Scores
 
@@ -29,7 +32,8 @@ _NO_LOGITS = np.empty(0, np.float32)
 class Context(Closable):
     """Decodes batches of tokens with a model; the attribute `kv` is the context's cache (KVCache).
 
-    n_ctx: number of cells in the cache; a cell holds one token. n_batch: the most tokens in one decode call.
+    n_ctx: number of cells in the cache; a cell holds one token. "auto": as many as the model was trained on,
+    or as the free memory has room for (plan.fit_n_ctx). n_batch: the most tokens in one decode call.
     n_ubatch: the most tokens in one compute graph; a longer batch is split into micro-batches of this size.
     n_seq_max: how many sequences there can be; their ids are 0 to n_seq_max - 1.
     type_k, type_v: the types that K and V are stored in: "f32", "f16", "bf16", or, for models whose head size
@@ -68,7 +72,7 @@ class Context(Closable):
         self,
         model: Model,
         *,
-        n_ctx: int = ContextParams.n_ctx,
+        n_ctx: int | Literal["auto"] = ContextParams.n_ctx,
         n_batch: int = ContextParams.n_batch,
         n_ubatch: int = ContextParams.n_ubatch,
         n_seq_max: int = ContextParams.n_seq_max,
@@ -86,6 +90,8 @@ class Context(Closable):
     ) -> None:
         if not isinstance(model, Model):
             raise InvalidArgumentError(f"model must be a pykvgraph.Model, got {shown(model)}")
+        if n_ctx == "auto":
+            n_ctx = _fitting(model, locals())
         params = params_of(ContextParams, locals())
         native = params.native(model.n_params)
         self.model = model
@@ -306,6 +312,14 @@ class LastOutput(NamedTuple):
         """Raises KVGraphError when no token can be chosen by these logits."""
         if not math.isfinite(self.log_sum):
             raise KVGraphError("the logits are broken: one is no number, or the largest is infinite")
+
+
+def _fitting(model: Model, arguments: Mapping[str, Any]) -> int:
+    """n_ctx="auto" beside these arguments of Context."""
+    names = {field.name for field in fields(ContextParams)} - {"n_ctx"}
+    context = {name: value for name, value in arguments.items() if name in names}
+    where = {field.name: getattr(model._params, field.name) for field in fields(ModelParams)}
+    return fit_n_ctx(model.path, model.n_ctx_train, is_loaded=True, **where, **context).n_ctx
 
 
 class _Outputs:

@@ -53,7 +53,8 @@ class Model(Closable):
         n_gpu_layers: int = ModelParams.n_gpu_layers,
         tensor_split: Sequence[float] | None = ModelParams.tensor_split,
     ) -> None:
-        params = ModelParams(device, n_gpu_layers, tensor_split).native()
+        self._params = ModelParams(device, n_gpu_layers, tensor_split)
+        params = self._params.native()
         name = native_path(path)
         self.path = Path(os.fsdecode(name)).absolute()
         self._handle = Handle.open(

@@ -1,0 +1,83 @@
+"""How much memory this process may still take."""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Iterator
+from pathlib import Path
+
+_PAGE = resource.getpagesize()
+_NO_LIMIT = 1 << 62
+
+
+def host_free_bytes(n_file: int = 0, *, is_mapped: bool = True, root: Path = Path("/")) -> int:
+    """Bytes of host memory that the process may take before something refuses, or swaps.
+
+    The least of what the kernel says is available, of what the process's control groups (v2 or v1) leave,
+    and of its limits (ulimit -v, ulimit -d). n_file: bytes of a mapped file that are to stay in memory, which
+    the kernel and the control groups count as free. is_mapped: it is mapped already, so that ulimit -v has
+    counted it. root: where /proc and /sys are.
+    """
+    shared = min([_available(root), *_left_by_groups(root)]) - n_file
+    own = min([_NO_LIMIT, *_left_by_limits(root)]) - (0 if is_mapped else n_file)
+    return max(min(shared, own), 0)
+
+
+def _available(root: Path) -> int:
+    for line in (root / "proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return _NO_LIMIT
+
+
+def _left_by_groups(root: Path) -> Iterator[int]:
+    """Of each control group around the process. Pages of files don't count: the kernel drops them first."""
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        number, controllers, path = line.split(":", 2)
+        if number == "0":
+            top, most, used, prefix = "sys/fs/cgroup", "memory.max", "memory.current", ""
+            files = "file"
+        elif "memory" in controllers.split(","):
+            top, most, used = "sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes"
+            prefix, files = "total_", "cache"
+        else:
+            continue
+        group = root / top / path.strip("/")
+        while group.is_relative_to(root / top):
+            limit, current = _number(group / most), _number(group / used)
+            if limit is not None and current is not None:
+                found = _statistics(group / "memory.stat")
+                # memory that processes share is there, too, but has no file to be read from again
+                droppable = found.get(prefix + files, 0) - found.get(f"{prefix}shmem", 0)
+                yield limit - current + droppable
+            group = group.parent
+
+
+def _number(path: Path) -> int | None:
+    """The file's number; None for no file, and for "max"."""
+    try:
+        text = path.read_text().strip()
+    except OSError:
+        return None
+    return int(text) if text.isdigit() else None
+
+
+def _statistics(path: Path) -> dict[str, int]:
+    try:
+        pairs = (line.split() for line in path.read_text().splitlines())
+    except OSError:
+        return {}
+    return {name: int(number) for name, number in pairs}
+
+
+def _left_by_limits(root: Path) -> Iterator[int]:
+    """Of the process's own limits. What is mapped counts there already."""
+    size, *_, data, _ = (int(n) * _PAGE for n in (root / "proc/self/statm").read_text().split())
+    for limit, used in ((resource.RLIMIT_AS, size), (resource.RLIMIT_DATA, data)):
+        soft, _ = resource.getrlimit(limit)
+        if soft != resource.RLIM_INFINITY:
+            yield soft - used
