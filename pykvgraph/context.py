@@ -20,7 +20,7 @@ from pykvgraph.device import read_parts
 from pykvgraph.errors import InvalidArgumentError, KVGraphError
 from pykvgraph.kv_cache import KVCache
 from pykvgraph.model import Model
-from pykvgraph.params import ContextParams, ModelParams, params_of
+from pykvgraph.params import ContextParams, params_of
 from pykvgraph.pending import PendingTokens
 from pykvgraph.plan.fitting import fit_n_ctx
 from pykvgraph.state.transfer import read_info
@@ -318,8 +318,7 @@ def _fitting(model: Model, arguments: Mapping[str, Any]) -> int:
     """n_ctx="auto" beside these arguments of Context."""
     names = {field.name for field in fields(ContextParams)} - {"n_ctx"}
     context = {name: value for name, value in arguments.items() if name in names}
-    where = {field.name: getattr(model._params, field.name) for field in fields(ModelParams)}
-    return fit_n_ctx(model.path, model.n_ctx_train, is_loaded=True, **where, **context).n_ctx
+    return fit_n_ctx(model.path, model.n_ctx_train, is_loaded=True, **model._where, **context).n_ctx
 
 
 class _Outputs:

@@ -7,6 +7,7 @@ import functools
 import os
 import threading
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -53,8 +54,9 @@ class Model(Closable):
         n_gpu_layers: int = ModelParams.n_gpu_layers,
         tensor_split: Sequence[float] | None = ModelParams.tensor_split,
     ) -> None:
-        self._params = ModelParams(device, n_gpu_layers, tensor_split)
-        params = self._params.native()
+        given = ModelParams(device, n_gpu_layers, tensor_split)
+        self._where = {field.name: getattr(given, field.name) for field in fields(given)}
+        params = given.native()
         name = native_path(path)
         self.path = Path(os.fsdecode(name)).absolute()
         self._handle = Handle.open(

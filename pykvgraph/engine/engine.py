@@ -77,13 +77,13 @@ class Engine(NotCopied):
         if max_itl is not None:
             max_itl = real(max_itl, "max_itl", 1e-6, 1e6)
         n_ubatch = context.pop("n_ubatch", min(integer(n_batch, "n_batch"), 512))
-        sizes = sizes_for(model, n_cells, n_seq_max, **context)
+        batch = {"n_batch": n_batch, "n_ubatch": n_ubatch}
+        sizes = sizes_for(model, n_cells, n_seq_max, batch, **context)
         self.model = model
         self.context = Context(
             model,
             n_ctx=sizes.n_ctx,
-            n_batch=n_batch,
-            n_ubatch=n_ubatch,
+            **batch,
             n_seq_max=n_seq_max,
             checkpoint_cells=sizes.checkpoint_cells,
             checkpoint_bytes=sizes.checkpoint_bytes,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,10 +10,12 @@ from pykvgraph.context import Context
 from pykvgraph.device import devices
 from pykvgraph.kept_text import EVERY
 from pykvgraph.model import Model
+from pykvgraph.plan.fitting import fit_n_ctx
+from pykvgraph.plan.free_memory import host_free_bytes
+from pykvgraph.types import CellGroup
 
 _MOST_CELLS = 65_536
-_SHARE = 0.5  # of the free memory, for cells
-_POINTS_SHARE = 0.125  # and for resume points
+_POINTS_SHARE = 0.125  # of the free memory, for resume points
 
 
 @dataclass(frozen=True)
@@ -26,15 +28,36 @@ class Sizes:
     checkpoint_bytes: int
 
 
-def sizes_for(model: Model, n_ctx: int | None, n_seq_max: int, **context: Any) -> Sizes:
-    """Sizes for n_seq_max texts; n_ctx None: as many cells as the texts can fill, and the memory can hold."""
+def sizes_for(
+    model: Model, n_ctx: int | None, n_seq_max: int, batch: dict[str, int], **context: Any
+) -> Sizes:
+    """Sizes for n_seq_max texts; n_ctx None: as many cells as the texts can fill, and the memory can hold.
+
+    batch: n_batch and n_ubatch. Raises what Context does, and DeviceError when nothing fits.
+    """
     with Context(model, n_ctx=256, n_batch=32, n_ubatch=32, n_seq_max=1, **context) as probe:
         groups = probe.kv.groups
     free = _free_bytes(model)
-    if n_ctx is None:
-        cell_bytes = sum(group.cell_bytes for group in groups if group.kind == "full")
-        most = min(n_seq_max * max(model.n_ctx_train, 512), _MOST_CELLS)
-        n_ctx = max(min(most, int(free * _SHARE) // max(cell_bytes, 1)), 512)
+    if n_ctx is not None:
+        return _with_points(n_ctx, groups, n_seq_max, free)
+    most = min(n_seq_max * max(model.n_ctx_train, 512), _MOST_CELLS)
+    largest = _with_points(most, groups, n_seq_max, free)
+    fit = fit_n_ctx(
+        model.path,
+        most,
+        is_loaded=True,
+        **model._where,
+        **batch,
+        n_seq_max=n_seq_max,
+        checkpoint_cells=largest.checkpoint_cells,
+        checkpoint_bytes=largest.checkpoint_bytes,
+        **context,
+    )
+    return _with_points(fit.n_ctx, groups, n_seq_max, free)
+
+
+def _with_points(n_ctx: int, groups: Sequence[CellGroup], n_seq_max: int, free: int) -> Sizes:
+    """Room for resume points in a part of the free memory, where the model needs them."""
     windows = [group for group in groups if group.kind == "window"]
     state_bytes = sum(group.cell_bytes for group in groups if group.kind == "state")
     if not windows and not state_bytes:
@@ -51,4 +74,4 @@ def _free_bytes(model: Model) -> int:
     names = model.layer_devices
     most = max(set(names), key=names.count)
     found = [device.memory_free for device in devices() if device.name == most and device.type != "cpu"]
-    return (found[0] if found else 0) or os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return (found[0] if found else 0) or host_free_bytes(model.weight_bytes)
