@@ -23,6 +23,7 @@ from pykvgraph.cli.generate import generate
 from pykvgraph.cli.info import info
 from pykvgraph.cli.inspect import inspect
 from pykvgraph.cli.passkey import passkey
+from pykvgraph.cli.plan import plan
 from pykvgraph.cli.serve import serve
 from pykvgraph.cli.verb import examples
 
@@ -87,5 +88,5 @@ def main() -> None:
         sys.stdout.reconfigure(errors="backslashreplace")  # not every locale can show every text
 
 
-for _verb in (batch, bench, cells, chat, generate, info, inspect, passkey, serve):
+for _verb in (batch, bench, cells, chat, generate, info, inspect, passkey, plan, serve):
     main.add_command(_verb)

@@ -43,7 +43,7 @@ class RunOptions:
         Says so when more was asked for than the model was trained on.
         """
         n_ctx = self.context["n_ctx"]
-        if n_ctx and n_ctx > n_ctx_train:
+        if n_ctx and n_ctx != "auto" and n_ctx > n_ctx_train:
             click.echo(f"-c {n_ctx}: the model was trained on {n_ctx_train} tokens.", err=True)
         sizes = {**self.context, "n_ctx": n_ctx or min(n_ctx_train, most)}
         return {**sizes, "offload_kqv": self.where.offload_kqv}
@@ -54,6 +54,17 @@ class _StopString(click.types.StringParamType):
 
     def split_envvar_value(self, rv: str) -> list[str]:
         return [rv]
+
+
+class _Cells(click.IntRange):
+    """A number from 1 on; auto for as many as the memory has room for."""
+
+    def __init__(self) -> None:
+        super().__init__(min=1)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """A usage error for what is neither."""
+        return value if value == "auto" else super().convert(value, param, ctx)
 
 
 class _NumberOfTokens(click.IntRange):
@@ -101,10 +112,10 @@ def _options(temperature: float, max_tokens: int) -> list[Callable[[Command], Co
             "-c",
             "--ctx-size",
             "n_ctx",
-            type=COUNT,
+            type=_Cells(),
             metavar="N",
             show_default=f"the model's, at most {ContextParams.n_ctx}",
-            help="Cells of the cache.",
+            help="Cells of the cache; auto: the model's, or as many as the memory has room for.",
         ),
         batch_option(),
         ubatch_option,

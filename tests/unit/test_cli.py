@@ -40,7 +40,18 @@ def parsed(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
 
 
 def test_the_verbs_of_this_version() -> None:
-    assert VERBS == ["batch", "bench", "cells", "chat", "generate", "info", "inspect", "passkey", "serve"]
+    assert VERBS == [
+        "batch",
+        "bench",
+        "cells",
+        "chat",
+        "generate",
+        "info",
+        "inspect",
+        "passkey",
+        "plan",
+        "serve",
+    ]
     shown = run("--help").stdout
     assert all(verb in shown for verb in VERBS)
     assert "..." not in shown.partition("Commands:")[2]  # no summary is cut

@@ -1,0 +1,69 @@
+"""`pykvgraph plan`, and `-c auto`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+import pykvgraph as kvg
+from pykvgraph.cli import main
+from pykvgraph.plan import fitting
+
+STORIES = str(Path(__file__).parents[2] / "data" / "stories260K.gguf")
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(main, list(arguments))
+
+
+def plan(*arguments: str) -> Any:
+    return json.loads(run("plan", "-m", STORIES, "-dev", "none", "--json", *arguments).stdout)
+
+
+@pytest.fixture
+def little(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fitting, "host_free_bytes", lambda *_, **__: 10_000_000)
+
+
+def test_everything_fits() -> None:
+    found = plan("-c", "1000")
+    (part,) = kvg.plan_memory(STORIES, "cpu", n_ctx=1000)
+    assert (found["n_ctx"], found["most"], found["full"]) == (1000, 1000, "")
+    assert found["parts"][0]["cache_bytes"] == part.cache_bytes
+    assert plan()["most"] == 512
+    assert plan("-np", "3")["most"] == 3 * 512
+
+
+@pytest.mark.usefixtures("little")
+def test_what_fits() -> None:
+    found = plan("-c", "100000")
+    assert found["full"] == "CPU"
+    assert found["limits"] == [8_000_000]
+    assert found["n_ctx_by_type"]["f16"] == found["n_ctx"]
+    assert "q8_0" not in found["n_ctx_by_type"]  # its heads have 8 values
+    assert plan("-c", "100000", "-ctk", "f32", "-ctv", "f32")["n_ctx"] < found["n_ctx"]
+    assert plan("-c", "100000", "--margin", "0")["n_ctx"] > found["n_ctx"]
+
+
+@pytest.mark.usefixtures("little")
+def test_for_people(tmp_path: Path) -> None:
+    picture = tmp_path / "plan.png"
+    result = run("plan", "-m", STORIES, "-dev", "none", "-c", "100000", "--plot", str(picture))
+    assert result.exit_code == 0
+    assert "CPU has no room for more" in result.stdout
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_c_auto(monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments = ("generate", "-m", STORIES, "-dev", "none", "-n", "3", "-c", "auto", "--json", "-p", "Once")
+    assert json.loads(run(*arguments).stdout)["n_ctx"] == 512
+    monkeypatch.setattr(fitting, "host_free_bytes", lambda *_, **__: 3_500_000)
+    assert json.loads(run(*arguments).stdout)["n_ctx"] == 256
+    monkeypatch.setattr(fitting, "host_free_bytes", lambda *_, **__: 1_000_000)
+    result = run(*arguments)
+    assert result.exit_code == 1
+    assert "CPU has no room for a cache of 256 cells" in result.stderr
