@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from numpy.ctypeslib import as_array  # numpy imports it when first used: a child forked meanwhile would wait
 
 from pykvgraph._native.ffi import KvgBatch, KvgOutput, KvgScore
 from pykvgraph._native.handles import Closable, Handle, repr_of
@@ -331,7 +332,7 @@ class _Outputs:
         self.n: int | None = None  # rows that the last decode wrote; None when there are none to be read
         self.scored_last = False  # whether the last decode wrote scores, too
         self.scores = (KvgScore * n_rows)()
-        self.score_rows = np.ctypeslib.as_array(self.scores)
+        self.score_rows = as_array(self.scores)
         places = {
             "logits": _address(self.logits, ctypes.c_float),
             "embd": _address(self.embd, ctypes.c_float),

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import importlib
 import logging
+import os
 import sys
 import threading
 from collections.abc import Iterator
@@ -20,6 +21,11 @@ _LOGGER = "llama-cpp-python"
 _SILENT = logging.CRITICAL + 1
 _lock = threading.RLock()
 renew_lock_in_child(sys.modules[__name__], "_lock")
+# A fork waits until llama_cpp is imported: in the child the import of another thread would never end.
+_importing = threading.RLock()
+os.register_at_fork(
+    before=_importing.acquire, after_in_parent=_importing.release, after_in_child=_importing.release
+)
 
 
 @functools.cache
@@ -31,7 +37,8 @@ def low_level() -> Any:
     logger = logging.getLogger(_LOGGER)
     if "llama_cpp" not in sys.modules and logger.level == logging.NOTSET:
         logger.setLevel(_SILENT)  # unset, it prints libllama's every line; llama_cpp.Llama sets its own
-    module = importlib.import_module("llama_cpp.llama_cpp")
+    with _importing:
+        module = importlib.import_module("llama_cpp.llama_cpp")
     take_log(lib())
     loader.check_not_doubled(loader.mapped_libraries(loader.read_maps()))
     return module

@@ -13,6 +13,7 @@ from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+from numpy.ctypeslib import as_array
 
 from pykvgraph._native import libllama
 from pykvgraph._native.library import library
@@ -141,9 +142,7 @@ class LibllamaContext:
         """The last decode's logits, float32 (n_outputs, n_vocab), in batch order; a copy."""
         if self._n_outputs == 0:
             return np.empty((0, self.n_vocab), np.float32)
-        rows = np.ctypeslib.as_array(
-            self._ll.llama_get_logits(self._context), (self._n_outputs, self.n_vocab)
-        )
+        rows = as_array(self._ll.llama_get_logits(self._context), (self._n_outputs, self.n_vocab))
         return np.array(rows, np.float32)
 
     def clear(self) -> None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import xxhash
+from numpy.ctypeslib import as_array  # numpy imports it when first used: a child forked meanwhile would wait
 
 from pykvgraph.errors import StateError
 from pykvgraph.state.source import Source
@@ -111,7 +112,7 @@ def _unwritten(n_bytes: int) -> tuple[bytes, npt.NDArray[np.uint8]]:
     """Bytes to be written before anybody else sees them, as PyBytes_FromStringAndSize allows: a copy less."""
     blob: bytes = _new_bytes(None, n_bytes)
     place = (ctypes.c_uint8 * n_bytes).from_address(_address_of(blob))
-    return blob, np.ctypeslib.as_array(place)
+    return blob, as_array(place)
 
 
 class Reader:
