@@ -63,7 +63,7 @@ def interrupt(work: Callable[[], object], delay: float) -> None:
     def strike() -> None:
         time.sleep(delay)
         os.kill(os.getpid(), signal.SIGINT)
-        while not noticed.wait(1):
+        while not noticed.wait(10):  # a second one on a stalled machine may end in a finalizer
             os.kill(os.getpid(), signal.SIGINT)
 
     striker = threading.Thread(target=strike)
