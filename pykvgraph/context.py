@@ -92,7 +92,7 @@ class Context(Closable):
         if not isinstance(model, Model):
             raise InvalidArgumentError(f"model must be a pykvgraph.Model, got {shown(model)}")
         if n_ctx == "auto":
-            n_ctx = _fitting(model, locals())
+            n_ctx = fitting_n_ctx(model, model.n_ctx_train, locals())
         params = params_of(ContextParams, locals())
         native = params.native(model.n_params)
         self.model = model
@@ -315,11 +315,14 @@ class LastOutput(NamedTuple):
             raise KVGraphError("the logits are broken: one is no number, or the largest is infinite")
 
 
-def _fitting(model: Model, arguments: Mapping[str, Any]) -> int:
-    """n_ctx="auto" beside these arguments of Context."""
+def fitting_n_ctx(model: Model, most: int, arguments: Mapping[str, Any]) -> int:
+    """The most cells, up to `most`, that a Context with these arguments has memory for.
+
+    What are no arguments of Context is passed over. Raises as fit_n_ctx().
+    """
     names = {field.name for field in fields(ContextParams)} - {"n_ctx"}
     context = {name: value for name, value in arguments.items() if name in names}
-    return fit_n_ctx(model.path, model.n_ctx_train, is_loaded=True, **model._where, **context).n_ctx
+    return fit_n_ctx(model.path, most, is_loaded=True, **model._where, **context).n_ctx
 
 
 class _Outputs:

@@ -12,7 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, Literal
 
 import click
 
@@ -21,6 +21,7 @@ from pykvgraph.cli.answer_file import AnswerFile
 from pykvgraph.cli.question import Arrivals, Line, parse, question_of
 from pykvgraph.cli.show import print_json
 from pykvgraph.cli.verb import (
+    Cells,
     Interruptible,
     Verb,
     batch_option,
@@ -71,10 +72,10 @@ N_AT_A_TIME = 128  # requests that the engine has, at most; those that wait may 
     "-c",
     "--ctx-size",
     "n_ctx",
-    type=COUNT,
+    type=Cells(),
     metavar="N",
-    show_default="as many as -np texts and the memory allow",
-    help="Cells of the cache.",
+    default="auto",
+    help="Cells of the cache; auto: as many as -np texts can fill and the memory has room for.",
 )
 @batch_option()
 @ubatch_option
@@ -89,7 +90,7 @@ def batch(
     prompts: IO[bytes],
     answers: str,
     n_parallel: int,
-    n_ctx: int | None,
+    n_ctx: int | Literal["auto"],
     n_threads: int | None,
     as_json: bool,
     **sizes: Any,
@@ -130,7 +131,7 @@ def batch(
     begin = time.perf_counter()
     with (
         kvg.Model(model, **where.model()) as loaded,
-        kvg.Engine(loaded, n_ctx=n_ctx or "auto", background=False, **sizes) as engine,
+        kvg.Engine(loaded, n_ctx=n_ctx, background=False, **sizes) as engine,
         AnswerFile(answers) as file,
     ):
         known = loaded._handle.call(lambda model: fingerprint(lib().kvg_model_gguf(model)))

@@ -12,7 +12,6 @@ import click
 from pykvgraph.cli.chat_input import Input, PipeInput, TerminalInput
 from pykvgraph.cli.run_options import RunOptions, run_options
 from pykvgraph.cli.verb import Verb, examples, model_option, option
-from pykvgraph.params import ContextParams
 
 if TYPE_CHECKING:
     from pykvgraph.chat import Conversation
@@ -95,8 +94,7 @@ def chat(
         kvg.Model(model or embedded_model("dialogue"), **run.where.model()) as loaded,
         kvg.Context(
             loaded,
-            **run.context_for(self_extend * loaded.n_ctx_train, self_extend * ContextParams.n_ctx),
-            checkpoint_cells=checkpoint_cells(loaded),
+            **run.context_for(loaded, self_extend, checkpoint_cells=checkpoint_cells(loaded)),
         ) as context,
     ):
         conversation = Conversation(

@@ -33,7 +33,7 @@ def demo(model: str | None, run: RunOptions, n_dialogues: int) -> None:
     with (
         kvg.Model(model or embedded_model("dialogue"), **run.where.model()) as loaded,
         kvg.Context(
-            loaded, **run.context_for(loaded.n_ctx_train, N_CTX), checkpoint_cells=checkpoint_cells(loaded)
+            loaded, **run.context_for(loaded, most=N_CTX, checkpoint_cells=checkpoint_cells(loaded))
         ) as ctx,
     ):
         dialogues = [

@@ -54,7 +54,7 @@ def generate(model: str, run: RunOptions, prompt: str, n_keep: int | None, as_js
     shifts: list[ShiftReport] = []
     with (
         kvg.Model(model, **run.where.model()) as loaded,
-        kvg.Context(loaded, **run.context_for(loaded.n_ctx_train)) as context,
+        kvg.Context(loaded, **run.context_for(loaded)) as context,
     ):
         started, first = time.perf_counter(), 0.0
         ids = loaded.tokenizer.encode(prompt)

@@ -12,6 +12,7 @@ from click.core import ParameterSource
 
 from pykvgraph.cli.show import new_table, print_json, print_table
 from pykvgraph.cli.verb import (
+    Cells,
     Interruptible,
     Verb,
     cache_type_options,
@@ -72,10 +73,10 @@ LENGTHS = (0.5, 1.0, 2.0, 3.0, 4.0)  # in contexts
     "-c",
     "--ctx-size",
     "n_ctx",
-    type=COUNT,
+    type=Cells(),
     metavar="N",
     show_default=f"trained context, at most {ContextParams.n_ctx}, x n-grp + n-keep",
-    help="Cells of the cache.",
+    help="Cells of the cache; auto: trained context x n-grp + n-keep, or what memory has room for.",
 )
 @option(
     "-b",
@@ -113,6 +114,7 @@ def passkey(where: Where, **arguments: Any) -> None:
     Exit code 0 only if every key was found; with --grid, every key that was still in the window, if any was.
     """
     import pykvgraph as kvg
+    from pykvgraph.context import fitting_n_ctx
     from pykvgraph.lab.passkey import default_n_ctx
     from pykvgraph.models import embedded_model
     from pykvgraph.viz import require_matplotlib
@@ -129,19 +131,20 @@ def passkey(where: Where, **arguments: Any) -> None:
     )
     as_json = arguments["as_json"]
     with kvg.Model(arguments["model"] or embedded_model(), **where.model()) as model:
+        context = {
+            "type_k": arguments["type_k"],
+            "type_v": arguments["type_v"],
+            "hadamard": not arguments["no_hadamard"],
+            "n_threads": arguments["n_threads"],
+            "n_threads_batch": arguments["n_threads"],
+            "offload_kqv": where.offload_kqv,
+            "swa_full": arguments["swa_full"],
+        }
         n_ctx = arguments["n_ctx"] or default_n_ctx(model, task.n_grp, task.n_keep)
-        with kvg.Context(
-            model,
-            n_ctx=n_ctx,
-            n_batch=arguments["n_batch"] or min(ContextParams.n_batch, max(1, n_ctx // 4)),
-            type_k=arguments["type_k"],
-            type_v=arguments["type_v"],
-            hadamard=not arguments["no_hadamard"],
-            n_threads=arguments["n_threads"],
-            n_threads_batch=arguments["n_threads"],
-            offload_kqv=where.offload_kqv,
-            swa_full=arguments["swa_full"],
-        ) as ctx:
+        if n_ctx == "auto":
+            n_ctx = fitting_n_ctx(model, model.n_ctx_train * task.n_grp + task.n_keep, context)
+        n_batch = arguments["n_batch"] or min(ContextParams.n_batch, max(1, n_ctx // 4))
+        with kvg.Context(model, n_ctx=n_ctx, n_batch=n_batch, **context) as ctx:
             trials: list[Trial] = []
             with Interruptible() as work:
                 if arguments["grid"]:

@@ -6,13 +6,14 @@ import functools
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from pykvgraph.checks import INT32_MAX
 from pykvgraph.cli.sampling import sampling_options
 from pykvgraph.cli.verb import (
+    Cells,
     batch_option,
     cache_type_options,
     option,
@@ -22,6 +23,9 @@ from pykvgraph.cli.verb import (
 )
 from pykvgraph.cli.where import Where, where_options
 from pykvgraph.params import MAX_SEED, ContextParams, SamplingParams
+
+if TYPE_CHECKING:
+    from pykvgraph.model import Model
 
 Command = Callable[..., None]
 COUNT = click.IntRange(min=1)
@@ -37,16 +41,23 @@ class RunOptions:
     context: dict[str, Any]
     sampling: dict[str, Any]
 
-    def context_for(self, n_ctx_train: int, most: int = ContextParams.n_ctx) -> dict[str, Any]:
-        """Context's arguments for a model; n_ctx: what it was trained on, at most `most`, if none was given.
+    def context_for(
+        self, model: Model, n_grp: int = 1, most: int = ContextParams.n_ctx, **others: Any
+    ) -> dict[str, Any]:
+        """Context's arguments for a model, and the others; n_ctx: as given, or what the model was trained on.
 
-        Says so when more was asked for than the model was trained on.
+        n_grp: n_ctx is so many times what it was trained on. most: unless n_ctx is given, it was trained on
+        no more. Says so when more was asked for than the model was trained on.
         """
-        n_ctx = self.context["n_ctx"]
-        if n_ctx and n_ctx != "auto" and n_ctx > n_ctx_train:
-            click.echo(f"-c {n_ctx}: the model was trained on {n_ctx_train} tokens.", err=True)
-        sizes = {**self.context, "n_ctx": n_ctx or min(n_ctx_train, most)}
-        return {**sizes, "offload_kqv": self.where.offload_kqv}
+        n_ctx, n_train = self.context["n_ctx"], model.n_ctx_train * n_grp
+        context = {**self.context, "offload_kqv": self.where.offload_kqv, **others}
+        if n_ctx == "auto":
+            from pykvgraph.context import fitting_n_ctx
+
+            n_ctx = fitting_n_ctx(model, n_train, context)
+        elif n_ctx and n_ctx > n_train:
+            click.echo(f"-c {n_ctx}: the model was trained on {n_train} tokens.", err=True)
+        return {**context, "n_ctx": n_ctx or min(n_train, most * n_grp)}
 
 
 class _StopString(click.types.StringParamType):
@@ -54,17 +65,6 @@ class _StopString(click.types.StringParamType):
 
     def split_envvar_value(self, rv: str) -> list[str]:
         return [rv]
-
-
-class _Cells(click.IntRange):
-    """A number from 1 on; auto for as many as the memory has room for."""
-
-    def __init__(self) -> None:
-        super().__init__(min=1)
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """A usage error for what is neither."""
-        return value if value == "auto" else super().convert(value, param, ctx)
 
 
 class _NumberOfTokens(click.IntRange):
@@ -112,7 +112,7 @@ def _options(temperature: float, max_tokens: int) -> list[Callable[[Command], Co
             "-c",
             "--ctx-size",
             "n_ctx",
-            type=_Cells(),
+            type=Cells(),
             metavar="N",
             show_default=f"the model's, at most {ContextParams.n_ctx}",
             help="Cells of the cache; auto: the model's, or as many as the memory has room for.",

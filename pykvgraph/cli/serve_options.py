@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from pykvgraph.cli.verb import (
+    Cells,
     Verb,
     batch_option,
     cache_type_options,
@@ -111,11 +112,15 @@ def _count(names: tuple[str, ...], text: str, low: int, default: Any, **settings
 
 _OF_ENGINE: list[Adder] = [
     model_option(required=True),
-    _count(
-        ("-c", "--ctx-size", "n_ctx"),
-        "Cells of the cache, for all requests together; 0: as many as -np requests and the memory allow.",
-        0,
-        0,
+    option(
+        "-c",
+        "--ctx-size",
+        "n_ctx",
+        type=Cells(0, auto=0),
+        metavar="N",
+        default="auto",
+        help="Cells of the cache, for all requests together; auto or 0: as many as -np requests can fill and "
+        "the memory has room for.",
     ),
     _count(
         ("-np", "--parallel", "n_parallel"),

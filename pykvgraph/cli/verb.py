@@ -90,6 +90,18 @@ def _spelled(param: click.Parameter, typed: bool) -> str:
     return param.opts[0] if typed else str((param.envvar or [""])[0])
 
 
+class Cells(click.IntRange):
+    """A number from `least` on. `auto`, for as many as the memory has room for, becomes `auto`."""
+
+    def __init__(self, least: int = 1, auto: str | int = "auto") -> None:
+        super().__init__(min=least)
+        self._auto = auto
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """A usage error for what is neither."""
+        return self._auto if value == "auto" else super().convert(value, param, ctx)
+
+
 class _CacheType(click.types.StringParamType):
     """The name of a type of K or V. The shell completes it; Context checks it."""
 

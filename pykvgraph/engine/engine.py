@@ -42,7 +42,7 @@ class Engine(NotCopied):
     its text begins with and the cache has is not decoded again, and takes no cells of its own. Cells that
     only the index of prefixes keeps are given up, the ones used longest ago first, when others need them.
 
-    n_ctx: number of cells; "auto": as many as n_seq_max texts can fill and half of the free memory can hold.
+    n_ctx: number of cells; "auto": as many as n_seq_max texts can fill and the free memory has room for.
     n_seq_max: how many texts run at a time. n_batch: the most tokens in one step. prefix_cache: whether texts
     share what they begin with. overcommit: a request enters when its prompt fits; when cells run out, the
     youngest text is set aside, and comes back later. max_itl: the seconds from one token of a text to its

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from pykvgraph import hub
 from pykvgraph.context import Context
-from pykvgraph.errors import UnsupportedError
+from pykvgraph.errors import InvalidArgumentError, UnsupportedError
 from pykvgraph.llama import arguments, chat, completion, embedding
 from pykvgraph.llama.text import LlamaText
 from pykvgraph.llama.vocabulary import Vocabulary
@@ -22,6 +22,8 @@ class Llama(LlamaText):
     What is more: `kv` is the cache (KVCache), `context` the context, `model` the model. What llama-cpp-python
     takes and pykvgraph doesn't raises UnsupportedError, which names it; an argument that neither knows raises
     TypeError. A missing file raises an error that is a FileNotFoundError and a ValueError.
+
+    n_ctx "auto": as many cells as the model was trained on, or as the free memory has room for.
 
     A prompt that begins as the text before it decodes only the rest (KeptText). flash_attn False means
     "auto", n_threads None as many as Context chooses. verbose changes nothing: there is no log.
@@ -40,7 +42,7 @@ class Llama(LlamaText):
         use_mlock: bool = False,
         kv_overrides: dict[str, bool | int | float | str] | None = None,
         seed: int = arguments.RANDOM_SEED,
-        n_ctx: int = 512,
+        n_ctx: int | Literal["auto"] = 512,
         n_batch: int = 512,
         n_ubatch: int = 512,
         n_threads: int | None = None,
@@ -101,7 +103,12 @@ class Llama(LlamaText):
         model = Model(self.model_path, **arguments.where(given["n_gpu_layers"], given["tensor_split"]))
         self._tokenizer = model.tokenizer
         n_ctx = given["n_ctx"] or model.n_ctx_train
-        n_batch = min(n_ctx, given["n_batch"])
+        if n_ctx == "auto" and self._logits_all:
+            raise InvalidArgumentError(
+                'n_ctx="auto" plans no room for logits_all, which keeps n_vocab floats for each token: '
+                "give n_ctx as a number"
+            )
+        n_batch = min(model.n_ctx_train if n_ctx == "auto" else n_ctx, given["n_batch"])
         context = Context(
             model,
             n_ctx=n_ctx,

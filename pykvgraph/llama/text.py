@@ -49,7 +49,7 @@ class LlamaText:
         self._earlier = None if self._logits_all else earlier_texts(context)
         self._text = KeptText(context, 0, earlier=self._earlier)
         self._batch = Batch()
-        self.n_batch = context.n_batch
+        self.n_batch = min(context.n_batch, context.n_ctx)  # a cache that fits may be smaller
         self.input_ids: npt.NDArray[np.int32] = np.zeros(context.n_ctx, np.int32)
         rows = context.n_ctx if self._logits_all else self.n_batch
         # pages that nobody touches take no memory

@@ -67,3 +67,42 @@ def test_c_auto(monkeypatch: pytest.MonkeyPatch) -> None:
     result = run(*arguments)
     assert result.exit_code == 1
     assert "CPU has no room for a cache of 256 cells" in result.stderr
+
+
+def test_c_auto_of_batch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts"
+    prompts.write_text('{"prompt": "Once", "max_tokens": 3}\n')
+    monkeypatch.setattr(fitting, "host_free_bytes", lambda *_, **__: 1_000_000)
+    result = run("batch", "-m", STORIES, "-dev", "none", "-c", "auto", "-o", "-", "-f", str(prompts))
+    assert result.exit_code == 1
+    assert "CPU has no room for a cache of 256 cells" in result.stderr
+    assert run("batch", "-m", STORIES, "-c", "some", "-o", "-", "-f", str(prompts)).exit_code == 2
+
+
+@pytest.mark.parametrize(("free", "n_ctx"), [(1 << 40, 2 * 512 + 7), (3_500_000, 256)])
+def test_c_auto_of_passkey(monkeypatch: pytest.MonkeyPatch, free: int, n_ctx: int) -> None:
+    """Two trained contexts, and what is kept; or what there is room for."""
+    monkeypatch.setattr(fitting, "host_free_bytes", lambda *_, **__: free)
+    sizes = ("--n-junk", "5", "--n-grp", "2", "--keep", "7", "-c", "auto")
+    result = run("passkey", "-m", STORIES, "-dev", "none", *sizes, "--json")
+    assert json.loads(result.stdout)["n_ctx"] == n_ctx
+
+
+def test_c_auto_of_chat() -> None:
+    """With self-extend it is so many trained contexts."""
+    asked = ("chat", "-m", STORIES, "-dev", "none", "-c", "auto", "--self-extend", "3", "-n", "4")
+    result = CliRunner().invoke(main, [*asked, "--show-cache"], input="Hello\n")
+    assert result.exit_code == 0
+    assert str(3 * 512) in result.stderr
+
+
+@pytest.mark.parametrize("text", ["auto", "0"])
+def test_c_auto_of_serve(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    """It is the default, and what 0 means."""
+    seen: dict[str, Any] = {}
+    monkeypatch.setattr(main.commands["serve"], "callback", lambda **values: seen.update(values))
+    found = []
+    for given in (("-c", text), ()):
+        assert run("serve", "-m", STORIES, *given).exit_code == 0
+        found.append(seen["n_ctx"])
+    assert found == [0, 0]

@@ -16,6 +16,7 @@ import pytest
 import pykvgraph as kvg
 import pykvgraph.llama as face
 from pykvgraph.llama.arguments import _ONLY
+from pykvgraph.plan import fitting
 
 from .conftest import EXACT, Pair, llama_cpp
 
@@ -233,3 +234,16 @@ def test_the_import_is_lazy() -> None:
     assert face.LlamaGrammar is llama_cpp.LlamaGrammar
     with pytest.raises(AttributeError):
         _ = face.nothing
+
+
+def test_n_ctx_auto(stories: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the model was trained on, or what there is room for; and the text is answered either way."""
+    with kvg.Llama(str(stories), n_ctx="auto") as llm:
+        assert (llm.n_ctx(), llm.n_batch) == (512, 512)
+    monkeypatch.setattr(fitting, "host_free_bytes", lambda *_, **__: 3_800_000)
+    with kvg.Llama(str(stories), n_ctx="auto", embedding=True) as llm:
+        assert (llm.n_ctx(), llm.n_batch) == (256, 256)
+        assert len(llm.embed("Once upon a time " * 100)) == 256
+        assert llm("Once upon", max_tokens=3)["usage"]["completion_tokens"] == 3
+    with pytest.raises(kvg.InvalidArgumentError, match="logits_all"):
+        kvg.Llama(str(stories), n_ctx="auto", logits_all=True)
