@@ -317,7 +317,7 @@ class _Loop:
         with self._news:
             if self._closed or os.getpid() != self._pid:
                 raise InvalidArgumentError("the engine is closed: make a new one")
-            self.stepper.news.append(new)
+            self.stepper.mail.news.append(new)
             self._news.notify()
 
     def look(self) -> EngineLook:

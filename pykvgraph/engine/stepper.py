@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections import deque
-from concurrent.futures import Future
 
 from pykvgraph.batch import Batch
 from pykvgraph.context import Context, LastOutput
 from pykvgraph.engine.branch import Branch
-from pykvgraph.engine.errand import Errand
+from pykvgraph.engine.mail import Mail
 from pykvgraph.engine.pace import Pace
-from pykvgraph.engine.request import Request
-from pykvgraph.engine.scheduler import Chunk, Scheduler
-from pykvgraph.errors import CacheFullError, InvalidArgumentError, KVGraphError
+from pykvgraph.engine.scheduler import Chunk
+from pykvgraph.engine.shifts import shift_full
+from pykvgraph.engine.texts import Texts
+from pykvgraph.errors import CacheFullError, KVGraphError
 from pykvgraph.kept_text import EVERY
 from pykvgraph.prefix import block
 from pykvgraph.prefix.index import Found, PrefixIndex
-from pykvgraph.prefix.node import Node
 from pykvgraph.types import EngineLook, EngineStats
 
 _N_COMPARED = 64  # waiting texts with which a new one is compared
@@ -36,29 +34,27 @@ class Stepper:
         self, ctx: Context, n_points: int, shares: bool, overcommit: bool, max_itl: float | None
     ) -> None:
         self._ctx = ctx
-        self._shares = shares
         self._overcommit = overcommit
-        # layers with a window, or with states, go on from resume points only
-        self._needs_points = n_points > 0
-        self._index = PrefixIndex(ctx.kv, n_points)
-        self._scheduler = Scheduler(ctx.n_seq_max, ctx.n_batch)
+        self._texts = texts = Texts(ctx, n_points, shares)
+        self._shares, self._needs_points, self._scheduler = shares, texts.needs_points, texts.scheduler
         on_cpu = ctx.model.device == "CPU"
         self._pace = Pace(max_itl, _ENOUGH_ON_CPU if on_cpu else max(ctx.n_batch // 4, 1))
         # from one spare resume point of a prompt to the next; 0: devices lose too much in small chunks
         self._spacing = _ENOUGH_ON_CPU if on_cpu else 0
         self._batch = Batch()
-        # texts that come, requests that are cancelled, errands, and those who want to look
-        self.news: deque[Branch | Request | Errand | Future[EngineLook]] = deque()
-        self._errands: deque[Errand] = deque()
-        self._lookers: list[Future[EngineLook]] = []
+        self.mail = Mail()
         self._counts = dict.fromkeys(
-            ("steps", "prompt_tokens", "prefix_hit_tokens", "decoded_again", "decoded", "preempted"), 0
+            ("steps", "prompt_tokens", "prefix_hit_tokens", "decoded_again", "decoded"), 0
         )
+
+    @property
+    def _index(self) -> PrefixIndex:
+        return self._texts.index
 
     @property
     def is_idle(self) -> bool:
         """Whether there is nothing to do."""
-        return not (self.news or self._errands or self._scheduler.running or self._scheduler.waiting)
+        return self.mail.is_empty and not (self._scheduler.running or self._scheduler.waiting)
 
     def stats(self) -> EngineStats:
         """Counts since the beginning, and how it is now."""
@@ -66,8 +62,8 @@ class Stepper:
         return EngineStats(
             steps=count["steps"],
             n_running=len(scheduler.running),
-            n_waiting=len(scheduler.waiting) + sum(isinstance(each, Branch) for each in tuple(self.news)),
-            n_preempted=count["preempted"],
+            n_waiting=len(scheduler.waiting) + self.mail.n_branches,
+            n_preempted=self._texts.n_preempted,
             prompt_tokens=count["prompt_tokens"],
             prefix_hit_tokens=count["prefix_hit_tokens"],
             decoded_again=count["decoded_again"],
@@ -94,10 +90,10 @@ class Stepper:
         """Takes what is new, lets waiting texts enter, decodes one batch, and hands out what was said."""
         begin = time.perf_counter()
         self._take_news()
-        self._run_errands()
+        self.mail.run_errands(self._texts)
         self._admit()
-        self._shift_full()
-        self._show()
+        shift_full(self._texts)
+        self.mail.show(self.look)
         chunks = self._chosen()
         if not chunks:
             return
@@ -110,15 +106,8 @@ class Stepper:
 
     def end_all(self, error: BaseException | None) -> None:
         """Every request ends: cancelled, or with the error. The cache stays as it is: no step may follow."""
-        new = [each for each in self.news if isinstance(each, Branch)]
-        asked = [each.done for each in (*self._errands, *self.news) if isinstance(each, Errand)]
-        asked += [*self._lookers, *(each for each in self.news if isinstance(each, Future))]
-        self._errands.clear()
-        self._lookers.clear()
-        for future in asked:
-            future.set_exception(error or InvalidArgumentError("the engine was closed meanwhile"))
-        left = [*new, *self._scheduler.running, *self._scheduler.waiting]
-        for queue in (self.news, self._scheduler.running, self._scheduler.waiting):
+        left = [*self.mail.end(error), *self._scheduler.running, *self._scheduler.waiting]
+        for queue in (self._scheduler.running, self._scheduler.waiting):
             queue.clear()
         for branch in left:
             if error is None:
@@ -129,49 +118,15 @@ class Stepper:
     # ---- who comes and goes
 
     def _take_news(self) -> None:
-        for _ in range(len(self.news)):  # what comes meanwhile is for the next step
-            new = self.news.popleft()
+        for new in self.mail.read():
             if isinstance(new, Branch):
                 if self._needs_points and self._shares:
                     self._mark_partings(new)
                 self._scheduler.arrive(new)
-            elif isinstance(new, Errand):
-                self._errands.append(new)
-            elif isinstance(new, Future):
-                self._lookers.append(new)
             else:
-                for branch in self._of(new):
+                for branch in self._texts.of(new):
                     branch.cancelled = True
         self._end_cancelled()
-
-    def _run_errands(self) -> None:
-        """As many as there are free sequences for."""
-        while self._errands and self._scheduler.n_free_seqs:
-            seq = self._scheduler.borrow()
-            try:
-                self._errands.popleft().run(self._index, seq)
-            finally:
-                self._ctx.kv.seq_rm(seq, -1, -1)
-                self._scheduler.give_back(seq)
-            self._start_over_if_broken()
-
-    def _show(self) -> None:
-        """Tells those who look what there is."""
-        if not self._lookers:
-            return
-        lookers, self._lookers = self._lookers, []
-        try:
-            look = self.look()
-        except Exception as error:
-            for each in lookers:
-                each.set_exception(error)
-        else:
-            for each in lookers:
-                each.set_result(look)
-
-    def _of(self, request: Request) -> list[Branch]:
-        scheduler = self._scheduler
-        return [each for each in [*scheduler.running, *scheduler.waiting] if each.request is request]
 
     def _end_cancelled(self) -> None:
         now = time.perf_counter()
@@ -179,7 +134,7 @@ class Stepper:
             self._scheduler.waiting.remove(branch)
             _end_with_forks(branch, now)
         for branch in [each for each in self._scheduler.running if each.cancelled]:
-            self._leave(branch)
+            self._texts.leave(branch)
             _end_with_forks(branch, now)
 
     def _mark_partings(self, new: Branch) -> None:
@@ -261,85 +216,6 @@ class Stepper:
                 branch.add_place(place)
             branch.spacing = self._spacing
 
-    def _leave(self, branch: Branch) -> None:
-        """The text's sequence is free again; the index keeps its cells."""
-        if branch.last is not None:
-            if self._shares:
-                self._keep(branch, to_end=True)
-                if self._needs_points and branch.n_decoded:
-                    self._index.add_point(branch.last, branch.ids, branch.n_decoded, branch.seq)
-            self._let_go(branch, branch.last)
-            branch.last = None
-        self._ctx.kv.seq_rm(branch.seq, -1, -1)
-        self._scheduler.leave(branch)
-        branch.n_decoded = branch.n_part = 0
-
-    def _let_go(self, branch: Branch, last: Node) -> None:
-        """The text needs what the index has up to this node no longer."""
-        others = [each for each in self._scheduler.running if each is not branch]
-        self._index.hand_over(last, [(each.last, each.seq) for each in others if each.last])
-        self._index.unpin(last)
-
-    def _set_aside(self, branch: Branch) -> None:
-        """It waits again; what it has stays in the cache for as long as nobody needs the cells."""
-        self._leave(branch)
-        self._scheduler.wait(branch)
-        self._counts["preempted"] += 1
-
-    def _fail(self, branch: Branch, error: BaseException) -> None:
-        """The request ends with the error, all of its samples too."""
-        for each in self._of(branch.request):
-            if each in self._scheduler.running:
-                self._leave(each)
-            else:
-                self._scheduler.waiting.remove(each)
-        branch.request._fail(error)
-
-    # ---- texts that have filled their windows
-
-    def _shift_full(self) -> None:
-        for branch in list(self._scheduler.running):
-            window = branch.window
-            if branch.runs and window is not None and branch.talks and window.is_full(branch.n_decoded):
-                self._shift(branch, window.discarded(branch.n_decoded))
-
-    def _shift(self, branch: Branch, gone: range) -> None:
-        """Gives up these tokens; the index keeps the text as it was, while nobody needs the cells."""
-        self._retreat(branch, gone.start)
-        if not self._room_to_move(branch, gone.stop):
-            return
-        branch.give_up(gone)
-        try:
-            self._ctx.kv.seq_rm(branch.seq, gone.start, gone.stop)
-            self._ctx.kv.seq_add(branch.seq, gone.stop, -1, -len(gone))
-        except (KVGraphError, MemoryError) as error:
-            self._fail(branch, error)
-            self._start_over_if_broken()
-
-    def _retreat(self, branch: Branch, n: int) -> None:
-        """From now on the text needs of what the index has its first n tokens alone."""
-        node = last = branch.last
-        assert node is not None and last is not None
-        while node.end > n:
-            assert node.parent is not None
-            node = node.parent
-        if node is not last:
-            self._index.pin(node)
-            self._let_go(branch, last)
-        branch.last, branch.n_part = node, n - node.end
-
-    def _room_to_move(self, branch: Branch, begin: int) -> bool:
-        """Makes room for copies of the cells from `begin` on that others see; False: it does not run now."""
-        kv = self._ctx.kv
-        while kv.n_free < kv.seq_count(branch.seq, begin, -1).n_shared:
-            if self._index.evict():
-                continue
-            youngest = self._scheduler.youngest()
-            self._set_aside(youngest)
-            if youngest is branch:
-                return False
-        return True
-
     # ---- what a step decodes
 
     def _chosen(self) -> list[Chunk]:
@@ -351,9 +227,9 @@ class Stepper:
                 return chunks
             youngest = self._scheduler.youngest()
             if len(self._scheduler.running) == 1:
-                self._fail(youngest, CacheFullError("the cache has too few cells for this request"))
+                self._texts.fail(youngest, CacheFullError("the cache has too few cells for this request"))
             else:
-                self._set_aside(youngest)
+                self._texts.set_aside(youngest)
 
     def _run(self, chunks: list[Chunk]) -> None:
         """Decodes the chunks together; when that fails, each half; only who fails alone gets the error."""
@@ -371,8 +247,8 @@ class Stepper:
                 self._run(chunks[:half])
                 self._run(chunks[half:])
             else:
-                self._fail(chunks[0].branch, error)
-                self._start_over_if_broken()
+                self._texts.fail(chunks[0].branch, error)
+                self._texts.start_over_if_broken()
             return
         for chunk in chunks:
             self._advance(chunk)
@@ -421,7 +297,7 @@ class Stepper:
         branch.n_decoded += chunk.n
         if not self._shares:
             return
-        self._keep(branch, to_end=chunk.ends and chunk.n > 1)
+        self._texts.keep(branch, to_end=chunk.ends and chunk.n > 1)
         if self._needs_points:
             is_kept = branch.is_at_place or branch.n_decoded % EVERY == 0
             if is_kept or branch.is_at_spare_place:
@@ -429,13 +305,6 @@ class Stepper:
                 self._index.add_point(
                     branch.last, branch.ids, branch.n_decoded, branch.seq, is_spare=not is_kept
                 )
-
-    def _keep(self, branch: Branch, to_end: bool) -> None:
-        assert branch.last is not None
-        n = min(branch.n_decoded, branch.n_true)
-        if to_end or n - branch.last.end >= block.N_TOKENS:
-            branch.last = self._index.extend(branch.last, branch.ids, n, branch.seq, to_end=to_end)
-            branch.n_end = n - branch.last.end if to_end else 0
 
     def _fork(self, branch: Branch) -> list[Branch]:
         """The other samples of a request whose prompt was just decoded: they see its cells."""
@@ -449,28 +318,18 @@ class Stepper:
                 if branch.last is not None:
                     self._index.pin(branch.last)
         except (KVGraphError, MemoryError) as error:
-            self._fail(branch, error)
+            self._texts.fail(branch, error)
         return forks
 
     def _say(self, branch: Branch, output: LastOutput, now: float) -> None:
         try:
             reason = branch.say(output, now)
         except KVGraphError as error:
-            self._fail(branch, error)
+            self._texts.fail(branch, error)
             return
         if reason is not None:
-            self._leave(branch)
+            self._texts.leave(branch)
             branch.end(reason, now)
-
-    def _start_over_if_broken(self) -> None:
-        """A device that failed in the midst of moving cells has left no cell usable."""
-        if self._scheduler.running:
-            return
-        try:
-            self._ctx.kv.update()
-        except KVGraphError:
-            self._ctx.reset()
-            self._index = self._index.renewed()
 
 
 def _common(left: Branch, right: Branch) -> int:

@@ -1,0 +1,98 @@
+"""The texts that run and wait, with their cells and what the index of prefixes keeps of them."""
+
+from __future__ import annotations
+
+from pykvgraph.context import Context
+from pykvgraph.engine.branch import Branch
+from pykvgraph.engine.request import Request
+from pykvgraph.engine.scheduler import Scheduler
+from pykvgraph.errors import KVGraphError
+from pykvgraph.prefix import block
+from pykvgraph.prefix.index import PrefixIndex
+from pykvgraph.prefix.node import Node
+
+
+class Texts:
+    """How texts leave, are set aside, and fail: their cells go, or stay in the index for others.
+
+    shares: whether the index keeps anything. needs_points: whether it keeps resume points, as layers with a
+    window, or with states, go on from these only.
+    """
+
+    def __init__(self, ctx: Context, n_points: int, shares: bool) -> None:
+        self.shares = shares
+        self.needs_points = n_points > 0
+        self.index = PrefixIndex(ctx.kv, n_points)
+        self.scheduler = Scheduler(ctx.n_seq_max, ctx.n_batch)
+        self.kv = ctx.kv
+        self.n_preempted = 0
+        self._ctx = ctx
+
+    def of(self, request: Request) -> list[Branch]:
+        """Its samples that run or wait."""
+        scheduler = self.scheduler
+        return [each for each in [*scheduler.running, *scheduler.waiting] if each.request is request]
+
+    def leave(self, branch: Branch) -> None:
+        """The text's sequence is free again; the index keeps its cells."""
+        if branch.last is not None:
+            if self.shares:
+                self.keep(branch, to_end=True)
+                if self.needs_points and branch.n_decoded:
+                    self.index.add_point(branch.last, branch.ids, branch.n_decoded, branch.seq)
+            self._let_go(branch, branch.last)
+            branch.last = None
+        self.kv.seq_rm(branch.seq, -1, -1)
+        self.scheduler.leave(branch)
+        branch.n_decoded = branch.n_part = 0
+
+    def keep(self, branch: Branch, to_end: bool) -> None:
+        """The index holds the text's whole blocks; to_end: and what is behind them."""
+        assert branch.last is not None
+        n = min(branch.n_decoded, branch.n_true)
+        if to_end or n - branch.last.end >= block.N_TOKENS:
+            branch.last = self.index.extend(branch.last, branch.ids, n, branch.seq, to_end=to_end)
+            branch.n_end = n - branch.last.end if to_end else 0
+
+    def retreat(self, branch: Branch, n: int) -> None:
+        """From now on the text needs of what the index has its first n tokens alone."""
+        node = last = branch.last
+        assert node is not None and last is not None
+        while node.end > n:
+            assert node.parent is not None
+            node = node.parent
+        if node is not last:
+            self.index.pin(node)
+            self._let_go(branch, last)
+        branch.last, branch.n_part = node, n - node.end
+
+    def set_aside(self, branch: Branch) -> None:
+        """It waits again; what it has stays in the cache for as long as nobody needs the cells."""
+        self.leave(branch)
+        self.scheduler.wait(branch)
+        self.n_preempted += 1
+
+    def fail(self, branch: Branch, error: BaseException) -> None:
+        """The request ends with the error, all of its samples too."""
+        for each in self.of(branch.request):
+            if each in self.scheduler.running:
+                self.leave(each)
+            else:
+                self.scheduler.waiting.remove(each)
+        branch.request._fail(error)
+
+    def start_over_if_broken(self) -> None:
+        """A device that failed in the midst of moving cells has left no cell usable."""
+        if self.scheduler.running:
+            return
+        try:
+            self.kv.update()
+        except KVGraphError:
+            self._ctx.reset()
+            self.index = self.index.renewed()
+
+    def _let_go(self, branch: Branch, last: Node) -> None:
+        """The text needs what the index has up to this node no longer."""
+        others = [each for each in self.scheduler.running if each is not branch]
+        self.index.hand_over(last, [(each.last, each.seq) for each in others if each.last])
+        self.index.unpin(last)
