@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import logging
+import socket
 from typing import IO, TYPE_CHECKING, Any
 
 import click
@@ -44,7 +45,7 @@ def serve(model: str, where: Where, host: str, port: int, **given: Any) -> None:
     """
     _refuse(given)
     try:
-        from pykvgraph.server.run import Server, address_of, listen
+        from pykvgraph.server.run import Server, address_of
     except ModuleNotFoundError as error:
         raise ImportError(f"{error.name} is missing: pip install 'pykvgraph[server]'") from error
     settings = _settings(model, host, given)
@@ -52,7 +53,7 @@ def serve(model: str, where: Where, host: str, port: int, **given: Any) -> None:
     _warn_of_strangers(settings)
     logging.basicConfig(format="%(message)s")
     logging.getLogger("pykvgraph.server").setLevel(logging.INFO)
-    with listen(host, port) as listener:
+    with _listener(host, port) as listener:
         address = address_of(listener)
         click.echo(f"{address}: loading {model}", err=True)
 
@@ -150,6 +151,18 @@ def _refuse(given: dict[str, Any]) -> None:
     for name, is_wanted in wanted.items():
         if is_wanted:
             raise UnsupportedError(f"{name}: pykvgraph serve can't do that yet; leave it out")
+
+
+def _listener(host: str, port: int) -> socket.socket:
+    from pykvgraph.server.run import listen
+
+    try:
+        return listen(host, port)
+    except OSError as error:  # Python's own text tells the number of the error, and no way out
+        why = error.strerror.split(" (")[0] if error.strerror else str(error)
+        raise click.ClickException(
+            f"{host}:{port}: {why}. Choose another --port (0: any that is free) or --host"
+        ) from None
 
 
 def _warn_of_strangers(settings: Settings) -> None:

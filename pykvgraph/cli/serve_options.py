@@ -21,7 +21,7 @@ from pykvgraph.cli.verb import (
     ubatch_option,
 )
 from pykvgraph.cli.where import where_options
-from pykvgraph.server.settings import POOLINGS, REASONING_FORMATS
+from pykvgraph.server.settings import POOLING_NAMES, REASONING_FORMATS
 
 Command = Callable[..., Any]
 Adder = Callable[[Command], Command]
@@ -193,7 +193,7 @@ _OF_WIRE: list[Adder] = [
     option("--embedding", "--embeddings", "embeddings", is_flag=True, help="Serve /v1/embeddings."),
     option(
         "--pooling",
-        type=click.Choice(POOLINGS),
+        type=click.Choice(POOLING_NAMES),
         help="Which hidden states are an embedding; without it, what the file says.",
     ),
     option(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from array import array
-from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -11,9 +10,9 @@ import numpy.typing as npt
 from pykvgraph.batch import Batch
 from pykvgraph.context import Context
 from pykvgraph.errors import CacheFullError, KVGraphError
+from pykvgraph.pooling import Pooling, pooled
 from pykvgraph.prefix.index import PrefixIndex
 
-Pooling = Literal["none", "mean", "first", "last"]
 _N_ROWS = 64  # tokens with outputs in one batch, as each output has logits, too
 
 
@@ -35,7 +34,4 @@ def embed(
     states: npt.NDArray[np.float32] = np.concatenate(found)
     if not np.isfinite(states).all():
         raise KVGraphError("the model's hidden states are no numbers: its weights are broken")
-    if pooling == "none":
-        return states
-    pooled: npt.NDArray[np.float32] = states.mean(axis=0) if pooling == "mean" else states[-1]
-    return pooled
+    return pooled(states, pooling)

@@ -11,7 +11,7 @@ from array import array
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from types import FrameType
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from pykvgraph._native.handles import NotCopied
 from pykvgraph.checks import Integers, flag, integer, integers, real, shown
 from pykvgraph.context import Context
 from pykvgraph.engine.branch import Branch
-from pykvgraph.engine.embedding import Pooling, embed
+from pykvgraph.engine.embedding import embed
 from pykvgraph.engine.errand import Errand
 from pykvgraph.engine.request import Request
 from pykvgraph.engine.sizes import sizes_for
@@ -28,6 +28,7 @@ from pykvgraph.engine.window import Window
 from pykvgraph.errors import CacheFullError, InvalidArgumentError, StateError, UnsupportedError
 from pykvgraph.model import Model
 from pykvgraph.params import SamplingParams
+from pykvgraph.pooling import POOLINGS, Pooling
 from pykvgraph.prefix.index import PrefixIndex
 from pykvgraph.prefix.prefix_file import SavedPrefix, pack, read
 from pykvgraph.state.file import write_file
@@ -198,8 +199,8 @@ class Engine(NotCopied):
         between two steps, and others wait meanwhile. Raises InvalidArgumentError, CacheFullError when there
         is no room beside what runs, and what Context.decode raises.
         """
-        if pooling not in get_args(Pooling):
-            raise InvalidArgumentError(f"pooling must be one of {get_args(Pooling)}, got {shown(pooling)}")
+        if pooling not in POOLINGS:
+            raise InvalidArgumentError(f"pooling must be one of {POOLINGS}, got {shown(pooling)}")
         ids = array("i", self._ids_of(prompt).tobytes())
         found: np.typing.NDArray[np.float32] = self._do(
             lambda index, seq: embed(self.context, index, seq, ids, pooling)

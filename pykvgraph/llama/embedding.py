@@ -2,30 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from pykvgraph.batch import Batch
-from pykvgraph.errors import InvalidArgumentError, UnsupportedError
+from pykvgraph.errors import InvalidArgumentError
+from pykvgraph.pooling import pooled, pooling_of
 
 if TYPE_CHECKING:
     from pykvgraph.llama.llama import Llama
-
-_NONE, _MEAN, _FIRST, _LAST = range(4)  # llama.cpp's numbers
-
-
-def pooling_of(wanted: int, metadata: Mapping[str, str]) -> int:
-    """The pooling that was asked for, or the file's own. Raises UnsupportedError for another one."""
-    arch = metadata.get("general.architecture", "")
-    pooling = wanted if wanted >= 0 else int(metadata.get(f"{arch}.pooling_type", _NONE))
-    if pooling not in (_NONE, _MEAN, _FIRST, _LAST):
-        raise UnsupportedError(
-            f"pooling_type: {pooling} is not supported; 0 to 3 are: none, mean, first, last"
-        )
-    return pooling
 
 
 def embed(llama: Llama, texts: list[str], normalize: bool, truncate: bool) -> tuple[list[Any], int]:
@@ -41,7 +28,7 @@ def embed(llama: Llama, texts: list[str], normalize: bool, truncate: bool) -> tu
                 )
             tokens = tokens[: llama.n_batch]
         n_tokens += len(tokens)
-        rows: npt.NDArray[np.floating[Any]] = _pooled(_states(llama, tokens), pooling)
+        rows: npt.NDArray[np.floating[Any]] = pooled(_states(llama, tokens), pooling)
         if normalize:
             lengths = np.linalg.norm(rows, axis=-1, keepdims=True)
             rows = rows / np.where(lengths == 0, 1, lengths)
@@ -58,10 +45,3 @@ def _states(llama: Llama, tokens: list[int]) -> npt.NDArray[np.float32]:
     batch.extend(tokens, 0, logits="all")
     llama.context.decode(batch)
     return llama.context.embeddings()
-
-
-def _pooled(states: npt.NDArray[np.float32], pooling: int) -> npt.NDArray[np.float32]:
-    if pooling == _MEAN:
-        return np.asarray(states.mean(axis=0), np.float32)
-    chosen: npt.NDArray[np.float32] = states if pooling == _NONE else states[0 if pooling == _FIRST else -1]
-    return chosen

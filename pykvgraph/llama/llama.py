@@ -13,6 +13,7 @@ from pykvgraph.llama import arguments, chat, completion, embedding
 from pykvgraph.llama.text import LlamaText
 from pykvgraph.llama.vocabulary import Vocabulary
 from pykvgraph.model import Model
+from pykvgraph.pooling import POOLINGS, pooling_of
 from pykvgraph.text.tokenizer import Tokenizer
 
 
@@ -169,7 +170,7 @@ class Llama(LlamaText):
 
     def pooling_type(self) -> int:
         """How embed() makes one vector of a text. 0: it doesn't; 1: the mean, 2: the first, 3: the last."""
-        return embedding.pooling_of(self._pooling_type, self.metadata)
+        return POOLINGS.index(pooling_of(self._pooling_type, self.metadata))
 
     # Completions
 

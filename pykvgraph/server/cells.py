@@ -116,7 +116,7 @@ def _told(service: Service) -> JsonReply:
 def _group(group: CellGroup, view: CellsView) -> dict[str, Any]:
     who, marks = places_of(view)
     n_seqs = view.seq.sum(axis=1)
-    n_waiting = int(view.waiting.sum())
+    n_shifts_waiting = int(view.waiting.sum())
     return {
         "kind": group.kind,
         "window": group.window,
@@ -125,8 +125,8 @@ def _group(group: CellGroup, view: CellsView) -> dict[str, Any]:
         "n_holes": view.n_kv - view.n_used,
         "n_shared": int((n_seqs > 1).sum()),
         "n_only_held": int(((n_seqs == 0) & (view.held > 0)).sum()),
-        "n_pending": int((view.shift != 0).sum()) - n_waiting,
-        "n_waiting": n_waiting,
+        "n_shifts_pending": int((view.shift != 0).sum()) - n_shifts_waiting,
+        "n_shifts_waiting": n_shifts_waiting,
         "cells_of_a_place": cells_of_a_place(group.n_cells),
         "runs": runs_of(who, marks),
     }

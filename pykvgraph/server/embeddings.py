@@ -11,16 +11,14 @@ import numpy.typing as npt
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
-from pykvgraph.engine.embedding import Pooling
-from pykvgraph.llama.embedding import pooling_of
+from pykvgraph.pooling import Pooling, pooling_of
 from pykvgraph.server.errors import invalid, no_room, unsupported
 from pykvgraph.server.fields import Fields
 from pykvgraph.server.prompts import prompts_of
 from pykvgraph.server.reply import WorkReply
 from pykvgraph.server.service import Service
-from pykvgraph.server.settings import POOLINGS
+from pykvgraph.server.settings import POOLING_NAMES
 
-_OURS: tuple[Pooling, ...] = ("none", "mean", "first", "last")  # POOLINGS, as the engine calls them
 _INT16 = 32760.0
 _HIGHEST_NORM = 1000
 _Array = npt.NDArray[np.float32]
@@ -46,8 +44,8 @@ def _pooling(service: Service) -> Pooling:
     settings = service.settings
     if not settings.embeddings:
         raise unsupported("This server does not support embeddings. Start it with `--embeddings`")
-    wanted = POOLINGS.index(settings.pooling) if settings.pooling else -1
-    return _OURS[pooling_of(wanted, service.engine.model.metadata)]
+    wanted = POOLING_NAMES.index(settings.pooling) if settings.pooling else -1
+    return pooling_of(wanted, service.engine.model.metadata)
 
 
 class _Work:

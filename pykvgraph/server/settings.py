@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 REASONING_FORMATS = ("auto", "none", "deepseek", "deepseek-legacy")
-POOLINGS = ("none", "mean", "cls", "last")  # in llama.cpp's order, by which files name them
+POOLING_NAMES = ("none", "mean", "cls", "last")  # in llama.cpp's order, by which files name them
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Settings:
     reasoning_format: one of REASONING_FORMATS; all but "none" mean the same.
     slot_save_path: the folder of saved slots; "": none are saved. context_shift: an answer that fills
     n_ctx_slot goes on, where the model allows it. n_keep: first tokens that it keeps then; -1: the prompt.
-    embeddings: whether there are any. pooling: one of POOLINGS; "": the file's own. embd_normalize: see
+    embeddings: whether there are any. pooling: one of POOLING_NAMES; "": the file's own. embd_normalize: see
     normalized().
 
     Limits: max_body: bytes of a request. body_seconds: in which it must have come. idle_seconds: that a

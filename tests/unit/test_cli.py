@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import shlex
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -490,3 +491,15 @@ def test_a_server_without_its_key_does_not_start(given: str, tmp_path: Path) -> 
     (tmp_path / "keys").write_text(f"# none\n{given.replace(',', '')}\n")
     refused = run("serve", "-m", str(model), "--api-key-file", str(tmp_path / "keys"))
     assert "--api-key-file: there is no key in it" in refused.stderr
+
+
+@pytest.mark.parametrize(("host", "why"), [("127.0.0.1", "in use"), ("192.0.2.1", "address")])
+def test_a_server_whose_address_cannot_be_had(host: str, why: str, tmp_path: Path) -> None:
+    model = tmp_path / "model.gguf"
+    model.write_bytes(b"")
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        refused = run("serve", "-m", str(model), "--host", host, "--port", str(port), "--api-key", "k")
+    assert refused.exit_code == 1
+    assert f"{host}:{port}: " in refused.stderr and why in refused.stderr.lower(), refused.stderr
+    assert "another --port" in refused.stderr and "Errno" not in refused.stderr

@@ -132,8 +132,8 @@ function describe(group) {
   const more = {
     shared: group.n_shared,
     "only held": group.n_only_held,
-    "K-shift pending": group.n_pending,
-    "K-shift waiting": group.n_waiting,
+    "K-shift pending": group.n_shifts_pending,
+    "K-shift waiting": group.n_shifts_waiting,
   };
   for (const [word, n] of Object.entries(more)) if (n) parts.push(`${count(n)} ${word}`);
   if (group.n_holes) parts.push(plural(group.n_holes, "hole"));

@@ -12,7 +12,7 @@ import pytest
 from support.served import llama_server, served
 
 from pykvgraph.server.embeddings import normalized
-from pykvgraph.server.settings import POOLINGS
+from pykvgraph.server.settings import POOLING_NAMES
 
 from .conftest import STORIES, load
 
@@ -36,7 +36,7 @@ def vectors_of(reply: httpx.Response) -> np.ndarray[Any, Any]:
     return np.array([each["embedding"] for each in reply.json()["data"]])
 
 
-@pytest.mark.parametrize("pooling", POOLINGS)
+@pytest.mark.parametrize("pooling", POOLING_NAMES)
 def test_vectors_are_llama_servers(pooling: str) -> None:
     """Of one text at a time: of several in one body, llama-server's are others for mean and cls (2026-10)."""
     arguments = ("-c", "2048", "-np", "2", "--embeddings", "--pooling", pooling)

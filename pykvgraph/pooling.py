@@ -1,0 +1,33 @@
+"""Pooling: how the hidden states of a text become one vector."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from pykvgraph.errors import UnsupportedError
+
+Pooling = Literal["none", "mean", "first", "last"]
+POOLINGS: tuple[Pooling, ...] = get_args(Pooling)  # in the order of llama.cpp's numbers, which files have
+
+
+def pooling_of(wanted: int, metadata: Mapping[str, str]) -> Pooling:
+    """The pooling with llama.cpp's number `wanted`, below 0 the file's own. UnsupportedError for another."""
+    arch = metadata.get("general.architecture", "")
+    number = wanted if wanted >= 0 else int(metadata.get(f"{arch}.pooling_type", 0))
+    if number not in range(len(POOLINGS)):
+        names = ", ".join(f"{i} ({name})" for i, name in enumerate(POOLINGS))
+        raise UnsupportedError(f"pooling_type: {number} is not supported; there are {names}")
+    return POOLINGS[number]
+
+
+def pooled(states: npt.NDArray[np.float32], pooling: Pooling) -> npt.NDArray[np.float32]:
+    """states: (n_tokens, n_embd). (n_embd,), or with "none" the states."""
+    if pooling == "none":
+        return states
+    vector: npt.NDArray[np.float32]
+    vector = states.mean(axis=0) if pooling == "mean" else states[0 if pooling == "first" else -1]
+    return vector
