@@ -51,6 +51,7 @@ def test_signatures_show_the_defaults(
 
 # the values of options whose default is not the library's own, and why
 OWN_DEFAULTS = {
+    ("batch", "n_ctx"): "auto",  # many texts at once
     ("bench", "n_batch"): 2048,  # llama-bench's
     ("cells", "n_ctx"): 64,  # fits a terminal
     ("cells", "n_seq_max"): 4,  # of the demonstration
