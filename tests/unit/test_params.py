@@ -59,7 +59,7 @@ OWN_DEFAULTS = {
     ("chat", "temperature"): 0.8,  # a talk that says the same again would be dull
     ("passkey", "seed"): 1,  # of the task, not of a sampler
     # llama-server's
-    ("serve", "n_ctx"): 0,
+    ("serve", "n_ctx"): "auto",
     ("serve", "temp"): 0.8,
     ("serve", "seed"): -1,
 }
