@@ -305,7 +305,8 @@ class Completion:
     on only from certain places. ttft: seconds from submit() to the first token. seconds: from submit() to the
     end. stopping_word: the stop string that ended the text, or "". n_said: tokens that were sampled, one that
     ended the text included. waited: seconds from submit() until it began to run; NaN if it never did.
-    n_discarded: tokens of the prompt and the text that were given up to go on (Window).
+    n_discarded: tokens of the prompt and the text that were given up to go on (Window). drafted: tokens that
+    were decoded because they might follow; accepted: how many of these did.
     """
 
     text: str
@@ -320,6 +321,8 @@ class Completion:
     n_said: int
     waited: float
     n_discarded: int
+    drafted: int
+    accepted: int
 
 
 @dataclass(frozen=True)
@@ -331,7 +334,8 @@ class EngineStats:
     how many of these were in the cache. decoded_again: how many more were, but had to be decoded
     nevertheless, as the model can't go on from everywhere. decoded_tokens: all that were decoded, of prompts
     and answers. cells_used: cells in use now, of each group of `kv.groups`. n_blocks: entries of the index of
-    prefixes. n_resume_points: those it has.
+    prefixes. n_resume_points: those it has. drafted: tokens that were decoded because they might follow;
+    accepted: how many of these did.
     """
 
     steps: int
@@ -345,6 +349,8 @@ class EngineStats:
     cells_used: tuple[int, ...]
     n_blocks: int
     n_resume_points: int
+    drafted: int
+    accepted: int
 
 
 @dataclass(frozen=True)

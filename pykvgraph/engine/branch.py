@@ -13,6 +13,8 @@ import numpy.typing as npt
 
 from pykvgraph.checks import INT32_MAX
 from pykvgraph.context import LastOutput
+from pykvgraph.engine.lookup import Lookup
+from pykvgraph.engine.record import Record
 from pykvgraph.engine.request import Request
 from pykvgraph.engine.window import Window
 from pykvgraph.params import SamplingParams
@@ -31,7 +33,8 @@ class Branch:
     its text begins with. places: positions where a resume point is to be kept. spacing: at multiples of it,
     the prompt has a spare resume point; 0: nowhere. window: for a text that may become longer than its part
     of the cache; what it gives up is in `ids` no longer. n_true: how many of its first tokens have cells that
-    any text that begins so may share; those that have moved, nobody may.
+    any text that begins so may share; those that have moved, nobody may. n_beyond: tokens of a draft that its
+    sequence has behind these. record, lookup: what became of its drafts, and what they are made of.
     """
 
     def __init__(
@@ -61,6 +64,9 @@ class Branch:
         self.order = 0  # of arrival; the youngest has the highest
         self.n_idle = 0  # steps in which it did not advance
         self.n_true = INT32_MAX
+        self.n_beyond = 0
+        self.record = Record()
+        self.lookup = Lookup()
         self.cancelled = False
         self.n_cached = -1  # tokens of the prompt that the cache had; -1: not known yet
         self.n_again = 0
@@ -92,6 +98,11 @@ class Branch:
     def talks(self) -> bool:
         """Whether all but its last token is decoded, so that it says one a step."""
         return self.n_todo == 1
+
+    @property
+    def n_may_say(self) -> int:
+        """How many tokens more it says at most."""
+        return self._max_tokens - self._n_said
 
     @property
     def n_seqs(self) -> int:
@@ -133,6 +144,7 @@ class Branch:
         self.n_decoded -= len(gone)
         self.n_true = min(self.n_true, gone.start)
         self._n_discarded += len(gone)
+        self.lookup = Lookup()  # which knows where the tokens were
 
     def follow(self, other: Branch) -> None:
         """It begins to run as a fork of another one, and has what that one has."""
@@ -208,5 +220,7 @@ class Branch:
             n_said=self._n_said,
             waited=self._entered - self._submitted,
             n_discarded=self._n_discarded,
+            drafted=self.record.drafted,
+            accepted=self.record.accepted,
         )
         self.request._complete(self._sample, completion)

@@ -21,8 +21,10 @@ from pykvgraph.context import Context
 from pykvgraph.engine.branch import Branch
 from pykvgraph.engine.embedding import embed
 from pykvgraph.engine.errand import Errand
+from pykvgraph.engine.ngram import NgramDrafter
 from pykvgraph.engine.request import Request
 from pykvgraph.engine.sizes import sizes_for
+from pykvgraph.engine.speculation import MOST_ROWS
 from pykvgraph.engine.stepper import Stepper
 from pykvgraph.engine.window import Window
 from pykvgraph.errors import CacheFullError, InvalidArgumentError, StateError, UnsupportedError
@@ -47,9 +49,10 @@ class Engine(NotCopied):
     n_seq_max: how many texts run at a time. n_batch: the most tokens in one step. prefix_cache: whether texts
     share what they begin with. overcommit: a request enters when its prompt fits; when cells run out, the
     youngest text is set aside, and comes back later. max_itl: the seconds from one token of a text to its
-    next that long prompts should not make longer; None: they get a quarter of a step. background: a
-    thread of the engine's own takes the steps; False: the program calls step(). Other arguments are those of
-    Context.
+    next that long prompts should not make longer; None: they get a quarter of a step. draft: "ngram": where a
+    text says again what it has said before, up to draft_max tokens more are decoded at once, and what is said
+    stays the same (docs/many-requests.md); None: no drafts. background: a thread of the engine's own takes
+    the steps; False: the program calls step(). Other arguments are those of Context.
 
     `context` is the context; its cache can be looked at. While the engine lives, nothing else may decode on
     it, or edit it. Raises what Context raises, and InvalidArgumentError.
@@ -65,6 +68,8 @@ class Engine(NotCopied):
         prefix_cache: bool = True,
         overcommit: bool = False,
         max_itl: float | None = None,
+        draft: Literal["ngram"] | None = None,
+        draft_max: int = 16,
         background: bool = True,
         **context: Any,
     ) -> None:
@@ -79,7 +84,11 @@ class Engine(NotCopied):
             max_itl = real(max_itl, "max_itl", 1e-6, 1e6)
         n_ubatch = context.pop("n_ubatch", min(integer(n_batch, "n_batch"), 512))
         batch = {"n_batch": n_batch, "n_ubatch": n_ubatch}
-        sizes = sizes_for(model, n_cells, n_seq_max, batch, **context)
+        draft_max = integer(draft_max, "draft_max", 1)
+        if draft is not None and draft != "ngram":
+            raise InvalidArgumentError(f'draft must be "ngram" or None, got {shown(draft)}')
+        n_states = min(draft_max, MOST_ROWS) if draft is not None else 0
+        sizes = sizes_for(model, n_cells, n_seq_max, batch, n_states, **context)
         self.model = model
         self.context = Context(
             model,
@@ -92,7 +101,15 @@ class Engine(NotCopied):
         )
         shares = flag(prefix_cache, "prefix_cache")
         self._tokenizer = model.tokenizer if model.has_tokenizer else None
-        stepper = Stepper(self.context, sizes.n_points, shares, flag(overcommit, "overcommit"), max_itl)
+        stepper = Stepper(
+            self.context,
+            sizes.n_points,
+            shares,
+            flag(overcommit, "overcommit"),
+            max_itl,
+            None if draft is None else NgramDrafter(),
+            draft_max,
+        )
         self._loop = _Loop(self.context, stepper, flag(background, "background"))
         self._finalizer = weakref.finalize(self, _close, self._loop)
 

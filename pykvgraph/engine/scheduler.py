@@ -10,11 +10,15 @@ from pykvgraph.engine.branch import Branch
 
 
 class Chunk(NamedTuple):
-    """The next n tokens of a text; ends: whether no known token is left then, so that another is said."""
+    """The next n tokens of a text; ends: whether no known token is left then, so that another is said.
+
+    draft: tokens that may follow, decoded as well.
+    """
 
     branch: Branch
     n: int
     ends: bool
+    draft: tuple[int, ...] = ()
 
     @property
     def talks(self) -> bool:

@@ -29,19 +29,20 @@ class Sizes:
 
 
 def sizes_for(
-    model: Model, n_ctx: int | None, n_seq_max: int, batch: dict[str, int], **context: Any
+    model: Model, n_ctx: int | None, n_seq_max: int, batch: dict[str, int], n_states: int, **context: Any
 ) -> Sizes:
     """Sizes for n_seq_max texts; n_ctx None: as many cells as the texts can fill, and the memory can hold.
 
-    batch: n_batch and n_ubatch. Raises what Context does, and DeviceError when nothing fits.
+    batch: n_batch and n_ubatch. n_states: how many states more than the resume points' are kept at a time, of
+    a model that has any. Raises what Context does, and DeviceError when nothing fits.
     """
     with Context(model, n_ctx=256, n_batch=32, n_ubatch=32, n_seq_max=1, **context) as probe:
         groups = probe.kv.groups
     free = _free_bytes(model)
     if n_ctx is not None:
-        return _with_points(n_ctx, groups, n_seq_max, free)
+        return _with_points(n_ctx, groups, n_seq_max, n_states, free)
     most = min(n_seq_max * max(model.n_ctx_train, 512), _MOST_CELLS)
-    largest = _with_points(most, groups, n_seq_max, free)
+    largest = _with_points(most, groups, n_seq_max, n_states, free)
     fit = fit_n_ctx(
         model.path,
         most,
@@ -53,10 +54,10 @@ def sizes_for(
         checkpoint_bytes=largest.checkpoint_bytes,
         **context,
     )
-    return _with_points(fit.n_ctx, groups, n_seq_max, free)
+    return _with_points(fit.n_ctx, groups, n_seq_max, n_states, free)
 
 
-def _with_points(n_ctx: int, groups: Sequence[CellGroup], n_seq_max: int, free: int) -> Sizes:
+def _with_points(n_ctx: int, groups: Sequence[CellGroup], n_seq_max: int, n_states: int, free: int) -> Sizes:
     """Room for resume points in a part of the free memory, where the model needs them."""
     windows = [group for group in groups if group.kind == "window"]
     state_bytes = sum(group.cell_bytes for group in groups if group.kind == "state")
@@ -66,7 +67,7 @@ def _with_points(n_ctx: int, groups: Sequence[CellGroup], n_seq_max: int, free: 
     point_bytes = widest * sum(group.cell_bytes for group in windows) + state_bytes
     n_points = min(2 * (n_ctx // EVERY + n_seq_max), int(free * _POINTS_SHARE) // point_bytes)
     n_points = max(n_points, 2)
-    return Sizes(n_ctx, n_points, n_points * widest, n_points * state_bytes)
+    return Sizes(n_ctx, n_points, n_points * widest, (n_points + n_states) * state_bytes)
 
 
 def _free_bytes(model: Model) -> int:

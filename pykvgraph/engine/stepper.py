@@ -11,6 +11,7 @@ from pykvgraph.engine.mail import Mail
 from pykvgraph.engine.pace import Pace
 from pykvgraph.engine.scheduler import Chunk
 from pykvgraph.engine.shifts import shift_full
+from pykvgraph.engine.speculation import Drafter, Speculation
 from pykvgraph.engine.texts import Texts
 from pykvgraph.errors import CacheFullError, KVGraphError
 from pykvgraph.kept_text import EVERY
@@ -22,16 +23,25 @@ _N_COMPARED = 64  # waiting texts with which a new one is compared
 _MOST_PARTINGS = 8
 _ENOUGH_ON_CPU = 64  # tokens of prompts; in steps of 512 each takes as long (docs/many-requests.md)
 _N_SHOWN = 64  # waiting texts, to those who look
+_MOST_USED = 3  # quarters of the cells, with drafts
 
 
 class Stepper:
     """Decodes many texts on one context, a batch a step. Not for several threads at once.
 
-    overcommit: a text enters when its prompt fits; without, when all that it may become fits.
+    overcommit: a text enters when its prompt fits; without, when all that it may become fits. drafter: None:
+    there are no drafts. draft_max: their tokens at most.
     """
 
     def __init__(
-        self, ctx: Context, n_points: int, shares: bool, overcommit: bool, max_itl: float | None
+        self,
+        ctx: Context,
+        n_points: int,
+        shares: bool,
+        overcommit: bool,
+        max_itl: float | None,
+        drafter: Drafter | None,
+        draft_max: int,
     ) -> None:
         self._ctx = ctx
         self._overcommit = overcommit
@@ -41,10 +51,24 @@ class Stepper:
         self._pace = Pace(max_itl, _ENOUGH_ON_CPU if on_cpu else max(ctx.n_batch // 4, 1))
         # from one spare resume point of a prompt to the next; 0: devices lose too much in small chunks
         self._spacing = _ENOUGH_ON_CPU if on_cpu else 0
+        self._speculation = None
+        if drafter is not None:
+            every = EVERY if shares and texts.needs_points else 0
+            self._speculation = Speculation(drafter, draft_max, every)
+        self._keeps_states = any(group.kind == "state" for group in ctx.kv.groups)
         self._batch = Batch()
         self.mail = Mail()
         self._counts = dict.fromkeys(
-            ("steps", "prompt_tokens", "prefix_hit_tokens", "decoded_again", "decoded"), 0
+            (
+                "steps",
+                "prompt_tokens",
+                "prefix_hit_tokens",
+                "decoded_again",
+                "decoded",
+                "drafted",
+                "accepted",
+            ),
+            0,
         )
 
     @property
@@ -71,6 +95,8 @@ class Stepper:
             cells_used=tuple(group.n_used for group in kv.groups),
             n_blocks=self._index.n_nodes,
             n_resume_points=self._index.n_points,
+            drafted=count["drafted"],
+            accepted=count["accepted"],
         )
 
     def look(self) -> EngineLook:
@@ -98,10 +124,14 @@ class Stepper:
         if not chunks:
             return
         self._scheduler.count_idle(chunks)
+        chunks = self._with_drafts(chunks)
         self._run(chunks)
         n_talking = sum(chunk.talks for chunk in chunks)
         n_tokens = sum(chunk.n for chunk in chunks)
-        self._pace.learn(n_talking, n_tokens - n_talking, time.perf_counter() - begin)
+        seconds = time.perf_counter() - begin
+        self._pace.learn(n_talking, n_tokens - n_talking, seconds)
+        if self._speculation:
+            self._speculation.time(chunks, seconds)
         self._counts["steps"] += 1
 
     def end_all(self, error: BaseException | None) -> None:
@@ -231,8 +261,25 @@ class Stepper:
             else:
                 self._texts.set_aside(youngest)
 
+    def _with_drafts(self, chunks: list[Chunk]) -> list[Chunk]:
+        """Drafts beside what is decoded anyway, up to three quarters of the cells; others may need the rest.
+
+        Cells that the index alone keeps are free for whoever needs them.
+        """
+        if self._speculation is None:
+            return chunks
+        kv, n_tokens = self._ctx.kv, sum(chunk.n for chunk in chunks)
+        n_used = kv.n_cells - kv.n_free - self._index.n_evictable
+        room = min(_MOST_USED * kv.n_cells // 4 - n_used, self._ctx.n_ubatch) - n_tokens
+        drafted = self._speculation.add(chunks, room)
+        n_drafted = sum(len(chunk.draft) for chunk in drafted)
+        return drafted if self._index.make_room(n_tokens + n_drafted) else chunks
+
     def _run(self, chunks: list[Chunk]) -> None:
-        """Decodes the chunks together; when that fails, each half; only who fails alone gets the error."""
+        """Decodes the chunks together; when that fails, without drafts, then each half.
+
+        Only who fails alone gets the error.
+        """
         # a sample that failed has taken the others of its request along
         chunks = [chunk for chunk in chunks if chunk.branch.runs]
         if not chunks:
@@ -240,7 +287,9 @@ class Stepper:
         try:
             outputs = self._decode(chunks)
         except (KVGraphError, MemoryError) as error:
-            if isinstance(error, CacheFullError) and self._index.drop_point():
+            if any(chunk.draft for chunk in chunks):
+                self._run([chunk._replace(draft=()) for chunk in chunks])
+            elif isinstance(error, CacheFullError) and self._index.drop_point():
                 self._run(chunks)  # resume points keep cells of windows
             elif len(chunks) > 1:
                 half = len(chunks) // 2
@@ -251,36 +300,48 @@ class Stepper:
                 self._texts.start_over_if_broken()
             return
         for chunk in chunks:
-            self._advance(chunk)
-        talking = [chunk.branch for chunk in chunks if chunk.ends]
+            self._advance(chunk.branch, chunk.n, to_end=chunk.ends and chunk.n > 1)
+        ending = [chunk for chunk in chunks if chunk.ends]
         now = time.perf_counter()
-        for branch, output in zip(talking, outputs, strict=True):
-            for each in (branch, *self._fork(branch)):
+        for chunk, rows in zip(ending, outputs, strict=True):
+            forks = self._fork(chunk.branch)
+            if chunk.branch.runs:
+                self._say_drafted(chunk, rows, now)
+            for each in forks:
                 if each.runs:
-                    self._say(each, output, now)
+                    self._say(each, rows[0], now)
 
-    def _decode(self, chunks: list[Chunk]) -> list[LastOutput]:
-        """One batch: the outputs of the chunks that end."""
+    def _decode(self, chunks: list[Chunk]) -> list[list[LastOutput]]:
+        """One batch: the outputs of the chunks that end; those of a draft too."""
         batch, ctx = self._batch, self._ctx
         batch.clear()
-        talking = [chunk.branch for chunk in chunks if chunk.talks]
+        talking = [chunk.branch for chunk in chunks if chunk.talks and not chunk.draft]
         if talking:
             batch.add_each(
                 [each.ids[-1] for each in talking],
                 [each.n_decoded for each in talking],
                 [each.seq for each in talking],
             )
-        for chunk in chunks:
-            if not chunk.talks:
-                branch, n, ends = chunk
-                begin = branch.n_decoded
-                batch.extend(branch.ids[begin : begin + n], begin, (branch.seq,), "last" if ends else False)
+        for branch, n, ends, draft in (chunk for chunk in chunks if not chunk.talks or chunk.draft):
+            begin, n_drafted = branch.n_decoded, len(draft)
+            last = branch.ids[begin : begin + n]
+            if draft:
+                # of a window everything stays that the last token saw; states are kept behind each token
+                behind = range(begin + 1, begin + 1 + n_drafted) if self._keeps_states else ()
+                batch.extend([*last, *draft], begin, (branch.seq,), "all", behind)
+            else:
+                batch.extend(last, begin, (branch.seq,), "last" if ends else False)
         ctx.decode(batch, scores=True)
         self._counts["decoded"] += len(batch)
-        return self._outputs([*talking, *(c.branch for c in chunks if c.ends and c.n > 1)], chunks)
+        for chunk in chunks:
+            chunk.branch.n_beyond = len(chunk.draft)
+        others = [chunk for chunk in chunks if chunk.ends and (not chunk.talks or chunk.draft)]
+        return self._outputs(
+            [*((each, 1) for each in talking), *((c.branch, 1 + len(c.draft)) for c in others)], chunks
+        )
 
-    def _outputs(self, in_batch: list[Branch], chunks: list[Chunk]) -> list[LastOutput]:
-        """The outputs in the order of the chunks; the batch has those that talk first."""
+    def _outputs(self, in_batch: list[tuple[Branch, int]], chunks: list[Chunk]) -> list[list[LastOutput]]:
+        """The outputs in the order of the chunks. in_batch: whose rows come after whose, and how many."""
         if not in_batch:
             return []
         scores = self._ctx.scores()
@@ -288,16 +349,15 @@ class Stepper:
         found = zip(
             scores.best.tolist(), scores.best_logprob.tolist(), scores.log_sum.tolist(), rows, strict=True
         )
-        by_branch = {id(branch): LastOutput(*output) for branch, output in zip(in_batch, found, strict=True)}
+        by_branch = {id(branch): [LastOutput(*next(found)) for _ in range(n)] for branch, n in in_batch}
         return [by_branch[id(chunk.branch)] for chunk in chunks if chunk.ends]
 
-    def _advance(self, chunk: Chunk) -> None:
-        """The chunk is in the cache: the index learns of it."""
-        branch = chunk.branch
-        branch.n_decoded += chunk.n
+    def _advance(self, branch: Branch, n: int, to_end: bool) -> None:
+        """These tokens of it are in the cache: the index learns of them."""
+        branch.n_decoded += n
         if not self._shares:
             return
-        self._texts.keep(branch, to_end=chunk.ends and chunk.n > 1)
+        self._texts.keep(branch, to_end=to_end)
         if self._needs_points:
             is_kept = branch.is_at_place or branch.n_decoded % EVERY == 0
             if is_kept or branch.is_at_spare_place:
@@ -320,6 +380,34 @@ class Stepper:
         except (KVGraphError, MemoryError) as error:
             self._texts.fail(branch, error)
         return forks
+
+    def _say_drafted(self, chunk: Chunk, outputs: list[LastOutput], now: float) -> None:
+        """Says a token by each row, up to the first that isn't the draft's; what is behind it goes.
+
+        Every token is what the text's own sampler makes of the row behind the tokens before it: the same one
+        as without drafts.
+        """
+        branch, draft = chunk.branch, chunk.draft
+        n_before = len(branch.ids)
+        branch.record.drafted += len(draft)
+        self._counts["drafted"] += len(draft)
+        self._say(branch, outputs[0], now)
+        for token, output in zip(draft, outputs[1:], strict=True):
+            if not branch.runs or branch.ids[-1] != token:
+                break
+            branch.record.accepted += 1
+            self._counts["accepted"] += 1
+            branch.n_decoded += 1
+            branch.n_beyond -= 1
+            self._say(branch, output, now)
+        if not branch.runs:
+            return
+        if self._speculation:
+            self._speculation.learn(branch, n_before)
+        if draft and not self._texts.cut(branch):
+            self._texts.set_aside(branch)
+        elif draft:
+            self._advance(branch, 0, to_end=False)
 
     def _say(self, branch: Branch, output: LastOutput, now: float) -> None:
         try:

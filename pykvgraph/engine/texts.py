@@ -35,16 +35,27 @@ class Texts:
 
     def leave(self, branch: Branch) -> None:
         """The text's sequence is free again; the index keeps its cells."""
+        is_cut = self.cut(branch)
         if branch.last is not None:
             if self.shares:
                 self.keep(branch, to_end=True)
-                if self.needs_points and branch.n_decoded:
+                if self.needs_points and branch.n_decoded and is_cut:
                     self.index.add_point(branch.last, branch.ids, branch.n_decoded, branch.seq)
             self._let_go(branch, branch.last)
             branch.last = None
         self.kv.seq_rm(branch.seq, -1, -1)
         self.scheduler.leave(branch)
-        branch.n_decoded = branch.n_part = 0
+        branch.n_decoded = branch.n_part = branch.n_beyond = 0
+
+    def cut(self, branch: Branch) -> bool:
+        """Removes from its sequence what is left of a draft; False: that failed, and it can't go on."""
+        if branch.n_beyond:
+            try:
+                self.kv.seq_rm(branch.seq, branch.n_decoded, -1)
+            except (KVGraphError, MemoryError):
+                return False
+        branch.n_beyond = 0
+        return True
 
     def keep(self, branch: Branch, to_end: bool) -> None:
         """The index holds the text's whole blocks; to_end: and what is behind them."""

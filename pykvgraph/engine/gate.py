@@ -1,0 +1,65 @@
+"""Whether drafts pay, and how long they should be."""
+
+from __future__ import annotations
+
+from pykvgraph.engine.step_seconds import StepSeconds
+
+_SELDOM = 256  # guesses that were refused: then one is tried all the same
+_N_TRIED = 4  # its tokens
+
+
+class Gate:
+    """A draft is as long as makes the step say the most tokens a second, by what was measured.
+
+    With n texts that talk, a step says n tokens, and of a draft of k tokens rate + rate^2 + ... + rate^k
+    more, where rate is how often a guess holds. It then lasts as long as steps of so many tokens did. A
+    draft of no tokens is the best one where acceptance is low or further tokens take long.
+    """
+
+    def __init__(self) -> None:
+        self.seconds = StepSeconds()
+        self._n_refused = 0
+        self._n_rows = 0
+        self._said = 0.0  # tokens that the step is expected to say
+        self._more = 0.0  # seconds, for making drafts
+
+    def begin(self, n_talking: int, n_rows: int) -> None:
+        """The next step, in which so many texts say a token each, and n_rows are decoded without drafts."""
+        self._n_rows = n_rows
+        self._said = float(n_talking)
+        self._more = 0.0
+
+    def n_drafted(self, rate: float, most: int, each: float = 0.0) -> int:
+        """How many tokens to draft of another text, at most `most`; each: seconds, to make one."""
+        best, most_a_second = 0, self._said / max(self._lasts(0), 1e-9)
+        said = self._said
+        power, n = 1.0, 0
+        for size in _sizes(most):
+            while n < size:
+                power *= rate
+                said += power
+                n += 1
+            if (a_second := said / max(self._lasts(size) + size * each, 1e-9)) > most_a_second:
+                best, most_a_second = size, a_second
+        if not best and most:
+            best = self._tried_seldom(most)
+        self._n_rows += best
+        self._said += sum(rate**i for i in range(1, best + 1))
+        self._more += best * each
+        return best
+
+    def _lasts(self, n: int) -> float:
+        return self.seconds.of(self._n_rows + n) + self._more
+
+    def _tried_seldom(self, most: int) -> int:
+        self._n_refused += 1
+        if self._n_refused < _SELDOM:
+            return 0
+        self._n_refused = 0
+        return min(most, _N_TRIED)
+
+
+def _sizes(most: int) -> list[int]:
+    """1, 2, 4, ... and `most`: graphs of the same size are made once."""
+    sizes = [1 << i for i in range(most.bit_length()) if 1 << i < most]
+    return [*sizes, most] if most else []

@@ -1,0 +1,32 @@
+"""Drafts without a second model: a text says again what it, or its prompt, has said before."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pykvgraph.engine.branch import Branch
+from pykvgraph.engine.gate import Gate
+
+
+class NgramDrafter:
+    """Proposes what followed the text's last tokens where they came before."""
+
+    def drafts(self, asked: Sequence[tuple[Branch, int]], gate: Gate) -> list[list[int]]:
+        """For each text at most so many tokens that may follow it."""
+        found = []
+        for branch, most in asked:
+            guess = branch.lookup.guess(branch.ids, max(most, 1))
+            n = gate.n_drafted(branch.record.rate(guess.n_same), min(most, len(guess.tokens)))
+            found.append(guess.tokens[:n].tolist())
+        return found
+
+    def learn(self, branch: Branch, n_before: int) -> None:
+        """The text has said something; what was guessed shows whether it would have held, drafted or not."""
+        guess = branch.lookup.last_guess(n_before)
+        said = branch.ids[n_before : n_before + len(guess.tokens)]
+        if said:
+            tokens = guess.tokens[: len(said)]
+            n_held = next(
+                (i for i, pair in enumerate(zip(said, tokens, strict=True)) if pair[0] != pair[1]), len(said)
+            )
+            branch.record.learn(guess.n_same, len(said), n_held)

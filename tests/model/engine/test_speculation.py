@@ -1,0 +1,258 @@
+"""Drafts change when tokens are said, and never which ones."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+import random
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from support import where
+from support.architectures import ArchSpec
+from support.recurrent import DELTA_NET, MAMBA2
+from support.soak import F32, are_likeliest
+
+import pykvgraph as kvg
+from pykvgraph.engine import engine as engine_module
+from pykvgraph.engine import gate, speculation
+from pykvgraph.engine.branch import Branch
+
+SPECS = [
+    ArchSpec("llama", 2, 32, 2, 1, 16, 32),
+    ArchSpec("gemma3", 3, 32, 2, 1, 16, 32, window=8),
+    ArchSpec("gpt-oss", 2, 64, 4, 2, 32, 32, n_expert=4, window=24),
+    DELTA_NET,
+    MAMBA2,
+]
+
+
+@pytest.fixture(scope="module", params=SPECS, ids=str)
+def model(request: Any, architecture: Callable[[ArchSpec], Path]) -> Iterator[kvg.Model]:
+    with kvg.Model(architecture(request.param), device=where.device) as model:
+        yield model
+
+
+@pytest.fixture
+def eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drafts pay always: tiny models take their time for a token more."""
+    monkeypatch.setattr(gate.Gate, "n_drafted", lambda self, rate, most, each=0.0: most)
+
+
+def said(
+    model: kvg.Model, prompts: list[list[int]], params: list[kvg.SamplingParams], **options: Any
+) -> tuple[list[tuple[int, ...]], kvg.EngineStats]:
+    """What the texts say, a few at a time."""
+    options = {"n_ctx": 4096, "n_seq_max": 3, "background": False, **F32, **options}
+    with kvg.Engine(model, **options) as engine:
+        requests = [engine.submit(*each) for each in zip(prompts, params, strict=True)]
+        tokens = [each.tokens for request in requests for each in request.results()]
+        return tokens, engine.stats()
+
+
+def texts(model: kvg.Model) -> tuple[list[list[int]], list[kvg.SamplingParams]]:
+    """Prompts that repeat themselves; greedy, sampled, with penalties, and several samples."""
+    rng = np.random.default_rng(3)
+    prompts, params = [], []
+    for i in range(6):
+        run = rng.integers(3, model.n_vocab, 12 + i).tolist()
+        prompts.append(run * 4)
+        choice: dict[str, Any] = [
+            {"temperature": 0.0},
+            {"temperature": 1.0, "seed": 5},
+            {"temperature": 0.3, "top_k": 5, "seed": 6},
+            {"temperature": 0.5, "repeat_penalty": 1.2, "seed": 7},
+            {"temperature": 1.0, "mirostat": 2, "seed": 8},
+            {"temperature": 0.2, "n": 2, "seed": 9},
+        ][i]
+        params.append(kvg.SamplingParams(max_tokens=60, **choice))
+    return prompts, params
+
+
+class HalfRight:
+    """Proposes what will be said, with a wrong token now and then; asked again and again, any length."""
+
+    def __init__(self, texts: list[list[int]], n_vocab: int) -> None:
+        self.texts, self.n_vocab = texts, n_vocab
+        self.rng = random.Random(4)
+
+    def drafts(self, asked: Sequence[tuple[Branch, int]], _: Any) -> list[list[int]]:
+        return [self.draft(branch.ids.tolist(), most) for branch, most in asked]
+
+    def draft(self, ids: list[int], most: int) -> list[int]:
+        text = next(each for each in self.texts if each[: len(ids)] == ids)
+        draft = text[len(ids) :][: self.rng.randrange(most + 1)]
+        if draft and self.rng.random() < 0.5:
+            draft[self.rng.randrange(len(draft))] = self.rng.randrange(self.n_vocab)
+        return draft
+
+    def learn(self, branch: Branch, n_before: int) -> None:
+        pass
+
+
+def test_tokens_are_those_without_drafts(model: kvg.Model, eager: None) -> None:
+    """Greedy and sampled: a token is always the text's own sample of its own row."""
+    prompts, params = texts(model)
+    plain, before = said(model, prompts, params)
+    drafted, after = said(model, prompts, params, draft="ngram")
+    assert drafted == plain
+    assert before.drafted == before.accepted == 0
+    assert after.drafted > 0
+
+
+def test_drafts_that_hold_and_drafts_that_do_not(model: kvg.Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    prompts, params = texts(model)
+    plain, before = said(model, prompts, params)
+    whole = [list(prompts[min(i, 5)]) + list(tokens) for i, tokens in enumerate(plain)]
+    monkeypatch.setattr(engine_module, "NgramDrafter", lambda: HalfRight(whole, model.n_vocab))
+    drafted, after = said(model, prompts, params, draft="ngram")
+    assert drafted == plain
+    assert after.steps < 0.6 * before.steps
+    assert after.drafted > after.accepted > 0
+    assert after.decoded_tokens == before.decoded_tokens + after.drafted - after.accepted
+
+
+class Always:
+    """Proposes the same tokens, whatever was said."""
+
+    def __init__(self, *tokens: int) -> None:
+        self.tokens = list(tokens)
+
+    def drafts(self, asked: Sequence[tuple[Branch, int]], _: Any) -> list[list[int]]:
+        return [self.tokens[:most] for _, most in asked]
+
+    def learn(self, branch: Branch, n_before: int) -> None:
+        pass
+
+
+def joint(model: kvg.Model, prompt: list[int], few: list[int], n: int) -> npt.NDArray[np.float64]:
+    """The probability of each n tokens of `few` behind the prompt, from rows of a context of their own."""
+    found = np.ones(len(few) ** n)
+    with kvg.Context(model, n_ctx=512, **F32) as ctx:
+        for i, text in enumerate(itertools.product(range(len(few)), repeat=n)):
+            batch = kvg.Batch()
+            batch.extend([*prompt, *(few[j] for j in text[:-1])], 0, logits="all")
+            ctx.decode(batch)
+            rows = ctx.logits()[-n:][:, few].astype(np.float64)
+            ctx.kv.clear()
+            odds = np.exp(rows - rows.max(axis=1, keepdims=True))
+            found[i] = np.prod(odds[range(n), text] / odds.sum(axis=1))
+    return found
+
+
+@pytest.mark.slow
+def test_the_distribution_is_the_models(small: kvg.Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """10,000 draws: chi-squared of three tokens in a row, of four that may be said; the last two have drafts.
+
+    Of 63 degrees of freedom it is above 117 in less than 1 of 10,000 tests.
+    """
+    few, prompt = [5, 17, 40, 99], [7, 8, 9, 10]
+    monkeypatch.setattr(engine_module, "NgramDrafter", lambda: Always(17, 5))
+    bias = [(token, -math.inf if token not in few else 0.0) for token in range(small.n_vocab)]
+    params = kvg.SamplingParams(max_tokens=3, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, logit_bias=bias)
+    counts = np.zeros(64)
+    options: dict[str, Any] = {"n_ctx": 512, "n_seq_max": 16, "background": False, "draft": "ngram", **F32}
+    with kvg.Engine(small, **options) as engine:
+        for seed in range(10_000 // 16):
+            chosen = dataclasses.replace(params, n=16, seed=1000 * seed)
+            for each in engine.submit(prompt, chosen).results():
+                place = np.ravel_multi_index([few.index(token) for token in each.tokens], (4, 4, 4))
+                counts[place] += 1
+        assert 0 < engine.stats().accepted < engine.stats().drafted
+    expected = joint(small, prompt, few, 3) * counts.sum()
+    assert ((counts - expected) ** 2 / expected).sum() < 117
+
+
+def test_a_window_is_full_where_it_was(small: kvg.Model, eager: None) -> None:
+    """A draft ends where the text gives up tokens: what it says behind the shift is the same."""
+    prompt = [5, 6, 7, 8, 9, 10] * 5
+    params = kvg.SamplingParams(max_tokens=150)
+    tokens = []
+    for draft in (None, "ngram"):
+        with kvg.Engine(small, n_ctx=256, n_seq_max=2, background=False, draft=draft, **F32) as engine:
+            found = engine.submit(prompt, params, window=kvg.Window(45, 4, 11)).result()
+            assert found.n_discarded > 100
+            assert (found.drafted > 0) == (draft is not None)
+            tokens.append(found.tokens)
+    assert tokens[0] == tokens[1]
+
+
+def test_three_quarters_of_the_cells_are_for_drafts(
+    small: kvg.Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A text at n tokens of 64 cells: 48 - n - 1 draft tokens pass, exactly, and none beyond."""
+    monkeypatch.setattr(engine_module, "NgramDrafter", lambda: Always(*range(20)))
+    lengths: list[tuple[int, int]] = []
+    add = speculation.Speculation.add
+
+    def listen(self: Any, chunks: Any, room: int) -> Any:
+        found = add(self, chunks, room)
+        lengths.append((chunks[0].branch.n_decoded, len(found[0].draft)))
+        return found
+
+    monkeypatch.setattr(speculation.Speculation, "add", listen)
+    with kvg.Engine(small, n_ctx=64, n_seq_max=1, background=False, draft="ngram", **F32) as engine:
+        engine.submit([*range(3, 33)], kvg.SamplingParams(max_tokens=30)).result()
+    talking = [each for each in lengths if each[0] >= 30]
+    assert talking
+    assert all(n == max(min(48 - at - 1, 16, 30 - (at - 29) - 1), 0) for at, n in talking)
+
+
+def test_a_seventeenth_text_ends_drafts(small: kvg.Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    prompt = [5, 6, 7] * 8
+    monkeypatch.setattr(engine_module, "NgramDrafter", lambda: Always(3, 4))
+    for n, drafts in ((16, True), (17, False)):
+        with kvg.Engine(small, n_ctx=4096, n_seq_max=17, background=False, draft="ngram", **F32) as engine:
+            params = kvg.SamplingParams(max_tokens=6, n=n)
+            completions = engine.submit(prompt, params).results()
+            assert (sum(each.drafted for each in completions) > 0) == drafts
+
+
+def test_a_batch_that_fails_is_decoded_without_drafts(small: kvg.Model, eager: None) -> None:
+    prompt = [5, 6, 7, 8] * 6
+    with kvg.Engine(small, n_ctx=512, n_seq_max=2, background=False, draft="ngram", **F32) as engine:
+        decode = engine.context.decode
+
+        def fails(batch: kvg.Batch, **options: Any) -> None:
+            if len(batch) > 1 and engine.stats().decoded_tokens:
+                raise kvg.DeviceError("broken")
+            decode(batch, **options)
+
+        engine.context.decode = fails  # type: ignore[method-assign]
+        found = engine.submit(prompt, kvg.SamplingParams(max_tokens=12)).result()
+        assert are_likeliest(small, prompt, found.tokens)
+        assert found.drafted == found.accepted == 0
+
+
+def test_a_draft_that_does_not_go_away_sets_its_text_aside(
+    model: kvg.Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The text waits, is decoded again, and says what it would have said."""
+    prompt = [5, 6, 7, 8] * 6
+    monkeypatch.setattr(engine_module, "NgramDrafter", lambda: Always(3, 4))
+    n_left = 3
+
+    def fails(self: kvg.KVCache, seq: int, p0: int, p1: int) -> None:
+        nonlocal n_left
+        if p0 > 0 and n_left:
+            n_left -= 1
+            raise kvg.DeviceError("broken")
+        seq_rm(self, seq, p0, p1)
+
+    seq_rm = kvg.KVCache.seq_rm
+    monkeypatch.setattr(kvg.KVCache, "seq_rm", fails)
+    with kvg.Engine(model, n_ctx=512, n_seq_max=2, background=False, draft="ngram", **F32) as engine:
+        found = engine.submit(prompt, kvg.SamplingParams(max_tokens=20)).result()
+        assert are_likeliest(model, prompt, found.tokens)
+        assert engine.stats().n_preempted > 0 == n_left
+
+
+def test_what_draft_may_be(small: kvg.Model) -> None:
+    for options in ({"draft": "eagle"}, {"draft": 1}, {"draft": "ngram", "draft_max": 0}):
+        with pytest.raises(kvg.InvalidArgumentError, match="draft"):
+            kvg.Engine(small, n_ctx=256, **options)

@@ -1,0 +1,127 @@
+"""What drafts are made of, and how long they are: n-grams, rates, seconds, without a model."""
+
+from __future__ import annotations
+
+import random
+from array import array
+
+import pytest
+
+from pykvgraph.engine.gate import Gate
+from pykvgraph.engine.lookup import Lookup
+from pykvgraph.engine.record import Record
+from pykvgraph.engine.step_seconds import StepSeconds
+
+
+def longest(ids: list[int]) -> int:
+    """The most last tokens that came before, of all places; naive."""
+    n = len(ids)
+    best = 0
+    for at in range(1, n):
+        same = 0
+        while same < at and ids[at - 1 - same] == ids[n - 1 - same]:
+            same += 1
+        best = max(best, same)
+    return best
+
+
+@pytest.mark.parametrize("n_tokens", [2, 3, 5])
+def test_a_guess_follows_the_longest_run_that_came_before(n_tokens: int) -> None:
+    """Texts that grow by a few tokens at a time; a run of one token is none."""
+    rng = random.Random(n_tokens)
+    lookup, ids = Lookup(), array("i")
+    for _ in range(60):
+        ids.extend(rng.randrange(n_tokens) for _ in range(rng.randrange(1, 4)))
+        guess = lookup.guess(ids, 5)
+        text = ids.tolist()
+        most = longest(text)
+        if most < 2:
+            assert not guess.tokens
+            continue
+        assert len(guess.tokens) == 5
+        tail = text[-min(guess.n_same, len(text)) :]
+        runs = [text[at - len(tail) : at] for at in range(len(tail), len(text))]
+        places = [at for at, run in enumerate(runs, len(tail)) if run == tail]
+        extended = [(text[at:] + (text[at:] * 5))[:5] for at in places]
+        assert guess.tokens.tolist() in extended
+        if len(text) < 12:  # among the newest eight places is every one
+            assert guess.n_same == most
+
+
+def test_a_guess_goes_on_where_the_last_one_held() -> None:
+    lookup = Lookup()
+    ids = array("i", [1, 2, 3, 4, 5, 6, 7, 1, 2])
+    assert lookup.guess(ids, 3).tokens.tolist() == [3, 4, 5]
+    ids.extend([3, 4])
+    assert lookup.guess(ids, 3).tokens.tolist() == [5, 6, 7]
+    assert lookup.last_guess(len(ids)).n_same == 4
+    assert not lookup.last_guess(len(ids) - 1).tokens
+    ids.append(1)
+    assert not lookup.guess(ids, 3).tokens
+    ids.append(2)
+    assert lookup.guess(ids, 2).tokens.tolist() == [3, 4]
+
+
+def test_a_guess_of_a_text_that_turns_in_a_circle() -> None:
+    assert Lookup().guess(array("i", [9, 1, 2, 1, 2]), 7).tokens.tolist() == [1, 2, 1, 2, 1, 2, 1]
+
+
+def test_rates_are_apart_for_short_and_for_long_runs() -> None:
+    record = Record()
+    for _ in range(100):
+        record.learn(2, 4, 0)
+        record.learn(9, 4, 4)
+    assert record.rate(2) == record.rate(3) < 0.05
+    assert record.rate(4) == 0.5
+    assert record.rate(8) == record.rate(30) > 0.95
+
+
+def test_seconds_between_those_that_were_measured_are_on_a_line() -> None:
+    seconds = StepSeconds()
+    assert seconds.of(3) == 0.0
+    seconds.learn(1, 1.0)
+    assert seconds.of(1) == 1.0
+    assert 1.0 < seconds.of(2) < seconds.of(9)
+    seconds.learn(5, 3.0)
+    assert [seconds.of(n) for n in (1, 2, 3, 5, 7)] == [1.0, 1.5, 2.0, 3.0, 4.0]
+    seconds.learn(5, 30.0)  # something else ran meanwhile
+    assert seconds.of(5) == pytest.approx(3.0 + 0.2 * 6.0)
+
+
+def gate(**seconds: float) -> Gate:
+    """seconds: r1=1.0 says that steps of one token take a second."""
+    found = Gate()
+    for name, each in seconds.items():
+        found.seconds.learn(int(name[1:]), each)
+    found.begin(1, 1)
+    return found
+
+
+def test_a_draft_is_as_long_as_it_pays() -> None:
+    """By hand: 8 tokens at 0.9 say 1 + 5.126 in 2 seconds, 16 say 1 + 7.332 in 3.8 seconds."""
+    assert gate(r1=1.0, r9=2.0, r17=3.8).n_drafted(0.9, 16) == 8
+    assert gate(r1=1.0, r9=2.0, r17=2.2).n_drafted(0.9, 16) == 16
+    assert gate(r1=1.0, r9=9.0).n_drafted(0.9, 16) == 0  # a token more takes a second, and says 0.9
+    assert gate(r1=1.0, r2=1.49).n_drafted(0.5, 1) == 1
+    assert gate(r1=1.0, r2=1.51).n_drafted(0.5, 1) == 0
+    assert gate(r1=1.0, r2=1.1).n_drafted(0.5, 1, each=0.5) == 0
+    assert gate(r1=1.0, r2=1.0).n_drafted(0.5, 0) == 0
+
+
+def test_others_share_what_a_step_lasts() -> None:
+    """Two texts: a step of 3 tokens says 2.6 in 1.2 seconds; one of 4 says 3.2 in 1.4: 2.17, 2.29 > 2."""
+    found = gate(r2=1.0, r3=1.2, r4=1.4)
+    found.begin(2, 2)
+    assert [found.n_drafted(0.6, 1), found.n_drafted(0.6, 1)] == [1, 1]
+    found = gate(r2=1.0, r3=1.2, r4=1.6)
+    found.begin(2, 2)
+    assert [found.n_drafted(0.6, 1), found.n_drafted(0.6, 1)] == [1, 0]
+
+
+def test_what_does_not_pay_is_tried_again_seldom() -> None:
+    found = gate(r1=1.0, r2=2.0, r9=9.0)
+    drafted = []
+    for _ in range(1024):
+        found.begin(1, 1)
+        drafted.append(found.n_drafted(0.1, 8))
+    assert [n for n in drafted if n] == [4] * 4
