@@ -36,6 +36,7 @@ void hadamard::allocate() {
 }
 
 ggml_tensor * hadamard::apply(ggml_context * ctx, ggml_tensor * x) const {
+    x = ggml_is_contiguous(x) ? x : ggml_cont(ctx, x); // V of one matrix with Q and K is a part of each of its rows
     ggml_tensor * mixed = ggml_mul_mat(ctx, matrix_, ggml_reshape_2d(ctx, x, size_, ggml_nelements(x) / size_));
     ggml_mul_mat_set_hint(mixed, GGML_HINT_SRC0_IS_HADAMARD); // backends have a fast transform, GPUs for 64 to 512
     return ggml_reshape(ctx, mixed, x);

@@ -111,10 +111,20 @@ def test_logits(architecture: Architecture, spec: ArchSpec) -> None:
 
 
 @pytest.mark.parametrize(("kind", "bound"), [("q8_0", 1e-3), ("q4_0", 0.1)])
-def test_a_latent_in_a_quantized_cache(architecture: Architecture, kind: str, bound: float) -> None:
-    """Rows that Hadamard matrices mix, K's wider than V's, beside an F32 cache, which libllama judges."""
+@pytest.mark.parametrize(
+    "spec",
+    [
+        # K's rows are wider than V's; no expert is chosen by a rounding
+        replace(KIMI, head_dim=64, n_behind=32, rank=96, n_expert=2),
+        # Q, K and V are parts of the same rows
+        ArchSpec("phi3", fused=True),
+        ArchSpec("llama", fused=True),
+    ],
+    ids=str,
+)
+def test_a_quantized_cache(architecture: Architecture, spec: ArchSpec, kind: str, bound: float) -> None:
+    """Rows that Hadamard matrices mix, beside an F32 cache, which libllama judges."""
     ids = random_ids(60, N_VOCAB, seed=1)
-    spec = replace(KIMI, head_dim=64, n_behind=32, rank=96, n_expert=2)  # no expert is chosen by a rounding
     with kvg.Model(architecture(spec), device="cpu") as model:
         rows = []
         for each in ("f32", kind):
