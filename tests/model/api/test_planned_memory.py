@@ -1,0 +1,80 @@
+"""What plan_memory() says beside what a context has, and beside what the process took."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from support import where
+from support.architectures import ArchSpec
+from support.models import WeightType
+from support.planned import KV_TYPES, MODELS, compare
+
+import pykvgraph as kvg
+
+LIMIT = 0.02
+
+Architecture = Callable[[ArchSpec], Path]
+
+
+@pytest.mark.slow
+@pytest.mark.any_device
+@pytest.mark.parametrize("kv_type", KV_TYPES)
+@pytest.mark.parametrize("spec", MODELS, ids=str)
+def test_what_is_planned_is_allocated(architecture: Architecture, spec: ArchSpec, kv_type: str) -> None:
+    """Weights, cells and graphs, each within 2 %; or the device refuses the type both times."""
+    path = architecture(spec)
+    try:
+        kvg.plan_memory(path, where.device, n_ctx=256, type_k=kv_type, type_v=kv_type)
+    except kvg.UnsupportedError as refused:
+        with kvg.Model(path, device=where.device) as model, pytest.raises(kvg.UnsupportedError):
+            kvg.Context(model, n_ctx=256, type_k=kv_type, type_v=kv_type)
+        assert not where.is_cpu()
+        pytest.skip(str(refused))
+    for found in compare(path, where.device, kv_type):
+        assert found.error <= LIMIT, found
+
+
+RESIDENT = """
+import sys
+import pykvgraph as kvg
+from support.kept_graphs import grow_graphs
+
+def resident():
+    lines = open("/proc/self/status").read().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("RssAnon:"))
+
+path, other, kv_type = sys.argv[1:]
+threads = {"n_threads": 1, "n_threads_batch": 1}
+options = {"n_ctx": 60_000, "type_k": kv_type, "type_v": kv_type, **threads}
+(planned,) = kvg.plan_memory(path, "cpu", **options)
+with kvg.Model(other, device="cpu") as model, kvg.Context(model, n_ctx=64, **threads) as ctx:
+    grow_graphs(ctx)  # what the first context of a process takes
+with kvg.Model(path, device="cpu") as model:
+    before = resident()
+    with kvg.Context(model, **options) as ctx:
+        print(resident() - before, planned.cache_bytes)
+        grow_graphs(ctx, n_before=512)
+        print(resident() - before, planned.cache_bytes + planned.compute_bytes)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("LD_PRELOAD" in os.environ, reason="a sanitizer takes memory of its own")
+@pytest.mark.parametrize("kv_type", ["f16", "q8_0"])
+def test_the_process_takes_what_is_planned(architecture: Architecture, kv_type: str) -> None:
+    """As the kernel counts its resident memory: the cache within 2 %, and with graphs no more than that."""
+    spec = ArchSpec("llama", 6, n_head=8, n_head_kv=4, head_dim=64, n_embd=256, weights=WeightType.Q8_0)
+    arguments = [str(architecture(spec)), str(architecture(ArchSpec("llama"))), kv_type]
+    tests = Path(__file__).parents[2]
+    command = [sys.executable, "-c", RESIDENT, *arguments]
+    done = subprocess.run(command, cwd=tests, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    (cache, planned_cache), (most, planned) = (map(int, line.split()) for line in done.stdout.splitlines())
+    assert planned_cache > 100_000_000
+    assert abs(cache - planned_cache) <= LIMIT * cache
+    assert planned_cache <= most <= (1 + LIMIT) * planned

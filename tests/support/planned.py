@@ -1,0 +1,75 @@
+"""A plan beside what is allocated: 12 kinds of models, and contexts whose K and V have four types."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pykvgraph as kvg
+from support.architectures import ArchSpec
+from support.engines import decode, random_ids, run_of
+from support.kept_graphs import N_KEPT, SMALL, decode_run
+from support.models import N_VOCAB, WeightType
+
+Q8_0 = WeightType.Q8_0
+# dense, experts, windows, recurrent layers; heads of whole blocks, for all types of K and V
+MODELS = [
+    ArchSpec("llama", 4, n_head=4, n_head_kv=1, head_dim=64, n_embd=256, n_ff=512, weights=Q8_0),
+    ArchSpec("llama", 3, n_expert=8),
+    ArchSpec("qwen2", 3, scaling="yarn"),
+    ArchSpec("qwen3", 4, n_head=8, n_head_kv=2, head_dim=64, n_embd=256, weights=WeightType.F16),
+    ArchSpec("qwen3moe", 3, n_expert=8),
+    ArchSpec("phi3", 3, fused=True),
+    ArchSpec("gemma2", 4, window=96),
+    ArchSpec("gemma3", 6, window=40, period=6, weights=Q8_0),
+    ArchSpec("gemma4", 6, window=64, period=3, head_dim_window=64, n_head_kv_window=4, n_embd_layer=32),
+    ArchSpec("gpt-oss", 4, window=64, n_expert=4, scaling="yarn"),
+    ArchSpec("qwen35", 4, period=4, state_heads=4, n_rot=8, n_head=8),
+    ArchSpec("granitehybrid", 4, period=3, state_heads=8),
+]
+KV_TYPES = ["f32", "f16", "q8_0", "q4_0"]
+SIZES: dict[str, Any] = {"n_ctx": 400, "n_batch": 64, "n_ubatch": 64, "n_threads": 1, "n_threads_batch": 1}
+
+
+class Compared(NamedTuple):
+    """One kind of bytes on one device."""
+
+    device: str
+    kind: str
+    predicted: int
+    allocated: int
+
+    @property
+    def error(self) -> float:
+        return abs(self.predicted - self.allocated) / max(self.allocated, 1)
+
+
+def fill(ctx: kvg.Context) -> None:
+    """A full cache, and as many small graphs as are kept, each with nearly as many outputs as can be."""
+    n_before = ctx.n_ctx - ctx.n_batch
+    for first in range(0, n_before, ctx.n_batch):
+        decode_run(ctx, first, min(ctx.n_batch, n_before - first), logits=False)
+    if ctx.kv.groups[-1].kind == "state":
+        ctx.kv.checkpoint(0)
+    decode_run(ctx, n_before, ctx.n_batch, logits=False)
+    for n_silent in range(N_KEPT):
+        assert ctx.kv.rewind(0, n_before) == n_before
+        tokens = run_of(random_ids(SMALL, N_VOCAB), n_before)
+        decode(ctx, [token._replace(logits=i >= n_silent) for i, token in enumerate(tokens)])
+
+
+def compare(path: Path, device: str, kv_type: str, n_gpu_layers: int = -1) -> Iterator[Compared]:
+    """What was planned before the model is loaded, and what a context at its largest has."""
+    options = {**SIZES, "type_k": kv_type, "type_v": kv_type}
+    plan = kvg.plan_memory(path, device, n_gpu_layers=n_gpu_layers, **options)
+    with (
+        kvg.Model(path, device=device, n_gpu_layers=n_gpu_layers) as model,
+        kvg.Context(model, **options) as ctx,
+    ):
+        fill(ctx)
+        held = ctx.devices
+    assert [part.device for part in plan] == [part.device for part in held]
+    for before, after in zip(plan, held, strict=True):
+        for kind in ("weight_bytes", "cache_bytes", "compute_bytes"):
+            yield Compared(after.device, kind, getattr(before, kind), getattr(after, kind))
