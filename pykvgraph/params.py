@@ -33,6 +33,7 @@ _FLASH_ATTN: dict[str | bool, int] = {
 MAX_SEED = 2**32 - 2  # for libllama, 2^32 - 1 means a random seed
 _MAX_THREADS = 512
 _MAX_LAST_N = 1 << 20
+_MOST_BREAKERS = 64
 _MOST_SAMPLES = 4096
 _LONGEST_GRAMMAR = 1 << 20
 _SMALL_MODEL = 10_000_000  # parameters
@@ -151,14 +152,25 @@ class SamplingParams:
     random seed. stop: the text ends before the first of these strings; a single string may be given as it is.
 
     typical_p: draw from the tokens nearest to the expected information that together have this probability
-    (arXiv:2202.00666); 1: from all. Penalties make tokens less likely that were among the last penalty_last_n
-    that this generation said: repeat_penalty divides (negative: multiplies) their logits, 1: off;
-    frequency_penalty is subtracted once for each time, presence_penalty once; 0: off. mirostat: 1 or 2: keep
-    the text's surprise at mirostat_tau, learning at the rate mirostat_eta (arXiv:2007.14966), in place of
-    temperature, top_k, top_p, min_p and typical_p; 0: off. logit_bias: what is added to the logits of some
-    tokens, {token: bias}; -inf forbids one. grammar: only texts of this grammar, in llama.cpp's GBNF with the
-    rule `root`. json_schema: only JSON that follows this schema, given as a dict or as its JSON text; {}: any
-    JSON object. All but typical_p and mirostat matter at temperature 0 too.
+    (arXiv:2202.00666); 1: from all. top_n_sigma: draw from tokens whose logits are at most this many standard
+    deviations below the largest (arXiv:2411.07641); 0 and less: from all. xtc_probability: with this
+    probability, leave out all tokens that have at least the probability xtc_threshold, but for the least
+    likely of them; 0: never. dynatemp_range: the temperature follows the entropy, from temperature less this
+    to temperature and this, by a power of dynatemp_exponent; 0: off.
+
+    Penalties make tokens less likely that were among the last penalty_last_n of the prompt and the text:
+    repeat_penalty divides (negative: multiplies) their logits, 1: off; frequency_penalty is subtracted
+    once for each time, presence_penalty once; 0: off. DRY does so with tokens that would go on with a
+    repetition of more than dry_allowed_length tokens, within the last dry_penalty_last_n: it subtracts
+    dry_multiplier times dry_base to the power of what the repetition has more; dry_multiplier 0: off. No
+    repetition goes across one of dry_sequence_breakers.
+
+    mirostat: 1 or 2: keep the text's surprise at mirostat_tau, learning at the rate mirostat_eta
+    (arXiv:2007.14966), in place of top_k, top_p, min_p, typical_p, top_n_sigma, xtc and dynatemp; 0: off.
+    logit_bias: what is added to the logits of some tokens, {token: bias}; -inf forbids one. grammar: only
+    texts of this grammar, in llama.cpp's GBNF with the rule `root`. json_schema: only JSON that follows
+    this schema, given as a dict or as its JSON text; {}: any JSON object. These, the penalties and DRY
+    matter at temperature 0 too, and so do xtc and dynatemp_range.
 
     For an Engine: n: how many texts behind the same prompt; with a seed, the text after that takes the next
     one. priority: requests with a higher one enter first. top_logprobs: of how many of the likeliest tokens
@@ -175,10 +187,20 @@ class SamplingParams:
     seed: int | None = None
     stop: str | Iterable[str] = ()
     typical_p: float = 1.0
+    top_n_sigma: float = -1.0
+    xtc_probability: float = 0.0
+    xtc_threshold: float = 0.1
+    dynatemp_range: float = 0.0
+    dynatemp_exponent: float = 1.0
     repeat_penalty: float = 1.0
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
     penalty_last_n: int = 64
+    dry_multiplier: float = 0.0
+    dry_base: float = 1.75
+    dry_allowed_length: int = 2
+    dry_penalty_last_n: int = 64
+    dry_sequence_breakers: Iterable[str] = ("\n", ":", '"', "*")
     mirostat: int = 0
     mirostat_tau: float = 5.0
     mirostat_eta: float = 0.1
@@ -205,10 +227,20 @@ class SamplingParams:
             seed=None if self.seed is None else integer(self.seed, "seed", 0, MAX_SEED),
             stop=strings(self.stop, "stop"),
             typical_p=real(self.typical_p, "typical_p", 0.0, 1.0),
+            top_n_sigma=real(self.top_n_sigma, "top_n_sigma", -1e6, 1e6),
+            xtc_probability=real(self.xtc_probability, "xtc_probability", 0.0, 1.0),
+            xtc_threshold=real(self.xtc_threshold, "xtc_threshold", 0.0, 1e6),
+            dynatemp_range=real(self.dynatemp_range, "dynatemp_range", 0.0, 1e6),
+            dynatemp_exponent=real(self.dynatemp_exponent, "dynatemp_exponent", 0.0, 1e6),
             repeat_penalty=real(self.repeat_penalty, "repeat_penalty", 1e-6, 1e6),
             frequency_penalty=real(self.frequency_penalty, "frequency_penalty", -1e6, 1e6),
             presence_penalty=real(self.presence_penalty, "presence_penalty", -1e6, 1e6),
             penalty_last_n=integer(self.penalty_last_n, "penalty_last_n", 0, _MAX_LAST_N),
+            dry_multiplier=real(self.dry_multiplier, "dry_multiplier", 0.0, 1e6),
+            dry_base=real(self.dry_base, "dry_base", 0.0, 1e6),
+            dry_allowed_length=integer(self.dry_allowed_length, "dry_allowed_length", 0, _MAX_LAST_N),
+            dry_penalty_last_n=integer(self.dry_penalty_last_n, "dry_penalty_last_n", 0, _MAX_LAST_N),
+            dry_sequence_breakers=_breakers(self.dry_sequence_breakers),
             mirostat=integer(self.mirostat, "mirostat", 0, 2),
             mirostat_tau=real(self.mirostat_tau, "mirostat_tau", 0.0, 1e6),
             mirostat_eta=real(self.mirostat_eta, "mirostat_eta", 0.0, 1e6),
@@ -271,6 +303,16 @@ def _biases(values: Any) -> tuple[tuple[int, float], ...]:
         token = integer(item[0], "logit_bias's token", 0, INT32_MAX)
         pairs[token] = real(item[1], f"logit_bias[{token}]", -math.inf, 1e30)
     return tuple(pairs.items())
+
+
+def _breakers(values: Any) -> tuple[str, ...]:
+    """libllama looks through its whole vocabulary for each."""
+    breakers = strings(values, "dry_sequence_breakers")
+    if len(breakers) > _MOST_BREAKERS:
+        raise InvalidArgumentError(
+            f"dry_sequence_breakers: {len(breakers)} are too many, over {_MOST_BREAKERS}"
+        )
+    return breakers
 
 
 def _grammar(text: Any) -> str | None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Literal
 
+import numpy as np
+import numpy.typing as npt
+
 from pykvgraph._native.handles import NotCopied
 from pykvgraph.context import LastOutput
 from pykvgraph.params import SamplingParams
@@ -32,11 +35,12 @@ class Speech(NotCopied):
         self._special = params.special
         self.needs_logits = self._n_top > 0 or not self._sampler.greedy
 
-    def begin(self, last_token: int) -> None:
-        """To be called before the first say(), with the last token of the prompt."""
+    def begin(self, prompt: npt.NDArray[np.int32]) -> None:
+        """To be called before the first say(), with the prompt."""
         # SentencePiece puts a space before the first word of a text; the user's text doesn't have it
         tokenizer = self._tokenizer
-        self._drops_space = tokenizer is not None and tokenizer.space_prefix and last_token == tokenizer.bos
+        self._drops_space = tokenizer is not None and tokenizer.space_prefix and prompt[-1] == tokenizer.bos
+        self._sampler.begin(prompt)
 
     def say(self, last: LastOutput) -> Piece:
         """The piece after what was decoded last. Raises KVGraphError when the logits are broken."""

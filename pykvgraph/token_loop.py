@@ -33,10 +33,20 @@ def generate(
     seed: int | None = SamplingParams.seed,
     stop: str | Iterable[str] = SamplingParams.stop,
     typical_p: float = SamplingParams.typical_p,
+    top_n_sigma: float = SamplingParams.top_n_sigma,
+    xtc_probability: float = SamplingParams.xtc_probability,
+    xtc_threshold: float = SamplingParams.xtc_threshold,
+    dynatemp_range: float = SamplingParams.dynatemp_range,
+    dynatemp_exponent: float = SamplingParams.dynatemp_exponent,
     repeat_penalty: float = SamplingParams.repeat_penalty,
     frequency_penalty: float = SamplingParams.frequency_penalty,
     presence_penalty: float = SamplingParams.presence_penalty,
     penalty_last_n: int = SamplingParams.penalty_last_n,
+    dry_multiplier: float = SamplingParams.dry_multiplier,
+    dry_base: float = SamplingParams.dry_base,
+    dry_allowed_length: int = SamplingParams.dry_allowed_length,
+    dry_penalty_last_n: int = SamplingParams.dry_penalty_last_n,
+    dry_sequence_breakers: Iterable[str] = SamplingParams.dry_sequence_breakers,
     mirostat: int = SamplingParams.mirostat,
     mirostat_tau: float = SamplingParams.mirostat_tau,
     mirostat_eta: float = SamplingParams.mirostat_eta,
@@ -139,7 +149,7 @@ class _Text:
             ids = np.concatenate([np.array([pending], np.int32), ids])
         if len(ids) == 0:
             raise _no_prompt()
-        self._speech.begin(int(ids[-1]))
+        self._speech.begin(ids)
         return ids
 
     def append(self, ids: Sequence[int] | npt.NDArray[np.int32]) -> LastOutput:

@@ -38,7 +38,7 @@ def prompt_options(command: _Command) -> _Command:
             raise click.UsageError("-p and -f both give the prompt: leave one out")
         source = click.open_file("-", encoding="utf-8") if prompt == "-" else prompt_file
         text = prompt if source is None else _read(source)
-        command(prompt=_unescaped(text) if escape else text, **others)
+        command(prompt=unescaped(text) if escape else text, **others)
 
     for add in reversed(_OPTIONS):
         run = add(run)
@@ -52,7 +52,7 @@ def _read(source: IO[str]) -> str:
         raise click.ClickException(f"{source.name} is no prompt: it is not text in UTF-8") from error
 
 
-def _unescaped(text: str) -> str:
+def unescaped(text: str) -> str:
     """The text with its escapes replaced; a backslash before another character stays."""
 
     def replaced(match: re.Match[str]) -> str:

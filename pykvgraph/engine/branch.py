@@ -76,7 +76,7 @@ class Branch:
         self.window = window if fills else None
         self._n_discarded = 0
         self._speech = Speech(params, tokenizer, sample)
-        self._speech.begin(int(prompt[-1]))
+        self._speech.begin(prompt)
         self._texts: list[str] = []
         self._tokens: list[int] = []
         self._n_said = 0

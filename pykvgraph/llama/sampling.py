@@ -48,8 +48,9 @@ class LlamaSampler:
         refuse_unsupported(others)
         draws_from_all = temp < 0  # as the model says, whatever the other arguments
         seed = llama._seed & RANDOM_SEED
+        uses_mirostat = mirostat_mode in (1, 2) and not draws_from_all
         params = SamplingParams(
-            temperature=1.0 if draws_from_all else temp,
+            temperature=1.0 if draws_from_all or (uses_mirostat and temp > 0) else temp,
             top_k=0 if draws_from_all else max(top_k, 0),
             top_p=1.0 if draws_from_all else min(max(top_p, 0.0), 1.0),
             min_p=0.0 if draws_from_all else min(max(min_p, 0.0), 1.0),
@@ -59,7 +60,7 @@ class LlamaSampler:
             frequency_penalty=frequency_penalty,
             presence_penalty=presence_penalty,
             penalty_last_n=max(llama.last_n_tokens_size, 0),
-            mirostat=mirostat_mode if mirostat_mode in (1, 2) and not draws_from_all else 0,
+            mirostat=mirostat_mode if uses_mirostat else 0,
             mirostat_tau=mirostat_tau,
             mirostat_eta=mirostat_eta,
             logit_bias={int(token): bias for token, bias in dict(logit_bias or {}).items()},

@@ -14,7 +14,7 @@ from pykvgraph.server.fields import Fields
 from pykvgraph.server.vocabulary import Vocabulary
 from pykvgraph.text.tokenizer import Tokenizer
 
-# in the order in which they are applied; those that stand for nothing are llama.cpp's others, at rest
+# in the order in which they are applied
 SAMPLERS = (
     "penalties",
     "dry",
@@ -42,9 +42,6 @@ _NOT_BRIEF = (
 
 # what llama-server can and this one can't: the field, and the value at which it does nothing
 _AT_REST: dict[str, Any] = {
-    "dynatemp_range": 0,
-    "xtc_probability": 0,
-    "dry_multiplier": 0,
     "min_keep": 0,
     "n_indent": 0,
     "t_max_predict_ms": 0,
@@ -68,12 +65,18 @@ def sampling_of(fields: Fields, vocabulary: Vocabulary, n_slots: int, n_predict:
         top_p=fields.real("top_p", 0.95, 0.0, 1.0),
         min_p=fields.real("min_p", 0.05, 0.0, 1.0),
         typical_p=fields.real("typical_p", 1.0, 0.0, 1.0),
+        top_n_sigma=fields.real("top_n_sigma", -1.0, -1e6, 1e6),
+        xtc_probability=fields.real("xtc_probability", 0.0, 0.0, 1.0),
+        xtc_threshold=fields.real("xtc_threshold", 0.1, 0.0, 1e6),
+        dynatemp_range=fields.real("dynatemp_range", 0.0, 0.0, 1e6),
+        dynatemp_exponent=fields.real("dynatemp_exponent", 1.0, 0.0, 1e6),
         seed=_seed(fields),
         stop=fields.texts("stop"),
         repeat_penalty=fields.real("repeat_penalty", 1.0),
         frequency_penalty=fields.real("frequency_penalty", 0.0, -1e6, 1e6),
         presence_penalty=fields.real("presence_penalty", 0.0, -1e6, 1e6),
         penalty_last_n=min(fields.integer("repeat_last_n", 64, 0), _LAST_N),
+        **_dry(fields),
         mirostat=min(max(fields.integer("mirostat", 0), 0), 2),
         mirostat_tau=fields.real("mirostat_tau", 5.0, 0.0, 1e6),
         mirostat_eta=fields.real("mirostat_eta", 0.1, 0.0, 1e6),
@@ -93,24 +96,24 @@ def settings_of(params: SamplingParams) -> dict[str, Any]:
     return {
         "seed": seed,
         "temperature": params.temperature,
-        "dynatemp_range": 0.0,
-        "dynatemp_exponent": 1.0,
+        "dynatemp_range": params.dynatemp_range,
+        "dynatemp_exponent": params.dynatemp_exponent,
         "top_k": params.top_k,
         "top_p": params.top_p,
         "min_p": params.min_p,
-        "top_n_sigma": -1.0,
-        "xtc_probability": 0.0,
-        "xtc_threshold": 0.1,
+        "top_n_sigma": params.top_n_sigma,
+        "xtc_probability": params.xtc_probability,
+        "xtc_threshold": params.xtc_threshold,
         "typical_p": params.typical_p,
         "repeat_last_n": params.penalty_last_n,
         "repeat_penalty": params.repeat_penalty,
         "presence_penalty": params.presence_penalty,
         "frequency_penalty": params.frequency_penalty,
-        "dry_multiplier": 0.0,
-        "dry_base": 1.75,
-        "dry_allowed_length": 2,
-        "dry_penalty_last_n": 64,
-        "dry_sequence_breakers": ["\n", ":", '"', "*"],
+        "dry_multiplier": params.dry_multiplier,
+        "dry_base": params.dry_base,
+        "dry_allowed_length": params.dry_allowed_length,
+        "dry_penalty_last_n": params.dry_penalty_last_n,
+        "dry_sequence_breakers": list(params.dry_sequence_breakers),
         "mirostat": params.mirostat,
         "mirostat_tau": params.mirostat_tau,
         "mirostat_eta": params.mirostat_eta,
@@ -167,6 +170,22 @@ def _n_probs(fields: Fields) -> int:
     return max(fields.integer("n_probs", fields.integer("logprobs", 0)), 0)
 
 
+def _dry(fields: Fields) -> dict[str, Any]:
+    """An empty list of breakers is an error in llama-server, too."""
+    base = fields.real("dry_base", SamplingParams.dry_base, -1e6, 1e6)
+    given: dict[str, Any] = {
+        "dry_multiplier": max(fields.real("dry_multiplier", 0.0, -1e6, 1e6), 0.0),
+        "dry_base": SamplingParams.dry_base if base < 1 else base,  # as llama-server does
+        "dry_allowed_length": min(max(fields.integer("dry_allowed_length", 2), 0), _LAST_N),
+        "dry_penalty_last_n": min(max(fields.integer("dry_penalty_last_n", 64), 0), _LAST_N),
+    }
+    if "dry_sequence_breakers" in fields:
+        given["dry_sequence_breakers"] = fields.texts("dry_sequence_breakers")
+        if not given["dry_sequence_breakers"]:
+            raise invalid("Error: dry_sequence_breakers must be a non-empty array of strings")
+    return given
+
+
 def _seed(fields: Fields) -> int | None:
     seed = fields.integer("seed", -1, -(2**63), 2**64) & _SEED_BITS
     return seed if seed <= MAX_SEED else None
@@ -219,8 +238,6 @@ def _told_bias(bias: float) -> float | None:
 def _refuse_others(fields: Fields) -> None:
     """What would be lost in silence."""
     wanted = [name for name, rest in _AT_REST.items() if fields.get(name, rest) != rest]
-    if fields.real("top_n_sigma", -1.0) > 0:
-        wanted.append("top_n_sigma")
     if fields.real("adaptive_target", -1.0) >= 0:
         wanted.append("adaptive_target")
     if fields.array("lora"):
@@ -231,6 +248,8 @@ def _refuse_others(fields: Fields) -> None:
 
 def _without(chosen: SamplingParams, fields: Fields) -> SamplingParams:
     """With those samplers off that a list of samplers leaves out."""
+    if chosen.mirostat:  # which llama-server uses alone
+        return dataclasses.replace(chosen, penalty_last_n=0, dry_multiplier=0.0)
     if "samplers" not in fields:
         return chosen
     given = fields.get("samplers")
@@ -247,11 +266,14 @@ def _without(chosen: SamplingParams, fields: Fields) -> SamplingParams:
         raise unsupported(f"samplers: they are applied once each, in this order: {', '.join(SAMPLERS)}")
     off: dict[str, dict[str, Any]] = {
         "penalties": {"penalty_last_n": 0},
+        "dry": {"dry_multiplier": 0.0},
+        "top_n_sigma": {"top_n_sigma": -1.0},
         "top_k": {"top_k": 0},
         "typ_p": {"typical_p": 1.0},
         "top_p": {"top_p": 1.0},
         "min_p": {"min_p": 0.0},
-        "temperature": {"temperature": 1.0},
+        "xtc": {"xtc_probability": 0.0},
+        "temperature": {"temperature": 1.0, "dynatemp_range": 0.0},
     }
     changes = {key: value for name, rest in off.items() if name not in names for key, value in rest.items()}
     return dataclasses.replace(chosen, **changes)

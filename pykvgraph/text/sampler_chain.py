@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
 
 from pykvgraph._native import libllama
 from pykvgraph.errors import InvalidArgumentError
@@ -29,18 +33,33 @@ _REPEATS = re.compile(r"\{\s*([0-9]+)\s*,\s*([0-9]+)\s*\}")
 
 def is_plainly_greedy(chosen: SamplingParams) -> bool:
     """Whether the likeliest token is always the choice."""
-    return chosen.temperature == 0 and not (changes_logits(chosen) or has_grammar(chosen))
+    return _is_greedy(chosen) and not (changes_logits(chosen) or has_grammar(chosen))
 
 
 def changes_logits(chosen: SamplingParams) -> bool:
     """Whether logits are changed before a token is chosen."""
-    return bool(chosen.logit_bias) or penalizes(chosen)
+    return bool(chosen.logit_bias) or n_remembered(chosen) > 0
 
 
-def penalizes(chosen: SamplingParams) -> bool:
-    """Whether the choice depends on what was chosen before."""
+def n_remembered(chosen: SamplingParams) -> int:
+    """On how many of the last tokens the choice depends, because of penalties."""
+    n_dry = chosen.dry_penalty_last_n if has_dry(chosen) else 0
+    return max(chosen.penalty_last_n if _penalizes(chosen) else 0, n_dry)
+
+
+def has_dry(chosen: SamplingParams) -> bool:
+    """Whether repetitions are penalized, by DRY."""
+    return chosen.dry_multiplier > 0 and chosen.dry_base >= 1 and chosen.dry_penalty_last_n > 0
+
+
+def _penalizes(chosen: SamplingParams) -> bool:
     neutral = (chosen.repeat_penalty, chosen.frequency_penalty, chosen.presence_penalty) == (1.0, 0.0, 0.0)
     return chosen.penalty_last_n > 0 and not neutral
+
+
+def _is_greedy(chosen: SamplingParams) -> bool:
+    """Whether it takes the likeliest token of those that are left."""
+    return chosen.temperature == chosen.dynatemp_range == chosen.xtc_probability == 0
 
 
 def has_grammar(chosen: SamplingParams) -> bool:
@@ -49,7 +68,10 @@ def has_grammar(chosen: SamplingParams) -> bool:
 
 
 def new_chain(chosen: SamplingParams, seed: int, n_vocab: int, tokenizer: Tokenizer | None) -> int:
-    """A libllama chain, which its owner frees. Raises InvalidArgumentError for a grammar that is none."""
+    """A libllama chain, which its owner frees.
+
+    Raises InvalidArgumentError for a grammar that is none, and for a grammar or DRY without a tokenizer.
+    """
     llama = libllama.low_level()
     params = llama.llama_sampler_chain_default_params()
     params.no_perf = True
@@ -63,31 +85,70 @@ def new_chain(chosen: SamplingParams, seed: int, n_vocab: int, tokenizer: Tokeni
     return chain
 
 
+def remember(chain: int, tokens: npt.NDArray[np.int32]) -> None:
+    """Tells the penalties and DRY of the text so far; a grammar begins behind it."""
+    llama = libllama.low_level()
+    for i in range(llama.llama_sampler_chain_n(chain)):
+        link = llama.llama_sampler_chain_get(chain, i)
+        if llama.llama_sampler_name(link) in (b"penalties", b"dry"):
+            for token in tokens.tolist():
+                llama.llama_sampler_accept(link, token)
+
+
 def _links(
     llama: Any, chosen: SamplingParams, seed: int, n_vocab: int, tokenizer: Tokenizer | None
 ) -> Iterator[int]:
     if chosen.logit_bias:
         biases = (llama.llama_logit_bias * len(chosen.logit_bias))(*chosen.logit_bias)  # type: ignore[arg-type]
         yield llama.llama_sampler_init_logit_bias(n_vocab, len(biases), biases)
-    if penalizes(chosen):
+    if _penalizes(chosen):
         penalties = chosen.repeat_penalty, chosen.frequency_penalty, chosen.presence_penalty
         yield llama.llama_sampler_init_penalties(n_vocab, chosen.penalty_last_n, *penalties)
+    if has_dry(chosen):
+        yield _dry(llama, chosen, tokenizer)
     if has_grammar(chosen):
         yield _grammar(llama, chosen, tokenizer)
-    if chosen.temperature == 0:
+    if _is_greedy(chosen):
         yield llama.llama_sampler_init_greedy()
-    elif chosen.mirostat == 1:
-        tau_eta = chosen.mirostat_tau, chosen.mirostat_eta
-        yield llama.llama_sampler_init_mirostat(n_vocab, seed, *tau_eta, _MIROSTAT_M)
-    elif chosen.mirostat == 2:
-        yield llama.llama_sampler_init_mirostat_v2(seed, chosen.mirostat_tau, chosen.mirostat_eta)
+    elif chosen.mirostat:
+        yield llama.llama_sampler_init_temp(chosen.temperature)
+        yield _mirostat(llama, chosen, seed, n_vocab)
     else:
+        yield llama.llama_sampler_init_top_n_sigma(chosen.top_n_sigma)
         yield llama.llama_sampler_init_top_k(chosen.top_k)
         yield llama.llama_sampler_init_typical(chosen.typical_p, 1)
         yield llama.llama_sampler_init_top_p(chosen.top_p, 1)
         yield llama.llama_sampler_init_min_p(chosen.min_p, 1)
-        yield llama.llama_sampler_init_temp(chosen.temperature)
+        yield llama.llama_sampler_init_xtc(chosen.xtc_probability, chosen.xtc_threshold, 0, seed)
+        dynamic = chosen.dynatemp_range, chosen.dynatemp_exponent
+        yield llama.llama_sampler_init_temp_ext(chosen.temperature, *dynamic)
         yield llama.llama_sampler_init_dist(seed)
+
+
+def _mirostat(llama: Any, chosen: SamplingParams, seed: int, n_vocab: int) -> int:
+    tau_eta = chosen.mirostat_tau, chosen.mirostat_eta
+    sampler: int
+    if chosen.mirostat == 1:
+        sampler = llama.llama_sampler_init_mirostat(n_vocab, seed, *tau_eta, _MIROSTAT_M)
+    else:
+        sampler = llama.llama_sampler_init_mirostat_v2(seed, *tau_eta)
+    return sampler
+
+
+def _dry(llama: Any, chosen: SamplingParams, tokenizer: Tokenizer | None) -> int:
+    if tokenizer is None:
+        raise InvalidArgumentError("DRY's breakers are texts: give the Sampler its tokenizer=model.tokenizer")
+    breakers = [each.encode(errors="replace") for each in chosen.dry_sequence_breakers]
+    sampler: int = tokenizer._ask(
+        llama.llama_sampler_init_dry,
+        chosen.dry_multiplier,
+        chosen.dry_base,
+        chosen.dry_allowed_length,
+        chosen.dry_penalty_last_n,
+        (ctypes.c_char_p * len(breakers))(*breakers),
+        len(breakers),
+    )
+    return sampler
 
 
 def _grammar(llama: Any, chosen: SamplingParams, tokenizer: Tokenizer | None) -> int:

@@ -16,7 +16,14 @@ from pykvgraph._native.handles import Handle, NotCopied
 from pykvgraph.checks import shown
 from pykvgraph.errors import InvalidArgumentError, KVGraphError
 from pykvgraph.params import MAX_SEED, SamplingParams, params_of
-from pykvgraph.text.sampler_chain import has_grammar, is_plainly_greedy, new_chain, penalizes
+from pykvgraph.text.sampler_chain import (
+    has_dry,
+    has_grammar,
+    is_plainly_greedy,
+    n_remembered,
+    new_chain,
+    remember,
+)
 from pykvgraph.text.tokenizer import Tokenizer
 
 
@@ -24,13 +31,14 @@ class Sampler(NotCopied):
     """Chooses a token from its logits, as SamplingParams says, where the arguments are explained.
 
     temperature 0 (greedy): the likeliest token, the lowest id among equals. Above 0: libllama's samplers.
-    Either way logit_bias comes first, then the penalties, then the grammar; then, above 0, top_k, typical_p,
-    top_p, min_p, temperature and a random draw, or mirostat. Penalties and grammar follow what this sampler
-    has chosen so far, so it is for one text.
+    Either way logit_bias comes first, then the penalties, DRY and the grammar; then, above 0,
+    top_n_sigma, top_k, typical_p, top_p, min_p, xtc, temperature and a random draw, or temperature and
+    mirostat. Penalties, DRY and grammar follow what this sampler has chosen so far, so it is for one
+    text.
 
-    seed: 0 to 2^32 - 2, or None for a random seed. tokenizer: what a grammar needs. Threads may share a
-    sampler; they then take turns, and share its random numbers. Raises InvalidArgumentError, which names the
-    bad argument.
+    seed: 0 to 2^32 - 2, or None for a random seed. tokenizer: what a grammar and DRY need. Threads may share
+    a sampler; they then take turns, and share its random numbers. Raises InvalidArgumentError, which
+    names the bad argument.
     """
 
     def __init__(
@@ -42,10 +50,20 @@ class Sampler(NotCopied):
         seed: int | None = SamplingParams.seed,
         *,
         typical_p: float = SamplingParams.typical_p,
+        top_n_sigma: float = SamplingParams.top_n_sigma,
+        xtc_probability: float = SamplingParams.xtc_probability,
+        xtc_threshold: float = SamplingParams.xtc_threshold,
+        dynatemp_range: float = SamplingParams.dynatemp_range,
+        dynatemp_exponent: float = SamplingParams.dynatemp_exponent,
         repeat_penalty: float = SamplingParams.repeat_penalty,
         frequency_penalty: float = SamplingParams.frequency_penalty,
         presence_penalty: float = SamplingParams.presence_penalty,
         penalty_last_n: int = SamplingParams.penalty_last_n,
+        dry_multiplier: float = SamplingParams.dry_multiplier,
+        dry_base: float = SamplingParams.dry_base,
+        dry_allowed_length: int = SamplingParams.dry_allowed_length,
+        dry_penalty_last_n: int = SamplingParams.dry_penalty_last_n,
+        dry_sequence_breakers: Iterable[str] = SamplingParams.dry_sequence_breakers,
         mirostat: int = SamplingParams.mirostat,
         mirostat_tau: float = SamplingParams.mirostat_tau,
         mirostat_eta: float = SamplingParams.mirostat_eta,
@@ -74,14 +92,22 @@ class Sampler(NotCopied):
         self._seed = secrets.randbelow(MAX_SEED + 1) if params.seed is None else params.seed
         self.greedy = is_plainly_greedy(params)
         # whether the chain must be told what was chosen
-        self._follows = penalizes(params) or has_grammar(params)
+        self._n_remembered = n_remembered(params)
+        self._follows = self._n_remembered > 0 or has_grammar(params)
+        self._prompt = np.empty(0, np.int32)
         self._chain: Handle | None = None
         self._candidates = np.empty(0, [("id", np.int32), ("logit", np.float32), ("p", np.float32)])
         self._fresh = self._candidates
         if not self.greedy:
             self._llama = libllama.low_level()
-            if has_grammar(params):  # whatever is wrong with it is said now
+            if has_grammar(params) or has_dry(params):  # what is wrong is said now, and what takes long done
                 self._new_chain(0 if tokenizer is None else tokenizer.n_vocab)
+
+    def begin(self, prompt: npt.NDArray[np.int32]) -> None:
+        """What comes before the first token that it chooses: penalties and DRY look at that, too."""
+        self._prompt = prompt[max(len(prompt) - self._n_remembered, 0) :]
+        if self._chain is not None:
+            self._chain.call(remember, self._prompt)
 
     def sample(self, logits: npt.NDArray[np.float32]) -> int:
         """Chooses a token id; logits: float32 (n_vocab,).
@@ -119,6 +145,7 @@ class Sampler(NotCopied):
         free = self._llama.llama_sampler_free
         arguments = self._params, self._seed, n_vocab, self._tokenizer
         self._chain = Handle.own(new_chain, *arguments, free=free, name="sampler")
+        self._chain.call(remember, self._prompt)
         return self._chain
 
     def _draw(self, chain: int, logits: npt.NDArray[np.float32]) -> int:

@@ -105,6 +105,23 @@ NO_NUMBER = ["1", None, True, math.nan]
         (SamplingParams, "repeat_penalty", [*NO_NUMBER, 0.0, -1.0, math.inf]),
         *((SamplingParams, f"{name}_penalty", [*NO_NUMBER, math.inf]) for name in ("frequency", "presence")),
         (SamplingParams, "penalty_last_n", [*NO_INTEGER, -1]),
+        (SamplingParams, "top_n_sigma", [*NO_NUMBER, math.inf]),
+        (SamplingParams, "xtc_probability", [*NO_NUMBER, -0.1, 1.1]),
+        *(
+            (SamplingParams, name, [*NO_NUMBER, -0.1, math.inf])
+            for name in (
+                "xtc_threshold",
+                "dynatemp_range",
+                "dynatemp_exponent",
+                "dry_multiplier",
+                "dry_base",
+            )
+        ),
+        *(
+            (SamplingParams, f"dry_{name}", [*NO_INTEGER, -1])
+            for name in ("allowed_length", "penalty_last_n")
+        ),
+        (SamplingParams, "dry_sequence_breakers", [5, None, [""], ["a", 1], ["a"] * 65]),
         (SamplingParams, "mirostat", [*NO_INTEGER, -1, 3]),
         *((SamplingParams, f"mirostat_{name}", [*NO_NUMBER, -1.0]) for name in ("tau", "eta")),
         (

@@ -56,6 +56,11 @@ def test_tokens_of_no_probability_do_not_matter() -> None:
     assert Sampler().sample(np.array([-np.inf, -1.0, -np.inf], np.float32)) == 1
 
 
+def test_dry_needs_a_tokenizer() -> None:
+    with pytest.raises(InvalidArgumentError, match="tokenizer"):
+        Sampler(dry_multiplier=1.0)
+
+
 @pytest.mark.parametrize(
     ("name", "values"),
     [

@@ -291,6 +291,23 @@ def test_logit_bias_and_penalties(ctx: kvg.Context) -> None:
         assert said(**penalty, penalty_last_n=0) == plain
 
 
+@pytest.mark.parametrize(
+    "params", [{"presence_penalty": 50.0}, {"dry_multiplier": 50.0, "dry_allowed_length": 0}]
+)
+def test_penalties_of_a_prompt_go_with_a_grammar(ctx: kvg.Context, params: dict[str, Any]) -> None:
+    """The grammar begins behind the prompt, of which the penalties and DRY hear."""
+    tokens = ctx.model.tokenizer.encode(OPENING)
+    logits = np.zeros(ctx.model.n_vocab, np.float32)
+    logits[tokens[-1]] = logits[tokens[2]] = 1.0
+    fresh, sampler = (
+        kvg.Sampler(grammar="root ::= [a-z ]+", tokenizer=ctx.model.tokenizer, **params) for _ in range(2)
+    )
+    sampler.begin(np.array([*tokens, *tokens], np.int32))
+    assert fresh.sample(logits) in (tokens[-1], tokens[2])
+    assert sampler.copy().sample(logits) not in (tokens[-1], tokens[2])
+    assert sampler.sample(logits) not in (tokens[-1], tokens[2])
+
+
 def test_temperature_shapes_the_distribution(ctx: kvg.Context) -> None:
     """The first token of many draws follows softmax(logits / temperature)."""
     ids = ctx.model.tokenizer.encode(OPENING + ", there was a")

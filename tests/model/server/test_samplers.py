@@ -1,0 +1,98 @@
+"""Samplers beside llama-server: the same tokens of the same prompt and seed, whatever the samplers are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from support.served import llama_server, served
+
+import pykvgraph as kvg
+
+LILY = "Once upon a time, there was a little girl named Lily. Lily loved to play"
+TOM = "Tom and Ben like to play. Tom and Ben like to"
+WARM = {"temperature": 1.2, "seed": 7}
+BODIES: dict[str, dict[str, Any]] = {
+    "penalties of the prompt": {"prompt": LILY, "repeat_penalty": 1.3, "presence_penalty": 0.2},
+    "frequency": {"prompt": LILY, "frequency_penalty": 1.3},
+    "DRY": {"prompt": TOM, "dry_multiplier": 0.8},
+    "DRY of single tokens": {"prompt": TOM, "dry_multiplier": 2, "dry_allowed_length": 1},
+    "DRY with other breakers": {
+        "prompt": TOM * 3,
+        "dry_multiplier": 5,
+        "dry_allowed_length": 1,
+        "dry_sequence_breakers": [" play", "."],
+    },
+    "DRY of the last tokens": {"prompt": TOM * 3, "dry_multiplier": 5, "dry_penalty_last_n": 4},
+    "DRY with a small base": {"prompt": TOM, "dry_multiplier": 1, "dry_base": 0.5},
+    "top_n_sigma": {**WARM, "top_n_sigma": 1.0},
+    "xtc": {**WARM, "xtc_probability": 0.5, "xtc_threshold": 0.05},
+    "xtc, the likeliest of those left": {"xtc_probability": 1.0, "xtc_threshold": 0.1},
+    "dynamic temperature": {**WARM, "dynatemp_range": 1.0, "dynatemp_exponent": 0.7},
+    "dynamic temperature about 0": {"seed": 7, "dynatemp_range": 0.7},
+    "all of them": {
+        **WARM,
+        "prompt": TOM,
+        "dry_multiplier": 0.8,
+        "xtc_probability": 0.3,
+        "dynatemp_range": 0.5,
+        "top_n_sigma": 2.0,
+        "repeat_penalty": 1.1,
+        "typical_p": 0.9,
+    },
+    "without some of them": {
+        **WARM,
+        "prompt": TOM,
+        "dry_multiplier": 5,
+        "xtc_probability": 1.0,
+        "samplers": ["top_k", "temperature"],
+    },
+    "mirostat": {**WARM, "prompt": LILY, "mirostat": 1, "repeat_penalty": 1.5, "mirostat_tau": 3},
+    "mirostat 2": {**WARM, "prompt": LILY, "mirostat": 2, "dry_multiplier": 3, "mirostat_tau": 3},
+}
+
+
+@pytest.fixture(scope="module")
+def clients(stories: Path) -> Iterator[tuple[httpx.Client, httpx.Client]]:
+    """llama-server's and ours."""
+
+    def load() -> kvg.Engine:
+        return kvg.Engine(kvg.Model(stories, "cpu"), n_ctx=512, n_seq_max=4)
+
+    with (
+        llama_server(stories, "-c", "512", "-np", "1") as rival,
+        served(load) as (ours, _),
+        httpx.Client(base_url=rival, timeout=60) as theirs,
+        httpx.Client(base_url=ours, timeout=60) as us,
+    ):
+        yield theirs, us
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_the_same_tokens(clients: tuple[httpx.Client, httpx.Client], name: str) -> None:
+    body = {"prompt": "One day", "temperature": 0, "n_predict": 40, "return_tokens": True, **BODIES[name]}
+    wanted, told = (client.post("/completion", json=body).json() for client in clients)
+    assert told["tokens"] == wanted["tokens"]
+    # what the sampler changes is there to be seen
+    assert len(told["tokens"]) > 8
+
+
+def test_the_settings_are_told(clients: tuple[httpx.Client, httpx.Client]) -> None:
+    body = {"prompt": TOM, "n_predict": 2, **BODIES["all of them"], "seed": 3}
+    wanted, told = (client.post("/completion", json=body).json() for client in clients)
+    names = [
+        name for name in wanted["generation_settings"] if name.startswith(("dry", "xtc", "dyna", "top_n"))
+    ]
+    assert len(names) == 10
+    for name in names:
+        assert told["generation_settings"][name] == pytest.approx(wanted["generation_settings"][name]), name
+
+
+def test_no_breakers_are_refused(clients: tuple[httpx.Client, httpx.Client]) -> None:
+    body = {"prompt": TOM, "n_predict": 2, "dry_sequence_breakers": []}
+    refused = clients[1].post("/completion", json=body)
+    assert refused.status_code == 400
+    assert "dry_sequence_breakers" in refused.json()["error"]["message"]
