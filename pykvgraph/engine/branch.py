@@ -57,8 +57,6 @@ class Branch:
         self.forks: list[Branch] = []
         self.fork_seqs: list[int] = []  # reserved for the forks
         self.last: Node | None = None
-        self.n_part = 0  # tokens that were found in a node of which the text has a part only
-        self.n_end = 0  # tokens of it in a node that is no block yet
         self.places: list[int] = []
         self.spacing = 0
         self.order = 0  # of arrival; the youngest has the highest
@@ -116,16 +114,11 @@ class Branch:
             return self.window.n_ctx
         return self.n_prompt + (self._max_tokens - 1) * self.n_seqs
 
-    @property
-    def still_to_take(self) -> int:
-        """How many cells more it may take while it runs."""
+    def cells_to_take(self, n_has: int) -> int:
+        """How many it may take yet, when the cache has so many of its tokens."""
         if self.window is not None and self.n_true == INT32_MAX:
             return self.most_cells  # others may share what it has, so that a shift copies it
-        return self.most_cells - self.n_decoded
-
-    def cells_to_take(self, n_found: int) -> int:
-        """How many it may take if the cache has so many of its tokens."""
-        return self.most_cells - (0 if self.window else n_found)
+        return self.most_cells - n_has
 
     def enter(self, n_cached: int, n_again: int) -> None:
         """It begins to run, with so many tokens of its prompt in the cache; n_again: n_decoded_again."""
@@ -135,7 +128,6 @@ class Branch:
     def begin(self, n_found: int) -> None:
         """It has a sequence with so many of its tokens, which the cache had."""
         self.n_decoded = n_found
-        self.n_end = 0
         self.n_true = INT32_MAX
 
     def give_up(self, gone: range) -> None:
@@ -148,7 +140,7 @@ class Branch:
 
     def follow(self, other: Branch) -> None:
         """It begins to run as a fork of another one, and has what that one has."""
-        self.n_decoded, self.last, self.n_end = other.n_decoded, other.last, other.n_end
+        self.n_decoded, self.last = other.n_decoded, other.last
         self.n_cached, self.n_again, self._entered = other.n_cached, other.n_again, other._entered
 
     def add_place(self, position: int) -> None:

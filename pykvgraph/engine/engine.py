@@ -41,7 +41,7 @@ class Engine(NotCopied):
     """Many requests at once on one context: continuous batching, and prefixes that are decoded once.
 
     Each step decodes one token of everybody who talks, and as much of new prompts as n_batch has room for. A
-    request enters when the cells that it may take are there beside those that the others may still take; what
+    request enters when the cells that it may take will be there, whatever those inside may still take; what
     its text begins with and the cache has is not decoded again, and takes no cells of its own. Cells that
     only the index of prefixes keeps are given up, the ones used longest ago first, when others need them.
 

@@ -27,6 +27,10 @@ class Pace:
         self._each = 0.0
         self._margin = _MARGIN
 
+    def least(self, most: int) -> int:
+        """What n_prompt_tokens() never falls below."""
+        return min(self._n_beside, most) if self._max_itl is None else 1
+
     def n_prompt_tokens(self, n_talking: int, most: int) -> int:
         """For the next step, in which n_talking texts say a token each; at least 1."""
         if not n_talking:

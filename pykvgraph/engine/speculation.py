@@ -41,7 +41,7 @@ class Speculation:
         """The chunks, some of them with drafts; room: for how many tokens of drafts there are cells."""
         n_rows = sum(chunk.n for chunk in chunks)
         talking = [chunk.branch for chunk in chunks if chunk.talks and not chunk.branch.forks]
-        if n_rows > MOST_ROWS or not talking:
+        if not talking:
             return chunks
         asked = []
         for branch in talking:

@@ -6,12 +6,13 @@ import time
 
 from pykvgraph.batch import Batch
 from pykvgraph.context import Context, LastOutput
+from pykvgraph.engine.admission import Admission
 from pykvgraph.engine.branch import Branch
 from pykvgraph.engine.mail import Mail
 from pykvgraph.engine.pace import Pace
 from pykvgraph.engine.scheduler import Chunk
 from pykvgraph.engine.shifts import shift_full
-from pykvgraph.engine.speculation import Drafter, Speculation
+from pykvgraph.engine.speculation import MOST_ROWS, Drafter, Speculation
 from pykvgraph.engine.texts import Texts
 from pykvgraph.errors import CacheFullError, KVGraphError
 from pykvgraph.kept_text import EVERY
@@ -23,7 +24,6 @@ _N_COMPARED = 64  # waiting texts with which a new one is compared
 _MOST_PARTINGS = 8
 _ENOUGH_ON_CPU = 64  # tokens of prompts; in steps of 512 each takes as long (docs/many-requests.md)
 _N_SHOWN = 64  # waiting texts, to those who look
-_MOST_USED = 3  # quarters of the cells, with drafts
 
 
 class Stepper:
@@ -44,11 +44,12 @@ class Stepper:
         draft_max: int,
     ) -> None:
         self._ctx = ctx
-        self._overcommit = overcommit
         self._texts = texts = Texts(ctx, n_points, shares)
         self._shares, self._needs_points, self._scheduler = shares, texts.needs_points, texts.scheduler
         on_cpu = ctx.model.device == "CPU"
         self._pace = Pace(max_itl, _ENOUGH_ON_CPU if on_cpu else max(ctx.n_batch // 4, 1))
+        least = self._pace.least(ctx.n_batch)
+        self._admission = Admission(ctx, texts.needs_points, overcommit, least)
         # from one spare resume point of a prompt to the next; 0: devices lose too much in small chunks
         self._spacing = _ENOUGH_ON_CPU if on_cpu else 0
         self._speculation = None
@@ -174,7 +175,7 @@ class Stepper:
             if n < block.N_TOKENS or other.salt != new.salt:
                 continue
             for branch in (new, other):
-                near = any(abs(place - n) < block.N_TOKENS for place in branch.places)
+                near = any(abs(place - n) < block.N_TOKENS for place in (branch.n_decoded, *branch.places))
                 if not near and len(branch.places) < _MOST_PARTINGS:
                     branch.add_place(n)
 
@@ -186,12 +187,12 @@ class Stepper:
             found = self._find(branch)
             if self._is_coming(branch, found.n):
                 continue
-            if not self._fits(branch, found):
-                if self._scheduler.running:
-                    return
-                self._index.clear()  # it fits an empty cache: submit() has seen to that
-                found = self._find(branch)
-            self._enter(branch, found)
+            if self._enter(branch, found):
+                continue
+            if self._scheduler.running:
+                return
+            self._index.clear()  # it fits an empty cache: submit() has seen to that
+            self._enter(branch, self._find(branch))
 
     def _find(self, branch: Branch) -> Found:
         """What the cache has of it; but for the last token, which is decoded for its output."""
@@ -215,18 +216,12 @@ class Stepper:
                 return True
         return False
 
-    def _fits(self, branch: Branch, found: Found) -> bool:
-        """Whether its cells will be there, whatever those inside may still take."""
+    def _enter(self, branch: Branch, found: Found) -> bool:
+        """It runs, if its cells will be there."""
         running = self._scheduler.running
-        # nodes that nobody has pinned, but whose cells would stay with the texts that see them
-        seen = sum(each.n_part + each.n_end for each in running)
-        free = self._ctx.kv.n_free + self._index.n_evictable - seen
-        free -= sum(node.n_tokens for node in found.match.path if not node.n_pins) + found.match.run
-        if self._overcommit:
-            return len(branch.ids) - found.n <= free - len(running)
-        return branch.cells_to_take(found.n) <= free - sum(each.still_to_take for each in running)
-
-    def _enter(self, branch: Branch, found: Found) -> None:
+        if not self._admission.fits(running, branch, found.n):
+            return False
+        known = min(found.match.n, len(branch.ids) - 1)
         self._scheduler.enter(branch)
         try:
             branch.last = self._index.attach(found, branch.seq)
@@ -234,8 +229,10 @@ class Stepper:
             found = Found(found.match, 0, None)
             branch.last = self._index.attach(found, branch.seq)
         branch.begin(found.n)
-        branch.n_part = found.n - branch.last.end
-        known = min(found.match.n, len(branch.ids) - 1)
+        if not self._admission.fits(running, branch, found.n):
+            self._texts.leave(branch)
+            self._scheduler.wait(branch)
+            return False
         if branch.n_cached < 0:
             branch.enter(found.n, known - found.n)
             self._counts["prompt_tokens"] += branch.n_prompt
@@ -245,6 +242,7 @@ class Stepper:
             for place in (*range(EVERY, len(branch.ids), EVERY), len(branch.ids) - 1, known):
                 branch.add_place(place)
             branch.spacing = self._spacing
+        return True
 
     # ---- what a step decodes
 
@@ -262,16 +260,12 @@ class Stepper:
                 self._texts.set_aside(youngest)
 
     def _with_drafts(self, chunks: list[Chunk]) -> list[Chunk]:
-        """Drafts beside what is decoded anyway, up to three quarters of the cells; others may need the rest.
-
-        Cells that the index alone keeps are free for whoever needs them.
-        """
-        if self._speculation is None:
+        """Drafts beside what is decoded anyway, as far as there are rows and cells."""
+        n_tokens = sum(chunk.n for chunk in chunks)
+        if self._speculation is None or n_tokens > MOST_ROWS:
             return chunks
-        kv, n_tokens = self._ctx.kv, sum(chunk.n for chunk in chunks)
-        n_used = kv.n_cells - kv.n_free - self._index.n_evictable
-        room = min(_MOST_USED * kv.n_cells // 4 - n_used, self._ctx.n_ubatch) - n_tokens
-        drafted = self._speculation.add(chunks, room)
+        room = self._admission.room_for_drafts(self._scheduler.running, n_tokens)
+        drafted = self._speculation.add(chunks, min(room, self._ctx.n_ubatch - n_tokens))
         n_drafted = sum(len(chunk.draft) for chunk in drafted)
         return drafted if self._index.make_room(n_tokens + n_drafted) else chunks
 

@@ -45,7 +45,7 @@ class Texts:
             branch.last = None
         self.kv.seq_rm(branch.seq, -1, -1)
         self.scheduler.leave(branch)
-        branch.n_decoded = branch.n_part = branch.n_beyond = 0
+        branch.n_decoded = branch.n_beyond = 0
 
     def cut(self, branch: Branch) -> bool:
         """Removes from its sequence what is left of a draft; False: that failed, and it can't go on."""
@@ -63,7 +63,6 @@ class Texts:
         n = min(branch.n_decoded, branch.n_true)
         if to_end or n - branch.last.end >= block.N_TOKENS:
             branch.last = self.index.extend(branch.last, branch.ids, n, branch.seq, to_end=to_end)
-            branch.n_end = n - branch.last.end if to_end else 0
 
     def retreat(self, branch: Branch, n: int) -> None:
         """From now on the text needs of what the index has its first n tokens alone."""
@@ -75,7 +74,7 @@ class Texts:
         if node is not last:
             self.index.pin(node)
             self._let_go(branch, last)
-        branch.last, branch.n_part = node, n - node.end
+        branch.last = node
 
     def set_aside(self, branch: Branch) -> None:
         """It waits again; what it has stays in the cache for as long as nobody needs the cells."""

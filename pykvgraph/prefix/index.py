@@ -63,7 +63,6 @@ class PrefixIndex:
         self._points: OrderedDict[int, Point] = OrderedDict()  # by id; the first was used longest ago
         self._spare: OrderedDict[int, Point] = OrderedDict()
         self.n_nodes = 0
-        self.n_evictable = 0  # tokens of nodes that no running text begins with
 
     @property
     def n_points(self) -> int:
@@ -140,8 +139,6 @@ class PrefixIndex:
         while at is not None:
             at.used = stamp
             at.n_pins += 1
-            if at.n_pins == 1:
-                self.n_evictable -= at.n_tokens
             at = at.parent
 
     def unpin(self, node: Node) -> None:
@@ -153,7 +150,6 @@ class PrefixIndex:
             at.n_pins -= 1
             if at.n_pins == 0:
                 at.is_doubled = False
-                self.n_evictable += at.n_tokens
                 self._may_go(at)
             at = at.parent
 
@@ -282,8 +278,6 @@ class PrefixIndex:
             child.is_doubled = True
         child.used = last.used
         child.n_pins += 1
-        if child.n_pins == 1:
-            self.n_evictable -= child.n_tokens
         return child
 
     def _hold_anew(self, node: Node, seq: int) -> None:
@@ -304,7 +298,6 @@ class PrefixIndex:
         shorter, run = parent.nearest(tokens)
         parent.add(child)
         self.n_nodes += 1
-        self.n_evictable += child.n_tokens
         if shorter is not None and run == shorter.n_tokens and not shorter.n_pins and not shorter.children:
             self._remove(shorter)
         return child
@@ -316,7 +309,6 @@ class PrefixIndex:
         node.hold = None
         parent.remove(node)
         self.n_nodes -= 1
-        self.n_evictable -= node.n_tokens
         for point in list(node.points.values()):
             self._drop(point)
         for run, point in list(parent.points.items()):

@@ -46,11 +46,6 @@ class NaivePrefixes:
         known = [node.cells for node in self.nodes.values()]
         return len({cell for cells in [*known, *(text.cells for text in self.running)] for cell in cells})
 
-    @property
-    def n_evictable(self) -> int:
-        """Tokens of nodes that no running text begins with."""
-        return sum(len(node.cells) for key, node in self.nodes.items() if not self._is_needed(key))
-
     def n_found(self, ids: list[int], salt: bytes) -> int:
         """With how many tokens some known text under the salt begins as this one."""
         return max((_common(ids, known) for other, known in self.nodes if other == salt), default=0)

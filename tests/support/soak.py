@@ -110,7 +110,6 @@ class Soak:
         for seq, n in enumerate(lengths):
             assert kv.seq_pos_max(seq) == n - 1
         assert index.n_nodes == len(nodes)
-        assert index.n_evictable == sum(node.n_tokens for node in nodes if not node.n_pins)
         assert sum(len(node.points) for node in (*nodes, *index._roots.values())) == index.n_points
         pins = dict.fromkeys(map(id, (*nodes, *index._roots.values())), 0)
         for branch in running:

@@ -53,7 +53,7 @@ class Texts(RuleBasedStateMachine):
         for seq in list(self.texts):
             self.end(seq, False)
         self.index.clear()
-        assert self.ctx.kv.n_used == self.index.n_nodes == self.index.n_evictable == 0
+        assert self.ctx.kv.n_used == self.index.n_nodes == 0
         self.ctx.close()
 
     @precondition(lambda self: len(self.texts) < N_SEQ_MAX)
@@ -93,7 +93,6 @@ class Texts(RuleBasedStateMachine):
     def accounts_agree(self) -> None:
         assert self.ctx.kv.n_used == self.naive.n_used
         assert self.index.n_nodes == len(self.naive.nodes)
-        assert self.index.n_evictable == self.naive.n_evictable
 
     def decode(self, seq: int, n: int) -> None:
         """The text up to its first n tokens, as far as there are cells."""

@@ -1,0 +1,204 @@
+"""Which waiting text may enter: whether the cells will be there, in every step to come."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from pykvgraph.context import Context
+from pykvgraph.engine.branch import Branch
+from pykvgraph.kept_text import EVERY
+from pykvgraph.prefix import block
+
+_NEVER = 2**31  # a step that is never reached
+_UNBOUNDED = 2**40  # cells
+_MOST_USED = 3  # quarters of the cells, with drafts
+
+Cells = npt.NDArray[np.int64]
+
+
+class Growth(NamedTuple):
+    """What a text, with the forks that wait for its prompt, does from now on at most.
+
+    first: cells that it takes in the next step. each: in every step behind that one. most: in all. until: the
+    number of the step with which it has ended, at the latest; the next step has number 1. widest: how many
+    cells of its own it ever has.
+    """
+
+    first: int
+    each: int
+    most: int
+    until: int
+    widest: int = _UNBOUNDED
+
+
+class Seen(NamedTuple):
+    """The cells of a group, by who sees them.
+
+    by: bool (n_sets, n_texts), which of the texts see the cells of a set. n: (n_sets,), how many these are.
+    """
+
+    by: npt.NDArray[np.bool_]
+    n: Cells
+
+    @property
+    def n_seen(self) -> int:
+        """Cells that anybody sees."""
+        return int(self.n[self.by.any(axis=1)].sum())
+
+
+def most_in_use(growths: Sequence[Growth], seen: Seen) -> int:
+    """The most cells that are in use in any step to come, if nobody else enters.
+
+    growths: of the texts that `seen.by` has, in its order. Cells that no text sees don't count: what only the
+    index keeps is given up when others need it.
+
+    A walk over the steps in which a text may end, from the text with the least left to say to the one with
+    the most (as TGIS does, IBM text-generation-inference #98). That these steps are enough: between two of
+    them nobody ends, and a text never has fewer cells than in the step before, so the last step of such a
+    stretch uses the most.
+
+    That the number is never too small, whatever happens but a text that enters:
+
+    - A text takes at most `first` cells at once and `each` a step, and has ended with step `until`.
+    - Cells that several see stay until the last of these has ended; a text's own cells, until it has. The
+      index keeps none of them from others, as a text that ends hands over what it has pinned.
+    - A text that ends early, is cancelled or fails takes no more cells, and gives back its own.
+    - Who shifts takes the cells for its copies: `most` has them, from the first step on.
+    """
+    first, each, most, until, widest = np.array(growths, np.int64).T
+    steps = np.unique(until)
+    grown = np.minimum(first[:, None] + each[:, None] * (steps - 1), most[:, None])
+    n_seers = seen.by.sum(axis=1)
+    own = seen.n[n_seers == 1] @ seen.by[n_seers == 1]
+    has = np.minimum(own[:, None] + grown, widest[:, None]) * (until[:, None] >= steps)
+    shared = n_seers > 1
+    last = (seen.by[shared] * until).max(axis=1, initial=0)
+    left = seen.n[shared] @ (last[:, None] >= steps)
+    return int((has.sum(axis=0) + left).max())
+
+
+class Admission:
+    """Whether a waiting text may enter.
+
+    overcommit: when its prompt fits; without, when all that it may become fits at every step beside what the
+    others may take. least: the tokens of prompts that a step has room for at least, if there are any.
+
+    Groups of cells: those that keep every position have equally many cells, and the same ones in use, so that
+    the first of them speaks for all. A group with a window has n_seq_max windows and a batch beside what
+    resume points keep, which make way: always enough; or it is as large as the others, and is looked at too,
+    as texts with the same cells there may have other ones here. States have two rows for each sequence.
+    """
+
+    def __init__(self, ctx: Context, needs_points: bool, overcommit: bool, least: int) -> None:
+        self._kv = ctx.kv
+        self._needs_points = needs_points
+        self._overcommit = overcommit
+        self._least = least
+        self._n_batch = ctx.n_batch
+        groups = [(number, group) for number, group in enumerate(ctx.kv.groups) if group.kind != "state"]
+        all_positions = [number for number, group in groups if ctx.swa_full or group.kind == "full"]
+        small = [
+            number
+            for number, group in groups
+            if number not in all_positions and group.n_cells < ctx.n_seq_max * group.window + ctx.n_batch
+        ]
+        self._groups = [_Group(n, groups[n][1].n_cells, 0) for n in all_positions[:1]]
+        self._groups += [_Group(n, groups[n][1].n_cells, groups[n][1].window) for n in small]
+
+    def fits(self, running: Sequence[Branch], new: Branch, n_found: int) -> bool:
+        """Whether the new text may run beside these.
+
+        n_found: how many of its tokens the cache has. Before the new text runs, the answer supposes that
+        others see the cells of these: a text that doesn't fit then doesn't fit at all. When it is one of
+        `running`, the answer is exact.
+        """
+        texts = [*running, *([] if new.runs else [new])]
+        todo = [len(each.ids) - (each.n_decoded if each.runs else n_found) for each in texts]
+        if self._overcommit:
+            n_now = todo[texts.index(new)]
+            return all(self._prompt_fits(group, texts, n_now) for group in self._groups)
+        return all(
+            most_in_use(self._growths(group, texts, todo), self._seen(group, texts)) <= group.n_cells
+            for group in self._groups
+        )
+
+    def room_for_drafts(self, running: Sequence[Branch], n_tokens: int) -> int:
+        """For how many tokens of drafts there are cells in a step that decodes n_tokens others.
+
+        With them the cells are three quarters full at most; others may need the rest. Without overcommit, and
+        unless everybody's cells are there at once, no more than will always be left over: a text that is n
+        tokens ahead has n cells more in each step than it would have, and ends n steps sooner.
+        """
+        room = _UNBOUNDED
+        todo = [each.n_todo for each in running]
+        for group in self._groups:
+            seen, growths = self._seen(group, running), self._growths(group, running, todo)
+            if not group.window:
+                room = min(room, _MOST_USED * group.n_cells // 4 - seen.n_seen - n_tokens)
+            is_short = seen.n_seen + sum(each.most for each in growths) > group.n_cells
+            if is_short and not self._overcommit:
+                room = min(room, group.n_cells - most_in_use(growths, seen))
+        return room
+
+    def _growths(self, group: _Group, texts: Sequence[Branch], todo: Sequence[int]) -> list[Growth]:
+        """todo: tokens that are known and not decoded, of each text."""
+        n_steps = self._steps_to_read(texts, todo)
+        return [_growth(each, n, n_steps, group.window) for each, n in zip(texts, todo, strict=True)]
+
+    def _prompt_fits(self, group: _Group, texts: Sequence[Branch], n_prompt: int) -> bool:
+        """Now, with a cell for each of the others."""
+        n_new = min(n_prompt, group.window or n_prompt)
+        return self._seen(group, texts).n_seen + n_new + len(texts) - 1 <= group.n_cells
+
+    def _seen(self, group: _Group, texts: Sequence[Branch]) -> Seen:
+        """The cells of a group, as runs of those that the same texts see."""
+        seq = self._kv.cells(group.number).seq
+        packed = np.packbits(seq, axis=1)
+        begins = np.flatnonzero((packed[1:] != packed[:-1]).any(axis=1)) + 1
+        edges = np.concatenate(([0], begins, [len(seq)]))
+        by = np.zeros((len(edges) - 1, len(texts)), np.bool_)
+        for column, each in enumerate(texts):
+            if each.runs:
+                by[:, column] = seq[edges[:-1], each.seq]
+        return Seen(by, np.diff(edges))
+
+    def _steps_to_read(self, texts: Sequence[Branch], todo: Sequence[int]) -> int:
+        """In how many steps all prompts are read, at the latest; _NEVER where nobody can tell.
+
+        In each step a text is the first that reads. It gets all the room that there is, or comes to a place
+        where it has to stop, or is done; places that are found later are a block from each other. Nobody can
+        tell where more texts may talk than a step has room for: then some are passed over.
+        """
+        room = min(self._least, self._n_batch - sum(each.n_seqs for each in texts) + 1)
+        if room < 1:
+            return _NEVER
+        n_steps = 0
+        for each, n in zip(texts, todo, strict=True):
+            if n > 1:
+                n_steps += n // room + 1
+            if n > 1 and self._needs_points:
+                n_steps += len(each.places) + n // EVERY + n // block.N_TOKENS + 4
+                n_steps += n // each.spacing if each.spacing else n // block.N_TOKENS
+        return n_steps
+
+
+class _Group(NamedTuple):
+    """A group whose cells are counted. window: 0 where it keeps every position."""
+
+    number: int
+    n_cells: int
+    window: int
+
+
+def _growth(branch: Branch, n_todo: int, n_steps: int, window: int) -> Growth:
+    """n_todo: tokens to decode before it talks, and the first one. n_steps: until all prompts are read."""
+    most = branch.cells_to_take(len(branch.ids) - n_todo)
+    is_moving = branch.window is not None
+    n_read = 1 if n_todo == 1 else n_steps
+    until = n_read + branch.n_may_say - 1 if n_steps < _NEVER else _NEVER
+    widest = branch.n_seqs * (window + n_todo) if window else _UNBOUNDED
+    return Growth(most if is_moving else n_todo, branch.n_seqs, most, until, widest)

@@ -1,0 +1,141 @@
+"""Texts that run and end, a step at a time, with cells that are only numbers: what Admission speaks of."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from pykvgraph.engine.admission import Admission
+from pykvgraph.engine.branch import Branch
+from pykvgraph.engine.request import Request
+from pykvgraph.engine.scheduler import Scheduler
+from pykvgraph.engine.window import Window
+from pykvgraph.params import SamplingParams
+
+
+def text(n_prompt: int, max_tokens: int, n: int = 1, window: Window | None = None) -> Branch:
+    """A request's first sample, with the others as its forks."""
+    request = Request(n, lambda _: None)
+    params = SamplingParams(max_tokens=max_tokens, n=n)
+    prompt = np.arange(n_prompt, dtype=np.int32)
+    samples = [Branch(request, i, prompt, params, None, b"", window) for i in range(n)]
+    samples[0].forks = samples[1:]
+    return samples[0]
+
+
+class NaiveEngine:
+    """n_ctx cells, of which every sequence has a list; one that nobody has is free.
+
+    window: with a second group of equally many cells, where a token attends to so many positions. least: the
+    tokens of prompts in a step are a random number from this one up to n_most.
+    """
+
+    def __init__(
+        self, n_ctx: int, n_seq_max: int, n_batch: int, least: int, window: int = 0, seed: int = 0
+    ) -> None:
+        self.rng = random.Random(seed)
+        self.n_ctx, self.n_batch, self.least, self.window = n_ctx, n_batch, least, window
+        self.n_most = n_batch  # tokens of prompts in a step
+        self.drafts = False
+        self.scheduler = Scheduler(n_seq_max, n_batch)
+        groups = [("full", 0), ("window", window)][: 1 + bool(window)]
+        self.cells: list[list[list[int]]] = [[[] for _ in range(n_seq_max)] for _ in groups]
+        self._new = itertools.count()
+        kv = SimpleNamespace(
+            groups=[SimpleNamespace(kind=kind, n_cells=n_ctx, window=w) for kind, w in groups],
+            cells=lambda number: SimpleNamespace(seq=self._seq(number)),
+        )
+        ctx: Any = SimpleNamespace(kv=kv, swa_full=False, n_seq_max=n_seq_max, n_batch=n_batch)
+        self.admission = Admission(ctx, bool(window), False, least)
+
+    def enter(self, new: Branch, like: Branch | None = None, n_found: int = 0) -> bool:
+        """Whether it is admitted; with so many cells of a running text, if one is given."""
+        running = self.scheduler.running
+        if new.n_seqs > self.scheduler.n_free_seqs or not self.admission.fits(running, new, n_found):
+            return False
+        self.scheduler.arrive(new)
+        self.scheduler.enter(new)
+        for group, cells in enumerate(self.cells):
+            if like is not None:
+                own = group == 1 and self.rng.random() < 0.5  # decoded again by somebody who has left
+                found = cells[like.seq][:n_found]
+                cells[new.seq] = [next(self._new) for _ in found] if own else list(found)
+        new.begin(n_found)
+        if self.admission.fits(running, new, n_found):
+            return True
+        self.leave(new)
+        return False
+
+    def leave(self, branch: Branch) -> None:
+        for cells in self.cells:
+            cells[branch.seq] = []
+        self.scheduler.leave(branch)
+
+    def n_in_use(self, group: int = 0) -> int:
+        window = self.window if group else 2**31
+        return len({cell for each in self.cells[group] for cell in each[-window:]})
+
+    def step(self) -> list[Branch]:
+        """The most cells are in use before anybody ends; returns who has then ended."""
+        for branch in self.scheduler.running:
+            if branch.window and branch.talks and branch.window.is_full(branch.n_decoded):
+                self._shift(branch, branch.window.discarded(branch.n_decoded))
+        n_talking = sum(each.talks for each in self.scheduler.running)
+        n_at_least = self.least if n_talking else self.n_batch
+        chunks = self.scheduler.chunks(self.rng.randint(n_at_least, max(n_at_least, self.n_most)))
+        self.scheduler.count_idle(chunks)
+        n_new = sum(chunk.n for chunk in chunks)
+        drafts = self._drafts(n_new) if self.drafts and chunks else {}
+        for group in range(len(self.cells)):
+            assert self.n_in_use(group) + n_new + sum(drafts.values()) <= self.n_ctx, "no cells for a step"
+        for branch, n, *_ in chunks:
+            n_accepted = self.rng.randint(0, drafts.get(branch.seq, 0))
+            branch._n_said += n_accepted
+            branch.ids.extend([1] * n_accepted)
+            for cells in self.cells:
+                cells[branch.seq] += [next(self._new) for _ in range(n + n_accepted)]
+            branch.n_decoded += n + n_accepted
+        ended = []
+        for branch in [chunk.branch for chunk in chunks if chunk.ends]:
+            for each in (branch, *self.scheduler.fork(branch)):
+                if each is not branch:
+                    each.follow(branch)
+                    for cells in self.cells:
+                        cells[each.seq] = list(cells[branch.seq])
+                each.ids.append(1)
+                each._n_said += 1
+                if not each.n_may_say:
+                    ended.append(each)
+        for each in ended:
+            self.leave(each)
+        return ended
+
+    def _drafts(self, n_new: int) -> dict[int, int]:
+        """The tokens of drafts that each sequence decodes."""
+        found = {}
+        room = max(self.admission.room_for_drafts(self.scheduler.running, n_new), 0)
+        for each in self.scheduler.running:
+            if each.talks and not each.forks and each.window is None:
+                found[each.seq] = self.rng.randint(0, min(room, each.n_may_say - 1))
+                room -= found[each.seq]
+        return found
+
+    def _shift(self, branch: Branch, gone: range) -> None:
+        """Cells behind those that go are copied, where others see them."""
+        branch.give_up(gone)
+        for cells in self.cells:
+            had, others = cells[branch.seq], [each for i, each in enumerate(cells) if i != branch.seq]
+            seen = {cell for each in others for cell in each}
+            moved = [next(self._new) if cell in seen else cell for cell in had[gone.stop :]]
+            cells[branch.seq] = had[: gone.start] + moved
+
+    def _seq(self, number: int) -> Any:
+        known = sorted({cell for each in self.cells[number] for cell in each})
+        seq = np.zeros((max(len(known), 1), len(self.cells[number])), np.bool_)
+        for s, cells in enumerate(self.cells[number]):
+            seq[np.searchsorted(known, cells), s] = True
+        return seq
