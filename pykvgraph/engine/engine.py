@@ -19,9 +19,9 @@ from pykvgraph._native.handles import NotCopied
 from pykvgraph.checks import Integers, flag, integer, integers, real, shown
 from pykvgraph.context import Context
 from pykvgraph.engine.branch import Branch
+from pykvgraph.engine.drafters import drafter_of
 from pykvgraph.engine.embedding import embed
 from pykvgraph.engine.errand import Errand
-from pykvgraph.engine.ngram import NgramDrafter
 from pykvgraph.engine.request import Request
 from pykvgraph.engine.sizes import sizes_for
 from pykvgraph.engine.speculation import MOST_ROWS
@@ -51,8 +51,9 @@ class Engine(NotCopied):
     youngest text is set aside, and comes back later. max_itl: the seconds from one token of a text to its
     next that long prompts should not make longer; None: they get a quarter of a step. draft: "ngram": where a
     text says again what it has said before, up to draft_max tokens more are decoded at once, and what is said
-    stays the same (docs/many-requests.md); None: no drafts. background: a thread of the engine's own takes
-    the steps; False: the program calls step(). Other arguments are those of Context.
+    stays the same (docs/many-requests.md). A Model: these are what that smaller model proposes; it has the
+    same vocabulary, and is not closed before the engine is. None: no drafts. background: a thread of the
+    engine's own takes the steps; False: the program calls step(). Other arguments are those of Context.
 
     `context` is the context; its cache can be looked at. While the engine lives, nothing else may decode on
     it, or edit it. Raises what Context raises, and InvalidArgumentError.
@@ -68,7 +69,7 @@ class Engine(NotCopied):
         prefix_cache: bool = True,
         overcommit: bool = False,
         max_itl: float | None = None,
-        draft: Literal["ngram"] | None = None,
+        draft: Literal["ngram"] | Model | None = None,
         draft_max: int = 16,
         background: bool = True,
         **context: Any,
@@ -85,9 +86,10 @@ class Engine(NotCopied):
         n_ubatch = context.pop("n_ubatch", min(integer(n_batch, "n_batch"), 512))
         batch = {"n_batch": n_batch, "n_ubatch": n_ubatch}
         draft_max = integer(draft_max, "draft_max", 1)
-        if draft is not None and draft != "ngram":
-            raise InvalidArgumentError(f'draft must be "ngram" or None, got {shown(draft)}')
-        n_states = min(draft_max, MOST_ROWS) if draft is not None else 0
+        threads = {name: value for name, value in context.items() if name in ("n_threads", "n_threads_batch")}
+        # before anything is measured: its memory is not free
+        drafter = drafter_of(draft, model, n_cells or "auto", {**batch, **threads, "n_seq_max": n_seq_max})
+        n_states = min(draft_max, MOST_ROWS) if drafter is not None else 0
         sizes = sizes_for(model, n_cells, n_seq_max, batch, n_states, **context)
         self.model = model
         self.context = Context(
@@ -107,7 +109,7 @@ class Engine(NotCopied):
             shares,
             flag(overcommit, "overcommit"),
             max_itl,
-            None if draft is None else NgramDrafter(),
+            drafter,
             draft_max,
         )
         self._loop = _Loop(self.context, stepper, flag(background, "background"))
@@ -379,7 +381,7 @@ class _Loop:
             self._thread.join()
         with self._stepping:
             self._end(None)
-            self.context.close()
+            self.stepper.close()
 
     def _run(self) -> None:
         try:
@@ -390,7 +392,7 @@ class _Loop:
             self._end(error)
         else:
             self._end(None)
-            self.context.close()
+            self.stepper.close()
 
     def _waits_for_work(self) -> bool:
         """False: the engine is closed."""
@@ -433,7 +435,7 @@ def _close(loop: _Loop) -> None:
     if os.getpid() == loop._pid:
         loop.close()
     else:
-        loop.context.close()
+        loop.stepper.close()
 
 
 def _bytes_of(salt: object) -> bytes:

@@ -31,6 +31,8 @@ class Gate:
 
     def n_drafted(self, rate: float, most: int, each: float = 0.0) -> int:
         """How many tokens to draft of another text, at most `most`; each: seconds, to make one."""
+        if not most:
+            return 0
         best, most_a_second = 0, self._said / max(self._lasts(0), 1e-9)
         said = self._said
         power, n = 1.0, 0
@@ -41,8 +43,8 @@ class Gate:
                 n += 1
             if (a_second := said / max(self._lasts(size) + size * each, 1e-9)) > most_a_second:
                 best, most_a_second = size, a_second
-        if not best and most:
-            best = self._tried_seldom(most)
+        if not best and not (best := self._tried_seldom(most)):
+            return 0
         self._n_rows += best
         self._said += sum(rate**i for i in range(1, best + 1))
         self._more += best * each

@@ -21,11 +21,11 @@ _NOTHING = Guess(array("i"), 0)
 
 
 class Lookup:
-    """The text so far, by each two tokens in a row. Knows a text that only grows."""
+    """The text so far, by each two tokens in a row. Knows a text that only grows, and no token below 0."""
 
     def __init__(self) -> None:
-        self._places: dict[tuple[int, int], list[int]] = {}  # behind these two tokens
-        self._n_known = _N_LEAST - 1  # tokens up to which `_places` knows them
+        self._newest: dict[int, int] = {}  # place behind these two tokens; 0: there is none
+        self._before = array("i", [0] * _N_LEAST)  # by place: the one before it, behind the same two
         self._n = 0  # tokens when it was asked last
         self._at = 0  # where what follows was found then
         self._n_same = 0  # 0: nothing was found
@@ -59,21 +59,24 @@ class Lookup:
 
     def _learn(self, ids: array[int]) -> None:
         """All but the last place, which is where the text ends now."""
-        places, begin, end = self._places, self._n_known, len(ids) - 1
-        for at, pair in enumerate(zip(ids[begin - 1 : end - 1], ids[begin:end], strict=True), begin + 1):
-            places.setdefault(pair, []).append(at)
-        self._n_known = max(begin, end)
+        newest, before = self._newest, self._before
+        for at in range(len(before), len(ids)):
+            pair = ids[at - 2] << 32 | ids[at - 1]
+            before.append(newest.get(pair, 0))
+            newest[pair] = at
 
     def _longest(self, ids: array[int]) -> tuple[int, int]:
         """Where the longest run of last tokens came before, and how long it is."""
         best, most = 0, 0
         n = len(ids)
-        if n < _N_LEAST:
-            return best, most
-        for at in reversed(self._places.get((ids[-2], ids[-1]), ())[-_N_COMPARED:]):
+        at = self._newest.get(ids[-2] << 32 | ids[-1], 0) if n >= _N_LEAST else 0
+        for _ in range(_N_COMPARED):
+            if not at:
+                break
             n_same, limit = _N_LEAST, min(at, _LONGEST)
             while n_same < limit and ids[at - n_same - 1] == ids[n - n_same - 1]:
                 n_same += 1
             if n_same > most:
                 best, most = at, n_same
+            at = self._before[at]
         return best, most

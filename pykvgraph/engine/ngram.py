@@ -17,8 +17,13 @@ class NgramDrafter:
         for branch, most in asked:
             guess = branch.lookup.guess(branch.ids, max(most, 1))
             n = gate.n_drafted(branch.record.rate(guess.n_same), min(most, len(guess.tokens)))
+            if not guess.tokens:
+                branch.record.found(something=False)
             found.append(guess.tokens[:n].tolist())
         return found
+
+    def close(self) -> None:
+        """Has nothing to free."""
 
     def learn(self, branch: Branch, n_before: int) -> None:
         """The text has said something; what was guessed shows whether it would have held, drafted or not."""
@@ -29,4 +34,5 @@ class NgramDrafter:
             n_held = next(
                 (i for i, pair in enumerate(zip(said, tokens, strict=True)) if pair[0] != pair[1]), len(said)
             )
+            branch.record.found(something=n_held > 0)
             branch.record.learn(guess.n_same, len(said), n_held)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 _KEPT = 0.95  # of what is known, with each token that is compared
+_LONGEST_PAUSE = 8
 _LONG = (4, 8)  # tokens that were the same: from each of these on, guesses are of another kind
 
 
@@ -16,8 +17,19 @@ class Record:
     def __init__(self) -> None:
         self.drafted = 0
         self.accepted = 0
+        self._pause = self._left = 0  # steps
         self._held = [1.0] * (len(_LONG) + 1)
         self._tried = [2.0] * (len(_LONG) + 1)
+
+    def is_due(self) -> bool:
+        """Whether to look for a draft in this step: less and less often while nothing comes of it."""
+        self._left -= 1
+        return self._left < 0
+
+    def found(self, *, something: bool) -> None:
+        """Whether what was looked for was there, or held."""
+        self._pause = 0 if something else min(self._pause + 1, _LONGEST_PAUSE)
+        self._left = self._pause
 
     def rate(self, n_same: int) -> float:
         """The share of guesses of this kind that hold; a half while nothing is known."""

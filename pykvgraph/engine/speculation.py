@@ -2,26 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable
 
 from pykvgraph.engine.branch import Branch
+from pykvgraph.engine.drafters import Drafter
 from pykvgraph.engine.gate import Gate
 from pykvgraph.engine.scheduler import Chunk
 
 MOST_ROWS = 16  # tokens of a step beside which drafts are decoded: with more the device has enough to do
-
-
-class Drafter(Protocol):
-    """Who makes drafts."""
-
-    def drafts(self, asked: Sequence[tuple[Branch, int]], gate: Gate) -> list[list[int]]:
-        """For each text at most so many tokens that may follow it."""
-        ...
-
-    def learn(self, branch: Branch, n_before: int) -> None:
-        """A text has said something; n_before: tokens that it had before."""
-        ...
 
 
 class Speculation:
@@ -36,31 +24,42 @@ class Speculation:
         self._drafter = drafter
         self._draft_max = draft_max
         self._every = every
+        self._looks = False  # whether drafts were looked for in this step
 
-    def add(self, chunks: list[Chunk], room: int) -> list[Chunk]:
-        """The chunks, some of them with drafts; room: for how many tokens of drafts there are cells."""
-        n_rows = sum(chunk.n for chunk in chunks)
-        talking = [chunk.branch for chunk in chunks if chunk.talks and not chunk.branch.forks]
-        if not talking:
+    def add(self, chunks: list[Chunk], room: Callable[[int], int]) -> list[Chunk]:
+        """The chunks, some of them with drafts; room(n): how many tokens they may have, beside n."""
+        self._looks = False
+        if len(chunks) > MOST_ROWS or (n_rows := sum(chunk.n for chunk in chunks)) > MOST_ROWS:
             return chunks
-        asked = []
-        for branch in talking:
-            most = max(min(self._most(branch), room), 0)
-            room -= most
-            asked.append((branch, most))
-        self.gate.begin(sum(chunk.ends for chunk in chunks), n_rows)
-        drafts = self._drafter.drafts(asked, self.gate)
-        by_branch = {id(branch): draft for branch, draft in zip(talking, drafts, strict=True)}
-        return [chunk._replace(draft=tuple(by_branch.get(id(chunk.branch), ()))) for chunk in chunks]
+        talking = [chunk.branch for chunk in chunks if chunk.talks and not chunk.branch.forks]
+        due = [branch for branch in talking if branch.record.is_due()]
+        self._looks = bool(due)
+        if not due:
+            return chunks
+        self.gate.begin(len(talking), n_rows)
+        drafts = self._drafter.drafts([(branch, self._most(branch)) for branch in due], self.gate)
+        if not any(drafts):
+            return chunks
+        left = room(n_rows)
+        by_branch: dict[int, tuple[int, ...]] = {}
+        for branch, draft in zip(due, drafts, strict=True):
+            by_branch[id(branch)] = tuple(draft[: max(left, 0)])
+            left -= len(draft)
+        return [chunk._replace(draft=by_branch.get(id(chunk.branch), ())) for chunk in chunks]
 
     def learn(self, branch: Branch, n_before: int) -> None:
         """A text has said something. n_before: tokens that it had before."""
-        self._drafter.learn(branch, n_before)
+        if self._looks:
+            self._drafter.learn(branch, n_before)
 
     def time(self, chunks: list[Chunk], seconds: float) -> None:
         """What a step took."""
-        if all(chunk.talks for chunk in chunks):
+        if self._looks and all(chunk.talks for chunk in chunks):
             self.gate.seconds.learn(sum(1 + len(chunk.draft) for chunk in chunks), seconds)
+
+    def close(self) -> None:
+        """Frees what the drafter has."""
+        self._drafter.close()
 
     def _most(self, branch: Branch) -> int:
         most = min(self._draft_max, branch.n_may_say - 1)
@@ -68,4 +67,4 @@ class Speculation:
             most = min(most, branch.window.n_ctx - 2 - branch.n_decoded)
         if self._every:
             most = min(most, -(branch.n_decoded + 1) % self._every)
-        return most
+        return max(most, 0)

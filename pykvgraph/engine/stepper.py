@@ -8,11 +8,12 @@ from pykvgraph.batch import Batch
 from pykvgraph.context import Context, LastOutput
 from pykvgraph.engine.admission import Admission
 from pykvgraph.engine.branch import Branch
+from pykvgraph.engine.drafters import Drafter
 from pykvgraph.engine.mail import Mail
 from pykvgraph.engine.pace import Pace
 from pykvgraph.engine.scheduler import Chunk
 from pykvgraph.engine.shifts import shift_full
-from pykvgraph.engine.speculation import MOST_ROWS, Drafter, Speculation
+from pykvgraph.engine.speculation import Speculation
 from pykvgraph.engine.texts import Texts
 from pykvgraph.errors import CacheFullError, KVGraphError
 from pykvgraph.kept_text import EVERY
@@ -146,6 +147,12 @@ class Stepper:
             else:
                 branch.request._fail(error)
 
+    def close(self) -> None:
+        """Frees the context, and the draft model's."""
+        self._ctx.close()
+        if self._speculation:
+            self._speculation.close()
+
     # ---- who comes and goes
 
     def _take_news(self) -> None:
@@ -260,14 +267,17 @@ class Stepper:
                 self._texts.set_aside(youngest)
 
     def _with_drafts(self, chunks: list[Chunk]) -> list[Chunk]:
-        """Drafts beside what is decoded anyway, as far as there are rows and cells."""
-        n_tokens = sum(chunk.n for chunk in chunks)
-        if self._speculation is None or n_tokens > MOST_ROWS:
+        if self._speculation is None:
             return chunks
+        drafted = self._speculation.add(chunks, self._room_for_drafts)
+        if drafted is chunks:
+            return chunks
+        n_tokens = sum(chunk.n + len(chunk.draft) for chunk in drafted)
+        return drafted if self._index.make_room(n_tokens) else chunks
+
+    def _room_for_drafts(self, n_tokens: int) -> int:
         room = self._admission.room_for_drafts(self._scheduler.running, n_tokens)
-        drafted = self._speculation.add(chunks, min(room, self._ctx.n_ubatch - n_tokens))
-        n_drafted = sum(len(chunk.draft) for chunk in drafted)
-        return drafted if self._index.make_room(n_tokens + n_drafted) else chunks
+        return min(room, self._ctx.n_ubatch - n_tokens)
 
     def _run(self, chunks: list[Chunk]) -> None:
         """Decodes the chunks together; when that fails, without drafts, then each half.

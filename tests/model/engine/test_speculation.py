@@ -19,8 +19,7 @@ from support.recurrent import DELTA_NET, MAMBA2
 from support.soak import F32, are_likeliest
 
 import pykvgraph as kvg
-from pykvgraph.engine import engine as engine_module
-from pykvgraph.engine import gate, speculation
+from pykvgraph.engine import drafters, gate, speculation
 from pykvgraph.engine.branch import Branch
 
 SPECS = [
@@ -94,6 +93,9 @@ class HalfRight:
     def learn(self, branch: Branch, n_before: int) -> None:
         pass
 
+    def close(self) -> None:
+        pass
+
 
 def test_tokens_are_those_without_drafts(model: kvg.Model, eager: None) -> None:
     """Greedy and sampled: a token is always the text's own sample of its own row."""
@@ -109,7 +111,7 @@ def test_drafts_that_hold_and_drafts_that_do_not(model: kvg.Model, monkeypatch: 
     prompts, params = texts(model)
     plain, before = said(model, prompts, params)
     whole = [list(prompts[min(i, 5)]) + list(tokens) for i, tokens in enumerate(plain)]
-    monkeypatch.setattr(engine_module, "NgramDrafter", lambda: HalfRight(whole, model.n_vocab))
+    monkeypatch.setattr(drafters, "NgramDrafter", lambda: HalfRight(whole, model.n_vocab))
     drafted, after = said(model, prompts, params, draft="ngram")
     assert drafted == plain
     assert after.steps < 0.6 * before.steps
@@ -127,6 +129,9 @@ class Always:
         return [self.tokens[:most] for _, most in asked]
 
     def learn(self, branch: Branch, n_before: int) -> None:
+        pass
+
+    def close(self) -> None:
         pass
 
 
@@ -152,7 +157,7 @@ def test_the_distribution_is_the_models(small: kvg.Model, monkeypatch: pytest.Mo
     Of 63 degrees of freedom it is above 117 in less than 1 of 10,000 tests.
     """
     few, prompt = [5, 17, 40, 99], [7, 8, 9, 10]
-    monkeypatch.setattr(engine_module, "NgramDrafter", lambda: Always(17, 5))
+    monkeypatch.setattr(drafters, "NgramDrafter", lambda: Always(17, 5))
     bias = [(token, -math.inf if token not in few else 0.0) for token in range(small.n_vocab)]
     params = kvg.SamplingParams(max_tokens=3, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, logit_bias=bias)
     counts = np.zeros(64)
@@ -168,16 +173,25 @@ def test_the_distribution_is_the_models(small: kvg.Model, monkeypatch: pytest.Mo
     assert ((counts - expected) ** 2 / expected).sum() < 117
 
 
-def test_a_window_is_full_where_it_was(small: kvg.Model, eager: None) -> None:
+class Right(Always):
+    """Proposes what will be said."""
+
+    def drafts(self, asked: Sequence[tuple[Branch, int]], _: Any) -> list[list[int]]:
+        return [self.tokens[branch._n_said :][:most] for branch, most in asked]
+
+
+def test_a_window_is_full_where_it_was(small: kvg.Model, monkeypatch: pytest.MonkeyPatch) -> None:
     """A draft ends where the text gives up tokens: what it says behind the shift is the same."""
     prompt = [5, 6, 7, 8, 9, 10] * 5
     params = kvg.SamplingParams(max_tokens=150)
-    tokens = []
+    tokens: list[tuple[int, ...]] = []
+    monkeypatch.setattr(drafters, "NgramDrafter", lambda: Right(*tokens[0]))
     for draft in (None, "ngram"):
         with kvg.Engine(small, n_ctx=256, n_seq_max=2, background=False, draft=draft, **F32) as engine:
             found = engine.submit(prompt, params, window=kvg.Window(45, 4, 11)).result()
             assert found.n_discarded > 100
-            assert (found.drafted > 0) == (draft is not None)
+            assert found.drafted == found.accepted
+            assert (found.drafted > 100) == (draft is not None)
             tokens.append(found.tokens)
     assert tokens[0] == tokens[1]
 
@@ -186,11 +200,11 @@ def test_three_quarters_of_the_cells_are_for_drafts(
     small: kvg.Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A text at n tokens of 64 cells: 48 - n - 1 draft tokens pass, exactly, and none beyond."""
-    monkeypatch.setattr(engine_module, "NgramDrafter", lambda: Always(*range(20)))
+    monkeypatch.setattr(drafters, "NgramDrafter", lambda: Always(*range(20)))
     lengths: list[tuple[int, int]] = []
     add = speculation.Speculation.add
 
-    def listen(self: Any, chunks: Any, room: int) -> Any:
+    def listen(self: Any, chunks: Any, room: Any) -> Any:
         found = add(self, chunks, room)
         lengths.append((chunks[0].branch.n_decoded, len(found[0].draft)))
         return found
@@ -205,7 +219,7 @@ def test_three_quarters_of_the_cells_are_for_drafts(
 
 def test_a_seventeenth_text_ends_drafts(small: kvg.Model, monkeypatch: pytest.MonkeyPatch) -> None:
     prompt = [5, 6, 7] * 8
-    monkeypatch.setattr(engine_module, "NgramDrafter", lambda: Always(3, 4))
+    monkeypatch.setattr(drafters, "NgramDrafter", lambda: Always(3, 4))
     for n, drafts in ((16, True), (17, False)):
         with kvg.Engine(small, n_ctx=4096, n_seq_max=17, background=False, draft="ngram", **F32) as engine:
             params = kvg.SamplingParams(max_tokens=6, n=n)
@@ -234,7 +248,7 @@ def test_a_draft_that_does_not_go_away_sets_its_text_aside(
 ) -> None:
     """The text waits, is decoded again, and says what it would have said."""
     prompt = [5, 6, 7, 8] * 6
-    monkeypatch.setattr(engine_module, "NgramDrafter", lambda: Always(3, 4))
+    monkeypatch.setattr(drafters, "NgramDrafter", lambda: Always(3, 4))
     n_left = 3
 
     def fails(self: kvg.KVCache, seq: int, p0: int, p1: int) -> None:
