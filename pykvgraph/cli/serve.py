@@ -73,6 +73,7 @@ def _context(where: Where, given: dict[str, Any]) -> dict[str, Any]:
         "n_ctx": given["n_ctx"] or "auto",
         "n_seq_max": _n_slots(given),
         "overcommit": True,
+        "cache_reuse": given["cache_reuse"],
         "flash_attn": given["flash_attn"],
         "offload_kqv": where.offload_kqv,
         **{name: given[name] for name in names},
@@ -145,7 +146,6 @@ def _keys_of(file: IO[str] | None) -> tuple[str, ...]:
 def _refuse(given: dict[str, Any]) -> None:
     """What this server can't do yet."""
     wanted = {
-        "--cache-reuse": given["cache_reuse"],
         "--reasoning-budget, but for 0": given["reasoning_budget"] > 0,
     }
     for name, is_wanted in wanted.items():

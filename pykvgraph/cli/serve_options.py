@@ -220,7 +220,13 @@ _OF_ANSWERS: list[Adder] = [
         "-s", "--seed", type=click.IntRange(min=-1), metavar="N", default=-1, help="Likewise; -1: random."
     ),
     option("--cache-prompt/--no-cache-prompt", default=True, help="Share what prompts begin with, likewise."),
-    option("--cache-reuse", type=click.IntRange(min=0), metavar="N", default=0, help="Only 0."),
+    option(
+        "--cache-reuse",
+        type=click.IntRange(min=0),
+        metavar="N",
+        default=0,
+        help="Move parts of N tokens and more that an older prompt has further behind; 0: none.",
+    ),
     option(
         "--context-shift/--no-context-shift",
         default=False,

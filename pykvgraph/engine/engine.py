@@ -52,11 +52,15 @@ class Engine(NotCopied):
     next that long prompts should not make longer; None: they get a quarter of a step. draft: "ngram": where a
     text says again what it has said before, up to draft_max tokens more are decoded at once, and what is said
     stays the same (docs/many-requests.md). A Model: these are what that smaller model proposes; it has the
-    same vocabulary, and is not closed before the engine is. None: no drafts. background: a thread of the
-    engine's own takes the steps; False: the program calls step(). Other arguments are those of Context.
+    same vocabulary, and is not closed before the engine is. None: no drafts. cache_reuse: what a text says as
+    the newest one that begins like it, but earlier, comes from the cache where it is at least so many tokens,
+    with its positions moved, as llama-server's --cache-reuse: these tokens have seen others before them, so
+    that what is said need not be what it would be else; 0: never. background: a thread of the engine's own
+    takes the steps; False: the program calls step(). Other arguments are those of Context.
 
     `context` is the context; its cache can be looked at. While the engine lives, nothing else may decode on
-    it, or edit it. Raises what Context raises, and InvalidArgumentError.
+    it, or edit it. Raises what Context raises, InvalidArgumentError, and UnsupportedError for cache_reuse
+    when not can_shift.
     """
 
     def __init__(
@@ -71,6 +75,7 @@ class Engine(NotCopied):
         max_itl: float | None = None,
         draft: Literal["ngram"] | Model | None = None,
         draft_max: int = 16,
+        cache_reuse: int = 0,
         background: bool = True,
         **context: Any,
     ) -> None:
@@ -86,6 +91,9 @@ class Engine(NotCopied):
         n_ubatch = context.pop("n_ubatch", min(integer(n_batch, "n_batch"), 512))
         batch = {"n_batch": n_batch, "n_ubatch": n_ubatch}
         draft_max = integer(draft_max, "draft_max", 1)
+        shares, cache_reuse = flag(prefix_cache, "prefix_cache"), integer(cache_reuse, "cache_reuse", 0)
+        if cache_reuse and not shares:
+            raise InvalidArgumentError("cache_reuse: nothing is cached without prefix_cache")
         threads = {name: value for name, value in context.items() if name in ("n_threads", "n_threads_batch")}
         # before anything is measured: its memory is not free
         drafter = drafter_of(draft, model, n_cells or "auto", {**batch, **threads, "n_seq_max": n_seq_max})
@@ -101,7 +109,11 @@ class Engine(NotCopied):
             checkpoint_bytes=sizes.checkpoint_bytes,
             **context,
         )
-        shares = flag(prefix_cache, "prefix_cache")
+        if cache_reuse and not self.can_shift:
+            self.context.close()
+            raise UnsupportedError(
+                "cache_reuse: this model's cache can't be shifted, so nothing can be moved"
+            )
         self._tokenizer = model.tokenizer if model.has_tokenizer else None
         stepper = Stepper(
             self.context,
@@ -111,6 +123,7 @@ class Engine(NotCopied):
             max_itl,
             drafter,
             draft_max,
+            cache_reuse,
         )
         self._loop = _Loop(self.context, stepper, flag(background, "background"))
         self._finalizer = weakref.finalize(self, _close, self._loop)

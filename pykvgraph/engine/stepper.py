@@ -11,6 +11,7 @@ from pykvgraph.engine.branch import Branch
 from pykvgraph.engine.drafters import Drafter
 from pykvgraph.engine.mail import Mail
 from pykvgraph.engine.pace import Pace
+from pykvgraph.engine.reuse import attach_moved
 from pykvgraph.engine.scheduler import Chunk
 from pykvgraph.engine.shifts import shift_full
 from pykvgraph.engine.speculation import Speculation
@@ -31,7 +32,8 @@ class Stepper:
     """Decodes many texts on one context, a batch a step. Not for several threads at once.
 
     overcommit: a text enters when its prompt fits; without, when all that it may become fits. drafter: None:
-    there are no drafts. draft_max: their tokens at most.
+    there are no drafts. draft_max: their tokens at most. reuse: parts of at least so many tokens are
+    moved; 0: none are.
     """
 
     def __init__(
@@ -43,8 +45,10 @@ class Stepper:
         max_itl: float | None,
         drafter: Drafter | None,
         draft_max: int,
+        reuse: int,
     ) -> None:
         self._ctx = ctx
+        self._reuse = reuse
         self._texts = texts = Texts(ctx, n_points, shares)
         self._shares, self._needs_points, self._scheduler = shares, texts.needs_points, texts.scheduler
         on_cpu = ctx.model.device == "CPU"
@@ -230,18 +234,13 @@ class Stepper:
             return False
         known = min(found.match.n, len(branch.ids) - 1)
         self._scheduler.enter(branch)
-        try:
-            branch.last = self._index.attach(found, branch.seq)
-        except (KVGraphError, MemoryError):  # what can't be shared is decoded
-            found = Found(found.match, 0, None)
-            branch.last = self._index.attach(found, branch.seq)
-        branch.begin(found.n)
+        found = self._attached(branch, found)
         if not self._admission.fits(running, branch, found.n):
             self._texts.leave(branch)
             self._scheduler.wait(branch)
             return False
         if branch.n_cached < 0:
-            branch.enter(found.n, known - found.n)
+            branch.enter(found.n, max(known - found.n, 0))
             self._counts["prompt_tokens"] += branch.n_prompt
             self._counts["prefix_hit_tokens"] += found.n
             self._counts["decoded_again"] += branch.n_again
@@ -250,6 +249,21 @@ class Stepper:
                 branch.add_place(place)
             branch.spacing = self._spacing
         return True
+
+    def _attached(self, branch: Branch, found: Found) -> Found:
+        """Its sequence has the most that can be had of it; returns what that is."""
+        if self._reuse and (n := attach_moved(self._texts, branch, found, self._reuse)):
+            branch.begin(n)
+            return Found(found.match, n, None)
+        if self._reuse:
+            found = self._find(branch)  # room that was made for parts may have been of it
+        try:
+            branch.last = self._index.attach(found, branch.seq)
+        except (KVGraphError, MemoryError):  # what can't be shared is decoded
+            found = Found(found.match, 0, None)
+            branch.last = self._index.attach(found, branch.seq)
+        branch.begin(found.n)
+        return found
 
     # ---- what a step decodes
 
