@@ -101,6 +101,7 @@ def test_a_small_cache(model: kvg.Model, seed: int) -> None:
             told = request.result()
             n_moved += told.n_cached
             assert told.finish_reason in ("length", "stop", "cancelled")
+        assert engine.stats().n_preempted == 0
         assert not engine.context.kv.cells().seq.any()
         assert n_moved > 1000
 
