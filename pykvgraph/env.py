@@ -6,7 +6,7 @@
 | `KVGRAPH_LOG`        | `debug`, `info`, `warning` or `error`: the native log from that level on goes to |
 |                      | the Python logger "pykvgraph". Unset: the native side is silent                  |
 | `LLAMA_CPP_LIB_PATH` | folder of libllama and ggml; llama-cpp-python's own variable, honoured here too  |
-| `XDG_CACHE_HOME`     | folder of caches: downloads, and digests of models. Unset: ~/.cache              |
+| `XDG_CACHE_HOME`     | folder of caches: downloads; digests and times of models. Unset: ~/.cache        |
 
 All but the last are read when pykvgraph is imported.
 

@@ -28,9 +28,13 @@ from pykvgraph.plan.fitting import MARGIN
 from pykvgraph.sizes import size_text
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from pykvgraph.plan.fitting import Fit
+    from pykvgraph.plan.time_model import StepSample, TimeModel
 
 TYPES = ("f16", "q8_0", "q4_0")  # of the second table
+_TIMED_CELLS = 4096  # of a cache in which steps are measured
 
 
 @click.command(
@@ -38,7 +42,7 @@ TYPES = ("f16", "q8_0", "q4_0")  # of the second table
     epilog=examples(
         "pykvgraph plan -m model.gguf",
         "pykvgraph plan -m model.gguf -np 8 -ctk q8_0 -ctv q8_0",
-        "pykvgraph plan -m model.gguf --plot plan.png",
+        "pykvgraph plan -m model.gguf --time --plot plan.png",
     ),
 )
 @model_option(required=True)
@@ -72,20 +76,32 @@ TYPES = ("f16", "q8_0", "q4_0")  # of the second table
 @cache_type_options
 @swa_option
 @where_options
-@plot_option("Also draw what more or fewer cells take.")
+@option("--time", "is_timed", is_flag=True, help="Also load the model, and measure how long steps last.")
+@plot_option("Also draw what more or fewer cells take, and with --time what was measured.")
 @json_option
 def plan(
-    model: str, where: Where, n_ctx: int | None, margin: int, as_json: bool, plot: str | None, **sizes: Any
+    model: str,
+    where: Where,
+    n_ctx: int | None,
+    margin: int,
+    is_timed: bool,
+    as_json: bool,
+    plot: str | None,
+    **sizes: Any,
 ) -> None:
     """Show how large a cache the memory has room for.
 
-    Nothing is loaded. Each size is planned as a context would allocate it: weights, cells, graphs. What may
-    be taken is --margin per cent less than what is free: on a device what the device tells, on the host the
-    least of what the kernel has, of what control groups leave, and of ulimit. `-c auto` of other verbs, and
-    n_ctx="auto" in Python, take what is found here.
+    Nothing is loaded, unless --time is given. Each size is planned as a context would allocate it: weights,
+    cells, graphs. What may be taken is --margin per cent less than what is free: on a device what the device
+    tells, on the host the least of what the kernel has, of what control groups leave, and of ulimit. `-c
+    auto` of other verbs, and n_ctx="auto" in Python, take what is found here.
+
+    With --time, steps of a few sizes are measured in a second or two, and remembered for the file, the
+    devices and the settings; a line through them says how long a prompt and a token take.
     """
     from pykvgraph.gguf_file import GgufFile
     from pykvgraph.plan.fitting import fit_n_ctx
+    from pykvgraph.plan.memory_model import learn_memory
 
     with GgufFile(model) as file:
         info = file.model_info()
@@ -99,14 +115,53 @@ def plan(
             if name not in by_type:
                 other = {**arguments, "type_k": name, "type_v": name}
                 by_type[name] = fit_n_ctx(model, most, margin=margin, **other).n_ctx
+    memory = learn_memory(model, **arguments)
+    times, samples = _times(model, where, fit, sizes, bool(plot)) if is_timed else (None, [])
+    speed = _speed(times, min(fit.n_ctx, info.n_ctx_train), sizes["n_ubatch"]) if times else {}
     if as_json:
-        print_json({**dataclasses.asdict(fit), "most": most, "n_ctx_by_type": by_type})
+        found = {"most": most, "n_ctx_by_type": by_type, "memory": dataclasses.asdict(memory)}
+        print_json({**dataclasses.asdict(fit), **found, **speed})
     else:
         show_fit(fit, most, by_type)
+        click.echo(f"\nA cell takes {size_text(round(memory.n_out))}.")
+        for line in _told(speed):
+            click.echo(line)
     if plot:
         from pykvgraph.viz.plan_plot import plot_plan
 
-        plot_plan(Path(model).name, fit, lambda cells: _parts(model, cells, arguments), plot)
+        title = Path(model).name
+        plot_plan(title, fit, lambda cells: _parts(model, cells, arguments), plot, times, samples)
+
+
+def _times(
+    model: str, where: Where, fit: Fit, sizes: dict[str, Any], is_plotted: bool
+) -> tuple[TimeModel, list[StepSample]]:
+    """What is remembered of this model's steps, or measured; a picture shows what is measured now."""
+    import pykvgraph as kvg
+    from pykvgraph.step_times import learn_times, times_of
+
+    context = {**sizes, "n_ctx": min(fit.n_ctx, _TIMED_CELLS), "offload_kqv": where.offload_kqv}
+    with kvg.Model(model, **where.model()) as loaded, kvg.Context(loaded, **context) as ctx:
+        return learn_times(ctx) if is_plotted else (times_of(ctx), [])
+
+
+def _speed(times: TimeModel, n_tokens: int, n_ubatch: int) -> dict[str, Any]:
+    """Seconds of a prompt that fills the cache, and tokens a second behind nothing and behind that prompt."""
+    return {
+        "times": dataclasses.asdict(times),
+        "n_prompt": n_tokens,
+        "prompt_seconds": times.prefill(1, n_tokens, n_ubatch),
+        "tokens_per_second_empty": 1 / times.next_token(0, 0),
+        "tokens_per_second_full": 1 / times.next_token(n_tokens, 0),
+    }
+
+
+def _told(speed: dict[str, Any]) -> Iterator[str]:
+    if speed:
+        n_prompt, seconds = speed["n_prompt"], speed["prompt_seconds"]
+        yield f"The first token behind a prompt of {n_prompt:,} tokens comes after {seconds:.3g} s."
+        empty, full = speed["tokens_per_second_empty"], speed["tokens_per_second_full"]
+        yield f"A text gets {empty:,.1f} tokens a second at its beginning, {full:,.1f} behind such a prompt."
 
 
 def show_fit(fit: Fit, most: int, by_type: dict[str, int]) -> None:

@@ -1,1 +1,6 @@
-"""How much memory a model and a context would use, and what a device can do; nothing is loaded."""
+"""How much memory a model and a context would use, how long steps last, and what a device can do."""
+
+from pykvgraph.plan.memory_model import MemoryModel, allows_speculation
+from pykvgraph.plan.time_model import TimeModel
+
+__all__ = ["MemoryModel", "TimeModel", "allows_speculation"]

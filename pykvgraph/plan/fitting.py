@@ -10,6 +10,7 @@ from pykvgraph.device import devices
 from pykvgraph.errors import DeviceError
 from pykvgraph.plan.free_memory import host_free_bytes
 from pykvgraph.plan.memory import plan_memory
+from pykvgraph.plan.memory_model import weight_limit
 from pykvgraph.sizes import size_text
 from pykvgraph.types import DevicePart
 
@@ -78,7 +79,7 @@ class Planned:
         told = {device.name: device.memory_free for device in devices() if device.type == "gpu"}
         n_file = sum(part.mapped_bytes for part in parts)
         host = host_free_bytes(n_file, is_mapped=is_loaded)
-        self.limits = tuple((told.get(part.device) or host) * (100 - margin) // 100 for part in parts)
+        self.limits = tuple(weight_limit(told.get(part.device) or host, margin) for part in parts)
 
     def with_cells(self, n_ctx: int) -> Fit:
         """full: the first device on which it doesn't fit."""

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from pathlib import Path
 from typing import Any
 
-from pykvgraph import env
 from pykvgraph._native.library import lib
 from pykvgraph.context import Context
 from pykvgraph.gguf_file import read_parts
 from pykvgraph.model import Model
+from pykvgraph.remembered import recall, remember
 
 N_TOKENS = 32
 TOKEN_BYTES = 4
 _FORMAT = b"kvgraph-block-1\0"
 _TOKENS = b"\0"  # the kind of a block; others are to come, pictures perhaps
 _READ_BYTES = 1 << 20
+_KNOWN = "digests.json"
 
 
 def key(parent: bytes, tokens: bytes) -> bytes:
@@ -43,8 +43,7 @@ def file_digest(model: Model) -> bytes:
     It is read once: then the digest is remembered by what tells a file from another, its device and inode,
     size and time, in the user's cache directory.
     """
-    known_at = env.cache_folder() / "digests.json"
-    known = _read_known(known_at)
+    known = {place: digest for place, digest in recall(_KNOWN).items() if _is_digest(digest)}
     whole = hashlib.sha256()
     changed = False
     for path, _ in model._handle.call(lambda model: read_parts(lib().kvg_model_gguf(model))):
@@ -54,7 +53,7 @@ def file_digest(model: Model) -> bytes:
             changed = True
         whole.update(bytes.fromhex(known[place]))
     if changed:
-        _write_known(known_at, known)
+        remember(_KNOWN, known)
     return whole.digest()
 
 
@@ -71,30 +70,8 @@ def _digest_of(path: Path) -> str:
     return digest.hexdigest()
 
 
-def _read_known(path: Path) -> dict[str, str]:
-    """What the file says, if it is one of ours; anything else counts as nothing."""
-    try:
-        found: Any = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    if not isinstance(found, dict):
-        return {}
-    return {k: v for k, v in found.items() if isinstance(v, str) and _is_digest(v)}
-
-
-def _is_digest(text: str) -> bool:
-    return len(text) == 64 and all(c in "0123456789abcdef" for c in text)
-
-
-def _write_known(path: Path, known: dict[str, str]) -> None:
-    """Where it can't be written, it is read again next time."""
-    part = path.with_name(f"{path.name}.{os.getpid()}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part.write_text(json.dumps(known), encoding="utf-8")
-        part.replace(path)
-    except OSError:
-        return
+def _is_digest(text: Any) -> bool:
+    return isinstance(text, str) and len(text) == 64 and all(c in "0123456789abcdef" for c in text)
 
 
 def common(left: bytes, right: bytes) -> int:

@@ -1,19 +1,22 @@
-"""A picture of a plan: what a model and its cache take on each device, by the number of cells."""
+"""A picture of a plan: what a model and its cache take on each device, and how long steps last."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from pykvgraph.plan.time_model import cells_of_run
 from pykvgraph.types import DevicePart
 from pykvgraph.viz.figure import new_figure, save_figure
 
 if TYPE_CHECKING:
     from pykvgraph.plan.fitting import Fit
+    from pykvgraph.plan.time_model import StepSample, TimeModel
 
 _N_SIZES = 8
 _KINDS = {"weights": "#8c8c8c", "cells": "#1f77b4", "graphs": "#ff7f0e"}
+_DEPTH_COLORS = ("#1f77b4", "#d62728")
 _MIB = 1 << 20
 
 
@@ -22,16 +25,22 @@ def plot_plan(
     fit: Fit,
     parts_with: Callable[[int], Sequence[DevicePart]],
     path: str | os.PathLike[str],
+    times: TimeModel | None = None,
+    samples: Sequence[StepSample] = (),
 ) -> None:
     """Writes a PNG, SVG or PDF: a panel for each device, up to a quarter more cells than fit.
 
-    parts_with: the plan for a number of cells. Raises as save_figure does.
+    parts_with: the plan for a number of cells. times, samples: how long steps last, and what was measured,
+    for one panel more. Raises as save_figure does.
     """
     sizes = [max(fit.n_ctx * 5 * i // (4 * _N_SIZES), 1) for i in range(1, _N_SIZES + 1)]
     plans = [parts_with(n) for n in sizes]
-    figure = new_figure(4.5 * len(fit.parts) + 2, 4)
-    panels = figure.subplots(1, len(fit.parts), squeeze=False)[0]
-    for i, (axes, part, limit) in enumerate(zip(panels, fit.parts, fit.limits, strict=True)):
+    n_panels = len(fit.parts) + (times is not None)
+    figure = new_figure(4.5 * n_panels + 2, 4)
+    panels = figure.subplots(1, n_panels, squeeze=False)[0]
+    if times is not None:
+        _draw_times(panels[-1], times, samples)
+    for i, (axes, part, limit) in enumerate(zip(panels, fit.parts, fit.limits, strict=False)):
         here = [plan[i] for plan in plans]
         layers = [
             [part.weight_bytes / _MIB for part in here],
@@ -52,3 +61,27 @@ def plot_plan(
     panels[0].legend(fontsize=8, loc="upper left")
     figure.suptitle(title, fontsize=11)
     save_figure(figure, path)
+
+
+def _draw_times(axes: Any, times: TimeModel, samples: Sequence[StepSample]) -> None:
+    """Points as measured, a colour for each number of cells before them, and lines as learned."""
+    depths = sorted({_depth(each) for each in samples})
+    for depth, color in zip(depths, _DEPTH_COLORS, strict=False):
+        here = [each for each in samples if _depth(each) == depth]
+        tokens = [each.n_tokens for each in here]
+        axes.plot(tokens, [1000 * each.seconds for each in here], "o", color=color, markersize=4)
+        lines = range(1, max(tokens) + 1)
+        learned = [1000 * times.seconds(n, cells_of_run(depth, n)) for n in lines]
+        axes.plot(lines, learned, "-", color=color, linewidth=1, label=f"behind {depth:,} cells")
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.set_title("a step, as measured and as learned", fontsize=10)
+    axes.set_xlabel("tokens")
+    axes.set_ylabel("ms")
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=8, loc="upper left")
+
+
+def _depth(sample: StepSample) -> int:
+    """How many cells were before the first of its tokens."""
+    return (sample.n_cells - cells_of_run(0, sample.n_tokens)) // sample.n_tokens

@@ -21,7 +21,7 @@ FACE = "pykvgraph"
 # From the bottom up. A module imports from its own layer and from those below. Some rooms are only planned.
 LAYERS: list[set[str]] = [
     {"_native.ffi"},
-    {"errors", "env", "checks", "types", "sizes"},
+    {"errors", "env", "checks", "types", "sizes", "remembered"},
     {"_native"},
     {
         "params",
@@ -37,7 +37,7 @@ LAYERS: list[set[str]] = [
         "pooling",
     },
     {"model", "hold", "incoming", "cell_groups", "readable_cache", "kv_cache", "context"},
-    {"context_shift", "feed", "positions", "speech", "token_loop", "long_reader"},
+    {"context_shift", "feed", "positions", "speech", "token_loop", "long_reader", "step_times"},
     {"hub", "web_file"},
     {"tier"},
     {"prefix", "stream", "kept_text", "chat", "reply"},

@@ -106,3 +106,23 @@ def test_c_auto_of_serve(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
         assert run("serve", "-m", STORIES, *given).exit_code == 0
         found.append(seen["n_ctx"])
     assert found == [0, 0]
+
+
+def test_times(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Remembered for the next run; a picture measures them again."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    found = plan("--time")
+    assert 0 < found["prompt_seconds"] < 60
+    assert found["tokens_per_second_empty"] >= found["tokens_per_second_full"] > 0
+    assert found["n_prompt"] == 512
+    assert plan("--time")["times"] == found["times"]
+    picture = tmp_path / "plan.png"
+    result = run("plan", "-m", STORIES, "-dev", "none", "--time", "--plot", str(picture))
+    assert result.exit_code == 0
+    assert "The first token behind a prompt of 512 tokens" in result.stdout
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_what_a_cell_takes() -> None:
+    """Of 5 layers with 4 heads of 8 in K and in V, in F16."""
+    assert plan()["memory"]["n_out"] == pytest.approx(5 * 4 * 8 * 2 * 2, rel=0.01)
