@@ -349,26 +349,14 @@ class Stepper:
                 batch.extend([*last, *draft], begin, (branch.seq,), "all", behind)
             else:
                 batch.extend(last, begin, (branch.seq,), "last" if ends else False)
-        ctx.decode(batch, scores=True)
+        others = [chunk for chunk in chunks if chunk.ends and (not chunk.talks or chunk.draft)]
+        in_batch = [*((each, 1) for each in talking), *((c.branch, 1 + len(c.draft)) for c in others)]
+        rows = iter(ctx.decode_rows(batch))
         self._counts["decoded"] += len(batch)
         for chunk in chunks:
             chunk.branch.n_beyond = len(chunk.draft)
-        others = [chunk for chunk in chunks if chunk.ends and (not chunk.talks or chunk.draft)]
-        return self._outputs(
-            [*((each, 1) for each in talking), *((c.branch, 1 + len(c.draft)) for c in others)], chunks
-        )
-
-    def _outputs(self, in_batch: list[tuple[Branch, int]], chunks: list[Chunk]) -> list[list[LastOutput]]:
-        """The outputs in the order of the chunks. in_batch: whose rows come after whose, and how many."""
-        if not in_batch:
-            return []
-        scores = self._ctx.scores()
-        rows = self._ctx.logits_view()
-        found = zip(
-            scores.best.tolist(), scores.best_logprob.tolist(), scores.log_sum.tolist(), rows, strict=True
-        )
-        by_branch = {id(branch): [LastOutput(*next(found)) for _ in range(n)] for branch, n in in_batch}
-        return [by_branch[id(chunk.branch)] for chunk in chunks if chunk.ends]
+        outputs = {id(branch): [next(rows) for _ in range(n)] for branch, n in in_batch}
+        return [outputs[id(chunk.branch)] for chunk in chunks if chunk.ends]
 
     def _advance(self, branch: Branch, n: int, to_end: bool) -> None:
         """These tokens of it are in the cache: the index learns of them."""
@@ -430,7 +418,7 @@ class Stepper:
     def _say(self, branch: Branch, output: LastOutput, now: float) -> None:
         try:
             reason = branch.say(output, now)
-        except KVGraphError as error:
+        except (KVGraphError, MemoryError) as error:
             self._texts.fail(branch, error)
             return
         if reason is not None:

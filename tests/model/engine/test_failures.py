@@ -59,16 +59,16 @@ def test_a_sequence_that_always_fails_ends_its_request(small: kvg.Model, broken:
         three = engine.submit(PROMPT, kvg.SamplingParams(max_tokens=9, n=3, temperature=1.0))
         engine.step()
         other = engine.submit(OTHER, TALK)
-        decode = engine.context.decode
+        decode = engine.context.decode_rows
 
-        def fails(batch: kvg.Batch, **options: Any) -> None:
+        def fails(batch: kvg.Batch) -> Any:
             if not three.done and len(batch) < 3:
                 raise kvg.DeviceError("broken")
             if not three.done:
                 raise kvg.DeviceError("too many")
-            decode(batch, **options)
+            return decode(batch)
 
-        engine.context.decode = fails  # type: ignore[method-assign]
+        engine.context.decode_rows = fails  # type: ignore[method-assign]
         assert are_likeliest(small, OTHER, other.result().tokens)
         with pytest.raises(kvg.DeviceError, match="broken"):
             three.results()
@@ -86,7 +86,7 @@ def test_what_can_not_be_shared_is_decoded(small: kvg.Model, broken: Any) -> Non
 def test_an_engine_that_breaks_tells_everybody(small: kvg.Model, monkeypatch: pytest.MonkeyPatch) -> None:
     """An error that nobody has foreseen, in the engine's own thread."""
     with kvg.Engine(small, n_ctx=512, n_seq_max=1, **F32) as engine:
-        monkeypatch.setattr(engine.context, "decode", lambda *_, **__: 1 // 0)
+        monkeypatch.setattr(engine.context, "decode_rows", lambda *_, **__: 1 // 0)
         requests = []
         with pytest.raises(kvg.InvalidArgumentError, match="engine is closed"):
             for _ in range(100_000):
@@ -137,7 +137,7 @@ def test_a_second_ctrl_c_ends_the_engine(small: kvg.Model, monkeypatch: pytest.M
 
     with heard(), kvg.Engine(small, n_ctx=512, n_seq_max=1, background=False, **F32) as engine:
         request = engine.submit(PROMPT, TALK)
-        monkeypatch.setattr(engine.context, "decode", decode)
+        monkeypatch.setattr(engine.context, "decode_rows", decode)
         with pytest.raises(KeyboardInterrupt):
             engine.step()
         with pytest.raises(KeyboardInterrupt):

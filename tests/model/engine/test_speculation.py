@@ -230,14 +230,14 @@ def test_a_seventeenth_text_ends_drafts(small: kvg.Model, monkeypatch: pytest.Mo
 def test_a_batch_that_fails_is_decoded_without_drafts(small: kvg.Model, eager: None) -> None:
     prompt = [5, 6, 7, 8] * 6
     with kvg.Engine(small, n_ctx=512, n_seq_max=2, background=False, draft="ngram", **F32) as engine:
-        decode = engine.context.decode
+        decode = engine.context.decode_rows
 
-        def fails(batch: kvg.Batch, **options: Any) -> None:
+        def fails(batch: kvg.Batch) -> Any:
             if len(batch) > 1 and engine.stats().decoded_tokens:
                 raise kvg.DeviceError("broken")
-            decode(batch, **options)
+            return decode(batch)
 
-        engine.context.decode = fails  # type: ignore[method-assign]
+        engine.context.decode_rows = fails  # type: ignore[method-assign]
         found = engine.submit(prompt, kvg.SamplingParams(max_tokens=12)).result()
         assert are_likeliest(small, prompt, found.tokens)
         assert found.drafted == found.accepted == 0

@@ -1,0 +1,72 @@
+"""What an engine has at one moment: for comparing two runs, and what a step that failed has changed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+import pykvgraph as kvg
+from pykvgraph.engine.branch import Branch
+from pykvgraph.prefix.node import Node
+from support.soak import nodes_of
+
+
+def accounts(engine: kvg.Engine) -> dict[str, Any]:
+    """Free cells and sequences, who runs with which tokens, what is held of which text, who sees cells."""
+    texts = engine._loop.stepper._texts
+    kv, scheduler, index = engine.context.kv, texts.scheduler, texts.index
+    return {
+        "free": kv.n_free,
+        "used": [group.n_used for group in kv.groups],
+        "sequences": scheduler.n_free_seqs,
+        "running": [_text(each) for each in scheduler.running],
+        "waiting": [_text(each) for each in scheduler.waiting],
+        "nodes": sorted(_node(each) for each in nodes_of(index)),
+        "roots": sorted((salt, root.n_pins) for salt, root in index._roots.items()),
+        "cells": [_cells(engine, number) for number in range(len(kv.groups))],
+    }
+
+
+def bytes_seen(engine: kvg.Engine) -> dict[int, tuple[int, bytes]]:
+    """Of every running text, its order and what kv.save() makes of its sequence: all K, V and states."""
+    kv, running = engine.context.kv, engine._loop.stepper._texts.scheduler.running
+    return {each.order: (each.n_decoded, kv.save(each.seq)) for each in running if each.n_decoded}
+
+
+class Watched:
+    """In place of a method: counts what it raises, and compares what the cache has before and behind that."""
+
+    def __init__(self, engine: kvg.Engine, owner: Any, name: str) -> None:
+        self.n_raised = 0
+        self._engine, self._owner, self._name = engine, owner, name
+        self._method = getattr(owner, name)
+        setattr(owner, name, self)
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        before = accounts(self._engine), bytes_seen(self._engine)
+        try:
+            return self._method(*args, **options)
+        except (kvg.KVGraphError, MemoryError):
+            self.n_raised += 1
+            assert (accounts(self._engine), bytes_seen(self._engine)) == before, "a part was done"
+            raise
+
+
+def _text(branch: Branch) -> tuple[Any, ...]:
+    return branch.order, branch._sample, branch.n_decoded, tuple(branch.ids), branch.n_beyond
+
+
+def _node(node: Node) -> tuple[Any, ...]:
+    """By its tokens from the text's begin on: pins, and the places to go on from."""
+    tokens, at = b"", node
+    while at.parent is not None:
+        tokens, at = at.tokens + tokens, at.parent
+    return getattr(at, "salt", b""), tokens, node.n_pins, tuple(sorted(node.points))
+
+
+def _cells(engine: kvg.Engine, number: int) -> list[tuple[int, int, int]]:
+    """Position, holds, and how many see it, of every cell that is in use; in no order."""
+    view = engine.context.kv.cells(number)
+    used = np.flatnonzero(view.pos >= 0)
+    return sorted((int(view.pos[i]), int(view.held[i]), int(view.seq[i].sum())) for i in used)
