@@ -75,6 +75,8 @@ def _draw_times(axes: Any, times: TimeModel, samples: Sequence[StepSample]) -> N
         axes.plot(lines, learned, "-", color=color, linewidth=1, label=f"behind {depth:,} cells")
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_major_formatter("{x:g}")
     axes.set_title("a step, as measured and as learned", fontsize=10)
     axes.set_xlabel("tokens")
     axes.set_ylabel("ms")

@@ -8,9 +8,8 @@ from typing import Any, NamedTuple
 
 import pykvgraph as kvg
 from support.architectures import ArchSpec
-from support.engines import decode, random_ids, run_of
-from support.kept_graphs import N_KEPT, SMALL, decode_run
-from support.models import N_VOCAB, WeightType
+from support.kept_graphs import grow_graphs
+from support.models import WeightType
 
 Q8_0 = WeightType.Q8_0
 # dense, experts, windows, recurrent layers; heads of whole blocks, for all types of K and V
@@ -45,20 +44,6 @@ class Compared(NamedTuple):
         return abs(self.predicted - self.allocated) / max(self.allocated, 1)
 
 
-def fill(ctx: kvg.Context) -> None:
-    """A full cache, and as many small graphs as are kept, each with nearly as many outputs as can be."""
-    n_before = ctx.n_ctx - ctx.n_batch
-    for first in range(0, n_before, ctx.n_batch):
-        decode_run(ctx, first, min(ctx.n_batch, n_before - first), logits=False)
-    if ctx.kv.groups[-1].kind == "state":
-        ctx.kv.checkpoint(0)
-    decode_run(ctx, n_before, ctx.n_batch, logits=False)
-    for n_silent in range(N_KEPT):
-        assert ctx.kv.rewind(0, n_before) == n_before
-        tokens = run_of(random_ids(SMALL, N_VOCAB), n_before)
-        decode(ctx, [token._replace(logits=i >= n_silent) for i, token in enumerate(tokens)])
-
-
 def compare(path: Path, device: str, kv_type: str, n_gpu_layers: int = -1) -> Iterator[Compared]:
     """What was planned before the model is loaded, and what a context at its largest has."""
     options = {**SIZES, "type_k": kv_type, "type_v": kv_type}
@@ -67,7 +52,8 @@ def compare(path: Path, device: str, kv_type: str, n_gpu_layers: int = -1) -> It
         kvg.Model(path, device=device, n_gpu_layers=n_gpu_layers) as model,
         kvg.Context(model, **options) as ctx,
     ):
-        fill(ctx)
+        can_go_back = device != "cpu" and ctx.kv.groups[-1].kind != "state"
+        grow_graphs(ctx, n_before=ctx.n_ctx - ctx.n_batch if can_go_back else 0)
         held = ctx.devices
     assert [part.device for part in plan] == [part.device for part in held]
     for before, after in zip(plan, held, strict=True):

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from support.architectures import ArchSpec
 
 import pykvgraph as kvg
 from pykvgraph.plan import fitting
@@ -56,26 +58,43 @@ def test_nothing_fits(monkeypatch: pytest.MonkeyPatch) -> None:
 UNDER_A_LIMIT = """
 import resource, sys
 import pykvgraph as kvg
-with kvg.Model(sys.argv[1], device="cpu") as model:
+path, kind, more = sys.argv[1], getattr(resource, sys.argv[2]), int(sys.argv[3])
+with kvg.Model(path, device="cpu") as model:
     model.n_ctx_train = 1 << 20
-    size = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (size + int(sys.argv[2]), resource.RLIM_INFINITY))
-    with kvg.Context(model, n_ctx="auto", n_threads=1) as ctx:
+    size, *_, data, _ = (int(n) * resource.getpagesize() for n in open("/proc/self/statm").read().split())
+    used = size if kind == resource.RLIMIT_AS else data
+    resource.setrlimit(kind, (used + more, resource.RLIM_INFINITY))
+    with kvg.Context(model, n_ctx="auto", n_threads=1, n_threads_batch=1) as ctx:
         batch = kvg.Batch()
-        batch.extend([1, 2, 3], 0, (0,), "last")
-        ctx.decode(batch)
-        print(ctx.n_ctx)
+        for first in range(0, ctx.n_ctx, 512):
+            batch.clear()
+            batch.extend([5] * min(512, ctx.n_ctx - first), first, (0,), "last")
+            ctx.decode(batch)
+        ctx.kv.seq_rm(0, ctx.n_ctx - 40, -1)
+        for position in range(ctx.n_ctx - 40, ctx.n_ctx):
+            ctx.append(7)
+        assert ctx.kv.n_used == ctx.n_ctx
+        print(ctx.n_ctx, ctx.kv.bytes)
 """
 
 
 @pytest.mark.slow
-def test_it_starts_under_each_limit(tmp_path: Path) -> None:
-    """ulimit -v, 20 of them: it starts, and a larger limit gives no fewer cells."""
-    found = []
-    for mebibytes in range(40, 440, 20):
-        command = [sys.executable, "-c", UNDER_A_LIMIT, str(STORIES), str(mebibytes << 20)]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+@pytest.mark.parametrize("kind", ["RLIMIT_AS", "RLIMIT_DATA"])
+def test_under_each_limit(architecture: Callable[[ArchSpec], Path], kind: str) -> None:
+    """20 limits of 60 to 155 MB: it starts, fills the cache to the last cell, and takes what there is.
+
+    A larger limit gives no fewer cells. They leave the margin, and no more than that and 40 MB for graphs.
+    """
+    spec = ArchSpec("llama", n_layer=8, n_head=16, n_head_kv=16, head_dim=128)  # 64 KiB a cell
+    path, found = str(architecture(spec)), []
+    for more in range(60_000_000, 160_000_000, 5_000_000):
+        command = [sys.executable, "-c", UNDER_A_LIMIT, path, kind, str(more)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
-        found.append(int(done.stdout))
+        n_ctx, n_bytes = map(int, done.stdout.split())
+        assert n_ctx * 65536 <= n_bytes <= 0.8 * more
+        assert n_bytes >= 0.8 * more - 40_000_000 - 256 * 65536
+        found.append(n_ctx)
+    assert len(found) == 20
     assert found == sorted(found)
     assert found[0] < found[-1]

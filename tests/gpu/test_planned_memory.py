@@ -1,0 +1,32 @@
+"""A plan for two devices beside what a context has on each; benchmarks/planned.py has more models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from support.architectures import ArchSpec
+from support.planned import MODELS, compare
+
+import pykvgraph as kvg
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.mark.parametrize("kv_type", ["f16", "q8_0"])
+@pytest.mark.parametrize("spec", [MODELS[1], MODELS[5], MODELS[9]], ids=str)
+def test_what_is_planned_is_allocated(
+    device: str, architecture: Callable[[ArchSpec], Path], spec: ArchSpec, kv_type: str
+) -> None:
+    """The last half of the layers is on the device: weights, cells and graphs of both, each within 2 %."""
+    path, n_gpu_layers = architecture(spec), spec.n_layer // 2 + 1
+    try:
+        found = list(compare(path, device, kv_type, n_gpu_layers))
+    except kvg.UnsupportedError as refused:
+        with kvg.Model(path, device=device, n_gpu_layers=n_gpu_layers) as model, pytest.raises(type(refused)):
+            kvg.Context(model, n_ctx=256, type_k=kv_type, type_v=kv_type)
+        pytest.skip(str(refused))
+    assert {each.device for each in found} == {device, "CPU"}
+    for each in found:
+        assert each.error <= 0.02, each
