@@ -175,6 +175,9 @@ class SamplingParams:
     For an Engine: n: how many texts behind the same prompt; with a seed, the text after that takes the next
     one. priority: requests with a higher one enter first. top_logprobs: of how many of the likeliest tokens
     each Piece tells the probabilities (Piece.top). special: control tokens add their names to the text.
+    infill: libllama's sampler for what comes between a prefix and a suffix: whole tokens of words, and an end
+    where that is likely. n_indent: the text ends before a line that begins with fewer spaces and tabs.
+    line_seconds: it ends with the first line that ends so many seconds after its first token; 0: it doesn't.
 
     Raises InvalidArgumentError, which names the field.
     """
@@ -211,6 +214,9 @@ class SamplingParams:
     priority: int = 0
     top_logprobs: int = 0
     special: bool = False
+    infill: bool = False
+    n_indent: int = 0
+    line_seconds: float = 0.0
 
     def __post_init__(self) -> None:
         _set(
@@ -219,6 +225,9 @@ class SamplingParams:
             priority=integer(self.priority, "priority"),
             top_logprobs=integer(self.top_logprobs, "top_logprobs", 0, INT32_MAX),
             special=flag(self.special, "special"),
+            infill=flag(self.infill, "infill"),
+            n_indent=integer(self.n_indent, "n_indent", 0, INT32_MAX),
+            line_seconds=real(self.line_seconds, "line_seconds", 0.0, 1e9),
             max_tokens=integer(self.max_tokens, "max_tokens", 1),
             temperature=real(self.temperature, "temperature", 0.0, 1e6),
             top_k=integer(self.top_k, "top_k", 0, INT32_MAX),

@@ -11,6 +11,7 @@ from pykvgraph._native.handles import NotCopied
 from pykvgraph.context import LastOutput
 from pykvgraph.params import SamplingParams
 from pykvgraph.text.likeliest import likeliest
+from pykvgraph.text.lines import Lines
 from pykvgraph.text.sampling import Sampler
 from pykvgraph.text.text_stream import TextStream
 from pykvgraph.text.tokenizer import Tokenizer
@@ -30,6 +31,7 @@ class Speech(NotCopied):
         self._tokenizer = tokenizer
         self._sampler = Sampler.of(params, tokenizer)
         self._stream = TextStream(params.stop)
+        self._lines = Lines(params.n_indent, params.line_seconds)
         self._left = params.max_tokens
         self._n_top = params.top_logprobs
         self._special = params.special
@@ -72,4 +74,5 @@ class Speech(NotCopied):
             return text, "stop"
         if self._left == 0:
             return text + stream.finish(), "length"
-        return text, None
+        end = self._lines.end_of(text)
+        return (text, None) if end < 0 else (text[:end], "length")

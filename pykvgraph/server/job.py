@@ -66,6 +66,8 @@ class Job:
                 window = windows[i] if windows else None
                 most = min(n_ctx - len(prompt), (engine.context.n_ctx - len(prompt)) // params.n + 1)
                 n_most = params.max_tokens if window else min(params.max_tokens, most)
+                for sample in self.samples[i * params.n : (i + 1) * params.n]:
+                    sample.n_most = n_most
                 own = dataclasses.replace(params, max_tokens=n_most)
                 self._requests.append(engine.submit(prompt, own, salt=salt, window=window))
         except BaseException:

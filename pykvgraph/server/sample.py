@@ -25,6 +25,7 @@ class Sample:
     wanted_slot: int = -1
     salt: bytes = b""
     slot: int = -1
+    n_most: int = 0  # tokens that the context has room for
     tokens: list[int] = field(default_factory=list)  # that have text; the one that ended it isn't among them
     with_probs: list[Piece] = field(default_factory=list)  # those of tokens, if the answer tells of them
     n_said: int = 0  # tokens, with the one that ended it
@@ -83,7 +84,8 @@ class Sample:
     def truncated(self) -> bool:
         """Whether it ended because the context did, or gave tokens up to go on."""
         wants_more = self.n_predict < 0 or self.n_predict > self.n_said
-        return self.n_discarded > 0 or (self.stop_type == "limit" and wants_more)
+        is_full = self.stop_type == "limit" and wants_more and self.n_said >= self.n_most
+        return self.n_discarded > 0 or is_full
 
     @property
     def n_discarded(self) -> int:

@@ -25,9 +25,11 @@ SAMPLERS = (
     "min_p",
     "xtc",
     "temperature",
+    "infill",
 )
+_DEFAULTS = SAMPLERS[:-1]
 _NAMES = {"typical_p": "typ_p", "top-k": "top_k", "top-p": "top_p", "min-p": "min_p", "typical": "typ_p"}
-_LETTERS = dict(zip("edskypmxt", SAMPLERS, strict=True))
+_LETTERS = dict(zip("edskypmxti", SAMPLERS, strict=True))
 _SEED_BITS = 0xFFFF_FFFF
 _LAST_N = 1 << 20
 
@@ -43,8 +45,6 @@ _NOT_BRIEF = (
 # what llama-server can and this one can't: the field, and the value at which it does nothing
 _AT_REST: dict[str, Any] = {
     "min_keep": 0,
-    "n_indent": 0,
-    "t_max_predict_ms": 0,
     "post_sampling_probs": False,
     "grammar_lazy": False,
     "backend_sampling": False,
@@ -83,6 +83,8 @@ def sampling_of(fields: Fields, vocabulary: Vocabulary, n_slots: int, n_predict:
         logit_bias=_biases(fields, vocabulary),
         n=fields.integer("n_cmpl", fields.integer("n", 1, 1, n_slots), 1, n_slots),
         top_logprobs=_n_probs(fields),
+        n_indent=max(fields.integer("n_indent", 0), 0),
+        line_seconds=max(fields.real("t_max_predict_ms", -1, -1e9, 1e9), 0) / 1000,
         **_grammar(fields),
     )
     return _without(chosen, fields)
@@ -137,7 +139,7 @@ def settings_of(params: SamplingParams) -> dict[str, Any]:
         "reasoning_format": "none",
         "reasoning_in_content": False,
         "generation_prompt": "",
-        "samplers": list(SAMPLERS),
+        "samplers": list(_DEFAULTS),
         "speculative.types": "none",
         "timings_per_token": False,
         "post_sampling_probs": False,
@@ -276,4 +278,4 @@ def _without(chosen: SamplingParams, fields: Fields) -> SamplingParams:
         "temperature": {"temperature": 1.0, "dynatemp_range": 0.0},
     }
     changes = {key: value for name, rest in off.items() if name not in names for key, value in rest.items()}
-    return dataclasses.replace(chosen, **changes)
+    return dataclasses.replace(chosen, infill="infill" in names, **changes)

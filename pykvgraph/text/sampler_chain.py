@@ -122,6 +122,8 @@ def _links(
         yield llama.llama_sampler_init_xtc(chosen.xtc_probability, chosen.xtc_threshold, 0, seed)
         dynamic = chosen.dynatemp_range, chosen.dynatemp_exponent
         yield llama.llama_sampler_init_temp_ext(chosen.temperature, *dynamic)
+        if chosen.infill:
+            yield _infill(llama, tokenizer)
         yield llama.llama_sampler_init_dist(seed)
 
 
@@ -132,6 +134,13 @@ def _mirostat(llama: Any, chosen: SamplingParams, seed: int, n_vocab: int) -> in
         sampler = llama.llama_sampler_init_mirostat(n_vocab, seed, *tau_eta, _MIROSTAT_M)
     else:
         sampler = llama.llama_sampler_init_mirostat_v2(seed, *tau_eta)
+    return sampler
+
+
+def _infill(llama: Any, tokenizer: Tokenizer | None) -> int:
+    if tokenizer is None:
+        raise InvalidArgumentError("infill is about text: give the Sampler its tokenizer=model.tokenizer")
+    sampler: int = tokenizer._ask(llama.llama_sampler_init_infill)
     return sampler
 
 

@@ -22,7 +22,8 @@ from pykvgraph.text.sampling import Sampler
 from pykvgraph.token_loop import generate
 
 GENERATED = {"max_tokens", "stop"}  # of a generation, not of a sampler
-REQUESTED = {"n", "priority", "top_logprobs", "special"}  # of an engine's request alone
+# of an engine's request alone
+REQUESTED = {"n", "priority", "top_logprobs", "special", "infill", "n_indent", "line_seconds"}
 SAMPLED = {field.name for field in dataclasses.fields(SamplingParams)} - GENERATED - REQUESTED
 
 

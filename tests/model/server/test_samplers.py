@@ -50,6 +50,7 @@ BODIES: dict[str, dict[str, Any]] = {
         "xtc_probability": 1.0,
         "samplers": ["top_k", "temperature"],
     },
+    "infill": {**WARM, "prompt": LILY, "samplers": ["top_k", "top_p", "infill"]},
     "mirostat": {**WARM, "prompt": LILY, "mirostat": 1, "repeat_penalty": 1.5, "mirostat_tau": 3},
     "mirostat 2": {**WARM, "prompt": LILY, "mirostat": 2, "dry_multiplier": 3, "mirostat_tau": 3},
 }
@@ -96,3 +97,26 @@ def test_no_breakers_are_refused(clients: tuple[httpx.Client, httpx.Client]) -> 
     refused = clients[1].post("/completion", json=body)
     assert refused.status_code == 400
     assert "dry_sequence_breakers" in refused.json()["error"]["message"]
+
+
+CODE = "root ::= " + r'"def f():\n    x = 1\n\t    y = 2\n  z\nprint(1)\n"'
+
+
+@pytest.mark.parametrize("n_indent", [0, 1, 2, 3, 5])
+def test_lines_that_are_indented_too_little(
+    clients: tuple[httpx.Client, httpx.Client], n_indent: int
+) -> None:
+    body = {"prompt": "One day", "grammar": CODE, "n_indent": n_indent, "temperature": 0}
+    wanted, told = (client.post("/completion", json=body).json() for client in clients)
+    for name in ("content", "stop_type", "truncated", "tokens_predicted"):
+        assert told[name] == wanted[name], name
+
+
+def test_a_line_that_comes_late(clients: tuple[httpx.Client, httpx.Client]) -> None:
+    body = {"prompt": "One day", "grammar": CODE, "temperature": 0, "t_max_predict_ms": 1}
+    wanted, told = (client.post("/completion", json=body).json() for client in clients)
+    assert told["content"] in ("def f():\n", "def f():\n    x = 1\n")
+    assert told["content"].endswith("\n") and wanted["content"].endswith("\n")
+    assert told["stop_type"] == wanted["stop_type"] == "limit"
+    body["t_max_predict_ms"] = 100_000
+    assert clients[1].post("/completion", json=body).json()["content"].endswith("print(1)\n")
