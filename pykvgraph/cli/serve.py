@@ -60,7 +60,10 @@ def serve(model: str, where: Where, host: str, port: int, **given: Any) -> None:
         def load() -> Engine:
             import pykvgraph as kvg
 
-            return kvg.Engine(kvg.Model(model, **where.model()), **context)
+            draft = kvg.Model(given["model_draft"], **where.model()) if given["model_draft"] else None
+            if settings.spec_type == "ngram-simple":
+                context["draft"] = "ngram"
+            return kvg.Engine(kvg.Model(model, **where.model()), **{"draft": draft, **context})
 
         server = Server(settings, load, lambda: click.echo(f"{address}: ready", err=True))
         server.run(sockets=[listener])
@@ -74,6 +77,7 @@ def _context(where: Where, given: dict[str, Any]) -> dict[str, Any]:
         "n_seq_max": _n_slots(given),
         "overcommit": True,
         "cache_reuse": given["cache_reuse"],
+        "draft_max": given["draft_max"],
         "flash_attn": given["flash_attn"],
         "offload_kqv": where.offload_kqv,
         **{name: given[name] for name in names},
@@ -102,6 +106,7 @@ def _settings(model: str, host: str, given: dict[str, Any]) -> Settings:
         cache_prompt=given["cache_prompt"],
         context_shift=given["context_shift"],
         n_keep=given["keep"],
+        spec_type=_spec_type(given),
         embeddings=given["embeddings"],
         pooling=given["pooling"] or "",
         embd_normalize=given["embd_normalize"],
@@ -118,6 +123,20 @@ def _settings(model: str, host: str, given: dict[str, Any]) -> Settings:
         body_seconds=min(given["timeout"], _BODY_SECONDS),
         ping_seconds=max(given["sse_ping_interval"], 0),
     )
+
+
+def _spec_type(given: dict[str, Any]) -> str:
+    """--spec-type; a draft model is one, too."""
+    from pykvgraph.server.settings import SPEC_TYPES
+
+    wanted, has_model = given["spec_type"], given["model_draft"] is not None
+    if wanted not in SPEC_TYPES:
+        raise click.UsageError(f"--spec-type {wanted}: here it is one of {', '.join(SPEC_TYPES)}")
+    if wanted == "draft-simple" and not has_model:
+        raise click.UsageError("--spec-type draft-simple: name the draft model, with -md FILE")
+    if wanted == "ngram-simple" and has_model:
+        raise click.UsageError("--spec-type ngram-simple has no use for -md: leave one of them out")
+    return "draft-simple" if has_model else wanted
 
 
 def _n_slots(given: dict[str, Any]) -> int:

@@ -46,6 +46,9 @@ LLAMA_VARIABLES = {
     "tensor_split": "LLAMA_ARG_TENSOR_SPLIT",
     "rpc": "LLAMA_ARG_RPC",
     "kv_unified": "LLAMA_ARG_KV_UNIFIED",
+    "spec_type": "LLAMA_ARG_SPEC_TYPE",
+    "model_draft": "LLAMA_ARG_SPEC_DRAFT_MODEL",
+    "draft_max": "LLAMA_ARG_SPEC_DRAFT_N_MAX",
     "host": "LLAMA_ARG_HOST",
     "port": "LLAMA_ARG_PORT",
     "api_key": "LLAMA_API_KEY",
@@ -155,6 +158,28 @@ _OF_ENGINE: list[Adder] = [
     cache_type_options,
     swa_option,
     where_options,
+    option(
+        "--spec-type",
+        metavar="TYPE",
+        default="none",
+        help="Drafts: ngram-simple: what followed the last tokens where they came before; draft-simple: what "
+        "the model of -md proposes; none.",
+    ),
+    option(
+        "-md",
+        "--model-draft",
+        "--spec-draft-model",
+        "model_draft",
+        type=click.Path(exists=True, dir_okay=False),
+        metavar="FILE",
+        help="A smaller GGUF file of the same vocabulary; --spec-type is draft-simple then.",
+    ),
+    _count(
+        ("--draft-max", "--draft", "--draft-n", "--spec-draft-n-max", "draft_max"),
+        "Most tokens of a draft.",
+        1,
+        16,
+    ),
 ]
 _OF_WIRE: list[Adder] = [
     option("--host", default="127.0.0.1", help="Address to listen on."),

@@ -13,7 +13,7 @@ from pykvgraph.server.errors import WireError, loading, unsupported
 from pykvgraph.server.fields import Fields
 from pykvgraph.server.form import now
 from pykvgraph.server.reply import JsonReply
-from pykvgraph.server.sampling import settings_of, told_briefly
+from pykvgraph.server.sampling import told_briefly
 from pykvgraph.server.service import FINGERPRINT, Service
 
 _VOCABULARIES = ("none", "llama", "gpt2", "bert", "t5", "rwkv", "plamo2")  # as llama.cpp numbers them
@@ -59,7 +59,7 @@ async def props(service: Service, request: Request) -> ASGIApp:
     """What the server was started with, and the model's template."""
     settings, vocabulary = service.settings, service.vocabulary
     tokenizer = vocabulary.tokenizer
-    settings_told = told_briefly(settings_of(service.sampling(Fields({}))))
+    settings_told = told_briefly(service.told(service.sampling(Fields({}))))
     return JsonReply(
         {
             "default_generation_settings": {

@@ -76,6 +76,8 @@ class Metrics:
         yield _counter(
             "decoded_again", "Prompt tokens decoded though the cache had them", stats.decoded_again
         )
+        yield _counter("spec_decode_num_draft_tokens", "Tokens of drafts", stats.drafted)
+        yield _counter("spec_decode_num_accepted_tokens", "Tokens of drafts that were said", stats.accepted)
         yield _counter("preempted", "Texts that were set aside for a while", stats.n_preempted)
         yield _gauge("running", "Texts in the engine", stats.n_running)
         yield _gauge("waiting", "Texts that wait to enter the engine", stats.n_waiting)

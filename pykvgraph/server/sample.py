@@ -101,6 +101,11 @@ class Sample:
             "prompt_tokens_details": {"cached_tokens": self.n_cached},
         }
 
+    def _drafts(self) -> dict[str, int]:
+        """Only where there were any, as llama-server."""
+        done = self.completion
+        return {"draft_n": done.drafted, "draft_n_accepted": done.accepted} if done and done.drafted else {}
+
     def timings(self) -> dict[str, Any]:
         """llama-server's; the time of a prompt counts from when it came."""
         n_prompt = len(self.prompt) - self.n_cached
@@ -108,6 +113,7 @@ class Sample:
         predicted_ms = max((self.last - self.first) * 1e3, 1e-3)
         n_steps = self.n_said - 1  # the first token came with the prompt
         return {
+            **self._drafts(),
             "cache_n": self.n_cached,
             "prompt_n": n_prompt,
             "prompt_ms": prompt_ms,

@@ -140,7 +140,6 @@ def settings_of(params: SamplingParams) -> dict[str, Any]:
         "reasoning_in_content": False,
         "generation_prompt": "",
         "samplers": list(_DEFAULTS),
-        "speculative.types": "none",
         "timings_per_token": False,
         "post_sampling_probs": False,
         "backend_sampling": False,

@@ -31,7 +31,7 @@ class Service:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self.slots = Slots(settings.n_slots)
+        self.slots = Slots(settings.n_slots, settings.spec_type != "none")
         self.metrics = Metrics(self)
         self.looks = Looks(self)
         self._engine: Engine | None = None
@@ -74,6 +74,10 @@ class Service:
         whole = fields.over(self.settings.defaults)
         return sampling_of(whole, self.vocabulary, self.settings.n_slots, self.settings.n_predict)
 
+    def told(self, params: SamplingParams) -> dict[str, Any]:
+        """What llama-server tells of how an answer is made."""
+        return settings_of(params) | {"speculative.types": self.settings.spec_type}
+
     def job(
         self,
         prompts: list[list[int]],
@@ -98,7 +102,7 @@ class Service:
             self.slots,
             prompts,
             params,
-            settings_of(params) | told | keeps,
+            self.told(params) | told | keeps,
             n_ctx=self.n_ctx,
             salt=self._salt(fields, key),
             slot=fields.integer("id_slot", -1, -1, self.slots.n - 1),

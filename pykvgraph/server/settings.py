@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+SPEC_TYPES = ("none", "draft-simple", "ngram-simple")  # of llama-server's those that there are here
 REASONING_FORMATS = ("auto", "none", "deepseek", "deepseek-legacy")
 POOLING_NAMES = ("none", "mean", "cls", "last")  # in llama.cpp's order, by which files name them
 
@@ -23,6 +24,7 @@ class Settings:
     reasoning_format: one of REASONING_FORMATS; all but "none" mean the same.
     slot_save_path: the folder of saved slots; "": none are saved. context_shift: an answer that fills
     n_ctx_slot goes on, where the model allows it. n_keep: first tokens that it keeps then; -1: the prompt.
+    spec_type: one of SPEC_TYPES.
     embeddings: whether there are any. pooling: one of POOLING_NAMES; "": the file's own. embd_normalize: see
     normalized().
 
@@ -42,6 +44,7 @@ class Settings:
     cache_prompt: bool = True
     context_shift: bool = False
     n_keep: int = 0
+    spec_type: str = "none"
     embeddings: bool = False
     pooling: str = ""
     embd_normalize: int = 2

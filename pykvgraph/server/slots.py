@@ -25,8 +25,9 @@ class Slots:
     A sample that wants a certain slot waits for that one; meanwhile later samples may take others.
     """
 
-    def __init__(self, n: int) -> None:
+    def __init__(self, n: int, has_drafts: bool) -> None:
         self.n = n
+        self._has_drafts = has_drafts
         self._free = list(range(n))
         self._waiting: OrderedDict[int, Sample] = OrderedDict()  # by id()
         self._last: list[Sample | None] = [None] * n  # that each slot has, or had
@@ -100,7 +101,12 @@ class Slots:
 
     def _told(self, slot: int, n_ctx: int) -> dict[str, Any]:
         runs = slot not in self._free
-        told: dict[str, Any] = {"id": slot, "n_ctx": n_ctx, "speculative": False, "is_processing": runs}
+        told: dict[str, Any] = {
+            "id": slot,
+            "n_ctx": n_ctx,
+            "speculative": self._has_drafts,
+            "is_processing": runs,
+        }
         sample = self._last[slot]
         if sample is None:
             return told

@@ -1,0 +1,59 @@
+"""Drafts of a server: the same answers, and llama-server's names for what was drafted."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import httpx
+import pytest
+from click.testing import CliRunner
+from support.served import N_SLOTS, served
+
+import pykvgraph as kvg
+from pykvgraph.cli import main
+from pykvgraph.engine import gate
+
+STORIES = Path(__file__).parents[2] / "data" / "stories260K.gguf"
+ASKED = {"prompt": "Once upon a time", "n_predict": 40, "temperature": 0.0}
+
+
+def test_drafts_are_counted(client: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model is its own draft: greedy, everything holds. 1 token by the prompt, then 1 + 4 a step."""
+    plain = client.post("/completion", json=ASKED).json()
+    assert plain["generation_settings"]["speculative.types"] == "none"
+    assert not any(name.startswith("draft") for name in plain["timings"])
+    monkeypatch.setattr(gate.Gate, "n_drafted", lambda self, rate, most, each=0.0: min(most, 4))
+
+    def load() -> kvg.Engine:
+        model = kvg.Model(STORIES, device="cpu")
+        return kvg.Engine(model, n_ctx=2048, n_seq_max=N_SLOTS, draft=model)
+
+    with (
+        served(load, n_ctx_slot=512, metrics=True, spec_type="draft-simple") as (url, _),
+        httpx.Client(base_url=url, timeout=30) as drafts,
+    ):
+        found = drafts.post("/completion", json=ASKED).json()
+        assert found["content"] == plain["content"]
+        assert found["timings"]["draft_n"] == found["timings"]["draft_n_accepted"] == 31
+        assert found["generation_settings"]["speculative.types"] == "draft-simple"
+        for name in ("draft", "accepted"):
+            text = drafts.get("/metrics").text
+            assert re.search(rf"^kvgraph:spec_decode_num_{name}_tokens_total 31.0$", text, re.MULTILINE)
+        assert all(slot["speculative"] for slot in drafts.get("/slots").json())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (["--spec-type", "ngram-mod"], "--spec-type ngram-mod: here it is one of none, draft-simple, ngram"),
+        (["--spec-type", "draft-simple"], "name the draft model, with -md FILE"),
+        (["--spec-type", "ngram-simple", "-md", str(STORIES)], "has no use for -md"),
+        (["-md", "/nowhere.gguf"], "does not exist"),
+        (["--draft-max", "0"], "0 is not in the range"),
+    ],
+)
+def test_what_is_not_there_is_refused(arguments: list[str], why: str) -> None:
+    found = CliRunner().invoke(main, ["serve", "-m", str(STORIES), *arguments])
+    assert found.exit_code == 2
+    assert why in " ".join(found.output.split())
