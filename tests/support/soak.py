@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -36,7 +36,13 @@ class Asked:
 class Soak:
     """Requests with shared prefixes, under few salts, in a cache that is too small for all of them."""
 
-    def __init__(self, model: kvg.Model, seed: int, overcommit: bool) -> None:
+    def __init__(
+        self,
+        model: kvg.Model,
+        seed: int,
+        overcommit: bool,
+        draft: kvg.Model | Literal["ngram"] | None = None,
+    ) -> None:
         self.rng = random.Random(seed)
         self.model = model
         self.engine = kvg.Engine(
@@ -47,6 +53,7 @@ class Soak:
             overcommit=overcommit,
             background=False,
             defrag_threshold=0.1,
+            draft=draft,
             **F32,
         )
         self.shared = [self._ids(120) for _ in range(4)]
@@ -122,7 +129,8 @@ class Soak:
             if group.kind == "full":
                 assert kv.cells(number).held.sum() == sum(node.n_tokens for node in nodes)
             elif group.kind == "state":
-                assert kv.cells(number).held.sum() == index.n_points
+                n_drafted = sum(len(kv.checkpoints(seq)) for seq in range(N_SEQ_MAX))
+                assert kv.cells(number).held.sum() == index.n_points + n_drafted
 
     def check_answer(self, asked: Asked) -> None:
         """An error is that of a fault; who had none says what it says alone."""

@@ -18,6 +18,7 @@ from support.recurrent import DELTA_NET
 from support.soak import Soak, has_faults
 
 import pykvgraph as kvg
+from pykvgraph.engine import gate
 from pykvgraph.engine.branch import Branch
 from pykvgraph.prefix.node import Node, Point
 
@@ -53,3 +54,18 @@ def test_nothing_is_lost_or_left(model: kvg.Model, n_steps: int, overcommit: boo
     del soak
     assert n_left() == before
     assert threading.active_count() == n_threads
+
+
+@pytest.mark.parametrize("n_steps", [60, pytest.param(1000, marks=pytest.mark.slow)])
+def test_nobody_lacks_a_cell_with_drafts_that_hold(
+    model: kvg.Model, monkeypatch: pytest.MonkeyPatch, n_steps: int
+) -> None:
+    """The model makes its own drafts, where it can: who is greedy is as far ahead of the others as can be."""
+    monkeypatch.setattr(gate.Gate, "n_drafted", lambda self, rate, most, each=0.0: most)
+    has_states = any(layer.kind != "attention" for layer in model.layers)
+    soak = Soak(model, n_steps, False, "ngram" if has_states else model)
+    soak.run(n_steps, faults=False)
+    stats = soak.engine.stats()
+    assert has_states or stats.accepted > n_steps // 4
+    assert stats.n_preempted == soak.n_failed == 0
+    soak.close()
