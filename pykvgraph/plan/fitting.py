@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import resource
 from dataclasses import dataclass
 from typing import Any
 
 from pykvgraph.device import devices
 from pykvgraph.errors import DeviceError
+from pykvgraph.gguf_file import GgufFile
 from pykvgraph.plan.free_memory import host_free_bytes
 from pykvgraph.plan.memory import plan_memory
 from pykvgraph.plan.memory_model import weight_limit
@@ -16,6 +18,8 @@ from pykvgraph.types import DevicePart
 
 MARGIN = 20  # per cent of the free memory, for what others may take meanwhile
 STEP = 256  # cells
+_TABLES = 300 << 10  # bytes for each tensor of a model: what ggml allocates to split two graphs over devices
+_STACK = 8 << 20  # of a thread, where nobody has limited it
 
 
 @dataclass(frozen=True)
@@ -78,7 +82,7 @@ class Planned:
         self._devices = [part.device for part in parts]
         told = {device.name: device.memory_free for device in devices() if device.type == "gpu"}
         n_file = sum(part.mapped_bytes for part in parts)
-        host = host_free_bytes(n_file, is_mapped=is_loaded)
+        host = host_free_bytes(n_file, is_mapped=is_loaded, n_untouched=_untouched(path, arguments))
         self.limits = tuple(weight_limit(told.get(part.device) or host, margin) for part in parts)
 
     def with_cells(self, n_ctx: int) -> Fit:
@@ -108,3 +112,13 @@ class Planned:
         """What is not in memory yet; mapped weights were taken off what is free."""
         weights = 0 if self._is_loaded else part.weight_bytes - part.mapped_bytes
         return weights + part.cache_bytes + part.compute_bytes
+
+
+def _untouched(path: str | os.PathLike[str], arguments: dict[str, Any]) -> int:
+    """What a context allocates and hardly uses: tables of graphs, stacks of threads."""
+    with GgufFile(path) as file:
+        n_tensors = len(file.tensors)
+    asked = [arguments.get("n_threads"), arguments.get("n_threads_batch")]
+    n_threads = max([int(each) for each in asked if each] or [len(os.sched_getaffinity(0))])
+    stack, _ = resource.getrlimit(resource.RLIMIT_STACK)
+    return _TABLES * n_tensors + (_STACK if stack == resource.RLIM_INFINITY else stack) * (n_threads - 1)

@@ -10,16 +10,19 @@ _PAGE = resource.getpagesize()
 _NO_LIMIT = 1 << 62
 
 
-def host_free_bytes(n_file: int = 0, *, is_mapped: bool = True, root: Path = Path("/")) -> int:
+def host_free_bytes(
+    n_file: int = 0, *, is_mapped: bool = True, n_untouched: int = 0, root: Path = Path("/")
+) -> int:
     """Bytes of host memory that the process may take before something refuses, or swaps.
 
     The least of what the kernel says is available, of what the process's control groups (v2 or v1) leave,
     and of its limits (ulimit -v, ulimit -d). n_file: bytes of a mapped file that are to stay in memory, which
     the kernel and the control groups count as free. is_mapped: it is mapped already, so that ulimit -v has
-    counted it. root: where /proc and /sys are.
+    counted it. n_untouched: bytes that will be allocated and hardly used: only ulimit counts them. root:
+    where /proc and /sys are.
     """
     shared = min([_available(root), *_left_by_groups(root)]) - n_file
-    own = min([_NO_LIMIT, *_left_by_limits(root)]) - (0 if is_mapped else n_file)
+    own = min([_NO_LIMIT, *_left_by_limits(root)]) - (0 if is_mapped else n_file) - n_untouched
     return max(min(shared, own), 0)
 
 

@@ -39,6 +39,7 @@ def test_what_the_kernel_has(root: Path) -> None:
     assert host_free_bytes(root=root) == 8 * GIB
     assert host_free_bytes(3 * GIB, root=root) == 5 * GIB
     assert host_free_bytes(9 * GIB, root=root) == 0
+    assert host_free_bytes(n_untouched=9 * GIB, root=root) == 8 * GIB  # nobody counts that
 
 
 def test_control_groups_of_version_2(root: Path) -> None:
@@ -72,6 +73,7 @@ def test_limits_of_the_process(root: Path, monkeypatch: pytest.MonkeyPatch, kind
     assert host_free_bytes(root=root) == 3 * GIB - used
     assert host_free_bytes(GIB, root=root) == 3 * GIB - used
     assert host_free_bytes(GIB, is_mapped=False, root=root) == 2 * GIB - used
+    assert host_free_bytes(n_untouched=GIB // 2, root=root) == 5 * GIB // 2 - used
 
 
 def test_this_machine() -> None:
