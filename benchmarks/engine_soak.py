@@ -14,6 +14,7 @@ import ctypes
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import shapes  # noqa: F401 puts tests/ on the path
 from support.architectures import ArchSpec, write_architecture
@@ -52,11 +53,15 @@ def main() -> None:
         models = [kvg.Model(write_architecture(spec, Path(directory)), device="cpu") for spec in SPECS]
         while time.monotonic() < end:
             for model in models:
+                # without drafts, with n-grams, and with the model itself as its draft, where it may be one
+                itself = model if model.arch != DELTA_NET.arch else None
+                draft: Any = (None, "ngram", itself)[seed // 2 % 3]
                 print(f"seed {seed}, {model.arch}: ", end="", flush=True)
-                soak = Soak(model, seed, overcommit=seed % 2 == 1)
+                soak = Soak(model, seed, overcommit=seed % 2 == 1, draft=draft)
                 soak.run(N_STEPS, faults=has_faults())
                 stats = soak.engine.stats()
                 soak.close()
+                print(f"{stats.accepted} of {stats.drafted} draft tokens held, ", end="")
                 print(f"{stats.decoded_tokens} tokens, {soak.n_failed} requests failed, {rss_kib()} KiB")
             seed += 1
 

@@ -34,17 +34,17 @@ class Asked:
 
 
 class Soak:
-    """Requests with shared prefixes, under few salts, in a cache that is too small for all of them."""
+    """Requests with shared prefixes, under few salts, in a cache that is too small for all of them.
+
+    draft: as Engine's. Drafts are of any length then, and texts repeat themselves: they have few tokens.
+    """
 
     def __init__(
-        self,
-        model: kvg.Model,
-        seed: int,
-        overcommit: bool,
-        draft: kvg.Model | Literal["ngram"] | None = None,
+        self, model: kvg.Model, seed: int, overcommit: bool, draft: Literal["ngram"] | kvg.Model | None = None
     ) -> None:
         self.rng = random.Random(seed)
         self.model = model
+        self.n_tokens = 3 if draft else model.n_vocab
         self.engine = kvg.Engine(
             model,
             n_ctx=N_CTX,
@@ -56,6 +56,8 @@ class Soak:
             draft=draft,
             **F32,
         )
+        if speculation := self.engine._loop.stepper._speculation:
+            speculation.gate.n_drafted = self._n_drafted  # type: ignore[method-assign]
         self.shared = [self._ids(120) for _ in range(4)]
         self.asked: list[Asked] = []
         self.n_failed = 0
@@ -83,9 +85,12 @@ class Soak:
     def submit(self) -> None:
         rng = self.rng
         prompt = rng.choice(self.shared)[: rng.randrange(120)] + self._ids(rng.randrange(1, 40))
+        temperature = rng.choice([0.0, 0.0, 1.0] if self.n_tokens > 3 else [0.0, 1.0, 1.0])
+        is_narrow = temperature > 0 and self.n_tokens < self.model.n_vocab
         params = kvg.SamplingParams(
             max_tokens=rng.randrange(1, 40),
-            temperature=rng.choice([0.0, 0.0, 1.0]),
+            temperature=temperature,
+            logit_bias=dict.fromkeys(range(self.n_tokens), 100.0) if is_narrow else {},
             n=rng.choice([1, 1, 1, 2, 3]),
             stop=rng.choice([[], ["a"], ["th", "zz"]]),
             seed=rng.randrange(1000),
@@ -157,7 +162,10 @@ class Soak:
         self.engine.close()
 
     def _ids(self, n: int) -> list[int]:
-        return [self.rng.randrange(self.model.n_vocab) for _ in range(n)]
+        return [self.rng.randrange(self.n_tokens) for _ in range(n)]
+
+    def _n_drafted(self, rate: float, most: int, each: float = 0.0) -> int:
+        return self.rng.randrange(most + 1)
 
 
 def nodes_of(index: Any) -> Iterator[Node]:

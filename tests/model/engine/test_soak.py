@@ -42,6 +42,21 @@ def n_left() -> int:
     return sum(isinstance(each, kinds) for each in gc.get_objects())
 
 
+@pytest.mark.parametrize("draft", ["ngram", "model"])
+@pytest.mark.parametrize("n_steps", [40, pytest.param(1000, marks=pytest.mark.slow)])
+def test_drafts_lose_nothing(model: kvg.Model, n_steps: int, draft: str) -> None:
+    """N-grams, or the model as its own draft, which one with states can't be."""
+    if draft == "model" and model.arch == DELTA_NET.arch:
+        pytest.skip("a draft model has no states")
+    soak = Soak(model, n_steps, False, model if draft == "model" else "ngram")
+    soak.run(n_steps, faults=has_faults())
+    assert has_faults() or soak.n_failed == 0
+    stats = soak.engine.stats()
+    assert stats.drafted > 0
+    assert draft == "ngram" or 0 < stats.accepted < stats.drafted
+    soak.close()
+
+
 @pytest.mark.parametrize("overcommit", [False, True])
 @pytest.mark.parametrize("n_steps", [40, pytest.param(1000, marks=pytest.mark.slow)])
 def test_nothing_is_lost_or_left(model: kvg.Model, n_steps: int, overcommit: bool) -> None:
