@@ -58,6 +58,7 @@ def main() -> None:
                 draft: Any = (None, "ngram", itself)[seed // 2 % 3]
                 print(f"seed {seed}, {model.arch}: ", end="", flush=True)
                 soak = Soak(model, seed, overcommit=seed % 2 == 1, draft=draft)
+                soak.vary_drafts()
                 soak.run(N_STEPS, faults=has_faults())
                 stats = soak.engine.stats()
                 soak.close()

@@ -36,7 +36,7 @@ class Asked:
 class Soak:
     """Requests with shared prefixes, under few salts, in a cache that is too small for all of them.
 
-    draft: as Engine's. Drafts are of any length then, and texts repeat themselves: they have few tokens.
+    draft: as Engine's. Texts repeat themselves then: they have few tokens.
     """
 
     def __init__(
@@ -56,11 +56,14 @@ class Soak:
             draft=draft,
             **F32,
         )
-        if speculation := self.engine._loop.stepper._speculation:
-            speculation.gate.n_drafted = self._n_drafted  # type: ignore[method-assign]
         self.shared = [self._ids(120) for _ in range(4)]
         self.asked: list[Asked] = []
         self.n_failed = 0
+
+    def vary_drafts(self) -> None:
+        """Drafts are of any length, whether they pay or not."""
+        if speculation := self.engine._loop.stepper._speculation:
+            speculation.gate.n_drafted = self._n_drafted  # type: ignore[method-assign]
 
     def run(self, n_steps: int, faults: bool) -> None:
         """Steps with random requests and cancels in between, and then until every request has ended."""

@@ -49,6 +49,7 @@ def test_drafts_lose_nothing(model: kvg.Model, n_steps: int, draft: str) -> None
     if draft == "model" and model.arch == DELTA_NET.arch:
         pytest.skip("a draft model has no states")
     soak = Soak(model, n_steps, False, model if draft == "model" else "ngram")
+    soak.vary_drafts()
     soak.run(n_steps, faults=has_faults())
     assert has_faults() or soak.n_failed == 0
     stats = soak.engine.stats()
