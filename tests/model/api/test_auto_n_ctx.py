@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from support import sanitizer
 from support.architectures import ArchSpec
 
 import pykvgraph as kvg
@@ -79,6 +80,7 @@ with kvg.Model(path, device="cpu") as model:
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(sanitizer.ADDRESS, reason="AddressSanitizer takes memory of its own")
 @pytest.mark.parametrize("kind", ["RLIMIT_AS", "RLIMIT_DATA"])
 def test_under_each_limit(architecture: Callable[[ArchSpec], Path], kind: str) -> None:
     """20 limits of 80 to 175 MB: it starts, fills the cache to the last cell, and takes what there is.

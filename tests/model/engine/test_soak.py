@@ -51,10 +51,11 @@ def test_drafts_lose_nothing(model: kvg.Model, n_steps: int, draft: str) -> None
     soak = Soak(model, n_steps, False, model if draft == "model" else "ngram")
     soak.vary_drafts()
     soak.run(n_steps, faults=has_faults())
-    assert has_faults() or soak.n_failed == 0
-    stats = soak.engine.stats()
-    assert stats.drafted > 0
-    assert draft == "ngram" or 0 < stats.accepted < stats.drafted
+    if not has_faults():  # which end requests before they have drafts
+        stats = soak.engine.stats()
+        assert soak.n_failed == 0
+        assert stats.drafted > 0
+        assert draft == "ngram" or 0 < stats.accepted < stats.drafted
     soak.close()
 
 
