@@ -14,7 +14,7 @@ from typing import Any
 from pykvgraph._native.fork import renew_cached_properties_in_child, renew_lock_in_child
 from pykvgraph._native.handles import Closable, Handle, repr_of
 from pykvgraph._native.library import lib
-from pykvgraph.gguf_file import native_path, read_layers, read_metadata, read_model_info
+from pykvgraph.gguf_file import fingerprint, native_path, read_layers, read_metadata, read_model_info
 from pykvgraph.params import ModelParams
 from pykvgraph.sizes import parameters_text, size_text
 from pykvgraph.text.tokenizer import Tokenizer, Vocabulary, has_tokenizer
@@ -102,6 +102,10 @@ class Model(Closable):
         """
         with self._tokenizer_lock:
             return self._tokenizer
+
+    def _fingerprint(self) -> bytes:
+        """16 bytes, by which files and measurements know their model again."""
+        return self._handle.call(lambda model: fingerprint(lib().kvg_model_gguf(model)))
 
     @functools.cached_property
     def _tokenizer(self) -> Tokenizer:

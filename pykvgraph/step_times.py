@@ -9,11 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from pykvgraph._native.library import lib
 from pykvgraph.batch import Batch
 from pykvgraph.context import Context
 from pykvgraph.device import devices, library_info
-from pykvgraph.gguf_file import fingerprint
 from pykvgraph.incoming import Place
 from pykvgraph.plan.time_model import StepLine, StepSample, TimeModel, cells_of_run
 from pykvgraph.remembered import recall, remember
@@ -77,7 +75,7 @@ def _key(ctx: Context) -> str:
     settings = [ctx.type_k, ctx.type_v, ctx.flash_attn, ctx.offload_kqv, ctx.n_threads, ctx.n_threads_batch]
     info = library_info()
     described = [
-        ctx.model._handle.call(lambda model: fingerprint(lib().kvg_model_gguf(model))).hex(),
+        ctx.model._fingerprint().hex(),
         [(name, there.get(name)) for name in ctx.model.layer_devices],
         settings,
         min(ctx.n_ubatch, _SIZES[-1]),

@@ -116,9 +116,7 @@ def batch(
     an error again. It refuses to add to answers to other prompts or of another model.
     """
     import pykvgraph as kvg
-    from pykvgraph._native.library import lib
     from pykvgraph.chat.messages import MessageTokens
-    from pykvgraph.gguf_file import fingerprint
 
     sizes |= {
         "n_seq_max": n_parallel,
@@ -134,7 +132,7 @@ def batch(
         kvg.Engine(loaded, n_ctx=n_ctx, background=False, **sizes) as engine,
         AnswerFile(answers) as file,
     ):
-        known = loaded._handle.call(lambda model: fingerprint(lib().kvg_model_gguf(model)))
+        known = loaded._fingerprint()
         job = Job(engine, MessageTokens(loaded), file, known)
         n_bytes = _n_bytes(prompts)
         with Interruptible() as work, _progress(shown=bool(n_bytes) and answers != "-") as progress:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 import logging
 import socket
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, Literal
 
 import click
 
@@ -60,10 +60,12 @@ def serve(model: str, where: Where, host: str, port: int, **given: Any) -> None:
         def load() -> Engine:
             import pykvgraph as kvg
 
-            draft = kvg.Model(given["model_draft"], **where.model()) if given["model_draft"] else None
+            draft: kvg.Model | Literal["ngram"] | None = None
             if settings.spec_type == "ngram-simple":
-                context["draft"] = "ngram"
-            return kvg.Engine(kvg.Model(model, **where.model()), **{"draft": draft, **context})
+                draft = "ngram"
+            elif given["model_draft"]:
+                draft = kvg.Model(given["model_draft"], **where.model())
+            return kvg.Engine(kvg.Model(model, **where.model()), draft=draft, **context)
 
         server = Server(settings, load, lambda: click.echo(f"{address}: ready", err=True))
         server.run(sockets=[listener])
@@ -164,12 +166,10 @@ def _keys_of(file: IO[str] | None) -> tuple[str, ...]:
 
 def _refuse(given: dict[str, Any]) -> None:
     """What this server can't do yet."""
-    wanted = {
-        "--reasoning-budget, but for 0": given["reasoning_budget"] > 0,
-    }
-    for name, is_wanted in wanted.items():
-        if is_wanted:
-            raise UnsupportedError(f"{name}: pykvgraph serve can't do that yet; leave it out")
+    if given["reasoning_budget"] > 0:
+        raise UnsupportedError(
+            "--reasoning-budget, but for 0: pykvgraph serve can't do that yet; leave it out"
+        )
 
 
 def _listener(host: str, port: int) -> socket.socket:

@@ -11,11 +11,11 @@ import numpy.typing as npt
 from pykvgraph.context import Context
 from pykvgraph.engine.branch import Branch
 from pykvgraph.kept_text import EVERY
+from pykvgraph.plan.memory_model import speculation_limit
 from pykvgraph.prefix import block
 
 _NEVER = 2**31  # a step that is never reached
 _UNBOUNDED = 2**40  # cells
-_MOST_USED = 3  # quarters of the cells, with drafts
 
 Cells = npt.NDArray[np.int64]
 
@@ -138,7 +138,7 @@ class Admission:
         for group in self._groups:
             seen, growths = self._seen(group, running), self._growths(group, running, todo)
             if not group.window:
-                room = min(room, _MOST_USED * group.n_cells // 4 - seen.n_seen - n_tokens)
+                room = min(room, speculation_limit(group.n_cells) - seen.n_seen - n_tokens)
             is_short = seen.n_seen + sum(each.most for each in growths) > group.n_cells
             if is_short and not self._overcommit:
                 room = min(room, group.n_cells - most_in_use(growths, seen))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import time
 from array import array
 from collections.abc import Sequence
@@ -57,8 +56,8 @@ class ModelDrafter:
         n, draft = self._drafts.pop(branch.seq, (0, []))
         if n != n_before:
             return
-        said = branch.ids[n : n + len(draft)].tolist()
-        n_held = sum(itertools.takewhile(bool, map(int.__eq__, said, draft)))
+        said = branch.ids[n : n + len(draft)]
+        n_held = block.common(said.tobytes(), array("i", draft).tobytes())
         branch.record.learn(0, len(said), n_held)
 
     def close(self) -> None:

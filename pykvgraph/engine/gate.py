@@ -63,5 +63,4 @@ class Gate:
 
 def _sizes(most: int) -> list[int]:
     """1, 2, 4, ... and `most`: graphs of the same size are made once."""
-    sizes = [1 << i for i in range(most.bit_length()) if 1 << i < most]
-    return [*sizes, most] if most else []
+    return [*(1 << i for i in range(most.bit_length()) if 1 << i < most), most]

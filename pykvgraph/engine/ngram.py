@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from pykvgraph.engine.branch import Branch
 from pykvgraph.engine.gate import Gate
+from pykvgraph.prefix import block
 
 
 class NgramDrafter:
@@ -30,9 +31,6 @@ class NgramDrafter:
         guess = branch.lookup.last_guess(n_before)
         said = branch.ids[n_before : n_before + len(guess.tokens)]
         if said:
-            tokens = guess.tokens[: len(said)]
-            n_held = next(
-                (i for i, pair in enumerate(zip(said, tokens, strict=True)) if pair[0] != pair[1]), len(said)
-            )
+            n_held = block.common(said.tobytes(), guess.tokens.tobytes())
             branch.record.found(something=n_held > 0)
             branch.record.learn(guess.n_same, len(said), n_held)

@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pykvgraph.context import Context
+from pykvgraph.context import Context, fitting_n_ctx
 from pykvgraph.device import devices
 from pykvgraph.kept_text import EVERY
 from pykvgraph.model import Model
-from pykvgraph.plan.fitting import fit_n_ctx
 from pykvgraph.plan.free_memory import host_free_bytes
 from pykvgraph.types import CellGroup
 
@@ -43,18 +42,12 @@ def sizes_for(
         return _with_points(n_ctx, groups, n_seq_max, n_states, free)
     most = min(n_seq_max * max(model.n_ctx_train, 512), _MOST_CELLS)
     largest = _with_points(most, groups, n_seq_max, n_states, free)
-    fit = fit_n_ctx(
-        model.path,
-        most,
-        is_loaded=True,
-        **model._where,
-        **batch,
-        n_seq_max=n_seq_max,
-        checkpoint_cells=largest.checkpoint_cells,
-        checkpoint_bytes=largest.checkpoint_bytes,
-        **context,
-    )
-    return _with_points(fit.n_ctx, groups, n_seq_max, n_states, free)
+    points = {
+        "checkpoint_cells": largest.checkpoint_cells,
+        "checkpoint_bytes": largest.checkpoint_bytes,
+    }
+    fitting = fitting_n_ctx(model, most, {**context, **batch, **points, "n_seq_max": n_seq_max})
+    return _with_points(fitting, groups, n_seq_max, n_states, free)
 
 
 def _with_points(n_ctx: int, groups: Sequence[CellGroup], n_seq_max: int, n_states: int, free: int) -> Sizes:

@@ -118,9 +118,14 @@ def recommended_margin(next_token: float, prefill: float) -> int:
     return _SPARE + int(100 * (1 - (1 - next_token) / (1 - prefill)) + 1e-9)
 
 
+def speculation_limit(limit: int) -> int:
+    """How much of a limit may be used with drafts: three quarters. Others may need the rest."""
+    return 3 * limit // 4
+
+
 def allows_speculation(batch_bytes: int, limit_bytes: int) -> bool:
-    """Whether drafts may be decoded beside a batch: it takes three quarters of the limit at most."""
-    return 4 * batch_bytes <= 3 * limit_bytes
+    """Whether drafts may be decoded beside a batch."""
+    return batch_bytes <= speculation_limit(limit_bytes)
 
 
 def learn_memory(path: str | os.PathLike[str], **arguments: Any) -> MemoryModel:

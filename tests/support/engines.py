@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -99,3 +100,9 @@ def prompt_then_singles(engine: Engine, ids: Sequence[int], n_prompt: int, pos0:
 def random_ids(n: int, n_vocab: int, seed: int = 0) -> list[int]:
     """Token ids without the control tokens of `support.models`."""
     return [int(token) for token in np.random.default_rng(seed).integers(3, n_vocab, n)]
+
+
+def ids_of(model: kvg.Model, n: int, seed: int) -> list[int]:
+    """Token ids of the whole vocabulary."""
+    rng = random.Random(seed)
+    return [rng.randrange(model.n_vocab) for _ in range(n)]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from support import where
 from support.architectures import ArchSpec
+from support.engines import ids_of
 from support.soak import F32, are_likeliest
 
 import pykvgraph as kvg
@@ -20,11 +20,6 @@ LLAMA = ArchSpec("llama", 2, 32, 2, 1, 16, 32)
 def model(architecture: Callable[[ArchSpec], Path]) -> Iterator[kvg.Model]:
     with kvg.Model(architecture(LLAMA), device=where.device) as model:
         yield model
-
-
-def ids_of(model: kvg.Model, n: int, seed: int) -> list[int]:
-    rng = random.Random(seed)
-    return [rng.randrange(model.n_vocab) for _ in range(n)]
 
 
 def test_cells_that_two_blocks_have_are_counted_once(model: kvg.Model) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,6 +12,7 @@ import numpy as np
 import pytest
 from support import sanitizer, where
 from support.architectures import ArchSpec
+from support.engines import ids_of
 from support.recurrent import DELTA_NET, MAMBA2
 from support.soak import F32, are_likeliest
 
@@ -36,11 +36,6 @@ def model(request: Any, architecture: Callable[[ArchSpec], Path]) -> Iterator[kv
 def dense(architecture: Callable[[ArchSpec], Path]) -> Iterator[kvg.Model]:
     with kvg.Model(architecture(DENSE), device=where.device) as model:
         yield model
-
-
-def ids_of(model: kvg.Model, n: int, seed: int) -> list[int]:
-    rng = random.Random(seed)
-    return [rng.randrange(model.n_vocab) for _ in range(n)]
 
 
 @pytest.mark.parametrize("at_once", [True, False])

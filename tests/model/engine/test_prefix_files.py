@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import pytest
 from support import where
 from support.architectures import ArchSpec
+from support.engines import ids_of
 from support.recurrent import DELTA_NET
 from support.soak import F32, are_likeliest
 
@@ -33,11 +33,6 @@ def model(request: Any, architecture: Callable[[ArchSpec], Path]) -> Iterator[kv
 def dense(architecture: Callable[[ArchSpec], Path]) -> Iterator[kvg.Model]:
     with kvg.Model(architecture(SPECS[0]), device=where.device) as model:
         yield model
-
-
-def ids_of(model: kvg.Model, n: int, seed: int) -> list[int]:
-    rng = random.Random(seed)
-    return [rng.randrange(model.n_vocab) for _ in range(n)]
 
 
 def engine_of(model: kvg.Model, n_ctx: int = 1024, **options: Any) -> kvg.Engine:

@@ -6,7 +6,6 @@ Those of the native library need one that was built with KVGRAPH_TEST_HOOKS, as 
 from __future__ import annotations
 
 import itertools
-import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 import pytest
 from support import where
 from support.architectures import ArchSpec
+from support.engines import ids_of
 from support.faults import fault
 from support.recurrent import DELTA_NET
 from support.rollback import Watched, accounts
@@ -36,11 +36,6 @@ Break = Callable[[Any, str, Callable[..., bool], type[BaseException]], None]
 def model(request: Any, architecture: Callable[[ArchSpec], Path]) -> Iterator[kvg.Model]:
     with kvg.Model(architecture(request.param), device=where.device) as model:
         yield model
-
-
-def ids_of(model: kvg.Model, n: int, seed: int) -> list[int]:
-    rng = random.Random(seed)
-    return [rng.randrange(model.n_vocab) for _ in range(n)]
 
 
 def engine_of(model: kvg.Model, **options: Any) -> kvg.Engine:

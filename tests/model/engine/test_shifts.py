@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from support import where
 from support.architectures import ArchSpec
+from support.engines import ids_of
 from support.recurrent import DELTA_NET
 from support.soak import F32, are_likeliest
 
@@ -24,11 +25,6 @@ GEMMA = ArchSpec("gemma3", 3, 32, 2, 1, 16, 32, window=8)
 def model(architecture: Callable[[ArchSpec], Path]) -> Iterator[kvg.Model]:
     with kvg.Model(architecture(LLAMA), device=where.device) as model:
         yield model
-
-
-def ids_of(model: kvg.Model, n: int, seed: int) -> list[int]:
-    rng = random.Random(seed)
-    return [rng.randrange(model.n_vocab) for _ in range(n)]
 
 
 def follows_alone(
