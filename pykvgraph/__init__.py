@@ -38,7 +38,7 @@ from pykvgraph.incoming import Incoming, Place, RawRows
 from pykvgraph.kv_cache import KVCache
 from pykvgraph.long_reader import LongReader
 from pykvgraph.model import Model
-from pykvgraph.params import SamplingParams
+from pykvgraph.params import SamplingParams, ThoughtLimit
 from pykvgraph.plan.device_abilities import abilities
 from pykvgraph.plan.memory import plan_memory
 from pykvgraph.text.sampling import Sampler
@@ -141,6 +141,7 @@ __all__ = [
     "StateError",
     "TensorInfo",
     "TextLook",
+    "ThoughtLimit",
     "Tokenizer",
     "UnsupportedError",
     "UpdateStats",

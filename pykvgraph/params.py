@@ -142,6 +142,35 @@ class ContextParams:
 
 
 @dataclass(frozen=True)
+class ThoughtLimit:
+    """How much a model may think in one text: what SamplingParams.thoughts takes.
+
+    n_tokens: most tokens between the marks `open` and `close`, as the model's chat template writes them; then
+    `message` and the closing mark are said, whatever the model would say. n_begun: tokens of thoughts that
+    the prompt ends with; None: the model has yet to open them.
+
+    Raises InvalidArgumentError, which names the field.
+    """
+
+    n_tokens: int
+    open: str = "<think>"
+    close: str = "</think>"
+    message: str = ""
+    n_begun: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("open", "close", "message"):
+            value = getattr(self, name)
+            if not isinstance(value, str) or not (value or name == "message"):
+                raise InvalidArgumentError(f"{name} must be a text, got {shown(value)}")
+        _set(
+            self,
+            n_tokens=integer(self.n_tokens, "n_tokens", 0, INT32_MAX),
+            n_begun=None if self.n_begun is None else integer(self.n_begun, "n_begun", 0, INT32_MAX),
+        )
+
+
+@dataclass(frozen=True)
 class SamplingParams:
     """How a text is generated; the fields are arguments of generate, but for those of an Engine.
 
@@ -167,6 +196,9 @@ class SamplingParams:
 
     mirostat: 1 or 2: keep the text's surprise at mirostat_tau, learning at the rate mirostat_eta
     (arXiv:2007.14966), in place of top_k, top_p, min_p, typical_p, top_n_sigma, xtc and dynatemp; 0: off.
+    min_keep: how many tokens top_p, min_p, typical_p and xtc leave at least. adaptive_target: what is left is
+    drawn from so that the probabilities of what was drawn are about this in the mean, of which a draw forgets
+    1 - adaptive_decay (llama.cpp's adaptive-p); negative: off.
     logit_bias: what is added to the logits of some tokens, {token: bias}; -inf forbids one. grammar: only
     texts of this grammar, in llama.cpp's GBNF with the rule `root`. json_schema: only JSON that follows
     this schema, given as a dict or as its JSON text; {}: any JSON object. These, the penalties and DRY
@@ -178,6 +210,7 @@ class SamplingParams:
     infill: libllama's sampler for what comes between a prefix and a suffix: whole tokens of words, and an end
     where that is likely. n_indent: the text ends before a line that begins with fewer spaces and tabs.
     line_seconds: it ends with the first line that ends so many seconds after its first token; 0: it doesn't.
+    thoughts: a ThoughtLimit; None: as many as the model wants.
 
     Raises InvalidArgumentError, which names the field.
     """
@@ -207,6 +240,9 @@ class SamplingParams:
     mirostat: int = 0
     mirostat_tau: float = 5.0
     mirostat_eta: float = 0.1
+    min_keep: int = 0
+    adaptive_target: float = -1.0
+    adaptive_decay: float = 0.9
     logit_bias: Mapping[int, float] | Iterable[tuple[int, float]] = ()
     grammar: str | None = None
     json_schema: str | Mapping[str, Any] | None = None
@@ -217,6 +253,7 @@ class SamplingParams:
     infill: bool = False
     n_indent: int = 0
     line_seconds: float = 0.0
+    thoughts: ThoughtLimit | None = None
 
     def __post_init__(self) -> None:
         _set(
@@ -253,10 +290,15 @@ class SamplingParams:
             mirostat=integer(self.mirostat, "mirostat", 0, 2),
             mirostat_tau=real(self.mirostat_tau, "mirostat_tau", 0.0, 1e6),
             mirostat_eta=real(self.mirostat_eta, "mirostat_eta", 0.0, 1e6),
+            min_keep=integer(self.min_keep, "min_keep", 0, INT32_MAX),
+            adaptive_target=real(self.adaptive_target, "adaptive_target", -1e6, 1.0),
+            adaptive_decay=real(self.adaptive_decay, "adaptive_decay", 0.0, 0.99),
             logit_bias=_biases(self.logit_bias),
             grammar=_grammar(self.grammar),
             json_schema=_json_text(self.json_schema),
         )
+        if not isinstance(self.thoughts, ThoughtLimit | None):
+            raise InvalidArgumentError(f"thoughts must be a ThoughtLimit, got {shown(self.thoughts)}")
         if self.grammar is not None and self.json_schema is not None:
             raise InvalidArgumentError(
                 "grammar and json_schema: give one of them, a schema becomes a grammar"

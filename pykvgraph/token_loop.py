@@ -15,7 +15,7 @@ from pykvgraph.context import Context, LastOutput
 from pykvgraph.context_shift import ContextShift
 from pykvgraph.errors import CacheFullError, InvalidArgumentError, UnsupportedError
 from pykvgraph.feed import Feed
-from pykvgraph.params import SamplingParams, params_of
+from pykvgraph.params import SamplingParams, ThoughtLimit, params_of
 from pykvgraph.speech import Speech
 from pykvgraph.types import Piece
 
@@ -50,9 +50,13 @@ def generate(
     mirostat: int = SamplingParams.mirostat,
     mirostat_tau: float = SamplingParams.mirostat_tau,
     mirostat_eta: float = SamplingParams.mirostat_eta,
+    min_keep: int = SamplingParams.min_keep,
+    adaptive_target: float = SamplingParams.adaptive_target,
+    adaptive_decay: float = SamplingParams.adaptive_decay,
     logit_bias: Mapping[int, float] | Iterable[tuple[int, float]] = SamplingParams.logit_bias,
     grammar: str | None = SamplingParams.grammar,
     json_schema: str | Mapping[str, Any] | None = SamplingParams.json_schema,
+    thoughts: ThoughtLimit | None = SamplingParams.thoughts,
     on_full: ContextShift | None = None,
 ) -> Iterator[Piece]:
     """Decodes a prompt and continues it; an iterator with one Piece for each sampled token.
@@ -75,7 +79,7 @@ def generate(
 
     The last piece of a prompt has finish_reason "length" after max_tokens tokens, or "stop" at an
     end-of-generation token or a stop string; the stop string is not part of the text. All arguments from
-    max_tokens to json_schema: as in SamplingParams.
+    max_tokens to thoughts: as in SamplingParams.
 
     on_full: the policy that makes room when the cache is full; it removes tokens of the generated sequences
     only, of several those of the longest. Without it a full cache raises CacheFullError; if the prompts don't

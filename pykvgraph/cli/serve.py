@@ -12,7 +12,6 @@ import click
 from pykvgraph.cli.serve_options import ServeVerb, serve_options
 from pykvgraph.cli.verb import examples
 from pykvgraph.cli.where import Where
-from pykvgraph.errors import UnsupportedError
 
 if TYPE_CHECKING:
     from pykvgraph.engine import Engine
@@ -43,7 +42,6 @@ def serve(model: str, where: Where, host: str, port: int, **given: Any) -> None:
 
     The environment variables of llama-server (LLAMA_ARG_...) mean the same here.
     """
-    _refuse(given)
     try:
         from pykvgraph.server.run import Server, address_of
     except ModuleNotFoundError as error:
@@ -92,9 +90,6 @@ def _settings(model: str, host: str, given: dict[str, Any]) -> Settings:
 
     shares = given["n_parallel"] > 0 if given["kv_unified"] is None else not given["kv_unified"]
     template = given["chat_template_file"].read() if given["chat_template_file"] else given["chat_template"]
-    variables = dict(given["chat_template_kwargs"] or {})
-    if given["reasoning_budget"] == 0:
-        variables["enable_thinking"] = False
     names = {"temp": "temperature"}
     return Settings(
         model_path=model,
@@ -114,8 +109,10 @@ def _settings(model: str, host: str, given: dict[str, Any]) -> Settings:
         embd_normalize=given["embd_normalize"],
         chat_template=template or "",
         jinja=given["jinja"],
-        template_variables=variables,
+        template_variables=given["chat_template_kwargs"] or {},
         reasoning_format=given["reasoning_format"],
+        reasoning_budget=given["reasoning_budget"],
+        reasoning_budget_message=given["reasoning_budget_message"],
         metrics=given["metrics"],
         props=given["props"],
         slots=given["slots"],
@@ -162,14 +159,6 @@ def _keys_of(file: IO[str] | None) -> tuple[str, ...]:
     if file is not None and not keys:
         raise click.UsageError("--api-key-file: there is no key in it, so everybody might ask")
     return keys
-
-
-def _refuse(given: dict[str, Any]) -> None:
-    """What this server can't do yet."""
-    if given["reasoning_budget"] > 0:
-        raise UnsupportedError(
-            "--reasoning-budget, but for 0: pykvgraph serve can't do that yet; leave it out"
-        )
 
 
 def _listener(host: str, port: int) -> socket.socket:

@@ -63,6 +63,7 @@ LLAMA_VARIABLES = {
     "chat_template_kwargs": "LLAMA_ARG_CHAT_TEMPLATE_KWARGS",
     "reasoning_format": "LLAMA_ARG_THINK",
     "reasoning_budget": "LLAMA_ARG_THINK_BUDGET",
+    "reasoning_budget_message": "LLAMA_ARG_THINK_BUDGET_MESSAGE",
     "metrics": "LLAMA_ARG_ENDPOINT_METRICS",
     "props": "LLAMA_ARG_ENDPOINT_PROPS",
     "slots": "LLAMA_ARG_ENDPOINT_SLOTS",
@@ -286,7 +287,17 @@ _OF_ANSWERS: list[Adder] = [
         help="Where thoughts go: reasoning_content, or none: they stay in the text.",
     ),
     option(
-        "--reasoning-budget", type=click.IntRange(min=-1), metavar="N", default=-1, help="0: no thinking."
+        "--reasoning-budget",
+        type=click.IntRange(min=-1),
+        metavar="N",
+        default=-1,
+        help="Most tokens of thoughts; 0: no thinking, -1: as many as the model wants.",
+    ),
+    option(
+        "--reasoning-budget-message",
+        metavar="TEXT",
+        default="",
+        help="What is said when the thoughts are cut off, before their closing mark.",
     ),
 ]
 

@@ -7,6 +7,7 @@ import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
+from pykvgraph.params import ThoughtLimit
 from pykvgraph.reply.forced import WRITTEN, forced_call, forced_json
 from pykvgraph.reply.format import Format
 from pykvgraph.reply.parser import ReplyParser
@@ -39,7 +40,8 @@ def chat_job(service: Service, fields: Fields, key: bytes) -> ChatJob:
         fields = fields.replaced(json_schema=chat.schema)
     tools = chat.tools if chat.may_call else []
     special = service.vocabulary.has_control(format.texts())
-    params = dataclasses.replace(service.sampling(fields), special=special)
+    thoughts = _thought_limit(chat, service, prompt)
+    params = dataclasses.replace(service.sampling(fields), special=special, thoughts=thoughts)
     job = service.job([text_tokens(prompt.whole, service.vocabulary.tokenizer)], fields, key, params)
     # where there is nothing to tell apart, text needs no parser
     parser = functools.partial(ReplyParser, format, tools, prompt.text, reasoning=chat.reasons)
@@ -57,6 +59,20 @@ def count_tokens(service: Service, fields: Fields) -> int:
     """Of the prompt that a body becomes. Raises WireError."""
     prompt = chat_request_of(fields, service.settings).prompt(service.template)
     return len(text_tokens(prompt.whole, service.vocabulary.tokenizer))
+
+
+def _thought_limit(chat: ChatRequest, service: Service, prompt: Prompt) -> ThoughtLimit | None:
+    thinking = service.template.format.thinking
+    if chat.most_thoughts < 0 or thinking is None:
+        return None
+    mark, close, tokenizer = thinking.open.strip(), thinking.close.strip(), service.vocabulary.tokenizer
+    begun = prompt.whole[prompt.text.rindex(mark) :] if thinking.is_open(prompt.text) else prompt.prefill
+    _, opened, thought = begun.rpartition(mark)
+    n_begun = None
+    if opened and close not in thought:
+        n_mark = len(text_tokens(mark, tokenizer, False))
+        n_begun = max(len(text_tokens(mark + thought, tokenizer, False)) - n_mark, 0)
+    return ThoughtLimit(chat.most_thoughts, mark, close, chat.end_of_thoughts, n_begun)
 
 
 def _left_in(chat: ChatRequest, format: Format, prompt: Prompt) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 from pykvgraph.checks import shown
 from pykvgraph.server.chat_template import Prompt, ServerTemplate
-from pykvgraph.server.errors import invalid, no_text, unsupported
+from pykvgraph.server.errors import invalid, no_text
 from pykvgraph.server.fields import Fields
 from pykvgraph.server.settings import REASONING_FORMATS, Settings
 
@@ -21,7 +21,8 @@ class ChatRequest:
 
     tools: functions that the prompt tells of. may_call: whether the model may call them; must_call: whether
     it must, and then `function` if that has a name. one_call: no more than one. schema: JSON that the answer
-    follows. reasons: whether thoughts are told apart. variables: what else the template gets.
+    follows. reasons: whether thoughts are told apart. variables: what else the template gets. most_thoughts:
+    tokens; -1: as many as the model wants. end_of_thoughts: what is said when they are more.
     """
 
     messages: list[dict[str, Any]]
@@ -34,6 +35,8 @@ class ChatRequest:
     schema: dict[str, Any] | None
     reasons: bool
     variables: dict[str, Any]
+    most_thoughts: int
+    end_of_thoughts: str
 
     @property
     def thinks(self) -> bool:
@@ -72,6 +75,8 @@ def chat_request_of(fields: Fields, settings: Settings) -> ChatRequest:
         schema=fields.object("json_schema") if "json_schema" in fields else None,
         reasons=_reasoning_format(fields, settings) != "none",
         variables=_variables(fields, settings),
+        most_thoughts=_budget(fields, settings),
+        end_of_thoughts=fields.text("reasoning_budget_message", settings.reasoning_budget_message),
     )
 
 
@@ -103,7 +108,7 @@ def _variables(fields: Fields, settings: Settings) -> dict[str, Any]:
         **fields.object("chat_template_kwargs"),
     }
     effort = fields.get("reasoning_effort")
-    if effort == "none" or _budget(fields) == 0:
+    if effort == "none" or _budget(fields, settings) == 0:
         variables["enable_thinking"] = False
     elif effort is not None:
         variables["reasoning_effort"] = effort
@@ -115,13 +120,11 @@ def _variables(fields: Fields, settings: Settings) -> dict[str, Any]:
     }
 
 
-def _budget(fields: Fields) -> int:
+def _budget(fields: Fields, settings: Settings) -> int:
     """Tokens for thoughts; -1: as many as the model wants."""
     name = next((name for name in _BUDGETS if name in fields), _BUDGETS[0])
     budget = fields.integer(name, -1, -1)
-    if budget > 0:
-        raise unsupported(f"{name}: this server knows 0, no thinking, and -1, no limit")
-    return budget
+    return settings.reasoning_budget if budget < 0 else budget
 
 
 def _reasoning_format(fields: Fields, settings: Settings) -> str:

@@ -11,6 +11,7 @@ from pykvgraph.server.errors import invalid, no_text, unsupported
 from pykvgraph.server.fields import Fields
 
 _MOST_TOKENS = 4096
+_MOST_THOUGHTS = 10000  # tokens, as in llama-server
 _SAME = ("temperature", "top_p", "top_k", "stream", "chat_template_kwargs")
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 # Claude Code writes a number there that is another one each time, and the prompt would never be in the cache
@@ -30,7 +31,10 @@ def chat_of_messages(fields: Fields) -> Fields:
     if choice:
         body["tool_choice"] = _choice(choice)
         body["parallel_tool_calls"] = not choice.get("disable_parallel_tool_use", False)
-    kind = fields.object("thinking").get("type")
+    thinking = fields.object("thinking")
+    kind = thinking.get("type")
+    if kind == "enabled":
+        body["thinking_budget_tokens"] = thinking.get("budget_tokens", _MOST_THOUGHTS)
     if kind in ("enabled", "disabled"):
         variables = fields.object("chat_template_kwargs")
         body["chat_template_kwargs"] = {"enable_thinking": kind == "enabled", **variables}

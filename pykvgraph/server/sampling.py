@@ -27,6 +27,7 @@ SAMPLERS = (
     "temperature",
     "infill",
 )
+_ADAPTIVE = "adaptive_p"  # draws, so that its place in a list doesn't matter
 _DEFAULTS = SAMPLERS[:-1]
 _NAMES = {"typical_p": "typ_p", "top-k": "top_k", "top-p": "top_p", "min-p": "min_p", "typical": "typ_p"}
 _LETTERS = dict(zip("edskypmxti", SAMPLERS, strict=True))
@@ -44,7 +45,6 @@ _NOT_BRIEF = (
 
 # what llama-server can and this one can't: the field, and the value at which it does nothing
 _AT_REST: dict[str, Any] = {
-    "min_keep": 0,
     "post_sampling_probs": False,
     "grammar_lazy": False,
     "backend_sampling": False,
@@ -80,6 +80,8 @@ def sampling_of(fields: Fields, vocabulary: Vocabulary, n_slots: int, n_predict:
         mirostat=min(max(fields.integer("mirostat", 0), 0), 2),
         mirostat_tau=fields.real("mirostat_tau", 5.0, 0.0, 1e6),
         mirostat_eta=fields.real("mirostat_eta", 0.1, 0.0, 1e6),
+        min_keep=max(fields.integer("min_keep", 0), 0),
+        **_adaptive(fields),
         logit_bias=_biases(fields, vocabulary),
         n=fields.integer("n_cmpl", fields.integer("n", 1, 1, n_slots), 1, n_slots),
         top_logprobs=_n_probs(fields),
@@ -119,8 +121,8 @@ def settings_of(params: SamplingParams) -> dict[str, Any]:
         "mirostat": params.mirostat,
         "mirostat_tau": params.mirostat_tau,
         "mirostat_eta": params.mirostat_eta,
-        "adaptive_target": -1.0,
-        "adaptive_decay": 0.9,
+        "adaptive_target": params.adaptive_target,
+        "adaptive_decay": params.adaptive_decay,
         "stop": list(params.stop),
         "max_tokens": n_predict,
         "n_predict": n_predict,
@@ -130,7 +132,7 @@ def settings_of(params: SamplingParams) -> dict[str, Any]:
         "stream": False,
         "logit_bias": biases,
         "n_probs": params.top_logprobs,
-        "min_keep": 0,
+        "min_keep": params.min_keep,
         "grammar": params.grammar or "",
         "grammar_lazy": False,
         "grammar_triggers": [],
@@ -187,6 +189,17 @@ def _dry(fields: Fields) -> dict[str, Any]:
     return given
 
 
+def _adaptive(fields: Fields) -> dict[str, Any]:
+    """llama-server draws so only where a list of samplers says it."""
+    names = fields.get("samplers")
+    if not isinstance(names, list) or _ADAPTIVE not in names:
+        return {}
+    return {
+        "adaptive_target": min(fields.real("adaptive_target", -1.0, -1e6, 1e6), 1.0),
+        "adaptive_decay": min(max(fields.real("adaptive_decay", 0.9, -1e6, 1e6), 0.0), 0.99),
+    }
+
+
 def _seed(fields: Fields) -> int | None:
     seed = fields.integer("seed", -1, -(2**63), 2**64) & _SEED_BITS
     return seed if seed <= MAX_SEED else None
@@ -239,8 +252,6 @@ def _told_bias(bias: float) -> float | None:
 def _refuse_others(fields: Fields) -> None:
     """What would be lost in silence."""
     wanted = [name for name, rest in _AT_REST.items() if fields.get(name, rest) != rest]
-    if fields.real("adaptive_target", -1.0) >= 0:
-        wanted.append("adaptive_target")
     if fields.array("lora"):
         wanted.append("lora")
     if wanted:
@@ -257,7 +268,7 @@ def _without(chosen: SamplingParams, fields: Fields) -> SamplingParams:
     if isinstance(given, str):
         names = [_LETTERS.get(letter, letter) for letter in given]
     elif isinstance(given, list):
-        names = [_NAMES.get(name, name) for name in map(str, given)]
+        names = [_NAMES.get(name, name) for name in map(str, given) if name != _ADAPTIVE]
     else:
         raise invalid(f"Field 'samplers': must be an array of names, got {shown(given)}")
     unknown = [name for name in names if name not in SAMPLERS]

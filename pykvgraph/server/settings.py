@@ -21,7 +21,9 @@ class Settings:
 
     chat_template: Jinja, or a name; "": the model's own. jinja: False: the template is one of those that
     libllama has built in, and there are no tools. template_variables: what else templates get.
-    reasoning_format: one of REASONING_FORMATS; all but "none" mean the same.
+    reasoning_format: one of REASONING_FORMATS; all but "none" mean the same. reasoning_budget: most tokens of
+    thoughts, of a request that says nothing of it; -1: as many as the model wants. reasoning_budget_message:
+    what is said when they are more.
     slot_save_path: the folder of saved slots; "": none are saved. context_shift: an answer that fills
     n_ctx_slot goes on, where the model allows it. n_keep: first tokens that it keeps then; -1: the prompt.
     spec_type: one of SPEC_TYPES.
@@ -52,6 +54,8 @@ class Settings:
     jinja: bool = True
     template_variables: Mapping[str, Any] = field(default_factory=dict)
     reasoning_format: str = "auto"
+    reasoning_budget: int = -1
+    reasoning_budget_message: str = ""
     metrics: bool = False
     props: bool = False
     slots: bool = True

@@ -116,15 +116,20 @@ def _links(
     else:
         yield llama.llama_sampler_init_top_n_sigma(chosen.top_n_sigma)
         yield llama.llama_sampler_init_top_k(chosen.top_k)
-        yield llama.llama_sampler_init_typical(chosen.typical_p, 1)
-        yield llama.llama_sampler_init_top_p(chosen.top_p, 1)
-        yield llama.llama_sampler_init_min_p(chosen.min_p, 1)
-        yield llama.llama_sampler_init_xtc(chosen.xtc_probability, chosen.xtc_threshold, 0, seed)
+        yield llama.llama_sampler_init_typical(chosen.typical_p, chosen.min_keep)
+        yield llama.llama_sampler_init_top_p(chosen.top_p, chosen.min_keep)
+        yield llama.llama_sampler_init_min_p(chosen.min_p, chosen.min_keep)
+        xtc = chosen.xtc_probability, chosen.xtc_threshold
+        yield llama.llama_sampler_init_xtc(*xtc, chosen.min_keep, seed)
         dynamic = chosen.dynatemp_range, chosen.dynatemp_exponent
         yield llama.llama_sampler_init_temp_ext(chosen.temperature, *dynamic)
         if chosen.infill:
             yield _infill(llama, tokenizer)
-        yield llama.llama_sampler_init_dist(seed)
+        if chosen.adaptive_target >= 0:
+            adaptive = chosen.adaptive_target, chosen.adaptive_decay
+            yield llama.llama_sampler_init_adaptive_p(*adaptive, seed)
+        else:
+            yield llama.llama_sampler_init_dist(seed)
 
 
 def _mirostat(llama: Any, chosen: SamplingParams, seed: int, n_vocab: int) -> int:

@@ -15,7 +15,7 @@ from pykvgraph._native import libllama
 from pykvgraph._native.handles import Handle, NotCopied
 from pykvgraph.checks import shown
 from pykvgraph.errors import InvalidArgumentError, KVGraphError
-from pykvgraph.params import MAX_SEED, SamplingParams, params_of
+from pykvgraph.params import MAX_SEED, SamplingParams, ThoughtLimit, params_of
 from pykvgraph.text.sampler_chain import (
     has_dry,
     has_grammar,
@@ -24,6 +24,7 @@ from pykvgraph.text.sampler_chain import (
     new_chain,
     remember,
 )
+from pykvgraph.text.thoughts import Thoughts
 from pykvgraph.text.tokenizer import Tokenizer
 
 
@@ -67,9 +68,13 @@ class Sampler(NotCopied):
         mirostat: int = SamplingParams.mirostat,
         mirostat_tau: float = SamplingParams.mirostat_tau,
         mirostat_eta: float = SamplingParams.mirostat_eta,
+        min_keep: int = SamplingParams.min_keep,
+        adaptive_target: float = SamplingParams.adaptive_target,
+        adaptive_decay: float = SamplingParams.adaptive_decay,
         logit_bias: Mapping[int, float] | Iterable[tuple[int, float]] = SamplingParams.logit_bias,
         grammar: str | None = SamplingParams.grammar,
         json_schema: str | Mapping[str, Any] | None = SamplingParams.json_schema,
+        thoughts: ThoughtLimit | None = SamplingParams.thoughts,
         tokenizer: Tokenizer | None = None,
     ) -> None:
         self._init(params_of(SamplingParams, locals()), tokenizer)
@@ -90,10 +95,14 @@ class Sampler(NotCopied):
         self._params = params
         self._tokenizer = tokenizer
         self._seed = secrets.randbelow(MAX_SEED + 1) if params.seed is None else params.seed
-        self.greedy = is_plainly_greedy(params)
+        self._takes_best = is_plainly_greedy(params)
+        self._thoughts = self._new_thoughts()
+        # whether nobody but the likeliest token is ever chosen
+        self.greedy = self._takes_best and self._thoughts is None
         # whether the chain must be told what was chosen
         self._n_remembered = n_remembered(params)
-        self._follows = self._n_remembered > 0 or has_grammar(params)
+        adapts = params.adaptive_target >= 0
+        self._follows = self._n_remembered > 0 or has_grammar(params) or adapts
         self._prompt = np.empty(0, np.int32)
         self._chain: Handle | None = None
         self._candidates = np.empty(0, [("id", np.int32), ("logit", np.float32), ("p", np.float32)])
@@ -124,12 +133,26 @@ class Sampler(NotCopied):
         best = int(logits.argmax())  # NaN counts as the largest
         if not math.isfinite(logits[best]):
             raise KVGraphError(f"the logits are broken: {logits[best]} for token {best}")
-        if self.greedy:
-            return best
+        thoughts = self._thoughts
+        due = None if thoughts is None else thoughts.due
+        token = best if self._takes_best and due is None else self._draw(logits, due)
+        if token is None and thoughts is not None and due is not None:
+            thoughts.give_up()
+            token = self._draw(logits, None)
+        if token is None:
+            raise InvalidArgumentError(
+                "no token may follow: the grammar or logit_bias allows none of this vocabulary's tokens here"
+            )
+        if thoughts is not None:
+            thoughts.accept(token)
+        return token
+
+    def _draw(self, logits: npt.NDArray[np.float32], due: int | None) -> int | None:
+        """None: no token may be said; due: the only one that may."""
         if has_grammar(self._params) and self._tokenizer is not None:
             logits = logits[: self._tokenizer.n_vocab]  # a model may have more rows
         chain = self._chain or self._new_chain(len(logits))
-        return chain.call(self._draw, logits)
+        return chain.call(self._apply, logits, due)
 
     def copy(self) -> Sampler:
         """Another one, which goes on as this one does, with its random numbers and its memory of tokens."""
@@ -139,7 +162,18 @@ class Sampler(NotCopied):
         if self._chain is not None:
             clone, free = self._llama.llama_sampler_clone, self._llama.llama_sampler_free
             other._chain = Handle.own(self._chain.call, clone, free=free, name="sampler")
+        other._thoughts = None if self._thoughts is None else self._thoughts.copy()
         return other
+
+    def _new_thoughts(self) -> Thoughts | None:
+        limit = self._params.thoughts
+        if limit is None:
+            return None
+        if self._tokenizer is None:
+            raise InvalidArgumentError(
+                "the marks of thoughts are texts: give the Sampler its tokenizer=model.tokenizer"
+            )
+        return Thoughts(limit, self._tokenizer)
 
     def _new_chain(self, n_vocab: int) -> Handle:
         free = self._llama.llama_sampler_free
@@ -148,7 +182,7 @@ class Sampler(NotCopied):
         self._chain.call(remember, self._prompt)
         return self._chain
 
-    def _draw(self, chain: int, logits: npt.NDArray[np.float32]) -> int:
+    def _apply(self, chain: int, logits: npt.NDArray[np.float32], due: int | None) -> int | None:
         llama = self._llama
         if len(self._candidates) != len(logits):
             self._fresh = np.zeros(len(logits), self._candidates.dtype)
@@ -158,15 +192,15 @@ class Sampler(NotCopied):
         # samplers reorder them, so they are new for each draw
         self._candidates[:] = self._fresh
         self._candidates["logit"] = logits
+        if due is not None:  # the samplers see it chosen, and the grammar may refuse it
+            self._candidates["logit"][self._candidates["id"] != due] = -math.inf
         array = llama.llama_token_data_array(data=self._data, size=len(logits), selected=-1, sorted=False)
         llama.llama_sampler_apply(chain, ctypes.byref(array))
         if not 0 <= array.selected < array.size:
             raise KVGraphError(f"libllama's sampler chose candidate {array.selected} of {array.size}")
         found = array.data[array.selected]
         if found.logit == -math.inf:
-            raise InvalidArgumentError(
-                "no token may follow: the grammar or logit_bias allows none of this vocabulary's tokens here"
-            )
+            return None
         if self._follows:
             llama.llama_sampler_accept(chain, found.id)
         return int(found.id)

@@ -123,6 +123,10 @@ NO_NUMBER = ["1", None, True, math.nan]
             for name in ("allowed_length", "penalty_last_n")
         ),
         (SamplingParams, "dry_sequence_breakers", [5, None, [""], ["a", 1], ["a"] * 65]),
+        (SamplingParams, "min_keep", [*NO_INTEGER, -1]),
+        (SamplingParams, "adaptive_target", [*NO_NUMBER, 1.1]),
+        (SamplingParams, "adaptive_decay", [*NO_NUMBER, -0.1, 1.0]),
+        (SamplingParams, "thoughts", [5, "<think>"]),
         (SamplingParams, "mirostat", [*NO_INTEGER, -1, 3]),
         *((SamplingParams, f"mirostat_{name}", [*NO_NUMBER, -1.0]) for name in ("tau", "eta")),
         (

@@ -51,6 +51,14 @@ BODIES: dict[str, dict[str, Any]] = {
         "samplers": ["top_k", "temperature"],
     },
     "infill": {**WARM, "prompt": LILY, "samplers": ["top_k", "top_p", "infill"]},
+    "min_keep": {**WARM, "temperature": 3.0, "top_p": 0.3, "min_p": 0.5, "typical_p": 0.4, "min_keep": 7},
+    "adaptive": {
+        **WARM,
+        "samplers": ["adaptive_p", "top_k", "min_p"],
+        "adaptive_target": 0.3,
+        "adaptive_decay": 0.7,
+    },
+    "adaptive, but not in the list": {**WARM, "adaptive_target": 0.3},
     "mirostat": {**WARM, "prompt": LILY, "mirostat": 1, "repeat_penalty": 1.5, "mirostat_tau": 3},
     "mirostat 2": {**WARM, "prompt": LILY, "mirostat": 2, "dry_multiplier": 3, "mirostat_tau": 3},
 }
@@ -85,9 +93,11 @@ def test_the_settings_are_told(clients: tuple[httpx.Client, httpx.Client]) -> No
     body = {"prompt": TOM, "n_predict": 2, **BODIES["all of them"], "seed": 3}
     wanted, told = (client.post("/completion", json=body).json() for client in clients)
     names = [
-        name for name in wanted["generation_settings"] if name.startswith(("dry", "xtc", "dyna", "top_n"))
+        name
+        for name in wanted["generation_settings"]
+        if name.startswith(("dry", "xtc", "dyna", "top_n", "min_keep"))
     ]
-    assert len(names) == 10
+    assert len(names) == 11
     for name in names:
         assert told["generation_settings"][name] == pytest.approx(wanted["generation_settings"][name]), name
 
