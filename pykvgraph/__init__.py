@@ -43,6 +43,7 @@ from pykvgraph.plan.device_abilities import abilities
 from pykvgraph.plan.memory import plan_memory
 from pykvgraph.text.sampling import Sampler
 from pykvgraph.text.tokenizer import Tokenizer
+from pykvgraph.tiers.tiers import Tiers
 from pykvgraph.token_loop import generate
 from pykvgraph.types import (
     Abilities,
@@ -63,6 +64,7 @@ from pykvgraph.types import (
     ShiftReport,
     TensorInfo,
     TextLook,
+    TierStats,
     UpdateStats,
 )
 
@@ -142,6 +144,8 @@ __all__ = [
     "TensorInfo",
     "TextLook",
     "ThoughtLimit",
+    "TierStats",
+    "Tiers",
     "Tokenizer",
     "UnsupportedError",
     "UpdateStats",

@@ -102,6 +102,22 @@ class Incoming(Closable):
         )
         self._pending.drop(seq)
 
+    def show_text(self, seq: int, state: npt.NDArray[np.float32] | None = None) -> None:
+        """As show(), for a text, which begins at position 0; `seq` can go on behind it.
+
+        What comes before a window's rows is lost there. They may begin before the sequence's end, where the
+        window has lost what they bring. state: float32 (state_bytes / 4,), of recurrent layers at the text's
+        end; None: nobody knows it. Raises CacheFullError, too, when there is no room for the state.
+        """
+        seq = integer(seq, "seq")
+        row = None if state is None else _address(np.ascontiguousarray(state, np.float32), ctypes.c_float)
+        self._handle.call(
+            lambda incoming: self._context.call(
+                lambda pointer: lib().kvg_kv_show_text(pointer, incoming, seq, row)
+            )
+        )
+        self._pending.drop(seq)
+
     def give_back(self) -> None:
         """Makes the cells empty again, unless they were shown: then nothing happens."""
         self._handle.call(

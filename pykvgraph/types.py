@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -326,6 +326,26 @@ class Completion:
 
 
 @dataclass(frozen=True)
+class TierStats:
+    """Prefixes outside of the cells: how much there is, and what became of it.
+
+    ram_bytes, disk_bytes: of all that is there now, in files of other processes too. loaded_tokens: that came
+    back, and were not decoded again. saved: parts of texts that went to memory. written: of these to the
+    disk. dropped: parts that were not kept, as there was no room or too much waited. unwritten: that the disk
+    refused. misses: how often loading failed, by reason.
+    """
+
+    ram_bytes: int
+    disk_bytes: int
+    loaded_tokens: int
+    saved: int
+    written: int
+    dropped: int
+    unwritten: int
+    misses: Mapping[str, int]
+
+
+@dataclass(frozen=True)
 class EngineStats:
     """What an engine has done since it was made, and how it is now.
 
@@ -335,7 +355,7 @@ class EngineStats:
     nevertheless, as the model can't go on from everywhere. decoded_tokens: all that were decoded, of prompts
     and answers. cells_used: cells in use now, of each group of `kv.groups`. n_blocks: entries of the index of
     prefixes. n_resume_points: those it has. drafted: tokens that were decoded because they might follow;
-    accepted: how many of these did.
+    accepted: how many of these did. tiers: of an engine with Tiers.
     """
 
     steps: int
@@ -351,6 +371,7 @@ class EngineStats:
     n_resume_points: int
     drafted: int
     accepted: int
+    tiers: TierStats | None = None
 
 
 @dataclass(frozen=True)

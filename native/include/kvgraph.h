@@ -425,6 +425,13 @@ KVG_API kvg_status kvg_kv_attach(kvg_context * context, int64_t hold, int64_t se
    released already; kvg_kv_clear releases all holds. */
 KVG_API kvg_status kvg_kv_release(kvg_context * context, int64_t hold);
 
+/* The cells of a hold or a resume point in a group, by position: how many, and where cells is not NULL, the first n of them. None where the
+   group keeps nothing for it. KVG_INVALID_ARGUMENT when the hold was released. */
+KVG_API kvg_status kvg_kv_held_cells(const kvg_context * context, int64_t hold, int64_t group, int32_t * cells, int64_t n,
+                                     int64_t * n_there);
+/* The row of the state that a resume point keeps; -1: none. */
+KVG_API kvg_status kvg_kv_held_state(const kvg_context * context, int64_t hold, int64_t * row);
+
 /* For models whose layers have windows or states, where a hold alone is not enough to go on: what windows need where a sequence stands,
    and its state, kept whatever becomes of it. A hold, whose p0 and p1 are the position of the next token: kvg_kv_attach takes it as the
    last one, for a sequence that goes on there and has no state of its own (what it has in windows is replaced). Texts are not compared.
@@ -572,6 +579,10 @@ KVG_API kvg_status kvg_incoming_write(kvg_incoming * incoming, const kvg_incomin
 /* The sequence sees the cells. KVG_INVALID_ARGUMENT, with nothing changed, unless the sequence ends before the first reserved position and
    all rows were written; also after kvg_kv_clear. */
 KVG_API kvg_status kvg_kv_show(kvg_context * context, kvg_incoming * incoming, int64_t seq);
+/* The same for a text, which begins at position 0: of windows, what comes before their rows is lost, and these may begin before the sequence's
+   end, where the window has lost them. state (state_bytes / 4): of the text's end; NULL: not known. KVG_CACHE_FULL when there is no room for
+   it. */
+KVG_API kvg_status kvg_kv_show_text(kvg_context * context, kvg_incoming * incoming, int64_t seq, const float * state);
 /* The cells become empty again, unless they were shown. */
 KVG_API kvg_status kvg_kv_give_back(kvg_context * context, kvg_incoming * incoming);
 /* May be called from any thread. Cells that were neither shown nor given back become empty in the next call on the context. */

@@ -422,6 +422,8 @@ STATUS_FUNCTIONS = (
     "kvg_kv_hold",
     "kvg_kv_attach",
     "kvg_kv_release",
+    "kvg_kv_held_cells",
+    "kvg_kv_held_state",
     "kvg_kv_resume_point",
     "kvg_kv_checkpoint",
     "kvg_kv_checkpoints",
@@ -442,6 +444,7 @@ STATUS_FUNCTIONS = (
     "kvg_kv_reserve",
     "kvg_incoming_write",
     "kvg_kv_show",
+    "kvg_kv_show_text",
     "kvg_kv_give_back",
     "kvg_test_fault",
 )
@@ -578,6 +581,10 @@ def declare(lib: CDLL) -> None:
     lib.kvg_kv_attach.restype = c_int32
     lib.kvg_kv_release.argtypes = [c_void_p, c_int64]
     lib.kvg_kv_release.restype = c_int32
+    lib.kvg_kv_held_cells.argtypes = [c_void_p, c_int64, c_int64, POINTER(c_int32), c_int64, POINTER(c_int64)]
+    lib.kvg_kv_held_cells.restype = c_int32
+    lib.kvg_kv_held_state.argtypes = [c_void_p, c_int64, POINTER(c_int64)]
+    lib.kvg_kv_held_state.restype = c_int32
     lib.kvg_kv_resume_point.argtypes = [c_void_p, c_int64, POINTER(KvgHold)]
     lib.kvg_kv_resume_point.restype = c_int32
     lib.kvg_kv_checkpoint.argtypes = [c_void_p, c_int64, POINTER(c_int64)]
@@ -633,6 +640,8 @@ def declare(lib: CDLL) -> None:
     lib.kvg_incoming_write.restype = c_int32
     lib.kvg_kv_show.argtypes = [c_void_p, c_void_p, c_int64]
     lib.kvg_kv_show.restype = c_int32
+    lib.kvg_kv_show_text.argtypes = [c_void_p, c_void_p, c_int64, POINTER(c_float)]
+    lib.kvg_kv_show_text.restype = c_int32
     lib.kvg_kv_give_back.argtypes = [c_void_p, c_void_p]
     lib.kvg_kv_give_back.restype = c_int32
     lib.kvg_incoming_free.argtypes = [c_void_p]

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from pykvgraph.checks import INT32_MAX
 from pykvgraph.context import LastOutput
+from pykvgraph.engine.fetch import Fetch
 from pykvgraph.engine.lookup import Lookup
 from pykvgraph.engine.record import Record
 from pykvgraph.engine.request import Request
@@ -34,7 +35,8 @@ class Branch:
     the prompt has a spare resume point; 0: nowhere. window: for a text that may become longer than its part
     of the cache; what it gives up is in `ids` no longer. n_true: how many of its first tokens have cells that
     any text that begins so may share; those that have moved, nobody may. n_beyond: tokens of a draft that its
-    sequence has behind these. record, lookup: what became of its drafts, and what they are made of.
+    sequence has behind these. fetch: what comes from outside the cells; meanwhile it decodes nothing.
+    record, lookup: what became of its drafts, and what they are made of.
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class Branch:
         self.n_idle = 0  # steps in which it did not advance
         self.n_true = INT32_MAX
         self.n_beyond = 0
+        self.fetch: Fetch | None = None
         self.record = Record()
         self.lookup = Lookup()
         self.cancelled = False

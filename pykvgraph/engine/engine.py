@@ -34,6 +34,7 @@ from pykvgraph.pooling import POOLINGS, Pooling
 from pykvgraph.prefix.index import PrefixIndex
 from pykvgraph.prefix.prefix_file import SavedPrefix, pack, read
 from pykvgraph.state.file import write_file
+from pykvgraph.tiers.tiers import Tiers
 from pykvgraph.types import EngineLook, EngineStats
 
 
@@ -55,8 +56,10 @@ class Engine(NotCopied):
     same vocabulary, and is not closed before the engine is. None: no drafts. cache_reuse: what a text says as
     the newest one that begins like it, but earlier, comes from the cache where it is at least so many tokens,
     with its positions moved, as llama-server's --cache-reuse: these tokens have seen others before them, so
-    that what is said need not be what it would be else; 0: never. background: a thread of the engine's own
-    takes the steps; False: the program calls step(). Other arguments are those of Context.
+    that what is said need not be what it would be else; 0: never. tiers: where prefixes go when others need
+    their cells, and come back from, also in another process (docs/tiers.md); it needs prefix_cache; None:
+    they are lost. background: a thread of the engine's own takes the steps; False: the program calls step().
+    Other arguments are those of Context.
 
     `context` is the context; its cache can be looked at. While the engine lives, nothing else may decode on
     it, or edit it. Raises what Context raises, InvalidArgumentError, and UnsupportedError for cache_reuse
@@ -76,6 +79,7 @@ class Engine(NotCopied):
         draft: Literal["ngram"] | Model | None = None,
         draft_max: int = 16,
         cache_reuse: int = 0,
+        tiers: Tiers | None = None,
         background: bool = True,
         **context: Any,
     ) -> None:
@@ -92,6 +96,10 @@ class Engine(NotCopied):
         batch = {"n_batch": n_batch, "n_ubatch": n_ubatch}
         draft_max = integer(draft_max, "draft_max", 1)
         shares, cache_reuse = flag(prefix_cache, "prefix_cache"), integer(cache_reuse, "cache_reuse", 0)
+        if tiers is not None and not (isinstance(tiers, Tiers) and shares):
+            raise InvalidArgumentError(
+                f"tiers must be pykvgraph.Tiers, with prefix_cache, got {shown(tiers)}"
+            )
         if cache_reuse and not shares:
             raise InvalidArgumentError("cache_reuse: nothing is cached without prefix_cache")
         threads = {name: value for name, value in context.items() if name in ("n_threads", "n_threads_batch")}
@@ -115,16 +123,21 @@ class Engine(NotCopied):
                 "cache_reuse: this model's cache can't be shifted, so nothing can be moved"
             )
         self._tokenizer = model.tokenizer if model.has_tokenizer else None
-        stepper = Stepper(
-            self.context,
-            sizes.n_points,
-            shares,
-            flag(overcommit, "overcommit"),
-            max_itl,
-            drafter,
-            draft_max,
-            cache_reuse,
-        )
+        try:
+            stepper = Stepper(
+                self.context,
+                sizes.n_points,
+                shares,
+                flag(overcommit, "overcommit"),
+                max_itl,
+                drafter,
+                draft_max,
+                cache_reuse,
+                tiers,
+            )
+        except BaseException:
+            self.context.close()
+            raise
         self._loop = _Loop(self.context, stepper, flag(background, "background"))
         self._finalizer = weakref.finalize(self, _close, self._loop)
 
@@ -448,7 +461,7 @@ def _close(loop: _Loop) -> None:
     if os.getpid() == loop._pid:
         loop.close()
     else:
-        loop.stepper.close()
+        loop.stepper.abandon()
 
 
 def _bytes_of(salt: object) -> bytes:

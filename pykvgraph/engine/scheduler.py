@@ -120,6 +120,6 @@ class Scheduler:
 
     def _readers(self) -> Iterator[Branch]:
         """Texts whose prompts are decoded, in the order in which they get room."""
-        reading = [each for each in self.running if not each.talks]
+        reading = [each for each in self.running if not each.talks and each.fetch is None]
         overdue = self._n_seq_max - 1
         yield from sorted(reading, key=lambda each: (each.n_idle < overdue, -each.priority, each.order))

@@ -9,6 +9,7 @@ from pykvgraph.context import Context, LastOutput
 from pykvgraph.engine.admission import Admission
 from pykvgraph.engine.branch import Branch
 from pykvgraph.engine.drafters import Drafter
+from pykvgraph.engine.fetches import Fetches
 from pykvgraph.engine.mail import Mail
 from pykvgraph.engine.pace import Pace
 from pykvgraph.engine.reuse import attach_moved
@@ -20,6 +21,9 @@ from pykvgraph.errors import CacheFullError, KVGraphError
 from pykvgraph.kept_text import EVERY
 from pykvgraph.prefix import block
 from pykvgraph.prefix.index import Found, PrefixIndex
+from pykvgraph.tiers.rows import Saver
+from pykvgraph.tiers.store import Store
+from pykvgraph.tiers.tiers import Tiers
 from pykvgraph.types import EngineLook, EngineStats
 
 _N_COMPARED = 64  # waiting texts with which a new one is compared
@@ -33,7 +37,7 @@ class Stepper:
 
     overcommit: a text enters when its prompt fits; without, when all that it may become fits. drafter: None:
     there are no drafts. draft_max: their tokens at most. reuse: parts of at least so many tokens are
-    moved; 0: none are.
+    moved; 0: none are. tiers: where prefixes go whose cells are needed; None: nowhere.
     """
 
     def __init__(
@@ -46,10 +50,16 @@ class Stepper:
         drafter: Drafter | None,
         draft_max: int,
         reuse: int,
+        tiers: Tiers | None,
     ) -> None:
         self._ctx = ctx
         self._reuse = reuse
-        self._texts = texts = Texts(ctx, n_points, shares)
+        self._fetches = saver = None
+        if tiers is not None:
+            store = Store(tiers)
+            saver = Saver(ctx, store, n_points > 0)
+            self._fetches = Fetches(ctx, store, saver)
+        self._texts = texts = Texts(ctx, n_points, shares, saver)
         self._shares, self._needs_points, self._scheduler = shares, texts.needs_points, texts.scheduler
         on_cpu = ctx.model.device == "CPU"
         self._pace = Pace(max_itl, _ENOUGH_ON_CPU if on_cpu else max(ctx.n_batch // 4, 1))
@@ -63,6 +73,7 @@ class Stepper:
             self._speculation = Speculation(drafter, draft_max, every)
         self._keeps_states = any(group.kind == "state" for group in ctx.kv.groups)
         self._batch = Batch()
+        self._is_broken = False
         self.mail = Mail()
         self._counts = dict.fromkeys(
             (
@@ -103,6 +114,7 @@ class Stepper:
             n_resume_points=self._index.n_points,
             drafted=count["drafted"],
             accepted=count["accepted"],
+            tiers=self._fetches.stats() if self._fetches else None,
         )
 
     def look(self) -> EngineLook:
@@ -123,11 +135,14 @@ class Stepper:
         begin = time.perf_counter()
         self._take_news()
         self.mail.run_errands(self._texts)
+        self._take_fetched()
         self._admit()
         shift_full(self._texts)
         self.mail.show(self.look)
         chunks = self._chosen()
         if not chunks:
+            if self._fetches and self._fetches.any:
+                self._fetches.wait()
             return
         self._scheduler.count_idle(chunks)
         chunks = self._with_drafts(chunks)
@@ -142,6 +157,7 @@ class Stepper:
 
     def end_all(self, error: BaseException | None) -> None:
         """Every request ends: cancelled, or with the error. The cache stays as it is: no step may follow."""
+        self._is_broken = self._is_broken or error is not None
         left = [*self.mail.end(error), *self._scheduler.running, *self._scheduler.waiting]
         for queue in (self._scheduler.running, self._scheduler.waiting):
             queue.clear()
@@ -152,7 +168,13 @@ class Stepper:
                 branch.request._fail(error)
 
     def close(self) -> None:
-        """Frees the context, and the draft model's."""
+        """Frees the context, and the draft model's; what the index has goes to the disk first."""
+        if self._fetches:
+            self._fetches.close(None if self._is_broken else self._texts)
+        self.abandon()
+
+    def abandon(self) -> None:
+        """As close(), in a child process: the threads of tiers are not there."""
         self._ctx.close()
         if self._speculation:
             self._speculation.close()
@@ -232,30 +254,57 @@ class Stepper:
         running = self._scheduler.running
         if not self._admission.fits(running, branch, found.n):
             return False
+        plan = self._fetches.plan(branch.ids, branch.salt, found) if self._fetches else None
         known = min(found.match.n, len(branch.ids) - 1)
         self._scheduler.enter(branch)
-        found = self._attached(branch, found)
+        found = self._attached(branch, plan.found if plan else found, moves=plan is None)
         if not self._admission.fits(running, branch, found.n):
             self._texts.leave(branch)
             self._scheduler.wait(branch)
             return False
+        if self._fetches and plan:
+            if found.n == plan.found.n and self._fetches.start(branch, plan, self._texts):
+                return True
+            found = self._attached_again(branch)
+        self._begin(branch, found.n, known)
+        return True
+
+    def _begin(self, branch: Branch, n: int, known: int) -> None:
+        """It has n tokens of its text, of which the cache knew more, perhaps, and decodes the rest."""
         if branch.n_cached < 0:
-            branch.enter(found.n, max(known - found.n, 0))
+            branch.enter(n, max(known - n, 0))
             self._counts["prompt_tokens"] += branch.n_prompt
-            self._counts["prefix_hit_tokens"] += found.n
+            self._counts["prefix_hit_tokens"] += n
             self._counts["decoded_again"] += branch.n_again
         if self._needs_points and self._shares:
             for place in (*range(EVERY, len(branch.ids), EVERY), len(branch.ids) - 1, known):
                 branch.add_place(place)
             branch.spacing = self._spacing
-        return True
 
-    def _attached(self, branch: Branch, found: Found) -> Found:
+    def _take_fetched(self) -> None:
+        """Texts go on behind what has come from outside the cells; else with what the cells have."""
+        if self._fetches is None:
+            return
+        for branch, fetch in self._fetches.finished():
+            if self._fetches.show(branch, fetch, self._texts):
+                branch.begin(fetch.plan.n)
+                self._begin(branch, fetch.plan.n, fetch.plan.known)
+            else:
+                found = self._attached_again(branch)
+                self._begin(branch, found.n, min(found.match.n, len(branch.ids) - 1))
+
+    def _attached_again(self, branch: Branch) -> Found:
+        """Its sequence has what the cells have of it, and nothing else."""
+        self._texts.let_go(branch)
+        return self._attached(branch, self._find(branch), moves=True)
+
+    def _attached(self, branch: Branch, found: Found, *, moves: bool) -> Found:
         """Its sequence has the most that can be had of it; returns what that is."""
-        if self._reuse and (n := attach_moved(self._texts, branch, found, self._reuse)):
+        moves = moves and self._reuse > 0
+        if moves and (n := attach_moved(self._texts, branch, found, self._reuse)):
             branch.begin(n)
             return Found(found.match, n, None)
-        if self._reuse:
+        if moves:
             found = self._find(branch)  # room that was made for parts may have been of it
         try:
             branch.last = self._index.attach(found, branch.seq)

@@ -8,7 +8,7 @@ from pykvgraph.engine.request import Request
 from pykvgraph.engine.scheduler import Scheduler
 from pykvgraph.errors import KVGraphError
 from pykvgraph.prefix import block
-from pykvgraph.prefix.index import PrefixIndex
+from pykvgraph.prefix.index import PrefixIndex, Saver
 from pykvgraph.prefix.node import Node
 
 
@@ -19,10 +19,10 @@ class Texts:
     window, or with states, go on from these only.
     """
 
-    def __init__(self, ctx: Context, n_points: int, shares: bool) -> None:
+    def __init__(self, ctx: Context, n_points: int, shares: bool, saver: Saver | None = None) -> None:
         self.shares = shares
         self.needs_points = n_points > 0
-        self.index = PrefixIndex(ctx.kv, n_points)
+        self.index = PrefixIndex(ctx.kv, n_points, saver)
         self.scheduler = Scheduler(ctx.n_seq_max, ctx.n_batch)
         self.kv = ctx.kv
         self.n_preempted = 0
@@ -35,16 +35,23 @@ class Texts:
 
     def leave(self, branch: Branch) -> None:
         """The text's sequence is free again; the index keeps its cells."""
+        if branch.fetch is not None:  # what it has so far, the index has
+            branch.fetch.job.cancel()
+            branch.fetch, branch.n_decoded = None, 0
         is_cut = self.cut(branch)
+        if branch.last is not None and self.shares:
+            self.keep(branch, to_end=True)
+            if self.needs_points and branch.n_decoded and is_cut:
+                self.index.add_point(branch.last, branch.ids, branch.n_decoded, branch.seq)
+        self.let_go(branch)
+        self.scheduler.leave(branch)
+
+    def let_go(self, branch: Branch) -> None:
+        """Its sequence is empty; what others don't need of its cells, the index has alone."""
         if branch.last is not None:
-            if self.shares:
-                self.keep(branch, to_end=True)
-                if self.needs_points and branch.n_decoded and is_cut:
-                    self.index.add_point(branch.last, branch.ids, branch.n_decoded, branch.seq)
             self._let_go(branch, branch.last)
             branch.last = None
         self.kv.seq_rm(branch.seq, -1, -1)
-        self.scheduler.leave(branch)
         branch.n_decoded = branch.n_beyond = 0
 
     def cut(self, branch: Branch) -> bool:

@@ -16,25 +16,35 @@ from pykvgraph.remembered import recall, remember
 N_TOKENS = 32
 TOKEN_BYTES = 4
 _FORMAT = b"kvgraph-block-1\0"
-_TOKENS = b"\0"  # the kind of a block; others are to come, pictures perhaps
+TOKENS = b"\0"  # the kind of a block; others are to come, pictures perhaps
+END = b"\1"  # of the tokens behind the last block of a text, with what it takes to go on behind them
 _READ_BYTES = 1 << 20
 _KNOWN = "digests.json"
 
 
-def key(parent: bytes, tokens: bytes) -> bytes:
+def key(parent: bytes, tokens: bytes, kind: bytes = TOKENS) -> bytes:
     """The key of a block behind the block `parent`; tokens: its ids, 32 bits each, little-endian."""
-    return hashlib.sha256(_FORMAT + parent + _TOKENS + tokens).digest()
+    return hashlib.sha256(_FORMAT + parent + kind + tokens).digest()
 
 
-def root_key(ctx: Context, salt: bytes = b"") -> bytes:
+def root_key(ctx: Context, salt: bytes = b"", digest: bytes | None = None) -> bytes:
     """What stands for the parent of first blocks: whatever else the K and V of a token depend on.
 
     That is the model's file, to the byte, and how K and V are stored. salt: keeps the texts of different
-    people apart. Raises OSError when the file can't be read any more.
+    people apart. digest: the file_digest(), where it is known. Raises OSError when the file can't be read any
+    more.
     """
-    stored = {"type_k": ctx.type_k, "type_v": ctx.type_v, "hadamard": ctx.hadamard}
+    # also whether windows keep every position, and which rope: types of groups say so (LongRoPE)
+    types = [(group.type_k, group.type_v) for group in ctx.kv._geometry.groups]
+    stored = {
+        "type_k": ctx.type_k,
+        "type_v": ctx.type_v,
+        "hadamard": ctx.hadamard,
+        "swa_full": ctx.swa_full,
+        "types": types,
+    }
     described = json.dumps(stored, sort_keys=True).encode()
-    return hashlib.sha256(b"\0".join([_FORMAT, file_digest(ctx.model), described, salt])).digest()
+    return hashlib.sha256(b"\0".join([_FORMAT, digest or file_digest(ctx.model), described, salt])).digest()
 
 
 def file_digest(model: Model) -> bytes:

@@ -7,8 +7,8 @@ import heapq
 import itertools
 from array import array
 from collections import OrderedDict
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, Protocol
 
 from pykvgraph.errors import CacheFullError, DeviceError, InvalidArgumentError
 from pykvgraph.hold import Hold
@@ -41,6 +41,16 @@ class Found(NamedTuple):
     point: Point | None
 
 
+class Saver(Protocol):
+    """Is told what the index is about to give up; it may still be read."""
+
+    def node(self, node: Node) -> None:
+        """Of a node that has a hold."""
+
+    def point(self, point: Point, node: Node) -> None:
+        """Of a point, and the node that has the tokens before it."""
+
+
 class PrefixIndex:
     """A tree of blocks: each node has 32 tokens and holds their cells (kv.hold).
 
@@ -50,13 +60,15 @@ class PrefixIndex:
     while a running text begins with it. salt: texts under different ones don't share.
 
     Models with windows or states go on only from resume points. add_point() keeps one, n_points at most.
-    Spare points, which may never be of use, go first; then those that were used longest ago.
+    Spare points, which may never be of use, go first; then those that were used longest ago. saver: keeps
+    elsewhere what others need the room of.
     """
 
-    def __init__(self, kv: KVCache, n_points: int = 0) -> None:
+    def __init__(self, kv: KVCache, n_points: int = 0, saver: Saver | None = None) -> None:
         """Texts are given as arrays of 32-bit ids, little-endian as wherever ggml runs."""
         self._kv = kv
         self._n_points = n_points
+        self._saver = saver
         self._roots: dict[bytes, Root] = {}  # of salts that have texts
         self._clock = itertools.count(1)
         self._leaves: list[tuple[int, int, Node]] = []  # a heap of what may go first; some entries are old
@@ -225,7 +237,9 @@ class PrefixIndex:
         points = self._spare or self._points
         if not points or (only_spare and points is not self._spare):
             return False
-        _, point = points.popitem(last=False)
+        point = next(iter(points.values()))
+        self._save_point(point)
+        del points[id(point)]
         self._forget(point)
         return True
 
@@ -250,7 +264,20 @@ class PrefixIndex:
 
     def renewed(self) -> PrefixIndex:
         """An empty index of the same cache, after kv.clear() has ended every hold."""
-        return PrefixIndex(self._kv, self._n_points)
+        return PrefixIndex(self._kv, self._n_points, self._saver)
+
+    def save(self) -> Iterator[None]:
+        """Has the saver keep all that there is, a node at a time: what was used last comes first."""
+        found: list[Node] = list(self._roots.values())
+        for node in found:  # grows meanwhile
+            found += node.children.values()
+        for node in sorted(found, key=lambda node: -node.used):
+            if self._saver is not None and node.hold is not None:
+                self._saver.node(node)
+                yield
+        for point in [*self._points.values()][::-1]:
+            self._save_point(point)
+            yield
 
     def clear(self) -> None:
         """Forgets everything that no running text needs."""
@@ -263,9 +290,24 @@ class PrefixIndex:
             stamp, _, node = heapq.heappop(self._leaves)
             is_old = node.used != stamp or node.n_pins or node.children or node.hold is None
             if not is_old:
+                self._save_leaf(node)
                 self._remove(node)
                 return True
         return False
+
+    def _save_leaf(self, node: Node) -> None:
+        """The points that end in it, too: they would lead nowhere without it."""
+        if self._saver is None or node.parent is None:
+            return
+        self._saver.node(node)
+        for run, point in node.parent.points.items():
+            if node.tokens.startswith(run):
+                self._saver.point(point, node)
+
+    def _save_point(self, point: Point) -> None:
+        node, n = point.node.nearest(point.run)
+        if self._saver is not None and node is not None and n * block.TOKEN_BYTES == len(point.run):
+            self._saver.point(point, node)
 
     def _grow(self, last: Node, tokens: bytes, seq: int) -> Node:
         """The block behind `last`, pinned in its place."""

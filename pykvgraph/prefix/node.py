@@ -16,6 +16,7 @@ class Node:
     """
 
     __slots__ = (
+        "_key",
         "_order",
         "children",
         "end",
@@ -39,6 +40,7 @@ class Node:
         self.n_pins = 0  # running texts that begin with it
         self.used = 0  # when it was part of a text last
         self.is_doubled = False  # running texts have its tokens in different cells
+        self._key: bytes | None = None
 
     @property
     def n_tokens(self) -> int:
@@ -76,15 +78,15 @@ class Node:
         return at is other
 
     def key(self, root: bytes) -> bytes:
-        """Its key in an index whose root has this one (block.root_key)."""
+        """Its key in an index whose root has this one (block.root_key), which is always the same."""
         path = []
-        node: Node | None = self
-        while node is not None and node.parent is not None:
-            path.append(node.tokens)
+        node: Node = self
+        while node.parent is not None and node._key is None:
+            path.append(node)
             node = node.parent
-        found = root
-        for tokens in reversed(path):
-            found = block.key(found, tokens)
+        found = root if node._key is None else node._key
+        for each in reversed(path):
+            found = each._key = block.key(found, each.tokens)
         return found
 
 

@@ -176,30 +176,80 @@ def take(context: int, geometry: Geometry, seq: int | None, pending: PendingToke
     ]
 
     def fill(index: int, kept: bool, rows: npt.NDArray[np.uint8], dither: npt.NDArray[np.uint8]) -> None:
-        cells = chosen[index][kept]
-        request = sized(
-            KvgKvReadRequest,
-            group=index,
-            layer_begin=0,
-            layer_end=geometry.groups[index].n_layer,
-            cells=_int32(cells),
-            n_cells=len(cells),
-            data=_uint8(rows),
-            n_bytes=rows.size,
-            dither=_uint8(dither),
-        )
-        lib().kvg_kv_read_rows(context, ctypes.byref(request))
+        _read_rows(context, geometry, index, chosen[index][kept], rows, dither)
 
     owners, states = (
         _state_owners(context, ids, points) if info.n_states else (np.empty((0, 3), np.int32), [])
     )
 
-    def fill_states(rows: npt.NDArray[np.float32]) -> None:
-        for state, row in zip(states, rows, strict=True):
-            lib().kvg_kv_read_state(context, state, row.ctypes.data_as(ctypes.POINTER(ctypes.c_float)))
-
-    table = StateTable(owners, len(states), fill_states)
+    table = StateTable(owners, len(states), functools.partial(_read_states, context, states))
     return pack(geometry, seq is None, tables, fill, checkpoints, table, pending.saved(seq))
+
+
+def take_held(context: int, geometry: Geometry, hold: int, span: range, point: int | None) -> bytes:
+    """What a hold and a resume point keep, as the saved state of a sequence that has nothing else.
+
+    hold: the number of a hold that begins with these positions. point: that of a resume point behind them;
+    None: there is none, and no states and no cells of windows are saved.
+    """
+    chosen, tables = [], []
+    for index in range(len(geometry.groups)):
+        cells, begin, lost = _held_cells(context, hold, index)[: len(span)], span.start, -1
+        if point is not None and len(behind := _held_cells(context, point, index)):
+            cells, begin = behind, span.stop - len(behind)
+            lost = begin - 1
+        pos = np.arange(begin, begin + len(cells), dtype=np.int32)
+        none = np.empty(0, np.int32), np.empty((0, 1), np.bool_)
+        chosen.append(cells)
+        tables.append(Table(pos, np.ones((len(pos), 1), np.bool_), np.array([lost], np.int32), none))
+
+    def fill(index: int, kept: bool, rows: npt.NDArray[np.uint8], dither: npt.NDArray[np.uint8]) -> None:
+        _read_rows(context, geometry, index, chosen[index], rows, dither)
+
+    state = None
+    if point is not None and geometry.state_bytes:
+        row = ctypes.c_int64()
+        lib().kvg_kv_held_state(context, point, ctypes.byref(row))
+        read = functools.partial(_read_states, context, [row.value])
+        state = StateTable(np.array([[0, -1, 0]], np.int32), 1, read)
+    return pack(geometry, False, tables, fill, states=state)
+
+
+def _held_cells(context: int, hold: int, group: int) -> npt.NDArray[np.int32]:
+    """By position."""
+    there = ctypes.c_int64()
+    lib().kvg_kv_held_cells(context, hold, group, None, 0, ctypes.byref(there))
+    cells = np.empty(there.value, np.int32)
+    lib().kvg_kv_held_cells(context, hold, group, _int32(cells), len(cells), ctypes.byref(there))
+    return cells
+
+
+def _read_rows(
+    context: int,
+    geometry: Geometry,
+    group: int,
+    cells: npt.NDArray[np.int32],
+    rows: npt.NDArray[np.uint8],
+    dither: npt.NDArray[np.uint8],
+) -> None:
+    """Of all layers of a group, into arrays that are there."""
+    request = sized(
+        KvgKvReadRequest,
+        group=group,
+        layer_begin=0,
+        layer_end=geometry.groups[group].n_layer,
+        cells=_int32(cells),
+        n_cells=len(cells),
+        data=_uint8(rows),
+        n_bytes=rows.size,
+        dither=_uint8(dither),
+    )
+    lib().kvg_kv_read_rows(context, ctypes.byref(request))
+
+
+def _read_states(context: int, states: Sequence[int], rows: npt.NDArray[np.float32]) -> None:
+    for state, row in zip(states, rows, strict=True):
+        lib().kvg_kv_read_state(context, state, row.ctypes.data_as(ctypes.POINTER(ctypes.c_float)))
 
 
 def _state_owners(

@@ -39,8 +39,8 @@ LAYERS: list[set[str]] = [
     {"model", "hold", "incoming", "cell_groups", "readable_cache", "kv_cache", "context"},
     {"context_shift", "feed", "positions", "speech", "token_loop", "long_reader", "step_times"},
     {"hub", "web_file"},
-    {"tier"},
     {"prefix", "stream", "kept_text", "chat", "reply"},
+    {"tiers"},
     {"engine", "llama", "lab", "viz"},
     {"cli", "server", "cluster", "__main__"},
 ]

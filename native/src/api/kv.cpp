@@ -144,6 +144,29 @@ kvg_status kvg_kv_release(kvg_context * context, int64_t hold) {
     return on_context(context, [&](class context & c) { c.cache().release(hold); });
 }
 
+kvg_status kvg_kv_held_cells(const kvg_context * context, int64_t hold, int64_t group, int32_t * cells, int64_t n,
+                             int64_t * n_there) {
+    return guarded([&] {
+        const kv_cache & cache = cache_of(context);
+        const auto last = static_cast<int64_t>(cache.groups().size()) - 1;
+        const class cells & of = cache.groups()[static_cast<size_t>(bounded("group", group, 0, last))].cells();
+        cache.require_hold(hold);
+        const std::vector<uint32_t> found = of.has_hold(hold) ? of.held(hold) : std::vector<uint32_t>();
+        need(n_there, "n_there") = static_cast<int64_t>(found.size());
+        for (int64_t i = 0; cells && i < std::min(n, *n_there); ++i) {
+            cells[i] = static_cast<int32_t>(found[static_cast<size_t>(i)]);
+        }
+    });
+}
+
+kvg_status kvg_kv_held_state(const kvg_context * context, int64_t hold, int64_t * row) {
+    return guarded([&] {
+        const kv_cache & cache = cache_of(context);
+        cache.require_hold(hold);
+        need(row, "row") = cache.states().has_hold(hold) ? int64_t{cache.states().held(hold)} : -1;
+    });
+}
+
 kvg_status kvg_kv_resume_point(kvg_context * context, int64_t seq, kvg_hold * out) {
     return on_context(context, [&](class context & c) {
         kvg_hold & hold = need_struct(out, "out");
@@ -364,6 +387,10 @@ static incoming & incoming_of(const kvg_context * context, kvg_incoming * handle
 
 kvg_status kvg_kv_show(kvg_context * context, kvg_incoming * incoming, int64_t seq) {
     return on_context(context, [&](class context &) { incoming_of(context, incoming).show(seq); });
+}
+
+kvg_status kvg_kv_show_text(kvg_context * context, kvg_incoming * incoming, int64_t seq, const float * state) {
+    return on_context(context, [&](class context &) { incoming_of(context, incoming).show_text(seq, state); });
 }
 
 kvg_status kvg_kv_give_back(kvg_context * context, kvg_incoming * incoming) {

@@ -204,6 +204,8 @@ public:
     // The sequence sees what hold_window() held, and has lost what was before that. precondition: there is that hold
     void restore_window(int64_t hold, int64_t seq);
     bool has_hold(int64_t hold) const { return holds_.count(hold) > 0; }
+    // The cells of a hold, by position.
+    std::vector<uint32_t> held(int64_t hold) const;
     // of a hold of hold_window(): the highest position before it that the sequence has, or has lost; -1: none
     int32_t lost_before(int64_t hold, uint32_t seq) const;
     // Whether a checkpoint's cells are still what a token at `next` needs, when the change has moved them.
@@ -232,6 +234,8 @@ public:
     // Nobody knows here what the sequence had up to a position, and it has lost that. all: a group that has every position of the sequence,
     // so that it tells; nullptr: all of them count as lost
     void assume_lost(int64_t seq, int32_t last, const cells * all);
+    // Of a text all that is before `first` is lost, and what comes behind that is not. first < 0: nothing comes, nothing changes
+    void begin_window(int64_t seq, int32_t first);
     // The sequence gets positions [p0, p1), which it has lost. precondition: p0 < p1
     void skip(int64_t seq, int64_t p0, int64_t p1);
     // whether all that a token at this position may attend to is there

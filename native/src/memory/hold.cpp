@@ -68,6 +68,15 @@ hold_range cells::hold(int64_t id, int64_t seq, int64_t first, int64_t last) {
     return {id, p0, p1};
 }
 
+std::vector<uint32_t> cells::held(int64_t hold) const {
+    std::vector<uint32_t> found;
+    for (const uint32_t id : find_hold(hold).ids) {
+        found.push_back(place_[id]);
+    }
+    std::sort(found.begin(), found.end(), [&](uint32_t a, uint32_t b) { return pos(a) < pos(b); });
+    return found;
+}
+
 hold_range cells::attach(int64_t hold, int64_t seq, int64_t p1) {
     const held_cells & held = find_hold(hold);
     const uint32_t s = check_seq(seq, "sequence");

@@ -428,7 +428,15 @@ void kv_cache::forget_states(int64_t seq) {
 }
 
 void kv_cache::release(int64_t hold) {
-    if (!release_in_all(hold)) {
+    require_hold(hold);
+    release_in_all(hold);
+}
+
+void kv_cache::require_hold(int64_t hold) const {
+    const bool known =
+        resume_points_.count(hold) > 0 ||
+        std::any_of(groups_.begin(), groups_.end(), [&](const kv_group & group) { return group.cells().has_hold(hold); });
+    if (!known) {
         fail(KVG_INVALID_ARGUMENT, "this hold was released, by release() or by clear(): hold the cells again");
     }
 }

@@ -109,6 +109,8 @@ public:
     hold_range hold(int64_t seq, int64_t p0, int64_t p1);
     void attach(int64_t hold, int64_t seq, int64_t p1 = -1);
     void release(int64_t hold);
+    // error(KVG_INVALID_ARGUMENT) when there is no hold, and no resume point, with this id
+    void require_hold(int64_t hold) const;
 
     // What windows need where a sequence stands, kept whatever becomes of it: a hold like the others, for attach() as the last of them and
     // release(). p0 and p1 are the position. error(KVG_INVALID_ARGUMENT) when the sequence is empty, or can't go on

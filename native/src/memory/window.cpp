@@ -46,6 +46,18 @@ void cells::assume_lost(int64_t seq, int32_t last, const cells * all) {
     }
 }
 
+void cells::begin_window(int64_t seq, int32_t first) {
+    if (first < 0) {
+        return; // nothing comes
+    }
+    const uint32_t s = check_seq(seq, "sequence");
+    lose(seq, first - 1);
+    lost_[s].remove(first, std::numeric_limits<int64_t>::max());
+    if (first > 0) {
+        lost_[s].add(0, first - 1);
+    }
+}
+
 // Not what the last token itself attends to: it may be removed, and decoded again.
 int32_t cells::left_behind(uint32_t seq) const {
     return static_cast<int32_t>(std::max<int64_t>(-1, int64_t{seq_pos_max(seq)} - window_));

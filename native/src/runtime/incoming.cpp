@@ -108,34 +108,63 @@ int32_t incoming::lost_in(const group_part & part, int64_t last) const {
     return lost > last ? lost : -1;
 }
 
-void incoming::show(int64_t seq) {
+// The sequence goes on at the first of the group's cells, and all of their rows are there.
+void incoming::require_written(size_t g, int64_t seq, int64_t last) const {
+    const group_part & part = groups_[g];
+    if (!part.cells.empty() && part.first_pos <= last) {
+        fail(KVG_INVALID_ARGUMENT, "sequence %lld has positions up to %lld, and what came in begins at %d: seq_rm them first",
+             static_cast<long long>(seq), static_cast<long long>(last), part.first_pos);
+    }
+    for (size_t place = 0; place < part.written.size(); ++place) {
+        const auto n = static_cast<size_t>(std::count(part.written[place].begin(), part.written[place].end(), true));
+        if (n < part.cells.size()) {
+            fail(KVG_INVALID_ARGUMENT, "%zu of %zu rows of layer %u were written: write all of them before they are shown", n,
+                 part.cells.size(), cache_.groups()[g].layers()[place]);
+        }
+    }
+}
+
+void incoming::require_state(const float * state) {
+    if (state && !cache_.states().any()) {
+        fail(KVG_INVALID_ARGUMENT, "no layer of this model has a state");
+    }
+    if (state) {
+        cache_.states().forget();
+    }
+    if (state && !cache_.require_states(1)) {
+        fail(KVG_CACHE_FULL, "there is no room for another state; use a larger checkpoint_bytes or n_seq_max");
+    }
+}
+
+void incoming::show(int64_t seq, bool is_text, const float * state) {
     const std::lock_guard<std::mutex> lock(mutex_);
     require_live();
     const int64_t last = cache_.seq_pos_max(seq);
     for (size_t g = 0; g < groups_.size(); ++g) {
-        const group_part & part = groups_[g];
-        if (!part.cells.empty() && part.first_pos <= last) {
-            fail(KVG_INVALID_ARGUMENT,
-                 "sequence %lld has positions up to %lld, and what came in begins at %d: seq_rm them first",
-                 static_cast<long long>(seq), static_cast<long long>(last), part.first_pos);
-        }
-        for (size_t place = 0; place < part.written.size(); ++place) {
-            const auto n = static_cast<size_t>(std::count(part.written[place].begin(), part.written[place].end(), true));
-            if (n < part.cells.size()) {
-                fail(KVG_INVALID_ARGUMENT, "%zu of %zu rows of layer %u were written: write all of them before they are shown",
-                     n, part.cells.size(), cache_.groups()[g].layers()[place]);
-            }
-        }
+        const class cells & cells = cache_.groups()[g].cells();
+        require_written(g, seq, is_text && cells.reuses() ? cells.seq_pos_max(seq) : last);
     }
+    require_state(state);
     for (size_t g = 0; g < groups_.size(); ++g) {
         cells & cells = cache_.groups()[g].cells();
         const class cells & first = cache_.groups().front().cells();
-        cells.assume_lost(seq, lost_in(groups_[g], last), g == 0 || first.reuses() ? nullptr : &first);
+        if (is_text && cells.reuses()) {
+            cells.begin_window(seq, groups_[g].first_pos);
+        } else {
+            cells.assume_lost(seq, lost_in(groups_[g], last), g == 0 || first.reuses() ? nullptr : &first);
+        }
         cells.show_reserved(groups_[g].cells, seq);
     }
     if (std::any_of(groups_.begin(), groups_.end(), [](const group_part & part) { return !part.cells.empty(); })) {
         cache_.drop_within(seq, last + 1, -1);
         cache_.forget_states(seq);
+    }
+    if (state) {
+        states & states = cache_.states();
+        const uint32_t row = states.take();
+        std::copy_n(state, states.row_bytes() / sizeof(float), states.data(row));
+        states.set(static_cast<uint32_t>(seq), row);
+        states.drop(row); // the sequence is its user now
     }
     is_live_ = false;
 }

@@ -27,7 +27,10 @@ public:
     // show(), give_back() and forget() are calls on the context.
     // The sequence sees the cells. error(KVG_INVALID_ARGUMENT), with nothing changed, unless all rows were written and the sequence ends
     // before the first position
-    void show(int64_t seq);
+    void show(int64_t seq) { show(seq, false, nullptr); }
+    // The same for a text that begins at position 0, where windows have lost what comes before their rows: these may begin before the
+    // sequence's end. state: of its end; nullptr: not known. error(KVG_CACHE_FULL) when there is no room for the state
+    void show_text(int64_t seq, const float * state) { show(seq, true, state); }
     // The cells become empty again, unless they were shown.
     void give_back();
     // The cache was cleared: the reservation has no cells any more. Waits until a write() in another thread has ended.
@@ -45,7 +48,10 @@ private:
         int32_t last_pos; // both -1 without cells
     };
 
+    void show(int64_t seq, bool is_text, const float * state);
     void require_live() const;
+    void require_written(size_t g, int64_t seq, int64_t last) const;
+    void require_state(const float * state);
     int32_t lost_in(const group_part & part, int64_t last) const;
 
     kv_cache & cache_;

@@ -1,0 +1,235 @@
+"""Prefixes that come back from memory and disk: which are worth it, and how they get into the cells."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from array import array
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from pykvgraph.context import Context
+from pykvgraph.engine.branch import Branch
+from pykvgraph.engine.fetch import Fetch, Plan
+from pykvgraph.engine.texts import Texts
+from pykvgraph.errors import CacheFullError, InvalidArgumentError, KVGraphError
+from pykvgraph.incoming import Incoming, Place
+from pykvgraph.prefix import block
+from pykvgraph.prefix.index import Found, Match
+from pykvgraph.prefix.node import Node
+from pykvgraph.step_times import times_of
+from pykvgraph.tiers.loader import Job, Loader, places_for
+from pykvgraph.tiers.miss import REASONS, Reason
+from pykvgraph.tiers.rate import LoadRate
+from pykvgraph.tiers.record import Name
+from pykvgraph.tiers.rows import Saver
+from pykvgraph.tiers.store import Store
+from pykvgraph.types import TierStats
+
+_log = logging.getLogger("pykvgraph")
+_PATIENCE = 2.0  # times the seconds of decoding
+_LEAST_PATIENCE = 1.0  # seconds
+_WAIT = 0.01  # seconds, until whoever waits looks for news
+_CLOSE_SECONDS = 10.0
+
+
+class Fetches:
+    """Of the texts of one engine. Counts hits in tokens, and misses by reason."""
+
+    def __init__(self, ctx: Context, store: Store, saver: Saver) -> None:
+        self.misses: Counter[Reason] = Counter()
+        self.n_loaded = 0
+        self.store = store
+        self._ctx = ctx
+        self._saver = saver
+        self._geometry = ctx.kv._geometry
+        self._seconds = decode_seconds(ctx)
+        self._rate = LoadRate()
+        self._running: list[Branch] = []
+        self._news = threading.Event()
+        self._loader = Loader(store, self._geometry, ctx.swa_full, self._news.set)
+        self._told: set[Reason] = set()
+
+    @property
+    def any(self) -> bool:
+        """Whether anything is on its way."""
+        return bool(self._running)
+
+    def wait(self) -> None:
+        """Until something has come, or for a moment."""
+        self._news.wait(_WAIT)
+        self._news.clear()
+
+    # ---- what there is
+
+    def plan(self, ids: array[int], salt: bytes, found: Found) -> Plan | None:
+        """What is worth loading of a text of which the cells have that; None: nothing."""
+        if self._loader.is_stuck:
+            return None
+        limit = len(ids) - 1  # the last token is decoded for its output
+        if limit - found.n < block.N_TOKENS:
+            return None
+        path = [node for node in found.match.path if node.n_tokens in (0, block.N_TOKENS)]
+        names = self._blocks(ids, salt, path[-1], limit)
+        known = max(found.match.n, names[-1].span.stop if names else 0)
+        keys = [node.key(self._saver.root_key(salt)) for node in path] + [name.key for name in names]
+        end = self._best_end(ids, keys, limit)
+        if end is not None:
+            n_in_cells = min(len(path) - 1, end.begin // block.N_TOKENS)
+            path, names = path[: n_in_cells + 1], names[: (end.begin // block.N_TOKENS) - n_in_cells]
+            names.append(end)
+        elif self._saver.has_points:
+            names = []
+        if not names or names[-1].span.stop - found.n < block.N_TOKENS:
+            self.store.look_again()
+            return None
+        return self._if_it_pays(
+            Found(Match(path, None, 0, path[-1].end), path[-1].end, None), found, names, known
+        )
+
+    def _blocks(self, ids: array[int], salt: bytes, last: Node, limit: int) -> list[Name]:
+        """Those that are there behind the last one in the cells, without a gap."""
+        parent, begin = last.key(self._saver.root_key(salt)), last.end
+        names: list[Name] = []
+        while begin + block.N_TOKENS <= limit:
+            name = Name(block.TOKENS, parent, ids[begin : begin + block.N_TOKENS].tobytes(), begin)
+            key = name.key
+            if not self.store.has(key):
+                break
+            names.append(name)
+            parent, begin = key, begin + block.N_TOKENS
+        return names
+
+    def _best_end(self, ids: array[int], keys: Sequence[bytes], limit: int) -> Name | None:
+        """The longest end of a text that this one begins with. keys: of its blocks, the root's first."""
+        for depth in range(len(keys) - 1, -1, -1):
+            begin = depth * block.N_TOKENS
+            behind = ids[begin : min(begin + block.N_TOKENS, limit)].tobytes()
+            fits = [tokens for tokens in self.store.ends(keys[depth]) if behind.startswith(tokens)]
+            if fits:
+                return Name(block.END, keys[depth], max(fits, key=len), begin)
+            if not self._saver.has_points:
+                return None
+        return None
+
+    def _if_it_pays(self, start: Found, found: Found, names: Sequence[Name], known: int) -> Plan | None:
+        """found: what the text has without loading."""
+        decoding = self._seconds(found.n, names[-1].span.stop)
+        cost = self._rate.cost(self.store.size_of(name.key) for name in names)
+        if self._rate.seconds(cost) >= decoding:
+            self._rate.refuse(cost)
+            return None
+        return Plan(start, names, known, cost, decoding)
+
+    # ---- how it comes
+
+    def start(self, branch: Branch, plan: Plan, texts: Texts) -> bool:
+        """Reserves cells, and sends for the rows; False: there is no room. The text has plan.found."""
+        places = places_for(plan.names, self._geometry, self._ctx.swa_full)
+        incoming = self._reserved(places, texts) if texts.index.make_room(plan.n - plan.found.n) else None
+        if incoming is None:
+            return self._miss("no-room")
+        job = Job(plan.names, incoming)
+        late = time.monotonic() + max(_LEAST_PATIENCE, _PATIENCE * plan.seconds)
+        branch.fetch = Fetch(plan, job, late)
+        self._running.append(branch)
+        self._loader.add(job)
+        return True
+
+    def _reserved(self, places: Sequence[Place], texts: Texts) -> Incoming | None:
+        """Cells; resume points make way in windows."""
+        while True:
+            try:
+                return self._ctx.kv.reserve(places)
+            except CacheFullError:
+                if not texts.index.drop_point():
+                    return None
+            except (KVGraphError, MemoryError):
+                return None
+
+    def finished(self) -> list[tuple[Branch, Fetch]]:
+        """The texts whose rows have come, or won't come, with what they waited for."""
+        now, found, left = time.monotonic(), [], []
+        for branch in self._running:
+            fetch = branch.fetch
+            if fetch is None:  # it was set aside, or has ended
+                continue
+            if fetch.job.is_done or now > fetch.late:
+                found.append((branch, fetch))
+            else:
+                left.append(branch)
+        self._running = left
+        return found
+
+    def show(self, branch: Branch, fetch: Fetch, texts: Texts) -> bool:
+        """The text has what came; False: it has not, and its sequence is as it was before or worse."""
+        job, plan = fetch.job, fetch.plan
+        branch.fetch = None
+        if not job.is_done or job.reason is not None:
+            job.cancel()
+            return self._miss(job.reason or "late")
+        assert branch.last is not None
+        try:
+            job.incoming.show_text(branch.seq, job.state)
+            branch.last = texts.index.extend(branch.last, branch.ids, plan.n, branch.seq, to_end=True)
+            if texts.needs_points:
+                texts.index.add_point(branch.last, branch.ids, plan.n, branch.seq)
+        except (KVGraphError, MemoryError):
+            job.cancel()
+            return self._miss("device")
+        self.n_loaded += plan.n - plan.found.n
+        self._rate.learn(plan.cost, job.seconds)
+        return True
+
+    def close(self, texts: Texts | None) -> None:
+        """Ends what is on its way, and puts what the index has on the disk, unless `texts` is None."""
+        for branch in self._running:
+            if branch.fetch is not None:
+                branch.fetch.job.cancel()
+        self._running.clear()
+        self._loader.close()
+        if texts is not None:
+            self._save_all(texts)
+        self.store.close(1.0)
+
+    def _save_all(self, texts: Texts) -> None:
+        """What was used last comes first; what would make it go from the disk again is left out."""
+        end, before = time.monotonic() + _CLOSE_SECONDS, self.store.n_written_bytes
+        with contextlib.suppress(KVGraphError, OSError):
+            for _ in texts.index.save():
+                left = end - time.monotonic()
+                is_full = self.store.n_written_bytes - before >= self.store.disk_bytes
+                if left <= 0 or is_full or not self.store.flush(left):
+                    return
+
+    def stats(self) -> TierStats:
+        """How much there is, and what became of it."""
+        counts, (ram, disk) = self.store.counts, self.store.n_bytes
+        return TierStats(
+            ram_bytes=ram,
+            disk_bytes=disk,
+            loaded_tokens=self.n_loaded,
+            saved=counts["saved"],
+            written=counts["written"],
+            dropped=counts["dropped"],
+            unwritten=counts["unwritten"],
+            misses={reason: self.misses[reason] for reason in REASONS},
+        )
+
+    def _miss(self, reason: Reason) -> bool:
+        self.misses[reason] += 1
+        if reason not in self._told and reason != "no-room":
+            self._told.add(reason)
+            _log.warning("a prefix could not be loaded (%s): it is decoded instead", reason)
+        return False
+
+
+def decode_seconds(ctx: Context) -> Callable[[int, int], float]:
+    """How long it takes to decode tokens [first, end) of a text."""
+    try:
+        times = times_of(ctx)
+    except InvalidArgumentError:  # too few cells to measure in: loading pays
+        return lambda first, end: float("inf")
+    return lambda first, end: times.prefill(1, end, ctx.n_ubatch) - times.prefill(1, first, ctx.n_ubatch)

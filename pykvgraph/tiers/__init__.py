@@ -1,0 +1,1 @@
+"""Where prefixes go when their cells are needed: memory, then files, each with its own bound of bytes."""

@@ -1,0 +1,129 @@
+"""The thread that brings rows back: out of the store, into cells that are reserved for them."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from pykvgraph.errors import KVGraphError
+from pykvgraph.incoming import Incoming, Place
+from pykvgraph.prefix import block
+from pykvgraph.state.cells import SavedState
+from pykvgraph.state.geometry import Geometry
+from pykvgraph.tiers.miss import MissError, Reason
+from pykvgraph.tiers.record import Name, unpack
+from pykvgraph.tiers.store import Store
+
+
+class Job:
+    """Parts of one text, in their order, that fill reserved cells.
+
+    is_done: nothing is written any more; then `reason` says why it failed, None: it has not. state: of the
+    text's end, float32, None where no layer has one. seconds: what it took.
+    """
+
+    def __init__(self, names: Sequence[Name], incoming: Incoming) -> None:
+        self.names = names
+        self.incoming = incoming
+        self.reason: Reason | None = None
+        self.state: npt.NDArray[np.float32] | None = None
+        self.is_done = False
+        self.is_cancelled = False
+        self.seconds = 0.0
+
+    def cancel(self) -> None:
+        """Its cells are empty again; nothing more is written into them."""
+        self.is_cancelled = True
+        self.incoming.give_back()
+
+
+def places_for(names: Sequence[Name], geometry: Geometry, swa_full: bool) -> list[Place]:
+    """The cells that these parts need: those of a window only at the end of the text."""
+    span, end = range(names[0].begin, names[-1].span.stop), names[-1].span.stop
+    is_end = names[-1].kind == block.END
+    places = []
+    for group in geometry.groups:
+        if group.window and not swa_full:
+            span_here = range(max(0, end - group.window), end) if is_end else range(0)
+        else:
+            span_here = span
+        places.append(Place(span_here))
+    return places
+
+
+class Loader:
+    """Does jobs, one after the other. notify: is called after each of them, in the loader's thread."""
+
+    def __init__(self, store: Store, geometry: Geometry, swa_full: bool, notify: Callable[[], None]) -> None:
+        self._store = store
+        self._geometry = geometry
+        self._swa_full = swa_full
+        self._notify = notify
+        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self.current: Job | None = None
+        self._thread = threading.Thread(target=self._run, name="pykvgraph loader", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether it is still at a job that nobody waits for any more."""
+        current = self.current
+        return current is not None and current.is_cancelled
+
+    def add(self, job: Job) -> None:
+        """To be done when those before it are."""
+        self._jobs.put(job)
+
+    def close(self) -> None:
+        """It ends when what it does now is done; nobody waits for that for longer than a second."""
+        self._jobs.put(None)
+        self._thread.join(1.0)
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            begin = time.perf_counter()
+            self.current = job
+            try:
+                for index in range(len(job.names)):
+                    if job.is_cancelled:
+                        break
+                    self._load(job, index)
+            except MissError as miss:
+                job.reason = miss.reason
+            except (KVGraphError, MemoryError):  # it was cancelled, perhaps
+                job.reason = "device"
+            job.seconds = time.perf_counter() - begin
+            self.current = None
+            job.is_done = True
+            self._notify()
+
+    def _load(self, job: Job, index: int) -> None:
+        name = job.names[index]
+        try:
+            with self._store.load(name) as record:
+                self._put(job, name, unpack(record, name, self._geometry))
+        except MissError as miss:
+            if miss.reason in ("damaged", "other"):
+                self._store.forget(name.key)
+            raise
+
+    def _put(self, job: Job, name: Name, saved: SavedState) -> None:
+        """Writes the rows of a part. Cells of windows come with the end alone."""
+        first = name.begin - job.names[0].begin
+        for index, (cells, group) in enumerate(zip(saved.groups, self._geometry.groups, strict=True)):
+            n = len(cells.pos)
+            if group.window and not self._swa_full:
+                begin, wanted = 0, min(group.window, name.span.stop) if name.kind == block.END else 0
+            else:
+                begin, wanted = first, len(name.span)
+            if n != wanted:
+                raise MissError("other")
+            if n and group.layers:
+                job.incoming.write(index, range(group.n_layer), range(begin, begin + n), cells.rows)
+        if saved.states is not None:
+            job.state = saved.states.rows[saved.states.owners[0, 2]].copy()

@@ -1,0 +1,144 @@
+"""A part of a text with its rows as bytes: what it is, checked against all that may be wrong with it.
+
+The layout is described in docs/tiers.md. Bytes from a file are hostile until `unpack` has returned.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+import xxhash
+
+from pykvgraph.errors import StateError
+from pykvgraph.prefix import block
+from pykvgraph.state.cells import SavedState
+from pykvgraph.state.format import unpack as unpack_state
+from pykvgraph.state.geometry import Geometry
+from pykvgraph.tiers.miss import MissError
+
+MAGIC = b"kvgtier\1"
+# magic, kind, number of tokens, bytes of the rows, key, parent's key; then the digest of all but itself
+_HEAD = struct.Struct("<8sc3xIQ32s32s")
+_DIGEST_BYTES = 16
+_MOST_TOKENS = block.N_TOKENS
+HEAD_BYTES = _HEAD.size + _DIGEST_BYTES
+FRONT_BYTES = HEAD_BYTES + block.TOKEN_BYTES * _MOST_TOKENS  # at most, up to the rows
+
+
+class Name(NamedTuple):
+    """A part of a text: its tokens behind a block, 32 bits each.
+
+    kind: block.TOKENS or block.END. begin: the position of its first token.
+    """
+
+    kind: bytes
+    parent: bytes
+    tokens: bytes
+    begin: int
+
+    @property
+    def key(self) -> bytes:
+        """What it is found by."""
+        return block.key(self.parent, self.tokens, self.kind)
+
+    @property
+    def span(self) -> range:
+        """The positions of its tokens."""
+        return range(self.begin, self.begin + len(self.tokens) // block.TOKEN_BYTES)
+
+
+class Record(NamedTuple):
+    """front: what it is, and its tokens. rows: a saved state (docs/state-format.md)."""
+
+    front: bytes
+    rows: bytes | memoryview
+
+    @property
+    def n_bytes(self) -> int:
+        """Of both."""
+        return len(self.front) + len(self.rows)
+
+
+class Front(NamedTuple):
+    """What the first bytes of a record say, unchecked but for the magic."""
+
+    kind: bytes
+    parent: bytes
+    tokens: bytes
+
+
+def pack(name: Name, rows: bytes) -> Record:
+    """A record that unpack() takes for this name."""
+    n_tokens = len(name.tokens) // block.TOKEN_BYTES
+    head = _HEAD.pack(MAGIC, name.kind, n_tokens, len(rows), name.key, name.parent)
+    return Record(head + _digest(head, name.tokens, rows) + name.tokens, rows)
+
+
+def split(data: bytes) -> Record:
+    """The record in the bytes of a file. Raises MissError for what is no record, or is cut off."""
+    if len(data) < HEAD_BYTES or not data.startswith(MAGIC):
+        raise MissError("foreign")
+    _, _, n_tokens, n_rows, _, _ = _HEAD.unpack_from(data)
+    begin = HEAD_BYTES + block.TOKEN_BYTES * n_tokens
+    if n_tokens > _MOST_TOKENS or len(data) != begin + n_rows:
+        raise MissError("damaged")
+    return Record(data[:begin], memoryview(data)[begin:])
+
+
+def read_front(data: bytes) -> Front | None:
+    """What the first FRONT_BYTES of a file say; None when it is no record."""
+    if len(data) < HEAD_BYTES or not data.startswith(MAGIC):
+        return None
+    _, kind, n_tokens, _, _, parent = _HEAD.unpack_from(data)
+    tokens = data[HEAD_BYTES : HEAD_BYTES + block.TOKEN_BYTES * n_tokens]
+    return Front(kind, parent, tokens) if 0 < n_tokens <= _MOST_TOKENS else None
+
+
+def unpack(record: Record, name: Name, geometry: Geometry) -> SavedState:
+    """The rows of this part of a text. Raises MissError for anything that isn't what was asked for."""
+    head, digest = record.front[: _HEAD.size], record.front[_HEAD.size : HEAD_BYTES]
+    tokens = record.front[HEAD_BYTES:]
+    if digest != _digest(head, tokens, record.rows):
+        raise MissError("damaged")
+    magic, kind, _, _, key, parent = _HEAD.unpack(head)
+    if (magic, kind, key, parent, tokens) != (MAGIC, name.kind, name.key, name.parent, name.tokens):
+        raise MissError("other")
+    try:
+        state = unpack_state(record.rows, geometry_of(name.kind, geometry))
+    except StateError:
+        raise MissError("other") from None
+    _check_cells(state, name, geometry)
+    return state
+
+
+def geometry_of(kind: bytes, geometry: Geometry) -> Geometry:
+    """How the rows of a kind are saved: blocks have no recurrent states."""
+    return geometry if kind == block.END else replace(geometry, state_bytes=0)
+
+
+def _digest(head: bytes, tokens: bytes, rows: bytes | memoryview) -> bytes:
+    """XXH3, 128 bits."""
+    hashed = xxhash.xxh3_128(head)
+    hashed.update(tokens)
+    hashed.update(rows)
+    return hashed.digest()
+
+
+def _check_cells(state: SavedState, name: Name, geometry: Geometry) -> None:
+    """Each group has the positions of the tokens; where a window keeps fewer, those up to their end."""
+    has_state = state.states is not None and len(state.states.owners) == 1
+    if state.whole or state.checkpoints or state.pending:
+        raise MissError("other")
+    if geometry.state_bytes and name.kind == block.END and not has_state:
+        raise MissError("other")
+    for cells, group in zip(state.groups, geometry.groups, strict=True):
+        n, span = len(cells.pos), name.span
+        if n != len(span) or cells.pos[0] != span.start:
+            if not group.window or (n and name.kind != block.END):
+                raise MissError("other")
+            span = range(span.stop - n, span.stop)
+        if span.start < 0 or cells.dither.any() or not np.array_equal(cells.pos, np.array(span, np.int32)):
+            raise MissError("other")

@@ -1,0 +1,76 @@
+"""Rows out of the cells: what a node of the index of prefixes holds, as a record."""
+
+from __future__ import annotations
+
+from pykvgraph.context import Context
+from pykvgraph.errors import KVGraphError
+from pykvgraph.prefix import block
+from pykvgraph.prefix.node import Node, Point, Root
+from pykvgraph.state.transfer import take_held
+from pykvgraph.tiers.record import FRONT_BYTES, Name, Record, geometry_of, pack
+from pykvgraph.tiers.store import Store
+
+_SECTIONS_BYTES = 8192  # of a saved state, beside rows; and 64 more for each layer
+
+
+class Saver:
+    """Puts into the store what leaves the cells; the index calls it before it gives up nodes and points.
+
+    Making one raises OSError when the model's file can't be read any more. has_points: texts go on from
+    resume points only, so that the rest behind the last block is saved with one.
+    """
+
+    def __init__(self, ctx: Context, store: Store, has_points: bool) -> None:
+        self.has_points = has_points
+        self._kv = ctx.kv
+        self._ctx = ctx
+        self._store = store
+        self._geometry = geometry = ctx.kv._geometry
+        self._digest = block.file_digest(ctx.model)
+        self._roots: dict[bytes, bytes] = {}
+        self._cell_bytes = sum(group.cell_bytes for group in geometry.groups)
+        self._window_bytes = sum(group.cell_bytes * group.window for group in geometry.groups)
+        n_layers = sum(group.n_layer for group in geometry.groups)
+        self._front_bytes = FRONT_BYTES + _SECTIONS_BYTES + 64 * n_layers
+
+    def root_key(self, salt: bytes) -> bytes:
+        """The key of what texts under a salt begin with."""
+        if salt not in self._roots:
+            self._roots[salt] = block.root_key(self._ctx, salt, self._digest)
+        return self._roots[salt]
+
+    def node(self, node: Node) -> None:
+        """A node of the index: a block, or the end of a text where no point is needed to go on."""
+        if node.n_tokens == block.N_TOKENS:
+            self._save(self._name(node, node.tokens, block.TOKENS), node, None)
+        elif not self.has_points:
+            self._save(self._name(node, node.tokens, block.END), node, None)
+
+    def point(self, point: Point, node: Node) -> None:
+        """A resume point, and the node that has the tokens before it."""
+        if not point.is_spare:
+            self._save(self._name(node, point.run, block.END), node, point)
+
+    def _name(self, node: Node, tokens: bytes, kind: bytes) -> Name:
+        parent = root = node.parent
+        assert parent is not None and root is not None
+        while root.parent is not None:
+            root = root.parent
+        assert isinstance(root, Root)
+        return Name(kind, parent.key(self.root_key(root.salt)), tokens, parent.end)
+
+    def _save(self, name: Name, node: Node, point: Point | None) -> None:
+        hold, resume = node.hold, point.resume if point else None
+        assert hold is not None
+        n_bytes = self._front_bytes + len(name.span) * self._cell_bytes
+        n_bytes += self._window_bytes + self._geometry.state_bytes if resume else 0
+
+        def make() -> Record | None:
+            geometry, number = geometry_of(name.kind, self._geometry), resume._id if resume else None
+            try:
+                rows = self._kv._handle.call(take_held, geometry, hold._id, name.span, number)
+            except (KVGraphError, MemoryError):
+                return None
+            return pack(name, rows)
+
+        self._store.save(name, n_bytes, make)
