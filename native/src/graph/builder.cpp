@@ -1,6 +1,7 @@
 #include "graph/builder.h"
 
 #include "error.h"
+#include "graph/product.h"
 #include "host_memory.h"
 
 namespace kvg {
@@ -40,8 +41,17 @@ ggml_tensor * builder::input(ggml_type type, int64_t ne0, int64_t ne1) {
     return t;
 }
 
+ggml_tensor * builder::product(ggml_tensor * x, ggml_tensor * weight) {
+    if (!can_multiply(weight, x)) {
+        return ggml_mul_mat(ctx(), weight, x);
+    }
+    const auto [known, is_new] = rounded_.try_emplace(x);
+    known->second = is_new ? rounded(ctx(), x) : known->second;
+    return multiply(ctx(), weight, known->second, x->ne[1]);
+}
+
 ggml_tensor * builder::linear(ggml_tensor * x, ggml_tensor * weight, ggml_tensor * scale, ggml_tensor * bias) {
-    ggml_tensor * y = ggml_mul_mat(ctx(), weight, x);
+    ggml_tensor * y = product(x, weight);
     y = scale ? ggml_mul(ctx(), y, scale) : y;
     return bias ? ggml_add(ctx(), y, bias) : y;
 }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -19,6 +20,8 @@ public:
     static constexpr size_t MAX_OPERATION = 32;
 
     ggml_tensor * input(ggml_type type, int64_t ne0, int64_t ne1);
+    // weight * x; both are matrices
+    ggml_tensor * product(ggml_tensor * x, ggml_tensor * weight);
     // weight * x, times the scale and plus the bias if these aren't nullptr
     ggml_tensor * linear(ggml_tensor * x, ggml_tensor * weight, ggml_tensor * scale, ggml_tensor * bias);
     // The graph computes this tensor, after the roots that were added before.
@@ -41,8 +44,9 @@ private:
     void require_room_kept() const;
 
     std::vector<chunk> chunks_;
-    size_t n_used_ = 0;         // bytes of the last chunk at the last call of ctx()
-    size_t first_unwished_ = 0; // of the chunks
+    std::map<ggml_tensor *, ggml_tensor *> rounded_; // what products round: Q, K and V have one input
+    size_t n_used_ = 0;                              // bytes of the last chunk at the last call of ctx()
+    size_t first_unwished_ = 0;                      // of the chunks
     std::vector<ggml_tensor *> roots_;
     std::vector<std::pair<ggml_tensor *, ggml_backend_dev_t>> wishes_;
 };

@@ -141,7 +141,7 @@ ggml_tensor * add_shared(builder & b, const feed_forward_spec & spec, const role
     ggml_tensor * gate = product(role::shared_gate, x);
     ggml_tensor * out = product(role::shared_down, activate(b, spec.activation, gate, product(role::shared_up, x)));
     if (ggml_tensor * router = w[role::shared_router]) {
-        out = ggml_mul(b.ctx(), out, ggml_sigmoid(b.ctx(), ggml_mul_mat(b.ctx(), router, x)));
+        out = ggml_mul(b.ctx(), out, ggml_sigmoid(b.ctx(), b.product(x, router)));
     }
     return ggml_add(b.ctx(), y, out);
 }

@@ -15,7 +15,7 @@ ggml_tensor * layer_embeddings(builder & b, const model & of, ggml_tensor * toke
     b.wish(cpu_device());
     found = ggml_scale(b.ctx(), found, std::sqrt(static_cast<float>(h.n_embd_layer)));
     found = ggml_reshape_3d(b.ctx(), found, h.n_embd_layer, h.n_layer(), n);
-    ggml_tensor * made = ggml_mul_mat(b.ctx(), w[role::layer_embd_proj], x);
+    ggml_tensor * made = b.product(x, w[role::layer_embd_proj]);
     made = ggml_scale(b.ctx(), made, 1.0f / std::sqrt(static_cast<float>(h.n_embd)));
     made = ggml_reshape_3d(b.ctx(), made, h.n_embd_layer, h.n_layer(), n);
     made = norm(b, of.arch().norm, made, w[role::layer_embd_norm], h.rms_eps);
@@ -31,8 +31,8 @@ ggml_tensor * embedding_of_layer(builder & b, ggml_tensor * all, uint32_t layer)
 
 ggml_tensor * add_layer_embedding(builder & b, const model & of, uint32_t layer, ggml_tensor * x, ggml_tensor * own) {
     const role_tensors & w = of.layers()[layer];
-    ggml_tensor * y = ggml_gelu(b.ctx(), ggml_mul_mat(b.ctx(), w[role::embd_gate], x));
-    y = ggml_mul_mat(b.ctx(), w[role::embd_proj], ggml_mul(b.ctx(), y, own));
+    ggml_tensor * y = ggml_gelu(b.ctx(), b.product(x, w[role::embd_gate]));
+    y = b.product(ggml_mul(b.ctx(), y, own), w[role::embd_proj]);
     return ggml_add(b.ctx(), x, norm(b, of.arch().norm, y, w[role::embd_post_norm], of.hparams().rms_eps));
 }
 

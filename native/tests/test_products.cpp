@@ -1,0 +1,173 @@
+#include <doctest/doctest.h>
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstring>
+#include <random>
+#include <vector>
+
+#include "cpu/products.h"
+
+using namespace kvg;
+
+namespace {
+
+// Weights whose last byte is the last that may be read.
+class guarded {
+public:
+    explicit guarded(const std::vector<uint8_t> & bytes) {
+        const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+        n_bytes_ = (bytes.size() + page - 1) / page * page + page;
+        void * memory = mmap(nullptr, n_bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        REQUIRE(memory != MAP_FAILED);
+        pages_ = static_cast<uint8_t *>(memory);
+        REQUIRE(mprotect(pages_ + n_bytes_ - page, page, PROT_NONE) == 0);
+        begin_ = pages_ + n_bytes_ - page - bytes.size();
+        memcpy(begin_, bytes.data(), bytes.size());
+    }
+    guarded(const guarded &) = delete;
+    guarded & operator=(const guarded &) = delete;
+    ~guarded() { munmap(pages_, n_bytes_); }
+    const uint8_t * begin() const { return begin_; }
+
+private:
+    uint8_t * pages_;
+    uint8_t * begin_;
+    size_t n_bytes_;
+};
+
+struct problem {
+    ggml_type type;
+    uint32_t n_in;
+    uint32_t n_out;
+    uint32_t n_rows;
+    std::vector<uint8_t> weights;
+    std::vector<float> x; // (n_in, n_rows)
+
+    problem(ggml_type type, uint32_t n_in, uint32_t n_out, uint32_t n_rows)
+        : type(type), n_in(n_in), n_out(n_out), n_rows(n_rows) {
+        std::mt19937 random(n_in * 31 + n_out);
+        std::normal_distribution<float> normal;
+        std::vector<float> w(size_t{n_in} * n_out);
+        std::generate(w.begin(), w.end(), [&] { return normal(random); });
+        weights.resize(ggml_row_size(type, n_in) * n_out);
+        ggml_quantize_chunk(type, w.data(), weights.data(), 0, n_out, n_in, nullptr);
+        x.resize(size_t{n_in} * n_rows);
+        std::generate(x.begin(), x.end(), [&] { return normal(random); });
+        std::fill_n(x.begin(), 32, 0.0f);
+        x[n_in - 1] = 1000.0f;
+    }
+};
+
+std::vector<float> product(const problem & p, const std::vector<float> & x, uint32_t n_tiles_at_a_time) {
+    const product_kernel & kernel = *product_kernel_for(p.type);
+    const auto n_rows = static_cast<uint32_t>(x.size() / p.n_in);
+    std::vector<uint8_t> rows(rounded_bytes(p.n_in) * n_rows);
+    for (uint32_t r = 0; r < n_rows; ++r) {
+        kernel.round(&x[size_t{r} * p.n_in], &rows[r * rounded_bytes(p.n_in)], p.n_in);
+    }
+    const guarded weights(p.weights);
+    std::vector<float> out(size_t{p.n_out} * n_rows, std::nanf(""));
+    const product_job job = {weights.begin(), ggml_row_size(p.type, p.n_in), rows.data(), out.data(), p.n_in, p.n_out, n_rows};
+    const uint32_t n_tiles = (p.n_out + PRODUCT_TILE - 1) / PRODUCT_TILE;
+    for (uint32_t begin = 0; begin < n_tiles; begin += n_tiles_at_a_time) {
+        kernel.run(job, begin, std::min(begin + n_tiles_at_a_time, n_tiles));
+    }
+    return out;
+}
+
+// 32 numbers at a time with an F16 scale, from -127 to 127.
+std::vector<double> rounded(const float * x, uint32_t n) {
+    std::vector<double> y(n);
+    for (uint32_t i = 0; i < n; i += 32) {
+        float most = 0;
+        std::for_each(x + i, x + i + 32, [&](float v) { most = std::max(most, std::fabs(v)); });
+        const double scale = ggml_fp16_to_fp32(ggml_fp32_to_fp16(most / 127));
+        for (uint32_t j = i; j < i + 32; ++j) {
+            y[j] = most > 0 ? std::nearbyint(x[j] * (127 / most)) * scale : 0;
+        }
+    }
+    return y;
+}
+
+// The largest error of all results, each beside the sum of its terms' sizes.
+double worst(const problem & p, const std::vector<float> & out) {
+    std::vector<float> w(size_t{p.n_in} * p.n_out);
+    ggml_get_type_traits(p.type)->to_float(p.weights.data(), w.data(), static_cast<int64_t>(w.size()));
+    double most = 0;
+    for (uint32_t r = 0; r < p.n_rows; ++r) {
+        const std::vector<double> x = rounded(&p.x[size_t{r} * p.n_in], p.n_in);
+        for (uint32_t o = 0; o < p.n_out; ++o) {
+            double sum = 0;
+            double size = 0;
+            for (uint32_t i = 0; i < p.n_in; ++i) {
+                sum += w[size_t{o} * p.n_in + i] * x[i];
+                size += std::fabs(w[size_t{o} * p.n_in + i] * x[i]);
+            }
+            const double error = std::fabs(out[size_t{r} * p.n_out + o] - sum) / size;
+            most = error <= most ? most : error; // NaN stays
+        }
+    }
+    return most;
+}
+
+bool has_kernel() {
+    if (!product_kernel_for(GGML_TYPE_Q8_0)) {
+        MESSAGE("this CPU has no AVX-512 VNNI");
+        return false;
+    }
+    return true;
+}
+
+} // namespace
+
+TEST_CASE("a product is that of the numbers as they were rounded, in F64") {
+    if (!has_kernel()) {
+        return;
+    }
+    for (const auto & [n_in, n_out, n_rows] : {std::array{32u, 1u, 1u}, std::array{64u, 17u, 2u}, std::array{544u, 16u, 3u},
+                                               std::array{1056u, 40u, 5u}, std::array{96u, 31u, 67u}}) {
+        CAPTURE(n_in);
+        CAPTURE(n_out);
+        CAPTURE(n_rows);
+        const problem p(GGML_TYPE_Q8_0, n_in, n_out, n_rows);
+        CHECK(worst(p, product(p, p.x, 2)) < 1e-6);
+    }
+}
+
+TEST_CASE("what a row gives depends neither on other rows nor on how the weights are shared out, to the last bit") {
+    if (!has_kernel()) {
+        return;
+    }
+    const problem p(GGML_TYPE_Q8_0, 1056, 40, 200);
+    const std::vector<float> all = product(p, p.x, 3);
+    for (const uint32_t n : {1u, 2u, 3u, 4u, 5u, 7u, 8u, 9u, 63u, 64u, 65u}) {
+        for (uint32_t first = 0; first + n <= p.n_rows; first += std::max(n, 29u)) {
+            CAPTURE(n);
+            CAPTURE(first);
+            const auto begin = p.x.begin() + static_cast<ptrdiff_t>(size_t{first} * p.n_in);
+            const std::vector<float> some = product(p, {begin, begin + static_cast<ptrdiff_t>(size_t{n} * p.n_in)}, 1 + n % 2);
+            CHECK(memcmp(some.data(), &all[size_t{first} * p.n_out], some.size() * sizeof(float)) == 0);
+        }
+    }
+}
+
+TEST_CASE("numbers that are not finite spoil their own row alone") {
+    if (!has_kernel()) {
+        return;
+    }
+    problem p(GGML_TYPE_Q8_0, 64, 16, 4);
+    const std::vector<float> before = product(p, p.x, 1);
+    p.x[64 + 5] = INFINITY;
+    p.x[2 * 64 + 7] = std::nanf("");
+    const std::vector<float> after = product(p, p.x, 1);
+    for (const size_t row : {0u, 3u}) {
+        CHECK(memcmp(&after[row * 16], &before[row * 16], 16 * sizeof(float)) == 0);
+    }
+    CHECK(!std::isfinite(after[16]));
+    CHECK(std::isnan(after[2 * 16]));
+}
