@@ -25,7 +25,7 @@ def judge(path: str) -> None:
     """Prints each prediction beside the median of three steps."""
     with kvg.Model(path, device="cpu") as model, kvg.Context(model, n_ctx=4096) as ctx:
         begin = time.perf_counter()
-        times, _ = learn_times(ctx)
+        times = learn_times(ctx).times
         learned = time.perf_counter() - begin
         recurs = any(group.kind == "state" for group in ctx.kv.groups)
         errors = []

@@ -23,7 +23,7 @@ from pykvgraph.kv_cache import KVCache
 from pykvgraph.model import Model
 from pykvgraph.params import ContextParams, params_of
 from pykvgraph.pending import PendingTokens
-from pykvgraph.plan.fitting import fit_n_ctx
+from pykvgraph.plan.fitting import fit_n_ctx, warning_of
 from pykvgraph.state.transfer import read_info
 from pykvgraph.types import DevicePart, Scores
 
@@ -335,9 +335,17 @@ def fitting_n_ctx(model: Model, most: int, arguments: Mapping[str, Any]) -> int:
 
     What are no arguments of Context is passed over. Raises as fit_n_ctx().
     """
+    return fit_n_ctx(model.path, most, is_loaded=True, **model._where, **_of_context(arguments)).n_ctx
+
+
+def warning_of_memory(model: Model, n_ctx: int, arguments: Mapping[str, Any]) -> str:
+    """What to type where a Context with these arguments would leave too little memory to others; "": fine."""
+    return warning_of(model.path, n_ctx, **model._where, **_of_context(arguments))
+
+
+def _of_context(arguments: Mapping[str, Any]) -> dict[str, Any]:
     names = {field.name for field in fields(ContextParams)} - {"n_ctx"}
-    context = {name: value for name, value in arguments.items() if name in names}
-    return fit_n_ctx(model.path, most, is_loaded=True, **model._where, **context).n_ctx
+    return {name: value for name, value in arguments.items() if name in names}
 
 
 class _Outputs:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -24,10 +24,19 @@ _SECONDS = 1.5
 _MOST_REPEATS = 7
 _LONG = 0.1  # seconds of a step: none of twice as many tokens is measured
 _NEEDED = 16  # tokens: so many are measured, whatever they take
+_STEADY = 1.5  # how much longer a step may last when it is measured again
 _PIECE = 64  # cells that are written at a time
 
 
-def learn_times(ctx: Context) -> tuple[TimeModel, list[StepSample]]:
+class Learned(NamedTuple):
+    """is_steady: steps of one token took about the same time again; else other programs ran beside them."""
+
+    times: TimeModel
+    samples: list[StepSample]
+    is_steady: bool
+
+
+def learn_times(ctx: Context) -> Learned:
     """How long micro-batches of this context last, and what was measured. Its cache is emptied.
 
     Steps of 1 to 128 tokens, or of fewer where they take long, are measured in an empty cache, and behind
@@ -46,26 +55,29 @@ def learn_times(ctx: Context) -> tuple[TimeModel, list[StepSample]]:
         if n > _NEEDED and least[n // 2, 0] > _LONG:
             break
         least.update({(n, at): _step(ctx, at, n) for at in depths})
+    singles = sorted(_step(ctx, 0, 1) for _ in range(3))
+    least[1, 0] = min(least[1, 0], singles[0])
     for _ in range(_MOST_REPEATS):
         for (n, at), before in least.items():
             if time.perf_counter() + before < end:
                 least[n, at] = min(before, _step(ctx, at, n))
     samples = [StepSample(n, cells_of_run(at, n), seconds) for (n, at), seconds in least.items()]
-    return TimeModel.fit(samples), samples
+    return Learned(TimeModel.fit(samples), samples, singles[1] <= _STEADY * least[1, 0])
 
 
 def times_of(ctx: Context) -> TimeModel:
     """learn_times(), or what it found for this file, these devices and settings in an earlier run.
 
-    It is kept in times.json in the cache directory (XDG_CACHE_HOME).
+    It is kept in times.json in the cache directory (XDG_CACHE_HOME), unless the machine was busy.
     """
     known, key = recall(_FILE), _key(ctx)
     found = _model_of(known.get(key))
     if found is None:
-        found, _ = learn_times(ctx)
+        found, _, is_steady = learn_times(ctx)
         known.pop(key, None)
         kept = dict(list(known.items())[1 - _MOST_KNOWN :])
-        remember(_FILE, {**kept, key: list(found.coefficients)})
+        if is_steady:
+            remember(_FILE, {**kept, key: list(found.coefficients)})
     return found
 
 

@@ -142,7 +142,7 @@ def _times(
 
     context = {**sizes, "n_ctx": min(fit.n_ctx, _TIMED_CELLS), "offload_kqv": where.offload_kqv}
     with kvg.Model(model, **where.model()) as loaded, kvg.Context(loaded, **context) as ctx:
-        return learn_times(ctx) if is_plotted else (times_of(ctx), [])
+        return learn_times(ctx)[:2] if is_plotted else (times_of(ctx), [])
 
 
 def _speed(times: TimeModel, n_tokens: int, n_ubatch: int) -> dict[str, Any]:

@@ -113,8 +113,7 @@ class Engine(NotCopied):
             n_ctx=sizes.n_ctx,
             **batch,
             n_seq_max=n_seq_max,
-            checkpoint_cells=sizes.checkpoint_cells,
-            checkpoint_bytes=sizes.checkpoint_bytes,
+            **sizes.points,
             **context,
         )
         if cache_reuse and not self.can_shift:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pykvgraph.context import Context, fitting_n_ctx
+from pykvgraph.context import Context, fitting_n_ctx, warning_of_memory
 from pykvgraph.device import devices
 from pykvgraph.kept_text import EVERY
 from pykvgraph.model import Model
 from pykvgraph.plan.free_memory import host_free_bytes
 from pykvgraph.types import CellGroup
 
+_log = logging.getLogger("pykvgraph.engine")
 _MOST_CELLS = 65_536
 _POINTS_SHARE = 0.125  # of the free memory, for resume points
 
@@ -26,27 +28,33 @@ class Sizes:
     checkpoint_cells: int
     checkpoint_bytes: int
 
+    @property
+    def points(self) -> dict[str, Any]:
+        """Context's arguments for the resume points."""
+        return {"checkpoint_cells": self.checkpoint_cells, "checkpoint_bytes": self.checkpoint_bytes}
+
 
 def sizes_for(
     model: Model, n_ctx: int | None, n_seq_max: int, batch: dict[str, int], n_states: int, **context: Any
 ) -> Sizes:
     """Sizes for n_seq_max texts; n_ctx None: as many cells as the texts can fill, and the memory can hold.
 
-    batch: n_batch and n_ubatch. n_states: how many states more than the resume points' are kept at a time, of
-    a model that has any. Raises what Context does, and DeviceError when nothing fits.
+    A cache that leaves others too little memory is warned of, with what to type. batch: n_batch and n_ubatch.
+    n_states: how many states more than the resume points' are kept at a time, of a model that has any. Raises
+    what Context does, and DeviceError when nothing fits.
     """
     with Context(model, n_ctx=256, n_batch=32, n_ubatch=32, n_seq_max=1, **context) as probe:
         groups = probe.kv.groups
     free = _free_bytes(model)
+    context = {**context, **batch, "n_seq_max": n_seq_max}
     if n_ctx is not None:
-        return _with_points(n_ctx, groups, n_seq_max, n_states, free)
+        sizes = _with_points(n_ctx, groups, n_seq_max, n_states, free)
+        if warning := warning_of_memory(model, n_ctx, {**context, **sizes.points}):
+            _log.warning(warning)
+        return sizes
     most = min(n_seq_max * max(model.n_ctx_train, 512), _MOST_CELLS)
     largest = _with_points(most, groups, n_seq_max, n_states, free)
-    points = {
-        "checkpoint_cells": largest.checkpoint_cells,
-        "checkpoint_bytes": largest.checkpoint_bytes,
-    }
-    fitting = fitting_n_ctx(model, most, {**context, **batch, **points, "n_seq_max": n_seq_max})
+    fitting = fitting_n_ctx(model, most, {**context, **largest.points})
     return _with_points(fitting, groups, n_seq_max, n_states, free)
 
 

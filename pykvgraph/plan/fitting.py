@@ -69,6 +69,25 @@ def fit_n_ctx(
     return Fit(low.n_ctx, low.parts, low.limits, full)
 
 
+def warning_of(path: str | os.PathLike[str], n_ctx: int, **arguments: Any) -> str:
+    """What to type where a cache of n_ctx cells takes more of the free memory than MARGIN leaves; "": fine.
+
+    The model is loaded. arguments: those of plan_memory, without n_ctx. Raises what plan_memory raises.
+    """
+    found = Planned(path, True, MARGIN, arguments).with_cells(n_ctx)
+    if not found.full:
+        return ""
+    try:
+        fitting = fit_n_ctx(path, n_ctx, is_loaded=True, **arguments).n_ctx
+        advice = f"n_ctx={fitting} (-c {fitting}) does"
+    except DeviceError:
+        advice = "no smaller one does either, so free memory there"
+    return (
+        f"{found.full}: a cache of {n_ctx} cells does not leave {MARGIN} % of what is free to others, "
+        f"so that the memory may run out; {advice}"
+    )
+
+
 class Planned:
     """Plans of one model with more or fewer cells, beside the memory that was free at first."""
 

@@ -20,6 +20,7 @@ def known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where times are remembered. Little is measured."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(step_times, "_SECONDS", 0.0)
+    monkeypatch.setattr(step_times, "_STEADY", 1e9)
     return tmp_path / "pykvgraph" / "times.json"
 
 
@@ -38,7 +39,7 @@ def test_each_kind_of_model(architecture: Callable[[ArchSpec], Path], spec: Arch
         kvg.Model(architecture(spec), device="cpu") as model,
         kvg.Context(model, n_ctx=500, n_batch=100) as ctx,
     ):
-        times, samples = learn_times(ctx)
+        times, samples, _ = learn_times(ctx)
         assert ctx.kv.n_used == 0
         assert {1, 2, 4, 8, 16} <= {each.n_tokens for each in samples}
         n_depths = 1 if spec.state_heads else 2
@@ -114,3 +115,18 @@ def test_a_small_batch(stories: Path) -> None:
         with pytest.raises(kvg.InvalidArgumentError, match="some more"):
             learn_times(ctx)
         assert ctx.kv.n_used == 0
+
+
+def test_times_of_a_busy_machine_are_not_remembered(
+    stories: Path, known: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step of one token takes longer and longer; then as long as before."""
+    seconds = iter(range(1, 1000))
+    monkeypatch.setattr(step_times, "_STEADY", 1.5)
+    monkeypatch.setattr(step_times, "_step", lambda *_: float(next(seconds)))
+    with kvg.Model(stories, device="cpu") as model, kvg.Context(model, n_ctx=300) as ctx:
+        assert times_of(ctx).seconds(1, 1) > 0
+        assert not known.exists()
+        monkeypatch.setattr(step_times, "_step", lambda *_: 0.5)
+        times_of(ctx)
+    assert known.exists()
