@@ -60,6 +60,12 @@ class Context(Closable):
     checkpoint_bytes: for models with recurrent layers: how much host memory their states may take for
     checkpoints and resume points, beside two states for each sequence; a state has
     `kv.groups[-1].cell_bytes`. None: room for 8.
+    kv_tier: "device": as offload_kqv says. "host": K and V are in host memory, so the cache may be larger
+    than the device, and the device still computes the attention: each layer's attended span is copied there
+    for its turn, and the rows of new tokens are copied back. Nothing changes for layers on the CPU. It can't
+    be combined with offload_kqv=False.
+    device_layers: for kv_tier="host": room for how many layers' K and V each device has. 2: while a layer is
+    computed the next one's span is copied. 1: it is copied when that is over. More than the model has: all.
 
     `model` and all the arguments are attributes too; n_threads and n_threads_batch are then the numbers that
     were chosen.
@@ -88,6 +94,8 @@ class Context(Closable):
         swa_full: bool = ContextParams.swa_full,
         checkpoint_cells: int = ContextParams.checkpoint_cells,
         checkpoint_bytes: int | None = ContextParams.checkpoint_bytes,
+        kv_tier: Literal["device", "host"] = ContextParams.kv_tier,
+        device_layers: int = ContextParams.device_layers,
     ) -> None:
         if not isinstance(model, Model):
             raise InvalidArgumentError(f"model must be a pykvgraph.Model, got {shown(model)}")
@@ -111,6 +119,8 @@ class Context(Closable):
         self.swa_full = params.swa_full
         self.checkpoint_cells = params.checkpoint_cells
         self.checkpoint_bytes = params.checkpoint_bytes
+        self.kv_tier = params.kv_tier
+        self.device_layers = params.device_layers
         self._handle = Handle.open(
             model._handle.call,
             lib().kvg_context_new,

@@ -16,13 +16,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal, TypeVar
 
-from pykvgraph._native.ffi import KvgContextParams, KvgFlashAttn, KvgModelParams, KvgType
+from pykvgraph._native.ffi import KvgContextParams, KvgFlashAttn, KvgKvTier, KvgModelParams, KvgType
 from pykvgraph._native.library import sized
 from pykvgraph.checks import INT32_MAX, flag, integer, real, several, shown, strings
 from pykvgraph.errors import InvalidArgumentError
 
 # the types of K and V by name; the numbers are those of kvgraph.h and of ggml
 CACHE_TYPES: dict[str, int] = {kind.name.removeprefix("KVG_TYPE_").lower(): kind for kind in KvgType}
+KV_TIERS: dict[str, int] = {"device": KvgKvTier.KVG_KV_TIER_DEVICE, "host": KvgKvTier.KVG_KV_TIER_HOST}
 _FLASH_ATTN: dict[str | bool, int] = {
     "auto": KvgFlashAttn.KVG_FLASH_ATTN_AUTO,
     "on": KvgFlashAttn.KVG_FLASH_ATTN_ON,
@@ -95,6 +96,8 @@ class ContextParams:
     swa_full: bool = False
     checkpoint_cells: int = 0
     checkpoint_bytes: int | None = None
+    kv_tier: Literal["device", "host"] = "device"
+    device_layers: int = 2
 
     def __post_init__(self) -> None:
         threads = {"n_threads": self.n_threads, "n_threads_batch": self.n_threads_batch}
@@ -116,6 +119,8 @@ class ContextParams:
             checkpoint_bytes=None
             if self.checkpoint_bytes is None
             else integer(self.checkpoint_bytes, "checkpoint_bytes", 0),
+            kv_tier=_choice(self.kv_tier, "kv_tier", KV_TIERS),
+            device_layers=integer(self.device_layers, "device_layers", 1),
         )
 
     def native(self, n_params: int) -> KvgContextParams:
@@ -138,6 +143,8 @@ class ContextParams:
             swa_full=self.swa_full,
             checkpoint_cells=self.checkpoint_cells,
             checkpoint_bytes=-1 if self.checkpoint_bytes is None else self.checkpoint_bytes,
+            kv_tier=KV_TIERS[self.kv_tier],
+            device_layers=self.device_layers,
         )
 
 

@@ -219,6 +219,13 @@ typedef enum kvg_flash_attn {
     KVG_FLASH_ATTN_ON = 1
 } kvg_flash_attn;
 
+/* Where K and V of layers are whose weights are on a device with memory of its own. */
+typedef enum kvg_kv_tier {
+    KVG_KV_TIER_DEVICE = 0, /* there */
+    KVG_KV_TIER_HOST =
+        1 /* in host memory; each layer's attended span is copied there for its turn, and what it wrote is copied back */
+} kvg_kv_tier;
+
 typedef struct kvg_context_params {
     size_t struct_size;
     int64_t n_ctx;     /* cells, >= 1 */
@@ -237,6 +244,8 @@ typedef struct kvg_context_params {
                                checkpoint_cells cells, n_ctx at most, and reuse cells that their sequences have left behind */
     int64_t checkpoint_bytes; /* of states, for checkpoints and resume points, beside two for each sequence; -1: 8 states */
     int64_t checkpoint_cells; /* of each group with a window, for kvg_kv_checkpoint; >= 0 */
+    int64_t device_layers;    /* for KVG_KV_TIER_HOST: layers whose rows each device has room for at a time, >= 1 */
+    int32_t kv_tier;          /* kvg_kv_tier; KVG_KV_TIER_HOST wants offload_kqv to be 1 */
 } kvg_context_params;
 
 KVG_API kvg_status kvg_context_new(kvg_model * model, const kvg_context_params * params, kvg_context ** out);

@@ -149,6 +149,9 @@ std::vector<ggml_backend_dev_t> find_devices(const std::string & names) {
 }
 
 bool can_run(ggml_backend_dev_t dev, const ggml_tensor * op) {
+    if (!is_cpu(dev) && op->op == GGML_OP_CUSTOM) {
+        return false; // a remote device says yes, and would call an address of this process
+    }
     if (!is_cpu(dev) && ((op->op == GGML_OP_ROPE && fault_active("lacks-rope")) ||
                          (op->op == GGML_OP_MUL_MAT && fault_active("lacks-mul-mat")))) {
         return false;

@@ -34,6 +34,11 @@ std::vector<layer_spec> partly_rotated(uint32_t head_dim, int n_rot, int mode) {
     return layers;
 }
 
+kv_homes on_cpu(size_t n_layers) {
+    const std::vector<ggml_backend_dev_t> all(n_layers, cpu_device());
+    return {all, all};
+}
+
 // All layers of such a model on the CPU, ready to be used.
 struct test_group {
     backends opened{{cpu_device()}};
@@ -41,8 +46,8 @@ struct test_group {
     kv_group group;
 
     test_group(std::vector<layer_spec> specs, ggml_type type)
-        : layers(std::move(specs)), group(make_groups(layers)[0], std::vector<ggml_backend_dev_t>(layers.size(), cpu_device()),
-                                          opened, N, 256, 1, {type, GGML_TYPE_F16, true}, /*reuses*/ false) {
+        : layers(std::move(specs)), group(make_groups(layers)[0], on_cpu(layers.size()), opened, N, 256, 1,
+                                          {type, GGML_TYPE_F16, true}, /*reuses*/ false) {
         group.allocate();
         group.clear(true);
     }

@@ -44,6 +44,11 @@ class KvgGroupKind(IntEnum):
     KVG_GROUP_WINDOW = 1
 
 
+class KvgKvTier(IntEnum):
+    KVG_KV_TIER_DEVICE = 0
+    KVG_KV_TIER_HOST = 1
+
+
 class KvgState(IntEnum):
     KVG_STATE_NONE = 0
     KVG_STATE_SHORT_CONV = 1
@@ -104,6 +109,8 @@ class KvgContextParams(Structure):
         ("swa_full", c_int32),
         ("checkpoint_bytes", c_int64),
         ("checkpoint_cells", c_int64),
+        ("device_layers", c_int64),
+        ("kv_tier", c_int32),
     )
 
 

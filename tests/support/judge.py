@@ -39,11 +39,12 @@ def judge(
     referee: Path | None = None,
     n_batch: int | None = None,
     swa_full: bool = False,
+    kv_tier: str = "device",
 ) -> None:
     """Runs the scenario on libllama, flash and plain, and on ours with each of `attentions`.
 
     referee: the same model for libllama, where it wants another file; `path` unless given.
-    n_batch: of ours; n_ctx unless given. swa_full: of both.
+    n_batch: of ours; n_ctx unless given. swa_full: of both. kv_tier: of ours.
     device: where.device unless given; `slack` widens the rule for one whose kernels round more coarsely than
     the CPU's.
     """
@@ -73,6 +74,7 @@ def judge(
                 flash_attn=flash_attn,
                 offload_kqv=offload_kqv,
                 swa_full=swa_full,
+                kv_tier=kv_tier,
             ) as ctx:
                 error = nmse(scenario(OurEngine(ctx)), theirs[flash_attn == "on"])
             if not error <= allowed:  # also when it is NaN

@@ -1,6 +1,6 @@
 """The rule, ten times as wide, for a model that a device computes: `python -m support.judged_elsewhere`.
 
-Arguments: MODEL, a device, and the ENDPOINT of an RPC server, whose device is then RPC0.
+Arguments: MODEL, a device, the ENDPOINT of an RPC server, whose device is then RPC0, and a `kv_tier`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ FAMILIES = [
 SLACK = 10  # their kernels round more coarsely than the CPU's
 
 
-def judge_elsewhere(path: Path, device: str) -> None:
+def judge_elsewhere(path: Path, device: str, kv_tier: str = "device") -> None:
     """A prompt longer than a window, and single tokens."""
     ids = random_ids(80, N_VOCAB, seed=1)
     judge(
@@ -37,9 +37,10 @@ def judge_elsewhere(path: Path, device: str) -> None:
         device=device,
         slack=SLACK,
         attentions=("auto",),
+        kv_tier=kv_tier,
     )
 
 
 if __name__ == "__main__":
     kvg.add_rpc_server(sys.argv[3])
-    judge_elsewhere(Path(sys.argv[1]), sys.argv[2])
+    judge_elsewhere(Path(sys.argv[1]), sys.argv[2], *sys.argv[4:])

@@ -35,7 +35,9 @@ static std::string struct_layout() {
     FIELD(kvg_context_params, offload_kqv, ",");
     FIELD(kvg_context_params, swa_full, ",");
     FIELD(kvg_context_params, checkpoint_bytes, ",");
-    FIELD(kvg_context_params, checkpoint_cells, ";");
+    FIELD(kvg_context_params, checkpoint_cells, ",");
+    FIELD(kvg_context_params, device_layers, ",");
+    FIELD(kvg_context_params, kv_tier, ";");
     STRUCT(kvg_context_part);
     FIELD(kvg_context_part, struct_size, ",");
     FIELD(kvg_context_part, device, ",");

@@ -54,6 +54,7 @@ decoder::decoder(const model & model, const kv_cache & cache, const backends & b
     // leafs (weights, inputs) are counted, too, and there are fewer of them than nodes
     const auto n_nodes = static_cast<size_t>(ggml_graph_n_nodes(graph_of(largest()).graph()));
     graphs_ = std::make_unique<graph_cache>(backends, 2 * n_nodes);
+    carrier_ = cache.working() ? std::make_unique<class carrier>(cache) : nullptr;
 }
 
 void decoder::choose_attentions(int32_t flash_attn, int max_threads) {
@@ -63,7 +64,7 @@ void decoder::choose_attentions(int32_t flash_attn, int max_threads) {
             attentions_.push_back({attention_kind::none, nullptr, 0.0f, 0.0f});
             continue;
         }
-        const attention_kind kind = choose(flash_attn, cache_.device(il), layers[il], cache_.types());
+        const attention_kind kind = choose(flash_attn, cache_.reader(il), layers[il], cache_.types());
         if (kind == attention_kind::attend && !workspace_) {
             workspace_ = std::make_unique<attend_workspace>(layers, cache_.max_rows(), max_threads);
         }
@@ -131,7 +132,7 @@ decode_graph & decoder::prepare(uint32_t n_tokens, uint32_t n_outputs, const std
 
 void decoder::compute() {
     const auto start = std::chrono::steady_clock::now();
-    const bool done = graphs_->compute();
+    const bool done = graphs_->compute(carrier_.get());
     seconds_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     if (!done || fault_hit("compute")) {
         graphs_->drop();
@@ -143,7 +144,7 @@ void decoder::compute() {
 std::string decoder::attention_on(ggml_backend_dev_t device) const {
     for (uint32_t il = 0; il < cache_.n_layer(); ++il) {
         const attention_kind kind = attentions_[il].kind;
-        if (kind != attention_kind::none && cache_.device(il) == device) {
+        if (kind != attention_kind::none && cache_.reader(il) == device) {
             return kind == attention_kind::flash ? "flash" : kind == attention_kind::plain ? "plain" : "attend";
         }
     }

@@ -49,12 +49,14 @@ public:
     void set_waiting(uint32_t layer, const attend_rotations & waiting) { attentions_[layer].op->set_waiting(waiting); }
     // Which states the tokens of the next computation go through; the arrays must live until then.
     void set_runs(const std::vector<recur_run> & runs) { runs_ = runs; }
+    // nullptr: all cells are read where they lie. Else it must be told what the next graph works on.
+    class carrier * carrier() { return carrier_.get(); }
     // The graph that was prepared. error(KVG_DEVICE)
     void compute();
     // spent in graphs so far
     double seconds() const { return seconds_; }
 
-    // Of the layers whose cells are on the device: "flash", "plain" or "attend"; "" when there are none.
+    // Of the layers whose cells the device reads: "flash", "plain" or "attend"; "" when there are none.
     std::string attention_on(ggml_backend_dev_t device) const;
     // The names of what the largest graph wants there, and the CPU does.
     std::string refused_by(ggml_backend_dev_t device) const;
@@ -80,6 +82,7 @@ private:
     std::deque<recur_op> recur_ops_;
     std::vector<recur_op *> recurs_; // of each layer, nullptr: it has no state
     std::unique_ptr<graph_cache> graphs_;
+    std::unique_ptr<class carrier> carrier_;
     double seconds_ = 0.0;
 };
 

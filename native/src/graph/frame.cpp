@@ -53,6 +53,12 @@ void decode_graph::add_inputs() {
 // Whether anything after the layer's cells and states matters.
 bool decode_graph::gives(uint32_t layer) const { return layer < model_.hparams().last_owner() || shape_.n_outputs > 0; }
 
+// nullptr: the layer's cells are read where they lie, or it doesn't attend
+const row_turn * decode_graph::turn_of(uint32_t layer) const {
+    const row_turn * turn = cache_.working() ? &cache_.working()->of(layer) : nullptr;
+    return turn && turn->device ? turn : nullptr;
+}
+
 // (n_head * head_dim_v, n_tokens), or nullptr when only the cells matter
 ggml_tensor * decode_graph::attend(ggml_tensor * x, uint32_t layer) {
     const layer_spec & spec = model_.hparams().layers[layer];
@@ -63,6 +69,7 @@ ggml_tensor * decode_graph::attend(ggml_tensor * x, uint32_t layer) {
                            shape_.spans[spec.group],
                            positions,
                            groups[spec.group],
+                           turn_of(layer),
                            gives(layer),
                            stored_[spec.kv_from]}
         .build(builder_, x);
@@ -112,6 +119,9 @@ ggml_tensor * decode_graph::layer(ggml_tensor * x, uint32_t il) {
     const layer_spec & spec = h.layers[il];
     const role_tensors & w = model_.layers()[il];
     ggml_tensor * mixed = nullptr;
+    if (turn_of(il)) {
+        turns_.push_back({il, gives(il), il == 0 ? nullptr : x});
+    }
     if (spec.attends() || spec.recurs()) {
         mixed = mix(norm(b, kind, x, w[role::attn_norm], h.rms_eps), il);
     }

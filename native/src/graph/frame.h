@@ -27,6 +27,13 @@ struct decode_shape {
     }
 };
 
+// A layer that attends over working rows, and may do so only once they are there.
+struct graph_turn {
+    uint32_t layer;
+    bool attends;        // false: it only writes
+    ggml_tensor * after; // the last operation before it; nullptr: it is the first layer
+};
+
 class decode_graph {
 public:
     // attentions, recurs: of each layer
@@ -37,6 +44,8 @@ public:
     ggml_cgraph * graph() const { return graph_; }
     // Where each operation should run: with its layer's weights, or where attention is concerned with its cells. In the graph's order.
     const std::vector<std::pair<ggml_tensor *, ggml_backend_dev_t>> & wishes() const { return builder_.wishes(); }
+    // in the order in which they are computed; none where all cells are read where they lie
+    const std::vector<graph_turn> & turns() const { return turns_; }
     // The names of operations that should run on the device, and that it can't run: "ROPE, SOFT_MAX". The CPU does them.
     std::string refused_by(ggml_backend_dev_t device) const;
 
@@ -51,6 +60,7 @@ public:
 
 private:
     bool gives(uint32_t layer) const;
+    const row_turn * turn_of(uint32_t layer) const;
     ggml_tensor * attend(ggml_tensor * x, uint32_t layer);
     ggml_tensor * mix(ggml_tensor * x, uint32_t layer);
     ggml_tensor * asked(ggml_tensor * x, uint32_t layer);
@@ -64,6 +74,7 @@ private:
     const std::vector<layer_attention> & attentions_;
     const std::vector<recur_op *> & recurs_;
     decode_shape shape_;
+    std::vector<graph_turn> turns_;
     std::vector<stored_rows> stored_;          // of each layer that has K and V of its own
     ggml_tensor * layer_embeddings_ = nullptr; // what layers have of their own for the tokens; nullptr: nothing
     builder builder_;

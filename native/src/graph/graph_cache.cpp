@@ -106,6 +106,6 @@ decode_graph * graph_cache::take(const decode_shape & shape, const std::function
     return current_->graph.get();
 }
 
-bool graph_cache::compute() { return current_->scheduler.compute(*current_->graph); }
+bool graph_cache::compute(carrier * carrier) { return current_->scheduler.compute(*current_->graph, carrier); }
 
 } // namespace kvg

@@ -82,8 +82,13 @@ bool scheduler::allocate(const decode_graph & graph) {
     return true;
 }
 
-bool scheduler::compute(const decode_graph & graph) {
-    return computed([&] { return ggml_backend_sched_graph_compute(sched_.get(), graph.graph()); });
+bool scheduler::compute(const decode_graph & graph, carrier * carrier) {
+    const auto run = [&] { return ggml_backend_sched_graph_compute(sched_.get(), graph.graph()); };
+    if (!carrier) {
+        return computed(run);
+    }
+    ggml_backend_sched_set_eval_callback(sched_.get(), carrier::at_node, carrier);
+    return carrier->begin(graph) && computed(run) && carrier->finish();
 }
 
 std::vector<size_t> scheduler::sizes() const {

@@ -7,6 +7,7 @@
 #include <ggml-cpp.h>
 
 #include "backends.h"
+#include "graph/carrier.h"
 #include "graph/frame.h"
 
 namespace kvg {
@@ -22,8 +23,8 @@ public:
     bool reserve(const decode_graph & graph);
     // The graph that compute() will run, in place of the one before. False when a device has no memory for it.
     bool allocate(const decode_graph & graph);
-    // False when a device failed.
-    bool compute(const decode_graph & graph);
+    // carrier: of its working rows; nullptr: there are none. False when a device failed.
+    bool compute(const decode_graph & graph, carrier * carrier);
     // bytes held on each device, in the order of backends
     std::vector<size_t> sizes() const;
 

@@ -21,14 +21,14 @@ uint32_t cache_size::of(const group_spec & spec) const {
 
 // Refuses a cache that the devices or the host can't hold: a kernel that overcommits would kill the process later, when the memory is
 // touched.
-static void require_room(const hparams & h, const std::vector<ggml_backend_dev_t> & devices, const cache_size & size,
-                         const cache_types & types, uint64_t state_bytes) {
+static void require_room(const hparams & h, const kv_homes & homes, const cache_size & size, const cache_types & types,
+                         uint64_t state_bytes) {
     std::map<ggml_backend_dev_t, uint64_t> needed = {{cpu_device(), state_bytes}};
     for (const group_spec & spec : h.groups) {
         needed[cpu_device()] += size.of(spec) * cells::bytes_per_cell(size.n_seq_max);
         const uint64_t row = ggml_row_size(types.k, spec.k_width()) + ggml_row_size(types.v, spec.v_width());
         for (const uint32_t il : spec.layers) {
-            uint64_t & bytes = needed[devices[il]];
+            uint64_t & bytes = needed[homes.cells[il]];
             if (__builtin_add_overflow(bytes, row * padded(size.of(spec)), &bytes)) {
                 bytes = UINT64_MAX;
             }
@@ -51,9 +51,9 @@ static uint32_t room_for_states(const hparams & h, const cache_size & size) {
     return static_cast<uint32_t>(std::min<uint64_t>(size.checkpoint_bytes / row_bytes, 1 << 20));
 }
 
-kv_cache::kv_cache(const hparams & h, const std::vector<ggml_backend_dev_t> & devices, const backends & backends,
-                   const cache_size & size, const cache_types & types)
-    : states_(h.state_floats(), size.n_seq_max, room_for_states(h, size)), devices_(devices) {
+kv_cache::kv_cache(const hparams & h, const kv_homes & homes, const backends & backends, const cache_size & size,
+                   const cache_types & types)
+    : states_(h.state_floats(), size.n_seq_max, room_for_states(h, size)), homes_(homes) {
     for (const layer_spec & layer : h.layers) {
         if (layer.recurs()) {
             state_layers_.push_back(static_cast<uint32_t>(owners_.size()));
@@ -62,13 +62,25 @@ kv_cache::kv_cache(const hparams & h, const std::vector<ggml_backend_dev_t> & de
         owners_.push_back(layer.kv_from);
     }
     if (!size.is_measured) {
-        require_room(h, devices, size, types, states_.bytes());
+        require_room(h, homes, size, types, states_.bytes());
     }
     cache_size real = size;
     real.is_measured = false; // tensors that are measured are as large as they would be
     for (const group_spec & spec : h.groups) {
-        groups_.emplace_back(spec, devices, backends, size.of(spec), padded(real.of(spec)), size.n_seq_max, types,
+        groups_.emplace_back(spec, homes, backends, size.of(spec), padded(real.of(spec)), size.n_seq_max, types,
                              size.reuses(spec));
+    }
+    if (homes.cells != homes.readers) {
+        working_ = std::make_unique<working_rows>(h, homes, groups_, size.device_layers);
+    }
+    for (ggml_backend_dev_t device : working_ && !size.is_measured ? working_->devices() : std::vector<ggml_backend_dev_t>()) {
+        if (!has_room(device, working_->bytes_on(device))) {
+            fail(KVG_DEVICE,
+                 "the rows of %u layers need %s on %s and %s are free; use a smaller n_ctx, smaller types of K and V or fewer "
+                 "device_layers",
+                 size.device_layers, format_bytes(working_->bytes_on(device)).c_str(), ggml_backend_dev_name(device),
+                 format_bytes(device_memory(device).free).c_str());
+        }
     }
 }
 
@@ -76,6 +88,9 @@ void kv_cache::allocate() {
     states_.allocate();
     for (kv_group & group : groups_) {
         group.allocate();
+    }
+    if (working_) {
+        working_->allocate();
     }
 }
 
@@ -108,7 +123,7 @@ uint64_t kv_cache::bytes() const {
 }
 
 uint64_t kv_cache::bytes_on(ggml_backend_dev_t device) const {
-    uint64_t bytes = is_cpu(device) ? states_.bytes() : 0;
+    uint64_t bytes = (is_cpu(device) ? states_.bytes() : 0) + (working_ ? working_->bytes_on(device) : 0);
     for (const kv_group & group : groups_) {
         bytes += group.bytes_on(device);
     }
@@ -118,7 +133,7 @@ uint64_t kv_cache::bytes_on(ggml_backend_dev_t device) const {
 uint32_t kv_cache::layers_on(ggml_backend_dev_t device) const {
     uint32_t n = 0;
     for (uint32_t il = 0; il < n_layer(); ++il) {
-        n += attends(il) && owners_[il] == il && devices_[il] == device;
+        n += attends(il) && owners_[il] == il && homes_.cells[il] == device;
     }
     return n;
 }

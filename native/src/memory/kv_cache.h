@@ -4,10 +4,12 @@
 #include <cstdint>
 #include <deque>
 #include <map>
+#include <memory>
 #include <vector>
 
 #include "memory/kv_group.h"
 #include "memory/states.h"
+#include "memory/working_rows.h"
 #include "model/hparams.h"
 
 namespace kvg {
@@ -41,6 +43,7 @@ struct cache_size {
     uint32_t checkpoint_cells; // of a window, beside what its sequences attend to
     bool swa_full;             // windows keep every position, too
     bool is_measured;          // the cache only measures memory; groups have a record of one cell
+    uint32_t device_layers;    // whose rows a device has room for at a time, where its layers' cells are in host memory
 
     uint32_t of(const group_spec & spec) const;
     // whether cells that their sequences have left behind are reused
@@ -49,10 +52,9 @@ struct cache_size {
 
 class kv_cache {
 public:
-    // devices: of each layer. Like kv_group, this takes no device memory yet. error(KVG_DEVICE), with the size needed and the size free,
-    // when a device has no room
-    kv_cache(const hparams & h, const std::vector<ggml_backend_dev_t> & devices, const backends & backends,
-             const cache_size & size, const cache_types & types);
+    // Like kv_group, this takes no device memory yet. error(KVG_DEVICE), with the size needed and the size free, when a device has no room
+    kv_cache(const hparams & h, const kv_homes & homes, const backends & backends, const cache_size & size,
+             const cache_types & types);
     // Allocates K and V of every group. Call it once, and clear(true) before K and V are used. error(KVG_DEVICE)
     void allocate();
 
@@ -67,8 +69,12 @@ public:
     uint32_t owner_of(uint32_t layer) const { return owners_[layer]; }
     uint32_t group_index_of(uint32_t layer) const { return group_of_layer_[layer]; }
     const kv_group & group_of(uint32_t layer) const { return groups_[group_of_layer_[layer]]; }
-    ggml_backend_dev_t device(uint32_t layer) const { return devices_[owners_[layer]]; }
-    uint32_t n_layer() const { return static_cast<uint32_t>(devices_.size()); }
+    ggml_backend_dev_t device(uint32_t layer) const { return homes_.cells[owners_[layer]]; }
+    // the device whose attention reads the layer's cells
+    ggml_backend_dev_t reader(uint32_t layer) const { return homes_.readers[owners_[layer]]; }
+    // nullptr: every layer's cells are read where they lie
+    const working_rows * working() const { return working_.get(); }
+    uint32_t n_layer() const { return static_cast<uint32_t>(owners_.size()); }
     // Tokens that can be decoded: empty cells of groups without a window. Without such groups also cells that may be reused, or that only
     // checkpoints keep.
     uint32_t n_free() const;
@@ -77,7 +83,7 @@ public:
     // rows of the group that has the most
     uint32_t max_rows() const;
     uint64_t bytes() const;
-    // bytes of K and V on a device; the same before allocate()
+    // bytes of K and V on a device, and of working rows; the same before allocate()
     uint64_t bytes_on(ggml_backend_dev_t device) const;
     // layers whose K and V are there
     uint32_t layers_on(ggml_backend_dev_t device) const;
@@ -199,7 +205,7 @@ private:
     uint32_t n_available(const cells & cells) const;
 
     class states states_;
-    std::vector<ggml_backend_dev_t> devices_; // of each layer
+    kv_homes homes_;
     std::vector<uint32_t> group_of_layer_;
     std::vector<uint32_t> state_layers_;
     std::vector<uint32_t> owners_; // of each layer's K and V
@@ -208,6 +214,7 @@ private:
     std::vector<checkpoint> checkpoints_;
     int64_t n_used_ = 0;          // of checkpoints so far
     std::deque<kv_group> groups_; // a deque, because other objects keep references to them
+    std::unique_ptr<working_rows> working_;
 };
 
 } // namespace kvg

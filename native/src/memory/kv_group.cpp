@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 
 #include "device.h"
 #include "error.h"
@@ -11,18 +12,28 @@ namespace kvg {
 
 static constexpr uint64_t MAX_ZEROS = 4ull << 20; // bytes written at a time
 
-kv_group::kv_group(const group_spec & spec, const std::vector<ggml_backend_dev_t> & devices, const backends & backends,
-                   uint32_t n_cells, uint32_t n_rows, uint32_t n_seq_max, const cache_types & types, bool reuses)
+// Rows in host memory that a device copies come from memory that it copies from faster, if it has such memory.
+static ggml_backend_buffer_type_t buffer_type(const kv_part & part) {
+    ggml_backend_buffer_type_t pinned = part.reader == part.device ? nullptr : ggml_backend_dev_host_buffer_type(part.reader);
+    return pinned ? pinned : ggml_backend_dev_buffer_type(part.device);
+}
+
+kv_group::kv_group(const group_spec & spec, const kv_homes & homes, const backends & backends, uint32_t n_cells,
+                   uint32_t n_rows, uint32_t n_seq_max, const cache_types & types, bool reuses)
     : spec_(spec), types_(types), n_rows_(n_rows), cells_(n_cells, n_seq_max, spec.window, reuses), k_(spec.layers.size()),
       v_(spec.layers.size()) {
     for (const uint32_t il : spec.layers) {
-        const auto same = [&](const kv_part & part) { return part.device == devices[il]; };
+        const auto same = [&](const kv_part & part) {
+            return part.device == homes.cells[il] && part.reader == homes.readers[il];
+        };
         auto part = std::find_if(parts_.begin(), parts_.end(), same);
         if (part == parts_.end()) {
             parts_.emplace_back();
             part = parts_.end() - 1;
-            part->device = devices[il];
-            part->backend = backends.of(devices[il]);
+            part->device = homes.cells[il];
+            part->reader = homes.readers[il];
+            part->backend = backends.of(part->device);
+            part->type = buffer_type(*part);
         }
         part->layers.push_back(il);
     }
@@ -33,8 +44,7 @@ kv_group::kv_group(const group_spec & spec, const std::vector<ggml_backend_dev_t
 
 void kv_group::create(kv_part & part) {
     part.ctx = new_ggml_context(2 * part.layers.size() * ggml_tensor_overhead());
-    ggml_backend_buffer_type_t type = ggml_backend_dev_buffer_type(part.device);
-    part.buffer.reset(ggml_backend_buft_alloc_buffer(type, 0));
+    part.buffer.reset(ggml_backend_buft_alloc_buffer(part.type, 0));
     if (!part.buffer) {
         fail(KVG_DEVICE, "out of host memory for the cache's tensors");
     }
@@ -48,13 +58,13 @@ void kv_group::create(kv_part & part) {
         ggml_format_name(v(il), "cache_v_%u", il);
         part.tensors.push_back(v(il));
     }
-    part.bytes = ggml_backend_alloc_ctx_tensors_from_buft_size(part.ctx.get(), type);
+    part.bytes = ggml_backend_alloc_ctx_tensors_from_buft_size(part.ctx.get(), part.type);
     for (ggml_tensor * t : part.tensors) {
         t->buffer = part.buffer.get(); // says where it will be, and has no address
     }
     const hadamard_sizes sizes = choose_hadamard(spec_.head_dim_k, spec_.head_dim_v, types_.k, types_.v);
-    part.hadamard_k = types_.hadamard && sizes.k ? std::make_unique<hadamard>(part.device, sizes.k) : nullptr;
-    part.hadamard_v = types_.hadamard && sizes.v ? std::make_unique<hadamard>(part.device, sizes.v) : nullptr;
+    part.hadamard_k = types_.hadamard && sizes.k ? std::make_unique<hadamard>(part.reader, sizes.k) : nullptr;
+    part.hadamard_v = types_.hadamard && sizes.v ? std::make_unique<hadamard>(part.reader, sizes.v) : nullptr;
 }
 
 void kv_group::allocate() {
@@ -62,15 +72,19 @@ void kv_group::allocate() {
         for (ggml_tensor * t : part.tensors) {
             t->buffer = nullptr;
         }
-        part.buffer.reset(ggml_backend_alloc_ctx_tensors_from_buft(part.ctx.get(), ggml_backend_dev_buffer_type(part.device)));
+        part.buffer.reset(ggml_backend_alloc_ctx_tensors_from_buft(part.ctx.get(), part.type));
         if (!part.buffer) {
             fail(KVG_DEVICE, "%s refused %s for a cache of %u cells, with %s free; use a smaller n_ctx",
                  ggml_backend_dev_name(part.device), format_bytes(part.bytes).c_str(), cells_.size(),
                  format_bytes(device_memory(part.device).free).c_str());
         }
         part.bytes = ggml_backend_buffer_get_size(part.buffer.get());
-        if (ggml_backend_buffer_is_host(part.buffer.get())) {
-            advise_huge_pages(ggml_backend_buffer_get_base(part.buffer.get()), ggml_backend_buffer_get_size(part.buffer.get()));
+        ggml_backend_buffer_t last = nullptr; // pinned memory may come in several
+        for (const ggml_tensor * rows : part.tensors) {
+            if (rows->buffer != last && ggml_backend_buffer_is_host(rows->buffer)) {
+                last = rows->buffer;
+                advise_huge_pages(ggml_backend_buffer_get_base(last), ggml_backend_buffer_get_size(last));
+            }
         }
         for (hadamard * matrix : {part.hadamard_k.get(), part.hadamard_v.get()}) {
             if (matrix) {
@@ -81,8 +95,9 @@ void kv_group::allocate() {
 }
 
 uint64_t kv_group::bytes_on(ggml_backend_dev_t device) const {
-    const auto part = std::find_if(parts_.begin(), parts_.end(), [&](const kv_part & p) { return p.device == device; });
-    return part == parts_.end() ? 0 : part->bytes;
+    return std::accumulate(parts_.begin(), parts_.end(), uint64_t{0}, [&](uint64_t bytes, const kv_part & part) {
+        return bytes + (part.device == device ? part.bytes : 0);
+    });
 }
 
 size_t kv_group::place_of(uint32_t layer) const {

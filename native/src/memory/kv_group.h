@@ -21,11 +21,15 @@ struct cache_types {
     bool hadamard; // quantized rows are mixed by a Hadamard matrix
 };
 
-// The part of a group on one device: the layers whose cells are there, in one buffer, and what runs the group's update graphs there.
+// The part of a group on one device, for one reader: the layers whose cells are there, in one buffer, and what runs the group's update
+// graphs there.
 struct kv_part {
     ggml_backend_dev_t device;
+    ggml_backend_dev_t
+        reader; // where attention over these cells runs: there, or on a device that they are copied to (working_rows)
     ggml_backend_t backend;
-    ggml_gallocr_ptr allocator; // for update graphs; made when the first one needs it
+    ggml_gallocr_ptr allocator;      // for update graphs; made when the first one needs it
+    ggml_backend_buffer_type_t type; // of the buffer
     std::vector<uint32_t> layers;
     std::vector<ggml_tensor *> tensors;   // K of those layers, then V
     uint64_t bytes;                       // of the buffer
@@ -35,12 +39,18 @@ struct kv_part {
     ggml_backend_buffer_ptr buffer;
 };
 
+// Of each layer of a model: the device of its cells, and the one whose attention reads them.
+struct kv_homes {
+    std::vector<ggml_backend_dev_t> cells;
+    std::vector<ggml_backend_dev_t> readers;
+};
+
 class kv_group {
 public:
-    // devices: of each layer of the model. n_rows: rows of the tensors, n_cells or more. This allocates the records of the cells, but
+    // homes: of each layer of the model. n_rows: rows of the tensors, n_cells or more. This allocates the records of the cells, but
     // not K and V. The tensors already know their device, so devices can be asked what they support with them. reuses: as in `cells`
-    kv_group(const group_spec & spec, const std::vector<ggml_backend_dev_t> & devices, const backends & backends,
-             uint32_t n_cells, uint32_t n_rows, uint32_t n_seq_max, const cache_types & types, bool reuses);
+    kv_group(const group_spec & spec, const kv_homes & homes, const backends & backends, uint32_t n_cells, uint32_t n_rows,
+             uint32_t n_seq_max, const cache_types & types, bool reuses);
     kv_group(const kv_group &) = delete;
     kv_group & operator=(const kv_group &) = delete;
     // Allocates K and V. Call it once, and clear(true) before K and V are used. error(KVG_DEVICE)

@@ -20,6 +20,12 @@ template <class F> static void each_run(const std::vector<uint32_t> & cells, F v
     }
 }
 
+std::vector<cell_span> runs_of(const std::vector<uint32_t> & cells) {
+    std::vector<cell_span> runs;
+    each_run(cells, [&](uint32_t first, size_t n, size_t) { runs.push_back({first, static_cast<uint32_t>(n)}); });
+    return runs;
+}
+
 // Each transfer takes long where memory is not the host's: beyond so many runs all of the span that they lie in is transferred, unless
 // that is much more than they are.
 static bool is_scattered(const ggml_tensor * rows, const std::vector<uint32_t> & cells) {

@@ -8,6 +8,9 @@
 
 namespace kvg {
 
+// Neighbouring cells, in this order.
+std::vector<cell_span> runs_of(const std::vector<uint32_t> & cells);
+
 // Copies the rows of these cells from one tensor. In host memory the rows lie one after the other, in the order of `cells`.
 void read_rows_of(const ggml_tensor * rows, const std::vector<uint32_t> & cells, uint8_t * out);
 // The reverse. It may also rewrite rows that lie between these cells, with their own bytes. precondition: no other thread uses the tensor

@@ -29,24 +29,33 @@ step_params check_step(const kvg_context_params & params) {
     return out;
 }
 
-// The device of each layer's cells.
-std::vector<ggml_backend_dev_t> homes_of(const placement & placement, bool offload_kqv) {
-    std::vector<ggml_backend_dev_t> homes;
+// Where each layer's cells are, and who reads them.
+kv_homes homes_of(const placement & placement, const kvg_context_params & params) {
+    bounded("kv_tier", params.kv_tier, KVG_KV_TIER_DEVICE, KVG_KV_TIER_HOST);
+    bounded("device_layers", params.device_layers, 1, std::numeric_limits<int32_t>::max());
+    const bool on_host = params.kv_tier == KVG_KV_TIER_HOST;
+    if (on_host && !params.offload_kqv) {
+        fail(KVG_INVALID_ARGUMENT,
+             "kv_tier=\"host\" keeps cells in host memory and lets the device attend, and offload_kqv=False lets "
+             "the CPU attend: use one of the two");
+    }
+    kv_homes homes;
     for (uint32_t il = 0; il < placement.n_layer(); ++il) {
-        homes.push_back(offload_kqv ? placement.layer(il) : cpu_device());
+        homes.readers.push_back(params.offload_kqv ? placement.layer(il) : cpu_device());
+        homes.cells.push_back(on_host ? cpu_device() : homes.readers.back());
     }
     return homes;
 }
 
 // Before anything is allocated.
-void require_kept(const std::vector<ggml_backend_dev_t> & homes, const hparams & h, const cache_types & types) {
+void require_kept(const std::vector<ggml_backend_dev_t> & devices, const hparams & h, const cache_types & types) {
     for (const group_spec & spec : h.groups) {
         for (const uint32_t il : spec.layers) {
-            if (!can_keep_on(homes[il], spec, types)) {
+            if (!can_keep_on(devices[il], spec, types)) {
                 fail(KVG_UNSUPPORTED,
                      "device %s can't write or move rows of %u values of K in %s and V in %s; use offload_kqv=False, another "
                      "device or type_k/type_v=\"f16\"",
-                     ggml_backend_dev_name(homes[il]), spec.k_width(), ggml_type_name(types.k), ggml_type_name(types.v));
+                     ggml_backend_dev_name(devices[il]), spec.k_width(), ggml_type_name(types.k), ggml_type_name(types.v));
             }
         }
     }
@@ -71,15 +80,16 @@ context::context(std::shared_ptr<const model> model, const kvg_context_params & 
     }
     const cache_types types = {cache_type("type_k", params.type_k), cache_type("type_v", params.type_v), params.hadamard != 0};
     const hparams & h = model_->hparams();
-    const std::vector<ggml_backend_dev_t> homes = homes_of(model_->placement(), params.offload_kqv != 0);
-    for (ggml_backend_dev_t device : homes) {
+    const kv_homes homes = homes_of(model_->placement(), params);
+    for (ggml_backend_dev_t device : homes.readers) {
         settings.align = std::max(settings.align, span_align(device));
     }
     for (const group_spec & spec : h.groups) {
         require_blocks_fit("type_k", types.k, spec.head_dim_k);
         require_blocks_fit("type_v", types.v, spec.head_dim_v);
     }
-    require_kept(homes, h, types);
+    require_kept(homes.readers, h, types);
+    require_kept(homes.cells, h, types);
     const int max_threads = std::max(settings.n_threads, settings.n_threads_batch);
     backends_ = std::make_unique<backends>(model_->placement().devices());
     const auto checkpoint_cells = static_cast<uint32_t>(bounded("checkpoint_cells", params.checkpoint_cells, 0, MAX_CELLS));
@@ -89,7 +99,8 @@ context::context(std::shared_ptr<const model> model, const kvg_context_params & 
                              checkpoint_bytes(params, h),
                              checkpoint_cells,
                              params.swa_full != 0,
-                             model_->is_measured()};
+                             model_->is_measured(),
+                             static_cast<uint32_t>(params.device_layers)};
     cache_ = std::make_unique<kv_cache>(h, homes, *backends_, size, types);
     decoder_ = std::make_unique<decoder>(*model_, *cache_, *backends_,
                                          decoder_params{params.flash_attn, settings.n_ubatch, max_threads});

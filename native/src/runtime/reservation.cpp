@@ -21,6 +21,14 @@ reservation::~reservation() {
     }
 }
 
+std::vector<std::vector<uint32_t>> reservation::slots_of(uint32_t begin, uint32_t n) const {
+    std::vector<std::vector<uint32_t>> cells;
+    for (const std::vector<uint32_t> & all : slots_) {
+        cells.emplace_back(all.begin() + begin, all.begin() + begin + n);
+    }
+    return cells;
+}
+
 void reservation::put(uint32_t begin, uint32_t n) {
     for (uint32_t i = begin; i < begin + n; ++i) {
         for (size_t g = 0; g < slots_.size(); ++g) {

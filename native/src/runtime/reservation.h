@@ -22,6 +22,8 @@ public:
     void put(uint32_t begin, uint32_t n);
     // the cell of each token
     const std::vector<uint32_t> & slots(size_t group) const { return slots_[group]; }
+    // the cells of tokens [begin, begin + n), in each group
+    std::vector<std::vector<uint32_t>> slots_of(uint32_t begin, uint32_t n) const;
     void commit() { n_put_ = 0; }
 
 private:

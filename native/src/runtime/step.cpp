@@ -97,6 +97,9 @@ const decode_graph & step::compute(const batch & batch, const micro_batch & ubat
     decode_graph & graph = decoder_.prepare(ubatch.n, ubatch.n_outputs, spans);
     inputs_.set(graph, cache_, batch, ubatch, reserved, spans);
     backends_.set_threads(ubatch.n == 1 ? params_.n_threads : params_.n_threads_batch);
+    if (carrier * carrier = decoder_.carrier()) {
+        carrier->expect(spans, reserved.slots_of(ubatch.begin, ubatch.n));
+    }
     decoder_.compute();
     return graph;
 }

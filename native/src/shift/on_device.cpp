@@ -175,6 +175,9 @@ update_graph rotation_graph(const kv_group & group, const kv_part & part, const 
         n_nodes += piece.in_place ? 1 : ROW_NODES;
     }
     update_graph graph("shift", n_nodes * rotated.size());
+    if (rotated.empty()) {
+        return graph; // not even inputs
+    }
     for (const rotated_piece & piece : pieces) {
         add_piece(graph, piece, group, rotated, layers, list.rotations);
     }

@@ -120,8 +120,9 @@ stored_rows attention_block::store(builder & b, const input & x) const {
         b.root(all);
         return all;
     };
-    const stored_rows all = {write(cells.k(layer), k, spec.k_width()), write(cells.v(layer), v, spec.v_width())};
-    b.wish(part.device);
+    const stored_rows all = {write(turn ? turn->k : cells.k(layer), k, spec.k_width()),
+                             write(turn ? turn->v : cells.v(layer), v, spec.v_width())};
+    b.wish(part.reader);
     return all;
 }
 
@@ -160,7 +161,7 @@ ggml_tensor * attention_block::build(builder & b, ggml_tensor * x) const {
     if (part.hadamard_v) {
         heads = part.hadamard_v->apply(b.ctx(), heads);
     }
-    b.wish(part.device);
+    b.wish(part.reader);
     heads = spec.latent.head_dim > 0 ? out_of_latents(b, heads) : heads;
     return gate
                ? ggml_mul(b.ctx(), heads,

@@ -5,6 +5,7 @@
 #include "graph/block/norm.h"
 #include "graph/builder.h"
 #include "memory/kv_group.h"
+#include "memory/working_rows.h"
 #include "model/weights.h"
 
 namespace kvg {
@@ -30,8 +31,9 @@ struct attention_block {
     cell_span span;          // that is attended
     ggml_tensor * positions; // I32 (n_tokens)
     group_inputs in;
-    bool attends;       // false: only the cells matter, in the last layer that has any, of a batch that asks for no output
-    stored_rows & rows; // of the layer that owns K and V; that layer sets them
+    const row_turn * turn; // at a device's working rows; nullptr: cells are written where they lie
+    bool attends;          // false: only the cells matter, in the last layer that has any, of a batch that asks for no output
+    stored_rows & rows;    // of the layer that owns K and V; that layer sets them
 
     // Writes K and V of the new tokens into their cells, if the layer has its own, then attends over the span. x (n_embd, n_tokens).
     // Returns (n_head * head_dim_v, n_tokens), or nullptr when it doesn't attend.

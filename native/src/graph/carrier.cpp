@@ -1,0 +1,152 @@
+#include "graph/carrier.h"
+
+#include <algorithm>
+#include <exception>
+#include <utility>
+
+#include "device.h"
+#include "fault.h"
+#include "memory/row_io.h"
+
+namespace kvg {
+
+carrier::carrier(const kv_cache & cache) : cache_(cache) {
+    for (ggml_backend_dev_t device : cache.working()->devices()) {
+        copiers_[device] = open_backend(device);
+    }
+}
+
+void carrier::expect(const std::vector<cell_span> & spans, std::vector<std::vector<uint32_t>> written) {
+    spans_ = spans;
+    written_ = std::move(written);
+}
+
+// ggml calls from its own loop, which knows no exceptions.
+template <class F> void carrier::unless_failed(F step) {
+    if (!failed_) {
+        try {
+            step();
+        } catch (const std::exception &) {
+            failed_ = true;
+        }
+    }
+}
+
+bool carrier::begin(const decode_graph & graph) {
+    turns_ = &graph.turns();
+    n_open_ = n_coming_ = n_here_ = 0;
+    failed_ = false;
+    unless_failed([&] {
+        while (n_coming_ < turns_->size() && may_come(n_coming_, 0)) {
+            bring_in(n_coming_);
+            ++n_coming_;
+        }
+        if (!turns_->empty() && !turns_->front().after) {
+            open(0);
+        }
+    });
+    return !failed_;
+}
+
+bool carrier::at_node(ggml_tensor * node, bool ask, void * self) {
+    auto & c = *static_cast<carrier *>(self);
+    const bool is_next = !c.failed_ && c.n_open_ < c.turns_->size() && (*c.turns_)[c.n_open_].after == node;
+    if (!ask) {
+        c.unless_failed([&] { c.open(c.n_open_); });
+    }
+    return ask ? is_next : !c.failed_;
+}
+
+// All before this turn is computed.
+void carrier::open(size_t i) {
+    wait();
+    if (i > 0) {
+        send_out(i - 1);
+    }
+    n_open_ = i + 1;
+    while (n_coming_ < turns_->size() && may_come(n_coming_, i)) {
+        bring_in(n_coming_);
+        ++n_coming_;
+    }
+    if (n_here_ <= i) {
+        wait();
+    }
+}
+
+void carrier::wait() {
+    for (const auto & [device, copier] : copiers_) {
+        ggml_backend_synchronize(copier.get());
+    }
+    n_here_ = n_coming_;
+}
+
+// Whether turn i's place is free when n_done turns are computed.
+bool carrier::may_come(size_t i, size_t n_done) const {
+    const auto same_place = [&](const graph_turn & other) {
+        const row_turn & t = cache_.working()->of(other.layer);
+        return t.device == turn(i).device && t.place == turn(i).place;
+    };
+    const auto at = [&](size_t n) { return turns_->begin() + static_cast<ptrdiff_t>(std::min(n, i)); };
+    return !turn(i).is_owner || std::none_of(at(n_done), at(i), same_place);
+}
+
+void carrier::bring_in(size_t i) {
+    const row_turn & t = turn(i);
+    const auto [layer, attends, after] = (*turns_)[i];
+    if (!t.is_owner || !attends) {
+        return;
+    }
+    fault_point("carry-in");
+    const kv_group & group = cache_.group_of(layer);
+    const cell_span & span = spans_[cache_.group_index_of(layer)];
+    ggml_backend_t by = copiers_.at(t.device).get();
+    copy_in(by, group.k(layer), t.k, span);
+    copy_in(by, group.v(layer), t.v, span);
+}
+
+void carrier::copy_in(ggml_backend_t by, const ggml_tensor * host, ggml_tensor * there, const cell_span & span) {
+    const size_t begin = span.begin * host->nb[1];
+    ggml_backend_tensor_set_async(by, there, static_cast<const uint8_t *>(host->data) + begin, begin, span.n * host->nb[1]);
+}
+
+void carrier::send_out(size_t i) {
+    const row_turn & t = turn(i);
+    const uint32_t layer = (*turns_)[i].layer;
+    if (!t.is_owner) {
+        return;
+    }
+    fault_point("carry-out");
+    const kv_group & group = cache_.group_of(layer);
+    const std::vector<uint32_t> & cells = written_[cache_.group_index_of(layer)];
+    ggml_backend_t by = copiers_.at(t.device).get();
+    copy_out(by, t.k, group.k(layer), cells);
+    copy_out(by, t.v, group.v(layer), cells);
+}
+
+// Only these rows: others may be written from outside meanwhile.
+void carrier::copy_out(ggml_backend_t by, const ggml_tensor * there, ggml_tensor * host, const std::vector<uint32_t> & cells) {
+    constexpr size_t MAX_TRANSFERS = 16; // beyond so many it is faster to read what lies between them, too
+    const std::vector<cell_span> runs = runs_of(cells);
+    if (runs.size() > MAX_TRANSFERS) {
+        std::vector<uint8_t> rows(cells.size() * host->nb[1]);
+        read_rows_of(there, cells, rows.data());
+        write_only_rows_of(host, cells, rows.data());
+        return;
+    }
+    for (const cell_span & run : runs) {
+        const size_t begin = run.begin * host->nb[1];
+        ggml_backend_tensor_get_async(by, there, static_cast<uint8_t *>(host->data) + begin, begin, run.n * host->nb[1]);
+    }
+}
+
+bool carrier::finish() {
+    unless_failed([&] {
+        if (!turns_->empty()) {
+            send_out(turns_->size() - 1);
+        }
+        wait();
+    });
+    return !failed_;
+}
+
+} // namespace kvg

@@ -1,0 +1,52 @@
+// Carries rows of K and V between host memory and the working rows of devices while a graph runs, so that each layer finds its attended
+// span when its turn comes, and what it wrote is in host memory when the graph has run.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <vector>
+
+#include <ggml-cpp.h>
+
+#include "graph/frame.h"
+#include "memory/kv_cache.h"
+
+namespace kvg {
+
+class carrier {
+public:
+    // cache: with working rows; it must outlive this object. error(KVG_DEVICE) when a device can't be opened for copies
+    explicit carrier(const kv_cache & cache);
+
+    // What the next graph attends to, and the cells of its tokens, in each group.
+    void expect(const std::vector<cell_span> & spans, std::vector<std::vector<uint32_t>> written);
+    // Before a graph is computed, and after. False when a device failed: then rows of the graph's tokens are not in host memory.
+    bool begin(const decode_graph & graph);
+    bool finish();
+    // For ggml_backend_sched_set_eval_callback; `self` is a carrier.
+    static bool at_node(ggml_tensor * node, bool ask, void * self);
+
+private:
+    const row_turn & turn(size_t i) const { return cache_.working()->of((*turns_)[i].layer); }
+    template <class F> void unless_failed(F step);
+    void open(size_t i);
+    void wait();
+    bool may_come(size_t i, size_t n_done) const;
+    void bring_in(size_t i);
+    void send_out(size_t i);
+    void copy_in(ggml_backend_t by, const ggml_tensor * host, ggml_tensor * there, const cell_span & span);
+    void copy_out(ggml_backend_t by, const ggml_tensor * there, ggml_tensor * host, const std::vector<uint32_t> & cells);
+
+    const kv_cache & cache_;
+    std::map<ggml_backend_dev_t, ggml_backend_ptr>
+        copiers_;                  // a second one of each device, so that copies don't wait for graphs
+    std::vector<cell_span> spans_; // of each group
+    std::vector<std::vector<uint32_t>> written_;
+    const std::vector<graph_turn> * turns_ = nullptr; // of the graph that runs
+    size_t n_open_ = 0;                               // turns that have begun
+    size_t n_coming_ = 0;                             // whose rows have come, or are on their way
+    size_t n_here_ = 0;                               // whose rows have come
+    bool failed_ = false;
+};
+
+} // namespace kvg
