@@ -16,8 +16,10 @@ from pykvgraph.cli.where import Where
 if TYPE_CHECKING:
     from pykvgraph.engine import Engine
     from pykvgraph.server.settings import Settings
+    from pykvgraph.tiers.tiers import Tiers
 
 _SLOTS = 4
+_CACHE_RAM = 1024  # MiB, for --cache-disk
 _BODY_SECONDS = 60.0
 # what requests may say, too, and mean the same
 _DEFAULTS = ("temp", "top_k", "top_p", "min_p", "seed")
@@ -47,7 +49,7 @@ def serve(model: str, where: Where, host: str, port: int, **given: Any) -> None:
     except ModuleNotFoundError as error:
         raise ImportError(f"{error.name} is missing: pip install 'pykvgraph[server]'") from error
     settings = _settings(model, host, given)
-    context = _context(where, given)
+    context = {**_context(where, given), "tiers": _tiers(given)}
     _warn_of_strangers(settings)
     logging.basicConfig(format="%(message)s")
     logging.getLogger("pykvgraph.server").setLevel(logging.INFO)
@@ -83,6 +85,18 @@ def _context(where: Where, given: dict[str, Any]) -> dict[str, Any]:
         **{name: given[name] for name in names},
         "n_threads_batch": given["n_threads_batch"] or given["n_threads"],
     }
+
+
+def _tiers(given: dict[str, Any]) -> Tiers | None:
+    """Where prompts go whose cells others need. A usage error for a folder or a disk without memory."""
+    from pykvgraph.tiers.tiers import NO_LIMIT, Tiers
+
+    ram, disk, folder = given["cache_ram"], given["cache_disk"], given["cache_dir"]
+    if ram is None:
+        ram = _CACHE_RAM if disk else 0
+    if (disk and not ram) or (folder and not disk):
+        raise click.UsageError("--cache-dir needs --cache-disk, and that needs --cache-ram")
+    return Tiers(NO_LIMIT if ram < 0 else ram << 20, disk << 20, folder) if ram else None
 
 
 def _settings(model: str, host: str, given: dict[str, Any]) -> Settings:

@@ -57,6 +57,7 @@ LLAMA_VARIABLES = {
     "context_shift": "LLAMA_ARG_CONTEXT_SHIFT",
     "cache_prompt": "LLAMA_ARG_CACHE_PROMPT",
     "cache_reuse": "LLAMA_ARG_CACHE_REUSE",
+    "cache_ram": "LLAMA_ARG_CACHE_RAM",
     "jinja": "LLAMA_ARG_JINJA",
     "chat_template": "LLAMA_ARG_CHAT_TEMPLATE",
     "chat_template_file": "LLAMA_ARG_CHAT_TEMPLATE_FILE",
@@ -252,6 +253,20 @@ _OF_ANSWERS: list[Adder] = [
         metavar="N",
         default=0,
         help="Move parts of N tokens and more that an older prompt has further behind; 0: none.",
+    ),
+    _count(
+        ("-cram", "--cache-ram", "cache_ram"),
+        "MiB of memory for prompts whose cells others need; 0: none, -1: no limit.",
+        -1,
+        None,
+        show_default="0, with --cache-disk 1024",
+    ),
+    _count(("--cache-disk",), "MiB of files for them, which outlive the server; 0: none.", 0, 0),
+    option(
+        "--cache-dir",
+        type=click.Path(file_okay=False),
+        metavar="FOLDER",
+        help="Where these files are; several servers may share it.",
     ),
     option(
         "--context-shift/--no-context-shift",

@@ -12,20 +12,21 @@ from pykvgraph.tiers.record import Name
 
 
 class Plan(NamedTuple):
-    """found: what the cells have, up to the first part. names: the parts behind it. known: tokens of the text
-    that are in the cells or in parts, though the model may not go on from all of them. cost: of loading.
-    seconds: that decoding takes in its place.
+    """found: what the cells have, up to the first part. names: the parts behind it. n: how many of its tokens
+    the text has then. known: how many of them are in cells or parts, though the model may not go on from all.
+    cost: of loading. seconds: that decoding takes in its place.
     """
 
     found: Found
     names: Sequence[Name]
+    n: int
     known: int
     cost: Cost
     seconds: float
 
     @property
-    def n(self) -> int:
-        """How many tokens the text has when all of it has come."""
+    def end(self) -> int:
+        """Where the last part ends."""
         return self.names[-1].span.stop
 
 

@@ -22,7 +22,7 @@ from pykvgraph.prefix.node import Node
 from pykvgraph.step_times import times_of
 from pykvgraph.tiers.loader import Job, Loader, places_for
 from pykvgraph.tiers.miss import REASONS, Reason
-from pykvgraph.tiers.rate import LoadRate
+from pykvgraph.tiers.rate import Cost, LoadRate
 from pykvgraph.tiers.record import Name
 from pykvgraph.tiers.rows import Saver
 from pykvgraph.tiers.store import Store
@@ -75,25 +75,32 @@ class Fetches:
         names = self._blocks(ids, salt, path[-1], limit)
         known = max(found.match.n, names[-1].span.stop if names else 0)
         keys = [node.key(self._saver.root_key(salt)) for node in path] + [name.key for name in names]
-        end = self._best_end(ids, keys, limit)
+        end, n_of_end = self._best_end(ids, keys, limit)
         if end is not None:
             n_in_cells = min(len(path) - 1, end.begin // block.N_TOKENS)
             path, names = path[: n_in_cells + 1], names[: (end.begin // block.N_TOKENS) - n_in_cells]
             names.append(end)
         elif self._saver.has_points:
             names = []
-        if not names or names[-1].span.stop - found.n < block.N_TOKENS:
+        n = min(names[-1].begin + n_of_end if end else names[-1].span.stop, limit) if names else 0
+        if n - found.n < block.N_TOKENS:
             self.store.look_again()
             return None
-        return self._if_it_pays(
-            Found(Match(path, None, 0, path[-1].end), path[-1].end, None), found, names, known
-        )
+        start = Found(Match(path, None, 0, path[-1].end), path[-1].end, None)
+        plan = Plan(start, names, n, min(known, limit), self._cost(names), self._seconds(found.n, n))
+        if self._rate.seconds(plan.cost) >= plan.seconds:
+            self._rate.refuse(plan.cost)
+            return None
+        return plan
+
+    def _cost(self, names: Sequence[Name]) -> Cost:
+        return self._rate.cost(self.store.size_of(name.key) for name in names)
 
     def _blocks(self, ids: array[int], salt: bytes, last: Node, limit: int) -> list[Name]:
         """Those that are there behind the last one in the cells, without a gap."""
         parent, begin = last.key(self._saver.root_key(salt)), last.end
         names: list[Name] = []
-        while begin + block.N_TOKENS <= limit:
+        while begin + block.N_TOKENS <= limit + 1:
             name = Name(block.TOKENS, parent, ids[begin : begin + block.N_TOKENS].tobytes(), begin)
             key = name.key
             if not self.store.has(key):
@@ -102,33 +109,30 @@ class Fetches:
             parent, begin = key, begin + block.N_TOKENS
         return names
 
-    def _best_end(self, ids: array[int], keys: Sequence[bytes], limit: int) -> Name | None:
-        """The longest end of a text that this one begins with. keys: of its blocks, the root's first."""
+    def _best_end(self, ids: array[int], keys: Sequence[bytes], limit: int) -> tuple[Name | None, int]:
+        """The end of a text of which this one says the most, and how much; None, 0: there is none.
+
+        keys: of its blocks, the root's first. Where points are needed, it says all of it, in whichever block.
+        """
         for depth in range(len(keys) - 1, -1, -1):
             begin = depth * block.N_TOKENS
             behind = ids[begin : min(begin + block.N_TOKENS, limit)].tobytes()
-            fits = [tokens for tokens in self.store.ends(keys[depth]) if behind.startswith(tokens)]
-            if fits:
-                return Name(block.END, keys[depth], max(fits, key=len), begin)
+            found = [(block.common(tokens, behind), tokens) for tokens in self.store.ends(keys[depth])]
+            if self._saver.has_points:
+                found = [(n, tokens) for n, tokens in found if n * block.TOKEN_BYTES == len(tokens)]
+            n, tokens = max(found, default=(0, b""))
+            if n:
+                return Name(block.END, keys[depth], tokens, begin), n
             if not self._saver.has_points:
-                return None
-        return None
-
-    def _if_it_pays(self, start: Found, found: Found, names: Sequence[Name], known: int) -> Plan | None:
-        """found: what the text has without loading."""
-        decoding = self._seconds(found.n, names[-1].span.stop)
-        cost = self._rate.cost(self.store.size_of(name.key) for name in names)
-        if self._rate.seconds(cost) >= decoding:
-            self._rate.refuse(cost)
-            return None
-        return Plan(start, names, known, cost, decoding)
+                break
+        return None, 0
 
     # ---- how it comes
 
     def start(self, branch: Branch, plan: Plan, texts: Texts) -> bool:
         """Reserves cells, and sends for the rows; False: there is no room. The text has plan.found."""
         places = places_for(plan.names, self._geometry, self._ctx.swa_full)
-        incoming = self._reserved(places, texts) if texts.index.make_room(plan.n - plan.found.n) else None
+        incoming = self._reserved(places, texts) if texts.index.make_room(plan.end - plan.found.n) else None
         if incoming is None:
             return self._miss("no-room")
         job = Job(plan.names, incoming)
@@ -173,6 +177,8 @@ class Fetches:
         assert branch.last is not None
         try:
             job.incoming.show_text(branch.seq, job.state)
+            if plan.n < plan.end:
+                self._ctx.kv.seq_rm(branch.seq, plan.n, -1)
             branch.last = texts.index.extend(branch.last, branch.ids, plan.n, branch.seq, to_end=True)
             if texts.needs_points:
                 texts.index.add_point(branch.last, branch.ids, plan.n, branch.seq)

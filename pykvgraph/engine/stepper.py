@@ -259,7 +259,8 @@ class Stepper:
         self._scheduler.enter(branch)
         found = self._attached(branch, plan.found if plan else found, moves=plan is None)
         if not self._admission.fits(running, branch, found.n):
-            self._texts.leave(branch)
+            self._texts.let_go(branch)
+            self._scheduler.leave(branch)
             self._scheduler.wait(branch)
             return False
         if self._fetches and plan:

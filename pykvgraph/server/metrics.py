@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry, Metric, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from pykvgraph.server.sample import Sample
+from pykvgraph.types import TierStats
 
 if TYPE_CHECKING:
     from pykvgraph.server.service import Service
@@ -83,6 +84,8 @@ class Metrics:
         yield _gauge("waiting", "Texts that wait to enter the engine", stats.n_waiting)
         yield _gauge("prefix_blocks", "Blocks of the index of prefixes", stats.n_blocks)
         yield _gauge("resume_points", "Resume points of the index of prefixes", stats.n_resume_points)
+        if stats.tiers is not None:
+            yield from _of_tiers(stats.tiers)
         used = _family("cells_used", "Cells that are in use, by group")
         total = _family("cells_total", "Cells, by group")
         for i, group in enumerate(engine.context.kv.groups):
@@ -90,6 +93,22 @@ class Metrics:
             total.add_metric([str(i), group.kind], group.n_cells)
         yield used
         yield total
+
+
+def _of_tiers(tiers: TierStats) -> Iterator[Metric]:
+    yield _counter("tier_loaded_tokens", "Prompt tokens that came back from tiers", tiers.loaded_tokens)
+    yield _counter("tier_saved", "Parts of texts that went to memory", tiers.saved)
+    yield _counter("tier_written", "Parts of texts that went to the disk", tiers.written)
+    yield _counter("tier_dropped", "Parts of texts that were not kept", tiers.dropped)
+    yield _counter("tier_unwritten", "Parts of texts that the disk refused", tiers.unwritten)
+    held = GaugeMetricFamily(_PREFIX + "tier_bytes", "Bytes in tiers", labels=["tier"])
+    held.add_metric(["ram"], tiers.ram_bytes)
+    held.add_metric(["disk"], tiers.disk_bytes)
+    yield held
+    misses = CounterMetricFamily(_PREFIX + "tier_misses", "Loads that failed", labels=["reason"])
+    for reason, n in tiers.misses.items():
+        misses.add_metric([reason], n)
+    yield misses
 
 
 def _counter(name: str, text: str, value: float) -> Metric:

@@ -11,7 +11,7 @@ from pykvgraph.checks import shown
 from pykvgraph.errors import InvalidArgumentError
 
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
-_MOST = 1 << 60
+NO_LIMIT = 1 << 60
 
 
 @dataclass(frozen=True)
@@ -54,6 +54,6 @@ def _bytes_of(size: object, name: str) -> int:
     unit = text[-1:] if text[-1:] in _UNITS else ""
     digits = text.removesuffix(unit)
     n_bytes = int(digits) * _UNITS[unit] if digits.isascii() and digits.isdigit() and len(digits) < 20 else -1
-    if not 0 <= n_bytes <= _MOST:
+    if not 0 <= n_bytes <= NO_LIMIT:
         raise InvalidArgumentError(f'{name} must be bytes, or text as "512M" or "4G", got {shown(size)}')
     return n_bytes

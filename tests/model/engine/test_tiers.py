@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import random
+import shutil
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,13 +19,15 @@ from support.soak import F32, are_likeliest
 
 import pykvgraph as kvg
 from pykvgraph.engine import fetches
+from pykvgraph.tiers.disk import Disk
+from pykvgraph.tiers.record import Record
 
 SPECS = [
     ArchSpec("llama", 2, 32, 2, 1, 16, 32),
     ArchSpec("gemma3", 3, 32, 2, 1, 16, 32, window=8),
     DELTA_NET,
 ]
-TALK = kvg.SamplingParams(max_tokens=12)
+TALK = kvg.SamplingParams(max_tokens=12, temperature=0)
 
 
 @pytest.fixture(scope="module", params=SPECS, ids=str)
@@ -78,3 +84,127 @@ def test_a_text_comes_back_in_another_engine(model: kvg.Model, tmp_path: Path) -
         assert again.n_cached == len(prompt) + 11, engine.stats().tiers
         assert engine.submit(text, TALK, salt="other").result().n_cached == 0
     assert are_likeliest(model, text, again.tokens)
+
+
+@pytest.mark.parametrize(("n", "n_fit"), [(10, 2), pytest.param(200, 20, marks=pytest.mark.slow)])
+def test_conversations_come_back(model: kvg.Model, n: int, n_fit: int) -> None:
+    """Five turns of each, one after the other, with cells for some: what was said is not decoded again."""
+    new, rng = 24, random.Random(6)
+    texts: list[list[int]] = [[] for _ in range(n)]
+    old = cached = 0
+    with engine_of(model, kvg.Tiers("256M"), n_ctx=n_fit * 5 * (new + 12)) as engine:
+        for _ in range(5):
+            for text in texts:
+                n_old = max(len(text) - 1, 0)  # the last token was said, and not decoded
+                text += [rng.randrange(model.n_vocab) for _ in range(new)]
+                said = engine.submit(text, TALK).result()
+                old, cached = old + n_old, cached + min(said.n_cached, n_old)
+                text += said.tokens
+        stats = engine.stats().tiers
+        assert stats is not None
+        assert stats.dropped == sum(stats.misses.values()) == 0
+    assert cached >= 0.9 * old
+    assert stats.loaded_tokens > 0.5 * old
+
+
+def test_a_disk_that_fails_costs_no_answer(
+    model: kvg.Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompt = ids_of(model, 150, 7)
+    real = os.read
+
+    def fails(file: int, n: int) -> bytes:
+        if "tiers" in os.readlink(f"/proc/self/fd/{file}"):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return real(file, n)
+
+    tiers = kvg.Tiers("64M", "64M", tmp_path / "tiers")
+    with engine_of(model, tiers) as engine:
+        first = engine.submit(prompt, TALK).result()
+    with engine_of(model, tiers) as engine:
+        monkeypatch.setattr(os, "read", fails)
+        again = engine.submit(prompt, TALK).result()
+        stats = engine.stats().tiers
+        assert stats is not None
+        assert (again.n_cached, stats.misses["unreadable"]) == (0, 1)
+        shutil.rmtree(tmp_path / "tiers")
+        push_out(engine, 7)
+    assert again.tokens == first.tokens
+
+
+def test_a_disk_that_hangs_is_not_waited_for(
+    model: kvg.Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its request is decoded, and those behind it don't wait at all."""
+    monkeypatch.setattr(fetches, "decode_seconds", lambda ctx: lambda first, end: 0.1)
+    monkeypatch.setattr(fetches, "_LEAST_PATIENCE", 0.05)
+    prompts, tiers = [ids_of(model, 100, seed) for seed in (8, 9)], kvg.Tiers("64M", "64M", tmp_path)
+    with engine_of(model, tiers) as engine:
+        first = [engine.submit(prompt, TALK).result() for prompt in prompts]
+    hangs, real = threading.Event(), Disk.read
+
+    def read(disk: Disk, key: bytes) -> Record:
+        hangs.wait(10)
+        return real(disk, key)
+
+    with engine_of(model, tiers) as engine, monkeypatch.context() as patch:
+        patch.setattr(Disk, "read", read)
+        again = [engine.submit(prompt, TALK).result() for prompt in prompts]
+        stats = engine.stats().tiers
+        assert stats is not None
+        assert stats.misses["late"] == sum(stats.misses.values()) == 1
+        hangs.set()
+    assert [each.n_cached for each in again] == [0, 0]
+    assert [each.tokens for each in again] == [each.tokens for each in first]
+
+
+def test_cells_and_index_are_in_order(model: kvg.Model) -> None:
+    """Many texts at once, cancelled at random, in cells for two of them."""
+    rng, salts = random.Random(10), (b"", b"a")
+    begins = [ids_of(model, 130, seed) for seed in range(20, 24)]
+    with engine_of(model, kvg.Tiers("8M"), overcommit=True, background=False) as engine:
+        requests = []
+        for each in range(60):
+            prompt = rng.choice(begins)[: rng.randrange(40, 130)] + ids_of(model, rng.randrange(1, 40), each)
+            requests.append((prompt, engine.submit(prompt, TALK, salt=rng.choice(salts))))
+            for _ in range(rng.randrange(12)):
+                engine.step()
+            if rng.random() < 0.2:
+                requests.pop()[1].cancel()
+        while engine.step():
+            pass
+        stats = engine.stats()
+        assert stats.tiers is not None
+        assert stats.tiers.loaded_tokens > 500, stats
+        for prompt, request in requests:
+            assert are_likeliest(model, prompt, request.result().tokens)
+        index = engine._loop.stepper._texts.index
+        index.clear()
+        while index.drop_point():
+            pass
+        assert [group.n_used for group in engine.context.kv.groups if group.kind != "state"] == [
+            0 for group in engine.context.kv.groups if group.kind != "state"
+        ]
+
+
+def test_without_a_gain_nothing_is_loaded(model: kvg.Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetches, "decode_seconds", lambda ctx: lambda first, end: 1e-6 * (end - first))
+    prompt = ids_of(model, 150, 11)
+    with engine_of(model, kvg.Tiers("64M")) as engine:
+        first = engine.submit(prompt, TALK).result()
+        push_out(engine, 11)
+        again = engine.submit(prompt, TALK).result()
+        stats = engine.stats().tiers
+        assert stats is not None
+        assert stats.saved > 4
+        assert (again.n_cached, stats.loaded_tokens, again.tokens) == (0, 0, first.tokens)
+
+
+def test_tiers_that_cannot_be(model: kvg.Model, tmp_path: Path) -> None:
+    with pytest.raises(kvg.InvalidArgumentError, match="prefix_cache"):
+        engine_of(model, kvg.Tiers("1M"), prefix_cache=False)
+    with pytest.raises(kvg.InvalidArgumentError, match=r"must be pykvgraph\.Tiers"):
+        engine_of(model, 4)  # type: ignore[arg-type]
+    (tmp_path / "file").touch()
+    with pytest.raises(FileExistsError):
+        engine_of(model, kvg.Tiers("1M", "1M", tmp_path / "file"))
