@@ -40,14 +40,19 @@ class Soak:
     """
 
     def __init__(
-        self, model: kvg.Model, seed: int, overcommit: bool, draft: Literal["ngram"] | kvg.Model | None = None
+        self,
+        model: kvg.Model,
+        seed: int,
+        overcommit: bool,
+        draft: Literal["ngram"] | kvg.Model | None = None,
+        n_ctx: int | Literal["auto"] = N_CTX,
     ) -> None:
         self.rng = random.Random(seed)
         self.model = model
         self.n_tokens = 3 if draft else model.n_vocab
         self.engine = kvg.Engine(
             model,
-            n_ctx=N_CTX,
+            n_ctx=n_ctx,
             n_seq_max=N_SEQ_MAX,
             n_batch=48,
             overcommit=overcommit,

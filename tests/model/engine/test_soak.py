@@ -5,6 +5,7 @@ Faults need a library that was built with KVGRAPH_TEST_HOOKS, as for `make test`
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import threading
 from collections.abc import Callable, Iterator
@@ -15,11 +16,12 @@ import pytest
 from support import where
 from support.architectures import ArchSpec
 from support.recurrent import DELTA_NET
-from support.soak import Soak, has_faults
+from support.soak import N_CTX, Soak, has_faults
 
 import pykvgraph as kvg
-from pykvgraph.engine import gate
+from pykvgraph.engine import gate, sizes
 from pykvgraph.engine.branch import Branch
+from pykvgraph.plan import fitting
 from pykvgraph.prefix.node import Node, Point
 
 SPECS = [
@@ -84,5 +86,28 @@ def test_nobody_lacks_a_cell_with_drafts_that_hold(
     soak.run(n_steps, faults=False)
     stats = soak.engine.stats()
     assert has_states or stats.accepted > n_steps // 4
+    assert stats.n_preempted == soak.n_failed == 0
+    soak.close()
+
+
+@pytest.mark.skipif(where.device != "cpu", reason="it is about the memory of the host")
+@pytest.mark.parametrize("n_steps", [60, pytest.param(1000, marks=pytest.mark.slow)])
+def test_nobody_lacks_a_cell_of_as_many_as_fit(
+    model: kvg.Model, monkeypatch: pytest.MonkeyPatch, n_steps: int
+) -> None:
+    """n_ctx="auto", where the memory has room for few cells, with drafts of any length."""
+    for n_free in range(1_000_000, 20_000_000, 250_000):
+        for module in (fitting, sizes):
+            monkeypatch.setattr(module, "host_free_bytes", lambda *_, n_free=n_free, **__: n_free)
+        with contextlib.suppress(kvg.DeviceError):
+            soak = Soak(model, n_steps, False, "ngram", "auto")
+            if soak.engine.context.n_ctx >= N_CTX:
+                break
+            soak.close()
+    assert N_CTX <= soak.engine.context.n_ctx < 4 * model.n_ctx_train
+    soak.vary_drafts()
+    soak.run(n_steps, faults=False)
+    stats = soak.engine.stats()
+    assert stats.drafted > 0
     assert stats.n_preempted == soak.n_failed == 0
     soak.close()
