@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any, Literal, NamedTuple
@@ -25,6 +26,7 @@ from pykvgraph.params import ContextParams, params_of
 from pykvgraph.pending import PendingTokens
 from pykvgraph.plan.fitting import fit_n_ctx, warning_of
 from pykvgraph.state.transfer import read_info
+from pykvgraph.trace import take_spans, write_trace
 from pykvgraph.types import DevicePart, Scores
 
 _NO_LOGITS = np.empty(0, np.float32)
@@ -220,6 +222,17 @@ class Context(Closable):
         What a decode takes beyond that is overhead: checks, finding cells, building graphs, copying rows.
         """
         return float(self._handle.call(lib().kvg_context_graph_seconds))
+
+    def trace(self, path: str | os.PathLike[str]) -> None:
+        """Writes what was copied and computed when, layer by layer, since the last call: with kv_tier="host".
+
+        The file is in Chrome's trace format, for chrome://tracing and ui.perfetto.dev: a track of copies to
+        devices, one of computing, one of copies back. A copy ends when it is known to be over. The last
+        65,536 spans are kept.
+
+        Raises UnsupportedError where nothing is copied, and OSError when the file can't be written.
+        """
+        write_trace(self._handle.call(take_spans), path)
 
     def reset(self) -> None:
         """Empties the cache, as kv.clear() does; logits() and its like raise until the next decode."""

@@ -85,6 +85,8 @@ def _key(ctx: Context) -> str:
     """What the times depend on: the file, the devices, the settings, the libraries."""
     there = {each.name: each.description for each in devices()}
     settings = [ctx.type_k, ctx.type_v, ctx.flash_attn, ctx.offload_kqv, ctx.n_threads, ctx.n_threads_batch]
+    if ctx.kv_tier != "device":
+        settings += [ctx.kv_tier, ctx.device_layers]
     info = library_info()
     described = [
         ctx.model._fingerprint().hex(),

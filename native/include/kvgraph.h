@@ -328,6 +328,25 @@ KVG_API kvg_status kvg_append(kvg_context * context, int64_t seq, int64_t token,
    way. */
 KVG_API kvg_status kvg_undo_decode(kvg_context * context);
 
+/* What a context with KVG_KV_TIER_HOST did when. */
+typedef enum kvg_span_kind {
+    KVG_SPAN_COPY_IN = 0, /* the attended span of a layer's K and V, to its device */
+    KVG_SPAN_COMPUTE = 1, /* a layer's graph, and what lies between it and the next layer that attends */
+    KVG_SPAN_COPY_OUT = 2 /* the rows that the layer wrote, to host memory */
+} kvg_span_kind;
+
+typedef struct kvg_span {
+    double begin; /* seconds of a clock that never goes back */
+    double end;   /* when it was known to be over */
+    uint64_t n_bytes;
+    int32_t layer;
+    int32_t kind; /* kvg_span_kind */
+} kvg_span;
+
+/* Moves the oldest spans to `out`, n at most, and sets n_taken. The last 65,536 are kept. KVG_UNSUPPORTED where nothing is copied: with
+   KVG_KV_TIER_DEVICE, and when no layer is on a device. */
+KVG_API kvg_status kvg_take_spans(kvg_context * context, kvg_span * out, int64_t n, int64_t * n_taken);
+
 /* ---- the cache ---- */
 
 typedef enum kvg_defrag_policy {

@@ -49,6 +49,12 @@ class KvgKvTier(IntEnum):
     KVG_KV_TIER_HOST = 1
 
 
+class KvgSpanKind(IntEnum):
+    KVG_SPAN_COPY_IN = 0
+    KVG_SPAN_COMPUTE = 1
+    KVG_SPAN_COPY_OUT = 2
+
+
 class KvgState(IntEnum):
     KVG_STATE_NONE = 0
     KVG_STATE_SHORT_CONV = 1
@@ -348,6 +354,16 @@ class KvgOutput(Structure):
     )
 
 
+class KvgSpan(Structure):
+    _fields_ = (
+        ("begin", c_double),
+        ("end", c_double),
+        ("n_bytes", c_uint64),
+        ("layer", c_int32),
+        ("kind", c_int32),
+    )
+
+
 class KvgUpdateStats(Structure):
     _fields_ = (
         ("struct_size", c_size_t),
@@ -385,6 +401,7 @@ STRUCTS: dict[str, type[Structure]] = {
     "kvg_model_params": KvgModelParams,
     "kvg_score": KvgScore,
     "kvg_output": KvgOutput,
+    "kvg_span": KvgSpan,
     "kvg_update_stats": KvgUpdateStats,
 }
 
@@ -412,6 +429,7 @@ STATUS_FUNCTIONS = (
     "kvg_decode",
     "kvg_append",
     "kvg_undo_decode",
+    "kvg_take_spans",
     "kvg_kv_get_info",
     "kvg_kv_get_group",
     "kvg_kv_group_layers",
@@ -554,6 +572,8 @@ def declare(lib: CDLL) -> None:
     lib.kvg_append.restype = c_int32
     lib.kvg_undo_decode.argtypes = [c_void_p]
     lib.kvg_undo_decode.restype = c_int32
+    lib.kvg_take_spans.argtypes = [c_void_p, POINTER(KvgSpan), c_int64, POINTER(c_int64)]
+    lib.kvg_take_spans.restype = c_int32
     lib.kvg_kv_get_info.argtypes = [c_void_p, POINTER(KvgKvInfo)]
     lib.kvg_kv_get_info.restype = c_int32
     lib.kvg_kv_get_group.argtypes = [c_void_p, c_int64, POINTER(KvgGroupInfo)]

@@ -122,7 +122,7 @@ def batch(
         "n_seq_max": n_parallel,
         "n_threads": n_threads,
         "n_threads_batch": n_threads,
-        "offload_kqv": where.offload_kqv,
+        **where.context(),
     }
     if as_json and answers == "-":
         raise click.UsageError("--json and -o - both print to stdout: leave one out")

@@ -43,7 +43,8 @@ COUNT = click.IntRange(min=1)
 N_EXTRA_TOKENS = 32
 MIN_CACHE_DEPTH = 64
 N_BATCH = 2048  # as in llama-bench
-TURNS, PREFIX = "turns", "prefix"
+TURNS, PREFIX, TIERS = "turns", "prefix", "tiers"
+PLAIN = {"offload_kqv": ContextParams.offload_kqv, "kv_tier": ContextParams.kv_tier}
 
 
 class _Numbers(click.ParamType):  # type: ignore[type-arg]
@@ -215,12 +216,12 @@ def bench(
     if other and other != "libllama":
         raise InvalidArgumentError(f"--vs {other!r}: without --server it can be libllama only")
     if other:
-        if "," in where.device or where.n_gpu_layers >= 0 or where.rpc or not where.offload_kqv:
+        if "," in where.device or where.n_gpu_layers >= 0 or where.rpc or where.context() != PLAIN:
             raise InvalidArgumentError(
                 "--vs compares on one device that has everything: give one -dev and leave out the rest"
             )
         where = dataclasses.replace(where, device="cpu") if where.device == "auto" else where
-    sizes["offload_kqv"] = where.offload_kqv
+    sizes |= where.context()
     tests = chosen_tests(n_prompt, n_gen, n_depth, extra)
     long = [depth for depth in n_depth if depth >= MIN_CACHE_DEPTH]
     depths, shared = (long if name in extra else [] for name in (TURNS, PREFIX))

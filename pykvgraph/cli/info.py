@@ -79,11 +79,7 @@ def info(model: str | None, where: Where, as_json: bool, **sizes: Any) -> None:
         for device in devices
         if device.type != "accel"
     }
-    memory = (
-        pykvgraph.plan_memory(model, **where.model(), offload_kqv=where.offload_kqv, **sizes)
-        if model
-        else None
-    )
+    memory = pykvgraph.plan_memory(model, **where.model(), **where.context(), **sizes) if model else None
     if as_json:
         print_json(summary(library, devices, asked, memory))
         return

@@ -137,7 +137,7 @@ def passkey(where: Where, **arguments: Any) -> None:
             "hadamard": not arguments["no_hadamard"],
             "n_threads": arguments["n_threads"],
             "n_threads_batch": arguments["n_threads"],
-            "offload_kqv": where.offload_kqv,
+            **where.context(),
             "swa_full": arguments["swa_full"],
         }
         n_ctx = arguments["n_ctx"] or default_n_ctx(model, task.n_grp, task.n_keep)

@@ -106,7 +106,7 @@ def plan(
     with GgufFile(model) as file:
         info = file.model_info()
     most = n_ctx or info.n_ctx_train * sizes["n_seq_max"]
-    arguments = {**where.model(), "offload_kqv": where.offload_kqv, **sizes}
+    arguments = {**where.model(), **where.context(), **sizes}
     fit = fit_n_ctx(model, most, margin=margin, **arguments)
     chosen = (sizes["type_k"], sizes["type_v"])
     by_type = {name: fit.n_ctx for name in TYPES if chosen == (name, name)}
@@ -140,7 +140,7 @@ def _times(
     import pykvgraph as kvg
     from pykvgraph.step_times import learn_times, times_of
 
-    context = {**sizes, "n_ctx": min(fit.n_ctx, _TIMED_CELLS), "offload_kqv": where.offload_kqv}
+    context = {**sizes, "n_ctx": min(fit.n_ctx, _TIMED_CELLS), **where.context()}
     with kvg.Model(model, **where.model()) as loaded, kvg.Context(loaded, **context) as ctx:
         return learn_times(ctx)[:2] if is_plotted else (times_of(ctx), [])
 

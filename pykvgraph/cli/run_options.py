@@ -50,7 +50,7 @@ class RunOptions:
         no more. Says so when more was asked for than the model was trained on.
         """
         n_ctx, n_train = self.context["n_ctx"], model.n_ctx_train * n_grp
-        context = {**self.context, "offload_kqv": self.where.offload_kqv, **others}
+        context = {**self.context, **self.where.context(), **others}
         if n_ctx == "auto":
             from pykvgraph.context import fitting_n_ctx
 

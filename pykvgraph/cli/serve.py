@@ -81,7 +81,7 @@ def _context(where: Where, given: dict[str, Any]) -> dict[str, Any]:
         "cache_reuse": given["cache_reuse"],
         "draft_max": given["draft_max"],
         "flash_attn": given["flash_attn"],
-        "offload_kqv": where.offload_kqv,
+        **where.context(),
         **{name: given[name] for name in names},
         "n_threads_batch": given["n_threads_batch"] or given["n_threads"],
     }

@@ -1,4 +1,4 @@
-"""`-dev`, `-ngl`, `-ts`, `-nkvo` and `--rpc`: where to run, as llama.cpp says it, the same in every verb."""
+"""`-dev`, `-ngl`, `-ts`, `-nkvo`, `--rpc` as llama.cpp has them, and `-kvt`: where to run, in every verb."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from pykvgraph.cli.verb import option
-from pykvgraph.params import ModelParams
+from pykvgraph.params import KV_TIERS, ContextParams, ModelParams
 
 Command = Callable[..., None]
 
@@ -23,6 +23,7 @@ class Where:
     n_gpu_layers: int
     tensor_split: tuple[float, ...] | None
     offload_kqv: bool
+    kv_tier: str
     rpc: str | None
 
     def connect(self) -> None:
@@ -49,6 +50,10 @@ class Where:
             "n_gpu_layers": self.n_gpu_layers,
             "tensor_split": self.tensor_split,
         }
+
+    def context(self) -> dict[str, Any]:
+        """As Context takes it."""
+        return {"offload_kqv": self.offload_kqv, "kv_tier": self.kv_tier}
 
 
 class _Layers(click.IntRange):
@@ -102,6 +107,13 @@ _OPTIONS = (
         help="Keep the cache in host memory, where the CPU attends over it.",
     ),
     option(
+        "-kvt",
+        "--kv-tier",
+        type=click.Choice([*KV_TIERS]),
+        default=ContextParams.kv_tier,
+        help="host: keep the cache in host memory, and copy each layer's part to its device, which attends.",
+    ),
+    option(
         "--rpc",
         metavar="HOST:PORT,..",
         help="Use the devices of these ggml RPC servers too; only servers that you trust.",
@@ -119,10 +131,11 @@ def where_options(command: Command) -> Command:
         n_gpu_layers: int,
         tensor_split: tuple[float, ...] | None,
         no_kv_offload: bool,
+        kv_tier: str,
         rpc: str | None,
         **others: Any,
     ) -> None:
-        command(where=Where(device, n_gpu_layers, tensor_split, not no_kv_offload, rpc), **others)
+        command(where=Where(device, n_gpu_layers, tensor_split, not no_kv_offload, kv_tier, rpc), **others)
 
     for add in reversed(_OPTIONS):
         run = add(run)

@@ -24,7 +24,8 @@ class Llama(LlamaText):
     takes and pykvgraph doesn't raises UnsupportedError, which names it; an argument that neither knows raises
     TypeError. A missing file raises an error that is a FileNotFoundError and a ValueError.
 
-    n_ctx "auto": as many cells as the model was trained on, or as the free memory has room for.
+    n_ctx "auto": as many cells as the model was trained on, or as the free memory has room for. kv_tier,
+    device_layers: as Context takes them.
 
     A prompt that begins as the text before it decodes only the rest (KeptText). flash_attn False means
     "auto", n_threads None as many as Context chooses. verbose changes nothing: there is no log.
@@ -78,6 +79,8 @@ class Llama(LlamaText):
         type_v: int | str | None = None,
         spm_infill: bool = False,
         verbose: bool = True,
+        kv_tier: Literal["device", "host"] = "device",
+        device_layers: int = 2,
     ) -> None:
         given = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
         arguments.refuse_unsupported(given)
@@ -122,6 +125,8 @@ class Llama(LlamaText):
             n_threads_batch=given["n_threads_batch"] or None,
             offload_kqv=given["offload_kqv"],
             swa_full=given["swa_full"] is not False,  # libllama's default
+            kv_tier=given["kv_tier"],
+            device_layers=given["device_layers"],
         )
         self.n_threads, self.n_threads_batch = context.n_threads, context.n_threads_batch
         self._begin(context, model.n_vocab)

@@ -111,7 +111,7 @@ def test_a_variable_means_the_same_everywhere() -> None:
 def test_llama_cpp_spellings(parsed: dict[str, Any]) -> None:
     result = run(
         *shlex.split("generate -m a.gguf -p hello -n 5 -c 64 -b 32 -ub 16 -t 2 -tb 3 -dev cpu -s 7 --json"),
-        *shlex.split("-ngl 3 -ts 3,1 -nkvo --rpc localhost:50052 -ctk q8_0 -ctv f32 --swa-full"),
+        *shlex.split("-ngl 3 -ts 3,1 -nkvo -kvt host --rpc localhost:50052 -ctk q8_0 -ctv f32 --swa-full"),
         *shlex.split("-e --temp 0.5 --top-k 9 --top-p 0.8 --min-p 0.1 --keep 4 --stop x --stop 'y z'"),
         *shlex.split("--typical 0.7 --repeat-penalty 1.1 --repeat-last-n 32 --presence-penalty 0.2"),
         *shlex.split("--frequency-penalty 0.3 --mirostat 2 --mirostat-ent 4 --mirostat-lr 0.2"),
@@ -162,6 +162,7 @@ def test_llama_cpp_spellings(parsed: dict[str, Any]) -> None:
         "n_gpu_layers": 3,
         "tensor_split": (3.0, 1.0),
         "no_kv_offload": True,
+        "kv_tier": "host",
         "rpc": "localhost:50052",
         "seed": 7,
         "temperature": 0.5,
@@ -230,7 +231,16 @@ def test_usage_errors_exit_with_2(arguments: list[str]) -> None:
 
 @pytest.mark.parametrize(
     "option",
-    [["-c", "9"], ["-ub", "9"], ["-ctk", "f32"], ["-t", "1"], ["-ngl", "1"], ["-dev", "cpu"], ["-nkvo"]],
+    [
+        ["-c", "9"],
+        ["-ub", "9"],
+        ["-ctk", "f32"],
+        ["-t", "1"],
+        ["-ngl", "1"],
+        ["-dev", "cpu"],
+        ["-nkvo"],
+        ["-kvt", "host"],
+    ],
 )
 def test_what_depends_on_a_model_needs_one(option: list[str]) -> None:
     """And a variable, which is there for every verb, doesn't."""

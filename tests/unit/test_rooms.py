@@ -35,6 +35,7 @@ LAYERS: list[set[str]] = [
         "models",
         "maps",
         "pooling",
+        "trace",
     },
     {"model", "hold", "incoming", "cell_groups", "readable_cache", "kv_cache", "context"},
     {"context_shift", "feed", "positions", "speech", "token_loop", "long_reader", "step_times"},

@@ -84,6 +84,16 @@ kvg_status kvg_append(kvg_context * context, int64_t seq, int64_t token, kvg_out
     return with_output(context, output, [&](step & step, const kvg_output * out) { return step.append(seq, token, out); });
 }
 
+kvg_status kvg_take_spans(kvg_context * context, kvg_span * out, int64_t n, int64_t * n_taken) {
+    return on_context(context, [&](class context & c) {
+        need(n_taken, "n_taken") = 0;
+        if (n < 0) {
+            fail(KVG_INVALID_ARGUMENT, "n is %lld", static_cast<long long>(n));
+        }
+        *n_taken = static_cast<int64_t>(c.trace().take(&need(out, "out"), static_cast<size_t>(n)));
+    });
+}
+
 kvg_status kvg_undo_decode(kvg_context * context) {
     return on_context(context, [&](class context & c) { c.step().undo(); });
 }

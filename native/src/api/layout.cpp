@@ -200,6 +200,12 @@ static std::string struct_layout() {
     FIELD(kvg_output, score, ",");
     FIELD(kvg_output, n_rows, ",");
     FIELD(kvg_output, n_written, ";");
+    STRUCT(kvg_span);
+    FIELD(kvg_span, begin, ",");
+    FIELD(kvg_span, end, ",");
+    FIELD(kvg_span, n_bytes, ",");
+    FIELD(kvg_span, layer, ",");
+    FIELD(kvg_span, kind, ";");
     STRUCT(kvg_update_stats);
     FIELD(kvg_update_stats, struct_size, ",");
     FIELD(kvg_update_stats, shifted_cells, ",");

@@ -36,6 +36,7 @@ bool carrier::begin(const decode_graph & graph) {
     turns_ = &graph.turns();
     n_open_ = n_coming_ = n_here_ = 0;
     failed_ = false;
+    trace_.drop_open();
     unless_failed([&] {
         while (n_coming_ < turns_->size() && may_come(n_coming_, 0)) {
             bring_in(n_coming_);
@@ -59,10 +60,11 @@ bool carrier::at_node(ggml_tensor * node, bool ask, void * self) {
 
 // All before this turn is computed.
 void carrier::open(size_t i) {
-    wait();
+    trace_.end_compute();
     if (i > 0) {
         send_out(i - 1);
     }
+    wait(); // also for what goes out: a device may copy in both directions at once, and the next rows may come to its place
     n_open_ = i + 1;
     while (n_coming_ < turns_->size() && may_come(n_coming_, i)) {
         bring_in(n_coming_);
@@ -71,12 +73,14 @@ void carrier::open(size_t i) {
     if (n_here_ <= i) {
         wait();
     }
+    trace_.begin_compute((*turns_)[i].layer);
 }
 
 void carrier::wait() {
     for (const auto & [device, copier] : copiers_) {
         ggml_backend_synchronize(copier.get());
     }
+    trace_.end_copies();
     n_here_ = n_coming_;
 }
 
@@ -100,6 +104,7 @@ void carrier::bring_in(size_t i) {
     const kv_group & group = cache_.group_of(layer);
     const cell_span & span = spans_[cache_.group_index_of(layer)];
     ggml_backend_t by = copiers_.at(t.device).get();
+    trace_.begin_copy(KVG_SPAN_COPY_IN, layer, span.n * (group.k_row_bytes() + group.v_row_bytes()));
     copy_in(by, group.k(layer), t.k, span);
     copy_in(by, group.v(layer), t.v, span);
 }
@@ -119,6 +124,7 @@ void carrier::send_out(size_t i) {
     const kv_group & group = cache_.group_of(layer);
     const std::vector<uint32_t> & cells = written_[cache_.group_index_of(layer)];
     ggml_backend_t by = copiers_.at(t.device).get();
+    trace_.begin_copy(KVG_SPAN_COPY_OUT, layer, cells.size() * (group.k_row_bytes() + group.v_row_bytes()));
     copy_out(by, t.k, group.k(layer), cells);
     copy_out(by, t.v, group.v(layer), cells);
 }
@@ -141,6 +147,7 @@ void carrier::copy_out(ggml_backend_t by, const ggml_tensor * there, ggml_tensor
 
 bool carrier::finish() {
     unless_failed([&] {
+        trace_.end_compute();
         if (!turns_->empty()) {
             send_out(turns_->size() - 1);
         }

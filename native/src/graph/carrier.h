@@ -9,6 +9,7 @@
 #include <ggml-cpp.h>
 
 #include "graph/frame.h"
+#include "graph/trace.h"
 #include "memory/kv_cache.h"
 
 namespace kvg {
@@ -23,6 +24,7 @@ public:
     // Before a graph is computed, and after. False when a device failed: then rows of the graph's tokens are not in host memory.
     bool begin(const decode_graph & graph);
     bool finish();
+    class trace & trace() { return trace_; }
     // For ggml_backend_sched_set_eval_callback; `self` is a carrier.
     static bool at_node(ggml_tensor * node, bool ask, void * self);
 
@@ -47,6 +49,7 @@ private:
     size_t n_coming_ = 0;                             // whose rows have come, or are on their way
     size_t n_here_ = 0;                               // whose rows have come
     bool failed_ = false;
+    class trace trace_;
 };
 
 } // namespace kvg

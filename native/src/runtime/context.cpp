@@ -154,6 +154,15 @@ bool context::can_shift() const {
            std::any_of(layers.begin(), layers.end(), [](const layer_spec & layer) { return layer.rope.n_rot > 0; });
 }
 
+class trace & context::trace() {
+    if (!decoder_->carrier()) {
+        fail(KVG_UNSUPPORTED,
+             "there is nothing to trace: K and V are where attention reads them. kv_tier=\"host\" copies them, for layers "
+             "that are on a device");
+    }
+    return decoder_->carrier()->trace();
+}
+
 const std::vector<context_part> & context::parts() {
     const std::vector<size_t> sizes = model_->is_measured() ? planned_bytes_ : decoder_->sizes();
     for (size_t i = 0; i < parts_.size(); ++i) {

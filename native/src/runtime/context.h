@@ -40,6 +40,8 @@ public:
     bool has_long_rope(size_t group) const;
     // seconds spent in decode graphs so far
     double graph_seconds() const { return decoder_->seconds(); }
+    // error(KVG_UNSUPPORTED) where rows are read where they lie
+    class trace & trace();
     // one for each device that holds weights, cells or graph memory; the CPU is last
     const std::vector<context_part> & parts();
 

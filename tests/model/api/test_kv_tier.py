@@ -41,3 +41,10 @@ def test_refused(small: kvg.Model, options: dict[str, Any], message: str) -> Non
 def test_a_plan_takes_it_too(stories: Path) -> None:
     options: dict[str, Any] = {"device": "cpu", "n_ctx": 256}
     assert kvg.plan_memory(stories, **options, kv_tier="host") == kvg.plan_memory(stories, **options)
+
+
+def test_nothing_to_trace(small: kvg.Model, tmp_path: Path) -> None:
+    with open_context(small, n_ctx=64, kv_tier="host") as ctx:
+        with pytest.raises(kvg.UnsupportedError, match="on a device"):
+            ctx.trace(tmp_path / "trace.json")
+        assert not (tmp_path / "trace.json").exists()

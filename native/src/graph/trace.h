@@ -1,0 +1,42 @@
+// What was copied and computed when, layer by layer. It is kept until somebody takes it; the oldest is forgotten when nobody does.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <optional>
+#include <vector>
+
+#include "kvgraph.h"
+
+namespace kvg {
+
+class trace {
+public:
+    // Copies end when they are known to have: end_copies() ends all that have begun.
+    void begin_copy(kvg_span_kind kind, uint32_t layer, uint64_t n_bytes) {
+        copies_.push_back({now(), 0, n_bytes, layer_of(layer), kind});
+    }
+    void end_copies();
+    void begin_compute(uint32_t layer);
+    // Does nothing when none has begun.
+    void end_compute();
+    // of a graph that failed: what has no end is forgotten
+    void drop_open();
+    // The oldest spans, at most n, are moved there; returns how many.
+    size_t take(kvg_span * out, size_t n);
+
+private:
+    static constexpr size_t MAX_SPANS = 1 << 16;
+
+    static int32_t layer_of(uint32_t layer) { return static_cast<int32_t>(layer); }
+    static double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+    void add(const kvg_span & span);
+
+    std::deque<kvg_span> spans_;   // in the order of their ends
+    std::vector<kvg_span> copies_; // that have begun
+    std::optional<kvg_span> compute_;
+};
+
+} // namespace kvg
