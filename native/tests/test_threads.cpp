@@ -60,6 +60,7 @@ context_ptr open(kvg_model * model, int64_t n_threads, kvg_type type = KVG_TYPE_
     params.flash_attn = KVG_FLASH_ATTN_AUTO;
     params.hadamard = 1;
     params.defrag_threshold = 0.1f;
+    params.device_layers = 2; // as Python does; checked, whatever kv_tier is
     kvg_context * context = nullptr;
     must(kvg_context_new(model, &params, &context));
     return context_ptr(context);
