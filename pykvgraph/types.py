@@ -349,13 +349,14 @@ class TierStats:
 class EngineStats:
     """What an engine has done since it was made, and how it is now.
 
-    steps: steps that decoded. n_running, n_waiting: texts and requests now. n_preempted: how often a text was
-    set aside because the cells ran out. prompt_tokens: of all requests that began to run. prefix_hit_tokens:
-    how many of these were in the cache. decoded_again: how many more were, but had to be decoded
-    nevertheless, as the model can't go on from everywhere. decoded_tokens: all that were decoded, of prompts
-    and answers. cells_used: cells in use now, of each group of `kv.groups`. n_blocks: entries of the index of
-    prefixes. n_resume_points: those it has. drafted: tokens that were decoded because they might follow;
-    accepted: how many of these did. tiers: of an engine with Tiers.
+    steps: steps that decoded. n_running, n_waiting: texts and requests now. n_parked: texts that park()
+    has set aside. n_preempted: how often a text was set aside because the cells ran out. prompt_tokens:
+    of all requests that began to run. prefix_hit_tokens: how many of these were in the cache.
+    decoded_again: how many more were, but had to be decoded nevertheless, as the model can't go on from
+    everywhere. decoded_tokens: all that were decoded, of prompts and answers. cells_used: cells in use
+    now, of each group of `kv.groups`. n_blocks: entries of the index of prefixes. n_resume_points: those
+    it has. drafted: tokens that were decoded because they might follow; accepted: how many of these did.
+    tiers: of an engine with Tiers.
     """
 
     steps: int
@@ -371,6 +372,7 @@ class EngineStats:
     n_resume_points: int
     drafted: int
     accepted: int
+    n_parked: int = 0
     tiers: TierStats | None = None
 
 

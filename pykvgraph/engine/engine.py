@@ -22,6 +22,7 @@ from pykvgraph.engine.branch import Branch
 from pykvgraph.engine.drafters import drafter_of
 from pykvgraph.engine.embedding import embed
 from pykvgraph.engine.errand import Errand
+from pykvgraph.engine.parking import Parking
 from pykvgraph.engine.request import Request
 from pykvgraph.engine.sizes import sizes_for
 from pykvgraph.engine.speculation import MOST_ROWS
@@ -176,6 +177,18 @@ class Engine(NotCopied):
         self._loop.give(branch)
         return request
 
+    def park(self, request: Request) -> bool:
+        """Sets a request aside until resume(); False: it has ended, or is parked already.
+
+        Its sequence is free for others. Its cells stay until others need them, and go to tiers then, if the
+        engine has any: it comes back by copying, and not by decoding. Raises InvalidArgumentError.
+        """
+        return self._parking(request, True)
+
+    def resume(self, request: Request) -> bool:
+        """A parked request goes on as soon as there is room; False: it was not parked."""
+        return self._parking(request, False)
+
     def save_prefix(
         self, path: str | os.PathLike[str], prompt: str | Integers, *, salt: str | bytes = b""
     ) -> int:
@@ -300,6 +313,15 @@ class Engine(NotCopied):
             self.step()
         return errand.done.result()
 
+    def _parking(self, request: Request, parks: bool) -> bool:
+        if not isinstance(request, Request):
+            raise InvalidArgumentError(f"request must be what submit() returned, got {shown(request)}")
+        parking = Parking(request, parks)
+        self._loop.give(parking)
+        while not self._loop.background and not parking.done.done():
+            self.step()
+        return parking.done.result()
+
     def _branches(
         self,
         request: Request,
@@ -357,8 +379,8 @@ class _Loop:
             self._thread = threading.Thread(target=self._run, name="pykvgraph engine", daemon=True)
             self._thread.start()
 
-    def give(self, new: Branch | Request | Errand | Future[EngineLook]) -> None:
-        """A text that comes, a request that is cancelled, an errand, or somebody who wants to look."""
+    def give(self, new: Branch | Request | Parking | Errand | Future[EngineLook]) -> None:
+        """A text that comes, a request to cancel or to park, an errand, or somebody who wants to look."""
         with self._news:
             if self._closed or os.getpid() != self._pid:
                 raise InvalidArgumentError("the engine is closed: make a new one")

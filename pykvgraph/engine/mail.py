@@ -8,6 +8,7 @@ from concurrent.futures import Future
 
 from pykvgraph.engine.branch import Branch
 from pykvgraph.engine.errand import Errand
+from pykvgraph.engine.parking import Parking
 from pykvgraph.engine.request import Request
 from pykvgraph.engine.texts import Texts
 from pykvgraph.errors import InvalidArgumentError
@@ -21,7 +22,7 @@ class Mail:
     """
 
     def __init__(self) -> None:
-        self.news: deque[Branch | Request | Errand | Future[EngineLook]] = deque()
+        self.news: deque[Branch | Request | Parking | Errand | Future[EngineLook]] = deque()
         self._errands: deque[Errand] = deque()
         self._lookers: list[Future[EngineLook]] = []
 
@@ -35,9 +36,9 @@ class Mail:
         """Texts that were sent and not read yet."""
         return sum(isinstance(each, Branch) for each in tuple(self.news))
 
-    def read(self) -> list[Branch | Request]:
-        """Texts that came, and requests that were cancelled; errands and lookers wait for their turn."""
-        found: list[Branch | Request] = []
+    def read(self) -> list[Branch | Request | Parking]:
+        """Texts that came, and requests to cancel, to park or to resume; others wait for their turn."""
+        found: list[Branch | Request | Parking] = []
         for _ in range(len(self.news)):  # what comes meanwhile is for the next step
             new = self.news.popleft()
             if isinstance(new, Errand):
@@ -76,7 +77,7 @@ class Mail:
     def end(self, error: BaseException | None) -> list[Branch]:
         """Everybody hears the error, or that the engine was closed; returns the texts not read yet."""
         new = [each for each in self.news if isinstance(each, Branch)]
-        asked = [each.done for each in (*self._errands, *self.news) if isinstance(each, Errand)]
+        asked = [each.done for each in (*self._errands, *self.news) if isinstance(each, (Errand, Parking))]
         asked += [*self._lookers, *(each for each in self.news if isinstance(each, Future))]
         self._errands.clear()
         self._lookers.clear()

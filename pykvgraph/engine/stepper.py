@@ -12,6 +12,7 @@ from pykvgraph.engine.drafters import Drafter
 from pykvgraph.engine.fetches import Fetches
 from pykvgraph.engine.mail import Mail
 from pykvgraph.engine.pace import Pace
+from pykvgraph.engine.parking import Parking
 from pykvgraph.engine.reuse import attach_moved
 from pykvgraph.engine.scheduler import Chunk
 from pykvgraph.engine.shifts import shift_full
@@ -104,6 +105,7 @@ class Stepper:
             steps=count["steps"],
             n_running=len(scheduler.running),
             n_waiting=len(scheduler.waiting) + self.mail.n_branches,
+            n_parked=len(self._texts.parked),
             n_preempted=self._texts.n_preempted,
             prompt_tokens=count["prompt_tokens"],
             prefix_hit_tokens=count["prefix_hit_tokens"],
@@ -158,8 +160,13 @@ class Stepper:
     def end_all(self, error: BaseException | None) -> None:
         """Every request ends: cancelled, or with the error. The cache stays as it is: no step may follow."""
         self._is_broken = self._is_broken or error is not None
-        left = [*self.mail.end(error), *self._scheduler.running, *self._scheduler.waiting]
-        for queue in (self._scheduler.running, self._scheduler.waiting):
+        left = [
+            *self.mail.end(error),
+            *self._scheduler.running,
+            *self._scheduler.waiting,
+            *self._texts.parked,
+        ]
+        for queue in (self._scheduler.running, self._scheduler.waiting, self._texts.parked):
             queue.clear()
         for branch in left:
             if error is None:
@@ -187,6 +194,9 @@ class Stepper:
                 if self._needs_points and self._shares:
                     self._mark_partings(new)
                 self._scheduler.arrive(new)
+            elif isinstance(new, Parking):
+                texts = self._texts
+                new.done.set_result(texts.park(new.request) if new.parks else texts.resume(new.request))
             else:
                 for branch in self._texts.of(new):
                     branch.cancelled = True
@@ -194,12 +204,11 @@ class Stepper:
 
     def _end_cancelled(self) -> None:
         now = time.perf_counter()
-        for branch in [each for each in self._scheduler.waiting if each.cancelled]:
-            self._scheduler.waiting.remove(branch)
-            _end_with_forks(branch, now)
-        for branch in [each for each in self._scheduler.running if each.cancelled]:
-            self._texts.leave(branch)
-            _end_with_forks(branch, now)
+        scheduler, texts = self._scheduler, self._texts
+        for branch in [*scheduler.waiting, *texts.parked, *scheduler.running]:
+            if branch.cancelled:
+                texts.remove(branch)
+                _end_with_forks(branch, now)
 
     def _mark_partings(self, new: Branch) -> None:
         """Where the new text parts from others, a point is worth having: more are likely to part there."""

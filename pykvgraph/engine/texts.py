@@ -25,13 +25,43 @@ class Texts:
         self.index = PrefixIndex(ctx.kv, n_points, saver)
         self.scheduler = Scheduler(ctx.n_seq_max, ctx.n_batch)
         self.kv = ctx.kv
+        self.parked: list[Branch] = []
         self.n_preempted = 0
         self._ctx = ctx
 
     def of(self, request: Request) -> list[Branch]:
-        """Its samples that run or wait."""
+        """Its samples that run, wait or are parked."""
         scheduler = self.scheduler
-        return [each for each in [*scheduler.running, *scheduler.waiting] if each.request is request]
+        there = [*scheduler.running, *scheduler.waiting, *self.parked]
+        return [each for each in there if each.request is request]
+
+    def remove(self, branch: Branch) -> None:
+        """It neither runs nor waits any more, and is not parked."""
+        if branch in self.scheduler.running:
+            self.leave(branch)
+        elif branch in self.parked:
+            self.parked.remove(branch)
+        else:
+            self.scheduler.waiting.remove(branch)
+
+    def park(self, request: Request) -> bool:
+        """Its samples wait for resume(), without sequences; False: it has ended, or is parked already.
+
+        What they have stays in the cache until others need the cells.
+        """
+        branches = [each for each in self.of(request) if each not in self.parked]
+        for branch in branches:
+            self.remove(branch)
+            self.parked.append(branch)
+        return bool(branches)
+
+    def resume(self, request: Request) -> bool:
+        """Its samples may run again; False: none of them is parked."""
+        branches = [each for each in self.parked if each.request is request]
+        for branch in branches:
+            self.parked.remove(branch)
+            self.scheduler.wait(branch)
+        return bool(branches)
 
     def leave(self, branch: Branch) -> None:
         """The text's sequence is free again; the index keeps its cells."""
@@ -92,10 +122,7 @@ class Texts:
     def fail(self, branch: Branch, error: BaseException) -> None:
         """The request ends with the error, all of its samples too."""
         for each in self.of(branch.request):
-            if each in self.scheduler.running:
-                self.leave(each)
-            else:
-                self.scheduler.waiting.remove(each)
+            self.remove(each)
         branch.request._fail(error)
 
     def start_over_if_broken(self) -> None:

@@ -187,6 +187,51 @@ def test_cells_and_index_are_in_order(model: kvg.Model) -> None:
         ]
 
 
+def test_a_parked_text_comes_back_by_copying(model: kvg.Model) -> None:
+    prompt, params = ids_of(model, 150, 12), kvg.SamplingParams(max_tokens=40, temperature=0)
+    with engine_of(model, kvg.Tiers("64M"), background=False) as engine:
+        expected = engine.submit(prompt, params, salt="other").result()
+        push_out(engine, 12)
+        request = engine.submit(prompt, params)
+        while engine.look().running == () or engine.look().running[0].n_said < 10:
+            engine.step()
+        assert engine.park(request)
+        assert not engine.park(request)
+        assert engine.stats().n_parked == 1
+        assert not engine.step()  # there is nothing to do
+        push_out(engine, 13)
+        before = engine.stats()
+        assert engine.resume(request)
+        assert not engine.resume(request)
+        assert request.result().tokens == expected.tokens
+        after = engine.stats()
+        assert after.decoded_tokens - before.decoded_tokens == 30
+        assert after.n_parked == 0
+        assert not engine.park(request)
+        parked = [engine.submit(prompt, params) for _ in range(2)]
+        assert [engine.park(each) for each in parked] == [True, True]
+        parked[0].cancel()
+        engine.step()
+        assert parked[0].result().finish_reason == "cancelled"
+    assert parked[1].result().finish_reason == "cancelled"  # as whatever runs when the engine is closed
+
+
+def test_a_text_that_is_set_aside_comes_back_by_copying(model: kvg.Model) -> None:
+    """With cells for one of two: the younger one is set aside, and none of its tokens is decoded again."""
+    params = kvg.SamplingParams(max_tokens=100, temperature=0)
+    prompts = [ids_of(model, 100, seed) for seed in (14, 15)]
+    with engine_of(model, kvg.Tiers("64M"), overcommit=True) as engine:
+        requests = [engine.submit(each, params) for each in prompts]
+        said = [each.result().tokens for each in requests]
+        stats = engine.stats()
+        assert stats.n_preempted >= 1
+        assert stats.tiers is not None
+        assert stats.tiers.loaded_tokens > 50  # the cells still have the rest
+        assert stats.decoded_tokens == 2 * (100 + 99)
+    for prompt, tokens in zip(prompts, said, strict=True):
+        assert are_likeliest(model, prompt, tokens)
+
+
 def test_without_a_gain_nothing_is_loaded(model: kvg.Model, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fetches, "decode_seconds", lambda ctx: lambda first, end: 1e-6 * (end - first))
     prompt = ids_of(model, 150, 11)
