@@ -181,7 +181,8 @@ class Engine(NotCopied):
         """Sets a request aside until resume(); False: it has ended, or is parked already.
 
         Its sequence is free for others. Its cells stay until others need them, and go to tiers then, if the
-        engine has any: it comes back by copying, and not by decoding. Raises InvalidArgumentError.
+        engine has any: it comes back by copying, and not by decoding. Whoever waits for its result waits
+        until it is resumed, cancelled, or the engine closed. Raises InvalidArgumentError.
         """
         return self._parking(request, True)
 
