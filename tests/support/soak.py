@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
+from unittest import mock
 
 import numpy as np
 
 import pykvgraph as kvg
 from pykvgraph._native.library import lib
+from pykvgraph.engine import sizes
+from pykvgraph.plan import fitting
 from pykvgraph.prefix.node import Node
 from support.faults import fault
 
@@ -174,6 +178,21 @@ class Soak:
 
     def _n_drafted(self, rate: float, most: int, each: float = 0.0) -> int:
         return self.rng.randrange(most + 1)
+
+
+def soak_of_few_cells(model: kvg.Model, seed: int, draft: Literal["ngram"] | kvg.Model | None) -> Soak:
+    """n_ctx="auto" on a host that has room for few cells, and no overcommit."""
+    for n_free in range(1_000_000, 20_000_000, 250_000):
+        with (
+            mock.patch.object(fitting, "host_free_bytes", lambda *_, n_free=n_free, **__: n_free),
+            mock.patch.object(sizes, "host_free_bytes", lambda *_, n_free=n_free, **__: n_free),
+            contextlib.suppress(kvg.DeviceError),
+        ):
+            soak = Soak(model, seed, False, draft, "auto")
+            if soak.engine.context.n_ctx >= N_CTX:
+                return soak
+            soak.close()
+    raise AssertionError("20 MB have no room for a cache")
 
 
 def nodes_of(index: Any) -> Iterator[Node]:

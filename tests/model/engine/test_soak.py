@@ -5,7 +5,6 @@ Faults need a library that was built with KVGRAPH_TEST_HOOKS, as for `make test`
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import threading
 from collections.abc import Callable, Iterator
@@ -16,12 +15,11 @@ import pytest
 from support import where
 from support.architectures import ArchSpec
 from support.recurrent import DELTA_NET
-from support.soak import N_CTX, Soak, has_faults
+from support.soak import N_CTX, Soak, has_faults, soak_of_few_cells
 
 import pykvgraph as kvg
-from pykvgraph.engine import gate, sizes
+from pykvgraph.engine import gate
 from pykvgraph.engine.branch import Branch
-from pykvgraph.plan import fitting
 from pykvgraph.prefix.node import Node, Point
 
 SPECS = [
@@ -92,18 +90,9 @@ def test_nobody_lacks_a_cell_with_drafts_that_hold(
 
 @pytest.mark.skipif(where.device != "cpu", reason="it is about the memory of the host")
 @pytest.mark.parametrize("n_steps", [60, pytest.param(1000, marks=pytest.mark.slow)])
-def test_nobody_lacks_a_cell_of_as_many_as_fit(
-    model: kvg.Model, monkeypatch: pytest.MonkeyPatch, n_steps: int
-) -> None:
+def test_nobody_lacks_a_cell_of_as_many_as_fit(model: kvg.Model, n_steps: int) -> None:
     """n_ctx="auto", where the memory has room for few cells, with drafts of any length."""
-    for n_free in range(1_000_000, 20_000_000, 250_000):
-        for module in (fitting, sizes):
-            monkeypatch.setattr(module, "host_free_bytes", lambda *_, n_free=n_free, **__: n_free)
-        with contextlib.suppress(kvg.DeviceError):
-            soak = Soak(model, n_steps, False, "ngram", "auto")
-            if soak.engine.context.n_ctx >= N_CTX:
-                break
-            soak.close()
+    soak = soak_of_few_cells(model, n_steps, "ngram")
     assert N_CTX <= soak.engine.context.n_ctx < 4 * model.n_ctx_train
     soak.vary_drafts()
     soak.run(n_steps, faults=False)
