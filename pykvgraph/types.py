@@ -36,7 +36,7 @@ class DevicePart:
     # largest one as these come up; a plan has all of them. Logits of more than 32 tokens of one micro-batch,
     # or n_seq_max if that is more, come to that.
     compute_bytes: int
-    attention: str  # "flash", "plain", "attend" (pykvgraph's CPU kernel); "" when no cells are there
+    attention: str  # "flash", "plain", "attend" (pykvgraph's CPU kernel); "" when it reads no cells
     shift_on_device: bool  # the device rotates K itself, or has no cells; False: the CPU rotates K for it
     fallbacks: tuple[str, ...]  # ggml operations of the device's layers that the CPU computes
 

@@ -36,8 +36,10 @@ if TYPE_CHECKING:
     from pykvgraph.lab.bench.requests import Served
     from pykvgraph.lab.bench.runner import Result
     from pykvgraph.lab.bench.tests import Test
+    from pykvgraph.lab.bench.tiers import TierSpeed
     from pykvgraph.lab.bench.turns import Speaker, Turn
     from pykvgraph.model import Model
+    from pykvgraph.trace import Span
 
 COUNT = click.IntRange(min=1)
 N_EXTRA_TOKENS = 32
@@ -90,6 +92,7 @@ class _Clients(click.ParamType):  # type: ignore[type-arg]
         "pykvgraph bench -m model.gguf -d 4032 --cache shift --cache holes --json",
         "pykvgraph bench -m model.gguf -d 4000 --cache turns --plot turns.png",
         "pykvgraph bench -m model.gguf -d 512 --cache prefix --plot prefix.png",
+        "pykvgraph bench -m model.gguf -d 4000 --cache tiers --plot tiers.png",
         "pykvgraph bench -m model.gguf -d 512 --server 8x3 --vs llama-server",
     ),
 )
@@ -116,7 +119,7 @@ class _Clients(click.ParamType):  # type: ignore[type-arg]
 @option(
     "--cache",
     "extra",
-    type=click.Choice([*EXTRA_TESTS, TURNS, PREFIX]),
+    type=click.Choice([*EXTRA_TESTS, TURNS, PREFIX, TIERS]),
     multiple=True,
     help="Also run a cache test (see above); may be repeated.",
 )
@@ -148,7 +151,7 @@ class _Clients(click.ParamType):  # type: ignore[type-arg]
     default="md",
     help="How to print; json: as --json.",
 )
-@plot_option("With --cache turns, --cache prefix or --server: a PNG of it.")
+@plot_option("With --cache turns, prefix or tiers, or with --server: a PNG of it.")
 def bench(
     model: str,
     n_prompt: tuple[int, ...],
@@ -195,6 +198,11 @@ def bench(
                 tokens and have up to as many own ones, 64 tokens said;
                 tokens a second, the time to the first token and from one
                 token to the next. Without --vs
+      tiers     K and V on the device; in host memory, copied to the device
+                layer by layer (-kvt host); in host memory, where the CPU
+                attends (-nkvo): a prompt of -d tokens, then 32 tokens one by
+                one; what K, V and graphs take on devices. What has no room
+                there is left out. Without --vs
 
     \b
     With --server nothing else is measured: a server of its own answers each
@@ -205,6 +213,7 @@ def bench(
     """
     import pykvgraph as kvg
     from pykvgraph.lab.libllama import LibllamaModel
+    from pykvgraph.viz import plot_tiers
 
     if clients:
         from pykvgraph.cli.bench_server import measure_servers
@@ -224,13 +233,19 @@ def bench(
     sizes |= where.context()
     tests = chosen_tests(n_prompt, n_gen, n_depth, extra)
     long = [depth for depth in n_depth if depth >= MIN_CACHE_DEPTH]
-    depths, shared = (long if name in extra else [] for name in (TURNS, PREFIX))
-    if not tests and not depths and not shared:
+    depths, shared, tiered = (long if name in extra else [] for name in (TURNS, PREFIX, TIERS))
+    if not tests and not depths and not shared and not tiered:
         raise InvalidArgumentError("nothing to measure: give -p, -n or --cache")
     check_plot(plot, extra)
     turns: dict[str, list[Turn]] = {}
     served: dict[str, list[Served]] = {}
+    speeds: list[TierSpeed] = []
+    spans: list[Span] = []
     with kvg.Model(model, **where.model()) as loaded:
+        if tiered and set(loaded.layer_devices) == {"CPU"}:
+            raise InvalidArgumentError(
+                "--cache tiers: the CPU has all layers, so K and V are in host memory anyway; give a -dev"
+            )
         n_threads = n_threads or default_threads(loaded.n_params)
         beside = LibllamaModel(Path(model), loaded.device) if other else None
         printer = Printer("json" if as_json else output, loaded, n_threads, tests, vs=beside is not None)
@@ -245,8 +260,14 @@ def bench(
                 runs = run_requests(loaded, depth, repetitions, n_threads, sizes)
                 served[f"{depth} shared tokens"] = runs
                 printer.add_served(depth, runs)
+            for depth in tiered:
+                found, spans = run_tiers(loaded, depth, repetitions, n_threads, sizes)
+                speeds += found
+                printer.add_tiers(found)
     printer.end()
-    if plot:
+    if plot and speeds:
+        plot_tiers(f"{Path(model).name}, {loaded.device}", speeds, spans, plot)
+    elif plot:
         draw(Path(model).name, turns, served, plot)
     work.end()
 
@@ -254,8 +275,8 @@ def bench(
 def check_plot(plot: str | None, extra: tuple[str, ...]) -> None:
     from pykvgraph.viz import require_matplotlib
 
-    if plot and len({TURNS, PREFIX} & set(extra)) != 1:
-        raise click.UsageError("--plot draws one of these: give --cache turns, --cache prefix or --server")
+    if plot and len({TURNS, PREFIX, TIERS} & set(extra)) != 1:
+        raise click.UsageError("--plot draws one of these: give --cache turns, prefix or tiers, or --server")
     if plot:
         require_matplotlib()
 
@@ -278,7 +299,7 @@ def chosen_tests(
         raise InvalidArgumentError(
             f"--cache needs a cache with something in it: give -d {MIN_CACHE_DEPTH} or more"
         )
-    names = [name for name in extra if name not in (TURNS, PREFIX)]
+    names = [name for name in extra if name not in (TURNS, PREFIX, TIERS)]
     chosen = []
     for depth in n_depth:
         chosen += [tests.prompt(n, depth) for n in n_prompt if n]
@@ -359,6 +380,22 @@ def run_turns(
             with Engine(model, n_seq_max=1, **sizes) as engine:
                 run("Engine", EngineSpeaker(engine))
     return {through: medians(each) for through, each in runs.items()}
+
+
+def run_tiers(
+    model: Model, depth: int, repetitions: int, n_threads: int, sizes: dict[str, Any]
+) -> tuple[list[TierSpeed], list[Span]]:
+    """New contexts each time, by turns."""
+    from pykvgraph.lab.bench.tiers import ARGUMENTS, measure_tiers
+
+    sizes = {**sizes, "n_threads": n_threads, "n_threads_batch": n_threads}
+    with click.progressbar(
+        length=repetitions * len(ARGUMENTS),
+        label=f"tiers at {depth}",
+        file=sys.stderr,
+        hidden=not sys.stderr.isatty(),
+    ) as progress:
+        return measure_tiers(model, depth, repetitions, sizes, lambda: progress.update(1))
 
 
 def run_requests(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import math
 import statistics
 import sys
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from pykvgraph.lab.bench.requests import Served
     from pykvgraph.lab.bench.runner import Result
     from pykvgraph.lab.bench.tests import Test
+    from pykvgraph.lab.bench.tiers import TierSpeed
     from pykvgraph.lab.bench.turns import Turn
     from pykvgraph.model import Model
 
@@ -33,6 +35,7 @@ class Printer:
         self._rows: list[dict[str, Any]] = []
         self._turn_rows: list[dict[str, Any]] = []
         self._served_rows: list[dict[str, Any]] = []
+        self._tier_rows: list[dict[str, Any]] = []
         self._test_width = max((len(test.name) for test in tests), default=0)
         several = any(test.n_seq > 1 for test in tests)
         self._engine_width = ENGINE_WIDTH if several and vs else len("libllama -fa 1" if vs else "pykvgraph")
@@ -82,10 +85,20 @@ class Printer:
             _print_served(row)
         self._served_rows.append(row)
 
+    def add_tiers(self, speeds: Sequence[TierSpeed]) -> None:
+        """The same prompt and tokens, for each place where K and V can be."""
+        rows = [dataclasses.asdict(each) for each in speeds]
+        if self._output == "csv":
+            _print_csv(rows, header=not self._tier_rows)
+        elif self._output == "md":
+            _print_tiers(speeds)
+        self._tier_rows += rows
+
     def end(self) -> None:
         """Prints the JSON, if that is wanted."""
         if self._output == "json":
-            print_json({"results": self._rows, "turns": self._turn_rows, "prefix": self._served_rows})
+            found = {"results": self._rows, "turns": self._turn_rows, "prefix": self._served_rows}
+            print_json({**found, "tiers": self._tier_rows})
 
 
 def _print_csv(rows: Sequence[dict[str, Any]], header: bool) -> None:
@@ -153,6 +166,16 @@ def _print_served(row: dict[str, Any]) -> None:
     table = new_table("prompts", "decoded", "t/s", "first p50", "p95", "gap p50", "p95", "max")
     counts = row["n_prompt"], row["n_decoded"], number_text(row["tokens_per_second"], 4)
     table.add_row(*map(str, counts), *(f"{row[name]:.3f} s" for name in WAITS))
+    print_table(table)
+
+
+def _print_tiers(speeds: Sequence[TierSpeed]) -> None:
+    """What K, V and graphs take on devices; the CPU is none."""
+    table = new_table("K and V", "tokens", "prompt t/s", "t/s", "on devices", "with graphs")
+    for each in speeds:
+        rates = number_text(each.prompt, 4), number_text(each.generation, 4)
+        held = size_text(each.cache_bytes), size_text(each.cache_bytes + each.compute_bytes)
+        table.add_row(each.tier, str(each.depth), *rates, *held)
     print_table(table)
 
 

@@ -260,6 +260,8 @@ def test_a_table_for_people(stories: Path) -> None:
         "--server 1x1 -d 512",
         "--vs llama-server",
         "--vs libllama -dev Vulkan0",
+        "-d 100 --cache tiers",
+        "-d 100 --cache tiers --cache turns --plot both.png",
     ],
 )
 def test_what_cannot_be_is_refused(stories: Path, arguments: str) -> None:
