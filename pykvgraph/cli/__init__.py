@@ -17,6 +17,7 @@ import click
 
 from pykvgraph.cli.batch import batch
 from pykvgraph.cli.bench import bench
+from pykvgraph.cli.cache import cache
 from pykvgraph.cli.cells import cells
 from pykvgraph.cli.chat import chat
 from pykvgraph.cli.generate import generate
@@ -88,5 +89,5 @@ def main() -> None:
         sys.stdout.reconfigure(errors="backslashreplace")  # not every locale can show every text
 
 
-for _verb in (batch, bench, cells, chat, generate, info, inspect, passkey, plan, serve):
+for _verb in (batch, bench, cache, cells, chat, generate, info, inspect, passkey, plan, serve):
     main.add_command(_verb)

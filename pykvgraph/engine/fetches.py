@@ -18,13 +18,13 @@ from pykvgraph.errors import CacheFullError, InvalidArgumentError, KVGraphError
 from pykvgraph.incoming import Incoming, Place
 from pykvgraph.prefix import block
 from pykvgraph.prefix.index import Found, Match
-from pykvgraph.prefix.node import Node
 from pykvgraph.step_times import times_of
 from pykvgraph.tiers.loader import Job, Loader, places_for
 from pykvgraph.tiers.miss import REASONS, Reason
 from pykvgraph.tiers.rate import Cost, LoadRate
 from pykvgraph.tiers.record import Name
 from pykvgraph.tiers.rows import Saver
+from pykvgraph.tiers.search import parts_of
 from pykvgraph.tiers.store import Store
 from pykvgraph.types import TierStats
 
@@ -72,22 +72,15 @@ class Fetches:
         if limit - found.n < block.N_TOKENS:
             return None
         path = [node for node in found.match.path if node.n_tokens in (0, block.N_TOKENS)]
-        names = self._blocks(ids, salt, path[-1], limit)
-        known = max(found.match.n, names[-1].span.stop if names else 0)
-        keys = [node.key(self._saver.root_key(salt)) for node in path] + [name.key for name in names]
-        end, n_of_end = self._best_end(ids, keys, limit)
-        if end is not None:
-            n_in_cells = min(len(path) - 1, end.begin // block.N_TOKENS)
-            path, names = path[: n_in_cells + 1], names[: (end.begin // block.N_TOKENS) - n_in_cells]
-            names.append(end)
-        elif self._saver.has_points:
-            names = []
-        n = min(names[-1].begin + n_of_end if end else names[-1].span.stop, limit) if names else 0
+        keys = [node.key(self._saver.root_key(salt)) for node in path]
+        names, n, known = parts_of(self.store, ids, keys, limit, has_points=self._saver.has_points)
         if n - found.n < block.N_TOKENS:
             self.store.look_again()
             return None
+        path = path[: names[0].begin // block.N_TOKENS + 1]
+        known = min(max(found.match.n, known), limit)
         start = Found(Match(path, None, 0, path[-1].end), path[-1].end, None)
-        plan = Plan(start, names, n, min(known, limit), self._cost(names), self._seconds(found.n, n))
+        plan = Plan(start, names, n, known, self._cost(names), self._seconds(found.n, n))
         if self._rate.seconds(plan.cost) >= plan.seconds:
             self._rate.refuse(plan.cost)
             return None
@@ -95,37 +88,6 @@ class Fetches:
 
     def _cost(self, names: Sequence[Name]) -> Cost:
         return self._rate.cost(self.store.size_of(name.key) for name in names)
-
-    def _blocks(self, ids: array[int], salt: bytes, last: Node, limit: int) -> list[Name]:
-        """Those that are there behind the last one in the cells, without a gap."""
-        parent, begin = last.key(self._saver.root_key(salt)), last.end
-        names: list[Name] = []
-        while begin + block.N_TOKENS <= limit + 1:
-            name = Name(block.TOKENS, parent, ids[begin : begin + block.N_TOKENS].tobytes(), begin)
-            key = name.key
-            if not self.store.has(key):
-                break
-            names.append(name)
-            parent, begin = key, begin + block.N_TOKENS
-        return names
-
-    def _best_end(self, ids: array[int], keys: Sequence[bytes], limit: int) -> tuple[Name | None, int]:
-        """The end of a text of which this one says the most, and how much; None, 0: there is none.
-
-        keys: of its blocks, the root's first. Where points are needed, it says all of it, in whichever block.
-        """
-        for depth in range(len(keys) - 1, -1, -1):
-            begin = depth * block.N_TOKENS
-            behind = ids[begin : min(begin + block.N_TOKENS, limit)].tobytes()
-            found = [(block.common(tokens, behind), tokens) for tokens in self.store.ends(keys[depth])]
-            if self._saver.has_points:
-                found = [(n, tokens) for n, tokens in found if n * block.TOKEN_BYTES == len(tokens)]
-            n, tokens = max(found, default=(0, b""))
-            if n:
-                return Name(block.END, keys[depth], tokens, begin), n
-            if not self._saver.has_points:
-                break
-        return None, 0
 
     # ---- how it comes
 
@@ -213,6 +175,7 @@ class Fetches:
     def stats(self) -> TierStats:
         """How much there is, and what became of it."""
         counts, (ram, disk) = self.store.counts, self.store.n_bytes
+        misses = self.misses + Counter(damaged=self.store.n_damaged)
         return TierStats(
             ram_bytes=ram,
             disk_bytes=disk,
@@ -221,7 +184,7 @@ class Fetches:
             written=counts["written"],
             dropped=counts["dropped"],
             unwritten=counts["unwritten"],
-            misses={reason: self.misses[reason] for reason in REASONS},
+            misses={reason: misses[reason] for reason in REASONS},
         )
 
     def _miss(self, reason: Reason) -> bool:

@@ -8,13 +8,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from pykvgraph._native import libllama
+from pykvgraph.llama.cache import LlamaCache, LlamaDiskCache, LlamaRAMCache
 from pykvgraph.llama.llama import Llama
 from pykvgraph.llama.state import LlamaState
 from pykvgraph.text.chat_template import ChatTemplate
 
 if TYPE_CHECKING:
     from llama_cpp.llama import LogitsProcessorList, StoppingCriteriaList
-    from llama_cpp.llama_cache import LlamaCache, LlamaDiskCache, LlamaRAMCache
     from llama_cpp.llama_grammar import LlamaGrammar
 
 __all__ = [

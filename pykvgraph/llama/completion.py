@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pykvgraph.errors import InvalidArgumentError, UnsupportedError
-from pykvgraph.kept_text import common_length
 from pykvgraph.llama import responses
 from pykvgraph.llama.logprobs import Logprobs
 from pykvgraph.llama.sampling import LlamaSampler
@@ -138,7 +137,7 @@ def complete(llama: Llama, request: Request) -> Iterator[dict[str, Any]]:
     said = Said(llama, request, len(prompt))
     head = responses.Head(f"cmpl-{uuid.uuid4()}", int(time.time()), request.model or llama.model_path)
     found = Logprobs(llama, request, prompt, said)
-    _recall(llama, prompt)
+    llama._recall(prompt)
     llama._next_seed(request.seed)
     n_returned = 0
     for token in llama._generated(prompt, request.sampler(llama), True, request.stopping_criteria):
@@ -157,8 +156,7 @@ def complete(llama: Llama, request: Request) -> Iterator[dict[str, Any]]:
         for begin, end in _rest(said, n_returned):
             yield head.chunk(_text(said, begin, end), found.of(begin, end) if found else None)
         yield head.chunk("", None, said.finish_reason)
-    if llama.cache is not None:
-        llama.cache[[*prompt, *said.tokens]] = llama.save_state()
+    llama._keep([*prompt, *said.tokens])
     if not request.stream:
         yield _whole(llama, request, head, prompt, said, found)
 
@@ -173,19 +171,6 @@ def _whole(
     return head.completion(
         text, found.whole() if found else None, said.finish_reason, len(prompt), said.n_counted
     )
-
-
-def _recall(llama: Llama, prompt: list[int]) -> None:
-    """Loads the state of the cache that the prompt has most of, if it is more than the present text has."""
-    if llama.cache is None:
-        return
-    try:
-        state = llama.cache[prompt]
-    except KeyError:
-        return
-    known = common_length(state.input_ids[: state.n_tokens], prompt)
-    if known > common_length(llama._input_ids, prompt):
-        llama.load_state(state)
 
 
 def _ready(said: Said, begin: int, certain: int) -> Iterator[tuple[int, int]]:

@@ -10,6 +10,7 @@ from pykvgraph import hub
 from pykvgraph.context import Context
 from pykvgraph.errors import InvalidArgumentError, UnsupportedError
 from pykvgraph.llama import arguments, chat, completion, embedding
+from pykvgraph.llama.cache import PrefixCache
 from pykvgraph.llama.text import LlamaText
 from pykvgraph.llama.vocabulary import Vocabulary
 from pykvgraph.model import Model
@@ -336,6 +337,8 @@ class Llama(LlamaText):
 
     def close(self) -> None:
         """Frees the model and the cache. A second call does nothing."""
+        if isinstance(self.cache, PrefixCache):
+            self.cache.flush()
         if self._context is not None:
             self._context.close()
             self._context.model.close()

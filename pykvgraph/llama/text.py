@@ -12,9 +12,10 @@ import numpy.typing as npt
 from pykvgraph.batch import Batch
 from pykvgraph.checks import Integers
 from pykvgraph.context import Context, LastOutput
-from pykvgraph.errors import InvalidArgumentError
+from pykvgraph.errors import InvalidArgumentError, UnsupportedError
 from pykvgraph.kept_text import KeptText, common_length, earlier_texts
 from pykvgraph.kv_cache import KVCache
+from pykvgraph.llama.cache import KeptPrefixes, PrefixCache
 from pykvgraph.llama.sampling import LlamaSampler
 from pykvgraph.llama.state import LlamaState
 from pykvgraph.model import Model
@@ -36,6 +37,7 @@ class LlamaText:
 
     def __init__(self, seed: int, logits_all: bool) -> None:
         self.cache: Any = None
+        self._kept: KeptPrefixes | None = None  # by a cache of ours
         self.n_tokens = 0
         self._seed = seed
         self._logits_all = logits_all
@@ -91,8 +93,51 @@ class LlamaText:
         return self._scores.tolist() if self._logits_all else []
 
     def set_cache(self, cache: Any) -> None:
-        """Where completions keep their states, by tokens: a LlamaRAMCache or the like; None: nowhere."""
-        self.cache = cache
+        """Where completions keep their texts: a LlamaRAMCache or LlamaDiskCache; None: nowhere.
+
+        What else has llama-cpp-python's protocol, such as its own classes, gets whole states, by tokens.
+        Raises UnsupportedError with logits_all, as logits are not kept, and OSError when the model's file
+        can't be read any more.
+        """
+        kept = None
+        if isinstance(cache, PrefixCache):
+            if self._logits_all:
+                raise UnsupportedError(
+                    "set_cache: logits are not kept; with logits_all use llama_cpp's caches"
+                )
+            kept = KeptPrefixes(self.context, cache)
+        if kept is not None or self._kept is not None:
+            self._earlier = kept.earlier if kept else earlier_texts(self.context)
+            self._tell(self._text.ids)
+        self.cache, self._kept = cache, kept
+
+    def _keep(self, ids: list[int]) -> None:
+        """The cache has the text from now on, which the caller has as these tokens."""
+        if self._kept is not None:
+            self._kept.save(self._text.ids.tolist())
+        elif self.cache is not None:
+            self.cache[ids] = self.save_state()
+
+    def _recall(self, prompt: list[int]) -> None:
+        """The text becomes what the cache has of a prompt, if that is more than the present text has."""
+        if self._kept is not None:
+            n = self._kept.load(prompt, common_length(self._text.ids, prompt))
+            if n:
+                self.reset()
+                self._tell(np.array(prompt[:n], np.int32))
+        elif self.cache is not None:
+            try:
+                state = self.cache[prompt]
+            except KeyError:
+                return
+            known = common_length(state.input_ids[: state.n_tokens], prompt)
+            if known > common_length(self._input_ids, prompt):
+                self.load_state(state)
+
+    def _tell(self, ids: npt.NDArray[np.int32]) -> None:
+        """Sequence 0 has these tokens."""
+        self._text = KeptText(self.context, 0, earlier=self._earlier)
+        self._text.record(ids)
 
     def set_seed(self, seed: int) -> None:
         """The seed of the next generation."""
@@ -271,10 +316,9 @@ class LlamaText:
         if self._earlier is not None:
             self._earlier.clear()  # the state may need the cells
         self.kv.load(state.llama_state, seq=0)
-        self._text = KeptText(self.context, 0, earlier=self._earlier)
         self.n_tokens = state.n_tokens
         self.input_ids[: self.n_tokens] = state.input_ids[: self.n_tokens]
-        self._text.record(self._input_ids)
+        self._tell(self._input_ids)
         if self._logits_all and len(state.scores) == self.n_tokens:
             self.scores[: self.n_tokens] = state.scores
         self._sampling = None  # it was of the text before

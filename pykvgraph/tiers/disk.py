@@ -25,9 +25,10 @@ from pykvgraph.tiers.record import FRONT_BYTES, Record, read_front, split
 
 _LOCK = "pykvgraph.lock"
 _COUNT = struct.Struct("<Q")
-_SUFFIXES = {block.TOKENS: ".block", block.END: ".end"}
-_FILE = re.compile(r"[0-9a-f]{64}\.(block|end)")
+SUFFIXES = {block.TOKENS: ".block", block.END: ".end"}
+FILE_NAME = re.compile(r"[0-9a-f]{64}\.(block|end)")
 _ASIDE = re.compile(r"[0-9a-f]{64}\.[0-9a-f]{16}\.tmp")
+_NOT_ALLOWED = (errno.EROFS, errno.EACCES, errno.EPERM)
 _LOCK_SECONDS = 2.0  # whoever has the lock for longer is stopped, or its disk hangs
 
 
@@ -39,15 +40,21 @@ class Disk:
     """
 
     def __init__(self, folder: str | os.PathLike[str], limit: int) -> None:
-        """Makes the directory, if it is missing, and looks at what is in it."""
+        """Makes the directory, if it is missing, and looks at what is in it. It may be read-only."""
         self.folder = Path(folder)
         self.limit = limit
         self._listing = Listing()
         self._count = 0
         self._is_stale = True
-        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with self._locked():
-            self._make_room(0)
+        self.n_damaged = 0  # ends of texts that were not what their names say
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            with self._locked():
+                self._make_room(0)
+        except OSError as error:
+            if error.errno not in _NOT_ALLOWED or not self.folder.is_dir():
+                raise
+            self._look()  # reading needs no lock
 
     @property
     def n_bytes(self) -> int:
@@ -84,7 +91,7 @@ class Disk:
         if file is None:
             raise MissError("gone")
         try:
-            data = _read(self.folder / file.name, file.n_bytes + 1)
+            data = read_file(self.folder / file.name, file.n_bytes + 1)
         except FileNotFoundError:
             self._listing.forget(key)
             raise MissError("gone") from None
@@ -97,7 +104,7 @@ class Disk:
         """Writes a record, unless it is there; False: there is no room for it."""
         front = read_front(record.front)
         assert front is not None
-        name = f"{key.hex()}{_SUFFIXES[front.kind]}"
+        name = f"{key.hex()}{SUFFIXES[front.kind]}"
         aside = self.folder / f"{key.hex()}.{secrets.token_hex(8)}.tmp"
         with self._locked():
             if key in self:
@@ -138,11 +145,10 @@ class Disk:
         try:
             _take(lock)
             count = _read_count(lock)
-            if count != self._count or self._is_stale:
-                self._is_stale = True
-                self._listing = self._read_folder()
-                self._is_stale = False
+            is_old = count != self._count or self._is_stale
             self._count = before = count
+            if is_old:
+                self._look()
             try:
                 yield
             finally:
@@ -154,17 +160,43 @@ class Disk:
     def _changed(self) -> None:
         self._count = (self._count + 1) % 2**63
 
-    def _read_folder(self) -> Listing:
-        """Every file that is ours; what a process that died was writing goes."""
-        found, before = Listing(), self._listing
+    def _look(self) -> None:
+        """Every file that is ours; what a process that died was writing goes, and damaged ends of texts."""
+        self._is_stale = True
+        found = Listing()
         with os.scandir(self.folder) as entries:
             for entry in entries:
                 with contextlib.suppress(FileNotFoundError):
                     if _ASIDE.fullmatch(entry.name) and not _is_over(entry.path):
                         found.count(entry.stat(follow_symlinks=False).st_size)
-                    elif _FILE.fullmatch(entry.name) and entry.is_file(follow_symlinks=False):
-                        _list(entry, before, found)
-        return found
+                    elif FILE_NAME.fullmatch(entry.name) and entry.is_file(follow_symlinks=False):
+                        self._list(entry, found)
+        self._listing = found
+        self._is_stale = False
+
+    def _list(self, entry: os.DirEntry[str], found: Listing) -> None:
+        """One file. The front of an end tells where it belongs, and that it has the right name."""
+        key, info = bytes.fromhex(entry.name[:64]), entry.stat(follow_symlinks=False)
+        parent = tokens = b""
+        if entry.name.endswith(SUFFIXES[block.END]):
+            known = self._listing.files.get(key)
+            if known is not None and known.n_bytes == info.st_size:
+                parent, tokens = known.parent, known.tokens
+            else:
+                front = read_front(read_file(Path(entry.path), FRONT_BYTES))
+                if front is None or block.key(front.parent, front.tokens, block.END) != key:
+                    self._drop(entry)
+                    return
+                parent, tokens = front.parent, front.tokens
+        found.count(info.st_size)
+        found.add(key, File(entry.name, info.st_size, info.st_mtime_ns, parent, tokens))
+
+    def _drop(self, entry: os.DirEntry[str]) -> None:
+        """Nobody would ask for it, and it would keep the right one from being written."""
+        self.n_damaged += 1
+        with contextlib.suppress(OSError):
+            os.unlink(entry.path)
+            self._changed()
 
     def _make_room(self, n_bytes: int) -> bool:
         """Removes what was used longest ago until so many bytes are free; False: they never are."""
@@ -184,20 +216,6 @@ class Disk:
             os.unlink(self.folder / file.name)
         self._listing.forget(key)
         self._changed()
-
-
-def _list(entry: os.DirEntry[str], before: Listing, found: Listing) -> None:
-    """One file. The front of an end tells where it belongs."""
-    key, info = bytes.fromhex(entry.name[:64]), entry.stat(follow_symlinks=False)
-    parent = tokens = b""
-    if entry.name.endswith(_SUFFIXES[block.END]):
-        known = before.files.get(key)
-        if known is not None and known.n_bytes == info.st_size:
-            parent, tokens = known.parent, known.tokens
-        elif front := read_front(_read(Path(entry.path), FRONT_BYTES)):
-            parent, tokens = front.parent, front.tokens
-    found.count(info.st_size)
-    found.add(key, File(entry.name, info.st_size, info.st_mtime_ns, parent, tokens))
 
 
 def _take(lock: int) -> None:
@@ -256,7 +274,7 @@ def _write(file: int, record: Record) -> None:
     os.fsync(file)
 
 
-def _read(path: Path, n_bytes: int) -> bytes:
+def read_file(path: Path, n_bytes: int) -> bytes:
     """At most so many bytes of a regular file."""
     file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:

@@ -86,44 +86,50 @@ class Loader:
 
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:
-            begin = time.perf_counter()
             self.current = job
-            try:
-                for index in range(len(job.names)):
-                    if job.is_cancelled:
-                        break
-                    self._load(job, index)
-            except MissError as miss:
-                job.reason = miss.reason
-            except (KVGraphError, MemoryError):  # it was cancelled, perhaps
-                job.reason = "device"
-            job.seconds = time.perf_counter() - begin
+            fill(job, self._store, self._geometry, self._swa_full)
             self.current = None
             job.is_done = True
             self._notify()
 
-    def _load(self, job: Job, index: int) -> None:
-        name = job.names[index]
-        try:
-            with self._store.load(name) as record:
-                self._put(job, name, unpack(record, name, self._geometry))
-        except MissError as miss:
-            if miss.reason in ("damaged", "other"):
-                self._store.forget(name.key)
-            raise
 
-    def _put(self, job: Job, name: Name, saved: SavedState) -> None:
-        """Writes the rows of a part. Cells of windows come with the end alone."""
-        first = name.begin - job.names[0].begin
-        for index, (cells, group) in enumerate(zip(saved.groups, self._geometry.groups, strict=True)):
-            n = len(cells.pos)
-            if group.window and not self._swa_full:
-                begin, wanted = 0, min(group.window, name.span.stop) if name.kind == block.END else 0
-            else:
-                begin, wanted = first, len(name.span)
-            if n != wanted:
-                raise MissError("other")
-            if n and group.layers:
-                job.incoming.write(index, range(group.n_layer), range(begin, begin + n), cells.rows)
-        if saved.states is not None:
-            job.state = saved.states.rows[saved.states.owners[0, 2]].copy()
+def fill(job: Job, store: Store, geometry: Geometry, swa_full: bool) -> None:
+    """Writes the rows of all parts, unless it is cancelled; job.reason says why not."""
+    begin = time.perf_counter()
+    try:
+        for name in job.names:
+            if job.is_cancelled:
+                break
+            _load(job, name, store, geometry, swa_full)
+    except MissError as miss:
+        job.reason = miss.reason
+    except (KVGraphError, MemoryError):  # it was cancelled, perhaps
+        job.reason = "device"
+    job.seconds = time.perf_counter() - begin
+
+
+def _load(job: Job, name: Name, store: Store, geometry: Geometry, swa_full: bool) -> None:
+    try:
+        with store.load(name) as record:
+            _put(job, name, unpack(record, name, geometry), geometry, swa_full)
+    except MissError as miss:
+        if miss.reason in ("foreign", "damaged", "other"):
+            store.forget(name.key)
+        raise
+
+
+def _put(job: Job, name: Name, saved: SavedState, geometry: Geometry, swa_full: bool) -> None:
+    """Writes the rows of a part. Cells of windows come with the end alone."""
+    first = name.begin - job.names[0].begin
+    for index, (cells, group) in enumerate(zip(saved.groups, geometry.groups, strict=True)):
+        n = len(cells.pos)
+        if group.window and not swa_full:
+            begin, wanted = 0, min(group.window, name.span.stop) if name.kind == block.END else 0
+        else:
+            begin, wanted = first, len(name.span)
+        if n != wanted:
+            raise MissError("other")
+        if n and group.layers:
+            job.incoming.write(index, range(group.n_layer), range(begin, begin + n), cells.rows)
+    if saved.states is not None:
+        job.state = saved.states.rows[saved.states.owners[0, 2]].copy()

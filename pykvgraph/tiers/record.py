@@ -99,12 +99,7 @@ def read_front(data: bytes) -> Front | None:
 
 def unpack(record: Record, name: Name, geometry: Geometry) -> SavedState:
     """The rows of this part of a text. Raises MissError for anything that isn't what was asked for."""
-    head, digest = record.front[: _HEAD.size], record.front[_HEAD.size : HEAD_BYTES]
-    tokens = record.front[HEAD_BYTES:]
-    if digest != _digest(head, tokens, record.rows):
-        raise MissError("damaged")
-    magic, kind, _, _, key, parent = _HEAD.unpack(head)
-    if (magic, kind, key, parent, tokens) != (MAGIC, name.kind, name.key, name.parent, name.tokens):
+    if check(record, name.key) != (name.kind, name.parent, name.tokens):
         raise MissError("other")
     try:
         state = unpack_state(record.rows, geometry_of(name.kind, geometry))
@@ -112,6 +107,18 @@ def unpack(record: Record, name: Name, geometry: Geometry) -> SavedState:
         raise MissError("other") from None
     _check_cells(state, name, geometry)
     return state
+
+
+def check(record: Record, key: bytes) -> Front:
+    """What a record says of itself: what was written under this key. Raises MissError."""
+    head, digest = record.front[: _HEAD.size], record.front[_HEAD.size : HEAD_BYTES]
+    tokens = record.front[HEAD_BYTES:]
+    if digest != _digest(head, tokens, record.rows):
+        raise MissError("damaged")
+    magic, kind, _, _, own_key, parent = _HEAD.unpack(head)
+    if magic != MAGIC or own_key != key or block.key(parent, tokens, kind) != key:
+        raise MissError("other")
+    return Front(kind, parent, tokens)
 
 
 def geometry_of(kind: bytes, geometry: Geometry) -> Geometry:

@@ -55,6 +55,11 @@ class Store:
         """In memory, and on the disk."""
         return self._memory.n_bytes, self._disk.n_bytes if self._disk is not None else 0
 
+    @property
+    def n_damaged(self) -> int:
+        """Files that were found not to be what their names say before anybody asked for them."""
+        return self._disk.n_damaged if self._disk is not None else 0
+
     def size_of(self, key: bytes) -> tuple[int, bool]:
         """Bytes of a record, and whether it is on the disk alone."""
         with self._lock:
@@ -183,9 +188,9 @@ class Store:
 
     def _read(self, name: Name, key: bytes) -> Record:
         """From the disk into memory, in use."""
-        n_bytes = self._disk.n_bytes_of(key) if self._disk is not None else 0
-        if self._disk is None or not n_bytes:
+        if self._disk is None or key not in self._disk:
             raise MissError("gone")
+        n_bytes = self._disk.n_bytes_of(key)
         with self._lock:
             if not self._memory.reserve(n_bytes):
                 raise MissError("no-room")

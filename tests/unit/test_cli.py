@@ -44,6 +44,7 @@ def test_the_verbs_of_this_version() -> None:
     assert VERBS == [
         "batch",
         "bench",
+        "cache",
         "cells",
         "chat",
         "generate",

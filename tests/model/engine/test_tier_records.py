@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,26 +14,15 @@ from support.architectures import ArchSpec
 from support.soak import F32
 
 import pykvgraph as kvg
-from pykvgraph.engine import fetches
 from pykvgraph.state.format import unpack as read_state
 from pykvgraph.state.geometry import Geometry
 from pykvgraph.tiers.miss import MissError
 from pykvgraph.tiers.record import Name, geometry_of, pack, read_front, split, unpack
 
-from .test_tiers import SPECS, TALK, engine_of, ids_of
+from .test_tiers import TALK, engine_of, ids_of
 
+pytestmark = pytest.mark.usefixtures("decoding_is_slow")
 N_DAMAGED = 10_000
-
-
-@pytest.fixture(scope="module", params=SPECS, ids=str)
-def model(request: Any, architecture: Callable[[ArchSpec], Path]) -> Iterator[kvg.Model]:
-    with kvg.Model(architecture(request.param), device=where.device) as model:
-        yield model
-
-
-@pytest.fixture(autouse=True)
-def decoding_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fetches, "decode_seconds", lambda ctx: lambda first, end: 60.0)
 
 
 def records_of(model: kvg.Model, folder: Path, prompt: list[int], **options: Any) -> list[Path]:

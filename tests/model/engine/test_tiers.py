@@ -7,14 +7,10 @@ import os
 import random
 import shutil
 import threading
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support import where
-from support.architectures import ArchSpec
-from support.recurrent import DELTA_NET
 from support.soak import F32, are_likeliest
 
 import pykvgraph as kvg
@@ -22,24 +18,8 @@ from pykvgraph.engine import fetches
 from pykvgraph.tiers.disk import Disk
 from pykvgraph.tiers.record import Record
 
-SPECS = [
-    ArchSpec("llama", 2, 32, 2, 1, 16, 32),
-    ArchSpec("gemma3", 3, 32, 2, 1, 16, 32, window=8),
-    DELTA_NET,
-]
+pytestmark = pytest.mark.usefixtures("decoding_is_slow")
 TALK = kvg.SamplingParams(max_tokens=12, temperature=0)
-
-
-@pytest.fixture(scope="module", params=SPECS, ids=str)
-def model(request: Any, architecture: Callable[[ArchSpec], Path]) -> Iterator[kvg.Model]:
-    with kvg.Model(architecture(request.param), device=where.device) as model:
-        yield model
-
-
-@pytest.fixture(autouse=True)
-def decoding_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that loading pays, whatever the model's size."""
-    monkeypatch.setattr(fetches, "decode_seconds", lambda ctx: lambda first, end: 60.0)
 
 
 def ids_of(model: kvg.Model, n: int, seed: int) -> list[int]:
