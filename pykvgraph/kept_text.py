@@ -18,7 +18,7 @@ from pykvgraph.errors import CacheFullError, InvalidArgumentError, UnsupportedEr
 from pykvgraph.model import Model
 from pykvgraph.positions import Positions
 from pykvgraph.prefix import block
-from pykvgraph.prefix.index import Found, PrefixIndex, Saver
+from pykvgraph.prefix.index import Found, PrefixIndex
 from pykvgraph.types import ShiftReport
 
 R = TypeVar("R")
@@ -316,14 +316,9 @@ class KeptText(NotCopied):
         return self._arriving(coming, lambda: self._ctx.decode(self._batch))
 
 
-def earlier_texts(ctx: Context, saver: Saver | None = None) -> PrefixIndex:
+def earlier_texts(ctx: Context) -> PrefixIndex:
     """For KeptText(earlier=). Where a model needs resume points, half of the checkpoints' room is theirs."""
-    return PrefixIndex(ctx.kv, N_CHECKPOINTS // 2 if needs_points(ctx) else 0, saver)
-
-
-def needs_points(ctx: Context) -> bool:
-    """Whether a text goes on from resume points only: some layers don't keep every position."""
-    return not all(_keep_all(ctx))
+    return PrefixIndex(ctx.kv, 0 if all(_keep_all(ctx)) else N_CHECKPOINTS // 2)
 
 
 def _keep_all(ctx: Context) -> list[bool]:

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 
 from pykvgraph.context import Context
 from pykvgraph.errors import KVGraphError
-from pykvgraph.kept_text import earlier_texts, needs_points
+from pykvgraph.kept_text import N_CHECKPOINTS
+from pykvgraph.prefix.index import PrefixIndex
 from pykvgraph.tiers.loader import Job, fill, places_for
 from pykvgraph.tiers.rows import Saver
 from pykvgraph.tiers.search import parts_of
@@ -76,8 +77,12 @@ class KeptPrefixes:
         self._ctx = ctx
         self._store = cache._store
         self._geometry = ctx.kv._geometry
-        self._saver = Saver(ctx, self._store, needs_points(ctx))
-        self.earlier = earlier_texts(ctx, self._saver)
+        # from records texts go on behind a point, also where the window of a small context keeps everything
+        needs_points = any(
+            g.kind == "state" or (g.kind == "window" and not ctx.swa_full) for g in ctx.kv.groups
+        )
+        self._saver = Saver(ctx, self._store, needs_points)
+        self.earlier = PrefixIndex(ctx.kv, N_CHECKPOINTS // 2 if needs_points else 0, self._saver)
 
     def save(self, ids: Sequence[int]) -> None:
         """Keeps the text of sequence 0, which has exactly these tokens."""

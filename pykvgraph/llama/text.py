@@ -107,6 +107,8 @@ class LlamaText:
                 )
             kept = KeptPrefixes(self.context, cache)
         if kept is not None or self._kept is not None:
+            if self._earlier is not None:
+                self._earlier.clear()
             self._earlier = kept.earlier if kept else earlier_texts(self.context)
             self._tell(self._text.ids)
         self.cache, self._kept = cache, kept
