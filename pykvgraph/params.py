@@ -31,10 +31,24 @@ _FLASH_ATTN: dict[str | bool, int] = {
     True: KvgFlashAttn.KVG_FLASH_ATTN_ON,
     False: KvgFlashAttn.KVG_FLASH_ATTN_OFF,
 }
+# what changes and sorts out candidates, in the order of llama.cpp; infill is only there when it is asked for
+SAMPLERS = (
+    "penalties",
+    "dry",
+    "top_n_sigma",
+    "top_k",
+    "typical_p",
+    "top_p",
+    "min_p",
+    "xtc",
+    "temperature",
+    "infill",
+)
 MAX_SEED = 2**32 - 2  # for libllama, 2^32 - 1 means a random seed
 _MAX_THREADS = 512
 _MAX_LAST_N = 1 << 20
 _MOST_BREAKERS = 64
+_MOST_SAMPLERS = 64
 _MOST_SAMPLES = 4096
 _LONGEST_GRAMMAR = 1 << 20
 _SMALL_MODEL = 10_000_000  # parameters
@@ -206,6 +220,9 @@ class SamplingParams:
     min_keep: how many tokens top_p, min_p, typical_p and xtc leave at least. adaptive_target: what is left is
     drawn from so that the probabilities of what was drawn are about this in the mean, of which a draw forgets
     1 - adaptive_decay (llama.cpp's adaptive-p); negative: off.
+    samplers: which of these there are, and in which order; those of SAMPLERS but for infill, unless it is
+    given: libllama's sampler for what comes between a prefix and a suffix, whole tokens of words, and an end
+    where that is likely. logit_bias and the grammar come before them, a random draw behind them.
     logit_bias: what is added to the logits of some tokens, {token: bias}; -inf forbids one. grammar: only
     texts of this grammar, in llama.cpp's GBNF with the rule `root`. json_schema: only JSON that follows
     this schema, given as a dict or as its JSON text; {}: any JSON object. These, the penalties and DRY
@@ -214,9 +231,10 @@ class SamplingParams:
     For an Engine: n: how many texts behind the same prompt; with a seed, the text after that takes the next
     one. priority: requests with a higher one enter first. top_logprobs: of how many of the likeliest tokens
     each Piece tells the probabilities (Piece.top). special: control tokens add their names to the text.
-    infill: libllama's sampler for what comes between a prefix and a suffix: whole tokens of words, and an end
-    where that is likely. n_indent: the text ends before a line that begins with fewer spaces and tabs.
-    line_seconds: it ends with the first line that ends so many seconds after its first token; 0: it doesn't.
+    sampled_probs: Piece.logprob and Piece.top tell the probabilities that a token was drawn with, behind all
+    samplers, in place of the model's own. n_indent: the text ends before a line that begins with fewer spaces
+    and tabs. line_seconds: it ends with the first line that ends so many seconds after its first token; 0: it
+    doesn't.
     thoughts: a ThoughtLimit; None: as many as the model wants.
 
     Raises InvalidArgumentError, which names the field.
@@ -248,6 +266,7 @@ class SamplingParams:
     mirostat_tau: float = 5.0
     mirostat_eta: float = 0.1
     min_keep: int = 0
+    samplers: Iterable[str] = SAMPLERS[:-1]
     adaptive_target: float = -1.0
     adaptive_decay: float = 0.9
     logit_bias: Mapping[int, float] | Iterable[tuple[int, float]] = ()
@@ -257,7 +276,7 @@ class SamplingParams:
     priority: int = 0
     top_logprobs: int = 0
     special: bool = False
-    infill: bool = False
+    sampled_probs: bool = False
     n_indent: int = 0
     line_seconds: float = 0.0
     thoughts: ThoughtLimit | None = None
@@ -269,7 +288,7 @@ class SamplingParams:
             priority=integer(self.priority, "priority"),
             top_logprobs=integer(self.top_logprobs, "top_logprobs", 0, INT32_MAX),
             special=flag(self.special, "special"),
-            infill=flag(self.infill, "infill"),
+            sampled_probs=flag(self.sampled_probs, "sampled_probs"),
             n_indent=integer(self.n_indent, "n_indent", 0, INT32_MAX),
             line_seconds=real(self.line_seconds, "line_seconds", 0.0, 1e9),
             max_tokens=integer(self.max_tokens, "max_tokens", 1),
@@ -298,6 +317,7 @@ class SamplingParams:
             mirostat_tau=real(self.mirostat_tau, "mirostat_tau", 0.0, 1e6),
             mirostat_eta=real(self.mirostat_eta, "mirostat_eta", 0.0, 1e6),
             min_keep=integer(self.min_keep, "min_keep", 0, INT32_MAX),
+            samplers=_samplers(self.samplers),
             adaptive_target=real(self.adaptive_target, "adaptive_target", -1e6, 1.0),
             adaptive_decay=real(self.adaptive_decay, "adaptive_decay", 0.0, 0.99),
             logit_bias=_biases(self.logit_bias),
@@ -371,6 +391,16 @@ def _breakers(values: Any) -> tuple[str, ...]:
             f"dry_sequence_breakers: {len(breakers)} are too many, over {_MOST_BREAKERS}"
         )
     return breakers
+
+
+def _samplers(values: Any) -> tuple[str, ...]:
+    names = strings(values, "samplers")
+    unknown = [name for name in names if name not in SAMPLERS]
+    if unknown:
+        raise InvalidArgumentError(f"samplers: {shown(unknown[0])} is none of {', '.join(SAMPLERS)}")
+    if len(names) > _MOST_SAMPLERS:
+        raise InvalidArgumentError(f"samplers: {len(names)} are too many, over {_MOST_SAMPLERS}")
+    return names
 
 
 def _grammar(text: Any) -> str | None:

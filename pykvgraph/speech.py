@@ -34,6 +34,7 @@ class Speech(NotCopied):
         self._lines = Lines(params.n_indent, params.line_seconds)
         self._left = params.max_tokens
         self._n_top = params.top_logprobs
+        self._tells_drawn = params.sampled_probs
         self._special = params.special
         self.needs_logits = self._n_top > 0 or not self._sampler.greedy
 
@@ -53,8 +54,11 @@ class Speech(NotCopied):
             score = float(last.logits[token]) - last.log_sum
         self._left -= 1
         text, reason = self._text_of(token)
-        top = tuple((each, logit - last.log_sum) for each, logit in likeliest(last.logits, self._n_top))
-        return Piece(text, token, score, reason, self._seq, top)
+        if self._tells_drawn:
+            score, top = self._sampler.drawn_with(token, self._n_top)
+        else:
+            top = [(each, logit - last.log_sum) for each, logit in likeliest(last.logits, self._n_top)]
+        return Piece(text, token, score, reason, self._seq, tuple(top))
 
     @property
     def stopping_word(self) -> str:

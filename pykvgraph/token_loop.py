@@ -51,6 +51,7 @@ def generate(
     mirostat_tau: float = SamplingParams.mirostat_tau,
     mirostat_eta: float = SamplingParams.mirostat_eta,
     min_keep: int = SamplingParams.min_keep,
+    samplers: Iterable[str] = SamplingParams.samplers,
     adaptive_target: float = SamplingParams.adaptive_target,
     adaptive_decay: float = SamplingParams.adaptive_decay,
     logit_bias: Mapping[int, float] | Iterable[tuple[int, float]] = SamplingParams.logit_bias,

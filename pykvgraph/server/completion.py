@@ -49,7 +49,11 @@ class CompletionForm(Form):
             if piece.text:
                 text = json.dumps(piece.text, ensure_ascii=False)
                 tokens = ",".join([str(each.token) for each in held])
-                probs = f',"completion_probabilities":{self._probs(held)}' if sample.n_probs else ""
+                probs = (
+                    f',"completion_probabilities":{dumps(self._probs(sample, held)).decode()}'
+                    if sample.n_probs
+                    else ""
+                )
                 event = (
                     f'{front}{text},"tokens":[{tokens}],"stop":false,"id_slot":-1,'
                     f'"tokens_predicted":{n_said},{back}{timings}{probs}}}'
@@ -70,12 +74,11 @@ class CompletionForm(Form):
     def _whole(self, sample: Sample) -> dict[str, Any]:
         told = self._told(sample, sample.text, sample.tokens if self._with_tokens else [])
         if sample.n_probs:
-            probs = [logprobs_of(piece, self._vocabulary) for piece in sample.with_probs]
-            told["completion_probabilities"] = probs
+            told["completion_probabilities"] = self._probs(sample, sample.with_probs)
         return told
 
-    def _probs(self, pieces: list[Piece]) -> str:
-        return dumps([logprobs_of(piece, self._vocabulary) for piece in pieces]).decode()
+    def _probs(self, sample: Sample, pieces: list[Piece]) -> list[dict[str, Any]]:
+        return [logprobs_of(sample, piece, self._vocabulary) for piece in pieces]
 
     def _told(self, sample: Sample, content: str, tokens: list[int]) -> dict[str, Any]:
         return {

@@ -2,35 +2,24 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Mapping
 from typing import Any
 
 from pykvgraph.checks import INT32_MAX, shown
-from pykvgraph.params import MAX_SEED, SamplingParams
+from pykvgraph.params import MAX_SEED, SAMPLERS, SamplingParams
 from pykvgraph.server.errors import invalid, unsupported
 from pykvgraph.server.fields import Fields
 from pykvgraph.server.vocabulary import Vocabulary
 from pykvgraph.text.tokenizer import Tokenizer
 
-# in the order in which they are applied
-SAMPLERS = (
-    "penalties",
-    "dry",
-    "top_n_sigma",
-    "top_k",
-    "typ_p",
-    "top_p",
-    "min_p",
-    "xtc",
-    "temperature",
-    "infill",
-)
 _ADAPTIVE = "adaptive_p"  # draws, so that its place in a list doesn't matter
-_DEFAULTS = SAMPLERS[:-1]
-_NAMES = {"typical_p": "typ_p", "top-k": "top_k", "top-p": "top_p", "min-p": "min_p", "typical": "typ_p"}
-_LETTERS = dict(zip("edskypmxti", SAMPLERS, strict=True))
+_LETTERS = dict(zip("edskypmxtia", [*SAMPLERS, _ADAPTIVE], strict=True))
+_NAMES = {name.replace("_", ""): name for name in _LETTERS.values()}
+_NAMES |= {"typp": "typical_p", "typ": "typical_p", "typical": "typical_p"}
+_NAMES |= {"nucleus": "top_p", "temp": "temperature"}
+_NO_DASHES = str.maketrans("", "", "-_")
+_TOLD_NAMES = {"typical_p": "typ_p"}
 _SEED_BITS = 0xFFFF_FFFF
 _LAST_N = 1 << 20
 
@@ -45,7 +34,6 @@ _NOT_BRIEF = (
 
 # what llama-server can and this one can't: the field, and the value at which it does nothing
 _AT_REST: dict[str, Any] = {
-    "post_sampling_probs": False,
     "grammar_lazy": False,
     "backend_sampling": False,
 }
@@ -58,7 +46,8 @@ def sampling_of(fields: Fields, vocabulary: Vocabulary, n_slots: int, n_predict:
     """
     _refuse_others(fields)
     temperature = fields.real("temperature", 0.8, 0.0, 1e6)
-    chosen = SamplingParams(
+    names = _names(fields)
+    return SamplingParams(
         max_tokens=_max_tokens(fields, n_predict),
         temperature=temperature,
         top_k=max(fields.integer("top_k", 40), 0),
@@ -81,15 +70,16 @@ def sampling_of(fields: Fields, vocabulary: Vocabulary, n_slots: int, n_predict:
         mirostat_tau=fields.real("mirostat_tau", 5.0, 0.0, 1e6),
         mirostat_eta=fields.real("mirostat_eta", 0.1, 0.0, 1e6),
         min_keep=max(fields.integer("min_keep", 0), 0),
-        **_adaptive(fields),
+        samplers=[name for name in names if name != _ADAPTIVE],
+        **(_adaptive(fields) if _ADAPTIVE in names else {}),
         logit_bias=_biases(fields, vocabulary),
         n=fields.integer("n_cmpl", fields.integer("n", 1, 1, n_slots), 1, n_slots),
         top_logprobs=_n_probs(fields),
+        sampled_probs=fields.flag("post_sampling_probs"),
         n_indent=max(fields.integer("n_indent", 0), 0),
         line_seconds=max(fields.real("t_max_predict_ms", -1, -1e9, 1e9), 0) / 1000,
         **_grammar(fields),
     )
-    return _without(chosen, fields)
 
 
 def settings_of(params: SamplingParams) -> dict[str, Any]:
@@ -141,9 +131,9 @@ def settings_of(params: SamplingParams) -> dict[str, Any]:
         "reasoning_format": "none",
         "reasoning_in_content": False,
         "generation_prompt": "",
-        "samplers": list(_DEFAULTS),
+        "samplers": [_TOLD_NAMES.get(name, name) for name in params.samplers],
         "timings_per_token": False,
-        "post_sampling_probs": False,
+        "post_sampling_probs": params.sampled_probs,
         "backend_sampling": False,
         "lora": [],
     }
@@ -190,10 +180,6 @@ def _dry(fields: Fields) -> dict[str, Any]:
 
 
 def _adaptive(fields: Fields) -> dict[str, Any]:
-    """llama-server draws so only where a list of samplers says it."""
-    names = fields.get("samplers")
-    if not isinstance(names, list) or _ADAPTIVE not in names:
-        return {}
     return {
         "adaptive_target": min(fields.real("adaptive_target", -1.0, -1e6, 1e6), 1.0),
         "adaptive_decay": min(max(fields.real("adaptive_decay", 0.9, -1e6, 1e6), 0.0), 0.99),
@@ -258,34 +244,18 @@ def _refuse_others(fields: Fields) -> None:
         raise unsupported(f"{wanted[0]}: this server can't do that; leave it out")
 
 
-def _without(chosen: SamplingParams, fields: Fields) -> SamplingParams:
-    """With those samplers off that a list of samplers leaves out."""
-    if chosen.mirostat:  # which llama-server uses alone
-        return dataclasses.replace(chosen, penalty_last_n=0, dry_multiplier=0.0)
-    if "samplers" not in fields:
-        return chosen
-    given = fields.get("samplers")
+def _names(fields: Fields) -> list[str]:
+    """Of the samplers that a body asks for: names, or their letters."""
+    given: Any = fields.get("samplers", list(SAMPLERS[:-1]))
     if isinstance(given, str):
         names = [_LETTERS.get(letter, letter) for letter in given]
     elif isinstance(given, list):
-        names = [_NAMES.get(name, name) for name in map(str, given) if name != _ADAPTIVE]
+        names = [_NAMES.get(str(name).lower().translate(_NO_DASHES), str(name)) for name in given]
     else:
         raise invalid(f"Field 'samplers': must be an array of names, got {shown(given)}")
-    unknown = [name for name in names if name not in SAMPLERS]
+    unknown = [name for name in names if name not in _NAMES.values()]
     if unknown:
-        raise invalid(f"Field 'samplers': {shown(unknown[0])} is none of {', '.join(SAMPLERS)}")
-    if names != sorted(set(names), key=SAMPLERS.index):
-        raise unsupported(f"samplers: they are applied once each, in this order: {', '.join(SAMPLERS)}")
-    off: dict[str, dict[str, Any]] = {
-        "penalties": {"penalty_last_n": 0},
-        "dry": {"dry_multiplier": 0.0},
-        "top_n_sigma": {"top_n_sigma": -1.0},
-        "top_k": {"top_k": 0},
-        "typ_p": {"typical_p": 1.0},
-        "top_p": {"top_p": 1.0},
-        "min_p": {"min_p": 0.0},
-        "xtc": {"xtc_probability": 0.0},
-        "temperature": {"temperature": 1.0, "dynatemp_range": 0.0},
-    }
-    changes = {key: value for name, rest in off.items() if name not in names for key, value in rest.items()}
-    return dataclasses.replace(chosen, infill="infill" in names, **changes)
+        raise invalid(f"Field 'samplers': {shown(unknown[0])} is none of {', '.join(_LETTERS.values())}")
+    if fields.integer("mirostat", 0) > 0:  # which llama-server uses alone
+        return ["temperature"]
+    return names

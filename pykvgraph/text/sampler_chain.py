@@ -18,6 +18,7 @@ from pykvgraph.params import SamplingParams
 if TYPE_CHECKING:
     from pykvgraph.text.tokenizer import Tokenizer
 
+_LLAMA_NAMES = {"typical_p": "typical", "temperature": "temp_ext"}
 _MIROSTAT_M = 100  # tokens that mirostat 1 estimates with, as in its paper
 _DEEPEST = 200  # groups within groups of a grammar: libllama calls itself for each
 _MOST_RULES = 4000  # and for each rule that begins with another one
@@ -33,7 +34,7 @@ _REPEATS = re.compile(r"\{\s*([0-9]+)\s*,\s*([0-9]+)\s*\}")
 
 def is_plainly_greedy(chosen: SamplingParams) -> bool:
     """Whether the likeliest token is always the choice."""
-    return _is_greedy(chosen) and not (changes_logits(chosen) or has_grammar(chosen))
+    return is_greedy(chosen) and not (changes_logits(chosen) or has_grammar(chosen))
 
 
 def changes_logits(chosen: SamplingParams) -> bool:
@@ -49,17 +50,29 @@ def n_remembered(chosen: SamplingParams) -> int:
 
 def has_dry(chosen: SamplingParams) -> bool:
     """Whether repetitions are penalized, by DRY."""
-    return chosen.dry_multiplier > 0 and chosen.dry_base >= 1 and chosen.dry_penalty_last_n > 0
+    is_on = chosen.dry_multiplier > 0 and chosen.dry_base >= 1 and chosen.dry_penalty_last_n > 0
+    return "dry" in chosen.samplers and is_on
 
 
 def _penalizes(chosen: SamplingParams) -> bool:
     neutral = (chosen.repeat_penalty, chosen.frequency_penalty, chosen.presence_penalty) == (1.0, 0.0, 0.0)
-    return chosen.penalty_last_n > 0 and not neutral
+    return "penalties" in chosen.samplers and chosen.penalty_last_n > 0 and not neutral
 
 
-def _is_greedy(chosen: SamplingParams) -> bool:
-    """Whether it takes the likeliest token of those that are left."""
-    return chosen.temperature == chosen.dynatemp_range == chosen.xtc_probability == 0
+def is_greedy(chosen: SamplingParams) -> bool:
+    """Whether it takes the likeliest token, of those that the grammar allows, behind penalties and DRY.
+
+    What comes behind a temperature of 0 has one candidate left; what comes before may leave that one out.
+    """
+    if "temperature" not in chosen.samplers or not chosen.temperature == chosen.dynatemp_range == 0:
+        return False
+    leaves_out = {"typical_p": chosen.typical_p < 1, "xtc": chosen.xtc_probability > 0, "infill": True}
+    return not any(leaves_out.get(name) for name in _before_temperature(chosen))
+
+
+def _before_temperature(chosen: SamplingParams) -> tuple[str, ...]:
+    names = tuple(chosen.samplers)
+    return names[: names.index("temperature")]
 
 
 def has_grammar(chosen: SamplingParams) -> bool:
@@ -101,35 +114,46 @@ def _links(
     if chosen.logit_bias:
         biases = (llama.llama_logit_bias * len(chosen.logit_bias))(*chosen.logit_bias)  # type: ignore[arg-type]
         yield llama.llama_sampler_init_logit_bias(n_vocab, len(biases), biases)
-    if _penalizes(chosen):
-        penalties = chosen.repeat_penalty, chosen.frequency_penalty, chosen.presence_penalty
-        yield llama.llama_sampler_init_penalties(n_vocab, chosen.penalty_last_n, *penalties)
-    if has_dry(chosen):
-        yield _dry(llama, chosen, tokenizer)
     if has_grammar(chosen):
         yield _grammar(llama, chosen, tokenizer)
-    if _is_greedy(chosen):
+    names = _before_temperature(chosen) if is_greedy(chosen) else chosen.samplers
+    if is_greedy(chosen) or chosen.mirostat:
+        names = [name for name in names if name in ("penalties", "dry")]
+    for name in names:
+        if (name != "penalties" or _penalizes(chosen)) and (name != "dry" or has_dry(chosen)):
+            yield _link(llama, name, chosen, seed, n_vocab, tokenizer)
+    if is_greedy(chosen):
         yield llama.llama_sampler_init_greedy()
     elif chosen.mirostat:
         yield llama.llama_sampler_init_temp(chosen.temperature)
         yield _mirostat(llama, chosen, seed, n_vocab)
+    elif chosen.adaptive_target >= 0:
+        yield llama.llama_sampler_init_adaptive_p(chosen.adaptive_target, chosen.adaptive_decay, seed)
     else:
-        yield llama.llama_sampler_init_top_n_sigma(chosen.top_n_sigma)
-        yield llama.llama_sampler_init_top_k(chosen.top_k)
-        yield llama.llama_sampler_init_typical(chosen.typical_p, chosen.min_keep)
-        yield llama.llama_sampler_init_top_p(chosen.top_p, chosen.min_keep)
-        yield llama.llama_sampler_init_min_p(chosen.min_p, chosen.min_keep)
-        xtc = chosen.xtc_probability, chosen.xtc_threshold
-        yield llama.llama_sampler_init_xtc(*xtc, chosen.min_keep, seed)
-        dynamic = chosen.dynatemp_range, chosen.dynatemp_exponent
-        yield llama.llama_sampler_init_temp_ext(chosen.temperature, *dynamic)
-        if chosen.infill:
-            yield _infill(llama, tokenizer)
-        if chosen.adaptive_target >= 0:
-            adaptive = chosen.adaptive_target, chosen.adaptive_decay
-            yield llama.llama_sampler_init_adaptive_p(*adaptive, seed)
-        else:
-            yield llama.llama_sampler_init_dist(seed)
+        yield llama.llama_sampler_init_dist(seed)
+
+
+def _link(
+    llama: Any, name: str, chosen: SamplingParams, seed: int, n_vocab: int, tokenizer: Tokenizer | None
+) -> int:
+    if name == "dry":
+        return _dry(llama, chosen, tokenizer)
+    if name == "infill":
+        return _infill(llama, tokenizer)
+    penalties = chosen.repeat_penalty, chosen.frequency_penalty, chosen.presence_penalty
+    arguments: dict[str, tuple[Any, ...]] = {
+        "penalties": (n_vocab, chosen.penalty_last_n, *penalties),
+        "top_n_sigma": (chosen.top_n_sigma,),
+        "top_k": (chosen.top_k,),
+        "typical": (chosen.typical_p, chosen.min_keep),
+        "top_p": (chosen.top_p, chosen.min_keep),
+        "min_p": (chosen.min_p, chosen.min_keep),
+        "xtc": (chosen.xtc_probability, chosen.xtc_threshold, chosen.min_keep, seed),
+        "temp_ext": (chosen.temperature, chosen.dynatemp_range, chosen.dynatemp_exponent),
+    }
+    own_name = _LLAMA_NAMES.get(name, name)
+    link: int = getattr(llama, f"llama_sampler_init_{own_name}")(*arguments[own_name])
+    return link
 
 
 def _mirostat(llama: Any, chosen: SamplingParams, seed: int, n_vocab: int) -> int:

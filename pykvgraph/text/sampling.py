@@ -16,9 +16,11 @@ from pykvgraph._native.handles import Handle, NotCopied
 from pykvgraph.checks import shown
 from pykvgraph.errors import InvalidArgumentError, KVGraphError
 from pykvgraph.params import MAX_SEED, SamplingParams, ThoughtLimit, params_of
+from pykvgraph.text.likeliest import likeliest
 from pykvgraph.text.sampler_chain import (
     has_dry,
     has_grammar,
+    is_greedy,
     is_plainly_greedy,
     n_remembered,
     new_chain,
@@ -32,9 +34,8 @@ class Sampler(NotCopied):
     """Chooses a token from its logits, as SamplingParams says, where the arguments are explained.
 
     temperature 0 (greedy): the likeliest token, the lowest id among equals. Above 0: libllama's samplers.
-    Either way logit_bias comes first, then the penalties, DRY and the grammar; then, above 0,
-    top_n_sigma, top_k, typical_p, top_p, min_p, xtc, temperature and a random draw, or temperature and
-    mirostat. Penalties, DRY and grammar follow what this sampler has chosen so far, so it is for one
+    Either way logit_bias and the grammar come first, then what `samplers` says, in its order, and a random
+    draw. Penalties, DRY and grammar follow what this sampler has chosen so far, so it is for one
     text.
 
     seed: 0 to 2^32 - 2, or None for a random seed. tokenizer: what a grammar and DRY need. Threads may share
@@ -69,6 +70,7 @@ class Sampler(NotCopied):
         mirostat_tau: float = SamplingParams.mirostat_tau,
         mirostat_eta: float = SamplingParams.mirostat_eta,
         min_keep: int = SamplingParams.min_keep,
+        samplers: Iterable[str] = SamplingParams.samplers,
         adaptive_target: float = SamplingParams.adaptive_target,
         adaptive_decay: float = SamplingParams.adaptive_decay,
         logit_bias: Mapping[int, float] | Iterable[tuple[int, float]] = SamplingParams.logit_bias,
@@ -107,6 +109,7 @@ class Sampler(NotCopied):
         self._chain: Handle | None = None
         self._candidates = np.empty(0, [("id", np.int32), ("logit", np.float32), ("p", np.float32)])
         self._fresh = self._candidates
+        self._n_left = 0  # candidates behind all samplers, the first ones
         if not self.greedy:
             self._llama = libllama.low_level()
             if has_grammar(params) or has_dry(params):  # what is wrong is said now, and what takes long done
@@ -146,6 +149,19 @@ class Sampler(NotCopied):
         if thoughts is not None:
             thoughts.accept(token)
         return token
+
+    def drawn_with(self, token: int, n: int) -> tuple[float, list[tuple[int, float]]]:
+        """The log probability that the last token was drawn with; the n likeliest tokens, each with its own.
+
+        Of candidates that no sampler has left out.
+        """
+        if is_greedy(self._params):
+            return 0.0, [(token, 0.0)][:n]
+        left = self._candidates[: self._n_left]
+        left = left[left["p"] > 0]
+        logprobs = np.log(left["p"])
+        (own,) = logprobs[left["id"] == token]
+        return float(own), [(int(left["id"][place]), logprob) for place, logprob in likeliest(logprobs, n)]
 
     def _draw(self, logits: npt.NDArray[np.float32], due: int | None) -> int | None:
         """None: no token may be said; due: the only one that may."""
@@ -198,6 +214,7 @@ class Sampler(NotCopied):
         llama.llama_sampler_apply(chain, ctypes.byref(array))
         if not 0 <= array.selected < array.size:
             raise KVGraphError(f"libllama's sampler chose candidate {array.selected} of {array.size}")
+        self._n_left = array.size
         found = array.data[array.selected]
         if found.logit == -math.inf:
             return None

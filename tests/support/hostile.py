@@ -1,6 +1,6 @@
 """Opens damaged models, each in a process of its own, which a process that has everything imported forks.
 
-    python -m support.hostile FOLDER BASE FIRST COUNT
+    python -m support.hostile FOLDER BASE FIRST COUNT [BASE FIRST COUNT ...]
 
 writes mutants FIRST to FIRST + COUNT - 1 of BASE into FOLDER, and prints one JSON object each: `mutant`,
 `changes`, `verdict`. The verdict is what became of file, tokenizer and model ("ok", or the name of a typed
@@ -278,4 +278,5 @@ def tell(mutant: str, changes: str, verdict: str) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))
+    for base, first, count in zip(sys.argv[2::3], sys.argv[3::3], sys.argv[4::3], strict=True):
+        main(Path(sys.argv[1]), base, int(first), int(count))

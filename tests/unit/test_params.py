@@ -23,7 +23,7 @@ from pykvgraph.token_loop import generate
 
 GENERATED = {"max_tokens", "stop"}  # of a generation, not of a sampler
 # of an engine's request alone
-REQUESTED = {"n", "priority", "top_logprobs", "special", "infill", "n_indent", "line_seconds"}
+REQUESTED = {"n", "priority", "top_logprobs", "special", "sampled_probs", "n_indent", "line_seconds"}
 SAMPLED = {field.name for field in dataclasses.fields(SamplingParams)} - GENERATED - REQUESTED
 
 

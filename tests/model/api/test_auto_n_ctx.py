@@ -83,13 +83,13 @@ with kvg.Model(path, device="cpu") as model:
 @pytest.mark.skipif(sanitizer.ADDRESS, reason="AddressSanitizer takes memory of its own")
 @pytest.mark.parametrize("kind", ["RLIMIT_AS", "RLIMIT_DATA"])
 def test_under_each_limit(architecture: Callable[[ArchSpec], Path], kind: str) -> None:
-    """10 limits of 80 to 170 MB: it starts, fills the cache to the last cell, and takes what there is.
+    """4 limits of 80 to 170 MB, or 10: it starts, fills the cache to the last cell, and takes what there is.
 
     A larger limit gives no fewer cells. Cells leave the margin, and no more than that and 60 MB for graphs.
     """
     spec = ArchSpec("llama", n_layer=8, n_head=16, n_head_kv=16, head_dim=128)  # 64 KiB a cell
     path, found = str(architecture(spec)), []
-    for more in range(80_000_000, 180_000_000, 10_000_000):
+    for more in range(80_000_000, 180_000_000, 10_000_000 if sanitizer.THOROUGH else 30_000_000):
         command = [sys.executable, "-c", UNDER_A_LIMIT, path, kind, str(more)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
@@ -97,6 +97,6 @@ def test_under_each_limit(architecture: Callable[[ArchSpec], Path], kind: str) -
         assert n_ctx * 65536 <= n_bytes <= 0.8 * more
         assert n_bytes >= 0.8 * more - 60_000_000 - 256 * 65536
         found.append(n_ctx)
-    assert len(found) == 10
+    assert len(found) == (10 if sanitizer.THOROUGH else 4)
     assert found == sorted(found)
     assert found[0] < found[-1]

@@ -12,12 +12,14 @@ from support import where
 from support.architectures import ArchSpec
 from support.edits_at_random import N_SEQ, Editor
 from support.engines import open_context
+from support.sanitizer import THOROUGH
 
 import pykvgraph as kvg
 
 Architecture = Callable[[ArchSpec], Path]
 
 W, N_BATCH = 8, 9
+N_STEPS = 800 if THOROUGH else 300
 F32 = {"type_k": "f32", "type_v": "f32"}
 # Edits change what a token once saw, so no layer's K and V may depend on another layer's attention: of two
 # layers with cells one is silent. Gemma 4's last two have no cells, and read those of both. No expert is
@@ -40,9 +42,9 @@ FILES = [
 @pytest.mark.parametrize("swa_full", [False, True], ids=["bounded", "swa_full"])
 @pytest.mark.parametrize("spec", FILES, ids=str)
 def test_logits_are_a_fresh_contexts(architecture: Architecture, spec: ArchSpec, swa_full: bool) -> None:
-    counts = edit(architecture(spec), swa_full, seed=FILES.index(spec), n_steps=800)
+    counts = edit(architecture(spec), swa_full, seed=FILES.index(spec), n_steps=N_STEPS)
     for name in ("append", "copy", "shift", "move_a_part", "remove", "go_back", "rewind", "attach", "load"):
-        assert counts[f"{name} done"] >= 5, counts
+        assert counts[f"{name} done"] >= (5 if THOROUGH else 1), counts
     assert swa_full or min(counts["lost"], counts["rewound to a checkpoint"]) >= 1, counts
 
 

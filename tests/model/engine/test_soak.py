@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import where
+from support import sanitizer, where
 from support.architectures import ArchSpec
 from support.recurrent import DELTA_NET
 from support.soak import N_CTX, Soak, has_faults, soak_of_few_cells
@@ -28,6 +28,8 @@ SPECS = [
     ArchSpec("gpt-oss", 2, 64, 4, 2, 32, 32, n_expert=4, window=24),
     DELTA_NET,
 ]
+BY_THE_THOUSAND = pytest.mark.skipif(not sanitizer.THOROUGH, reason="as many steps as AddressSanitizer sees")
+LONG = pytest.param(1000, marks=[pytest.mark.slow, BY_THE_THOUSAND])
 
 
 @pytest.fixture(scope="module", params=SPECS, ids=str)
@@ -43,7 +45,7 @@ def n_left() -> int:
 
 
 @pytest.mark.parametrize("draft", ["ngram", "model"])
-@pytest.mark.parametrize("n_steps", [40, pytest.param(1000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("n_steps", [40, LONG])
 def test_drafts_lose_nothing(model: kvg.Model, n_steps: int, draft: str) -> None:
     """N-grams, or the model as its own draft, which one with states can't be."""
     if draft == "model" and model.arch == DELTA_NET.arch:
@@ -60,7 +62,7 @@ def test_drafts_lose_nothing(model: kvg.Model, n_steps: int, draft: str) -> None
 
 
 @pytest.mark.parametrize("overcommit", [False, True])
-@pytest.mark.parametrize("n_steps", [40, pytest.param(1000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("n_steps", [40, LONG])
 def test_nothing_is_lost_or_left(model: kvg.Model, n_steps: int, overcommit: bool) -> None:
     before, n_threads = n_left(), threading.active_count()
     soak = Soak(model, n_steps + overcommit, overcommit)
@@ -73,7 +75,7 @@ def test_nothing_is_lost_or_left(model: kvg.Model, n_steps: int, overcommit: boo
     assert threading.active_count() == n_threads
 
 
-@pytest.mark.parametrize("n_steps", [60, pytest.param(1000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("n_steps", [60, LONG])
 def test_nobody_lacks_a_cell_with_drafts_that_hold(
     model: kvg.Model, monkeypatch: pytest.MonkeyPatch, n_steps: int
 ) -> None:
@@ -89,7 +91,7 @@ def test_nobody_lacks_a_cell_with_drafts_that_hold(
 
 
 @pytest.mark.skipif(where.device != "cpu", reason="it is about the memory of the host")
-@pytest.mark.parametrize("n_steps", [60, pytest.param(1000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("n_steps", [60, LONG])
 def test_nobody_lacks_a_cell_of_as_many_as_fit(model: kvg.Model, n_steps: int) -> None:
     """n_ctx="auto", where the memory has room for few cells, with drafts of any length."""
     soak = soak_of_few_cells(model, n_steps, "ngram")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,30 @@ BODIES: dict[str, dict[str, Any]] = {
         "xtc_probability": 1.0,
         "samplers": ["top_k", "temperature"],
     },
+    "in another order": {
+        **WARM,
+        "prompt": TOM,
+        "repeat_penalty": 1.4,
+        "temperature": 2.0,
+        "samplers": ["temperature", "min_p", "top_p", "penalties", "top_k"],
+    },
+    "by their letters": {
+        **WARM,
+        "prompt": TOM,
+        "xtc_probability": 0.6,
+        "xtc_threshold": 0.03,
+        "samplers": "txmk",
+    },
+    "by other names": {**WARM, "prompt": TOM, "top_p": 0.5, "samplers": ["Temp", "top-k", "nucleus"]},
+    "the same one twice": {**WARM, "seed": 11, "top_p": 0.8, "samplers": ["top_p", "temperature", "top_p"]},
+    "no temperature": {"temperature": 0, "seed": 5, "samplers": ["top_k", "min_p"]},
+    "none": {"temperature": 0, "seed": 5, "samplers": []},
+    "a temperature of 0 before penalties": {
+        "prompt": LILY,
+        "repeat_penalty": 1.5,
+        "samplers": ["temperature", "penalties"],
+    },
+    "typical, the likeliest of those left": {"prompt": LILY, "typical_p": 0.05},
     "infill": {**WARM, "prompt": LILY, "samplers": ["top_k", "top_p", "infill"]},
     "min_keep": {**WARM, "temperature": 3.0, "top_p": 0.3, "min_p": 0.5, "typical_p": 0.4, "min_keep": 7},
     "adaptive": {
@@ -89,17 +114,55 @@ def test_the_same_tokens(clients: tuple[httpx.Client, httpx.Client], name: str) 
     assert len(told["tokens"]) > 8
 
 
+PROBS: dict[str, dict[str, Any]] = {
+    "greedy": {},
+    "greedy behind penalties": {"repeat_penalty": 1.5},
+    "few": {**WARM, "top_k": 3},
+    "many": {**WARM, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "n_probs": 7},
+    "mirostat": {**WARM, "mirostat": 2},
+    "adaptive": {**WARM, "samplers": ["top_k", "adaptive_p"], "adaptive_target": 0.3},
+}
+
+
+@pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.parametrize("name", PROBS)
+def test_the_probabilities_behind_the_samplers(
+    clients: tuple[httpx.Client, httpx.Client], name: str, streams: bool
+) -> None:
+    body = {"prompt": LILY, "temperature": 0, "n_predict": 12, "n_probs": 5, "post_sampling_probs": True}
+    body |= PROBS[name] | {"stream": streams}
+    wanted, told = (probs_of(client.post("/completion", json=body).text, streams) for client in clients)
+    assert len(told) == len(wanted) > 8
+    for theirs, ours in zip(wanted, told, strict=True):
+        assert set(theirs) == set(ours)
+        assert ours["id"] == theirs["id"]
+        assert ours["prob"] == pytest.approx(theirs["prob"], abs=1e-2)
+        if name != "adaptive":  # of which llama-server tells the likeliest ones before it
+            top = [each["prob"] for each in theirs["top_probs"]]
+            assert [each["prob"] for each in ours["top_probs"]] == pytest.approx(top, abs=1e-2)
+
+
+def probs_of(text: str, streams: bool) -> list[dict[str, Any]]:
+    """completion_probabilities of an answer."""
+    if not streams:
+        found: list[dict[str, Any]] = json.loads(text)["completion_probabilities"]
+        return found
+    events = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
+    return [each for event in events for each in event.get("completion_probabilities", [])]
+
+
 def test_the_settings_are_told(clients: tuple[httpx.Client, httpx.Client]) -> None:
     body = {"prompt": TOM, "n_predict": 2, **BODIES["all of them"], "seed": 3}
     wanted, told = (client.post("/completion", json=body).json() for client in clients)
     names = [
         name
         for name in wanted["generation_settings"]
-        if name.startswith(("dry", "xtc", "dyna", "top_n", "min_keep"))
+        if name.startswith(("dry", "xtc", "dyna", "top_n", "min_keep", "post"))
     ]
-    assert len(names) == 11
+    assert len(names) == 12
     for name in names:
         assert told["generation_settings"][name] == pytest.approx(wanted["generation_settings"][name]), name
+    assert told["generation_settings"]["samplers"] == wanted["generation_settings"]["samplers"]
 
 
 def test_no_breakers_are_refused(clients: tuple[httpx.Client, httpx.Client]) -> None:
