@@ -31,7 +31,6 @@ from pykvgraph.lab.bench.servers import Client, started
 
 OURS = "pykvgraph"
 SERVER = ROOT.parent / "shared" / "rivals" / "bin" / "llama-server"
-N_THREADS = 2
 # fewer and narrower layers than elsewhere, for 1,000 turns in a minute: what is kept is the same
 MODELS: dict[str, ModelSpec | ArchSpec] = {
     "llama": ModelSpec(n_layer=6, n_embd=512, n_head=8, n_head_kv=4, n_ff=1536, weights=WeightType.Q8_0),
@@ -90,9 +89,9 @@ def commands(path: Path, args: argparse.Namespace) -> Iterator[tuple[str, list[s
         "-m",
         str(path),
         "-t",
-        str(N_THREADS),
+        str(args.threads),
         "-tb",
-        str(N_THREADS),
+        str(args.threads),
         "-c",
         str(-(-n_ctx // 256) * 256),
     ]
@@ -112,6 +111,7 @@ def main() -> None:
     parser.add_argument("--server", type=Path, default=SERVER, help="llama-server (default: %(default)s)")
     parser.add_argument("--servers", nargs="+", help="by their names in the table; default: all")
     parser.add_argument("--cache-ram", type=int, default=1024, help="MiB of each server")
+    parser.add_argument("--threads", type=int, default=2, help="of each server")
     parser.add_argument("--talks", type=int, default=200)
     parser.add_argument("--fit", type=int, default=20, help="conversations for which there are cells")
     parser.add_argument("--turns", type=int, default=5)
@@ -121,7 +121,7 @@ def main() -> None:
     args = parser.parse_args()
     for directory in (args.models, args.json.parent):
         directory.mkdir(parents=True, exist_ok=True)
-    report = json.loads(args.json.read_text(encoding="utf-8")) if args.json.exists() else {"models": {}}
+    report = json.loads(args.json.read_text(encoding="utf-8")) if args.json.exists() else {}
     report["machine"] = machine()
     print(f"{'model':<12}{'server':<22}{'old':>8}{'again':>8}{'kept':>8}{'first ms':>10}{'seconds':>9}")
     for name in args.only:
@@ -138,7 +138,7 @@ def main() -> None:
                     "fit": args.fit,
                     "turns": args.turns,
                 }
-                report["models"].setdefault(name, {})[server] = found
+                report.setdefault("conversations", {}).setdefault(name, {})[server] = found
                 args.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
                 row = f"{found['old']:>8}{found['again']:>8}{found['kept_share']:>8.1%}"
                 print(

@@ -1,7 +1,7 @@
 """Seconds to the first token of a long prompt: decoded, and loaded from memory and from the disk.
 
-python benchmarks/tiers.py MODEL...             # on a quiet machine; about a minute a model
-python benchmarks/tiers.py --serve MODEL        # tokens a second with saves, and without
+    python benchmarks/tiers.py MODEL...             # on a quiet machine; about a minute a model
+    python benchmarks/tiers.py --serve MODEL        # tokens a second with saves, and without, by turns
 
 Each first token from the disk is that of a new process, which has loaded the model and nothing else. "cold":
 the files are not in the page cache (posix_fadvise). "memory": the same engine, whose cells others have taken.
@@ -94,7 +94,11 @@ def measure(path: Path) -> dict[str, Any]:
     finally:
         shutil.rmtree(folder)
     expected = found["decoded"][0]["tokens"]
-    row: dict[str, Any] = {"model": path.stem, "mib_on_disk": round(found["bytes"] / 2**20, 1)}
+    row: dict[str, Any] = {
+        "model": path.stem,
+        "n_prompt": N_PROMPT,
+        "mib_on_disk": round(found["bytes"] / 2**20, 1),
+    }
     decoding = statistics.median(each["seconds"] for each in found["decoded"])
     row["decoded"] = round(decoding, 3)
     for name in ("memory", "warm", "cold"):
@@ -126,6 +130,18 @@ def served(path: Path, with_tiers: bool) -> float:
         shutil.rmtree(folder)
 
 
+def serving(path: Path, n_rounds: int) -> dict[str, Any]:
+    """By turns; the ratio is the median of those of the rounds."""
+    rates = []
+    for each in range(n_rounds):
+        pair = {
+            with_saves: served(path, with_saves) for with_saves in ((True, False), (False, True))[each % 2]
+        }
+        rates.append((round(pair[True], 1), round(pair[False], 1)))
+    ratio = statistics.median(with_saves / without for with_saves, without in rates)
+    return {"model": path.stem, "with_and_without": rates, "ratio": round(ratio, 4)}
+
+
 def main() -> None:
     if sys.argv[1:2] == ["--child"]:
         what, path, folder = sys.argv[2], Path(sys.argv[3]), Path(sys.argv[4])
@@ -140,17 +156,19 @@ def main() -> None:
     )
     parser.add_argument("model", nargs="+", type=Path)
     parser.add_argument("--serve", action="store_true", help="tokens a second, with saves and without")
+    parser.add_argument("--rounds", type=int, default=N_REPEATS, help="of --serve")
+    parser.add_argument("--json", type=Path, help="a file that gets the figures, beside those that it has")
     options = parser.parse_args()
+    report: dict[str, Any] = {}
+    if options.json and options.json.exists():
+        report = json.loads(options.json.read_text(encoding="utf-8"))
     for path in options.model:
-        if options.serve:
-            rates = [(served(path, True), served(path, False)) for _ in range(N_REPEATS)]
-            ratio = statistics.median(with_saves / without for with_saves, without in rates)
-            print(
-                json.dumps({"model": path.stem, "tokens_a_second": rates, "ratio": round(ratio, 4)}),
-                flush=True,
-            )
-        else:
-            print(json.dumps(measure(path.resolve())), flush=True)
+        what = "serving" if options.serve else "first_token"
+        row = serving(path, options.rounds) if options.serve else measure(path.resolve())
+        print(json.dumps(row), flush=True)
+        report.setdefault(what, {})[path.stem] = row
+        if options.json:
+            options.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
