@@ -104,16 +104,18 @@ def test_a_damaged_file_is_decoded_and_replaced(model: kvg.Model, tmp_path: Path
     with engine_of(model, tiers) as engine:
         expected = engine.submit(prompt, TALK).result()
         assert expected.n_cached == 99
-    for file in files:
+    for number, file in enumerate(files):
         text = bytearray(file.read_bytes())
         text[len(text) // 2] ^= 4
-        file.write_bytes(text)
+        file.write_bytes(text if number % 2 else b"GGUF")
         with engine_of(model, tiers) as engine:
             found = engine.submit(prompt, TALK).result()
             stats = engine.stats().tiers
             assert stats is not None
             assert found.tokens == expected.tokens
-            assert stats.misses["damaged"] == sum(stats.misses.values()) == (found.n_cached < 99)
+            n_wrong = stats.misses["damaged"] + stats.misses["foreign"]
+            assert n_wrong == sum(stats.misses.values()) <= 1
+            assert n_wrong == 1 or found.n_cached == 99  # of two ends one is asked for
         with engine_of(model, tiers) as engine:  # it was written again
             assert engine.submit(prompt, TALK).result().n_cached == 99
 
