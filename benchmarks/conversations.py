@@ -133,6 +133,7 @@ def main() -> None:
                 with args.json.with_suffix(".log").open("ab") as log, started(command, log) as port:
                     found = converse(Client(port, model.tokenizer), model.n_vocab, args)
                 found |= {
+                    "n_threads": args.threads,
                     "cache_ram": args.cache_ram,
                     "talks": args.talks,
                     "fit": args.fit,

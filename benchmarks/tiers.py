@@ -111,8 +111,11 @@ def measure(path: Path) -> dict[str, Any]:
     return row
 
 
-def served(path: Path, with_tiers: bool) -> float:
-    """Tokens a second of 14 texts, with cells for 5: what they leave is saved, and nothing is loaded."""
+def served(path: Path, with_tiers: bool) -> tuple[float, dict[str, int]]:
+    """Tokens a second of 14 texts, with cells for 5: what they leave is saved, and nothing is loaded.
+
+    And how much was saved until then, was on the disk, and was dropped.
+    """
     folder = Path(tempfile.mkdtemp(prefix="pykvgraph-tiers-"))
     tiers = kvg.Tiers("256M", "4G", folder) if with_tiers else None
     try:
@@ -125,21 +128,25 @@ def served(path: Path, with_tiers: bool) -> float:
             begin = time.perf_counter()
             requests = [engine.submit(each, kvg.SamplingParams(max_tokens=64)) for each in prompts]
             n = sum(len(prompt) + len(r.result().tokens) for prompt, r in zip(prompts, requests, strict=True))
-            return n / (time.perf_counter() - begin)
+            rate, stats = n / (time.perf_counter() - begin), engine.stats().tiers
+            names = ("saved", "written", "dropped", "unwritten")
+            return rate, {name: getattr(stats, name) for name in names if stats}
     finally:
         shutil.rmtree(folder)
 
 
 def serving(path: Path, n_rounds: int) -> dict[str, Any]:
     """By turns; the ratio is the median of those of the rounds."""
-    rates = []
+    rates: list[tuple[float, float]] = []
+    counts: dict[str, int] = {}
     for each in range(n_rounds):
         pair = {
             with_saves: served(path, with_saves) for with_saves in ((True, False), (False, True))[each % 2]
         }
-        rates.append((round(pair[True], 1), round(pair[False], 1)))
+        rates.append((round(pair[True][0], 1), round(pair[False][0], 1)))
+        counts = pair[True][1]
     ratio = statistics.median(with_saves / without for with_saves, without in rates)
-    return {"model": path.stem, "with_and_without": rates, "ratio": round(ratio, 4)}
+    return {"model": path.stem, "with_and_without": rates, "ratio": round(ratio, 4), "last_round": counts}
 
 
 def main() -> None:

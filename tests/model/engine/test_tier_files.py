@@ -9,6 +9,8 @@ import random
 import shutil
 import subprocess
 import sys
+import threading
+import time
 from array import array
 from collections import Counter
 from collections.abc import Callable
@@ -22,6 +24,7 @@ from support.soak import F32
 from support.tier_process import LIMIT, SHORT, bytes_in, prompts_of
 
 import pykvgraph as kvg
+from pykvgraph.engine import fetches
 from pykvgraph.prefix import block
 from pykvgraph.tiers.record import read_front
 from pykvgraph.tiers.store import Store
@@ -135,9 +138,9 @@ def test_damaged_files(
 
 
 def store_of(engine: kvg.Engine) -> Store:
-    fetches = engine._loop.stepper._fetches
-    assert fetches is not None
-    return fetches.store
+    found = engine._loop.stepper._fetches
+    assert found is not None
+    return found.store
 
 
 @pytest.mark.parametrize("call", ["write", "fsync", "rename", "ftruncate", "unlink", "open", "scandir"])
@@ -194,6 +197,26 @@ def test_a_directory_that_may_only_be_read(
         push_out(engine, 1)
     assert sorted(each.name for each in tmp_path.iterdir()) == before
     assert len(caplog.records) == 1
+
+
+@pytest.mark.slow
+def test_closing_does_not_wait_for_a_disk_that_hangs(
+    model: kvg.Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetches, "_CLOSE_SECONDS", 0.2)
+    works = threading.Event()
+    real = os.fsync
+
+    def hangs(file: int) -> None:
+        works.wait(30)
+        real(file)
+
+    monkeypatch.setattr(os, "fsync", hangs)
+    with engine_of(model, kvg.Tiers("64M", "64M", tmp_path)) as engine:
+        engine.submit(ids_of(model, 100, 1), SHORT).result()
+        begin = time.monotonic()
+    assert time.monotonic() - begin < 5
+    works.set()
 
 
 def test_bytes_at_every_step(model: kvg.Model, tmp_path: Path) -> None:
