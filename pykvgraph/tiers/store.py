@@ -19,6 +19,7 @@ from pykvgraph.tiers.tiers import Tiers
 _log = logging.getLogger("pykvgraph")
 _MOST_QUEUED = 4096  # records that wait for the disk
 _REFRESH_SECONDS = 1.0
+_QUIET_SECONDS = 60.0
 
 
 class Store:
@@ -40,7 +41,7 @@ class Store:
         self.counts: Counter[str] = Counter()
         self.n_written_bytes = 0
         self.disk_bytes = tiers.disk
-        self._failed = False
+        self._quiet_until = 0.0
         self._closed = False
         self._looked = 0.0
         self._looks = False
@@ -223,7 +224,6 @@ class Store:
                     self._write(key)
                 elif looks and self._disk is not None:
                     self._disk.refresh()
-                self._failed = False
             except OSError as error:
                 self.counts["unwritten"] += key is not None
                 self._tell("writing", error)
@@ -248,7 +248,8 @@ class Store:
                 self._memory.release(key)
 
     def _tell(self, what: str, error: OSError) -> None:
-        """One line for as long as it goes on."""
-        if not self._failed:
+        """One line a minute at most, for as long as it goes on."""
+        now = time.monotonic()
+        if now >= self._quiet_until:
+            self._quiet_until = now + _QUIET_SECONDS
             _log.warning("%s prefixes on the disk failed, texts are decoded instead: %s", what, error)
-        self._failed = True

@@ -108,6 +108,11 @@ def test_a_disk_that_fails(
     save(store, 7)
     assert store.flush(10)
     assert store.counts["written"] == 1
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", fails)
+        save(store, 8)
+        assert store.flush(10)
+    assert len(caplog.records) == 1  # a disk that is nearly full fails now and then
     store.close(10)
 
 
