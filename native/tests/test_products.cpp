@@ -4,10 +4,10 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <cstring>
 #include <random>
+#include <string>
 #include <vector>
 
 #include "cpu/products.h"
@@ -66,9 +66,9 @@ struct problem {
 std::vector<float> product(const problem & p, const std::vector<float> & x, uint32_t n_tiles_at_a_time) {
     const product_kernel & kernel = *product_kernel_for(p.type);
     const auto n_rows = static_cast<uint32_t>(x.size() / p.n_in);
-    std::vector<uint8_t> rows(rounded_bytes(p.n_in) * n_rows);
+    std::vector<uint8_t> rows(kernel.form.bytes(p.n_in) * n_rows);
     for (uint32_t r = 0; r < n_rows; ++r) {
-        kernel.round(&x[size_t{r} * p.n_in], &rows[r * rounded_bytes(p.n_in)], p.n_in);
+        kernel.form.round(&x[size_t{r} * p.n_in], &rows[r * kernel.form.bytes(p.n_in)], p.n_in);
     }
     const guarded weights(p.weights);
     std::vector<float> out(size_t{p.n_out} * n_rows, std::nanf(""));
@@ -80,15 +80,18 @@ std::vector<float> product(const problem & p, const std::vector<float> & x, uint
     return out;
 }
 
-// 32 numbers at a time with an F16 scale, from -127 to 127.
-std::vector<double> rounded(const float * x, uint32_t n) {
-    std::vector<double> y(n);
-    for (uint32_t i = 0; i < n; i += 32) {
-        float most = 0;
-        std::for_each(x + i, x + i + 32, [&](float v) { most = std::max(most, std::fabs(v)); });
-        const double scale = ggml_fp16_to_fp32(ggml_fp32_to_fp16(most / 127));
-        for (uint32_t j = i; j < i + 32; ++j) {
-            y[j] = most > 0 ? std::nearbyint(x[j] * (127 / most)) * scale : 0;
+// Numbers from -127 to 127: for K-quants 256 at a time with the scale of the one that is farthest from 0, else 32 with an F16 scale.
+std::vector<double> rounded(const problem & p, uint32_t row) {
+    const bool of_k = ggml_blck_size(p.type) == 256;
+    const uint32_t n = of_k ? 256 : 32;
+    std::vector<double> y(p.n_in);
+    for (uint32_t i = 0; i < p.n_in; i += n) {
+        const float * x = &p.x[size_t{row} * p.n_in + i];
+        const float most = *std::max_element(x, x + n, [](float a, float b) { return std::fabs(a) < std::fabs(b); });
+        const float factor = of_k ? -127 / most : 127 / std::fabs(most);
+        const float scale = of_k ? 1 / factor : ggml_fp16_to_fp32(ggml_fp32_to_fp16(std::fabs(most) / 127));
+        for (uint32_t j = 0; j < n; ++j) {
+            y[i + j] = most != 0 ? double{std::nearbyint(x[j] * factor)} * scale : 0;
         }
     }
     return y;
@@ -100,7 +103,7 @@ double worst(const problem & p, const std::vector<float> & out) {
     ggml_get_type_traits(p.type)->to_float(p.weights.data(), w.data(), static_cast<int64_t>(w.size()));
     double most = 0;
     for (uint32_t r = 0; r < p.n_rows; ++r) {
-        const std::vector<double> x = rounded(&p.x[size_t{r} * p.n_in], p.n_in);
+        const std::vector<double> x = rounded(p, r);
         for (uint32_t o = 0; o < p.n_out; ++o) {
             double sum = 0;
             double size = 0;
@@ -115,59 +118,65 @@ double worst(const problem & p, const std::vector<float> & out) {
     return most;
 }
 
-bool has_kernel() {
-    if (!product_kernel_for(GGML_TYPE_Q8_0)) {
-        MESSAGE("this CPU has no AVX-512 VNNI");
-        return false;
-    }
-    return true;
-}
-
-} // namespace
-
-TEST_CASE("a product is that of the numbers as they were rounded, in F64") {
-    if (!has_kernel()) {
-        return;
-    }
-    for (const auto & [n_in, n_out, n_rows] : {std::array{32u, 1u, 1u}, std::array{64u, 17u, 2u}, std::array{544u, 16u, 3u},
-                                               std::array{1056u, 40u, 5u}, std::array{96u, 31u, 67u}}) {
-        CAPTURE(n_in);
-        CAPTURE(n_out);
-        CAPTURE(n_rows);
-        const problem p(GGML_TYPE_Q8_0, n_in, n_out, n_rows);
-        CHECK(worst(p, product(p, p.x, 2)) < 1e-6);
-    }
-}
-
-TEST_CASE("what a row gives depends neither on other rows nor on how the weights are shared out, to the last bit") {
-    if (!has_kernel()) {
-        return;
-    }
-    const problem p(GGML_TYPE_Q8_0, 1056, 40, 200);
-    const std::vector<float> all = product(p, p.x, 3);
-    for (const uint32_t n : {1u, 2u, 3u, 4u, 5u, 7u, 8u, 9u, 63u, 64u, 65u}) {
-        for (uint32_t first = 0; first + n <= p.n_rows; first += std::max(n, 29u)) {
-            CAPTURE(n);
-            CAPTURE(first);
-            const auto begin = p.x.begin() + static_cast<ptrdiff_t>(size_t{first} * p.n_in);
-            const std::vector<float> some = product(p, {begin, begin + static_cast<ptrdiff_t>(size_t{n} * p.n_in)}, 1 + n % 2);
-            CHECK(memcmp(some.data(), &all[size_t{first} * p.n_out], some.size() * sizeof(float)) == 0);
+template <class F> void for_each_type(F test) {
+    for (const ggml_type type : {GGML_TYPE_Q8_0, GGML_TYPE_Q4_K, GGML_TYPE_Q6_K}) {
+        CAPTURE(std::string(ggml_type_name(type)));
+        if (product_kernel_for(type)) {
+            test(type, static_cast<uint32_t>(ggml_blck_size(type)));
+        } else {
+            MESSAGE("this CPU has no AVX-512 VNNI");
         }
     }
 }
 
+struct shape {
+    uint32_t n_blocks;
+    uint32_t n_out;
+    uint32_t n_rows;
+};
+
+} // namespace
+
+TEST_CASE("a product is that of the numbers as they were rounded, in F64") {
+    for_each_type([](ggml_type type, uint32_t block) {
+        for (const shape & s : {shape{1, 1, 1}, shape{2, 17, 2}, shape{17, 16, 3}, shape{33, 40, 5}, shape{3, 31, 67}}) {
+            CAPTURE(s.n_blocks);
+            CAPTURE(s.n_out);
+            CAPTURE(s.n_rows);
+            const problem p(type, s.n_blocks * block, s.n_out, s.n_rows);
+            CHECK(worst(p, product(p, p.x, 2)) < 1e-6);
+        }
+    });
+}
+
+TEST_CASE("what a row gives depends neither on other rows nor on how the weights are shared out, to the last bit") {
+    for_each_type([](ggml_type type, uint32_t) {
+        const problem p(type, 1280, 40, 200);
+        const std::vector<float> all = product(p, p.x, 3);
+        for (const uint32_t n : {1u, 2u, 3u, 4u, 5u, 7u, 8u, 9u, 63u, 64u, 65u}) {
+            for (uint32_t first = 0; first + n <= p.n_rows; first += std::max(n, 29u)) {
+                CAPTURE(n);
+                CAPTURE(first);
+                const auto begin = p.x.begin() + static_cast<ptrdiff_t>(size_t{first} * p.n_in);
+                const std::vector<float> some =
+                    product(p, {begin, begin + static_cast<ptrdiff_t>(size_t{n} * p.n_in)}, 1 + n % 2);
+                CHECK(memcmp(some.data(), &all[size_t{first} * p.n_out], some.size() * sizeof(float)) == 0);
+            }
+        }
+    });
+}
+
 TEST_CASE("numbers that are not finite spoil their own row alone") {
-    if (!has_kernel()) {
-        return;
-    }
-    problem p(GGML_TYPE_Q8_0, 64, 16, 4);
-    const std::vector<float> before = product(p, p.x, 1);
-    p.x[64 + 5] = INFINITY;
-    p.x[2 * 64 + 7] = std::nanf("");
-    const std::vector<float> after = product(p, p.x, 1);
-    for (const size_t row : {0u, 3u}) {
-        CHECK(memcmp(&after[row * 16], &before[row * 16], 16 * sizeof(float)) == 0);
-    }
-    CHECK(!std::isfinite(after[16]));
-    CHECK(std::isnan(after[2 * 16]));
+    for_each_type([](ggml_type type, uint32_t) {
+        problem p(type, 256, 16, 4);
+        const std::vector<float> before = product(p, p.x, 1);
+        p.x[256 + 5] = INFINITY;
+        p.x[2 * 256 + 7] = std::nanf("");
+        const std::vector<float> after = product(p, p.x, 1);
+        for (const size_t row : {0u, 3u}) {
+            CHECK(memcmp(&after[row * 16], &before[row * 16], 16 * sizeof(float)) == 0);
+        }
+        CHECK(!std::isfinite(after[16]));
+        CHECK(std::isnan(after[2 * 16]));
+    });
 }

@@ -4,18 +4,31 @@ namespace kvg {
 
 namespace products_vnni {
 extern const product_kernel q8_0;
-}
+extern const product_kernel q4_k;
+extern const product_kernel q6_k;
+} // namespace products_vnni
 
 const product_kernel * product_kernel_for(ggml_type type) {
 #ifdef __x86_64__
     static const bool here = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                              __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("f16c");
-    if (here && type == GGML_TYPE_Q8_0) {
-        return &products_vnni::q8_0;
+    if (!here) {
+        return nullptr;
     }
-#endif
+    switch (type) {
+    case GGML_TYPE_Q8_0:
+        return &products_vnni::q8_0;
+    case GGML_TYPE_Q4_K:
+        return &products_vnni::q4_k;
+    case GGML_TYPE_Q6_K:
+        return &products_vnni::q6_k;
+    default:
+        return nullptr;
+    }
+#else
     static_cast<void>(type);
     return nullptr;
+#endif
 }
 
 } // namespace kvg

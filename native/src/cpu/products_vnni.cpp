@@ -1,52 +1,42 @@
 // x86 with AVX-512 VNNI.
 #ifdef __x86_64__
-#include <immintrin.h>
-
-#include <cmath>
-#include <cstring>
-#include <utility>
-
-#include "cpu/products.h"
+#include "cpu/vnni.inl"
 
 namespace kvg::products_vnni {
 
 namespace {
 
-constexpr uint32_t BLOCK = PRODUCT_BLOCK;
-constexpr uint32_t TILE = PRODUCT_TILE;
+constexpr uint32_t BLOCK = 32;  // numbers with one scale
 constexpr size_t BYTES = 34;    // of a block of Q8_0: an F16 scale, 32 numbers
 constexpr uint32_t CHUNK = 512; // weights of a row at a time: a turned tile of them stays in L1
-constexpr uint32_t MANY = 64;   // rows at a time, whose sums stay in L1
 
-template <class T> inline T load(const uint8_t * from) {
-    T value;
-    std::memcpy(&value, from, sizeof(T));
-    return value;
-}
+// A block of a rounded row, beside its 32 numbers.
+struct rounded_scale {
+    float scale;
+    int32_t lift; // -128 times the sum of the numbers: weights are raised by 128
+};
+
+// Where the scales of a rounded row of n begin: behind its numbers, which are read 64 at a time.
+size_t scales_at(uint32_t n) { return (size_t{n} + 63) / 64 * 64; }
+size_t row_bytes(uint32_t n) { return scales_at(n) + n / BLOCK * sizeof(rounded_scale); }
 
 // Blocks of 16 rows of weights.
 struct piece {
-    const uint8_t * rows[TILE]; // the last one stands in for those that are missing
+    weight_rows rows;
     uint32_t n_blocks;
-    size_t ahead; // bytes to the next tile's rows, which are fetched meanwhile
 
     // Numbers raised by 128: those of block b of a row, and of the block behind it, or anything where there is none.
     __m512i pair(uint32_t row, uint32_t b) const {
-        const uint8_t * first = rows[row] + b * BYTES;
+        const uint8_t * first = rows.at[row] + b * BYTES;
         const uint8_t * second = b + 1 < n_blocks ? first + BYTES : first;
-        _mm_prefetch(first + ahead, _MM_HINT_T1);
+        rows.fetch(row, b * BYTES);
         const __m256i low = _mm256_loadu_si256(reinterpret_cast<const __m256i *>(first + 2));
         const __m256i high = _mm256_loadu_si256(reinterpret_cast<const __m256i *>(second + 2));
         const __m512i both = _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
         return _mm512_xor_si512(both, _mm512_set1_epi8(static_cast<char>(0x80)));
     }
     // of block b of each row
-    __m512 scales(uint32_t b) const { return scales(b, std::make_index_sequence<TILE>()); }
-
-private:
-    template <size_t... I> __m512 scales(uint32_t b, std::index_sequence<I...>) const {
-        return _mm512_cvtph_ps(_mm256_setr_epi16(load<int16_t>(rows[I] + b * BYTES)...));
-    }
+    __m512 scales(uint32_t b) const { return rows.halves(b * BYTES); }
 };
 
 // Rounded rows, from some block on.
@@ -62,23 +52,9 @@ struct rounded_rows {
     }
 };
 
-using sums = float[TILE]; // of one row with each row of weights
-
 // One row's sum goes on by a block. Here alone floats are added.
 inline __m512 add_block(__m512 sum, __m512i in_block, __m512 weight_scales, float scale) {
     return _mm512_fmadd_ps(_mm512_cvtepi32_ps(in_block), _mm512_mul_ps(weight_scales, _mm512_set1_ps(scale)), sum);
-}
-
-// Of each four lanes of four vectors the sums, in four lanes.
-inline __m512i folded(const __m512i v[4]) {
-    const __m512i low = _mm512_add_epi32(_mm512_unpacklo_epi32(v[0], v[1]), _mm512_unpackhi_epi32(v[0], v[1]));
-    const __m512i high = _mm512_add_epi32(_mm512_unpacklo_epi32(v[2], v[3]), _mm512_unpackhi_epi32(v[2], v[3]));
-    return _mm512_add_epi32(_mm512_unpacklo_epi64(low, high), _mm512_unpackhi_epi64(low, high));
-}
-
-// Quarters are added in pairs: 0 + 1 and 2 + 3 of a, then those of b.
-inline __m512i halved(__m512i a, __m512i b) {
-    return _mm512_add_epi32(_mm512_shuffle_i32x4(a, b, 0x88), _mm512_shuffle_i32x4(a, b, 0xdd));
 }
 
 // N rows with weights as they lie: each row of weights gives a vector of sums, and those of 16 are folded into one.
@@ -124,33 +100,6 @@ struct tile {
     uint32_t n_blocks;
 };
 
-// 16 x 16 of 32 bits
-inline void transpose(__m512i * r) {
-    __m512i t[16];
-    for (int i = 0; i < 8; ++i) {
-        t[2 * i] = _mm512_unpacklo_epi32(r[2 * i], r[2 * i + 1]);
-        t[2 * i + 1] = _mm512_unpackhi_epi32(r[2 * i], r[2 * i + 1]);
-    }
-    for (int i = 0; i < 4; ++i) {
-        r[4 * i] = _mm512_unpacklo_epi64(t[4 * i], t[4 * i + 2]);
-        r[4 * i + 1] = _mm512_unpackhi_epi64(t[4 * i], t[4 * i + 2]);
-        r[4 * i + 2] = _mm512_unpacklo_epi64(t[4 * i + 1], t[4 * i + 3]);
-        r[4 * i + 3] = _mm512_unpackhi_epi64(t[4 * i + 1], t[4 * i + 3]);
-    }
-    for (int i = 0; i < 4; ++i) {
-        t[i] = _mm512_shuffle_i32x4(r[i], r[i + 4], 0x88);
-        t[i + 4] = _mm512_shuffle_i32x4(r[i], r[i + 4], 0xdd);
-        t[i + 8] = _mm512_shuffle_i32x4(r[i + 8], r[i + 12], 0x88);
-        t[i + 12] = _mm512_shuffle_i32x4(r[i + 8], r[i + 12], 0xdd);
-    }
-    for (int i = 0; i < 4; ++i) {
-        r[i] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0x88);
-        r[i + 8] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0xdd);
-        r[i + 4] = _mm512_shuffle_i32x4(t[i + 4], t[i + 12], 0x88);
-        r[i + 12] = _mm512_shuffle_i32x4(t[i + 4], t[i + 12], 0xdd);
-    }
-}
-
 void turn(tile & to, const piece & from) {
     to.n_blocks = from.n_blocks;
     for (uint32_t b = 0; b < from.n_blocks; b += 2) {
@@ -195,14 +144,6 @@ template <uint32_t N> void multiply(const tile & weights, const rounded_rows & x
     }
 }
 
-// N rows as long as there are so many, from row r on.
-template <uint32_t N>
-void multiply_by(uint32_t & r, uint32_t n_rows, const tile & weights, const rounded_rows & x, sums * out) {
-    for (; r + N <= n_rows; r += N) {
-        multiply<N>(weights, x.from(r), out + r);
-    }
-}
-
 void multiply_piece(tile & turned, const piece & weights, const rounded_rows & x, uint32_t n_rows, sums * out) {
     switch (n_rows) {
     case 1:
@@ -213,38 +154,21 @@ void multiply_piece(tile & turned, const piece & weights, const rounded_rows & x
         return multiply_few<3>(weights, x, out);
     default: // turning pays
         turn(turned, weights);
-        uint32_t r = 0;
-        multiply_by<8>(r, n_rows, turned, x, out);
-        multiply_by<4>(r, n_rows, turned, x, out);
-        multiply_by<2>(r, n_rows, turned, x, out);
-        multiply_by<1>(r, n_rows, turned, x, out);
+        by_eights(n_rows, [&](auto n, uint32_t r) { multiply<n>(turned, x.from(r), out + r); });
     }
 }
 
 void run(const product_job & job, uint32_t begin, uint32_t end) {
     tile turned;
-    alignas(64) sums out[MANY];
-    const size_t stride = rounded_bytes(job.n_in);
-    for (uint32_t first = begin * TILE; first < end * TILE; first += TILE) {
-        const uint32_t n_out = job.n_out - first < TILE ? job.n_out - first : TILE;
-        for (uint32_t row = 0; row < job.n_rows; row += MANY) {
-            const uint32_t n = job.n_rows - row < MANY ? job.n_rows - row : MANY;
-            const uint8_t * rows = job.rows + row * stride;
-            std::memset(out, 0, n * sizeof(sums));
-            for (uint32_t in = 0; in < job.n_in; in += CHUNK) {
-                const uint32_t b = in / BLOCK;
-                piece weights = {{}, (job.n_in - in < CHUNK ? job.n_in - in : CHUNK) / BLOCK, TILE * job.weight_stride};
-                for (uint32_t i = 0; i < TILE; ++i) {
-                    weights.rows[i] = job.weights + (first + (i < n_out ? i : n_out - 1)) * job.weight_stride + b * BYTES;
-                }
-                const uint8_t * scales = rows + rounded_scales_at(job.n_in) + b * sizeof(rounded_scale);
-                multiply_piece(turned, weights, {rows + in, scales, stride}, n, out);
-            }
-            for (uint32_t r = 0; r < n; ++r) {
-                std::memcpy(job.out + size_t{row + r} * job.n_out + first, out[r], n_out * sizeof(float));
-            }
+    const size_t stride = row_bytes(job.n_in);
+    run_tiles(job, begin, end, stride, [&](const weight_rows & weights, const uint8_t * rows, uint32_t n, sums * out) {
+        for (uint32_t in = 0; in < job.n_in; in += CHUNK) {
+            const uint32_t b = in / BLOCK;
+            const uint32_t n_blocks = (job.n_in - in < CHUNK ? job.n_in - in : CHUNK) / BLOCK;
+            const uint8_t * scales = rows + scales_at(job.n_in) + b * sizeof(rounded_scale);
+            multiply_piece(turned, {weights.from(b * BYTES), n_blocks}, {rows + in, scales, stride}, n, out);
         }
-    }
+    });
 }
 
 // Within -127 and 127, whatever x is.
@@ -253,7 +177,7 @@ inline __m512i rounded(__m512 x, __m512 factor) {
 }
 
 void round_row(const float * x, uint8_t * row, uint32_t n) {
-    uint8_t * scales = row + rounded_scales_at(n);
+    uint8_t * scales = row + scales_at(n);
     for (uint32_t i = 0; i < n; i += BLOCK) {
         const __m512 low = _mm512_loadu_ps(x + i);
         const __m512 high = _mm512_loadu_ps(x + i + 16);
@@ -273,8 +197,9 @@ void round_row(const float * x, uint8_t * row, uint32_t n) {
 
 } // namespace
 
+static const row_form form = {row_bytes, round_row};
 extern const product_kernel q8_0;
-const product_kernel q8_0 = {round_row, run};
+const product_kernel q8_0 = {form, run};
 
 } // namespace kvg::products_vnni
 #endif

@@ -42,12 +42,13 @@ ggml_tensor * builder::input(ggml_type type, int64_t ne0, int64_t ne1) {
 }
 
 ggml_tensor * builder::product(ggml_tensor * x, ggml_tensor * weight) {
-    if (!can_multiply(weight, x)) {
+    const row_form * form = form_of(weight, x);
+    if (!form) {
         return ggml_mul_mat(ctx(), weight, x);
     }
-    const auto [known, is_new] = rounded_.try_emplace(x);
-    known->second = is_new ? rounded(ctx(), x) : known->second;
-    return multiply(ctx(), weight, known->second, x->ne[1]);
+    const auto [known, is_new] = rounded_.try_emplace({x, form});
+    known->second = is_new ? rounded(ctx(), x, *form) : known->second;
+    return multiply(ctx(), weight, known->second);
 }
 
 ggml_tensor * builder::linear(ggml_tensor * x, ggml_tensor * weight, ggml_tensor * scale, ggml_tensor * bias) {

@@ -10,6 +10,8 @@
 
 #include <ggml-cpp.h>
 
+#include "cpu/products.h"
+
 namespace kvg {
 
 class builder {
@@ -44,9 +46,10 @@ private:
     void require_room_kept() const;
 
     std::vector<chunk> chunks_;
-    std::map<ggml_tensor *, ggml_tensor *> rounded_; // what products round: Q, K and V have one input
-    size_t n_used_ = 0;                              // bytes of the last chunk at the last call of ctx()
-    size_t first_unwished_ = 0;                      // of the chunks
+    std::map<std::pair<ggml_tensor *, const row_form *>, ggml_tensor *>
+        rounded_;               // what products round: Q, K and V have one input
+    size_t n_used_ = 0;         // bytes of the last chunk at the last call of ctx()
+    size_t first_unwished_ = 0; // of the chunks
     std::vector<ggml_tensor *> roots_;
     std::vector<std::pair<ggml_tensor *, ggml_backend_dev_t>> wishes_;
 };

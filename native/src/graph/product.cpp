@@ -21,14 +21,13 @@ share share_of(uint32_t n, int ith, int nth) {
     return {at(ith), at(ith + 1)};
 }
 
-void run_round(ggml_tensor * dst, int ith, int nth, void *) {
+void run_round(ggml_tensor * dst, int ith, int nth, void * form) {
+    const auto & how = *static_cast<const row_form *>(form);
     const ggml_tensor * x = dst->src[0];
-    const auto n_in = static_cast<uint32_t>(x->ne[0]);
-    const product_kernel * kernel = product_kernel_for(GGML_TYPE_Q8_0);
     const share rows = share_of(static_cast<uint32_t>(x->ne[1]), ith, nth);
     for (uint32_t r = rows.begin; r < rows.end; ++r) {
         const auto * from = reinterpret_cast<const float *>(static_cast<const char *>(x->data) + r * x->nb[1]);
-        kernel->round(from, static_cast<uint8_t *>(dst->data) + r * rounded_bytes(n_in), n_in);
+        how.round(from, static_cast<uint8_t *>(dst->data) + r * dst->nb[1], static_cast<uint32_t>(x->ne[0]));
     }
 }
 
@@ -47,20 +46,24 @@ void run_multiply(ggml_tensor * dst, int ith, int nth, void *) {
 
 } // namespace
 
-bool can_multiply(const ggml_tensor * weight, const ggml_tensor * x) {
-    return product_kernel_for(weight->type) && ggml_backend_buffer_is_host(weight->buffer) && ggml_is_matrix(weight) &&
-           ggml_is_matrix(x) && x->type == GGML_TYPE_F32 && x->nb[0] == sizeof(float);
+const row_form * form_of(const ggml_tensor * weight, const ggml_tensor * x) {
+    const product_kernel * kernel = product_kernel_for(weight->type);
+    const bool runs = kernel && ggml_backend_buffer_is_host(weight->buffer) && ggml_is_matrix(weight) && ggml_is_matrix(x) &&
+                      x->type == GGML_TYPE_F32 && x->nb[0] == sizeof(float);
+    return runs ? &kernel->form : nullptr;
 }
 
-ggml_tensor * rounded(ggml_context * ctx, ggml_tensor * x) {
+ggml_tensor * rounded(ggml_context * ctx, ggml_tensor * x, const row_form & form) {
     ggml_tensor * args[] = {x};
-    const auto n_bytes = static_cast<int64_t>(rounded_bytes(static_cast<size_t>(x->ne[0])));
-    return ggml_custom_4d(ctx, GGML_TYPE_I8, n_bytes, x->ne[1], 1, 1, args, 1, run_round, GGML_N_TASKS_MAX, nullptr);
+    const auto n_bytes = static_cast<int64_t>(form.bytes(static_cast<uint32_t>(x->ne[0])));
+    return ggml_custom_4d(ctx, GGML_TYPE_I8, n_bytes, x->ne[1], 1, 1, args, 1, run_round, GGML_N_TASKS_MAX,
+                          const_cast<row_form *>(&form));
 }
 
-ggml_tensor * multiply(ggml_context * ctx, ggml_tensor * weight, ggml_tensor * rows, int64_t n_rows) {
+ggml_tensor * multiply(ggml_context * ctx, ggml_tensor * weight, ggml_tensor * rows) {
     ggml_tensor * args[] = {weight, rows};
-    return ggml_custom_4d(ctx, GGML_TYPE_F32, weight->ne[1], n_rows, 1, 1, args, 2, run_multiply, GGML_N_TASKS_MAX, nullptr);
+    return ggml_custom_4d(ctx, GGML_TYPE_F32, weight->ne[1], rows->ne[1], 1, 1, args, 2, run_multiply, GGML_N_TASKS_MAX,
+                          nullptr);
 }
 
 } // namespace kvg

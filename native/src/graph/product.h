@@ -3,14 +3,17 @@
 
 #include <ggml.h>
 
+#include "cpu/products.h"
+
 namespace kvg {
 
-// Whether the CPU has a kernel for weights of this type, and they lie where it reads them, as the file has them.
+// How rows are rounded for these weights, or nullptr: ggml multiplies them. The CPU has a kernel for this type of weights, and they lie where
+// it reads them, as the file has them.
 // precondition: the weight has a buffer, if only one that says where it would be
-bool can_multiply(const ggml_tensor * weight, const ggml_tensor * x);
+const row_form * form_of(const ggml_tensor * weight, const ggml_tensor * x);
 // Rows as bytes, for multiply().
-ggml_tensor * rounded(ggml_context * ctx, ggml_tensor * x);
+ggml_tensor * rounded(ggml_context * ctx, ggml_tensor * x, const row_form & form);
 // weight * x; rows: rounded(x)
-ggml_tensor * multiply(ggml_context * ctx, ggml_tensor * weight, ggml_tensor * rows, int64_t n_rows);
+ggml_tensor * multiply(ggml_context * ctx, ggml_tensor * weight, ggml_tensor * rows);
 
 } // namespace kvg

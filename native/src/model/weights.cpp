@@ -6,6 +6,7 @@
 #include <map>
 #include <set>
 
+#include "cpu/products.h"
 #include "device.h"
 #include "error.h"
 #include "host_memory.h"
@@ -52,8 +53,11 @@ std::vector<ggml_backend_buffer_type_t> repacking_buffers(ggml_backend_dev_t dev
     return found;
 }
 
-// The buffer in which the device multiplies this matrix fastest.
+// The buffer in which the device multiplies this matrix fastest. Our own kernels read it as the file has it.
 ggml_backend_buffer_type_t multiplying_buffer(ggml_backend_dev_t dev, const gguf_tensor & source) {
+    if (is_cpu(dev) && source.ne[2] == 1 && product_kernel_for(source.type)) {
+        return ggml_backend_dev_buffer_type(dev);
+    }
     for (ggml_backend_buffer_type_t type : repacking_buffers(dev)) {
         // an answer depends on where a weight lies
         const ggml_backend_buffer_ptr empty(ggml_backend_buft_alloc_buffer(type, 0));

@@ -1,0 +1,124 @@
+// What products by AVX-512 VNNI share. Included where it is compiled for that, and nowhere else.
+#include <immintrin.h>
+
+#include <cmath>
+#include <cstring>
+#include <type_traits>
+#include <utility>
+
+#include "cpu/products.h"
+
+namespace kvg::products_vnni {
+
+namespace {
+
+constexpr uint32_t TILE = PRODUCT_TILE;
+constexpr uint32_t MANY = 64; // rows at a time, whose sums stay in L1
+
+template <class T> inline T load(const uint8_t * from) {
+    T value;
+    std::memcpy(&value, from, sizeof(T));
+    return value;
+}
+
+using sums = float[TILE]; // of one row with each row of weights
+
+// Of each four lanes of four vectors the sums, in four lanes.
+inline __m512i folded(const __m512i v[4]) {
+    const __m512i low = _mm512_add_epi32(_mm512_unpacklo_epi32(v[0], v[1]), _mm512_unpackhi_epi32(v[0], v[1]));
+    const __m512i high = _mm512_add_epi32(_mm512_unpacklo_epi32(v[2], v[3]), _mm512_unpackhi_epi32(v[2], v[3]));
+    return _mm512_add_epi32(_mm512_unpacklo_epi64(low, high), _mm512_unpackhi_epi64(low, high));
+}
+
+// Quarters are added in pairs: 0 + 1 and 2 + 3 of a, then those of b.
+inline __m512i halved(__m512i a, __m512i b) {
+    return _mm512_add_epi32(_mm512_shuffle_i32x4(a, b, 0x88), _mm512_shuffle_i32x4(a, b, 0xdd));
+}
+
+// 16 x 16 of 32 bits
+inline void transpose(__m512i * r) {
+    __m512i t[16];
+    for (int i = 0; i < 8; ++i) {
+        t[2 * i] = _mm512_unpacklo_epi32(r[2 * i], r[2 * i + 1]);
+        t[2 * i + 1] = _mm512_unpackhi_epi32(r[2 * i], r[2 * i + 1]);
+    }
+    for (int i = 0; i < 4; ++i) {
+        r[4 * i] = _mm512_unpacklo_epi64(t[4 * i], t[4 * i + 2]);
+        r[4 * i + 1] = _mm512_unpackhi_epi64(t[4 * i], t[4 * i + 2]);
+        r[4 * i + 2] = _mm512_unpacklo_epi64(t[4 * i + 1], t[4 * i + 3]);
+        r[4 * i + 3] = _mm512_unpackhi_epi64(t[4 * i + 1], t[4 * i + 3]);
+    }
+    for (int i = 0; i < 4; ++i) {
+        t[i] = _mm512_shuffle_i32x4(r[i], r[i + 4], 0x88);
+        t[i + 4] = _mm512_shuffle_i32x4(r[i], r[i + 4], 0xdd);
+        t[i + 8] = _mm512_shuffle_i32x4(r[i + 8], r[i + 12], 0x88);
+        t[i + 12] = _mm512_shuffle_i32x4(r[i + 8], r[i + 12], 0xdd);
+    }
+    for (int i = 0; i < 4; ++i) {
+        r[i] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0x88);
+        r[i + 8] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0xdd);
+        r[i + 4] = _mm512_shuffle_i32x4(t[i + 4], t[i + 12], 0x88);
+        r[i + 12] = _mm512_shuffle_i32x4(t[i + 4], t[i + 12], 0xdd);
+    }
+}
+
+// The same place in each of 16 rows of weights. The last one stands in for those that are missing.
+struct weight_rows {
+    const uint8_t * at[TILE];
+    size_t ahead; // bytes to the next tile's rows, which are fetched meanwhile
+
+    weight_rows from(size_t offset) const {
+        weight_rows moved = *this;
+        for (const uint8_t *& row : moved.at) {
+            row += offset;
+        }
+        return moved;
+    }
+    void fetch(uint32_t row, size_t offset) const { _mm_prefetch(at[row] + offset + ahead, _MM_HINT_T1); }
+    // An F16 of each row.
+    __m512 halves(size_t offset) const { return halves(offset, std::make_index_sequence<TILE>()); }
+
+private:
+    template <size_t... I> __m512 halves(size_t offset, std::index_sequence<I...>) const {
+        return _mm512_cvtph_ps(_mm256_setr_epi16(load<int16_t>(at[I] + offset)...));
+    }
+};
+
+// multiply(weights, rows, n_rows, out) adds what up to MANY rows give with a tile.
+template <class F> inline void run_tiles(const product_job & job, uint32_t begin, uint32_t end, size_t stride, F multiply) {
+    alignas(64) sums out[MANY];
+    for (uint32_t first = begin * TILE; first < end * TILE; first += TILE) {
+        const uint32_t n_out = job.n_out - first < TILE ? job.n_out - first : TILE;
+        weight_rows weights = {{}, TILE * job.weight_stride};
+        for (uint32_t i = 0; i < TILE; ++i) {
+            weights.at[i] = job.weights + (first + (i < n_out ? i : n_out - 1)) * job.weight_stride;
+        }
+        for (uint32_t row = 0; row < job.n_rows; row += MANY) {
+            const uint32_t n = job.n_rows - row < MANY ? job.n_rows - row : MANY;
+            std::memset(out, 0, n * sizeof(sums));
+            multiply(weights, job.rows + row * stride, n, out);
+            for (uint32_t r = 0; r < n; ++r) {
+                std::memcpy(job.out + size_t{row + r} * job.n_out + first, out[r], n_out * sizeof(float));
+            }
+        }
+    }
+}
+
+// Calls f<N>(r) for N rows from r on, as long as there are so many.
+template <uint32_t N, class F> inline void by(uint32_t & r, uint32_t n_rows, F f) {
+    for (; r + N <= n_rows; r += N) {
+        f(std::integral_constant<uint32_t, N>(), r);
+    }
+}
+
+template <class F> inline void by_eights(uint32_t n_rows, F f) {
+    uint32_t r = 0;
+    by<8>(r, n_rows, f);
+    by<4>(r, n_rows, f);
+    by<2>(r, n_rows, f);
+    by<1>(r, n_rows, f);
+}
+
+} // namespace
+
+} // namespace kvg::products_vnni
