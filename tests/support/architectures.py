@@ -17,12 +17,32 @@ from support.models import N_VOCAB, WeightType, add_vocabulary, quantize_by_libl
 DELTA_NETS = ("qwen35", "qwen35moe", "qwen3next")
 SHORT_CONV = ("lfm2", "lfm2moe")
 # what converters leave in F32
-KEPT = (".ssm_a", ".ssm_d", ".ssm_conv1d", ".ssm_norm", ".shortconv.conv")
+KEPT = ("_q_norm", "_k_norm", ".ssm_a", ".ssm_d", ".ssm_conv1d", ".ssm_norm", ".shortconv.conv")
 # a layer without KV heads has a state
 BY_KV_HEADS = (*SHORT_CONV, "granitehybrid", "nemotron_h", "kimi-linear")
 
+# norms behind attention and feed-forward, alone or beside those before them; norms of Q and K, of each head
+# or of all of a token's
+LAYER_NORMS = ("command-r", "cohere2", "phi2", "stablelm", "starcoder2", "nemotron", "gptneox")
+NORM_BIASES = ("phi2", "phimoe", "stablelm", "starcoder2", "nemotron", "gptneox")
+BIASES = ("phi2", "phimoe", "starcoder2", "gptneox")  # of all matrices
+POST_NORMS = ("gemma2", "gemma3", "gemma4", "olmo2", "exaone4", "glm4")
+NO_PRE_NORMS = ("olmo2", "exaone4")
+HEAD_NORMS = ("qwen3", "qwen3moe", "gemma3", "gemma4", "exaone4", "bailingmoe2", *DELTA_NETS, *SHORT_CONV)
+WIDE_NORMS = ("olmo2", "olmoe", "minimax-m2")
+NO_FFN_NORM = ("nemotron_h", "falcon-h1", "mamba2", "command-r", "cohere2", "phi2", *NO_PRE_NORMS)
+# gate and up are one matrix; there is no gate
+GATED_IN_ONE = ("phi3", "glm4")
+UNGATED = ("nemotron_h", "arcee", "phi2", "starcoder2", "nemotron", "gptneox")
+TIED = ("gemma", "gemma2", "command-r", "cohere2")
+GRANITES = ("granite", "granitemoe", "granitehybrid")
+
 # the first layer has no experts
-FIRST_DENSE = ("lfm2moe", "kimi-linear")
+FIRST_DENSE = ("lfm2moe", "kimi-linear", "bailingmoe2", "glm4moe", "ernie4_5-moe")
+CHOICE_BIAS = ("minimax-m2", *FIRST_DENSE)
+# an expert that every token goes to, as wide as so many of the others
+SHARED_COUNT = ("kimi-linear", "bailingmoe2", "glm4moe")
+SIGMOID = ("lfm2moe", "kimi-linear", "bailingmoe2", "glm4moe", "minimax-m2")
 
 Array = npt.NDArray[np.float32]
 Tensors = dict[str, Array]
@@ -46,6 +66,7 @@ class ArchSpec:
     n_ff: int = 96
     n_expert: int = 0
     n_expert_used: int = 2
+    n_group: int = 0  # of experts: two may be chosen from
     window: int = 0
     period: int = 2  # every so many layers, one attends to everything
     scaling: str = ""  # "linear", "yarn" or "longrope"
@@ -73,6 +94,9 @@ class ArchSpec:
     n_behind: int = 16
     head_dim_out: int = 24
     biases: bool = False
+    parallel: bool = False  # the feed-forward sees what attention sees
+    norms_by_head: bool = False
+    sections: tuple[int, ...] = ()  # of rope's pairs, in files that also see pictures
     silent: tuple[int, ...] = ()  # layers whose attention adds nothing: later ones know no other token
     weights: WeightType = WeightType.F32
     expert_weights: WeightType | None = None
@@ -144,6 +168,8 @@ def add_metadata(writer: gguf.GGUFWriter, spec: ArchSpec) -> None:
     widths = [spec.n_ff * spec.feeds(layer) for layer in range(spec.n_layer)]
     writer.add_feed_forward_length(widths if spec.arch == "nemotron_h" else widths[0])
     writer.add_layer_norm_rms_eps(1e-5)
+    if spec.arch in LAYER_NORMS:
+        writer.add_layer_norm_eps(1e-5)
     writer.add_vocab_size(N_VOCAB)
     if spec.arch == "mamba2":
         writer.add_head_count(0)
@@ -154,14 +180,47 @@ def add_metadata(writer: gguf.GGUFWriter, spec: ArchSpec) -> None:
         writer.add_expert_used_count(spec.n_expert_used)
         if spec.arch != "llama":
             writer.add_expert_feed_forward_length(spec.n_ff)
+        add_experts(writer, spec)
+    if spec.n_ff_shared:
+        one = spec.arch == "bailingmoe2"  # whose key is the width of one of them
+        writer.add_expert_shared_feed_forward_length(spec.n_ff if one else spec.n_ff_shared)
     if spec.state_heads:
         add_states(writer, spec)
+    if spec.arch == "gptneox":
+        writer.add_parallel_residual(spec.parallel)
+    if spec.arch in ("command-r", "cohere2"):
+        writer.add_logit_scale(0.25)
+    if spec.arch in GRANITES:
+        writer.add_logit_scale(2.0)
+        writer.add_residual_scale(0.7)
+        writer.add_embedding_scale(3.0)
+        writer.add_attention_scale(0.3)
+        writer.add_rope_scaling_finetuned(spec.n_rot >= 0)
+    if spec.sections:
+        writer.add_rope_dimension_sections(list(spec.sections))
     if spec.arch == "gemma4":
         add_gemma4(writer, spec)
     elif spec.window:
         writer.add_sliding_window(spec.window)
         writer.add_sliding_window_pattern(spec.period)
     add_scaling(writer, spec)
+
+
+def add_experts(writer: gguf.GGUFWriter, spec: ArchSpec) -> None:
+    if spec.arch in FIRST_DENSE:
+        writer.add_leading_dense_block_count(1)
+    if spec.arch in SIGMOID:
+        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+    if spec.arch in SHARED_COUNT:
+        writer.add_expert_shared_count(spec.n_ff_shared // spec.n_ff)
+        writer.add_expert_weights_scale(2.446)
+    if spec.arch in ("bailingmoe2", "glm4moe"):
+        writer.add_expert_weights_norm(spec.arch == "glm4moe")
+    if spec.arch == "ernie4_5-moe":
+        writer.add_interleave_moe_layer_step(1)
+    if spec.n_group:
+        writer.add_expert_group_count(spec.n_group)
+        writer.add_expert_group_used_count(2)
 
 
 def add_heads(writer: gguf.GGUFWriter, spec: ArchSpec) -> None:
@@ -174,7 +233,7 @@ def add_heads(writer: gguf.GGUFWriter, spec: ArchSpec) -> None:
         writer.add_head_count_kv(spec.n_head_kv)
     writer.add_key_length(spec.rank + spec.n_behind if spec.rank else spec.head_dim)
     writer.add_value_length(spec.rank or spec.head_dim)
-    writer.add_rope_dimension_count(spec.n_behind if spec.rank else spec.n_rot or spec.head_dim)
+    writer.add_rope_dimension_count(spec.n_behind if spec.rank else max(spec.n_rot, 0) or spec.head_dim)
     writer.add_rope_freq_base(10000.0)
 
 
@@ -192,24 +251,11 @@ def add_states(writer: gguf.GGUFWriter, spec: ArchSpec) -> None:
     if spec.arch in ("qwen35", "qwen35moe"):
         pairs = (spec.n_rot or spec.head_dim) // 2
         writer.add_rope_dimension_sections([-(-pairs // 3)] * 3 + [0])
-    if spec.n_ff_shared:
-        writer.add_expert_shared_feed_forward_length(spec.n_ff_shared)
-    if spec.arch in FIRST_DENSE:
-        writer.add_leading_dense_block_count(1)
-        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
     if spec.arch == "kimi-linear":
         writer.add_kda_head_dim(spec.state_dim)
-        writer.add_expert_shared_count(spec.n_ff_shared // spec.n_ff)
-        writer.add_expert_weights_scale(2.446)
         writer.add_kv_lora_rank(spec.rank)
         writer.add_key_length_mla(spec.head_dim)
         writer.add_value_length_mla(spec.head_dim_out)
-    if spec.arch == "granitehybrid":
-        writer.add_logit_scale(2.0)
-        writer.add_residual_scale(0.7)
-        writer.add_embedding_scale(3.0)
-        writer.add_attention_scale(0.3)
-        writer.add_rope_scaling_finetuned(spec.n_rot >= 0)
     if spec.arch == "nemotron_h":
         writer.add_layer_norm_eps(1e-5)
 
@@ -280,7 +326,11 @@ def random_tensors(spec: ArchSpec) -> Tensors:
     tensors["token_embd_norm.weight" if spec.arch in SHORT_CONV else "output_norm.weight"] = random.norm(
         spec.n_embd
     )
-    if spec.arch != "gemma2":  # which has it tied
+    if spec.arch in NORM_BIASES:
+        tensors["output_norm.bias"] = random.bias(spec.n_embd)
+    if spec.arch in ("phi2", "phimoe"):
+        tensors["output.bias"] = random.bias(N_VOCAB)
+    if spec.arch not in TIED:
         tensors["output.weight"] = random.matrix(N_VOCAB, spec.n_embd, gain=3.0)
     if spec.arch == "gemma4":
         tensors |= _frame_of_gemma4(random)
@@ -306,14 +356,15 @@ def _attention(random: _Random, layer: int) -> Tensors:
         del parts["attn_v.weight"]
     gain = 0.0 if layer in spec.silent else 1.0
     parts["attn_output.weight"] = random.matrix(spec.n_embd, q_rows, gain=gain)
-    if spec.biases or spec.arch in ("qwen2", "gpt-oss"):
+    if spec.biases or spec.arch in ("qwen2", "gpt-oss", *BIASES):
         biases = {name: random.bias(rows) for name, rows in (("q", q_rows), ("k", kv_rows), ("v", kv_rows))}
         if spec.fused:
             parts["attn_qkv.bias"] = np.concatenate(list(biases.values()))
         else:
             parts |= {f"attn_{name}.bias": bias for name, bias in biases.items()}
-    if spec.arch == "gpt-oss":
+    if spec.arch in ("gpt-oss", *BIASES):
         parts["attn_output.bias"] = random.bias(spec.n_embd)
+    if spec.arch == "gpt-oss":
         parts["attn_sinks.weight"] = random.bias(spec.n_head, scale=2.0)
     return parts
 
@@ -334,19 +385,25 @@ def _latent_attention(random: _Random) -> Tensors:
 def _norms(random: _Random, layer: int) -> Tensors:
     spec = random.spec
     head_dim, _ = spec.heads_of(layer)
-    names = {"attn_norm": spec.n_embd}
-    if spec.arch in ("gpt-oss", *DELTA_NETS):
+    names = {} if spec.arch in NO_PRE_NORMS else {"attn_norm": spec.n_embd}
+    if spec.arch in ("gpt-oss", "seed_oss", "glm4moe", *DELTA_NETS):
         names["post_attention_norm"] = spec.n_embd
-    elif spec.arch not in ("nemotron_h", "falcon-h1", "mamba2"):
+    elif spec.arch not in NO_FFN_NORM and not (spec.arch == "stablelm" and spec.parallel):
         names["ffn_norm"] = spec.n_embd
-    normed = ("qwen3", "qwen3moe", "gemma3", "gemma4", *DELTA_NETS, *SHORT_CONV)
-    if spec.arch in normed and spec.attends(layer):
+    if spec.arch in WIDE_NORMS:
+        names |= {"attn_q_norm": spec.n_head * head_dim, "attn_k_norm": spec.n_head_kv * head_dim}
+    if spec.arch in HEAD_NORMS and spec.attends(layer):
         names["attn_q_norm"] = head_dim
         if layer < spec.n_layer - spec.n_shared or spec.spare_kv:
             names["attn_k_norm"] = head_dim
-    if spec.arch in ("gemma2", "gemma3", "gemma4"):
+    if spec.arch in POST_NORMS:
         names |= {"post_attention_norm": spec.n_embd, "post_ffw_norm": spec.n_embd}
     norms = {f"{name}.weight": random.norm(n) for name, n in names.items()}
+    if spec.arch in NORM_BIASES:
+        norms |= {f"{name}.bias": random.bias(n) for name, n in names.items()}
+    if spec.norms_by_head:
+        norms["attn_q_norm.weight"] = random.norm(spec.n_head * head_dim).reshape(-1, head_dim)
+        norms["attn_k_norm.weight"] = random.norm(spec.n_head_kv * head_dim).reshape(-1, head_dim)
     if spec.arch == "falcon-h1":
         norms["ffn_norm"] = random.norm(spec.n_embd)
     if spec.arch == "gemma4":  # nothing else scales its scores
@@ -357,9 +414,11 @@ def _norms(random: _Random, layer: int) -> Tensors:
 def _dense(random: _Random) -> Tensors:
     spec = random.spec
     rows = {"ffn_gate": spec.n_ff, "ffn_up": spec.n_ff}
-    if spec.arch in ("phi3", "nemotron_h"):
-        rows = {"ffn_up": spec.n_ff * (2 if spec.arch == "phi3" else 1)}
+    if spec.arch in (*GATED_IN_ONE, *UNGATED):
+        rows = {"ffn_up": spec.n_ff * (2 if spec.arch in GATED_IN_ONE else 1)}
     parts = {f"{name}.weight": random.matrix(n, spec.n_embd) for name, n in rows.items()}
+    if spec.arch in BIASES:
+        parts |= {"ffn_up.bias": random.bias(spec.n_ff), "ffn_down.bias": random.bias(spec.n_embd)}
     return parts | {"ffn_down.weight": random.matrix(spec.n_embd, spec.n_ff)}
 
 
@@ -372,13 +431,13 @@ def _experts(random: _Random) -> Tensors:
         "ffn_up_exps.weight": random.matrix(n, spec.n_ff, spec.n_embd),
         "ffn_down_exps.weight": random.matrix(n, spec.n_embd, spec.n_ff),
     }
-    if spec.fused and spec.arch != "kimi-linear":  # whose files have it for Q, K and V
+    if spec.fused and spec.arch not in ("kimi-linear", "bailingmoe2"):  # theirs is that of Q, K and V
         both = [parts.pop(f"ffn_{name}_exps.weight") for name in ("gate", "up")]
         parts["ffn_gate_up_exps.weight"] = np.concatenate(both, axis=1)
-    if spec.arch in FIRST_DENSE:
+    if spec.arch in CHOICE_BIAS:
         parts["exp_probs_b.bias"] = random.bias(n)
     if spec.n_ff_shared:
-        if spec.arch in DELTA_NETS:
+        if spec.arch in ("qwen2moe", *DELTA_NETS):
             parts["ffn_gate_inp_shexp.weight"] = random.bias(spec.n_embd)
         parts |= {
             "ffn_gate_shexp.weight": random.matrix(spec.n_ff_shared, spec.n_embd),

@@ -111,6 +111,9 @@ ARCHITECTURES = {
         "gemma4", 4, 32, 2, 1, 16, 32, n_expert=4, window=8, head_dim_window=32, n_shared=2, n_embd_layer=8
     ),
     "gpt-oss": ArchSpec("gpt-oss", 2, 32, 2, 1, 16, 32, n_expert=4, window=8, scaling="yarn"),
+    "stablelm": ArchSpec("stablelm", 2, 32, 2, 1, 16, 32, n_rot=4, norms_by_head=True),
+    "cohere2": ArchSpec("cohere2", 4, 32, 2, 1, 16, 32, window=8, period=4),
+    "bailingmoe2": ArchSpec("bailingmoe2", 2, 32, 2, 1, 16, 32, n_expert=8, n_group=4, n_ff_shared=32),
     "qwen35moe": ArchSpec("qwen35moe", 2, 32, 2, 1, 16, 32, n_expert=4, n_ff_shared=16, state_heads=2),
     "lfm2": ArchSpec("lfm2", 3, 32, 2, 1, 16, 32, window=8, state_heads=1, n_taps=3),
     "granitehybrid": ArchSpec("granitehybrid", 2, 32, 2, 1, 16, 32, state_heads=2),

@@ -118,20 +118,27 @@ ggml_tensor * decode_graph::layer(ggml_tensor * x, uint32_t il) {
     const norm_kind kind = model_.arch().norm;
     const layer_spec & spec = h.layers[il];
     const role_tensors & w = model_.layers()[il];
+    ggml_tensor * in = nullptr;
     ggml_tensor * mixed = nullptr;
     if (turn_of(il)) {
         turns_.push_back({il, gives(il), il == 0 ? nullptr : x});
     }
     if (spec.attends() || spec.recurs()) {
-        mixed = mix(norm(b, kind, x, w[role::attn_norm], h.rms_eps), il);
+        in = norm(b, kind, x, w[role::attn_norm], h.norm_eps, w[role::attn_norm_bias]);
+        mixed = mix(in, il);
     }
     if (!gives(il)) {
         return nullptr;
     }
     ggml_tensor * own = layer_embeddings_ ? asked(embedding_of_layer(b, layer_embeddings_, il), il) : nullptr;
     x = asked(x, il);
-    x = mixed ? add(x, norm(b, kind, mixed, w[role::attn_post_norm], h.rms_eps)) : x;
-    x = spec.feed_forward.feeds() ? add(x, feed_forward(b, model_, il, x)) : x;
+    if (spec.parallel) {
+        ggml_tensor * seen = w[role::ffn_norm] ? x : asked(in, il);
+        x = add(x, ggml_add(b.ctx(), feed_forward(b, model_, il, seen), mixed));
+    } else {
+        x = mixed ? add(x, norm(b, kind, mixed, w[role::attn_post_norm], h.norm_eps)) : x;
+        x = spec.feed_forward.feeds() ? add(x, feed_forward(b, model_, il, x)) : x;
+    }
     x = own ? add_layer_embedding(b, model_, il, x, own) : x;
     x = w[role::layer_scale] ? ggml_mul(b.ctx(), x, w[role::layer_scale]) : x;
     b.wish(model_.placement().layer(il));
@@ -157,7 +164,7 @@ void decode_graph::build() {
             return;
         }
     }
-    embd = norm(b, model_.arch().norm, x, w[role::output_norm], h.rms_eps);
+    embd = norm(b, model_.arch().norm, x, w[role::output_norm], h.norm_eps, w[role::output_norm_bias]);
     ggml_set_output(embd);
     logits = b.linear(embd, w[role::output], nullptr, w[role::output_bias]);
     logits = h.logit_scale == 1.0f ? logits : ggml_scale(b.ctx(), logits, h.logit_scale);

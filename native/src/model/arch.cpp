@@ -9,7 +9,7 @@ namespace {
 
 std::vector<arch_recipe> make_recipes() {
     std::vector<arch_recipe> all = plain_recipes();
-    for (const auto & more : {gemma_recipes(), hybrid_recipes()}) {
+    for (const auto & more : {gemma_recipes(), rms_recipes(), layer_norm_recipes(), expert_recipes(), hybrid_recipes()}) {
         all.insert(all.end(), more.begin(), more.end());
     }
     return all;
@@ -43,6 +43,8 @@ int64_t width(extent e, const hparams & h, const layer_spec * layer) {
         return h.n_vocab;
     case extent::heads:
         return layer->n_head;
+    case extent::heads_kv:
+        return layer->n_head_kv;
     case extent::head_k:
         return layer->head_dim_k;
     case extent::q:

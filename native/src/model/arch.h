@@ -19,24 +19,26 @@ enum class role {
     // of the model
     token_embd,  // (n_embd, n_vocab)
     output_norm, // (n_embd)
-    output,      // (n_embd, n_vocab); token_embd when they are tied
+    output_norm_bias,
+    output, // (n_embd, n_vocab); token_embd when they are tied
     output_bias,
     layer_embd,      // (n_embd_layer * n_layer, n_vocab): what layers have of their own for each token, layer after layer
     layer_embd_proj, // (n_embd, n_embd_layer * n_layer)
     layer_embd_norm, // (n_embd_layer)
     // of a layer: attention
     attn_norm, // (n_embd)
-    wqkv,      // the next three, one after the other
-    wq,        // (n_embd, n_head * head_dim_k)
-    wk,        // (n_embd, n_head_kv * head_dim_k)
-    wv,        // (n_embd, n_head_kv * head_dim_v)
-    wo,        // (n_head * head_dim_v, n_embd)
+    attn_norm_bias,
+    wqkv, // the next three, one after the other
+    wq,   // (n_embd, n_head * head_dim_k)
+    wk,   // (n_embd, n_head_kv * head_dim_k)
+    wv,   // (n_embd, n_head_kv * head_dim_v)
+    wo,   // (n_head * head_dim_v, n_embd)
     wqkv_bias,
     wq_bias,
     wk_bias,
     wv_bias,
     wo_bias,
-    q_norm, // (head_dim_k): of each head
+    q_norm, // (head_dim_k): of each head, (head_dim_k, n_head): so too, or (n_head * head_dim_k): of all
     k_norm,
     // and attention by a latent (latent_spec)
     latent_down,    // (n_embd, head_dim_k): the latent, and what lies behind it
@@ -70,7 +72,8 @@ enum class role {
     state_norm,       // of the results
     state_out,        // (v_width, n_embd)
     // and its feed-forward
-    ffn_norm,    // (n_embd)
+    ffn_norm, // (n_embd)
+    ffn_norm_bias,
     ffn_gate_up, // the next two, one after the other
     ffn_gate,    // (n_embd, n_ff)
     ffn_up,
@@ -125,6 +128,7 @@ enum class extent {
     embd,
     vocab,
     heads,
+    heads_kv,
     head_k, // of one head
     q,
     k,

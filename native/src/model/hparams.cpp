@@ -45,10 +45,26 @@ rope_params read_rope(const metadata & in, uint32_t n_ctx_train, uint32_t head_d
     return rope;
 }
 
+// Experts are chosen from the groups that have the best two.
+void read_expert_groups(const metadata & in, feed_forward_spec & ff) {
+    const uint32_t n = in.optional("expert_group_count", 0, 0, MAX_EXPERTS);
+    if (n <= 1) {
+        return;
+    }
+    ff.n_group = n;
+    ff.n_group_used = in.required("expert_group_used_count", 1, n);
+    const uint32_t n_in_group = ff.n_expert / n;
+    if (ff.n_expert % n != 0 || n_in_group < 2 || n_in_group * ff.n_group_used < ff.n_expert_used) {
+        fail(KVG_UNSUPPORTED, "%s: %u experts in %u groups, %u of which give %u", in.file().path().c_str(), ff.n_expert, n,
+             ff.n_group_used, ff.n_expert_used);
+    }
+}
+
 feed_forward_spec read_feed_forward(const metadata & in, const arch_recipe & recipe) {
     feed_forward_spec ff = {};
     ff.activation = recipe.activation;
     ff.gating = recipe.gating;
+    ff.sums_to_1 = true;
     ff.n_expert = in.optional("expert_count", 0, 0, MAX_EXPERTS);
     const char * path = in.file().path().c_str();
     if (ff.n_expert > 0 && recipe.experts == arch_recipe::none) {
@@ -59,6 +75,7 @@ feed_forward_spec read_feed_forward(const metadata & in, const arch_recipe & rec
     }
     if (ff.n_expert > 0) {
         ff.n_expert_used = in.required("expert_used_count", 1, ff.n_expert);
+        read_expert_groups(in, ff);
     }
     return ff;
 }
@@ -180,7 +197,8 @@ hparams read_hparams(const gguf_file & file) {
 
     h.n_embd = in.required("embedding_length", 1, MAX_WIDTH);
     h.n_ctx_train = in.required("context_length", 1, MAX_POSITION);
-    h.rms_eps = in.required_number("attention.layer_norm_rms_epsilon", 0.0f, 1.0f);
+    h.norm_eps = in.required_number(
+        recipe.norm == norm_kind::layer ? "attention.layer_norm_epsilon" : "attention.layer_norm_rms_epsilon", 0.0f, 1.0f);
     h.residual_scale = 1.0f;
     h.logit_scale = 1.0f;
     h.embedding_scale = recipe.scaled_embedding ? std::sqrt(static_cast<float>(h.n_embd)) : 1.0f;

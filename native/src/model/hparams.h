@@ -22,7 +22,7 @@ struct hparams {
     uint32_t n_embd;
     uint32_t n_vocab;
     uint32_t n_ctx_train;
-    float rms_eps;
+    float norm_eps;
     uint32_t n_embd_layer; // of what each layer has of its own for each token of the vocabulary; 0: nothing
     float embedding_scale; // what embeddings are multiplied by
     float residual_scale;  // what layers add is multiplied by it

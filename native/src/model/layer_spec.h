@@ -28,6 +28,7 @@ struct rope_params {
 
 enum class norm_kind {
     rms,
+    layer, // the mean is taken away before
 };
 
 enum class activation_kind {
@@ -35,6 +36,7 @@ enum class activation_kind {
     geglu,      // gelu(gate) * up
     swiglu_oai, // gpt-oss: both are clamped, and up gets 1 added
     relu_sqr,   // max(up, 0)^2, without a gate
+    gelu,       // gelu(up), so too
 };
 
 // How a layer remembers what was before, in a state of fixed size.
@@ -87,9 +89,9 @@ struct state_spec {
 
 // How a router's numbers become the weights of the experts that it chose.
 enum class gating_kind {
-    softmax,           // of all experts, then those of the chosen are divided by their sum
+    softmax,           // of all experts
     softmax_of_chosen, // of the chosen only
-    sigmoid,           // each by itself, with a bias when experts are chosen; the rest as softmax
+    sigmoid,           // each by itself
 };
 
 // What a layer does with each token by itself.
@@ -100,7 +102,10 @@ struct feed_forward_spec {
     uint32_t n_expert_used; // for each token
     uint32_t n_ff_expert;
     uint32_t n_ff_shared; // of an expert that every token goes to, too; 0: none
+    uint32_t n_group;     // of experts: those of the n_group_used best may be chosen; 0: all may
+    uint32_t n_group_used;
     gating_kind gating;
+    bool sums_to_1;     // the chosen experts' weights are divided by their sum
     float expert_scale; // what the chosen experts' weights are multiplied by; 0: nothing
 
     bool feeds() const { return n_ff > 0 || n_expert > 0; }
@@ -123,6 +128,7 @@ struct layer_spec {
     float scale;    // of the products of queries and K
     float soft_cap; // scores become soft_cap * tanh(score / soft_cap); 0: none
     bool norm_v;    // heads of V are normalized
+    bool parallel;  // the feed-forward sees what attention sees, not what it adds
     bool sinks;     // one more score for each query head takes its share of the weights, and has no V
     feed_forward_spec feed_forward;
 

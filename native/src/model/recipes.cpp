@@ -1,6 +1,8 @@
 // What recipes are made of: lists of tensors.
 #include "model/recipes.h"
 
+#include "error.h"
+
 namespace kvg {
 
 tensors operator+(tensors a, const tensors & b) {
@@ -71,6 +73,14 @@ tensors head_norms() {
     };
 }
 
+// One norm of all a token's queries, another of its K.
+tensors wide_norms() {
+    return {
+        vector_of("attn_q_norm.weight", role::q_norm, extent::q, presence::required),
+        vector_of("attn_k_norm.weight", role::k_norm, extent::k, presence::required),
+    };
+}
+
 tensors post_norms() {
     return {
         vector_of("post_attention_norm.weight", role::attn_post_norm, extent::embd, presence::required),
@@ -96,13 +106,19 @@ tensors gated_biases() {
     };
 }
 
-tensors ungated() {
+tensors ungated_without_biases() {
     return {
         matrix("ffn_up.weight", role::ffn_up, extent::embd, extent::ff, presence::required, with::dense),
         matrix("ffn_down.weight", role::ffn_down, extent::ff, extent::embd, presence::required, with::dense),
-        vector_of("ffn_up.bias", role::ffn_up_bias, extent::ff, presence::optional, with::dense),
-        vector_of("ffn_down.bias", role::ffn_down_bias, extent::embd, presence::optional, with::dense),
     };
+}
+
+tensors ungated() {
+    return ungated_without_biases() +
+           tensors{
+               vector_of("ffn_up.bias", role::ffn_up_bias, extent::ff, presence::optional, with::dense),
+               vector_of("ffn_down.bias", role::ffn_down_bias, extent::embd, presence::optional, with::dense),
+           };
 }
 
 tensors gated_in_one() {
@@ -145,6 +161,14 @@ tensors expert_biases() {
     };
 }
 
+tensors shared_expert(presence router) {
+    constexpr auto layers = with::shared_expert;
+    return {vector_of("ffn_gate_inp_shexp.weight", role::shared_router, extent::embd, router, layers),
+            matrix("ffn_gate_shexp.weight", role::shared_gate, extent::embd, extent::shared_ff, presence::required, layers),
+            matrix("ffn_up_shexp.weight", role::shared_up, extent::embd, extent::shared_ff, presence::required, layers),
+            matrix("ffn_down_shexp.weight", role::shared_down, extent::shared_ff, extent::embd, presence::required, layers)};
+}
+
 // Layers of the pattern attend to a window, with a rope of their own.
 void read_windows(const metadata & in, hparams & h, uint32_t window, uint32_t period, float base, float scale) {
     const std::vector<bool> pattern =
@@ -157,6 +181,86 @@ void read_windows(const metadata & in, hparams & h, uint32_t window, uint32_t pe
             h.layers[il].rope.freq_scale = scale;
         }
     }
+}
+
+// Files may say that windows have a rope with another base; the models have one.
+void read_windows_of_one_base(const metadata & in, hparams & h, uint32_t window, float scale) {
+    const float base = h.layers[0].rope.freq_base;
+    read_windows(in, h, window, 4, base, scale);
+    for (layer_spec & layer : h.layers) {
+        layer.rope.freq_base = base;
+    }
+}
+
+// Files that also see pictures have sections of positions, and halves for pairs; positions of texts are the same in the first three.
+void read_sections_of_halves(const metadata & in, hparams & h) {
+    const auto sections = in.file().get_uints(h.arch + ".rope.dimension_sections", 4);
+    if (!sections || (*sections)[0] == 0 || (*sections)[1] == 0) {
+        return;
+    }
+    const uint64_t n_covered = (*sections)[0] + (*sections)[1] + (*sections)[2];
+    if (n_covered < static_cast<uint64_t>(h.layers[0].rope.n_rot / 2)) {
+        fail(KVG_UNSUPPORTED, "%s: the first three sections leave out a pair of rope's %d", in.file().path().c_str(),
+             h.layers[0].rope.n_rot / 2);
+    }
+    for (layer_spec & layer : h.layers) {
+        layer.rope.mode = GGML_ROPE_TYPE_NEOX;
+    }
+}
+
+void require_experts(const metadata & in, hparams & h) {
+    if (h.layers[0].feed_forward.n_expert == 0) {
+        fail(KVG_MODEL_LOAD, "%s: no experts, and architecture '%s' is made of them", in.file().path().c_str(), h.arch.c_str());
+    }
+}
+
+void make_dense(const metadata & in, hparams & h, const std::function<bool(uint32_t)> & is_dense) {
+    const std::vector<uint32_t> none(h.n_layer(), 0);
+    const std::vector<uint32_t> n_ff = in.optional_per_layer("feed_forward_length", none, 0, metadata::MAX_WIDTH * 4);
+    for (uint32_t il = 0; il < h.n_layer(); ++il) {
+        if (!is_dense(il)) {
+            continue;
+        }
+        if (n_ff[il] == 0) {
+            fail(KVG_MODEL_LOAD, "%s: layer %u has no experts, and '%s.feed_forward_length' is missing",
+                 in.file().path().c_str(), il, h.arch.c_str());
+        }
+        h.layers[il].feed_forward.n_expert = 0;
+        h.layers[il].feed_forward.n_ff = n_ff[il];
+    }
+}
+
+void read_leading_dense(const metadata & in, hparams & h) {
+    const uint32_t n_dense = in.optional("leading_dense_block_count", 0, 0, h.n_layer());
+    make_dense(in, h, [&](uint32_t il) { return il < n_dense; });
+}
+
+void read_shared_expert(const metadata & in, hparams & h, uint32_t fallback) {
+    for (layer_spec & layer : h.layers) {
+        layer.feed_forward.n_ff_shared = in.optional("expert_shared_feed_forward_length", fallback, 0, metadata::MAX_WIDTH * 4);
+    }
+}
+
+arch_recipe recipe(const char * name, int rope_mode, const tensors & frame, const tensors & layer,
+                   void (*read)(const metadata & in, hparams & h)) {
+    return {name,
+            rope_mode,
+            norm_kind::rms,
+            activation_kind::swiglu,
+            gating_kind::softmax,
+            arch_recipe::none,
+            rope_factors::none,
+            false,
+            false,
+            frame,
+            layer,
+            read};
+}
+
+arch_recipe with_experts(arch_recipe r, gating_kind gating, decltype(arch_recipe::experts) experts) {
+    r.gating = gating;
+    r.experts = experts;
+    return r;
 }
 
 } // namespace kvg

@@ -1,6 +1,7 @@
 // What recipes are made of, and the lists of them.
 #pragma once
 
+#include <functional>
 #include <vector>
 
 #include "model/arch.h"
@@ -24,21 +25,48 @@ tensors projections();
 tensors attention();
 tensors output_bias_of_attention(presence p);
 tensors head_norms();
+// One norm of all a token's queries, another of its K.
+tensors wide_norms();
 tensors post_norms();
 tensors ffn_norm(const char * name = "ffn_norm.weight");
 tensors gated();
 tensors gated_biases();
 tensors gated_in_one();
 tensors ungated();
+tensors ungated_without_biases();
 tensors experts();
 // gate and up in one matrix, or in two
 tensors fused_experts();
 tensors expert_biases();
+tensors shared_expert(presence router);
 void read_windows(const metadata & in, hparams & h, uint32_t window, uint32_t period, float base, float scale);
+
+// Every fourth layer has none; all have the same base, whatever a file says.
+void read_windows_of_one_base(const metadata & in, hparams & h, uint32_t window, float scale);
+// Files that also see pictures have sections of positions, and halves for pairs.
+void read_sections_of_halves(const metadata & in, hparams & h);
+void require_experts(const metadata & in, hparams & h);
+// These layers have no experts.
+void make_dense(const metadata & in, hparams & h, const std::function<bool(uint32_t)> & is_dense);
+// The first ones.
+void read_leading_dense(const metadata & in, hparams & h);
+void read_shared_expert(const metadata & in, hparams & h, uint32_t fallback);
+// Scales of embeddings, logits and what layers add.
+void read_granite(const metadata & in, hparams & h);
+// A row with RMS norms and SwiGLU, whose rope rotates whole heads and has no factors.
+arch_recipe recipe(const char * name, int rope_mode, const tensors & frame, const tensors & layer,
+                   void (*read)(const metadata & in, hparams & h));
+arch_recipe with_experts(arch_recipe r, gating_kind gating, decltype(arch_recipe::experts) experts);
 
 // Llama, Qwen, Phi, gpt-oss.
 std::vector<arch_recipe> plain_recipes();
 std::vector<arch_recipe> gemma_recipes();
+// Granite, OLMo, SmolLM3, GLM-4, EXAONE 4 and others with RMS norms.
+std::vector<arch_recipe> rms_recipes();
+// Command-R, Phi-2, StarCoder2 and others with layer norms.
+std::vector<arch_recipe> layer_norm_recipes();
+// GLM-4.5, MiniMax-M2, Ling 2, ERNIE 4.5: experts behind dense layers.
+std::vector<arch_recipe> expert_recipes();
 // Those with recurrent layers.
 std::vector<arch_recipe> hybrid_recipes();
 

@@ -156,6 +156,8 @@ std::vector<arch_recipe> gemma_recipes() {
     constexpr auto softmax = gating_kind::softmax;
     using r = arch_recipe;
     return {
+        {"gemma", GGML_ROPE_TYPE_NEOX, rms, activation_kind::geglu, softmax, r::none, rope_factors::none, true, true, frame(),
+         attention() + ffn_norm() + with_scales(scale::ignored, gated()), nullptr},
         {"gemma2", GGML_ROPE_TYPE_NEOX, rms, activation_kind::geglu, softmax, r::none, rope_factors::none, true, true, frame(),
          attention() + post_norms() + ffn_norm() + with_scales(scale::ignored, gated()), read_gemma2},
         {"gemma3", GGML_ROPE_TYPE_NEOX, rms, activation_kind::geglu, softmax, r::none, rope_factors::none, true, true, frame(),

@@ -107,14 +107,6 @@ tensors mamba2(presence norm) {
            };
 }
 
-tensors shared_expert(presence router) {
-    constexpr auto layers = with::shared_expert;
-    return {vector_of("ffn_gate_inp_shexp.weight", role::shared_router, extent::embd, router, layers),
-            matrix("ffn_gate_shexp.weight", role::shared_gate, extent::embd, extent::shared_ff, presence::required, layers),
-            matrix("ffn_up_shexp.weight", role::shared_up, extent::embd, extent::shared_ff, presence::required, layers),
-            matrix("ffn_down_shexp.weight", role::shared_down, extent::shared_ff, extent::embd, presence::required, layers)};
-}
-
 // What both recurrences have, before their own check of it.
 state_spec read_ssm(const metadata & in, state_kind kind) {
     state_spec s = {};
@@ -171,12 +163,6 @@ void read_delta_net(const metadata & in, hparams & h, bool in_turn) {
     }
 }
 
-void read_shared_expert(const metadata & in, hparams & h, uint32_t fallback) {
-    for (layer_spec & layer : h.layers) {
-        layer.feed_forward.n_ff_shared = in.optional("expert_shared_feed_forward_length", fallback, 0, MAX_WIDTH * 4);
-    }
-}
-
 // Positions of texts are the same in all sections, so these say nothing as long as they leave no pair out.
 void require_all_sections(const metadata & in, const hparams & h) {
     const auto sections = in.file().get_uints(h.arch + ".rope.dimension_sections", 4);
@@ -229,16 +215,11 @@ void read_lfm2(const metadata & in, hparams & h) {
 
 void read_lfm2moe(const metadata & in, hparams & h) {
     read_lfm2(in, h);
-    const uint32_t n_dense = in.optional("leading_dense_block_count", 0, 0, h.n_layer());
-    const std::vector<uint32_t> n_ff = in.required_per_layer("feed_forward_length", h.n_layer(), 1, MAX_WIDTH * 4);
+    read_leading_dense(in, h);
     const uint32_t gating = in.required("expert_gating_func", 0, 16);
     if (gating != 2) {
         fail(KVG_UNSUPPORTED, "%s: expert gating function %u; architecture '%s' has 2, sigmoid", in.file().path().c_str(),
              gating, h.arch.c_str());
-    }
-    for (uint32_t il = 0; il < n_dense; ++il) {
-        h.layers[il].feed_forward.n_expert = 0;
-        h.layers[il].feed_forward.n_ff = n_ff[il];
     }
 }
 
@@ -320,19 +301,7 @@ void read_mamba_layers(const metadata & in, hparams & h) {
 
 void read_granite_hybrid(const metadata & in, hparams & h) {
     read_mamba_layers(in, h);
-    const auto factor = [&](const char * key, float fallback) {
-        const float given = in.optional_number(key, 0.0f, 0.0f, 1e6f); // 0: as if it were not there
-        return given == 0.0f ? fallback : given;
-    };
-    h.logit_scale = 1.0f / factor("logit_scale", 1.0f);
-    h.residual_scale = factor("residual_scale", 1.0f);
-    h.embedding_scale = factor("embedding_scale", 1.0f);
-    const bool rotates = in.flag("rope.scaling.finetuned").value_or(true);
-    for (layer_spec & layer : h.layers) {
-        layer.scale = factor("attention.scale", layer.scale);
-        layer.rope.n_rot = rotates ? layer.rope.n_rot : 0;
-    }
-    read_shared_expert(in, h, 0);
+    read_granite(in, h);
 }
 
 // A layer has a state, or attends, or feeds forward.
@@ -366,27 +335,12 @@ void read_falcon_h1(const metadata & in, hparams & h) {
     }
 }
 
-arch_recipe recipe(const char * name, int rope_mode, const tensors & frame, const tensors & layer,
+// Layers may have no KV heads.
+arch_recipe hybrid(const char * name, int rope_mode, const tensors & frame, const tensors & layer,
                    void (*read)(const metadata & in, hparams & h)) {
-    arch_recipe r = {name,
-                     rope_mode,
-                     norm_kind::rms,
-                     activation_kind::swiglu,
-                     gating_kind::softmax,
-                     arch_recipe::none,
-                     rope_factors::none,
-                     true,
-                     false,
-                     frame,
-                     layer,
-                     read};
+    arch_recipe r = recipe(name, rope_mode, frame, layer, read);
+    r.partial_rope = true;
     r.attending = arch_recipe::some;
-    return r;
-}
-
-arch_recipe with_experts(arch_recipe r, gating_kind gating, decltype(arch_recipe::experts) experts) {
-    r.gating = gating;
-    r.experts = experts;
     return r;
 }
 
@@ -422,37 +376,37 @@ std::vector<arch_recipe> hybrid_recipes() {
     const auto nemotron_norms = tensors{norm_of(role::attn_norm, with::attention), norm_of(role::attn_norm, with::state),
                                         norm_of(role::ffn_norm, with::dense)};
     using r = arch_recipe;
-    arch_recipe granite_hybrid = recipe("granitehybrid", GGML_ROPE_TYPE_NORMAL, frame(),
+    arch_recipe granite_hybrid = hybrid("granitehybrid", GGML_ROPE_TYPE_NORMAL, frame(),
                                         attn_norm() + attending + output_bias + mamba2(presence::required) + ffn_norm() +
                                             with_scales(scale::ignored, gated()) + gated_biases() +
                                             with_scales(scale::ignored, experts() + shared_expert(presence::ignored)),
                                         read_granite_hybrid);
     granite_hybrid.rope_factors = rope_factors::of_model;
     arch_recipe nemotron_h =
-        recipe("nemotron_h", neox, frame(), nemotron_norms + attending + output_bias + mamba2(presence::required) + ungated(),
+        hybrid("nemotron_h", neox, frame(), nemotron_norms + attending + output_bias + mamba2(presence::required) + ungated(),
                read_nemotron_h);
     nemotron_h.activation = activation_kind::relu_sqr;
     nemotron_h.may_only_feed = true;
-    arch_recipe mamba_2 = recipe("mamba2", neox, frame(), attn_norm() + mamba2(presence::required), read_mamba2);
+    arch_recipe mamba_2 = hybrid("mamba2", neox, frame(), attn_norm() + mamba2(presence::required), read_mamba2);
     mamba_2.attending = r::no_layer;
     const auto unused_factors = tensors{vector_of("rope_freqs.weight", role::count, extent::pairs, presence::ignored)};
     const auto kimi = attn_norm() + kimi_delta_net() + latent_attention() + ffn_norm() + choice_bias +
                       with_scales(scale::ignored, gated() + experts() + shared_expert(presence::ignored));
     return {
-        recipe("qwen35", neox, frame(), qwen35 + gated(), read_qwen35),
-        with_experts(recipe("qwen35moe", neox, frame(), qwen35 + experts_beside_shared, read_qwen35moe), gating_kind::softmax,
+        hybrid("qwen35", neox, frame(), qwen35 + gated(), read_qwen35),
+        with_experts(hybrid("qwen35moe", neox, frame(), qwen35 + experts_beside_shared, read_qwen35moe), gating_kind::softmax,
                      r::always),
-        with_experts(recipe("qwen3next", neox, frame(), qwen3next + experts_beside_shared, read_qwen3next),
+        with_experts(hybrid("qwen3next", neox, frame(), qwen3next + experts_beside_shared, read_qwen3next),
                      gating_kind::softmax, r::always),
-        recipe("lfm2", neox, frame("token_embd_norm.weight"), lfm2, read_lfm2),
-        with_experts(recipe("lfm2moe", neox, frame("token_embd_norm.weight"),
+        hybrid("lfm2", neox, frame("token_embd_norm.weight"), lfm2, read_lfm2),
+        with_experts(hybrid("lfm2moe", neox, frame("token_embd_norm.weight"),
                             lfm2 + with_scales(scale::ignored, experts()) + choice_bias, read_lfm2moe),
                      gating_kind::sigmoid, r::always),
         with_experts(granite_hybrid, gating_kind::softmax, r::allowed),
         nemotron_h,
         mamba_2,
-        with_experts(recipe("kimi-linear", neox, frame(), kimi, read_kimi_linear), gating_kind::sigmoid, r::always),
-        recipe("falcon-h1", neox, frame() + unused_factors,
+        with_experts(hybrid("kimi-linear", neox, frame(), kimi, read_kimi_linear), gating_kind::sigmoid, r::always),
+        hybrid("falcon-h1", neox, frame() + unused_factors,
                attention() + output_bias_of_attention(presence::ignored) + mamba2(presence::optional) + ffn_norm("ffn_norm") +
                    with_scales(scale::ignored, gated()) + gated_biases(),
                read_falcon_h1),

@@ -97,7 +97,7 @@ struct known_tensor {
 // Biases of experts, and what states take as they are, may look like a matrix, and ggml multiplies nothing by them.
 bool is_multiplied(kvg::role r) {
     return r != role::expert_gate_bias && r != role::expert_up_bias && r != role::expert_down_bias && r != role::taps &&
-           r != role::state_norm && r != role::state_decay && r != role::state_skip;
+           r != role::state_norm && r != role::state_decay && r != role::state_skip && r != role::q_norm && r != role::k_norm;
 }
 
 // A matrix for each head, which no layout made for experts serves.
@@ -108,8 +108,10 @@ std::vector<known_tensor> known_factors(const hparams & h) {
     for (const layer_spec & layer : h.layers) {
         n_rot = std::max(n_rot, layer.rope.with_factors ? layer.rope.n_rot : 0);
     }
+    const auto presence = n_rot > 0 ? presence::optional : presence::ignored; // where no layer rotates anything
+    n_rot = n_rot > 0 ? n_rot : static_cast<int>(h.layers[0].head_dim_k);
     const auto known = [&](const char * name, device_factors model_weights::* set) {
-        return known_tensor{name, {n_rot / 2, 1, 1}, presence::optional, role::count, false, FRAME, set, true};
+        return known_tensor{name, {n_rot / 2, 1, 1}, presence, role::count, false, FRAME, set, true};
     };
     switch (h.rope_factors) {
     case rope_factors::none:

@@ -55,6 +55,47 @@ SPECS = [
     ArchSpec("phi3", head_dim=16, fused=True, scaling="longrope"),
     ArchSpec("phi3", head_dim=16, fused=True, scaling="longrope", n_ctx_orig=512),
 ]
+# norms elsewhere than before, or wider than a head; layers that rotate nothing; scales; no gate
+MORE = [
+    ArchSpec("gemma", head_dim=16, n_head=8, n_head_kv=1),
+    ArchSpec("qwen2moe", head_dim=16, n_expert=8, n_ff_shared=48),
+    ArchSpec("olmo2", head_dim=16),
+    ArchSpec("olmo2", head_dim=16, n_layer=8, window=24, period=4, scaling="yarn"),
+    ArchSpec("olmoe", head_dim=16, n_head_kv=4, n_expert=8),
+    ArchSpec("smollm3", n_layer=8),
+    ArchSpec("seed_oss", biases=True),
+    ArchSpec("arcee", scaling="yarn"),
+    ArchSpec("exaone4", head_dim=16),
+    ArchSpec("exaone4", 64, 32, 2, 1, 16, 32, window=24, period=4),
+    ArchSpec("glm4", fused=True, n_rot=16, biases=True),
+    ArchSpec("glm4", n_rot=16, sections=(4, 4, 4, 0)),
+    ArchSpec("granite"),
+    ArchSpec("granite", n_rot=-1),
+    ArchSpec("granitemoe", n_expert=8, n_ff_shared=48, seed=1),  # with 0, two experts are as good for a token
+    ArchSpec("ernie4_5"),
+]
+# layer norms, and feed-forwards beside attention
+LAYER_NORMS = [
+    ArchSpec("command-r", head_dim=16),
+    ArchSpec("command-r", 64, 32, 2, 1, 16, 32, norms_by_head=True),
+    ArchSpec("cohere2", head_dim=16, n_layer=8, window=24, period=4),
+    ArchSpec("phi2", head_dim=16, n_rot=8),
+    ArchSpec("phimoe", head_dim=16, n_expert=8, scaling="longrope"),
+    ArchSpec("stablelm", head_dim=16, n_rot=4),
+    ArchSpec("stablelm", head_dim=16, n_rot=8, parallel=True, norms_by_head=True),
+    ArchSpec("starcoder2", head_dim=16),
+    ArchSpec("nemotron", head_dim=16, n_rot=8),
+    ArchSpec("gptneox", head_dim=16, n_rot=4, fused=True),
+    ArchSpec("gptneox", head_dim=16, n_rot=4, fused=True, parallel=True),
+]
+# experts behind a dense layer, in groups
+EXPERTS = [
+    ArchSpec("minimax-m2", n_rot=16, n_expert=8),
+    ArchSpec("bailingmoe2", n_rot=16, n_expert=8, n_group=4, n_ff_shared=96, fused=True, head_dim=16),
+    ArchSpec("bailingmoe2", n_expert=8, n_ff_shared=192, fused=True, head_dim=16),
+    ArchSpec("glm4moe", n_rot=16, n_expert=8, n_ff_shared=96, biases=True),
+    ArchSpec("ernie4_5-moe", n_expert=8, n_ff_shared=48),
+]
 # K and V are a latent
 KIMI = ArchSpec("kimi-linear", 4, n_head_kv=1, state_heads=4, n_expert=8, n_ff_shared=96, rank=48)
 # layers with a state: more heads of V than of K, groups, experts
@@ -98,6 +139,8 @@ ARCHS = Path(os.environ.get("LLAMA_ARCHS", Path(__file__).parents[4] / "shared" 
 NAMES = ["llama", "qwen2", "qwen3", "qwen3moe", "phi3", "gemma2", "gemma3", "gpt-oss"]
 NAMES += ["qwen35", "qwen35moe", "qwen3next", "lfm2", "lfm2moe", "granitehybrid", "nemotron_h"]
 NAMES += ["falcon-h1", "mamba2", "kimi-linear"]
+NAMES += [spec.arch for spec in MORE + LAYER_NORMS + EXPERTS]
+NAMES = list(dict.fromkeys(NAMES))
 
 
 def compare(path: Path, n_vocab: int = N_VOCAB) -> None:
@@ -105,7 +148,7 @@ def compare(path: Path, n_vocab: int = N_VOCAB) -> None:
     judge(path, lambda engine: prompt_then_singles(engine, ids, N_PROMPT), n_ctx=256)
 
 
-@pytest.mark.parametrize("spec", SPECS + STATES, ids=str)
+@pytest.mark.parametrize("spec", SPECS + MORE + LAYER_NORMS + EXPERTS + STATES, ids=str)
 def test_logits(architecture: Architecture, spec: ArchSpec) -> None:
     compare(architecture(spec))
 

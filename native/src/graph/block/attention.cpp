@@ -58,7 +58,7 @@ ggml_tensor * attention_block::latent_k(builder & b, ggml_tensor * x) const {
     const auto part = [&](size_t begin, int64_t n) {
         return ggml_view_3d(b.ctx(), all, n, 1, x->ne[1], all->nb[1], all->nb[1], begin * sizeof(float));
     };
-    ggml_tensor * latent = norm(b, of.arch().norm, part(0, spec.head_dim_v), w[role::latent_norm], of.hparams().rms_eps);
+    ggml_tensor * latent = norm(b, of.arch().norm, part(0, spec.head_dim_v), w[role::latent_norm], of.hparams().norm_eps);
     return ggml_concat(b.ctx(), latent, part(spec.head_dim_v, spec.latent.n_behind), 0);
 }
 
@@ -84,9 +84,20 @@ ggml_tensor * attention_block::out_of_latents(builder & b, ggml_tensor * heads) 
     return ggml_cont_2d(b.ctx(), ggml_permute(b.ctx(), v, 0, 2, 1, 3), spec.out_width(), n);
 }
 
+// Each head by itself, or all of a token's as one vector: the weight's width says which. heads: (head_dim, n_head, n_tokens)
+ggml_tensor * attention_block::normed(builder & b, ggml_tensor * heads, ggml_tensor * weight) const {
+    const int64_t width = heads->ne[0] * heads->ne[1];
+    if (!weight || weight->ne[0] == heads->ne[0]) {
+        return norm(b, of.arch().norm, heads, weight, of.hparams().norm_eps);
+    }
+    ggml_tensor * all =
+        norm(b, of.arch().norm, ggml_cont_2d(b.ctx(), heads, width, heads->ne[2]), weight, of.hparams().norm_eps);
+    return ggml_reshape_3d(b.ctx(), all, heads->ne[0], heads->ne[1], heads->ne[2]);
+}
+
 ggml_tensor * attention_block::placed(builder & b, ggml_tensor * heads, role norm_weight) const {
     const layer_spec & spec = of.hparams().layers[layer];
-    heads = norm(b, of.arch().norm, heads, of.layers()[layer][norm_weight], of.hparams().rms_eps);
+    heads = normed(b, heads, of.layers()[layer][norm_weight]);
     if (spec.rope.n_rot == 0) {
         return heads;
     }
@@ -105,7 +116,7 @@ stored_rows attention_block::store(builder & b, const input & x) const {
                       : x.qkv || of.layers()[layer][role::wv] ? heads_of(b, x, role::wv)
                                                               : k;
     k = placed(b, k, role::k_norm);
-    v = spec.norm_v ? normalized(b, of.arch().norm, v, of.hparams().rms_eps) : v;
+    v = spec.norm_v ? normalized(b, of.arch().norm, v, of.hparams().norm_eps) : v;
     b.wish(of.placement().layer(layer));
     if (part.hadamard_k) {
         k = part.hadamard_k->apply(b.ctx(), k);

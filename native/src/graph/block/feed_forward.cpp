@@ -26,6 +26,8 @@ ggml_tensor * activate(builder & b, activation_kind kind, ggml_tensor * gate, gg
         return ggml_swiglu_oai(b.ctx(), gate, up, OAI_ALPHA, OAI_LIMIT);
     case activation_kind::relu_sqr:
         return ggml_sqr(b.ctx(), ggml_relu(b.ctx(), up));
+    case activation_kind::gelu:
+        return ggml_gelu(b.ctx(), up);
     }
     return nullptr;
 }
@@ -55,6 +57,20 @@ struct choice {
     ggml_tensor * weights; // (1, n_expert_used, n_tokens)
 };
 
+// The numbers of experts in the groups whose best two add up to most; of others -infinity. scores: (n_expert, n_tokens)
+ggml_tensor * of_best_groups(builder & b, const feed_forward_spec & spec, ggml_tensor * scores) {
+    const int64_t n = scores->ne[1];
+    const int64_t n_in_group = spec.n_expert / spec.n_group;
+    ggml_tensor * groups = ggml_reshape_3d(b.ctx(), scores, n_in_group, spec.n_group, n);
+    ggml_tensor * best = ggml_argsort_top_k(b.ctx(), groups, 2);
+    best = ggml_get_rows(b.ctx(), ggml_reshape_4d(b.ctx(), groups, 1, n_in_group, spec.n_group, n), best);
+    best = ggml_sum_rows(b.ctx(), ggml_reshape_3d(b.ctx(), best, 2, spec.n_group, n));
+    best = ggml_argsort_top_k(b.ctx(), ggml_reshape_2d(b.ctx(), best, spec.n_group, n), static_cast<int>(spec.n_group_used));
+    ggml_tensor * kept = ggml_get_rows(b.ctx(), groups, best);
+    ggml_tensor * none = ggml_fill(b.ctx(), groups, -std::numeric_limits<float>::infinity());
+    return ggml_reshape_2d(b.ctx(), ggml_set_rows(b.ctx(), none, kept, best), spec.n_expert, n);
+}
+
 choice choose(builder & b, const feed_forward_spec & spec, const role_tensors & w, ggml_tensor * x) {
     const int64_t n = x->ne[1];
     ggml_tensor * scores = b.linear(x, w[role::router], nullptr, w[role::router_bias]); // (n_expert, n_tokens)
@@ -65,20 +81,16 @@ choice choose(builder & b, const feed_forward_spec & spec, const role_tensors & 
     }
     ggml_tensor * bias = w[role::expert_choice_bias];
     ggml_tensor * ranked = bias ? ggml_add(b.ctx(), scores, bias) : scores;
+    ranked = spec.n_group > 0 ? of_best_groups(b, spec, ranked) : ranked;
     ggml_tensor * experts = ggml_argsort_top_k(b.ctx(), ranked, static_cast<int>(spec.n_expert_used));
     ggml_tensor * weights = ggml_get_rows(b.ctx(), ggml_reshape_3d(b.ctx(), scores, 1, spec.n_expert, n), experts);
     weights = ggml_reshape_2d(b.ctx(), weights, spec.n_expert_used, n);
-    switch (spec.gating) {
-    case gating_kind::softmax:
-    case gating_kind::sigmoid: {
+    if (spec.gating == gating_kind::softmax_of_chosen) {
+        weights = ggml_soft_max(b.ctx(), weights);
+    } else if (spec.sums_to_1) {
         ggml_tensor * sum =
             ggml_clamp(b.ctx(), ggml_sum_rows(b.ctx(), weights), SMALLEST_SUM, std::numeric_limits<float>::infinity());
         weights = ggml_div(b.ctx(), weights, sum);
-        break;
-    }
-    case gating_kind::softmax_of_chosen:
-        weights = ggml_soft_max(b.ctx(), weights);
-        break;
     }
     weights = spec.expert_scale > 0.0f ? ggml_scale(b.ctx(), weights, spec.expert_scale) : weights;
     return {experts, ggml_reshape_3d(b.ctx(), weights, 1, spec.n_expert_used, n)};
@@ -152,8 +164,8 @@ ggml_tensor * feed_forward(builder & b, const model & of, uint32_t layer, ggml_t
     const feed_forward_spec & spec = of.hparams().layers[layer].feed_forward;
     const role_tensors & w = of.layers()[layer];
     const norm_kind kind = of.arch().norm;
-    const float eps = of.hparams().rms_eps;
-    ggml_tensor * in = norm(b, kind, x, w[role::ffn_norm], eps);
+    const float eps = of.hparams().norm_eps;
+    ggml_tensor * in = norm(b, kind, x, w[role::ffn_norm], eps, w[role::ffn_norm_bias]);
     ggml_tensor * y = nullptr;
     if (spec.n_expert == 0) {
         y = dense(b, spec, w, in);

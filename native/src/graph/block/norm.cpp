@@ -6,12 +6,18 @@ ggml_tensor * normalized(builder & b, norm_kind kind, ggml_tensor * x, float eps
     switch (kind) {
     case norm_kind::rms:
         return ggml_rms_norm(b.ctx(), x, eps);
+    case norm_kind::layer:
+        return ggml_norm(b.ctx(), x, eps);
     }
     return nullptr;
 }
 
-ggml_tensor * norm(builder & b, norm_kind kind, ggml_tensor * x, ggml_tensor * weight, float eps) {
-    return weight ? ggml_mul(b.ctx(), normalized(b, kind, x, eps), weight) : x;
+ggml_tensor * norm(builder & b, norm_kind kind, ggml_tensor * x, ggml_tensor * weight, float eps, ggml_tensor * bias) {
+    if (!weight) {
+        return x;
+    }
+    ggml_tensor * y = ggml_mul(b.ctx(), normalized(b, kind, x, eps), weight);
+    return bias ? ggml_add(b.ctx(), y, bias) : y;
 }
 
 } // namespace kvg

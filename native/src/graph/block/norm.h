@@ -8,7 +8,7 @@ namespace kvg {
 
 // x (n, ..)
 ggml_tensor * normalized(builder & b, norm_kind kind, ggml_tensor * x, float eps);
-// x (n, ..), weight (n); nullptr: x as it is, for norms that a layer hasn't
-ggml_tensor * norm(builder & b, norm_kind kind, ggml_tensor * x, ggml_tensor * weight, float eps);
+// x (n, ..), weight and bias (n); without a weight x as it is, for norms that a layer hasn't
+ggml_tensor * norm(builder & b, norm_kind kind, ggml_tensor * x, ggml_tensor * weight, float eps, ggml_tensor * bias = nullptr);
 
 } // namespace kvg

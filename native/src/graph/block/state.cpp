@@ -129,7 +129,7 @@ ggml_tensor * state_block::taps_of(builder & b) const {
 ggml_tensor * state_block::delta_net(builder & b, ggml_tensor * x) const {
     const role_tensors & w = weights();
     const state_spec & s = spec();
-    const float eps = of.hparams().rms_eps;
+    const float eps = of.hparams().norm_eps;
     const source made = source_of(b, x);
     ggml_tensor * qkv = op.convolve(b, made.qkv, taps_of(b), nullptr);
     const step move = step_of(b, x);
@@ -173,7 +173,7 @@ ggml_tensor * state_block::mamba2(builder & b, ggml_tensor * x) const {
     out = ggml_swiglu_split(b.ctx(), ggml_cont(b.ctx(), columns(b, all, 0, s.v_width())), out);
     if (w[role::state_norm]) {
         out = ggml_reshape_3d(b.ctx(), out, s.v_width() / s.n_head_k, s.n_head_k, n);
-        out = norm(b, of.arch().norm, out, w[role::state_norm], of.hparams().rms_eps);
+        out = norm(b, of.arch().norm, out, w[role::state_norm], of.hparams().norm_eps);
     }
     return ggml_reshape_2d(b.ctx(), out, s.v_width(), n);
 }

@@ -1,0 +1,126 @@
+// Recipes with RMS norms: what differs is where norms are, which layers rotate, and what is scaled.
+#include <algorithm>
+
+#include "error.h"
+#include "model/recipes.h"
+
+namespace kvg {
+
+namespace {
+
+void read_smollm3(const metadata &, hparams & h) {
+    for (uint32_t il = 3; il < h.n_layer(); il += 4) {
+        h.layers[il].rope.n_rot = 0;
+    }
+}
+
+void read_olmoe(const metadata & in, hparams & h) {
+    require_experts(in, h);
+    for (layer_spec & layer : h.layers) {
+        layer.feed_forward.sums_to_1 = false;
+    }
+}
+
+void read_qwen2moe(const metadata & in, hparams & h) {
+    const std::vector<uint32_t> n_ff =
+        in.optional_per_layer("feed_forward_length", std::vector<uint32_t>(h.n_layer(), 0), 0, metadata::MAX_WIDTH * 4);
+    const uint32_t n_shared = in.optional("expert_shared_feed_forward_length", 0, 0, metadata::MAX_WIDTH * 4);
+    for (uint32_t il = 0; il < h.n_layer(); ++il) {
+        feed_forward_spec & ff = h.layers[il].feed_forward;
+        ff.sums_to_1 = false;
+        ff.n_ff_shared = n_shared > 0 ? n_shared : n_ff[il];
+    }
+}
+
+// OLMo 3: layers with a window have an unscaled rope.
+void read_olmo2(const metadata & in, hparams & h) {
+    const uint32_t window = in.optional("attention.sliding_window", 0, 0, metadata::MAX_POSITION);
+    if (window == 0) {
+        return;
+    }
+    read_windows_of_one_base(in, h, window, 1.0f);
+    for (layer_spec & layer : h.layers) {
+        if (layer.window > 0) {
+            layer.rope.yarn = 0.0f;
+            layer.rope.attn_factor = 1.0f;
+        }
+    }
+}
+
+// The largest has windows, and rotates nothing in its other layers.
+void read_exaone4(const metadata & in, hparams & h) {
+    if (h.n_layer() - in.optional("nextn_predict_layers", 0, 0, h.n_layer() - 1) != 64) {
+        return;
+    }
+    const uint32_t window = in.optional("attention.sliding_window", 4096, 1, metadata::MAX_POSITION);
+    read_windows_of_one_base(in, h, window, h.layers[0].rope.freq_scale);
+    for (layer_spec & layer : h.layers) {
+        layer.rope.n_rot = layer.window > 0 ? layer.rope.n_rot : 0;
+    }
+}
+
+} // namespace
+
+void read_granite(const metadata & in, hparams & h) {
+    const auto factor = [&](const char * key, float fallback) {
+        const float given = in.optional_number(key, 0.0f, 0.0f, 1e6f); // 0: as if it were not there
+        return given == 0.0f ? fallback : given;
+    };
+    h.logit_scale = 1.0f / factor("logit_scale", 1.0f);
+    h.residual_scale = factor("residual_scale", 1.0f);
+    h.embedding_scale = factor("embedding_scale", 1.0f);
+    const bool rotates = in.flag("rope.scaling.finetuned").value_or(true);
+    for (layer_spec & layer : h.layers) {
+        layer.scale = factor("attention.scale", layer.scale);
+        layer.rope.n_rot = rotates ? layer.rope.n_rot : 0;
+    }
+    read_shared_expert(in, h, 0);
+}
+
+std::vector<arch_recipe> rms_recipes() {
+    constexpr auto neox = GGML_ROPE_TYPE_NEOX;
+    constexpr auto normal = GGML_ROPE_TYPE_NORMAL;
+    constexpr auto softmax = gating_kind::softmax;
+    using r = arch_recipe;
+    const auto unscaled = [](tensors all) { return with_scales(scale::ignored, std::move(all)); };
+    const auto output_bias = output_bias_of_attention(presence::optional);
+    arch_recipe arcee =
+        recipe("arcee", normal, frame(), attention() + ffn_norm() + unscaled(ungated_without_biases()), nullptr);
+    arcee.activation = activation_kind::relu_sqr;
+    arcee.rope_factors = rope_factors::of_model;
+    arch_recipe exaone4 =
+        recipe("exaone4", neox, frame(), projections() + head_norms() + post_norms() + unscaled(gated()), read_exaone4);
+    exaone4.rope_factors = rope_factors::of_model;
+    arch_recipe glm4 = recipe("glm4", normal, frame(), attention() + post_norms() + ffn_norm() + unscaled(gated_in_one()),
+                              read_sections_of_halves);
+    glm4.partial_rope = true;
+    const auto granite_layer = attention() + output_bias + ffn_norm() + unscaled(gated()) + gated_biases() +
+                               unscaled(experts() + shared_expert(presence::ignored));
+    arch_recipe granite = with_experts(recipe("granite", normal, frame(), granite_layer, read_granite), softmax, r::allowed);
+    granite.rope_factors = rope_factors::of_model;
+    arch_recipe granite_moe = granite;
+    granite_moe.name = "granitemoe";
+    // its files may name experts that they haven't
+    const arch_recipe ernie = with_experts(
+        recipe("ernie4_5", normal, frame(),
+               attention() + output_bias_of_attention(presence::ignored) + ffn_norm() + unscaled(gated()), nullptr),
+        softmax, r::beside);
+    return {
+        with_experts(recipe("qwen2moe", neox, frame(),
+                            attention() + ffn_norm() + unscaled(experts() + shared_expert(presence::required)), read_qwen2moe),
+                     softmax, r::always),
+        recipe("olmo2", neox, frame(), projections() + wide_norms() + post_norms() + unscaled(gated()), read_olmo2),
+        with_experts(recipe("olmoe", neox, frame(), attention() + wide_norms() + ffn_norm() + unscaled(experts()), read_olmoe),
+                     softmax, r::allowed),
+        recipe("smollm3", normal, frame(), attention() + ffn_norm() + unscaled(gated()), read_smollm3),
+        recipe("seed_oss", neox, frame(), attention() + ffn_norm("post_attention_norm.weight") + unscaled(gated()), nullptr),
+        arcee,
+        exaone4,
+        glm4,
+        granite,
+        granite_moe,
+        ernie,
+    };
+}
+
+} // namespace kvg
