@@ -38,10 +38,10 @@ def decode(scheduler: Scheduler, n_prompt_tokens: int = 1000) -> list[tuple[int,
     return [(chunk.branch.seq, chunk.n) for chunk in chunks]
 
 
-def test_who_talks_comes_first_then_prompts_in_their_order() -> None:
+def test_who_talks_comes_first_then_the_prompt_of_which_least_is_left() -> None:
     scheduler = Scheduler(4, 32)
     first, second, third = branch(1), branch(20), branch(50)
-    entered(scheduler, first, second, third)
+    entered(scheduler, first, third, second)
     assert decode(scheduler) == [(first.seq, 1), (second.seq, 20), (third.seq, 11)]
     assert decode(scheduler) == [(first.seq, 1), (second.seq, 1), (third.seq, 30)]
     assert decode(scheduler) == [(first.seq, 1), (second.seq, 1), (third.seq, 9)]
@@ -68,13 +68,13 @@ def test_a_text_that_was_set_aside_comes_back_before_later_ones() -> None:
 
 
 def test_nobody_is_passed_over_for_longer_than_there_are_sequences() -> None:
-    """A prompt of 10,000 tokens takes all the room there is; a short one behind it still gets its turn."""
+    """A prompt of 500 tokens takes all the room there is; a longer one still gets its turn."""
     scheduler = Scheduler(4, 16)
-    long, short = branch(10_000), branch(40)
+    long, short = branch(10_000), branch(500)
     entered(scheduler, long, short)
     gaps, gap = [], 0
     while short.n_todo > 1:
-        gap = 0 if any(seq == short.seq for seq, _ in decode(scheduler)) else gap + 1
+        gap = 0 if any(seq == long.seq for seq, _ in decode(scheduler)) else gap + 1
         gaps.append(gap)
     assert 0 < max(gaps) <= 4
 

@@ -5,6 +5,7 @@ Those of the native library need one that was built with KVGRAPH_TEST_HOOKS, as 
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,11 +17,12 @@ from support.architectures import ArchSpec
 from support.engines import ids_of
 from support.faults import fault
 from support.recurrent import DELTA_NET
-from support.rollback import Watched, accounts
+from support.rollback import KnowingDrafter, Watched, accounts
 from support.soak import F32, SITES, has_faults
 
 import pykvgraph as kvg
 from pykvgraph.engine.branch import Branch
+from pykvgraph.engine.record import Record
 from pykvgraph.prefix.index import PrefixIndex
 from pykvgraph.text.sampling import Sampler
 
@@ -78,25 +80,52 @@ def said_by(request: kvg.Request) -> list[Any] | None:
         return None
 
 
+@pytest.fixture(params=[False, True], ids=["", "drafts"])
+def drafter(request: Any, monkeypatch: pytest.MonkeyPatch) -> KnowingDrafter | None:
+    """Of those tests that are done with drafts, too."""
+    monkeypatch.setattr(Record, "is_due", lambda self: True)
+    return KnowingDrafter() if request.param else None
+
+
+@contextlib.contextmanager
+def drafting(model: kvg.Model, drafter: KnowingDrafter | None) -> Iterator[kvg.Engine]:
+    with engine_of(model, draft=drafter and "ngram") as engine:
+        if drafter:
+            drafter.be_in(engine)
+        yield engine
+
+
+def is_as(said: list[Any], expected: list[Any] | None) -> bool:
+    """Whether it is the same; drafts decide how far a text was when it was cancelled."""
+    assert expected is not None
+    if said[0][0] != "cancelled":
+        return said == expected
+    shorter, longer = sorted((said[0][1], expected[0][1]), key=len)
+    return bool(longer[: len(shorter)] == shorter)
+
+
 @pytest.mark.parametrize("site", SITES)
 @pytest.mark.parametrize("stride", [11, pytest.param(1, marks=pytest.mark.slow)])
-def test_every_pass_through_a_place_that_fails(model: kvg.Model, site: str, stride: int) -> None:
+def test_every_pass_through_a_place_that_fails(
+    model: kvg.Model, drafter: KnowingDrafter | None, site: str, stride: int
+) -> None:
     """Who has no error says what it says without the fault, and a decode that failed has changed no byte."""
     if not has_faults():
         pytest.skip("this libkvgraph was built without KVGRAPH_TEST_HOOKS")
-    with engine_of(model) as engine:
+    with drafting(model, drafter) as engine:
         expected = [said_by(each) for each in story(engine)]
+    if drafter:
+        drafter.know()
     n_raised, missed, countdown = 0, 0, 1
     while missed < 3:
-        with engine_of(model) as engine:
+        with drafting(model, drafter) as engine:
             decode = Watched(engine, engine.context, "decode_rows")
             with fault(site, countdown):
                 found = [said_by(each) for each in story(engine)]
             lost = [said is None for said in found]
             assert sum(lost) <= 1
-            assert [said for said in found if said is not None] == [
-                said for said, is_lost in zip(expected, lost, strict=True) if not is_lost
-            ]
+            for said, wanted in zip(found, expected, strict=True):
+                assert said is None or is_as(said, wanted)
             index, kv = engine._loop.stepper._texts.index, engine.context.kv
             index.clear()
             while index.drop_point():
@@ -106,6 +135,7 @@ def test_every_pass_through_a_place_that_fails(model: kvg.Model, site: str, stri
             missed += not (decode.n_raised or any(lost))
             del engine.context.decode_rows
         countdown += stride
+    assert drafter is None or drafter.n_drafts > 10
     assert n_raised or site not in ("cells", "build", "compute")
 
 
@@ -132,8 +162,10 @@ def breaks(monkeypatch: pytest.MonkeyPatch) -> Break:
 class Race:
     """Two requests that go on, one sampled, and a third with two samples that shares with them, and fails."""
 
-    def __init__(self, model: kvg.Model) -> None:
-        self.engine = engine_of(model)
+    def __init__(self, model: kvg.Model, drafter: KnowingDrafter | None = None) -> None:
+        self.engine = engine_of(model, draft=drafter and "ngram")
+        if drafter:
+            drafter.be_in(self.engine)
         shared = ids_of(model, 70, 0)
         sampled = kvg.SamplingParams(max_tokens=30, temperature=1.0, seed=4)
         self.others = [
@@ -170,9 +202,11 @@ class Race:
         return [(tokens, left) for tokens in said]
 
 
-def cut_short(model: kvg.Model, n_steps: int, *, and_step: bool) -> tuple[dict[str, Any], Any]:
+def cut_short(
+    model: kvg.Model, n_steps: int, *, and_step: bool, drafter: KnowingDrafter | None = None
+) -> tuple[dict[str, Any], Any]:
     """The third is cancelled after so many steps; and_step: the others then take one more."""
-    race = Race(model)
+    race = Race(model, drafter)
     race.step(n_steps)
     found = race.cancel()
     if and_step:
@@ -219,10 +253,21 @@ def test_outputs_that_can_not_be_read_are_no_outputs(model: kvg.Model, breaks: B
     ("stage", "sample", "nth"), [("say", 0, 1), ("say", 1, 1), ("say", 1, 3), ("sample", 0, 2)]
 )
 def test_a_token_that_can_not_be_said(
-    model: kvg.Model, breaks: Break, stage: str, sample: int, nth: int, error: type[BaseException]
+    model: kvg.Model,
+    breaks: Break,
+    drafter: KnowingDrafter | None,
+    stage: str,
+    sample: int,
+    nth: int,
+    error: type[BaseException],
 ) -> None:
     """As if it were cancelled behind that step; samplers of the others are where they were."""
-    race = Race(model)
+    if drafter:
+        plain = Race(model, drafter)
+        plain.third.results()
+        plain.end()
+        drafter.know()
+    race = Race(model, drafter)
     n_said = 0
 
     def when(branch: Branch, *_: object) -> bool:
@@ -240,7 +285,31 @@ def test_a_token_that_can_not_be_said(
     while not race.third.done:
         race.step(1)
         n_steps += 1
-    assert check_failed(race, error) == cut_short(model, n_steps, and_step=False)
+    left, said = check_failed(race, error)
+    left_by_cancelled, expected = cut_short(model, n_steps, and_step=False, drafter=drafter)
+    if drafter:  # who is cancelled has the whole step behind it, and the index more of it
+        assert drafter.n_drafts > 0
+        assert [tokens for tokens, _ in said] == [tokens for tokens, _ in expected]
+    else:
+        assert (left, said) == (left_by_cancelled, expected)
+
+
+@pytest.mark.parametrize("error", [kvg.DeviceError, MemoryError])
+def test_what_is_left_of_a_draft_can_not_be_removed(
+    model: kvg.Model, breaks: Break, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
+) -> None:
+    """The text is set aside, and comes back: it says the same, and nothing is left."""
+    monkeypatch.setattr(Record, "is_due", lambda self: True)
+    drafter = KnowingDrafter()
+    plain = Race(model, drafter)
+    expected = [each.tokens for each in plain.third.results()], plain.end()
+    drafter.know()
+    race = Race(model, drafter)
+    calls = itertools.count()
+    breaks(kvg.KVCache, "seq_rm", lambda _, seq, p0, *__: p0 > 0 and next(calls) in (1, 4), error)
+    assert [each.tokens for each in race.third.results()] == expected[0]
+    assert [tokens for tokens, _ in race.end()] == [tokens for tokens, _ in expected[1]]
+    assert next(calls) > 5
 
 
 @pytest.mark.parametrize("error", [kvg.DeviceError, MemoryError])
