@@ -45,7 +45,7 @@ def n_left() -> int:
 
 
 @pytest.mark.parametrize("draft", ["ngram", "model"])
-@pytest.mark.parametrize("n_steps", [40, LONG])
+@pytest.mark.parametrize("n_steps", [80, LONG])
 def test_drafts_lose_nothing(model: kvg.Model, n_steps: int, draft: str) -> None:
     """N-grams, or the model as its own draft, which one with states can't be."""
     if draft == "model" and model.arch == DELTA_NET.arch:
