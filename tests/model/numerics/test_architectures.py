@@ -143,9 +143,9 @@ NAMES += [spec.arch for spec in MORE + LAYER_NORMS + EXPERTS]
 NAMES = list(dict.fromkeys(NAMES))
 
 
-def compare(path: Path, n_vocab: int = N_VOCAB) -> None:
+def compare(path: Path, n_vocab: int = N_VOCAB, kv_type: str = "f16") -> None:
     ids = random_ids(N_TOKENS, n_vocab, seed=1)
-    judge(path, lambda engine: prompt_then_singles(engine, ids, N_PROMPT), n_ctx=256)
+    judge(path, lambda engine: prompt_then_singles(engine, ids, N_PROMPT), n_ctx=256, kv_type=kv_type)
 
 
 @pytest.mark.parametrize("spec", SPECS + MORE + LAYER_NORMS + EXPERTS + STATES, ids=str)
@@ -207,8 +207,11 @@ def test_logits_of_llama_cpps_random_models(name: str, seed: int, tmp_path: Path
     )
     paths = sorted(tmp_path.glob("*.gguf"))
     assert paths
+    # of granitemoe nothing rotates, and what layers add is multiplied by 3.6: in an F16 cache each flash
+    # attention rounds away from plain attention more than the rule allows between the two
+    kv_type = "f32" if name == "granitemoe" else "f16"
     for path in paths:
-        compare(path, 128)
+        compare(path, 128, kv_type)
 
 
 @pytest.mark.parametrize(
