@@ -23,11 +23,12 @@ hypothesis.settings.load_profile("ci")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--device", default="cpu", help="run the tests marked any_device, there")
+    parser.addoption("--kv-tier", default="device", choices=["device", "host"], help="where K and V are then")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     try:
-        where.choose(config.getoption("--device"))
+        where.choose(config.getoption("--device"), config.getoption("--kv-tier"))
     except ValueError as error:
         raise pytest.UsageError(str(error)) from error
 

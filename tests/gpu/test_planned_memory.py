@@ -30,3 +30,14 @@ def test_what_is_planned_is_allocated(
     assert {each.device for each in found} == {device, "CPU"}
     for each in found:
         assert each.error <= 0.02, each
+
+
+@pytest.mark.parametrize("spec", [MODELS[0], MODELS[8], MODELS[9]], ids=str)
+def test_with_cells_in_host_memory(
+    device: str, architecture: Callable[[ArchSpec], Path], spec: ArchSpec
+) -> None:
+    """All layers are on the device, which has room for K and V of two of them, and for the graphs."""
+    found = list(compare(architecture(spec), device, "f16", kv_tier="host"))
+    assert {each.kind for each in found if each.device == device} >= {"cache_bytes", "compute_bytes"}
+    for each in found:
+        assert each.error <= 0.02, each

@@ -21,13 +21,15 @@ pytestmark = pytest.mark.gpu
 SPEC = ModelSpec(n_layer=3, rope_factors=True)
 
 
-def distance(path: Path, endpoint: str, kv_type: str, *arguments: str) -> tuple[list[str], float]:
+def distance(
+    path: Path, endpoint: str, kv_type: str, *arguments: str, kv_tier: str = "device"
+) -> tuple[list[str], float]:
     """The device of each layer, and how far every operation there is from the CPU's.
 
     In a process of its own, which knows no server yet.
     """
     done = subprocess.run(
-        [sys.executable, "-m", "support.every_op", str(path), endpoint, kv_type, *arguments],
+        [sys.executable, "-m", "support.every_op", str(path), endpoint, kv_type, kv_tier, *arguments],
         cwd=TESTS,
         capture_output=True,
         text=True,
@@ -38,21 +40,23 @@ def distance(path: Path, endpoint: str, kv_type: str, *arguments: str) -> tuple[
 
 
 # the server computes as the CPU does, but for the order of additions
+@pytest.mark.parametrize("kv_tier", ["device", "host"])
 @pytest.mark.parametrize(("kv_type", "limit"), [("f32", 1e-6), ("f16", 1e-4)])
 def test_layers_on_the_server_and_here(
-    model_file: Callable[[ModelSpec], Path], endpoint: str, kv_type: str, limit: float
+    model_file: Callable[[ModelSpec], Path], endpoint: str, kv_type: str, limit: float, kv_tier: str
 ) -> None:
-    layers, error = distance(model_file(SPEC), endpoint, kv_type, "device=RPC0", "n_gpu_layers=2")
+    where = ("device=RPC0", "n_gpu_layers=2")
+    layers, error = distance(model_file(SPEC), endpoint, kv_type, *where, kv_tier=kv_tier)
     assert layers == ["CPU", "CPU", "RPC0", "RPC0"]
     assert error <= limit
 
 
-@pytest.mark.parametrize("kv_type", ["f32", "f16"])
+@pytest.mark.parametrize(("kv_type", "kv_tier"), [("f32", "device"), ("f16", "device"), ("f16", "host")])
 def test_layers_on_the_server_and_on_a_device(
-    model_file: Callable[[ModelSpec], Path], endpoint: str, device: str, kv_type: str
+    model_file: Callable[[ModelSpec], Path], endpoint: str, device: str, kv_type: str, kv_tier: str
 ) -> None:
     arguments = (f"device={device},RPC0", "tensor_split=(1, 3)")
-    layers, error = distance(model_file(SPEC), endpoint, kv_type, *arguments)
+    layers, error = distance(model_file(SPEC), endpoint, kv_type, *arguments, kv_tier=kv_tier)
     assert layers == [device, "RPC0", "RPC0", "RPC0"]
     assert error <= 1e-3
 

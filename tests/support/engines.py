@@ -48,7 +48,9 @@ def open_context(model: kvg.Model, **options: Any) -> kvg.Context:
     Skips a test of types that the device of `--device` hasn't.
     """
     try:
-        return kvg.Context(model, **{"n_threads": 1, "n_threads_batch": 1, **options})
+        return kvg.Context(
+            model, **{"n_threads": 1, "n_threads_batch": 1, **where.tier_of(options), **options}
+        )
     except kvg.UnsupportedError as refused:
         if where.is_cpu() or model.device != where.device:
             raise

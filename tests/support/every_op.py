@@ -1,8 +1,8 @@
 """Every operation of the cache in one script: what it computes must not depend on where that is done.
 
-`python -m support.every_op MODEL ENDPOINT TYPE NAME=VALUE...` runs it in a process of its own, on a model
-whose arguments are given, `RPC0` being the device of the RPC server at ENDPOINT and K and V of a type, and
-prints how far it is from the CPU.
+`python -m support.every_op MODEL ENDPOINT TYPE TIER NAME=VALUE...` runs it in a process of its own, on a
+model whose arguments are given, `RPC0` being the device of the RPC server at ENDPOINT, K and V of a type and
+in a `kv_tier`, and prints how far it is from the CPU.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def on_cpu(path: Path, kv_type: str = "f32") -> list[Logits]:
         return every_op(ctx)
 
 
-def main(path: str, endpoint: str, kv_type: str, *arguments: str) -> None:
+def main(path: str, endpoint: str, kv_type: str, kv_tier: str, *arguments: str) -> None:
     values = dict(argument.split("=", 1) for argument in arguments)
     device = values.pop("device")
     options: dict[str, Any] = {name: ast.literal_eval(value) for name, value in values.items()}
@@ -76,11 +76,11 @@ def main(path: str, endpoint: str, kv_type: str, *arguments: str) -> None:
     assert server.name == "RPC0"
     with (
         kvg.Model(path, device=device, **options) as model,
-        open_context(model, type_k=kv_type, type_v=kv_type, **OPTIONS) as ctx,
+        open_context(model, type_k=kv_type, type_v=kv_type, kv_tier=kv_tier, **OPTIONS) as ctx,
     ):
         print(*model.layer_devices)
         try:
-            open_context(model, type_k="bf16", **OPTIONS).close()
+            open_context(model, type_k="bf16", kv_tier=kv_tier, **OPTIONS).close()
             raise AssertionError("a server is asked to keep what it may not know")
         except kvg.UnsupportedError as refused:
             assert "RPC0" in str(refused)

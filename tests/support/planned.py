@@ -44,9 +44,11 @@ class Compared(NamedTuple):
         return abs(self.predicted - self.allocated) / max(self.allocated, 1)
 
 
-def compare(path: Path, device: str, kv_type: str, n_gpu_layers: int = -1) -> Iterator[Compared]:
+def compare(
+    path: Path, device: str, kv_type: str, n_gpu_layers: int = -1, kv_tier: str = "device"
+) -> Iterator[Compared]:
     """What was planned before the model is loaded, and what a context at its largest has."""
-    options = {**SIZES, "type_k": kv_type, "type_v": kv_type}
+    options = {**SIZES, "type_k": kv_type, "type_v": kv_type, "kv_tier": kv_tier}
     plan = kvg.plan_memory(path, device, n_gpu_layers=n_gpu_layers, **options)
     with (
         kvg.Model(path, device=device, n_gpu_layers=n_gpu_layers) as model,

@@ -1,13 +1,20 @@
-"""Where the tests of what is computed run: on the CPU, or on the device of `pytest --device`."""
+"""Where the tests of what is computed run: on the CPU, or on the device of `pytest --device`.
+
+With `--kv-tier host` K and V are in host memory, and the device attends.
+"""
 
 from __future__ import annotations
 
+from typing import Any
+
 device = "cpu"
+kv_tier = "device"
 
 
-def choose(name: str) -> None:
+def choose(name: str, tier: str) -> None:
     """Raises ValueError for a device that isn't there."""
-    global device
+    global device, kv_tier
+    kv_tier = tier
     if name.lower() == "cpu":
         return
     import pykvgraph as kvg  # tests/unit runs without the native library
@@ -16,6 +23,11 @@ def choose(name: str) -> None:
     if name.lower() not in names:
         raise ValueError(f"no device {name}; there are {', '.join(names.values())}")
     device = names[name.lower()]
+
+
+def tier_of(options: dict[str, Any]) -> dict[str, Any]:
+    """As Context takes it; where the CPU attends there is no other tier."""
+    return {} if options.get("offload_kqv") is False else {"kv_tier": kv_tier}
 
 
 def is_cpu() -> bool:

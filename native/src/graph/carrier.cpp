@@ -12,7 +12,7 @@ namespace kvg {
 
 carrier::carrier(const kv_cache & cache) : cache_(cache) {
     for (ggml_backend_dev_t device : cache.working()->devices()) {
-        copiers_[device] = open_backend(device);
+        copiers_[device] = {open_backend(device), ggml_backend_event_ptr(ggml_backend_event_new(device))};
     }
 }
 
@@ -78,7 +78,10 @@ void carrier::open(size_t i) {
 
 void carrier::wait() {
     for (const auto & [device, copier] : copiers_) {
-        ggml_backend_synchronize(copier.get());
+        ggml_backend_synchronize(copier.backend.get());
+        if (copier.event) {
+            ggml_backend_event_synchronize(copier.event.get()); // at once; Vulkan frees here what it has recorded
+        }
     }
     trace_.end_copies();
     n_here_ = n_coming_;
@@ -103,10 +106,14 @@ void carrier::bring_in(size_t i) {
     fault_point("carry-in");
     const kv_group & group = cache_.group_of(layer);
     const cell_span & span = spans_[cache_.group_index_of(layer)];
-    ggml_backend_t by = copiers_.at(t.device).get();
+    const copier & copier = copiers_.at(t.device);
+    ggml_backend_t by = copier.backend.get();
     trace_.begin_copy(KVG_SPAN_COPY_IN, layer, span.n * (group.k_row_bytes() + group.v_row_bytes()));
     copy_in(by, group.k(layer), t.k, span);
     copy_in(by, group.v(layer), t.v, span);
+    if (copier.event) {
+        ggml_backend_event_record(copier.event.get(), by); // Vulkan begins no copy before this, or before it is waited for
+    }
 }
 
 void carrier::copy_in(ggml_backend_t by, const ggml_tensor * host, ggml_tensor * there, const cell_span & span) {
@@ -123,7 +130,7 @@ void carrier::send_out(size_t i) {
     fault_point("carry-out");
     const kv_group & group = cache_.group_of(layer);
     const std::vector<uint32_t> & cells = written_[cache_.group_index_of(layer)];
-    ggml_backend_t by = copiers_.at(t.device).get();
+    ggml_backend_t by = copiers_.at(t.device).backend.get();
     trace_.begin_copy(KVG_SPAN_COPY_OUT, layer, cells.size() * (group.k_row_bytes() + group.v_row_bytes()));
     copy_out(by, t.k, group.k(layer), cells);
     copy_out(by, t.v, group.v(layer), cells);

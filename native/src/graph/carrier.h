@@ -29,6 +29,11 @@ public:
     static bool at_node(ggml_tensor * node, bool ask, void * self);
 
 private:
+    // A second backend of a device, so that copies don't wait for graphs.
+    struct copier {
+        ggml_backend_ptr backend;
+        ggml_backend_event_ptr event; // nullptr where the device has none
+    };
     const row_turn & turn(size_t i) const { return cache_.working()->of((*turns_)[i].layer); }
     template <class F> void unless_failed(F step);
     void open(size_t i);
@@ -40,8 +45,7 @@ private:
     void copy_out(ggml_backend_t by, const ggml_tensor * there, ggml_tensor * host, const std::vector<uint32_t> & cells);
 
     const kv_cache & cache_;
-    std::map<ggml_backend_dev_t, ggml_backend_ptr>
-        copiers_;                  // a second one of each device, so that copies don't wait for graphs
+    std::map<ggml_backend_dev_t, copier> copiers_;
     std::vector<cell_span> spans_; // of each group
     std::vector<std::vector<uint32_t>> written_;
     const std::vector<graph_turn> * turns_ = nullptr; // of the graph that runs
