@@ -6,19 +6,18 @@ python benchmarks/device.py -dev CUDA0              # minutes; --small for a sof
 2. prompts, decoding, shift and defrag beside libllama on the same file and device (`pykvgraph bench --vs`)
 3. the steps after a shift: how many are slower than a step before, and on CUDA how many replay a CUDA graph
 4. bytes a second of K-shift and defrag, beside those of one ggml copy on the device
+5. kv_tier="host" beside cells on the device and -nkvo, with its bars (host_tier.py)
 """
 
 from __future__ import annotations
 
 import argparse
-import ctypes
 import json
 import logging
 import os
 import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,19 +25,26 @@ from typing import Any
 ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "benchmarks")]  # whose models and measurements these are
 
+from ggml_calls import REPETITIONS, copy_rate, timed  # noqa: E402
+from host_tier import host_tier  # noqa: E402
 from shapes import machine  # noqa: E402
 from speed import measure  # noqa: E402
 from support.every_op import OPTIONS, every_op, on_cpu, worst_step  # noqa: E402
 from support.models import ModelSpec, WeightType, write_model  # noqa: E402
 
 import pykvgraph as kvg  # noqa: E402
-from pykvgraph._native.library import library  # noqa: E402
-from pykvgraph.lab.libllama import ggml_device  # noqa: E402
 
 LARGE: dict[str, Any] = {"n_layer": 16, "n_embd": 1024, "n_head": 16, "n_head_kv": 4, "n_ff": 3584}
 SMALL: dict[str, Any] = {"n_layer": 2, "n_embd": 256, "n_head": 4, "n_head_kv": 2, "n_ff": 256}
 N_STEPS = 48
-REPETITIONS = 5
+# name, layers on the device, arguments of Context
+PLACES: list[tuple[str, int, dict[str, Any]]] = [
+    ("all", -1, {}),
+    ("split", 2, {}),
+    ("cache on the host", -1, {"offload_kqv": False}),
+    ("host tier", -1, {"kv_tier": "host"}),
+    ("host tier, split", 2, {"kv_tier": "host"}),
+]
 
 
 class Replays(logging.Handler):
@@ -111,12 +117,8 @@ def correctness(device: str, models: Path, small: bool) -> dict[str, float]:
     path = write_model(ModelSpec(n_layer=3, n_head=4, n_head_kv=2, head_dim=64, rope_factors=True), models)
     for kv_type in ("f16", "f32", "q8_0", "q4_0"):
         expected = on_cpu(path, kv_type)
-        for name, n_gpu_layers, offload in (
-            ("all", -1, True),
-            ("split", 2, True),
-            ("cache on the host", -1, False),
-        ):
-            options: dict[str, Any] = {"type_k": kv_type, "type_v": kv_type, "offload_kqv": offload}
+        for name, n_gpu_layers, where in PLACES:
+            options: dict[str, Any] = {"type_k": kv_type, "type_v": kv_type, **where}
             with (
                 kvg.Model(path, device=device, n_gpu_layers=n_gpu_layers) as model,
                 kvg.Context(model, **options, **OPTIONS) as ctx,
@@ -209,52 +211,11 @@ def fill(ctx: kvg.Context, n: int) -> None:
         ctx.decode(batch)
 
 
-def timed(call: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    call()
-    return time.perf_counter() - start
-
-
-def copy_rate(device: str, n_bytes: int) -> float:
-    """Bytes a second, read and written counted, of a graph of one ggml_cpy."""
-    base = ctypes.CDLL(str(next(p for p in library().ggml_paths if p.name.startswith("libggml-base"))))
-
-    class InitParams(ctypes.Structure):
-        _fields_ = [
-            ("mem_size", ctypes.c_size_t),
-            ("mem_buffer", ctypes.c_void_p),
-            ("no_alloc", ctypes.c_bool),
-        ]
-
-    pointer = ctypes.c_void_p
-
-    def function(name: str, result: Any, *arguments: Any) -> Any:
-        found = getattr(base, name)
-        found.restype, found.argtypes = result, arguments
-        return found
-
-    backend = function("ggml_backend_dev_init", pointer, pointer, pointer)(ggml_device(device), None)
-    context = function("ggml_init", pointer, InitParams)(InitParams(1 << 20, None, True))
-    new_tensor = function("ggml_new_tensor_1d", pointer, pointer, ctypes.c_int, ctypes.c_int64)
-    source, target = (new_tensor(context, 0, n_bytes // 4) for _ in range(2))  # F32
-    node = function("ggml_cpy", pointer, pointer, pointer, pointer)(context, source, target)
-    graph = function("ggml_new_graph", pointer, pointer)(context)
-    function("ggml_build_forward_expand", None, pointer, pointer)(graph, node)
-    buffer = function("ggml_backend_alloc_ctx_tensors", pointer, pointer, pointer)(context, backend)
-    if not buffer:
-        raise kvg.DeviceError(f"{device} has no room for two buffers of {n_bytes} bytes")
-    compute = function("ggml_backend_graph_compute", ctypes.c_int, pointer, pointer)
-    seconds = [timed(lambda: compute(backend, graph)) for _ in range(REPETITIONS + 1)]
-    function("ggml_backend_buffer_free", None, pointer)(buffer)
-    function("ggml_free", None, pointer)(context)
-    function("ggml_backend_free", None, pointer)(backend)
-    return 2 * n_bytes / statistics.median(seconds[1:])
-
-
 PARTS: dict[str, Callable[[str, Path, bool], Any]] = {
     "correct": correctness,
     "after a shift": after_shift,
     "bandwidth": bandwidth,
+    "host tier": host_tier,
     "speed": speed,
 }
 
