@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -68,12 +67,14 @@ def cache(what: str, cache_dir: str | None, cache_disk: int | None, as_json: boo
         raise click.exceptions.Exit(1)
 
 
-def _prune(folder: Path, files: Iterable[Seen], mib: int | None) -> list[Seen]:
+def _prune(folder: Path, files: list[Seen], mib: int | None) -> list[Seen]:
     """Removes what is damaged, and what there is too much of; the rest."""
     from pykvgraph.tiers.disk import Disk
     from pykvgraph.tiers.survey import survey
     from pykvgraph.tiers.tiers import NO_LIMIT
 
+    if not any(folder.glob("*.tmp")) and not files:
+        return []  # perhaps somebody else's directory: not even a lock is made there
     disk = Disk(folder, NO_LIMIT)
     for each in files:
         if each.fault:

@@ -97,6 +97,7 @@ class Engine(NotCopied):
         batch = {"n_batch": n_batch, "n_ubatch": n_ubatch}
         draft_max = integer(draft_max, "draft_max", 1)
         shares, cache_reuse = flag(prefix_cache, "prefix_cache"), integer(cache_reuse, "cache_reuse", 0)
+        overcommit, background = flag(overcommit, "overcommit"), flag(background, "background")
         if tiers is not None and not (isinstance(tiers, Tiers) and shares):
             raise InvalidArgumentError(
                 f"tiers must be pykvgraph.Tiers, with prefix_cache, got {shown(tiers)}"
@@ -128,7 +129,7 @@ class Engine(NotCopied):
                 self.context,
                 sizes.n_points,
                 shares,
-                flag(overcommit, "overcommit"),
+                overcommit,
                 max_itl,
                 drafter,
                 draft_max,
@@ -138,7 +139,7 @@ class Engine(NotCopied):
         except BaseException:
             self.context.close()
             raise
-        self._loop = _Loop(self.context, stepper, flag(background, "background"))
+        self._loop = _Loop(self.context, stepper, background)
         self._finalizer = weakref.finalize(self, _close, self._loop)
 
     @property

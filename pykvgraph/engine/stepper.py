@@ -58,8 +58,12 @@ class Stepper:
         self._fetches = saver = None
         if tiers is not None:
             store = Store(tiers)
-            saver = Saver(ctx, store, n_points > 0)
-            self._fetches = Fetches(ctx, store, saver)
+            try:
+                saver = Saver(ctx, store, n_points > 0)
+                self._fetches = Fetches(ctx, store, saver)
+            except BaseException:
+                store.close()
+                raise
         self._texts = texts = Texts(ctx, n_points, shares, saver)
         self._shares, self._needs_points, self._scheduler = shares, texts.needs_points, texts.scheduler
         on_cpu = ctx.model.device == "CPU"

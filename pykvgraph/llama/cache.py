@@ -32,7 +32,7 @@ class PrefixCache:
         self.capacity_bytes = tiers.disk or tiers.ram
         self._on_disk = tiers.disk > 0
         self._store = Store(tiers)
-        weakref.finalize(self, _finish, self._store)
+        weakref.finalize(self, _finish, self._store, os.getpid())
 
     @property
     def cache_size(self) -> int:
@@ -119,7 +119,9 @@ class KeptPrefixes:
         return 0
 
 
-def _finish(store: Store) -> None:
-    """What waits for the disk gets there, for a while."""
+def _finish(store: Store, pid: int) -> None:
+    """What waits for the disk gets there, for a while; in a forked process nobody writes it."""
+    if os.getpid() != pid:
+        return
     store.flush(_CLOSE_SECONDS)
     store.close(1.0)

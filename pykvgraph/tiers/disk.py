@@ -21,7 +21,7 @@ from pathlib import Path
 from pykvgraph.prefix import block
 from pykvgraph.tiers.listing import File, Listing
 from pykvgraph.tiers.miss import MissError
-from pykvgraph.tiers.record import FRONT_BYTES, Record, read_front, split
+from pykvgraph.tiers.record import FRONT_BYTES, Front, Record, read_front, split
 
 _LOCK = "pykvgraph.lock"
 _COUNT = struct.Struct("<Q")
@@ -53,7 +53,7 @@ class Disk:
                 self._make_room(0)
         except OSError as error:
             if error.errno not in _NOT_ALLOWED or not self.folder.is_dir():
-                raise
+                raise _explained(error, self.folder) from None
             self._look()  # reading needs no lock
 
     @property
@@ -183,10 +183,16 @@ class Disk:
             if known is not None and known.n_bytes == info.st_size:
                 parent, tokens = known.parent, known.tokens
             else:
-                front = read_front(read_file(Path(entry.path), FRONT_BYTES))
-                if front is None or block.key(front.parent, front.tokens, block.END) != key:
-                    self._drop(entry)
-                    return
+                try:
+                    front = read_front(read_file(Path(entry.path), FRONT_BYTES))
+                except FileNotFoundError:
+                    raise
+                except OSError:  # of somebody else, perhaps: it takes room, and nobody finds it
+                    front = Front(block.END, b"", b"")
+                else:
+                    if front is None or block.key(front.parent, front.tokens, block.END) != key:
+                        self._drop(entry)
+                        return
                 parent, tokens = front.parent, front.tokens
         found.count(info.st_size)
         found.add(key, File(entry.name, info.st_size, info.st_mtime_ns, parent, tokens))
@@ -216,6 +222,12 @@ class Disk:
             os.unlink(self.folder / file.name)
         self._listing.forget(key)
         self._changed()
+
+
+def _explained(error: OSError, folder: Path) -> OSError:
+    """The same error, with what it was about."""
+    said = f"no directory of prefixes can be had here ({os.strerror(error.errno or 0)}): name another"
+    return OSError(error.errno, said, os.fspath(folder))
 
 
 def _take(lock: int) -> None:

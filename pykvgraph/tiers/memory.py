@@ -42,14 +42,22 @@ class Memory:
         return self._kept[key].record.n_bytes
 
     def reserve(self, n_bytes: int) -> bool:
-        """Counts bytes that are to come; False, with nothing counted, when others can't make way for them."""
-        for key in [key for key, kept in self._kept.items() if not kept.n_users]:
-            if self.n_bytes + n_bytes <= self.limit:
+        """Counts bytes that are to come; False, with nothing changed, when others can't make way for them."""
+        missing = self.n_bytes + n_bytes - self.limit
+        if n_bytes > self.limit:
+            return False
+        going = []
+        for key, kept in self._kept.items() if missing > 0 else ():
+            if missing <= 0:
                 break
+            if not kept.n_users:
+                going.append(key)
+                missing -= kept.record.n_bytes
+        if missing > 0:
+            return False
+        for key in going:
             self._remove(key)
             self._gone(key)
-        if self.n_bytes + n_bytes > self.limit:
-            return False
         self.n_bytes += n_bytes
         return True
 

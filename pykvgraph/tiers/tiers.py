@@ -44,12 +44,17 @@ def _folder(path: str | os.PathLike[str] | None) -> Path:
     if path is None:
         return env.cache_folder() / "prefixes"
     try:
-        return Path(os.fsdecode(path)).absolute()
+        name = os.fsdecode(path)
     except TypeError:
-        raise InvalidArgumentError(f"path must be a path, got {shown(path)}") from None
+        name = ""
+    if not name or "\0" in name:
+        raise InvalidArgumentError(f"path must be a path, not empty and without NUL, got {shown(path)}")
+    return Path(name).absolute()
 
 
 def _bytes_of(size: object, name: str) -> int:
+    if type(size) is int and abs(size) > NO_LIMIT:
+        size = ""  # Python prints no integer of thousands of digits
     text = str(size).strip().lower() if type(size) in (int, str) else ""
     unit = text[-1:] if text[-1:] in _UNITS else ""
     digits = text.removesuffix(unit)

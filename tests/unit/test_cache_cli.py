@@ -103,3 +103,9 @@ def test_a_directory_that_is_not_there(tmp_path: Path) -> None:
     assert result.exit_code == 1
     assert "no directory" in result.stderr
     assert not (tmp_path / "none").exists()
+
+
+def test_prune_leaves_nothing_in_somebody_elses_directory(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    assert run("prune", "--cache-dir", tmp_path, "--cache-disk", 0).exit_code == 0
+    assert [each.name for each in tmp_path.iterdir()] == ["notes.txt"]

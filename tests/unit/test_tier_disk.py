@@ -251,3 +251,31 @@ def test_killed_writers(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_many_killed_writers(tmp_path: Path) -> None:
     kill_writers(tmp_path / "tier", 500)
+
+
+def test_an_end_that_cannot_be_read_takes_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is of another user, perhaps: the others are found, and it goes when room is needed."""
+    real, name = os.open, f"{name_of(1, block.END).key.hex()}.end"
+    first = Disk(tmp_path, 2 * SIZE)
+    put(first, 1, kind=block.END)
+    put(first, 2)
+    os.utime(tmp_path / name, (1, 1))
+
+    def refuses(path: Any, flags: int, *mode: int) -> int:
+        if Path(path).name == name:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+        return real(path, flags, *mode)
+
+    monkeypatch.setattr(os, "open", refuses)
+    disk = Disk(tmp_path, 2 * SIZE)
+    assert disk.ends(bytes(32)) == []
+    assert disk.n_bytes == sizes_in(tmp_path)
+    assert read(disk, 2) == tuple(record_of(2))
+    assert put(disk, 3)
+    assert not (tmp_path / name).exists()
+
+
+def test_a_directory_that_cannot_be(tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    with pytest.raises(FileExistsError, match=r"no directory of prefixes .*name another.*loop"):
+        Disk(tmp_path / "loop", SIZE)

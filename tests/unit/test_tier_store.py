@@ -186,6 +186,11 @@ def test_sizes_that_are_none(text: Any) -> None:
         kvg.Tiers(text)
 
 
+def test_a_size_that_python_cannot_print() -> None:
+    with pytest.raises(InvalidArgumentError, match="ram must be bytes"):
+        kvg.Tiers(10**5000)
+
+
 def test_sizes_with_units(tmp_path: Path) -> None:
     tiers = kvg.Tiers("4G", "512m", tmp_path)
     assert (tiers.ram, tiers.disk, tiers.path) == (4 << 30, 512 << 20, tmp_path)
@@ -195,3 +200,22 @@ def test_sizes_with_units(tmp_path: Path) -> None:
         kvg.Tiers(100, 0, tmp_path)
     with pytest.raises(InvalidArgumentError, match="must be a path"):
         kvg.Tiers(100, 100, 5)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("path", ["", "a\0b", b"", 5])
+def test_paths_that_are_none(path: Any) -> None:
+    with pytest.raises(InvalidArgumentError, match="must be a path"):
+        kvg.Tiers(100, 100, path)
+
+
+def test_a_record_that_never_fits_pushes_nothing_out() -> None:
+    store = Store(kvg.Tiers(3 * SIZE))
+    for number in range(3):
+        save(store, number)
+    save(store, 9, 3 * SIZE)
+    assert [store.has(name_of(number).key) for number in (0, 1, 2, 9)] == [True, True, True, False]
+    with store.load(name_of(0)):
+        save(store, 8, 2 * SIZE + 500)  # more than can make way
+    assert [store.has(name_of(number).key) for number in (0, 1, 2, 8)] == [True, True, True, False]
+    assert store.n_bytes == (3 * SIZE, 0)
+    assert store.counts["dropped"] == 2

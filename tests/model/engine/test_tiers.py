@@ -15,6 +15,7 @@ from support.soak import F32, are_likeliest
 
 import pykvgraph as kvg
 from pykvgraph.engine import fetches
+from pykvgraph.prefix import block
 from pykvgraph.tiers.disk import Disk
 from pykvgraph.tiers.record import Record
 
@@ -233,3 +234,23 @@ def test_tiers_that_cannot_be(model: kvg.Model, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(FileExistsError):
         engine_of(model, kvg.Tiers("1M", "1M", tmp_path / "file"))
+    with pytest.raises(OSError, match="name another"):
+        engine_of(model, kvg.Tiers("1M", "1M", "/proc/none"))
+
+
+def test_an_engine_that_cannot_be_leaves_no_thread(
+    model: kvg.Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiers, before = kvg.Tiers("1M", "1M", tmp_path), set(threading.enumerate())
+    with pytest.raises(kvg.InvalidArgumentError, match="background"):
+        engine_of(model, tiers, background=4)
+
+    def fails(model: kvg.Model) -> bytes:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), model.path)
+
+    monkeypatch.setattr(block, "file_digest", fails)
+    with pytest.raises(FileNotFoundError):
+        engine_of(model, tiers)
+    for thread in set(threading.enumerate()) - before:
+        thread.join(5)
+        assert not thread.is_alive(), thread

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -98,3 +100,27 @@ def test_what_is_not_kept(architecture: Callable[[ArchSpec], Path]) -> None:
         llm.set_cache(LlamaCache())
     with pytest.raises(kvg.InvalidArgumentError, match="bytes"):
         LlamaRAMCache(-1)
+
+
+def test_a_forked_process_does_not_wait_for_the_disk(
+    architecture: Callable[[ArchSpec], Path], tmp_path: Path
+) -> None:
+    """It has no thread that writes; what waits there is its parent's."""
+    program = (
+        "import os, sys, threading\n"
+        "from pykvgraph.tiers.disk import Disk\n"
+        "from pykvgraph.llama import Llama, LlamaDiskCache\n"
+        "goes, real = threading.Event(), Disk.put\n"
+        "Disk.put = lambda *given: goes.wait() and real(*given)\n"
+        "cache, llm = LlamaDiskCache(sys.argv[2], 1 << 24), Llama(sys.argv[1], n_ctx=256)\n"
+        "llm.set_cache(cache)\n"
+        "llm.create_completion(list(range(5, 105)), max_tokens=2)\n"
+        "if os.fork() == 0:\n"
+        "    sys.exit(7)\n"
+        "code = os.wait()[1] >> 8\n"
+        "goes.set()\n"
+        "print(code, cache.flush())\n"
+    )
+    command = [sys.executable, "-c", program, str(architecture(KINDS[0])), str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=8, check=True)
+    assert done.stdout.split()[-2:] == ["7", "True"]
