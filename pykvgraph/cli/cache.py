@@ -69,12 +69,12 @@ def cache(what: str, cache_dir: str | None, cache_disk: int | None, as_json: boo
 
 def _prune(folder: Path, files: list[Seen], mib: int | None) -> list[Seen]:
     """Removes what is damaged, and what there is too much of; the rest."""
-    from pykvgraph.tiers.disk import Disk
+    from pykvgraph.tiers.disk import LOCK, Disk
     from pykvgraph.tiers.survey import survey
     from pykvgraph.tiers.tiers import NO_LIMIT
 
-    if not any(folder.glob("*.tmp")) and not files:
-        return []  # perhaps somebody else's directory: not even a lock is made there
+    if not files and not (folder / LOCK).exists():
+        return []  # somebody else's directory: not even a lock is made there
     disk = Disk(folder, NO_LIMIT)
     for each in files:
         if each.fault:

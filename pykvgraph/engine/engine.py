@@ -318,6 +318,8 @@ class Engine(NotCopied):
     def _parking(self, request: Request, parks: bool) -> bool:
         if not isinstance(request, Request):
             raise InvalidArgumentError(f"request must be what submit() returned, got {shown(request)}")
+        if request._cancel != self._loop.cancel:
+            raise InvalidArgumentError("the request is another engine's: ask that one")
         parking = Parking(request, parks)
         self._loop.give(parking)
         while not self._loop.background and not parking.done.done():

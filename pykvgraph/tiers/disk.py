@@ -23,7 +23,7 @@ from pykvgraph.tiers.listing import File, Listing
 from pykvgraph.tiers.miss import MissError
 from pykvgraph.tiers.record import FRONT_BYTES, Front, Record, read_front, split
 
-_LOCK = "pykvgraph.lock"
+LOCK = "pykvgraph.lock"
 _COUNT = struct.Struct("<Q")
 SUFFIXES = {block.TOKENS: ".block", block.END: ".end"}
 FILE_NAME = re.compile(r"[0-9a-f]{64}\.(block|end)")
@@ -106,17 +106,18 @@ class Disk:
         assert front is not None
         name = f"{key.hex()}{SUFFIXES[front.kind]}"
         aside = self.folder / f"{key.hex()}.{secrets.token_hex(8)}.tmp"
-        with self._locked():
-            if key in self:
-                return True
-            if not self._make_room(record.n_bytes):
-                return False
-            self._is_stale = True  # until it is known to be there, or to have gone
-            file = _begin(aside, record.n_bytes)
-            self._changed()
-            self._listing.count(record.n_bytes)
-            self._is_stale = False
+        file: int | None = None
         try:
+            with self._locked():
+                if key in self:
+                    return True
+                if not self._make_room(record.n_bytes):
+                    return False
+                self._is_stale = True  # until it is known to be there, or to have gone
+                file = _begin(aside, record.n_bytes)
+                self._changed()
+                self._listing.count(record.n_bytes)
+                self._is_stale = False
             _write(file, record)
             with self._locked():
                 os.rename(aside, self.folder / name)
@@ -129,7 +130,8 @@ class Disk:
                 os.unlink(aside)
             raise
         finally:
-            os.close(file)
+            if file is not None:
+                os.close(file)
         return True
 
     def remove(self, key: bytes) -> None:
@@ -141,7 +143,7 @@ class Disk:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        lock = os.open(self.folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        lock = os.open(self.folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
             _take(lock)
             count = _read_count(lock)

@@ -106,6 +106,6 @@ def test_a_directory_that_is_not_there(tmp_path: Path) -> None:
 
 
 def test_prune_leaves_nothing_in_somebody_elses_directory(tmp_path: Path) -> None:
-    (tmp_path / "notes.txt").write_text("mine")
+    (tmp_path / "notes.tmp").write_text("mine")
     assert run("prune", "--cache-dir", tmp_path, "--cache-disk", 0).exit_code == 0
-    assert [each.name for each in tmp_path.iterdir()] == ["notes.txt"]
+    assert [each.name for each in tmp_path.iterdir()] == ["notes.tmp"]

@@ -127,14 +127,14 @@ def test_bytes_are_never_above_the_limit(tmp_path: Path, monkeypatch: pytest.Mon
         assert disk.n_bytes == sizes_in(tmp_path)
 
 
-@pytest.mark.parametrize("call", ["open", "write", "fsync", "rename", "ftruncate"])
+@pytest.mark.parametrize("call", ["open", "write", "pwrite", "fsync", "rename", "ftruncate"])
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO, errno.EROFS])
 def test_a_failure_leaves_nothing_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, code: int
 ) -> None:
     disk = Disk(tmp_path, 10 * SIZE)
     put(disk, 1)
-    real = getattr(os, call)
+    real, n_open = getattr(os, call), len(os.listdir("/proc/self/fd"))
 
     def fails(*args: Any, **options: Any) -> Any:
         if call == "open" and not str(args[0]).endswith(".tmp"):
@@ -146,6 +146,7 @@ def test_a_failure_leaves_nothing_behind(
         with pytest.raises(OSError, match=os.strerror(code)):
             put(disk, 2)
     assert name_of(2).key not in disk
+    assert len(os.listdir("/proc/self/fd")) == n_open
     assert put(disk, 2)
     assert read(disk, 1) == tuple(record_of(1))
     assert disk.n_bytes == sizes_in(tmp_path) == 2 * SIZE

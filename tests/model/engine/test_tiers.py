@@ -197,6 +197,16 @@ def test_a_parked_text_comes_back_by_copying(model: kvg.Model) -> None:
     assert parked[1].result().finish_reason == "cancelled"  # as whatever runs when the engine is closed
 
 
+def test_a_request_of_another_engine_is_not_parked(model: kvg.Model) -> None:
+    with engine_of(model, kvg.Tiers("1M")) as one, engine_of(model, kvg.Tiers("1M")) as other:
+        request = one.submit(ids_of(model, 50, 16), TALK)
+        for ask in (other.park, other.resume):
+            with pytest.raises(kvg.InvalidArgumentError, match="another engine's"):
+                ask(request)
+        assert len(request.result().tokens) == TALK.max_tokens
+        assert not one.park(request)
+
+
 def test_a_text_that_is_set_aside_comes_back_by_copying(model: kvg.Model) -> None:
     """With cells for one of two: the younger one is set aside, and none of its tokens is decoded again."""
     params = kvg.SamplingParams(max_tokens=100, temperature=0)
