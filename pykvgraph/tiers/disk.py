@@ -196,6 +196,9 @@ class Disk:
                         self._drop(entry)
                         return
                 parent, tokens = front.parent, front.tokens
+        if key in found.files:  # a block has another key than an end: one of them is wrong
+            self._drop(entry)
+            return
         found.count(info.st_size)
         found.add(key, File(entry.name, info.st_size, info.st_mtime_ns, parent, tokens))
 

@@ -280,3 +280,14 @@ def test_a_directory_that_cannot_be(tmp_path: Path) -> None:
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     with pytest.raises(FileExistsError, match=r"no directory of prefixes .*name another.*loop"):
         Disk(tmp_path / "loop", SIZE)
+
+
+def test_two_files_with_one_key(tmp_path: Path) -> None:
+    """Somebody has copied one: every byte is counted, and goes when room is needed."""
+    put(Disk(tmp_path, 4 * SIZE), 1, kind=block.END)
+    name = name_of(1, block.END).key.hex()
+    (tmp_path / f"{name}.block").write_bytes((tmp_path / f"{name}.end").read_bytes())
+    disk = Disk(tmp_path, 4 * SIZE)
+    assert disk.n_bytes == sizes_in(tmp_path)
+    disk.remove(name_of(1, block.END).key)
+    assert disk.n_bytes == sizes_in(tmp_path) == 0
