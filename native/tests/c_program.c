@@ -83,6 +83,7 @@ static kvg_context * open_context(const char * path, kvg_output * output) {
     params.type_k = params.type_v = KVG_TYPE_F16;
     params.flash_attn = KVG_FLASH_ATTN_AUTO;
     params.defrag_threshold = -1.0f;
+    params.device_layers = 2;
     kvg_context * context = NULL;
     check(kvg_context_new(model, &params, &context), "kvg_context_new");
 

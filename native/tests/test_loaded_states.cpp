@@ -21,7 +21,7 @@ struct test_cache {
     backends opened{{cpu_device()}};
     kv_cache cache;
 
-    test_cache() : cache(layers(), {cpu_device(), cpu_device()}, opened, sizes(), {GGML_TYPE_F32, GGML_TYPE_F32, false}) {
+    test_cache() : cache(layers(), homes(), opened, sizes(), {GGML_TYPE_F32, GGML_TYPE_F32, false}) {
         cache.allocate();
         cache.clear(true);
         for (uint32_t i = 0; i < 5; ++i) {
@@ -48,7 +48,8 @@ struct test_cache {
         h.groups = make_groups(h.layers);
         return h;
     }
-    static cache_size sizes() { return {64, 8, 2, 3 * N_FLOATS * sizeof(float), 0, false, false}; }
+    static kv_homes homes() { return {{cpu_device(), cpu_device()}, {cpu_device(), cpu_device()}}; }
+    static cache_size sizes() { return {64, 8, 2, 3 * N_FLOATS * sizeof(float), 0, false, false, 1}; }
 };
 
 } // namespace

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.architectures import ArchSpec
 from support.planned import MODELS, compare
 
 import pykvgraph as kvg
+from pykvgraph.plan.fitting import fit_n_ctx
 
 pytestmark = pytest.mark.gpu
 
@@ -41,3 +43,14 @@ def test_with_cells_in_host_memory(
     assert {each.kind for each in found if each.device == device} >= {"cache_bytes", "compute_bytes"}
     for each in found:
         assert each.error <= 0.02, each
+
+
+def test_more_cells_than_a_device_takes_in_one_tensor(device: str, stories: Path) -> None:
+    """ggml would end the process: the driver's shaders read a part of what memory there is."""
+    sizes: Any = {"n_batch": 1, "n_ubatch": 1}
+    if not device.startswith("Vulkan"):
+        pytest.skip("no limit is known")
+    with pytest.raises(kvg.DeviceError, match="smaller n_ctx"):
+        kvg.plan_memory(stories, device, n_ctx=1 << 30, **sizes)
+    fit = fit_n_ctx(stories, 1 << 30, device=device, **sizes)
+    assert (256 <= fit.n_ctx < 1 << 30) and fit.full

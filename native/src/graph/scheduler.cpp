@@ -1,5 +1,7 @@
 #include "graph/scheduler.h"
 
+#include <algorithm>
+
 #include "device.h"
 #include "error.h"
 #include "host_memory.h"
@@ -58,8 +60,30 @@ void scheduler::assign(const decode_graph & graph) {
     }
 }
 
+// A node that writes into memory that is there runs on the device of that memory; where it can't, ggml ends the process. Vulkan takes
+// tensors up to the size that its driver has shaders read.
+void scheduler::require_homes(const decode_graph & graph) const {
+    const std::vector<ggml_backend_t> all = backends_.all();
+    for (int i = 0; i < ggml_graph_n_nodes(graph.graph()); ++i) {
+        const ggml_tensor * node = ggml_graph_node(graph.graph(), i);
+        const ggml_tensor * there = node->view_src ? node->view_src : node;
+        if (!there->buffer) {
+            continue;
+        }
+        ggml_backend_buffer_type_t type = ggml_backend_buffer_get_type(there->buffer);
+        const auto runs = [&](ggml_backend_t backend) {
+            return ggml_backend_supports_buft(backend, type) && ggml_backend_supports_op(backend, node);
+        };
+        if (std::none_of(all.begin(), all.end(), runs)) {
+            fail(KVG_DEVICE, "%s can't run %s on a tensor of %s; use a smaller n_ctx", ggml_backend_buft_name(type),
+                 ggml_op_desc(node), format_bytes(ggml_nbytes(there)).c_str());
+        }
+    }
+}
+
 // ggml measures without our wishes.
 std::vector<size_t> scheduler::estimate(const decode_graph & graph) {
+    require_homes(graph);
     std::vector<size_t> sizes(backends_.all().size());
     ggml_backend_sched_reserve_size(ready(), graph.graph(), sizes.data());
     sched_.reset(); // it has seen the graph, and changed its sources
@@ -67,6 +91,7 @@ std::vector<size_t> scheduler::estimate(const decode_graph & graph) {
 }
 
 bool scheduler::reserve(const decode_graph & graph) {
+    require_homes(graph);
     ggml_backend_sched_reset(ready());
     assign(graph);
     return ggml_backend_sched_reserve(sched_.get(), graph.graph());

@@ -18,6 +18,7 @@ public:
     scheduler(const backends & backends, size_t max_tensors);
 
     // About how many bytes the graph takes on each device, in the order of backends; sizes() after reserve() says exactly.
+    // This and reserve(): error(KVG_DEVICE) when a device can't write rows into cells of this size.
     std::vector<size_t> estimate(const decode_graph & graph);
     // Memory for a graph of this size and all smaller ones. False when there is none.
     bool reserve(const decode_graph & graph);
@@ -32,6 +33,7 @@ private:
     ggml_backend_sched_t sched();
     ggml_backend_sched_t ready();
     void assign(const decode_graph & graph);
+    void require_homes(const decode_graph & graph) const;
 
     const backends & backends_;
     size_t max_tensors_;
