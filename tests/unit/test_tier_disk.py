@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support import sanitizer
 
 from pykvgraph.prefix import block
 from pykvgraph.tiers.disk import Disk
@@ -251,7 +252,7 @@ def test_killed_writers(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_many_killed_writers(tmp_path: Path) -> None:
-    kill_writers(tmp_path / "tier", 500)
+    kill_writers(tmp_path / "tier", 500 // sanitizer.SHARE)
 
 
 def test_an_end_that_cannot_be_read_takes_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
