@@ -1,4 +1,4 @@
-"""Models of each kind that prefixes are kept in another way for: full attention, windows, states."""
+"""Models of each kind that prefixes are kept in another way for, and of rows."""
 
 from __future__ import annotations
 
@@ -9,4 +9,34 @@ KINDS = [
     ArchSpec("llama", 2, 32, 2, 1, 16, 32),
     ArchSpec("gemma3", 3, 32, 2, 1, 16, 32, window=8),
     DELTA_NET,
+]
+
+# One of each row whose layers attend to every position, and to some only in Cohere 2. Both experts are used,
+# because a rounding may choose another one.
+ROWS = [
+    ArchSpec("gemma", 1, head_dim=16, n_head=8, n_head_kv=1),
+    ArchSpec("qwen2moe", 1, head_dim=16, n_expert=2, n_ff_shared=48),
+    ArchSpec("olmo2", 1, head_dim=16),
+    ArchSpec("olmoe", 1, head_dim=16, n_head_kv=4, n_expert=2),
+    ArchSpec("smollm3", 1),
+    ArchSpec("smollm3", 4, silent=(0, 1, 2)),  # the last rotates nothing
+    ArchSpec("seed_oss", 1, biases=True),
+    ArchSpec("arcee", 1),
+    ArchSpec("exaone4", 1, head_dim=16),
+    ArchSpec("glm4", 1, n_rot=16, sections=(4, 4, 4, 0)),
+    ArchSpec("granite", 1),
+    ArchSpec("granitemoe", 1, n_expert=2, n_ff_shared=48),
+    ArchSpec("ernie4_5", 1),
+    ArchSpec("command-r", 1, head_dim=16),
+    ArchSpec("cohere2", 2, head_dim=16, window=8, silent=(1,)),
+    ArchSpec("phi2", 1, head_dim=16, n_rot=8),
+    ArchSpec("phimoe", 1, head_dim=16, n_expert=2, scaling="longrope"),
+    ArchSpec("stablelm", 1, head_dim=16, n_rot=4),
+    ArchSpec("starcoder2", 1, head_dim=16),
+    ArchSpec("nemotron", 1, head_dim=16, n_rot=8),
+    ArchSpec("gptneox", 1, head_dim=16, n_rot=4, fused=True, parallel=True),
+    ArchSpec("minimax-m2", 1, n_rot=16, n_expert=2),
+    ArchSpec("bailingmoe2", 2, n_rot=16, n_expert=2, n_ff_shared=96, fused=True, head_dim=16, silent=(0,)),
+    ArchSpec("glm4moe", 2, n_rot=16, n_expert=2, n_ff_shared=96, biases=True, silent=(0,)),
+    ArchSpec("ernie4_5-moe", 2, n_expert=2, n_ff_shared=48, silent=(0,)),
 ]

@@ -1,4 +1,4 @@
-"""Random edits of models with full and window groups: what is decoded then is what a fresh context says."""
+"""Random edits of models of each row: what is decoded then is what a fresh context says."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from support import where
 from support.architectures import ArchSpec
 from support.edits_at_random import N_SEQ, Editor
 from support.engines import open_context
+from support.kinds import ROWS
 from support.sanitizer import THOROUGH
 
 import pykvgraph as kvg
@@ -20,6 +21,7 @@ Architecture = Callable[[ArchSpec], Path]
 
 W, N_BATCH = 8, 9
 N_STEPS = 800 if THOROUGH else 300
+N_QUICK = 60  # with seed 8 every edit is among them
 F32 = {"type_k": "f32", "type_v": "f32"}
 # Edits change what a token once saw, so no layer's K and V may depend on another layer's attention: of two
 # layers with cells one is silent. Gemma 4's last two have no cells, and read those of both. No expert is
@@ -46,6 +48,14 @@ def test_logits_are_a_fresh_contexts(architecture: Architecture, spec: ArchSpec,
     for name in ("append", "copy", "shift", "move_a_part", "remove", "go_back", "rewind", "attach", "load"):
         assert counts[f"{name} done"] >= (5 if THOROUGH else 1), counts
     assert swa_full or min(counts["lost"], counts["rewound to a checkpoint"]) >= 1, counts
+
+
+@pytest.mark.parametrize("spec", ROWS, ids=str)
+def test_logits_of_rows_are_a_fresh_contexts(architecture: Architecture, spec: ArchSpec) -> None:
+    """Sequences that are shifted, shared, compacted, saved and loaded."""
+    counts = edit(architecture(spec), False, seed=8, n_steps=N_STEPS if THOROUGH else N_QUICK)
+    for name in ("append", "copy", "shift", "share", "attach", "save", "load", "defrag"):
+        assert counts[f"{name} done"] >= (5 if THOROUGH else 1), counts
 
 
 def edit(path: Path, swa_full: bool, seed: int, n_steps: int) -> Counter[str]:

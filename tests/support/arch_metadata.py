@@ -1,0 +1,141 @@
+"""Metadata of random models, under the keys that converters write."""
+
+from __future__ import annotations
+
+import gguf
+
+from support.arch_spec import (
+    BY_KV_HEADS,
+    DELTA_NETS,
+    FIRST_DENSE,
+    GRANITES,
+    LAYER_NORMS,
+    SHARED_COUNT,
+    SHORT_CONV,
+    SIGMOID,
+    ArchSpec,
+)
+from support.models import N_VOCAB
+
+
+def add_metadata(writer: gguf.GGUFWriter, spec: ArchSpec) -> None:
+    writer.add_block_count(spec.n_layer)
+    writer.add_context_length(4096)
+    writer.add_embedding_length(spec.n_embd)
+    widths = [spec.n_ff * spec.feeds(layer) for layer in range(spec.n_layer)]
+    writer.add_feed_forward_length(widths if spec.arch == "nemotron_h" else widths[0])
+    writer.add_layer_norm_rms_eps(1e-5)
+    if spec.arch in LAYER_NORMS:
+        writer.add_layer_norm_eps(1e-5)
+    writer.add_vocab_size(N_VOCAB)
+    if spec.arch == "mamba2":
+        writer.add_head_count(0)
+    else:
+        add_heads(writer, spec)
+    if spec.n_expert:
+        writer.add_expert_count(spec.n_expert)
+        writer.add_expert_used_count(spec.n_expert_used)
+        if spec.arch != "llama":
+            writer.add_expert_feed_forward_length(spec.n_ff)
+        add_experts(writer, spec)
+    if spec.n_ff_shared:
+        one = spec.arch == "bailingmoe2"  # whose key is the width of one of them
+        writer.add_expert_shared_feed_forward_length(spec.n_ff if one else spec.n_ff_shared)
+    if spec.state_heads:
+        add_states(writer, spec)
+    if spec.arch == "gptneox":
+        writer.add_parallel_residual(spec.parallel)
+    if spec.arch in ("command-r", "cohere2"):
+        writer.add_logit_scale(0.25)
+    if spec.arch in GRANITES:
+        writer.add_logit_scale(2.0)
+        writer.add_residual_scale(0.7)
+        writer.add_embedding_scale(3.0)
+        writer.add_attention_scale(0.3)
+        writer.add_rope_scaling_finetuned(spec.n_rot >= 0)
+    if spec.sections:
+        writer.add_rope_dimension_sections(list(spec.sections))
+    if spec.arch == "gemma4":
+        add_gemma4(writer, spec)
+    elif spec.window:
+        writer.add_sliding_window(spec.window)
+        writer.add_sliding_window_pattern(spec.period)
+    add_scaling(writer, spec)
+
+
+def add_experts(writer: gguf.GGUFWriter, spec: ArchSpec) -> None:
+    if spec.arch in FIRST_DENSE:
+        writer.add_leading_dense_block_count(1)
+    if spec.arch in SIGMOID:
+        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+    if spec.arch in SHARED_COUNT:
+        writer.add_expert_shared_count(spec.n_ff_shared // spec.n_ff)
+        writer.add_expert_weights_scale(2.446)
+    if spec.arch in ("bailingmoe2", "glm4moe"):
+        writer.add_expert_weights_norm(spec.arch == "glm4moe")
+    if spec.arch == "ernie4_5-moe":
+        writer.add_interleave_moe_layer_step(1)
+    if spec.n_group:
+        writer.add_expert_group_count(spec.n_group)
+        writer.add_expert_group_used_count(2)
+
+
+def add_heads(writer: gguf.GGUFWriter, spec: ArchSpec) -> None:
+    writer.add_head_count(spec.n_head)
+    if spec.arch in BY_KV_HEADS:
+        writer.add_head_count_kv([spec.n_head_kv * spec.attends(layer) for layer in range(spec.n_layer)])
+    elif spec.n_head_kv_window:
+        writer.add_head_count_kv([spec.heads_of(layer)[1] for layer in range(spec.n_layer)])
+    else:
+        writer.add_head_count_kv(spec.n_head_kv)
+    writer.add_key_length(spec.rank + spec.n_behind if spec.rank else spec.head_dim)
+    writer.add_value_length(spec.rank or spec.head_dim)
+    writer.add_rope_dimension_count(spec.n_behind if spec.rank else max(spec.n_rot, 0) or spec.head_dim)
+    writer.add_rope_freq_base(10000.0)
+
+
+def add_states(writer: gguf.GGUFWriter, spec: ArchSpec) -> None:
+    if spec.arch in SHORT_CONV:
+        writer.add_shortconv_l_cache(spec.n_taps)
+    else:
+        writer.add_ssm_conv_kernel(spec.n_taps)
+        writer.add_ssm_inner_size(spec.state_heads * spec.state_dim)
+        writer.add_ssm_state_size(spec.state_dim)
+        writer.add_ssm_time_step_rank(spec.state_heads)
+        writer.add_ssm_group_count(spec.state_heads_k)
+    if spec.arch in DELTA_NETS:
+        writer.add_full_attention_interval(spec.period)
+    if spec.arch in ("qwen35", "qwen35moe"):
+        pairs = (spec.n_rot or spec.head_dim) // 2
+        writer.add_rope_dimension_sections([-(-pairs // 3)] * 3 + [0])
+    if spec.arch == "kimi-linear":
+        writer.add_kda_head_dim(spec.state_dim)
+        writer.add_kv_lora_rank(spec.rank)
+        writer.add_key_length_mla(spec.head_dim)
+        writer.add_value_length_mla(spec.head_dim_out)
+    if spec.arch == "nemotron_h":
+        writer.add_layer_norm_eps(1e-5)
+
+
+def add_gemma4(writer: gguf.GGUFWriter, spec: ArchSpec) -> None:
+    head_dim_window = spec.head_dim_window or spec.head_dim
+    writer.add_sliding_window(spec.window)
+    writer.add_sliding_window_pattern([spec.has_window(layer) for layer in range(spec.n_layer)])
+    writer.add_key_length_swa(head_dim_window)
+    writer.add_value_length_swa(head_dim_window)
+    writer.add_rope_dimension_count_swa(head_dim_window)
+    writer.add_rope_freq_base_swa(5000.0)
+    writer.add_shared_kv_layers(spec.n_shared)
+    writer.add_embedding_length_per_layer_input(spec.n_embd_layer)
+    writer.add_final_logit_softcapping(30.0)
+
+
+def add_scaling(writer: gguf.GGUFWriter, spec: ArchSpec) -> None:
+    if not spec.scaling:
+        return
+    writer.add_rope_scaling_type(gguf.RopeScalingType(spec.scaling))
+    writer.add_rope_scaling_orig_ctx_len(spec.n_ctx_orig)
+    if spec.scaling == "longrope":
+        writer.add_rope_scaling_attn_factors(1.19)
+    else:
+        writer.add_rope_scaling_factor(spec.factor)

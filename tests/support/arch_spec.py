@@ -1,0 +1,120 @@
+"""What a random model looks like: which architectures have what, and the sizes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from support.models import WeightType
+
+DELTA_NETS = ("qwen35", "qwen35moe", "qwen3next")
+SHORT_CONV = ("lfm2", "lfm2moe")
+# a layer without KV heads has a state
+BY_KV_HEADS = (*SHORT_CONV, "granitehybrid", "nemotron_h", "kimi-linear")
+
+# norms behind attention and feed-forward, alone or beside those before them; norms of Q and K, of each head
+# or of all of a token's
+LAYER_NORMS = ("command-r", "cohere2", "phi2", "stablelm", "starcoder2", "nemotron", "gptneox")
+NORM_BIASES = ("phi2", "phimoe", "stablelm", "starcoder2", "nemotron", "gptneox")
+BIASES = ("phi2", "phimoe", "starcoder2", "gptneox")  # of all matrices
+POST_NORMS = ("gemma2", "gemma3", "gemma4", "olmo2", "exaone4", "glm4")
+NO_PRE_NORMS = ("olmo2", "exaone4")
+HEAD_NORMS = ("qwen3", "qwen3moe", "gemma3", "gemma4", "exaone4", "bailingmoe2", *DELTA_NETS, *SHORT_CONV)
+WIDE_NORMS = ("olmo2", "olmoe", "minimax-m2")
+NO_FFN_NORM = ("nemotron_h", "falcon-h1", "mamba2", "command-r", "cohere2", "phi2", *NO_PRE_NORMS)
+# gate and up are one matrix; there is no gate
+GATED_IN_ONE = ("phi3", "glm4")
+UNGATED = ("nemotron_h", "arcee", "phi2", "starcoder2", "nemotron", "gptneox")
+TIED = ("gemma", "gemma2", "command-r", "cohere2")
+GRANITES = ("granite", "granitemoe", "granitehybrid")
+
+# the first layer has no experts
+FIRST_DENSE = ("lfm2moe", "kimi-linear", "bailingmoe2", "glm4moe", "ernie4_5-moe")
+CHOICE_BIAS = ("minimax-m2", *FIRST_DENSE)
+# an expert that every token goes to, as wide as so many of the others
+SHARED_COUNT = ("kimi-linear", "bailingmoe2", "glm4moe")
+SIGMOID = ("lfm2moe", "kimi-linear", "bailingmoe2", "glm4moe", "minimax-m2")
+
+
+@dataclass(frozen=True)
+class ArchSpec:
+    """What a random model looks like. Zeros: without."""
+
+    arch: str
+    n_layer: int = 3
+    n_embd: int = 64
+    n_head: int = 4
+    n_head_kv: int = 2
+    head_dim: int = 32
+    n_ff: int = 96
+    n_expert: int = 0
+    n_expert_used: int = 2
+    n_group: int = 0  # of experts: two may be chosen from
+    window: int = 0
+    period: int = 2  # every so many layers, one attends to everything
+    scaling: str = ""  # "linear", "yarn" or "longrope"
+    factor: float = 4.0
+    n_ctx_orig: int = 64
+    n_rot: int = 0
+    fused: bool = False
+    # Gemma 4's: heads of layers with a window, layers that read the K and V of others, and have matrices of
+    # their own that nothing uses; V made of K's matrix; what each layer has of its own for each token
+    head_dim_window: int = 0
+    n_head_kv_window: int = 0
+    n_shared: int = 0
+    spare_kv: bool = False
+    v_of_k: bool = False
+    n_embd_layer: int = 0
+    # of layers with a state: heads of V, heads of K, both of state_dim; inputs that the convolution sees
+    state_heads: int = 0
+    state_heads_k: int = 2
+    state_dim: int = 16
+    n_taps: int = 4
+    n_ff_shared: int = 0
+    older: bool = False  # qwen3next: one matrix makes Q, K, V and gate of a state
+    # kimi-linear's attention: the latent, what lies behind it, and a head's V
+    rank: int = 0
+    n_behind: int = 16
+    head_dim_out: int = 24
+    biases: bool = False
+    parallel: bool = False  # the feed-forward sees what attention sees
+    norms_by_head: bool = False
+    sections: tuple[int, ...] = ()  # of rope's pairs, in files that also see pictures
+    silent: tuple[int, ...] = ()  # layers whose attention adds nothing: later ones know no other token
+    weights: WeightType = WeightType.F32
+    expert_weights: WeightType | None = None
+    seed: int = 0
+
+    def has_window(self, layer: int) -> bool:
+        return self.window > 0 and (layer + 1) % self.period > 0
+
+    def has_state(self, layer: int) -> bool:
+        """All layers but every period-th, or all beside attention; Nemotron's third kind feeds forward."""
+        if self.arch == "nemotron_h":
+            return bool(layer % 3 == 0)
+        if self.arch == "mamba2":
+            return True
+        return self.state_heads > 0 and (self.arch == "falcon-h1" or (layer + 1) % self.period > 0)
+
+    def attends(self, layer: int) -> bool:
+        if self.arch == "nemotron_h":
+            return layer % 3 == 1
+        return self.arch == "falcon-h1" or not self.has_state(layer)
+
+    def feeds(self, layer: int) -> bool:
+        return self.arch not in ("nemotron_h", "mamba2") or (self.arch == "nemotron_h" and layer % 3 == 2)
+
+    def heads_of(self, layer: int) -> tuple[int, int]:
+        """Width of the layer's heads, and how many it has of K and V."""
+        if not self.has_window(layer):
+            return self.head_dim, self.n_head_kv
+        return self.head_dim_window or self.head_dim, self.n_head_kv_window or self.n_head_kv
+
+    def __str__(self) -> str:
+        shown = [self.arch]
+        for field in fields(self)[1:]:
+            value = getattr(self, field.name)
+            if value != field.default:
+                text = value.name if isinstance(value, WeightType) else value
+                text = "".join(map(str, text)) if isinstance(text, tuple) else text
+                shown.append(f"{field.name.removeprefix('n_').replace('_', '')}{text}")
+        return "-".join(map(str, shown))

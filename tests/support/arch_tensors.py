@@ -1,0 +1,209 @@
+"""Random weights of whole models. Attention is peaked, so that a wrong window, rotation or expert shows."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from support.arch_random import Random, Tensors
+from support.arch_spec import (
+    BIASES,
+    CHOICE_BIAS,
+    DELTA_NETS,
+    FIRST_DENSE,
+    GATED_IN_ONE,
+    HEAD_NORMS,
+    NO_FFN_NORM,
+    NO_PRE_NORMS,
+    NORM_BIASES,
+    POST_NORMS,
+    SHORT_CONV,
+    TIED,
+    UNGATED,
+    WIDE_NORMS,
+    ArchSpec,
+)
+from support.arch_states import state_tensors
+from support.models import N_VOCAB
+
+
+def random_tensors(spec: ArchSpec) -> Tensors:
+    """Weights by GGUF name, shaped (rows, columns)."""
+    random = Random(spec)
+    tensors = {"token_embd.weight": random.matrix(N_VOCAB, spec.n_embd, gain=2.0)}
+    for layer in range(spec.n_layer):
+        parts = _norms(random, layer)
+        if spec.attends(layer):
+            parts |= _latent_attention(random) if spec.rank else _attention(random, layer)
+        if spec.has_state(layer):
+            parts |= state_tensors(random)
+        if spec.feeds(layer):
+            routed = spec.n_expert and spec.arch != "gemma4" and (spec.arch not in FIRST_DENSE or layer > 0)
+            parts |= _experts(random) if routed else _dense(random)
+        if spec.arch == "gemma4":
+            parts |= _parts_of_gemma4(random, layer)
+        tensors |= {f"blk.{layer}.{name}": tensor for name, tensor in parts.items()}
+    tensors["token_embd_norm.weight" if spec.arch in SHORT_CONV else "output_norm.weight"] = random.norm(
+        spec.n_embd
+    )
+    if spec.arch in NORM_BIASES:
+        tensors["output_norm.bias"] = random.bias(spec.n_embd)
+    if spec.arch in ("phi2", "phimoe"):
+        tensors["output.bias"] = random.bias(N_VOCAB)
+    if spec.arch not in TIED:
+        tensors["output.weight"] = random.matrix(N_VOCAB, spec.n_embd, gain=3.0)
+    if spec.arch == "gemma4":
+        tensors |= _frame_of_gemma4(random)
+    if spec.scaling == "longrope":
+        pairs = (spec.n_rot or spec.head_dim) // 2
+        tensors["rope_factors_short.weight"] = np.linspace(1.0, 1.5, pairs, dtype=np.float32)
+        tensors["rope_factors_long.weight"] = np.linspace(1.0, 12.0, pairs, dtype=np.float32)
+    return tensors
+
+
+def _attention(random: Random, layer: int) -> Tensors:
+    spec = random.spec
+    head_dim, n_head_kv = spec.heads_of(layer)
+    q_rows, kv_rows = spec.n_head * head_dim, n_head_kv * head_dim
+    gate_rows = q_rows if spec.arch in DELTA_NETS else 0
+    q, k = (random.matrix(rows, spec.n_embd, gain=1.5) for rows in (q_rows + gate_rows, kv_rows))
+    v = random.matrix(kv_rows, spec.n_embd)
+    split: Tensors = {"attn_q.weight": q, "attn_k.weight": k, "attn_v.weight": v}
+    parts: Tensors = {"attn_qkv.weight": np.concatenate([q, k, v])} if spec.fused else split
+    if layer >= spec.n_layer - spec.n_shared and not spec.spare_kv and not spec.fused:
+        parts = {"attn_q.weight": q}
+    elif spec.v_of_k:
+        del parts["attn_v.weight"]
+    gain = 0.0 if layer in spec.silent else 1.0
+    parts["attn_output.weight"] = random.matrix(spec.n_embd, q_rows, gain=gain)
+    if spec.biases or spec.arch in ("qwen2", "gpt-oss", *BIASES):
+        biases = {name: random.bias(rows) for name, rows in (("q", q_rows), ("k", kv_rows), ("v", kv_rows))}
+        if spec.fused:
+            parts["attn_qkv.bias"] = np.concatenate(list(biases.values()))
+        else:
+            parts |= {f"attn_{name}.bias": bias for name, bias in biases.items()}
+    if spec.arch in ("gpt-oss", *BIASES):
+        parts["attn_output.bias"] = random.bias(spec.n_embd)
+    if spec.arch == "gpt-oss":
+        parts["attn_sinks.weight"] = random.bias(spec.n_head, scale=2.0)
+    return parts
+
+
+def _latent_attention(random: Random) -> Tensors:
+    spec = random.spec
+    plain = spec.head_dim - spec.n_behind
+    return {
+        "attn_q.weight": random.matrix(spec.n_head * spec.head_dim, spec.n_embd, gain=1.5),
+        "attn_kv_a_mqa.weight": random.matrix(spec.rank + spec.n_behind, spec.n_embd, gain=1.5),
+        "attn_kv_a_norm.weight": random.norm(spec.rank),
+        "attn_k_b.weight": random.matrix(spec.n_head, spec.rank, plain),
+        "attn_v_b.weight": random.matrix(spec.n_head, spec.head_dim_out, spec.rank),
+        "attn_output.weight": random.matrix(spec.n_embd, spec.n_head * spec.head_dim_out),
+    }
+
+
+def _norms(random: Random, layer: int) -> Tensors:
+    spec = random.spec
+    head_dim, _ = spec.heads_of(layer)
+    names = {} if spec.arch in NO_PRE_NORMS else {"attn_norm": spec.n_embd}
+    if spec.arch in ("gpt-oss", "seed_oss", "glm4moe", *DELTA_NETS):
+        names["post_attention_norm"] = spec.n_embd
+    elif spec.arch not in NO_FFN_NORM and not (spec.arch == "stablelm" and spec.parallel):
+        names["ffn_norm"] = spec.n_embd
+    if spec.arch in WIDE_NORMS:
+        names |= {"attn_q_norm": spec.n_head * head_dim, "attn_k_norm": spec.n_head_kv * head_dim}
+    if spec.arch in HEAD_NORMS and spec.attends(layer):
+        names["attn_q_norm"] = head_dim
+        if layer < spec.n_layer - spec.n_shared or spec.spare_kv:
+            names["attn_k_norm"] = head_dim
+    if spec.arch in POST_NORMS:
+        names |= {"post_attention_norm": spec.n_embd, "post_ffw_norm": spec.n_embd}
+    norms = {f"{name}.weight": random.norm(n) for name, n in names.items()}
+    if spec.arch in NORM_BIASES:
+        norms |= {f"{name}.bias": random.bias(n) for name, n in names.items()}
+    if spec.norms_by_head:
+        norms["attn_q_norm.weight"] = random.norm(spec.n_head * head_dim).reshape(-1, head_dim)
+        norms["attn_k_norm.weight"] = random.norm(spec.n_head_kv * head_dim).reshape(-1, head_dim)
+    if spec.arch == "falcon-h1":
+        norms["ffn_norm"] = random.norm(spec.n_embd)
+    if spec.arch == "gemma4":  # nothing else scales its scores
+        norms["attn_q_norm.weight"] *= np.float32(2.5 / np.sqrt(head_dim))
+    return norms
+
+
+def _dense(random: Random) -> Tensors:
+    spec = random.spec
+    rows = {"ffn_gate": spec.n_ff, "ffn_up": spec.n_ff}
+    if spec.arch in (*GATED_IN_ONE, *UNGATED):
+        rows = {"ffn_up": spec.n_ff * (2 if spec.arch in GATED_IN_ONE else 1)}
+    parts = {f"{name}.weight": random.matrix(n, spec.n_embd) for name, n in rows.items()}
+    if spec.arch in BIASES:
+        parts |= {"ffn_up.bias": random.bias(spec.n_ff), "ffn_down.bias": random.bias(spec.n_embd)}
+    return parts | {"ffn_down.weight": random.matrix(spec.n_embd, spec.n_ff)}
+
+
+def _experts(random: Random) -> Tensors:
+    spec = random.spec
+    n = spec.n_expert
+    parts = {
+        "ffn_gate_inp.weight": random.matrix(n, spec.n_embd, gain=2.0),
+        "ffn_gate_exps.weight": random.matrix(n, spec.n_ff, spec.n_embd),
+        "ffn_up_exps.weight": random.matrix(n, spec.n_ff, spec.n_embd),
+        "ffn_down_exps.weight": random.matrix(n, spec.n_embd, spec.n_ff),
+    }
+    if spec.fused and spec.arch not in ("kimi-linear", "bailingmoe2"):  # theirs is that of Q, K and V
+        both = [parts.pop(f"ffn_{name}_exps.weight") for name in ("gate", "up")]
+        parts["ffn_gate_up_exps.weight"] = np.concatenate(both, axis=1)
+    if spec.arch in CHOICE_BIAS:
+        parts["exp_probs_b.bias"] = random.bias(n)
+    if spec.n_ff_shared:
+        if spec.arch in ("qwen2moe", *DELTA_NETS):
+            parts["ffn_gate_inp_shexp.weight"] = random.bias(spec.n_embd)
+        parts |= {
+            "ffn_gate_shexp.weight": random.matrix(spec.n_ff_shared, spec.n_embd),
+            "ffn_up_shexp.weight": random.matrix(spec.n_ff_shared, spec.n_embd),
+            "ffn_down_shexp.weight": random.matrix(spec.n_embd, spec.n_ff_shared),
+        }
+    if spec.arch == "gpt-oss":
+        parts |= {
+            "ffn_gate_inp.bias": random.bias(n),
+            "ffn_gate_exps.bias": random.bias(n, spec.n_ff),
+            "ffn_up_exps.bias": random.bias(n, spec.n_ff),
+            "ffn_down_exps.bias": random.bias(n, spec.n_embd),
+        }
+    return parts
+
+
+def _parts_of_gemma4(random: Random, layer: int) -> Tensors:
+    """What a layer has beside attention and a dense feed-forward. The first layer has no experts."""
+    spec = random.spec
+    parts: Tensors = {"layer_output_scale.weight": random.norm(1)}
+    if spec.n_embd_layer:
+        parts |= {
+            "inp_gate.weight": random.matrix(spec.n_embd_layer, spec.n_embd),
+            "proj.weight": random.matrix(spec.n_embd, spec.n_embd_layer),
+            "post_norm.weight": random.norm(spec.n_embd),
+        }
+    if spec.n_expert and layer > 0:
+        parts |= _experts(random)
+        parts["ffn_gate_inp.scale"] = 4 * random.norm(spec.n_embd)
+        parts["ffn_down_exps.scale"] = random.norm(spec.n_expert)
+        for name in ("post_ffw_norm_1", "pre_ffw_norm_2", "post_ffw_norm_2"):
+            parts[f"{name}.weight"] = random.norm(spec.n_embd)
+    return parts
+
+
+def _frame_of_gemma4(random: Random) -> Tensors:
+    spec = random.spec
+    pairs = np.arange(spec.head_dim // 2)
+    # half of the pairs hardly turn, as in Gemma 4's own files
+    factors = np.where(pairs < len(pairs) // 2, 1 + pairs / len(pairs), 1e30).astype(np.float32)
+    any_full = not all(map(spec.has_window, range(spec.n_layer)))
+    parts: Tensors = {"rope_freqs.weight": factors} if any_full else {}
+    if spec.n_embd_layer:
+        width = spec.n_embd_layer * spec.n_layer
+        parts |= {
+            "per_layer_token_embd.weight": random.matrix(N_VOCAB, width, gain=2.0 * spec.n_layer**0.5),
+            "per_layer_model_proj.weight": random.matrix(width, spec.n_embd),
+            "per_layer_proj_norm.weight": random.norm(spec.n_embd_layer),
+        }
+    return parts
