@@ -30,6 +30,7 @@ from pykvgraph.errors import (
     KVGraphError,
     ModelLoadError,
     StateError,
+    TransportError,
     UnsupportedError,
 )
 from pykvgraph.gguf_file import GgufFile
@@ -147,6 +148,7 @@ __all__ = [
     "TierStats",
     "Tiers",
     "Tokenizer",
+    "TransportError",
     "UnsupportedError",
     "UpdateStats",
     "Window",

@@ -48,6 +48,10 @@ class DeviceError(KVGraphError, RuntimeError):
     """
 
 
+class TransportError(KVGraphError, ConnectionError):
+    """The other end of a stream is gone, stalled, or sends what is not right. This end is closed then."""
+
+
 _CLASSES: dict[int, type[Exception]] = {
     KvgStatus.KVG_INVALID_ARGUMENT: InvalidArgumentError,
     KvgStatus.KVG_MODEL_LOAD: ModelLoadError,

@@ -1,0 +1,35 @@
+"""Regions that have come and that nobody has fetched yet, within a number of bytes."""
+
+from __future__ import annotations
+
+from collections import deque
+
+_OVERHEAD = 512  # bytes that an entry takes beside its region
+
+
+class Arrived:
+    """Those of one key are taken in the order in which they came."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.n_bytes = 0
+        self._regions: dict[str, deque[bytes | bytearray]] = {}
+
+    def has_room(self, n_bytes: int) -> bool:
+        """Whether a region of that size can be added."""
+        return self.n_bytes + n_bytes + _OVERHEAD <= self.limit
+
+    def add(self, key: str, region: bytes | bytearray) -> None:
+        self._regions.setdefault(key, deque()).append(region)
+        self.n_bytes += len(region) + _OVERHEAD
+
+    def take(self, key: str) -> bytes | bytearray | None:
+        """The oldest region of a key; None: there is none."""
+        regions = self._regions.get(key)
+        if regions is None:
+            return None
+        region = regions.popleft()
+        if not regions:
+            del self._regions[key]
+        self.n_bytes -= len(region) + _OVERHEAD
+        return region

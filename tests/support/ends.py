@@ -1,0 +1,45 @@
+"""Pairs of ends, of each kind of transport that needs nothing but this process."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from pykvgraph import stream
+
+KINDS = ("memory",)
+_numbers = count()
+
+
+@contextmanager
+def pair(kind: str, folder: Path, **options: Any) -> Iterator[tuple[stream.Transport, stream.Transport]]:
+    """Two ends; options: as stream.open has them, for both."""
+    address = f"memory:{folder}/{next(_numbers)}"
+    with stream.open(address, **options) as one, stream.open(address, **options) as other:
+        yield one, other
+
+
+@contextmanager
+def meanwhile(work: Callable[[], object]) -> Iterator[None]:
+    """Runs `work` in a thread; at the end of the block it must end, too, and what it raised is raised."""
+    raised: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            work()
+        except BaseException as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join(20)
+    assert not thread.is_alive()
+    if raised:
+        raise raised[0]
