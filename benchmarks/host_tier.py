@@ -13,7 +13,7 @@ from ggml_calls import bus_rate
 from support.models import ModelSpec, WeightType, write_model  # device.py has told where
 
 import pykvgraph as kvg
-from pykvgraph.lab.bench.tiers import HOST, TierSpeed, measure_tiers
+from pykvgraph.lab.bench.tiers import HOST, TierSpeed, decode_prompt, measure_tiers
 from pykvgraph.trace import Span
 
 LARGE: dict[str, Any] = {"n_layer": 16, "n_embd": 1024, "n_head": 16, "n_head_kv": 4, "n_ff": 3584}
@@ -33,6 +33,8 @@ def host_tier(device: str, models: Path, small: bool) -> dict[str, Any]:
         bus = bus_rate(device, max(n_bytes, 64 * MIB))
         report["bus"] = {"GB/s": bus / 1e9, "bytes for a token": n_bytes}
         report["bars"] = bars(found["device"], found[HOST], n_bytes / bus, spans)
+        if not small:  # the memory of a software device is the machine's
+            report["beyond the device"] = beyond(model, device, depth)
     for name, values in report.items():
         print(f"{name}: {values}", flush=True)
     return report
@@ -76,3 +78,32 @@ def begun_before(spans: list[Span]) -> bool:
     return all(
         tracks["copy in"][after].begin <= tracks["compute"][layer].begin for layer, after in pairwise(layers)
     )
+
+
+def beyond(model: kvg.Model, device: str, n_ctx: int) -> dict[str, Any]:
+    """A context that the device has no room for: refused with cells there, complete with kv_tier="host"."""
+    with fill_device(model, device, n_ctx):
+        try:
+            kvg.Context(model, n_ctx=n_ctx).close()
+            return {"met": False, "why": f"{device} has room for {n_ctx} cells"}
+        except kvg.DeviceError as refused:
+            why = str(refused)
+        with kvg.Context(model, n_ctx=n_ctx, kv_tier="host") as ctx:
+            decode_prompt(ctx, n_ctx)
+            return {"met": True, "cells": n_ctx, "decoded": ctx.kv.n_used, "with cells there": why}
+
+
+def fill_device(model: kvg.Model, device: str, n_ctx: int) -> kvg.Context:
+    """Leaves half of what n_ctx cells take there; kv_tier="host" needs less of it with 4 layers or more."""
+    room = n_ctx * bytes_of_cell(model) // 2
+    free = memory_of(device).memory_free
+    return kvg.Context(model, n_ctx=(free - room) // bytes_of_cell(model), n_batch=1, n_ubatch=1)
+
+
+def bytes_of_cell(model: kvg.Model) -> int:
+    with kvg.Context(model, n_ctx=256) as ctx:
+        return ctx.kv.bytes // ctx.kv.n_cells
+
+
+def memory_of(device: str) -> kvg.DeviceInfo:
+    return next(info for info in kvg.devices() if info.name == device)

@@ -17,7 +17,7 @@ from support.faults import fault
 from support.judge import judge, nmse
 from support.judged_elsewhere import SLACK
 from support.models import N_VOCAB, ModelSpec
-from support.rpc_server import TESTS
+from support.rpc_server import TESTS, rpc_server
 
 import pykvgraph as kvg
 
@@ -139,6 +139,47 @@ def test_over_rpc(endpoint: str, architecture: Architecture, spec: ArchSpec) -> 
         text=True,
     )
     assert done.returncode == 0, done.stderr
+
+
+BEYOND = """
+import sys
+import pykvgraph as kvg
+from support.engines import OurEngine, prompt_then_singles, random_ids
+from support.judge import nmse
+from support.models import N_VOCAB
+
+path, endpoint, n_ctx = sys.argv[1:]
+kvg.add_rpc_server(endpoint)
+options = {"n_ctx": int(n_ctx), "n_ubatch": 8}
+with kvg.Model(path, device="RPC0") as model, kvg.Model(path, device="cpu") as other:
+    try:
+        kvg.Context(model, **options)
+        sys.exit("the server has room for everything")
+    except kvg.DeviceError as refused:
+        print(refused)
+    ids = random_ids(80, N_VOCAB)
+    with kvg.Context(model, kv_tier="host", **options) as ctx, kvg.Context(other, n_ctx=256) as expected:
+        found, right = (prompt_then_singles(OurEngine(each), ids, 50) for each in (ctx, expected))
+        print(nmse(found, right))
+"""
+
+
+def test_a_context_that_the_device_can_not_hold(rpc: None, architecture: Architecture) -> None:
+    """A server with memory for five of eight layers: it refuses all cells, and attends to the host's."""
+    spec = ArchSpec("llama", 8, n_head=4, n_head_kv=2, head_dim=64, n_embd=256)
+    n_ctx = 1 << 16
+    a_layer = n_ctx * 2 * spec.n_head_kv * spec.head_dim * 2  # K and V, F16
+    with rpc_server(n_bytes=5 * a_layer) as endpoint:
+        done = subprocess.run(
+            [sys.executable, "-c", BEYOND, str(architecture(spec)), endpoint, str(n_ctx)],
+            cwd=TESTS,
+            capture_output=True,
+            text=True,
+        )
+    assert done.returncode == 0, done.stderr
+    refused, error = done.stdout.splitlines()
+    assert "RPC0" in refused and "MiB" in refused
+    assert float(error) <= 1e-4
 
 
 def test_rows_of_scattered_cells(ctx: kvg.Context, path: Path) -> None:

@@ -34,7 +34,7 @@ def test_what_is_planned_is_allocated(
         assert each.error <= 0.02, each
 
 
-@pytest.mark.parametrize("spec", [MODELS[0], MODELS[8], MODELS[9]], ids=str)
+@pytest.mark.parametrize("spec", [MODELS[0], MODELS[8], MODELS[10]], ids=str)
 def test_with_cells_in_host_memory(
     device: str, architecture: Callable[[ArchSpec], Path], spec: ArchSpec
 ) -> None:

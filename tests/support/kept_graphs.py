@@ -19,12 +19,15 @@ def grow_graphs(ctx: kvg.Context, n_before: int = 0) -> None:
     ctx.reset()
     for begin in range(0, n_before, ctx.n_batch):
         decode_run(ctx, begin, min(ctx.n_batch, n_before - begin), logits=False)
+    states = ctx.kv.save(0) if n_before and ctx.kv.groups[-1].kind == "state" else None
     small = min(SMALL, ctx.n_ubatch)
     for size in [ctx.n_batch, *[small, *range(1, N_KEPT + 1)] * N_KEPT]:
-        if n_before:
+        if n_before and states is None:
             ctx.kv.seq_rm(0, n_before, -1)
         else:
             ctx.reset()
+        if states is not None:  # they can't go back
+            ctx.kv.load(states, seq=0)
         n = min(size, ctx.n_batch, ctx.n_ctx - n_before)
         decode_run(ctx, n_before, n, logits=size <= small)
 

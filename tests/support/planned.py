@@ -54,8 +54,7 @@ def compare(
         kvg.Model(path, device=device, n_gpu_layers=n_gpu_layers) as model,
         kvg.Context(model, **options) as ctx,
     ):
-        can_go_back = device != "cpu" and ctx.kv.groups[-1].kind != "state"
-        grow_graphs(ctx, n_before=ctx.n_ctx - ctx.n_batch if can_go_back else 0)
+        grow_graphs(ctx, n_before=0 if device == "cpu" else ctx.n_ctx - ctx.n_batch)
         held = ctx.devices
     assert [part.device for part in plan] == [part.device for part in held]
     for before, after in zip(plan, held, strict=True):

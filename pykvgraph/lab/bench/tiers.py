@@ -59,11 +59,11 @@ def run_tier(model: Model, depth: int, tier: str, sizes: Mapping[str, Any]) -> T
     except DeviceError:
         return None
     with ctx:
-        _decode_prompt(ctx, depth)
+        decode_prompt(ctx, depth)
         ctx.append(0)
         ctx.reset()
         begin = time.perf_counter()
-        _decode_prompt(ctx, depth)
+        decode_prompt(ctx, depth)
         middle = time.perf_counter()
         for token in range(N_GENERATED):
             if token + 1 == N_GENERATED:
@@ -87,7 +87,7 @@ def _take_spans(ctx: Context) -> list[Span]:
         return []
 
 
-def _decode_prompt(ctx: Context, depth: int) -> None:
+def decode_prompt(ctx: Context, depth: int) -> None:
     ids = np.random.default_rng(0).integers(0, ctx.model.n_vocab, depth)
     for begin in range(0, depth, ctx.n_batch):
         part = ids[begin : begin + ctx.n_batch]
