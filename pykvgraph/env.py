@@ -1,14 +1,15 @@
 """Every environment variable that the library reads, once.
 
-| variable             | meaning                                                                          |
-|----------------------|----------------------------------------------------------------------------------|
-| `KVGRAPH_LIB`        | path of the libkvgraph to open, in place of the installed one                    |
-| `KVGRAPH_LOG`        | `debug`, `info`, `warning` or `error`: the native log from that level on goes to |
-|                      | the Python logger "pykvgraph". Unset: the native side is silent                  |
-| `LLAMA_CPP_LIB_PATH` | folder of libllama and ggml; llama-cpp-python's own variable, honoured here too  |
-| `XDG_CACHE_HOME`     | folder of caches: downloads; digests and times of models. Unset: ~/.cache        |
+| variable               | meaning                                                                        |
+|------------------------|--------------------------------------------------------------------------------|
+| `KVGRAPH_LIB`          | path of the libkvgraph to open, in place of the installed one                  |
+| `KVGRAPH_LOG`          | `debug`, `info`, `warning` or `error`: the native log from that level on goes  |
+|                        | to the Python logger "pykvgraph". Unset: the native side is silent             |
+| `KVGRAPH_STREAM_LEVEL` | 0 to 3: how caches travel where no level is given. Unset: 3                    |
+| `LLAMA_CPP_LIB_PATH`   | folder of libllama and ggml; llama-cpp-python's own variable, honoured here    |
+| `XDG_CACHE_HOME`       | folder of caches: downloads; digests and times of models. Unset: ~/.cache      |
 
-All but the last are read when pykvgraph is imported.
+All but `KVGRAPH_STREAM_LEVEL` and the last are read when pykvgraph is imported.
 
 The command line reads a variable for each of its options besides: see `pykvgraph.cli`.
 """
@@ -25,6 +26,7 @@ LIBRARY = "KVGRAPH_LIB"
 LOG = "KVGRAPH_LOG"
 LLAMA_CPP_LIBRARIES = "LLAMA_CPP_LIB_PATH"
 CACHES = "XDG_CACHE_HOME"
+STREAM_LEVEL = "KVGRAPH_STREAM_LEVEL"
 
 LOG_LEVELS = {
     "debug": logging.DEBUG,
@@ -56,3 +58,16 @@ def log_level() -> int | None:
     if value.lower() not in LOG_LEVELS:
         raise InvalidArgumentError(f"{LOG} is {value!r}: expected one of {', '.join(LOG_LEVELS)}, or nothing")
     return LOG_LEVELS[value.lower()]
+
+
+def stream_level() -> int:
+    """How caches travel where no level is given: 3, unless KVGRAPH_STREAM_LEVEL says something else.
+
+    Raises InvalidArgumentError for what is no level.
+    """
+    value = os.environ.get(STREAM_LEVEL)
+    if not value:
+        return 3
+    if value not in ("0", "1", "2", "3"):
+        raise InvalidArgumentError(f"{STREAM_LEVEL} is {value!r}: expected 0, 1, 2 or 3, or nothing")
+    return int(value)

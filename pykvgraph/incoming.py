@@ -125,7 +125,13 @@ class Incoming(Closable):
         )
 
 
-def read_rows(context: int, group: int, layers: range, cells: Sequence[int], row_bytes: int) -> RawRows:
+def read_rows(
+    context: int,
+    group: int,
+    layers: range,
+    cells: Sequence[int] | npt.NDArray[np.int32],
+    row_bytes: int,
+) -> RawRows:
     """Reads rows of cells. layers: indices into the group's layers. row_bytes: K and V of a cell in one."""
     chosen = integers(cells, "cells", 0)
     rows = RawRows(np.empty(len(layers) * len(chosen) * row_bytes, np.uint8), np.empty(len(chosen), np.uint8))

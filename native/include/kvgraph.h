@@ -186,6 +186,8 @@ typedef struct kvg_layer_info {
     int64_t window;  /* how many positions a token attends to, including its own; 0: all */
     int64_t n_rot;   /* dimensions of each head of K that are rotated by the position; 0: none */
     int64_t kv_from; /* the layer whose K and V it reads: its own number, or that of an earlier layer */
+    int64_t
+        state_bytes; /* of its state, for each sequence; a row of states (kvg_kv_read_state) has those of all layers in their order */
 } kvg_layer_info;
 
 KVG_API kvg_status kvg_model_get_layer(const kvg_model * model, int64_t layer, kvg_layer_info * out);

@@ -305,6 +305,7 @@ class KvgLayerInfo(Structure):
         ("window", c_int64),
         ("n_rot", c_int64),
         ("kv_from", c_int64),
+        ("state_bytes", c_int64),
     )
 
 

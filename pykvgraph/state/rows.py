@@ -82,10 +82,20 @@ def check_rows(groups: Sequence[GroupRows]) -> None:
     if sums != [group.checksum for group in groups]:
         raise StateError("the saved state's K and V are damaged: their checksum differs; save it again")
     if infinite is not None:
-        raise StateError(
-            f"the saved state has {infinite} that is not finite: the model overflowed before it was saved, "
-            "or somebody forged it"
-        )
+        raise _not_finite(infinite)
+
+
+def require_finite(rows: memoryview, kind: int, name: str) -> None:
+    """K or V of any cells, of one type (with HADAMARD and LONG_ROPE). Raises StateError, which names it."""
+    if not _is_finite(rows, _LAYOUTS[kind % HADAMARD]):
+        raise _not_finite(name)
+
+
+def _not_finite(name: str) -> StateError:
+    return StateError(
+        f"the saved state has {name} that is not finite: the model overflowed before it was saved, "
+        "or somebody forged it"
+    )
 
 
 def _first_of(groups: Sequence[GroupRows]) -> str | None:

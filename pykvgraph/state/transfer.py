@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from pykvgraph._native.ffi import (
     KvgKvReadRequest,
     KvgKvRows,
     KvgKvStateList,
+    KvgLayerInfo,
 )
 from pykvgraph._native.library import lib, sized
 from pykvgraph.checks import integer
@@ -78,6 +80,16 @@ def read_state_layers(context: int) -> tuple[int, ...]:
     layers = (ctypes.c_int32 * read_info(context).n_state_layers)()
     lib().kvg_kv_state_layers(context, layers)
     return tuple(layers)
+
+
+def read_state_columns(context: int) -> dict[int, npt.NDArray[np.intp]]:
+    """Of each layer with a state, which numbers of a row are its own."""
+    columns, begin, info = {}, 0, sized(KvgLayerInfo)
+    for layer in read_state_layers(context):
+        lib().kvg_gguf_get_layer(lib().kvg_context_gguf(context), layer, ctypes.byref(info))
+        columns[layer] = np.arange(begin, begin + info.state_bytes // 4)
+        begin += info.state_bytes // 4
+    return columns
 
 
 def read_states(context: int) -> CellsView:
@@ -147,8 +159,25 @@ def _group_geometry(context: int, info: KvgKvInfo, index: int) -> GroupGeometry:
     )
 
 
-def take(context: int, geometry: Geometry, seq: int | None, pending: PendingTokens) -> bytes:
-    """The cells of a sequence, or with None of all of them, as a saved state; K at its positions."""
+@dataclass(frozen=True)
+class Chosen:
+    """What is saved of a cache, without rows; `cells` and `states` say where these are.
+
+    cells: of each group, cells that a sequence sees, and others that only checkpoints hold. states: rows of
+    recurrent states, which `owners` (SavedRows) counts from 0.
+    """
+
+    whole: bool
+    tables: list[Table]
+    cells: list[tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]]
+    checkpoints: list[SavedCheckpoint]
+    owners: npt.NDArray[np.int32]
+    states: list[int]
+    pending: list[tuple[int, int]]
+
+
+def choose(context: int, seq: int | None, pending: PendingTokens) -> Chosen:
+    """All that belongs to a sequence, or with None the whole cache."""
     info = read_info(context)
     ids = range(info.n_seq_max) if seq is None else [integer(seq, "seq", 0, info.n_seq_max - 1)]
     points = {s: read_checkpoints(context, s) for s in ids}
@@ -174,16 +203,41 @@ def take(context: int, geometry: Geometry, seq: int | None, pending: PendingToke
         for place, s in enumerate(ids)
         for i, p in enumerate(points[s])
     ]
-
-    def fill(index: int, kept: bool, rows: npt.NDArray[np.uint8], dither: npt.NDArray[np.uint8]) -> None:
-        _read_rows(context, geometry, index, chosen[index][kept], rows, dither)
-
     owners, states = (
         _state_owners(context, ids, points) if info.n_states else (np.empty((0, 3), np.int32), [])
     )
+    return Chosen(seq is None, tables, chosen, checkpoints, owners, states, list(pending.saved(seq)))
 
-    table = StateTable(owners, len(states), functools.partial(_read_states, context, states))
-    return pack(geometry, seq is None, tables, fill, checkpoints, table, pending.saved(seq))
+
+def take(context: int, geometry: Geometry, seq: int | None, pending: PendingTokens) -> bytes:
+    """The cells of a sequence, or with None of all of them, as a saved state; K at its positions."""
+    chosen = choose(context, seq, pending)
+
+    def fill(index: int, kept: bool, rows: npt.NDArray[np.uint8], dither: npt.NDArray[np.uint8]) -> None:
+        n_layer = geometry.groups[index].n_layer
+        _read_rows(context, index, n_layer, chosen.cells[index][kept], rows, dither)
+
+    read = functools.partial(_read_states, context, chosen.states)
+    table = StateTable(chosen.owners, len(chosen.states), read)
+    return pack(geometry, chosen.whole, chosen.tables, fill, chosen.checkpoints, table, chosen.pending)
+
+
+def take_table(context: int, geometry: Geometry, chosen: Chosen, columns: npt.NDArray[np.intp]) -> bytes:
+    """What take() gives, without K and V, and of recurrent states these columns.
+
+    geometry: with cell_bytes 0, and the state_bytes of the columns.
+    """
+
+    def fill(index: int, kept: bool, rows: npt.NDArray[np.uint8], dither: npt.NDArray[np.uint8]) -> None:
+        _read_rows(context, index, 0, chosen.cells[index][kept], rows, dither)
+
+    def fill_states(rows: npt.NDArray[np.float32]) -> None:
+        whole = np.empty((len(rows), read_info(context).state_bytes // 4), np.float32)
+        _read_states(context, chosen.states, whole)
+        rows[:] = whole[:, columns]
+
+    table = StateTable(chosen.owners, len(chosen.states), fill_states)
+    return pack(geometry, chosen.whole, chosen.tables, fill, chosen.checkpoints, table, chosen.pending)
 
 
 def take_held(context: int, geometry: Geometry, hold: int, span: range, point: int | None) -> bytes:
@@ -204,7 +258,7 @@ def take_held(context: int, geometry: Geometry, hold: int, span: range, point: i
         tables.append(Table(pos, np.ones((len(pos), 1), np.bool_), np.array([lost], np.int32), none))
 
     def fill(index: int, kept: bool, rows: npt.NDArray[np.uint8], dither: npt.NDArray[np.uint8]) -> None:
-        _read_rows(context, geometry, index, chosen[index], rows, dither)
+        _read_rows(context, index, geometry.groups[index].n_layer, chosen[index], rows, dither)
 
     state = None
     if point is not None and geometry.state_bytes:
@@ -226,18 +280,18 @@ def _held_cells(context: int, hold: int, group: int) -> npt.NDArray[np.int32]:
 
 def _read_rows(
     context: int,
-    geometry: Geometry,
     group: int,
+    n_layer: int,
     cells: npt.NDArray[np.int32],
     rows: npt.NDArray[np.uint8],
     dither: npt.NDArray[np.uint8],
 ) -> None:
-    """Of all layers of a group, into arrays that are there."""
+    """Of the first layers of a group, into arrays that are there."""
     request = sized(
         KvgKvReadRequest,
         group=group,
         layer_begin=0,
-        layer_end=geometry.groups[group].n_layer,
+        layer_end=n_layer,
         cells=_int32(cells),
         n_cells=len(cells),
         data=_uint8(rows),

@@ -1,6 +1,9 @@
-"""Caches that travel: regions of bytes from one end to another, over memory, files, sockets or MPI."""
+"""Caches that travel: sequences, over memory, files, sockets or MPI, from one context to another."""
 
+from pykvgraph.stream.arriving import stream_in
+from pykvgraph.stream.layout import Layout, crossings
+from pykvgraph.stream.leaving import n_flushes, stream_out
 from pykvgraph.stream.opening import open
 from pykvgraph.stream.transport import Transport
 
-__all__ = ["Transport", "open"]
+__all__ = ["Layout", "Transport", "crossings", "n_flushes", "open", "stream_in", "stream_out"]

@@ -30,7 +30,7 @@ def names(cell: str) -> list[str]:
 
 def test_the_librarys_variables() -> None:
     listed = [names(cells[0])[0] for cells in rows("environment-variables.md", "pykvgraph's own")]
-    assert listed == [env.LIBRARY, env.LOG, env.LLAMA_CPP_LIBRARIES, env.CACHES]
+    assert listed == [env.LIBRARY, env.LOG, env.STREAM_LEVEL, env.LLAMA_CPP_LIBRARIES, env.CACHES]
 
 
 def test_the_options_variables() -> None:

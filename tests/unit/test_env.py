@@ -58,3 +58,15 @@ def test_nobody_else_reads_the_environment() -> None:
     library = [path for path in package.rglob("*.py") if "cli" not in path.relative_to(package).parts]
     reads = re.compile(r"\b(environb?|getenvb?)\b")
     assert [path.name for path in library if reads.search(path.read_text(encoding="utf-8"))] == ["env.py"]
+
+
+def test_stream_level(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("KVGRAPH_STREAM_LEVEL", raising=False)
+    assert env.stream_level() == 3
+    for level in range(4):
+        monkeypatch.setenv("KVGRAPH_STREAM_LEVEL", str(level))
+        assert env.stream_level() == level
+    for word in ("4", "-1", "high", " 1"):
+        monkeypatch.setenv("KVGRAPH_STREAM_LEVEL", word)
+        with pytest.raises(InvalidArgumentError, match="expected 0, 1, 2 or 3"):
+            env.stream_level()

@@ -169,7 +169,8 @@ static std::string struct_layout() {
     FIELD(kvg_layer_info, head_dim_v, ",");
     FIELD(kvg_layer_info, window, ",");
     FIELD(kvg_layer_info, n_rot, ",");
-    FIELD(kvg_layer_info, kv_from, ";");
+    FIELD(kvg_layer_info, kv_from, ",");
+    FIELD(kvg_layer_info, state_bytes, ";");
     STRUCT(kvg_model_info);
     FIELD(kvg_model_info, struct_size, ",");
     FIELD(kvg_model_info, arch, ",");

@@ -34,7 +34,8 @@ void kvg::fill_layer(kvg_layer_info & out, const hparams & h, int64_t layer) {
            spec.head_dim_v,
            spec.window,
            spec.rope.n_rot,
-           spec.kv_from};
+           spec.kv_from,
+           static_cast<int64_t>(spec.state.floats() * sizeof(float))};
 }
 
 std::shared_ptr<const model> kvg::load_model(const char * path, const kvg_model_params * params, loading how) {

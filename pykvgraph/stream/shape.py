@@ -1,0 +1,76 @@
+"""What the layers of a cache have to send, and what a table says of that."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from pykvgraph.errors import InvalidArgumentError
+from pykvgraph.state.geometry import Geometry
+from pykvgraph.state.transfer import read_geometry, read_group, read_info, read_state_columns
+from pykvgraph.stream.layout import Layout
+
+
+class Row(NamedTuple):
+    """K or V of a layer. group, place: the layer is groups[group].layers[place]."""
+
+    layer: int
+    name: str  # "k" or "v"
+    group: int
+    place: int
+    n_bytes: int  # of a cell
+    type: int
+
+
+class Shape:
+    """Of a context; read once for a stream.
+
+    rows: of each layer that has K and V of its own. columns: of each layer that has a state, which numbers
+    of a row of states are its own.
+    """
+
+    def __init__(self, context: int) -> None:
+        info = read_info(context)
+        self.geometry = geometry = read_geometry(context)
+        self.n_layer = int(info.n_layer)
+        self.state_bytes = int(info.state_bytes)
+        self.room = tuple(int(read_group(context, index).n_cells) for index in range(info.n_groups))
+        self.rows: dict[int, tuple[Row, Row]] = {}
+        self.columns = read_state_columns(context)
+        for index, group in enumerate(geometry.groups):
+            sizes = read_group(context, index)
+            for place, layer in enumerate(group.layers):
+                self.rows[layer] = (
+                    Row(layer, "k", index, place, int(sizes.k_row_bytes), group.type_k),
+                    Row(layer, "v", index, place, int(sizes.v_row_bytes), group.type_v),
+                )
+
+    def columns_of(self, layers: Iterable[int]) -> npt.NDArray[np.intp]:
+        """Of the states of these layers."""
+        own = [self.columns[layer] for layer in layers if layer in self.columns]
+        return np.concatenate(own) if own else np.empty(0, np.intp)
+
+    def of(self, layers: Iterable[int]) -> Geometry:
+        """What a table of these layers fits: a saved state's geometry, whose cells have no rows."""
+        own = frozenset(layers)
+        groups = tuple(
+            replace(group, layers=tuple(layer for layer in group.layers if layer in own), cell_bytes=0)
+            for group in self.geometry.groups
+        )
+        return replace(self.geometry, groups=groups, state_bytes=4 * len(self.columns_of(own)))
+
+    def check(self, layout: Layout, *, whole: bool) -> None:
+        """Raises InvalidArgumentError for layers that the model hasn't; whole: and for one left out."""
+        if unknown := sorted(layout.layers - frozenset(range(self.n_layer))):
+            raise InvalidArgumentError(
+                f"the layout has layer {unknown[0]}, and the model {self.n_layer} layers"
+            )
+        needed = self.rows.keys() | self.columns.keys()
+        if whole and (missing := sorted(needed - layout.layers)):
+            raise InvalidArgumentError(
+                f"the layout has no transport for layer {missing[0]}: a sequence needs the rows of all layers"
+            )
