@@ -16,9 +16,9 @@ def logprobs_of(sample: Sample, piece: Piece, vocabulary: Vocabulary) -> dict[st
 
     Probabilities behind all samplers are told as they are, the model's own by their logarithms.
     """
-    told, name = (_logprob, "top_logprobs")
+    told, name = _logprob, "top_logprobs"
     if sample.settings["post_sampling_probs"]:
-        told, name = (_prob, "top_probs")
+        told, name = _prob, "top_probs"
     top = [_token(token, vocabulary) | told(logprob) for token, logprob in piece.top]
     return {**_token(piece.token, vocabulary), **told(piece.logprob), name: top}
 

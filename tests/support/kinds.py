@@ -10,6 +10,7 @@ KINDS = [
     ArchSpec("gemma3", 3, 32, 2, 1, 16, 32, window=8),
     DELTA_NET,
 ]
+SINKS = ArchSpec("gpt-oss", 2, 64, 4, 2, 32, 32, n_expert=4, window=24)  # windows and experts too
 
 # One of each row whose layers attend to every position, and to some only in Cohere 2. Both experts are used,
 # because a rounding may choose another one.

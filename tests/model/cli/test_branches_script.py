@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support import scripts
 from support.architectures import ArchSpec
 
 import pykvgraph as kvg
 
-FOLDER = Path(__file__).parents[3] / "benchmarks"
-
 
 @pytest.fixture(scope="module")
 def script() -> Any:
-    sys.path.insert(0, str(FOLDER))
-    try:
-        import branches
-    finally:
-        sys.path.remove(str(FOLDER))
-    return branches
+    return scripts.imported("branches")
 
 
 def test_a_shared_beginning_is_decoded_twice_at_most(

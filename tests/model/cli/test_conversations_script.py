@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support import scripts
 
 import pykvgraph as kvg
 from pykvgraph.lab.bench.servers import Client, started
 
-FOLDER = Path(__file__).parents[3] / "benchmarks"
-
 
 @pytest.fixture(scope="module")
 def script() -> Any:
-    sys.path.insert(0, str(FOLDER))
-    try:
-        import conversations
-    finally:
-        sys.path.remove(str(FOLDER))
-    return conversations
+    return scripts.imported("conversations")
 
 
 @pytest.mark.slow

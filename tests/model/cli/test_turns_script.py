@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support import scripts
 from support.architectures import ArchSpec
 
-ROOT = Path(__file__).parents[3]
-SCRIPT = ROOT / "benchmarks" / "turns.py"
 SPECS = [
     ArchSpec("qwen35", n_layer=4, period=4, state_heads=4),
     ArchSpec("gpt-oss", n_layer=4, n_expert=4, window=24),
@@ -24,11 +23,7 @@ SPECS = [
 @pytest.fixture(scope="module")
 def script() -> Any:
     """The benchmark as a module, on one thread: more only wait for each other in models this small."""
-    sys.path.insert(0, str(SCRIPT.parent))
-    try:
-        import turns
-    finally:
-        sys.path.remove(str(SCRIPT.parent))
+    turns = scripts.imported("turns")
     turns.N_THREADS = 1
     return turns
 
@@ -66,7 +61,7 @@ def test_without_llama_server_it_says_so(script: Any, tmp_path: Path) -> None:
     arguments += ["--models", str(tmp_path / "models"), "--json", str(tmp_path / "turns.json")]
     done = subprocess.run(
         [sys.executable, "-c", code, *arguments],
-        env={"PYTHONPATH": f"{SCRIPT.parent}", "PATH": ""},
+        env={"PYTHONPATH": f"{scripts.FOLDER}", "PATH": ""},
         cwd=tmp_path,
         capture_output=True,
         text=True,

@@ -11,15 +11,13 @@ import numpy as np
 import pytest
 from support import where
 from support.architectures import ArchSpec
-from support.recurrent import DELTA_NET
+from support.kinds import KINDS
 from support.soak import F32, are_likeliest
 
 import pykvgraph as kvg
 
-SPECS = [ArchSpec("llama", 2, 32, 2, 1, 16, 32), ArchSpec("gemma3", 3, 32, 2, 1, 16, 32, window=8), DELTA_NET]
 
-
-@pytest.mark.parametrize("spec", SPECS, ids=str)
+@pytest.mark.parametrize("spec", KINDS, ids=str)
 def test_vectors_beside_texts_that_run(spec: ArchSpec, architecture: Callable[[ArchSpec], Path]) -> None:
     rng = random.Random(1)
     with kvg.Model(architecture(spec), device=where.device) as model:

@@ -13,14 +13,14 @@ import pytest
 from support import sanitizer, where
 from support.architectures import ArchSpec
 from support.engines import ids_of
-from support.recurrent import DELTA_NET, MAMBA2
+from support.kinds import KINDS
+from support.recurrent import MAMBA2
 from support.soak import F32, are_likeliest
 
 import pykvgraph as kvg
 
-DENSE = ArchSpec("llama", 2, 32, 2, 1, 16, 32)
-WINDOWED = ArchSpec("gemma3", 3, 32, 2, 1, 16, 32, window=8)
-SPECS = [DENSE, WINDOWED, DELTA_NET, MAMBA2]
+DENSE, WINDOWED, _ = KINDS
+SPECS = [*KINDS, MAMBA2]
 TALK = kvg.SamplingParams(max_tokens=12)
 READ = kvg.SamplingParams(max_tokens=1)
 counts_only = pytest.mark.skipif(sanitizer.ADDRESS, reason="long prompts, as short ones before")

@@ -10,28 +10,17 @@ import pytest
 from support import where
 from support.architectures import ArchSpec
 from support.engines import ids_of
-from support.recurrent import DELTA_NET
+from support.kinds import KINDS
 from support.soak import F32, are_likeliest
 
 import pykvgraph as kvg
 
-SPECS = [
-    ArchSpec("llama", 2, 32, 2, 1, 16, 32),
-    ArchSpec("gemma3", 3, 32, 2, 1, 16, 32, window=8),
-    DELTA_NET,
-]
 TALK = kvg.SamplingParams(max_tokens=12)
-
-
-@pytest.fixture(scope="module", params=SPECS, ids=str)
-def model(request: Any, architecture: Callable[[ArchSpec], Path]) -> Iterator[kvg.Model]:
-    with kvg.Model(architecture(request.param), device=where.device) as model:
-        yield model
 
 
 @pytest.fixture(scope="module")
 def dense(architecture: Callable[[ArchSpec], Path]) -> Iterator[kvg.Model]:
-    with kvg.Model(architecture(SPECS[0]), device=where.device) as model:
+    with kvg.Model(architecture(KINDS[0]), device=where.device) as model:
         yield model
 
 

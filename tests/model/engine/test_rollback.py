@@ -8,15 +8,11 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-from support import where
-from support.architectures import ArchSpec
 from support.engines import ids_of
 from support.faults import fault
-from support.recurrent import DELTA_NET
 from support.rollback import KnowingDrafter, Watched, accounts
 from support.soak import F32, SITES, has_faults
 
@@ -26,18 +22,7 @@ from pykvgraph.engine.record import Record
 from pykvgraph.prefix.index import PrefixIndex
 from pykvgraph.text.sampling import Sampler
 
-SPECS = [
-    ArchSpec("llama", 2, 32, 2, 1, 16, 32),
-    ArchSpec("gemma3", 3, 32, 2, 1, 16, 32, window=8),
-    DELTA_NET,
-]
 Break = Callable[[Any, str, Callable[..., bool], type[BaseException]], None]
-
-
-@pytest.fixture(scope="module", params=SPECS, ids=str)
-def model(request: Any, architecture: Callable[[ArchSpec], Path]) -> Iterator[kvg.Model]:
-    with kvg.Model(architecture(request.param), device=where.device) as model:
-        yield model
 
 
 def engine_of(model: kvg.Model, **options: Any) -> kvg.Engine:

@@ -12,20 +12,15 @@ import pytest
 from support import where
 from support.architectures import ArchSpec
 from support.judge import nmse
-from support.recurrent import DELTA_NET, MAMBA2
+from support.kinds import KINDS, SINKS
+from support.recurrent import MAMBA2
 from support.soak import F32
 
 import pykvgraph as kvg
 from pykvgraph.context import LastOutput
 from pykvgraph.engine.branch import Branch
 
-SPECS = [
-    ArchSpec("llama", 2, 32, 2, 1, 16, 32),
-    ArchSpec("gemma3", 3, 32, 2, 1, 16, 32, window=8),
-    ArchSpec("gpt-oss", 2, 64, 4, 2, 32, 32, n_expert=4, window=24),
-    DELTA_NET,
-    MAMBA2,
-]
+SPECS = [*KINDS, SINKS, MAMBA2]
 N_SAID = 8
 
 Rows = list[npt.NDArray[np.float32]]

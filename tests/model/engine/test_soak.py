@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from support import sanitizer, where
 from support.architectures import ArchSpec
+from support.kinds import KINDS, SINKS
 from support.recurrent import DELTA_NET
 from support.soak import N_CTX, Soak, has_faults, soak_of_few_cells
 
@@ -22,12 +23,7 @@ from pykvgraph.engine import gate
 from pykvgraph.engine.branch import Branch
 from pykvgraph.prefix.node import Node, Point
 
-SPECS = [
-    ArchSpec("llama", 2, 32, 2, 1, 16, 32),
-    ArchSpec("gemma3", 3, 32, 2, 1, 16, 32, window=8),
-    ArchSpec("gpt-oss", 2, 64, 4, 2, 32, 32, n_expert=4, window=24),
-    DELTA_NET,
-]
+SPECS = [*KINDS, SINKS]
 BY_THE_THOUSAND = pytest.mark.skipif(not sanitizer.THOROUGH, reason="as many steps as AddressSanitizer sees")
 LONG = pytest.param(1000, marks=[pytest.mark.slow, BY_THE_THOUSAND])
 
