@@ -3,7 +3,18 @@
 from pykvgraph.stream.arriving import stream_in
 from pykvgraph.stream.layout import Layout, crossings
 from pykvgraph.stream.leaving import n_flushes, stream_out
-from pykvgraph.stream.opening import open
+from pykvgraph.stream.listener import Listener
+from pykvgraph.stream.opening import listen, open
 from pykvgraph.stream.transport import Transport
 
-__all__ = ["Layout", "Transport", "crossings", "n_flushes", "open", "stream_in", "stream_out"]
+__all__ = [
+    "Layout",
+    "Listener",
+    "Transport",
+    "crossings",
+    "listen",
+    "n_flushes",
+    "open",
+    "stream_in",
+    "stream_out",
+]

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 TIMEOUT = 30.0  # seconds
 QUEUE_BYTES = 256 << 20
-_KEY = re.compile(r"[A-Za-z0-9_.:=/-]{1,120}")
+KEY = re.compile(r"[A-Za-z0-9_.:=/-]{1,120}")
 
 
 class Transport(ABC):
@@ -123,7 +123,7 @@ class Transport(ABC):
 
 
 def _check_key(key: str) -> None:
-    if not isinstance(key, str) or not _KEY.fullmatch(key):
+    if not isinstance(key, str) or not KEY.fullmatch(key):
         raise InvalidArgumentError(f"key must be 1 to 120 letters, digits or any of _.:=/-, got {shown(key)}")
 
 

@@ -11,16 +11,30 @@ from typing import Any
 
 from pykvgraph import stream
 
-KINDS = ("memory",)
+KINDS = ("memory", "unix", "tcp")
 _numbers = count()
 
 
 @contextmanager
 def pair(kind: str, folder: Path, **options: Any) -> Iterator[tuple[stream.Transport, stream.Transport]]:
     """Two ends; options: as stream.open has them, for both."""
-    address = f"memory:{folder}/{next(_numbers)}"
-    with stream.open(address, **options) as one, stream.open(address, **options) as other:
+    if kind == "memory":
+        address = f"memory:{folder}/{next(_numbers)}"
+        with stream.open(address, **options) as one, stream.open(address, **options) as other:
+            yield one, other
+        return
+    with stream.listen(f"unix:{folder}/s" if kind == "unix" else "tcp:0", **options) as listener:
+        one, other = met(listener, **options)
+    with one, other:
         yield one, other
+
+
+def met(listener: stream.Listener, **options: Any) -> tuple[stream.Transport, stream.Transport]:
+    """An end that connects, and the listener's end of it."""
+    accepted: list[stream.Transport] = []
+    with meanwhile(lambda: accepted.append(listener.accept())):
+        opened = stream.open(listener.address, **options)
+    return opened, accepted[0]
 
 
 @contextmanager

@@ -1,0 +1,66 @@
+"""Frames over a socket, of TCP or of a path."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+
+from pykvgraph.errors import TransportError
+from pykvgraph.stream.framed import Framed
+
+# so that a sender computes its checksums while the receiver copies; TCP makes its buffers as large as needed
+_UNIX_BUFFER_BYTES = 1 << 20
+
+
+class Connection(Framed):
+    """One end of a connected socket, which it closes. Both ends have proved that they know the token."""
+
+    def __init__(self, connected: socket.socket, address: str, timeout: float, queue_bytes: int) -> None:
+        super().__init__(address, timeout, queue_bytes)
+        self._socket = connected
+        connected.settimeout(timeout)
+        if connected.family == socket.AF_UNIX:
+            connected.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _UNIX_BUFFER_BYTES)
+        else:
+            connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def close(self) -> None:
+        super().close()
+        with self._sending, self._receiving:  # while a thread uses its number, no other file may get that
+            self._socket.close()
+
+    def _shut(self) -> None:
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def _write(self, head: bytes, part: memoryview) -> None:
+        try:
+            n_sent = self._socket.sendmsg((head, part))
+            if n_sent < len(head):
+                self._socket.sendall(head[n_sent:])
+                n_sent = len(head)
+            self._socket.sendall(part[n_sent - len(head) :])
+        except OSError as error:
+            raise self._explained(error, f"the other end has taken nothing for {self.timeout:g} s") from None
+
+    def _read(self, into: memoryview, what: str) -> None:
+        n_read, deadline = 0, time.monotonic() + self.timeout
+        try:
+            while n_read < into.nbytes:
+                n_more = self._socket.recv_into(into[n_read:])
+                if n_more == 0:
+                    raise ConnectionError
+                n_read += n_more
+                if time.monotonic() > deadline and n_read < into.nbytes:
+                    raise TimeoutError
+        except OSError as error:
+            raise self._explained(error, f"{what} for {self.timeout:g} s", what) from None
+
+    def _explained(self, error: OSError, stalled: str, also: str = "") -> TransportError:
+        if self._ended is not None:
+            return self._error(self._ended, "open it anew")
+        if isinstance(error, TimeoutError):
+            return self._error(stalled, "see what the other end does, or give this one a longer timeout")
+        what = "the other end is closed" + (f", and {also}" if also else "")
+        return self._error(what, "see why it ended, and open both anew")

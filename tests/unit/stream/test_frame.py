@@ -1,0 +1,72 @@
+"""Frames, byte by byte, against the table in frame.py."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import xxhash
+
+from pykvgraph.stream.frame import HEAD_BYTES, FrameError, Head, check_part, frames, read_head
+
+PART = 512 * 1024
+
+
+def parts_of(key: str, region: bytes) -> list[tuple[bytes, bytes]]:
+    return [(head, bytes(part)) for head, part in frames(key, memoryview(region))]
+
+
+def test_the_bytes_are_those_of_the_table() -> None:
+    region = random.Random(0).randbytes(PART + 3)
+    for i, (head, part) in enumerate(parts_of("layer0/k", region)):
+        begin = i * PART
+        assert part == region[begin : begin + PART]
+        front = (
+            b"kvgs" + bytes([1, 8, 0, 0]) + len(region).to_bytes(8, "little") + begin.to_bytes(8, "little")
+        )
+        front += b"layer0/k" + bytes(112)
+        assert head == front + xxhash.xxh3_128_digest(front + part)
+        assert len(head) == HEAD_BYTES == 160
+        assert read_head(head) == Head("layer0/k", len(region), begin)
+        check_part(head, memoryview(part))
+    assert i == 1
+
+
+@pytest.mark.parametrize(("n_bytes", "n_frames"), [(0, 1), (1, 1), (PART, 1), (PART + 1, 2), (2 * PART, 2)])
+def test_how_many(n_bytes: int, n_frames: int) -> None:
+    found = parts_of("k", bytes(n_bytes))
+    assert [len(part) for _, part in found][:-1] == [PART] * (n_frames - 1)
+    assert sum(len(part) for _, part in found) == n_bytes
+    assert [read_head(head).end - read_head(head).begin for head, _ in found] == [
+        len(part) for _, part in found
+    ]
+
+
+def test_every_changed_bit_is_seen() -> None:
+    ((head, part),) = parts_of("k", b"part")
+    for bit in range(8 * (len(head) + len(part))):
+        changed = bytearray(head + part)
+        changed[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(FrameError):
+            read_head(changed[:HEAD_BYTES])
+            check_part(changed[:HEAD_BYTES], memoryview(changed)[HEAD_BYTES:])
+
+
+@pytest.mark.parametrize(
+    ("at", "value", "said"),
+    [
+        (0, b"http", "what came is no frame"),
+        (4, b"\2", "a frame of version 2 came, and version 1 is known here"),
+        (5, b"\0", "a frame with a damaged key came"),
+        (5, b"\xff", "a frame with a damaged key came"),
+        (6, b"\1", "a frame with a damaged key came"),
+        (16, b"\1", "a frame came that begins at byte 1 of 4"),
+        (18, b"\x08", "a frame came that begins at byte 524288 of 4"),
+        (24, b"\n", "a frame with a damaged key came"),
+        (30, b"k", "a frame with a damaged key came"),
+    ],
+)
+def test_heads_that_are_wrong(at: int, value: bytes, said: str) -> None:
+    ((head, _),) = parts_of("k", b"part")
+    with pytest.raises(FrameError, match=f"^{said}$"):
+        read_head(head[:at] + value + head[at + len(value) :])
