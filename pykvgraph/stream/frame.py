@@ -12,13 +12,13 @@
 | 16 | XXH3 of the 144 bytes before it and of the part |
 
 The part follows: what is left of the region, 512 KiB at most. Each byte from the other end is hostile until
-`read_head` and `check_part` have returned.
+`read_region` has returned.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import xxhash
@@ -76,6 +76,33 @@ def check_part(raw: bytes | bytearray, part: memoryview) -> None:
     """Compares the digest in a head with what has come. Raises FrameError."""
     if _digest(raw[: _FRONT.size], part) != raw[_FRONT.size :]:
         raise FrameError("a frame came damaged: its checksum is wrong")
+
+
+def read_region(
+    read: Callable[[memoryview, str], None], what: str, place: Callable[[Head], memoryview]
+) -> Head:
+    """Reads a region, and tells what it was.
+
+    read: fills a buffer, or raises an error with these words, which say what is missing then. what: the words
+    for a region that has not begun. place: where this one shall go. Raises FrameError, and what these raise.
+    """
+    raw = bytearray(HEAD_BYTES)
+    read(memoryview(raw), what)
+    first = head = read_head(raw)
+    if first.begin != 0:
+        raise FrameError(f"a region came that begins at byte {first.begin}")
+    into, what = place(first), f"region {first.key!r} came in part only"
+    while True:
+        part = into[head.begin : head.end]
+        read(part, what)
+        check_part(raw, part)
+        if head.end == first.n_bytes:
+            return first
+        expected = first._replace(begin=head.end)
+        read(memoryview(raw), what)
+        head = read_head(raw)
+        if head != expected:
+            raise FrameError(f"of region {first.key!r} another part came than that at byte {expected.begin}")
 
 
 def _digest(front: bytes | bytearray, part: memoryview) -> bytes:

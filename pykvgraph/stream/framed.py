@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from abc import abstractmethod
 
+from pykvgraph.errors import TransportError
 from pykvgraph.stream.arrived import Arrived
-from pykvgraph.stream.frame import HEAD_BYTES, FrameError, Head, check_part, frames, read_head
+from pykvgraph.stream.frame import FrameError, Head, frames, read_region
 from pykvgraph.stream.transport import Transport
 
 
@@ -18,7 +19,6 @@ class Framed(Transport):
     def __init__(self, address: str, timeout: float, queue_bytes: int) -> None:
         super().__init__(address, timeout)
         self._arrived = Arrived(queue_bytes)
-        self._head = bytearray(HEAD_BYTES)
 
     @abstractmethod
     def _write(self, head: bytes, part: memoryview) -> None:
@@ -49,39 +49,26 @@ class Framed(Transport):
 
     def _read_region(self, key: str, into: memoryview) -> bool:
         """The next region, whatever its key; True: it was this one."""
-        first = self._read_head(f"region {key!r} has not come")
-        if first.begin != 0:
-            raise FrameError(f"a region came that begins at byte {first.begin}")
-        if first.key == key:
-            if first.n_bytes != into.nbytes:
-                raise self._other_size(key, first.n_bytes, into.nbytes)
-            self._read_parts(first, into)
+        kept = bytearray()
+
+        def place(head: Head) -> memoryview:
+            nonlocal kept
+            if head.key == key:
+                if head.n_bytes != into.nbytes:
+                    raise self._other_size(key, head.n_bytes, into.nbytes)
+                return into
+            if not self._arrived.has_room(head.n_bytes):
+                raise self._no_room(head, key)
+            kept = bytearray(head.n_bytes)
+            return memoryview(kept)
+
+        came = read_region(self._read, f"region {key!r} has not come", place)
+        if came.key == key:
             return True
-        if not self._arrived.has_room(first.n_bytes):
-            raise self._error(
-                f"region {first.key!r} came before {key!r}, and {self._arrived.n_bytes} of"
-                f" {self._arrived.limit} bytes are taken by others, so its {first.n_bytes} have no room",
-                "fetch in the order of flushing, or open this end with larger queue_bytes",
-            )
-        other = bytearray(first.n_bytes)
-        self._read_parts(first, memoryview(other))
-        self._arrived.add(first.key, other)
+        self._arrived.add(came.key, kept)
         return False
 
-    def _read_parts(self, head: Head, into: memoryview) -> None:
-        """The rest of a region, from the first part on."""
-        what = f"region {head.key!r} came in part only"
-        while True:
-            part = into[head.begin : head.end]
-            self._read(part, what)
-            check_part(self._head, part)
-            if head.end == head.n_bytes:
-                return
-            expected = Head(head.key, head.n_bytes, head.end)
-            head = self._read_head(what)
-            if head != expected:
-                raise FrameError(f"of region {expected.key!r} another part came than byte {expected.begin}")
-
-    def _read_head(self, what: str) -> Head:
-        self._read(memoryview(self._head), what)
-        return read_head(self._head)
+    def _no_room(self, head: Head, key: str) -> TransportError:
+        taken = f"{self._arrived.n_bytes} of {self._arrived.limit} bytes are taken by others"
+        what = f"region {head.key!r} came before {key!r}; {taken}, so its {head.n_bytes} have no room"
+        return self._error(what, "fetch in the order of flushing, or open this end with more queue_bytes")

@@ -5,13 +5,14 @@ from __future__ import annotations
 from pykvgraph.checks import integer, real, shown
 from pykvgraph.errors import InvalidArgumentError
 from pykvgraph.stream.connecting import connect
+from pykvgraph.stream.file import File
 from pykvgraph.stream.listener import Listener
 from pykvgraph.stream.memory import Memory
 from pykvgraph.stream.socket_address import SocketAddress, parse_tcp, parse_unix
 from pykvgraph.stream.transport import QUEUE_BYTES, TIMEOUT, Transport
 
 _LONGEST = 86_400.0  # seconds
-_FORMS = "memory:NAME, unix:PATH or tcp:HOST:PORT"
+_FORMS = "memory:NAME, file:DIR, unix:PATH or tcp:HOST:PORT"
 
 
 def open(
@@ -19,16 +20,19 @@ def open(
 ) -> Transport:
     """One end of a pair.
 
-    address: "memory:NAME", two ends in one process; "unix:PATH" or "tcp:HOST:PORT", where somebody listens.
-    token: what the listener was given. timeout: seconds that a call waits for the other end. queue_bytes: how
-    much of what has come may wait until it is fetched. Raises InvalidArgumentError, and TransportError when
-    the other end can't be reached, or has another token.
+    address: "memory:NAME", two ends in one process; "file:DIR", a directory, which is made if it is missing;
+    "unix:PATH" or "tcp:HOST:PORT", where somebody listens. token: what the listener was given. timeout:
+    seconds that a call waits for the other end. queue_bytes: how much of what has come may wait until it is
+    fetched; files may wait as the disk has room. Raises InvalidArgumentError, and TransportError when the
+    other end can't be reached, or has another token.
     """
     kind = _kind_of(address)
     _check(timeout, queue_bytes)
-    if kind == "memory":
+    if kind in ("memory", "file"):
         if token is not None:
-            raise InvalidArgumentError(f"{address} stays in this process, so it takes no token")
+            raise InvalidArgumentError(f"{address} takes no token: nobody connects to it")
+        if kind == "file":
+            return File(address, timeout)
         return Memory(address, timeout, queue_bytes)
     return connect(_parse(kind, address), address, _key_of(token), timeout, queue_bytes)
 

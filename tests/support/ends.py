@@ -11,15 +11,15 @@ from typing import Any
 
 from pykvgraph import stream
 
-KINDS = ("memory", "unix", "tcp")
+KINDS = ("memory", "file", "unix", "tcp")
 _numbers = count()
 
 
 @contextmanager
 def pair(kind: str, folder: Path, **options: Any) -> Iterator[tuple[stream.Transport, stream.Transport]]:
     """Two ends; options: as stream.open has them, for both."""
-    if kind == "memory":
-        address = f"memory:{folder}/{next(_numbers)}"
+    if kind in ("memory", "file"):
+        address = f"{kind}:{folder}/{next(_numbers)}"
         with stream.open(address, **options) as one, stream.open(address, **options) as other:
             yield one, other
         return

@@ -81,7 +81,7 @@ def test_what_waits_is_bounded(tmp_path: Path, kind: str) -> None:
     with pair(kind, tmp_path, timeout=10, queue_bytes=10_000) as (one, other):
         for key in ("a", "b", "c"):
             one.flush(key, bytes(4000))
-        with pytest.raises(TransportError, match=r"region 'c' came before 'd', and 9024 of 10000 bytes are"):
+        with pytest.raises(TransportError, match=r"region 'c' came before 'd'; 9024 of 10000 bytes are"):
             other.fetch("d", bytearray(1))
 
 

@@ -39,11 +39,20 @@ def fetched(end: Transport, key: str, n_bytes: int) -> bytes:
 
 def test_both_ways(ends: Pair) -> None:
     one, other = ends
-    one.flush("k", b"there")
-    other.flush("k", b"and back")
-    assert fetched(other, "k", 5) == b"there"
-    assert fetched(one, "k", 8) == b"and back"
+    one.flush("there", b"there")
+    other.flush("back", b"and back")
+    assert fetched(other, "there", 5) == b"there"
+    assert fetched(one, "back", 8) == b"and back"
     assert (one.flushes, one.bytes_sent, other.flushes, other.bytes_sent) == (1, 5, 1, 8)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "file"])
+def test_each_way_has_its_own_keys(tmp_path: Path, kind: str) -> None:
+    with pair(kind, tmp_path, timeout=10) as (one, other):
+        one.flush("k", b"there")
+        other.flush("k", b"and back")
+        assert fetched(one, "k", 8) == b"and back"
+        assert fetched(other, "k", 5) == b"there"
 
 
 def test_regions_of_any_size_in_any_order(ends: Pair) -> None:
