@@ -84,7 +84,8 @@ class KVCache(ReadableCache):
         Raises, with nothing changed: CacheFullError when there are too few empty cells for the copies,
         InvalidArgumentError when a position would exceed 2^31 - 1, and UnsupportedError when positions that
         layers with a window have lost would come into the window of the tokens that follow (open the context
-        with swa_full=True). Raises DeviceError when the device fails.
+        with swa_full=True), or when the model has learned an embedding of each position (GPT-2). Raises
+        DeviceError when the device fails.
         """
         self._change(lib().kvg_kv_seq_add, seq=seq, p0=p0, p1=p1, delta=delta)
 

@@ -20,7 +20,7 @@ from support.models import N_VOCAB
 
 def add_metadata(writer: gguf.GGUFWriter, spec: ArchSpec) -> None:
     writer.add_block_count(spec.n_layer)
-    writer.add_context_length(4096)
+    writer.add_context_length(spec.n_ctx_train)
     writer.add_embedding_length(spec.n_embd)
     widths = [spec.n_ff * spec.feeds(layer) for layer in range(spec.n_layer)]
     writer.add_feed_forward_length(widths if spec.arch == "nemotron_h" else widths[0])
@@ -53,6 +53,16 @@ def add_metadata(writer: gguf.GGUFWriter, spec: ArchSpec) -> None:
         writer.add_embedding_scale(3.0)
         writer.add_attention_scale(0.3)
         writer.add_rope_scaling_finetuned(spec.n_rot >= 0)
+    if spec.temperature:
+        writer.add_attn_temperature_scale(spec.temperature)
+    if spec.arch == "mistral3" and spec.scaling == "yarn":
+        writer.add_rope_scaling_yarn_log_mul(0.7)
+        writer.add_rope_scaling_yarn_beta_fast(8.0)
+        writer.add_rope_scaling_yarn_beta_slow(2.0)
+    if spec.arch == "hunyuan-dense" and spec.scaling == "":
+        writer.add_float32("hunyuan-dense.rope.scaling.alpha", 4.0)
+    if spec.arch == "apertus":
+        add_xielu(writer, spec.n_layer)
     if spec.sections:
         writer.add_rope_dimension_sections(list(spec.sections))
     if spec.arch == "gemma4":
@@ -61,6 +71,14 @@ def add_metadata(writer: gguf.GGUFWriter, spec: ArchSpec) -> None:
         writer.add_sliding_window(spec.window)
         writer.add_sliding_window_pattern(spec.period)
     add_scaling(writer, spec)
+
+
+def add_xielu(writer: gguf.GGUFWriter, n_layer: int) -> None:
+    """Another curve in each layer."""
+    writer.add_xielu_alpha_p([0.6 + 0.2 * layer for layer in range(n_layer)])
+    writer.add_xielu_alpha_n([0.3 + 0.3 * layer for layer in range(n_layer)])
+    writer.add_xielu_beta([0.5 + 0.1 * layer for layer in range(n_layer)])
+    writer.add_xielu_eps([-1e-6] * n_layer)
 
 
 def add_experts(writer: gguf.GGUFWriter, spec: ArchSpec) -> None:

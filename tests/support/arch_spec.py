@@ -7,23 +7,45 @@ from dataclasses import dataclass, fields
 from support.models import WeightType
 
 DELTA_NETS = ("qwen35", "qwen35moe", "qwen3next")
+HUNYUAN = ("hunyuan-dense", "hunyuan-moe")
 SHORT_CONV = ("lfm2", "lfm2moe")
 # a layer without KV heads has a state
 BY_KV_HEADS = (*SHORT_CONV, "granitehybrid", "nemotron_h", "kimi-linear")
 
 # norms behind attention and feed-forward, alone or beside those before them; norms of Q and K, of each head
 # or of all of a token's
-LAYER_NORMS = ("command-r", "cohere2", "phi2", "stablelm", "starcoder2", "nemotron", "gptneox")
-NORM_BIASES = ("phi2", "phimoe", "stablelm", "starcoder2", "nemotron", "gptneox")
-BIASES = ("phi2", "phimoe", "starcoder2", "gptneox")  # of all matrices
+LAYER_NORMS = (
+    "command-r",
+    "cohere2",
+    "phi2",
+    "stablelm",
+    "starcoder2",
+    "nemotron",
+    "gptneox",
+    "falcon",
+    "gpt2",
+)
+NORM_BIASES = ("phi2", "phimoe", "stablelm", "starcoder2", "nemotron", "gptneox", "falcon", "gpt2")
+BIASES = ("phi2", "phimoe", "starcoder2", "gptneox", "gpt2")  # of all matrices
 POST_NORMS = ("gemma2", "gemma3", "gemma4", "olmo2", "exaone4", "glm4")
 NO_PRE_NORMS = ("olmo2", "exaone4")
-HEAD_NORMS = ("qwen3", "qwen3moe", "gemma3", "gemma4", "exaone4", "bailingmoe2", *DELTA_NETS, *SHORT_CONV)
+HEAD_NORMS = (
+    "qwen3",
+    "qwen3moe",
+    "gemma3",
+    "gemma4",
+    "exaone4",
+    "bailingmoe2",
+    *HUNYUAN,
+    "apertus",
+    *DELTA_NETS,
+    *SHORT_CONV,
+)
 WIDE_NORMS = ("olmo2", "olmoe", "minimax-m2")
-NO_FFN_NORM = ("nemotron_h", "falcon-h1", "mamba2", "command-r", "cohere2", "phi2", *NO_PRE_NORMS)
+NO_FFN_NORM = ("nemotron_h", "falcon-h1", "mamba2", "command-r", "cohere2", "phi2", "falcon", *NO_PRE_NORMS)
 # gate and up are one matrix; there is no gate
 GATED_IN_ONE = ("phi3", "glm4")
-UNGATED = ("nemotron_h", "arcee", "phi2", "starcoder2", "nemotron", "gptneox")
+UNGATED = ("nemotron_h", "arcee", "phi2", "starcoder2", "nemotron", "gptneox", "falcon", "gpt2", "apertus")
 TIED = ("gemma", "gemma2", "command-r", "cohere2")
 GRANITES = ("granite", "granitemoe", "granitehybrid")
 
@@ -55,6 +77,7 @@ class ArchSpec:
     factor: float = 4.0
     n_ctx_orig: int = 64
     n_rot: int = 0
+    n_ctx_train: int = 4096
     fused: bool = False
     # Gemma 4's: heads of layers with a window, layers that read the K and V of others, and have matrices of
     # their own that nothing uses; V made of K's matrix; what each layer has of its own for each token
@@ -78,6 +101,8 @@ class ArchSpec:
     biases: bool = False
     parallel: bool = False  # the feed-forward sees what attention sees
     norms_by_head: bool = False
+    two_norms: bool = False  # falcon: one for attention, one for the feed-forward beside it
+    temperature: float = 0.0  # mistral3: what later queries are multiplied by
     sections: tuple[int, ...] = ()  # of rope's pairs, in files that also see pictures
     silent: tuple[int, ...] = ()  # layers whose attention adds nothing: later ones know no other token
     weights: WeightType = WeightType.F32

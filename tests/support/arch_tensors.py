@@ -49,6 +49,8 @@ def random_tensors(spec: ArchSpec) -> Tensors:
         tensors["output_norm.bias"] = random.bias(spec.n_embd)
     if spec.arch in ("phi2", "phimoe"):
         tensors["output.bias"] = random.bias(N_VOCAB)
+    if spec.arch == "gpt2":
+        tensors["position_embd.weight"] = random.matrix(spec.n_ctx_train, spec.n_embd, gain=2.0)
     if spec.arch not in TIED:
         tensors["output.weight"] = random.matrix(N_VOCAB, spec.n_embd, gain=3.0)
     if spec.arch == "gemma4":
@@ -117,6 +119,8 @@ def _norms(random: Random, layer: int) -> Tensors:
             names["attn_k_norm"] = head_dim
     if spec.arch in POST_NORMS:
         names |= {"post_attention_norm": spec.n_embd, "post_ffw_norm": spec.n_embd}
+    if spec.two_norms:
+        names["attn_norm_2"] = spec.n_embd
     norms = {f"{name}.weight": random.norm(n) for name, n in names.items()}
     if spec.arch in NORM_BIASES:
         norms |= {f"{name}.bias": random.bias(n) for name, n in names.items()}

@@ -36,6 +36,12 @@ ROWS = [
     ArchSpec("starcoder2", 1, head_dim=16),
     ArchSpec("nemotron", 1, head_dim=16, n_rot=8),
     ArchSpec("gptneox", 1, head_dim=16, n_rot=4, fused=True, parallel=True),
+    ArchSpec("mistral3", 1, scaling="yarn", temperature=0.5, n_ctx_orig=16),
+    ArchSpec("hunyuan-dense", 1),
+    ArchSpec("hunyuan-moe", 1, n_expert=2, n_ff_shared=48, scaling="yarn"),
+    ArchSpec("apertus", 1),
+    ArchSpec("gpt2", 1, head_dim=16, n_head_kv=4, fused=True),  # its positions stay
+    ArchSpec("falcon", 1, head_dim=16, two_norms=True),
     ArchSpec("minimax-m2", 1, n_rot=16, n_expert=2),
     ArchSpec("bailingmoe2", 2, n_rot=16, n_expert=2, n_ff_shared=96, fused=True, head_dim=16, silent=(0,)),
     ArchSpec("glm4moe", 2, n_rot=16, n_expert=2, n_ff_shared=96, biases=True, silent=(0,)),

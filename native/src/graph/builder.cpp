@@ -35,8 +35,8 @@ ggml_context * builder::ctx() {
     return chunks_.back().ctx.get();
 }
 
-ggml_tensor * builder::input(ggml_type type, int64_t ne0, int64_t ne1) {
-    ggml_tensor * t = ggml_new_tensor_2d(ctx(), type, ne0, ne1);
+ggml_tensor * builder::input(ggml_type type, int64_t ne0, int64_t ne1, int64_t ne2) {
+    ggml_tensor * t = ggml_new_tensor_3d(ctx(), type, ne0, ne1, ne2);
     ggml_set_input(t);
     return t;
 }

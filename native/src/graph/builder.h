@@ -21,7 +21,7 @@ public:
     ggml_context * ctx();
     static constexpr size_t MAX_OPERATION = 32;
 
-    ggml_tensor * input(ggml_type type, int64_t ne0, int64_t ne1);
+    ggml_tensor * input(ggml_type type, int64_t ne0, int64_t ne1, int64_t ne2 = 1);
     // weight * x; both are matrices
     ggml_tensor * product(ggml_tensor * x, ggml_tensor * weight);
     // weight * x, times the scale and plus the bias if these aren't nullptr

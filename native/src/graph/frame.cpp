@@ -36,8 +36,15 @@ void decode_graph::add_inputs() {
     const uint32_t n = shape_.n_tokens;
     tokens = builder_.input(GGML_TYPE_I32, n, 1);
     const std::vector<layer_spec> & layers = model_.hparams().layers;
-    if (std::any_of(layers.begin(), layers.end(), [](const layer_spec & l) { return l.attends() && l.rope.n_rot > 0; })) {
+    const auto rotates = [](const layer_spec & l) { return l.attends() && l.rope.n_rot > 0; };
+    if (model_.hparams().learned_positions || std::any_of(layers.begin(), layers.end(), rotates)) {
         positions = builder_.input(GGML_TYPE_I32, n, 1); // what is in no graph has no memory
+    }
+    const auto is_tempered = [&](const layer_spec & l) {
+        return l.tempered && gives(static_cast<uint32_t>(&l - layers.data()));
+    };
+    if (std::any_of(layers.begin(), layers.end(), is_tempered)) {
+        temperatures = builder_.input(GGML_TYPE_F32, 1, 1, n);
     }
     for (size_t i = 0; i < shape_.spans.size(); ++i) {
         const std::vector<uint32_t> & members = cache_.groups()[i].layers();
@@ -68,6 +75,7 @@ ggml_tensor * decode_graph::attend(ggml_tensor * x, uint32_t layer) {
                            attentions_[layer],
                            shape_.spans[spec.group],
                            positions,
+                           temperatures,
                            groups[spec.group],
                            turn_of(layer),
                            gives(layer),
@@ -125,7 +133,8 @@ ggml_tensor * decode_graph::layer(ggml_tensor * x, uint32_t il) {
     }
     if (spec.attends() || spec.recurs()) {
         in = norm(b, kind, x, w[role::attn_norm], h.norm_eps, w[role::attn_norm_bias]);
-        mixed = mix(in, il);
+        const bool is_apart = w[role::mix_norm] != nullptr;
+        mixed = mix(is_apart ? norm(b, kind, x, w[role::mix_norm], h.norm_eps, w[role::mix_norm_bias]) : in, il);
     }
     if (!gives(il)) {
         return nullptr;
@@ -155,6 +164,12 @@ void decode_graph::build() {
         x = ggml_scale(b.ctx(), x, h.embedding_scale);
     }
     b.wish(model_.embedding_device());
+    if (h.learned_positions) {
+        ggml_tensor * of_positions = ggml_get_rows(b.ctx(), w[role::position_embd], positions);
+        b.wish(cpu_device());
+        x = ggml_add(b.ctx(), x, of_positions);
+        b.wish(model_.placement().layer(0));
+    }
     if (h.n_embd_layer > 0) {
         layer_embeddings_ = layer_embeddings(b, model_, tokens, x);
     }

@@ -50,10 +50,11 @@ public:
     std::string refused_by(ggml_backend_dev_t device) const;
 
     // inputs
-    ggml_tensor * tokens = nullptr;    // I32 (n_tokens)
-    ggml_tensor * positions = nullptr; // I32 (n_tokens); nullptr where nothing is rotated by them
-    std::vector<group_inputs> groups;  // in the cache's order
-    ggml_tensor * outputs = nullptr;   // I32 (n_outputs): which tokens; nullptr when none is asked for
+    ggml_tensor * tokens = nullptr;       // I32 (n_tokens)
+    ggml_tensor * positions = nullptr;    // I32 (n_tokens); nullptr where nothing depends on them
+    ggml_tensor * temperatures = nullptr; // F32 (1, 1, n_tokens); nullptr: none
+    std::vector<group_inputs> groups;     // in the cache's order
+    ggml_tensor * outputs = nullptr;      // I32 (n_outputs): which tokens; nullptr when none is asked for
     // results, nullptr when there are no outputs
     ggml_tensor * embd = nullptr;   // F32 (n_embd, n_outputs)
     ggml_tensor * logits = nullptr; // F32 (n_vocab, n_outputs)

@@ -41,6 +41,8 @@ int64_t width(extent e, const hparams & h, const layer_spec * layer) {
         return h.n_embd;
     case extent::vocab:
         return h.n_vocab;
+    case extent::positions:
+        return h.n_ctx_train;
     case extent::heads:
         return layer->n_head;
     case extent::heads_kv:

@@ -22,12 +22,15 @@ enum class role {
     output_norm_bias,
     output, // (n_embd, n_vocab); token_embd when they are tied
     output_bias,
+    position_embd,   // (n_embd, n_ctx_train): of each position, added to the embeddings of tokens
     layer_embd,      // (n_embd_layer * n_layer, n_vocab): what layers have of their own for each token, layer after layer
     layer_embd_proj, // (n_embd, n_embd_layer * n_layer)
     layer_embd_norm, // (n_embd_layer)
     // of a layer: attention
     attn_norm, // (n_embd)
     attn_norm_bias,
+    mix_norm, // (n_embd): of what attention sees, where attn_norm is of what the feed-forward beside it sees
+    mix_norm_bias,
     wqkv, // the next three, one after the other
     wq,   // (n_embd, n_head * head_dim_k)
     wk,   // (n_embd, n_head_kv * head_dim_k)
@@ -127,6 +130,7 @@ enum class extent {
     one,
     embd,
     vocab,
+    positions, // that the model was trained for
     heads,
     heads_kv,
     head_k, // of one head

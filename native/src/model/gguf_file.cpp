@@ -268,4 +268,18 @@ std::optional<std::vector<uint64_t>> gguf_file::get_uints(const std::string & ke
     return values;
 }
 
+std::optional<std::vector<double>> gguf_file::get_floats(const std::string & key, uint64_t n) const {
+    if (!is_array(key)) {
+        const auto value = get_float(key);
+        return value ? std::optional(std::vector<double>(n, *value)) : std::nullopt;
+    }
+    const int64_t id = gguf_find_key(meta_.get(), key.c_str());
+    if (gguf_get_arr_n(meta_.get(), id) != n || gguf_get_arr_type(meta_.get(), id) != GGUF_TYPE_FLOAT32) {
+        fail(KVG_MODEL_LOAD, "%s: key '%s' has %llu items, expected %llu floats of 32 bits, one per layer", path_.c_str(),
+             key.c_str(), (unsigned long long) gguf_get_arr_n(meta_.get(), id), (unsigned long long) n);
+    }
+    const auto * values = static_cast<const float *>(gguf_get_arr_data(meta_.get(), id));
+    return std::vector<double>(values, values + n);
+}
+
 } // namespace kvg

@@ -79,6 +79,7 @@ public:
     bool is_array(const std::string & key) const; // no, too, when the key is absent
     // n numbers: an array of so many, or a scalar that stands for all
     std::optional<std::vector<uint64_t>> get_uints(const std::string & key, uint64_t n) const;
+    std::optional<std::vector<double>> get_floats(const std::string & key, uint64_t n) const;
 
 private:
     void read_tensors();

@@ -21,6 +21,8 @@ rope_params read_rope(const metadata & in, uint32_t n_ctx_train, uint32_t head_d
     rope_params rope = {};
     rope.mode = recipe.rope_mode;
     rope.with_factors = true;
+    rope.ramp_fast = 32.0f;
+    rope.ramp_slow = 1.0f;
     rope.n_rot = static_cast<int>(in.optional("rope.dimension_count", head_dim, 1, head_dim));
     rope.freq_base = in.optional_number("rope.freq_base", 10000.0f, 1e-3f, 1e12f);
     rope.n_ctx_orig = static_cast<int>(in.optional("rope.scaling.original_context_length", n_ctx_train, 1, MAX_POSITION));

@@ -17,17 +17,26 @@ enum class rope_factors {
     by_length, // LongRoPE: a set for contexts up to the original length, another for longer ones
 };
 
+// Queries at later positions are multiplied by more: 1 + scale * log(1 + floor((position + offset) / length)). scale 0: by nothing
+struct temperature_spec {
+    float scale;
+    float length;
+    float offset;
+};
+
 struct hparams {
     std::string arch;
     uint32_t n_embd;
     uint32_t n_vocab;
     uint32_t n_ctx_train;
     float norm_eps;
-    uint32_t n_embd_layer; // of what each layer has of its own for each token of the vocabulary; 0: nothing
-    float embedding_scale; // what embeddings are multiplied by
-    float residual_scale;  // what layers add is multiplied by it
-    float logit_scale;     // of the logits
-    float final_soft_cap;  // logits become cap * tanh(logit / cap); 0: none
+    bool learned_positions; // each of the n_ctx_train positions has an embedding, and there are no others
+    uint32_t n_embd_layer;  // of what each layer has of its own for each token of the vocabulary; 0: nothing
+    float embedding_scale;  // what embeddings are multiplied by
+    float residual_scale;   // what layers add is multiplied by it
+    float logit_scale;      // of the logits
+    float final_soft_cap;   // logits become cap * tanh(logit / cap); 0: none
+    temperature_spec temperature;
     kvg::rope_factors rope_factors;
     std::vector<layer_spec> layers;
     std::vector<group_spec> groups; // of cells

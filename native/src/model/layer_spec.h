@@ -16,11 +16,14 @@ struct rope_params {
     float freq_scale;  // position multiplier: 1 / scaling factor
     float yarn;        // how much of YaRN's ramp between scaled and unscaled frequencies is used; 0: all are scaled alike
     float attn_factor; // what rotated dimensions are multiplied by, beside what YaRN does
+    float ramp_fast;   // of YaRN: pairs that turn so often within the original context keep their frequency,
+    float ramp_slow;   // those that turn so often are scaled
     bool with_factors; // each pair's frequency is divided by the model's rope factors, where it has them
 
     bool operator==(const rope_params & o) const {
         const auto all = [](const rope_params & r) {
-            return std::tie(r.mode, r.n_rot, r.n_ctx_orig, r.freq_base, r.freq_scale, r.yarn, r.attn_factor, r.with_factors);
+            return std::tie(r.mode, r.n_rot, r.n_ctx_orig, r.freq_base, r.freq_scale, r.yarn, r.attn_factor, r.ramp_fast,
+                            r.ramp_slow, r.with_factors);
         };
         return all(*this) == all(o);
     }
@@ -37,6 +40,15 @@ enum class activation_kind {
     swiglu_oai, // gpt-oss: both are clamped, and up gets 1 added
     relu_sqr,   // max(up, 0)^2, without a gate
     gelu,       // gelu(up), so too
+    xielu,      // Apertus (xielu_params), so too
+};
+
+// xIELU (Huang and Schlag 2024): a parabola above 0, another curve below. Each layer has learned its own.
+struct xielu_params {
+    float alpha_n;
+    float alpha_p;
+    float beta;
+    float eps;
 };
 
 // How a layer remembers what was before, in a state of fixed size.
@@ -97,6 +109,7 @@ enum class gating_kind {
 // What a layer does with each token by itself.
 struct feed_forward_spec {
     activation_kind activation;
+    xielu_params xielu;     // of activation_kind::xielu
     uint32_t n_ff;          // 0 where there are experts
     uint32_t n_expert;      // 0: no experts
     uint32_t n_expert_used; // for each token
@@ -128,6 +141,8 @@ struct layer_spec {
     float scale;    // of the products of queries and K
     float soft_cap; // scores become soft_cap * tanh(score / soft_cap); 0: none
     bool norm_v;    // heads of V are normalized
+    bool norm_last; // heads of queries and K are normalized behind rope, not before
+    bool tempered;  // queries are multiplied by hparams::temperature
     bool parallel;  // the feed-forward sees what attention sees, not what it adds
     bool sinks;     // one more score for each query head takes its share of the weights, and has no V
     feed_forward_spec feed_forward;

@@ -33,6 +33,8 @@ void feed_beside_attention(hparams & h) {
 
 void read_phi2(const metadata &, hparams & h) { feed_beside_attention(h); }
 
+void read_falcon(const metadata &, hparams & h) { feed_beside_attention(h); }
+
 void read_gptneox(const metadata & in, hparams & h) {
     const auto parallel = in.flag("use_parallel_residual");
     if (!parallel) {
@@ -65,6 +67,14 @@ void read_cohere2(const metadata & in, hparams & h) {
     }
 }
 
+// Embeddings of positions, and no rope.
+void read_gpt2(const metadata &, hparams & h) {
+    h.learned_positions = true;
+    for (layer_spec & layer : h.layers) {
+        layer.rope.n_rot = 0;
+    }
+}
+
 arch_recipe with_layer_norm(const char * name, int rope_mode, const tensors & frame, const tensors & layer,
                             activation_kind activation, void (*read)(const metadata & in, hparams & h)) {
     arch_recipe r = recipe(name, rope_mode, frame, layer, read);
@@ -92,7 +102,19 @@ std::vector<arch_recipe> layer_norm_recipes() {
                                              normed + output_bias + norms + unscaled(experts()), require_experts),
                                       gating_kind::softmax, arch_recipe::allowed);
     phimoe.rope_factors = rope_factors::by_length;
+    // the 40B has a norm for attention and another for the feed-forward
+    const auto norm_of_attention = tensors{
+        vector_of("attn_norm_2.weight", role::mix_norm, extent::embd, presence::optional),
+        vector_of("attn_norm_2.bias", role::mix_norm_bias, extent::embd, presence::optional),
+    };
+    const auto positions =
+        with_scales(scale::none,
+                    {matrix("position_embd.weight", role::position_embd, extent::embd, extent::positions, presence::required)});
     return {
+        with_layer_norm("falcon", neox, frame_with_biases(), normed + norm_of_attention + unscaled(ungated_without_biases()),
+                        gelu, read_falcon),
+        with_layer_norm("gpt2", normal, frame_with_biases() + positions, normed + output_bias + norms + unscaled(ungated()),
+                        gelu, read_gpt2),
         with_layer_norm("command-r", normal, frame(), attention() + norms_by_head() + unscaled(gated()), swiglu,
                         read_command_r),
         with_layer_norm("cohere2", normal, frame(), attention() + gated(), swiglu, read_cohere2),

@@ -1,4 +1,6 @@
 // Recipes of models whose layers attend and feed forward.
+#include <cmath>
+
 #include "model/recipes.h"
 
 namespace kvg {
@@ -14,6 +16,23 @@ void read_gpt_oss(const metadata & in, hparams & h) {
     }
 }
 
+// Ministral 3: queries are multiplied by more behind each length of the original context, and YaRN's gain is less.
+void read_mistral3(const metadata & in, hparams & h) {
+    const float gain_share = in.optional_number("rope.scaling.yarn_log_multiplier", 0.0f, 0.0f, 1e3f);
+    const rope_params & first = h.layers[0].rope;
+    h.temperature = {in.optional_number("attention.temperature_scale", 0.0f, 0.0f, 1e3f), static_cast<float>(first.n_ctx_orig),
+                     0.0f};
+    for (layer_spec & layer : h.layers) {
+        rope_params & rope = layer.rope;
+        rope.ramp_fast = in.optional_number("rope.scaling.yarn_beta_fast", rope.ramp_fast, 1e-3f, 1e6f);
+        rope.ramp_slow = in.optional_number("rope.scaling.yarn_beta_slow", rope.ramp_slow, 1e-3f, 1e6f);
+        if (rope.yarn > 0.0f && rope.freq_scale < 1.0f) {
+            rope.attn_factor /= 1.0f - 0.1f * gain_share * std::log(rope.freq_scale);
+        }
+        layer.tempered = h.temperature.scale > 0.0f;
+    }
+}
+
 } // namespace
 
 std::vector<arch_recipe> plain_recipes() {
@@ -25,11 +44,14 @@ std::vector<arch_recipe> plain_recipes() {
     constexpr auto swiglu = activation_kind::swiglu;
     constexpr auto softmax = gating_kind::softmax;
     using r = arch_recipe;
+    const auto llama =
+        attention() + output_bias_of_attention(presence::optional) + ffn_norm() + gated() + gated_biases() + experts();
     return {
         // Llama 1-3, Mistral, Mixtral, TinyLlama, SmolLM, ...
-        {"llama", GGML_ROPE_TYPE_NORMAL, rms, swiglu, softmax, r::allowed, rope_factors::of_model, false, false, frame(),
-         attention() + output_bias_of_attention(presence::optional) + ffn_norm() + gated() + gated_biases() + experts(),
+        {"llama", GGML_ROPE_TYPE_NORMAL, rms, swiglu, softmax, r::allowed, rope_factors::of_model, false, false, frame(), llama,
          nullptr},
+        {"mistral3", GGML_ROPE_TYPE_NORMAL, rms, swiglu, softmax, r::allowed, rope_factors::of_model, false, false, frame(),
+         llama, read_mistral3},
         {"qwen2", GGML_ROPE_TYPE_NEOX, rms, swiglu, softmax, r::none, rope_factors::none, false, false, frame() + output_bias,
          attention() + ffn_norm() + with_scales(scale::ignored, gated()), nullptr},
         {"qwen3", GGML_ROPE_TYPE_NEOX, rms, swiglu, softmax, r::none, rope_factors::none, false, false, frame() + classifier,

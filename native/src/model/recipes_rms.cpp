@@ -1,5 +1,6 @@
 // Recipes with RMS norms: what differs is where norms are, which layers rotate, and what is scaled.
 #include <algorithm>
+#include <cmath>
 
 #include "error.h"
 #include "model/recipes.h"
@@ -59,6 +60,50 @@ void read_exaone4(const metadata & in, hparams & h) {
     }
 }
 
+// The norms of queries and K come behind rope.
+void read_hunyuan(const metadata &, hparams & h) {
+    for (layer_spec & layer : h.layers) {
+        layer.norm_last = true;
+    }
+}
+
+// A longer context by a larger base ("NTK-aware"). Sections of rope, which files may name, say nothing of texts.
+void read_hunyuan_dense(const metadata & in, hparams & h) {
+    read_hunyuan(in, h);
+    const float alpha = in.optional_number("rope.scaling.alpha", 0.0f, 0.0f, 1e6f);
+    for (layer_spec & layer : h.layers) {
+        const auto dim = static_cast<float>(layer.head_dim_k);
+        layer.rope.freq_base *= alpha > 0.0f && dim > 2.0f ? std::pow(alpha, dim / (dim - 2.0f)) : 1.0f;
+    }
+}
+
+void read_hunyuan_moe(const metadata & in, hparams & h) {
+    read_hunyuan(in, h);
+    require_experts(in, h);
+    read_shared_expert(in, h, h.layers[0].feed_forward.n_ff_expert);
+    for (layer_spec & layer : h.layers) { // 0: as if the key were not there
+        feed_forward_spec & ff = layer.feed_forward;
+        ff.n_ff_shared = ff.n_ff_shared > 0 ? ff.n_ff_shared : ff.n_ff_expert;
+    }
+}
+
+void read_apertus(const metadata & in, hparams & h) {
+    const auto numbers = [&](const char * key) { // without the architecture's name
+        const auto found = in.file().get_floats(key, h.n_layer());
+        if (!found) {
+            fail(KVG_MODEL_LOAD, "%s: key '%s' is missing", in.file().path().c_str(), key);
+        }
+        return std::vector<float>(found->begin(), found->end());
+    };
+    const std::vector<float> alpha_n = numbers("xielu.alpha_n");
+    const std::vector<float> alpha_p = numbers("xielu.alpha_p");
+    const std::vector<float> beta = numbers("xielu.beta");
+    const std::vector<float> eps = numbers("xielu.eps");
+    for (uint32_t il = 0; il < h.n_layer(); ++il) {
+        h.layers[il].feed_forward.xielu = {alpha_n[il], alpha_p[il], beta[il], eps[il]};
+    }
+}
+
 } // namespace
 
 void read_granite(const metadata & in, hparams & h) {
@@ -105,7 +150,23 @@ std::vector<arch_recipe> rms_recipes() {
         recipe("ernie4_5", normal, frame(),
                attention() + output_bias_of_attention(presence::ignored) + ffn_norm() + unscaled(gated()), nullptr),
         softmax, r::beside);
+    const auto normed = attention() + head_norms() + ffn_norm();
+    // its norms may have biases, which libllama doesn't add
+    const auto unused_biases = tensors{
+        vector_of("attn_q_norm.bias", role::count, extent::head_k, presence::ignored),
+        vector_of("attn_k_norm.bias", role::count, extent::head_k, presence::ignored),
+    };
+    arch_recipe apertus = recipe("apertus", neox, frame(),
+                                 normed + unused_biases + output_bias + unscaled(ungated_without_biases()), read_apertus);
+    apertus.activation = activation_kind::xielu;
+    apertus.rope_factors = rope_factors::of_model;
+    const arch_recipe hunyuan = with_experts(
+        recipe("hunyuan-dense", neox, frame(), normed + unscaled(gated()), read_hunyuan_dense), softmax, r::beside);
+    const auto mixed = unscaled(experts() + shared_expert(presence::ignored));
     return {
+        apertus,
+        hunyuan,
+        with_experts(recipe("hunyuan-moe", neox, frame(), normed + mixed, read_hunyuan_moe), softmax, r::allowed),
         with_experts(recipe("qwen2moe", neox, frame(),
                             attention() + ffn_norm() + unscaled(experts() + shared_expert(presence::required)), read_qwen2moe),
                      softmax, r::always),

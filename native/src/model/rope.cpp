@@ -7,17 +7,12 @@ namespace kvg {
 
 namespace {
 
-// YaRN scales frequencies by a ramp: pairs of dimensions that turn YARN_FAST times within the original context keep theirs, those that
-// turn YARN_SLOW times are scaled.
-constexpr float YARN_FAST = 32.0f;
-constexpr float YARN_SLOW = 1.0f;
-
 // ggml multiplies rotated dimensions by this when there is a ramp.
 float own_gain(const rope_params & params) {
     return params.yarn > 0.0f ? 1.0f + 0.1f * std::log(1.0f / params.freq_scale) : 1.0f;
 }
 
-// The share of a pair's frequency that isn't scaled.
+// The share of a pair's frequency that isn't scaled. YaRN scales by a ramp between the limits.
 double unscaled_share(size_t pair, const rope_params & params, const float (&limits)[2]) {
     if (params.yarn == 0.0f) {
         return 0.0; // the limits may be no numbers
@@ -34,7 +29,7 @@ ggml_tensor * rope(ggml_context * ctx, ggml_tensor * x, ggml_tensor * positions,
                    const rope_params & params, bool in_place, float gain) {
     const auto apply = in_place ? ggml_rope_ext_inplace : ggml_rope_ext;
     return apply(ctx, x, positions, freq_factors, params.n_rot, params.mode, params.n_ctx_orig, params.freq_base,
-                 params.freq_scale, params.yarn, gain / own_gain(params), YARN_FAST, YARN_SLOW);
+                 params.freq_scale, params.yarn, gain / own_gain(params), params.ramp_fast, params.ramp_slow);
 }
 
 ggml_tensor * rotate_pairs(ggml_context * ctx, ggml_tensor * x, ggml_tensor * ones, ggml_tensor * inverse_angles,
@@ -52,7 +47,7 @@ std::vector<double> rope_angles(const ggml_tensor * freq_factors, const rope_par
         ggml_backend_tensor_get(freq_factors, factors.data(), 0, factors.size() * sizeof(float));
     }
     float limits[2] = {};
-    ggml_rope_yarn_corr_dims(params.n_rot, params.n_ctx_orig, params.freq_base, YARN_FAST, YARN_SLOW, limits);
+    ggml_rope_yarn_corr_dims(params.n_rot, params.n_ctx_orig, params.freq_base, params.ramp_fast, params.ramp_slow, limits);
     std::vector<double> angles;
     for (const float factor : factors) {
         const double exponent = -2.0 * static_cast<double>(angles.size()) / params.n_rot;

@@ -319,8 +319,8 @@ void model::plan() {
         ggml_tensor ** target = &known.in(weights_);
         if (known.layer == FRAME && known.role == role::token_embd) {
             add_embedding(source);
-        } else if (known.role == role::layer_embd) {
-            add_layer_embedding(source);
+        } else if (known.role == role::layer_embd || known.role == role::position_embd) {
+            add_read_by_rows(source, target);
         } else if (known.is_vector || !is_multiplied(known.role) || is_of_heads(known.role)) {
             add(source, target, device, ggml_backend_dev_buffer_type(device));
         } else {
@@ -370,12 +370,13 @@ void model::add_embedding(const gguf_tensor * source) {
 }
 
 // What layers have of their own for each token is larger than all else in small models, and only read by rows: it stays in host memory.
-void model::add_layer_embedding(const gguf_tensor * source) {
+// Embeddings of positions are small, and lie beside them.
+void model::add_read_by_rows(const gguf_tensor * source, ggml_tensor ** target) {
     if (!can_get_rows(cpu_device(), source->type, source->ne[0], source->ne[1])) {
         fail(KVG_UNSUPPORTED, "%s: rows of type %s can't be read (tensor '%s')", file_.path().c_str(),
              ggml_type_name(source->type), source->name.c_str());
     }
-    add(source, &weights_.frame[role::layer_embd], cpu_device(), ggml_backend_dev_buffer_type(cpu_device()));
+    add(source, target, cpu_device(), ggml_backend_dev_buffer_type(cpu_device()));
 }
 
 // The tensors, and what they take: those of a device that reads host memory point into the mapped file.

@@ -88,7 +88,7 @@ private:
     void add(const gguf_tensor * source, ggml_tensor ** target, ggml_backend_dev_t device, ggml_backend_buffer_type_t type);
     void add_matrix(const gguf_tensor * source, ggml_tensor ** target, ggml_backend_dev_t device);
     void add_embedding(const gguf_tensor * source);
-    void add_layer_embedding(const gguf_tensor * source);
+    void add_read_by_rows(const gguf_tensor * source, ggml_tensor ** target);
     ggml_backend_dev_t device_of_frame(role r) const;
     void create(group & group);
     void require_room() const;

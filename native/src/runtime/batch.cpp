@@ -15,7 +15,7 @@ static bool meets(const seq_set & a, const seq_set & b) {
     return false;
 }
 
-batch::batch(const kvg_batch & in, uint32_t n_vocab, uint32_t n_batch, const kv_cache & cache) : in_(in) {
+batch::batch(const kvg_batch & in, const hparams & h, uint32_t n_batch, const kv_cache & cache) : in_(in) {
     if (in.n_tokens < 1 || in.n_tokens > n_batch) {
         fail(KVG_INVALID_ARGUMENT, "a batch of %lld tokens; this context takes 1 to %u (n_batch): split it",
              static_cast<long long>(in.n_tokens), n_batch);
@@ -25,12 +25,16 @@ batch::batch(const kvg_batch & in, uint32_t n_vocab, uint32_t n_batch, const kv_
     }
     sets_.resize(static_cast<size_t>(in.n_tokens), cache.groups().front().cells().make_set());
     for (uint32_t i = 0; i < n_tokens(); ++i) {
-        if (in.token[i] < 0 || static_cast<uint32_t>(in.token[i]) >= n_vocab) {
+        if (in.token[i] < 0 || static_cast<uint32_t>(in.token[i]) >= h.n_vocab) {
             fail(KVG_INVALID_ARGUMENT, "token %u of the batch has id %d; this model has ids 0 to %u", i, in.token[i],
-                 n_vocab - 1);
+                 h.n_vocab - 1);
         }
         if (in.pos[i] < 0) {
             fail(KVG_INVALID_ARGUMENT, "token %u of the batch has position %d; positions start at 0", i, in.pos[i]);
+        }
+        if (h.learned_positions && static_cast<uint32_t>(in.pos[i]) >= h.n_ctx_train) {
+            fail(KVG_INVALID_ARGUMENT, "token %u of the batch has position %d; this model has learned positions 0 to %u only",
+                 i, in.pos[i], h.n_ctx_train - 1);
         }
         n_outputs_ += in.logits[i] != 0;
     }

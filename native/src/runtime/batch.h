@@ -11,10 +11,10 @@ namespace kvg {
 
 class batch {
 public:
-    // Checks every value against the model and the cache: token ids and sequence ids that there are, positions
+    // Checks every value against the model and the cache: token ids, sequence ids and positions that there are, positions
     // that rise within each sequence, and several sequences for a token only where they see the same cells before it.
     // error(KVG_INVALID_ARGUMENT), naming the token.
-    batch(const kvg_batch & in, uint32_t n_vocab, uint32_t n_batch, const kv_cache & cache);
+    batch(const kvg_batch & in, const hparams & h, uint32_t n_batch, const kv_cache & cache);
 
     uint32_t n_tokens() const { return static_cast<uint32_t>(sets_.size()); }
     uint32_t n_outputs() const { return n_outputs_; }

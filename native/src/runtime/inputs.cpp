@@ -1,6 +1,7 @@
 #include "runtime/inputs.h"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 
 #include "error.h"
@@ -56,11 +57,24 @@ static void set_mask(ggml_tensor * tensor, const cells & cells, const batch & ba
     }
 }
 
+void graph_inputs::set_temperatures(ggml_tensor * tensor, const batch & batch, const micro_batch & ubatch) {
+    temperatures_.clear();
+    for (uint32_t i = ubatch.begin; i < ubatch.begin + ubatch.n; ++i) {
+        const float pos = static_cast<float>(batch.positions()[i]) + temperature_.offset;
+        const double step = std::floor(pos / temperature_.length);
+        temperatures_.push_back(static_cast<float>(1.0 + temperature_.scale * std::log(step + 1.0)));
+    }
+    ggml_backend_tensor_set(tensor, temperatures_.data(), 0, temperatures_.size() * sizeof(float));
+}
+
 void graph_inputs::set(decode_graph & graph, const kv_cache & cache, const batch & batch, const micro_batch & ubatch,
                        const reservation & reserved, const std::vector<cell_span> & spans) {
     ggml_backend_tensor_set(graph.tokens, batch.tokens() + ubatch.begin, 0, ubatch.n * sizeof(int32_t));
     if (graph.positions) {
         ggml_backend_tensor_set(graph.positions, batch.positions() + ubatch.begin, 0, ubatch.n * sizeof(int32_t));
+    }
+    if (graph.temperatures) {
+        set_temperatures(graph.temperatures, batch, ubatch);
     }
     if (graph.outputs) {
         output_ids_.clear();

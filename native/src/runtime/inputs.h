@@ -23,12 +23,17 @@ cell_span attended_span(const cells & cells, const batch & batch, const micro_ba
 
 class graph_inputs {
 public:
+    explicit graph_inputs(const temperature_spec & temperature) : temperature_(temperature) {}
     // spans: of each group, as the graph has them
     void set(decode_graph & graph, const kv_cache & cache, const batch & batch, const micro_batch & ubatch,
              const reservation & reserved, const std::vector<cell_span> & spans);
 
 private:
+    void set_temperatures(ggml_tensor * tensor, const batch & batch, const micro_batch & ubatch);
+
+    temperature_spec temperature_;
     std::vector<int64_t> slot_ids_; // scratch, kept
+    std::vector<float> temperatures_;
     std::vector<int32_t> output_ids_;
 };
 

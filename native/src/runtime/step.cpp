@@ -36,7 +36,7 @@ void step::check_output(const batch & batch, const kvg_output & output) const {
 int64_t step::decode(const kvg_batch & in, const kvg_output * output) {
     decoded_.clear();
     upkeep_.require_intact();
-    const batch batch(in, model_.hparams().n_vocab, params_.n_batch, cache_);
+    const batch batch(in, model_.hparams(), params_.n_batch, cache_);
     cache_.require_cells(std::vector<uint32_t>(cache_.groups().size(), batch.n_tokens()), "the batch"); // before anything moves
     if (output) {
         check_output(batch, *output);

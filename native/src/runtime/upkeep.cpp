@@ -103,7 +103,8 @@ std::vector<cell_move> plan_copies(cells & cells, const reposition & change, con
 
 upkeep::upkeep(const model & model, kv_cache & cache, const backends & backends, bool can_wait, int n_threads,
                float defrag_threshold)
-    : cache_(cache), backends_(backends), can_wait_(can_wait), n_threads_(n_threads), defrag_threshold_(defrag_threshold) {
+    : cache_(cache), backends_(backends), learned_positions_(model.hparams().learned_positions), can_wait_(can_wait),
+      n_threads_(n_threads), defrag_threshold_(defrag_threshold) {
     for (kv_group & group : cache.groups()) {
         groups_.emplace_back(group, model);
     }
@@ -128,7 +129,17 @@ void upkeep::clear(bool data) {
     defrag_pending_ = NO_DEFRAG;
 }
 
+void upkeep::require_movable(const char * op) const {
+    if (learned_positions_) {
+        fail(KVG_UNSUPPORTED,
+             "%s: this model has learned an embedding of each position, and K and V are made with it; no rotation moves them. "
+             "Remove what stands there, and decode it again at its new positions",
+             op);
+    }
+}
+
 void upkeep::seq_add(int64_t seq, int64_t p0, int64_t p1, int64_t delta) {
+    require_movable("seq_add");
     std::vector<kvg::reposition> changes;
     for (const kv_group & group : cache_.groups()) {
         changes.push_back(group.cells().check_add(seq, p0, p1, delta));
@@ -137,6 +148,7 @@ void upkeep::seq_add(int64_t seq, int64_t p0, int64_t p1, int64_t delta) {
 }
 
 void upkeep::seq_div(int64_t seq, int64_t p0, int64_t p1, int64_t d) {
+    require_movable("seq_div");
     std::vector<kvg::reposition> changes;
     for (const kv_group & group : cache_.groups()) {
         changes.push_back(group.cells().check_div(seq, p0, p1, d));

@@ -66,6 +66,8 @@ private:
         uint64_t settled = 0;                   // cells::shift_version() when the cells were settled last
     };
 
+    // error(KVG_UNSUPPORTED) when no rotation gives K another position
+    void require_movable(const char * op) const;
     void reposition(const std::vector<kvg::reposition> & changes, const char * op);
     void settle_all(kvg_update_stats & stats);
     void compact_all(const std::vector<int32_t> & policies, kvg_update_stats & stats);
@@ -74,6 +76,7 @@ private:
 
     kv_cache & cache_;
     const backends & backends_;
+    bool learned_positions_;
     bool can_wait_;
     int n_threads_;
     float defrag_threshold_;

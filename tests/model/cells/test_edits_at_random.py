@@ -54,7 +54,8 @@ def test_logits_are_a_fresh_contexts(architecture: Architecture, spec: ArchSpec,
 def test_logits_of_rows_are_a_fresh_contexts(architecture: Architecture, spec: ArchSpec) -> None:
     """Sequences that are shifted, shared, compacted, saved and loaded."""
     counts = edit(architecture(spec), False, seed=8, n_steps=N_STEPS if THOROUGH else N_QUICK)
-    for name in ("append", "copy", "shift", "share", "attach", "save", "load", "defrag"):
+    moves = () if spec.arch == "gpt2" else ("shift",)
+    for name in ("append", "copy", *moves, "share", "attach", "save", "load", "defrag"):
         assert counts[f"{name} done"] >= (5 if THOROUGH else 1), counts
 
 

@@ -63,6 +63,7 @@ MORE = [
     ArchSpec("olmo2", head_dim=16, n_layer=8, window=24, period=4, scaling="yarn"),
     ArchSpec("olmoe", head_dim=16, n_head_kv=4, n_expert=8),
     ArchSpec("smollm3", n_layer=8),
+    ArchSpec("smollm3", n_layer=4, fused=True),
     ArchSpec("seed_oss", biases=True),
     ArchSpec("arcee", scaling="yarn"),
     ArchSpec("exaone4", head_dim=16),
@@ -73,9 +74,19 @@ MORE = [
     ArchSpec("granite", n_rot=-1),
     ArchSpec("granitemoe", n_expert=8, n_ff_shared=48, seed=1),  # with 0, two experts are as good for a token
     ArchSpec("ernie4_5"),
+    ArchSpec("mistral3", scaling="yarn", temperature=0.5),
+    ArchSpec("mistral3", n_expert=8),
+    ArchSpec("hunyuan-dense"),
+    ArchSpec("hunyuan-dense", scaling="yarn", n_head=8, n_head_kv=1),
+    ArchSpec("hunyuan-moe", n_expert=8, n_ff_shared=48),
+    ArchSpec("apertus", scaling="linear"),
+    *(ArchSpec("apertus", n_head=8, n_head_kv=1, seed=seed) for seed in range(3)),
 ]
 # layer norms, and feed-forwards beside attention
 LAYER_NORMS = [
+    ArchSpec("falcon", head_dim=16, n_head_kv=1, fused=True),
+    ArchSpec("falcon", head_dim=16, two_norms=True, fused=True),
+    ArchSpec("gpt2", head_dim=16, n_head_kv=4, fused=True),
     ArchSpec("command-r", head_dim=16),
     ArchSpec("command-r", 64, 32, 2, 1, 16, 32, norms_by_head=True),
     ArchSpec("cohere2", head_dim=16, n_layer=8, window=24, period=4),
@@ -135,12 +146,12 @@ LARGER = [
 TYPES = [WeightType.F16, WeightType.Q8_0, WeightType.Q4_K, WeightType.Q6_K]
 # where llama.cpp's maker of random models and its libraries are
 ARCHS = Path(os.environ.get("LLAMA_ARCHS", Path(__file__).parents[4] / "shared" / "rivals" / "archs"))
-# it makes no gemma4
+# it makes no gemma4 and no apertus
 NAMES = ["llama", "qwen2", "qwen3", "qwen3moe", "phi3", "gemma2", "gemma3", "gpt-oss"]
 NAMES += ["qwen35", "qwen35moe", "qwen3next", "lfm2", "lfm2moe", "granitehybrid", "nemotron_h"]
 NAMES += ["falcon-h1", "mamba2", "kimi-linear"]
 NAMES += [spec.arch for spec in MORE + LAYER_NORMS + EXPERTS]
-NAMES = list(dict.fromkeys(NAMES))
+NAMES = [name for name in dict.fromkeys(NAMES) if name != "apertus"]
 
 
 def compare(path: Path, n_vocab: int = N_VOCAB, kv_type: str = "f16") -> None:

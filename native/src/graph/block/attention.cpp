@@ -95,11 +95,28 @@ ggml_tensor * attention_block::normed(builder & b, ggml_tensor * heads, ggml_ten
     return ggml_reshape_3d(b.ctx(), all, heads->ne[0], heads->ne[1], heads->ne[2]);
 }
 
+// The norm comes behind rope. K is stored without its norm's weight, and queries are multiplied by both weights: the scores are the same,
+// and K can still be rotated to another position.
+ggml_tensor * attention_block::normed_last(builder & b, ggml_tensor * heads, role norm_weight) const {
+    const role_tensors & w = of.layers()[layer];
+    heads = normalized(b, of.arch().norm, rotated(b, heads), of.hparams().norm_eps);
+    for (const role each : {role::q_norm, role::k_norm}) {
+        heads = norm_weight == role::q_norm && w[each] ? ggml_mul(b.ctx(), heads, w[each]) : heads;
+    }
+    return heads;
+}
+
 ggml_tensor * attention_block::placed(builder & b, ggml_tensor * heads, role norm_weight) const {
+    if (of.hparams().layers[layer].norm_last) {
+        return normed_last(b, heads, norm_weight);
+    }
+    return rotated(b, normed(b, heads, of.layers()[layer][norm_weight]));
+}
+
+ggml_tensor * attention_block::rotated(builder & b, ggml_tensor * heads) const {
     const layer_spec & spec = of.hparams().layers[layer];
-    heads = normed(b, heads, of.layers()[layer][norm_weight]);
-    if (spec.rope.n_rot == 0) {
-        return heads;
+    if (spec.rope.n_rot == 0) { // they may be a part of the rows of Q, K and V
+        return ggml_is_contiguous(heads) ? heads : ggml_cont(b.ctx(), heads);
     }
     const device_factors & factors = of.rope_factors(cells.cells().size());
     const auto found = spec.rope.with_factors ? factors.find(of.placement().layer(layer)) : factors.end();
@@ -163,6 +180,7 @@ ggml_tensor * attention_block::build(builder & b, ggml_tensor * x) const {
     }
     q = spec.latent.head_dim > 0 ? latent_q(b, q) : q;
     q = placed(b, q, role::q_norm);
+    q = spec.tempered ? ggml_mul(b.ctx(), q, temperatures) : q;
     b.wish(of.placement().layer(layer));
     if (part.hadamard_k) {
         q = part.hadamard_k->apply(b.ctx(), q);

@@ -28,8 +28,9 @@ struct attention_block {
     uint32_t layer;
     const kv_group & cells;
     const layer_attention & how;
-    cell_span span;          // that is attended
-    ggml_tensor * positions; // I32 (n_tokens)
+    cell_span span;             // that is attended
+    ggml_tensor * positions;    // I32 (n_tokens)
+    ggml_tensor * temperatures; // F32 (1, 1, n_tokens): what queries are multiplied by; nullptr: nothing
     group_inputs in;
     const row_turn * turn; // at a device's working rows; nullptr: cells are written where they lie
     bool attends;          // false: only the cells matter, in the last layer that has any, of a batch that asks for no output
@@ -52,8 +53,10 @@ private:
     ggml_tensor * latent_q(builder & b, ggml_tensor * q) const;
     ggml_tensor * out_of_latents(builder & b, ggml_tensor * heads) const;
     ggml_tensor * normed(builder & b, ggml_tensor * heads, ggml_tensor * weight) const;
+    ggml_tensor * rotated(builder & b, ggml_tensor * heads) const;
     // K or Q with their norms, rotated by the positions.
     ggml_tensor * placed(builder & b, ggml_tensor * heads, role norm_weight) const;
+    ggml_tensor * normed_last(builder & b, ggml_tensor * heads, role norm_weight) const;
     // K and V of the new tokens, written into their cells.
     stored_rows store(builder & b, const input & x) const;
 };

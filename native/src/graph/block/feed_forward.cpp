@@ -16,8 +16,8 @@ constexpr float OAI_LIMIT = 7.0f;
 // A sum of weights is divided by; it is never less than the smallest normal F16.
 constexpr float SMALLEST_SUM = 6.103515625e-5f;
 
-ggml_tensor * activate(builder & b, activation_kind kind, ggml_tensor * gate, ggml_tensor * up) {
-    switch (kind) {
+ggml_tensor * activate(builder & b, const feed_forward_spec & spec, ggml_tensor * gate, ggml_tensor * up) {
+    switch (spec.activation) {
     case activation_kind::swiglu:
         return ggml_swiglu_split(b.ctx(), gate, up);
     case activation_kind::geglu:
@@ -28,6 +28,8 @@ ggml_tensor * activate(builder & b, activation_kind kind, ggml_tensor * gate, gg
         return ggml_sqr(b.ctx(), ggml_relu(b.ctx(), up));
     case activation_kind::gelu:
         return ggml_gelu(b.ctx(), up);
+    case activation_kind::xielu:
+        return ggml_xielu(b.ctx(), up, spec.xielu.alpha_n, spec.xielu.alpha_p, spec.xielu.beta, spec.xielu.eps);
     }
     return nullptr;
 }
@@ -46,7 +48,7 @@ ggml_tensor * dense(builder & b, const feed_forward_spec & spec, const role_tens
     } else {
         ggml_tensor * gate = w[role::ffn_gate] ? linear(b, w, role::ffn_gate, role::ffn_gate_bias, x) : nullptr;
         ggml_tensor * up = linear(b, w, role::ffn_up, role::ffn_up_bias, x);
-        gated = activate(b, spec.activation, gate, up);
+        gated = activate(b, spec, gate, up);
     }
     return linear(b, w, role::ffn_down, role::ffn_down_bias, gated);
 }
@@ -115,7 +117,7 @@ ggml_tensor * gated_by_experts(builder & b, const feed_forward_spec & spec, cons
     if (!w[role::expert_gate_up]) {
         ggml_tensor * gate = expert_linear(b, w, role::expert_gate, role::expert_gate_bias, x, experts);
         ggml_tensor * up = expert_linear(b, w, role::expert_up, role::expert_up_bias, x, experts);
-        return activate(b, spec.activation, gate, up);
+        return activate(b, spec, gate, up);
     }
     ggml_tensor * both = ggml_mul_mat_id(b.ctx(), w[role::expert_gate_up], x, experts);
     const auto half = [&](size_t which) {
@@ -123,7 +125,7 @@ ggml_tensor * gated_by_experts(builder & b, const feed_forward_spec & spec, cons
                             which * spec.n_ff_expert * both->nb[0]);
     };
     ggml_tensor * gate = half(0);
-    return activate(b, spec.activation, gate, half(1));
+    return activate(b, spec, gate, half(1));
 }
 
 // routed: what the router sees
@@ -151,7 +153,7 @@ ggml_tensor * add_shared(builder & b, const feed_forward_spec & spec, const role
     }
     const auto product = [&](role weight, ggml_tensor * in) { return b.linear(in, w[weight], w.scale(weight), nullptr); };
     ggml_tensor * gate = product(role::shared_gate, x);
-    ggml_tensor * out = product(role::shared_down, activate(b, spec.activation, gate, product(role::shared_up, x)));
+    ggml_tensor * out = product(role::shared_down, activate(b, spec, gate, product(role::shared_up, x)));
     if (ggml_tensor * router = w[role::shared_router]) {
         out = ggml_mul(b.ctx(), out, ggml_sigmoid(b.ctx(), b.product(x, router)));
     }
