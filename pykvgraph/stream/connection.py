@@ -61,6 +61,6 @@ class Connection(Framed):
         if self._ended is not None:
             return self._error(self._ended, "open it anew")
         if isinstance(error, TimeoutError):
-            return self._error(stalled, "see what the other end does, or give this one a longer timeout")
+            return self._stalled(stalled)
         what = "the other end is closed" + (f", and {also}" if also else "")
         return self._error(what, "see why it ended, and open both anew")

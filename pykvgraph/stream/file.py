@@ -78,8 +78,7 @@ class File(Transport):
             if found is not None:
                 return found
             if time.monotonic() > deadline:
-                what = f"region {key!r} has not come for {self.timeout:g} s"
-                raise self._error(what, "see what the other end does, or give this one a longer timeout")
+                raise self._stalled(f"region {key!r} has not come for {self.timeout:g} s")
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST)
 

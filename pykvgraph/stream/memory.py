@@ -102,7 +102,7 @@ class Memory(Transport):
     def _wait(self, ready: Callable[[], bool], else_said: str) -> None:
         """Until ready(), or until this end is closed. Raises TransportError."""
         if not self._changed.wait_for(lambda: ready() or self._ended is not None, self.timeout):
-            raise self._error(else_said, "see what the other end does, or give this one a longer timeout")
+            raise self._stalled(else_said)
         if not ready():
             raise self._error(self._ended or "", "open both anew")
 

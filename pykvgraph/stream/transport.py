@@ -117,6 +117,9 @@ class Transport(ABC):
     def _error(self, what: str, advice: str) -> TransportError:
         return TransportError(f"{self.address}: {what}; {advice}")
 
+    def _stalled(self, what: str) -> TransportError:
+        return self._error(what, "see what the other end does, or give this one a longer timeout")
+
     def _other_size(self, key: str, n_bytes: int, wanted: int) -> TransportError:
         what = f"region {key!r} has {n_bytes} bytes, and {wanted} were asked for"
         return self._error(what, "both ends must be of the same model and layout")
