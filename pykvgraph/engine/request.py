@@ -30,9 +30,9 @@ class Request:
     """
 
     def __init__(
-        self, n: int, cancel: Callable[[Request], None], step: Callable[[], object] | None = None
+        self, n: int, cancel: Callable[[Request], None], step: Callable[[], bool] | None = None
     ) -> None:
-        """step: takes a step of the engine, where nobody else does."""
+        """step: takes a step of the engine, where nobody else does, and returns whether there is more to do."""
         self._cancel = cancel
         self._step = step
         self._said: queue.SimpleQueue[Piece | _End] = queue.SimpleQueue()
@@ -72,7 +72,7 @@ class Request:
                 self._wakes.add(wake)  # taken by the first piece that comes: the others needn't wake the loop
                 pieces, end = self._said_by_now()
                 if not pieces and end is None:
-                    await (news.wait() if self._step is None else loop.run_in_executor(None, self._step))
+                    await (news.wait() if self._step is None else loop.run_in_executor(None, self._advance))
                     continue
                 self._wakes.discard(wake)
                 if pieces:
@@ -89,7 +89,8 @@ class Request:
         """Waits for the end, and returns the completion; of several samples the first.
 
         timeout: seconds. Raises TimeoutError, what ended the request, if it failed, and InvalidArgumentError
-        in a forked process for a request of its parent that had not ended.
+        in a forked process for a request of its parent that had not ended, and without background for one
+        that is parked.
         """
         return self.results(timeout)[0]
 
@@ -98,7 +99,7 @@ class Request:
         self._require_engine()
         end = math.inf if timeout is None else time.monotonic() + timeout
         while self._step is not None and not self.done and time.monotonic() < end:
-            self._step()
+            self._advance()
         if not self._done.wait(timeout if self._step is None else 0):
             raise TimeoutError(f"the request has not ended within {timeout} seconds")
         if self._error is not None:
@@ -135,8 +136,15 @@ class Request:
     def _next(self) -> Piece | _End:
         self._require_engine()
         while self._step is not None and self._said.empty():
-            self._step()
+            self._advance()
         return self._said.get()
+
+    def _advance(self) -> None:
+        """Takes a step, where nobody else does."""
+        if self._step is not None and not self._step() and not self.done:
+            raise InvalidArgumentError(
+                "the request is parked, and nobody else lets it go on: call engine.resume(request) first"
+            )
 
     def _say(self, piece: Piece) -> None:
         self._put(piece)

@@ -76,3 +76,18 @@ def test_a_forked_process_does_not_wait_for_its_parents_request(small: kvg.Model
             os._exit(n_refused)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
         assert len(request.result(20).tokens) == 200
+
+
+def test_nobody_lets_a_parked_request_go_on(small: kvg.Model) -> None:
+    """Whoever takes the steps himself would wait for ever."""
+    with kvg.Engine(small, n_ctx=256, n_seq_max=1, background=False) as engine:
+        request = engine.submit(PROMPT, TALK)
+        engine.step()
+        engine.park(request)
+        said = engine.submit(PROMPT, TALK).result().tokens  # others go on
+        waits = [request.result, lambda: list(request), lambda: asyncio.run(tokens(request))]
+        for wait in waits:
+            with pytest.raises(kvg.InvalidArgumentError, match="resume"):
+                wait()
+        engine.resume(request)
+        assert request.result().tokens == said
