@@ -130,6 +130,8 @@ class Context(Closable):
             free=lib().kvg_context_free,
             name="context",
         )
+        if model.device != "CPU":
+            self._handle.stay()
         self._pending = PendingTokens(model.n_vocab)
         self.kv = KVCache(self._handle, self._pending)
         # decode writes into these buffers; a view of one keeps its memory alive after the context is closed

@@ -67,6 +67,8 @@ class Model(Closable):
         info = self._handle.call(read_model_info, lib().kvg_model_get_info)
         self.arch = info.arch
         self.device = info.device
+        if self.device != "CPU":
+            self._handle.stay()
         self.n_layer = info.n_layer
         self.layer_devices = self._handle.call(_layer_devices, info.n_layer)
         self.n_embd = info.n_embd

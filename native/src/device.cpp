@@ -1,11 +1,13 @@
 #include "device.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstdio>
 #include <cstring>
 #include <fstream>
 #include <sstream>
 
+#include <pthread.h>
 #include <sched.h>
 #include <strings.h>
 #include <sys/mman.h>
@@ -17,7 +19,14 @@ namespace kvg {
 
 static constexpr size_t MAX_DEVICES = 15; // GGML_SCHED_MAX_BACKENDS, less the CPU
 
-int32_t device_count() { return static_cast<int32_t>(ggml_backend_dev_count()); }
+static std::atomic<bool> left_behind{false}; // this process was forked from one that had listed the devices
+
+// Their drivers begin when ggml lists them, with threads and connections that a fork leaves to the parent: the child would wait for ever.
+int32_t device_count() {
+    static const int registered = pthread_atfork(nullptr, nullptr, [] { left_behind = true; });
+    (void) registered;
+    return static_cast<int32_t>(ggml_backend_dev_count());
+}
 
 static int32_t device_type(ggml_backend_dev_t dev) {
     switch (ggml_backend_dev_type(dev)) {
@@ -118,7 +127,7 @@ static ggml_backend_dev_t find_device(const std::string & name) {
          name.c_str(), known.c_str());
 }
 
-std::vector<ggml_backend_dev_t> find_devices(const std::string & names) {
+static std::vector<ggml_backend_dev_t> named_devices(const std::string & names) {
     if (strcasecmp(names.c_str(), "auto") == 0) {
         return auto_devices();
     }
@@ -144,6 +153,18 @@ std::vector<ggml_backend_dev_t> find_devices(const std::string & names) {
                  names.c_str());
         }
         found.clear();
+    }
+    return found;
+}
+
+std::vector<ggml_backend_dev_t> find_devices(const std::string & names) {
+    std::vector<ggml_backend_dev_t> found = named_devices(names);
+    if (left_behind && !found.empty()) {
+        fail(KVG_UNSUPPORTED,
+             "this process was forked from one that had looked for devices, and %s works in that one only: use device=\"cpu\", "
+             "or "
+             "start processes with multiprocessing.get_context(\"spawn\")",
+             ggml_backend_dev_name(found.front()));
     }
     return found;
 }
@@ -184,6 +205,9 @@ int usable_cpus() {
 uint32_t span_align(ggml_backend_dev_t dev) { return is_cpu(dev) ? 32 : MAX_SPAN_ALIGN; }
 
 memory device_memory(ggml_backend_dev_t dev) {
+    if (left_behind && !is_cpu(dev)) {
+        return {0, 0};
+    }
     size_t free = 0;
     size_t total = 0;
     ggml_backend_dev_memory(dev, &free, &total);

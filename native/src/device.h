@@ -18,7 +18,8 @@ void device_info(int32_t index, kvg_device_info & out);
 
 // "auto": RPC servers that were added, then every GPU, or an integrated one where there is no other; "none": nothing; otherwise
 // names, in any case of letters, separated by commas. The CPU is never among them: alone it means nothing, as "none" does.
-// error(KVG_DEVICE) when one is absent, error(KVG_INVALID_ARGUMENT) for one named twice, and for the CPU beside others
+// error(KVG_DEVICE) when one is absent, error(KVG_INVALID_ARGUMENT) for one named twice, and for the CPU beside others,
+// error(KVG_UNSUPPORTED) in a child of a fork whose parent knew the devices, unless it is the CPU alone
 std::vector<ggml_backend_dev_t> find_devices(const std::string & names);
 ggml_backend_dev_t cpu_device();
 bool is_cpu(ggml_backend_dev_t dev);

@@ -27,6 +27,7 @@ C = TypeVar("C", bound="Closable")
 _CLOSED = "is closed: make a new one"
 _ENDING = "is closed: Python is ending"
 _FORKED = "was used by another thread when this process was forked: make a new one in this process"
+_LEFT_BEHIND = "is on a device that works only in the process that was forked: use device='cpu' here"
 
 
 class NotCopied:
@@ -52,6 +53,7 @@ class _Object(NotCopied):
         self.shared = shared
         self.changes: _Object | None = None  # what its calls change too, without being calls on it
         self.refusal = ""  # why no call may begin
+        self.has_device = False  # whose driver stays with this process
         self.calls: dict[object, int] = {}  # those under way, with their threads
         self.n_calls = 0
         self._to_free = [free]  # empty once it was freed
@@ -102,16 +104,22 @@ class _Object(NotCopied):
         What such a call was changing is neither used nor freed. What is shared, calls only read.
         """
         here = threading.get_ident()
+        if self.has_device:
+            self._give_up(_LEFT_BEHIND)
         for call, thread in tuple(self.calls.items()):
             if thread != here:
                 del self.calls[call]
                 for each in (self, self.changes) if not self.shared else ():
                     if each is not None:
-                        each.refusal = _FORKED
-                        each.n_calls += 1
-                        each._to_free.clear()
+                        each._give_up(_FORKED)
         if not self.shared and not self.calls:  # else the lock is this thread's
             self.renew_lock()
+
+    def _give_up(self, refusal: str) -> None:
+        """It is neither used nor freed."""
+        self.refusal = self.refusal or refusal
+        self.n_calls += 1
+        self._to_free.clear()
 
     def wait_for_threads(self) -> None:
         """Until no other thread is in a call."""
@@ -165,6 +173,10 @@ class Handle(NotCopied):
 
         ALONE.call(make)
         return handle
+
+    def stay(self) -> None:
+        """It has something of a device, whose driver a fork leaves to this process."""
+        self._object.has_device = True
 
     def changes(self, other: Handle) -> None:
         """Calls on this one change the other's native object, too: a fork in their midst spoils both."""

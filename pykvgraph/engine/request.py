@@ -32,7 +32,7 @@ class Request:
     def __init__(
         self, n: int, cancel: Callable[[Request], None], step: Callable[[], bool] | None = None
     ) -> None:
-        """step: takes a step of the engine, where nobody else does, and returns whether there is more to do."""
+        """step: takes a step of the engine, where nobody else does; returns whether more is to do."""
         self._cancel = cancel
         self._step = step
         self._said: queue.SimpleQueue[Piece | _End] = queue.SimpleQueue()
