@@ -90,17 +90,16 @@ class Incoming(Closable):
         )
         self._handle.call(lib().kvg_incoming_write, ctypes.byref(request))
 
-    def show(self, seq: int) -> None:
+    def show(self, seq: int, state: npt.NDArray[np.float32] | None = None) -> None:
         """From now on sequence `seq` sees the cells; nothing is copied.
+
+        state: float32 (state_bytes / 4,), of recurrent layers at the sequence's end; None: nobody knows it,
+        and the sequence can't go on. Raises CacheFullError, with nothing changed, when there is no room.
 
         Raises InvalidArgumentError, with nothing changed, when rows were not written yet, when the sequence
         has a position at or after the first reserved one, and after give_back() or `kv.clear()`.
         """
-        seq = integer(seq, "seq")
-        self._handle.call(
-            lambda incoming: self._context.call(lambda pointer: lib().kvg_kv_show(pointer, incoming, seq))
-        )
-        self._pending.drop(seq)
+        self._show(lib().kvg_kv_show, seq, state)
 
     def show_text(self, seq: int, state: npt.NDArray[np.float32] | None = None) -> None:
         """As show(), for a text, which begins at position 0; `seq` can go on behind it.
@@ -109,20 +108,21 @@ class Incoming(Closable):
         window has lost what they bring. state: float32 (state_bytes / 4,), of recurrent layers at the text's
         end; None: nobody knows it. Raises CacheFullError, too, when there is no room for the state.
         """
-        seq = integer(seq, "seq")
-        row = None if state is None else _address(np.ascontiguousarray(state, np.float32), ctypes.c_float)
-        self._handle.call(
-            lambda incoming: self._context.call(
-                lambda pointer: lib().kvg_kv_show_text(pointer, incoming, seq, row)
-            )
-        )
-        self._pending.drop(seq)
+        self._show(lib().kvg_kv_show_text, seq, state)
 
     def give_back(self) -> None:
         """Makes the cells empty again, unless they were shown: then nothing happens."""
         self._handle.call(
             lambda incoming: self._context.call(lambda pointer: lib().kvg_kv_give_back(pointer, incoming))
         )
+
+    def _show(self, function: Any, seq: int, state: npt.NDArray[np.float32] | None) -> None:
+        seq = integer(seq, "seq")
+        row = None if state is None else _address(np.ascontiguousarray(state, np.float32), ctypes.c_float)
+        self._handle.call(
+            lambda incoming: self._context.call(lambda pointer: function(pointer, incoming, seq, row))
+        )
+        self._pending.drop(seq)
 
 
 def read_rows(

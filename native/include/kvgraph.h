@@ -432,6 +432,10 @@ KVG_API kvg_status kvg_kv_seq_bounds(const kvg_context * context, int32_t * pos_
 /* Counts a sequence's cells in a range: all of them, and those that another sequence also sees or a hold keeps. */
 KVG_API kvg_status kvg_kv_seq_count(const kvg_context * context, int64_t seq, int64_t p0, int64_t p1, int64_t * n_cells,
                                     int64_t * n_shared);
+/* The cells of a sequence in a group from position p0 on, by position, and these: how many, and the first n of them. cells and pos may be
+   NULL for n = 0. */
+KVG_API kvg_status kvg_kv_seq_cells(const kvg_context * context, int64_t seq, int64_t group, int64_t p0, int32_t * cells,
+                                    int32_t * pos, int64_t n, int64_t * n_there);
 /* Every cell becomes empty, every hold is released, and rows of K and V that were written become zero. data: all rows become zero. */
 KVG_API kvg_status kvg_kv_clear(kvg_context * context, int32_t data);
 
@@ -607,16 +611,51 @@ KVG_API kvg_status kvg_kv_reserve(kvg_context * context, const kvg_kv_place * gr
    the other. The values are not checked. */
 KVG_API kvg_status kvg_incoming_write(kvg_incoming * incoming, const kvg_incoming_rows * rows);
 /* The sequence sees the cells. KVG_INVALID_ARGUMENT, with nothing changed, unless the sequence ends before the first reserved position and
-   all rows were written; also after kvg_kv_clear. */
-KVG_API kvg_status kvg_kv_show(kvg_context * context, kvg_incoming * incoming, int64_t seq);
+   all rows were written; also after kvg_kv_clear. state (state_bytes / 4): at its end now; NULL: not known. KVG_CACHE_FULL when there is no
+   room for it. */
+KVG_API kvg_status kvg_kv_show(kvg_context * context, kvg_incoming * incoming, int64_t seq, const float * state);
 /* The same for a text, which begins at position 0: of windows, what comes before their rows is lost, and these may begin before the sequence's
-   end, where the window has lost them. state (state_bytes / 4): of the text's end; NULL: not known. KVG_CACHE_FULL when there is no room for
-   it. */
+   end, where the window has lost them. */
 KVG_API kvg_status kvg_kv_show_text(kvg_context * context, kvg_incoming * incoming, int64_t seq, const float * state);
 /* The cells become empty again, unless they were shown. */
 KVG_API kvg_status kvg_kv_give_back(kvg_context * context, kvg_incoming * incoming);
 /* May be called from any thread. Cells that were neither shown nor given back become empty in the next call on the context. */
 KVG_API void kvg_incoming_free(kvg_incoming * incoming);
+
+/* ---- rows that are taken while they are computed ---- */
+
+/* Copies of the rows that decodes write for a sequence, as soon as a layer has written them. Only decodes with two tokens of it or more are
+   taken: those of one token are read faster when they are over. */
+typedef struct kvg_tap kvg_tap;
+
+typedef struct kvg_tapped {
+    size_t struct_size;
+    int64_t group;   /* -1: nothing came */
+    int64_t layer;   /* an index into the group's layers */
+    int64_t n_cells; /* 0: a mark */
+    uint64_t n_bytes;
+} kvg_tapped;
+
+/* What decodes did since the mark before. */
+typedef struct kvg_tap_marked {
+    size_t struct_size;
+    int64_t n_decodes; /* that succeeded, with tokens of the sequence */
+    int64_t first;     /* the lowest position that they decoded; -1: none */
+    int64_t taken;     /* the last position whose rows were taken, also of a decode that failed; -1: none */
+} kvg_tap_marked;
+
+/* max_bytes: of rows that nobody has taken. When there would be more, all is dropped and the tap is over: a decode never waits. 0: no rows
+   are taken. */
+KVG_API kvg_status kvg_tap_open(kvg_context * context, int64_t seq, uint64_t max_bytes, kvg_tap ** out);
+/* Puts a mark behind all that was taken so far. */
+KVG_API kvg_status kvg_tap_mark(kvg_context * context, kvg_tap * tap, kvg_tap_marked * out);
+/* Waits until something has come, or so many milliseconds. These two are for one thread, which needn't be the context's. Order: as it was
+   computed. KVG_DEVICE when the tap is over. */
+KVG_API kvg_status kvg_tap_next(kvg_tap * tap, int64_t milliseconds, kvg_tapped * out);
+/* What kvg_tap_next told of last: positions (n_cells), data (n_bytes): K of each cell, then V. */
+KVG_API kvg_status kvg_tap_take(kvg_tap * tap, int32_t * pos, uint8_t * data, uint64_t n_bytes);
+/* May be called from any thread. */
+KVG_API void kvg_tap_free(kvg_tap * tap);
 
 /* ---- faults, for tests ---- */
 

@@ -365,6 +365,25 @@ class KvgSpan(Structure):
     )
 
 
+class KvgTapMarked(Structure):
+    _fields_ = (
+        ("struct_size", c_size_t),
+        ("n_decodes", c_int64),
+        ("first", c_int64),
+        ("taken", c_int64),
+    )
+
+
+class KvgTapped(Structure):
+    _fields_ = (
+        ("struct_size", c_size_t),
+        ("group", c_int64),
+        ("layer", c_int64),
+        ("n_cells", c_int64),
+        ("n_bytes", c_uint64),
+    )
+
+
 class KvgUpdateStats(Structure):
     _fields_ = (
         ("struct_size", c_size_t),
@@ -403,6 +422,8 @@ STRUCTS: dict[str, type[Structure]] = {
     "kvg_score": KvgScore,
     "kvg_output": KvgOutput,
     "kvg_span": KvgSpan,
+    "kvg_tap_marked": KvgTapMarked,
+    "kvg_tapped": KvgTapped,
     "kvg_update_stats": KvgUpdateStats,
 }
 
@@ -444,6 +465,7 @@ STATUS_FUNCTIONS = (
     "kvg_kv_seq_lost",
     "kvg_kv_seq_bounds",
     "kvg_kv_seq_count",
+    "kvg_kv_seq_cells",
     "kvg_kv_clear",
     "kvg_kv_hold",
     "kvg_kv_attach",
@@ -472,6 +494,10 @@ STATUS_FUNCTIONS = (
     "kvg_kv_show",
     "kvg_kv_show_text",
     "kvg_kv_give_back",
+    "kvg_tap_open",
+    "kvg_tap_mark",
+    "kvg_tap_next",
+    "kvg_tap_take",
     "kvg_test_fault",
 )
 
@@ -601,6 +627,17 @@ def declare(lib: CDLL) -> None:
     lib.kvg_kv_seq_bounds.restype = c_int32
     lib.kvg_kv_seq_count.argtypes = [c_void_p, c_int64, c_int64, c_int64, POINTER(c_int64), POINTER(c_int64)]
     lib.kvg_kv_seq_count.restype = c_int32
+    lib.kvg_kv_seq_cells.argtypes = [
+        c_void_p,
+        c_int64,
+        c_int64,
+        c_int64,
+        POINTER(c_int32),
+        POINTER(c_int32),
+        c_int64,
+        POINTER(c_int64),
+    ]
+    lib.kvg_kv_seq_cells.restype = c_int32
     lib.kvg_kv_clear.argtypes = [c_void_p, c_int32]
     lib.kvg_kv_clear.restype = c_int32
     lib.kvg_kv_hold.argtypes = [c_void_p, c_int64, c_int64, c_int64, POINTER(KvgHold)]
@@ -666,7 +703,7 @@ def declare(lib: CDLL) -> None:
     lib.kvg_kv_reserve.restype = c_int32
     lib.kvg_incoming_write.argtypes = [c_void_p, POINTER(KvgIncomingRows)]
     lib.kvg_incoming_write.restype = c_int32
-    lib.kvg_kv_show.argtypes = [c_void_p, c_void_p, c_int64]
+    lib.kvg_kv_show.argtypes = [c_void_p, c_void_p, c_int64, POINTER(c_float)]
     lib.kvg_kv_show.restype = c_int32
     lib.kvg_kv_show_text.argtypes = [c_void_p, c_void_p, c_int64, POINTER(c_float)]
     lib.kvg_kv_show_text.restype = c_int32
@@ -674,5 +711,15 @@ def declare(lib: CDLL) -> None:
     lib.kvg_kv_give_back.restype = c_int32
     lib.kvg_incoming_free.argtypes = [c_void_p]
     lib.kvg_incoming_free.restype = None
+    lib.kvg_tap_open.argtypes = [c_void_p, c_int64, c_uint64, POINTER(c_void_p)]
+    lib.kvg_tap_open.restype = c_int32
+    lib.kvg_tap_mark.argtypes = [c_void_p, c_void_p, POINTER(KvgTapMarked)]
+    lib.kvg_tap_mark.restype = c_int32
+    lib.kvg_tap_next.argtypes = [c_void_p, c_int64, POINTER(KvgTapped)]
+    lib.kvg_tap_next.restype = c_int32
+    lib.kvg_tap_take.argtypes = [c_void_p, POINTER(c_int32), POINTER(c_uint8), c_uint64]
+    lib.kvg_tap_take.restype = c_int32
+    lib.kvg_tap_free.argtypes = [c_void_p]
+    lib.kvg_tap_free.restype = None
     lib.kvg_test_fault.argtypes = [c_char_p, c_int64]
     lib.kvg_test_fault.restype = c_int32

@@ -1,6 +1,7 @@
 """Caches that travel: sequences, over memory, files, sockets or MPI, from one context to another."""
 
-from pykvgraph.stream.arriving import stream_in
+from pykvgraph.stream.arriving import arrivals, stream_in
+from pykvgraph.stream.following import following
 from pykvgraph.stream.layout import Layout, crossings
 from pykvgraph.stream.leaving import n_flushes, stream_out
 from pykvgraph.stream.listener import Listener
@@ -11,7 +12,9 @@ __all__ = [
     "Layout",
     "Listener",
     "Transport",
+    "arrivals",
     "crossings",
+    "following",
     "listen",
     "n_flushes",
     "open",

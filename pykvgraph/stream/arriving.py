@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -12,70 +12,199 @@ import numpy.typing as npt
 from pykvgraph.checks import integer
 from pykvgraph.context import Context
 from pykvgraph.errors import CacheFullError, InvalidArgumentError, StateError
+from pykvgraph.incoming import Incoming, Place
 from pykvgraph.state.cells import SavedRows, SavedState
 from pykvgraph.state.format import unpack
 from pykvgraph.state.rows import require_finite
-from pykvgraph.stream.front import TABLE_KEY, Front, Kind
+from pykvgraph.stream.front import STATE_KEY, TABLE_KEY, Front, Kind
 from pykvgraph.stream.layout import Layout
-from pykvgraph.stream.leaving import Runs, key_of, shape_for
-from pykvgraph.stream.runs import check_runs, pieces, take_runs
+from pykvgraph.stream.leaving import shape_for
+from pykvgraph.stream.runs import check_runs, take_runs
 from pykvgraph.stream.shape import Row, Shape
+from pykvgraph.stream.steps import State, read_step_table
 from pykvgraph.stream.transport import Transport
 
 _TABLE_BYTES = 1 << 22  # of a table, beside what cells and states take
 _CELL_BYTES = 16  # of a cell in a table, and of its run
 
+Runs = list[list[int]]  # of each group
+
 
 def stream_in(ctx: Context, seq: int, layout: Layout) -> None:
-    """Takes what `stream_out` sends, into any empty cells of a sequence that has none.
+    """Takes what `stream_out` or `following` sends, into any empty cells of a sequence that has none.
 
     layout: all layers that have K and V or a state; which of them come over which transport is the same at
     both ends, and all the rest may differ: the number of the sequence, its cells, whether windows keep every
-    position.
+    position. Returns when the stream has ended.
 
     All or nothing: after an error the sequence is empty, nothing else was changed, and the transports are
     closed. Raises InvalidArgumentError, before anything is fetched, for a sequence that has cells and for a
     layout that lacks a layer; TransportError; StateError for what comes from another model or a cache of
     another kind, says what can't be, or isn't finite; CacheFullError when there are too few empty cells.
     """
-    shape = shape_for(ctx, layout, whole=True)
-    seq = integer(seq, "seq", 0, ctx.n_seq_max - 1)
-    if ctx.kv.seq_bounds().n_cells[seq]:
-        raise InvalidArgumentError(f"sequence {seq} has cells: a stream goes into an empty sequence (seq_rm)")
+    coming = arrivals(ctx, seq, layout)
     try:
-        _receive(ctx, seq, layout, shape)
+        for _ in coming:
+            pass
     except BaseException:
-        layout.close()
-        ctx.kv.seq_rm(seq, 0, -1)
+        if coming.has_begun:
+            ctx.kv.seq_rm(seq, 0, -1)
         raise
 
 
-def _receive(ctx: Context, seq: int, layout: Layout, shape: Shape) -> None:
-    fronts = receive_fronts(layout)
-    if fronts[0].kind != Kind.WHOLE:
-        raise StateError("the stream doesn't begin with a sequence")
-    ctx.kv._load(receive_whole(layout, shape, fronts, ctx.n_ctx), seq)
-    if receive_fronts(layout)[0].kind != Kind.END:
-        raise StateError("the stream goes on behind its end")
+def arrivals(ctx: Context, seq: int, layout: Layout) -> Arrivals:
+    """What stream_in() does, step by step: an iterator of the sequence's last position after each message.
+
+    After an error the sequence is as it was after the last step, and the transports are closed. It can go on
+    there; in models with recurrent layers, after the last state that came. Raises as stream_in() does.
+    """
+    return Arrivals(ctx, seq, layout)
+
+
+class Arrivals:
+    """What `arrivals` returns. has_begun: anything of the sequence may be here."""
+
+    def __init__(self, ctx: Context, seq: int, layout: Layout) -> None:
+        self.has_begun = False
+        self._shape = shape_for(ctx, layout, whole=True)
+        self._seq = integer(seq, "seq", 0, ctx.n_seq_max - 1)
+        self._ctx = ctx
+        self._layout = layout
+        if ctx.kv.seq_bounds().n_cells[self._seq]:
+            raise InvalidArgumentError(
+                f"sequence {self._seq} has cells: a stream goes into an empty sequence (seq_rm)"
+            )
+
+    def __iter__(self) -> Iterator[int]:
+        try:
+            for fronts in iter(self._fronts, None):
+                self._take(fronts)
+                yield self._ctx.kv.seq_pos_max(self._seq)
+        except BaseException:
+            self._layout.close()
+            raise
+
+    def _fronts(self) -> list[Front] | None:
+        """Of the next message; None: there is none."""
+        fronts = receive_fronts(self._layout)
+        if fronts[0].kind != Kind.WHOLE and not self.has_begun:
+            raise StateError("the stream doesn't begin with a sequence")
+        self.has_begun = True
+        return None if fronts[0].kind == Kind.END else fronts
+
+    def _take(self, fronts: list[Front]) -> None:
+        ctx, layout, shape = self._ctx, self._layout, self._shape
+        if fronts[0].kind == Kind.WHOLE:
+            ctx.kv._load(receive_whole(layout, shape, fronts, ctx.n_ctx), self._seq)
+            return
+        first = fronts[0].first
+        if ctx.kv.seq_pos_max(self._seq) >= first:
+            ctx.kv.seq_rm(self._seq, first, -1)
+        take = take_token if fronts[0].kind == Kind.TOKEN else take_step
+        with take(ctx, layout, shape, fronts) as incoming:
+            state = receive_state(layout, shape) if fronts[0].with_state else None
+            incoming.show(self._seq, state)
+
+
+def take_step(ctx: Context, layout: Layout, shape: Shape, fronts: Sequence[Front]) -> Incoming:
+    """Rows of a message STEP, in cells that are reserved for them."""
+    most = _TABLE_BYTES + len(shape.room) * 2 * ctx.n_ctx * _CELL_BYTES
+    tables = []
+    for (transport, _), front in zip(layout.parts, fronts, strict=True):
+        tables.append(receive_table(transport, front, most))
+    if any(table != tables[0] for table in tables):
+        raise StateError("the transports carry different steps")
+    positions, runs = read_step_table(memoryview(tables[0]), fronts[0], len(shape.room))
+    incoming = ctx.kv.reserve([Place(each.tolist()) for each in positions])
+
+    def fetch(transport: Transport, layers: Sequence[int]) -> None:
+        for layer in layers:
+            if layer not in shape.rows:
+                continue
+            k, v = shape.rows[layer]
+            n, own = len(positions[k.group]), None if runs is None else runs[k.group]
+            rows = np.empty(n * (k.n_bytes + v.n_bytes), np.uint8)
+            fetch_rows(transport, k, rows[: n * k.n_bytes], own)
+            fetch_rows(transport, v, rows[n * k.n_bytes :], own)
+            incoming.write(k.group, range(k.place, k.place + 1), range(n), rows)
+
+    return _filled(incoming, layout, fetch)
+
+
+def take_token(ctx: Context, layout: Layout, shape: Shape, fronts: Sequence[Front]) -> Incoming:
+    """The row of a message TOKEN, in cells that are reserved for it."""
+    incoming = ctx.kv.reserve([Place([fronts[0].first])] * len(shape.room))
+
+    def fetch(transport: Transport, layers: Sequence[int]) -> None:
+        parts = list(shape.places(layers, range(len(shape.room))))
+        regions = []
+        for which, name in enumerate("kv"):
+            sizes = [len(places) * rows[which].n_bytes for places, rows, _ in parts]
+            region = np.empty(sum(sizes), np.uint8)
+            transport.fetch(name, region)
+            regions.append(np.split(region, np.cumsum(sizes)[:-1]) if sizes else [])
+        for (places, rows, group), k, v in zip(parts, *regions, strict=True):
+            require_finite(k.data, rows[0].type, "K")
+            require_finite(v.data, rows[1].type, "V")
+            both = np.hstack([k.reshape(len(places), -1), v.reshape(len(places), -1)])
+            for run in _neighbours(places):
+                own = slice(places.index(run.start), places.index(run.start) + len(run))
+                incoming.write(group, run, range(1), both[own].ravel())
+
+    return _filled(incoming, layout, fetch)
+
+
+def _neighbours(places: Sequence[int]) -> Iterator[range]:
+    """Places in rising order, as ranges."""
+    begin = 0
+    for i in range(1, len(places) + 1):
+        if i == len(places) or places[i] != places[i - 1] + 1:
+            yield range(places[begin], places[i - 1] + 1)
+            begin = i
+
+
+def _filled(
+    incoming: Incoming, layout: Layout, fetch: Callable[[Transport, Sequence[int]], None]
+) -> Incoming:
+    """Or its cells are given back."""
+    try:
+        each_transport(layout, fetch)
+    except BaseException:
+        incoming.close()
+        raise
+    return incoming
+
+
+def receive_state(layout: Layout, shape: Shape) -> State:
+    """Of all layers. Raises StateError for what isn't finite."""
+    state = np.empty(shape.state_bytes // 4, np.float32)
+    for transport, layers in layout.parts:
+        columns = shape.columns_of(layers)
+        own = np.empty(len(columns), np.float32)
+        transport.fetch(STATE_KEY, own)
+        state[columns] = own
+    if not np.isfinite(state).all():
+        raise StateError("the stream has a recurrent state with a number that isn't finite")
+    return state
 
 
 def receive_fronts(layout: Layout) -> list[Front]:
     """Of each transport; they begin the same message."""
     fronts = [Front.receive(transport) for transport, _ in layout.parts]
-    if len({(front.kind, front.in_runs, front.first) for front in fronts}) > 1:
+    if len({front._replace(n_bytes=0) for front in fronts}) > 1:
         raise StateError("the transports carry different streams")
     return fronts
 
 
 def receive_whole(layout: Layout, shape: Shape, fronts: Sequence[Front], n_ctx: int) -> SavedState:
     """What follows the fronts of a message WHOLE."""
-    states, runs = [], []
+    states: list[SavedState] = []
+    runs: list[Runs | None] = []
     for (transport, layers), front in zip(layout.parts, fronts, strict=True):
         table = memoryview(receive_table(transport, front, _most_bytes(shape, n_ctx)))
-        own: Runs = [None] * len(shape.room)
+        own = None
         if front.in_runs:
-            lengths, table = take_runs(table, len(shape.room))
-            own = list(lengths)
+            own, table = take_runs(table, len(shape.room))
         states.append(unpack(table, shape.of(layers), shape.room))
         runs.append(own)
     saved = _agreed(shape, layout, states, runs)
@@ -83,9 +212,8 @@ def receive_whole(layout: Layout, shape: Shape, fronts: Sequence[Front], n_ctx: 
         if len(cells.pos) > 2 * n_ctx:  # those that are seen, and those that checkpoints hold
             raise CacheFullError(f"what comes has {len(cells.pos)} cells in a group; n_ctx is {n_ctx} here")
     n_cells = [len(cells.pos) for cells in saved.groups]
-    if any(each is not None for each in runs[0]):
-        for lengths_of, n in zip(runs[0], n_cells, strict=True):
-            check_runs(lengths_of or [], n)
+    for lengths, n in zip(runs[0] or (), n_cells, strict=False):
+        check_runs(lengths, n)
     rows = receive_rows(layout, shape, n_cells, runs[0])
     groups = tuple(replace(cells, rows=own) for cells, own in zip(saved.groups, rows, strict=True))
     return replace(saved, groups=groups)
@@ -101,7 +229,7 @@ def receive_table(transport: Transport, front: Front, most: int) -> bytearray:
 
 
 def receive_rows(
-    layout: Layout, shape: Shape, n_cells: Sequence[int], runs: Runs
+    layout: Layout, shape: Shape, n_cells: Sequence[int], runs: Runs | None
 ) -> list[npt.NDArray[np.uint8]]:
     """Rows of so many cells of each group, as SavedCells has them. Each transport has a thread."""
     groups = [
@@ -113,7 +241,8 @@ def receive_rows(
         for layer in layers:
             for row in shape.rows.get(layer, ()):
                 place = place_of(shape, row, n_cells[row.group])
-                fetch_rows(transport, row, groups[row.group][place], runs[row.group])
+                own = None if runs is None else runs[row.group]
+                fetch_rows(transport, row, groups[row.group][place], own)
 
     each_transport(layout, fetch)
     return groups
@@ -127,10 +256,14 @@ def place_of(shape: Shape, row: Row, n_cells: int) -> slice:
 
 
 def fetch_rows(transport: Transport, row: Row, into: npt.NDArray[np.uint8], runs: list[int] | None) -> None:
-    """The reverse of flush_rows. Raises StateError for what isn't finite."""
-    n = len(into) // row.n_bytes if row.n_bytes else 0
-    for ending, part in pieces(runs, n):
-        transport.fetch(key_of(row) + ending, into[part.start * row.n_bytes : part.stop * row.n_bytes])
+    """As layer_rows() sends them. runs None: one region. Raises StateError for what isn't finite."""
+    if runs is None:
+        transport.fetch(row.key, into)
+    begin = 0
+    for index, length in enumerate(runs or ()):
+        end = begin + length * row.n_bytes
+        transport.fetch(f"{row.key}:{index}", into[begin:end])
+        begin = end
     require_finite(into.data, row.type, f"{row.name.upper()} in layer {row.layer}")
 
 
@@ -158,7 +291,9 @@ def _most_bytes(shape: Shape, n_ctx: int) -> int:
     return _TABLE_BYTES + len(shape.room) * 2 * n_ctx * _CELL_BYTES + 64 * shape.state_bytes
 
 
-def _agreed(shape: Shape, layout: Layout, tables: Sequence[SavedState], runs: Sequence[Runs]) -> SavedState:
+def _agreed(
+    shape: Shape, layout: Layout, tables: Sequence[SavedState], runs: Sequence[Runs | None]
+) -> SavedState:
     """The one sequence that all tables tell of, with the states of all layers."""
     first = tables[0]
     if first.whole:

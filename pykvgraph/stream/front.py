@@ -10,44 +10,54 @@ from pykvgraph.errors import StateError
 from pykvgraph.stream.transport import Transport
 
 _MAGIC = b"kvgstrm\1"
-_FRONT = struct.Struct("<8sIIqQ")  # magic, kind, is it in runs, first position, bytes of the table
-_KEY = "front"
+_FRONT = struct.Struct("<8sBBHqQ")  # magic, kind, in runs?, with a state?, first position, bytes of the table
+FRONT_KEY = "front"
 TABLE_KEY = "table"
+STATE_KEY = "state"
 
 
 class Kind(IntEnum):
     """Of a message."""
 
     WHOLE = 1  # a sequence, as it is
-    STEP = 2  # tokens at its end
-    END = 3
+    STEP = 2  # tokens at its end: K and V of each layer
+    TOKEN = 3  # one token at its end: K of all layers, V of all layers
+    END = 4
 
 
 class Front(NamedTuple):
     """in_runs: rows come in a region for each run of neighbouring cells, else in one for each of K and V.
 
-    first: of STEP, the sequence ends before this position now, and what the table tells of follows it.
-    n_bytes: of the table.
+    with_state: a region with states of recurrent layers at the sequence's end comes last. first: of STEP and
+    TOKEN; the sequence ends before this position now, and what comes follows it. n_bytes: of the table.
     """
 
     kind: Kind
     in_runs: bool = False
+    with_state: bool = False
     first: int = 0
     n_bytes: int = 0
 
-    def send(self, transport: Transport) -> None:
-        """Raises TransportError."""
-        transport.flush(_KEY, _FRONT.pack(_MAGIC, self.kind, self.in_runs, self.first, self.n_bytes))
+    def pack(self) -> bytes:
+        """The region."""
+        return _FRONT.pack(_MAGIC, self.kind, self.in_runs, self.with_state, self.first, self.n_bytes)
 
     @classmethod
     def receive(cls, transport: Transport) -> Front:
         """Raises TransportError, and StateError for what is no front."""
         data = bytearray(_FRONT.size)
-        transport.fetch(_KEY, data)
-        magic, kind, in_runs, first, n_bytes = _FRONT.unpack(data)
-        nothing = kind == Kind.END and (in_runs or n_bytes)
-        if magic != _MAGIC or kind not in list(Kind) or in_runs > 1 or nothing or first < 0:
+        transport.fetch(FRONT_KEY, data)
+        magic, kind, in_runs, with_state, first, n_bytes = _FRONT.unpack(data)
+        if magic != _MAGIC or kind not in list(Kind) or in_runs > 1 or with_state > 1 or first < 0:
             raise StateError(f"what came over {transport.address} is no stream of a cache of this version")
-        if first and kind != Kind.STEP:
-            raise StateError(f"what came over {transport.address} begins at {first}, and not at 0")
-        return cls(Kind(kind), bool(in_runs), first, n_bytes)
+        front = cls(Kind(kind), bool(in_runs), bool(with_state), first, n_bytes)
+        if not front._can_be():
+            raise StateError(f"what came over {transport.address} says what can't be: {front}")
+        return front
+
+    def _can_be(self) -> bool:
+        if self.kind == Kind.END:
+            return self == Front(Kind.END)
+        if self.kind == Kind.WHOLE:
+            return self.first == 0 and not self.with_state
+        return self.kind == Kind.STEP or (self.n_bytes == 0 and not self.in_runs)

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+
 import numpy as np
-import numpy.typing as npt
 
 from pykvgraph import env
 from pykvgraph.checks import integer
 from pykvgraph.context import Context
 from pykvgraph.errors import InvalidArgumentError
-from pykvgraph.incoming import read_rows
 from pykvgraph.pending import PendingTokens
 from pykvgraph.state.transfer import Chosen, choose, take_table
-from pykvgraph.stream.front import TABLE_KEY, Front, Kind
+from pykvgraph.stream.front import FRONT_KEY, TABLE_KEY, Front, Kind
 from pykvgraph.stream.layout import Layout
-from pykvgraph.stream.runs import pack_runs, pieces, runs_of
-from pykvgraph.stream.shape import Row, Shape
+from pykvgraph.stream.runs import pack_runs, runs_of
+from pykvgraph.stream.shape import Shape
+from pykvgraph.stream.steps import Region, end, layer_rows
 from pykvgraph.stream.transport import Transport
 
-Runs = list[list[int] | None]  # of each group; None: rows go in one region
 MOST = 3
 
 
@@ -43,8 +43,10 @@ def stream_out(ctx: Context, seq: int, layout: Layout, level: int | None = None)
     shape = shape_for(ctx, layout, whole=False)
     seq = integer(seq, "seq", 0, ctx.n_seq_max - 1)
     try:
-        ctx.kv._handle.call(send_whole, shape, seq, ctx.kv._pending, layout, in_runs)
-        send_end(layout)
+        ctx.kv._handle.call(
+            lambda context: flush(whole(context, shape, seq, ctx.kv._pending, layout, in_runs))
+        )
+        flush(end(layout))
     except BaseException:
         layout.close()
         raise
@@ -55,8 +57,7 @@ def n_flushes(ctx: Context, seq: int, layout: Layout, level: int | None = None) 
     shape = shape_for(ctx, layout, whole=False)
     seq = integer(seq, "seq", 0, ctx.n_seq_max - 1)
     chosen = ctx.kv._handle.call(choose, seq, ctx.kv._pending)
-    runs = _runs(chosen, level_of(level) == 0)
-    regions = [1 if each is None else len(each) for each in runs]
+    regions = [len(each) for each in _runs(chosen)] if level_of(level) == 0 else [1] * len(shape.room)
     return {
         transport: 3 + sum(regions[row.group] for layer in layers for row in shape.rows.get(layer, ()))
         for transport, layers in layout.parts
@@ -72,53 +73,33 @@ def shape_for(ctx: Context, layout: Layout, *, whole: bool) -> Shape:
     return shape
 
 
-def send_whole(
+def flush(regions: Iterable[Region]) -> None:
+    """Raises TransportError."""
+    for transport, key, data in regions:
+        transport.flush(key, data)
+
+
+def whole(
     context: int, shape: Shape, seq: int, pending: PendingTokens, layout: Layout, in_runs: bool
-) -> None:
+) -> Iterator[Region]:
     """A message WHOLE: tables over all transports, and then rows, layer by layer."""
     chosen = choose(context, seq, pending)
-    runs = _runs(chosen, in_runs)
+    runs = _runs(chosen) if in_runs else None
+    yield from _tables(context, shape, layout, chosen, runs)
+    cells = [np.concatenate(both) for both in chosen.cells]
+    yield from layer_rows(context, shape, layout, cells, runs)
+
+
+def _tables(
+    context: int, shape: Shape, layout: Layout, chosen: Chosen, runs: list[list[int]] | None
+) -> Iterator[Region]:
     for transport, layers in layout.parts:
         table = take_table(context, shape.of(layers), chosen, shape.columns_of(layers))
-        if in_runs:
-            table = pack_runs([each or [] for each in runs]) + table
-        Front(Kind.WHOLE, in_runs, n_bytes=len(table)).send(transport)
-        transport.flush(TABLE_KEY, table)
-    cells = [np.concatenate(both) for both in chosen.cells]
-    send_rows(context, shape, layout, cells, runs)
+        if runs is not None:
+            table = pack_runs(runs) + table
+        yield Region(transport, FRONT_KEY, Front(Kind.WHOLE, runs is not None, n_bytes=len(table)).pack())
+        yield Region(transport, TABLE_KEY, table)
 
 
-def send_rows(
-    context: int, shape: Shape, layout: Layout, cells: list[npt.NDArray[np.int32]], runs: Runs
-) -> None:
-    """K and V of these cells of each group, layer by layer, each over its transport."""
-    over = {layer: transport for transport, layers in layout.parts for layer in layers}
-    for layer in sorted(over.keys() & shape.rows.keys()):
-        k, v = shape.rows[layer]
-        chosen = cells[k.group]
-        both = read_rows(context, k.group, range(k.place, k.place + 1), chosen, k.n_bytes + v.n_bytes).data
-        middle = len(chosen) * k.n_bytes
-        for row, data in ((k, both[:middle]), (v, both[middle:])):
-            flush_rows(over[layer], row, data, runs[row.group])
-
-
-def flush_rows(transport: Transport, row: Row, data: npt.NDArray[np.uint8], runs: list[int] | None) -> None:
-    """data: a row for each cell. runs None: in one region."""
-    n = len(data) // row.n_bytes if row.n_bytes else 0
-    for ending, part in pieces(runs, n):
-        transport.flush(key_of(row) + ending, data[part.start * row.n_bytes : part.stop * row.n_bytes])
-
-
-def key_of(row: Row) -> str:
-    """Of the region of a layer's K or V."""
-    return f"{row.layer}:{row.name}"
-
-
-def send_end(layout: Layout) -> None:
-    """Nothing follows."""
-    for transport, _ in layout.parts:
-        Front(Kind.END).send(transport)
-
-
-def _runs(chosen: Chosen, in_runs: bool) -> Runs:
-    return [runs_of(np.concatenate(both)) if in_runs else None for both in chosen.cells]
+def _runs(chosen: Chosen) -> list[list[int]]:
+    return [runs_of(np.concatenate(both)) for both in chosen.cells]

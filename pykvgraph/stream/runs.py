@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -14,17 +14,6 @@ def runs_of(cells: npt.NDArray[np.int32]) -> list[int]:
     """How many cells each run has, in this order of cells."""
     begins = np.flatnonzero(np.diff(cells) != 1) + 1
     return np.diff([0, *begins.tolist(), len(cells)]).tolist() if len(cells) else []
-
-
-def pieces(lengths: Sequence[int] | None, n: int) -> Iterator[tuple[str, range]]:
-    """The ending of a region's key, and which of n cells it has. lengths None: all of them in one."""
-    if lengths is None:
-        yield "", range(n)
-        return
-    begin = 0
-    for index, length in enumerate(lengths):
-        yield f":{index}", range(begin, begin + length)
-        begin += length
 
 
 def pack_runs(groups: Sequence[Sequence[int]]) -> bytes:

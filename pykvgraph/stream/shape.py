@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +13,8 @@ from pykvgraph.errors import InvalidArgumentError
 from pykvgraph.state.geometry import Geometry
 from pykvgraph.state.transfer import read_geometry, read_group, read_info, read_state_columns
 from pykvgraph.stream.layout import Layout
+
+T = TypeVar("T")
 
 
 class Row(NamedTuple):
@@ -24,6 +26,11 @@ class Row(NamedTuple):
     place: int
     n_bytes: int  # of a cell
     type: int
+
+    @property
+    def key(self) -> str:
+        """Of a region with rows of it."""
+        return f"{self.layer}:{self.name}"
 
 
 class Shape:
@@ -38,6 +45,7 @@ class Shape:
         self.geometry = geometry = read_geometry(context)
         self.n_layer = int(info.n_layer)
         self.state_bytes = int(info.state_bytes)
+        self.has_windows_or_states = self.state_bytes > 0 or any(group.window for group in geometry.groups)
         self.room = tuple(int(read_group(context, index).n_cells) for index in range(info.n_groups))
         self.rows: dict[int, tuple[Row, Row]] = {}
         self.columns = read_state_columns(context)
@@ -54,6 +62,16 @@ class Shape:
         own = [self.columns[layer] for layer in layers if layer in self.columns]
         return np.concatenate(own) if own else np.empty(0, np.intp)
 
+    def places(
+        self, layers: Iterable[int], of_groups: Sequence[T]
+    ) -> Iterator[tuple[list[int], tuple[Row, Row], T]]:
+        """For each group that has any of the layers: their places in it, how its rows are, its item."""
+        for index, item in enumerate(of_groups):
+            own = [self.rows[layer] for layer in layers if layer in self.rows]
+            here = [both for both in own if both[0].group == index]
+            if here:
+                yield [k.place for k, _ in here], here[0], item
+
     def of(self, layers: Iterable[int]) -> Geometry:
         """What a table of these layers fits: a saved state's geometry, whose cells have no rows."""
         own = frozenset(layers)
@@ -64,7 +82,7 @@ class Shape:
         return replace(self.geometry, groups=groups, state_bytes=4 * len(self.columns_of(own)))
 
     def check(self, layout: Layout, *, whole: bool) -> None:
-        """Raises InvalidArgumentError for layers that the model hasn't; whole: and for one left out."""
+        """Raises InvalidArgumentError for layers that the model lacks; whole: and for one left out."""
         if unknown := sorted(layout.layers - frozenset(range(self.n_layer))):
             raise InvalidArgumentError(
                 f"the layout has layer {unknown[0]}, and the model {self.n_layer} layers"

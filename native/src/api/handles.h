@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <new>
+#include <optional>
 #include <string>
 #include <system_error>
 #include <vector>
@@ -34,6 +35,12 @@ struct kvg_context {
 struct kvg_incoming {
     std::shared_ptr<kvg::context> context; // whose rows are written
     std::shared_ptr<kvg::incoming> cells;
+};
+
+struct kvg_tap {
+    std::shared_ptr<kvg::context> context; // whose graphs write what is taken
+    std::shared_ptr<kvg::tap> tap;
+    std::optional<kvg::tapped> item; // the last that kvg_tap_next() told of
 };
 
 struct kvg_plan {
@@ -83,6 +90,7 @@ template <class T> T & need_struct(T * pointer, const char * name) {
 template <class F> kvg_status on_context(kvg_context * handle, F && operation) noexcept {
     const kvg_status status = guarded([&] {
         need(handle, "context").context.intake().sweep();
+        handle->context.taps().sweep();
         operation(handle->context);
     });
 #ifdef KVGRAPH_TEST_HOOKS

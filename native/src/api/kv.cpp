@@ -1,5 +1,6 @@
 // The cache: cells, what is pending, K and V in and out.
 #include <algorithm>
+#include <limits>
 
 #include "api/handles.h"
 #include "runtime/bounded.h"
@@ -125,6 +126,20 @@ kvg_status kvg_kv_seq_count(const kvg_context * context, int64_t seq, int64_t p0
         const seq_count count = cache_of(context).count(seq, p0, p1);
         need(n_cells, "n_cells") = count.n;
         need(n_shared, "n_shared") = count.n_shared;
+    });
+}
+
+kvg_status kvg_kv_seq_cells(const kvg_context * context, int64_t seq, int64_t group, int64_t p0, int32_t * cells, int32_t * pos,
+                            int64_t n, int64_t * n_there) {
+    return guarded([&] {
+        const class cells & all = group_of(context, group).cells();
+        const std::vector<uint32_t> found = all.of_seq(seq, p0);
+        need(n_there, "n_there") = static_cast<int64_t>(found.size());
+        const auto wanted = static_cast<size_t>(bounded("n", n, 0, std::numeric_limits<int32_t>::max()));
+        for (size_t i = 0; i < std::min(wanted, found.size()); ++i) {
+            (&need(cells, "cells"))[i] = static_cast<int32_t>(found[i]);
+            (&need(pos, "pos"))[i] = all.pos(found[i]);
+        }
     });
 }
 
@@ -385,8 +400,8 @@ static incoming & incoming_of(const kvg_context * context, kvg_incoming * handle
     return *handle->cells;
 }
 
-kvg_status kvg_kv_show(kvg_context * context, kvg_incoming * incoming, int64_t seq) {
-    return on_context(context, [&](class context &) { incoming_of(context, incoming).show(seq); });
+kvg_status kvg_kv_show(kvg_context * context, kvg_incoming * incoming, int64_t seq, const float * state) {
+    return on_context(context, [&](class context &) { incoming_of(context, incoming).show(seq, state); });
 }
 
 kvg_status kvg_kv_show_text(kvg_context * context, kvg_incoming * incoming, int64_t seq, const float * state) {

@@ -207,6 +207,17 @@ static std::string struct_layout() {
     FIELD(kvg_span, n_bytes, ",");
     FIELD(kvg_span, layer, ",");
     FIELD(kvg_span, kind, ";");
+    STRUCT(kvg_tap_marked);
+    FIELD(kvg_tap_marked, struct_size, ",");
+    FIELD(kvg_tap_marked, n_decodes, ",");
+    FIELD(kvg_tap_marked, first, ",");
+    FIELD(kvg_tap_marked, taken, ";");
+    STRUCT(kvg_tapped);
+    FIELD(kvg_tapped, struct_size, ",");
+    FIELD(kvg_tapped, group, ",");
+    FIELD(kvg_tapped, layer, ",");
+    FIELD(kvg_tapped, n_cells, ",");
+    FIELD(kvg_tapped, n_bytes, ";");
     STRUCT(kvg_update_stats);
     FIELD(kvg_update_stats, struct_size, ",");
     FIELD(kvg_update_stats, shifted_cells, ",");

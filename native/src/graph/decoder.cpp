@@ -40,7 +40,7 @@ static attention_kind choose(int32_t wanted, ggml_backend_dev_t device, const la
 }
 
 decoder::decoder(const model & model, const kv_cache & cache, const backends & backends, const decoder_params & params)
-    : model_(model), cache_(cache), n_ubatch_(params.n_ubatch), spans_(cache.groups().size()) {
+    : model_(model), cache_(cache), n_ubatch_(params.n_ubatch), spans_(cache.groups().size()), taps_(cache) {
     choose_attentions(params.flash_attn, params.max_threads);
     uint64_t offset = 0;
     for (const layer_spec & layer : model.hparams().layers) {
@@ -132,7 +132,7 @@ decode_graph & decoder::prepare(uint32_t n_tokens, uint32_t n_outputs, const std
 
 void decoder::compute() {
     const auto start = std::chrono::steady_clock::now();
-    const bool done = graphs_->compute(carrier_.get());
+    const bool done = graphs_->compute(carrier_.get(), taps_.expect_any() ? &taps_ : nullptr);
     seconds_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     if (!done || fault_hit("compute")) {
         graphs_->drop();

@@ -51,6 +51,8 @@ public:
     void set_runs(const std::vector<recur_run> & runs) { runs_ = runs; }
     // nullptr: all cells are read where they lie. Else it must be told what the next graph works on.
     class carrier * carrier() { return carrier_.get(); }
+    // Those who take what graphs write; they must be told what the next one does.
+    class taps & taps() { return taps_; }
     // The graph that was prepared. error(KVG_DEVICE)
     void compute();
     // spent in graphs so far
@@ -83,6 +85,7 @@ private:
     std::vector<recur_op *> recurs_; // of each layer, nullptr: it has no state
     std::unique_ptr<graph_cache> graphs_;
     std::unique_ptr<class carrier> carrier_;
+    class taps taps_;
     double seconds_ = 0.0;
 };
 

@@ -46,6 +46,8 @@ public:
     const std::vector<std::pair<ggml_tensor *, ggml_backend_dev_t>> & wishes() const { return builder_.wishes(); }
     // in the order in which they are computed; none where all cells are read where they lie
     const std::vector<graph_turn> & turns() const { return turns_; }
+    // Of each layer the nodes that write K and V; those of a layer come one after the other. nullptr: it has none of its own.
+    const std::vector<stored_rows> & stored() const { return stored_; }
     // The names of operations that should run on the device, and that it can't run: "ROPE, SOFT_MAX". The CPU does them.
     std::string refused_by(ggml_backend_dev_t device) const;
 

@@ -106,6 +106,8 @@ decode_graph * graph_cache::take(const decode_shape & shape, const std::function
     return current_->graph.get();
 }
 
-bool graph_cache::compute(carrier * carrier) { return current_->scheduler.compute(*current_->graph, carrier); }
+bool graph_cache::compute(carrier * carrier, taps * taps) {
+    return current_->scheduler.compute(*current_->graph, carrier, taps);
+}
 
 } // namespace kvg

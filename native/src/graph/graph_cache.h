@@ -36,8 +36,8 @@ public:
     // The graph of that shape: the one that is kept, or what make() returns, allocated. It is the current one then. nullptr when there is
     // no memory for it.
     decode_graph * take(const decode_shape & shape, const std::function<std::unique_ptr<decode_graph>()> & make);
-    // Computes the current graph; carrier: as scheduler::compute() takes it. False when a device failed.
-    bool compute(carrier * carrier);
+    // Computes the current graph; carrier, taps: as scheduler::compute() takes them. False when a device failed.
+    bool compute(carrier * carrier, taps * taps);
     // The current graph is not to be used again.
     void drop() { current_->graph.reset(); }
 

@@ -107,13 +107,35 @@ bool scheduler::allocate(const decode_graph & graph) {
     return true;
 }
 
-bool scheduler::compute(const decode_graph & graph, carrier * carrier) {
-    const auto run = [&] { return ggml_backend_sched_graph_compute(sched_.get(), graph.graph()); };
-    if (!carrier) {
-        return computed(run);
+// Who does something between the nodes of a graph. Either may be nullptr.
+struct onlookers {
+    class carrier * carrier;
+    class taps * taps;
+
+    // For ggml_backend_sched_set_eval_callback: asked before a node, and told when a node for which the answer was true is computed.
+    static bool at_node(ggml_tensor * node, bool ask, void * self) {
+        const auto [carrier, taps] = *static_cast<onlookers *>(self);
+        const bool is_turn = carrier && carrier::at_node(node, true, carrier);
+        const bool is_tapped = taps && taps->asks(node);
+        if (ask) {
+            return is_turn || is_tapped;
+        }
+        if (is_tapped) {
+            taps->computed();
+        }
+        return !is_turn || carrier::at_node(node, false, carrier);
     }
-    ggml_backend_sched_set_eval_callback(sched_.get(), carrier::at_node, carrier);
-    return carrier->begin(graph) && computed(run) && carrier->finish();
+};
+
+bool scheduler::compute(const decode_graph & graph, carrier * carrier, taps * taps) {
+    const auto run = [&] { return ggml_backend_sched_graph_compute(sched_.get(), graph.graph()); };
+    onlookers all = {carrier, taps};
+    const bool has_any = carrier || taps;
+    ggml_backend_sched_set_eval_callback(sched_.get(), has_any ? onlookers::at_node : nullptr, has_any ? &all : nullptr);
+    if (taps) {
+        taps->begin(graph);
+    }
+    return (!carrier || carrier->begin(graph)) && computed(run) && (!carrier || carrier->finish());
 }
 
 std::vector<size_t> scheduler::sizes() const {

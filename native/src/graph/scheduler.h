@@ -9,6 +9,7 @@
 #include "backends.h"
 #include "graph/carrier.h"
 #include "graph/frame.h"
+#include "graph/tap.h"
 
 namespace kvg {
 
@@ -24,8 +25,8 @@ public:
     bool reserve(const decode_graph & graph);
     // The graph that compute() will run, in place of the one before. False when a device has no memory for it.
     bool allocate(const decode_graph & graph);
-    // carrier: of its working rows; nullptr: there are none. False when a device failed.
-    bool compute(const decode_graph & graph, carrier * carrier);
+    // carrier: of its working rows; taps: of what it writes. nullptr: there are none. False when a device failed.
+    bool compute(const decode_graph & graph, carrier * carrier, taps * taps);
     // bytes held on each device, in the order of backends
     std::vector<size_t> sizes() const;
 

@@ -94,6 +94,18 @@ seq_count cells::count(int64_t seq, int64_t p0, int64_t p1) const {
     return found;
 }
 
+std::vector<uint32_t> cells::of_seq(int64_t seq, int64_t p0) const {
+    const seq_extent & where = extents_[check_seq(seq, "sequence")];
+    std::vector<uint32_t> found;
+    for (uint32_t i = where.begin; i < where.end; ++i) {
+        if (has_seq(i, static_cast<uint32_t>(seq)) && pos(i) >= p0) {
+            found.push_back(i);
+        }
+    }
+    std::stable_sort(found.begin(), found.end(), [&](uint32_t a, uint32_t b) { return pos(a) < pos(b); });
+    return found;
+}
+
 cell_span cells::span_from(uint32_t seq, int32_t lowest) const {
     const seq_extent & all = extent(seq);
     if (all.n == 0 || all.pos_min >= lowest) {

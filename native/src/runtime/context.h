@@ -32,6 +32,7 @@ public:
     const class upkeep & upkeep() const { return *upkeep_; }
     class transfer & transfer() { return *transfer_; }
     class intake & intake() { return *intake_; }
+    class taps & taps() { return decoder_->taps(); }
     // Every cell becomes empty, also reserved ones. Pending K-shifts and a requested defrag are dropped.
     void clear(bool data);
     // whether K of any layer can be rotated to another position, or no layer has K

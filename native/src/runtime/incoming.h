@@ -26,10 +26,10 @@ public:
 
     // show(), give_back() and forget() are calls on the context.
     // The sequence sees the cells. error(KVG_INVALID_ARGUMENT), with nothing changed, unless all rows were written and the sequence ends
-    // before the first position
-    void show(int64_t seq) { show(seq, false, nullptr); }
+    // before the first position. state: of its end; nullptr: not known. error(KVG_CACHE_FULL) when there is no room for the state
+    void show(int64_t seq, const float * state) { show(seq, false, state); }
     // The same for a text that begins at position 0, where windows have lost what comes before their rows: these may begin before the
-    // sequence's end. state: of its end; nullptr: not known. error(KVG_CACHE_FULL) when there is no room for the state
+    // sequence's end.
     void show_text(int64_t seq, const float * state) { show(seq, true, state); }
     // The cells become empty again, unless they were shown.
     void give_back();

@@ -77,6 +77,11 @@ int64_t step::decode(const kvg_batch & in, const kvg_output * output) {
     decoded_ = std::move(decoded);
     for (const first_position & first : decoded_) {
         cache_.drop_within(first.seq, first.pos, -1);
+        for (const std::shared_ptr<tap> & each : decoder_.taps().all()) {
+            if (each->seq() == first.seq) {
+                each->decoded(first.pos);
+            }
+        }
     }
     checkpoints.commit();
     return static_cast<int64_t>(row);
@@ -100,8 +105,31 @@ const decode_graph & step::compute(const batch & batch, const micro_batch & ubat
     if (carrier * carrier = decoder_.carrier()) {
         carrier->expect(spans, reserved.slots_of(ubatch.begin, ubatch.n));
     }
+    tell_taps(batch, ubatch, reserved);
     decoder_.compute();
     return graph;
+}
+
+// One token of a sequence is not taken while the graph runs: to stop it after each layer would take longer than what it hides.
+void step::tell_taps(const batch & batch, const micro_batch & ubatch, const reservation & reserved) {
+    for (const std::shared_ptr<tap> & each : decoder_.taps().all()) {
+        const auto has = [&](uint32_t i) { return (batch.set(i)[each->seq() / 64] >> (each->seq() % 64) & 1) != 0; };
+        uint32_t n = 0;
+        for (uint32_t i = 0; i < batch.n_tokens() && n < 2; ++i) {
+            n += has(i);
+        }
+        std::vector<int32_t> positions;
+        std::vector<std::vector<uint32_t>> cells(cache_.groups().size());
+        for (uint32_t i = ubatch.begin; n == 2 && i < ubatch.begin + ubatch.n; ++i) {
+            if (has(i)) {
+                positions.push_back(batch.positions()[i]);
+                for (size_t g = 0; g < cells.size(); ++g) {
+                    cells[g].push_back(reserved.slots(g)[i]);
+                }
+            }
+        }
+        each->expect(std::move(positions), std::move(cells));
+    }
 }
 
 // The last micro-batch's, from a row on.

@@ -44,6 +44,7 @@ public:
 private:
     void check_output(const batch & batch, const kvg_output & output) const;
     const decode_graph & compute(const batch & batch, const micro_batch & ubatch, const reservation & reserved);
+    void tell_taps(const batch & batch, const micro_batch & ubatch, const reservation & reserved);
     void write_outputs(const decode_graph & graph, const kvg_output & output, size_t row) const;
     void write_scores(const kvg_output & output, size_t n_rows) const;
 

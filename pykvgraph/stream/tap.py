@@ -1,0 +1,88 @@
+"""Rows of a sequence's new tokens as soon as a layer has written them; others are computed meanwhile."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from pykvgraph._native.ffi import KvgTapMarked, KvgTapped
+from pykvgraph._native.handles import Closable, Handle
+from pykvgraph._native.library import lib, sized
+
+_LONGEST_WAIT = 500  # milliseconds: a process that ends waits for calls
+
+
+class Tapped(NamedTuple):
+    """A layer's rows of some new tokens: K of each, then V. layer: an index into the group's layers."""
+
+    group: int
+    layer: int
+    positions: npt.NDArray[np.int32]
+    rows: npt.NDArray[np.uint8]
+
+
+class Marked(NamedTuple):
+    """What decodes with tokens of the sequence did since the mark before.
+
+    n_decodes: how many succeeded. first: the lowest position that they decoded, -1: none. taken: the last
+    position whose rows were taken, also of a decode that failed; -1: none.
+    """
+
+    n_decodes: int
+    first: int
+    taken: int
+
+
+class Tap(Closable):
+    """Of decodes with several tokens of a sequence.
+
+    max_bytes: of rows that nobody has taken; a decode doesn't wait, so beyond them the tap is over. 0: no
+    rows are taken.
+    """
+
+    def __init__(self, context: Handle, seq: int, max_bytes: int) -> None:
+        self._context = context
+
+        def open_tap(pointer: int) -> int:
+            made = ctypes.c_void_p()
+            lib().kvg_tap_open(pointer, seq, max_bytes, ctypes.byref(made))
+            return made.value or 0
+
+        # shared: one thread waits for what comes while another one marks
+        self._handle = Handle.own(context.call, open_tap, free=lib().kvg_tap_free, name="tap", shared=True)
+
+    def mark(self) -> Marked:
+        """A call on the context: what comes after this was computed later."""
+        told = sized(KvgTapMarked)
+
+        def mark(tap: int) -> None:
+            self._context.call(lib().kvg_tap_mark, tap, ctypes.byref(told))
+
+        self._handle.call(mark)
+        return Marked(told.n_decodes, told.first, told.taken)
+
+    def next(self) -> Tapped | None:
+        """What came first, or None for a mark; waits for it. Raises DeviceError when the tap is over."""
+        while True:
+            found = self._handle.call(_next)
+            if found is not None:
+                return found if len(found.positions) else None
+
+
+def _next(tap: int) -> Tapped | None:
+    """None: nothing came. A mark has no positions."""
+    told = sized(KvgTapped)
+    lib().kvg_tap_next(tap, _LONGEST_WAIT, ctypes.byref(told))
+    if told.group < 0:
+        return None
+    found = Tapped(told.group, told.layer, np.empty(told.n_cells, np.int32), np.empty(told.n_bytes, np.uint8))
+    lib().kvg_tap_take(
+        tap,
+        found.positions.ctypes.data_as(ctypes.POINTER(ctypes.c_int32)),
+        found.rows.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8)),
+        found.rows.size,
+    )
+    return found
