@@ -18,7 +18,7 @@ import struct
 
 from pykvgraph.stream.frame import MAGIC, VERSION, FrameError
 
-_OPENING = struct.Struct("<4sB3x32s")
+_OPENING = struct.Struct("<4sB3s32s")
 _PROOF_BYTES = 32
 CHALLENGE_BYTES = _OPENING.size
 ANSWER_BYTES = _OPENING.size + _PROOF_BYTES
@@ -33,7 +33,7 @@ class ListenerSide:
         self._own = secrets.token_bytes(32)
 
     def challenge(self) -> bytes:
-        return _OPENING.pack(MAGIC, VERSION, self._own)
+        return _OPENING.pack(MAGIC, VERSION, b"", self._own)
 
     def welcome(self, answer: bytes) -> bytes:
         """What to send to one that answered so. Raises FrameError when it doesn't know the token."""
@@ -57,7 +57,7 @@ class ConnectorSide:
         other = _random_of(challenge)
         self._expected = _proof(self._token, b"listener", other, self._own)
         proof = _proof(self._token, b"connector", other, self._own)
-        return _OPENING.pack(MAGIC, VERSION, self._own) + proof
+        return _OPENING.pack(MAGIC, VERSION, b"", self._own) + proof
 
     def check(self, welcome: bytes) -> None:
         """Raises FrameError when the listener doesn't know the token."""
@@ -66,8 +66,8 @@ class ConnectorSide:
 
 
 def _random_of(message: bytes) -> bytes:
-    magic, version, random = _OPENING.unpack_from(message)
-    if magic != MAGIC:
+    magic, version, zeros, random = _OPENING.unpack_from(message)
+    if magic != MAGIC or any(zeros):
         raise FrameError("it is no pykvgraph")
     if version != VERSION:
         raise FrameError(f"it speaks version {version}, and version {VERSION} is known here")

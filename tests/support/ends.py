@@ -30,7 +30,7 @@ def pair(kind: str, folder: Path, **options: Any) -> Iterator[tuple[stream.Trans
 
 
 def met(listener: stream.Listener, **options: Any) -> tuple[stream.Transport, stream.Transport]:
-    """An end that connects, and the listener's end of it."""
+    """An end that connects, and the listener's end of it. options: of the first one."""
     accepted: list[stream.Transport] = []
     with meanwhile(lambda: accepted.append(listener.accept())):
         opened = stream.open(listener.address, **options)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import random
 
 import pytest
 import xxhash
 
-from pykvgraph.stream.frame import HEAD_BYTES, FrameError, Head, check_part, frames, read_head
+from pykvgraph.stream.frame import HEAD_BYTES, FrameError, Head, check_part, frames, read_head, read_region
 
 PART = 512 * 1024
 
@@ -70,3 +71,30 @@ def test_heads_that_are_wrong(at: int, value: bytes, said: str) -> None:
     ((head, _),) = parts_of("k", b"part")
     with pytest.raises(FrameError, match=f"^{said}$"):
         read_head(head[:at] + value + head[at + len(value) :])
+
+
+def test_parts_that_do_not_follow() -> None:
+    """Each is right by itself: one left out, one twice, or one of another region of the same size."""
+    one, other = (parts_of(key, key.encode() * (2 * PART + 10)) for key in ("k", "j"))
+    assert read(one) == b"k" * (2 * PART + 10)
+    for wrong, said in (
+        (one[1:], "a region came that begins at byte 524288"),
+        ([one[0], one[2]], "of region 'k' another part came than that at byte 524288"),
+        ([one[0], one[0], *one[1:]], "of region 'k' another part came than that at byte 524288"),
+        ([*one[:2], other[2]], "of region 'k' another part came than that at byte 1048576"),
+        (one[:2], "region 'k' came in part only"),
+        ([], "nothing"),
+    ):
+        with pytest.raises(FrameError, match=f"^{said}$"):
+            read(wrong)
+
+
+def read(sent: list[tuple[bytes, bytes]]) -> bytes:
+    source, into = io.BytesIO(b"".join(head + part for head, part in sent)), bytearray(2 * PART + 10)
+
+    def fill(view: memoryview, what: str) -> None:
+        if source.readinto(view) < view.nbytes:
+            raise FrameError(what)
+
+    read_region(fill, "nothing", lambda head: memoryview(into))
+    return bytes(into)

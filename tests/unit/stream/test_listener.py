@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import hmac
 import os
@@ -221,6 +222,21 @@ def test_a_path_that_is_taken(tmp_path: Path) -> None:
         path.unlink()
         path.write_text("of somebody else")
     assert path.exists()
+
+
+def test_leftovers_are_removed_by_one_at_a_time(tmp_path: Path) -> None:
+    """Whoever has the folder's lock may be about to listen there."""
+    folder = os.open(tmp_path, os.O_RDONLY)
+    fcntl.flock(folder, fcntl.LOCK_EX)
+    with pytest.raises(TransportError, match="nobody can listen there"):
+        stream.listen(f"unix:{tmp_path}/s", timeout=0.1)
+
+    def let_go() -> None:
+        time.sleep(0.05)
+        os.close(folder)
+
+    with meanwhile(let_go), stream.listen(f"unix:{tmp_path}/s", timeout=20):
+        assert stat.S_ISSOCK((tmp_path / "s").stat().st_mode)
 
 
 def test_of_many_that_find_a_leftover_one_listens(tmp_path: Path) -> None:

@@ -140,6 +140,15 @@ def test_buffers_that_are_refused(ends: Pair) -> None:
     assert one.flushes == 0
 
 
+def test_another_size_in_the_queue(ends: Pair) -> None:
+    one, other = ends
+    one.flush("k", b"12345")
+    one.flush("later", b"")
+    other.fetch("later", bytearray())
+    with pytest.raises(TransportError, match="region 'k' has 5 bytes, and 4 were asked for; both ends"):
+        other.fetch("k", bytearray(4))
+
+
 @pytest.mark.parametrize("is_waiting", [False, True])
 def test_another_size(opened: Open, is_waiting: bool) -> None:
     """The end that asked is closed; the other one hears of it."""
