@@ -664,10 +664,10 @@ KVG_API void kvg_tap_free(kvg_tap * tap);
    Sites: "cells", "build", "alloc", "compute", "shift-build", "shift-alloc", "shift-compute", "defrag-build",
    "defrag-alloc", "defrag-compute", "defrag-cells" (sort, after the rows of a step), "copy-build", "copy-alloc", "copy-compute",
    "load-write" (after the rows), "alloc-kept" (a small graph gets no memory of its own, and shares that of the others).
-   Six more sites change what is computed, as long as `countdown` is not 0: "shift-skip" (K is not rotated), "shift-sign" (K is rotated
+   Seven more sites change what is computed, as long as `countdown` is not 0: "shift-skip" (K is not rotated), "shift-sign" (K is rotated
    in the wrong direction), "defrag-source" (each move reads the row next to its source), "lacks-rope" and "lacks-mul-mat" (no
-   device except the CPU has that operation), and "window" (in models that are loaded meanwhile every second layer, from the first on,
-   attends to `countdown` positions). */
+   device except the CPU has that operation), "window" (in models that are loaded meanwhile every second layer, from the first on,
+   attends to `countdown` positions) and "chunk" (their chunks have so many). */
 KVG_API kvg_status kvg_test_fault(const char * site, int64_t countdown);
 
 #ifdef __cplusplus

@@ -9,6 +9,7 @@ from support.arch_spec import (
     DELTA_NETS,
     FIRST_DENSE,
     GRANITES,
+    LATENTS,
     LAYER_NORMS,
     SHARED_COUNT,
     SHORT_CONV,
@@ -55,8 +56,10 @@ def add_metadata(writer: gguf.GGUFWriter, spec: ArchSpec) -> None:
         writer.add_rope_scaling_finetuned(spec.n_rot >= 0)
     if spec.temperature:
         writer.add_attn_temperature_scale(spec.temperature)
+        writer.add_attn_temperature_length(spec.n_ctx_orig)
+    if spec.yarn_gain:
+        writer.add_rope_scaling_yarn_log_mul(spec.yarn_gain)
     if spec.arch == "mistral3" and spec.scaling == "yarn":
-        writer.add_rope_scaling_yarn_log_mul(0.7)
         writer.add_rope_scaling_yarn_beta_fast(8.0)
         writer.add_rope_scaling_yarn_beta_slow(2.0)
     if spec.arch == "hunyuan-dense" and spec.scaling == "":
@@ -84,15 +87,15 @@ def add_xielu(writer: gguf.GGUFWriter, n_layer: int) -> None:
 def add_experts(writer: gguf.GGUFWriter, spec: ArchSpec) -> None:
     if spec.arch in FIRST_DENSE:
         writer.add_leading_dense_block_count(1)
-    if spec.arch in SIGMOID:
+    if spec.arch in SIGMOID or (spec.arch in LATENTS and spec.n_group):  # DeepSeek V3
         writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
     if spec.arch in SHARED_COUNT:
         writer.add_expert_shared_count(spec.n_ff_shared // spec.n_ff)
         writer.add_expert_weights_scale(2.446)
-    if spec.arch in ("bailingmoe2", "glm4moe"):
-        writer.add_expert_weights_norm(spec.arch == "glm4moe")
-    if spec.arch == "ernie4_5-moe":
-        writer.add_interleave_moe_layer_step(1)
+    if spec.arch in ("bailingmoe2", "glm4moe", *LATENTS):
+        writer.add_expert_weights_norm(spec.arch == "glm4moe" or spec.n_group > 0)
+    if spec.arch in ("ernie4_5-moe", "llama4"):
+        writer.add_interleave_moe_layer_step(2 if spec.arch == "llama4" else 1)
     if spec.n_group:
         writer.add_expert_group_count(spec.n_group)
         writer.add_expert_group_used_count(2)
@@ -110,6 +113,12 @@ def add_heads(writer: gguf.GGUFWriter, spec: ArchSpec) -> None:
     writer.add_value_length(spec.rank or spec.head_dim)
     writer.add_rope_dimension_count(spec.n_behind if spec.rank else max(spec.n_rot, 0) or spec.head_dim)
     writer.add_rope_freq_base(10000.0)
+    if spec.rank:
+        writer.add_kv_lora_rank(spec.rank)
+        writer.add_key_length_mla(spec.head_dim)
+        writer.add_value_length_mla(spec.head_dim_out)
+    if spec.q_rank:
+        writer.add_q_lora_rank(spec.q_rank)
 
 
 def add_states(writer: gguf.GGUFWriter, spec: ArchSpec) -> None:
@@ -128,9 +137,6 @@ def add_states(writer: gguf.GGUFWriter, spec: ArchSpec) -> None:
         writer.add_rope_dimension_sections([-(-pairs // 3)] * 3 + [0])
     if spec.arch == "kimi-linear":
         writer.add_kda_head_dim(spec.state_dim)
-        writer.add_kv_lora_rank(spec.rank)
-        writer.add_key_length_mla(spec.head_dim)
-        writer.add_value_length_mla(spec.head_dim_out)
     if spec.arch == "nemotron_h":
         writer.add_layer_norm_eps(1e-5)
 

@@ -50,10 +50,11 @@ TIED = ("gemma", "gemma2", "command-r", "cohere2")
 GRANITES = ("granite", "granitemoe", "granitehybrid")
 
 # the first layer has no experts
-FIRST_DENSE = ("lfm2moe", "kimi-linear", "bailingmoe2", "glm4moe", "ernie4_5-moe")
+LATENTS = ("deepseek2", "mistral4")
+FIRST_DENSE = ("lfm2moe", "kimi-linear", "bailingmoe2", "glm4moe", "ernie4_5-moe", *LATENTS)
 CHOICE_BIAS = ("minimax-m2", *FIRST_DENSE)
 # an expert that every token goes to, as wide as so many of the others
-SHARED_COUNT = ("kimi-linear", "bailingmoe2", "glm4moe")
+SHARED_COUNT = ("kimi-linear", "bailingmoe2", "glm4moe", *LATENTS)
 SIGMOID = ("lfm2moe", "kimi-linear", "bailingmoe2", "glm4moe", "minimax-m2")
 
 
@@ -94,15 +95,17 @@ class ArchSpec:
     n_taps: int = 4
     n_ff_shared: int = 0
     older: bool = False  # qwen3next: one matrix makes Q, K, V and gate of a state
-    # kimi-linear's attention: the latent, what lies behind it, and a head's V
+    # attention by a latent: its width, what lies behind it, and a head's V; what queries come by way of
     rank: int = 0
     n_behind: int = 16
     head_dim_out: int = 24
+    q_rank: int = 0
     biases: bool = False
     parallel: bool = False  # the feed-forward sees what attention sees
     norms_by_head: bool = False
     two_norms: bool = False  # falcon: one for attention, one for the feed-forward beside it
-    temperature: float = 0.0  # mistral3: what later queries are multiplied by
+    temperature: float = 0.0  # of later queries
+    yarn_gain: float = 0.0
     sections: tuple[int, ...] = ()  # of rope's pairs, in files that also see pictures
     silent: tuple[int, ...] = ()  # layers whose attention adds nothing: later ones know no other token
     weights: WeightType = WeightType.F32
@@ -127,6 +130,12 @@ class ArchSpec:
 
     def feeds(self, layer: int) -> bool:
         return self.arch not in ("nemotron_h", "mamba2") or (self.arch == "nemotron_h" and layer % 3 == 2)
+
+    def routes(self, layer: int) -> bool:
+        """Whether the layer has experts in place of a dense feed-forward."""
+        if self.arch == "llama4":
+            return (layer + 1) % 2 == 0
+        return self.n_expert > 0 and self.arch != "gemma4" and (self.arch not in FIRST_DENSE or layer > 0)
 
     def heads_of(self, layer: int) -> tuple[int, int]:
         """Width of the layer's heads, and how many it has of K and V."""

@@ -9,7 +9,6 @@ from support.arch_spec import (
     BIASES,
     CHOICE_BIAS,
     DELTA_NETS,
-    FIRST_DENSE,
     GATED_IN_ONE,
     HEAD_NORMS,
     NO_FFN_NORM,
@@ -33,12 +32,11 @@ def random_tensors(spec: ArchSpec) -> Tensors:
     for layer in range(spec.n_layer):
         parts = _norms(random, layer)
         if spec.attends(layer):
-            parts |= _latent_attention(random) if spec.rank else _attention(random, layer)
+            parts |= _latent_attention(random, layer) if spec.rank else _attention(random, layer)
         if spec.has_state(layer):
             parts |= state_tensors(random)
         if spec.feeds(layer):
-            routed = spec.n_expert and spec.arch != "gemma4" and (spec.arch not in FIRST_DENSE or layer > 0)
-            parts |= _experts(random) if routed else _dense(random)
+            parts |= _experts(random) if spec.routes(layer) else _dense(random)
         if spec.arch == "gemma4":
             parts |= _parts_of_gemma4(random, layer)
         tensors |= {f"blk.{layer}.{name}": tensor for name, tensor in parts.items()}
@@ -90,16 +88,25 @@ def _attention(random: Random, layer: int) -> Tensors:
     return parts
 
 
-def _latent_attention(random: Random) -> Tensors:
+def _latent_attention(random: Random, layer: int) -> Tensors:
     spec = random.spec
     plain = spec.head_dim - spec.n_behind
-    return {
-        "attn_q.weight": random.matrix(spec.n_head * spec.head_dim, spec.n_embd, gain=1.5),
+    q_rows = spec.n_head * spec.head_dim
+    queries = {"attn_q.weight": random.matrix(q_rows, spec.n_embd, gain=1.5)}
+    if spec.q_rank:
+        queries = {
+            "attn_q_a.weight": random.matrix(spec.q_rank, spec.n_embd),
+            "attn_q_a_norm.weight": random.norm(spec.q_rank),
+            "attn_q_b.weight": random.matrix(q_rows, spec.q_rank, gain=1.5),
+        }
+    return queries | {
         "attn_kv_a_mqa.weight": random.matrix(spec.rank + spec.n_behind, spec.n_embd, gain=1.5),
         "attn_kv_a_norm.weight": random.norm(spec.rank),
         "attn_k_b.weight": random.matrix(spec.n_head, spec.rank, plain),
         "attn_v_b.weight": random.matrix(spec.n_head, spec.head_dim_out, spec.rank),
-        "attn_output.weight": random.matrix(spec.n_embd, spec.n_head * spec.head_dim_out),
+        "attn_output.weight": random.matrix(
+            spec.n_embd, spec.n_head * spec.head_dim_out, gain=0.0 if layer in spec.silent else 1.0
+        ),
     }
 
 

@@ -26,8 +26,9 @@ struct attend_rows {
 // How heads of K are rotated.
 struct head_rotation {
     uint32_t head_dim;
-    uint32_t n_pairs; // of rotated dimensions
-    bool neox;        // a pair's dimensions are n_pairs apart, else neighbours
+    uint32_t n_pairs;    // of rotated dimensions
+    bool neox;           // a pair's dimensions are n_pairs apart, else neighbours
+    uint32_t offset = 0; // of the first rotated dimension
 };
 
 // The cells that wait, and how queries are rotated for them: in the opposite direction, so that K can stay as it is. In each chunk a query

@@ -110,7 +110,9 @@ void carrier::bring_in(size_t i) {
     ggml_backend_t by = copier.backend.get();
     trace_.begin_copy(KVG_SPAN_COPY_IN, layer, span.n * (group.k_row_bytes() + group.v_row_bytes()));
     copy_in(by, group.k(layer), t.k, span);
-    copy_in(by, group.v(layer), t.v, span);
+    if (t.v) {
+        copy_in(by, group.v(layer), t.v, span);
+    }
     if (copier.event) {
         ggml_backend_event_record(copier.event.get(), by); // Vulkan begins no copy before this, or before it is waited for
     }
@@ -133,7 +135,9 @@ void carrier::send_out(size_t i) {
     ggml_backend_t by = copiers_.at(t.device).backend.get();
     trace_.begin_copy(KVG_SPAN_COPY_OUT, layer, cells.size() * (group.k_row_bytes() + group.v_row_bytes()));
     copy_out(by, t.k, group.k(layer), cells);
-    copy_out(by, t.v, group.v(layer), cells);
+    if (t.v) {
+        copy_out(by, t.v, group.v(layer), cells);
+    }
 }
 
 // Only these rows: others may be written from outside meanwhile.

@@ -10,7 +10,8 @@
 
 namespace kvg {
 
-static attention_kind choose(int32_t wanted, ggml_backend_dev_t device, const layer_spec & layer, const cache_types & types) {
+static attention_kind choose(int32_t wanted, ggml_backend_dev_t device, const layer_spec & layer, cache_types types) {
+    types.v = layer.v_in_k() > 0 ? types.k : types.v;
     const bool can = can_flash_on(device, layer, types);
     if (wanted == KVG_FLASH_ATTN_ON) {
         if (!can) {

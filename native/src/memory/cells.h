@@ -90,7 +90,7 @@ class cells {
 public:
     // 1 <= n_seq_max <= MAX_SEQS. window: positions that a token attends to, its own included; 0: all. reuses: with a window, whether
     // cells that their sequences have left behind may be taken for other tokens
-    cells(uint32_t n_cells, uint32_t n_seq_max, uint32_t window = 0, bool reuses = false);
+    cells(uint32_t n_cells, uint32_t n_seq_max, uint32_t window = 0, bool reuses = false, bool chunked = false);
 
     // bytes of host memory for the record of one cell
     static uint64_t bytes_per_cell(uint32_t n_seq_max) {
@@ -98,6 +98,9 @@ public:
     }
     // The lowest position that a token sees.
     int32_t first_seen(int32_t pos) const {
+        if (chunked_) {
+            return pos - pos % static_cast<int32_t>(window_);
+        }
         return window_ == 0 || static_cast<uint32_t>(pos) < window_ ? 0 : pos - static_cast<int32_t>(window_) + 1;
     }
 
@@ -294,6 +297,7 @@ private:
 
     uint32_t n_seq_max_;
     uint32_t n_words_;
+    bool chunked_; // a token attends to its own chunk of so many positions
     uint32_t window_;
     bool reuses_;
     uint32_t n_used_ = 0;

@@ -47,9 +47,10 @@ void hadamard::apply(float * x, size_t n) const { attend_kernels_here()[0]->mix(
 // The greatest power of two that divides n.
 static uint32_t power_of_two_in(uint32_t n) { return n & (~n + 1); }
 
-hadamard_sizes choose_hadamard(uint32_t head_dim_k, uint32_t head_dim_v, ggml_type type_k, ggml_type type_v) {
-    return {ggml_is_quantized(type_k) ? power_of_two_in(head_dim_k) : 0,
-            ggml_is_quantized(type_v) ? std::min(power_of_two_in(head_dim_v), 64u) : 0};
+// Of V in K the matrices are K's.
+hadamard_sizes choose_hadamard(const group_spec & spec, ggml_type type_k, ggml_type type_v) {
+    return {ggml_is_quantized(type_k) ? power_of_two_in(spec.head_dim_k | spec.v_in_k) : 0,
+            ggml_is_quantized(type_v) && spec.v_in_k == 0 ? std::min(power_of_two_in(spec.head_dim_v), 64u) : 0};
 }
 
 } // namespace kvg

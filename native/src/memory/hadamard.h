@@ -10,6 +10,8 @@
 
 #include <ggml-cpp.h>
 
+#include "model/layer_spec.h"
+
 namespace kvg {
 
 class hadamard {
@@ -42,6 +44,6 @@ struct hadamard_sizes {
 
 // Only quantized types are mixed. For K the size is the greatest power of two that divides head_dim_k; for V it is at most 64. Saved
 // states rely on these sizes. llama.cpp has the same sizes for heads of a multiple of 64, and does not mix other heads.
-hadamard_sizes choose_hadamard(uint32_t head_dim_k, uint32_t head_dim_v, ggml_type type_k, ggml_type type_v);
+hadamard_sizes choose_hadamard(const group_spec & spec, ggml_type type_k, ggml_type type_v);
 
 } // namespace kvg

@@ -20,8 +20,8 @@ static ggml_backend_buffer_type_t buffer_type(const kv_part & part) {
 
 kv_group::kv_group(const group_spec & spec, const kv_homes & homes, const backends & backends, uint32_t n_cells,
                    uint32_t n_rows, uint32_t n_seq_max, const cache_types & types, bool reuses)
-    : spec_(spec), types_(types), n_rows_(n_rows), cells_(n_cells, n_seq_max, spec.window, reuses), k_(spec.layers.size()),
-      v_(spec.layers.size()) {
+    : spec_(spec), types_(types), n_rows_(n_rows), cells_(n_cells, n_seq_max, spec.window, reuses, spec.chunked),
+      k_(spec.layers.size()), v_(spec.layers.size()) {
     for (const uint32_t il : spec.layers) {
         const auto same = [&](const kv_part & part) {
             return part.device == homes.cells[il] && part.reader == homes.readers[il];
@@ -54,6 +54,9 @@ void kv_group::create(kv_part & part) {
         part.tensors.push_back(k(il));
     }
     for (const uint32_t il : part.layers) {
+        if (spec_.v_in_k > 0) {
+            break;
+        }
         v_[place_of(il)] = ggml_new_tensor_2d(part.ctx.get(), types_.v, spec_.v_width(), n_rows_);
         ggml_format_name(v(il), "cache_v_%u", il);
         part.tensors.push_back(v(il));
@@ -62,7 +65,7 @@ void kv_group::create(kv_part & part) {
     for (ggml_tensor * t : part.tensors) {
         t->buffer = part.buffer.get(); // says where it will be, and has no address
     }
-    const hadamard_sizes sizes = choose_hadamard(spec_.head_dim_k, spec_.head_dim_v, types_.k, types_.v);
+    const hadamard_sizes sizes = choose_hadamard(spec_, types_.k, types_.v);
     part.hadamard_k = types_.hadamard && sizes.k ? std::make_unique<hadamard>(part.reader, sizes.k) : nullptr;
     part.hadamard_v = types_.hadamard && sizes.v ? std::make_unique<hadamard>(part.reader, sizes.v) : nullptr;
 }
@@ -121,7 +124,7 @@ ggml_tensor * kv_group::k_heads(ggml_context * ctx, ggml_tensor * rows, uint32_t
 }
 
 ggml_tensor * kv_group::v_heads(ggml_context * ctx, ggml_tensor * rows, uint32_t begin, uint32_t n) const {
-    return heads(ctx, rows, spec_.head_dim_v, spec_.n_head_kv, begin, n);
+    return heads(ctx, rows, spec_.v_in_k > 0 ? spec_.v_in_k : spec_.head_dim_v, spec_.n_head_kv, begin, n);
 }
 
 void kv_group::read(uint32_t layer, bool v, float * out) const {

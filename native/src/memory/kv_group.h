@@ -75,12 +75,13 @@ public:
     const std::vector<kv_part> & parts() const { return parts_; }
     // layer: the number in the model of one of the group's layers; so below
     const kv_part & part_of(uint32_t layer) const;
-    // (n_head_kv * head_dim, n_rows), a row per cell; ggml's order: innermost first
+    // (n_head_kv * head_dim, n_rows), a row per cell; ggml's order: innermost first. v is nullptr where V is a part of K
     ggml_tensor * k(uint32_t layer) const { return k_[place_of(layer)]; }
     ggml_tensor * v(uint32_t layer) const { return v_[place_of(layer)]; }
     // A view of cells [begin, begin + n) by heads: (head_dim, n_head_kv, n). rows: K or V of a layer, or a graph node that writes to it.
     // Only these two functions know the layout.
     ggml_tensor * k_heads(ggml_context * ctx, ggml_tensor * rows, uint32_t begin, uint32_t n) const;
+    // rows: K, where V is a part of it
     ggml_tensor * v_heads(ggml_context * ctx, ggml_tensor * rows, uint32_t begin, uint32_t n) const;
 
     // (n_cells, n_head_kv, head_dim) floats of a layer's K or V

@@ -191,6 +191,9 @@ bool can_keep_on(ggml_backend_dev_t device, const group_spec & spec, const cache
     ggml_tensor * to = ggml_new_tensor_1d(ctx, GGML_TYPE_I64, 8);
     const std::pair<ggml_type, uint32_t> kinds[] = {{types.k, spec.k_width()}, {types.v, spec.v_width()}};
     for (const auto & [type, width] : kinds) {
+        if (width == 0) {
+            continue;
+        }
         if (is_rpc(device) && !is_common(type)) {
             return false; // it says yes to all, and its server would end where that is not true
         }

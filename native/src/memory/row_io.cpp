@@ -96,11 +96,12 @@ uint64_t rows_bytes(const kv_group & group, const layer_range & range, uint64_t 
 template <class F>
 static void each_tensor(const kv_group & group, const layer_range & range, size_t n_rows, int n_threads, bool from_end,
                         F visit) {
+    const size_t n_kinds = group.spec().v_in_k > 0 ? 1 : 2;
     const auto tensor = [&](size_t i) {
-        const uint32_t layer = group.layers()[range.begin + i / 2];
-        return i % 2 ? group.v(layer) : group.k(layer);
+        const uint32_t layer = group.layers()[range.begin + i / n_kinds];
+        return i % n_kinds ? group.v(layer) : group.k(layer);
     };
-    std::vector<size_t> begin(2 * range.size() + 1);
+    std::vector<size_t> begin(n_kinds * range.size() + 1);
     std::vector<size_t> on_host, elsewhere;
     size_t host_bytes = 0;
     for (size_t i = 0; i + 1 < begin.size(); ++i) {

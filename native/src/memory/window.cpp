@@ -131,6 +131,10 @@ bool cells::keeps_window(const reposition & change, const pos_set & lost) const 
             last = std::max(last, change.after(pos(i)));
         }
     }
+    if (chunked_) { // chunks begin where they began, whatever moves
+        const bool could_go_on = lost.max() < first_seen(seq_pos_max(change.seq) + 1);
+        return !could_go_on || lost_then < first_seen(static_cast<int32_t>(last) + 1);
+    }
     const int64_t distance = int64_t{seq_pos_max(change.seq)} - lost.max();
     return last - lost_then >= std::min(distance, int64_t{window_} - 1);
 }

@@ -86,14 +86,17 @@ void working_rows::create(const std::deque<kv_group> & groups, const std::vector
         }
         const kv_group & group = groups[layers[il].group];
         turn.k = ggml_dup_tensor(room.ctx.get(), group.k(il));
-        turn.v = ggml_dup_tensor(room.ctx.get(), group.v(il));
         ggml_format_name(turn.k, "working_k_%u", il);
-        ggml_format_name(turn.v, "working_v_%u", il);
         ggml_backend_buffer_type_t type = ggml_backend_dev_buffer_type(turn.device);
-        room.place_bytes = std::max(room.place_bytes, padded_size(type, turn.k) + padded_size(type, turn.v));
-        for (ggml_tensor * rows : {turn.k, turn.v}) { // says where it will be, and has no address
-            rows->buffer = room.buffers.front().get();
+        size_t bytes = padded_size(type, turn.k);
+        turn.k->buffer = room.buffers.front().get(); // says where it will be, and has no address
+        if (group.v(il)) {
+            turn.v = ggml_dup_tensor(room.ctx.get(), group.v(il));
+            ggml_format_name(turn.v, "working_v_%u", il);
+            bytes += padded_size(type, turn.v);
+            turn.v->buffer = room.buffers.front().get();
         }
+        room.place_bytes = std::max(room.place_bytes, bytes);
     }
 }
 
@@ -115,10 +118,11 @@ void working_rows::allocate(ggml_backend_dev_t device, room & room) {
         }
         ggml_backend_buffer_t buffer = room.buffers[turn.place].get();
         auto * begin = static_cast<uint8_t *>(ggml_backend_buffer_get_base(buffer));
-        turn.k->buffer = nullptr;
-        turn.v->buffer = nullptr;
-        if (ggml_backend_tensor_alloc(buffer, turn.k, begin) != GGML_STATUS_SUCCESS ||
-            ggml_backend_tensor_alloc(buffer, turn.v, begin + padded_size(type, turn.k)) != GGML_STATUS_SUCCESS) {
+        const auto place = [&](ggml_tensor * rows, uint8_t * address) {
+            rows->buffer = nullptr;
+            return ggml_backend_tensor_alloc(buffer, rows, address) == GGML_STATUS_SUCCESS;
+        };
+        if (!place(turn.k, begin) || (turn.v && !place(turn.v, begin + padded_size(type, turn.k)))) {
             fail(KVG_DEVICE, "%s: can't place the rows of layer %u", ggml_backend_dev_name(device), il);
         }
     }

@@ -101,6 +101,8 @@ int64_t width(extent e, const hparams & h, const layer_spec * layer) {
         return h.n_embd_layer;
     case extent::embd_layers:
         return int64_t{h.n_embd_layer} * h.n_layer();
+    case extent::q_rank:
+        return layer->latent.q_rank;
     case extent::latent_rank:
         return layer->head_dim_v;
     case extent::latent_plain:

@@ -44,6 +44,8 @@ enum class role {
     q_norm, // (head_dim_k): of each head, (head_dim_k, n_head): so too, or (n_head * head_dim_k): of all
     k_norm,
     // and attention by a latent (latent_spec)
+    q_down,         // (n_embd, q_rank): queries by way of a smaller width
+    q_down_norm,    // (q_rank)
     latent_down,    // (n_embd, head_dim_k): the latent, and what lies behind it
     latent_norm,    // (rank): of the latent
     latent_k,       // (head_dim - n_behind, rank, n_head): a head's query becomes one of latents
@@ -161,6 +163,7 @@ enum class extent {
     embd_layer,
     embd_layers, // of all layers
     latent_rank,
+    q_rank,
     latent_plain, // what of a head's query meets the latent
     latent_out,   // of a head
 };
@@ -178,9 +181,11 @@ enum class presence {
 enum class with {
     any,
     attention, // those that attend
-    state,     // that have a state
-    dense,     // those with a feed-forward of their own
-    experts,   // with experts
+    q_plain,   // those whose queries are made by one matrix, and those where two do
+    q_latent,
+    state,   // that have a state
+    dense,   // those with a feed-forward of their own
+    experts, // with experts
     shared_expert,
     own_kv,     // with K and V of their own
     shared_kv,  // without

@@ -11,6 +11,7 @@ namespace kvg {
 struct rope_params {
     int mode;          // GGML_ROPE_TYPE_*
     int n_rot;         // rotated dimensions, <= head_dim_k; 0: none, positions leave K as it is
+    int offset;        // of the first of them
     int n_ctx_orig;    // context length before any scaling
     float freq_base;   //
     float freq_scale;  // position multiplier: 1 / scaling factor
@@ -22,8 +23,8 @@ struct rope_params {
 
     bool operator==(const rope_params & o) const {
         const auto all = [](const rope_params & r) {
-            return std::tie(r.mode, r.n_rot, r.n_ctx_orig, r.freq_base, r.freq_scale, r.yarn, r.attn_factor, r.ramp_fast,
-                            r.ramp_slow, r.with_factors);
+            return std::tie(r.mode, r.n_rot, r.offset, r.n_ctx_orig, r.freq_base, r.freq_scale, r.yarn, r.attn_factor,
+                            r.ramp_fast, r.ramp_slow, r.with_factors);
         };
         return all(*this) == all(o);
     }
@@ -65,6 +66,7 @@ struct latent_spec {
     uint32_t head_dim;     // of queries as the model makes them; 0: no latent
     uint32_t n_behind;     // of these, the last that meet what lies behind the latent
     uint32_t head_dim_out; // of V as the model means it
+    uint32_t q_rank;       // of what queries are made of; 0: they are made of what K is made of
 };
 
 // A layer's state, for each sequence.
@@ -118,6 +120,7 @@ struct feed_forward_spec {
     uint32_t n_group;     // of experts: those of the n_group_used best may be chosen; 0: all may
     uint32_t n_group_used;
     gating_kind gating;
+    bool weighs_input;  // experts see their input multiplied by their weight, and what they give isn't
     bool sums_to_1;     // the chosen experts' weights are divided by their sum
     float expert_scale; // what the chosen experts' weights are multiplied by; 0: nothing
 
@@ -137,6 +140,7 @@ struct layer_spec {
     bool gated; // a part of Q's matrix makes a gate for what attention gives
     state_spec state;
     uint32_t window; // positions that a token attends to, its own included; 0: all
+    bool chunked;    // of its own chunk: the first begins at 0, the next at `window`, and so on
     rope_params rope;
     float scale;    // of the products of queries and K
     float soft_cap; // scores become soft_cap * tanh(score / soft_cap); 0: none
@@ -155,6 +159,9 @@ struct layer_spec {
     } // of Q's matrix: the gate's rows lie behind those of each head
     uint32_t k_width() const { return n_head_kv * head_dim_k; }
     uint32_t v_width() const { return n_head_kv * head_dim_v; }
+    // of what is stored beside K, and of what is a part of it
+    uint32_t stored_v() const { return latent.head_dim > 0 ? 0 : head_dim_v; }
+    uint32_t v_in_k() const { return latent.head_dim > 0 ? head_dim_v : 0; }
     uint32_t out_width() const {
         return n_head * (latent.head_dim > 0 ? latent.head_dim_out : head_dim_v);
     } // of what attention gives
@@ -165,7 +172,9 @@ struct group_spec {
     uint32_t window;
     uint32_t n_head_kv;
     uint32_t head_dim_k;
-    uint32_t head_dim_v;
+    uint32_t head_dim_v; // 0: no V is stored
+    uint32_t v_in_k;     // V is so many of K's dimensions, the first ones; 0: it is stored
+    bool chunked;
     std::vector<uint32_t> layers; // rising; those that have K and V of their own
 
     uint32_t k_width() const { return n_head_kv * head_dim_k; }

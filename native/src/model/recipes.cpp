@@ -161,6 +161,10 @@ tensors expert_biases() {
     };
 }
 
+tensors choice_bias(presence p) {
+    return {vector_of("exp_probs_b.bias", role::expert_choice_bias, extent::expert, p, with::experts)};
+}
+
 tensors shared_expert(presence router) {
     constexpr auto layers = with::shared_expert;
     return {vector_of("ffn_gate_inp_shexp.weight", role::shared_router, extent::embd, router, layers),

@@ -39,6 +39,11 @@ tensors experts();
 tensors fused_experts();
 tensors expert_biases();
 tensors shared_expert(presence router);
+// What is added to a router's numbers when experts are chosen.
+tensors choice_bias(presence p);
+tensors latent_attention();
+// Of a layer that attends by a latent, which has one head of K.
+void read_latent(const metadata & in, layer_spec & layer);
 void read_windows(const metadata & in, hparams & h, uint32_t window, uint32_t period, float base, float scale);
 
 // Every fourth layer has none; all have the same base, whatever a file says.
@@ -65,7 +70,7 @@ std::vector<arch_recipe> gemma_recipes();
 std::vector<arch_recipe> rms_recipes();
 // Command-R, Phi-2, StarCoder2 and others with layer norms.
 std::vector<arch_recipe> layer_norm_recipes();
-// GLM-4.5, MiniMax-M2, Ling 2, ERNIE 4.5: experts behind dense layers.
+// DeepSeek, Llama 4, GLM-4.5, MiniMax-M2, Ling 2, ERNIE 4.5: experts behind or between dense layers.
 std::vector<arch_recipe> expert_recipes();
 // Those with recurrent layers.
 std::vector<arch_recipe> hybrid_recipes();

@@ -77,22 +77,6 @@ tensors kimi_delta_net() {
     return with_scales(scale::ignored, all);
 }
 
-// Attention by a latent, with the matrices of heads taken apart.
-tensors latent_attention() {
-    constexpr auto here = with::attention;
-    const auto of_heads = [](const char * name, role r, extent in, extent out) {
-        return tensor_spec{name, r, {in, out, extent::heads}, presence::required, here};
-    };
-    return with_scales(scale::ignored, {matrix("attn_q.weight", role::wq, extent::embd, extent::q, presence::required, here)}) +
-           tensors{
-               {"attn_kv_a_mqa.weight", role::latent_down, {extent::embd, extent::head_k, one}, presence::required, here},
-               vector_of("attn_kv_a_norm.weight", role::latent_norm, extent::latent_rank, presence::required, here),
-               of_heads("attn_k_b.weight", role::latent_k, extent::latent_plain, extent::latent_rank),
-               of_heads("attn_v_b.weight", role::latent_v, extent::latent_rank, extent::latent_out),
-               matrix("attn_output.weight", role::wo, extent::out, extent::embd, presence::required, here),
-           };
-}
-
 tensors mamba2(presence norm) {
     const auto by_heads = [](const char * name, role r) {
         return tensor_spec{name, r, {one, extent::state_heads, one}, presence::required, with::state};
@@ -223,27 +207,6 @@ void read_lfm2moe(const metadata & in, hparams & h) {
     }
 }
 
-// Of a layer that attends by a latent, which has one head of K.
-void read_latent(const metadata & in, layer_spec & layer) {
-    const char * path = in.file().path().c_str();
-    const uint32_t rank = in.required("attention.kv_lora_rank", 1, 4096);
-    layer.latent.head_dim = in.required("attention.key_length_mla", 1, 4096);
-    layer.latent.head_dim_out = in.required("attention.value_length_mla", 1, 4096);
-    layer.latent.n_behind = static_cast<uint32_t>(layer.rope.n_rot);
-    layer.rope.n_rot = 0; // nothing is rotated
-    layer.scale = 1.0f / std::sqrt(static_cast<float>(layer.latent.head_dim));
-    if (layer.latent.n_behind >= layer.latent.head_dim) {
-        fail(KVG_MODEL_LOAD, "%s: queries of %u dimensions, and %u of them lie behind the latent", path, layer.latent.head_dim,
-             layer.latent.n_behind);
-    }
-    if (layer.n_head_kv != 1 || layer.head_dim_v != rank || layer.head_dim_k != rank + layer.latent.n_behind) {
-        fail(KVG_UNSUPPORTED,
-             "%s: %u heads of K of %u and of V of %u beside a latent of %u and %u; only files whose K is the latent run, as "
-             "newer converters make them",
-             path, layer.n_head_kv, layer.head_dim_k, layer.head_dim_v, rank, layer.latent.n_behind);
-    }
-}
-
 state_spec read_kimi_state(const metadata & in, const hparams & h) {
     state_spec s = {};
     s.kind = state_kind::delta_net;
@@ -277,6 +240,7 @@ void read_kimi_linear(const metadata & in, hparams & h) {
             layer.rope.n_rot = 0;
         } else {
             read_latent(in, layer);
+            layer.rope.n_rot = 0; // nothing is rotated
         }
         feed_forward_spec & ff = layer.feed_forward;
         if (il < n_dense) {
@@ -359,8 +323,6 @@ std::vector<arch_recipe> hybrid_recipes() {
                                                   extent::state_heads_twice, presence::required, with::state)};
     const auto attending = only(with::attention, projections());
     const auto attending_normed = only(with::attention, projections() + head_norms());
-    const auto choice_bias =
-        tensors{vector_of("exp_probs_b.bias", role::expert_choice_bias, extent::expert, presence::required, with::experts)};
     const auto output_bias = only(with::attention, output_bias_of_attention(presence::optional));
     const auto short_conv = with_scales(scale::ignored, state_in("shortconv.in_proj.weight") + taps("shortconv.conv.weight") +
                                                             state_out("shortconv.out_proj.weight", extent::channels));
@@ -390,7 +352,7 @@ std::vector<arch_recipe> hybrid_recipes() {
     arch_recipe mamba_2 = hybrid("mamba2", neox, frame(), attn_norm() + mamba2(presence::required), read_mamba2);
     mamba_2.attending = r::no_layer;
     const auto unused_factors = tensors{vector_of("rope_freqs.weight", role::count, extent::pairs, presence::ignored)};
-    const auto kimi = attn_norm() + kimi_delta_net() + latent_attention() + ffn_norm() + choice_bias +
+    const auto kimi = attn_norm() + kimi_delta_net() + latent_attention() + ffn_norm() + choice_bias(presence::required) +
                       with_scales(scale::ignored, gated() + experts() + shared_expert(presence::ignored));
     return {
         hybrid("qwen35", neox, frame(), qwen35 + gated(), read_qwen35),
@@ -400,7 +362,7 @@ std::vector<arch_recipe> hybrid_recipes() {
                      gating_kind::softmax, r::always),
         hybrid("lfm2", neox, frame("token_embd_norm.weight"), lfm2, read_lfm2),
         with_experts(hybrid("lfm2moe", neox, frame("token_embd_norm.weight"),
-                            lfm2 + with_scales(scale::ignored, experts()) + choice_bias, read_lfm2moe),
+                            lfm2 + with_scales(scale::ignored, experts()) + choice_bias(presence::required), read_lfm2moe),
                      gating_kind::sigmoid, r::always),
         with_experts(granite_hybrid, gating_kind::softmax, r::allowed),
         nemotron_h,

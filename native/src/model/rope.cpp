@@ -28,8 +28,9 @@ float first_gain(const rope_params & params) { return params.attn_factor * std::
 ggml_tensor * rope(ggml_context * ctx, ggml_tensor * x, ggml_tensor * positions, ggml_tensor * freq_factors,
                    const rope_params & params, bool in_place, float gain) {
     const auto apply = in_place ? ggml_rope_ext_inplace : ggml_rope_ext;
-    return apply(ctx, x, positions, freq_factors, params.n_rot, params.mode, params.n_ctx_orig, params.freq_base,
-                 params.freq_scale, params.yarn, gain / own_gain(params), params.ramp_fast, params.ramp_slow);
+    ggml_tensor * y = apply(ctx, x, positions, freq_factors, params.n_rot, params.mode, params.n_ctx_orig, params.freq_base,
+                            params.freq_scale, params.yarn, gain / own_gain(params), params.ramp_fast, params.ramp_slow);
+    return params.offset > 0 ? ggml_rope_set_offset(y, params.offset) : y;
 }
 
 ggml_tensor * rotate_pairs(ggml_context * ctx, ggml_tensor * x, ggml_tensor * ones, ggml_tensor * inverse_angles,

@@ -131,6 +131,10 @@ bool has(const hparams & h, uint32_t il, with layers) {
         return true;
     case with::attention:
         return h.layers[il].attends();
+    case with::q_plain:
+        return h.layers[il].attends() && h.layers[il].latent.q_rank == 0;
+    case with::q_latent:
+        return h.layers[il].latent.q_rank > 0;
     case with::state:
         return h.layers[il].recurs();
     case with::shared_expert:

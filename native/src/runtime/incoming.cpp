@@ -92,7 +92,9 @@ void incoming::write(const kvg_incoming_rows & in) {
         const uint32_t layer = group.layers()[place];
         write_only_rows_of(group.k(layer), cells, data);
         data += n * group.k_row_bytes();
-        write_only_rows_of(group.v(layer), cells, data);
+        if (group.v(layer)) {
+            write_only_rows_of(group.v(layer), cells, data);
+        }
         data += n * group.v_row_bytes();
         std::fill(part.written[place].begin() + cell_begin, part.written[place].begin() + cell_end, true);
     }

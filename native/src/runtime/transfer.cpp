@@ -116,6 +116,9 @@ void transfer::read(int64_t layer, bool v, float * out, uint64_t n_floats) {
         fail(KVG_INVALID_ARGUMENT, "layer %u has no K and V of its own: it reads those of layer %u", il, owner);
     }
     const kv_group & group = cache_.group_of(il);
+    if (v && group.spec().v_in_k > 0) {
+        fail(KVG_INVALID_ARGUMENT, "layer %u has no V of its own: it is the first %u dimensions of K", il, group.spec().v_in_k);
+    }
     const uint32_t width = v ? group.spec().v_width() : group.spec().k_width();
     const uint64_t wanted = uint64_t{group.cells().size()} * width;
     if (!out || n_floats != wanted) {

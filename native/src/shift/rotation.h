@@ -28,7 +28,8 @@ struct layer_rotation {
     bool rotates() const { return rope.n_rot > 0; }
     // for the CPU's kernel. head_dim: floats of a head, with padding if it has any
     head_rotation heads_of(uint32_t head_dim) const {
-        return {head_dim, static_cast<uint32_t>(rope.n_rot) / 2, rope.mode == GGML_ROPE_TYPE_NEOX};
+        return {head_dim, static_cast<uint32_t>(rope.n_rot) / 2, rope.mode == GGML_ROPE_TYPE_NEOX,
+                static_cast<uint32_t>(rope.offset)};
     }
 };
 

@@ -74,7 +74,7 @@ MORE = [
     ArchSpec("granite", n_rot=-1),
     ArchSpec("granitemoe", n_expert=8, n_ff_shared=48, seed=1),  # with 0, two experts are as good for a token
     ArchSpec("ernie4_5"),
-    ArchSpec("mistral3", scaling="yarn", temperature=0.5),
+    ArchSpec("mistral3", scaling="yarn", temperature=0.5, yarn_gain=0.7),
     ArchSpec("mistral3", n_expert=8),
     ArchSpec("hunyuan-dense"),
     ArchSpec("hunyuan-dense", scaling="yarn", n_head=8, n_head_kv=1),
@@ -107,7 +107,20 @@ EXPERTS = [
     ArchSpec("glm4moe", n_rot=16, n_expert=8, n_ff_shared=96, biases=True),
     ArchSpec("ernie4_5-moe", n_expert=8, n_ff_shared=48),
 ]
-# K and V are a latent
+# K and V are a latent: V2 Lite, V2, V3
+DEEPSEEK = ArchSpec("deepseek2", 3, n_head_kv=1, n_expert=8, n_ff_shared=96, rank=48, q_rank=40)
+LATENTS = [
+    ArchSpec("deepseek2", 27, 32, 2, 1, 32, 32, n_expert=4, n_ff_shared=32, rank=32),
+    replace(DEEPSEEK, scaling="yarn", yarn_gain=0.0707),
+    replace(DEEPSEEK, scaling="yarn", yarn_gain=0.1, n_group=4, n_ff_shared=192, fused=True),
+    replace(DEEPSEEK, scaling="yarn", n_head=8, head_dim=48, n_behind=32, rank=64),
+    replace(DEEPSEEK, scaling="linear"),
+    replace(DEEPSEEK, arch="mistral4", scaling="yarn", yarn_gain=0.0707, temperature=0.5, seed=1),
+]
+CHUNKED = [
+    ArchSpec("llama4", 4, n_expert=8, n_ff_shared=96),
+    ArchSpec("llama4", 8, 32, 2, 1, 16, 32, n_expert=128, n_expert_used=1, n_ff_shared=32),
+]
 KIMI = ArchSpec("kimi-linear", 4, n_head_kv=1, state_heads=4, n_expert=8, n_ff_shared=96, rank=48)
 # layers with a state: more heads of V than of K, groups, experts
 STATES = [
@@ -150,7 +163,7 @@ ARCHS = Path(os.environ.get("LLAMA_ARCHS", Path(__file__).parents[4] / "shared" 
 NAMES = ["llama", "qwen2", "qwen3", "qwen3moe", "phi3", "gemma2", "gemma3", "gpt-oss"]
 NAMES += ["qwen35", "qwen35moe", "qwen3next", "lfm2", "lfm2moe", "granitehybrid", "nemotron_h"]
 NAMES += ["falcon-h1", "mamba2", "kimi-linear"]
-NAMES += [spec.arch for spec in MORE + LAYER_NORMS + EXPERTS]
+NAMES += [spec.arch for spec in MORE + LAYER_NORMS + EXPERTS + LATENTS + CHUNKED]
 NAMES = [name for name in dict.fromkeys(NAMES) if name != "apertus"]
 
 
@@ -159,7 +172,7 @@ def compare(path: Path, n_vocab: int = N_VOCAB, kv_type: str = "f16") -> None:
     judge(path, lambda engine: prompt_then_singles(engine, ids, N_PROMPT), n_ctx=256, kv_type=kv_type)
 
 
-@pytest.mark.parametrize("spec", SPECS + MORE + LAYER_NORMS + EXPERTS + STATES, ids=str)
+@pytest.mark.parametrize("spec", SPECS + MORE + LAYER_NORMS + EXPERTS + LATENTS + CHUNKED + STATES, ids=str)
 def test_logits(architecture: Architecture, spec: ArchSpec) -> None:
     compare(architecture(spec))
 
@@ -170,6 +183,7 @@ def test_logits(architecture: Architecture, spec: ArchSpec) -> None:
     [
         # K's rows are wider than V's; no expert is chosen by a rounding
         replace(KIMI, head_dim=64, n_behind=32, rank=96, n_expert=2),
+        replace(DEEPSEEK, n_layer=2, head_dim=64, n_behind=32, rank=96, n_expert=2),
         # Q, K and V are parts of the same rows
         ArchSpec("phi3", fused=True),
         ArchSpec("llama", fused=True),

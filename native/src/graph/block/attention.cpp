@@ -15,11 +15,6 @@ struct third {
     uint32_t offset;
 };
 
-// The first rank numbers of each token's K.
-ggml_tensor * latent_of(builder & b, ggml_tensor * k, int64_t rank) {
-    return ggml_cont(b.ctx(), ggml_view_3d(b.ctx(), k, rank, 1, k->ne[2], k->nb[1], k->nb[2], 0));
-}
-
 third third_of(const layer_spec & spec, role weight) {
     switch (weight) {
     case role::wq:
@@ -129,16 +124,14 @@ stored_rows attention_block::store(builder & b, const input & x) const {
     const kv_part & part = cells.part_of(layer);
     const bool by_latent = spec.latent.head_dim > 0;
     ggml_tensor * k = by_latent ? latent_k(b, x.normed) : heads_of(b, x, role::wk);
-    ggml_tensor * v = by_latent                               ? latent_of(b, k, spec.head_dim_v)
-                      : x.qkv || of.layers()[layer][role::wv] ? heads_of(b, x, role::wv)
-                                                              : k;
+    ggml_tensor * v = by_latent ? nullptr : x.qkv || of.layers()[layer][role::wv] ? heads_of(b, x, role::wv) : k;
     k = placed(b, k, role::k_norm);
-    v = spec.norm_v ? normalized(b, of.arch().norm, v, of.hparams().norm_eps) : v;
+    v = v && spec.norm_v ? normalized(b, of.arch().norm, v, of.hparams().norm_eps) : v;
     b.wish(of.placement().layer(layer));
     if (part.hadamard_k) {
         k = part.hadamard_k->apply(b.ctx(), k);
     }
-    if (part.hadamard_v) {
+    if (v && part.hadamard_v) {
         v = part.hadamard_v->apply(b.ctx(), v);
     }
     // attention reads views of these nodes, not of the cache's tensors: that makes write-before-read an edge of the graph
@@ -148,10 +141,20 @@ stored_rows attention_block::store(builder & b, const input & x) const {
         b.root(all);
         return all;
     };
-    const stored_rows all = {write(turn ? turn->k : cells.k(layer), k, spec.k_width()),
-                             write(turn ? turn->v : cells.v(layer), v, spec.v_width())};
+    ggml_tensor * stored_k = write(turn ? turn->k : cells.k(layer), k, spec.k_width());
+    const stored_rows all = {stored_k, v ? write(turn ? turn->v : cells.v(layer), v, spec.v_width()) : stored_k};
     b.wish(part.reader);
     return all;
+}
+
+// What queries are made of, which may come by way of a smaller width.
+attention_block::input attention_block::query_input(builder & b, const input & x) const {
+    const role_tensors & w = of.layers()[layer];
+    if (!w[role::q_down]) {
+        return x;
+    }
+    ggml_tensor * small = b.linear(x.normed, w[role::q_down], nullptr, nullptr);
+    return {norm(b, of.arch().norm, small, w[role::q_down_norm], of.hparams().norm_eps), nullptr};
 }
 
 ggml_tensor * attention_block::build(builder & b, ggml_tensor * x) const {
@@ -169,7 +172,7 @@ ggml_tensor * attention_block::build(builder & b, ggml_tensor * x) const {
         return nullptr;
     }
     const layer_spec & spec = of.hparams().layers[layer];
-    ggml_tensor * q = heads_of(b, in_here, role::wq);
+    ggml_tensor * q = heads_of(b, query_input(b, in_here), role::wq);
     ggml_tensor * gate = nullptr;
     if (spec.gated) {
         const auto half = [&](size_t begin) {
@@ -187,8 +190,8 @@ ggml_tensor * attention_block::build(builder & b, ggml_tensor * x) const {
     }
     ggml_tensor * heads = attention(b.ctx(), how, q, cells.k_heads(b.ctx(), rows.k, span.begin, span.n),
                                     cells.v_heads(b.ctx(), rows.v, span.begin, span.n), in.mask, w[role::sinks]);
-    if (part.hadamard_v) {
-        heads = part.hadamard_v->apply(b.ctx(), heads);
+    if (const hadamard * mixed = spec.v_in_k() > 0 ? part.hadamard_k.get() : part.hadamard_v.get()) {
+        heads = mixed->apply(b.ctx(), heads);
     }
     b.wish(part.reader);
     heads = spec.latent.head_dim > 0 ? out_of_latents(b, heads) : heads;

@@ -16,7 +16,8 @@ struct group_inputs {
     ggml_tensor * mask;  // F16 (n_kv, n_tokens); nullptr when no layer of the group attends: the last one, without outputs
 };
 
-// What attention reads in place of a layer's K and V: the nodes of a graph that write to them. (width, n_rows) each
+// What attention reads in place of a layer's K and V: the nodes of a graph that write to them. (width, n_rows) each; v is k where V is a
+// part of K
 struct stored_rows {
     ggml_tensor * k;
     ggml_tensor * v;
@@ -47,6 +48,7 @@ private:
         ggml_tensor * qkv;    // its product with a matrix of all three; nullptr: each has its own
     };
 
+    input query_input(builder & b, const input & x) const;
     // Q, K or V as heads: (head_dim, n_head, n_tokens)
     ggml_tensor * heads_of(builder & b, const input & x, role weight) const;
     ggml_tensor * latent_k(builder & b, ggml_tensor * x) const;

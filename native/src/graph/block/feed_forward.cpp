@@ -134,9 +134,10 @@ ggml_tensor * mixture(builder & b, const feed_forward_spec & spec, const role_te
     const auto [experts, weights] = choose(b, spec, w, routed);
     const int64_t n = x->ne[1];
     x = ggml_reshape_3d(b.ctx(), x, x->ne[0], 1, n);
+    x = spec.weighs_input ? ggml_mul(b.ctx(), ggml_repeat_4d(b.ctx(), x, x->ne[0], spec.n_expert_used, n, 1), weights) : x;
     ggml_tensor * y = gated_by_experts(b, spec, w, x, experts);
     y = expert_linear(b, w, role::expert_down, role::expert_down_bias, y, experts);
-    y = ggml_mul(b.ctx(), y, weights); // (n_embd, n_expert_used, n_tokens)
+    y = spec.weighs_input ? y : ggml_mul(b.ctx(), y, weights); // (n_embd, n_expert_used, n_tokens)
     ggml_tensor * sum = nullptr;
     for (size_t i = 0; i < spec.n_expert_used; ++i) {
         ggml_tensor * of_one = ggml_view_2d(b.ctx(), y, y->ne[0], n, y->nb[2], i * y->nb[1]);
