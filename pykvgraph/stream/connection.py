@@ -40,7 +40,8 @@ class Connection(Framed):
             if n_sent < len(head):
                 self._socket.sendall(head[n_sent:])
                 n_sent = len(head)
-            self._socket.sendall(part[n_sent - len(head) :])
+            if n_sent < len(head) + part.nbytes:
+                self._socket.sendall(part[n_sent - len(head) :])
         except OSError as error:
             raise self._explained(error, f"the other end has taken nothing for {self.timeout:g} s") from None
 

@@ -54,22 +54,25 @@ class Mpi(Framed):
         if into.nbytes == 0:
             return
         stalled, closed = f"{what} for {self.timeout:g} s", f"the other end is closed, and {what}"
-        status = self._mpi.Status()
         with self._named_errors():
-            message = self._wait(lambda: self._world.Improbe(self._rank, self._tag + _FRAME), stalled, closed)
-            request = message.Irecv([into, self._mpi.BYTE])
-            self._finish(request, into, stalled, None, status)
-            n_bytes = status.Get_count(self._mpi.BYTE)
-        if n_bytes != into.nbytes:
-            what = f"a message of {n_bytes} bytes came, and one of {into.nbytes} was expected"
-            raise self._error(what, "see what the other end is, and that its version is the same")
+            n_bytes = self._wait(self._next_bytes, stalled, closed)
+            if n_bytes != into.nbytes:  # it stays where it is: MPI would cut it
+                what = f"a message of {n_bytes} bytes came, and one of {into.nbytes} was expected"
+                raise self._error(what, "see what the other end is, and that its version is the same")
+            request = self._world.Irecv([into, self._mpi.BYTE], self._rank, self._tag + _FRAME)
+            self._finish(request, into, stalled, None)
 
-    def _finish(
-        self, request: Any, data: object, stalled: str, closed: str | None, status: Any = None
-    ) -> None:
+    def _next_bytes(self) -> int | None:
+        """The size of the message that has come; None: there is none."""
+        status = self._mpi.Status()
+        if not self._world.Iprobe(self._rank, self._tag + _FRAME, status):
+            return None
+        return int(status.Get_count(self._mpi.BYTE))
+
+    def _finish(self, request: Any, data: object, stalled: str, closed: str | None) -> None:
         """Until MPI is done with the data; if it never is, they are kept for it."""
         try:
-            self._wait(lambda: request.Test(status) or None, stalled, closed)
+            self._wait(lambda: request.Test() or None, stalled, closed)
         except BaseException:
             _unfinished.append((request, data))
             raise
