@@ -26,6 +26,9 @@ MODELS = [
     ArchSpec("gpt-oss", 4, window=64, n_expert=4, scaling="yarn"),
     ArchSpec("qwen35", 4, period=4, state_heads=4, n_rot=8, n_head=8),
     ArchSpec("granitehybrid", 4, period=3, state_heads=8),
+    ArchSpec(
+        "deepseek2", 4, n_head_kv=1, n_expert=4, n_ff_shared=96, rank=96, n_behind=32, q_rank=40, head_dim=64
+    ),
 ]
 KV_TYPES = ["f32", "f16", "q8_0", "q4_0"]
 SIZES: dict[str, Any] = {"n_ctx": 400, "n_batch": 64, "n_ubatch": 64, "n_threads": 1, "n_threads_batch": 1}
