@@ -1,0 +1,1 @@
+"""Several engines behind one address: who starts them, who watches them, and who gets a request."""
