@@ -113,6 +113,14 @@ ARCHITECTURES = {
     "gpt-oss": ArchSpec("gpt-oss", 2, 32, 2, 1, 16, 32, n_expert=4, window=8, scaling="yarn"),
     "stablelm": ArchSpec("stablelm", 2, 32, 2, 1, 16, 32, n_rot=4, norms_by_head=True),
     "cohere2": ArchSpec("cohere2", 4, 32, 2, 1, 16, 32, window=8, period=4),
+    "gpt2": ArchSpec("gpt2", 2, 32, 2, 2, 16, 32, fused=True, n_ctx_train=64),
+    "apertus": ArchSpec("apertus", 2, 32, 2, 1, 16, 32),
+    "mistral3": ArchSpec("mistral3", 2, 32, 2, 1, 16, 32, scaling="yarn", temperature=0.5, yarn_gain=0.7),
+    "hunyuan-dense": ArchSpec("hunyuan-dense", 2, 32, 2, 1, 16, 32),
+    "deepseek2": ArchSpec(
+        "deepseek2", 2, 32, 2, 1, 32, 32, n_expert=4, n_ff_shared=32, rank=32, q_rank=16, scaling="yarn"
+    ),
+    "llama4": ArchSpec("llama4", 4, 32, 2, 1, 16, 32, n_expert=4, n_ff_shared=32),
     "bailingmoe2": ArchSpec("bailingmoe2", 2, 32, 2, 1, 16, 32, n_expert=8, n_group=4, n_ff_shared=32),
     "qwen35moe": ArchSpec("qwen35moe", 2, 32, 2, 1, 16, 32, n_expert=4, n_ff_shared=16, state_heads=2),
     "lfm2": ArchSpec("lfm2", 3, 32, 2, 1, 16, 32, window=8, state_heads=1, n_taps=3),

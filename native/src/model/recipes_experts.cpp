@@ -130,6 +130,10 @@ void read_deepseek(const metadata & in, hparams & h, bool rotates_with_gain) {
     const bool has_q_rank = in.file().find_tensor("blk.0.attn_q_a.weight") != nullptr;
     for (layer_spec & layer : h.layers) {
         read_latent(in, layer);
+        if (layer.head_dim_v % 2 != 0) {
+            fail(KVG_UNSUPPORTED, "%s: a latent of %u; rope rotates pairs behind it, and begins at an even dimension",
+                 in.file().path().c_str(), layer.head_dim_v);
+        }
         layer.rope.offset = static_cast<int>(layer.head_dim_v);
         layer.latent.q_rank = has_q_rank ? in.required("attention.q_lora_rank", 1, metadata::MAX_WIDTH) : 0;
         layer.tempered = h.temperature.scale > 0.0f;

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,22 +18,14 @@ RANK, N_BEHIND, N_LAYER = 96, 32, 2
 IDS = random_ids(60, N_VOCAB)
 
 
+SPEC = ArchSpec(
+    "deepseek2", N_LAYER, 64, 4, 1, 64, n_expert=4, n_ff_shared=96, rank=RANK, n_behind=N_BEHIND, q_rank=40
+)
+
+
 @pytest.fixture(scope="module")
 def model(architecture: Callable[[ArchSpec], Path]) -> Iterator[kvg.Model]:
-    spec = ArchSpec(
-        "deepseek2",
-        N_LAYER,
-        64,
-        4,
-        1,
-        64,
-        n_expert=4,
-        n_ff_shared=96,
-        rank=RANK,
-        n_behind=N_BEHIND,
-        q_rank=40,
-    )
-    with kvg.Model(architecture(spec), device="cpu") as opened:
+    with kvg.Model(architecture(SPEC), device="cpu") as opened:
         yield opened
 
 
@@ -61,3 +54,9 @@ def test_there_is_no_v_to_read(model: kvg.Model) -> None:
         assert ctx.kv.read_k(0).shape == (128, 1, RANK + N_BEHIND)
         with pytest.raises(kvg.InvalidArgumentError, match=f"no V of its own: it is the first {RANK} dim"):
             ctx.kv.read_v(0)
+
+
+def test_a_latent_of_odd_width_is_refused(architecture: Callable[[ArchSpec], Path]) -> None:
+    """ggml would end the process: its rope begins at even dimensions."""
+    with pytest.raises(kvg.UnsupportedError, match="a latent of 95; rope rotates pairs"):
+        kvg.Model(architecture(replace(SPEC, rank=95)), device="cpu")
