@@ -208,7 +208,8 @@ def use_model(path: Path) -> None:
         assert ctx.logits().shape == (4, model.n_vocab)
         ctx.kv.checkpoint(0)
         ctx.kv.seq_rm(0, 0, 1)
-        ctx.kv.seq_add(0, 1, -1, -1)
+        if ctx.kv.can_shift:
+            ctx.kv.seq_add(0, 1, -1, -1)
         ctx.kv.defrag("fill")
         ctx.kv.update()
         ctx.kv.load(ctx.kv.save())
