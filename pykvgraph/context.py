@@ -24,7 +24,7 @@ from pykvgraph.kv_cache import KVCache
 from pykvgraph.model import Model
 from pykvgraph.params import ContextParams, params_of
 from pykvgraph.pending import PendingTokens
-from pykvgraph.plan.fitting import fit_n_ctx, warning_of
+from pykvgraph.plan.fitting import MARGIN, fit_n_ctx, warning_of
 from pykvgraph.state.transfer import read_info
 from pykvgraph.trace import take_spans, write_trace
 from pykvgraph.types import DevicePart, Scores
@@ -355,12 +355,15 @@ class LastOutput(NamedTuple):
             raise KVGraphError("the logits are broken: one is no number, or the largest is infinite")
 
 
-def fitting_n_ctx(model: Model, most: int, arguments: Mapping[str, Any]) -> int:
+def fitting_n_ctx(model: Model, most: int, arguments: Mapping[str, Any], share: float = 1.0) -> int:
     """The most cells, up to `most`, that a Context with these arguments has memory for.
 
-    What are no arguments of Context is passed over. Raises as fit_n_ctx().
+    What are no arguments of Context is passed over. share: of what may be taken, for this one of several.
+    Raises as fit_n_ctx().
     """
-    return fit_n_ctx(model.path, most, is_loaded=True, **model._where, **_of_context(arguments)).n_ctx
+    margin = 100 - int((100 - MARGIN) * share)
+    where = {**model._where, **_of_context(arguments)}
+    return fit_n_ctx(model.path, most, is_loaded=True, margin=margin, **where).n_ctx
 
 
 def warning_of_memory(model: Model, n_ctx: int, arguments: Mapping[str, Any]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 import logging
 import socket
-from typing import IO, TYPE_CHECKING, Any, Literal
+from typing import IO, TYPE_CHECKING, Any
 
 import click
 
@@ -15,8 +15,9 @@ from pykvgraph.cli.where import Where
 
 if TYPE_CHECKING:
     from pykvgraph.engine import Engine
+    from pykvgraph.server.engine_spec import EngineSpec
+    from pykvgraph.server.run import HttpServer
     from pykvgraph.server.settings import Settings
-    from pykvgraph.tiers.tiers import Tiers
 
 _SLOTS = 4
 _CACHE_RAM = 1024  # MiB, for --cache-disk
@@ -30,6 +31,7 @@ _DEFAULTS = ("temp", "top_k", "top_p", "min_p", "seed")
     epilog=examples(
         "pykvgraph serve -m model.gguf",
         "pykvgraph serve -m model.gguf -c 16384 -np 8 --api-key SECRET --host 0.0.0.0",
+        "pykvgraph serve -m model.gguf --workers 4",
         'curl http://127.0.0.1:8080/completion -d \'{"prompt": "Once upon"}\'',
     ),
 )
@@ -45,30 +47,45 @@ def serve(model: str, where: Where, host: str, port: int, **given: Any) -> None:
     The environment variables of llama-server (LLAMA_ARG_...) mean the same here.
     """
     try:
-        from pykvgraph.server.run import Server, address_of
+        from pykvgraph.server.run import address_of
     except ModuleNotFoundError as error:
         raise ImportError(f"{error.name} is missing: pip install 'pykvgraph[server]'") from error
     settings = _settings(model, host, given)
-    context = {**_context(where, given), "tiers": _tiers(given)}
+    engine = _engine(model, where, settings, given)
     _warn_of_strangers(settings)
     logging.basicConfig(format="%(message)s")
     logging.getLogger("pykvgraph.server").setLevel(logging.INFO)
     with _listener(host, port) as listener:
         address = address_of(listener)
         click.echo(f"{address}: loading {model}", err=True)
+        _server(settings, engine, where, given["n_workers"], address).run(sockets=[listener])
 
-        def load() -> Engine:
-            import pykvgraph as kvg
 
-            draft: kvg.Model | Literal["ngram"] | None = None
-            if settings.spec_type == "ngram-simple":
-                draft = "ngram"
-            elif given["model_draft"]:
-                draft = kvg.Model(given["model_draft"], **where.model())
-            return kvg.Engine(kvg.Model(model, **where.model()), draft=draft, **context)
+def _server(settings: Settings, engine: EngineSpec, where: Where, n_workers: int, address: str) -> HttpServer:
+    def say_ready() -> None:
+        click.echo(f"{address}: ready", err=True)
 
-        server = Server(settings, load, lambda: click.echo(f"{address}: ready", err=True))
-        server.run(sockets=[listener])
+    if n_workers > 1:
+        from pykvgraph.cluster.run import ClusterServer
+
+        return ClusterServer(settings, engine.share_of(n_workers), n_workers, say_ready)
+    from pykvgraph.server.run import Server
+
+    def load() -> Engine:
+        where.connect()
+        where.warn()
+        return engine.load()
+
+    return Server(settings, load, say_ready)
+
+
+def _engine(model: str, where: Where, settings: Settings, given: dict[str, Any]) -> EngineSpec:
+    from pykvgraph.server.engine_spec import EngineSpec
+
+    draft = "ngram" if settings.spec_type == "ngram-simple" else given["model_draft"] or ""
+    return EngineSpec(
+        model, draft, where.of_model(), _context(where, given), _tiers(given), tuple(where.endpoints())
+    )
 
 
 def _context(where: Where, given: dict[str, Any]) -> dict[str, Any]:
@@ -87,16 +104,19 @@ def _context(where: Where, given: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _tiers(given: dict[str, Any]) -> Tiers | None:
-    """Where prompts go whose cells others need. A usage error for a folder or a disk without memory."""
-    from pykvgraph.tiers.tiers import NO_LIMIT, Tiers
+def _tiers(given: dict[str, Any]) -> dict[str, Any]:
+    """Where prompts go whose cells others need, as Tiers takes it; {}: nowhere.
+
+    A usage error for a folder or a disk without memory.
+    """
+    from pykvgraph.tiers.tiers import NO_LIMIT
 
     ram, disk, folder = given["cache_ram"], given["cache_disk"], given["cache_dir"]
     if ram is None:
         ram = _CACHE_RAM if disk else 0
     if (disk and not ram) or (folder and not disk):
         raise click.UsageError("--cache-dir needs --cache-disk, and that needs --cache-ram")
-    return Tiers(NO_LIMIT if ram < 0 else ram << 20, disk << 20, folder) if ram else None
+    return {"ram": NO_LIMIT if ram < 0 else ram << 20, "disk": disk << 20, "path": folder} if ram else {}
 
 
 def _settings(model: str, host: str, given: dict[str, Any]) -> Settings:

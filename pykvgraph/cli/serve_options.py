@@ -184,6 +184,13 @@ _OF_ENGINE: list[Adder] = [
     ),
 ]
 _OF_WIRE: list[Adder] = [
+    _count(
+        ("--workers", "n_workers"),
+        "Processes, each with an engine of its own; a request goes to the one that has most of its prompt. "
+        "-c, -np and -t are of each.",
+        1,
+        1,
+    ),
     option("--host", default="127.0.0.1", help="Address to listen on."),
     option("--port", type=click.IntRange(0, 65535), default=8080, help="Port to listen on; 0: a free one."),
     option("--api-key", metavar="KEY,..", help="Only requests with one of these keys."),

@@ -26,18 +26,27 @@ class Where:
     kv_tier: str
     rpc: str | None
 
+    def endpoints(self) -> list[str]:
+        """The servers whose devices are used, too."""
+        return [endpoint.strip() for endpoint in self.rpc.split(",")] if self.rpc else []
+
     def connect(self) -> None:
         """The servers' devices are known from then on. Raises as add_rpc_server does."""
         import pykvgraph
 
-        for endpoint in (self.rpc or "").split(",") if self.rpc else ():
-            pykvgraph.add_rpc_server(endpoint.strip())
+        for endpoint in self.endpoints():
+            pykvgraph.add_rpc_server(endpoint)
 
     def model(self) -> dict[str, Any]:
         """As Model takes it; the servers are connected first."""
+        self.connect()
+        self.warn()
+        return self.of_model()
+
+    def warn(self) -> None:
+        """Says so where layers were to go to a GPU, and there is none."""
         import pykvgraph
 
-        self.connect()
         found_none = all(device.type != "gpu" for device in pykvgraph.devices())
         if self.n_gpu_layers > 0 and self.device.lower() == "auto" and found_none:
             click.echo(
@@ -45,6 +54,9 @@ class Where:
                 "CPU; `pykvgraph info` lists devices.",
                 err=True,
             )
+
+    def of_model(self) -> dict[str, Any]:
+        """As Model takes it, once the servers are connected."""
         return {
             "device": self.device,
             "n_gpu_layers": self.n_gpu_layers,

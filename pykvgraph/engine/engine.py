@@ -59,7 +59,8 @@ class Engine(NotCopied):
     with its positions moved, as llama-server's --cache-reuse: these tokens have seen others before them, so
     that what is said need not be what it would be else; 0: never. tiers: where prefixes go when others need
     their cells, and come back from, also in another process (docs/tiers.md); it needs prefix_cache; None:
-    they are lost. background: a thread of the engine's own takes the steps; False: the program calls step().
+    they are lost. memory_share: the part of the free memory that this engine is planned for, one of several
+    on a machine. background: a thread of the engine's own takes the steps; False: the program calls step().
     Other arguments are those of Context.
 
     `context` is the context; its cache can be looked at. While the engine lives, nothing else may decode on
@@ -81,6 +82,7 @@ class Engine(NotCopied):
         draft_max: int = 16,
         cache_reuse: int = 0,
         tiers: Tiers | None = None,
+        memory_share: float = 1.0,
         background: bool = True,
         **context: Any,
     ) -> None:
@@ -96,6 +98,7 @@ class Engine(NotCopied):
         n_ubatch = context.pop("n_ubatch", min(integer(n_batch, "n_batch"), 512))
         batch = {"n_batch": n_batch, "n_ubatch": n_ubatch}
         draft_max = integer(draft_max, "draft_max", 1)
+        memory_share = real(memory_share, "memory_share", 1e-6, 1.0)
         shares, cache_reuse = flag(prefix_cache, "prefix_cache"), integer(cache_reuse, "cache_reuse", 0)
         overcommit, background = flag(overcommit, "overcommit"), flag(background, "background")
         if tiers is not None and not (isinstance(tiers, Tiers) and shares):
@@ -108,7 +111,7 @@ class Engine(NotCopied):
         # before anything is measured: its memory is not free
         drafter = drafter_of(draft, model, n_cells or "auto", {**batch, **threads, "n_seq_max": n_seq_max})
         n_states = min(draft_max, MOST_ROWS) if drafter is not None else 0
-        sizes = sizes_for(model, n_cells, n_seq_max, batch, n_states, **context)
+        sizes = sizes_for(model, n_cells, n_seq_max, batch, n_states, memory_share, **context)
         self.model = model
         self.context = Context(
             model,

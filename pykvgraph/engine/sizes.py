@@ -35,17 +35,24 @@ class Sizes:
 
 
 def sizes_for(
-    model: Model, n_ctx: int | None, n_seq_max: int, batch: dict[str, int], n_states: int, **context: Any
+    model: Model,
+    n_ctx: int | None,
+    n_seq_max: int,
+    batch: dict[str, int],
+    n_states: int,
+    share: float = 1.0,
+    **context: Any,
 ) -> Sizes:
     """Sizes for n_seq_max texts; n_ctx None: as many cells as the texts can fill, and the memory can hold.
 
     A cache that leaves others too little memory is warned of, with what to type. batch: n_batch and n_ubatch.
-    n_states: how many states more than the resume points' are kept at a time, of a model that has any. Raises
-    what Context does, and DeviceError when nothing fits.
+    n_states: how many states more than the resume points' are kept at a time, of a model that has any. share:
+    the part of the free memory that this engine may take. Raises what Context does, and DeviceError when
+    nothing fits.
     """
     with Context(model, n_ctx=256, n_batch=32, n_ubatch=32, n_seq_max=1, **context) as probe:
         groups = probe.kv.groups
-    free = _free_bytes(model)
+    free = int(_free_bytes(model) * share)
     context = {**context, **batch, "n_seq_max": n_seq_max}
     if n_ctx is not None:
         sizes = _with_points(n_ctx, groups, n_seq_max, n_states, free)
@@ -54,7 +61,7 @@ def sizes_for(
         return sizes
     most = min(n_seq_max * max(model.n_ctx_train, 512), _MOST_CELLS)
     largest = _with_points(most, groups, n_seq_max, n_states, free)
-    fitting = fitting_n_ctx(model, most, {**context, **largest.points})
+    fitting = fitting_n_ctx(model, most, {**context, **largest.points}, share)
     return _with_points(fitting, groups, n_seq_max, n_states, free)
 
 

@@ -18,7 +18,7 @@ from pykvgraph.server.body import read_body
 from pykvgraph.server.cors import Cors
 from pykvgraph.server.errors import as_wire, error_body, not_found
 from pykvgraph.server.fields import Fields
-from pykvgraph.server.keys import Keys
+from pykvgraph.server.keys import Keys, OfRun
 from pykvgraph.server.reply import JsonReply
 from pykvgraph.server.service import Service
 from pykvgraph.server.wire_json import loads
@@ -27,10 +27,10 @@ Teller = Callable[[Service, Request], Awaitable[ASGIApp]]
 Answerer = Callable[[Service, Request, Fields], ASGIApp]
 
 _log = logging.getLogger("pykvgraph.server")
-_LARGE = 1 << 13  # bytes of a body that takes a while: the event loop goes on meanwhile
+LARGE = 1 << 13  # bytes of a body that takes a while: the event loop goes on meanwhile
 _SLOW = (b'"grammar"', b'"json_schema"', b'"tools"', b'"response_format"')
 
-_TELLERS: dict[tuple[str, str], Teller] = {
+TELLERS: dict[tuple[str, str], Teller] = {
     ("GET", "/health"): about.health,
     ("GET", "/v1/health"): about.health,
     ("GET", "/models"): about.models,
@@ -42,7 +42,7 @@ _TELLERS: dict[tuple[str, str], Teller] = {
     ("GET", "/metrics"): about.metrics,
     ("GET", "/cells"): cells.cells,
 }
-_ANSWERERS: dict[str, Answerer] = {
+ANSWERERS: dict[str, Answerer] = {
     "/tokenize": tokens.tokenize,
     "/detokenize": tokens.detokenize,
     "/apply-template": tokens.apply_template,
@@ -69,23 +69,21 @@ _ANSWERERS: dict[str, Answerer] = {
 def application(service: Service) -> ASGIApp:
     """All of it, with keys and CORS in front."""
     routes = [
-        Route(path, _Told(service, teller), methods=[method]) for (method, path), teller in _TELLERS.items()
+        Route(path, _Told(service, teller), methods=[method]) for (method, path), teller in TELLERS.items()
     ]
     if service.settings.page:
         routes += [Route(path, _Told(service, page_files.page), methods=["GET"]) for path in page_files.FILES]
     routes += [
-        Route(path, _Answered(service, answerer), methods=["POST"]) for path, answerer in _ANSWERERS.items()
+        Route(path, _Answered(service, answerer), methods=["POST"]) for path, answerer in ANSWERERS.items()
     ]
-    app = Starlette(routes=routes, exception_handlers={HTTPException: _no_such_path})
-    app.router.redirect_slashes = False  # it would send the client to whatever its Host header says
-    return Cors(Keys(app, service.settings.api_keys))
+    router = Starlette(routes=routes, exception_handlers={HTTPException: no_such_path})
+    router.router.redirect_slashes = False  # it would send the client to whatever its Host header says
+    app: ASGIApp = Cors(Keys(router, service.settings.api_keys))
+    return OfRun(app, service.settings.run_token) if service.settings.run_token else app
 
 
-class _Endpoint:
+class Endpoint:
     """Whatever is raised becomes an answer."""
-
-    def __init__(self, service: Service) -> None:
-        self._service = service
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
@@ -104,11 +102,11 @@ class _Endpoint:
         raise NotImplementedError
 
 
-class _Told(_Endpoint):
+class _Told(Endpoint):
     """An endpoint that looks at no body, or reads it itself."""
 
     def __init__(self, service: Service, teller: Teller) -> None:
-        super().__init__(service)
+        self._service = service
         self._teller = teller
 
     async def _reply(self, request: Request) -> ASGIApp:
@@ -117,11 +115,11 @@ class _Told(_Endpoint):
         return await self._teller(self._service, request)
 
 
-class _Answered(_Endpoint):
+class _Answered(Endpoint):
     """An endpoint that gets a JSON object."""
 
     def __init__(self, service: Service, answerer: Answerer) -> None:
-        super().__init__(service)
+        self._service = service
         self._answerer = answerer
 
     async def _reply(self, request: Request) -> ASGIApp:
@@ -132,11 +130,12 @@ class _Answered(_Endpoint):
         def answer() -> ASGIApp:
             return self._answerer(self._service, request, Fields(loads(body)))
 
-        if len(body) > _LARGE or any(name in body for name in _SLOW):
+        if len(body) > LARGE or any(name in body for name in _SLOW):
             return await asyncio.to_thread(answer)
         return answer()
 
 
-async def _no_such_path(request: Request, error: Exception) -> Any:
+async def no_such_path(request: Request, error: Exception) -> Any:
+    """What Starlette calls for one."""
     told = not_found()
     return JsonReply(error_body(request.url.path, told), told.code)

@@ -13,7 +13,9 @@ from pykvgraph.server.errors import WireError, error_body
 from pykvgraph.server.reply import JsonReply
 
 PUBLIC = frozenset((*page_files.FILES, "/health", "/v1/health", "/models", "/v1/models"))
+RUN_HEADER = "x-kvgraph-run"
 _KEY_OF_SCOPE = "kvgraph.key"
+_UNKNOWN = WireError(401, "authentication_error", "Invalid API Key")
 
 
 class Keys:
@@ -35,10 +37,25 @@ class Keys:
             if found:
                 scope[_KEY_OF_SCOPE] = found[0]
             elif scope["path"] not in PUBLIC:
-                error = WireError(401, "authentication_error", "Invalid API Key")
-                await JsonReply(error_body(scope["path"], error), error.code)(scope, receive, send)
+                await JsonReply(error_body(scope["path"], _UNKNOWN), _UNKNOWN.code)(scope, receive, send)
                 return
         await self._app(scope, receive, send)
+
+
+class OfRun:
+    """Lets requests through that bring the token of this run: a worker answers its router alone."""
+
+    def __init__(self, app: ASGIApp, token: str) -> None:
+        self._app = app
+        self._token = token.encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """As ASGI calls it."""
+        given = dict(scope["headers"]).get(RUN_HEADER.encode(), b"")
+        if hmac.compare_digest(given, self._token):
+            await self._app(scope, receive, send)
+        else:
+            await JsonReply.of_error(_UNKNOWN)(scope, receive, send)
 
 
 def key_of(request: Request) -> bytes:

@@ -56,7 +56,7 @@ class WorkReply:
         """As ASGI calls it."""
         work = asyncio.ensure_future(self._work())
         try:
-            if not await _unless_gone(work, receive):
+            if not await unless_gone(work, receive):
                 return
         finally:
             work.cancel()
@@ -89,7 +89,7 @@ class JobReply:
         work = asyncio.ensure_future(self._stream(send) if self._streams else self._whole(scope, send))
         try:
             self._job.enter()
-            await _unless_gone(work, receive)
+            await unless_gone(work, receive)
         finally:
             self._job.cancel()
             work.cancel()
@@ -153,7 +153,7 @@ class JobReply:
                 patience.cancel()
 
 
-async def _unless_gone(work: asyncio.Future[Any], receive: Receive) -> bool:
+async def unless_gone(work: asyncio.Future[Any], receive: Receive) -> bool:
     """Waits for the work; False: the client went away before its end."""
     departure = asyncio.ensure_future(_departure(receive))
     try:

@@ -13,6 +13,7 @@ from types import FrameType
 from typing import Any
 
 import uvicorn
+from starlette.types import ASGIApp
 
 from pykvgraph.engine import Engine
 from pykvgraph.server.app import application
@@ -38,20 +39,14 @@ def address_of(listener: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-class Server(uvicorn.Server):
-    """Serves an engine: run(sockets=[listener]), and stop() from another thread.
+class HttpServer(uvicorn.Server):
+    """Serves an application: run(sockets=[listener]), and stop() from another thread.
 
-    load: opens the model and makes the engine, in a thread, while clients hear that it is loaded; the server
-    closes the engine. on_ready: is told when it is there. SIGTERM and SIGINT let those finish who are being
-    answered, and let nobody else in; a second one ends them, too. run() raises what load() raises.
+    SIGTERM and SIGINT let those finish who are being answered, and let nobody else in; a second one ends
+    them, too.
     """
 
-    def __init__(
-        self, settings: Settings, load: Callable[[], Engine], on_ready: Callable[[], None] = lambda: None
-    ) -> None:
-        self.service = Service(settings)
-        self._load = load
-        self._on_ready = on_ready
+    def __init__(self, settings: Settings, app: ASGIApp) -> None:
         config: dict[str, Any] = {
             "http": limited(settings.max_connections, settings.idle_seconds),
             "ws": "none",
@@ -62,19 +57,7 @@ class Server(uvicorn.Server):
             "date_header": False,
             "timeout_keep_alive": max(min(int(settings.idle_seconds), 75), 1),
         }
-        super().__init__(uvicorn.Config(application(self.service), **config))
-
-    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
-        """Called by run()."""
-        loading = asyncio.ensure_future(self._make_ready())
-        try:
-            await super().serve(sockets)
-        finally:
-            # a thread that reads a file can't be stopped
-            await asyncio.wait({loading})
-            if self.service.is_ready:
-                await asyncio.to_thread(self.service.engine.close)
-        loading.result()
+        super().__init__(uvicorn.Config(app, **config))
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Called by serve(), to wait for those who are being answered; after a second signal nobody is."""
@@ -110,6 +93,34 @@ class Server(uvicorn.Server):
         finally:
             for sig, handler in before.items():
                 signal.signal(sig, handler)
+
+
+class Server(HttpServer):
+    """Serves an engine.
+
+    load: opens the model and makes the engine, in a thread, while clients hear that it is loaded; the server
+    closes the engine. on_ready: is told when it is there. run() raises what load() raises.
+    """
+
+    def __init__(
+        self, settings: Settings, load: Callable[[], Engine], on_ready: Callable[[], None] = lambda: None
+    ) -> None:
+        self.service = Service(settings)
+        self._load = load
+        self._on_ready = on_ready
+        super().__init__(settings, application(self.service))
+
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        """Called by run()."""
+        loading = asyncio.ensure_future(self._make_ready())
+        try:
+            await super().serve(sockets)
+        finally:
+            # a thread that reads a file can't be stopped
+            await asyncio.wait({loading})
+            if self.service.is_ready:
+                await asyncio.to_thread(self.service.engine.close)
+        loading.result()
 
     async def _make_ready(self) -> None:
         try:

@@ -13,7 +13,7 @@ from pykvgraph.engine import Engine, Window
 from pykvgraph.params import SamplingParams
 from pykvgraph.server.cells import Looks
 from pykvgraph.server.chat_template import ServerTemplate
-from pykvgraph.server.errors import loading
+from pykvgraph.server.errors import invalid, loading
 from pykvgraph.server.fields import Fields
 from pykvgraph.server.job import Job
 from pykvgraph.server.metrics import Metrics
@@ -31,7 +31,7 @@ class Service:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self.slots = Slots(settings.n_slots, settings.spec_type != "none")
+        self.slots = Slots(settings.n_slots, settings.spec_type != "none", settings.first_slot)
         self.metrics = Metrics(self)
         self.looks = Looks(self)
         self._engine: Engine | None = None
@@ -105,10 +105,17 @@ class Service:
             self.told(params) | told | keeps,
             n_ctx=self.n_ctx,
             salt=self._salt(fields, key),
-            slot=fields.integer("id_slot", -1, -1, self.slots.n - 1),
+            slot=self._slot(fields),
             windows=self._windows(prompts, **keeps) if params.n == 1 else (),
             on_end=self.metrics.add,
         )
+
+    def _slot(self, fields: Fields) -> int:
+        ids = self.slots.ids
+        slot = fields.integer("id_slot", -1, -1, ids[-1])
+        if slot not in (-1, *ids):
+            raise invalid(f"id_slot must be -1, or from {ids[0]} to {ids[-1]}, got {slot}")
+        return slot
 
     def _windows(self, prompts: list[list[int]], n_keep: int, n_discard: int) -> list[Window]:
         """How the answers go on when they have filled their context; none where they end then."""

@@ -27,6 +27,8 @@ class Settings:
     slot_save_path: the folder of saved slots; "": none are saved. context_shift: an answer that fills
     n_ctx_slot goes on, where the model allows it. n_keep: first tokens that it keeps then; -1: the prompt.
     spec_type: one of SPEC_TYPES.
+    run_token: what each request must bring, of a worker; "": nothing. first_slot: the number of its first
+    slot.
     embeddings: whether there are any. pooling: one of POOLING_NAMES; "": the file's own. embd_normalize: see
     normalized().
 
@@ -58,6 +60,8 @@ class Settings:
     reasoning_budget_message: str = ""
     metrics: bool = False
     props: bool = False
+    run_token: str = ""
+    first_slot: int = 0
     slots: bool = True
     page: bool = True
     slot_save_path: str = ""

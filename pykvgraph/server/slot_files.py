@@ -33,7 +33,7 @@ async def act(service: Service, request: Request) -> ASGIApp:
     folder = service.settings.slot_save_path
     if not folder:
         raise unsupported("This server does not support slots action. Start it with `--slot-save-path`")
-    slot = _slot(request.path_params["id_slot"], service.slots.n)
+    slot = _slot(request.path_params["id_slot"], service.slots.ids)
     action = request.query_params.get("action")
     salt = salt_of(key_of(request))
     if action == "erase":
@@ -97,9 +97,9 @@ async def _own_text(service: Service, slot: int, salt: bytes) -> Text:
     return text if text.salt == salt else Text([], salt)
 
 
-def _slot(text: str, n: int) -> int:
+def _slot(text: str, ids: range) -> int:
     slot = int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else -1
-    if not 0 <= slot < n:
+    if slot not in ids:
         raise invalid("Invalid slot ID")
     return slot
 

@@ -25,15 +25,18 @@ class Slots:
     A sample that wants a certain slot waits for that one; meanwhile later samples may take others.
     """
 
-    def __init__(self, n: int, has_drafts: bool) -> None:
+    def __init__(self, n: int, has_drafts: bool, first: int = 0) -> None:
         self.n = n
+        self.ids = range(first, first + n)
         self._has_drafts = has_drafts
-        self._free = list(range(n))
+        self._free = list(self.ids)
         self._waiting: OrderedDict[int, Sample] = OrderedDict()  # by id()
-        self._last: list[Sample | None] = [None] * n  # that each slot has, or had
-        self._texts = [Text([], b"")] * n  # that each slot had last
-        self._ends: list[list[asyncio.Future[None]]] = [[] for _ in range(n)]  # who waits for that
-        self._tasks = [0] * n
+        self._last: dict[int, Sample | None] = dict.fromkeys(self.ids)  # that each slot has, or had
+        self._texts = dict.fromkeys(self.ids, Text([], b""))  # that each slot had last
+        self._ends: dict[int, list[asyncio.Future[None]]] = {
+            slot: [] for slot in self.ids
+        }  # who waits for that
+        self._tasks = dict.fromkeys(self.ids, 0)
         self._count = itertools.count()
 
     @property
@@ -78,7 +81,7 @@ class Slots:
 
     def told(self, n_ctx: int) -> list[dict[str, Any]]:
         """What /slots tells."""
-        return [self._told(slot, n_ctx) for slot in range(self.n)]
+        return [self._told(slot, n_ctx) for slot in self.ids]
 
     def _give(self) -> None:
         for sample in list(self._waiting.values()):

@@ -1,0 +1,139 @@
+"""A request on its way to a worker and its answer on its way back, whatever happens to the worker."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, Any
+
+import httpx
+from starlette.types import Receive, Scope, Send
+
+from pykvgraph.cluster.asked import Asked
+from pykvgraph.cluster.replay import DiffersError, Replay
+from pykvgraph.server.errors import SERVER, WireError, error_body
+from pykvgraph.server.reply import JsonReply, unless_gone
+from pykvgraph.server.wire_json import dumps
+
+if TYPE_CHECKING:
+    from pykvgraph.cluster.front import Front
+
+_log = logging.getLogger("pykvgraph.server")
+# A request may be what ends its workers: it ends no more than so many and one.
+MOST_REPEATS = 3
+_GIVEN_ON = (b"authorization", b"x-api-key", b"content-type")
+_OF_CONNECTION = (b"connection", b"keep-alive", b"transfer-encoding")
+
+
+class Forwarded:
+    """The answer of one of the workers, byte for byte.
+
+    When a worker goes away the request is sent again to another one, up to MOST_REPEATS times, and what the
+    client has already is left out. A client that goes away closes the connection to the worker, which ends
+    the request there.
+    """
+
+    def __init__(self, front: Front, method: str, asked: Asked) -> None:
+        self._front = front
+        self._method = method
+        self._asked = asked
+        self._streams = False  # the client has the head of a stream
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """As ASGI calls it."""
+        work = asyncio.ensure_future(self._answer(scope, send))
+        try:
+            await unless_gone(work, receive)
+        finally:
+            work.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await work
+
+    async def _answer(self, scope: Scope, send: Send) -> None:
+        try:
+            await self._first_that_lives(scope, send)
+        except WireError as error:
+            body = error_body(scope["path"], error)
+            if not self._streams:
+                await JsonReply(body, error.code)(scope, _nothing, send)
+                return
+            name = b"event: error\n" if "type" in body else b""
+            event = b"%bdata: %b\n\n" % (name, dumps(body))
+            await send({"type": "http.response.body", "body": event})
+
+    async def _first_that_lives(self, scope: Scope, send: Send) -> None:
+        """Raises WireError."""
+        replay = Replay()
+        failed: set[int] = set()
+        for _ in range(1 + MOST_REPEATS):
+            number, client = await self._front.place(self._asked, failed)
+            ticket = self._front.router.enter(number, self._asked.blocks, self._asked.weight)
+            try:
+                if await self._ask(client, scope, send, replay):
+                    return
+            except httpx.TransportError as error:
+                _log.info("worker %d: %s", number, type(error).__name__)
+            except DiffersError:
+                raise _failed("the worker is gone, and another one says something else") from None
+            finally:
+                ticket.leave()
+            failed.add(number)
+            replay.again()
+        raise _failed(f"{len(failed) or 1} workers ended while they answered this request")
+
+    async def _ask(self, client: httpx.AsyncClient, scope: Scope, send: Send, replay: Replay) -> bool:
+        """Whether there is an answer; False: the worker stops, and has none. Raises httpx.TransportError."""
+        headers = [pair for pair in scope["headers"] if pair[0] in _GIVEN_ON]
+        asked = self._asked
+        request = client.build_request(self._method, asked.path, content=asked.body or None, headers=headers)
+        response = await client.send(request, stream=True)
+        try:
+            if response.headers.get("content-type") == "text/event-stream":
+                await self._stream(response, send, replay)
+                return True
+            body = await response.aread()
+        finally:
+            await response.aclose()
+        if response.status_code == 503:
+            return False
+        if self._streams:
+            raise _failed("the worker is gone, and another one refuses the request")
+        await send(_head(response))
+        await send({"type": "http.response.body", "body": body})
+        return True
+
+    async def _stream(self, response: httpx.Response, send: Send, replay: Replay) -> None:
+        if not self._streams:
+            self._streams = True
+            await send(_head(response))
+        async for events in _events(response):
+            data = b"".join(map(replay.take, events))
+            if data:
+                await send({"type": "http.response.body", "body": data, "more_body": True})
+        replay.end()
+        await send({"type": "http.response.body", "body": b""})
+
+
+async def _events(response: httpx.Response) -> AsyncIterator[list[bytes]]:
+    """Whole ones, as many as came at a time."""
+    rest = b""
+    async for data in response.aiter_raw():
+        *events, rest = (rest + data).split(b"\n\n")
+        yield [event + b"\n\n" for event in events]
+    if rest:
+        yield [rest]
+
+
+def _head(response: httpx.Response) -> dict[str, Any]:
+    headers = [pair for pair in response.headers.raw if pair[0].lower() not in _OF_CONNECTION]
+    return {"type": "http.response.start", "status": response.status_code, "headers": headers}
+
+
+def _failed(message: str) -> WireError:
+    return WireError(500, SERVER, message)
+
+
+async def _nothing() -> dict[str, Any]:
+    return {"type": "http.disconnect"}

@@ -1,0 +1,197 @@
+"""The address of all workers: which path leads where, and what is told of all of them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Container
+from typing import Any
+
+import httpx
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from pykvgraph.cluster.asked import Asked, asked_of
+from pykvgraph.cluster.forward import Forwarded
+from pykvgraph.cluster.of_all import labelled
+from pykvgraph.cluster.router import Router
+from pykvgraph.server import page_files
+from pykvgraph.server.app import ANSWERERS, LARGE, Endpoint, no_such_path
+from pykvgraph.server.body import read_body
+from pykvgraph.server.cors import Cors
+from pykvgraph.server.errors import WireError, invalid, loading
+from pykvgraph.server.keys import Keys, key_of
+from pykvgraph.server.reply import JsonReply
+from pykvgraph.server.settings import Settings
+
+_PATIENCE = 60.0  # seconds that a request waits for a worker to come back
+_TELLING = 5.0  # seconds in which a worker must tell of itself
+
+Work = Callable[[Request], Awaitable[ASGIApp]]
+
+
+class Front:
+    """Knows which of its n workers can be asked. up(), down(): as Workers tells it."""
+
+    def __init__(self, settings: Settings, n: int) -> None:
+        self.settings = settings
+        self._n = n
+        self.router = Router(settings.n_slots)
+        self._clients: dict[int, httpx.AsyncClient] = {}
+        self._was_up = False
+        self._news = asyncio.Event()
+
+    def up(self, number: int, client: httpx.AsyncClient) -> None:
+        """A worker can be asked."""
+        self._was_up = True
+        self._clients[number] = client
+        self.router.add(number)
+        self._tell()
+
+    def down(self, number: int) -> None:
+        """It can't any more."""
+        self._clients.pop(number, None)
+        self.router.remove(number)
+        self._tell()
+
+    async def place(self, asked: Asked, failed: Container[int] = ()) -> tuple[int, httpx.AsyncClient]:
+        """Who is to answer. While there is nobody, waits. Raises WireError when nobody comes."""
+        if not self._was_up:
+            raise loading()
+        end = time.monotonic() + _PATIENCE
+        while True:
+            number = self._choose(asked, failed)
+            if number is not None:
+                return number, self._clients[number]
+            try:
+                await asyncio.wait_for(self._news.wait(), max(end - time.monotonic(), 0))
+            except asyncio.TimeoutError:
+                raise WireError(503, "unavailable_error", "no worker answers: ask again later") from None
+
+    def _choose(self, asked: Asked, failed: Container[int]) -> int | None:
+        number = asked.slot // self.settings.n_slots
+        if not 0 <= number < self._n:  # any; a worker refuses a slot that nobody has
+            return self.router.choose(asked.blocks, failed)
+        return number if number in self.router.workers else None
+
+    def _tell(self) -> None:
+        """Wakes who waits, once."""
+        self._news.set()
+        self._news = asyncio.Event()
+
+    async def of_all(self, path: str, request: Request) -> dict[int, httpx.Response]:
+        """What each worker that answers says, by its number. Raises WireError when none does."""
+        if not self._clients:
+            raise loading()
+        names = ("authorization", "x-api-key")
+        headers = {name: request.headers[name] for name in names if name in request.headers}
+        numbers = sorted(self._clients)
+        asked = [self._clients[number].get(path, headers=headers, timeout=_TELLING) for number in numbers]
+        found = await asyncio.gather(*asked, return_exceptions=True)
+        return {
+            number: each
+            for number, each in zip(numbers, found, strict=True)
+            if isinstance(each, httpx.Response)
+        }
+
+    async def health(self, request: Request) -> ASGIApp:
+        """Whether anybody can be asked."""
+        if not self._clients:
+            raise loading()
+        return JsonReply({"status": "ok"})
+
+    async def props(self, request: Request) -> ASGIApp:
+        """What each worker was started with; the slots are those of all."""
+        for reply in (await self.of_all("/props", request)).values():
+            told = reply.json()
+            if "total_slots" in told:
+                told["total_slots"] *= len(self._clients)
+            return JsonReply(told, reply.status_code)
+        raise loading()
+
+    async def slots(self, request: Request) -> ASGIApp:
+        """Who is answered, by all workers: worker k has the slots from k * n_slots on."""
+        found: list[dict[str, Any]] = []
+        for number, reply in (await self.of_all("/slots", request)).items():
+            if reply.status_code != 200:
+                return Response(reply.content, reply.status_code, media_type=reply.headers["content-type"])
+            found += [{**slot, "worker": number} for slot in reply.json()]
+        if request.query_params.get("fail_on_no_slot") and all(slot["is_processing"] for slot in found):
+            raise WireError(503, "unavailable_error", "no slot available")
+        return JsonReply(found)
+
+    async def metrics(self, request: Request) -> ASGIApp:
+        """Each worker's, with its number as a label."""
+        texts = {}
+        for number, reply in (await self.of_all("/metrics", request)).items():
+            if reply.status_code != 200:
+                return Response(reply.content, reply.status_code, media_type=reply.headers["content-type"])
+            texts[number] = reply.text
+        return Response(labelled(texts), media_type="text/plain; version=0.0.4")
+
+    async def cells(self, request: Request) -> ASGIApp:
+        """Those of one worker: `?worker=K`, or the first that can be asked."""
+        workers = self.router.workers
+        given = request.query_params.get("worker", str(workers[0]) if workers else "0")
+        if given not in map(str, range(self._n)):
+            raise invalid(f"worker must be from 0 to {self._n - 1}, got {given[:40]!r}")
+        return Forwarded(self, "GET", Asked("/cells", b"", slot=int(given) * self.settings.n_slots))
+
+    async def slot_action(self, request: Request) -> ASGIApp:
+        """Of the worker that has the slot."""
+        given = request.path_params["id_slot"]
+        if not given.isdecimal() or len(given) > 9:
+            raise invalid("Invalid slot ID")
+        body = await read_body(request, self.settings.max_body, self.settings.body_seconds)
+        path = f"{request.url.path}?{request.url.query}"
+        return Forwarded(self, "POST", Asked(path, body, slot=int(given)))
+
+    async def by_any(self, request: Request) -> ASGIApp:
+        """What every worker would say."""
+        return Forwarded(self, request.method, Asked(request.url.path, await request.body()))
+
+    async def by_one(self, request: Request) -> ASGIApp:
+        """What one worker works at."""
+        body = await read_body(request, self.settings.max_body, self.settings.body_seconds)
+        path, query, key = request.url.path, request.url.query, key_of(request)
+        gives_seed = self.settings.defaults.get("seed", -1) == -1
+
+        def read() -> Asked:
+            return asked_of(path, query, body, key, gives_seed=gives_seed)
+
+        return Forwarded(self, "POST", await asyncio.to_thread(read) if len(body) > LARGE else read())
+
+
+def front_app(front: Front) -> ASGIApp:
+    """The application, with keys and CORS in front, as each server has them."""
+    told: list[tuple[str, str, Work]] = [
+        ("GET", "/health", front.health),
+        ("GET", "/v1/health", front.health),
+        ("GET", "/models", front.by_any),
+        ("GET", "/v1/models", front.by_any),
+        ("GET", "/props", front.props),
+        ("POST", "/props", front.by_any),
+        ("GET", "/slots", front.slots),
+        ("POST", "/slots/{id_slot}", front.slot_action),
+        ("GET", "/metrics", front.metrics),
+        ("GET", "/cells", front.cells),
+        *(("POST", path, front.by_one) for path in ANSWERERS),
+    ]
+    if front.settings.page:
+        told += [("GET", path, front.by_any) for path in page_files.FILES]
+    routes = [Route(path, _Forward(work), methods=[method]) for method, path, work in told]
+    app = Starlette(routes=routes, exception_handlers={HTTPException: no_such_path})
+    app.router.redirect_slashes = False  # as each server's
+    return Cors(Keys(app, front.settings.api_keys))
+
+
+class _Forward(Endpoint):
+    def __init__(self, work: Work) -> None:
+        self._work = work
+
+    async def _reply(self, request: Request) -> ASGIApp:
+        return await self._work(request)

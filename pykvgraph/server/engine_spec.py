@@ -1,0 +1,60 @@
+"""What a server's engine is made of, as data, so that another process can make one like it."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pykvgraph.device import add_rpc_server
+from pykvgraph.engine import Engine
+from pykvgraph.model import Model
+from pykvgraph.params import default_threads
+from pykvgraph.tiers.tiers import NO_LIMIT, Tiers
+
+
+@dataclass(frozen=True)
+class EngineSpec:
+    """model, draft: GGUF files; draft may be "ngram", and "" is none. where: Model's arguments.
+
+    context: Engine's arguments, without draft and tiers. tiers: the arguments of Tiers; none: there are no
+    tiers. rpc: servers whose devices are used, too. most_threads: where context says nothing of threads, not
+    more than these; 0: as many as an engine takes.
+    """
+
+    model: str
+    draft: str
+    where: Mapping[str, Any]
+    context: Mapping[str, Any]
+    tiers: Mapping[str, Any]
+    rpc: tuple[str, ...] = ()
+    most_threads: int = 0
+
+    def load(self) -> Engine:
+        """Raises what Model and Engine raise."""
+        for endpoint in self.rpc:
+            add_rpc_server(endpoint)
+        model = Model(self.model, **self.where)
+        draft: Model | Literal["ngram"] | None = None
+        if self.draft:
+            draft = "ngram" if self.draft == "ngram" else Model(self.draft, **self.where)
+        tiers = Tiers(**self.tiers) if self.tiers else None
+        context = {**self.context, **self._threads(model)}
+        return Engine(model, draft=draft, tiers=tiers, **context)
+
+    def share_of(self, n: int) -> EngineSpec:
+        """One of n like it on this machine: its part of the memory, and of the CPUs."""
+        n_cpus = max(len(os.sched_getaffinity(0)) // n, 1)
+        tiers = dict(self.tiers)
+        if tiers and tiers["ram"] != NO_LIMIT:
+            tiers["ram"] = max(tiers["ram"] // n, 1)
+        context = {**self.context, "memory_share": 1 / n}
+        return dataclasses.replace(self, context=context, tiers=tiers, most_threads=n_cpus)
+
+    def _threads(self, model: Model) -> dict[str, int]:
+        if not self.most_threads or self.context.get("n_threads"):
+            return {}
+        n = min(default_threads(model.n_params), self.most_threads)
+        return {"n_threads": n, "n_threads_batch": self.context.get("n_threads_batch") or n}
