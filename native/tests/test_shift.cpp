@@ -28,7 +28,11 @@ std::vector<layer_spec> partly_rotated(uint32_t head_dim, int n_rot, int mode) {
     layer_spec layer = {};
     layer.n_head = layer.n_head_kv = 3;
     layer.head_dim_k = layer.head_dim_v = head_dim;
-    layer.rope = {mode, n_rot, 4096, 10000.0f, 1.0f, /*yarn*/ 0.0f, /*attn_factor*/ 1.0f, /*with_factors*/ false};
+    layer.rope.mode = mode;
+    layer.rope.n_rot = n_rot;
+    layer.rope.n_ctx_orig = 4096;
+    layer.rope.freq_base = 10000.0f;
+    layer.rope.freq_scale = layer.rope.attn_factor = 1.0f;
     std::vector<layer_spec> layers(2, layer);
     layers[1].kv_from = 1;
     return layers;
