@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import hypothesis
 import pytest
 from support import where
+from support.arch_table import TableWriter
 from support.architectures import ArchSpec, write_architecture
 from support.kv_types import BLOCKS, EVEN_BLOCKS, QUANTIZED
 from support.models import SMALL, TINY, WIDE, WINDOW, ModelSpec, write_model
@@ -24,6 +25,9 @@ hypothesis.settings.load_profile("ci")
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--device", default="cpu", help="run the tests marked any_device, there")
     parser.addoption("--kv-tier", default="device", choices=["device", "host"], help="where K and V are then")
+    parser.addoption(
+        "--write-architectures", action="store_true", help="write docs' table of what these tests compared"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -31,6 +35,8 @@ def pytest_configure(config: pytest.Config) -> None:
         where.choose(config.getoption("--device"), config.getoption("--kv-tier"))
     except ValueError as error:
         raise pytest.UsageError(str(error)) from error
+    if config.getoption("--write-architectures") and not hasattr(config, "workerinput"):  # xdist's workers
+        config.pluginmanager.register(TableWriter())
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

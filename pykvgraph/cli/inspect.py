@@ -19,7 +19,7 @@ from pykvgraph.cli.show import (
     printable,
     safe_cell,
 )
-from pykvgraph.cli.verb import Verb, examples, json_option, model_option
+from pykvgraph.cli.verb import Verb, examples, json_option, model_option, option
 from pykvgraph.errors import ModelLoadError, UnsupportedError
 from pykvgraph.sizes import size_text
 
@@ -36,14 +36,21 @@ T = TypeVar("T")
     cls=Verb, epilog=examples("pykvgraph inspect model.gguf", "pykvgraph inspect -m model.gguf --json")
 )
 @click.argument("file", required=False, metavar="[MODEL]")
-@model_option("The GGUF file, as in the other verbs.", required=True, argument="file")
+@model_option("The GGUF file, as in the other verbs.", argument="file")
+@option("--list", "listed", is_flag=True, help="List the architectures that run, and leave.")
 @json_option
-def inspect(model: str, as_json: bool) -> None:
+def inspect(model: str | None, listed: bool, as_json: bool) -> None:
     """Show a GGUF's recipe, metadata and tensors.
 
     The recipe is how the file would run here. What keeps it from running, or from turning text into tokens,
     is told too, and the exit code is 1 then. Long arrays and texts are abbreviated; --json has them whole.
+    --list needs no file: it tells how near the logits of each architecture are to libllama's.
     """
+    if listed:
+        _print_architectures(as_json)
+        return
+    if model is None:
+        raise click.UsageError("Missing the model: give -m, -hf or -mu.")
     from pykvgraph import GgufFile, Tokenizer
 
     with GgufFile(model) as gguf:
@@ -76,6 +83,21 @@ def inspect(model: str, as_json: bool) -> None:
         _print_tensors(tensors)
     if reason or silence:
         raise click.exceptions.Exit(1)
+
+
+def _print_architectures(as_json: bool) -> None:
+    """docs/architectures.md says what was compared, and how."""
+    from pykvgraph.architectures import architectures, figure_text
+
+    found = architectures()
+    if as_json:
+        print_json({"architectures": [dataclasses.asdict(each) for each in found]})
+        return
+    table = new_table("architecture", "keeps", "files", "from libllama", "its own", "after edits")
+    for each in found:
+        figures = [figure_text(figure) for figure in (each.worst, each.own, each.edited)]
+        table.add_row(each.name, ", ".join(each.cells), str(each.files), *figures)
+    print_table(table)
 
 
 def _try(what: Callable[[], T]) -> tuple[T | None, str | None]:

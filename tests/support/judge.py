@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,29 @@ from support.engines import Logits, OurEngine, Scenario, open_context
 from support.referee import Referee
 
 FLOOR = 1e-6
+
+
+@dataclass(frozen=True)
+class Distance:
+    """worst: NMSE of ours beside libllama's, with the attention where it is largest. own: libllama's."""
+
+    worst: float
+    attention: str
+    own: float
+    allowed: float
+
+    @property
+    def is_allowed(self) -> bool:
+        return self.worst <= self.allowed  # not when it is NaN
+
+
+class TooFarError(AssertionError):
+    """Ours is farther from libllama than the rule allows."""
+
+    def __init__(self, distance: Distance) -> None:
+        text = f"flash_attn={distance.attention}: NMSE {distance.worst:.2e}, allowed {distance.allowed:.2e}"
+        super().__init__(text)
+        self.distance = distance
 
 
 def nmse(ours: Logits, theirs: Logits) -> float:
@@ -40,8 +64,8 @@ def judge(
     n_batch: int | None = None,
     swa_full: bool = False,
     kv_tier: str = "device",
-) -> None:
-    """Runs the scenario on libllama, flash and plain, and on ours with each of `attentions`.
+) -> Distance:
+    """Runs the scenario on libllama, flash and plain, and on ours with each of `attentions`; TooFarError.
 
     referee: the same model for libllama, where it wants another file; `path` unless given.
     n_batch: of ours; n_ctx unless given. swa_full: of both. kv_tier: of ours.
@@ -60,7 +84,9 @@ def judge(
             swa_full=swa_full,
         ) as libllama:
             theirs[flash] = scenario(libllama)
-    allowed = where.rule(slack * max(FLOOR, 2 * nmse(theirs[True], theirs[False])))
+    own = nmse(theirs[True], theirs[False])
+    allowed = where.rule(slack * max(FLOOR, 2 * own))
+    errors = {}
     with kvg.Model(path, device=device or where.device, n_gpu_layers=n_gpu_layers) as model:
         for flash_attn in attentions:
             with open_context(
@@ -76,6 +102,9 @@ def judge(
                 swa_full=swa_full,
                 kv_tier=kv_tier,
             ) as ctx:
-                error = nmse(scenario(OurEngine(ctx)), theirs[flash_attn == "on"])
-            if not error <= allowed:  # also when it is NaN
-                raise AssertionError(f"flash_attn={flash_attn}: NMSE {error:.2e}, allowed {allowed:.2e}")
+                errors[flash_attn] = nmse(scenario(OurEngine(ctx)), theirs[flash_attn == "on"])
+    attention = max(errors, key=lambda each: np.inf if np.isnan(errors[each]) else errors[each])
+    distance = Distance(errors[attention], attention, own, allowed)
+    if not distance.is_allowed:
+        raise TooFarError(distance)
+    return distance

@@ -6,8 +6,10 @@ import re
 from pathlib import Path
 
 import click
+from support.arch_table import PAGE, markdown
 
 from pykvgraph import env, errors
+from pykvgraph.architectures import architectures
 from pykvgraph.cli import main
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -75,3 +77,8 @@ def test_the_exceptions() -> None:
         names(cells[0])[0]: set(names(cells[1])) for cells in rows("errors.md", "Errors") if len(cells) == 4
     }
     assert table == found
+
+
+def test_the_architectures() -> None:
+    """What `pytest --write-architectures` wrote into the page is what the package has."""
+    assert "\n".join(markdown(architectures())) in PAGE.read_text(encoding="utf-8")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from support import where
+from support.arch_table import Record, leave
 from support.architectures import ArchSpec
 from support.edits_at_random import N_SEQ, Editor
 from support.engines import open_context
@@ -43,24 +43,34 @@ FILES = [
 @pytest.mark.slow
 @pytest.mark.parametrize("swa_full", [False, True], ids=["bounded", "swa_full"])
 @pytest.mark.parametrize("spec", FILES, ids=str)
-def test_logits_are_a_fresh_contexts(architecture: Architecture, spec: ArchSpec, swa_full: bool) -> None:
-    counts = edit(architecture(spec), swa_full, seed=FILES.index(spec), n_steps=N_STEPS)
+def test_logits_are_a_fresh_contexts(
+    architecture: Architecture, spec: ArchSpec, swa_full: bool, record_property: Record
+) -> None:
+    path = architecture(spec)
+    editor = edit(path, swa_full, seed=FILES.index(spec), n_steps=N_STEPS)
+    leave(record_property, path, editor.worst)
+    counts = editor.counts
     for name in ("append", "copy", "shift", "move_a_part", "remove", "go_back", "rewind", "attach", "load"):
         assert counts[f"{name} done"] >= (5 if THOROUGH else 1), counts
     assert swa_full or min(counts["lost"], counts["rewound to a checkpoint"]) >= 1, counts
 
 
 @pytest.mark.parametrize("spec", ROWS, ids=str)
-def test_logits_of_rows_are_a_fresh_contexts(architecture: Architecture, spec: ArchSpec) -> None:
+def test_logits_of_rows_are_a_fresh_contexts(
+    architecture: Architecture, spec: ArchSpec, record_property: Record
+) -> None:
     """Sequences that are shifted, shared, compacted, saved and loaded."""
-    counts = edit(architecture(spec), False, seed=8, n_steps=N_STEPS if THOROUGH else N_QUICK)
+    path = architecture(spec)
+    editor = edit(path, False, seed=8, n_steps=N_STEPS if THOROUGH else N_QUICK)
+    leave(record_property, path, editor.worst)
+    counts = editor.counts
     moves = () if spec.arch == "gpt2" else ("shift",)
     for name in ("append", "copy", *moves, "share", "attach", "save", "load", "defrag"):
         assert counts[f"{name} done"] >= (5 if THOROUGH else 1), counts
 
 
-def edit(path: Path, swa_full: bool, seed: int, n_steps: int) -> Counter[str]:
-    """That many random edits; how often each was done."""
+def edit(path: Path, swa_full: bool, seed: int, n_steps: int) -> Editor:
+    """That many random edits."""
     with (
         kvg.Model(path, device=where.device) as model,
         open_context(
@@ -78,4 +88,4 @@ def edit(path: Path, swa_full: bool, seed: int, n_steps: int) -> Counter[str]:
         editor = Editor(ctx, fresh, W, seed)
         for _ in range(n_steps):
             editor.step()
-        return editor.counts
+        return editor

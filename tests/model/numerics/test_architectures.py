@@ -9,12 +9,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from support.arch_table import Record, leave
 from support.architectures import ArchSpec
 from support.engines import prompt_then_singles, random_ids
+from support.gguf_bytes import STRING, RawGguf, text
 from support.judge import judge, nmse
 from support.models import N_VOCAB, WeightType
 
 import pykvgraph as kvg
+from pykvgraph.architectures import architectures
 
 Architecture = Callable[[ArchSpec], Path]
 
@@ -167,14 +170,15 @@ NAMES += [spec.arch for spec in MORE + LAYER_NORMS + EXPERTS + LATENTS + CHUNKED
 NAMES = [name for name in dict.fromkeys(NAMES) if name != "apertus"]
 
 
-def compare(path: Path, n_vocab: int = N_VOCAB, kv_type: str = "f16") -> None:
+def compare(record: Record, path: Path, n_vocab: int = N_VOCAB, kv_type: str = "f16") -> None:
     ids = random_ids(N_TOKENS, n_vocab, seed=1)
-    judge(path, lambda engine: prompt_then_singles(engine, ids, N_PROMPT), n_ctx=256, kv_type=kv_type)
+    seen = judge(path, lambda engine: prompt_then_singles(engine, ids, N_PROMPT), n_ctx=256, kv_type=kv_type)
+    leave(record, path, seen.worst, seen.own)
 
 
 @pytest.mark.parametrize("spec", SPECS + MORE + LAYER_NORMS + EXPERTS + LATENTS + CHUNKED + STATES, ids=str)
-def test_logits(architecture: Architecture, spec: ArchSpec) -> None:
-    compare(architecture(spec))
+def test_logits(architecture: Architecture, spec: ArchSpec, record_property: Record) -> None:
+    compare(record_property, architecture(spec))
 
 
 @pytest.mark.parametrize(("kind", "bound"), [("q8_0", 1e-3), ("q4_0", 0.1)])
@@ -207,19 +211,23 @@ def test_a_quantized_cache(architecture: Architecture, spec: ArchSpec, kind: str
 @pytest.mark.slow
 @pytest.mark.parametrize("weights", TYPES, ids=lambda weights: weights.name)
 @pytest.mark.parametrize("spec", LARGER, ids=str)
-def test_logits_of_larger_shapes(architecture: Architecture, spec: ArchSpec, weights: WeightType) -> None:
+def test_logits_of_larger_shapes(
+    architecture: Architecture, spec: ArchSpec, weights: WeightType, record_property: Record
+) -> None:
     experts = WeightType.MXFP4 if spec.arch == "gpt-oss" and weights == WeightType.Q8_0 else None
     path = architecture(replace(spec, weights=weights, expert_weights=experts))
     with kvg.GgufFile(path) as file:  # libllama takes another type where a row doesn't fit
         names = {tensor.type.upper() for tensor in file.tensors}
     assert (experts or weights).name in names
-    compare(path)
+    compare(record_property, path)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2, 3])
 @pytest.mark.parametrize("name", NAMES)
-def test_logits_of_llama_cpps_random_models(name: str, seed: int, tmp_path: Path) -> None:
+def test_logits_of_llama_cpps_random_models(
+    name: str, seed: int, tmp_path: Path, record_property: Record
+) -> None:
     """Files with every tensor that llama.cpp reads, scales and unused ones among them."""
     program = ARCHS / "test-llama-archs"
     if not program.exists():
@@ -236,7 +244,18 @@ def test_logits_of_llama_cpps_random_models(name: str, seed: int, tmp_path: Path
     # attention rounds away from plain attention more than the rule allows between the two
     kv_type = "f32" if name == "granitemoe" else "f16"
     for path in paths:
-        compare(path, 128, kv_type)
+        compare(record_property, path, 128, kv_type)
+
+
+def test_the_table_has_every_architecture(tmp_path: Path) -> None:
+    """`pytest --write-architectures` is forgotten easily."""
+    raw = RawGguf()
+    raw.key("general.architecture", STRING, text("unheard-of"))
+    path = raw.write(tmp_path / "model.gguf")
+    with kvg.GgufFile(path) as file, pytest.raises(kvg.UnsupportedError) as refusal:
+        file.model_info()
+    names = str(refusal.value).partition("there are: ")[2].split(", ")
+    assert [each.name for each in architectures()] == sorted(names)
 
 
 @pytest.mark.parametrize(

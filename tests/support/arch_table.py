@@ -1,0 +1,111 @@
+"""The table of architectures, made of what the tests compared: `pytest --write-architectures`.
+
+A test leaves a `Compared` with pytest's record_property; the plugin gathers all of them, from xdist's
+workers, too, and writes pykvgraph/architectures.json and the table of docs/architectures.md.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pykvgraph.architectures import TABLE, Architecture, figure_text
+
+FLOOR = 1e-6  # judge's, which imports the native library
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "architectures.md"
+HEAD = ["architecture", "keeps", "files", "from libllama", "libllama's own", "after edits"]
+PROPERTY = "compared"
+
+Record = Callable[[str, object], None]
+
+
+@dataclass(frozen=True)
+class Compared:
+    """What a test saw of a file. own: None after edits, where a fresh context of ours is the judge."""
+
+    arch: str
+    cells: list[str]
+    worst: float
+    own: float | None = None
+
+
+def cells_of(path: Path) -> tuple[str, list[str]]:
+    """A file's architecture, and what its layers keep of earlier tokens."""
+    import pykvgraph as kvg
+
+    with kvg.GgufFile(path) as file:
+        arch, layers = file.model_info().arch, file.layers()
+    kept = {kind for layer in layers for kind in layer.kind.split(", ") if kind not in ("", "attention")}
+    kept |= {"window" if layer.window else "every position" for layer in layers if layer.group >= 0}
+    return arch, sorted(kept)
+
+
+def leave(record: Record, path: Path, worst: float, own: float | None = None) -> None:
+    """For the table, when this run makes one."""
+    record(PROPERTY, dataclasses.asdict(Compared(*cells_of(path), worst, own)))
+
+
+def table_of(all_compared: Sequence[Compared]) -> list[Architecture]:
+    """By name; those that only tests of edits have seen are left out."""
+    found = []
+    for name in sorted({each.arch for each in all_compared}):
+        mine = [each for each in all_compared if each.arch == name]
+        judged = [each for each in mine if each.own is not None]
+        edits = [each.worst for each in mine if each.own is None]
+        if judged:
+            worst = max(judged, key=lambda each: each.worst / max(FLOOR, 2 * (each.own or 0.0)))
+            cells = {kind for each in judged for kind in each.cells}
+            found.append(
+                Architecture(
+                    name,
+                    tuple(sorted(cells)),
+                    len(judged),
+                    _rounded(worst.worst),
+                    _rounded(worst.own or 0.0),
+                    _rounded(max(edits)) if edits else None,
+                )
+            )
+    return found
+
+
+def markdown(table: Sequence[Architecture]) -> list[str]:
+    """The table's lines."""
+    rows = [HEAD, ["---"] * len(HEAD)]
+    for row in table:
+        figures = [figure_text(figure) for figure in (row.worst, row.own, row.edited)]
+        rows.append([f"`{row.name}`", ", ".join(row.cells), str(row.files), *figures])
+    return [f"| {' | '.join(row)} |".replace("|  |", "| |") for row in rows]
+
+
+def _rounded(figure: float) -> float:
+    return float(f"{figure:.1e}")
+
+
+class TableWriter:
+    """A pytest plugin of the process that gathers the reports."""
+
+    def __init__(self) -> None:
+        self._compared: list[Compared] = []
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when == "call" and report.passed:
+            found: list[Any] = [value for name, value in report.user_properties if name == PROPERTY]
+            self._compared += [Compared(**value) for value in found]
+
+    def pytest_sessionfinish(self) -> None:
+        table = table_of(self._compared)
+        rows = [dataclasses.asdict(row) for row in table]
+        lines = ",\n".join(f"  {json.dumps(row)}" for row in rows)
+        (ROOT / "pykvgraph" / TABLE).write_text(f"[\n{lines}\n]\n", encoding="utf-8")
+        page = PAGE.read_text(encoding="utf-8").splitlines()
+        first = page.index(markdown([])[0])
+        behind = next((i for i in range(first, len(page)) if not page[i].startswith("|")), len(page))
+        PAGE.write_text("\n".join([*page[:first], *markdown(table), *page[behind:]]) + "\n", encoding="utf-8")
