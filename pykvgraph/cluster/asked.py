@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import secrets
 from collections.abc import Iterator
@@ -22,6 +23,7 @@ SAYING = frozenset(
 )
 _BYTES_OF_A_TOKEN = 4
 _TOKENS = 128  # of an answer, where the request says nothing
+_MOST_TOKENS = 2048  # of the answers, however many it may have: most end long before
 _LIMITS = ("n_predict", "max_completion_tokens", "max_tokens", "max_output_tokens")
 # a text's parts, in the order in which prompts have them
 _PARTS = ("system", "instructions", "tools", "messages", "input", "prompt")
@@ -59,8 +61,10 @@ def asked_of(path: str, query: str, body: bytes, key: bytes, *, gives_seed: bool
     slot = slot if type(slot) is int else -1
     if path not in SAYING:
         return Asked(whole, body, weight=len(body), slot=slot)
-    shares = fields.get("cache_prompt") is not False
-    blocks = blocks_of(_root(fields, key), _parts(path, fields)) if shares else []
+    blocks: list[Block] = []
+    if fields.get("cache_prompt") is not False:
+        with contextlib.suppress(RecursionError):  # it is as deep as JSON may be
+            blocks = blocks_of(_root(fields, key), _parts(path, fields))
     if gives_seed and fields.get("seed") in (None, -1):
         body = _with_seed(body, is_empty=not fields)
     return Asked(whole, body, tuple(blocks), len(body) + _BYTES_OF_A_TOKEN * _n_tokens(fields), slot)
@@ -88,7 +92,7 @@ def _dumps(value: Any) -> bytes:
 def _n_tokens(fields: dict[str, Any]) -> int:
     given = next((fields[name] for name in _LIMITS if type(fields.get(name)) is int), _TOKENS)
     n = fields.get("n")
-    return (given if given >= 0 else _TOKENS) * (n if type(n) is int and n > 0 else 1)
+    return min((given if given >= 0 else _TOKENS) * (n if type(n) is int and n > 0 else 1), _MOST_TOKENS)
 
 
 def _with_seed(body: bytes, is_empty: bool) -> bytes:

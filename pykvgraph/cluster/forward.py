@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
+import json
 import logging
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
@@ -12,9 +14,9 @@ import httpx
 from starlette.types import Receive, Scope, Send
 
 from pykvgraph.cluster.asked import Asked
-from pykvgraph.cluster.replay import DiffersError, Replay
-from pykvgraph.server.errors import SERVER, WireError, error_body
-from pykvgraph.server.reply import JsonReply, unless_gone
+from pykvgraph.cluster.replay import RepeatError, Replay
+from pykvgraph.server.errors import SERVER, WireError, error_body, invalid
+from pykvgraph.server.reply import JsonReply, send_within, unless_gone
 from pykvgraph.server.wire_json import dumps
 
 if TYPE_CHECKING:
@@ -43,7 +45,8 @@ class Forwarded:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """As ASGI calls it."""
-        work = asyncio.ensure_future(self._answer(scope, send))
+        patient = functools.partial(send_within, self._front.settings.io_seconds, send)
+        work = asyncio.ensure_future(self._answer(scope, patient))
         try:
             await unless_gone(work, receive)
         finally:
@@ -66,7 +69,7 @@ class Forwarded:
     async def _first_that_lives(self, scope: Scope, send: Send) -> None:
         """Raises WireError."""
         replay = Replay()
-        failed: set[int] = set()
+        failed: set[httpx.AsyncClient] = set()  # one is of one life of a worker
         for _ in range(1 + MOST_REPEATS):
             number, client = await self._front.place(self._asked, failed)
             ticket = self._front.router.enter(number, self._asked.blocks, self._asked.weight)
@@ -75,24 +78,31 @@ class Forwarded:
                     return
             except httpx.TransportError as error:
                 _log.info("worker %d: %s", number, type(error).__name__)
-            except DiffersError:
-                raise _failed("the worker is gone, and another one says something else") from None
+            except RepeatError as error:
+                raise _failed(str(error)) from None
             finally:
                 ticket.leave()
-            failed.add(number)
-            replay.again()
-        raise _failed(f"{len(failed) or 1} workers ended while they answered this request")
+            failed.add(client)
+            try:
+                replay.again()
+            except RepeatError as error:
+                raise _failed(str(error)) from None
+        raise _failed(f"workers ended {1 + MOST_REPEATS} times while they answered this request")
 
     async def _ask(self, client: httpx.AsyncClient, scope: Scope, send: Send, replay: Replay) -> bool:
         """Whether there is an answer; False: the worker stops, and has none. Raises httpx.TransportError."""
         headers = [pair for pair in scope["headers"] if pair[0] in _GIVEN_ON]
         asked = self._asked
-        request = client.build_request(self._method, asked.path, content=asked.body or None, headers=headers)
-        response = await client.send(request, stream=True)
+        try:
+            request = client.build_request(
+                self._method, asked.path, content=asked.body or None, headers=headers
+            )
+            response = await client.send(request, stream=True)
+        except (httpx.InvalidURL, httpx.LocalProtocolError) as error:  # what our parser of heads lets pass
+            raise invalid(f"the head of the request: {error}") from None
         try:
             if response.headers.get("content-type") == "text/event-stream":
-                await self._stream(response, send, replay)
-                return True
+                return await self._stream(response, send, replay)
             body = await response.aread()
         finally:
             await response.aclose()
@@ -104,16 +114,21 @@ class Forwarded:
         await send({"type": "http.response.body", "body": body})
         return True
 
-    async def _stream(self, response: httpx.Response, send: Send, replay: Replay) -> None:
+    async def _stream(self, response: httpx.Response, send: Send, replay: Replay) -> bool:
+        """False: the worker stops, and has said no more than was sent."""
         if not self._streams:
             self._streams = True
             await send(_head(response))
         async for events in _events(response):
-            data = b"".join(map(replay.take, events))
+            stops = _says_that_it_stops(events[-1]) if events else False
+            data = b"".join(map(replay.take, events[:-1] if stops else events))
             if data:
                 await send({"type": "http.response.body", "body": data, "more_body": True})
+            if stops:
+                return False
         replay.end()
         await send({"type": "http.response.body", "body": b""})
+        return True
 
 
 async def _events(response: httpx.Response) -> AsyncIterator[list[bytes]]:
@@ -124,6 +139,17 @@ async def _events(response: httpx.Response) -> AsyncIterator[list[bytes]]:
         yield [event + b"\n\n" for event in events]
     if rest:
         yield [rest]
+
+
+def _says_that_it_stops(event: bytes) -> bool:
+    """Whether it is the error with which a worker that stops ends its streams."""
+    if b'"error"' not in event:
+        return False
+    try:
+        value = json.loads(event.partition(b"data: ")[2])
+        return bool(value["error"]["code"] == 503)
+    except (ValueError, TypeError, KeyError):
+        return False
 
 
 def _head(response: httpx.Response) -> dict[str, Any]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Awaitable, Callable, Container
+from collections.abc import Awaitable, Callable, Collection
 from typing import Any
 
 import httpx
@@ -29,17 +30,23 @@ from pykvgraph.server.reply import JsonReply
 from pykvgraph.server.settings import Settings
 
 _PATIENCE = 60.0  # seconds that a request waits for a worker to come back
+_NOTICE = 1.0  # seconds in which it is seen that a worker has ended
 _TELLING = 5.0  # seconds in which a worker must tell of itself
 
 Work = Callable[[Request], Awaitable[ASGIApp]]
 
 
 class Front:
-    """Knows which of its n workers can be asked. up(), down(): as Workers tells it."""
+    """Knows which of its n workers can be asked. up(), drains(), down(): as who starts them tells it.
 
-    def __init__(self, settings: Settings, n: int) -> None:
+    on_ready: is told when each of them has been up.
+    """
+
+    def __init__(self, settings: Settings, n: int, on_ready: Callable[[], None] = lambda: None) -> None:
         self.settings = settings
         self._n = n
+        self._awaited = set(range(n))
+        self._on_ready = on_ready
         self.router = Router(settings.n_slots)
         self._clients: dict[int, httpx.AsyncClient] = {}
         self._was_up = False
@@ -51,6 +58,14 @@ class Front:
         self._clients[number] = client
         self.router.add(number)
         self._tell()
+        if self._awaited:
+            self._awaited.discard(number)
+            if not self._awaited:
+                self._on_ready()
+
+    def drains(self, number: int) -> None:
+        """It ends when what it is asked has ended, and gets nothing new."""
+        self.router.drain(number)
 
     def down(self, number: int) -> None:
         """It can't any more."""
@@ -58,24 +73,34 @@ class Front:
         self.router.remove(number)
         self._tell()
 
-    async def place(self, asked: Asked, failed: Container[int] = ()) -> tuple[int, httpx.AsyncClient]:
-        """Who is to answer. While there is nobody, waits. Raises WireError when nobody comes."""
+    async def place(
+        self, asked: Asked, failed: Collection[httpx.AsyncClient] = ()
+    ) -> tuple[int, httpx.AsyncClient]:
+        """Who is to answer. While there is nobody, waits. Raises WireError when nobody comes.
+
+        failed: of workers that it must not be; when there is no other, what has become of them is awaited.
+        """
         if not self._was_up:
             raise loading()
-        end = time.monotonic() + _PATIENCE
+        begin = time.monotonic()
         while True:
             number = self._choose(asked, failed)
+            end = begin + (_PATIENCE if number is None else _NOTICE)
             if number is not None:
-                return number, self._clients[number]
-            try:
+                client = self._clients[number]
+                if client not in failed or time.monotonic() >= end:
+                    return number, client
+            with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._news.wait(), max(end - time.monotonic(), 0))
-            except asyncio.TimeoutError:
-                raise WireError(503, "unavailable_error", "no worker answers: ask again later") from None
+                continue
+            if number is None:
+                raise WireError(503, "unavailable_error", "no worker answers: ask again later")
 
-    def _choose(self, asked: Asked, failed: Container[int]) -> int | None:
+    def _choose(self, asked: Asked, failed: Collection[httpx.AsyncClient]) -> int | None:
         number = asked.slot // self.settings.n_slots
         if not 0 <= number < self._n:  # any; a worker refuses a slot that nobody has
-            return self.router.choose(asked.blocks, failed)
+            without = [each for each, client in self._clients.items() if client in failed] if failed else ()
+            return self.router.choose(asked.blocks, without)
         return number if number in self.router.workers else None
 
     def _tell(self) -> None:
@@ -147,17 +172,20 @@ class Front:
         if not given.isdecimal() or len(given) > 9:
             raise invalid("Invalid slot ID")
         body = await read_body(request, self.settings.max_body, self.settings.body_seconds)
-        path = f"{request.url.path}?{request.url.query}"
+        path = f"{request.scope['path']}?{_query(request)}"
         return Forwarded(self, "POST", Asked(path, body, slot=int(given)))
 
     async def by_any(self, request: Request) -> ASGIApp:
         """What every worker would say."""
-        return Forwarded(self, request.method, Asked(request.url.path, await request.body()))
+        body = b""
+        if request.method == "POST":
+            body = await read_body(request, self.settings.max_body, self.settings.body_seconds)
+        return Forwarded(self, request.method, Asked(request.scope["path"], body))
 
     async def by_one(self, request: Request) -> ASGIApp:
         """What one worker works at."""
         body = await read_body(request, self.settings.max_body, self.settings.body_seconds)
-        path, query, key = request.url.path, request.url.query, key_of(request)
+        path, query, key = request.scope["path"], _query(request), key_of(request)
         gives_seed = self.settings.defaults.get("seed", -1) == -1
 
         def read() -> Asked:
@@ -187,6 +215,11 @@ def front_app(front: Front) -> ASGIApp:
     app = Starlette(routes=routes, exception_handlers={HTTPException: no_such_path})
     app.router.redirect_slashes = False  # as each server's
     return Cors(Keys(app, front.settings.api_keys))
+
+
+def _query(request: Request) -> str:
+    """As it came: a URL would be made with the header `Host`, which may say anything."""
+    return str(request.scope["query_string"], "latin-1")
 
 
 class _Forward(Endpoint):

@@ -15,8 +15,15 @@ _VARYING = frozenset(
 )
 
 
-class DiffersError(Exception):
-    """The repeated stream says something else than was sent already."""
+# Bytes of a stream that are kept, to be compared with when it is repeated: 50,000 tokens or more.
+MOST_SENT = 16 << 20
+
+
+class RepeatError(Exception):
+    """The stream can't be repeated: the repeated one says something else, or it was too long to be kept."""
+
+
+_DIFFERS = "the worker is gone, and another one says something else"
 
 
 class Replay:
@@ -28,18 +35,21 @@ class Replay:
 
     def __init__(self) -> None:
         self._sent: list[bytes] = []
+        self._n_bytes = 0
         self._expected: dict[Any, deque[bytes]] = {}
         self._names: dict[bytes, bytes] = {}
 
     def again(self) -> None:
-        """The stream begins anew."""
+        """The stream begins anew. Raises RepeatError."""
+        if self._n_bytes > MOST_SENT:
+            raise RepeatError("the worker is gone, and what it has said is too long to be said again")
         self._names = {}
         self._expected = defaultdict(deque)
         for event in self._sent:
             self._expected[_place(_value(event))].append(event)
 
     def take(self, event: bytes) -> bytes:
-        """What the client gets of an event, b"": nothing, as it has it. Raises DiffersError."""
+        """What the client gets of an event, b"": nothing, as it has it. Raises RepeatError."""
         if event.startswith(b":"):
             return event  # a sign of life
         if self._expected:
@@ -50,13 +60,17 @@ class Replay:
                 return b""
             for name, known in self._names.items():
                 event = event.replace(name, known)
-        self._sent.append(event)
+        self._n_bytes += len(event)
+        if self._n_bytes <= MOST_SENT:
+            self._sent.append(event)
+        else:
+            self._sent.clear()
         return event
 
     def end(self) -> None:
-        """The stream has ended. Raises DiffersError when the client has more of it."""
+        """The stream has ended. Raises RepeatError when the client has more of it."""
         if any(self._expected.values()):
-            raise DiffersError
+            raise RepeatError(_DIFFERS)
 
     def _compare(self, sent: Any, value: Any) -> None:
         if isinstance(sent, dict) and isinstance(value, dict) and sent.keys() == value.keys():
@@ -69,7 +83,7 @@ class Replay:
             for pair in zip(sent, value, strict=True):
                 self._compare(*pair)
         elif sent != value:
-            raise DiffersError
+            raise RepeatError(_DIFFERS)
 
 
 def _value(event: bytes) -> Any:

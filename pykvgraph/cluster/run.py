@@ -6,8 +6,6 @@ import asyncio
 import socket
 from collections.abc import Callable
 
-import httpx
-
 from pykvgraph.cluster.front import Front, front_app
 from pykvgraph.cluster.workers import Workers
 from pykvgraph.server.engine_spec import EngineSpec
@@ -25,11 +23,9 @@ class ClusterServer(HttpServer):
     def __init__(
         self, settings: Settings, engine: EngineSpec, n: int, on_ready: Callable[[], None] = lambda: None
     ) -> None:
-        self._front = Front(settings, n)
-        self._awaited = set(range(n))
-        self._on_ready = on_ready
-        self._workers = Workers(settings, engine, n, self._up, self._front.down)
-        super().__init__(settings, front_app(self._front))
+        front = Front(settings, n, on_ready)
+        self._workers = Workers(front, engine, n)
+        super().__init__(settings, front_app(front))
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         """Called by run()."""
@@ -41,13 +37,6 @@ class ClusterServer(HttpServer):
             self._workers.stop()
             await asyncio.wait({keeping})
         keeping.result()
-
-    def _up(self, number: int, client: httpx.AsyncClient) -> None:
-        self._front.up(number, client)
-        if self._awaited:
-            self._awaited.discard(number)
-            if not self._awaited:
-                self._on_ready()
 
     def _end(self, _: asyncio.Future[None]) -> None:
         self.should_exit = True

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
 import socket
 import sys
 import threading
+from collections.abc import Callable
 
+from pykvgraph.engine import Engine
 from pykvgraph.errors import KVGraphError
 from pykvgraph.server.engine_spec import EngineSpec
 from pykvgraph.server.run import Server
 from pykvgraph.server.settings import Settings
 
-READY = b"ready\n"  # the one line that a worker says on its standard output
+# the lines that a worker says on its standard output
+READY = b"ready "  # and how many cells its cache has
+DRAINS = b"drains\n"
 _STDIN = 0
 
 
@@ -33,7 +38,7 @@ def main() -> None:
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(order["path"])
             listener.listen()
-            Server(settings, spec.load, lambda: _say_ready(out)).run(sockets=[listener])
+            _Worker(settings, spec.load, out).run(sockets=[listener])
     except (KVGraphError, ImportError, OSError, MemoryError) as error:
         what = " ".join(str(error).split()) or "there is not enough memory"
         sys.exit(f"worker {order['number']}: {what}")
@@ -56,5 +61,18 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
-def _say_ready(out: int) -> None:
-    os.write(out, READY)
+class _Worker(Server):
+    """Tells its parent what becomes of it. out: the descriptor of a pipe to it."""
+
+    def __init__(self, settings: Settings, load: Callable[[], Engine], out: int) -> None:
+        self._out = out
+        super().__init__(settings, load, self._say_ready)
+
+    def stop(self) -> None:
+        """As a signal does."""
+        super().stop()
+        with contextlib.suppress(BrokenPipeError):  # the parent is gone, and this process goes, too
+            os.write(self._out, DRAINS)
+
+    def _say_ready(self) -> None:
+        os.write(self._out, READY + b"%d\n" % self.service.engine.context.n_ctx)

@@ -14,16 +14,15 @@ import sys
 import tempfile
 import time
 from asyncio.subprocess import PIPE, Process
-from collections.abc import Callable
 from pathlib import Path
 
 import httpx
 
-from pykvgraph.cluster.worker import READY
+from pykvgraph.cluster.front import Front
+from pykvgraph.cluster.worker import DRAINS, READY
 from pykvgraph.errors import KVGraphError
 from pykvgraph.server.engine_spec import EngineSpec
 from pykvgraph.server.keys import RUN_HEADER
-from pykvgraph.server.settings import Settings
 
 _log = logging.getLogger("pykvgraph.server")
 FIRST_DELAY, LONGEST_DELAY = 0.1, 30.0  # seconds before a worker is started again; doubled each time
@@ -38,26 +37,20 @@ _START = "import sys; sys.path[:] = {path!r}; from pykvgraph.cluster.worker impo
 class Workers:
     """n processes with an engine each, numbered from 0.
 
-    on_up(number, client): a worker can be asked. on_down(number): it can't any more. Both are called in the
-    event loop of run(). A worker that ends is started again, after a delay that grows up to LONGEST_DELAY.
-    The workers listen on Unix sockets in a folder that only this user can enter, and want a token that this
-    run made. They end with this process, however it ends.
+    The front is told in the event loop of run() when one can be asked, drains, and can't be asked any more.
+    A worker that gets SIGTERM drains: it gets nothing new, and ends when it has answered what it was asked.
+    One that ends is started again, after a delay that grows up to LONGEST_DELAY; its cache has as many cells
+    as before. The workers listen on Unix sockets in a folder that only this user can enter, and want a token
+    that this run made. They end with this process, however it ends.
     """
 
-    def __init__(
-        self,
-        settings: Settings,
-        engine: EngineSpec,
-        n: int,
-        on_up: Callable[[int, httpx.AsyncClient], None],
-        on_down: Callable[[int], None],
-    ) -> None:
+    def __init__(self, front: Front, engine: EngineSpec, n: int) -> None:
         self.n_restarts = 0
-        self._settings = settings
+        self._front = front
         self._engine = engine
         self._n = n
-        self._on_up = on_up
-        self._on_down = on_down
+        self._n_ctx: dict[int, int] = {}  # of a worker's first life, as then the memory was free
+        self._drained: set[int] = set()
         self._token = secrets.token_hex(32)
         self._processes: dict[int, Process] = {}
         self._stops = asyncio.Event()
@@ -96,9 +89,12 @@ class Workers:
                 return
             if not self._was_up:
                 raise KVGraphError(f"worker {number} ended before it was ready ({end}); it says why above")
-            if time.monotonic() - begin > CALM_SECONDS:
+            drained = number in self._drained
+            self._drained.discard(number)
+            if drained or time.monotonic() - begin > CALM_SECONDS:
                 delay = FIRST_DELAY
-            _log.warning("worker %d ended (%s); it is started again in %g s", number, end, delay)
+            if not drained:
+                _log.warning("worker %d ended (%s); it is started again in %g s", number, end, delay)
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._stops.wait(), delay)
                 return
@@ -114,31 +110,46 @@ class Workers:
         self._processes[number] = process
         if self._stops.is_set():
             self.stop()
-        assert process.stdout is not None
         try:
-            if await process.stdout.readline() == READY:
-                self._was_up = True
-                async with self._client(path) as client:
-                    self._on_up(number, client)
-                    try:
-                        code = await process.wait()
-                    finally:
-                        self._on_down(number)
-            else:
-                code = await process.wait()
+            await self._listen(number, process, path)
+            code = await process.wait()
         finally:
             del self._processes[number]
             path.unlink(missing_ok=True)
         return signal.Signals(-code).name if code < 0 else f"exit code {code}"
 
+    async def _listen(self, number: int, process: Process, path: Path) -> None:
+        """To what it says of itself, until its end."""
+        assert process.stdout is not None
+        async with self._client(path) as client:
+            try:
+                async for line in process.stdout:
+                    if line.startswith(READY):
+                        self._was_up = True
+                        self._n_ctx.setdefault(number, int(line[len(READY) :]))
+                        _log.info("worker %d is ready (process %d)", number, process.pid)
+                        self._front.up(number, client)
+                    elif line == DRAINS and not self._stops.is_set():
+                        _log.info("worker %d drains; another one takes its place then", number)
+                        self._drained.add(number)
+                        self._front.drains(number)
+            finally:
+                self._front.down(number)
+
     async def _start(self, number: int, path: Path) -> Process:
-        n_slots = self._settings.n_slots
-        settings = dataclasses.replace(self._settings, run_token=self._token, first_slot=number * n_slots)
+        n_slots = self._front.settings.n_slots
+        settings = dataclasses.replace(
+            self._front.settings, run_token=self._token, first_slot=number * n_slots
+        )
+        context = dict(self._engine.context)
+        if context.get("n_ctx") == "auto" and number in self._n_ctx:
+            context["n_ctx"] = self._n_ctx[number]
+        engine = dataclasses.replace(self._engine, context=context)
         order = {
             "number": number,
             "path": str(path),
             "settings": dataclasses.asdict(settings),
-            "engine": dataclasses.asdict(self._engine),
+            "engine": dataclasses.asdict(engine),
         }
         code = _START.format(path=sys.path)
         # a session of its own: Ctrl-C goes to this process alone, which lets those finish who are answered

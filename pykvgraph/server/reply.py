@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from pykvgraph.server.errors import WireError, as_wire
 from pykvgraph.server.form import Form
@@ -144,13 +144,19 @@ class JobReply:
 
     async def _send(self, send: Send, data: bytes) -> None:
         async with self._sending:
-            task = asyncio.current_task()
-            assert task is not None
-            patience = asyncio.get_running_loop().call_later(self._io_seconds, task.cancel)
-            try:
-                await send({"type": "http.response.body", "body": data, "more_body": True})
-            finally:
-                patience.cancel()
+            message = {"type": "http.response.body", "body": data, "more_body": True}
+            await send_within(self._io_seconds, send, message)
+
+
+async def send_within(seconds: float, send: Send, message: Message) -> None:
+    """Cancels the task that calls it when the reader takes longer."""
+    task = asyncio.current_task()
+    assert task is not None
+    patience = asyncio.get_running_loop().call_later(seconds, task.cancel)
+    try:
+        await send(message)
+    finally:
+        patience.cancel()
 
 
 async def unless_gone(work: asyncio.Future[Any], receive: Receive) -> bool:

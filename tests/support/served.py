@@ -23,6 +23,7 @@ from pykvgraph.server.settings import Settings
 
 RIVAL = Path(__file__).parents[2].parent / "shared" / "rivals" / "bin" / "llama-server"
 N_SLOTS = 4
+_SAID: dict[int, list[str]] = {}  # lines, by process
 
 
 @contextlib.contextmanager
@@ -50,16 +51,23 @@ def served_alone(model: Path, *arguments: str) -> Iterator[tuple[str, subprocess
     with subprocess.Popen([*command, *arguments], stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         try:
+            said = _SAID[process.pid] = []
             for line in process.stderr:
+                said.append(line)
                 if line.strip().endswith(": ready"):
                     # what it says later must be read, or the server waits for room in the pipe
-                    threading.Thread(target=process.stderr.read, daemon=True).start()
+                    threading.Thread(target=said.extend, args=(process.stderr,), daemon=True).start()
                     yield line.split(": ")[0], process
                     break
             else:
-                raise AssertionError("the server has ended before it was ready")
+                raise AssertionError(f"the server has ended before it was ready: {said_by(process)}")
         finally:
             process.kill()
+
+
+def said_by(process: subprocess.Popen[str]) -> str:
+    """What a server of served_alone() has said so far."""
+    return "".join(_SAID[process.pid])
 
 
 @contextlib.contextmanager

@@ -14,7 +14,9 @@ from typing import Any
 
 import httpx
 import pytest
-from support.served import events, served_alone
+from support.served import events, said_by, served_alone
+
+from pykvgraph.server.keys import RUN_HEADER
 
 from .conftest import STORIES
 
@@ -39,6 +41,17 @@ def until(holds: Callable[[], bool], seconds: float = 30.0) -> None:
     while not holds():
         assert time.monotonic() < end
         time.sleep(0.02)
+
+
+def sockets_of(pid: int) -> str:
+    """Of the workers of a server."""
+    links = [link for child in children_of(pid) for link in Path(f"/proc/{child}/fd").iterdir()]
+    return " ".join(os.readlink(link) for link in links)
+
+
+def worker_of(process: subprocess.Popen[str], number: int) -> int:
+    """The process of a worker, as the server told it last."""
+    return int(re.findall(rf"worker {number} is ready \(process (\d+)\)", said_by(process))[-1])
 
 
 Served = tuple[str, "subprocess.Popen[str]"]
@@ -160,6 +173,26 @@ def test_keys_are_asked_for(tmp_path: Path) -> None:
         assert len(httpx.get(f"{url}/slots", headers={"X-Api-Key": "A"}, timeout=30).json()) == 8
 
 
+def test_a_worker_answers_nobody_without_the_token(workers: Served) -> None:
+    """Its socket is in a folder of this user alone, and wants the token of the run even so."""
+    _, process = workers
+    listening = {int(inode) for inode in re.findall(r"socket:\[(\d+)\]", sockets_of(process.pid))}
+    paths = [
+        line.split()[-1]
+        for line in Path("/proc/net/unix").read_text().splitlines()[1:]
+        if int(line.split()[6]) in listening and line.split()[-1].startswith("/")
+    ]
+    assert len(set(paths)) == 2
+    for path in set(paths):
+        assert Path(path).parent.stat().st_mode & 0o777 == 0o700
+        with httpx.Client(
+            transport=httpx.HTTPTransport(uds=path), base_url="http://worker", timeout=30
+        ) as client:
+            for headers in ({}, {RUN_HEADER: "0" * 64}, {RUN_HEADER: ""}):
+                for method, where in (("GET", "/health"), ("GET", "/"), ("POST", "/completion")):
+                    assert client.request(method, where, headers=headers).status_code == 401
+
+
 def test_a_client_that_goes_away_ends_its_request(workers: Served) -> None:
     url, _ = workers
     endless = {"prompt": "Once", "n_predict": -1, "stream": True, **GREEDY}
@@ -245,6 +278,28 @@ def test_sigterm_ends_all_processes_and_lets_requests_finish() -> None:
         assert len(answers) == 4
         assert process.wait(30) == 0
         assert not any(map(is_alive, children))
+
+
+def test_sigterm_to_a_worker_drains_it() -> None:
+    """What it answers ends as ever, who comes meanwhile goes elsewhere, a new one takes its place."""
+    with served_alone(STORIES, *OPTIONS) as (url, process):
+        old = worker_of(process, 1)
+        body = {"prompt": "Once", "stream": True, "n_predict": 2500, "id_slot": 4, **GREEDY}
+        with httpx.stream("POST", f"{url}/completion", json=body, timeout=60) as reply:
+            parts = reply.iter_text()
+            text = next(parts)
+            os.kill(old, signal.SIGTERM)
+            until(lambda: "drains" in said_by(process))
+            for _ in range(6):
+                asked = {"prompt": "Once", "n_predict": 2, **GREEDY}
+                slot = httpx.post(f"{url}/completion", json=asked, timeout=30).json()["id_slot"]
+                assert slot < 4
+            assert is_alive(old)
+            text += "".join(parts)
+        last = events(text)[-1]
+        assert last["stop"] and last["tokens_predicted"] == 2500 and last["id_slot"] == 4
+        until(lambda: not is_alive(old) and len(httpx.get(f"{url}/slots").json()) == 8)
+        assert httpx.post(f"{url}/completion", json={**asked, "id_slot": 5}, timeout=30).status_code == 200
 
 
 def test_kill_9_of_the_parent_leaves_no_orphan() -> None:

@@ -1,0 +1,260 @@
+"""What becomes of requests when workers fail, and of what hostile clients send. The workers are functions."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import threading
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Any
+
+import httpx
+import pytest
+from support.hostile_requests import request_of, send
+from support.served import where_of
+
+from pykvgraph.cluster import front as front_of_workers
+from pykvgraph.cluster import replay
+from pykvgraph.cluster.forward import MOST_REPEATS
+from pykvgraph.cluster.front import Front, front_app
+from pykvgraph.server.run import HttpServer, address_of, listen
+from pykvgraph.server.settings import Settings
+
+Handler = Callable[[httpx.Request], Coroutine[None, None, httpx.Response]]
+STREAM = {"content-type": "text/event-stream"}
+
+
+async def gone(request: httpx.Request) -> httpx.Response:
+    raise httpx.ConnectError("gone", request=request)
+
+
+async def fine(request: httpx.Request) -> httpx.Response:
+    return httpx.Response(200, json={"path": request.url.raw_path.decode(), "body": request.content.decode()})
+
+
+def front_of(*handlers: Handler, **settings: Any) -> Front:
+    front = Front(Settings(**{"n_slots": 2, **settings}), len(handlers))
+    for number, handler in enumerate(handlers):
+        come(front, number, handler)
+    return front
+
+
+def come(front: Front, number: int, handler: Handler) -> None:
+    front.up(number, httpx.AsyncClient(transport=httpx.MockTransport(handler), base_url="http://worker"))
+
+
+def client_of(front: Front) -> httpx.AsyncClient:
+    return httpx.AsyncClient(transport=httpx.ASGITransport(front_app(front)), base_url="http://front")
+
+
+async def ask(front: Front, **fields: Any) -> httpx.Response:
+    async with client_of(front) as client:
+        return await client.post("/completion", json=fields)
+
+
+def test_who_asks_while_all_are_gone_waits_until_one_is_back() -> None:
+    """Both have ended, and nobody has seen it yet."""
+
+    async def main() -> None:
+        front = front_of(gone, gone)
+        asking = asyncio.ensure_future(ask(front, prompt="a"))
+        await asyncio.sleep(0.05)
+        assert not asking.done()
+        front.down(0)
+        front.down(1)
+        await asyncio.sleep(0.05)
+        assert not asking.done()
+        come(front, 1, fine)
+        assert (await asking).status_code == 200
+
+    asyncio.run(main())
+
+
+def test_a_slot_of_a_worker_that_has_ended_is_waited_for() -> None:
+    async def main() -> None:
+        front = front_of(fine, gone)
+        asking = asyncio.ensure_future(ask(front, prompt="a", id_slot=3))
+        await asyncio.sleep(0.05)
+        front.down(1)
+        come(front, 1, fine)
+        reply = await asking
+        assert json.loads(reply.json()["body"])["id_slot"] == 3
+
+    asyncio.run(main())
+
+
+def test_a_request_that_ends_its_workers_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(front_of_workers, "_NOTICE", 0.01)
+    n_asked = 0
+
+    async def poisoned(request: httpx.Request) -> httpx.Response:
+        nonlocal n_asked
+        n_asked += 1
+        return await gone(request)
+
+    reply = asyncio.run(ask(front_of(poisoned, poisoned), prompt="a"))
+    assert reply.status_code == 500 and f"ended {1 + MOST_REPEATS} times" in reply.json()["error"]["message"]
+    assert n_asked == 1 + MOST_REPEATS
+
+
+def test_nobody_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(front_of_workers, "_PATIENCE", 0.05)
+
+    async def main() -> httpx.Response:
+        front = front_of(fine)
+        front.down(0)
+        return await ask(front, prompt="a")
+
+    reply = asyncio.run(main())
+    assert reply.status_code == 503 and "ask again later" in reply.json()["error"]["message"]
+
+
+def test_who_drains_gets_nothing_new() -> None:
+    n_asked = [0, 0]
+
+    def counted(number: int) -> Handler:
+        async def handler(request: httpx.Request) -> httpx.Response:
+            n_asked[number] += 1
+            return await fine(request)
+
+        return handler
+
+    async def main() -> None:
+        front = front_of(counted(0), counted(1))
+        front.drains(0)
+        for _ in range(5):
+            assert (await ask(front, prompt="a" * 300)).status_code == 200
+
+    asyncio.run(main())
+    assert n_asked == [0, 5]
+
+
+def event_of(text: str) -> bytes:
+    return b"data: %b\n\n" % json.dumps({"index": 0, "content": text}).encode()
+
+
+def streaming(parts: list[bytes], *, breaks: bool = False) -> Handler:
+    async def said() -> AsyncIterator[bytes]:
+        for part in parts:
+            yield part
+        if breaks:
+            raise httpx.ReadError("gone")
+
+    async def handler(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(200, headers=STREAM, content=said())
+
+    return handler
+
+
+STOPS = b'data: {"error":{"code":503,"message":"the server stops","type":"unavailable_error"}}\n\n'
+TEXT = [event_of(word) for word in ("Once", " upon", " a", " time")]
+
+
+@pytest.mark.parametrize("first", [TEXT[:2], [TEXT[0], TEXT[1][:9]], [*TEXT[:2], STOPS], []])
+def test_a_stream_goes_on_at_another_worker(first: list[bytes]) -> None:
+    """Cut off, cut off within an event, ended by a worker that stops, cut off before it began."""
+    front = front_of(streaming(first, breaks=STOPS not in first), streaming(TEXT))
+    assert asyncio.run(ask(front, prompt="a", stream=True)).content == b"".join(TEXT)
+
+
+def test_a_stream_that_is_too_long_to_be_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is kept of it is bounded; until it is cut off it goes on."""
+    monkeypatch.setattr(replay, "MOST_SENT", 3 * len(TEXT[0]))
+    assert asyncio.run(ask(front_of(streaming(TEXT)), stream=True)).content == b"".join(TEXT)
+    cut = asyncio.run(ask(front_of(streaming(TEXT, breaks=True), streaming(TEXT)), stream=True)).content
+    assert cut.startswith(b"".join(TEXT) + b'data: {"error"') and b"too long" in cut
+
+
+def test_a_reader_that_takes_nothing_is_left_behind() -> None:
+    """Its worker is free again."""
+
+    async def main() -> None:
+        front = front_of(streaming(TEXT), io_seconds=0.05)
+        asked = [{"type": "http.request", "body": b'{"stream": true}', "more_body": False}]
+
+        async def receive() -> Any:
+            return asked.pop() if asked else await asyncio.Event().wait()
+
+        async def send(message: Any) -> None:
+            await asyncio.Event().wait()
+
+        scope = {
+            "type": "http",
+            "method": "POST",
+            "path": "/completion",
+            "query_string": b"",
+            "headers": [],
+        }
+        await asyncio.wait_for(front_app(front)(scope, receive, send), 5)
+        assert front.router.n_requests(0) == 0
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("host", ["a/slots/0?action=erase&", "a:b", "[", "a/\u00e9", ""])
+def test_the_header_host_changes_no_path(host: str) -> None:
+    async def main() -> httpx.Response:
+        async with client_of(front_of(fine)) as client:
+            return await client.post(
+                "/completion", content=b'{"seed": 1}', headers=[(b"host", host.encode())]
+            )
+
+    assert asyncio.run(main()).json() == {"path": "/completion", "body": '{"seed": 1}'}
+
+
+def test_a_long_body_is_refused_everywhere() -> None:
+    async def main() -> None:
+        async with client_of(front_of(fine, max_body=100)) as client:
+            for path in ("/completion", "/props", "/slots/0?action=save"):
+                assert (await client.post(path, content=b"a" * 101)).status_code == 413
+            assert (await client.request("GET", "/v1/models", content=b"a" * 300)).json()["body"] == ""
+
+    asyncio.run(main())
+
+
+async def told(request: httpx.Request) -> httpx.Response:
+    """What a worker says at each path, about."""
+    if request.url.path == "/slots":
+        return httpx.Response(200, json=[{"id": 0, "is_processing": False}])
+    if request.url.path == "/metrics":
+        return httpx.Response(200, text="# TYPE a counter\na_total 1\n")
+    try:
+        json.loads(request.content or b"{}")
+    except ValueError:
+        return httpx.Response(400, json={"error": {"message": "no JSON"}})
+    return httpx.Response(200, json={})
+
+
+def test_damaged_requests() -> None:
+    """Whatever comes, a client hears what it may hear, and no request is left behind."""
+    front = front_of(told, told, body_seconds=0.2, idle_seconds=0.5, max_body=1 << 16)
+    server = HttpServer(front.settings, front_app(front))
+    rng, codes = random.Random(3), Counter[int]()
+    with listen("127.0.0.1", 0) as listener:
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread.start()
+        try:
+            for _ in range(400):
+                data = request_of(rng)
+                answer = send(where_of(address_of(listener)), data)
+                assert answer.is_right, (data, answer)
+                codes[answer.code] += 1
+        finally:
+            server.stop()
+            thread.join(30)
+    assert codes[200] > 100 and codes[400] > 10 and codes[404] > 0
+    assert front.router.n_requests(0) == front.router.n_requests(1) == 0
+
+
+def test_json_as_deep_as_it_may_be() -> None:
+    """Whoever reads it in the end says whether it is too deep."""
+    for depth in range(900, 1000, 7):
+        body = b'{"prompt":' + b"[" * depth + b"]" * depth + b"}"
+
+        async def main(body: bytes = body) -> int:
+            async with client_of(front_of(fine)) as client:
+                return (await client.post("/completion", content=body)).status_code
+
+        assert asyncio.run(main()) == 200

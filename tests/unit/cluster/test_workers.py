@@ -1,0 +1,92 @@
+"""Processes that end as soon as they have begun, and the share of the machine that each gets."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import time
+from pathlib import Path
+
+import pytest
+
+from pykvgraph.cluster import workers as processes
+from pykvgraph.cluster.front import Front
+from pykvgraph.cluster.workers import Workers
+from pykvgraph.errors import KVGraphError
+from pykvgraph.server.engine_spec import EngineSpec
+from pykvgraph.server.settings import Settings
+
+SPEC = EngineSpec("model.gguf", "", {}, {"n_ctx": "auto"}, {})
+
+
+@pytest.fixture
+def delays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "FIRST_DELAY", 0.02)
+    monkeypatch.setattr(processes, "LONGEST_DELAY", 0.08)
+
+
+def starts(monkeypatch: pytest.MonkeyPatch, code: str) -> None:
+    """Workers are this program."""
+    monkeypatch.setattr(processes, "_START", code.replace("{", "{{").replace("}", "}}"))
+
+
+def test_one_that_dies_again_and_again_is_started_more_and_more_seldom(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, delays: None
+) -> None:
+    starts(monkeypatch, "import os; os.write(1, b'ready 512\\n'); os.kill(os.getpid(), 9)")
+    workers = Workers(Front(Settings(), 1), SPEC, 1)
+
+    async def main() -> None:
+        running = asyncio.ensure_future(workers.run())
+        while workers.n_restarts < 5:
+            await asyncio.sleep(0.01)
+        workers.stop()
+        await running
+
+    with caplog.at_level(logging.WARNING, "pykvgraph.server"):
+        asyncio.run(asyncio.wait_for(main(), 30))
+    found = re.findall(r"worker 0 ended \(SIGKILL\); it is started again in ([\d.]+) s", caplog.text)
+    assert found[:5] == ["0.02", "0.04", "0.08", "0.08", "0.08"]
+
+
+def test_none_that_starts_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that would still load are ended."""
+    starts(
+        monkeypatch,
+        "import json, sys, time; n = json.loads(sys.stdin.readline())['number']\nif not n: sys.exit(3)\n"
+        "time.sleep(60)",
+    )
+    begin = time.monotonic()
+    with pytest.raises(KVGraphError, match=r"worker 0 ended before it was ready \(exit code 3\)"):
+        asyncio.run(Workers(Front(Settings(), 2), SPEC, 2).run())
+    assert time.monotonic() - begin < 30
+
+
+def test_one_that_comes_again_has_as_many_cells(monkeypatch: pytest.MonkeyPatch, delays: None) -> None:
+    """When it is started again, others have the memory that was free."""
+    starts(
+        monkeypatch,
+        "import json, os, sys; n = json.loads(sys.stdin.readline())['engine']['context']['n_ctx'];"
+        "os.write(1, b'ready 768\\n' if n == 'auto' else b'ready %d\\n' % (n + 1)); os.kill(os.getpid(), 9)",
+    )
+    workers = Workers(Front(Settings(), 1), SPEC, 1)
+
+    async def main() -> None:
+        running = asyncio.ensure_future(workers.run())
+        while workers.n_restarts < 2:
+            await asyncio.sleep(0.01)
+        workers.stop()
+        await running
+
+    asyncio.run(asyncio.wait_for(main(), 30))
+    assert workers._n_ctx == {0: 768}
+
+
+def test_the_share_of_one_of_four(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(6)))
+    tiers = {"ram": 1000, "disk": 5000, "path": tmp_path}
+    share = EngineSpec("model.gguf", "", {}, {"n_ctx": "auto"}, tiers).share_of(4)
+    assert share.context["memory_share"] == 0.25
+    assert share.tiers == {"ram": 250, "disk": 5000, "path": tmp_path}
+    assert share.most_threads == 1
