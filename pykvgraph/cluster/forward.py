@@ -70,6 +70,7 @@ class Forwarded:
         """Raises WireError."""
         replay = Replay()
         failed: set[httpx.AsyncClient] = set()  # one is of one life of a worker
+        what = "its workers ended"
         for _ in range(1 + MOST_REPEATS):
             number, client = await self._front.place(self._asked, failed)
             ticket = self._front.router.enter(number, self._asked.blocks, self._asked.weight)
@@ -78,8 +79,8 @@ class Forwarded:
                     return
             except httpx.TransportError as error:
                 _log.info("worker %d: %s", number, type(error).__name__)
-            except RepeatError as error:
-                raise _failed(str(error)) from None
+            except RepeatError as error:  # the last bit of a logit may decide what is drawn: not each time
+                what = str(error)
             finally:
                 ticket.leave()
             failed.add(client)
@@ -87,7 +88,7 @@ class Forwarded:
                 replay.again()
             except RepeatError as error:
                 raise _failed(str(error)) from None
-        raise _failed(f"workers ended {1 + MOST_REPEATS} times while they answered this request")
+        raise _failed(f"the request was tried {1 + MOST_REPEATS} times: {what}")
 
     async def _ask(self, client: httpx.AsyncClient, scope: Scope, send: Send, replay: Replay) -> bool:
         """Whether there is an answer; False: the worker stops, and has none. Raises httpx.TransportError."""

@@ -42,7 +42,7 @@ class Replay:
     def again(self) -> None:
         """The stream begins anew. Raises RepeatError."""
         if self._n_bytes > MOST_SENT:
-            raise RepeatError("the worker is gone, and what it has said is too long to be said again")
+            raise RepeatError("the worker is gone, and its answer is too long to be repeated")
         self._names = {}
         self._expected = defaultdict(deque)
         for event in self._sent:

@@ -202,24 +202,24 @@ def test_a_client_that_goes_away_ends_its_request(workers: Served) -> None:
     until(lambda: not any(slot["is_processing"] for slot in httpx.get(slots).json()))
 
 
-# greedy, with a seed, and without one
-SAMPLED: tuple[dict[str, Any], ...] = (
-    {"temperature": 0},
-    {"temperature": 1.0, "seed": 7},
-    {"temperature": 1.0},
+# Greedy as a stream and whole, with a seed, and without one. Only greedy ones are compared: where tokens are
+# drawn, the last bit of a logit may decide, and that depends on which texts a step decodes together.
+KINDS: tuple[dict[str, Any], ...] = (
+    {"temperature": 0, "stream": True},
+    {"temperature": 0, "stream": False},
+    {"temperature": 1.0, "stream": False, "seed": 7},
+    {"temperature": 1.0, "stream": False},
 )
 BODIES: list[dict[str, Any]] = [
     {
         "prompt": f"{name} went to the park with a big dog and",
         "n_predict": 150,
-        "stream": i % 2 == 0,
         "ignore_eos": True,
-        **SAMPLED[i % 3],
+        **KINDS[i % 4],
     }
     for i, name in enumerate(("Tom", "Lily", "Ben", "Mia", "Sue") * 4)
 ]
-# what two runs have in common
-ALIKE = [i for i, body in enumerate(BODIES) if "seed" in body or not body["temperature"]]
+ALIKE = [i for i, body in enumerate(BODIES) if not body["temperature"]]
 
 
 async def ask_all(url: str, n_bodies: int, meanwhile: Callable[[], None] = lambda: None) -> list[str]:
@@ -250,7 +250,7 @@ async def ask_all(url: str, n_bodies: int, meanwhile: Callable[[], None] = lambd
 
 
 def test_kill_9_of_a_worker_loses_nothing() -> None:
-    """20 requests, streamed and not, greedy and sampled: each is answered, with the tokens of another run."""
+    """20 requests: each is answered, and what is greedy says what it says in another run."""
     with served_alone(STORIES, *OPTIONS) as (url, process):
         undisturbed = asyncio.run(ask_all(url, 20))
         before = children_of(process.pid)

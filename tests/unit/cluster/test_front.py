@@ -95,7 +95,7 @@ def test_a_request_that_ends_its_workers_is_given_up(monkeypatch: pytest.MonkeyP
         return await gone(request)
 
     reply = asyncio.run(ask(front_of(poisoned, poisoned), prompt="a"))
-    assert reply.status_code == 500 and f"ended {1 + MOST_REPEATS} times" in reply.json()["error"]["message"]
+    assert reply.status_code == 500 and f"tried {1 + MOST_REPEATS} times" in reply.json()["error"]["message"]
     assert n_asked == 1 + MOST_REPEATS
 
 
@@ -157,6 +157,23 @@ def test_a_stream_goes_on_at_another_worker(first: list[bytes]) -> None:
     """Cut off, cut off within an event, ended by a worker that stops, cut off before it began."""
     front = front_of(streaming(first, breaks=STOPS not in first), streaming(TEXT))
     assert asyncio.run(ask(front, prompt="a", stream=True)).content == b"".join(TEXT)
+
+
+@pytest.mark.parametrize("n_others", [MOST_REPEATS - 1, MOST_REPEATS])
+def test_a_worker_that_says_something_else_is_asked_again(
+    monkeypatch: pytest.MonkeyPatch, n_others: int
+) -> None:
+    monkeypatch.setattr(front_of_workers, "_NOTICE", 0.01)
+    lives = iter([streaming(TEXT[:2], breaks=True), *[streaming([event_of("One")])] * n_others])
+
+    async def next_life(request: httpx.Request) -> httpx.Response:
+        return await next(lives, streaming(TEXT))(request)
+
+    said = asyncio.run(ask(front_of(next_life), prompt="a", stream=True)).content
+    if n_others < MOST_REPEATS:
+        assert said == b"".join(TEXT)
+    else:
+        assert said.startswith(b"".join(TEXT[:2]) + b'data: {"error"') and b"something else" in said
 
 
 def test_a_stream_that_is_too_long_to_be_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
