@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +35,7 @@ from pykvgraph.params import ContextParams, default_threads
 if TYPE_CHECKING:
     from pykvgraph.lab.bench.requests import Served
     from pykvgraph.lab.bench.runner import Result
+    from pykvgraph.lab.bench.streams import StreamSpeed
     from pykvgraph.lab.bench.tests import Test
     from pykvgraph.lab.bench.tiers import TierSpeed
     from pykvgraph.lab.bench.turns import Speaker, Turn
@@ -45,7 +46,7 @@ COUNT = click.IntRange(min=1)
 N_EXTRA_TOKENS = 32
 MIN_CACHE_DEPTH = 64
 N_BATCH = 2048  # as in llama-bench
-TURNS, PREFIX, TIERS = "turns", "prefix", "tiers"
+TURNS, PREFIX, TIERS, STREAM = "turns", "prefix", "tiers", "stream"
 PLAIN = {"offload_kqv": ContextParams.offload_kqv, "kv_tier": ContextParams.kv_tier}
 
 
@@ -93,6 +94,7 @@ class _Clients(click.ParamType):  # type: ignore[type-arg]
         "pykvgraph bench -m model.gguf -d 4000 --cache turns --plot turns.png",
         "pykvgraph bench -m model.gguf -d 512 --cache prefix --plot prefix.png",
         "pykvgraph bench -m model.gguf -d 4000 --cache tiers --plot tiers.png",
+        "pykvgraph bench -m model.gguf -d 2000 --cache stream --plot stream.png",
         "pykvgraph bench -m model.gguf -d 512 --server 8x3 --vs llama-server",
     ),
 )
@@ -119,9 +121,15 @@ class _Clients(click.ParamType):  # type: ignore[type-arg]
 @option(
     "--cache",
     "extra",
-    type=click.Choice([*EXTRA_TESTS, TURNS, PREFIX, TIERS]),
+    type=click.Choice([*EXTRA_TESTS, TURNS, PREFIX, TIERS, STREAM]),
     multiple=True,
     help="Also run a cache test (see above); may be repeated.",
+)
+@option(
+    "--over",
+    type=click.Choice(["memory", "unix", "tcp", "mpi", "file"]),
+    multiple=True,
+    help="A transport of --cache stream; may be repeated. Default: all that are here.",
 )
 @option("-r", "--repetitions", type=COUNT, metavar="N", default=5, help="Runs of each test, after a warm-up.")
 @option(
@@ -151,13 +159,14 @@ class _Clients(click.ParamType):  # type: ignore[type-arg]
     default="md",
     help="How to print; json: as --json.",
 )
-@plot_option("With --cache turns, prefix or tiers, or with --server: a PNG of it.")
+@plot_option("With --cache turns, prefix, tiers or stream, or with --server: a PNG of it.")
 def bench(
     model: str,
     n_prompt: tuple[int, ...],
     n_gen: tuple[int, ...],
     n_depth: tuple[int, ...],
     extra: tuple[str, ...],
+    over: tuple[str, ...],
     repetitions: int,
     clients: tuple[int, int] | None,
     other: str | None,
@@ -203,6 +212,12 @@ def bench(
                 attends (-nkvo): a prompt of -d tokens, then 32 tokens one by
                 one; what K, V and graphs take on devices. What has no room
                 there is left out. Without --vs
+      stream    a prompt of -d tokens and 32 tokens behind it, which travel to
+                another process (memory: to a thread), with levels 0 to 3 and
+                without, by turns: the time until all is there, and what of
+                it is more than without; "behind": that after the prompt's
+                last decode. The prompt's cells are every second one, so that
+                level 0 sends each alone. Without --vs
 
     \b
     With --server nothing else is measured: a server of its own answers each
@@ -213,7 +228,7 @@ def bench(
     """
     import pykvgraph as kvg
     from pykvgraph.lab.libllama import LibllamaModel
-    from pykvgraph.viz import plot_tiers
+    from pykvgraph.viz import plot_streams, plot_tiers
 
     if clients:
         from pykvgraph.cli.bench_server import measure_servers
@@ -233,14 +248,17 @@ def bench(
     sizes |= where.context()
     tests = chosen_tests(n_prompt, n_gen, n_depth, extra)
     long = [depth for depth in n_depth if depth >= MIN_CACHE_DEPTH]
-    depths, shared, tiered = (long if name in extra else [] for name in (TURNS, PREFIX, TIERS))
-    if not tests and not depths and not shared and not tiered:
+    depths, shared, tiered, streamed = (
+        long if name in extra else [] for name in (TURNS, PREFIX, TIERS, STREAM)
+    )
+    if not tests and not any((depths, shared, tiered, streamed)):
         raise InvalidArgumentError("nothing to measure: give -p, -n or --cache")
     check_plot(plot, extra)
     turns: dict[str, list[Turn]] = {}
     served: dict[str, list[Served]] = {}
     speeds: list[TierSpeed] = []
     spans: list[Span] = []
+    flows: list[StreamSpeed] = []
     with kvg.Model(model, **where.model()) as loaded:
         if tiered and set(loaded.layer_devices) == {"CPU"}:
             raise InvalidArgumentError(
@@ -264,8 +282,14 @@ def bench(
                 found, spans = run_tiers(loaded, depth, repetitions, n_threads, sizes)
                 speeds += found
                 printer.add_tiers(found)
+            for depth in streamed:
+                for rows in run_streams(loaded, depth, repetitions, n_threads, sizes, where, over):
+                    flows += rows
+                    printer.add_streams(rows)
     printer.end()
-    if plot and speeds:
+    if plot and flows:
+        plot_streams(f"{Path(model).name}, {loaded.device}", flows, plot)
+    elif plot and speeds:
         plot_tiers(f"{Path(model).name}, {loaded.device}", speeds, spans, plot)
     elif plot:
         draw(Path(model).name, turns, served, plot)
@@ -275,8 +299,10 @@ def bench(
 def check_plot(plot: str | None, extra: tuple[str, ...]) -> None:
     from pykvgraph.viz import require_matplotlib
 
-    if plot and len({TURNS, PREFIX, TIERS} & set(extra)) != 1:
-        raise click.UsageError("--plot draws one of these: give --cache turns, prefix or tiers, or --server")
+    if plot and len({TURNS, PREFIX, TIERS, STREAM} & set(extra)) != 1:
+        raise click.UsageError(
+            "--plot draws one of these: give --cache turns, prefix, tiers or stream, or --server"
+        )
     if plot:
         require_matplotlib()
 
@@ -299,7 +325,7 @@ def chosen_tests(
         raise InvalidArgumentError(
             f"--cache needs a cache with something in it: give -d {MIN_CACHE_DEPTH} or more"
         )
-    names = [name for name in extra if name not in (TURNS, PREFIX, TIERS)]
+    names = [name for name in extra if name not in (TURNS, PREFIX, TIERS, STREAM)]
     chosen = []
     for depth in n_depth:
         chosen += [tests.prompt(n, depth) for n in n_prompt if n]
@@ -396,6 +422,30 @@ def run_tiers(
         hidden=not sys.stderr.isatty(),
     ) as progress:
         return measure_tiers(model, depth, repetitions, sizes, lambda: progress.update(1))
+
+
+def run_streams(
+    model: Model,
+    depth: int,
+    repetitions: int,
+    n_threads: int,
+    sizes: dict[str, Any],
+    where: Where,
+    over: Sequence[str],
+) -> Iterator[list[StreamSpeed]]:
+    """Over one transport after the other."""
+    from pykvgraph.lab.bench.stream_ends import measure_over, transports_here
+    from pykvgraph.lab.bench.streams import n_ticks
+
+    sizes = {**sizes, "n_threads": n_threads, "n_threads_batch": n_threads}
+    for kind in over or transports_here():
+        with click.progressbar(
+            length=n_ticks(repetitions), label=f"over {kind}", file=sys.stderr, hidden=not sys.stderr.isatty()
+        ) as progress:
+            found = measure_over(
+                kind, model, depth, repetitions, sizes, where.of_model(), lambda: progress.update(1)
+            )
+        yield found
 
 
 def run_requests(

@@ -18,6 +18,7 @@ from pykvgraph.sizes import size_text
 if TYPE_CHECKING:
     from pykvgraph.lab.bench.requests import Served
     from pykvgraph.lab.bench.runner import Result
+    from pykvgraph.lab.bench.streams import StreamSpeed
     from pykvgraph.lab.bench.tests import Test
     from pykvgraph.lab.bench.tiers import TierSpeed
     from pykvgraph.lab.bench.turns import Turn
@@ -36,6 +37,7 @@ class Printer:
         self._turn_rows: list[dict[str, Any]] = []
         self._served_rows: list[dict[str, Any]] = []
         self._tier_rows: list[dict[str, Any]] = []
+        self._stream_rows: list[dict[str, Any]] = []
         self._test_width = max((len(test.name) for test in tests), default=0)
         several = any(test.n_seq > 1 for test in tests)
         self._engine_width = ENGINE_WIDTH if several and vs else len("libllama -fa 1" if vs else "pykvgraph")
@@ -94,11 +96,20 @@ class Printer:
             _print_tiers(speeds)
         self._tier_rows += rows
 
+    def add_streams(self, speeds: Sequence[StreamSpeed]) -> None:
+        """The same prompt and tokens over one transport, for each level."""
+        rows = [dataclasses.asdict(each) for each in speeds]
+        if self._output == "csv":
+            _print_csv(rows, header=not self._stream_rows)
+        elif self._output == "md":
+            _print_streams(speeds)
+        self._stream_rows += rows
+
     def end(self) -> None:
         """Prints the JSON, if that is wanted."""
         if self._output == "json":
             found = {"results": self._rows, "turns": self._turn_rows, "prefix": self._served_rows}
-            print_json({**found, "tiers": self._tier_rows})
+            print_json({**found, "tiers": self._tier_rows, "streams": self._stream_rows})
 
 
 def _print_csv(rows: Sequence[dict[str, Any]], header: bool) -> None:
@@ -176,6 +187,18 @@ def _print_tiers(speeds: Sequence[TierSpeed]) -> None:
         rates = number_text(each.prompt, 4), number_text(each.generation, 4)
         held = size_text(each.cache_bytes), size_text(each.cache_bytes + each.compute_bytes)
         table.add_row(each.tier, str(each.depth), *rates, *held)
+    print_table(table)
+
+
+def _print_streams(speeds: Sequence[StreamSpeed]) -> None:
+    """more: than without a stream. behind: of the prompt's time, that after its last decode."""
+    click.echo(f"over {speeds[0].transport}, a prompt of {speeds[0].depth} tokens:")
+    table = new_table("level", "prompt", "more", "behind", "token", "more")
+    for each in speeds:
+        prompt = f"{each.prompt:.3f} s", f"{each.prompt_more * 1e3:.1f} ms", f"{each.behind * 1e3:.1f} ms"
+        token = f"{each.token * 1e3:.2f} ms", f"{each.token_more * 100:.1f} %"
+        cells = (*prompt, *token) if each.level is not None else (prompt[0], "", "", token[0], "")
+        table.add_row("none" if each.level is None else str(each.level), *cells)
     print_table(table)
 
 

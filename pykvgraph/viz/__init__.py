@@ -6,6 +6,7 @@ from pykvgraph.viz.cell_plot import Row, plot_rows
 from pykvgraph.viz.figure import new_figure, require_matplotlib, save_figure
 from pykvgraph.viz.film import Frame, plot_film
 from pykvgraph.viz.served_plot import plot_served
+from pykvgraph.viz.stream_plot import plot_streams
 from pykvgraph.viz.text_map import cell_map
 from pykvgraph.viz.tiers_plot import plot_tiers
 from pykvgraph.viz.turns_plot import plot_turns
@@ -20,6 +21,7 @@ __all__ = [
     "plot_film",
     "plot_rows",
     "plot_served",
+    "plot_streams",
     "plot_tiers",
     "plot_turns",
     "require_matplotlib",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -88,12 +88,18 @@ def _take_spans(ctx: Context) -> list[Span]:
 
 
 def decode_prompt(ctx: Context, depth: int) -> None:
+    for batch in prompt_batches(ctx, depth):
+        ctx.decode(batch)
+
+
+def prompt_batches(ctx: Context, depth: int) -> Iterator[Batch]:
+    """Random tokens of sequence 0; the last one is an output."""
     ids = np.random.default_rng(0).integers(0, ctx.model.n_vocab, depth)
     for begin in range(0, depth, ctx.n_batch):
         part = ids[begin : begin + ctx.n_batch]
         batch = Batch()
         batch.extend(part, begin, logits="last" if begin + len(part) == depth else False)
-        ctx.decode(batch)
+        yield batch
 
 
 def measure_tiers(

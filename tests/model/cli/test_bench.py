@@ -290,6 +290,37 @@ def test_requests_that_share_a_prefix(stories: Path, tmp_path: Path) -> None:
     assert lines[1] == "requests that share 64 tokens:"
 
 
+def test_streams(stories: Path, tmp_path: Path) -> None:
+    """Of each level all has come at the other end, or the bench would wait for it."""
+    plot = tmp_path / "stream.svg"
+    arguments = f"-p 0 -n 0 -d 64 -r 1 --cache stream --over unix --over memory --plot {plot}"
+    result = bench(stories, f"{arguments} -o json")
+    assert result.exit_code == 0, result.output
+    rows = json.loads(result.stdout)["streams"]
+    levels = [None, 0, 1, 2, 3]
+    assert [(row["transport"], row["level"]) for row in rows] == [
+        (kind, level) for kind in ("unix", "memory") for level in levels
+    ]
+    for row in rows:
+        is_streamed = row["level"] is not None
+        assert 0 <= row["behind"] < row["prompt"] and (row["behind"] > 0) == is_streamed
+        assert (row["prompt_more"] != 0) == (row["token_more"] != 0) == is_streamed
+        assert row["token"] > 0
+    assert plot.read_bytes().startswith(b"<?xml")
+
+
+@pytest.mark.slow
+def test_streams_over_mpi_and_files(stories: Path) -> None:
+    if not (Path(sys.executable).parent / "mpiexec").exists():
+        pytest.skip("mpich is missing")
+    lines = bench(stories, "-p 0 -n 0 -d 64 -r 1 --cache stream --over mpi --over file").stdout.splitlines()
+    assert [line for line in lines if "over" in line] == [
+        "over mpi, a prompt of 64 tokens:",
+        "over file, a prompt of 64 tokens:",
+    ]
+    assert [line.split()[0] for line in lines[2:8]] == ["level", "none", "0", "1", "2", "3"]
+
+
 def test_servers_by_turns(stories: Path, tmp_path: Path) -> None:
     """Ours decodes what must be, by counting; of the other one, which decodes nothing, what it tells."""
     plot = tmp_path / "servers.svg"
