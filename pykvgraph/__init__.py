@@ -18,6 +18,7 @@ from typing import Any as _Any
 
 from pykvgraph import plan
 from pykvgraph._native.library import library as _library
+from pykvgraph.adapter import Adapter
 from pykvgraph.batch import Batch
 from pykvgraph.context import Context
 from pykvgraph.context_shift import ContextShift, self_extend
@@ -104,6 +105,7 @@ except (ImportError, InvalidArgumentError) as _error:
 
 __all__ = [
     "Abilities",
+    "Adapter",
     "Batch",
     "CacheFullError",
     "CellGroup",

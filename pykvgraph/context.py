@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from typing import Any, Literal, NamedTuple
 
@@ -16,6 +16,7 @@ from numpy.ctypeslib import as_array  # numpy imports it when first used: a chil
 from pykvgraph._native.ffi import KvgBatch, KvgOutput, KvgScore
 from pykvgraph._native.handles import Closable, Handle, repr_of
 from pykvgraph._native.library import lib, sized
+from pykvgraph.adapter import Adapter, checked_adapters, key_of, set_adapters
 from pykvgraph.batch import Batch
 from pykvgraph.checks import flag, integer, shown
 from pykvgraph.device import read_parts
@@ -132,10 +133,32 @@ class Context(Closable):
         )
         if model.device != "CPU":
             self._handle.stay()
+        self._adapters: tuple[tuple[Adapter, float], ...] = ()
         self._pending = PendingTokens(model.n_vocab)
         self.kv = KVCache(self._handle, self._pending)
         # decode writes into these buffers; a view of one keeps its memory alive after the context is closed
         self._outputs = _Outputs(1, model, self._pending)
+
+    def set_adapters(self, adapters: Iterable[tuple[Adapter, float]]) -> None:
+        """From the next decode on these LoRA adapters take part, each times its scale, and no others.
+
+        adapters: pairs of what model.load_adapter() returned and a scale; one of scale 0 doesn't take part;
+        an empty list: none. The graphs are built anew. Cells that are in the cache stay as they are: what
+        they were decoded under is known only of a cache that is empty now, and of others no state can be
+        saved, loaded or sent until clear().
+
+        All or nothing. Raises InvalidArgumentError for an adapter that is closed, of another model or given
+        twice, and DeviceError when there is no memory for the larger graphs.
+        """
+        active = checked_adapters(adapters)
+        self._handle.call(set_adapters, active)
+        self._adapters = active
+        self.kv._decode_under(key_of(active))
+
+    @property
+    def adapters(self) -> tuple[tuple[Adapter, float], ...]:
+        """The adapters that take part, with their scales; those of scale 0 are left out."""
+        return self._adapters
 
     def decode(self, batch: Batch, *, scores: bool = False) -> None:
         """Computes a batch: afterwards its tokens are in the cache, and logits() has its outputs.
@@ -306,6 +329,7 @@ class Context(Closable):
     def _reset(self, context: int) -> None:
         lib().kvg_kv_clear(context, 0)
         self._pending.drop_all()
+        self.kv._is_mixed = False
         self._outputs.n = None
 
     def _make_room(self, context: int, n_tokens: int, n_rows: int) -> None:

@@ -183,6 +183,7 @@ class KVCache(ReadableCache):
         """
         self._handle.call(lib().kvg_kv_clear, flag(data, "data"))
         self._pending.drop_all()
+        self._is_mixed = False
 
     def defrag(self, policy: Literal["fill", "sort"] = "fill") -> None:
         """Asks for compaction: the next update() or decode moves cells so that no hole is left.
@@ -240,7 +241,7 @@ class KVCache(ReadableCache):
         sees. A pending K-shift runs first. The K of waiting cells (see update) is rotated in the bytes only,
         and so rounded once more there than in the cache. Raises InvalidArgumentError for an id out of range.
         """
-        return self._handle.call(take, self._geometry, seq, self._pending)
+        return self._handle.call(take, self._saved_geometry, seq, self._pending)
 
     def load(self, blob: bytes | bytearray | memoryview, seq: int | None = None) -> None:
         """Replaces sequence `seq`, or with None the whole cache, by a state that save() returned.
@@ -260,7 +261,7 @@ class KVCache(ReadableCache):
             data = memoryview(blob).cast("B")
         except (TypeError, ValueError):  # no buffer, or one with gaps
             raise InvalidArgumentError(f"the state must be bytes, got {shown(blob)}") from None
-        self._load(unpack(data, self._geometry, self._room), seq)
+        self._load(unpack(data, self._saved_geometry, self._room), seq)
 
     def _load(self, saved: SavedState, seq: int | None) -> None:
         if saved.whole != (seq is None):
@@ -294,7 +295,7 @@ class KVCache(ReadableCache):
         that is no saved state, is cut short, or doesn't fit into the cache.
         """
         name = os.fsdecode(native_path(path))
-        self._load(read_file(name, self._geometry, self._room), seq)
+        self._load(read_file(name, self._saved_geometry, self._room), seq)
 
     def _change(self, function: Any, **arguments: int) -> None:
         self._handle.call(function, *(integer(value, name) for name, value in arguments.items()))

@@ -14,6 +14,7 @@ from typing import Any
 from pykvgraph._native.fork import renew_cached_properties_in_child, renew_lock_in_child
 from pykvgraph._native.handles import Closable, Handle, repr_of
 from pykvgraph._native.library import lib
+from pykvgraph.adapter import Adapter
 from pykvgraph.gguf_file import fingerprint, native_path, read_layers, read_metadata, read_model_info
 from pykvgraph.params import ModelParams
 from pykvgraph.sizes import parameters_text, size_text
@@ -104,6 +105,16 @@ class Model(Closable):
         """
         with self._tokenizer_lock:
             return self._tokenizer
+
+    def load_adapter(self, path: str | os.PathLike[str]) -> Adapter:
+        """Loads a LoRA adapter of this model, a GGUF file, for Context.set_adapters().
+
+        Its weights go to the devices of the weights that it belongs to. Raises FileNotFoundError;
+        ModelLoadError for a file that is damaged, no adapter, or one of another model; UnsupportedError for
+        an adapter of another kind, or one that adds to what is no matrix of a product; DeviceError when a
+        device has too little memory; InvalidArgumentError when the model is closed.
+        """
+        return Adapter(self._handle, path, self.device != "CPU")
 
     def _fingerprint(self) -> bytes:
         """16 bytes, by which files and measurements know their model again."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -16,11 +16,12 @@ from pykvgraph._native.handles import Handle, NotCopied, repr_of
 from pykvgraph._native.library import lib
 from pykvgraph.cell_groups import read_cell_group, read_state_groups
 from pykvgraph.checks import indices, integer
+from pykvgraph.errors import UnsupportedError
 from pykvgraph.incoming import RawRows, read_rows
 from pykvgraph.maps.snapshot import CellMap
 from pykvgraph.pending import PendingTokens
 from pykvgraph.sizes import size_text
-from pykvgraph.state.geometry import Geometry
+from pykvgraph.state.geometry import Geometry, under
 from pykvgraph.state.transfer import (
     read_bounds,
     read_cells,
@@ -32,6 +33,8 @@ from pykvgraph.state.transfer import (
     read_states,
 )
 from pykvgraph.types import CellGroup, CellsView, SeqBounds, SeqCount
+
+_Bytes: TypeAlias = bytes  # ReadableCache has a method of that name
 
 
 class _KnownBounds(NamedTuple):
@@ -52,6 +55,8 @@ class ReadableCache(NotCopied):
         self._handle = handle
         self._pending = pending
         self._bounds = _KnownBounds(-1, [], [])
+        self._adapters = b""  # the key of those that cells are decoded under
+        self._is_mixed = False  # whether some may have been decoded under others
 
     def seq_pos_min(self, seq: int) -> int:
         """The lowest position from which on every group has the sequence's cells; -1 when it has none."""
@@ -202,6 +207,25 @@ class ReadableCache(NotCopied):
     @functools.cached_property
     def _geometry(self) -> Geometry:
         return self._handle.call(read_geometry)
+
+    def _decode_under(self, adapters: _Bytes) -> None:
+        """From now on cells are decoded under these."""
+        info = self._info()
+        is_empty = info.n_states_used == 0 and all(
+            self._group(index).n_used == 0 for index in range(info.n_groups)
+        )
+        self._is_mixed = not is_empty and (self._is_mixed or adapters != self._adapters)
+        self._adapters = adapters
+
+    @property
+    def _saved_geometry(self) -> Geometry:
+        """What cells fit that leave this cache or come into it: its own geometry, under its adapters."""
+        if self._is_mixed:
+            raise UnsupportedError(
+                "some cells may have been decoded under other adapters than those that the context has now: "
+                "clear() the cache before a state is saved, loaded or sent"
+            )
+        return under(self._geometry, self._adapters)
 
     @functools.cached_property
     def _n_groups(self) -> int:

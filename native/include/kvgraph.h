@@ -257,6 +257,30 @@ KVG_API const kvg_gguf * kvg_context_gguf(const kvg_context * context);
 /* Seconds spent in decode graphs so far. The rest of a decode's time is spent outside the graph. */
 KVG_API double kvg_context_graph_seconds(const kvg_context * context);
 
+/* ---- LoRA adapters ---- */
+
+typedef struct kvg_adapter kvg_adapter;
+
+typedef struct kvg_adapter_info {
+    size_t struct_size;
+    int64_t n_pairs;  /* matrices of the model that it adds to */
+    int64_t n_params; /* numbers in all of its own */
+    uint64_t bytes;   /* on all devices */
+    float alpha;      /* its file's; what it adds is multiplied by alpha / rank, unless alpha is 0 */
+} kvg_adapter_info;
+
+/* A GGUF file as llama.cpp makes them (general.type "adapter", adapter.type "lora"). Its weights go where the model's are that they belong
+   to. Contexts that use it keep its weights alive. KVG_MODEL_LOAD for one of another model, KVG_UNSUPPORTED for another kind. */
+KVG_API kvg_status kvg_adapter_load(kvg_model * model, const char * path, kvg_adapter ** out);
+KVG_API void kvg_adapter_free(kvg_adapter * adapter);
+KVG_API kvg_status kvg_adapter_get_info(const kvg_adapter * adapter, kvg_adapter_info * out);
+/* The file's directory and metadata; belongs to the adapter. */
+KVG_API const kvg_gguf * kvg_adapter_gguf(const kvg_adapter * adapter);
+/* From the next decode on these n adapters take part, each times its scale, and no others; cells stay as they are. All or nothing. Scale 0:
+   it doesn't take part. */
+KVG_API kvg_status kvg_context_set_adapters(kvg_context * context, kvg_adapter * const * adapters, const float * scales,
+                                            int64_t n);
+
 /* What a context has on one device. */
 typedef struct kvg_context_part {
     size_t struct_size;

@@ -84,6 +84,16 @@ class KvgType(IntEnum):
     KVG_TYPE_BF16 = 30
 
 
+class KvgAdapterInfo(Structure):
+    _fields_ = (
+        ("struct_size", c_size_t),
+        ("n_pairs", c_int64),
+        ("n_params", c_int64),
+        ("bytes", c_uint64),
+        ("alpha", c_float),
+    )
+
+
 class KvgBatch(Structure):
     _fields_ = (
         ("struct_size", c_size_t),
@@ -401,6 +411,7 @@ KvgLogCallback = CFUNCTYPE(None, c_int32, c_char_p, c_void_p)
 
 # by their C names, for the comparison with kvg_struct_layout()
 STRUCTS: dict[str, type[Structure]] = {
+    "kvg_adapter_info": KvgAdapterInfo,
     "kvg_batch": KvgBatch,
     "kvg_context_params": KvgContextParams,
     "kvg_context_part": KvgContextPart,
@@ -445,6 +456,9 @@ STATUS_FUNCTIONS = (
     "kvg_gguf_check_model",
     "kvg_gguf_get_layer",
     "kvg_context_new",
+    "kvg_adapter_load",
+    "kvg_adapter_get_info",
+    "kvg_context_set_adapters",
     "kvg_context_get_part",
     "kvg_plan_new",
     "kvg_plan_get_part",
@@ -576,6 +590,16 @@ def declare(lib: CDLL) -> None:
     lib.kvg_context_gguf.restype = c_void_p
     lib.kvg_context_graph_seconds.argtypes = [c_void_p]
     lib.kvg_context_graph_seconds.restype = c_double
+    lib.kvg_adapter_load.argtypes = [c_void_p, c_char_p, POINTER(c_void_p)]
+    lib.kvg_adapter_load.restype = c_int32
+    lib.kvg_adapter_free.argtypes = [c_void_p]
+    lib.kvg_adapter_free.restype = None
+    lib.kvg_adapter_get_info.argtypes = [c_void_p, POINTER(KvgAdapterInfo)]
+    lib.kvg_adapter_get_info.restype = c_int32
+    lib.kvg_adapter_gguf.argtypes = [c_void_p]
+    lib.kvg_adapter_gguf.restype = c_void_p
+    lib.kvg_context_set_adapters.argtypes = [c_void_p, POINTER(c_void_p), POINTER(c_float), c_int64]
+    lib.kvg_context_set_adapters.restype = c_int32
     lib.kvg_context_n_parts.argtypes = [c_void_p]
     lib.kvg_context_n_parts.restype = c_int64
     lib.kvg_context_get_part.argtypes = [c_void_p, c_int64, POINTER(KvgContextPart)]

@@ -158,14 +158,19 @@ class Handle(NotCopied):
 
     @classmethod
     def open(
-        cls, function: Callable[..., object], *arguments: Any, free: Callable[[int], None], name: str
+        cls,
+        function: Callable[..., object],
+        *arguments: Any,
+        free: Callable[[int], None],
+        name: str,
+        shared: bool = False,
     ) -> Handle:
         """Owns what function(*arguments, out) writes to its last argument; raises what that raises.
 
         What was made is freed also when Ctrl-C comes right after that.
         """
         made = ctypes.c_void_p()
-        handle = cls(0, lambda _: free(made.value) if made.value else None, name)
+        handle = cls(0, lambda _: free(made.value) if made.value else None, name, shared)
 
         def make(_: int) -> None:
             function(*arguments, ctypes.byref(made))

@@ -60,6 +60,18 @@ class LibllamaModel:
             raise ModelLoadError(f"libllama makes more than {len(ids)} tokens of {len(data)} bytes")
         return list(ids[:n])
 
+    def load_adapter(self, path: Path) -> int:
+        """A LoRA adapter, which lives as long as the model; to be loaded before a context.
+
+        Raises ModelLoadError.
+        """
+        with libllama.quiet():
+            adapter = self.ll.llama_adapter_lora_init(self.pointer, str(path).encode())
+        if not adapter:
+            raise ModelLoadError(f"libllama could not load the adapter {path}")
+        address: int = ctypes.cast(adapter, ctypes.c_void_p).value or 0
+        return address
+
     def close(self) -> None:
         self.ll.llama_model_free(self.pointer)
 
@@ -174,6 +186,14 @@ class LibllamaContext:
     def load(self, state: State, seq: int = 0) -> None:
         if self._ll.llama_state_seq_set_data(self._context, state, len(state), seq) == 0:
             raise DeviceError("libllama did not take its own state back")
+
+    def set_adapters(self, adapters: Sequence[tuple[int, float]]) -> None:
+        """These of LibllamaModel.load_adapter() take part from now on, each times its scale."""
+        pointers = (ctypes.c_void_p * len(adapters))(*(adapter for adapter, _ in adapters))
+        scales = (ctypes.c_float * len(adapters))(*(scale for _, scale in adapters))
+        address = ctypes.cast(pointers, ctypes.POINTER(ctypes.POINTER(ctypes.c_void_p)))
+        if self._ll.llama_set_adapters_lora(self._context, address, len(adapters), scales):
+            raise DeviceError("libllama did not take the adapters")
 
     def close(self) -> None:
         self._ll.llama_batch_free(self._batch)

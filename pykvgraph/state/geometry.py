@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import xxhash
 
 from pykvgraph._native.ffi import KvgGroupKind, KvgType
 from pykvgraph.errors import StateError
@@ -40,6 +42,12 @@ class Geometry:
     state_bytes: int = 0  # of a row of recurrent states; not among what MODL says
 
 
+def under(geometry: Geometry, adapters: bytes) -> Geometry:
+    """The geometry of cells that were decoded under adapters with this key; b"": none, and it is the same."""
+    mixed = xxhash.xxh3_128(geometry.model + adapters).digest()
+    return replace(geometry, model=mixed) if adapters else geometry
+
+
 _NUMBERS = ("n_head_kv", "head_dim_k", "head_dim_v", "type_k", "type_v", "cell_bytes")
 _NAMES = ("kind", "window", "n_layer", "layers", *_NUMBERS)
 
@@ -57,7 +65,9 @@ def check_geometry(saved: Geometry, here: Geometry) -> None:
 def check_model(saved: bytes, here: Geometry) -> None:
     """Raises StateError unless the fingerprint is the model's."""
     if saved != here.model:
-        raise StateError("the state was saved from another model: K and V mean nothing to this one")
+        raise StateError(
+            "the state was saved from another model, or under other adapters: K and V mean nothing here"
+        )
 
 
 def check_number(name: str, theirs: object, ours: object, where: str = "") -> None:

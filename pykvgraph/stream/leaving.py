@@ -68,7 +68,7 @@ def shape_for(ctx: Context, layout: Layout, *, whole: bool) -> Shape:
     """Raises InvalidArgumentError where the layout doesn't fit."""
     if not isinstance(layout, Layout):
         raise InvalidArgumentError(f"layout must be a stream.Layout, got {type(layout).__name__}")
-    shape: Shape = ctx.kv._handle.call(Shape)
+    shape: Shape = ctx.kv._handle.call(Shape, ctx.kv._saved_geometry)
     shape.check(layout, whole=whole)
     return shape
 

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from pykvgraph.errors import InvalidArgumentError
 from pykvgraph.state.geometry import Geometry
-from pykvgraph.state.transfer import read_geometry, read_group, read_info, read_state_columns
+from pykvgraph.state.transfer import read_group, read_info, read_state_columns
 from pykvgraph.stream.layout import Layout
 
 T = TypeVar("T")
@@ -36,13 +36,13 @@ class Row(NamedTuple):
 class Shape:
     """Of a context; read once for a stream.
 
-    rows: of each layer that has K and V of its own. columns: of each layer that has a state, which numbers
-    of a row of states are its own.
+    geometry: what its cells fit. rows: of each layer that has K and V of its own. columns: of each layer that
+    has a state, which numbers of a row of states are its own.
     """
 
-    def __init__(self, context: int) -> None:
+    def __init__(self, context: int, geometry: Geometry) -> None:
         info = read_info(context)
-        self.geometry = geometry = read_geometry(context)
+        self.geometry = geometry
         self.n_layer = int(info.n_layer)
         self.state_bytes = int(info.state_bytes)
         self.has_windows_or_states = self.state_bytes > 0 or any(group.window for group in geometry.groups)

@@ -24,6 +24,7 @@ import pykvgraph as kvg
 from pykvgraph.text.sampling import Sampler
 from pykvgraph.text.tokenizer import Tokenizer, Vocabulary
 from support import sanitizer
+from support.adapters import write_adapter
 from support.architectures import ArchSpec, write_architecture
 from support.gguf_bytes import STRING
 from support.gguf_parts import Parts, take_apart
@@ -149,6 +150,15 @@ def of_architecture(spec: ArchSpec) -> Parts:
         return take_apart(write_architecture(spec, Path(directory)).read_bytes())
 
 
+def adapter_of_tiny() -> Parts:
+    with tempfile.TemporaryDirectory() as directory:
+        folder = Path(directory)
+        names = ("attn_q.", "attn_output.", "ffn_down.")
+        frame = ("token_embd.weight", "output.weight")
+        path = write_adapter(folder / "a.gguf", write_model(TINY, folder), names=names, frame=frame)
+        return take_apart(path.read_bytes())
+
+
 # what is damaged, and how
 BASES: dict[str, tuple[Callable[[], Parts], Callable[[Parts, str, int, Path], str]]] = {
     "stories": (lambda: take_apart(STORIES.read_bytes()), write_mutant),
@@ -161,6 +171,7 @@ BASES: dict[str, tuple[Callable[[], Parts], Callable[[Parts, str, int, Path], st
     **{name: (partial(of_architecture, spec), write_mutant) for name, spec in ARCHITECTURES.items()},
     **{kind: (partial(with_vocabulary, kind), write_mutant) for kind in RARE_KINDS},
     "charsmap": (partial(with_vocabulary, "t5"), write_remapped),
+    "adapter": (adapter_of_tiny, write_mutant),
     "retyped": (lambda: generated(WIDE), write_retyped),
     "resplit": (lambda: byte_level(generated(TINY)), write_resplit),
 }
@@ -223,6 +234,24 @@ def use(path: Path) -> str:
     )
 
 
+def use_adapter(path: Path) -> str:
+    """An adapter of TINY, which lies beside it."""
+
+    def adapt(path: Path) -> None:
+        with kvg.Model(write_model(TINY, path.parent), device="cpu") as model:
+            adapter = model.load_adapter(path)
+            assert isinstance(adapter.metadata, dict)
+            with kvg.Context(model, n_ctx=32, n_threads=1, n_threads_batch=1) as ctx:
+                ctx.set_adapters([(adapter, 0.5)])
+                batch = kvg.Batch()
+                batch.extend([1, 2, 3, model.n_vocab - 1], 0, logits="all")
+                ctx.decode(batch)
+                assert ctx.logits().shape == (4, model.n_vocab)
+                ctx.kv.load(ctx.kv.save())
+
+    return f"adapter:{attempt(adapt, path)}"
+
+
 def in_child(task: Callable[[], str]) -> str:
     """What task() returns in a process of its own; what begins with "!" when it didn't get that far."""
     readable, writable = os.pipe()
@@ -268,14 +297,15 @@ def main(folder: Path, base: str, first: int, count: int) -> None:
     sound = folder / f"{base}.gguf"
     parts.raw().write(sound)
     # also makes the tables that ggml and libllama make once, before the forks
-    tell(base, "none", use(sound))
+    use_it = use_adapter if base == "adapter" else use
+    tell(base, "none", use_it(sound))
     for index in range(first, first + count):
         path = folder / f"{base}-{index}.gguf"
         changes = path.with_suffix(".txt")
 
         def task(index: int = index, path: Path = path, changes: Path = changes) -> str:
             changes.write_text(damage(parts, base, index, path))
-            return use(path)
+            return use_it(path)
 
         changes.write_text("none yet")
         verdict = in_child(task)

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
 
-from pykvgraph.lab.libllama import on_cpu
+from pykvgraph.lab.libllama import LibllamaContext, on_cpu
 from pykvgraph.params import ContextParams
 from support.engines import Logits, Token
 
@@ -41,6 +41,13 @@ class Referee:
             swa_full=swa_full,
         )
         self._opening = on_cpu(path, params)
+
+    @classmethod
+    def of(cls, context: LibllamaContext) -> Referee:
+        """Of a context that somebody else closes."""
+        referee = cls.__new__(cls)
+        referee._context = context
+        return referee
 
     def __enter__(self) -> Referee:
         _, self._context = self._opening.__enter__()

@@ -37,7 +37,7 @@ LAYERS: list[set[str]] = [
         "pooling",
         "trace",
     },
-    {"model", "hold", "incoming", "cell_groups", "readable_cache", "kv_cache", "context"},
+    {"adapter", "model", "hold", "incoming", "cell_groups", "readable_cache", "kv_cache", "context"},
     {"context_shift", "feed", "positions", "speech", "token_loop", "long_reader", "step_times"},
     {"hub", "web_file"},
     {"prefix", "stream", "kept_text", "chat", "reply"},

@@ -24,6 +24,11 @@ struct kvg_model {
     std::string device;
 };
 
+struct kvg_adapter {
+    std::shared_ptr<const kvg::adapter> adapter;
+    kvg_gguf gguf; // shares the adapter's file
+};
+
 struct kvg_context {
     kvg_context(const kvg_model & model, const kvg_context_params & params)
         : owned(std::make_shared<kvg::context>(model.model, params)), context(*owned), gguf(model.gguf) {}

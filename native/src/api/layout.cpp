@@ -10,6 +10,12 @@
 
 static std::string struct_layout() {
     std::string text;
+    STRUCT(kvg_adapter_info);
+    FIELD(kvg_adapter_info, struct_size, ",");
+    FIELD(kvg_adapter_info, n_pairs, ",");
+    FIELD(kvg_adapter_info, n_params, ",");
+    FIELD(kvg_adapter_info, bytes, ",");
+    FIELD(kvg_adapter_info, alpha, ";");
     STRUCT(kvg_batch);
     FIELD(kvg_batch, struct_size, ",");
     FIELD(kvg_batch, n_tokens, ",");

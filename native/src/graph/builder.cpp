@@ -41,7 +41,7 @@ ggml_tensor * builder::input(ggml_type type, int64_t ne0, int64_t ne1, int64_t n
     return t;
 }
 
-ggml_tensor * builder::product(ggml_tensor * x, ggml_tensor * weight) {
+ggml_tensor * builder::plain_product(ggml_tensor * x, ggml_tensor * weight) {
     const row_form * form = form_of(weight, x);
     if (!form) {
         return ggml_mul_mat(ctx(), weight, x);
@@ -51,10 +51,47 @@ ggml_tensor * builder::product(ggml_tensor * x, ggml_tensor * weight) {
     return multiply(ctx(), weight, known->second);
 }
 
+// y, a product of x, and what adapters add to it. ids: the experts of each token; nullptr: there are none
+ggml_tensor * builder::adapted(ggml_tensor * y, ggml_tensor * x, const ggml_tensor * weight, ggml_tensor * ids) {
+    const auto times = [&](ggml_tensor * narrow, ggml_tensor * in) {
+        return ids ? ggml_mul_mat_id(ctx(), narrow, in, ids) : ggml_mul_mat(ctx(), narrow, in);
+    };
+    for (const active_adapter & active : adapters_) {
+        if (const low_rank * pair = active.adapter->of_weight(weight)) {
+            ggml_tensor * more = times(pair->b, times(pair->a, x));
+            y = ggml_add(ctx(), y, ggml_scale(ctx(), more, active.scale * pair->scale));
+        }
+    }
+    return y;
+}
+
 ggml_tensor * builder::linear(ggml_tensor * x, ggml_tensor * weight, ggml_tensor * scale, ggml_tensor * bias) {
-    ggml_tensor * y = product(x, weight);
+    ggml_tensor * y = plain_product(x, weight);
     y = scale ? ggml_mul(ctx(), y, scale) : y;
+    y = adapted(y, x, weight, nullptr);
     return bias ? ggml_add(ctx(), y, bias) : y;
+}
+
+ggml_tensor * builder::experts(ggml_tensor * x, ggml_tensor * weight, ggml_tensor * scale, ggml_tensor * experts) {
+    ggml_tensor * y = ggml_mul_mat_id(ctx(), weight, x, experts);
+    if (scale) {
+        const int64_t n_expert = scale->ne[0];
+        ggml_tensor * all = ggml_reshape_3d(ctx(), scale, 1, n_expert, 1);
+        all = ggml_repeat_4d(ctx(), all, 1, n_expert, experts->ne[1], 1);
+        y = ggml_mul(ctx(), y, ggml_get_rows(ctx(), all, experts));
+    }
+    return adapted(y, x, weight, experts);
+}
+
+ggml_tensor * builder::embeddings(ggml_tensor * weight, ggml_tensor * tokens) {
+    ggml_tensor * y = ggml_get_rows(ctx(), weight, tokens);
+    for (const active_adapter & active : adapters_) {
+        if (const low_rank * pair = active.adapter->of_embedding()) {
+            ggml_tensor * more = ggml_mul_mat(ctx(), pair->b, ggml_get_rows(ctx(), pair->a, tokens));
+            y = ggml_add(ctx(), y, ggml_scale(ctx(), more, active.scale * pair->scale));
+        }
+    }
+    return y;
 }
 
 void builder::wish(ggml_backend_dev_t device) {

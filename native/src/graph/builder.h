@@ -11,11 +11,14 @@
 #include <ggml-cpp.h>
 
 #include "cpu/products.h"
+#include "model/adapter.h"
 
 namespace kvg {
 
 class builder {
 public:
+    // adapters: what they add to products is added here; they must outlive it
+    explicit builder(const std::vector<active_adapter> & adapters) : adapters_(adapters) {}
     // A context with room for the tensors of one operation, at most MAX_OPERATION. Call it again for the next operation.
     // error(KVG_INTERNAL) when more tensors were made since the last call
     ggml_context * ctx();
@@ -23,9 +26,14 @@ public:
 
     ggml_tensor * input(ggml_type type, int64_t ne0, int64_t ne1, int64_t ne2 = 1);
     // weight * x; both are matrices
-    ggml_tensor * product(ggml_tensor * x, ggml_tensor * weight);
+    ggml_tensor * product(ggml_tensor * x, ggml_tensor * weight) { return linear(x, weight, nullptr, nullptr); }
     // weight * x, times the scale and plus the bias if these aren't nullptr
     ggml_tensor * linear(ggml_tensor * x, ggml_tensor * weight, ggml_tensor * scale, ggml_tensor * bias);
+    // Each token's products with the matrices of its experts, times these experts' scales if there are any: (n_out, n_expert_used,
+    // n_tokens). x (n_in, n_expert_used or 1, n_tokens), scale (n_expert), experts I32 (n_expert_used, n_tokens)
+    ggml_tensor * experts(ggml_tensor * x, ggml_tensor * weight, ggml_tensor * scale, ggml_tensor * experts);
+    // Rows of the embeddings of tokens, (n_embd, n_tokens).
+    ggml_tensor * embeddings(ggml_tensor * weight, ggml_tensor * tokens);
     // The graph computes this tensor, after the roots that were added before.
     void root(ggml_tensor * t) { roots_.push_back(t); }
     // Operations made since the last call of wish() should run on this device.
@@ -44,7 +52,10 @@ private:
     };
     void open(size_t n_bytes);
     void require_room_kept() const;
+    ggml_tensor * plain_product(ggml_tensor * x, ggml_tensor * weight);
+    ggml_tensor * adapted(ggml_tensor * y, ggml_tensor * x, const ggml_tensor * weight, ggml_tensor * ids);
 
+    const std::vector<active_adapter> & adapters_;
     std::vector<chunk> chunks_;
     std::map<std::pair<ggml_tensor *, const row_form *>, ggml_tensor *>
         rounded_;               // what products round: Q, K and V have one input

@@ -41,7 +41,8 @@ static attention_kind choose(int32_t wanted, ggml_backend_dev_t device, const la
 }
 
 decoder::decoder(const model & model, const kv_cache & cache, const backends & backends, const decoder_params & params)
-    : model_(model), cache_(cache), n_ubatch_(params.n_ubatch), spans_(cache.groups().size()), taps_(cache) {
+    : model_(model), cache_(cache), backends_(backends), n_ubatch_(params.n_ubatch), spans_(cache.groups().size()),
+      taps_(cache) {
     choose_attentions(params.flash_attn, params.max_threads);
     uint64_t offset = 0;
     for (const layer_spec & layer : model.hparams().layers) {
@@ -52,10 +53,34 @@ decoder::decoder(const model & model, const kv_cache & cache, const backends & b
         return each.kind == attention_kind::flash || each.kind == attention_kind::plain;
     });
     can_rotate_queries_ = any_span_ && workspace_ && ggml_is_quantized(cache.types().k);
-    // leafs (weights, inputs) are counted, too, and there are fewer of them than nodes
-    const auto n_nodes = static_cast<size_t>(ggml_graph_n_nodes(graph_of(largest()).graph()));
-    graphs_ = std::make_unique<graph_cache>(backends, 2 * n_nodes);
+    make_graph_cache();
     carrier_ = cache.working() ? std::make_unique<class carrier>(cache) : nullptr;
+}
+
+void decoder::make_graph_cache() {
+    // leafs (weights, inputs) are counted, too, and there are fewer of them than nodes
+    const auto n_tensors = 2 * static_cast<size_t>(ggml_graph_n_nodes(graph_of(largest()).graph()));
+    if (graphs_ && n_tensors <= graphs_->max_tensors()) {
+        graphs_->forget();
+        return;
+    }
+    const bool is_first = !graphs_;
+    auto made = std::make_unique<graph_cache>(backends_, n_tensors);
+    graphs_ = std::move(made); // the memory of the one before is free again
+    if (!is_first) {
+        reserve();
+    }
+}
+
+void decoder::adapt(std::vector<active_adapter> adapters) {
+    adapters_.swap(adapters);
+    try {
+        make_graph_cache();
+    } catch (...) {
+        adapters_.swap(adapters);
+        graphs_->forget(); // one that is larger than it need be serves, too
+        throw;
+    }
 }
 
 void decoder::choose_attentions(int32_t flash_attn, int max_threads) {
@@ -76,7 +101,7 @@ void decoder::choose_attentions(int32_t flash_attn, int max_threads) {
 }
 
 decode_graph decoder::graph_of(const decode_shape & shape) const {
-    return decode_graph(model_, cache_, attentions_, recurs_, shape);
+    return decode_graph(model_, cache_, attentions_, recurs_, adapters_, shape);
 }
 
 // Over all cells, with as many outputs as there are sequences, or as a small graph may have.
@@ -122,8 +147,8 @@ decode_graph & decoder::prepare(uint32_t n_tokens, uint32_t n_outputs, const std
     for (size_t i = 0; i < spans.size(); ++i) {
         spans_[i] = any_span_ ? spans[i] : cell_span{0, spans[i].n}; // of what the graph shows it
     }
-    decode_graph * graph =
-        graphs_->take(shape, [&] { return std::make_unique<decode_graph>(model_, cache_, attentions_, recurs_, shape); });
+    decode_graph * graph = graphs_->take(
+        shape, [&] { return std::make_unique<decode_graph>(model_, cache_, attentions_, recurs_, adapters_, shape); });
     if (!graph) {
         fail(KVG_DEVICE, "%s has no memory for a graph of %u tokens with %u outputs; ask for fewer logits at a time",
              model_.placement().name().c_str(), shape.n_tokens, shape.n_outputs);

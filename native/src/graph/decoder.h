@@ -40,6 +40,8 @@ public:
     // A graph that attends to a span of each group, for its inputs to be set: one that is kept, or a new one. A mask takes n_tokens rows
     // of its span. error(KVG_DEVICE)
     decode_graph & prepare(uint32_t n_tokens, uint32_t n_outputs, const std::vector<cell_span> & spans);
+    // From the next graph on these take part, and no others. All or nothing. error(KVG_DEVICE)
+    void adapt(std::vector<active_adapter> adapters);
     // Whether cells whose K-shift is pending may wait, because attention rotates the queries for them. It can do so where all attention
     // is this library's own and K is quantized. Each rotation rounds K again: that costs a quantized K precision, but floats so little
     // that to rotate them once is cheaper.
@@ -70,9 +72,11 @@ private:
     decode_shape shape_of(uint32_t n_tokens) const;
     [[noreturn]] void fail_without_memory() const;
     decode_graph graph_of(const decode_shape & shape) const;
+    void make_graph_cache();
 
     const model & model_;
     const kv_cache & cache_;
+    const backends & backends_;
     uint32_t n_ubatch_;
     bool any_span_; // one graph does for every span, as all layers have attention_kind::attend
     bool can_rotate_queries_;
@@ -83,6 +87,7 @@ private:
     std::vector<recur_run> runs_; // of the micro-batch
     std::deque<recur_op> recur_ops_;
     std::vector<recur_op *> recurs_; // of each layer, nullptr: it has no state
+    std::vector<active_adapter> adapters_;
     std::unique_ptr<graph_cache> graphs_;
     std::unique_ptr<class carrier> carrier_;
     class taps taps_;

@@ -13,9 +13,10 @@
 namespace kvg {
 
 decode_graph::decode_graph(const model & model, const kv_cache & cache, const std::vector<layer_attention> & attentions,
-                           const std::vector<recur_op *> & recurs, const decode_shape & shape)
-    : model_(model), cache_(cache), attentions_(attentions), recurs_(recurs), shape_(shape),
-      stored_(model.hparams().n_layer()) {
+                           const std::vector<recur_op *> & recurs, const std::vector<active_adapter> & adapters,
+                           const decode_shape & shape)
+    : model_(model), cache_(cache), attentions_(attentions), recurs_(recurs), shape_(shape), stored_(model.hparams().n_layer()),
+      builder_(adapters) {
     fault_point("build");
     build();
     graph_ = builder_.finish();
@@ -159,7 +160,7 @@ void decode_graph::build() {
     const struct hparams & h = model_.hparams();
     const role_tensors & w = model_.frame();
     add_inputs();
-    ggml_tensor * x = ggml_get_rows(b.ctx(), w[role::token_embd], tokens); // (n_embd, n_tokens)
+    ggml_tensor * x = b.embeddings(w[role::token_embd], tokens);
     if (h.embedding_scale != 1.0f) {
         x = ggml_scale(b.ctx(), x, h.embedding_scale);
     }

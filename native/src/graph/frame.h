@@ -36,9 +36,10 @@ struct graph_turn {
 
 class decode_graph {
 public:
-    // attentions, recurs: of each layer
+    // attentions, recurs: of each layer; adapters: those that take part
     decode_graph(const model & model, const kv_cache & cache, const std::vector<layer_attention> & attentions,
-                 const std::vector<recur_op *> & recurs, const decode_shape & shape);
+                 const std::vector<recur_op *> & recurs, const std::vector<active_adapter> & adapters,
+                 const decode_shape & shape);
 
     const decode_shape & shape() const { return shape_; }
     ggml_cgraph * graph() const { return graph_; }

@@ -106,6 +106,14 @@ decode_graph * graph_cache::take(const decode_shape & shape, const std::function
     return current_->graph.get();
 }
 
+void graph_cache::forget() {
+    shared_.graph.reset();
+    for (place & each : small_) {
+        each.graph.reset();
+    }
+    current_ = &shared_;
+}
+
 bool graph_cache::compute(carrier * carrier, taps * taps) {
     return current_->scheduler.compute(*current_->graph, carrier, taps);
 }

@@ -38,6 +38,9 @@ public:
     decode_graph * take(const decode_shape & shape, const std::function<std::unique_ptr<decode_graph>()> & make);
     // Computes the current graph; carrier, taps: as scheduler::compute() takes them. False when a device failed.
     bool compute(carrier * carrier, taps * taps);
+    size_t max_tensors() const { return max_tensors_; }
+    // No graph that there is may be used again; their memory is kept for others.
+    void forget();
     // The current graph is not to be used again.
     void drop() { current_->graph.reset(); }
 

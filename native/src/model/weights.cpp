@@ -10,35 +10,12 @@
 #include "device.h"
 #include "error.h"
 #include "host_memory.h"
+#include "model/weight_types.h"
 #include "parallel.h"
 
 namespace kvg {
 
 namespace {
-
-// Types that ggml multiplies as weights. Its own intermediate types (Q8_1, Q8_K) and integers are not among them.
-bool is_weight_type(ggml_type type) {
-    if (type == GGML_TYPE_F32 || type == GGML_TYPE_F16 || type == GGML_TYPE_BF16) {
-        return true;
-    }
-    return ggml_is_quantized(type) && type != GGML_TYPE_Q8_1 && type != GGML_TYPE_Q8_K;
-}
-
-// A scratch context for tensors that only serve to ask a device a question.
-ggml_context_ptr probe_context() { return new_ggml_context(8 * ggml_tensor_overhead()); }
-
-// A product with such a matrix, or with those of experts. buffer: where the matrix lies, nullptr: not said
-bool can_multiply(ggml_backend_dev_t dev, const gguf_tensor & source, ggml_backend_buffer_t buffer) {
-    const ggml_context_ptr owner = probe_context();
-    ggml_context * ctx = owner.get();
-    ggml_tensor * w = ggml_new_tensor_3d(ctx, source.type, source.ne[0], source.ne[1], source.ne[2]);
-    w->buffer = buffer;
-    if (source.ne[2] == 1) {
-        return can_run(dev, ggml_mul_mat(ctx, w, ggml_new_tensor_2d(ctx, GGML_TYPE_F32, source.ne[0], 8)));
-    }
-    ggml_tensor * x = ggml_new_tensor_3d(ctx, GGML_TYPE_F32, source.ne[0], 1, 8);
-    return can_run(dev, ggml_mul_mat_id(ctx, w, x, ggml_new_tensor_2d(ctx, GGML_TYPE_I32, 1, 8)));
-}
 
 // Buffers of this device that lay weights out anew, for faster kernels. "AMX" is left out: compiled by GCC 12, its kernels crash.
 std::vector<ggml_backend_buffer_type_t> repacking_buffers(ggml_backend_dev_t dev) {
@@ -68,13 +45,6 @@ ggml_backend_buffer_type_t multiplying_buffer(ggml_backend_dev_t dev, const gguf
     return ggml_backend_dev_buffer_type(dev);
 }
 
-bool can_get_rows(ggml_backend_dev_t dev, ggml_type type, int64_t ne0, int64_t ne1) {
-    const ggml_context_ptr ctx = probe_context();
-    ggml_tensor * w = ggml_new_tensor_2d(ctx.get(), type, ne0, ne1);
-    ggml_tensor * ids = ggml_new_tensor_1d(ctx.get(), GGML_TYPE_I32, 8);
-    return can_run(dev, ggml_get_rows(ctx.get(), w, ids));
-}
-
 constexpr uint32_t FRAME = UINT32_MAX; // in place of a layer's number
 
 // A tensor that the recipe knows. Where it goes: rope factors if it has any, else by its role, unless it is ignored.
@@ -102,6 +72,13 @@ bool is_multiplied(kvg::role r) {
 
 // A matrix for each head, which no layout made for experts serves.
 bool is_of_heads(kvg::role r) { return r == role::latent_k || r == role::latent_v; }
+
+// What graphs multiply by way of builder::product() or experts(), and the embeddings of tokens.
+bool is_multiplied_by_adapters(const known_tensor & known) {
+    const bool by_rows = known.role == role::layer_embd || known.role == role::position_embd;
+    const bool is_matrix = !known.is_vector || known.role == role::shared_router;
+    return is_matrix && !known.is_scale && is_multiplied(known.role) && !is_of_heads(known.role) && !by_rows;
+}
 
 std::vector<known_tensor> known_factors(const hparams & h) {
     int n_rot = 0;
@@ -277,6 +254,11 @@ model::model(const std::string & path, const placement_request & request, loadin
     }
 }
 
+const adaptable * model::find_adaptable(const std::string & name) const {
+    const auto found = adaptable_.find(name);
+    return found == adaptable_.end() ? nullptr : &found->second;
+}
+
 bool model::uses_long_factors(uint32_t n_cells) const {
     return hparams_.rope_factors == rope_factors::by_length &&
            static_cast<int64_t>(n_cells) > hparams_.layers[0].rope.n_ctx_orig;
@@ -329,6 +311,10 @@ void model::plan() {
             add(source, target, device, ggml_backend_dev_buffer_type(device));
         } else {
             add_matrix(source, target, device);
+        }
+        if (is_multiplied_by_adapters(known)) {
+            adaptable_[known.name] = {target,
+                                      known.layer == FRAME && known.role == role::token_embd ? embedding_device_ : device};
         }
     }
 }

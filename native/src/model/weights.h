@@ -42,6 +42,12 @@ enum class loading {
     measure
 };
 
+// A matrix that an adapter may add to.
+struct adaptable {
+    ggml_tensor * const * tensor;
+    ggml_backend_dev_t device; // where it lies, and what is added must lie too
+};
+
 // Checks every tensor's name, shape and type against the recipe, places them, and never changes afterwards: contexts share one.
 class model {
 public:
@@ -61,6 +67,8 @@ public:
     bool uses_long_factors(uint32_t n_cells) const;
     // For a context of so many cells.
     const device_factors & rope_factors(uint32_t n_cells) const;
+    // By its name in the file; nullptr: there is no such matrix, or nothing can be added to it.
+    const adaptable * find_adaptable(const std::string & name) const;
     const tensor_totals & totals() const { return totals_; }
     // bytes of weights there, those in the mapped file included
     uint64_t bytes_on(ggml_backend_dev_t device) const;
@@ -103,6 +111,7 @@ private:
     ggml_backend_dev_t embedding_device_ = nullptr;
     model_weights weights_;
     std::vector<group> groups_;
+    std::map<std::string, adaptable> adaptable_;
 };
 
 } // namespace kvg

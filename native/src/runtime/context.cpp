@@ -1,6 +1,7 @@
 #include "runtime/context.h"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <set>
 
@@ -138,6 +139,25 @@ void context::reserve_graphs(uint32_t n_ubatch) {
     } else {
         decoder_->reserve();
     }
+}
+
+void context::adapt(std::vector<active_adapter> adapters) {
+    std::set<const adapter *> seen;
+    for (const active_adapter & each : adapters) {
+        const char * path = each.adapter->file().path().c_str();
+        if (&each.adapter->of() != model_.get()) {
+            fail(KVG_INVALID_ARGUMENT, "%s was loaded for another model than the context's; load it with this one", path);
+        }
+        if (!(std::abs(each.scale) <= 1e6f)) {
+            fail(KVG_INVALID_ARGUMENT, "the scale of %s is %g, expected -1e6 to 1e6", path, static_cast<double>(each.scale));
+        }
+        if (!seen.insert(each.adapter.get()).second) {
+            fail(KVG_INVALID_ARGUMENT, "%s is given twice", path);
+        }
+    }
+    const auto is_idle = [](const active_adapter & each) { return each.scale == 0.0f; };
+    adapters.erase(std::remove_if(adapters.begin(), adapters.end(), is_idle), adapters.end());
+    decoder_->adapt(std::move(adapters));
 }
 
 void context::clear(bool data) {

@@ -33,6 +33,9 @@ public:
     class transfer & transfer() { return *transfer_; }
     class intake & intake() { return *intake_; }
     class taps & taps() { return decoder_->taps(); }
+    // From the next decode on these take part, and no others; cells stay as they are. All or nothing.
+    // error(KVG_INVALID_ARGUMENT) for an adapter of another model, one given twice, or a scale that is no number; error(KVG_DEVICE)
+    void adapt(std::vector<active_adapter> adapters);
     // Every cell becomes empty, also reserved ones. Pending K-shifts and a requested defrag are dropped.
     void clear(bool data);
     // whether K of any layer can be rotated to another position, or no layer has K

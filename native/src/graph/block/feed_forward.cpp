@@ -101,13 +101,7 @@ choice choose(builder & b, const feed_forward_spec & spec, const role_tensors & 
 // Each token's product with the matrices of its experts. x (n_in, n_expert_used or 1, n_tokens)
 ggml_tensor * expert_linear(builder & b, const role_tensors & w, role weight, role bias, ggml_tensor * x,
                             ggml_tensor * experts) {
-    ggml_tensor * y = ggml_mul_mat_id(b.ctx(), w[weight], x, experts); // (n_out, n_expert_used, n_tokens)
-    if (ggml_tensor * scale = w.scale(weight)) {
-        const int64_t n_expert = scale->ne[0];
-        ggml_tensor * all = ggml_reshape_3d(b.ctx(), scale, 1, n_expert, 1);
-        all = ggml_repeat_4d(b.ctx(), all, 1, n_expert, experts->ne[1], 1);
-        y = ggml_mul(b.ctx(), y, ggml_get_rows(b.ctx(), all, experts));
-    }
+    ggml_tensor * y = b.experts(x, w[weight], w.scale(weight), experts);
     return w[bias] ? ggml_add_id(b.ctx(), y, w[bias], experts) : y;
 }
 
@@ -119,7 +113,7 @@ ggml_tensor * gated_by_experts(builder & b, const feed_forward_spec & spec, cons
         ggml_tensor * up = expert_linear(b, w, role::expert_up, role::expert_up_bias, x, experts);
         return activate(b, spec, gate, up);
     }
-    ggml_tensor * both = ggml_mul_mat_id(b.ctx(), w[role::expert_gate_up], x, experts);
+    ggml_tensor * both = b.experts(x, w[role::expert_gate_up], nullptr, experts);
     const auto half = [&](size_t which) {
         return ggml_view_3d(b.ctx(), both, spec.n_ff_expert, both->ne[1], both->ne[2], both->nb[1], both->nb[2],
                             which * spec.n_ff_expert * both->nb[0]);

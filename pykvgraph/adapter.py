@@ -1,0 +1,128 @@
+"""LoRA adapters: what a small file adds to a model's weights while a context uses it."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import os
+import struct
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from pykvgraph._native.ffi import KvgAdapterInfo
+from pykvgraph._native.fork import renew_cached_properties_in_child
+from pykvgraph._native.handles import Closable, Handle, repr_of
+from pykvgraph._native.library import lib, sized
+from pykvgraph.checks import real, shown
+from pykvgraph.errors import InvalidArgumentError
+from pykvgraph.gguf_file import native_path, read_metadata
+from pykvgraph.sizes import parameters_text, size_text
+
+MOST_SCALE = 1e6
+_READ_BYTES = 1 << 20
+_FORMAT = b"kvgraph-adapters-1\0"
+
+
+class Adapter(Closable):
+    """A LoRA adapter of a model, as llama.cpp's convert_lora_to_gguf makes them: `model.load_adapter(path)`.
+
+    Attributes. path: the absolute path. alpha: what the file says; the adapter adds alpha / rank times its
+    product, or the product itself where alpha is 0. n_pairs: how many of the model's matrices it adds to.
+    n_params: numbers in its own matrices. n_bytes: their size on all devices.
+
+    Contexts that use it go on doing so when it is closed.
+    """
+
+    def __init__(self, model: Handle, path: str | os.PathLike[str], has_device: bool) -> None:
+        name = native_path(path)
+        self.path = Path(os.fsdecode(name)).absolute()
+        load, free = lib().kvg_adapter_load, lib().kvg_adapter_free
+        self._handle = Handle.open(model.call, load, name, free=free, name="adapter", shared=True)
+        if has_device:
+            self._handle.stay()
+        info = self._handle.call(_read_info)
+        self.alpha = float(info.alpha)
+        self.n_pairs = int(info.n_pairs)
+        self.n_params = int(info.n_params)
+        self.n_bytes = int(info.bytes)
+
+    @functools.cached_property
+    def metadata(self) -> dict[str, Any]:
+        """Every metadata key of the file and its value. Read on first use."""
+        return self._handle.call(lambda adapter: read_metadata(lib().kvg_adapter_gguf(adapter)))
+
+    @functools.cached_property
+    def digest(self) -> bytes:
+        """The SHA-256 of the file that was loaded. Read on first use, and when a context uses it."""
+        return self._handle.call(_digest)
+
+    def __repr__(self) -> str:
+        return repr_of(self, self._described)
+
+    def _described(self) -> str:
+        closed = ", closed" if self._handle.closed else ""
+        return f"{str(self.path)!r}, {parameters_text(self.n_params)}, {size_text(self.n_bytes)}{closed}"
+
+
+renew_cached_properties_in_child(Adapter)
+
+
+def checked_adapters(adapters: Any) -> tuple[tuple[Adapter, float], ...]:
+    """Pairs of an adapter and its scale, those of scale 0 left out, in an order of their own.
+
+    So lists that mean the same are equal. Raises InvalidArgumentError for anything else.
+    """
+    if not isinstance(adapters, Iterable):
+        raise InvalidArgumentError(
+            f"adapters must be pairs of an Adapter and its scale, got {shown(adapters)}"
+        )
+    pairs: list[tuple[Adapter, float]] = []
+    for each in adapters:
+        if not (isinstance(each, tuple) and len(each) == 2 and isinstance(each[0], Adapter)):
+            raise InvalidArgumentError(
+                f"adapters must be pairs of an Adapter and its scale, got {shown(each)}"
+            )
+        adapter, scale = each[0], real(each[1], "the scale of an adapter", -MOST_SCALE, MOST_SCALE)
+        if any(adapter is other for other, _ in pairs):
+            raise InvalidArgumentError(f"{adapter.path} is given twice")
+        pairs.append((adapter, scale))
+    active = [(adapter, scale) for adapter, scale in pairs if scale != 0.0]
+    return tuple(sorted(active, key=lambda pair: (pair[0].digest, pair[1])))
+
+
+def set_adapters(
+    context: int, adapters: Sequence[tuple[Adapter, float]], pointers: tuple[int, ...] = ()
+) -> None:
+    """For Handle.call() of a context. Raises what Context.set_adapters() raises."""
+    if len(pointers) < len(adapters):
+        adapter, _ = adapters[len(pointers)]
+        adapter._handle.call(lambda pointer: set_adapters(context, adapters, (*pointers, pointer)))
+        return
+    scales = (ctypes.c_float * len(adapters))(*(scale for _, scale in adapters))
+    lib().kvg_context_set_adapters(
+        context, (ctypes.c_void_p * len(pointers))(*pointers), scales, len(pointers)
+    )
+
+
+def key_of(adapters: Iterable[tuple[Adapter, float]]) -> bytes:
+    """What K and V depend on of checked adapters: 32 bytes, the same in every process; b"" for none."""
+    entries = [adapter.digest + struct.pack("<f", scale) for adapter, scale in adapters]
+    return hashlib.sha256(_FORMAT + b"".join(entries)).digest() if entries else b""
+
+
+def _read_info(adapter: int) -> KvgAdapterInfo:
+    info = sized(KvgAdapterInfo)
+    lib().kvg_adapter_get_info(adapter, ctypes.byref(info))
+    return info
+
+
+def _digest(adapter: int) -> bytes:
+    """By the open file's descriptor: another file may have its name by now."""
+    fd = lib().kvg_gguf_fd(lib().kvg_adapter_gguf(adapter))
+    digest, offset = hashlib.sha256(), 0
+    while part := os.pread(fd, _READ_BYTES, offset):
+        digest.update(part)
+        offset += len(part)
+    return digest.digest()
