@@ -15,16 +15,18 @@ class Architecture:
 
     name: `general.architecture` in its files. cells: what its layers keep of earlier tokens, as the files of
     the tests have it: "every position", "window", "short_conv", "delta_net" or "mamba2". files: how many
-    random models were compared with libllama, each with flash attention and without. worst: the normalized
-    mean squared error of our logits beside libllama's, on the file that comes nearest to what is allowed:
-    twice `own`, or 1e-6. own: that between libllama's flash and plain attention, on the same file. edited:
-    the largest one after random edits of the cache, beside a fresh context that decodes the same tokens; None
-    where the tests of edits have a model of another kind.
+    random models were compared with libllama, by normalized mean squared errors of the logits. exact: the
+    largest one with plain attention over an F32 cache, in files of F32 weights. worst: with an F16 cache,
+    plain and flash attention, on the file that comes nearest to what is allowed: twice `own`, or 1e-6. own:
+    that between libllama's flash and plain attention, on the same file. edited: the largest one after random
+    edits of the cache, beside a fresh context that decodes the same tokens; None where the tests of edits
+    have a model of another kind.
     """
 
     name: str
     cells: tuple[str, ...]
     files: int
+    exact: float | None
     worst: float
     own: float
     edited: float | None

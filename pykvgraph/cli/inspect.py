@@ -93,9 +93,9 @@ def _print_architectures(as_json: bool) -> None:
     if as_json:
         print_json({"architectures": [dataclasses.asdict(each) for each in found]})
         return
-    table = new_table("architecture", "keeps", "files", "from libllama", "its own", "after edits")
+    table = new_table("architecture", "keeps", "files", "F32", "F16", "libllama's", "after edits")
     for each in found:
-        figures = [figure_text(figure) for figure in (each.worst, each.own, each.edited)]
+        figures = [figure_text(figure) for figure in (each.exact, each.worst, each.own, each.edited)]
         table.add_row(each.name, ", ".join(each.cells), str(each.files), *figures)
     print_table(table)
 

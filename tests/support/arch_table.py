@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,20 +21,41 @@ FLOOR = 1e-6  # judge's, which imports the native library
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "architectures.md"
-HEAD = ["architecture", "keeps", "files", "from libllama", "libllama's own", "after edits"]
+HEAD = ["architecture", "keeps", "files", "F32", "F16", "libllama's own", "after edits"]
 PROPERTY = "compared"
 
 Record = Callable[[str, object], None]
 
 
 @dataclass(frozen=True)
+class Judged:
+    """NMSE beside libllama. exact: where nothing is rounded; None where weights are. own: libllama's."""
+
+    exact: float | None
+    worst: float
+    own: float
+
+    @property
+    def share(self) -> float:
+        """Of what the rule allows."""
+        return self.worst / max(FLOOR, 2 * self.own)
+
+
+@dataclass(frozen=True)
+class Edited:
+    """NMSE after edits, beside a fresh context of ours."""
+
+    error: float
+
+
+@dataclass(frozen=True)
 class Compared:
-    """What a test saw of a file. own: None after edits, where a fresh context of ours is the judge."""
+    """What a test saw of a file."""
 
     arch: str
     cells: list[str]
-    worst: float
-    own: float | None = None
+    judged: Judged | None
+    edited: Edited | None
 
 
 def cells_of(path: Path) -> tuple[str, list[str]]:
@@ -48,31 +69,38 @@ def cells_of(path: Path) -> tuple[str, list[str]]:
     return arch, sorted(kept)
 
 
-def leave(record: Record, path: Path, worst: float, own: float | None = None) -> None:
+def leave(record: Record, path: Path, seen: Judged | Edited) -> None:
     """For the table, when this run makes one."""
-    record(PROPERTY, dataclasses.asdict(Compared(*cells_of(path), worst, own)))
+    judged = dataclasses.asdict(seen) if isinstance(seen, Judged) else None
+    edited = dataclasses.asdict(seen) if isinstance(seen, Edited) else None
+    arch, cells = cells_of(path)
+    record(PROPERTY, {"arch": arch, "cells": cells, "judged": judged, "edited": edited})
+
+
+def read(left: Any) -> Compared:
+    """What leave() recorded."""
+    judged, edited = left["judged"], left["edited"]
+    return Compared(left["arch"], left["cells"], judged and Judged(**judged), edited and Edited(**edited))
 
 
 def table_of(all_compared: Sequence[Compared]) -> list[Architecture]:
     """By name; those that only tests of edits have seen are left out."""
     found = []
-    for name in sorted({each.arch for each in all_compared}):
+    for name in sorted({each.arch for each in all_compared if each.judged}):
         mine = [each for each in all_compared if each.arch == name]
-        judged = [each for each in mine if each.own is not None]
-        edits = [each.worst for each in mine if each.own is None]
-        if judged:
-            worst = max(judged, key=lambda each: each.worst / max(FLOOR, 2 * (each.own or 0.0)))
-            cells = {kind for each in judged for kind in each.cells}
-            found.append(
-                Architecture(
-                    name,
-                    tuple(sorted(cells)),
-                    len(judged),
-                    _rounded(worst.worst),
-                    _rounded(worst.own or 0.0),
-                    _rounded(max(edits)) if edits else None,
-                )
+        judged = [each.judged for each in mine if each.judged]
+        worst = max(judged, key=lambda each: each.share)
+        found.append(
+            Architecture(
+                name,
+                tuple(sorted({kind for each in mine if each.judged for kind in each.cells})),
+                len(judged),
+                _largest(each.exact for each in judged),
+                _rounded(worst.worst),
+                _rounded(worst.own),
+                _largest(each.edited.error for each in mine if each.edited),
             )
+        )
     return found
 
 
@@ -80,9 +108,14 @@ def markdown(table: Sequence[Architecture]) -> list[str]:
     """The table's lines."""
     rows = [HEAD, ["---"] * len(HEAD)]
     for row in table:
-        figures = [figure_text(figure) for figure in (row.worst, row.own, row.edited)]
+        figures = [figure_text(figure) for figure in (row.exact, row.worst, row.own, row.edited)]
         rows.append([f"`{row.name}`", ", ".join(row.cells), str(row.files), *figures])
     return [f"| {' | '.join(row)} |".replace("|  |", "| |") for row in rows]
+
+
+def _largest(figures: Iterable[float | None]) -> float | None:
+    known = [figure for figure in figures if figure is not None]
+    return _rounded(max(known)) if known else None
 
 
 def _rounded(figure: float) -> float:
@@ -97,8 +130,7 @@ class TableWriter:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.when == "call" and report.passed:
-            found: list[Any] = [value for name, value in report.user_properties if name == PROPERTY]
-            self._compared += [Compared(**value) for value in found]
+            self._compared += [read(value) for name, value in report.user_properties if name == PROPERTY]
 
     def pytest_sessionfinish(self) -> None:
         table = table_of(self._compared)

@@ -14,6 +14,9 @@ from support.engines import Logits, OurEngine, Scenario, open_context
 from support.referee import Referee
 
 FLOOR = 1e-6
+# What plain attention over an F32 cache may differ by, where weights are F32. Most rows differ by 1e-13;
+# ggml's GELU is a table of F16.
+EXACT = 1e-8
 
 
 @dataclass(frozen=True)
@@ -108,3 +111,17 @@ def judge(
     if not distance.is_allowed:
         raise TooFarError(distance)
     return distance
+
+
+def exact_error(path: Path, scenario: Scenario, *, n_ctx: int = 512) -> float:
+    """NMSE where nothing is rounded but sums: plain attention over an F32 cache, on the CPU.
+
+    A wrong rope in a layer that adds little is below what the rule allows, and not below EXACT.
+    """
+    with Referee(path, flash=False, n_ctx=n_ctx, kv_type="f32") as libllama:
+        theirs = scenario(libllama)
+    with (
+        kvg.Model(path, device="cpu") as model,
+        open_context(model, n_ctx=n_ctx, type_k="f32", type_v="f32", flash_attn="off") as ctx,
+    ):
+        return nmse(scenario(OurEngine(ctx)), theirs)

@@ -104,9 +104,8 @@ void read_apertus(const metadata & in, hparams & h) {
     }
 }
 
-} // namespace
-
-void read_granite(const metadata & in, hparams & h) {
+// And a shared expert.
+void read_granite_scales(const metadata & in, hparams & h) {
     const auto factor = [&](const char * key, float fallback) {
         const float given = in.optional_number(key, 0.0f, 0.0f, 1e6f); // 0: as if it were not there
         return given == 0.0f ? fallback : given;
@@ -114,12 +113,20 @@ void read_granite(const metadata & in, hparams & h) {
     h.logit_scale = 1.0f / factor("logit_scale", 1.0f);
     h.residual_scale = factor("residual_scale", 1.0f);
     h.embedding_scale = factor("embedding_scale", 1.0f);
-    const bool rotates = in.flag("rope.scaling.finetuned").value_or(true);
     for (layer_spec & layer : h.layers) {
         layer.scale = factor("attention.scale", layer.scale);
-        layer.rope.n_rot = rotates ? layer.rope.n_rot : 0;
     }
     read_shared_expert(in, h, 0);
+}
+
+} // namespace
+
+void read_granite(const metadata & in, hparams & h) {
+    read_granite_scales(in, h);
+    const bool rotates = in.flag("rope.scaling.finetuned").value_or(true);
+    for (layer_spec & layer : h.layers) {
+        layer.rope.n_rot = rotates ? layer.rope.n_rot : 0;
+    }
 }
 
 std::vector<arch_recipe> rms_recipes() {
@@ -145,6 +152,7 @@ std::vector<arch_recipe> rms_recipes() {
     granite.rope_factors = rope_factors::of_model;
     arch_recipe granite_moe = granite;
     granite_moe.name = "granitemoe";
+    granite_moe.read = read_granite_scales; // it rotates, whatever its files say
     // its files may name experts that they haven't
     const arch_recipe ernie = with_experts(
         recipe("ernie4_5", normal, frame(),

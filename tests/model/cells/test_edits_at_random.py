@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from support import where
-from support.arch_table import Record, leave
+from support.arch_table import Edited, Record, leave
 from support.architectures import ArchSpec
 from support.edits_at_random import N_SEQ, Editor
 from support.engines import open_context
@@ -48,7 +48,7 @@ def test_logits_are_a_fresh_contexts(
 ) -> None:
     path = architecture(spec)
     editor = edit(path, swa_full, seed=FILES.index(spec), n_steps=N_STEPS)
-    leave(record_property, path, editor.worst)
+    leave(record_property, path, Edited(editor.worst))
     counts = editor.counts
     for name in ("append", "copy", "shift", "move_a_part", "remove", "go_back", "rewind", "attach", "load"):
         assert counts[f"{name} done"] >= (5 if THOROUGH else 1), counts
@@ -62,7 +62,7 @@ def test_logits_of_rows_are_a_fresh_contexts(
     """Sequences that are shifted, shared, compacted, saved and loaded."""
     path = architecture(spec)
     editor = edit(path, False, seed=8, n_steps=N_STEPS if THOROUGH else N_QUICK)
-    leave(record_property, path, editor.worst)
+    leave(record_property, path, Edited(editor.worst))
     counts = editor.counts
     moves = () if spec.arch == "gpt2" else ("shift",)
     for name in ("append", "copy", *moves, "share", "attach", "save", "load", "defrag"):
