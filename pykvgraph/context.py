@@ -109,7 +109,7 @@ class Context(Closable):
         self.model = model
         self.n_ctx = params.n_ctx
         self.n_batch = params.n_batch
-        self.n_ubatch = params.n_ubatch
+        self.n_ubatch = params.n_batch if model.encodes else params.n_ubatch
         self.n_seq_max = params.n_seq_max
         self.type_k = params.type_k
         self.type_v = params.type_v
@@ -208,13 +208,15 @@ class Context(Closable):
         The outputs are the tokens that were added with logits. Raises InvalidArgumentError before the first
         decode, after a failed decode, and after reset().
         """
-        return self._handle.call(lambda _: self._rows(self._outputs.logits).copy())
+        rows: npt.NDArray[np.float32] = self.logits_view().copy()
+        return rows
 
     def logits_view(self) -> npt.NDArray[np.float32]:
         """logits() without the copy: a read-only array. The next decode may overwrite its values.
 
         Reading the array stays safe, even after the context is closed. Raises as logits() does.
         """
+        self.model._require_logits()
         return self._handle.call(lambda _: self._rows(self._outputs.logits))
 
     def scores(self) -> Scores:
@@ -223,6 +225,7 @@ class Context(Closable):
         There are scores after decode(batch, scores=True), decode_last() and append(). Raises
         InvalidArgumentError as logits() does, and after a decode() without scores=True.
         """
+        self.model._require_logits()
         return self._handle.call(lambda _: self._scores())
 
     def embeddings(self) -> npt.NDArray[np.float32]:
@@ -286,6 +289,8 @@ class Context(Closable):
             raise InvalidArgumentError(f"batch must be a pykvgraph.Batch, got {shown(batch)}")
         arrays = batch.snapshot()
         n_tokens, n_outputs = len(arrays.token), int(arrays.logits.sum())
+        if scored:
+            self.model._require_logits()
         if must_output and n_outputs == 0:
             raise InvalidArgumentError("no token of the batch asked for logits: add one with logits=True")
         self._make_room(context, n_tokens, n_outputs)
@@ -317,6 +322,7 @@ class Context(Closable):
         return [LastOutput(*output) for output in zip(*numbers, rows, strict=True)]
 
     def _append(self, context: int, seq: int, token: int, copy: bool = True) -> LastOutput:
+        self.model._require_logits()
         outputs = self._outputs
         outputs.n = None
         outputs.start()
@@ -405,14 +411,15 @@ class _Outputs:
 
     def __init__(self, n_rows: int, model: Model, pending: PendingTokens) -> None:
         self.pending = pending
-        self.logits: npt.NDArray[np.float32] = np.empty((n_rows, model.n_vocab), np.float32)
+        n_logits = 0 if model.encodes else model.n_vocab
+        self.logits: npt.NDArray[np.float32] = np.empty((n_rows, n_logits), np.float32)
         self.embd: npt.NDArray[np.float32] = np.empty((n_rows, model.n_embd), np.float32)
         self.n: int | None = None  # rows that the last decode wrote; None when there are none to be read
         self.scored_last = False  # whether the last decode wrote scores, too
         self.scores = (KvgScore * n_rows)()
         self.score_rows = as_array(self.scores)
         places = {
-            "logits": _address(self.logits, ctypes.c_float),
+            "logits": _address(self.logits, ctypes.c_float) if n_logits else None,
             "embd": _address(self.embd, ctypes.c_float),
             "n_rows": n_rows,
         }

@@ -165,7 +165,8 @@ def read_model_info(pointer: int, function: Any) -> ModelInfo:
     info = sized(KvgModelInfo)
     function(pointer, ctypes.byref(info))
     values: dict[str, Any] = {name: getattr(info, name) for name, *_ in info._fields_[1:]}
-    return ModelInfo(**{**values, "arch": _text(info.arch), "device": _text(info.device)})
+    texts = {"arch": _text(info.arch), "device": _text(info.device)}
+    return ModelInfo(**{**values, **texts, "encodes": bool(info.encodes)})
 
 
 _STATES = {

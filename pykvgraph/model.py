@@ -15,6 +15,7 @@ from pykvgraph._native.fork import renew_cached_properties_in_child, renew_lock_
 from pykvgraph._native.handles import Closable, Handle, repr_of
 from pykvgraph._native.library import lib
 from pykvgraph.adapter import Adapter
+from pykvgraph.errors import UnsupportedError
 from pykvgraph.gguf_file import fingerprint, native_path, read_layers, read_metadata, read_model_info
 from pykvgraph.params import ModelParams
 from pykvgraph.sizes import parameters_text, size_text
@@ -37,8 +38,10 @@ class Model(Closable):
     head_dim: query heads, heads of K and V, and size of a head, each the largest of any layer. layers: a
     LayerSpec for each layer. n_vocab: number of logits per token, which can be more than the tokenizer has
     tokens. n_ctx_train: number of positions that the model was trained for. n_params: number of weights.
-    weight_bytes: their size in bytes. has_tokenizer: whether the file says how text becomes tokens; without,
-    token ids are decoded all the same. All attributes stay readable after the model is closed.
+    weight_bytes: their size in bytes. encodes: whether it is an encoder (BERT): it gives hidden states and no
+    logits, a text is decoded by one call, and the cache keeps nothing of it. has_tokenizer: whether the file
+    says how text becomes tokens; without, token ids are decoded all the same. All attributes stay readable
+    after the model is closed.
 
     A context goes on working when its model is closed; the weights are freed with the last context.
 
@@ -80,6 +83,7 @@ class Model(Closable):
         self.n_ctx_train = info.n_ctx_train
         self.n_params = info.n_params
         self.weight_bytes = info.weight_bytes
+        self.encodes = info.encodes
         self.layers = self._handle.call(read_layers, lib().kvg_model_get_layer, info.n_layer)
         self.has_tokenizer = self._handle.call(lambda model: has_tokenizer(lib().kvg_model_gguf(model)))
 
@@ -115,6 +119,14 @@ class Model(Closable):
         device has too little memory; InvalidArgumentError when the model is closed.
         """
         return Adapter(self._handle, path, self.device != "CPU")
+
+    def _require_logits(self) -> None:
+        """Raises UnsupportedError for an encoder."""
+        if self.encodes:
+            raise UnsupportedError(
+                f"{self.arch} is an encoder: it has no logits and says nothing. It makes vectors of texts: "
+                "Context.embeddings(), Engine.embed(), Llama.embed(), or /v1/embeddings of a server"
+            )
 
     def _fingerprint(self) -> bytes:
         """16 bytes, by which files and measurements know their model again."""

@@ -91,6 +91,7 @@ class ModelInfo:
     n_ctx_train: int
     n_params: int
     weight_bytes: int
+    encodes: bool
 
 
 @dataclass(frozen=True)

@@ -145,6 +145,8 @@ typedef struct kvg_model_info {
     int64_t n_ctx_train;
     int64_t n_params;
     uint64_t weight_bytes;
+    int32_t
+        encodes; /* 1: an encoder: a text is decoded in one call, nothing of it stays in the cache, and there are no logits */
 } kvg_model_info;
 
 typedef struct kvg_model_params {

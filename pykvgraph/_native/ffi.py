@@ -333,6 +333,7 @@ class KvgModelInfo(Structure):
         ("n_ctx_train", c_int64),
         ("n_params", c_int64),
         ("weight_bytes", c_uint64),
+        ("encodes", c_int32),
     )
 
 

@@ -26,6 +26,10 @@ _KINDS = {
 }
 
 
+# of an encoder
+_NOTHING = ["nothing stays: it makes vectors of texts"]
+
+
 def recipe_lines(
     recipe: ModelInfo,
     layers: Sequence[LayerSpec],
@@ -41,7 +45,7 @@ def recipe_lines(
     lines = [
         ("layers", f"{recipe.n_layer} of width {recipe.n_embd:,}"),
         ("heads", _heads(layers)),
-        *(("cells", line) for line in _cells(layers)),
+        *(("cells", line) for line in (_NOTHING if recipe.encodes else _cells(layers))),
         *(("K and V", line) for line in _borrowed(layers)),
         *(("states", line) for line in _states(layers, keys)),
         ("rope", _rope(layers, keys, tensors)),

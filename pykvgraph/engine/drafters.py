@@ -46,6 +46,7 @@ def drafter_of(
     if not isinstance(draft, Model):
         raise InvalidArgumentError(f'draft must be "ngram", a pykvgraph.Model or None, got {shown(draft)}')
     require_same_tokens(model, draft)
+    draft._require_logits()
     ctx = Context(draft, n_ctx=n_ctx, swa_full=True, **context)
     if any(group.kind == "state" for group in ctx.kv.groups):
         ctx.close()

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
-import signal
 import threading
 import weakref
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from types import FrameType
 from typing import Any, Literal
 
 import numpy as np
@@ -19,8 +18,9 @@ from pykvgraph._native.handles import NotCopied
 from pykvgraph.checks import Integers, flag, integer, integers, real, shown
 from pykvgraph.context import Context
 from pykvgraph.engine.branch import Branch
+from pykvgraph.engine.ctrl_c import ctrl_c_waits
 from pykvgraph.engine.drafters import drafter_of
-from pykvgraph.engine.embedding import embed
+from pykvgraph.engine.embedding import embed, groups
 from pykvgraph.engine.errand import Errand
 from pykvgraph.engine.parking import Parking
 from pykvgraph.engine.request import Request
@@ -167,8 +167,9 @@ class Engine(NotCopied):
 
         Raises InvalidArgumentError for an empty or bad prompt, a bad salt, a window for several samples, and
         after close(); CacheFullError for a request that can't fit, even alone; UnsupportedError for text when
-        the model has no tokenizer, and for a window when not can_shift.
+        the model has no tokenizer, for a window when not can_shift, and for an encoder.
         """
+        self.model._require_logits()
         params = SamplingParams() if params is None else params
         if not isinstance(params, SamplingParams):
             raise InvalidArgumentError(f"params must be a SamplingParams, got {shown(params)}")
@@ -258,15 +259,21 @@ class Engine(NotCopied):
         """The hidden states of a text after the final norm, float32: their mean, the first, or the last one.
 
         (n_embd,); with pooling "none" all of them, (n_tokens, n_embd). prompt: as in submit(); it is decoded
-        between two steps, and others wait meanwhile. Raises InvalidArgumentError, CacheFullError when there
-        is no room beside what runs, and what Context.decode raises.
+        between two steps, and others wait meanwhile. Raises InvalidArgumentError, also for an encoder's text
+        that is longer than n_batch, CacheFullError when there is no room, and what Context.decode raises.
         """
+        return self.embed_all([prompt], pooling)[0]
+
+    def embed_all(
+        self, prompts: Sequence[str | Integers], pooling: Pooling = "mean"
+    ) -> list[np.typing.NDArray[np.float32]]:
+        """embed() of several texts; an encoder's go together, as many as n_batch has room for."""
         if pooling not in POOLINGS:
             raise InvalidArgumentError(f"pooling must be one of {POOLINGS}, got {shown(pooling)}")
-        ids = array("i", self._ids_of(prompt).tobytes())
-        found: np.typing.NDArray[np.float32] = self._do(
-            lambda index, seq: embed(self.context, index, seq, ids, pooling)
-        )
+        ctx, texts = self.context, [array("i", self._ids_of(prompt).tobytes()) for prompt in prompts]
+        found: list[np.typing.NDArray[np.float32]] = []
+        for group in groups(ctx, texts):
+            found += self._do(functools.partial(embed, ctx, pooling, group))
         return found
 
     def step(self) -> bool:
@@ -414,7 +421,7 @@ class _Loop:
 
     def step(self) -> bool:
         """One step; whether there is more to do. An exception in the midst of it closes the engine."""
-        with self._stepping, _ctrl_c_waits():
+        with self._stepping, ctrl_c_waits():
             if self._closed:
                 return False
             try:
@@ -460,29 +467,6 @@ class _Loop:
         with self._news:
             self._closed = True
         self.stepper.end_all(error)
-
-
-@contextlib.contextmanager
-def _ctrl_c_waits() -> Iterator[None]:
-    """The first Ctrl-C in the block is handled behind it, as it would have been."""
-    handler = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or not callable(handler):
-        yield
-        return
-    came: list[tuple[int, FrameType | None]] = []
-
-    def wait(number: int, frame: FrameType | None) -> None:
-        came.append((number, frame))
-        if len(came) > 1:
-            handler(number, frame)
-
-    signal.signal(signal.SIGINT, wait)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, handler)
-    if came:
-        handler(*came[0])
 
 
 def _close(loop: _Loop) -> None:

@@ -119,6 +119,7 @@ class Llama(LlamaText):
             n_ctx=n_ctx,
             n_batch=n_batch,
             n_ubatch=min(n_batch, given["n_ubatch"]),
+            n_seq_max=embedding.n_together(model, self._embedding),
             type_k=arguments.cache_type(given["type_k"], "type_k"),
             type_v=arguments.cache_type(given["type_v"], "type_v"),
             flash_attn="on" if given["flash_attn"] else "auto",
@@ -309,8 +310,10 @@ class Llama(LlamaText):
     ) -> Any:
         """The hidden states of one text or of several: a vector each with pooling, else one for each token.
 
-        truncate: a text longer than n_batch is cut; False: it raises InvalidArgumentError. return_count:
-        (embeddings, number of tokens). Forgets the text. Raises RuntimeError without embedding=True.
+        Several texts are decoded together, as many as n_batch has room for. truncate: a text longer than
+        n_batch, or in an encoder than what it was trained for, is cut; False: it raises InvalidArgumentError.
+        return_count: (embeddings, number of tokens). Forgets the text. Raises RuntimeError without
+        embedding=True.
         """
         if not self._embedding:
             raise RuntimeError("embed: open the Llama with embedding=True")

@@ -42,7 +42,7 @@ def openai_embeddings(service: Service, request: Request, fields: Fields) -> ASG
 def _pooling(service: Service) -> Pooling:
     """The server's, or the file's own. Raises WireError without --embeddings."""
     settings = service.settings
-    if not settings.embeddings:
+    if not settings.embeddings and not service.engine.model.encodes:
         raise unsupported("This server does not support embeddings. Start it with `--embeddings`")
     wanted = POOLING_NAMES.index(settings.pooling) if settings.pooling else -1
     return pooling_of(wanted, service.engine.model.metadata)
@@ -70,12 +70,12 @@ class _Work:
 
     async def array(self) -> Any:
         """As llama-server tells them."""
-        vectors = [vector async for vector in self._vectors()]
+        vectors = await self._vectors()
         return [{"index": i, "embedding": vector.tolist()} for i, vector in enumerate(vectors)]
 
     async def object(self) -> Any:
         """As OpenAI does."""
-        data = [self._told(vector[0]) async for vector in self._vectors()]
+        data = [self._told(vector[0]) for vector in await self._vectors()]
         n_tokens = sum(map(len, self._prompts))
         return {
             "model": self._model,
@@ -84,11 +84,10 @@ class _Work:
             "data": [{**each, "index": i, "object": "embedding"} for i, each in enumerate(data)],
         }
 
-    async def _vectors(self) -> Any:
+    async def _vectors(self) -> list[_Array]:
         """(1, n_embd) each, normalized, or (n_tokens, n_embd)."""
-        for prompt in self._prompts:
-            states = await asyncio.to_thread(self._engine.embed, prompt, self._pooling)
-            yield states if self._pooling == "none" else normalized(states, self._norm)[None]
+        found = await asyncio.to_thread(self._engine.embed_all, self._prompts, self._pooling)
+        return found if self._pooling == "none" else [normalized(each, self._norm)[None] for each in found]
 
     def _told(self, vector: _Array) -> dict[str, Any]:
         if self._format == "float":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gguf
 
 from support.arch_spec import (
+    BERTS,
     BY_KV_HEADS,
     DELTA_NETS,
     FIRST_DENSE,
@@ -36,7 +37,7 @@ def add_metadata(writer: gguf.GGUFWriter, spec: ArchSpec) -> None:
     if spec.n_expert:
         writer.add_expert_count(spec.n_expert)
         writer.add_expert_used_count(spec.n_expert_used)
-        if spec.arch != "llama":
+        if spec.arch not in ("llama", "nomic-bert-moe"):
             writer.add_expert_feed_forward_length(spec.n_ff)
         add_experts(writer, spec)
     if spec.n_ff_shared:
@@ -68,6 +69,16 @@ def add_metadata(writer: gguf.GGUFWriter, spec: ArchSpec) -> None:
         add_xielu(writer, spec.n_layer)
     if spec.sections:
         writer.add_rope_dimension_sections(list(spec.sections))
+    if spec.pooling >= 0:
+        writer.add_pooling_type(gguf.PoolingType(spec.pooling))
+    if spec.arch in BERTS:
+        writer.add_causal_attention(False)
+        writer.add_token_type_count(2)
+    if spec.n_dense:
+        writer.add_dense_features_dims("dense_2", spec.n_embd, spec.n_dense)
+        writer.add_dense_features_dims("dense_3", spec.n_dense, spec.n_embd)
+    if spec.arch == "nomic-bert-moe":
+        writer.add_moe_every_n_layers(2)
     if spec.arch == "gemma4":
         add_gemma4(writer, spec)
     elif spec.window:

@@ -9,6 +9,8 @@ from support.models import WeightType
 DELTA_NETS = ("qwen35", "qwen35moe", "qwen3next")
 HUNYUAN = ("hunyuan-dense", "hunyuan-moe")
 SHORT_CONV = ("lfm2", "lfm2moe")
+# encoders whose norms come behind sums
+BERTS = ("bert", "nomic-bert", "nomic-bert-moe")
 # a layer without KV heads has a state
 BY_KV_HEADS = (*SHORT_CONV, "granitehybrid", "nemotron_h", "kimi-linear")
 
@@ -24,16 +26,18 @@ LAYER_NORMS = (
     "gptneox",
     "falcon",
     "gpt2",
+    *BERTS,
 )
 NORM_BIASES = ("phi2", "phimoe", "stablelm", "starcoder2", "nemotron", "gptneox", "falcon", "gpt2")
-BIASES = ("phi2", "phimoe", "starcoder2", "gptneox", "gpt2")  # of all matrices
-POST_NORMS = ("gemma2", "gemma3", "gemma4", "olmo2", "exaone4", "glm4")
-NO_PRE_NORMS = ("olmo2", "exaone4")
+BIASES = ("phi2", "phimoe", "starcoder2", "gptneox", "gpt2", "bert")  # of all matrices
+POST_NORMS = ("gemma2", "gemma3", "gemma4", "gemma-embedding", "olmo2", "exaone4", "glm4")
+NO_PRE_NORMS = ("olmo2", "exaone4", *BERTS)
 HEAD_NORMS = (
     "qwen3",
     "qwen3moe",
     "gemma3",
     "gemma4",
+    "gemma-embedding",
     "exaone4",
     "bailingmoe2",
     *HUNYUAN,
@@ -45,8 +49,20 @@ WIDE_NORMS = ("olmo2", "olmoe", "minimax-m2")
 NO_FFN_NORM = ("nemotron_h", "falcon-h1", "mamba2", "command-r", "cohere2", "phi2", "falcon", *NO_PRE_NORMS)
 # gate and up are one matrix; there is no gate
 GATED_IN_ONE = ("phi3", "glm4")
-UNGATED = ("nemotron_h", "arcee", "phi2", "starcoder2", "nemotron", "gptneox", "falcon", "gpt2", "apertus")
-TIED = ("gemma", "gemma2", "command-r", "cohere2")
+UNGATED = (
+    "nemotron_h",
+    "arcee",
+    "phi2",
+    "starcoder2",
+    "nemotron",
+    "gptneox",
+    "falcon",
+    "gpt2",
+    "apertus",
+    "bert",
+    "nomic-bert-moe",
+)
+TIED = ("gemma", "gemma2", "command-r", "cohere2", "gemma-embedding", *BERTS)
 GRANITES = ("granite", "granitemoe", "granitehybrid")
 
 # the first layer has no experts
@@ -107,6 +123,8 @@ class ArchSpec:
     temperature: float = 0.0  # of later queries
     yarn_gain: float = 0.0
     sections: tuple[int, ...] = ()  # of rope's pairs, in files that also see pictures
+    pooling: int = -1  # of embeddings: llama.cpp's number
+    n_dense: int = 0  # between the two matrices that pooled states go through
     silent: tuple[int, ...] = ()  # layers whose attention adds nothing: later ones know no other token
     weights: WeightType = WeightType.F32
     expert_weights: WeightType | None = None
@@ -135,6 +153,8 @@ class ArchSpec:
         """Whether the layer has experts in place of a dense feed-forward."""
         if self.arch == "llama4":
             return (layer + 1) % 2 == 0
+        if self.arch == "nomic-bert-moe":
+            return layer % 2 == 1
         return self.n_expert > 0 and self.arch != "gemma4" and (self.arch not in FIRST_DENSE or layer > 0)
 
     def heads_of(self, layer: int) -> tuple[int, int]:

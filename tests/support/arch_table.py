@@ -63,10 +63,10 @@ def cells_of(path: Path) -> tuple[str, list[str]]:
     import pykvgraph as kvg
 
     with kvg.GgufFile(path) as file:
-        arch, layers = file.model_info().arch, file.layers()
+        info, layers = file.model_info(), file.layers()
     kept = {kind for layer in layers for kind in layer.kind.split(", ") if kind not in ("", "attention")}
     kept |= {"window" if layer.window else "every position" for layer in layers if layer.group >= 0}
-    return arch, sorted(kept)
+    return info.arch, ["nothing"] if info.encodes else sorted(kept)
 
 
 def leave(record: Record, path: Path, seen: Judged | Edited) -> None:

@@ -6,6 +6,7 @@ import numpy as np
 
 from support.arch_random import Random, Tensors
 from support.arch_spec import (
+    BERTS,
     BIASES,
     CHOICE_BIAS,
     DELTA_NETS,
@@ -40,14 +41,14 @@ def random_tensors(spec: ArchSpec) -> Tensors:
         if spec.arch == "gemma4":
             parts |= _parts_of_gemma4(random, layer)
         tensors |= {f"blk.{layer}.{name}": tensor for name, tensor in parts.items()}
-    tensors["token_embd_norm.weight" if spec.arch in SHORT_CONV else "output_norm.weight"] = random.norm(
-        spec.n_embd
-    )
+    is_first = spec.arch in (*SHORT_CONV, *BERTS)
+    tensors["token_embd_norm.weight" if is_first else "output_norm.weight"] = random.norm(spec.n_embd)
+    tensors |= _frame_of_encoder(random)
     if spec.arch in NORM_BIASES:
         tensors["output_norm.bias"] = random.bias(spec.n_embd)
     if spec.arch in ("phi2", "phimoe"):
         tensors["output.bias"] = random.bias(N_VOCAB)
-    if spec.arch == "gpt2":
+    if spec.arch in ("gpt2", "bert"):
         tensors["position_embd.weight"] = random.matrix(spec.n_ctx_train, spec.n_embd, gain=2.0)
     if spec.arch not in TIED:
         tensors["output.weight"] = random.matrix(N_VOCAB, spec.n_embd, gain=3.0)
@@ -58,6 +59,23 @@ def random_tensors(spec: ArchSpec) -> Tensors:
         tensors["rope_factors_short.weight"] = np.linspace(1.0, 1.5, pairs, dtype=np.float32)
         tensors["rope_factors_long.weight"] = np.linspace(1.0, 12.0, pairs, dtype=np.float32)
     return tensors
+
+
+def _frame_of_encoder(random: Random) -> Tensors:
+    """What BERT has before its layers, and EmbeddingGemma behind pooled states."""
+    spec = random.spec
+    parts: Tensors = {}
+    if spec.arch in BERTS:
+        parts |= {
+            "token_embd_norm.bias": random.bias(spec.n_embd),
+            "token_types.weight": random.bias(2, spec.n_embd),
+        }
+    if spec.n_dense:
+        parts |= {
+            "dense_2.weight": random.matrix(spec.n_dense, spec.n_embd),
+            "dense_3.weight": random.matrix(spec.n_embd, spec.n_dense),
+        }
+    return parts
 
 
 def _attention(random: Random, layer: int) -> Tensors:
@@ -126,10 +144,12 @@ def _norms(random: Random, layer: int) -> Tensors:
             names["attn_k_norm"] = head_dim
     if spec.arch in POST_NORMS:
         names |= {"post_attention_norm": spec.n_embd, "post_ffw_norm": spec.n_embd}
+    if spec.arch in BERTS:
+        names = {"attn_output_norm": spec.n_embd, "layer_output_norm": spec.n_embd}
     if spec.two_norms:
         names["attn_norm_2"] = spec.n_embd
     norms = {f"{name}.weight": random.norm(n) for name, n in names.items()}
-    if spec.arch in NORM_BIASES:
+    if spec.arch in (*NORM_BIASES, *BERTS):
         norms |= {f"{name}.bias": random.bias(n) for name, n in names.items()}
     if spec.norms_by_head:
         norms["attn_q_norm.weight"] = random.norm(spec.n_head * head_dim).reshape(-1, head_dim)
@@ -161,7 +181,9 @@ def _experts(random: Random) -> Tensors:
         "ffn_up_exps.weight": random.matrix(n, spec.n_ff, spec.n_embd),
         "ffn_down_exps.weight": random.matrix(n, spec.n_embd, spec.n_ff),
     }
-    if spec.fused and spec.arch not in ("kimi-linear", "bailingmoe2"):  # theirs is that of Q, K and V
+    if spec.arch in UNGATED:
+        del parts["ffn_gate_exps.weight"]
+    elif spec.fused and spec.arch not in ("kimi-linear", "bailingmoe2"):  # theirs is that of Q, K and V
         both = [parts.pop(f"ffn_{name}_exps.weight") for name in ("gate", "up")]
         parts["ffn_gate_up_exps.weight"] = np.concatenate(both, axis=1)
     if spec.arch in CHOICE_BIAS:

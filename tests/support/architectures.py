@@ -18,7 +18,16 @@ from support.models import WeightType, add_vocabulary, quantize_by_libllama
 __all__ = ["ArchSpec", "write_architecture"]
 
 # what converters leave in F32
-KEPT = ("_q_norm", "_k_norm", ".ssm_a", ".ssm_d", ".ssm_conv1d", ".ssm_norm", ".shortconv.conv")
+KEPT = (
+    "_q_norm",
+    "_k_norm",
+    ".ssm_a",
+    ".ssm_d",
+    ".ssm_conv1d",
+    ".ssm_norm",
+    ".shortconv.conv",
+    "token_types",
+)
 # the first with some matrices in Q6_K, as people have it
 K_QUANTS = {
     WeightType.Q4_K: "LLAMA_FTYPE_MOSTLY_Q4_K_M",

@@ -123,6 +123,9 @@ ARCHITECTURES = {
     ),
     "llama4": ArchSpec("llama4", 4, 32, 2, 1, 16, 32, n_expert=4, n_ff_shared=32),
     "bailingmoe2": ArchSpec("bailingmoe2", 2, 32, 2, 1, 16, 32, n_expert=8, n_group=4, n_ff_shared=32),
+    "bert": ArchSpec("bert", 2, 32, 2, 2, 16, 32, n_ctx_train=64),
+    "nomic-bert-moe": ArchSpec("nomic-bert-moe", 2, 32, 2, 2, 16, 32, n_expert=4, fused=True),
+    "gemma-embedding": ArchSpec("gemma-embedding", 3, 32, 2, 1, 16, 32, window=8, n_dense=24),
     "qwen35moe": ArchSpec("qwen35moe", 2, 32, 2, 1, 16, 32, n_expert=4, n_ff_shared=16, state_heads=2),
     "lfm2": ArchSpec("lfm2", 3, 32, 2, 1, 16, 32, window=8, state_heads=1, n_taps=3),
     "granitehybrid": ArchSpec("granitehybrid", 2, 32, 2, 1, 16, 32, state_heads=2),
@@ -216,6 +219,9 @@ def use_model(path: Path) -> None:
         batch = kvg.Batch()
         batch.extend([token % model.n_vocab for token in (1, 2, 3, model.n_vocab - 1)], 0, logits="all")
         ctx.decode(batch)
+        assert ctx.embeddings().shape == (4, model.n_embd)
+        if model.encodes:
+            return
         assert ctx.logits().shape == (4, model.n_vocab)
         ctx.kv.checkpoint(0)
         ctx.kv.seq_rm(0, 0, 1)

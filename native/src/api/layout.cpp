@@ -189,7 +189,8 @@ static std::string struct_layout() {
     FIELD(kvg_model_info, n_vocab, ",");
     FIELD(kvg_model_info, n_ctx_train, ",");
     FIELD(kvg_model_info, n_params, ",");
-    FIELD(kvg_model_info, weight_bytes, ";");
+    FIELD(kvg_model_info, weight_bytes, ",");
+    FIELD(kvg_model_info, encodes, ";");
     STRUCT(kvg_model_params);
     FIELD(kvg_model_params, struct_size, ",");
     FIELD(kvg_model_params, devices, ",");

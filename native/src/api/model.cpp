@@ -21,6 +21,7 @@ void kvg::fill_info(kvg_model_info & out, const hparams & h, const tensor_totals
     out.n_ctx_train = h.n_ctx_train;
     out.n_params = totals.n_params;
     out.weight_bytes = totals.bytes;
+    out.encodes = h.encodes;
 }
 
 void kvg::fill_layer(kvg_layer_info & out, const hparams & h, int64_t layer) {

@@ -147,7 +147,9 @@ ggml_tensor * decode_graph::layer(ggml_tensor * x, uint32_t il) {
         x = add(x, ggml_add(b.ctx(), feed_forward(b, model_, il, seen), mixed));
     } else {
         x = mixed ? add(x, norm(b, kind, mixed, w[role::attn_post_norm], h.norm_eps)) : x;
+        x = norm(b, kind, x, w[role::attn_sum_norm], h.norm_eps, w[role::attn_sum_norm_bias]);
         x = spec.feed_forward.feeds() ? add(x, feed_forward(b, model_, il, x)) : x;
+        x = norm(b, kind, x, w[role::ffn_sum_norm], h.norm_eps, w[role::ffn_sum_norm_bias]);
     }
     x = own ? add_layer_embedding(b, model_, il, x, own) : x;
     x = w[role::layer_scale] ? ggml_mul(b.ctx(), x, w[role::layer_scale]) : x;
@@ -155,22 +157,48 @@ ggml_tensor * decode_graph::layer(ggml_tensor * x, uint32_t il) {
     return x;
 }
 
-void decode_graph::build() {
+// What the first layer begins with: (n_embd, n_tokens).
+ggml_tensor * decode_graph::embedded() {
     builder & b = builder_;
     const struct hparams & h = model_.hparams();
     const role_tensors & w = model_.frame();
-    add_inputs();
     ggml_tensor * x = b.embeddings(w[role::token_embd], tokens);
     if (h.embedding_scale != 1.0f) {
         x = ggml_scale(b.ctx(), x, h.embedding_scale);
     }
     b.wish(model_.embedding_device());
+    if (ggml_tensor * types = w[role::type_embd]) {
+        x = ggml_add(b.ctx(), x, ggml_view_1d(b.ctx(), types, types->ne[0], 0)); // of the first kind
+    }
     if (h.learned_positions) {
+        b.wish(model_.placement().layer(0));
         ggml_tensor * of_positions = ggml_get_rows(b.ctx(), w[role::position_embd], positions);
         b.wish(cpu_device());
         x = ggml_add(b.ctx(), x, of_positions);
-        b.wish(model_.placement().layer(0));
     }
+    x = norm(b, model_.arch().norm, x, w[role::embd_norm], h.norm_eps, w[role::embd_norm_bias]);
+    b.wish(model_.placement().layer(0));
+    return x;
+}
+
+void decode_graph::add_logits() {
+    builder & b = builder_;
+    const struct hparams & h = model_.hparams();
+    const role_tensors & w = model_.frame();
+    logits = b.linear(embd, w[role::output], nullptr, w[role::output_bias]);
+    logits = h.logit_scale == 1.0f ? logits : ggml_scale(b.ctx(), logits, h.logit_scale);
+    if (h.final_soft_cap > 0.0f) {
+        logits = capped(b, logits, h.final_soft_cap);
+    }
+    ggml_set_output(logits);
+}
+
+void decode_graph::build() {
+    builder & b = builder_;
+    const struct hparams & h = model_.hparams();
+    const role_tensors & w = model_.frame();
+    add_inputs();
+    ggml_tensor * x = embedded();
     if (h.n_embd_layer > 0) {
         layer_embeddings_ = layer_embeddings(b, model_, tokens, x);
     }
@@ -181,15 +209,15 @@ void decode_graph::build() {
         }
     }
     embd = norm(b, model_.arch().norm, x, w[role::output_norm], h.norm_eps, w[role::output_norm_bias]);
-    ggml_set_output(embd);
-    logits = b.linear(embd, w[role::output], nullptr, w[role::output_bias]);
-    logits = h.logit_scale == 1.0f ? logits : ggml_scale(b.ctx(), logits, h.logit_scale);
-    if (h.final_soft_cap > 0.0f) {
-        logits = capped(b, logits, h.final_soft_cap);
+    if (w[role::dense_in]) {
+        embd = b.product(b.product(embd, w[role::dense_in]), w[role::dense_out]);
     }
-    ggml_set_output(logits);
+    ggml_set_output(embd);
+    if (!h.encodes) {
+        add_logits();
+    }
     b.wish(model_.placement().output());
-    b.root(logits);
+    b.root(h.encodes ? embd : logits);
 }
 
 } // namespace kvg

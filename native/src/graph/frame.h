@@ -60,7 +60,7 @@ public:
     ggml_tensor * outputs = nullptr;      // I32 (n_outputs): which tokens; nullptr when none is asked for
     // results, nullptr when there are no outputs
     ggml_tensor * embd = nullptr;   // F32 (n_embd, n_outputs)
-    ggml_tensor * logits = nullptr; // F32 (n_vocab, n_outputs)
+    ggml_tensor * logits = nullptr; // F32 (n_vocab, n_outputs); nullptr for an encoder, too
 
 private:
     bool gives(uint32_t layer) const;
@@ -71,6 +71,8 @@ private:
     ggml_tensor * add(ggml_tensor * x, ggml_tensor * added);
     ggml_tensor * layer(ggml_tensor * x, uint32_t il);
     void add_inputs();
+    ggml_tensor * embedded();
+    void add_logits();
     void build();
 
     const model & model_;

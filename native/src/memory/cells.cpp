@@ -26,9 +26,9 @@ bool has_member(const uint64_t * words, uint32_t n_words) {
 
 } // namespace
 
-cells::cells(uint32_t n_cells, uint32_t n_seq_max, uint32_t window, bool reuses, bool chunked)
-    : n_seq_max_(n_seq_max), n_words_((n_seq_max + 63) / 64), chunked_(chunked), window_(window), reuses_(reuses),
-      cells_(n_cells), seq_(static_cast<size_t>(n_cells) * n_words_, 0), extents_(n_seq_max), place_(n_cells),
+cells::cells(uint32_t n_cells, uint32_t n_seq_max, uint32_t window, bool reuses, bool chunked, bool both_ways)
+    : n_seq_max_(n_seq_max), n_words_((n_seq_max + 63) / 64), chunked_(chunked), both_ways_(both_ways), window_(window),
+      reuses_(reuses), cells_(n_cells), seq_(static_cast<size_t>(n_cells) * n_words_, 0), extents_(n_seq_max), place_(n_cells),
       index_(n_seq_max), checkpoints_(n_seq_max), lost_(n_seq_max) {
     number_cells();
 }

@@ -1,6 +1,7 @@
 // The records of all cells: position, sequences, pending K-shift, holds. This code does not touch tensors.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -89,8 +90,10 @@ struct seq_count {
 class cells {
 public:
     // 1 <= n_seq_max <= MAX_SEQS. window: positions that a token attends to, its own included; 0: all. reuses: with a window, whether
-    // cells that their sequences have left behind may be taken for other tokens
-    cells(uint32_t n_cells, uint32_t n_seq_max, uint32_t window = 0, bool reuses = false, bool chunked = false);
+    // cells that their sequences have left behind may be taken for other tokens. both_ways: a token sees later positions, too, and
+    // the window lies half before it
+    cells(uint32_t n_cells, uint32_t n_seq_max, uint32_t window = 0, bool reuses = false, bool chunked = false,
+          bool both_ways = false);
 
     // bytes of host memory for the record of one cell
     static uint64_t bytes_per_cell(uint32_t n_seq_max) {
@@ -101,7 +104,16 @@ public:
         if (chunked_) {
             return pos - pos % static_cast<int32_t>(window_);
         }
+        if (both_ways_) {
+            return window_ == 0 ? 0 : std::max(0, pos - static_cast<int32_t>(window_ / 2));
+        }
         return window_ == 0 || static_cast<uint32_t>(pos) < window_ ? 0 : pos - static_cast<int32_t>(window_) + 1;
+    }
+    // And the highest.
+    int32_t last_seen(int32_t pos) const {
+        constexpr int64_t LAST = std::numeric_limits<int32_t>::max();
+        const int64_t further = !both_ways_ ? 0 : window_ == 0 ? LAST : window_ / 2;
+        return static_cast<int32_t>(std::min(LAST, pos + further));
     }
 
     bool reuses() const { return reuses_; }
@@ -298,6 +310,7 @@ private:
     uint32_t n_seq_max_;
     uint32_t n_words_;
     bool chunked_; // a token attends to its own chunk of so many positions
+    bool both_ways_;
     uint32_t window_;
     bool reuses_;
     uint32_t n_used_ = 0;

@@ -20,8 +20,9 @@ static ggml_backend_buffer_type_t buffer_type(const kv_part & part) {
 
 kv_group::kv_group(const group_spec & spec, const kv_homes & homes, const backends & backends, uint32_t n_cells,
                    uint32_t n_rows, uint32_t n_seq_max, const cache_types & types, bool reuses)
-    : spec_(spec), types_(types), n_rows_(n_rows), cells_(n_cells, n_seq_max, spec.window, reuses, spec.chunked),
-      k_(spec.layers.size()), v_(spec.layers.size()) {
+    : spec_(spec), types_(types), n_rows_(n_rows),
+      cells_(n_cells, n_seq_max, spec.window, reuses, spec.chunked, spec.both_ways), k_(spec.layers.size()),
+      v_(spec.layers.size()) {
     for (const uint32_t il : spec.layers) {
         const auto same = [&](const kv_part & part) {
             return part.device == homes.cells[il] && part.reader == homes.readers[il];

@@ -9,7 +9,8 @@ namespace {
 
 std::vector<arch_recipe> make_recipes() {
     std::vector<arch_recipe> all = plain_recipes();
-    for (const auto & more : {gemma_recipes(), rms_recipes(), layer_norm_recipes(), expert_recipes(), hybrid_recipes()}) {
+    for (const auto & more :
+         {gemma_recipes(), rms_recipes(), layer_norm_recipes(), expert_recipes(), hybrid_recipes(), encoder_recipes()}) {
         all.insert(all.end(), more.begin(), more.end());
     }
     return all;
@@ -43,6 +44,10 @@ int64_t width(extent e, const hparams & h, const layer_spec * layer) {
         return h.n_vocab;
     case extent::positions:
         return h.n_ctx_train;
+    case extent::token_types:
+        return h.n_token_types;
+    case extent::dense:
+        return h.n_dense;
     case extent::heads:
         return layer->n_head;
     case extent::heads_kv:

@@ -23,6 +23,11 @@ enum class role {
     output, // (n_embd, n_vocab); token_embd when they are tied
     output_bias,
     position_embd,   // (n_embd, n_ctx_train): of each position, added to the embeddings of tokens
+    type_embd,       // (n_embd, n_token_types), so too
+    embd_norm,       // (n_embd): of all that the layers begin with
+    embd_norm_bias,  //
+    dense_in,        // (n_embd, n_dense): what an encoder's states go through behind their norm
+    dense_out,       // (n_dense, n_embd)
     layer_embd,      // (n_embd_layer * n_layer, n_vocab): what layers have of their own for each token, layer after layer
     layer_embd_proj, // (n_embd, n_embd_layer * n_layer)
     layer_embd_norm, // (n_embd_layer)
@@ -52,6 +57,8 @@ enum class role {
     latent_v,       // (rank, head_dim_out, n_head): what a head gathers of latents becomes its V
     sinks,          // (n_head)
     attn_post_norm, // (n_embd): of what attention adds
+    attn_sum_norm,  // (n_embd): of what it was added to
+    attn_sum_norm_bias,
     // of a layer: a state that recurs
     state_in,         // (n_embd, n): what the convolution and the recurrence take, one after the other
     state_q,          // (n_embd, n): where these three have a matrix each
@@ -105,6 +112,8 @@ enum class role {
     expert_norm,      // and of the experts, before and after
     expert_post_norm, //
     ffn_post_norm,    // (n_embd): of what it adds
+    ffn_sum_norm,     // (n_embd): of what it was added to
+    ffn_sum_norm_bias,
     // and what it has of its own for each token
     embd_gate,      // (n_embd, n_embd_layer)
     embd_proj,      // (n_embd_layer, n_embd)
@@ -133,6 +142,8 @@ enum class extent {
     embd,
     vocab,
     positions, // that the model was trained for
+    token_types,
+    dense, // between the two matrices behind an encoder
     heads,
     heads_kv,
     head_k, // of one head

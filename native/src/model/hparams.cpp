@@ -212,6 +212,10 @@ hparams read_hparams(const gguf_file & file) {
     if (recipe.read) {
         recipe.read(in, h);
     }
+    if (!h.encodes && !in.flag("attention.causal").value_or(true)) {
+        fail(KVG_UNSUPPORTED, "%s: attention that is not causal ('%s.attention.causal') is not supported in architecture '%s'",
+             file.path().c_str(), h.arch.c_str(), h.arch.c_str());
+    }
     // layers that only guess tokens ahead are at the end, and not used
     h.layers.resize(h.n_layer() - in.optional("nextn_predict_layers", 0, 0, h.n_layer() - 1));
     require_mixing(file, h, recipe);

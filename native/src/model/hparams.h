@@ -30,6 +30,9 @@ struct hparams {
     uint32_t n_vocab;
     uint32_t n_ctx_train;
     float norm_eps;
+    bool encodes; // a text is computed as a whole: every token sees those behind it. It gives hidden states and no logits
+    uint32_t n_token_types; // of which a token's is the first; each has an embedding. 0: there are none
+    uint32_t n_dense;       // between the two matrices that an encoder's states go through; 0: there are none
     bool learned_positions; // each of the n_ctx_train positions has an embedding, and there are no others
     uint32_t n_embd_layer;  // of what each layer has of its own for each token of the vocabulary; 0: nothing
     float embedding_scale;  // what embeddings are multiplied by

@@ -20,18 +20,25 @@ std::vector<group_spec> make_groups(std::vector<layer_spec> & layers) {
             continue;
         }
         auto found = std::find_if(groups.begin(), groups.end(), [&](const group_spec & g) {
-            return g.window == layer.window && g.chunked == layer.chunked && g.n_head_kv == layer.n_head_kv &&
-                   g.head_dim_k == layer.head_dim_k && g.head_dim_v == layer.stored_v() && g.v_in_k == layer.v_in_k();
+            return g.window == layer.window && g.chunked == layer.chunked && g.both_ways == layer.both_ways &&
+                   g.n_head_kv == layer.n_head_kv && g.head_dim_k == layer.head_dim_k && g.head_dim_v == layer.stored_v() &&
+                   g.v_in_k == layer.v_in_k();
         });
         if (found == groups.end()) {
-            groups.push_back(
-                {layer.window, layer.n_head_kv, layer.head_dim_k, layer.stored_v(), layer.v_in_k(), layer.chunked, {}});
+            groups.push_back({layer.window,
+                              layer.n_head_kv,
+                              layer.head_dim_k,
+                              layer.stored_v(),
+                              layer.v_in_k(),
+                              layer.chunked,
+                              layer.both_ways,
+                              {}});
             found = groups.end() - 1;
         }
         found->layers.push_back(il);
     }
     if (groups.empty()) {
-        groups.push_back({0, 0, 0, 0, 0, false, {}});
+        groups.push_back({0, 0, 0, 0, 0, false, false, {}});
     }
     std::stable_partition(groups.begin(), groups.end(), [](const group_spec & g) { return g.window == 0; });
     for (uint32_t i = 0; i < groups.size(); ++i) {

@@ -141,6 +141,7 @@ struct layer_spec {
     state_spec state;
     uint32_t window; // positions that a token attends to, its own included; 0: all
     bool chunked;    // of its own chunk: the first begins at 0, the next at `window`, and so on
+    bool both_ways;  // of an encoder: it sees later positions, too; with a window, those at most half of it away
     rope_params rope;
     float scale;    // of the products of queries and K
     float soft_cap; // scores become soft_cap * tanh(score / soft_cap); 0: none
@@ -175,6 +176,7 @@ struct group_spec {
     uint32_t head_dim_v; // 0: no V is stored
     uint32_t v_in_k;     // V is so many of K's dimensions, the first ones; 0: it is stored
     bool chunked;
+    bool both_ways;
     std::vector<uint32_t> layers; // rising; those that have K and V of their own
 
     uint32_t k_width() const { return n_head_kv * head_dim_k; }

@@ -72,6 +72,8 @@ std::vector<arch_recipe> rms_recipes();
 std::vector<arch_recipe> layer_norm_recipes();
 // DeepSeek, Llama 4, GLM-4.5, MiniMax-M2, Ling 2, ERNIE 4.5: experts behind or between dense layers.
 std::vector<arch_recipe> expert_recipes();
+// BERT and its like: every token sees the whole text.
+std::vector<arch_recipe> encoder_recipes();
 // Those with recurrent layers.
 std::vector<arch_recipe> hybrid_recipes();
 

@@ -67,7 +67,8 @@ struct known_tensor {
 // Biases of experts, and what states take as they are, may look like a matrix, and ggml multiplies nothing by them.
 bool is_multiplied(kvg::role r) {
     return r != role::expert_gate_bias && r != role::expert_up_bias && r != role::expert_down_bias && r != role::taps &&
-           r != role::state_norm && r != role::state_decay && r != role::state_skip && r != role::q_norm && r != role::k_norm;
+           r != role::type_embd && r != role::state_norm && r != role::state_decay && r != role::state_skip &&
+           r != role::q_norm && r != role::k_norm;
 }
 
 // A matrix for each head, which no layout made for experts serves.
@@ -249,7 +250,7 @@ model::model(const std::string & path, const placement_request & request, loadin
     for (group & g : groups_) {
         place(g);
     }
-    if (!weights_.frame[role::output]) {
+    if (!weights_.frame[role::output] && !hparams_.encodes) {
         weights_.frame[role::output] = weights_.frame[role::token_embd]; // tied
     }
 }
@@ -321,7 +322,9 @@ void model::plan() {
 
 // What is made of them goes to the first layer, or comes from the last one.
 ggml_backend_dev_t model::device_of_frame(role r) const {
-    return r == role::layer_embd_proj || r == role::layer_embd_norm ? placement_.layer(0) : placement_.output();
+    const bool first = r == role::layer_embd_proj || r == role::layer_embd_norm || r == role::type_embd ||
+                       r == role::embd_norm || r == role::embd_norm_bias;
+    return first ? placement_.layer(0) : placement_.output();
 }
 
 void model::add(const gguf_tensor * source, ggml_tensor ** target, ggml_backend_dev_t device, ggml_backend_buffer_type_t type) {
@@ -353,7 +356,7 @@ void model::add_embedding(const gguf_tensor * source) {
     add(source, &weights_.frame[role::token_embd], first, type);
     embedding_device_ = first;
     ggml_backend_dev_t output = placement_.output();
-    if (!file_.find_tensor("output.weight") &&
+    if (!hparams_.encodes && !file_.find_tensor("output.weight") &&
         (output != first || multiplying_buffer(output, *source) != type || !can_multiply(output, *source, nullptr))) {
         add_matrix(source, &weights_.frame[role::output], output);
     }

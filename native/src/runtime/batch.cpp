@@ -37,10 +37,15 @@ batch::batch(const kvg_batch & in, const hparams & h, uint32_t n_batch, const kv
                  i, in.pos[i], h.n_ctx_train - 1);
         }
         n_outputs_ += in.logits[i] != 0;
+        if (h.encodes && is_checkpoint(i)) {
+            fail(KVG_UNSUPPORTED,
+                 "token %u of the batch asks for a checkpoint; architecture '%s' is an encoder and keeps nothing", i,
+                 h.arch.c_str());
+        }
     }
     read_sets(cache.n_seq_max());
     check_positions(cache);
-    check_shared(cache);
+    check_shared(cache, h.encodes);
 }
 
 std::vector<first_position> batch::first_positions() const {
@@ -107,12 +112,15 @@ static bool have_same_state(const states & states, const seq_set & set) {
 }
 
 // Several sequences may share a token only if they see the same cells before it: it gets one K and one V.
-void batch::check_shared(const kv_cache & cache) const {
+void batch::check_shared(const kv_cache & cache, bool encodes) const {
     const cells & cells = cache.groups().front().cells(); // which sequences see what is alike in all groups
     std::set<seq_set> checked;
     for (uint32_t i = 0; i < n_tokens(); ++i) {
         if (in_.seq_begin[i + 1] - in_.seq_begin[i] < 2) {
             continue;
+        }
+        if (encodes) {
+            fail(KVG_UNSUPPORTED, "token %u of the batch belongs to several sequences; in an encoder each text has its own", i);
         }
         bool same = have_same_state(cache.states(), sets_[i]);
         if (same && checked.insert(sets_[i]).second) {

@@ -19,12 +19,15 @@ constexpr int64_t MAX_CELLS =
     std::numeric_limits<int32_t>::max() - MAX_SPAN_ALIGN; // rows are padded, and indices go through int32
 constexpr int64_t MAX_THREADS = 512;                      // GGML_MAX_N_THREADS: beyond it ggml aborts
 
-step_params check_step(const kvg_context_params & params) {
+step_params check_step(const kvg_context_params & params, const hparams & h) {
     step_params out = {};
     bounded("n_ctx", params.n_ctx, 1, MAX_CELLS);
     out.n_batch = static_cast<uint32_t>(bounded("n_batch", params.n_batch, 1, MAX_CELLS));
     out.n_ubatch = static_cast<uint32_t>(
         std::min<int64_t>({bounded("n_ubatch", params.n_ubatch, 1, MAX_CELLS), params.n_batch, params.n_ctx}));
+    if (h.encodes) { // a token sees those behind it, so that all of a text are computed at once
+        out.n_ubatch = static_cast<uint32_t>(std::min(params.n_batch, params.n_ctx));
+    }
     out.n_threads = static_cast<int>(bounded("n_threads", params.n_threads, 1, MAX_THREADS));
     out.n_threads_batch = static_cast<int>(bounded("n_threads_batch", params.n_threads_batch, 1, MAX_THREADS));
     return out;
@@ -73,7 +76,7 @@ uint64_t checkpoint_bytes(const kvg_context_params & params, const hparams & h) 
 } // namespace
 
 context::context(std::shared_ptr<const model> model, const kvg_context_params & params) : model_(std::move(model)) {
-    step_params settings = check_step(params);
+    step_params settings = check_step(params, model_->hparams());
     const auto n_seq_max = static_cast<uint32_t>(bounded("n_seq_max", params.n_seq_max, 1, MAX_SEQS));
     bounded("flash_attn", params.flash_attn, KVG_FLASH_ATTN_AUTO, KVG_FLASH_ATTN_ON);
     if (params.defrag_threshold != params.defrag_threshold) {

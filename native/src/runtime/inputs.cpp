@@ -44,13 +44,14 @@ static void set_mask(ggml_tensor * tensor, const cells & cells, const batch & ba
         const seq_set & set = batch.set(ubatch.begin + i);
         const int32_t pos = batch.positions()[ubatch.begin + i];
         const int32_t first = cells.first_seen(pos);
+        const int32_t last = cells.last_seen(pos);
         ggml_fp16_t * row = mask + static_cast<size_t>(i) * span.n;
-        if (const cell_span run = cells.seen_run(set, first, pos); run.n > 0) { // as nearly every token of a generation
+        if (const cell_span run = cells.seen_run(set, first, last); run.n > 0) { // as nearly every token of a generation
             std::fill_n(row + (run.begin - span.begin), run.n, seen);
             continue;
         }
         for (uint32_t c = span.begin; c < end; ++c) {
-            if (cells.pos(c) <= pos && cells.pos(c) >= first && cells.meets(c, set)) {
+            if (cells.pos(c) <= last && cells.pos(c) >= first && cells.meets(c, set)) {
                 row[c - span.begin] = seen;
             }
         }

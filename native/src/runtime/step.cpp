@@ -28,6 +28,9 @@ void step::check_output(const batch & batch, const kvg_output & output) const {
         fail(KVG_INVALID_ARGUMENT, "%u outputs are asked for and the buffers have room for %lld", batch.n_outputs(),
              static_cast<long long>(output.n_rows));
     }
+    if (model_.hparams().encodes && (output.logits || output.score)) {
+        fail(KVG_UNSUPPORTED, "architecture '%s' is an encoder and has no logits: ask for embeddings", model_.arch().name);
+    }
     if (output.score && !output.logits) {
         fail(KVG_INVALID_ARGUMENT, "scores are asked for without logits");
     }
@@ -68,6 +71,9 @@ int64_t step::decode(const kvg_batch & in, const kvg_output * output) {
     }
     if (output && output->score) {
         write_scores(*output, row);
+    }
+    if (model_.hparams().encodes) {
+        return static_cast<int64_t>(row); // no later token may see these, so that none stay in the cache
     }
     std::vector<first_position> decoded = batch.first_positions();
     batch_checkpoints checkpoints(cache_, batch);
@@ -151,6 +157,10 @@ void step::write_scores(const kvg_output & output, size_t n_rows) const {
 }
 
 int64_t step::append(int64_t seq, int64_t token, const kvg_output * output) {
+    if (model_.hparams().encodes) {
+        fail(KVG_UNSUPPORTED, "architecture '%s' is an encoder: a text can't go on, decode all of it at once",
+             model_.arch().name);
+    }
     decoded_.clear();
     const int64_t last = cache_.seq_pos_max(seq);
     const auto id = static_cast<int32_t>(bounded("token", token, 0, int64_t{model_.hparams().n_vocab} - 1));

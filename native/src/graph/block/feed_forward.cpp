@@ -109,7 +109,8 @@ ggml_tensor * expert_linear(builder & b, const role_tensors & w, role weight, ro
 ggml_tensor * gated_by_experts(builder & b, const feed_forward_spec & spec, const role_tensors & w, ggml_tensor * x,
                                ggml_tensor * experts) {
     if (!w[role::expert_gate_up]) {
-        ggml_tensor * gate = expert_linear(b, w, role::expert_gate, role::expert_gate_bias, x, experts);
+        ggml_tensor * gate =
+            w[role::expert_gate] ? expert_linear(b, w, role::expert_gate, role::expert_gate_bias, x, experts) : nullptr;
         ggml_tensor * up = expert_linear(b, w, role::expert_up, role::expert_up_bias, x, experts);
         return activate(b, spec, gate, up);
     }
