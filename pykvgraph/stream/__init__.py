@@ -6,6 +6,8 @@ from pykvgraph.stream.layout import Layout, crossings
 from pykvgraph.stream.leaving import n_flushes, stream_out
 from pykvgraph.stream.listener import Listener
 from pykvgraph.stream.opening import listen, open
+from pykvgraph.stream.replica import replica
+from pykvgraph.stream.replicated import replicated
 from pykvgraph.stream.transport import Transport
 
 __all__ = [
@@ -18,6 +20,8 @@ __all__ = [
     "listen",
     "n_flushes",
     "open",
+    "replica",
+    "replicated",
     "stream_in",
     "stream_out",
 ]

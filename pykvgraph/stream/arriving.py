@@ -62,10 +62,16 @@ def arrivals(ctx: Context, seq: int, layout: Layout) -> Arrivals:
 
 
 class Arrivals:
-    """What `arrivals` returns. has_begun: anything of the sequence may be here."""
+    """What `arrivals` returns.
+
+    has_begun: anything of the sequence may be here. text: the tokens that the sender has told. n_states: how
+    many states of recurrent layers have come, each for what was the sequence's end then.
+    """
 
     def __init__(self, ctx: Context, seq: int, layout: Layout) -> None:
         self.has_begun = False
+        self.text: list[int] = []
+        self.n_states = 0
         self._shape = shape_for(ctx, layout, whole=True)
         self._seq = integer(seq, "seq", 0, ctx.n_seq_max - 1)
         self._ctx = ctx
@@ -94,6 +100,9 @@ class Arrivals:
 
     def _take(self, fronts: list[Front]) -> None:
         ctx, layout, shape = self._ctx, self._layout, self._shape
+        if fronts[0].kind == Kind.TEXT:
+            self._take_text(fronts)
+            return
         if fronts[0].kind == Kind.WHOLE:
             ctx.kv._load(receive_whole(layout, shape, fronts, ctx.n_ctx), self._seq)
             return
@@ -104,6 +113,21 @@ class Arrivals:
         with take(ctx, layout, shape, fronts) as incoming:
             state = receive_state(layout, shape) if fronts[0].with_state else None
             incoming.show(self._seq, state)
+            self.n_states += state is not None
+
+    def _take_text(self, fronts: list[Front]) -> None:
+        tables = [
+            receive_table(transport, front, _TABLE_BYTES)
+            for (transport, _), front in zip(self._layout.parts, fronts, strict=True)
+        ]
+        said = np.frombuffer(tables[0], "<i4").tolist()
+        if any(table != tables[0] for table in tables) or fronts[0].first != len(self.text):
+            raise StateError("the stream carries different texts, or a text with a gap")
+        if len(self.text) + len(said) > _TABLE_BYTES // 4:
+            raise StateError(f"the stream's text has more than {_TABLE_BYTES // 4} tokens")
+        if said and not 0 <= min(said) <= max(said) < self._ctx.model.n_vocab:
+            raise StateError("the stream's text has tokens that the model doesn't know")
+        self.text += said
 
 
 def take_step(ctx: Context, layout: Layout, shape: Shape, fronts: Sequence[Front]) -> Incoming:

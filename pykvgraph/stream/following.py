@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import queue
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from itertools import chain
 from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -17,7 +18,7 @@ from pykvgraph.state.transfer import read_bounds
 from pykvgraph.stream.layout import Layout
 from pykvgraph.stream.leaving import flush, level_of, shape_for, whole
 from pykvgraph.stream.shape import Shape
-from pykvgraph.stream.steps import Region, State, end, read_state, split_rows, step, step_fronts, token
+from pykvgraph.stream.steps import Region, State, end, read_state, split_rows, step, step_fronts, text, token
 from pykvgraph.stream.tap import Marked, Tap, Tapped
 
 if TYPE_CHECKING:
@@ -27,7 +28,9 @@ MAX_BYTES = 256 << 20  # that wait to be sent
 STATE_EVERY = 64  # tokens, of which so many at most are decoded again at the other end
 
 
-def following(ctx: Context, seq: int, layout: Layout, level: int | None = None) -> Following:
+def following(
+    ctx: Context, seq: int, layout: Layout, level: int | None = None, text: Sequence[int] | None = None
+) -> Following:
     """Sends a sequence as it is, and from then on what each decode adds to it; call send() after each.
 
     At the other end `stream_in` takes all of it, or `arrivals` step by step. Until the end only decodes may
@@ -37,46 +40,59 @@ def following(ctx: Context, seq: int, layout: Layout, level: int | None = None) 
     all layers, and one for V. 2: besides, each layer's rows of several tokens leave while the graph computes
     what comes after them. 3: besides, send() doesn't wait. None: as KVGRAPH_STREAM_LEVEL says, else 3.
 
+    text: the tokens of the text, as far as they are known; they go too, and those that send() gets. At the
+    other end they are the `text` of `arrivals`. None: no text.
+
     States of recurrent layers, which are large, go with prompts, with every 64th token, and at the end.
     Raises what `stream_out` raises.
     """
-    return Following(ctx, seq, layout, level)
+    return Following(ctx, seq, layout, level, text)
 
 
 class Following:
     """What `following` returns; the end of its `with` block ends the stream."""
 
-    def __init__(self, ctx: Context, seq: int, layout: Layout, level: int | None) -> None:
+    def __init__(
+        self, ctx: Context, seq: int, layout: Layout, level: int | None, said: Sequence[int] | None
+    ) -> None:
         self.level = level_of(level)
         self._shape = shape_for(ctx, layout, whole=False)
         self._seq = integer(seq, "seq", 0, ctx.n_seq_max - 1)
         self._ctx = ctx
         self._layout = layout
         self._is_open = True
+        self._n_text = None if said is None else 0
         self._sender: Sender | None = None
         self._tap = Tap(ctx.kv._handle, self._seq, MAX_BYTES if self.level >= 2 else 0)
         try:
             self._end = self._stated = ctx.kv._handle.call(self._begin)
+            flush(self._text(said or ()))
             if self.level >= 2:
                 self._sender = Sender(self._tap, self._shape, layout)
         except BaseException:
-            self._abandon()
+            self.abandon()
             raise
 
-    def send(self) -> None:
-        """What the sequence has got, or has no more, since the last call.
+    def send(self, said: Sequence[int] = ()) -> None:
+        """What the sequence has got, or has no more, since the last call; said: tokens that its text has got.
 
         Call it after each decode of the sequence, and after tokens were removed. Up to level 2 it is sent
         when this returns. Raises InvalidArgumentError when the stream has ended, or for several decodes at
         once; TransportError when the other end is gone or doesn't keep up, or a decode failed half way. Then
         nothing more is sent; the context isn't affected.
         """
-        self._do(self._news)
+        self._do(lambda context, marked: chain(self._text(said), self._news(context, marked)))
 
     def close(self) -> None:
         """Sends what is left, and that nothing follows. A second call does nothing."""
         if self._is_open:
-            self._do(self._last_news)
+            self._do(self._last_news, is_last=True)
+            self._end_all()
+
+    def end(self) -> None:
+        """As close(), without a last state: for who goes on from the one before, or not at all."""
+        if self._is_open:
+            self._do(lambda _context, _marked: end(self._layout), is_last=True)
             self._end_all()
 
     def __enter__(self) -> Self:
@@ -88,7 +104,12 @@ class Following:
         if error is None:
             self.close()
         else:
-            self._abandon()
+            self.abandon()
+
+    def abandon(self) -> None:
+        """Ends it as it is: nothing more is sent, and the transports are closed."""
+        self._layout.close()
+        self._end_all()
 
     def _begin(self, context: int) -> int:
         flush(self._whole(context))
@@ -100,7 +121,7 @@ class Following:
     def _last(self, context: int) -> int:
         return read_bounds(context, self._ctx.n_seq_max)[1][self._seq]
 
-    def _do(self, news: Callable[[int, Marked], Iterator[Region]]) -> None:
+    def _do(self, news: Callable[[int, Marked], Iterator[Region]], is_last: bool = False) -> None:
         """Sends what news(context, what was done since the last call) gives."""
         if not self._is_open:
             raise InvalidArgumentError("the stream has ended: follow the sequence anew")
@@ -115,10 +136,10 @@ class Following:
                 return
             regions = self._ctx.kv._handle.call(lambda context: list(news(context, marked)))
             sent = self._sender.put(regions)
-            if self.level == 2 or news == self._last_news:
+            if self.level == 2 or is_last:
                 sent.result()
         except BaseException:
-            self._abandon()
+            self.abandon()
             raise
 
     def _news(self, context: int, marked: Marked) -> Iterator[Region]:
@@ -150,12 +171,14 @@ class Following:
             yield from self._step(context, self._end + 1, state)
         yield from end(self._layout)
 
+    def _text(self, said: Sequence[int]) -> Iterator[Region]:
+        """It goes before the rows: whoever has these knows which tokens follow."""
+        if self._n_text is not None:
+            yield from text(self._layout, self._n_text, said)
+            self._n_text += len(said)
+
     def _step(self, context: int, begin: int, state: State | None) -> Iterator[Region]:
         return step(context, self._shape, self._layout, self._seq, begin, self.level == 0, state)
-
-    def _abandon(self) -> None:
-        self._layout.close()
-        self._end_all()
 
     def _end_all(self) -> None:
         self._is_open = False

@@ -23,6 +23,7 @@ class Kind(IntEnum):
     STEP = 2  # tokens at its end: K and V of each layer
     TOKEN = 3  # one token at its end: K of all layers, V of all layers
     END = 4
+    TEXT = 5  # tokens that the text has got: at `first`, as its table says
 
 
 class Front(NamedTuple):
@@ -58,6 +59,8 @@ class Front(NamedTuple):
     def _can_be(self) -> bool:
         if self.kind == Kind.END:
             return self == Front(Kind.END)
+        if self.kind == Kind.TEXT:
+            return not self.in_runs and not self.with_state and self.n_bytes % 4 == 0
         if self.kind == Kind.WHOLE:
             return self.first == 0 and not self.with_state
         return self.kind == Kind.STEP or (self.n_bytes == 0 and not self.in_runs)

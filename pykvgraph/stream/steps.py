@@ -169,6 +169,14 @@ def state_regions(shape: Shape, layout: Layout, state: State | None) -> Iterator
             yield Region(transport, STATE_KEY, state[shape.columns_of(layers)])
 
 
+def text(layout: Layout, first: int, said: Sequence[int]) -> Iterator[Region]:
+    """A message TEXT: tokens, of which the first one is the text's token `first`."""
+    table = np.array(said, "<i4").tobytes()
+    for transport, _ in layout.parts:
+        yield Region(transport, FRONT_KEY, Front(Kind.TEXT, first=first, n_bytes=len(table)).pack())
+        yield Region(transport, TABLE_KEY, table)
+
+
 def end(layout: Layout) -> Iterator[Region]:
     """Nothing follows."""
     for transport, _ in layout.parts:

@@ -25,7 +25,9 @@ tapped tap::read(uint32_t layer) const {
     tapped item = {g, static_cast<size_t>(place), positions_,
                    std::vector<uint8_t>(n * (group.k_row_bytes() + group.v_row_bytes()))};
     read_rows_of(at_work ? turn->k : group.k(layer), cells_[g], item.rows.data());
-    read_rows_of(at_work ? turn->v : group.v(layer), cells_[g], item.rows.data() + n * group.k_row_bytes());
+    if (group.spec().v_in_k == 0) {
+        read_rows_of(at_work ? turn->v : group.v(layer), cells_[g], item.rows.data() + n * group.k_row_bytes());
+    }
     return item;
 }
 

@@ -66,6 +66,37 @@ def test_llama(stories: Path) -> None:
     assert refused.returncode == 1 and refused.stderr.startswith("llama.py: suffix: ")
 
 
+def greedy_text(stories: Path, prompt: str, n: int) -> str:
+    """The prompt and the n likeliest tokens behind it, of one process."""
+    with kvg.Model(stories) as model, kvg.Context(model, n_ctx=256) as ctx:
+        text = model.tokenizer.encode(prompt)
+        logits = [ctx.append(token) for token in text][-1]
+        for _ in range(n):
+            text.append(int(logits.argmax()))
+            logits = ctx.append(text[-1])
+        return model.tokenizer.decode(text)
+
+
+def test_prompts_here_and_answers_there(stories: Path) -> None:
+    said = run("disaggregated.py", "-m", stories, "-n", "60")
+    assert said.stdout == greedy_text(stories, "Once upon a time", 60) + "\n", said.stderr
+
+
+def test_the_first_token_of_two_processes(stories: Path) -> None:
+    said = run("disaggregated.py", "-m", stories, "-n", "1", "--measure", "100")
+    assert re.fullmatch(r"100 tokens, .* s in one process, .* s in two; by turns \d+\.\d+ x\n", said.stdout)
+    refused = run("disaggregated.py", "-m", "nothing.gguf")
+    assert refused.returncode == 1 and refused.stderr.startswith("disaggregated.py: ")
+
+
+@pytest.mark.parametrize("kill_after", [0, 20])
+def test_a_text_that_outlives_its_process(stories: Path, kill_after: int) -> None:
+    said = run("failover.py", "-m", stories, "-n", "60", "--kill-after", str(kill_after))
+    assert said.stdout == greedy_text(stories, "Once upon a time", 60) + "\n", said.stderr
+    found = re.findall(r"\[killed; (\d+) tokens decoded here, the next one after \d+ ms\]", said.stderr)
+    assert [int(n) in (1, 2) for n in found] == [True] * (kill_after > 0)
+
+
 def test_story_goes_on_and_on(stories: Path) -> None:
     result = run("chat.py", "--story", "-m", stories, "-c", "256", "--n-keep", "4")
     assert result.returncode == 0
