@@ -9,7 +9,7 @@ import os
 import struct
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from pykvgraph._native.ffi import KvgAdapterInfo
 from pykvgraph._native.fork import renew_cached_properties_in_child
@@ -21,6 +21,7 @@ from pykvgraph.gguf_file import native_path, read_metadata
 from pykvgraph.sizes import parameters_text, size_text
 
 MOST_SCALE = 1e6
+Active: TypeAlias = "tuple[tuple[Adapter, float], ...]"
 _READ_BYTES = 1 << 20
 _FORMAT = b"kvgraph-adapters-1\0"
 
@@ -38,6 +39,7 @@ class Adapter(Closable):
     def __init__(self, model: Handle, path: str | os.PathLike[str], has_device: bool) -> None:
         name = native_path(path)
         self.path = Path(os.fsdecode(name)).absolute()
+        self._model = model
         load, free = lib().kvg_adapter_load, lib().kvg_adapter_free
         self._handle = Handle.open(model.call, load, name, free=free, name="adapter", shared=True)
         if has_device:

@@ -70,6 +70,8 @@ class Context(Closable):
     device_layers: for kv_tier="host": room for how many layers' K and V each device has. 2: while a layer is
     computed the next one's span is copied. 1: it is copied when that is over. More than the model has: all.
 
+    adapters: LoRA adapters and their scales, as set_adapters() takes them.
+
     `model` and all the arguments are attributes too; n_threads and n_threads_batch are then the numbers that
     were chosen.
 
@@ -99,6 +101,7 @@ class Context(Closable):
         checkpoint_bytes: int | None = ContextParams.checkpoint_bytes,
         kv_tier: Literal["device", "host"] = ContextParams.kv_tier,
         device_layers: int = ContextParams.device_layers,
+        adapters: Iterable[tuple[Adapter, float]] = (),
     ) -> None:
         if not isinstance(model, Model):
             raise InvalidArgumentError(f"model must be a pykvgraph.Model, got {shown(model)}")
@@ -138,6 +141,11 @@ class Context(Closable):
         self.kv = KVCache(self._handle, self._pending)
         # decode writes into these buffers; a view of one keeps its memory alive after the context is closed
         self._outputs = _Outputs(1, model, self._pending)
+        try:
+            self.set_adapters(adapters)
+        except BaseException:
+            self.close()
+            raise
 
     def set_adapters(self, adapters: Iterable[tuple[Adapter, float]]) -> None:
         """From the next decode on these LoRA adapters take part, each times its scale, and no others.
@@ -151,6 +159,8 @@ class Context(Closable):
         twice, and DeviceError when there is no memory for the larger graphs.
         """
         active = checked_adapters(adapters)
+        if active == self._adapters:
+            return
         self._handle.call(set_adapters, active)
         self._adapters = active
         self.kv._decode_under(key_of(active))

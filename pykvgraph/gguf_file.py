@@ -160,6 +160,11 @@ def fingerprint(gguf: int) -> bytes:
     return digest.digest()
 
 
+def fingerprint_under(model: bytes, adapters: bytes) -> bytes:
+    """The fingerprint of a model under adapters with this key; b"": none, and it is the same."""
+    return xxhash.xxh3_128(model + adapters).digest() if adapters else model
+
+
 def read_model_info(pointer: int, function: Any) -> ModelInfo:
     """What `function`, a native call that fills a kvg_model_info, says."""
     info = sized(KvgModelInfo)

@@ -58,8 +58,8 @@ class KeptText(NotCopied):
 
     The sequence belongs to this object. Tokens that something else appends, such as generate(), must be told
     by record(); when something else removes or moves tokens, the object must be made anew. A sequence that
-    has become shorter, as by kv.clear(), is decoded from the beginning. After Ctrl-C in any call the object
-    knows what the sequence has.
+    has become shorter, as by kv.clear(), is decoded from the beginning, and so is one after set_adapters().
+    After Ctrl-C in any call the object knows what the sequence has.
 
     earlier: an index of what other texts of this sequence began with. Where set() takes leave of tokens, the
     index keeps their cells, for as long as nobody needs them: to come back to an earlier text decodes nothing
@@ -72,6 +72,7 @@ class KeptText(NotCopied):
         self._ctx = ctx
         self._earlier = earlier
         self._n_true = INT32_MAX  # tokens behind the first so many were read with others that are gone
+        self._n_adapted = ctx.kv._n_adapted  # when the sequence got its tokens
         self._seq = integer(seq, "seq", 0, ctx.n_seq_max - 1)
         self._every = integer(every, "every", 1)
         # Never more than the sequence has, whatever a call is interrupted by: shortened before the sequence
@@ -219,8 +220,10 @@ class KeptText(NotCopied):
         return self._positions.of(len(self._ids))
 
     def _common_with(self, wanted: npt.NDArray[np.int32]) -> int:
-        if self._ctx.kv.seq_pos_max(self._seq) + 1 < self._next():
+        kv = self._ctx.kv
+        if kv.seq_pos_max(self._seq) + 1 < self._next() or kv._n_adapted != self._n_adapted:
             self._forget_from(0)
+        self._n_adapted = kv._n_adapted
         return common_length(self._ids, wanted)
 
     def _switch(self, earlier: PrefixIndex, wanted: array[int], n_common: int) -> int:
@@ -228,11 +231,12 @@ class KeptText(NotCopied):
 
         Returns with how many tokens the text then begins as the wanted one does.
         """
-        found = earlier.find(wanted, len(wanted) - 1)
+        salt = block.under(b"", self._ctx.kv._adapters)
+        found = earlier.find(wanted, len(wanted) - 1, salt)
         n_here = min(len(self._ids), self._n_true)
         if found.n > n_common or n_here - n_common >= block.N_TOKENS:
             if n_here == len(self._ids):
-                earlier.keep(self._ids, n_here, self._seq)
+                earlier.keep(self._ids, n_here, self._seq, salt)
             if found.n > n_common:
                 n_common = self._take(earlier, wanted, found)
         return n_common

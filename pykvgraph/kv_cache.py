@@ -20,6 +20,7 @@ from pykvgraph.readable_cache import ReadableCache
 from pykvgraph.state.cells import SavedState
 from pykvgraph.state.file import read_file, write_file
 from pykvgraph.state.format import unpack
+from pykvgraph.state.geometry import Geometry
 from pykvgraph.state.transfer import put, take
 from pykvgraph.types import UpdateStats
 
@@ -241,7 +242,11 @@ class KVCache(ReadableCache):
         sees. A pending K-shift runs first. The K of waiting cells (see update) is rotated in the bytes only,
         and so rounded once more there than in the cache. Raises InvalidArgumentError for an id out of range.
         """
-        return self._handle.call(take, self._saved_geometry, seq, self._pending)
+        return self._save(seq, self._saved_geometry)
+
+    def _save(self, seq: int | None, geometry: Geometry) -> bytes:
+        """geometry: what the state will fit."""
+        return self._handle.call(take, geometry, seq, self._pending)
 
     def load(self, blob: bytes | bytearray | memoryview, seq: int | None = None) -> None:
         """Replaces sequence `seq`, or with None the whole cache, by a state that save() returned.
@@ -257,11 +262,15 @@ class KVCache(ReadableCache):
         DeviceError when the device fails; if that happens while K and V are written, the cache must be
         cleared, as update() says.
         """
+        self._load_as(blob, seq, self._saved_geometry)
+
+    def _load_as(self, blob: bytes | bytearray | memoryview, seq: int | None, geometry: Geometry) -> None:
+        """geometry: what the state must fit."""
         try:
             data = memoryview(blob).cast("B")
         except (TypeError, ValueError):  # no buffer, or one with gaps
             raise InvalidArgumentError(f"the state must be bytes, got {shown(blob)}") from None
-        self._load(unpack(data, self._saved_geometry, self._room), seq)
+        self._load(unpack(data, geometry, self._room), seq)
 
     def _load(self, saved: SavedState, seq: int | None) -> None:
         if saved.whole != (seq is None):

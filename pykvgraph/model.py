@@ -6,7 +6,7 @@ import ctypes
 import functools
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -14,9 +14,16 @@ from typing import Any
 from pykvgraph._native.fork import renew_cached_properties_in_child, renew_lock_in_child
 from pykvgraph._native.handles import Closable, Handle, repr_of
 from pykvgraph._native.library import lib
-from pykvgraph.adapter import Adapter
+from pykvgraph.adapter import Adapter, checked_adapters, key_of
 from pykvgraph.errors import UnsupportedError
-from pykvgraph.gguf_file import fingerprint, native_path, read_layers, read_metadata, read_model_info
+from pykvgraph.gguf_file import (
+    fingerprint,
+    fingerprint_under,
+    native_path,
+    read_layers,
+    read_metadata,
+    read_model_info,
+)
 from pykvgraph.params import ModelParams
 from pykvgraph.sizes import parameters_text, size_text
 from pykvgraph.text.tokenizer import Tokenizer, Vocabulary, has_tokenizer
@@ -128,9 +135,10 @@ class Model(Closable):
                 "Context.embeddings(), Engine.embed(), Llama.embed(), or /v1/embeddings of a server"
             )
 
-    def _fingerprint(self) -> bytes:
-        """16 bytes, by which files and measurements know their model again."""
-        return self._handle.call(lambda model: fingerprint(lib().kvg_model_gguf(model)))
+    def _fingerprint(self, adapters: Iterable[tuple[Adapter, float]] = ()) -> bytes:
+        """16 bytes, by which files and measurements know their model again, under these adapters."""
+        own = self._handle.call(lambda model: fingerprint(lib().kvg_model_gguf(model)))
+        return fingerprint_under(own, key_of(checked_adapters(adapters)))
 
     @functools.cached_property
     def _tokenizer(self) -> Tokenizer:

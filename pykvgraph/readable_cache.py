@@ -56,6 +56,7 @@ class ReadableCache(NotCopied):
         self._pending = pending
         self._bounds = _KnownBounds(-1, [], [])
         self._adapters = b""  # the key of those that cells are decoded under
+        self._n_adapted = 0  # how often they were changed
         self._is_mixed = False  # whether some may have been decoded under others
 
     def seq_pos_min(self, seq: int) -> int:
@@ -216,6 +217,7 @@ class ReadableCache(NotCopied):
         )
         self._is_mixed = not is_empty and (self._is_mixed or adapters != self._adapters)
         self._adapters = adapters
+        self._n_adapted += 1
 
     @property
     def _saved_geometry(self) -> Geometry:

@@ -17,6 +17,7 @@ from typing import IO, TYPE_CHECKING, Any, Literal
 import click
 
 from pykvgraph.checks import integers, shown
+from pykvgraph.cli.adapters import Adapters, adapter_options
 from pykvgraph.cli.answer_file import AnswerFile
 from pykvgraph.cli.question import Arrivals, Line, parse, question_of
 from pykvgraph.cli.show import print_json
@@ -83,10 +84,12 @@ N_AT_A_TIME = 128  # requests that the engine has, at most; those that wait may 
 @swa_option
 @threads_option()
 @where_options
+@adapter_options
 @json_option
 def batch(
     model: str,
     where: Where,
+    adapters: Adapters,
     prompts: IO[bytes],
     answers: str,
     n_parallel: int,
@@ -129,10 +132,10 @@ def batch(
     begin = time.perf_counter()
     with (
         kvg.Model(model, **where.model()) as loaded,
-        kvg.Engine(loaded, n_ctx=n_ctx, background=False, **sizes) as engine,
+        kvg.Engine(loaded, n_ctx=n_ctx, adapters=adapters.load(loaded), background=False, **sizes) as engine,
         AnswerFile(answers) as file,
     ):
-        known = loaded._fingerprint()
+        known = loaded._fingerprint(engine.adapters)
         job = Job(engine, MessageTokens(loaded), file, known)
         n_bytes = _n_bytes(prompts)
         with Interruptible() as work, _progress(shown=bool(n_bytes) and answers != "-") as progress:

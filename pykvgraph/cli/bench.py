@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from pykvgraph.cli.adapters import Adapters, adapter_options
 from pykvgraph.cli.bench_rows import Printer
 from pykvgraph.cli.verb import (
     Interruptible,
@@ -151,6 +152,7 @@ class _Clients(click.ParamType):  # type: ignore[type-arg]
 @cache_type_options
 @swa_option
 @where_options
+@adapter_options
 @json_option
 @option(
     "-o",
@@ -172,6 +174,7 @@ def bench(
     other: str | None,
     n_threads: int | None,
     where: Where,
+    adapters: Adapters,
     output: str,
     as_json: bool,
     plot: str | None,
@@ -230,6 +233,8 @@ def bench(
     from pykvgraph.lab.libllama import LibllamaModel
     from pykvgraph.viz import plot_streams, plot_tiers
 
+    if adapters.given and (clients or other or STREAM in extra):
+        raise InvalidArgumentError("--lora is for tests of this engine alone, in one process: leave it out")
     if clients:
         from pykvgraph.cli.bench_server import measure_servers
 
@@ -265,6 +270,7 @@ def bench(
             raise InvalidArgumentError(
                 "--cache tiers: the CPU has all layers, so K and V are in host memory anyway; give a -dev"
             )
+        sizes["adapters"] = adapters.load(loaded)
         n_threads = n_threads or default_threads(loaded.n_params)
         beside = LibllamaModel(Path(model), loaded.device) if other else None
         printer = Printer("json" if as_json else output, loaded, n_threads, tests, vs=beside is not None)
@@ -352,9 +358,9 @@ def run_one(
         n_threads=n_threads,
         n_threads_batch=n_threads,
         defrag_threshold=-1,  # a test calls defrag itself
-        **sizes,
+        **{name: value for name, value in sizes.items() if name != "adapters"},
     )
-    engines = makers(params, model, beside, test)
+    engines = makers(params, model, beside, test, sizes["adapters"])
     with click.progressbar(
         length=len(engines) * (repetitions + 1),
         label=f"{test.name} at {test.depth}",

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pykvgraph.checks import INT32_MAX
+from pykvgraph.cli.adapters import Adapters, adapter_options
 from pykvgraph.cli.sampling import sampling_options
 from pykvgraph.cli.verb import (
     Cells,
@@ -38,6 +39,7 @@ class RunOptions:
     """What was asked for. context: Context's arguments; n_ctx may be None. sampling: SamplingParams's."""
 
     where: Where
+    adapters: Adapters
     context: dict[str, Any]
     sampling: dict[str, Any]
 
@@ -57,7 +59,8 @@ class RunOptions:
             n_ctx = fitting_n_ctx(model, n_train, context)
         elif n_ctx and n_ctx > n_train:
             click.echo(f"-c {n_ctx}: the model was trained on {n_train} tokens.", err=True)
-        return {**context, "n_ctx": n_ctx or min(n_train, most * n_grp)}
+        adapters = self.adapters.load(model)
+        return {**context, "n_ctx": n_ctx or min(n_train, most * n_grp), "adapters": adapters}
 
 
 class _StopString(click.types.StringParamType):
@@ -82,12 +85,12 @@ def run_options(
 
     def add(command: Command) -> Command:
         @functools.wraps(command)
-        def run(*, where: Where, seed: int | None, **others: Any) -> None:
+        def run(*, where: Where, adapters: Adapters, seed: int | None, **others: Any) -> None:
             context = {name: others.pop(name) for name in _OF_CONTEXT}
             names = SamplingParams.__dataclass_fields__
             sampling = {name: others.pop(name) for name in tuple(others) if name in names}
             sampling["seed"] = secrets.randbelow(MAX_SEED + 1) if seed is None else seed
-            command(run=RunOptions(where, context, sampling), **others)
+            command(run=RunOptions(where, adapters, context, sampling), **others)
 
         wrapped: Command = run
         for each in reversed(_options(temperature, max_tokens)):
@@ -132,6 +135,7 @@ def _options(temperature: float, max_tokens: int) -> list[Callable[[Command], Co
             help="CPU threads for more than one.",
         ),
         where_options,
+        adapter_options,
         option(
             "--temp",
             "temperature",

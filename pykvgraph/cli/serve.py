@@ -9,6 +9,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 import click
 
+from pykvgraph.cli.adapters import Adapters
 from pykvgraph.cli.serve_options import ServeVerb, serve_options
 from pykvgraph.cli.verb import examples
 from pykvgraph.cli.where import Where
@@ -36,7 +37,7 @@ _DEFAULTS = ("temp", "top_k", "top_p", "min_p", "seed")
     ),
 )
 @serve_options
-def serve(model: str, where: Where, host: str, port: int, **given: Any) -> None:
+def serve(model: str, where: Where, adapters: Adapters, host: str, port: int, **given: Any) -> None:
     """Serve a model over HTTP.
 
     Endpoints, fields and errors are llama-server's: /v1/chat/completions, /v1/completions, /completion,
@@ -51,7 +52,7 @@ def serve(model: str, where: Where, host: str, port: int, **given: Any) -> None:
     except ModuleNotFoundError as error:
         raise ImportError(f"{error.name} is missing: pip install 'pykvgraph[server]'") from error
     settings = _settings(model, host, given)
-    engine = _engine(model, where, settings, given)
+    engine = _engine(model, where, adapters, settings, given)
     _warn_of_strangers(settings)
     logging.basicConfig(format="%(message)s")
     logging.getLogger("pykvgraph.server").setLevel(logging.INFO)
@@ -79,12 +80,20 @@ def _server(settings: Settings, engine: EngineSpec, where: Where, n_workers: int
     return Server(settings, load, say_ready)
 
 
-def _engine(model: str, where: Where, settings: Settings, given: dict[str, Any]) -> EngineSpec:
+def _engine(
+    model: str, where: Where, adapters: Adapters, settings: Settings, given: dict[str, Any]
+) -> EngineSpec:
     from pykvgraph.server.engine_spec import EngineSpec
 
     draft = "ngram" if settings.spec_type == "ngram-simple" else given["model_draft"] or ""
     return EngineSpec(
-        model, draft, where.of_model(), _context(where, given), _tiers(given), tuple(where.endpoints())
+        model,
+        draft,
+        where.of_model(),
+        _context(where, given),
+        _tiers(given),
+        tuple(where.endpoints()),
+        adapters=adapters.given,
     )
 
 

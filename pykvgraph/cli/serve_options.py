@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from pykvgraph.cli.adapters import adapter_options
 from pykvgraph.cli.verb import (
     Cells,
     Verb,
@@ -160,6 +161,7 @@ _OF_ENGINE: list[Adder] = [
     cache_type_options,
     swa_option,
     where_options,
+    adapter_options,
     option(
         "--spec-type",
         metavar="TYPE",

@@ -24,7 +24,7 @@ from pykvgraph.server import page_files
 from pykvgraph.server.app import ANSWERERS, LARGE, Endpoint, no_such_path
 from pykvgraph.server.body import read_body
 from pykvgraph.server.cors import Cors
-from pykvgraph.server.errors import WireError, invalid, loading
+from pykvgraph.server.errors import WireError, invalid, loading, unsupported
 from pykvgraph.server.keys import Keys, key_of
 from pykvgraph.server.reply import JsonReply
 from pykvgraph.server.settings import Settings
@@ -175,6 +175,10 @@ class Front:
         path = f"{request.scope['path']}?{_query(request)}"
         return Forwarded(self, "POST", Asked(path, body, slot=int(given)))
 
+    async def set_adapters(self, request: Request) -> ASGIApp:
+        """Workers come and go, and each would have its own scales."""
+        raise unsupported("With several workers scales are set by --lora-scaled, or by a request's `lora`")
+
     async def by_any(self, request: Request) -> ASGIApp:
         """What every worker would say."""
         body = b""
@@ -206,6 +210,8 @@ def front_app(front: Front) -> ASGIApp:
         ("GET", "/slots", front.slots),
         ("POST", "/slots/{id_slot}", front.slot_action),
         ("GET", "/metrics", front.metrics),
+        ("GET", "/lora-adapters", front.by_any),
+        ("POST", "/lora-adapters", front.set_adapters),
         ("GET", "/cells", front.cells),
         *(("POST", path, front.by_one) for path in ANSWERERS),
     ]

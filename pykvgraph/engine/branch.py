@@ -11,6 +11,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from pykvgraph.adapter import Active
 from pykvgraph.checks import INT32_MAX
 from pykvgraph.context import LastOutput
 from pykvgraph.engine.fetch import Fetch
@@ -36,7 +37,8 @@ class Branch:
     of the cache; what it gives up is in `ids` no longer. n_true: how many of its first tokens have cells that
     any text that begins so may share; those that have moved, nobody may. n_beyond: tokens of a draft that its
     sequence has behind these. fetch: what comes from outside the cells; meanwhile it decodes nothing.
-    record, lookup: what became of its drafts, and what they are made of.
+    adapters: those that it is decoded under; they are in `salt`, too. record, lookup: what became of its
+    drafts, and what they are made of.
     """
 
     def __init__(
@@ -48,10 +50,12 @@ class Branch:
         tokenizer: Tokenizer | None,
         salt: bytes,
         window: Window | None = None,
+        adapters: Active = (),
     ) -> None:
         self.request = request
         self.priority = params.priority
         self.salt = salt
+        self.adapters = adapters
         self.ids = array("i", prompt.tobytes())
         self.n_prompt = len(prompt)
         self.n_decoded = 0

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
-import threading
 import weakref
 from array import array
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal
 
 import numpy as np
 
 from pykvgraph._native.handles import NotCopied
+from pykvgraph.adapter import Active, Adapter, checked_adapters, key_of
 from pykvgraph.checks import Integers, flag, integer, integers, real, shown
 from pykvgraph.context import Context
 from pykvgraph.engine.branch import Branch
-from pykvgraph.engine.ctrl_c import ctrl_c_waits
 from pykvgraph.engine.drafters import drafter_of
 from pykvgraph.engine.embedding import embed, groups
 from pykvgraph.engine.errand import Errand
+from pykvgraph.engine.loop import Loop, close_loop
 from pykvgraph.engine.parking import Parking
 from pykvgraph.engine.request import Request
 from pykvgraph.engine.sizes import sizes_for
@@ -32,9 +30,11 @@ from pykvgraph.errors import CacheFullError, InvalidArgumentError, StateError, U
 from pykvgraph.model import Model
 from pykvgraph.params import SamplingParams
 from pykvgraph.pooling import POOLINGS, Pooling
+from pykvgraph.prefix import block
 from pykvgraph.prefix.index import PrefixIndex
 from pykvgraph.prefix.prefix_file import SavedPrefix, pack, read
 from pykvgraph.state.file import write_file
+from pykvgraph.state.geometry import under
 from pykvgraph.tiers.tiers import Tiers
 from pykvgraph.types import EngineLook, EngineStats
 
@@ -61,6 +61,7 @@ class Engine(NotCopied):
     their cells, and come back from, also in another process (docs/tiers.md); it needs prefix_cache; None:
     they are lost. memory_share: the part of the free memory that this engine is planned for, one of several
     on a machine. background: a thread of the engine's own takes the steps; False: the program calls step().
+    adapters: those of requests that name none, with their scales, as Context.set_adapters() takes them.
     Other arguments are those of Context.
 
     `context` is the context; its cache can be looked at. While the engine lives, nothing else may decode on
@@ -84,6 +85,7 @@ class Engine(NotCopied):
         tiers: Tiers | None = None,
         memory_share: float = 1.0,
         background: bool = True,
+        adapters: Iterable[tuple[Adapter, float]] = (),
         **context: Any,
     ) -> None:
         if not isinstance(model, Model):
@@ -120,12 +122,15 @@ class Engine(NotCopied):
             n_seq_max=n_seq_max,
             **sizes.points,
             **context,
+            adapters=(given := tuple(adapters)),
         )
+        self.adapters = given
         if cache_reuse and not self.can_shift:
             self.context.close()
             raise UnsupportedError(
                 "cache_reuse: this model's cache can't be shifted, so nothing can be moved"
             )
+        self._adapters = self.context.adapters
         self._tokenizer = model.tokenizer if model.has_tokenizer else None
         try:
             stepper = Stepper(
@@ -142,8 +147,8 @@ class Engine(NotCopied):
         except BaseException:
             self.context.close()
             raise
-        self._loop = _Loop(self.context, stepper, background)
-        self._finalizer = weakref.finalize(self, _close, self._loop)
+        self._loop = Loop(self.context, stepper, background)
+        self._finalizer = weakref.finalize(self, close_loop, self._loop)
 
     @property
     def can_shift(self) -> bool:
@@ -158,12 +163,15 @@ class Engine(NotCopied):
         *,
         salt: str | bytes = b"",
         window: Window | None = None,
+        adapters: Iterable[tuple[Adapter, float]] | None = None,
     ) -> Request:
         """Queues a prompt, and returns at once; from any thread.
 
         prompt: text, tokenized as the beginning of a text, or token ids, decoded as they are. salt: texts
         under different salts share nothing, so that a request's time tells nobody what others have asked.
-        window: the text goes on when it has filled it; None: max_tokens must fit.
+        window: the text goes on when it has filled it; None: max_tokens must fit. adapters: LoRA adapters and
+        their scales, as Context.set_adapters() takes them; None: the engine's own. Texts under different ones
+        share nothing, and are decoded in turns.
 
         Raises InvalidArgumentError for an empty or bad prompt, a bad salt, a window for several samples, and
         after close(); CacheFullError for a request that can't fit, even alone; UnsupportedError for text when
@@ -177,7 +185,7 @@ class Engine(NotCopied):
         if window is not None:
             self._require_shift(window, params, len(ids))
         request = Request(params.n, self._loop.cancel, None if self._loop.background else self.step)
-        branch = self._branches(request, ids, params, _bytes_of(salt), window)
+        branch = self._branches(request, ids, params, *self._under(adapters, salt), window)
         self._require_room(branch)
         self._loop.give(branch)
         return request
@@ -196,15 +204,22 @@ class Engine(NotCopied):
         return self._parking(request, False)
 
     def save_prefix(
-        self, path: str | os.PathLike[str], prompt: str | Integers, *, salt: str | bytes = b""
+        self,
+        path: str | os.PathLike[str],
+        prompt: str | Integers,
+        *,
+        salt: str | bytes = b"",
+        adapters: Iterable[tuple[Adapter, float]] | None = None,
     ) -> int:
         """Writes the cells of what the cache has of a text into a file, with their tokens; returns how many.
 
-        prompt: as in submit(), and of a request that has ended its answer's tokens too. 0: it has none, and
-        no file is written. The file is the old one or the whole new one, whatever happens. Other requests
-        wait for as long as it takes to copy the cells. Raises InvalidArgumentError, and OSError.
+        prompt, adapters: as in submit(), and of a request that has ended its answer's tokens too. 0: it has
+        none, and no file is written. The file is the old one or the whole new one, whatever happens. Other
+        requests wait for as long as it takes to copy the cells. Raises InvalidArgumentError, and OSError.
         """
-        ids, salt = array("i", self._ids_of(prompt).tobytes()), _bytes_of(salt)
+        ids = array("i", self._ids_of(prompt).tobytes())
+        active, salt = self._under(adapters, salt)
+        kv = self.context.kv
 
         def save(index: PrefixIndex, seq: int) -> tuple[int, bytes]:
             found = index.find(ids, len(ids), salt)
@@ -212,7 +227,7 @@ class Engine(NotCopied):
                 return 0, b""
             last = index.attach(found, seq)
             try:
-                return found.n, self.context.kv.save(seq)
+                return found.n, kv._save(seq, under(kv._geometry, key_of(active)))
             finally:
                 index.unpin(last)
 
@@ -221,21 +236,28 @@ class Engine(NotCopied):
             write_file(path, pack(SavedPrefix(ids[:n], cells)))
         return int(n)
 
-    def load_prefix(self, path: str | os.PathLike[str], *, salt: str | bytes = b"") -> list[int]:
+    def load_prefix(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        salt: str | bytes = b"",
+        adapters: Iterable[tuple[Adapter, float]] | None = None,
+    ) -> list[int]:
         """Puts the cells of a file that save_prefix() wrote into the cache; returns their tokens.
 
         A text that begins with them finds them there, for as long as nobody needs the cells. Nothing is
-        changed when it raises: StateError for a file that is damaged or of another model, CacheFullError when
-        there is no room beside what runs, OSError when it can't be read.
+        changed when it raises: StateError for a file that is damaged, or of another model or other adapters,
+        CacheFullError when there is no room beside what runs, OSError when it can't be read.
         """
-        saved, salt = read(path, self.model.n_vocab), _bytes_of(salt)
+        saved = read(path, self.model.n_vocab)
+        active, salt = self._under(adapters, salt)
         n = len(saved.ids)
 
         def load(index: PrefixIndex, seq: int) -> None:
             kv = self.context.kv
             if not index.make_room(n):
                 raise CacheFullError(f"the saved prefix has {n} tokens, and there is no room for it now")
-            kv.load(saved.cells, seq)
+            kv._load_as(saved.cells, seq, under(kv._geometry, key_of(active)))
             if kv.seq_pos_max(seq) != n - 1:
                 raise StateError("the saved cells are not those of the saved tokens")
             try:
@@ -246,34 +268,56 @@ class Engine(NotCopied):
         self._do(load)
         return list(saved.ids)
 
-    def forget_prefix(self, prompt: str | Integers, *, salt: str | bytes = b"") -> int:
+    def forget_prefix(
+        self,
+        prompt: str | Integers,
+        *,
+        salt: str | bytes = b"",
+        adapters: Iterable[tuple[Adapter, float]] | None = None,
+    ) -> int:
         """Gives up the cells of what the cache has of a text; returns how many tokens that were.
 
-        prompt: as in save_prefix(). What running or other kept texts begin with, too, stays. Raises
+        prompt, adapters: as in save_prefix(). What running or other kept texts begin with, too, stays. Raises
         InvalidArgumentError.
         """
-        ids, salt = array("i", self._ids_of(prompt).tobytes()), _bytes_of(salt)
+        ids = array("i", self._ids_of(prompt).tobytes())
+        _, salt = self._under(adapters, salt)
         return int(self._do(lambda index, seq: index.forget(ids, salt)))
 
-    def embed(self, prompt: str | Integers, pooling: Pooling = "mean") -> np.typing.NDArray[np.float32]:
+    def embed(
+        self,
+        prompt: str | Integers,
+        pooling: Pooling = "mean",
+        adapters: Iterable[tuple[Adapter, float]] | None = None,
+    ) -> np.typing.NDArray[np.float32]:
         """The hidden states of a text after the final norm, float32: their mean, the first, or the last one.
 
-        (n_embd,); with pooling "none" all of them, (n_tokens, n_embd). prompt: as in submit(); it is decoded
-        between two steps, and others wait meanwhile. Raises InvalidArgumentError, also for an encoder's text
-        that is longer than n_batch, CacheFullError when there is no room, and what Context.decode raises.
+        (n_embd,); with pooling "none" all of them, (n_tokens, n_embd). prompt, adapters: as in submit(); it
+        is decoded between two steps, and others wait meanwhile. Raises InvalidArgumentError, also for an
+        encoder's text that is longer than n_batch, CacheFullError when there is no room, and what
+        Context.decode raises.
         """
-        return self.embed_all([prompt], pooling)[0]
+        return self.embed_all([prompt], pooling, adapters)[0]
 
     def embed_all(
-        self, prompts: Sequence[str | Integers], pooling: Pooling = "mean"
+        self,
+        prompts: Sequence[str | Integers],
+        pooling: Pooling = "mean",
+        adapters: Iterable[tuple[Adapter, float]] | None = None,
     ) -> list[np.typing.NDArray[np.float32]]:
         """embed() of several texts; an encoder's go together, as many as n_batch has room for."""
         if pooling not in POOLINGS:
             raise InvalidArgumentError(f"pooling must be one of {POOLINGS}, got {shown(pooling)}")
         ctx, texts = self.context, [array("i", self._ids_of(prompt).tobytes()) for prompt in prompts]
+        active, _ = self._under(adapters, b"")
+
+        def under_them(group: Sequence[array[int]], index: PrefixIndex, seq: int) -> Any:
+            ctx.set_adapters(active)
+            return embed(ctx, pooling, group, index, seq)
+
         found: list[np.typing.NDArray[np.float32]] = []
         for group in groups(ctx, texts):
-            found += self._do(functools.partial(embed, ctx, pooling, group))
+            found += self._do(functools.partial(under_them, group))
         return found
 
     def step(self) -> bool:
@@ -308,6 +352,15 @@ class Engine(NotCopied):
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _under(
+        self, adapters: Iterable[tuple[Adapter, float]] | None, salt: str | bytes
+    ) -> tuple[Active, bytes]:
+        """The adapters of a text, and its salt with what they are."""
+        active = self._adapters if adapters is None else checked_adapters(adapters)
+        if any(adapter._model is not self.model._handle for adapter, _ in active):
+            raise InvalidArgumentError("an adapter was loaded for another model than the engine's")
+        return active, block.under(_bytes_of(salt), key_of(active))
+
     def _ids_of(self, prompt: str | Integers) -> np.typing.NDArray[np.int32]:
         if isinstance(prompt, str):
             ids = np.array(self.model.tokenizer.encode(prompt), np.int32)
@@ -341,6 +394,7 @@ class Engine(NotCopied):
         request: Request,
         ids: np.typing.NDArray[np.int32],
         params: SamplingParams,
+        active: Active,
         salt: bytes,
         window: Window | None,
     ) -> Branch:
@@ -348,7 +402,7 @@ class Engine(NotCopied):
         if params.stop and self._tokenizer is None:
             self.model.tokenizer  # noqa: B018 which says what is missing
         branches = [
-            Branch(request, sample, ids, params.of_sample(sample), self._tokenizer, salt, window)
+            Branch(request, sample, ids, params.of_sample(sample), self._tokenizer, salt, window, active)
             for sample in range(params.n)
         ]
         branches[0].forks = branches[1:]
@@ -375,105 +429,6 @@ class Engine(NotCopied):
                 f"the request may take {branch.most_cells} cells, and there are {ctx.n_ctx}: "
                 "use a shorter prompt, a smaller max_tokens, or a larger n_ctx"
             )
-
-
-class _Loop:
-    """Takes the steps: in a thread of its own, or when it is told to. The engine owns it."""
-
-    def __init__(self, context: Context, stepper: Stepper, background: bool) -> None:
-        self.context = context
-        self.stepper = stepper
-        self.background = background
-        self._closed = False
-        self._pid = os.getpid()
-        self._news = threading.Condition()
-        self._stepping = threading.Lock()
-        self._thread: threading.Thread | None = None
-        if background:
-            self._thread = threading.Thread(target=self._run, name="pykvgraph engine", daemon=True)
-            self._thread.start()
-
-    def give(self, new: Branch | Request | Parking | Errand | Future[EngineLook]) -> None:
-        """A text that comes, a request to cancel or to park, an errand, or somebody who wants to look."""
-        with self._news:
-            if self._closed or os.getpid() != self._pid:
-                raise InvalidArgumentError("the engine is closed: make a new one")
-            self.stepper.mail.news.append(new)
-            self._news.notify()
-
-    def look(self) -> EngineLook:
-        """Between two steps; without a thread of its own there is no step now."""
-        if self.background:
-            look: Future[EngineLook] = Future()
-            # not by the lock: the thread that takes the steps would take it again at once
-            self.give(look)
-            return look.result()
-        with self._stepping:
-            if self._closed:
-                raise InvalidArgumentError("the engine is closed: make a new one")
-            return self.stepper.look()
-
-    def cancel(self, request: Request) -> None:
-        """For Request.cancel()."""
-        if not request.done:
-            with contextlib.suppress(InvalidArgumentError):  # closed: everything is cancelled
-                self.give(request)
-
-    def step(self) -> bool:
-        """One step; whether there is more to do. An exception in the midst of it closes the engine."""
-        with self._stepping, ctrl_c_waits():
-            if self._closed:
-                return False
-            try:
-                self.stepper.step()
-            except BaseException as error:  # the second Ctrl-C, perhaps
-                self._end(error)
-                raise
-            return not self.stepper.is_idle
-
-    def close(self) -> None:
-        """Ends the thread, then every request, and closes the context."""
-        with self._news:
-            self._closed = True
-            self._news.notify()
-        if self._thread is threading.current_thread():
-            return  # the garbage collector runs in the midst of a step: the thread does the rest behind it
-        if self._thread is not None:
-            self._thread.join()
-        with self._stepping:
-            self._end(None)
-            self.stepper.close()
-
-    def _run(self) -> None:
-        try:
-            while self._waits_for_work():
-                with self._stepping:
-                    self.stepper.step()
-        except BaseException as error:
-            self._end(error)
-        else:
-            self._end(None)
-            self.stepper.close()
-
-    def _waits_for_work(self) -> bool:
-        """False: the engine is closed."""
-        with self._news:
-            while self.stepper.is_idle and not self._closed:
-                self._news.wait()
-            return not self._closed
-
-    def _end(self, error: BaseException | None) -> None:
-        """Nobody comes any more, and whoever waits hears why."""
-        with self._news:
-            self._closed = True
-        self.stepper.end_all(error)
-
-
-def _close(loop: _Loop) -> None:
-    if os.getpid() == loop._pid:
-        loop.close()
-    else:
-        loop.stepper.abandon()
 
 
 def _bytes_of(salt: object) -> bytes:

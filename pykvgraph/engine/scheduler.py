@@ -6,6 +6,7 @@ import bisect
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from pykvgraph.adapter import Active
 from pykvgraph.engine.branch import Branch
 
 
@@ -40,6 +41,8 @@ class Scheduler:
         self._n_seq_max = n_seq_max
         self._n_batch = n_batch
         self._n_came = 0
+        self._n_turns = 0
+        self._turns: dict[Active, int] = {}  # of adapters that texts run under: when they had theirs last
 
     @property
     def n_free_seqs(self) -> int:
@@ -94,18 +97,20 @@ class Scheduler:
     def chunks(self, n_prompt_tokens: int) -> list[Chunk]:
         """What the next step decodes: a token of each text that talks, then parts of prompts.
 
-        n_prompt_tokens: how many tokens of prompts at most. Nobody is passed over more than n_seq_max times
-        in a row, if count_idle() hears of what is decoded: whoever was left out for longest comes first.
+        All of them are under the same adapters: whose turn it is. n_prompt_tokens: how many tokens of prompts
+        at most. Nobody is passed over more than n_seq_max times in a row, if count_idle() hears of what is
+        decoded: whoever was left out for longest comes first.
         """
         room = self._n_batch
         chosen: list[Chunk] = []
-        talking = [each for each in self.running if each.talks]
+        together = self._of_turn()
+        talking = [each for each in together if each.talks]
         if len(talking) > room:
             talking = sorted(talking, key=lambda each: -each.n_idle)[:room]
         for branch in talking:
             chosen.append(Chunk(branch, 1, True))
         room = min(room - len(chosen), n_prompt_tokens)
-        for branch in self._readers():
+        for branch in self._readers(together):
             n = min(branch.next_stop(), room)
             if n > 0:
                 chosen.append(Chunk(branch, n, n == branch.n_todo))
@@ -114,16 +119,28 @@ class Scheduler:
 
     def count_idle(self, chosen: list[Chunk]) -> None:
         """These chunks are decoded now; who has none of them is passed over."""
+        if chosen:
+            self._n_turns += 1
+            self._turns = {each.adapters: self._turns.get(each.adapters, 0) for each in self.running}
+            self._turns[chosen[0].branch.adapters] = self._n_turns
         advanced = {id(chunk.branch) for chunk in chosen}
         for branch in self.running:
             branch.n_idle = 0 if id(branch) in advanced else branch.n_idle + 1
 
-    def _readers(self) -> Iterator[Branch]:
+    def _of_turn(self) -> list[Branch]:
+        """Those that are decoded together: under the adapters that had their turn longest ago."""
+        ready = [each for each in self.running if each.fetch is None]
+        if not ready:
+            return []
+        turn = min(ready, key=lambda each: self._turns.get(each.adapters, 0)).adapters
+        return [each for each in ready if each.adapters == turn]
+
+    def _readers(self, together: list[Branch]) -> Iterator[Branch]:
         """Texts whose prompts are decoded, in the order in which they get room: least left first.
 
         So the mean time to the first token is as short as can be; who is passed over comes first in the end.
         """
-        reading = [each for each in self.running if not each.talks and each.fetch is None]
+        reading = [each for each in together if not each.talks]
         overdue = self._n_seq_max - 1
         yield from sorted(
             reading, key=lambda each: (each.n_idle < overdue, -each.priority, each.n_todo, each.order)

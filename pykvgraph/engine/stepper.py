@@ -145,8 +145,7 @@ class Stepper:
         self._admit()
         shift_full(self._texts)
         self.mail.show(self.look)
-        chunks = self._chosen()
-        if not chunks:
+        if not (chunks := self._chosen()):
             if self._fetches and self._fetches.any:
                 self._fetches.wait()
             return
@@ -414,6 +413,7 @@ class Stepper:
                 batch.extend(last, begin, (branch.seq,), "last" if ends else False)
         others = [chunk for chunk in chunks if chunk.ends and (not chunk.talks or chunk.draft)]
         in_batch = [*((each, 1) for each in talking), *((c.branch, 1 + len(c.draft)) for c in others)]
+        ctx.set_adapters(chunks[0].branch.adapters)
         rows = iter(ctx.decode_rows(batch))
         self._counts["decoded"] += len(batch)
         for chunk in chunks:

@@ -6,7 +6,9 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+from pykvgraph.adapter import Adapter
 from pykvgraph.errors import InvalidArgumentError, UnsupportedError
+from pykvgraph.model import Model
 from pykvgraph.params import CACHE_TYPES
 
 RANDOM_SEED = 0xFFFFFFFF  # llama-cpp-python's default: a seed of its own for each model
@@ -30,8 +32,6 @@ _ONLY: dict[str, tuple[Any, ...]] = {
     "yarn_orig_ctx": (0,),
     "op_offload": (None, True),
     "lora_base": (None,),
-    "lora_path": (None,),
-    "lora_scale": (1.0,),
     "numa": (False, 0),
     "draft_model": (None,),
     "tfs_z": (1.0,),
@@ -68,6 +68,11 @@ def where(n_gpu_layers: int, tensor_split: Any) -> dict[str, Any]:
     if n_gpu_layers == 0:
         return {"device": "cpu"}
     return {"n_gpu_layers": max(n_gpu_layers, _ALL_LAYERS), "tensor_split": tensor_split}
+
+
+def adapters(model: Model, lora_path: str | None, lora_scale: float) -> list[tuple[Adapter, float]]:
+    """Context's argument. Raises what Model.load_adapter() raises."""
+    return [(model.load_adapter(lora_path), lora_scale)] if lora_path else []
 
 
 def cache_type(value: int | str | None, name: str) -> str:

@@ -7,9 +7,11 @@ import weakref
 from array import array
 from collections.abc import Sequence
 
+from pykvgraph.adapter import key_of
 from pykvgraph.context import Context
 from pykvgraph.errors import KVGraphError
 from pykvgraph.kept_text import N_CHECKPOINTS
+from pykvgraph.prefix import block
 from pykvgraph.prefix.index import PrefixIndex
 from pykvgraph.tiers.loader import Job, fill, places_for
 from pykvgraph.tiers.rows import Saver
@@ -77,6 +79,7 @@ class KeptPrefixes:
         self._ctx = ctx
         self._store = cache._store
         self._geometry = ctx.kv._geometry
+        self._salt = block.under(b"", key_of(ctx.adapters))
         # from records texts go on behind a point, also where the window of a small context keeps everything
         needs_points = any(
             g.kind == "state" or (g.kind == "window" and not ctx.swa_full) for g in ctx.kv.groups
@@ -86,7 +89,7 @@ class KeptPrefixes:
 
     def save(self, ids: Sequence[int]) -> None:
         """Keeps the text of sequence 0, which has exactly these tokens."""
-        self.earlier.keep(array("i", ids), len(ids), 0)
+        self.earlier.keep(array("i", ids), len(ids), 0, self._salt)
         for _ in self.earlier.save():
             pass
 
@@ -97,8 +100,8 @@ class KeptPrefixes:
         there was no more, or it could not be had, and sequence 0 may be empty. The last token is left out.
         """
         wanted, limit = array("i", ids), len(ids) - 1
-        n_known = max(n_known, self.earlier.find(wanted, limit).n)
-        keys = [self._saver.root_key(b"")]
+        n_known = max(n_known, self.earlier.find(wanted, limit, self._salt).n)
+        keys = [self._saver.root_key(self._salt)]
         names, n, _ = parts_of(self._store, wanted, keys, limit, has_points=self._saver.has_points)
         if n <= n_known:
             self._store.look_again()

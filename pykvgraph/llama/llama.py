@@ -129,6 +129,7 @@ class Llama(LlamaText):
             swa_full=given["swa_full"] is not False,  # libllama's default
             kv_tier=given["kv_tier"],
             device_layers=given["device_layers"],
+            adapters=arguments.adapters(model, given["lora_path"], given["lora_scale"]),
         )
         self.n_threads, self.n_threads_batch = context.n_threads, context.n_threads_batch
         self._begin(context, model.n_vocab)

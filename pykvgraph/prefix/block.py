@@ -18,6 +18,7 @@ TOKEN_BYTES = 4
 _FORMAT = b"kvgraph-block-1\0"
 TOKENS = b"\0"  # the kind of a block; others are to come, pictures perhaps
 END = b"\1"  # of the tokens behind the last block of a text, with what it takes to go on behind them
+_UNDER = b"kvgraph-under-1\0"
 _READ_BYTES = 1 << 20
 _KNOWN = "digests.json"
 
@@ -45,6 +46,11 @@ def root_key(ctx: Context, salt: bytes = b"", digest: bytes | None = None) -> by
     }
     described = json.dumps(stored, sort_keys=True).encode()
     return hashlib.sha256(b"\0".join([_FORMAT, digest or file_digest(ctx.model), described, salt])).digest()
+
+
+def under(salt: bytes, adapters: bytes) -> bytes:
+    """The salt of texts that are decoded under adapters with this key (adapter.key_of); b"": none."""
+    return hashlib.sha256(_UNDER + adapters + salt).digest() if adapters else salt
 
 
 def file_digest(model: Model) -> bytes:

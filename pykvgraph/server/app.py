@@ -13,7 +13,17 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from pykvgraph.server import about, answers, cells, chats, embeddings, page_files, slot_files, tokens
+from pykvgraph.server import (
+    about,
+    adapters,
+    answers,
+    cells,
+    chats,
+    embeddings,
+    page_files,
+    slot_files,
+    tokens,
+)
 from pykvgraph.server.body import read_body
 from pykvgraph.server.cors import Cors
 from pykvgraph.server.errors import as_wire, error_body, not_found
@@ -40,6 +50,8 @@ TELLERS: dict[tuple[str, str], Teller] = {
     ("GET", "/slots"): about.slots,
     ("POST", "/slots/{id_slot}"): slot_files.act,
     ("GET", "/metrics"): about.metrics,
+    ("GET", "/lora-adapters"): adapters.told,
+    ("POST", "/lora-adapters"): adapters.set_scales,
     ("GET", "/cells"): cells.cells,
 }
 ANSWERERS: dict[str, Answerer] = {

@@ -56,6 +56,7 @@ class _Work:
             raise invalid('"input" or "content" must be provided')
         vocabulary = service.vocabulary
         value = fields.get("input", fields.get("content"))
+        self._adapters = service.adapters.of(fields)
         self._prompts = prompts_of(value, vocabulary.tokenizer, vocabulary.n_vocab)
         for prompt in self._prompts:
             if len(prompt) > service.n_ctx:
@@ -86,7 +87,8 @@ class _Work:
 
     async def _vectors(self) -> list[_Array]:
         """(1, n_embd) each, normalized, or (n_tokens, n_embd)."""
-        found = await asyncio.to_thread(self._engine.embed_all, self._prompts, self._pooling)
+        embed_all = self._engine.embed_all
+        found = await asyncio.to_thread(embed_all, self._prompts, self._pooling, self._adapters)
         return found if self._pooling == "none" else [normalized(each, self._norm)[None] for each in found]
 
     def _told(self, vector: _Array) -> dict[str, Any]:

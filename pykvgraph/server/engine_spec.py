@@ -21,7 +21,7 @@ class EngineSpec:
 
     context: Engine's arguments, without draft and tiers. tiers: the arguments of Tiers; none: there are no
     tiers. rpc: servers whose devices are used, too. most_threads: where context says nothing of threads, not
-    more than these; 0: as many as an engine takes.
+    more than these; 0: as many as an engine takes. adapters: files and scales.
     """
 
     model: str
@@ -31,6 +31,7 @@ class EngineSpec:
     tiers: Mapping[str, Any]
     rpc: tuple[str, ...] = ()
     most_threads: int = 0
+    adapters: tuple[tuple[str, float], ...] = ()
 
     def load(self) -> Engine:
         """Raises what Model and Engine raise."""
@@ -42,7 +43,8 @@ class EngineSpec:
             draft = "ngram" if self.draft == "ngram" else Model(self.draft, **self.where)
         tiers = Tiers(**self.tiers) if self.tiers else None
         context = {**self.context, **self._threads(model)}
-        return Engine(model, draft=draft, tiers=tiers, **context)
+        adapters = [(model.load_adapter(path), scale) for path, scale in self.adapters]
+        return Engine(model, draft=draft, tiers=tiers, adapters=adapters, **context)
 
     def share_of(self, n: int) -> EngineSpec:
         """One of n like it on this machine: its part of the memory, and of the CPUs."""

@@ -7,6 +7,7 @@ import dataclasses
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
+from pykvgraph.adapter import Active
 from pykvgraph.engine import Engine, Request, Window
 from pykvgraph.params import SamplingParams
 from pykvgraph.server.errors import WireError, no_room
@@ -34,6 +35,7 @@ class Job:
         *,
         n_ctx: int,
         salt: bytes = b"",
+        adapters: Active = (),
         slot: int = -1,
         windows: Sequence[Window | None] = (),
         on_end: Callable[[Sample], None] = lambda sample: None,
@@ -54,6 +56,7 @@ class Job:
                 n_probs=params.top_logprobs,
                 wanted_slot=slot if j == 0 else -1,
                 salt=salt,
+                adapters=adapters,
             )
             for i, prompt in enumerate(prompts)
             for j in range(params.n)
@@ -69,7 +72,7 @@ class Job:
                 for sample in self.samples[i * params.n : (i + 1) * params.n]:
                     sample.n_most = n_most
                 own = dataclasses.replace(params, max_tokens=n_most)
-                self._requests.append(engine.submit(prompt, own, salt=salt, window=window))
+                self._requests.append(engine.submit(prompt, own, salt=salt, window=window, adapters=adapters))
         except BaseException:
             self.cancel()
             raise

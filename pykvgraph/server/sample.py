@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
+from pykvgraph.adapter import Active
 from pykvgraph.types import Completion, Piece
 
 
@@ -13,8 +14,9 @@ from pykvgraph.types import Completion, Piece
 class Sample:
     """index: among all texts that a body asks for. slot: its number in /slots; -1: it waits.
 
-    wanted_slot: the only one that it takes; -1: any. salt: whose prefixes it shares. n_predict: most tokens
-    that were asked for; -1: as many as fit. settings: how it is sampled, as the wire tells it.
+    wanted_slot: the only one that it takes; -1: any. salt: whose prefixes it shares. adapters: that it is
+    decoded under. n_predict: most tokens that were asked for; -1: as many as fit. settings: how it is
+    sampled, as the wire tells it.
     """
 
     index: int
@@ -24,6 +26,7 @@ class Sample:
     n_probs: int = 0  # of how many likely tokens the answer tells
     wanted_slot: int = -1
     salt: bytes = b""
+    adapters: Active = ()
     slot: int = -1
     n_most: int = 0  # tokens that the context has room for
     tokens: list[int] = field(default_factory=list)  # that have text; the one that ended it isn't among them

@@ -238,8 +238,6 @@ def _told_bias(bias: float) -> float | None:
 def _refuse_others(fields: Fields) -> None:
     """What would be lost in silence."""
     wanted = [name for name, rest in _AT_REST.items() if fields.get(name, rest) != rest]
-    if fields.array("lora"):
-        wanted.append("lora")
     if wanted:
         raise unsupported(f"{wanted[0]}: this server can't do that; leave it out")
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from pykvgraph.engine import Engine, Window
 from pykvgraph.params import SamplingParams
+from pykvgraph.server.adapters import Adapters
 from pykvgraph.server.cells import Looks
 from pykvgraph.server.chat_template import ServerTemplate
 from pykvgraph.server.errors import invalid, loading
@@ -42,6 +43,7 @@ class Service:
         self.template = ServerTemplate(
             self.settings.chat_template, engine.model, self.vocabulary, self.settings.jinja
         )
+        self.adapters = Adapters(engine.adapters)
         self._engine = engine
         if self.settings.context_shift and not engine.can_shift:
             _log.warning("--context-shift: this model's cache can't be shifted; answers end when it is full")
@@ -92,6 +94,8 @@ class Service:
         """
         engine = self.engine
         params = params or self.sampling(fields)
+        adapters = self.adapters.of(fields)
+        told = {"lora": fields.array("lora"), **told}
         told = {"stream": fields.flag("stream"), "ignore_eos": fields.flag("ignore_eos"), **told}
         keeps = {
             "n_keep": fields.integer("n_keep", self.settings.n_keep, -1),
@@ -105,6 +109,7 @@ class Service:
             self.told(params) | told | keeps,
             n_ctx=self.n_ctx,
             salt=self._salt(fields, key),
+            adapters=adapters,
             slot=self._slot(fields),
             windows=self._windows(prompts, **keeps) if params.n == 1 else (),
             on_end=self.metrics.add,

@@ -51,7 +51,7 @@ async def _save(service: Service, slot: int, salt: bytes, path: Path) -> dict[st
     text = await _own_text(service, slot, salt)
 
     def save() -> tuple[int, int]:
-        n = service.engine.save_prefix(path, text.ids, salt=salt) if text.ids else 0
+        n = service.engine.save_prefix(path, text.ids, salt=salt, adapters=text.adapters) if text.ids else 0
         return n, path.stat().st_size if n else 0
 
     begin = time.perf_counter()
@@ -65,19 +65,20 @@ async def _save(service: Service, slot: int, salt: bytes, path: Path) -> dict[st
 
 async def _restore(service: Service, slot: int, salt: bytes, path: Path) -> dict[str, Any]:
     await service.slots.text(slot)
+    adapters = service.adapters.of(Fields({}))
 
     def restore() -> tuple[list[int], int]:
         n_bytes = _size_of_regular(path)
         if n_bytes > _most_bytes(service):
             raise StateError("the file is larger than the cache")
-        return service.engine.load_prefix(path, salt=salt), n_bytes
+        return service.engine.load_prefix(path, salt=salt, adapters=adapters), n_bytes
 
     begin = time.perf_counter()
     try:
         ids, n_bytes = await asyncio.to_thread(restore)
     except (OSError, MemoryError, KVGraphError) as error:
         raise invalid(f"Unable to restore slot: {_reason(error)}") from error
-    service.slots.put(slot, Text(ids, salt))
+    service.slots.put(slot, Text(ids, salt, adapters))
     told = {"id_slot": slot, "filename": path.name, "n_restored": len(ids), "n_read": n_bytes}
     return {**told, "timings": {"restore_ms": (time.perf_counter() - begin) * 1e3}}
 
@@ -86,7 +87,8 @@ async def _erase(service: Service, slot: int, salt: bytes) -> dict[str, Any]:
     text = await _own_text(service, slot, salt)
     n = 0
     if text.ids:
-        n = await asyncio.to_thread(service.engine.forget_prefix, text.ids, salt=salt)
+        forget = service.engine.forget_prefix
+        n = await asyncio.to_thread(forget, text.ids, salt=salt, adapters=text.adapters)
         service.slots.put(slot, Text([], salt))
     return {"id_slot": slot, "n_erased": n}
 

@@ -8,15 +8,17 @@ import itertools
 from collections import OrderedDict
 from typing import Any, NamedTuple
 
+from pykvgraph.adapter import Active
 from pykvgraph.server.sample import Sample
 from pykvgraph.server.sampling import told_briefly
 
 
 class Text(NamedTuple):
-    """A text that a slot had. salt: whose prefixes it shares."""
+    """A text that a slot had. salt: whose prefixes it shares. adapters: that it was decoded under."""
 
     ids: list[int]
     salt: bytes
+    adapters: Active = ()
 
 
 class Slots:
@@ -59,7 +61,7 @@ class Slots:
         if self._waiting.pop(id(sample), None) is not None or sample.slot < 0:
             return
         if self._last[sample.slot] is sample and sample.slot not in self._free:
-            self._texts[sample.slot] = Text(sample.prompt + sample.tokens, sample.salt)
+            self._texts[sample.slot] = Text(sample.prompt + sample.tokens, sample.salt, sample.adapters)
             for end in self._ends[sample.slot]:
                 if not end.done():
                     end.set_result(None)

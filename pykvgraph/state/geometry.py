@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-import xxhash
-
 from pykvgraph._native.ffi import KvgGroupKind, KvgType
 from pykvgraph.errors import StateError
+from pykvgraph.gguf_file import fingerprint_under
 
 HADAMARD = 256  # added to a type whose rows are kept times a Hadamard matrix
 LONG_ROPE = 512  # added to K's type when K was rotated with LongRoPE's factors for long contexts
@@ -44,8 +43,7 @@ class Geometry:
 
 def under(geometry: Geometry, adapters: bytes) -> Geometry:
     """The geometry of cells that were decoded under adapters with this key; b"": none, and it is the same."""
-    mixed = xxhash.xxh3_128(geometry.model + adapters).digest()
-    return replace(geometry, model=mixed) if adapters else geometry
+    return replace(geometry, model=fingerprint_under(geometry.model, adapters)) if adapters else geometry
 
 
 _NUMBERS = ("n_head_kv", "head_dim_k", "head_dim_v", "type_k", "type_v", "cell_bytes")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from pykvgraph.adapter import Adapter
 from pykvgraph.batch import Batch
 from pykvgraph.context import Context
 from pykvgraph.lab.libllama import LibllamaContext, LibllamaModel, State
@@ -53,11 +54,13 @@ class Engine(Protocol):
 class OurEngine:
     """pykvgraph through its Python interface."""
 
-    def __init__(self, params: ContextParams, model: Model) -> None:
+    def __init__(
+        self, params: ContextParams, model: Model, adapters: Iterable[tuple[Adapter, float]] = ()
+    ) -> None:
         self.name = "pykvgraph"
         self.filled: bytes | None = None
         self.n_vocab = model.n_vocab
-        self.context = Context(model, **vars(params))
+        self.context = Context(model, **vars(params), adapters=adapters)
         self._batch = Batch()
 
     def prefill(self, ids: Ids, pos0: int, seq: int = 0) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
+from pykvgraph.adapter import Adapter
 from pykvgraph.lab.bench.engines import Engine, LibllamaEngine, OurEngine
 from pykvgraph.lab.bench.tests import Test
 from pykvgraph.lab.libllama import LibllamaModel
@@ -43,12 +44,18 @@ class Result:
         return statistics.median(self.rates)
 
 
-def makers(params: ContextParams, model: Model, other: LibllamaModel | None, test: Test) -> list[Maker]:
+def makers(
+    params: ContextParams,
+    model: Model,
+    other: LibllamaModel | None,
+    test: Test,
+    adapters: Sequence[tuple[Adapter, float]] = (),
+) -> list[Maker]:
     """Our engine first, then libllama: with flash attention (its default) and without.
 
     For tests with several sequences libllama runs with a shared cache and with a cache per sequence.
     """
-    engines: list[Maker] = [lambda: OurEngine(params, model)]
+    engines: list[Maker] = [lambda: OurEngine(params, model, adapters)]
     if other is not None and test.has_other:
         for unified in (True, False) if test.n_seq > 1 else (True,):
             # for a quantized V libllama has flash attention only

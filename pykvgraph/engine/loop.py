@@ -1,0 +1,118 @@
+"""Who takes the engine's steps: a thread of its own, or the program."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from concurrent.futures import Future
+
+from pykvgraph.context import Context
+from pykvgraph.engine.branch import Branch
+from pykvgraph.engine.ctrl_c import ctrl_c_waits
+from pykvgraph.engine.errand import Errand
+from pykvgraph.engine.parking import Parking
+from pykvgraph.engine.request import Request
+from pykvgraph.engine.stepper import Stepper
+from pykvgraph.errors import InvalidArgumentError
+from pykvgraph.types import EngineLook
+
+
+class Loop:
+    """Takes the steps: in a thread of its own, or when it is told to. The engine owns it."""
+
+    def __init__(self, context: Context, stepper: Stepper, background: bool) -> None:
+        self.context = context
+        self.stepper = stepper
+        self.background = background
+        self._closed = False
+        self._pid = os.getpid()
+        self._news = threading.Condition()
+        self._stepping = threading.Lock()
+        self._thread: threading.Thread | None = None
+        if background:
+            self._thread = threading.Thread(target=self._run, name="pykvgraph engine", daemon=True)
+            self._thread.start()
+
+    def give(self, new: Branch | Request | Parking | Errand | Future[EngineLook]) -> None:
+        """A text that comes, a request to cancel or to park, an errand, or somebody who wants to look."""
+        with self._news:
+            if self._closed or os.getpid() != self._pid:
+                raise InvalidArgumentError("the engine is closed: make a new one")
+            self.stepper.mail.news.append(new)
+            self._news.notify()
+
+    def look(self) -> EngineLook:
+        """Between two steps; without a thread of its own there is no step now."""
+        if self.background:
+            look: Future[EngineLook] = Future()
+            # not by the lock: the thread that takes the steps would take it again at once
+            self.give(look)
+            return look.result()
+        with self._stepping:
+            if self._closed:
+                raise InvalidArgumentError("the engine is closed: make a new one")
+            return self.stepper.look()
+
+    def cancel(self, request: Request) -> None:
+        """For Request.cancel()."""
+        if not request.done:
+            with contextlib.suppress(InvalidArgumentError):  # closed: everything is cancelled
+                self.give(request)
+
+    def step(self) -> bool:
+        """One step; whether there is more to do. An exception in the midst of it closes the engine."""
+        with self._stepping, ctrl_c_waits():
+            if self._closed:
+                return False
+            try:
+                self.stepper.step()
+            except BaseException as error:  # the second Ctrl-C, perhaps
+                self._end(error)
+                raise
+            return not self.stepper.is_idle
+
+    def close(self) -> None:
+        """Ends the thread, then every request, and closes the context."""
+        with self._news:
+            self._closed = True
+            self._news.notify()
+        if self._thread is threading.current_thread():
+            return  # the garbage collector runs in the midst of a step: the thread does the rest behind it
+        if self._thread is not None:
+            self._thread.join()
+        with self._stepping:
+            self._end(None)
+            self.stepper.close()
+
+    def _run(self) -> None:
+        try:
+            while self._waits_for_work():
+                with self._stepping:
+                    self.stepper.step()
+        except BaseException as error:
+            self._end(error)
+        else:
+            self._end(None)
+            self.stepper.close()
+
+    def _waits_for_work(self) -> bool:
+        """False: the engine is closed."""
+        with self._news:
+            while self.stepper.is_idle and not self._closed:
+                self._news.wait()
+            return not self._closed
+
+    def _end(self, error: BaseException | None) -> None:
+        """Nobody comes any more, and whoever waits hears why."""
+        with self._news:
+            self._closed = True
+        self.stepper.end_all(error)
+
+
+def close_loop(loop: Loop) -> None:
+    """Closes it; in a forked process, where its thread is not, only what can be."""
+    if os.getpid() == loop._pid:
+        loop.close()
+    else:
+        loop.stepper.abandon()
