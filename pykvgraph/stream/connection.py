@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import threading
 import time
 
 from pykvgraph.errors import TransportError
@@ -19,6 +20,7 @@ class Connection(Framed):
     def __init__(self, connected: socket.socket, address: str, timeout: float, queue_bytes: int) -> None:
         super().__init__(address, timeout, queue_bytes)
         self._socket = connected
+        self._using = threading.Lock()  # its number, by who waits for nothing
         connected.settimeout(timeout)
         if connected.family == socket.AF_UNIX:
             connected.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _UNIX_BUFFER_BYTES)
@@ -27,11 +29,11 @@ class Connection(Framed):
 
     def close(self) -> None:
         super().close()
-        with self._sending, self._receiving:  # while a thread uses its number, no other file may get that
+        with self._sending, self._receiving, self._using:  # until then no other file may get its number
             self._socket.close()
 
     def _shut(self) -> None:
-        with contextlib.suppress(OSError):
+        with self._using, contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def _write(self, head: bytes, part: memoryview) -> None:

@@ -52,8 +52,12 @@ def meanwhile(work: Callable[[], object]) -> Iterator[None]:
     thread.start()
     try:
         yield
-    finally:
+    except BaseException as error:
         thread.join(20)
+        if raised:  # it may be why the block failed
+            raise error from raised[0]
+        raise
+    thread.join(20)
     assert not thread.is_alive()
     if raised:
         raise raised[0]
