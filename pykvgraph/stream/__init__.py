@@ -8,11 +8,15 @@ from pykvgraph.stream.listener import Listener
 from pykvgraph.stream.opening import listen, open
 from pykvgraph.stream.replica import replica
 from pykvgraph.stream.replicated import replicated
+from pykvgraph.stream.split import Roles, split_workers
+from pykvgraph.stream.swapping import Swapping
 from pykvgraph.stream.transport import Transport
 
 __all__ = [
     "Layout",
     "Listener",
+    "Roles",
+    "Swapping",
     "Transport",
     "arrivals",
     "crossings",
@@ -22,6 +26,7 @@ __all__ = [
     "open",
     "replica",
     "replicated",
+    "split_workers",
     "stream_in",
     "stream_out",
 ]
