@@ -30,12 +30,13 @@ LAYER_NORMS = (
 )
 NORM_BIASES = ("phi2", "phimoe", "stablelm", "starcoder2", "nemotron", "gptneox", "falcon", "gpt2")
 BIASES = ("phi2", "phimoe", "starcoder2", "gptneox", "gpt2", "bert")  # of all matrices
-POST_NORMS = ("gemma2", "gemma3", "gemma4", "gemma-embedding", "olmo2", "exaone4", "glm4")
+POST_NORMS = ("gemma2", "gemma3", "gemma3n", "gemma4", "gemma-embedding", "olmo2", "exaone4", "glm4")
 NO_PRE_NORMS = ("olmo2", "exaone4", *BERTS)
 HEAD_NORMS = (
     "qwen3",
     "qwen3moe",
     "gemma3",
+    "gemma3n",
     "gemma4",
     "gemma-embedding",
     "exaone4",

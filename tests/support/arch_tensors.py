@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from support.arch_altup import altup_frame, altup_layer
 from support.arch_random import Random, Tensors
 from support.arch_spec import (
     BERTS,
@@ -40,6 +41,8 @@ def random_tensors(spec: ArchSpec) -> Tensors:
             parts |= _experts(random) if spec.routes(layer) else _dense(random)
         if spec.arch == "gemma4":
             parts |= _parts_of_gemma4(random, layer)
+        elif spec.arch == "gemma3n":
+            parts |= altup_layer(random)
         tensors |= {f"blk.{layer}.{name}": tensor for name, tensor in parts.items()}
     is_first = spec.arch in (*SHORT_CONV, *BERTS)
     tensors["token_embd_norm.weight" if is_first else "output_norm.weight"] = random.norm(spec.n_embd)
@@ -54,6 +57,8 @@ def random_tensors(spec: ArchSpec) -> Tensors:
         tensors["output.weight"] = random.matrix(N_VOCAB, spec.n_embd, gain=3.0)
     if spec.arch == "gemma4":
         tensors |= _frame_of_gemma4(random)
+    elif spec.arch == "gemma3n":
+        tensors |= altup_frame(random)
     if spec.scaling == "longrope":
         pairs = (spec.n_rot or spec.head_dim) // 2
         tensors["rope_factors_short.weight"] = np.linspace(1.0, 1.5, pairs, dtype=np.float32)
@@ -156,7 +161,7 @@ def _norms(random: Random, layer: int) -> Tensors:
         norms["attn_k_norm.weight"] = random.norm(spec.n_head_kv * head_dim).reshape(-1, head_dim)
     if spec.arch == "falcon-h1":
         norms["ffn_norm"] = random.norm(spec.n_embd)
-    if spec.arch == "gemma4":  # nothing else scales its scores
+    if spec.arch in ("gemma3n", "gemma4"):  # nothing else scales its scores
         norms["attn_q_norm.weight"] *= np.float32(2.5 / np.sqrt(head_dim))
     return norms
 

@@ -111,6 +111,7 @@ ARCHITECTURES = {
     "gemma4": ArchSpec(
         "gemma4", 4, 32, 2, 1, 16, 32, n_expert=4, window=8, head_dim_window=32, n_shared=2, n_embd_layer=8
     ),
+    "gemma3n": ArchSpec("gemma3n", 3, 32, 2, 1, 16, 32, window=8),
     "gpt-oss": ArchSpec("gpt-oss", 2, 32, 2, 1, 16, 32, n_expert=4, window=8, scaling="yarn"),
     "stablelm": ArchSpec("stablelm", 2, 32, 2, 1, 16, 32, n_rot=4, norms_by_head=True),
     "cohere2": ArchSpec("cohere2", 4, 32, 2, 1, 16, 32, window=8, period=4),

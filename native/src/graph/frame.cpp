@@ -1,10 +1,12 @@
 #include "graph/frame.h"
 
 #include <algorithm>
+#include <cmath>
 #include <set>
 
 #include "device.h"
 #include "fault.h"
+#include "graph/block/altup.h"
 #include "graph/block/feed_forward.h"
 #include "graph/block/layer_embedding.h"
 #include "graph/block/norm.h"
@@ -151,10 +153,38 @@ ggml_tensor * decode_graph::layer(ggml_tensor * x, uint32_t il) {
         x = spec.feed_forward.feeds() ? add(x, feed_forward(b, model_, il, x)) : x;
         x = norm(b, kind, x, w[role::ffn_sum_norm], h.norm_eps, w[role::ffn_sum_norm_bias]);
     }
-    x = own ? add_layer_embedding(b, model_, il, x, own) : x;
+    x = own ? ggml_add(b.ctx(), x, made_of_layer_embedding(b, model_, il, x, own)) : x;
     x = w[role::layer_scale] ? ggml_mul(b.ctx(), x, w[role::layer_scale]) : x;
     b.wish(model_.placement().layer(il));
     return x;
+}
+
+// One layer of a model with several states for each token, so too. states (n_embd, n_altup, n_tokens)
+ggml_tensor * decode_graph::layer_of_states(ggml_tensor * states, uint32_t il) {
+    builder & b = builder_;
+    const float eps = model_.hparams().norm_eps;
+    const norm_kind kind = model_.arch().norm;
+    const role_tensors & w = model_.layers()[il];
+    if (turn_of(il)) {
+        turns_.push_back({il, gives(il), il == 0 ? nullptr : states});
+    }
+    ggml_tensor * guess = altup_guess(b, model_, il, states);
+    ggml_tensor * in = norm(b, kind, altup_active(b, guess), w[role::attn_norm], eps);
+    ggml_tensor * mixed = mix(in, il);
+    if (!gives(il)) {
+        return nullptr;
+    }
+    guess = asked(ggml_reshape_2d(b.ctx(), guess, guess->ne[0] * guess->ne[1], guess->ne[2]), il);
+    guess = ggml_reshape_3d(b.ctx(), guess, states->ne[0], states->ne[1], guess->ne[1]);
+    ggml_tensor * x = add(altup_active(b, guess), norm(b, kind, mixed, w[role::attn_post_norm], eps));
+    x = ggml_add(b.ctx(), x, laurel(b, model_, il, asked(in, il)));
+    x = ggml_scale(b.ctx(), x, 1.0f / std::sqrt(2.0f));
+    x = add(x, feed_forward(b, model_, il, x));
+    states = altup_corrected(b, model_, il, guess, x);
+    ggml_tensor * own = asked(embedding_of_layer(b, layer_embeddings_, il), il);
+    states = altup_with_own(b, model_, il, states, own);
+    b.wish(model_.placement().layer(il));
+    return states;
 }
 
 // What the first layer begins with: (n_embd, n_tokens).
@@ -202,12 +232,17 @@ void decode_graph::build() {
     if (h.n_embd_layer > 0) {
         layer_embeddings_ = layer_embeddings(b, model_, tokens, x);
     }
+    if (h.n_altup > 0) {
+        x = altup_states(b, model_, x);
+        b.wish(model_.placement().layer(0));
+    }
     for (uint32_t il = 0; il < h.n_layer(); ++il) {
-        x = layer(x, il);
+        x = h.n_altup > 0 ? layer_of_states(x, il) : layer(x, il);
         if (!x) {
             return;
         }
     }
+    x = h.n_altup > 0 ? altup_merged(b, model_, x) : x;
     embd = norm(b, model_.arch().norm, x, w[role::output_norm], h.norm_eps, w[role::output_norm_bias]);
     if (w[role::dense_in]) {
         embd = b.product(b.product(embd, w[role::dense_in]), w[role::dense_out]);

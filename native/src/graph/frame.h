@@ -70,6 +70,7 @@ private:
     ggml_tensor * asked(ggml_tensor * x, uint32_t layer);
     ggml_tensor * add(ggml_tensor * x, ggml_tensor * added);
     ggml_tensor * layer(ggml_tensor * x, uint32_t il);
+    ggml_tensor * layer_of_states(ggml_tensor * states, uint32_t il);
     void add_inputs();
     ggml_tensor * embedded();
     void add_logits();

@@ -106,6 +106,14 @@ int64_t width(extent e, const hparams & h, const layer_spec * layer) {
         return h.n_embd_layer;
     case extent::embd_layers:
         return int64_t{h.n_embd_layer} * h.n_layer();
+    case extent::altup:
+        return h.n_altup;
+    case extent::altup_squared:
+        return int64_t{h.n_altup} * h.n_altup;
+    case extent::altup_others:
+        return int64_t{h.n_altup} - 1;
+    case extent::laurel:
+        return h.laurel_rank;
     case extent::q_rank:
         return layer->latent.q_rank;
     case extent::latent_rank:

@@ -31,6 +31,8 @@ enum class role {
     layer_embd,      // (n_embd_layer * n_layer, n_vocab): what layers have of their own for each token, layer after layer
     layer_embd_proj, // (n_embd, n_embd_layer * n_layer)
     layer_embd_norm, // (n_embd_layer)
+    altup_in,        // (n_embd, n_embd, n_altup - 1): what makes a token's other states of its embedding
+    altup_out,       // so too: what makes one of them again
     // of a layer: attention
     attn_norm, // (n_embd)
     attn_norm_bias,
@@ -118,7 +120,16 @@ enum class role {
     embd_gate,      // (n_embd, n_embd_layer)
     embd_proj,      // (n_embd_layer, n_embd)
     embd_post_norm, // (n_embd)
-    layer_scale,    // (1): of all that the layer returns
+    // several states for each token (AltUp), and a smaller width beside attention (Laurel)
+    altup_router,           // (n_embd, n_altup)
+    altup_router_norm,      // (n_embd)
+    altup_guess,            // (n_altup, n_altup * n_altup)
+    altup_correction,       // (n_altup, n_altup)
+    altup_correction_scale, // (n_embd)
+    laurel_down,            // (n_embd, laurel_rank)
+    laurel_up,              // (laurel_rank, n_embd)
+    laurel_norm,            // (n_embd)
+    layer_scale,            // (1): of all that the layer returns
     count
 };
 
@@ -173,6 +184,10 @@ enum class extent {
     state_groups,
     embd_layer,
     embd_layers, // of all layers
+    altup,
+    altup_squared,
+    altup_others, // all but one
+    laurel,
     latent_rank,
     q_rank,
     latent_plain, // what of a head's query meets the latent

@@ -35,6 +35,8 @@ struct hparams {
     uint32_t n_dense;       // between the two matrices that an encoder's states go through; 0: there are none
     bool learned_positions; // each of the n_ctx_train positions has an embedding, and there are no others
     uint32_t n_embd_layer;  // of what each layer has of its own for each token of the vocabulary; 0: nothing
+    uint32_t n_altup;       // hidden states of each token; 0: there is one, and no AltUp
+    uint32_t laurel_rank;   // of what is added beside attention
     float embedding_scale;  // what embeddings are multiplied by
     float residual_scale;   // what layers add is multiplied by it
     float logit_scale;      // of the logits

@@ -113,6 +113,7 @@ struct feed_forward_spec {
     activation_kind activation;
     xielu_params xielu;     // of activation_kind::xielu
     uint32_t n_ff;          // 0 where there are experts
+    float gate_cutoff;      // only so many standard deviations above its mean does a gate count; 0: all of it does
     uint32_t n_expert;      // 0: no experts
     uint32_t n_expert_used; // for each token
     uint32_t n_ff_expert;

@@ -1,4 +1,4 @@
-// Recipes of Gemma 2, 3 and 4.
+// Recipes of Gemma, Gemma 2, 3, 3n and 4.
 #include <cmath>
 
 #include "error.h"
@@ -110,9 +110,8 @@ void read_heads_of_windows(const metadata & in, hparams & h) {
 }
 
 // The last layers read K and V of the last layer before them that has their kind of attention: the file's order is window, then full.
-void share_kv(const metadata & in, hparams & h) {
+void share_kv(const metadata & in, hparams & h, uint32_t n_shared) {
     const uint32_t n = h.n_layer();
-    const uint32_t n_shared = in.optional("attention.shared_kv_layers", 0, 0, n < 2 ? 0 : n - 2);
     for (uint32_t il = n - n_shared; il < n; ++il) {
         layer_spec & layer = h.layers[il];
         layer.kv_from = n - n_shared - (layer.window > 0 ? 2 : 1);
@@ -143,9 +142,65 @@ void read_gemma4(const metadata & in, hparams & h) {
             fail(KVG_MODEL_LOAD, "%s: tensor 'rope_freqs.weight' is missing", path);
         }
     }
-    share_kv(in, h);
+    share_kv(in, h, in.optional("attention.shared_kv_layers", 0, 0, h.n_layer() < 2 ? 0 : h.n_layer() - 2));
     h.n_embd_layer = in.required("embedding_length_per_layer_input", 0, metadata::MAX_WIDTH);
     h.final_soft_cap = in.optional_number("final_logit_softcapping", 30.0f, 0.0f, 1e6f);
+}
+
+// A layer that reads another's K and V has matrices for its own all the same, and libllama multiplies its queries by no scale.
+tensors attention_of_gemma3n() {
+    const auto q_of = [](with layers, scale how) {
+        return with_scales(how, {matrix("attn_qkv.weight", role::wqkv, extent::embd, extent::qkv, presence::optional, layers),
+                                 matrix("attn_q.weight", role::wq, extent::embd, extent::q, presence::unless_fused, layers)});
+    };
+    const auto kv_of = [](with layers, presence matrices, presence norm) {
+        return tensors{matrix("attn_k.weight", role::wk, extent::embd, extent::k, matrices, layers),
+                       matrix("attn_v.weight", role::wv, extent::embd, extent::v, matrices, layers),
+                       vector_of("attn_k_norm.weight", role::k_norm, extent::head_k, norm, layers)};
+    };
+    return attn_norm() + q_of(with::own_kv, scale::applied) + q_of(with::shared_kv, scale::ignored) +
+           kv_of(with::own_kv, presence::unless_fused, presence::required) +
+           kv_of(with::shared_kv, presence::ignored, presence::ignored) +
+           tensors{vector_of("attn_q_norm.weight", role::q_norm, extent::head_k, presence::required),
+                   matrix("attn_output.weight", role::wo, extent::out, extent::embd, presence::required)};
+}
+
+tensors altup_of_frame() {
+    return {
+        {"altup_proj.weight", role::altup_in, {extent::embd, extent::embd, extent::altup_others}, presence::required},
+        {"altup_unembd_proj.weight", role::altup_out, {extent::embd, extent::embd, extent::altup_others}, presence::required}};
+}
+
+tensors altup_and_laurel() {
+    const auto plain = [](const char * name, role r, extent in, extent out) {
+        return tensor_spec{name, r, {in, out, one}, presence::required};
+    };
+    return {plain("altup_router.weight", role::altup_router, extent::embd, extent::altup),
+            vector_of("altup_router_norm.weight", role::altup_router_norm, extent::embd, presence::required),
+            plain("altup_predict_coef.weight", role::altup_guess, extent::altup, extent::altup_squared),
+            plain("altup_correct_coef.weight", role::altup_correction, extent::altup, extent::altup),
+            vector_of("altup_correct_scale.weight", role::altup_correction_scale, extent::embd, presence::required),
+            plain("laurel_l.weight", role::laurel_down, extent::embd, extent::laurel),
+            plain("laurel_r.weight", role::laurel_up, extent::laurel, extent::embd),
+            vector_of("laurel_post_norm.weight", role::laurel_norm, extent::embd, presence::required)};
+}
+
+// There are two Gemmas 3n, and what is alike in both libllama reads from no file.
+void read_gemma3n(const metadata & in, hparams & h) {
+    constexpr uint32_t N_WITH_KV = 20;
+    constexpr uint32_t N_SPARSE = 10;
+    constexpr float CUTOFF = 1.6448533535003662f; // 5 % of a normal distribution are above it
+    h.n_embd_layer = 256;
+    h.n_altup = 4;
+    h.laurel_rank = 64;
+    h.final_soft_cap = 30.0f;
+    read_windows(in, h, in.required("attention.sliding_window", 1, metadata::MAX_POSITION), 5, 10000.0f, 1.0f);
+    for (uint32_t il = 0; il < h.n_layer(); ++il) {
+        h.layers[il].scale = 1.0f;
+        h.layers[il].norm_v = true;
+        h.layers[il].feed_forward.gate_cutoff = il < N_SPARSE ? CUTOFF : 0.0f;
+    }
+    share_kv(in, h, h.n_layer() > N_WITH_KV ? h.n_layer() - N_WITH_KV : 0);
 }
 
 } // namespace
@@ -162,6 +217,11 @@ std::vector<arch_recipe> gemma_recipes() {
          attention() + post_norms() + ffn_norm() + with_scales(scale::ignored, gated()), read_gemma2},
         {"gemma3", GGML_ROPE_TYPE_NEOX, rms, activation_kind::geglu, softmax, r::none, rope_factors::none, true, true, frame(),
          attention() + head_norms() + post_norms() + ffn_norm() + with_scales(scale::ignored, gated()), read_gemma3},
+        {"gemma3n", GGML_ROPE_TYPE_NEOX, rms, activation_kind::geglu, softmax, r::none, rope_factors::none, true, true,
+         frame() + layer_embeddings() + altup_of_frame(),
+         attention_of_gemma3n() + post_norms() + ffn_norm() + with_scales(scale::ignored, gated()) +
+             uses_of_layer_embeddings() + altup_and_laurel(),
+         read_gemma3n},
         {"gemma4", GGML_ROPE_TYPE_NEOX, rms, activation_kind::geglu, softmax, r::beside, rope_factors::of_model, false, true,
          frame() + layer_embeddings(),
          attention_of_gemma4() + post_norms() + ffn_norm() + gated() + experts_of_gemma4() + uses_of_layer_embeddings() +

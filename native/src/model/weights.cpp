@@ -71,8 +71,10 @@ bool is_multiplied(kvg::role r) {
            r != role::q_norm && r != role::k_norm;
 }
 
-// A matrix for each head, which no layout made for experts serves.
-bool is_of_heads(kvg::role r) { return r == role::latent_k || r == role::latent_v; }
+// A matrix for each head or state, which no layout made for experts serves.
+bool is_of_heads(kvg::role r) {
+    return r == role::latent_k || r == role::latent_v || r == role::altup_in || r == role::altup_out;
+}
 
 // What graphs multiply by way of builder::product() or experts(), and the embeddings of tokens.
 bool is_multiplied_by_adapters(const known_tensor & known) {
@@ -323,7 +325,7 @@ void model::plan() {
 // What is made of them goes to the first layer, or comes from the last one.
 ggml_backend_dev_t model::device_of_frame(role r) const {
     const bool first = r == role::layer_embd_proj || r == role::layer_embd_norm || r == role::type_embd ||
-                       r == role::embd_norm || r == role::embd_norm_bias;
+                       r == role::embd_norm || r == role::embd_norm_bias || r == role::altup_in;
     return first ? placement_.layer(0) : placement_.output();
 }
 

@@ -30,6 +30,7 @@ HYBRIDS = [
     ArchSpec("gemma2", 2, window=W),
     ArchSpec("gemma3", 2, window=W, scaling="linear"),
     ArchSpec("gpt-oss", 2, window=W, n_expert=2, scaling="yarn"),
+    ArchSpec("gemma3n", 2, window=W),
     ArchSpec("gemma4", 2, window=W, head_dim_window=16, n_head_kv_window=4),
     ArchSpec("gemma4", 4, window=W, head_dim_window=64, n_shared=2, n_embd_layer=16, silent=(0, 1)),
 ]

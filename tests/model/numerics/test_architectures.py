@@ -53,6 +53,10 @@ SPECS = [
     ArchSpec("gemma4", n_layer=4, window=24, v_of_k=True, n_embd_layer=32),
     ArchSpec("gemma4", n_layer=4, window=24, head_dim_window=16, n_expert=8),
     ArchSpec("gemma4", n_layer=4, window=24, n_expert=8, fused=True, n_shared=2, n_embd_layer=32),
+    # with more than 20 layers, later ones read K and V of the twentieth and the one before it
+    *(ArchSpec("gemma3n", n_layer=5, window=24, period=5, seed=seed) for seed in range(3)),
+    ArchSpec("gemma3n", 24, 32, 4, 2, 16, 48, window=24, period=5),
+    ArchSpec("gemma3n", 26, 32, 4, 1, 16, 48, window=24, period=5, fused=True, seed=1),
     ArchSpec("phi3", head_dim=16, fused=True, biases=True, n_rot=12),
     ArchSpec("phi3", head_dim=16, fused=True, scaling="longrope"),
     ArchSpec("phi3", head_dim=16, fused=True, scaling="longrope", n_ctx_orig=512),
@@ -160,7 +164,7 @@ LARGER = [
 ]
 # in the types that people have
 TYPES = [WeightType.F16, WeightType.Q8_0, WeightType.Q4_K, WeightType.Q6_K]
-# llama.cpp's maker of random models makes no gemma4 and no apertus
+# llama.cpp's maker of random models makes no gemma3n, no gemma4 and no apertus
 NAMES = ["llama", "qwen2", "qwen3", "qwen3moe", "phi3", "gemma2", "gemma3", "gpt-oss"]
 NAMES += ["qwen35", "qwen35moe", "qwen3next", "lfm2", "lfm2moe", "granitehybrid", "nemotron_h"]
 NAMES += ["falcon-h1", "mamba2", "kimi-linear"]
@@ -264,6 +268,7 @@ def test_the_table_has_every_architecture(tmp_path: Path) -> None:
         ArchSpec("gemma3", window=24, scaling="linear"),
         ArchSpec("gpt-oss", window=24, n_expert=8, scaling="yarn"),
         ArchSpec("gemma4", n_layer=4, window=24, head_dim_window=64, n_shared=2, n_embd_layer=32),
+        ArchSpec("gemma3n", 22, 32, 4, 2, 16, 48, window=24, period=5),
     ],
     ids=str,
 )

@@ -40,6 +40,15 @@ ggml_tensor * linear(builder & b, const role_tensors & w, role weight, role bias
     return w.scale(weight) ? ggml_mul(b.ctx(), y, w.scale(weight)) : y;
 }
 
+// How far each number is above its row's mean and `cutoff` standard deviations; 0 for those below.
+ggml_tensor * above(builder & b, ggml_tensor * x, float cutoff) {
+    ggml_tensor * mean = ggml_mean(b.ctx(), x);
+    ggml_tensor * squares = ggml_sum_rows(b.ctx(), ggml_sqr(b.ctx(), ggml_sub(b.ctx(), x, mean)));
+    ggml_tensor * deviation = ggml_sqrt(b.ctx(), ggml_scale(b.ctx(), squares, 1.0f / static_cast<float>(x->ne[0] - 1)));
+    ggml_tensor * bound = ggml_add(b.ctx(), mean, ggml_scale(b.ctx(), deviation, cutoff));
+    return ggml_relu(b.ctx(), ggml_sub(b.ctx(), x, bound));
+}
+
 ggml_tensor * dense(builder & b, const feed_forward_spec & spec, const role_tensors & w, ggml_tensor * x) {
     ggml_tensor * gated = nullptr;
     if (ggml_tensor * both = w[role::ffn_gate_up]) {
@@ -47,6 +56,7 @@ ggml_tensor * dense(builder & b, const feed_forward_spec & spec, const role_tens
             ggml_swiglu(b.ctx(), b.linear(x, both, w.scale(role::ffn_gate_up), nullptr)); // the only kind that files have so
     } else {
         ggml_tensor * gate = w[role::ffn_gate] ? linear(b, w, role::ffn_gate, role::ffn_gate_bias, x) : nullptr;
+        gate = spec.gate_cutoff > 0.0f ? above(b, gate, spec.gate_cutoff) : gate;
         ggml_tensor * up = linear(b, w, role::ffn_up, role::ffn_up_bias, x);
         gated = activate(b, spec, gate, up);
     }

@@ -29,11 +29,11 @@ ggml_tensor * embedding_of_layer(builder & b, ggml_tensor * all, uint32_t layer)
     return ggml_view_2d(b.ctx(), all, all->ne[0], all->ne[1], all->nb[1], layer * all->nb[2]);
 }
 
-ggml_tensor * add_layer_embedding(builder & b, const model & of, uint32_t layer, ggml_tensor * x, ggml_tensor * own) {
+ggml_tensor * made_of_layer_embedding(builder & b, const model & of, uint32_t layer, ggml_tensor * x, ggml_tensor * own) {
     const role_tensors & w = of.layers()[layer];
     ggml_tensor * y = ggml_gelu(b.ctx(), b.product(x, w[role::embd_gate]));
     y = b.product(ggml_mul(b.ctx(), y, own), w[role::embd_proj]);
-    return ggml_add(b.ctx(), x, norm(b, of.arch().norm, y, w[role::embd_post_norm], of.hparams().norm_eps));
+    return norm(b, of.arch().norm, y, w[role::embd_post_norm], of.hparams().norm_eps);
 }
 
 } // namespace kvg

@@ -10,7 +10,7 @@ namespace kvg {
 ggml_tensor * layer_embeddings(builder & b, const model & of, ggml_tensor * tokens, ggml_tensor * x);
 // One layer's: (n_embd_layer, n_tokens)
 ggml_tensor * embedding_of_layer(builder & b, ggml_tensor * all, uint32_t layer);
-// x (n_embd, n_tokens) with what the layer makes of its own embedding
-ggml_tensor * add_layer_embedding(builder & b, const model & of, uint32_t layer, ggml_tensor * x, ggml_tensor * own);
+// What is added to x (n_embd, n_tokens): made of it and of the layer's own embedding.
+ggml_tensor * made_of_layer_embedding(builder & b, const model & of, uint32_t layer, ggml_tensor * x, ggml_tensor * own);
 
 } // namespace kvg
