@@ -12,10 +12,11 @@ from pykvgraph.viz.turns_plot import COLORS
 if TYPE_CHECKING:
     from pykvgraph.lab.bench.streams import StreamSpeed
 
+_BEHIND, _TOKENS = "prompt: milliseconds behind its last decode", "tokens: percent more than without"
 _QUANTITIES: dict[str, Callable[[StreamSpeed], float]] = {
     "prompt: milliseconds more than without": lambda each: each.prompt_more * 1e3,
-    "prompt: milliseconds behind its last decode": lambda each: each.behind * 1e3,
-    "tokens: percent more than without": lambda each: each.token_more * 100,
+    _BEHIND: lambda each: each.behind * 1e3,
+    _TOKENS: lambda each: each.token_more * 100,
 }
 _MOST = 5.0  # percent that level 3 may cost
 
@@ -29,9 +30,10 @@ def plot_streams(title: str, speeds: Sequence[StreamSpeed], path: str | os.PathL
         axes.axhline(0, color="black", linewidth=0.8)
         axes.set_xlabel("level", fontsize=8)
         axes.grid(axis="y", alpha=0.3)
-        if name.startswith("prompt"):
-            axes.set_yscale("symlog", linthresh=10)
-        else:
+        if name == _BEHIND:
+            axes.set_yscale("log")
+            axes.set_ylim(top=4 * axes.get_ylim()[1])
+        elif name == _TOKENS:
             axes.axhline(_MOST, color="black", linewidth=0.8, linestyle="--")
             axes.legend(fontsize=8)
     figure.suptitle(title, fontsize=11)
