@@ -16,6 +16,7 @@ from pykvgraph._native.fork import renew_cached_properties_in_child
 from pykvgraph._native.handles import Closable, Handle
 from pykvgraph._native.library import lib, sized
 from pykvgraph.errors import InvalidArgumentError
+from pykvgraph.overrides import Overrides, checked_overrides, native_overrides
 from pykvgraph.types import LayerSpec, ModelInfo, TensorInfo
 
 # GGUF's value types; 8 is a string
@@ -45,15 +46,20 @@ class GgufFile(Closable):
     model (NAME-00001-of-00003.gguf) stands for all of them: its metadata, the tensors of all. `path` is the
     absolute path. `metadata`, `tensors` and `parts` stay readable after close() if they were read before.
 
+    kv_overrides: values of keys, in place of the file's or beside them, as Model takes them.
+
     Raises FileNotFoundError when there is no such file; ModelLoadError for a file that is no GGUF, is damaged
     or can't be read, and for a split model of which a part is missing or another's; InvalidArgumentError for
     a path that is no str or Path or has a NUL character; DeviceError when there is too little memory.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        name = native_path(path)
+    def __init__(self, path: str | os.PathLike[str], *, kv_overrides: Overrides | None = None) -> None:
+        name, self.kv_overrides = native_path(path), checked_overrides(kv_overrides)
         self.path = Path(os.fsdecode(name)).absolute()
-        self._handle = Handle.open(lib().kvg_gguf_open, name, free=lib().kvg_gguf_free, name="GGUF file")
+        array = native_overrides(self.kv_overrides)
+        self._handle = Handle.open(
+            lib().kvg_gguf_open, name, array, len(array), free=lib().kvg_gguf_free, name="GGUF file"
+        )
 
     @functools.cached_property
     def parts(self) -> tuple[tuple[Path, int], ...]:

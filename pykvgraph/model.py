@@ -24,6 +24,7 @@ from pykvgraph.gguf_file import (
     read_metadata,
     read_model_info,
 )
+from pykvgraph.overrides import Overrides
 from pykvgraph.params import ModelParams
 from pykvgraph.sizes import parameters_text, size_text
 from pykvgraph.text.tokenizer import Tokenizer, Vocabulary, has_tokenizer
@@ -37,7 +38,9 @@ class Model(Closable):
     `pykvgraph.devices()` separated by commas. n_gpu_layers: how many of the last layers go to these devices,
     where the output counts as one more layer; the other layers stay on the CPU; a negative number: all
     layers. tensor_split: the share of these layers that each device gets, one number per device; None: in
-    proportion to the devices' free memory.
+    proportion to the devices' free memory. kv_overrides: values of metadata keys in place of the file's, or
+    of keys that it hasn't, {"tokenizer.ggml.add_bos_token": False}; a bool, an int, a float or a str each, of
+    the type that the file has there (docs/overrides.md).
 
     Attributes. path: the absolute path. arch: the architecture's name in the file. device: the names of the
     devices that the layers are on, separated by commas. layer_devices: the device of each layer, and last
@@ -64,8 +67,10 @@ class Model(Closable):
         *,
         n_gpu_layers: int = ModelParams.n_gpu_layers,
         tensor_split: Sequence[float] | None = ModelParams.tensor_split,
+        kv_overrides: Overrides | None = ModelParams.kv_overrides,
     ) -> None:
-        given = ModelParams(device, n_gpu_layers, tensor_split)
+        given = ModelParams(device, n_gpu_layers, tensor_split, kv_overrides)
+        self.kv_overrides = dict(given.kv_overrides or {})
         self._where = {field.name: getattr(given, field.name) for field in fields(given)}
         params = given.native()
         name = native_path(path)
@@ -142,7 +147,9 @@ class Model(Closable):
 
     @functools.cached_property
     def _tokenizer(self) -> Tokenizer:
-        vocabulary = self._handle.call(lambda model: Vocabulary.read(lib().kvg_model_gguf(model)))
+        vocabulary = self._handle.call(
+            lambda model: Vocabulary.read(lib().kvg_model_gguf(model), self.kv_overrides)
+        )
         return Tokenizer(self.path, vocabulary)
 
 

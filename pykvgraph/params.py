@@ -20,6 +20,7 @@ from pykvgraph._native.ffi import KvgContextParams, KvgFlashAttn, KvgKvTier, Kvg
 from pykvgraph._native.library import sized
 from pykvgraph.checks import INT32_MAX, flag, integer, real, several, shown, strings
 from pykvgraph.errors import InvalidArgumentError
+from pykvgraph.overrides import Overrides, checked_overrides, native_overrides
 
 # the types of K and V by name; the numbers are those of kvgraph.h and of ggml
 CACHE_TYPES: dict[str, int] = {kind.name.removeprefix("KVG_TYPE_").lower(): kind for kind in KvgType}
@@ -64,6 +65,7 @@ class ModelParams:
     device: str = "auto"
     n_gpu_layers: int = -1
     tensor_split: Sequence[float] | None = None
+    kv_overrides: Overrides | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.device, str) or not self.device.isascii() or "\0" in self.device:
@@ -74,17 +76,20 @@ class ModelParams:
             self,
             n_gpu_layers=integer(self.n_gpu_layers, "n_gpu_layers"),
             tensor_split=_shares(self.tensor_split),
+            kv_overrides=checked_overrides(self.kv_overrides),
         )
 
     def native(self) -> KvgModelParams:
         """The struct for kvg_model_load and kvg_plan_new."""
-        shares = self.tensor_split or ()
+        shares, overrides = self.tensor_split or (), native_overrides(self.kv_overrides or {})
         return sized(
             KvgModelParams,
             devices=self.device.encode(),
             n_gpu_layers=self.n_gpu_layers,
             tensor_split=(ctypes.c_float * len(shares))(*shares) if shares else None,
             n_split=len(shares),
+            overrides=overrides if overrides else None,
+            n_overrides=len(overrides),
         )
 
 

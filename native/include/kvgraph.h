@@ -107,9 +107,29 @@ typedef struct kvg_gguf_tensor {
     const void * data; /* in the mapped file */
 } kvg_gguf_tensor;
 
+/* What the value of a key is taken for. */
+typedef enum kvg_override_type {
+    KVG_OVERRIDE_INT = 0,
+    KVG_OVERRIDE_FLOAT = 1,
+    KVG_OVERRIDE_BOOL = 2,
+    KVG_OVERRIDE_STR = 3
+} kvg_override_type;
+
+/* A key's value in place of the file's, or beside those that it has. */
+typedef struct kvg_override {
+    size_t struct_size;
+    const char * key;
+    int32_t type;    /* kvg_override_type: which of the next is the value */
+    int64_t integer; /* also of a bool: 0 or 1 */
+    double number;
+    const char * text; /* may be NULL where it isn't the value */
+} kvg_override;
+
 /* Opens and checks a file: header, keys, every tensor's type, shape, offset and size against the file's length. The first part of a
-   split model opens the others too, which lie beside it: keys are those of the first, tensors those of all. */
-KVG_API kvg_status kvg_gguf_open(const char * path, kvg_gguf ** out);
+   split model opens the others too, which lie beside it: keys are those of the first, tensors those of all. From then on keys have the
+   values of n overrides. KVG_INVALID_ARGUMENT for one of another type than the file's, of an array, and of a key that says how the file is
+   built. */
+KVG_API kvg_status kvg_gguf_open(const char * path, const kvg_override * overrides, int64_t n_overrides, kvg_gguf ** out);
 KVG_API void kvg_gguf_free(kvg_gguf * gguf);
 /* The open file's own descriptor, as its name may be another file's by now; open as long as the handle. -1 for NULL. */
 KVG_API int32_t kvg_gguf_fd(const kvg_gguf * gguf);
@@ -161,6 +181,8 @@ typedef struct kvg_model_params {
         tensor_split; /* n_split shares of those layers, one for each device; devices without a share get no layers. NULL, or
                          all 0: shares are in proportion to free memory */
     int64_t n_split;
+    const kvg_override * overrides; /* n_overrides, as kvg_gguf_open takes them */
+    int64_t n_overrides;
 } kvg_model_params;
 
 KVG_API kvg_status kvg_model_load(const char * path, const kvg_model_params * params, kvg_model ** out);

@@ -49,6 +49,13 @@ class KvgKvTier(IntEnum):
     KVG_KV_TIER_HOST = 1
 
 
+class KvgOverrideType(IntEnum):
+    KVG_OVERRIDE_INT = 0
+    KVG_OVERRIDE_FLOAT = 1
+    KVG_OVERRIDE_BOOL = 2
+    KVG_OVERRIDE_STR = 3
+
+
 class KvgSpanKind(IntEnum):
     KVG_SPAN_COPY_IN = 0
     KVG_SPAN_COMPUTE = 1
@@ -337,6 +344,17 @@ class KvgModelInfo(Structure):
     )
 
 
+class KvgOverride(Structure):
+    _fields_ = (
+        ("struct_size", c_size_t),
+        ("key", c_char_p),
+        ("type", c_int32),
+        ("integer", c_int64),
+        ("number", c_double),
+        ("text", c_char_p),
+    )
+
+
 class KvgModelParams(Structure):
     _fields_ = (
         ("struct_size", c_size_t),
@@ -344,6 +362,8 @@ class KvgModelParams(Structure):
         ("n_gpu_layers", c_int64),
         ("tensor_split", POINTER(c_float)),
         ("n_split", c_int64),
+        ("overrides", POINTER(KvgOverride)),
+        ("n_overrides", c_int64),
     )
 
 
@@ -430,6 +450,7 @@ STRUCTS: dict[str, type[Structure]] = {
     "kvg_kv_state_list": KvgKvStateList,
     "kvg_layer_info": KvgLayerInfo,
     "kvg_model_info": KvgModelInfo,
+    "kvg_override": KvgOverride,
     "kvg_model_params": KvgModelParams,
     "kvg_score": KvgScore,
     "kvg_output": KvgOutput,
@@ -539,7 +560,7 @@ def declare(lib: CDLL) -> None:
     lib.kvg_device_get.restype = c_int32
     lib.kvg_rpc_add_server.argtypes = [c_char_p]
     lib.kvg_rpc_add_server.restype = c_int32
-    lib.kvg_gguf_open.argtypes = [c_char_p, POINTER(c_void_p)]
+    lib.kvg_gguf_open.argtypes = [c_char_p, POINTER(KvgOverride), c_int64, POINTER(c_void_p)]
     lib.kvg_gguf_open.restype = c_int32
     lib.kvg_gguf_free.argtypes = [c_void_p]
     lib.kvg_gguf_free.restype = None

@@ -245,7 +245,8 @@ def bench(
     if other and other != "libllama":
         raise InvalidArgumentError(f"--vs {other!r}: without --server it can be libllama only")
     if other:
-        if "," in where.device or where.n_gpu_layers >= 0 or where.rpc or where.context() != PLAIN:
+        placed = "," in where.device or where.n_gpu_layers >= 0 or where.rpc or where.kv_overrides
+        if placed or where.context() != PLAIN:
             raise InvalidArgumentError(
                 "--vs compares on one device that has everything: give one -dev and leave out the rest"
             )

@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from pykvgraph.cli.overrides import override_option
 from pykvgraph.cli.verb import option
 from pykvgraph.params import KV_TIERS, ContextParams, ModelParams
 
@@ -25,6 +26,7 @@ class Where:
     offload_kqv: bool
     kv_tier: str
     rpc: str | None
+    kv_overrides: dict[str, bool | int | float | str]
 
     def endpoints(self) -> list[str]:
         """The servers whose devices are used, too."""
@@ -61,6 +63,7 @@ class Where:
             "device": self.device,
             "n_gpu_layers": self.n_gpu_layers,
             "tensor_split": self.tensor_split,
+            "kv_overrides": self.kv_overrides,
         }
 
     def context(self) -> dict[str, Any]:
@@ -130,6 +133,7 @@ _OPTIONS = (
         metavar="HOST:PORT,..",
         help="Use the devices of these ggml RPC servers too; only servers that you trust.",
     ),
+    override_option,
 )
 
 
@@ -145,9 +149,12 @@ def where_options(command: Command) -> Command:
         no_kv_offload: bool,
         kv_tier: str,
         rpc: str | None,
+        override_kv: tuple[Any, ...],
         **others: Any,
     ) -> None:
-        command(where=Where(device, n_gpu_layers, tensor_split, not no_kv_offload, kv_tier, rpc), **others)
+        overrides = dict(pair for some in override_kv for pair in some)
+        where = Where(device, n_gpu_layers, tensor_split, not no_kv_offload, kv_tier, rpc, overrides)
+        command(where=where, **others)
 
     for add in reversed(_OPTIONS):
         run = add(run)

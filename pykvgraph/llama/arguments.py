@@ -20,7 +20,6 @@ _ONLY: dict[str, tuple[Any, ...]] = {
     "main_gpu": (0,),
     "use_mmap": (True,),
     "use_mlock": (False,),
-    "kv_overrides": (None, {}),
     "rope_scaling_type": (None, -1),
     "attention_type": (-1, 0),
     "rope_freq_base": (0.0,),
@@ -63,11 +62,12 @@ def existing(model_path: str | os.PathLike[str]) -> str:
     return path
 
 
-def where(n_gpu_layers: int, tensor_split: Any) -> dict[str, Any]:
+def of_model(n_gpu_layers: int, tensor_split: Any, kv_overrides: Any) -> dict[str, Any]:
     """Model's arguments: no layer on a device means the CPU alone."""
     if n_gpu_layers == 0:
-        return {"device": "cpu"}
-    return {"n_gpu_layers": max(n_gpu_layers, _ALL_LAYERS), "tensor_split": tensor_split}
+        return {"device": "cpu", "kv_overrides": kv_overrides}
+    n_layers = max(n_gpu_layers, _ALL_LAYERS)
+    return {"n_gpu_layers": n_layers, "tensor_split": tensor_split, "kv_overrides": kv_overrides}
 
 
 def adapters(model: Model, lora_path: str | None, lora_scale: float) -> list[tuple[Adapter, float]]:

@@ -103,9 +103,10 @@ class Llama(LlamaText):
 
     def _open(self, given: dict[str, Any]) -> None:
         if given["vocab_only"]:
-            self._tokenizer = Tokenizer.from_file(self.model_path)
+            self._tokenizer = Tokenizer.from_file(self.model_path, kv_overrides=given["kv_overrides"])
             return
-        model = Model(self.model_path, **arguments.where(given["n_gpu_layers"], given["tensor_split"]))
+        names = ("n_gpu_layers", "tensor_split", "kv_overrides")
+        model = Model(self.model_path, **arguments.of_model(*(given[name] for name in names)))
         self._tokenizer = model.tokenizer
         n_ctx = given["n_ctx"] or model.n_ctx_train
         if n_ctx == "auto" and self._logits_all:

@@ -11,6 +11,7 @@ from pykvgraph._native.handles import Handle
 from pykvgraph._native.library import lib
 from pykvgraph.device import read_parts
 from pykvgraph.gguf_file import GgufFile, native_path
+from pykvgraph.overrides import Overrides
 from pykvgraph.params import ContextParams, ModelParams
 from pykvgraph.types import DevicePart
 
@@ -21,17 +22,18 @@ def plan_memory(
     *,
     n_gpu_layers: int = ModelParams.n_gpu_layers,
     tensor_split: Sequence[float] | None = ModelParams.tensor_split,
+    kv_overrides: Overrides | None = ModelParams.kv_overrides,
     **context: Any,
 ) -> tuple[DevicePart, ...]:
     """The memory that a Model and a Context with these arguments would use on each device, the CPU last.
 
-    path, device, n_gpu_layers and tensor_split: as Model takes them. context: the keyword arguments of
-    Context (n_ctx, type_k, ...). No weights are loaded and no cache is allocated. Raises what Model and
-    Context raise, except DeviceError for a device with too little memory.
+    path, device, n_gpu_layers, tensor_split, kv_overrides: as Model takes them. context: the keyword
+    arguments of Context (n_ctx, type_k, ...). No weights are loaded and no cache is allocated. Raises what
+    Model and Context raise, except DeviceError for a device with too little memory.
     """
-    model_params = ModelParams(device, n_gpu_layers, tensor_split)
+    model_params = ModelParams(device, n_gpu_layers, tensor_split, kv_overrides)
     context_params = ContextParams(**context)
-    with GgufFile(path) as file:
+    with GgufFile(path, kv_overrides=kv_overrides) as file:
         n_params = file.model_info().n_params
     handle = Handle.open(
         lib().kvg_plan_new,

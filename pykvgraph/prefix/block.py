@@ -31,9 +31,9 @@ def key(parent: bytes, tokens: bytes, kind: bytes = TOKENS) -> bytes:
 def root_key(ctx: Context, salt: bytes = b"", digest: bytes | None = None) -> bytes:
     """What stands for the parent of first blocks: whatever else the K and V of a token depend on.
 
-    That is the model's file, to the byte, and how K and V are stored. salt: keeps the texts of different
-    people apart. digest: the file_digest(), where it is known. Raises OSError when the file can't be read any
-    more.
+    That is the model's file, to the byte, what overrides it, and how K and V are stored. salt: keeps the
+    texts of different people apart. digest: the file_digest(), where it is known. Raises OSError when the
+    file can't be read any more.
     """
     # also whether windows keep every position, and which rope: types of groups say so (LongRoPE)
     types = [(group.type_k, group.type_v) for group in ctx.kv._geometry.groups]
@@ -44,6 +44,8 @@ def root_key(ctx: Context, salt: bytes = b"", digest: bytes | None = None) -> by
         "swa_full": ctx.swa_full,
         "types": types,
     }
+    if ctx.model.kv_overrides:
+        stored["kv_overrides"] = ctx.model.kv_overrides
     described = json.dumps(stored, sort_keys=True).encode()
     return hashlib.sha256(b"\0".join([_FORMAT, digest or file_digest(ctx.model), described, salt])).digest()
 

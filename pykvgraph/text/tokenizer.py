@@ -30,6 +30,7 @@ from pykvgraph.errors import (
     UnsupportedError,
 )
 from pykvgraph.gguf_file import GgufFile, read_key, read_parts, read_strings
+from pykvgraph.overrides import Overrides, set_in_libllama
 
 R = TypeVar("R")
 
@@ -71,8 +72,10 @@ class Vocabulary:
     model: Handle  # libllama's, of the vocabulary alone
 
     @staticmethod
-    def read(gguf: int) -> Vocabulary:
-        """Reads an open file. Raises UnsupportedError or ModelLoadError when its tokenizer can't be used.
+    def read(gguf: int, overrides: Overrides) -> Vocabulary:
+        """Reads an open file, which was opened with these overrides.
+
+        Raises UnsupportedError or ModelLoadError when its tokenizer can't be used.
 
         libllama reads the very file that was checked: another one may have its name by now, or none.
         """
@@ -93,7 +96,15 @@ class Vocabulary:
             tokens=read_strings(gguf, "tokenizer.ggml.tokens"),
             space_prefix=_has_space_prefix(gguf, kind),
             model=Handle.own(
-                _load, llama, path, kind, pre, free=llama.llama_model_free, name="tokenizer", shared=True
+                _load,
+                llama,
+                path,
+                kind,
+                pre,
+                overrides,
+                free=llama.llama_model_free,
+                name="tokenizer",
+                shared=True,
             ),
         )
 
@@ -129,13 +140,13 @@ class Tokenizer(NotCopied):
                 raise ModelLoadError(f"{path} wants an {name} token with every text, but names none")
 
     @classmethod
-    def from_file(cls, path: str | os.PathLike[str]) -> Tokenizer:
+    def from_file(cls, path: str | os.PathLike[str], *, kv_overrides: Overrides | None = None) -> Tokenizer:
         """The tokenizer of a GGUF file by itself, whether or not its model could run here.
 
         Raises what Model.tokenizer and GgufFile raise.
         """
-        with GgufFile(path) as file:
-            return cls(file.path, file._handle.call(Vocabulary.read))
+        with GgufFile(path, kv_overrides=kv_overrides) as file:
+            return cls(file.path, file._handle.call(Vocabulary.read, file.kv_overrides))
 
     def encode(
         self,
@@ -328,16 +339,15 @@ def _token(token: int) -> int | None:
     return int(token) if token >= 0 else None
 
 
-def _load(llama: Any, path: str, kind: str, pre: str | None) -> int:
+def _load(llama: Any, path: str, kind: str, pre: str | None, given: Overrides) -> int:
     params = llama.llama_model_default_params()
     params.vocab_only = True
     # no device at all: asking a GPU for its properties takes time and memory
     no_devices = (ctypes.c_void_p * 1)()
     params.devices = ctypes.cast(no_devices, ctypes.c_void_p)
     # of a split model the first part has the vocabulary: the others are none of libllama's business
-    overrides = (llama.llama_model_kv_override * 2)()
-    overrides[0].tag, overrides[0].key = llama.LLAMA_KV_OVERRIDE_TYPE_INT, b"split.count"
-    overrides[0].value.val_i64 = 0
+    overrides = (llama.llama_model_kv_override * (len(given) + 2))()  # the last one ends it
+    set_in_libllama(overrides, {**given, "split.count": 0})
     params.kv_overrides = overrides
     with libllama.quiet():
         model: int | None = llama.llama_model_load_from_file(path.encode(), params)

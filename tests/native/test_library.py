@@ -109,7 +109,7 @@ def test_gguf_file(stories: Path) -> None:
 
 # every function that takes a handle, with NULL for it and for all that it would write to
 NULL_CALLS: list[Callable[[], object]] = [
-    lambda: lib().kvg_gguf_open(None, None),
+    lambda: lib().kvg_gguf_open(None, None, 0, None),
     lambda: lib().kvg_gguf_get_kv(None, 0, None),
     lambda: lib().kvg_gguf_get_string(None, 0, 0, None, None),
     lambda: lib().kvg_gguf_get_tensor(None, 0, None),

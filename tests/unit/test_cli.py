@@ -113,6 +113,7 @@ def test_llama_cpp_spellings(parsed: dict[str, Any]) -> None:
     result = run(
         *shlex.split("generate -m a.gguf -p hello -n 5 -c 64 -b 32 -ub 16 -t 2 -tb 3 -dev cpu -s 7 --json"),
         *shlex.split("-ngl 3 -ts 3,1 -nkvo -kvt host --rpc localhost:50052 -ctk q8_0 -ctv f32 --swa-full"),
+        *shlex.split("--override-kv llama.rope.freq_base=float:5e5,tokenizer.ggml.add_bos_token=bool:false"),
         *shlex.split("--lora a.gguf,b.gguf --lora-scaled c.gguf:0.5"),
         *shlex.split("-e --temp 0.5 --top-k 9 --top-p 0.8 --min-p 0.1 --keep 4 --stop x --stop 'y z'"),
         *shlex.split("--typical 0.7 --repeat-penalty 1.1 --repeat-last-n 32 --presence-penalty 0.2"),
@@ -166,6 +167,7 @@ def test_llama_cpp_spellings(parsed: dict[str, Any]) -> None:
         "no_kv_offload": True,
         "kv_tier": "host",
         "rpc": "localhost:50052",
+        "override_kv": ((("llama.rope.freq_base", 5e5), ("tokenizer.ggml.add_bos_token", False)),),
         "lora": ((("a.gguf", 1.0), ("b.gguf", 1.0)),),
         "lora_scaled": ((("c.gguf", 0.5),),),
         "seed": 7,

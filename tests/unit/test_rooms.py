@@ -24,6 +24,7 @@ LAYERS: list[set[str]] = [
     {"errors", "env", "checks", "types", "sizes", "remembered", "architectures"},
     {"_native"},
     {
+        "overrides",
         "params",
         "batch",
         "device",

@@ -8,10 +8,12 @@
 
 using namespace kvg;
 
-kvg_status kvg_gguf_open(const char * path, kvg_gguf ** out) {
+kvg_status kvg_gguf_open(const char * path, const kvg_override * overrides, int64_t n_overrides, kvg_gguf ** out) {
     return guarded([&] {
         need(out, "out") = nullptr;
-        *out = std::make_unique<kvg_gguf>(kvg_gguf{std::make_shared<gguf_file>(&need(path, "path"))}).release();
+        const std::vector<key_override> wanted = overrides_of(overrides, n_overrides);
+        *out = std::make_unique<kvg_gguf>(kvg_gguf{std::make_shared<gguf_file>(&need(path, "path"), parts::all, wanted)})
+                   .release();
     });
 }
 

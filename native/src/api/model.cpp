@@ -39,6 +39,29 @@ void kvg::fill_layer(kvg_layer_info & out, const hparams & h, int64_t layer) {
            static_cast<int64_t>(spec.state.floats() * sizeof(float))};
 }
 
+std::vector<key_override> kvg::overrides_of(const kvg_override * overrides, int64_t n) {
+    std::vector<key_override> all;
+    for (int64_t i = 0; i < n; ++i) {
+        const kvg_override & each = need_struct(&need(overrides, "overrides") + i, "override");
+        key_override made = {&need(each.key, "override->key"), {}};
+        switch (bounded("type", each.type, KVG_OVERRIDE_INT, KVG_OVERRIDE_STR)) {
+        case KVG_OVERRIDE_INT:
+            made.value = each.integer;
+            break;
+        case KVG_OVERRIDE_FLOAT:
+            made.value = each.number;
+            break;
+        case KVG_OVERRIDE_BOOL:
+            made.value = each.integer != 0;
+            break;
+        default:
+            made.value = std::string(&need(each.text, "override->text"));
+        }
+        all.push_back(std::move(made));
+    }
+    return all;
+}
+
 std::shared_ptr<const model> kvg::load_model(const char * path, const kvg_model_params * params, loading how) {
     const kvg_model_params & p = need_struct(params, "params");
     placement_request request = {&need(p.devices, "params->devices"), p.n_gpu_layers, {}};
@@ -48,7 +71,7 @@ std::shared_ptr<const model> kvg::load_model(const char * path, const kvg_model_
     if (p.n_split > 0) {
         request.split.assign(&need(p.tensor_split, "params->tensor_split"), p.tensor_split + p.n_split);
     }
-    return std::make_shared<const model>(&need(path, "path"), request, how);
+    return std::make_shared<const model>(&need(path, "path"), request, how, overrides_of(p.overrides, p.n_overrides));
 }
 
 kvg_status kvg_model_load(const char * path, const kvg_model_params * params, kvg_model ** out) {

@@ -98,7 +98,8 @@ void file_mapping::release(uint64_t offset, uint64_t size) const {
     }
 }
 
-gguf_file::gguf_file(const std::string & path, parts which) : path_(path), file_(path) {
+gguf_file::gguf_file(const std::string & path, parts which, const std::vector<key_override> & overrides)
+    : path_(path), file_(path) {
     scan_gguf(path_, file_.data(), file_.size());
     try {
         meta_.reset(gguf_init_from_buffer(file_.data(), file_.size(), {/*no_alloc*/ true, /*ctx*/ nullptr}));
@@ -112,6 +113,9 @@ gguf_file::gguf_file(const std::string & path, parts which) : path_(path), file_
              "%s: ggml refuses it: a tensor's type, shape or offset can't be, or 'general.alignment' is no power of two; "
              "copy or download it again",
              path_.c_str());
+    }
+    for (const key_override & each : overrides) {
+        apply_override(meta_.get(), path_, each);
     }
     read_tensors();
     if (which == parts::this_one) {

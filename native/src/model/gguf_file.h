@@ -10,6 +10,8 @@
 
 #include <ggml-cpp.h>
 
+#include "model/override.h"
+
 namespace kvg {
 
 // A read-only mapping of a whole regular file.
@@ -56,7 +58,8 @@ enum class parts {
 class gguf_file {
 public:
     // error(KVG_NOT_FOUND), error(KVG_MODEL_LOAD)
-    explicit gguf_file(const std::string & path, parts which = parts::all);
+    // and what apply_override() raises
+    explicit gguf_file(const std::string & path, parts which = parts::all, const std::vector<key_override> & overrides = {});
 
     const std::string & path() const { return path_; }
     const file_mapping & file() const { return file_; }

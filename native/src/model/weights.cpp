@@ -238,9 +238,10 @@ tensor_totals check_tensors(const gguf_file & file, const hparams & h) {
     return totals;
 }
 
-model::model(const std::string & path, const placement_request & request, loading how)
-    : file_(path), hparams_(read_hparams(file_)), arch_(find_arch(hparams_.arch)), placement_(request, hparams_.n_layer()),
-      how_(how), totals_(check_tensors(file_, hparams_)) {
+model::model(const std::string & path, const placement_request & request, loading how,
+             const std::vector<key_override> & overrides)
+    : file_(path, parts::all, overrides), hparams_(read_hparams(file_)), arch_(find_arch(hparams_.arch)),
+      placement_(request, hparams_.n_layer()), how_(how), totals_(check_tensors(file_, hparams_)) {
     weights_.layers.resize(hparams_.n_layer());
     plan();
     for (group & g : groups_) {

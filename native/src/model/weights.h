@@ -52,7 +52,8 @@ struct adaptable {
 class model {
 public:
     // error(KVG_MODEL_LOAD), error(KVG_UNSUPPORTED), error(KVG_DEVICE) before anything is placed when a device has too little room
-    model(const std::string & path, const placement_request & request, loading how);
+    model(const std::string & path, const placement_request & request, loading how,
+          const std::vector<key_override> & overrides = {});
 
     const gguf_file & file() const { return file_; }
     const struct hparams & hparams() const { return hparams_; }
