@@ -20,6 +20,7 @@ from pykvgraph.cli.bench import bench
 from pykvgraph.cli.cache import cache
 from pykvgraph.cli.cells import cells
 from pykvgraph.cli.chat import chat
+from pykvgraph.cli.cluster import cluster
 from pykvgraph.cli.generate import generate
 from pykvgraph.cli.info import info
 from pykvgraph.cli.inspect import inspect
@@ -89,5 +90,5 @@ def main() -> None:
         sys.stdout.reconfigure(errors="backslashreplace")  # not every locale can show every text
 
 
-for _verb in (batch, bench, cache, cells, chat, generate, info, inspect, passkey, plan, serve):
+for _verb in (batch, bench, cache, cells, chat, cluster, generate, info, inspect, passkey, plan, serve):
     main.add_command(_verb)

@@ -16,6 +16,7 @@ from pykvgraph.cli.adapters import Adapters, adapter_options
 from pykvgraph.cli.bench_rows import Printer
 from pykvgraph.cli.verb import (
     Interruptible,
+    Numbers,
     Verb,
     batch_option,
     cache_type_options,
@@ -51,25 +52,6 @@ TURNS, PREFIX, TIERS, STREAM = "turns", "prefix", "tiers", "stream"
 PLAIN = {"offload_kqv": ContextParams.offload_kqv, "kv_tier": ContextParams.kv_tier}
 
 
-class _Numbers(click.ParamType):  # type: ignore[type-arg]
-    """`512` or `128,512`; 0 for none."""
-
-    name = "numbers"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[int, ...]:
-        if isinstance(value, tuple):
-            return value
-        try:
-            numbers = tuple(int(part) for part in str(value).split(","))
-        except ValueError:
-            numbers = (-1,)
-        if min(numbers) < 0:
-            self.fail(f"{value!r} is no list of numbers from 0 on, such as 0,512", param, ctx)
-        return numbers
-
-
 class _Clients(click.ParamType):  # type: ignore[type-arg]
     """`8x3`: clients, and requests of each."""
 
@@ -103,7 +85,7 @@ class _Clients(click.ParamType):  # type: ignore[type-arg]
 @option(
     "-p",
     "--n-prompt",
-    type=_Numbers(),
+    type=Numbers(),
     metavar="N,N,..",
     default="512",
     help="Tokens decoded at once (pp); 0: no test.",
@@ -111,14 +93,12 @@ class _Clients(click.ParamType):  # type: ignore[type-arg]
 @option(
     "-n",
     "--n-gen",
-    type=_Numbers(),
+    type=Numbers(),
     metavar="N,N,..",
     default="128",
     help="Tokens one by one (tg); 0: no test.",
 )
-@option(
-    "-d", "--n-depth", type=_Numbers(), metavar="N,N,..", default="0", help="Tokens already in the cache."
-)
+@option("-d", "--n-depth", type=Numbers(), metavar="N,N,..", default="0", help="Tokens already in the cache.")
 @option(
     "--cache",
     "extra",

@@ -59,17 +59,26 @@ def serve(model: str, where: Where, adapters: Adapters, host: str, port: int, **
     with _listener(host, port) as listener:
         address = address_of(listener)
         click.echo(f"{address}: loading {model}", err=True)
-        _server(settings, engine, where, given["n_workers"], address).run(sockets=[listener])
+        _server(settings, engine, where, given, address).run(sockets=[listener])
 
 
-def _server(settings: Settings, engine: EngineSpec, where: Where, n_workers: int, address: str) -> HttpServer:
+def _server(
+    settings: Settings, engine: EngineSpec, where: Where, given: dict[str, Any], address: str
+) -> HttpServer:
     def say_ready() -> None:
         click.echo(f"{address}: ready", err=True)
 
-    if n_workers > 1:
+    n_workers, cluster = given["n_workers"], given["cluster"]
+    if n_workers > 1 or cluster:
+        from pykvgraph.cluster.front import Front
+        from pykvgraph.cluster.on_ray import RayWorkers
         from pykvgraph.cluster.run import ClusterServer
+        from pykvgraph.cluster.workers import Workers
 
-        return ClusterServer(settings, engine.share_of(n_workers), n_workers, say_ready)
+        front = Front(settings, n_workers, say_ready)
+        if cluster:
+            return ClusterServer(front, RayWorkers(front, engine, n_workers, cluster))
+        return ClusterServer(front, Workers(front, engine, n_workers))
     from pykvgraph.server.run import Server
 
     def load() -> Engine:

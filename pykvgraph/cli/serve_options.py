@@ -193,6 +193,12 @@ _OF_WIRE: list[Adder] = [
         1,
         1,
     ),
+    option(
+        "--cluster",
+        metavar="auto|ADDRESS",
+        help="Workers run on the machines of this Ray cluster; auto: of the one that runs here, or of a new "
+        "one.",
+    ),
     option("--host", default="127.0.0.1", help="Address to listen on."),
     option("--port", type=click.IntRange(0, 65535), default=8080, help="Port to listen on; 0: a free one."),
     option("--api-key", metavar="KEY,..", help="Only requests with one of these keys."),

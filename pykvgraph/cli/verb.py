@@ -200,6 +200,25 @@ class _Picture(click.Path):
         return path
 
 
+class Numbers(click.ParamType):  # type: ignore[type-arg]
+    """`512` or `128,512`; 0 for none."""
+
+    name = "numbers"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[int, ...]:
+        if isinstance(value, tuple):
+            return value
+        try:
+            numbers = tuple(int(part) for part in str(value).split(","))
+        except ValueError:
+            numbers = (-1,)
+        if min(numbers) < 0:
+            self.fail(f"{value!r} is no list of numbers from 0 on, such as 0,512", param, ctx)
+        return numbers
+
+
 def plot_option(help_text: str) -> Callable[[F], F]:
     """`--plot`, where a picture goes."""
     kinds = ", ".join(suffix[1:] for suffix in PICTURES)

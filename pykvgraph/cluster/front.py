@@ -52,11 +52,11 @@ class Front:
         self._was_up = False
         self._news = asyncio.Event()
 
-    def up(self, number: int, client: httpx.AsyncClient) -> None:
-        """A worker can be asked."""
+    def up(self, number: int, client: httpx.AsyncClient, n_tokens: int) -> None:
+        """A worker can be asked. n_tokens: that it has room for."""
         self._was_up = True
         self._clients[number] = client
-        self.router.add(number)
+        self.router.add(number, n_tokens)
         self._tell()
         if self._awaited:
             self._awaited.discard(number)

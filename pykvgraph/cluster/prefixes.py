@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Container, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import xxhash
@@ -12,7 +13,8 @@ import xxhash
 # same tokens but for the last one or two, and a worker finds out itself how many of its cells fit.
 BLOCK_BYTES = 256
 MOST_BLOCKS = 4096  # of a text; what is behind them hardly changes who has most of it
-MOST_KEYS = 1 << 16  # of a worker: 16 MiB of text, in about 10 MB of memory
+TOKEN_BYTES = 4  # about
+MOST_BYTES = 16 << 20  # of a worker's texts, in about 20 MB of memory
 
 
 class Block(NamedTuple):
@@ -43,37 +45,85 @@ def blocks_of(root: bytes, parts: Iterable[bytes]) -> list[Block]:
     return found
 
 
+@dataclass
+class _Text:
+    """Of a worker. sizes: bytes of each block, those used longest ago first. n_bytes: of all."""
+
+    most: int
+    sizes: OrderedDict[bytes, int] = field(default_factory=OrderedDict)
+    n_bytes: int = 0
+
+
 class Prefixes:
-    """What each worker was asked last, as keys of blocks: `most` of them for each, the oldest go first.
+    """What each worker was asked last, as keys of blocks, as much of it as its cache has room for.
+
+    What was asked longest ago goes first, as in the caches themselves.
 
     A worker that has a block has the blocks in front of it, as these are always the newer ones.
     """
 
-    def __init__(self, most: int = MOST_KEYS) -> None:
-        self._most = most
-        self._keys: dict[int, OrderedDict[bytes, None]] = {}
+    def __init__(self) -> None:
+        self._texts: dict[int, _Text] = {}
+        self._holders: dict[bytes, int | set[int]] = {}  # nearly all keys have one, and a set is large
+
+    def begin(self, worker: int, n_tokens: int) -> None:
+        """The worker has nothing yet, and room for so many tokens; no more than MOST_BYTES are kept."""
+        self.forget(worker)
+        self._texts[worker] = _Text(min(n_tokens * TOKEN_BYTES, MOST_BYTES))
 
     def remember(self, worker: int, blocks: Sequence[Block]) -> None:
         """The worker is asked for this text."""
-        keys = self._keys.setdefault(worker, OrderedDict())
-        for block in reversed(blocks[: self._most]):
-            keys[block.key] = None
-            keys.move_to_end(block.key)
-        while len(keys) > self._most:
-            keys.popitem(last=False)
+        text = self._texts[worker]
+        for i in reversed(range(len(blocks))):
+            key = blocks[i].key
+            if key not in text.sizes:
+                text.sizes[key] = blocks[i].end - (blocks[i - 1].end if i else 0)
+                text.n_bytes += text.sizes[key]
+                self._gets(worker, key)
+            text.sizes.move_to_end(key)
+        while text.n_bytes > text.most:
+            key, size = text.sizes.popitem(last=False)
+            text.n_bytes -= size
+            self._loses(worker, key)
 
     def forget(self, worker: int) -> None:
         """The worker has nothing any more."""
-        self._keys.pop(worker, None)
+        text = self._texts.pop(worker, None)
+        for key in text.sizes if text else ():
+            self._loses(worker, key)
+
+    def holders(self, block: Block) -> Collection[int]:
+        """The workers that have it."""
+        found = self._holders.get(block.key, ())
+        return (found,) if isinstance(found, int) else found
 
     def length(self, worker: int, blocks: Sequence[Block]) -> int:
         """Bytes of this text that the worker has, from its beginning."""
-        keys = self._keys.get(worker, OrderedDict())
+        text = self._texts.get(worker)
+        sizes: Container[bytes] = text.sizes if text else ()
         low, high = 0, len(blocks)  # has the first `low`, and not the one behind the first `high`
         while low < high:
             middle = (low + high + 1) // 2
-            if blocks[middle - 1].key in keys:
+            if blocks[middle - 1].key in sizes:
                 low = middle
             else:
                 high = middle - 1
         return blocks[low - 1].end if low else 0
+
+    def _gets(self, worker: int, key: bytes) -> None:
+        found = self._holders.get(key)
+        if found is None:
+            self._holders[key] = worker
+        elif isinstance(found, set):
+            found.add(worker)
+        else:
+            self._holders[key] = {found, worker}
+
+    def _loses(self, worker: int, key: bytes) -> None:
+        found = self._holders[key]
+        if isinstance(found, int):
+            del self._holders[key]
+            return
+        found.remove(worker)
+        if len(found) == 1:
+            self._holders[key] = found.pop()

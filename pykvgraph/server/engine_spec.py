@@ -46,9 +46,9 @@ class EngineSpec:
         adapters = [(model.load_adapter(path), scale) for path, scale in self.adapters]
         return Engine(model, draft=draft, tiers=tiers, adapters=adapters, **context)
 
-    def share_of(self, n: int) -> EngineSpec:
-        """One of n like it on this machine: its part of the memory, and of the CPUs."""
-        n_cpus = max(len(os.sched_getaffinity(0)) // n, 1)
+    def share_of(self, n: int, n_cpus: int = 0) -> EngineSpec:
+        """One of n like it on a machine: its part of the memory; n_cpus, or 0: its part of this machine's."""
+        n_cpus = n_cpus or max(len(os.sched_getaffinity(0)) // n, 1)
         tiers = dict(self.tiers)
         if tiers and tiers["ram"] != NO_LIMIT:
             tiers["ram"] = max(tiers["ram"] // n, 1)

@@ -5,6 +5,7 @@ from pykvgraph.maps.snapshot import CellMap
 from pykvgraph.viz.cell_plot import Row, plot_rows
 from pykvgraph.viz.figure import new_figure, require_matplotlib, save_figure
 from pykvgraph.viz.film import Frame, plot_film
+from pykvgraph.viz.routing_plot import Routed, plot_routing
 from pykvgraph.viz.served_plot import plot_served
 from pykvgraph.viz.stream_plot import plot_streams
 from pykvgraph.viz.text_map import cell_map
@@ -14,11 +15,13 @@ from pykvgraph.viz.turns_plot import plot_turns
 __all__ = [
     "CellMap",
     "Frame",
+    "Routed",
     "Row",
     "cell_map",
     "legend",
     "new_figure",
     "plot_film",
+    "plot_routing",
     "plot_rows",
     "plot_served",
     "plot_streams",

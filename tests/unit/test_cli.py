@@ -47,6 +47,7 @@ def test_the_verbs_of_this_version() -> None:
         "cache",
         "cells",
         "chat",
+        "cluster",
         "generate",
         "info",
         "inspect",

@@ -42,7 +42,7 @@ def front_of(*handlers: Handler, **settings: Any) -> Front:
 
 
 def come(front: Front, number: int, handler: Handler) -> None:
-    front.up(number, httpx.AsyncClient(transport=httpx.MockTransport(handler), base_url="http://worker"))
+    front.up(number, httpx.AsyncClient(transport=httpx.MockTransport(handler), base_url="http://worker"), 512)
 
 
 def client_of(front: Front) -> httpx.AsyncClient:

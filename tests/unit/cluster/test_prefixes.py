@@ -7,7 +7,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pykvgraph.cluster.prefixes import BLOCK_BYTES, MOST_BLOCKS, Prefixes, blocks_of
+from pykvgraph.cluster.prefixes import BLOCK_BYTES, MOST_BLOCKS, TOKEN_BYTES, Prefixes, blocks_of
 from pykvgraph.cluster.router import Router
 
 _PARTS = st.lists(st.binary(max_size=2 * BLOCK_BYTES + 2).map(lambda data: bytes(b % 2 for b in data)))
@@ -42,11 +42,14 @@ def test_a_long_text_has_a_bounded_number_of_blocks() -> None:
 
 
 @given(
-    st.lists(st.tuples(st.integers(0, 1), st.lists(st.sampled_from(b"abc"), max_size=6))), st.integers(1, 8)
+    st.lists(st.tuples(st.integers(0, 1), st.lists(st.sampled_from(b"abc"), max_size=6))), st.integers(1, 2)
 )
 def test_each_has_the_newest_blocks(asked: list[tuple[int, list[int]]], most: int) -> None:
-    """Each worker has at most so many blocks; of the last text the first `most` are there."""
-    prefixes = Prefixes(most)
+    """Each worker has at most so many bytes; of the last text the first `most` are there."""
+    prefixes = Prefixes()
+    for worker in (0, 1):
+        prefixes.begin(worker, most)
+    most *= TOKEN_BYTES
     for worker, letters in asked:
         blocks = blocks_of(b"", [bytes([letter]) for letter in letters])
         prefixes.remember(worker, blocks)
@@ -64,6 +67,10 @@ def test_each_has_the_newest_blocks(asked: list[tuple[int, list[int]]], most: in
         assert not any(prefixes.length(worker, blocks_of(b"", [text])) for text in texts)
 
 
+def beginnings_of(text: list[bytes]) -> list[tuple[bytes, ...]]:
+    return [tuple(text[:n]) for n in range(1, len(text) + 1)]
+
+
 def test_few_keys_find_what_a_central_index_finds() -> None:
     """300 conversations, 8 at a time, on 4 workers; there is room for a sixth of their blocks.
 
@@ -72,9 +79,10 @@ def test_few_keys_find_what_a_central_index_finds() -> None:
     """
     rng = random.Random(5)
     systems = [rng.randbytes(1500) for _ in range(5)]
-    router = Router(n_slots=4, most_keys=100)
+    n_bytes = 20_000
+    router = Router(4)
     for worker in range(4):
-        router.add(worker)
+        router.add(worker, n_bytes // TOKEN_BYTES)
     index: list[set[tuple[bytes, ...]]] = [set() for _ in range(4)]
     talks: list[list[bytes]] = []
     n_hits = n_begun = 0
@@ -89,13 +97,13 @@ def test_few_keys_find_what_a_central_index_finds() -> None:
         chosen = router.choose(blocks)
         assert chosen is not None
         router.enter(chosen, blocks, 1).leave()
-        beginnings = [tuple(talk[:n]) for n in range(1, len(talk) + 1)]
+        beginnings = beginnings_of(talk)
         had = [sum(beginning in own for beginning in beginnings) for own in index]
         index[chosen].update(beginnings)
         n_hits += had[chosen] == max(had)
         asked.append(list(talk))
         if rng.random() < 0.2 or len(talk) > 12:
             talks.remove(talk)
-    different = {block.key for text in asked for block in blocks_of(b"", text)}
-    assert len(different) > 6 * 4 * 100
+    different = {beginning for text in asked for beginning in beginnings_of(text)}
+    assert sum(len(beginning[-1]) for beginning in different) > 6 * 4 * n_bytes
     assert n_hits >= 0.9 * len(asked)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from pykvgraph.cluster import keeper
 from pykvgraph.cluster import workers as processes
 from pykvgraph.cluster.front import Front
 from pykvgraph.cluster.workers import Workers
@@ -22,19 +23,22 @@ SPEC = EngineSpec("model.gguf", "", {}, {"n_ctx": "auto"}, {})
 
 @pytest.fixture
 def delays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes, "FIRST_DELAY", 0.02)
-    monkeypatch.setattr(processes, "LONGEST_DELAY", 0.08)
+    monkeypatch.setattr(keeper, "FIRST_DELAY", 0.02)
+    monkeypatch.setattr(keeper, "LONGEST_DELAY", 0.08)
 
 
 def starts(monkeypatch: pytest.MonkeyPatch, code: str) -> None:
-    """Workers are this program."""
+    """Workers are this program, which has read its order."""
+    code = (
+        "import json, os, sys, time; sys.stdin.readline(); order = json.loads(sys.stdin.readline())\n" + code
+    )
     monkeypatch.setattr(processes, "_START", code.replace("{", "{{").replace("}", "}}"))
 
 
 def test_one_that_dies_again_and_again_is_started_more_and_more_seldom(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, delays: None
 ) -> None:
-    starts(monkeypatch, "import os; os.write(1, b'ready 512\\n'); os.kill(os.getpid(), 9)")
+    starts(monkeypatch, "os.write(1, b'ready 512 512\\n'); os.kill(os.getpid(), 9)")
     workers = Workers(Front(Settings(), 1), SPEC, 1)
 
     async def main() -> None:
@@ -54,11 +58,12 @@ def test_none_that_starts_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that would still load are ended."""
     starts(
         monkeypatch,
-        "import json, sys, time; n = json.loads(sys.stdin.readline())['number']\nif not n: sys.exit(3)\n"
-        "time.sleep(60)",
+        "if not order['number']: sys.exit(3)\ntime.sleep(60)",
     )
     begin = time.monotonic()
-    with pytest.raises(KVGraphError, match=r"worker 0 ended before it was ready \(exit code 3\)"):
+    with pytest.raises(
+        KVGraphError, match=r"worker 0 ended before it was ready \(exit code 3; it says why above\)"
+    ):
         asyncio.run(Workers(Front(Settings(), 2), SPEC, 2).run())
     assert time.monotonic() - begin < 30
 
@@ -67,8 +72,9 @@ def test_one_that_comes_again_has_as_many_cells(monkeypatch: pytest.MonkeyPatch,
     """When it is started again, others have the memory that was free."""
     starts(
         monkeypatch,
-        "import json, os, sys; n = json.loads(sys.stdin.readline())['engine']['context']['n_ctx'];"
-        "os.write(1, b'ready 768\\n' if n == 'auto' else b'ready %d\\n' % (n + 1)); os.kill(os.getpid(), 9)",
+        "n = order['engine']['context']['n_ctx'];"
+        "os.write(1, b'ready 768 768\\n' if n == 'auto' else b'ready %d 5\\n' % (n + 1));"
+        "os.kill(os.getpid(), 9)",
     )
     workers = Workers(Front(Settings(), 1), SPEC, 1)
 

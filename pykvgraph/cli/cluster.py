@@ -1,0 +1,133 @@
+"""`pykvgraph cluster simulate`: what the router would do before thousands of workers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pykvgraph.cli.show import new_table, number_text, print_json, print_table, printable
+from pykvgraph.cli.verb import Numbers, Verb, examples, json_option, option, plot_option
+
+if TYPE_CHECKING:
+    from pykvgraph.cluster.simulation.simulation import Outcome
+    from pykvgraph.plan.time_model import TimeModel
+    from pykvgraph.viz import Routed
+
+MOST_WORKERS = 10_000
+_N_CTX = 4096  # of the cache in which steps are measured
+_NAMES = {"router": "router", "index": "central index", "load": "by load alone"}
+
+
+@click.command(
+    cls=Verb,
+    epilog=examples(
+        "pykvgraph cluster simulate small.gguf large.gguf",
+        "pykvgraph cluster simulate model.gguf --workers 10,1000 --plot routing.png",
+    ),
+)
+@click.argument("what", type=click.Choice(["simulate"]))
+@click.argument("models", nargs=-1, required=True, type=click.Path())
+@option(
+    "--workers",
+    "n_workers",
+    type=Numbers(),
+    metavar="N,N,..",
+    default="1,10,100,1000",
+    help=f"How many, one after the other; at most {MOST_WORKERS}.",
+)
+@plot_option("Draw what caches had, waits and choices over the number of workers.")
+@json_option
+def cluster(
+    what: str, models: tuple[str, ...], n_workers: tuple[int, ...], plot: str | None, as_json: bool
+) -> None:
+    """Simulate serve --workers with workers that only pass the time.
+
+    The steps of each model are measured on this machine, in about a second. People then talk in turns with
+    so many workers like it, and the router of serve --workers chooses who answers: by its own memory of what
+    it has sent where; by a central index of all caches, as if it knew them at every moment; and by load
+    alone.
+    """
+    if not 1 <= min(n_workers) <= max(n_workers) <= MOST_WORKERS:
+        raise click.UsageError(f"--workers: from 1 to {MOST_WORKERS}")
+    from pykvgraph.viz import plot_routing, require_matplotlib
+
+    if plot:
+        require_matplotlib()
+    rows: list[dict[str, Any]] = []
+    runs: dict[str, list[Routed]] = {}
+    for model in models:
+        times = _times(model)
+        name = printable(Path(model).stem)
+        for found in _simulated(times, n_workers):
+            runs.setdefault(name, []).extend(found.values())
+            rows += _described(name, found)
+            if not as_json:
+                _print(rows[-len(found) :])
+    if as_json:
+        print_json({"runs": rows})
+    if plot:
+        plot_routing(runs, plot)
+
+
+def _times(model: str) -> TimeModel:
+    from pykvgraph import Context, Model
+    from pykvgraph.step_times import times_of
+
+    with Model(model, device="cpu") as opened, Context(opened, n_ctx=_N_CTX) as ctx:
+        return times_of(ctx)
+
+
+def _simulated(times: TimeModel, sizes: Sequence[int]) -> Any:
+    """Of each number of workers, what became of it by each policy."""
+    from pykvgraph.cluster.simulation.simulation import POLICIES, people_for, simulate
+
+    n_people = people_for(times)
+    for n in sizes:
+        yield {policy: _routed(simulate(times, n, n_people, policy)) for policy in POLICIES}
+
+
+def _routed(outcome: Outcome) -> Routed:
+    from numpy import percentile
+
+    from pykvgraph.viz import Routed
+
+    p50, p95 = percentile(outcome.first, (50, 95))
+    return Routed(
+        outcome.n_workers,
+        outcome.policy,
+        outcome.hits,
+        float(p50),
+        float(p95),
+        outcome.tokens_per_second,
+        outcome.choice_seconds,
+        outcome.busy,
+    )
+
+
+def _described(model: str, found: Mapping[str, Routed]) -> list[dict[str, Any]]:
+    best = found["index"].hits
+    return [
+        {"model": model, **each._asdict(), "of_index": each.hits / best if best else 1.0}
+        for each in found.values()
+    ]
+
+
+def _print(rows: Sequence[dict[str, Any]]) -> None:
+    """One table for each number of workers."""
+    click.echo(f"{rows[0]['model']}, workers: {rows[0]['n_workers']}")
+    table = new_table("who chooses", "cached", "of index", "first p50", "p95", "t/s", "choice", "busy")
+    for row in rows:
+        table.add_row(
+            _NAMES[row["policy"]],
+            f"{row['hits']:.1%}",
+            f"{row['of_index']:.1%}",
+            f"{row['first_p50']:.2f} s",
+            f"{row['first_p95']:.1f} s",
+            number_text(row["tokens_per_second"], 4),
+            f"{1e6 * row['choice_seconds']:.0f} us",
+            f"{row['busy']:.0%}",
+        )
+    print_table(table)
