@@ -60,7 +60,7 @@ class Machine:
             self._begin = now
             self._plan()
             return
-        n_done = min(math.ceil((now - self._begin) / self._step), self._n_steps)
+        n_done = min(max(math.ceil((now - self._begin) / self._step), 0), self._n_steps)
         if len(self._texts) < self._n_slots and n_done < self._n_steps:
             self._pass(n_done)
             self._plan()

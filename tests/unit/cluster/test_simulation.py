@@ -63,6 +63,21 @@ def test_texts_share_steps() -> None:
     assert found[one] == pytest.approx(3.03 + 1.21 + 2 * 1.02 + 4 * 1.01)
 
 
+def test_two_come_in_one_step() -> None:
+    """The second when the plan begins in the future, with shorter steps than the one that is not over yet."""
+    machine = Plain(PLAIN, 4)
+    one, two, three = text(10 * CHUNK, 2), text(1, 3, 0.02), text(1, 3, 0.03)
+    found = run(machine, [one, two, three])
+    first = 1 + 0.01 * CHUNK
+    assert two.first == pytest.approx(first + 1.01)
+    assert three.first == pytest.approx(first + 1.01 + 1.02)
+    assert found[two] == pytest.approx(first + 1.01 + 1.02 + (1.01 + 0.01 * CHUNK) + 0.01)
+    machine, slow = Plain(TimeModel(StepLine(0.0, 0.01, 0.0), StepLine(0.0, 0.01, 0.0)), 4), text(CHUNK, 9)
+    others = [text(1, 9, 0.01 * i) for i in range(1, 4)]
+    found = run(machine, [slow, *others])
+    assert len(found) == 4 and all(each.n_said == 9 for each in found)
+
+
 def test_no_free_slot_and_the_shortest_prompt_first() -> None:
     machine, one = Plain(PLAIN, 1), text(1, 3)
     two = text(5, 1, 0.5)
