@@ -26,9 +26,8 @@ class _Load:
 class Router:
     """Knows the workers by their numbers, what they are asked for now, and what they were asked before.
 
-    n_slots: requests that a worker answers at a time. prefixes: who was asked what. A choice among 10,000
-    workers takes about as long as one among ten: they are kept in order of their loads, and prefixes know
-    who has a block.
+    n_slots: requests that a worker answers at a time. prefixes: who was asked what. Workers are kept in order
+    of their loads, and prefixes know who has a block, so that a choice among thousands looks at few of them.
     """
 
     def __init__(self, n_slots: int, prefixes: Prefixes | None = None) -> None:
