@@ -103,8 +103,8 @@ def add_experts(writer: gguf.GGUFWriter, spec: ArchSpec) -> None:
     if spec.arch in SHARED_COUNT:
         writer.add_expert_shared_count(spec.n_ff_shared // spec.n_ff)
         writer.add_expert_weights_scale(2.446)
-    if spec.arch in ("bailingmoe2", "glm4moe", *LATENTS):
-        writer.add_expert_weights_norm(spec.arch == "glm4moe" or spec.n_group > 0)
+    if spec.arch in ("bailingmoe2", "glm4moe", "dots1", *LATENTS):
+        writer.add_expert_weights_norm(spec.arch in ("glm4moe", "dots1") or spec.n_group > 0)
     if spec.arch in ("ernie4_5-moe", "llama4"):
         writer.add_interleave_moe_layer_step(2 if spec.arch == "llama4" else 1)
     if spec.n_group:

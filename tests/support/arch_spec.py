@@ -41,6 +41,7 @@ HEAD_NORMS = (
     "gemma-embedding",
     "exaone4",
     "bailingmoe2",
+    "dots1",
     *HUNYUAN,
     "apertus",
     *DELTA_NETS,
@@ -68,11 +69,11 @@ GRANITES = ("granite", "granitemoe", "granitehybrid")
 
 # the first layer has no experts
 LATENTS = ("deepseek2", "mistral4")
-FIRST_DENSE = ("lfm2moe", "kimi-linear", "bailingmoe2", "glm4moe", "ernie4_5-moe", *LATENTS)
+FIRST_DENSE = ("lfm2moe", "kimi-linear", "bailingmoe2", "glm4moe", "dots1", "ernie4_5-moe", *LATENTS)
 CHOICE_BIAS = ("minimax-m2", *FIRST_DENSE)
 # an expert that every token goes to, as wide as so many of the others
-SHARED_COUNT = ("kimi-linear", "bailingmoe2", "glm4moe", *LATENTS)
-SIGMOID = ("lfm2moe", "kimi-linear", "bailingmoe2", "glm4moe", "minimax-m2")
+SHARED_COUNT = ("kimi-linear", "bailingmoe2", "glm4moe", "dots1", *LATENTS)
+SIGMOID = ("lfm2moe", "kimi-linear", "bailingmoe2", "glm4moe", "dots1", "minimax-m2")
 
 
 @dataclass(frozen=True)

@@ -186,9 +186,10 @@ def _experts(random: Random) -> Tensors:
         "ffn_up_exps.weight": random.matrix(n, spec.n_ff, spec.n_embd),
         "ffn_down_exps.weight": random.matrix(n, spec.n_embd, spec.n_ff),
     }
+    of_qkv = ("kimi-linear", "bailingmoe2", "dots1")  # what of theirs is fused
     if spec.arch in UNGATED:
         del parts["ffn_gate_exps.weight"]
-    elif spec.fused and spec.arch not in ("kimi-linear", "bailingmoe2"):  # theirs is that of Q, K and V
+    elif spec.fused and spec.arch not in of_qkv:
         both = [parts.pop(f"ffn_{name}_exps.weight") for name in ("gate", "up")]
         parts["ffn_gate_up_exps.weight"] = np.concatenate(both, axis=1)
     if spec.arch in CHOICE_BIAS:

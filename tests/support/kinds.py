@@ -47,5 +47,6 @@ ROWS = [
     ArchSpec("minimax-m2", 1, n_rot=16, n_expert=2),
     ArchSpec("bailingmoe2", 2, n_rot=16, n_expert=2, n_ff_shared=96, fused=True, head_dim=16, silent=(0,)),
     ArchSpec("glm4moe", 2, n_rot=16, n_expert=2, n_ff_shared=96, biases=True, silent=(0,)),
+    ArchSpec("dots1", 2, n_head_kv=4, n_expert=2, n_ff_shared=192, silent=(0,)),
     ArchSpec("ernie4_5-moe", 2, n_expert=2, n_ff_shared=48, silent=(0,)),
 ]

@@ -70,7 +70,7 @@ std::vector<arch_recipe> gemma_recipes();
 std::vector<arch_recipe> rms_recipes();
 // Command-R, Phi-2, StarCoder2 and others with layer norms.
 std::vector<arch_recipe> layer_norm_recipes();
-// DeepSeek, Llama 4, GLM-4.5, MiniMax-M2, Ling 2, ERNIE 4.5: experts behind or between dense layers.
+// DeepSeek, Llama 4, GLM-4.5, MiniMax-M2, Ling 2, dots.llm1, ERNIE 4.5: experts behind or between dense layers.
 std::vector<arch_recipe> expert_recipes();
 // BERT and its like: every token sees the whole text.
 std::vector<arch_recipe> encoder_recipes();

@@ -37,6 +37,12 @@ template <class F> void share(hparams & h, F width) {
     }
 }
 
+// An expert that every token goes to, as wide as so many of the others.
+void read_shared_count(const metadata & in, hparams & h, uint64_t least) {
+    const uint64_t n_shared = in.required("expert_shared_count", least, 64);
+    share(h, [&](uint64_t n_ff) { return n_shared * n_ff; });
+}
+
 void read_minimax_m2(const metadata & in, hparams & h) {
     require_experts(in, h);
     read_gating(in, h, 0);
@@ -56,8 +62,14 @@ void read_glm4moe(const metadata & in, hparams & h) {
     read_gating(in, h, 2);
     read_weights(in, h);
     read_leading_dense(in, h);
-    const uint64_t n_shared = in.required("expert_shared_count", 0, 64);
-    share(h, [&](uint64_t n_ff) { return n_shared * n_ff; });
+    read_shared_count(in, h, 0);
+}
+
+void read_dots1(const metadata & in, hparams & h) {
+    read_gating(in, h, 0);
+    read_weights(in, h);
+    read_leading_dense(in, h);
+    read_shared_count(in, h, 1);
 }
 
 // Of the layers behind the dense ones, every so many have experts.
@@ -121,8 +133,7 @@ void read_deepseek(const metadata & in, hparams & h, bool rotates_with_gain) {
     read_gating(in, h, usual_gating(in, h));
     read_weights(in, h);
     read_leading_dense(in, h);
-    const uint64_t n_shared = in.required("expert_shared_count", 1, 64);
-    share(h, [&](uint64_t n_ff) { return n_shared * n_ff; });
+    read_shared_count(in, h, 1);
     h.temperature.scale = in.optional_number("attention.temperature_scale", 0.0f, 0.0f, 1e3f);
     if (h.temperature.scale > 0.0f) {
         h.temperature.length = static_cast<float>(in.required("attention.temperature_length", 1, metadata::MAX_POSITION));
@@ -190,6 +201,9 @@ std::vector<arch_recipe> expert_recipes() {
                                         choice_bias(presence::required),
                                     read_glm4moe),
                              gating_kind::sigmoid, r::always)),
+        with_experts(recipe("dots1", neox, frame(),
+                            attention() + head_norms() + ffn_norm() + mixed + choice_bias(presence::optional), read_dots1),
+                     gating_kind::sigmoid, r::always),
         with_experts(recipe("ernie4_5-moe", GGML_ROPE_TYPE_NORMAL, frame(),
                             attention() + output_bias_of_attention(presence::ignored) + ffn_norm() + mixed +
                                 choice_bias(presence::optional),

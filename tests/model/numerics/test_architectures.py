@@ -112,6 +112,10 @@ EXPERTS = [
     ArchSpec("bailingmoe2", n_rot=16, n_expert=8, n_group=4, n_ff_shared=96, fused=True, head_dim=16),
     ArchSpec("bailingmoe2", n_expert=8, n_ff_shared=192, fused=True, head_dim=16),
     ArchSpec("glm4moe", n_rot=16, n_expert=8, n_ff_shared=96, biases=True),
+    ArchSpec("dots1", n_head_kv=4, n_expert=8, n_ff_shared=192, seed=2),
+    ArchSpec(
+        "dots1", n_head_kv=4, n_expert=8, n_ff_shared=96, scaling="yarn", fused=True, biases=True, seed=3
+    ),
     ArchSpec("ernie4_5-moe", n_expert=8, n_ff_shared=48),
 ]
 # K and V are a latent: V2 Lite, V2, V3
