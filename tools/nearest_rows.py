@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from pykvgraph.architectures import architectures
 
 MODEL = Path(__file__).resolve().parent.parent / "native" / "src" / "model"
 MOST = 3
-NO_WEIGHTS = (".bias", ".scale", ".input_scale")
+SCALES = (".scale", ".input_scale")
 
 
 @dataclass(frozen=True)
@@ -29,8 +30,7 @@ class Row:
 
 def nearest_rows(source: Source) -> list[Row]:
     """The most alike first; the gguf package knows what files of each architecture may have."""
-    mine = {re.sub(r"^blk\.\d+\.", "blk.N.", name) for name in source.names}
-    mine = {name.removesuffix(".weight") for name in mine if not name.endswith(NO_WEIGHTS)}
+    mine = _kinds(re.sub(r"^blk\.\d+\.", "blk.N.", name) for name in source.names)
     rows = []
     for row in architectures():
         theirs = _names(row.name)
@@ -51,9 +51,20 @@ def row_of(arch: str) -> str:
 
 
 def _names(arch: str) -> set[str]:
+    """Without those of layers that only predict further tokens: no row runs them."""
     kinds = [kind for kind, name in gguf.MODEL_ARCH_NAMES.items() if name == arch]
-    return {
+    names = (
         gguf.TENSOR_NAMES[tensor].replace("{bid}", "N")
         for kind in kinds
         for tensor in gguf.MODEL_TENSORS[kind]
+    )
+    return _kinds(name for name in names if ".nextn." not in name)
+
+
+def _kinds(names: Iterable[str]) -> set[str]:
+    """A matrix and its bias are one kind; so is a bias without a matrix. Q, K and V in one are three."""
+    found = {
+        name.removesuffix(".weight").removesuffix(".bias") for name in names if not name.endswith(SCALES)
     }
+    fused = {name for name in found if name.endswith(".attn_qkv")}
+    return found - fused | {name[: -len("qkv")] + part for name in fused for part in "qkv"}

@@ -104,6 +104,17 @@ def table_of(all_compared: Sequence[Compared]) -> list[Architecture]:
     return found
 
 
+def written() -> list[Architecture]:
+    """The table as an earlier run left it."""
+    rows = json.loads((ROOT / "pykvgraph" / TABLE).read_text(encoding="utf-8"))
+    return [Architecture(**{**row, "cells": tuple(row["cells"])}) for row in rows]
+
+
+def with_rows(table: Sequence[Architecture], new: Sequence[Architecture]) -> list[Architecture]:
+    """Rows that a run didn't make stay as they were, so `-k NAME` writes one."""
+    return sorted({row.name: row for row in [*table, *new]}.values(), key=lambda row: row.name)
+
+
 def markdown(table: Sequence[Architecture]) -> list[str]:
     """The table's lines."""
     rows = [HEAD, ["---"] * len(HEAD)]
@@ -133,7 +144,7 @@ class TableWriter:
             self._compared += [read(value) for name, value in report.user_properties if name == PROPERTY]
 
     def pytest_sessionfinish(self) -> None:
-        table = table_of(self._compared)
+        table = with_rows(written(), table_of(self._compared))
         rows = [dataclasses.asdict(row) for row in table]
         lines = ",\n".join(f"  {json.dumps(row)}" for row in rows)
         (ROOT / "pykvgraph" / TABLE).write_text(f"[\n{lines}\n]\n", encoding="utf-8")

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import click
-from support.arch_table import PAGE, markdown
+from support.arch_table import PAGE, markdown, with_rows, written
 
 from pykvgraph import env, errors
 from pykvgraph.architectures import architectures
@@ -82,3 +83,12 @@ def test_the_exceptions() -> None:
 def test_the_architectures() -> None:
     """What `pytest --write-architectures` wrote into the page is what the package has."""
     assert "\n".join(markdown(architectures())) in PAGE.read_text(encoding="utf-8")
+
+
+def test_rows_that_a_run_did_not_make_stay() -> None:
+    table = written()
+    known, unknown = replace(table[3], files=99), replace(table[0], name="arcane")
+    names = [row.name for row in table]
+    merged = with_rows(table, [unknown, known])
+    assert [row.name for row in merged] == sorted([*names, "arcane"])
+    assert [row for row in merged if row not in table] == sorted([unknown, known], key=lambda row: row.name)

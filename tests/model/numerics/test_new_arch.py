@@ -36,6 +36,24 @@ def test_a_file_without_a_row(architecture: Architecture, tmp_path: Path) -> Non
     assert "like olmoe: native/src/model/recipes_rms.cpp:" in done.stdout.partition("the file")[0]
 
 
+def test_rows_with_other_forms_of_the_same_tensors(architecture: Architecture, tmp_path: Path) -> None:
+    """Q, K and V in one matrix or in three; a bias that has no matrix."""
+    spec = ArchSpec("dots1", n_head_kv=4, n_expert=4, n_ff_shared=96)
+    path = tmp_path / "model.gguf"
+    path.write_bytes(architecture(spec).read_bytes().replace(b"dots1", b"dots9"))
+    said = run(path).stdout
+    assert "100% like dots1:" in said
+    assert "96% like bailingmoe2:" in said
+    assert "exp_probs_b" not in said
+
+
+def test_a_file_that_libllama_refuses(architecture: Architecture) -> None:
+    """Its query heads share K, which libllama doesn't know of dots.llm1."""
+    done = run(architecture(ArchSpec("dots1", n_expert=4, n_ff_shared=96)))
+    assert (done.returncode, done.stderr) == (1, "")
+    assert "'blk.0.attn_k.weight' has wrong shape" in done.stdout
+
+
 def test_the_layer_and_the_tensor(
     architecture: Architecture,
     tmp_path: Path,
