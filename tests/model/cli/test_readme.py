@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.adapters import write_adapter
 from support.served import served
 
 import pykvgraph as kvg
@@ -16,8 +17,7 @@ import pykvgraph as kvg
 ROOT = Path(__file__).parents[3]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 CHANGES = {'"model.gguf"': '"stories260K.gguf"', "10_000": "1_200", "n_ctx=4096": "n_ctx=512"}
-
-
+ADAPTER = "pirate.gguf"
 SERVER = "http://127.0.0.1:8080"
 
 
@@ -31,11 +31,14 @@ def python_of(page: Path) -> str:
 
 @pytest.mark.parametrize("page", [page for page in PAGES if python_of(page)], ids=lambda page: page.name)
 def test_python_blocks(
-    page: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(ROOT / "tests" / "data")
     names: dict[str, Any] = {}
-    with server_for(python_of(page)) as source:
+    program = python_of(page)
+    if ADAPTER in program:
+        program = program.replace(ADAPTER, str(write_adapter(tmp_path / ADAPTER, Path("stories260K.gguf"))))
+    with server_for(program) as source:
         exec(compile(source, page.name, "exec"), names)
     if page.name == "README.md":
         assert len(capsys.readouterr().out) > 2000  # past the context's end
