@@ -27,6 +27,7 @@ LOG = "KVGRAPH_LOG"
 LLAMA_CPP_LIBRARIES = "LLAMA_CPP_LIB_PATH"
 CACHES = "XDG_CACHE_HOME"
 STREAM_LEVEL = "KVGRAPH_STREAM_LEVEL"
+RAY_REPORTS = "RAY_USAGE_STATS_ENABLED"
 
 LOG_LEVELS = {
     "debug": logging.DEBUG,
@@ -45,6 +46,11 @@ def path(variable: str) -> Path | None:
 def cache_folder() -> Path:
     """Where pykvgraph keeps what it can get again: XDG_CACHE_HOME/pykvgraph, or ~/.cache/pykvgraph."""
     return (path(CACHES) or Path.home() / ".cache") / "pykvgraph"
+
+
+def tell_nobody() -> None:
+    """Ray reports its use to its makers unless RAY_USAGE_STATS_ENABLED is 0: it is, unless it is set."""
+    os.environ.setdefault(RAY_REPORTS, "0")
 
 
 def log_level() -> int | None:

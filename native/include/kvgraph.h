@@ -480,8 +480,8 @@ KVG_API kvg_status kvg_kv_seq_bounds(const kvg_context * context, int32_t * pos_
 /* Counts a sequence's cells in a range: all of them, and those that another sequence also sees or a hold keeps. */
 KVG_API kvg_status kvg_kv_seq_count(const kvg_context * context, int64_t seq, int64_t p0, int64_t p1, int64_t * n_cells,
                                     int64_t * n_shared);
-/* The cells of a sequence in a group from position p0 on, by position, and these: how many, and the first n of them. cells and pos may be
-   NULL for n = 0. */
+/* A sequence's cells in a group from position p0 on, and their positions, in the order of positions. n_there: how many there are; the
+   first n of them are written. cells and pos may be NULL for n = 0. */
 KVG_API kvg_status kvg_kv_seq_cells(const kvg_context * context, int64_t seq, int64_t group, int64_t p0, int32_t * cells,
                                     int32_t * pos, int64_t n, int64_t * n_there);
 /* Every cell becomes empty, every hold is released, and rows of K and V that were written become zero. data: all rows become zero. */

@@ -72,7 +72,11 @@ def asked_of(path: str, query: str, body: bytes, key: bytes, *, gives_seed: bool
 
 def _root(fields: dict[str, Any], key: bytes) -> bytes:
     """What must be equal for cells to be shared, or changes the prompt from its beginning."""
-    return key + b"\0" + _dumps([fields.get("model"), fields.get("chat_template_kwargs")])
+    return (
+        key
+        + b"\0"
+        + _dumps([fields.get("model"), fields.get("chat_template_kwargs"), fields.get("lora") or None])
+    )
 
 
 def _parts(path: str, fields: dict[str, Any]) -> Iterator[bytes]:

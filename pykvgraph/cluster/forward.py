@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pykvgraph.cluster.front import Front
 
 _log = logging.getLogger("pykvgraph.server")
-# A request may be what ends its workers: it ends no more than so many and one.
+# A request that ends its worker is sent to at most 1 + MOST_REPEATS of them.
 MOST_REPEATS = 3
 _GIVEN_ON = (b"authorization", b"x-api-key", b"content-type")
 _OF_CONNECTION = (b"connection", b"keep-alive", b"transfer-encoding")

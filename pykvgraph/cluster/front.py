@@ -134,7 +134,7 @@ class Front:
         for reply in (await self.of_all("/props", request)).values():
             told = reply.json()
             if "total_slots" in told:
-                told["total_slots"] *= len(self._clients)
+                told["total_slots"] *= self._n
             return JsonReply(told, reply.status_code)
         raise loading()
 

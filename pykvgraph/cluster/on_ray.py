@@ -12,6 +12,7 @@ import threading
 import time
 from typing import Any
 
+from pykvgraph import env
 from pykvgraph.cluster.front import Front
 from pykvgraph.cluster.keeper import Keeper
 from pykvgraph.cluster.order import read_order, room_of
@@ -67,6 +68,7 @@ class RayWorkers(Keeper):
             await self._there(actor)
             told = json.loads(await self._placing(number, actor.serve.remote(self._order(number))))
             if "error" in told:
+                self._ray.kill(actor, no_restart=False)  # its process serves once
                 return str(told["error"])
             if self._stops.is_set():
                 actor.drain.remote()
@@ -79,7 +81,8 @@ class RayWorkers(Keeper):
                 finally:
                     self._front.down(number)
         except self._ray.exceptions.RayError as error:
-            return type(error).__name__
+            lines = str(error).strip().splitlines()
+            return f"{type(error).__name__}: {lines[-1] if lines else 'no reason is told'}"
         if not self._stops.is_set():
             self._ray.kill(actor, no_restart=False)  # Ray makes the next one
         return "it has drained"
@@ -184,7 +187,7 @@ async def _of(told: Any) -> str:
 
 def _connected(address: str) -> Any:
     """The module, connected to a cluster."""
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nobody is told of anything
+    env.tell_nobody()
     try:
         import ray
     except ModuleNotFoundError as error:

@@ -44,8 +44,7 @@ class Workers(Keeper):
         """Sends SIGTERM to each: whoever is answered may finish; the second time nobody may."""
         super().stop()
         for process in self._processes.values():
-            with contextlib.suppress(ProcessLookupError):
-                process.send_signal(signal.SIGTERM)
+            _end(process)
 
     async def _live(self, number: int, life: int) -> str:
         # each life has a socket of its own: the one of the last life may still be there
@@ -56,7 +55,7 @@ class Workers(Keeper):
             return str(error)
         self._processes[number] = process
         if self._stops.is_set():
-            self.stop()
+            _end(process)
         try:
             await self._listen(number, process, path)
             code = await process.wait()
@@ -91,3 +90,8 @@ class Workers(Keeper):
         with contextlib.suppress(ConnectionError):  # it has ended: _live() sees that
             await process.stdin.drain()
         return process
+
+
+def _end(process: Process) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        process.send_signal(signal.SIGTERM)

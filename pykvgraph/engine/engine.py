@@ -359,6 +359,8 @@ class Engine(NotCopied):
         active = self._adapters if adapters is None else checked_adapters(adapters)
         if any(adapter._model is not self.model._handle for adapter, _ in active):
             raise InvalidArgumentError("an adapter was loaded for another model than the engine's")
+        if any(adapter._handle.closed for adapter, _ in active):
+            raise InvalidArgumentError("an adapter is closed: load it again")
         return active, block.under(_bytes_of(salt), key_of(active))
 
     def _ids_of(self, prompt: str | Integers) -> np.typing.NDArray[np.int32]:

@@ -98,8 +98,9 @@ class Scheduler:
         """What the next step decodes: a token of each text that talks, then parts of prompts.
 
         All of them are under the same adapters: whose turn it is. n_prompt_tokens: how many tokens of prompts
-        at most. Nobody is passed over more than n_seq_max times in a row, if count_idle() hears of what is
-        decoded: whoever was left out for longest comes first.
+        at most. Nobody is passed over more than n_seq_max times in a row by texts under the same adapters, if
+        count_idle() hears of what is decoded: whoever was left out for longest comes first. Sets of adapters
+        have turns, a step each.
         """
         room = self._n_batch
         chosen: list[Chunk] = []

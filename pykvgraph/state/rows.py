@@ -93,7 +93,7 @@ def require_finite(rows: memoryview, kind: int, name: str) -> None:
 
 def _not_finite(name: str) -> StateError:
     return StateError(
-        f"the saved state has {name} that is not finite: the model overflowed before it was saved, "
+        f"{name} has a number that is not finite: the model overflowed before it was saved or sent, "
         "or somebody forged it"
     )
 

@@ -72,6 +72,7 @@ class Arrivals:
         self.has_begun = False
         self.text: list[int] = []
         self.n_states = 0
+        self._n_adapted = ctx.kv._n_adapted
         self._shape = shape_for(ctx, layout, whole=True)
         self._seq = integer(seq, "seq", 0, ctx.n_seq_max - 1)
         self._ctx = ctx
@@ -100,6 +101,8 @@ class Arrivals:
 
     def _take(self, fronts: list[Front]) -> None:
         ctx, layout, shape = self._ctx, self._layout, self._shape
+        if ctx.kv._n_adapted != self._n_adapted:
+            raise InvalidArgumentError("the adapters have changed amid the stream: begin it anew")
         if fronts[0].kind == Kind.TEXT:
             self._take_text(fronts)
             return
@@ -107,6 +110,8 @@ class Arrivals:
             ctx.kv._load(receive_whole(layout, shape, fronts, ctx.n_ctx), self._seq)
             return
         first = fronts[0].first
+        if fronts[0].with_state and not shape.state_bytes:
+            raise StateError("the stream has a state, and the model has none")
         if ctx.kv.seq_pos_max(self._seq) >= first:
             ctx.kv.seq_rm(self._seq, first, -1)
         take = take_token if fronts[0].kind == Kind.TOKEN else take_step
@@ -139,7 +144,7 @@ def take_step(ctx: Context, layout: Layout, shape: Shape, fronts: Sequence[Front
     if any(table != tables[0] for table in tables):
         raise StateError("the transports carry different steps")
     positions, runs = read_step_table(memoryview(tables[0]), fronts[0], len(shape.room))
-    incoming = ctx.kv.reserve([Place(each.tolist()) for each in positions])
+    incoming = _reserved(ctx, [Place(each.tolist()) for each in positions])
 
     def fetch(transport: Transport, layers: Sequence[int]) -> None:
         for layer in layers:
@@ -157,7 +162,7 @@ def take_step(ctx: Context, layout: Layout, shape: Shape, fronts: Sequence[Front
 
 def take_token(ctx: Context, layout: Layout, shape: Shape, fronts: Sequence[Front]) -> Incoming:
     """The row of a message TOKEN, in cells that are reserved for it."""
-    incoming = ctx.kv.reserve([Place([fronts[0].first])] * len(shape.room))
+    incoming = _reserved(ctx, [Place([fronts[0].first])] * len(shape.room))
 
     def fetch(transport: Transport, layers: Sequence[int]) -> None:
         parts = list(shape.places(layers, range(len(shape.room))))
@@ -176,6 +181,14 @@ def take_token(ctx: Context, layout: Layout, shape: Shape, fronts: Sequence[Fron
                 incoming.write(group, run, range(1), both[own].ravel())
 
     return _filled(incoming, layout, fetch)
+
+
+def _reserved(ctx: Context, places: Sequence[Place]) -> Incoming:
+    """Raises StateError for places that no sequence can have: the sender named them."""
+    try:
+        return ctx.kv.reserve(places)
+    except InvalidArgumentError as error:
+        raise StateError(f"the stream says what can't be: {error}") from None
 
 
 def _neighbours(places: Sequence[int]) -> Iterator[range]:

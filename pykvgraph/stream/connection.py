@@ -20,7 +20,7 @@ class Connection(Framed):
     def __init__(self, connected: socket.socket, address: str, timeout: float, queue_bytes: int) -> None:
         super().__init__(address, timeout, queue_bytes)
         self._socket = connected
-        self._using = threading.Lock()  # its number, by who waits for nothing
+        self._using = threading.Lock()  # held while the descriptor is shut down or closed
         connected.settimeout(timeout)
         if connected.family == socket.AF_UNIX:
             connected.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _UNIX_BUFFER_BYTES)
@@ -29,7 +29,11 @@ class Connection(Framed):
 
     def close(self) -> None:
         super().close()
-        with self._sending, self._receiving, self._using:  # until then no other file may get its number
+        with (
+            self._sending,
+            self._receiving,
+            self._using,
+        ):  # a closed descriptor's number may be given to another file
             self._socket.close()
 
     def _shut(self) -> None:

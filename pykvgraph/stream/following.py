@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from pykvgraph.checks import integer
 from pykvgraph.context import Context
-from pykvgraph.errors import InvalidArgumentError, KVGraphError, TransportError
+from pykvgraph.errors import DeviceError, InvalidArgumentError, KVGraphError, TransportError
 from pykvgraph.state.transfer import read_bounds
 from pykvgraph.stream.layout import Layout
 from pykvgraph.stream.leaving import flush, level_of, shape_for, whole
@@ -56,6 +56,7 @@ class Following:
         self, ctx: Context, seq: int, layout: Layout, level: int | None, said: Sequence[int] | None
     ) -> None:
         self.level = level_of(level)
+        self._n_adapted = ctx.kv._n_adapted
         self._shape = shape_for(ctx, layout, whole=False)
         self._seq = integer(seq, "seq", 0, ctx.n_seq_max - 1)
         self._ctx = ctx
@@ -90,7 +91,7 @@ class Following:
             self._end_all()
 
     def end(self) -> None:
-        """As close(), without a last state: for who goes on from the one before, or not at all."""
+        """As close(), but without states of recurrent layers: the receiver has those of an earlier step."""
         if self._is_open:
             self._do(lambda _context, _marked: end(self._layout), is_last=True)
             self._end_all()
@@ -126,6 +127,8 @@ class Following:
         if not self._is_open:
             raise InvalidArgumentError("the stream has ended: follow the sequence anew")
         try:
+            if self._ctx.kv._n_adapted != self._n_adapted:
+                raise InvalidArgumentError("the adapters have changed: follow the sequence anew")
             marked = self._tap.mark()
             if marked.n_decodes > 1:
                 raise InvalidArgumentError(
@@ -197,7 +200,8 @@ class Sender:
         self._order = sorted(shape.rows)  # of layers, as a graph computes them
         self._n_taken = 0  # layers of the micro-batch that is being computed
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
-        self._n_bytes = 0
+        self._n_bytes = 0  # of jobs
+        self._lock = threading.Lock()  # of it
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="pykvgraph stream", daemon=True)
         self._thread.start()
@@ -206,9 +210,10 @@ class Sender:
         """To be called after each tap.mark(). They are flushed when what was tapped before is."""
         n_bytes = sum(_n_bytes(region) for region in regions)
         job = _Job(regions, n_bytes, Future())
-        self._n_bytes += n_bytes
-        if self._n_bytes > MAX_BYTES:
-            raise TransportError(f"the other end doesn't keep up: {self._n_bytes} bytes wait to be sent")
+        with self._lock:
+            if self._n_bytes and self._n_bytes + n_bytes > MAX_BYTES:
+                raise TransportError(f"the other end doesn't keep up: {self._n_bytes} bytes wait to be sent")
+            self._n_bytes += n_bytes
         self._jobs.put(job)
         if self._error is not None:
             raise TransportError(str(self._error)) from self._error
@@ -233,14 +238,17 @@ class Sender:
                     return
                 self._require_whole()
                 flush(job.regions)
-                self._n_bytes -= job.n_bytes
+                with self._lock:
+                    self._n_bytes -= job.n_bytes
                 job.sent.set_result(None)
         except BaseException as error:
-            self._error = error
+            slow = isinstance(error, DeviceError)  # the tap is over
+            failure = TransportError(f"the other end doesn't keep up: {error}") if slow else error
+            self._error = failure
             self._layout.close()
             while job is not None or (job := self._jobs.get()) is not None:
                 if not job.sent.done():
-                    job.sent.set_exception(error)
+                    job.sent.set_exception(failure)
                 job = None
 
     def _rows(self, item: Tapped) -> Iterator[Region]:

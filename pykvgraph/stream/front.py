@@ -57,6 +57,8 @@ class Front(NamedTuple):
         return front
 
     def _can_be(self) -> bool:
+        if self.first >= 2**31:  # no position is so large
+            return False
         if self.kind == Kind.END:
             return self == Front(Kind.END)
         if self.kind == Kind.TEXT:

@@ -89,6 +89,8 @@ def read_step_table(
         positions.append(np.frombuffer(table, "<i4", n, 4).astype(np.int32))
         if n and positions[-1].min() < front.first:
             raise StateError(f"the stream's table has positions before {front.first}, where its tokens begin")
+        if (np.diff(positions[-1]) <= 0).any():
+            raise StateError("the stream's table has positions that don't rise")
         if runs is not None:
             check_runs(runs[index], n)
         table = table[4 + 4 * n :]

@@ -69,6 +69,8 @@ class Swapping:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+        if error is None:
+            self._settle()
 
     def _settle(self) -> None:
         coming, self._coming = self._coming, None

@@ -276,7 +276,7 @@ def test_what_is_not_finite(value: float, layer: int, name: str, dtype: str, pla
     state = SavedState(True, (cells,))
     assert np.array_equal(unpack(packed(HERE, state), HERE).groups[0].rows, cells.rows)
     part[place] = value
-    with pytest.raises(StateError, match=f"{name} in layer {layer} that is not finite"):
+    with pytest.raises(StateError, match=f"{name} in layer {layer} has a number that is not finite"):
         unpack(packed(HERE, state), HERE)
 
 
@@ -310,7 +310,7 @@ def test_floats_of_a_block(kind: KvgType, block_bytes: int, n_floats: int, infin
             if place < 0:
                 unpack(blob, here)
             else:
-                with pytest.raises(StateError, match="K in layer 1 that is not finite"):
+                with pytest.raises(StateError, match="K in layer 1 has a number that is not finite"):
                     unpack(blob, here)
 
 

@@ -98,7 +98,7 @@ def test_forged(forged: bytes) -> None:
 def test_what_is_not_finite() -> None:
     state = saved()
     state.groups[0].rows[-4:] = 0xFF
-    with pytest.raises(StateError, match="V in layer 1 that is not finite"):
+    with pytest.raises(StateError, match="V in layer 1 has a number that is not finite"):
         unpack(bytes(format_1(HERE, state)), HERE)
 
 

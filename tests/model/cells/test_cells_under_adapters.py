@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -106,5 +107,26 @@ def test_a_stream_belongs_to_its_adapters(small: kvg.Model, adapters: list[kvg.A
         assert np.array_equal(source.append(7), target.append(7))
 
 
+def test_a_stream_ends_when_adapters_change(small: kvg.Model, adapters: list[kvg.Adapter]) -> None:
+    """What was decoded under others doesn't go under the names of the first ones; nor is it taken so."""
+    with open_context(small, n_ctx=64) as source, open_context(small, n_ctx=64) as target:
+        decode(source, TOKENS)
+        ends = stream.open("memory:changed"), stream.open("memory:changed")
+        layouts = [stream.Layout({end: range(small.n_layer)}) for end in ends]
+        out = stream.following(source, 0, layouts[0])
+        coming = iter(stream.arrivals(target, 0, layouts[1]))
+        assert next(coming) == len(TOKENS) - 1
+        source.append(7)
+        out.send()
+        target.set_adapters([(adapters[0], 1.0)])
+        with pytest.raises(kvg.InvalidArgumentError, match="adapters have changed"):
+            next(coming)
+        source.set_adapters([(adapters[0], 1.0)])
+        source.append(7)
+        with pytest.raises(kvg.InvalidArgumentError, match="adapters have changed"):
+            out.send()
+
+
 def _send(ctx: kvg.Context, layout: stream.Layout) -> None:
-    stream.stream_out(ctx, 0, layout)
+    with contextlib.suppress(kvg.TransportError):  # who takes nothing closes its end
+        stream.stream_out(ctx, 0, layout)

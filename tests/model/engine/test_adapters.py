@@ -131,6 +131,19 @@ def test_an_adapter_of_another_model(small: kvg.Model, sets: list[Active], tiny:
         kvg.Engine(tiny, n_ctx=64, n_seq_max=1, background=False, adapters=sets[1])
 
 
+def test_a_closed_adapter(model_file: Callable[[ModelSpec], Path], tmp_path: Path, small: kvg.Model) -> None:
+    """Refused at once, also where its cells could be used without it."""
+    adapter = small.load_adapter(write_adapter(tmp_path / "one.gguf", model_file(SMALL)))
+    with kvg.Engine(small, n_ctx=512, n_seq_max=2, background=False) as engine:
+        request = engine.submit(PROMPT[:5], PARAMS, adapters=[(adapter, 1.0)])
+        while engine.step():
+            pass
+        assert request.result().tokens
+        adapter.close()
+        with pytest.raises(kvg.InvalidArgumentError, match="closed"):
+            engine.submit(PROMPT[:5], PARAMS, adapters=[(adapter, 1.0)])
+
+
 def test_a_kept_text_is_decoded_again(small: kvg.Model, sets: list[Active]) -> None:
     with open_context(small, n_ctx=256) as ctx:
         text = KeptText(ctx)

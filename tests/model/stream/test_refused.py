@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.engines import open_context
+from support.engines import decode, open_context, run_of
 from support.models import SMALL, ModelSpec
 from support.streams import TIMEOUT, Ends, beside, connect, fill_with_holes, greedy, pair, travel
 
@@ -188,3 +189,41 @@ def test_bits_of_fronts_and_tables(small: kvg.Model) -> None:
                     stream.stream_in(target, 1, ends.into)
                 sent.exception(TIMEOUT)
                 assert target.kv.n_used == 0
+
+
+@pytest.mark.parametrize("level", [0, 1])
+@pytest.mark.parametrize("n_tokens", [1, 4], ids=["a token", "several"])
+def test_bits_of_what_follows(small: kvg.Model, n_tokens: int, level: int) -> None:
+    """As above, of the message behind the first one. It may still be one that can be."""
+    rng = np.random.default_rng(5)
+    n_refused = 0
+    with open_context(small, **OPTIONS) as source, open_context(small, **OPTIONS) as target:
+        fill_with_holes(source, 20, 1)
+        end = source.kv.seq_pos_max(0) + 1
+        for _ in range(40):
+            wanted = "table" if n_tokens > 1 and rng.integers(2) else "front"
+            spot, bit = float(rng.random()), 1 << int(rng.integers(8))
+            seen: list[str] = []
+
+            def flip(
+                key: str,
+                region: bytearray,
+                seen: list[str] = seen,
+                what: tuple[str, float, int] = (wanted, spot, bit),
+            ) -> bool:
+                seen.append(key)
+                if key == what[0] and seen.count(key) == 2:
+                    region[int(what[1] * len(region))] ^= what[2]
+                return True
+
+            ends = changed(flip)
+            came = beside(lambda ends=ends: list(stream.arrivals(target, 1, ends.into)))  # type: ignore[misc]
+            with contextlib.suppress(TransportError), stream.following(source, 0, ends.out[0], level) as out:
+                decode(source, run_of([5] * n_tokens, end))
+                out.send()
+            error = came.exception(TIMEOUT)
+            assert error is None or isinstance(error, (kvg.StateError, TransportError, kvg.CacheFullError))
+            n_refused += error is not None
+            source.kv.seq_rm(0, end, -1)
+            target.reset()
+    assert n_refused >= 20

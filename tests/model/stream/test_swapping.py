@@ -104,3 +104,17 @@ def test_a_text_that_cannot_come_back(small: kvg.Model) -> None:
             with pytest.raises(kvg.TransportError):
                 go_on()
         assert max(ctx.kv.seq_pos_max(seq) for seq in (0, 1)) >= 0
+
+
+def test_the_last_swap_fails(small: kvg.Model, tmp_path: Path) -> None:
+    """Nobody takes another turn, and it is told all the same: a text is lost."""
+    every = ways("file", small.n_layer, tmp_path)
+    with (
+        open_context(small, n_ctx=128, n_seq_max=2, **OPTIONS) as ctx,
+        pytest.raises(kvg.TransportError),
+        stream.Swapping(ctx, every) as texts,
+    ):
+        for text, seq in texts.turns():
+            if text == N_TEXTS - 2:
+                every[text][0].close()  # through which it would leave in the last turn
+            decode(ctx, run_of(PROMPTS[text][:8], 0, (seq,)))

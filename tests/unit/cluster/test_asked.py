@@ -40,6 +40,8 @@ def test_what_is_not_shared() -> None:
     assert not set(asked("/completion", body, b"A").blocks) & set(asked("/completion", body, b"B").blocks)
     other = {**body, "model": "other"}
     assert not set(asked("/completion", body).blocks) & set(asked("/completion", other).blocks)
+    adapted = {**body, "lora": [{"id": 0, "scale": 1.0}]}
+    assert not set(asked("/completion", body).blocks) & set(asked("/completion", adapted).blocks)
     assert not asked("/completion", {**body, "cache_prompt": False}).blocks
     assert not asked("/tokenize", {"content": "a" * 300}).blocks
 
