@@ -21,6 +21,7 @@ from pykvgraph.gguf_file import native_path, read_metadata
 from pykvgraph.sizes import parameters_text, size_text
 
 MOST_SCALE = 1e6
+MOST_ADAPTERS = 64  # that take part together
 Active: TypeAlias = "tuple[tuple[Adapter, float], ...]"
 _READ_BYTES = 1 << 20
 _FORMAT = b"kvgraph-adapters-1\0"
@@ -31,7 +32,7 @@ class Adapter(Closable):
 
     Attributes. path: the absolute path. alpha: what the file says; the adapter adds alpha / rank times its
     product, or the product itself where alpha is 0. n_pairs: how many of the model's matrices it adds to.
-    n_params: numbers in its own matrices. n_bytes: their size on all devices.
+    n_params: numbers in its own matrices. n_bytes: their size on all devices. digest: the file's SHA-256.
 
     Contexts that use it go on doing so when it is closed.
     """
@@ -49,16 +50,12 @@ class Adapter(Closable):
         self.n_pairs = int(info.n_pairs)
         self.n_params = int(info.n_params)
         self.n_bytes = int(info.bytes)
+        self.digest = self._handle.call(_digest)  # now: the file may be overwritten later
 
     @functools.cached_property
     def metadata(self) -> dict[str, Any]:
         """Every metadata key of the file and its value. Read on first use."""
         return self._handle.call(lambda adapter: read_metadata(lib().kvg_adapter_gguf(adapter)))
-
-    @functools.cached_property
-    def digest(self) -> bytes:
-        """The SHA-256 of the file that was loaded. Read on first use, and when a context uses it."""
-        return self._handle.call(_digest)
 
     def __repr__(self) -> str:
         return repr_of(self, self._described)
@@ -91,6 +88,8 @@ def checked_adapters(adapters: Any) -> tuple[tuple[Adapter, float], ...]:
             raise InvalidArgumentError(f"{adapter.path} is given twice")
         pairs.append((adapter, scale))
     active = [(adapter, scale) for adapter, scale in pairs if scale != 0.0]
+    if len(active) > MOST_ADAPTERS:
+        raise InvalidArgumentError(f"at most {MOST_ADAPTERS} adapters take part together, got {len(active)}")
     return tuple(sorted(active, key=lambda pair: (pair[0].digest, pair[1])))
 
 

@@ -16,7 +16,7 @@ from numpy.ctypeslib import as_array  # numpy imports it when first used: a chil
 from pykvgraph._native.ffi import KvgBatch, KvgOutput, KvgScore
 from pykvgraph._native.handles import Closable, Handle, repr_of
 from pykvgraph._native.library import lib, sized
-from pykvgraph.adapter import Adapter, checked_adapters, key_of, set_adapters
+from pykvgraph.adapter import Active, Adapter, checked_adapters, key_of, set_adapters
 from pykvgraph.batch import Batch
 from pykvgraph.checks import flag, integer, shown
 from pykvgraph.device import read_parts
@@ -26,6 +26,7 @@ from pykvgraph.model import Model
 from pykvgraph.params import ContextParams, params_of
 from pykvgraph.pending import PendingTokens
 from pykvgraph.plan.fitting import MARGIN, fit_n_ctx, warning_of
+from pykvgraph.readable_cache import DecodedUnder
 from pykvgraph.state.transfer import read_info
 from pykvgraph.trace import take_spans, write_trace
 from pykvgraph.types import DevicePart, Scores
@@ -136,7 +137,7 @@ class Context(Closable):
         )
         if model.device != "CPU":
             self._handle.stay()
-        self._adapters: tuple[tuple[Adapter, float], ...] = ()
+        self._adapters: Active | None = ()  # None: nobody knows
         self._pending = PendingTokens(model.n_vocab)
         self.kv = KVCache(self._handle, self._pending)
         # decode writes into these buffers; a view of one keeps its memory alive after the context is closed
@@ -158,17 +159,27 @@ class Context(Closable):
         All or nothing. Raises InvalidArgumentError for an adapter that is closed, of another model or given
         twice, and DeviceError when there is no memory for the larger graphs.
         """
-        active = checked_adapters(adapters)
+        self._handle.call(self._adapt, checked_adapters(adapters))
+
+    def _adapt(self, context: int, active: Active) -> None:
         if active == self._adapters:
             return
-        self._handle.call(set_adapters, active)
-        self._adapters = active
-        self.kv._decode_under(key_of(active))
+        before, under = self._adapters, self.kv._under
+        # Ctrl-C may come between any two lines, and in the handler: until all is done cells are nobody's
+        self._adapters, self.kv._under = None, DecodedUnder(os.urandom(32), True)
+        try:
+            set_adapters(context, active)
+            self.kv._decode_under(context, under, key_of(active))
+            self._adapters = active
+        except BaseException:
+            set_adapters(context, before or ())
+            self._adapters, self.kv._under = before, under
+            raise
 
     @property
     def adapters(self) -> tuple[tuple[Adapter, float], ...]:
         """The adapters that take part, with their scales; those of scale 0 are left out."""
-        return self._adapters
+        return self._adapters or ()
 
     def decode(self, batch: Batch, *, scores: bool = False) -> None:
         """Computes a batch: afterwards its tokens are in the cache, and logits() has its outputs.
@@ -345,7 +356,7 @@ class Context(Closable):
     def _reset(self, context: int) -> None:
         lib().kvg_kv_clear(context, 0)
         self._pending.drop_all()
-        self.kv._is_mixed = False
+        self.kv._forget_others()
         self._outputs.n = None
 
     def _make_room(self, context: int, n_tokens: int, n_rows: int) -> None:

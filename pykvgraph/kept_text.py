@@ -231,7 +231,7 @@ class KeptText(NotCopied):
 
         Returns with how many tokens the text then begins as the wanted one does.
         """
-        salt = block.under(b"", self._ctx.kv._adapters)
+        salt = block.under(b"", self._ctx.kv._under.key)
         found = earlier.find(wanted, len(wanted) - 1, salt)
         n_here = min(len(self._ids), self._n_true)
         if found.n > n_common or n_here - n_common >= block.N_TOKENS:

@@ -184,7 +184,7 @@ class KVCache(ReadableCache):
         """
         self._handle.call(lib().kvg_kv_clear, flag(data, "data"))
         self._pending.drop_all()
-        self._is_mixed = False
+        self._forget_others()
 
     def defrag(self, policy: Literal["fill", "sort"] = "fill") -> None:
         """Asks for compaction: the next update() or decode moves cells so that no hole is left.

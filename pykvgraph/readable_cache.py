@@ -37,6 +37,13 @@ from pykvgraph.types import CellGroup, CellsView, SeqBounds, SeqCount
 _Bytes: TypeAlias = bytes  # ReadableCache has a method of that name
 
 
+class DecodedUnder(NamedTuple):
+    """Adapters that cells are decoded under, by their key, and whether some may have been under others."""
+
+    key: bytes
+    is_mixed: bool
+
+
 class _KnownBounds(NamedTuple):
     """seq_pos_min and seq_pos_max of every sequence, after so many calls on the context."""
 
@@ -55,9 +62,8 @@ class ReadableCache(NotCopied):
         self._handle = handle
         self._pending = pending
         self._bounds = _KnownBounds(-1, [], [])
-        self._adapters = b""  # the key of those that cells are decoded under
-        self._n_adapted = 0  # how often they were changed
-        self._is_mixed = False  # whether some may have been decoded under others
+        self._under = DecodedUnder(b"", False)
+        self._n_adapted = 0  # how often the adapters were changed
 
     def seq_pos_min(self, seq: int) -> int:
         """The lowest position from which on every group has the sequence's cells; -1 when it has none."""
@@ -209,25 +215,28 @@ class ReadableCache(NotCopied):
     def _geometry(self) -> Geometry:
         return self._handle.call(read_geometry)
 
-    def _decode_under(self, adapters: _Bytes) -> None:
-        """From now on cells are decoded under these."""
-        info = self._info()
+    def _decode_under(self, context: int, before: DecodedUnder, key: _Bytes) -> None:
+        """From now on cells are decoded under these. For Handle.call() of the context."""
+        info = read_info(context)
         is_empty = info.n_states_used == 0 and all(
-            self._group(index).n_used == 0 for index in range(info.n_groups)
+            read_group(context, index).n_used == 0 for index in range(info.n_groups)
         )
-        self._is_mixed = not is_empty and (self._is_mixed or adapters != self._adapters)
-        self._adapters = adapters
+        self._under = DecodedUnder(key, not is_empty and (before.is_mixed or key != before.key))
         self._n_adapted += 1
+
+    def _forget_others(self) -> None:
+        """The cache is empty: none of its cells was decoded under other adapters."""
+        self._under = self._under._replace(is_mixed=False)
 
     @property
     def _saved_geometry(self) -> Geometry:
         """What cells fit that leave this cache or come into it: its own geometry, under its adapters."""
-        if self._is_mixed:
+        if self._under.is_mixed:
             raise UnsupportedError(
                 "some cells may have been decoded under other adapters than those that the context has now: "
                 "clear() the cache before a state is saved, loaded or sent"
             )
-        return under(self._geometry, self._adapters)
+        return under(self._geometry, self._under.key)
 
     @functools.cached_property
     def _n_groups(self) -> int:

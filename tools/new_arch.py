@@ -36,7 +36,7 @@ def main() -> None:
     given = parser.parse_args().model
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        paths = [Path(given)] if Path(given).is_file() else random_models(given, folder)
+        paths = [Path(given)] if Path(given).exists() else random_models(given, folder)
         agree = all(report(path, folder) for path in paths)  # until one doesn't
     sys.exit(not agree)
 
@@ -51,7 +51,15 @@ def random_models(name: str, folder: Path) -> list[Path]:
 
 def report(path: Path, folder: Path) -> bool:
     """All that is known of the file; whether it runs, and agrees with libllama."""
-    source = Source(path)
+    try:
+        with kvg.GgufFile(path):
+            source = Source(path)
+    except (kvg.KVGraphError, OSError) as error:  # what it accepts, the gguf package can read
+        print(f"{path.name}: {error}")
+        return False
+    except (KeyError, ValueError) as error:
+        print(f"{path.name}: no model, as its keys are not those of one: {error}")
+        return False
     print(f"\n{path.name}: {source.arch}, {source.n_layer} layers, {len(source.names)} tensors")
     with kvg.GgufFile(path) as file:
         try:

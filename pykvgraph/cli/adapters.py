@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import functools
+import io
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -43,7 +44,7 @@ class _Paths(click.ParamType):  # type: ignore[type-arg]
         """Pairs of a path and a scale. A usage error for an empty name."""
         if not isinstance(value, str):
             return value
-        return tuple(self.pair(item, param, ctx) for item in items_of(value))
+        return tuple(self.pair(item, param, ctx) for item in items_of(value, self, param, ctx))
 
     def pair(self, item: str, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, float]:
         """Of one item."""
@@ -69,9 +70,17 @@ class _ScaledPaths(_Paths):
         return path, number
 
 
-def items_of(text: str) -> list[str]:
-    """What stands between commas, as llama.cpp reads it: in double quotes a comma is one of the text."""
-    return next(csv.reader([text]), [""]) or [""]
+def items_of(
+    text: str, kind: click.ParamType[Any], param: click.Parameter | None, ctx: click.Context | None
+) -> list[str]:
+    """What stands between commas, as llama.cpp reads it: in double quotes a comma is one of the text.
+
+    A usage error for a line break outside of them.
+    """
+    rows = list(csv.reader(io.StringIO(text, newline="")))
+    if len(rows) > 1 or text.endswith(("\n", "\r")):
+        kind.fail(f"{text!r} has a line break that is not in double quotes", param, ctx)
+    return rows[0] if rows and rows[0] else [""]
 
 
 _OPTIONS = (

@@ -47,6 +47,8 @@ def inspect(model: str | None, listed: bool, as_json: bool) -> None:
     --list needs no file: it tells how near the logits of each architecture are to libllama's.
     """
     if listed:
+        if model is not None:
+            raise click.UsageError("--list tells of no file: leave the model out, or --list.")
         _print_architectures(as_json)
         return
     if model is None:
@@ -93,10 +95,10 @@ def _print_architectures(as_json: bool) -> None:
     if as_json:
         print_json({"architectures": [dataclasses.asdict(each) for each in found]})
         return
-    table = new_table("architecture", "keeps", "files", "F32", "F16", "libllama's", "after edits")
+    table = new_table("architecture", "files", "F32", "F16", "libllama's", "edited", "keeps")  # it may wrap
     for each in found:
         figures = [figure_text(figure) for figure in (each.exact, each.worst, each.own, each.edited)]
-        table.add_row(each.name, ", ".join(each.cells), str(each.files), *figures)
+        table.add_row(each.name, str(each.files), *figures, ", ".join(each.cells))
     print_table(table)
 
 

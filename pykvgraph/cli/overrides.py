@@ -11,7 +11,7 @@ from pykvgraph.cli.adapters import items_of
 from pykvgraph.cli.verb import option
 
 _BOOLS = {"true": True, "false": False}
-_INTEGER = re.compile(r"[+-]?[0-9]+")
+_INTEGER = re.compile(r"[+-]?[0-9]{1,20}")  # more are in no integer of 64 bits
 
 
 class _Override(click.ParamType):  # type: ignore[type-arg]
@@ -27,7 +27,7 @@ class _Override(click.ParamType):  # type: ignore[type-arg]
         """Pairs of a key and a value. A usage error for what is none."""
         if not isinstance(value, str):
             return value
-        return tuple(self._pair(item, param, ctx) for item in items_of(value))
+        return tuple(self._pair(item, param, ctx) for item in items_of(value, self, param, ctx))
 
     def _pair(
         self, item: str, param: click.Parameter | None, ctx: click.Context | None

@@ -342,6 +342,11 @@ class Engine(NotCopied):
         """
         return self._loop.look()
 
+    @property
+    def closed(self) -> bool:
+        """Whether it takes no more requests: after close(), or an error in the midst of a step."""
+        return self._loop.closed
+
     def close(self) -> None:
         """Cancels what runs and waits, and frees the context. A second call does nothing."""
         self._finalizer()

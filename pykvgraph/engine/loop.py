@@ -42,6 +42,11 @@ class Loop:
             self.stepper.mail.news.append(new)
             self._news.notify()
 
+    @property
+    def closed(self) -> bool:
+        """Whether nobody can come any more: by close(), or by an error in the midst of a step."""
+        return self._closed
+
     def look(self) -> EngineLook:
         """Between two steps; without a thread of its own there is no step now."""
         if self.background:

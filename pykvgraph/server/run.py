@@ -118,8 +118,7 @@ class Server(HttpServer):
         finally:
             # a thread that reads a file can't be stopped
             await asyncio.wait({loading})
-            if self.service.is_ready:
-                await asyncio.to_thread(self.service.engine.close)
+            await asyncio.to_thread(self.service.close)
         loading.result()
 
     async def _make_ready(self) -> None:

@@ -14,7 +14,7 @@ from pykvgraph.params import SamplingParams
 from pykvgraph.server.adapters import Adapters
 from pykvgraph.server.cells import Looks
 from pykvgraph.server.chat_template import ServerTemplate
-from pykvgraph.server.errors import invalid, loading
+from pykvgraph.server.errors import WireError, invalid, loading
 from pykvgraph.server.fields import Fields
 from pykvgraph.server.job import Job
 from pykvgraph.server.metrics import Metrics
@@ -53,11 +53,18 @@ class Service:
         """Whether the engine is there."""
         return self._engine is not None
 
+    def close(self) -> None:
+        """Ends the engine, if it is there."""
+        if self._engine is not None:
+            self._engine.close()
+
     @property
     def engine(self) -> Engine:
-        """Raises WireError while the model is loaded."""
+        """Raises WireError while the model is loaded, and when the engine has ended."""
         if self._engine is None:
             raise loading()
+        if self._engine.closed:
+            raise WireError(503, "unavailable_error", "the engine has ended: start the server again")
         return self._engine
 
     @property

@@ -17,8 +17,9 @@ static bool meets(const seq_set & a, const seq_set & b) {
 
 batch::batch(const kvg_batch & in, const hparams & h, uint32_t n_batch, const kv_cache & cache) : in_(in) {
     if (in.n_tokens < 1 || in.n_tokens > n_batch) {
-        fail(KVG_INVALID_ARGUMENT, "a batch of %lld tokens; this context takes 1 to %u (n_batch): split it",
-             static_cast<long long>(in.n_tokens), n_batch);
+        fail(KVG_INVALID_ARGUMENT, "a batch of %lld tokens; this context takes 1 to %u (n_batch): %s",
+             static_cast<long long>(in.n_tokens), n_batch,
+             h.encodes ? "an encoder sees all of a text at once, so shorten it, or use a larger n_batch" : "split it");
     }
     if (!in.token || !in.pos || !in.seq_begin || !in.seq_id || !in.logits) {
         fail(KVG_INVALID_ARGUMENT, "a batch with a NULL array");
@@ -44,7 +45,7 @@ batch::batch(const kvg_batch & in, const hparams & h, uint32_t n_batch, const kv
         }
     }
     read_sets(cache.n_seq_max());
-    check_positions(cache);
+    check_positions(cache, h.encodes);
     check_shared(cache, h.encodes);
 }
 
@@ -83,13 +84,18 @@ void batch::read_sets(uint32_t n_seq_max) {
     }
 }
 
-void batch::check_positions(const kv_cache & cache) const {
+void batch::check_positions(const kv_cache & cache, bool encodes) const {
     std::vector<int64_t> last(cache.n_seq_max(), -2); // -2: not looked up yet
     for (uint32_t i = 0; i < n_tokens(); ++i) {
         each_member(sets_[i].data(), sets_[i].size(), [&](uint32_t seq) {
             const bool first = last[seq] == -2;
             if (first) {
                 last[seq] = cache.seq_pos_max(seq);
+            }
+            if (first && encodes && in_.pos[i] > 0) {
+                fail(KVG_INVALID_ARGUMENT,
+                     "token %u of the batch begins a text at position %d; an encoder's text is one batch, from position 0 on", i,
+                     in_.pos[i]);
             }
             if (in_.pos[i] <= last[seq]) {
                 fail(KVG_INVALID_ARGUMENT,

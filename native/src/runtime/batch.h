@@ -29,7 +29,7 @@ public:
 
 private:
     void read_sets(uint32_t n_seq_max);
-    void check_positions(const kv_cache & cache) const;
+    void check_positions(const kv_cache & cache, bool encodes) const;
     void check_shared(const kv_cache & cache, bool encodes) const;
 
     const kvg_batch & in_; // outlives this object: one decode call

@@ -6,6 +6,7 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -125,6 +126,49 @@ def test_a_stream_ends_when_adapters_change(small: kvg.Model, adapters: list[kvg
         source.append(7)
         with pytest.raises(kvg.InvalidArgumentError, match="adapters have changed"):
             out.send()
+
+
+@pytest.mark.parametrize("where", ["before", "behind"])
+def test_ctrl_c_leaves_the_old_ones(
+    small: kvg.Model, adapters: list[kvg.Adapter], monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """Whatever was done when it came: cells are never taken for those of others."""
+    with open_context(small, n_ctx=64) as ctx, open_context(small, n_ctx=64) as plain:
+        done = ctx.kv._decode_under
+
+        def interrupted(*arguments: Any) -> None:
+            if where == "behind":
+                done(*arguments)
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(ctx.kv, "_decode_under", interrupted)
+            ctx.set_adapters([(adapters[0], 1.0)])
+        assert not list(ctx.adapters)
+        decode(ctx, TOKENS)
+        decode(plain, TOKENS)
+        assert np.array_equal(ctx.append(7), plain.append(7))
+        plain.kv.load(ctx.kv.save(0), 0)
+        ctx.set_adapters([(adapters[0], 1.0)])
+        assert list(ctx.adapters) == [(adapters[0], 1.0)]
+
+
+def test_a_file_that_is_overwritten(small: kvg.Model, adapters: list[kvg.Adapter], tmp_path: Path) -> None:
+    """Cells belong to what was loaded."""
+    path = tmp_path / "one.gguf"
+    path.write_bytes(adapters[0].path.read_bytes())
+    adapter = small.load_adapter(path)
+    path.write_bytes(adapters[1].path.read_bytes())
+    assert adapter.digest == adapters[0].digest != adapters[1].digest
+
+
+def test_more_adapters_than_can_be(small: kvg.Model, adapters: list[kvg.Adapter]) -> None:
+    many: list[kvg.Adapter] = [small.load_adapter(adapters[0].path) for _ in range(65)]
+    with open_context(small, n_ctx=64) as ctx:
+        with pytest.raises(kvg.InvalidArgumentError, match="at most 64"):
+            ctx.set_adapters([(each, 0.01) for each in many])
+        ctx.set_adapters([(each, 0.01) for each in many[1:]])
+        assert len(ctx.adapters) == 64
 
 
 def _send(ctx: kvg.Context, layout: stream.Layout) -> None:

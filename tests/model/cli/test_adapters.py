@@ -122,6 +122,9 @@ def parsed(*arguments: str, **env: str) -> Any:
 def test_lists() -> None:
     assert parsed() == []
     assert parsed("--lora", "a,b", "--lora", '"c,d",e') == [["a", 1], ["b", 1], ["c,d", 1], ["e", 1]]
+    assert parsed("--lora", '"a\nb",c') == [["a\nb", 1], ["c", 1]]
+    for wrong in ("a\nb", "a\rb", "a\n"):
+        assert "line break" in parsed("--lora", wrong)
     assert parsed("--lora-scaled", "a:0.5,b:x:-2", "--lora", "c") == [["c", 1], ["a", 0.5], ["b:x", -2]]
     assert parsed(KVGRAPH_LORA="a b,c") == [["a b", 1], ["c", 1]]
     for wrong in ("a", "a:", ":1", "a:b", "a:nan", "a:1,b", ""):

@@ -17,6 +17,7 @@ from support.hostile import byte_level
 from support.models import SMALL, TINY, TWO_GROUPS, ModelSpec, write_split
 
 import pykvgraph as kvg
+from pykvgraph.architectures import architectures, figure_text
 from pykvgraph.cli import main
 
 ModelFile = Callable[[ModelSpec], Path]
@@ -153,3 +154,15 @@ def _changed(model_file: ModelFile, folder: Path, change: Callable[[Parts], obje
     assert max(map(len, head.splitlines()[1:])) <= 80
     assert str(folder) not in "".join(head.splitlines()[1:])
     return " ".join(head.split()), json.loads(as_json.stdout)
+
+
+def test_the_list_fits_a_terminal() -> None:
+    """No figure is cut in 80 columns."""
+    result = CliRunner().invoke(main, ["inspect", "--list"], env={"COLUMNS": "80"})
+    rows = {row.split()[0]: row.split() for row in result.stdout.splitlines() if len(row.split()) > 4}
+    for each in architectures():
+        known = [figure for figure in (each.exact, each.worst, each.own, each.edited) if figure is not None]
+        shown = [str(each.files), *map(figure_text, known)]
+        assert rows[each.name][1 : 1 + len(shown)] == shown
+    refused = CliRunner().invoke(main, ["inspect", "--list", "model.gguf"])
+    assert refused.exit_code == 2 and "--list" in refused.output

@@ -142,3 +142,17 @@ def test_learned_positions_end(architecture: Architecture) -> None:
         assert len(states_of(ctx, [[5] * 16], "all")[0]) == 16
         with pytest.raises(kvg.InvalidArgumentError, match="positions 0 to 15"):
             states_of(ctx, [[5] * 17], "all")
+
+
+def test_a_text_is_one_batch(architecture: Architecture) -> None:
+    """A later part would see what came before, and what came before would not see the part."""
+    with kvg.Model(architecture(BERT), device=where.device) as model, exact_context(model) as ctx:
+        later, long = kvg.Batch(), kvg.Batch()
+        later.extend([5, 6], 3, (0,))
+        long.extend([5] * 193, 0, (0,))
+        with pytest.raises(kvg.InvalidArgumentError, match="from position 0 on"):
+            ctx.decode(later)
+        with pytest.raises(kvg.InvalidArgumentError, match="use a larger n_batch"):
+            ctx.decode(long)
+        with pytest.raises(kvg.UnsupportedError, match="encoder"):
+            kvg.LongReader(ctx)

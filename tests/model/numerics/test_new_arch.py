@@ -54,6 +54,15 @@ def test_a_file_that_libllama_refuses(architecture: Architecture) -> None:
     assert "'blk.0.attn_k.weight' has wrong shape" in done.stdout
 
 
+@pytest.mark.parametrize("data", [b"", b"GGUF", b"no model", bytes(1000)])
+def test_what_is_no_model(tmp_path: Path, data: bytes) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(data)
+    done = run(path)
+    assert (done.returncode, done.stderr) == (1, "")
+    assert done.stdout.startswith("model.gguf: ")
+
+
 def test_the_layer_and_the_tensor(
     architecture: Architecture,
     tmp_path: Path,

@@ -118,6 +118,15 @@ def test_keys(header: str) -> None:
         assert client.get("/health").status_code == client.get("/v1/models").status_code == 200
 
 
+def test_an_engine_that_has_ended() -> None:
+    """By an error in the midst of a step: who asks hears that the server is at fault."""
+    with served(load) as (url, server), httpx.Client(base_url=url) as client:
+        assert server.service.engine is not None
+        server.service.engine.close()
+        for reply in (client.get("/health"), client.post("/completion", json={"prompt": "a"})):
+            assert reply.status_code == 503 and "has ended" in reply.json()["error"]["message"]
+
+
 def test_while_the_model_is_loaded() -> None:
     """Clients hear so, and a model that can't be loaded ends the server."""
     go_on = threading.Event()
