@@ -51,7 +51,7 @@ def write_vocabulary(path: Path, kind: str, tokens: list[str], pre: str = "defau
 
 def open_tokenizer(path: Path) -> kvg.Tokenizer:
     with kvg.GgufFile(path) as file:
-        return kvg.Tokenizer(path, file._handle.call(Vocabulary.read, ()))
+        return kvg.Tokenizer(path, file._handle.call(Vocabulary.read, {}))
 
 
 def byte_level_tokens() -> list[str]:
@@ -165,7 +165,7 @@ def test_long_words_of_a_regex_pre_tokenizer(tmp_path: Path) -> None:
     script = (
         "from pathlib import Path; import pykvgraph as kvg; from pykvgraph.text.tokenizer import Vocabulary\n"
         f"path = Path({str(path)!r})\n"
-        "tokenizer = kvg.Tokenizer(path, kvg.GgufFile(path)._handle.call(Vocabulary.read, ()))\n"
+        "tokenizer = kvg.Tokenizer(path, kvg.GgufFile(path)._handle.call(Vocabulary.read, {}))\n"
         "for text in ('a' * 200_000, ' ' * 200_000, 'é中' * 100_000):\n"
         "    assert tokenizer.decode(tokenizer.encode(text)) == text\n"
         "print('whole')"
@@ -180,7 +180,7 @@ def test_threads_with_small_stacks(tmp_path: Path, kib: int) -> None:
     script = (
         "import threading; import pykvgraph as kvg; from pykvgraph.text.tokenizer import Vocabulary\n"
         f"file = kvg.GgufFile({str(path)!r})\n"
-        "tokenizer = kvg.Tokenizer(file.path, file._handle.call(Vocabulary.read, ()))\n"
+        "tokenizer = kvg.Tokenizer(file.path, file._handle.call(Vocabulary.read, {}))\n"
         f"threading.stack_size({kib} << 10)\n"
         "def work():\n"
         "    for n in (1, 600, 2000, 4096):\n"

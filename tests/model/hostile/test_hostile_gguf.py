@@ -140,7 +140,7 @@ def refused(parts: Parts, path: Path) -> Exception:
     parts.raw().write(path)
     with kvg.GgufFile(path) as file:
         try:
-            file._handle.call(Vocabulary.read, ())
+            file._handle.call(Vocabulary.read, {})
         except (kvg.ModelLoadError, kvg.UnsupportedError) as error:
             return error
     pytest.fail("accepted")
@@ -323,5 +323,5 @@ def test_what_is_only_odd(parts: Parts, tmp_path: Path, change: Callable[[Parts]
     path = tmp_path / "model.gguf"
     parts.raw().write(path)
     with kvg.GgufFile(path) as file:
-        tokenizer = kvg.Tokenizer(path, file._handle.call(Vocabulary.read, ()))
+        tokenizer = kvg.Tokenizer(path, file._handle.call(Vocabulary.read, {}))
     assert tokenizer.decode(tokenizer.encode("the cat", add_special=False)) == "the cat"
