@@ -27,7 +27,7 @@ help: ## this list
 passkey: install ## a key is hidden in a text longer than the cache, and found
 	$(BIN)/pykvgraph passkey
 
-demo: install ## an endless story: 4 contexts long, a line per shift
+demo: install ## a story that is 4 contexts long, a line per shift
 	$(BIN)/python examples/chat.py --story -m $(MODEL)
 
 check: lint install ## a minute: lint, and Python tests that aren't marked slow

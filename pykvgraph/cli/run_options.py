@@ -109,7 +109,7 @@ def _options(temperature: float, max_tokens: int) -> list[Callable[[Command], Co
             type=_NumberOfTokens(min=1),
             metavar="N",
             default=max_tokens,
-            help="Most tokens to generate; -1: until the model ends the text.",
+            help="Most tokens to generate; -1: until the model ends the text, which may be never.",
         ),
         option(
             "-c",

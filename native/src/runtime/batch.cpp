@@ -94,8 +94,8 @@ void batch::check_positions(const kv_cache & cache, bool encodes) const {
             }
             if (first && encodes && in_.pos[i] > 0) {
                 fail(KVG_INVALID_ARGUMENT,
-                     "token %u of the batch begins a text at position %d; an encoder's text is one batch, from position 0 on", i,
-                     in_.pos[i]);
+                     "token %u of the batch begins a text at position %d; an encoder's text is one batch, from position 0 on",
+                     i, in_.pos[i]);
             }
             if (in_.pos[i] <= last[seq]) {
                 fail(KVG_INVALID_ARGUMENT,
