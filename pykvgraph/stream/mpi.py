@@ -5,6 +5,7 @@ mpi4py is an optional dependency, and is imported when an end is opened: that st
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import threading
 import time
@@ -117,9 +118,26 @@ def _start() -> Any:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:  # RuntimeError: it finds no library of MPI
         raise ImportError(f"mpi needs mpi4py and MPI ({error}): pip install 'pykvgraph[mpi]'") from error
+    with _opening:
+        if not _n_opened:
+            atexit.unregister(_take_goodbyes)
+            atexit.register(_take_goodbyes)  # behind MPI's own, so it runs before that
     if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
         raise UnsupportedError("this MPI lets one thread call it, and streams use several: use that of mpich")
     return MPI
+
+
+def _take_goodbyes() -> None:
+    """MPI can't end well with messages that nobody took, and mpiexec kills other ranks then."""
+    from mpi4py import MPI
+
+    if MPI.Is_finalized():
+        return
+    for rank, n in _n_opened.items():
+        for session in range(min(n, _N_SESSIONS)):
+            tag = session * _N_TAGS + _BYE
+            while MPI.COMM_WORLD.Iprobe(rank, tag):
+                MPI.COMM_WORLD.Recv([bytearray(), MPI.BYTE], rank, tag)
 
 
 def _rank_of(address: str, n_ranks: int) -> int:
