@@ -52,29 +52,36 @@ def random_models(name: str, folder: Path) -> list[Path]:
 def report(path: Path, folder: Path) -> bool:
     """All that is known of the file; whether it runs, and agrees with libllama."""
     try:
-        with kvg.GgufFile(path):
+        with kvg.GgufFile(path) as file:
             source = Source(path)
+            print(f"\n{path.name}: {source.arch}, {source.n_layer} layers, {len(source.names)} tensors")
+            refusal = why_not(file)
     except (kvg.KVGraphError, OSError) as error:  # what it accepts, the gguf package can read
         print(f"{path.name}: {error}")
         return False
     except (KeyError, ValueError) as error:
         print(f"{path.name}: no model, as its keys are not those of one: {error}")
         return False
-    print(f"\n{path.name}: {source.arch}, {source.n_layer} layers, {len(source.names)} tensors")
-    with kvg.GgufFile(path) as file:
-        try:
-            file.model_info()
-        except kvg.KVGraphError as error:
-            print(f"does not run: {str(error).partition('; there are: ')[0]}")
-            print("its keys:", ", ".join(f"{key} {value}" for key, value in source.keys().items()))
-            print_rows(nearest_rows(source))
-            return False
+    if refusal:
+        print(f"does not run: {refusal}")
+        print("its keys:", ", ".join(f"{key} {value}" for key, value in source.keys().items()))
+        print_rows(nearest_rows(source))
+        return False
     print(f"the row: {row_of(source.arch)}")
     verdict = compare(path)
     print(verdict)
     if not verdict.agrees and verdict.error is not None:
         explain(source, folder)
     return verdict.agrees
+
+
+def why_not(file: kvg.GgufFile) -> str:
+    """Why the file doesn't run, without the list of all rows; "" when it does."""
+    try:
+        file.model_info()
+    except kvg.KVGraphError as error:
+        return str(error).partition("; there are: ")[0]
+    return ""
 
 
 def print_rows(rows: list[Row]) -> None:

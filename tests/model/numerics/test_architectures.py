@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -179,12 +180,13 @@ NAMES = [name for name in dict.fromkeys(NAMES) if name != "apertus"]
 def compare(record: Record, path: Path, n_vocab: int = N_VOCAB, exact: float = EXACT) -> None:
     """The rule; and with F32 weights, how much is not rounding. exact: what that may be."""
     ids = random_ids(N_TOKENS, n_vocab, seed=1)
-    seen = judge(path, lambda engine: prompt_then_singles(engine, ids, N_PROMPT), n_ctx=256)
+    scenario = partial(prompt_then_singles, ids=ids, n_prompt=N_PROMPT)
+    seen = judge(path, scenario, n_ctx=256)
     error = None
     with kvg.GgufFile(path) as file:
         is_rounded = any(tensor.type != "f32" for tensor in file.tensors)
     if not is_rounded:
-        error = exact_error(path, lambda engine: prompt_then_singles(engine, ids, N_PROMPT), n_ctx=256)
+        error = exact_error(path, scenario, n_ctx=256)
         assert error <= exact
     leave(record, path, Judged(error, seen.worst, seen.own))
 
