@@ -18,9 +18,9 @@ from pykvgraph._native.library import lib, sized
 from pykvgraph.checks import real, shown
 from pykvgraph.errors import InvalidArgumentError
 from pykvgraph.gguf_file import native_path, read_metadata
+from pykvgraph.params import MOST_SCALE
 from pykvgraph.sizes import parameters_text, size_text
 
-MOST_SCALE = 1e6
 MOST_ADAPTERS = 64  # that take part together
 Active: TypeAlias = "tuple[tuple[Adapter, float], ...]"
 _READ_BYTES = 1 << 20
@@ -38,6 +38,8 @@ class Adapter(Closable):
     """
 
     def __init__(self, model: Handle, path: str | os.PathLike[str], has_device: bool) -> None:
+        if not isinstance(model, Handle):
+            raise InvalidArgumentError("an adapter is made by model.load_adapter(path)")
         name = native_path(path)
         self.path = Path(os.fsdecode(name)).absolute()
         self._model = model
@@ -68,11 +70,8 @@ class Adapter(Closable):
 renew_cached_properties_in_child(Adapter)
 
 
-def checked_adapters(adapters: Any) -> tuple[tuple[Adapter, float], ...]:
-    """Pairs of an adapter and its scale, those of scale 0 left out, in an order of their own.
-
-    So lists that mean the same are equal. Raises InvalidArgumentError for anything else.
-    """
+def pairs_of(adapters: Any) -> Active:
+    """Pairs of an adapter and its scale, as given. Raises InvalidArgumentError for anything else."""
     if not isinstance(adapters, Iterable):
         raise InvalidArgumentError(
             f"adapters must be pairs of an Adapter and its scale, got {shown(adapters)}"
@@ -87,6 +86,15 @@ def checked_adapters(adapters: Any) -> tuple[tuple[Adapter, float], ...]:
         if any(adapter is other for other, _ in pairs):
             raise InvalidArgumentError(f"{adapter.path} is given twice")
         pairs.append((adapter, scale))
+    return tuple(pairs)
+
+
+def checked_adapters(adapters: Any) -> Active:
+    """pairs_of(), those of scale 0 left out, in an order of their own: lists that mean the same are equal.
+
+    Raises InvalidArgumentError.
+    """
+    pairs = pairs_of(adapters)
     active = [(adapter, scale) for adapter, scale in pairs if scale != 0.0]
     if len(active) > MOST_ADAPTERS:
         raise InvalidArgumentError(f"at most {MOST_ADAPTERS} adapters take part together, got {len(active)}")

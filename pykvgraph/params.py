@@ -45,6 +45,7 @@ SAMPLERS = (
     "temperature",
     "infill",
 )
+MOST_SCALE = 1e6  # of a LoRA adapter
 MAX_SEED = 2**32 - 2  # for libllama, 2^32 - 1 means a random seed
 _MAX_THREADS = 512
 _MAX_LAST_N = 1 << 20

@@ -50,8 +50,8 @@ class Conversation(NotCopied):
 
     change: what the last prompt took; None before the first. n_forgotten: number of turns that were given up.
 
-    The sequence belongs to this object. Raises UnsupportedError for a model without a tokenizer, and
-    InvalidArgumentError for a chat template that can't be used and for any bad argument.
+    The sequence belongs to this object. Raises UnsupportedError for an encoder and for a model without a
+    tokenizer, and InvalidArgumentError for a chat template that can't be used and for any bad argument.
     """
 
     def __init__(
@@ -68,6 +68,7 @@ class Conversation(NotCopied):
     ) -> None:
         if not isinstance(ctx, Context):
             raise InvalidArgumentError(f"ctx must be a pykvgraph.Context, got {shown(ctx)}")
+        ctx.model._require_logits()
         self._ctx = ctx
         self._seq = integer(seq, "seq", 0, ctx.n_seq_max - 1)
         self._n_keep = None if n_keep is None else integer(n_keep, "n_keep", 0)

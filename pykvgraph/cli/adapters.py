@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pykvgraph.cli.verb import option
+from pykvgraph.params import MOST_SCALE
 
 if TYPE_CHECKING:
     from pykvgraph.adapter import Adapter
@@ -65,8 +66,10 @@ class _ScaledPaths(_Paths):
             number = float(scale)
         except ValueError:
             number = float("nan")
-        if not path or not abs(number) <= 1e6:
-            self.fail(f"{item!r} must be FILE:SCALE, with a number for SCALE", param, ctx)
+        if not path or not abs(number) <= MOST_SCALE:
+            self.fail(
+                f"{item!r} must be FILE:SCALE, with a number up to {MOST_SCALE:g} for SCALE", param, ctx
+            )
         return path, number
 
 

@@ -52,6 +52,11 @@ def _read(source: IO[str]) -> str:
         raise click.ClickException(f"{source.name} is no prompt: it is not text in UTF-8") from error
 
 
+def escaped(text: str) -> str:
+    """The text with its newlines as they are typed."""
+    return text.replace("\n", r"\n")
+
+
 def unescaped(text: str) -> str:
     """The text with its escapes replaced; a backslash before another character stays."""
 

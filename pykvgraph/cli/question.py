@@ -20,6 +20,13 @@ LONGEST_LINE = 1 << 26  # bytes
 _N_AHEAD = 16  # lines that are read before they are asked for
 _SOURCES = ("prompt", "messages", "tokens")
 _FIELDS = frozenset(field.name for field in dataclasses.fields(SamplingParams))
+# the names of llama-server and of OpenAI, where they are others
+_SAME = {
+    "n_predict": "max_tokens",
+    "max_completion_tokens": "max_tokens",
+    "repeat_last_n": "penalty_last_n",
+    "n_probs": "top_logprobs",
+}
 
 
 class Line(NamedTuple):
@@ -120,9 +127,9 @@ def question_of(fields: dict[str, Any]) -> Question:
     sampling = {name: value for name, value in fields.items() if name not in (*_SOURCES, "id")}
     unknown = sorted(sampling.keys() - _FIELDS)
     if unknown:
-        raise InvalidArgumentError(
-            f"there is no field {shown(unknown[0])}: {', '.join(sorted(_FIELDS))} are known"
-        )
+        name = unknown[0]
+        hint = f"it is {_SAME[name]!r} here" if name in _SAME else f"{', '.join(sorted(_FIELDS))} are known"
+        raise InvalidArgumentError(f"there is no field {shown(name)}: {hint}")
     if "logit_bias" in sampling:
         sampling["logit_bias"] = _biases(sampling["logit_bias"])
     return Question(given[0], fields[given[0]], SamplingParams(**sampling))

@@ -70,12 +70,14 @@ class _StopString(click.types.StringParamType):
         return [rv]
 
 
-class _NumberOfTokens(click.IntRange):
-    """A number from 1 on; -1 for as many as the model wants."""
+class _NumberOfTokens(click.ParamType):  # type: ignore[type-arg]
+    """A number from 1 on; -1 for as many as the model wants. No IntRange: --help would say x>=1 beside -1."""
+
+    name = "N"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """A usage error for 0."""
-        return INT32_MAX if str(value) == "-1" else super().convert(value, param, ctx)
+        return INT32_MAX if str(value) == "-1" else COUNT.convert(value, param, ctx)
 
 
 def run_options(
@@ -106,7 +108,7 @@ def _options(temperature: float, max_tokens: int) -> list[Callable[[Command], Co
             "-n",
             "--n-predict",
             "max_tokens",
-            type=_NumberOfTokens(min=1),
+            type=_NumberOfTokens(),
             metavar="N",
             default=max_tokens,
             help="Most tokens to generate; -1: until the model ends the text, which may be never.",

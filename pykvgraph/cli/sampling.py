@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from pykvgraph.cli.prompt import unescaped
+from pykvgraph.cli.prompt import escaped, unescaped
 from pykvgraph.cli.verb import option
 from pykvgraph.params import SamplingParams
 
@@ -143,6 +143,7 @@ _OPTIONS = [
         multiple=True,
         metavar="TEXT",
         default=SamplingParams.dry_sequence_breakers,
+        show_default=" ".join(map(escaped, SamplingParams.dry_sequence_breakers)),
         callback=_breakers,
         help="No repetition goes across TEXT; may be repeated; none: nothing breaks one.",
     ),

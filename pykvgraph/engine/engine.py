@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 
 from pykvgraph._native.handles import NotCopied
-from pykvgraph.adapter import Active, Adapter, checked_adapters, key_of
+from pykvgraph.adapter import Active, Adapter, checked_adapters, key_of, pairs_of
 from pykvgraph.checks import Integers, flag, integer, integers, real, shown
 from pykvgraph.context import Context
 from pykvgraph.engine.branch import Branch
@@ -90,6 +90,7 @@ class Engine(NotCopied):
     ) -> None:
         if not isinstance(model, Model):
             raise InvalidArgumentError(f"model must be a pykvgraph.Model, got {shown(model)}")
+        self.adapters = pairs_of(adapters)
         own = {"checkpoint_cells", "checkpoint_bytes"} & context.keys()
         if own:
             raise InvalidArgumentError(f"{min(own)}: the engine sizes it itself")
@@ -122,9 +123,8 @@ class Engine(NotCopied):
             n_seq_max=n_seq_max,
             **sizes.points,
             **context,
-            adapters=(given := tuple(adapters)),
+            adapters=self.adapters,
         )
-        self.adapters = given
         if cache_reuse and not self.can_shift:
             self.context.close()
             raise UnsupportedError(
@@ -306,6 +306,8 @@ class Engine(NotCopied):
         adapters: Iterable[tuple[Adapter, float]] | None = None,
     ) -> list[np.typing.NDArray[np.float32]]:
         """embed() of several texts; an encoder's go together, as many as n_batch has room for."""
+        if isinstance(prompts, str) or not isinstance(prompts, Iterable):
+            raise InvalidArgumentError(f"prompts must be a list of prompts, got {shown(prompts)}")
         if pooling not in POOLINGS:
             raise InvalidArgumentError(f"pooling must be one of {POOLINGS}, got {shown(pooling)}")
         ctx, texts = self.context, [array("i", self._ids_of(prompt).tobytes()) for prompt in prompts]

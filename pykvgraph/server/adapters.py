@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
-from pykvgraph.adapter import MOST_SCALE, Active, Adapter, checked_adapters
+from pykvgraph.adapter import Active, Adapter, checked_adapters
 from pykvgraph.checks import shown
+from pykvgraph.params import MOST_SCALE
 from pykvgraph.server.body import read_body
 from pykvgraph.server.errors import invalid
 from pykvgraph.server.fields import Fields
@@ -52,7 +53,10 @@ class Adapters:
             number = fields.integer("id", -1)
             if not 0 <= number < len(scales):
                 raise invalid(f"'lora': no adapter has id {number}; /lora-adapters lists {len(scales)}")
-            scales[number] = fields.real("scale", 0.0, -MOST_SCALE, MOST_SCALE)
+            scale = fields.real("scale", 0.0)
+            if not abs(scale) <= MOST_SCALE:
+                raise invalid(f"'lora': a scale must be from {-MOST_SCALE:g} to {MOST_SCALE:g}")
+            scales[number] = scale
         return scales
 
     def of(self, fields: Fields) -> Active:

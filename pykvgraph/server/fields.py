@@ -41,7 +41,7 @@ class Fields:
         value = self._number(name)
         if value is None:
             return default
-        if not math.isfinite(value):
+        if isinstance(value, float) and not math.isfinite(value):  # it takes no integer beyond 1e308
             raise _wrong(name, "a number", value)
         if not low <= int(value) <= high:
             raise invalid(f"Field '{name}': must be from {low} to {high}, got {shown(int(value))}")

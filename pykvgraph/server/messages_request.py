@@ -12,7 +12,7 @@ from pykvgraph.server.fields import Fields
 
 _MOST_TOKENS = 4096
 _MOST_THOUGHTS = 10000  # tokens, as in llama-server
-_SAME = ("seed", "temperature", "top_p", "top_k", "stream", "chat_template_kwargs")
+_SAME = ("seed", "temperature", "top_p", "top_k", "stream", "chat_template_kwargs", "lora")
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 # Claude Code writes a number there that is another one each time, and the prompt would never be in the cache
 _STAMP = re.compile(r"(x-anthropic-billing-header:.*?cch=).{5};", re.DOTALL)

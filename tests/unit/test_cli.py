@@ -99,6 +99,13 @@ def test_help_shows_defaults(variable: str, default: str) -> None:
     assert f"env var: KVGRAPH_{variable}; default: {default}" in words
 
 
+def test_help_shows_what_may_be_typed() -> None:
+    """-1 is outside of no range, and a newline is an escape."""
+    words = " ".join(run("generate", "--help").stdout.split())
+    assert "KVGRAPH_N_PREDICT; default: 256]" in words
+    assert r'default: (\n : " *)]' in words
+
+
 def test_a_variable_means_the_same_everywhere() -> None:
     names: dict[Any, set[str]] = {}
     for verb in VERBS:

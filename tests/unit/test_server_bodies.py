@@ -147,3 +147,11 @@ def test_what_has_no_equal(read: Any, body: dict[str, Any], code: int) -> None:
     with pytest.raises(WireError) as caught:
         read(body)
     assert caught.value.code == code
+
+
+@pytest.mark.parametrize("number", [10**400, -(10**400), 1e400, float("nan")])
+def test_numbers_that_are_none_or_too_long(number: float) -> None:
+    """An integer may be longer than a float can be."""
+    with pytest.raises(WireError, match="seed") as caught:
+        Fields({"seed": number}).integer("seed", -1)
+    assert caught.value.code == 400

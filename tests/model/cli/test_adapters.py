@@ -127,6 +127,6 @@ def test_lists() -> None:
         assert "line break" in parsed("--lora", wrong)
     assert parsed("--lora-scaled", "a:0.5,b:x:-2", "--lora", "c") == [["c", 1], ["a", 0.5], ["b:x", -2]]
     assert parsed(KVGRAPH_LORA="a b,c") == [["a b", 1], ["c", 1]]
-    for wrong in ("a", "a:", ":1", "a:b", "a:nan", "a:1,b", ""):
+    for wrong in ("a", "a:", ":1", "a:b", "a:nan", "a:1.1e6", "a:1,b", ""):
         assert "FILE:SCALE" in parsed("--lora-scaled", wrong)
     assert "empty" in parsed("--lora", "a,,b")

@@ -126,6 +126,7 @@ def test_shared_prefixes_are_told(batch: Batch, answers: Answers) -> None:
         ({"prompt": "a", "temperature": "warm"}, "temperature"),
         ({"prompt": "a", "max_tokens": 0}, "max_tokens"),
         ({"prompt": "a", "max_tokens": 5000}, "5001 cells"),
+        ({"prompt": "a", "n_predict": 5}, "it is 'max_tokens' here"),
         ({"prompt": "a", "logit_bias": {"a": 1}}, "logit_bias"),
         ({"prompt": "a", "logit_bias": [[1]]}, "logit_bias"),
         ({"prompt": "a", "grammar": "root ::= ("}, "grammar"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -71,6 +72,14 @@ def test_an_engines_own_adapters(small: kvg.Model, sets: list[Active]) -> None:
             pass
         assert list(own.result().tokens) == alone(small, sets[1], PROMPT)
         assert list(none.result().tokens) == alone(small, (), PROMPT)
+
+
+@pytest.mark.parametrize("wrong", [7, "a", [3]])
+def test_what_is_no_list_is_refused(small: kvg.Model, wrong: Any) -> None:
+    with pytest.raises(kvg.InvalidArgumentError, match="adapters must be pairs"):
+        kvg.Engine(small, n_ctx=64, adapters=wrong)
+    with pytest.raises(kvg.InvalidArgumentError, match="load_adapter"):
+        kvg.Adapter(small, "a.gguf", False)  # type: ignore[arg-type]
 
 
 def test_prefix_files_belong_to_adapters(small: kvg.Model, sets: list[Active], tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from support.served import served
 from support.vocabularies import of_kind
 
 import pykvgraph as kvg
+from pykvgraph.chat import Conversation
 
 Architecture = Callable[[ArchSpec], Path]
 BERT = ArchSpec("bert", head_dim=16, n_head_kv=4, pooling=2)
@@ -46,10 +47,23 @@ def test_many_texts_in_few_batches(architecture: Architecture) -> None:
         assert all(cosine(a, b) > 1 - 1e-6 for a, b in zip(found, theirs, strict=True))
         assert np.allclose(engine.embed(texts[2], "first"), found[2], atol=1e-4)
         assert engine.embed_all([]) == []
+        for wrong in (None, 7, "a text"):
+            with pytest.raises(kvg.InvalidArgumentError, match="list of prompts"):
+                engine.embed_all(wrong)  # type: ignore[arg-type]
         with pytest.raises(kvg.InvalidArgumentError, match=r"text 1 has 33 tokens.*n_batch"):
             engine.embed_all([[1], [1] * 33])
         with pytest.raises(kvg.UnsupportedError, match="encoder"):
             engine.submit([1, 2])
+
+
+def test_nobody_talks_with_an_encoder(words: Path) -> None:
+    """And hears so at once, not with the first message."""
+    with (
+        kvg.Model(words, device="cpu") as model,
+        kvg.Context(model, n_ctx=64) as ctx,
+        pytest.raises(kvg.UnsupportedError, match="encoder"),
+    ):
+        Conversation(ctx)
 
 
 def test_an_encoder_drafts_nothing(architecture: Architecture) -> None:

@@ -93,9 +93,31 @@ def test_embeddings(ours: httpx.Client) -> None:
     assert embed() != embed(lora=[{"id": 0, "scale": 0.1}])
 
 
+def test_messages(ours: httpx.Client) -> None:
+    """As a chat says it."""
+    body = {"messages": [{"role": "user", "content": PROMPT}], "max_tokens": 16, "temperature": 0}
+    texts = []
+    for lora in (None, [{"id": 0, "scale": 0.1}, {"id": 1, "scale": 0.75}]):
+        chat = ours.post("/v1/chat/completions", json=body | {"lora": lora}).json()
+        said = ours.post("/v1/messages", json=body | {"lora": lora}).json()
+        texts.append("".join(block["text"] for block in said["content"]))
+        assert texts[-1] == chat["choices"][0]["message"]["content"]
+    assert texts[0] != texts[1]
+    assert ours.post("/v1/messages", json=body | {"lora": [{"id": 9, "scale": 1}]}).status_code == 400
+
+
 @pytest.mark.parametrize(
     "lora",
-    [3, [3], [{"id": 2, "scale": 1}], [{"id": -1, "scale": 1}], [{"scale": 1}], [{"id": 0, "scale": "1"}]],
+    [
+        3,
+        [3],
+        [{"id": 2, "scale": 1}],
+        [{"id": -1, "scale": 1}],
+        [{"scale": 1}],
+        [{"id": 0, "scale": "1"}],
+        [{"id": 0, "scale": 1.1e6}],
+        [{"id": 0, "scale": -1.1e6}],
+    ],
 )
 def test_wrong_wishes(ours: httpx.Client, lora: Any) -> None:
     before = ours.get("/lora-adapters").json()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import json
 import re
+import threading
 import time
 from typing import Any
 
@@ -16,6 +17,7 @@ from support.served import N_SLOTS, served
 
 import pykvgraph as kvg
 from pykvgraph.cli import main
+from pykvgraph.engine.stepper import Stepper
 from pykvgraph.server import cells, run
 from pykvgraph.server.settings import Settings
 
@@ -84,26 +86,47 @@ def test_cells_and_requests_while_they_run(monkeypatch: pytest.MonkeyPatch) -> N
     shown: list[kvg.EngineLook] = []
     look = kvg.Engine.look
 
+    looks = threading.Event()
+
     def look_once_all_talk(engine: kvg.Engine) -> kvg.EngineLook:
+        looks.set()
         found = look(engine)
-        while len(found.running) < N_SLOTS or not all(text.n_said for text in found.running):
+        while (len(found.running), len(found.waiting)) != (N_SLOTS, 1) or not all(
+            text.n_said for text in found.running
+        ):
             found = look(engine)
         shown.append(found)
         return found
 
+    come: list[kvg.Request] = []
+    submit, step = kvg.Engine.submit, Stepper.step
+
+    def noted(engine: kvg.Engine, *given: Any, **more: Any) -> kvg.Request:
+        come.append(submit(engine, *given, **more))
+        return come[-1]
+
+    def step_once_all_came(stepper: Stepper) -> None:
+        """Else on a loaded machine the first text ends before the last one comes, or anybody looks."""
+        while len(come) <= N_SLOTS or not looks.is_set():
+            time.sleep(0.001)
+        step(stepper)
+
     monkeypatch.setattr(kvg.Engine, "look", look_once_all_talk)
+    monkeypatch.setattr(kvg.Engine, "submit", noted)
+    monkeypatch.setattr(Stepper, "step", step_once_all_came)
     with (
         served(load) as (url, _),
         httpx.Client(base_url=url, timeout=30) as client,
-        concurrent.futures.ThreadPoolExecutor(N_SLOTS + 1) as pool,
+        concurrent.futures.ThreadPoolExecutor(N_SLOTS + 2) as pool,
     ):
 
         def ask(number: int) -> httpx.Response:
             body = {"prompt": f"{SHARED}{number}", "n_predict": 300, "ignore_eos": True}
             return client.post("/completion", json=body)
 
+        look_at = pool.submit(client.get, "/cells")
         answers = [pool.submit(ask, number) for number in range(N_SLOTS + 1)]
-        told = client.get("/cells").json()
+        told = look_at.result(60).json()
         assert all(answer.result(60).status_code == 200 for answer in answers)
     view, group = shown[0].views[0], told["groups"][0]
     each = naive(view)
