@@ -26,6 +26,7 @@ import numpy as np
 
 import pykvgraph as kvg
 from pykvgraph import stream
+from pykvgraph.text.text_stream import TextStream
 
 LONG = 3600.0  # seconds that an end waits for the other one
 N_BATCH = 512
@@ -121,14 +122,12 @@ def read(ctx: kvg.Context, prompt: list[int], decoded: Callable[[], None] = lamb
 
 
 def write(ctx: kvg.Context, end: stream.Transport, prompt: list[int], n: int) -> None:
-    text, n_shown = list(prompt), 0
+    tokenizer = ctx.model.tokenizer
+    print(tokenizer.decode(prompt), end="", flush=True)
+    said = TextStream()  # a letter may span tokens
     for token in answer(ctx, end, prompt, n):
-        text.append(token)
-        said = ctx.model.tokenizer.decode(text)
-        if not said.endswith("\ufffd"):  # the half of a letter
-            print(said[n_shown:], end="", flush=True)
-            n_shown = len(said)
-    print()
+        print(said.feed(tokenizer.token_to_piece(token)), end="", flush=True)
+    print(said.finish())
 
 
 def measure(ctx: kvg.Context, end: stream.Transport, prompt: list[int]) -> None:

@@ -20,6 +20,7 @@ import numpy as np
 
 import pykvgraph as kvg
 from pykvgraph import stream
+from pykvgraph.text.text_stream import TextStream
 
 LONG = 3600.0  # seconds: longer than any pause of the text
 N_BATCH = 512
@@ -79,7 +80,7 @@ def watch(ctx: kvg.Context, arguments: list[str], kill_after: int, n_prompt: int
                     worker.kill()
         except kvg.TransportError:
             go_on(ctx, copy.text, copy.go_on(), n_prompt + n, screen)
-    print()
+    screen.end()
 
 
 def go_on(ctx: kvg.Context, text: list[int], undecoded: list[int], n_text: int, screen: Screen) -> None:
@@ -101,13 +102,18 @@ class Screen:
 
     def __init__(self, model: kvg.Model) -> None:
         self._tokenizer = model.tokenizer
+        self._stream = TextStream()  # a letter may span tokens
         self._n_shown = 0
 
     def show(self, text: list[int]) -> None:
-        said = self._tokenizer.decode(text)
-        if not said.endswith("\ufffd"):  # the half of a letter
-            print(said[self._n_shown :], end="", flush=True)
-            self._n_shown = len(said)
+        data = b"".join(map(self._tokenizer.token_to_piece, text[self._n_shown :]))
+        if self._tokenizer.space_prefix and not self._n_shown:
+            data = data.removeprefix(b" ")  # which encode() puts before a text
+        self._n_shown = len(text)
+        print(self._stream.feed(data), end="", flush=True)
+
+    def end(self) -> None:
+        print(self._stream.finish())
 
     def tell(self, what: str) -> None:
         print(what, file=sys.stderr, flush=True)

@@ -560,6 +560,9 @@ KVG_API kvg_status kvg_kv_read(kvg_context * context, int64_t layer, int32_t v, 
 
 /* ---- state ---- */
 
+/* Rows of some cells in a layer, on their way to another cache (kvg_kv_pack). */
+typedef struct kvg_packed kvg_packed;
+
 /* Cells of one group that come from outside. data: K and then V of each of its layers, a row per cell. The values are not checked: NaN or
    infinity may reach sequences that don't see the cell. */
 typedef struct kvg_kv_rows {
@@ -572,6 +575,9 @@ typedef struct kvg_kv_rows {
     const int32_t * lost;   /* (n_seq_max), as kvg_kv_seq_lost gives it; NULL: nothing */
     const uint8_t * data;
     uint64_t n_bytes;
+    const kvg_packed * const *
+        packed;            /* (n_layer): rows that are there, in place of those in `data`, or NULL; NULL: all are in `data` */
+    const int32_t * which; /* (n_cells): which of the packed rows each cell gets; NULL without packed rows */
 } kvg_kv_rows;
 
 /* The rows to read, and the buffers for them. */
@@ -589,6 +595,12 @@ typedef struct kvg_kv_read_request {
 
 /* Raw K and V of cells. A pending K-shift runs first, as in kvg_kv_update. K of cells that wait is rotated in `data` only. */
 KVG_API kvg_status kvg_kv_read_rows(kvg_context * context, const kvg_kv_read_request * request);
+/* Copies K and V of cells, as kvg_kv_read_rows gives them. layer: an index into the group's layers. What is on a device stays there, in a
+   buffer of its own, unless K of any of these cells waits for its rotation. */
+KVG_API kvg_status kvg_kv_pack(kvg_context * context, int64_t group, int64_t layer, const int32_t * cells, int64_t n_cells,
+                               kvg_packed ** out);
+/* May be called from any thread. */
+KVG_API void kvg_packed_free(kvg_packed * packed);
 /* Checkpoints that come with cells (kvg_kv_rows). */
 typedef struct kvg_kv_checkpoint_list {
     size_t struct_size;
@@ -684,19 +696,20 @@ typedef struct kvg_tapped {
     uint64_t n_bytes;
 } kvg_tapped;
 
-/* What decodes did since the mark before. */
-typedef struct kvg_tap_marked {
+/* What decodes did since they were told of before. */
+typedef struct kvg_tap_told {
     size_t struct_size;
     int64_t n_decodes; /* that succeeded, with tokens of the sequence */
     int64_t first;     /* the lowest position that they decoded; -1: none */
     int64_t taken;     /* the last position whose rows were taken, also of a decode that failed; -1: none */
-} kvg_tap_marked;
+} kvg_tap_told;
 
 /* max_bytes: of rows that nobody has taken. When there would be more, all is dropped and the tap is over: a decode never waits. 0: no rows
    are taken. */
 KVG_API kvg_status kvg_tap_open(kvg_context * context, int64_t seq, uint64_t max_bytes, kvg_tap ** out);
-/* Puts a mark behind all that was taken so far. */
-KVG_API kvg_status kvg_tap_mark(kvg_context * context, kvg_tap * tap, kvg_tap_marked * out);
+KVG_API kvg_status kvg_tap_tell(kvg_context * context, kvg_tap * tap, kvg_tap_told * out);
+/* Puts a mark behind all that was taken so far, which wakes who waits. Nothing on a tap that takes no rows. May be called from any thread. */
+KVG_API kvg_status kvg_tap_mark(kvg_tap * tap);
 /* Waits until something has come, or so many milliseconds. These two are for one thread, which needn't be the context's. Order: as it was
    computed. KVG_DEVICE when the tap is over. */
 KVG_API kvg_status kvg_tap_next(kvg_tap * tap, int64_t milliseconds, kvg_tapped * out);

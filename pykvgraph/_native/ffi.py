@@ -295,6 +295,8 @@ class KvgKvRows(Structure):
         ("lost", POINTER(c_int32)),
         ("data", POINTER(c_uint8)),
         ("n_bytes", c_uint64),
+        ("packed", POINTER(c_void_p)),
+        ("which", POINTER(c_int32)),
     )
 
 
@@ -396,7 +398,7 @@ class KvgSpan(Structure):
     )
 
 
-class KvgTapMarked(Structure):
+class KvgTapTold(Structure):
     _fields_ = (
         ("struct_size", c_size_t),
         ("n_decodes", c_int64),
@@ -455,7 +457,7 @@ STRUCTS: dict[str, type[Structure]] = {
     "kvg_score": KvgScore,
     "kvg_output": KvgOutput,
     "kvg_span": KvgSpan,
-    "kvg_tap_marked": KvgTapMarked,
+    "kvg_tap_told": KvgTapTold,
     "kvg_tapped": KvgTapped,
     "kvg_update_stats": KvgUpdateStats,
 }
@@ -520,6 +522,7 @@ STATUS_FUNCTIONS = (
     "kvg_kv_states",
     "kvg_kv_read",
     "kvg_kv_read_rows",
+    "kvg_kv_pack",
     "kvg_kv_replace",
     "kvg_kv_read_state",
     "kvg_kv_checkpoint_states",
@@ -531,6 +534,7 @@ STATUS_FUNCTIONS = (
     "kvg_kv_show_text",
     "kvg_kv_give_back",
     "kvg_tap_open",
+    "kvg_tap_tell",
     "kvg_tap_mark",
     "kvg_tap_next",
     "kvg_tap_take",
@@ -728,6 +732,10 @@ def declare(lib: CDLL) -> None:
     lib.kvg_kv_read.restype = c_int32
     lib.kvg_kv_read_rows.argtypes = [c_void_p, POINTER(KvgKvReadRequest)]
     lib.kvg_kv_read_rows.restype = c_int32
+    lib.kvg_kv_pack.argtypes = [c_void_p, c_int64, c_int64, POINTER(c_int32), c_int64, POINTER(c_void_p)]
+    lib.kvg_kv_pack.restype = c_int32
+    lib.kvg_packed_free.argtypes = [c_void_p]
+    lib.kvg_packed_free.restype = None
     lib.kvg_kv_replace.argtypes = [
         c_void_p,
         c_int64,
@@ -759,7 +767,9 @@ def declare(lib: CDLL) -> None:
     lib.kvg_incoming_free.restype = None
     lib.kvg_tap_open.argtypes = [c_void_p, c_int64, c_uint64, POINTER(c_void_p)]
     lib.kvg_tap_open.restype = c_int32
-    lib.kvg_tap_mark.argtypes = [c_void_p, c_void_p, POINTER(KvgTapMarked)]
+    lib.kvg_tap_tell.argtypes = [c_void_p, c_void_p, POINTER(KvgTapTold)]
+    lib.kvg_tap_tell.restype = c_int32
+    lib.kvg_tap_mark.argtypes = [c_void_p]
     lib.kvg_tap_mark.restype = c_int32
     lib.kvg_tap_next.argtypes = [c_void_p, c_int64, POINTER(KvgTapped)]
     lib.kvg_tap_next.restype = c_int32

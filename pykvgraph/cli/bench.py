@@ -108,7 +108,7 @@ class _Clients(click.ParamType):  # type: ignore[type-arg]
 )
 @option(
     "--over",
-    type=click.Choice(["memory", "unix", "tcp", "mpi", "file"]),
+    type=click.Choice(["memory", "device", "unix", "tcp", "mpi", "file"]),
     multiple=True,
     help="A transport of --cache stream; may be repeated. Default: all that are here.",
 )
@@ -196,7 +196,7 @@ def bench(
                 one; what K, V and graphs take on devices. What has no room
                 there is left out. Without --vs
       stream    a prompt of -d tokens and 32 tokens behind it, which travel to
-                another process (memory: to a thread), with levels 0 to 3 and
+                another process (memory, device: to a thread), levels 0 to 3 and
                 without, by turns: the time until all is there, and what of
                 it is more than without; "behind": that after the prompt's
                 last decode. The prompt's cells are every second one, so that

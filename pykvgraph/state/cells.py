@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pykvgraph.errors import CacheFullError, StateError
+from pykvgraph.packed import PackedGroup
 
 MAX_SEQ = 256  # of any cache
 
@@ -20,6 +21,7 @@ class SavedCells:
     pos: int32 (n,), seq: bool (n, n_seq), dither: uint8 (n,), rows: uint8 (n * cell_bytes,). lost: int32
     (n_seq,), of each sequence the highest position that a window has lost, -1: none. kept: bool (n, n_seq),
     the sequences that don't see the cell, and whose checkpoints hold it.
+    packed: rows of layers that are not in `rows`; None: all are there.
     """
 
     pos: npt.NDArray[np.int32]
@@ -28,6 +30,7 @@ class SavedCells:
     rows: npt.NDArray[np.uint8]
     lost: npt.NDArray[np.int32]
     kept: npt.NDArray[np.bool_]
+    packed: PackedGroup | None = None
 
 
 @dataclass(frozen=True)

@@ -104,7 +104,8 @@ def _fitted(
         return replace(cells, seq=seq, kept=kept, lost=lost)
     rows = [part[left].ravel() for part in parts_of(group, cells.rows)]
     kept_rows = np.concatenate(rows) if rows else cells.rows
-    return SavedCells(cells.pos[left], seq[left], cells.dither[left], kept_rows, lost, kept[left])
+    packed = cells.packed and cells.packed.of(left)
+    return SavedCells(cells.pos[left], seq[left], cells.dither[left], kept_rows, lost, kept[left], packed)
 
 
 def _lost_in(cells: SavedCells, window: int, n_over: int) -> npt.NDArray[np.int32]:

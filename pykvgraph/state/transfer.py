@@ -373,6 +373,9 @@ def _replace(context: int, saved: SavedState, seq: int | None, n_seq_max: int) -
             data=_uint8(cells.rows),
             n_bytes=cells.rows.size,
         )
+        if cells.packed is not None:
+            rows[index].packed = cells.packed.pointers()
+            rows[index].which = _int32(cells.packed.which)
     marks = saved.checkpoints
     seqs, positions, behind = (
         np.array([mark.seq if seq is None else seq for mark in marks], np.int32),

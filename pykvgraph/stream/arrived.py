@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from collections import deque
 
+from pykvgraph.packed import PackedRows
+
+Region = bytes | bytearray | PackedRows
+
 _OVERHEAD = 512  # bytes that an entry takes beside its region
 
 
@@ -13,17 +17,21 @@ class Arrived:
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.n_bytes = 0
-        self._regions: dict[str, deque[bytes | bytearray]] = {}
+        self._regions: dict[str, deque[Region]] = {}
 
     def has_room(self, n_bytes: int) -> bool:
         """Whether a region of that size can be added."""
         return self.n_bytes + n_bytes + _OVERHEAD <= self.limit
 
-    def add(self, key: str, region: bytes | bytearray) -> None:
+    def has(self, key: str) -> bool:
+        """Whether take() would give one."""
+        return key in self._regions
+
+    def add(self, key: str, region: Region) -> None:
         self._regions.setdefault(key, deque()).append(region)
         self.n_bytes += len(region) + _OVERHEAD
 
-    def take(self, key: str) -> bytes | bytearray | None:
+    def take(self, key: str) -> Region | None:
         """The oldest region of a key; None: there is none."""
         regions = self._regions.get(key)
         if regions is None:

@@ -13,15 +13,17 @@ from pykvgraph.checks import integer
 from pykvgraph.context import Context
 from pykvgraph.errors import CacheFullError, InvalidArgumentError, StateError
 from pykvgraph.incoming import Incoming, Place
+from pykvgraph.packed import PackedGroup, PackedRows
 from pykvgraph.state.cells import SavedRows, SavedState
 from pykvgraph.state.format import unpack
 from pykvgraph.state.rows import require_finite
+from pykvgraph.stream.device import Device
 from pykvgraph.stream.front import STATE_KEY, TABLE_KEY, Front, Kind
 from pykvgraph.stream.layout import Layout
 from pykvgraph.stream.leaving import shape_for
 from pykvgraph.stream.runs import check_runs, take_runs
 from pykvgraph.stream.shape import Row, Shape
-from pykvgraph.stream.steps import State, read_step_table
+from pykvgraph.stream.steps import State, packed_key, read_step_table
 from pykvgraph.stream.transport import Transport
 
 _TABLE_BYTES = 1 << 22  # of a table, beside what cells and states take
@@ -252,7 +254,10 @@ def receive_whole(layout: Layout, shape: Shape, fronts: Sequence[Front], n_ctx: 
     for lengths, n in zip(runs[0] or (), n_cells, strict=False):
         check_runs(lengths, n)
     rows = receive_rows(layout, shape, n_cells, runs[0])
-    groups = tuple(replace(cells, rows=own) for cells, own in zip(saved.groups, rows, strict=True))
+    groups = tuple(
+        replace(cells, rows=own, packed=packed)
+        for cells, (own, packed) in zip(saved.groups, rows, strict=True)
+    )
     return replace(saved, groups=groups)
 
 
@@ -267,8 +272,9 @@ def receive_table(transport: Transport, front: Front, most: int) -> bytearray:
 
 def receive_rows(
     layout: Layout, shape: Shape, n_cells: Sequence[int], runs: Runs | None
-) -> list[npt.NDArray[np.uint8]]:
+) -> list[tuple[npt.NDArray[np.uint8], PackedGroup | None]]:
     """Rows of so many cells of each group, as SavedCells has them. Each transport has a thread."""
+    packed: list[list[PackedRows | None]] = [[None] * len(group.layers) for group in shape.geometry.groups]
     groups = [
         np.empty(n * group.cell_bytes, np.uint8)
         for n, group in zip(n_cells, shape.geometry.groups, strict=True)
@@ -276,13 +282,21 @@ def receive_rows(
 
     def fetch(transport: Transport, layers: Sequence[int]) -> None:
         for layer in layers:
+            if isinstance(transport, Device) and runs is None and layer in shape.rows:
+                k, v = shape.rows[layer]
+                n_bytes = n_cells[k.group] * (k.n_bytes + v.n_bytes)
+                packed[k.group][k.place] = transport.fetch_rows(packed_key(layer), n_bytes)
+                continue
             for row in shape.rows.get(layer, ()):
                 place = place_of(shape, row, n_cells[row.group])
                 own = None if runs is None else runs[row.group]
                 fetch_rows(transport, row, groups[row.group][place], own)
 
     each_transport(layout, fetch)
-    return groups
+    return [
+        (rows, PackedGroup(tuple(own), np.arange(n, dtype=np.int32)) if any(own) else None)
+        for rows, own, n in zip(groups, packed, n_cells, strict=True)
+    ]
 
 
 def place_of(shape: Shape, row: Row, n_cells: int) -> slice:

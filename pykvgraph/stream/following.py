@@ -11,6 +11,8 @@ from itertools import chain
 from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
+
 from pykvgraph.checks import integer
 from pykvgraph.context import Context
 from pykvgraph.errors import DeviceError, InvalidArgumentError, KVGraphError, TransportError
@@ -19,7 +21,7 @@ from pykvgraph.stream.layout import Layout
 from pykvgraph.stream.leaving import flush, level_of, shape_for, whole
 from pykvgraph.stream.shape import Shape
 from pykvgraph.stream.steps import Region, State, end, read_state, split_rows, step, step_fronts, text, token
-from pykvgraph.stream.tap import Marked, Tap, Tapped
+from pykvgraph.stream.tap import Tap, Tapped, Told
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -82,7 +84,7 @@ class Following:
         once; TransportError when the other end is gone or doesn't keep up, or a decode failed half way. Then
         nothing more is sent; the context isn't affected.
         """
-        self._do(lambda context, marked: chain(self._text(said), self._news(context, marked)))
+        self._do(lambda context, told: chain(self._text(said), self._news(context, told)))
 
     def close(self) -> None:
         """Sends what is left, and that nothing follows. A second call does nothing."""
@@ -93,7 +95,7 @@ class Following:
     def end(self) -> None:
         """As close(), but without states of recurrent layers: the receiver has those of an earlier step."""
         if self._is_open:
-            self._do(lambda _context, _marked: end(self._layout), is_last=True)
+            self._do(lambda _context, _told: end(self._layout), is_last=True)
             self._end_all()
 
     def __enter__(self) -> Self:
@@ -122,22 +124,22 @@ class Following:
     def _last(self, context: int) -> int:
         return read_bounds(context, self._ctx.n_seq_max)[1][self._seq]
 
-    def _do(self, news: Callable[[int, Marked], Iterator[Region]], is_last: bool = False) -> None:
+    def _do(self, news: Callable[[int, Told], Iterator[Region]], is_last: bool = False) -> None:
         """Sends what news(context, what was done since the last call) gives."""
         if not self._is_open:
             raise InvalidArgumentError("the stream has ended: follow the sequence anew")
         try:
             if self._ctx.kv._n_adapted != self._n_adapted:
                 raise InvalidArgumentError("the adapters have changed: follow the sequence anew")
-            marked = self._tap.mark()
-            if marked.n_decodes > 1:
+            told = self._tap.tell()
+            if told.n_decodes > 1:
                 raise InvalidArgumentError(
-                    f"{marked.n_decodes} decodes since the last send(): call it after each"
+                    f"{told.n_decodes} decodes since the last send(): call it after each"
                 )
             if self._sender is None:
-                self._ctx.kv._handle.call(lambda context: flush(news(context, marked)))
+                self._ctx.kv._handle.call(lambda context: flush(news(context, told)))
                 return
-            regions = self._ctx.kv._handle.call(lambda context: list(news(context, marked)))
+            regions = self._ctx.kv._handle.call(lambda context: list(news(context, told)))
             sent = self._sender.put(regions)
             if self.level == 2 or is_last:
                 sent.result()
@@ -145,12 +147,12 @@ class Following:
             self.abandon()
             raise
 
-    def _news(self, context: int, marked: Marked) -> Iterator[Region]:
+    def _news(self, context: int, told: Told) -> Iterator[Region]:
         last = self._last(context)
-        is_here = marked.taken == last and marked.n_decodes > 0  # all of it left while it was computed
-        changed = [position for position in (marked.first, last + 1) if 0 <= position <= self._end]
+        is_here = told.taken == last and told.n_decodes > 0  # all of it left while it was computed
+        changed = [position for position in (told.first, last + 1) if 0 <= position <= self._end]
         begin = last + 1 if is_here else min([self._end + 1, *changed])
-        goes_back = bool(changed) or (marked.taken >= 0 and not is_here)
+        goes_back = bool(changed) or (told.taken >= 0 and not is_here)
         if begin > last and not goes_back and not is_here:
             return
         if goes_back and self._shape.has_windows_or_states:  # they can't go back as they like
@@ -167,8 +169,8 @@ class Following:
         elif not is_here or state is not None:
             yield from self._step(context, begin, state)
 
-    def _last_news(self, context: int, marked: Marked) -> Iterator[Region]:
-        yield from self._news(context, marked)
+    def _last_news(self, context: int, told: Told) -> Iterator[Region]:
+        yield from self._news(context, told)
         state = read_state(context, self._shape, self._seq) if self._stated != self._end else None
         if state is not None:
             yield from self._step(context, self._end + 1, state)
@@ -207,7 +209,7 @@ class Sender:
         self._thread.start()
 
     def put(self, regions: list[Region]) -> Future[None]:
-        """To be called after each tap.mark(). They are flushed when what was tapped before is."""
+        """They are flushed when what was tapped before is."""
         n_bytes = sum(_n_bytes(region) for region in regions)
         job = _Job(regions, n_bytes, Future())
         with self._lock:
@@ -215,6 +217,7 @@ class Sender:
                 raise TransportError(f"the other end doesn't keep up: {self._n_bytes} bytes wait to be sent")
             self._n_bytes += n_bytes
         self._jobs.put(job)
+        self.tap.mark()  # only now: the thread wakes once, and finds the job
         if self._error is not None:
             raise TransportError(str(self._error)) from self._error
         return job.sent
@@ -222,9 +225,9 @@ class Sender:
     def close(self) -> None:
         """Ends the thread when it has sent what was put."""
         if self._thread.is_alive():
+            self._jobs.put(None)
             with contextlib.suppress(KVGraphError):
                 self.tap.mark()
-            self._jobs.put(None)
             self._thread.join()
 
     def _run(self) -> None:
@@ -278,4 +281,4 @@ class _Job(NamedTuple):
 
 
 def _n_bytes(region: Region) -> int:
-    return len(region.data) if isinstance(region.data, bytes) else region.data.nbytes
+    return region.data.nbytes if isinstance(region.data, np.ndarray) else len(region.data)

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from typing import NamedTuple
 
 import xxhash
@@ -59,6 +60,11 @@ def frames(key: str, region: memoryview) -> Iterator[tuple[bytes, memoryview]]:
 
 def read_head(raw: bytes | bytearray) -> Head:
     """raw: HEAD_BYTES. Raises FrameError."""
+    return _read_front(bytes(raw[: _FRONT.size]))
+
+
+@lru_cache(maxsize=64)  # those of one key and size are alike
+def _read_front(raw: bytes) -> Head:
     magic, version, length, n_bytes, begin, name = _FRONT.unpack_from(raw)
     if magic != MAGIC:
         raise FrameError("what came is no frame")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 
 from pykvgraph.errors import TransportError
+from pykvgraph.packed import PackedRows
 from pykvgraph.stream.arrived import Arrived
 from pykvgraph.stream.frame import FrameError, Head, frames, read_region
 from pykvgraph.stream.transport import Transport
@@ -35,6 +36,7 @@ class Framed(Transport):
     def _receive(self, key: str, into: memoryview) -> None:
         region = self._arrived.take(key)
         if region is not None:
+            assert not isinstance(region, PackedRows)  # of `device` alone
             if len(region) != into.nbytes:
                 raise self._other_size(key, len(region), into.nbytes)
             into[:] = region

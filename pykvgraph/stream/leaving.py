@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import cast
 
 import numpy as np
 
@@ -10,8 +11,10 @@ from pykvgraph import env
 from pykvgraph.checks import integer
 from pykvgraph.context import Context
 from pykvgraph.errors import InvalidArgumentError
+from pykvgraph.packed import PackedRows
 from pykvgraph.pending import PendingTokens
 from pykvgraph.state.transfer import Chosen, choose, take_table
+from pykvgraph.stream.device import Device
 from pykvgraph.stream.front import FRONT_KEY, TABLE_KEY, Front, Kind
 from pykvgraph.stream.layout import Layout
 from pykvgraph.stream.runs import pack_runs, runs_of
@@ -57,10 +60,18 @@ def n_flushes(ctx: Context, seq: int, layout: Layout, level: int | None = None) 
     shape = shape_for(ctx, layout, whole=False)
     seq = integer(seq, "seq", 0, ctx.n_seq_max - 1)
     chosen = ctx.kv._handle.call(choose, seq, ctx.kv._pending)
-    regions = [len(each) for each in _runs(chosen)] if level_of(level) == 0 else [1] * len(shape.room)
+    in_runs = level_of(level) == 0
+    regions = [len(each) for each in _runs(chosen)] if in_runs else [1] * len(shape.room)
+
+    def of(transport: Transport, layer: int) -> int:
+        rows = shape.rows.get(layer, ())
+        return sum(
+            regions[row.group]
+            for row in (rows[:1] if isinstance(transport, Device) and not in_runs else rows)
+        )
+
     return {
-        transport: 3 + sum(regions[row.group] for layer in layers for row in shape.rows.get(layer, ()))
-        for transport, layers in layout.parts
+        transport: 3 + sum(of(transport, layer) for layer in layers) for transport, layers in layout.parts
     }
 
 
@@ -76,7 +87,10 @@ def shape_for(ctx: Context, layout: Layout, *, whole: bool) -> Shape:
 def flush(regions: Iterable[Region]) -> None:
     """Raises TransportError."""
     for transport, key, data in regions:
-        transport.flush(key, data)
+        if isinstance(data, PackedRows):
+            cast("Device", transport).flush_rows(key, data)
+        else:
+            transport.flush(key, data)
 
 
 def whole(
@@ -87,7 +101,7 @@ def whole(
     runs = _runs(chosen) if in_runs else None
     yield from _tables(context, shape, layout, chosen, runs)
     cells = [np.concatenate(both) for both in chosen.cells]
-    yield from layer_rows(context, shape, layout, cells, runs)
+    yield from layer_rows(context, shape, layout, cells, runs, packed=not in_runs)
 
 
 def _tables(

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from pykvgraph.packed import PackedRows
 from pykvgraph.stream.arrived import Arrived
 from pykvgraph.stream.transport import Transport
 
@@ -28,6 +29,7 @@ class _Way:
     def __init__(self, limit: int) -> None:
         self.arrived = Arrived(limit)
         self.wanted: _Wanted | None = None
+        self.rows_wanted: str | None = None  # a key that a fetch of packed rows waits for
         self.sender_closed = False
         self.receiver_closed = False
 
@@ -80,6 +82,8 @@ class Memory(Transport):
                 self._changed.notify_all()
         if n_bytes != into.nbytes:
             raise self._other_size(key, n_bytes, into.nbytes)
+        if isinstance(region, PackedRows):
+            raise self._error(f"region {key!r} has packed rows, no bytes", "open both anew")
         if region is not None:
             into[:] = region
 

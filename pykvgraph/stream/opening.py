@@ -5,6 +5,7 @@ from __future__ import annotations
 from pykvgraph.checks import integer, real, shown
 from pykvgraph.errors import InvalidArgumentError
 from pykvgraph.stream.connecting import connect
+from pykvgraph.stream.device import Device
 from pykvgraph.stream.file import File
 from pykvgraph.stream.listener import Listener
 from pykvgraph.stream.memory import Memory
@@ -13,7 +14,7 @@ from pykvgraph.stream.socket_address import SocketAddress, parse_tcp, parse_unix
 from pykvgraph.stream.transport import QUEUE_BYTES, TIMEOUT, Transport
 
 _LONGEST = 86_400.0  # seconds
-_FORMS = "memory:NAME, file:DIR, unix:PATH, tcp:HOST:PORT or mpi:RANK"
+_FORMS = "memory:NAME, device:NAME, file:DIR, unix:PATH, tcp:HOST:PORT or mpi:RANK"
 
 
 def open(
@@ -21,19 +22,21 @@ def open(
 ) -> Transport:
     """One end of a pair.
 
-    address: "memory:NAME", two ends in one process; "file:DIR", a directory, which is made if it is missing;
-    "unix:PATH" or "tcp:HOST:PORT", where somebody listens; "mpi:RANK", of MPI's world, where the other end
-    opens this one's rank. token: what the listener was given. timeout: seconds that a call waits for the
-    other end. queue_bytes: how much of what has come may wait until it is fetched; files may wait as the disk
-    has room. Raises InvalidArgumentError, TransportError when the other end can't be reached, or has another
-    token, and ImportError without mpi4py.
+    address: "memory:NAME", two ends in one process; "device:NAME", the same, and rows stay on their device;
+    "file:DIR", a directory, which is made if it is missing; "unix:PATH" or "tcp:HOST:PORT", where somebody
+    listens; "mpi:RANK", of MPI's world, where the other end opens this one's rank. token: what the listener
+    was given. timeout: seconds that a call waits for the other end. queue_bytes: how much of what has come
+    may wait until it is fetched; files may wait as the disk has room. Raises InvalidArgumentError,
+    TransportError when the other end can't be reached, or has another token, and ImportError without mpi4py.
     """
     kind = _kind_of(address)
     _check(timeout, queue_bytes)
-    if kind in ("memory", "file", "mpi") and token is not None:
+    if kind in ("memory", "device", "file", "mpi") and token is not None:
         raise InvalidArgumentError(f"{address} takes no token: nobody connects to it")
     if kind == "memory":
         return Memory(address, timeout, queue_bytes)
+    if kind == "device":
+        return Device(address, timeout, queue_bytes)
     if kind == "file":
         return File(address, timeout)
     if kind == "mpi":

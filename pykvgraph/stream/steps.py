@@ -12,7 +12,9 @@ import numpy.typing as npt
 from pykvgraph._native.library import lib
 from pykvgraph.errors import StateError
 from pykvgraph.incoming import read_rows
+from pykvgraph.packed import PackedRows
 from pykvgraph.state.transfer import read_states
+from pykvgraph.stream.device import Device
 from pykvgraph.stream.front import FRONT_KEY, STATE_KEY, TABLE_KEY, Front, Kind
 from pykvgraph.stream.layout import Layout
 from pykvgraph.stream.runs import check_runs, pack_runs, runs_of, take_runs
@@ -28,7 +30,7 @@ class Region(NamedTuple):
 
     transport: Transport
     key: str
-    data: bytes | npt.NDArray[np.uint8] | State
+    data: bytes | npt.NDArray[np.uint8] | State | PackedRows
 
 
 class Cells(NamedTuple):
@@ -116,14 +118,27 @@ def layer_rows(
     layout: Layout,
     cells: Sequence[Array],
     runs: Sequence[list[int]] | None,
+    packed: bool = False,
 ) -> Iterator[Region]:
-    """K and V of these cells of each group, layer by layer, each over its transport."""
+    """K and V of these cells of each group, layer by layer, each over its transport.
+
+    packed: what goes over a Device goes as packed rows.
+    """
     over = {layer: transport for transport, layers in layout.parts for layer in layers}
     for layer in sorted(over.keys() & shape.rows.keys()):
         k, v = shape.rows[layer]
+        if packed and isinstance(over[layer], Device):
+            own = PackedRows(context, k.group, k.place, cells[k.group], k.n_bytes + v.n_bytes)
+            yield Region(over[layer], packed_key(layer), own)
+            continue
         of = range(k.place, k.place + 1)
         rows = read_rows(context, k.group, of, cells[k.group], k.n_bytes + v.n_bytes).data
         yield from split_rows(over[layer], shape, layer, rows, None if runs is None else runs[k.group])
+
+
+def packed_key(layer: int) -> str:
+    """Of a region with packed rows of a layer."""
+    return f"{layer}:kv"
 
 
 def split_rows(

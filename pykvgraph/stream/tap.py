@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from pykvgraph._native.ffi import KvgTapMarked, KvgTapped
+from pykvgraph._native.ffi import KvgTapped, KvgTapTold
 from pykvgraph._native.handles import Closable, Handle
 from pykvgraph._native.library import lib, sized
 
@@ -24,8 +24,8 @@ class Tapped(NamedTuple):
     rows: npt.NDArray[np.uint8]
 
 
-class Marked(NamedTuple):
-    """What decodes with tokens of the sequence did since the mark before.
+class Told(NamedTuple):
+    """What decodes with tokens of the sequence did since they were told of before.
 
     n_decodes: how many succeeded. first: the lowest position that they decoded, -1: none. taken: the last
     position whose rows were taken, also of a decode that failed; -1: none.
@@ -54,15 +54,19 @@ class Tap(Closable):
         # shared: one thread waits for what comes while another one marks
         self._handle = Handle.own(context.call, open_tap, free=lib().kvg_tap_free, name="tap", shared=True)
 
-    def mark(self) -> Marked:
-        """A call on the context: what comes after this was computed later."""
-        told = sized(KvgTapMarked)
+    def tell(self) -> Told:
+        """A call on the context."""
+        told = sized(KvgTapTold)
 
-        def mark(tap: int) -> None:
-            self._context.call(lib().kvg_tap_mark, tap, ctypes.byref(told))
+        def tell(tap: int) -> None:
+            self._context.call(lib().kvg_tap_tell, tap, ctypes.byref(told))
 
-        self._handle.call(mark)
-        return Marked(told.n_decodes, told.first, told.taken)
+        self._handle.call(tell)
+        return Told(told.n_decodes, told.first, told.taken)
+
+    def mark(self) -> None:
+        """What comes after this was computed later. It wakes the thread that waits."""
+        self._handle.call(lib().kvg_tap_mark)
 
     def next(self) -> Tapped | None:
         """What came first, or None for a mark; waits for it. Raises DeviceError when the tap is over."""

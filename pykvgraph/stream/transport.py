@@ -52,7 +52,7 @@ class Transport(ABC):
         InvalidArgumentError, and TransportError when the other end is gone or takes nothing for `timeout`
         seconds.
         """
-        _check_key(key)
+        check_key(key)
         view = _bytes_of(data, "data")
         with self._sending, self._ending_on_error():
             self._send(key, view)
@@ -67,7 +67,7 @@ class Transport(ABC):
         damaged, and when so much waits for other keys that there is no room for more. Part of `into` may
         have been written then.
         """
-        _check_key(key)
+        check_key(key)
         view = _bytes_of(into, "into")
         if view.readonly:
             raise InvalidArgumentError("into must be writable, got a buffer that can only be read")
@@ -125,7 +125,8 @@ class Transport(ABC):
         return self._error(what, "both ends must be of the same model and layout")
 
 
-def _check_key(key: str) -> None:
+def check_key(key: str) -> None:
+    """Raises InvalidArgumentError."""
     if not isinstance(key, str) or not KEY.fullmatch(key):
         raise InvalidArgumentError(f"key must be 1 to 120 letters, digits or any of _.:=/-, got {shown(key)}")
 

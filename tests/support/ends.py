@@ -11,14 +11,14 @@ from typing import Any
 
 from pykvgraph import stream
 
-KINDS = ("memory", "file", "unix", "tcp")
+KINDS = ("memory", "device", "file", "unix", "tcp")
 _numbers = count()
 
 
 @contextmanager
 def pair(kind: str, folder: Path, **options: Any) -> Iterator[tuple[stream.Transport, stream.Transport]]:
     """Two ends; options: as stream.open has them, for both."""
-    if kind in ("memory", "file"):
+    if kind in ("memory", "device", "file"):
         address = f"{kind}:{folder}/{next(_numbers)}"
         with stream.open(address, **options) as one, stream.open(address, **options) as other:
             yield one, other

@@ -26,8 +26,8 @@ class Ends(NamedTuple):
     into: stream.Layout
 
 
-def pair(**options: Any) -> tuple[stream.Transport, stream.Transport]:
-    name = f"memory:test-{next(_names)}"
+def pair(kind: str = "memory", **options: Any) -> tuple[stream.Transport, stream.Transport]:
+    name = f"{kind}:test-{next(_names)}"
     options = {"timeout": TIMEOUT, **options}
     return stream.open(name, **options), stream.open(name, **options)
 
@@ -38,12 +38,12 @@ def split(n_layer: int, depth: int) -> list[range]:
     return [range(begin, end) for begin, end in itertools.pairwise(ends)]
 
 
-def connect(n_layer: int, p: int = 1, q: int = 1) -> Ends:
+def connect(n_layer: int, p: int = 1, q: int = 1, kind: str = "memory") -> Ends:
     """p workers send, and their layers are q workers' at the other end: a transport for each that meet."""
     out: list[dict[stream.Transport, range]] = [{} for _ in range(p)]
     into: dict[stream.Transport, range] = {}
     for (i, _), layers in stream.crossings(split(n_layer, p), split(n_layer, q)).items():
-        ours, theirs = pair()
+        ours, theirs = pair(kind)
         out[i][ours] = layers
         into[theirs] = layers
     return Ends([stream.Layout(parts) for parts in out], stream.Layout(into))
@@ -60,9 +60,11 @@ def beside(work: Callable[[], object]) -> Future[object]:
 def travel(source: kvg.Context, seq: int, target: kvg.Context, to: int, ends: Ends, level: int = 1) -> None:
     """The sequence, from one context into another one."""
     sent = [beside(lambda each=each: stream.stream_out(source, seq, each, level)) for each in ends.out]  # type: ignore[misc]
-    stream.stream_in(target, to, ends.into)
-    for each in sent:
-        each.result(TIMEOUT)
+    try:
+        stream.stream_in(target, to, ends.into)
+    finally:  # why a sender has failed comes before what the receiver says of it
+        for each in sent:
+            each.result(TIMEOUT)
 
 
 def fill_with_holes(

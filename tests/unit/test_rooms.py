@@ -30,6 +30,7 @@ LAYERS: list[set[str]] = [
         "device",
         "gguf_file",
         "plan",
+        "packed",
         "pending",
         "text",
         "state",

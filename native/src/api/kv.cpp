@@ -303,6 +303,16 @@ kvg_status kvg_kv_read_rows(kvg_context * context, const kvg_kv_read_request * r
     });
 }
 
+kvg_status kvg_kv_pack(kvg_context * context, int64_t group, int64_t layer, const int32_t * cells, int64_t n_cells,
+                       kvg_packed ** out) {
+    return on_context(context, [&](class context & c) {
+        need(out, "out") = nullptr;
+        *out = new kvg_packed{c.transfer().pack(group, layer, &need(cells, "cells"), n_cells)};
+    });
+}
+
+void kvg_packed_free(kvg_packed * packed) { delete packed; }
+
 kvg_status kvg_kv_replace(kvg_context * context, int64_t seq, const kvg_kv_rows * groups, int64_t n_groups,
                           const kvg_kv_checkpoint_list * checkpoints, const kvg_kv_state_list * states) {
     return on_context(context, [&](class context & c) {
@@ -311,6 +321,9 @@ kvg_status kvg_kv_replace(kvg_context * context, int64_t seq, const kvg_kv_rows 
             const kvg_kv_rows & in = need_struct(groups + g, "groups");
             need(in.pos, "groups->pos"), need(in.seq, "groups->seq"), need(in.dither, "groups->dither");
             need(in.data, "groups->data");
+            if (in.packed) {
+                need(in.which, "groups->which");
+            }
         }
         const kvg_kv_checkpoint_list none = {sizeof(none), 0, nullptr, nullptr, nullptr};
         const kvg_kv_checkpoint_list & marks = checkpoints ? need_struct(checkpoints, "checkpoints") : none;

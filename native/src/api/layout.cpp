@@ -156,7 +156,9 @@ static std::string struct_layout() {
     FIELD(kvg_kv_rows, dither, ",");
     FIELD(kvg_kv_rows, lost, ",");
     FIELD(kvg_kv_rows, data, ",");
-    FIELD(kvg_kv_rows, n_bytes, ";");
+    FIELD(kvg_kv_rows, n_bytes, ",");
+    FIELD(kvg_kv_rows, packed, ",");
+    FIELD(kvg_kv_rows, which, ";");
     STRUCT(kvg_kv_state_list);
     FIELD(kvg_kv_state_list, struct_size, ",");
     FIELD(kvg_kv_state_list, n, ",");
@@ -223,11 +225,11 @@ static std::string struct_layout() {
     FIELD(kvg_span, n_bytes, ",");
     FIELD(kvg_span, layer, ",");
     FIELD(kvg_span, kind, ";");
-    STRUCT(kvg_tap_marked);
-    FIELD(kvg_tap_marked, struct_size, ",");
-    FIELD(kvg_tap_marked, n_decodes, ",");
-    FIELD(kvg_tap_marked, first, ",");
-    FIELD(kvg_tap_marked, taken, ";");
+    STRUCT(kvg_tap_told);
+    FIELD(kvg_tap_told, struct_size, ",");
+    FIELD(kvg_tap_told, n_decodes, ",");
+    FIELD(kvg_tap_told, first, ",");
+    FIELD(kvg_tap_told, taken, ";");
     STRUCT(kvg_tapped);
     FIELD(kvg_tapped, struct_size, ",");
     FIELD(kvg_tapped, group, ",");

@@ -18,15 +18,19 @@ kvg_status kvg_tap_open(kvg_context * context, int64_t seq, uint64_t max_bytes, 
     });
 }
 
-kvg_status kvg_tap_mark(kvg_context * context, kvg_tap * tap, kvg_tap_marked * out) {
+kvg_status kvg_tap_tell(kvg_context * context, kvg_tap * tap, kvg_tap_told * out) {
     return on_context(context, [&](class context &) {
-        kvg_tap_marked & told = need_struct(out, "out");
+        kvg_tap_told & told = need_struct(out, "out");
         if (need(tap, "tap").context != context->owned) {
             fail(KVG_INVALID_ARGUMENT, "this tap is another context's");
         }
-        const tap::marked marked = tap->tap->mark();
-        told = {sizeof(told), marked.n_decodes, marked.first, marked.taken};
+        const tap::told since = tap->tap->tell();
+        told = {sizeof(told), since.n_decodes, since.first, since.taken};
     });
+}
+
+kvg_status kvg_tap_mark(kvg_tap * tap) {
+    return guarded([&] { need(tap, "tap").tap->mark(); });
 }
 
 kvg_status kvg_tap_next(kvg_tap * tap, int64_t milliseconds, kvg_tapped * out) {

@@ -58,11 +58,12 @@ void tap::decoded(int32_t first) {
     since_.first = since_.first < 0 ? first : std::min(since_.first, first);
 }
 
-tap::marked tap::mark() {
+tap::told tap::tell() { return std::exchange(since_, {}); }
+
+void tap::mark() {
     if (max_bytes_ > 0) { // else nobody waits for it
         push({0, 0, {}, {}});
     }
-    return std::exchange(since_, {});
 }
 
 std::optional<tapped> tap::next(std::chrono::milliseconds time) {

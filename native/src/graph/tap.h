@@ -39,18 +39,20 @@ public:
     void add(uint32_t layer) noexcept;
     // A decode has succeeded, and this is its lowest position of the sequence.
     void decoded(int32_t first);
-    // What comes from now on was written later. Returns what was done since the last mark; -1: nothing
-    struct marked {
+    // What was done since this was asked last; -1: nothing
+    struct told {
         int64_t n_decodes = 0;
         int32_t first = -1;
         int32_t taken = -1;
     };
-    marked mark();
+    told tell();
     // Nobody takes anything any more. From any thread
     void abandon() { is_abandoned_ = true; }
     bool is_abandoned() const { return is_abandoned_; }
 
-    // The two that any thread may call. What is the oldest, when it has come before that time is over; nullopt: nothing has.
+    // The two above and these two any thread may call. What comes from now on was written later.
+    void mark();
+    // What is the oldest, when it has come before that time is over; nullopt: nothing has.
     // error(KVG_DEVICE) when the tap is over
     std::optional<tapped> next(std::chrono::milliseconds time);
 
@@ -63,7 +65,7 @@ private:
     const uint64_t max_bytes_;
     std::vector<int32_t> positions_;
     std::vector<std::vector<uint32_t>> cells_;
-    marked since_;
+    told since_;
     std::mutex mutex_; // of what follows
     std::condition_variable changed_;
     std::deque<tapped> items_;

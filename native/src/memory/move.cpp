@@ -8,6 +8,7 @@
 #include "fault.h"
 #include "host_memory.h"
 #include "memory/cache_type.h"
+#include "memory/words.h"
 
 namespace kvg {
 
@@ -16,8 +17,7 @@ namespace {
 // One ggml_cpy per run and tensor is right for long runs, rows gathered and scattered for short ones. Measured on CPU: about
 // 12 us a copy against 1.5 us a gathered row.
 constexpr size_t LONG_RUN = 8;
-constexpr size_t MAX_COPIES = 4096;           // per graph
-constexpr uint64_t MAX_SCRATCH = 16ull << 20; // bytes gathered at a time
+constexpr size_t MAX_COPIES = 4096; // per graph
 
 std::vector<cell_run> to_runs(const std::vector<cell_move> & moves) {
     std::vector<cell_run> runs;
@@ -36,31 +36,9 @@ uint32_t read_from(const kv_group & group, uint32_t src, uint32_t n) {
     return fault_active("defrag-source") ? std::min(src + 1, group.n_rows() - n) : src;
 }
 
-// Whether rows are whole words: an odd number of blocks of Q8_0, Q5_0 or Q4_0 is not. Heads are even, so rows of F16 are.
-bool has_words(const ggml_tensor * rows) { return rows->nb[1] % sizeof(float) == 0; }
-
 bool all_have_words(const kv_group & group) {
     return std::all_of(group.parts().begin(), group.parts().end(),
                        [](const kv_part & part) { return has_words(part.tensors.front()) && has_words(part.tensors.back()); });
-}
-
-// A K or V tensor seen as rows of F32 words, so that bytes move unchanged: typed row operations alter NaNs, and would requantize.
-// A tensor of its own at the same address, not a view, which would have to keep the type. Rows that are no whole words stay what
-// they are, and can only be copied: that is exact from a quantized type to the same one.
-ggml_tensor * as_words(ggml_context * ctx, ggml_tensor * rows) {
-    if (!has_words(rows)) {
-        return rows;
-    }
-    ggml_tensor * words =
-        ggml_new_tensor_2d(ctx, GGML_TYPE_F32, static_cast<int64_t>(rows->nb[1] / sizeof(float)), rows->ne[1]);
-    if (ggml_backend_tensor_alloc(rows->buffer, words, rows->data) != GGML_STATUS_SUCCESS) {
-        fail(KVG_DEVICE, "%s: can't alias '%s'", ggml_backend_buffer_name(rows->buffer), rows->name);
-    }
-    return words;
-}
-
-ggml_tensor * rows_view(ggml_context * ctx, ggml_tensor * t, uint32_t begin, uint32_t n) {
-    return ggml_view_1d(ctx, t, t->ne[0] * n, t->nb[1] * begin);
 }
 
 // nullptr, or the backend that failed.
@@ -136,9 +114,6 @@ ggml_backend_t copy_apart(kv_group & group, const char * what, const std::vector
     fail(KVG_DEVICE, "%s failed while moving cells; %s", ggml_backend_name(failed), rest);
 }
 
-// at least 1: a group without layers has no rows
-uint64_t widest_row(const kv_group & group) { return std::max<uint64_t>({1, group.k_row_bytes(), group.v_row_bytes()}); }
-
 // In order, as parts of at most max_moves moves and max_runs runs.
 std::vector<std::vector<cell_move>> split(const std::vector<cell_move> & moves, size_t max_moves, size_t max_runs) {
     std::vector<std::vector<cell_move>> parts;
@@ -160,7 +135,7 @@ std::vector<std::vector<cell_move>> split(const std::vector<cell_move> & moves, 
 template <class F>
 void into_holes(kv_group & group, const char * what, const std::vector<cell_move> & moves, F done, const char * rest) {
     const bool gather = all_have_words(group) && moves.size() < to_runs(moves).size() * LONG_RUN;
-    const size_t max_moves = gather ? std::max<uint64_t>(1, MAX_SCRATCH / widest_row(group)) : moves.size();
+    const size_t max_moves = gather ? max_gathered(group) : moves.size();
     const size_t max_runs = gather ? max_moves : std::max<size_t>(1, MAX_COPIES / (2 * group.layers().size() + 1));
     for (const std::vector<cell_move> & part : split(moves, max_moves, max_runs)) {
         ggml_backend_t failed = gather ? gather_rows(group, what, part) : copy_runs(group, what, to_runs(part));
@@ -230,9 +205,7 @@ void run_copy(kv_group & group, const std::vector<cell_move> & moves) {
     into_holes(group, "copy", moves, nothing, "they are copied before they change, so nothing has changed");
 }
 
-uint32_t sort_ranks(const kv_group & group) {
-    return static_cast<uint32_t>(std::max<uint64_t>(1, MAX_SCRATCH / widest_row(group) / 2));
-}
+uint32_t sort_ranks(const kv_group & group) { return std::max<uint32_t>(1, max_gathered(group) / 2); }
 
 void run_sort(kv_group & group, const std::vector<std::vector<cell_move>> & steps) {
     for (const std::vector<cell_move> & step : steps) {

@@ -142,23 +142,74 @@ static void require_bytes(uint64_t given, uint64_t wanted, int64_t n_cells) {
     }
 }
 
+std::vector<uint32_t> transfer::cells_of(const kv_group & group, const int32_t * cells, int64_t n_cells) {
+    const int64_t size = group.cells().size();
+    std::vector<uint32_t> rows(static_cast<size_t>(bounded("n_cells", n_cells, 0, size)));
+    for (size_t i = 0; i < rows.size(); ++i) {
+        rows[i] = static_cast<uint32_t>(bounded("cell", cells[i], 0, size - 1));
+    }
+    return rows;
+}
+
 void transfer::read_rows(const kvg_kv_read_request & want) {
     const kv_group & group = group_at(want.group);
-    const uint32_t size = group.cells().size();
     const auto n_layers = static_cast<int64_t>(group.layers().size());
     const int64_t begin = bounded("layer_begin", want.layer_begin, 0, n_layers);
     const int64_t end = bounded("layer_end", want.layer_end, begin, n_layers);
     const layer_range range = {static_cast<size_t>(begin), static_cast<size_t>(end)};
-    const auto n_cells = static_cast<uint64_t>(bounded("n_cells", want.n_cells, 0, int64_t{size}));
-    require_bytes(want.n_bytes, rows_bytes(group, range, n_cells), want.n_cells);
-    std::vector<uint32_t> rows(n_cells);
-    for (uint64_t i = 0; i < n_cells; ++i) {
-        rows[i] = static_cast<uint32_t>(bounded("cell", want.cells[i], 0, int64_t{size} - 1));
-    }
+    const std::vector<uint32_t> rows = cells_of(group, want.cells, want.n_cells);
+    require_bytes(want.n_bytes, rows_bytes(group, range, rows.size()), want.n_cells);
     upkeep_.before_read();
     advise_huge_pages(want.data, want.n_bytes);
     kvg::read_rows(group, range, rows, want.data, n_threads_);
     upkeep_.shift(static_cast<size_t>(want.group)).rotate_copies(rows, range, want.data, want.dither, n_threads_);
+}
+
+packed_rows transfer::pack(int64_t g, int64_t layer, const int32_t * cells, int64_t n_cells) {
+    kv_group & group = group_at(g);
+    const auto place = static_cast<size_t>(bounded("layer", layer, 0, static_cast<int64_t>(group.layers().size()) - 1));
+    const std::vector<uint32_t> rows = cells_of(group, cells, n_cells);
+    upkeep_.before_read();
+    const bool waits = std::any_of(rows.begin(), rows.end(), [&](uint32_t cell) { return group.cells().shift(cell) != 0; });
+    const bool on_device = packed_rows::is_on_device(group, place) && !waits && !rows.empty();
+    packed_rows packed(group, place, static_cast<uint32_t>(rows.size()), on_device);
+    if (on_device) {
+        packed.gather(group, rows);
+        return packed;
+    }
+    std::vector<uint8_t> dither(rows.size());
+    read_rows(
+        {sizeof(kvg_kv_read_request), g, layer, layer + 1, cells, n_cells, packed.data(), packed.n_bytes(), dither.data()});
+    return packed;
+}
+
+// What is packed, and where it goes.
+static void check_packed(const kv_group & group, const kvg_kv_rows & in) {
+    for (size_t place = 0; in.packed && place < group.layers().size(); ++place) {
+        const kvg_packed * packed = in.packed[place];
+        if (packed && !packed->rows.fits(group)) {
+            fail(KVG_INVALID_ARGUMENT, "the packed rows of layer %u are of another kind", group.layers()[place]);
+        }
+        for (int64_t i = 0; packed && i < in.n_cells; ++i) {
+            bounded("a packed row", in.which[i], 0, int64_t{packed->rows.n_cells()} - 1);
+        }
+    }
+}
+
+void transfer::write(kv_group & group, const kvg_kv_rows & in, const std::vector<uint32_t> & slots) {
+    if (!in.packed) {
+        write_rows(group, {0, group.layers().size()}, slots, in.data, n_threads_);
+        return;
+    }
+    const std::vector<uint32_t> from(in.which, in.which + in.n_cells);
+    for (size_t place = 0; place < group.layers().size(); ++place) {
+        const layer_range range = {place, place + 1};
+        if (in.packed[place]) {
+            in.packed[place]->rows.write(group, place, from, slots);
+        } else {
+            write_rows(group, range, slots, in.data + rows_bytes(group, {0, place}, slots.size()), n_threads_);
+        }
+    }
 }
 
 std::vector<uint32_t> transfer::check_groups(const kvg_kv_rows * groups, int64_t n_groups) {
@@ -168,6 +219,7 @@ std::vector<uint32_t> transfer::check_groups(const kvg_kv_rows * groups, int64_t
         n_cells.push_back(static_cast<uint32_t>(bounded("n_cells", groups[g].n_cells, 0, std::numeric_limits<int32_t>::max())));
         const uint64_t wanted = static_cast<uint64_t>(groups[g].n_cells) * group_at(g).cell_bytes();
         require_bytes(groups[g].n_bytes, wanted, groups[g].n_cells);
+        check_packed(group_at(g), groups[g]);
     }
     return n_cells;
 }
@@ -203,7 +255,7 @@ void transfer::replace(int64_t seq, const kvg_kv_rows * groups, int64_t n_groups
     }
     for (int64_t g = 0; g < n_groups; ++g) {
         kv_group & group = group_at(g);
-        write_rows(group, {0, group.layers().size()}, slots[static_cast<size_t>(g)], groups[g].data, n_threads_);
+        write(group, groups[g], slots[static_cast<size_t>(g)]);
         fault_point("load-write");
     }
     for (int64_t g = 0; g < n_groups; ++g) { // nothing fails from here on

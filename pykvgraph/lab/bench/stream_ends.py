@@ -23,7 +23,7 @@ _TIMEOUT = 120.0  # seconds: a prompt is decoded without a region that leaves
 
 def transports_here() -> list[str]:
     """All but mpi where that is not installed."""
-    return ["memory", "unix", "tcp", *(["mpi"] if _mpiexec().exists() else []), "file"]
+    return ["memory", "device", "unix", "tcp", *(["mpi"] if _mpiexec().exists() else []), "file"]
 
 
 def measure_over(
@@ -51,7 +51,7 @@ def measure_over(
 def _meeting(kind: str, model: Model, job: Mapping[str, Any]) -> Iterator[stream.Transport]:
     """Our end; the other one is in receive() until this is closed."""
     with tempfile.TemporaryDirectory(prefix="pykvgraph-bench-") as folder:
-        if kind in ("memory", "file"):
+        if kind in ("memory", "device", "file"):
             address = f"{kind}:{folder}"
             with stream.open(address, timeout=_TIMEOUT) as end, _receiver(kind, address, model, job):
                 yield end
@@ -67,7 +67,7 @@ def _meeting(kind: str, model: Model, job: Mapping[str, Any]) -> Iterator[stream
 
 @contextlib.contextmanager
 def _receiver(kind: str, address: str, model: Model, job: Mapping[str, Any]) -> Iterator[None]:
-    if kind == "memory":
+    if kind in ("memory", "device"):
         work = threading.Thread(target=_take, args=(address, model, job), name="pykvgraph receiver")
         work.start()
         yield

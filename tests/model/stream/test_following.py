@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -235,6 +236,7 @@ def test_a_peer_that_is_gone(model: kvg.Model) -> None:
                 for token in range(50):
                     out.send()
                     source.append(3 + token)
+                    time.sleep(0.01)  # level 3 sends meanwhile
 
             with pytest.raises(TransportError):
                 send_on()

@@ -69,7 +69,8 @@ def rows_by_position(ctx: kvg.Context, seq: int) -> list[Any]:
         for q in DEPTHS
     ],
 )
-def test_any_split_to_any_other(case: tuple[kvg.Model, dict[str, Any]], p: int, q: int) -> None:
+@pytest.mark.parametrize("kind", ["memory", "device"])
+def test_any_split_to_any_other(case: tuple[kvg.Model, dict[str, Any]], p: int, q: int, kind: str) -> None:
     """Byte for byte, and the texts that go on there are the same."""
     model, options = case
     with open_context(model, **options) as source, open_context(model, **options) as target:
@@ -79,7 +80,7 @@ def test_any_split_to_any_other(case: tuple[kvg.Model, dict[str, Any]], p: int, 
         fill_more(source)
         source.kv.set_pending_token(0, 9)
         before = target.kv.save(3)
-        travel(source, 0, target, 1, connect(N_LAYER, p, q), level=(p + q) % 4)
+        travel(source, 0, target, 1, connect(N_LAYER, p, q, kind), level=(p + q) % 4)
         assert target.kv.save(1) == source.kv.save(0)
         assert target.kv.save(3) == before
         for ours, theirs in zip(rows_by_position(source, 0), rows_by_position(target, 1), strict=True):
@@ -92,12 +93,13 @@ def fill_more(ctx: kvg.Context) -> None:
 
 
 @pytest.mark.parametrize("spec", [*SPECS, TWO_GROUPS], ids=str)
-@pytest.mark.parametrize("level", [0, 1])
+@pytest.mark.parametrize(("level", "kind"), [(0, "memory"), (1, "memory"), (0, "device"), (1, "device")])
 def test_every_kind_of_layer(
     architecture: Callable[[ArchSpec], Path],
     model_file: Callable[[ModelSpec], Path],
     spec: ArchSpec | ModelSpec,
     level: int,
+    kind: str,
 ) -> None:
     path = architecture(spec) if isinstance(spec, ArchSpec) else model_file(spec)
     with (
@@ -107,12 +109,15 @@ def test_every_kind_of_layer(
     ):
         fill_with_holes(source, N, 3)
         fill_with_holes(target, 20, 4, 3)
-        travel(source, 0, target, 0, connect(model.n_layer, 2, 3), level)
+        travel(source, 0, target, 0, connect(model.n_layer, 2, 3, kind), level)
         assert target.kv.save(0) == source.kv.save(0)
         assert greedy(target, 0, 4) == greedy(source, 0, 4)
 
 
-def test_what_waits_for_its_k_shift(small: kvg.Model, holder: Callable[[tuple[str, str]], kvg.Model]) -> None:
+@pytest.mark.parametrize("kind", ["memory", "device"])
+def test_what_waits_for_its_k_shift(
+    small: kvg.Model, holder: Callable[[tuple[str, str]], kvg.Model], kind: str
+) -> None:
     """Its K is rotated on the way, as in a save; here it still waits."""
     model = holder(("q8_0", "q8_0"))
     options = {**OPTIONS, **Q8_0, "n_ctx": 512}
@@ -121,7 +126,7 @@ def test_what_waits_for_its_k_shift(small: kvg.Model, holder: Callable[[tuple[st
         source.kv.seq_rm(0, 3, 40)
         source.kv.seq_add(0, 40, -1, -37)
         source.kv.update()
-        travel(source, 0, target, 2, connect(model.n_layer))
+        travel(source, 0, target, 2, connect(model.n_layer, kind=kind))
         assert target.kv.save(2) == source.kv.save(0)
         assert source.kv.cells().shift.any()
 
@@ -136,8 +141,9 @@ def test_positions_with_gaps_and_an_empty_sequence(small: kvg.Model) -> None:
         assert target.kv.seq_pos_max(2) == -1
 
 
+@pytest.mark.parametrize("kind", ["memory", "device"])
 def test_a_cache_that_keeps_every_position_to_one_that_does_not(
-    architecture: Callable[[ArchSpec], Path],
+    architecture: Callable[[ArchSpec], Path], kind: str
 ) -> None:
     with (
         kvg.Model(architecture(GEMMA)) as model,
@@ -145,7 +151,7 @@ def test_a_cache_that_keeps_every_position_to_one_that_does_not(
         open_context(model, **OPTIONS) as target,
     ):
         fill_with_holes(source, 100, 8)
-        travel(source, 0, target, 1, connect(N_LAYER, 2, 2))
+        travel(source, 0, target, 1, connect(N_LAYER, 2, 2, kind))
         assert target.kv.groups[1].n_cells < 100
         assert greedy(target, 1, 4) == greedy(source, 0, 4)
 
@@ -166,16 +172,19 @@ def runs_in(ctx: kvg.Context, group: int, seq: int) -> int:
     return sum(1 for i, cell in enumerate(cells) if i == 0 or cell != cells[i - 1] + 1)
 
 
-@pytest.mark.parametrize("level", [0, 1, 2, 3])
-def test_how_many_regions(architecture: Callable[[ArchSpec], Path], level: int) -> None:
-    """A front and a table; K and V of each layer, whole or run by run; a last front."""
+@pytest.mark.parametrize(
+    ("level", "kind"),
+    [(0, "memory"), (1, "memory"), (2, "memory"), (3, "memory"), (0, "device"), (1, "device")],
+)
+def test_how_many_regions(architecture: Callable[[ArchSpec], Path], level: int, kind: str) -> None:
+    """A front and a table; K and V of each layer, whole or run by run; a last front. Packed: one of both."""
     with (
         kvg.Model(architecture(GEMMA)) as model,
         open_context(model, **OPTIONS) as source,
         open_context(model, **OPTIONS) as target,
     ):
         fill_with_holes(source, N, 11)
-        ends = connect(N_LAYER, 1, 5)
+        ends = connect(N_LAYER, 1, 5, kind)
         layout = ends.out[0]
         told = stream.n_flushes(source, 0, layout, level)
         travel(source, 0, target, 0, ends, level)
@@ -183,7 +192,8 @@ def test_how_many_regions(architecture: Callable[[ArchSpec], Path], level: int) 
             wanted = 3
             for layer in layers:
                 group = next(i for i, each in enumerate(source.kv.groups) if layer in each.layers)
-                wanted += 2 * (runs_in(source, group, 0) if level == 0 else 1)
+                each = 2 * runs_in(source, group, 0) if level == 0 else 2
+                wanted += 1 if kind == "device" and level > 0 else each
             assert transport.flushes == wanted == told[transport]
         assert runs_in(source, 1, 0) > 5
 
