@@ -19,16 +19,19 @@ PACKAGE := $(shell find pykvgraph -name __pycache__ -prune -o -print)
 CXX_FILES := $(shell find native -name '*.cpp' -o -name '*.h' -o -name '*.inl' -o -name '*.c')
 
 .DEFAULT_GOAL := help
-.PHONY: help passkey demo check test races bars docs install lint format clean
+.PHONY: help passkey demo cluster-demo check test races bars docs install lint format clean
 
 help: ## this list
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 16
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 20
 
 passkey: install ## a key is hidden in a text longer than the cache, and found
 	$(BIN)/pykvgraph passkey
 
 demo: install ## a story that is 4 contexts long, a line per shift
 	$(BIN)/python examples/chat.py --story -m $(MODEL)
+
+cluster-demo: install ## workers that read, answer, die and stand in for one another
+	$(BIN)/python examples/cluster.py -m $(MODEL)
 
 check: lint install ## a minute: lint, and Python tests that aren't marked slow
 	cd tests && $(CURDIR)/$(BIN)/pytest -q -n auto -m 'not slow' unit native model

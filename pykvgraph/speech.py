@@ -60,6 +60,17 @@ class Speech(NotCopied):
             top = [(each, logit - last.log_sum) for each, logit in likeliest(last.logits, self._n_top)]
         return Piece(text, token, score, reason, self._seq, tuple(top))
 
+    def repeat(self, token: int, n_vocab: int) -> Piece | None:
+        """The piece of a token that was chosen elsewhere, without its probability.
+
+        None: it can't have been, as the grammar says something else; nothing is said then.
+        """
+        if not self._sampler.follow(token, n_vocab):
+            return None
+        self._left -= 1
+        text, reason = self._text_of(token)
+        return Piece(text, token, 0.0, reason, self._seq, ())
+
     @property
     def stopping_word(self) -> str:
         """The stop string that ended the text; "" while none did."""

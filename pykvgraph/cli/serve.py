@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pykvgraph.server.settings import Settings
 
 _SLOTS = 4
-_CACHE_RAM = 1024  # MiB, for --cache-disk
+_CACHE_RAM = 1024  # MiB, for --cache-disk and for copies
 _BODY_SECONDS = 60.0
 # what requests may say, too, and mean the same
 _DEFAULTS = ("temp", "top_k", "top_p", "min_p", "seed")
@@ -75,10 +75,19 @@ def _server(
         from pykvgraph.cluster.run import ClusterServer
         from pykvgraph.cluster.workers import Workers
 
-        front = Front(settings, n_workers, say_ready)
+        _check_roles(given)
+        front = Front(
+            settings,
+            n_workers,
+            say_ready,
+            n_prefill=given["n_prefill"],
+            replicates=given["replicate"],
+        )
         if cluster:
             return ClusterServer(front, RayWorkers(front, engine, n_workers, cluster))
         return ClusterServer(front, Workers(front, engine, n_workers))
+    if given["n_prefill"] or given["replicate"]:
+        raise click.UsageError("--prefill-workers and --replicate need --workers")
     from pykvgraph.server.run import Server
 
     def load() -> Engine:
@@ -87,6 +96,14 @@ def _server(
         return engine.load()
 
     return Server(settings, load, say_ready)
+
+
+def _check_roles(given: dict[str, Any]) -> None:
+    n_others = given["n_workers"] - given["n_prefill"]
+    if n_others < 1:
+        raise click.UsageError("--prefill-workers: of --workers at least one must answer")
+    if given["replicate"] and n_others < 2:
+        raise click.UsageError("--replicate: at least two of --workers must answer")
 
 
 def _engine(
@@ -130,8 +147,11 @@ def _tiers(given: dict[str, Any]) -> dict[str, Any]:
     from pykvgraph.tiers.tiers import NO_LIMIT
 
     ram, disk, folder = given["cache_ram"], given["cache_disk"], given["cache_dir"]
+    copies = given["n_prefill"] or given["replicate"]
     if ram is None:
-        ram = _CACHE_RAM if disk else 0
+        ram = _CACHE_RAM if disk or copies else 0
+    if copies and not ram:
+        raise click.UsageError("--prefill-workers and --replicate need --cache-ram")
     if (disk and not ram) or (folder and not disk):
         raise click.UsageError("--cache-dir needs --cache-disk, and that needs --cache-ram")
     return {"ram": NO_LIMIT if ram < 0 else ram << 20, "disk": disk << 20, "path": folder} if ram else {}

@@ -194,6 +194,19 @@ _OF_WIRE: list[Adder] = [
         1,
     ),
     option(
+        "--prefill-workers",
+        "n_prefill",
+        type=click.IntRange(min=0),
+        default=0,
+        metavar="N",
+        help="So many of the workers only read long prompts; the others answer.",
+    ),
+    option(
+        "--replicate",
+        is_flag=True,
+        help="What a worker has of a text, a second one gets too, and goes on with it if the first dies.",
+    ),
+    option(
         "--cluster",
         metavar="auto|ADDRESS",
         help="Workers run on the machines of this Ray cluster; auto: of the one that runs here, or of a new "
@@ -274,7 +287,7 @@ _OF_ANSWERS: list[Adder] = [
         "MiB of memory for prompts whose cells others need; 0: none, -1: no limit.",
         -1,
         None,
-        show_default="0, with --cache-disk 1024",
+        show_default="0; 1024 with --cache-disk, --prefill-workers or --replicate",
     ),
     _count(("--cache-disk",), "MiB of files for them, which outlive the server; 0: none.", 0, 0),
     option(

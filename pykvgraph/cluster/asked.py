@@ -34,7 +34,7 @@ _PARTS_OF_INFILL = ("input_extra", "input_prefix", "prompt", "input_suffix")
 class Asked:
     """path: with the query. body: as it is sent to a worker. weight: bytes to read and to write, about.
 
-    slot: the one that it must have; -1: any.
+    slot: the one that it must have; -1: any. says: whether a text is wanted.
     """
 
     path: str
@@ -42,6 +42,7 @@ class Asked:
     blocks: tuple[Block, ...] = ()
     weight: int = 0
     slot: int = -1
+    says: bool = False
 
 
 def asked_of(path: str, query: str, body: bytes, key: bytes, *, gives_seed: bool) -> Asked:
@@ -66,8 +67,9 @@ def asked_of(path: str, query: str, body: bytes, key: bytes, *, gives_seed: bool
         with contextlib.suppress(RecursionError):  # it is as deep as JSON may be
             blocks = blocks_of(_root(fields, key), _parts(path, fields))
     if gives_seed and fields.get("seed") in (None, -1):
-        body = _with_seed(body, is_empty=not fields)
-    return Asked(whole, body, tuple(blocks), len(body) + _BYTES_OF_A_TOKEN * _n_tokens(fields), slot)
+        body = with_field(body, "seed", b"%d" % secrets.randbelow(MAX_SEED), is_empty=not fields)
+    weight = len(body) + _BYTES_OF_A_TOKEN * _n_tokens(fields)
+    return Asked(whole, body, tuple(blocks), weight, slot, says=True)
 
 
 def _root(fields: dict[str, Any], key: bytes) -> bytes:
@@ -99,7 +101,9 @@ def _n_tokens(fields: dict[str, Any]) -> int:
     return min((given if given >= 0 else _TOKENS) * (n if type(n) is int and n > 0 else 1), _MOST_TOKENS)
 
 
-def _with_seed(body: bytes, is_empty: bool) -> bytes:
-    """Behind all other fields, which keep their bytes; of two equal names JSON takes the last."""
-    front = body.rstrip()[:-1]
-    return front + b'%b"seed":%d}' % (b"" if is_empty else b",", secrets.randbelow(MAX_SEED))
+def with_field(body: bytes, name: str, value: bytes, is_empty: bool = False) -> bytes:
+    """Behind all other fields, which keep their bytes; of two equal names JSON takes the last.
+
+    body: a JSON object, is_empty: which has no field. value: JSON.
+    """
+    return b'%b%b"%b":%b}' % (body.rstrip()[:-1], b"" if is_empty else b",", name.encode(), value)

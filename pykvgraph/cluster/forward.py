@@ -7,24 +7,33 @@ import contextlib
 import functools
 import json
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import httpx
 from starlette.types import Receive, Scope, Send
 
-from pykvgraph.cluster.asked import Asked
+from pykvgraph.cluster.asked import Asked, with_field
 from pykvgraph.cluster.replay import RepeatError, Replay
+from pykvgraph.server.asker import (
+    COPY_TO_HEADER,
+    READS_HEADER,
+    SAID_COMMENT,
+    SAID_FIELD,
+    SAID_HEADER,
+    TELLS_HEADER,
+)
 from pykvgraph.server.errors import SERVER, WireError, error_body, invalid
 from pykvgraph.server.reply import JsonReply, send_within, unless_gone
 from pykvgraph.server.wire_json import dumps
 
 if TYPE_CHECKING:
-    from pykvgraph.cluster.front import Front
+    from pykvgraph.cluster.front import Front, Worker
 
 _log = logging.getLogger("pykvgraph.server")
 # A request that ends its worker is sent to at most 1 + MOST_REPEATS of them.
 MOST_REPEATS = 3
+_LOOK = 2.0  # seconds after which, again and again, a worker that reads must say that it lives
 _GIVEN_ON = (b"authorization", b"x-api-key", b"content-type")
 _OF_CONNECTION = (b"connection", b"keep-alive", b"transfer-encoding")
 
@@ -42,6 +51,8 @@ class Forwarded:
         self._method = method
         self._asked = asked
         self._streams = False  # the client has the head of a stream
+        self._said: list[bytes] = []  # tokens of the stream, as the last worker has told them
+        self._known: list[bytes] = []  # as any worker has
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """As ASGI calls it."""
@@ -73,9 +84,12 @@ class Forwarded:
         what = "its workers ended"
         for _ in range(1 + MOST_REPEATS):
             number, client = await self._front.place(self._asked, failed)
+            reader = self._front.reader_for(self._asked, number)
             ticket = self._front.router.enter(number, self._asked.blocks, self._asked.weight)
             try:
-                if await self._ask(client, scope, send, replay):
+                if reader is not None:
+                    await self._read_by(reader, number, scope)
+                if await self._ask(number, client, scope, send, replay):
                     return
             except httpx.TransportError as error:
                 _log.info("worker %d: %s", number, type(error).__name__)
@@ -90,17 +104,71 @@ class Forwarded:
                 raise _failed(str(error)) from None
         raise _failed(f"the request was tried {1 + MOST_REPEATS} times: {what}")
 
-    async def _ask(self, client: httpx.AsyncClient, scope: Scope, send: Send, replay: Replay) -> bool:
-        """Whether there is an answer; False: the worker stops, and has none. Raises httpx.TransportError."""
-        headers = [pair for pair in scope["headers"] if pair[0] in _GIVEN_ON]
-        asked = self._asked
+    async def _read_by(self, reader: Worker, number: int, scope: Scope) -> None:
+        """Another worker reads the prompt, and sends what it has of it to worker `number`.
+
+        When that fails, worker `number` reads it itself; a bad request is refused by it, too. So it does when
+        the reader doesn't even say that it lives; that one keeps its ticket until it is back, or has ended.
+        """
+        reading = asyncio.ensure_future(self._read(reader, number, scope))
         try:
-            request = client.build_request(
-                self._method, asked.path, content=asked.body or None, headers=headers
-            )
-            response = await client.send(request, stream=True)
+            while not (await asyncio.wait({reading}, timeout=_LOOK))[0]:
+                if not await self._front.lives(reader.client):
+                    _log.warning("worker %d, which was to read a prompt, says nothing", reader.number)
+                    return
+        except asyncio.CancelledError:
+            reading.cancel()
+            raise
+        await reading
+
+    async def _read(self, reader: Worker, number: int, scope: Scope) -> None:
+        ticket = self._front.prefill.enter(reader.number, self._asked.blocks, len(self._asked.body))
+        told = [(READS_HEADER, "1"), (COPY_TO_HEADER, self._front.address_of(number))]
+        try:
+            response = await self._sent(reader.client, scope, told)
+            try:
+                await response.aread()
+            finally:
+                await response.aclose()
+        except httpx.TransportError as error:
+            _log.info("worker %d, which was to read a prompt: %s", reader.number, type(error).__name__)
+        finally:
+            ticket.leave()
+
+    async def _sent(
+        self,
+        client: httpx.AsyncClient,
+        scope: Scope,
+        told: list[tuple[str, str]],
+        said: Sequence[bytes] = (),
+    ) -> httpx.Response:
+        """What a worker answers, whose body is to be read. told: headers for it alone. said: tokens.
+
+        Raises httpx.TransportError, and WireError for a head that can't be sent.
+        """
+        if client.is_closed:  # it has ended while another one read the prompt
+            raise httpx.ConnectError("the worker has ended")
+        headers = [pair for pair in scope["headers"] if pair[0] in _GIVEN_ON]
+        headers += [(name.encode(), value.encode()) for name, value in told]
+        asked, body = self._asked, self._asked.body
+        if said:
+            body = with_field(body, SAID_FIELD, b"[%b]" % b",".join(said))
+        try:
+            request = client.build_request(self._method, asked.path, content=body or None, headers=headers)
+            return await client.send(request, stream=True)
         except (httpx.InvalidURL, httpx.LocalProtocolError) as error:  # what our parser of heads lets pass
             raise invalid(f"the head of the request: {error}") from None
+
+    async def _ask(
+        self, number: int, client: httpx.AsyncClient, scope: Scope, send: Send, replay: Replay
+    ) -> bool:
+        """Whether there is an answer; False: the worker stops, and has none. Raises httpx.TransportError."""
+        second = self._front.second_for(self._asked, number)
+        told = [(TELLS_HEADER, "1")] if self._asked.says else []
+        told += [(COPY_TO_HEADER, second)] if second else []
+        told += [(SAID_HEADER, "1")] if self._known else []
+        self._said = []
+        response = await self._sent(client, scope, told, self._known)
         try:
             if response.headers.get("content-type") == "text/event-stream":
                 return await self._stream(response, send, replay)
@@ -122,7 +190,7 @@ class Forwarded:
             await send(_head(response))
         async for events in _events(response):
             stops = _says_that_it_stops(events[-1]) if events else False
-            data = b"".join(map(replay.take, events[:-1] if stops else events))
+            data = b"".join(map(replay.take, self._untold(events[:-1] if stops else events)))
             if data:
                 await send({"type": "http.response.body", "body": data, "more_body": True})
             if stops:
@@ -130,6 +198,15 @@ class Forwarded:
         replay.end()
         await send({"type": "http.response.body", "body": b""})
         return True
+
+    def _untold(self, events: list[bytes]) -> list[bytes]:
+        """What is for the client; tokens are remembered."""
+        for event in events:
+            if event.startswith(SAID_COMMENT):
+                self._said += event[len(SAID_COMMENT) :].strip().split(b",")
+        if len(self._said) > len(self._known):
+            self._known = self._said
+        return [event for event in events if not event.startswith(SAID_COMMENT)]
 
 
 async def _events(response: httpx.Response) -> AsyncIterator[list[bytes]]:

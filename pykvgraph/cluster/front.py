@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Awaitable, Callable, Collection
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 from starlette.applications import Starlette
@@ -19,7 +19,7 @@ from starlette.types import ASGIApp
 from pykvgraph.cluster.asked import Asked, asked_of
 from pykvgraph.cluster.forward import Forwarded
 from pykvgraph.cluster.of_all import labelled
-from pykvgraph.cluster.router import Router
+from pykvgraph.cluster.router import Router, reader_for
 from pykvgraph.server import page_files
 from pykvgraph.server.app import ANSWERERS, LARGE, Endpoint, no_such_path
 from pykvgraph.server.body import read_body
@@ -36,27 +36,50 @@ _TELLING = 5.0  # seconds in which a worker must tell of itself
 Work = Callable[[Request], Awaitable[ASGIApp]]
 
 
+class Worker(NamedTuple):
+    """One that can be asked. address: where it takes copies of what others have; "": nowhere."""
+
+    number: int
+    client: httpx.AsyncClient
+    address: str
+
+
 class Front:
     """Knows which of its n workers can be asked. up(), drains(), down(): as who starts them tells it.
 
-    on_ready: is told when each of them has been up.
+    on_ready: is told when each of them has been up. n_prefill: the last of them, which read long prompts for
+    the others. replicates: what one of the others has of a text, a second one gets too.
     """
 
-    def __init__(self, settings: Settings, n: int, on_ready: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        n: int,
+        on_ready: Callable[[], None] = lambda: None,
+        *,
+        n_prefill: int = 0,
+        replicates: bool = False,
+    ) -> None:
         self.settings = settings
+        self.copies = n_prefill > 0 or replicates
         self._n = n
+        self._n_prefill = n_prefill
+        self._replicates = replicates
         self._awaited = set(range(n))
         self._on_ready = on_ready
         self.router = Router(settings.n_slots)
+        self.prefill = Router(settings.n_slots)  # of those that only read
         self._clients: dict[int, httpx.AsyncClient] = {}
+        self._addresses: dict[int, str] = {}
         self._was_up = False
         self._news = asyncio.Event()
 
-    def up(self, number: int, client: httpx.AsyncClient, n_tokens: int) -> None:
-        """A worker can be asked. n_tokens: that it has room for."""
+    def up(self, number: int, client: httpx.AsyncClient, n_tokens: int, address: str = "") -> None:
+        """A worker can be asked. n_tokens: that it has room for. address: where it takes copies."""
         self._was_up = True
         self._clients[number] = client
-        self.router.add(number, n_tokens)
+        self._addresses[number] = address
+        self._router_of(number).add(number, n_tokens)
         self._tell()
         if self._awaited:
             self._awaited.discard(number)
@@ -65,12 +88,12 @@ class Front:
 
     def drains(self, number: int) -> None:
         """It ends when what it is asked has ended, and gets nothing new."""
-        self.router.drain(number)
+        self._router_of(number).drain(number)
 
     def down(self, number: int) -> None:
         """It can't any more."""
         self._clients.pop(number, None)
-        self.router.remove(number)
+        self._router_of(number).remove(number)
         self._tell()
 
     async def place(
@@ -95,6 +118,39 @@ class Front:
                 continue
             if number is None:
                 raise WireError(503, "unavailable_error", "no worker answers: ask again later")
+
+    def reader_for(self, asked: Asked, number: int) -> Worker | None:
+        """Who reads the prompt for a worker, which answers then; None: it does so itself."""
+        if asked.slot >= 0:
+            return None
+        reader = reader_for(number, asked.blocks, self.router, self.prefill)
+        if reader is None:
+            return None
+        return Worker(reader, self._clients[reader], self._addresses[reader])
+
+    async def lives(self, client: httpx.AsyncClient) -> bool:
+        """Whether a worker says that it does, in time."""
+        try:
+            return (await client.get("/health", timeout=_TELLING)).status_code == 200
+        except httpx.TransportError:
+            return False
+
+    def address_of(self, number: int) -> str:
+        """Where a worker takes copies."""
+        return self._addresses.get(number, "")
+
+    def second_for(self, asked: Asked, number: int) -> str:
+        """Where copies of what a worker decodes for this go; "": nowhere. The router learns of it."""
+        if not self._replicates or not asked.blocks:
+            return ""
+        second = self.router.choose(asked.blocks, without=(number,))
+        if second is None or second == number:
+            return ""
+        self.router.copied(second, asked.blocks)
+        return self.address_of(second)
+
+    def _router_of(self, number: int) -> Router:
+        return self.prefill if number >= self._n - self._n_prefill else self.router
 
     def _choose(self, asked: Asked, failed: Collection[httpx.AsyncClient]) -> int | None:
         number = asked.slot // self.settings.n_slots

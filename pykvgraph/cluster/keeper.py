@@ -14,6 +14,7 @@ import time
 import httpx
 
 from pykvgraph.cluster.front import Front
+from pykvgraph.cluster.order import Told
 from pykvgraph.errors import KVGraphError
 from pykvgraph.server.engine_spec import EngineSpec
 from pykvgraph.server.keys import RUN_HEADER
@@ -101,15 +102,16 @@ class Keeper:
             "number": number,
             "settings": dataclasses.asdict(settings),
             "engine": dataclasses.asdict(engine),
+            "copies": self._front.copies,
         }
         return json.dumps(order)
 
-    def _up(self, number: int, client: httpx.AsyncClient, n_ctx: int, n_tokens: int, where: str) -> None:
-        """It is ready. n_tokens: that it has room for. where: for whoever wants to drain it."""
+    def _up(self, number: int, client: httpx.AsyncClient, told: Told, where: str) -> None:
+        """It is ready. where: for whoever wants to drain it."""
         self._was_up = True
-        self._n_ctx.setdefault(number, n_ctx)
+        self._n_ctx.setdefault(number, told.n_ctx)
         _log.info("worker %d is ready (%s)", number, where)
-        self._front.up(number, client, n_tokens)
+        self._front.up(number, client, told.n_tokens, told.copies_at)
 
     def _drains(self, number: int) -> None:
         if not self._stops.is_set():

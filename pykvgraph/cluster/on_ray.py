@@ -13,9 +13,10 @@ import time
 from typing import Any
 
 from pykvgraph import env
+from pykvgraph.cluster.copies import begun
 from pykvgraph.cluster.front import Front
 from pykvgraph.cluster.keeper import Keeper
-from pykvgraph.cluster.order import read_order, room_of
+from pykvgraph.cluster.order import Told, read_order
 from pykvgraph.errors import DeviceError, KVGraphError
 from pykvgraph.server.engine_spec import EngineSpec
 from pykvgraph.server.run import Server, address_of, listen
@@ -75,7 +76,7 @@ class RayWorkers(Keeper):
             async with self._client(told["address"]) as client:
                 try:
                     where = f"process {told['pid']} at {told['address']}"
-                    self._up(number, client, told["n_ctx"], told["n_tokens"], where)
+                    self._up(number, client, Told(**told["told"]), where)
                     while await actor.news.remote() == "drains":
                         self._drains(number)
                 finally:
@@ -126,12 +127,12 @@ class RayWorker:
         """Loads, listens, and tells where; or what went wrong. JSON."""
         import ray
 
-        _, settings, spec = read_order(order)
+        read, ip = read_order(order), ray.util.get_node_ip_address()
         ready = threading.Event()
         failure: list[str] = []
         with contextlib.ExitStack() as opened:
-            listener = opened.enter_context(listen(ray.util.get_node_ip_address(), 0))
-            server = self._server = Server(settings, spec.load, ready.set)
+            listener = opened.enter_context(listen(ip, 0))
+            server = self._server = Server(read.settings, read.engine.load, ready.set)
 
             def run() -> None:
                 try:
@@ -149,15 +150,8 @@ class RayWorker:
         ready.wait()
         if failure or not server.service.is_ready:
             return json.dumps({"error": failure[0] if failure else "it was told to end"})
-        engine = server.service.engine
-        return json.dumps(
-            {
-                "address": address_of(listener),
-                "pid": os.getpid(),
-                "n_ctx": engine.context.n_ctx,
-                "n_tokens": room_of(engine, spec),
-            }
-        )
+        told = begun(read, server.service, f"tcp:[{ip}]:0" if ":" in ip else f"tcp:{ip}:0")
+        return json.dumps({"address": address_of(listener), "pid": os.getpid(), "told": told._asdict()})
 
     def news(self) -> str:
         """Waits until it drains, "drains", or has ended, "ended"."""

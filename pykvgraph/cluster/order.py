@@ -3,16 +3,43 @@
 from __future__ import annotations
 
 import json
+from typing import NamedTuple
 
 from pykvgraph.engine import Engine
 from pykvgraph.server.engine_spec import EngineSpec
 from pykvgraph.server.settings import Settings
 
 
-def read_order(text: str) -> tuple[int, Settings, EngineSpec]:
-    """A worker's number, and what its server is made of. text: what Keeper has written."""
+class Order(NamedTuple):
+    """number: of the worker. copies: whether it exchanges copies of what it decodes with others."""
+
+    number: int
+    settings: Settings
+    engine: EngineSpec
+    copies: bool
+
+
+class Told(NamedTuple):
+    """n_ctx: cells of its cache. n_tokens: that it has room for. copies_at: where it takes copies of what
+    others have; "": nowhere.
+    """
+
+    n_ctx: int
+    n_tokens: int
+    copies_at: str
+
+
+def read_order(text: str) -> Order:
+    """text: what Keeper has written."""
     order = json.loads(text)
-    return order["number"], Settings(**order["settings"]), EngineSpec(**order["engine"])
+    return Order(
+        order["number"], Settings(**order["settings"]), EngineSpec(**order["engine"]), order["copies"]
+    )
+
+
+def read_told(text: str) -> Told:
+    """text: what a worker has told, as JSON."""
+    return Told(**json.loads(text))
 
 
 def room_of(engine: Engine, spec: EngineSpec) -> int:

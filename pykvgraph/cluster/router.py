@@ -11,7 +11,10 @@ from pykvgraph.cluster.prefixes import Block, Prefixes
 # A worker is overloaded when it has no free slot and another worker has one; or when it is asked for over
 # OVERLOAD times the bytes that the least loaded one is asked for, and SLACK.
 OVERLOAD = 2
-SLACK = 16 << 10
+SLACK = 64 << 10
+# A prompt of which the worker lacks so many bytes may be read by another one: less, about 128 tokens, is read
+# before the other one has been asked.
+PREFILL_BYTES = 512
 
 _Entry = tuple[int, int, int]
 
@@ -79,6 +82,19 @@ class Router:
                 most = OVERLOAD * least[0] + SLACK
                 return self._having_most(blocks, _Fit(order, most, without), least[2])
         return self.choose(blocks) if without else None
+
+    def n_missing(self, worker: int, blocks: Sequence[Block]) -> int:
+        """Bytes of the text that the worker lacks, as far as they are in whole blocks."""
+        return blocks[-1].end - self._prefixes.length(worker, blocks) if blocks else 0
+
+    def has_free_slot(self, worker: int) -> bool:
+        """Whether what it is asked for next begins at once."""
+        return self.n_requests(worker) < self._n_slots
+
+    def copied(self, worker: int, blocks: Sequence[Block]) -> None:
+        """The worker gets a copy of this text, which another one has."""
+        if worker in self._loads:
+            self._prefixes.remember(worker, blocks)
 
     def enter(self, worker: int, blocks: Sequence[Block], weight: int) -> Ticket:
         """The worker gets a request. weight: bytes that it is asked to read and to write, about."""
@@ -166,3 +182,16 @@ class _Fit:
 
 def _entry(worker: int, load: _Load) -> _Entry:
     return load.weight, load.n_requests, worker
+
+
+def reader_for(worker: int, blocks: Sequence[Block], router: Router, prefill: Router) -> int | None:
+    """Who reads a prompt for a worker of `router`, of the workers of `prefill`; None: it does so itself.
+
+    It does when little of the prompt is new to it, when all that read are at work, and when they would have
+    to read more than twice as much: a talk that goes on is known to who has answered it, and not to them.
+    """
+    n_missing = router.n_missing(worker, blocks)
+    reader = prefill.choose(blocks) if n_missing >= PREFILL_BYTES else None
+    if reader is None or not prefill.has_free_slot(reader):
+        return None
+    return reader if prefill.n_missing(reader, blocks) <= 2 * n_missing else None

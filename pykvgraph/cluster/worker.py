@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import os
 import socket
 import sys
 import threading
+from pathlib import Path
 
-from pykvgraph.cluster.order import read_order, room_of
+from pykvgraph.cluster.copies import begun
+from pykvgraph.cluster.order import Order, read_order
 from pykvgraph.errors import KVGraphError
-from pykvgraph.server.engine_spec import EngineSpec
 from pykvgraph.server.run import Server
-from pykvgraph.server.settings import Settings
 
 # the lines that a worker says on its standard output
-READY = b"ready "  # and how many cells its cache has, and for how many tokens it has room
+READY = b"ready "  # and a Told
 DRAINS = b"drains\n"
 _STDIN = 0
 
@@ -26,20 +27,25 @@ def main() -> None:
 
     Standard input stays open as long as the parent lives, so that its end, even by SIGKILL, is the worker's.
     """
-    path, order = _lines()
-    number, settings, spec = read_order(order)
+    path, text = _lines()
+    order = read_order(text)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     out = os.dup(1)
     os.dup2(2, 1)  # what libraries print must not look like an answer
-    logging.basicConfig(format=f"worker {number}: %(message)s")
+    logging.basicConfig(format=f"worker {order.number}: %(message)s")
     try:
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(path)
             listener.listen()
-            _Worker(settings, spec, out).run(sockets=[listener])
+            _Worker(order, f"unix:{copies_path(Path(path))}", out).run(sockets=[listener])
     except (KVGraphError, ImportError, OSError, MemoryError) as error:
         what = " ".join(str(error).split()) or "there is not enough memory"
-        sys.exit(f"worker {number}: {what}")
+        sys.exit(f"worker {order.number}: {what}")
+
+
+def copies_path(path: Path) -> Path:
+    """Where the worker that listens at a path takes copies."""
+    return path.with_name(f"{path.name}.copies")
 
 
 def _lines() -> tuple[str, str]:
@@ -61,12 +67,13 @@ def _end_with_parent() -> None:
 
 
 class _Worker(Server):
-    """Tells its parent what becomes of it. out: the descriptor of a pipe to it."""
+    """Tells its parent what becomes of it. out: the descriptor of a pipe to it. address: for copies."""
 
-    def __init__(self, settings: Settings, spec: EngineSpec, out: int) -> None:
-        self._spec = spec
+    def __init__(self, order: Order, address: str, out: int) -> None:
+        self._order = order
+        self._address = address
         self._out = out
-        super().__init__(settings, spec.load, self._say_ready)
+        super().__init__(order.settings, order.engine.load, self._say_ready)
 
     def stop(self) -> None:
         """As a signal does."""
@@ -75,5 +82,5 @@ class _Worker(Server):
             os.write(self._out, DRAINS)
 
     def _say_ready(self) -> None:
-        engine = self.service.engine
-        os.write(self._out, READY + b"%d %d\n" % (engine.context.n_ctx, room_of(engine, self._spec)))
+        told = begun(self._order, self.service, self._address)
+        os.write(self._out, READY + json.dumps(told._asdict()).encode() + b"\n")

@@ -13,7 +13,8 @@ from pathlib import Path
 
 from pykvgraph.cluster.front import Front
 from pykvgraph.cluster.keeper import Keeper
-from pykvgraph.cluster.worker import DRAINS, READY
+from pykvgraph.cluster.order import read_told
+from pykvgraph.cluster.worker import DRAINS, READY, copies_path
 from pykvgraph.server.engine_spec import EngineSpec
 
 # the modules that this process would import, whatever the folder that it was started in
@@ -61,7 +62,8 @@ class Workers(Keeper):
             code = await process.wait()
         finally:
             del self._processes[number]
-            path.unlink(missing_ok=True)
+            for left in (path, copies_path(path)):
+                left.unlink(missing_ok=True)
         end = signal.Signals(-code).name if code < 0 else f"exit code {code}"
         return end if self._was_up else f"{end}; it says why above"
 
@@ -72,8 +74,8 @@ class Workers(Keeper):
             try:
                 async for line in process.stdout:
                     if line.startswith(READY):
-                        n_ctx, n_tokens = map(int, line[len(READY) :].split())
-                        self._up(number, client, n_ctx, n_tokens, f"process {process.pid}")
+                        told = read_told(line[len(READY) :].decode())
+                        self._up(number, client, told, f"process {process.pid}")
                     elif line == DRAINS:
                         self._drains(number)
             finally:

@@ -6,6 +6,7 @@ import bisect
 import math
 import time
 from array import array
+from collections.abc import Iterable
 from typing import Literal
 
 import numpy as np
@@ -23,7 +24,10 @@ from pykvgraph.params import SamplingParams
 from pykvgraph.prefix.node import Node
 from pykvgraph.speech import Speech
 from pykvgraph.text.tokenizer import Tokenizer
-from pykvgraph.types import Completion, TextLook
+from pykvgraph.tiers.rows import Saver
+from pykvgraph.types import Completion, Piece, TextLook
+
+COPIED_EVERY = 64  # positions of an answer from one resume point that copies get to the next
 
 
 class Branch:
@@ -38,7 +42,8 @@ class Branch:
     any text that begins so may share; those that have moved, nobody may. n_beyond: tokens of a draft that its
     sequence has behind these. fetch: what comes from outside the cells; meanwhile it decodes nothing.
     adapters: those that it is decoded under; they are in `salt`, too. record, lookup: what became of its
-    drafts, and what they are made of.
+    drafts, and what they are made of. copies: gets what the index has of it, as it comes; None: nobody does.
+    n_copied: how many tokens of whole blocks that got.
     """
 
     def __init__(
@@ -51,11 +56,14 @@ class Branch:
         salt: bytes,
         window: Window | None = None,
         adapters: Active = (),
+        copies: Saver | None = None,
     ) -> None:
         self.request = request
         self.priority = params.priority
         self.salt = salt
         self.adapters = adapters
+        self.copies = copies
+        self.n_copied = 0
         self.ids = array("i", prompt.tobytes())
         self.n_prompt = len(prompt)
         self.n_decoded = 0
@@ -73,6 +81,7 @@ class Branch:
         self.record = Record()
         self.lookup = Lookup()
         self.cancelled = False
+        self.ended: Literal["stop", "length"] | None = None  # before it has begun
         self.n_cached = -1  # tokens of the prompt that the cache had; -1: not known yet
         self.n_again = 0
         self._sample = sample
@@ -129,7 +138,7 @@ class Branch:
 
     def enter(self, n_cached: int, n_again: int) -> None:
         """It begins to run, with so many tokens of its prompt in the cache; n_again: n_decoded_again."""
-        self.n_cached, self.n_again = n_cached, n_again
+        self.n_cached, self.n_again = min(n_cached, self.n_prompt), n_again
         self._entered = time.perf_counter()
 
     def begin(self, n_found: int) -> None:
@@ -147,7 +156,7 @@ class Branch:
 
     def follow(self, other: Branch) -> None:
         """It begins to run as a fork of another one, and has what that one has."""
-        self.n_decoded, self.last = other.n_decoded, other.last
+        self.n_decoded, self.last, self.n_copied = other.n_decoded, other.last, other.n_copied
         self.n_cached, self.n_again, self._entered = other.n_cached, other.n_again, other._entered
 
     def add_place(self, position: int) -> None:
@@ -174,8 +183,13 @@ class Branch:
 
     @property
     def is_at_spare_place(self) -> bool:
-        """Whether it has come to a place in its prompt where a spare resume point is to be kept."""
-        return bool(self.spacing) and self.n_decoded % self.spacing == 0 and self.n_decoded < self.n_prompt
+        """Whether it has come to a place where a spare resume point is to be kept.
+
+        They are in its prompt, and in an answer that is copied.
+        """
+        if self.n_decoded >= self.n_prompt:
+            return self.copies is not None and self.n_decoded % COPIED_EVERY == 0
+        return bool(self.spacing) and self.n_decoded % self.spacing == 0
 
     def look(self, now: float) -> TextLook:
         """How far it is."""
@@ -193,7 +207,17 @@ class Branch:
 
     def say(self, last: LastOutput, now: float) -> Literal["stop", "length"] | None:
         """Hands out the next token; returns why it was the last, or None. Raises as Speech.say does."""
-        piece = self._speech.say(last)
+        return self._add(self._speech.say(last), now)
+
+    def repeat(self, said: Iterable[int], n_vocab: int) -> None:
+        """Hands out tokens of the answer that were chosen elsewhere; it goes on behind them, or has ended."""
+        for token in said:
+            piece = self._speech.repeat(token, n_vocab)
+            self.ended = None if piece is None else self._add(piece, time.perf_counter())
+            if piece is None or self.ended:
+                return
+
+    def _add(self, piece: Piece, now: float) -> Literal["stop", "length"] | None:
         if math.isnan(self._first):
             self._first = now
         self._n_said += 1

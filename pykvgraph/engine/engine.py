@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import time
 import weakref
 from array import array
 from collections.abc import Callable, Iterable, Sequence
@@ -35,6 +36,8 @@ from pykvgraph.prefix.index import PrefixIndex
 from pykvgraph.prefix.prefix_file import SavedPrefix, pack, read
 from pykvgraph.state.file import write_file
 from pykvgraph.state.geometry import under
+from pykvgraph.tiers.record import Name, Record, read_front
+from pykvgraph.tiers.rows import Saver, Sink
 from pykvgraph.tiers.tiers import Tiers
 from pykvgraph.types import EngineLook, EngineStats
 
@@ -164,6 +167,8 @@ class Engine(NotCopied):
         salt: str | bytes = b"",
         window: Window | None = None,
         adapters: Iterable[tuple[Adapter, float]] | None = None,
+        copies: Sink | None = None,
+        said: Integers = (),
     ) -> Request:
         """Queues a prompt, and returns at once; from any thread.
 
@@ -171,11 +176,14 @@ class Engine(NotCopied):
         under different salts share nothing, so that a request's time tells nobody what others have asked.
         window: the text goes on when it has filled it; None: max_tokens must fit. adapters: LoRA adapters and
         their scales, as Context.set_adapters() takes them; None: the engine's own. Texts under different ones
-        share nothing, and are decoded in turns.
+        share nothing, and are decoded in turns. copies: gets a record of each block of the text as soon as it
+        is decoded, for the tiers of another engine, see take_record(); needs tiers. said: what is known of
+        the answer, as another engine has said it: handed out again, and not chosen anew.
 
         Raises InvalidArgumentError for an empty or bad prompt, a bad salt, a window for several samples, and
         after close(); CacheFullError for a request that can't fit, even alone; UnsupportedError for text when
-        the model has no tokenizer, for a window when not can_shift, and for an encoder.
+        the model has no tokenizer, for a window when not can_shift, for an encoder, and for copies without
+        tiers.
         """
         self.model._require_logits()
         params = SamplingParams() if params is None else params
@@ -185,10 +193,35 @@ class Engine(NotCopied):
         if window is not None:
             self._require_shift(window, params, len(ids))
         request = Request(params.n, self._loop.cancel, None if self._loop.background else self.step)
-        branch = self._branches(request, ids, params, *self._under(adapters, salt), window)
+        saver = None if copies is None else self._saver.to(copies)
+        branch = self._branches(request, ids, params, *self._under(adapters, salt), window, saver)
         self._require_room(branch)
-        self._loop.give(branch)
+        known = integers(said, "said", 0, self.model.n_vocab - 1)
+        if len(known) and (params.n > 1 or branch.window is not None):
+            raise InvalidArgumentError("said: it is for one sample, whose answer has room without a window")
+        branch.repeat(known.tolist(), self.model.n_vocab)
+        if branch.ended:
+            branch.enter(0, 0)
+            branch.end(branch.ended, time.perf_counter())
+        else:
+            self._loop.give(branch)
         return request
+
+    def take_record(self, record: Record) -> None:
+        """Puts a record that another engine's `copies` got into the tiers in memory; from any thread.
+
+        Both engines must be of the same model file, with the same types of the cache: else nobody finds it.
+        What others don't find right is decoded instead. Raises UnsupportedError without tiers.
+        """
+        front, tiers = read_front(record.front), self._saver.sink
+        if front is not None:
+            name = Name(front.kind, front.parent, front.tokens, 0)
+            tiers.save(name, record.n_bytes, lambda: record)
+
+    @property
+    def most_record_bytes(self) -> int:
+        """Of a record that take_record() may get, at most. Raises UnsupportedError without tiers."""
+        return self._saver.most_bytes
 
     def park(self, request: Request) -> bool:
         """Sets a request aside until resume(); False: it has ended, or is parked already.
@@ -379,6 +412,13 @@ class Engine(NotCopied):
             raise InvalidArgumentError("the prompt is empty: it takes a token to say what comes after it")
         return ids
 
+    @property
+    def _saver(self) -> Saver:
+        saver = self._loop.stepper.saver
+        if saver is None:
+            raise UnsupportedError("records come and go by tiers: make the engine with tiers=Tiers()")
+        return saver
+
     def _do(self, what: Callable[[PrefixIndex, int], Any]) -> Any:
         """Between two steps, with an empty sequence."""
         errand = Errand(what)
@@ -406,12 +446,15 @@ class Engine(NotCopied):
         active: Active,
         salt: bytes,
         window: Window | None,
+        copies: Saver | None,
     ) -> Branch:
         """The first sample, with the others as its forks."""
         if params.stop and self._tokenizer is None:
             self.model.tokenizer  # noqa: B018 which says what is missing
         branches = [
-            Branch(request, sample, ids, params.of_sample(sample), self._tokenizer, salt, window, active)
+            Branch(
+                request, sample, ids, params.of_sample(sample), self._tokenizer, salt, window, active, copies
+            )
             for sample in range(params.n)
         ]
         branches[0].forks = branches[1:]

@@ -31,6 +31,8 @@ _N_COMPARED = 64  # waiting texts with which a new one is compared
 _MOST_PARTINGS = 8
 _ENOUGH_ON_CPU = 64  # tokens of prompts; in steps of 512 each takes as long (docs/many-requests.md)
 _N_SHOWN = 64  # waiting texts, to those who look
+_PROMPTS = "prompt_tokens", "prefix_hit_tokens", "decoded_again"
+_COUNTED = (*_PROMPTS, "steps", "decoded", "drafted", "accepted")
 
 
 class Stepper:
@@ -55,11 +57,11 @@ class Stepper:
     ) -> None:
         self._ctx = ctx
         self._reuse = reuse
-        self._fetches = saver = None
+        self._fetches = self.saver = saver = None
         if tiers is not None:
             store = Store(tiers)
             try:
-                saver = Saver(ctx, store, n_points > 0)
+                self.saver = saver = Saver(ctx, store, n_points > 0)
                 self._fetches = Fetches(ctx, store, saver)
             except BaseException:
                 store.close()
@@ -80,18 +82,7 @@ class Stepper:
         self._batch = Batch()
         self._is_broken = False
         self.mail = Mail()
-        self._counts = dict.fromkeys(
-            (
-                "steps",
-                "prompt_tokens",
-                "prefix_hit_tokens",
-                "decoded_again",
-                "decoded",
-                "drafted",
-                "accepted",
-            ),
-            0,
-        )
+        self._counts = dict.fromkeys(_COUNTED, 0)
 
     @property
     def _index(self) -> PrefixIndex:
@@ -287,7 +278,7 @@ class Stepper:
         if branch.n_cached < 0:
             branch.enter(n, max(known - n, 0))
             self._counts["prompt_tokens"] += branch.n_prompt
-            self._counts["prefix_hit_tokens"] += n
+            self._counts["prefix_hit_tokens"] += branch.n_cached
             self._counts["decoded_again"] += branch.n_again
         if self._needs_points and self._shares:
             for place in (*range(EVERY, len(branch.ids), EVERY), len(branch.ids) - 1, known):
@@ -434,6 +425,7 @@ class Stepper:
                 self._index.add_point(
                     branch.last, branch.ids, branch.n_decoded, branch.seq, is_spare=not is_kept
                 )
+        self._texts.copy(branch, to_end)
 
     def _fork(self, branch: Branch) -> list[Branch]:
         """The other samples of a request whose prompt was just decoded: they see its cells."""

@@ -73,6 +73,7 @@ class Texts:
             self.keep(branch, to_end=True)
             if self.needs_points and branch.n_decoded and is_cut:
                 self.index.add_point(branch.last, branch.ids, branch.n_decoded, branch.seq)
+            self.copy(branch, to_end=True)
         self.let_go(branch)
         self.scheduler.leave(branch)
 
@@ -100,6 +101,16 @@ class Texts:
         n = min(branch.n_decoded, branch.n_true)
         if to_end or n - branch.last.end >= block.N_TOKENS:
             branch.last = self.index.extend(branch.last, branch.ids, n, branch.seq, to_end=to_end)
+
+    def copy(self, branch: Branch, to_end: bool) -> None:
+        """Its copies get the whole blocks that are new; to_end: and what is behind them."""
+        if branch.copies is None or branch.last is None:
+            return
+        end = branch.last.end
+        if to_end or end > branch.n_copied:
+            n = min(branch.n_decoded, branch.n_true) if to_end else end
+            self.index.save_text(branch.ids[:n], branch.salt, branch.n_copied, branch.copies, branch.n_prompt)
+            branch.n_copied = end
 
     def retreat(self, branch: Branch, n: int) -> None:
         """From now on the text needs of what the index has its first n tokens alone."""

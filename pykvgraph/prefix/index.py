@@ -279,6 +279,16 @@ class PrefixIndex:
             self._save_point(point)
             yield
 
+    def save_text(self, ids: array[int], salt: bytes, begin: int, saver: Saver, n_prompt: int) -> None:
+        """Has a saver keep what it has of a text behind the whole blocks of its first `begin` tokens.
+
+        Of spare points those of its answer, too, which are few.
+        """
+        match = self.match(ids, salt)
+        for node in [*match.path[1:], *([match.child] if match.child else [])]:
+            if node.end > begin and node.hold is not None:
+                _save_leaf(node, saver, spare_from=n_prompt)
+
     def clear(self) -> None:
         """Forgets everything that no running text needs."""
         while self.evict():
@@ -290,23 +300,17 @@ class PrefixIndex:
             stamp, _, node = heapq.heappop(self._leaves)
             is_old = node.used != stamp or node.n_pins or node.children or node.hold is None
             if not is_old:
-                self._save_leaf(node)
+                if self._saver is not None:
+                    _save_leaf(node, self._saver)
                 self._remove(node)
                 return True
         return False
 
-    def _save_leaf(self, node: Node) -> None:
-        """The points that end in it, too: they would lead nowhere without it."""
-        if self._saver is None or node.parent is None:
-            return
-        self._saver.node(node)
-        for run, point in node.parent.points.items():
-            if node.tokens.startswith(run):
-                self._saver.point(point, node)
-
     def _save_point(self, point: Point) -> None:
         node, n = point.node.nearest(point.run)
-        if self._saver is not None and node is not None and n * block.TOKEN_BYTES == len(point.run):
+        if self._saver is None or point.is_spare:
+            return
+        if node is not None and n * block.TOKEN_BYTES == len(point.run):
             self._saver.point(point, node)
 
     def _grow(self, last: Node, tokens: bytes, seq: int) -> Node:
@@ -389,6 +393,17 @@ class PrefixIndex:
         if len(self._leaves) > 4 * self.n_nodes + 64:  # most entries are old
             self._leaves = [entry for entry in self._leaves if entry[0] == entry[2].used and entry[2].hold]
             heapq.heapify(self._leaves)
+
+
+def _save_leaf(node: Node, saver: Saver, spare_from: int | None = None) -> None:
+    """The points that end in it, too: they would lead nowhere without it. spare_from: None: no spare ones."""
+    if node.parent is None:
+        return
+    saver.node(node)
+    for run, point in node.parent.points.items():
+        is_kept = not point.is_spare or (spare_from is not None and point.p >= spare_from)
+        if is_kept and node.tokens.startswith(run):
+            saver.point(point, node)
 
 
 def _end(hold: Hold) -> None:

@@ -10,7 +10,7 @@ from pykvgraph.server.fields import Fields
 from pykvgraph.server.form import Form
 from pykvgraph.server.infill import infill_prompt
 from pykvgraph.server.job import Job
-from pykvgraph.server.keys import key_of
+from pykvgraph.server.keys import asker_of
 from pykvgraph.server.prompts import prompts_of
 from pykvgraph.server.reply import JobReply
 from pykvgraph.server.service import FINGERPRINT, Service
@@ -26,7 +26,7 @@ def infill(service: Service, request: Request, fields: Fields) -> ASGIApp:
     """What comes between a prefix and a suffix, in llama-server's own form."""
     n_batch = service.engine.context.n_batch
     prompt = infill_prompt(fields, service.vocabulary, n_batch, service.settings.n_predict, service.n_ctx)
-    job = service.job([prompt], fields, key_of(request))
+    job = service.job([prompt], fields, asker_of(request))
     return reply_of(service, job, _own_form(service, fields), fields)
 
 
@@ -53,7 +53,7 @@ def text_completion(service: Service, request: Request, fields: Fields) -> ASGIA
 def _job(service: Service, request: Request, fields: Fields) -> Job:
     vocabulary = service.vocabulary
     prompts = prompts_of(fields.get("prompt"), vocabulary.tokenizer, vocabulary.n_vocab)
-    return service.job(prompts, fields, key_of(request))
+    return service.job(prompts, fields, asker_of(request))
 
 
 def reply_of(service: Service, job: Job, form: Form, fields: Fields) -> ASGIApp:

@@ -24,11 +24,12 @@ from pykvgraph.server import (
     slot_files,
     tokens,
 )
+from pykvgraph.server.asker import SAID_FIELD, SAID_HEADER
 from pykvgraph.server.body import read_body
 from pykvgraph.server.cors import Cors
 from pykvgraph.server.errors import as_wire, error_body, not_found
 from pykvgraph.server.fields import Fields
-from pykvgraph.server.keys import Keys, OfRun
+from pykvgraph.server.keys import SAID_OF_SCOPE, Keys, OfRun
 from pykvgraph.server.reply import JsonReply
 from pykvgraph.server.service import Service
 from pykvgraph.server.wire_json import loads
@@ -38,7 +39,7 @@ Answerer = Callable[[Service, Request, Fields], ASGIApp]
 
 _log = logging.getLogger("pykvgraph.server")
 LARGE = 1 << 13  # bytes of a body that takes a while: the event loop goes on meanwhile
-_SLOW = (b'"grammar"', b'"json_schema"', b'"tools"', b'"response_format"')
+_SLOW = (b'"grammar"', b'"json_schema"', b'"tools"', b'"response_format"', SAID_FIELD.encode())
 
 TELLERS: dict[tuple[str, str], Teller] = {
     ("GET", "/health"): about.health,
@@ -140,7 +141,10 @@ class _Answered(Endpoint):
         self._service.engine  # noqa: B018 which says so while the model is loaded
 
         def answer() -> ASGIApp:
-            return self._answerer(self._service, request, Fields(loads(body)))
+            fields = Fields(loads(body))
+            if SAID_HEADER in request.headers:
+                request.scope[SAID_OF_SCOPE] = tuple(fields.array(SAID_FIELD))
+            return self._answerer(self._service, request, fields)
 
         if len(body) > LARGE or any(name in body for name in _SLOW):
             return await asyncio.to_thread(answer)

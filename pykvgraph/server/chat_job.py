@@ -11,6 +11,7 @@ from pykvgraph.params import ThoughtLimit
 from pykvgraph.reply.forced import WRITTEN, forced_call, forced_json
 from pykvgraph.reply.format import Format
 from pykvgraph.reply.parser import ReplyParser
+from pykvgraph.server.asker import Asker
 from pykvgraph.server.chat_output import ChatOutput
 from pykvgraph.server.chat_request import ChatRequest, chat_request_of
 from pykvgraph.server.chat_template import Prompt
@@ -29,7 +30,7 @@ class ChatJob(NamedTuple):
     new_output: NewOutput
 
 
-def chat_job(service: Service, fields: Fields, key: bytes) -> ChatJob:
+def chat_job(service: Service, fields: Fields, asker: Asker) -> ChatJob:
     """Of a body as OpenAI's interface has it. Raises WireError, and what Engine.submit() raises."""
     chat = chat_request_of(fields, service.settings)
     prompt = chat.prompt(service.template)
@@ -42,7 +43,7 @@ def chat_job(service: Service, fields: Fields, key: bytes) -> ChatJob:
     special = service.vocabulary.has_control(format.texts())
     thoughts = _thought_limit(chat, service, prompt)
     params = dataclasses.replace(service.sampling(fields), special=special, thoughts=thoughts)
-    job = service.job([text_tokens(prompt.whole, service.vocabulary.tokenizer)], fields, key, params)
+    job = service.job([text_tokens(prompt.whole, service.vocabulary.tokenizer)], fields, asker, params)
     # where there is nothing to tell apart, text needs no parser
     parser = functools.partial(ReplyParser, format, tools, prompt.text, reasoning=chat.reasons)
     is_plain = not tools and not (chat.reasons and format.thinking) and format.calls is None

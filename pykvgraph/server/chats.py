@@ -10,7 +10,7 @@ from pykvgraph.server.blocks import BlockForm
 from pykvgraph.server.chat_completion import ChatForm
 from pykvgraph.server.chat_job import chat_job, count_tokens
 from pykvgraph.server.fields import Fields
-from pykvgraph.server.keys import key_of
+from pykvgraph.server.keys import asker_of
 from pykvgraph.server.messages import MessageWriter
 from pykvgraph.server.messages_request import chat_of_messages
 from pykvgraph.server.reply import JsonReply
@@ -21,7 +21,7 @@ from pykvgraph.server.service import FINGERPRINT, Service
 
 def chat_completion(service: Service, request: Request, fields: Fields) -> ASGIApp:
     """OpenAI's, of a conversation."""
-    chat = chat_job(service, fields, key_of(request))
+    chat = chat_job(service, fields, asker_of(request))
     form = ChatForm(
         service.model_name,
         FINGERPRINT,
@@ -36,7 +36,7 @@ def chat_completion(service: Service, request: Request, fields: Fields) -> ASGIA
 def messages(service: Service, request: Request, fields: Fields) -> ASGIApp:
     """Anthropic's."""
     fields = chat_of_messages(fields)
-    chat = chat_job(service, fields, key_of(request))
+    chat = chat_job(service, fields, asker_of(request))
     form = BlockForm(MessageWriter(service.model_name), chat.new_output)
     return reply_of(service, chat.job, form, fields)
 
@@ -44,7 +44,7 @@ def messages(service: Service, request: Request, fields: Fields) -> ASGIApp:
 def responses(service: Service, request: Request, fields: Fields) -> ASGIApp:
     """OpenAI's newer one. Nothing is stored."""
     fields = chat_of_responses(fields)
-    chat = chat_job(service, fields, key_of(request))
+    chat = chat_job(service, fields, asker_of(request))
     form = BlockForm(ResponseWriter(service.model_name), chat.new_output)
     return reply_of(service, chat.job, form, fields)
 

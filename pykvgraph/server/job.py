@@ -14,8 +14,10 @@ from pykvgraph.server.errors import WireError, no_room
 from pykvgraph.server.sample import Sample
 from pykvgraph.server.sampling import n_predict_of
 from pykvgraph.server.slots import Slots
+from pykvgraph.tiers.peer import Peer
 from pykvgraph.types import Piece
 
+_COPY_SECONDS = 30.0  # in which the last copies must have come
 Said = tuple[Sample, list[Piece]]  # no pieces: the sample has ended
 
 
@@ -39,13 +41,22 @@ class Job:
         slot: int = -1,
         windows: Sequence[Window | None] = (),
         on_end: Callable[[Sample], None] = lambda sample: None,
+        copies: Peer | None = None,
+        only_reads: bool = False,
+        tells: bool = False,
+        said: Sequence[int] = (),
     ) -> None:
         """n_ctx: the most tokens of a prompt with its answer. settings: how it is sampled, to be told.
 
         slot: the one that is wanted; -1: any. windows: of each prompt; none: answers end when n_ctx is full.
+        copies: gets what is decoded. only_reads: the job has ended when that has come there. tells, said: as
+        an Asker's; of a job with several samples, or with windows, tokens are neither told nor known.
         """
         self._slots = slots
         self._on_end = on_end
+        self._awaited = copies if only_reads else None
+        is_single = len(prompts) == params.n == 1 and not any(windows)
+        self.tells = tells and is_single
         self._requests: list[Request] = []
         self.samples = [
             Sample(
@@ -72,7 +83,16 @@ class Job:
                 for sample in self.samples[i * params.n : (i + 1) * params.n]:
                     sample.n_most = n_most
                 own = dataclasses.replace(params, max_tokens=n_most)
-                self._requests.append(engine.submit(prompt, own, salt=salt, window=window, adapters=adapters))
+                request = engine.submit(
+                    prompt,
+                    own,
+                    salt=salt,
+                    window=window,
+                    adapters=adapters,
+                    copies=copies,
+                    said=said if is_single else (),
+                )
+                self._requests.append(request)
         except BaseException:
             self.cancel()
             raise
@@ -130,6 +150,8 @@ class Job:
                 if own:
                     sample.add(own)
                     yield sample, own
+        if self._awaited is not None:
+            await asyncio.to_thread(self._awaited.flush, _COPY_SECONDS)
         for sample, completion in zip(samples, request.results(), strict=True):
             if completion.finish_reason == "cancelled":
                 raise WireError(503, "unavailable_error", "the server stops")

@@ -9,12 +9,14 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from pykvgraph.server import page_files
+from pykvgraph.server.asker import COPY_TO_HEADER, READS_HEADER, TELLS_HEADER, Asker
 from pykvgraph.server.errors import WireError, error_body
 from pykvgraph.server.reply import JsonReply
 
 PUBLIC = frozenset((*page_files.FILES, "/health", "/v1/health", "/models", "/v1/models"))
 RUN_HEADER = "x-kvgraph-run"
 _KEY_OF_SCOPE = "kvgraph.key"
+SAID_OF_SCOPE = "kvgraph.said"
 _UNKNOWN = WireError(401, "authentication_error", "Invalid API Key")
 
 
@@ -62,6 +64,18 @@ def key_of(request: Request) -> bytes:
     """The key that a request came with; b"": the server has no keys."""
     key: bytes = request.scope.get(_KEY_OF_SCOPE, b"")
     return key
+
+
+def asker_of(request: Request) -> Asker:
+    """Who sent this, as a router may have said in the headers."""
+    headers = request.headers
+    return Asker(
+        key_of(request),
+        headers.get(COPY_TO_HEADER, ""),
+        READS_HEADER in headers,
+        TELLS_HEADER in headers,
+        request.scope.get(SAID_OF_SCOPE, ()),
+    )
 
 
 def _given(scope: Scope) -> bytes:

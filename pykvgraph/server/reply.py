@@ -9,10 +9,12 @@ from typing import Any
 
 from starlette.types import Message, Receive, Scope, Send
 
+from pykvgraph.server.asker import SAID_COMMENT
 from pykvgraph.server.errors import WireError, as_wire
 from pykvgraph.server.form import Form
 from pykvgraph.server.job import Job
 from pykvgraph.server.wire_json import JSON_TYPE, dumps
+from pykvgraph.types import Piece
 
 _EVENT_HEADERS = [
     (b"content-type", b"text/event-stream"),
@@ -127,11 +129,18 @@ class JobReply:
         await send({"type": "http.response.body", "body": self._form.closing})
 
     async def _events(self) -> AsyncIterator[bytes]:
+        untold: list[Piece] = []
         async for sample, pieces in self._job.said():
-            form = self._form
+            form, told = self._form, b""
             events = form.events(sample, pieces) if pieces else form.last_events(sample)
-            if events:
-                yield b"".join(map(form.framed, events))
+            if self._job.tells:
+                untold += pieces
+            # whoever repeats a token knows no probability of it: the event that has it must be out, too
+            if untold and (events or not sample.n_probs):
+                told = SAID_COMMENT + b"%b\n\n" % _tokens(untold)
+                untold = []
+            if events or told:
+                yield told + b"".join(map(form.framed, events))
 
     def _failure(self, error: BaseException) -> JsonReply:
         told = as_wire(error)
@@ -173,6 +182,10 @@ async def _departure(receive: Receive) -> None:
     """Returns when the client has gone."""
     while (await receive())["type"] != "http.disconnect":
         pass
+
+
+def _tokens(pieces: list[Piece]) -> bytes:
+    return b",".join(b"%d" % piece.token for piece in pieces)
 
 
 async def _nothing() -> dict[str, Any]:

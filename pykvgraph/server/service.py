@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import hashlib
 import importlib.metadata
@@ -12,6 +13,7 @@ from typing import Any
 from pykvgraph.engine import Engine, Window
 from pykvgraph.params import SamplingParams
 from pykvgraph.server.adapters import Adapters
+from pykvgraph.server.asker import Asker
 from pykvgraph.server.cells import Looks
 from pykvgraph.server.chat_template import ServerTemplate
 from pykvgraph.server.errors import WireError, invalid, loading
@@ -22,6 +24,7 @@ from pykvgraph.server.sampling import sampling_of, settings_of
 from pykvgraph.server.settings import Settings
 from pykvgraph.server.slots import Slots
 from pykvgraph.server.vocabulary import Vocabulary
+from pykvgraph.tiers.peers import Peers
 
 _log = logging.getLogger("pykvgraph.server")
 FINGERPRINT = "pykvgraph-" + importlib.metadata.version("pykvgraph")
@@ -35,6 +38,7 @@ class Service:
         self.slots = Slots(settings.n_slots, settings.spec_type != "none", settings.first_slot)
         self.metrics = Metrics(self)
         self.looks = Looks(self)
+        self.peers: Peers | None = None  # of a worker
         self._engine: Engine | None = None
 
     def ready(self, engine: Engine) -> None:
@@ -55,6 +59,8 @@ class Service:
 
     def close(self) -> None:
         """Ends the engine, if it is there."""
+        if self.peers is not None:
+            self.peers.close()
         if self._engine is not None:
             self._engine.close()
 
@@ -91,7 +97,7 @@ class Service:
         self,
         prompts: list[list[int]],
         fields: Fields,
-        key: bytes,
+        asker: Asker,
         params: SamplingParams | None = None,
         **told: Any,
     ) -> Job:
@@ -101,6 +107,8 @@ class Service:
         """
         engine = self.engine
         params = params or self.sampling(fields)
+        if asker.only_reads:
+            params = dataclasses.replace(params, max_tokens=1, n=1)
         adapters = self.adapters.of(fields)
         told = {"lora": fields.array("lora"), **told}
         told = {"stream": fields.flag("stream"), "ignore_eos": fields.flag("ignore_eos"), **told}
@@ -115,11 +123,15 @@ class Service:
             params,
             self.told(params) | told | keeps,
             n_ctx=self.n_ctx,
-            salt=self._salt(fields, key),
+            salt=self._salt(fields, asker.key),
             adapters=adapters,
             slot=self._slot(fields),
             windows=self._windows(prompts, **keeps) if params.n == 1 else (),
             on_end=self.metrics.add,
+            copies=self.peers.at(asker.copy_to) if self.peers and asker.copy_to else None,
+            only_reads=asker.only_reads,
+            tells=asker.tells,
+            said=asker.said,
         )
 
     def _slot(self, fields: Fields) -> int:

@@ -150,6 +150,14 @@ class Sampler(NotCopied):
             thoughts.accept(token)
         return token
 
+    def follow(self, token: int, n_vocab: int) -> bool:
+        """Goes on as if it had chosen this token; False: the grammar allows it not, and it was not chosen."""
+        if not self._takes_best and self._draw(np.zeros(n_vocab, np.float32), token) is None:
+            return False
+        if self._thoughts is not None:
+            self._thoughts.accept(token)
+        return True
+
     def drawn_with(self, token: int, n: int) -> tuple[float, list[tuple[int, float]]]:
         """The log probability that the last token was drawn with; the n likeliest tokens, each with its own.
 

@@ -2,29 +2,42 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
+
 from pykvgraph.context import Context
 from pykvgraph.errors import KVGraphError
 from pykvgraph.prefix import block
 from pykvgraph.prefix.node import Node, Point, Root
 from pykvgraph.state.transfer import take_held
 from pykvgraph.tiers.record import FRONT_BYTES, Name, Record, geometry_of, pack
-from pykvgraph.tiers.store import Store
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 _SECTIONS_BYTES = 8192  # of a saved state, beside rows; and 64 more for each layer
 
 
+class Sink(Protocol):
+    """Where records go: the store of an engine's tiers, or another engine's."""
+
+    def save(self, name: Name, n_bytes: int, make: Callable[[], Record | None]) -> None:
+        """Keeps what make() gives, unless it is there already. n_bytes: no more than so many."""
+
+
 class Saver:
-    """Puts into the store what leaves the cells; the index calls it before it gives up nodes and points.
+    """Puts into a sink what leaves the cells; the index calls it before it gives up nodes and points.
 
     Making one raises OSError when the model's file can't be read any more. has_points: texts go on from
     resume points only, so that the rest behind the last block is saved with one.
     """
 
-    def __init__(self, ctx: Context, store: Store, has_points: bool) -> None:
+    def __init__(self, ctx: Context, sink: Sink, has_points: bool) -> None:
         self.has_points = has_points
         self._kv = ctx.kv
         self._ctx = ctx
-        self._store = store
+        self.sink = sink
         self._geometry = geometry = ctx.kv._geometry
         self._digest = block.file_digest(ctx.model)
         self._roots: dict[bytes, bytes] = {}
@@ -32,6 +45,17 @@ class Saver:
         self._window_bytes = sum(group.cell_bytes * group.window for group in geometry.groups)
         n_layers = sum(group.n_layer for group in geometry.groups)
         self._front_bytes = FRONT_BYTES + _SECTIONS_BYTES + 64 * n_layers
+
+    @property
+    def most_bytes(self) -> int:
+        """Of a record, at most."""
+        return self._n_bytes(block.N_TOKENS, has_point=True)
+
+    def to(self, sink: Sink) -> Self:
+        """One like it, for another sink."""
+        other = copy.copy(self)
+        other.sink = sink
+        return other
 
     def root_key(self, salt: bytes) -> bytes:
         """The key of what texts under a salt begin with."""
@@ -48,8 +72,12 @@ class Saver:
 
     def point(self, point: Point, node: Node) -> None:
         """A resume point, and the node that has the tokens before it."""
-        if not point.is_spare:
-            self._save(self._name(node, point.run, block.END), node, point)
+        self._save(self._name(node, point.run, block.END), node, point)
+
+    def _n_bytes(self, n_tokens: int, *, has_point: bool) -> int:
+        """Of a record, at most."""
+        of_point = self._window_bytes + self._geometry.state_bytes if has_point else 0
+        return self._front_bytes + n_tokens * self._cell_bytes + of_point
 
     def _name(self, node: Node, tokens: bytes, kind: bytes) -> Name:
         parent = root = node.parent
@@ -62,8 +90,7 @@ class Saver:
     def _save(self, name: Name, node: Node, point: Point | None) -> None:
         hold, resume = node.hold, point.resume if point else None
         assert hold is not None
-        n_bytes = self._front_bytes + len(name.span) * self._cell_bytes
-        n_bytes += self._window_bytes + self._geometry.state_bytes if resume else 0
+        n_bytes = self._n_bytes(len(name.span), has_point=resume is not None)
 
         def make() -> Record | None:
             geometry, number = geometry_of(name.kind, self._geometry), resume._id if resume else None
@@ -73,4 +100,4 @@ class Saver:
                 return None
             return pack(name, rows)
 
-        self._store.save(name, n_bytes, make)
+        self.sink.save(name, n_bytes, make)

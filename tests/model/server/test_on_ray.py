@@ -20,7 +20,7 @@ import pytest
 from support.served import events, said_by, served_alone
 
 from .conftest import STORIES
-from .test_workers import is_alive, until
+from .test_workers import is_alive, until, values_of
 
 pytest.importorskip("ray", reason="ray is not installed: pip install 'pykvgraph[cluster]'")
 pytestmark = pytest.mark.slow
@@ -151,3 +151,14 @@ def test_too_many_workers_for_the_cluster(cluster: str, tmp_path: Path) -> None:
         served_alone(path, *OPTIONS, cluster),
     ):
         pass
+
+
+def test_roles(cluster: str) -> None:
+    """A prompt is read by the last worker, and answered by one that decodes hardly any of it."""
+    options = ("-c", "2048", "-np", "2", "-t", "1", "--workers", "3", "--metrics")
+    body = {"prompt": "Once there was a frog in a big pond. " * 30, "n_predict": 8, "temperature": 0}
+    roles = ("--prefill-workers", "1", "--replicate")
+    with served_alone(STORIES, *options, *roles, "--cluster", cluster) as (url, _):
+        answer = httpx.post(f"{url}/completion", json=body, timeout=60).json()
+        assert answer["timings"]["prompt_n"] < 64, answer["timings"]
+        assert values_of(url, "prompt_tokens_total")[2] > 250

@@ -15,8 +15,9 @@ import pytest
 from support.hostile_requests import request_of, send
 from support.served import where_of
 
+from pykvgraph.cluster import forward, replay
 from pykvgraph.cluster import front as front_of_workers
-from pykvgraph.cluster import replay
+from pykvgraph.cluster.asked import asked_of
 from pykvgraph.cluster.forward import MOST_REPEATS
 from pykvgraph.cluster.front import Front, front_app
 from pykvgraph.server.run import HttpServer, address_of, listen
@@ -275,3 +276,211 @@ def test_json_as_deep_as_it_may_be() -> None:
                 return (await client.post("/completion", content=body)).status_code
 
         assert asyncio.run(main()) == 200
+
+
+async def reads(request: httpx.Request) -> httpx.Response:
+    assert "x-kvgraph-reads" in request.headers
+    return httpx.Response(200, json={})
+
+
+LONG = "a prompt of which nobody has anything " * 40
+
+
+def front_with_reader(*handlers: Handler) -> Front:
+    """The last of the workers only reads."""
+    front = Front(Settings(n_slots=2), len(handlers), n_prefill=1)
+    for number, handler in enumerate(handlers):
+        come(front, number, handler)
+    return front
+
+
+def test_a_long_prompt_is_read_first_by_another_worker() -> None:
+    asked: list[tuple[int, str, bool]] = []
+
+    def worker(number: int) -> Handler:
+        async def answer(request: httpx.Request) -> httpx.Response:
+            asked.append(
+                (number, json.loads(request.content)["prompt"][:3], "x-kvgraph-reads" in request.headers)
+            )
+            return httpx.Response(200, json={})
+
+        return answer
+
+    front = front_with_reader(worker(0), worker(1))
+    for prompt in ("new" + LONG, "new" + LONG, "abc"):
+        asyncio.run(ask(front, prompt=prompt))
+    # the second time nothing of it is new
+    assert asked == [(1, "new", True), (0, "new", False), (0, "new", False), (0, "abc", False)]
+
+
+def test_who_reads_may_be_gone_or_say_anything() -> None:
+    async def odd(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(400, content=b"no JSON")
+
+    for reader in (gone, odd):
+        assert asyncio.run(ask(front_with_reader(fine, reader), prompt=LONG)).status_code == 200
+
+
+def test_who_reads_may_say_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its prompts are read elsewhere; it gets no more of them than it has slots, until it is back."""
+    monkeypatch.setattr(forward, "_LOOK", 0.01)
+    n_asked = 0
+
+    async def main() -> None:
+        nonlocal n_asked
+        goes_on = asyncio.Event()
+
+        async def stopped(request: httpx.Request) -> httpx.Response:
+            nonlocal n_asked
+            n_asked += request.url.path == "/completion"
+            if request.url.path == "/health":
+                raise httpx.ReadTimeout("stopped")
+            await goes_on.wait()
+            return httpx.Response(200, json={})
+
+        front = front_with_reader(fine, stopped)
+        for i in range(4):
+            reply = await asyncio.wait_for(ask(front, prompt=f"{i}{LONG}"), 5)
+            assert reply.status_code == 200
+        assert (n_asked, front.prefill.n_requests(1)) == (2, 2)
+        goes_on.set()
+        await asyncio.sleep(0.05)
+        assert front.prefill.n_requests(1) == 0
+
+    asyncio.run(main())
+
+
+def test_who_reads_may_take_long_as_long_as_it_lives(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forward, "_LOOK", 0.01)
+    n_ended = 0
+
+    async def slow(request: httpx.Request) -> httpx.Response:
+        nonlocal n_ended
+        if request.url.path == "/completion":
+            await asyncio.sleep(0.1)
+            n_ended += 1
+        return httpx.Response(200, json={})
+
+    async def answers(request: httpx.Request) -> httpx.Response:
+        assert n_ended == 1
+        return httpx.Response(200, json={})
+
+    assert asyncio.run(ask(front_with_reader(answers, slow), prompt=LONG)).status_code == 200
+
+
+def test_a_client_that_goes_away_ends_the_reading() -> None:
+    async def main() -> None:
+        async def stopped(request: httpx.Request) -> httpx.Response:
+            return await asyncio.Event().wait()  # type: ignore[return-value]
+
+        front = front_with_reader(fine, stopped)
+        asking = asyncio.ensure_future(ask(front, prompt=LONG))
+        await asyncio.sleep(0.05)
+        assert front.prefill.n_requests(1) == 1
+        asking.cancel()
+        await asyncio.sleep(0.05)
+        assert front.prefill.n_requests(1) == 0
+
+    asyncio.run(main())
+
+
+def test_a_worker_may_end_while_its_prompt_is_read() -> None:
+    """Another one answers then."""
+
+    async def main() -> None:
+        async def reads_long(request: httpx.Request) -> httpx.Response:
+            if len(front.router.workers) == 2:
+                client = front._clients[0]
+                front.down(0)
+                await client.aclose()
+            return httpx.Response(200, json={})
+
+        front = front_with_reader(fine, fine, reads_long)
+        assert (await ask(front, prompt=LONG)).status_code == 200
+        assert len(front.router.workers) == 1
+
+    asyncio.run(main())
+
+
+def test_tokens_that_are_told_go_on_to_the_next_worker_alone() -> None:
+    """The first one dies behind two tokens; the client sees no comment, and no text twice."""
+    bodies: list[dict[str, Any]] = []
+
+    def stream(tokens: list[int], *, ends: bool) -> Handler:
+        async def parts() -> AsyncIterator[bytes]:
+            for token in tokens:
+                yield b':said %d\n\ndata: {"content": "%d"}\n\n' % (token, token)
+            if not ends:
+                raise httpx.ReadError("gone")
+
+        async def answer(request: httpx.Request) -> httpx.Response:
+            assert "x-kvgraph-tells" in request.headers
+            bodies.append(json.loads(request.content))
+            return httpx.Response(200, headers=STREAM, content=parts())
+
+        return answer
+
+    reply = asyncio.run(
+        ask(front_of(stream([7, 8], ends=False), stream([7, 8, 9], ends=True)), prompt="a", stream=True)
+    )
+    assert reply.text == "".join(f'data: {{"content": "{token}"}}\n\n' for token in (7, 8, 9))
+    assert [body.get("x_kvgraph_said") for body in bodies] == [None, [7, 8]]
+
+
+def test_copies_go_to_a_second_worker() -> None:
+    to: list[str] = []
+
+    async def answer(request: httpx.Request) -> httpx.Response:
+        to.append(request.headers.get("x-kvgraph-copy-to", ""))
+        return httpx.Response(200, json={})
+
+    front = Front(Settings(n_slots=2), 2, replicates=True)
+    for number in (0, 1):
+        client = httpx.AsyncClient(transport=httpx.MockTransport(answer), base_url="http://worker")
+        front.up(number, client, 512, f"unix:/{number}")
+    asyncio.run(ask(front, prompt=LONG))
+    asyncio.run(ask(front, prompt=LONG, cache_prompt=False))
+    front.down(1)
+    asyncio.run(ask(front, prompt=LONG))
+    assert to == ["unix:/1", "", ""]
+
+
+def test_what_clients_say_to_workers_is_not_given_on() -> None:
+    async def answer(request: httpx.Request) -> httpx.Response:
+        assert not [
+            name for name in request.headers if name.startswith("x-kvgraph-") and name != "x-kvgraph-tells"
+        ]
+        return httpx.Response(200, json={})
+
+    async def main() -> None:
+        headers = {
+            f"x-kvgraph-{name}": "unix:/tmp/a" for name in ("copy-to", "reads", "said", "run", "tells")
+        }
+        async with client_of(front_of(answer)) as client:
+            reply = await client.post(
+                "/completion", json={"prompt": LONG, "x_kvgraph_said": [1]}, headers=headers
+            )
+        assert reply.status_code == 200
+
+    asyncio.run(main())
+
+
+def test_who_reads_knows_less_of_a_talk_than_who_answers() -> None:
+    """A turn of a long talk is read where the talk is, also when it is long itself."""
+    by: list[int] = []
+
+    def worker(number: int) -> Handler:
+        async def answer(request: httpx.Request) -> httpx.Response:
+            by.append(number)
+            return httpx.Response(200, json={})
+
+        return answer
+
+    front = front_with_reader(worker(0), worker(1))
+    front.router.copied(
+        0, asked_of("/completion", "", json.dumps({"prompt": LONG}).encode(), b"", gives_seed=False).blocks
+    )
+    asyncio.run(ask(front, prompt=LONG + "x" * 700))
+    asyncio.run(ask(front, prompt=LONG + "y" * 3000))
+    # the reader lacks all of it: 1,500 and 700 bytes; the second time 1,500 beside 3,000
+    assert by == [0, 1, 0]

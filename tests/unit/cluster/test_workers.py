@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import re
 import time
@@ -13,6 +14,8 @@ import pytest
 from pykvgraph.cluster import keeper
 from pykvgraph.cluster import workers as processes
 from pykvgraph.cluster.front import Front
+from pykvgraph.cluster.order import Told
+from pykvgraph.cluster.worker import READY
 from pykvgraph.cluster.workers import Workers
 from pykvgraph.errors import KVGraphError
 from pykvgraph.server.engine_spec import EngineSpec
@@ -27,6 +30,11 @@ def delays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keeper, "LONGEST_DELAY", 0.08)
 
 
+def ready(n_ctx: int) -> bytes:
+    """The line of a worker that can be asked."""
+    return READY + json.dumps(Told(n_ctx, 512, "")._asdict()).encode() + b"\n"
+
+
 def starts(monkeypatch: pytest.MonkeyPatch, code: str) -> None:
     """Workers are this program, which has read its order."""
     code = (
@@ -38,7 +46,7 @@ def starts(monkeypatch: pytest.MonkeyPatch, code: str) -> None:
 def test_one_that_dies_again_and_again_is_started_more_and_more_seldom(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, delays: None
 ) -> None:
-    starts(monkeypatch, "os.write(1, b'ready 512 512\\n'); os.kill(os.getpid(), 9)")
+    starts(monkeypatch, f"os.write(1, {ready(512)!r}); os.kill(os.getpid(), 9)")
     workers = Workers(Front(Settings(), 1), SPEC, 1)
 
     async def main() -> None:
@@ -73,7 +81,7 @@ def test_one_that_comes_again_has_as_many_cells(monkeypatch: pytest.MonkeyPatch,
     starts(
         monkeypatch,
         "n = order['engine']['context']['n_ctx'];"
-        "os.write(1, b'ready 768 768\\n' if n == 'auto' else b'ready %d 5\\n' % (n + 1));"
+        f"os.write(1, {ready(768)!r} if n == 'auto' else {ready(0)!r}.replace(b'0', b'%d' % (n + 1), 1));"
         "os.kill(os.getpid(), 9)",
     )
     workers = Workers(Front(Settings(), 1), SPEC, 1)

@@ -1,0 +1,80 @@
+"""The other end of peers: what they send gets into this engine's tier in memory."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections.abc import Callable
+
+from pykvgraph.errors import TransportError
+from pykvgraph.stream.opening import listen
+from pykvgraph.stream.transport import Transport
+from pykvgraph.tiers.peer import ANSWER, HEAD
+from pykvgraph.tiers.record import FRONT_BYTES, HEAD_BYTES, Record, read_front
+
+_log = logging.getLogger("pykvgraph")
+# A worker may have nothing to send for long. Were the connection closed meanwhile, the next record would be
+# lost, which is the beginning of a prompt. Who has ended closes it.
+IDLE_SECONDS = 86_400.0
+
+
+class Taker:
+    """Takes the records of whoever connects and knows the token, each in a thread of its own.
+
+    address: to listen at. most: bytes of a record's rows. take: gets each record, unchecked but for its
+    front; from any thread. Raises TransportError when nobody can listen there.
+    """
+
+    def __init__(self, address: str, token: str, most: int, take: Callable[[Record], None]) -> None:
+        self._listener = listen(address, token, timeout=IDLE_SECONDS)
+        self._most = most
+        self._take = take
+        self._is_closed = False
+        threading.Thread(target=self._accept, name="pykvgraph taker", daemon=True).start()
+
+    @property
+    def address(self) -> str:
+        """Where peers find it."""
+        return self._listener.address
+
+    def close(self) -> None:
+        """Takes nothing from others who come."""
+        self._is_closed = True
+        self._listener.close()
+
+    def _accept(self) -> None:
+        while not self._is_closed:
+            with contextlib.suppress(TransportError):  # nobody came for a while
+                transport = self._listener.accept()
+                threading.Thread(target=self._receive, args=(transport,), daemon=True).start()
+
+    def _receive(self, transport: Transport) -> None:
+        with transport:
+            try:
+                receive(transport, self._most, self._take)
+            except TransportError as error:
+                _log.debug("a worker sends no more copies: %s", error)
+
+
+def receive(transport: Transport, most: int, take: Callable[[Record], None]) -> None:
+    """Takes what a Peer sends, until its end. most: bytes of a record's rows.
+
+    Raises TransportError when the other end goes away, or sends something else.
+    """
+    head = bytearray(HEAD.size)
+    while True:
+        transport.fetch("head", head)
+        n_front, n_rows = HEAD.unpack(head)
+        if not n_front:
+            transport.flush("answer", ANSWER)
+            continue
+        if not HEAD_BYTES < n_front <= FRONT_BYTES or n_rows > most:
+            raise TransportError(f"{transport.address}: no record has {n_front} and {n_rows} bytes")
+        front, rows = bytearray(n_front), bytearray(n_rows)
+        transport.fetch("front", front)
+        transport.fetch("rows", rows)
+        record = Record(bytes(front), memoryview(rows))
+        if read_front(record.front) is None:
+            raise TransportError(f"{transport.address}: what came is no record")
+        take(record)
