@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from pykvgraph.cli.show import new_table, number_text, print_json, print_table, printable
+from pykvgraph.cli.show import new_table, print_json, print_table, printable
 from pykvgraph.cli.verb import Numbers, Verb, examples, json_option, option, plot_option
 
 if TYPE_CHECKING:
+    from pykvgraph.cluster.simulation.costs import Costs
     from pykvgraph.cluster.simulation.simulation import Outcome
-    from pykvgraph.plan.time_model import TimeModel
     from pykvgraph.viz import Routed
 
 MOST_WORKERS = 10_000
 _N_CTX = 4096  # of the cache in which steps are measured
-_NAMES = {"router": "router", "index": "central index", "load": "by load alone"}
+_NAMES = {
+    "router": "router",
+    "index": "central index",
+    "load": "by load alone",
+    "tiers": "router, tiers",
+    "roles": "roles",
+}
 
 
 @click.command(
@@ -48,7 +54,8 @@ def cluster(
     The steps of each model are measured on this machine, in about a second. People then talk in turns with
     so many workers like it, and the router of serve --workers chooses who answers: by its own memory of what
     it has sent where; by a central index of all caches, as if it knew them at every moment; and by load
-    alone.
+    alone. Then by its own memory again, before workers whose memory holds four times as many tokens beside
+    their caches (tiers), and where some of these workers only read long prompts for the others (roles).
     """
     if not 1 <= min(n_workers) <= max(n_workers) <= MOST_WORKERS:
         raise click.UsageError(f"--workers: from 1 to {MOST_WORKERS}")
@@ -59,9 +66,9 @@ def cluster(
     rows: list[dict[str, Any]] = []
     runs: dict[str, list[Routed]] = {}
     for model in models:
-        times = _times(model)
+        costs = _costs(model)
         name = printable(Path(model).stem)
-        for found in _simulated(times, n_workers):
+        for found in _simulated(costs, n_workers):
             runs.setdefault(name, []).extend(found.values())
             rows += _described(name, found)
             if not as_json:
@@ -72,21 +79,26 @@ def cluster(
         plot_routing(runs, plot)
 
 
-def _times(model: str) -> TimeModel:
+def _costs(model: str) -> Costs:
     from pykvgraph import Context, Model
+    from pykvgraph.cluster.simulation.costs import Costs
     from pykvgraph.step_times import times_of
 
     with Model(model, device="cpu") as opened, Context(opened, n_ctx=_N_CTX) as ctx:
-        return times_of(ctx)
+        return Costs(times_of(ctx), sum(group.cell_bytes for group in ctx.kv.groups if group.kind != "state"))
 
 
-def _simulated(times: TimeModel, sizes: Sequence[int]) -> Any:
+def _simulated(costs: Costs, sizes: Sequence[int]) -> Iterator[dict[str, Routed]]:
     """Of each number of workers, what became of it by each policy."""
     from pykvgraph.cluster.simulation.simulation import POLICIES, people_for, simulate
 
-    n_people = people_for(times)
+    n_people = people_for(costs)
     for n in sizes:
-        yield {policy: _routed(simulate(times, n, n_people, policy)) for policy in POLICIES}
+        yield {
+            policy: _routed(simulate(costs, n, n_people, policy))
+            for policy in POLICIES
+            if policy != "roles" or n > 1
+        }
 
 
 def _routed(outcome: Outcome) -> Routed:
@@ -98,9 +110,12 @@ def _routed(outcome: Outcome) -> Routed:
     return Routed(
         outcome.n_workers,
         outcome.policy,
+        outcome.n_readers,
         outcome.hits,
         float(p50),
         float(p95),
+        float(percentile(outcome.token, 50)),
+        float(percentile(outcome.gap, 95)),
         outcome.tokens_per_second,
         outcome.choice_seconds,
         outcome.busy,
@@ -116,17 +131,20 @@ def _described(model: str, found: Mapping[str, Routed]) -> list[dict[str, Any]]:
 
 
 def _print(rows: Sequence[dict[str, Any]]) -> None:
-    """One table for each number of workers."""
+    """One table for each number of workers. cached: of the prompts' tokens. first: until the first token."""
     click.echo(f"{rows[0]['model']}, workers: {rows[0]['n_workers']}")
-    table = new_table("who chooses", "cached", "of index", "first p50", "p95", "t/s", "choice", "busy")
+    table = new_table(
+        "who chooses", "cached", "of index", "first", "p95", "token", "gap p95", "choice", "busy"
+    )
     for row in rows:
         table.add_row(
-            _NAMES[row["policy"]],
+            _NAMES[row["policy"]] + (f", {row['n_readers']} read" if row["n_readers"] else ""),
             f"{row['hits']:.1%}",
             f"{row['of_index']:.1%}",
             f"{row['first_p50']:.2f} s",
             f"{row['first_p95']:.1f} s",
-            number_text(row["tokens_per_second"], 4),
+            f"{1e3 * row['token_p50']:.0f} ms",
+            f"{1e3 * row['gap_p95']:.0f} ms",
             f"{1e6 * row['choice_seconds']:.0f} us",
             f"{row['busy']:.0%}",
         )

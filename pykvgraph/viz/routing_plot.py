@@ -10,19 +10,30 @@ from pykvgraph.viz.figure import new_figure, save_figure
 from pykvgraph.viz.turns_plot import COLORS
 
 _LINES = "-", "--", ":", "-."
-_NAMES = {"router": "the router", "index": "with a central index", "load": "by load alone"}
+_NAMES = {
+    "router": "the router",
+    "index": "with a central index",
+    "load": "by load alone",
+    "tiers": "the router, tiers",
+    "roles": "the router, tiers and roles",
+}
 
 
 class Routed(NamedTuple):
-    """One run. hits: the part of the prompts' tokens that caches had. first_p50, first_p95: seconds to first
-    tokens. tokens_per_second: of all workers. busy: the part of the time in which they decoded.
+    """One run. n_readers: of the workers, those that only read prompts. hits: the part of the prompts' tokens
+    that caches had. first_p50, first_p95: seconds to first tokens. token_p50: seconds of each further one.
+    gap_p95: the longest seconds between two. tokens_per_second: of all workers. busy: the part of the time in
+    which they decoded.
     """
 
     n_workers: int
     policy: str
+    n_readers: int
     hits: float
     first_p50: float
     first_p95: float
+    token_p50: float
+    gap_p95: float
     tokens_per_second: float
     choice_seconds: float
     busy: float
@@ -33,19 +44,23 @@ def plot_routing(runs: Mapping[str, Sequence[Routed]], path: str | os.PathLike[s
 
     Raises ImportError without matplotlib, OSError when the file can't be written.
     """
-    figure = new_figure(13, 4.2)
+    figure = new_figure(13, 8.4)
     panels: list[tuple[str, str, Callable[[Routed], float]]] = [
         ("what caches had of the prompts", "% of the tokens", lambda run: 100 * run.hits),
         ("half of the first tokens came within", "seconds", lambda run: run.first_p50),
+        ("95% of the first tokens came within", "seconds", lambda run: run.first_p95),
+        ("of half of the answers, a token took", "milliseconds", lambda run: 1e3 * run.token_p50),
+        ("workers were busy", "% of the time", lambda run: 100 * run.busy),
         ("a choice took", "microseconds", lambda run: 1e6 * run.choice_seconds),
     ]
-    found = figure.subplots(1, len(panels))
+    found = figure.subplots(2, len(panels) // 2).flat
     for axes, (title, unit, value) in zip(found, panels, strict=True):
         for line, (model, each) in zip(_LINES * len(runs), runs.items(), strict=False):
             for color, (policy, name) in zip(COLORS, _NAMES.items(), strict=False):
                 points = [(run.n_workers, value(run)) for run in each if run.policy == policy]
                 axes.plot(
-                    *zip(*points, strict=True),
+                    [n for n, _ in points],
+                    [y for _, y in points],
                     line,
                     color=color,
                     marker="o",
@@ -58,5 +73,10 @@ def plot_routing(runs: Mapping[str, Sequence[Routed]], path: str | os.PathLike[s
         axes.set_xscale("log")
         axes.set_ylim(bottom=0)
         axes.grid(alpha=0.3)
-    figure.legend(*found[0].get_legend_handles_labels(), loc="outside lower center", ncol=3, fontsize=8)
+    figure.legend(
+        *figure.axes[0].get_legend_handles_labels(),
+        loc="outside lower center",
+        ncol=2 if len(runs) > 1 else 3,
+        fontsize=8,
+    )
     save_figure(figure, path)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
+from struct import Struct
+from typing import NamedTuple
 
 from pykvgraph.cluster.prefixes import BLOCK_BYTES, TOKEN_BYTES, Block
 
@@ -14,17 +17,30 @@ SAID_TOKENS = 20, 400  # of a turn of the user
 ANSWER_TOKENS = 40, 300
 N_TURNS = 1, 11  # of a conversation
 THINK_SECONDS = 20.0  # between an answer and the next turn, on average
-_KEY_BYTES = 8
+_WEIGHTS = tuple(itertools.accumulate(1 / (k + 1) for k in range(N_INSTRUCTIONS)))
+_KEY = Struct("<II")
 
 
-@dataclass(frozen=True)
+class Part(NamedTuple):
+    """A part of texts: an instruction, or what was said under it. n_tokens: of it."""
+
+    number: int
+    n_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class Asked:
-    """A request. blocks: of its prompt. after: of the prompt and the answer."""
+    """A request. blocks: of its prompt. instruction, talk: the parts of the prompt."""
 
     blocks: tuple[Block, ...]
-    after: tuple[Block, ...]
-    n_prompt: int
+    instruction: Part
+    talk: Part
     n_answer: int
+
+    @property
+    def n_prompt(self) -> int:
+        """Tokens."""
+        return self.instruction.n_tokens + self.talk.n_tokens
 
 
 class Traffic:
@@ -32,32 +48,36 @@ class Traffic:
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
-        self._n_keys = 0
+        self._parts = itertools.count()
         rng = random.Random(f"{seed} instructions")
-        self._instructions = [
-            self._longer((), rng.randint(*INSTRUCTION_TOKENS)) for _ in range(N_INSTRUCTIONS)
-        ]
+        self._instructions: list[tuple[Part, tuple[Block, ...]]] = []
+        for _ in range(N_INSTRUCTIONS):
+            part = Part(next(self._parts), rng.randint(*INSTRUCTION_TOKENS))
+            self._instructions.append((part, _blocks(part.number, 0, part.n_tokens, 0)))
 
     def person(self, number: int) -> Iterator[tuple[float, Asked]]:
         """Turns of one person for ever: seconds to think before each, and what is asked then."""
         rng = random.Random(f"{self._seed} {number}")
-        weights = [1 / (k + 1) for k in range(N_INSTRUCTIONS)]
         while True:
-            (said,) = rng.choices(self._instructions, weights)
+            ((instruction, blocks),) = rng.choices(self._instructions, cum_weights=_WEIGHTS)
+            talk, n_tokens, before = next(self._parts), 0, instruction.n_tokens * TOKEN_BYTES
             for _ in range(rng.randint(*N_TURNS)):
-                prompt = self._longer(said, rng.randint(*SAID_TOKENS))
-                n_answer = rng.randint(*ANSWER_TOKENS)
-                said = self._longer(prompt, n_answer)
-                n_prompt = prompt[-1].end // TOKEN_BYTES
-                yield rng.expovariate(1 / THINK_SECONDS), Asked(prompt, said, n_prompt, n_answer)
+                n_said, n_answer = rng.randint(*SAID_TOKENS), rng.randint(*ANSWER_TOKENS)
+                prompt = blocks + _blocks(talk, n_tokens, n_said, before)
+                n_tokens += n_said
+                asked = Asked(prompt, instruction, Part(talk, n_tokens), n_answer)
+                yield rng.expovariate(1 / THINK_SECONDS), asked
+                blocks = prompt + _blocks(talk, n_tokens, n_answer, before)
+                n_tokens += n_answer
 
-    def _longer(self, blocks: tuple[Block, ...], n_tokens: int) -> tuple[Block, ...]:
-        """The text with a new part behind it, cut as blocks_of() cuts it; keys are numbers."""
-        found, end = list(blocks), blocks[-1].end if blocks else 0
-        left = n_tokens * TOKEN_BYTES
-        while left:
-            n = min(left, BLOCK_BYTES)
-            left, end = left - n, end + n
-            self._n_keys += 1
-            found.append(Block(self._n_keys.to_bytes(_KEY_BYTES, "little"), end))
-        return tuple(found)
+
+def part_of(block: Block) -> Part:
+    """To which part of texts a block belongs, and how many tokens of the part it ends."""
+    return Part(*_KEY.unpack(block.key))
+
+
+def _blocks(part: int, begin: int, n_tokens: int, before: int) -> tuple[Block, ...]:
+    """Of so many more tokens of a part, cut as blocks_of() cuts them. before: bytes in front of the part."""
+    step = BLOCK_BYTES // TOKEN_BYTES
+    ends = [*range(begin + step, begin + n_tokens, step), begin + n_tokens]
+    return tuple([Block(_KEY.pack(part, end), before + end * TOKEN_BYTES) for end in ends])

@@ -25,8 +25,12 @@ def test_what_is_told(stories: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert code == 0, output
     rows = json.loads(output)["runs"]
     assert [(row["n_workers"], row["policy"]) for row in rows] == [
-        (n, policy) for n in (1, 3) for policy in ("router", "index", "load")
+        (n, policy)
+        for n in (1, 3)
+        for policy in simulation.POLICIES
+        if (n, policy) != (1, "roles")  # one worker does both
     ]
+    assert all((row["n_readers"] > 0) == (row["policy"] == "roles") for row in rows)
     assert all(row["of_index"] == 1.0 for row in rows if row["policy"] == "index")
     assert picture.read_bytes().startswith(b"\x89PNG")
     code, output = run(str(stories), "--workers", "2")

@@ -3,30 +3,39 @@
 from __future__ import annotations
 
 import math
+import statistics
 from itertools import pairwise
 
 import pytest
 
-from pykvgraph.cluster.prefixes import TOKEN_BYTES, Block
+from pykvgraph.cluster.prefixes import TOKEN_BYTES
+from pykvgraph.cluster.simulation import simulation
 from pykvgraph.cluster.simulation.caches import Caches
+from pykvgraph.cluster.simulation.costs import LOADED, SENT, Costs
 from pykvgraph.cluster.simulation.machine import CHUNK, Machine, Text
 from pykvgraph.cluster.simulation.simulation import POLICIES, simulate
-from pykvgraph.cluster.simulation.traffic import N_TURNS, Asked, Traffic
+from pykvgraph.cluster.simulation.traffic import N_TURNS, Asked, Part, Traffic, part_of
 from pykvgraph.plan.time_model import StepLine, TimeModel
+from pykvgraph.stream.split import Roles
 
 # a step takes a second and a hundredth of one for each token; cells cost nothing
 PLAIN = TimeModel(StepLine(1.0, 0.01, 0.0), StepLine(1.0, 0.01, 0.0))
 # about those of 219 M parameters on two CPU cores
-SMALL = TimeModel(StepLine(0.0075, 0.0007, 6e-7), StepLine(0.0067, 0.0007, 6e-7))
+SMALL = Costs(TimeModel(StepLine(0.0075, 0.0007, 6e-7), StepLine(0.0067, 0.0007, 6e-7)), 16 << 10)
 
 
 class Plain(Machine):
-    def n_cached(self, text: Text) -> int:
-        return 10 if text.asked.n_prompt == 11 else 0
+    def cached(self, text: Text) -> tuple[int, float]:
+        return {11: (10, 0.0), 12: (9, 0.5)}.get(text.n_prompt, (0, 0.0))
 
 
 def text(n_prompt: int, n_answer: int, came: float = 0.0) -> Text:
-    return Text(Asked((), (), n_prompt, n_answer), came)
+    return Text(said(n_prompt, n_answer), came, n_prompt, n_answer)
+
+
+def said(n_prompt: int, n_answer: int = 1, talk: int = 1) -> Asked:
+    """Under an instruction of one token."""
+    return Asked((), Part(0, 1), Part(talk, n_prompt - 1), n_answer)
 
 
 def run(machine: Machine, comes: list[Text]) -> dict[Text, float]:
@@ -95,39 +104,87 @@ def test_what_the_cache_has_is_not_read() -> None:
     assert one.n_cached == 10
 
 
+def test_loading_stops_all() -> None:
+    """A text of which 9 tokens are loaded in half a second comes while another one talks."""
+    machine, one, two = Plain(PLAIN, 2), text(1, 5), text(12, 1, 1.5)
+    found = run(machine, [one, two])
+    # one's steps end at 1.01 and 2.02; then it is loaded, and 3 tokens are read in a step with one's next
+    assert two.first == found[two] == pytest.approx(2.02 + 0.5 + 1.04)
+    assert two.n_cached == 9
+    assert found[one] == pytest.approx(2.02 + 0.5 + 1.04 + 2 * 1.01)
+    assert one.gap == pytest.approx(1.54)
+    assert one.token_seconds == pytest.approx((found[one] - 1.01) / 4)
+    assert machine.seconds_busy == pytest.approx(found[one])
+
+
 def test_caches_are_as_large_as_they_are() -> None:
-    caches = Caches()
-    caches.begin(0, 10)
-    first = (Block(b"a", 5 * TOKEN_BYTES), Block(b"b", 8 * TOKEN_BYTES))
-    caches.remember(0, first)
-    assert caches.n_cached(0, first) == 0  # asked, not decoded
-    caches.store(0, first)
-    assert caches.n_cached(0, first) == 8
-    caches.store(0, (Block(b"c", 4 * TOKEN_BYTES),))
-    assert caches.n_cached(0, first) == 5
+    """What was used longest ago goes first, of a text its end; an instruction is as new as its last talk."""
+    caches = Caches(10)
+    caches.store(0, said(5))
+    caches.store(0, said(5), 3)
+    assert caches.n_cached(0, said(9)) == 8 and caches.n_cached(1, said(9)) == 0
+    caches.store(0, said(5, talk=2))
+    assert caches.n_cached(0, said(9)) == 6 and caches.n_cached(0, said(9, talk=2)) == 5
+    caches.store(0, said(30, talk=3))
+    assert caches.n_cached(0, said(9)) == 1 and caches.n_cached(0, said(30, talk=3)) == 10
+
+
+def test_who_has_a_block() -> None:
+    _, asked = next(Traffic(1).person(3))
+    caches = Caches(1 << 20)
+    caches.store(7, asked)
+    caches.store(8, Asked((), asked.instruction, Part(1 << 20, 5), 1))
+    of_instruction = [part_of(block).number == asked.instruction.number for block in asked.blocks]
+    assert True in of_instruction and False in of_instruction
+    for block, is_shared in zip(asked.blocks, of_instruction, strict=True):
+        assert sorted(caches.holders(block)) == ([7, 8] if is_shared else [7])
+        assert (8 in caches.holders(block)) == is_shared and 7 in caches.holders(block)
+    assert not list(Caches(1).holders(asked.blocks[0]))
+
+
+def test_costs() -> None:
+    assert SMALL.loading(100) == pytest.approx(100 * (16 << 10) / LOADED)
+    assert SMALL.sending(100) == pytest.approx(100 * (16 << 10) / SENT)
 
 
 def test_talks_go_on_where_they_were() -> None:
-    turns = [
-        asked for _, asked in zip(range(200), (asked for _, asked in Traffic(1).person(3)), strict=False)
-    ]
+    turns = [asked for _, (_, asked) in zip(range(200), Traffic(1).person(3), strict=False)]
     n_talks = 1
     for before, asked in pairwise(turns):
-        if asked.blocks[: len(before.after)] != before.after:
+        assert asked.blocks[-1].end == asked.n_prompt * TOKEN_BYTES
+        if asked.talk.number == before.talk.number:
+            assert asked.blocks[: len(before.blocks)] == before.blocks
+            assert asked.n_prompt > before.n_prompt + before.n_answer
+        else:
             n_talks += 1
-            assert not set(asked.blocks[-1:]) & set(before.after)
+            assert not set(asked.blocks[-1:]) & set(before.blocks)
     assert len(turns) / N_TURNS[1] <= n_talks < len(turns)
-    assert [asked for _, asked in zip(range(9), Traffic(1).person(3), strict=False)] == [
-        asked for _, asked in zip(range(9), Traffic(1).person(3), strict=False)
-    ]
+    again = [asked for _, (_, asked) in zip(range(200), Traffic(1).person(3), strict=False)]
+    assert again == turns
 
 
-def test_the_router_finds_what_a_central_index_finds() -> None:
-    """At least 90 % of it, with 20 workers; by load alone it is less than half."""
+def test_what_routing_and_tiers_do() -> None:
+    """With 20 workers, at least 90 % of what a central index finds; by load alone it is less than half."""
     found = {policy: simulate(SMALL, 20, 7, policy, 2000) for policy in POLICIES}
     assert found["router"].hits >= 0.9 * found["index"].hits
     assert found["load"].hits < 0.5 * found["index"].hits
+    assert found["tiers"].hits > 1.05 * found["router"].hits
     assert 0.5 < found["router"].busy < 1
-    for outcome in found.values():
-        assert len(outcome.first) == 2000 - 2000 // 4
-        assert min(outcome.first) > 0
+    for policy, outcome in found.items():
+        assert len(outcome.first) == len(outcome.token) == len(outcome.gap) == 2000 - 2000 // 2
+        assert min(outcome.first) > 0 and min(outcome.token) > 0
+        assert (0 < outcome.n_readers < 20) == (policy == "roles")
+
+
+def test_readers_read_for_the_others_and_delay_nobody() -> None:
+    tiers, roles = (simulate(SMALL, 20, 3, policy, 2000) for policy in ("tiers", "roles"))
+    assert roles.n_readers > 0
+    medians = [statistics.median(outcome.first) for outcome in (tiers, roles)]
+    assert medians[1] < 1.5 * medians[0]
+    assert statistics.fmean(roles.token) < statistics.fmean(tiers.token)  # fewer steps have prompts in them
+
+
+def test_caches_are_warm_at_the_beginning() -> None:
+    run = simulation._Simulation(SMALL, Roles(0, 10), 6, "router")
+    run.run(200)
+    assert sum(each.n_cached for each in run._done) > 0.6 * sum(each.n_prompt for each in run._done)
