@@ -18,6 +18,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,7 @@ def main() -> None:
     args = parser.parse_args()
     with Server(args.m, args.workers, args.cluster) as server:
         asyncio.run(ask_all(server, args.clients, args.n))
-        server.show_table(args.workers)
+        server.show_table()
 
 
 class Server:
@@ -85,23 +86,21 @@ class Server:
         print(f"    kill -9 {pid}, which is worker {worker}", flush=True)
         os.kill(int(pid), signal.SIGKILL)
 
-    def show_table(self, n_workers: int) -> None:
+    def show_table(self) -> None:
         """What each worker has done, when all of them are there again."""
-        while len(httpx.get(f"{self.address}/slots").json()) < n_workers * N_SLOTS:
-            pass
-        text = httpx.get(f"{self.address}/metrics").text
+        workers = self._workers()
+        while any(each["state"] != "ready" for each in workers):
+            time.sleep(0.05)
+            workers = self._workers()
         print("\nworker   tokens of prompts   copied from others   tokens said")
-        for worker in range(n_workers):
-            read, loaded, said = (
-                value_of(text, f"{name}_total", worker)
-                for name in ("prompt_tokens", "tier_loaded_tokens", "tokens_predicted")
-            )
-            print(f"{worker:6} {read:19} {loaded:20} {said:13}")
+        for each in workers:
+            told = each["prompt_tokens"], each["tier_loaded_tokens"], each["tokens_predicted"]
+            print("{:6} {:19} {:20} {:13}".format(each["worker"], *told))
 
-
-def value_of(metrics: str, name: str, worker: int) -> int:
-    found = re.search(rf'{name}{{worker="{worker}"}} (\S+)', metrics)
-    return int(float(found[1])) if found else 0
+    def _workers(self) -> list[dict[str, Any]]:
+        """As `pykvgraph cluster status --json` has them."""
+        found: list[dict[str, Any]] = httpx.get(f"{self.address}/workers").raise_for_status().json()
+        return found
 
 
 async def ask_all(server: Server, n_clients: int, n: int) -> None:

@@ -1,4 +1,4 @@
-"""`pykvgraph cluster simulate`: what the router would do before thousands of workers."""
+"""`pykvgraph cluster`: what workers do, and what the router would do before thousands of them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from pykvgraph.cli.cluster_status import show_status
 from pykvgraph.cli.show import new_table, print_json, print_table, printable
 from pykvgraph.cli.verb import Numbers, Verb, examples, json_option, option, plot_option
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from pykvgraph.cluster.simulation.simulation import Outcome
     from pykvgraph.viz import Routed
 
+SERVER = "http://127.0.0.1:8080"  # serve's, unless it is told otherwise
 MOST_WORKERS = 10_000
 _N_CTX = 4096  # of the cache in which steps are measured
 _NAMES = {
@@ -32,24 +34,34 @@ _NAMES = {
     epilog=examples(
         "pykvgraph cluster simulate small.gguf large.gguf",
         "pykvgraph cluster simulate model.gguf --workers 10,1000 --plot routing.png",
+        "pykvgraph cluster status http://127.0.0.1:8080",
     ),
 )
-@click.argument("what", type=click.Choice(["simulate"]))
-@click.argument("models", nargs=-1, required=True, type=click.Path())
+@click.argument("what", type=click.Choice(["simulate", "status"]))
+@click.argument("given", nargs=-1, metavar="MODELS|URL", type=click.Path())
 @option(
     "--workers",
     "n_workers",
     type=Numbers(),
     metavar="N,N,..",
     default="1,10,100,1000",
-    help=f"How many, one after the other; at most {MOST_WORKERS}.",
+    help=f"With simulate: how many, one after the other; at most {MOST_WORKERS}.",
 )
-@plot_option("Draw what caches had, waits and choices over the number of workers.")
+@plot_option("With simulate: draw what caches had, waits and choices over the number of workers.")
+@option("--api-key", metavar="KEY", help="With status: a key of the server.")
 @json_option
 def cluster(
-    what: str, models: tuple[str, ...], n_workers: tuple[int, ...], plot: str | None, as_json: bool
+    what: str,
+    given: tuple[str, ...],
+    n_workers: tuple[int, ...],
+    plot: str | None,
+    api_key: str | None,
+    as_json: bool,
 ) -> None:
-    """Simulate serve --workers with workers that only pass the time.
+    """Show the workers of a server, or simulate thousands of them.
+
+    status asks a running serve --workers, at http://127.0.0.1:8080 unless a URL is given, what each of its
+    workers does. With simulate, workers only pass the time, and files of models say how long a step takes.
 
     The steps of each model are measured on this machine, in about a second. People then talk in turns with
     so many workers like it, and the router of serve --workers chooses who answers: by its own memory of what
@@ -57,6 +69,13 @@ def cluster(
     alone. Then by its own memory again, before workers whose memory holds four times as many tokens beside
     their caches (tiers), and where some of these workers only read long prompts for the others (roles).
     """
+    if what == "status":
+        if len(given) > 1:
+            raise click.UsageError("status: one URL")
+        show_status(given[0] if given else SERVER, api_key, as_json)
+        return
+    if not given:
+        raise click.UsageError("simulate: a GGUF file is missing")
     if not 1 <= min(n_workers) <= max(n_workers) <= MOST_WORKERS:
         raise click.UsageError(f"--workers: from 1 to {MOST_WORKERS}")
     from pykvgraph.viz import plot_routing, require_matplotlib
@@ -65,7 +84,7 @@ def cluster(
         require_matplotlib()
     rows: list[dict[str, Any]] = []
     runs: dict[str, list[Routed]] = {}
-    for model in models:
+    for model in given:
         costs = _costs(model)
         name = printable(Path(model).stem)
         for found in _simulated(costs, n_workers):

@@ -18,7 +18,7 @@ from starlette.types import ASGIApp
 
 from pykvgraph.cluster.asked import Asked, asked_of
 from pykvgraph.cluster.forward import Forwarded
-from pykvgraph.cluster.of_all import labelled
+from pykvgraph.cluster.of_all import counts_of, labelled
 from pykvgraph.cluster.router import Router, reader_for
 from pykvgraph.server import page_files
 from pykvgraph.server.app import ANSWERERS, LARGE, Endpoint, no_such_path
@@ -71,12 +71,21 @@ class Front:
         self.prefill = Router(settings.n_slots)  # of those that only read
         self._clients: dict[int, httpx.AsyncClient] = {}
         self._addresses: dict[int, str] = {}
+        self._where: dict[int, str] = {}
+        self._n_lives = dict.fromkeys(range(n), 0)
         self._was_up = False
         self._news = asyncio.Event()
 
-    def up(self, number: int, client: httpx.AsyncClient, n_tokens: int, address: str = "") -> None:
-        """A worker can be asked. n_tokens: that it has room for. address: where it takes copies."""
+    def up(
+        self, number: int, client: httpx.AsyncClient, n_tokens: int, address: str = "", where: str = ""
+    ) -> None:
+        """A worker can be asked. n_tokens: that it has room for. address: where it takes copies.
+
+        where: its process, as people are told.
+        """
         self._was_up = True
+        self._where[number] = where
+        self._n_lives[number] += 1
         self._clients[number] = client
         self._addresses[number] = address
         self._router_of(number).add(number, n_tokens)
@@ -205,6 +214,25 @@ class Front:
             raise WireError(503, "unavailable_error", "no slot available")
         return JsonReply(found)
 
+    async def workers(self, request: Request) -> ASGIApp:
+        """What each worker is and does now, and with `--metrics` what it has done."""
+        replies = await self.of_all("/metrics", request) if self.settings.metrics and self._clients else {}
+        counts = {number: counts_of(reply.text) for number, reply in replies.items() if reply.is_success}
+        return JsonReply([{**self._look(number), **counts.get(number, {})} for number in range(self._n)])
+
+    def _look(self, number: int) -> dict[str, Any]:
+        router = self._router_of(number)
+        is_up = number in self._clients
+        return {
+            "worker": number,
+            "role": "reads" if router is self.prefill else "answers",
+            "state": "starts" if not is_up else "ready" if number in router.workers else "drains",
+            "where": self._where.get(number, "") if is_up else "",
+            "restarts": max(self._n_lives[number] - 1, 0),
+            "slots": self.settings.n_slots,
+            "requests": router.n_requests(number),
+        }
+
     async def metrics(self, request: Request) -> ASGIApp:
         """Each worker's, with its number as a label."""
         texts = {}
@@ -266,6 +294,7 @@ def front_app(front: Front) -> ASGIApp:
         ("GET", "/slots", front.slots),
         ("POST", "/slots/{id_slot}", front.slot_action),
         ("GET", "/metrics", front.metrics),
+        ("GET", "/workers", front.workers),
         ("GET", "/lora-adapters", front.by_any),
         ("POST", "/lora-adapters", front.set_adapters),
         ("GET", "/cells", front.cells),

@@ -111,7 +111,7 @@ class Keeper:
         self._was_up = True
         self._n_ctx.setdefault(number, told.n_ctx)
         _log.info("worker %d is ready (%s)", number, where)
-        self._front.up(number, client, told.n_tokens, told.copies_at)
+        self._front.up(number, client, told.n_tokens, told.copies_at, where)
 
     def _drains(self, number: int) -> None:
         if not self._stops.is_set():

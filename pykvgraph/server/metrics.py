@@ -14,7 +14,7 @@ from pykvgraph.types import TierStats
 if TYPE_CHECKING:
     from pykvgraph.server.service import Service
 
-_PREFIX = "kvgraph:"
+PREFIX = "kvgraph:"
 
 
 class Metrics:
@@ -101,26 +101,26 @@ def _of_tiers(tiers: TierStats) -> Iterator[Metric]:
     yield _counter("tier_written", "Parts of texts that went to the disk", tiers.written)
     yield _counter("tier_dropped", "Parts of texts that were not kept", tiers.dropped)
     yield _counter("tier_unwritten", "Parts of texts that the disk refused", tiers.unwritten)
-    held = GaugeMetricFamily(_PREFIX + "tier_bytes", "Bytes in tiers", labels=["tier"])
+    held = GaugeMetricFamily(PREFIX + "tier_bytes", "Bytes in tiers", labels=["tier"])
     held.add_metric(["ram"], tiers.ram_bytes)
     held.add_metric(["disk"], tiers.disk_bytes)
     yield held
-    misses = CounterMetricFamily(_PREFIX + "tier_misses", "Loads that failed", labels=["reason"])
+    misses = CounterMetricFamily(PREFIX + "tier_misses", "Loads that failed", labels=["reason"])
     for reason, n in tiers.misses.items():
         misses.add_metric([reason], n)
     yield misses
 
 
 def _counter(name: str, text: str, value: float) -> Metric:
-    return CounterMetricFamily(_PREFIX + name, text, value=value)
+    return CounterMetricFamily(PREFIX + name, text, value=value)
 
 
 def _gauge(name: str, text: str, value: float) -> Metric:
-    return GaugeMetricFamily(_PREFIX + name, text, value=value)
+    return GaugeMetricFamily(PREFIX + name, text, value=value)
 
 
 def _family(name: str, text: str) -> GaugeMetricFamily:
-    return GaugeMetricFamily(_PREFIX + name, text, labels=["group", "kind"])
+    return GaugeMetricFamily(PREFIX + name, text, labels=["group", "kind"])
 
 
 def _rate(n: float, seconds: float) -> float:

@@ -484,3 +484,63 @@ def test_who_reads_knows_less_of_a_talk_than_who_answers() -> None:
     asyncio.run(ask(front, prompt=LONG + "y" * 3000))
     # the reader lacks all of it: 1,500 and 700 bytes; the second time 1,500 beside 3,000
     assert by == [0, 1, 0]
+
+
+def test_what_is_told_of_workers() -> None:
+    """One answers, one drains, one has ended, one reads; the first one tells its metrics."""
+    metrics = """# TYPE kvgraph:tokens_predicted counter
+kvgraph:tokens_predicted_total 7.0
+# TYPE kvgraph:cells_used gauge
+kvgraph:cells_used{group="0",kind="full"} 5.0
+kvgraph:cells_used{group="1",kind="window"} 2.0
+"""
+    goes_on = asyncio.Event()
+
+    async def answer(request: httpx.Request) -> httpx.Response:
+        if request.url.path == "/metrics":
+            return httpx.Response(200, text=metrics)
+        await goes_on.wait()
+        return await fine(request)
+
+    async def main() -> None:
+        front = Front(Settings(n_slots=2, metrics=True), 4, n_prefill=1)
+        for number, handler in enumerate((answer, gone, gone, gone)):
+            client = httpx.AsyncClient(transport=httpx.MockTransport(handler), base_url="http://worker")
+            front.up(number, client, 512, where=f"process {number}")
+        front.drains(1)
+        front.down(2)
+        front.down(3)
+        come(front, 3, gone)
+        asking = asyncio.ensure_future(ask(front, prompt="a"))
+        await asyncio.sleep(0.05)
+        async with client_of(front) as client:
+            found = (await client.get("/workers")).json()
+        assert [(each["worker"], each["role"], each["state"]) for each in found] == [
+            (0, "answers", "ready"),
+            (1, "answers", "drains"),
+            (2, "answers", "starts"),
+            (3, "reads", "ready"),
+        ]
+        assert [(each["restarts"], each["requests"], each["slots"]) for each in found] == [
+            (0, 1, 2),
+            (0, 0, 2),
+            (0, 0, 2),
+            (1, 0, 2),
+        ]
+        assert [each["where"] for each in found] == ["process 0", "process 1", "", ""]
+        assert (found[0]["tokens_predicted"], found[0]["cells_used"]) == (7, 7)
+        assert all("cells_used" not in each for each in found[1:])
+        goes_on.set()
+        assert (await asking).status_code == 200
+
+    asyncio.run(main())
+
+
+def test_workers_are_told_to_who_has_a_key() -> None:
+    async def main() -> list[int]:
+        async with client_of(front_of(fine, api_keys=("secret",))) as client:
+            keys = ("", "other", "secret")
+            asked = [client.get("/workers", headers={"Authorization": f"Bearer {key}"}) for key in keys]
+            return [(await each).status_code for each in asked]
+
+    assert asyncio.run(main()) == [401, 401, 200]
