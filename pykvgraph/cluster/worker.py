@@ -29,7 +29,7 @@ def main() -> None:
     """
     path, text = _lines()
     order = read_order(text)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    threading.Thread(target=_end_with_parent, args=(Path(path),), daemon=True).start()
     out = os.dup(1)
     os.dup2(2, 1)  # what libraries print must not look like an answer
     logging.basicConfig(format=f"worker {order.number}: %(message)s")
@@ -60,9 +60,13 @@ def _lines() -> tuple[str, str]:
     return path, order
 
 
-def _end_with_parent() -> None:
+def _end_with_parent(path: Path) -> None:
     while os.read(_STDIN, 1 << 16):
         pass
+    with contextlib.suppress(OSError):  # the folder isn't empty: another worker is there, and removes it
+        for left in (path, copies_path(path)):
+            left.unlink(missing_ok=True)
+        path.parent.rmdir()
     os._exit(1)
 
 

@@ -240,6 +240,28 @@ def take_table(context: int, geometry: Geometry, chosen: Chosen, columns: npt.ND
     return pack(geometry, chosen.whole, chosen.tables, fill, chosen.checkpoints, table, chosen.pending)
 
 
+def take_part_table(
+    context: int,
+    geometry: Geometry,
+    cells: Sequence[npt.NDArray[np.int32]],
+    positions: Sequence[npt.NDArray[np.int32]],
+) -> bytes:
+    """What take() gives for a sequence that has these cells of each group alone, without K and V.
+
+    geometry: with cell_bytes 0, and no state.
+    """
+    none = np.empty(0, np.int32), np.empty((0, 1), np.bool_)
+    tables = []
+    for group, pos in zip(geometry.groups, positions, strict=True):
+        lost = int(pos[0]) - 1 if group.window and len(pos) else -1
+        tables.append(Table(pos, np.ones((len(pos), 1), np.bool_), np.array([lost], np.int32), none))
+
+    def fill(index: int, kept: bool, rows: npt.NDArray[np.uint8], dither: npt.NDArray[np.uint8]) -> None:
+        _read_rows(context, index, 0, cells[index], rows, dither)
+
+    return pack(geometry, False, tables, fill)
+
+
 def take_held(context: int, geometry: Geometry, hold: int, span: range, point: int | None) -> bytes:
     """What a hold and a resume point keep, as the saved state of a sequence that has nothing else.
 

@@ -1,6 +1,7 @@
 """Caches that travel: sequences, over memory, files, sockets or MPI, from one context to another."""
 
 from pykvgraph.stream.arriving import arrivals, stream_in
+from pykvgraph.stream.chunks import gather, scatter
 from pykvgraph.stream.following import following
 from pykvgraph.stream.layout import Layout, crossings
 from pykvgraph.stream.leaving import n_flushes, stream_out
@@ -21,11 +22,13 @@ __all__ = [
     "arrivals",
     "crossings",
     "following",
+    "gather",
     "listen",
     "n_flushes",
     "open",
     "replica",
     "replicated",
+    "scatter",
     "split_workers",
     "stream_in",
     "stream_out",

@@ -96,6 +96,8 @@ class Arrivals:
     def _fronts(self) -> list[Front] | None:
         """Of the next message; None: there is none."""
         fronts = receive_fronts(self._layout)
+        if fronts[0].kind == Kind.PART:
+            raise StateError("the stream has a part of a sequence: gather() takes it")
         if fronts[0].kind != Kind.WHOLE and not self.has_begun:
             raise StateError("the stream doesn't begin with a sequence")
         self.has_begun = True
@@ -146,7 +148,7 @@ def take_step(ctx: Context, layout: Layout, shape: Shape, fronts: Sequence[Front
     if any(table != tables[0] for table in tables):
         raise StateError("the transports carry different steps")
     positions, runs = read_step_table(memoryview(tables[0]), fronts[0], len(shape.room))
-    incoming = _reserved(ctx, [Place(each.tolist()) for each in positions])
+    incoming = reserved(ctx, [Place(each.tolist()) for each in positions])
 
     def fetch(transport: Transport, layers: Sequence[int]) -> None:
         for layer in layers:
@@ -159,12 +161,12 @@ def take_step(ctx: Context, layout: Layout, shape: Shape, fronts: Sequence[Front
             fetch_rows(transport, v, rows[n * k.n_bytes :], own)
             incoming.write(k.group, range(k.place, k.place + 1), range(n), rows)
 
-    return _filled(incoming, layout, fetch)
+    return filled(incoming, layout, fetch)
 
 
 def take_token(ctx: Context, layout: Layout, shape: Shape, fronts: Sequence[Front]) -> Incoming:
     """The row of a message TOKEN, in cells that are reserved for it."""
-    incoming = _reserved(ctx, [Place([fronts[0].first])] * len(shape.room))
+    incoming = reserved(ctx, [Place([fronts[0].first])] * len(shape.room))
 
     def fetch(transport: Transport, layers: Sequence[int]) -> None:
         parts = list(shape.places(layers, range(len(shape.room))))
@@ -178,22 +180,22 @@ def take_token(ctx: Context, layout: Layout, shape: Shape, fronts: Sequence[Fron
             require_finite(k.data, rows[0].type, "K")
             require_finite(v.data, rows[1].type, "V")
             both = np.hstack([k.reshape(len(places), -1), v.reshape(len(places), -1)])
-            for run in _neighbours(places):
+            for run in neighbours(places):
                 own = slice(places.index(run.start), places.index(run.start) + len(run))
                 incoming.write(group, run, range(1), both[own].ravel())
 
-    return _filled(incoming, layout, fetch)
+    return filled(incoming, layout, fetch)
 
 
-def _reserved(ctx: Context, places: Sequence[Place]) -> Incoming:
-    """Raises StateError for places that no sequence can have: the sender named them."""
+def reserved(ctx: Context, places: Sequence[Place]) -> Incoming:
+    """Empty cells for what comes. Raises StateError for what the sender says and no sequence can have."""
     try:
         return ctx.kv.reserve(places)
     except InvalidArgumentError as error:
         raise StateError(f"the stream says what can't be: {error}") from None
 
 
-def _neighbours(places: Sequence[int]) -> Iterator[range]:
+def neighbours(places: Sequence[int]) -> Iterator[range]:
     """Places in rising order, as ranges."""
     begin = 0
     for i in range(1, len(places) + 1):
@@ -202,10 +204,8 @@ def _neighbours(places: Sequence[int]) -> Iterator[range]:
             begin = i
 
 
-def _filled(
-    incoming: Incoming, layout: Layout, fetch: Callable[[Transport, Sequence[int]], None]
-) -> Incoming:
-    """Or its cells are given back."""
+def filled(incoming: Incoming, layout: Layout, fetch: Callable[[Transport, Sequence[int]], None]) -> Incoming:
+    """The same cells, when fetch(transport, layers) has written them; else they are given back."""
     try:
         each_transport(layout, fetch)
     except BaseException:
@@ -237,6 +237,22 @@ def receive_fronts(layout: Layout) -> list[Front]:
 
 def receive_whole(layout: Layout, shape: Shape, fronts: Sequence[Front], n_ctx: int) -> SavedState:
     """What follows the fronts of a message WHOLE."""
+    saved, runs = receive_cells(layout, shape, fronts, n_ctx)
+    n_cells = [len(cells.pos) for cells in saved.groups]
+    for lengths, n in zip(runs or (), n_cells, strict=False):
+        check_runs(lengths, n)
+    rows = receive_rows(layout, shape, n_cells, runs)
+    groups = tuple(
+        replace(cells, rows=own, packed=packed)
+        for cells, (own, packed) in zip(saved.groups, rows, strict=True)
+    )
+    return replace(saved, groups=groups)
+
+
+def receive_cells(
+    layout: Layout, shape: Shape, fronts: Sequence[Front], n_ctx: int, with_states: bool = True
+) -> tuple[SavedState, Runs | None]:
+    """The tables behind the fronts: a sequence without rows, and the runs in which they come."""
     states: list[SavedState] = []
     runs: list[Runs | None] = []
     for (transport, layers), front in zip(layout.parts, fronts, strict=True):
@@ -244,21 +260,13 @@ def receive_whole(layout: Layout, shape: Shape, fronts: Sequence[Front], n_ctx: 
         own = None
         if front.in_runs:
             own, table = take_runs(table, len(shape.room))
-        states.append(unpack(table, shape.of(layers), shape.room))
+        states.append(unpack(table, shape.of(layers, with_states), shape.room))
         runs.append(own)
     saved = _agreed(shape, layout, states, runs)
     for cells in saved.groups:
         if len(cells.pos) > 2 * n_ctx:  # those that are seen, and those that checkpoints hold
             raise CacheFullError(f"what comes has {len(cells.pos)} cells in a group; n_ctx is {n_ctx} here")
-    n_cells = [len(cells.pos) for cells in saved.groups]
-    for lengths, n in zip(runs[0] or (), n_cells, strict=False):
-        check_runs(lengths, n)
-    rows = receive_rows(layout, shape, n_cells, runs[0])
-    groups = tuple(
-        replace(cells, rows=own, packed=packed)
-        for cells, (own, packed) in zip(saved.groups, rows, strict=True)
-    )
-    return replace(saved, groups=groups)
+    return saved, runs[0]
 
 
 def receive_table(transport: Transport, front: Front, most: int) -> bytearray:

@@ -24,6 +24,7 @@ class Kind(IntEnum):
     TOKEN = 3  # one token at its end: K of all layers, V of all layers
     END = 4
     TEXT = 5  # tokens that the text has got: at `first`, as its table says
+    PART = 6  # rows of some positions, in chunks; the whole of a stream
 
 
 class Front(NamedTuple):
@@ -65,4 +66,6 @@ class Front(NamedTuple):
             return not self.in_runs and not self.with_state and self.n_bytes % 4 == 0
         if self.kind == Kind.WHOLE:
             return self.first == 0 and not self.with_state
+        if self.kind == Kind.PART:
+            return self == Front(Kind.PART, n_bytes=self.n_bytes)
         return self.kind == Kind.STEP or (self.n_bytes == 0 and not self.in_runs)

@@ -72,14 +72,14 @@ class Shape:
             if here:
                 yield [k.place for k, _ in here], here[0], item
 
-    def of(self, layers: Iterable[int]) -> Geometry:
+    def of(self, layers: Iterable[int], with_states: bool = True) -> Geometry:
         """What a table of these layers fits: a saved state's geometry, whose cells have no rows."""
         own = frozenset(layers)
         groups = tuple(
             replace(group, layers=tuple(layer for layer in group.layers if layer in own), cell_bytes=0)
             for group in self.geometry.groups
         )
-        return replace(self.geometry, groups=groups, state_bytes=4 * len(self.columns_of(own)))
+        return replace(self.geometry, groups=groups, state_bytes=4 * len(self.columns_of(own)) * with_states)
 
     def check(self, layout: Layout, *, whole: bool) -> None:
         """Raises InvalidArgumentError for layers that the model lacks; whole: and for one left out."""

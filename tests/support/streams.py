@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
 
 import pykvgraph as kvg
 from pykvgraph import stream
+from pykvgraph.errors import TransportError
 from support.engines import decode, random_ids, run_of
 from support.models import N_VOCAB
 
@@ -57,14 +59,24 @@ def beside(work: Callable[[], object]) -> Future[object]:
     return future
 
 
+@contextmanager
+def all_of(sent: Sequence[Future[object]]) -> Iterator[None]:
+    """The senders have ended, too. Where one has failed, the receiver only says that it is gone."""
+    try:
+        yield
+    except TransportError:
+        for each in sent:
+            each.result(TIMEOUT)
+        raise
+    for each in sent:
+        each.result(TIMEOUT)
+
+
 def travel(source: kvg.Context, seq: int, target: kvg.Context, to: int, ends: Ends, level: int = 1) -> None:
     """The sequence, from one context into another one."""
     sent = [beside(lambda each=each: stream.stream_out(source, seq, each, level)) for each in ends.out]  # type: ignore[misc]
-    try:
+    with all_of(sent):
         stream.stream_in(target, to, ends.into)
-    finally:  # why a sender has failed comes before what the receiver says of it
-        for each in sent:
-            each.result(TIMEOUT)
 
 
 def fill_with_holes(

@@ -302,13 +302,17 @@ def test_sigterm_to_a_worker_drains_it() -> None:
         assert httpx.post(f"{url}/completion", json={**asked, "id_slot": 5}, timeout=30).status_code == 200
 
 
-def test_kill_9_of_the_parent_leaves_no_orphan() -> None:
+def test_kill_9_of_the_parent_leaves_no_orphan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No process, and no socket."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
     with served_alone(STORIES, *OPTIONS) as (_, process):
         children = children_of(process.pid)
         assert len(children) == 2 and all(map(is_alive, children))
+        assert len(list(tmp_path.rglob("?.0"))) == 2
         process.kill()
         try:
             until(lambda: not any(map(is_alive, children)), 10)
+            assert not list(tmp_path.iterdir())
         finally:
             for child in filter(is_alive, children):
                 os.kill(child, signal.SIGKILL)
