@@ -87,15 +87,15 @@ class Server:
         os.kill(int(pid), signal.SIGKILL)
 
     def show_table(self) -> None:
-        """What each worker has done, when all of them are there again."""
+        """What each worker has done, when all of them can tell it."""
         workers = self._workers()
-        while any(each["state"] != "ready" for each in workers):
+        while any("tokens_predicted" not in each for each in workers):  # one is just being started again
             time.sleep(0.05)
             workers = self._workers()
-        print("\nworker   tokens of prompts   copied from others   tokens said")
+        print("\nworker   prompts: tokens decoded   loaded, as others had them   tokens said")
         for each in workers:
             told = each["prompt_tokens"], each["tier_loaded_tokens"], each["tokens_predicted"]
-            print("{:6} {:19} {:20} {:13}".format(each["worker"], *told))
+            print("{:6} {:25} {:28} {:13}".format(each["worker"], *told))
 
     def _workers(self) -> list[dict[str, Any]]:
         """As `pykvgraph cluster status --json` has them."""

@@ -28,7 +28,7 @@ def show_status(url: str, api_key: str | None, as_json: bool) -> None:
         "worker",
         "does",
         "asked",
-        *(("read", "cached", "copied", "said", "cells") if has_counts else ()),
+        *(("read", "cached", "loaded", "said", "cells") if has_counts else ()),
         "restarts",
         "process",
     )
@@ -44,7 +44,8 @@ def show_status(url: str, api_key: str | None, as_json: bool) -> None:
     print_table(table)
     click.echo("\nasked: requests that it has now, of its slots")
     if has_counts:
-        click.echo("read, cached, copied: tokens of prompts that it decoded, had, got from its tier")
+        click.echo("read: tokens of prompts that it decoded. cached: that it had; of these, loaded")
+        click.echo("from its tier, where copies of other workers come, too")
     else:
         click.echo("serve --metrics shows tokens and cells, too")
 

@@ -69,13 +69,13 @@ def _server(
         click.echo(f"{address}: ready", err=True)
 
     n_workers, cluster = given["n_workers"], given["cluster"]
+    _check_roles(given)
     if n_workers > 1 or cluster:
         from pykvgraph.cluster.front import Front
         from pykvgraph.cluster.on_ray import RayWorkers
         from pykvgraph.cluster.run import ClusterServer
         from pykvgraph.cluster.workers import Workers
 
-        _check_roles(given)
         front = Front(
             settings,
             n_workers,
@@ -86,8 +86,6 @@ def _server(
         if cluster:
             return ClusterServer(front, RayWorkers(front, engine, n_workers, cluster))
         return ClusterServer(front, Workers(front, engine, n_workers))
-    if given["n_prefill"] or given["replicate"]:
-        raise click.UsageError("--prefill-workers and --replicate need --workers")
     from pykvgraph.server.run import Server
 
     def load() -> Engine:
@@ -101,9 +99,9 @@ def _server(
 def _check_roles(given: dict[str, Any]) -> None:
     n_others = given["n_workers"] - given["n_prefill"]
     if n_others < 1:
-        raise click.UsageError("--prefill-workers: of --workers at least one must answer")
+        raise click.UsageError("--prefill-workers: of --workers at least one must answer; add --workers")
     if given["replicate"] and n_others < 2:
-        raise click.UsageError("--replicate: at least two of --workers must answer")
+        raise click.UsageError("--replicate: at least two of --workers must answer; add --workers")
 
 
 def _engine(

@@ -216,9 +216,10 @@ class Front:
 
     async def workers(self, request: Request) -> ASGIApp:
         """What each worker is and does now, and with `--metrics` what it has done."""
+        looks = [self._look(number) for number in range(self._n)]  # before workers are asked, which may end
         replies = await self.of_all("/metrics", request) if self.settings.metrics and self._clients else {}
         counts = {number: counts_of(reply.text) for number, reply in replies.items() if reply.is_success}
-        return JsonReply([{**self._look(number), **counts.get(number, {})} for number in range(self._n)])
+        return JsonReply([look | counts.get(look["worker"], {}) for look in looks])
 
     def _look(self, number: int) -> dict[str, Any]:
         router = self._router_of(number)
