@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import threading
 from collections.abc import Callable
@@ -17,6 +16,7 @@ _log = logging.getLogger("pykvgraph")
 # A worker may have nothing to send for long. Were the connection closed meanwhile, the next record would be
 # lost, which is the beginning of a prompt. Who has ended closes it.
 IDLE_SECONDS = 86_400.0
+_PAUSE = 1.0  # seconds, after which it listens again
 
 
 class Taker:
@@ -30,7 +30,7 @@ class Taker:
         self._listener = listen(address, token, timeout=IDLE_SECONDS)
         self._most = most
         self._take = take
-        self._is_closed = False
+        self._closed = threading.Event()
         threading.Thread(target=self._accept, name="pykvgraph taker", daemon=True).start()
 
     @property
@@ -40,14 +40,18 @@ class Taker:
 
     def close(self) -> None:
         """Takes nothing from others who come."""
-        self._is_closed = True
+        self._closed.set()
         self._listener.close()
 
     def _accept(self) -> None:
-        while not self._is_closed:
-            with contextlib.suppress(TransportError):  # nobody came for a while
+        while not self._closed.is_set():
+            try:
                 transport = self._listener.accept()
-                threading.Thread(target=self._receive, args=(transport,), daemon=True).start()
+            except TransportError as error:  # nobody came for a day, or this process has too many open files
+                _log.debug("no worker's copies are taken now: %s", error)
+                self._closed.wait(_PAUSE)
+                continue
+            threading.Thread(target=self._receive, args=(transport,), daemon=True).start()
 
     def _receive(self, transport: Transport) -> None:
         with transport:

@@ -12,8 +12,10 @@ import pytest
 from pykvgraph.errors import TransportError
 from pykvgraph.prefix import block
 from pykvgraph.stream.connection import Connection
+from pykvgraph.stream.listener import Listener
 from pykvgraph.tiers import peer as peer_module
 from pykvgraph.tiers import peers as peers_module
+from pykvgraph.tiers import taker as taker_module
 from pykvgraph.tiers.peer import Peer
 from pykvgraph.tiers.peers import Peers
 from pykvgraph.tiers.record import Name, Record, pack
@@ -129,5 +131,34 @@ def test_a_record_that_comes_after_a_long_pause_is_taken(
         assert peer.flush(10)
         time.sleep(0.6)
     assert len(taken) == 2
+    peers.close()
+    taker.close()
+
+
+def test_a_taker_that_has_no_file_for_a_connection_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It doesn't ask again and again, and takes the next one when there are files again."""
+    n_asked, is_short = 0, True
+    accept = Listener.accept
+
+    def short(self: Listener) -> Connection:
+        nonlocal n_asked
+        n_asked += 1
+        if is_short:
+            raise TransportError("a connection can't be taken")
+        return accept(self)
+
+    monkeypatch.setattr(Listener, "accept", short)
+    monkeypatch.setattr(taker_module, "_PAUSE", 0.05)
+    taken: list[Record] = []
+    taker, peers = Taker(f"unix:{tmp_path}/copies", "token", 1000, taken.append), Peers("token")
+    time.sleep(0.5)
+    assert 1 < n_asked < 20
+    is_short = False
+    record = pack(Name(block.TOKENS, bytes(32), bytes(4), 0), b"rows")
+    peer = peers.at(taker.address)
+    peer.save(Name(block.TOKENS, bytes(32), bytes(4), 0), record.n_bytes, lambda: record)
+    assert peer.flush(10) and len(taken) == 1
     peers.close()
     taker.close()
