@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import logging
+import os
 import socket
 from typing import IO, TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from pykvgraph.server.settings import Settings
 
 _SLOTS = 4
+_WORKERS_PER_CPU = 8  # each is a process with an engine; thousands would take all memory
 _CACHE_RAM = 1024  # MiB, for --cache-disk and for copies
 _BODY_SECONDS = 60.0
 # what requests may say, too, and mean the same
@@ -69,7 +71,7 @@ def _server(
         click.echo(f"{address}: ready", err=True)
 
     n_workers, cluster = given["n_workers"], given["cluster"]
-    _check_roles(given)
+    _check_workers(given)
     if n_workers > 1 or cluster:
         from pykvgraph.cluster.front import Front
         from pykvgraph.cluster.on_ray import RayWorkers
@@ -96,7 +98,13 @@ def _server(
     return Server(settings, load, say_ready)
 
 
-def _check_roles(given: dict[str, Any]) -> None:
+def _check_workers(given: dict[str, Any]) -> None:
+    n_cpus = len(os.sched_getaffinity(0))
+    most = _WORKERS_PER_CPU * n_cpus
+    if given["n_workers"] > most and not given["cluster"]:
+        raise click.UsageError(
+            f"--workers: {n_cpus} CPUs are here, for {most} workers at most; --cluster uses more machines"
+        )
     n_others = given["n_workers"] - given["n_prefill"]
     if n_others < 1:
         raise click.UsageError("--prefill-workers: of --workers at least one must answer; add --workers")

@@ -194,6 +194,7 @@ def test_the_demo() -> None:
         (("--prefill-workers", "1"), "add --workers"),
         (("--workers", "1", "--prefill-workers", "1"), "at least one must answer"),
         (("--replicate",), "add --workers"),
+        (("--workers", "100000"), "workers at most"),
         (("--workers", "2", "--prefill-workers", "2"), "at least one"),
         (("--workers", "2", "--prefill-workers", "1", "--replicate"), "at least two"),
         (("--workers", "2", "--replicate", "--cache-ram", "0"), "--cache-ram"),
