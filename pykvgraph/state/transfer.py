@@ -383,6 +383,7 @@ def _replace(context: int, saved: SavedState, seq: int | None, n_seq_max: int) -
     kept = [_seen(cells.kept, n_seq_max, seq) for cells in saved.groups]
     lost = [_lost(cells, n_seq_max, seq) for cells in saved.groups]
     rows = (KvgKvRows * len(saved.groups))()
+    pointers = []  # like all arrays that the structs point to, these must live until the call is over
     for index, cells in enumerate(saved.groups):
         rows[index] = sized(
             KvgKvRows,
@@ -396,7 +397,8 @@ def _replace(context: int, saved: SavedState, seq: int | None, n_seq_max: int) -
             n_bytes=cells.rows.size,
         )
         if cells.packed is not None:
-            rows[index].packed = cells.packed.pointers()
+            pointers.append(cells.packed.pointers())
+            rows[index].packed = pointers[-1]
             rows[index].which = _int32(cells.packed.which)
     marks = saved.checkpoints
     seqs, positions, behind = (
@@ -407,7 +409,7 @@ def _replace(context: int, saved: SavedState, seq: int | None, n_seq_max: int) -
     checkpoints = sized(
         KvgKvCheckpointList, n=len(marks), seq=_int32(seqs), p=_int32(positions), lost=_int32(behind)
     )
-    states = _state_list(saved.states, seq) if saved.states else None
+    states, _arrays = _state_list(saved.states, seq) if saved.states else (None, ())
     lib().kvg_kv_replace(
         context,
         -1 if seq is None else seq,
@@ -418,13 +420,13 @@ def _replace(context: int, saved: SavedState, seq: int | None, n_seq_max: int) -
     )
 
 
-def _state_list(states: SavedRows, seq: int | None) -> KvgKvStateList:
-    """Points into arrays that ctypes keeps alive with the struct."""
+def _state_list(states: SavedRows, seq: int | None) -> tuple[KvgKvStateList, tuple[npt.NDArray[Any], ...]]:
+    """The struct, and the arrays that it points to, which must live as long."""
     columns = states.owners.T.copy()
     if seq is not None:
         columns[0] = seq
     rows = np.ascontiguousarray(states.rows)
-    return sized(
+    struct = sized(
         KvgKvStateList,
         n=columns.shape[1],
         seq=_int32(columns[0]),
@@ -433,6 +435,7 @@ def _state_list(states: SavedRows, seq: int | None) -> KvgKvStateList:
         n_rows=len(rows),
         data=rows.ctypes.data_as(ctypes.POINTER(ctypes.c_float)),
     )
+    return struct, (columns, rows)
 
 
 def _seen(flags: npt.NDArray[np.bool_], n_seq_max: int, seq: int | None) -> npt.NDArray[np.uint8]:
