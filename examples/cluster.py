@@ -40,6 +40,8 @@ def main() -> None:
     parser.add_argument("-n", type=int, default=120, help="tokens of each answer (default: 120)")
     parser.add_argument("--cluster", metavar="auto|ADDRESS", help="a Ray cluster (default: processes here)")
     args = parser.parse_args()
+    if args.workers < 3:
+        parser.error("--workers: 3 or more, as one reads, one dies, and one goes on")
     with Server(args.m, args.workers, args.cluster) as server:
         asyncio.run(ask_all(server, args.clients, args.n))
         server.show_table()

@@ -84,6 +84,7 @@ def cluster(
         require_matplotlib()
     rows: list[dict[str, Any]] = []
     runs: dict[str, list[Routed]] = {}
+    n_workers = tuple(dict.fromkeys(n_workers))
     for model in given:
         costs = _costs(model)
         name = printable(Path(model).stem)

@@ -25,7 +25,7 @@ def show_status(url: str, api_key: str | None, as_json: bool) -> None:
         return
     has_counts = any(_COUNTS[-1] in each for each in workers)
     table = new_table(
-        "worker",
+        "no.",
         "does",
         "asked",
         *(("read", "cached", "loaded", "said", "cells") if has_counts else ()),

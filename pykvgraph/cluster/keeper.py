@@ -66,6 +66,8 @@ class Keeper:
     async def _keep(self, number: int) -> None:
         delay = FIRST_DELAY
         for life in range(sys.maxsize):
+            if self._stops.is_set():
+                return
             begin = time.monotonic()
             end = await self._live(number, life)
             if self._stops.is_set():

@@ -9,6 +9,8 @@ from pykvgraph.cluster.front import Front, front_app
 from pykvgraph.cluster.keeper import Keeper
 from pykvgraph.server.run import HttpServer
 
+_END_SECONDS = 30.0  # that workers have until they are killed, when a server ends
+
 
 class ClusterServer(HttpServer):
     """Serves the workers of a front: run(sockets=[listener]), and stop().
@@ -27,8 +29,10 @@ class ClusterServer(HttpServer):
         try:
             await super().serve(sockets)
         finally:
-            self._keeper.stop()
-            await asyncio.wait({keeping})
+            self._keeper.stop()  # nobody is answered any more
+            if not (await asyncio.wait({keeping}, timeout=_END_SECONDS))[0]:
+                self._keeper.stop()
+                await asyncio.wait({keeping})
         keeping.result()
 
     def _end(self, _: asyncio.Future[None]) -> None:

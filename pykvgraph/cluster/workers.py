@@ -42,10 +42,11 @@ class Workers(Keeper):
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def stop(self) -> None:
-        """Sends SIGTERM to each: whoever is answered may finish; the second time nobody may."""
+        """Sends SIGTERM to each: whoever is answered may finish. The second time SIGKILL: one may hang."""
+        number = signal.SIGKILL if self._stops.is_set() else signal.SIGTERM
         super().stop()
         for process in self._processes.values():
-            _end(process)
+            _end(process, number)
 
     async def _live(self, number: int, life: int) -> str:
         # each life has a socket of its own: the one of the last life may still be there
@@ -56,7 +57,7 @@ class Workers(Keeper):
             return str(error)
         self._processes[number] = process
         if self._stops.is_set():
-            _end(process)
+            _end(process, signal.SIGTERM)
         try:
             await self._listen(number, process, path)
             code = await process.wait()
@@ -94,6 +95,6 @@ class Workers(Keeper):
         return process
 
 
-def _end(process: Process) -> None:
+def _end(process: Process, number: signal.Signals) -> None:
     with contextlib.suppress(ProcessLookupError):
-        process.send_signal(signal.SIGTERM)
+        process.send_signal(number)

@@ -180,10 +180,10 @@ class Engine(NotCopied):
         is decoded, for the tiers of another engine, see take_record(); needs tiers. said: what is known of
         the answer, as another engine has said it: handed out again, and not chosen anew.
 
-        Raises InvalidArgumentError for an empty or bad prompt, a bad salt, a window for several samples, and
-        after close(); CacheFullError for a request that can't fit, even alone; UnsupportedError for text when
-        the model has no tokenizer, for a window when not can_shift, for an encoder, and for copies without
-        tiers.
+        Raises InvalidArgumentError for an empty or bad prompt, a bad salt, a window for several samples,
+        copies that have no save(), and after close(); CacheFullError for a request that can't fit, even
+        alone; UnsupportedError for text when the model has no tokenizer, for a window when not can_shift, for
+        an encoder, and for copies without tiers.
         """
         self.model._require_logits()
         params = SamplingParams() if params is None else params
@@ -193,6 +193,8 @@ class Engine(NotCopied):
         if window is not None:
             self._require_shift(window, params, len(ids))
         request = Request(params.n, self._loop.cancel, None if self._loop.background else self.step)
+        if copies is not None and not callable(getattr(copies, "save", None)):
+            raise InvalidArgumentError(f"copies must have a method save(), got {shown(copies)}")
         saver = None if copies is None else self._saver.to(copies)
         branch = self._branches(request, ids, params, *self._under(adapters, salt), window, saver)
         self._require_room(branch)
@@ -211,8 +213,13 @@ class Engine(NotCopied):
         """Puts a record that another engine's `copies` got into the tiers in memory; from any thread.
 
         Both engines must be of the same model file, with the same types of the cache: else nobody finds it.
-        What others don't find right is decoded instead. Raises UnsupportedError without tiers.
+        What others don't find right is decoded instead. Raises InvalidArgumentError for what is no Record of
+        bytes, and UnsupportedError without tiers.
         """
+        if not isinstance(record, Record) or not isinstance(record.front, bytes):
+            raise InvalidArgumentError(f"record must be a Record, got {shown(record)}")
+        if not isinstance(record.rows, bytes | memoryview):
+            raise InvalidArgumentError(f"a record's rows must be bytes, got {shown(record.rows)}")
         front, tiers = read_front(record.front), self._saver.sink
         if front is not None:
             name = Name(front.kind, front.parent, front.tokens, 0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 from pykvgraph.context import Context
 from pykvgraph.engine.branch import Branch
 from pykvgraph.engine.request import Request
@@ -10,6 +12,8 @@ from pykvgraph.errors import KVGraphError
 from pykvgraph.prefix import block
 from pykvgraph.prefix.index import PrefixIndex, Saver
 from pykvgraph.prefix.node import Node
+
+_log = logging.getLogger("pykvgraph")
 
 
 class Texts:
@@ -109,7 +113,15 @@ class Texts:
         end = branch.last.end
         if to_end or end > branch.n_copied:
             n = min(branch.n_decoded, branch.n_true) if to_end else end
-            self.index.save_text(branch.ids[:n], branch.salt, branch.n_copied, branch.copies, branch.n_prompt)
+            try:
+                self.index.save_text(
+                    branch.ids[:n], branch.salt, branch.n_copied, branch.copies, branch.n_prompt
+                )
+            except (
+                Exception
+            ) as error:  # whoever gets them is no part of the engine, which answers others, too
+                _log.warning("a text is copied no more: %s: %s", type(error).__name__, error)
+                branch.copies = None
             branch.n_copied = end
 
     def retreat(self, branch: Branch, n: int) -> None:

@@ -29,7 +29,7 @@ from pykvgraph.server.body import read_body
 from pykvgraph.server.cors import Cors
 from pykvgraph.server.errors import as_wire, error_body, not_found
 from pykvgraph.server.fields import Fields
-from pykvgraph.server.keys import SAID_OF_SCOPE, Keys, OfRun
+from pykvgraph.server.keys import OF_RUN, SAID_OF_SCOPE, Keys, OfRun
 from pykvgraph.server.reply import JsonReply
 from pykvgraph.server.service import Service
 from pykvgraph.server.wire_json import loads
@@ -142,7 +142,7 @@ class _Answered(Endpoint):
 
         def answer() -> ASGIApp:
             fields = Fields(loads(body))
-            if SAID_HEADER in request.headers:
+            if OF_RUN in request.scope and SAID_HEADER in request.headers:
                 request.scope[SAID_OF_SCOPE] = tuple(fields.array(SAID_FIELD))
             return self._answerer(self._service, request, fields)
 

@@ -17,6 +17,7 @@ PUBLIC = frozenset((*page_files.FILES, "/health", "/v1/health", "/models", "/v1/
 RUN_HEADER = "x-kvgraph-run"
 _KEY_OF_SCOPE = "kvgraph.key"
 SAID_OF_SCOPE = "kvgraph.said"
+OF_RUN = "kvgraph.run"  # of a scope: the router has sent it
 _UNKNOWN = WireError(401, "authentication_error", "Invalid API Key")
 
 
@@ -55,6 +56,7 @@ class OfRun:
         """As ASGI calls it."""
         given = dict(scope["headers"]).get(RUN_HEADER.encode(), b"")
         if hmac.compare_digest(given, self._token):
+            scope[OF_RUN] = True
             await self._app(scope, receive, send)
         else:
             await JsonReply.of_error(_UNKNOWN)(scope, receive, send)
@@ -67,7 +69,9 @@ def key_of(request: Request) -> bytes:
 
 
 def asker_of(request: Request) -> Asker:
-    """Who sent this, as a router may have said in the headers."""
+    """Who sent this, as a router may have said in the headers; what anybody else says there is ignored."""
+    if OF_RUN not in request.scope:
+        return Asker(key_of(request))
     headers = request.headers
     return Asker(
         key_of(request),

@@ -15,6 +15,7 @@ from support.soak import F32, are_likeliest
 import pykvgraph as kvg
 from pykvgraph.tiers.peer import Peer
 from pykvgraph.tiers.peers import Peers
+from pykvgraph.tiers.record import Record
 from pykvgraph.tiers.taker import Taker
 
 pytestmark = pytest.mark.usefixtures("decoding_is_slow")
@@ -192,3 +193,30 @@ def test_what_can_not_be_known(model: kvg.Model) -> None:
         for wrong in ([-1], [model.n_vocab], ["a"]):
             with pytest.raises(kvg.InvalidArgumentError, match="said"):
                 engine.submit([1, 2], TALK, said=wrong)  # type: ignore[arg-type]
+
+
+class Broken:
+    """Gets copies, and can't."""
+
+    def save(self, *_: object) -> None:
+        raise ValueError("no room")
+
+
+def test_whoever_gets_copies_and_fails_harms_nobody(
+    model: kvg.Model, caplog: pytest.LogCaptureFixture
+) -> None:
+    prompt = ids_of(model, 100, 3)
+    with engine_of(model, kvg.Tiers("64M")) as engine:
+        with pytest.raises(kvg.InvalidArgumentError, match="copies"):
+            engine.submit(prompt, TALK, copies=5)  # type: ignore[arg-type]
+        other = engine.submit(ids_of(model, 60, 4), TALK)
+        answer = engine.submit(prompt, TALK, copies=Broken()).result()
+        assert len(other.result().tokens) == 40
+    assert are_likeliest(model, prompt, answer.tokens)
+    assert caplog.text.count("no room") == 1
+
+
+@pytest.mark.parametrize("record", [None, 5, b"x", Record(b"front", None), Record("front", b"rows")])  # type: ignore[arg-type]
+def test_what_is_no_record_is_refused(model: kvg.Model, record: Any) -> None:
+    with engine_of(model, kvg.Tiers("64M")) as engine, pytest.raises(kvg.InvalidArgumentError, match="ecord"):
+        engine.take_record(record)

@@ -129,3 +129,15 @@ def test_a_connection_that_asks_again_and_again_stays() -> None:
             time.sleep(0.02)
         assert one.sock is not None and one.sock.recv(1) == b""  # closed now
         one.close()
+
+
+def test_a_routers_headers_are_its_own(client: httpx.Client) -> None:
+    """Nobody else's words are heard there, of whatever an answer would be."""
+    body = {"prompt": "Once upon a time", "n_predict": 12, "temperature": 0}
+    said = client.post("/completion", json=body).json()["content"]
+    names = ("reads", "tells", "said", "copy-to", "run")
+    headers = {f"x-kvgraph-{name}": "1" for name in names}
+    forged = client.post("/completion", json=body | {"x_kvgraph_said": [5, 6, 7]}, headers=headers)
+    assert forged.json()["content"] == said
+    stream = client.post("/completion", json=body | {"stream": True}, headers=headers)
+    assert ":said" not in stream.text

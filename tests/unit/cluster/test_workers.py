@@ -97,6 +97,29 @@ def test_one_that_comes_again_has_as_many_cells(monkeypatch: pytest.MonkeyPatch,
     assert workers._n_ctx == {0: 768}
 
 
+def test_one_that_hangs_is_killed_the_second_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    starts(
+        monkeypatch,
+        "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN);"
+        f"os.write(1, {ready(512)!r}); time.sleep(60)",
+    )
+    front = Front(Settings(), 1)
+    workers = Workers(front, SPEC, 1)
+
+    async def main() -> None:
+        running = asyncio.ensure_future(workers.run())
+        while not front.router.workers:
+            await asyncio.sleep(0.01)
+        workers.stop()
+        await asyncio.sleep(0.3)
+        assert not running.done()
+        workers.stop()
+        await running
+
+    asyncio.run(asyncio.wait_for(main(), 20))
+    assert not workers._processes and workers.n_restarts == 0
+
+
 def test_the_share_of_one_of_four(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(6)))
     tiers = {"ram": 1000, "disk": 5000, "path": tmp_path}
