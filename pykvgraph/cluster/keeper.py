@@ -22,6 +22,8 @@ from pykvgraph.server.keys import RUN_HEADER
 _log = logging.getLogger("pykvgraph.server")
 FIRST_DELAY, LONGEST_DELAY = 0.1, 30.0  # seconds before a worker is started again; doubled each time
 CALM_SECONDS = 60.0  # a worker that lived so long begins with the first delay again
+LOOK_SECONDS = 10.0  # between two questions whether a worker lives
+HUNG_SECONDS = 30.0  # in which it must answer
 _CONNECT_SECONDS = 10.0
 _KEEP_SECONDS = 30.0  # less than after which a worker closes a connection that is idle
 
@@ -32,7 +34,8 @@ class Keeper:
     The front is told in the event loop of run() when one can be asked, drains, and can't be asked any more.
     A worker that gets SIGTERM drains: it gets nothing new, and ends when it has answered what it was asked.
     One that ends is started again, after a delay that grows up to LONGEST_DELAY; its cache has as many cells
-    as before. Workers answer nobody without the token of this run.
+    as before. One that hangs is killed, so that others answer what it was asked. Workers answer nobody
+    without the token of this run.
     """
 
     def __init__(self, front: Front, engine: EngineSpec, n: int) -> None:
@@ -42,6 +45,7 @@ class Keeper:
         self._n = n
         self._n_ctx: dict[int, int] = {}  # of a worker's first life, as then the memory was free
         self._drained: set[int] = set()
+        self._watches: dict[int, asyncio.Future[None]] = {}
         self._token = secrets.token_hex(32)
         self._stops = asyncio.Event()
         self._was_up = False  # any of them, ever
@@ -114,6 +118,30 @@ class Keeper:
         self._n_ctx.setdefault(number, told.n_ctx)
         _log.info("worker %d is ready (%s)", number, where)
         self._front.up(number, client, told.n_tokens, told.copies_at, where)
+        self._watches[number] = asyncio.ensure_future(self._watch(number, client))
+
+    def _down(self, number: int) -> None:
+        """It is gone, or about to be."""
+        if number in self._watches:
+            self._watches.pop(number).cancel()
+        self._front.down(number)
+
+    async def _watch(self, number: int, client: httpx.AsyncClient) -> None:
+        """Until it says nothing: a process may be stopped, or wait for a device for ever."""
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            try:
+                await client.get("/health", timeout=HUNG_SECONDS)
+            except httpx.TimeoutException:
+                _log.warning("worker %d has said nothing for %g s, and is killed", number, HUNG_SECONDS)
+                self._kill(number)
+                return
+            except httpx.TransportError:  # it drains, or has ended, which is seen elsewhere
+                continue
+
+    def _kill(self, number: int) -> None:
+        """Ends its process, whatever that does."""
+        raise NotImplementedError
 
     def _drains(self, number: int) -> None:
         if not self._stops.is_set():

@@ -80,13 +80,16 @@ class RayWorkers(Keeper):
                     while await actor.news.remote() == "drains":
                         self._drains(number)
                 finally:
-                    self._front.down(number)
+                    self._down(number)
         except self._ray.exceptions.RayError as error:
             lines = str(error).strip().splitlines()
             return f"{type(error).__name__}: {lines[-1] if lines else 'no reason is told'}"
         if not self._stops.is_set():
             self._ray.kill(actor, no_restart=False)  # Ray makes the next one
         return "it has drained"
+
+    def _kill(self, number: int) -> None:
+        self._ray.kill(self._actors[number], no_restart=False)
 
     async def _there(self, actor: Any) -> None:
         """Waits while Ray starts it again."""

@@ -48,6 +48,10 @@ class Workers(Keeper):
         for process in self._processes.values():
             _end(process, number)
 
+    def _kill(self, number: int) -> None:
+        if number in self._processes:
+            _end(self._processes[number], signal.SIGKILL)
+
     async def _live(self, number: int, life: int) -> str:
         # each life has a socket of its own: the one of the last life may still be there
         path = self._folder / f"{number}.{life}"
@@ -80,7 +84,7 @@ class Workers(Keeper):
                     elif line == DRAINS:
                         self._drains(number)
             finally:
-                self._front.down(number)
+                self._down(number)
 
     async def _start(self, number: int, path: Path) -> Process:
         code = _START.format(path=sys.path)

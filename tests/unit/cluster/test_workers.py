@@ -38,7 +38,8 @@ def ready(n_ctx: int) -> bytes:
 def starts(monkeypatch: pytest.MonkeyPatch, code: str) -> None:
     """Workers are this program, which has read its order."""
     code = (
-        "import json, os, sys, time; sys.stdin.readline(); order = json.loads(sys.stdin.readline())\n" + code
+        "import json, os, sys, time; path = sys.stdin.readline().strip();"
+        "order = json.loads(sys.stdin.readline())\n" + code
     )
     monkeypatch.setattr(processes, "_START", code.replace("{", "{{").replace("}", "}}"))
 
@@ -118,6 +119,39 @@ def test_one_that_hangs_is_killed_the_second_time(monkeypatch: pytest.MonkeyPatc
 
     asyncio.run(asyncio.wait_for(main(), 20))
     assert not workers._processes and workers.n_restarts == 0
+
+
+def test_one_that_says_nothing_is_killed(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, delays: None
+) -> None:
+    """It listens, and never answers; one that answers is left alone, and so is one that nobody can reach."""
+    monkeypatch.setattr(keeper, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(keeper, "HUNG_SECONDS", 0.3)
+    answer = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\nconnection: close\r\n\r\n{}"
+    starts(
+        monkeypatch,
+        "import socket\n"
+        "if order['number'] < 2:\n"
+        "    listener = socket.socket(socket.AF_UNIX); listener.bind(path); listener.listen()\n"
+        f"os.write(1, {ready(512)!r})\n"
+        "while order['number'] == 1:\n"
+        f"    heard, _ = listener.accept(); heard.recv(9999); heard.sendall({answer!r}); heard.close()\n"
+        "time.sleep(60)",
+    )
+    workers = Workers(Front(Settings(), 3), SPEC, 3)
+
+    async def main() -> None:
+        running = asyncio.ensure_future(workers.run())
+        while workers.n_restarts < 2:
+            await asyncio.sleep(0.01)
+        workers.stop()
+        await running
+
+    with caplog.at_level(logging.WARNING, "pykvgraph.server"):
+        asyncio.run(asyncio.wait_for(main(), 30))
+    told = re.findall(r"worker (\d) has said nothing", caplog.text)
+    assert len(told) >= 2 and set(told) == {"0"}
+    assert set(re.findall(r"worker (\d) ended", caplog.text)) == {"0"}
 
 
 def test_the_share_of_one_of_four(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
