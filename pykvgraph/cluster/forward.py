@@ -85,7 +85,7 @@ class Forwarded:
         for _ in range(1 + MOST_REPEATS):
             number, client = await self._front.place(self._asked, failed)
             reader = self._front.reader_for(self._asked, number)
-            ticket = self._front.router.enter(number, self._asked.blocks, self._asked.weight)
+            ticket = self._front.enter(number, self._asked)
             try:
                 if reader is not None:
                     await self._read_by(reader, number, scope)

@@ -19,7 +19,7 @@ from starlette.types import ASGIApp
 from pykvgraph.cluster.asked import Asked, asked_of
 from pykvgraph.cluster.forward import Forwarded
 from pykvgraph.cluster.of_all import counts_of, labelled
-from pykvgraph.cluster.router import Router, reader_for
+from pykvgraph.cluster.router import Router, Ticket, reader_for
 from pykvgraph.server import page_files
 from pykvgraph.server.app import ANSWERERS, LARGE, Endpoint, no_such_path
 from pykvgraph.server.body import read_body
@@ -128,6 +128,10 @@ class Front:
             if number is None:
                 raise WireError(503, "unavailable_error", "no worker answers: ask again later")
 
+    def enter(self, number: int, asked: Asked) -> Ticket:
+        """A worker gets this."""
+        return self._router_of(number).enter(number, asked.blocks, asked.weight)
+
     def reader_for(self, asked: Asked, number: int) -> Worker | None:
         """Who reads the prompt for a worker, which answers then; None: it does so itself."""
         if asked.slot >= 0:
@@ -166,7 +170,7 @@ class Front:
         if not 0 <= number < self._n:  # any; a worker refuses a slot that nobody has
             without = [each for each, client in self._clients.items() if client in failed] if failed else ()
             return self.router.choose(asked.blocks, without)
-        return number if number in self.router.workers else None
+        return number if number in self._router_of(number).workers else None
 
     def _tell(self) -> None:
         """Wakes who waits, once."""

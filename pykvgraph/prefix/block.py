@@ -18,6 +18,7 @@ TOKEN_BYTES = 4
 _FORMAT = b"kvgraph-block-1\0"
 TOKENS = b"\0"  # the kind of a block; others are to come, pictures perhaps
 END = b"\1"  # of the tokens behind the last block of a text, with what it takes to go on behind them
+KINDS = frozenset((TOKENS, END))
 _UNDER = b"kvgraph-under-1\0"
 _READ_BYTES = 1 << 20
 _KNOWN = "digests.json"

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from pykvgraph.checks import integer
 from pykvgraph.context import Context
-from pykvgraph.errors import StateError
+from pykvgraph.errors import StateError, UnsupportedError
 from pykvgraph.incoming import Incoming, Place, read_rows
 from pykvgraph.state.rows import require_finite
 from pykvgraph.state.transfer import take_part_table
@@ -32,8 +32,9 @@ def scatter(ctx: Context, seq: int, layout: Layout, p0: int = 0, p1: int = -1) -
     Positions that a window has lost, and states of recurrent layers, are not sent: `stream_out` sends all
     that a sequence has. A pending K-shift is done first. Here nothing else changes.
 
-    Raises InvalidArgumentError, TransportError when the other end is gone, and DeviceError as `kv.save` does.
-    After an error the transports are closed.
+    Raises InvalidArgumentError before anything is sent. After these errors the transports are closed:
+    TransportError when the other end is gone, UnsupportedError where cells share a position (seq_div), and
+    DeviceError as `kv.save` does.
     """
     shape = shape_for(ctx, layout, whole=False)
     seq = integer(seq, "seq", 0, ctx.n_seq_max - 1)
@@ -51,9 +52,10 @@ def gather(ctx: Context, layout: Layout) -> Incoming:
     layout: all layers that have K and V. `show(seq)` of what is returned gives the cells to a sequence that
     ends before them, `show_text(seq)` where layers have windows; `close()` makes them empty again.
 
-    After an error nothing was changed, and the transports are closed. Raises InvalidArgumentError for a
-    layout that lacks a layer; TransportError; StateError for what comes from another model or a cache of
-    another kind, says what can't be, or isn't finite; CacheFullError when there are too few empty cells.
+    Raises InvalidArgumentError for a layout that lacks a layer, before anything is fetched. After these
+    errors nothing was changed, and the transports are closed: TransportError; StateError for what comes from
+    another model or a cache of another kind, says what can't be, or isn't finite; CacheFullError when there
+    are too few empty cells.
     """
     shape = shape_for(ctx, layout, whole=True)
     try:
@@ -71,6 +73,8 @@ def gather(ctx: Context, layout: Layout) -> Incoming:
 
 def _part(context: int, shape: Shape, layout: Layout, seq: int, p0: int, p1: int) -> Iterator[Region]:
     chosen = [_before(new_cells(context, seq, index, p0), p1) for index in range(len(shape.room))]
+    if any((np.diff(each.positions) == 0).any() for each in chosen):
+        raise UnsupportedError("cells of the sequence share a position, after seq_div: use stream_out()")
     for transport, layers in layout.parts:
         geometry = shape.of(layers, with_states=False)
         table = take_part_table(

@@ -77,6 +77,8 @@ def n_flushes(ctx: Context, seq: int, layout: Layout, level: int | None = None) 
 
 def shape_for(ctx: Context, layout: Layout, *, whole: bool) -> Shape:
     """Raises InvalidArgumentError where the layout doesn't fit."""
+    if not isinstance(ctx, Context):
+        raise InvalidArgumentError(f"ctx must be a pykvgraph.Context, got {type(ctx).__name__}")
     if not isinstance(layout, Layout):
         raise InvalidArgumentError(f"layout must be a stream.Layout, got {type(layout).__name__}")
     shape: Shape = ctx.kv._handle.call(Shape, ctx.kv._saved_geometry)

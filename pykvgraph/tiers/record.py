@@ -94,7 +94,8 @@ def read_front(data: bytes) -> Front | None:
         return None
     _, kind, n_tokens, _, _, parent = _HEAD.unpack_from(data)
     tokens = data[HEAD_BYTES : HEAD_BYTES + block.TOKEN_BYTES * n_tokens]
-    return Front(kind, parent, tokens) if 0 < n_tokens <= _MOST_TOKENS else None
+    is_record = kind in block.KINDS and 0 < n_tokens <= _MOST_TOKENS
+    return Front(kind, parent, tokens) if is_record and len(tokens) == block.TOKEN_BYTES * n_tokens else None
 
 
 def unpack(record: Record, name: Name, geometry: Geometry) -> SavedState:

@@ -251,7 +251,7 @@ public:
     // Nobody knows here what the sequence had up to a position, and it has lost that. all: a group that has every position of the sequence,
     // so that it tells; nullptr: all of them count as lost
     void assume_lost(int64_t seq, int32_t last, const cells * all);
-    // Of a text all that is before `first` is lost, and what comes behind that is not. first < 0: nothing comes, nothing changes
+    // Of a text all that is before `first`, from 0 on, is lost, and what comes behind that is not.
     void begin_window(int64_t seq, int32_t first);
     // The sequence gets positions [p0, p1), which it has lost. precondition: p0 < p1
     void skip(int64_t seq, int64_t p0, int64_t p1);

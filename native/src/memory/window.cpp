@@ -47,9 +47,6 @@ void cells::assume_lost(int64_t seq, int32_t last, const cells * all) {
 }
 
 void cells::begin_window(int64_t seq, int32_t first) {
-    if (first < 0) {
-        return; // nothing comes
-    }
     const uint32_t s = check_seq(seq, "sequence");
     lose(seq, first - 1);
     lost_[s].remove(first, std::numeric_limits<int64_t>::max());

@@ -150,7 +150,7 @@ void incoming::show(int64_t seq, bool is_text, const float * state) {
     for (size_t g = 0; g < groups_.size(); ++g) {
         cells & cells = cache_.groups()[g].cells();
         const class cells & first = cache_.groups().front().cells();
-        if (is_text && cells.reuses()) {
+        if (is_text && cells.reuses() && !groups_[g].cells.empty()) {
             cells.begin_window(seq, groups_[g].first_pos);
         } else {
             cells.assume_lost(seq, lost_in(groups_[g], last), g == 0 || first.reuses() ? nullptr : &first);

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import secrets
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,9 +14,10 @@ import pytest
 from support.soak import F32, are_likeliest
 
 import pykvgraph as kvg
+from pykvgraph.prefix import block
 from pykvgraph.tiers.peer import Peer
 from pykvgraph.tiers.peers import Peers
-from pykvgraph.tiers.record import Record
+from pykvgraph.tiers.record import HEAD_BYTES, MAGIC, Name, Record, pack
 from pykvgraph.tiers.taker import Taker
 
 pytestmark = pytest.mark.usefixtures("decoding_is_slow")
@@ -220,3 +222,20 @@ def test_whoever_gets_copies_and_fails_harms_nobody(
 def test_what_is_no_record_is_refused(model: kvg.Model, record: Any) -> None:
     with engine_of(model, kvg.Tiers("64M")) as engine, pytest.raises(kvg.InvalidArgumentError, match="ecord"):
         engine.take_record(record)
+
+
+@pytest.mark.parametrize(("kind", "n_tokens"), [(b"\7", 32), (block.TOKENS, 31)])
+def test_records_that_nobody_can_keep(model: kvg.Model, tmp_path: Path, kind: bytes, n_tokens: int) -> None:
+    """They are left out; what is kept later goes to the disk as ever."""
+    good = pack(Name(block.TOKENS, bytes(32), bytes(128), 0), b"rows")
+    wrong = bytearray(good.front)
+    at = wrong.index(block.TOKENS, len(MAGIC))
+    wrong[at : at + 1] = kind
+    wrong = wrong[:HEAD_BYTES] + bytes(4 * n_tokens) if kind == block.TOKENS else wrong
+    with engine_of(model, kvg.Tiers("64M", disk="64M", path=tmp_path)) as engine:
+        engine.take_record(Record(bytes(wrong), b"rows"))
+        engine.take_record(good)
+        end = time.monotonic() + 10
+        while not list(tmp_path.rglob("*.block")) and time.monotonic() < end:
+            time.sleep(0.01)
+    assert len(list(tmp_path.rglob("*.block"))) == 1

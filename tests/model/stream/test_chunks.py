@@ -154,6 +154,36 @@ def test_what_cannot_be_taken(small: kvg.Model, model_file: Callable[[ModelSpec]
         assert target.kv.save() == before
 
 
+@pytest.mark.parametrize("p1", [20, 40, 46, 50, 52, 60])
+def test_a_part_whose_window_is_lost(architecture: Callable[[ArchSpec], Path], p1: int) -> None:
+    """With all that its window needs it goes on as if it had been decoded there; else it is refused."""
+    with (
+        kvg.Model(architecture(GEMMA)) as model,
+        open_context(model, **OPTIONS) as source,
+        open_context(model, **OPTIONS) as target,
+        open_context(model, **OPTIONS) as expected,
+    ):
+        fill_with_holes(source, 60, 3)
+        for begin in range(0, p1, 10):
+            decode(expected, run_of(random_ids(60, N_VOCAB, 7)[begin : min(begin + 10, p1)], begin))
+        carry(source, 0, target, 1, connect(N_LAYER), 0, p1)
+        if p1 < 52:
+            with pytest.raises(kvg.InvalidArgumentError, match="lost"):
+                greedy(target, 1, 5)
+        else:
+            assert greedy(target, 1, 5) == greedy(expected, 0, 5)
+
+
+def test_cells_that_share_a_position(small: kvg.Model) -> None:
+    with open_context(small, **OPTIONS) as source:
+        fill_with_holes(source, 60, 3)
+        source.kv.seq_div(0, 0, -1, 3)
+        with pytest.raises(kvg.UnsupportedError, match="seq_div"):
+            stream.scatter(source, 0, connect(2).out[0])
+        with pytest.raises(kvg.InvalidArgumentError, match="Context"):
+            stream.scatter(None, 0, connect(2).out[0])  # type: ignore[arg-type]
+
+
 def test_a_sender_that_goes_away(small: kvg.Model) -> None:
     """What has come is given up."""
     with open_context(small, **OPTIONS) as source, open_context(small, **OPTIONS) as target:

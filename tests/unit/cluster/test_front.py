@@ -544,3 +544,11 @@ def test_workers_are_told_to_who_has_a_key() -> None:
             return [(await each).status_code for each in asked]
 
     assert asyncio.run(main()) == [401, 401, 200]
+
+
+def test_a_slot_of_a_worker_that_reads() -> None:
+    """It is one of those that are told, and answers who wants it."""
+    front = front_with_reader(gone, fine)
+    reply = asyncio.run(ask(front, prompt=LONG, id_slot=2))
+    assert json.loads(reply.json()["body"])["id_slot"] == 2
+    assert front.prefill.n_requests(1) == 0
