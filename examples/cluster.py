@@ -15,6 +15,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -84,7 +85,11 @@ class Server:
 
     def kill(self, worker: int) -> None:
         """Ends a worker's process, as a crash would."""
-        pid = re.findall(rf"worker {worker} is ready \(process (\d+)", "".join(self._said))[-1]
+        where = rf"worker {worker} is ready \(process (\d+)(?: at http://\[?([^]]+)\]?:\d+)?\)"
+        pid, host = re.findall(where, "".join(self._said))[-1]
+        if host and not is_here(host):
+            print(f"    worker {worker} is on {host}, and is left alone", flush=True)
+            return
         print(f"    kill -9 {pid}, which is worker {worker}", flush=True)
         os.kill(int(pid), signal.SIGKILL)
 
@@ -105,6 +110,16 @@ class Server:
         return found
 
 
+def is_here(host: str) -> bool:
+    """Whether it is an address of this machine: on another one its number may be any process."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as tried:
+        try:
+            tried.bind((host, 0))
+        except OSError:
+            return False
+    return True
+
+
 async def ask_all(server: Server, n_clients: int, n: int) -> None:
     """Each client asks once, all at a time; one worker is killed meanwhile."""
     is_killed = False
@@ -121,6 +136,8 @@ async def ask_all(server: Server, n_clients: int, n: int) -> None:
                 if not line.startswith("data: "):
                     continue
                 event: dict[str, Any] = json.loads(line[6:])
+                if "error" in event:
+                    sys.exit(f"the server gives up: {event['error']['message']}")
                 text += event["content"]
                 n_events += 1
                 if n_events == KILL_AFTER and not is_killed:

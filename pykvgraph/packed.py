@@ -37,7 +37,7 @@ class PackedRows(Closable):
 
     @property
     def pointer(self) -> int:
-        """For calls during which this object lives."""
+        """Keep this object until the native call that gets the pointer has returned."""
         return self._handle.call(int)
 
 

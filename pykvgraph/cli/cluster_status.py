@@ -62,8 +62,8 @@ def _asked(url: str, api_key: str | None) -> list[dict[str, Any]]:
         if not url.startswith(("http://", "https://")):
             raise ValueError("it begins with neither http:// nor https://")
         request = urllib.request.Request(f"{url}/workers", headers=headers)
-        with urllib.request.urlopen(request, timeout=_SECONDS) as reply:
-            found = json.loads(reply.read(_MOST_BYTES))
+        with urllib.request.build_opener(_Stays).open(request, timeout=_SECONDS) as reply:
+            body = reply.read(_MOST_BYTES)
     except urllib.error.HTTPError as error:
         error.close()
         raise KVGraphError(f"{url}: {_REASONS.get(error.code, error)}") from None
@@ -72,11 +72,22 @@ def _asked(url: str, api_key: str | None) -> list[dict[str, Any]]:
         raise KVGraphError(
             f"{url}: no server answers ({reason}); pykvgraph serve tells its address"
         ) from None
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise InvalidArgumentError(f"{url}: {error}") from None
+    try:
+        found = json.loads(body)
+    except (ValueError, RecursionError):
+        found = None
     if not _are_workers(found):
         raise KVGraphError(f"{url}: what answers there is no pykvgraph serve --workers")
     return list(found)
+
+
+class _Stays(urllib.request.HTTPRedirectHandler):
+    """Follows nobody: the key is for this server alone."""
+
+    def redirect_request(self, *_: Any) -> None:
+        """As urllib asks; None: the answer is an error."""
 
 
 _REASONS = {

@@ -45,9 +45,11 @@ class Asked:
     says: bool = False
 
 
-def asked_of(path: str, query: str, body: bytes, key: bytes, *, gives_seed: bool) -> Asked:
+def asked_of(
+    path: str, query: str, body: bytes, key: bytes, *, gives_seed: bool, cache_prompt: bool = True
+) -> Asked:
     """key: of the client; prompts under different keys share nothing. gives_seed: a request without a seed
-    gets one, so that it can be answered again with the same tokens.
+    gets one, so that it can be answered again with the same tokens. cache_prompt: of requests that don't say.
 
     A body that can't be understood is left to a worker, which says what is wrong with it.
     """
@@ -63,7 +65,8 @@ def asked_of(path: str, query: str, body: bytes, key: bytes, *, gives_seed: bool
     if path not in SAYING:
         return Asked(whole, body, weight=len(body), slot=slot)
     blocks: list[Block] = []
-    if fields.get("cache_prompt") is not False:
+    wants_cache = fields.get("cache_prompt")
+    if cache_prompt if wants_cache is None else wants_cache is not False:
         with contextlib.suppress(RecursionError):  # it is as deep as JSON may be
             blocks = blocks_of(_root(fields, key), _parts(path, fields))
     if gives_seed and fields.get("seed") in (None, -1):

@@ -29,6 +29,7 @@ from pykvgraph.server.wire_json import dumps
 
 if TYPE_CHECKING:
     from pykvgraph.cluster.front import Front, Worker
+    from pykvgraph.cluster.router import Ticket
 
 _log = logging.getLogger("pykvgraph.server")
 # A request that ends its worker is sent to at most 1 + MOST_REPEATS of them.
@@ -110,7 +111,9 @@ class Forwarded:
         When that fails, worker `number` reads it itself; a bad request is refused by it, too. So it does when
         the reader doesn't even say that it lives; that one keeps its ticket until it is back, or has ended.
         """
-        reading = asyncio.ensure_future(self._read(reader, number, scope))
+        blocks = self._asked.blocks
+        ticket = self._front.prefill.enter(reader.number, blocks, len(self._asked.body))  # while it is there
+        reading = asyncio.ensure_future(self._read(reader, number, scope, ticket))
         try:
             while not (await asyncio.wait({reading}, timeout=_LOOK))[0]:
                 if not await self._front.lives(reader.client):
@@ -121,8 +124,7 @@ class Forwarded:
             raise
         await reading
 
-    async def _read(self, reader: Worker, number: int, scope: Scope) -> None:
-        ticket = self._front.prefill.enter(reader.number, self._asked.blocks, len(self._asked.body))
+    async def _read(self, reader: Worker, number: int, scope: Scope, ticket: Ticket) -> None:
         told = [(READS_HEADER, "1"), (COPY_TO_HEADER, self._front.address_of(number))]
         try:
             response = await self._sent(reader.client, scope, told)

@@ -144,7 +144,7 @@ class Front:
     async def lives(self, client: httpx.AsyncClient) -> bool:
         """Whether a worker says that it does, in time."""
         try:
-            return (await client.get("/health", timeout=_TELLING)).status_code == 200
+            return not client.is_closed and (await client.get("/health", timeout=_TELLING)).status_code == 200
         except httpx.TransportError:
             return False
 
@@ -203,7 +203,7 @@ class Front:
         for reply in (await self.of_all("/props", request)).values():
             told = reply.json()
             if "total_slots" in told:
-                told["total_slots"] *= self._n
+                told["total_slots"] *= self._n - self._n_prefill
             return JsonReply(told, reply.status_code)
         raise loading()
 
@@ -214,7 +214,8 @@ class Front:
             if reply.status_code != 200:
                 return Response(reply.content, reply.status_code, media_type=reply.headers["content-type"])
             found += [{**slot, "worker": number} for slot in reply.json()]
-        if request.query_params.get("fail_on_no_slot") and all(slot["is_processing"] for slot in found):
+        answering = [slot for slot in found if slot["worker"] < self._n - self._n_prefill]
+        if request.query_params.get("fail_on_no_slot") and all(slot["is_processing"] for slot in answering):
             raise WireError(503, "unavailable_error", "no slot available")
         return JsonReply(found)
 
@@ -282,7 +283,9 @@ class Front:
         gives_seed = self.settings.defaults.get("seed", -1) == -1
 
         def read() -> Asked:
-            return asked_of(path, query, body, key, gives_seed=gives_seed)
+            return asked_of(
+                path, query, body, key, gives_seed=gives_seed, cache_prompt=self.settings.cache_prompt
+            )
 
         return Forwarded(self, "POST", await asyncio.to_thread(read) if len(body) > LARGE else read())
 

@@ -127,7 +127,7 @@ class Keeper:
         self._front.down(number)
 
     async def _watch(self, number: int, client: httpx.AsyncClient) -> None:
-        """Until it says nothing: a process may be stopped, or wait for a device for ever."""
+        """Until it says nothing, as a process that is stopped. A device that hangs is not seen here."""
         while True:
             await asyncio.sleep(LOOK_SECONDS)
             try:

@@ -177,11 +177,14 @@ class Engine(NotCopied):
         window: the text goes on when it has filled it; None: max_tokens must fit. adapters: LoRA adapters and
         their scales, as Context.set_adapters() takes them; None: the engine's own. Texts under different ones
         share nothing, and are decoded in turns. copies: gets a record of each block of the text as soon as it
-        is decoded, for the tiers of another engine, see take_record(); needs tiers. said: what is known of
+        is decoded, for the tiers of another engine, see take_record(); needs tiers. The engine's thread calls
+        its save(name, n_bytes, make), which must not wait; make() gives the record, or None. When it raises,
+        the text is copied no more. said: what is known of
         the answer, as another engine has said it: handed out again, and not chosen anew.
 
         Raises InvalidArgumentError for an empty or bad prompt, a bad salt, a window for several samples,
-        copies that have no save(), and after close(); CacheFullError for a request that can't fit, even
+        copies that have no save(), `said` with tokens that the model lacks, for several samples or with a
+        window, and after close(); CacheFullError for a request that can't fit, even
         alone; UnsupportedError for text when the model has no tokenizer, for a window when not can_shift, for
         an encoder, and for copies without tiers.
         """

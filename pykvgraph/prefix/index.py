@@ -280,9 +280,9 @@ class PrefixIndex:
             yield
 
     def save_text(self, ids: array[int], salt: bytes, begin: int, saver: Saver, n_prompt: int) -> None:
-        """Has a saver keep what it has of a text behind the whole blocks of its first `begin` tokens.
+        """Gives a saver every node of a text that ends after position `begin`, with its resume points.
 
-        Of spare points those of its answer, too, which are few.
+        Spare points are given from position n_prompt on only, which is where the answer begins.
         """
         match = self.match(ids, salt)
         for node in [*match.path[1:], *([match.child] if match.child else [])]:

@@ -15,9 +15,10 @@ SAID_COMMENT = b":said "
 
 @dataclass(frozen=True)
 class Asker:
-    """key: of the client; b"": the server has no keys. copy_to: address of a worker that gets what is
-    decoded, too; "": nobody does. only_reads: that is all that is wanted, and of the prompt alone. tells: the
-    tokens of a stream are told, each before its text. said: what another worker has said of the answer.
+    """key: of the client; b"": the server has no keys. copy_to: address of a second worker, which is
+    sent what this one decodes; "": none is. only_reads: that is all that is wanted, and of the prompt alone.
+    tells: the tokens of a stream are told, each before its text. said: what another worker has said of the
+    answer.
     """
 
     key: bytes

@@ -42,7 +42,8 @@ def stream_in(ctx: Context, seq: int, layout: Layout) -> None:
     All or nothing: after an error the sequence is empty, nothing else was changed, and the transports are
     closed. Raises InvalidArgumentError, before anything is fetched, for a sequence that has cells and for a
     layout that lacks a layer; TransportError; StateError for what comes from another model or a cache of
-    another kind, says what can't be, or isn't finite; CacheFullError when there are too few empty cells.
+    another kind, says what can't be, or isn't finite; CacheFullError when there are too few empty cells;
+    DeviceError when a device fails while rows are written: then the whole cache must be cleared.
     """
     coming = arrivals(ctx, seq, layout)
     try:

@@ -14,7 +14,10 @@ from pykvgraph.stream.socket_address import SocketAddress
 
 def connect(to: SocketAddress, address: str, token: bytes, timeout: float, queue_bytes: int) -> Connection:
     """Raises TransportError when nobody listens there, or somebody who doesn't know the token."""
-    connected = socket.socket(to.family, socket.SOCK_STREAM)
+    try:
+        connected = socket.socket(to.family, socket.SOCK_STREAM)
+    except OSError as error:  # too many files are open
+        raise TransportError(f"{address}: {_explained(error, timeout)}") from None
     try:
         deadline = time.monotonic() + timeout
         connected.settimeout(timeout)

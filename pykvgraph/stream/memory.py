@@ -116,6 +116,7 @@ class Memory(Transport):
                 del _alone[self.address]
         with self._changed:
             self._out.sender_closed = self._in.receiver_closed = True
+            self._in.arrived = Arrived(self._in.arrived.limit)  # nobody fetches what is there
             self._changed.notify_all()
 
 

@@ -9,7 +9,6 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Callable
 
-from pykvgraph.errors import TransportError
 from pykvgraph.stream.transport import Transport
 from pykvgraph.tiers.record import Name, Record
 
@@ -18,7 +17,8 @@ MOST_BYTES = 256 << 20  # of records that wait to be sent; what comes beyond the
 _SENT_SECONDS = 60.0  # in which a record is not sent twice; later the other end may have dropped it
 _MOST_SENT = 1 << 16  # keys that are remembered
 _QUIET_SECONDS = 60.0  # between two warnings
-# of each record: bytes of its front and of its rows. No front: a question whether all before it has come
+# of each record: bytes of its front and of its rows. A front of 0 bytes is a question, which the other end
+# answers when it has taken all earlier records
 HEAD = struct.Struct("<QQ")
 ANSWER = b"\1"
 
@@ -31,7 +31,6 @@ class Peer:
     """
 
     def __init__(self, connect: Callable[[], Transport]) -> None:
-        self.n_sent = 0
         self.n_left_out = 0
         self.used = time.monotonic()  # when somebody last wanted something of it
         self._connect = connect
@@ -68,7 +67,10 @@ class Peer:
             self._news.notify_all()
 
     def flush(self, seconds: float) -> bool:
-        """Waits until the other end has what was saved; False: it hasn't all of it, or not in that time."""
+        """Waits until the other end has taken what was queued; False: not all of that, or not in time.
+
+        What was left out before, for lack of room or with a connection that broke, doesn't count.
+        """
         with self._news:
             n_left_out = self.n_left_out
             self._n_asked += 1
@@ -97,7 +99,7 @@ class Peer:
                 self._n_bytes -= record.n_bytes
             try:
                 self._send(record)
-            except TransportError as error:
+            except Exception as error:  # whatever it is, the next record is tried anew
                 self._lose(key, error)
             if not key:
                 with self._news:
@@ -120,9 +122,8 @@ class Peer:
             return
         transport.flush("front", record.front)
         transport.flush("rows", record.rows)
-        self.n_sent += 1
 
-    def _lose(self, key: bytes, error: TransportError) -> None:
+    def _lose(self, key: bytes, error: Exception) -> None:
         """Nobody can tell what the other end has; the next record is sent over a new transport."""
         with self._news:
             if self._transport is not None:

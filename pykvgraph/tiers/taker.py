@@ -47,11 +47,10 @@ class Taker:
         while not self._closed.is_set():
             try:
                 transport = self._listener.accept()
-            except TransportError as error:  # nobody came for a day, or this process has too many open files
+                threading.Thread(target=self._receive, args=(transport,), daemon=True).start()
+            except Exception as error:  # nobody came for a day, or there are too many files or threads
                 _log.debug("no worker's copies are taken now: %s", error)
                 self._closed.wait(_PAUSE)
-                continue
-            threading.Thread(target=self._receive, args=(transport,), daemon=True).start()
 
     def _receive(self, transport: Transport) -> None:
         with transport:

@@ -56,8 +56,13 @@ def served_alone(model: Path, *arguments: str) -> Iterator[tuple[str, subprocess
                 said.append(line)
                 if line.strip().endswith(": ready"):
                     # what it says later must be read, or the server waits for room in the pipe
-                    threading.Thread(target=said.extend, args=(process.stderr,), daemon=True).start()
-                    yield line.split(": ")[0], process
+                    listening = threading.Thread(target=said.extend, args=(process.stderr,), daemon=True)
+                    listening.start()
+                    try:
+                        yield line.split(": ")[0], process
+                    finally:
+                        process.kill()
+                        listening.join(20)  # until its workers have ended, too: then the pipe may be closed
                     break
             else:
                 raise AssertionError(f"the server has ended before it was ready: {said_by(process)}")

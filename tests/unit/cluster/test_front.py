@@ -440,9 +440,12 @@ def test_copies_go_to_a_second_worker() -> None:
         front.up(number, client, 512, f"unix:/{number}")
     asyncio.run(ask(front, prompt=LONG))
     asyncio.run(ask(front, prompt=LONG, cache_prompt=False))
+    object.__setattr__(front.settings, "cache_prompt", False)
+    asyncio.run(ask(front, prompt=LONG))
+    object.__setattr__(front.settings, "cache_prompt", True)
     front.down(1)
     asyncio.run(ask(front, prompt=LONG))
-    assert to == ["unix:/1", "", ""]
+    assert to == ["unix:/1", "", "", ""]
 
 
 def test_what_clients_say_to_workers_is_not_given_on() -> None:

@@ -11,7 +11,7 @@ import pytest
 from pykvgraph.cluster.prefixes import TOKEN_BYTES
 from pykvgraph.cluster.simulation import simulation
 from pykvgraph.cluster.simulation.caches import Caches
-from pykvgraph.cluster.simulation.costs import LOADED, SENT, Costs
+from pykvgraph.cluster.simulation.costs import Costs
 from pykvgraph.cluster.simulation.machine import CHUNK, Machine, Text
 from pykvgraph.cluster.simulation.simulation import POLICIES, simulate
 from pykvgraph.cluster.simulation.traffic import N_TURNS, Asked, Part, Traffic, part_of
@@ -143,8 +143,9 @@ def test_who_has_a_block() -> None:
 
 
 def test_costs() -> None:
-    assert SMALL.loading(100) == pytest.approx(100 * (16 << 10) / LOADED)
-    assert SMALL.sending(100) == pytest.approx(100 * (16 << 10) / SENT)
+    """1,638,400 bytes at 0.8 GB/s, and at 10 Gbit/s."""
+    assert SMALL.loading(100) == pytest.approx(2.048e-3)
+    assert SMALL.sending(100) == pytest.approx(1.31072e-3)
 
 
 def test_talks_go_on_where_they_were() -> None:

@@ -44,6 +44,7 @@ def answering(status: int, body: bytes) -> Iterator[tuple[str, list[str]]]:
             asked.append(f"{self.path} {self.headers.get('Authorization')}")
             self.send_response(status)
             self.send_header("Content-Length", str(len(body)))
+            self.send_header("Location", "/elsewhere")
             self.end_headers()
             self.wfile.write(body)
 
@@ -96,9 +97,10 @@ def test_json() -> None:
         (404, b"", "--workers"),
         (401, b"", "--api-key"),
         (500, b"", "500"),
-        (200, b"no JSON", "Error"),
-        (200, b"\xff\xfe", "Error"),
-        (200, b"[" * 100_000, "Error"),
+        (302, b"", "302"),
+        (200, b"no JSON", "no pykvgraph serve --workers"),
+        (200, b"\xff\xfe", "no pykvgraph serve --workers"),
+        (200, b"[" * 100_000, "no pykvgraph serve --workers"),
         (200, b'{"status": "ok"}', "no pykvgraph serve --workers"),
         (200, json.dumps([{**WORKER, "requests": None}]).encode(), "no pykvgraph serve --workers"),
         (200, json.dumps([{**WORKER, "where": 7}]).encode(), "no pykvgraph serve --workers"),
@@ -106,8 +108,9 @@ def test_json() -> None:
     ],
 )
 def test_other_servers(status: int, body: bytes, says: str) -> None:
-    with answering(status, body) as (url, _):
+    with answering(status, body) as (url, asked):
         code, output = status_of(url)
+    assert len(asked) == 1
     assert code == 1 and output.startswith("Error: ") and says in output
 
 

@@ -162,3 +162,22 @@ def test_a_taker_that_has_no_file_for_a_connection_waits(
     assert peer.flush(10) and len(taken) == 1
     peers.close()
     taker.close()
+
+
+def test_a_thread_that_sends_outlives_any_error() -> None:
+    """It had no file for a connection, say; later it has."""
+    wire, errors = Wire(), [OSError(24, "Too many open files"), MemoryError()]
+
+    def connect() -> Any:
+        if errors:
+            raise errors.pop()
+        return wire
+
+    peer = Peer(connect)
+    for number in range(3):
+        save(peer, number)
+        peer.flush(10)
+    assert not errors and peer.n_left_out >= 1
+    save(peer, 3)
+    assert peer.flush(10) and wire.n_records >= 1
+    peer.close()
