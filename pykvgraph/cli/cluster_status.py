@@ -62,7 +62,9 @@ def _asked(url: str, api_key: str | None) -> list[dict[str, Any]]:
         if not url.startswith(("http://", "https://")):
             raise ValueError("it begins with neither http:// nor https://")
         request = urllib.request.Request(f"{url}/workers", headers=headers)
-        with urllib.request.build_opener(_Stays).open(request, timeout=_SECONDS) as reply:
+        with urllib.request.build_opener(urllib.request.ProxyHandler({}), _Stays).open(
+            request, timeout=_SECONDS
+        ) as reply:
             body = reply.read(_MOST_BYTES)
     except urllib.error.HTTPError as error:
         error.close()
@@ -84,7 +86,7 @@ def _asked(url: str, api_key: str | None) -> list[dict[str, Any]]:
 
 
 class _Stays(urllib.request.HTTPRedirectHandler):
-    """Follows nobody: the key is for this server alone."""
+    """Follows nobody: the key is for this server alone. For the same reason no proxy is asked."""
 
     def redirect_request(self, *_: Any) -> None:
         """As urllib asks; None: the answer is an error."""

@@ -142,11 +142,15 @@ class Front:
         return Worker(reader, self._clients[reader], self._addresses[reader])
 
     async def lives(self, client: httpx.AsyncClient) -> bool:
-        """Whether a worker says that it does, in time."""
-        try:
-            return not client.is_closed and (await client.get("/health", timeout=_TELLING)).status_code == 200
-        except httpx.TransportError:
+        """Whether a worker says that it does, in time; one that drains hears nobody new, and lives."""
+        if client.is_closed:
             return False
+        try:
+            return (await client.get("/health", timeout=_TELLING)).status_code == 200
+        except httpx.TimeoutException:
+            return False
+        except httpx.TransportError:  # if it has ended, what it was asked fails, too
+            return True
 
     def address_of(self, number: int) -> str:
         """Where a worker takes copies."""

@@ -107,7 +107,7 @@ class Texts:
             branch.last = self.index.extend(branch.last, branch.ids, n, branch.seq, to_end=to_end)
 
     def copy(self, branch: Branch, to_end: bool) -> None:
-        """Its copies get the whole blocks that are new; to_end: and what is behind them."""
+        """Sends the text's new whole blocks to `branch.copies`; to_end: and what is behind them."""
         if branch.copies is None or branch.last is None:
             return
         end = branch.last.end
@@ -117,9 +117,8 @@ class Texts:
                 self.index.save_text(
                     branch.ids[:n], branch.salt, branch.n_copied, branch.copies, branch.n_prompt
                 )
-            except (
-                Exception
-            ) as error:  # whoever gets them is no part of the engine, which answers others, too
+            # whoever gets them is no part of the engine, which answers others, too
+            except Exception as error:
                 _log.warning("a text is copied no more: %s: %s", type(error).__name__, error)
                 branch.copies = None
             branch.n_copied = end
