@@ -37,11 +37,10 @@ Work = Callable[[Request], Awaitable[ASGIApp]]
 
 
 class Worker(NamedTuple):
-    """One that can be asked. address: where it takes copies of what others have; "": nowhere."""
+    """One that can be asked."""
 
     number: int
     client: httpx.AsyncClient
-    address: str
 
 
 class Front:
@@ -139,7 +138,7 @@ class Front:
         reader = reader_for(number, asked.blocks, self.router, self.prefill)
         if reader is None:
             return None
-        return Worker(reader, self._clients[reader], self._addresses[reader])
+        return Worker(reader, self._clients[reader])
 
     async def lives(self, client: httpx.AsyncClient) -> bool:
         """Whether a worker says that it does, in time; one that drains hears nobody new, and lives."""

@@ -181,9 +181,7 @@ def take_token(ctx: Context, layout: Layout, shape: Shape, fronts: Sequence[Fron
             require_finite(k.data, rows[0].type, "K")
             require_finite(v.data, rows[1].type, "V")
             both = np.hstack([k.reshape(len(places), -1), v.reshape(len(places), -1)])
-            for run in neighbours(places):
-                own = slice(places.index(run.start), places.index(run.start) + len(run))
-                incoming.write(group, run, range(1), both[own].ravel())
+            write_layers(incoming, group, places, range(1), both)
 
     return filled(incoming, layout, fetch)
 
@@ -194,6 +192,20 @@ def reserved(ctx: Context, places: Sequence[Place]) -> Incoming:
         return ctx.kv.reserve(places)
     except InvalidArgumentError as error:
         raise StateError(f"the stream says what can't be: {error}") from None
+
+
+def write_layers(
+    incoming: Incoming, group: int, places: Sequence[int], cells: range, rows: npt.NDArray[np.uint8]
+) -> None:
+    """Rows of some layers of a group, in some of the reserved cells.
+
+    places: of the layers in the group, in rising order. rows: uint8 (layers, bytes), K of each cell and then
+    V of each.
+    """
+    begin = 0
+    for run in neighbours(places):
+        incoming.write(group, run, cells, rows[begin : begin + len(run)].ravel())
+        begin += len(run)
 
 
 def neighbours(places: Sequence[int]) -> Iterator[range]:

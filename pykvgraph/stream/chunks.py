@@ -13,7 +13,14 @@ from pykvgraph.errors import StateError, UnsupportedError
 from pykvgraph.incoming import Incoming, Place, read_rows
 from pykvgraph.state.rows import require_finite
 from pykvgraph.state.transfer import take_part_table
-from pykvgraph.stream.arriving import filled, neighbours, receive_cells, receive_fronts, reserved
+from pykvgraph.stream.arriving import (
+    filled,
+    neighbours,
+    receive_cells,
+    receive_fronts,
+    reserved,
+    write_layers,
+)
 from pykvgraph.stream.front import FRONT_KEY, TABLE_KEY, Front, Kind
 from pykvgraph.stream.layout import Layout
 from pykvgraph.stream.leaving import flush, shape_for
@@ -102,10 +109,7 @@ def _fetch(
             rows = np.empty((len(places), layer_bytes), np.uint8)
             transport.fetch(_key(k, number), rows)
             _require_finite(rows, k, v, len(own))
-            begin = 0
-            for run in neighbours(places):
-                cells.write(k.group, run, own, rows[begin : begin + len(run)].ravel())
-                begin += len(run)
+            write_layers(cells, k.group, places, own, rows)
 
 
 def _require_finite(rows: npt.NDArray[np.uint8], k: Row, v: Row, n: int) -> None:

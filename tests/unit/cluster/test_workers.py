@@ -44,21 +44,27 @@ def starts(monkeypatch: pytest.MonkeyPatch, code: str) -> None:
     monkeypatch.setattr(processes, "_START", code.replace("{", "{{").replace("}", "}}"))
 
 
+def run_until(workers: Workers, n_restarts: int) -> None:
+    """Lets them live until so many were started again, and ends them."""
+
+    async def main() -> None:
+        running = asyncio.ensure_future(workers.run())
+        while workers.n_restarts < n_restarts:
+            await asyncio.sleep(0.01)
+        workers.stop()
+        await running
+
+    asyncio.run(asyncio.wait_for(main(), 30))
+
+
 def test_one_that_dies_again_and_again_is_started_more_and_more_seldom(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, delays: None
 ) -> None:
     starts(monkeypatch, f"os.write(1, {ready(512)!r}); os.kill(os.getpid(), 9)")
     workers = Workers(Front(Settings(), 1), SPEC, 1)
 
-    async def main() -> None:
-        running = asyncio.ensure_future(workers.run())
-        while workers.n_restarts < 5:
-            await asyncio.sleep(0.01)
-        workers.stop()
-        await running
-
     with caplog.at_level(logging.WARNING, "pykvgraph.server"):
-        asyncio.run(asyncio.wait_for(main(), 30))
+        run_until(workers, 5)
     found = re.findall(r"worker 0 ended \(SIGKILL\); it is started again in ([\d.]+) s", caplog.text)
     assert found[:5] == ["0.02", "0.04", "0.08", "0.08", "0.08"]
 
@@ -87,14 +93,7 @@ def test_one_that_comes_again_has_as_many_cells(monkeypatch: pytest.MonkeyPatch,
     )
     workers = Workers(Front(Settings(), 1), SPEC, 1)
 
-    async def main() -> None:
-        running = asyncio.ensure_future(workers.run())
-        while workers.n_restarts < 2:
-            await asyncio.sleep(0.01)
-        workers.stop()
-        await running
-
-    asyncio.run(asyncio.wait_for(main(), 30))
+    run_until(workers, 2)
     assert workers._n_ctx == {0: 768}
 
 
@@ -140,15 +139,8 @@ def test_one_that_says_nothing_is_killed(
     )
     workers = Workers(Front(Settings(), 3), SPEC, 3)
 
-    async def main() -> None:
-        running = asyncio.ensure_future(workers.run())
-        while workers.n_restarts < 2:
-            await asyncio.sleep(0.01)
-        workers.stop()
-        await running
-
     with caplog.at_level(logging.WARNING, "pykvgraph.server"):
-        asyncio.run(asyncio.wait_for(main(), 30))
+        run_until(workers, 2)
     told = re.findall(r"worker (\d) has said nothing", caplog.text)
     assert len(told) >= 2 and set(told) == {"0"}
     assert set(re.findall(r"worker (\d) ended", caplog.text)) == {"0"}
