@@ -3,7 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PYTHON ?= python3
 TEST_BUILD := build/test
-BARS_BUILD := build/bars
+HOOKS_BUILD := build/hooks
 RACES_BUILD := build/races
 # Python itself is not instrumented, so the sanitizers' runtimes come first. Leaks: the interpreter's own would drown ours.
 preload = LD_PRELOAD="$$(g++ -print-file-name=$(1)) $$(g++ -print-file-name=libstdc++.so) $(2)"
@@ -11,6 +11,11 @@ SANITIZED = $(call preload,libasan.so) \
     ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 KVGRAPH_LIB=$(CURDIR)/$(TEST_BUILD)/libkvgraph.so
 RACES = TSAN_OPTIONS=halt_on_error=1
 PYTEST := $(CURDIR)/$(BIN)/pytest -rs -n auto
+HOOKED = KVGRAPH_LIB=$(CURDIR)/$(HOOKS_BUILD)/libkvgraph.so
+# Tests of what could corrupt memory: AddressSanitizer makes each eight times as slow. model/cells has one file of each architecture.
+MEMORY := native model/cells model/hostile model/stream \
+    $(addprefix model/api/test_,lifetimes.py interrupted.py fork.py exit.py out_of_memory.py) \
+    $(addprefix model/engine/test_,rollback.py rows.py tier_files.py tier_records.py)
 MODEL := tests/data/stories260K.gguf
 
 # Directories too, so that a removed file counts as a change.
@@ -19,7 +24,7 @@ PACKAGE := $(shell find pykvgraph -name __pycache__ -prune -o -print)
 CXX_FILES := $(shell find native -name '*.cpp' -o -name '*.h' -o -name '*.inl' -o -name '*.c')
 
 .DEFAULT_GOAL := help
-.PHONY: help passkey demo cluster-demo check test races bars docs install lint format clean
+.PHONY: help passkey demo cluster-demo check test thorough builds races bars docs install lint format clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 20
@@ -36,21 +41,30 @@ cluster-demo: install ## workers that read, answer, die and stand in for one ano
 check: lint install ## a minute: lint, and Python tests that aren't marked slow
 	cd tests && $(CURDIR)/$(BIN)/pytest -q -n auto -m 'not slow' unit native model
 
-test: races install $(TEST_BUILD)/libkvgraph.so ## every test: C, C++, Python with and without sanitizers
+test: races builds ## every kind of test: C, C++, Python, sanitizers, faults
 	$(BIN)/ctest --test-dir $(TEST_BUILD) --output-on-failure --no-tests=ignore
 	@# fails in a library without fault points, whose tests would only be skipped below
 	$(SANITIZED) $(BIN)/python -I -c 'from pykvgraph._native.library import lib; lib().kvg_test_fault(b"cells", 0)'
+	@# the package as it was installed
+	$(BIN)/python -I -m pykvgraph passkey
 	@# in tests/: from here, Python programs that a test starts would find the source before the installed package
-	cd tests && $(SANITIZED) $(PYTEST) -p no:faulthandler native model
-	cd tests && $(PYTEST)
+	cd tests && $(SANITIZED) $(PYTEST) -p no:faulthandler $(MEMORY)
+	cd tests && $(HOOKED) $(PYTEST)
+
+thorough: MEMORY := native model
+thorough: export KVGRAPH_THOROUGH := 1
+thorough: export KVGRAPH_SEED := $(or $(KVGRAPH_SEED),$(shell od -An -N4 -tu4 /dev/urandom | tr -d ' '))
+thorough: test ## `make test` with all that is tried at random, by a fresh seed, and all models under sanitizers; two hours
+
+builds: install $(TEST_BUILD)/libkvgraph.so $(HOOKS_BUILD)/libkvgraph.so
 
 races: install $(RACES_BUILD)/libkvgraph.so ## threads under ThreadSanitizer: C++, and Python
 	$(RACES) $(BIN)/ctest --test-dir $(RACES_BUILD) --output-on-failure --no-tests=ignore -R 'threads|parallel'
 	cd tests && $(RACES) $(call preload,libtsan.so,$(CURDIR)/$(RACES_BUILD)/libvisible_team.so) \
 	    KVGRAPH_LIB=$(CURDIR)/$(RACES_BUILD)/libkvgraph.so $(CURDIR)/$(BIN)/pytest -q -p no:faulthandler model/api/test_lifetimes.py
 
-bars: install $(BARS_BUILD)/libkvgraph.so ## the passkey table of docs/passkey.md; three hours
-	KVGRAPH_LIB=$(CURDIR)/$(BARS_BUILD)/libkvgraph.so $(BIN)/python benchmarks/passkey_bars.py \
+bars: install $(HOOKS_BUILD)/libkvgraph.so ## the passkey table of docs/passkey.md; three hours
+	KVGRAPH_LIB=$(CURDIR)/$(HOOKS_BUILD)/libkvgraph.so $(BIN)/python benchmarks/passkey_bars.py \
 	    --json build/bars.json --plot build/bars.png
 
 docs: $(VENV)/dependencies ## the site of docs/, into build/site; a link that leads nowhere is an error
@@ -87,11 +101,11 @@ $(VENV)/installed: $(VENV)/dependencies $(NATIVE) $(PACKAGE)
 	$(BIN)/pip install --no-build-isolation -C build-dir=build/wheel .
 	@touch $@
 
-# Fault points at full speed: for the bars, and for devices, which sanitizers don't get along with.
-$(BARS_BUILD)/libkvgraph.so: $(VENV)/dependencies $(NATIVE)
-	$(BIN)/cmake -S . -B $(BARS_BUILD) -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja \
+# Fault points at full speed: for the tests without sanitizers, which devices don't get along with.
+$(HOOKS_BUILD)/libkvgraph.so: $(VENV)/dependencies $(NATIVE)
+	$(BIN)/cmake -S . -B $(HOOKS_BUILD) -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja \
 	    -DCMAKE_BUILD_TYPE=Release -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python -DKVGRAPH_TEST_HOOKS=ON
-	$(BIN)/cmake --build $(BARS_BUILD)
+	$(BIN)/cmake --build $(HOOKS_BUILD)
 	@touch $@
 
 # The library with fault points and sanitizers in it, and the C++ tests.

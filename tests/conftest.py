@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import hypothesis
 import pytest
-from support import where
+from support import chance, where
 from support.arch_table import TableWriter
 from support.architectures import ArchSpec, write_architecture
 from support.kv_types import BLOCKS, EVEN_BLOCKS, QUANTIZED
@@ -17,9 +17,11 @@ from support.models import SMALL, TINY, WIDE, WINDOW, ModelSpec, write_model
 if TYPE_CHECKING:  # tests/unit runs without the native library
     import pykvgraph as kvg
 
-# a loaded machine is no failure; the same examples on every machine are what CI can be judged by
-hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, database=None)
-hypothesis.settings.load_profile("ci")
+# a loaded machine is no failure; `support.chance` says when the examples are others than the last time's
+hypothesis.settings.register_profile("ours", deadline=None, derandomize=not chance.SEED, database=None)
+hypothesis.settings.load_profile("ours")
+if chance.SEED:
+    hypothesis.core.global_force_seed = chance.SEED  # what pytest's --hypothesis-seed sets
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -37,6 +39,11 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError(str(error)) from error
     if config.getoption("--write-architectures") and not hasattr(config, "workerinput"):  # xdist's workers
         config.pluginmanager.register(TableWriter())
+
+
+def pytest_report_header() -> list[str]:
+    """Which trials these are, where they aren't a commit's."""
+    return [f"trials at random: KVGRAPH_SEED={chance.SEED} makes these again"] if chance.SEED else []
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 
 import pykvgraph as kvg
 from pykvgraph.hold import ResumePoint
+from support import chance
 from support.engines import Logits, Token, decode
 from support.judge import nmse
 from support.models import N_VOCAB
@@ -63,7 +64,7 @@ class Editor:
 
     def __init__(self, ctx: kvg.Context, fresh: kvg.Context, window: int, seed: int) -> None:
         self.ctx, self.kv, self.fresh, self.window = ctx, ctx.kv, fresh, window
-        self.rng = np.random.default_rng(seed)
+        self.rng = np.random.default_rng(chance.number(seed))
         self.texts = [Text() for _ in range(N_SEQ)]
         self.shared: list[Shared] = []
         self.saved: list[Saved] = []

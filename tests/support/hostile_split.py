@@ -16,6 +16,7 @@ from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 
+from support import chance
 from support.gguf_bytes import STRING
 from support.gguf_parts import INTEGERS, KINDS, Parts, take_apart
 from support.hostile import in_child, tell, use
@@ -86,7 +87,7 @@ CHANGES: list[Callable[[random.Random, list[Parts]], str]] = [
 
 def write_split_mutant(model: list[Parts], strangers: list[Parts], index: int, paths: list[Path]) -> str:
     """Damages the model whose files these are, and tells how."""
-    rng, model = random.Random(f"split-{index}"), deepcopy(model)
+    rng, model = random.Random(chance.seed(f"split-{index}")), deepcopy(model)
     changes = [rng.choice(CHANGES)(rng, model) for _ in range(rng.choice([0, 1, 1, 2, 3]))]
     if rng.random() < 0.1:
         at = rng.randrange(len(model))

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import gguf
 
+from support import chance
 from support.gguf_bytes import FLOAT32, STRING, UINT32, RawGguf
 from support.gguf_parts import BOOL, INTEGERS, KINDS, Key, Parts, Scalar, Tensor
 
@@ -385,7 +386,7 @@ BYTES = [odd_bytes, odd_bytes, odd_bytes, truncation]
 
 def write_mutant(parts: Parts, base: str, index: int, path: Path) -> str:
     """Damages the file that `parts` is of, in one to three ways, and tells how. `parts` is changed, too."""
-    rng = random.Random(f"{base}-{index}")
+    rng = random.Random(chance.seed(f"{base}-{index}"))
     what = rng.random()
     changes = []
     if what < 0.65:

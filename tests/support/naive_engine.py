@@ -15,6 +15,7 @@ from pykvgraph.engine.request import Request
 from pykvgraph.engine.scheduler import Scheduler
 from pykvgraph.engine.window import Window
 from pykvgraph.params import SamplingParams
+from support import chance
 
 
 def text(n_prompt: int, max_tokens: int, n: int = 1, window: Window | None = None) -> Branch:
@@ -37,7 +38,7 @@ class NaiveEngine:
     def __init__(
         self, n_ctx: int, n_seq_max: int, n_batch: int, least: int, window: int = 0, seed: int = 0
     ) -> None:
-        self.rng = random.Random(seed)
+        self.rng = random.Random(chance.seed(seed))
         self.n_ctx, self.n_batch, self.least, self.window = n_ctx, n_batch, least, window
         self.n_most = n_batch  # tokens of prompts in a step
         self.drafts = False

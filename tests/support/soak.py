@@ -16,6 +16,7 @@ from pykvgraph._native.library import lib
 from pykvgraph.engine import sizes
 from pykvgraph.plan import fitting
 from pykvgraph.prefix.node import Node
+from support import chance
 from support.faults import fault
 
 F32: dict[str, Any] = {"type_k": "f32", "type_v": "f32"}
@@ -51,7 +52,7 @@ class Soak:
         draft: Literal["ngram"] | kvg.Model | None = None,
         n_ctx: int | Literal["auto"] = N_CTX,
     ) -> None:
-        self.rng = random.Random(seed)
+        self.rng = random.Random(chance.seed(seed))
         self.model = model
         self.n_tokens = 3 if draft else model.n_vocab
         self.engine = kvg.Engine(

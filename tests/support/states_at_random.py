@@ -15,6 +15,7 @@ import numpy as np
 
 import pykvgraph as kvg
 from pykvgraph.hold import ResumePoint
+from support import chance
 from support.engines import Logits, Token, decode
 from support.faults import fault
 from support.judge import nmse
@@ -42,7 +43,7 @@ class Runner:
         self, ctx: kvg.Context, fresh: kvg.Context, seed: int, silent: bool, rule: float = 1e-6
     ) -> None:
         self.ctx, self.kv, self.fresh, self.silent, self.rule = ctx, ctx.kv, fresh, silent, rule
-        self.rng = np.random.default_rng(seed)
+        self.rng = np.random.default_rng(chance.number(seed))
         self.naive = NaiveStates(N_SEQ)
         self.shared: list[Shared] = []
         self.saved: list[tuple[bytes, list[Text]]] = []

@@ -14,6 +14,7 @@ import numpy as np
 import pykvgraph as kvg
 from pykvgraph import stream
 from pykvgraph.errors import TransportError
+from support import chance
 from support.engines import decode, random_ids, run_of
 from support.models import N_VOCAB
 
@@ -83,7 +84,7 @@ def fill_with_holes(
     ctx: kvg.Context, n: int, seed: int, seq: int = 0, others: Sequence[int] = (1, 2)
 ) -> None:
     """n tokens of a sequence between those of others, of which some go again: its cells are in many runs."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(chance.number(seed))
     ids = random_ids(n, N_VOCAB, 7)
     pos = 0
     while pos < n:

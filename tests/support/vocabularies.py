@@ -6,6 +6,7 @@ import random
 import struct
 from pathlib import Path
 
+from support import chance
 from support.gguf_bytes import STRING
 from support.gguf_parts import BOOL, Parts
 from support.models import N_VOCAB, WORDS
@@ -60,7 +61,7 @@ def of_kind(parts: Parts, kind: bytes) -> Parts:
 
 def write_remapped(parts: Parts, _base: str, index: int, path: Path) -> str:
     """A charsmap with some of its words changed, of which one is the root, the leaf or its text's."""
-    rng = random.Random(f"charsmap-{index}")
+    rng = random.Random(chance.seed(f"charsmap-{index}"))
     data = bytearray(charsmap())
     for _ in range(rng.choice([1, 2, 30])):
         node = rng.choice([-1, 0, ord("A"), 256, rng.randrange(N_NODES)])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 
+from support import chance
+
 from pykvgraph.positions import Positions
 
 
@@ -13,7 +15,7 @@ def all_of(positions: Positions, n: int) -> list[int]:
 
 def test_groups_and_removals_at_random() -> None:
     """The naive way: a list of every token's position."""
-    rng = random.Random(1)
+    rng = random.Random(chance.seed(1))
     for _ in range(200):
         n = rng.randrange(20, 60)
         positions, naive = Positions(), list(range(n))

@@ -7,6 +7,7 @@ import random
 
 import numpy as np
 import pytest
+from support import chance
 
 from pykvgraph.engine.branch import Branch
 from pykvgraph.engine.pace import Pace
@@ -132,7 +133,7 @@ def test_pace_keeps_a_step_within_its_limit() -> None:
 @pytest.mark.parametrize("noise", [0.02, 0.1, 0.3])
 def test_pace_keeps_nineteen_of_twenty_steps_within_its_limit(noise: float) -> None:
     """A prompt of 20,000 tokens: one more takes 2 ms, and 0.4 us more for each before it; steps differ."""
-    rng = random.Random(1)
+    rng = random.Random(chance.seed(1))
 
     def lasts(n_tokens: int, depth: int) -> float:
         expected = 0.030 + n_tokens * (0.002 + 4e-7 * depth)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import sanitizer
+from support import chance
 
 from pykvgraph.prefix import block
 from pykvgraph.tiers.disk import Disk
@@ -214,7 +214,7 @@ def test_a_file_that_is_no_record(tmp_path: Path, data: bytes) -> None:
 
 def write_until_killed(folder: Path, seed: int, ready: int) -> None:
     """In a child process."""
-    rng = random.Random(seed)
+    rng = random.Random(chance.seed(seed))
     disk = Disk(folder, 30 * SIZE)
     os.write(ready, b"!")
     while True:
@@ -223,7 +223,7 @@ def write_until_killed(folder: Path, seed: int, ready: int) -> None:
 
 def kill_writers(folder: Path, n: int) -> None:
     """Each killed at a random moment; the next one, and this process, find the directory in order."""
-    rng = random.Random(n)
+    rng = random.Random(chance.seed(n))
     for each in range(n):
         begun, ready = os.pipe()
         if (writer := os.fork()) == 0:
@@ -252,7 +252,7 @@ def test_killed_writers(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_many_killed_writers(tmp_path: Path) -> None:
-    kill_writers(tmp_path / "tier", 500 // sanitizer.SHARE)
+    kill_writers(tmp_path / "tier", 500 // chance.SHARE)
 
 
 def test_an_end_that_cannot_be_read_takes_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

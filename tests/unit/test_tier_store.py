@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support import chance
 
 import pykvgraph as kvg
 from pykvgraph.errors import InvalidArgumentError
@@ -53,7 +54,7 @@ def test_bytes_are_never_above_what_was_given(tmp_path: Path) -> None:
     wrong: list[Any] = []
 
     def work(seed: int) -> None:
-        rng = random.Random(seed)
+        rng = random.Random(chance.seed(seed))
         for _ in range(150):
             number = rng.randrange(40)
             try:

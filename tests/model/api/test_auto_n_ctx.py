@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support import sanitizer
+from support import chance, sanitizer
 from support.architectures import ArchSpec
 
 import pykvgraph as kvg
@@ -89,7 +89,7 @@ def test_under_each_limit(architecture: Callable[[ArchSpec], Path], kind: str) -
     """
     spec = ArchSpec("llama", n_layer=8, n_head=16, n_head_kv=16, head_dim=128)  # 64 KiB a cell
     path, found = str(architecture(spec)), []
-    for more in range(80_000_000, 180_000_000, 10_000_000 if sanitizer.THOROUGH else 30_000_000):
+    for more in range(80_000_000, 180_000_000, 10_000_000 if chance.THOROUGH else 30_000_000):
         command = [sys.executable, "-c", UNDER_A_LIMIT, path, kind, str(more)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
@@ -97,6 +97,6 @@ def test_under_each_limit(architecture: Callable[[ArchSpec], Path], kind: str) -
         assert n_ctx * 65536 <= n_bytes <= 0.8 * more
         assert n_bytes >= 0.8 * more - 60_000_000 - 256 * 65536
         found.append(n_ctx)
-    assert len(found) == (10 if sanitizer.THOROUGH else 4)
+    assert len(found) == (10 if chance.THOROUGH else 4)
     assert found == sorted(found)
     assert found[0] < found[-1]

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule, run_state_machine_as_test
 from support import where
 from support.cache_machine import ANY_SEQS, SEQS, TOKENS, CacheMachine
+from support.chance import SHARE
 from support.engines import Token, decode, open_context, run_of
 from support.kv_rows import ROUNDING, Rows, allowed_drift, fresh_k
 from support.models import TWO_GROUPS, ModelSpec
 from support.naive_cells import NaiveCells
-from support.sanitizer import SHARE
 
 import pykvgraph as kvg
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support import where
+from support import chance, where
 from support.architectures import ArchSpec
 from support.engines import open_context, random_ids
 from support.judge import nmse
@@ -66,7 +66,7 @@ def test_a_conversation_that_comes_back_decodes_what_is_new(ctx: kvg.Context) ->
 def test_earlier_texts_make_room(ctx: kvg.Context) -> None:
     """Texts of 150 tokens in 512 cells: there is room for three; token by token, too."""
     text = KeptText(ctx, earlier=earlier_texts(ctx))
-    rng = random.Random(1)
+    rng = random.Random(chance.seed(1))
     for seed in range(3, 8):
         ids = random_ids(150, N_VOCAB, seed)
         text.set(ids)
@@ -80,7 +80,7 @@ def test_earlier_texts_make_room(ctx: kvg.Context) -> None:
 
 def test_texts_at_random(ctx: kvg.Context) -> None:
     """Set, append, clear, shift: the logits are always those of the text alone, or of the shifted cells."""
-    text, rng = KeptText(ctx, earlier=earlier_texts(ctx)), random.Random(3)
+    text, rng = KeptText(ctx, earlier=earlier_texts(ctx)), random.Random(chance.seed(3))
     texts = [A, B, C, A[:60] + B[60:], A[:100] + C]
     for step in range(60):
         chosen = rng.choice(texts)

@@ -10,10 +10,10 @@ import pytest
 from support import where
 from support.arch_table import Edited, Record, leave
 from support.architectures import ArchSpec
+from support.chance import THOROUGH
 from support.edits_at_random import N_SEQ, Editor
 from support.engines import open_context
 from support.kinds import ROWS
-from support.sanitizer import THOROUGH
 
 import pykvgraph as kvg
 

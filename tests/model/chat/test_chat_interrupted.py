@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from support import chance
 from support.storm import Storm, seconds
 from support.talk import GREEDY, SYSTEM, ask, greedy, opened, require_rows_of
 
@@ -55,7 +56,7 @@ def require_whole(ctx: kvg.Context, conversation: Conversation) -> None:
 @pytest.mark.slow
 def test_answers_go_on_as_if_nothing_had_been(model: kvg.Model, storm: Storm) -> None:
     """The next answer is that of the same conversation in a context where nothing was cut off."""
-    rng = random.Random(1)
+    rng = random.Random(chance.seed(1))
     with opened(model, n_ctx=2048) as ctx:
         conversation = Conversation(ctx, system=SYSTEM)
         longest = seconds(lambda: ask(conversation, "Tell me of number 0."))
@@ -76,7 +77,7 @@ def test_answers_go_on_as_if_nothing_had_been(model: kvg.Model, storm: Storm) ->
 @pytest.mark.slow
 def test_cells_of_a_full_cache_are_those_of_the_text(stories_model: kvg.Model, storm: Storm) -> None:
     """Where turns are given up all the time."""
-    rng = random.Random(1)
+    rng = random.Random(chance.seed(1))
     with opened(stories_model, n_ctx=150) as ctx:
         conversation = Conversation(ctx, system=SYSTEM)
         longest = 2 * seconds(lambda: ask(conversation, "Tell me of number 0."))

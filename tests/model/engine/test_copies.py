@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support import chance
 from support.soak import F32, are_likeliest
 
 import pykvgraph as kvg
@@ -26,7 +27,7 @@ READ = kvg.SamplingParams(max_tokens=1, temperature=0)
 
 
 def ids_of(model: kvg.Model, n: int, seed: int) -> list[int]:
-    rng = random.Random(seed)
+    rng = random.Random(chance.seed(seed))
     return [rng.randrange(model.n_vocab) for _ in range(n)]
 
 

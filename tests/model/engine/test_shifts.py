@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support import where
+from support import chance, where
 from support.architectures import ArchSpec
 from support.engines import ids_of
 from support.recurrent import DELTA_NET
@@ -103,7 +103,7 @@ def test_what_has_moved_is_never_shared(model: kvg.Model) -> None:
 @pytest.mark.parametrize("overcommit", [False, True])
 def test_a_small_cache_is_enough(model: kvg.Model, overcommit: bool) -> None:
     """More texts than fit, with shared prompts and windows: all are answered, and nothing leaks."""
-    rng = random.Random(7)
+    rng = random.Random(chance.seed(7))
     shared = ids_of(model, 60, 3)
     with kvg.Engine(model, n_ctx=200, n_seq_max=4, overcommit=overcommit, background=False, **F32) as engine:
         asked = []

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import sanitizer, where
+from support import chance, where
 from support.architectures import ArchSpec
 from support.kinds import KINDS, SINKS
 from support.recurrent import DELTA_NET
@@ -24,7 +24,7 @@ from pykvgraph.engine.branch import Branch
 from pykvgraph.prefix.node import Node, Point
 
 SPECS = [*KINDS, SINKS]
-BY_THE_THOUSAND = pytest.mark.skipif(not sanitizer.THOROUGH, reason="as many steps as AddressSanitizer sees")
+BY_THE_THOUSAND = pytest.mark.skipif(not chance.THOROUGH, reason="`make thorough` takes that many steps")
 LONG = pytest.param(1000, marks=[pytest.mark.slow, BY_THE_THOUSAND])
 
 

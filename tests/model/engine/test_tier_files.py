@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import sanitizer, where
+from support import chance, sanitizer, where
 from support.architectures import ArchSpec
 from support.soak import F32
 from support.tier_process import LIMIT, SHORT, bytes_in, prompts_of
@@ -34,7 +34,7 @@ from .test_tiers import engine_of, ids_of, push_out
 
 pytestmark = pytest.mark.usefixtures("decoding_is_slow")
 N_FILES = 10_000 // 3 + 1  # of each of three models
-N_SHARE = 10 if sanitizer.ADDRESS else sanitizer.SHARE  # decoding there is slow
+N_SHARE = 10 if sanitizer.ADDRESS else chance.SHARE  # decoding there is slow
 
 
 class Damage:
@@ -129,7 +129,7 @@ def test_damaged_files(
 ) -> None:
     """Every one of them is a miss, the answers are right, and the next engine finds everything."""
     monkeypatch.setattr(os, "fsync", lambda file: None)  # nothing loses power here
-    rng, reasons = random.Random(n), Counter[str]()
+    rng, reasons = random.Random(chance.seed(n)), Counter[str]()
     with kvg.Model(architecture(ArchSpec("llama", 2, 32, 2, 1, 16, 48)), device=where.device) as other:
         damage = Damage(model, other, tmp_path, n_prompts)
     while reasons.total() < n:
@@ -222,7 +222,7 @@ def test_closing_does_not_wait_for_a_disk_that_hangs(
 
 def test_bytes_at_every_step(model: kvg.Model, tmp_path: Path) -> None:
     """Of memory and of the disk, with texts that come, go on, and are given up, at random."""
-    ram, disk, rng = 100_000, 150_000, random.Random(3)
+    ram, disk, rng = 100_000, 150_000, random.Random(chance.seed(3))
     begins = [ids_of(model, 130, seed) for seed in range(8)]
     most = [0, 0]
     with engine_of(model, kvg.Tiers(ram, disk, tmp_path), overcommit=True, background=False) as engine:

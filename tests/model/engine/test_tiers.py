@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support import chance
 from support.soak import F32, are_likeliest
 
 import pykvgraph as kvg
@@ -24,7 +25,7 @@ TALK = kvg.SamplingParams(max_tokens=12, temperature=0)
 
 
 def ids_of(model: kvg.Model, n: int, seed: int) -> list[int]:
-    rng = random.Random(seed)
+    rng = random.Random(chance.seed(seed))
     return [rng.randrange(model.n_vocab) for _ in range(n)]
 
 
@@ -70,7 +71,7 @@ def test_a_text_comes_back_in_another_engine(model: kvg.Model, tmp_path: Path) -
 @pytest.mark.parametrize(("n", "n_fit"), [(10, 2), pytest.param(200, 20, marks=pytest.mark.slow)])
 def test_conversations_come_back(model: kvg.Model, n: int, n_fit: int) -> None:
     """Five turns of each, one after the other, with cells for some: what was said is not decoded again."""
-    new, rng = 24, random.Random(6)
+    new, rng = 24, random.Random(chance.seed(6))
     texts: list[list[int]] = [[] for _ in range(n)]
     old = cached = 0
     with engine_of(model, kvg.Tiers("256M"), n_ctx=n_fit * 5 * (new + 12)) as engine:
@@ -141,7 +142,7 @@ def test_a_disk_that_hangs_is_not_waited_for(
 
 def test_cells_and_index_are_in_order(model: kvg.Model) -> None:
     """Many texts at once, cancelled at random, in cells for two of them."""
-    rng, salts = random.Random(10), (b"", b"a")
+    rng, salts = random.Random(chance.seed(10)), (b"", b"a")
     begins = [ids_of(model, 130, seed) for seed in range(20, 24)]
     with engine_of(model, kvg.Tiers("8M"), overcommit=True, background=False) as engine:
         requests = []

@@ -411,7 +411,7 @@ original, n_directory = source.read_bytes(), int(sys.argv[5])
 loaded = 0
 for seed in range(first, first + count):
     print("seed", seed, flush=True)
-    rng, data = random.Random(seed), bytearray(original)
+    rng, data = random.Random(chance.seed(seed)), bytearray(original)
     for _ in range(rng.randint(1, 6)):
         at = rng.randrange(n_directory)
         kind = rng.randrange(4)

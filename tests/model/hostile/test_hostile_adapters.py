@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support import sanitizer
+from support import chance, sanitizer
 from support.adapters import write_adapter
 from support.engines import open_context
 from support.gguf_bytes import FLOAT32, STRING, UINT32
@@ -24,7 +24,7 @@ from support.models import SMALL, ModelSpec, WeightType
 import pykvgraph as kvg
 
 TESTS = Path(__file__).parents[2]
-N_MUTANTS = 4000 if sanitizer.THOROUGH and not sanitizer.ADDRESS else 200
+N_MUTANTS = 4000 if chance.THOROUGH and not sanitizer.ADDRESS else 200
 Q = "blk.0.attn_q.weight"
 ModelFile = Callable[[ModelSpec], Path]
 

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from support import sanitizer
+from support import chance
 from support.gguf_bytes import FLOAT32, STRING, UINT32
 from support.gguf_parts import BOOL, Parts, Tensor, take_apart
 from support.hostile import ARCHITECTURES, RARE_KINDS, byte_level
@@ -70,9 +70,7 @@ def run_series(folder: Path, series: list[tuple[str, int, int]]) -> list[dict[st
 
 @pytest.mark.slow
 def test_every_file_in_a_process_of_its_own(tmp_path: Path) -> None:
-    wanted = [
-        (base, first, count // (sanitizer.SHARE if count >= 100 else 1)) for base, first, count in SERIES
-    ]
+    wanted = [(base, first, count // (chance.SHARE if count >= 100 else 1)) for base, first, count in SERIES]
     n_processes = os.cpu_count() or 1
     folders = [tmp_path / str(index) for index in range(n_processes)]
     for folder in folders:
@@ -84,7 +82,7 @@ def test_every_file_in_a_process_of_its_own(tmp_path: Path) -> None:
     sound = [each["verdict"] for each in told if each["mutant"] in bases]
     trials = [each for each in told if each["mutant"] not in bases]
     assert sound == ["file:ok tokenizer:ok model:ok"] * len(SERIES)
-    assert len(trials) == sum(count for *_, count in wanted) >= 4000 // sanitizer.SHARE
+    assert len(trials) == sum(count for *_, count in wanted) >= 4000 // chance.SHARE
     died = [trial for trial in trials if trial["verdict"].startswith("!")]
     assert not died, f"{len(died)} of {len(trials)}; the files are in {tmp_path}. The first: {died[0]}"
     # else all of it could have been refused, or accepted, at the first step

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from support import random_archs
+from support import chance, random_archs
 from support.arch_table import Judged, Record, leave
 from support.architectures import ArchSpec
 from support.engines import prompt_then_singles, random_ids
@@ -168,7 +168,8 @@ LARGER = [
     ArchSpec("gemma4", 8, 256, 8, 2, 64, 256, window=32, period=3, n_embd_layer=64, n_expert=8),
 ]
 # in the types that people have
-TYPES = [WeightType.F16, WeightType.Q8_0, WeightType.Q4_K, WeightType.Q6_K]
+TYPES = [WeightType.Q8_0, WeightType.Q4_K, *([WeightType.F16, WeightType.Q6_K] if chance.THOROUGH else [])]
+SEEDS = [1, 2, 3] if chance.THOROUGH else [1]  # of llama.cpp's random models
 # llama.cpp's maker of random models makes no gemma3n, no gemma4 and no apertus
 NAMES = ["llama", "qwen2", "qwen3", "qwen3moe", "phi3", "gemma2", "gemma3", "gpt-oss"]
 NAMES += ["qwen35", "qwen35moe", "qwen3next", "lfm2", "lfm2moe", "granitehybrid", "nemotron_h"]
@@ -238,7 +239,7 @@ def test_logits_of_larger_shapes(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("name", NAMES)
 def test_logits_of_llama_cpps_random_models(
     name: str, seed: int, tmp_path: Path, record_property: Record

@@ -16,7 +16,7 @@ from typing import Any
 
 import httpx
 import pytest
-from support import sanitizer
+from support import chance, sanitizer
 from support.hostile_requests import BODIES, GETS, request_of, send
 from support.served import served, served_alone, where_of
 
@@ -26,7 +26,7 @@ from .conftest import STORIES, load
 
 ASKED = {"prompt": "Once upon a time", "n_predict": 24, "temperature": 0}
 N_MEGABYTES = 48  # that 10,000 requests may leave behind
-N_SLOW = 1_000 if sanitizer.ADDRESS else 10_000 // sanitizer.SHARE
+N_SLOW = 1_000 if sanitizer.ADDRESS else 10_000 // chance.SHARE
 
 
 def ask(url: str, **fields: Any) -> str:
@@ -36,7 +36,7 @@ def ask(url: str, **fields: Any) -> str:
 
 
 def attack(url: str, seed: int, n: int) -> Counter[int]:
-    rng, codes = random.Random(seed), Counter[int]()
+    rng, codes = random.Random(chance.seed(seed)), Counter[int]()
     for _ in range(n):
         data = request_of(rng)
         answer = send(where_of(url), data)

@@ -16,6 +16,7 @@ from typing import Any
 
 import httpx
 import pytest
+from support import chance
 from support.served import llama_server, served, served_alone
 
 import pykvgraph as kvg
@@ -155,7 +156,7 @@ def test_a_broken_file_changes_nothing(folder: Path) -> None:
     os.mkfifo(folder / "pipe")
     (folder / "folder").mkdir()
     with saving(folder, metrics=True) as client:
-        rng = random.Random(1)
+        rng = random.Random(chance.seed(1))
         for _ in range(40):
             at = rng.randrange(len(data))
             cut = data[:at] if rng.random() < 0.5 else data[:at] + bytes([data[at] ^ 0x10]) + data[at + 1 :]
@@ -228,7 +229,7 @@ def test_a_key_saves_its_own_texts(folder: Path) -> None:
 @pytest.mark.slow
 def test_a_process_that_is_killed_leaves_a_whole_file(tmp_path: Path) -> None:
     """kill -9 at random moments of a server that saves all the time: the file is one of the two texts."""
-    rng = random.Random(5)
+    rng = random.Random(chance.seed(5))
     texts = {say_alone(prompt) for prompt in (PROMPT, "The dog. " + PROMPT)}
     n_saves = 0
     for _ in range(15):

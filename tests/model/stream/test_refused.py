@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support import chance
 from support.engines import decode, open_context, run_of
 from support.models import SMALL, ModelSpec
 from support.streams import TIMEOUT, Ends, beside, connect, fill_with_holes, greedy, pair, travel
@@ -168,7 +169,7 @@ def test_rows_that_are_not_finite(small: kvg.Model) -> None:
 
 def test_bits_of_fronts_and_tables(small: kvg.Model) -> None:
     """Each is refused, or is another sequence that can be; no table is larger than the cache allows."""
-    rng = np.random.default_rng(4)
+    rng = np.random.default_rng(chance.number(4))
     with open_context(small, **OPTIONS) as source, open_context(small, **OPTIONS) as target:
         fill_with_holes(source, 20, 1)
         for level in (0, 1):
@@ -195,7 +196,7 @@ def test_bits_of_fronts_and_tables(small: kvg.Model) -> None:
 @pytest.mark.parametrize("n_tokens", [1, 4], ids=["a token", "several"])
 def test_bits_of_what_follows(small: kvg.Model, n_tokens: int, level: int) -> None:
     """As above, of the message behind the first one. It may still be one that can be."""
-    rng = np.random.default_rng(5)
+    rng = np.random.default_rng(chance.number(5))
     n_refused = 0
     with open_context(small, **OPTIONS) as source, open_context(small, **OPTIONS) as target:
         fill_with_holes(source, 20, 1)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
-from support import sanitizer
+from support import chance, sanitizer
 from support.architectures import ArchSpec
 from support.engines import decode, open_context, run_of
 from support.models import N_VOCAB
@@ -28,7 +28,7 @@ from pykvgraph.stream.front import FRONT_KEY, TABLE_KEY, Front, Kind
 LLAMA = ArchSpec("llama", 4, 64, 2, 1, 32, 32)
 GEMMA = ArchSpec("gemma3", 4, 64, 2, 1, 32, 32, window=8)
 LONG = 60.0  # seconds that a transport waits
-N_KILLS = 200 if sanitizer.THOROUGH and not sanitizer.ADDRESS else 6
+N_KILLS = 200 if chance.THOROUGH and not sanitizer.ADDRESS else 6
 STATE_EVERY = 64  # tokens
 
 
@@ -89,7 +89,7 @@ def killed(served: Served, listener: stream.Listener, rng: random.Random) -> Non
 
 def test_kill_at_random_steps(served: Served, tmp_path: Path) -> None:
     """No prompt is decoded again; of what has states, at most 64 tokens."""
-    rng = random.Random(served.model.arch)
+    rng = random.Random(chance.seed(served.model.arch))
     with stream.listen(f"unix:{tmp_path}/s", timeout=LONG) as listener:
         for _ in range(N_KILLS // 3 + 1 if N_KILLS > 6 else 2):
             killed(served, listener, rng)

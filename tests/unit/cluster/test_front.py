@@ -12,6 +12,7 @@ from typing import Any
 
 import httpx
 import pytest
+from support import chance
 from support.hostile_requests import request_of, send
 from support.served import where_of
 
@@ -249,7 +250,7 @@ def test_damaged_requests() -> None:
     """Whatever comes, a client hears what it may hear, and no request is left behind."""
     front = front_of(told, told, body_seconds=0.2, idle_seconds=0.5, max_body=1 << 16)
     server = HttpServer(front.settings, front_app(front))
-    rng, codes = random.Random(3), Counter[int]()
+    rng, codes = random.Random(chance.seed(3)), Counter[int]()
     with listen("127.0.0.1", 0) as listener:
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()

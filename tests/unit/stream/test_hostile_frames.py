@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 import xxhash
-from support import sanitizer
+from support import chance
 from support.damage import damage
 from support.ends import meanwhile, met
 
@@ -25,7 +25,7 @@ from pykvgraph.errors import TransportError
 from pykvgraph.stream.connection import Connection
 from pykvgraph.stream.frame import HEAD_BYTES, frames
 
-N_MUTANTS = 10_000 // sanitizer.SHARE
+N_MUTANTS = 10_000 // chance.SHARE
 QUEUE_BYTES = 100_000
 MEMORY = 1 << 20  # bytes that an end may take beside its queue
 NUMBERS = (0, 1, 2**19, 2**31, 2**32 - 1, 2**63, 2**64 - 1)
@@ -111,7 +111,7 @@ def test_what_is_not_damaged() -> None:
 
 def test_mutants_on_a_socket() -> None:
     """Each region is right or it is an error; a forger may choose its bytes, and nothing else."""
-    rng, n_failed = random.Random(0), 0
+    rng, n_failed = random.Random(chance.seed(0)), 0
     with bounded_memory(QUEUE_BYTES + MEMORY):
         for _ in range(N_MUTANTS):
             sent, is_forged = mutant(rng)
@@ -123,7 +123,7 @@ def test_mutants_on_a_socket() -> None:
 
 
 def test_mutants_in_files(tmp_path: Path) -> None:
-    rng, (frame,) = random.Random(1), bytes_of([("a", bytes(range(256)))])
+    rng, (frame,) = random.Random(chance.seed(1)), bytes_of([("a", bytes(range(256)))])
     path = tmp_path / "a~00000000-00000000.region"
     for _ in range(N_MUTANTS // 10):
         path.write_bytes(damaged := bytes(changed(frame, rng)))
@@ -181,7 +181,7 @@ def answer(challenge: bytes, token: bytes = b"secret") -> bytes:
 
 def test_hellos_that_are_damaged(tmp_path: Path) -> None:
     """Cut at every byte, or any byte changed: refused. Who came before and who comes after is unharmed."""
-    rng, path = random.Random(2), tmp_path / "s"
+    rng, path = random.Random(chance.seed(2)), tmp_path / "s"
     with stream.listen(f"unix:{path}", "secret", timeout=20) as listener:
         one, other = met(listener, token="secret", timeout=20)
         accepted: list[stream.Transport] = []
@@ -215,7 +215,7 @@ def test_hellos_that_are_damaged(tmp_path: Path) -> None:
 
 def test_one_that_is_let_in_and_turns_bad(tmp_path: Path) -> None:
     """It knows the token, and then sends what it likes: its own connection ends, the others go on."""
-    rng, path = random.Random(3), tmp_path / "s"
+    rng, path = random.Random(chance.seed(3)), tmp_path / "s"
     with stream.listen(f"unix:{path}", "secret", timeout=20) as listener:
         one, other = met(listener, token="secret", timeout=20)
         with one, other:
