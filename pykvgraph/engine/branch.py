@@ -43,7 +43,8 @@ class Branch:
     sequence has behind these. fetch: what comes from outside the cells; meanwhile it decodes nothing.
     adapters: those that it is decoded under; they are in `salt`, too. record, lookup: what became of its
     drafts, and what they are made of. copies: gets what the index has of it, as it comes; None: nobody does.
-    n_copied: how many tokens of whole blocks that got.
+    n_copied: how many tokens of whole blocks that got. is_compared: whether `places` has those where its text
+    parts from others.
     """
 
     def __init__(
@@ -72,6 +73,7 @@ class Branch:
         self.fork_seqs: list[int] = []  # reserved for the forks
         self.last: Node | None = None
         self.places: list[int] = []
+        self.is_compared = False
         self.spacing = 0
         self.order = 0  # of arrival; the youngest has the highest
         self.n_idle = 0  # steps in which it did not advance
@@ -80,7 +82,6 @@ class Branch:
         self.fetch: Fetch | None = None
         self.record = Record()
         self.lookup = Lookup()
-        self.cancelled = False
         self.ended: Literal["stop", "length"] | None = None  # before it has begun
         self.n_cached = -1  # tokens of the prompt that the cache had; -1: not known yet
         self.n_again = 0

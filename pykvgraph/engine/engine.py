@@ -467,6 +467,7 @@ class Engine(NotCopied):
             )
             for sample in range(params.n)
         ]
+        request._branches = branches
         branches[0].forks = branches[1:]
         return branches[0]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -13,6 +14,8 @@ from pykvgraph.engine.request import Request
 from pykvgraph.engine.texts import Texts
 from pykvgraph.errors import InvalidArgumentError
 from pykvgraph.types import EngineLook
+
+_ERRAND_SECONDS = 0.02  # in a step, after which no further errand begins
 
 
 class Mail:
@@ -50,7 +53,8 @@ class Mail:
         return found
 
     def run_errands(self, texts: Texts) -> None:
-        """As many as there are free sequences for."""
+        """Those that there is a free sequence and time for; others wait for the next step."""
+        end = time.monotonic() + _ERRAND_SECONDS
         while self._errands and texts.scheduler.n_free_seqs:
             seq = texts.scheduler.borrow()
             try:
@@ -59,6 +63,8 @@ class Mail:
                 texts.kv.seq_rm(seq, -1, -1)
                 texts.scheduler.give_back(seq)
             texts.start_over_if_broken()
+            if time.monotonic() >= end:
+                return
 
     def show(self, look: Callable[[], EngineLook]) -> None:
         """Tells those who look what there is."""

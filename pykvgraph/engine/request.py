@@ -9,11 +9,14 @@ import os
 import queue
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
-from typing import NamedTuple
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 from pykvgraph.errors import InvalidArgumentError
 from pykvgraph.types import Completion, Piece
+
+if TYPE_CHECKING:
+    from pykvgraph.engine.branch import Branch
 
 
 class _End(NamedTuple):
@@ -42,6 +45,7 @@ class Request:
         self._error: BaseException | None = None
         self._wakes: set[Callable[[], object]] = set()  # of event loops that wait for a piece
         self._pid = os.getpid()
+        self._branches: Sequence[Branch] = ()  # its samples, until it has ended
 
     def __iter__(self) -> Iterator[Piece]:
         """The pieces, as they come. Raises what ended the request, if it failed."""
@@ -161,6 +165,7 @@ class Request:
             self._end(error)
 
     def _end(self, error: BaseException | None) -> None:
+        self._branches = ()
         self._done.set()
         self._put(_End(error))
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import bisect
 from collections.abc import Iterator
 from typing import NamedTuple
 
 from pykvgraph.adapter import Active
 from pykvgraph.engine.branch import Branch
+from pykvgraph.engine.waiting import Waiting
 
 
 class Chunk(NamedTuple):
@@ -35,7 +35,7 @@ class Scheduler:
     """
 
     def __init__(self, n_seq_max: int, n_batch: int) -> None:
-        self.waiting: list[Branch] = []
+        self.waiting = Waiting()
         self.running: list[Branch] = []
         self._free_seqs = list(range(n_seq_max - 1, -1, -1))
         self._n_seq_max = n_seq_max
@@ -57,7 +57,7 @@ class Scheduler:
 
     def wait(self, branch: Branch) -> None:
         """A text waits, in its place."""
-        bisect.insort(self.waiting, branch, key=lambda each: (-each.priority, each.order))
+        self.waiting.add(branch)
 
     def enter(self, branch: Branch) -> None:
         """A waiting text gets sequences for itself and its forks, and runs."""

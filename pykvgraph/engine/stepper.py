@@ -27,10 +27,8 @@ from pykvgraph.tiers.store import Store
 from pykvgraph.tiers.tiers import Tiers
 from pykvgraph.types import EngineLook, EngineStats
 
-_N_COMPARED = 64  # waiting texts with which a new one is compared
 _MOST_PARTINGS = 8
 _ENOUGH_ON_CPU = 64  # tokens of prompts; in steps of 512 each takes as long (docs/many-requests.md)
-_N_SHOWN = 64  # waiting texts, to those who look
 _PROMPTS = "prompt_tokens", "prefix_hit_tokens", "decoded_again"
 _COUNTED = (*_PROMPTS, "steps", "decoded", "drafted", "accepted")
 
@@ -122,7 +120,7 @@ class Stepper:
             seconds=now,
             stats=self.stats(),
             running=tuple(each.look(now) for each in scheduler.running),
-            waiting=tuple(each.look(now) for each in scheduler.waiting[:_N_SHOWN]),
+            waiting=tuple(each.look(now) for each in scheduler.waiting.first()),
             groups=groups,
             views=tuple(kv.cells(index) for index in range(len(groups))),
         )
@@ -185,28 +183,28 @@ class Stepper:
     def _take_news(self) -> None:
         for new in self.mail.read():
             if isinstance(new, Branch):
-                if self._needs_points and self._shares:
-                    self._mark_partings(new)
                 self._scheduler.arrive(new)
             elif isinstance(new, Parking):
                 texts = self._texts
                 new.done.set_result(texts.park(new.request) if new.parks else texts.resume(new.request))
             else:
+                now = time.perf_counter()
                 for branch in self._texts.of(new):
-                    branch.cancelled = True
-        self._end_cancelled()
+                    self._texts.remove(branch)
+                    _end_with_forks(branch, now)
 
-    def _end_cancelled(self) -> None:
-        now = time.perf_counter()
-        scheduler, texts = self._scheduler, self._texts
-        for branch in [*scheduler.waiting, *texts.parked, *scheduler.running]:
-            if branch.cancelled:
-                texts.remove(branch)
-                _end_with_forks(branch, now)
+    def _mark_partings(self, first: list[Branch]) -> None:
+        """Of those who are to enter soon and were not yet compared with others."""
+        known = [*self._scheduler.running, *(each for each in first if each.is_compared)]
+        for new in first:
+            if not new.is_compared:
+                self._mark_parting(new, known)
+                new.is_compared = True
+                known.append(new)
 
-    def _mark_partings(self, new: Branch) -> None:
-        """Where the new text parts from others, a point is worth having: more are likely to part there."""
-        for other in [*self._scheduler.running, *self._scheduler.waiting[:_N_COMPARED]]:
+    def _mark_parting(self, new: Branch, known: list[Branch]) -> None:
+        """Where the text parts from others, a point is worth having: more are likely to part there."""
+        for other in known:
             n = _common(new, other)
             if n < block.N_TOKENS or other.salt != new.salt:
                 continue
@@ -217,7 +215,10 @@ class Stepper:
 
     def _admit(self) -> None:
         """Waiting texts enter, in their order, while there are sequences and cells for them."""
-        for branch in self._scheduler.waiting[:_N_COMPARED]:
+        first = self._scheduler.waiting.first()
+        if self._needs_points and self._shares:
+            self._mark_partings(first)
+        for branch in first:
             if branch.n_seqs > self._scheduler.n_free_seqs:
                 return
             found = self._find(branch)

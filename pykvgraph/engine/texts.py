@@ -29,22 +29,21 @@ class Texts:
         self.index = PrefixIndex(ctx.kv, n_points, saver)
         self.scheduler = Scheduler(ctx.n_seq_max, ctx.n_batch)
         self.kv = ctx.kv
-        self.parked: list[Branch] = []
+        self.parked: dict[Branch, None] = {}  # a set that keeps its order
         self.n_preempted = 0
         self._ctx = ctx
 
     def of(self, request: Request) -> list[Branch]:
         """Its samples that run, wait or are parked."""
-        scheduler = self.scheduler
-        there = [*scheduler.running, *scheduler.waiting, *self.parked]
-        return [each for each in there if each.request is request]
+        waiting, parked = self.scheduler.waiting, self.parked
+        return [each for each in request._branches if each.runs or each in waiting or each in parked]
 
     def remove(self, branch: Branch) -> None:
         """It neither runs nor waits any more, and is not parked."""
-        if branch in self.scheduler.running:
+        if branch.runs:
             self.leave(branch)
         elif branch in self.parked:
-            self.parked.remove(branch)
+            del self.parked[branch]
         else:
             self.scheduler.waiting.remove(branch)
 
@@ -56,14 +55,14 @@ class Texts:
         branches = [each for each in self.of(request) if each not in self.parked]
         for branch in branches:
             self.remove(branch)
-            self.parked.append(branch)
+            self.parked[branch] = None
         return bool(branches)
 
     def resume(self, request: Request) -> bool:
         """Its samples may run again; False: none of them is parked."""
-        branches = [each for each in self.parked if each.request is request]
+        branches = [each for each in self.of(request) if each in self.parked]
         for branch in branches:
-            self.parked.remove(branch)
+            del self.parked[branch]
             self.scheduler.wait(branch)
         return bool(branches)
 

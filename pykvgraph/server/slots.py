@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import heapq
 import itertools
 from collections import OrderedDict
 from typing import Any, NamedTuple
 
 from pykvgraph.adapter import Active
+from pykvgraph.server.free_slots import FreeSlots
 from pykvgraph.server.sample import Sample
 from pykvgraph.server.sampling import told_briefly
+
+_ANY = -1  # slot
 
 
 class Text(NamedTuple):
@@ -24,15 +26,20 @@ class Text(NamedTuple):
 class Slots:
     """Gives slots to samples as they come; who comes when all are taken waits for the next one.
 
-    A sample that wants a certain slot waits for that one; meanwhile later samples may take others.
+    A sample that wants a certain slot waits for that one; meanwhile later samples may take others. Nobody
+    waits for a slot that is free: so who comes, leaves or goes away is settled at once, however many wait.
     """
 
     def __init__(self, n: int, has_drafts: bool, first: int = 0) -> None:
         self.n = n
         self.ids = range(first, first + n)
         self._has_drafts = has_drafts
-        self._free = list(self.ids)
-        self._waiting: OrderedDict[int, Sample] = OrderedDict()  # by id()
+        self._free = FreeSlots(self.ids)
+        # who waits for any slot, _ANY, and for a certain one: by numbers in the order in which they came
+        self._queues: dict[int, OrderedDict[int, Sample]] = {
+            wanted: OrderedDict() for wanted in (_ANY, *self.ids)
+        }
+        self._numbers: dict[int, int] = {}  # of those who wait, by id()
         self._last: dict[int, Sample | None] = dict.fromkeys(self.ids)  # that each slot has, or had
         self._texts = dict.fromkeys(self.ids, Text([], b""))  # that each slot had last
         self._ends: dict[int, list[asyncio.Future[None]]] = {
@@ -40,6 +47,7 @@ class Slots:
         }  # who waits for that
         self._tasks = dict.fromkeys(self.ids, 0)
         self._count = itertools.count()
+        self._n_came = itertools.count()
 
     @property
     def n_processing(self) -> int:
@@ -49,25 +57,30 @@ class Slots:
     @property
     def n_deferred(self) -> int:
         """Samples that wait."""
-        return len(self._waiting)
+        return len(self._numbers)
 
     def enter(self, sample: Sample) -> None:
-        """A sample comes."""
-        self._waiting[id(sample)] = sample
-        self._give()
+        """A sample comes. It wants one of `ids`, or any."""
+        slot = self._free.least if sample.wanted_slot < 0 else sample.wanted_slot
+        if slot in self._free:
+            self._free.take(slot)
+            self._give(slot, sample)
+            return
+        number = self._numbers[id(sample)] = next(self._n_came)
+        self._queues[max(sample.wanted_slot, _ANY)][number] = sample
 
     def leave(self, sample: Sample) -> None:
         """It has ended, or goes away."""
-        if self._waiting.pop(id(sample), None) is not None or sample.slot < 0:
-            return
-        if self._last[sample.slot] is sample and sample.slot not in self._free:
-            self._texts[sample.slot] = Text(sample.prompt + sample.tokens, sample.salt, sample.adapters)
-            for end in self._ends[sample.slot]:
+        number, slot = self._numbers.pop(id(sample), None), sample.slot
+        if number is not None:
+            del self._queues[max(sample.wanted_slot, _ANY)][number]
+        elif slot >= 0 and self._last[slot] is sample and slot not in self._free:
+            self._texts[slot] = Text(sample.prompt + sample.tokens, sample.salt, sample.adapters)
+            for end in self._ends[slot]:
                 if not end.done():
                     end.set_result(None)
-            self._ends[sample.slot].clear()
-            heapq.heappush(self._free, sample.slot)
-            self._give()
+            self._ends[slot].clear()
+            self._give_to_next(slot)
 
     async def text(self, slot: int) -> Text:
         """What the slot had last; while it is taken, waits for the one that has it."""
@@ -85,24 +98,20 @@ class Slots:
         """What /slots tells."""
         return [self._told(slot, n_ctx) for slot in self.ids]
 
-    def _give(self) -> None:
-        for sample in list(self._waiting.values()):
-            if not self._free:
-                return
-            wanted = sample.wanted_slot
-            if wanted >= 0 and wanted not in self._free:
-                continue
-            del self._waiting[id(sample)]
-            sample.slot = self._take(wanted)
-            self._last[sample.slot] = sample
-            self._tasks[sample.slot] = next(self._count)
+    def _give_to_next(self, slot: int) -> None:
+        """Who came first, of those that wait for this slot and for any."""
+        queues = [queue for queue in (self._queues[_ANY], self._queues[slot]) if queue]
+        if not queues:
+            self._free.add(slot)
+            return
+        _, sample = min(queues, key=lambda queue: next(iter(queue))).popitem(last=False)
+        del self._numbers[id(sample)]
+        self._give(slot, sample)
 
-    def _take(self, wanted: int) -> int:
-        if wanted < 0:
-            return heapq.heappop(self._free)
-        self._free.remove(wanted)
-        heapq.heapify(self._free)
-        return wanted
+    def _give(self, slot: int, sample: Sample) -> None:
+        sample.slot = slot
+        self._last[slot] = sample
+        self._tasks[slot] = next(self._count)
 
     def _told(self, slot: int, n_ctx: int) -> dict[str, Any]:
         runs = slot not in self._free

@@ -53,7 +53,7 @@ def test_waiting_texts_are_in_order_of_priority_then_of_arrival() -> None:
     low, high, later = branch(1), branch(1, priority=2), branch(1, priority=2)
     for each in (low, high, later):
         scheduler.arrive(each)
-    assert scheduler.waiting == [high, later, low]
+    assert list(scheduler.waiting) == scheduler.waiting.first() == [high, later, low]
 
 
 def test_a_text_that_was_set_aside_comes_back_before_later_ones() -> None:
@@ -64,7 +64,7 @@ def test_a_text_that_was_set_aside_comes_back_before_later_ones() -> None:
     assert scheduler.youngest() is second
     scheduler.leave(second)
     scheduler.wait(second)
-    assert scheduler.waiting == [second, third]
+    assert list(scheduler.waiting) == [second, third]
     assert scheduler.n_free_seqs == 1
 
 
