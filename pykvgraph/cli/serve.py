@@ -198,6 +198,7 @@ def _settings(model: str, host: str, given: dict[str, Any]) -> Settings:
         page=given["webui"],
         io_seconds=given["timeout"],
         body_seconds=min(given["timeout"], _BODY_SECONDS),
+        max_prompts=given["max_prompts"],
         ping_seconds=max(given["sse_ping_interval"], 0),
     )
 

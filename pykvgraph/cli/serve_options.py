@@ -236,6 +236,12 @@ _OF_WIRE: list[Adder] = [
         default=30,
         help="Between signs of life in a stream that says nothing; -1: none.",
     ),
+    _count(
+        ("--max-prompts",),
+        "Most prompts of a body, and most answers that it asks for, as `n` is of each prompt.",
+        1,
+        2048,
+    ),
     option("--metrics/--no-metrics", default=False, help="Serve /metrics, for Prometheus."),
     option("--props/--no-props", default=False, help="Serve POST /props."),
     option("--slots/--no-slots", default=True, help="Serve /slots."),

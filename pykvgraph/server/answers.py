@@ -52,7 +52,8 @@ def text_completion(service: Service, request: Request, fields: Fields) -> ASGIA
 
 def _job(service: Service, request: Request, fields: Fields) -> Job:
     vocabulary = service.vocabulary
-    prompts = prompts_of(fields.get("prompt"), vocabulary.tokenizer, vocabulary.n_vocab)
+    most = service.settings.max_prompts
+    prompts = prompts_of(fields.get("prompt"), vocabulary.tokenizer, vocabulary.n_vocab, most)
     return service.job(prompts, fields, asker_of(request))
 
 

@@ -39,6 +39,7 @@ Answerer = Callable[[Service, Request, Fields], ASGIApp]
 
 _log = logging.getLogger("pykvgraph.server")
 LARGE = 1 << 13  # bytes of a body that takes a while: the event loop goes on meanwhile
+_MANY = 64  # commas, of prompts perhaps, each of which takes a while
 _SLOW = (b'"grammar"', b'"json_schema"', b'"tools"', b'"response_format"', SAID_FIELD.encode())
 
 TELLERS: dict[tuple[str, str], Teller] = {
@@ -146,7 +147,7 @@ class _Answered(Endpoint):
                 request.scope[SAID_OF_SCOPE] = tuple(fields.array(SAID_FIELD))
             return self._answerer(self._service, request, fields)
 
-        if len(body) > LARGE or any(name in body for name in _SLOW):
+        if len(body) > LARGE or body.count(b",") > _MANY or any(name in body for name in _SLOW):
             return await asyncio.to_thread(answer)
         return answer()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -18,9 +19,11 @@ from pykvgraph.server.prompts import prompts_of
 from pykvgraph.server.reply import WorkReply
 from pykvgraph.server.service import Service
 from pykvgraph.server.settings import POOLING_NAMES
+from pykvgraph.server.wire_json import dumps, dumps_in_parts
 
 _INT16 = 32760.0
 _HIGHEST_NORM = 1000
+_MANY = 16  # prompts that are embedded before others have their turn
 _Array = npt.NDArray[np.float32]
 
 
@@ -49,7 +52,10 @@ def _pooling(service: Service) -> Pooling:
 
 
 class _Work:
-    """The vectors of a body's texts, one after the other. Raises WireError for a body that asks otherwise."""
+    """The vectors of a body's texts. Raises WireError for a body that asks otherwise.
+
+    A few texts at a time, between which others have their turn, and a client that has gone ends the work.
+    """
 
     def __init__(self, service: Service, fields: Fields, pooling: Pooling) -> None:
         if "input" not in fields and "content" not in fields:
@@ -57,7 +63,8 @@ class _Work:
         vocabulary = service.vocabulary
         value = fields.get("input", fields.get("content"))
         self._adapters = service.adapters.of(fields)
-        self._prompts = prompts_of(value, vocabulary.tokenizer, vocabulary.n_vocab)
+        most = service.settings.max_prompts
+        self._prompts = prompts_of(value, vocabulary.tokenizer, vocabulary.n_vocab, most)
         for prompt in self._prompts:
             if len(prompt) > service.n_ctx:
                 raise no_room(len(prompt), service.n_ctx)
@@ -67,35 +74,58 @@ class _Work:
         self._norm = fields.integer("embd_normalize", service.settings.embd_normalize, -1, _HIGHEST_NORM)
         self._model = fields.text("model", service.model_name)
         self._engine = service.engine
+        self._embedder = service.embedder
         self._pooling = pooling
 
-    async def array(self) -> Any:
-        """As llama-server tells them."""
-        vectors = await self._vectors()
-        return [{"index": i, "embedding": vector.tolist()} for i, vector in enumerate(vectors)]
+    async def array(self) -> bytes:
+        """As llama-server tells them. JSON."""
+        return b"[%b]" % b",".join(await self._each_told(self._as_array))
 
-    async def object(self) -> Any:
-        """As OpenAI does."""
-        data = [self._told(vector[0]) for vector in await self._vectors()]
+    async def object(self) -> bytes:
+        """As OpenAI does. JSON."""
         n_tokens = sum(map(len, self._prompts))
-        return {
-            "model": self._model,
-            "object": "list",
-            "usage": {"prompt_tokens": n_tokens, "total_tokens": n_tokens},
-            "data": [{**each, "index": i, "object": "embedding"} for i, each in enumerate(data)],
-        }
+        usage = dumps({"prompt_tokens": n_tokens, "total_tokens": n_tokens})
+        data = b",".join(await self._each_told(self._as_object))
+        return b'{"model":%b,"object":"list","usage":%b,"data":[%b]}' % (dumps(self._model), usage, data)
 
-    async def _vectors(self) -> list[_Array]:
-        """(1, n_embd) each, normalized, or (n_tokens, n_embd)."""
-        embed_all = self._engine.embed_all
-        found = await asyncio.to_thread(embed_all, self._prompts, self._pooling, self._adapters)
-        return found if self._pooling == "none" else [normalized(each, self._norm)[None] for each in found]
+    async def _each_told(self, told: Callable[[int, _Array], Any]) -> list[bytes]:
+        """The JSON of each text's vectors: (1, n_embd), normalized, or (n_tokens, n_embd)."""
+        loop, found = asyncio.get_running_loop(), list[bytes]()
+
+        def tell(prompts: list[list[int]]) -> list[bytes]:
+            vectors = self._engine.embed_all(prompts, self._pooling, self._adapters)
+            if self._pooling != "none":
+                vectors = [normalized(each, self._norm)[None] for each in vectors]
+            return [dumps_in_parts(told(len(found) + i, each)) for i, each in enumerate(vectors)]
+
+        for prompts in _together(self._prompts, self._engine.context.n_batch):
+            found += await loop.run_in_executor(self._embedder, tell, prompts)
+        return found
+
+    def _as_array(self, index: int, vectors: _Array) -> Any:
+        return {"index": index, "embedding": vectors.tolist()}
+
+    def _as_object(self, index: int, vectors: _Array) -> Any:
+        return {**self._told(vectors[0]), "index": index, "object": "embedding"}
 
     def _told(self, vector: _Array) -> dict[str, Any]:
         if self._format == "float":
             return {"embedding": vector.tolist()}
         text = base64.b64encode(vector.astype("<f4").tobytes()).decode()
         return {"embedding": text, "encoding_format": "base64"}
+
+
+def _together(prompts: list[list[int]], most: int) -> Iterator[list[list[int]]]:
+    """Prompts with so many tokens at most, or one, and 16 prompts at most."""
+    group: list[list[int]] = []
+    n = 0
+    for prompt in prompts:
+        if group and (n + len(prompt) > most or len(group) == _MANY):
+            yield group
+            group, n = [], 0
+        group.append(prompt)
+        n += len(prompt)
+    yield group
 
 
 def normalized(vector: _Array, norm: int) -> _Array:

@@ -31,6 +31,14 @@ def invalid(message: str) -> WireError:
     return WireError(400, INVALID, message)
 
 
+def too_many(what: str, most: int) -> WireError:
+    """A body asks for more answers, or vectors, than one may."""
+    return invalid(
+        f"{what}, and a body may ask for {most}: send several bodies, or start the server with a larger "
+        "--max-prompts"
+    )
+
+
 def unsupported(message: str) -> WireError:
     """The request can be understood, and this server can't do it."""
     return WireError(501, UNSUPPORTED, message)

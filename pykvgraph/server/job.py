@@ -9,6 +9,7 @@ from typing import Any
 
 from pykvgraph.adapter import Active
 from pykvgraph.engine import Engine, Request, Window
+from pykvgraph.engine.listener import Listener
 from pykvgraph.params import SamplingParams
 from pykvgraph.server.errors import WireError, no_room
 from pykvgraph.server.sample import Sample
@@ -75,6 +76,7 @@ class Job:
         for prompt in prompts:
             if len(prompt) >= n_ctx:
                 raise no_room(len(prompt), n_ctx)
+        own: dict[int, SamplingParams] = {}  # by max_tokens
         try:
             for i, prompt in enumerate(prompts):
                 window = windows[i] if windows else None
@@ -82,10 +84,11 @@ class Job:
                 n_most = params.max_tokens if window else min(params.max_tokens, most)
                 for sample in self.samples[i * params.n : (i + 1) * params.n]:
                     sample.n_most = n_most
-                own = dataclasses.replace(params, max_tokens=n_most)
+                if n_most not in own:  # it takes a while to check one
+                    own[n_most] = dataclasses.replace(params, max_tokens=n_most)
                 request = engine.submit(
                     prompt,
-                    own,
+                    own[n_most],
                     salt=salt,
                     window=window,
                     adapters=adapters,
@@ -111,45 +114,20 @@ class Job:
 
     async def said(self) -> AsyncIterator[Said]:
         """What is said, as it comes. Raises what ends a request."""
-        if len(self._requests) == 1:
-            async for said in self._said_by(0):
-                yield said
-            return
-        news: asyncio.Queue[Said | BaseException | None] = asyncio.Queue()
-
-        async def listen(number: int) -> None:
-            try:
-                async for said in self._said_by(number):
-                    news.put_nowait(said)
-                news.put_nowait(None)
-            except Exception as error:
-                news.put_nowait(error)
-
-        tasks = [asyncio.ensure_future(listen(number)) for number in range(len(self._requests))]
-        try:
-            n_left = len(tasks)
-            while n_left:
-                came = await news.get()
-                if isinstance(came, BaseException):
-                    raise came
-                if came is None:
-                    n_left -= 1
-                else:
-                    yield came
-        finally:
-            for task in tasks:
-                task.cancel()
-
-    async def _said_by(self, number: int) -> AsyncIterator[Said]:
-        request = self._requests[number]
         n = len(self.samples) // len(self._requests)
-        samples = self.samples[number * n : (number + 1) * n]
-        async for pieces in request.bunches():
+        async for number, pieces in Listener(self._requests).bunches():
+            samples = self.samples[number * n : (number + 1) * n]
+            if not pieces:
+                await self._end(self._requests[number], samples)
             for i, sample in enumerate(samples):
                 own = pieces if n == 1 else [piece for piece in pieces if piece.seq == i]
                 if own:
                     sample.add(own)
+                if own or not pieces:
                     yield sample, own
+
+    async def _end(self, request: Request, samples: list[Sample]) -> None:
+        """Each of the request's samples has ended."""
         if self._awaited is not None:
             await asyncio.to_thread(self._awaited.flush, _COPY_SECONDS)
         for sample, completion in zip(samples, request.results(), strict=True):
@@ -158,4 +136,3 @@ class Job:
             sample.finish(completion)
             self._slots.leave(sample)
             self._on_end(sample)
-            yield sample, []

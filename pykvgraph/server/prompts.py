@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pykvgraph.server.errors import invalid, no_text
+from pykvgraph.server.errors import invalid, no_text, too_many
 from pykvgraph.text.tokenizer import Tokenizer
 
 _SHAPES = (
@@ -13,11 +13,13 @@ _SHAPES = (
 )
 
 
-def prompts_of(value: Any, tokenizer: Tokenizer, n_vocab: int) -> list[list[int]]:
-    """One prompt or more. Raises WireError."""
+def prompts_of(value: Any, tokenizer: Tokenizer, n_vocab: int, most: int = 1) -> list[list[int]]:
+    """One prompt or more, up to `most`. Raises WireError."""
     if isinstance(value, list) and not _is_mixed(value):
         if not value:
             raise invalid('"prompt" must not be empty')
+        if len(value) > most:
+            raise too_many(f"the body has {len(value)} prompts", most)
         return [_one(each, tokenizer, n_vocab) for each in value]
     return [_one(value, tokenizer, n_vocab)]
 

@@ -13,7 +13,7 @@ from pykvgraph.server.asker import SAID_COMMENT
 from pykvgraph.server.errors import WireError, as_wire
 from pykvgraph.server.form import Form
 from pykvgraph.server.job import Job
-from pykvgraph.server.wire_json import JSON_TYPE, dumps
+from pykvgraph.server.wire_json import JSON_TYPE, dumps, dumps_in_parts
 from pykvgraph.types import Piece
 
 _EVENT_HEADERS = [
@@ -22,14 +22,15 @@ _EVENT_HEADERS = [
     (b"x-accel-buffering", b"no"),  # or nginx would hold events back
 ]
 _PING = b":\n\n"
+_MANY = 16  # answers, whose JSON takes a while
 _UNREAD = 408, 413  # there may be more of the body
 
 
 class JsonReply:
-    """An answer that is known."""
+    """An answer that is known. value: bytes are JSON already."""
 
     def __init__(self, value: Any, code: int = 200) -> None:
-        self._body = dumps(value)
+        self._body = value if isinstance(value, bytes) else dumps(value)
         self._code = code
 
     @classmethod
@@ -102,7 +103,11 @@ class JobReply:
         try:
             async for _ in self._job.said():
                 pass
-            reply = JsonReply(self._form.whole(self._job.samples))
+            samples, whole = self._job.samples, self._form.whole
+            if len(samples) > _MANY:
+                reply = JsonReply(await asyncio.to_thread(lambda: dumps_in_parts(whole(samples))))
+            else:
+                reply = JsonReply(whole(samples))
         except Exception as error:
             reply = self._failure(error)
         await reply(scope, _nothing, send)

@@ -8,6 +8,7 @@ import hashlib
 import importlib.metadata
 import logging
 import secrets
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from pykvgraph.engine import Engine, Window
@@ -16,7 +17,7 @@ from pykvgraph.server.adapters import Adapters
 from pykvgraph.server.asker import Asker
 from pykvgraph.server.cells import Looks
 from pykvgraph.server.chat_template import ServerTemplate
-from pykvgraph.server.errors import WireError, invalid, loading
+from pykvgraph.server.errors import WireError, invalid, loading, too_many
 from pykvgraph.server.fields import Fields
 from pykvgraph.server.job import Job
 from pykvgraph.server.metrics import Metrics
@@ -27,6 +28,7 @@ from pykvgraph.server.vocabulary import Vocabulary
 from pykvgraph.tiers.peers import Peers
 
 _log = logging.getLogger("pykvgraph.server")
+_MOST_BIASES = 1 << 20  # of all samples of a body; each has its own, and tells them
 FINGERPRINT = "pykvgraph-" + importlib.metadata.version("pykvgraph")
 
 
@@ -39,6 +41,8 @@ class Service:
         self.metrics = Metrics(self)
         self.looks = Looks(self)
         self.peers: Peers | None = None  # of a worker
+        # the engine embeds one text at a time: who waits for that takes no thread from others
+        self.embedder = ThreadPoolExecutor(1, "pykvgraph embedder")
         self._engine: Engine | None = None
 
     def ready(self, engine: Engine) -> None:
@@ -61,6 +65,7 @@ class Service:
         """Ends the engine, if it is there."""
         if self.peers is not None:
             self.peers.close()
+        self.embedder.shutdown(wait=False, cancel_futures=True)
         if self._engine is not None:
             self._engine.close()
 
@@ -109,6 +114,7 @@ class Service:
         params = params or self.sampling(fields)
         if asker.only_reads:
             params = dataclasses.replace(params, max_tokens=1, n=1)
+        self._require_few(len(prompts), params)
         adapters = self.adapters.of(fields)
         told = {"lora": fields.array("lora"), **told}
         told = {"stream": fields.flag("stream"), "ignore_eos": fields.flag("ignore_eos"), **told}
@@ -133,6 +139,16 @@ class Service:
             tells=asker.tells,
             said=asker.said,
         )
+
+    def _require_few(self, n_prompts: int, params: SamplingParams) -> None:
+        n, n_biases, most = n_prompts * params.n, len(tuple(params.logit_bias)), self.settings.max_prompts
+        if n > most:
+            raise too_many(f"{n_prompts} prompts with {params.n} answers each are {n}", most)
+        if n > 1 and n * n_biases > _MOST_BIASES:
+            raise invalid(
+                f"Field 'logit_bias': {n_biases} tokens for each of {n} answers are over {_MOST_BIASES}: "
+                "send fewer prompts in a body"
+            )
 
     def _slot(self, fields: Fields) -> int:
         ids = self.slots.ids

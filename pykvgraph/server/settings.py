@@ -34,7 +34,8 @@ class Settings:
 
     Limits: max_body: bytes of a request. body_seconds: in which it must have come. idle_seconds: that a
     connection may be open without a request. io_seconds: that a reader may take for what was sent.
-    max_connections: those that are open. ping_seconds: between signs of life in a silent stream; 0: none.
+    max_connections: those that are open. max_prompts: of a body, and answers that it asks for, n to a prompt.
+    ping_seconds: between signs of life in a silent stream; 0: none.
     """
 
     model_path: str = ""
@@ -70,4 +71,5 @@ class Settings:
     idle_seconds: float = 60.0
     io_seconds: float = 3600.0
     max_connections: int = 4096
+    max_prompts: int = 2048
     ping_seconds: float = 30.0

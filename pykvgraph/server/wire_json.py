@@ -25,6 +25,19 @@ def dumps(value: Any) -> bytes:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
 
 
+def dumps_in_parts(value: Any, depth: int = 2) -> bytes:
+    """As dumps(), of a value that is long: no other thread runs while one part of it is written.
+
+    depth: of the arrays and objects whose parts are written one by one.
+    """
+    if depth and isinstance(value, list):
+        return b"[%b]" % b",".join([dumps_in_parts(each, depth - 1) for each in value])
+    if depth and isinstance(value, dict):
+        pairs = [b"%b:%b" % (dumps(name), dumps_in_parts(each, depth - 1)) for name, each in value.items()]
+        return b"{%b}" % b",".join(pairs)
+    return dumps(value)
+
+
 def finite(value: float) -> float:
     """A logarithm that JSON can have."""
     return value if math.isfinite(value) else LOWEST
