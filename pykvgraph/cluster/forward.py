@@ -17,6 +17,7 @@ from pykvgraph.cluster.asked import Asked, with_field
 from pykvgraph.cluster.replay import RepeatError, Replay
 from pykvgraph.server.asker import (
     COPY_TO_HEADER,
+    NAME_HEADER,
     READS_HEADER,
     SAID_COMMENT,
     SAID_FIELD,
@@ -29,11 +30,12 @@ from pykvgraph.server.wire_json import dumps
 
 if TYPE_CHECKING:
     from pykvgraph.cluster.front import Front, Worker
+    from pykvgraph.cluster.life import Life
     from pykvgraph.cluster.router import Ticket
 
 _log = logging.getLogger("pykvgraph.server")
-# A request that ends its worker is sent to at most 1 + MOST_REPEATS of them.
-MOST_REPEATS = 3
+MOST_REPEATS = 3  # to other workers
+MOST_DEATHS = 2  # of workers that had the request, and had said nothing of its answer
 _LOOK = 2.0  # seconds after which, again and again, a worker that reads must say that it lives
 _GIVEN_ON = (b"authorization", b"x-api-key", b"content-type")
 _OF_CONNECTION = (b"connection", b"keep-alive", b"transfer-encoding")
@@ -43,7 +45,9 @@ class Forwarded:
     """The answer of one of the workers, byte for byte.
 
     When a worker goes away the request is sent again to another one, up to MOST_REPEATS times, and what the
-    client has already is left out. A client that goes away closes the connection to the worker, which ends
+    client has already is left out. But not when the worker hung or crashed while it read this request, or
+    when MOST_DEATHS of them have ended before they said a word of its answer: it would end the next one, too.
+    A client that goes away closes the connection to the worker, which ends
     the request there.
     """
 
@@ -51,6 +55,9 @@ class Forwarded:
         self._front = front
         self._method = method
         self._asked = asked
+        self._name = next(front.names)
+        self._n_deaths = 0
+        self._has_word = False  # of the worker that is asked now
         self._streams = False  # the client has the head of a stream
         self._said: list[bytes] = []  # tokens of the stream, as the last worker has told them
         self._known: list[bytes] = []  # as any worker has
@@ -94,6 +101,7 @@ class Forwarded:
                     return
             except httpx.TransportError as error:
                 _log.info("worker %d: %s", number, type(error).__name__)
+                await self._require_innocent(error, number, self._front.life_of(client))
             except RepeatError as error:  # the last bit of a logit may decide what is drawn: not each time
                 what = str(error)
             finally:
@@ -104,6 +112,16 @@ class Forwarded:
             except RepeatError as error:
                 raise _failed(str(error)) from None
         raise _failed(f"the request was tried {1 + MOST_REPEATS} times: {what}")
+
+    async def _require_innocent(self, error: httpx.TransportError, number: int, life: Life) -> None:
+        """Raises WireError when the next worker is likely to end by this request as well."""
+        if self._has_word or isinstance(error, httpx.ConnectError):
+            return
+        self._n_deaths += 1
+        if fault := await life.ended_by(self._name):
+            raise _guilty(f"worker {number} ended while it read this request ({fault})")
+        if self._n_deaths == MOST_DEATHS:
+            raise _guilty(f"{MOST_DEATHS} workers ended while they had this request")
 
     async def _read_by(self, reader: Worker, number: int, scope: Scope) -> None:
         """Another worker reads the prompt, and sends what it has of it to worker `number`.
@@ -118,6 +136,9 @@ class Forwarded:
             while not (await asyncio.wait({reading}, timeout=_LOOK))[0]:
                 if not await self._front.lives(reader.client):
                     _log.warning("worker %d, which was to read a prompt, says nothing", reader.number)
+                    reading.add_done_callback(_heard)
+                    if self._front.life_of(reader.client).reads(self._name):
+                        raise _guilty(f"worker {reader.number} says nothing while it reads this request")
                     return
         except asyncio.CancelledError:
             reading.cancel()
@@ -134,6 +155,7 @@ class Forwarded:
                 await response.aclose()
         except httpx.TransportError as error:
             _log.info("worker %d, which was to read a prompt: %s", reader.number, type(error).__name__)
+            await self._require_innocent(error, reader.number, self._front.life_of(reader.client))
         finally:
             ticket.leave()
 
@@ -151,7 +173,7 @@ class Forwarded:
         if client.is_closed:  # it has ended while another one read the prompt
             raise httpx.ConnectError("the worker has ended")
         headers = [pair for pair in scope["headers"] if pair[0] in _GIVEN_ON]
-        headers += [(name.encode(), value.encode()) for name, value in told]
+        headers += [(name.encode(), value.encode()) for name, value in (*told, (NAME_HEADER, self._name))]
         asked, body = self._asked, self._asked.body
         if said:
             body = with_field(body, SAID_FIELD, b"[%b]" % b",".join(said))
@@ -170,6 +192,7 @@ class Forwarded:
         told += [(COPY_TO_HEADER, second)] if second else []
         told += [(SAID_HEADER, "1")] if self._known else []
         self._said = []
+        self._has_word = False
         response = await self._sent(client, scope, told, self._known)
         try:
             if response.headers.get("content-type") == "text/event-stream":
@@ -187,6 +210,7 @@ class Forwarded:
 
     async def _stream(self, response: httpx.Response, send: Send, replay: Replay) -> bool:
         """False: the worker stops, and has said no more than was sent."""
+        self._has_word = True  # a stream begins with the first of them
         if not self._streams:
             self._streams = True
             await send(_head(response))
@@ -235,6 +259,16 @@ def _says_that_it_stops(event: bytes) -> bool:
 def _head(response: httpx.Response) -> dict[str, Any]:
     headers = [pair for pair in response.headers.raw if pair[0].lower() not in _OF_CONNECTION]
     return {"type": "http.response.start", "status": response.status_code, "headers": headers}
+
+
+def _heard(task: asyncio.Future[None]) -> None:
+    """Nobody waits for it any more, and asyncio would tell of its error."""
+    if not task.cancelled():
+        task.exception()
+
+
+def _guilty(what: str) -> WireError:
+    return _failed(f"{what}, so no other one gets it: send a smaller or simpler one")
 
 
 def _failed(message: str) -> WireError:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import time
+import weakref
 from collections.abc import Awaitable, Callable, Collection
 from typing import Any, NamedTuple
 
@@ -18,6 +20,7 @@ from starlette.types import ASGIApp
 
 from pykvgraph.cluster.asked import Asked, asked_of
 from pykvgraph.cluster.forward import Forwarded
+from pykvgraph.cluster.life import Life
 from pykvgraph.cluster.of_all import counts_of, labelled
 from pykvgraph.cluster.router import Router, Ticket, reader_for
 from pykvgraph.server import page_files
@@ -68,7 +71,9 @@ class Front:
         self._on_ready = on_ready
         self.router = Router(settings.n_slots)
         self.prefill = Router(settings.n_slots)  # of those that only read
+        self.names = map(str, itertools.count(1))  # of requests
         self._clients: dict[int, httpx.AsyncClient] = {}
+        self._lives: weakref.WeakKeyDictionary[httpx.AsyncClient, Life] = weakref.WeakKeyDictionary()
         self._addresses: dict[int, str] = {}
         self._where: dict[int, str] = {}
         self._n_lives = dict.fromkeys(range(n), 0)
@@ -77,11 +82,12 @@ class Front:
 
     def up(
         self, number: int, client: httpx.AsyncClient, n_tokens: int, address: str = "", where: str = ""
-    ) -> None:
+    ) -> Life:
         """A worker can be asked. n_tokens: that it has room for. address: where it takes copies.
 
-        where: its process, as people are told.
+        where: its process, as people are told. Whoever knows it tells its life of what it reads, and its end.
         """
+        life = self._lives[client] = Life()
         self._was_up = True
         self._where[number] = where
         self._n_lives[number] += 1
@@ -93,6 +99,11 @@ class Front:
             self._awaited.discard(number)
             if not self._awaited:
                 self._on_ready()
+        return life
+
+    def life_of(self, client: httpx.AsyncClient) -> Life:
+        """The life of a worker that this client asks."""
+        return self._lives[client]
 
     def drains(self, number: int) -> None:
         """It ends when what it is asked has ended, and gets nothing new."""

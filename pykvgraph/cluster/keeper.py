@@ -14,6 +14,7 @@ import time
 import httpx
 
 from pykvgraph.cluster.front import Front
+from pykvgraph.cluster.life import Life
 from pykvgraph.cluster.order import Told
 from pykvgraph.errors import KVGraphError
 from pykvgraph.server.engine_spec import EngineSpec
@@ -45,6 +46,7 @@ class Keeper:
         self._n = n
         self._n_ctx: dict[int, int] = {}  # of a worker's first life, as then the memory was free
         self._drained: set[int] = set()
+        self._hung: set[int] = set()
         self._watches: dict[int, asyncio.Future[None]] = {}
         self._token = secrets.token_hex(32)
         self._stops = asyncio.Event()
@@ -112,13 +114,19 @@ class Keeper:
         }
         return json.dumps(order)
 
-    def _up(self, number: int, client: httpx.AsyncClient, told: Told, where: str) -> None:
+    def _up(self, number: int, client: httpx.AsyncClient, told: Told, where: str) -> Life:
         """It is ready. where: for whoever wants to drain it."""
         self._was_up = True
         self._n_ctx.setdefault(number, told.n_ctx)
         _log.info("worker %d is ready (%s)", number, where)
-        self._front.up(number, client, told.n_tokens, told.copies_at, where)
         self._watches[number] = asyncio.ensure_future(self._watch(number, client))
+        return self._front.up(number, client, told.n_tokens, told.copies_at, where)
+
+    def _fault(self, number: int, crash: str) -> str:
+        """What a worker that has ended did. crash: how it ended; "": others may have ended it."""
+        is_hung = number in self._hung
+        self._hung.discard(number)
+        return f"it said nothing for {HUNG_SECONDS:g} s" if is_hung else crash
 
     def _down(self, number: int) -> None:
         """It is gone, or about to be."""
@@ -134,6 +142,7 @@ class Keeper:
                 await client.get("/health", timeout=HUNG_SECONDS)
             except httpx.TimeoutException:
                 _log.warning("worker %d has said nothing for %g s, and is killed", number, HUNG_SECONDS)
+                self._hung.add(number)
                 self._kill(number)
                 return
             except httpx.TransportError:  # it drains, or has ended, which is seen elsewhere

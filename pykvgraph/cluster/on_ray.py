@@ -74,13 +74,14 @@ class RayWorkers(Keeper):
             if self._stops.is_set():
                 actor.drain.remote()
             async with self._client(told["address"]) as client:
+                where = f"process {told['pid']} at {told['address']}"
+                life = self._up(number, client, Told(**told["told"]), where)
                 try:
-                    where = f"process {told['pid']} at {told['address']}"
-                    self._up(number, client, Told(**told["told"]), where)
                     while await actor.news.remote() == "drains":
                         self._drains(number)
                 finally:
                     self._down(number)
+                    life.end()
         except self._ray.exceptions.RayError as error:
             lines = str(error).strip().splitlines()
             return f"{type(error).__name__}: {lines[-1] if lines else 'no reason is told'}"

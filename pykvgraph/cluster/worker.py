@@ -19,6 +19,8 @@ from pykvgraph.server.run import Server
 # the lines that a worker says on its standard output
 READY = b"ready "  # and a Told
 DRAINS = b"drains\n"
+READS = b"reads "  # and the name of a request
+HAS_READ = b"has read "  # and the name
 _STDIN = 0
 
 
@@ -78,13 +80,20 @@ class _Worker(Server):
         self._address = address
         self._out = out
         super().__init__(order.settings, order.engine.load, self._say_ready)
+        self.service.tell_reading = self._say_reading
 
     def stop(self) -> None:
         """As a signal does."""
         super().stop()
-        with contextlib.suppress(BrokenPipeError):  # the parent is gone, and this process goes, too
-            os.write(self._out, DRAINS)
+        self._say(DRAINS)
 
     def _say_ready(self) -> None:
         told = begun(self._order, self.service, self._address)
         os.write(self._out, READY + json.dumps(told._asdict()).encode() + b"\n")
+
+    def _say_reading(self, name: str, begins: bool) -> None:
+        self._say((READS if begins else HAS_READ) + name.encode() + b"\n")
+
+    def _say(self, line: bytes) -> None:
+        with contextlib.suppress(BrokenPipeError):  # the parent is gone, and this process goes, too
+            os.write(self._out, line)

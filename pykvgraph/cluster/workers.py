@@ -13,8 +13,9 @@ from pathlib import Path
 
 from pykvgraph.cluster.front import Front
 from pykvgraph.cluster.keeper import Keeper
+from pykvgraph.cluster.life import Life
 from pykvgraph.cluster.order import read_told
-from pykvgraph.cluster.worker import DRAINS, READY, copies_path
+from pykvgraph.cluster.worker import DRAINS, HAS_READ, READS, READY, copies_path
 from pykvgraph.server.engine_spec import EngineSpec
 
 # the modules that this process would import, whatever the folder that it was started in
@@ -62,29 +63,37 @@ class Workers(Keeper):
         self._processes[number] = process
         if self._stops.is_set():
             _end(process, signal.SIGTERM)
+        life: Life | None = None
         try:
-            await self._listen(number, process, path)
+            life = await self._listen(number, process, path)
             code = await process.wait()
         finally:
             del self._processes[number]
             for left in (path, copies_path(path)):
                 left.unlink(missing_ok=True)
         end = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+        if life is not None:
+            # SIGKILL comes from others: a user, or a system that is short of memory
+            life.end(self._fault(number, end if code not in (0, -signal.SIGKILL, -signal.SIGTERM) else ""))
         return end if self._was_up else f"{end}; it says why above"
 
-    async def _listen(self, number: int, process: Process, path: Path) -> None:
-        """To what it says of itself, until its end."""
+    async def _listen(self, number: int, process: Process, path: Path) -> Life | None:
+        """To what it says of itself, until its end. Returns its life, if it could be asked."""
         assert process.stdout is not None
+        life: Life | None = None
         async with self._client("http://worker", str(path)) as client:
             try:
                 async for line in process.stdout:
                     if line.startswith(READY):
                         told = read_told(line[len(READY) :].decode())
-                        self._up(number, client, told, f"process {process.pid}")
+                        life = self._up(number, client, told, f"process {process.pid}")
                     elif line == DRAINS:
                         self._drains(number)
+                    elif life is not None:
+                        _hear(life, line)
             finally:
                 self._down(number)
+        return life
 
     async def _start(self, number: int, path: Path) -> Process:
         code = _START.format(path=sys.path)
@@ -97,6 +106,14 @@ class Workers(Keeper):
         with contextlib.suppress(ConnectionError):  # it has ended: _live() sees that
             await process.stdin.drain()
         return process
+
+
+def _hear(life: Life, line: bytes) -> None:
+    """What a worker says of a request."""
+    if line.startswith(READS):
+        life.begins(line[len(READS) :].decode().strip())
+    elif line.startswith(HAS_READ):
+        life.has_read(line[len(HAS_READ) :].decode().strip())
 
 
 def _end(process: Process, number: signal.Signals) -> None:

@@ -24,7 +24,7 @@ from pykvgraph.server import (
     slot_files,
     tokens,
 )
-from pykvgraph.server.asker import SAID_FIELD, SAID_HEADER
+from pykvgraph.server.asker import NAME_HEADER, SAID_FIELD, SAID_HEADER
 from pykvgraph.server.body import read_body
 from pykvgraph.server.cors import Cors
 from pykvgraph.server.errors import as_wire, error_body, not_found
@@ -147,9 +147,21 @@ class _Answered(Endpoint):
                 request.scope[SAID_OF_SCOPE] = tuple(fields.array(SAID_FIELD))
             return self._answerer(self._service, request, fields)
 
-        if len(body) > LARGE or body.count(b",") > _MANY or any(name in body for name in _SLOW):
-            return await asyncio.to_thread(answer)
-        return answer()
+        name = request.headers.get(NAME_HEADER) if OF_RUN in request.scope else None
+        if name is None:
+            return await _read(answer, body)
+        self._service.tell_reading(name, True)
+        try:
+            return await _read(answer, body)
+        finally:
+            self._service.tell_reading(name, False)
+
+
+async def _read(answer: Callable[[], ASGIApp], body: bytes) -> ASGIApp:
+    """In a thread, where it takes a while."""
+    if len(body) > LARGE or body.count(b",") > _MANY or any(name in body for name in _SLOW):
+        return await asyncio.to_thread(answer)
+    return answer()
 
 
 async def no_such_path(request: Request, error: Exception) -> Any:

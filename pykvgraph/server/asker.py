@@ -8,6 +8,7 @@ from dataclasses import dataclass
 COPY_TO_HEADER = "x-kvgraph-copy-to"
 READS_HEADER = "x-kvgraph-reads"
 TELLS_HEADER = "x-kvgraph-tells"  # tokens, in comments of a stream
+NAME_HEADER = "x-kvgraph-name"  # of the request: what the worker tells while it reads it
 SAID_HEADER = "x-kvgraph-said"  # the body has SAID_FIELD
 SAID_FIELD = "x_kvgraph_said"
 SAID_COMMENT = b":said "

@@ -8,6 +8,7 @@ import hashlib
 import importlib.metadata
 import logging
 import secrets
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -41,6 +42,8 @@ class Service:
         self.metrics = Metrics(self)
         self.looks = Looks(self)
         self.peers: Peers | None = None  # of a worker
+        # a router hears of its requests that they are read now, True, or have been read
+        self.tell_reading: Callable[[str, bool], None] = lambda name, begins: None
         # the engine embeds one text at a time: who waits for that takes no thread from others
         self.embedder = ThreadPoolExecutor(1, "pykvgraph embedder")
         self._engine: Engine | None = None

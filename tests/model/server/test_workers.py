@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import os
 import re
 import signal
@@ -300,6 +301,43 @@ def test_sigterm_to_a_worker_drains_it() -> None:
         assert last["stop"] and last["tokens_predicted"] == 2500 and last["id_slot"] == 4
         until(lambda: not is_alive(old) and len(httpx.get(f"{url}/slots").json()) == 8)
         assert httpx.post(f"{url}/completion", json={**asked, "id_slot": 5}, timeout=30).status_code == 200
+
+
+def cpu_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+@pytest.mark.slow
+def test_a_request_that_ends_its_worker_while_it_is_read() -> None:
+    """When the worker crashes the request gets an error, and no other worker; others go on, as after kill -9.
+
+    The body takes seconds to read; when the worker is killed by others meanwhile, it is read once more.
+    """
+    body = {"content": "Once upon a time there was a little girl. " * 40_000}
+    with served_alone(STORIES, *OPTIONS) as (url, process), httpx.Client(base_url=url, timeout=120) as client:
+        asked = {"prompt": "Once", "n_predict": 2, **GREEDY}
+        workers = [worker_of(process, number) for number in range(2)]
+
+        def kill_the_one_that_reads(number: signal.Signals) -> httpx.Response:
+            before = {pid: cpu_seconds(pid) for pid in workers}
+            with concurrent.futures.ThreadPoolExecutor(1) as pool:
+                reply = pool.submit(client.post, "/tokenize", json=body)
+                busy: list[int] = []
+                while not busy:
+                    busy = [pid for pid in workers if cpu_seconds(pid) - before[pid] > 0.2]
+                os.kill(busy[0], number)
+                return reply.result()
+
+        refused = kill_the_one_that_reads(signal.SIGSEGV)
+        assert refused.status_code == 500
+        assert "SIGSEGV" in refused.text and "while it read this request" in refused.text
+        until(lambda: len(client.get("/slots").json()) == 8)
+        assert len(re.findall(r"worker \d ended", said_by(process))) == 1
+        assert client.post("/completion", json=asked).status_code == 200
+        workers = [worker_of(process, number) for number in range(2)]
+        assert kill_the_one_that_reads(signal.SIGKILL).status_code == 200
+        until(lambda: len(client.get("/slots").json()) == 8)
 
 
 def test_kill_9_of_the_parent_leaves_no_orphan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,9 +10,9 @@ import time
 from pathlib import Path
 
 import pytest
+from support.fake_workers import starts
 
 from pykvgraph.cluster import keeper
-from pykvgraph.cluster import workers as processes
 from pykvgraph.cluster.front import Front
 from pykvgraph.cluster.order import Told
 from pykvgraph.cluster.worker import READY
@@ -33,15 +33,6 @@ def delays(monkeypatch: pytest.MonkeyPatch) -> None:
 def ready(n_ctx: int) -> bytes:
     """The line of a worker that can be asked."""
     return READY + json.dumps(Told(n_ctx, 512, "")._asdict()).encode() + b"\n"
-
-
-def starts(monkeypatch: pytest.MonkeyPatch, code: str) -> None:
-    """Workers are this program, which has read its order."""
-    code = (
-        "import json, os, sys, time; path = sys.stdin.readline().strip();"
-        "order = json.loads(sys.stdin.readline())\n" + code
-    )
-    monkeypatch.setattr(processes, "_START", code.replace("{", "{{").replace("}", "}}"))
 
 
 def run_until(workers: Workers, n_restarts: int) -> None:
