@@ -10,7 +10,13 @@ from pykvgraph.server.errors import INVALID, WireError
 
 
 async def read_body(request: Request, most: int, seconds: float) -> bytes:
-    """All of it. Raises WireError for one that is too long or takes too long, and ClientDisconnect."""
+    """All of it. Raises WireError for one that is too long or takes too long, and ClientDisconnect.
+
+    The head of a request that is too long is enough.
+    """
+    length = request.headers.get("content-length", "")
+    if length.isdecimal() and int(length) > most:
+        raise _too_long(most)
     try:
         return await asyncio.wait_for(_read(request, most), seconds)
     except asyncio.TimeoutError:
@@ -18,15 +24,15 @@ async def read_body(request: Request, most: int, seconds: float) -> bytes:
 
 
 async def _read(request: Request, most: int) -> bytes:
-    """Reads on up to twice the limit, and drops that: a client that still sends does not read the answer."""
     parts: list[bytes] = []
     size = 0
     async for part in request.stream():
         size += len(part)
-        if size > 2 * most:
-            break
-        if size <= most:
-            parts.append(part)
-    if size > most:
-        raise WireError(413, INVALID, f"the body has over {most} bytes")
+        if size > most:
+            raise _too_long(most)
+        parts.append(part)
     return b"".join(parts)
+
+
+def _too_long(most: int) -> WireError:
+    return WireError(413, INVALID, f"the body has over {most} bytes")

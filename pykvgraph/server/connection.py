@@ -1,4 +1,7 @@
-"""uvicorn's connections, with limits: how many there are, how long one is idle, how long a head is."""
+"""uvicorn's connections, with limits: how many there are, how long one is idle, how long a head is.
+
+A client that has sent its whole request may close its side, and gets its answer all the same.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +12,12 @@ from typing import Any
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from pykvgraph.server.errors import invalid
+from pykvgraph.server.half_closed import HalfClosed
 from pykvgraph.server.wire_json import JSON_TYPE, dumps
 
 _LONGEST_HEAD = 1 << 16  # bytes
+# an answer that every client of HTTP/1.1 passes over: only who is there takes it without a reset
+_PROBE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _BAD_HEAD = b"HTTP/1.1 400 Bad Request\r\ncontent-type: %b\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
 
 
@@ -19,6 +25,7 @@ def limited(most: int, idle_seconds: float) -> type[asyncio.Protocol]:
     """The protocol of a server with `most` connections at most: one more closes the one idle longest."""
     idle: OrderedDict[int, Connection] = OrderedDict()  # by id()
     opened: set[int] = set()
+    half_closed = HalfClosed()
 
     class Connection(HttpToolsProtocol):
         """Closed when it has been idle for idle_seconds: no whole head of a request has come."""
@@ -27,6 +34,7 @@ def limited(most: int, idle_seconds: float) -> type[asyncio.Protocol]:
             super().connection_made(transport)
             self._n_head = 0
             self._in_head = False
+            self._watched: int | None = None
             opened.add(id(self))
             idle[id(self)] = self
             self._wait_for_head()
@@ -37,7 +45,26 @@ def limited(most: int, idle_seconds: float) -> type[asyncio.Protocol]:
             opened.discard(id(self))
             idle.pop(id(self), None)
             self._patience.cancel()
+            if self._watched is not None:
+                half_closed.forget(self._watched)
             super().connection_lost(error)
+
+        def eof_received(self) -> bool:  # type: ignore[override]
+            """Whether the connection stays open."""
+            if self._in_head or not self._is_busy() or self.cycle.more_body:
+                return False
+            is_silent = not self.cycle.response_started
+            if is_silent and self.scope["http_version"] == "1.0":  # which has no probe
+                return False
+            self.cycle.keep_alive = False
+            if self._watched is None:
+                try:
+                    self._watched = half_closed.watch(self.transport, self.loop)
+                except OSError:
+                    return False
+            if is_silent and not self.pipeline:
+                self.transport.write(_PROBE)
+            return True
 
         def data_received(self, data: bytes) -> None:
             super().data_received(data)

@@ -24,6 +24,7 @@ _EVENT_HEADERS = [
 _PING = b":\n\n"
 _MANY = 16  # answers, whose JSON takes a while
 _UNREAD = 408, 413  # there may be more of the body
+_REST_SECONDS = 5.0  # in which the rest of such a body is read
 
 
 class JsonReply:
@@ -43,10 +44,14 @@ class JsonReply:
         """As ASGI calls it."""
         length = (b"content-length", b"%d" % len(self._body))
         headers = [(b"content-type", JSON_TYPE), length]
-        if self._code in _UNREAD:
+        is_unread = self._code in _UNREAD
+        if is_unread:
             headers.append((b"connection", b"close"))
         await send({"type": "http.response.start", "status": self._code, "headers": headers})
-        await send({"type": "http.response.body", "body": self._body})
+        await send({"type": "http.response.body", "body": self._body, "more_body": is_unread})
+        if is_unread:
+            await _pass_over_rest(receive)
+            await send({"type": "http.response.body", "body": b""})
 
 
 class WorkReply:
@@ -181,6 +186,17 @@ async def unless_gone(work: asyncio.Future[Any], receive: Receive) -> bool:
     finally:
         departure.cancel()
     return work.done()
+
+
+async def _pass_over_rest(receive: Receive) -> None:
+    """Of a body. Closed with unread bytes, a connection is reset, and the client may lose the answer."""
+
+    async def read() -> None:
+        while (await receive()).get("more_body", False):
+            pass
+
+    with contextlib.suppress(asyncio.TimeoutError):
+        await asyncio.wait_for(read(), _REST_SECONDS)
 
 
 async def _departure(receive: Receive) -> None:
