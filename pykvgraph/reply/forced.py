@@ -57,6 +57,7 @@ WRITTEN = {
     ),
 }
 _ANYTHING = {"type": ["object", "array", "string", "number", "boolean", "null"]}
+_MOST_READ = 1 << 20  # characters of all schemas
 _PLAIN = Calls("json", (), (), "", json_calls(known=True), first=("{",))
 
 
@@ -108,6 +109,7 @@ class _Rules:
 
     def __init__(self) -> None:
         self._rules: dict[str, str] = {}
+        self._n_read = 0  # characters of schemas
 
     def text(self, root: str) -> str:
         """The grammar."""
@@ -115,7 +117,14 @@ class _Rules:
 
     def of_schema(self, prefix: str, schema: Mapping[str, Any]) -> str:
         """The name of a rule for JSON that follows the schema."""
-        for line in grammar_of_schema(json.dumps(schema)).splitlines():
+        text = json.dumps(schema)
+        self._n_read += len(text)
+        if self._n_read > _MOST_READ:
+            raise InvalidArgumentError(
+                f"the schemas of the tools have over {_MOST_READ} characters together: offer fewer tools, or "
+                "write less in their schemas"
+            )
+        for line in grammar_of_schema(text).splitlines():
             name, _, rule = line.partition("::=")
             if rule:
                 self._rules[f"{prefix}-{name.strip()}"] = _renamed(rule.strip(), prefix)

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from pykvgraph._native import libllama
 from pykvgraph.errors import InvalidArgumentError
 from pykvgraph.params import SamplingParams
+from pykvgraph.text.schema_limits import check_schema
 
 if TYPE_CHECKING:
     from pykvgraph.text.tokenizer import Tokenizer
@@ -24,11 +25,8 @@ _DEEPEST = 200  # groups within groups of a grammar: libllama calls itself for e
 _MOST_RULES = 4000  # and for each rule that begins with another one
 # a grammar's literals, classes, tokens and comments, in which signs mean themselves; or what begins as one
 _QUOTED = re.compile(r'"(?:\\.|[^"])*(?:"|\Z)|\[(?:\\.|[^]])*(?:\]|\Z)|<[^>]*|#[^\r\n]*', re.DOTALL)
-_LONGEST_SCHEMA = 1 << 18  # characters: its translator takes seconds for that
-_MOST_REPEATED = 1 << 28  # characters of a grammar that writes out what a schema repeats
-_REPEATING = ("minLength", "maxLength", "minItems", "maxItems")
+_LONGEST_OF_SCHEMA = 1 << 22  # characters of a grammar: libllama takes a second to read these
 _NESTED = re.compile(r"\(([^()]+?)((?: \(\1)*)((?:\)\?)+)")  # (X (X (X)?)?)?
-_BRACES = re.compile(r"\{([^{}]*)\}")
 _REPEATS = re.compile(r"\{\s*([0-9]+)\s*,\s*([0-9]+)\s*\}")
 
 
@@ -213,12 +211,18 @@ def grammar_of_schema(schema: str) -> str:
     from llama_cpp.llama_grammar import json_schema_to_gbnf
 
     value = json.loads(schema) or {"type": "object"}
-    _refuse_large(value, len(schema))
+    check_schema(value, len(schema))
     try:
         grammar: str = json_schema_to_gbnf(json.dumps(value))
     except Exception as error:  # a translator of others: whatever it meets there is the schema's fault
         raise InvalidArgumentError(f"json_schema can't be made a grammar: {error!r}") from error
-    return _NESTED.sub(_up_to, grammar)
+    grammar = _NESTED.sub(_up_to, grammar)
+    if len(grammar) > _LONGEST_OF_SCHEMA:
+        raise InvalidArgumentError(
+            f"json_schema becomes a grammar of {len(grammar)} characters, over {_LONGEST_OF_SCHEMA}: "
+            "make it smaller, or repeat less in it (minItems, minLength, the {n} of patterns)"
+        )
+    return grammar
 
 
 def _up_to(nested: re.Match[str]) -> str:
@@ -229,42 +233,6 @@ def _up_to(nested: re.Match[str]) -> str:
     item, inner, ends = nested.groups()
     n = 1 + len(inner) // (len(item) + 2)
     return f"({item}){{0,{n}}}{ends[2 * n :]}" if len(ends) >= 2 * n else nested.group()
-
-
-def _refuse_large(schema: Any, length: int) -> None:
-    """The translator writes out each repetition, under a name that may be as long as the schema."""
-    if length > _LONGEST_SCHEMA:
-        raise InvalidArgumentError(
-            f"json_schema has {length} characters, over {_LONGEST_SCHEMA}: make it smaller"
-        )
-    if _n_repeated(schema) * length > _MOST_REPEATED:
-        raise InvalidArgumentError(
-            f"json_schema repeats too much: {', '.join(_REPEATING)} and the {{n,m}} of patterns may add up "
-            f"to {_MOST_REPEATED // length} in a schema of {length} characters"
-        )
-
-
-def _n_repeated(schema: Any) -> int:
-    n = 0
-    todo = [schema]
-    while todo:
-        value = todo.pop()
-        if isinstance(value, dict):
-            todo += value.values()
-            n += sum(max(number, 0) for name in _REPEATING if isinstance(number := value.get(name), int))
-        elif isinstance(value, list):
-            todo += value
-        elif isinstance(value, str):
-            n += sum(_count(part) for inside in _BRACES.findall(value) for part in inside.split(","))
-    return n
-
-
-def _count(text: str) -> int:
-    """As the translator reads the numbers of a pattern."""
-    try:
-        return max(int(text), 0)
-    except ValueError:
-        return 0
 
 
 def _refuse_deep(text: str) -> None:

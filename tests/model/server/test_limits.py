@@ -16,6 +16,12 @@ from support.served import served, where_of
 
 from .conftest import load
 
+HI = [{"role": "user", "content": "Hi"}]
+LONG_LIST = {"type": "array", "items": {"type": "integer"}, "minItems": 1_000_000}
+FORM = {"type": "json_schema", "json_schema": {"name": "a", "schema": LONG_LIST}}
+IN_TOOL = {"type": "object", "properties": {"a": LONG_LIST}, "required": ["a"]}
+TOOLS = [{"type": "function", "function": {"name": "f", "parameters": IN_TOOL}}]
+
 
 def test_deep_and_long_bodies(client: httpx.Client) -> None:
     deep = b'{"prompt":' + b"[" * 30_000 + b"]" * 30_000 + b"}"
@@ -39,6 +45,35 @@ def test_what_is_refused_by_name(client: httpx.Client) -> None:
     for field, bad in wrong:
         reply = client.post("/completion", json={"prompt": "a", field: bad})
         assert reply.status_code == 400 and field in reply.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/completion", {"prompt": "a", "json_schema": LONG_LIST}),
+        ("/v1/completions", {"prompt": "a", "json_schema": LONG_LIST}),
+        ("/v1/chat/completions", {"messages": HI, "response_format": FORM}),
+        ("/v1/chat/completions", {"messages": HI, "tools": TOOLS, "tool_choice": "required"}),
+        ("/v1/responses", {"input": "a", "text": {"format": {"type": "json_schema", "schema": LONG_LIST}}}),
+    ],
+)
+def test_a_schema_that_repeats_a_million_times(
+    client: httpx.Client, path: str, fields: dict[str, Any]
+) -> None:
+    begin = time.process_time()
+    reply = client.post(path, json=fields)
+    assert reply.status_code == 400
+    assert "minItems is 1000000, over the limit of 65536" in reply.json()["error"]["message"]
+    assert time.process_time() - begin < 1.5  # the server is a thread of this process
+
+
+def test_many_tools_with_long_schemas() -> None:
+    schema = {"type": "object", "properties": {f"{'p' * 200}{i}": {} for i in range(200)}}
+    tools = [{"type": "function", "function": {"name": f"f{i}", "parameters": schema}} for i in range(40)]
+    with served(load) as (url, _):
+        fields = {"messages": HI, "tools": tools, "tool_choice": "required"}
+        reply = httpx.post(f"{url}/v1/chat/completions", json=fields, timeout=30)
+    assert reply.status_code == 400 and "tools" in reply.json()["error"]["message"]
 
 
 def test_slow_and_idle_clients() -> None:
