@@ -11,6 +11,7 @@ from pykvgraph.llama import responses
 from pykvgraph.llama.vocabulary import Vocabulary
 from pykvgraph.text.chat_template import TEMPLATE_KEY, ChatTemplate
 from pykvgraph.text.sampler_chain import grammar_of_schema
+from pykvgraph.text.schema_limits import check_schema
 
 if TYPE_CHECKING:
     from pykvgraph.llama.llama import Llama
@@ -104,10 +105,10 @@ class TemplateHandler:
         )
         stops = [stop] if isinstance(stop, str) else list(stop or [])
         if response_format is not None and response_format.get("type") == "json_object":
-            grammar = _grammar_of(response_format.get("schema"))
+            grammar = _grammar_of_format(response_format)
         tool = _chosen_tool(functions, function_call, tools, tool_choice)
         if tool is not None:
-            grammar = _grammar_of(tool.get("parameters"))
+            grammar = _grammar_of(tool.get("parameters", {}))
         answer = llama.create_completion(
             prompt=llama.tokenize(prompt.encode(), add_bos=False, special=True),
             stop=[*stops, self._eos] if self._eos else stops,
@@ -147,9 +148,26 @@ def _chosen_tool(
     raise InvalidArgumentError(f"tool_choice names {name!r}, which is none of the tools")
 
 
+def _grammar_of_format(response_format: Mapping[str, Any]) -> str:
+    """Of a JSON object, and of one that follows a schema."""
+    return _grammar_of(response_format["schema"]) if "schema" in response_format else _any_json()
+
+
 def _grammar_of(schema: Any) -> str:
-    """The grammar of a schema, or of any JSON object when there is none or it can't be made one."""
+    """The grammar of a schema, or of any JSON object when it can't be made one, as in llama-cpp-python.
+
+    Raises InvalidArgumentError for a schema beyond the limits, which must not be ignored.
+    """
+    text = json.dumps(schema)
+    check_schema(schema, len(text))
     try:
-        return grammar_of_schema(json.dumps(schema or {}))
+        return grammar_of_schema(text)
     except InvalidArgumentError:
-        return grammar_of_schema("{}")
+        return _any_json()
+
+
+def _any_json() -> str:
+    """llama-cpp-python's own, so that it has the same white space and the same answers."""
+    from llama_cpp.llama_grammar import JSON_GBNF
+
+    return str(JSON_GBNF)

@@ -210,7 +210,7 @@ def grammar_of_schema(schema: str) -> str:
     """The grammar of JSON that follows a schema (its JSON text); {} stands for any object."""
     from llama_cpp.llama_grammar import json_schema_to_gbnf
 
-    value = json.loads(schema) or {"type": "object"}
+    value = json.loads(schema)
     check_schema(value, len(schema))
     try:
         grammar: str = json_schema_to_gbnf(json.dumps(value))

@@ -114,13 +114,25 @@ def test_the_format_is_chosen_alike(pair: Pair, stories: Path, templated: Path) 
     assert pair[0].metadata == pair[1].metadata
 
 
-def test_any_json(pair: Pair) -> None:
-    """Without a schema, too; an object that was begun ends when there is room."""
+@pytest.mark.parametrize("chat_format", [None, "chatml"])
+@pytest.mark.parametrize("schema", [None, {}, "nonsense", {"type": "nonsense"}])
+def test_any_json(pair: Pair, chat_format: str | None, schema: Any) -> None:
+    """Token by token; a schema that is none stands for any object."""
+    for llama in pair:
+        llama.chat_format = chat_format or "chat_template.default"
+    wanted = {"type": "json_object"} | ({} if schema is None else {"schema": schema})
+    for drawn in ({"temperature": 0.0}, {"temperature": 1.2, "seed": 4}):
+        arguments = {"response_format": wanted, "max_tokens": 60, **drawn}
+        ours, theirs = (identified(llama.create_chat_completion(MESSAGES, **arguments)) for llama in pair)
+        assert ours == theirs
+        assert ours["choices"][0]["message"]["content"].startswith("{")
+
+
+def test_a_schema_beyond_the_limits_is_not_ignored(pair: Pair) -> None:
     pair[0].chat_format = "chat_template.default"
-    wanted = {"type": "json_object"}
-    answer = pair[0].create_chat_completion(MESSAGES, response_format=wanted, max_tokens=100, temperature=0.0)
-    text = answer["choices"][0]["message"]["content"]
-    assert text.startswith("{")
+    wanted = {"type": "json_object", "schema": {"enum": list(range(5000))}}
+    with pytest.raises(kvg.InvalidArgumentError, match="enum"):
+        pair[0].create_chat_completion(MESSAGES, response_format=wanted)
 
 
 def test_a_handler_of_ones_own(pair: Pair) -> None:
