@@ -16,6 +16,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal, TypeVar
 
+import numpy as np
+import numpy.typing as npt
+
 from pykvgraph._native.ffi import KvgContextParams, KvgFlashAttn, KvgKvTier, KvgModelParams, KvgType
 from pykvgraph._native.library import sized
 from pykvgraph.checks import INT32_MAX, flag, integer, real, several, shown, strings
@@ -54,6 +57,8 @@ _MOST_SAMPLERS = 64
 _MOST_SAMPLES = 4096
 _LONGEST_GRAMMAR = 1 << 20
 _SMALL_MODEL = 10_000_000  # parameters
+_MOST_BIAS = 1e30
+_NATIVE_BIAS = np.dtype([("token", np.int32), ("bias", np.float32)])  # llama_logit_bias
 
 
 @dataclass(frozen=True)
@@ -375,18 +380,37 @@ def _shares(tensor_split: Any) -> tuple[float, ...] | None:
     return tuple(real(value, f"tensor_split[{i}]", 0, 1e30) for i, value in enumerate(values))
 
 
-def _biases(values: Any) -> tuple[tuple[int, float], ...]:
-    """Pairs of a token and what is added to its logit."""
+class Biases(tuple[tuple[int, float], ...]):
+    """Checked pairs of a token and what is added to its logit. native: the same, as libllama takes them."""
+
+    native: npt.NDArray[np.void]  # (n,), of (int32, float32)
+
+
+def _biases(values: Any) -> Biases:
+    """Each pair is looked at once, however often the parameters are replaced: there may be 262,144."""
+    if isinstance(values, Biases):
+        return values
     items = several(values.items() if isinstance(values, Mapping) else values)
     if items is None or isinstance(values, (str, bytes)):
         raise InvalidArgumentError(f"logit_bias must be {{token: bias}}, got {shown(values)}")
+    found = Biases(_checked_pairs(items).items())
+    with np.errstate(over="ignore"):  # -1e300 is as good as -inf
+        found.native = np.array(list(found), _NATIVE_BIAS)
+    return found
+
+
+def _checked_pairs(items: list[Any]) -> dict[int, float]:
     pairs: dict[int, float] = {}
     for item in items:
         if not isinstance(item, tuple) or len(item) != 2:
             raise InvalidArgumentError(f"logit_bias must be {{token: bias}}, got {shown(item)}")
-        token = integer(item[0], "logit_bias's token", 0, INT32_MAX)
-        pairs[token] = real(item[1], f"logit_bias[{token}]", -math.inf, 1e30)
-    return tuple(pairs.items())
+        token, bias = item
+        if type(token) is not int or type(bias) is not float or not 0 <= token <= INT32_MAX:
+            token = integer(token, "logit_bias's token", 0, INT32_MAX)
+        if type(bias) is not float or not bias <= _MOST_BIAS:
+            bias = real(bias, f"logit_bias[{token}]", -math.inf, _MOST_BIAS)
+        pairs[token] = bias
+    return pairs
 
 
 def _breakers(values: Any) -> tuple[str, ...]:

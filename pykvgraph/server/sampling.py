@@ -11,7 +11,6 @@ from pykvgraph.params import MAX_SEED, SAMPLERS, SamplingParams
 from pykvgraph.server.errors import invalid, unsupported
 from pykvgraph.server.fields import Fields
 from pykvgraph.server.vocabulary import Vocabulary
-from pykvgraph.text.tokenizer import Tokenizer
 
 _ADAPTIVE = "adaptive_p"  # draws, so that its place in a list doesn't matter
 _LETTERS = dict(zip("edskypmxtia", [*SAMPLERS, _ADAPTIVE], strict=True))
@@ -22,6 +21,7 @@ _NO_DASHES = str.maketrans("", "", "-_")
 _TOLD_NAMES = {"typical_p": "typ_p"}
 _SEED_BITS = 0xFFFF_FFFF
 _LAST_N = 1 << 20
+_MOST_BIAS = 1e30
 
 _NOT_BRIEF = (
     "stop",
@@ -200,7 +200,9 @@ def _grammar(fields: Fields) -> dict[str, Any]:
 
 def _biases(fields: Fields, vocabulary: Vocabulary) -> dict[int, float]:
     """[[token or text, bias or false], ...] or {"token or text": bias, ...}."""
-    given = fields.get("logit_bias", [])
+    given, n_vocab = fields.get("logit_bias", []), vocabulary.tokenizer.n_vocab
+    if isinstance(given, (dict, list)) and len(given) > n_vocab:
+        raise invalid(f"Field 'logit_bias': has {len(given)} pairs, and the model {n_vocab} tokens")
     pairs = [[_token_or_text(key), bias] for key, bias in given.items()] if isinstance(given, dict) else given
     found: dict[int, float] = {}
     if not isinstance(pairs, list):
@@ -209,22 +211,26 @@ def _biases(fields: Fields, vocabulary: Vocabulary) -> dict[int, float]:
         if not isinstance(pair, list) or len(pair) != 2:
             raise invalid(f"Field 'logit_bias': must be pairs of a token and a bias, got {shown(pair)}")
         key, bias = pair
-        number = -math.inf if bias is False else bias
-        if isinstance(number, bool) or not isinstance(number, (int, float)):
-            raise invalid(f"Field 'logit_bias': a bias must be a number or false, got {shown(bias)}")
-        for token in _tokens(key, vocabulary.tokenizer):
-            found[token] = max(min(number, 1e30), -math.inf)
+        if type(bias) is not float or bias > _MOST_BIAS:
+            bias = _bias(bias)
+        if type(key) is int:
+            if 0 <= key < n_vocab:
+                found[key] = bias
+        elif isinstance(key, str):
+            found.update(dict.fromkeys(vocabulary.tokenizer.encode(key, False), bias))
+        else:
+            raise invalid(f"Field 'logit_bias': must name tokens by number or text, got {shown(key)}")
     if fields.flag("ignore_eos"):
         found |= dict.fromkeys(vocabulary.eog, -math.inf)
     return found
 
 
-def _tokens(key: Any, tokenizer: Tokenizer) -> list[int]:
-    if isinstance(key, str):
-        return tokenizer.encode(key, False)
-    if isinstance(key, int) and not isinstance(key, bool):
-        return [key] if 0 <= key < tokenizer.n_vocab else []
-    raise invalid(f"Field 'logit_bias': must name tokens by number or text, got {shown(key)}")
+def _bias(value: Any) -> float:
+    if value is False:
+        return -math.inf
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise invalid(f"Field 'logit_bias': a bias must be a number or false, got {shown(value)}")
+    return float(max(min(value, _MOST_BIAS), -_MOST_BIAS))
 
 
 def _token_or_text(key: str) -> int | str:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from pykvgraph._native import libllama
 from pykvgraph.errors import InvalidArgumentError
-from pykvgraph.params import SamplingParams
+from pykvgraph.params import Biases, SamplingParams
 from pykvgraph.text.schema_limits import check_schema
 
 if TYPE_CHECKING:
@@ -110,8 +110,10 @@ def _links(
     llama: Any, chosen: SamplingParams, seed: int, n_vocab: int, tokenizer: Tokenizer | None
 ) -> Iterator[int]:
     if chosen.logit_bias:
-        biases = (llama.llama_logit_bias * len(chosen.logit_bias))(*chosen.logit_bias)  # type: ignore[arg-type]
-        yield llama.llama_sampler_init_logit_bias(n_vocab, len(biases), biases)
+        assert isinstance(chosen.logit_bias, Biases)
+        biases = chosen.logit_bias.native
+        pointer = biases.ctypes.data_as(ctypes.POINTER(llama.llama_logit_bias))
+        yield llama.llama_sampler_init_logit_bias(n_vocab, len(biases), pointer)
     if has_grammar(chosen):
         yield _grammar(llama, chosen, tokenizer)
     names = _before_temperature(chosen) if is_greedy(chosen) else chosen.samplers

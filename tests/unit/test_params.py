@@ -160,6 +160,8 @@ def test_what_is_kept_is_plain() -> None:
         SamplingParams(grammar="root ::= []", json_schema={})
     again = SamplingParams(logit_bias={3: -1.0}, json_schema="{}")
     assert SamplingParams(**vars(again)) == again  # its fields are arguments
+    # there may be as many as a model has tokens, which are looked at once
+    assert dataclasses.replace(again, max_tokens=3).logit_bias is again.logit_bias
     assert hash(again)
     assert hash(SamplingParams(stop=["a"])) == hash(SamplingParams(stop=("a",)))
     with pytest.raises(dataclasses.FrozenInstanceError):

@@ -67,6 +67,30 @@ def test_a_schema_that_repeats_a_million_times(
     assert time.process_time() - begin < 1.5  # the server is a thread of this process
 
 
+@pytest.mark.parametrize("shape", [list, dict])
+def test_biases_of_all_tokens_and_of_more(client: httpx.Client, shape: type) -> None:
+    """The vocabulary has 512 tokens."""
+    pairs: list[Any] = [[token, False if token != 300 else 1] for token in range(512)]
+    fields = {"prompt": "a", "n_predict": 2, "return_tokens": True}
+    named = {str(token): bias for token, bias in pairs}
+    said = client.post("/completion", json=fields | {"logit_bias": pairs if shape is list else named})
+    assert said.json()["tokens"] == [300, 300]
+    many = [*pairs, [5, 0.5]] if shape is list else named | {"none": 0.5}
+    for path in ("/completion", "/v1/completions"):
+        reply = client.post(path, json=fields | {"logit_bias": many})
+        told = "Field 'logit_bias': has 513 pairs, and the model 512 tokens"
+        assert (reply.status_code, reply.json()["error"]["message"]) == (400, told)
+
+
+@pytest.mark.parametrize(
+    "pair", [[5, 10**400], [5, -(10**400)], [5, 1e300], [5, -1e300], [10**400, 1], [-1, 1], ["", 1]]
+)
+def test_numbers_of_biases_that_are_large(client: httpx.Client, pair: list[Any]) -> None:
+    fields = {"prompt": "a", "n_predict": 2, "return_tokens": True, "logit_bias": [pair]}
+    said = client.post("/completion", json=fields).json()["tokens"]
+    assert (said == [5, 5]) == (pair[0] == 5 and pair[1] > 0)
+
+
 def test_many_tools_with_long_schemas() -> None:
     schema = {"type": "object", "properties": {f"{'p' * 200}{i}": {} for i in range(200)}}
     tools = [{"type": "function", "function": {"name": f"f{i}", "parameters": schema}} for i in range(40)]
