@@ -15,7 +15,7 @@ LOWEST = -3.4028234663852886e38  # what stands for the logarithm of 0, as JSON h
 def loads(data: bytes) -> Any:
     """A body's value. Raises WireError for what is no JSON."""
     try:
-        return json.loads(data.decode("utf-8"), parse_constant=_refuse)
+        return json.loads(data.decode("utf-8"), parse_int=_int, parse_float=_float, parse_constant=_refuse)
     except (ValueError, RecursionError) as error:
         raise invalid(f"the body is no JSON: {error}") from None
 
@@ -41,6 +41,18 @@ def dumps_in_parts(value: Any, depth: int = 2) -> bytes:
 def finite(value: float) -> float:
     """A logarithm that JSON can have."""
     return value if math.isfinite(value) else LOWEST
+
+
+def _int(text: str) -> int:
+    """A function of Python: while one is called other threads get their turn, which json gives to nobody.
+
+    Reading a million numbers takes a good part of a second.
+    """
+    return int(text)
+
+
+def _float(text: str) -> float:
+    return float(text)
 
 
 def _refuse(name: str) -> NoReturn:

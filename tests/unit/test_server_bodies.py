@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import threading
+import time
 from typing import Any
 
 import pytest
@@ -10,6 +13,7 @@ from pykvgraph.server.errors import WireError
 from pykvgraph.server.fields import Fields
 from pykvgraph.server.messages_request import chat_of_messages
 from pykvgraph.server.responses_request import chat_of_responses
+from pykvgraph.server.wire_json import loads
 
 HI = {"role": "user", "content": "Hi"}
 CALL = {"id": "a", "type": "function", "function": {"name": "f", "arguments": '{"x": "é"}'}}
@@ -155,3 +159,25 @@ def test_numbers_that_are_none_or_too_long(number: float) -> None:
     with pytest.raises(WireError, match="seed") as caught:
         Fields({"seed": number}).integer("seed", -1)
     assert caught.value.code == 400
+
+
+def test_others_get_their_turn_while_numbers_are_read() -> None:
+    """json.loads() lets no other thread run."""
+    body = b"[" + b"262144, 0.5, " * 400_000 + b"0]"
+    reads = threading.Thread(target=loads, args=(body,))
+    moments = [time.monotonic()]
+    reads.start()
+    while reads.is_alive():
+        time.sleep(0.001)
+        moments.append(time.monotonic())
+    gaps = [after - before for before, after in itertools.pairwise(moments)]
+    assert max(gaps) < (moments[-1] - moments[0]) / 2
+    assert loads(b"[1, -2, 3.5, 1e3, 123456789012345678901234567890]") == [
+        1,
+        -2,
+        3.5,
+        1000.0,
+        123456789012345678901234567890,
+    ]
+    with pytest.raises(WireError, match="no JSON"):
+        loads(b"1" * 5000)  # which int() takes too long for
