@@ -17,6 +17,7 @@ from pykvgraph.checks import INT32_MAX
 from pykvgraph.context import LastOutput
 from pykvgraph.engine.fetch import Fetch
 from pykvgraph.engine.lookup import Lookup
+from pykvgraph.engine.own_rows import OwnRows
 from pykvgraph.engine.record import Record
 from pykvgraph.engine.request import Request
 from pykvgraph.engine.window import Window
@@ -40,7 +41,8 @@ class Branch:
     the prompt has a spare resume point; 0: nowhere. window: for a text that may become longer than its part
     of the cache; what it gives up is in `ids` no longer. n_true: how many of its first tokens have cells that
     any text that begins so may share; those that have moved, nobody may. n_beyond: tokens of a draft that its
-    sequence has behind these. fetch: what comes from outside the cells; meanwhile it decodes nothing.
+    sequence has behind these. own: its rows, while it has shifted and does not run. fetch: what comes from
+    outside the cells; meanwhile it decodes nothing.
     adapters: those that it is decoded under; they are in `salt`, too. record, lookup: what became of its
     drafts, and what they are made of. copies: gets what the index has of it, as it comes; None: nobody does.
     n_copied: how many tokens of whole blocks that got. is_compared: whether `places` has those where its text
@@ -79,6 +81,7 @@ class Branch:
         self.n_idle = 0  # steps in which it did not advance
         self.n_true = INT32_MAX
         self.n_beyond = 0
+        self.own: OwnRows | None = None
         self.fetch: Fetch | None = None
         self.record = Record()
         self.lookup = Lookup()
@@ -103,6 +106,11 @@ class Branch:
     def runs(self) -> bool:
         """Whether it has a sequence."""
         return self.seq >= 0
+
+    @property
+    def has_shifted(self) -> bool:
+        """Whether it has given up tokens that others of its tokens have seen."""
+        return self.n_true < INT32_MAX
 
     @property
     def n_todo(self) -> int:
@@ -133,7 +141,7 @@ class Branch:
 
     def cells_to_take(self, n_has: int) -> int:
         """How many it may take yet, when the cache has so many of its tokens."""
-        if self.window is not None and self.n_true == INT32_MAX:
+        if self.window is not None and not self.has_shifted:
             return self.most_cells  # others may share what it has, so that a shift copies it
         return self.most_cells - n_has
 

@@ -179,14 +179,14 @@ class Engine(NotCopied):
         share nothing, and are decoded in turns. copies: gets a record of each block of the text as soon as it
         is decoded, for the tiers of another engine, see take_record(); needs tiers. The engine's thread calls
         its save(name, n_bytes, make), which must not wait; make() gives the record, or None. When it raises,
-        the text is copied no more. said: what is known of
-        the answer, as another engine has said it: handed out again, and not chosen anew.
+        the text is copied no more. said: what is known of the answer, as another engine has said it: handed
+        out again, and not chosen anew.
 
         Raises InvalidArgumentError for an empty or bad prompt, a bad salt, a window for several samples,
-        copies that have no save(), `said` with tokens that the model lacks, for several samples or with a
-        window, and after close(); CacheFullError for a request that can't fit, even
-        alone; UnsupportedError for text when the model has no tokenizer, for a window when not can_shift, for
-        an encoder, and for copies without tiers.
+        copies that have no save(), `said` with tokens that the model lacks, for several samples or when they
+        fill the window, and after close(); CacheFullError for a request that can't fit, even alone;
+        UnsupportedError for text when the model has no tokenizer, for a window when not can_shift, for an
+        encoder, and for copies without tiers.
         """
         self.model._require_logits()
         params = SamplingParams() if params is None else params
@@ -202,8 +202,9 @@ class Engine(NotCopied):
         branch = self._branches(request, ids, params, *self._under(adapters, salt), window, saver)
         self._require_room(branch)
         known = integers(said, "said", 0, self.model.n_vocab - 1)
-        if len(known) and (params.n > 1 or branch.window is not None):
-            raise InvalidArgumentError("said: it is for one sample, whose answer has room without a window")
+        is_full = branch.window is not None and len(ids) + len(known) >= branch.window.n_ctx
+        if len(known) and (params.n > 1 or is_full):
+            raise InvalidArgumentError("said: it is for one sample, of which its window has still all tokens")
         branch.repeat(known.tolist(), self.model.n_vocab)
         if branch.ended:
             branch.enter(0, 0)
@@ -237,8 +238,9 @@ class Engine(NotCopied):
         """Sets a request aside until resume(); False: it has ended, or is parked already.
 
         Its sequence is free for others. Its cells stay until others need them, and go to tiers then, if the
-        engine has any: it comes back by copying, and not by decoding. Whoever waits for its result waits
-        until it is resumed, cancelled, or the engine closed. Raises InvalidArgumentError.
+        engine has any, or of a text that has given up tokens (Window) to host memory: it comes back by
+        copying. Whoever waits for its result waits until it is resumed, cancelled, or the engine closed.
+        Raises InvalidArgumentError, and DeviceError or MemoryError when there is no memory for such rows.
         """
         return self._parking(request, True)
 

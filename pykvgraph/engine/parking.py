@@ -5,6 +5,8 @@ from __future__ import annotations
 from concurrent.futures import Future
 
 from pykvgraph.engine.request import Request
+from pykvgraph.engine.texts import Texts
+from pykvgraph.errors import KVGraphError
 
 
 class Parking:
@@ -14,3 +16,10 @@ class Parking:
         self.request = request
         self.parks = parks
         self.done: Future[bool] = Future()
+
+    def run(self, texts: Texts) -> None:
+        """Does it, between two steps; `done` has what came of it."""
+        try:
+            self.done.set_result(texts.park(self.request) if self.parks else texts.resume(self.request))
+        except (KVGraphError, MemoryError) as error:
+            self.done.set_exception(error)

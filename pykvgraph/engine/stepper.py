@@ -185,8 +185,7 @@ class Stepper:
             if isinstance(new, Branch):
                 self._scheduler.arrive(new)
             elif isinstance(new, Parking):
-                texts = self._texts
-                new.done.set_result(texts.park(new.request) if new.parks else texts.resume(new.request))
+                new.run(self._texts)
             else:
                 now = time.perf_counter()
                 for branch in self._texts.of(new):
@@ -219,8 +218,15 @@ class Stepper:
         if self._needs_points and self._shares:
             self._mark_partings(first)
         for branch in first:
+            if branch.request.done:  # its rows were lost while others entered
+                continue
             if branch.n_seqs > self._scheduler.n_free_seqs:
                 return
+            if branch.own is not None:
+                fits = self._admission.fits(self._scheduler.running, branch, 0)
+                if not (fits and self._texts.put_back(branch, branch.own)):
+                    return
+                continue
             found = self._find(branch)
             if self._is_coming(branch, found.n):
                 continue

@@ -6,14 +6,17 @@ import logging
 
 from pykvgraph.context import Context
 from pykvgraph.engine.branch import Branch
+from pykvgraph.engine.own_rows import OwnRows
 from pykvgraph.engine.request import Request
 from pykvgraph.engine.scheduler import Scheduler
-from pykvgraph.errors import KVGraphError
+from pykvgraph.errors import DeviceError, KVGraphError
+from pykvgraph.plan.free_memory import host_free_bytes
 from pykvgraph.prefix import block
 from pykvgraph.prefix.index import PrefixIndex, Saver
 from pykvgraph.prefix.node import Node
 
 _log = logging.getLogger("pykvgraph")
+_ROWS_SHARE = 0.5  # of the free host memory, for rows of texts that don't run
 
 
 class Texts:
@@ -26,10 +29,11 @@ class Texts:
     def __init__(self, ctx: Context, n_points: int, shares: bool, saver: Saver | None = None) -> None:
         self.shares = shares
         self.needs_points = n_points > 0
-        self.index = PrefixIndex(ctx.kv, n_points, saver)
+        self.index = PrefixIndex(ctx.kv, n_points, saver, self._copy_one)
         self.scheduler = Scheduler(ctx.n_seq_max, ctx.n_batch)
         self.kv = ctx.kv
         self.parked: dict[Branch, None] = {}  # a set that keeps its order
+        self.kept: dict[Branch, None] = {}  # with their own rows in cells, and no sequence; the oldest first
         self.n_preempted = 0
         self._ctx = ctx
 
@@ -40,21 +44,21 @@ class Texts:
 
     def remove(self, branch: Branch) -> None:
         """It neither runs nor waits any more, and is not parked."""
-        if branch.runs:
-            self.leave(branch)
-        elif branch in self.parked:
+        if branch in self.parked:
             del self.parked[branch]
         else:
-            self.scheduler.waiting.remove(branch)
+            self._stop(branch)
+        self._drop_rows(branch)
 
     def park(self, request: Request) -> bool:
         """Its samples wait for resume(), without sequences; False: it has ended, or is parked already.
 
-        What they have stays in the cache until others need the cells.
+        What they have stays in the cache until others need the cells. Raises what _keep_rows() raises.
         """
         branches = [each for each in self.of(request) if each not in self.parked]
         for branch in branches:
-            self.remove(branch)
+            self._keep_rows(branch)
+            self._stop(branch)
             self.parked[branch] = None
         return bool(branches)
 
@@ -135,10 +139,33 @@ class Texts:
         branch.last = node
 
     def set_aside(self, branch: Branch) -> None:
-        """It waits again; what it has stays in the cache for as long as nobody needs the cells."""
+        """It waits again; what it has stays in the cache for as long as nobody needs the cells.
+
+        Its request fails when there is no memory for rows that can't be decoded again.
+        """
+        try:
+            self._keep_rows(branch)
+        except (KVGraphError, MemoryError) as error:
+            self.fail(branch, error)
+            return
         self.leave(branch)
         self.scheduler.wait(branch)
         self.n_preempted += 1
+
+    def put_back(self, branch: Branch, own: OwnRows) -> bool:
+        """It runs again, with its own rows; False: there is no room for them now."""
+        if not own.n_cells and not self.index.make_room(own.n):
+            return False
+        self.scheduler.enter(branch)
+        try:
+            own.show(branch.seq)
+        except (KVGraphError, MemoryError) as error:
+            self.fail(branch, error)
+            self.start_over_if_broken()
+            return True
+        self._drop_rows(branch)
+        branch.n_decoded, branch.last = own.n, self.index.begin(branch.salt)
+        return True
 
     def fail(self, branch: Branch, error: BaseException) -> None:
         """The request ends with the error, all of its samples too."""
@@ -152,9 +179,59 @@ class Texts:
             return
         try:
             self.kv.update()
-        except KVGraphError:
+        except KVGraphError as error:
             self._ctx.reset()
             self.index = self.index.renewed()
+            for branch in [*self.kept]:
+                self.fail(branch, error)
+
+    def _stop(self, branch: Branch) -> None:
+        """It neither runs nor waits any more."""
+        if branch.runs:
+            self.leave(branch)
+        else:
+            self.scheduler.waiting.remove(branch)
+
+    def _keep_rows(self, branch: Branch) -> None:
+        """Of a text that is about to stop; only one that has shifted needs its rows to go on.
+
+        Raises DeviceError when the host may lack the memory for them, and MemoryError. It still runs then.
+        """
+        if not (branch.runs and branch.has_shifted):
+            return
+        n_cells = branch.n_decoded + sum(each.own.n for each in self.kept if each.own)
+        n_bytes = n_cells * sum(group.cell_bytes for group in self.kv.groups)
+        most = int(_ROWS_SHARE * host_free_bytes(self._ctx.model.weight_bytes))
+        if n_bytes > most:
+            raise DeviceError(
+                f"texts that have shifted and don't run would have {n_bytes} bytes of rows, and the host has "
+                f"memory for {most}: let others end first, or ask with a smaller window"
+            )
+        branch.own = OwnRows(self.kv, branch.seq, branch.n_decoded)
+        self.kept[branch] = None
+
+    def _drop_rows(self, branch: Branch) -> None:
+        """It has those that its sequence has, or needs none any more."""
+        self.kept.pop(branch, None)
+        if branch.own is not None:
+            branch.own.give_up()
+            branch.own = None
+
+    def _copy_one(self) -> bool:
+        """The rows of a text go from the cells to host memory; False: there are none.
+
+        Where they can't be copied, its request fails: it could only go on as another text.
+        """
+        if not self.kept:
+            return False
+        branch = next(iter(self.kept))
+        assert branch.own is not None
+        try:
+            branch.own.copy()
+            del self.kept[branch]
+        except (KVGraphError, MemoryError) as error:
+            self.fail(branch, error)
+        return True
 
     def _let_go(self, branch: Branch, last: Node) -> None:
         """The text needs what the index has up to this node no longer."""

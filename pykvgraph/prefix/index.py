@@ -7,7 +7,7 @@ import heapq
 import itertools
 from array import array
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 from pykvgraph.errors import CacheFullError, DeviceError, InvalidArgumentError
@@ -61,14 +61,22 @@ class PrefixIndex:
 
     Models with windows or states go on only from resume points. add_point() keeps one, n_points at most.
     Spare points, which may never be of use, go first; then those that were used longest ago. saver: keeps
-    elsewhere what others need the room of.
+    elsewhere what others need the room of. frees: gives up cells that are no part of the index, before its
+    own ones go; it returns False when there are none.
     """
 
-    def __init__(self, kv: KVCache, n_points: int = 0, saver: Saver | None = None) -> None:
+    def __init__(
+        self,
+        kv: KVCache,
+        n_points: int = 0,
+        saver: Saver | None = None,
+        frees: Callable[[], bool] = lambda: False,
+    ) -> None:
         """Texts are given as arrays of 32-bit ids, little-endian as wherever ggml runs."""
         self._kv = kv
         self._n_points = n_points
         self._saver = saver
+        self._frees = frees
         self._roots: dict[bytes, Root] = {}  # of salts that have texts
         self._clock = itertools.count(1)
         self._leaves: list[tuple[int, int, Node]] = []  # a heap of what may go first; some entries are old
@@ -144,6 +152,12 @@ class PrefixIndex:
         self.pin(last)
         return last
 
+    def begin(self, salt: bytes) -> Node:
+        """Where a text under this salt begins that shares nothing yet, pinned."""
+        root = self._roots.setdefault(salt, Root(salt))
+        self.pin(root)
+        return root
+
     def pin(self, node: Node) -> None:
         """A running text begins with the tokens up to this node: they stay."""
         stamp = next(self._clock)
@@ -194,8 +208,7 @@ class PrefixIndex:
 
     def keep(self, ids: array[int], n: int, seq: int, salt: bytes = b"") -> None:
         """Keeps the text of a sequence, of which it has the first n tokens, for whoever comes back to it."""
-        last: Node = self._roots.setdefault(salt, Root(salt))
-        self.pin(last)
+        last = self.begin(salt)
         try:
             last = self.extend(last, ids, n, seq, to_end=True)
             if self._n_points:
@@ -264,7 +277,7 @@ class PrefixIndex:
 
     def renewed(self) -> PrefixIndex:
         """An empty index of the same cache, after kv.clear() has ended every hold."""
-        return PrefixIndex(self._kv, self._n_points, self._saver)
+        return PrefixIndex(self._kv, self._n_points, self._saver, self._frees)
 
     def save(self) -> Iterator[None]:
         """Has the saver keep all that there is, a node at a time: what was used last comes first."""
@@ -295,7 +308,9 @@ class PrefixIndex:
             pass
 
     def evict(self) -> bool:
-        """Gives up the leaf that was used longest ago; False: there is none."""
+        """Gives up the leaf that was used longest ago, or what `frees` does; False: there is nothing."""
+        if self._frees():
+            return True
         while self._leaves:
             stamp, _, node = heapq.heappop(self._leaves)
             is_old = node.used != stamp or node.n_pins or node.children or node.hold is None

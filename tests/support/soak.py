@@ -41,6 +41,8 @@ class Asked:
 class Soak:
     """Requests with shared prefixes, under few salts, in a cache that is too small for all of them.
 
+    Some are parked at times.
+
     draft: as Engine's. Texts repeat themselves then: they have few tokens.
     """
 
@@ -76,18 +78,22 @@ class Soak:
             speculation.gate.n_drafted = self._n_drafted  # type: ignore[method-assign]
 
     def run(self, n_steps: int, faults: bool) -> None:
-        """Steps with random requests and cancels in between, and then until every request has ended."""
+        """Steps with random requests, cancels and parkings in between, and then until all have ended."""
         for _ in range(n_steps):
             if self.rng.random() < 0.35 and len(self.asked) < 24:
                 self.submit()
             if self.rng.random() < 0.05 and self.asked:
                 self.rng.choice(self.asked).request.cancel()
+            if self.rng.random() < 0.1 and self.asked:
+                self.park(self.rng.choice(self.asked).request)
             if faults and self.rng.random() < 0.25:
                 with fault(self.rng.choice(SITES), self.rng.randrange(1, 5)):
                     self.engine.step()
             else:
                 self.engine.step()
             self.check()
+        for each in self.asked:
+            self.engine.resume(each.request)
         for _ in range(10_000):
             more = self.engine.step()
             self.check()
@@ -115,6 +121,11 @@ class Soak:
             window = kvg.Window(len(prompt) + rng.randrange(8, 30), rng.randrange(40))
         request = self.engine.submit(prompt, params, salt=salt, window=window)
         self.asked.append(Asked(request, prompt, params))
+
+    def park(self, request: kvg.Request) -> None:
+        """Or lets it go on, if it is parked."""
+        if not self.engine.resume(request):
+            self.engine.park(request)
 
     def check(self) -> None:
         """What is to be seen after each step."""
@@ -145,7 +156,8 @@ class Soak:
         assert all(node.n_pins == pins[id(node)] for node in (*nodes, *index._roots.values()))
         for number, group in enumerate(kv.groups):
             if group.kind == "full":
-                assert kv.cells(number).held.sum() == sum(node.n_tokens for node in nodes)
+                n_own = sum(each.own.n_cells for each in stepper._texts.kept if each.own)
+                assert kv.cells(number).held.sum() == sum(node.n_tokens for node in nodes) + n_own
             elif group.kind == "state":
                 n_drafted = sum(len(kv.checkpoints(seq)) for seq in range(N_SEQ_MAX))
                 assert kv.cells(number).held.sum() == index.n_points + n_drafted

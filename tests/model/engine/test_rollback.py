@@ -33,7 +33,7 @@ def engine_of(model: kvg.Model, **options: Any) -> kvg.Engine:
 
 
 def story(engine: kvg.Engine, after_step: Callable[[], None] = lambda: None) -> list[kvg.Request]:
-    """Texts that share, fork, come back, shift and are cancelled, to the end of all."""
+    """Texts that share, fork, come back, shift, are parked and are cancelled, to the end of all."""
     model, requests = engine.model, list[kvg.Request]()
     shared = ids_of(model, 70, 0)
     sampled = kvg.SamplingParams(max_tokens=6, temperature=1.0, n=2, seed=1)
@@ -48,7 +48,12 @@ def story(engine: kvg.Engine, after_step: Callable[[], None] = lambda: None) -> 
     ask([*shared[:40], 7, 8], sampled, 3)
     if engine.can_shift:
         window = kvg.Window(50, 4)
-        ask(ids_of(model, 44, 3), kvg.SamplingParams(max_tokens=12), 3, window=window)
+        ask(ids_of(model, 44, 3), kvg.SamplingParams(max_tokens=12), 8, window=window)
+        own = requests[-1]
+        is_parked = not own.done and engine.park(own)
+        ask(ids_of(model, 250, 4), kvg.SamplingParams(max_tokens=2), 12)  # whose prompt takes its cells
+        if is_parked:
+            engine.resume(own)
     ask(ids_of(model, 20, 2), kvg.SamplingParams(max_tokens=50), 2)
     requests[-1].cancel()
     ask(shared, sampled, 0)

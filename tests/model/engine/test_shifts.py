@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from support import chance, where
 from support.architectures import ArchSpec
 from support.engines import ids_of
 from support.recurrent import DELTA_NET
+from support.shifted import follows_alone
 from support.soak import F32, are_likeliest
 
 import pykvgraph as kvg
@@ -25,31 +25,6 @@ GEMMA = ArchSpec("gemma3", 3, 32, 2, 1, 16, 32, window=8)
 def model(architecture: Callable[[ArchSpec], Path]) -> Iterator[kvg.Model]:
     with kvg.Model(architecture(LLAMA), device=where.device) as model:
         yield model
-
-
-def follows_alone(
-    model: kvg.Model, prompt: list[int], said: list[int], n_ctx: int, n_keep: int, n_discard: int
-) -> int:
-    """How many shifts it takes, in a context of its own; each token must be the likeliest, up to rounding."""
-    n_shifts = 0
-    with kvg.Context(model, n_ctx=2 * n_ctx, **F32) as ctx:
-        batch = kvg.Batch()
-        batch.extend(prompt, 0)
-        ctx.decode(batch)
-        for token in said:
-            logits = ctx.logits()[-1]
-            assert logits.max() - logits[token] <= 1e-3 * np.ptp(logits)
-            n = ctx.kv.seq_pos_max(0) + 1
-            if n + 1 >= n_ctx:
-                gone = n_discard or (n - n_keep) // 2
-                ctx.kv.seq_rm(0, n_keep, n_keep + gone)
-                ctx.kv.seq_add(0, n_keep + gone, -1, -gone)
-                n -= gone
-                n_shifts += 1
-            batch.clear()
-            batch.extend([token], n)
-            ctx.decode(batch)
-    return n_shifts
 
 
 @pytest.mark.parametrize(("n_keep", "n_discard"), [(0, 0), (5, 0), (40, 3), (1000, 0), (1, 1000)])

@@ -1,0 +1,71 @@
+"""The rows of a text that has shifted, while it has no sequence."""
+
+from __future__ import annotations
+
+import contextlib
+
+from pykvgraph.errors import InvalidArgumentError
+from pykvgraph.hold import Hold
+from pykvgraph.incoming import Place
+from pykvgraph.kv_cache import KVCache
+from pykvgraph.state.format import unpack
+from pykvgraph.state.transfer import take_held
+
+
+class OwnRows:
+    """Rows of n tokens, which nobody could decode again: those that they have seen are gone.
+
+    They stay in the cells, which no other text begins with, until copy() brings them to host memory. All
+    groups of the cache keep every position, or the text could not have shifted.
+    """
+
+    def __init__(self, kv: KVCache, seq: int, n: int) -> None:
+        """Of the first n tokens of a sequence. Raises MemoryError."""
+        self.n = n
+        self._kv = kv
+        self._hold: Hold | None = kv.hold(seq, 0, n)
+        self._copy = b""
+
+    @property
+    def n_cells(self) -> int:
+        """How many cells they have: n, or none after copy()."""
+        return self.n if self._hold is not None else 0
+
+    def copy(self) -> None:
+        """Their cells are free. After DeviceError or MemoryError they are where they were."""
+        assert self._hold is not None
+        kv = self._kv
+        self._copy = kv._handle.call(take_held, kv._geometry, self._hold._id, range(self.n), None)
+        self._release()
+
+    def show(self, seq: int) -> None:
+        """From now on an empty sequence has them, too; copies need n empty cells.
+
+        After DeviceError or MemoryError the sequence is empty, and they are where they were.
+        """
+        if self._hold is not None:
+            self._kv.attach(self._hold, seq)
+        else:
+            self._write(seq)
+
+    def give_up(self) -> None:
+        """They are the sequence's alone, or nobody needs them any more."""
+        self._copy = b""
+        if self._hold is not None:
+            self._release()
+
+    def _write(self, seq: int) -> None:
+        """Into empty cells; until the sequence sees them, nothing is changed."""
+        kv = self._kv
+        groups = unpack(self._copy, kv._geometry, kv._room).groups
+        with kv.reserve([Place(cells.pos, cells.dither) for cells in groups]) as incoming:
+            for index, (cells, group) in enumerate(zip(groups, kv._geometry.groups, strict=True)):
+                if group.layers:
+                    incoming.write(index, range(group.n_layer), range(self.n), cells.rows)
+            incoming.show_text(seq)
+
+    def _release(self) -> None:
+        hold, self._hold = self._hold, None
+        assert hold is not None
+        with contextlib.suppress(InvalidArgumentError):  # kv.clear() has ended it
+            hold.release()
