@@ -8,16 +8,20 @@
 | `KVGRAPH_STREAM_LEVEL` | 0 to 3: how caches travel where no level is given. Unset: 3                    |
 | `LLAMA_CPP_LIB_PATH`   | folder of libllama and ggml; llama-cpp-python's own variable, honoured here    |
 | `XDG_CACHE_HOME`       | folder of caches: downloads; digests and times of models. Unset: ~/.cache      |
+| `GOMP_SPINCOUNT`,      | how threads wait for each other, for libgomp. Where neither is set, the first  |
+| `OMP_WAIT_POLICY`      | is, for as long as it takes to open the libraries                              |
 
-All but `KVGRAPH_STREAM_LEVEL` and the last are read when pykvgraph is imported.
+All but `KVGRAPH_STREAM_LEVEL` and `XDG_CACHE_HOME` are read when pykvgraph is imported.
 
 The command line reads a variable for each of its options besides: see `pykvgraph.cli`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 from pykvgraph.errors import InvalidArgumentError
@@ -28,6 +32,12 @@ LLAMA_CPP_LIBRARIES = "LLAMA_CPP_LIB_PATH"
 CACHES = "XDG_CACHE_HOME"
 STREAM_LEVEL = "KVGRAPH_STREAM_LEVEL"
 RAY_REPORTS = "RAY_USAGE_STATS_ENABLED"
+OPENMP_SPINS = "GOMP_SPINCOUNT"
+OPENMP_WAITS = "OMP_WAIT_POLICY"
+# Threads wait for each other behind each operation. libgomp's own 300,000 spins take milliseconds: where
+# other programs run, too, a thread that spins keeps the CPU from the one that it waits for. With few, it
+# sleeps each time, which costs a quiet machine half of its speed. docs/performance.md has the figures.
+SPINS = 1000
 
 LOG_LEVELS = {
     "debug": logging.DEBUG,
@@ -51,6 +61,22 @@ def cache_folder() -> Path:
 def tell_nobody() -> None:
     """Ray reports its use to its makers unless RAY_USAGE_STATS_ENABLED is 0: it is, unless it is set."""
     os.environ.setdefault(RAY_REPORTS, "0")
+
+
+@contextlib.contextmanager
+def openmp_spins() -> Iterator[None]:
+    """While libgomp is opened, which reads this once: its threads spin SPINS times, and sleep then.
+
+    What is set already stays as it is. Programs that are started behind it don't see the variable.
+    """
+    if OPENMP_SPINS in os.environ or OPENMP_WAITS in os.environ:
+        yield
+        return
+    os.environ[OPENMP_SPINS] = str(SPINS)
+    try:
+        yield
+    finally:
+        os.environ.pop(OPENMP_SPINS, None)
 
 
 def log_level() -> int | None:

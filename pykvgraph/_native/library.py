@@ -31,6 +31,11 @@ def library() -> loader.Library:
     if level is not None:
         _show_log(level)
     take_log(loaded.lib)
+    if loaded.had_openmp:
+        logger.info(
+            "libgomp was in this process before pykvgraph: how its threads wait was settled then "
+            "(docs/environment-variables.md)"
+        )
     # threads that outlive the interpreter must not call into it
     atexit.register(loaded.lib.kvg_log_set, ffi.KvgLogCallback(), None)
     return loaded

@@ -25,12 +25,13 @@ INSTALL_GGML = f"pip install --force-reinstall {REQUIREMENT}"
 INSTALL_KVGRAPH = "pip install --force-reinstall --no-deps --no-cache-dir pykvgraph"
 MAPS = Path("/proc/self/maps")
 
+_OPENMP_FILE = re.compile(r"/libgomp[^/\s]*\.so")
 _LIBRARY_FILE = re.compile(r"(libggml(?:-[\w-]+)?|libkvgraph)\.so[\d.]*")
 
 
 @dataclass(frozen=True)
 class Library:
-    """libkvgraph, open and checked."""
+    """libkvgraph, open and checked. had_openmp: a libgomp was there before."""
 
     lib: ctypes.CDLL
     path: Path
@@ -38,17 +39,19 @@ class Library:
     ggml_version_built: str
     ggml_version_running: str
     ggml_paths: tuple[Path, ...]
+    had_openmp: bool = False
 
 
 def load() -> Library:
     """Opens ggml and libkvgraph. Raises ImportError: which file, which version, how to mend it."""
     if not sys.platform.startswith("linux"):
         raise ImportError(f"pykvgraph runs on Linux only so far; this is {sys.platform}")
-    directory = find_ggml_directory()
-    for path in preload_order(directory, mapped_libraries(read_maps())):
-        open_library(path, INSTALL_GGML)
-    path = find_kvgraph()
-    lib = open_library(path, INSTALL_KVGRAPH)
+    directory, maps = find_ggml_directory(), read_maps()
+    with env.openmp_spins():
+        for path in preload_order(directory, mapped_libraries(maps)):
+            open_library(path, INSTALL_GGML)
+        path = find_kvgraph()
+        lib = open_library(path, INSTALL_KVGRAPH)
     mapped = mapped_libraries(read_maps())
     check_not_doubled(mapped)
     try:
@@ -64,6 +67,7 @@ def load() -> Library:
         ggml_paths=tuple(
             sorted(file for name, files in mapped.items() if name != "libkvgraph" for file in files)
         ),
+        had_openmp=has_openmp(maps),
     )
     check_versions(library)
     check_layout(path, lib.kvg_struct_layout().decode())
@@ -157,6 +161,11 @@ def mapped_libraries(maps: str) -> dict[str, set[Path]]:
         if match:
             found.setdefault(match[1], set()).add(path)
     return found
+
+
+def has_openmp(maps: str) -> bool:
+    """Whether a libgomp is in a process, from the text of its /proc/self/maps."""
+    return _OPENMP_FILE.search(maps) is not None
 
 
 def check_not_doubled(mapped: dict[str, set[Path]]) -> None:

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
 import re
 from pathlib import Path
 
@@ -49,7 +51,7 @@ def test_path_is_absolute(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
 
 
 def test_every_variable_is_in_the_table() -> None:
-    for variable in (env.LIBRARY, env.LOG, env.LLAMA_CPP_LIBRARIES, env.CACHES):
+    for variable in (env.LIBRARY, env.LOG, env.LLAMA_CPP_LIBRARIES, env.CACHES, env.OPENMP_SPINS):
         assert f"| `{variable}`" in (env.__doc__ or "")
 
 
@@ -70,3 +72,25 @@ def test_stream_level(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("KVGRAPH_STREAM_LEVEL", word)
         with pytest.raises(InvalidArgumentError, match="expected 0, 1, 2 or 3"):
             env.stream_level()
+
+
+@pytest.mark.parametrize("variable", ["GOMP_SPINCOUNT", "OMP_WAIT_POLICY"])
+@pytest.mark.parametrize("value", ["7", ""])
+def test_openmp_is_the_users_choice(monkeypatch: pytest.MonkeyPatch, variable: str, value: str) -> None:
+    for each in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
+        monkeypatch.delenv(each, raising=False)
+    monkeypatch.setenv(variable, value)
+    before = dict(os.environ)
+    with env.openmp_spins():
+        assert dict(os.environ) == before
+    assert dict(os.environ) == before
+
+
+def test_openmp_is_set_for_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for each in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
+        monkeypatch.delenv(each, raising=False)
+    before = dict(os.environ)
+    with contextlib.suppress(ImportError), env.openmp_spins():
+        assert dict(os.environ) == {**before, "GOMP_SPINCOUNT": str(env.SPINS)}
+        raise ImportError
+    assert dict(os.environ) == before

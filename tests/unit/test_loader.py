@@ -65,6 +65,20 @@ def test_what_is_mapped_already_is_opened_from_there(wheel: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("name", "is_there"),
+    [
+        ("libgomp.so.1", True),
+        ("libgomp-a34b3233.so.1.0.0", True),
+        ("libgomp.txt", False),
+        ("libomp.so.5", False),
+    ],
+)
+def test_a_libgomp_is_seen(name: str, is_there: bool) -> None:
+    assert not loader.has_openmp(MAPS)
+    assert loader.has_openmp(MAPS + f"7f09-7f0a r-xp 00000000 08:01 140 /usr/lib/{name}\n") == is_there
+
+
 def test_one_file_of_each_is_right() -> None:
     loader.check_not_doubled(loader.mapped_libraries(MAPS))
 
