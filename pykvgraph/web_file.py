@@ -40,11 +40,31 @@ def download(url: str, progress: Progress = lambda _name, _done, _total: None) -
     doesn't arrive whole.
     """
     addresses = _addresses(url)
-    folder = env.cache_folder() / hashlib.sha256(addresses[0].encode()).hexdigest()[:16]
+    folder = _folder(addresses)
     folder.mkdir(parents=True, exist_ok=True)
     with _alone(folder):
         paths = [_WebFile(address, folder, progress).path() for address in addresses]
     return str(paths[0])
+
+
+def cached(url: str) -> str:
+    """The path of what download() has kept of this address, without asking anybody.
+
+    Raises InvalidArgumentError for what is no such address, and FileNotFoundError when a part isn't there.
+    """
+    addresses = _addresses(url)
+    paths = [_folder(addresses) / _name(address) for address in addresses]
+    missing = next(
+        (address for address, path in zip(addresses, paths, strict=True) if not path.exists()), None
+    )
+    if missing is not None:
+        raise FileNotFoundError(f"{_shown(missing)} is not in the cache: get it once without --offline")
+    return str(paths[0])
+
+
+def _folder(addresses: list[str]) -> Path:
+    """Where the parts of a model are kept."""
+    return env.cache_folder() / hashlib.sha256(addresses[0].encode()).hexdigest()[:16]
 
 
 def _addresses(url: str) -> list[str]:

@@ -6,6 +6,7 @@ import atexit
 import ctypes
 import functools
 import logging
+import os
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -43,10 +44,20 @@ def library() -> loader.Library:
 
 def _show_log(level: int) -> None:
     """From `level` on to Python's logging; to stderr while the program has set up none."""
-    handler = logging.StreamHandler()
-    handler.addFilter(lambda _: not logging.getLogger().handlers)
-    logger.addHandler(handler)
+    if not logger.handlers:
+        handler = logging.StreamHandler()
+        handler.addFilter(lambda _: not logging.getLogger().handlers)
+        logger.addHandler(handler)
     logger.setLevel(level)
+
+
+def log_from(word: str) -> None:
+    """As if KVGRAPH_LOG were this word, here and in processes that are started from here."""
+    os.environ[env.LOG] = word
+    level = env.log_level()
+    assert level is not None
+    _show_log(level)
+    take_log(lib())
 
 
 def lib() -> Any:

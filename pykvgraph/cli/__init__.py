@@ -27,7 +27,7 @@ from pykvgraph.cli.inspect import inspect
 from pykvgraph.cli.passkey import passkey
 from pykvgraph.cli.plan import plan
 from pykvgraph.cli.serve import serve
-from pykvgraph.cli.verb import examples
+from pykvgraph.cli.verb import examples, version_option
 
 
 class _Command(click.Group):
@@ -60,26 +60,11 @@ class _Command(click.Group):
         sys.exit(1)
 
 
-def _print_version(ctx: click.Context, _option: click.Parameter, wanted: bool) -> None:
-    if wanted and not ctx.resilient_parsing:
-        import pykvgraph
-
-        click.echo(f"pykvgraph {pykvgraph.__version__}")
-        ctx.exit()
-
-
 @click.group(
     cls=_Command,
-    context_settings={"help_option_names": ["-h", "--help"], "show_default": True},
+    params=[version_option()],
+    context_settings={"help_option_names": ["-h", "--help"], "show_default": True, "max_content_width": 100},
     epilog=examples("pykvgraph generate -m model.gguf -p 'Once upon a time'", "pykvgraph generate --help"),
-)
-@click.option(
-    "--version",
-    is_flag=True,
-    expose_value=False,
-    is_eager=True,
-    callback=_print_version,
-    help="Show the version and exit.",
 )
 def main() -> None:
     """Run GGUF models over a KV cache that can be edited.

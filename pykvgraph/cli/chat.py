@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 import click
 
 from pykvgraph.cli.chat_input import Input, PipeInput, TerminalInput
+from pykvgraph.cli.llama_verb import LlamaVerb
 from pykvgraph.cli.run_options import RunOptions, run_options
-from pykvgraph.cli.verb import Verb, examples, model_option, option
+from pykvgraph.cli.verb import examples, model_option, option
 
 if TYPE_CHECKING:
     from pykvgraph.chat import Conversation
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @click.command(
-    cls=Verb,
+    cls=LlamaVerb,
     epilog=examples(
         "pykvgraph chat",
         "pykvgraph chat -m model.gguf --system 'Be brief.' -c 2048 --show-cache",

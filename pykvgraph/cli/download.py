@@ -8,14 +8,19 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 
-def downloaded(source: str, from_hub: bool) -> str:
-    """The path. Progress goes to stderr when that is a terminal."""
+def downloaded(source: str, from_hub: bool, *, offline: bool = False) -> str:
+    """The path. Progress goes to stderr when that is a terminal.
+
+    offline: of an address, what is in the cache; huggingface_hub has a variable for that.
+    """
     if from_hub:
         from pykvgraph.hub import download_model
 
         return download_model(source)  # with bars of huggingface_hub's own
     from pykvgraph import web_file
 
+    if offline:
+        return web_file.cached(source)
     if not sys.stderr.isatty():
         return web_file.download(source)
     columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn()

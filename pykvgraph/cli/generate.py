@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 
 import click
 
+from pykvgraph.cli.llama_verb import LlamaVerb
 from pykvgraph.cli.prompt import prompt_options
 from pykvgraph.cli.run_options import RunOptions, run_options
 from pykvgraph.cli.show import print_json, speed_text
-from pykvgraph.cli.verb import Interruptible, Verb, examples, json_option, model_option, option
+from pykvgraph.cli.verb import Interruptible, examples, json_option, model_option, option
 from pykvgraph.context_shift import N_KEEP
 from pykvgraph.errors import InvalidArgumentError
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 
 @click.command(
-    cls=Verb,
+    cls=LlamaVerb,
     epilog=examples(
         "pykvgraph generate -m model.gguf -p 'Once upon a time'",
         "pykvgraph generate -m model.gguf -n 2000 -c 512 --keep 4 --temp 0.8 -s 1",

@@ -15,6 +15,18 @@ _ESCAPES = {"n": "\n", "r": "\r", "t": "\t", "0": "\0", "\\": "\\", "'": "'", '"
 _ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|(.))", re.DOTALL)
 
 _Command = Callable[..., None]
+
+
+def escape_option(help_text: str, **settings: Any) -> Callable[[_Command], _Command]:
+    """`-e` and `--no-escape`, the same in every verb but for what has escapes.
+
+    It is read before the others, which ask the click context for it: None when nothing is given.
+    """
+    return option(
+        "-e", "--escape/--no-escape", "escape", is_eager=True, default=None, help=help_text, **settings
+    )
+
+
 _OPTIONS = (
     option("-p", "--prompt", metavar="TEXT", default="", help="What the text begins with; -: stdin has it."),
     option(
@@ -25,7 +37,7 @@ _OPTIONS = (
         metavar="FILE",
         help="A file with the prompt, without the newline at its end; -: stdin.",
     ),
-    option("-e", "--escape", is_flag=True, help=r"In the prompt, \n, \t, \xHH, \uHHHH and \\ are escapes."),
+    escape_option(r"In the prompt, \n, \t, \xHH, \uHHHH and \\ are escapes."),
 )
 
 
@@ -33,7 +45,7 @@ def prompt_options(command: _Command) -> _Command:
     """The options; the command gets the text as one argument, `prompt`."""
 
     @functools.wraps(command)
-    def run(*, prompt: str, prompt_file: IO[str] | None, escape: bool, **others: Any) -> None:
+    def run(*, prompt: str, prompt_file: IO[str] | None, escape: bool | None, **others: Any) -> None:
         if prompt and prompt_file:
             raise click.UsageError("-p and -f both give the prompt: leave one out")
         source = click.open_file("-", encoding="utf-8") if prompt == "-" else prompt_file

@@ -12,11 +12,15 @@ import click
 
 from pykvgraph.checks import INT32_MAX
 from pykvgraph.cli.adapters import Adapters, adapter_options
+from pykvgraph.cli.log_options import log_options
+from pykvgraph.cli.rope import rope_options
 from pykvgraph.cli.sampling import sampling_options
 from pykvgraph.cli.verb import (
     Cells,
+    Threads,
     batch_option,
     cache_type_options,
+    flash_attn_option,
     option,
     swa_option,
     threads_option,
@@ -31,7 +35,7 @@ if TYPE_CHECKING:
 Command = Callable[..., None]
 COUNT = click.IntRange(min=1)
 _SIZES = ("n_ctx", "n_batch", "n_ubatch", "n_threads", "n_threads_batch")
-_OF_CONTEXT = (*_SIZES, "type_k", "type_v", "swa_full")
+_OF_CONTEXT = (*_SIZES, "type_k", "type_v", "swa_full", "flash_attn")
 
 
 @dataclass(frozen=True)
@@ -63,7 +67,7 @@ class RunOptions:
         return {**context, "n_ctx": n_ctx or min(n_train, most * n_grp), "adapters": adapters}
 
 
-class _StopString(click.types.StringParamType):
+class StopString(click.types.StringParamType):
     """A text; the environment gives one, spaces and all, where click would make one of each word."""
 
     def split_envvar_value(self, rv: str) -> list[str]:
@@ -78,6 +82,17 @@ class _NumberOfTokens(click.ParamType):  # type: ignore[type-arg]
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """A usage error for 0."""
         return INT32_MAX if str(value) == "-1" else COUNT.convert(value, param, ctx)
+
+
+class _Seed(click.IntRange):
+    """A seed; -1 is none given."""
+
+    def __init__(self) -> None:
+        super().__init__(0, MAX_SEED)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """A usage error for what is no seed."""
+        return None if str(value) == "-1" else super().convert(value, param, ctx)
 
 
 def run_options(
@@ -106,6 +121,7 @@ def _options(temperature: float, max_tokens: int) -> list[Callable[[Command], Co
     return [
         option(
             "-n",
+            "--predict",
             "--n-predict",
             "max_tokens",
             type=_NumberOfTokens(),
@@ -126,20 +142,24 @@ def _options(temperature: float, max_tokens: int) -> list[Callable[[Command], Co
         ubatch_option,
         cache_type_options,
         swa_option,
+        flash_attn_option,
         threads_option("CPU threads for one token."),
         option(
             "-tb",
             "--threads-batch",
             "n_threads_batch",
-            type=COUNT,
+            type=Threads(),
             metavar="N",
             show_default="as -t",
             help="CPU threads for more than one.",
         ),
         where_options,
+        rope_options,
         adapter_options,
+        log_options,
         option(
             "--temp",
+            "--temperature",
             "temperature",
             type=click.FloatRange(min=0),
             metavar="X",
@@ -171,15 +191,18 @@ def _options(temperature: float, max_tokens: int) -> list[Callable[[Command], Co
         option(
             "-s",
             "--seed",
-            type=click.IntRange(0, MAX_SEED),
+            type=_Seed(),
             metavar="N",
             show_default="random",
-            help="Seed of the draws.",
+            help="Seed of the draws; -1: a random one.",
         ),
         option(
             "--stop",
+            "-r",
+            "--reverse-prompt",
+            "stop",
             multiple=True,
-            type=_StopString(),
+            type=StopString(),
             metavar="TEXT",
             help="End before this text; may be repeated.",
         ),

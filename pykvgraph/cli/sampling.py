@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
-from typing import Any
+from typing import IO, Any
 
 import click
 
@@ -27,15 +28,18 @@ class _Bias(click.ParamType):  # type: ignore[type-arg]
             self.fail(f"{value!r} is no token and bias, as in 15043+1 or 15043-inf", param, ctx)
 
 
-def _breakers(_ctx: click.Context, _param: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
-    """ "none" forgets those before it, and escapes mean what they mean in --prompt, as in llama.cpp."""
+def _breakers(ctx: click.Context, _param: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
+    """ "none" forgets those before it. Escapes are read unless --no-escape is given, as in llama.cpp."""
     begin = max((i + 1 for i, value in enumerate(values) if value == "none"), default=0)
-    return tuple(unescaped(value) for value in values[begin:])
+    plain = ctx.params.get("escape") is False
+    return tuple(value if plain else unescaped(value) for value in values[begin:])
 
 
+_TEXT = click.File(encoding="utf-8", errors="strict")
 _OPTIONS = [
     option(
         "--typical",
+        "--typical-p",
         "typical_p",
         type=click.FloatRange(0, 1),
         metavar="P",
@@ -178,13 +182,55 @@ _OPTIONS = [
         metavar="TOKEN(+/-)X",
         help="Add X to a token's logit, as in 15043-inf; may be repeated.",
     ),
+    option(
+        "--adaptive-target",
+        type=click.FloatRange(max=1),
+        metavar="P",
+        default=SamplingParams.adaptive_target,
+        help="Choose so that what is said has about the probability P; negative: off.",
+    ),
+    option(
+        "--adaptive-decay",
+        type=click.FloatRange(0, 0.99),
+        metavar="X",
+        default=SamplingParams.adaptive_decay,
+        help="How much of what was said counts for that.",
+    ),
     option("--grammar", metavar="GBNF", help="Only texts of this grammar, as in 'root ::= [0-9]+'."),
+    option("--grammar-file", type=_TEXT, metavar="FILE", help="The same, from a file."),
     option("-j", "--json-schema", metavar="SCHEMA", help="Only JSON of this schema; {} means any object."),
+    option("-jf", "--json-schema-file", type=_TEXT, metavar="FILE", help="The same, from a file."),
 ]
 
 
-def sampling_options(function: Function) -> Function:
-    """All of them, in this order."""
+def sampling_options(command: Function) -> Function:
+    """All of them, in this order; the command gets them by the names of SamplingParams."""
+
+    @functools.wraps(command)
+    def run(
+        *,
+        grammar: str | None,
+        grammar_file: IO[str] | None,
+        json_schema: str | None,
+        json_schema_file: IO[str] | None,
+        **others: Any,
+    ) -> Any:
+        grammar = _one_of("--grammar", grammar, grammar_file)
+        json_schema = _one_of("--json-schema", json_schema, json_schema_file)
+        return command(grammar=grammar, json_schema=json_schema, **others)
+
     for each in reversed(_OPTIONS):
-        function = each(function)
-    return function
+        run = each(run)
+    return run
+
+
+def _one_of(name: str, text: str | None, file: IO[str] | None) -> str | None:
+    """An option's text, or its file's."""
+    if text is not None and file is not None:
+        raise click.UsageError(f"{name} and {name}-file say the same: leave one out")
+    if file is None:
+        return text
+    try:
+        return file.read()
+    except UnicodeDecodeError as error:
+        raise click.UsageError(f"{name}-file: {file.name} is not text in UTF-8") from error

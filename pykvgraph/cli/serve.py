@@ -11,6 +11,7 @@ from typing import IO, TYPE_CHECKING, Any
 import click
 
 from pykvgraph.cli.adapters import Adapters
+from pykvgraph.cli.serve_defaults import defaults_of
 from pykvgraph.cli.serve_options import ServeVerb, serve_options
 from pykvgraph.cli.verb import examples
 from pykvgraph.cli.where import Where
@@ -25,12 +26,11 @@ _SLOTS = 4
 _WORKERS_PER_CPU = 8  # each is a process with an engine; thousands would take all memory
 _CACHE_RAM = 1024  # MiB, for --cache-disk and for copies
 _BODY_SECONDS = 60.0
-# what requests may say, too, and mean the same
-_DEFAULTS = ("temp", "top_k", "top_p", "min_p", "seed")
 
 
 @click.command(
     cls=ServeVerb,
+    reads_variables=True,
     epilog=examples(
         "pykvgraph serve -m model.gguf",
         "pykvgraph serve -m model.gguf -c 16384 -np 8 --api-key SECRET --host 0.0.0.0",
@@ -53,12 +53,18 @@ def serve(model: str, where: Where, adapters: Adapters, host: str, port: int, **
         from pykvgraph.server.run import address_of
     except ModuleNotFoundError as error:
         raise ImportError(f"{error.name} is missing: pip install 'pykvgraph[server]'") from error
+    if given["draft_repo"]:
+        from pykvgraph.cli.download import downloaded
+
+        if given["model_draft"]:
+            raise click.UsageError("-md and -hfd each name the draft model: leave one out")
+        given["model_draft"] = downloaded(given["draft_repo"], from_hub=True)
     settings = _settings(model, host, given)
     engine = _engine(model, where, adapters, settings, given)
     _warn_of_strangers(settings)
     logging.basicConfig(format="%(message)s")
     logging.getLogger("pykvgraph.server").setLevel(logging.INFO)
-    with _listener(host, port) as listener:
+    with _listener(host, port, given["reuse_port"]) as listener:
         address = address_of(listener)
         click.echo(f"{address}: loading {model}", err=True)
         _server(settings, engine, where, given, address).run(sockets=[listener])
@@ -125,7 +131,7 @@ def _engine(
         _context(where, given),
         _tiers(given),
         tuple(where.endpoints()),
-        adapters=adapters.given,
+        adapters=tuple((path, 0.0 if given["lora_at_rest"] else scale) for path, scale in adapters.given),
     )
 
 
@@ -133,7 +139,7 @@ def _context(where: Where, given: dict[str, Any]) -> dict[str, Any]:
     """Engine's arguments."""
     names = ("n_batch", "n_ubatch", "n_threads", "n_threads_batch", "type_k", "type_v", "swa_full")
     return {
-        "n_ctx": given["n_ctx"] or "auto",
+        "n_ctx": given["n_ctx"] or (given["n_ctx_slot"] or 0) * _n_slots(given) or "auto",
         "n_seq_max": _n_slots(given),
         "overcommit": True,
         "cache_reuse": given["cache_reuse"],
@@ -168,15 +174,16 @@ def _settings(model: str, host: str, given: dict[str, Any]) -> Settings:
 
     shares = given["n_parallel"] > 0 if given["kv_unified"] is None else not given["kv_unified"]
     template = given["chat_template_file"].read() if given["chat_template_file"] else given["chat_template"]
-    names = {"temp": "temperature"}
     return Settings(
         model_path=model,
         aliases=_list(given["alias"]),
+        tags=_list(given["tags"]),
         host=host,
         n_slots=_n_slots(given),
-        n_ctx_slot=given["n_ctx"] // _n_slots(given) if shares else 0,
+        n_ctx_slot=given["n_ctx_slot"] or (given["n_ctx"] // _n_slots(given) if shares else 0),
         n_predict=given["n_predict"],
-        defaults={names.get(name, name): given[name] for name in _DEFAULTS},
+        defaults=defaults_of(given),
+        special=given["special"],
         api_keys=_keys_given(given["api_key"]) + _keys_of(given["api_key_file"]),
         cache_prompt=given["cache_prompt"],
         context_shift=given["context_shift"],
@@ -187,7 +194,10 @@ def _settings(model: str, host: str, given: dict[str, Any]) -> Settings:
         embd_normalize=given["embd_normalize"],
         chat_template=template or "",
         jinja=given["jinja"],
-        template_variables=given["chat_template_kwargs"] or {},
+        template_variables=_template_variables(given),
+        parses_replies=not given["skip_chat_parsing"],
+        prefills=given["prefill_assistant"],
+        spm_infill=given["spm_infill"],
         reasoning_format=given["reasoning_format"],
         reasoning_budget=given["reasoning_budget"],
         reasoning_budget_message=given["reasoning_budget_message"],
@@ -201,6 +211,16 @@ def _settings(model: str, host: str, given: dict[str, Any]) -> Settings:
         max_prompts=given["max_prompts"],
         ping_seconds=max(given["sse_ping_interval"], 0),
     )
+
+
+def _template_variables(given: dict[str, Any]) -> dict[str, Any]:
+    """Those of --chat-template-kwargs come last."""
+    variables: dict[str, Any] = {}
+    if given["reasoning"] != "auto":
+        variables["enable_thinking"] = given["reasoning"] == "on"
+    if given["reasoning_effort"] not in (None, "default"):
+        variables["reasoning_effort"] = given["reasoning_effort"]
+    return {**variables, **(given["chat_template_kwargs"] or {})}
 
 
 def _spec_type(given: dict[str, Any]) -> str:
@@ -240,11 +260,11 @@ def _keys_of(file: IO[str] | None) -> tuple[str, ...]:
     return keys
 
 
-def _listener(host: str, port: int) -> socket.socket:
+def _listener(host: str, port: int, reuse_port: bool) -> socket.socket:
     from pykvgraph.server.run import listen
 
     try:
-        return listen(host, port)
+        return listen(host, port, reuse_port=reuse_port)
     except OSError as error:  # Python's own text tells the number of the error, and no way out
         why = error.strerror.split(" (")[0] if error.strerror else str(error)
         raise click.ClickException(

@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable
 from typing import Any
 
 import click
 
 from pykvgraph.cli.adapters import adapter_options
+from pykvgraph.cli.llama_verb import LlamaVerb
+from pykvgraph.cli.log_options import log_options
+from pykvgraph.cli.prompt import escape_option
+from pykvgraph.cli.rope import rope_options
+from pykvgraph.cli.run_options import StopString
+from pykvgraph.cli.sampling import sampling_options
 from pykvgraph.cli.verb import (
     Cells,
-    Verb,
+    Threads,
     batch_option,
     cache_type_options,
+    flash_attn_option,
     model_option,
     option,
     swa_option,
     threads_option,
+    toggle_option,
     ubatch_option,
 )
 from pykvgraph.cli.where import where_options
@@ -26,73 +33,6 @@ from pykvgraph.server.settings import POOLING_NAMES, REASONING_FORMATS
 
 Command = Callable[..., Any]
 Adder = Callable[[Command], Command]
-
-# llama-server's variables, by the name of the parameter; KVGRAPH_... come first
-LLAMA_VARIABLES = {
-    "model": "LLAMA_ARG_MODEL",
-    "hf_repo": "LLAMA_ARG_HF_REPO",
-    "model_url": "LLAMA_ARG_MODEL_URL",
-    "n_ctx": "LLAMA_ARG_CTX_SIZE",
-    "n_parallel": "LLAMA_ARG_N_PARALLEL",
-    "n_predict": "LLAMA_ARG_N_PREDICT",
-    "n_batch": "LLAMA_ARG_BATCH",
-    "n_ubatch": "LLAMA_ARG_UBATCH",
-    "n_threads": "LLAMA_ARG_THREADS",
-    "type_k": "LLAMA_ARG_CACHE_TYPE_K",
-    "type_v": "LLAMA_ARG_CACHE_TYPE_V",
-    "swa_full": "LLAMA_ARG_SWA_FULL",
-    "flash_attn": "LLAMA_ARG_FLASH_ATTN",
-    "device": "LLAMA_ARG_DEVICE",
-    "n_gpu_layers": "LLAMA_ARG_N_GPU_LAYERS",
-    "tensor_split": "LLAMA_ARG_TENSOR_SPLIT",
-    "rpc": "LLAMA_ARG_RPC",
-    "kv_unified": "LLAMA_ARG_KV_UNIFIED",
-    "spec_type": "LLAMA_ARG_SPEC_TYPE",
-    "model_draft": "LLAMA_ARG_SPEC_DRAFT_MODEL",
-    "draft_max": "LLAMA_ARG_SPEC_DRAFT_N_MAX",
-    "host": "LLAMA_ARG_HOST",
-    "port": "LLAMA_ARG_PORT",
-    "api_key": "LLAMA_API_KEY",
-    "api_key_file": "LLAMA_ARG_API_KEY_FILE",
-    "alias": "LLAMA_ARG_ALIAS",
-    "context_shift": "LLAMA_ARG_CONTEXT_SHIFT",
-    "cache_prompt": "LLAMA_ARG_CACHE_PROMPT",
-    "cache_reuse": "LLAMA_ARG_CACHE_REUSE",
-    "cache_ram": "LLAMA_ARG_CACHE_RAM",
-    "jinja": "LLAMA_ARG_JINJA",
-    "chat_template": "LLAMA_ARG_CHAT_TEMPLATE",
-    "chat_template_file": "LLAMA_ARG_CHAT_TEMPLATE_FILE",
-    "chat_template_kwargs": "LLAMA_ARG_CHAT_TEMPLATE_KWARGS",
-    "reasoning_format": "LLAMA_ARG_THINK",
-    "reasoning_budget": "LLAMA_ARG_THINK_BUDGET",
-    "reasoning_budget_message": "LLAMA_ARG_THINK_BUDGET_MESSAGE",
-    "metrics": "LLAMA_ARG_ENDPOINT_METRICS",
-    "props": "LLAMA_ARG_ENDPOINT_PROPS",
-    "slots": "LLAMA_ARG_ENDPOINT_SLOTS",
-    "embeddings": "LLAMA_ARG_EMBEDDINGS",
-    "pooling": "LLAMA_ARG_POOLING",
-    "timeout": "LLAMA_ARG_TIMEOUT",
-    "sse_ping_interval": "LLAMA_ARG_SSE_PING_INTERVAL",
-    "webui": "LLAMA_ARG_UI",
-    "temp": "LLAMA_ARG_TEMPERATURE",
-    "top_k": "LLAMA_ARG_TOP_K",
-    "top_p": "LLAMA_ARG_TOP_P",
-    "min_p": "LLAMA_ARG_MIN_P",
-}
-_WORDS = {"enabled": "1", "disabled": "0"}
-
-
-class ServeVerb(Verb):
-    """Takes llama-server's environment variables as defaults."""
-
-    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
-        """As click's."""
-        given = {
-            name: _WORDS.get(value, value)
-            for name, variable in LLAMA_VARIABLES.items()
-            if (value := os.environ.get(variable))
-        }
-        return super().make_context(info_name, args, parent, default_map=given, **extra)
 
 
 class JsonObject(click.ParamType):  # type: ignore[type-arg]
@@ -116,6 +56,17 @@ def _count(names: tuple[str, ...], text: str, low: int, default: Any, **settings
     return option(*names, type=kind, metavar="N", default=default, help=text, **settings)
 
 
+class _Slots(click.IntRange):
+    """How many slots; auto is -1."""
+
+    def __init__(self) -> None:
+        super().__init__(min=-1)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """A usage error for anything else."""
+        return super().convert(-1 if value == "auto" else value, param, ctx)
+
+
 _OF_ENGINE: list[Adder] = [
     model_option(required=True),
     option(
@@ -128,12 +79,15 @@ _OF_ENGINE: list[Adder] = [
         help="Cells of the cache, for all requests together; auto or 0: as many as -np requests can fill and "
         "the memory has room for.",
     ),
-    _count(
-        ("-np", "--parallel", "n_parallel"),
-        "Requests that are answered at a time. If it is given, each may have an equal share of -c.",
-        -1,
-        -1,
-        show_default="4",
+    option(
+        "-np",
+        "--parallel",
+        "n_parallel",
+        type=_Slots(),
+        metavar="N",
+        default=-1,
+        show_default="auto: 4",
+        help="Requests that are answered at a time. If it is given, each may have an equal share of -c.",
     ),
     option(
         "-kvu/-no-kvu",
@@ -141,27 +95,37 @@ _OF_ENGINE: list[Adder] = [
         default=None,
         help="A request may have all of -c, whatever -np is.",
     ),
+    _count(
+        ("--kv-unified-per-slot", "n_ctx_slot"),
+        "A request may have N tokens; without -c, there are cells for -np such requests.",
+        1,
+        None,
+        show_default="as -np and -kvu say",
+    ),
     batch_option(),
     ubatch_option,
     threads_option("CPU threads for one token."),
-    _count(
-        ("-tb", "--threads-batch", "n_threads_batch"),
-        "CPU threads for more than one.",
-        1,
-        None,
-        show_default="as -t",
-    ),
     option(
-        "-fa",
-        "--flash-attn",
-        type=click.Choice(["on", "off", "auto"]),
-        default="auto",
-        help="Flash attention.",
+        "-tb",
+        "--threads-batch",
+        "n_threads_batch",
+        type=Threads(),
+        metavar="N",
+        show_default="as -t",
+        help="CPU threads for more than one.",
     ),
+    flash_attn_option,
     cache_type_options,
     swa_option,
     where_options,
+    rope_options,
     adapter_options,
+    option(
+        "--lora-init-without-apply",
+        "lora_at_rest",
+        is_flag=True,
+        help="Scales of all adapters are 0, until POST /lora-adapters or a request says something else.",
+    ),
     option(
         "--spec-type",
         metavar="TYPE",
@@ -177,6 +141,15 @@ _OF_ENGINE: list[Adder] = [
         type=click.Path(exists=True, dir_okay=False),
         metavar="FILE",
         help="A smaller GGUF file of the same vocabulary; --spec-type is draft-simple then.",
+    ),
+    option(
+        "-hfd",
+        "-hfrd",
+        "--hf-repo-draft",
+        "--spec-draft-hf",
+        "draft_repo",
+        metavar="USER/NAME[:QUANT]",
+        help="The same, of Hugging Face.",
     ),
     _count(
         ("--draft-max", "--draft", "--draft-n", "--spec-draft-n-max", "draft_max"),
@@ -221,7 +194,13 @@ _OF_WIRE: list[Adder] = [
         metavar="FILE",
         help="Keys, one a line; lines with # in front are comments.",
     ),
+    option(
+        "--reuse-port",
+        is_flag=True,
+        help="Other servers may listen on the port, too; the system gives each of them some of the clients.",
+    ),
     option("-a", "--alias", metavar="NAME,..", help="Names of the model, for clients."),
+    option("--tags", metavar="NAME,..", help="What /v1/models tells besides."),
     option(
         "-to",
         "--timeout",
@@ -265,15 +244,25 @@ _OF_WIRE: list[Adder] = [
         help="Embeddings are divided by their P-norm; -1: not, 0: to the range of 16 bits.",
     ),
     option("--ui/--no-ui", "--webui/--no-webui", "webui", default=True, help="Serve the page at /."),
+    option("--spm-infill", is_flag=True, help="/infill: the suffix before the prefix."),
+    log_options,
 ]
 _OF_ANSWERS: list[Adder] = [
     _count(
-        ("-n", "--n-predict", "n_predict"),
+        ("-n", "--predict", "--n-predict", "n_predict"),
         "Most tokens of an answer, if the request says nothing; -1: as many as fit.",
         -1,
         -1,
     ),
-    option("--temp", type=click.FloatRange(min=0), metavar="X", default=0.8, help="Temperature, likewise."),
+    option(
+        "--temp",
+        "--temperature",
+        "temp",
+        type=click.FloatRange(min=0),
+        metavar="X",
+        default=0.8,
+        help="Temperature, likewise.",
+    ),
     option("--top-k", type=click.IntRange(min=0), metavar="N", default=40, help="Likewise."),
     option("--top-p", type=click.FloatRange(0, 1), metavar="P", default=0.95, help="Likewise."),
     option("--min-p", type=click.FloatRange(0, 1), metavar="P", default=0.05, help="Likewise."),
@@ -348,11 +337,86 @@ _OF_ANSWERS: list[Adder] = [
         default="",
         help="What is said when the thoughts are cut off, before their closing mark.",
     ),
+    toggle_option("-rea", "--reasoning", help="enable_thinking for the chat template; auto: it isn't told."),
+    option(
+        "--reasoning-effort",
+        metavar="LEVEL",
+        help="reasoning_effort for the chat template, unless a request has one.",
+    ),
+    option(
+        "--skip-chat-parsing/--no-skip-chat-parsing",
+        default=False,
+        help="Thoughts and calls of tools stay in the text.",
+    ),
+    option(
+        "--prefill-assistant/--no-prefill-assistant",
+        default=True,
+        help="A last message of the assistant begins the answer; no: it is a message like others.",
+    ),
 ]
+_OF_SAMPLERS: list[Adder] = [
+    option("--ignore-eos", is_flag=True, help="Answers go on behind what would end them."),
+    option("-sp", "--special", is_flag=True, help="Control tokens add their names to the text."),
+    option(
+        "-r",
+        "--reverse-prompt",
+        "stop",
+        multiple=True,
+        type=StopString(),
+        metavar="TEXT",
+        help="Answers end before this text, if the request has no stop; may be repeated.",
+    ),
+    option("--samplers", metavar="NAME;..", help="Which samplers there are, and in which order."),
+    option("--sampler-seq", "--sampling-seq", "sampler_seq", metavar="LETTERS", help="The same, in short."),
+    escape_option(
+        r"In -r and --dry-sequence-breaker \n, \t, \xHH and the like are escapes.", show_default="yes"
+    ),
+    sampling_options,
+]
+_GROUPS = {
+    "Model and engine": _OF_ENGINE,
+    "Server": _OF_WIRE,
+    "Answers": _OF_ANSWERS,
+    "Sampling, of requests that say nothing of it": _OF_SAMPLERS,
+}
 
 
 def serve_options(command: Command) -> Command:
     """All of them, in this order."""
-    for each in reversed([*_OF_ENGINE, *_OF_WIRE, *_OF_ANSWERS]):
+    for each in reversed([each for group in _GROUPS.values() for each in group]):
         command = each(command)
     return command
+
+
+class ServeVerb(LlamaVerb):
+    """Its options are listed in groups."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """As click's, with a heading for each group."""
+        left = {param.name: param.get_help_record(ctx) for param in self.get_params(ctx)}
+        for title, adders in _GROUPS.items():
+            names = _names_of(adders)
+            _write(formatter, title, [left.pop(name) for name in tuple(left) if name in names])
+        _write(formatter, "Others", list(left.values()))
+        formatter.write_paragraph()
+        formatter.write_text(
+            "Each other option of llama-server is taken without an effect, or refused, and says so: "
+            "docs/coming-from-llama-server.md lists them."
+        )
+
+
+def _write(formatter: click.HelpFormatter, title: str, records: list[tuple[str, str] | None]) -> None:
+    with formatter.section(title):
+        formatter.write_dl([record for record in records if record is not None])
+
+
+def _names_of(adders: list[Adder]) -> set[str | None]:
+    """Of the parameters that these add."""
+
+    def none(**_: Any) -> None:
+        """Has no parameters of its own."""
+
+    command: Any = none
+    for each in adders:
+        command = each(command)
+    return {param.name for param in command.__click_params__}

@@ -46,7 +46,25 @@ def model_option(
 
     def add(command: F) -> F:
         @functools.wraps(command)
-        def run(*, hf_repo: str | None, model_url: str | None, model: str | None, **others: Any) -> None:
+        def run(
+            *,
+            hf_repo: str | None,
+            hf_file: str | None,
+            hf_token: str | None,
+            model_url: str | None,
+            offline: bool,
+            model: str | None,
+            **others: Any,
+        ) -> None:
+            if hf_file and not hf_repo:
+                raise click.UsageError("-hff names a file of the repository that -hf names: give both")
+            if hf_file and hf_repo:
+                hf_repo = f"{hf_repo.partition(':')[0]}:{hf_file}"
+            # huggingface_hub reads them when it is imported; workers get them, too
+            if offline:
+                os.environ["HF_HUB_OFFLINE"] = "1"
+            if hf_token:
+                os.environ["HF_TOKEN"] = hf_token
             values = {"model": model, "hf_repo": hf_repo, "model_url": model_url}
             if argument:
                 values[argument] = others.pop(argument)
@@ -55,13 +73,21 @@ def model_option(
             if path is not None and name in ("hf_repo", "model_url"):
                 from pykvgraph.cli.download import downloaded
 
-                path = downloaded(path, from_hub=name == "hf_repo")
+                path = downloaded(path, from_hub=name == "hf_repo", offline=offline)
             command(model=path, **others)
 
-        wrapped: Any = run
+        wrapped: Any = option(
+            "--offline", is_flag=True, help="-hf and -mu: what is in the cache, and nothing from the network."
+        )(run)
         for names, metavar, text in (
             (("-mu", "--model-url"), "URL", "The address of a GGUF file, which is kept in a cache."),
-            (("-hf", "--hf-repo"), "USER/NAME[:QUANT]", "A model of Hugging Face: Q4_K_M, if there is one."),
+            (("-hft", "--hf-token"), "TOKEN", "Who asks Hugging Face; HF_TOKEN and a login do, too."),
+            (("-hff", "--hf-file"), "FILE", "The file of this repository, in place of QUANT."),
+            (
+                ("-hf", "-hfr", "--hf-repo"),
+                "USER/NAME[:QUANT]",
+                "A model of Hugging Face: Q4_K_M, if there is one.",
+            ),
         ):
             wrapped = option(*names, metavar=metavar, help=text)(wrapped)
         model_file = option("-m", "--model", type=click.Path(), metavar="FILE", help=help_text, **settings)
@@ -100,6 +126,39 @@ class Cells(click.IntRange):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """A usage error for what is neither."""
         return self._auto if value == "auto" else super().convert(value, param, ctx)
+
+
+class Threads(click.IntRange):
+    """A number of threads; -1, as llama.cpp's default is spelled, is none given."""
+
+    def __init__(self) -> None:
+        super().__init__(min=1)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """A usage error for other numbers below 1."""
+        return None if str(value) == "-1" else super().convert(value, param, ctx)
+
+
+class _Toggle(click.Choice[str]):
+    """on, off or auto, and llama.cpp's other words for them."""
+
+    def __init__(self) -> None:
+        super().__init__(["on", "off", "auto"])
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """One of the three. A usage error for anything else."""
+        words = {"1": "on", "true": "on", "enabled": "on", "0": "off", "false": "off", "disabled": "off"}
+        return super().convert(words.get(str(value).lower(), value), param, ctx)
+
+
+def toggle_option(*names: str, **settings: Any) -> Callable[[F], F]:
+    """on, off or auto; the name alone, as older versions of llama.cpp have it, is on."""
+    return option(*names, type=_Toggle(), default="auto", is_flag=False, flag_value="on", **settings)
+
+
+def flash_attn_option(command: F) -> F:
+    """`-fa`, the same in every verb."""
+    return toggle_option("-fa", "--flash-attn", help="Flash attention: on, off or auto.")(command)
 
 
 class _CacheType(click.types.StringParamType):
@@ -174,7 +233,7 @@ def threads_option(help_text: str = "CPU threads.") -> Callable[[F], F]:
         "-t",
         "--threads",
         "n_threads",
-        type=click.IntRange(min=1),
+        type=Threads(),
         metavar="N",
         show_default=DEFAULT_THREADS,
         help=help_text,
@@ -252,8 +311,33 @@ class Interruptible:
             raise click.exceptions.Exit(INTERRUPTED)
 
 
+def _print_version(ctx: click.Context, _option: click.Parameter, wanted: bool) -> None:
+    if wanted and not ctx.resilient_parsing:
+        import pykvgraph
+
+        click.echo(f"pykvgraph {pykvgraph.__version__}")
+        ctx.exit()
+
+
+def version_option(*, hidden: bool = False) -> click.Option:
+    """`--version`: prints it and exits."""
+    return click.Option(
+        ["--version"],
+        is_flag=True,
+        expose_value=False,
+        is_eager=True,
+        hidden=hidden,
+        callback=_print_version,
+        help="Show the version and exit.",
+    )
+
+
 class Verb(click.Command):
     """A command whose errors are a line on stderr and exit code 1, with no traceback."""
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        """The verb's, and, hidden, the program's --version."""
+        return [*super().get_params(ctx), version_option(hidden=True)]
 
     def invoke(self, ctx: click.Context) -> Any:
         """Runs the verb. What pykvgraph raises, or the system says of files, becomes a ClickException."""

@@ -116,9 +116,9 @@ _OPTIONS = (
         help="The share of these layers that each device gets.",
     ),
     option(
-        "-nkvo",
-        "--no-kv-offload",
-        is_flag=True,
+        "-nkvo/-kvo",
+        "--no-kv-offload/--kv-offload",
+        default=False,
         help="Keep the cache in host memory, where the CPU attends over it.",
     ),
     option(

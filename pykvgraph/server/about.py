@@ -31,7 +31,7 @@ async def models(service: Service, request: Request) -> ASGIApp:
     data = {
         "id": name,
         "aliases": list(service.settings.aliases) or [name],
-        "tags": [],
+        "tags": list(service.settings.tags),
         "object": "model",
         "created": now(),
         "owned_by": "pykvgraph",

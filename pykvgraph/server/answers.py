@@ -25,7 +25,10 @@ def completion(service: Service, request: Request, fields: Fields) -> ASGIApp:
 def infill(service: Service, request: Request, fields: Fields) -> ASGIApp:
     """What comes between a prefix and a suffix, in llama-server's own form."""
     n_batch = service.engine.context.n_batch
-    prompt = infill_prompt(fields, service.vocabulary, n_batch, service.settings.n_predict, service.n_ctx)
+    settings = service.settings
+    prompt = infill_prompt(
+        fields, service.vocabulary, n_batch, settings.n_predict, service.n_ctx, settings.spm_infill
+    )
     job = service.job([prompt], fields, asker_of(request))
     return reply_of(service, job, _own_form(service, fields), fields)
 

@@ -66,14 +66,14 @@ def chat_request_of(fields: Fields, settings: Settings) -> ChatRequest:
     _check_together(fields, settings, choice, tools)
     return ChatRequest(
         messages=messages,
-        begun=_take_begun(messages),
+        begun=_take_begun(messages) if settings.prefills else None,
         tools=tools,
         may_call=bool(tools) and choice != "none",
         must_call=choice not in ("auto", "none"),
         function=choice["function"]["name"] if isinstance(choice, dict) else None,
         one_call=not fields.flag("parallel_tool_calls", True),
         schema=fields.object("json_schema") if "json_schema" in fields else None,
-        reasons=_reasoning_format(fields, settings) != "none",
+        reasons=settings.parses_replies and _reasoning_format(fields, settings) != "none",
         variables=_variables(fields, settings),
         most_thoughts=_budget(fields, settings),
         end_of_thoughts=fields.text("reasoning_budget_message", settings.reasoning_budget_message),

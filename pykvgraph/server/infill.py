@@ -15,12 +15,18 @@ _BETWEEN = "\n\n--- snippet ---\n\n"  # files, where the model has no token for 
 
 
 def infill_prompt(
-    fields: Fields, vocabulary: Vocabulary, n_batch: int, n_predict: int, n_ctx: int
+    fields: Fields,
+    vocabulary: Vocabulary,
+    n_batch: int,
+    n_predict: int,
+    n_ctx: int,
+    suffix_first: bool = False,
 ) -> list[int]:
     """The tokens of a body's input_prefix, input_suffix, input_extra and prompt, as llama-server puts them.
 
     The order is that of arXiv:2409.12186: repository, other files, prefix, suffix. Of prefix and suffix as
-    much is taken as fits a batch, three parts to one; n_predict: the server's. Raises WireError.
+    much is taken as fits a batch, three parts to one; n_predict: the server's. suffix_first: before the
+    prefix. Raises WireError.
     """
     pre, suf, mid = _require(vocabulary)
     for name in ("input_prefix", "input_suffix"):
@@ -37,7 +43,9 @@ def infill_prompt(
     front = [bos] if vocabulary.adds_bos and bos is not None else []
     prefix = prefix[-n_prefix:] if n_prefix else []
     extra = extra[-n_extra:] if n_extra else []
-    return [*extra, *front, pre, *prefix, *prompt, suf, *suffix[:n_suffix], mid]
+    before, behind = [pre, *prefix, *prompt], [suf, *suffix[:n_suffix]]
+    parts = behind + before if suffix_first else before + behind
+    return [*extra, *front, *parts, mid]
 
 
 def _require(vocabulary: Vocabulary) -> list[int]:

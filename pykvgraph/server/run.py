@@ -27,10 +27,10 @@ _LAST_SECONDS = 5.0  # for requests of connections that were closed
 _SIGNALS = signal.SIGINT, signal.SIGTERM
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """A socket that listens. port 0: any that is free. Raises OSError."""
+def listen(host: str, port: int, *, reuse_port: bool = False) -> socket.socket:
+    """A socket that listens. port 0: any that is free. reuse_port: others may, too. Raises OSError."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    return socket.create_server((host, port), family=family, backlog=_BACKLOG)
+    return socket.create_server((host, port), family=family, backlog=_BACKLOG, reuse_port=reuse_port)
 
 
 def address_of(listener: socket.socket) -> str:

@@ -12,8 +12,8 @@ from pykvgraph.server.errors import invalid, unsupported
 from pykvgraph.server.fields import Fields
 from pykvgraph.server.vocabulary import Vocabulary
 
-_ADAPTIVE = "adaptive_p"  # draws, so that its place in a list doesn't matter
-_LETTERS = dict(zip("edskypmxtia", [*SAMPLERS, _ADAPTIVE], strict=True))
+ADAPTIVE = "adaptive_p"  # draws, so that its place in a list doesn't matter
+_LETTERS = dict(zip("edskypmxtia", [*SAMPLERS, ADAPTIVE], strict=True))
 _NAMES = {name.replace("_", ""): name for name in _LETTERS.values()}
 _NAMES |= {"typp": "typical_p", "typ": "typical_p", "typical": "typical_p"}
 _NAMES |= {"nucleus": "top_p", "temp": "temperature"}
@@ -46,7 +46,7 @@ def sampling_of(fields: Fields, vocabulary: Vocabulary, n_slots: int, n_predict:
     """
     _refuse_others(fields)
     temperature = fields.real("temperature", 0.8, 0.0, 1e6)
-    names = _names(fields)
+    names = sampler_names(fields)
     return SamplingParams(
         max_tokens=_max_tokens(fields, n_predict),
         temperature=temperature,
@@ -70,8 +70,8 @@ def sampling_of(fields: Fields, vocabulary: Vocabulary, n_slots: int, n_predict:
         mirostat_tau=fields.real("mirostat_tau", 5.0, 0.0, 1e6),
         mirostat_eta=fields.real("mirostat_eta", 0.1, 0.0, 1e6),
         min_keep=max(fields.integer("min_keep", 0), 0),
-        samplers=[name for name in names if name != _ADAPTIVE],
-        **(_adaptive(fields) if _ADAPTIVE in names else {}),
+        samplers=[name for name in names if name != ADAPTIVE],
+        **(_adaptive(fields) if ADAPTIVE in names else {}),
         logit_bias=_biases(fields, vocabulary),
         n=fields.integer("n_cmpl", fields.integer("n", 1, 1, n_slots), 1, n_slots),
         top_logprobs=_n_probs(fields),
@@ -174,7 +174,7 @@ def _dry(fields: Fields) -> dict[str, Any]:
     }
     if "dry_sequence_breakers" in fields:
         given["dry_sequence_breakers"] = fields.texts("dry_sequence_breakers")
-        if not given["dry_sequence_breakers"]:
+        if fields.get("dry_sequence_breakers") == []:
             raise invalid("Error: dry_sequence_breakers must be a non-empty array of strings")
     return given
 
@@ -248,8 +248,8 @@ def _refuse_others(fields: Fields) -> None:
         raise unsupported(f"{wanted[0]}: this server can't do that; leave it out")
 
 
-def _names(fields: Fields) -> list[str]:
-    """Of the samplers that a body asks for: names, or their letters."""
+def sampler_names(fields: Fields) -> list[str]:
+    """Of the samplers that a body asks for, which has names, or their letters. Raises WireError."""
     given: Any = fields.get("samplers", list(SAMPLERS[:-1]))
     if isinstance(given, str):
         names = [_LETTERS.get(letter, letter) for letter in given]

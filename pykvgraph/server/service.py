@@ -30,6 +30,7 @@ from pykvgraph.tiers.peers import Peers
 
 _log = logging.getLogger("pykvgraph.server")
 _MOST_BIASES = 1 << 20  # of all samples of a body; each has its own, and tells them
+_RULES = ("grammar", "json_schema")
 FINGERPRINT = "pykvgraph-" + importlib.metadata.version("pykvgraph")
 
 
@@ -94,8 +95,16 @@ class Service:
 
     def sampling(self, fields: Fields) -> SamplingParams:
         """How a body wants its answer sampled. Raises WireError and InvalidArgumentError."""
-        whole = fields.over(self.settings.defaults)
-        return sampling_of(whole, self.vocabulary, self.settings.n_slots, self.settings.n_predict)
+        whole = self._whole(fields)
+        params = sampling_of(whole, self.vocabulary, self.settings.n_slots, self.settings.n_predict)
+        return dataclasses.replace(params, special=True) if self.settings.special else params
+
+    def _whole(self, fields: Fields) -> Fields:
+        """A body, and the server's defaults. A grammar or a schema takes the place of the server's own."""
+        defaults = self.settings.defaults
+        if any(name in fields for name in _RULES):
+            defaults = {name: value for name, value in defaults.items() if name not in _RULES}
+        return fields.over(defaults)
 
     def told(self, params: SamplingParams) -> dict[str, Any]:
         """What llama-server tells of how an answer is made."""
@@ -120,7 +129,8 @@ class Service:
         self._require_few(len(prompts), params)
         adapters = self.adapters.of(fields)
         told = {"lora": fields.array("lora"), **told}
-        told = {"stream": fields.flag("stream"), "ignore_eos": fields.flag("ignore_eos"), **told}
+        ignore_eos = self._whole(fields).flag("ignore_eos")
+        told = {"stream": fields.flag("stream"), "ignore_eos": ignore_eos, **told}
         keeps = {
             "n_keep": fields.integer("n_keep", self.settings.n_keep, -1),
             "n_discard": fields.integer("n_discard", 0, 0),

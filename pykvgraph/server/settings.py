@@ -17,13 +17,15 @@ class Settings:
 
     aliases: names of the model; the first is told. n_slots: requests that are answered at a time. n_predict:
     most tokens of an answer to a request that says nothing of it; -1: as many as fit. defaults: other fields
-    of such a request. api_keys: one of them must come with a request; none: everybody may ask.
+    of such a request. tags: told beside the model's names. special: control tokens add their names to texts.
+    api_keys: one of them must come with a request; none: everybody may ask.
 
     chat_template: Jinja, or a name; "": the model's own. jinja: False: the template is one of those that
     libllama has built in, and there are no tools. template_variables: what else templates get.
     reasoning_format: one of REASONING_FORMATS; all but "none" mean the same. reasoning_budget: most tokens of
     thoughts, of a request that says nothing of it; -1: as many as the model wants. reasoning_budget_message:
-    what is said when they are more.
+    what is said when they are more. parses_replies: False: thoughts and calls stay in the content. prefills:
+    whether a last message of the assistant begins the answer. spm_infill: the suffix stands first in /infill.
     slot_save_path: the folder of saved slots; "": none are saved. context_shift: an answer that fills
     n_ctx_slot goes on, where the model allows it. n_keep: first tokens that it keeps then; -1: the prompt.
     spec_type: one of SPEC_TYPES.
@@ -40,11 +42,13 @@ class Settings:
 
     model_path: str = ""
     aliases: tuple[str, ...] = ()
+    tags: tuple[str, ...] = ()
     host: str = "127.0.0.1"
     n_slots: int = 4
     n_ctx_slot: int = 0  # tokens that a request may have; 0: as many as the cache has cells
     n_predict: int = -1
     defaults: Mapping[str, Any] = field(default_factory=dict)
+    special: bool = False
     api_keys: tuple[str, ...] = ()
     cache_prompt: bool = True
     context_shift: bool = False
@@ -59,6 +63,9 @@ class Settings:
     reasoning_format: str = "auto"
     reasoning_budget: int = -1
     reasoning_budget_message: str = ""
+    parses_replies: bool = True
+    prefills: bool = True
+    spm_infill: bool = False
     metrics: bool = False
     props: bool = False
     run_token: str = ""
