@@ -92,6 +92,14 @@ def log_level() -> int | None:
     return LOG_LEVELS[value.lower()]
 
 
+def set_log_level(word: str) -> int:
+    """KVGRAPH_LOG is this word, here and in programs that are started from here; the level of log_level()."""
+    os.environ[LOG] = word
+    level = log_level()
+    assert level is not None
+    return level
+
+
 def stream_level() -> int:
     """How caches travel where no level is given: 3, unless KVGRAPH_STREAM_LEVEL says something else.
 

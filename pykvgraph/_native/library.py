@@ -6,7 +6,6 @@ import atexit
 import ctypes
 import functools
 import logging
-import os
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -53,10 +52,7 @@ def _show_log(level: int) -> None:
 
 def log_from(word: str) -> None:
     """As if KVGRAPH_LOG were this word, here and in processes that are started from here."""
-    os.environ[env.LOG] = word
-    level = env.log_level()
-    assert level is not None
-    _show_log(level)
+    _show_log(env.set_log_level(word))
     take_log(lib())
 
 
