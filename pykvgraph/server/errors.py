@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from pykvgraph.errors import CacheFullError, InvalidArgumentError, KVGraphError, UnsupportedError
+from pykvgraph.errors import (
+    CacheFullError,
+    InvalidArgumentError,
+    KVGraphError,
+    StateError,
+    UnsupportedError,
+)
 
 INVALID = "invalid_request_error"
 UNSUPPORTED = "not_supported_error"
@@ -87,7 +93,7 @@ def as_wire(error: BaseException) -> WireError:
         return error
     if isinstance(error, CacheFullError):
         return WireError(400, "exceed_context_size_error", str(error))
-    if isinstance(error, InvalidArgumentError):
+    if isinstance(error, (InvalidArgumentError, StateError)):
         return invalid(str(error))
     if isinstance(error, UnsupportedError):
         return unsupported(str(error))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import stat
 import time
@@ -14,7 +15,7 @@ from starlette.types import ASGIApp
 
 from pykvgraph.errors import KVGraphError, StateError
 from pykvgraph.server.body import read_body
-from pykvgraph.server.errors import SERVER, WireError, invalid, unsupported
+from pykvgraph.server.errors import SERVER, WireError, as_wire, invalid, unsupported
 from pykvgraph.server.fields import Fields
 from pykvgraph.server.keys import key_of
 from pykvgraph.server.reply import JsonReply
@@ -24,6 +25,8 @@ from pykvgraph.server.wire_json import loads
 
 _LONGEST = 255  # bytes of a file's name
 _HEAD_BYTES = 1 << 20  # at most, of what a file has beside K and V
+_OF_PERMISSION = (errno.EACCES, errno.EPERM)
+_OF_NAME = (errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG, errno.EINVAL, errno.EILSEQ, errno.ELOOP)
 # what separates folders, here or elsewhere, and what no file may be called on other systems
 _FORBIDDEN = frozenset('/\\:*?"<>|\uff0e\u2215\u2216\ufffd\ufeff')
 
@@ -58,7 +61,7 @@ async def _save(service: Service, slot: int, salt: bytes, path: Path) -> dict[st
     try:
         n_tokens, n_bytes = await asyncio.to_thread(save)
     except (OSError, MemoryError, KVGraphError) as error:
-        raise WireError(500, SERVER, f"Unable to save slot: {_reason(error)}") from error
+        raise _failure("save", error) from error
     told = {"id_slot": slot, "filename": path.name, "n_saved": n_tokens, "n_written": n_bytes}
     return {**told, "timings": {"save_ms": (time.perf_counter() - begin) * 1e3}}
 
@@ -68,7 +71,7 @@ async def _restore(service: Service, slot: int, salt: bytes, path: Path) -> dict
     adapters = service.adapters.of(Fields({}))
 
     def restore() -> tuple[list[int], int]:
-        n_bytes = _size_of_regular(path)
+        n_bytes = path.stat().st_size
         if n_bytes > _most_bytes(service):
             raise StateError("the file is larger than the cache")
         return service.engine.load_prefix(path, salt=salt, adapters=adapters), n_bytes
@@ -77,7 +80,7 @@ async def _restore(service: Service, slot: int, salt: bytes, path: Path) -> dict
     try:
         ids, n_bytes = await asyncio.to_thread(restore)
     except (OSError, MemoryError, KVGraphError) as error:
-        raise invalid(f"Unable to restore slot: {_reason(error)}") from error
+        raise _failure("restore", error) from error
     service.slots.put(slot, Text(ids, salt, adapters))
     told = {"id_slot": slot, "filename": path.name, "n_restored": len(ids), "n_read": n_bytes}
     return {**told, "timings": {"restore_ms": (time.perf_counter() - begin) * 1e3}}
@@ -114,16 +117,18 @@ def _path(folder: str, name: str) -> Path:
     if len(name.encode()) > _LONGEST:
         raise invalid("Invalid filename")
     path = Path(folder) / name
-    if path.is_symlink():
-        raise invalid("Invalid filename: it is a link")
+    kind = _kind(path)
+    if kind is not None and not stat.S_ISREG(kind):
+        raise invalid("Invalid filename: there is a link, a folder or a device of this name, and no file")
     return path
 
 
-def _size_of_regular(path: Path) -> int:
-    found = path.stat()
-    if not stat.S_ISREG(found.st_mode):
-        raise OSError(None, "it is no file")
-    return found.st_size
+def _kind(path: Path) -> int | None:
+    """As lstat() has it; None: there is nothing, or what is wrong with the name is said by who opens it."""
+    try:
+        return path.lstat().st_mode
+    except OSError:
+        return None
 
 
 def _most_bytes(service: Service) -> int:
@@ -133,8 +138,15 @@ def _most_bytes(service: Service) -> int:
     )
 
 
-def _reason(error: Exception) -> str:
-    """Without the path, which clients are not told."""
-    if isinstance(error, OSError):
-        return error.strerror or os.strerror(error.errno or 0)
-    return str(error) or "out of memory"
+def _failure(what: str, error: Exception) -> WireError:
+    """What a client hears of an action that came to nothing; without the path, which clients are not told."""
+    if not isinstance(error, OSError):
+        told = as_wire(error)
+        return WireError(told.code, told.kind, f"Unable to {what} slot: {error or 'out of memory'}")
+    reason = error.strerror or os.strerror(error.errno or 0)
+    message = f"Unable to {what} slot: {reason}"
+    if error.errno in _OF_PERMISSION:
+        return WireError(403, "permission_error", message)
+    if error.errno in _OF_NAME or (error.errno == errno.ENOENT and what == "restore"):
+        return invalid(message)
+    return WireError(500, SERVER, message)

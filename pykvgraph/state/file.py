@@ -19,8 +19,8 @@ from pykvgraph.state.source import FileSource
 def write_file(path: str | os.PathLike[str], blob: bytes) -> None:
     """Writes aside, syncs and renames: whatever happens, `path` is the old file or the whole new one.
 
-    An existing file keeps its mode; who may read a new one is the umask's choice, as for any file. A process
-    that is killed may leave the `.kvgstate-*.tmp` that it was writing beside it.
+    An existing file keeps its mode; a new one is its owner's alone (0600), as cells are somebody's text. A
+    process that is killed may leave the `.kvgstate-*.tmp` that it was writing beside it.
 
     Raises InvalidArgumentError for a device, pipe or socket; OSError, which names `path`, for a folder, a
     missing or read-only one around it, or a full disk.
@@ -40,10 +40,9 @@ def write_file(path: str | os.PathLike[str], blob: bytes) -> None:
 
 def _replace(target: Path, blob: bytes, mode: int | None) -> None:
     aside = str(target.with_name(f".kvgstate-{secrets.token_hex(8)}.tmp"))
-    # at no time may more people read it than the file that it will be
-    first_mode = 0o666 if mode is None else 0o600
     try:
-        with open(aside, "xb", opener=lambda name, flags: os.open(name, flags, first_mode)) as file:
+        # at no time may more people read it than the file that it will be
+        with open(aside, "xb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
             if mode is not None:
                 os.fchmod(file.fileno(), mode)
             file.write(blob)

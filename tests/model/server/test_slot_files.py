@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import random
@@ -191,6 +192,79 @@ def test_a_full_disk_leaves_the_old_file(client: httpx.Client, folder: Path) -> 
     assert (folder / "full").read_bytes() == old
     assert not list(folder.glob(".*"))
     assert say(client, id_slot=1)["tokens_predicted"] == 8
+
+
+CODES = {
+    errno.EISDIR: 400,
+    errno.ENAMETOOLONG: 400,
+    errno.EILSEQ: 400,
+    errno.EACCES: 403,
+    errno.EPERM: 403,
+    errno.ENOSPC: 500,
+    errno.EDQUOT: 500,
+    errno.EROFS: 500,
+    errno.EIO: 500,
+    errno.EMFILE: 500,
+}
+
+
+@pytest.mark.parametrize("number", CODES, ids=lambda number: errno.errorcode[number])
+def test_whose_fault_an_error_of_the_system_is(
+    client: httpx.Client, folder: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """A name, a permission, or the server's disk: as a full one is, no test can have all of them."""
+    say(client, id_slot=1)
+    assert act(client, 1, "save", filename="system").status_code == 200
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(number, os.strerror(number), str(folder / "secret"))
+
+    monkeypatch.setattr(kvg.Engine, "save_prefix", fail)
+    monkeypatch.setattr(kvg.Engine, "load_prefix", fail)
+    for action in ("save", "restore"):
+        reply = act(client, 1, action, filename="system")
+        error = reply.json()["error"]
+        assert reply.status_code == error["code"] == CODES[number]
+        assert error["message"] == f"Unable to {action} slot: {os.strerror(number)}"
+        assert (error["type"] == "server_error") == (reply.status_code == 500)
+        assert (error["type"] == "permission_error") == (reply.status_code == 403)
+
+
+def test_what_is_no_file_is_not_written_to(folder: Path) -> None:
+    for name, make in (("pipe2", os.mkfifo), ("folder2", os.mkdir)):
+        make(folder / name)
+    with saving(folder) as client:
+        for _ in range(2):  # without a text, and with one
+            for name in ("pipe2", "folder2"):
+                for action in ("save", "restore"):
+                    reply = act(client, 0, action, filename=name)
+                    assert (reply.status_code, reply.json()["error"]["type"]) == (
+                        400,
+                        "invalid_request_error",
+                    )
+                    assert str(folder) not in reply.text
+            say(client, id_slot=0)
+    assert (folder / "folder2").is_dir() and (folder / "pipe2").is_fifo()
+
+
+def test_a_folder_that_is_gone(tmp_path: Path) -> None:
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    with saving(folder) as client:
+        say(client, id_slot=0)
+        folder.rmdir()
+        saved, restored = (act(client, 0, action, filename="a") for action in ("save", "restore"))
+    assert (saved.status_code, restored.status_code) == (500, 400)  # a file that isn't there is the client's
+
+
+def test_a_text_is_its_owners(client: httpx.Client, folder: Path) -> None:
+    before = os.umask(0)
+    try:
+        say(client, id_slot=1)
+        act(client, 1, "save", filename="own")
+    finally:
+        os.umask(before)
+    assert (folder / "own").stat().st_mode & 0o777 == 0o600
 
 
 def test_a_taken_slot_is_waited_for(folder: Path) -> None:
