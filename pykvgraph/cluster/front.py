@@ -288,7 +288,8 @@ class Front:
         body = b""
         if request.method == "POST":
             body = await read_body(request, self.settings.max_body, self.settings.body_seconds)
-        return Forwarded(self, request.method, Asked(request.scope["path"], body))
+        path = str(request.scope["raw_path"], "latin-1")  # a model's name may have any sign
+        return Forwarded(self, request.method, Asked(path, body))
 
     async def by_one(self, request: Request) -> ASGIApp:
         """What one worker works at."""
@@ -311,6 +312,7 @@ def front_app(front: Front) -> ASGIApp:
         ("GET", "/v1/health", front.health),
         ("GET", "/models", front.by_any),
         ("GET", "/v1/models", front.by_any),
+        ("GET", "/v1/models/{name:path}", front.by_any),
         ("GET", "/props", front.props),
         ("POST", "/props", front.by_any),
         ("GET", "/slots", front.slots),

@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from pykvgraph.server.errors import WireError, unsupported
+from pykvgraph.server.errors import WireError, no_model, unsupported
 from pykvgraph.server.fields import Fields
 from pykvgraph.server.form import now
 from pykvgraph.server.reply import JsonReply
@@ -28,17 +28,8 @@ async def health(service: Service, request: Request) -> ASGIApp:
 async def models(service: Service, request: Request) -> ASGIApp:
     """The one model, as OpenAI's interface and as Ollama's list it."""
     name = service.model_name
-    data = {
-        "id": name,
-        "aliases": list(service.settings.aliases) or [name],
-        "tags": list(service.settings.tags),
-        "object": "model",
-        "created": now(),
-        "owned_by": "pykvgraph",
-        "meta": _meta(service) if service.is_ready else None,
-    }
     details = {"parent_model": "", "format": "gguf", "family": "", "families": [""]}
-    model = {
+    of_ollama = {
         "name": name,
         "model": name,
         "modified_at": "",
@@ -51,7 +42,15 @@ async def models(service: Service, request: Request) -> ASGIApp:
         "parameters": "",
         "details": {**details, "parameter_size": "", "quantization_level": ""},
     }
-    return JsonReply({"models": [model], "object": "list", "data": [data]})
+    return JsonReply({"models": [of_ollama], "object": "list", "data": [_entry(service)]})
+
+
+async def model(service: Service, request: Request) -> ASGIApp:
+    """The one model by its name or an alias, as OpenAI's interface tells it. Raises WireError for others."""
+    wanted = request.path_params["name"]
+    if wanted not in (service.model_name, *service.settings.aliases):
+        raise no_model(wanted)
+    return JsonReply(_entry(service) | {"id": wanted})
 
 
 async def props(service: Service, request: Request) -> ASGIApp:
@@ -104,6 +103,19 @@ async def metrics(service: Service, request: Request) -> ASGIApp:
     # counting the cells waits for the engine's step, and the event loop must not
     text = await asyncio.to_thread(service.metrics.text)
     return Response(text, media_type="text/plain; version=0.0.4")
+
+
+def _entry(service: Service) -> dict[str, Any]:
+    name = service.model_name
+    return {
+        "id": name,
+        "aliases": list(service.settings.aliases) or [name],
+        "tags": list(service.settings.tags),
+        "object": "model",
+        "created": now(),
+        "owned_by": "pykvgraph",
+        "meta": _meta(service) if service.is_ready else None,
+    }
 
 
 def _meta(service: Service) -> dict[str, Any]:

@@ -47,6 +47,7 @@ TELLERS: dict[tuple[str, str], Teller] = {
     ("GET", "/v1/health"): about.health,
     ("GET", "/models"): about.models,
     ("GET", "/v1/models"): about.models,
+    ("GET", "/v1/models/{name:path}"): about.model,
     ("GET", "/props"): about.props,
     ("POST", "/props"): about.set_props,
     ("GET", "/slots"): about.slots,
@@ -124,7 +125,7 @@ class _Told(Endpoint):
         self._teller = teller
 
     async def _reply(self, request: Request) -> ASGIApp:
-        if self._teller not in (about.health, about.models, page_files.page):
+        if self._teller not in (about.health, about.models, about.model, page_files.page):
             self._service.engine  # noqa: B018 which says so while the model is loaded
         return await self._teller(self._service, request)
 

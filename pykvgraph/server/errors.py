@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from pykvgraph.checks import shown
 from pykvgraph.errors import (
     CacheFullError,
     InvalidArgumentError,
@@ -58,6 +59,13 @@ def no_text(kind: str) -> WireError:
 def not_found() -> WireError:
     """There is no such path."""
     return WireError(404, "not_found_error", "File Not Found")
+
+
+def no_model(name: str) -> WireError:
+    """There is no model of this name, as OpenAI's interface says so."""
+    error = WireError(404, INVALID, f"The model {shown(name)} does not exist", param="model")
+    error.more["code"] = "model_not_found"
+    return error
 
 
 def loading() -> WireError:

@@ -14,6 +14,7 @@ from pykvgraph.server.errors import WireError, error_body
 from pykvgraph.server.reply import JsonReply
 
 PUBLIC = frozenset((*page_files.FILES, "/health", "/v1/health", "/models", "/v1/models"))
+_PUBLIC_FOLDER = "/v1/models/"
 RUN_HEADER = "x-kvgraph-run"
 _KEY_OF_SCOPE = "kvgraph.key"
 SAID_OF_SCOPE = "kvgraph.said"
@@ -39,7 +40,7 @@ class Keys:
             found = [key for key in self._keys if hmac.compare_digest(key, given)]
             if found:
                 scope[_KEY_OF_SCOPE] = found[0]
-            elif scope["path"] not in PUBLIC:
+            elif scope["path"] not in PUBLIC and not scope["path"].startswith(_PUBLIC_FOLDER):
                 await JsonReply(error_body(scope["path"], _UNKNOWN), _UNKNOWN.code)(scope, receive, send)
                 return
         await self._app(scope, receive, send)

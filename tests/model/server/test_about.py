@@ -8,6 +8,7 @@ import threading
 from typing import Any
 
 import httpx
+import openai
 import pytest
 from support.served import N_SLOTS, served
 
@@ -23,6 +24,34 @@ def test_health_and_models(client: httpx.Client) -> None:
     told = client.get("/v1/models").json()["data"][0]
     assert told["id"] == str(STORIES)
     assert told["meta"]["n_vocab"] == 512 and told["meta"]["n_ctx_train"] == 512
+
+
+def test_a_model_by_its_name(client: httpx.Client) -> None:
+    """As OpenAI's package asks for it: a name may be a path."""
+    with openai.OpenAI(base_url=f"{client.base_url}/v1", api_key="none", max_retries=0) as api:
+        found = api.models.retrieve(str(STORIES))
+        assert (found.id, found.object, found.owned_by) == (str(STORIES), "model", "pykvgraph")
+        assert found == api.models.list().data[0].model_copy(update={"created": found.created})
+        for other in ("gpt-4", STORIES.name, f"{STORIES}/", "a/b?c#d é", "'", ".."):
+            with pytest.raises((openai.NotFoundError, ValueError)) as caught:
+                api.models.retrieve(other)
+            if isinstance(caught.value, openai.NotFoundError):
+                assert (caught.value.code, caught.value.param) == ("model_not_found", "model")
+                assert caught.value.type == "invalid_request_error"
+    assert client.get(f"/v1/models/{STORIES}").json()["id"] == str(STORIES)  # as it is, without %2F
+    assert client.get("/v1/models/").status_code == 404
+
+
+def test_a_model_by_its_aliases() -> None:
+    odd = "org/name: a?b#c%20é"
+    with (
+        served(load, aliases=("first", odd), model_path="/x.gguf", api_keys=("secret",)) as (url, _),
+        openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as api,
+    ):
+        for alias in ("first", odd):
+            assert api.models.retrieve(alias).id == alias  # without a key, as the list
+        with pytest.raises(openai.NotFoundError):
+            api.models.retrieve("/x.gguf")
 
 
 def test_props_and_slots(client: httpx.Client) -> None:

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 import pytest
-from support.served import events, said_by, served_alone
+from support.served import events, said_by, served_alone, where_of
 
 from pykvgraph.server.keys import RUN_HEADER
 
@@ -145,7 +148,11 @@ def test_the_second_turn_goes_where_the_first_was(workers: Served) -> None:
 def test_what_is_told_of_all(workers: Served) -> None:
     url, _ = workers
     assert httpx.get(f"{url}/health").json() == {"status": "ok"}
-    assert httpx.get(f"{url}/v1/models").json()["object"] == "list"
+    (model,) = httpx.get(f"{url}/v1/models").json()["data"]
+    found = httpx.get(f"{url}/v1/models/{quote(model['id'], safe='')}").json()
+    assert found | {"created": 0} == model | {"created": 0}
+    missing = httpx.get(f"{url}/v1/models/a%3Fb%20c").json()["error"]
+    assert missing["message"] == "The model 'a?b c' does not exist"
     assert httpx.get(f"{url}/props").json()["total_slots"] == 8
     slots = httpx.get(f"{url}/slots").json()
     assert [(slot["id"], slot["worker"]) for slot in slots] == [(i, i // 4) for i in range(8)]
@@ -201,6 +208,17 @@ def test_a_client_that_goes_away_ends_its_request(workers: Served) -> None:
     with httpx.stream("POST", f"{url}/completion", json=endless, timeout=30) as reply:
         next(reply.iter_raw())
     until(lambda: not any(slot["is_processing"] for slot in httpx.get(slots).json()))
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_a_client_that_closes_its_side_gets_the_answer(workers: Served, streams: bool) -> None:
+    body = json.dumps({"prompt": "Once", "n_predict": 100, "stream": streams, **GREEDY}).encode()
+    with socket.create_connection(where_of(workers[0]), 30) as client:
+        head = b"POST /completion HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % len(body)
+        client.sendall(head + body)
+        client.shutdown(socket.SHUT_WR)
+        data = b"".join(iter(lambda: client.recv(1 << 16), b""))
+    assert b'"tokens_predicted":100' in data
 
 
 # Greedy as a stream and whole, with a seed, and without one. Only greedy ones are compared: where tokens are
