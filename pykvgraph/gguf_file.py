@@ -129,13 +129,13 @@ def read_key(gguf: int, key: str) -> Any:
     return None if index is None else _value(gguf, index, _entry(gguf, index))
 
 
-def read_strings(gguf: int, key: str) -> list[bytes]:
-    """An array of strings, byte by byte as the file has them; empty when there is no such array."""
+def read_strings(gguf: int, key: str) -> bytes:
+    """An array of strings, byte by byte as the file has them, each with a NUL behind it.
+
+    Empty when there is no such array.
+    """
     index = _find(gguf, key)
-    if index is None:
-        return []
-    entry = _entry(gguf, index)
-    return [_string(gguf, index, item) for item in range(entry.n)] if entry.type == _STRING else []
+    return b"" if index is None else _strings(gguf, index)
 
 
 def read_tensors(gguf: int) -> tuple[TensorInfo, ...]:
@@ -236,7 +236,7 @@ def _find(gguf: int, key: str) -> int | None:
 def _value(gguf: int, index: int, entry: KvgGgufKv) -> Any:
     values: list[Any]
     if entry.type == _STRING:
-        values = [_text(_string(gguf, index, item)) for item in range(entry.n)]
+        values = _text(_strings(gguf, index)).split("\0")[:-1]
     else:
         dtype = np.dtype(_DTYPES[entry.type])
         values = np.frombuffer(ctypes.string_at(entry.data, entry.n * dtype.itemsize), dtype).tolist()
@@ -245,10 +245,13 @@ def _value(gguf: int, index: int, entry: KvgGgufKv) -> Any:
     return values if entry.is_array else values[0]
 
 
-def _string(gguf: int, index: int, item: int) -> bytes:
-    data, length = ctypes.POINTER(ctypes.c_char)(), ctypes.c_uint64()
-    lib().kvg_gguf_get_string(gguf, index, item, ctypes.byref(data), ctypes.byref(length))
-    return ctypes.string_at(data, length.value)
+def _strings(gguf: int, index: int) -> bytes:
+    """The strings of a value, each with a NUL behind it; none when it has none."""
+    size = ctypes.c_uint64()
+    lib().kvg_gguf_copy_strings(gguf, index, None, 0, ctypes.byref(size))
+    data = ctypes.create_string_buffer(size.value)
+    lib().kvg_gguf_copy_strings(gguf, index, data, size.value, ctypes.byref(size))
+    return data.raw
 
 
 def _tensor(gguf: int, index: int) -> TensorInfo:

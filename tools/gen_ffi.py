@@ -36,6 +36,7 @@ SCALARS = {
     "float": "c_float",
     "double": "c_double",
     "char": "c_char",
+    "_Bool": "c_bool",
 }
 
 PREAMBLE = '''\

@@ -14,6 +14,7 @@
 #ifndef KVGRAPH_H
 #define KVGRAPH_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -143,6 +144,9 @@ KVG_API kvg_status kvg_gguf_get_kv(const kvg_gguf * gguf, uint64_t index, kvg_gg
 /* Item `item` of a string value (0 for a scalar); `length` in bytes, not NUL-terminated by promise. */
 KVG_API kvg_status kvg_gguf_get_string(const kvg_gguf * gguf, uint64_t index, uint64_t item, const char ** data,
                                        uint64_t * length);
+/* All strings of such a value one behind the other, each with a NUL behind it. n_bytes: of all of them. Nothing is written when there
+   are over `room` bytes. */
+KVG_API kvg_status kvg_gguf_copy_strings(const kvg_gguf * gguf, uint64_t index, char * data, uint64_t room, uint64_t * n_bytes);
 KVG_API kvg_status kvg_gguf_get_tensor(const kvg_gguf * gguf, uint64_t index, kvg_gguf_tensor * out);
 /* Whether libllama may be given this file as a tokenizer: it ends the process on some of what a file can hold.
    KVG_UNSUPPORTED for a kind that is neither SentencePiece BPE nor BPE by a list of merges; KVG_MODEL_LOAD for what is damaged. */
@@ -717,6 +721,32 @@ KVG_API kvg_status kvg_tap_next(kvg_tap * tap, int64_t milliseconds, kvg_tapped 
 KVG_API kvg_status kvg_tap_take(kvg_tap * tap, int32_t * pos, uint8_t * data, uint64_t n_bytes);
 /* May be called from any thread. */
 KVG_API void kvg_tap_free(kvg_tap * tap);
+
+/* ---- long texts ---- */
+
+/* The special tokens of a vocabulary of libllama's. It may be used by several threads at the same time. */
+typedef struct kvg_specials kvg_specials;
+
+/* libllama's llama_vocab_get_attr, llama_vocab_get_text and llama_tokenize */
+typedef int32_t (*kvg_token_attr)(const void * vocab, int32_t token);
+typedef const char * (*kvg_token_text)(const void * vocab, int32_t token);
+typedef int32_t (*kvg_tokenize_text)(const void * vocab, const char * text, int32_t size, int32_t * ids, int32_t room,
+                                     bool add_special, bool parse_special);
+
+/* Keeps nothing of the vocabulary. */
+KVG_API kvg_status kvg_specials_new(const void * vocab, int64_t n_tokens, kvg_token_attr attr, kvg_token_text text,
+                                    kvg_specials ** out);
+KVG_API void kvg_specials_free(kvg_specials * specials);
+/* Bytes of the longest token's text, be it special or not. */
+KVG_API uint64_t kvg_specials_longest(const kvg_specials * specials);
+/* 1: there are tokens that drop the white space beside them; else 0. */
+KVG_API int32_t kvg_specials_strip(const kvg_specials * specials);
+/* The ids that libllama's llama_tokenize gives to a text without add_special, in a time that grows with the text and not with the square
+   of the special tokens in it. n: how many they are; of more than `room` none is of use. *stop: as soon as another thread makes it
+   another number than 0, the call ends at the next special token, and no id is of use. */
+KVG_API kvg_status kvg_specials_encode(const kvg_specials * specials, const void * vocab, kvg_tokenize_text tokenize,
+                                       const char * text, int64_t size, int32_t parse_special, const int32_t * stop,
+                                       int32_t * ids, int64_t room, uint64_t * n);
 
 /* ---- faults, for tests ---- */
 

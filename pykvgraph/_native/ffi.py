@@ -7,6 +7,7 @@ from ctypes import (
     CFUNCTYPE,
     POINTER,
     Structure,
+    c_bool,
     c_char,
     c_char_p,
     c_double,
@@ -432,6 +433,15 @@ class KvgUpdateStats(Structure):
 KvgLogCallback = CFUNCTYPE(None, c_int32, c_char_p, c_void_p)
 
 
+KvgTokenAttr = CFUNCTYPE(c_int32, c_void_p, c_int32)
+
+
+KvgTokenText = CFUNCTYPE(c_char_p, c_void_p, c_int32)
+
+
+KvgTokenizeText = CFUNCTYPE(c_int32, c_void_p, c_char_p, c_int32, POINTER(c_int32), c_int32, c_bool, c_bool)
+
+
 # by their C names, for the comparison with kvg_struct_layout()
 STRUCTS: dict[str, type[Structure]] = {
     "kvg_adapter_info": KvgAdapterInfo,
@@ -471,6 +481,7 @@ STATUS_FUNCTIONS = (
     "kvg_gguf_get_part",
     "kvg_gguf_get_kv",
     "kvg_gguf_get_string",
+    "kvg_gguf_copy_strings",
     "kvg_gguf_get_tensor",
     "kvg_gguf_check_vocab",
     "kvg_model_load",
@@ -538,6 +549,8 @@ STATUS_FUNCTIONS = (
     "kvg_tap_mark",
     "kvg_tap_next",
     "kvg_tap_take",
+    "kvg_specials_new",
+    "kvg_specials_encode",
     "kvg_test_fault",
 )
 
@@ -588,6 +601,8 @@ def declare(lib: CDLL) -> None:
         POINTER(c_uint64),
     ]
     lib.kvg_gguf_get_string.restype = c_int32
+    lib.kvg_gguf_copy_strings.argtypes = [c_void_p, c_uint64, c_char_p, c_uint64, POINTER(c_uint64)]
+    lib.kvg_gguf_copy_strings.restype = c_int32
     lib.kvg_gguf_get_tensor.argtypes = [c_void_p, c_uint64, POINTER(KvgGgufTensor)]
     lib.kvg_gguf_get_tensor.restype = c_int32
     lib.kvg_gguf_check_vocab.argtypes = [c_void_p]
@@ -777,5 +792,26 @@ def declare(lib: CDLL) -> None:
     lib.kvg_tap_take.restype = c_int32
     lib.kvg_tap_free.argtypes = [c_void_p]
     lib.kvg_tap_free.restype = None
+    lib.kvg_specials_new.argtypes = [c_void_p, c_int64, KvgTokenAttr, KvgTokenText, POINTER(c_void_p)]
+    lib.kvg_specials_new.restype = c_int32
+    lib.kvg_specials_free.argtypes = [c_void_p]
+    lib.kvg_specials_free.restype = None
+    lib.kvg_specials_longest.argtypes = [c_void_p]
+    lib.kvg_specials_longest.restype = c_uint64
+    lib.kvg_specials_strip.argtypes = [c_void_p]
+    lib.kvg_specials_strip.restype = c_int32
+    lib.kvg_specials_encode.argtypes = [
+        c_void_p,
+        c_void_p,
+        KvgTokenizeText,
+        c_char_p,
+        c_int64,
+        c_int32,
+        POINTER(c_int32),
+        POINTER(c_int32),
+        c_int64,
+        POINTER(c_uint64),
+    ]
+    lib.kvg_specials_encode.restype = c_int32
     lib.kvg_test_fault.argtypes = [c_char_p, c_int64]
     lib.kvg_test_fault.restype = c_int32

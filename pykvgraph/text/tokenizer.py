@@ -21,6 +21,7 @@ from pykvgraph._native import libllama
 from pykvgraph._native.fork import renew_cached_properties_in_child, renew_lock_in_child
 from pykvgraph._native.handles import Handle, NotCopied, repr_of
 from pykvgraph._native.library import lib
+from pykvgraph.abandoned import Wanted, work
 from pykvgraph.checks import INT32_MAX, Integers, flag, integer, integers, shown
 from pykvgraph.errors import (
     DeviceError,
@@ -31,9 +32,18 @@ from pykvgraph.errors import (
 )
 from pykvgraph.gguf_file import GgufFile, read_key, read_parts, read_strings
 from pykvgraph.overrides import Overrides, set_in_libllama
+from pykvgraph.text.long_text import LONG, LongText
+from pykvgraph.text.token_strings import TokenStrings
 
 R = TypeVar("R")
 
+# whose UTF-8 has every byte that any text has
+_EVERY_BYTE = "".join(
+    map(
+        chr, (*range(0x800), *range(0x800, 0xD800, 0x800), 0xE000, 0xF000, *range(0x10000, 0x110000, 0x10000))
+    )
+)
+_WHITE_SPACE = b" \t\n\v\f\r"
 _SPACE = "\u2581"  # SentencePiece's word boundary
 
 # some pre-tokenizers are a std::regex, which recurses for every character of a word: 320 bytes each, measured
@@ -67,7 +77,7 @@ class Vocabulary:
 
     kind: str  # tokenizer.ggml.model
     pre: str | None  # tokenizer.ggml.pre
-    tokens: list[bytes]
+    strings: TokenStrings
     space_prefix: bool  # a space is put before the text, and taken away again when decoding
     model: Handle  # libllama's, of the vocabulary alone
 
@@ -93,7 +103,7 @@ class Vocabulary:
         return Vocabulary(
             kind=kind,
             pre=pre,
-            tokens=read_strings(gguf, "tokenizer.ggml.tokens"),
+            strings=TokenStrings(read_strings(gguf, "tokenizer.ggml.tokens")),
             space_prefix=_has_space_prefix(gguf, kind),
             model=Handle.own(
                 _load,
@@ -123,12 +133,12 @@ class Tokenizer(NotCopied):
         self._vocab = self._handle.call(llama.llama_model_get_vocab)
         self._kind = vocabulary.kind
         self._merged = vocabulary.kind in _MERGED
-        self._tokens = frozenset(vocabulary.tokens)
-        self._byte_tokens = frozenset(byte for byte in range(256) if _has_byte(self._tokens, byte))
+        self._strings = vocabulary.strings
         self._pieces: tuple[dict[int, bytes], dict[int, bytes]] = {}, {}  # without control tokens, and with
         self._eog: dict[int, bool] = {}
         self.space_prefix = vocabulary.space_prefix
-        self.n_vocab = len(vocabulary.tokens)
+        self.n_vocab = vocabulary.strings.n
+        self._long = LongText(llama, vocabulary.model, self.n_vocab)
         self.bos = _token(self._ask(llama.llama_vocab_bos))
         self.eos = _token(self._ask(llama.llama_vocab_eos))
         for name, adds, token in (
@@ -168,28 +178,32 @@ class Tokenizer(NotCopied):
         if not flag(add_space_prefix, "add_space_prefix") and self.space_prefix and self._mark:
             # the mark is cut off again; tokens of the text begin behind it, as none has the mark in it
             n_mark = len(self.encode(self._mark, False))
-            special = self.encode("", add_special)
-            n_front = int(special[:1] == [self.bos] and self._ask(self._llama.llama_vocab_get_add_bos))
+            around, n_front = self._around() if flag(add_special, "add_special") else ([], 0)
             body = self.encode(self._mark + text, False, parse_special)[n_mark:] if text else []
-            return special[:n_front] + body + special[n_front:]
-        if not isinstance(text, str):
-            raise InvalidArgumentError(f"text must be a str, got {shown(text)}")
+            return around[:n_front] + body + around[n_front:]
         flag(add_special, "add_special")
         flag(parse_special, "parse_special")
-        try:
-            data = text.encode("utf-8")
-        except UnicodeEncodeError as error:
-            raise InvalidArgumentError(f"the text can't be written as UTF-8: {error}") from error
+        data = _utf8(text)
         if len(data) > _LONGEST_TEXT:
             raise InvalidArgumentError(
                 f"the text has {len(data)} bytes, over {_LONGEST_TEXT}: encode it in parts"
             )
         self._refuse_unknown(text)
+        wanted = work()
+        wanted.require()
         needed = _STACK_AT_LEAST + len(text) * _STACK_PER_CHARACTER
         if self._merged and needed > lib().kvg_stack_left():
             # the call is the other thread's: Ctrl-C may end this one's waiting before it is over
-            return _on_large_stack(needed, self._ask, self._encode, data, add_special, parse_special)
-        return self._ask(self._encode, data, add_special, parse_special)
+            return _on_large_stack(needed, self._encode, data, add_special, parse_special, wanted)
+        return self._encode(data, add_special, parse_special, wanted)
+
+    def least_tokens(self, text: str) -> int:
+        """Tokens that a text has at least, by its length; found without encoding it. 0 where nobody knows.
+
+        Raises InvalidArgumentError when `text` is not a str or can't be written as UTF-8.
+        """
+        data, dropped = _utf8(text), self._dropped
+        return 0 if dropped is None else -(-len(data.translate(None, dropped)) // self._long.longest)
 
     @functools.cached_property
     def _mark(self) -> str:
@@ -197,10 +211,7 @@ class Tokenizer(NotCopied):
         if self._kind != "llama":
             return ""
         for mark in map(chr, (*range(1, 9), *range(0xE000, 0xE010))):
-            data = mark.encode()
-            if (data in self._tokens or self._byte_tokens.issuperset(data)) and not any(
-                data in token and data != token for token in self._tokens
-            ):
+            if self._has_tokens(mark) and not self._strings.is_part(mark):
                 return mark
         return ""
 
@@ -245,10 +256,16 @@ class Tokenizer(NotCopied):
         """function(vocabulary, *arguments), with libllama's vocabulary."""
         return self._handle.call(lambda _: function(self._vocab, *arguments))
 
-    def _encode(self, vocab: Any, data: bytes, add_special: bool, parse_special: bool) -> list[int]:
-        size = len(data) + 8
+    def _encode(self, data: bytes, add_special: bool, parse_special: bool, wanted: Wanted) -> list[int]:
         is_large = self._merged or self._kind == "t5"
         _require_memory(len(data) * (_BYTES_PER_BYTE if is_large else _BYTES_PER_PIECE_BYTE))
+        if len(data) < LONG:
+            return self._ask(self._encode_whole, data, add_special, parse_special)
+        around, n_front = self._around() if add_special else ([], 0)
+        return [*around[:n_front], *self._long.encode(data, parse_special, wanted), *around[n_front:]]
+
+    def _encode_whole(self, vocab: Any, data: bytes, add_special: bool, parse_special: bool) -> list[int]:
+        size = len(data) + 8
         while True:
             ids = np.empty(size, np.int32)
             address = ids.ctypes.data_as(ctypes.POINTER(ctypes.c_int32))
@@ -261,6 +278,28 @@ class Tokenizer(NotCopied):
             if not size < -count <= INT32_MAX:
                 raise KVGraphError(f"libllama answered {count} to a text of {len(data)} bytes")
             size = -count
+
+    def _around(self) -> tuple[list[int], int]:
+        """The tokens that are put around a text, and how many of them before it."""
+        around = self._ask(self._encode_whole, b"", True, False)
+        has_front = self._kind == "bert" or self._ask(self._llama.llama_vocab_get_add_bos)
+        return around, int(bool(around) and has_front)
+
+    @functools.cached_property
+    def _dropped(self) -> bytes | None:
+        """Bytes that may become no token; None where whole words may become one, or none.
+
+        All other bytes are in a token whose text has at least as many.
+        """
+        if self._kind not in ("llama", "rwkv", "gpt2", "gemma4"):
+            return None
+        dropped = self._strings.without_token if self._merged else b""
+        every = _EVERY_BYTE.encode()
+        if self._merged and self.decode_bytes(self.encode(_EVERY_BYTE, False)) != every.translate(
+            None, dropped
+        ):
+            return None
+        return dropped + _WHITE_SPACE if self._long.drops_spaces else dropped
 
     def _piece(self, token: int, special: bool = False) -> bytes:
         """The bytes of a token that is in the vocabulary. special: of a control token, its name."""
@@ -281,17 +320,30 @@ class Tokenizer(NotCopied):
 
     def _refuse_unknown(self, text: str) -> None:
         """libllama ends the process at a character that is no token when its bytes are none either."""
-        if self._kind != "llama" or len(self._byte_tokens) == 256 or not text:
+        if self._kind != "llama" or len(self._strings.single_bytes) == 256 or not text:
             return
         for character in sorted(set(text.replace(" ", _SPACE)) | {_SPACE}):
-            data = character.encode()
-            if data not in self._tokens and not self._byte_tokens.issuperset(data):
+            if not self._has_tokens(character):
                 raise InvalidArgumentError(
                     f"this vocabulary has no token for {character!r}, nor tokens for its bytes"
                 )
 
+    def _has_tokens(self, character: str) -> bool:
+        """Whether SentencePiece can spell it."""
+        data = character.encode()
+        return self._strings.single_bytes.issuperset(data) or data in self._strings
+
 
 renew_cached_properties_in_child(Tokenizer)
+
+
+def _utf8(text: str) -> bytes:
+    if not isinstance(text, str):
+        raise InvalidArgumentError(f"text must be a str, got {shown(text)}")
+    try:
+        return text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise InvalidArgumentError(f"the text can't be written as UTF-8: {error}") from error
 
 
 def _require_memory(n_bytes: int) -> None:
@@ -313,10 +365,6 @@ def _has_space_prefix(gguf: int, kind: str) -> bool:
     if kind == "t5":
         return prefix is True or read_key(gguf, "tokenizer.ggml.remove_extra_whitespaces") is True
     return kind == "bert" or (kind == "llama" and prefix is not False)
-
-
-def _has_byte(tokens: frozenset[bytes], byte: int) -> bool:
-    return b"<0x%02X>" % byte in tokens or (byte > 0 and bytes([byte]) in tokens)
 
 
 def _on_large_stack(size: int, function: Callable[..., R], *arguments: Any) -> R:

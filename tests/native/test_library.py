@@ -17,6 +17,7 @@ import pytest
 
 import pykvgraph as kvg
 from pykvgraph._native import ffi, fork
+from pykvgraph._native.ffi import KvgTokenAttr, KvgTokenizeText, KvgTokenText
 from pykvgraph._native.library import lib, sized
 
 
@@ -112,6 +113,7 @@ NULL_CALLS: list[Callable[[], object]] = [
     lambda: lib().kvg_gguf_open(None, None, 0, None),
     lambda: lib().kvg_gguf_get_kv(None, 0, None),
     lambda: lib().kvg_gguf_get_string(None, 0, 0, None, None),
+    lambda: lib().kvg_gguf_copy_strings(None, 0, None, 0, None),
     lambda: lib().kvg_gguf_get_tensor(None, 0, None),
     lambda: lib().kvg_gguf_check_model(None, None),
     lambda: lib().kvg_model_load(None, None, None),
@@ -138,6 +140,8 @@ NULL_CALLS: list[Callable[[], object]] = [
     lambda: lib().kvg_kv_cells(None, 0, None, None, None, None, None),
     lambda: lib().kvg_kv_read(None, 0, 0, None, 0),
     lambda: lib().kvg_device_get(0, None),
+    lambda: lib().kvg_specials_new(None, 0, KvgTokenAttr(), KvgTokenText(), None),
+    lambda: lib().kvg_specials_encode(None, None, KvgTokenizeText(), None, 0, 0, None, None, 0, None),
 ]
 
 

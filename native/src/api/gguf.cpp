@@ -61,17 +61,53 @@ kvg_status kvg_gguf_get_kv(const kvg_gguf * gguf, uint64_t index, kvg_gguf_kv * 
     });
 }
 
+// The strings of a value; of a scalar, one.
+class strings {
+public:
+    strings(const kvg_gguf & gguf, uint64_t index)
+        : meta_(gguf.file->meta()), id_(kv_index(gguf, index)), is_array_(gguf_get_kv_type(meta_, id_) == GGUF_TYPE_ARRAY) {
+        const gguf_type type = is_array_ ? gguf_get_arr_type(meta_, id_) : gguf_get_kv_type(meta_, id_);
+        n_ = type != GGUF_TYPE_STRING ? 0 : is_array_ ? gguf_get_arr_n(meta_, id_) : 1;
+    }
+
+    uint64_t n() const { return n_; }
+    const char * at(uint64_t item) const {
+        return is_array_ ? gguf_get_arr_str(meta_, id_, item) : gguf_get_val_str(meta_, id_);
+    }
+
+private:
+    const gguf_context * meta_;
+    int64_t id_;
+    bool is_array_;
+    uint64_t n_;
+};
+
 kvg_status kvg_gguf_get_string(const kvg_gguf * gguf, uint64_t index, uint64_t item, const char ** data, uint64_t * length) {
     return guarded([&] {
-        const int64_t id = kv_index(need(gguf, "gguf"), index);
-        const gguf_context * meta = gguf->file->meta();
-        const bool is_array = gguf_get_kv_type(meta, id) == GGUF_TYPE_ARRAY;
-        const gguf_type type = is_array ? gguf_get_arr_type(meta, id) : gguf_get_kv_type(meta, id);
-        if (type != GGUF_TYPE_STRING || item >= (is_array ? gguf_get_arr_n(meta, id) : 1)) {
+        const strings all(need(gguf, "gguf"), index);
+        if (item >= all.n()) {
             fail(KVG_INVALID_ARGUMENT, "key %llu has no string %llu", (unsigned long long) index, (unsigned long long) item);
         }
-        need(data, "data") = is_array ? gguf_get_arr_str(meta, id, item) : gguf_get_val_str(meta, id);
+        need(data, "data") = all.at(item);
         need(length, "length") = strlen(*data);
+    });
+}
+
+kvg_status kvg_gguf_copy_strings(const kvg_gguf * gguf, uint64_t index, char * data, uint64_t room, uint64_t * n_bytes) {
+    return guarded([&] {
+        const strings all(need(gguf, "gguf"), index);
+        uint64_t size = 0;
+        for (uint64_t i = 0; i < all.n(); ++i) {
+            size += strlen(all.at(i)) + 1;
+        }
+        need(n_bytes, "n_bytes") = size;
+        if (size == 0 || size > room) {
+            return;
+        }
+        char * end = &need(data, "data");
+        for (uint64_t i = 0; i < all.n(); ++i) {
+            end = stpcpy(end, all.at(i)) + 1;
+        }
     });
 }
 
