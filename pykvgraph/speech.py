@@ -45,6 +45,10 @@ class Speech(NotCopied):
         self._drops_space = tokenizer is not None and tokenizer.space_prefix and prompt[-1] == tokenizer.bos
         self._sampler.begin(prompt)
 
+    def ready(self, seconds: float) -> bool:
+        """Whether say() needn't wait for a grammar; waits so long for that. Raises as say() does."""
+        return self._sampler.ready(seconds)
+
     def say(self, last: LastOutput) -> Piece:
         """The piece after what was decoded last. Raises KVGraphError when the logits are broken."""
         last.require_finite()

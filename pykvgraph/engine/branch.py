@@ -46,7 +46,8 @@ class Branch:
     adapters: those that it is decoded under; they are in `salt`, too. record, lookup: what became of its
     drafts, and what they are made of. copies: gets what the index has of it, as it comes; None: nobody does.
     n_copied: how many tokens of whole blocks that got. is_compared: whether `places` has those where its text
-    parts from others.
+    parts from others. unsaid: the output of its last token, while its grammar takes long to tell which may
+    follow; meanwhile it decodes nothing.
     """
 
     def __init__(
@@ -83,6 +84,7 @@ class Branch:
         self.n_beyond = 0
         self.own: OwnRows | None = None
         self.fetch: Fetch | None = None
+        self.unsaid: LastOutput | None = None
         self.record = Record()
         self.lookup = Lookup()
         self.ended: Literal["stop", "length"] | None = None  # before it has begun
@@ -213,6 +215,10 @@ class Branch:
             n_said=self._n_said,
             seconds=now - self._submitted,
         )
+
+    def can_say(self, seconds: float) -> bool:
+        """Whether say() needn't wait for a grammar; waits so long for that. Raises as Speech.ready does."""
+        return self._speech.ready(seconds)
 
     def say(self, last: LastOutput, now: float) -> Literal["stop", "length"] | None:
         """Hands out the next token; returns why it was the last, or None. Raises as Speech.say does."""

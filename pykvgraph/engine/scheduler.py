@@ -80,7 +80,7 @@ class Scheduler:
         """A running text ends, or is set aside: its sequences are free again."""
         self.running.remove(branch)
         self._free_seqs += [branch.seq, *branch.fork_seqs]
-        branch.seq, branch.fork_seqs = -1, []
+        branch.seq, branch.fork_seqs, branch.unsaid = -1, [], None
 
     def borrow(self) -> int:
         """A sequence that nobody has, until give_back()."""
@@ -130,7 +130,7 @@ class Scheduler:
 
     def _of_turn(self) -> list[Branch]:
         """Those that are decoded together: under the adapters that had their turn longest ago."""
-        ready = [each for each in self.running if each.fetch is None]
+        ready = [each for each in self.running if each.fetch is None and each.unsaid is None]
         if not ready:
             return []
         turn = min(ready, key=lambda each: self._turns.get(each.adapters, 0)).adapters

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 
 from pykvgraph.batch import Batch
@@ -29,6 +30,9 @@ from pykvgraph.types import EngineLook, EngineStats
 
 _MOST_PARTINGS = 8
 _ENOUGH_ON_CPU = 64  # tokens of prompts; in steps of 512 each takes as long (docs/many-requests.md)
+# seconds that a step waits for grammars; an ordinary one tells within 3 to 30 ms of the last token
+_GRAMMAR_PATIENCE = 0.05
+_GRAMMAR_IDLE = 0.005  # between two looks, when there is nothing else to do
 _PROMPTS = "prompt_tokens", "prefix_hit_tokens", "decoded_again"
 _COUNTED = (*_PROMPTS, "steps", "decoded", "drafted", "accepted")
 
@@ -131,11 +135,14 @@ class Stepper:
         self._take_news()
         self.mail.run_errands(self._texts)
         self._take_fetched()
+        self._say_late()
         self._admit()
         shift_full(self._texts)
         self.mail.show(self.look)
         if not (chunks := self._chosen()):
-            if self._fetches and self._fetches.any:
+            if any(branch.unsaid is not None for branch in self._scheduler.running):
+                time.sleep(_GRAMMAR_IDLE)
+            elif self._fetches and self._fetches.any:
                 self._fetches.wait()
             return
         self._scheduler.count_idle(chunks)
@@ -461,7 +468,7 @@ class Stepper:
         self._counts["drafted"] += len(draft)
         self._say(branch, outputs[0], now)
         for token, output in zip(draft, outputs[1:], strict=True):
-            if not branch.runs or branch.ids[-1] != token:
+            if not branch.runs or branch.unsaid is not None or branch.ids[-1] != token:
                 break
             branch.record.accepted += 1
             self._counts["accepted"] += 1
@@ -477,8 +484,21 @@ class Stepper:
         elif draft:
             self._advance(branch, 0, to_end=False)
 
-    def _say(self, branch: Branch, output: LastOutput, now: float) -> None:
+    def _say_late(self) -> None:
+        """Texts say what their grammars have allowed meanwhile."""
+        for branch in [each for each in self._scheduler.running if each.unsaid is not None]:
+            output, branch.unsaid = branch.unsaid, None
+            if branch.runs and output is not None:
+                self._say(branch, output, -math.inf)
+
+    def _say(self, branch: Branch, output: LastOutput, decoded: float) -> None:
+        """Says a token, unless its grammar takes too long: the others don't wait for that. decoded: when."""
+        patience = decoded + _GRAMMAR_PATIENCE - time.perf_counter()
         try:
+            if not branch.can_say(max(patience, 0.0)):
+                branch.unsaid = output._replace(logits=output.logits.copy())
+                return
+            now = time.perf_counter()
             reason = branch.say(output, now)
         except (KVGraphError, MemoryError) as error:
             self._texts.fail(branch, error)

@@ -81,7 +81,7 @@ def has_grammar(chosen: SamplingParams) -> bool:
 def new_chain(chosen: SamplingParams, seed: int, n_vocab: int, tokenizer: Tokenizer | None) -> int:
     """A libllama chain, which its owner frees.
 
-    Raises InvalidArgumentError for a grammar that is none, and for a grammar or DRY without a tokenizer.
+    The grammar is none of its links. Raises InvalidArgumentError for DRY without a tokenizer.
     """
     llama = libllama.low_level()
     params = llama.llama_sampler_chain_default_params()
@@ -97,7 +97,7 @@ def new_chain(chosen: SamplingParams, seed: int, n_vocab: int, tokenizer: Tokeni
 
 
 def remember(chain: int, tokens: npt.NDArray[np.int32]) -> None:
-    """Tells the penalties and DRY of the text so far; a grammar begins behind it."""
+    """Tells the penalties and DRY of the text so far."""
     llama = libllama.low_level()
     for i in range(llama.llama_sampler_chain_n(chain)):
         link = llama.llama_sampler_chain_get(chain, i)
@@ -114,8 +114,6 @@ def _links(
         biases = chosen.logit_bias.native
         pointer = biases.ctypes.data_as(ctypes.POINTER(llama.llama_logit_bias))
         yield llama.llama_sampler_init_logit_bias(n_vocab, len(biases), pointer)
-    if has_grammar(chosen):
-        yield _grammar(llama, chosen, tokenizer)
     names = _before_temperature(chosen) if is_greedy(chosen) else chosen.samplers
     if is_greedy(chosen) or chosen.mirostat:
         names = [name for name in names if name in ("penalties", "dry")]
@@ -189,23 +187,15 @@ def _dry(llama: Any, chosen: SamplingParams, tokenizer: Tokenizer | None) -> int
     return sampler
 
 
-def _grammar(llama: Any, chosen: SamplingParams, tokenizer: Tokenizer | None) -> int:
-    if tokenizer is None:
-        raise InvalidArgumentError("a grammar is about text: give the Sampler its tokenizer=model.tokenizer")
+def grammar_text(chosen: SamplingParams) -> str:
+    """The grammar, in GBNF; its own, or that of the schema. Raises InvalidArgumentError."""
     text = chosen.grammar
     if text is None:
         assert isinstance(chosen.json_schema, str)
         text = grammar_of_schema(chosen.json_schema)
     _refuse_deep(text)
     _refuse_reversed(text)
-    with libllama.quiet():
-        sampler: int | None = tokenizer._ask(llama.llama_sampler_init_grammar, text.encode(), b"root")
-    if not sampler:
-        raise InvalidArgumentError(
-            "libllama can't read the grammar: it needs a rule `root`, every rule that is named, and no rule "
-            "may begin with itself (GBNF, in llama.cpp's grammars/README.md)"
-        )
-    return sampler
+    return text
 
 
 def grammar_of_schema(schema: str) -> str:

@@ -1,4 +1,4 @@
-"""Logits to a token: greedy here, everything else by libllama's samplers."""
+"""Logits to a token: greedy here, everything else by libllama's samplers, behind the grammar."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ from pykvgraph._native.handles import Handle, NotCopied
 from pykvgraph.checks import shown
 from pykvgraph.errors import InvalidArgumentError, KVGraphError
 from pykvgraph.params import MAX_SEED, SamplingParams, ThoughtLimit, params_of
+from pykvgraph.text.grammar import Grammar
 from pykvgraph.text.likeliest import likeliest
 from pykvgraph.text.sampler_chain import (
+    grammar_text,
     has_dry,
     has_grammar,
     is_greedy,
@@ -104,15 +106,19 @@ class Sampler(NotCopied):
         # whether the chain must be told what was chosen
         self._n_remembered = n_remembered(params)
         adapts = params.adaptive_target >= 0
-        self._follows = self._n_remembered > 0 or has_grammar(params) or adapts
+        self._follows = self._n_remembered > 0 or adapts
         self._prompt = np.empty(0, np.int32)
         self._chain: Handle | None = None
+        self._grammar: Grammar | None = None
         self._candidates = np.empty(0, [("id", np.int32), ("logit", np.float32), ("p", np.float32)])
         self._fresh = self._candidates
         self._n_left = 0  # candidates behind all samplers, the first ones
         if not self.greedy:
             self._llama = libllama.low_level()
-            if has_grammar(params) or has_dry(params):  # what is wrong is said now, and what takes long done
+            # what is wrong is said now, and what takes long done
+            if has_grammar(params):
+                self._grammar = self._new_grammar()
+            if has_dry(params):
                 self._new_chain(0 if tokenizer is None else tokenizer.n_vocab)
 
     def begin(self, prompt: npt.NDArray[np.int32]) -> None:
@@ -121,11 +127,16 @@ class Sampler(NotCopied):
         if self._chain is not None:
             self._chain.call(remember, self._prompt)
 
+    def ready(self, seconds: float) -> bool:
+        """Whether sample() needn't wait for the grammar; waits so long for that. Raises as sample() does."""
+        return self._grammar is None or self._grammar.ready(seconds)
+
     def sample(self, logits: npt.NDArray[np.float32]) -> int:
         """Chooses a token id; logits: float32 (n_vocab,).
 
         Raises InvalidArgumentError unless logits is a one-dimensional array of floats, and KVGraphError when
-        a logit is NaN or the largest is infinite, or when the grammar allows no token.
+        a logit is NaN or the largest is infinite. Because of a grammar: InvalidArgumentError when it allows
+        no token or takes too long (text.grammar.MOST_SECONDS), KVGraphError when it has no process.
         """
         if not isinstance(logits, np.ndarray) or logits.dtype.kind != "f":
             raise InvalidArgumentError(f"logits must be an array of floats, got {shown(logits)}")
@@ -173,7 +184,7 @@ class Sampler(NotCopied):
 
     def _draw(self, logits: npt.NDArray[np.float32], due: int | None) -> int | None:
         """None: no token may be said; due: the only one that may."""
-        if has_grammar(self._params) and self._tokenizer is not None:
+        if self._grammar is not None and self._tokenizer is not None:
             logits = logits[: self._tokenizer.n_vocab]  # a model may have more rows
         chain = self._chain or self._new_chain(len(logits))
         return chain.call(self._apply, logits, due)
@@ -186,6 +197,7 @@ class Sampler(NotCopied):
         if self._chain is not None:
             clone, free = self._llama.llama_sampler_clone, self._llama.llama_sampler_free
             other._chain = Handle.own(self._chain.call, clone, free=free, name="sampler")
+        other._grammar = None if self._grammar is None else self._grammar.copy()
         other._thoughts = None if self._thoughts is None else self._thoughts.copy()
         return other
 
@@ -198,6 +210,13 @@ class Sampler(NotCopied):
                 "the marks of thoughts are texts: give the Sampler its tokenizer=model.tokenizer"
             )
         return Thoughts(limit, self._tokenizer)
+
+    def _new_grammar(self) -> Grammar:
+        if self._tokenizer is None:
+            raise InvalidArgumentError(
+                "a grammar is about text: give the Sampler its tokenizer=model.tokenizer"
+            )
+        return Grammar(grammar_text(self._params), self._tokenizer.grammars)
 
     def _new_chain(self, n_vocab: int) -> Handle:
         free = self._llama.llama_sampler_free
@@ -216,7 +235,9 @@ class Sampler(NotCopied):
         # samplers reorder them, so they are new for each draw
         self._candidates[:] = self._fresh
         self._candidates["logit"] = logits
-        if due is not None:  # the samplers see it chosen, and the grammar may refuse it
+        if self._grammar is not None:
+            self._candidates["logit"][~self._grammar.allowed()] = -math.inf
+        if due is not None:  # the samplers see it chosen, unless the grammar refuses it
             self._candidates["logit"][self._candidates["id"] != due] = -math.inf
         array = llama.llama_token_data_array(data=self._data, size=len(logits), selected=-1, sorted=False)
         llama.llama_sampler_apply(chain, ctypes.byref(array))
@@ -228,4 +249,6 @@ class Sampler(NotCopied):
             return None
         if self._follows:
             llama.llama_sampler_accept(chain, found.id)
+        if self._grammar is not None and not (self._tokenizer and self._tokenizer.is_eog(found.id)):
+            self._grammar.accept(found.id)
         return int(found.id)

@@ -32,6 +32,7 @@ from pykvgraph.errors import (
 )
 from pykvgraph.gguf_file import GgufFile, read_key, read_parts, read_strings
 from pykvgraph.overrides import Overrides, set_in_libllama
+from pykvgraph.text.grammar import GrammarHost, VocabularyFile
 from pykvgraph.text.long_text import LONG, LongText
 from pykvgraph.text.token_strings import TokenStrings
 
@@ -80,6 +81,7 @@ class Vocabulary:
     strings: TokenStrings
     space_prefix: bool  # a space is put before the text, and taken away again when decoding
     model: Handle  # libllama's, of the vocabulary alone
+    file: VocabularyFile
 
     @staticmethod
     def read(gguf: int, overrides: Overrides) -> Vocabulary:
@@ -99,7 +101,8 @@ class Vocabulary:
         lib().kvg_gguf_check_vocab(gguf)
         pre = read_key(gguf, "tokenizer.ggml.pre")
         llama = libllama.low_level()
-        path = f"/proc/self/fd/{lib().kvg_gguf_fd(gguf)}"
+        number = lib().kvg_gguf_fd(gguf)
+        given = _for_libllama(llama, overrides)
         return Vocabulary(
             kind=kind,
             pre=pre,
@@ -108,14 +111,15 @@ class Vocabulary:
             model=Handle.own(
                 _load,
                 llama,
-                path,
+                f"/proc/self/fd/{number}",
                 kind,
                 pre,
-                overrides,
+                given,
                 free=llama.llama_model_free,
                 name="tokenizer",
                 shared=True,
             ),
+            file=VocabularyFile(number, bytes(given)),
         )
 
 
@@ -136,6 +140,7 @@ class Tokenizer(NotCopied):
         self._strings = vocabulary.strings
         self._pieces: tuple[dict[int, bytes], dict[int, bytes]] = {}, {}  # without control tokens, and with
         self._eog: dict[int, bool] = {}
+        self._file = vocabulary.file
         self.space_prefix = vocabulary.space_prefix
         self.n_vocab = vocabulary.strings.n
         self._long = LongText(llama, vocabulary.model, self.n_vocab)
@@ -204,6 +209,11 @@ class Tokenizer(NotCopied):
         """
         data, dropped = _utf8(text), self._dropped
         return 0 if dropped is None else -(-len(data.translate(None, dropped)) // self._long.longest)
+
+    @functools.cached_property
+    def grammars(self) -> GrammarHost:
+        """What starts grammars over these tokens."""
+        return GrammarHost(self._file, self.n_vocab)
 
     @functools.cached_property
     def _mark(self) -> str:
@@ -387,16 +397,21 @@ def _token(token: int) -> int | None:
     return int(token) if token >= 0 else None
 
 
-def _load(llama: Any, path: str, kind: str, pre: str | None, given: Overrides) -> int:
+def _for_libllama(llama: Any, given: Overrides) -> Any:
+    """An array of its structs."""
+    # of a split model the first part has the vocabulary: the others are none of libllama's business
+    overrides = (llama.llama_model_kv_override * (len(given) + 2))()  # the last one ends it
+    set_in_libllama(overrides, {**given, "split.count": 0})
+    return overrides
+
+
+def _load(llama: Any, path: str, kind: str, pre: str | None, given: Any) -> int:
     params = llama.llama_model_default_params()
     params.vocab_only = True
     # no device at all: asking a GPU for its properties takes time and memory
     no_devices = (ctypes.c_void_p * 1)()
     params.devices = ctypes.cast(no_devices, ctypes.c_void_p)
-    # of a split model the first part has the vocabulary: the others are none of libllama's business
-    overrides = (llama.llama_model_kv_override * (len(given) + 2))()  # the last one ends it
-    set_in_libllama(overrides, {**given, "split.count": 0})
-    params.kv_overrides = overrides
+    params.kv_overrides = given
     with libllama.quiet():
         model: int | None = llama.llama_model_load_from_file(path.encode(), params)
     if not model:

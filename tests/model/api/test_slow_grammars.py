@@ -1,0 +1,172 @@
+"""Grammars that libllama never comes to an end with: an error within seconds, and nothing is left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support import ctrl_c
+from support.slow_grammars import BRANCHES, LOOP, TREE, grammar_processes
+
+import pykvgraph as kvg
+from pykvgraph.engine import stepper
+from pykvgraph.text import grammar as module
+
+OPENING = "Once upon a time"
+MOST_SECONDS = 20.0  # a second of processor time, on a busy machine
+
+
+@pytest.fixture(scope="module")
+def model(stories: Path) -> Iterator[kvg.Model]:
+    with kvg.Model(stories, device="cpu") as model:
+        yield model
+
+
+def rss() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
+
+
+def no_process_soon() -> bool:
+    """Whether the processes of grammars that nobody has any more have ended."""
+    for _ in range(100):
+        if not grammar_processes():
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def by_generate(model: kvg.Model, grammar: str) -> None:
+    with kvg.Context(model, n_ctx=128, n_threads=1) as ctx:
+        try:
+            list(kvg.generate(ctx, OPENING, max_tokens=40, grammar=grammar))
+        finally:
+            assert len(list(kvg.generate(ctx, OPENING, max_tokens=3, grammar="root ::= [a-z ]+"))) == 3
+
+
+def by_engine(model: kvg.Model, grammar: str) -> None:
+    engine = kvg.Engine(model, n_ctx=256, n_seq_max=2)
+    try:
+        request = engine.submit(OPENING, kvg.SamplingParams(max_tokens=40, grammar=grammar))
+        request.result(60)
+    finally:
+        assert engine.submit(OPENING, kvg.SamplingParams(max_tokens=3)).result(60).n_said == 3
+        engine._loop.close()
+
+
+def by_llama(model: kvg.Model, grammar: str) -> None:
+    from pykvgraph.llama import Llama
+
+    llama = Llama(str(model.path), n_ctx=128, verbose=False)
+    try:
+        llama.create_completion(OPENING, max_tokens=40, grammar=grammar)  # type: ignore[arg-type]
+    finally:
+        llama.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("say", [by_generate, by_engine, by_llama])
+@pytest.mark.parametrize("grammar", [BRANCHES, LOOP, TREE], ids=["branches", "loop", "tree"])
+def test_an_error_within_seconds(
+    model: kvg.Model, say: Callable[[kvg.Model, str], None], grammar: str
+) -> None:
+    before, begin = rss(), time.monotonic()
+    with pytest.raises(kvg.InvalidArgumentError, match="more than 1 s of processor time, or 256 MiB"):
+        say(model, grammar)
+    assert time.monotonic() - begin < MOST_SECONDS
+    assert rss() - before < 100 << 20
+    assert no_process_soon()
+
+
+def test_the_engine_says_the_same_when_no_grammar_is_ready(
+    model: kvg.Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """generate() waits for each token; here all texts go on without those that wait."""
+    monkeypatch.setattr(stepper, "_GRAMMAR_PATIENCE", -60.0)
+    sampling: dict[str, Any] = {
+        "max_tokens": 24,
+        "temperature": 0.9,
+        "seed": 5,
+        "grammar": "root ::= [a-m ]+",
+    }
+    prompts = [OPENING, "Lily had a", "The dog ran and ran and ran and"]
+    expected = []
+    with kvg.Context(model, n_ctx=128, n_threads=1) as ctx:
+        for prompt in prompts:
+            ctx.kv.clear()
+            expected.append([piece.token for piece in kvg.generate(ctx, prompt, **sampling)])
+    for draft in (None, "ngram"):
+        engine = kvg.Engine(model, n_ctx=512, n_seq_max=3, draft=draft)  # type: ignore[arg-type]
+        asked = [engine.submit(prompt, kvg.SamplingParams(**sampling)) for prompt in prompts]
+        free = engine.submit(OPENING, kvg.SamplingParams(max_tokens=30))
+        assert [list(each.result(60).tokens) for each in asked] == expected
+        assert free.result(60).n_said == 30
+
+
+def test_a_copy_and_a_fork_go_on_as_the_sampler_does(model: kvg.Model) -> None:
+    """Each has a process of its own, which is told what has come."""
+    rows = np.random.default_rng(3).standard_normal((12, model.n_vocab)).astype(np.float32)
+    sampler = kvg.Sampler(temperature=0, grammar='root ::= ("ab" | [c-h] " ")+', tokenizer=model.tokenizer)
+    for row in rows[:6]:
+        sampler.sample(row)
+    copy = sampler.copy()
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.write(write, repr([sampler.sample(row) for row in rows[6:]]).encode())
+        finally:
+            os._exit(0)
+    os.close(write)
+    with os.fdopen(read) as answer:
+        said = answer.read()
+    os.waitpid(child, 0)
+    expected = [sampler.sample(row) for row in rows[6:]]
+    assert [copy.sample(row) for row in rows[6:]] == expected
+    assert said == repr(expected)
+
+
+def test_ctrl_c_while_a_grammar_is_awaited(model: kvg.Model) -> None:
+    """The wait ends at once; the sampler goes on as if nothing had been."""
+    rows = np.random.default_rng(4).standard_normal((4, model.n_vocab)).astype(np.float32)
+    arguments: dict[str, Any] = {"grammar": "root ::= [a-z ]+", "tokenizer": model.tokenizer}
+    whole, sampler = (kvg.Sampler(temperature=0, **arguments) for _ in range(2))
+    expected = [whole.sample(row) for row in rows]
+    del whole
+    assert no_process_soon()
+    assert [sampler.sample(row) for row in rows[:2]] == expected[:2]
+    (pid,) = grammar_processes()
+    os.kill(pid, signal.SIGSTOP)
+    if sampler.ready(0.1):  # it was quicker
+        assert sampler.sample(rows[2]) == expected[2]
+        rows, expected = rows[1:], expected[1:]
+    with ctrl_c.heard():
+        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+        with pytest.raises(KeyboardInterrupt):
+            sampler.sample(rows[2])
+    os.kill(pid, signal.SIGKILL)
+    assert sampler.sample(rows[2]) == expected[2]
+
+
+def test_a_process_that_gets_no_time(model: kvg.Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one that is stopped: the same error, after the longest wait."""
+    monkeypatch.setattr(module, "_MOST_WAITED", 0.2)
+    sampler = kvg.Sampler(temperature=0, grammar="root ::= [a-z ]+", tokenizer=model.tokenizer)
+    row = np.zeros(model.n_vocab, np.float32)
+    row[model.tokenizer.eos] = -9.0  # which asks for nothing more
+    sampler.sample(row)
+    sampler.sample(row)
+    (pid,) = grammar_processes()
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        with pytest.raises(kvg.InvalidArgumentError, match="more than 1 s of processor time"):
+            for _ in range(3):  # it may have been quicker once
+                sampler.sample(row)
+    finally:
+        os.kill(pid, signal.SIGKILL)

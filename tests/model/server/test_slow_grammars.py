@@ -1,0 +1,70 @@
+"""Grammars that libllama never comes to an end with: their clients hear so, and the others are answered."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from support.served import events
+from support.slow_grammars import BRANCHES, LOOP, PATTERN
+
+PROMPT = "Once upon a time"
+
+
+@pytest.fixture
+def gaps(address: str) -> Iterator[list[float]]:
+    """Seconds between the events of an endless stream of answers, beside whatever the test does."""
+    found: list[float] = []
+    ends = threading.Event()
+
+    def talk() -> None:
+        with httpx.Client(base_url=address, timeout=120) as client:
+            while not ends.is_set():
+                body = {"prompt": PROMPT, "n_predict": 200, "stream": True, "ignore_eos": True}
+                with client.stream("POST", "/completion", json=body) as reply:
+                    last = time.monotonic()
+                    for line in reply.iter_lines():
+                        if line:
+                            found.append(time.monotonic() - last)
+                            last = time.monotonic()
+
+    talker = threading.Thread(target=talk)
+    talker.start()
+    try:
+        yield found
+    finally:
+        ends.set()
+        talker.join(60)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "asked", [{"grammar": BRANCHES}, {"grammar": LOOP}, {"json_schema": json.loads(PATTERN)}], ids=str
+)
+def test_the_others_are_answered(client: httpx.Client, gaps: list[float], asked: dict[str, Any]) -> None:
+    # letters, as (a|b)* reads them
+    letters = {"logit_bias": [["a", 50], ["b", 50]]} if "json_schema" in asked else {}
+    body = {"prompt": PROMPT, "n_predict": 60, "temperature": 1.5, "seed": 3, **letters, **asked}
+    reply = client.post("/completion", json=body)
+    if "grammar" in asked:
+        assert reply.status_code == 400
+        error = reply.json()["error"]
+        assert error["type"] == "invalid_request_error"
+        assert "1 s of processor time" in error["message"] and "make it smaller" in error["message"]
+    time.sleep(0.2)
+    assert len(gaps) > 20
+    assert max(gaps) < 2.0
+
+
+@pytest.mark.slow
+def test_a_stream_ends_with_an_error(client: httpx.Client) -> None:
+    """What was said before it stays."""
+    body = {"prompt": PROMPT, "n_predict": 60, "stream": True, "grammar": BRANCHES}
+    said = events(client.post("/completion", json=body).text)
+    assert said[0]["content"]
+    assert "1 s of processor time" in said[-1]["error"]["message"]
