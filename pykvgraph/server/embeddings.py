@@ -71,6 +71,8 @@ class _Work:
         self._format = fields.text("encoding_format", "float")
         if self._format not in ("float", "base64"):
             raise invalid("The format to return the embeddings in. Can be either float or base64")
+        n_embd = service.engine.model.n_embd
+        self._n_dimensions = fields.integer("dimensions", n_embd, 1, n_embd)
         self._norm = fields.integer("embd_normalize", service.settings.embd_normalize, -1, _HIGHEST_NORM)
         self._model = fields.text("model", service.model_name)
         self._engine = service.engine
@@ -93,7 +95,8 @@ class _Work:
         loop, found = asyncio.get_running_loop(), list[bytes]()
 
         def tell(prompts: list[list[int]]) -> list[bytes]:
-            vectors = self._engine.embed_all(prompts, self._pooling, self._adapters)
+            whole = self._engine.embed_all(prompts, self._pooling, self._adapters)
+            vectors = [each[..., : self._n_dimensions] for each in whole]
             if self._pooling != "none":
                 vectors = [normalized(each, self._norm)[None] for each in vectors]
             return [dumps_in_parts(told(len(found) + i, each)) for i, each in enumerate(vectors)]

@@ -91,6 +91,7 @@ def test_what_is_refused(client: httpx.Client, address: str) -> None:
         {"input": "a", "embd_normalize": -2},
         {"input": "a", "embd_normalize": "big"},
         {"input": "word " * 1000},
+        *({"input": "a", "dimensions": bad} for bad in (0, -1, 65, 10**400, "8", True, [8])),
     ]
     for body in bad:
         for path in ("/embedding", "/embeddings", "/v1/embeddings"):
@@ -98,6 +99,24 @@ def test_what_is_refused(client: httpx.Client, address: str) -> None:
             assert reply.status_code == 400, (body, reply.text)
     off = httpx.post(f"{address}/v1/embeddings", json={"input": "a"})
     assert (off.status_code, off.json()["error"]["type"]) == (501, "not_supported_error")
+
+
+@pytest.mark.parametrize("n", [1, 7, 64])
+def test_fewer_dimensions(client: httpx.Client, n: int) -> None:
+    """As OpenAI's package asks: the first ones, whose length is 1 again."""
+    import openai
+
+    api = openai.OpenAI(base_url=f"{client.base_url}/v1", api_key="none")
+    whole = np.array(api.embeddings.create(model="tiny", input=TEXTS[0]).data[0].embedding)
+    some = np.array(api.embeddings.create(model="tiny", input=TEXTS[0], dimensions=n).data[0].embedding)
+    assert np.allclose(some, whole[:n] / np.linalg.norm(whole[:n]), atol=1e-6)
+    raw = [
+        vectors_of(client.post("/v1/embeddings", json={"input": "a", "embd_normalize": -1, "dimensions": d}))
+        for d in (n, 64)
+    ]
+    assert (raw[0] == raw[1][:, :n]).all()
+    (own,) = client.post("/embeddings", json={"input": "a", "dimensions": n}).json()
+    assert len(own["embedding"][0]) == n
 
 
 def test_norms() -> None:
