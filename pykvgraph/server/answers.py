@@ -56,7 +56,7 @@ def text_completion(service: Service, request: Request, fields: Fields) -> ASGIA
 def _job(service: Service, request: Request, fields: Fields) -> Job:
     vocabulary = service.vocabulary
     most = service.settings.max_prompts
-    prompts = prompts_of(fields.get("prompt"), vocabulary.tokenizer, vocabulary.n_vocab, most)
+    prompts = prompts_of(fields.get("prompt"), vocabulary.tokenizer, vocabulary.n_vocab, most, service.n_ctx)
     return service.job(prompts, fields, asker_of(request))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -150,19 +149,18 @@ class _Answered(Endpoint):
 
         name = request.headers.get(NAME_HEADER) if OF_RUN in request.scope else None
         if name is None:
-            return await _read(answer, body)
+            return await self._read(answer, body, request)
         self._service.tell_reading(name, True)
         try:
-            return await _read(answer, body)
+            return await self._read(answer, body, request)
         finally:
             self._service.tell_reading(name, False)
 
-
-async def _read(answer: Callable[[], ASGIApp], body: bytes) -> ASGIApp:
-    """In a thread, where it takes a while."""
-    if len(body) > LARGE or body.count(b",") > _MANY or any(name in body for name in _SLOW):
-        return await asyncio.to_thread(answer)
-    return answer()
+    async def _read(self, answer: Callable[[], ASGIApp], body: bytes, request: Request) -> ASGIApp:
+        """In a thread, where it takes a while."""
+        if len(body) > LARGE or body.count(b",") > _MANY or any(name in body for name in _SLOW):
+            return await self._service.slow_work.run(answer, len(body), request.receive)
+        return answer()
 
 
 async def no_such_path(request: Request, error: Exception) -> Any:

@@ -34,6 +34,7 @@ def chat_job(service: Service, fields: Fields, asker: Asker) -> ChatJob:
     """Of a body as OpenAI's interface has it. Raises WireError, and what Engine.submit() raises."""
     chat = chat_request_of(fields, service.settings)
     prompt = chat.prompt(service.template)
+    tokens = text_tokens(prompt.whole, service.vocabulary.tokenizer, n_ctx=service.n_ctx)
     grammar, format = _ruled(chat, service.template.format, prompt)
     if grammar:
         fields = fields.replaced(grammar=grammar, json_schema=None)
@@ -44,7 +45,7 @@ def chat_job(service: Service, fields: Fields, asker: Asker) -> ChatJob:
     special = service.settings.special or service.vocabulary.has_control(format.texts())
     thoughts = _thought_limit(chat, service, prompt)
     params = dataclasses.replace(service.sampling(fields), special=special, thoughts=thoughts)
-    job = service.job([text_tokens(prompt.whole, service.vocabulary.tokenizer)], fields, asker, params)
+    job = service.job([tokens], fields, asker, params)
     # where there is nothing to tell apart, text needs no parser
     parser = functools.partial(ReplyParser, format, tools, prompt.text, reasoning=chat.reasons)
     is_told_apart = tools or (chat.reasons and format.thinking) or format.calls is not None

@@ -64,7 +64,7 @@ class _Work:
         value = fields.get("input", fields.get("content"))
         self._adapters = service.adapters.of(fields)
         most = service.settings.max_prompts
-        self._prompts = prompts_of(value, vocabulary.tokenizer, vocabulary.n_vocab, most)
+        self._prompts = prompts_of(value, vocabulary.tokenizer, vocabulary.n_vocab, most, service.n_ctx)
         for prompt in self._prompts:
             if len(prompt) > service.n_ctx:
                 raise no_room(len(prompt), service.n_ctx)

@@ -73,12 +73,13 @@ def loading() -> WireError:
     return WireError(503, "unavailable_error", "Loading model")
 
 
-def no_room(n_prompt: int, n_ctx: int) -> WireError:
-    """The prompt is longer than a request may be."""
+def no_room(n_prompt: int, n_ctx: int, is_least: bool = False) -> WireError:
+    """The prompt is longer than a request may be. is_least: it may have more tokens than these."""
+    n_told = f"at least {n_prompt}" if is_least else n_prompt
     return WireError(
         400,
         "exceed_context_size_error",
-        f"the prompt has {n_prompt} tokens, and a request may have {n_ctx} with its answer: "
+        f"the prompt has {n_told} tokens, and a request may have {n_ctx} with its answer: "
         "shorten it, or start the server with a larger -c or fewer -np",
         n_prompt_tokens=n_prompt,
         n_ctx=n_ctx,

@@ -25,6 +25,7 @@ from pykvgraph.server.metrics import Metrics
 from pykvgraph.server.sampling import sampling_of, settings_of
 from pykvgraph.server.settings import Settings
 from pykvgraph.server.slots import Slots
+from pykvgraph.server.slow_work import SlowWork
 from pykvgraph.server.vocabulary import Vocabulary
 from pykvgraph.tiers.peers import Peers
 
@@ -42,6 +43,7 @@ class Service:
         self.slots = Slots(settings.n_slots, settings.spec_type != "none", settings.first_slot)
         self.metrics = Metrics(self)
         self.looks = Looks(self)
+        self.slow_work = SlowWork()
         self.peers: Peers | None = None  # of a worker
         # a router hears of its requests that they are read now, True, or have been read
         self.tell_reading: Callable[[str, bool], None] = lambda name, begins: None
@@ -67,6 +69,7 @@ class Service:
 
     def close(self) -> None:
         """Ends the engine, if it is there."""
+        self.slow_work.close()
         if self.peers is not None:
             self.peers.close()
         self.embedder.shutdown(wait=False, cancel_futures=True)

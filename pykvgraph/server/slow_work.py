@@ -1,0 +1,74 @@
+"""Threads for what takes a while before an answer begins: large bodies, templates, texts to tokens."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from starlette.requests import ClientDisconnect
+from starlette.types import Receive
+
+from pykvgraph.abandoned import AbandonedError, Wanted, begin
+from pykvgraph.server.reply import unless_gone
+
+R = TypeVar("R")
+
+_VERY_LARGE = 1 << 16  # bytes of a body
+
+
+class SlowWork:
+    """Runs work in threads of its own, first come, first served; very large bodies have half of them at most.
+
+    What a client wanted who leaves isn't begun, and ends where it looks whether it is wanted.
+    """
+
+    def __init__(self) -> None:
+        n_threads = min(32, (os.cpu_count() or 1) + 4)
+        self._threads = ThreadPoolExecutor(n_threads, "slow")
+        self._for_very_large = asyncio.Semaphore(n_threads // 2)
+        self._wanted: set[Wanted] = set()
+
+    async def run(self, work: Callable[[], R], size: int, receive: Receive) -> R:
+        """What work() returns or raises. size: bytes of the body. receive: tells when the client leaves.
+
+        Raises ClientDisconnect when the client left before the work had a result.
+        """
+        wanted = Wanted()
+        self._wanted.add(wanted)
+        running = asyncio.ensure_future(self._run(work, size > _VERY_LARGE, wanted))
+        try:
+            await unless_gone(running, receive)
+        finally:
+            self._wanted.discard(wanted)
+            if not running.done():
+                wanted.abandon()
+                running.cancel()
+        try:
+            return await running
+        except (AbandonedError, asyncio.CancelledError):
+            raise ClientDisconnect from None
+
+    async def _run(self, work: Callable[[], R], is_very_large: bool, wanted: Wanted) -> R:
+        context = contextvars.copy_context()
+        context.run(begin, wanted)
+        async with self._for_very_large if is_very_large else contextlib.nullcontext():
+            job = self._threads.submit(context.run, work)
+            done = asyncio.wrap_future(job)
+            try:
+                return await asyncio.shield(done)
+            except asyncio.CancelledError:
+                if job.cancel():
+                    raise
+                # it has begun: whoever asked gets what it made, so that it can be undone
+                return await done
+
+    def close(self) -> None:
+        """Nothing is begun any more, and what runs ends where it looks whether it is wanted."""
+        for wanted in tuple(self._wanted):
+            wanted.abandon()
+        self._threads.shutdown(wait=False, cancel_futures=True)
