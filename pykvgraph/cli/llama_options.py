@@ -80,13 +80,13 @@ _TAKEN = {
         --dry-allowed-length N
         --dry-penalty-last-n N
         --dry-sequence-breaker TEXT
-        --adaptive-target N
         --adaptive-decay N
         --dynatemp-range N
         --dynatemp-exp N
         --mirostat N
         --mirostat-lr N
         --mirostat-ent N
+        -l --logit-bias TOKEN(+/-)BIAS
         --grammar GBNF
         --grammar-file FILE
         -j --json-schema SCHEMA
@@ -126,7 +126,6 @@ _TAKEN = {
         --chat-template-file FILE $LLAMA_ARG_CHAT_TEMPLATE_FILE
         --skip-chat-parsing --no-skip-chat-parsing $LLAMA_ARG_SKIP_CHAT_PARSING
         --prefill-assistant --no-prefill-assistant $LLAMA_ARG_PREFILL_ASSISTANT
-        --lora-init-without-apply
     """,
     "without it, all CPUs, and one for a model under 10 million parameters": """
         -t --threads N $LLAMA_ARG_THREADS
@@ -142,10 +141,11 @@ _TAKEN = {
         -lv --verbosity --log-verbosity N $LLAMA_ARG_LOG_VERBOSITY
         -v --verbose --log-verbose
     """,
-    "of requests that give none; llama-server takes it and forgets it": "-l --logit-bias TOKEN(+/-)BIAS",
     "16 unless it is given": "--spec-draft-n-max N $LLAMA_ARG_SPEC_DRAFT_N_MAX",
     "none, draft-simple and ngram-simple": "--spec-type TYPE $LLAMA_ARG_SPEC_TYPE",
     "0 unless it is given: free memory is cells already": "-cram --cache-ram N $LLAMA_ARG_CACHE_RAM",
+    "it works by itself, without --samplers": "--adaptive-target N",
+    "scales are 0, as llama-server's README says; the program applies them": "--lora-init-without-apply",
     "without rank": "--pooling TYPE $LLAMA_ARG_POOLING",
     "auto and -1 are 4": "-np --parallel N $LLAMA_ARG_N_PARALLEL",
     "one address, and no UNIX socket": "--host HOST $LLAMA_ARG_HOST",

@@ -159,7 +159,8 @@ def _explained(error: click.UsageError, typed: Sequence[str], variables: dict[st
         source = error.ctx.get_parameter_source(error.param.name or "")
         letters = [name[1] for name in error.param.opts if len(name) == 2]
         if source is ParameterSource.DEFAULT_MAP and error.param.name in variables:
-            error.message += f" (from the environment: {variables[error.param.name]})"
+            told = f"{error.message} (from the environment: {variables[error.param.name]})"
+            return click.BadParameter(told, ctx=error.ctx, param=error.param)
         elif source is ParameterSource.COMMANDLINE and letters and (whole := _cluster(typed, letters[0])):
             return click.NoSuchOption(whole, ctx=error.ctx)
     return error

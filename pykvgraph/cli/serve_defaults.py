@@ -58,6 +58,7 @@ def _texts(texts: tuple[str, ...], escape: bool | None) -> list[str]:
 
 
 def _samplers(given: dict[str, Any]) -> dict[str, Any]:
+    from pykvgraph.server.errors import WireError
     from pykvgraph.server.fields import Fields
     from pykvgraph.server.sampling import ADAPTIVE, sampler_names
 
@@ -69,7 +70,7 @@ def _samplers(given: dict[str, Any]) -> dict[str, Any]:
         return {"samplers": [*SAMPLERS[:-1], ADAPTIVE]} if given["adaptive_target"] >= 0 else {}
     try:
         sampler_names(Fields({"samplers": wanted}))
-    except Exception as error:
+    except WireError as error:
         name = "--sampler-seq" if names is None else "--samplers"
         raise click.UsageError(f"{name}: {error}") from None
     return {"samplers": wanted}

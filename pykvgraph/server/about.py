@@ -57,7 +57,7 @@ async def props(service: Service, request: Request) -> ASGIApp:
     """What the server was started with, and the model's template."""
     settings, vocabulary = service.settings, service.vocabulary
     tokenizer = vocabulary.tokenizer
-    settings_told = told_briefly(service.told(service.sampling(Fields({}))))
+    settings_told = told_briefly(service.told(service.sampling(Fields({})), Fields({})))
     return JsonReply(
         {
             "default_generation_settings": {

@@ -46,15 +46,18 @@ class Job:
         only_reads: bool = False,
         tells: bool = False,
         said: Sequence[int] = (),
+        as_told: Callable[[Piece], Piece] | None = None,
     ) -> None:
         """n_ctx: the most tokens of a prompt with its answer. settings: how it is sampled, to be told.
 
         slot: the one that is wanted; -1: any. windows: of each prompt; none: answers end when n_ctx is full.
         copies: gets what is decoded. only_reads: the job has ended when that has come there. tells, said: as
         an Asker's; of a job with several samples, or with windows, tokens are neither told nor known.
+        as_told: what becomes of each piece; None: it stays as it is.
         """
         self._slots = slots
         self._on_end = on_end
+        self._as_told = as_told
         self._awaited = copies if only_reads else None
         is_single = len(prompts) == params.n == 1 and not any(windows)
         self.tells = tells and is_single
@@ -119,6 +122,8 @@ class Job:
             samples = self.samples[number * n : (number + 1) * n]
             if not pieces:
                 await self._end(self._requests[number], samples)
+            if self._as_told is not None:
+                pieces = list(map(self._as_told, pieces))
             for i, sample in enumerate(samples):
                 own = pieces if n == 1 else [piece for piece in pieces if piece.seq == i]
                 if own:

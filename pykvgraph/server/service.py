@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from pykvgraph.engine import Engine, Window
+from pykvgraph.errors import InvalidArgumentError
 from pykvgraph.params import SamplingParams
 from pykvgraph.server.adapters import Adapters
 from pykvgraph.server.asker import Asker
@@ -27,7 +28,9 @@ from pykvgraph.server.settings import Settings
 from pykvgraph.server.slots import Slots
 from pykvgraph.server.slow_work import SlowWork
 from pykvgraph.server.vocabulary import Vocabulary
+from pykvgraph.text.sampling import Sampler
 from pykvgraph.tiers.peers import Peers
+from pykvgraph.types import Piece
 
 _log = logging.getLogger("pykvgraph.server")
 _MOST_BIASES = 1 << 20  # of all samples of a body; each has its own, and tells them
@@ -52,15 +55,25 @@ class Service:
         self._engine: Engine | None = None
 
     def ready(self, engine: Engine) -> None:
-        """The engine is there. Raises what the chat template raises."""
+        """The engine is there. Raises what the chat template, a grammar and logit_bias raise."""
         self.vocabulary = Vocabulary(engine.model)
         self.template = ServerTemplate(
             self.settings.chat_template, engine.model, self.vocabulary, self.settings.jinja
         )
         self.adapters = Adapters(engine.adapters)
+        self._check_defaults()
         self._engine = engine
         if self.settings.context_shift and not engine.can_shift:
             _log.warning("--context-shift: this model's cache can't be shifted; answers end when it is full")
+
+    def _check_defaults(self) -> None:
+        """What every request would be refused for, or a token that nobody has."""
+        n_vocab, defaults = self.vocabulary.n_vocab, self.settings.defaults
+        missing = [token for token, _ in defaults.get("logit_bias", ()) if token >= n_vocab]
+        if missing:
+            raise InvalidArgumentError(f"--logit-bias: {missing[0]} is no token of this model's {n_vocab}")
+        if any(name in defaults for name in _RULES):
+            Sampler.of(self.sampling(Fields({})), self.vocabulary.tokenizer)
 
     @property
     def is_ready(self) -> bool:
@@ -109,9 +122,10 @@ class Service:
             defaults = {name: value for name, value in defaults.items() if name not in _RULES}
         return fields.over(defaults)
 
-    def told(self, params: SamplingParams) -> dict[str, Any]:
-        """What llama-server tells of how an answer is made."""
-        return settings_of(params) | {"speculative.types": self.settings.spec_type}
+    def told(self, params: SamplingParams, fields: Fields) -> dict[str, Any]:
+        """What llama-server tells of how the answer to a body is made."""
+        told = {"speculative.types": self.settings.spec_type}
+        return settings_of(params) | told | {"ignore_eos": self._whole(fields).flag("ignore_eos")}
 
     def job(
         self,
@@ -132,8 +146,7 @@ class Service:
         self._require_few(len(prompts), params)
         adapters = self.adapters.of(fields)
         told = {"lora": fields.array("lora"), **told}
-        ignore_eos = self._whole(fields).flag("ignore_eos")
-        told = {"stream": fields.flag("stream"), "ignore_eos": ignore_eos, **told}
+        told = {"stream": fields.flag("stream"), **told}
         keeps = {
             "n_keep": fields.integer("n_keep", self.settings.n_keep, -1),
             "n_discard": fields.integer("n_discard", 0, 0),
@@ -143,7 +156,7 @@ class Service:
             self.slots,
             prompts,
             params,
-            self.told(params) | told | keeps,
+            self.told(params, fields) | told | keeps,
             n_ctx=self.n_ctx,
             salt=self._salt(fields, asker.key),
             adapters=adapters,
@@ -154,6 +167,7 @@ class Service:
             only_reads=asker.only_reads,
             tells=asker.tells,
             said=asker.said,
+            as_told=self._with_end if self.settings.special else None,
         )
 
     def _require_few(self, n_prompts: int, params: SamplingParams) -> None:
@@ -165,6 +179,13 @@ class Service:
                 f"Field 'logit_bias': {n_biases} tokens for each of {n} answers are over {_MOST_BIASES}: "
                 "send fewer prompts in a body"
             )
+
+    def _with_end(self, piece: Piece) -> Piece:
+        """A piece; the token that ends a text adds its name, too."""
+        tokenizer = self.vocabulary.tokenizer
+        if piece.token >= tokenizer.n_vocab or not tokenizer.is_eog(piece.token):
+            return piece
+        return dataclasses.replace(piece, text=piece.text + self.vocabulary.text([piece.token]))
 
     def _slot(self, fields: Fields) -> int:
         ids = self.slots.ids

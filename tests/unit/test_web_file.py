@@ -213,3 +213,19 @@ def test_a_full_disk(server: HubServer, monkeypatch: pytest.MonkeyPatch, tmp_pat
     with pytest.raises(ModelLoadError, match=r"model.gguf.part can't be written: No space left"):
         web_file.download(f"{server.url}/a/model.gguf")
     assert "model.gguf" not in downloads(tmp_path)
+
+
+def test_without_the_network_only_the_cache_counts(server: HubServer) -> None:
+    server.files["/a/m-00001-of-00002.gguf"] = server.files["/a/m-00002-of-00002.gguf"] = CONTENT
+    for name in ("model.gguf", "m-00001-of-00002.gguf"):
+        with pytest.raises(FileNotFoundError, match=r"is not in the cache: get it once without --offline"):
+            web_file.cached(f"{server.url}/a/{name}")
+        path = web_file.download(f"{server.url}/a/{name}")
+        n_requests = len(server.requests)
+        assert web_file.cached(f"{server.url}/a/{name}") == path
+        assert len(server.requests) == n_requests
+    Path(path).with_name("m-00002-of-00002.gguf").unlink()
+    with pytest.raises(FileNotFoundError, match="m-00002-of-00002"):
+        web_file.cached(f"{server.url}/a/m-00001-of-00002.gguf")
+    with pytest.raises(InvalidArgumentError):
+        web_file.cached("ftp://a/b.gguf")
