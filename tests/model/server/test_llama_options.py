@@ -84,16 +84,14 @@ def test_samplers_are_told_and_used_alike() -> None:
         assert len(names) > 30
         tags = [httpx.get(f"{url}/v1/models").json()["data"][0]["tags"] for url in urls]
         assert tags == [["a", "b"]] * 2
-        texts = [said(url) for url in urls]
+        texts = [said(url, n_predict=80) for url in urls]
         assert texts[0] == texts[1]
-        free = [said(url, repeat_penalty=1, presence_penalty=0, frequency_penalty=0) for url in urls]
+        off = {"repeat_penalty": 1, "presence_penalty": 0, "frequency_penalty": 0}
+        free = [said(url, n_predict=80, **off) for url in urls]
         assert free[0] == free[1] != texts[0]
-        biases = [
-            posted(url, "/completion", prompt="a", **GREEDY, logit_bias=[[5, 1]])["generation_settings"][
-                "logit_bias"
-            ]
-            for url in urls
-        ]
+        asked = {"prompt": "a", "logit_bias": [[5, 1]], **GREEDY}
+        settings = [posted(url, "/completion", **asked)["generation_settings"] for url in urls]
+        biases = [each["logit_bias"] for each in settings]
         assert [each for each in biases[1] if each["token"] == 5] == [{"bias": 1.0, "token": 5}]
         assert 400 not in [each["token"] for each in biases[0] + biases[1]]  # the body's take their place
 
