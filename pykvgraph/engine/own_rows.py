@@ -58,7 +58,7 @@ class OwnRows:
         """Into empty cells; until the sequence sees them, nothing is changed."""
         kv = self._kv
         groups = unpack(self._copy, kv._geometry, kv._room).groups
-        with kv.reserve([Place(cells.pos, cells.dither) for cells in groups]) as incoming:
+        with kv.reserve([Place(range(self.n), cells.dither) for cells in groups]) as incoming:
             for index, (cells, group) in enumerate(zip(groups, kv._geometry.groups, strict=True)):
                 if group.layers:
                     incoming.write(index, range(group.n_layer), range(self.n), cells.rows)

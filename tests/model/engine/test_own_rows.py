@@ -111,7 +111,7 @@ def test_a_parked_text_says_the_same(
 )
 def test_every_byte_comes_back(architecture: Callable[[ArchSpec], Path], type_k: str, type_v: str) -> None:
     """As save() gives them, which rounds K that waits for its shift; a copy has rounded it already."""
-    types = {"type_k": type_k, "type_v": type_v}
+    types: dict[str, Any] = {"type_k": type_k, "type_v": type_v}
     with (
         kvg.Model(architecture(HEADS_OF_32), device=where.device) as model,
         kvg.Engine(model, n_ctx=260, n_seq_max=2, background=False, **types) as engine,
