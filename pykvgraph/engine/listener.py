@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import functools
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable
 
 from pykvgraph.engine.request import Request
 from pykvgraph.types import Piece
@@ -21,41 +21,52 @@ class Listener:
     their tasks begin and end.
     """
 
-    def __init__(self, requests: Sequence[Request]) -> None:
-        self._requests = requests
-        self._came: deque[int] = deque(range(len(requests)))  # of whom there may be news
+    def __init__(self, requests: Iterable[Request]) -> None:
+        self._requests: list[Request] = []
+        self._wakes: list[Callable[[], object]] = []
+        self._came: deque[int] = deque()  # of whom there may be news
         self._news = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        self._n_left = 0
+        for request in requests:
+            self.add(request)
+
+    def add(self, request: Request) -> None:
+        """It is heard, too; while bunches() is under way before the last of the others has been told."""
+        number = len(self._requests)
+        self._requests.append(request)
+        self._wakes.append(functools.partial(self._wake, number))
+        self._n_left += 1
+        self._has_news(number)
 
     async def bunches(self) -> AsyncIterator[tuple[int, list[Piece]]]:
         """The number of a request, with what it has said by now; with an empty list when it has ended.
 
-        Raises what ended one of them.
+        Requests are numbered as they were added, from 0 on. Raises what ended one of them.
         """
-        loop = asyncio.get_running_loop()
-        wakes = [functools.partial(self._wake, loop, number) for number in range(len(self._requests))]
-        n_left, n_heard = len(self._requests), 0
+        n_heard = 0
         try:
-            while n_left:
+            while self._n_left:
                 if not self._came:
                     self._news.clear()
                     await self._news.wait()
                 number = self._came.popleft()
-                pieces, has_ended = self._heard(number, wakes[number])
+                pieces, has_ended = self._heard(number)
                 if pieces:
                     yield number, pieces
                 if has_ended:
-                    n_left -= 1
                     yield number, []
+                    self._n_left -= 1
                 n_heard += 1
                 if n_heard % _AT_A_TIME == 0:
                     await asyncio.sleep(0)
         finally:
-            for request, wake in zip(self._requests, wakes, strict=True):
+            for request, wake in zip(self._requests, self._wakes, strict=True):
                 request._wakes.discard(wake)
 
-    def _heard(self, number: int, wake: Callable[[], object]) -> tuple[list[Piece], bool]:
-        """What has come; then wake() is called for what comes next."""
-        request = self._requests[number]
+    def _heard(self, number: int) -> tuple[list[Piece], bool]:
+        """What has come, and whether it has ended; else it wakes the loop when more comes."""
+        request, wake = self._requests[number], self._wakes[number]
         request._require_engine()
         request._wakes.add(wake)  # before it is looked: nothing may come between
         pieces, end = request._said_by_now()
@@ -67,10 +78,10 @@ class Listener:
             raise end.error
         return pieces, True
 
-    def _wake(self, loop: asyncio.AbstractEventLoop, number: int) -> None:
+    def _wake(self, number: int) -> None:
         """From any thread."""
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
-            loop.call_soon_threadsafe(self._has_news, number)
+            self._loop.call_soon_threadsafe(self._has_news, number)
 
     def _has_news(self, number: int) -> None:
         self._came.append(number)

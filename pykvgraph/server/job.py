@@ -19,13 +19,17 @@ from pykvgraph.tiers.peer import Peer
 from pykvgraph.types import Piece
 
 _COPY_SECONDS = 30.0  # in which the last copies must have come
+# Prompts, at least, that the engine has at a time: the rest of a long list costs nothing if its client
+# leaves, and keeps nobody waiting who comes later.
+_AHEAD = 32
 Said = tuple[Sample, list[Piece]]  # no pieces: the sample has ended
 
 
 class Job:
     """Its samples, and the engine's requests that answer them.
 
-    Raises WireError when a prompt doesn't fit, and what Engine.submit() raises; nothing runs then.
+    The engine gets the first prompts at once, and each of the others when an answer has ended. Raises
+    WireError when a prompt doesn't fit, and what Engine.submit() raises; nothing runs then.
     """
 
     def __init__(
@@ -79,26 +83,31 @@ class Job:
         for prompt in prompts:
             if len(prompt) >= n_ctx:
                 raise no_room(len(prompt), n_ctx)
-        own: dict[int, SamplingParams] = {}  # by max_tokens
+        self._n_prompts, self._n = len(prompts), params.n
+        own: dict[int, SamplingParams] = {}  # by max_tokens: it takes a while to check one
+
+        def submit(number: int) -> Request:
+            prompt, window = prompts[number], windows[number] if windows else None
+            most = min(n_ctx - len(prompt), (engine.context.n_ctx - len(prompt)) // params.n + 1)
+            n_most = params.max_tokens if window else min(params.max_tokens, most)
+            for sample in self._samples_of(number):
+                sample.n_most = n_most
+            if n_most not in own:
+                own[n_most] = dataclasses.replace(params, max_tokens=n_most)
+            return engine.submit(
+                prompt,
+                own[n_most],
+                salt=salt,
+                window=window,
+                adapters=adapters,
+                copies=copies,
+                said=said if is_single else (),
+            )
+
+        self._submit = submit
         try:
-            for i, prompt in enumerate(prompts):
-                window = windows[i] if windows else None
-                most = min(n_ctx - len(prompt), (engine.context.n_ctx - len(prompt)) // params.n + 1)
-                n_most = params.max_tokens if window else min(params.max_tokens, most)
-                for sample in self.samples[i * params.n : (i + 1) * params.n]:
-                    sample.n_most = n_most
-                if n_most not in own:  # it takes a while to check one
-                    own[n_most] = dataclasses.replace(params, max_tokens=n_most)
-                request = engine.submit(
-                    prompt,
-                    own[n_most],
-                    salt=salt,
-                    window=window,
-                    adapters=adapters,
-                    copies=copies,
-                    said=said if is_single else (),
-                )
-                self._requests.append(request)
+            for number in range(min(self._n_prompts, max(_AHEAD, 2 * slots.n))):
+                self._requests.append(submit(number))
         except BaseException:
             self.cancel()
             raise
@@ -116,20 +125,27 @@ class Job:
             self._slots.leave(sample)
 
     async def said(self) -> AsyncIterator[Said]:
-        """What is said, as it comes. Raises what ends a request."""
-        n = len(self.samples) // len(self._requests)
-        async for number, pieces in Listener(self._requests).bunches():
-            samples = self.samples[number * n : (number + 1) * n]
+        """What is said, as it comes. Raises what ends a request, and what Engine.submit() raises."""
+        listener = Listener(self._requests)
+        async for number, pieces in listener.bunches():
+            samples = self._samples_of(number)
             if not pieces:
                 await self._end(self._requests[number], samples)
+                if len(self._requests) < self._n_prompts:
+                    self._requests.append(self._submit(len(self._requests)))
+                    listener.add(self._requests[-1])
             if self._as_told is not None:
                 pieces = list(map(self._as_told, pieces))
             for i, sample in enumerate(samples):
-                own = pieces if n == 1 else [piece for piece in pieces if piece.seq == i]
+                own = pieces if self._n == 1 else [piece for piece in pieces if piece.seq == i]
                 if own:
                     sample.add(own)
                 if own or not pieces:
                     yield sample, own
+
+    def _samples_of(self, number: int) -> list[Sample]:
+        """Of a prompt."""
+        return self.samples[number * self._n : (number + 1) * self._n]
 
     async def _end(self, request: Request, samples: list[Sample]) -> None:
         """Each of the request's samples has ended."""
