@@ -75,13 +75,13 @@ class RayWorkers(Keeper):
                 actor.drain.remote()
             async with self._client(told["address"]) as client:
                 where = f"process {told['pid']} at {told['address']}"
-                life = self._up(number, client, Told(**told["told"]), where)
+                its_life = self._up(number, client, Told(**told["told"]), where)
                 try:
                     while await actor.news.remote() == "drains":
                         self._drains(number)
                 finally:
                     self._down(number)
-                    life.end()
+                    its_life.end()
         except self._ray.exceptions.RayError as error:
             lines = str(error).strip().splitlines()
             return f"{type(error).__name__}: {lines[-1] if lines else 'no reason is told'}"

@@ -63,18 +63,20 @@ class Workers(Keeper):
         self._processes[number] = process
         if self._stops.is_set():
             _end(process, signal.SIGTERM)
-        life: Life | None = None
+        its_life: Life | None = None
         try:
-            life = await self._listen(number, process, path)
+            its_life = await self._listen(number, process, path)
             code = await process.wait()
         finally:
             del self._processes[number]
             for left in (path, copies_path(path)):
                 left.unlink(missing_ok=True)
         end = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-        if life is not None:
+        if its_life is not None:
             # SIGKILL comes from others: a user, or a system that is short of memory
-            life.end(self._fault(number, end if code not in (0, -signal.SIGKILL, -signal.SIGTERM) else ""))
+            its_life.end(
+                self._fault(number, end if code not in (0, -signal.SIGKILL, -signal.SIGTERM) else "")
+            )
         return end if self._was_up else f"{end}; it says why above"
 
     async def _listen(self, number: int, process: Process, path: Path) -> Life | None:
