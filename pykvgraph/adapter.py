@@ -15,9 +15,9 @@ from pykvgraph._native.ffi import KvgAdapterInfo
 from pykvgraph._native.fork import renew_cached_properties_in_child
 from pykvgraph._native.handles import Closable, Handle, repr_of
 from pykvgraph._native.library import lib, sized
-from pykvgraph.checks import real, shown
+from pykvgraph.checks import native_path, real, several, shown
 from pykvgraph.errors import InvalidArgumentError
-from pykvgraph.gguf_file import native_path, read_metadata
+from pykvgraph.gguf_file import read_metadata
 from pykvgraph.params import MOST_SCALE
 from pykvgraph.sizes import parameters_text, size_text
 
@@ -72,12 +72,13 @@ renew_cached_properties_in_child(Adapter)
 
 def pairs_of(adapters: Any) -> Active:
     """Pairs of an adapter and its scale, as given. Raises InvalidArgumentError for anything else."""
-    if not isinstance(adapters, Iterable):
+    given = several(adapters)
+    if given is None:
         raise InvalidArgumentError(
             f"adapters must be pairs of an Adapter and its scale, got {shown(adapters)}"
         )
     pairs: list[tuple[Adapter, float]] = []
-    for each in adapters:
+    for each in given:
         if not (isinstance(each, tuple) and len(each) == 2 and isinstance(each[0], Adapter)):
             raise InvalidArgumentError(
                 f"adapters must be pairs of an Adapter and its scale, got {shown(each)}"

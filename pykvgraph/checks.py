@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import numbers
 import operator
+import os
 from collections.abc import Iterable, Sequence
 from typing import Any, SupportsIndex
 
@@ -129,3 +130,20 @@ def integers(
         index = int(wrong.argmax())
         integer(array[index], f"{name}[{index}]", low, high)
     return array.astype(np.int32)
+
+
+def native_path(path: str | os.PathLike[str]) -> bytes:
+    """A path as bytes, for C. Raises InvalidArgumentError unless it is a str or Path without NUL."""
+    try:
+        name = os.fsencode(path)
+    except (TypeError, UnicodeEncodeError) as error:
+        raise InvalidArgumentError(f"the path must be a str or a Path: {error}") from error
+    if b"\0" in name:
+        raise InvalidArgumentError(f"the path holds a NUL character: {name!r}")
+    return name
+
+
+def instance(value: object, wanted: type[Any], name: str) -> None:
+    """Raises InvalidArgumentError, which names the argument, for a value that is none of this class."""
+    if not isinstance(value, wanted):
+        raise InvalidArgumentError(f"{name} must be a pykvgraph.{wanted.__name__}, got {shown(value)}")

@@ -18,7 +18,7 @@ from pykvgraph._native.handles import Closable, Handle, repr_of
 from pykvgraph._native.library import lib, sized
 from pykvgraph.adapter import Active, Adapter, checked_adapters, key_of, set_adapters
 from pykvgraph.batch import Batch
-from pykvgraph.checks import flag, integer, shown
+from pykvgraph.checks import flag, integer, native_path, shown
 from pykvgraph.device import read_parts
 from pykvgraph.errors import InvalidArgumentError, KVGraphError
 from pykvgraph.kv_cache import KVCache
@@ -106,7 +106,7 @@ class Context(Closable):
     ) -> None:
         if not isinstance(model, Model):
             raise InvalidArgumentError(f"model must be a pykvgraph.Model, got {shown(model)}")
-        if n_ctx == "auto":
+        if isinstance(n_ctx, str) and n_ctx == "auto":
             n_ctx = fitting_n_ctx(model, model.n_ctx_train, locals())
         params = params_of(ContextParams, locals())
         native = params.native(model.n_params)
@@ -279,9 +279,11 @@ class Context(Closable):
         devices, one of computing, one of copies back. A copy ends when it is known to be over. The last
         65,536 spans are kept.
 
-        Raises UnsupportedError where nothing is copied, and OSError when the file can't be written.
+        Raises InvalidArgumentError for what is no path, UnsupportedError where nothing is copied, and OSError
+        when the file can't be written.
         """
-        write_trace(self._handle.call(take_spans), path)
+        name = native_path(path)
+        write_trace(self._handle.call(take_spans), os.fsdecode(name))
 
     def reset(self) -> None:
         """Empties the cache, as kv.clear() does; logits() and its like raise until the next decode."""

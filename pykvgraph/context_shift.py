@@ -96,6 +96,8 @@ def self_extend(kv: KVCache, seq: int, p0: int, p1: int, n_grp: int) -> int:
     Raises InvalidArgumentError unless 0 <= p0 < p1 and n_grp >= 1, and when a position would exceed 2^31 - 1
     in between; CacheFullError as kv.seq_add does. Nothing is changed then.
     """
+    if not hasattr(kv, "n_seq_max"):
+        raise InvalidArgumentError(f"kv must be a context's kv, got {shown(kv)}")
     seq = integer(seq, "seq", 0, kv.n_seq_max - 1)
     p0 = integer(p0, "p0", 0)
     p1 = integer(p1, "p1", p0 + 1)

@@ -15,7 +15,7 @@ from pykvgraph._native.ffi import KvgGgufKv, KvgGgufTensor, KvgLayerInfo, KvgMod
 from pykvgraph._native.fork import renew_cached_properties_in_child
 from pykvgraph._native.handles import Closable, Handle
 from pykvgraph._native.library import lib, sized
-from pykvgraph.errors import InvalidArgumentError
+from pykvgraph.checks import native_path
 from pykvgraph.overrides import Overrides, checked_overrides, native_overrides
 from pykvgraph.types import LayerSpec, ModelInfo, TensorInfo
 
@@ -91,17 +91,6 @@ class GgufFile(Closable):
 
 
 renew_cached_properties_in_child(GgufFile)
-
-
-def native_path(path: str | os.PathLike[str]) -> bytes:
-    """A path as bytes, for C. Raises InvalidArgumentError unless it is a str or Path without NUL."""
-    try:
-        name = os.fsencode(path)
-    except (TypeError, UnicodeEncodeError) as error:
-        raise InvalidArgumentError(f"the path must be a str or a Path: {error}") from error
-    if b"\0" in name:
-        raise InvalidArgumentError(f"the path holds a NUL character: {name!r}")
-    return name
 
 
 def read_parts(gguf: int) -> tuple[tuple[Path, int], ...]:

@@ -12,7 +12,6 @@ from pykvgraph._native.handles import Handle
 from pykvgraph._native.library import lib, sized
 from pykvgraph.checks import flag, integer, shown
 from pykvgraph.errors import InvalidArgumentError
-from pykvgraph.gguf_file import native_path
 from pykvgraph.hold import Hold, HoldMaker, ResumePoint
 from pykvgraph.incoming import Incoming, Place
 from pykvgraph.pending import PendingTokens
@@ -288,13 +287,12 @@ class KVCache(ReadableCache):
 
         The data goes into a temporary file first, which is synced to the disk and then renamed to `path`: at
         every moment `path` is the complete old file or the complete new one. An existing file keeps its
-        permissions; a new one gets them from the umask (call `os.umask(0o077)` before to make it private).
+        permissions; a new one is its owner's alone (0600).
 
         Raises what save() raises; InvalidArgumentError when `path` is a device, a pipe or a socket; OSError,
         which names the path, when the file can't be written.
         """
-        name = os.fsdecode(native_path(path))
-        write_file(name, self.save(seq))
+        write_file(path, self.save(seq))
 
     def load_file(self, path: str | os.PathLike[str], seq: int | None = None) -> None:
         """Loads a file that save_file() wrote, as load() does.
@@ -303,8 +301,7 @@ class KVCache(ReadableCache):
         StateError when `path` is a device or a pipe. K and V are read last: they are not read from a file
         that is no saved state, is cut short, or doesn't fit into the cache.
         """
-        name = os.fsdecode(native_path(path))
-        self._load(read_file(name, self._saved_geometry, self._room), seq)
+        self._load(read_file(path, self._saved_geometry, self._room), seq)
 
     def _change(self, function: Any, **arguments: int) -> None:
         self._handle.call(function, *(integer(value, name) for name, value in arguments.items()))

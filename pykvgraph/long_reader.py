@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pykvgraph._native.handles import NotCopied
-from pykvgraph.checks import Integers, integer, integers
+from pykvgraph.checks import Integers, instance, integer, integers
 from pykvgraph.context import Context
 from pykvgraph.context_shift import N_KEEP, ContextShift, self_extend
 from pykvgraph.errors import InvalidArgumentError
@@ -46,6 +46,7 @@ class LongReader(NotCopied):
         on_shift: Callable[[ShiftReport], None] | None = None,
         on_extend: Callable[[int, int, int], None] | None = None,
     ) -> None:
+        instance(ctx, Context, "ctx")
         ctx.model._require_logits()
         self._ctx = ctx
         self._seq = integer(seq, "seq", 0, ctx.n_seq_max - 1)

@@ -15,11 +15,11 @@ from pykvgraph._native.fork import renew_cached_properties_in_child, renew_lock_
 from pykvgraph._native.handles import Closable, Handle, repr_of
 from pykvgraph._native.library import lib
 from pykvgraph.adapter import Adapter, checked_adapters, key_of
+from pykvgraph.checks import native_path
 from pykvgraph.errors import UnsupportedError
 from pykvgraph.gguf_file import (
     fingerprint,
     fingerprint_under,
-    native_path,
     read_layers,
     read_metadata,
     read_model_info,

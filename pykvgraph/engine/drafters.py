@@ -41,7 +41,7 @@ def drafter_of(
     """
     if draft is None:
         return None
-    if draft == "ngram":
+    if isinstance(draft, str) and draft == "ngram":
         return NgramDrafter()
     if not isinstance(draft, Model):
         raise InvalidArgumentError(f'draft must be "ngram", a pykvgraph.Model or None, got {shown(draft)}')

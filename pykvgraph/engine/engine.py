@@ -14,7 +14,7 @@ import numpy as np
 
 from pykvgraph._native.handles import NotCopied
 from pykvgraph.adapter import Active, Adapter, checked_adapters, key_of, pairs_of
-from pykvgraph.checks import Integers, flag, integer, integers, real, shown
+from pykvgraph.checks import Integers, flag, integer, integers, real, several, shown
 from pykvgraph.context import Context
 from pykvgraph.engine.branch import Branch
 from pykvgraph.engine.drafters import drafter_of
@@ -97,7 +97,7 @@ class Engine(NotCopied):
         own = {"checkpoint_cells", "checkpoint_bytes"} & context.keys()
         if own:
             raise InvalidArgumentError(f"{min(own)}: the engine sizes it itself")
-        n_cells = None if n_ctx == "auto" else integer(n_ctx, "n_ctx", 1)
+        n_cells = None if isinstance(n_ctx, str) and n_ctx == "auto" else integer(n_ctx, "n_ctx", 1)
         n_seq_max = integer(n_seq_max, "n_seq_max", 1)
         if max_itl is not None:
             max_itl = real(max_itl, "max_itl", 1e-6, 1e6)
@@ -260,7 +260,8 @@ class Engine(NotCopied):
 
         prompt, adapters: as in submit(), and of a request that has ended its answer's tokens too. 0: it has
         none, and no file is written. The file is the old one or the whole new one, whatever happens. Other
-        requests wait for as long as it takes to copy the cells. Raises InvalidArgumentError, and OSError.
+        requests wait for as long as it takes to copy the cells. The file is its owner's alone (0600). Raises
+        InvalidArgumentError, and OSError.
         """
         ids = array("i", self._ids_of(prompt).tobytes())
         active, salt = self._under(adapters, salt)
@@ -292,7 +293,8 @@ class Engine(NotCopied):
 
         A text that begins with them finds them there, for as long as nobody needs the cells. Nothing is
         changed when it raises: StateError for a file that is damaged, or of another model or other adapters,
-        CacheFullError when there is no room beside what runs, OSError when it can't be read.
+        CacheFullError when there is no room beside what runs, InvalidArgumentError for what is no path,
+        OSError when it can't be read.
         """
         saved = read(path, self.model.n_vocab)
         active, salt = self._under(adapters, salt)
@@ -351,11 +353,12 @@ class Engine(NotCopied):
         adapters: Iterable[tuple[Adapter, float]] | None = None,
     ) -> list[np.typing.NDArray[np.float32]]:
         """embed() of several texts; an encoder's go together, as many as n_batch has room for."""
-        if isinstance(prompts, str) or not isinstance(prompts, Iterable):
+        given = None if isinstance(prompts, str) else several(prompts)
+        if given is None:
             raise InvalidArgumentError(f"prompts must be a list of prompts, got {shown(prompts)}")
-        if pooling not in POOLINGS:
+        if not isinstance(pooling, str) or pooling not in POOLINGS:
             raise InvalidArgumentError(f"pooling must be one of {POOLINGS}, got {shown(pooling)}")
-        ctx, texts = self.context, [array("i", self._ids_of(prompt).tobytes()) for prompt in prompts]
+        ctx, texts = self.context, [array("i", self._ids_of(prompt).tobytes()) for prompt in given]
         active, _ = self._under(adapters, b"")
 
         def under_them(group: Sequence[array[int]], index: PrefixIndex, seq: int) -> Any:

@@ -9,8 +9,9 @@ from typing import Any
 
 from pykvgraph._native.handles import Handle
 from pykvgraph._native.library import lib
+from pykvgraph.checks import native_path
 from pykvgraph.device import read_parts
-from pykvgraph.gguf_file import GgufFile, native_path
+from pykvgraph.gguf_file import GgufFile
 from pykvgraph.overrides import Overrides
 from pykvgraph.params import ContextParams, ModelParams
 from pykvgraph.types import DevicePart

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 from typing import Any, NamedTuple
 
+from pykvgraph.checks import integer
 from pykvgraph.errors import InvalidArgumentError
 from pykvgraph.plan.least_squares import non_negative
 from pykvgraph.plan.memory import plan_memory
@@ -120,11 +121,12 @@ def recommended_margin(next_token: float, prefill: float) -> int:
 
 def speculation_limit(limit: int) -> int:
     """How much of a limit may be used with drafts: three quarters. Others may need the rest."""
-    return 3 * limit // 4
+    return 3 * integer(limit, "limit") // 4
 
 
 def allows_speculation(batch_bytes: int, limit_bytes: int) -> bool:
-    """Whether drafts may be decoded beside a batch."""
+    """Whether drafts may be decoded beside a batch. Raises InvalidArgumentError."""
+    batch_bytes, limit_bytes = integer(batch_bytes, "batch_bytes"), integer(limit_bytes, "limit_bytes")
     return batch_bytes <= speculation_limit(limit_bytes)
 
 

@@ -9,6 +9,7 @@ import stat
 from collections.abc import Sequence
 from pathlib import Path
 
+from pykvgraph.checks import native_path
 from pykvgraph.errors import InvalidArgumentError, KVGraphError, StateError
 from pykvgraph.state.cells import SavedState
 from pykvgraph.state.format import read_state
@@ -22,9 +23,10 @@ def write_file(path: str | os.PathLike[str], blob: bytes) -> None:
     An existing file keeps its mode; a new one is its owner's alone (0600), as cells are somebody's text. A
     process that is killed may leave the `.kvgstate-*.tmp` that it was writing beside it.
 
-    Raises InvalidArgumentError for a device, pipe or socket; OSError, which names `path`, for a folder, a
-    missing or read-only one around it, or a full disk.
+    Raises InvalidArgumentError for a device, pipe or socket, and what is no path; OSError, which names
+    `path`, for a folder, a missing or read-only one around it, or a full disk.
     """
+    path = os.fsdecode(native_path(path))
     target = Path(os.path.realpath(path))  # what a link points to is written, not the link
     try:
         mode = _regular_mode(path, InvalidArgumentError)
@@ -35,7 +37,7 @@ def write_file(path: str | os.PathLike[str], blob: bytes) -> None:
     try:
         _replace(target, blob, mode)
     except OSError as error:  # the caller knows nothing of a file aside
-        raise OSError(error.errno, error.strerror, os.fspath(path)) from None
+        raise OSError(error.errno, error.strerror, path) from None
 
 
 def _replace(target: Path, blob: bytes, mode: int | None) -> None:
@@ -68,7 +70,12 @@ def _replace(target: Path, blob: bytes, mode: int | None) -> None:
 
 
 def read_regular(path: str | os.PathLike[str]) -> bytes:
-    """The content of a file. Raises StateError for a device, pipe or socket, OSError as open() does."""
+    """The content of a file.
+
+    Raises InvalidArgumentError for what is no path, StateError for a device, pipe or socket, and OSError as
+    open() does.
+    """
+    path = os.fsdecode(native_path(path))
     _regular_mode(path, StateError)
     return Path(path).read_bytes()
 
@@ -77,21 +84,22 @@ def read_file(path: str | os.PathLike[str], geometry: Geometry, room: Sequence[i
     """The cells in a file, as `unpack` gives them. K and V are read when all else was, and fits.
 
     Raises as `unpack`; StateError for a device, pipe or socket, too; OSError for a folder or a file that is
-    missing or can't be read.
+    missing or can't be read; InvalidArgumentError for what is no path.
     """
+    path = os.fsdecode(native_path(path))
     _regular_mode(path, StateError)
     with open(path, "rb") as file:
         try:
             return read_state(FileSource(file), geometry, room)
         except StateError as error:
-            raise StateError(f"{os.fspath(path)!r}: {error}") from None
+            raise StateError(f"{path!r}: {error}") from None
 
 
-def _regular_mode(path: str | os.PathLike[str], error: type[KVGraphError]) -> int:
+def _regular_mode(path: str, error: type[KVGraphError]) -> int:
     """Permissions of the regular file there; `error` for what is another kind of file, OSError for none."""
     mode = os.stat(path).st_mode
     if stat.S_ISDIR(mode):
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
     if not stat.S_ISREG(mode):
-        raise error(f"{os.fspath(path)!r} is a device, a pipe or a socket: a state is saved in a file")
+        raise error(f"{path!r} is a device, a pipe or a socket: a state is saved in a file")
     return stat.S_IMODE(mode)

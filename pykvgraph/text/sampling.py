@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from pykvgraph._native import libllama
 from pykvgraph._native.handles import Handle, NotCopied
-from pykvgraph.checks import shown
+from pykvgraph.checks import INT32_MAX, Integers, instance, integer, integers, shown
 from pykvgraph.errors import InvalidArgumentError, KVGraphError
 from pykvgraph.params import MAX_SEED, SamplingParams, ThoughtLimit, params_of
 from pykvgraph.text.grammar import Grammar
@@ -30,6 +30,8 @@ from pykvgraph.text.sampler_chain import (
 )
 from pykvgraph.text.thoughts import Thoughts
 from pykvgraph.text.tokenizer import Tokenizer
+
+_MOST_TOKENS = 1 << 24  # of a vocabulary
 
 
 class Sampler(NotCopied):
@@ -90,7 +92,8 @@ class Sampler(NotCopied):
 
     @classmethod
     def of(cls, params: SamplingParams, tokenizer: Tokenizer | None) -> Sampler:
-        """The sampler of a generation."""
+        """The sampler of a generation. Raises InvalidArgumentError."""
+        instance(params, SamplingParams, "params")
         sampler = cls.__new__(cls)
         sampler._init(params, tokenizer)
         return sampler
@@ -121,8 +124,12 @@ class Sampler(NotCopied):
             if has_dry(params):
                 self._new_chain(0 if tokenizer is None else tokenizer.n_vocab)
 
-    def begin(self, prompt: npt.NDArray[np.int32]) -> None:
-        """What comes before the first token that it chooses: penalties and DRY look at that, too."""
+    def begin(self, prompt: Integers) -> None:
+        """What comes before the first token that it chooses: penalties and DRY look at that, too.
+
+        prompt: token ids. Raises InvalidArgumentError.
+        """
+        prompt = integers(prompt, "prompt")
         self._prompt = prompt[max(len(prompt) - self._n_remembered, 0) :]
         if self._chain is not None:
             self._chain.call(remember, self._prompt)
@@ -162,7 +169,12 @@ class Sampler(NotCopied):
         return token
 
     def follow(self, token: int, n_vocab: int) -> bool:
-        """Goes on as if it had chosen this token; False: the grammar allows it not, and it was not chosen."""
+        """Goes on as if it had chosen this token; False: the grammar allows it not, and it was not chosen.
+
+        Raises InvalidArgumentError.
+        """
+        n_vocab = integer(n_vocab, "n_vocab", 1, _MOST_TOKENS)
+        token = integer(token, "token", 0, n_vocab - 1)
         if not self._takes_best and self._draw(np.zeros(n_vocab, np.float32), token) is None:
             return False
         if self._thoughts is not None:
@@ -172,15 +184,19 @@ class Sampler(NotCopied):
     def drawn_with(self, token: int, n: int) -> tuple[float, list[tuple[int, float]]]:
         """The log probability that the last token was drawn with; the n likeliest tokens, each with its own.
 
-        Of candidates that no sampler has left out.
+        Of candidates that no sampler has left out. Raises InvalidArgumentError for a token that is none of
+        them, as before the first one is chosen.
         """
+        token, n = integer(token, "token", 0, INT32_MAX), integer(n, "n", 0, INT32_MAX)
         if is_greedy(self._params):
             return 0.0, [(token, 0.0)][:n]
         left = self._candidates[: self._n_left]
         left = left[left["p"] > 0]
         logprobs = np.log(left["p"])
-        (own,) = logprobs[left["id"] == token]
-        return float(own), [(int(left["id"][place]), logprob) for place, logprob in likeliest(logprobs, n)]
+        own = logprobs[left["id"] == token]
+        if len(own) != 1:
+            raise InvalidArgumentError(f"token {token} was not among those that the last one was drawn from")
+        return float(own[0]), [(int(left["id"][place]), logprob) for place, logprob in likeliest(logprobs, n)]
 
     def _draw(self, logits: npt.NDArray[np.float32], due: int | None) -> int | None:
         """None: no token may be said; due: the only one that may."""
