@@ -26,6 +26,13 @@ def target() -> Iterator[tuple[str, Any]]:
         yield url, server
 
 
+@pytest.fixture(scope="module")
+def few() -> Iterator[str]:
+    """The address of a server that takes three prompts."""
+    with served(load, max_prompts=3, n_slots=2, embeddings=True, pooling="mean") as (url, _):
+        yield url
+
+
 def post(path: str, body: dict[str, Any]) -> bytes:
     data = json.dumps(body).encode()
     return f"POST {path} HTTP/1.1\r\nHost: a\r\nContent-Length: {len(data)}\r\n\r\n".encode() + data
@@ -151,26 +158,25 @@ def test_vectors_of_many_texts_are_those_of_each_alone(target: tuple[str, Any]) 
         ("/v1/embeddings", "input"),
     ],
 )
-def test_more_prompts_than_the_limit(path: str, name: str) -> None:
-    with served(load, max_prompts=3, n_slots=2, embeddings=True, pooling="mean") as (url, _):
-        for prompts, n, code in (
-            (["a"] * 3, 1, 200),
-            (["a"] * 4, 1, 400),
-            ([[5, 6]] * 4, 1, 400),
-            (["a", [5]], 2, 400),
-            ([5, 6, 7, 8, "a"], 1, 200),  # one prompt
-        ):
-            body: dict[str, Any] = {name: prompts, "n_predict": 1, "max_tokens": 1}
-            if n > 1 and name == "prompt":
-                body["n"] = n
-            elif n > 1:
-                continue
-            reply = httpx.post(f"{url}{path}", json=body, timeout=60)
-            assert reply.status_code == code, reply.text
-            if code == 400:
-                message = reply.json()["error"]["message"]
-                assert str(len(prompts) * n) in message and " 3: " in message and "--max-prompts" in message
-                assert reply.json()["error"]["type"] == "invalid_request_error"
+def test_more_prompts_than_the_limit(few: str, path: str, name: str) -> None:
+    for prompts, n, code in (
+        (["a"] * 3, 1, 200),
+        (["a"] * 4, 1, 400),
+        ([[5, 6]] * 4, 1, 400),
+        (["a", [5]], 2, 400),
+        ([5, 6, 7, 8, "a"], 1, 200),  # one prompt
+    ):
+        body: dict[str, Any] = {name: prompts, "n_predict": 1, "max_tokens": 1}
+        if n > 1 and name == "prompt":
+            body["n"] = n
+        elif n > 1:
+            continue
+        reply = httpx.post(f"{few}{path}", json=body, timeout=60)
+        assert reply.status_code == code, reply.text
+        if code == 400:
+            message = reply.json()["error"]["message"]
+            assert str(len(prompts) * n) in message and " 3: " in message and "--max-prompts" in message
+            assert reply.json()["error"]["type"] == "invalid_request_error"
 
 
 def test_a_large_logit_bias_for_many_prompts(target: tuple[str, Any]) -> None:
