@@ -6,13 +6,15 @@ from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from pykvgraph.server.completion import CompletionForm
+from pykvgraph.server.echo import Echo, EchoReply, Scores, echoed_texts
+from pykvgraph.server.errors import invalid
 from pykvgraph.server.fields import Fields
 from pykvgraph.server.form import Form
 from pykvgraph.server.infill import infill_prompt
 from pykvgraph.server.job import Job
 from pykvgraph.server.keys import asker_of
 from pykvgraph.server.prompts import prompts_of
-from pykvgraph.server.reply import JobReply
+from pykvgraph.server.reply import JobReply, JsonReply
 from pykvgraph.server.service import FINGERPRINT, Service
 from pykvgraph.server.text_completion import TextForm
 
@@ -44,20 +46,37 @@ def _own_form(service: Service, fields: Fields) -> Form:
 
 
 def text_completion(service: Service, request: Request, fields: Fields) -> ASGIApp:
-    """OpenAI's older one. `echo` and `suffix` are ignored, as in llama-server."""
-    return reply_of(
-        service,
-        _job(service, request, fields),
-        TextForm(service.model_name, FINGERPRINT, service.vocabulary),
-        fields,
-    )
+    """OpenAI's older one. `suffix` is ignored, as in llama-server."""
+    asker = asker_of(request)
+    prompts, params = _prompts(service, fields), service.sampling(fields)
+    echoes = fields.flag("echo") and not asker.only_reads
+    says_nothing = echoes and fields.get("max_tokens") == 0
+    if says_nothing and fields.flag("stream"):
+        raise invalid("Field 'max_tokens': with 0 there is nothing to stream; ask without `stream`")
+
+    def answer(scores: Scores = ()) -> ASGIApp:
+        echo = None
+        if echoes:
+            texts = echoed_texts(fields.get("prompt"), prompts, service.vocabulary.text)
+            echo = Echo(texts, prompts, scores, params.n)
+        form = TextForm(service.model_name, FINGERPRINT, service.vocabulary, echo)
+        if echo is not None and says_nothing:
+            return JsonReply(form.whole(echo.samples(params.top_logprobs)))
+        return reply_of(service, service.job(prompts, fields, asker, params), form, fields)
+
+    if echoes and params.top_logprobs:
+        return EchoReply(service, prompts, fields, asker.key, params.top_logprobs, answer)
+    return answer()
+
+
+def _prompts(service: Service, fields: Fields) -> list[list[int]]:
+    vocabulary = service.vocabulary
+    most = service.settings.max_prompts
+    return prompts_of(fields.get("prompt"), vocabulary.tokenizer, vocabulary.n_vocab, most, service.n_ctx)
 
 
 def _job(service: Service, request: Request, fields: Fields) -> Job:
-    vocabulary = service.vocabulary
-    most = service.settings.max_prompts
-    prompts = prompts_of(fields.get("prompt"), vocabulary.tokenizer, vocabulary.n_vocab, most, service.n_ctx)
-    return service.job(prompts, fields, asker_of(request))
+    return service.job(_prompts(service, fields), fields, asker_of(request))
 
 
 def reply_of(service: Service, job: Job, form: Form, fields: Fields) -> ASGIApp:

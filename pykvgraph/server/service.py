@@ -158,7 +158,7 @@ class Service:
             params,
             self.told(params, fields) | told | keeps,
             n_ctx=self.n_ctx,
-            salt=self._salt(fields, asker.key),
+            salt=self.salt(fields, asker.key),
             adapters=adapters,
             slot=self._slot(fields),
             windows=self._windows(prompts, **keeps) if params.n == 1 else (),
@@ -204,7 +204,7 @@ class Service:
             for prompt in prompts
         ]
 
-    def _salt(self, fields: Fields, key: bytes) -> bytes:
+    def salt(self, fields: Fields, key: bytes) -> bytes:
         """Who shares prefixes: requests under the same key; nobody, when a request wants none cached."""
         if not fields.flag("cache_prompt", self.settings.cache_prompt):
             return secrets.token_bytes(16)

@@ -50,7 +50,7 @@ class Everything:
         file = str(folder / "file")
         names = {"seq": 0, "p0": 0, "p1": 1, "src": 0, "dst": 1, "delta": 1, "pos": 9, "pos0": 9, "n": 2}
         names |= {"divisor": 2, "token": 1, "n_vocab": 512, "max_tokens": 2}
-        right = {
+        right: dict[str, Any] = {
             "path": file,
             "name": file,
             "prompt": "Once",
@@ -60,7 +60,7 @@ class Everything:
         }
         right |= {"tokens": [1, 2], "seq_ids": (0,), "model": self.model, "ctx": self.ctx, "kv": self.ctx.kv}
         right |= {"batch": self.batch, "logits": np.zeros(512, "f4"), "request": self.request, "blob": b"abc"}
-        self.right: dict[str, Any] = {**names, **right, "params": kvg.SamplingParams(max_tokens=2)}
+        self.right = {**names, **right, "params": kvg.SamplingParams(max_tokens=2)}
 
     def close(self) -> None:
         self.engine.close()

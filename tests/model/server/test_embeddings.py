@@ -107,8 +107,9 @@ def test_fewer_dimensions(client: httpx.Client, n: int) -> None:
     import openai
 
     api = openai.OpenAI(base_url=f"{client.base_url}/v1", api_key="none")
-    whole = np.array(api.embeddings.create(model="tiny", input=TEXTS[0]).data[0].embedding)
-    some = np.array(api.embeddings.create(model="tiny", input=TEXTS[0], dimensions=n).data[0].embedding)
+    asked: Any = {"model": "tiny", "input": TEXTS[0]}
+    whole = np.array(api.embeddings.create(**asked).data[0].embedding, "f4")
+    some = np.array(api.embeddings.create(**asked, dimensions=n).data[0].embedding, "f4")
     assert np.allclose(some, whole[:n] / np.linalg.norm(whole[:n]), atol=1e-6)
     raw = [
         vectors_of(client.post("/v1/embeddings", json={"input": "a", "embd_normalize": -1, "dimensions": d}))
