@@ -50,7 +50,7 @@ def chat_job(service: Service, fields: Fields, asker: Asker) -> ChatJob:
     parser = functools.partial(ReplyParser, format, tools, prompt.text, reasoning=chat.reasons)
     is_told_apart = tools or (chat.reasons and format.thinking) or format.calls is not None
 
-    begin = _left_in(chat, format, prompt) + prompt.prefill
+    begin = (_left_in(chat, format, prompt) if parses else "") + prompt.prefill
 
     def new_output() -> ChatOutput:
         return ChatOutput(parser() if parses and is_told_apart else None, begin, chat.one_call)
