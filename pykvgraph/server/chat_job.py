@@ -40,20 +40,20 @@ def chat_job(service: Service, fields: Fields, asker: Asker) -> ChatJob:
         fields = fields.replaced(grammar=grammar, json_schema=None)
     elif chat.schema is not None:
         fields = fields.replaced(json_schema=chat.schema)
-    tools = chat.tools if chat.may_call else []
     parses = service.settings.parses_replies
+    tools = chat.tools if chat.may_call and parses else []
     special = service.settings.special or service.vocabulary.has_control(format.texts())
     thoughts = _thought_limit(chat, service, prompt)
     params = dataclasses.replace(service.sampling(fields), special=special, thoughts=thoughts)
     job = service.job([tokens], fields, asker, params)
     # where there is nothing to tell apart, text needs no parser
     parser = functools.partial(ReplyParser, format, tools, prompt.text, reasoning=chat.reasons)
-    is_told_apart = tools or (chat.reasons and format.thinking) or format.calls is not None
+    is_plain = not tools and not (chat.reasons and format.thinking) and format.calls is None
 
     begin = (_left_in(chat, format, prompt) if parses else "") + prompt.prefill
 
     def new_output() -> ChatOutput:
-        return ChatOutput(parser() if parses and is_told_apart else None, begin, chat.one_call)
+        return ChatOutput(None if is_plain else parser(), begin, chat.one_call)
 
     return ChatJob(job, new_output)
 

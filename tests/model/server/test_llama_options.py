@@ -181,12 +181,19 @@ def test_a_last_message_of_the_assistant_is_one_like_others() -> None:
 def test_a_reply_that_is_not_taken_apart() -> None:
     """The prompt opens thoughts, which the reply closes."""
     body = {"messages": HELLO, "grammar": 'root ::= "a</think>b"', **GREEDY}
-    contents = []
+    schema = {"type": "object", "properties": {"at": {"const": 1}}, "required": ["at"]}
+    tool = {"type": "function", "function": {"name": "look", "parameters": schema}}
+    forced: dict[str, Any] = {"messages": HELLO, "tools": [tool], "tool_choice": "required", "temperature": 0}
+    forced |= {"chat_template_kwargs": {"enable_thinking": False}, "n_predict": 96}
+    contents, calls = [], []
     for option in ("--skip-chat-parsing", "--no-skip-chat-parsing"):
         with both(option, "--jinja", "--chat-template", THINKING, "-c", "512") as urls:
             told = [posted(url, "/v1/chat/completions", **body)["choices"][0]["message"] for url in urls]
             assert told[0]["content"] == told[1]["content"]
             contents.append(told[1]["content"])
+            calls.append(posted(urls[1], "/v1/chat/completions", **forced)["choices"][0]["message"])
+    assert "tool_calls" not in calls[0] and '"look"' in calls[0]["content"]
+    assert calls[1]["tool_calls"][0]["function"]["name"] == "look"
     assert contents == ["a</think>b", "b"]
 
 
