@@ -87,7 +87,7 @@ def test_samplers_are_told_and_used_alike() -> None:
         assert tags == [["a", "b"]] * 2
         texts = [said(url, n_predict=80) for url in urls]
         assert texts[0] == texts[1]
-        off = {"repeat_penalty": 1, "presence_penalty": 0, "frequency_penalty": 0}
+        off: dict[str, Any] = {"repeat_penalty": 1, "presence_penalty": 0, "frequency_penalty": 0}
         free = [said(url, n_predict=80, **off) for url in urls]
         assert free[0] == free[1] != texts[0]
         asked = {"prompt": "a", "logit_bias": [[5, 1]], **GREEDY}
