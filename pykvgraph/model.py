@@ -20,6 +20,7 @@ from pykvgraph.errors import UnsupportedError
 from pykvgraph.gguf_file import (
     fingerprint,
     fingerprint_under,
+    read_key,
     read_layers,
     read_metadata,
     read_model_info,
@@ -111,6 +112,12 @@ class Model(Closable):
     def metadata(self) -> dict[str, Any]:
         """Every metadata key of the file and its value; arrays are lists. Read on first use."""
         return self._handle.call(lambda model: read_metadata(lib().kvg_model_gguf(model)))
+
+    def _value(self, key: str) -> Any:
+        """One key's value; None when there is none. Unless all were read before, the others stay unread."""
+        if "metadata" in vars(self):
+            return self.metadata.get(key)
+        return self._handle.call(lambda model: read_key(lib().kvg_model_gguf(model), key))
 
     @property
     def tokenizer(self) -> Tokenizer:

@@ -153,13 +153,12 @@ def read_maps() -> str:
 def mapped_libraries(maps: str) -> dict[str, set[Path]]:
     """The files of each library ("libggml-cpu") in a process, from the text of its /proc/self/maps."""
     found: dict[str, set[Path]] = {}
-    for line in maps.split("\n"):  # the only character that a name there can't have
-        # address, permissions, offset, device, inode, path; the path may hold blanks
-        fields = line.split(maxsplit=5)
-        path = Path(fields[5].removesuffix(" (deleted)")) if len(fields) == 6 else Path()
-        match = _LIBRARY_FILE.fullmatch(path.name)
+    # address, permissions, offset, device, inode, path; the path may hold blanks, and anything but "\n"
+    lines = (line.split(maxsplit=5) for line in maps.split("\n"))
+    for name in {fields[5].removesuffix(" (deleted)") for fields in lines if len(fields) == 6}:
+        match = _LIBRARY_FILE.fullmatch(os.path.basename(name))
         if match:
-            found.setdefault(match[1], set()).add(path)
+            found.setdefault(match[1], set()).add(Path(name))
     return found
 
 

@@ -40,13 +40,15 @@ def turn_format(model: Model, system: str) -> TurnFormat:
     system: the system prompt, "" for none. A template that knows no system prompt gets it in front of the
     first message. Raises InvalidArgumentError for a template that can't be read or fails.
     """
-    source = model.metadata.get(TEMPLATE_KEY)
+    source = model._value(TEMPLATE_KEY)
     if not isinstance(source, str) or not source:
         return _plain(system)
-    tokens = model.metadata.get("tokenizer.ggml.tokens", [])
+    tokenizer = model.tokenizer
     names = {
-        name: "" if token is None else tokens[token]
-        for name, token in (("bos_token", model.tokenizer.bos), ("eos_token", model.tokenizer.eos))
+        name: ""
+        if token is None
+        else tokenizer.token_to_piece(token, special=True).decode("utf-8", "replace")
+        for name, token in (("bos_token", tokenizer.bos), ("eos_token", tokenizer.eos))
     }
     return _of_template(ChatTemplate(source, **names), system)
 

@@ -1,33 +1,52 @@
 """The command line, `pykvgraph`: one file per verb.
 
 Every option can also be set in the environment, as KVGRAPH_ and its long name: KVGRAPH_MODEL for `-m`,
-KVGRAPH_CTX_SIZE for `-c`. A verb imports what it needs when it runs, so that help is quick.
+KVGRAPH_CTX_SIZE for `-c`. A verb is imported when it is asked for, and imports what it needs when it runs.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import importlib
 import io
 import os
 import sys
+from collections.abc import Iterator, MutableMapping
 from typing import Any, NoReturn
 
 import click
 
-from pykvgraph.cli.batch import batch
-from pykvgraph.cli.bench import bench
-from pykvgraph.cli.cache import cache
-from pykvgraph.cli.cells import cells
-from pykvgraph.cli.chat import chat
-from pykvgraph.cli.cluster import cluster
-from pykvgraph.cli.generate import generate
-from pykvgraph.cli.info import info
-from pykvgraph.cli.inspect import inspect
-from pykvgraph.cli.passkey import passkey
-from pykvgraph.cli.plan import plan
-from pykvgraph.cli.serve import serve
 from pykvgraph.cli.verb import examples, version_option
+
+_NAMES = (
+    *("batch", "bench", "cache", "cells", "chat", "cluster", "generate"),
+    *("info", "inspect", "passkey", "plan", "serve"),
+)
+
+
+class _Verbs(MutableMapping[str, click.Command]):
+    """By their names; each is imported when it is asked for: most of them have much to import."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, click.Command] = {}
+
+    def __getitem__(self, name: str) -> click.Command:
+        if name not in self._known and name in _NAMES:
+            self._known[name] = getattr(importlib.import_module(f"pykvgraph.cli.{name}"), name)
+        return self._known[name]
+
+    def __setitem__(self, name: str, verb: click.Command) -> None:
+        self._known[name] = verb
+
+    def __delitem__(self, name: str) -> None:
+        del self._known[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_NAMES)
+
+    def __len__(self) -> int:
+        return len(_NAMES)
 
 
 class _Command(click.Group):
@@ -63,6 +82,7 @@ class _Command(click.Group):
 @click.group(
     cls=_Command,
     params=[version_option()],
+    commands=_Verbs(),
     context_settings={"help_option_names": ["-h", "--help"], "show_default": True, "max_content_width": 100},
     epilog=examples("pykvgraph generate -m model.gguf -p 'Once upon a time'", "pykvgraph generate --help"),
 )
@@ -73,7 +93,3 @@ def main() -> None:
     """
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # not every locale can show every text
-
-
-for _verb in (batch, bench, cache, cells, chat, cluster, generate, info, inspect, passkey, plan, serve):
-    main.add_command(_verb)

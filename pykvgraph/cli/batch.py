@@ -283,7 +283,7 @@ class Job:
     def _tell_of_no_template(self) -> None:
         from pykvgraph.text.chat_template import TEMPLATE_KEY
 
-        if not self._is_told and not self._engine.model.metadata.get(TEMPLATE_KEY):
+        if not self._is_told and not self._engine.model._value(TEMPLATE_KEY):
             click.echo("the model has no chat template: turns are lines of User: and Assistant:", err=True)
         self._is_told = True
 

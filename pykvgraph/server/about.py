@@ -120,7 +120,7 @@ def _entry(service: Service) -> dict[str, Any]:
 
 def _meta(service: Service) -> dict[str, Any]:
     model = service.engine.model
-    kind = model.metadata.get("tokenizer.ggml.model")
+    kind = model._value("tokenizer.ggml.model")
     return {
         "vocab_type": _VOCABULARIES.index(kind) if kind in _VOCABULARIES else 0,
         "n_vocab": model.n_vocab,

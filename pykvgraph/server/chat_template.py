@@ -45,7 +45,7 @@ class ServerTemplate:
     """
 
     def __init__(self, source: str, model: Model, vocabulary: Vocabulary, jinja: bool = True) -> None:
-        own = model.metadata.get(TEMPLATE_KEY)
+        own = model._value(TEMPLATE_KEY)
         if jinja and source and "{" not in source:
             if source not in _NAMED:
                 raise UnsupportedError(
