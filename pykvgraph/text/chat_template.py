@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import datetime
+import functools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NoReturn
@@ -12,13 +13,14 @@ import jinja2
 import jinja2.ext
 import jinja2.nodes
 import jinja2.parser
-import jinja2.runtime
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from pykvgraph.errors import InvalidArgumentError
+from pykvgraph.text.template_budget import MOST_TEXT, Budget, BudgetError
+from pykvgraph.text.template_sandbox import Sandbox
 
 TEMPLATE_KEY = "tokenizer.chat_template"  # where GGUF files have it
-_MOST = 10_000  # what a template may multiply with; a power has as many digits
+_LONGEST_SOURCE = 1 << 20  # characters; the longest of llama.cpp's collection has 30,000
+_LONGEST_INDENT = 64
 
 
 class ChatTemplate:
@@ -33,19 +35,24 @@ class ChatTemplate:
         self.source = source
         self.bos_token = bos_token
         self.eos_token = eos_token
-        environment = _Environment(
+        self._sandbox = environment = Sandbox(
             trim_blocks=True,
             lstrip_blocks=True,
             undefined=_Missing,
             extensions=[_Generation, jinja2.ext.loopcontrols],
         )
-        environment.filters["tojson"] = _tojson
-        environment.filters["safe"] = str  # nothing is escaped here
+        environment.filters["tojson"] = functools.partial(_tojson, environment)
+        environment.filters["safe"] = environment.shown  # nothing is escaped here
         environment.globals["raise_exception"] = _raise
         environment.globals["strftime_now"] = _strftime_now
+        if len(source) > _LONGEST_SOURCE:
+            raise InvalidArgumentError(
+                f"the chat template can't be read: it has {len(source)} characters, over {_LONGEST_SOURCE}"
+            )
         try:
-            self._template = environment.from_string(source)
-        except (jinja2.TemplateError, RecursionError) as error:
+            with environment.spending():  # what is constant is found out now
+                self._template = environment.from_string(source)
+        except Exception as error:  # RecursionError, SyntaxError for 20 loops in each other, and Jinja's own
             raise InvalidArgumentError(f"the chat template can't be read: {error}") from error
 
     def render(
@@ -65,34 +72,25 @@ class ChatTemplate:
         given = {"bos_token": self.bos_token, "eos_token": self.eos_token, **variables}
         given |= {"messages": messages, "add_generation_prompt": add_generation_prompt}
         try:
-            return self._template.render(copy.deepcopy(given))
+            with self._sandbox.spending() as budget:
+                return self._render(copy.deepcopy(given), budget)
+        except BudgetError as error:
+            raise InvalidArgumentError(
+                f"the chat template takes too much: {error}; shorten the messages, or give another template"
+            ) from error
         except _RefusalError as refusal:
             raise InvalidArgumentError(f"the chat template refuses the messages: {refusal}") from refusal
         except Exception as error:  # a template is a program of others
             raise InvalidArgumentError(f"the chat template failed: {error!r}") from error
 
-
-class _Environment(ImmutableSandboxedEnvironment):
-    """The sandbox, where lists may grow, text takes up whatever is added to it, and nothing gets huge."""
-
-    intercepted_binops = frozenset({"+", "*", "**"})
-
-    def call_binop(self, context: jinja2.runtime.Context, operator: str, left: Any, right: Any) -> Any:
-        """Asked for each of these operations."""
-        sides = left, right
-        has_text = any(isinstance(each, str) for each in sides)
-        if operator == "+" and has_text and not any(isinstance(each, _Missing) for each in sides):
-            return f"{left}{right}"
-        sizes = [len(each) if hasattr(each, "__len__") else abs(each) for each in sides]
-        if operator != "+" and max(sizes) > _MOST:
-            raise OverflowError(f"{operator} with what is over {_MOST}")
-        return super().call_binop(context, operator, left, right)
-
-    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
-        """Asked for each attribute that a template names."""
-        if isinstance(obj, list) and attr == "append":
-            return True
-        return super().is_safe_attribute(obj, attr, value)
+    def _render(self, given: dict[str, Any], budget: Budget) -> str:
+        parts, n = [], 0
+        for part in self._template.root_render_func(self._template.new_context(given)):
+            n += len(part)
+            parts.append(part)
+            if n > MOST_TEXT:
+                budget.make(n)
+        return "".join(parts)
 
 
 class _Missing(jinja2.ChainableUndefined):
@@ -130,6 +128,7 @@ def _strftime_now(form: str) -> str:
 
 
 def _tojson(
+    sandbox: Sandbox,
     value: Any,
     ensure_ascii: bool = False,
     indent: int | None = None,
@@ -137,14 +136,31 @@ def _tojson(
     sort_keys: bool = False,
 ) -> str:
     """Not Jinja's own, which escapes what HTML would."""
-    return json.dumps(
-        value,
+    budget = sandbox.budget
+    budget.look(value)
+    if indent is not None and not (isinstance(indent, int) and indent <= _LONGEST_INDENT):
+        raise BudgetError(f"it indents JSON by more than {_LONGEST_INDENT}")
+    if separators is not None and sum(map(len, separators)) > _LONGEST_INDENT:
+        raise BudgetError(f"it parts JSON by more than {_LONGEST_INDENT} characters")
+    encoder = json.JSONEncoder(
         ensure_ascii=ensure_ascii,
         indent=indent,
         separators=separators,
         sort_keys=sort_keys,
         default=_plain,
     )
+    if indent is None:
+        text = encoder.encode(value)
+        budget.make(len(text))
+        return text
+    parts, n = [], 0
+    for part in encoder.iterencode(value):  # deep in lists, each element has a long line
+        n += len(part)
+        parts.append(part)
+        if n > MOST_TEXT:
+            budget.make(n)
+    budget.make(n)
+    return "".join(parts)
 
 
 def _plain(value: Any) -> Any:
