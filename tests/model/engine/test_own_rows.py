@@ -267,7 +267,7 @@ def test_a_device_that_has_lost_the_cells(model: kvg.Model, monkeypatch: pytest.
             assert engine.park(request)
         here = engine._loop.stepper._texts
         here._copy_one()
-        in_cells = here.kept[0].request
+        in_cells = next(iter(here.kept)).request
         with monkeypatch.context() as patch:
             patch.setattr(kvg.KVCache, "update", fails)
             here.start_over_if_broken()
