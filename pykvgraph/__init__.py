@@ -11,7 +11,11 @@ that it uses is missing or has the wrong version, and InvalidArgumentError when 
 set to a bad value. The command `pykvgraph` prints such an error in one line and exits.
 """
 
-import os as _os
+from pykvgraph import interrupted as _interrupted
+
+if _interrupted.is_the_command():
+    _interrupted.end_at_ctrl_c()
+
 import sys as _sys
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 from typing import Any as _Any
@@ -88,18 +92,10 @@ def __getattr__(name: str) -> _Any:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-def _is_the_command() -> bool:
-    """Whether the command `pykvgraph` or `python -m pykvgraph` imports this package, not a program."""
-    program = _sys.argv[0] if _sys.argv else ""
-    if program == "-m":  # Python is still looking for the module to run
-        return "pykvgraph" in _sys.orig_argv
-    return _os.path.basename(program) == "pykvgraph"
-
-
 try:
     __version__ = _library().version
 except (ImportError, InvalidArgumentError) as _error:
-    if _is_the_command():
+    if _interrupted.is_the_command():
         _sys.exit(f"Error: {' '.join(str(_error).split())}")
     raise
 

@@ -12,6 +12,7 @@ from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
 from pykvgraph.errors import InvalidArgumentError, KVGraphError
+from pykvgraph.interrupted import ctrl_c_raises
 from pykvgraph.params import CACHE_TYPES, ContextParams
 from pykvgraph.viz.figure import PICTURES
 
@@ -342,7 +343,8 @@ class Verb(click.Command):
     def invoke(self, ctx: click.Context) -> Any:
         """Runs the verb. What pykvgraph raises, or the system says of files, becomes a ClickException."""
         try:
-            return super().invoke(ctx)
+            with ctrl_c_raises():
+                return super().invoke(ctx)
         except BrokenPipeError:
             raise  # the reader has gone: click ends in silence
         except KeyboardInterrupt:

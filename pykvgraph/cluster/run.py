@@ -26,13 +26,14 @@ class ClusterServer(HttpServer):
         """Called by run()."""
         keeping = asyncio.ensure_future(self._keeper.run())
         keeping.add_done_callback(self._end)
-        try:
-            await super().serve(sockets)
-        finally:
-            self._keeper.stop()  # nobody is answered any more
-            if not (await asyncio.wait({keeping}, timeout=_END_SECONDS))[0]:
-                self._keeper.stop()
-                await asyncio.wait({keeping})
+        with self.capture_signals():  # to the very end: super().serve() lets go of them before that
+            try:
+                await super().serve(sockets)
+            finally:
+                self._keeper.stop()  # nobody is answered any more
+                if not (await asyncio.wait({keeping}, timeout=_END_SECONDS))[0]:
+                    self._keeper.stop()
+                    await asyncio.wait({keeping})
         keeping.result()
 
     def _end(self, _: asyncio.Future[None]) -> None:

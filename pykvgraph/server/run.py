@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import signal
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
@@ -24,6 +26,7 @@ from pykvgraph.server.settings import Settings
 _log = logging.getLogger("pykvgraph.server")
 _BACKLOG = 2048
 _LAST_SECONDS = 5.0  # for requests of connections that were closed
+_ORDERED_SECONDS = 1.0  # that the second signal leaves for an end in order
 _SIGNALS = signal.SIGINT, signal.SIGTERM
 
 
@@ -43,7 +46,7 @@ class HttpServer(uvicorn.Server):
     """Serves an application: run(sockets=[listener]), and stop() from another thread.
 
     SIGTERM and SIGINT let those finish who are being answered, and let nobody else in; a second one ends
-    them, too.
+    them, too, and a second later the process, whatever it is in.
     """
 
     def __init__(self, settings: Settings, app: ASGIApp) -> None:
@@ -75,6 +78,10 @@ class HttpServer(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Called for a signal."""
         self.stop()
+        if self.force_exit:
+            # A thread of its own: the event loop may wait for a thread that can't be stopped.
+            # Workers end with this process: their standard input does, and they remove their sockets.
+            threading.Thread(target=_end_process, args=(sig,), daemon=True).start()
         _log.info(
             "%s: %s",
             signal.Signals(sig).name,
@@ -95,6 +102,11 @@ class HttpServer(uvicorn.Server):
                 signal.signal(sig, handler)
 
 
+def _end_process(number: int) -> None:
+    time.sleep(_ORDERED_SECONDS)
+    os._exit(128 + number)
+
+
 class Server(HttpServer):
     """Serves an engine.
 
@@ -113,12 +125,13 @@ class Server(HttpServer):
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         """Called by run()."""
         loading = asyncio.ensure_future(self._make_ready())
-        try:
-            await super().serve(sockets)
-        finally:
-            # a thread that reads a file can't be stopped
-            await asyncio.wait({loading})
-            await asyncio.to_thread(self.service.close)
+        with self.capture_signals():  # to the very end: super().serve() lets go of them before that
+            try:
+                await super().serve(sockets)
+            finally:
+                # a thread that reads a file can't be stopped
+                await asyncio.wait({loading})
+                await asyncio.to_thread(self.service.close)
         loading.result()
 
     async def _make_ready(self) -> None:

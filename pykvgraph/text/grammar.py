@@ -211,7 +211,7 @@ class _Link:
                 return None
             self._receive()
             if len(self._came) == self._n_front + self._n_vocab:
-                found = np.frombuffer(self._came, np.uint8, offset=self._n_front) == 0
+                found: Allowed = np.frombuffer(self._came, np.uint8, offset=self._n_front) == 0
                 self._came = bytearray()
                 return found
 

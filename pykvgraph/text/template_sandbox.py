@@ -73,7 +73,8 @@ class Sandbox(ImmutableSandboxedEnvironment):
         for name, function in self.filters.items():
             self.filters[name] = self._measured(name, function)
         for name in _TESTS:
-            self.tests[name] = self._measured(name, self.tests[name])
+            test: Any = self.tests[name]
+            self.tests[name] = self._measured(name, test)
         self.filters[_COUNTED] = lambda values: self.budget.counted(values)
 
     @property
@@ -120,7 +121,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         self.budget.make(sum(map(len, texts)))
         return "".join(texts)
 
-    def concat(self, values: Iterable[str]) -> str:  # type: ignore[override]
+    def concat(self, values: Iterable[str]) -> str:
         """What a macro or a block has said."""
         texts = list(values)
         self.budget.make(sum(map(len, texts)))
@@ -192,8 +193,9 @@ class Sandbox(ImmutableSandboxedEnvironment):
         if type(value) is not str:
             if not isinstance(value, (str, int, float, jinja2.Undefined)):
                 self.budget.look(value)
-            value = str(value)
-        return value
+            return str(value)
+        text: str = value
+        return text
 
     def _measured(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         """A filter, or a test, that is measured before it is done."""
@@ -339,7 +341,8 @@ class _Counting(CodeGenerator):
     """Writes into each loop and each macro that its steps are counted."""
 
     def visit_Template(self, node: nodes.Template, frame: Frame | None = None) -> None:  # noqa: N802
-        for each in list(node.find_all((nodes.For, nodes.Macro, nodes.CallBlock, nodes.Block))):
+        bodies: list[Any] = list(node.find_all((nodes.For, nodes.Macro, nodes.CallBlock, nodes.Block)))
+        for each in bodies:
             n_nodes = sum(1 for part in each.body for _ in part.find_all(nodes.Node))
             # no template can write such a statement: it takes an extension that isn't there
             each.body.insert(0, nodes.ExprStmt(nodes.Const(1 + n_nodes // _NODES_PER_STEP)))

@@ -65,7 +65,7 @@ def by_llama(model: kvg.Model, grammar: str) -> None:
 
     llama = Llama(str(model.path), n_ctx=128, verbose=False)
     try:
-        llama.create_completion(OPENING, max_tokens=40, grammar=grammar)  # type: ignore[arg-type]
+        llama.create_completion(OPENING, max_tokens=40, grammar=grammar)
     finally:
         llama.close()
 
@@ -102,7 +102,7 @@ def test_the_engine_says_the_same_when_no_grammar_is_ready(
             ctx.kv.clear()
             expected.append([piece.token for piece in kvg.generate(ctx, prompt, **sampling)])
     for draft in (None, "ngram"):
-        engine = kvg.Engine(model, n_ctx=512, n_seq_max=3, draft=draft)  # type: ignore[arg-type]
+        engine = kvg.Engine(model, n_ctx=512, n_seq_max=3, draft=draft)
         asked = [engine.submit(prompt, kvg.SamplingParams(**sampling)) for prompt in prompts]
         free = engine.submit(OPENING, kvg.SamplingParams(max_tokens=30))
         assert [list(each.result(60).tokens) for each in asked] == expected
