@@ -117,8 +117,10 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     def joined(self, values: tuple[Any, ...]) -> str:
         """a ~ b ~ c"""
-        texts = [self.shown(value) for value in values]
-        self.budget.make(sum(map(len, texts)))
+        texts = [value if type(value) is str else self.shown(value) for value in values]
+        n = sum(map(len, texts))
+        if n > _SHORT:
+            self._now.budget.make(n)
         return "".join(texts)
 
     def concat(self, values: Iterable[str]) -> str:
