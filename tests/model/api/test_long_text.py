@@ -82,7 +82,7 @@ def base(kind: str, tiny: bytes) -> Parts:
     parts.set("tokenizer.ggml.pre", STRING, b"whitespace" if kind == "whitespace" else b"gpt-2")
     parts.set("tokenizer.ggml.tokens", STRING, [*tokens])
     parts.set(
-        "tokenizer.ggml.token_type", INT32, [CONTROL] * 3 + [BYTE] * 256 + [NORMAL] * (len(tokens) - 259)
+        "tokenizer.ggml.token_type", INT32, [*[CONTROL] * 3, *[BYTE] * 256, *[NORMAL] * (len(tokens) - 259)]
     )
     parts.set("tokenizer.ggml.scores", FLOAT32, [0.0] * len(tokens))
     parts.set("tokenizer.ggml.merges", STRING, [b"a a", b"t h", b"th e"])
