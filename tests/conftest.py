@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # tests/unit runs without the native library
 hypothesis.settings.register_profile("ours", deadline=None, derandomize=not chance.SEED, database=None)
 hypothesis.settings.load_profile("ours")
 if chance.SEED:
-    hypothesis.core.global_force_seed = chance.SEED  # what pytest's --hypothesis-seed sets
+    hypothesis.core.global_force_seed = chance.SEED  # type: ignore[assignment]  # what pytest's --hypothesis-seed sets
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
