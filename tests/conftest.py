@@ -27,6 +27,7 @@ if chance.SEED:
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--device", default="cpu", help="run the tests marked any_device, there")
     parser.addoption("--kv-tier", default="device", choices=["device", "host"], help="where K and V are then")
+    parser.addoption("--few", type=int, metavar="N", help="at most N sets of parameters of each test")
     parser.addoption(
         "--write-architectures", action="store_true", help="write docs' table of what these tests compared"
     )
@@ -47,11 +48,25 @@ def pytest_report_header() -> list[str]:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """On another device nothing runs that is the CPU's alone."""
-    if not where.is_cpu():
-        elsewhere = [item for item in items if not item.get_closest_marker("any_device")]
-        config.hook.pytest_deselected(items=elsewhere)
-        items[:] = [item for item in items if item.get_closest_marker("any_device")]
+    """On another device nothing runs that is the CPU's alone; with --few, not every set of parameters."""
+    chosen = [item for item in items if where.is_cpu() or item.get_closest_marker("any_device")]
+    if few := config.getoption("--few"):
+        chosen = few_of_each(chosen, few)
+    left = set(chosen)
+    config.hook.pytest_deselected(items=[item for item in items if item not in left])
+    items[:] = chosen
+
+
+def few_of_each(items: list[pytest.Item], few: int) -> list[pytest.Item]:
+    """Of each test function's parameters so many at most, spread evenly."""
+    by_function: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        by_function.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    chosen: set[pytest.Item] = set()
+    for each in by_function.values():
+        n = min(few, len(each))
+        chosen.update(each[i * len(each) // n] for i in range(n))
+    return [item for item in items if item in chosen]
 
 
 DATA = Path(__file__).parent / "data"
