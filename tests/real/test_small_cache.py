@@ -1,0 +1,63 @@
+"""A text that is many times longer than its cache is predicted as well at its end as near its beginning."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import pytest
+from support.engines import open_context
+from support.real import N_BATCH, losses, news_of
+from support.sanitizer import THOROUGH
+
+import pykvgraph as kvg
+
+pytestmark = pytest.mark.slow
+N_KEEP = 32
+THOROUGHLY = pytest.mark.skipif(not THOROUGH, reason="minutes: KVGRAPH_THOROUGH=1 runs it")
+COMMIT = [("smollm2", 4_608, 1024, {}), ("gemma3", 4_608, 1024, {"swa_full": True})]
+LONG = [
+    ("smollm2", 53_000, 2048, {}),
+    ("smollm2", 53_000, 2048, {"type_k": "q8_0", "type_v": "q8_0"}),
+    ("smollm2", 53_000, 2048, {"type_k": "q4_0", "type_v": "q4_0"}),
+    ("gemma3", 12_000, 1024, {"swa_full": True}),
+]
+
+
+def perplexity(losses: Iterable[float]) -> float:
+    return float(np.exp(np.mean(list(losses))))
+
+
+@pytest.mark.parametrize(
+    ("name", "n", "n_ctx", "options"),
+    [*COMMIT, *(pytest.param(*each, marks=THOROUGHLY) for each in LONG)],
+)
+def test_perplexity_stays(
+    name: str, n: int, n_ctx: int, options: dict[str, Any], request: pytest.FixtureRequest
+) -> None:
+    """In the middle and at the end it is what it is in a cache that never shifted, of half as many tokens."""
+    model, n_half = request.getfixturevalue(name), n_ctx // 2
+    ids, ends = news_of(model, n), (n // 2, n)
+    judged = [range(end - n_half, end) for end in ends]
+    everywhere = range(1, n, 4) if THOROUGH else ()
+    shifts: list[kvg.ShiftReport] = []
+    with open_context(model, n_ctx=n_ctx, n_batch=N_BATCH, **options) as ctx:
+        shift = kvg.ContextShift(N_KEEP, on_shift=shifts.append)
+        found = losses(ctx, ids, {*itertools.chain(*judged, everywhere)}, shift)
+    alone: dict[int, float] = {}
+    with open_context(model, n_ctx=n_ctx, n_batch=N_BATCH) as ctx:
+        for end in ends:
+            ctx.reset()
+            begin = end - n_ctx
+            text = ids[:N_KEEP] + ids[begin + N_KEEP : end]  # models want the very first tokens of a text
+            alone |= {begin + i: loss for i, loss in losses(ctx, text, range(n_half, n_ctx)).items()}
+    ours, never_shifted = perplexity(found[i] for i in alone), perplexity(alone.values())
+    print(f"{name} {n} {options}: {len(shifts)} shifts; {ours:.2f}, never shifted {never_shifted:.2f}")
+    assert len(shifts) >= n // n_ctx
+    assert ours <= 1.1 * never_shifted
+    if THOROUGH:
+        quarters = [perplexity(found[i] for i in part) for part in np.array_split(everywhere, 4)]
+        print("by quarter:", *(f"{each:.2f}" for each in quarters), f"all: {perplexity(found.values()):.2f}")
+        assert quarters[3] <= 1.15 * quarters[1]
