@@ -79,6 +79,11 @@ def openmp_spins() -> Iterator[None]:
         os.environ.pop(OPENMP_SPINS, None)
 
 
+def without_gpus() -> dict[str, str]:
+    """The environment for a program that shall see no GPU of CUDA's or ROCm's."""
+    return {**os.environ, "CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}
+
+
 def log_level() -> int | None:
     """The level that KVGRAPH_LOG asks for, as `logging` counts; None when it is unset or empty.
 

@@ -18,6 +18,7 @@ import weakref
 import numpy as np
 import numpy.typing as npt
 
+from pykvgraph import env
 from pykvgraph._native import libllama
 from pykvgraph._native.fork import renew_lock_in_child
 from pykvgraph._native.handles import NotCopied
@@ -105,7 +106,7 @@ class GrammarHost(NotCopied):
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno(), self._file.number],
-                env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""},
+                env=env.without_gpus(),
                 start_new_session=True,  # Ctrl-C is not for it
             )
         self._pid = os.getpid()
@@ -233,9 +234,13 @@ class _Link:
             data = b""
         self._came += data
         if self._n_front and self._came[1:2] == b"-":
+            if data:  # libllama's own words follow, up to the end
+                return
+            said = " ".join(self._came[2:].decode("utf-8", "replace").split())
             raise InvalidArgumentError(
                 "libllama can't read the grammar: it needs a rule `root`, every rule that is named, and no "
                 "rule may begin with itself (GBNF, in llama.cpp's grammars/README.md)"
+                + (f". It says: {said}" if said else "")
             )
         if not data:
             if self._n_front and not self._came:

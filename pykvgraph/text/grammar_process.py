@@ -27,6 +27,8 @@ _BYTES_OF_CANDIDATE = 12  # id, logit, p
 _HIGH_BYTE = 7  # of the logit: 0 as long as that is 0.0, and not when it is -inf
 _PATIENCE = 0.05  # seconds of processor time: a grammar that takes longer stands back behind everybody else
 _LENGTH = struct.Struct("=I")
+_STDERR = 2
+_MOST_SAID = 400  # bytes of what libllama says of a grammar that it can't read
 
 
 class _Vocabulary:
@@ -107,15 +109,21 @@ def _serve(connection: socket.socket, words: _Vocabulary, seconds: float, n_byte
     own = size + n_bytes if most == resource.RLIM_INFINITY else min(size + n_bytes, most)
     resource.setrlimit(resource.RLIMIT_AS, (own, own))
     connection.sendall(b"+")
+    os.dup2(os.memfd_create("said"), _STDERR)
     grammar = _Grammar(words, seconds)
     can_read = grammar.begin(_message(connection))
-    connection.sendall(b"+" if can_read else b"-")
+    connection.sendall(b"+" if can_read else b"-" + _said())
     while can_read:
         tokens = _message(connection)
         for (token,) in struct.iter_unpack("=i", tokens):
             grammar.accept(token)
         connection.sendall(grammar.allowed())
     os._exit(0)
+
+
+def _said() -> bytes:
+    """What libllama wrote to stderr, the beginning of it."""
+    return os.pread(_STDERR, _MOST_SAID, 0)
 
 
 def _message(connection: socket.socket) -> bytes:

@@ -21,7 +21,7 @@ FACE = "pykvgraph"
 # From the bottom up. A module imports from its own layer and from those below. Some rooms are only planned.
 LAYERS: list[set[str]] = [
     {"_native.ffi"},
-    {"errors", "env", "checks", "types", "sizes", "remembered", "architectures", "interrupted"},
+    {"errors", "env", "checks", "types", "sizes", "remembered", "architectures", "interrupted", "abandoned"},
     {"_native"},
     {
         "overrides",
