@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from support.chance import THOROUGH
 from support.engines import open_context
-from support.sanitizer import THOROUGH
 
 import pykvgraph as kvg
 from pykvgraph.lab.passkey import Task, run

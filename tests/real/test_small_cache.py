@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.chance import THOROUGH
 from support.engines import open_context
 from support.real import N_BATCH, losses, news_of
-from support.sanitizer import THOROUGH
 
 import pykvgraph as kvg
 
