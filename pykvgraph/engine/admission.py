@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from pykvgraph.context import Context
 from pykvgraph.engine.branch import Branch
+from pykvgraph.engine.reading import Reading
 from pykvgraph.kept_text import EVERY
 from pykvgraph.plan.memory_model import speculation_limit
 from pykvgraph.prefix import block
@@ -86,6 +87,7 @@ class Admission:
 
     overcommit: when its prompt fits; without, when all that it may become fits at every step beside what the
     others may take. least: the tokens of prompts that a step has room for at least, if there are any.
+    reading: a text that is read beside those that run, so many tokens between two steps at least.
 
     Groups of cells: those that keep every position have equally many cells, and the same ones in use, so that
     the first of them speaks for all. A group with a window has n_seq_max windows and a batch beside what
@@ -98,6 +100,7 @@ class Admission:
         self._needs_points = needs_points
         self._overcommit = overcommit
         self._least = least
+        self.reading: Reading | None = None
         self._n_batch = ctx.n_batch
         groups = [(number, group) for number, group in enumerate(ctx.kv.groups) if group.kind != "state"]
         all_positions = [number for number, group in groups if ctx.swa_full or group.kind == "full"]
@@ -121,10 +124,19 @@ class Admission:
         if self._overcommit:
             n_now = todo[texts.index(new)]
             return all(self._prompt_fits(group, texts, n_now) for group in self._groups)
-        return all(
-            most_in_use(self._growths(group, texts, todo), self._seen(group, texts)) <= group.n_cells
-            for group in self._groups
-        )
+        return all(self._all_fit(group, texts, todo) for group in self._groups)
+
+    def begin_reading(self, running: Sequence[Branch], reading: Reading) -> bool:
+        """Whether a text may be read beside these; then it is counted until `reading` is None again."""
+        self.reading = reading
+        todo = [each.n_todo for each in running]
+        if self._overcommit:
+            fits = all(self._prompt_fits(group, running, 1) for group in self._groups)
+        else:
+            fits = all(self._all_fit(group, running, todo) for group in self._groups)
+        if not fits:
+            self.reading = None
+        return fits
 
     def room_for_drafts(self, running: Sequence[Branch], n_tokens: int) -> int:
         """For how many tokens of drafts there are cells in a step that decodes n_tokens others.
@@ -147,23 +159,40 @@ class Admission:
     def _growths(self, group: _Group, texts: Sequence[Branch], todo: Sequence[int]) -> list[Growth]:
         """todo: tokens that are known and not decoded, of each text."""
         n_steps = self._steps_to_read(texts, todo)
-        return [_growth(each, n, n_steps, group.window) for each, n in zip(texts, todo, strict=True)]
+        growths = [_growth(each, n, n_steps, group.window) for each, n in zip(texts, todo, strict=True)]
+        return growths + [self._growth_read(each, group.window) for each in self._read]
+
+    @property
+    def _read(self) -> list[Reading]:
+        return [] if self.reading is None else [self.reading]
+
+    def _growth_read(self, reading: Reading, window: int) -> Growth:
+        n = reading.n_left
+        until = -(-n // reading.n_next(self._least)) if n else 1
+        widest = window + min(n, self._n_batch) if window else _UNBOUNDED
+        return Growth(n, 0, n, until, widest)
+
+    def _all_fit(self, group: _Group, texts: Sequence[Branch], todo: Sequence[int]) -> bool:
+        """In every step to come. todo: as _growths() has it."""
+        growths = self._growths(group, texts, todo)
+        return not growths or most_in_use(growths, self._seen(group, texts)) <= group.n_cells
 
     def _prompt_fits(self, group: _Group, texts: Sequence[Branch], n_prompt: int) -> bool:
         """Now, with a cell for each of the others."""
-        n_new = min(n_prompt, group.window or n_prompt)
+        n_new = sum(min(n, group.window or n) for n in (n_prompt, *(each.n_left for each in self._read)))
         return self._seen(group, texts).n_seen + n_new + len(texts) - 1 <= group.n_cells
 
     def _seen(self, group: _Group, texts: Sequence[Branch]) -> Seen:
-        """The cells of a group, as runs of those that the same texts see."""
+        """The cells of a group, as runs of those that the same texts see; last comes what is read."""
         seq = self._kv.cells(group.number).seq
         packed = np.packbits(seq, axis=1)
         begins = np.flatnonzero((packed[1:] != packed[:-1]).any(axis=1)) + 1
         edges = np.concatenate(([0], begins, [len(seq)]))
-        by = np.zeros((len(edges) - 1, len(texts)), np.bool_)
-        for column, each in enumerate(texts):
-            if each.runs:
-                by[:, column] = seq[edges[:-1], each.seq]
+        seqs = [*(each.seq for each in texts), *(each.seq for each in self._read)]
+        by = np.zeros((len(edges) - 1, len(seqs)), np.bool_)
+        for column, number in enumerate(seqs):
+            if number >= 0:
+                by[:, column] = seq[edges[:-1], number]
         return Seen(by, np.diff(edges))
 
     def _steps_to_read(self, texts: Sequence[Branch], todo: Sequence[int]) -> int:

@@ -2,60 +2,76 @@
 
 from __future__ import annotations
 
+import functools
 from array import array
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from pykvgraph.batch import Batch
+from pykvgraph.adapter import Active, Adapter
+from pykvgraph.checks import Integers, several, shown
 from pykvgraph.context import Context
-from pykvgraph.errors import CacheFullError, KVGraphError
-from pykvgraph.pooling import Pooling, pooled
+from pykvgraph.engine.reading import Reading
+from pykvgraph.errors import InvalidArgumentError, KVGraphError
+from pykvgraph.pooling import POOLINGS, Pooling, pooled
 from pykvgraph.prefix.index import PrefixIndex
 from pykvgraph.texts_together import groups_of, states_of
 
-_N_ROWS = 64  # tokens with outputs in one batch, as each output has logits, too
+if TYPE_CHECKING:
+    from pykvgraph.engine.engine import Engine
+
+_Array = npt.NDArray[np.float32]
 
 
-def groups(ctx: Context, texts: Sequence[array[int]]) -> Iterator[Sequence[Any]]:
-    """Texts that embed() takes together. Raises InvalidArgumentError for what an encoder can't take."""
-    if ctx.model.encodes:
-        return groups_of(texts, min(ctx.n_batch, ctx.n_ctx), ctx.n_seq_max)
-    return ([ids] for ids in texts)
+def embed_all(
+    engine: Engine,
+    prompts: Sequence[str | Integers],
+    pooling: Pooling,
+    adapters: Iterable[tuple[Adapter, float]] | None,
+    is_wanted: Callable[[], bool],
+) -> list[_Array]:
+    """Engine.embed_all().
 
-
-def embed(
-    ctx: Context, pooling: Pooling, texts: Sequence[array[int]], index: PrefixIndex, seq: int
-) -> list[npt.NDArray[np.float32]]:
-    """Of each text (n_embd,), or with pooling "none" (n_tokens, n_embd).
-
-    Several texts are an encoder's, which keeps nothing: they have a sequence each. One is decoded in `seq`,
-    which is empty, and full behind it.
+    is_wanted: asked before each part of a text, by the thread that takes the steps, too; False ends it, and
+    only the texts before have vectors.
     """
+    given = None if isinstance(prompts, str) else several(prompts)
+    if given is None:
+        raise InvalidArgumentError(f"prompts must be a list of prompts, got {shown(prompts)}")
+    if not isinstance(pooling, str) or pooling not in POOLINGS:
+        raise InvalidArgumentError(f"pooling must be one of {POOLINGS}, got {shown(pooling)}")
+    ctx, texts = engine.context, [array("i", engine._ids_of(prompt).tobytes()) for prompt in given]
+    active, _ = engine._under(adapters, b"")
+    found: list[_Array] = []
     if ctx.model.encodes:
-        states = states_of(ctx, texts, "last" if pooling == "last" else "all")
-    else:
-        states = [_states(ctx, index, seq, ids, pooling) for ids in texts]
-    if not all(np.isfinite(rows).all() for rows in states):
+        for group in groups_of(texts, min(ctx.n_batch, ctx.n_ctx), ctx.n_seq_max):
+            if not is_wanted():
+                break
+            states = engine._do(functools.partial(_encoded, ctx, active, pooling, group))
+            found += [_vector(rows, pooling) for rows in states]
+        return found
+    for text in texts:
+        ids = text[:1] if pooling == "first" else text  # the first sees no later token
+        outputs: Literal["all", "last"] = "last" if pooling == "last" else "all"
+        reading = Reading(ids, active, lambda begin, end: ctx.embeddings(), is_wanted, outputs=outputs)
+        parts = engine._read(reading)
+        if reading.n_left:
+            break
+        found.append(_vector(np.concatenate(parts), pooling))
+    return found
+
+
+def _encoded(
+    ctx: Context, active: Active, pooling: Pooling, group: Sequence[Sequence[int]], _: PrefixIndex, seq: int
+) -> list[_Array]:
+    """Of an encoder's texts, each as a whole: it keeps nothing, so that each may have any sequence."""
+    ctx.set_adapters(active)
+    return states_of(ctx, group, "last" if pooling == "last" else "all")
+
+
+def _vector(states: _Array, pooling: Pooling) -> _Array:
+    if not np.isfinite(states).all():
         raise KVGraphError("the model's hidden states are no numbers: its weights are broken")
-    return [pooled(rows, pooling) for rows in states]
-
-
-def _states(
-    ctx: Context, index: PrefixIndex, seq: int, ids: array[int], pooling: Pooling
-) -> npt.NDArray[np.float32]:
-    if pooling == "first":
-        ids = ids[:1]  # it sees no later token
-    if not index.make_room(len(ids)):
-        raise CacheFullError(f"the text has {len(ids)} tokens, and there is no room for it now")
-    batch, found = Batch(), []
-    step = min(ctx.n_batch, ctx.n_batch if pooling == "last" else _N_ROWS)
-    for begin in range(0, len(ids), step):
-        batch.clear()
-        batch.extend(ids[begin : begin + step], begin, (seq,), "last" if pooling == "last" else "all")
-        ctx.decode(batch)
-        found.append(ctx.embeddings())
-    states: npt.NDArray[np.float32] = np.concatenate(found)
-    return states
+    return pooled(states, pooling)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import time
 import weakref
@@ -14,14 +13,15 @@ import numpy as np
 
 from pykvgraph._native.handles import NotCopied
 from pykvgraph.adapter import Active, Adapter, checked_adapters, key_of, pairs_of
-from pykvgraph.checks import Integers, flag, integer, integers, real, several, shown
+from pykvgraph.checks import Integers, flag, integer, integers, real, shown
 from pykvgraph.context import Context
 from pykvgraph.engine.branch import Branch
 from pykvgraph.engine.drafters import drafter_of
-from pykvgraph.engine.embedding import embed, groups
+from pykvgraph.engine.embedding import embed_all
 from pykvgraph.engine.errand import Errand
 from pykvgraph.engine.loop import Loop, close_loop
 from pykvgraph.engine.parking import Parking
+from pykvgraph.engine.reading import Reading
 from pykvgraph.engine.request import Request
 from pykvgraph.engine.sizes import sizes_for
 from pykvgraph.engine.speculation import MOST_ROWS
@@ -30,7 +30,7 @@ from pykvgraph.engine.window import Window
 from pykvgraph.errors import CacheFullError, InvalidArgumentError, StateError, UnsupportedError
 from pykvgraph.model import Model
 from pykvgraph.params import SamplingParams
-from pykvgraph.pooling import POOLINGS, Pooling
+from pykvgraph.pooling import Pooling
 from pykvgraph.prefix import block
 from pykvgraph.prefix.index import PrefixIndex
 from pykvgraph.prefix.prefix_file import SavedPrefix, pack, read
@@ -340,9 +340,9 @@ class Engine(NotCopied):
         """The hidden states of a text after the final norm, float32: their mean, the first, or the last one.
 
         (n_embd,); with pooling "none" all of them, (n_tokens, n_embd). prompt, adapters: as in submit(); it
-        is decoded between two steps, and others wait meanwhile. Raises InvalidArgumentError, also for an
-        encoder's text that is longer than n_batch, CacheFullError when there is no room, and what
-        Context.decode raises.
+        is read in parts, between the steps of others, and waits until there is room for it. An encoder's text
+        is computed as a whole. Raises InvalidArgumentError, also for an encoder's text that is longer than
+        n_batch, CacheFullError for one that is longer than the cache, and what Context.decode raises.
         """
         return self.embed_all([prompt], pooling, adapters)[0]
 
@@ -353,22 +353,7 @@ class Engine(NotCopied):
         adapters: Iterable[tuple[Adapter, float]] | None = None,
     ) -> list[np.typing.NDArray[np.float32]]:
         """embed() of several texts; an encoder's go together, as many as n_batch has room for."""
-        given = None if isinstance(prompts, str) else several(prompts)
-        if given is None:
-            raise InvalidArgumentError(f"prompts must be a list of prompts, got {shown(prompts)}")
-        if not isinstance(pooling, str) or pooling not in POOLINGS:
-            raise InvalidArgumentError(f"pooling must be one of {POOLINGS}, got {shown(pooling)}")
-        ctx, texts = self.context, [array("i", self._ids_of(prompt).tobytes()) for prompt in given]
-        active, _ = self._under(adapters, b"")
-
-        def under_them(group: Sequence[array[int]], index: PrefixIndex, seq: int) -> Any:
-            ctx.set_adapters(active)
-            return embed(ctx, pooling, group, index, seq)
-
-        found: list[np.typing.NDArray[np.float32]] = []
-        for group in groups(ctx, texts):
-            found += self._do(functools.partial(under_them, group))
-        return found
+        return embed_all(self, prompts, pooling, adapters, lambda: True)
 
     def step(self) -> bool:
         """One step, for an engine without background; returns whether there is more to do.
@@ -436,22 +421,29 @@ class Engine(NotCopied):
 
     def _do(self, what: Callable[[PrefixIndex, int], Any]) -> Any:
         """Between two steps, with an empty sequence."""
-        errand = Errand(what)
-        self._loop.give(errand)
-        while not self._loop.background and not errand.done.done():
+        return self._told(Errand(what))
+
+    def _read(self, reading: Reading) -> list[Any]:
+        """In parts, between the steps of others. Ctrl-C ends it."""
+        try:
+            found: list[Any] = self._told(reading)
+        except BaseException:
+            reading.give_up()
+            raise
+        return found
+
+    def _told(self, asked: Errand | Parking | Reading) -> Any:
+        self._loop.give(asked)
+        while not self._loop.background and not asked.done.done():
             self.step()
-        return errand.done.result()
+        return asked.done.result()
 
     def _parking(self, request: Request, parks: bool) -> bool:
         if not isinstance(request, Request):
             raise InvalidArgumentError(f"request must be what submit() returned, got {shown(request)}")
         if request._cancel != self._loop.cancel:
             raise InvalidArgumentError("the request is another engine's: ask that one")
-        parking = Parking(request, parks)
-        self._loop.give(parking)
-        while not self._loop.background and not parking.done.done():
-            self.step()
-        return parking.done.result()
+        return bool(self._told(Parking(request, parks)))
 
     def _branches(
         self,

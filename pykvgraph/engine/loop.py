@@ -12,6 +12,7 @@ from pykvgraph.engine.branch import Branch
 from pykvgraph.engine.ctrl_c import ctrl_c_waits
 from pykvgraph.engine.errand import Errand
 from pykvgraph.engine.parking import Parking
+from pykvgraph.engine.reading import Reading
 from pykvgraph.engine.request import Request
 from pykvgraph.engine.stepper import Stepper
 from pykvgraph.errors import InvalidArgumentError
@@ -34,7 +35,7 @@ class Loop:
             self._thread = threading.Thread(target=self._run, name="pykvgraph engine", daemon=True)
             self._thread.start()
 
-    def give(self, new: Branch | Request | Parking | Errand | Future[EngineLook]) -> None:
+    def give(self, new: Branch | Request | Parking | Reading | Errand | Future[EngineLook]) -> None:
         """A text that comes, a request to cancel or to park, an errand, or somebody who wants to look."""
         with self._news:
             if self._closed or os.getpid() != self._pid:

@@ -10,9 +10,9 @@ from concurrent.futures import Future
 from pykvgraph.engine.branch import Branch
 from pykvgraph.engine.errand import Errand
 from pykvgraph.engine.parking import Parking
+from pykvgraph.engine.reading import Reading
 from pykvgraph.engine.request import Request
 from pykvgraph.engine.texts import Texts
-from pykvgraph.errors import InvalidArgumentError
 from pykvgraph.types import EngineLook
 
 _ERRAND_SECONDS = 0.02  # in a step, after which no further errand begins
@@ -25,7 +25,7 @@ class Mail:
     """
 
     def __init__(self) -> None:
-        self.news: deque[Branch | Request | Parking | Errand | Future[EngineLook]] = deque()
+        self.news: deque[Branch | Request | Parking | Reading | Errand | Future[EngineLook]] = deque()
         self._errands: deque[Errand] = deque()
         self._lookers: list[Future[EngineLook]] = []
 
@@ -39,9 +39,9 @@ class Mail:
         """Texts that were sent and not read yet."""
         return sum(isinstance(each, Branch) for each in tuple(self.news))
 
-    def read(self) -> list[Branch | Request | Parking]:
+    def read(self) -> list[Branch | Request | Parking | Reading]:
         """Texts that came, and requests to cancel, to park or to resume; others wait for their turn."""
-        found: list[Branch | Request | Parking] = []
+        found: list[Branch | Request | Parking | Reading] = []
         for _ in range(len(self.news)):  # what comes meanwhile is for the next step
             new = self.news.popleft()
             if isinstance(new, Errand):
@@ -80,14 +80,15 @@ class Mail:
             for each in lookers:
                 each.set_result(found)
 
-    def end(self, error: BaseException | None) -> list[Branch]:
-        """Everybody hears the error, or that the engine was closed; returns the texts not read yet."""
+    def end(self, error: BaseException) -> list[Branch]:
+        """Everybody hears the error; returns the texts not read yet."""
         new = [each for each in self.news if isinstance(each, Branch)]
-        asked = [each.done for each in (*self._errands, *self.news) if isinstance(each, (Errand, Parking))]
+        kinds = Errand, Parking, Reading
+        asked = [each.done for each in (*self._errands, *self.news) if isinstance(each, kinds)]
         asked += [*self._lookers, *(each for each in self.news if isinstance(each, Future))]
         self._errands.clear()
         self._lookers.clear()
         self.news.clear()
         for future in asked:
-            future.set_exception(error or InvalidArgumentError("the engine was closed meanwhile"))
+            future.set_exception(error)
         return new

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from pykvgraph.adapter import Active, Adapter
-from pykvgraph.batch import Batch
+from pykvgraph.adapter import Adapter
 from pykvgraph.checks import INT32_MAX, integer
 from pykvgraph.context import Context
 from pykvgraph.engine.engine import Engine
-from pykvgraph.errors import CacheFullError, KVGraphError
-from pykvgraph.prefix.index import PrefixIndex
+from pykvgraph.engine.reading import Reading
+from pykvgraph.errors import KVGraphError
 from pykvgraph.text.likeliest import likeliest
-
-_N_ROWS = 64  # tokens a step, as each has a row of logits; the others' texts go on in between
 
 
 class TokenScore(NamedTuple):
@@ -38,53 +36,22 @@ def prompt_scores(
 ) -> list[TokenScore]:
     """Of each token but the first, before which there is nothing.
 
-    prompt, salt, adapters: as submit() has them. Decoded a part at a time, between the steps of others; what
-    is decoded is kept for whoever submits the prompt then. is_wanted: asked before each part; False ends it.
-    Raises what Engine.embed() raises.
+    prompt, salt, adapters: as submit() has them. Read in parts, between the steps of others; what is decoded
+    is kept for whoever submits the prompt then. is_wanted: asked before each part, by the thread that takes
+    the steps; False ends it. Raises what Engine.embed() raises.
     """
     ids = array("i", engine._ids_of(list(prompt)).tobytes())
     n_top = integer(n_top, "n_top", 0, INT32_MAX)
     active, salted = engine._under(adapters, salt)
-    found: list[TokenScore] = []
-    step = min(_N_ROWS, engine.context.n_batch)
-    for begin in range(0, len(ids) - 1, step):
-        if not is_wanted():
-            break
-        end = min(begin + step, len(ids) - 1)
-        part = functools.partial(_part, engine.context, active, salted, ids, begin, end, n_top)
-        found += engine._do(part)
-    return found
+    if len(ids) == 1:
+        return []
+    take = functools.partial(_scores, engine.context, ids, n_top)
+    parts = engine._read(Reading(ids[:-1], active, take, is_wanted, scores=True, salt=salted))
+    return list(itertools.chain.from_iterable(parts))
 
 
-def _part(
-    ctx: Context,
-    active: Active,
-    salt: bytes,
-    ids: array[int],
-    begin: int,
-    end: int,
-    n_top: int,
-    index: PrefixIndex,
-    seq: int,
-) -> list[TokenScore]:
-    """Of the tokens behind ids[begin:end]; in an empty sequence, with what the index has of the text."""
-    ctx.set_adapters(active)
-    found = index.find(ids, begin, salt)
-    last = index.attach(found, seq)
-    try:
-        if not index.make_room(end - found.n):
-            raise CacheFullError(f"the prompt has {len(ids)} tokens, and there is no room for it now")
-        batch = Batch()
-        for at in range(found.n, begin, ctx.n_batch):
-            batch.clear()
-            batch.extend(ids[at : min(at + ctx.n_batch, begin)], at, (seq,), False)
-            ctx.decode(batch)
-        batch.clear()
-        batch.extend(ids[begin:end], begin, (seq,), "all")
-        ctx.decode(batch, scores=True)
-        index.keep(ids, end, seq, salt)
-    finally:
-        index.unpin(last)
+def _scores(ctx: Context, ids: array[int], n_top: int, begin: int, end: int) -> list[TokenScore]:
+    """Of the tokens behind ids[begin:end], which were just decoded."""
     rows, log_sums = ctx.logits_view(), ctx.scores().log_sum.tolist()
     scores = []
     for row, log_sum, token in zip(rows, log_sums, ids[begin + 1 : end + 1], strict=True):

@@ -14,12 +14,14 @@ from pykvgraph.engine.fetches import Fetches
 from pykvgraph.engine.mail import Mail
 from pykvgraph.engine.pace import Pace
 from pykvgraph.engine.parking import Parking
+from pykvgraph.engine.reading import Reading
+from pykvgraph.engine.readings import Readings
 from pykvgraph.engine.reuse import attach_moved
 from pykvgraph.engine.scheduler import Chunk
 from pykvgraph.engine.shifts import shift_full
 from pykvgraph.engine.speculation import Speculation
 from pykvgraph.engine.texts import Texts
-from pykvgraph.errors import CacheFullError, KVGraphError
+from pykvgraph.errors import CacheFullError, InvalidArgumentError, KVGraphError
 from pykvgraph.kept_text import EVERY
 from pykvgraph.prefix import block
 from pykvgraph.prefix.index import Found, PrefixIndex
@@ -74,6 +76,7 @@ class Stepper:
         self._pace = Pace(max_itl, _ENOUGH_ON_CPU if on_cpu else max(ctx.n_batch // 4, 1))
         least = self._pace.least(ctx.n_batch)
         self._admission = Admission(ctx, texts.needs_points, overcommit, least)
+        self._readings = Readings(ctx, texts, self._admission)
         # from one spare resume point of a prompt to the next; 0: devices lose too much in small chunks
         self._spacing = _ENOUGH_ON_CPU if on_cpu else 0
         self._speculation = None
@@ -93,7 +96,8 @@ class Stepper:
     @property
     def is_idle(self) -> bool:
         """Whether there is nothing to do."""
-        return self.mail.is_empty and not (self._scheduler.running or self._scheduler.waiting)
+        is_done = self.mail.is_empty and self._readings.is_empty
+        return is_done and not (self._scheduler.running or self._scheduler.waiting)
 
     def stats(self) -> EngineStats:
         """Counts since the beginning, and how it is now."""
@@ -131,9 +135,10 @@ class Stepper:
 
     def step(self) -> None:
         """Takes what is new, lets waiting texts enter, decodes one batch, and hands out what was said."""
-        begin = time.perf_counter()
         self._take_news()
         self.mail.run_errands(self._texts)
+        self._readings.read_part(self._pace.n_prompt_tokens(len(self._scheduler.running), self._ctx.n_batch))
+        begin = time.perf_counter()
         self._take_fetched()
         self._say_late()
         self._admit()
@@ -142,7 +147,7 @@ class Stepper:
         if not (chunks := self._chosen()):
             if any(branch.unsaid is not None for branch in self._scheduler.running):
                 time.sleep(_GRAMMAR_IDLE)
-            elif self._fetches and self._fetches.any:
+            elif self._fetches and self._fetches.any and not self._readings.has_begun:
                 self._fetches.wait()
             return
         self._scheduler.count_idle(chunks)
@@ -159,8 +164,10 @@ class Stepper:
     def end_all(self, error: BaseException | None) -> None:
         """Every request ends: cancelled, or with the error. The cache stays as it is: no step may follow."""
         self._is_broken = self._is_broken or error is not None
+        why = error or InvalidArgumentError("the engine was closed meanwhile")
+        self._readings.end(why)
         left = [
-            *self.mail.end(error),
+            *self.mail.end(why),
             *self._scheduler.running,
             *self._scheduler.waiting,
             *self._texts.parked,
@@ -191,6 +198,8 @@ class Stepper:
         for new in self.mail.read():
             if isinstance(new, Branch):
                 self._scheduler.arrive(new)
+            elif isinstance(new, Reading):
+                self._readings.add(new)
             elif isinstance(new, Parking):
                 new.run(self._texts)
             else:
@@ -221,6 +230,8 @@ class Stepper:
 
     def _admit(self) -> None:
         """Waiting texts enter, in their order, while there are sequences and cells for them."""
+        if self._readings.waits_for_cells:
+            return
         first = self._scheduler.waiting.first()
         if self._needs_points and self._shares:
             self._mark_partings(first)
@@ -239,7 +250,7 @@ class Stepper:
                 continue
             if self._enter(branch, found):
                 continue
-            if self._scheduler.running:
+            if self._scheduler.running or self._readings.has_begun:
                 return
             self._index.clear()  # it fits an empty cache: submit() has seen to that
             self._enter(branch, self._find(branch))
@@ -342,10 +353,10 @@ class Stepper:
             if not chunks or self._index.make_room(sum(chunk.n for chunk in chunks)):
                 return chunks
             youngest = self._scheduler.youngest()
-            if len(self._scheduler.running) == 1:
-                self._texts.fail(youngest, CacheFullError("the cache has too few cells for this request"))
-            else:
+            if len(self._scheduler.running) > 1 or self._readings.has_begun:
                 self._texts.set_aside(youngest)
+            else:
+                self._texts.fail(youngest, CacheFullError("the cache has too few cells for this request"))
 
     def _with_drafts(self, chunks: list[Chunk]) -> list[Chunk]:
         if self._speculation is None:

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
+from pykvgraph.engine.embedding import embed_all
 from pykvgraph.pooling import Pooling, pooling_of
 from pykvgraph.server.errors import invalid, no_room, unsupported
 from pykvgraph.server.fields import Fields
@@ -78,6 +79,7 @@ class _Work:
         self._engine = service.engine
         self._embedder = service.embedder
         self._pooling = pooling
+        self._is_over = False
 
     async def array(self) -> bytes:
         """As llama-server tells them. JSON."""
@@ -95,14 +97,17 @@ class _Work:
         loop, found = asyncio.get_running_loop(), list[bytes]()
 
         def tell(prompts: list[list[int]]) -> list[bytes]:
-            whole = self._engine.embed_all(prompts, self._pooling, self._adapters)
+            whole = embed_all(self._engine, prompts, self._pooling, self._adapters, lambda: not self._is_over)
             vectors = [each[..., : self._n_dimensions] for each in whole]
             if self._pooling != "none":
                 vectors = [normalized(each, self._norm)[None] for each in vectors]
             return [dumps_in_parts(told(len(found) + i, each)) for i, each in enumerate(vectors)]
 
-        for prompts in _together(self._prompts, self._engine.context.n_batch):
-            found += await loop.run_in_executor(self._embedder, tell, prompts)
+        try:
+            for prompts in _together(self._prompts, self._engine.context.n_batch):
+                found += await loop.run_in_executor(self._embedder, tell, prompts)
+        finally:
+            self._is_over = True
         return found
 
     def _as_array(self, index: int, vectors: _Array) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from array import array
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 
 from pykvgraph.engine.admission import Admission
 from pykvgraph.engine.branch import Branch
+from pykvgraph.engine.reading import Reading
 from pykvgraph.engine.request import Request
 from pykvgraph.engine.scheduler import Scheduler
 from pykvgraph.engine.window import Window
@@ -71,6 +73,28 @@ class NaiveEngine:
         self.leave(new)
         return False
 
+    def begin_reading(self, n_tokens: int) -> bool:
+        """Whether a text is read from now on, a part before each step."""
+        reading = Reading(array("i", [0] * n_tokens), (), lambda begin, end: None, lambda: True)
+        if self.admission.reading or not self.scheduler.n_free_seqs:
+            return False
+        if not self.admission.begin_reading(self.scheduler.running, reading):
+            return False
+        reading.seq = self.scheduler.borrow()
+        return True
+
+    def _read_part(self, reading: Reading) -> None:
+        n = reading.n_next(self.rng.randint(self.least, max(self.least, self.n_most)))
+        for group, cells in enumerate(self.cells):
+            assert self.n_in_use(group) + n <= self.n_ctx, "no cells for a part of a text that is read"
+            cells[reading.seq] += [next(self._new) for _ in range(n)]
+        reading.n_read += n
+        if not reading.n_left:
+            for cells in self.cells:
+                cells[reading.seq] = []
+            self.scheduler.give_back(reading.seq)
+            self.admission.reading = None
+
     def leave(self, branch: Branch) -> None:
         for cells in self.cells:
             cells[branch.seq] = []
@@ -82,6 +106,8 @@ class NaiveEngine:
 
     def step(self) -> list[Branch]:
         """The most cells are in use before anybody ends; returns who has then ended."""
+        if self.admission.reading:
+            self._read_part(self.admission.reading)
         for branch in self.scheduler.running:
             if branch.window and branch.talks and branch.window.is_full(branch.n_decoded):
                 self._shift(branch, branch.window.discarded(branch.n_decoded))

@@ -71,8 +71,8 @@ def test_it_is_what_a_run_to_the_end_uses(seed: int) -> None:
 @pytest.mark.parametrize("window", [0, 5, 16])
 @pytest.mark.parametrize(("n_seq_max", "n_batch", "least"), [(4, 16, 1), (6, 16, 8), (3, 32, 32), (6, 4, 4)])
 def test_who_is_inside_never_runs_out(n_seq_max: int, n_batch: int, least: int, window: int) -> None:
-    """Whoever comes, ends early, forks, shifts, drafts, or is passed over: NaiveEngine.step has cells."""
-    n_ended = n_refused = 0
+    """Whoever comes, ends early, forks, shifts, drafts, is read or passed over: each step has cells."""
+    n_ended = n_refused = n_read = 0
     for seed in range(6):
         engine = NaiveEngine(96, n_seq_max, n_batch, least, window, seed)
         engine.drafts = seed >= 3
@@ -92,11 +92,14 @@ def test_who_is_inside_never_runs_out(n_seq_max: int, n_batch: int, least: int, 
                 )
                 if new.most_cells <= 96:
                     n_refused += not engine.enter(new, like, n_found)
+            if rng.random() < 0.2:
+                n_read += engine.begin_reading(rng.randrange(1, 90))
             n_ended += len(engine.step())
             if running and rng.random() < 0.1:
                 engine.leave(rng.choice(running))
     assert n_ended > 30
     assert n_refused > 30
+    assert n_read > 10
 
 
 @pytest.mark.parametrize(("least", "spacing"), [(1, 0), (7, 64), (64, 64), (100, 0)])

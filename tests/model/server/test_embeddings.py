@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import httpx
 import numpy as np
 import pytest
-from support.served import llama_server, served
+from support.served import llama_server, served, where_of
 
+import pykvgraph as kvg
+from pykvgraph.engine.embedding import embed_all
+from pykvgraph.server import embeddings
 from pykvgraph.server.embeddings import normalized
 from pykvgraph.server.settings import POOLING_NAMES
 
@@ -128,3 +135,75 @@ def test_norms() -> None:
     assert np.abs(normalized(vector, 0)).max() == pytest.approx(32760)
     assert normalized(np.zeros(3, np.float32), 2).tolist() == [0, 0, 0]
     assert np.isfinite(normalized(np.full(3, 1e30, np.float32), 1000)).all()
+
+
+class Parts:
+    """The tokens of each part of the texts that an engine reads, and how many steps of others were before."""
+
+    def __init__(self) -> None:
+        self.n_tokens: list[int] = []
+        self.steps: list[int] = []
+        self.began = threading.Event()
+        self.before: Callable[[], None] = lambda: None
+
+    def load(self) -> kvg.Engine:
+        self.engine = engine = load()
+        decode, decode_rows = engine.context.decode, engine.context.decode_rows
+
+        def heard(batch: kvg.Batch, *, scores: bool = False) -> None:
+            self.n_tokens.append(len(batch))
+            self.steps.append(engine.stats().steps)
+            self.began.set()
+            self.before()
+            decode(batch, scores=scores)
+
+        def slow(batch: kvg.Batch) -> Any:
+            time.sleep(0.005)  # so that a stream lasts
+            return decode_rows(batch)
+
+        engine.context.decode = heard  # type: ignore[method-assign]
+        engine.context.decode_rows = slow  # type: ignore[method-assign]
+        return engine
+
+
+LONG = [[1 + i % 400 for i in range(300)], [2 + i % 300 for i in range(70)]]
+
+
+def test_a_stream_goes_on_between_the_parts_of_a_text() -> None:
+    parts = Parts()
+    with served(parts.load, embeddings=True, pooling="mean", n_ctx_slot=512) as (url, _):
+        talk = {"prompt": "a", "n_predict": 500, "stream": True, "ignore_eos": True}
+        with httpx.stream("POST", f"{url}/completion", json=talk, timeout=30) as stream:
+            lines = stream.iter_lines()  # kept: the stream ends with it
+            next(lines)
+            assert len(vectors_of(httpx.post(f"{url}/v1/embeddings", json={"input": LONG}, timeout=30))) == 2
+            assert parts.n_tokens == [64, 64, 64, 64, 44, 64, 6]
+            assert len(set(parts.steps)) == len(parts.steps)  # the stream has a step between any two
+            assert parts.engine.stats().n_running == 1
+
+
+def test_who_leaves_ends_a_text_between_two_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = Parts()
+    asked: list[Callable[[], bool]] = []
+
+    def heard(engine: kvg.Engine, prompts: Any, pooling: Any, adapters: Any, is_wanted: Any) -> Any:
+        asked.append(is_wanted)
+        return embed_all(engine, prompts, pooling, adapters, is_wanted)
+
+    def until_unwanted() -> None:
+        end = time.monotonic() + 20
+        while asked[0]() and time.monotonic() < end:
+            time.sleep(0.002)
+
+    monkeypatch.setattr(embeddings, "embed_all", heard)
+    parts.before = until_unwanted
+    with served(parts.load, embeddings=True, pooling="mean", n_ctx_slot=512) as (url, _):
+        body = json.dumps({"input": LONG}).encode()
+        with socket.create_connection(where_of(url)) as client:
+            head = f"POST /v1/embeddings HTTP/1.1\r\nHost: a\r\nContent-Length: {len(body)}\r\n\r\n"
+            client.sendall(head.encode() + body)
+            assert parts.began.wait(20)
+        parts.before = lambda: None
+        assert len(vectors_of(httpx.post(f"{url}/v1/embeddings", json={"input": "a"}, timeout=30))) == 1
+    assert len(parts.n_tokens) == 2
+    assert not asked[0]()

@@ -1,0 +1,112 @@
+"""Texts that are read (Reading): one at a time has a sequence, and is decoded in parts."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from pykvgraph.context import Context
+from pykvgraph.engine.admission import Admission
+from pykvgraph.engine.reading import Reading
+from pykvgraph.engine.texts import Texts
+from pykvgraph.errors import CacheFullError, DeviceError
+
+
+class Readings:
+    """They are read in their order, a part between two steps.
+
+    The one that is read keeps its sequence from part to part; admission counts the cells that it may take.
+    waits_for_cells: whether the first one can't begin beside those that run; nobody enters before it then.
+    """
+
+    def __init__(self, ctx: Context, texts: Texts, admission: Admission) -> None:
+        self.waits_for_cells = False
+        self._waiting: deque[Reading] = deque()
+        self._now: Reading | None = None
+        self._ctx = ctx
+        self._texts = texts
+        self._admission = admission
+        self._index = texts.index  # as it was when the one that is read began
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to read."""
+        return self._now is None and not self._waiting
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether one of them has a sequence."""
+        return self._now is not None
+
+    def add(self, reading: Reading) -> None:
+        """It is read behind the others."""
+        self._waiting.append(reading)
+
+    def read_part(self, n_tokens: int) -> None:
+        """Decodes so many tokens at most of the one whose turn it is."""
+        reading = self._now or self._begin()
+        if reading is None:
+            return
+        try:
+            if self._index is not self._texts.index:
+                raise DeviceError("the device failed for another text, and the cells of this one are lost")
+            wanted = reading.is_wanted()
+            if wanted:
+                n = reading.n_next(n_tokens)
+                self._make_room(n)
+                reading.read(self._ctx, self._index, n)
+        except Exception as error:
+            self._end_it(reading, error)
+        else:
+            if not wanted or not reading.n_left:
+                self._end_it(reading, None)
+
+    def end(self, error: BaseException) -> None:
+        """Whoever waits hears the error. No step may follow."""
+        for each in (*([self._now] if self._now else []), *self._waiting):
+            each.done.set_exception(error)
+        self._now = None
+        self._waiting.clear()
+
+    def _begin(self) -> Reading | None:
+        """The first one that is wanted gets a sequence, if there are one and the cells for it."""
+        self.waits_for_cells = False
+        scheduler = self._texts.scheduler
+        while self._waiting:
+            first = self._waiting[0]
+            is_small = len(first.ids) <= self._ctx.n_ctx
+            has_seq = scheduler.n_free_seqs > 0
+            fits = is_small and has_seq and self._admission.begin_reading(scheduler.running, first)
+            if is_small and not fits and first.is_wanted():
+                self.waits_for_cells = has_seq
+                return None
+            self._waiting.popleft()
+            if fits:
+                first.seq = scheduler.borrow()
+                self._now, self._index = first, self._texts.index
+                return first
+            if is_small:
+                first.tell()
+            else:
+                first.done.set_exception(_no_room(first))
+        return None
+
+    def _make_room(self, n: int) -> None:
+        """With overcommit there may be too few cells: then the youngest texts are set aside."""
+        while not self._index.make_room(n) and self._texts.scheduler.running:
+            self._texts.set_aside(self._texts.scheduler.youngest())
+
+    def _end_it(self, reading: Reading, error: Exception | None) -> None:
+        """Its sequence is empty again, and free."""
+        self._now = self._admission.reading = None
+        self._texts.kv.seq_rm(reading.seq, -1, -1)
+        self._texts.scheduler.give_back(reading.seq)
+        reading.seq = -1
+        self._texts.start_over_if_broken()
+        if error is None:
+            reading.tell()
+        else:
+            reading.done.set_exception(error)
+
+
+def _no_room(reading: Reading) -> CacheFullError:
+    return CacheFullError(f"the text has {len(reading.ids)} tokens, and there is no room for it now")
