@@ -158,6 +158,31 @@ def test_what_fails_leaves_nothing(model: kvg.Model, read: Callable[..., Any]) -
         assert are_likeliest(model, other, running.result().tokens)
 
 
+def test_a_device_that_fails_for_others(model: kvg.Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The whole cache is lost with the text that runs: what is read fails too, and the next one is right."""
+    ids, left = ids_of(model, N_TOKENS, 1), [1, 1]
+
+    def breaks(*_: Any) -> Any:
+        if left:
+            left.pop()
+            raise kvg.DeviceError("broken")
+        return None
+
+    with engine_of(model) as engine:
+        alone = engine.embed(ids)
+        running = engine.submit(ids_of(model, 30, 2), kvg.SamplingParams(max_tokens=40))
+        engine.step()
+        monkeypatch.setattr(kvg.KVCache, "update", breaks)
+        monkeypatch.setattr(engine.context, "decode_rows", breaks)
+        with pytest.raises(kvg.DeviceError, match="cells of this one are lost"):
+            engine.embed(ids)
+        with pytest.raises(kvg.DeviceError, match="broken"):
+            running.result()
+        monkeypatch.undo()
+        assert cosine(alone, engine.embed(ids)) > 1 - 1e-5
+        assert engine.stats().cells_used[0] == 0
+
+
 def test_ctrl_c_ends_it(model: kvg.Model) -> None:
     """Between two parts; the text that runs goes on."""
     with heard(), engine_of(model) as engine:
