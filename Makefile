@@ -42,7 +42,7 @@ check: lint install ## a minute: lint, and Python tests that aren't marked slow
 	cd tests && $(CURDIR)/$(BIN)/pytest -q -n auto -m 'not slow' unit native model
 
 test: races builds ## every kind of test: C, C++, Python, sanitizers, faults
-	$(BIN)/ctest --test-dir $(TEST_BUILD) --output-on-failure --no-tests=ignore
+	$(BIN)/ctest --test-dir $(TEST_BUILD) -j 2 --output-on-failure --no-tests=ignore
 	@# fails in a library without fault points, whose tests would only be skipped below
 	$(SANITIZED) $(BIN)/python -I -c 'from pykvgraph._native.library import lib; lib().kvg_test_fault(b"cells", 0)'
 	@# the package as it was installed
