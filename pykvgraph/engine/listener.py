@@ -27,7 +27,7 @@ class Listener:
         self._came: deque[int] = deque()  # of whom there may be news
         self._news = asyncio.Event()
         self._loop = asyncio.get_running_loop()
-        self._n_left = 0
+        self._left: set[int] = set()  # who has not ended, as far as was told
         for request in requests:
             self.add(request)
 
@@ -36,7 +36,7 @@ class Listener:
         number = len(self._requests)
         self._requests.append(request)
         self._wakes.append(functools.partial(self._wake, number))
-        self._n_left += 1
+        self._left.add(number)
         self._has_news(number)
 
     async def bunches(self) -> AsyncIterator[tuple[int, list[Piece]]]:
@@ -46,17 +46,19 @@ class Listener:
         """
         n_heard = 0
         try:
-            while self._n_left:
+            while self._left:
                 if not self._came:
                     self._news.clear()
                     await self._news.wait()
                 number = self._came.popleft()
+                if number not in self._left:  # it woke the loop once more while its end was being read
+                    continue
                 pieces, has_ended = self._heard(number)
                 if pieces:
                     yield number, pieces
                 if has_ended:
                     yield number, []
-                    self._n_left -= 1
+                    self._left.remove(number)
                 n_heard += 1
                 if n_heard % _AT_A_TIME == 0:
                     await asyncio.sleep(0)

@@ -90,6 +90,26 @@ def test_one_that_is_added_when_another_has_ended() -> None:
     assert asyncio.run(main()) == {0: [7, -1], **{i + 1: [i, -1] for i in range(5)}}
 
 
+def test_one_that_ends_while_it_is_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It wakes the loop once more then: its end is told once, and the others are waited for."""
+
+    async def main() -> list[tuple[int, list[int]]]:
+        first, second = request(), request()
+        said_by_now = first._said_by_now
+
+        def late() -> Any:
+            if not first.done:
+                says(first, [1])
+                threading.Timer(0.05, says, (second, [2])).start()
+            return said_by_now()
+
+        monkeypatch.setattr(first, "_said_by_now", late)
+        bunches = Listener([first, second]).bunches()
+        return [(number, [each.token for each in pieces]) async for number, pieces in bunches]
+
+    assert asyncio.run(asyncio.wait_for(main(), 30)) == [(0, [1]), (0, []), (1, [2]), (1, [])]
+
+
 def test_an_error_ends_all_and_nobody_is_woken_any_more() -> None:
     async def main() -> list[Request]:
         asked = [request() for _ in range(10)]
