@@ -199,7 +199,9 @@ class Texts:
         """
         if not (branch.runs and branch.has_shifted):
             return
-        n_cells = branch.n_decoded + sum(each.own.n for each in self.kept if each.own)
+        # the last token is decoded again for its output, where a grammar has kept it from being used
+        n = min(branch.n_decoded, len(branch.ids) - 1)
+        n_cells = n + sum(each.own.n for each in self.kept if each.own)
         n_bytes = n_cells * sum(group.cell_bytes for group in self.kv.groups)
         most = int(_ROWS_SHARE * host_free_bytes(self._ctx.model.weight_bytes))
         if n_bytes > most:
@@ -207,7 +209,7 @@ class Texts:
                 f"texts that have shifted and don't run would have {n_bytes} bytes of rows, and the host has "
                 f"memory for {most}: let others end first, or ask with a smaller window"
             )
-        branch.own = OwnRows(self.kv, branch.seq, branch.n_decoded)
+        branch.own = OwnRows(self.kv, branch.seq, n)
         self.kept[branch] = None
 
     def _drop_rows(self, branch: Branch) -> None:

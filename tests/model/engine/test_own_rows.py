@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from support.soak import F32, are_likeliest
 
 import pykvgraph as kvg
 from pykvgraph.engine import own_rows, texts
+from pykvgraph.engine.branch import Branch
 from pykvgraph.engine.own_rows import OwnRows
 from pykvgraph.incoming import Incoming
 
@@ -102,6 +104,33 @@ def test_a_parked_text_says_the_same(
         assert n_parked > 4
         assert len(n_copied) == (n_parked if are_needed else 0)
         assert engine.stats().decoded_tokens - n_others == 50 + LONG.max_tokens - 1
+        assert follows(request, model, 1) > 2
+        assert is_empty(engine)
+
+
+@pytest.mark.parametrize("are_needed", [False, True], ids=["free", "needed"])
+def test_a_parked_text_whose_grammar_takes_long(
+    model: kvg.Model, monkeypatch: pytest.MonkeyPatch, are_needed: bool
+) -> None:
+    """Its last token is decoded, and nothing was said behind it: it is decoded again."""
+    answers = itertools.cycle((False, True))
+    monkeypatch.setattr(Branch, "can_say", lambda *_: next(answers))
+    with engine_of(model, 150) as engine:
+        request = submit(engine, 1)
+        shift(engine, request)
+        n_parked = 0
+        while n_parked < 5:
+            engine.step()
+            (branch,) = engine._loop.stepper._texts.of(request)
+            if branch.unsaid is not None:
+                assert engine.park(request)
+                if are_needed:
+                    take_all_cells(engine)
+                assert engine.resume(request)
+                n_parked += 1
+        for _ in range(10 * LONG.max_tokens):
+            engine.step()
+        assert request.done
         assert follows(request, model, 1) > 2
         assert is_empty(engine)
 
