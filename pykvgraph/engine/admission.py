@@ -228,6 +228,8 @@ def _growth(branch: Branch, n_todo: int, n_steps: int, window: int) -> Growth:
     most = branch.cells_to_take(len(branch.ids) - n_todo)
     is_moving = branch.window is not None
     n_read = 1 if n_todo == 1 else n_steps
-    until = n_read + branch.n_may_say - 1 if n_steps < _NEVER else _NEVER
+    # nobody can tell how long a grammar takes
+    is_known = n_steps < _NEVER and branch.unsaid is None
+    until = n_read + branch.n_may_say - 1 if is_known else _NEVER
     widest = branch.n_seqs * (window + n_todo) if window else _UNBOUNDED
     return Growth(most if is_moving else n_todo, branch.n_seqs, most, until, widest)
