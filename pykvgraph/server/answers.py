@@ -50,6 +50,7 @@ def text_completion(service: Service, request: Request, fields: Fields) -> ASGIA
     asker = asker_of(request)
     prompts, params = _prompts(service, fields), service.sampling(fields)
     echoes = fields.flag("echo") and not asker.only_reads
+    service.require_few(len(prompts), params)  # before anything is decoded
     says_nothing = echoes and fields.get("max_tokens") == 0
     if says_nothing and fields.flag("stream"):
         raise invalid("Field 'max_tokens': with 0 there is nothing to stream; ask without `stream`")

@@ -7,16 +7,18 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from pykvgraph.engine.prompt_scores import TokenScore, prompt_scores
-from pykvgraph.server.errors import no_room
+from pykvgraph.server.errors import invalid, no_room
 from pykvgraph.server.fields import Fields
 from pykvgraph.server.reply import JsonReply, unless_gone
 from pykvgraph.server.sample import Sample
 from pykvgraph.server.service import Service
 from pykvgraph.types import Piece
 
+_MOST_TOLD = 1 << 20  # likely tokens in the place of all tokens of a body's prompts
 Scores = Sequence[list[TokenScore]]  # of each prompt; none: nobody wants them
 
 
@@ -66,7 +68,8 @@ def echoed_texts(value: Any, prompts: list[list[int]], text_of: Callable[[list[i
 class EchoReply:
     """Waits for the probabilities of all prompts' tokens, of which answer() makes the reply.
 
-    n_top: of how many likely tokens it tells.
+    n_top: of how many likely tokens it tells. A prompt waits in a thread that all share, as the engine takes
+    one at a time. Raises WireError for a prompt that is too long, and for too many likely tokens.
     """
 
     def __init__(
@@ -78,42 +81,53 @@ class EchoReply:
         n_top: int,
         answer: Callable[[Scores], ASGIApp],
     ) -> None:
-        self._engine = service.engine
+        self._service = service
         self._prompts = prompts
         self._n_top = n_top
         self._answer = answer
-        self._gone = False
+        self._is_wanted = True
         # what is decoded here is found by the request behind it
         self._salt = service.salt(fields, key)
         self._adapters = service.adapters.of(fields)
         for prompt in prompts:
             if len(prompt) > service.n_ctx:
                 raise no_room(len(prompt), service.n_ctx)
+        n_told = n_top * sum(map(len, prompts))
+        if n_told > _MOST_TOLD:
+            raise invalid(
+                f"Field 'logprobs': {n_top} likely tokens for each of the prompts' are {n_told}, over "
+                f"{_MOST_TOLD}: ask for fewer"
+            )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """As ASGI calls it."""
-        work = asyncio.ensure_future(asyncio.to_thread(self._reply))
+        work = asyncio.ensure_future(self._scores())
         try:
             if not await unless_gone(work, receive):
                 return
         finally:
-            self._gone = True
+            self._is_wanted = False
+            work.cancel()
         try:
-            reply = work.result()
+            scores = work.result()
+            # in a thread, as a grammar takes a while to be read; whoever leaves meanwhile gets no answer
+            reply = await self._service.slow_work.run(lambda: self._answer(scores), 0, receive)
+        except ClientDisconnect:
+            return
         except Exception as error:
             reply = JsonReply.of_error(error)
         await reply(scope, receive, send)
 
-    def _reply(self) -> ASGIApp:
-        scores: Scores = [
-            prompt_scores(
-                self._engine,
-                prompt,
-                self._n_top,
-                salt=self._salt,
-                adapters=self._adapters,
-                is_wanted=lambda: not self._gone,
-            )
-            for prompt in self._prompts
-        ]
-        return self._answer(scores)
+    async def _scores(self) -> Scores:
+        loop, thread = asyncio.get_running_loop(), self._service.embedder
+        return [await loop.run_in_executor(thread, self._scores_of, prompt) for prompt in self._prompts]
+
+    def _scores_of(self, prompt: list[int]) -> list[TokenScore]:
+        return prompt_scores(
+            self._service.engine,
+            prompt,
+            self._n_top,
+            salt=self._salt,
+            adapters=self._adapters,
+            is_wanted=lambda: self._is_wanted,
+        )

@@ -50,7 +50,7 @@ class Service:
         self.peers: Peers | None = None  # of a worker
         # a router hears of its requests that they are read now, True, or have been read
         self.tell_reading: Callable[[str, bool], None] = lambda name, begins: None
-        # the engine embeds one text at a time: who waits for that takes no thread from others
+        # the engine embeds, or scores, one text at a time: who waits for that takes no thread from others
         self.embedder = ThreadPoolExecutor(1, "pykvgraph embedder")
         self._engine: Engine | None = None
 
@@ -143,7 +143,7 @@ class Service:
         params = params or self.sampling(fields)
         if asker.only_reads:
             params = dataclasses.replace(params, max_tokens=1, n=1)
-        self._require_few(len(prompts), params)
+        self.require_few(len(prompts), params)
         adapters = self.adapters.of(fields)
         told = {"lora": fields.array("lora"), **told}
         told = {"stream": fields.flag("stream"), **told}
@@ -170,7 +170,8 @@ class Service:
             as_told=self._with_end if self.settings.special else None,
         )
 
-    def _require_few(self, n_prompts: int, params: SamplingParams) -> None:
+    def require_few(self, n_prompts: int, params: SamplingParams) -> None:
+        """Raises WireError for more answers, or biases of all of them, than a body may ask for."""
         n, n_biases, most = n_prompts * params.n, len(tuple(params.logit_bias)), self.settings.max_prompts
         if n > most:
             raise too_many(f"{n_prompts} prompts with {params.n} answers each are {n}", most)

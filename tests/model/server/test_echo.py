@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import json
+import socket
+import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,8 +15,11 @@ import httpx
 import numpy as np
 import openai
 import pytest
+from support.served import served, where_of
 
-from .conftest import STORIES
+from pykvgraph.server import echo
+
+from .conftest import STORIES, load
 
 PROMPT = "Once upon a time, in a big forest, there lived a rhinoceros named Roxy. " * 4
 
@@ -105,8 +113,44 @@ def test_it_is_decoded_once(client: httpx.Client) -> None:
 
 @pytest.mark.parametrize(
     "fields",
-    [{"echo": 1}, {"echo": "yes"}, {"prompt": "word " * 600}, {"prompt": []}, {"prompt": [1, 99999]}],
+    [
+        {"echo": 1},
+        {"echo": "yes"},
+        {"prompt": "word " * 600},
+        {"prompt": []},
+        {"prompt": [1, 99999]},
+        {"logprobs": 1 << 20},
+    ],
 )
 def test_what_is_refused(client: httpx.Client, fields: dict[str, Any]) -> None:
     asked = {"prompt": "a", "echo": True, "logprobs": 1, **fields}
     assert client.post("/v1/completions", json=asked).status_code == 400
+
+
+def test_who_waits_keeps_nobody_out_and_who_leaves_is_not_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fifty bodies, for whose prompts the engine has no time."""
+    has_time = threading.Event()
+
+    def waits(*_: Any, **__: Any) -> list[Any]:
+        assert has_time.wait(30)
+        return []
+
+    monkeypatch.setattr(echo, "prompt_scores", waits)
+    body = json.dumps({"prompt": ["One", "Two"], "echo": True, "logprobs": 1, "max_tokens": 100}).encode()
+    asked = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
+    with served(load, n_ctx_slot=512) as (url, server):
+        try:
+            with contextlib.ExitStack() as stack:
+                for _ in range(50):
+                    stack.enter_context(socket.create_connection(where_of(url))).sendall(asked)
+                while len(server.server_state.tasks) < 50:
+                    time.sleep(0.01)
+                many = {"prompt": ["a"] * 20, "max_tokens": 1}  # whose JSON is written in a thread
+                assert httpx.post(f"{url}/v1/completions", json=many, timeout=10).status_code == 200
+            before = server.service.engine.stats().prompt_tokens
+            while server.server_state.tasks:
+                time.sleep(0.01)
+        finally:
+            has_time.set()
+        time.sleep(0.3)
+        assert server.service.engine.stats().prompt_tokens == before
