@@ -22,6 +22,7 @@ from pykvgraph import env
 from pykvgraph._native import libllama
 from pykvgraph._native.fork import renew_lock_in_child
 from pykvgraph._native.handles import NotCopied
+from pykvgraph.abandoned import work
 from pykvgraph.errors import InvalidArgumentError, KVGraphError
 from pykvgraph.text import grammar_process
 
@@ -29,6 +30,7 @@ from pykvgraph.text import grammar_process
 MOST_SECONDS = 1.0  # of processor time
 MOST_BYTES = 256 << 20
 _MOST_WAITED = 30.0  # seconds, on a machine that gives it no processor time
+_LOOKS = 0.1  # seconds from one look whether it is still wanted to the next
 _MOST_KNOWN = 1024
 
 Allowed = npt.NDArray[np.bool_]
@@ -145,11 +147,12 @@ class Grammar(NotCopied):
     def allowed(self) -> Allowed:
         """bool (n_vocab,): the tokens that may come next.
 
-        Raises InvalidArgumentError when that takes more time or memory than it may, and KVGraphError when
-        there is no process for it.
+        Raises InvalidArgumentError when that takes more time or memory than it may, KVGraphError when there
+        is no process for it, and AbandonedError.
         """
-        while not self.ready(1.0):
-            pass
+        wanted = work()
+        while not self.ready(_LOOKS):
+            wanted.require()
         assert self._allowed is not None
         return self._allowed
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import os
 import signal
 import threading
@@ -16,6 +17,7 @@ from support import ctrl_c
 from support.slow_grammars import BRANCHES, LOOP, TREE, grammar_processes
 
 import pykvgraph as kvg
+from pykvgraph.abandoned import AbandonedError, Wanted, begin
 from pykvgraph.engine import stepper
 from pykvgraph.text import grammar as module
 
@@ -152,6 +154,25 @@ def test_ctrl_c_while_a_grammar_is_awaited(model: kvg.Model) -> None:
             sampler.sample(rows[2])
     os.kill(pid, signal.SIGKILL)
     assert sampler.sample(rows[2]) == expected[2]
+
+
+def test_a_grammar_that_nobody_waits_for_any_more(model: kvg.Model) -> None:
+    sampler = kvg.Sampler(temperature=0, grammar="root ::= [a-z ]+", tokenizer=model.tokenizer)
+    row = np.zeros(model.n_vocab, np.float32)
+    row[model.tokenizer.eos] = -9.0
+    sampler.sample(row)
+    sampler.sample(row)
+    (pid,) = grammar_processes()
+    os.kill(pid, signal.SIGSTOP)
+    context, wanted = contextvars.copy_context(), Wanted()
+    context.run(begin, wanted)
+    wanted.abandon()
+    try:
+        with pytest.raises(AbandonedError):
+            for _ in range(3):  # it may have been quicker once
+                context.run(sampler.sample, row)
+    finally:
+        os.kill(pid, signal.SIGKILL)
 
 
 def test_a_process_that_gets_no_time(model: kvg.Model, monkeypatch: pytest.MonkeyPatch) -> None:
