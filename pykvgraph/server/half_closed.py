@@ -22,14 +22,18 @@ class HalfClosed:
     def watch(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> int:
         """Aborts the transport when its connection is reset. The number is for forget().
 
-        Raises OSError when there are too many open files.
+        Raises OSError when there are too many open files, or connections that are watched.
         """
         if self._epoll is None:
             self._epoll = select.epoll()
             loop.add_reader(self._epoll.fileno(), self._abort)
         # a descriptor that the transport closes could be another connection's when forget() is called
         number = os.dup(transport.get_extra_info("socket").fileno())
-        self._epoll.register(number, select.EPOLLONESHOT)  # an error or a hang-up, told once
+        try:
+            self._epoll.register(number, select.EPOLLONESHOT)  # an error or a hang-up, told once
+        except OSError:
+            os.close(number)
+            raise
         self._watched[number] = transport
         return number
 
