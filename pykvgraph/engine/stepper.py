@@ -8,6 +8,7 @@ import time
 from pykvgraph.batch import Batch
 from pykvgraph.context import Context, LastOutput
 from pykvgraph.engine.admission import Admission
+from pykvgraph.engine.beginnings import is_coming, mark_partings
 from pykvgraph.engine.branch import Branch
 from pykvgraph.engine.drafters import Drafter
 from pykvgraph.engine.fetches import Fetches
@@ -23,14 +24,12 @@ from pykvgraph.engine.speculation import Speculation
 from pykvgraph.engine.texts import Texts
 from pykvgraph.errors import CacheFullError, InvalidArgumentError, KVGraphError
 from pykvgraph.kept_text import EVERY
-from pykvgraph.prefix import block
 from pykvgraph.prefix.index import Found, PrefixIndex
 from pykvgraph.tiers.rows import Saver
 from pykvgraph.tiers.store import Store
 from pykvgraph.tiers.tiers import Tiers
 from pykvgraph.types import EngineLook, EngineStats
 
-_MOST_PARTINGS = 8
 _ENOUGH_ON_CPU = 64  # tokens of prompts; in steps of 512 each takes as long (docs/many-requests.md)
 # seconds that a step waits for grammars; an ordinary one tells within 3 to 30 ms of the last token
 _GRAMMAR_PATIENCE = 0.05
@@ -208,33 +207,13 @@ class Stepper:
                     self._texts.remove(branch)
                     _end_with_forks(branch, now)
 
-    def _mark_partings(self, first: list[Branch]) -> None:
-        """Of those who are to enter soon and were not yet compared with others."""
-        known = [*self._scheduler.running, *(each for each in first if each.is_compared)]
-        for new in first:
-            if not new.is_compared:
-                self._mark_parting(new, known)
-                new.is_compared = True
-                known.append(new)
-
-    def _mark_parting(self, new: Branch, known: list[Branch]) -> None:
-        """Where the text parts from others, a point is worth having: more are likely to part there."""
-        for other in known:
-            n = _common(new, other)
-            if n < block.N_TOKENS or other.salt != new.salt:
-                continue
-            for branch in (new, other):
-                near = any(abs(place - n) < block.N_TOKENS for place in (branch.n_decoded, *branch.places))
-                if not near and len(branch.places) < _MOST_PARTINGS:
-                    branch.add_place(n)
-
     def _admit(self) -> None:
         """Waiting texts enter, in their order, while there are sequences and cells for them."""
         if self._readings.waits_for_cells:
             return
         first = self._scheduler.waiting.first()
         if self._needs_points and self._shares:
-            self._mark_partings(first)
+            mark_partings(first, self._scheduler.running)
         for branch in first:
             if branch.request.done:  # its rows were lost while others entered
                 continue
@@ -246,7 +225,7 @@ class Stepper:
                     return
                 continue
             found = self._find(branch)
-            if self._is_coming(branch, found.n):
+            if self._shares and is_coming(branch, found.n, self._scheduler.running, self._needs_points):
                 continue
             if self._enter(branch, found):
                 continue
@@ -259,23 +238,6 @@ class Stepper:
         """What the cache has of it; but for the last token, which is decoded for its output."""
         ids = branch.ids if self._shares else branch.ids[:0]
         return self._index.find(ids, len(branch.ids) - 1, branch.salt)
-
-    def _is_coming(self, branch: Branch, n: int) -> bool:
-        """Whether a running text is about to decode more of what both begin with: worth waiting for."""
-        if not self._shares:
-            return False
-        for other in self._scheduler.running:
-            if other.talks or other.salt != branch.salt:
-                continue
-            common = min(_common(branch, other), len(branch.ids) - 1)
-            if common - n < block.N_TOKENS:
-                continue
-            if self._needs_points:
-                if any(n + block.N_TOKENS <= place <= common for place in other.places):
-                    return True
-            elif other.n_decoded < min(-(-common // block.N_TOKENS) * block.N_TOKENS, len(other.ids)):
-                return True
-        return False
 
     def _enter(self, branch: Branch, found: Found) -> bool:
         """It runs, if its cells will be there."""
@@ -517,12 +479,6 @@ class Stepper:
         if reason is not None:
             self._texts.leave(branch)
             branch.end(reason, now)
-
-
-def _common(left: Branch, right: Branch) -> int:
-    """With how many tokens both begin."""
-    n = min(len(left.ids), len(right.ids))
-    return block.common(left.ids[:n].tobytes(), right.ids[:n].tobytes())
 
 
 def _end_with_forks(branch: Branch, now: float) -> None:

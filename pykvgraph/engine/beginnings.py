@@ -1,0 +1,57 @@
+"""What texts begin with alike: where they part, and whether another one is about to decode it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pykvgraph.engine.branch import Branch
+from pykvgraph.prefix import block
+
+_MOST_PARTINGS = 8  # of a text
+
+
+def mark_partings(first: Sequence[Branch], running: Sequence[Branch]) -> None:
+    """Of those who are to enter soon and were not yet compared with others."""
+    known = [*running, *(each for each in first if each.is_compared)]
+    for new in first:
+        if not new.is_compared:
+            _mark_parting(new, known)
+            new.is_compared = True
+            known.append(new)
+
+
+def _mark_parting(new: Branch, known: Sequence[Branch]) -> None:
+    """Where the text parts from others, a point is worth having: more are likely to part there."""
+    for other in known:
+        n = _common(new, other)
+        if n < block.N_TOKENS or other.salt != new.salt:
+            continue
+        for branch in (new, other):
+            near = any(abs(place - n) < block.N_TOKENS for place in (branch.n_decoded, *branch.places))
+            if not near and len(branch.places) < _MOST_PARTINGS:
+                branch.add_place(n)
+
+
+def is_coming(branch: Branch, n: int, running: Sequence[Branch], needs_points: bool) -> bool:
+    """Whether a running text is about to decode more of what both begin with: worth waiting for.
+
+    n: tokens that the cache has of it. needs_points: whether it can go on from resume points only.
+    """
+    for other in running:
+        if other.talks or other.salt != branch.salt:
+            continue
+        common = min(_common(branch, other), len(branch.ids) - 1)
+        if common - n < block.N_TOKENS:
+            continue
+        if needs_points:
+            if any(n + block.N_TOKENS <= place <= common for place in other.places):
+                return True
+        elif other.n_decoded < min(-(-common // block.N_TOKENS) * block.N_TOKENS, len(other.ids)):
+            return True
+    return False
+
+
+def _common(left: Branch, right: Branch) -> int:
+    """With how many tokens both begin."""
+    n = min(len(left.ids), len(right.ids))
+    return block.common(left.ids[:n].tobytes(), right.ids[:n].tobytes())
