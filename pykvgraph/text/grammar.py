@@ -190,14 +190,14 @@ class _Link:
         self._came = bytearray()
         self._unsent = b""
         self._n_front = 0
-        self._asked = math.inf
+        self._since = math.inf  # it was asked, or has said something
 
     def ask(self, text: bytes | None, tokens: list[int]) -> None:
         """text: at the beginning."""
         front = b"" if text is None else _framed(text)
         self._n_front = 0 if text is None else 2
         self._unsent += front + _framed(struct.pack(f"={len(tokens)}i", *tokens))
-        self._asked = time.monotonic()
+        self._since = time.monotonic()
         self._send()
 
     def answer(self, seconds: float) -> Allowed | None:
@@ -210,7 +210,7 @@ class _Link:
             poll.register(self._connection, select.POLLIN | (select.POLLOUT if self._unsent else 0))
             wait = max(end - time.monotonic(), 0)
             if not poll.poll(math.ceil(wait * 1000)):
-                if time.monotonic() - self._asked > _MOST_WAITED:
+                if time.monotonic() - self._since > _MOST_WAITED:
                     raise _too_slow()
                 return None
             self._receive()
@@ -236,6 +236,7 @@ class _Link:
         except ConnectionError:
             data = b""
         self._came += data
+        self._since = time.monotonic()
         if self._n_front and self._came[1:2] == b"-":
             if data:  # libllama's own words follow, up to the end
                 return

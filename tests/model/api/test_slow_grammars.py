@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextvars
 import os
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -154,6 +155,21 @@ def test_ctrl_c_while_a_grammar_is_awaited(model: kvg.Model) -> None:
             sampler.sample(rows[2])
     os.kill(pid, signal.SIGKILL)
     assert sampler.sample(rows[2]) == expected[2]
+
+
+def test_an_answer_that_is_read_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The text waited for cells meanwhile; the socket has had room for a part of the answer."""
+    monkeypatch.setattr(module, "_MOST_WAITED", 0.05)
+    ours, theirs = socket.socketpair()
+    with theirs:
+        link = module._Link(ours, 4)
+        link.ask(None, [1])
+        theirs.send(b"\0\1")
+        time.sleep(0.1)
+        assert link.answer(0) is None
+        theirs.send(b"\1\0")
+        allowed = link.answer(1)
+        assert allowed is not None and allowed.tolist() == [True, False, False, True]
 
 
 def test_a_grammar_that_nobody_waits_for_any_more(model: kvg.Model) -> None:
