@@ -22,6 +22,7 @@ _TOLD_NAMES = {"typical_p": "typ_p"}
 _SEED_BITS = 0xFFFF_FFFF
 _LAST_N = 1 << 20
 _MOST_BIAS = 1e30
+_MOST_PROBS = 1000  # likely tokens for each: the engine finds them between the steps of all
 
 _NOT_BRIEF = (
     "stop",
@@ -159,8 +160,9 @@ def _max_tokens(fields: Fields, default: int) -> int:
 def _n_probs(fields: Fields) -> int:
     """logprobs is a number in OpenAI's texts, and true in its chats, where 20 likely tokens are told."""
     if isinstance(fields.get("logprobs"), bool):
-        return fields.integer("top_logprobs", 20, 0) if fields.flag("logprobs") else 0
-    return max(fields.integer("n_probs", fields.integer("logprobs", 0)), 0)
+        return fields.integer("top_logprobs", 20, 0, _MOST_PROBS) if fields.flag("logprobs") else 0
+    others = fields.integer("logprobs", 0, high=_MOST_PROBS)
+    return max(fields.integer("n_probs", others, high=_MOST_PROBS), 0)
 
 
 def _dry(fields: Fields) -> dict[str, Any]:
