@@ -62,7 +62,7 @@ def text_completion(service: Service, request: Request, fields: Fields) -> ASGIA
             echo = Echo(texts, prompts, scores, params.n)
         form = TextForm(service.model_name, FINGERPRINT, service.vocabulary, echo)
         if echo is not None and says_nothing:
-            return JsonReply(form.whole(echo.samples(params.top_logprobs)))
+            return JsonReply.of_long(form.whole(echo.samples(params.top_logprobs)))
         return reply_of(service, service.job(prompts, fields, asker, params), form, fields)
 
     if echoes and params.top_logprobs:

@@ -31,6 +31,11 @@ class Echo:
         self._scores = scores
         self._n = n
 
+    @property
+    def n_probs(self) -> int:
+        """Likely tokens in the place of all tokens of the prompts."""
+        return sum(len(each.top) for scores in self._scores for each in scores)
+
     def text(self, index: int) -> str:
         """Of the answer with this number."""
         return self._texts[index // self._n]

@@ -11,6 +11,7 @@ from pykvgraph.server.errors import WireError, typed_error
 from pykvgraph.server.sample import Sample
 from pykvgraph.types import Piece
 
+MANY_PROBS = 1 << 12  # probabilities, whose JSON takes a while
 _LETTERS = string.ascii_letters + string.digits
 
 
@@ -18,6 +19,7 @@ class Form(Protocol):
     """How an answer is written: events of a stream, or one JSON value."""
 
     closing: bytes  # what ends a stream
+    is_long: bool = False  # whether its JSON takes a while, be it of a single event
 
     def events(self, sample: Sample, pieces: list[Piece]) -> list[bytes]:
         """JSON of the events for what was said."""

@@ -11,7 +11,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from pykvgraph.server.asker import SAID_COMMENT
 from pykvgraph.server.errors import WireError, as_wire
-from pykvgraph.server.form import Form
+from pykvgraph.server.form import MANY_PROBS, Form
 from pykvgraph.server.job import Job
 from pykvgraph.server.wire_json import JSON_TYPE, dumps, dumps_in_parts
 from pykvgraph.types import Piece
@@ -23,6 +23,7 @@ _EVENT_HEADERS = [
 ]
 _PING = b":\n\n"
 _MANY = 16  # answers, whose JSON takes a while
+_DEPTH = 5  # in the JSON of an answer, of the probabilities of one token
 _UNREAD = 408, 413  # there may be more of the body
 _REST_SECONDS = 5.0  # in which the rest of such a body is read
 
@@ -39,6 +40,11 @@ class JsonReply:
         """What a client hears of an exception."""
         told = as_wire(error)
         return cls(told.body(), told.code)
+
+    @classmethod
+    def of_long(cls, value: Any) -> JsonReply:
+        """What takes a while to write: for a thread, so that others get their turn meanwhile."""
+        return cls(dumps_in_parts(value, _DEPTH))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """As ASGI calls it."""
@@ -109,8 +115,9 @@ class JobReply:
             async for _ in self._job.said():
                 pass
             samples, whole = self._job.samples, self._form.whole
-            if len(samples) > _MANY:
-                reply = JsonReply(await asyncio.to_thread(lambda: dumps_in_parts(whole(samples))))
+            n_probs = sum(sample.n_probs * len(sample.with_probs) for sample in samples)
+            if self._form.is_long or len(samples) > _MANY or n_probs > MANY_PROBS:
+                reply = await asyncio.to_thread(lambda: JsonReply.of_long(whole(samples)))
             else:
                 reply = JsonReply(whole(samples))
         except Exception as error:
@@ -142,7 +149,12 @@ class JobReply:
         untold: list[Piece] = []
         async for sample, pieces in self._job.said():
             form, told = self._form, b""
-            events = form.events(sample, pieces) if pieces else form.last_events(sample)
+            if not form.is_long:
+                events = form.events(sample, pieces) if pieces else form.last_events(sample)
+            elif pieces:
+                events = await asyncio.to_thread(form.events, sample, pieces)
+            else:
+                events = await asyncio.to_thread(form.last_events, sample)
             if self._job.tells:
                 untold += pieces
             # whoever repeats a token knows no probability of it: the event that has it must be out, too

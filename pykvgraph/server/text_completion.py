@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from pykvgraph.server.echo import Echo
-from pykvgraph.server.form import Form, new_id, now
+from pykvgraph.server.form import MANY_PROBS, Form, new_id, now
 from pykvgraph.server.sample import Sample
 from pykvgraph.server.text_logprobs import text_logprobs
 from pykvgraph.server.vocabulary import Vocabulary
-from pykvgraph.server.wire_json import dumps
+from pykvgraph.server.wire_json import dumps, dumps_in_parts
 from pykvgraph.types import Piece
 
 
@@ -29,6 +29,7 @@ class TextForm(Form):
         }
         self._vocabulary = vocabulary
         self._echo = echo
+        self.is_long = echo is not None and echo.n_probs > MANY_PROBS
         self._n_told: dict[int, int] = {}  # characters of each answer, in a stream
         self._id = new_id()
         self._back = dumps({**self._head, "id": self._id})[1:]
@@ -72,7 +73,7 @@ class TextForm(Form):
 
     def _event(self, sample: Sample, text: str, probs: dict[str, Any] | None) -> bytes:
         front = b'{"choices":[{"text":%b,"index":%d' % (dumps(text), sample.index)
-        return b'%b,"logprobs":%b,"finish_reason":null}],%b' % (front, dumps(probs), self._back)
+        return b'%b,"logprobs":%b,"finish_reason":null}],%b' % (front, dumps_in_parts(probs), self._back)
 
     def _prompt(self, sample: Sample) -> str:
         return "" if self._echo is None else self._echo.text(sample.index)

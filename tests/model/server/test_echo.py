@@ -18,6 +18,7 @@ import pytest
 from support.served import served, where_of
 
 from pykvgraph.server import echo
+from pykvgraph.server.text_logprobs import text_logprobs
 
 from .conftest import STORIES, load
 
@@ -109,6 +110,25 @@ def test_it_is_decoded_once(client: httpx.Client) -> None:
     fields = {"prompt": "Sue " + PROMPT, "max_tokens": 2, "echo": True, "logprobs": 1}
     told = client.post("/v1/completions", json=fields).json()
     assert told["usage"]["prompt_tokens_details"]["cached_tokens"] == told["usage"]["prompt_tokens"] - 1
+
+
+@pytest.mark.parametrize(
+    "fields", [{}, {"stream": True}, {"max_tokens": 0}], ids=["whole", "stream", "no more"]
+)
+def test_others_have_their_turn_while_it_is_written(
+    client: httpx.Client, monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any]
+) -> None:
+    threads = []
+
+    def noted(*args: Any, **others: Any) -> Any:
+        threads.append(threading.current_thread().name)
+        return text_logprobs(*args, **others)
+
+    monkeypatch.setattr("pykvgraph.server.text_completion.text_logprobs", noted)
+    asked = {"prompt": [7] * 300, "max_tokens": 2, "echo": True, "logprobs": 20, **fields}
+    assert client.post("/v1/completions", json=asked).status_code == 200
+    # those of pools have names of their own; the event loop's is one that the test has started
+    assert threads and not any(name.startswith("Thread-") for name in threads)
 
 
 @pytest.mark.parametrize(
