@@ -385,6 +385,12 @@ class Biases(tuple[tuple[int, float], ...]):
 
     native: npt.NDArray[np.void]  # (n,), of (int32, float32)
 
+    def __new__(cls, pairs: Iterable[tuple[int, float]] = ()) -> Biases:
+        found = super().__new__(cls, pairs)
+        with np.errstate(over="ignore"):  # -1e300 is as good as -inf
+            found.native = np.array(list(found), _NATIVE_BIAS)
+        return found
+
 
 def _biases(values: Any) -> Biases:
     """Each pair is looked at once, however often the parameters are replaced: there may be 262,144."""
@@ -393,10 +399,7 @@ def _biases(values: Any) -> Biases:
     items = several(values.items() if isinstance(values, Mapping) else values)
     if items is None or isinstance(values, (str, bytes)):
         raise InvalidArgumentError(f"logit_bias must be {{token: bias}}, got {shown(values)}")
-    found = Biases(_checked_pairs(items).items())
-    with np.errstate(over="ignore"):  # -1e300 is as good as -inf
-        found.native = np.array(list(found), _NATIVE_BIAS)
-    return found
+    return Biases(_checked_pairs(items).items())
 
 
 def _checked_pairs(items: list[Any]) -> dict[int, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import inspect
 import math
@@ -16,7 +17,7 @@ from pykvgraph.cli import main
 from pykvgraph.context import Context
 from pykvgraph.errors import InvalidArgumentError
 from pykvgraph.model import Model
-from pykvgraph.params import CACHE_TYPES, ContextParams, ModelParams, SamplingParams
+from pykvgraph.params import CACHE_TYPES, Biases, ContextParams, ModelParams, SamplingParams
 from pykvgraph.plan.memory import plan_memory
 from pykvgraph.text.sampling import Sampler
 from pykvgraph.token_loop import generate
@@ -162,6 +163,8 @@ def test_what_is_kept_is_plain() -> None:
     assert SamplingParams(**vars(again)) == again  # its fields are arguments
     # there may be as many as a model has tokens, which are looked at once
     assert dataclasses.replace(again, max_tokens=3).logit_bias is again.logit_bias
+    for biases in (SamplingParams(**dataclasses.asdict(again)).logit_bias, copy.deepcopy(again).logit_bias):
+        assert isinstance(biases, Biases) and biases.native.tolist() == [(3, -1.0)]
     assert hash(again)
     assert hash(SamplingParams(stop=["a"])) == hash(SamplingParams(stop=("a",)))
     with pytest.raises(dataclasses.FrozenInstanceError):
