@@ -39,7 +39,8 @@ Answerer = Callable[[Service, Request, Fields], ASGIApp]
 _log = logging.getLogger("pykvgraph.server")
 LARGE = 1 << 13  # bytes of a body that takes a while: the event loop goes on meanwhile
 _MANY = 64  # commas, of prompts perhaps, each of which takes a while
-_SLOW = (b'"grammar"', b'"json_schema"', b'"tools"', b'"response_format"', SAID_FIELD.encode())
+# a name may be written with escapes
+_SLOW = (b'"grammar"', b'"json_schema"', b'"tools"', b'"response_format"', SAID_FIELD.encode(), b"\\u")
 
 TELLERS: dict[tuple[str, str], Teller] = {
     ("GET", "/health"): about.health,
@@ -158,7 +159,8 @@ class _Answered(Endpoint):
 
     async def _read(self, answer: Callable[[], ASGIApp], body: bytes, request: Request) -> ASGIApp:
         """In a thread, where it takes a while."""
-        if len(body) > LARGE or body.count(b",") > _MANY or any(name in body for name in _SLOW):
+        is_many = len(body) > LARGE or body.count(b",") > _MANY
+        if is_many or any(sign in body for sign in _SLOW):
             return await self._service.slow_work.run(answer, len(body), request.receive)
         return answer()
 

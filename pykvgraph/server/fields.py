@@ -9,6 +9,9 @@ from typing import Any
 from pykvgraph.checks import INT32_MAX, INT32_MIN, shown
 from pykvgraph.server.errors import WireError, invalid
 
+# of a field: they are looked for, told, or gone through, for each token or answer, while others wait
+_MOST_TEXTS, _MOST_CHARACTERS = 1024, 1 << 16
+
 
 class Fields:
     """The JSON object of a body. Its methods raise WireError, which names the field."""
@@ -67,11 +70,17 @@ class Fields:
         return value
 
     def texts(self, name: str) -> tuple[str, ...]:
-        """A string or several; empty ones are left out."""
+        """A string or several, up to 1,024 with 65,536 characters together; empty ones are left out."""
         value = self.get(name, [])
         values = [value] if isinstance(value, str) else value
         if not isinstance(values, list) or not all(isinstance(each, str) for each in values):
             raise _wrong(name, "a string or an array of strings", value)
+        n, n_characters = len(values), sum(map(len, values))
+        if n > _MOST_TEXTS or n_characters > _MOST_CHARACTERS:
+            raise invalid(
+                f"Field '{name}': {n} strings with {n_characters} characters are over the limit of "
+                f"{_MOST_TEXTS} with {_MOST_CHARACTERS} together"
+            )
         return tuple(filter(None, values))
 
     def array(self, name: str) -> list[Any]:

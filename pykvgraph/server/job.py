@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Any
 
 from pykvgraph.adapter import Active
@@ -12,6 +12,7 @@ from pykvgraph.engine import Engine, Request, Window
 from pykvgraph.engine.listener import Listener
 from pykvgraph.params import SamplingParams
 from pykvgraph.server.errors import WireError, no_room
+from pykvgraph.server.form import MANY_PROBS
 from pykvgraph.server.sample import Sample
 from pykvgraph.server.sampling import n_predict_of
 from pykvgraph.server.slots import Slots
@@ -138,10 +139,13 @@ class Job:
                 pieces = list(map(self._as_told, pieces))
             for i, sample in enumerate(samples):
                 own = pieces if self._n == 1 else [piece for piece in pieces if piece.seq == i]
-                if own:
-                    sample.add(own)
-                if own or not pieces:
-                    yield sample, own
+                for part in _parts(own, sample.n_probs):
+                    sample.add(part)
+                    yield sample, part
+                    if len(part) < len(own):
+                        await asyncio.sleep(0)
+                if not pieces:
+                    yield sample, []
 
     def _samples_of(self, number: int) -> list[Sample]:
         """Of a prompt."""
@@ -157,3 +161,9 @@ class Job:
             sample.finish(completion)
             self._slots.leave(sample)
             self._on_end(sample)
+
+
+def _parts(pieces: list[Piece], n_probs: int) -> Iterator[list[Piece]]:
+    """The pieces, so many at a time as may be told at once."""
+    n = max(MANY_PROBS // n_probs, 1) if n_probs else max(len(pieces), 1)
+    return (pieces[i : i + n] for i in range(0, len(pieces), n))

@@ -100,6 +100,38 @@ def test_biases_of_all_tokens_and_of_more(client: httpx.Client, shape: type) -> 
         assert (reply.status_code, reply.json()["error"]["message"]) == (400, told)
 
 
+@pytest.mark.parametrize("field", ["stop", "response_fields", "dry_sequence_breakers"])
+def test_strings_that_are_many_or_long(field: str) -> None:
+    """Each is looked for in each token, or gone through for each answer, while others wait."""
+    with served(load) as (url, _):
+
+        def asked(texts: list[str]) -> httpx.Response:
+            return httpx.post(f"{url}/completion", json={"prompt": "a", "n_predict": 2, field: texts})
+
+        for texts in (["Z"] * 1025, ["Z" * 40_000, "Z" * 25_537]):
+            reply = asked(texts)
+            assert reply.status_code == 400
+            assert f"Field '{field}': " in reply.json()["error"]["message"]
+        assert asked(["Z"] * (64 if "dry" in field else 1024)).status_code == 200
+        assert asked(["Z" * 40_000, "Z" * 25_536]).status_code == 200
+
+
+@pytest.mark.parametrize("part", [b"[]", b"{}", b'""', b'"[{\\"[{"'])
+def test_a_body_of_many_parts(part: bytes) -> None:
+    """While json makes them nobody else runs: 20 million arrays took 9 seconds."""
+    with served(load) as (url, _):
+
+        def asked(n: int) -> httpx.Response:
+            body = b'{"x":[%b],"prompt":"a"}' % b",".join([part] * n)
+            return httpx.post(f"{url}/apply-template", content=body, timeout=30)
+
+        # beside them: an object, an array, two names and a text
+        assert "'messages' is required" in asked((1 << 20) - 5).json()["error"]["message"]
+        reply = asked((1 << 20) - 4)
+        assert reply.status_code == 400
+        assert "1048576 strings, arrays and objects" in reply.json()["error"]["message"]
+
+
 @pytest.mark.parametrize(
     "pair", [[5, 10**400], [5, -(10**400)], [5, 1e300], [5, -1e300], [10**400, 1], [-1, 1], ["", 1]]
 )

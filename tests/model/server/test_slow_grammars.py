@@ -68,3 +68,25 @@ def test_a_stream_ends_with_an_error(client: httpx.Client) -> None:
     said = events(client.post("/completion", json=body).text)
     assert said[0]["content"]
     assert "1 s of processor time" in said[-1]["error"]["message"]
+
+
+@pytest.mark.slow
+def test_a_field_whose_name_is_written_with_escapes(address: str) -> None:
+    """Its grammar, too, is read by a thread: whoever asks meanwhile is answered."""
+    body = json.dumps({"prompt": PROMPT, "grammar": LOOP}).replace("grammar", "gramm\\u0061r")
+    replies: list[httpx.Response] = []
+
+    def ask() -> None:
+        replies.append(httpx.post(f"{address}/completion", content=body, timeout=60))
+
+    askers = [threading.Thread(target=ask) for _ in range(4)]
+    for asker in askers:
+        asker.start()
+    time.sleep(0.2)
+    begin, waits = time.monotonic(), []
+    while any(asker.is_alive() for asker in askers):
+        waits.append(-time.monotonic())
+        httpx.get(f"{address}/health", timeout=60)
+        waits[-1] += time.monotonic()
+    assert [reply.status_code for reply in replies] == [400] * 4
+    assert max(waits) < (time.monotonic() - begin) / 4
