@@ -16,6 +16,10 @@ from pykvgraph.server.half_closed import HalfClosed
 from pykvgraph.server.wire_json import JSON_TYPE, dumps
 
 _LONGEST_HEAD = 1 << 16  # bytes
+# requests that wait for their turn on a connection, and parts of a body beside one for every 16 bytes: each
+# part and each head that is read takes a while, 256 KiB of them a fifth of a second of everybody's time
+_MOST_WAITING = 64
+_MOST_PARTS, _LEAST_PART = 4096, 16
 # an answer that every client of HTTP/1.1 passes over: only who is there takes it without a reset
 _PROBE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _BAD_HEAD = b"HTTP/1.1 400 Bad Request\r\ncontent-type: %b\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
@@ -79,8 +83,10 @@ def limited(most: int, idle_seconds: float) -> type[asyncio.Protocol]:
             self.transport.close()
 
         def on_message_begin(self) -> None:
+            if len(self.pipeline) >= _MOST_WAITING:
+                raise ValueError("too many requests at once")
             super().on_message_begin()
-            self._n_head = 0
+            self._n_head = self._n_parts = self._n_body = 0
             self._in_head = True
 
         def on_headers_complete(self) -> None:
@@ -88,6 +94,14 @@ def limited(most: int, idle_seconds: float) -> type[asyncio.Protocol]:
             self._in_head = False
             idle.pop(id(self), None)
             self._patience.cancel()
+
+        def on_body(self, body: bytes) -> None:
+            """Whatever these callbacks raise is a 400, and closes the connection."""
+            self._n_parts += 1
+            self._n_body += len(body)
+            if self._n_parts > _MOST_PARTS + self._n_body // _LEAST_PART:
+                raise ValueError("the parts of the body are too small")
+            super().on_body(body)
 
         def on_response_complete(self) -> None:
             super().on_response_complete()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import socket
@@ -167,3 +168,33 @@ def test_a_body_of_just_the_limit_is_read(address: str) -> None:
             client.sendall(b"POST /completion HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % length)
             client.sendall(body + b" " * spaces)
             assert answer(client)[0] == code
+
+
+def answered(url: str, data: bytes) -> bytes:
+    """What comes back when so much is sent as the server takes."""
+    with socket.create_connection(where_of(url), timeout=20) as client:
+        with contextlib.suppress(OSError):
+            client.sendall(data)
+        came = b""
+        with contextlib.suppress(OSError):
+            while part := client.recv(1 << 16):
+                came += part
+        return came
+
+
+@pytest.mark.parametrize(("n", "size", "is_taken"), [(5000, 1, False), (3000, 1, True), (20_000, 16, True)])
+def test_bodies_in_small_parts(n: int, size: int, is_taken: bool) -> None:
+    """Each part is read by Python: a few connections full of them took seconds of everybody's time."""
+    chunk = b"%x\r\n%b\r\n" % (size, b" " * size)
+    head = b"POST /tokenize HTTP/1.1\r\nHost: a\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n"
+    with served(load, max_body=1 << 20) as (url, _):
+        came = answered(url, head + b"2\r\n{}\r\n" + chunk * n + b"0\r\n\r\n")
+    assert came.startswith(b"HTTP/1.1 200 " if is_taken else b"HTTP/1.1 400 ")
+
+
+@pytest.mark.parametrize(("n", "is_taken"), [(60, True), (5000, False)])
+def test_requests_that_are_sent_at_once(address: str, n: int, is_taken: bool) -> None:
+    get, last = b"GET /health HTTP/1.1\r\nHost: a\r\n", b"Connection: close\r\n\r\n"
+    came = answered(address, (get + b"\r\n") * (n - 1) + get + last)
+    assert (came.count(b"HTTP/1.1 200 ") == n) == is_taken
+    assert (came.count(b"HTTP/1.1 400 ") == 0) == is_taken
