@@ -11,7 +11,7 @@ from starlette.types import ASGIApp
 from pykvgraph.adapter import Active, Adapter, checked_adapters
 from pykvgraph.checks import shown
 from pykvgraph.params import MOST_SCALE
-from pykvgraph.server.body import read_body
+from pykvgraph.server.body import SHORT, read_body
 from pykvgraph.server.errors import invalid
 from pykvgraph.server.fields import Fields
 from pykvgraph.server.reply import JsonReply
@@ -74,7 +74,7 @@ async def told(service: Service, request: Request) -> ASGIApp:
 async def set_scales(service: Service, request: Request) -> ASGIApp:
     """POST /lora-adapters: for requests from now on that say nothing of adapters themselves."""
     settings = service.settings
-    entries = loads(await read_body(request, settings.max_body, settings.body_seconds))
+    entries = loads(await read_body(request, min(settings.max_body, SHORT), settings.body_seconds))
     if not isinstance(entries, list):
         raise invalid(f"Request body must be an array, got {shown(entries)}")
     service.adapters.scales = service.adapters.scales_of(entries)

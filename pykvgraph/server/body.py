@@ -8,6 +8,8 @@ from starlette.requests import Request
 
 from pykvgraph.server.errors import INVALID, WireError
 
+SHORT = 1 << 16  # bytes, at most, of a body that the event loop reads itself
+
 
 async def read_body(request: Request, most: int, seconds: float) -> bytes:
     """All of it. Raises WireError for one that is too long or takes too long, and ClientDisconnect.

@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from pykvgraph.errors import KVGraphError, StateError
-from pykvgraph.server.body import read_body
+from pykvgraph.server.body import SHORT, read_body
 from pykvgraph.server.errors import SERVER, WireError, as_wire, invalid, unsupported
 from pykvgraph.server.fields import Fields
 from pykvgraph.server.keys import key_of
@@ -44,7 +44,7 @@ async def act(service: Service, request: Request) -> ASGIApp:
     if action not in ("save", "restore"):
         raise invalid("Invalid action")
     settings = service.settings
-    body = await read_body(request, settings.max_body, settings.body_seconds)
+    body = await read_body(request, min(settings.max_body, SHORT), settings.body_seconds)
     name = Fields(loads(body)).text("filename")
     work = _save if action == "save" else _restore
     return JsonReply(await work(service, slot, salt, _path(folder, name)))

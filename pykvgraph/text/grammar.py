@@ -140,7 +140,11 @@ class Grammar(NotCopied):
             if link is None:
                 link = _Link(self._host.connect(), self._host.n_vocab)
                 link.ask(self._text.encode(), self._tokens)
-            self._allowed = link.answer(seconds)
+            try:
+                self._allowed = link.answer(seconds)
+            except BaseException:  # its traceback keeps the link for as long as somebody keeps it
+                link.close()
+                raise
             self._link = link
         return self._allowed is not None
 
@@ -185,7 +189,7 @@ class _Link:
         connection.setblocking(False)
         self.pid = os.getpid()
         self._connection = connection
-        weakref.finalize(self, connection.close)
+        self.close = weakref.finalize(self, connection.close)
         self._n_vocab = n_vocab
         self._came = bytearray()
         self._unsent = b""

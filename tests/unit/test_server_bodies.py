@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from pykvgraph.server import wire_json
 from pykvgraph.server.errors import WireError
 from pykvgraph.server.fields import Fields
 from pykvgraph.server.messages_request import chat_of_messages
@@ -181,3 +182,21 @@ def test_others_get_their_turn_while_numbers_are_read() -> None:
     ]
     with pytest.raises(WireError, match="no JSON"):
         loads(b"1" * 5000)  # which int() takes too long for
+
+
+def test_long_json_is_written_in_short_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While one part is written nobody else runs: probabilities of a long answer took two seconds."""
+    token = {"id": 1, "token": "é", "bytes": [195, 169], "logprob": -0.5}
+    content = [token | {"top_logprobs": [token] * 5}] * 100
+    value = {"choices": [{"index": 0, "text": "a", "logprobs": {"content": content}}], "usage": {}}
+    lengths: list[int] = []
+    whole = wire_json.dumps
+
+    def dumps(value: Any) -> bytes:
+        data = whole(value)
+        lengths.append(len(data))
+        return data
+
+    monkeypatch.setattr(wire_json, "dumps", dumps)
+    assert wire_json.dumps_in_parts(value) == whole(value)
+    assert max(lengths) < 1000

@@ -207,3 +207,15 @@ def test_a_process_that_gets_no_time(model: kvg.Model, monkeypatch: pytest.Monke
                 sampler.sample(row)
     finally:
         os.kill(pid, signal.SIGKILL)
+
+
+def test_a_grammar_that_was_given_up_leaves_no_process(
+    model: kvg.Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long somebody keeps the error, whose traceback has all that there was."""
+    monkeypatch.setattr(module, "_MOST_WAITED", -1.0)
+    monkeypatch.setattr(module, "_LOOKS", 0.0)
+    with kvg.Context(model, n_ctx=128, n_threads=1) as ctx, pytest.raises(kvg.InvalidArgumentError) as kept:
+        list(kvg.generate(ctx, OPENING, max_tokens=3, grammar='root ::= [a-z ]+ "given up"'))
+    assert "processor time" in str(kept.value)
+    assert no_process_soon()

@@ -149,6 +149,14 @@ def test_slots_that_are_not_there(client: httpx.Client, address: str) -> None:
     assert (off.status_code, off.json()["error"]["type"]) == (501, "not_supported_error")
 
 
+def test_a_body_that_is_longer_than_a_name(folder: Path) -> None:
+    """The event loop reads it itself."""
+    with saving(folder) as client:
+        for path in ("/slots/1?action=save", "/slots/1?action=restore", "/lora-adapters"):
+            assert client.post(path, content=b" " * (1 << 16) + b"[").status_code == 413
+            assert client.post(path, content=b" " * (1 << 15) + b"[").status_code == 400
+
+
 def test_a_broken_file_changes_nothing(folder: Path) -> None:
     with saving(folder) as client:
         say(client, id_slot=0)
