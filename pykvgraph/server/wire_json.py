@@ -38,7 +38,8 @@ def dumps(value: Any) -> bytes:
 def dumps_in_parts(value: Any, depth: int = 5) -> bytes:
     """As dumps(), of a value that is long: no other thread runs while one part of it is written.
 
-    depth: of the arrays and objects whose parts are written one by one; a token's probabilities are five deep.
+    depth: of the arrays and objects whose parts are written one by one.
+    Probabilities of a token are five deep.
     """
     if depth and isinstance(value, list):
         return b"[%b]" % b",".join([dumps_in_parts(each, depth - 1) for each in value])
