@@ -23,7 +23,6 @@ _EVENT_HEADERS = [
 ]
 _PING = b":\n\n"
 _MANY = 16  # answers, whose JSON takes a while
-_DEPTH = 5  # in the JSON of an answer, of the probabilities of one token
 _UNREAD = 408, 413  # there may be more of the body
 _REST_SECONDS = 5.0  # in which the rest of such a body is read
 
@@ -44,7 +43,7 @@ class JsonReply:
     @classmethod
     def of_long(cls, value: Any) -> JsonReply:
         """What takes a while to write: for a thread, so that others get their turn meanwhile."""
-        return cls(dumps_in_parts(value, _DEPTH))
+        return cls(dumps_in_parts(value))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """As ASGI calls it."""
