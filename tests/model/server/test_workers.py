@@ -276,7 +276,8 @@ def test_kill_9_of_a_worker_loses_nothing() -> None:
         assert len(before) == 2
 
         def kill() -> None:
-            assert all(slot["is_processing"] for slot in httpx.get(f"{url}/slots").json())
+            # of the second worker; on a busy machine not all requests have come by now
+            assert any(slot["is_processing"] for slot in httpx.get(f"{url}/slots").json()[4:])
             os.kill(before[1], signal.SIGKILL)
 
         disturbed = asyncio.run(ask_all(url, 20, kill))

@@ -42,6 +42,7 @@ def test_tokens_with_probabilities_are_told_with_their_text(n_probs: int, tells:
                 yield sample, bunch
 
     form = SimpleNamespace(
+        is_long=False,
         events=lambda sample, pieces: [each.text.encode() + b";" for each in pieces if each.text],
         last_events=lambda sample: [b"."],
         framed=lambda event: event,
