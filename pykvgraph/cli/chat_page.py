@@ -44,7 +44,7 @@ class Page:
 
     def write(self, text: str) -> None:
         """More of an answer; white space in front of it, or of what follows a note, is left out."""
-        if self._waiting and not text.isspace() and (parts := text.split(maxsplit=1))[0] != text:
+        if self._waiting and (parts := text.split(maxsplit=1)) and parts[0] != text:
             word = "" if text[0].isspace() else parts[0]  # the rest of the word
             self._write(word)
             text = text[len(word) :]
