@@ -37,7 +37,7 @@ class Talk:
     """Handles one line after the other.
 
     params: of all answers; the seed is that of the first one, and each next answer's is one more. is_piped:
-    what looks like a command and is none is a message then, and an error ends the talk.
+    an error ends the talk then, and so does a word that looks like a command and is none.
     """
 
     def __init__(
@@ -66,8 +66,8 @@ class Talk:
         try:
             if name in _NAMES:
                 getattr(self, f"_{name[1:]}")(rest.strip())
-            elif name.startswith("/") and not self._is_piped:
-                self._page.note(f"there is no {name}; /help lists what there is")
+            elif name.startswith("/"):
+                raise InvalidArgumentError(f"there is no {name}; /help lists what there is")
             else:
                 self._answer(self._conversation.ask(line, self._next_params()))
         except KeyboardInterrupt:

@@ -102,12 +102,12 @@ def run(stories: Path, lines: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, input=lines, capture_output=True, text=True, timeout=60, check=True)
 
 
-def test_what_is_no_command_is_a_message_in_a_pipe(stories: Path) -> None:
-    assert chat(stories, "/etc/hosts is a file\n").stdout != ""
-
-
 def test_errors_end_a_pipe(stories: Path, tmp_path: Path) -> None:
-    for line, message in (("/regen", "no message yet"), (f"/load {tmp_path / 'none'}", "No such file")):
+    for line, message in (
+        ("/regen", "no message yet"),
+        (f"/load {tmp_path / 'none'}", "No such file"),
+        (f"/svae {tmp_path / 'talk'}", "there is no /svae; /help lists what there is"),
+    ):
         result = chat(stories, f"{line}\nOnce upon a time\n")
         assert (result.exit_code, result.stdout) == (1, "")
         assert message in result.stderr
