@@ -150,7 +150,7 @@ _TAKEN = {
     "auto and -1 are 4": "-np --parallel N $LLAMA_ARG_N_PARALLEL",
     "one address, and no UNIX socket": "--host HOST $LLAMA_ARG_HOST",
     "everything else is served, too": "--embedding --embeddings $LLAMA_ARG_EMBEDDINGS",
-    "a request has 60 seconds at most to come": "-to --timeout N $LLAMA_ARG_TIMEOUT",
+    "to read what was sent; a body has 60 seconds at most to come": "-to --timeout N $LLAMA_ARG_TIMEOUT",
     "of llama-cli: by `pykvgraph generate`": """
         -p --prompt TEXT
         -f --file FILE
