@@ -30,7 +30,17 @@ def _rows(options: list[LlamaOption], note: str, effect: str) -> Iterator[list[s
     for several in [[option] for option in options] if effect == "taken" else [options]:
         names = "; ".join(", ".join(f"`{name}`" for name in option.names) for option in several)
         variables = ", ".join(f"`{name}`" for option in several for name in option.variables)
-        yield [names, variables, note.replace("|", "\\|")]
+        others = "".join(f"; {told}" for told in _idle_in_verbs(several)) if effect == "refused" else ""
+        yield [names, variables, note.replace("|", "\\|") + others]
+
+
+def _idle_in_verbs(options: list[LlamaOption]) -> Iterator[str]:
+    """Which of these names another verb takes, without an effect."""
+    refused = {name for option in options for name in option.names}
+    for verb in ("generate", "chat"):
+        idle = [option for option in llama_options(verb) if option.effect == "none"]
+        if found := [f"`{name}`" for option in idle for name in option.names if name in refused]:
+            yield f"in `{verb}` these have no effect: {', '.join(found)}"
 
 
 def written(page: str) -> str:

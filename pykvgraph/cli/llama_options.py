@@ -394,7 +394,9 @@ _REFUSED = {
         --in-prefix TEXT
         --in-suffix TEXT
     """,
-    'give the text itself: --system "$(cat FILE)"': "-sysf --system-prompt-file FILE",
+    '`pykvgraph chat` takes the text itself: --system "$(cat FILE)"; clients of `serve` send it': """
+        -sysf --system-prompt-file FILE
+    """,
     "`pykvgraph serve` keeps prompts, with --cache-ram and --cache-disk": """
         --prompt-cache FILE
         --prompt-cache-all
@@ -407,9 +409,15 @@ _REFUSED = {
     """,
 }
 # what a verb does anyway
-_OF_VERBS = {
+_DONE_BY_VERBS = {
     "chat": {"this verb is a conversation": "-cnv --conversation -i --interactive -if --interactive-first"},
     "generate": {"this verb goes on with a prompt, once": "-no-cnv --no-conversation -st --single-turn"},
+}
+# what another reason says for a verb
+_REFUSED_BY_VERBS = {
+    "chat": {
+        "for one answer, send one message through a pipe: echo Hello | pykvgraph chat": "-st --single-turn"
+    },
 }
 
 
@@ -417,7 +425,8 @@ _OF_VERBS = {
 def llama_options(verb: str = "serve") -> tuple[LlamaOption, ...]:
     """All of them, as a verb has them."""
     groups: list[tuple[Effect, dict[str, str]]] = [
-        ("none", _OF_VERBS.get(verb, {})),
+        ("none", _DONE_BY_VERBS.get(verb, {})),
+        ("refused", _REFUSED_BY_VERBS.get(verb, {})),
         ("taken", _TAKEN),
         ("none", _NO_EFFECT),
         ("refused", _REFUSED),

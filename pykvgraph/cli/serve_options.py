@@ -51,6 +51,13 @@ class JsonObject(click.ParamType):  # type: ignore[type-arg]
         return found
 
 
+def _address(ctx: click.Context, param: click.Parameter, host: str) -> str:
+    if "/" in host or host.endswith(".sock"):  # as llama-server tells them
+        told = f"{host}: this server has no UNIX sockets; name an address, as 127.0.0.1"
+        raise click.BadParameter(told, ctx, param)
+    return host
+
+
 def _count(names: tuple[str, ...], text: str, low: int, default: Any, **settings: Any) -> Adder:
     kind = click.IntRange(min=low)
     return option(*names, type=kind, metavar="N", default=default, help=text, **settings)
@@ -185,7 +192,7 @@ _OF_WIRE: list[Adder] = [
         help="Workers run on the machines of this Ray cluster; auto: of the one that runs here, or of a new "
         "one.",
     ),
-    option("--host", default="127.0.0.1", help="Address to listen on."),
+    option("--host", default="127.0.0.1", callback=_address, help="Address to listen on."),
     option("--port", type=click.IntRange(0, 65535), default=8080, help="Port to listen on; 0: a free one."),
     option("--api-key", metavar="KEY,..", help="Only requests with one of these keys."),
     option(

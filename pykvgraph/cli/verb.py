@@ -9,7 +9,6 @@ from typing import Any, TypeVar, cast
 
 import click
 from click.core import ParameterSource
-from click.shell_completion import CompletionItem
 
 from pykvgraph.errors import InvalidArgumentError, KVGraphError
 from pykvgraph.interrupted import ctrl_c_raises
@@ -162,22 +161,13 @@ def flash_attn_option(command: F) -> F:
     return toggle_option("-fa", "--flash-attn", help="Flash attention: on, off or auto.")(command)
 
 
-class _CacheType(click.types.StringParamType):
-    """The name of a type of K or V. The shell completes it; Context checks it."""
-
-    def shell_complete(
-        self, ctx: click.Context, param: click.Parameter, incomplete: str
-    ) -> list[CompletionItem]:
-        return [CompletionItem(name) for name in CACHE_TYPES if name.startswith(incomplete.lower())]
-
-
 def cache_type_options(command: F) -> F:
     """`-ctk` and `-ctv`, the same in every verb."""
     command = option(
         "-ctv",
         "--cache-type-v",
         "type_v",
-        type=_CacheType(),
+        type=click.Choice(tuple(CACHE_TYPES), case_sensitive=False),
         metavar="TYPE",
         default=ContextParams.type_v,
         help="Type of V.",
@@ -186,7 +176,7 @@ def cache_type_options(command: F) -> F:
         "-ctk",
         "--cache-type-k",
         "type_k",
-        type=_CacheType(),
+        type=click.Choice(tuple(CACHE_TYPES), case_sensitive=False),
         metavar="TYPE",
         default=ContextParams.type_k,
         help="Type of K: f32, f16, bf16, q8_0, q5_1, q5_0, q4_1 or q4_0.",

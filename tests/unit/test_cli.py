@@ -551,6 +551,30 @@ def test_a_server_without_its_key_does_not_start(given: str, tmp_path: Path) -> 
     assert "--api-key-file: there is no key in it" in refused.stderr
 
 
+@pytest.mark.parametrize("host", ["/tmp/x.sock", "x.sock", "./x"])
+def test_a_server_has_no_unix_sockets(host: str, tmp_path: Path) -> None:
+    model = tmp_path / "model.gguf"
+    model.touch()
+    for typed, env in ((["--host", host], {}), ([], {"LLAMA_ARG_HOST": host})):
+        refused = run("serve", "-m", str(model), *typed, env=env)
+        assert (refused.exit_code, refused.stdout) == (2, "")
+        assert f"{host}: this server has no UNIX sockets" in refused.stderr
+
+
+@pytest.mark.parametrize("verb", ["serve", "generate", "chat", "passkey", "bench"])
+@pytest.mark.parametrize("name", ["-ctk", "-ctv"])
+def test_a_type_that_the_cache_lacks_is_told_by_its_option(verb: str, name: str, tmp_path: Path) -> None:
+    """Before anything is loaded: the file is no model."""
+    model = tmp_path / "model.gguf"
+    model.touch()
+    refused = run(verb, "-m", str(model), name, "iq4_nl")
+    assert (refused.exit_code, refused.stdout) == (2, "")
+    assert f"'{name}'" in refused.stderr and "iq4_nl" in refused.stderr
+    assert "loading" not in refused.stderr and "type_" not in refused.stderr
+    known = run(verb, "-m", str(model), name, "Q8_0")
+    assert known.exit_code == 1, known.stderr  # for the model alone
+
+
 @pytest.mark.parametrize(("host", "why"), [("127.0.0.1", "in use"), ("192.0.2.1", "address")])
 def test_a_server_whose_address_cannot_be_had(host: str, why: str, tmp_path: Path) -> None:
     model = tmp_path / "model.gguf"

@@ -299,6 +299,8 @@ def test_what_users_of_llama_cli_type(
         ("generate -cnv", "-cnv is not taken here: `pykvgraph chat` talks"),
         ("generate --port 8", "--port: `pykvgraph generate` has no such option; `pykvgraph serve` takes it"),
         ("chat -p hello", "-p: `pykvgraph chat` has no such option; `pykvgraph generate` takes it"),
+        ("chat -st", "-st is not taken here: for one answer, send one message through a pipe"),
+        ("serve -sysf x", "-sysf is not taken here: `pykvgraph chat` takes the text itself"),
         ("generate -sp", "-sp: `pykvgraph generate` has no such option; `pykvgraph serve` takes it"),
     ],
 )
@@ -334,4 +336,6 @@ def test_the_page_has_the_table(tool: ModuleType) -> None:
     """`python tools/llama_options_page.py` is forgotten easily."""
     page = tool.PAGE.read_text(encoding="utf-8")
     assert tool.written(page) == page
+    assert "in `generate` these have no effect: `-no-cnv`" in page
+    assert "in `chat` these have no effect: `-cnv`" in page
     assert all(f"`{name}`" in page for listed in LISTED for name in listed.names)
