@@ -105,13 +105,17 @@ LENGTHS = (0.5, 1.0, 2.0, 3.0, 4.0)  # in contexts
     help="Seed of the first trial's key; each next trial adds 1.",
 )
 @option("--trials", type=COUNT, metavar="N", default=1, help="Keys to ask for, one after the other.")
-@option("--grid", is_flag=True, help="Accuracy over depth and length, up to 4 contexts.")
+@option("--grid", is_flag=True, help="Accuracy over depth and length, up to 4 contexts; long.")
 @plot_option("A picture of the cells while the first text is read; with --grid, of the grid.")
 @json_option
 def passkey(where: Where, **arguments: Any) -> None:
     """Hide a key in more text than the cache holds, then ask for it.
 
     Exit code 0 only if every key was found; with --grid, every key that was still in the window, if any was.
+
+    --grid reads 105 trained contexts for each of --trials, which takes hours with a large model. Each place
+    of the grid is a line on stderr as soon as it is known, where that is no terminal. One key in a short
+    text is quick: --n-junk 100 --trials 1.
     """
     import pykvgraph as kvg
     from pykvgraph.context import fitting_n_ctx
@@ -212,7 +216,8 @@ def grid(ctx: Context, task: Task, n_trials: int, quiet: bool, plot: str | None,
     jobs = [
         (row, column, i) for column in range(len(lengths)) for row in range(DEPTHS) for i in range(n_trials)
     ]
-    hidden = quiet or not sys.stderr.isatty()
+    on_terminal = sys.stderr.isatty()
+    hidden = quiet or not on_terminal
     n_lines = sum(lengths[column] for _, column, _ in jobs)  # a trial takes as long as its text is
     try:
         with click.progressbar(length=n_lines, label="grid", file=sys.stderr, hidden=hidden) as bar:
@@ -225,6 +230,8 @@ def grid(ctx: Context, task: Task, n_trials: int, quiet: bool, plot: str | None,
                 trials.append(trial)
                 cells.setdefault((row, column), []).append(trial)
                 bar.update(n_junk)
+                if not quiet and not on_terminal and len(cells[row, column]) == n_trials:
+                    click.echo(_place(LENGTHS[column], depths[row], cells[row, column]), err=True)
     finally:
         accuracy = [
             [_accuracy(cells.get((row, column), [])) for column in range(len(lengths))]
@@ -234,6 +241,13 @@ def grid(ctx: Context, task: Task, n_trials: int, quiet: bool, plot: str | None,
             _show_grid(accuracy, depths, lengths)
         if plot:
             _plot_grid(accuracy, depths, lengths, plot)
+
+
+def _place(length: float, depth: float, trials: list[Trial]) -> str:
+    """What is known of a place of the grid, for who sees no bar."""
+    share = _accuracy(trials)
+    told = "the key was given up" if share is None else f"{share:.0%} found"
+    return f"{length:g} ctx, depth {depth:.0%}: {told}, {sum(trial.seconds for trial in trials):.1f} s"
 
 
 def _accuracy(trials: list[Trial]) -> float | None:

@@ -278,6 +278,25 @@ def test_a_grid_counts_the_keys_in_the_window(
     assert hopeless == (in_window > 0 and found == 0)
 
 
+def test_a_grid_tells_of_each_place_when_it_is_known(stories: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Through a pipe, where there is no bar. The last place that is told was the last one to be read."""
+    seen = _Seen(26, 25)
+
+    def run_until_40(*arguments: object) -> passkey.Trial:
+        if seen.n == 40:
+            raise KeyboardInterrupt
+        return seen(*arguments)
+
+    monkeypatch.setattr(passkey, "run", run_until_40)
+    result = run(stories, "--grid", "--trials", "2")
+    told = [line.rpartition(", ")[0] for line in result.stderr.splitlines() if " ctx, depth " in line]
+    places = [f"{length} ctx, depth {depth}%" for length in ("0.5", "1") for depth in range(5, 100, 10)]
+    found = ["100% found"] * 12 + ["50% found"] + ["the key was given up"] * 7
+    assert told == [f"{place}: {share}" for place, share in zip(places, found, strict=True)]
+    monkeypatch.setattr(passkey, "run", _Seen(0, 0))
+    assert run(stories, "--grid", "--json").stderr == ""
+
+
 def test_a_plot_without_a_grid_is_a_film(stories: Path, tmp_path: Path) -> None:
     path = tmp_path / "film.png"
     options = ["-c", "528", "--n-junk", "10", "--keep", "16"]
