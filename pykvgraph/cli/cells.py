@@ -69,7 +69,8 @@ def cells(
 ) -> None:
     """Show a cache's cells before and after each line of a script.
 
-    SCRIPT is a file, - for stdin, or nothing for a demonstration. One operation per line, # begins a comment:
+    SCRIPT is a file, - for stdin (cells - < script.txt), or nothing for a demonstration, and stdin isn't read
+    then. One operation per line, # begins a comment:
 
     \b
       decode SEQ N          N more tokens, at the end of the sequence
