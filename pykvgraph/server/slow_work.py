@@ -22,7 +22,10 @@ _VERY_LARGE = 1 << 16  # bytes of a body
 
 
 class SlowWork:
-    """Runs work in threads of its own, first come, first served; very large bodies have half of them at most.
+    """Runs work in threads of its own, first come, first served; very large bodies have one of them at most.
+
+    A body that is read wants the interpreter all the time, as the engine's thread does: the more are read at
+    a time, the longer its steps take.
 
     What a client wanted who leaves isn't begun, and ends where it looks whether it is wanted.
     """
@@ -30,7 +33,7 @@ class SlowWork:
     def __init__(self) -> None:
         n_threads = min(32, (os.cpu_count() or 1) + 4)
         self._threads = ThreadPoolExecutor(n_threads, "slow")
-        self._for_very_large = asyncio.Semaphore(n_threads // 2)
+        self._for_very_large = asyncio.Semaphore(1)
         self._wanted: set[Wanted] = set()
 
     async def run(self, work: Callable[[], R], size: int, receive: Receive) -> R:

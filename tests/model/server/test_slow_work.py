@@ -98,7 +98,7 @@ def test_very_large_bodies_leave_threads_to_others(slow_work: SlowWork) -> None:
             asyncio.ensure_future(slow_work.run(endless, LARGE, leaves_at(gone)))
             for _ in range(2 * N_THREADS)
         ]
-        while len(begun) < N_THREADS // 2:
+        while not begun:
             await asyncio.sleep(0.005)
         answer = await asyncio.wait_for(slow_work.run(lambda: "answer", SMALL, stays), 10)
         gone.set()
@@ -106,7 +106,7 @@ def test_very_large_bodies_leave_threads_to_others(slow_work: SlowWork) -> None:
         return answer
 
     assert asyncio.run(run()) == "answer"
-    assert len(begun) == N_THREADS // 2
+    assert len(begun) == 1
 
 
 def test_what_was_made_meanwhile_is_handed_back(slow_work: SlowWork) -> None:
