@@ -17,12 +17,12 @@ from pykvgraph.cli.rope import rope_options
 from pykvgraph.cli.sampling import sampling_options
 from pykvgraph.cli.verb import (
     Cells,
-    Threads,
     batch_option,
     cache_type_options,
     flash_attn_option,
     option,
     swa_option,
+    threads_batch_option,
     threads_option,
     ubatch_option,
 )
@@ -144,15 +144,7 @@ def _options(temperature: float, max_tokens: int) -> list[Callable[[Command], Co
         swa_option,
         flash_attn_option,
         threads_option("CPU threads for one token."),
-        option(
-            "-tb",
-            "--threads-batch",
-            "n_threads_batch",
-            type=Threads(),
-            metavar="N",
-            show_default="as -t",
-            help="CPU threads for more than one.",
-        ),
+        threads_batch_option,
         where_options,
         rope_options,
         adapter_options,

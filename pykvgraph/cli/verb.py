@@ -231,6 +231,17 @@ def threads_option(help_text: str = "CPU threads.") -> Callable[[F], F]:
     )
 
 
+threads_batch_option = option(
+    "-tb",
+    "--threads-batch",
+    "n_threads_batch",
+    type=Threads(),
+    metavar="N",
+    show_default="as -t",
+    help="CPU threads for more than one.",
+)
+
+
 class _Picture(click.Path):
     """A picture to be written when the work is done; one that can't be is told of before it begins."""
 
