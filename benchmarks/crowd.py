@@ -29,12 +29,16 @@ ALONE = 10.0  # seconds before the others come, in which memory is taken
 OPTIONS = ("-c", "16384", "-np", "16", "-kvu", "--embeddings", "--pooling", "mean")
 
 
-def rss_mib(pid: int) -> float:
-    """Of a process and those that it has started."""
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    own = int(next(line for line in lines if line.startswith("VmRSS")).split()[1]) / 1024
-    tasks = Path(f"/proc/{pid}/task").glob("*/children")
-    return own + sum(rss_mib(int(child)) for task in tasks for child in task.read_text().split())
+def rss_mib(pid: int) -> tuple[float, float]:
+    """Of a process, and of those that it has started; one that has ended has none."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+        tasks = Path(f"/proc/{pid}/task").glob("*/children")
+        children = [child for task in tasks for child in task.read_text().split()]
+    except FileNotFoundError:
+        return 0.0, 0.0
+    own = sum(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmRSS"))
+    return own, sum(sum(rss_mib(int(child))) for child in children)
 
 
 def crowd(model: Path, minutes: float) -> dict[str, Any]:
@@ -69,7 +73,7 @@ def crowd(model: Path, minutes: float) -> dict[str, Any]:
         "gaps": quantiles(gaps),
         "first tokens": quantiles(talkers.firsts),
         "errors": dict(talkers.errors),
-        "rss": [round(each) for each in rss],
+        "rss": [[round(each) for each in both] for both in rss],
         "others": json.loads(told) if told else {},
     }
 
@@ -91,7 +95,8 @@ def show(found: dict[str, Any]) -> None:
     print(
         "errors of the five:", found["errors"] or "none", "" if found["lives"] else "; the server has ended"
     )
-    print("RSS, MiB, at the start, each minute and at the end:", *found["rss"])
+    told = " ".join(f"{own}+{children}" for own, children in found["rss"])
+    print("RSS in MiB, with its grammars' processes, at the start, each minute and at the end:", told)
     for name, codes in found["others"].items():
         print(f"{name:16}", "  ".join(f"{code}: {n}" for code, n in codes.items()))
 

@@ -25,7 +25,7 @@ from pykvgraph.cluster.of_all import counts_of, labelled
 from pykvgraph.cluster.router import Router, Ticket, reader_for
 from pykvgraph.server import page_files
 from pykvgraph.server.app import ANSWERERS, LARGE, Endpoint, no_such_path
-from pykvgraph.server.body import read_body
+from pykvgraph.server.body import Bodies
 from pykvgraph.server.cors import Cors
 from pykvgraph.server.errors import WireError, invalid, loading, unsupported
 from pykvgraph.server.keys import Keys, key_of
@@ -63,6 +63,7 @@ class Front:
         replicates: bool = False,
     ) -> None:
         self.settings = settings
+        self._bodies = Bodies(settings.max_body, settings.body_seconds)
         self.copies = n_prefill > 0 or replicates
         self._n = n
         self._n_prefill = n_prefill
@@ -275,7 +276,7 @@ class Front:
         given = request.path_params["id_slot"]
         if not given.isdecimal() or len(given) > 9:
             raise invalid("Invalid slot ID")
-        body = await read_body(request, self.settings.max_body, self.settings.body_seconds)
+        body = await self._body(request)
         path = f"{request.scope['path']}?{_query(request)}"
         return Forwarded(self, "POST", Asked(path, body, slot=int(given)))
 
@@ -287,13 +288,13 @@ class Front:
         """What every worker would say."""
         body = b""
         if request.method == "POST":
-            body = await read_body(request, self.settings.max_body, self.settings.body_seconds)
+            body = await self._body(request)
         path = str(request.scope["raw_path"], "latin-1")  # a model's name may have any sign
         return Forwarded(self, request.method, Asked(path, body))
 
     async def by_one(self, request: Request) -> ASGIApp:
         """What one worker works at."""
-        body = await read_body(request, self.settings.max_body, self.settings.body_seconds)
+        body = await self._body(request)
         path, query, key = request.scope["path"], _query(request), key_of(request)
         gives_seed = self.settings.defaults.get("seed", -1) == -1
 
@@ -303,6 +304,10 @@ class Front:
             )
 
         return Forwarded(self, "POST", await asyncio.to_thread(read) if len(body) > LARGE else read())
+
+    async def _body(self, request: Request) -> bytes:
+        async with self._bodies.of(request) as body:
+            return bytes(body)
 
 
 def front_app(front: Front) -> ASGIApp:

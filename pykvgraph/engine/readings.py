@@ -41,11 +41,11 @@ class Readings:
         """It is read behind the others."""
         self._waiting.append(reading)
 
-    def read_part(self, n_tokens: int) -> None:
-        """Decodes so many tokens at most of the one whose turn it is."""
+    def read_part(self, n_tokens: int) -> bool:
+        """Decodes so many tokens at most of the one whose turn it is; False: there is none."""
         reading = self._now or self._begin()
         if reading is None:
-            return
+            return False
         try:
             if self._index is not self._texts.index:
                 raise DeviceError("the device failed for another text, and the cells of this one are lost")
@@ -59,6 +59,7 @@ class Readings:
         else:
             if not wanted or not reading.n_left:
                 self._end_it(reading, None)
+        return True
 
     def end(self, error: BaseException) -> None:
         """Whoever waits hears the error. No step may follow."""

@@ -24,7 +24,6 @@ from pykvgraph.server import (
     tokens,
 )
 from pykvgraph.server.asker import NAME_HEADER, SAID_FIELD, SAID_HEADER
-from pykvgraph.server.body import read_body
 from pykvgraph.server.cors import Cors
 from pykvgraph.server.errors import as_wire, error_body, not_found
 from pykvgraph.server.fields import Fields
@@ -138,8 +137,10 @@ class _Answered(Endpoint):
         self._answerer = answerer
 
     async def _reply(self, request: Request) -> ASGIApp:
-        settings = self._service.settings
-        body = await read_body(request, settings.max_body, settings.body_seconds)
+        async with self._service.bodies.of(request) as body:
+            return await self._answer(request, body)
+
+    async def _answer(self, request: Request, body: bytearray) -> ASGIApp:
         self._service.engine  # noqa: B018 which says so while the model is loaded
 
         def answer() -> ASGIApp:
@@ -157,7 +158,7 @@ class _Answered(Endpoint):
         finally:
             self._service.tell_reading(name, False)
 
-    async def _read(self, answer: Callable[[], ASGIApp], body: bytes, request: Request) -> ASGIApp:
+    async def _read(self, answer: Callable[[], ASGIApp], body: bytearray, request: Request) -> ASGIApp:
         """In a thread, where it takes a while."""
         is_many = len(body) > LARGE or body.count(b",") > _MANY
         if is_many or any(sign in body for sign in _SLOW):

@@ -23,7 +23,7 @@ _EVENT_HEADERS = [
 ]
 _PING = b":\n\n"
 _MANY = 16  # answers, whose JSON takes a while
-_UNREAD = 408, 413  # there may be more of the body
+_UNREAD = 408, 413, 429  # there may be more of the body
 _REST_SECONDS = 5.0  # in which the rest of such a body is read
 
 

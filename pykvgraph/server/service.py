@@ -17,6 +17,7 @@ from pykvgraph.errors import InvalidArgumentError
 from pykvgraph.params import SamplingParams
 from pykvgraph.server.adapters import Adapters
 from pykvgraph.server.asker import Asker
+from pykvgraph.server.body import Bodies
 from pykvgraph.server.cells import Looks
 from pykvgraph.server.chat_template import ServerTemplate
 from pykvgraph.server.errors import WireError, invalid, loading, too_many
@@ -47,6 +48,7 @@ class Service:
         self.metrics = Metrics(self)
         self.looks = Looks(self)
         self.slow_work = SlowWork()
+        self.bodies = Bodies(settings.max_body, settings.body_seconds)
         self.peers: Peers | None = None  # of a worker
         # a router hears of its requests that they are read now, True, or have been read
         self.tell_reading: Callable[[str, bool], None] = lambda name, begins: None

@@ -20,7 +20,7 @@ _MOST_PARTS = 1 << 20
 _STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 
 
-def loads(data: bytes) -> Any:
+def loads(data: bytes | bytearray) -> Any:
     """A body's value. Raises WireError for what is no JSON, and for more than 2^20 parts."""
     if data.count(b'"') // 2 + _n_brackets(data) > _MOST_PARTS and _n_parts(data) > _MOST_PARTS:
         raise invalid(f"the body has over {_MOST_PARTS} strings, arrays and objects: send less in a body")
@@ -54,11 +54,11 @@ def finite(value: float) -> float:
     return value if math.isfinite(value) else LOWEST
 
 
-def _n_brackets(data: bytes) -> int:
+def _n_brackets(data: bytes | bytearray) -> int:
     return data.count(b"[") + data.count(b"{")
 
 
-def _n_parts(data: bytes) -> int:
+def _n_parts(data: bytes | bytearray) -> int:
     """Strings, and brackets that aren't in them; counted until they are over the limit."""
     n = end = 0
     for string in _STRING.finditer(data):

@@ -75,6 +75,21 @@ def test_others_have_a_step_between_two_parts(model: kvg.Model, pooling: Any) ->
         assert are_likeliest(model, other, running.result().tokens)
 
 
+@pytest.mark.skipif(not where.is_cpu(), reason="parts are larger on other devices")
+def test_a_part_of_it_or_of_a_prompt_is_decoded_in_a_step(model: kvg.Model) -> None:
+    """With both, the text that talks would wait twice as long for its next token."""
+    other, prompt = ids_of(model, 30, 2), ids_of(model, N_TOKENS, 3)
+    with engine_of(model) as engine:
+        running = engine.submit(other, kvg.SamplingParams(max_tokens=60))
+        engine.step()
+        beside = engine.submit(prompt, kvg.SamplingParams(max_tokens=4))
+        parts = Parts(engine)
+        engine.embed(ids_of(model, N_TOKENS, 1))
+        assert np.diff(parts.steps).tolist() == [2, 2, 2, 2]
+        assert are_likeliest(model, other, running.result().tokens)
+        assert are_likeliest(model, prompt, beside.result().tokens)
+
+
 def test_their_cells_are_counted(model: kvg.Model) -> None:
     """150 are read beside a text of at most 80; one of 120 that comes meanwhile enters behind them."""
     with engine_of(model, n_ctx=256) as engine:

@@ -198,3 +198,27 @@ def test_requests_that_are_sent_at_once(address: str, n: int, is_taken: bool) ->
     came = answered(address, (get + b"\r\n") * (n - 1) + get + last)
     assert (came.count(b"HTTP/1.1 200 ") == n) == is_taken
     assert (came.count(b"HTTP/1.1 400 ") == 0) == is_taken
+
+
+def test_long_bodies_share_their_memory() -> None:
+    """Clients that send the most of a long body and no more leave room for short ones, and then for all."""
+    size = 1 << 20
+    content = b'{"content":"%b"}' % (b" " * (size - 14))
+    post = b"POST /tokenize HTTP/1.1\r\nHost: a\r\nConnection: close\r\nContent-Length: %d\r\n\r\n"
+    with served(load, max_body=size) as (url, _), contextlib.ExitStack() as slow:
+        for _ in range(4):
+            client = slow.enter_context(socket.create_connection(where_of(url), timeout=20))
+            client.sendall(post % size + content[:-100_000])
+        assert until_it_is(429, url, post % size + content)
+        assert answered(url, post % 2 + b"{}").startswith(b"HTTP/1.1 200 ")
+        slow.close()
+        assert until_it_is(200, url, post % size + content)
+
+
+def until_it_is(code: int, url: str, data: bytes) -> bool:
+    """Whether an answer has this code within some seconds."""
+    end = time.monotonic() + 20
+    while time.monotonic() < end:
+        if answered(url, data).startswith(b"HTTP/1.1 %d " % code):
+            return True
+    return False
