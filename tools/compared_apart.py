@@ -60,7 +60,7 @@ def _log_a_refusal(path: Path) -> None:
     """libllama says why it doesn't take a file to those only who want its log."""
     from pykvgraph._native import libllama
 
-    ll = libllama.low_level()
+    ll = libllama.package("llama_cpp")
     logging.getLogger("llama-cpp-python").setLevel(logging.DEBUG)
     ll.llama_model_load_from_file(str(path).encode(), ll.llama_model_default_params())
 

@@ -1,4 +1,4 @@
-"""libllama, of llama-cpp-python: tokenizer and samplers only; imported when first wanted."""
+"""libllama, of llama-cpp-python: tokenizer and samplers only; opened when first wanted."""
 
 from __future__ import annotations
 
@@ -10,36 +10,67 @@ import os
 import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
-from pykvgraph._native import loader
+from pykvgraph._native import llama_ffi, loader
 from pykvgraph._native.fork import renew_lock_in_child
 from pykvgraph._native.library import lib, take_log
 
+_PACKAGE = "llama_cpp"
 _LOGGER = "llama-cpp-python"
 # above every level: llama_cpp takes warnings for errors and errors for debugging, so no level sorts them
 _SILENT = logging.CRITICAL + 1
 _lock = threading.RLock()
 renew_lock_in_child(sys.modules[__name__], "_lock")
-# A fork waits until llama_cpp is imported: in the child the import of another thread would never end.
-_importing = threading.RLock()
+# A fork waits until libllama is opened, or llama_cpp imported: in the child the import of another thread would
+# never end.
+_opening = threading.RLock()
 os.register_at_fork(
-    before=_importing.acquire, after_in_parent=_importing.release, after_in_child=_importing.release
+    before=_opening.acquire, after_in_parent=_opening.release, after_in_child=_opening.release
 )
+
+# ctypes frees a callback that nobody holds
+_say_nothing = llama_ffi.LogCallback(lambda _level, _text, _user_data: None)
+
+
+def path() -> Path:
+    """The file of libllama, which is llama_cpp's own when that is imported. Raises ImportError."""
+    return loader.find_ggml_directory() / "libllama.so"
 
 
 @functools.cache
 def low_level() -> Any:
-    """llama_cpp's module of libllama's functions.
+    """libllama's functions and structs, those of llama_ffi; llama_cpp isn't imported for them.
 
-    Raises ImportError when importing it brings a second ggml into the process.
+    Raises ImportError when libllama can't be opened or brings a second ggml into the process.
     """
+    lib()  # which opens ggml
+    with _opening:
+        file = path()
+        library = loader.open_library(file, loader.INSTALL_GGML)
+        try:
+            llama = llama_ffi.declared(library)
+        except AttributeError as error:
+            raise ImportError(
+                f"{file} is of another version of llama-cpp-python: {error}. Run: {loader.INSTALL_GGML}"
+            ) from error
+        if _PACKAGE not in sys.modules:  # else the log is llama_cpp's
+            llama.llama_log_set(_say_nothing, None)
+        take_log(lib())  # with libllama's log, ggml's went away
+    loader.check_not_doubled(loader.mapped_libraries(loader.read_maps()))
+    return llama
+
+
+def package(name: str) -> Any:
+    """A module of llama_cpp's by its name there, such as "llama_grammar"; imported without libllama's log."""
+    low_level()
     logger = logging.getLogger(_LOGGER)
-    if "llama_cpp" not in sys.modules and logger.level == logging.NOTSET:
+    if _PACKAGE not in sys.modules and logger.level == logging.NOTSET:
         logger.setLevel(_SILENT)  # unset, it prints libllama's every line; llama_cpp.Llama sets its own
-    with _importing:
-        module = importlib.import_module("llama_cpp.llama_cpp")
-    take_log(lib())
+    with _opening:
+        module = importlib.import_module(f"{_PACKAGE}.{name}")
+        take_log(lib())
     loader.check_not_doubled(loader.mapped_libraries(loader.read_maps()))
     return module
 

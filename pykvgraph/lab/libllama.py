@@ -31,7 +31,7 @@ class LibllamaModel:
     """
 
     def __init__(self, path: Path, device: str = "CPU", *, extra_buffers: bool | None = None) -> None:
-        self.ll = libllama.low_level()
+        self.ll = libllama.package("llama_cpp")
         params = self.ll.llama_model_default_params()
         self.is_offloaded = device != "CPU"
         # an empty list means the CPU, even where ggml finds a GPU

@@ -33,7 +33,5 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    libllama.low_level()  # imports llama_cpp without its log
-    import llama_cpp
-
-    return getattr(llama_cpp, name)
+    module = "llama_grammar" if name == "LlamaGrammar" else "llama"
+    return getattr(libllama.package(module), name)

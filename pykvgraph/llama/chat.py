@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from pykvgraph._native import libllama
 from pykvgraph.errors import InvalidArgumentError, UnsupportedError
 from pykvgraph.llama import responses
 from pykvgraph.llama.vocabulary import Vocabulary
@@ -41,9 +42,9 @@ def format_of(
         return chat_format
     if _DEFAULT not in handlers:
         return _FALLBACK
-    from llama_cpp.llama_chat_format import guess_chat_format_from_gguf_metadata
-
-    return guess_chat_format_from_gguf_metadata(dict(metadata)) or _DEFAULT
+    formats = libllama.package("llama_chat_format")
+    guessed: str | None = formats.guess_chat_format_from_gguf_metadata(dict(metadata))
+    return guessed or _DEFAULT
 
 
 def handler_of(given: Handler | None, name: str | None, templates: Mapping[str, Handler]) -> Handler:
@@ -51,8 +52,7 @@ def handler_of(given: Handler | None, name: str | None, templates: Mapping[str, 
 
     Raises UnsupportedError for handlers of pictures, InvalidArgumentError for an unknown name.
     """
-    from llama_cpp import llama_chat_format as formats
-
+    formats = libllama.package("llama_chat_format")
     if isinstance(given, (formats.Llava15ChatHandler, formats.MTMDChatHandler)):
         raise UnsupportedError(
             "chat_handler: pictures are not supported, as libmtmd works on libllama's context"
@@ -168,6 +168,4 @@ def _grammar_of(schema: Any) -> str:
 
 def _any_json() -> str:
     """llama-cpp-python's own, so that it has the same white space and the same answers."""
-    from llama_cpp.llama_grammar import JSON_GBNF
-
-    return str(JSON_GBNF)
+    return str(libllama.package("llama_grammar").JSON_GBNF)

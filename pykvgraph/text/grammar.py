@@ -90,12 +90,10 @@ class GrammarHost(NotCopied):
     def _start(self) -> None:
         if self._finalizer is not None:
             self._finalizer()
-        module = libllama.low_level().__file__
         self._control, theirs = socket.socketpair()
         arguments = [
             theirs.fileno(),
-            sys.path,
-            os.path.dirname(module),
+            str(libllama.path()),
             f"/proc/self/fd/{self._file.number}",
             self._file.overrides.hex(),
             MOST_SECONDS,

@@ -5,13 +5,13 @@ token, or memory without an end, and no call of it can be stopped: only its proc
 reads the vocabulary. It forks one for each grammar, which answers on a socket of its own, and which the
 kernel ends when a call takes more processor time, or more memory, than it may.
 
-Arguments: the number of a socket, each of whose messages brings the socket of a new grammar; sys.path, the
-folder of llama_cpp, the vocabulary's file and libllama's overrides for it in hexadecimal, the two limits in
-seconds and in bytes, all as JSON.
+Arguments: the number of a socket, each of whose messages brings the socket of a new grammar; libllama's file,
+the vocabulary's file and libllama's overrides for it in hexadecimal, the two limits in seconds and in bytes,
+all as JSON.
 """
 
 import ctypes
-import importlib
+import importlib.util
 import json
 import os
 import resource
@@ -19,8 +19,8 @@ import signal
 import socket
 import struct
 import sys
-import types
 from array import array
+from pathlib import Path
 from typing import Any, NoReturn
 
 _BYTES_OF_CANDIDATE = 12  # id, logit, p
@@ -34,12 +34,8 @@ _MOST_SAID = 400  # bytes of what libllama says of a grammar that it can't read
 class _Vocabulary:
     """libllama's vocabulary of a file, and one candidate for each of its tokens."""
 
-    def __init__(self, folder: str, path: str, overrides: bytes) -> None:
-        package = types.ModuleType("llama_cpp")  # without its __init__, which takes five times as long
-        package.__path__ = [folder]
-        sys.modules["llama_cpp"] = package
-        self.llama: Any = importlib.import_module("llama_cpp.llama_cpp")
-        llama = self.llama
+    def __init__(self, library: str, path: str, overrides: bytes) -> None:
+        llama = self.llama = _declared(library)
         params = llama.llama_model_default_params()
         params.vocab_only = True
         no_devices = (ctypes.c_void_p * 1)()
@@ -54,6 +50,16 @@ class _Vocabulary:
         for byte in range(4):
             candidates[byte::_BYTES_OF_CANDIDATE] = ids[byte::4]
         ctypes.memmove(self.fresh, bytes(candidates), len(candidates))
+
+
+def _declared(library: str) -> Any:
+    """libllama's functions, by a module that is run from its file: importing it would import pykvgraph."""
+    file = Path(__file__).parents[1] / "_native" / "llama_ffi.py"
+    spec = importlib.util.spec_from_file_location("llama_ffi", file)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.declared(ctypes.CDLL(library))
 
 
 class _Grammar:
@@ -142,14 +148,13 @@ def _exactly(connection: socket.socket, n: int) -> bytes:
 
 
 def _main() -> None:
-    number, path, folder, file, overrides, seconds, n_bytes = json.loads(sys.argv[1])
+    number, library, file, overrides, seconds, n_bytes = json.loads(sys.argv[1])
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel forgets those that have ended
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    sys.path[:] = path
     control = socket.socket(fileno=number)
-    words = _Vocabulary(folder, file, bytes.fromhex(overrides))
+    words = _Vocabulary(library, file, bytes.fromhex(overrides))
     while True:
         data, sockets, _, _ = socket.recv_fds(control, 1, 1)
         if not data:

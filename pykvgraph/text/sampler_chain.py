@@ -200,12 +200,11 @@ def grammar_text(chosen: SamplingParams) -> str:
 
 def grammar_of_schema(schema: str) -> str:
     """The grammar of JSON that follows a schema (its JSON text); {} stands for any object."""
-    from llama_cpp.llama_grammar import json_schema_to_gbnf
-
+    translate = libllama.package("llama_grammar").json_schema_to_gbnf
     value = json.loads(schema)
     check_schema(value, len(schema))
     try:
-        grammar: str = json_schema_to_gbnf(json.dumps(value))
+        grammar: str = translate(json.dumps(value))
     except Exception as error:  # a translator of others: whatever it meets there is the schema's fault
         raise InvalidArgumentError(f"json_schema can't be made a grammar: {error!r}") from error
     grammar = _NESTED.sub(_up_to, grammar)

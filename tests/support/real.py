@@ -46,7 +46,7 @@ def in_f32(path: Path) -> Path:
     there = path.with_suffix(".f32.gguf")
     if there.exists() and there.stat().st_mtime >= path.stat().st_mtime:
         return there
-    llama = libllama.low_level()
+    llama = libllama.package("llama_cpp")
     params = llama.llama_model_quantize_default_params()
     params.ftype, params.allow_requantize, params.nthread = llama.LLAMA_FTYPE_ALL_F32, True, 1
     written = path.with_suffix(f".f32.{os.getpid()}.part")  # another process may be at it, too

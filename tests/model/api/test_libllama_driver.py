@@ -83,7 +83,7 @@ def test_encode(stories: Path) -> None:
 
 
 def test_the_numbers_of_flash_attention_are_libllamas() -> None:
-    theirs = libllama.low_level()
+    theirs = libllama.package("llama_cpp")
     for name in ("AUTO", "ON", "OFF"):
         word = {"ON": "ENABLED", "OFF": "DISABLED"}.get(name, name)
         number = getattr(theirs, f"LLAMA_FLASH_ATTN_TYPE_{word}")
