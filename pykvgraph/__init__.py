@@ -17,16 +17,16 @@ if _interrupted.is_the_command():
     _interrupted.end_at_ctrl_c()
 
 import sys as _sys
+from importlib import import_module as _import_module
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 from typing import Any as _Any
 
-from pykvgraph import plan
+from pykvgraph._native.fork import importing as _importing
 from pykvgraph._native.library import library as _library
 from pykvgraph.adapter import Adapter
 from pykvgraph.batch import Batch
 from pykvgraph.context import Context
 from pykvgraph.context_shift import ContextShift, self_extend
-from pykvgraph.device import add_rpc_server, devices, library_info
 from pykvgraph.errors import (
     CacheFullError,
     CopyError,
@@ -40,28 +40,16 @@ from pykvgraph.errors import (
 )
 from pykvgraph.gguf_file import GgufFile
 from pykvgraph.hold import Hold
-from pykvgraph.incoming import Incoming, Place, RawRows
 from pykvgraph.kv_cache import KVCache
-from pykvgraph.long_reader import LongReader
 from pykvgraph.model import Model
 from pykvgraph.params import SamplingParams, ThoughtLimit
-from pykvgraph.plan.device_abilities import abilities
-from pykvgraph.plan.memory import plan_memory
 from pykvgraph.text.sampling import Sampler
 from pykvgraph.text.tokenizer import Tokenizer
-from pykvgraph.tiers.tiers import Tiers
 from pykvgraph.token_loop import generate
 from pykvgraph.types import (
-    Abilities,
     CellGroup,
     CellsView,
-    Completion,
-    DeviceInfo,
-    DevicePart,
-    EngineLook,
-    EngineStats,
     LayerSpec,
-    LibraryInfo,
     ModelInfo,
     Piece,
     Scores,
@@ -69,27 +57,52 @@ from pykvgraph.types import (
     SeqCount,
     ShiftReport,
     TensorInfo,
-    TextLook,
-    TierStats,
     UpdateStats,
 )
 
 if _TYPE_CHECKING:
+    from pykvgraph import plan
+    from pykvgraph.device import add_rpc_server, devices, library_info
+    from pykvgraph.device_types import Abilities, DeviceInfo, DevicePart, LibraryInfo
     from pykvgraph.engine import Engine, Request, Window
+    from pykvgraph.engine_types import Completion, EngineLook, EngineStats, TextLook, TierStats
+    from pykvgraph.incoming import Incoming, Place, RawRows
     from pykvgraph.llama import Llama
+    from pykvgraph.long_reader import LongReader
+    from pykvgraph.plan.device_abilities import abilities
+    from pykvgraph.plan.memory import plan_memory
+    from pykvgraph.tiers.tiers import Tiers
+
+# What is imported when somebody asks for it: the way to a first token is short.
+_LATE = {
+    "pykvgraph": ("plan",),
+    "pykvgraph.device": ("add_rpc_server", "devices", "library_info"),
+    "pykvgraph.device_types": ("Abilities", "DeviceInfo", "DevicePart", "LibraryInfo"),
+    "pykvgraph.engine": ("Engine", "Request", "Window"),
+    "pykvgraph.engine_types": ("Completion", "EngineLook", "EngineStats", "TextLook", "TierStats"),
+    "pykvgraph.incoming": ("Incoming", "Place", "RawRows"),
+    "pykvgraph.llama": ("Llama",),
+    "pykvgraph.long_reader": ("LongReader",),
+    "pykvgraph.plan.device_abilities": ("abilities",),
+    "pykvgraph.plan.memory": ("plan_memory",),
+    "pykvgraph.tiers.tiers": ("Tiers",),
+}
+_MODULES = {name: module for module, names in _LATE.items() for name in names}
 
 
 def __getattr__(name: str) -> _Any:
-    """What is imported when somebody asks for it: Llama needs Jinja, Engine asyncio."""
-    if name in ("Engine", "Request", "Window"):
-        from pykvgraph import engine
+    module = _MODULES.get(name)
+    if module is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    with _importing:
+        if module == __name__:
+            return _import_module(f"{__name__}.{name}")
+        value = globals()[name] = getattr(_import_module(module), name)
+    return value
 
-        return getattr(engine, name)
-    if name == "Llama":
-        from pykvgraph.llama import Llama
 
-        return Llama
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
 
 
 try:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import hashlib
 import os
 import struct
 from collections.abc import Iterable, Sequence
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from pykvgraph._native.ffi import KvgAdapterInfo
-from pykvgraph._native.fork import renew_cached_properties_in_child
+from pykvgraph._native.fork import importing, renew_cached_properties_in_child
 from pykvgraph._native.handles import Closable, Handle, repr_of
 from pykvgraph._native.library import lib, sized
 from pykvgraph.checks import native_path, real, several, shown
@@ -119,7 +118,11 @@ def set_adapters(
 def key_of(adapters: Iterable[tuple[Adapter, float]]) -> bytes:
     """What K and V depend on of checked adapters: 32 bytes, the same in every process; b"" for none."""
     entries = [adapter.digest + struct.pack("<f", scale) for adapter, scale in adapters]
-    return hashlib.sha256(_FORMAT + b"".join(entries)).digest() if entries else b""
+    if not entries:
+        return b""
+    with importing:
+        import hashlib
+    return hashlib.sha256(_FORMAT + b"".join(entries)).digest()
 
 
 def _read_info(adapter: int) -> KvgAdapterInfo:
@@ -131,6 +134,8 @@ def _read_info(adapter: int) -> KvgAdapterInfo:
 def _digest(adapter: int) -> bytes:
     """By the open file's descriptor: another file may have its name by now."""
     fd = lib().kvg_gguf_fd(lib().kvg_adapter_gguf(adapter))
+    with importing:
+        import hashlib
     digest, offset = hashlib.sha256(), 0
     while part := os.pread(fd, _READ_BYTES, offset):
         digest.update(part)

@@ -7,29 +7,30 @@ import math
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 from numpy.ctypeslib import as_array  # numpy imports it when first used: a child forked meanwhile would wait
 
 from pykvgraph._native.ffi import KvgBatch, KvgOutput, KvgScore
+from pykvgraph._native.fork import importing
 from pykvgraph._native.handles import Closable, Handle, repr_of
 from pykvgraph._native.library import lib, sized
 from pykvgraph.adapter import Active, Adapter, checked_adapters, key_of, set_adapters
 from pykvgraph.batch import Batch
 from pykvgraph.checks import flag, integer, native_path, shown
-from pykvgraph.device import read_parts
 from pykvgraph.errors import InvalidArgumentError, KVGraphError
 from pykvgraph.kv_cache import KVCache
 from pykvgraph.model import Model
 from pykvgraph.params import ContextParams, params_of
 from pykvgraph.pending import PendingTokens
-from pykvgraph.plan.fitting import MARGIN, fit_n_ctx, warning_of
 from pykvgraph.readable_cache import DecodedUnder
-from pykvgraph.state.transfer import read_info
-from pykvgraph.trace import take_spans, write_trace
-from pykvgraph.types import DevicePart, Scores
+from pykvgraph.state.look import read_info
+from pykvgraph.types import Scores
+
+if TYPE_CHECKING:
+    from pykvgraph.device_types import DevicePart
 
 _NO_LOGITS = np.empty(0, np.float32)
 
@@ -262,6 +263,8 @@ class Context(Closable):
 
         As it is now: a decode with more outputs than any before may enlarge the graphs' memory.
         """
+        with importing:
+            from pykvgraph.device import read_parts
         return self._handle.call(read_parts, lib().kvg_context_n_parts, lib().kvg_context_get_part)
 
     @property
@@ -283,6 +286,8 @@ class Context(Closable):
         when the file can't be written.
         """
         name = native_path(path)
+        with importing:
+            from pykvgraph.trace import take_spans, write_trace
         write_trace(self._handle.call(take_spans), os.fsdecode(name))
 
     def reset(self) -> None:
@@ -414,6 +419,8 @@ def fitting_n_ctx(model: Model, most: int, arguments: Mapping[str, Any], share: 
     What are no arguments of Context is passed over. share: of what may be taken, for this one of several.
     Raises as fit_n_ctx().
     """
+    with importing:
+        from pykvgraph.plan.fitting import MARGIN, fit_n_ctx
     margin = 100 - int((100 - MARGIN) * share)
     where = {**model._where, **_of_context(arguments)}
     return fit_n_ctx(model.path, most, is_loaded=True, margin=margin, **where).n_ctx
@@ -421,6 +428,8 @@ def fitting_n_ctx(model: Model, most: int, arguments: Mapping[str, Any], share: 
 
 def warning_of_memory(model: Model, n_ctx: int, arguments: Mapping[str, Any]) -> str:
     """What to type where a Context with these arguments would leave too little memory to others; "": fine."""
+    with importing:
+        from pykvgraph.plan.fitting import warning_of
     return warning_of(model.path, n_ctx, **model._where, **_of_context(arguments))
 
 

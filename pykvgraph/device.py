@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import ctypes
-import socket
 import struct
 from collections.abc import Callable
 from typing import Literal
 
 from pykvgraph._native.ffi import KvgContextPart, KvgDeviceInfo, KvgDeviceType
+from pykvgraph._native.fork import importing
 from pykvgraph._native.handles import ALONE
 from pykvgraph._native.library import lib, library, sized
 from pykvgraph.checks import shown
+from pykvgraph.device_types import DeviceInfo, DevicePart, LibraryInfo
 from pykvgraph.errors import DeviceError, InvalidArgumentError
-from pykvgraph.types import DeviceInfo, DevicePart, LibraryInfo
 
 _TYPES: dict[int, Literal["cpu", "gpu", "accel"]] = {
     KvgDeviceType.KVG_DEVICE_CPU: "cpu",
@@ -62,6 +62,8 @@ def _endpoint(endpoint: str) -> tuple[str, int]:
 
 def _greet(endpoint: str, host: str, port: int) -> None:
     """Raises DeviceError unless an RPC server of this version answers: ggml would end the process."""
+    with importing:
+        import socket
     caps = bytes(24)
     try:
         with socket.create_connection((host, port), timeout=_RPC_TIMEOUT) as connection:

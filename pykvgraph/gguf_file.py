@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import xxhash
 
 from pykvgraph._native.ffi import KvgGgufKv, KvgGgufTensor, KvgLayerInfo, KvgModelInfo, KvgState
-from pykvgraph._native.fork import renew_cached_properties_in_child
+from pykvgraph._native.fork import importing, renew_cached_properties_in_child
 from pykvgraph._native.handles import Closable, Handle
 from pykvgraph._native.library import lib, sized
 from pykvgraph.checks import native_path
@@ -135,6 +134,8 @@ def read_tensors(gguf: int) -> tuple[TensorInfo, ...]:
 def fingerprint(gguf: int) -> bytes:
     """XXH3-128 of what a model computes with: its scalar keys, and its tensors, the large ones sampled."""
     arch = read_key(gguf, "general.architecture")
+    with importing:
+        import xxhash
     digest = xxhash.xxh3_128()
     entries = {}
     for index in range(lib().kvg_gguf_n_kv(gguf)):
@@ -157,7 +158,11 @@ def fingerprint(gguf: int) -> bytes:
 
 def fingerprint_under(model: bytes, adapters: bytes) -> bytes:
     """The fingerprint of a model under adapters with this key; b"": none, and it is the same."""
-    return xxhash.xxh3_128(model + adapters).digest() if adapters else model
+    if not adapters:
+        return model
+    with importing:
+        import xxhash
+    return xxhash.xxh3_128(model + adapters).digest()
 
 
 def read_model_info(pointer: int, function: Any) -> ModelInfo:

@@ -5,23 +5,23 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pykvgraph._native.ffi import KvgDefragPolicy, KvgUpdateStats
+from pykvgraph._native.fork import importing
 from pykvgraph._native.handles import Handle
 from pykvgraph._native.library import lib, sized
 from pykvgraph.checks import flag, integer, shown
 from pykvgraph.errors import InvalidArgumentError
 from pykvgraph.hold import Hold, HoldMaker, ResumePoint
-from pykvgraph.incoming import Incoming, Place
 from pykvgraph.pending import PendingTokens
 from pykvgraph.readable_cache import ReadableCache
-from pykvgraph.state.cells import SavedState
-from pykvgraph.state.file import read_file, write_file
-from pykvgraph.state.format import unpack
-from pykvgraph.state.geometry import Geometry
-from pykvgraph.state.transfer import put, take
 from pykvgraph.types import UpdateStats
+
+if TYPE_CHECKING:
+    from pykvgraph.incoming import Incoming, Place
+    from pykvgraph.state.cells import SavedState
+    from pykvgraph.state.geometry import Geometry
 
 _POLICIES: dict[str, int] = {
     "fill": KvgDefragPolicy.KVG_DEFRAG_FILL,
@@ -232,6 +232,8 @@ class KVCache(ReadableCache):
         with nothing reserved: CacheFullError when a group has too few empty cells, InvalidArgumentError when
         positions are not strictly increasing, or differ between groups.
         """
+        with importing:
+            from pykvgraph.incoming import Incoming
         return Incoming(self._handle, places, self._pending)
 
     def save(self, seq: int | None = None) -> bytes:
@@ -245,6 +247,8 @@ class KVCache(ReadableCache):
 
     def _save(self, seq: int | None, geometry: Geometry) -> bytes:
         """geometry: what the state will fit."""
+        with importing:
+            from pykvgraph.state.transfer import take
         return self._handle.call(take, geometry, seq, self._pending)
 
     def load(self, blob: bytes | bytearray | memoryview, seq: int | None = None) -> None:
@@ -269,6 +273,8 @@ class KVCache(ReadableCache):
             data = memoryview(blob).cast("B")
         except (TypeError, ValueError):  # no buffer, or one with gaps
             raise InvalidArgumentError(f"the state must be bytes, got {shown(blob)}") from None
+        with importing:
+            from pykvgraph.state.format import unpack
         self._load(unpack(data, geometry, self._room), seq)
 
     def _load(self, saved: SavedState, seq: int | None) -> None:
@@ -278,6 +284,8 @@ class KVCache(ReadableCache):
                 if saved.whole
                 else "this state holds one sequence: say which one it becomes, load(blob, seq=...)"
             )
+        with importing:
+            from pykvgraph.state.transfer import put
         self._pending.check(saved.pending, seq, self._n_seq_max)
         self._handle.call(put, self._geometry, saved, seq)
         self._pending.load(saved.pending, seq)
@@ -292,6 +300,8 @@ class KVCache(ReadableCache):
         Raises what save() raises; InvalidArgumentError when `path` is a device, a pipe or a socket; OSError,
         which names the path, when the file can't be written.
         """
+        with importing:
+            from pykvgraph.state.file import write_file
         write_file(path, self.save(seq))
 
     def load_file(self, path: str | os.PathLike[str], seq: int | None = None) -> None:
@@ -301,6 +311,8 @@ class KVCache(ReadableCache):
         StateError when `path` is a device or a pipe. K and V are read last: they are not read from a file
         that is no saved state, is cut short, or doesn't fit into the cache.
         """
+        with importing:
+            from pykvgraph.state.file import read_file
         self._load(read_file(path, self._saved_geometry, self._room), seq)
 
     def _change(self, function: Any, **arguments: int) -> None:

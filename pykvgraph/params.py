@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
-import json
 import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pykvgraph._native.ffi import KvgContextParams, KvgFlashAttn, KvgKvTier, KvgModelParams, KvgType
+from pykvgraph._native.fork import importing
 from pykvgraph._native.library import sized
 from pykvgraph.checks import INT32_MAX, flag, integer, real, several, shown, strings
 from pykvgraph.errors import InvalidArgumentError
@@ -453,6 +453,8 @@ def _json_text(schema: Any) -> str | None:
     if schema is None:
         return None
     try:
+        with importing:
+            import json
         value = json.loads(schema) if isinstance(schema, str) else schema
         if not isinstance(value, Mapping):
             raise ValueError("it is no object")

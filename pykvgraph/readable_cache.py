@@ -5,34 +5,35 @@ from __future__ import annotations
 import ctypes
 import functools
 from collections.abc import Sequence
-from typing import NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from pykvgraph._native.ffi import KvgGroupInfo, KvgKvInfo
-from pykvgraph._native.fork import renew_cached_properties_in_child
+from pykvgraph._native.fork import importing, renew_cached_properties_in_child
 from pykvgraph._native.handles import Handle, NotCopied, repr_of
 from pykvgraph._native.library import lib
 from pykvgraph.cell_groups import read_cell_group, read_state_groups
 from pykvgraph.checks import indices, integer
 from pykvgraph.errors import UnsupportedError
-from pykvgraph.incoming import RawRows, read_rows
-from pykvgraph.maps.snapshot import CellMap
 from pykvgraph.pending import PendingTokens
 from pykvgraph.sizes import size_text
-from pykvgraph.state.geometry import Geometry, under
-from pykvgraph.state.transfer import (
+from pykvgraph.state.look import (
     read_bounds,
     read_cells,
     read_checkpoints,
-    read_geometry,
     read_group,
     read_info,
     read_lost,
     read_states,
 )
 from pykvgraph.types import CellGroup, CellsView, SeqBounds, SeqCount
+
+if TYPE_CHECKING:
+    from pykvgraph.incoming import RawRows
+    from pykvgraph.maps.snapshot import CellMap
+    from pykvgraph.state.geometry import Geometry
 
 _Bytes: TypeAlias = bytes  # ReadableCache has a method of that name
 
@@ -188,6 +189,8 @@ class ReadableCache(NotCopied):
         """
         info = self._group(integer(group, "group", 0, self._n_groups - 1))
         layers = range(info.n_layer) if layers is None else indices(layers, "layers", info.n_layer)
+        with importing:
+            from pykvgraph.incoming import read_rows
         return self._handle.call(read_rows, group, layers, cells, info.k_row_bytes + info.v_row_bytes)
 
     def __repr__(self) -> str:
@@ -213,6 +216,8 @@ class ReadableCache(NotCopied):
 
     @functools.cached_property
     def _geometry(self) -> Geometry:
+        with importing:
+            from pykvgraph.state.transfer import read_geometry
         return self._handle.call(read_geometry)
 
     def _decode_under(self, context: int, before: DecodedUnder, key: _Bytes) -> None:
@@ -236,6 +241,8 @@ class ReadableCache(NotCopied):
                 "some cells may have been decoded under other adapters than those that the context has now: "
                 "clear() the cache before a state is saved, loaded or sent"
             )
+        with importing:
+            from pykvgraph.state.geometry import under
         return under(self._geometry, self._under.key)
 
     @functools.cached_property
@@ -292,6 +299,8 @@ renew_cached_properties_in_child(ReadableCache)
 
 
 def _map(context: int, groups: range, seqs: range, seq: int | None) -> CellMap:
+    with importing:
+        from pykvgraph.maps.snapshot import CellMap
     return CellMap(
         tuple(read_cell_group(context, index) for index in groups),
         tuple(read_cells(context, index) for index in groups),

@@ -8,6 +8,13 @@ import threading
 import weakref
 from typing import Any
 
+# What is imported when first used is imported under this: a fork waits for it, as in the child the import of
+# another thread would never end.
+importing = threading.RLock()
+os.register_at_fork(
+    before=importing.acquire, after_in_parent=importing.release, after_in_child=importing.release
+)
+
 # with the attribute that holds the lock
 _with_locks: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 

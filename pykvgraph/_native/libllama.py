@@ -6,7 +6,6 @@ import contextlib
 import functools
 import importlib
 import logging
-import os
 import sys
 import threading
 from collections.abc import Iterator
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from pykvgraph._native import llama_ffi, loader
-from pykvgraph._native.fork import renew_lock_in_child
+from pykvgraph._native.fork import importing, renew_lock_in_child
 from pykvgraph._native.library import lib, take_log
 
 _PACKAGE = "llama_cpp"
@@ -23,12 +22,6 @@ _LOGGER = "llama-cpp-python"
 _SILENT = logging.CRITICAL + 1
 _lock = threading.RLock()
 renew_lock_in_child(sys.modules[__name__], "_lock")
-# A fork waits until libllama is opened, or llama_cpp imported: in the child the import of another thread would
-# never end.
-_opening = threading.RLock()
-os.register_at_fork(
-    before=_opening.acquire, after_in_parent=_opening.release, after_in_child=_opening.release
-)
 
 # ctypes frees a callback that nobody holds
 _say_nothing = llama_ffi.LogCallback(lambda _level, _text, _user_data: None)
@@ -46,7 +39,7 @@ def low_level() -> Any:
     Raises ImportError when libllama can't be opened or brings a second ggml into the process.
     """
     lib()  # which opens ggml
-    with _opening:
+    with importing:
         file = path()
         library = loader.open_library(file, loader.INSTALL_GGML)
         try:
@@ -68,7 +61,7 @@ def package(name: str) -> Any:
     logger = logging.getLogger(_LOGGER)
     if _PACKAGE not in sys.modules and logger.level == logging.NOTSET:
         logger.setLevel(_SILENT)  # unset, it prints libllama's every line; llama_cpp.Llama sets its own
-    with _opening:
+    with importing:
         module = importlib.import_module(f"{_PACKAGE}.{name}")
         take_log(lib())
     loader.check_not_doubled(loader.mapped_libraries(loader.read_maps()))

@@ -156,8 +156,7 @@ FUNCTIONS = {
 def declared(library: ctypes.CDLL) -> types.SimpleNamespace:
     """The structs and functions by libllama's names. Raises AttributeError: which function it hasn't."""
     functions = {}
-    for name, (returned, *arguments) in FUNCTIONS.items():
+    for name, letters in FUNCTIONS.items():
         function = functions[name] = getattr(library, name)
-        function.restype = _TYPES[returned]
-        function.argtypes = [_TYPES[each] for each in arguments]
+        function.restype, *function.argtypes = (_TYPES[letter] for letter in letters)
     return types.SimpleNamespace(**STRUCTS, **functions)

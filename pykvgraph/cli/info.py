@@ -26,7 +26,7 @@ from pykvgraph.params import CACHE_TYPES, ContextParams
 from pykvgraph.sizes import size_text
 
 if TYPE_CHECKING:
-    from pykvgraph.types import Abilities, DeviceInfo, DevicePart, LibraryInfo
+    from pykvgraph.device_types import Abilities, DeviceInfo, DevicePart, LibraryInfo
 
 ATTENTION = {"flash": "flash", "plain": "plain", "attend": "our kernel", "": "-"}
 

@@ -21,12 +21,13 @@ from pykvgraph.engine.own_rows import OwnRows
 from pykvgraph.engine.record import Record
 from pykvgraph.engine.request import Request
 from pykvgraph.engine.window import Window
+from pykvgraph.engine_types import Completion, TextLook
 from pykvgraph.params import SamplingParams
 from pykvgraph.prefix.node import Node
 from pykvgraph.speech import Speech
 from pykvgraph.text.tokenizer import Tokenizer
 from pykvgraph.tiers.rows import Saver
-from pykvgraph.types import Completion, Piece, TextLook
+from pykvgraph.types import Piece
 
 COPIED_EVERY = 64  # positions of an answer from one resume point that copies get to the next
 

@@ -27,6 +27,7 @@ from pykvgraph.engine.sizes import sizes_for
 from pykvgraph.engine.speculation import MOST_ROWS
 from pykvgraph.engine.stepper import Stepper
 from pykvgraph.engine.window import Window
+from pykvgraph.engine_types import EngineLook, EngineStats
 from pykvgraph.errors import CacheFullError, InvalidArgumentError, StateError, UnsupportedError
 from pykvgraph.model import Model
 from pykvgraph.params import SamplingParams
@@ -39,7 +40,6 @@ from pykvgraph.state.geometry import under
 from pykvgraph.tiers.record import Name, Record, read_front
 from pykvgraph.tiers.rows import Saver, Sink
 from pykvgraph.tiers.tiers import Tiers
-from pykvgraph.types import EngineLook, EngineStats
 
 
 class Engine(NotCopied):

@@ -14,6 +14,7 @@ from pykvgraph.context import Context
 from pykvgraph.engine.branch import Branch
 from pykvgraph.engine.fetch import Fetch, Plan
 from pykvgraph.engine.texts import Texts
+from pykvgraph.engine_types import TierStats
 from pykvgraph.errors import CacheFullError, InvalidArgumentError, KVGraphError
 from pykvgraph.incoming import Incoming, Place
 from pykvgraph.prefix import block
@@ -26,7 +27,6 @@ from pykvgraph.tiers.record import Name
 from pykvgraph.tiers.rows import Saver
 from pykvgraph.tiers.search import parts_of
 from pykvgraph.tiers.store import Store
-from pykvgraph.types import TierStats
 
 _log = logging.getLogger("pykvgraph")
 _PATIENCE = 2.0  # times the seconds of decoding

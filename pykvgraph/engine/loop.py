@@ -15,8 +15,8 @@ from pykvgraph.engine.parking import Parking
 from pykvgraph.engine.reading import Reading
 from pykvgraph.engine.request import Request
 from pykvgraph.engine.stepper import Stepper
+from pykvgraph.engine_types import EngineLook
 from pykvgraph.errors import InvalidArgumentError
-from pykvgraph.types import EngineLook
 
 
 class Loop:

@@ -13,7 +13,7 @@ from pykvgraph.engine.parking import Parking
 from pykvgraph.engine.reading import Reading
 from pykvgraph.engine.request import Request
 from pykvgraph.engine.texts import Texts
-from pykvgraph.types import EngineLook
+from pykvgraph.engine_types import EngineLook
 
 _ERRAND_SECONDS = 0.02  # in a step, after which no further errand begins
 

@@ -12,8 +12,9 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from pykvgraph.engine_types import Completion
 from pykvgraph.errors import InvalidArgumentError
-from pykvgraph.types import Completion, Piece
+from pykvgraph.types import Piece
 
 if TYPE_CHECKING:
     from pykvgraph.engine.branch import Branch

@@ -22,13 +22,13 @@ from pykvgraph.engine.scheduler import Chunk
 from pykvgraph.engine.shifts import shift_full
 from pykvgraph.engine.speculation import Speculation
 from pykvgraph.engine.texts import Texts
+from pykvgraph.engine_types import EngineLook, EngineStats
 from pykvgraph.errors import CacheFullError, InvalidArgumentError, KVGraphError
 from pykvgraph.kept_text import EVERY
 from pykvgraph.prefix.index import Found, PrefixIndex
 from pykvgraph.tiers.rows import Saver
 from pykvgraph.tiers.store import Store
 from pykvgraph.tiers.tiers import Tiers
-from pykvgraph.types import EngineLook, EngineStats
 
 _ENOUGH_ON_CPU = 64  # tokens of prompts; in steps of 512 each takes as long (docs/many-requests.md)
 # seconds that a step waits for grammars; an ordinary one tells within 3 to 30 ms of the last token

@@ -11,7 +11,7 @@ from pykvgraph.errors import InvalidArgumentError, UnsupportedError
 from pykvgraph.llama import responses
 from pykvgraph.llama.vocabulary import Vocabulary
 from pykvgraph.text.chat_template import TEMPLATE_KEY, ChatTemplate
-from pykvgraph.text.sampler_chain import grammar_of_schema
+from pykvgraph.text.grammar_text import grammar_of_schema
 from pykvgraph.text.schema_limits import check_schema
 
 if TYPE_CHECKING:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 from pykvgraph import hub
+from pykvgraph._native.fork import renew_cached_properties_in_child
 from pykvgraph.context import Context
 from pykvgraph.errors import InvalidArgumentError, UnsupportedError
 from pykvgraph.llama import arguments, chat, completion, embedding
@@ -99,7 +101,12 @@ class Llama(LlamaText):
         self.metadata = self._vocabulary.metadata()
         self._pooling_type = pooling_type
         self._chat_handlers = chat.handlers_of(self.metadata, self._vocabulary)
-        self.chat_format = chat.format_of(chat_format, chat_handler, self.metadata, self._chat_handlers)
+
+    @functools.cached_property
+    def chat_format(self) -> str | None:
+        """The name of the format that makes a conversation's prompt; it may be set to another one."""
+        given = self._given
+        return chat.format_of(given["chat_format"], given["chat_handler"], self.metadata, self._chat_handlers)
 
     def _open(self, given: dict[str, Any]) -> None:
         if given["vocab_only"]:
@@ -381,3 +388,6 @@ class Llama(LlamaText):
             raise UnsupportedError("local_dir_use_symlinks: huggingface_hub has no such links any more")
         path = hub.download(repo_id, filename, additional_files or (), local_dir, cache_dir)
         return cls(model_path=path, **kwargs)
+
+
+renew_cached_properties_in_child(Llama)

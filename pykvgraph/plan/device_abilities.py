@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 
+from pykvgraph.device_types import Abilities
 from pykvgraph.errors import UnsupportedError
 from pykvgraph.params import ContextParams
 from pykvgraph.plan.memory import plan_memory
-from pykvgraph.types import Abilities
 
 
 def abilities(path: str | os.PathLike[str], device: str, cache_type: str = ContextParams.type_k) -> Abilities:

@@ -11,10 +11,10 @@ from pykvgraph._native.handles import Handle
 from pykvgraph._native.library import lib
 from pykvgraph.checks import native_path
 from pykvgraph.device import read_parts
+from pykvgraph.device_types import DevicePart
 from pykvgraph.gguf_file import GgufFile
 from pykvgraph.overrides import Overrides
 from pykvgraph.params import ContextParams, ModelParams
-from pykvgraph.types import DevicePart
 
 
 def plan_memory(

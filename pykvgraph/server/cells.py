@@ -12,11 +12,12 @@ import numpy.typing as npt
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
+from pykvgraph.engine_types import EngineLook
 from pykvgraph.maps.colors import SEQUENCE_COLORS, SHARED_COLOR, ink
 from pykvgraph.maps.group import letter
 from pykvgraph.server.errors import unsupported
 from pykvgraph.server.reply import JsonReply
-from pykvgraph.types import CellGroup, CellsView, EngineLook
+from pykvgraph.types import CellGroup, CellsView
 
 if TYPE_CHECKING:
     from pykvgraph.server.service import Service

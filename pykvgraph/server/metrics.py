@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from prometheus_client import CollectorRegistry, Metric, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
+from pykvgraph.engine_types import TierStats
 from pykvgraph.server.sample import Sample
-from pykvgraph.types import TierStats
 
 if TYPE_CHECKING:
     from pykvgraph.server.service import Service

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pykvgraph.adapter import Active
-from pykvgraph.types import Completion, Piece
+from pykvgraph.engine_types import Completion
+from pykvgraph.types import Piece
 
 
 @dataclass

@@ -12,13 +12,11 @@ import numpy as np
 import numpy.typing as npt
 
 from pykvgraph._native.ffi import (
-    KvgGroupInfo,
     KvgKvCheckpointList,
     KvgKvInfo,
     KvgKvReadRequest,
     KvgKvRows,
     KvgKvStateList,
-    KvgLayerInfo,
 )
 from pykvgraph._native.library import lib, sized
 from pykvgraph.checks import integer
@@ -29,112 +27,17 @@ from pykvgraph.state.cells import SavedCells, SavedCheckpoint, SavedRows, SavedS
 from pykvgraph.state.checkpoints import fitted
 from pykvgraph.state.format import StateTable, Table, pack
 from pykvgraph.state.geometry import HADAMARD, LONG_ROPE, Geometry, GroupGeometry
-from pykvgraph.types import CellsView
-
-
-def read_info(context: int) -> KvgKvInfo:
-    """What all groups of the cache have in common."""
-    info = sized(KvgKvInfo)
-    lib().kvg_kv_get_info(context, ctypes.byref(info))
-    return info
-
-
-def read_group(context: int, group: int) -> KvgGroupInfo:
-    """Sizes and counts of one group."""
-    info = sized(KvgGroupInfo)
-    lib().kvg_kv_get_group(context, group, ctypes.byref(info))
-    return info
-
-
-def read_layers(context: int, group: int) -> tuple[int, ...]:
-    """The layers of one group."""
-    layers = np.empty(read_group(context, group).n_layer, np.int32)
-    lib().kvg_kv_group_layers(context, group, _int32(layers))
-    return tuple(layers.tolist())
-
-
-def read_cells(context: int, group: int) -> CellsView:
-    """A snapshot of every cell of one group."""
-    info = read_group(context, group)
-    n_cells, n_seq_max = info.n_cells, read_info(context).n_seq_max
-    pos = np.empty(n_cells, np.int32)
-    words = np.empty((n_cells, (n_seq_max + 63) // 64), np.uint64)
-    shift = np.empty(n_cells, np.int32)
-    dither = np.empty(n_cells, np.uint8)
-    held = np.empty(n_cells, np.uint32)
-    lib().kvg_kv_cells(
-        context,
-        group,
-        _int32(pos),
-        words.ctypes.data_as(ctypes.POINTER(ctypes.c_uint64)),
-        _int32(shift),
-        _uint8(dither),
-        held.ctypes.data_as(ctypes.POINTER(ctypes.c_uint32)),
-    )
-    seq = functools.partial(_members, words, n_seq_max)
-    return CellsView(pos, seq, shift, dither, held, settled=bool(info.settled))
-
-
-def read_state_layers(context: int) -> tuple[int, ...]:
-    """The layers with a state."""
-    layers = (ctypes.c_int32 * read_info(context).n_state_layers)()
-    lib().kvg_kv_state_layers(context, layers)
-    return tuple(layers)
-
-
-def read_state_columns(context: int) -> dict[int, npt.NDArray[np.intp]]:
-    """Of each layer with a state, which numbers of a row are its own."""
-    columns, begin, info = {}, 0, sized(KvgLayerInfo)
-    for layer in read_state_layers(context):
-        lib().kvg_gguf_get_layer(lib().kvg_context_gguf(context), layer, ctypes.byref(info))
-        columns[layer] = np.arange(begin, begin + info.state_bytes // 4)
-        begin += info.state_bytes // 4
-    return columns
-
-
-def read_states(context: int) -> CellsView:
-    """A snapshot of every row of recurrent states."""
-    info = read_info(context)
-    pos = np.empty(info.n_states, np.int32)
-    words = np.empty((info.n_states, (info.n_seq_max + 63) // 64), np.uint64)
-    held = np.empty(info.n_states, np.uint32)
-    lib().kvg_kv_states(
-        context,
-        _int32(pos),
-        words.ctypes.data_as(ctypes.POINTER(ctypes.c_uint64)),
-        held.ctypes.data_as(ctypes.POINTER(ctypes.c_uint32)),
-    )
-    no_shift, no_dither = np.zeros(info.n_states, np.int32), np.zeros(info.n_states, np.uint8)
-    return CellsView(pos, functools.partial(_members, words, info.n_seq_max), no_shift, no_dither, held)
-
-
-def _members(words: npt.NDArray[np.uint64], n_seq_max: int) -> npt.NDArray[np.bool_]:
-    """(n_cells, n_seq_max), from a bit each."""
-    octets = words.astype("<u8", copy=False).view(np.uint8)
-    return np.unpackbits(octets, axis=1, count=n_seq_max, bitorder="little").view(np.bool_)
-
-
-def read_bounds(context: int, n_seq_max: int) -> list[ctypes.Array[ctypes.c_int32]]:
-    """Of every sequence: first position, last position, number of cells."""
-    bounds = [(ctypes.c_int32 * n_seq_max)() for _ in range(3)]
-    lib().kvg_kv_seq_bounds(context, *bounds)
-    return bounds
-
-
-def read_lost(context: int, group: int, n_seq_max: int) -> npt.NDArray[np.int32]:
-    """Of every sequence the highest position that the group's window has lost; -1: none."""
-    lost = np.empty(n_seq_max, np.int32)
-    lib().kvg_kv_seq_lost(context, group, _int32(lost))
-    return lost
-
-
-def read_checkpoints(context: int, seq: int) -> list[int]:
-    """The positions of a sequence's checkpoints, in rising order."""
-    there = ctypes.c_int64()
-    lib().kvg_kv_checkpoints(context, seq, None, 0, ctypes.byref(there))
-    positions = (ctypes.c_int64 * there.value)()
-    lib().kvg_kv_checkpoints(context, seq, positions, there.value, ctypes.byref(there))
-    return list(positions)
+from pykvgraph.state.look import (
+    int32,
+    read_cells,
+    read_checkpoints,
+    read_group,
+    read_info,
+    read_layers,
+    read_lost,
+    read_states,
+    uint8,
+)
 
 
 def read_geometry(context: int) -> Geometry:
@@ -296,7 +199,7 @@ def _held_cells(context: int, hold: int, group: int) -> npt.NDArray[np.int32]:
     there = ctypes.c_int64()
     lib().kvg_kv_held_cells(context, hold, group, None, 0, ctypes.byref(there))
     cells = np.empty(there.value, np.int32)
-    lib().kvg_kv_held_cells(context, hold, group, _int32(cells), len(cells), ctypes.byref(there))
+    lib().kvg_kv_held_cells(context, hold, group, int32(cells), len(cells), ctypes.byref(there))
     return cells
 
 
@@ -314,11 +217,11 @@ def _read_rows(
         group=group,
         layer_begin=0,
         layer_end=n_layer,
-        cells=_int32(cells),
+        cells=int32(cells),
         n_cells=len(cells),
-        data=_uint8(rows),
+        data=uint8(rows),
         n_bytes=rows.size,
-        dither=_uint8(dither),
+        dither=uint8(dither),
     )
     lib().kvg_kv_read_rows(context, ctypes.byref(request))
 
@@ -356,7 +259,7 @@ def _checkpoint_cells(
 ) -> tuple[tuple[int, ...], npt.NDArray[np.bool_]]:
     """Of each checkpoint what it has lost; of each cell, whether one of them holds it."""
     lost, kept = np.empty(n, np.int32), np.empty(n_cells, np.uint8)
-    lib().kvg_kv_checkpoint_cells(context, seq, group, _int32(lost), _uint8(kept))
+    lib().kvg_kv_checkpoint_cells(context, seq, group, int32(lost), uint8(kept))
     return tuple(lost.tolist()), kept.astype(np.bool_)
 
 
@@ -388,18 +291,18 @@ def _replace(context: int, saved: SavedState, seq: int | None, n_seq_max: int) -
         rows[index] = sized(
             KvgKvRows,
             n_cells=len(cells.pos),
-            pos=_int32(cells.pos),
-            seq=_uint8(seen[index]),
-            kept=_uint8(kept[index]),
-            dither=_uint8(cells.dither),
-            lost=_int32(lost[index]),
-            data=_uint8(cells.rows),
+            pos=int32(cells.pos),
+            seq=uint8(seen[index]),
+            kept=uint8(kept[index]),
+            dither=uint8(cells.dither),
+            lost=int32(lost[index]),
+            data=uint8(cells.rows),
             n_bytes=cells.rows.size,
         )
         if cells.packed is not None:
             pointers.append(cells.packed.pointers())
             rows[index].packed = pointers[-1]
-            rows[index].which = _int32(cells.packed.which)
+            rows[index].which = int32(cells.packed.which)
     marks = saved.checkpoints
     seqs, positions, behind = (
         np.array([mark.seq if seq is None else seq for mark in marks], np.int32),
@@ -407,7 +310,7 @@ def _replace(context: int, saved: SavedState, seq: int | None, n_seq_max: int) -
         np.array([mark.lost for mark in marks], np.int32),
     )
     checkpoints = sized(
-        KvgKvCheckpointList, n=len(marks), seq=_int32(seqs), p=_int32(positions), lost=_int32(behind)
+        KvgKvCheckpointList, n=len(marks), seq=int32(seqs), p=int32(positions), lost=int32(behind)
     )
     states, _arrays = _state_list(saved.states, seq) if saved.states else (None, ())
     lib().kvg_kv_replace(
@@ -429,9 +332,9 @@ def _state_list(states: SavedRows, seq: int | None) -> tuple[KvgKvStateList, tup
     struct = sized(
         KvgKvStateList,
         n=columns.shape[1],
-        seq=_int32(columns[0]),
-        p=_int32(columns[1]),
-        row=_int32(columns[2]),
+        seq=int32(columns[0]),
+        p=int32(columns[1]),
+        row=int32(columns[2]),
         n_rows=len(rows),
         data=rows.ctypes.data_as(ctypes.POINTER(ctypes.c_float)),
     )
@@ -463,11 +366,3 @@ def _lost(cells: SavedCells, n_seq_max: int, seq: int | None) -> npt.NDArray[np.
         ids = range(min(n_seq_max, len(cells.lost)))
         lost[ids] = cells.lost[ids]
     return lost
-
-
-def _int32(array: npt.NDArray[np.signedinteger[Any]]) -> ctypes._Pointer[ctypes.c_int32]:
-    return array.ctypes.data_as(ctypes.POINTER(ctypes.c_int32))
-
-
-def _uint8(array: npt.NDArray[np.uint8]) -> ctypes._Pointer[ctypes.c_uint8]:
-    return array.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))

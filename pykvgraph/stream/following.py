@@ -16,7 +16,7 @@ import numpy as np
 from pykvgraph.checks import integer
 from pykvgraph.context import Context
 from pykvgraph.errors import DeviceError, InvalidArgumentError, KVGraphError, TransportError
-from pykvgraph.state.transfer import read_bounds
+from pykvgraph.state.look import read_bounds
 from pykvgraph.stream.layout import Layout
 from pykvgraph.stream.leaving import flush, level_of, shape_for, whole
 from pykvgraph.stream.shape import Shape

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from pykvgraph.errors import InvalidArgumentError
 from pykvgraph.state.geometry import Geometry
-from pykvgraph.state.transfer import read_group, read_info, read_state_columns
+from pykvgraph.state.look import read_group, read_info, read_state_columns
 from pykvgraph.stream.layout import Layout
 
 T = TypeVar("T")

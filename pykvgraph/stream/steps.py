@@ -13,7 +13,7 @@ from pykvgraph._native.library import lib
 from pykvgraph.errors import StateError
 from pykvgraph.incoming import read_rows
 from pykvgraph.packed import PackedRows
-from pykvgraph.state.transfer import read_states
+from pykvgraph.state.look import read_states
 from pykvgraph.stream.device import Device
 from pykvgraph.stream.front import FRONT_KEY, STATE_KEY, TABLE_KEY, Front, Kind
 from pykvgraph.stream.layout import Layout

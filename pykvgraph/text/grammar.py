@@ -25,6 +25,7 @@ from pykvgraph._native.handles import NotCopied
 from pykvgraph.abandoned import work
 from pykvgraph.errors import InvalidArgumentError, KVGraphError
 from pykvgraph.text import grammar_process
+from pykvgraph.text.vocabulary_file import VocabularyFile
 
 # for a token; an ordinary grammar takes 3 to 30 ms (49,152 and 262,144 tokens in the vocabulary)
 MOST_SECONDS = 1.0  # of processor time
@@ -34,18 +35,6 @@ _LOOKS = 0.1  # seconds from one look whether it is still wanted to the next
 _MOST_KNOWN = 1024
 
 Allowed = npt.NDArray[np.bool_]
-
-
-class VocabularyFile:
-    """The file that a vocabulary was read from, which stays open: another one may have its name by now.
-
-    number: a descriptor, of which this makes its own. overrides: libllama's array of them, as bytes.
-    """
-
-    def __init__(self, number: int, overrides: bytes) -> None:
-        self.number = os.dup(number)
-        self.overrides = overrides
-        weakref.finalize(self, os.close, self.number)
 
 
 class GrammarHost(NotCopied):

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import ctypes
 import math
-import secrets
+import os
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from pykvgraph._native import libllama
+from pykvgraph._native.fork import importing
 from pykvgraph._native.handles import Handle, NotCopied
 from pykvgraph.checks import INT32_MAX, Integers, instance, integer, integers, shown
 from pykvgraph.errors import InvalidArgumentError, KVGraphError
 from pykvgraph.params import MAX_SEED, SamplingParams, ThoughtLimit, params_of
-from pykvgraph.text.grammar import Grammar
 from pykvgraph.text.likeliest import likeliest
 from pykvgraph.text.sampler_chain import (
-    grammar_text,
     has_dry,
     has_grammar,
     is_greedy,
@@ -30,6 +29,9 @@ from pykvgraph.text.sampler_chain import (
 )
 from pykvgraph.text.thoughts import Thoughts
 from pykvgraph.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from pykvgraph.text.grammar import Grammar
 
 _MOST_TOKENS = 1 << 24  # of a vocabulary
 
@@ -101,7 +103,7 @@ class Sampler(NotCopied):
     def _init(self, params: SamplingParams, tokenizer: Tokenizer | None) -> None:
         self._params = params
         self._tokenizer = tokenizer
-        self._seed = secrets.randbelow(MAX_SEED + 1) if params.seed is None else params.seed
+        self._seed = _random_seed() if params.seed is None else params.seed
         self._takes_best = is_plainly_greedy(params)
         self._thoughts = self._new_thoughts()
         # whether nobody but the likeliest token is ever chosen
@@ -232,6 +234,9 @@ class Sampler(NotCopied):
             raise InvalidArgumentError(
                 "a grammar is about text: give the Sampler its tokenizer=model.tokenizer"
             )
+        with importing:
+            from pykvgraph.text.grammar import Grammar
+            from pykvgraph.text.grammar_text import grammar_text
         return Grammar(grammar_text(self._params), self._tokenizer.grammars)
 
     def _new_chain(self, n_vocab: int) -> Handle:
@@ -268,3 +273,7 @@ class Sampler(NotCopied):
         if self._grammar is not None and not (self._tokenizer and self._tokenizer.is_eog(found.id)):
             self._grammar.accept(found.id)
         return int(found.id)
+
+
+def _random_seed() -> int:
+    return int.from_bytes(os.urandom(8), "little") % (MAX_SEED + 1)

@@ -10,15 +10,14 @@ import resource
 import sys
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from pykvgraph._native import libllama
-from pykvgraph._native.fork import renew_cached_properties_in_child, renew_lock_in_child
+from pykvgraph._native.fork import importing, renew_cached_properties_in_child, renew_lock_in_child
 from pykvgraph._native.handles import Handle, NotCopied, repr_of
 from pykvgraph._native.library import lib
 from pykvgraph.abandoned import Wanted, work
@@ -32,9 +31,12 @@ from pykvgraph.errors import (
 )
 from pykvgraph.gguf_file import GgufFile, read_key, read_parts, read_strings
 from pykvgraph.overrides import Overrides, set_in_libllama
-from pykvgraph.text.grammar import GrammarHost, VocabularyFile
 from pykvgraph.text.long_text import LONG, LongText
 from pykvgraph.text.token_strings import TokenStrings
+from pykvgraph.text.vocabulary_file import VocabularyFile
+
+if TYPE_CHECKING:
+    from pykvgraph.text.grammar import GrammarHost
 
 R = TypeVar("R")
 
@@ -213,6 +215,8 @@ class Tokenizer(NotCopied):
     @functools.cached_property
     def grammars(self) -> GrammarHost:
         """What starts grammars over these tokens."""
+        with importing:
+            from pykvgraph.text.grammar import GrammarHost
         return GrammarHost(self._file, self.n_vocab)
 
     @functools.cached_property
@@ -379,6 +383,8 @@ def _has_space_prefix(gguf: int, kind: str) -> bool:
 
 def _on_large_stack(size: int, function: Callable[..., R], *arguments: Any) -> R:
     """function(*arguments) in a thread with `size` bytes of stack more than any thread needs."""
+    with importing:
+        from concurrent.futures import ThreadPoolExecutor
     with ThreadPoolExecutor(1) as pool:
         with _stack_size_lock:
             before = threading.stack_size(((size >> 20) + 2) << 20)

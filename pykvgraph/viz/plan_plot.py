@@ -6,8 +6,8 @@ import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from pykvgraph.device_types import DevicePart
 from pykvgraph.plan.time_model import cells_of_run
-from pykvgraph.types import DevicePart
 from pykvgraph.viz.figure import new_figure, save_figure
 
 if TYPE_CHECKING:

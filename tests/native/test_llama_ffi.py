@@ -34,7 +34,7 @@ def shape(kind: Any) -> object:
             (name, getattr(kind, name).offset, getattr(kind, name).size, shape(part))
             for name, part in kind._fields_
         ]
-    if issubclass(kind, (ctypes.c_void_p, ctypes._Pointer, ctypes._CFuncPtr)):
+    if issubclass(kind, (ctypes.c_void_p, ctypes._Pointer)) or kind.__name__ == "CFunctionType":
         return "pointer"
     if issubclass(kind, ctypes.Array):
         return shape(kind._type_), kind._length_

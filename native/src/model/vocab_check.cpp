@@ -4,7 +4,9 @@
 #include <cctype>
 #include <cmath>
 #include <cstring>
+#include <deque>
 #include <functional>
+#include <numeric>
 #include <string_view>
 #include <utility>
 
@@ -135,20 +137,23 @@ void check_rest(const gguf_file & file) {
     }
 }
 
-// The tokens' texts as libllama will have them.
-std::vector<std::string> read_tokens(const gguf_file & file) {
+// The tokens' texts as libllama will have them; `made` owns those that are not the file's.
+token_list read_tokens(const gguf_file & file, std::deque<std::string> & made) {
     const int64_t id = find_key(file, {"tokenizer.ggml.tokens", GGUF_TYPE_STRING, true});
     const uint64_t n = id < 0 ? 0 : gguf_get_arr_n(file.meta(), id);
     if (n == 0 || n > MAX_TOKENS) {
         fail(KVG_MODEL_LOAD, "%s: tokenizer.ggml.tokens has %llu tokens, expected 1 to %llu", file.path().c_str(),
              (unsigned long long) n, (unsigned long long) MAX_TOKENS);
     }
-    std::vector<std::string> tokens;
+    token_list tokens;
     tokens.reserve(n);
     uint64_t squares = 0;
     for (uint64_t i = 0; i < n; ++i) {
         const char * text = gguf_get_arr_str(file.meta(), id, i);
-        tokens.push_back(*text ? text : strformat("[EMPTY_%llu]", (unsigned long long) i));
+        if (*text == '\0') {
+            text = made.emplace_back(strformat("[EMPTY_%llu]", (unsigned long long) i)).c_str();
+        }
+        tokens.emplace_back(text);
         squares += static_cast<uint64_t>(tokens.back().size()) * tokens.back().size();
         if (squares > MAX_SQUARES) {
             fail(KVG_MODEL_LOAD, "%s: the tokens up to %llu, which has %zu bytes, are longer than those of any real vocabulary",
@@ -158,29 +163,49 @@ std::vector<std::string> read_tokens(const gguf_file & file) {
     return tokens;
 }
 
-void check_unique(const gguf_file & file, const std::vector<std::string> & tokens) {
-    // by their hashes, as whole numbers are sorted in a fifth of the time; texts of one hash by the text, whoever made them so
-    std::vector<std::pair<size_t, uint32_t>> order;
-    order.reserve(tokens.size());
-    for (const std::string & token : tokens) {
-        order.emplace_back(std::hash<std::string>{}(token), static_cast<uint32_t>(order.size()));
+void check_unique(const gguf_file & file, const token_list & tokens) {
+    // Some bits of a token's hash choose a bucket, others come along. There are as many buckets as tokens, so that few have two; whoever
+    // makes texts that meet in one has it sorted.
+    struct entry {
+        uint32_t hash;
+        uint32_t token;
+    };
+    size_t n_buckets = 1;
+    while (n_buckets < tokens.size()) {
+        n_buckets *= 2;
     }
-    using entry = std::pair<size_t, uint32_t>;
-    const auto compared = [&](const entry & a, const entry & b) { return tokens[a.second].compare(tokens[b.second]); };
-    std::sort(order.begin(), order.end(), [&](const entry & a, const entry & b) {
-        const int difference = a.first != b.first ? (a.first < b.first ? -1 : 1) : compared(a, b);
-        return difference != 0 ? difference < 0 : a.second < b.second;
-    });
-    const auto same = std::adjacent_find(order.begin(), order.end(), [&](const entry & a, const entry & b) {
-        return a.first == b.first && compared(a, b) == 0;
-    });
-    if (same != order.end()) {
-        fail(KVG_MODEL_LOAD, "%s: tokenizer.ggml.tokens has '%.100s' twice, at %u and %u", file.path().c_str(),
-             tokens[same[0].second].c_str(), same[0].second, same[1].second);
+    const uint64_t mask = n_buckets - 1;
+    std::vector<uint64_t> hashes;
+    std::vector<uint32_t> ends(n_buckets + 1); // of the bucket before, then of the bucket itself
+    hashes.reserve(tokens.size());
+    for (const std::string_view token : tokens) {
+        hashes.push_back(std::hash<std::string_view>{}(token));
+        ++ends[(hashes.back() & mask) + 1];
+    }
+    std::partial_sum(ends.begin(), ends.end(), ends.begin());
+    std::vector<entry> order(tokens.size());
+    for (uint32_t i = 0; i < tokens.size(); ++i) {
+        order[ends[hashes[i] & mask]++] = {static_cast<uint32_t>(hashes[i] >> 32), i};
+    }
+    const auto compared = [&](const entry & a, const entry & b) {
+        return a.hash != b.hash ? (a.hash < b.hash ? -1 : 1) : tokens[a.token].compare(tokens[b.token]);
+    };
+    for (size_t begin = 0, bucket = 0; bucket < n_buckets; begin = ends[bucket++]) {
+        const auto first = order.begin() + begin, last = order.begin() + ends[bucket];
+        std::sort(first, last, [&](const entry & a, const entry & b) {
+            const int difference = compared(a, b);
+            return difference != 0 ? difference < 0 : a.token < b.token;
+        });
+        const auto same =
+            std::adjacent_find(first, last, [&](const entry & a, const entry & b) { return compared(a, b) == 0; });
+        if (same != last) {
+            fail(KVG_MODEL_LOAD, "%s: tokenizer.ggml.tokens has '%.100s' twice, at %u and %u", file.path().c_str(),
+                 tokens[same[0].token].data(), same[0].token, same[1].token);
+        }
     }
 }
 
-void check_types(const gguf_file & file, const std::vector<std::string> & tokens) {
+void check_types(const gguf_file & file, const token_list & tokens) {
     const auto * types = per_token<int32_t>(file, "tokenizer.ggml.token_type", GGUF_TYPE_INT32, tokens.size());
     for (size_t i = 0; types && i < tokens.size(); ++i) {
         const int32_t type = types[i];
@@ -189,7 +214,7 @@ void check_types(const gguf_file & file, const std::vector<std::string> & tokens
         }
         if (type == BYTE && !is_byte_token(tokens[i])) {
             fail(KVG_MODEL_LOAD, "%s: token %zu is a byte, but its text is '%.100s', expected the form '<0x0A>'",
-                 file.path().c_str(), i, tokens[i].c_str());
+                 file.path().c_str(), i, tokens[i].data());
         }
         // these are cut out of a text wherever they occur in it; half a character would leave the other half, which nothing stands for
         const bool is_cut_out = type == UNKNOWN || type == CONTROL || type == USER_DEFINED;
@@ -290,7 +315,8 @@ void check_vocab(const gguf_file & file) {
         find_key(file, key);
     }
     check_rest(file);
-    const std::vector<std::string> tokens = read_tokens(file);
+    std::deque<std::string> made;
+    const token_list tokens = read_tokens(file, made);
     check_unique(file, tokens);
     check_types(file, tokens);
     check_scores(file, tokens.size());

@@ -20,8 +20,6 @@ constexpr uint64_t MAX_CUBES = 1 << 30;
 
 constexpr int32_t BYTE = 6; // a value of tokenizer.ggml.token_type
 
-using token_list = std::vector<std::string>;
-
 void check_lengths(const gguf_file & file, const token_list & tokens) {
     uint64_t cubes = 0;
     for (size_t i = 0; i < tokens.size(); ++i) {
@@ -80,7 +78,7 @@ void check_unigram(const gguf_file & file, const token_list & tokens) {
 }
 
 // The bytes of a token as libllama reads it, if it is one byte: itself, or \t, \n, \r, \xe4, \\ and the like. -1 if not.
-int single_byte(const std::string & token) {
+int single_byte(std::string_view token) {
     if (token.size() == 1) {
         return token[0] == '\\' ? -1 : static_cast<uint8_t>(token[0]);
     }
@@ -101,7 +99,7 @@ int single_byte(const std::string & token) {
 // libllama takes the longest token that fits; where none did, it would try again for ever.
 void check_bytes(const gguf_file & file, const token_list & tokens) {
     bool found[256] = {};
-    for (const std::string & token : tokens) {
+    for (const std::string_view token : tokens) {
         const int byte = single_byte(token);
         if (byte >= 0) {
             found[byte] = true;
@@ -137,7 +135,7 @@ bool is_checked_kind(const std::string & kind) {
     return std::any_of(std::begin(checks), std::end(checks), [&](const kind_check & c) { return kind == c.kind; });
 }
 
-void check_kind(const gguf_file & file, const std::string & kind, const std::vector<std::string> & tokens) {
+void check_kind(const gguf_file & file, const std::string & kind, const token_list & tokens) {
     for (const kind_check & c : checks) {
         if (kind == c.kind) {
             check_lengths(file, tokens);

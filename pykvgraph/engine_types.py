@@ -1,0 +1,128 @@
+"""The records that an engine's calls return; their fields can't be changed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from pykvgraph.types import CellGroup, CellsView
+
+
+@dataclass(frozen=True)
+class Completion:
+    """What came of a request, or of one of its samples.
+
+    text, tokens: what was said; a token that ended it is not among them. finish_reason: as in Piece, or
+    "cancelled". n_prompt: tokens of the prompt. n_cached: how many of these were in the cache already.
+    n_decoded_again: how many of those that the cache had were decoded nevertheless, because the model can go
+    on only from certain places. ttft: seconds from submit() to the first token. seconds: from submit() to the
+    end. stopping_word: the stop string that ended the text, or "". n_said: tokens that were sampled, one that
+    ended the text included. waited: seconds from submit() until it began to run; NaN if it never did.
+    n_discarded: tokens of the prompt and the text that were given up to go on (Window). drafted: tokens that
+    were decoded because they might follow; accepted: how many of these did.
+    """
+
+    text: str
+    tokens: tuple[int, ...]
+    finish_reason: Literal["stop", "length", "cancelled"]
+    n_prompt: int
+    n_cached: int
+    n_decoded_again: int
+    ttft: float
+    seconds: float
+    stopping_word: str
+    n_said: int
+    waited: float
+    n_discarded: int
+    drafted: int
+    accepted: int
+
+
+@dataclass(frozen=True)
+class TierStats:
+    """Prefixes outside of the cells: how much there is, and what became of it.
+
+    ram_bytes, disk_bytes: of all that is there now, in files of other processes too. loaded_tokens: that came
+    back, and were not decoded again. saved: parts of texts that went to memory. written: of these to the
+    disk. dropped: parts that were not kept, as there was no room or too much waited. unwritten: that the disk
+    refused. misses: how often loading failed, by reason.
+    """
+
+    ram_bytes: int
+    disk_bytes: int
+    loaded_tokens: int
+    saved: int
+    written: int
+    dropped: int
+    unwritten: int
+    misses: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class EngineStats:
+    """What an engine has done since it was made, and how it is now.
+
+    steps: steps that decoded. n_running, n_waiting: texts and requests now. n_parked: texts that park()
+    has set aside. n_preempted: how often a text was set aside because the cells ran out. prompt_tokens:
+    of all requests that began to run. prefix_hit_tokens: how many of these were in the cache.
+    decoded_again: how many more were, but had to be decoded nevertheless, as the model can't go on from
+    everywhere. decoded_tokens: all that were decoded, of prompts and answers. cells_used: cells in use
+    now, of each group of `kv.groups`. n_blocks: entries of the index of prefixes. n_resume_points: those
+    it has. drafted: tokens that were decoded because they might follow; accepted: how many of these did.
+    tiers: of an engine with Tiers.
+    """
+
+    steps: int
+    n_running: int
+    n_waiting: int
+    n_preempted: int
+    prompt_tokens: int
+    prefix_hit_tokens: int
+    decoded_again: int
+    decoded_tokens: int
+    cells_used: tuple[int, ...]
+    n_blocks: int
+    n_resume_points: int
+    drafted: int
+    accepted: int
+    n_parked: int = 0
+    tiers: TierStats | None = None
+
+
+@dataclass(frozen=True)
+class TextLook:
+    """A text that an engine runs, or that waits, without its words.
+
+    request: the number of its request, in the order in which they came. sample: its number among those of the
+    request. n_texts: how many samples it stands for; more than one until its prompt is decoded. seq: the
+    sequence that has its cells; -1: it waits. n_prompt: tokens of the prompt. n_cached: how many of these the
+    cache had; -1: it has not run yet. n_decoded: tokens of the text that its sequence has. n_said: tokens of
+    the answer. seconds: since submit().
+    """
+
+    request: int
+    sample: int
+    n_texts: int
+    seq: int
+    n_prompt: int
+    n_cached: int
+    n_decoded: int
+    n_said: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class EngineLook:
+    """An engine at one moment between two steps.
+
+    seconds: of time.perf_counter(), when that was. waiting: the first 64 that wait; stats.n_waiting is the
+    number of all. groups, views: the cells, as `kv.groups` and `kv.cells()` of each of them tell.
+    """
+
+    seconds: float
+    stats: EngineStats
+    running: tuple[TextLook, ...]
+    waiting: tuple[TextLook, ...]
+    groups: tuple[CellGroup, ...]
+    views: tuple[CellsView, ...]
