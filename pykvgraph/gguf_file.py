@@ -19,6 +19,7 @@ from pykvgraph.overrides import Overrides, checked_overrides, native_overrides
 from pykvgraph.types import LayerSpec, ModelInfo, TensorInfo
 
 # GGUF's value types; 8 is a string
+TEMPLATE_KEY = "tokenizer.chat_template"  # where GGUF files have it
 _STRING = 8
 _BOOL = 7
 _DTYPES = {

@@ -5,17 +5,25 @@ Small classes that stand for arguments, such as LlamaGrammar, are llama-cpp-pyth
 
 from __future__ import annotations
 
+from importlib import import_module as _import_module
 from typing import TYPE_CHECKING, Any
 
 from pykvgraph._native import libllama
-from pykvgraph.llama.cache import LlamaCache, LlamaDiskCache, LlamaRAMCache
+from pykvgraph._native.fork import importing as _importing
 from pykvgraph.llama.llama import Llama
 from pykvgraph.llama.state import LlamaState
-from pykvgraph.text.chat_template import ChatTemplate
 
 if TYPE_CHECKING:
     from llama_cpp.llama import LogitsProcessorList, StoppingCriteriaList
     from llama_cpp.llama_grammar import LlamaGrammar
+
+    from pykvgraph.llama.cache import LlamaCache, LlamaDiskCache, LlamaRAMCache
+    from pykvgraph.text.chat_template import ChatTemplate
+
+# imported when somebody asks for it
+_OURS = {"ChatTemplate": "text.chat_template"} | dict.fromkeys(
+    ("LlamaCache", "LlamaDiskCache", "LlamaRAMCache"), "llama.cache"
+)
 
 __all__ = [
     "ChatTemplate",
@@ -33,5 +41,8 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name in _OURS:
+        with _importing:
+            return getattr(_import_module(f"pykvgraph.{_OURS[name]}"), name)
     module = "llama_grammar" if name == "LlamaGrammar" else "llama"
     return getattr(libllama.package(module), name)

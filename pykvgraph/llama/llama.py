@@ -7,12 +7,10 @@ import importlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
-from pykvgraph import hub
-from pykvgraph._native.fork import renew_cached_properties_in_child
+from pykvgraph._native.fork import importing, renew_cached_properties_in_child
 from pykvgraph.context import Context
 from pykvgraph.errors import InvalidArgumentError, UnsupportedError
 from pykvgraph.llama import arguments, chat, completion, embedding
-from pykvgraph.llama.cache import PrefixCache
 from pykvgraph.llama.text import LlamaText
 from pykvgraph.llama.vocabulary import Vocabulary
 from pykvgraph.model import Model
@@ -349,7 +347,7 @@ class Llama(LlamaText):
 
     def close(self) -> None:
         """Frees the model and the cache. A second call does nothing."""
-        if isinstance(self.cache, PrefixCache):
+        if self._kept is not None:
             self.cache.flush()
         if self._context is not None:
             self._context.close()
@@ -386,6 +384,8 @@ class Llama(LlamaText):
         """
         if local_dir_use_symlinks not in ("auto", False):
             raise UnsupportedError("local_dir_use_symlinks: huggingface_hub has no such links any more")
+        with importing:
+            from pykvgraph import hub
         path = hub.download(repo_id, filename, additional_files or (), local_dir, cache_dir)
         return cls(model_path=path, **kwargs)
 

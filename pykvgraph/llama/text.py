@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import random
 from collections.abc import Generator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
+from pykvgraph._native.fork import importing
 from pykvgraph.batch import Batch
 from pykvgraph.checks import Integers
 from pykvgraph.context import Context, LastOutput
 from pykvgraph.errors import InvalidArgumentError, UnsupportedError
 from pykvgraph.kept_text import KeptText, common_length, earlier_texts
 from pykvgraph.kv_cache import KVCache
-from pykvgraph.llama.cache import KeptPrefixes, PrefixCache
 from pykvgraph.llama.sampling import LlamaSampler
 from pykvgraph.llama.state import LlamaState
 from pykvgraph.model import Model
 from pykvgraph.text.sampling import Sampler
 from pykvgraph.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from pykvgraph.llama.cache import KeptPrefixes
 
 
 class LlamaText:
@@ -99,6 +102,8 @@ class LlamaText:
         Raises UnsupportedError with logits_all, as logits are not kept, and OSError when the model's file
         can't be read any more.
         """
+        with importing:
+            from pykvgraph.llama.cache import KeptPrefixes, PrefixCache
         kept = None
         if isinstance(cache, PrefixCache):
             if self._logits_all:

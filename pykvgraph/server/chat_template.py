@@ -7,12 +7,13 @@ import json
 from typing import Any, NamedTuple
 
 from pykvgraph.errors import InvalidArgumentError, UnsupportedError
+from pykvgraph.gguf_file import TEMPLATE_KEY
 from pykvgraph.model import Model
 from pykvgraph.reply.format import Format
 from pykvgraph.reply.formats import format_of
 from pykvgraph.server.built_in_template import BuiltInTemplate
 from pykvgraph.server.vocabulary import Vocabulary
-from pykvgraph.text.chat_template import TEMPLATE_KEY, ChatTemplate
+from pykvgraph.text.chat_template import ChatTemplate
 
 CHATML = (
     "{%- for message in messages -%}"

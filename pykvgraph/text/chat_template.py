@@ -18,7 +18,6 @@ from pykvgraph.errors import InvalidArgumentError
 from pykvgraph.text.template_budget import MOST_TEXT, Budget, BudgetError
 from pykvgraph.text.template_sandbox import Sandbox
 
-TEMPLATE_KEY = "tokenizer.chat_template"  # where GGUF files have it
 _LONGEST_SOURCE = 1 << 20  # characters; the longest of llama.cpp's collection has 30,000
 _LONGEST_INDENT = 64
 

@@ -173,13 +173,16 @@ def test_imported_late_is_what_a_first_token_does_without() -> None:
     }
     assert late == {
         "device",
+        "hub",
         "incoming",
+        "llama.cache",
         "maps.snapshot",
         "plan.fitting",
         "state.file",
         "state.format",
         "state.geometry",
         "state.transfer",
+        "text.chat_template",
         "text.grammar",
         "text.grammar_text",
         "trace",
