@@ -62,7 +62,7 @@ def lib() -> Any:
 
 
 def take_log(native: Any) -> None:
-    """Directs the native log, ggml's included, to us; again after importing llama_cpp, which takes ggml's."""
+    """Directs the native log, ggml's included, to us; again after libllama's is set, which sets ggml's."""
     native.kvg_log_set(_forward_log if env.log_level() is not None else ffi.KvgLogCallback(), None)
 
 

@@ -93,7 +93,7 @@ def test_a_broken_log_handler_breaks_nothing() -> None:
 
 
 def test_ggml_logs_to_us_after_libllama_came(stories: Path) -> None:
-    """Importing llama_cpp directs ggml's log to llama_cpp; the tokenizer does that."""
+    """Who sets libllama's log, as the tokenizer does, gives ggml's away with it."""
     setup = f"import pykvgraph; tokenizer = pykvgraph.Model({str(stories)!r}, 'cpu').tokenizer"
     done = run(setup + SAY, KVGRAPH_LOG="error")
     assert done.stderr.splitlines() == ["said at 4"]
