@@ -51,8 +51,7 @@ def crowd(model: Path, minutes: float) -> dict[str, Any]:
         rss = [rss_mib(process.pid)]
         seconds = 60 * minutes
         script = Path(hostile_clients.__file__)
-        # others than the five would be on other machines: they take what time of the CPUs is left
-        command = ["nice", "-n", "19", sys.executable, str(script), url, str(seconds)]
+        command = [sys.executable, str(script), url, str(seconds)]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as others:
             begin = time.monotonic()
             while others.poll() is None and process.poll() is None:

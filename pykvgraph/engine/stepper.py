@@ -313,6 +313,8 @@ class Stepper:
         running = self._scheduler.running
         is_prompts_turn = self._has_read and not all(each.talks for each in running)
         n_tokens = self._pace.n_prompt_tokens(len(running), self._ctx.n_batch)
+        if running:  # their tokens take a decode of their own in this step
+            n_tokens = max(n_tokens // 4, 1)
         self._has_read = not is_prompts_turn and self._readings.read_part(n_tokens)
 
     def _chosen(self) -> list[Chunk]:

@@ -32,7 +32,7 @@ _ORDERED_SECONDS = 1.0  # that the second signal leaves for an end in order
 _SIGNALS = signal.SIGINT, signal.SIGTERM
 # For which a thread keeps the interpreter while others wait. A step of the engine takes it again behind each
 # of hundreds of native calls: with Python's own 5 ms, threads that read bodies made tokens wait for seconds.
-_SWITCH_SECONDS = 5e-4
+_SWITCH_SECONDS = 1e-4
 # Of memory that glibc takes from the system for itself alone, and returns when it is freed. Without a limit
 # the size grows with what is freed, to 32 MiB: long bodies left half a gigabyte of holes in the heap.
 _M_MMAP_THRESHOLD, _LARGE_BLOCK = -3, 2 << 20

@@ -22,7 +22,8 @@ from pykvgraph.engine.prompt_scores import prompt_scores
 from pykvgraph.pooling import POOLINGS
 
 N_TOKENS = 300
-N_PART = 64  # tokens of a part beside others, on a CPU
+N_PART = 16 if where.is_cpu() else 64  # tokens of a part beside others
+N_PARTS = -(-N_TOKENS // N_PART)
 
 
 def engine_of(model: kvg.Model, n_ctx: int = 1024, **options: Any) -> kvg.Engine:
@@ -85,7 +86,8 @@ def test_a_part_of_it_or_of_a_prompt_is_decoded_in_a_step(model: kvg.Model) -> N
         beside = engine.submit(prompt, kvg.SamplingParams(max_tokens=4))
         parts = Parts(engine)
         engine.embed(ids_of(model, N_TOKENS, 1))
-        assert np.diff(parts.steps).tolist() == [2, 2, 2, 2]
+        between = np.diff(parts.steps).tolist()
+        assert between[:4] == [2] * 4 and between[-4:] == [1] * 4  # the prompt has been read by then
         assert are_likeliest(model, other, running.result().tokens)
         assert are_likeliest(model, prompt, beside.result().tokens)
 
@@ -146,11 +148,11 @@ def test_who_leaves_ends_it(model: kvg.Model) -> None:
     with engine_of(model) as engine:
         running = engine.submit(ids_of(model, 30, 2), kvg.SamplingParams(max_tokens=60))
         engine.step()
-        wanted = iter([True] * 5 + [True, True, False])
+        wanted = iter([True] * N_PARTS + [True, True, False])
         parts = Parts(engine)
         ids = ids_of(model, N_TOKENS, 1)
         assert len(embed_all(engine, [ids, ids, ids], "mean", None, lambda: next(wanted))) == 1
-        assert len(parts.n_tokens) == 7
+        assert len(parts.n_tokens) == N_PARTS + 2
         assert is_as_before(engine, running)
 
 
@@ -169,7 +171,7 @@ def test_what_fails_leaves_nothing(model: kvg.Model, read: Callable[..., Any]) -
             read(engine, ids_of(model, N_TOKENS, 1))
         assert is_as_before(engine, running)
         assert len(read(engine, ids_of(model, N_TOKENS, 1))) > 0
-        assert len(parts.n_tokens) == 2 + 5
+        assert len(parts.n_tokens) == 2 + N_PARTS
         assert are_likeliest(model, other, running.result().tokens)
 
 

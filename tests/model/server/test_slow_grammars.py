@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -90,3 +93,28 @@ def test_a_field_whose_name_is_written_with_escapes(address: str) -> None:
         waits[-1] += time.monotonic()
     assert [reply.status_code for reply in replies] == [400] * 4
     assert max(waits) < (time.monotonic() - begin) / 4
+
+
+@pytest.mark.slow
+def test_it_stands_back_within_its_call(address: str) -> None:
+    """It has the lowest priority long before its second is over: nobody else's step waits for a processor."""
+    asker = threading.Thread(
+        target=httpx.post,
+        args=(f"{address}/completion",),
+        kwargs={"json": {"prompt": PROMPT, "grammar": LOOP}, "timeout": 60},
+    )
+    asker.start()
+    found: set[int] = set()
+    while asker.is_alive():
+        found |= set(priorities_of_children(os.getpid()))
+        time.sleep(0.01)
+    assert 19 in found
+
+
+def priorities_of_children(pid: int) -> Iterator[int]:
+    """The niceness of each process that this one has started, and that they have."""
+    for tasks in Path(f"/proc/{pid}/task").glob("*/children"):
+        for child in tasks.read_text().split():
+            with contextlib.suppress(OSError):  # it has ended
+                yield os.getpriority(os.PRIO_PROCESS, int(child))
+                yield from priorities_of_children(int(child))
