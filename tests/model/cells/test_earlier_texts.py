@@ -25,6 +25,9 @@ SPECS: list[ModelSpec | ArchSpec] = [
     ArchSpec("gemma3", n_layer=3, window=24, period=4),
     ArchSpec("qwen35", n_layer=4, period=4, state_heads=4),
 ]
+# ggml's GELU is a table of F16: gemma3's logits differ by 1e-8 where a text is decoded in other pieces, llama's by
+# 1e-12. One other token in sight makes it 1e-3.
+ROUNDING = 1e-7
 A, B, C = (random_ids(150, N_VOCAB, seed) for seed in range(3))
 
 
@@ -59,7 +62,7 @@ def test_a_conversation_that_comes_back_decodes_what_is_new(ctx: kvg.Context) ->
     for ids, n_new in ((A, 150), (B, 150), (A + C[:5], 5), (B + C[:9], 9), (A + C[:20], 20)):
         change = text.set(ids)
         assert change.n_decoded <= n_new, (len(ids), n_new)
-        assert nmse(change.last.logits, alone(ctx.model, ids)) <= 1e-9
+        assert nmse(change.last.logits, alone(ctx.model, ids)) <= ROUNDING
     assert ctx.kv.n_used <= 150 + 150 + 20 + 9
 
 
@@ -73,9 +76,9 @@ def test_earlier_texts_make_room(ctx: kvg.Context) -> None:
         for _ in range(30):
             ids.append(rng.randrange(N_VOCAB))
             last = text.append(ids[-1])
-    assert nmse(last.logits, alone(ctx.model, ids)) <= 1e-9
+    assert nmse(last.logits, alone(ctx.model, ids)) <= ROUNDING
     whole = random_ids(500, N_VOCAB, 9)
-    assert nmse(text.set(whole).last.logits, alone(ctx.model, whole)) <= 1e-9
+    assert nmse(text.set(whole).last.logits, alone(ctx.model, whole)) <= ROUNDING
 
 
 def test_texts_at_random(ctx: kvg.Context) -> None:
@@ -93,7 +96,7 @@ def test_texts_at_random(ctx: kvg.Context) -> None:
             ctx.kv.clear()
         elif step % 10 == 7 and ctx.kv.can_shift and ctx.model.arch == "llama":
             text.discard(10, 20) if len(text) > 30 else None
-        assert nmse(last.logits, alone(ctx.model, ids)) <= 1e-9, step
+        assert nmse(last.logits, alone(ctx.model, ids)) <= ROUNDING, step
 
 
 def test_a_shifted_text_is_not_kept_for_others(small: kvg.Model) -> None:
@@ -105,7 +108,7 @@ def test_a_shifted_text_is_not_kept_for_others(small: kvg.Model) -> None:
         text.set(B)
         change = text.set(A[50:])
         assert change.n_decoded == 100
-        assert nmse(change.last.logits, alone(small, A[50:])) <= 1e-9
+        assert nmse(change.last.logits, alone(small, A[50:])) <= ROUNDING
 
 
 def test_llama_comes_back_to_a_conversation(stories: Path) -> None:
