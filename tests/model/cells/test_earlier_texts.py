@@ -25,8 +25,8 @@ SPECS: list[ModelSpec | ArchSpec] = [
     ArchSpec("gemma3", n_layer=3, window=24, period=4),
     ArchSpec("qwen35", n_layer=4, period=4, state_heads=4),
 ]
-# ggml's GELU is a table of F16: gemma3's logits differ by 1e-8 where a text is decoded in other pieces, llama's by
-# 1e-12. One other token in sight makes it 1e-3.
+# ggml's GELU is a table of F16: gemma3's logits differ by 1e-8 where a text is decoded in other pieces,
+# llama's by 1e-12. One other token in sight makes it 1e-3.
 ROUNDING = 1e-7
 A, B, C = (random_ids(150, N_VOCAB, seed) for seed in range(3))
 

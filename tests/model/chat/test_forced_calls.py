@@ -62,7 +62,7 @@ def said(tokenizer: kvg.Tokenizer, grammar: str, seed: int, n_most: int = 600) -
         data += tokenizer.token_to_piece(token)
     else:
         pytest.fail(f"no end after {n_most} tokens: {data!r}")
-    return data.decode()
+    return data.decode(errors="replace")  # libllama takes a byte above F7 for the first of four
 
 
 @pytest.mark.parametrize("name", [*WRITTEN, "none"])
@@ -150,13 +150,15 @@ def test_schemas_that_are_none(schema: Any) -> None:
 def test_a_schema_that_allows_anything(tokenizer: Any, schema: Any) -> None:
     tools = [{"function": {"name": "f", "parameters": {"properties": {"a": schema}, "required": ["a"]}}}]
     forced = forced_call(format_named("qwen3-coder"), tools)
-    kinds = set()
-    for seed in range(8):
+    kinds: set[type] = set()
+    for seed in range(100):  # eight say three kinds, mostly
         parser = ReplyParser(forced.format, tools)
         deltas = [*parser.feed(said(tokenizer, forced.grammar, seed)), *parser.end()]
         # a number as large as 1e999 is none that JSON can tell, and such a call is content
         kinds |= {type(json.loads(call.arguments)["a"]) for call in Reply.of(deltas).calls}
-    assert len(kinds) > 2
+        if len(kinds) > 2:
+            return
+    pytest.fail(f"only {kinds}")
 
 
 @pytest.mark.parametrize(
