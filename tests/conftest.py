@@ -49,6 +49,9 @@ def pytest_report_header() -> list[str]:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """On another device nothing runs that is the CPU's alone; with --few, not every set of parameters."""
+    for item in items:
+        if chance.decides(item.path):
+            item.add_marker("at_random")
     chosen = [item for item in items if where.is_cpu() or item.get_closest_marker("any_device")]
     if few := config.getoption("--few"):
         chosen = few_of_each(chosen, few)
