@@ -153,7 +153,7 @@ class KVCache(ReadableCache):
         Then the one goes first, of all sequences, that is nearest to another of its sequence, or to position
         0; of equally near ones the one whose making, or whose last use by rewind() or seq_rm(), is longest
         ago. None goes for what would find no room even without all of them. Raises InvalidArgumentError when
-        the sequence has no cells.
+        the sequence has no cells, or a window has lost what it takes to go on where the sequence ends.
         """
         position = ctypes.c_int64()
         self._handle.call(lib().kvg_kv_checkpoint, integer(seq, "seq"), ctypes.byref(position))

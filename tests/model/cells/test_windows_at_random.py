@@ -63,7 +63,7 @@ class Runner:
             kv.seq_rm(to, 0, -1)
             kv.seq_cp(seq, to, 0, -1)
             self.texts[to], self.floor[to] = list(text), self.floor[seq]
-        elif what == "checkpoint" and text:
+        elif what == "checkpoint" and text and last + 1 >= self.floor[seq]:
             assert kv.checkpoint(seq) in kv.checkpoints(seq)
         else:
             kv.defrag("sort" if self.rng.integers(2) else "fill")
