@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import chance
+from support import chance, engines
 from support.soak import F32, are_likeliest
 
 import pykvgraph as kvg
@@ -211,7 +211,7 @@ def test_a_request_of_another_engine_is_not_parked(model: kvg.Model) -> None:
 def test_a_text_that_is_set_aside_comes_back_by_copying(model: kvg.Model) -> None:
     """With cells for one of two: the younger one is set aside, and none of its tokens is decoded again."""
     params = kvg.SamplingParams(max_tokens=100, temperature=0)
-    prompts = [ids_of(model, 100, seed) for seed in (14, 15)]
+    prompts = [engines.ids_of(model, 100, seed) for seed in (14, 15)]  # whose answers nothing ends early
     with engine_of(model, kvg.Tiers("64M"), overcommit=True) as engine:
         requests = [engine.submit(each, params) for each in prompts]
         said = [each.result().tokens for each in requests]
