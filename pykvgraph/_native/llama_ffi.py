@@ -114,6 +114,8 @@ FUNCTIONS = {
     "llama_vocab_fim_pre": "ip",
     "llama_vocab_fim_suf": "ip",
     "llama_vocab_fim_mid": "ip",
+    "llama_vocab_fim_rep": "ip",
+    "llama_vocab_fim_sep": "ip",
     "llama_vocab_get_add_bos": "bp",
     "llama_vocab_get_add_eos": "bp",
     "llama_vocab_is_eog": "bpi",

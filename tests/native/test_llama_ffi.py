@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import importlib
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -47,6 +48,14 @@ def test_functions_are_declared_as_by_llama_cpp(name: str) -> None:
     theirs = getattr(REFEREE, name)
     assert shape(ours.restype) == shape(theirs.restype)
     assert [shape(each) for each in ours.argtypes] == [shape(each) for each in theirs.argtypes]
+
+
+def test_what_is_called_is_declared() -> None:
+    """Wherever a function is named in the package. Those whose names are made while it runs have tests."""
+    sources = [path.read_text(encoding="utf-8") for path in Path(llama_ffi.__file__).parents[1].rglob("*.py")]
+    called = {name for source in sources for name in re.findall(r"\bllama\.(llama_\w+)", source)}
+    assert len(called) > 30
+    assert called <= {*llama_ffi.FUNCTIONS, *llama_ffi.STRUCTS}
 
 
 @pytest.mark.parametrize("name", llama_ffi.STRUCTS)
