@@ -31,6 +31,7 @@ from pykvgraph.tiers.store import Store
 from pykvgraph.tiers.tiers import Tiers
 
 _ENOUGH_ON_CPU = 64  # tokens of prompts; in steps of 512 each takes as long (docs/many-requests.md)
+_LEAST_ON_CPU = 16  # in steps of so many each takes a quarter longer
 # seconds that a step waits for grammars; an ordinary one tells within 3 to 30 ms of the last token
 _GRAMMAR_PATIENCE = 0.05
 _GRAMMAR_IDLE = 0.005  # between two looks, when there is nothing else to do
@@ -72,7 +73,9 @@ class Stepper:
         self._texts = texts = Texts(ctx, n_points, shares, saver)
         self._shares, self._needs_points, self._scheduler = shares, texts.needs_points, texts.scheduler
         on_cpu = ctx.model.device == "CPU"
-        self._pace = Pace(max_itl, _ENOUGH_ON_CPU if on_cpu else max(ctx.n_batch // 4, 1))
+        on_device = max(ctx.n_batch // 4, 1)
+        n_beside, n_least = (_ENOUGH_ON_CPU, _LEAST_ON_CPU) if on_cpu else (on_device, on_device)
+        self._pace = Pace(max_itl, n_beside, n_least)
         least = self._pace.least(ctx.n_batch)
         self._admission = Admission(ctx, texts.needs_points, overcommit, least)
         self._readings = Readings(ctx, texts, self._admission)
@@ -314,7 +317,7 @@ class Stepper:
         is_prompts_turn = self._has_read and not all(each.talks for each in running)
         n_tokens = self._pace.n_prompt_tokens(len(running), self._ctx.n_batch)
         if running:  # their tokens take a decode of their own in this step
-            n_tokens = max(n_tokens // 4, 1)
+            n_tokens = min(n_tokens, self._pace.n_least)
         self._has_read = not is_prompts_turn and self._readings.read_part(n_tokens)
 
     def _chosen(self) -> list[Chunk]:

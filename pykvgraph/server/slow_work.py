@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import contextvars
 import os
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
@@ -19,20 +20,21 @@ from pykvgraph.server.reply import unless_gone
 R = TypeVar("R")
 
 _VERY_LARGE = 1 << 16  # bytes of a body
+_NICENESS = 10  # of the threads: steps of the engine come first
 
 
 class SlowWork:
     """Runs work in threads of its own, first come, first served; very large bodies have one of them at most.
 
     A body that is read wants the interpreter all the time, as the engine's thread does: the more are read at
-    a time, the longer its steps take.
+    a time, the longer its steps take. The threads have a low priority.
 
     What a client wanted who leaves isn't begun, and ends where it looks whether it is wanted.
     """
 
     def __init__(self) -> None:
-        n_threads = min(32, (os.cpu_count() or 1) + 4)
-        self._threads = ThreadPoolExecutor(n_threads, "slow")
+        n_threads = min(32, (os.cpu_count() or 1) + 1)
+        self._threads = ThreadPoolExecutor(n_threads, "slow", _stand_back)
         self._for_very_large = asyncio.Semaphore(1)
         self._wanted: set[Wanted] = set()
 
@@ -75,3 +77,7 @@ class SlowWork:
         for wanted in tuple(self._wanted):
             wanted.abandon()
         self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def _stand_back() -> None:
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)

@@ -115,7 +115,7 @@ def test_forks_run_in_sequences_that_were_kept_for_them() -> None:
 
 def test_pace_keeps_a_step_within_its_limit() -> None:
     """Steps take 10 ms, and 1 ms more for each token of a prompt; the limit is 40 ms."""
-    pace = Pace(0.040, 64)
+    pace = Pace(0.040, 64, 16)
     assert pace.n_prompt_tokens(0, 512) == 512  # nobody waits for a token
     for _ in range(50):
         n = pace.n_prompt_tokens(8, 512)
@@ -127,7 +127,19 @@ def test_pace_keeps_a_step_within_its_limit() -> None:
         pace.learn(8, 1, 0.1)
         pace.learn(8, 0, 0.09)
     assert pace.n_prompt_tokens(8, 512) == 1  # a prompt never stands still
-    assert Pace(None, 64).n_prompt_tokens(8, 512) == 64
+
+
+@pytest.mark.parametrize(("base", "each", "n"), [(0.01, 0.001, 64), (0.08, 0.004, 42), (0.3, 0.08, 16)])
+def test_pace_without_a_limit(base: float, each: float, n: int) -> None:
+    """64 tokens where there is time for them in a quarter of a second, and 16 at least. No step differs."""
+    pace = Pace(None, 64, 16)
+    assert pace.n_prompt_tokens(8, 512) == 64
+    for _ in range(200):
+        n_now = pace.n_prompt_tokens(8, 512)
+        pace.learn(8, n_now, base + n_now * each)
+        pace.learn(8, 0, base)
+    assert pace.n_prompt_tokens(8, 512) == pytest.approx(n, abs=1)
+    assert pace.n_prompt_tokens(0, 512) == 512 and pace.n_prompt_tokens(8, 5) == 5
 
 
 @pytest.mark.parametrize("noise", [0.02, 0.1, 0.3])
@@ -141,7 +153,7 @@ def test_pace_keeps_nineteen_of_twenty_steps_within_its_limit(noise: float) -> N
 
     alone = sorted(lasts(0, 0) for _ in range(500))
     limit = 2 * alone[475]
-    pace = Pace(limit, 64)
+    pace = Pace(limit, 64, 16)
     for each in alone:
         pace.learn(8, 0, each)
     depth, took = 0, []

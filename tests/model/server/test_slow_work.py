@@ -23,7 +23,7 @@ from pykvgraph.server.slow_work import SlowWork
 
 from .conftest import load
 
-N_THREADS = min(32, (os.cpu_count() or 1) + 4)
+N_THREADS = min(32, (os.cpu_count() or 1) + 1)
 LARGE, SMALL = 1 << 20, 1 << 10
 
 
