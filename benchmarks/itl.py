@@ -60,7 +60,7 @@ def measure(engine: kvg.Engine, depths: list[int], n_steps: int) -> None:
         engine.step()
         alone = gaps(engine, N_ALONE)
         max_itl = 2 * float(np.quantile(alone, 0.95))
-        engine._loop.stepper._pace = Pace(max_itl, 64)
+        engine._loop.stepper._pace = Pace(max_itl, 64, 64)
         show("alone", alone, max_itl)
         gaps(engine, 20)  # the pace learns what a step takes
         before = engine.stats().decoded_tokens
