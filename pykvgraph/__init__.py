@@ -17,6 +17,7 @@ if _interrupted.is_the_command():
     _interrupted.end_at_ctrl_c()
 
 import sys as _sys
+from errno import ENOMEM as _ENOMEM
 from importlib import import_module as _import_module
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 from typing import Any as _Any
@@ -95,9 +96,14 @@ def __getattr__(name: str) -> _Any:
     if module is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     with _importing:
-        if module == __name__:
-            return _import_module(f"{__name__}.{name}")
-        value = globals()[name] = getattr(_import_module(module), name)
+        try:
+            if module == __name__:
+                return _import_module(f"{__name__}.{name}")
+            value = globals()[name] = getattr(_import_module(module), name)
+        except OSError as error:
+            if error.errno == _ENOMEM:  # from reading a folder of modules
+                raise MemoryError(f"no memory to import {module}") from error
+            raise
     return value
 
 

@@ -4,6 +4,7 @@ import errno
 
 import pytest
 
+import pykvgraph
 from pykvgraph import errors
 from pykvgraph._native.ffi import KvgStatus
 
@@ -53,6 +54,22 @@ def test_ok_asks_for_no_message() -> None:
         raise AssertionError("asked for a message")
 
     errors.errcheck(never)(KvgStatus.KVG_OK, None, ())
+
+
+def test_no_memory_for_an_import(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is rarely used is imported when it is asked for; reading a folder may fail for lack of memory."""
+
+    def fails(module: str) -> None:
+        raise OSError(error, "as the system says it", module)
+
+    monkeypatch.setattr(pykvgraph, "_import_module", fails)
+    monkeypatch.delitem(vars(pykvgraph), "plan_memory", raising=False)
+    error = errno.ENOMEM
+    with pytest.raises(MemoryError, match=r"no memory to import pykvgraph\."):
+        _ = pykvgraph.plan_memory
+    error = errno.EIO
+    with pytest.raises(OSError, match="as the system says it"):
+        _ = pykvgraph.plan_memory
 
 
 def test_state_error_is_a_value_error() -> None:
