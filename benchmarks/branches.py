@@ -23,8 +23,8 @@ from shapes import ROOT, machine, with_tokenizer, written
 from turns import MODELS, N_THREADS, SERVER, SERVERS, ServerSpeaker
 
 import pykvgraph as kvg
-from pykvgraph.lab.bench.servers import Client, started
-from pykvgraph.lab.bench.turns import converse, write_script
+from pykvgraph.bench.servers import Client, started
+from pykvgraph.bench.turns import converse, write_script
 
 OURS = "pykvgraph"
 # tokens that all prompts share; tokens of each that are its own

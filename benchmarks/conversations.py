@@ -27,7 +27,7 @@ from support.architectures import ArchSpec  # shapes has told where
 from support.models import ModelSpec, WeightType
 
 import pykvgraph as kvg
-from pykvgraph.lab.bench.servers import Client, started
+from pykvgraph.bench.servers import Client, started
 
 OURS = "pykvgraph"
 SERVER = ROOT.parent / "shared" / "rivals" / "bin" / "llama-server"

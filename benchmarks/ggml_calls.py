@@ -10,7 +10,7 @@ from typing import Any
 
 import pykvgraph as kvg
 from pykvgraph._native.library import library
-from pykvgraph.lab.libllama import ggml_device
+from pykvgraph.bench.libllama import ggml_device
 
 REPETITIONS = 5
 POINTER = ctypes.c_void_p

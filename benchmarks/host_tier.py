@@ -13,8 +13,8 @@ from ggml_calls import bus_rate
 from support.models import ModelSpec, WeightType, write_model  # device.py has told where
 
 import pykvgraph as kvg
-from pykvgraph.lab.bench.tiers import HOST, TierSpeed, decode_prompt, measure_tiers
-from pykvgraph.trace import Span
+from pykvgraph.bench.tiers import HOST, TierSpeed, decode_prompt, measure_tiers
+from pykvgraph.context.trace import Span
 
 LARGE: dict[str, Any] = {"n_layer": 16, "n_embd": 1024, "n_head": 16, "n_head_kv": 4, "n_ff": 3584}
 SMALL: dict[str, Any] = {"n_layer": 8, "n_embd": 256, "n_head": 4, "n_head_kv": 2, "n_ff": 256}

@@ -10,8 +10,8 @@ import re
 import numpy as np
 
 import pykvgraph as kvg
-from pykvgraph.lab.libllama import LibllamaContext
-from pykvgraph.lab.passkey import N_ANSWER, QUESTION, Task, document_of
+from pykvgraph.bench.libllama import LibllamaContext
+from pykvgraph.demos.passkey import N_ANSWER, QUESTION, Task, document_of
 
 
 class LibllamaPasskey:

@@ -26,10 +26,10 @@ from libllama_passkey import LibllamaPasskey
 import pykvgraph as kvg
 from pykvgraph._native.library import lib
 from pykvgraph.cli.passkey import grid
-from pykvgraph.lab.libllama import on_cpu
-from pykvgraph.lab.passkey import Task, Trial, default_n_ctx, run
+from pykvgraph.bench.libllama import on_cpu
+from pykvgraph.demos.passkey import Task, Trial, default_n_ctx, run
 from pykvgraph.models import embedded_model
-from pykvgraph.params import ContextParams
+from pykvgraph.params.params import ContextParams
 
 
 @dataclass(frozen=True)

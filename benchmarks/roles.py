@@ -25,7 +25,7 @@ from shapes import ROOT, SMALL, machine, with_tokenizer, written
 from support.models import ModelSpec, WeightType  # shapes has told where
 
 import pykvgraph as kvg
-from pykvgraph.lab.bench.servers import HOST, Client, started
+from pykvgraph.bench.servers import HOST, Client, started
 
 WORKERS: dict[str, tuple[str, ...]] = {
     "alike": ("--workers", "2", "--cache-ram", "1024"),

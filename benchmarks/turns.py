@@ -29,18 +29,8 @@ from shapes import GEMMA3, GEMMA4, GPT_OSS, QWEN35, ROOT, machine, with_tokenize
 from support.architectures import ArchSpec  # shapes has told where
 
 import pykvgraph as kvg
-from pykvgraph.lab.bench.servers import Client, started
-from pykvgraph.lab.bench.turns import (
-    ANSWER,
-    USER,
-    Answer,
-    Prompt,
-    Script,
-    Turn,
-    converse,
-    medians,
-    write_script,
-)
+from pykvgraph.bench.servers import Client, started
+from pykvgraph.bench.turns import ANSWER, USER, Answer, Prompt, Script, Turn, converse, medians, write_script
 
 MODELS: dict[str, ArchSpec] = {"qwen35": QWEN35, "gemma4": GEMMA4, "gemma3": GEMMA3, "gpt-oss": GPT_OSS}
 OURS = "pykvgraph"

@@ -26,7 +26,7 @@ import numpy as np
 
 import pykvgraph as kvg
 from pykvgraph import stream
-from pykvgraph.text.text_stream import TextStream
+from pykvgraph.sequence.text_stream import TextStream
 
 LONG = 3600.0  # seconds that an end waits for the other one
 N_BATCH = 512

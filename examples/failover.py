@@ -20,7 +20,7 @@ import numpy as np
 
 import pykvgraph as kvg
 from pykvgraph import stream
-from pykvgraph.text.text_stream import TextStream
+from pykvgraph.sequence.text_stream import TextStream
 
 LONG = 3600.0  # seconds: longer than any pause of the text
 N_BATCH = 512

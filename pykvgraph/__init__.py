@@ -24,10 +24,10 @@ from typing import Any as _Any
 
 from pykvgraph._native.fork import importing as _importing
 from pykvgraph._native.library import library as _library
-from pykvgraph.adapter import Adapter
-from pykvgraph.batch import Batch
-from pykvgraph.context import Context
-from pykvgraph.context_shift import ContextShift, self_extend
+from pykvgraph.model.adapter import Adapter
+from pykvgraph.context.batch import Batch
+from pykvgraph.context.context import Context
+from pykvgraph.context.context_shift import ContextShift, self_extend
 from pykvgraph.errors import (
     CacheFullError,
     CopyError,
@@ -39,14 +39,14 @@ from pykvgraph.errors import (
     TransportError,
     UnsupportedError,
 )
-from pykvgraph.gguf_file import GgufFile
-from pykvgraph.hold import Hold
-from pykvgraph.kv_cache import KVCache
-from pykvgraph.model import Model
-from pykvgraph.params import SamplingParams, ThoughtLimit
-from pykvgraph.text.sampling import Sampler
-from pykvgraph.text.tokenizer import Tokenizer
-from pykvgraph.token_loop import generate
+from pykvgraph.model.gguf_file import GgufFile
+from pykvgraph.kv_cache.hold import Hold
+from pykvgraph.kv_cache.cache import KVCache
+from pykvgraph.model.model import Model
+from pykvgraph.params.params import SamplingParams, ThoughtLimit
+from pykvgraph.sampling.sampler import Sampler
+from pykvgraph.model.tokenizer import Tokenizer
+from pykvgraph.sequence.decode_loop import generate
 from pykvgraph.types import (
     CellGroup,
     CellsView,
@@ -63,13 +63,13 @@ from pykvgraph.types import (
 
 if _TYPE_CHECKING:
     from pykvgraph import plan
-    from pykvgraph.device import add_rpc_server, devices, library_info
-    from pykvgraph.device_types import Abilities, DeviceInfo, DevicePart, LibraryInfo
+    from pykvgraph.model.device import add_rpc_server, devices, library_info
+    from pykvgraph.model.device_types import Abilities, DeviceInfo, DevicePart, LibraryInfo
     from pykvgraph.engine import Engine, Request, Window
     from pykvgraph.engine_types import Completion, EngineLook, EngineStats, TextLook, TierStats
-    from pykvgraph.incoming import Incoming, Place, RawRows
+    from pykvgraph.kv_cache.reserved_cells import Incoming, Place, RawRows
     from pykvgraph.llama import Llama
-    from pykvgraph.long_reader import LongReader
+    from pykvgraph.sequence.long_reader import LongReader
     from pykvgraph.plan.device_abilities import abilities
     from pykvgraph.plan.memory import plan_memory
     from pykvgraph.tiers.tiers import Tiers
@@ -77,13 +77,13 @@ if _TYPE_CHECKING:
 # What is imported when somebody asks for it: the way to a first token is short.
 _LATE = {
     "pykvgraph": ("plan",),
-    "pykvgraph.device": ("add_rpc_server", "devices", "library_info"),
-    "pykvgraph.device_types": ("Abilities", "DeviceInfo", "DevicePart", "LibraryInfo"),
+    "pykvgraph.model.device": ("add_rpc_server", "devices", "library_info"),
+    "pykvgraph.model.device_types": ("Abilities", "DeviceInfo", "DevicePart", "LibraryInfo"),
     "pykvgraph.engine": ("Engine", "Request", "Window"),
     "pykvgraph.engine_types": ("Completion", "EngineLook", "EngineStats", "TextLook", "TierStats"),
-    "pykvgraph.incoming": ("Incoming", "Place", "RawRows"),
+    "pykvgraph.kv_cache.reserved_cells": ("Incoming", "Place", "RawRows"),
     "pykvgraph.llama": ("Llama",),
-    "pykvgraph.long_reader": ("LongReader",),
+    "pykvgraph.sequence.long_reader": ("LongReader",),
     "pykvgraph.plan.device_abilities": ("abilities",),
     "pykvgraph.plan.memory": ("plan_memory",),
     "pykvgraph.tiers.tiers": ("Tiers",),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from pykvgraph._native.ffi import KvgGroupKind
-from pykvgraph.state.look import read_group, read_info, read_layers, read_state_layers, read_states
+from pykvgraph._native.kv import read_group, read_info, read_layers, read_state_layers, read_states
 from pykvgraph.types import CellGroup
 
 

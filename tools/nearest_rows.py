@@ -10,7 +10,7 @@ from pathlib import Path
 import gguf
 from gguf_copy import Source
 
-from pykvgraph.architectures import architectures
+from pykvgraph.model.architectures import architectures
 
 MODEL = Path(__file__).resolve().parent.parent / "native" / "src" / "model"
 MOST = 3

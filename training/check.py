@@ -17,9 +17,9 @@ from tokenizer import BOS, EOS, Tokenizer
 from train import load_model
 from views import Cache, Run, stack
 
-from pykvgraph.lab.libllama import LibllamaContext, LibllamaModel, on_cpu
-from pykvgraph.params import ContextParams
-from pykvgraph.text.chat_template import ChatTemplate
+from pykvgraph.bench.libllama import LibllamaContext, LibllamaModel, on_cpu
+from pykvgraph.params.params import ContextParams
+from pykvgraph.chat.chat_template import ChatTemplate
 
 N_DOCUMENTS = 100
 LARGEST_NMSE = 1e-5

@@ -11,8 +11,8 @@ from document import ANSWER_LOSS, Document
 from tokenizer import BOS, Tokenizer
 from views import Cache, random_cache
 
-from pykvgraph.lab import dialogue
-from pykvgraph.lab.dialogue import DID_NOT_TELL, Fact, Kind
+from pykvgraph.demos import dialogue
+from pykvgraph.demos.dialogue import DID_NOT_TELL, Fact, Kind
 
 CONSONANTS, VOWELS = "bdfgklmnprstvz", "aeiou"
 SYSTEM, USER, ASSISTANT = "<|system|>", "<|user|>", "<|assistant|>"

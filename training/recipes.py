@@ -14,7 +14,7 @@ from model import WINDOW
 from tokenizer import Tokenizer
 from views import Cache
 
-from pykvgraph.lab.dialogue import KINDS
+from pykvgraph.demos.dialogue import KINDS
 
 
 class AnyCorpus(Protocol):

@@ -13,13 +13,13 @@ from pykvgraph.chat.turn import Discard, Turn
 from pykvgraph.chat.turn_format import turn_format
 from pykvgraph.chat.turn_tokens import TurnTokens
 from pykvgraph.checks import integer, shown
-from pykvgraph.context import Context, LastOutput
+from pykvgraph.context.context import Context, LastOutput
 from pykvgraph.errors import CacheFullError, InvalidArgumentError, KVGraphError, UnsupportedError
-from pykvgraph.kept_text import Change, KeptText, common_length, earlier_texts
-from pykvgraph.params import SamplingParams
+from pykvgraph.sequence.sequence import Change, KeptText, common_length, earlier_texts
+from pykvgraph.params.params import SamplingParams
 from pykvgraph.positions import Positions
-from pykvgraph.speech import Speech
-from pykvgraph.state.file import read_regular, write_file
+from pykvgraph.sequence.output_text import Speech
+from pykvgraph.kv_cache.saved.file import read_regular, write_file
 from pykvgraph.types import Piece
 
 

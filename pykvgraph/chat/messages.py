@@ -9,7 +9,7 @@ from pykvgraph.chat.turn_format import turn_format
 from pykvgraph.chat.turn_tokens import TurnTokens
 from pykvgraph.checks import shown
 from pykvgraph.errors import InvalidArgumentError
-from pykvgraph.model import Model
+from pykvgraph.model.model import Model
 
 
 class MessageTokens:

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pykvgraph.cli.verb import option
-from pykvgraph.params import MOST_SCALE
+from pykvgraph.params.params import MOST_SCALE
 
 if TYPE_CHECKING:
-    from pykvgraph.adapter import Adapter
-    from pykvgraph.model import Model
+    from pykvgraph.model.adapter import Adapter
+    from pykvgraph.model.model import Model
 
 Command = Callable[..., None]
 

@@ -281,7 +281,7 @@ class Job:
         return self._engine.submit(value, params)
 
     def _tell_of_no_template(self) -> None:
-        from pykvgraph.gguf_file import TEMPLATE_KEY
+        from pykvgraph.model.gguf_file import TEMPLATE_KEY
 
         if not self._is_told and not self._engine.model._value(TEMPLATE_KEY):
             click.echo("the model has no chat template: turns are lines of User: and Assistant:", err=True)

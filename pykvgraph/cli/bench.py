@@ -31,18 +31,18 @@ from pykvgraph.cli.verb import (
 )
 from pykvgraph.cli.where import Where, where_options
 from pykvgraph.errors import InvalidArgumentError
-from pykvgraph.lab.bench.tests import EXTRA_TESTS
-from pykvgraph.params import ContextParams, default_threads
+from pykvgraph.bench.tests import EXTRA_TESTS
+from pykvgraph.params.params import ContextParams, default_threads
 
 if TYPE_CHECKING:
-    from pykvgraph.lab.bench.requests import Served
-    from pykvgraph.lab.bench.runner import Result
-    from pykvgraph.lab.bench.streams import StreamSpeed
-    from pykvgraph.lab.bench.tests import Test
-    from pykvgraph.lab.bench.tiers import TierSpeed
-    from pykvgraph.lab.bench.turns import Speaker, Turn
-    from pykvgraph.model import Model
-    from pykvgraph.trace import Span
+    from pykvgraph.bench.requests import Served
+    from pykvgraph.bench.runner import Result
+    from pykvgraph.bench.streams import StreamSpeed
+    from pykvgraph.bench.tests import Test
+    from pykvgraph.bench.tiers import TierSpeed
+    from pykvgraph.bench.turns import Speaker, Turn
+    from pykvgraph.model.model import Model
+    from pykvgraph.context.trace import Span
 
 COUNT = click.IntRange(min=1)
 N_EXTRA_TOKENS = 32
@@ -210,7 +210,7 @@ def bench(
     requests: --vs 'llama-server -b 512'. Both have as many slots as clients.
     """
     import pykvgraph as kvg
-    from pykvgraph.lab.libllama import LibllamaModel
+    from pykvgraph.bench.libllama import LibllamaModel
     from pykvgraph.viz import plot_streams, plot_tiers
 
     if adapters.given and (clients or other or STREAM in extra):
@@ -307,7 +307,7 @@ def draw(model: str, turns: Mapping[str, list[Turn]], served: Mapping[str, list[
 def chosen_tests(
     n_prompt: tuple[int, ...], n_gen: tuple[int, ...], n_depth: tuple[int, ...], extra: tuple[str, ...]
 ) -> list[Test]:
-    from pykvgraph.lab.bench import tests
+    from pykvgraph.bench import tests
 
     if extra and max(n_depth) < MIN_CACHE_DEPTH:
         raise InvalidArgumentError(
@@ -327,7 +327,7 @@ def run_one(
     model: Model, beside: Any, test: Test, repetitions: int, n_threads: int, sizes: dict[str, Any]
 ) -> list[Result]:
     """A test on every engine; progress on a terminal."""
-    from pykvgraph.lab.bench.runner import makers, measure
+    from pykvgraph.bench.runner import makers, measure
 
     if test.n_seq > sizes["n_batch"]:
         raise InvalidArgumentError(
@@ -355,17 +355,10 @@ def run_turns(
     model: Model, depth: int, repetitions: int, n_threads: int, sizes: dict[str, Any]
 ) -> dict[str, list[Turn]]:
     """The conversation through a KeptText and through an Engine, new ones each time, by turns; no warm-up."""
-    from pykvgraph.context import Context
+    from pykvgraph.context.context import Context
     from pykvgraph.engine import Engine
-    from pykvgraph.kept_text import checkpoint_cells
-    from pykvgraph.lab.bench.turns import (
-        EngineSpeaker,
-        TextSpeaker,
-        converse,
-        medians,
-        n_asked,
-        write_script,
-    )
+    from pykvgraph.sequence.sequence import checkpoint_cells
+    from pykvgraph.bench.turns import EngineSpeaker, TextSpeaker, converse, medians, n_asked, write_script
 
     script = write_script(model, depth)
     sizes = {
@@ -400,7 +393,7 @@ def run_tiers(
     model: Model, depth: int, repetitions: int, n_threads: int, sizes: dict[str, Any]
 ) -> tuple[list[TierSpeed], list[Span]]:
     """New contexts each time, by turns."""
-    from pykvgraph.lab.bench.tiers import ARGUMENTS, measure_tiers
+    from pykvgraph.bench.tiers import ARGUMENTS, measure_tiers
 
     sizes = {**sizes, "n_threads": n_threads, "n_threads_batch": n_threads}
     with click.progressbar(
@@ -422,8 +415,8 @@ def run_streams(
     over: Sequence[str],
 ) -> Iterator[list[StreamSpeed]]:
     """Over one transport after the other."""
-    from pykvgraph.lab.bench.stream_ends import measure_over, transports_here
-    from pykvgraph.lab.bench.streams import n_ticks
+    from pykvgraph.bench.stream_ends import measure_over, transports_here
+    from pykvgraph.bench.streams import n_ticks
 
     sizes = {**sizes, "n_threads": n_threads, "n_threads_batch": n_threads}
     for kind in over or transports_here():
@@ -441,7 +434,7 @@ def run_requests(
 ) -> list[Served]:
     """Requests that share so many tokens, each time to a new engine."""
     from pykvgraph.engine import Engine
-    from pykvgraph.lab.bench.requests import N_AT_A_TIME, n_cells, serve, write_prompts
+    from pykvgraph.bench.requests import N_AT_A_TIME, n_cells, serve, write_prompts
 
     prompts = write_prompts(model, depth, (depth // 8, depth))
     runs: list[Served] = []

@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pykvgraph.cli.show import new_table, number_text, print_json, print_table
-from pykvgraph.sizes import size_text
+from pykvgraph.units import size_text
 
 if TYPE_CHECKING:
-    from pykvgraph.lab.bench.requests import Served
-    from pykvgraph.lab.bench.runner import Result
-    from pykvgraph.lab.bench.streams import StreamSpeed
-    from pykvgraph.lab.bench.tests import Test
-    from pykvgraph.lab.bench.tiers import TierSpeed
-    from pykvgraph.lab.bench.turns import Turn
-    from pykvgraph.model import Model
+    from pykvgraph.bench.requests import Served
+    from pykvgraph.bench.runner import Result
+    from pykvgraph.bench.streams import StreamSpeed
+    from pykvgraph.bench.tests import Test
+    from pykvgraph.bench.tiers import TierSpeed
+    from pykvgraph.bench.turns import Turn
+    from pykvgraph.model.model import Model
 
 WAITS = ("first_p50", "first_p95", "gap_p50", "gap_p95", "gap_max")
 ENGINE_WIDTH = len("libllama -fa 1, streams")

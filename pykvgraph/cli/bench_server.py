@@ -15,11 +15,11 @@ import click
 from pykvgraph.cli.bench_rows import WAITS, row_of_served
 from pykvgraph.cli.show import new_table, number_text, print_json, print_table
 from pykvgraph.errors import InvalidArgumentError
-from pykvgraph.params import default_threads
+from pykvgraph.params.params import default_threads
 
 if TYPE_CHECKING:
-    from pykvgraph.lab.bench.requests import Served
-    from pykvgraph.model import Model
+    from pykvgraph.bench.requests import Served
+    from pykvgraph.model.model import Model
 
 OURS = "pykvgraph"
 OWN = (64, 512)  # tokens of a prompt behind those that all share, at most
@@ -38,7 +38,7 @@ def measure_servers(
 ) -> None:
     """Prints a table for each number of shared tokens; with JSON, all rows at the end."""
     import pykvgraph as kvg
-    from pykvgraph.lab.bench.requests import N_ANSWER, write_prompts
+    from pykvgraph.bench.requests import N_ANSWER, write_prompts
     from pykvgraph.viz import plot_served, require_matplotlib
 
     if plot:
@@ -89,7 +89,7 @@ def _commands(rival: str | None) -> dict[str, list[str]]:
 
 def own_tokens(n_ctx_train: int, n_shared: int) -> tuple[int, int]:
     """How many own tokens a prompt may have, least and most: servers cut what the model has not learned."""
-    from pykvgraph.lab.bench.requests import N_ANSWER
+    from pykvgraph.bench.requests import N_ANSWER
 
     least, most = OWN[0], min(OWN[1], n_ctx_train - n_shared - N_ANSWER)
     if most < least:
@@ -132,8 +132,8 @@ def _serve(
     command: Sequence[str], model: Model, prompts: Sequence[Sequence[int]], n_clients: int, log: IO[bytes]
 ) -> Served:
     """The requests, behind a short one that warms up."""
-    from pykvgraph.lab.bench.requests import serve_over_http
-    from pykvgraph.lab.bench.servers import Client, started
+    from pykvgraph.bench.requests import serve_over_http
+    from pykvgraph.bench.servers import Client, started
 
     with started(command, log) as port:
         client = Client(port, model.tokenizer)

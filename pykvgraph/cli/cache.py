@@ -11,7 +11,7 @@ import click
 from pykvgraph.cli.show import new_table, print_json, print_table, printable
 from pykvgraph.cli.verb import Verb, examples, json_option, option
 from pykvgraph.errors import InvalidArgumentError
-from pykvgraph.sizes import size_text
+from pykvgraph.units import size_text
 
 if TYPE_CHECKING:
     from pykvgraph.tiers.survey import Seen

@@ -11,12 +11,12 @@ import click
 
 from pykvgraph.cli.show import print_json, printable
 from pykvgraph.cli.verb import Verb, examples, json_option, model_option, option, plot_option
-from pykvgraph.sizes import size_text
+from pykvgraph.units import size_text
 
 if TYPE_CHECKING:
-    from pykvgraph.context import Context
-    from pykvgraph.lab.cell_script import Operation
-    from pykvgraph.maps.snapshot import CellMap
+    from pykvgraph.context.context import Context
+    from pykvgraph.demos.cell_script import Operation
+    from pykvgraph.kv_cache.maps.snapshot import CellMap
     from pykvgraph.types import CellGroup, CellsView, UpdateStats
 
 COUNT = click.IntRange(min=1)
@@ -89,7 +89,7 @@ def cells(
     Only defrag in the script compacts the cache.
     """
     import pykvgraph as kvg
-    from pykvgraph.lab.cell_script import DEMONSTRATION, parse
+    from pykvgraph.demos.cell_script import DEMONSTRATION, parse
     from pykvgraph.models import embedded_model
     from pykvgraph.viz import require_matplotlib
 
@@ -204,7 +204,7 @@ def _group_json(group: CellGroup, view: CellsView, seq: int | None) -> dict[str,
     """The cells of a group that are used, and which of them the next token of the sequence attends over."""
     import numpy as np
 
-    from pykvgraph.maps.group import attended_span
+    from pykvgraph.kv_cache.maps.group import attended_span
 
     span = range(0) if seq is None else attended_span(view, seq)
     return {

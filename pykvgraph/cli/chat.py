@@ -17,8 +17,8 @@ from pykvgraph.cli.verb import examples, model_option, option
 if TYPE_CHECKING:
     from pykvgraph.chat import Conversation
     from pykvgraph.cli.talk import Talk
-    from pykvgraph.context import Context
-    from pykvgraph.maps.lines import Line
+    from pykvgraph.context.context import Context
+    from pykvgraph.kv_cache.maps.lines import Line
 
 
 @click.command(
@@ -87,7 +87,7 @@ def chat(
     from pykvgraph.chat import Conversation
     from pykvgraph.cli.chat_page import Page
     from pykvgraph.cli.talk import Talk
-    from pykvgraph.kept_text import checkpoint_cells
+    from pykvgraph.sequence.sequence import checkpoint_cells
     from pykvgraph.models import embedded_model
 
     on_terminal = sys.stdin.isatty() and sys.stdout.isatty()
@@ -144,6 +144,6 @@ def _loop(talk: Talk, given: Input, note: Callable[[str], None]) -> None:
 
 
 def _strip(context: Context, conversation: Conversation, width: int) -> Line:
-    from pykvgraph.maps.strip import strip
+    from pykvgraph.kv_cache.maps.strip import strip
 
     return strip(context.kv.cells(), conversation.turn_positions, conversation.n_forgotten, width)

@@ -12,7 +12,7 @@ from pykvgraph.cli.show import new_table, print_table
 
 if TYPE_CHECKING:
     from pykvgraph.cli.run_options import RunOptions
-    from pykvgraph.lab.recall import Dialogue, Said
+    from pykvgraph.demos.recall import Dialogue, Said
 
 N_CTX = 512  # small, so that one sees soon what is given up
 N_SHOWN = 2  # turns of small talk at the beginning of a stretch of it
@@ -23,8 +23,8 @@ def demo(model: str | None, run: RunOptions, n_dialogues: int) -> None:
     import pykvgraph as kvg
     from pykvgraph.cli.chat_page import Page
     from pykvgraph.cli.talk import discard_text
-    from pykvgraph.kept_text import checkpoint_cells
-    from pykvgraph.lab.recall import play
+    from pykvgraph.sequence.sequence import checkpoint_cells
+    from pykvgraph.demos.recall import play
     from pykvgraph.models import embedded_model
 
     page = Page(sys.stdout.isatty())
@@ -80,8 +80,8 @@ class _Narrator:
 
 
 def _print_totals(dialogues: list[Dialogue], n_ctx: int) -> None:
-    from pykvgraph.lab.dialogue import DID_NOT_TELL
-    from pykvgraph.lab.recall import totals
+    from pykvgraph.demos.dialogue import DID_NOT_TELL
+    from pykvgraph.demos.recall import totals
 
     n_tokens = sum(dialogue.n_tokens for dialogue in dialogues)
     click.echo(f"\n{len(dialogues)} dialogues, {n_tokens // len(dialogues)} tokens each, in {n_ctx} cells:")

@@ -8,15 +8,15 @@ import unicodedata
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from pykvgraph.maps.colors import ink
+from pykvgraph.kv_cache.maps.colors import ink
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.live import Live
     from rich.text import Text
 
-    from pykvgraph.maps.lines import Line
-    from pykvgraph.maps.snapshot import CellMap
+    from pykvgraph.kv_cache.maps.lines import Line
+    from pykvgraph.kv_cache.maps.snapshot import CellMap
 
 _EVERY = 0.08  # seconds from one picture of the strip to the next
 _STRIP_LINES = 3  # of the terminal's height, for the strip: what is taller than the terminal is not shown

@@ -13,8 +13,8 @@ from pykvgraph.cli.show import new_table, print_json, print_table, printable
 from pykvgraph.cli.verb import Numbers, Verb, examples, json_option, option, plot_option
 
 if TYPE_CHECKING:
-    from pykvgraph.cluster.simulation.costs import Costs
-    from pykvgraph.cluster.simulation.simulation import Outcome
+    from pykvgraph.bench.cluster_simulation.costs import Costs
+    from pykvgraph.bench.cluster_simulation.simulation import Outcome
     from pykvgraph.viz import Routed
 
 SERVER = "http://127.0.0.1:8080"  # serve's, unless it is told otherwise
@@ -101,8 +101,8 @@ def cluster(
 
 def _costs(model: str) -> Costs:
     from pykvgraph import Context, Model
-    from pykvgraph.cluster.simulation.costs import Costs
-    from pykvgraph.step_times import times_of
+    from pykvgraph.bench.cluster_simulation.costs import Costs
+    from pykvgraph.engine.step_times import times_of
 
     with Model(model, device="cpu") as opened, Context(opened, n_ctx=_N_CTX) as ctx:
         return Costs(times_of(ctx), sum(group.cell_bytes for group in ctx.kv.groups if group.kind != "state"))
@@ -110,7 +110,7 @@ def _costs(model: str) -> Costs:
 
 def _simulated(costs: Costs, sizes: Sequence[int]) -> Iterator[dict[str, Routed]]:
     """Of each number of workers, what became of it by each policy."""
-    from pykvgraph.cluster.simulation.simulation import POLICIES, people_for, simulate
+    from pykvgraph.bench.cluster_simulation.simulation import POLICIES, people_for, simulate
 
     n_people = people_for(costs)
     for n in sizes:

@@ -14,10 +14,10 @@ def downloaded(source: str, from_hub: bool, *, offline: bool = False) -> str:
     offline: of an address, what is in the cache; huggingface_hub has a variable for that.
     """
     if from_hub:
-        from pykvgraph.hub import download_model
+        from pykvgraph.download.hub import download_model
 
         return download_model(source)  # with bars of huggingface_hub's own
-    from pykvgraph import web_file
+    from pykvgraph.download import web_file
 
     if offline:
         return web_file.cached(source)

@@ -15,7 +15,7 @@ from pykvgraph.cli.prompt import prompt_options
 from pykvgraph.cli.run_options import RunOptions, run_options
 from pykvgraph.cli.show import print_json, speed_text
 from pykvgraph.cli.verb import Interruptible, examples, json_option, model_option, option
-from pykvgraph.context_shift import N_KEEP
+from pykvgraph.context.context_shift import N_KEEP
 from pykvgraph.errors import InvalidArgumentError
 
 if TYPE_CHECKING:

@@ -22,11 +22,11 @@ from pykvgraph.cli.verb import (
     ubatch_option,
 )
 from pykvgraph.cli.where import Where, where_options
-from pykvgraph.params import CACHE_TYPES, ContextParams
-from pykvgraph.sizes import size_text
+from pykvgraph.params.params import CACHE_TYPES, ContextParams
+from pykvgraph.units import size_text
 
 if TYPE_CHECKING:
-    from pykvgraph.device_types import Abilities, DeviceInfo, DevicePart, LibraryInfo
+    from pykvgraph.model.device_types import Abilities, DeviceInfo, DevicePart, LibraryInfo
 
 ATTENTION = {"flash": "flash", "plain": "plain", "attend": "our kernel", "": "-"}
 

@@ -21,12 +21,12 @@ from pykvgraph.cli.show import (
 )
 from pykvgraph.cli.verb import Verb, examples, json_option, model_option, option
 from pykvgraph.errors import ModelLoadError, UnsupportedError
-from pykvgraph.sizes import size_text
+from pykvgraph.units import size_text
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from pykvgraph.text.tokenizer import Tokenizer
+    from pykvgraph.model.tokenizer import Tokenizer
     from pykvgraph.types import LayerSpec, ModelInfo, TensorInfo
 
 T = TypeVar("T")
@@ -89,7 +89,7 @@ def inspect(model: str | None, listed: bool, as_json: bool) -> None:
 
 def _print_architectures(as_json: bool) -> None:
     """docs/architectures.md says what was compared, and how."""
-    from pykvgraph.architectures import architectures, figure_text
+    from pykvgraph.model.architectures import architectures, figure_text
 
     found = architectures()
     if as_json:

@@ -25,12 +25,12 @@ from pykvgraph.cli.verb import (
     threads_option,
 )
 from pykvgraph.cli.where import Where, where_options
-from pykvgraph.lab.passkey import Task
-from pykvgraph.params import ContextParams
+from pykvgraph.demos.passkey import Task
+from pykvgraph.params.params import ContextParams
 
 if TYPE_CHECKING:
-    from pykvgraph.context import Context
-    from pykvgraph.lab.passkey import Trial
+    from pykvgraph.context.context import Context
+    from pykvgraph.demos.passkey import Trial
     from pykvgraph.types import CellsView, ShiftReport
 
 COUNT = click.IntRange(min=1)
@@ -118,8 +118,8 @@ def passkey(where: Where, **arguments: Any) -> None:
     text is quick: --n-junk 100 --trials 1.
     """
     import pykvgraph as kvg
-    from pykvgraph.context import fitting_n_ctx
-    from pykvgraph.lab.passkey import default_n_ctx
+    from pykvgraph.context.context import fitting_n_ctx
+    from pykvgraph.demos.passkey import default_n_ctx
     from pykvgraph.models import embedded_model
     from pykvgraph.viz import require_matplotlib
 
@@ -170,7 +170,7 @@ def passkey(where: Where, **arguments: Any) -> None:
 
 def one(ctx: Context, task: Task, index: int, quiet: bool, plot: str | None = None) -> Trial:
     """The trial with the index-th seed, a line per shift and a verdict unless quiet. plot: a film's path."""
-    from pykvgraph.lab.passkey import run
+    from pykvgraph.demos.passkey import run
     from pykvgraph.viz import Frame, plot_film
 
     frames: list[Frame] = []
@@ -204,7 +204,7 @@ def grid(ctx: Context, task: Task, n_trials: int, quiet: bool, plot: str | None,
 
     The table has what there is when it is interrupted.
     """
-    from pykvgraph.lab.passkey import N_ANSWER, run, tokens_per_line
+    from pykvgraph.demos.passkey import N_ANSWER, run, tokens_per_line
 
     per_line = tokens_per_line(ctx.model)
     depths = [(i + 0.5) / DEPTHS for i in range(DEPTHS)]

@@ -25,7 +25,7 @@ from pykvgraph.cli.verb import (
 from pykvgraph.cli.where import Where, where_options
 from pykvgraph.errors import UnsupportedError
 from pykvgraph.plan.fitting import MARGIN
-from pykvgraph.sizes import size_text
+from pykvgraph.units import size_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -99,7 +99,7 @@ def plan(
     With --time, steps of a few sizes are measured in a second or two, and remembered for the file, the
     devices and the settings; a line through them says how long a prompt and a token take.
     """
-    from pykvgraph.gguf_file import GgufFile
+    from pykvgraph.model.gguf_file import GgufFile
     from pykvgraph.plan.fitting import fit_n_ctx
     from pykvgraph.plan.memory_model import learn_memory
 
@@ -138,7 +138,7 @@ def _times(
 ) -> tuple[TimeModel, list[StepSample]]:
     """What is remembered of this model's steps, or measured; a picture shows what is measured now."""
     import pykvgraph as kvg
-    from pykvgraph.step_times import learn_times, times_of
+    from pykvgraph.engine.step_times import learn_times, times_of
 
     context = {**sizes, "n_ctx": min(fit.n_ctx, _TIMED_CELLS), **where.context()}
     with kvg.Model(model, **where.model()) as loaded, kvg.Context(loaded, **context) as ctx:

@@ -14,7 +14,7 @@ from typing import IO, Any, NamedTuple
 
 from pykvgraph.checks import shown
 from pykvgraph.errors import InvalidArgumentError
-from pykvgraph.params import SamplingParams
+from pykvgraph.params.params import SamplingParams
 
 LONGEST_LINE = 1 << 26  # bytes
 _N_AHEAD = 16  # lines that are read before they are asked for

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from pykvgraph.sizes import size_text
+from pykvgraph.units import size_text
 
 if TYPE_CHECKING:
-    from pykvgraph.text.tokenizer import Tokenizer
+    from pykvgraph.model.tokenizer import Tokenizer
     from pykvgraph.types import LayerSpec, ModelInfo, TensorInfo
 
 _KINDS = {

@@ -27,10 +27,10 @@ from pykvgraph.cli.verb import (
     ubatch_option,
 )
 from pykvgraph.cli.where import Where, where_options
-from pykvgraph.params import MAX_SEED, ContextParams, SamplingParams
+from pykvgraph.params.params import MAX_SEED, ContextParams, SamplingParams
 
 if TYPE_CHECKING:
-    from pykvgraph.model import Model
+    from pykvgraph.model.model import Model
 
 Command = Callable[..., None]
 COUNT = click.IntRange(min=1)
@@ -58,7 +58,7 @@ class RunOptions:
         n_ctx, n_train = self.context["n_ctx"], model.n_ctx_train * n_grp
         context = {**self.context, **self.where.context(), **others}
         if n_ctx == "auto":
-            from pykvgraph.context import fitting_n_ctx
+            from pykvgraph.context.context import fitting_n_ctx
 
             n_ctx = fitting_n_ctx(model, n_train, context)
         elif n_ctx and n_ctx > n_train:

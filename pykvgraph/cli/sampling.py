@@ -10,7 +10,7 @@ import click
 
 from pykvgraph.cli.prompt import escaped, unescaped
 from pykvgraph.cli.verb import option
-from pykvgraph.params import SamplingParams
+from pykvgraph.params.params import SamplingParams
 
 Function = Callable[..., Any]
 

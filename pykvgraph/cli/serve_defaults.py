@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from pykvgraph.params import SAMPLERS, SamplingParams
+from pykvgraph.params.params import SAMPLERS, SamplingParams
 
 _ALWAYS = {"temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p", "seed": "seed"}
 _OF_SAMPLERS = (
@@ -58,9 +58,9 @@ def _texts(texts: tuple[str, ...], escape: bool | None) -> list[str]:
 
 
 def _samplers(given: dict[str, Any]) -> dict[str, Any]:
-    from pykvgraph.server.errors import WireError
-    from pykvgraph.server.fields import Fields
-    from pykvgraph.server.sampling import ADAPTIVE, sampler_names
+    from pykvgraph.openai.errors import WireError
+    from pykvgraph.server.requests.fields import Fields
+    from pykvgraph.server.requests.sampling import ADAPTIVE, sampler_names
 
     names, letters = given["samplers"], given["sampler_seq"]
     if names is not None and letters is not None:

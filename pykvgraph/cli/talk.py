@@ -12,11 +12,11 @@ from pykvgraph.cli.chat_input import Input
 from pykvgraph.cli.chat_page import Page
 from pykvgraph.cli.show import speed_text
 from pykvgraph.errors import InvalidArgumentError, KVGraphError
-from pykvgraph.params import MAX_SEED, SamplingParams
+from pykvgraph.params.params import MAX_SEED, SamplingParams
 
 if TYPE_CHECKING:
     from pykvgraph.chat import Conversation, Discard
-    from pykvgraph.context import Context
+    from pykvgraph.context.context import Context
     from pykvgraph.types import Piece
 
 COMMANDS = {

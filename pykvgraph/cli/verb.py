@@ -12,7 +12,7 @@ from click.core import ParameterSource
 
 from pykvgraph.errors import InvalidArgumentError, KVGraphError
 from pykvgraph.interrupted import ctrl_c_raises
-from pykvgraph.params import CACHE_TYPES, ContextParams
+from pykvgraph.params.params import CACHE_TYPES, ContextParams
 from pykvgraph.viz.figure import PICTURES
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -11,7 +11,7 @@ import click
 
 from pykvgraph.cli.overrides import override_option
 from pykvgraph.cli.verb import option
-from pykvgraph.params import KV_TIERS, ContextParams, ModelParams
+from pykvgraph.params.params import KV_TIERS, ContextParams, ModelParams
 
 Command = Callable[..., None]
 

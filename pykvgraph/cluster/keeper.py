@@ -18,7 +18,7 @@ from pykvgraph.cluster.life import Life
 from pykvgraph.cluster.order import Told
 from pykvgraph.errors import KVGraphError
 from pykvgraph.server.engine_spec import EngineSpec
-from pykvgraph.server.keys import RUN_HEADER
+from pykvgraph.server.http.keys import RUN_HEADER
 
 _log = logging.getLogger("pykvgraph.server")
 FIRST_DELAY, LONGEST_DELAY = 0.1, 30.0  # seconds before a worker is started again; doubled each time

@@ -19,7 +19,7 @@ from pykvgraph.cluster.keeper import Keeper
 from pykvgraph.cluster.order import Told, read_order
 from pykvgraph.errors import DeviceError, KVGraphError
 from pykvgraph.server.engine_spec import EngineSpec
-from pykvgraph.server.run import Server, address_of, listen
+from pykvgraph.server.http.run import Server, address_of, listen
 
 _log = logging.getLogger("pykvgraph.server")
 _AGAIN_SECONDS = 60.0  # in which Ray has a process for an actor that has ended

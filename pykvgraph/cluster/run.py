@@ -7,7 +7,7 @@ import socket
 
 from pykvgraph.cluster.front import Front, front_app
 from pykvgraph.cluster.keeper import Keeper
-from pykvgraph.server.run import HttpServer
+from pykvgraph.server.http.run import HttpServer
 
 _END_SECONDS = 30.0  # that workers have until they are killed, when a server ends
 

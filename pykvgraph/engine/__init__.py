@@ -2,6 +2,6 @@
 
 from pykvgraph.engine.engine import Engine
 from pykvgraph.engine.request import Request
-from pykvgraph.engine.window import Window
+from pykvgraph.engine.context_window import Window
 
 __all__ = ["Engine", "Request", "Window"]

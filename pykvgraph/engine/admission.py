@@ -8,10 +8,10 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from pykvgraph.context import Context
-from pykvgraph.engine.branch import Branch
+from pykvgraph.context.context import Context
+from pykvgraph.engine.sequence import Branch
 from pykvgraph.engine.reading import Reading
-from pykvgraph.kept_text import EVERY
+from pykvgraph.sequence.sequence import EVERY
 from pykvgraph.plan.memory_model import speculation_limit
 from pykvgraph.prefix import block
 

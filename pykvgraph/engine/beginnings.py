@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pykvgraph.engine.branch import Branch
+from pykvgraph.engine.sequence import Branch
 from pykvgraph.prefix import block
 
 _MOST_PARTINGS = 8  # of a text

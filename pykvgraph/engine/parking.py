@@ -5,7 +5,7 @@ from __future__ import annotations
 from concurrent.futures import Future
 
 from pykvgraph.engine.request import Request
-from pykvgraph.engine.texts import Texts
+from pykvgraph.engine.running import Texts
 from pykvgraph.errors import KVGraphError
 
 

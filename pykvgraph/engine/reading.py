@@ -7,9 +7,9 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, Literal
 
-from pykvgraph.adapter import Active
-from pykvgraph.batch import Batch
-from pykvgraph.context import Context
+from pykvgraph.model.adapter import Active
+from pykvgraph.context.batch import Batch
+from pykvgraph.context.context import Context
 from pykvgraph.errors import CacheFullError
 from pykvgraph.prefix.index import PrefixIndex
 

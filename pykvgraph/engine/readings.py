@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import deque
 
-from pykvgraph.context import Context
+from pykvgraph.context.context import Context
 from pykvgraph.engine.admission import Admission
 from pykvgraph.engine.reading import Reading
-from pykvgraph.engine.texts import Texts
+from pykvgraph.engine.running import Texts
 from pykvgraph.errors import CacheFullError, DeviceError
 
 

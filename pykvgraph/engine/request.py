@@ -17,7 +17,7 @@ from pykvgraph.errors import InvalidArgumentError
 from pykvgraph.types import Piece
 
 if TYPE_CHECKING:
-    from pykvgraph.engine.branch import Branch
+    from pykvgraph.engine.sequence import Branch
 
 
 class _End(NamedTuple):

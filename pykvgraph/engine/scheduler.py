@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from pykvgraph.adapter import Active
-from pykvgraph.engine.branch import Branch
+from pykvgraph.model.adapter import Active
+from pykvgraph.engine.sequence import Branch
 from pykvgraph.engine.waiting import Waiting
 
 

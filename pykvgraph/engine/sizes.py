@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pykvgraph.context import Context, fitting_n_ctx, warning_of_memory
-from pykvgraph.device import devices
-from pykvgraph.kept_text import EVERY
-from pykvgraph.model import Model
+from pykvgraph.context.context import Context, fitting_n_ctx, warning_of_memory
+from pykvgraph.model.device import devices
+from pykvgraph.sequence.sequence import EVERY
+from pykvgraph.model.model import Model
 from pykvgraph.plan.free_memory import host_free_bytes
 from pykvgraph.types import CellGroup
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from operator import itemgetter
 from typing import TypeAlias
 
-from pykvgraph.engine.branch import Branch
+from pykvgraph.engine.sequence import Branch
 
 _N_FIRST = 64  # that are looked at in a step, however many wait
 _LEAST_STALE = 256  # entries of texts that have left, for which the heap is not made anew

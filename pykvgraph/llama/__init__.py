@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from llama_cpp.llama_grammar import LlamaGrammar
 
     from pykvgraph.llama.cache import LlamaCache, LlamaDiskCache, LlamaRAMCache
-    from pykvgraph.text.chat_template import ChatTemplate
+    from pykvgraph.chat.chat_template import ChatTemplate
 
 # imported when somebody asks for it
 _OURS = {"ChatTemplate": "text.chat_template"} | dict.fromkeys(

@@ -6,10 +6,10 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from pykvgraph.adapter import Adapter
+from pykvgraph.model.adapter import Adapter
 from pykvgraph.errors import InvalidArgumentError, UnsupportedError
-from pykvgraph.model import Model
-from pykvgraph.params import CACHE_TYPES
+from pykvgraph.model.model import Model
+from pykvgraph.params.params import CACHE_TYPES
 
 RANDOM_SEED = 0xFFFFFFFF  # llama-cpp-python's default: a seed of its own for each model
 _ALL_LAYERS = -1

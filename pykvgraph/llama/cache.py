@@ -7,10 +7,10 @@ import weakref
 from array import array
 from collections.abc import Sequence
 
-from pykvgraph.adapter import key_of
-from pykvgraph.context import Context
+from pykvgraph.model.adapter import key_of
+from pykvgraph.context.context import Context
 from pykvgraph.errors import KVGraphError
-from pykvgraph.kept_text import N_CHECKPOINTS
+from pykvgraph.sequence.sequence import N_CHECKPOINTS
 from pykvgraph.prefix import block
 from pykvgraph.prefix.index import PrefixIndex
 from pykvgraph.tiers.loader import Job, fill, places_for

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 from pykvgraph._native import libllama
 from pykvgraph._native.fork import importing
 from pykvgraph.errors import InvalidArgumentError, UnsupportedError
-from pykvgraph.gguf_file import TEMPLATE_KEY
+from pykvgraph.model.gguf_file import TEMPLATE_KEY
 from pykvgraph.llama import responses
 from pykvgraph.llama.vocabulary import Vocabulary
-from pykvgraph.text.schema_limits import check_schema
+from pykvgraph.sampling.schema_limits import check_schema
 
 if TYPE_CHECKING:
     from pykvgraph.llama.llama import Llama
-    from pykvgraph.text.chat_template import ChatTemplate
+    from pykvgraph.chat.chat_template import ChatTemplate
 
 Handler = Callable[..., Any]
 _DEFAULT = "chat_template.default"
@@ -127,7 +127,7 @@ class TemplateHandler:
         """Read on first use: a broken one is no reason not to open the file."""
         if self._template is None:
             with importing:
-                from pykvgraph.text.chat_template import ChatTemplate
+                from pykvgraph.chat.chat_template import ChatTemplate
             self._template = ChatTemplate(self._source, bos_token=self._bos, eos_token=self._eos)
         return self._template
 
@@ -162,7 +162,7 @@ def _grammar_of(schema: Any) -> str:
     Raises InvalidArgumentError for a schema beyond the limits, which must not be ignored.
     """
     with importing:
-        from pykvgraph.text.grammar_text import grammar_of_schema
+        from pykvgraph.sampling.grammar_text import grammar_of_schema
     text = json.dumps(schema)
     check_schema(schema, len(text))
     try:

@@ -13,7 +13,7 @@ from pykvgraph.errors import InvalidArgumentError, UnsupportedError
 from pykvgraph.llama import responses
 from pykvgraph.llama.logprobs import Logprobs
 from pykvgraph.llama.sampling import LlamaSampler
-from pykvgraph.text.text_stream import overlap
+from pykvgraph.sequence.text_stream import overlap
 
 if TYPE_CHECKING:
     from pykvgraph.llama.llama import Llama

@@ -8,9 +8,9 @@ import numpy as np
 import numpy.typing as npt
 
 from pykvgraph.errors import InvalidArgumentError
-from pykvgraph.model import Model
-from pykvgraph.pooling import pooled, pooling_of
-from pykvgraph.texts_together import groups_of, states_of
+from pykvgraph.model.model import Model
+from pykvgraph.context.pooling import pooled, pooling_of
+from pykvgraph.context.prompt_batches import groups_of, states_of
 
 if TYPE_CHECKING:
     from pykvgraph.llama.llama import Llama

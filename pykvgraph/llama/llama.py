@@ -8,14 +8,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 from pykvgraph._native.fork import importing, renew_cached_properties_in_child
-from pykvgraph.context import Context
+from pykvgraph.context.context import Context
 from pykvgraph.errors import InvalidArgumentError, UnsupportedError
 from pykvgraph.llama import arguments, chat, completion, embedding
 from pykvgraph.llama.text import LlamaText
 from pykvgraph.llama.vocabulary import Vocabulary
-from pykvgraph.model import Model
-from pykvgraph.pooling import POOLINGS, pooling_of
-from pykvgraph.text.tokenizer import Tokenizer
+from pykvgraph.model.model import Model
+from pykvgraph.context.pooling import POOLINGS, pooling_of
+from pykvgraph.model.tokenizer import Tokenizer
 
 
 class Llama(LlamaText):
@@ -385,7 +385,7 @@ class Llama(LlamaText):
         if local_dir_use_symlinks not in ("auto", False):
             raise UnsupportedError("local_dir_use_symlinks: huggingface_hub has no such links any more")
         with importing:
-            from pykvgraph import hub
+            from pykvgraph.download import hub
         path = hub.download(repo_id, filename, additional_files or (), local_dir, cache_dir)
         return cls(model_path=path, **kwargs)
 

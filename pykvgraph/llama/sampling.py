@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from pykvgraph.context import LastOutput
+from pykvgraph.context.context import LastOutput
 from pykvgraph.errors import InvalidArgumentError
 from pykvgraph.llama.arguments import RANDOM_SEED, refuse_unsupported
-from pykvgraph.params import SamplingParams
-from pykvgraph.text.sampling import Sampler
+from pykvgraph.params.params import SamplingParams
+from pykvgraph.sampling.sampler import Sampler
 
 if TYPE_CHECKING:
     from pykvgraph.llama.text import LlamaText

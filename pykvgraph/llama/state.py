@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pykvgraph.text.sampling import Sampler
+from pykvgraph.sampling.sampler import Sampler
 
 
 @dataclass

@@ -7,7 +7,7 @@ from typing import Any
 
 from pykvgraph._native import libllama
 from pykvgraph.checks import integers
-from pykvgraph.text.tokenizer import Tokenizer
+from pykvgraph.model.tokenizer import Tokenizer
 
 NO_TOKEN = -1
 

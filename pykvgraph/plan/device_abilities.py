@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 
-from pykvgraph.device_types import Abilities
+from pykvgraph.model.device_types import Abilities
 from pykvgraph.errors import UnsupportedError
-from pykvgraph.params import ContextParams
+from pykvgraph.params.params import ContextParams
 from pykvgraph.plan.memory import plan_memory
 
 

@@ -7,14 +7,14 @@ import resource
 from dataclasses import dataclass
 from typing import Any
 
-from pykvgraph.device import devices
-from pykvgraph.device_types import DevicePart
+from pykvgraph.model.device import devices
+from pykvgraph.model.device_types import DevicePart
 from pykvgraph.errors import DeviceError
-from pykvgraph.gguf_file import GgufFile
+from pykvgraph.model.gguf_file import GgufFile
 from pykvgraph.plan.free_memory import host_free_bytes
 from pykvgraph.plan.memory import plan_memory
 from pykvgraph.plan.memory_model import weight_limit
-from pykvgraph.sizes import size_text
+from pykvgraph.units import size_text
 
 MARGIN = 20  # per cent of the free memory, for what others may take meanwhile
 STEP = 256  # cells

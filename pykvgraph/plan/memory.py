@@ -10,11 +10,11 @@ from typing import Any
 from pykvgraph._native.handles import Handle
 from pykvgraph._native.library import lib
 from pykvgraph.checks import native_path
-from pykvgraph.device import read_parts
-from pykvgraph.device_types import DevicePart
-from pykvgraph.gguf_file import GgufFile
-from pykvgraph.overrides import Overrides
-from pykvgraph.params import ContextParams, ModelParams
+from pykvgraph.model.device import read_parts
+from pykvgraph.model.device_types import DevicePart
+from pykvgraph.model.gguf_file import GgufFile
+from pykvgraph.params.overrides import Overrides
+from pykvgraph.params.params import ContextParams, ModelParams
 
 
 def plan_memory(

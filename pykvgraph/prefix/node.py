@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 
-from pykvgraph.hold import Hold, ResumePoint
+from pykvgraph.kv_cache.hold import Hold, ResumePoint
 from pykvgraph.prefix import block
 
 

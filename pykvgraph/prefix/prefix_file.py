@@ -9,7 +9,7 @@ from array import array
 from typing import NamedTuple
 
 from pykvgraph.errors import StateError
-from pykvgraph.state.file import read_regular
+from pykvgraph.kv_cache.saved.file import read_regular
 
 _MAGIC = b"kvgtext\1"
 _HEAD = struct.Struct("<8sII")  # magic, number of tokens, CRC-32 of their ids

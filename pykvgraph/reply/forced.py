@@ -14,7 +14,7 @@ from pykvgraph.errors import InvalidArgumentError
 from pykvgraph.reply.format import Calls, Format
 from pykvgraph.reply.parser import tools_of
 from pykvgraph.reply.readers import json_calls
-from pykvgraph.text.grammar_text import grammar_of_schema
+from pykvgraph.sampling.grammar_text import grammar_of_schema
 
 
 @dataclass(frozen=True)

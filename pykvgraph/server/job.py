@@ -7,14 +7,14 @@ import dataclasses
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Any
 
-from pykvgraph.adapter import Active
+from pykvgraph.model.adapter import Active
 from pykvgraph.engine import Engine, Request, Window
 from pykvgraph.engine.listener import Listener
-from pykvgraph.params import SamplingParams
-from pykvgraph.server.errors import WireError, no_room
-from pykvgraph.server.form import MANY_PROBS
-from pykvgraph.server.sample import Sample
-from pykvgraph.server.sampling import n_predict_of
+from pykvgraph.params.params import SamplingParams
+from pykvgraph.openai.errors import WireError, no_room
+from pykvgraph.openai.form import MANY_PROBS
+from pykvgraph.openai.sample import Sample
+from pykvgraph.server.requests.sampling import n_predict_of
 from pykvgraph.server.slots import Slots
 from pykvgraph.tiers.peer import Peer
 from pykvgraph.types import Piece

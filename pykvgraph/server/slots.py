@@ -7,10 +7,10 @@ import itertools
 from collections import OrderedDict
 from typing import Any, NamedTuple
 
-from pykvgraph.adapter import Active
+from pykvgraph.model.adapter import Active
 from pykvgraph.server.free_slots import FreeSlots
-from pykvgraph.server.sample import Sample
-from pykvgraph.server.sampling import told_briefly
+from pykvgraph.openai.sample import Sample
+from pykvgraph.server.requests.sampling import told_briefly
 
 _ANY = -1  # slot
 

@@ -15,7 +15,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Receive
 
 from pykvgraph.abandoned import AbandonedError, Wanted, begin
-from pykvgraph.server.reply import unless_gone
+from pykvgraph.server.http.reply import unless_gone
 
 R = TypeVar("R")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from pykvgraph.packed import PackedRows
+from pykvgraph.kv_cache.saved.device_rows import PackedRows
 
 Region = bytes | bytearray | PackedRows
 

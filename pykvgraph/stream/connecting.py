@@ -6,10 +6,10 @@ import socket
 import time
 
 from pykvgraph.errors import TransportError
-from pykvgraph.stream.connection import Connection
-from pykvgraph.stream.frame import FrameError
-from pykvgraph.stream.hello import CHALLENGE_BYTES, WELCOME_BYTES, ConnectorSide
-from pykvgraph.stream.socket_address import SocketAddress
+from pykvgraph.stream.transports.connection import Connection
+from pykvgraph.stream.transports.frame import FrameError
+from pykvgraph.stream.transports.hello import CHALLENGE_BYTES, WELCOME_BYTES, ConnectorSide
+from pykvgraph.stream.transports.socket_address import SocketAddress
 
 
 def connect(to: SocketAddress, address: str, token: bytes, timeout: float, queue_bytes: int) -> Connection:

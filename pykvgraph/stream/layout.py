@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from pykvgraph.checks import integer, shown
 from pykvgraph.errors import InvalidArgumentError
-from pykvgraph.stream.transport import Transport
+from pykvgraph.stream.transports.transport import Transport
 
 
 class Layout:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pykvgraph.context import Context
-from pykvgraph.stream.arriving import arrivals
+from pykvgraph.context.context import Context
+from pykvgraph.stream.receive import arrivals
 from pykvgraph.stream.layout import Layout
 from pykvgraph.stream.replicated import ACK, ACK_KEY
 

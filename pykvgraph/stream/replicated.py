@@ -12,9 +12,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple
 
 from pykvgraph.checks import real
-from pykvgraph.context import Context
+from pykvgraph.context.context import Context
 from pykvgraph.errors import InvalidArgumentError, TransportError
-from pykvgraph.stream.following import following
+from pykvgraph.stream.follow import following
 from pykvgraph.stream.layout import Layout
 
 if TYPE_CHECKING:

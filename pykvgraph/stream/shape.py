@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from pykvgraph.errors import InvalidArgumentError
-from pykvgraph.state.geometry import Geometry
-from pykvgraph.state.look import read_group, read_info, read_state_columns
+from pykvgraph.kv_cache.saved.geometry import Geometry
+from pykvgraph._native.kv import read_group, read_info, read_state_columns
 from pykvgraph.stream.layout import Layout
 
 T = TypeVar("T")

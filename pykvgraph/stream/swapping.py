@@ -8,11 +8,11 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from pykvgraph.checks import integer
-from pykvgraph.context import Context
+from pykvgraph.context.context import Context
 from pykvgraph.errors import InvalidArgumentError
-from pykvgraph.stream.arriving import stream_in
+from pykvgraph.stream.receive import stream_in
 from pykvgraph.stream.layout import Layout
-from pykvgraph.stream.leaving import stream_out
+from pykvgraph.stream.send import stream_out
 
 if TYPE_CHECKING:
     from typing_extensions import Self

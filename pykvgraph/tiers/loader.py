@@ -11,10 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from pykvgraph.errors import KVGraphError
-from pykvgraph.incoming import Incoming, Place
+from pykvgraph.kv_cache.reserved_cells import Incoming, Place
 from pykvgraph.prefix import block
-from pykvgraph.state.cells import SavedState
-from pykvgraph.state.geometry import Geometry
+from pykvgraph.kv_cache.saved.cells import SavedState
+from pykvgraph.kv_cache.saved.geometry import Geometry
 from pykvgraph.tiers.miss import MissError, Reason
 from pykvgraph.tiers.record import Name, unpack
 from pykvgraph.tiers.store import Store

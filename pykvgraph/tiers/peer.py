@@ -9,7 +9,7 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Callable
 
-from pykvgraph.stream.transport import Transport
+from pykvgraph.stream.transports.transport import Transport
 from pykvgraph.tiers.record import Name, Record
 
 _log = logging.getLogger("pykvgraph")

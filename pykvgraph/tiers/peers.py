@@ -6,8 +6,8 @@ import threading
 import time
 from collections import OrderedDict
 
-from pykvgraph.stream.opening import open as open_transport
-from pykvgraph.stream.transport import Transport
+from pykvgraph.stream.transports.opening import open as open_transport
+from pykvgraph.stream.transports.transport import Transport
 from pykvgraph.tiers.peer import Peer
 
 _MOST = 256  # that are open; the one used longest ago is closed

@@ -14,9 +14,9 @@ import xxhash
 
 from pykvgraph.errors import StateError
 from pykvgraph.prefix import block
-from pykvgraph.state.cells import SavedState
-from pykvgraph.state.format import unpack as unpack_state
-from pykvgraph.state.geometry import Geometry
+from pykvgraph.kv_cache.saved.cells import SavedState
+from pykvgraph.kv_cache.saved.format import unpack as unpack_state
+from pykvgraph.kv_cache.saved.geometry import Geometry
 from pykvgraph.tiers.miss import MissError
 
 MAGIC = b"kvgtier\1"

@@ -6,11 +6,11 @@ import copy
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
-from pykvgraph.context import Context
+from pykvgraph.context.context import Context
 from pykvgraph.errors import KVGraphError
 from pykvgraph.prefix import block
 from pykvgraph.prefix.node import Node, Point, Root
-from pykvgraph.state.transfer import take_held
+from pykvgraph.kv_cache.saved.transfer import take_held
 from pykvgraph.tiers.record import FRONT_BYTES, Name, Record, geometry_of, pack
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ import threading
 from collections.abc import Callable
 
 from pykvgraph.errors import TransportError
-from pykvgraph.stream.opening import listen
-from pykvgraph.stream.transport import Transport
+from pykvgraph.stream.transports.opening import listen
+from pykvgraph.stream.transports.transport import Transport
 from pykvgraph.tiers.peer import ANSWER, HEAD
 from pykvgraph.tiers.record import FRONT_BYTES, HEAD_BYTES, Record, read_front
 

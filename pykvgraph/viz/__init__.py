@@ -1,7 +1,7 @@
 """Pictures of the cache: a map of the cells for the terminal, and as a PNG, SVG or PDF (with matplotlib)."""
 
-from pykvgraph.maps.group import legend
-from pykvgraph.maps.snapshot import CellMap
+from pykvgraph.kv_cache.maps.group import legend
+from pykvgraph.kv_cache.maps.snapshot import CellMap
 from pykvgraph.viz.cell_plot import Row, plot_rows
 from pykvgraph.viz.figure import new_figure, require_matplotlib, save_figure
 from pykvgraph.viz.film import Frame, plot_film

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pykvgraph.errors import InvalidArgumentError
-from pykvgraph.maps.colors import EMPTY_COLOR, HOLE_COLOR
+from pykvgraph.kv_cache.maps.colors import EMPTY_COLOR, HOLE_COLOR
 from pykvgraph.types import CellsView
 from pykvgraph.viz.figure import new_figure, save_figure
 

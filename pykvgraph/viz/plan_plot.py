@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from pykvgraph.device_types import DevicePart
+from pykvgraph.model.device_types import DevicePart
 from pykvgraph.plan.time_model import cells_of_run
 from pykvgraph.viz.figure import new_figure, save_figure
 

@@ -13,7 +13,7 @@ from pykvgraph.viz.figure import new_figure, save_figure
 from pykvgraph.viz.turns_plot import COLORS
 
 if TYPE_CHECKING:
-    from pykvgraph.lab.bench.requests import Served
+    from pykvgraph.bench.requests import Served
 
 
 def plot_served(title: str, served: Mapping[str, Sequence[Served]], path: str | os.PathLike[str]) -> None:

@@ -10,7 +10,7 @@ from pykvgraph.viz.figure import new_figure, save_figure
 from pykvgraph.viz.turns_plot import COLORS
 
 if TYPE_CHECKING:
-    from pykvgraph.lab.bench.streams import StreamSpeed
+    from pykvgraph.bench.streams import StreamSpeed
 
 _BEHIND, _TOKENS = "prompt: milliseconds behind its last decode", "tokens: percent more than without"
 _QUANTITIES: dict[str, Callable[[StreamSpeed], float]] = {

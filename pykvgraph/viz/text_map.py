@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from pykvgraph.kv_cache import KVCache
-from pykvgraph.maps.snapshot import map_of
+from pykvgraph.kv_cache.cache import KVCache
+from pykvgraph.kv_cache.maps.snapshot import map_of
 from pykvgraph.types import CellsView
 
 

@@ -10,8 +10,8 @@ from pykvgraph.viz.figure import new_figure, save_figure
 from pykvgraph.viz.turns_plot import COLORS
 
 if TYPE_CHECKING:
-    from pykvgraph.lab.bench.tiers import TierSpeed
-    from pykvgraph.trace import Span
+    from pykvgraph.bench.tiers import TierSpeed
+    from pykvgraph.context.trace import Span
 
 _QUANTITIES: dict[str, Callable[[TierSpeed], float]] = {
     "prompt, tokens/s": lambda each: each.prompt,

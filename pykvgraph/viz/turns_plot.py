@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pykvgraph.viz.figure import new_figure, save_figure
 
 if TYPE_CHECKING:
-    from pykvgraph.lab.bench.turns import Turn
+    from pykvgraph.bench.turns import Turn
 
 COLORS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377")
 

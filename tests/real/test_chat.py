@@ -15,7 +15,7 @@ from support.talk import require_rows_of
 
 import pykvgraph as kvg
 from pykvgraph.chat import Conversation, Discard
-from pykvgraph.kept_text import checkpoint_cells
+from pykvgraph.sequence.sequence import checkpoint_cells
 
 pytestmark = pytest.mark.slow
 SYSTEM = "You are a helpful assistant. Answer in one sentence."

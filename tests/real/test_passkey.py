@@ -7,7 +7,7 @@ from support.chance import THOROUGH
 from support.engines import open_context
 
 import pykvgraph as kvg
-from pykvgraph.lab.passkey import Task, run
+from pykvgraph.demos.passkey import Task, run
 
 pytestmark = pytest.mark.slow
 N_KEEP = 32

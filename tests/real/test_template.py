@@ -9,7 +9,7 @@ from support.real import Libllama, names_of, prompt_of, template_of
 
 import pykvgraph as kvg
 from pykvgraph.chat import Conversation
-from pykvgraph.text.chat_template import ChatTemplate
+from pykvgraph.chat.chat_template import ChatTemplate
 
 SYSTEM = {"role": "system", "content": "Answer in one word."}
 HI = {"role": "user", "content": "Hi!\n\nIs <|im_end|> a word? Ещё: 日本語 👍🏽"}

@@ -10,7 +10,7 @@ import pytest
 from support import real
 
 import pykvgraph as kvg
-from pykvgraph.lab.libllama import LibllamaModel
+from pykvgraph.bench.libllama import LibllamaModel
 
 SCRIPTS = [
     "Все люди рождаются свободными и равными в своём достоинстве и правах.",  # noqa: RUF001

@@ -11,8 +11,8 @@ from typing import Any
 import gguf
 import numpy as np
 
-from pykvgraph.lab.libllama import LibllamaContext, LibllamaModel
-from pykvgraph.params import ContextParams
+from pykvgraph.bench.libllama import LibllamaContext, LibllamaModel
+from pykvgraph.params.params import ContextParams
 from support.engines import Logits, Scenario
 from support.models import WeightType
 from support.referee import Referee

@@ -1,7 +1,7 @@
 """The table of architectures, made of what the tests compared: `pytest --write-architectures`.
 
 A test leaves a `Compared` with pytest's record_property; the plugin gathers all of them, from xdist's
-workers, too, and writes pykvgraph/architectures.json and the table of docs/architectures.md.
+workers, too, and writes pykvgraph/model/architectures.json and the table of docs/architectures.md.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from pykvgraph.architectures import TABLE, Architecture, figure_text
+from pykvgraph.model.architectures import TABLE, Architecture, figure_text
 
 FLOOR = 1e-6  # judge's, which imports the native library
 

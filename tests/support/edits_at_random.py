@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 import pykvgraph as kvg
-from pykvgraph.hold import ResumePoint
+from pykvgraph.kv_cache.hold import ResumePoint
 from support import chance
 from support.engines import Logits, Token, decode
 from support.judge import nmse

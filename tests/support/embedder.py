@@ -12,7 +12,7 @@ from numpy.ctypeslib import as_array
 
 from pykvgraph._native import libllama
 from pykvgraph.errors import DeviceError
-from pykvgraph.lab.libllama import LibllamaModel
+from pykvgraph.bench.libllama import LibllamaModel
 
 Vector = npt.NDArray[np.float32]
 UNSPECIFIED = -1

@@ -15,8 +15,8 @@ import numpy.typing as npt
 
 import pykvgraph as kvg
 from pykvgraph._native import libllama
-from pykvgraph.lab.libllama import on_cpu
-from pykvgraph.params import ContextParams
+from pykvgraph.bench.libllama import on_cpu
+from pykvgraph.params.params import ContextParams
 from support.engines import Logits, batch_of, run_of
 
 FOLDER = Path(__file__).parents[2] / "build" / "real"

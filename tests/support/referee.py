@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
 
-from pykvgraph.lab.libllama import LibllamaContext, on_cpu
-from pykvgraph.params import ContextParams
+from pykvgraph.bench.libllama import LibllamaContext, on_cpu
+from pykvgraph.params.params import ContextParams
 from support.engines import Logits, Token
 
 # a test says what failed by itself

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 import pykvgraph as kvg
-from pykvgraph.engine.branch import Branch
-from pykvgraph.engine.gate import Gate
+from pykvgraph.engine.sequence import Branch
+from pykvgraph.engine.speculation.gate import Gate
 from pykvgraph.prefix.node import Node
 from support.soak import nodes_of
 

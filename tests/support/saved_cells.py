@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from pykvgraph.state import format as kv_state
-from pykvgraph.state.cells import SavedCells, SavedState
-from pykvgraph.state.geometry import Geometry, GroupGeometry
+from pykvgraph.kv_cache.saved import format as kv_state
+from pykvgraph.kv_cache.saved.cells import SavedCells, SavedState
+from pykvgraph.kv_cache.saved.geometry import Geometry, GroupGeometry
 
 NARROW = GroupGeometry(0, 0, (0, 1), 4, 8, 16, 1, 0, cell_bytes=2 * 4 * (8 * 2 + 16 * 4))
 WIDE = GroupGeometry(0, 0, (2,), 3, 10, 6, 1, 0, cell_bytes=3 * (10 * 2 + 6 * 4))

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 import xxhash
 
-from pykvgraph.state.cells import SavedCells, SavedState
-from pykvgraph.state.geometry import Geometry
+from pykvgraph.kv_cache.saved.cells import SavedCells, SavedState
+from pykvgraph.kv_cache.saved.geometry import Geometry
 
 V1_HEADER, V1_CHECKSUM_AT = 112, 104
 HEADER, HEAD = 40, 40

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 import pykvgraph as kvg
-from pykvgraph.hold import ResumePoint
+from pykvgraph.kv_cache.hold import ResumePoint
 from support import chance
 from support.engines import Logits, Token, decode
 from support.faults import fault

@@ -8,8 +8,8 @@ import numpy as np
 
 import pykvgraph as kvg
 from pykvgraph.chat import Conversation
-from pykvgraph.gguf_file import TEMPLATE_KEY
-from pykvgraph.kept_text import checkpoint_cells
+from pykvgraph.model.gguf_file import TEMPLATE_KEY
+from pykvgraph.sequence.sequence import checkpoint_cells
 from support.judge import nmse
 
 CHATML = (

@@ -9,7 +9,7 @@ import pytest
 from support.naive_engine import NaiveEngine, text
 
 from pykvgraph.engine.admission import Growth, Seen, most_in_use
-from pykvgraph.engine.window import Window
+from pykvgraph.engine.context_window import Window
 
 
 def alone(*n_cells: int) -> Seen:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pykvgraph.batch import Batch
+from pykvgraph.context.batch import Batch
 from pykvgraph.errors import InvalidArgumentError
 
 Row = tuple[int, int, tuple[int, ...], int]

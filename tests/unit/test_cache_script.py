@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pykvgraph.errors import InvalidArgumentError
-from pykvgraph.lab.cell_script import DEMONSTRATION, parse
+from pykvgraph.demos.cell_script import DEMONSTRATION, parse
 
 
 def test_lines_and_comments() -> None:

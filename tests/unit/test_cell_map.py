@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from pykvgraph.errors import InvalidArgumentError
-from pykvgraph.maps.colors import HELD_COLOR, SEQUENCE_COLORS, SHARED_COLOR, contrast, ink, terminal_color
-from pykvgraph.maps.snapshot import map_of
+from pykvgraph.kv_cache.maps.colors import HELD_COLOR, SEQUENCE_COLORS, SHARED_COLOR, contrast, ink, terminal_color
+from pykvgraph.kv_cache.maps.snapshot import map_of
 from pykvgraph.types import CellGroup, CellsView
 from pykvgraph.viz import CellMap, Frame, Row, cell_map, plot_film, plot_rows
 

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from pykvgraph.errors import InvalidArgumentError
-from pykvgraph.text import chat_template
-from pykvgraph.text.chat_template import ChatTemplate
+from pykvgraph.chat import chat_template
+from pykvgraph.chat.chat_template import ChatTemplate
 
 DATA = Path(__file__).parents[1] / "data" / "chat_templates.json.xz"
 RENDERED: dict[str, Any] = json.loads(lzma.decompress(DATA.read_bytes()))
@@ -159,7 +159,7 @@ def test_a_template_has_a_budget(source: str) -> None:
         "import resource, sys\n"
         "resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))\n"
         "resource.setrlimit(resource.RLIMIT_CPU, (20, 20))\n"
-        "from pykvgraph.text.chat_template import ChatTemplate\n"
+        "from pykvgraph.chat.chat_template import ChatTemplate\n"
         "from pykvgraph.errors import InvalidArgumentError\n"
         "try:\n    ChatTemplate(sys.argv[1]).render([])\n"
         "except InvalidArgumentError as error:\n    print(error)\n"

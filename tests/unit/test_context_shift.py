@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pykvgraph.context_shift import ContextShift, make_room, self_extend
+from pykvgraph.context.context_shift import ContextShift, make_room, self_extend
 from pykvgraph.errors import CacheFullError, InvalidArgumentError, UnsupportedError
-from pykvgraph.kv_cache import KVCache
+from pykvgraph.kv_cache.cache import KVCache
 from pykvgraph.types import CellsView, SeqCount, ShiftReport, UpdateStats
 
 STATS = UpdateStats(shifted_cells=3, waiting_cells=0, moved_cells=2, moved_bytes=100, graphs=2, seconds=0.5)

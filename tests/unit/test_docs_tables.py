@@ -10,7 +10,7 @@ import click
 from support.arch_table import PAGE, markdown, with_rows, written
 
 from pykvgraph import env, errors
-from pykvgraph.architectures import architectures
+from pykvgraph.model.architectures import architectures
 from pykvgraph.cli import main
 
 DOCS = Path(__file__).parents[2] / "docs"

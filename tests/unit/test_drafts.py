@@ -7,8 +7,8 @@ from array import array
 
 import pytest
 
-from pykvgraph.engine.gate import Gate
-from pykvgraph.engine.lookup import Lookup
+from pykvgraph.engine.speculation.gate import Gate
+from pykvgraph.engine.speculation.lookup import Lookup
 from pykvgraph.engine.record import Record
 from pykvgraph.engine.step_seconds import StepSeconds
 

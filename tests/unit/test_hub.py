@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pykvgraph import hub
+from pykvgraph.download import hub
 from pykvgraph.errors import InvalidArgumentError
 
 FILES = ["README.md", "model-Q4_0.gguf", "model-Q8_0.gguf", "sub/model-00001-of-00002.gguf"]

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from support.hub_server import HF_VARIABLES, Behaviour, HubServer, environment, hub_server
 
-from pykvgraph import hub
+from pykvgraph.download import hub
 from pykvgraph.errors import InvalidArgumentError, ModelLoadError
 
 pytest.importorskip("huggingface_hub", reason="huggingface_hub is not installed")

@@ -17,9 +17,9 @@ from support.state_bytes import HEAD, HEADER, Part, changed, checkpoint_parts, c
 
 from pykvgraph._native.ffi import KvgType
 from pykvgraph.errors import CacheFullError, StateError
-from pykvgraph.state.cells import SavedState
-from pykvgraph.state.format import unpack
-from pykvgraph.state.geometry import Geometry
+from pykvgraph.kv_cache.saved.cells import SavedState
+from pykvgraph.kv_cache.saved.format import unpack
+from pykvgraph.kv_cache.saved.geometry import Geometry
 
 TWO = TWO_GROUPS_HERE
 KINDS = {

@@ -19,9 +19,9 @@ from support.saved_cells import HERE, TWO_GROUPS_HERE, packed, saved
 from support.state_bytes import Part, container, format_1, parts_of, sign_1
 
 from pykvgraph.errors import CacheFullError, InvalidArgumentError, StateError
-from pykvgraph.state.file import read_file, write_file
-from pykvgraph.state.format import unpack
-from pykvgraph.state.source import FileSource
+from pykvgraph.kv_cache.saved.file import read_file, write_file
+from pykvgraph.kv_cache.saved.format import unpack
+from pykvgraph.kv_cache.saved.source import FileSource
 
 
 def test_write_replaces_and_leaves_nothing_beside(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from support.saved_cells import TWO_GROUPS_HERE, saved
 from support.state_bytes import Part, container, parts_of
 
 from pykvgraph.errors import StateError
-from pykvgraph.state.format import unpack
+from pykvgraph.kv_cache.saved.format import unpack
 
 STATE = saved(geometry=TWO_GROUPS_HERE)
 PARTS = parts_of(TWO_GROUPS_HERE, STATE)

@@ -15,8 +15,8 @@ from support.saved_cells import HERE, NARROW, TWO_GROUPS_HERE, saved
 from support.state_bytes import V1_CHECKSUM_AT, V1_HEADER, digest, format_1, sign_1
 
 from pykvgraph.errors import CacheFullError, StateError
-from pykvgraph.state.cells import SavedState
-from pykvgraph.state.format import unpack
+from pykvgraph.kv_cache.saved.cells import SavedState
+from pykvgraph.kv_cache.saved.format import unpack
 
 KINDS = {
     "whole": saved(),

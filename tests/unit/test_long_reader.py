@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pykvgraph.long_reader import extended
+from pykvgraph.sequence.long_reader import extended
 
 
 def grouped_by_hand(n: int, p0: int, p1: int, n_grp: int) -> list[int]:

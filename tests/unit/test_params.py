@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 
 from pykvgraph.cli import main
-from pykvgraph.context import Context
+from pykvgraph.context.context import Context
 from pykvgraph.errors import InvalidArgumentError
-from pykvgraph.model import Model
-from pykvgraph.params import CACHE_TYPES, Biases, ContextParams, ModelParams, SamplingParams
+from pykvgraph.model.model import Model
+from pykvgraph.params.params import CACHE_TYPES, Biases, ContextParams, ModelParams, SamplingParams
 from pykvgraph.plan.memory import plan_memory
-from pykvgraph.text.sampling import Sampler
-from pykvgraph.token_loop import generate
+from pykvgraph.sampling.sampler import Sampler
+from pykvgraph.sequence.decode_loop import generate
 
 GENERATED = {"max_tokens", "stop"}  # of a generation, not of a sampler
 # of an engine's request alone

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
-from pykvgraph.lab import passkey
+from pykvgraph.demos import passkey
 
 ROOT = Path(__file__).parents[2]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pykvgraph.remembered import recall, remember
+from pykvgraph.download.cache_file import recall, remember
 
 
 @pytest.fixture(autouse=True)

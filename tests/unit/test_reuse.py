@@ -7,7 +7,7 @@ from array import array
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pykvgraph.engine.reuse import parts_of
+from pykvgraph.engine.moved_parts import parts_of
 
 
 def naive(old: list[int], new: list[int], n: int, least: int) -> list[tuple[int, int, int]]:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as nps
 
 from pykvgraph.errors import InvalidArgumentError, KVGraphError
-from pykvgraph.text.sampling import Sampler
+from pykvgraph.sampling.sampler import Sampler
 
 rows = nps.arrays(np.float32, st.integers(1, 50), elements=st.floats(-100, 100, width=32))
 

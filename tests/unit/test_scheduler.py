@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from support import chance
 
-from pykvgraph.engine.branch import Branch
+from pykvgraph.engine.sequence import Branch
 from pykvgraph.engine.pace import Pace
 from pykvgraph.engine.request import Request
 from pykvgraph.engine.scheduler import Scheduler
-from pykvgraph.params import SamplingParams
+from pykvgraph.params.params import SamplingParams
 
 
 def branch(n_prompt: int, priority: int = 0) -> Branch:

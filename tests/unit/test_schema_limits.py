@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pykvgraph.errors import InvalidArgumentError
-from pykvgraph.text.schema_limits import check_schema
+from pykvgraph.sampling.schema_limits import check_schema
 
 
 def check(schema: Any) -> None:

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from pykvgraph.server import wire_json
-from pykvgraph.server.errors import WireError
-from pykvgraph.server.fields import Fields
-from pykvgraph.server.messages_request import chat_of_messages
-from pykvgraph.server.responses_request import chat_of_responses
-from pykvgraph.server.wire_json import loads
+from pykvgraph.openai import wire_json
+from pykvgraph.openai.errors import WireError
+from pykvgraph.server.requests.fields import Fields
+from pykvgraph.server.requests.messages_request import chat_of_messages
+from pykvgraph.server.requests.responses_request import chat_of_responses
+from pykvgraph.openai.wire_json import loads
 
 HI = {"role": "user", "content": "Hi"}
 CALL = {"id": "a", "type": "function", "function": {"name": "f", "arguments": '{"x": "é"}'}}

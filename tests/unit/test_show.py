@@ -8,7 +8,7 @@ import math
 import pytest
 
 from pykvgraph.cli import show
-from pykvgraph.sizes import size_text
+from pykvgraph.units import size_text
 
 
 @pytest.mark.parametrize(

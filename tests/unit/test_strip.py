@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pykvgraph.maps.colors import HELD_COLOR, color_of
-from pykvgraph.maps.lines import Segment, as_text, length
-from pykvgraph.maps.strip import strip
+from pykvgraph.kv_cache.maps.colors import HELD_COLOR, color_of
+from pykvgraph.kv_cache.maps.lines import Segment, as_text, length
+from pykvgraph.kv_cache.maps.strip import strip
 from pykvgraph.types import CellsView
 
 

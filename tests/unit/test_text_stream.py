@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pykvgraph.errors import InvalidArgumentError
-from pykvgraph.text.text_stream import TextStream
+from pykvgraph.sequence.text_stream import TextStream
 
 
 def run(chunks: list[bytes], stop: Any = ()) -> tuple[list[str], bool]:

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from pykvgraph.errors import InvalidArgumentError
-from pykvgraph.params import ThoughtLimit
-from pykvgraph.text.thoughts import Thoughts
+from pykvgraph.params.params import ThoughtLimit
+from pykvgraph.sampling.thought_limit import Thoughts
 
 MARKS = {"<think>": 256, "</think>": 257}
 NAMES = {token: name.encode() for name, token in MARKS.items()}

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 from support.hub_server import Behaviour, HubServer, hub_server
 
-from pykvgraph import web_file
+from pykvgraph.download import web_file
 from pykvgraph.errors import InvalidArgumentError, ModelLoadError
 
 CONTENT = b"GGUF" + bytes(range(256)) * 40

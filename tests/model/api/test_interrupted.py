@@ -23,7 +23,7 @@ from support.models import N_VOCAB, ModelSpec
 from support.storm import Storm, seconds
 
 import pykvgraph as kvg
-from pykvgraph.state.file import write_file
+from pykvgraph.kv_cache.saved.file import write_file
 
 # Ctrl-C may come in a finalizer, in a callback of the garbage collector, or between open() and `with`, when
 # nobody but the garbage collector holds the file: Python only tells of it

@@ -11,8 +11,8 @@ from support.engines import Token, run_of
 
 import pykvgraph as kvg
 from pykvgraph._native import libllama
-from pykvgraph.lab.libllama import LibllamaContext, LibllamaModel, on_cpu
-from pykvgraph.params import ContextParams
+from pykvgraph.bench.libllama import LibllamaContext, LibllamaModel, on_cpu
+from pykvgraph.params.params import ContextParams
 
 IDS = list(range(5, 13))
 

@@ -21,7 +21,7 @@ from support.vocabularies import of_kind
 
 import pykvgraph as kvg
 from pykvgraph.abandoned import AbandonedError, Wanted, begin
-from pykvgraph.text import tokenizer as tokenizer_module
+from pykvgraph.model import tokenizer as tokenizer_module
 
 INT32, FLOAT32 = 5, 6
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE = 1, 2, 3, 4, 6

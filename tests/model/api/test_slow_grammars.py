@@ -19,8 +19,8 @@ from support.slow_grammars import BRANCHES, LOOP, TREE, grammar_processes
 
 import pykvgraph as kvg
 from pykvgraph.abandoned import AbandonedError, Wanted, begin
-from pykvgraph.engine import stepper
-from pykvgraph.text import grammar as module
+from pykvgraph.engine import step as stepper
+from pykvgraph.sampling import grammar as module
 
 OPENING = "Once upon a time"
 MOST_SECONDS = 20.0  # a second of processor time, on a busy machine

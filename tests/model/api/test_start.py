@@ -22,18 +22,18 @@ print(Llama({path!r}, n_ctx=64, verbose=False)("Once", max_tokens=1, temperature
 PACKAGES = {"asyncio", "concurrent", "html", "http", "jinja2", "llama_cpp", "secrets", "socket"}
 # modules and what is in them
 ROOMS = {
-    "pykvgraph.device_types",
+    "pykvgraph.model.device_types",
     "pykvgraph.engine",
     "pykvgraph.engine_types",
-    "pykvgraph.hub",
-    "pykvgraph.incoming",
-    "pykvgraph.maps",
+    "pykvgraph.download.hub",
+    "pykvgraph.kv_cache.reserved_cells",
+    "pykvgraph.kv_cache.maps",
     "pykvgraph.plan",
-    "pykvgraph.state.transfer",
+    "pykvgraph.kv_cache.saved.transfer",
     "pykvgraph.stream",
-    "pykvgraph.text.chat_template",
-    "pykvgraph.text.grammar",
-    "pykvgraph.text.grammar_text",
+    "pykvgraph.chat.chat_template",
+    "pykvgraph.sampling.grammar",
+    "pykvgraph.sampling.grammar_text",
     "pykvgraph.tiers",
 }
 
@@ -49,7 +49,7 @@ def test_nothing_is_imported_that_a_first_token_does_without(program: str, stori
         check=True,
     )
     modules = set(json.loads(done.stdout.splitlines()[-1]))
-    assert "pykvgraph.token_loop" in modules
+    assert "pykvgraph.sequence.decode_loop" in modules
     assert {name for name in modules if name.split(".")[0] in PACKAGES} == set()
     assert {room for room in ROOMS for name in modules if f"{name}.".startswith(f"{room}.")} == set()
 

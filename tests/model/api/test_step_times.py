@@ -11,8 +11,8 @@ import pytest
 from support.architectures import ArchSpec
 
 import pykvgraph as kvg
-from pykvgraph import step_times
-from pykvgraph.step_times import learn_times, times_of
+from pykvgraph.engine import step_times
+from pykvgraph.engine.step_times import learn_times, times_of
 
 
 @pytest.fixture(autouse=True)

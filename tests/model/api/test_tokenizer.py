@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import pykvgraph as kvg
-from pykvgraph.text.tokenizer import Vocabulary
+from pykvgraph.model.tokenizer import Vocabulary
 
 # GPT-2's alphabet: printable bytes stand for themselves, the others for characters from U+0100 on
 PRINTABLE = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
@@ -163,7 +163,7 @@ def test_long_words_of_a_regex_pre_tokenizer(tmp_path: Path) -> None:
     """libllama's std::regex recurses once per character: on an ordinary stack this would be the end."""
     path = write_vocabulary(tmp_path / "model.gguf", "gpt2", byte_level_tokens(), pre="deepseek-llm")
     script = (
-        "from pathlib import Path; import pykvgraph as kvg; from pykvgraph.text.tokenizer import Vocabulary\n"
+        "from pathlib import Path; import pykvgraph as kvg; from pykvgraph.model.tokenizer import Vocabulary\n"
         f"path = Path({str(path)!r})\n"
         "tokenizer = kvg.Tokenizer(path, kvg.GgufFile(path)._handle.call(Vocabulary.read, {}))\n"
         "for text in ('a' * 200_000, ' ' * 200_000, 'é中' * 100_000):\n"
@@ -178,7 +178,7 @@ def test_long_words_of_a_regex_pre_tokenizer(tmp_path: Path) -> None:
 def test_threads_with_small_stacks(tmp_path: Path, kib: int) -> None:
     path = write_vocabulary(tmp_path / "model.gguf", "gpt2", byte_level_tokens(), pre="deepseek-llm")
     script = (
-        "import threading; import pykvgraph as kvg; from pykvgraph.text.tokenizer import Vocabulary\n"
+        "import threading; import pykvgraph as kvg; from pykvgraph.model.tokenizer import Vocabulary\n"
         f"file = kvg.GgufFile({str(path)!r})\n"
         "tokenizer = kvg.Tokenizer(file.path, file._handle.call(Vocabulary.read, {}))\n"
         f"threading.stack_size({kib} << 10)\n"

@@ -16,7 +16,7 @@ from support.judge import nmse
 from support.models import N_VOCAB, SMALL, ModelSpec, write_model
 
 import pykvgraph as kvg
-from pykvgraph.kept_text import KeptText, checkpoint_cells, earlier_texts
+from pykvgraph.sequence.sequence import KeptText, checkpoint_cells, earlier_texts
 from pykvgraph.types import CellsView
 
 OPTIONS: dict[str, Any] = {"n_ctx": 512, "n_batch": 64, "type_k": "f32", "type_v": "f32"}

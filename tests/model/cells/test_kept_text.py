@@ -15,7 +15,7 @@ from support.judge import nmse
 from support.models import N_VOCAB, SMALL, ModelSpec, write_model
 
 import pykvgraph as kvg
-from pykvgraph.kept_text import EVERY, KeptText, checkpoint_cells, checkpoint_places
+from pykvgraph.sequence.sequence import EVERY, KeptText, checkpoint_cells, checkpoint_places
 
 IDS = random_ids(400, N_VOCAB)
 OTHER = random_ids(400, N_VOCAB, 1)

@@ -20,9 +20,9 @@ from support.saved_cells import packed
 from support.saved_text import OPTIONS, following, held, populate, refused
 
 import pykvgraph as kvg
-from pykvgraph.state.cells import SavedState
-from pykvgraph.state.format import unpack
-from pykvgraph.state.transfer import put, read_geometry
+from pykvgraph.kv_cache.saved.cells import SavedState
+from pykvgraph.kv_cache.saved.format import unpack
+from pykvgraph.kv_cache.saved.transfer import put, read_geometry
 
 pytestmark = pytest.mark.any_device
 

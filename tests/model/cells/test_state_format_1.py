@@ -15,8 +15,8 @@ from support.saved_text import OPTIONS, held, populate, refused
 from support.state_bytes import format_1
 
 import pykvgraph as kvg
-from pykvgraph.state.format import unpack
-from pykvgraph.state.transfer import read_geometry
+from pykvgraph.kv_cache.saved.format import unpack
+from pykvgraph.kv_cache.saved.transfer import read_geometry
 
 OLD_FILE = Path(__file__).parents[2] / "data" / "format-1.kvgstate"
 

@@ -95,7 +95,7 @@ def test_a_state_of_a_sequence_without_cells_is_refused(
         fill(ctx, 20 * whole)
         fill(ctx, 20, seq=2)
         with monkeypatch.context() as patch:
-            patch.setattr("pykvgraph.state.transfer._state_owners", owners)
+            patch.setattr("pykvgraph.kv_cache.saved.transfer._state_owners", owners)
             blob = ctx.kv.save(None if whole else 0)
         with pytest.raises(kvg.StateError, match="that aren't there"):
             ctx.kv.load(blob, None if whole else 1)

@@ -25,11 +25,11 @@ from support.models import ModelSpec
 import pykvgraph as kvg
 from pykvgraph.cli import main
 from pykvgraph.cli.bench_rows import quantile
-from pykvgraph.lab.bench import requests, tests, turns
-from pykvgraph.lab.bench.engines import LibllamaEngine, OurEngine
-from pykvgraph.lab.bench.tests import EXTRA_TESTS
-from pykvgraph.lab.libllama import LibllamaModel
-from pykvgraph.params import ContextParams
+from pykvgraph.bench import requests, tests, turns
+from pykvgraph.bench.engines import LibllamaEngine, OurEngine
+from pykvgraph.bench.tests import EXTRA_TESTS
+from pykvgraph.bench.libllama import LibllamaModel
+from pykvgraph.params.params import ContextParams
 
 ModelFile = Callable[[ModelSpec], Path]
 # the function `bench` hides its module

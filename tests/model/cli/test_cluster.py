@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from pykvgraph.cli import main
-from pykvgraph.cluster.simulation import simulation
+from pykvgraph.bench.cluster_simulation import simulation
 
 
 def run(*arguments: str) -> tuple[int, str]:

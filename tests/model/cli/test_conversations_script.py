@@ -10,7 +10,7 @@ import pytest
 from support import scripts
 
 import pykvgraph as kvg
-from pykvgraph.lab.bench.servers import Client, started
+from pykvgraph.bench.servers import Client, started
 
 
 @pytest.fixture(scope="module")

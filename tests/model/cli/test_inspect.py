@@ -17,7 +17,7 @@ from support.hostile import byte_level
 from support.models import SMALL, TINY, TWO_GROUPS, ModelSpec, write_split
 
 import pykvgraph as kvg
-from pykvgraph.architectures import architectures, figure_text
+from pykvgraph.model.architectures import architectures, figure_text
 from pykvgraph.cli import main
 
 ModelFile = Callable[[ModelSpec], Path]

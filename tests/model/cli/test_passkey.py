@@ -15,7 +15,7 @@ from support.engines import open_context
 
 import pykvgraph as kvg
 from pykvgraph.cli import main
-from pykvgraph.lab import passkey
+from pykvgraph.demos import passkey
 from pykvgraph.models import embedded_model
 from pykvgraph.types import CellsView
 

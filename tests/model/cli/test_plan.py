@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 import pykvgraph as kvg
-from pykvgraph import step_times
+from pykvgraph.engine import step_times
 from pykvgraph.cli import main
 from pykvgraph.plan import fitting
 

@@ -13,8 +13,8 @@ from support.engines import open_context, random_ids
 from support.models import N_VOCAB, SMALL, ModelSpec
 
 import pykvgraph as kvg
-from pykvgraph.adapter import Active, key_of
-from pykvgraph.kept_text import KeptText
+from pykvgraph.model.adapter import Active, key_of
+from pykvgraph.sequence.sequence import KeptText
 from pykvgraph.prefix import block
 
 PROMPT = random_ids(70, N_VOCAB)

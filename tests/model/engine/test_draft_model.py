@@ -16,8 +16,8 @@ from support.recurrent import DELTA_NET
 from support.soak import F32
 
 import pykvgraph as kvg
-from pykvgraph.engine import gate
-from pykvgraph.engine.draft_model import ModelDrafter
+from pykvgraph.engine.speculation import gate
+from pykvgraph.engine.speculation.draft_model import ModelDrafter
 
 CHOICES: list[dict[str, Any]] = [
     {"temperature": 0.0},

@@ -14,7 +14,7 @@ from support.ctrl_c import heard
 from support.soak import F32, are_likeliest
 
 import pykvgraph as kvg
-from pykvgraph.engine.branch import Branch
+from pykvgraph.engine.sequence import Branch
 
 PROMPT = [token % 200 + 3 for token in range(70)]
 OTHER = [*PROMPT[:40], 7, 8, 9]

@@ -15,10 +15,10 @@ from support.shifted import follows_alone
 from support.soak import F32, are_likeliest
 
 import pykvgraph as kvg
-from pykvgraph.engine import own_rows, texts
-from pykvgraph.engine.branch import Branch
+from pykvgraph.engine import own_rows, running as texts
+from pykvgraph.engine.sequence import Branch
 from pykvgraph.engine.own_rows import OwnRows
-from pykvgraph.incoming import Incoming
+from pykvgraph.kv_cache.reserved_cells import Incoming
 
 LLAMA = ArchSpec("llama", 2, 32, 2, 1, 16, 32)
 HEADS_OF_32 = ArchSpec("llama", 2, 64, 2, 1, 32, 32)

@@ -19,7 +19,7 @@ from support.soak import F32, are_likeliest
 import pykvgraph as kvg
 from pykvgraph.engine.embedding import embed_all
 from pykvgraph.engine.prompt_scores import prompt_scores
-from pykvgraph.pooling import POOLINGS
+from pykvgraph.context.pooling import POOLINGS
 
 N_TOKENS = 300
 N_PART = 16 if where.is_cpu() else 64  # tokens of a part beside others

@@ -17,10 +17,10 @@ from support.rollback import KnowingDrafter, Watched, accounts
 from support.soak import F32, SITES, has_faults
 
 import pykvgraph as kvg
-from pykvgraph.engine.branch import Branch
+from pykvgraph.engine.sequence import Branch
 from pykvgraph.engine.record import Record
 from pykvgraph.prefix.index import PrefixIndex
-from pykvgraph.text.sampling import Sampler
+from pykvgraph.sampling.sampler import Sampler
 
 Break = Callable[[Any, str, Callable[..., bool], type[BaseException]], None]
 

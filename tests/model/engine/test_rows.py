@@ -17,8 +17,8 @@ from support.recurrent import MAMBA2
 from support.soak import F32
 
 import pykvgraph as kvg
-from pykvgraph.context import LastOutput
-from pykvgraph.engine.branch import Branch
+from pykvgraph.context.context import LastOutput
+from pykvgraph.engine.sequence import Branch
 
 SPECS = [*KINDS, SINKS, MAMBA2]
 N_SAID = 8

@@ -14,8 +14,8 @@ from support.architectures import ArchSpec
 from support.soak import F32
 
 import pykvgraph as kvg
-from pykvgraph.state.format import unpack as read_state
-from pykvgraph.state.geometry import Geometry
+from pykvgraph.kv_cache.saved.format import unpack as read_state
+from pykvgraph.kv_cache.saved.geometry import Geometry
 from pykvgraph.tiers.miss import MissError
 from pykvgraph.tiers.record import Name, geometry_of, pack, read_front, split, unpack
 

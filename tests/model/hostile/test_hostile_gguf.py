@@ -32,7 +32,7 @@ from support.mutations import (
 from support.vocabularies import CHARSMAP, UINT8, charsmap, of_kind
 
 import pykvgraph as kvg
-from pykvgraph.text.tokenizer import Vocabulary
+from pykvgraph.model.tokenizer import Vocabulary
 
 TESTS = Path(__file__).parents[2]
 ModelFile = Callable[[ModelSpec], Path]

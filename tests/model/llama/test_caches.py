@@ -14,7 +14,7 @@ from support.architectures import ArchSpec
 from support.kinds import KINDS
 
 import pykvgraph as kvg
-from pykvgraph.kept_text import Change, KeptText
+from pykvgraph.sequence.sequence import Change, KeptText
 from pykvgraph.llama import LlamaCache, LlamaDiskCache, LlamaRAMCache
 
 from .conftest import EXACT, plain

@@ -17,7 +17,7 @@ from support.judge import EXACT, exact_error, judge, nmse
 from support.models import N_VOCAB, WeightType
 
 import pykvgraph as kvg
-from pykvgraph.architectures import architectures
+from pykvgraph.model.architectures import architectures
 
 Architecture = Callable[[ArchSpec], Path]
 

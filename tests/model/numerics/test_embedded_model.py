@@ -10,7 +10,7 @@ from support.faults import fault
 from support.judge import judge
 
 import pykvgraph as kvg
-from pykvgraph.lab.passkey import Task, Trial, default_n_ctx, document_of, run
+from pykvgraph.demos.passkey import Task, Trial, default_n_ctx, document_of, run
 from pykvgraph.models import embedded_model
 
 SEEDS = range(11, 21)

@@ -17,8 +17,8 @@ from support.judge import EXACT, FLOOR, nmse
 from support.models import N_VOCAB
 
 import pykvgraph as kvg
-from pykvgraph.pooling import pooled, pooling_of
-from pykvgraph.texts_together import states_of
+from pykvgraph.context.pooling import pooled, pooling_of
+from pykvgraph.context.prompt_batches import states_of
 
 Architecture = Callable[[ArchSpec], Path]
 MEAN, FIRST, LAST = 1, 2, 3

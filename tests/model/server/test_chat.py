@@ -12,7 +12,7 @@ import pytest
 from support.served import events, served
 
 import pykvgraph as kvg
-from pykvgraph.server.built_in_template import BuiltInTemplate
+from pykvgraph.server.requests.built_in_template import BuiltInTemplate
 
 from .conftest import STORIES, TEMPLATE, load
 

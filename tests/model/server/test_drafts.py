@@ -12,7 +12,7 @@ from support.served import N_SLOTS, served
 
 import pykvgraph as kvg
 from pykvgraph.cli import main
-from pykvgraph.engine import gate
+from pykvgraph.engine.speculation import gate
 
 STORIES = Path(__file__).parents[2] / "data" / "stories260K.gguf"
 ASKED = {"prompt": "Once upon a time", "n_predict": 40, "temperature": 0.0}

@@ -17,8 +17,8 @@ from support.served import llama_server, served, where_of
 
 import pykvgraph as kvg
 from pykvgraph.engine.embedding import embed_all
-from pykvgraph.server import embeddings
-from pykvgraph.server.embeddings import normalized
+from pykvgraph.server.endpoints import embeddings
+from pykvgraph.server.endpoints.embeddings import normalized
 from pykvgraph.server.settings import POOLING_NAMES
 
 from .conftest import STORIES, load

@@ -20,7 +20,7 @@ from support import chance, sanitizer
 from support.hostile_requests import BODIES, GETS, request_of, send
 from support.served import served, served_alone, where_of
 
-from pykvgraph.server.keys import PUBLIC
+from pykvgraph.server.http.keys import PUBLIC
 
 from .conftest import STORIES, load
 

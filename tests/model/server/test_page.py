@@ -17,8 +17,9 @@ from support.served import N_SLOTS, served
 
 import pykvgraph as kvg
 from pykvgraph.cli import main
-from pykvgraph.engine.stepper import Stepper
-from pykvgraph.server import cells, run
+from pykvgraph.engine.step import Stepper
+from pykvgraph.server.endpoints import cells
+from pykvgraph.server.http import run
 from pykvgraph.server.settings import Settings
 
 from .conftest import STORIES, load

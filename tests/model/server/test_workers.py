@@ -20,7 +20,7 @@ import httpx
 import pytest
 from support.served import events, said_by, served_alone, where_of
 
-from pykvgraph.server.keys import RUN_HEADER
+from pykvgraph.server.http.keys import RUN_HEADER
 
 from .conftest import STORIES
 

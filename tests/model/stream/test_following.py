@@ -19,7 +19,7 @@ from support.streams import TIMEOUT, beside, connect, fill_with_holes, greedy, p
 import pykvgraph as kvg
 from pykvgraph import stream
 from pykvgraph.errors import TransportError
-from pykvgraph.stream.following import Following
+from pykvgraph.stream.follow import Following
 
 OPTIONS: dict[str, Any] = {
     "n_ctx": 256,

@@ -23,7 +23,7 @@ from support.streams import beside, pair
 import pykvgraph as kvg
 from pykvgraph import stream
 from pykvgraph.errors import StateError, TransportError
-from pykvgraph.stream.front import FRONT_KEY, TABLE_KEY, Front, Kind
+from pykvgraph.stream.header import FRONT_KEY, TABLE_KEY, Front, Kind
 
 LLAMA = ArchSpec("llama", 4, 64, 2, 1, 32, 32)
 GEMMA = ArchSpec("gemma3", 4, 64, 2, 1, 32, 32, window=8)

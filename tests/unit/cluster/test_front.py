@@ -21,7 +21,7 @@ from pykvgraph.cluster import front as front_of_workers
 from pykvgraph.cluster.asked import asked_of
 from pykvgraph.cluster.forward import MOST_REPEATS
 from pykvgraph.cluster.front import Front, front_app
-from pykvgraph.server.run import HttpServer, address_of, listen
+from pykvgraph.server.http.run import HttpServer, address_of, listen
 from pykvgraph.server.settings import Settings
 
 Handler = Callable[[httpx.Request], Coroutine[None, None, httpx.Response]]

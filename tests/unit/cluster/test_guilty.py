@@ -16,7 +16,7 @@ from pykvgraph.cluster.front import Front
 from pykvgraph.cluster.life import Life
 from pykvgraph.cluster.worker import HAS_READ, READS
 from pykvgraph.cluster.workers import Workers
-from pykvgraph.server.asker import NAME_HEADER
+from pykvgraph.server.http.asker import NAME_HEADER
 from pykvgraph.server.settings import Settings
 
 from .test_front import LONG, Handler, ask, fine, reads

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pykvgraph.server.reply import JobReply
+from pykvgraph.server.http.reply import JobReply
 from pykvgraph.types import Piece
 
 

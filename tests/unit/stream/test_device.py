@@ -9,8 +9,8 @@ import pytest
 from support.ends import meanwhile, pair
 
 from pykvgraph.errors import TransportError
-from pykvgraph.packed import PackedRows
-from pykvgraph.stream.device import Device
+from pykvgraph.kv_cache.saved.device_rows import PackedRows
+from pykvgraph.stream.transports.device import Device
 
 
 class Rows(PackedRows):

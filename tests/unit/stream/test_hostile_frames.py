@@ -22,8 +22,8 @@ from support.ends import meanwhile, met
 
 from pykvgraph import stream
 from pykvgraph.errors import TransportError
-from pykvgraph.stream.connection import Connection
-from pykvgraph.stream.frame import HEAD_BYTES, frames
+from pykvgraph.stream.transports.connection import Connection
+from pykvgraph.stream.transports.frame import HEAD_BYTES, frames
 
 N_MUTANTS = 10_000 // chance.SHARE
 QUEUE_BYTES = 100_000

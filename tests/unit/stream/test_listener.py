@@ -18,8 +18,8 @@ from support.ends import meanwhile, met
 
 from pykvgraph import stream
 from pykvgraph.errors import InvalidArgumentError, TransportError
-from pykvgraph.stream.hello import ConnectorSide, ListenerSide
-from pykvgraph.stream.listener import HELLO_SECONDS
+from pykvgraph.stream.transports.hello import ConnectorSide, ListenerSide
+from pykvgraph.stream.transports.listener import HELLO_SECONDS
 
 HELLO = b"kvgs\1\0\0\0"
 

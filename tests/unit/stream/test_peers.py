@@ -11,8 +11,8 @@ import pytest
 
 from pykvgraph.errors import TransportError
 from pykvgraph.prefix import block
-from pykvgraph.stream.connection import Connection
-from pykvgraph.stream.listener import Listener
+from pykvgraph.stream.transports.connection import Connection
+from pykvgraph.stream.transports.listener import Listener
 from pykvgraph.tiers import peer as peer_module
 from pykvgraph.tiers import peers as peers_module
 from pykvgraph.tiers import taker as taker_module

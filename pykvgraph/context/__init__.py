@@ -1,0 +1,1 @@
+"""A context: batches, decoding, context shift."""

@@ -1,0 +1,487 @@
+"""A context: a model's KV cache, and the decodes that run tokens through the model and fill the cache."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from numpy.ctypeslib import as_array  # numpy imports it when first used: a child forked meanwhile would wait
+
+from pykvgraph._native.ffi import KvgBatch, KvgOutput, KvgScore
+from pykvgraph._native.fork import importing
+from pykvgraph._native.handles import Closable, Handle, repr_of
+from pykvgraph._native.library import lib, sized
+from pykvgraph.model.adapter import Active, Adapter, checked_adapters, key_of, set_adapters
+from pykvgraph.context.batch import Batch
+from pykvgraph.checks import flag, integer, native_path, shown
+from pykvgraph.errors import InvalidArgumentError, KVGraphError
+from pykvgraph.kv_cache.cache import KVCache
+from pykvgraph.model.model import Model
+from pykvgraph.params.params import ContextParams, params_of
+from pykvgraph.kv_cache.pending_token import PendingTokens
+from pykvgraph.kv_cache.view import DecodedUnder
+from pykvgraph._native.kv import read_info
+from pykvgraph.types import Scores
+
+if TYPE_CHECKING:
+    from pykvgraph.model.device_types import DevicePart
+
+_NO_LOGITS = np.empty(0, np.float32)
+
+
+class Context(Closable):
+    """Decodes batches of tokens with a model; the attribute `kv` is the context's cache (KVCache).
+
+    n_ctx: number of cells in the cache; a cell holds one token. "auto": as many as the model was trained on,
+    or as the free memory has room for (plan.fit_n_ctx). n_batch: the most tokens in one decode call.
+    n_ubatch: the most tokens in one compute graph; a longer batch is split into micro-batches of this size.
+    n_seq_max: how many sequences there can be; their ids are 0 to n_seq_max - 1.
+    type_k, type_v: the types that K and V are stored in: "f32", "f16", "bf16", or, for models whose head size
+    is a multiple of 32, the quantized "q8_0", "q5_1", "q5_0", "q4_1" and "q4_0".
+    flash_attn: "on" or True: ggml's flash attention. "off" or False: any other attention. "auto": the fastest
+    attention that the device has; on the CPU that is pykvgraph's own kernel.
+    hadamard: whether quantized K and V are stored mixed, that is multiplied by a Walsh-Hadamard matrix.
+    Quantizing then loses less where some dimensions of a head are much larger than others (arXiv:2404.00456).
+    llama.cpp does the same, but only for head sizes that are a multiple of 64.
+    n_threads: CPU threads for a batch of one token. n_threads_batch: CPU threads for larger batches; None: as
+    n_threads. n_threads None: as many as this process may use CPUs, but one thread for a model under 10
+    million parameters, which is faster there than several.
+    defrag_threshold: decode compacts the cache (defrag) when holes / n_kv is above this number, where n_kv is
+    the highest used cell + 1. A negative number: decode never compacts.
+    offload_kqv: True: the cells of a layer are stored on the device that has the layer's weights. False: all
+    cells are stored in host memory, and the CPU computes the attention.
+    swa_full: for models with sliding windows. False: a group of cells with a window of W positions has
+    n_seq_max * W + n_batch + checkpoint_cells cells (n_ctx at most) and reuses those that are out of every
+    sequence's window. A sequence can then go back only a little way, and some shifts are refused. True: such
+    groups keep every position, as llama.cpp's --swa-full does, and take as much memory as the others.
+    checkpoint_cells: how many cells more such a group has, for `kv.checkpoint()` and `kv.resume_point()`,
+    which take W cells each.
+    checkpoint_bytes: for models with recurrent layers: how much host memory their states may take for
+    checkpoints and resume points, beside two states for each sequence; a state has
+    `kv.groups[-1].cell_bytes`. None: room for 8.
+    kv_tier: "device": as offload_kqv says. "host": K and V are in host memory, so the cache may be larger
+    than the device, and the device still computes the attention: each layer's attended span is copied there
+    for its turn, and the rows of new tokens are copied back. Nothing changes for layers on the CPU. It can't
+    be combined with offload_kqv=False.
+    device_layers: for kv_tier="host": room for how many layers' K and V each device has. 2: while a layer is
+    computed the next one's span is copied. 1: it is copied when that is over. More than the model has: all.
+
+    adapters: LoRA adapters and their scales, as set_adapters() takes them.
+
+    `model` and all the arguments are attributes too; n_threads and n_threads_batch are then the numbers that
+    were chosen.
+
+    Raises InvalidArgumentError for a bad argument, UnsupportedError when the model or device can't do what is
+    asked, and DeviceError when the device has too little memory for the cache. Several threads may use one
+    context; a call waits until the running one is over.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        *,
+        n_ctx: int | Literal["auto"] = ContextParams.n_ctx,
+        n_batch: int = ContextParams.n_batch,
+        n_ubatch: int = ContextParams.n_ubatch,
+        n_seq_max: int = ContextParams.n_seq_max,
+        type_k: str = ContextParams.type_k,
+        type_v: str = ContextParams.type_v,
+        flash_attn: Literal["auto", "on", "off"] | bool = ContextParams.flash_attn,
+        hadamard: bool = ContextParams.hadamard,
+        n_threads: int | None = ContextParams.n_threads,
+        n_threads_batch: int | None = ContextParams.n_threads_batch,
+        defrag_threshold: float = ContextParams.defrag_threshold,
+        offload_kqv: bool = ContextParams.offload_kqv,
+        swa_full: bool = ContextParams.swa_full,
+        checkpoint_cells: int = ContextParams.checkpoint_cells,
+        checkpoint_bytes: int | None = ContextParams.checkpoint_bytes,
+        kv_tier: Literal["device", "host"] = ContextParams.kv_tier,
+        device_layers: int = ContextParams.device_layers,
+        adapters: Iterable[tuple[Adapter, float]] = (),
+    ) -> None:
+        if not isinstance(model, Model):
+            raise InvalidArgumentError(f"model must be a pykvgraph.Model, got {shown(model)}")
+        if isinstance(n_ctx, str) and n_ctx == "auto":
+            n_ctx = fitting_n_ctx(model, model.n_ctx_train, locals())
+        params = params_of(ContextParams, locals())
+        native = params.native(model.n_params)
+        self.model = model
+        self.n_ctx = params.n_ctx
+        self.n_batch = params.n_batch
+        self.n_ubatch = params.n_batch if model.encodes else params.n_ubatch
+        self.n_seq_max = params.n_seq_max
+        self.type_k = params.type_k
+        self.type_v = params.type_v
+        self.flash_attn = params.flash_attn
+        self.hadamard = params.hadamard
+        self.n_threads = native.n_threads
+        self.n_threads_batch = native.n_threads_batch
+        self.defrag_threshold = params.defrag_threshold
+        self.offload_kqv = params.offload_kqv
+        self.swa_full = params.swa_full
+        self.checkpoint_cells = params.checkpoint_cells
+        self.checkpoint_bytes = params.checkpoint_bytes
+        self.kv_tier = params.kv_tier
+        self.device_layers = params.device_layers
+        self._handle = Handle.open(
+            model._handle.call,
+            lib().kvg_context_new,
+            ctypes.byref(native),
+            free=lib().kvg_context_free,
+            name="context",
+        )
+        if model.device != "CPU":
+            self._handle.stay()
+        self._adapters: Active | None = ()  # None: nobody knows
+        self._pending = PendingTokens(model.n_vocab)
+        self.kv = KVCache(self._handle, self._pending)
+        # decode writes into these buffers; a view of one keeps its memory alive after the context is closed
+        self._outputs = _Outputs(1, model, self._pending)
+        try:
+            self.set_adapters(adapters)
+        except BaseException:
+            self.close()
+            raise
+
+    def set_adapters(self, adapters: Iterable[tuple[Adapter, float]]) -> None:
+        """From the next decode on these LoRA adapters take part, each times its scale, and no others.
+
+        adapters: pairs of what model.load_adapter() returned and a scale; one of scale 0 doesn't take part;
+        an empty list: none. The graphs are built anew. Cells that are in the cache stay as they are: what
+        they were decoded under is known only of a cache that is empty now, and of others no state can be
+        saved, loaded or sent until clear().
+
+        All or nothing. Raises InvalidArgumentError for an adapter that is closed, of another model or given
+        twice, and DeviceError when there is no memory for the larger graphs.
+        """
+        self._handle.call(self._adapt, checked_adapters(adapters))
+
+    def _adapt(self, context: int, active: Active) -> None:
+        if active == self._adapters:
+            return
+        before, under = self._adapters, self.kv._under
+        # Ctrl-C may come between any two lines, and in the handler: until all is done cells are nobody's
+        self._adapters, self.kv._under = None, DecodedUnder(os.urandom(32), True)
+        try:
+            set_adapters(context, active)
+            self.kv._decode_under(context, under, key_of(active))
+            self._adapters = active
+        except BaseException:
+            set_adapters(context, before or ())
+            self._adapters, self.kv._under = before, under
+            raise
+
+    @property
+    def adapters(self) -> tuple[tuple[Adapter, float], ...]:
+        """The adapters that take part, with their scales; those of scale 0 are left out."""
+        return self._adapters or ()
+
+    def decode(self, batch: Batch, *, scores: bool = False) -> None:
+        """Computes a batch: afterwards its tokens are in the cache, and logits() has its outputs.
+
+        First runs the K-shift and the defrag that are pending, as kv.update() does. scores: also computes
+        what scores() returns; this reads every logit once more.
+
+        All or nothing: the tokens of the batch are in the cache if and only if decode() returned. After an
+        error none of them is there and logits() raises; a K-shift or defrag that already ran stays done.
+        Ctrl-C raises KeyboardInterrupt when the computation is over, and its tokens are removed again.
+
+        Raises InvalidArgumentError for a token, position or sequence that the model or the context can't
+        take, or for positions that don't follow the sequence's last one; CacheFullError when there are fewer
+        empty cells than tokens; DeviceError when the device fails or has too little memory. When the device
+        fails in the middle of a K-shift or a sorting defrag, the cache must be cleared: see kv.update().
+        """
+        self._handle.call(self._decode, batch, flag(scores, "scores"))
+
+    def decode_last(self, batch: Batch) -> npt.NDArray[np.float32]:
+        """decode(batch), then a copy of the last output's logits, float32 (n_vocab,), as one step.
+
+        For threads that share a context: another thread's decode could come between decode() and logits().
+        Raises InvalidArgumentError, with nothing decoded, when no token of the batch asks for logits, and
+        what decode() raises.
+        """
+        return self._handle.call(self._decode_last, batch).logits
+
+    def decode_rows(self, batch: Batch) -> list[LastOutput]:
+        """decode(batch), then all of its outputs, in batch order, as one step.
+
+        Their logits are views: the next decode may overwrite the values. All or nothing: when there is no
+        memory for the list, the tokens are removed again. Raises what decode() raises.
+        """
+        return self._handle.call(self._decode_rows, batch)
+
+    def append(self, token: int, seq: int = 0) -> npt.NDArray[np.float32]:
+        """Decodes one token at the end of a sequence, at position seq_pos_max + 1.
+
+        Returns a copy of the token's logits, float32 (n_vocab,). The same as decode_last() with a batch of
+        one token, but with less overhead. Raises what decode() raises.
+        """
+        return self._handle.call(self._append, integer(seq, "seq"), integer(token, "token")).logits
+
+    def logits(self) -> npt.NDArray[np.float32]:
+        """The last decode's logits, float32 (n_outputs, n_vocab), one row per output in batch order; a copy.
+
+        The outputs are the tokens that were added with logits. Raises InvalidArgumentError before the first
+        decode, after a failed decode, and after reset().
+        """
+        rows: npt.NDArray[np.float32] = self.logits_view().copy()
+        return rows
+
+    def logits_view(self) -> npt.NDArray[np.float32]:
+        """logits() without the copy: a read-only array. The next decode may overwrite its values.
+
+        Reading the array stays safe, even after the context is closed. Raises as logits() does.
+        """
+        self.model._require_logits()
+        return self._handle.call(lambda _: self._rows(self._outputs.logits))
+
+    def scores(self) -> Scores:
+        """The likeliest token, its log probability and the log-sum of each output of the last decode; copies.
+
+        There are scores after decode(batch, scores=True), decode_last() and append(). Raises
+        InvalidArgumentError as logits() does, and after a decode() without scores=True.
+        """
+        self.model._require_logits()
+        return self._handle.call(lambda _: self._scores())
+
+    def embeddings(self) -> npt.NDArray[np.float32]:
+        """The last decode's hidden states after the final norm, float32 (n_outputs, n_embd); a copy.
+
+        One row per output, as in logits(). Raises InvalidArgumentError as logits() does.
+        """
+        return self._handle.call(lambda _: self._rows(self._outputs.embd).copy())
+
+    @property
+    def devices(self) -> tuple[DevicePart, ...]:
+        """The memory that this context and its model use on each device, and what runs there; the CPU last.
+
+        As it is now: a decode with more outputs than any before may enlarge the graphs' memory.
+        """
+        with importing:
+            from pykvgraph.model.device import read_parts
+        return self._handle.call(read_parts, lib().kvg_context_n_parts, lib().kvg_context_get_part)
+
+    @property
+    def graph_seconds(self) -> float:
+        """Seconds spent computing decode graphs since the context was made.
+
+        What a decode takes beyond that is overhead: checks, finding cells, building graphs, copying rows.
+        """
+        return float(self._handle.call(lib().kvg_context_graph_seconds))
+
+    def trace(self, path: str | os.PathLike[str]) -> None:
+        """Writes what was copied and computed when, layer by layer, since the last call: with kv_tier="host".
+
+        The file is in Chrome's trace format, for chrome://tracing and ui.perfetto.dev: a track of copies to
+        devices, one of computing, one of copies back. A copy ends when it is known to be over. The last
+        65,536 spans are kept.
+
+        Raises InvalidArgumentError for what is no path, UnsupportedError where nothing is copied, and OSError
+        when the file can't be written.
+        """
+        name = native_path(path)
+        with importing:
+            from pykvgraph.context.trace import take_spans, write_trace
+        write_trace(self._handle.call(take_spans), os.fsdecode(name))
+
+    def reset(self) -> None:
+        """Empties the cache, as kv.clear() does; logits() and its like raise until the next decode."""
+        self._handle.call(self._reset)
+
+    def __repr__(self) -> str:
+        return repr_of(self, lambda: f"n_ctx {self.n_ctx}, {self.kv._use()}")
+
+    def _decode(self, context: int, batch: Batch, scored: bool) -> None:
+        self._decode_batch(context, batch, scored=scored)
+
+    def _decode_last(self, context: int, batch: Batch, copy: bool = True) -> LastOutput:
+        """copy: whether the result has a copy of the row of logits."""
+        n_outputs = self._decode_batch(context, batch, scored=True, must_output=True)
+        return self._outputs.last(n_outputs, copy)
+
+    def _decode_each(self, context: int, batch: Batch) -> list[LastOutput]:
+        """Every output of the batch, each with a copy of its logits."""
+        n_outputs = self._decode_batch(context, batch, scored=True, must_output=True)
+        return [self._outputs.at(index, True) for index in range(n_outputs)]
+
+    def _decode_batch(self, context: int, batch: Batch, *, scored: bool, must_output: bool = False) -> int:
+        """Decodes the batch, and returns its number of outputs; must_output: it must have at least one."""
+        self._outputs.n = None
+        if not isinstance(batch, Batch):
+            raise InvalidArgumentError(f"batch must be a pykvgraph.Batch, got {shown(batch)}")
+        arrays = batch.snapshot()
+        n_tokens, n_outputs = len(arrays.token), int(arrays.logits.sum())
+        if scored:
+            self.model._require_logits()
+        if must_output and n_outputs == 0:
+            raise InvalidArgumentError("no token of the batch asked for logits: add one with logits=True")
+        self._make_room(context, n_tokens, n_outputs)
+        tokens = sized(
+            KvgBatch,
+            n_tokens=n_tokens,
+            token=_address(arrays.token, ctypes.c_int32),
+            pos=_address(arrays.pos, ctypes.c_int32),
+            seq_begin=_address(arrays.seq_begin, ctypes.c_int32),
+            seq_id=_address(arrays.seq_id, ctypes.c_int32),
+            logits=_address(arrays.logits, ctypes.c_uint8),
+            checkpoint=_address(arrays.checkpoint, ctypes.c_uint8) if arrays.checkpoint.any() else None,
+        )
+        outputs = self._outputs
+        written = outputs.scored if scored else outputs.plain
+        outputs.start()
+        self._handle.undo_unless_done(outputs.take_back)
+        lib().kvg_decode(context, ctypes.byref(tokens), ctypes.byref(written))
+        if self._pending:
+            self._pending.end_decode(arrays.seq_id.tolist())
+        outputs.n, outputs.scored_last = n_outputs, scored
+        return n_outputs
+
+    def _decode_rows(self, context: int, batch: Batch) -> list[LastOutput]:
+        if not self._decode_batch(context, batch, scored=True):
+            return []
+        scores, rows = self._scores(), self._rows(self._outputs.logits)
+        numbers = (scores.best.tolist(), scores.best_logprob.tolist(), scores.log_sum.tolist())
+        return [LastOutput(*output) for output in zip(*numbers, rows, strict=True)]
+
+    def _append(self, context: int, seq: int, token: int, copy: bool = True) -> LastOutput:
+        self.model._require_logits()
+        outputs = self._outputs
+        outputs.n = None
+        outputs.start()
+        self._handle.undo_unless_done(outputs.take_back)
+        lib().kvg_append(context, seq, token, outputs.scored_pointer)
+        self._pending.end_decode((seq,))
+        outputs.n, outputs.scored_last = 1, True
+        return outputs.last(1, copy)
+
+    def _reset(self, context: int) -> None:
+        lib().kvg_kv_clear(context, 0)
+        self._pending.drop_all()
+        self.kv._forget_others()
+        self._outputs.n = None
+
+    def _make_room(self, context: int, n_tokens: int, n_rows: int) -> None:
+        """Makes new buffers when the present ones have too few rows.
+
+        The old ones are not resized, as the caller may have a view of them. A batch with more tokens than fit
+        gets no buffers: decode will refuse it, and its buffers could be huge.
+        """
+        grows = n_rows > len(self._outputs.logits)
+        if grows and n_tokens <= self.n_batch and n_tokens <= read_info(context).n_free:
+            self._outputs = _Outputs(n_rows, self.model, self._pending)
+
+    def _rows(self, buffer: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+        rows = buffer[: self._n_rows()]
+        rows.flags.writeable = False
+        return rows
+
+    def _n_rows(self) -> int:
+        n = self._outputs.n
+        if n is None:
+            raise InvalidArgumentError(
+                "there are no outputs: no decode came before this, or the last one failed"
+            )
+        return n
+
+    def _scores(self) -> Scores:
+        n = self._n_rows()
+        if not self._outputs.scored_last:
+            raise InvalidArgumentError(
+                "the last decode was not asked for scores: use decode(batch, scores=True)"
+            )
+        rows = self._outputs.score_rows[:n]
+        return Scores(*(rows[name].copy() for name in Scores._fields))
+
+
+class LastOutput(NamedTuple):
+    """What is known of the last output of a decode."""
+
+    best: int  # the likeliest token, the lowest id among equals
+    best_logprob: float
+    log_sum: float  # log of the sum of exp(logits); NaN when they are broken
+    logits: npt.NDArray[np.float32]  # (n_vocab,), a copy; empty when the caller didn't want it
+
+    def require_finite(self) -> None:
+        """Raises KVGraphError when no token can be chosen by these logits."""
+        if not math.isfinite(self.log_sum):
+            raise KVGraphError("the logits are broken: one is no number, or the largest is infinite")
+
+
+def fitting_n_ctx(model: Model, most: int, arguments: Mapping[str, Any], share: float = 1.0) -> int:
+    """The most cells, up to `most`, that a Context with these arguments has memory for.
+
+    What are no arguments of Context is passed over. share: of what may be taken, for this one of several.
+    Raises as fit_n_ctx().
+    """
+    with importing:
+        from pykvgraph.plan.fitting import MARGIN, fit_n_ctx
+    margin = 100 - int((100 - MARGIN) * share)
+    where = {**model._where, **_of_context(arguments)}
+    return fit_n_ctx(model.path, most, is_loaded=True, margin=margin, **where).n_ctx
+
+
+def warning_of_memory(model: Model, n_ctx: int, arguments: Mapping[str, Any]) -> str:
+    """What to type where a Context with these arguments would leave too little memory to others; "": fine."""
+    with importing:
+        from pykvgraph.plan.fitting import warning_of
+    return warning_of(model.path, n_ctx, **model._where, **_of_context(arguments))
+
+
+def _of_context(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    names = {field.name for field in fields(ContextParams)} - {"n_ctx"}
+    return {name: value for name, value in arguments.items() if name in names}
+
+
+class _Outputs:
+    """The buffers that decode writes, and the two structs that name them: without scores, and with scores."""
+
+    def __init__(self, n_rows: int, model: Model, pending: PendingTokens) -> None:
+        self.pending = pending
+        n_logits = 0 if model.encodes else model.n_vocab
+        self.logits: npt.NDArray[np.float32] = np.empty((n_rows, n_logits), np.float32)
+        self.embd: npt.NDArray[np.float32] = np.empty((n_rows, model.n_embd), np.float32)
+        self.n: int | None = None  # rows that the last decode wrote; None when there are none to be read
+        self.scored_last = False  # whether the last decode wrote scores, too
+        self.scores = (KvgScore * n_rows)()
+        self.score_rows = as_array(self.scores)
+        places = {
+            "logits": _address(self.logits, ctypes.c_float) if n_logits else None,
+            "embd": _address(self.embd, ctypes.c_float),
+            "n_rows": n_rows,
+        }
+        self.plain = sized(KvgOutput, **places)
+        self.scored = sized(KvgOutput, **places, score=self.scores)
+        self.scored_pointer = ctypes.byref(self.scored)
+
+    def start(self) -> None:
+        """To be called before a decode: marks that it has written nothing yet."""
+        self.plain.n_written = self.scored.n_written = -1
+        self.pending.begin_decode()
+
+    def take_back(self, context: int) -> None:
+        """Undoes a decode that succeeded, but whose caller got an exception after it (Ctrl-C)."""
+        self.n = None
+        if self.plain.n_written >= 0 or self.scored.n_written >= 0:
+            self.pending.take_back()
+            lib().kvg_undo_decode(context)
+            self.start()
+
+    def last(self, n_outputs: int, copy: bool) -> LastOutput:
+        """The last output of a decode with scores; copy: whether it has a copy of the row of logits."""
+        return self.at(n_outputs - 1, copy)
+
+    def at(self, index: int, copy: bool) -> LastOutput:
+        """As last(), of any output."""
+        score = self.scores[index]
+        logits = self.logits[index].copy() if copy else _NO_LOGITS
+        return LastOutput(score.best, score.best_logprob, score.log_sum, logits)
+
+
+def _address(array: npt.NDArray[Any], ctype: Any) -> Any:
+    return array.ctypes.data_as(ctypes.POINTER(ctype))

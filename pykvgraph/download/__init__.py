@@ -1,0 +1,1 @@
+"""Files from the web, and where they are kept."""

@@ -1,0 +1,265 @@
+"""One sample of a request: its tokens, how far they are decoded, and what was said."""
+
+from __future__ import annotations
+
+import bisect
+import math
+import time
+from array import array
+from collections.abc import Iterable
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from pykvgraph.model.adapter import Active
+from pykvgraph.checks import INT32_MAX
+from pykvgraph.context.context import LastOutput
+from pykvgraph.engine.fetch import Fetch
+from pykvgraph.engine.speculation.lookup import Lookup
+from pykvgraph.engine.own_rows import OwnRows
+from pykvgraph.engine.record import Record
+from pykvgraph.engine.request import Request
+from pykvgraph.engine.context_window import Window
+from pykvgraph.engine_types import Completion, TextLook
+from pykvgraph.params.params import SamplingParams
+from pykvgraph.prefix.node import Node
+from pykvgraph.sequence.output_text import Speech
+from pykvgraph.model.tokenizer import Tokenizer
+from pykvgraph.tiers.rows import Saver
+from pykvgraph.types import Piece
+
+COPIED_EVERY = 64  # positions of an answer from one resume point that copies get to the next
+
+
+class Branch:
+    """A text that the engine decodes and continues. While it runs it has a sequence.
+
+    ids: the prompt, and what was said behind it. n_decoded: how many of these the sequence has. n_seqs: how
+    many sequences it needs; more than one while other samples wait for its prompt (`forks`). most_cells: how
+    many cells it and its forks take at most, if nobody shares any. last: the deepest node of the index that
+    its text begins with. places: positions where a resume point is to be kept. spacing: at multiples of it,
+    the prompt has a spare resume point; 0: nowhere. window: for a text that may become longer than its part
+    of the cache; what it gives up is in `ids` no longer. n_true: how many of its first tokens have cells that
+    any text that begins so may share; those that have moved, nobody may. n_beyond: tokens of a draft that its
+    sequence has behind these. own: its rows, while it has shifted and does not run. fetch: what comes from
+    outside the cells; meanwhile it decodes nothing.
+    adapters: those that it is decoded under; they are in `salt`, too. record, lookup: what became of its
+    drafts, and what they are made of. copies: gets what the index has of it, as it comes; None: nobody does.
+    n_copied: how many tokens of whole blocks that got. is_compared: whether `places` has those where its text
+    parts from others. unsaid: the output of its last token, while its grammar takes long to tell which may
+    follow; meanwhile it decodes nothing.
+    """
+
+    def __init__(
+        self,
+        request: Request,
+        sample: int,
+        prompt: npt.NDArray[np.int32],
+        params: SamplingParams,
+        tokenizer: Tokenizer | None,
+        salt: bytes,
+        window: Window | None = None,
+        adapters: Active = (),
+        copies: Saver | None = None,
+    ) -> None:
+        self.request = request
+        self.priority = params.priority
+        self.salt = salt
+        self.adapters = adapters
+        self.copies = copies
+        self.n_copied = 0
+        self.ids = array("i", prompt.tobytes())
+        self.n_prompt = len(prompt)
+        self.n_decoded = 0
+        self.seq = -1
+        self.forks: list[Branch] = []
+        self.fork_seqs: list[int] = []  # reserved for the forks
+        self.last: Node | None = None
+        self.places: list[int] = []
+        self.is_compared = False
+        self.spacing = 0
+        self.order = 0  # of arrival; the youngest has the highest
+        self.n_idle = 0  # steps in which it did not advance
+        self.n_true = INT32_MAX
+        self.n_beyond = 0
+        self.own: OwnRows | None = None
+        self.fetch: Fetch | None = None
+        self.unsaid: LastOutput | None = None
+        self.record = Record()
+        self.lookup = Lookup()
+        self.ended: Literal["stop", "length"] | None = None  # before it has begun
+        self.n_cached = -1  # tokens of the prompt that the cache had; -1: not known yet
+        self.n_again = 0
+        self._sample = sample
+        self._max_tokens = params.max_tokens
+        fills = window is not None and len(prompt) + params.max_tokens - 1 >= window.n_ctx
+        self.window = window if fills else None
+        self._n_discarded = 0
+        self._speech = Speech(params, tokenizer, sample)
+        self._speech.begin(prompt)
+        self._texts: list[str] = []
+        self._tokens: list[int] = []
+        self._n_said = 0
+        self._submitted = time.perf_counter()
+        self._entered = math.nan
+        self._first = math.nan
+
+    @property
+    def runs(self) -> bool:
+        """Whether it has a sequence."""
+        return self.seq >= 0
+
+    @property
+    def has_shifted(self) -> bool:
+        """Whether it has given up tokens that others of its tokens have seen."""
+        return self.n_true < INT32_MAX
+
+    @property
+    def n_todo(self) -> int:
+        """Tokens that are known and not decoded."""
+        return len(self.ids) - self.n_decoded
+
+    @property
+    def talks(self) -> bool:
+        """Whether all but its last token is decoded, so that it says one a step."""
+        return self.n_todo == 1
+
+    @property
+    def n_may_say(self) -> int:
+        """How many tokens more it says at most."""
+        return self._max_tokens - self._n_said
+
+    @property
+    def n_seqs(self) -> int:
+        """How many sequences it takes to run."""
+        return 1 + len(self.forks)
+
+    @property
+    def most_cells(self) -> int:
+        """Cells of the whole text and of its forks; the last token of each is never decoded."""
+        if self.window is not None:
+            return self.window.n_ctx
+        return self.n_prompt + (self._max_tokens - 1) * self.n_seqs
+
+    def cells_to_take(self, n_has: int) -> int:
+        """How many it may take yet, when the cache has so many of its tokens."""
+        if self.window is not None and not self.has_shifted:
+            return self.most_cells  # others may share what it has, so that a shift copies it
+        return self.most_cells - n_has
+
+    def enter(self, n_cached: int, n_again: int) -> None:
+        """It begins to run, with so many tokens of its prompt in the cache; n_again: n_decoded_again."""
+        self.n_cached, self.n_again = min(n_cached, self.n_prompt), n_again
+        self._entered = time.perf_counter()
+
+    def begin(self, n_found: int) -> None:
+        """It has a sequence with so many of its tokens, which the cache had."""
+        self.n_decoded = n_found
+        self.n_true = INT32_MAX
+
+    def give_up(self, gone: range) -> None:
+        """These tokens go, and those behind them move down."""
+        del self.ids[gone.start : gone.stop]
+        self.n_decoded -= len(gone)
+        self.n_true = min(self.n_true, gone.start)
+        self._n_discarded += len(gone)
+        self.lookup = Lookup()  # which knows where the tokens were
+
+    def follow(self, other: Branch) -> None:
+        """It begins to run as a fork of another one, and has what that one has."""
+        self.n_decoded, self.last, self.n_copied = other.n_decoded, other.last, other.n_copied
+        self.n_cached, self.n_again, self._entered = other.n_cached, other.n_again, other._entered
+
+    def add_place(self, position: int) -> None:
+        """A resume point is to be kept at this position, unless it has passed."""
+        at = bisect.bisect_left(self.places, position)
+        if self.n_decoded < position < len(self.ids) and self.places[at : at + 1] != [position]:
+            self.places.insert(at, position)
+
+    def next_stop(self) -> int:
+        """How many tokens at most the next step may decode of it, because of its places."""
+        while self.places and self.places[0] <= self.n_decoded:
+            del self.places[0]
+        n = self.n_todo
+        if self.places:
+            n = min(n, self.places[0] - self.n_decoded)
+        if self.spacing:
+            n = min(n, self.spacing - self.n_decoded % self.spacing)
+        return n
+
+    @property
+    def is_at_place(self) -> bool:
+        """Whether it has come to a place where a resume point is to be kept."""
+        return bool(self.places) and self.places[0] == self.n_decoded
+
+    @property
+    def is_at_spare_place(self) -> bool:
+        """Whether it has come to a place where a spare resume point is to be kept.
+
+        They are in its prompt, and in an answer that is copied.
+        """
+        if self.n_decoded >= self.n_prompt:
+            return self.copies is not None and self.n_decoded % COPIED_EVERY == 0
+        return bool(self.spacing) and self.n_decoded % self.spacing == 0
+
+    def look(self, now: float) -> TextLook:
+        """How far it is."""
+        return TextLook(
+            request=self.order,
+            sample=self._sample,
+            n_texts=self.n_seqs,
+            seq=self.seq,
+            n_prompt=self.n_prompt,
+            n_cached=self.n_cached,
+            n_decoded=self.n_decoded,
+            n_said=self._n_said,
+            seconds=now - self._submitted,
+        )
+
+    def can_say(self, seconds: float) -> bool:
+        """Whether say() needn't wait for a grammar; waits so long for that. Raises as Speech.ready does."""
+        return self._speech.ready(seconds)
+
+    def say(self, last: LastOutput, now: float) -> Literal["stop", "length"] | None:
+        """Hands out the next token; returns why it was the last, or None. Raises as Speech.say does."""
+        return self._add(self._speech.say(last), now)
+
+    def repeat(self, said: Iterable[int], n_vocab: int) -> None:
+        """Hands out tokens of the answer that were chosen elsewhere; it goes on behind them, or has ended."""
+        for token in said:
+            piece = self._speech.repeat(token, n_vocab)
+            self.ended = None if piece is None else self._add(piece, time.perf_counter())
+            if piece is None or self.ended:
+                return
+
+    def _add(self, piece: Piece, now: float) -> Literal["stop", "length"] | None:
+        if math.isnan(self._first):
+            self._first = now
+        self._n_said += 1
+        self._texts.append(piece.text)
+        if piece.finish_reason != "stop":
+            self.ids.append(piece.token)
+            self._tokens.append(piece.token)
+        self.request._say(piece)
+        return piece.finish_reason
+
+    def end(self, reason: Literal["stop", "length", "cancelled"], now: float) -> None:
+        """Hands out the completion."""
+        completion = Completion(
+            text="".join(self._texts),
+            tokens=tuple(self._tokens),
+            finish_reason=reason,
+            n_prompt=self.n_prompt,
+            n_cached=max(self.n_cached, 0),
+            n_decoded_again=self.n_again,
+            ttft=self._first - self._submitted,
+            seconds=now - self._submitted,
+            stopping_word=self._speech.stopping_word,
+            n_said=self._n_said,
+            waited=self._entered - self._submitted,
+            n_discarded=self._n_discarded,
+            drafted=self.record.drafted,
+            accepted=self.record.accepted,
+        )
+        self.request._complete(self._sample, completion)

@@ -1,0 +1,1 @@
+"""Drafts: where they come from, and when they pay."""

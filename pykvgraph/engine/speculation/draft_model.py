@@ -1,0 +1,127 @@
+"""Drafts by a second, smaller model of the same vocabulary."""
+
+from __future__ import annotations
+
+import time
+from array import array
+from collections.abc import Sequence
+
+from pykvgraph.context.batch import Batch
+from pykvgraph.context.context import Context
+from pykvgraph.engine.sequence import Branch
+from pykvgraph.engine.speculation.gate import Gate
+from pykvgraph.errors import InvalidArgumentError, KVGraphError
+from pykvgraph.model.model import Model
+from pykvgraph.prefix import block
+
+_TOKENS = "tokenizer.ggml.tokens"
+_WEIGHT = 0.2  # of the newest drafts, in the average of seconds
+
+
+class ModelDrafter:
+    """Proposes what the draft model finds likeliest, token by token, for several texts at a time.
+
+    ctx: of the draft model, as many sequences as the engine has; each has what the engine's has. Where it
+    fails, or has no room, there are no drafts: the texts go on without.
+    """
+
+    def __init__(self, ctx: Context) -> None:
+        self._ctx = ctx
+        self._known = [array("i") for _ in range(ctx.n_seq_max)]  # tokens that each sequence has
+        self._drafts: dict[int, tuple[int, list[int]]] = {}  # by sequence: the text's length, its last draft
+        self._batch = Batch()
+        self._each = 0.0  # seconds, to make one token
+
+    def drafts(self, asked: Sequence[tuple[Branch, int]], gate: Gate) -> list[list[int]]:
+        """For each text at most so many tokens that may follow it."""
+        wanted = [(branch, gate.n_drafted(branch.record.rate(0), most, self._each)) for branch, most in asked]
+        found: list[list[int]] = [[] for _ in wanted]
+        begin = time.perf_counter()
+        try:
+            self._propose(wanted, found)
+        except (KVGraphError, MemoryError):
+            self._ctx.reset()
+            self._known = [array("i") for _ in self._known]
+            return [[] for _ in wanted]
+        self._drafts = {
+            branch.seq: (len(branch.ids), draft) for (branch, _), draft in zip(wanted, found, strict=True)
+        }
+        if n := sum(map(len, found)):
+            each = (time.perf_counter() - begin) / n
+            self._each += _WEIGHT * (each - self._each) if self._each else each
+        return found
+
+    def learn(self, branch: Branch, n_before: int) -> None:
+        """The text has said something."""
+        n, draft = self._drafts.pop(branch.seq, (0, []))
+        if n != n_before:
+            return
+        said = branch.ids[n : n + len(draft)]
+        n_held = block.common(said.tobytes(), array("i", draft).tobytes())
+        branch.record.learn(0, len(said), n_held)
+
+    def close(self) -> None:
+        """Frees its context."""
+        self._ctx.close()
+
+    def _propose(self, wanted: Sequence[tuple[Branch, int]], found: list[list[int]]) -> None:
+        """Token by token, those of all texts in one batch."""
+        left = {i: (branch.seq, n) for i, (branch, n) in enumerate(wanted) if n}
+        ready = [i for i in left if self._catch_up(wanted[i][0])]
+        last = {i: wanted[i][0].ids[-1] for i in ready}
+        while last:
+            self._batch.clear()
+            seqs = [left[i][0] for i in last]
+            self._batch.add_each(list(last.values()), [len(self._known[seq]) for seq in seqs], seqs)
+            self._ctx.decode(self._batch, scores=True)
+            for seq, token in zip(seqs, last.values(), strict=True):
+                self._known[seq].append(token)
+            for i, token in zip(last, self._ctx.scores().best.tolist(), strict=True):
+                found[i].append(token)
+            last = {i: found[i][-1] for i in last if len(found[i]) < left[i][1]}
+
+    def _catch_up(self, branch: Branch) -> bool:
+        """Decodes the text, but for its last token; False: it is not yet done, or there is no room.
+
+        As many tokens as a batch has: a long prompt takes several steps, without drafts.
+        """
+        seq, kv = branch.seq, self._ctx.kv
+        known, ids = self._known[seq], branch.ids[:-1]
+        n = min(len(known), len(ids))
+        n = block.common(known[:n].tobytes(), ids[:n].tobytes())
+        if n < len(known):
+            kv.seq_rm(seq, n, -1)
+            del known[n:]
+        missing = ids[n : n + self._ctx.n_batch]
+        if len(missing) + self._ctx.n_seq_max > kv.n_free and not self._make_room(seq, len(missing)):
+            return False
+        if missing:
+            self._batch.clear()
+            self._batch.extend(missing, n, (seq,), False)
+            self._ctx.decode(self._batch)
+            known.extend(missing)
+        return len(known) == len(ids)
+
+    def _make_room(self, seq: int, n: int) -> bool:
+        """Empties the other sequences: most of them are of texts that have ended."""
+        for other, known in enumerate(self._known):
+            if other != seq and known:
+                self._ctx.kv.seq_rm(other, -1, -1)
+                del known[:]
+        return n + self._ctx.n_seq_max <= self._ctx.kv.n_free
+
+
+def require_same_tokens(model: Model, draft: Model) -> None:
+    """Raises InvalidArgumentError unless a token means the same to both."""
+    mine, others = (each.metadata.get(_TOKENS) or [] for each in (model, draft))
+    if model.n_vocab != draft.n_vocab or len(mine) != len(others):
+        raise InvalidArgumentError(
+            f"draft: its vocabulary has {draft.n_vocab} tokens, the model's {model.n_vocab}: "
+            "use a draft model of the same family"
+        )
+    differs = next((i for i, pair in enumerate(zip(mine, others, strict=True)) if pair[0] != pair[1]), None)
+    if differs is not None:
+        raise InvalidArgumentError(
+            f"draft: token {differs} is {others[differs]!r} there, and {mine[differs]!r} in the model: "
+            "use a draft model of the same family"
+        )

@@ -1,0 +1,54 @@
+"""Who makes drafts: the text itself, or a second model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, Protocol
+
+from pykvgraph.checks import shown
+from pykvgraph.context.context import Context
+from pykvgraph.engine.sequence import Branch
+from pykvgraph.engine.speculation.draft_model import ModelDrafter, require_same_tokens
+from pykvgraph.engine.speculation.gate import Gate
+from pykvgraph.engine.speculation.ngram import NgramDrafter
+from pykvgraph.errors import InvalidArgumentError, UnsupportedError
+from pykvgraph.model.model import Model
+
+
+class Drafter(Protocol):
+    """Proposes tokens that may follow texts. It may be wrong, and never raises."""
+
+    def drafts(self, asked: Sequence[tuple[Branch, int]], gate: Gate) -> list[list[int]]:
+        """For each text at most so many tokens that may follow it."""
+        ...
+
+    def learn(self, branch: Branch, n_before: int) -> None:
+        """A text has said something; n_before: tokens that it had before."""
+        ...
+
+    def close(self) -> None:
+        """Frees what it has."""
+        ...
+
+
+def drafter_of(
+    draft: object, model: Model, n_ctx: int | Literal["auto"], context: dict[str, Any]
+) -> Drafter | None:
+    """Engine's argument, and for a draft model its context's.
+
+    Raises InvalidArgumentError for a model of another vocabulary, or what is none, UnsupportedError for one
+    that can't go back by a few tokens, and what Context raises.
+    """
+    if draft is None:
+        return None
+    if isinstance(draft, str) and draft == "ngram":
+        return NgramDrafter()
+    if not isinstance(draft, Model):
+        raise InvalidArgumentError(f'draft must be "ngram", a pykvgraph.Model or None, got {shown(draft)}')
+    require_same_tokens(model, draft)
+    draft._require_logits()
+    ctx = Context(draft, n_ctx=n_ctx, swa_full=True, **context)
+    if any(group.kind == "state" for group in ctx.kv.groups):
+        ctx.close()
+        raise UnsupportedError(f"draft: {draft.arch} has recurrent layers; use a draft model without")
+    return ModelDrafter(ctx)

@@ -1,0 +1,70 @@
+"""Speculation: tokens that may come next are decoded beside the last one, and those that come are kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from pykvgraph.engine.sequence import Branch
+from pykvgraph.engine.speculation.drafters import Drafter
+from pykvgraph.engine.speculation.gate import Gate
+from pykvgraph.engine.scheduler import Chunk
+
+MOST_ROWS = 16  # tokens of a step beside which drafts are decoded: with more the device has enough to do
+
+
+class Speculation:
+    """Adds drafts to what a step decodes. Only time is at stake: what texts say stays as it is.
+
+    draft_max: tokens of a draft at most. every: no draft goes beyond such a position, where a resume point is
+    kept; 0: none is.
+    """
+
+    def __init__(self, drafter: Drafter, draft_max: int, every: int) -> None:
+        self.gate = Gate()
+        self._drafter = drafter
+        self._draft_max = draft_max
+        self._every = every
+        self._looks = False  # whether drafts were looked for in this step
+
+    def add(self, chunks: list[Chunk], room: Callable[[int], int]) -> list[Chunk]:
+        """The chunks, some of them with drafts; room(n): how many tokens they may have, beside n."""
+        self._looks = False
+        if len(chunks) > MOST_ROWS or (n_rows := sum(chunk.n for chunk in chunks)) > MOST_ROWS:
+            return chunks
+        talking = [chunk.branch for chunk in chunks if chunk.talks and not chunk.branch.forks]
+        due = [branch for branch in talking if branch.record.is_due()]
+        self._looks = bool(due)
+        if not due:
+            return chunks
+        self.gate.begin(len(talking), n_rows)
+        drafts = self._drafter.drafts([(branch, self._most(branch)) for branch in due], self.gate)
+        if not any(drafts):
+            return chunks
+        left = room(n_rows)
+        by_branch: dict[int, tuple[int, ...]] = {}
+        for branch, draft in zip(due, drafts, strict=True):
+            by_branch[id(branch)] = tuple(draft[: max(left, 0)])
+            left -= len(draft)
+        return [chunk._replace(draft=by_branch.get(id(chunk.branch), ())) for chunk in chunks]
+
+    def learn(self, branch: Branch, n_before: int) -> None:
+        """A text has said something. n_before: tokens that it had before."""
+        if self._looks:
+            self._drafter.learn(branch, n_before)
+
+    def time(self, chunks: list[Chunk], seconds: float) -> None:
+        """What a step took."""
+        if self._looks and all(chunk.talks for chunk in chunks):
+            self.gate.seconds.learn(sum(1 + len(chunk.draft) for chunk in chunks), seconds)
+
+    def close(self) -> None:
+        """Frees what the drafter has."""
+        self._drafter.close()
+
+    def _most(self, branch: Branch) -> int:
+        most = min(self._draft_max, branch.n_may_say - 1)
+        if branch.window is not None:  # as many as it could say without a shift
+            most = min(most, branch.window.n_ctx - 2 - branch.n_decoded)
+        if self._every:
+            most = min(most, -(branch.n_decoded + 1) % self._every)
+        return max(most, 0)

@@ -1,1 +1,0 @@
-"""Experiments on a cache: the passkey test, scripts of cell operations, the benchmark."""

@@ -1,0 +1,1 @@
+"""A model: its file, its tokenizer, adapters, and the device that it is on."""

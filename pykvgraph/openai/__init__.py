@@ -1,0 +1,1 @@
+"""OpenAI's and Anthropic's forms of answers, for the server and for Llama."""

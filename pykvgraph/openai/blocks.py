@@ -1,0 +1,103 @@
+"""Answers that are a row of blocks: thoughts, text, calls of tools. What two interfaces have in common."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from pykvgraph.reply.delta import Delta, ToolCall
+from pykvgraph.openai.chat_output import ChatOutput
+from pykvgraph.openai.form import NamedForm
+from pykvgraph.openai.sample import Sample
+from pykvgraph.openai.wire_json import dumps
+from pykvgraph.types import Piece
+
+Event = dict[str, Any]  # `type` is its first key
+
+
+class Block:
+    """One of them, while it is said. first: the delta that opened it. id: a unique one."""
+
+    def __init__(self, index: int, first: Delta) -> None:
+        self.index = index
+        self.first = first
+        self.id = secrets.token_hex(16)
+        self.text = ""  # of a call: its arguments
+
+    def goes_on_with(self, delta: Delta) -> bool:
+        """Whether a delta belongs to it; a call has one."""
+        return type(delta) is type(self.first) and not isinstance(delta, ToolCall)
+
+
+class BlockWriter(Protocol):
+    """How an interface writes blocks and what stands around them."""
+
+    def begin(self, sample: Sample) -> list[Event]:
+        """Before all blocks."""
+
+    def opened(self, block: Block) -> list[Event]:
+        """A block begins, without text."""
+
+    def added(self, block: Block, text: str) -> list[Event]:
+        """It goes on."""
+
+    def closed(self, block: Block) -> list[Event]:
+        """It has ended."""
+
+    def end(self, sample: Sample, blocks: list[Block], output: ChatOutput) -> list[Event]:
+        """After all blocks."""
+
+    def whole(self, sample: Sample, blocks: list[Block], output: ChatOutput) -> Any:
+        """All of it, for a body that wants no stream."""
+
+
+class BlockForm(NamedForm):
+    """Divides what a sample says into blocks, for a writer; there is one sample."""
+
+    def __init__(self, writer: BlockWriter, new_output: Callable[[], ChatOutput]) -> None:
+        self._writer = writer
+        self._output = new_output()
+        self._begun = False
+        self._open: Block | None = None
+        self._blocks: list[Block] = []
+
+    def events(self, sample: Sample, pieces: list[Piece]) -> list[bytes]:
+        """Those for what was said."""
+        found = [] if self._begun else self._writer.begin(sample)
+        self._begun = True
+        for piece in pieces:
+            if piece.text:
+                found += self._take(self._output.feed(piece.text))
+        return list(map(dumps, found))
+
+    def last_events(self, sample: Sample) -> list[bytes]:
+        """What was held back, and the end."""
+        found = [*self._take(self._output.end()), *self._close()]
+        return list(map(dumps, found + self._writer.end(sample, self._blocks, self._output)))
+
+    def whole(self, samples: list[Sample]) -> Any:
+        """The answer of a body that wants no stream."""
+        self._take(self._output.feed(samples[0].text))
+        self._take(self._output.end())
+        self._close()
+        return self._writer.whole(samples[0], self._blocks, self._output)
+
+    def _take(self, deltas: list[Delta]) -> list[Event]:
+        found = []
+        for delta in deltas:
+            if self._open is None or not self._open.goes_on_with(delta):
+                found += self._close()
+                self._open = Block(len(self._blocks), delta)
+                found += self._writer.opened(self._open)
+            text = delta.arguments if isinstance(delta, ToolCall) else delta.text
+            self._open.text += text
+            found += self._writer.added(self._open, text)
+        return found
+
+    def _close(self) -> list[Event]:
+        block, self._open = self._open, None
+        if block is None:
+            return []
+        self._blocks.append(block)
+        return self._writer.closed(block)

@@ -1,0 +1,121 @@
+"""/v1/chat/completions: OpenAI's form of a conversation's answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from pykvgraph.reply.delta import Content, Delta, Reasoning, ToolCall
+from pykvgraph.openai.chat_output import ChatOutput
+from pykvgraph.openai.form import Form, new_id, now
+from pykvgraph.openai.logprobs import content_logprobs
+from pykvgraph.openai.sample import Sample
+from pykvgraph.openai.vocabulary import Vocabulary
+from pykvgraph.openai.wire_json import dumps
+from pykvgraph.types import Piece
+
+
+class ChatForm(Form):
+    """new_output: makes what divides a sample's text into content, thoughts and calls.
+
+    with_usage: the stream ends with it.
+    """
+
+    closing = b"data: [DONE]\n\n"
+
+    def __init__(
+        self,
+        model: str,
+        fingerprint: str,
+        vocabulary: Vocabulary,
+        new_output: Callable[[], ChatOutput],
+        *,
+        with_usage: bool = False,
+        with_timings: bool = False,
+    ) -> None:
+        self._vocabulary = vocabulary
+        self._new_output = new_output
+        self._outputs: dict[int, ChatOutput] = {}  # by the sample's index
+        self._with_usage = with_usage
+        self._with_timings = with_timings
+        self._head = {"created": now(), "model": model, "system_fingerprint": fingerprint}
+        self._id = new_id()
+        self._back = dumps({**self._head, "id": self._id, "object": "chat.completion.chunk"})[1:]
+
+    def events(self, sample: Sample, pieces: list[Piece]) -> list[bytes]:
+        """One for each delta; the first one says who speaks."""
+        found = []
+        if sample.index not in self._outputs:
+            self._outputs[sample.index] = self._new_output()
+            found.append(self._chunk(sample, {"role": "assistant", "content": None}))
+        output = self._outputs[sample.index]
+        for piece in pieces:
+            if piece.text:
+                probs = self._probs(sample, [piece])
+                found += [
+                    self._chunk(sample, _told(delta, output), probs) for delta in output.feed(piece.text)
+                ]
+        return found
+
+    def last_events(self, sample: Sample) -> list[bytes]:
+        """What was held back, why it ended, and its usage if that was asked for."""
+        output = self._outputs[sample.index]
+        found = [self._chunk(sample, _told(delta, output)) for delta in output.end()]
+        reason = output.finish_reason(sample.finish_reason)
+        end: dict[str, Any] = {"finish_reason": reason, "index": sample.index, "delta": {}}
+        told = {**self._head, "id": self._id, "object": "chat.completion.chunk"}
+        if not self._with_usage:
+            return [*found, dumps({"choices": [end], **told, "timings": sample.timings()})]
+        usage = {"usage": sample.usage(), "timings": sample.timings()}
+        return [*found, dumps({"choices": [end], **told}), dumps({"choices": [], **told, **usage})]
+
+    def whole(self, samples: list[Sample]) -> Any:
+        """All answers; the usage is that of the first."""
+        choices = []
+        for sample in samples:
+            output = self._new_output()
+            output.feed(sample.text)
+            output.end()
+            reason = output.finish_reason(sample.finish_reason)
+            message = _message(output)
+            probs = {"logprobs": self._probs(sample, sample.with_probs)} if sample.n_probs else {}
+            choices.append({"finish_reason": reason, "index": sample.index, "message": message, **probs})
+        end = {"usage": samples[0].usage(), "id": self._id, "timings": samples[0].timings()}
+        return {"choices": choices, **self._head, "object": "chat.completion", **end}
+
+    def _probs(self, sample: Sample, pieces: list[Piece]) -> Any:
+        return content_logprobs(sample, pieces, self._vocabulary)
+
+    def _chunk(self, sample: Sample, delta: dict[str, Any], probs: Any = None) -> bytes:
+        told = b',"logprobs":%b' % dumps(probs) if probs else b""
+        timings = b',"timings":%b' % dumps(sample.timings()) if self._with_timings else b""
+        return b'{"choices":[{"finish_reason":null,"index":%d,"delta":%b%b}]%b,%b' % (
+            sample.index,
+            dumps(delta),
+            told,
+            timings,
+            self._back,
+        )
+
+
+def _told(delta: Delta, output: ChatOutput) -> dict[str, Any]:
+    if isinstance(delta, Content):
+        return {"content": delta.text}
+    if isinstance(delta, Reasoning):
+        return {"reasoning_content": delta.text}
+    return {"tool_calls": [{"index": output.number(delta), **_call(delta)}]}
+
+
+def _message(output: ChatOutput) -> dict[str, Any]:
+    reply = output.reply
+    message: dict[str, Any] = {"role": "assistant", "content": reply.content}
+    if reply.reasoning:
+        message["reasoning_content"] = reply.reasoning
+    if reply.calls:
+        message["tool_calls"] = [_call(call) for call in reply.calls]
+    return message
+
+
+def _call(call: ToolCall) -> dict[str, Any]:
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"id": call.id, "type": "function", "function": function}

@@ -1,0 +1,95 @@
+"""/v1/messages: Anthropic's form of a conversation's answer."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from pykvgraph.reply.delta import Reasoning, ToolCall
+from pykvgraph.openai.blocks import Block, Event
+from pykvgraph.openai.chat_output import ChatOutput
+from pykvgraph.openai.form import new_id
+from pykvgraph.openai.sample import Sample
+
+_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
+
+
+class MessageWriter:
+    """model: its name, as the answer tells it."""
+
+    def __init__(self, model: str) -> None:
+        self._head = {"id": new_id("msg_"), "type": "message", "role": "assistant"}
+        self._model = model
+
+    def begin(self, sample: Sample) -> list[Event]:
+        """What the cache had of the prompt is not known yet; the last usage tells it."""
+        usage = {"cache_read_input_tokens": 0, "input_tokens": len(sample.prompt), "output_tokens": 0}
+        message = self._message([], None, None, usage)
+        return [{"type": "message_start", "message": message}]
+
+    def opened(self, block: Block) -> list[Event]:
+        """A block begins."""
+        return [{"type": "content_block_start", "index": block.index, "content_block": _content(block)}]
+
+    def added(self, block: Block, text: str) -> list[Event]:
+        """It goes on."""
+        if isinstance(block.first, ToolCall):
+            return [_delta(block, "input_json_delta", partial_json=text)]
+        if isinstance(block.first, Reasoning):
+            return [_delta(block, "thinking_delta", thinking=text)]
+        return [_delta(block, "text_delta", text=text)]
+
+    def closed(self, block: Block) -> list[Event]:
+        """It has ended; thoughts have a signature, which clients ask for and nobody checks."""
+        signature = _delta(block, "signature_delta", signature="")
+        signed = [signature] if isinstance(block.first, Reasoning) else []
+        return [*signed, {"type": "content_block_stop", "index": block.index}]
+
+    def end(self, sample: Sample, blocks: list[Block], output: ChatOutput) -> list[Event]:
+        """Why it ended, and what it cost."""
+        reason, word = _reason(sample, output)
+        delta = {"stop_reason": reason, "stop_sequence": word}
+        return [
+            {"type": "message_delta", "delta": delta, "usage": _usage(sample)},
+            {"type": "message_stop"},
+        ]
+
+    def whole(self, sample: Sample, blocks: list[Block], output: ChatOutput) -> dict[str, Any]:
+        """The answer of a body that wants no stream."""
+        content = [_content(block, block.text) for block in blocks]
+        return self._message(content, *_reason(sample, output), _usage(sample))
+
+    def _message(
+        self, content: list[Any], reason: str | None, word: str | None, usage: dict[str, int]
+    ) -> dict[str, Any]:
+        end = {"stop_reason": reason, "stop_sequence": word, "usage": usage}
+        return {**self._head, "content": content, "model": self._model, **end}
+
+
+def _content(block: Block, text: str = "") -> dict[str, Any]:
+    call = block.first
+    if isinstance(call, ToolCall):
+        given = json.loads(text) if text else {}
+        return {"type": "tool_use", "id": call.id, "name": call.name, "input": given}
+    if isinstance(call, Reasoning):
+        return {"type": "thinking", "thinking": text, "signature": ""}
+    return {"type": "text", "text": text}
+
+
+def _delta(block: Block, kind: str, **text: str) -> Event:
+    return {"type": "content_block_delta", "index": block.index, "delta": {"type": kind, **text}}
+
+
+def _reason(sample: Sample, output: ChatOutput) -> tuple[str | None, str | None]:
+    """Why it ended, and the stop string that did it."""
+    if sample.stopped_by:
+        return "stop_sequence", sample.stopped_by
+    return _REASONS.get(output.finish_reason(sample.finish_reason) or ""), None
+
+
+def _usage(sample: Sample) -> dict[str, int]:
+    return {
+        "cache_read_input_tokens": sample.n_cached,
+        "input_tokens": len(sample.prompt) - sample.n_cached,
+        "output_tokens": sample.n_said,
+    }

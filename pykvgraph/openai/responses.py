@@ -1,0 +1,110 @@
+"""/v1/responses: OpenAI's newer form of a conversation's answer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pykvgraph.reply.delta import Reasoning, ToolCall
+from pykvgraph.openai.blocks import Block, Event
+from pykvgraph.openai.chat_output import ChatOutput
+from pykvgraph.openai.form import new_id, now
+from pykvgraph.openai.sample import Sample
+
+
+class ResponseWriter:
+    """model: its name, as the answer tells it."""
+
+    def __init__(self, model: str) -> None:
+        self._head = {"id": new_id("resp_"), "object": "response", "created_at": now()}
+        self._model = model
+        self._n_events = 0
+
+    def begin(self, sample: Sample) -> list[Event]:
+        """It was created, and runs."""
+        response = {**self._head, "status": "in_progress", "model": self._model, "output": []}
+        kinds = ("response.created", "response.in_progress")
+        return [self._event(kind, response=response) for kind in kinds]
+
+    def opened(self, block: Block) -> list[Event]:
+        """An item begins, and in a message its one part."""
+        item = _item(block, "in_progress")
+        found = [self._event("response.output_item.added", output_index=block.index, item=item)]
+        if item["type"] == "message":
+            found.append(self._inside(block, "response.content_part.added", part=_part("")))
+        return found
+
+    def added(self, block: Block, text: str) -> list[Event]:
+        """It goes on."""
+        return [self._inside(block, f"{_kind(block)}.delta", delta=text)]
+
+    def closed(self, block: Block) -> list[Event]:
+        """Its text, its part and the item are done."""
+        kind, item = _kind(block), _item(block, "completed", block.text)
+        name = "arguments" if isinstance(block.first, ToolCall) else "text"
+        found = [self._inside(block, f"{kind}.done", **{name: block.text})]
+        if item["type"] == "message":
+            found.append(self._inside(block, "response.content_part.done", part=_part(block.text)))
+        return [*found, self._event("response.output_item.done", output_index=block.index, item=item)]
+
+    def end(self, sample: Sample, blocks: list[Block], output: ChatOutput) -> list[Event]:
+        """All of it again."""
+        response = self.whole(sample, blocks, output)
+        kind = f"response.{response['status']}"
+        return [{**self._event(kind, response=response), "timings": sample.timings()}]
+
+    def whole(self, sample: Sample, blocks: list[Block], output: ChatOutput) -> dict[str, Any]:
+        """The answer of a body that wants no stream."""
+        is_cut = sample.finish_reason == "length"
+        return {
+            **self._head,
+            "completed_at": now(),
+            "model": self._model,
+            "output": [_item(block, "completed", block.text) for block in blocks],
+            "status": "incomplete" if is_cut else "completed",
+            "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
+            "error": None,
+            "usage": {
+                "input_tokens": len(sample.prompt),
+                "output_tokens": sample.n_said,
+                "total_tokens": len(sample.prompt) + sample.n_said,
+                "input_tokens_details": {"cached_tokens": sample.n_cached},
+            },
+        }
+
+    def _inside(self, block: Block, kind: str, **values: Any) -> Event:
+        where: dict[str, Any] = {"item_id": _id(block), "output_index": block.index}
+        if not isinstance(block.first, ToolCall):
+            where["content_index"] = 0
+        return self._event(kind, **where, **values)
+
+    def _event(self, kind: str, **values: Any) -> Event:
+        self._n_events += 1
+        return {"type": kind, "sequence_number": self._n_events - 1, **values}
+
+
+def _kind(block: Block) -> str:
+    if isinstance(block.first, ToolCall):
+        return "response.function_call_arguments"
+    return "response.reasoning_text" if isinstance(block.first, Reasoning) else "response.output_text"
+
+
+def _id(block: Block) -> str:
+    if isinstance(block.first, ToolCall):
+        return f"fc_{block.first.id}"
+    return f"{'rs' if isinstance(block.first, Reasoning) else 'msg'}_{block.id}"
+
+
+def _part(text: str) -> dict[str, Any]:
+    return {"type": "output_text", "annotations": [], "logprobs": [], "text": text}
+
+
+def _item(block: Block, status: str, text: str = "") -> dict[str, Any]:
+    head, call = {"id": _id(block), "status": status}, block.first
+    if isinstance(call, ToolCall):
+        of_call = {"arguments": text, "call_id": f"call_{call.id}", "name": call.name}
+        return {**head, "type": "function_call", **of_call}
+    if isinstance(call, Reasoning):
+        content = [{"type": "reasoning_text", "text": text}] if text else []
+        return {**head, "type": "reasoning", "summary": [], "content": content, "encrypted_content": ""}
+    parts = [_part(text)] if text else []
+    return {**head, "type": "message", "role": "assistant", "content": parts}

@@ -1,0 +1,130 @@
+"""One text that is being answered: what was said of it so far, and when."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from pykvgraph.model.adapter import Active
+from pykvgraph.engine_types import Completion
+from pykvgraph.types import Piece
+
+
+@dataclass
+class Sample:
+    """index: among all texts that a body asks for. slot: its number in /slots; -1: it waits.
+
+    wanted_slot: the only one that it takes; -1: any. salt: whose prefixes it shares. adapters: that it is
+    decoded under. n_predict: most tokens that were asked for; -1: as many as fit. settings: how it is
+    sampled, as the wire tells it.
+    """
+
+    index: int
+    prompt: list[int]
+    n_predict: int
+    settings: dict[str, Any]
+    n_probs: int = 0  # of how many likely tokens the answer tells
+    wanted_slot: int = -1
+    salt: bytes = b""
+    adapters: Active = ()
+    slot: int = -1
+    n_most: int = 0  # tokens that the context has room for
+    tokens: list[int] = field(default_factory=list)  # that have text; the one that ended it isn't among them
+    with_probs: list[Piece] = field(default_factory=list)  # those of tokens, if the answer tells of them
+    n_said: int = 0  # tokens, with the one that ended it
+    text: str = ""
+    ended: Piece | None = None
+    completion: Completion | None = None
+    n_cached: int = 0
+    begun: float = field(default_factory=time.perf_counter)
+    first: float = 0.0  # when the first token was said
+    last: float = 0.0
+
+    def add(self, pieces: list[Piece]) -> None:
+        """More was said."""
+        now = time.perf_counter()
+        self.first = self.first or now
+        self.last = now
+        self.n_said += len(pieces)
+        self.text += "".join([piece.text for piece in pieces])
+        self.tokens += [piece.token for piece in pieces]
+        if self.n_probs:
+            self.with_probs += pieces
+        if pieces[-1].finish_reason is not None:
+            self.ended = pieces[-1]
+            if self.ended.finish_reason == "stop":
+                del self.tokens[-1]
+                del self.with_probs[-1:]
+
+    def finish(self, completion: Completion) -> None:
+        """It has ended; the engine's own times count from now on."""
+        self.completion = completion
+        self.n_cached = completion.n_cached
+        self.begun += completion.waited
+        self.first = self.begun + completion.ttft - completion.waited
+        self.last = self.first + completion.seconds - completion.ttft
+
+    @property
+    def stopped_by(self) -> str:
+        """The stop string that ended it."""
+        return self.completion.stopping_word if self.completion else ""
+
+    @property
+    def stop_type(self) -> str:
+        """As llama-server calls why it ended: "eos", "word", "limit" or "none"."""
+        if self.ended is None:
+            return "none"
+        if self.ended.finish_reason == "length":
+            return "limit"
+        return "word" if self.stopped_by else "eos"
+
+    @property
+    def finish_reason(self) -> str | None:
+        """As OpenAI calls it."""
+        return self.ended.finish_reason if self.ended else None
+
+    @property
+    def truncated(self) -> bool:
+        """Whether it ended because the context did, or gave tokens up to go on."""
+        wants_more = self.n_predict < 0 or self.n_predict > self.n_said
+        is_full = self.stop_type == "limit" and wants_more and self.n_said >= self.n_most
+        return self.n_discarded > 0 or is_full
+
+    @property
+    def n_discarded(self) -> int:
+        """Tokens that were given up to go on."""
+        return self.completion.n_discarded if self.completion else 0
+
+    def usage(self) -> dict[str, Any]:
+        """As OpenAI's interface counts tokens."""
+        return {
+            "completion_tokens": self.n_said,
+            "prompt_tokens": len(self.prompt),
+            "total_tokens": len(self.prompt) + self.n_said,
+            "prompt_tokens_details": {"cached_tokens": self.n_cached},
+        }
+
+    def _drafts(self) -> dict[str, int]:
+        """Only where there were any, as llama-server."""
+        done = self.completion
+        return {"draft_n": done.drafted, "draft_n_accepted": done.accepted} if done and done.drafted else {}
+
+    def timings(self) -> dict[str, Any]:
+        """llama-server's; the time of a prompt counts from when it came."""
+        n_prompt = len(self.prompt) - self.n_cached
+        prompt_ms = max((self.first - self.begun) * 1e3, 1e-3)
+        predicted_ms = max((self.last - self.first) * 1e3, 1e-3)
+        n_steps = self.n_said - 1  # the first token came with the prompt
+        return {
+            **self._drafts(),
+            "cache_n": self.n_cached,
+            "prompt_n": n_prompt,
+            "prompt_ms": prompt_ms,
+            "prompt_per_token_ms": prompt_ms / max(n_prompt, 1),
+            "prompt_per_second": n_prompt / prompt_ms * 1e3,
+            "predicted_n": self.n_said,
+            "predicted_ms": predicted_ms,
+            "predicted_per_token_ms": predicted_ms / n_steps if n_steps > 0 else 0.0,
+            "predicted_per_second": n_steps / predicted_ms * 1e3 if n_steps > 0 else 0.0,
+        }

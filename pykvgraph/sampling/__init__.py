@@ -1,0 +1,1 @@
+"""From logits to a token: samplers, grammars, limits of thoughts."""

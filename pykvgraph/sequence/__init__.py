@@ -1,0 +1,1 @@
+"""The tokens of one sequence, from prompt to text."""

@@ -1,0 +1,107 @@
+"""Appends tokens to one sequence, for the token loop and the long reader."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Literal, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from pykvgraph.context.batch import Batch
+from pykvgraph.context.context import Context, LastOutput
+from pykvgraph.context.context_shift import ContextShift, make_room
+from pykvgraph.errors import CacheFullError
+from pykvgraph.types import ShiftReport
+
+T = TypeVar("T")
+Ids = Sequence[int] | npt.NDArray[np.int32]
+
+
+class Feed:
+    """Appends tokens to a sequence, each at seq_pos_max + 1, and makes room for them when the cache is full.
+
+    on_full: the policy that removes old positions; before_shift() and after_shift(report) are called before
+    and after each shift. Without on_full, tokens that don't fit raise CacheFullError, and none is decoded.
+
+    Other threads may decode other sequences of the context. When another thread takes the cells that the feed
+    has just made empty, the feed makes room again.
+    """
+
+    def __init__(
+        self,
+        ctx: Context,
+        seq: int,
+        on_full: ContextShift | None,
+        before_shift: Callable[[], None] | None = None,
+        after_shift: Callable[[ShiftReport], None] | None = None,
+    ) -> None:
+        self.ctx = ctx
+        self.seq = seq
+        self._on_full = on_full
+        self._before_shift = before_shift
+        self._after_shift = after_shift
+        self._batch = Batch()
+
+    def append(self, ids: Ids, *, copy_logits: bool) -> LastOutput:
+        """Decodes all of `ids`, in as many batches as needed; returns the output of the last token."""
+        if len(ids) == 1:
+            try:
+                return self.ctx._handle.call(self.ctx._append, self.seq, int(ids[0]), copy_logits)
+            except CacheFullError:
+                pass  # the general way below makes room, or raises an error that says what the user can do
+
+        def decode(batch: Batch) -> LastOutput:
+            return self.ctx._handle.call(self.ctx._decode_last, batch, copy_logits)
+
+        while True:
+            # without a policy all ids must fit; with one, the empty cells are filled before the first shift
+            count, last = self._decode(ids, len(ids) if self._on_full is None else 1, "last", decode)
+            ids = ids[count:]
+            if not len(ids):
+                return last
+
+    def append_batch(self, ids: Ids) -> None:
+        """Decodes `ids`, at most n_batch, as one batch without outputs."""
+        self._decode(ids, len(ids), False, self.ctx.decode)
+
+    def make_room(self, n_tokens: int) -> None:
+        """Shifts the sequence until n_tokens cells are empty.
+
+        Raises CacheFullError, with nothing removed, when shifts can't make that many cells empty.
+        """
+        kv, on_full = self.ctx.kv, self._on_full
+        if on_full is not None:
+            make_room(kv, self.seq, n_tokens, on_full.n_keep, self._shift)
+        elif n_tokens > kv.n_free:
+            raise CacheFullError(
+                f"{n_tokens} tokens don't fit: {kv.n_free} of {kv.n_cells} cells are empty. "
+                "Use a larger n_ctx, remove tokens (kv.seq_rm, kv.clear), or pass on_full=ContextShift(...)"
+            )
+
+    def _shift(self) -> None:
+        assert self._on_full is not None
+        if self._before_shift is not None:
+            self._before_shift()
+        report = self._on_full.apply(self.ctx.kv, self.seq)
+        if self._after_shift is not None:
+            self._after_shift(report)
+
+    def _decode(
+        self, ids: Ids, n_cells: int, logits: Literal["last", False], decode: Callable[[Batch], T]
+    ) -> tuple[int, T]:
+        """Makes n_cells cells empty, and decodes as many of `ids` as fit into one batch and the empty cells.
+
+        Returns how many were decoded, and what decode(batch) returned.
+        """
+        kv = self.ctx.kv
+        while True:
+            self.make_room(n_cells)
+            count = min(len(ids), self.ctx.n_batch, max(kv.n_free, n_cells))
+            self._batch.clear()
+            self._batch.extend(ids[:count], kv.seq_pos_max(self.seq) + 1, (self.seq,), logits=logits)
+            try:
+                return count, decode(self._batch)
+            except CacheFullError:
+                if self._on_full is None:
+                    raise

@@ -1,0 +1,348 @@
+"""The text of a sequence, which changes from turn to turn: what the cache has of it isn't decoded again."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from pykvgraph._native.handles import NotCopied
+from pykvgraph.context.batch import Batch
+from pykvgraph.checks import INT32_MAX, Integers, integer, integers
+from pykvgraph.context.context import Context, LastOutput
+from pykvgraph.context.context_shift import ContextShift, self_extend
+from pykvgraph.errors import CacheFullError, InvalidArgumentError, UnsupportedError
+from pykvgraph.model.model import Model
+from pykvgraph.positions import Positions
+from pykvgraph.prefix import block
+from pykvgraph.prefix.index import Found, PrefixIndex
+from pykvgraph.types import ShiftReport
+
+R = TypeVar("R")
+
+N_CHECKPOINTS = 8  # that checkpoint_cells() makes room for; states have room for as many by default
+EVERY = 512  # positions from one checkpoint to the next
+
+
+class Change(NamedTuple):
+    """What KeptText.set() did.
+
+    n_common: the tokens with which the old text and the new one begin alike. n_kept: how many of these stayed
+    in the cache; the other n_common - n_kept were decoded again. n_decoded: all that were decoded. last: the
+    output of the last token.
+    """
+
+    n_common: int
+    n_kept: int
+    n_decoded: int
+    last: LastOutput
+
+
+class KeptText(NotCopied):
+    """The text of one sequence of a context, for conversations: each prompt begins as the one before.
+
+    set(ids) makes the sequence hold exactly these tokens. It finds where they part from the text that the
+    sequence has, goes back to there, or to the last position before it from which the model can go on, and
+    decodes the rest. Any model can go back in layers that attend to everything. Layers with a window and
+    recurrent layers can go back only to checkpoints, and for these layers set() keeps some:
+
+    - where later texts are likely to part from this one: at the positions `at`, such as the beginning of the
+      last message, which may be edited; when none are given, where the new text parts from the old one;
+    - before the last token, so that another answer to the same prompt takes one token;
+    - at each multiple of `every`, for texts that part elsewhere.
+
+    When there is no room for all of them, the cache drops those that lie closest together.
+
+    The sequence belongs to this object. Tokens that something else appends, such as generate(), must be told
+    by record(); when something else removes or moves tokens, the object must be made anew. A sequence that
+    has become shorter, as by kv.clear(), is decoded from the beginning, and so is one after set_adapters().
+    After Ctrl-C in any call the object knows what the sequence has.
+
+    earlier: an index of what other texts of this sequence began with. Where set() takes leave of tokens, the
+    index keeps their cells, for as long as nobody needs them: to come back to an earlier text decodes nothing
+    again but its last token. The index must be this object's alone.
+    """
+
+    def __init__(
+        self, ctx: Context, seq: int = 0, *, every: int = EVERY, earlier: PrefixIndex | None = None
+    ) -> None:
+        self._ctx = ctx
+        self._earlier = earlier
+        self._n_true = INT32_MAX  # tokens behind the first so many were read with others that are gone
+        self._n_adapted = ctx.kv._n_adapted  # when the sequence got its tokens
+        self._seq = integer(seq, "seq", 0, ctx.n_seq_max - 1)
+        self._every = integer(every, "every", 1)
+        # Never more than the sequence has, whatever a call is interrupted by: shortened before the sequence
+        # is, and extended after it.
+        self._ids = array("i")
+        self._positions = Positions()
+        self._coming = array("i")  # what is being decoded; it may be there when Ctrl-C comes right after it
+        self._batch = Batch()
+        keeps_all = _keep_all(ctx)
+        self._goes_back_anywhere = all(keeps_all)
+        self._can_be_full = any(keeps_all)
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    @property
+    def ids(self) -> npt.NDArray[np.int32]:
+        """The tokens that the sequence is known to have; a copy."""
+        return np.array(self._ids, np.int32)
+
+    @property
+    def positions(self) -> Positions:
+        """The position of each token."""
+        return self._positions
+
+    def set(self, ids: Integers, at: Integers = ()) -> Change:
+        """Makes the sequence hold exactly `ids`; returns what that took, with the output of the last token.
+
+        At least the last token is decoded, for its output. at: positions from 1 to the number of tokens,
+        where a later text may part from this one.
+
+        Raises InvalidArgumentError when there are no ids, or one is not in the vocabulary, and CacheFullError
+        when they don't fit, both with nothing changed; else what Context.decode raises: the sequence has the
+        first tokens then, as far as they were decoded.
+        """
+        wanted = integers(ids, "ids", 0, self._ctx.model.n_vocab - 1)
+        if len(wanted) == 0:
+            raise InvalidArgumentError("ids is empty: it takes a token to say what comes after it")
+        self._recover()
+        places = integers(at, "at", 1, len(wanted)).tolist()
+        n_common = self._common_with(wanted)
+        self._require_room(n_common, len(wanted))
+        if self._earlier is not None:
+            n_common = self._switch(self._earlier, array("i", wanted.tobytes()), n_common)
+        n_kept = self._go_back(min(n_common, len(wanted) - 1))
+        marks = checkpoint_places(n_kept, len(wanted), places or [n_common], self._every)
+        last = self._decode(wanted, n_kept, [] if self._goes_back_anywhere else marks)
+        return Change(n_common, n_kept, len(wanted) - n_kept, last)
+
+    def append(self, token: int, *, copy_logits: bool = True) -> LastOutput:
+        """Decodes one token at the end of the text; copy_logits: whether the result has its logits."""
+        self._recover()
+        number = integer(token, "token", 0, INT32_MAX)
+
+        def decode() -> LastOutput:
+            return self._ctx._handle.call(self._ctx._append, self._seq, number, copy_logits)
+
+        try:
+            return self._arriving((number,), decode)
+        except CacheFullError:
+            if self._earlier is None or not self._earlier.make_room(1):
+                raise
+        return self._arriving((number,), decode)
+
+    def discard(self, begin: int, end: int) -> ShiftReport:
+        """Removes the tokens [begin, end) from the text; those behind them move down, and stay as they are.
+
+        That is a context shift (ContextShift.apply): nothing is decoded. Recurrent layers go on remembering
+        what they read. Raises InvalidArgumentError unless 0 <= begin < end < the number of tokens, and when
+        begin or end is not the first token on its position; what apply() raises, too:
+        after UnsupportedError and CacheFullError the text is as it was.
+        """
+        self._recover()
+        begin = integer(begin, "begin", 0, len(self._ids) - 1)
+        end = integer(end, "end", begin + 1, len(self._ids) - 1)
+        p0, p1 = self._positions.of(begin), self._positions.of(end)
+        if (self._positions.first_at(p0), self._positions.first_at(p1)) != (begin, end):
+            raise InvalidArgumentError(f"tokens before {begin} or {end} share the position of these")
+        shift = ContextShift(p0, p1 - p0)
+        left = self._ids[:begin] + self._ids[end:], self._positions.removed(begin, end)
+        return self._rearranged(begin, left, lambda: shift.apply(self._ctx.kv, self._seq))
+
+    def group(self, begin: int, end: int, n_grp: int) -> None:
+        """Puts every n_grp neighbouring tokens of [begin, end) on one position (self_extend).
+
+        Raises InvalidArgumentError unless 0 <= begin < end <= the number of tokens, and when some of these
+        tokens, or of those behind them, share a position already; and what self_extend raises.
+        """
+        self._recover()
+        begin = integer(begin, "begin", len(self._positions.head), len(self._ids) - 1)
+        end = integer(end, "end", begin + 1, len(self._ids))
+        p0, p1 = self._positions.of(begin), self._positions.of(end)
+        left = self._ids[:], self._positions.grouped(begin, end, n_grp)
+        self._rearranged(begin, left, lambda: self_extend(self._ctx.kv, self._seq, p0, p1, n_grp))
+
+    def _rearranged(self, begin: int, left: tuple[array[int], Positions], work: Callable[[], R]) -> R:
+        """What work() returns, which leaves these tokens and positions; they were the same up to `begin`."""
+        if self._earlier is not None:
+            self._earlier.clear()  # cells that it holds would be copied, not moved
+        before = self._ids[:], self._positions
+        self._forget_from(begin)
+        try:
+            result = work()
+        except (UnsupportedError, CacheFullError):
+            self._ids, self._positions = before
+            raise
+        self._ids, self._positions = left
+        self._n_true = min(self._n_true, begin)
+        return result
+
+    def _forget_from(self, n: int) -> None:
+        self._positions = Positions(self._positions.head[:n])
+        self._ids = self._ids[:n]
+
+    def record(self, ids: Integers, positions: Positions | None = None) -> None:
+        """Tells that these tokens were appended to the sequence by something else.
+
+        positions: of all tokens; None: they follow one by one.
+        """
+        del self._coming[:]
+        self._positions = positions or self._positions
+        self._ids.extend(integers(ids, "ids", 0, self._ctx.model.n_vocab - 1).tolist())
+
+    def _arriving(self, ids: Sequence[int], decode: Callable[[], R]) -> R:
+        """What decode() returns, which appends these tokens; Ctrl-C may come at any moment."""
+        self._coming = array("i", ids)
+        try:
+            result = decode()
+        except Exception:  # which KeyboardInterrupt is not
+            del self._coming[:]
+            raise
+        self._ids.extend(self._coming)
+        del self._coming[:]
+        return result
+
+    def _recover(self) -> None:
+        """Finds out whether what was being decoded when a call was interrupted is there."""
+        n_coming = len(self._coming)
+        if n_coming and self._ctx.kv.seq_pos_max(self._seq) + 1 == self._next() + n_coming:
+            self._ids.extend(self._coming)
+        del self._coming[:]
+
+    def _next(self) -> int:
+        """The position that comes after the text."""
+        return self._positions.of(len(self._ids))
+
+    def _common_with(self, wanted: npt.NDArray[np.int32]) -> int:
+        kv = self._ctx.kv
+        if kv.seq_pos_max(self._seq) + 1 < self._next() or kv._n_adapted != self._n_adapted:
+            self._forget_from(0)
+        self._n_adapted = kv._n_adapted
+        return common_length(self._ids, wanted)
+
+    def _switch(self, earlier: PrefixIndex, wanted: array[int], n_common: int) -> int:
+        """Puts the text away where much of it goes, and takes one that begins more like the wanted one.
+
+        Returns with how many tokens the text then begins as the wanted one does.
+        """
+        salt = block.under(b"", self._ctx.kv._under.key)
+        found = earlier.find(wanted, len(wanted) - 1, salt)
+        n_here = min(len(self._ids), self._n_true)
+        if found.n > n_common or n_here - n_common >= block.N_TOKENS:
+            if n_here == len(self._ids):
+                earlier.keep(self._ids, n_here, self._seq, salt)
+            if found.n > n_common:
+                n_common = self._take(earlier, wanted, found)
+        return n_common
+
+    def _take(self, earlier: PrefixIndex, wanted: array[int], found: Found) -> int:
+        """The sequence gets what was found of the wanted text, in place of what it has."""
+        self._forget_from(0)
+        self._ctx.kv.seq_rm(self._seq, -1, -1)
+        self._n_true = INT32_MAX
+        try:
+            last = earlier.attach(found, self._seq)
+        except InvalidArgumentError:  # kv.clear() has ended the holds
+            self._earlier = earlier.renewed()
+            return 0
+        earlier.unpin(last)  # the sequence sees the cells, and so they stay
+        self._ids.extend(wanted[: found.n])
+        return found.n
+
+    def _require_room(self, n_common: int, n: int) -> None:
+        if not self._can_be_full:
+            return
+        kv = self._ctx.kv
+        if self._earlier is not None:  # which gives up its cells
+            others = int(kv.seq_bounds().n_cells.sum()) - kv.seq_count(self._seq, -1, -1).n_cells
+            if n + others <= kv.n_cells:
+                return
+        after = kv.seq_count(self._seq, self._positions.of(n_common), -1)
+        room = kv.n_free + after.n_cells - after.n_shared
+        if n - n_common > room:
+            raise CacheFullError(
+                f"{n} tokens don't fit: {n_common} of them are in the cache, which has room for {room} more. "
+                "Use a larger n_ctx or a shorter text, or remove tokens of other sequences"
+            )
+
+    def go_back(self, n: int) -> int:
+        """Removes the tokens from number n on, more if the model can't stop there; returns how many stay."""
+        self._recover()
+        return self._go_back(min(integer(n, "n", 0), len(self._ids)))
+
+    def _go_back(self, n: int) -> int:
+        n = self._positions.first_at(self._positions.of(n))
+        position = self._positions.of(n)
+        self._forget_from(n)
+        there = self._ctx.kv.rewind(self._seq, position)
+        self._forget_from(self._positions.first_at(there))
+        if len(self._ids) <= self._n_true:
+            self._n_true = INT32_MAX
+        return len(self._ids)
+
+    def _decode(self, ids: npt.NDArray[np.int32], begin: int, marks: list[int]) -> LastOutput:
+        """Decodes the text from a position on, with checkpoints at the marks."""
+        if begin in marks:
+            self._ctx.kv.checkpoint(self._seq)
+        while True:
+            end = min(begin + self._ctx.n_batch, len(ids))
+            inside = [p for p in marks if begin < p <= end]
+            try:
+                last = self._decode_part(ids, begin, end, inside)
+            except CacheFullError:
+                if not inside:
+                    raise
+                last = self._decode_part(ids, begin, end, [])  # checkpoints are worth having, not more
+            begin = end
+            if last is not None:
+                return last
+
+    def _decode_part(
+        self, ids: npt.NDArray[np.int32], begin: int, end: int, checkpoints: list[int]
+    ) -> LastOutput | None:
+        """One batch; the output of the text's last token when it has it."""
+        self._batch.clear()
+        is_last = end == len(ids)
+        pos0 = self._next()
+        marks = [pos0 + n - begin for n in checkpoints]
+        self._batch.extend(ids[begin:end], pos0, (self._seq,), "last" if is_last else False, marks)
+        if self._earlier is not None:
+            self._earlier.make_room(end - begin)
+        coming = ids[begin:end].tolist()
+        if is_last:
+            return self._arriving(coming, lambda: self._ctx._handle.call(self._ctx._decode_last, self._batch))
+        return self._arriving(coming, lambda: self._ctx.decode(self._batch))
+
+
+def earlier_texts(ctx: Context) -> PrefixIndex:
+    """For KeptText(earlier=). Where a model needs resume points, half of the checkpoints' room is theirs."""
+    return PrefixIndex(ctx.kv, 0 if all(_keep_all(ctx)) else N_CHECKPOINTS // 2)
+
+
+def _keep_all(ctx: Context) -> list[bool]:
+    """For each group of cells whether it keeps every position."""
+    return [g.kind == "full" or (g.kind == "window" and g.n_cells == ctx.n_ctx) for g in ctx.kv.groups]
+
+
+def common_length(a: Integers, b: Integers) -> int:
+    """With how many tokens both texts begin."""
+    n = min(len(a), len(b))
+    parts = np.flatnonzero(np.asarray(a[:n]) != np.asarray(b[:n]))
+    return int(parts[0]) if len(parts) else n
+
+
+def checkpoint_places(n_kept: int, n: int, at: list[int], every: int) -> list[int]:
+    """Where a text of n tokens gets checkpoints, of which the first n_kept are in the cache already."""
+    places = {n - 1, *at, *range(0, n, every)}
+    return sorted(p for p in places if max(n_kept, 1) <= p)
+
+
+def checkpoint_cells(model: Model, n: int = N_CHECKPOINTS) -> int:
+    """`Context(checkpoint_cells=)` with room for n checkpoints in each group of layers with a window."""
+    return n * max((layer.window for layer in model.layers), default=0)

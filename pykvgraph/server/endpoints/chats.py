@@ -1,0 +1,64 @@
+"""Endpoints that answer conversations."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.types import ASGIApp
+
+from pykvgraph.server.endpoints.answers import reply_of
+from pykvgraph.openai.blocks import BlockForm
+from pykvgraph.openai.chat_completion import ChatForm
+from pykvgraph.server.chat_job import chat_job, count_tokens
+from pykvgraph.server.requests.fields import Fields
+from pykvgraph.server.http.keys import asker_of
+from pykvgraph.openai.messages import MessageWriter
+from pykvgraph.server.requests.messages_request import chat_of_messages
+from pykvgraph.server.http.reply import JsonReply
+from pykvgraph.openai.responses import ResponseWriter
+from pykvgraph.server.requests.responses_request import chat_of_responses
+from pykvgraph.server.service import FINGERPRINT, Service
+
+
+def chat_completion(service: Service, request: Request, fields: Fields) -> ASGIApp:
+    """OpenAI's, of a conversation."""
+    chat = chat_job(service, fields, asker_of(request))
+    form = ChatForm(
+        service.model_name,
+        FINGERPRINT,
+        service.vocabulary,
+        chat.new_output,
+        with_usage=Fields(fields.object("stream_options")).flag("include_usage"),
+        with_timings=fields.flag("timings_per_token"),
+    )
+    return reply_of(service, chat.job, form, fields)
+
+
+def messages(service: Service, request: Request, fields: Fields) -> ASGIApp:
+    """Anthropic's."""
+    fields = chat_of_messages(fields)
+    chat = chat_job(service, fields, asker_of(request))
+    form = BlockForm(MessageWriter(service.model_name), chat.new_output)
+    return reply_of(service, chat.job, form, fields)
+
+
+def responses(service: Service, request: Request, fields: Fields) -> ASGIApp:
+    """OpenAI's newer one. Nothing is stored."""
+    fields = chat_of_responses(fields)
+    chat = chat_job(service, fields, asker_of(request))
+    form = BlockForm(ResponseWriter(service.model_name), chat.new_output)
+    return reply_of(service, chat.job, form, fields)
+
+
+def count_chat(service: Service, request: Request, fields: Fields) -> ASGIApp:
+    """How many tokens the prompt of a chat has."""
+    return JsonReply({"input_tokens": count_tokens(service, fields), "object": "response.input_tokens"})
+
+
+def count_messages(service: Service, request: Request, fields: Fields) -> ASGIApp:
+    """The same, of Anthropic's body."""
+    return JsonReply({"input_tokens": count_tokens(service, chat_of_messages(fields))})
+
+
+def count_responses(service: Service, request: Request, fields: Fields) -> ASGIApp:
+    """The same, of a body for /v1/responses."""
+    return count_chat(service, request, chat_of_responses(fields))

@@ -1,0 +1,127 @@
+"""/metrics: what was done so far, as Prometheus reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from prometheus_client import CollectorRegistry, Metric, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+from pykvgraph.engine_types import TierStats
+from pykvgraph.openai.sample import Sample
+
+if TYPE_CHECKING:
+    from pykvgraph.server.service import Service
+
+PREFIX = "kvgraph:"
+
+
+class Metrics:
+    """Counts samples as they end, and asks the engine for the rest when somebody reads."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._prompt_tokens = self._cached_tokens = self._predicted_tokens = self._longest = 0
+        self._prompt_seconds = self._predicted_seconds = 0.0
+        self._registry = CollectorRegistry()
+        self._registry.register(self)
+
+    def add(self, sample: Sample) -> None:
+        """A sample has ended."""
+        self._prompt_tokens += len(sample.prompt) - sample.n_cached
+        self._cached_tokens += sample.n_cached
+        self._predicted_tokens += sample.n_said
+        self._prompt_seconds += sample.first - sample.begun
+        self._predicted_seconds += sample.last - sample.first
+        self._longest = max(self._longest, len(sample.prompt) + sample.n_said)
+
+    def text(self) -> bytes:
+        """In Prometheus's text format."""
+        return generate_latest(self._registry)
+
+    def collect(self) -> Iterator[Metric]:
+        """As prometheus_client asks."""
+        if not self._service.is_ready:
+            return
+        yield from self._of_answers()
+        yield from self._of_engine()
+
+    def _of_answers(self) -> Iterator[Metric]:
+        yield _counter("prompt_tokens", "Prompt tokens that were decoded", self._prompt_tokens)
+        yield _counter("prompt_tokens_cached", "Prompt tokens that were in the cache", self._cached_tokens)
+        yield _counter("prompt_seconds", "Seconds from a request to its first token", self._prompt_seconds)
+        yield _counter("tokens_predicted", "Tokens that were generated", self._predicted_tokens)
+        yield _counter(
+            "tokens_predicted_seconds", "Seconds from first to last token", self._predicted_seconds
+        )
+        yield _gauge("n_tokens_max", "Tokens of the longest text", self._longest)
+        rate = _rate(self._prompt_tokens, self._prompt_seconds)
+        yield _gauge("prompt_tokens_seconds", "Prompt tokens a second", rate)
+        rate = _rate(self._predicted_tokens, self._predicted_seconds)
+        yield _gauge("predicted_tokens_seconds", "Generated tokens a second, of one answer", rate)
+
+    def _of_engine(self) -> Iterator[Metric]:
+        slots, engine = self._service.slots, self._service.engine
+        stats = engine.stats()
+        yield _gauge("requests_processing", "Texts that are answered", slots.n_processing)
+        yield _gauge("requests_deferred", "Texts that wait for a slot", slots.n_deferred)
+        yield _counter("n_decode", "Steps of the engine", stats.steps)
+        busy = stats.decoded_tokens / stats.steps if stats.steps else 0.0
+        yield _gauge("n_tokens_per_decode", "Tokens that a step decodes", busy)
+        yield _counter(
+            "decoded_tokens", "Tokens that were decoded, of prompts and answers", stats.decoded_tokens
+        )
+        yield _counter("prefix_hit_tokens", "Prompt tokens shared with other texts", stats.prefix_hit_tokens)
+        yield _counter("prefix_asked_tokens", "Prompt tokens of all texts that began", stats.prompt_tokens)
+        yield _counter(
+            "decoded_again", "Prompt tokens decoded though the cache had them", stats.decoded_again
+        )
+        yield _counter("spec_decode_num_draft_tokens", "Tokens of drafts", stats.drafted)
+        yield _counter("spec_decode_num_accepted_tokens", "Tokens of drafts that were said", stats.accepted)
+        yield _counter("preempted", "Texts that were set aside for a while", stats.n_preempted)
+        yield _gauge("running", "Texts in the engine", stats.n_running)
+        yield _gauge("waiting", "Texts that wait to enter the engine", stats.n_waiting)
+        yield _gauge("prefix_blocks", "Blocks of the index of prefixes", stats.n_blocks)
+        yield _gauge("resume_points", "Resume points of the index of prefixes", stats.n_resume_points)
+        if stats.tiers is not None:
+            yield from _of_tiers(stats.tiers)
+        used = _family("cells_used", "Cells that are in use, by group")
+        total = _family("cells_total", "Cells, by group")
+        for i, group in enumerate(engine.context.kv.groups):
+            used.add_metric([str(i), group.kind], group.n_used)
+            total.add_metric([str(i), group.kind], group.n_cells)
+        yield used
+        yield total
+
+
+def _of_tiers(tiers: TierStats) -> Iterator[Metric]:
+    yield _counter("tier_loaded_tokens", "Prompt tokens that came back from tiers", tiers.loaded_tokens)
+    yield _counter("tier_saved", "Parts of texts that went to memory", tiers.saved)
+    yield _counter("tier_written", "Parts of texts that went to the disk", tiers.written)
+    yield _counter("tier_dropped", "Parts of texts that were not kept", tiers.dropped)
+    yield _counter("tier_unwritten", "Parts of texts that the disk refused", tiers.unwritten)
+    held = GaugeMetricFamily(PREFIX + "tier_bytes", "Bytes in tiers", labels=["tier"])
+    held.add_metric(["ram"], tiers.ram_bytes)
+    held.add_metric(["disk"], tiers.disk_bytes)
+    yield held
+    misses = CounterMetricFamily(PREFIX + "tier_misses", "Loads that failed", labels=["reason"])
+    for reason, n in tiers.misses.items():
+        misses.add_metric([reason], n)
+    yield misses
+
+
+def _counter(name: str, text: str, value: float) -> Metric:
+    return CounterMetricFamily(PREFIX + name, text, value=value)
+
+
+def _gauge(name: str, text: str, value: float) -> Metric:
+    return GaugeMetricFamily(PREFIX + name, text, value=value)
+
+
+def _family(name: str, text: str) -> GaugeMetricFamily:
+    return GaugeMetricFamily(PREFIX + name, text, labels=["group", "kind"])
+
+
+def _rate(n: float, seconds: float) -> float:
+    return n / seconds if seconds > 0 else 0.0

@@ -1,0 +1,1 @@
+"""Connections, keys, bodies and answers, whatever is asked."""

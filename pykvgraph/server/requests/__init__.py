@@ -1,0 +1,1 @@
+"""What bodies ask for, parsed."""

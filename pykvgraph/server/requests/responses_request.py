@@ -1,0 +1,114 @@
+"""The body of /v1/responses as one of /v1/chat/completions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pykvgraph.checks import shown
+from pykvgraph.openai.errors import invalid, no_text
+from pykvgraph.server.requests.fields import Fields
+
+_TEXTS = ("input_text", "output_text", "text")
+
+
+def chat_of_responses(fields: Fields) -> Fields:
+    """Raises WireError for what has no equal."""
+    if "input" not in fields:
+        raise invalid("'input' is required")
+    if fields.text("previous_response_id"):
+        raise invalid("this server does not support 'previous_response_id': send the whole conversation")
+    chat = {
+        "messages": _messages(fields),
+        "tools": [_tool(each) for each in fields.array("tools") if _is_function(each)],
+        "max_tokens": fields.get("max_output_tokens"),
+        "reasoning_effort": fields.object("reasoning").get("effort"),
+        "response_format": _format(fields.object("text").get("format")),
+        "tool_choice": _choice(fields.get("tool_choice")),
+        "n": None,
+        "n_cmpl": None,
+    }
+    return fields.replaced(**chat)
+
+
+def _messages(fields: Fields) -> list[dict[str, Any]]:
+    given = fields.get("input")
+    items = [{"role": "user", "content": given}] if isinstance(given, str) else given
+    if not isinstance(items, list):
+        raise invalid("'input' must be a string or array of objects")
+    messages = (
+        [{"role": "system", "content": fields.text("instructions")}] if "instructions" in fields else []
+    )
+    for item in items:
+        message = _message(item)
+        if message["role"] == "assistant" and messages and messages[-1]["role"] == "assistant":
+            _merge(messages[-1], message)
+        else:
+            messages.append(message)
+    return messages
+
+
+def _message(item: Any) -> dict[str, Any]:
+    given = Fields(item)
+    kind = given.text("type", "message")
+    if kind == "function_call":
+        return {"role": "assistant", "content": "", "tool_calls": [_call(given)]}
+    if kind == "function_call_output":
+        content = _text(given.get("output"))
+        return {"role": "tool", "tool_call_id": given.text("call_id"), "content": content}
+    if kind == "reasoning":
+        texts = [Fields(part).text("text") for part in given.array("content")]
+        return {"role": "assistant", "content": "", "reasoning_content": "".join(texts)}
+    if kind != "message" or "role" not in given:
+        raise invalid(f"Cannot determine type of 'item': {shown(item)}")
+    return {"role": given.text("role"), "content": _text(given.get("content"))}
+
+
+def _merge(before: dict[str, Any], message: dict[str, Any]) -> None:
+    """What the assistant thought, said and called is one message."""
+    for key, value in message.items():
+        if key != "role" and value:
+            before[key] = before[key] + value if before.get(key) else value
+
+
+def _call(given: Fields) -> dict[str, Any]:
+    function = {"name": given.text("name"), "arguments": given.text("arguments")}
+    return {"id": given.text("call_id"), "type": "function", "function": function}
+
+
+def _text(content: Any) -> str:
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise invalid(f"a content must be a string or an array of parts, got {shown(content)}")
+    texts = []
+    for part in map(Fields, content):
+        kind = part.text("type")
+        if kind == "refusal":
+            texts.append(part.text("refusal"))
+        elif kind in _TEXTS:
+            texts.append(part.text("text"))
+        else:
+            raise no_text(kind)
+    return "\n".join(texts)
+
+
+def _is_function(given: Any) -> bool:
+    """Others are the service's own, such as a search; a chat has none of these."""
+    return Fields(given).text("type") == "function"
+
+
+def _tool(given: dict[str, Any]) -> dict[str, Any]:
+    function = {name: value for name, value in given.items() if name != "type"}
+    return {"type": "function", "function": {"strict": True, **function}}
+
+
+def _choice(given: Any) -> Any:
+    if isinstance(given, dict) and "name" in given:
+        return {"type": "function", "function": {"name": given["name"]}}
+    return given
+
+
+def _format(given: Any) -> Any:
+    if isinstance(given, dict) and given.get("type") == "json_schema":
+        return {"type": "json_schema", "json_schema": given}
+    return given
