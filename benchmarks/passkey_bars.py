@@ -25,8 +25,8 @@ from libllama_passkey import LibllamaPasskey
 
 import pykvgraph as kvg
 from pykvgraph._native.library import lib
-from pykvgraph.cli.passkey import grid
 from pykvgraph.bench.libllama import on_cpu
+from pykvgraph.cli.passkey import grid
 from pykvgraph.demos.passkey import Task, Trial, default_n_ctx, run
 from pykvgraph.models import embedded_model
 from pykvgraph.params.params import ContextParams

@@ -13,8 +13,8 @@ import sys
 import time
 
 import pykvgraph as kvg
-from pykvgraph.plan.time_model import cells_of_run
 from pykvgraph.engine.step_times import _step, learn_times
+from pykvgraph.plan.time_model import cells_of_run
 
 SIZES = (1, 3, 6, 12, 24, 48, 96, 200)
 DEPTHS = (0, 700, 1500, 3000)

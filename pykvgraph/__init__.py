@@ -24,7 +24,6 @@ from typing import Any as _Any
 
 from pykvgraph._native.fork import importing as _importing
 from pykvgraph._native.library import library as _library
-from pykvgraph.model.adapter import Adapter
 from pykvgraph.context.batch import Batch
 from pykvgraph.context.context import Context
 from pykvgraph.context.context_shift import ContextShift, self_extend
@@ -39,13 +38,14 @@ from pykvgraph.errors import (
     TransportError,
     UnsupportedError,
 )
-from pykvgraph.model.gguf_file import GgufFile
-from pykvgraph.kv_cache.hold import Hold
 from pykvgraph.kv_cache.cache import KVCache
+from pykvgraph.kv_cache.hold import Hold
+from pykvgraph.model.adapter import Adapter
+from pykvgraph.model.gguf_file import GgufFile
 from pykvgraph.model.model import Model
+from pykvgraph.model.tokenizer import Tokenizer
 from pykvgraph.params.params import SamplingParams, ThoughtLimit
 from pykvgraph.sampling.sampler import Sampler
-from pykvgraph.model.tokenizer import Tokenizer
 from pykvgraph.sequence.decode_loop import generate
 from pykvgraph.types import (
     CellGroup,
@@ -63,15 +63,15 @@ from pykvgraph.types import (
 
 if _TYPE_CHECKING:
     from pykvgraph import plan
-    from pykvgraph.model.device import add_rpc_server, devices, library_info
-    from pykvgraph.model.device_types import Abilities, DeviceInfo, DevicePart, LibraryInfo
     from pykvgraph.engine import Engine, Request, Window
     from pykvgraph.engine_types import Completion, EngineLook, EngineStats, TextLook, TierStats
     from pykvgraph.kv_cache.reserved_cells import Incoming, Place, RawRows
     from pykvgraph.llama import Llama
-    from pykvgraph.sequence.long_reader import LongReader
+    from pykvgraph.model.device import add_rpc_server, devices, library_info
+    from pykvgraph.model.device_types import Abilities, DeviceInfo, DevicePart, LibraryInfo
     from pykvgraph.plan.device_abilities import abilities
     from pykvgraph.plan.memory import plan_memory
+    from pykvgraph.sequence.long_reader import LongReader
     from pykvgraph.tiers.tiers import Tiers
 
 # What is imported when somebody asks for it: the way to a first token is short.

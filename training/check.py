@@ -18,8 +18,8 @@ from train import load_model
 from views import Cache, Run, stack
 
 from pykvgraph.bench.libllama import LibllamaContext, LibllamaModel, on_cpu
-from pykvgraph.params.params import ContextParams
 from pykvgraph.chat.chat_template import ChatTemplate
+from pykvgraph.params.params import ContextParams
 
 N_DOCUMENTS = 100
 LARGEST_NMSE = 1e-5

@@ -9,10 +9,10 @@ from typing import Any, Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from pykvgraph.model.adapter import Adapter
+from pykvgraph.bench.libllama import LibllamaContext, LibllamaModel, State
 from pykvgraph.context.batch import Batch
 from pykvgraph.context.context import Context
-from pykvgraph.bench.libllama import LibllamaContext, LibllamaModel, State
+from pykvgraph.model.adapter import Adapter
 from pykvgraph.model.model import Model
 from pykvgraph.params.params import ContextParams
 from pykvgraph.sequence.decode_loop import generate

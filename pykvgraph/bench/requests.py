@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pykvgraph.engine import Engine
 from pykvgraph.bench.servers import Client
+from pykvgraph.engine import Engine
 from pykvgraph.model.model import Model
 from pykvgraph.params.params import SamplingParams
 

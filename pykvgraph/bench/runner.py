@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-from pykvgraph.model.adapter import Adapter
 from pykvgraph.bench.engines import Engine, LibllamaEngine, OurEngine
-from pykvgraph.bench.tests import Test
 from pykvgraph.bench.libllama import LibllamaModel
+from pykvgraph.bench.tests import Test
+from pykvgraph.model.adapter import Adapter
 from pykvgraph.model.model import Model
 from pykvgraph.params.params import ContextParams
 

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from pykvgraph import stream
-from pykvgraph.errors import TransportError, UnsupportedError
 from pykvgraph.bench.streams import StreamSpeed, measure_streams, receive
+from pykvgraph.errors import TransportError, UnsupportedError
 from pykvgraph.model.model import Model
 
 _TIMEOUT = 120.0  # seconds: a prompt is decoded without a region that leaves

@@ -11,11 +11,12 @@ from typing import Any
 
 import numpy as np
 
+from pykvgraph.bench.tiers import decode_prompt, prompt_batches
 from pykvgraph.context.batch import Batch
 from pykvgraph.context.context import Context
-from pykvgraph.bench.tiers import decode_prompt, prompt_batches
 from pykvgraph.model.model import Model
-from pykvgraph.stream import Layout, Transport, arrivals, follow as following
+from pykvgraph.stream import Layout, Transport, arrivals
+from pykvgraph.stream import follow as following
 
 LEVELS = (None, 0, 1, 2, 3)  # None: nothing is streamed
 N_GENERATED = 32

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pykvgraph.context.context_shift import N_KEEP
 from pykvgraph.bench.engines import Engine, Ids, OurEngine
+from pykvgraph.context.context_shift import N_KEEP
 
 
 @dataclass(frozen=True)

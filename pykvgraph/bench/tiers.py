@@ -12,9 +12,9 @@ import numpy as np
 
 from pykvgraph.context.batch import Batch
 from pykvgraph.context.context import Context
+from pykvgraph.context.trace import Span, take_spans
 from pykvgraph.errors import DeviceError, UnsupportedError
 from pykvgraph.model.model import Model
-from pykvgraph.context.trace import Span, take_spans
 
 HOST = "-kvt host"
 # of Context, by the name that is printed

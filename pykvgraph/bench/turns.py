@@ -17,9 +17,9 @@ import numpy as np
 
 from pykvgraph.context.context import Context
 from pykvgraph.engine import Engine
-from pykvgraph.sequence.sequence import KeptText, common_length
 from pykvgraph.model.model import Model
 from pykvgraph.params.params import SamplingParams
+from pykvgraph.sequence.sequence import KeptText, common_length
 
 N_TURNS = 10
 N_MESSAGE = 120  # tokens of a user's message

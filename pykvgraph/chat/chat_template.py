@@ -14,9 +14,9 @@ import jinja2.ext
 import jinja2.nodes
 import jinja2.parser
 
-from pykvgraph.errors import InvalidArgumentError
 from pykvgraph.chat.template_budget import MOST_TEXT, Budget, BudgetError
 from pykvgraph.chat.template_sandbox import Sandbox
+from pykvgraph.errors import InvalidArgumentError
 
 _LONGEST_SOURCE = 1 << 20  # characters; the longest of llama.cpp's collection has 30,000
 _LONGEST_INDENT = 64

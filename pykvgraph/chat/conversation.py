@@ -15,11 +15,11 @@ from pykvgraph.chat.turn_tokens import TurnTokens
 from pykvgraph.checks import integer, shown
 from pykvgraph.context.context import Context, LastOutput
 from pykvgraph.errors import CacheFullError, InvalidArgumentError, KVGraphError, UnsupportedError
-from pykvgraph.sequence.sequence import Change, KeptText, common_length, earlier_texts
+from pykvgraph.kv_cache.saved.file import read_regular, write_file
 from pykvgraph.params.params import SamplingParams
 from pykvgraph.positions import Positions
 from pykvgraph.sequence.output_text import Speech
-from pykvgraph.kv_cache.saved.file import read_regular, write_file
+from pykvgraph.sequence.sequence import Change, KeptText, common_length, earlier_texts
 from pykvgraph.types import Piece
 
 

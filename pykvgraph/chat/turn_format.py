@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from pykvgraph.chat.chat_template import ChatTemplate
 from pykvgraph.errors import InvalidArgumentError
 from pykvgraph.model.gguf_file import TEMPLATE_KEY
 from pykvgraph.model.model import Model
-from pykvgraph.chat.chat_template import ChatTemplate
 
 # private characters, which stand for a message and for an answer while a template is rendered
 USER, ANSWER = "\ue000", "\ue001"

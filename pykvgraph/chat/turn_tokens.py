@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pykvgraph.chat.turn import Turn
 from pykvgraph.chat.turn_format import USER, TurnFormat
-from pykvgraph.sequence.sequence import common_length
 from pykvgraph.model.tokenizer import Tokenizer
+from pykvgraph.sequence.sequence import common_length
 
 
 class TurnTokens:

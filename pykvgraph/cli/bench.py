@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from pykvgraph.bench.tests import EXTRA_TESTS
 from pykvgraph.cli.adapters import Adapters, adapter_options
 from pykvgraph.cli.bench_rows import Printer
 from pykvgraph.cli.verb import (
@@ -31,7 +32,6 @@ from pykvgraph.cli.verb import (
 )
 from pykvgraph.cli.where import Where, where_options
 from pykvgraph.errors import InvalidArgumentError
-from pykvgraph.bench.tests import EXTRA_TESTS
 from pykvgraph.params.params import ContextParams, default_threads
 
 if TYPE_CHECKING:
@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from pykvgraph.bench.tests import Test
     from pykvgraph.bench.tiers import TierSpeed
     from pykvgraph.bench.turns import Speaker, Turn
-    from pykvgraph.model.model import Model
     from pykvgraph.context.trace import Span
+    from pykvgraph.model.model import Model
 
 COUNT = click.IntRange(min=1)
 N_EXTRA_TOKENS = 32
@@ -355,10 +355,10 @@ def run_turns(
     model: Model, depth: int, repetitions: int, n_threads: int, sizes: dict[str, Any]
 ) -> dict[str, list[Turn]]:
     """The conversation through a KeptText and through an Engine, new ones each time, by turns; no warm-up."""
+    from pykvgraph.bench.turns import EngineSpeaker, TextSpeaker, converse, medians, n_asked, write_script
     from pykvgraph.context.context import Context
     from pykvgraph.engine import Engine
     from pykvgraph.sequence.sequence import checkpoint_cells
-    from pykvgraph.bench.turns import EngineSpeaker, TextSpeaker, converse, medians, n_asked, write_script
 
     script = write_script(model, depth)
     sizes = {
@@ -433,8 +433,8 @@ def run_requests(
     model: Model, depth: int, repetitions: int, n_threads: int, sizes: dict[str, Any]
 ) -> list[Served]:
     """Requests that share so many tokens, each time to a new engine."""
-    from pykvgraph.engine import Engine
     from pykvgraph.bench.requests import N_AT_A_TIME, n_cells, serve, write_prompts
+    from pykvgraph.engine import Engine
 
     prompts = write_prompts(model, depth, (depth // 8, depth))
     runs: list[Served] = []

@@ -87,8 +87,8 @@ def chat(
     from pykvgraph.chat import Conversation
     from pykvgraph.cli.chat_page import Page
     from pykvgraph.cli.talk import Talk
-    from pykvgraph.sequence.sequence import checkpoint_cells
     from pykvgraph.models import embedded_model
+    from pykvgraph.sequence.sequence import checkpoint_cells
 
     on_terminal = sys.stdin.isatty() and sys.stdout.isatty()
     with (

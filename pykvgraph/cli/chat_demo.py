@@ -23,9 +23,9 @@ def demo(model: str | None, run: RunOptions, n_dialogues: int) -> None:
     import pykvgraph as kvg
     from pykvgraph.cli.chat_page import Page
     from pykvgraph.cli.talk import discard_text
-    from pykvgraph.sequence.sequence import checkpoint_cells
     from pykvgraph.demos.recall import play
     from pykvgraph.models import embedded_model
+    from pykvgraph.sequence.sequence import checkpoint_cells
 
     page = Page(sys.stdout.isatty())
     told = _Narrator(page.note)

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from pykvgraph.cluster.prefixes import Block, blocks_of
-from pykvgraph.params.params import MAX_SEED
 from pykvgraph.openai.errors import WireError
 from pykvgraph.openai.wire_json import loads
+from pykvgraph.params.params import MAX_SEED
 
 # endpoints that say something; what others do has no prefix
 SAYING = frozenset(

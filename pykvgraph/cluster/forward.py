@@ -15,10 +15,18 @@ from starlette.types import Receive, Scope, Send
 
 from pykvgraph.cluster.asked import Asked, with_field
 from pykvgraph.cluster.replay import RepeatError, Replay
-from pykvgraph.server.http.asker import COPY_TO_HEADER, NAME_HEADER, READS_HEADER, SAID_COMMENT, SAID_FIELD, SAID_HEADER, TELLS_HEADER
 from pykvgraph.openai.errors import SERVER, WireError, error_body, invalid
-from pykvgraph.server.http.reply import JsonReply, send_within, unless_gone
 from pykvgraph.openai.wire_json import dumps
+from pykvgraph.server.http.asker import (
+    COPY_TO_HEADER,
+    NAME_HEADER,
+    READS_HEADER,
+    SAID_COMMENT,
+    SAID_FIELD,
+    SAID_HEADER,
+    TELLS_HEADER,
+)
+from pykvgraph.server.http.reply import JsonReply, send_within, unless_gone
 
 if TYPE_CHECKING:
     from pykvgraph.cluster.front import Front, Worker

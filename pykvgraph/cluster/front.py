@@ -23,11 +23,11 @@ from pykvgraph.cluster.forward import Forwarded
 from pykvgraph.cluster.life import Life
 from pykvgraph.cluster.of_all import counts_of, labelled
 from pykvgraph.cluster.router import Router, Ticket, reader_for
-from pykvgraph.server.http import page_files
+from pykvgraph.openai.errors import WireError, invalid, loading, unsupported
 from pykvgraph.server.app import ANSWERERS, LARGE, Endpoint, no_such_path
+from pykvgraph.server.http import page_files
 from pykvgraph.server.http.body import Bodies
 from pykvgraph.server.http.cors import Cors
-from pykvgraph.openai.errors import WireError, invalid, loading, unsupported
 from pykvgraph.server.http.keys import Keys, key_of
 from pykvgraph.server.http.reply import JsonReply
 from pykvgraph.server.settings import Settings

@@ -16,17 +16,17 @@ from numpy.ctypeslib import as_array  # numpy imports it when first used: a chil
 from pykvgraph._native.ffi import KvgBatch, KvgOutput, KvgScore
 from pykvgraph._native.fork import importing
 from pykvgraph._native.handles import Closable, Handle, repr_of
+from pykvgraph._native.kv import read_info
 from pykvgraph._native.library import lib, sized
-from pykvgraph.model.adapter import Active, Adapter, checked_adapters, key_of, set_adapters
-from pykvgraph.context.batch import Batch
 from pykvgraph.checks import flag, integer, native_path, shown
+from pykvgraph.context.batch import Batch
 from pykvgraph.errors import InvalidArgumentError, KVGraphError
 from pykvgraph.kv_cache.cache import KVCache
-from pykvgraph.model.model import Model
-from pykvgraph.params.params import ContextParams, params_of
 from pykvgraph.kv_cache.pending_token import PendingTokens
 from pykvgraph.kv_cache.view import DecodedUnder
-from pykvgraph._native.kv import read_info
+from pykvgraph.model.adapter import Active, Adapter, checked_adapters, key_of, set_adapters
+from pykvgraph.model.model import Model
+from pykvgraph.params.params import ContextParams, params_of
 from pykvgraph.types import Scores
 
 if TYPE_CHECKING:

@@ -20,10 +20,10 @@ from pykvgraph.context.context import Context
 from pykvgraph.context.context_shift import N_KEEP
 from pykvgraph.errors import InvalidArgumentError
 from pykvgraph.kv_cache.cache import KVCache
-from pykvgraph.sequence.long_reader import LongReader, extended
 from pykvgraph.model.model import Model
 from pykvgraph.params.params import ContextParams
 from pykvgraph.sequence.decode_loop import generate
+from pykvgraph.sequence.long_reader import LongReader, extended
 from pykvgraph.types import CellsView, ShiftReport
 
 TASK = (

@@ -15,8 +15,8 @@ from typing import Literal, NamedTuple, TypeAlias, get_args
 from pykvgraph.chat import Conversation, Discard
 from pykvgraph.checks import integer
 from pykvgraph.context.context import Context
-from pykvgraph.errors import InvalidArgumentError
 from pykvgraph.demos.dialogue import DID_NOT_TELL, SYSTEM, Fact, draw_facts, small_talk
+from pykvgraph.errors import InvalidArgumentError
 from pykvgraph.params.params import SamplingParams
 
 Why: TypeAlias = Literal["system", "told", "small talk", "asked"]

@@ -13,8 +13,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import ModuleType
 
-from pykvgraph.errors import InvalidArgumentError, KVGraphError, ModelLoadError
 from pykvgraph.download.web_file import PART
+from pykvgraph.errors import InvalidArgumentError, KVGraphError, ModelLoadError
 
 DEFAULT_QUANTS = ("Q4_K_M", "Q8_0")  # llama.cpp's choice, too; after these the first model
 NO_MODELS = ("mmproj", "imatrix")  # GGUF files that only go with a model have these in their names

@@ -9,11 +9,11 @@ import numpy as np
 import numpy.typing as npt
 
 from pykvgraph.context.context import Context
-from pykvgraph.engine.sequence import Branch
 from pykvgraph.engine.reading import Reading
-from pykvgraph.sequence.sequence import EVERY
+from pykvgraph.engine.sequence import Branch
 from pykvgraph.plan.memory_model import speculation_limit
 from pykvgraph.prefix import block
+from pykvgraph.sequence.sequence import EVERY
 
 _NEVER = 2**31  # a step that is never reached
 _UNBOUNDED = 2**40  # cells

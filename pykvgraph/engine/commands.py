@@ -7,12 +7,12 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 
-from pykvgraph.engine.sequence import Branch
 from pykvgraph.engine.errand import Errand
 from pykvgraph.engine.parking import Parking
 from pykvgraph.engine.reading import Reading
 from pykvgraph.engine.request import Request
 from pykvgraph.engine.running import Texts
+from pykvgraph.engine.sequence import Branch
 from pykvgraph.engine_types import EngineLook
 
 _ERRAND_SECONDS = 0.02  # in a step, after which no further errand begins

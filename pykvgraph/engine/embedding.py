@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 import numpy.typing as npt
 
-from pykvgraph.model.adapter import Active, Adapter
 from pykvgraph.checks import Integers, several, shown
 from pykvgraph.context.context import Context
+from pykvgraph.context.pooling import POOLINGS, Pooling, pooled
+from pykvgraph.context.prompt_batches import groups_of, states_of
 from pykvgraph.engine.reading import Reading
 from pykvgraph.errors import InvalidArgumentError, KVGraphError
-from pykvgraph.context.pooling import POOLINGS, Pooling, pooled
+from pykvgraph.model.adapter import Active, Adapter
 from pykvgraph.prefix.index import PrefixIndex
-from pykvgraph.context.prompt_batches import groups_of, states_of
 
 if TYPE_CHECKING:
     from pykvgraph.engine.engine import Engine

@@ -12,31 +12,31 @@ from typing import Any, Literal
 import numpy as np
 
 from pykvgraph._native.handles import NotCopied
-from pykvgraph.model.adapter import Active, Adapter, checked_adapters, key_of, pairs_of
 from pykvgraph.checks import Integers, flag, integer, integers, real, shown
 from pykvgraph.context.context import Context
-from pykvgraph.engine.sequence import Branch
-from pykvgraph.engine.speculation.drafters import drafter_of
+from pykvgraph.context.pooling import Pooling
+from pykvgraph.engine.context_window import Window
 from pykvgraph.engine.embedding import embed_all
 from pykvgraph.engine.errand import Errand
 from pykvgraph.engine.loop import Loop, close_loop
 from pykvgraph.engine.parking import Parking
 from pykvgraph.engine.reading import Reading
 from pykvgraph.engine.request import Request
+from pykvgraph.engine.sequence import Branch
 from pykvgraph.engine.sizes import sizes_for
+from pykvgraph.engine.speculation.drafters import drafter_of
 from pykvgraph.engine.speculation.speculation import MOST_ROWS
 from pykvgraph.engine.step import Stepper
-from pykvgraph.engine.context_window import Window
 from pykvgraph.engine_types import EngineLook, EngineStats
 from pykvgraph.errors import CacheFullError, InvalidArgumentError, StateError, UnsupportedError
+from pykvgraph.kv_cache.saved.file import write_file
+from pykvgraph.kv_cache.saved.geometry import under
+from pykvgraph.model.adapter import Active, Adapter, checked_adapters, key_of, pairs_of
 from pykvgraph.model.model import Model
 from pykvgraph.params.params import SamplingParams
-from pykvgraph.context.pooling import Pooling
 from pykvgraph.prefix import block
 from pykvgraph.prefix.index import PrefixIndex
 from pykvgraph.prefix.prefix_file import SavedPrefix, pack, read
-from pykvgraph.kv_cache.saved.file import write_file
-from pykvgraph.kv_cache.saved.geometry import under
 from pykvgraph.tiers.record import Name, Record, read_front
 from pykvgraph.tiers.rows import Saver, Sink
 from pykvgraph.tiers.tiers import Tiers

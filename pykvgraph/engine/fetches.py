@@ -11,15 +11,15 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from pykvgraph.context.context import Context
-from pykvgraph.engine.sequence import Branch
 from pykvgraph.engine.fetch import Fetch, Plan
 from pykvgraph.engine.running import Texts
+from pykvgraph.engine.sequence import Branch
+from pykvgraph.engine.step_times import times_of
 from pykvgraph.engine_types import TierStats
 from pykvgraph.errors import CacheFullError, InvalidArgumentError, KVGraphError
 from pykvgraph.kv_cache.reserved_cells import Incoming, Place
 from pykvgraph.prefix import block
 from pykvgraph.prefix.index import Found, Match
-from pykvgraph.engine.step_times import times_of
 from pykvgraph.tiers.loader import Job, Loader, places_for
 from pykvgraph.tiers.miss import REASONS, Reason
 from pykvgraph.tiers.rate import Cost, LoadRate

@@ -8,12 +8,12 @@ import threading
 from concurrent.futures import Future
 
 from pykvgraph.context.context import Context
-from pykvgraph.engine.sequence import Branch
 from pykvgraph.engine.ctrl_c import ctrl_c_waits
 from pykvgraph.engine.errand import Errand
 from pykvgraph.engine.parking import Parking
 from pykvgraph.engine.reading import Reading
 from pykvgraph.engine.request import Request
+from pykvgraph.engine.sequence import Branch
 from pykvgraph.engine.step import Stepper
 from pykvgraph.engine_types import EngineLook
 from pykvgraph.errors import InvalidArgumentError

@@ -5,8 +5,8 @@ from __future__ import annotations
 from array import array
 from typing import NamedTuple
 
-from pykvgraph.engine.sequence import Branch
 from pykvgraph.engine.running import Texts
+from pykvgraph.engine.sequence import Branch
 from pykvgraph.errors import KVGraphError
 from pykvgraph.prefix import block
 from pykvgraph.prefix.index import Found, Match

@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 
 from pykvgraph.errors import InvalidArgumentError
+from pykvgraph.kv_cache.cache import KVCache
 from pykvgraph.kv_cache.hold import Hold
 from pykvgraph.kv_cache.reserved_cells import Place
-from pykvgraph.kv_cache.cache import KVCache
 from pykvgraph.kv_cache.saved.format import unpack
 from pykvgraph.kv_cache.saved.transfer import take_held
 

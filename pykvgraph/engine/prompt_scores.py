@@ -8,12 +8,12 @@ from array import array
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from pykvgraph.model.adapter import Adapter
 from pykvgraph.checks import INT32_MAX, integer
 from pykvgraph.context.context import Context
 from pykvgraph.engine.engine import Engine
 from pykvgraph.engine.reading import Reading
 from pykvgraph.errors import KVGraphError
+from pykvgraph.model.adapter import Adapter
 from pykvgraph.text.likeliest import likeliest
 
 

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, Literal
 
-from pykvgraph.model.adapter import Active
 from pykvgraph.context.batch import Batch
 from pykvgraph.context.context import Context
 from pykvgraph.errors import CacheFullError
+from pykvgraph.model.adapter import Active
 from pykvgraph.prefix.index import PrefixIndex
 
 _N_ROWS = 64  # tokens with outputs in one batch, as each output has logits, too

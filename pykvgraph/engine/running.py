@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 
 from pykvgraph.context.context import Context
-from pykvgraph.engine.sequence import Branch
 from pykvgraph.engine.own_rows import OwnRows
 from pykvgraph.engine.request import Request
 from pykvgraph.engine.scheduler import Scheduler
+from pykvgraph.engine.sequence import Branch
 from pykvgraph.errors import DeviceError, KVGraphError
 from pykvgraph.plan.free_memory import host_free_bytes
 from pykvgraph.prefix import block

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from pykvgraph.model.adapter import Active
 from pykvgraph.engine.sequence import Branch
 from pykvgraph.engine.waiting import Waiting
+from pykvgraph.model.adapter import Active
 
 
 class Chunk(NamedTuple):

@@ -12,20 +12,20 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from pykvgraph.model.adapter import Active
 from pykvgraph.checks import INT32_MAX
 from pykvgraph.context.context import LastOutput
+from pykvgraph.engine.context_window import Window
 from pykvgraph.engine.fetch import Fetch
-from pykvgraph.engine.speculation.lookup import Lookup
 from pykvgraph.engine.own_rows import OwnRows
 from pykvgraph.engine.record import Record
 from pykvgraph.engine.request import Request
-from pykvgraph.engine.context_window import Window
+from pykvgraph.engine.speculation.lookup import Lookup
 from pykvgraph.engine_types import Completion, TextLook
+from pykvgraph.model.adapter import Active
+from pykvgraph.model.tokenizer import Tokenizer
 from pykvgraph.params.params import SamplingParams
 from pykvgraph.prefix.node import Node
 from pykvgraph.sequence.output_text import Speech
-from pykvgraph.model.tokenizer import Tokenizer
 from pykvgraph.tiers.rows import Saver
 from pykvgraph.types import Piece
 

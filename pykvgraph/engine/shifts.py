@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from pykvgraph.engine.sequence import Branch
 from pykvgraph.engine.running import Texts
+from pykvgraph.engine.sequence import Branch
 from pykvgraph.errors import KVGraphError
 
 

@@ -9,9 +9,9 @@ from typing import Any
 
 from pykvgraph.context.context import Context, fitting_n_ctx, warning_of_memory
 from pykvgraph.model.device import devices
-from pykvgraph.sequence.sequence import EVERY
 from pykvgraph.model.model import Model
 from pykvgraph.plan.free_memory import host_free_bytes
+from pykvgraph.sequence.sequence import EVERY
 from pykvgraph.types import CellGroup
 
 _log = logging.getLogger("pykvgraph.engine")

@@ -9,23 +9,23 @@ from pykvgraph.context.batch import Batch
 from pykvgraph.context.context import Context, LastOutput
 from pykvgraph.engine.admission import Admission
 from pykvgraph.engine.beginnings import is_coming, mark_partings
-from pykvgraph.engine.sequence import Branch
-from pykvgraph.engine.speculation.drafters import Drafter
-from pykvgraph.engine.fetches import Fetches
 from pykvgraph.engine.commands import Mail
+from pykvgraph.engine.fetches import Fetches
+from pykvgraph.engine.moved_parts import attach_moved
 from pykvgraph.engine.pace import Pace
 from pykvgraph.engine.parking import Parking
 from pykvgraph.engine.reading import Reading
 from pykvgraph.engine.readings import Readings
-from pykvgraph.engine.moved_parts import attach_moved
-from pykvgraph.engine.scheduler import Chunk
-from pykvgraph.engine.shifts import shift_full
-from pykvgraph.engine.speculation.speculation import Speculation
 from pykvgraph.engine.running import Texts
+from pykvgraph.engine.scheduler import Chunk
+from pykvgraph.engine.sequence import Branch
+from pykvgraph.engine.shifts import shift_full
+from pykvgraph.engine.speculation.drafters import Drafter
+from pykvgraph.engine.speculation.speculation import Speculation
 from pykvgraph.engine_types import EngineLook, EngineStats
 from pykvgraph.errors import CacheFullError, InvalidArgumentError, KVGraphError
-from pykvgraph.sequence.sequence import EVERY
 from pykvgraph.prefix.index import Found, PrefixIndex
+from pykvgraph.sequence.sequence import EVERY
 from pykvgraph.tiers.rows import Saver
 from pykvgraph.tiers.store import Store
 from pykvgraph.tiers.tiers import Tiers

@@ -11,10 +11,10 @@ import numpy as np
 
 from pykvgraph.context.batch import Batch
 from pykvgraph.context.context import Context
-from pykvgraph.model.device import devices, library_info
-from pykvgraph.kv_cache.reserved_cells import Place
-from pykvgraph.plan.time_model import StepLine, StepSample, TimeModel, cells_of_run
 from pykvgraph.download.cache_file import recall, remember
+from pykvgraph.kv_cache.reserved_cells import Place
+from pykvgraph.model.device import devices, library_info
+from pykvgraph.plan.time_model import StepLine, StepSample, TimeModel, cells_of_run
 
 _FILE = "times.json"
 _MOST_KNOWN = 256  # models, with their devices and settings

@@ -13,18 +13,26 @@ import numpy.typing as npt
 from pykvgraph._native.ffi import KvgGroupInfo, KvgKvInfo
 from pykvgraph._native.fork import importing, renew_cached_properties_in_child
 from pykvgraph._native.handles import Handle, NotCopied, repr_of
+from pykvgraph._native.kv import (
+    read_bounds,
+    read_cells,
+    read_checkpoints,
+    read_group,
+    read_info,
+    read_lost,
+    read_states,
+)
 from pykvgraph._native.library import lib
 from pykvgraph.cell_groups import read_cell_group, read_state_groups
 from pykvgraph.checks import indices, integer
 from pykvgraph.errors import UnsupportedError
 from pykvgraph.kv_cache.pending_token import PendingTokens
-from pykvgraph.units import size_text
-from pykvgraph._native.kv import read_bounds, read_cells, read_checkpoints, read_group, read_info, read_lost, read_states
 from pykvgraph.types import CellGroup, CellsView, SeqBounds, SeqCount
+from pykvgraph.units import size_text
 
 if TYPE_CHECKING:
-    from pykvgraph.kv_cache.reserved_cells import RawRows
     from pykvgraph.kv_cache.maps.snapshot import CellMap
+    from pykvgraph.kv_cache.reserved_cells import RawRows
     from pykvgraph.kv_cache.saved.geometry import Geometry
 
 _Bytes: TypeAlias = bytes  # ReadableCache has a method of that name

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from llama_cpp.llama import LogitsProcessorList, StoppingCriteriaList
     from llama_cpp.llama_grammar import LlamaGrammar
 
-    from pykvgraph.llama.cache import LlamaCache, LlamaDiskCache, LlamaRAMCache
     from pykvgraph.chat.chat_template import ChatTemplate
+    from pykvgraph.llama.cache import LlamaCache, LlamaDiskCache, LlamaRAMCache
 
 # imported when somebody asks for it
 _OURS = {"ChatTemplate": "text.chat_template"} | dict.fromkeys(

@@ -6,8 +6,8 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from pykvgraph.model.adapter import Adapter
 from pykvgraph.errors import InvalidArgumentError, UnsupportedError
+from pykvgraph.model.adapter import Adapter
 from pykvgraph.model.model import Model
 from pykvgraph.params.params import CACHE_TYPES
 

@@ -7,12 +7,12 @@ import weakref
 from array import array
 from collections.abc import Sequence
 
-from pykvgraph.model.adapter import key_of
 from pykvgraph.context.context import Context
 from pykvgraph.errors import KVGraphError
-from pykvgraph.sequence.sequence import N_CHECKPOINTS
+from pykvgraph.model.adapter import key_of
 from pykvgraph.prefix import block
 from pykvgraph.prefix.index import PrefixIndex
+from pykvgraph.sequence.sequence import N_CHECKPOINTS
 from pykvgraph.tiers.loader import Job, fill, places_for
 from pykvgraph.tiers.rows import Saver
 from pykvgraph.tiers.search import parts_of

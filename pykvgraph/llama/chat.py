@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 from pykvgraph._native import libllama
 from pykvgraph._native.fork import importing
 from pykvgraph.errors import InvalidArgumentError, UnsupportedError
-from pykvgraph.model.gguf_file import TEMPLATE_KEY
 from pykvgraph.llama import responses
 from pykvgraph.llama.vocabulary import Vocabulary
+from pykvgraph.model.gguf_file import TEMPLATE_KEY
 from pykvgraph.sampling.schema_limits import check_schema
 
 if TYPE_CHECKING:
-    from pykvgraph.llama.llama import Llama
     from pykvgraph.chat.chat_template import ChatTemplate
+    from pykvgraph.llama.llama import Llama
 
 Handler = Callable[..., Any]
 _DEFAULT = "chat_template.default"

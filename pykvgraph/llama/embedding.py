@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from pykvgraph.errors import InvalidArgumentError
-from pykvgraph.model.model import Model
 from pykvgraph.context.pooling import pooled, pooling_of
 from pykvgraph.context.prompt_batches import groups_of, states_of
+from pykvgraph.errors import InvalidArgumentError
+from pykvgraph.model.model import Model
 
 if TYPE_CHECKING:
     from pykvgraph.llama.llama import Llama

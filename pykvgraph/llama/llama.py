@@ -9,12 +9,12 @@ from typing import Any, Literal
 
 from pykvgraph._native.fork import importing, renew_cached_properties_in_child
 from pykvgraph.context.context import Context
+from pykvgraph.context.pooling import POOLINGS, pooling_of
 from pykvgraph.errors import InvalidArgumentError, UnsupportedError
 from pykvgraph.llama import arguments, chat, completion, embedding
 from pykvgraph.llama.text import LlamaText
 from pykvgraph.llama.vocabulary import Vocabulary
 from pykvgraph.model.model import Model
-from pykvgraph.context.pooling import POOLINGS, pooling_of
 from pykvgraph.model.tokenizer import Tokenizer
 
 

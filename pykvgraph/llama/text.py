@@ -10,17 +10,17 @@ import numpy as np
 import numpy.typing as npt
 
 from pykvgraph._native.fork import importing
-from pykvgraph.context.batch import Batch
 from pykvgraph.checks import Integers
+from pykvgraph.context.batch import Batch
 from pykvgraph.context.context import Context, LastOutput
 from pykvgraph.errors import InvalidArgumentError, UnsupportedError
-from pykvgraph.sequence.sequence import KeptText, common_length, earlier_texts
 from pykvgraph.kv_cache.cache import KVCache
 from pykvgraph.llama.sampling import LlamaSampler
 from pykvgraph.llama.state import LlamaState
 from pykvgraph.model.model import Model
-from pykvgraph.sampling.sampler import Sampler
 from pykvgraph.model.tokenizer import Tokenizer
+from pykvgraph.sampling.sampler import Sampler
+from pykvgraph.sequence.sequence import KeptText, common_length, earlier_texts
 
 if TYPE_CHECKING:
     from pykvgraph.llama.cache import KeptPrefixes

@@ -12,8 +12,8 @@ from pykvgraph._native.fork import importing
 from pykvgraph._native.handles import ALONE
 from pykvgraph._native.library import lib, library, sized
 from pykvgraph.checks import shown
-from pykvgraph.model.device_types import DeviceInfo, DevicePart, LibraryInfo
 from pykvgraph.errors import DeviceError, InvalidArgumentError
+from pykvgraph.model.device_types import DeviceInfo, DevicePart, LibraryInfo
 
 _TYPES: dict[int, Literal["cpu", "gpu", "accel"]] = {
     KvgDeviceType.KVG_DEVICE_CPU: "cpu",

@@ -14,14 +14,21 @@ from typing import Any
 from pykvgraph._native.fork import renew_cached_properties_in_child, renew_lock_in_child
 from pykvgraph._native.handles import Closable, Handle, repr_of
 from pykvgraph._native.library import lib
-from pykvgraph.model.adapter import Adapter, checked_adapters, key_of
 from pykvgraph.checks import native_path
 from pykvgraph.errors import UnsupportedError
-from pykvgraph.model.gguf_file import fingerprint, fingerprint_under, read_key, read_layers, read_metadata, read_model_info
+from pykvgraph.model.adapter import Adapter, checked_adapters, key_of
+from pykvgraph.model.gguf_file import (
+    fingerprint,
+    fingerprint_under,
+    read_key,
+    read_layers,
+    read_metadata,
+    read_model_info,
+)
+from pykvgraph.model.tokenizer import Tokenizer, Vocabulary, has_tokenizer
 from pykvgraph.params.overrides import Overrides
 from pykvgraph.params.params import ModelParams
 from pykvgraph.units import parameters_text, size_text
-from pykvgraph.model.tokenizer import Tokenizer, Vocabulary, has_tokenizer
 
 
 class Model(Closable):

@@ -30,10 +30,10 @@ from pykvgraph.errors import (
     UnsupportedError,
 )
 from pykvgraph.model.gguf_file import GgufFile, read_key, read_parts, read_strings
-from pykvgraph.params.overrides import Overrides, set_in_libllama
 from pykvgraph.model.long_text import LONG, LongText
 from pykvgraph.model.token_strings import TokenStrings
 from pykvgraph.model.vocabulary_file import VocabularyFile
+from pykvgraph.params.overrides import Overrides, set_in_libllama
 
 if TYPE_CHECKING:
     from pykvgraph.sampling.grammar import GrammarHost

@@ -6,11 +6,11 @@ import secrets
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from pykvgraph.reply.delta import Delta, ToolCall
 from pykvgraph.openai.chat_output import ChatOutput
 from pykvgraph.openai.form import NamedForm
 from pykvgraph.openai.sample import Sample
 from pykvgraph.openai.wire_json import dumps
+from pykvgraph.reply.delta import Delta, ToolCall
 from pykvgraph.types import Piece
 
 Event = dict[str, Any]  # `type` is its first key

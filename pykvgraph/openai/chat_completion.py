@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from pykvgraph.reply.delta import Content, Delta, Reasoning, ToolCall
 from pykvgraph.openai.chat_output import ChatOutput
 from pykvgraph.openai.form import Form, new_id, now
 from pykvgraph.openai.logprobs import content_logprobs
 from pykvgraph.openai.sample import Sample
 from pykvgraph.openai.vocabulary import Vocabulary
 from pykvgraph.openai.wire_json import dumps
+from pykvgraph.reply.delta import Content, Delta, Reasoning, ToolCall
 from pykvgraph.types import Piece
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from pykvgraph.reply.delta import Reasoning, ToolCall
 from pykvgraph.openai.blocks import Block, Event
 from pykvgraph.openai.chat_output import ChatOutput
 from pykvgraph.openai.form import new_id
 from pykvgraph.openai.sample import Sample
+from pykvgraph.reply.delta import Reasoning, ToolCall
 
 _REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 

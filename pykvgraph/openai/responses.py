@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from pykvgraph.reply.delta import Reasoning, ToolCall
 from pykvgraph.openai.blocks import Block, Event
 from pykvgraph.openai.chat_output import ChatOutput
 from pykvgraph.openai.form import new_id, now
 from pykvgraph.openai.sample import Sample
+from pykvgraph.reply.delta import Reasoning, ToolCall
 
 
 class ResponseWriter:

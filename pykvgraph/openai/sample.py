@@ -6,8 +6,8 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from pykvgraph.model.adapter import Active
 from pykvgraph.engine_types import Completion
+from pykvgraph.model.adapter import Active
 from pykvgraph.types import Piece
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 
-from pykvgraph.model.device_types import Abilities
 from pykvgraph.errors import UnsupportedError
+from pykvgraph.model.device_types import Abilities
 from pykvgraph.params.params import ContextParams
 from pykvgraph.plan.memory import plan_memory
 

@@ -7,9 +7,9 @@ import resource
 from dataclasses import dataclass
 from typing import Any
 
+from pykvgraph.errors import DeviceError
 from pykvgraph.model.device import devices
 from pykvgraph.model.device_types import DevicePart
-from pykvgraph.errors import DeviceError
 from pykvgraph.model.gguf_file import GgufFile
 from pykvgraph.plan.free_memory import host_free_bytes
 from pykvgraph.plan.memory import plan_memory

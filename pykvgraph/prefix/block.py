@@ -9,9 +9,9 @@ from typing import Any
 
 from pykvgraph._native.library import lib
 from pykvgraph.context.context import Context
+from pykvgraph.download.cache_file import recall, remember
 from pykvgraph.model.gguf_file import read_parts
 from pykvgraph.model.model import Model
-from pykvgraph.download.cache_file import recall, remember
 
 N_TOKENS = 32
 TOKEN_BYTES = 4

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 from pykvgraph.errors import CacheFullError, DeviceError, InvalidArgumentError
-from pykvgraph.kv_cache.hold import Hold
 from pykvgraph.kv_cache.cache import KVCache
+from pykvgraph.kv_cache.hold import Hold
 from pykvgraph.prefix import block
 from pykvgraph.prefix.node import Node, Point, Root
 

@@ -24,8 +24,8 @@ from pykvgraph._native.fork import renew_lock_in_child
 from pykvgraph._native.handles import NotCopied
 from pykvgraph.abandoned import work
 from pykvgraph.errors import InvalidArgumentError, KVGraphError
-from pykvgraph.sampling import grammar_process
 from pykvgraph.model.vocabulary_file import VocabularyFile
+from pykvgraph.sampling import grammar_process
 
 # for a token; an ordinary grammar takes 3 to 30 ms (49,152 and 262,144 tokens in the vocabulary)
 MOST_SECONDS = 1.0  # of processor time

@@ -16,11 +16,19 @@ from pykvgraph._native.fork import importing
 from pykvgraph._native.handles import Handle, NotCopied
 from pykvgraph.checks import INT32_MAX, Integers, instance, integer, integers, shown
 from pykvgraph.errors import InvalidArgumentError, KVGraphError
-from pykvgraph.params.params import MAX_SEED, SamplingParams, ThoughtLimit, params_of
-from pykvgraph.text.likeliest import likeliest
-from pykvgraph.sampling.chain import has_dry, has_grammar, is_greedy, is_plainly_greedy, n_remembered, new_chain, remember
-from pykvgraph.sampling.thought_limit import Thoughts
 from pykvgraph.model.tokenizer import Tokenizer
+from pykvgraph.params.params import MAX_SEED, SamplingParams, ThoughtLimit, params_of
+from pykvgraph.sampling.chain import (
+    has_dry,
+    has_grammar,
+    is_greedy,
+    is_plainly_greedy,
+    n_remembered,
+    new_chain,
+    remember,
+)
+from pykvgraph.sampling.thought_limit import Thoughts
+from pykvgraph.text.likeliest import likeliest
 
 if TYPE_CHECKING:
     from pykvgraph.sampling.grammar import Grammar

@@ -5,8 +5,8 @@ from __future__ import annotations
 import codecs
 from collections import deque
 
-from pykvgraph.params.params import ThoughtLimit
 from pykvgraph.model.tokenizer import Tokenizer
+from pykvgraph.params.params import ThoughtLimit
 
 
 class Thoughts:

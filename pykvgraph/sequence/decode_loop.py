@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pykvgraph.context.batch import Batch
 from pykvgraph.checks import Integers, integer, integers, shown
+from pykvgraph.context.batch import Batch
 from pykvgraph.context.context import Context, LastOutput
 from pykvgraph.context.context_shift import ContextShift
 from pykvgraph.errors import CacheFullError, InvalidArgumentError, UnsupportedError
-from pykvgraph.sequence.prefill import Feed
 from pykvgraph.params.params import SamplingParams, ThoughtLimit, params_of
 from pykvgraph.sequence.output_text import Speech
+from pykvgraph.sequence.prefill import Feed
 from pykvgraph.types import Piece
 
 

@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from pykvgraph._native.handles import NotCopied
-from pykvgraph.context.batch import Batch
 from pykvgraph.checks import INT32_MAX, Integers, integer, integers
+from pykvgraph.context.batch import Batch
 from pykvgraph.context.context import Context, LastOutput
 from pykvgraph.context.context_shift import ContextShift, self_extend
 from pykvgraph.errors import CacheFullError, InvalidArgumentError, UnsupportedError

@@ -12,16 +12,16 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from pykvgraph.openai.errors import as_wire, error_body, not_found
+from pykvgraph.openai.wire_json import loads
 from pykvgraph.server.endpoints import about, adapters, answers, cells, chats, embeddings, slot_files, tokens
 from pykvgraph.server.http import page_files
 from pykvgraph.server.http.asker import NAME_HEADER, SAID_FIELD, SAID_HEADER
 from pykvgraph.server.http.cors import Cors
-from pykvgraph.openai.errors import as_wire, error_body, not_found
-from pykvgraph.server.requests.fields import Fields
 from pykvgraph.server.http.keys import OF_RUN, SAID_OF_SCOPE, Keys, OfRun
 from pykvgraph.server.http.reply import JsonReply
+from pykvgraph.server.requests.fields import Fields
 from pykvgraph.server.service import Service
-from pykvgraph.openai.wire_json import loads
 
 Teller = Callable[[Service, Request], Awaitable[ASGIApp]]
 Answerer = Callable[[Service, Request, Fields], ASGIApp]

@@ -7,16 +7,16 @@ import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
+from pykvgraph.openai.chat_output import ChatOutput
 from pykvgraph.params.params import ThoughtLimit
 from pykvgraph.reply.forced import WRITTEN, forced_call, forced_json
 from pykvgraph.reply.format import Format
 from pykvgraph.reply.parser import ReplyParser
 from pykvgraph.server.http.asker import Asker
-from pykvgraph.openai.chat_output import ChatOutput
+from pykvgraph.server.job import Job
 from pykvgraph.server.requests.chat_request import ChatRequest, chat_request_of
 from pykvgraph.server.requests.chat_template import Prompt
 from pykvgraph.server.requests.fields import Fields
-from pykvgraph.server.job import Job
 from pykvgraph.server.requests.prompts import text_tokens
 from pykvgraph.server.service import Service
 

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from pykvgraph.model.device import add_rpc_server
 from pykvgraph.engine import Engine
+from pykvgraph.model.device import add_rpc_server
 from pykvgraph.model.model import Model
 from pykvgraph.params.params import default_threads
 from pykvgraph.tiers.tiers import NO_LIMIT, Tiers

@@ -7,13 +7,13 @@ import dataclasses
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Any
 
-from pykvgraph.model.adapter import Active
 from pykvgraph.engine import Engine, Request, Window
 from pykvgraph.engine.listener import Listener
-from pykvgraph.params.params import SamplingParams
+from pykvgraph.model.adapter import Active
 from pykvgraph.openai.errors import WireError, no_room
 from pykvgraph.openai.form import MANY_PROBS
 from pykvgraph.openai.sample import Sample
+from pykvgraph.params.params import SamplingParams
 from pykvgraph.server.requests.sampling import n_predict_of
 from pykvgraph.server.slots import Slots
 from pykvgraph.tiers.peer import Peer

@@ -14,22 +14,22 @@ from typing import Any
 
 from pykvgraph.engine import Engine, Window
 from pykvgraph.errors import InvalidArgumentError
+from pykvgraph.openai.errors import WireError, invalid, loading, too_many
+from pykvgraph.openai.vocabulary import Vocabulary
 from pykvgraph.params.params import SamplingParams
+from pykvgraph.sampling.sampler import Sampler
 from pykvgraph.server.endpoints.adapters import Adapters
+from pykvgraph.server.endpoints.cells import Looks
+from pykvgraph.server.endpoints.metrics import Metrics
 from pykvgraph.server.http.asker import Asker
 from pykvgraph.server.http.body import Bodies
-from pykvgraph.server.endpoints.cells import Looks
-from pykvgraph.server.requests.chat_template import ServerTemplate
-from pykvgraph.openai.errors import WireError, invalid, loading, too_many
-from pykvgraph.server.requests.fields import Fields
 from pykvgraph.server.job import Job
-from pykvgraph.server.endpoints.metrics import Metrics
+from pykvgraph.server.requests.chat_template import ServerTemplate
+from pykvgraph.server.requests.fields import Fields
 from pykvgraph.server.requests.sampling import sampling_of, settings_of
 from pykvgraph.server.settings import Settings
 from pykvgraph.server.slots import Slots
 from pykvgraph.server.slow_work import SlowWork
-from pykvgraph.openai.vocabulary import Vocabulary
-from pykvgraph.sampling.sampler import Sampler
 from pykvgraph.tiers.peers import Peers
 from pykvgraph.types import Piece
 

@@ -8,8 +8,8 @@ from collections import OrderedDict
 from typing import Any, NamedTuple
 
 from pykvgraph.model.adapter import Active
-from pykvgraph.server.free_slots import FreeSlots
 from pykvgraph.openai.sample import Sample
+from pykvgraph.server.free_slots import FreeSlots
 from pykvgraph.server.requests.sampling import told_briefly
 
 _ANY = -1  # slot

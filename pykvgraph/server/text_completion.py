@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from pykvgraph.server.endpoints.echo import Echo
 from pykvgraph.openai.form import MANY_PROBS, Form, new_id, now
 from pykvgraph.openai.sample import Sample
 from pykvgraph.openai.text_logprobs import text_logprobs
 from pykvgraph.openai.vocabulary import Vocabulary
 from pykvgraph.openai.wire_json import dumps, dumps_in_parts
+from pykvgraph.server.endpoints.echo import Echo
 from pykvgraph.types import Piece
 
 

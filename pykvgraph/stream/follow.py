@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from pykvgraph._native.kv import read_bounds
 from pykvgraph.checks import integer
 from pykvgraph.context.context import Context
 from pykvgraph.errors import DeviceError, InvalidArgumentError, KVGraphError, TransportError
-from pykvgraph._native.kv import read_bounds
 from pykvgraph.stream.layout import Layout
 from pykvgraph.stream.send import flush, level_of, shape_for, whole
 from pykvgraph.stream.shape import Shape

@@ -13,17 +13,17 @@ from pykvgraph.checks import integer
 from pykvgraph.context.context import Context
 from pykvgraph.errors import CacheFullError, InvalidArgumentError, StateError
 from pykvgraph.kv_cache.reserved_cells import Incoming, Place
-from pykvgraph.kv_cache.saved.device_rows import PackedGroup, PackedRows
 from pykvgraph.kv_cache.saved.cells import SavedRows, SavedState
+from pykvgraph.kv_cache.saved.device_rows import PackedGroup, PackedRows
 from pykvgraph.kv_cache.saved.format import unpack
 from pykvgraph.kv_cache.saved.rows import require_finite
-from pykvgraph.stream.transports.device import Device
 from pykvgraph.stream.header import STATE_KEY, TABLE_KEY, Front, Kind
 from pykvgraph.stream.layout import Layout
-from pykvgraph.stream.send import shape_for
 from pykvgraph.stream.runs import check_runs, take_runs
+from pykvgraph.stream.send import shape_for
 from pykvgraph.stream.shape import Row, Shape
 from pykvgraph.stream.steps import State, packed_key, read_step_table
+from pykvgraph.stream.transports.device import Device
 from pykvgraph.stream.transports.transport import Transport
 
 _TABLE_BYTES = 1 << 22  # of a table, beside what cells and states take

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pykvgraph.context.context import Context
-from pykvgraph.stream.receive import arrivals
 from pykvgraph.stream.layout import Layout
+from pykvgraph.stream.receive import arrivals
 from pykvgraph.stream.replicated import ACK, ACK_KEY
 
 

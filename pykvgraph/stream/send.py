@@ -11,15 +11,15 @@ from pykvgraph import env
 from pykvgraph.checks import integer
 from pykvgraph.context.context import Context
 from pykvgraph.errors import InvalidArgumentError
-from pykvgraph.kv_cache.saved.device_rows import PackedRows
 from pykvgraph.kv_cache.pending_token import PendingTokens
+from pykvgraph.kv_cache.saved.device_rows import PackedRows
 from pykvgraph.kv_cache.saved.transfer import Chosen, choose, take_table
-from pykvgraph.stream.transports.device import Device
 from pykvgraph.stream.header import FRONT_KEY, TABLE_KEY, Front, Kind
 from pykvgraph.stream.layout import Layout
 from pykvgraph.stream.runs import pack_runs, runs_of
 from pykvgraph.stream.shape import Shape
 from pykvgraph.stream.steps import Region, end, layer_rows
+from pykvgraph.stream.transports.device import Device
 from pykvgraph.stream.transports.transport import Transport
 
 MOST = 3

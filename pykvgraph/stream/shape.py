@@ -9,9 +9,9 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from pykvgraph._native.kv import read_group, read_info, read_state_columns
 from pykvgraph.errors import InvalidArgumentError
 from pykvgraph.kv_cache.saved.geometry import Geometry
-from pykvgraph._native.kv import read_group, read_info, read_state_columns
 from pykvgraph.stream.layout import Layout
 
 T = TypeVar("T")

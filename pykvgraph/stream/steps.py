@@ -9,16 +9,16 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from pykvgraph._native.kv import read_states
 from pykvgraph._native.library import lib
 from pykvgraph.errors import StateError
 from pykvgraph.kv_cache.reserved_cells import read_rows
 from pykvgraph.kv_cache.saved.device_rows import PackedRows
-from pykvgraph._native.kv import read_states
-from pykvgraph.stream.transports.device import Device
 from pykvgraph.stream.header import FRONT_KEY, STATE_KEY, TABLE_KEY, Front, Kind
 from pykvgraph.stream.layout import Layout
 from pykvgraph.stream.runs import check_runs, pack_runs, runs_of, take_runs
 from pykvgraph.stream.shape import Shape
+from pykvgraph.stream.transports.device import Device
 from pykvgraph.stream.transports.transport import Transport
 
 Array = npt.NDArray[np.int32]

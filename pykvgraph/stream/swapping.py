@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from pykvgraph.checks import integer
 from pykvgraph.context.context import Context
 from pykvgraph.errors import InvalidArgumentError
-from pykvgraph.stream.receive import stream_in
 from pykvgraph.stream.layout import Layout
+from pykvgraph.stream.receive import stream_in
 from pykvgraph.stream.send import stream_out
 
 if TYPE_CHECKING:

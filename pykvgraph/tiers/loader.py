@@ -12,9 +12,9 @@ import numpy.typing as npt
 
 from pykvgraph.errors import KVGraphError
 from pykvgraph.kv_cache.reserved_cells import Incoming, Place
-from pykvgraph.prefix import block
 from pykvgraph.kv_cache.saved.cells import SavedState
 from pykvgraph.kv_cache.saved.geometry import Geometry
+from pykvgraph.prefix import block
 from pykvgraph.tiers.miss import MissError, Reason
 from pykvgraph.tiers.record import Name, unpack
 from pykvgraph.tiers.store import Store

@@ -13,10 +13,10 @@ import numpy as np
 import xxhash
 
 from pykvgraph.errors import StateError
-from pykvgraph.prefix import block
 from pykvgraph.kv_cache.saved.cells import SavedState
 from pykvgraph.kv_cache.saved.format import unpack as unpack_state
 from pykvgraph.kv_cache.saved.geometry import Geometry
+from pykvgraph.prefix import block
 from pykvgraph.tiers.miss import MissError
 
 MAGIC = b"kvgtier\1"

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Protocol
 
 from pykvgraph.context.context import Context
 from pykvgraph.errors import KVGraphError
+from pykvgraph.kv_cache.saved.transfer import take_held
 from pykvgraph.prefix import block
 from pykvgraph.prefix.node import Node, Point, Root
-from pykvgraph.kv_cache.saved.transfer import take_held
 from pykvgraph.tiers.record import FRONT_BYTES, Name, Record, geometry_of, pack
 
 if TYPE_CHECKING:

@@ -10,7 +10,16 @@ import numpy as np
 import numpy.typing as npt
 
 from pykvgraph.errors import InvalidArgumentError
-from pykvgraph.kv_cache.maps.colors import BLACK, EMPTY_COLOR, HELD_COLOR, HOLE_COLOR, SEQUENCE_COLORS, SHARED_COLOR, color_of, ink
+from pykvgraph.kv_cache.maps.colors import (
+    BLACK,
+    EMPTY_COLOR,
+    HELD_COLOR,
+    HOLE_COLOR,
+    SEQUENCE_COLORS,
+    SHARED_COLOR,
+    color_of,
+    ink,
+)
 from pykvgraph.kv_cache.maps.group import HELD, SHARED, attended_span, letter
 from pykvgraph.kv_cache.maps.snapshot import CellMap
 from pykvgraph.types import CellsView

@@ -11,8 +11,8 @@ import numpy.typing as npt
 from numpy.ctypeslib import as_array
 
 from pykvgraph._native import libllama
-from pykvgraph.errors import DeviceError
 from pykvgraph.bench.libllama import LibllamaModel
+from pykvgraph.errors import DeviceError
 
 Vector = npt.NDArray[np.float32]
 UNSPECIFIED = -1

@@ -21,8 +21,8 @@ from functools import partial
 from pathlib import Path
 
 import pykvgraph as kvg
-from pykvgraph.sampling.sampler import Sampler
 from pykvgraph.model.tokenizer import Tokenizer, Vocabulary
+from pykvgraph.sampling.sampler import Sampler
 from support import sanitizer
 from support.adapters import write_adapter
 from support.architectures import ArchSpec, write_architecture

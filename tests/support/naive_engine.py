@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 
 from pykvgraph.engine.admission import Admission
-from pykvgraph.engine.sequence import Branch
+from pykvgraph.engine.context_window import Window
 from pykvgraph.engine.reading import Reading
 from pykvgraph.engine.request import Request
 from pykvgraph.engine.scheduler import Scheduler
-from pykvgraph.engine.context_window import Window
+from pykvgraph.engine.sequence import Branch
 from pykvgraph.params.params import SamplingParams
 from support import chance
 

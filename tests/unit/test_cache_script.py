@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pykvgraph.errors import InvalidArgumentError
 from pykvgraph.demos.cell_script import DEMONSTRATION, parse
+from pykvgraph.errors import InvalidArgumentError
 
 
 def test_lines_and_comments() -> None:

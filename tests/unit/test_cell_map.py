@@ -11,7 +11,14 @@ import numpy as np
 import pytest
 
 from pykvgraph.errors import InvalidArgumentError
-from pykvgraph.kv_cache.maps.colors import HELD_COLOR, SEQUENCE_COLORS, SHARED_COLOR, contrast, ink, terminal_color
+from pykvgraph.kv_cache.maps.colors import (
+    HELD_COLOR,
+    SEQUENCE_COLORS,
+    SHARED_COLOR,
+    contrast,
+    ink,
+    terminal_color,
+)
 from pykvgraph.kv_cache.maps.snapshot import map_of
 from pykvgraph.types import CellGroup, CellsView
 from pykvgraph.viz import CellMap, Frame, Row, cell_map, plot_film, plot_rows

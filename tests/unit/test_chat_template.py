@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from pykvgraph.errors import InvalidArgumentError
 from pykvgraph.chat import chat_template
 from pykvgraph.chat.chat_template import ChatTemplate
+from pykvgraph.errors import InvalidArgumentError
 
 DATA = Path(__file__).parents[1] / "data" / "chat_templates.json.xz"
 RENDERED: dict[str, Any] = json.loads(lzma.decompress(DATA.read_bytes()))

@@ -7,8 +7,8 @@ from random import Random
 
 import pytest
 
-from pykvgraph.errors import InvalidArgumentError
 from pykvgraph.demos.dialogue import KINDS, draw_facts, small_talk
+from pykvgraph.errors import InvalidArgumentError
 from pykvgraph.models import NAMES, embedded_model
 
 

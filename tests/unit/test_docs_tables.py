@@ -10,8 +10,8 @@ import click
 from support.arch_table import PAGE, markdown, with_rows, written
 
 from pykvgraph import env, errors
-from pykvgraph.model.architectures import architectures
 from pykvgraph.cli import main
+from pykvgraph.model.architectures import architectures
 
 DOCS = Path(__file__).parents[2] / "docs"
 PACKAGE = Path(env.__file__).parent

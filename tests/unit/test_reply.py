@@ -14,12 +14,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pykvgraph.chat.chat_template import ChatTemplate
 from pykvgraph.errors import InvalidArgumentError
 from pykvgraph.reply.delta import Content, Delta, Reasoning, Reply, ToolCall
 from pykvgraph.reply.format import Format
 from pykvgraph.reply.formats import CALLS, THINKING, format_of
 from pykvgraph.reply.parser import ReplyParser
-from pykvgraph.chat.chat_template import ChatTemplate
 
 DATA = Path(__file__).parents[1] / "data" / "chat_templates.json.xz"
 TEMPLATES: dict[str, str] = json.loads(lzma.decompress(DATA.read_bytes()))["templates"]

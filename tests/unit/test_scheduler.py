@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from support import chance
 
-from pykvgraph.engine.sequence import Branch
 from pykvgraph.engine.pace import Pace
 from pykvgraph.engine.request import Request
 from pykvgraph.engine.scheduler import Scheduler
+from pykvgraph.engine.sequence import Branch
 from pykvgraph.params.params import SamplingParams
 
 

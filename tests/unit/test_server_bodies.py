@@ -11,10 +11,10 @@ import pytest
 
 from pykvgraph.openai import wire_json
 from pykvgraph.openai.errors import WireError
+from pykvgraph.openai.wire_json import loads
 from pykvgraph.server.requests.fields import Fields
 from pykvgraph.server.requests.messages_request import chat_of_messages
 from pykvgraph.server.requests.responses_request import chat_of_responses
-from pykvgraph.openai.wire_json import loads
 
 HI = {"role": "user", "content": "Hi"}
 CALL = {"id": "a", "type": "function", "function": {"name": "f", "arguments": '{"x": "é"}'}}

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pykvgraph.server import slots as slots_module
 from pykvgraph.openai.sample import Sample
+from pykvgraph.server import slots as slots_module
 from pykvgraph.server.slots import Slots
 
 N, FIRST = 3, 4

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from pykvgraph.cluster.prefixes import Block, Prefixes
 from pykvgraph.bench.cluster_simulation.traffic import Asked, part_of
+from pykvgraph.cluster.prefixes import Block, Prefixes
 
 
 class Caches:

@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
-from pykvgraph.cluster.prefixes import TOKEN_BYTES, Block, Prefixes
-from pykvgraph.cluster.router import PREFILL_BYTES, Router, Ticket, reader_for
 from pykvgraph.bench.cluster_simulation.caches import Caches, Index
 from pykvgraph.bench.cluster_simulation.costs import Costs
 from pykvgraph.bench.cluster_simulation.machine import CHUNK, Machine, Text
 from pykvgraph.bench.cluster_simulation.traffic import Asked, Traffic
+from pykvgraph.cluster.prefixes import TOKEN_BYTES, Block, Prefixes
+from pykvgraph.cluster.router import PREFILL_BYTES, Router, Ticket, reader_for
 from pykvgraph.stream.split import Roles, split_workers
 
 POLICIES = ("router", "index", "load", "tiers", "roles")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from pykvgraph.engine.scheduler import Chunk
 from pykvgraph.engine.sequence import Branch
 from pykvgraph.engine.speculation.drafters import Drafter
 from pykvgraph.engine.speculation.gate import Gate
-from pykvgraph.engine.scheduler import Chunk
 
 MOST_ROWS = 16  # tokens of a step beside which drafts are decoded: with more the device has enough to do
 

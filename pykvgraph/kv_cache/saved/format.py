@@ -15,11 +15,36 @@ import numpy.typing as npt
 from pykvgraph._native.ffi import KvgGroupKind
 from pykvgraph.errors import StateError
 from pykvgraph.kv_cache.saved import v1
-from pykvgraph.kv_cache.saved.cells import Counts, SavedCells, SavedCheckpoint, SavedState, are_alike, check_room, read_lost, read_table, write_table
+from pykvgraph.kv_cache.saved.cells import (
+    Counts,
+    SavedCells,
+    SavedCheckpoint,
+    SavedState,
+    are_alike,
+    check_room,
+    read_lost,
+    read_table,
+    write_table,
+)
 from pykvgraph.kv_cache.saved.checkpoints import joined, pack_checkpoints, read_checkpoints
 from pykvgraph.kv_cache.saved.geometry import Geometry, GroupGeometry, check_geometry
 from pykvgraph.kv_cache.saved.rows import GroupRows, check_rows
-from pykvgraph.kv_cache.saved.sections import CELL, CKPT, KEPT, KROW, LOST, MAGIC, MODL, PEND, ROWS, STAT, VERSION, Reader, Section, Writer
+from pykvgraph.kv_cache.saved.sections import (
+    CELL,
+    CKPT,
+    KEPT,
+    KROW,
+    LOST,
+    MAGIC,
+    MODL,
+    PEND,
+    ROWS,
+    STAT,
+    VERSION,
+    Reader,
+    Section,
+    Writer,
+)
 from pykvgraph.kv_cache.saved.source import BytesSource, Source
 from pykvgraph.kv_cache.saved.states import read_states, section_bytes, write_states
 

@@ -18,16 +18,26 @@ from pykvgraph._native.ffi import (
     KvgKvRows,
     KvgKvStateList,
 )
+from pykvgraph._native.kv import (
+    int32,
+    read_cells,
+    read_checkpoints,
+    read_group,
+    read_info,
+    read_layers,
+    read_lost,
+    read_states,
+    uint8,
+)
 from pykvgraph._native.library import lib, sized
 from pykvgraph.checks import integer
 from pykvgraph.errors import CacheFullError, StateError
-from pykvgraph.model.gguf_file import fingerprint
 from pykvgraph.kv_cache.pending_token import PendingTokens
 from pykvgraph.kv_cache.saved.cells import SavedCells, SavedCheckpoint, SavedRows, SavedState
 from pykvgraph.kv_cache.saved.checkpoints import fitted
 from pykvgraph.kv_cache.saved.format import StateTable, Table, pack
 from pykvgraph.kv_cache.saved.geometry import HADAMARD, LONG_ROPE, Geometry, GroupGeometry
-from pykvgraph._native.kv import int32, read_cells, read_checkpoints, read_group, read_info, read_layers, read_lost, read_states, uint8
+from pykvgraph.model.gguf_file import fingerprint
 
 
 def read_geometry(context: int) -> Geometry:

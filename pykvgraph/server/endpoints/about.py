@@ -10,9 +10,9 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from pykvgraph.openai.errors import WireError, no_model, unsupported
-from pykvgraph.server.requests.fields import Fields
 from pykvgraph.openai.form import now
 from pykvgraph.server.http.reply import JsonReply
+from pykvgraph.server.requests.fields import Fields
 from pykvgraph.server.requests.sampling import told_briefly
 from pykvgraph.server.service import FINGERPRINT, Service
 

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
-from pykvgraph.model.adapter import Active, Adapter, checked_adapters
 from pykvgraph.checks import shown
+from pykvgraph.model.adapter import Active, Adapter, checked_adapters
+from pykvgraph.openai.errors import invalid
+from pykvgraph.openai.wire_json import loads
 from pykvgraph.params.params import MOST_SCALE
 from pykvgraph.server.http.body import SHORT, read_body
-from pykvgraph.openai.errors import invalid
-from pykvgraph.server.requests.fields import Fields
 from pykvgraph.server.http.reply import JsonReply
-from pykvgraph.openai.wire_json import loads
+from pykvgraph.server.requests.fields import Fields
 
 if TYPE_CHECKING:
     from pykvgraph.server.service import Service

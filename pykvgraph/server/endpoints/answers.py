@@ -6,15 +6,15 @@ from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from pykvgraph.openai.completion import CompletionForm
-from pykvgraph.server.endpoints.echo import Echo, EchoReply, Scores, echoed_texts
 from pykvgraph.openai.errors import invalid
-from pykvgraph.server.requests.fields import Fields
 from pykvgraph.openai.form import Form
+from pykvgraph.server.endpoints.echo import Echo, EchoReply, Scores, echoed_texts
 from pykvgraph.server.endpoints.infill import infill_prompt
-from pykvgraph.server.job import Job
 from pykvgraph.server.http.keys import asker_of
-from pykvgraph.server.requests.prompts import prompts_of
 from pykvgraph.server.http.reply import JobReply, JsonReply
+from pykvgraph.server.job import Job
+from pykvgraph.server.requests.fields import Fields
+from pykvgraph.server.requests.prompts import prompts_of
 from pykvgraph.server.service import FINGERPRINT, Service
 from pykvgraph.server.text_completion import TextForm
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
-from pykvgraph.server.endpoints.answers import reply_of
 from pykvgraph.openai.blocks import BlockForm
 from pykvgraph.openai.chat_completion import ChatForm
-from pykvgraph.server.chat_job import chat_job, count_tokens
-from pykvgraph.server.requests.fields import Fields
-from pykvgraph.server.http.keys import asker_of
 from pykvgraph.openai.messages import MessageWriter
-from pykvgraph.server.requests.messages_request import chat_of_messages
-from pykvgraph.server.http.reply import JsonReply
 from pykvgraph.openai.responses import ResponseWriter
+from pykvgraph.server.chat_job import chat_job, count_tokens
+from pykvgraph.server.endpoints.answers import reply_of
+from pykvgraph.server.http.keys import asker_of
+from pykvgraph.server.http.reply import JsonReply
+from pykvgraph.server.requests.fields import Fields
+from pykvgraph.server.requests.messages_request import chat_of_messages
 from pykvgraph.server.requests.responses_request import chat_of_responses
 from pykvgraph.server.service import FINGERPRINT, Service
 

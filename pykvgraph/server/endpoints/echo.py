@@ -12,9 +12,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from pykvgraph.engine.prompt_scores import TokenScore, prompt_scores
 from pykvgraph.openai.errors import invalid, no_room
-from pykvgraph.server.requests.fields import Fields
-from pykvgraph.server.http.reply import JsonReply, unless_gone
 from pykvgraph.openai.sample import Sample
+from pykvgraph.server.http.reply import JsonReply, unless_gone
+from pykvgraph.server.requests.fields import Fields
 from pykvgraph.server.service import Service
 from pykvgraph.types import Piece
 

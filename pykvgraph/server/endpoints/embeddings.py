@@ -12,15 +12,15 @@ import numpy.typing as npt
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
-from pykvgraph.engine.embedding import embed_all
 from pykvgraph.context.pooling import Pooling, pooling_of
+from pykvgraph.engine.embedding import embed_all
 from pykvgraph.openai.errors import invalid, no_room, unsupported
+from pykvgraph.openai.wire_json import dumps, dumps_in_parts
+from pykvgraph.server.http.reply import WorkReply
 from pykvgraph.server.requests.fields import Fields
 from pykvgraph.server.requests.prompts import prompts_of
-from pykvgraph.server.http.reply import WorkReply
 from pykvgraph.server.service import Service
 from pykvgraph.server.settings import POOLING_NAMES
-from pykvgraph.openai.wire_json import dumps, dumps_in_parts
 
 _INT16 = 32760.0
 _HIGHEST_NORM = 1000

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from pykvgraph.openai.errors import invalid, unsupported
-from pykvgraph.server.requests.fields import Fields
 from pykvgraph.openai.vocabulary import Vocabulary
+from pykvgraph.server.requests.fields import Fields
 
 _NAMES = {"pre": "prefix", "suf": "suffix", "mid": "middle"}
 _REPOSITORY = "myproject\n"

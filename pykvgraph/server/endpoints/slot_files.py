@@ -14,14 +14,14 @@ from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from pykvgraph.errors import KVGraphError, StateError
-from pykvgraph.server.http.body import SHORT, read_body
 from pykvgraph.openai.errors import SERVER, WireError, as_wire, invalid, unsupported
-from pykvgraph.server.requests.fields import Fields
+from pykvgraph.openai.wire_json import loads
+from pykvgraph.server.http.body import SHORT, read_body
 from pykvgraph.server.http.keys import key_of
 from pykvgraph.server.http.reply import JsonReply
+from pykvgraph.server.requests.fields import Fields
 from pykvgraph.server.service import Service, salt_of
 from pykvgraph.server.slots import Text
-from pykvgraph.openai.wire_json import loads
 
 _LONGEST = 255  # bytes of a file's name
 _HEAD_BYTES = 1 << 20  # at most, of what a file has beside K and V

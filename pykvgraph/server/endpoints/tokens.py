@@ -6,10 +6,10 @@ from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from pykvgraph.checks import integers
+from pykvgraph.server.http.reply import JsonReply
 from pykvgraph.server.requests.chat_request import chat_request_of
 from pykvgraph.server.requests.fields import Fields
 from pykvgraph.server.requests.prompts import prompts_of
-from pykvgraph.server.http.reply import JsonReply
 from pykvgraph.server.service import Service
 
 

@@ -12,8 +12,8 @@ from typing import Any
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from pykvgraph.openai.errors import invalid
-from pykvgraph.server.http.half_closed import HalfClosed
 from pykvgraph.openai.wire_json import JSON_TYPE, dumps
+from pykvgraph.server.http.half_closed import HalfClosed
 
 _LONGEST_HEAD = 1 << 16  # bytes
 # requests that wait for their turn on a connection, and parts of a body beside one for every 16 bytes: each

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from pykvgraph.openai.errors import WireError, error_body
 from pykvgraph.server.http import page_files
 from pykvgraph.server.http.asker import COPY_TO_HEADER, READS_HEADER, TELLS_HEADER, Asker
-from pykvgraph.openai.errors import WireError, error_body
 from pykvgraph.server.http.reply import JsonReply
 
 PUBLIC = frozenset((*page_files.FILES, "/health", "/v1/health", "/models", "/v1/models"))

@@ -9,11 +9,11 @@ from typing import Any
 
 from starlette.types import Message, Receive, Scope, Send
 
-from pykvgraph.server.http.asker import SAID_COMMENT
 from pykvgraph.openai.errors import WireError, as_wire
 from pykvgraph.openai.form import MANY_PROBS, Form
-from pykvgraph.server.job import Job
 from pykvgraph.openai.wire_json import JSON_TYPE, dumps, dumps_in_parts
+from pykvgraph.server.http.asker import SAID_COMMENT
+from pykvgraph.server.job import Job
 from pykvgraph.types import Piece
 
 _EVENT_HEADERS = [

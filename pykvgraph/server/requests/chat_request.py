@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from pykvgraph.checks import shown
-from pykvgraph.server.requests.chat_template import Prompt, ServerTemplate
 from pykvgraph.openai.errors import invalid, no_text
+from pykvgraph.server.requests.chat_template import Prompt, ServerTemplate
 from pykvgraph.server.requests.fields import Fields
 from pykvgraph.server.settings import REASONING_FORMATS, Settings
 

@@ -6,14 +6,14 @@ import copy
 import json
 from typing import Any, NamedTuple
 
+from pykvgraph.chat.chat_template import ChatTemplate
 from pykvgraph.errors import InvalidArgumentError, UnsupportedError
 from pykvgraph.model.gguf_file import TEMPLATE_KEY
 from pykvgraph.model.model import Model
+from pykvgraph.openai.vocabulary import Vocabulary
 from pykvgraph.reply.format import Format
 from pykvgraph.reply.formats import format_of
 from pykvgraph.server.requests.built_in_template import BuiltInTemplate
-from pykvgraph.openai.vocabulary import Vocabulary
-from pykvgraph.chat.chat_template import ChatTemplate
 
 CHATML = (
     "{%- for message in messages -%}"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from pykvgraph.openai.errors import invalid, no_room, no_text, too_many
 from pykvgraph.model.tokenizer import Tokenizer
+from pykvgraph.openai.errors import invalid, no_room, no_text, too_many
 
 _SHAPES = (
     '"prompt" must be a string, an array of tokens, an array of tokens and strings, an object with a '

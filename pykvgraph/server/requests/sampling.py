@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from pykvgraph.checks import INT32_MAX, shown
-from pykvgraph.params.params import MAX_SEED, SAMPLERS, SamplingParams
 from pykvgraph.openai.errors import invalid, unsupported
-from pykvgraph.server.requests.fields import Fields
 from pykvgraph.openai.vocabulary import Vocabulary
+from pykvgraph.params.params import MAX_SEED, SAMPLERS, SamplingParams
+from pykvgraph.server.requests.fields import Fields
 
 ADAPTIVE = "adaptive_p"  # draws, so that its place in a list doesn't matter
 _LETTERS = dict(zip("edskypmxtia", [*SAMPLERS, ADAPTIVE], strict=True))

@@ -13,9 +13,9 @@ from pykvgraph.errors import StateError, UnsupportedError
 from pykvgraph.kv_cache.reserved_cells import Incoming, Place, read_rows
 from pykvgraph.kv_cache.saved.rows import require_finite
 from pykvgraph.kv_cache.saved.transfer import take_part_table
-from pykvgraph.stream.receive import filled, neighbours, receive_cells, receive_fronts, reserved, write_layers
 from pykvgraph.stream.header import FRONT_KEY, TABLE_KEY, Front, Kind
 from pykvgraph.stream.layout import Layout
+from pykvgraph.stream.receive import filled, neighbours, receive_cells, receive_fronts, reserved, write_layers
 from pykvgraph.stream.send import flush, shape_for
 from pykvgraph.stream.shape import Row, Shape
 from pykvgraph.stream.steps import Cells, Region, new_cells

@@ -19,8 +19,8 @@ from support.mutations import ODD_INTEGERS
 
 import pykvgraph as kvg
 from pykvgraph.cli.where import Where, where_options
-from pykvgraph.prefix import block
 from pykvgraph.model.tokenizer import Tokenizer
+from pykvgraph.prefix import block
 
 ModelFile = Callable[[ModelSpec], Path]
 TOKENS = run_of(random_ids(20, N_VOCAB))

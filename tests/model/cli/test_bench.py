@@ -23,12 +23,12 @@ from support.kv_types import EVEN_BLOCKS
 from support.models import ModelSpec
 
 import pykvgraph as kvg
-from pykvgraph.cli import main
-from pykvgraph.cli.bench_rows import quantile
 from pykvgraph.bench import requests, tests, turns
 from pykvgraph.bench.engines import LibllamaEngine, OurEngine
-from pykvgraph.bench.tests import EXTRA_TESTS
 from pykvgraph.bench.libllama import LibllamaModel
+from pykvgraph.bench.tests import EXTRA_TESTS
+from pykvgraph.cli import main
+from pykvgraph.cli.bench_rows import quantile
 from pykvgraph.params.params import ContextParams
 
 ModelFile = Callable[[ModelSpec], Path]

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from pykvgraph.cli import main
 from pykvgraph.bench.cluster_simulation import simulation
+from pykvgraph.cli import main
 
 
 def run(*arguments: str) -> tuple[int, str]:

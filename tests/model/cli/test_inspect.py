@@ -17,8 +17,8 @@ from support.hostile import byte_level
 from support.models import SMALL, TINY, TWO_GROUPS, ModelSpec, write_split
 
 import pykvgraph as kvg
-from pykvgraph.model.architectures import architectures, figure_text
 from pykvgraph.cli import main
+from pykvgraph.model.architectures import architectures, figure_text
 
 ModelFile = Callable[[ModelSpec], Path]
 

@@ -10,8 +10,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 import pykvgraph as kvg
-from pykvgraph.engine import step_times
 from pykvgraph.cli import main
+from pykvgraph.engine import step_times
 from pykvgraph.plan import fitting
 
 STORIES = str(Path(__file__).parents[2] / "data" / "stories260K.gguf")

@@ -14,8 +14,8 @@ from support.models import N_VOCAB, SMALL, ModelSpec
 
 import pykvgraph as kvg
 from pykvgraph.model.adapter import Active, key_of
-from pykvgraph.sequence.sequence import KeptText
 from pykvgraph.prefix import block
+from pykvgraph.sequence.sequence import KeptText
 
 PROMPT = random_ids(70, N_VOCAB)
 PARAMS = kvg.SamplingParams(max_tokens=12, temperature=0.0)

@@ -15,9 +15,10 @@ from support.shifted import follows_alone
 from support.soak import F32, are_likeliest
 
 import pykvgraph as kvg
-from pykvgraph.engine import own_rows, running as texts
-from pykvgraph.engine.sequence import Branch
+from pykvgraph.engine import own_rows
+from pykvgraph.engine import running as texts
 from pykvgraph.engine.own_rows import OwnRows
+from pykvgraph.engine.sequence import Branch
 from pykvgraph.kv_cache.reserved_cells import Incoming
 
 LLAMA = ArchSpec("llama", 2, 32, 2, 1, 16, 32)

@@ -17,9 +17,9 @@ from support.engines import ids_of
 from support.soak import F32, are_likeliest
 
 import pykvgraph as kvg
+from pykvgraph.context.pooling import POOLINGS
 from pykvgraph.engine.embedding import embed_all
 from pykvgraph.engine.prompt_scores import prompt_scores
-from pykvgraph.context.pooling import POOLINGS
 
 N_TOKENS = 300
 N_PART = 16 if where.is_cpu() else 64  # tokens of a part beside others

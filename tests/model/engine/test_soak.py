@@ -19,8 +19,8 @@ from support.recurrent import DELTA_NET
 from support.soak import N_CTX, Soak, has_faults, soak_of_few_cells
 
 import pykvgraph as kvg
-from pykvgraph.engine.speculation import gate
 from pykvgraph.engine.sequence import Branch
+from pykvgraph.engine.speculation import gate
 from pykvgraph.prefix.node import Node, Point
 
 SPECS = [*KINDS, SINKS]

@@ -20,8 +20,8 @@ from support.recurrent import MAMBA2
 from support.soak import F32, are_likeliest
 
 import pykvgraph as kvg
-from pykvgraph.engine.speculation import drafters, gate, speculation
 from pykvgraph.engine.sequence import Branch
+from pykvgraph.engine.speculation import drafters, gate, speculation
 
 SPECS = [*KINDS, SINKS, MAMBA2]
 

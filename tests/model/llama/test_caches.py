@@ -14,8 +14,8 @@ from support.architectures import ArchSpec
 from support.kinds import KINDS
 
 import pykvgraph as kvg
-from pykvgraph.sequence.sequence import Change, KeptText
 from pykvgraph.llama import LlamaCache, LlamaDiskCache, LlamaRAMCache
+from pykvgraph.sequence.sequence import Change, KeptText
 
 from .conftest import EXACT, plain
 

@@ -11,10 +11,10 @@ from support.judge import judge
 
 import pykvgraph as kvg
 from pykvgraph.chat import Conversation, Discard
+from pykvgraph.chat.chat_template import ChatTemplate
 from pykvgraph.demos import recall
 from pykvgraph.demos.dialogue import DID_NOT_TELL
 from pykvgraph.models import NAMES, embedded_model
-from pykvgraph.chat.chat_template import ChatTemplate
 
 CHAT = [
     {"role": "system", "content": "You are a friendly assistant."},

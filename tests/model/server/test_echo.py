@@ -17,8 +17,8 @@ import openai
 import pytest
 from support.served import served, where_of
 
-from pykvgraph.server.endpoints import echo
 from pykvgraph.openai.text_logprobs import text_logprobs
+from pykvgraph.server.endpoints import echo
 
 from .conftest import STORIES, load
 

@@ -8,13 +8,13 @@ from itertools import pairwise
 
 import pytest
 
-from pykvgraph.cluster.prefixes import TOKEN_BYTES
 from pykvgraph.bench.cluster_simulation import simulation
 from pykvgraph.bench.cluster_simulation.caches import Caches
 from pykvgraph.bench.cluster_simulation.costs import Costs
 from pykvgraph.bench.cluster_simulation.machine import CHUNK, Machine, Text
 from pykvgraph.bench.cluster_simulation.simulation import POLICIES, simulate
 from pykvgraph.bench.cluster_simulation.traffic import N_TURNS, Asked, Part, Traffic, part_of
+from pykvgraph.cluster.prefixes import TOKEN_BYTES
 from pykvgraph.plan.time_model import StepLine, TimeModel
 from pykvgraph.stream.split import Roles
 

@@ -8,7 +8,15 @@ import random
 import pytest
 import xxhash
 
-from pykvgraph.stream.transports.frame import HEAD_BYTES, FrameError, Head, check_part, frames, read_head, read_region
+from pykvgraph.stream.transports.frame import (
+    HEAD_BYTES,
+    FrameError,
+    Head,
+    check_part,
+    frames,
+    read_head,
+    read_region,
+)
 
 PART = 512 * 1024
 
