@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from pykvgraph.chat.conversation import Conversation
-from pykvgraph.chat.turn import Discard, Turn
+from pykvgraph.chat.turn_tokens import Discard, Turn
 
 __all__ = ["Conversation", "Discard", "Turn"]

@@ -9,17 +9,15 @@ from dataclasses import replace
 
 from pykvgraph._native.handles import NotCopied
 from pykvgraph.chat.saved import Saved, pack, unpack
-from pykvgraph.chat.turn import Discard, Turn
 from pykvgraph.chat.turn_format import turn_format
-from pykvgraph.chat.turn_tokens import TurnTokens
+from pykvgraph.chat.turn_tokens import Discard, Turn, TurnTokens
 from pykvgraph.checks import integer, shown
 from pykvgraph.context.context import Context, LastOutput
 from pykvgraph.errors import CacheFullError, InvalidArgumentError, KVGraphError, UnsupportedError
 from pykvgraph.kv_cache.saved.file import read_regular, write_file
 from pykvgraph.params.params import SamplingParams
-from pykvgraph.positions import Positions
 from pykvgraph.sequence.output_text import Speech
-from pykvgraph.sequence.sequence import Change, KeptText, common_length, earlier_texts
+from pykvgraph.sequence.sequence import Change, KeptText, Positions, common_length, earlier_texts
 from pykvgraph.types import Piece
 
 

@@ -8,7 +8,7 @@ import zipfile
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from pykvgraph.chat.turn import Turn
+from pykvgraph.chat.turn_tokens import Turn
 from pykvgraph.checks import INT32_MAX, integer, integers
 from pykvgraph.errors import InvalidArgumentError, StateError
 

@@ -6,14 +6,50 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from typing import Any
 
-from pykvgraph.engine.errand import Errand
-from pykvgraph.engine.parking import Parking
 from pykvgraph.engine.reading import Reading
 from pykvgraph.engine.request import Request
 from pykvgraph.engine.running import Texts
 from pykvgraph.engine.sequence import Branch
 from pykvgraph.engine_types import EngineLook
+from pykvgraph.errors import KVGraphError
+from pykvgraph.prefix.index import PrefixIndex
+
+
+class Errand:
+    """do(index, seq) is called once, by whoever takes the steps; `done` has what it returned or raised.
+
+    seq is empty before, and is emptied behind it.
+    """
+
+    def __init__(self, do: Callable[[PrefixIndex, int], Any]) -> None:
+        self._do = do
+        self.done: Future[Any] = Future()
+
+    def run(self, index: PrefixIndex, seq: int) -> None:
+        """Does it."""
+        try:
+            self.done.set_result(self._do(index, seq))
+        except Exception as error:
+            self.done.set_exception(error)
+
+
+class Parking:
+    """What a caller asks for. parks: False: it is to come back. done: whether there was anything to do."""
+
+    def __init__(self, request: Request, parks: bool) -> None:
+        self.request = request
+        self.parks = parks
+        self.done: Future[bool] = Future()
+
+    def run(self, texts: Texts) -> None:
+        """Does it, between two steps; `done` has what came of it."""
+        try:
+            self.done.set_result(texts.park(self.request) if self.parks else texts.resume(self.request))
+        except (KVGraphError, MemoryError) as error:
+            self.done.set_exception(error)
+
 
 _ERRAND_SECONDS = 0.02  # in a step, after which no further errand begins
 

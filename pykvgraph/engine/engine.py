@@ -15,11 +15,10 @@ from pykvgraph._native.handles import NotCopied
 from pykvgraph.checks import Integers, flag, integer, integers, real, shown
 from pykvgraph.context.context import Context
 from pykvgraph.context.pooling import Pooling
+from pykvgraph.engine.commands import Errand, Parking
 from pykvgraph.engine.context_window import Window
 from pykvgraph.engine.embedding import embed_all
-from pykvgraph.engine.errand import Errand
 from pykvgraph.engine.loop import Loop, close_loop
-from pykvgraph.engine.parking import Parking
 from pykvgraph.engine.reading import Reading
 from pykvgraph.engine.request import Request
 from pykvgraph.engine.sequence import Branch

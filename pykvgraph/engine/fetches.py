@@ -11,9 +11,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from pykvgraph.context.context import Context
-from pykvgraph.engine.fetch import Fetch, Plan
 from pykvgraph.engine.running import Texts
-from pykvgraph.engine.sequence import Branch
+from pykvgraph.engine.sequence import Branch, Fetch, Plan
 from pykvgraph.engine.step_times import times_of
 from pykvgraph.engine_types import TierStats
 from pykvgraph.errors import CacheFullError, InvalidArgumentError, KVGraphError
@@ -21,9 +20,8 @@ from pykvgraph.kv_cache.reserved_cells import Incoming, Place
 from pykvgraph.prefix import block
 from pykvgraph.prefix.index import Found, Match
 from pykvgraph.tiers.loader import Job, Loader, places_for
-from pykvgraph.tiers.miss import REASONS, Reason
-from pykvgraph.tiers.rate import Cost, LoadRate
-from pykvgraph.tiers.record import Name
+from pykvgraph.tiers.peers import Cost, LoadRate
+from pykvgraph.tiers.record import REASONS, Name, Reason
 from pykvgraph.tiers.rows import Saver
 from pykvgraph.tiers.search import parts_of
 from pykvgraph.tiers.store import Store

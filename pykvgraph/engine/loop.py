@@ -8,9 +8,8 @@ import threading
 from concurrent.futures import Future
 
 from pykvgraph.context.context import Context
+from pykvgraph.engine.commands import Errand, Parking
 from pykvgraph.engine.ctrl_c import ctrl_c_waits
-from pykvgraph.engine.errand import Errand
-from pykvgraph.engine.parking import Parking
 from pykvgraph.engine.reading import Reading
 from pykvgraph.engine.request import Request
 from pykvgraph.engine.sequence import Branch

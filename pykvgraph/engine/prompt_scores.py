@@ -14,7 +14,7 @@ from pykvgraph.engine.engine import Engine
 from pykvgraph.engine.reading import Reading
 from pykvgraph.errors import KVGraphError
 from pykvgraph.model.adapter import Adapter
-from pykvgraph.text.likeliest import likeliest
+from pykvgraph.sampling.sampler import likeliest
 
 
 class TokenScore(NamedTuple):

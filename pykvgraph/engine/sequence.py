@@ -6,8 +6,8 @@ import bisect
 import math
 import time
 from array import array
-from collections.abc import Iterable
-from typing import Literal
+from collections.abc import Iterable, Sequence
+from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -15,19 +15,50 @@ import numpy.typing as npt
 from pykvgraph.checks import INT32_MAX
 from pykvgraph.context.context import LastOutput
 from pykvgraph.engine.context_window import Window
-from pykvgraph.engine.fetch import Fetch
 from pykvgraph.engine.own_rows import OwnRows
-from pykvgraph.engine.record import Record
 from pykvgraph.engine.request import Request
+from pykvgraph.engine.speculation.gate import Record
 from pykvgraph.engine.speculation.lookup import Lookup
 from pykvgraph.engine_types import Completion, TextLook
 from pykvgraph.model.adapter import Active
 from pykvgraph.model.tokenizer import Tokenizer
 from pykvgraph.params.params import SamplingParams
+from pykvgraph.prefix.index import Found
 from pykvgraph.prefix.node import Node
 from pykvgraph.sequence.output_text import Speech
+from pykvgraph.tiers.loader import Job
+from pykvgraph.tiers.peers import Cost
+from pykvgraph.tiers.record import Name
 from pykvgraph.tiers.rows import Saver
 from pykvgraph.types import Piece
+
+
+class Plan(NamedTuple):
+    """found: what the cells have, up to the first part. names: the parts behind it. n: how many of its tokens
+    the text has then. known: how many of them are in cells or parts, though the model may not go on from all.
+    cost: of loading. seconds: that decoding takes in its place.
+    """
+
+    found: Found
+    names: Sequence[Name]
+    n: int
+    known: int
+    cost: Cost
+    seconds: float
+
+    @property
+    def end(self) -> int:
+        """Where the last part ends."""
+        return self.names[-1].span.stop
+
+
+class Fetch(NamedTuple):
+    """A plan under way. late: when nobody waits for it any more, by time.monotonic()."""
+
+    plan: Plan
+    job: Job
+    late: float
+
 
 COPIED_EVERY = 64  # positions of an answer from one resume point that copies get to the next
 

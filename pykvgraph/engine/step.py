@@ -9,11 +9,10 @@ from pykvgraph.context.batch import Batch
 from pykvgraph.context.context import Context, LastOutput
 from pykvgraph.engine.admission import Admission
 from pykvgraph.engine.beginnings import is_coming, mark_partings
-from pykvgraph.engine.commands import Mail
+from pykvgraph.engine.commands import Mail, Parking
 from pykvgraph.engine.fetches import Fetches
 from pykvgraph.engine.moved_parts import attach_moved
 from pykvgraph.engine.pace import Pace
-from pykvgraph.engine.parking import Parking
 from pykvgraph.engine.reading import Reading
 from pykvgraph.engine.readings import Readings
 from pykvgraph.engine.running import Texts

@@ -23,7 +23,6 @@ from pykvgraph._native.kv import (
     read_states,
 )
 from pykvgraph._native.library import lib
-from pykvgraph.cell_groups import read_cell_group, read_state_groups
 from pykvgraph.checks import indices, integer
 from pykvgraph.errors import UnsupportedError
 from pykvgraph.kv_cache.pending_token import PendingTokens
@@ -34,6 +33,33 @@ if TYPE_CHECKING:
     from pykvgraph.kv_cache.maps.snapshot import CellMap
     from pykvgraph.kv_cache.reserved_cells import RawRows
     from pykvgraph.kv_cache.saved.geometry import Geometry
+from pykvgraph._native.ffi import KvgGroupKind
+from pykvgraph._native.kv import read_layers, read_state_layers
+
+
+def read_cell_group(context: int, index: int) -> CellGroup:
+    info = read_group(context, index)
+    return CellGroup(
+        kind="full" if info.kind == KvgGroupKind.KVG_GROUP_FULL else "window",
+        layers=read_layers(context, index),
+        n_cells=info.n_cells,
+        window=info.window,
+        n_used=info.n_used,
+        n_kv=info.n_kv,
+        cell_bytes=info.n_layer * (info.k_row_bytes + info.v_row_bytes),
+    )
+
+
+def read_state_groups(context: int) -> tuple[CellGroup, ...]:
+    """None, or one."""
+    info = read_info(context)
+    if info.n_states == 0:
+        return ()
+    used = np.flatnonzero(read_states(context).pos >= 0)
+    n_kv = int(used[-1]) + 1 if len(used) else 0
+    layers = read_state_layers(context)
+    return (CellGroup("state", layers, info.n_states, 0, info.n_states_used, n_kv, info.state_bytes),)
+
 
 _Bytes: TypeAlias = bytes  # ReadableCache has a method of that name
 

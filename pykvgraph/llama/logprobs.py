@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pykvgraph.text.likeliest import likeliest
+from pykvgraph.sampling.sampler import likeliest
 
 if TYPE_CHECKING:
     from pykvgraph.llama.completion import Request, Said

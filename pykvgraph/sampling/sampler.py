@@ -28,10 +28,23 @@ from pykvgraph.sampling.chain import (
     remember,
 )
 from pykvgraph.sampling.thought_limit import Thoughts
-from pykvgraph.text.likeliest import likeliest
 
 if TYPE_CHECKING:
     from pykvgraph.sampling.grammar import Grammar
+
+
+def likeliest(row: npt.NDArray[np.floating[Any]], n: int) -> list[tuple[int, float]]:
+    """The n tokens with the highest values, each with its value; the highest first, of equals the highest id.
+
+    row: (n_vocab,). n may be more than the row has.
+    """
+    n = min(n, len(row))
+    if not n:
+        return []
+    candidates = np.argpartition(row, len(row) - n)[len(row) - n :]
+    ordered = sorted(((float(row[token]), int(token)) for token in candidates), reverse=True)
+    return [(token, value) for value, token in ordered]
+
 
 _MOST_TOKENS = 1 << 24  # of a vocabulary
 

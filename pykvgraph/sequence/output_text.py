@@ -11,10 +11,8 @@ from pykvgraph._native.handles import NotCopied
 from pykvgraph.context.context import LastOutput
 from pykvgraph.model.tokenizer import Tokenizer
 from pykvgraph.params.params import SamplingParams
-from pykvgraph.sampling.sampler import Sampler
-from pykvgraph.sequence.text_stream import TextStream
-from pykvgraph.text.likeliest import likeliest
-from pykvgraph.text.lines import Lines
+from pykvgraph.sampling.sampler import Sampler, likeliest
+from pykvgraph.sequence.text_stream import Lines, TextStream
 from pykvgraph.types import Piece
 
 

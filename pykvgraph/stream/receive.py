@@ -19,10 +19,9 @@ from pykvgraph.kv_cache.saved.format import unpack
 from pykvgraph.kv_cache.saved.rows import require_finite
 from pykvgraph.stream.header import STATE_KEY, TABLE_KEY, Front, Kind
 from pykvgraph.stream.layout import Layout
-from pykvgraph.stream.runs import check_runs, take_runs
 from pykvgraph.stream.send import shape_for
 from pykvgraph.stream.shape import Row, Shape
-from pykvgraph.stream.steps import State, packed_key, read_step_table
+from pykvgraph.stream.steps import State, check_runs, packed_key, read_step_table, take_runs
 from pykvgraph.stream.transports.device import Device
 from pykvgraph.stream.transports.transport import Transport
 

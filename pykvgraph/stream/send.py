@@ -16,9 +16,8 @@ from pykvgraph.kv_cache.saved.device_rows import PackedRows
 from pykvgraph.kv_cache.saved.transfer import Chosen, choose, take_table
 from pykvgraph.stream.header import FRONT_KEY, TABLE_KEY, Front, Kind
 from pykvgraph.stream.layout import Layout
-from pykvgraph.stream.runs import pack_runs, runs_of
 from pykvgraph.stream.shape import Shape
-from pykvgraph.stream.steps import Region, end, layer_rows
+from pykvgraph.stream.steps import Region, end, layer_rows, pack_runs, runs_of
 from pykvgraph.stream.transports.device import Device
 from pykvgraph.stream.transports.transport import Transport
 

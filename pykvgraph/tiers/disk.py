@@ -20,8 +20,7 @@ from pathlib import Path
 
 from pykvgraph.prefix import block
 from pykvgraph.tiers.listing import File, Listing
-from pykvgraph.tiers.miss import MissError
-from pykvgraph.tiers.record import FRONT_BYTES, Front, Record, read_front, split
+from pykvgraph.tiers.record import FRONT_BYTES, Front, MissError, Record, read_front, split
 
 LOCK = "pykvgraph.lock"
 _COUNT = struct.Struct("<Q")

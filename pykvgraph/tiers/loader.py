@@ -15,8 +15,7 @@ from pykvgraph.kv_cache.reserved_cells import Incoming, Place
 from pykvgraph.kv_cache.saved.cells import SavedState
 from pykvgraph.kv_cache.saved.geometry import Geometry
 from pykvgraph.prefix import block
-from pykvgraph.tiers.miss import MissError, Reason
-from pykvgraph.tiers.record import Name, unpack
+from pykvgraph.tiers.record import MissError, Name, Reason, unpack
 from pykvgraph.tiers.store import Store
 
 

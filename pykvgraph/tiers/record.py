@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 import xxhash
@@ -17,7 +17,21 @@ from pykvgraph.kv_cache.saved.cells import SavedState
 from pykvgraph.kv_cache.saved.format import unpack as unpack_state
 from pykvgraph.kv_cache.saved.geometry import Geometry
 from pykvgraph.prefix import block
-from pykvgraph.tiers.miss import MissError
+
+# gone: somebody has removed it. unreadable: the disk says so. foreign: no record at all. damaged: not the
+# bytes that were written. other: the rows of something else. no-room: of memory, or of cells. late: decoding
+# would be done by now. device: its rows could not be written
+Reason = Literal["gone", "unreadable", "foreign", "damaged", "other", "no-room", "late", "device"]
+REASONS: tuple[Reason, ...] = get_args(Reason)
+
+
+class MissError(Exception):
+    """It is decoded instead. Never leaves the engine."""
+
+    def __init__(self, reason: Reason) -> None:
+        super().__init__(reason)
+        self.reason: Reason = reason
+
 
 MAGIC = b"kvgtier\1"
 # magic, kind, number of tokens, bytes of the rows, key, parent's key; then the digest of all but itself

@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterator
 from pykvgraph.prefix import block
 from pykvgraph.tiers.disk import Disk
 from pykvgraph.tiers.memory import Memory
-from pykvgraph.tiers.miss import MissError
-from pykvgraph.tiers.record import Name, Record
+from pykvgraph.tiers.record import MissError, Name, Record
 from pykvgraph.tiers.tiers import Tiers
 
 _log = logging.getLogger("pykvgraph")

@@ -10,8 +10,7 @@ from typing import NamedTuple
 
 from pykvgraph.prefix import block
 from pykvgraph.tiers.disk import FILE_NAME, SUFFIXES, read_file
-from pykvgraph.tiers.miss import MissError, Reason
-from pykvgraph.tiers.record import FRONT_BYTES, check, read_front, split
+from pykvgraph.tiers.record import FRONT_BYTES, MissError, Reason, check, read_front, split
 
 
 class Seen(NamedTuple):

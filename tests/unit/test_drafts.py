@@ -7,10 +7,9 @@ from array import array
 
 import pytest
 
-from pykvgraph.engine.record import Record
-from pykvgraph.engine.speculation.gate import Gate
+from pykvgraph.engine.pace import StepSeconds
+from pykvgraph.engine.speculation.gate import Gate, Record
 from pykvgraph.engine.speculation.lookup import Lookup
-from pykvgraph.engine.step_seconds import StepSeconds
 
 
 def longest(ids: list[int]) -> int:

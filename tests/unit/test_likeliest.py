@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pykvgraph.text.likeliest import likeliest
+from pykvgraph.sampling.sampler import likeliest
 
 ROWS = st.lists(st.integers(-5, 5).map(float) | st.just(-np.inf), min_size=1, max_size=40)
 

@@ -6,7 +6,7 @@ import random
 
 from support import chance
 
-from pykvgraph.positions import Positions
+from pykvgraph.sequence.sequence import Positions
 
 
 def all_of(positions: Positions, n: int) -> list[int]:

@@ -17,8 +17,7 @@ from support import chance
 
 from pykvgraph.prefix import block
 from pykvgraph.tiers.disk import Disk
-from pykvgraph.tiers.miss import MissError
-from pykvgraph.tiers.record import Name, Record, pack
+from pykvgraph.tiers.record import MissError, Name, Record, pack
 
 
 def name_of(number: int, kind: bytes = block.TOKENS) -> Name:

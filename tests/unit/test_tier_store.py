@@ -17,7 +17,7 @@ from support import chance
 import pykvgraph as kvg
 from pykvgraph.errors import InvalidArgumentError
 from pykvgraph.prefix import block
-from pykvgraph.tiers.miss import MissError
+from pykvgraph.tiers.record import MissError
 from pykvgraph.tiers.store import Store
 from unit.test_tier_disk import SIZE, name_of, record_of, sizes_in
 

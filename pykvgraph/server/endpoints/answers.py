@@ -5,7 +5,7 @@ from __future__ import annotations
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
-from pykvgraph.openai.completion import CompletionForm
+from pykvgraph.openai.completion import CompletionForm, TextForm
 from pykvgraph.openai.errors import invalid
 from pykvgraph.openai.form import Form
 from pykvgraph.server.endpoints.echo import Echo, EchoReply, Scores, echoed_texts
@@ -16,7 +16,6 @@ from pykvgraph.server.job import Job
 from pykvgraph.server.requests.fields import Fields
 from pykvgraph.server.requests.prompts import prompts_of
 from pykvgraph.server.service import FINGERPRINT, Service
-from pykvgraph.server.text_completion import TextForm
 
 
 def completion(service: Service, request: Request, fields: Fields) -> ASGIApp:

@@ -12,11 +12,10 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from pykvgraph.errors import TransportError
-from pykvgraph.stream.bound_path import BoundPath
 from pykvgraph.stream.transports.connection import Connection
 from pykvgraph.stream.transports.frame import FrameError
 from pykvgraph.stream.transports.hello import ANSWER_BYTES, ListenerSide
-from pykvgraph.stream.transports.socket_address import SocketAddress
+from pykvgraph.stream.transports.socket_address import BoundPath, SocketAddress
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pykvgraph.checks import integer, real, shown
 from pykvgraph.errors import InvalidArgumentError
-from pykvgraph.stream.connecting import connect
+from pykvgraph.stream.transports.connection import connect
 from pykvgraph.stream.transports.device import Device
 from pykvgraph.stream.transports.file import File
 from pykvgraph.stream.transports.listener import Listener

@@ -16,7 +16,7 @@ from support.kinds import KINDS
 from support.soak import F32
 
 import pykvgraph as kvg
-from pykvgraph.engine.errand import Errand
+from pykvgraph.engine.commands import Errand
 
 TALK = kvg.SamplingParams(max_tokens=50)
 

@@ -17,8 +17,8 @@ from support.rollback import KnowingDrafter, Watched, accounts
 from support.soak import F32, SITES, has_faults
 
 import pykvgraph as kvg
-from pykvgraph.engine.record import Record
 from pykvgraph.engine.sequence import Branch
+from pykvgraph.engine.speculation.gate import Record
 from pykvgraph.prefix.index import PrefixIndex
 from pykvgraph.sampling.sampler import Sampler
 

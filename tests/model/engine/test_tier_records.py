@@ -16,8 +16,7 @@ from support.soak import F32
 import pykvgraph as kvg
 from pykvgraph.kv_cache.saved.format import unpack as read_state
 from pykvgraph.kv_cache.saved.geometry import Geometry
-from pykvgraph.tiers.miss import MissError
-from pykvgraph.tiers.record import Name, geometry_of, pack, read_front, split, unpack
+from pykvgraph.tiers.record import MissError, Name, geometry_of, pack, read_front, split, unpack
 
 from .test_tiers import TALK, engine_of, ids_of
 

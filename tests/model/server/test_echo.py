@@ -124,7 +124,7 @@ def test_others_have_their_turn_while_it_is_written(
         threads.append(threading.current_thread().name)
         return text_logprobs(*args, **others)
 
-    monkeypatch.setattr("pykvgraph.server.text_completion.text_logprobs", noted)
+    monkeypatch.setattr("pykvgraph.openai.completion.text_logprobs", noted)
     asked = {"prompt": [7] * 300, "max_tokens": 2, "echo": True, "logprobs": 20, **fields}
     assert client.post("/v1/completions", json=asked).status_code == 200
     # those of pools have names of their own; the event loop's is one that the test has started
