@@ -16,7 +16,7 @@ from pykvgraph.context.batch import Batch
 from pykvgraph.context.context import Context
 from pykvgraph.model.model import Model
 from pykvgraph.stream import Layout, Transport, arrivals
-from pykvgraph.stream import follow as following
+from pykvgraph.stream.follow import following
 
 LEVELS = (None, 0, 1, 2, 3)  # None: nothing is streamed
 N_GENERATED = 32

@@ -106,7 +106,7 @@ def table_of(all_compared: Sequence[Compared]) -> list[Architecture]:
 
 def written() -> list[Architecture]:
     """The table as an earlier run left it."""
-    rows = json.loads((ROOT / "pykvgraph" / TABLE).read_text(encoding="utf-8"))
+    rows = json.loads((ROOT / "pykvgraph" / "model" / TABLE).read_text(encoding="utf-8"))
     return [Architecture(**{**row, "cells": tuple(row["cells"])}) for row in rows]
 
 
@@ -147,7 +147,7 @@ class TableWriter:
         table = with_rows(written(), table_of(self._compared))
         rows = [dataclasses.asdict(row) for row in table]
         lines = ",\n".join(f"  {json.dumps(row)}" for row in rows)
-        (ROOT / "pykvgraph" / TABLE).write_text(f"[\n{lines}\n]\n", encoding="utf-8")
+        (ROOT / "pykvgraph" / "model" / TABLE).write_text(f"[\n{lines}\n]\n", encoding="utf-8")
         page = PAGE.read_text(encoding="utf-8").splitlines()
         first = page.index(markdown([])[0])
         behind = next((i for i in range(first, len(page)) if not page[i].startswith("|")), len(page))
