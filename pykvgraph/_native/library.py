@@ -9,8 +9,9 @@ import logging
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from pykvgraph import env, errors
+from pykvgraph import env
 from pykvgraph._native import ffi, loader
+from pykvgraph._native.status import errcheck
 
 S = TypeVar("S", bound=ctypes.Structure)
 
@@ -25,7 +26,7 @@ def library() -> loader.Library:
     """Opens libkvgraph on the first call. Raises ImportError as the loader tells."""
     level = env.log_level()
     loaded = loader.load()
-    check = errors.errcheck(loaded.lib.kvg_last_error)
+    check = errcheck(loaded.lib.kvg_last_error)
     for name in ffi.STATUS_FUNCTIONS:
         getattr(loaded.lib, name).errcheck = check
     if level is not None:
@@ -57,7 +58,7 @@ def log_from(word: str) -> None:
 
 
 def lib() -> Any:
-    """libkvgraph's functions; a status that is not OK becomes the exception that errors.py has for it."""
+    """libkvgraph's functions; a status that is not OK becomes an exception (status.py)."""
     return library().lib
 
 

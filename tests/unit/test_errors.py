@@ -7,6 +7,7 @@ import pytest
 import pykvgraph
 from pykvgraph import errors
 from pykvgraph._native.ffi import KvgStatus
+from pykvgraph._native.status import errcheck
 
 
 @pytest.mark.parametrize(
@@ -23,7 +24,7 @@ from pykvgraph._native.ffi import KvgStatus
     ],
 )
 def test_status_becomes_class(status: int, kinds: tuple[type[Exception], ...]) -> None:
-    check = errors.errcheck(lambda: "what was wrong, é".encode())
+    check = errcheck(lambda: "what was wrong, é".encode())
     with pytest.raises(kinds[0], match=r"^(\[Errno 2\] )?what was wrong, é$") as caught:
         check(status, None, ())
     assert all(isinstance(caught.value, kind) for kind in kinds)
@@ -31,7 +32,7 @@ def test_status_becomes_class(status: int, kinds: tuple[type[Exception], ...]) -
 
 
 def test_a_missing_file_has_errno_and_name() -> None:
-    check = errors.errcheck(lambda: b"/no/file can't be opened: No such file or directory")
+    check = errcheck(lambda: b"/no/file can't be opened: No such file or directory")
     with pytest.raises(FileNotFoundError) as caught:
         check(KvgStatus.KVG_NOT_FOUND, None, (b"/no/file", None))
     assert (caught.value.errno, caught.value.filename) == (errno.ENOENT, "/no/file")
@@ -39,7 +40,7 @@ def test_a_missing_file_has_errno_and_name() -> None:
 
 
 def test_an_empty_path_is_named() -> None:
-    check = errors.errcheck(lambda: b" can't be opened: No such file or directory")
+    check = errcheck(lambda: b" can't be opened: No such file or directory")
     with pytest.raises(FileNotFoundError) as caught:
         check(KvgStatus.KVG_NOT_FOUND, None, (b"", None))
     assert str(caught.value) == "[Errno 2] No such file or directory: ''"
@@ -53,7 +54,7 @@ def test_ok_asks_for_no_message() -> None:
     def never() -> bytes:
         raise AssertionError("asked for a message")
 
-    errors.errcheck(never)(KvgStatus.KVG_OK, None, ())
+    errcheck(never)(KvgStatus.KVG_OK, None, ())
 
 
 def test_no_memory_for_an_import(monkeypatch: pytest.MonkeyPatch) -> None:

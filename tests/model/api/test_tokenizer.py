@@ -163,7 +163,8 @@ def test_long_words_of_a_regex_pre_tokenizer(tmp_path: Path) -> None:
     """libllama's std::regex recurses once per character: on an ordinary stack this would be the end."""
     path = write_vocabulary(tmp_path / "model.gguf", "gpt2", byte_level_tokens(), pre="deepseek-llm")
     script = (
-        "from pathlib import Path\nimport pykvgraph as kvg\nfrom pykvgraph.model.tokenizer import Vocabulary\n"
+        "from pathlib import Path\nimport pykvgraph as kvg\n"
+        "from pykvgraph.model.tokenizer import Vocabulary\n"
         f"path = Path({str(path)!r})\n"
         "tokenizer = kvg.Tokenizer(path, kvg.GgufFile(path)._handle.call(Vocabulary.read, {}))\n"
         "for text in ('a' * 200_000, ' ' * 200_000, 'é中' * 100_000):\n"
