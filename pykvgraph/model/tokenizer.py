@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -34,9 +34,6 @@ from pykvgraph.model.long_text import LONG, LongText
 from pykvgraph.model.token_strings import TokenStrings
 from pykvgraph.model.vocabulary_file import VocabularyFile
 from pykvgraph.params.overrides import Overrides, set_in_libllama
-
-if TYPE_CHECKING:
-    from pykvgraph.sampling.grammar import GrammarHost
 
 R = TypeVar("R")
 
@@ -211,13 +208,6 @@ class Tokenizer(NotCopied):
         """
         data, dropped = _utf8(text), self._dropped
         return 0 if dropped is None else -(-len(data.translate(None, dropped)) // self._long.longest)
-
-    @functools.cached_property
-    def grammars(self) -> GrammarHost:
-        """What starts grammars over these tokens."""
-        with importing:
-            from pykvgraph.sampling.grammar import GrammarHost
-        return GrammarHost(self._file, self.n_vocab)
 
     @functools.cached_property
     def _mark(self) -> str:

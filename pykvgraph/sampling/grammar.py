@@ -24,6 +24,7 @@ from pykvgraph._native.fork import renew_lock_in_child
 from pykvgraph._native.handles import NotCopied
 from pykvgraph.abandoned import work
 from pykvgraph.errors import InvalidArgumentError, KVGraphError
+from pykvgraph.model.tokenizer import Tokenizer
 from pykvgraph.model.vocabulary_file import VocabularyFile
 from pykvgraph.sampling import grammar_process
 
@@ -100,6 +101,20 @@ class GrammarHost(NotCopied):
             )
         self._pid = os.getpid()
         self._finalizer = weakref.finalize(self, _end, self._pid, self._control, self._process)
+
+
+_hosts: weakref.WeakKeyDictionary[Tokenizer, GrammarHost] = weakref.WeakKeyDictionary()
+_hosts_lock = threading.RLock()
+renew_lock_in_child(sys.modules[__name__], "_hosts_lock")
+
+
+def host_of(tokenizer: Tokenizer) -> GrammarHost:
+    """What starts grammars over the tokens of a tokenizer: one, for as long as that lives."""
+    with _hosts_lock:
+        host = _hosts.get(tokenizer)
+        if host is None:
+            host = _hosts[tokenizer] = GrammarHost(tokenizer._file, tokenizer.n_vocab)
+        return host
 
 
 class Grammar(NotCopied):
