@@ -249,7 +249,7 @@ class KVCache(ReadableCache):
         """geometry: what the state will fit."""
         with importing:
             from pykvgraph.kv_cache.saved.transfer import take
-        return self._handle.call(take, geometry, seq, self._pending)
+        return self._handle.call(take, geometry, seq, self._pending.saved)
 
     def load(self, blob: bytes | bytearray | memoryview, seq: int | None = None) -> None:
         """Replaces sequence `seq`, or with None the whole cache, by a state that save() returned.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from pykvgraph._native.ffi import KvgGroupInfo, KvgKvInfo
+from pykvgraph._native.ffi import KvgGroupInfo, KvgGroupKind, KvgKvInfo
 from pykvgraph._native.fork import importing, renew_cached_properties_in_child
 from pykvgraph._native.handles import Handle, NotCopied, repr_of
 from pykvgraph._native.kv import (
@@ -19,7 +19,9 @@ from pykvgraph._native.kv import (
     read_checkpoints,
     read_group,
     read_info,
+    read_layers,
     read_lost,
+    read_state_layers,
     read_states,
 )
 from pykvgraph._native.library import lib
@@ -33,8 +35,6 @@ if TYPE_CHECKING:
     from pykvgraph.kv_cache.maps.snapshot import CellMap
     from pykvgraph.kv_cache.reserved_cells import RawRows
     from pykvgraph.kv_cache.saved.geometry import Geometry
-from pykvgraph._native.ffi import KvgGroupKind
-from pykvgraph._native.kv import read_layers, read_state_layers
 
 
 def read_cell_group(context: int, index: int) -> CellGroup:

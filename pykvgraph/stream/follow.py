@@ -119,7 +119,9 @@ class Following:
         return self._last(context)
 
     def _whole(self, context: int) -> Iterator[Region]:
-        return whole(context, self._shape, self._seq, self._ctx.kv._pending, self._layout, self.level == 0)
+        return whole(
+            context, self._shape, self._seq, self._ctx.kv._pending.saved, self._layout, self.level == 0
+        )
 
     def _last(self, context: int) -> int:
         return read_bounds(context, self._ctx.n_seq_max)[1][self._seq]

@@ -11,9 +11,8 @@ from pykvgraph import env
 from pykvgraph.checks import integer
 from pykvgraph.context.context import Context
 from pykvgraph.errors import InvalidArgumentError
-from pykvgraph.kv_cache.pending_token import PendingTokens
 from pykvgraph.kv_cache.saved.device_rows import PackedRows
-from pykvgraph.kv_cache.saved.transfer import Chosen, choose, take_table
+from pykvgraph.kv_cache.saved.transfer import Chosen, PendingOf, choose, take_table
 from pykvgraph.stream.header import FRONT_KEY, TABLE_KEY, Front, Kind
 from pykvgraph.stream.layout import Layout
 from pykvgraph.stream.shape import Shape
@@ -46,7 +45,7 @@ def stream_out(ctx: Context, seq: int, layout: Layout, level: int | None = None)
     seq = integer(seq, "seq", 0, ctx.n_seq_max - 1)
     try:
         ctx.kv._handle.call(
-            lambda context: flush(whole(context, shape, seq, ctx.kv._pending, layout, in_runs))
+            lambda context: flush(whole(context, shape, seq, ctx.kv._pending.saved, layout, in_runs))
         )
         flush(end(layout))
     except BaseException:
@@ -58,7 +57,7 @@ def n_flushes(ctx: Context, seq: int, layout: Layout, level: int | None = None) 
     """How many regions stream_out() would flush over each transport: a front, a table, rows, a last front."""
     shape = shape_for(ctx, layout, whole=False)
     seq = integer(seq, "seq", 0, ctx.n_seq_max - 1)
-    chosen = ctx.kv._handle.call(choose, seq, ctx.kv._pending)
+    chosen = ctx.kv._handle.call(choose, seq, ctx.kv._pending.saved)
     in_runs = level_of(level) == 0
     regions = [len(each) for each in _runs(chosen)] if in_runs else [1] * len(shape.room)
 
@@ -95,7 +94,7 @@ def flush(regions: Iterable[Region]) -> None:
 
 
 def whole(
-    context: int, shape: Shape, seq: int, pending: PendingTokens, layout: Layout, in_runs: bool
+    context: int, shape: Shape, seq: int, pending: PendingOf, layout: Layout, in_runs: bool
 ) -> Iterator[Region]:
     """A message WHOLE: tables over all transports, and then rows, layer by layer."""
     chosen = choose(context, seq, pending)

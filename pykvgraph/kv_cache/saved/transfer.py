@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,12 +32,14 @@ from pykvgraph._native.kv import (
 from pykvgraph._native.library import lib, sized
 from pykvgraph.checks import integer
 from pykvgraph.errors import CacheFullError, StateError
-from pykvgraph.kv_cache.pending_token import PendingTokens
 from pykvgraph.kv_cache.saved.cells import SavedCells, SavedCheckpoint, SavedRows, SavedState
 from pykvgraph.kv_cache.saved.checkpoints import fitted
 from pykvgraph.kv_cache.saved.format import StateTable, Table, pack
 from pykvgraph.kv_cache.saved.geometry import HADAMARD, LONG_ROPE, Geometry, GroupGeometry
 from pykvgraph.model.gguf_file import fingerprint
+
+# The pending tokens of a sequence, or with None of all: PendingTokens.saved
+PendingOf = Callable[[int | None], Sequence[tuple[int, int]]]
 
 
 def read_geometry(context: int) -> Geometry:
@@ -79,7 +81,7 @@ class Chosen:
     pending: list[tuple[int, int]]
 
 
-def choose(context: int, seq: int | None, pending: PendingTokens) -> Chosen:
+def choose(context: int, seq: int | None, pending: PendingOf) -> Chosen:
     """All that belongs to a sequence, or with None the whole cache."""
     info = read_info(context)
     ids = range(info.n_seq_max) if seq is None else [integer(seq, "seq", 0, info.n_seq_max - 1)]
@@ -109,10 +111,10 @@ def choose(context: int, seq: int | None, pending: PendingTokens) -> Chosen:
     owners, states = (
         _state_owners(context, ids, points) if info.n_states else (np.empty((0, 3), np.int32), [])
     )
-    return Chosen(seq is None, tables, chosen, checkpoints, owners, states, list(pending.saved(seq)))
+    return Chosen(seq is None, tables, chosen, checkpoints, owners, states, list(pending(seq)))
 
 
-def take(context: int, geometry: Geometry, seq: int | None, pending: PendingTokens) -> bytes:
+def take(context: int, geometry: Geometry, seq: int | None, pending: PendingOf) -> bytes:
     """The cells of a sequence, or with None of all of them, as a saved state; K at its positions."""
     chosen = choose(context, seq, pending)
 
