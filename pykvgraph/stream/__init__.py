@@ -1,5 +1,6 @@
 """Caches that travel: sequences, over memory, files, sockets or MPI, from one context to another."""
 
+from pykvgraph.stream.chunks import gather, scatter
 from pykvgraph.stream.follow import following
 from pykvgraph.stream.layout import Layout, crossings
 from pykvgraph.stream.receive import arrivals, stream_in
@@ -8,7 +9,6 @@ from pykvgraph.stream.replicated import replicated
 from pykvgraph.stream.send import n_flushes, stream_out
 from pykvgraph.stream.split import Roles, split_workers
 from pykvgraph.stream.swapping import Swapping
-from pykvgraph.stream.transports.chunks import gather, scatter
 from pykvgraph.stream.transports.listener import Listener
 from pykvgraph.stream.transports.opening import listen, open
 from pykvgraph.stream.transports.transport import Transport

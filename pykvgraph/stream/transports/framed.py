@@ -6,7 +6,7 @@ from abc import abstractmethod
 
 from pykvgraph.errors import TransportError
 from pykvgraph.kv_cache.saved.device_rows import PackedRows
-from pykvgraph.stream.arrived import Arrived
+from pykvgraph.stream.transports.arrived import Arrived
 from pykvgraph.stream.transports.frame import FrameError, Head, frames, read_region
 from pykvgraph.stream.transports.transport import Transport
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from pykvgraph.kv_cache.saved.device_rows import PackedRows
-from pykvgraph.stream.arrived import Arrived
+from pykvgraph.stream.transports.arrived import Arrived
 from pykvgraph.stream.transports.transport import Transport
 
 
