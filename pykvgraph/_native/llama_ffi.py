@@ -26,7 +26,7 @@ class ModelKvOverride(ctypes.Structure):
     _fields_ = (("tag", ctypes.c_int), ("key", ctypes.c_char * 128), ("value", OverrideValue))
 
 
-class ModelParams(ctypes.Structure):
+class LlamaModelParams(ctypes.Structure):
     _fields_ = (
         ("devices", ctypes.c_void_p),
         ("tensor_buft_overrides", ctypes.c_void_p),
@@ -75,7 +75,7 @@ class ChatMessage(ctypes.Structure):
 
 STRUCTS: dict[str, type[ctypes.Structure]] = {
     "llama_model_kv_override": ModelKvOverride,
-    "llama_model_params": ModelParams,
+    "llama_model_params": LlamaModelParams,
     "llama_token_data": TokenData,
     "llama_token_data_array": TokenDataArray,
     "llama_logit_bias": LogitBias,
@@ -93,7 +93,7 @@ _TYPES = {
     "f": ctypes.c_float,
     "z": ctypes.c_char_p,
     "p": ctypes.c_void_p,
-    "M": ModelParams,
+    "M": LlamaModelParams,
     "S": SamplerChainParams,
 }
 

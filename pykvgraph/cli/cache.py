@@ -14,7 +14,7 @@ from pykvgraph.errors import InvalidArgumentError
 from pykvgraph.units import size_text
 
 if TYPE_CHECKING:
-    from pykvgraph.tiers.survey import Seen
+    from pykvgraph.tiers.survey import SurveyedFile
 
 _SHOWN = 20  # of a directory's files
 _SPANS = ((86_400, "d"), (3_600, "h"), (60, "min"), (0, "s"))
@@ -67,24 +67,24 @@ def cache(what: str, cache_dir: str | None, cache_disk: int | None, as_json: boo
         raise click.exceptions.Exit(1)
 
 
-def _prune(folder: Path, files: list[Seen], mib: int | None) -> list[Seen]:
+def _prune(folder: Path, files: list[SurveyedFile], mib: int | None) -> list[SurveyedFile]:
     """Removes what is damaged, and what there is too much of; the rest."""
-    from pykvgraph.tiers.disk import LOCK, Disk
+    from pykvgraph.tiers.disk import LOCK, DiskTier
     from pykvgraph.tiers.survey import survey
     from pykvgraph.tiers.tiers import NO_LIMIT
 
     if not files and not (folder / LOCK).exists():
         return []  # somebody else's directory: not even a lock is made there
-    disk = Disk(folder, NO_LIMIT)
+    disk = DiskTier(folder, NO_LIMIT)
     for each in files:
         if each.fault:
             disk.remove(each.key)
     if mib is not None:
-        Disk(folder, mib << 20)
+        DiskTier(folder, mib << 20)
     return list(survey(folder))
 
 
-def _described(folder: Path, before: list[Seen], left: list[Seen]) -> dict[str, Any]:
+def _described(folder: Path, before: list[SurveyedFile], left: list[SurveyedFile]) -> dict[str, Any]:
     return {
         "folder": str(folder),
         "n_bytes": _n_bytes(left),
@@ -93,7 +93,7 @@ def _described(folder: Path, before: list[Seen], left: list[Seen]) -> dict[str, 
     }
 
 
-def _show(folder: Path, what: str, before: list[Seen], left: list[Seen]) -> None:
+def _show(folder: Path, what: str, before: list[SurveyedFile], left: list[SurveyedFile]) -> None:
     n_tokens = sum(each.n_tokens for each in left)
     click.echo(f"{printable(str(folder))}: {len(left)} files, {size_text(_n_bytes(left))}, {n_tokens} tokens")
     if what == "prune":
@@ -114,7 +114,7 @@ def _show(folder: Path, what: str, before: list[Seen], left: list[Seen]) -> None
         click.echo(f"and {len(left) - _SHOWN} more; --json has them all")
 
 
-def _n_bytes(files: list[Seen]) -> int:
+def _n_bytes(files: list[SurveyedFile]) -> int:
     return sum(each.n_bytes for each in files)
 
 

@@ -36,7 +36,7 @@ from pykvgraph.params.params import SamplingParams
 from pykvgraph.prefix import block
 from pykvgraph.prefix.index import PrefixIndex
 from pykvgraph.prefix.prefix_file import SavedPrefix, pack, read
-from pykvgraph.tiers.record import Name, Record, read_front
+from pykvgraph.tiers.record import Name, Record, read_header
 from pykvgraph.tiers.rows import Saver, Sink
 from pykvgraph.tiers.tiers import Tiers
 
@@ -219,13 +219,13 @@ class Engine(NotCopied):
         What others don't find right is decoded instead. Raises InvalidArgumentError for what is no Record of
         bytes, and UnsupportedError without tiers.
         """
-        if not isinstance(record, Record) or not isinstance(record.front, bytes):
+        if not isinstance(record, Record) or not isinstance(record.header, bytes):
             raise InvalidArgumentError(f"record must be a Record, got {shown(record)}")
         if not isinstance(record.rows, bytes | memoryview):
             raise InvalidArgumentError(f"a record's rows must be bytes, got {shown(record.rows)}")
-        front, tiers = read_front(record.front), self._saver.sink
-        if front is not None:
-            name = Name(front.kind, front.parent, front.tokens, 0)
+        header, tiers = read_header(record.header), self._saver.sink
+        if header is not None:
+            name = Name(header.kind, header.parent, header.tokens, 0)
             tiers.save(name, record.n_bytes, lambda: record)
 
     @property

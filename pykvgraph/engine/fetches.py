@@ -19,7 +19,7 @@ from pykvgraph.errors import CacheFullError, InvalidArgumentError, KVGraphError
 from pykvgraph.kv_cache.reserved_cells import Incoming, Place
 from pykvgraph.prefix import block
 from pykvgraph.prefix.index import Found, Match
-from pykvgraph.tiers.loader import Job, Loader, places_for
+from pykvgraph.tiers.loader import Loader, Prefetch, places_for
 from pykvgraph.tiers.peers import Cost, LoadRate
 from pykvgraph.tiers.record import REASONS, Name, Reason
 from pykvgraph.tiers.rows import Saver
@@ -95,7 +95,7 @@ class Fetches:
         incoming = self._reserved(places, texts) if texts.index.make_room(plan.end - plan.found.n) else None
         if incoming is None:
             return self._miss("no-room")
-        job = Job(plan.names, incoming)
+        job = Prefetch(plan.names, incoming)
         late = time.monotonic() + max(_LEAST_PATIENCE, _PATIENCE * plan.seconds)
         branch.fetch = Fetch(plan, job, late)
         self._running.append(branch)

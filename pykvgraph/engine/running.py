@@ -12,7 +12,7 @@ from pykvgraph.engine.sequence import Branch
 from pykvgraph.errors import DeviceError, KVGraphError
 from pykvgraph.plan.free_memory import host_free_bytes
 from pykvgraph.prefix import block
-from pykvgraph.prefix.index import PrefixIndex, Saver
+from pykvgraph.prefix.index import NodeSaver, PrefixIndex
 from pykvgraph.prefix.node import Node
 
 _log = logging.getLogger("pykvgraph")
@@ -26,7 +26,7 @@ class Texts:
     window, or with states, go on from these only.
     """
 
-    def __init__(self, ctx: Context, n_points: int, shares: bool, saver: Saver | None = None) -> None:
+    def __init__(self, ctx: Context, n_points: int, shares: bool, saver: NodeSaver | None = None) -> None:
         self.shares = shares
         self.needs_points = n_points > 0
         self.index = PrefixIndex(ctx.kv, n_points, saver, self._copy_one)

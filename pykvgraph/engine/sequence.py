@@ -26,7 +26,7 @@ from pykvgraph.params.params import SamplingParams
 from pykvgraph.prefix.index import Found
 from pykvgraph.prefix.node import Node
 from pykvgraph.sequence.output_text import Speech
-from pykvgraph.tiers.loader import Job
+from pykvgraph.tiers.loader import Prefetch
 from pykvgraph.tiers.peers import Cost
 from pykvgraph.tiers.record import Name
 from pykvgraph.tiers.rows import Saver
@@ -56,7 +56,7 @@ class Fetch(NamedTuple):
     """A plan under way. late: when nobody waits for it any more, by time.monotonic()."""
 
     plan: Plan
-    job: Job
+    job: Prefetch
     late: float
 
 

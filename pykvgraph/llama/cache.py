@@ -13,7 +13,7 @@ from pykvgraph.model.adapter import key_of
 from pykvgraph.prefix import block
 from pykvgraph.prefix.index import PrefixIndex
 from pykvgraph.sequence.sequence import N_CHECKPOINTS
-from pykvgraph.tiers.loader import Job, fill, places_for
+from pykvgraph.tiers.loader import Prefetch, fill, places_for
 from pykvgraph.tiers.rows import Saver
 from pykvgraph.tiers.search import parts_of
 from pykvgraph.tiers.store import Store
@@ -110,7 +110,7 @@ class KeptPrefixes:
         kv.seq_rm(0, -1, -1)
         try:
             self.earlier.make_room(end)
-            job = Job(names, kv.reserve(places_for(names, self._geometry, self._ctx.swa_full)))
+            job = Prefetch(names, kv.reserve(places_for(names, self._geometry, self._ctx.swa_full)))
             fill(job, self._store, self._geometry, self._ctx.swa_full)
             if job.reason is None:
                 job.incoming.show_text(0, job.state)

@@ -25,7 +25,7 @@ from pykvgraph.model.gguf_file import (
     read_metadata,
     read_model_info,
 )
-from pykvgraph.model.tokenizer import Tokenizer, Vocabulary, has_tokenizer
+from pykvgraph.model.tokenizer import LoadedVocabulary, Tokenizer, has_tokenizer
 from pykvgraph.params.overrides import Overrides
 from pykvgraph.params.params import ModelParams
 from pykvgraph.units import parameters_text, size_text
@@ -155,7 +155,7 @@ class Model(Closable):
     @functools.cached_property
     def _tokenizer(self) -> Tokenizer:
         vocabulary = self._handle.call(
-            lambda model: Vocabulary.read(lib().kvg_model_gguf(model), self.kv_overrides)
+            lambda model: LoadedVocabulary.read(lib().kvg_model_gguf(model), self.kv_overrides)
         )
         return Tokenizer(self.path, vocabulary)
 

@@ -72,8 +72,8 @@ def has_tokenizer(gguf: int) -> bool:
 
 
 @dataclass(frozen=True)
-class Vocabulary:
-    """What an open file says of its tokenizer, as far as it must be known before libllama sees the file."""
+class LoadedVocabulary:
+    """A file's vocabulary: what was checked before libllama saw the file, and what libllama made of it."""
 
     kind: str  # tokenizer.ggml.model
     pre: str | None  # tokenizer.ggml.pre
@@ -83,7 +83,7 @@ class Vocabulary:
     file: VocabularyFile
 
     @staticmethod
-    def read(gguf: int, overrides: Overrides) -> Vocabulary:
+    def read(gguf: int, overrides: Overrides) -> LoadedVocabulary:
         """Reads an open file, which was opened with these overrides.
 
         Raises UnsupportedError or ModelLoadError when its tokenizer can't be used.
@@ -102,7 +102,7 @@ class Vocabulary:
         llama = libllama.low_level()
         number = lib().kvg_gguf_fd(gguf)
         given = _for_libllama(llama, overrides)
-        return Vocabulary(
+        return LoadedVocabulary(
             kind=kind,
             pre=pre,
             strings=TokenStrings(read_strings(gguf, "tokenizer.ggml.tokens")),
@@ -129,7 +129,7 @@ class Tokenizer(NotCopied):
     text, or None. space_prefix: whether encode() puts a space before the text and decode() removes it.
     """
 
-    def __init__(self, path: Path, vocabulary: Vocabulary) -> None:
+    def __init__(self, path: Path, vocabulary: LoadedVocabulary) -> None:
         llama = libllama.low_level()
         self._llama = llama
         self._handle = vocabulary.model
@@ -160,7 +160,7 @@ class Tokenizer(NotCopied):
         Raises what Model.tokenizer and GgufFile raise.
         """
         with GgufFile(path, kv_overrides=kv_overrides) as file:
-            return cls(file.path, file._handle.call(Vocabulary.read, file.kv_overrides))
+            return cls(file.path, file._handle.call(LoadedVocabulary.read, file.kv_overrides))
 
     def encode(
         self,

@@ -41,8 +41,8 @@ class Found(NamedTuple):
     point: Point | None
 
 
-class Saver(Protocol):
-    """Is told what the index is about to give up; it may still be read."""
+class NodeSaver(Protocol):
+    """Saves what the index is about to evict; it may still be read."""
 
     def node(self, node: Node) -> None:
         """Of a node that has a hold."""
@@ -69,7 +69,7 @@ class PrefixIndex:
         self,
         kv: KVCache,
         n_points: int = 0,
-        saver: Saver | None = None,
+        saver: NodeSaver | None = None,
         frees: Callable[[], bool] = lambda: False,
     ) -> None:
         """Texts are given as arrays of 32-bit ids, little-endian as wherever ggml runs."""
@@ -292,7 +292,7 @@ class PrefixIndex:
             self._save_point(point)
             yield
 
-    def save_text(self, ids: array[int], salt: bytes, begin: int, saver: Saver, n_prompt: int) -> None:
+    def save_text(self, ids: array[int], salt: bytes, begin: int, saver: NodeSaver, n_prompt: int) -> None:
         """Gives a saver every node of a text that ends after position `begin`, with its resume points.
 
         Spare points are given from position n_prompt on only, which is where the answer begins.
@@ -410,7 +410,7 @@ class PrefixIndex:
             heapq.heapify(self._leaves)
 
 
-def _save_leaf(node: Node, saver: Saver, spare_from: int | None = None) -> None:
+def _save_leaf(node: Node, saver: NodeSaver, spare_from: int | None = None) -> None:
     """The points that end in it, too: they would lead nowhere without it. spare_from: None: no spare ones."""
     if node.parent is None:
         return

@@ -13,12 +13,19 @@ from pykvgraph.errors import StateError, UnsupportedError
 from pykvgraph.kv_cache.reserved_cells import Incoming, Place, read_rows
 from pykvgraph.kv_cache.saved.rows import require_finite
 from pykvgraph.kv_cache.saved.transfer import take_part_table
-from pykvgraph.stream.header import FRONT_KEY, TABLE_KEY, Front, Kind
+from pykvgraph.stream.header import HEADER_KEY, TABLE_KEY, MessageHeader, MessageKind
 from pykvgraph.stream.layout import Layout
-from pykvgraph.stream.receive import filled, neighbours, receive_cells, receive_fronts, reserved, write_layers
+from pykvgraph.stream.receive import (
+    filled,
+    neighbours,
+    receive_cells,
+    receive_headers,
+    reserved,
+    write_layers,
+)
 from pykvgraph.stream.send import flush, shape_for
-from pykvgraph.stream.shape import Row, Shape
-from pykvgraph.stream.steps import Cells, Region, new_cells
+from pykvgraph.stream.shape import RowFormat, Shape
+from pykvgraph.stream.steps import NewCells, Region, new_cells
 from pykvgraph.stream.transports.transport import Transport
 
 CHUNK = 100  # cells whose rows are one region, as in DejaVu's library (arXiv 2403.01876)
@@ -27,7 +34,7 @@ CHUNK = 100  # cells whose rows are one region, as in DejaVu's library (arXiv 24
 def scatter(ctx: Context, seq: int, layout: Layout, p0: int = 0, p1: int = -1) -> None:
     """Sends K and V of a sequence's positions [p0, p1), wherever their cells are. p1 < 0: to its end.
 
-    Rows of 100 cells at a time are packed into one region. Over each transport go a front, a table, and then
+    Rows of 100 cells at a time are packed into one region. Over each transport go a header, a table, and then
     of each group of which it has layers as many regions as it takes. At the other end `gather` takes them.
     Positions that a window has lost, and states of recurrent layers, are not sent: `stream_out` sends all
     that a sequence has. A pending K-shift is done first. Here nothing else changes.
@@ -59,10 +66,10 @@ def gather(ctx: Context, layout: Layout) -> Incoming:
     """
     shape = shape_for(ctx, layout, whole=True)
     try:
-        fronts = receive_fronts(layout)
-        if fronts[0].kind != Kind.PART:
+        headers = receive_headers(layout)
+        if headers[0].kind != MessageKind.PART:
             raise StateError("the stream has no part of a sequence: stream_in() takes it")
-        saved, _ = receive_cells(layout, shape, fronts, ctx.n_ctx, with_states=False)
+        saved, _ = receive_cells(layout, shape, headers, ctx.n_ctx, with_states=False)
         cells = reserved(ctx, [Place(each.pos.tolist(), each.dither) for each in saved.groups])
         n_cells = [len(each.pos) for each in saved.groups]
         return filled(cells, layout, lambda *part: _fetch(cells, shape, n_cells, *part))
@@ -80,7 +87,7 @@ def _part(context: int, shape: Shape, layout: Layout, seq: int, p0: int, p1: int
         table = take_part_table(
             context, geometry, [each.cells for each in chosen], [each.positions for each in chosen]
         )
-        yield Region(transport, FRONT_KEY, Front(Kind.PART, n_bytes=len(table)).pack())
+        yield Region(transport, HEADER_KEY, MessageHeader(MessageKind.PART, n_bytes=len(table)).pack())
         yield Region(transport, TABLE_KEY, table)
     for transport, layers in layout.parts:
         for places, (k, v), group in shape.places(layers, chosen):
@@ -105,17 +112,17 @@ def _fetch(
             write_layers(cells, k.group, places, own, rows)
 
 
-def _require_finite(rows: npt.NDArray[np.uint8], k: Row, v: Row, n: int) -> None:
+def _require_finite(rows: npt.NDArray[np.uint8], k: RowFormat, v: RowFormat, n: int) -> None:
     """rows: (layers, K of n cells and then V of each). Raises StateError."""
     middle = n * k.n_bytes
     for row, own in ((k, rows[:, :middle]), (v, rows[:, middle:])):
         require_finite(np.ascontiguousarray(own).data, row.type, row.name.upper())
 
 
-def _before(cells: Cells, p1: int) -> Cells:
+def _before(cells: NewCells, p1: int) -> NewCells:
     """Those of positions below p1; all of them where that is negative."""
     n = len(cells.positions) if p1 < 0 else int(np.searchsorted(cells.positions, p1))
-    return Cells(cells.cells[:n], cells.positions[:n])
+    return NewCells(cells.cells[:n], cells.positions[:n])
 
 
 def _chunks(n: int) -> Iterator[slice]:
@@ -123,6 +130,6 @@ def _chunks(n: int) -> Iterator[slice]:
         yield slice(begin, begin + CHUNK)
 
 
-def _key(row: Row, number: int) -> str:
+def _key(row: RowFormat, number: int) -> str:
     """Of a chunk of the row's group."""
     return f"group{row.group}:{number}"

@@ -20,8 +20,8 @@ from pykvgraph.errors import DeviceError, InvalidArgumentError, KVGraphError, Tr
 from pykvgraph.stream.layout import Layout
 from pykvgraph.stream.send import flush, level_of, shape_for, whole
 from pykvgraph.stream.shape import Shape
-from pykvgraph.stream.steps import Region, State, end, read_state, split_rows, step, step_fronts, text, token
-from pykvgraph.stream.tap import Tap, Tapped, Told
+from pykvgraph.stream.steps import Region, State, end, read_state, split_rows, step, step_headers, text, token
+from pykvgraph.stream.tap import Tap, Tapped, TapReport
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -126,7 +126,7 @@ class Following:
     def _last(self, context: int) -> int:
         return read_bounds(context, self._ctx.n_seq_max)[1][self._seq]
 
-    def _do(self, news: Callable[[int, Told], Iterator[Region]], is_last: bool = False) -> None:
+    def _do(self, news: Callable[[int, TapReport], Iterator[Region]], is_last: bool = False) -> None:
         """Sends what news(context, what was done since the last call) gives."""
         if not self._is_open:
             raise InvalidArgumentError("the stream has ended: follow the sequence anew")
@@ -149,7 +149,7 @@ class Following:
             self.abandon()
             raise
 
-    def _news(self, context: int, told: Told) -> Iterator[Region]:
+    def _news(self, context: int, told: TapReport) -> Iterator[Region]:
         last = self._last(context)
         is_here = told.taken == last and told.n_decodes > 0  # all of it left while it was computed
         changed = [position for position in (told.first, last + 1) if 0 <= position <= self._end]
@@ -171,7 +171,7 @@ class Following:
         elif not is_here or state is not None:
             yield from self._step(context, begin, state)
 
-    def _last_news(self, context: int, told: Told) -> Iterator[Region]:
+    def _last_news(self, context: int, told: TapReport) -> Iterator[Region]:
         yield from self._news(context, told)
         state = read_state(context, self._shape, self._seq) if self._stated != self._end else None
         if state is not None:
@@ -263,7 +263,7 @@ class Sender:
             self._require_whole()
         if self._n_taken == 0:
             positions = [item.positions] * len(self._shape.room)
-            yield from step_fronts(self._layout, int(item.positions[0]), positions, None, False)
+            yield from step_headers(self._layout, int(item.positions[0]), positions, None, False)
         self._n_taken = (self._n_taken + 1) % len(self._order)
         for transport, layers in self._layout.parts:
             if layer in layers:

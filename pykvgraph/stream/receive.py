@@ -17,12 +17,12 @@ from pykvgraph.kv_cache.saved.cells import SavedRows, SavedState
 from pykvgraph.kv_cache.saved.device_rows import PackedGroup, PackedRows
 from pykvgraph.kv_cache.saved.format import unpack
 from pykvgraph.kv_cache.saved.rows import require_finite
-from pykvgraph.stream.header import STATE_KEY, TABLE_KEY, Front, Kind
+from pykvgraph.stream.header import STATE_KEY, TABLE_KEY, MessageHeader, MessageKind
 from pykvgraph.stream.layout import Layout
 from pykvgraph.stream.send import shape_for
-from pykvgraph.stream.shape import Row, Shape
+from pykvgraph.stream.shape import RowFormat, Shape
 from pykvgraph.stream.steps import State, check_runs, packed_key, read_step_table, take_runs
-from pykvgraph.stream.transports.device import Device
+from pykvgraph.stream.transports.device import DeviceTransport
 from pykvgraph.stream.transports.transport import Transport
 
 _TABLE_BYTES = 1 << 22  # of a table, beside what cells and states take
@@ -54,17 +54,17 @@ def stream_in(ctx: Context, seq: int, layout: Layout) -> None:
         raise
 
 
-def arrivals(ctx: Context, seq: int, layout: Layout) -> Arrivals:
+def arrivals(ctx: Context, seq: int, layout: Layout) -> SequenceReceiver:
     """What stream_in() does, step by step: an iterator of the sequence's last position after each message.
 
     After an error the sequence is as it was after the last step, and the transports are closed. It can go on
     there; in models with recurrent layers, after the last state that came. Raises as stream_in() does.
     """
-    return Arrivals(ctx, seq, layout)
+    return SequenceReceiver(ctx, seq, layout)
 
 
-class Arrivals:
-    """What `arrivals` returns.
+class SequenceReceiver:
+    """Takes a sequence that another end sends, step by step: what `arrivals` returns.
 
     has_begun: anything of the sequence may be here. text: the tokens that the sender has told. n_states: how
     many states of recurrent layers have come, each for what was the sequence's end then.
@@ -86,51 +86,51 @@ class Arrivals:
 
     def __iter__(self) -> Iterator[int]:
         try:
-            for fronts in iter(self._fronts, None):
-                self._take(fronts)
+            for headers in iter(self._headers, None):
+                self._take(headers)
                 yield self._ctx.kv.seq_pos_max(self._seq)
         except BaseException:
             self._layout.close()
             raise
 
-    def _fronts(self) -> list[Front] | None:
+    def _headers(self) -> list[MessageHeader] | None:
         """Of the next message; None: there is none."""
-        fronts = receive_fronts(self._layout)
-        if fronts[0].kind == Kind.PART:
+        headers = receive_headers(self._layout)
+        if headers[0].kind == MessageKind.PART:
             raise StateError("the stream has a part of a sequence: gather() takes it")
-        if fronts[0].kind != Kind.WHOLE and not self.has_begun:
+        if headers[0].kind != MessageKind.WHOLE and not self.has_begun:
             raise StateError("the stream doesn't begin with a sequence")
         self.has_begun = True
-        return None if fronts[0].kind == Kind.END else fronts
+        return None if headers[0].kind == MessageKind.END else headers
 
-    def _take(self, fronts: list[Front]) -> None:
+    def _take(self, headers: list[MessageHeader]) -> None:
         ctx, layout, shape = self._ctx, self._layout, self._shape
         if ctx.kv._n_adapted != self._n_adapted:
             raise InvalidArgumentError("the adapters have changed amid the stream: begin it anew")
-        if fronts[0].kind == Kind.TEXT:
-            self._take_text(fronts)
+        if headers[0].kind == MessageKind.TEXT:
+            self._take_text(headers)
             return
-        if fronts[0].kind == Kind.WHOLE:
-            ctx.kv._load(receive_whole(layout, shape, fronts, ctx.n_ctx), self._seq)
+        if headers[0].kind == MessageKind.WHOLE:
+            ctx.kv._load(receive_whole(layout, shape, headers, ctx.n_ctx), self._seq)
             return
-        first = fronts[0].first
-        if fronts[0].with_state and not shape.state_bytes:
+        first = headers[0].first
+        if headers[0].with_state and not shape.state_bytes:
             raise StateError("the stream has a state, and the model has none")
         if ctx.kv.seq_pos_max(self._seq) >= first:
             ctx.kv.seq_rm(self._seq, first, -1)
-        take = take_token if fronts[0].kind == Kind.TOKEN else take_step
-        with take(ctx, layout, shape, fronts) as incoming:
-            state = receive_state(layout, shape) if fronts[0].with_state else None
+        take = take_token if headers[0].kind == MessageKind.TOKEN else take_step
+        with take(ctx, layout, shape, headers) as incoming:
+            state = receive_state(layout, shape) if headers[0].with_state else None
             incoming.show(self._seq, state)
             self.n_states += state is not None
 
-    def _take_text(self, fronts: list[Front]) -> None:
+    def _take_text(self, headers: list[MessageHeader]) -> None:
         tables = [
-            receive_table(transport, front, _TABLE_BYTES)
-            for (transport, _), front in zip(self._layout.parts, fronts, strict=True)
+            receive_table(transport, header, _TABLE_BYTES)
+            for (transport, _), header in zip(self._layout.parts, headers, strict=True)
         ]
         said = np.frombuffer(tables[0], "<i4").tolist()
-        if any(table != tables[0] for table in tables) or fronts[0].first != len(self.text):
+        if any(table != tables[0] for table in tables) or headers[0].first != len(self.text):
             raise StateError("the stream carries different texts, or a text with a gap")
         if len(self.text) + len(said) > _TABLE_BYTES // 4:
             raise StateError(f"the stream's text has more than {_TABLE_BYTES // 4} tokens")
@@ -139,15 +139,15 @@ class Arrivals:
         self.text += said
 
 
-def take_step(ctx: Context, layout: Layout, shape: Shape, fronts: Sequence[Front]) -> Incoming:
+def take_step(ctx: Context, layout: Layout, shape: Shape, headers: Sequence[MessageHeader]) -> Incoming:
     """Rows of a message STEP, in cells that are reserved for them."""
     most = _TABLE_BYTES + len(shape.room) * 2 * ctx.n_ctx * _CELL_BYTES
     tables = []
-    for (transport, _), front in zip(layout.parts, fronts, strict=True):
-        tables.append(receive_table(transport, front, most))
+    for (transport, _), header in zip(layout.parts, headers, strict=True):
+        tables.append(receive_table(transport, header, most))
     if any(table != tables[0] for table in tables):
         raise StateError("the transports carry different steps")
-    positions, runs = read_step_table(memoryview(tables[0]), fronts[0], len(shape.room))
+    positions, runs = read_step_table(memoryview(tables[0]), headers[0], len(shape.room))
     incoming = reserved(ctx, [Place(each.tolist()) for each in positions])
 
     def fetch(transport: Transport, layers: Sequence[int]) -> None:
@@ -164,9 +164,9 @@ def take_step(ctx: Context, layout: Layout, shape: Shape, fronts: Sequence[Front
     return filled(incoming, layout, fetch)
 
 
-def take_token(ctx: Context, layout: Layout, shape: Shape, fronts: Sequence[Front]) -> Incoming:
+def take_token(ctx: Context, layout: Layout, shape: Shape, headers: Sequence[MessageHeader]) -> Incoming:
     """The row of a message TOKEN, in cells that are reserved for it."""
-    incoming = reserved(ctx, [Place([fronts[0].first])] * len(shape.room))
+    incoming = reserved(ctx, [Place([headers[0].first])] * len(shape.room))
 
     def fetch(transport: Transport, layers: Sequence[int]) -> None:
         parts = list(shape.places(layers, range(len(shape.room))))
@@ -239,17 +239,17 @@ def receive_state(layout: Layout, shape: Shape) -> State:
     return state
 
 
-def receive_fronts(layout: Layout) -> list[Front]:
+def receive_headers(layout: Layout) -> list[MessageHeader]:
     """Of each transport; they begin the same message."""
-    fronts = [Front.receive(transport) for transport, _ in layout.parts]
-    if len({front._replace(n_bytes=0) for front in fronts}) > 1:
+    headers = [MessageHeader.receive(transport) for transport, _ in layout.parts]
+    if len({header._replace(n_bytes=0) for header in headers}) > 1:
         raise StateError("the transports carry different streams")
-    return fronts
+    return headers
 
 
-def receive_whole(layout: Layout, shape: Shape, fronts: Sequence[Front], n_ctx: int) -> SavedState:
-    """What follows the fronts of a message WHOLE."""
-    saved, runs = receive_cells(layout, shape, fronts, n_ctx)
+def receive_whole(layout: Layout, shape: Shape, headers: Sequence[MessageHeader], n_ctx: int) -> SavedState:
+    """What follows the headers of a message WHOLE."""
+    saved, runs = receive_cells(layout, shape, headers, n_ctx)
     n_cells = [len(cells.pos) for cells in saved.groups]
     for lengths, n in zip(runs or (), n_cells, strict=False):
         check_runs(lengths, n)
@@ -262,15 +262,15 @@ def receive_whole(layout: Layout, shape: Shape, fronts: Sequence[Front], n_ctx: 
 
 
 def receive_cells(
-    layout: Layout, shape: Shape, fronts: Sequence[Front], n_ctx: int, with_states: bool = True
+    layout: Layout, shape: Shape, headers: Sequence[MessageHeader], n_ctx: int, with_states: bool = True
 ) -> tuple[SavedState, Runs | None]:
-    """The tables behind the fronts: a sequence without rows, and the runs in which they come."""
+    """The tables behind the headers: a sequence without rows, and the runs in which they come."""
     states: list[SavedState] = []
     runs: list[Runs | None] = []
-    for (transport, layers), front in zip(layout.parts, fronts, strict=True):
-        table = memoryview(receive_table(transport, front, _most_bytes(shape, n_ctx)))
+    for (transport, layers), header in zip(layout.parts, headers, strict=True):
+        table = memoryview(receive_table(transport, header, _most_bytes(shape, n_ctx)))
         own = None
-        if front.in_runs:
+        if header.in_runs:
             own, table = take_runs(table, len(shape.room))
         states.append(unpack(table, shape.of(layers, with_states), shape.room))
         runs.append(own)
@@ -281,11 +281,11 @@ def receive_cells(
     return saved, runs[0]
 
 
-def receive_table(transport: Transport, front: Front, most: int) -> bytearray:
+def receive_table(transport: Transport, header: MessageHeader, most: int) -> bytearray:
     """Raises StateError for one that is larger than any can be."""
-    if front.n_bytes > most:
-        raise StateError(f"the stream's table has {front.n_bytes} bytes, more than this cache can take")
-    table = bytearray(front.n_bytes)
+    if header.n_bytes > most:
+        raise StateError(f"the stream's table has {header.n_bytes} bytes, more than this cache can take")
+    table = bytearray(header.n_bytes)
     transport.fetch(TABLE_KEY, table)
     return table
 
@@ -302,7 +302,7 @@ def receive_rows(
 
     def fetch(transport: Transport, layers: Sequence[int]) -> None:
         for layer in layers:
-            if isinstance(transport, Device) and runs is None and layer in shape.rows:
+            if isinstance(transport, DeviceTransport) and runs is None and layer in shape.rows:
                 k, v = shape.rows[layer]
                 n_bytes = n_cells[k.group] * (k.n_bytes + v.n_bytes)
                 packed[k.group][k.place] = transport.fetch_rows(packed_key(layer), n_bytes)
@@ -319,14 +319,16 @@ def receive_rows(
     ]
 
 
-def place_of(shape: Shape, row: Row, n_cells: int) -> slice:
+def place_of(shape: Shape, row: RowFormat, n_cells: int) -> slice:
     """Where the rows of a layer's K or V are among those of its group."""
     k, v = shape.rows[row.layer]
     begin = n_cells * (row.place * (k.n_bytes + v.n_bytes) + (k.n_bytes if row is v else 0))
     return slice(begin, begin + n_cells * row.n_bytes)
 
 
-def fetch_rows(transport: Transport, row: Row, into: npt.NDArray[np.uint8], runs: list[int] | None) -> None:
+def fetch_rows(
+    transport: Transport, row: RowFormat, into: npt.NDArray[np.uint8], runs: list[int] | None
+) -> None:
     """As layer_rows() sends them. runs None: one region. Raises StateError for what isn't finite."""
     if runs is None:
         transport.fetch(row.key, into)

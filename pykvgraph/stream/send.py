@@ -13,11 +13,11 @@ from pykvgraph.context.context import Context
 from pykvgraph.errors import InvalidArgumentError
 from pykvgraph.kv_cache.saved.device_rows import PackedRows
 from pykvgraph.kv_cache.saved.transfer import Chosen, PendingOf, choose, take_table
-from pykvgraph.stream.header import FRONT_KEY, TABLE_KEY, Front, Kind
+from pykvgraph.stream.header import HEADER_KEY, TABLE_KEY, MessageHeader, MessageKind
 from pykvgraph.stream.layout import Layout
 from pykvgraph.stream.shape import Shape
 from pykvgraph.stream.steps import Region, end, layer_rows, pack_runs, runs_of
-from pykvgraph.stream.transports.device import Device
+from pykvgraph.stream.transports.device import DeviceTransport
 from pykvgraph.stream.transports.transport import Transport
 
 MOST = 3
@@ -54,7 +54,7 @@ def stream_out(ctx: Context, seq: int, layout: Layout, level: int | None = None)
 
 
 def n_flushes(ctx: Context, seq: int, layout: Layout, level: int | None = None) -> dict[Transport, int]:
-    """How many regions stream_out() would flush over each transport: a front, a table, rows, a last front."""
+    """How many regions stream_out() would flush over each transport: two headers, a table, and rows."""
     shape = shape_for(ctx, layout, whole=False)
     seq = integer(seq, "seq", 0, ctx.n_seq_max - 1)
     chosen = ctx.kv._handle.call(choose, seq, ctx.kv._pending.saved)
@@ -65,7 +65,7 @@ def n_flushes(ctx: Context, seq: int, layout: Layout, level: int | None = None) 
         rows = shape.rows.get(layer, ())
         return sum(
             regions[row.group]
-            for row in (rows[:1] if isinstance(transport, Device) and not in_runs else rows)
+            for row in (rows[:1] if isinstance(transport, DeviceTransport) and not in_runs else rows)
         )
 
     return {
@@ -88,7 +88,7 @@ def flush(regions: Iterable[Region]) -> None:
     """Raises TransportError."""
     for transport, key, data in regions:
         if isinstance(data, PackedRows):
-            cast("Device", transport).flush_rows(key, data)
+            cast("DeviceTransport", transport).flush_rows(key, data)
         else:
             transport.flush(key, data)
 
@@ -111,7 +111,11 @@ def _tables(
         table = take_table(context, shape.of(layers), chosen, shape.columns_of(layers))
         if runs is not None:
             table = pack_runs(runs) + table
-        yield Region(transport, FRONT_KEY, Front(Kind.WHOLE, runs is not None, n_bytes=len(table)).pack())
+        yield Region(
+            transport,
+            HEADER_KEY,
+            MessageHeader(MessageKind.WHOLE, runs is not None, n_bytes=len(table)).pack(),
+        )
         yield Region(transport, TABLE_KEY, table)
 
 

@@ -17,8 +17,8 @@ from pykvgraph.stream.layout import Layout
 T = TypeVar("T")
 
 
-class Row(NamedTuple):
-    """K or V of a layer. group, place: the layer is groups[group].layers[place]."""
+class RowFormat(NamedTuple):
+    """What rows of K or V of a layer are like. group, place: the layer is groups[group].layers[place]."""
 
     layer: int
     name: str  # "k" or "v"
@@ -34,7 +34,7 @@ class Row(NamedTuple):
 
 
 class Shape:
-    """Of a context; read once for a stream.
+    """What layers a context has to send; read once for a stream.
 
     geometry: what its cells fit. rows: of each layer that has K and V of its own. columns: of each layer that
     has a state, which numbers of a row of states are its own.
@@ -47,14 +47,14 @@ class Shape:
         self.state_bytes = int(info.state_bytes)
         self.has_windows_or_states = self.state_bytes > 0 or any(group.window for group in geometry.groups)
         self.room = tuple(int(read_group(context, index).n_cells) for index in range(info.n_groups))
-        self.rows: dict[int, tuple[Row, Row]] = {}
+        self.rows: dict[int, tuple[RowFormat, RowFormat]] = {}
         self.columns = read_state_columns(context)
         for index, group in enumerate(geometry.groups):
             sizes = read_group(context, index)
             for place, layer in enumerate(group.layers):
                 self.rows[layer] = (
-                    Row(layer, "k", index, place, int(sizes.k_row_bytes), group.type_k),
-                    Row(layer, "v", index, place, int(sizes.v_row_bytes), group.type_v),
+                    RowFormat(layer, "k", index, place, int(sizes.k_row_bytes), group.type_k),
+                    RowFormat(layer, "v", index, place, int(sizes.v_row_bytes), group.type_v),
                 )
 
     def columns_of(self, layers: Iterable[int]) -> npt.NDArray[np.intp]:
@@ -64,7 +64,7 @@ class Shape:
 
     def places(
         self, layers: Iterable[int], of_groups: Sequence[T]
-    ) -> Iterator[tuple[list[int], tuple[Row, Row], T]]:
+    ) -> Iterator[tuple[list[int], tuple[RowFormat, RowFormat], T]]:
         """For each group that has any of the layers: their places in it, how its rows are, its item."""
         for index, item in enumerate(of_groups):
             own = [self.rows[layer] for layer in layers if layer in self.rows]

@@ -14,10 +14,10 @@ from pykvgraph._native.library import lib
 from pykvgraph.errors import StateError
 from pykvgraph.kv_cache.reserved_cells import read_rows
 from pykvgraph.kv_cache.saved.device_rows import PackedRows
-from pykvgraph.stream.header import FRONT_KEY, STATE_KEY, TABLE_KEY, Front, Kind
+from pykvgraph.stream.header import HEADER_KEY, STATE_KEY, TABLE_KEY, MessageHeader, MessageKind
 from pykvgraph.stream.layout import Layout
 from pykvgraph.stream.shape import Shape
-from pykvgraph.stream.transports.device import Device
+from pykvgraph.stream.transports.device import DeviceTransport
 from pykvgraph.stream.transports.transport import Transport
 
 
@@ -62,18 +62,18 @@ class Region(NamedTuple):
     data: bytes | npt.NDArray[np.uint8] | State | PackedRows
 
 
-class Cells(NamedTuple):
+class NewCells(NamedTuple):
     """New cells of a group, by position."""
 
     cells: Array
     positions: Array
 
 
-def new_cells(context: int, seq: int, group: int, first: int) -> Cells:
+def new_cells(context: int, seq: int, group: int, first: int) -> NewCells:
     """Those of a sequence from a position on."""
     there = ctypes.c_int64()
     lib().kvg_kv_seq_cells(context, seq, group, first, None, None, 0, ctypes.byref(there))
-    found = Cells(np.empty(there.value, np.int32), np.empty(there.value, np.int32))
+    found = NewCells(np.empty(there.value, np.int32), np.empty(there.value, np.int32))
     pointers = [array.ctypes.data_as(ctypes.POINTER(ctypes.c_int32)) for array in found]
     lib().kvg_kv_seq_cells(context, seq, group, first, *pointers, there.value, ctypes.byref(there))
     return found
@@ -91,7 +91,7 @@ def read_state(context: int, shape: Shape, seq: int) -> State | None:
     return state
 
 
-def step_fronts(
+def step_headers(
     layout: Layout, first: int, positions: Sequence[Array], runs: Sequence[list[int]] | None, with_state: bool
 ) -> Iterator[Region]:
     """What a message STEP begins with. positions: of each group. runs None: rows come in one region."""
@@ -99,18 +99,18 @@ def step_fronts(
         np.array([len(each)], "<u4").tobytes() + each.astype("<i4").tobytes() for each in positions
     )
     table = (pack_runs(runs) if runs is not None else b"") + table
-    front = Front(Kind.STEP, runs is not None, with_state, first, len(table)).pack()
+    header = MessageHeader(MessageKind.STEP, runs is not None, with_state, first, len(table)).pack()
     for transport, _ in layout.parts:
-        yield Region(transport, FRONT_KEY, front)
+        yield Region(transport, HEADER_KEY, header)
         yield Region(transport, TABLE_KEY, table)
 
 
 def read_step_table(
-    table: memoryview, front: Front, n_groups: int
+    table: memoryview, header: MessageHeader, n_groups: int
 ) -> tuple[list[Array], list[list[int]] | None]:
     """Positions of each group, and runs. Raises StateError."""
     runs: list[list[int]] | None = None
-    if front.in_runs:
+    if header.in_runs:
         runs, table = take_runs(table, n_groups)
     positions = []
     for index in range(n_groups):
@@ -118,8 +118,10 @@ def read_step_table(
         if len(table) < 4 or n > len(table) // 4 - 1:
             raise StateError("the stream's table is too short for its positions")
         positions.append(np.frombuffer(table, "<i4", n, 4).astype(np.int32))
-        if n and positions[-1].min() < front.first:
-            raise StateError(f"the stream's table has positions before {front.first}, where its tokens begin")
+        if n and positions[-1].min() < header.first:
+            raise StateError(
+                f"the stream's table has positions before {header.first}, where its tokens begin"
+            )
         if (np.diff(positions[-1]) <= 0).any():
             raise StateError("the stream's table has positions that don't rise")
         if runs is not None:
@@ -136,7 +138,7 @@ def step(
     """All that a sequence has from a position on, as a message STEP: K and V of each layer."""
     groups = [new_cells(context, seq, index, first) for index in range(len(shape.room))]
     runs = [runs_of(each.cells) for each in groups] if in_runs else None
-    yield from step_fronts(layout, first, [each.positions for each in groups], runs, state is not None)
+    yield from step_headers(layout, first, [each.positions for each in groups], runs, state is not None)
     yield from layer_rows(context, shape, layout, [each.cells for each in groups], runs)
     yield from state_regions(shape, layout, state)
 
@@ -151,12 +153,12 @@ def layer_rows(
 ) -> Iterator[Region]:
     """K and V of these cells of each group, layer by layer, each over its transport.
 
-    packed: what goes over a Device goes as packed rows.
+    packed: what goes over a DeviceTransport goes as packed rows.
     """
     over = {layer: transport for transport, layers in layout.parts for layer in layers}
     for layer in sorted(over.keys() & shape.rows.keys()):
         k, v = shape.rows[layer]
-        if packed and isinstance(over[layer], Device):
+        if packed and isinstance(over[layer], DeviceTransport):
             own = PackedRows(context, k.group, k.place, cells[k.group], k.n_bytes + v.n_bytes)
             yield Region(over[layer], packed_key(layer), own)
             continue
@@ -190,7 +192,7 @@ def token(
     context: int, shape: Shape, layout: Layout, seq: int, pos: int, state: State | None
 ) -> Iterator[Region]:
     """The last token of a sequence: K of all layers is a region, and V."""
-    front = Front(Kind.TOKEN, with_state=state is not None, first=pos).pack()
+    header = MessageHeader(MessageKind.TOKEN, with_state=state is not None, first=pos).pack()
     rows = []
     for index, group in enumerate(shape.geometry.groups):
         cells = new_cells(context, seq, index, pos).cells
@@ -202,7 +204,7 @@ def token(
         for places, (k_row, _), group_rows in shape.places(layers, rows):
             k.append(group_rows[places, : k_row.n_bytes].ravel())
             v.append(group_rows[places, k_row.n_bytes :].ravel())
-        yield Region(transport, FRONT_KEY, front)
+        yield Region(transport, HEADER_KEY, header)
         yield Region(transport, "k", np.concatenate(k))
         yield Region(transport, "v", np.concatenate(v))
     yield from state_regions(shape, layout, state)
@@ -219,11 +221,13 @@ def text(layout: Layout, first: int, said: Sequence[int]) -> Iterator[Region]:
     """A message TEXT: tokens, of which the first one is the text's token `first`."""
     table = np.array(said, "<i4").tobytes()
     for transport, _ in layout.parts:
-        yield Region(transport, FRONT_KEY, Front(Kind.TEXT, first=first, n_bytes=len(table)).pack())
+        yield Region(
+            transport, HEADER_KEY, MessageHeader(MessageKind.TEXT, first=first, n_bytes=len(table)).pack()
+        )
         yield Region(transport, TABLE_KEY, table)
 
 
 def end(layout: Layout) -> Iterator[Region]:
     """Nothing follows."""
     for transport, _ in layout.parts:
-        yield Region(transport, FRONT_KEY, Front(Kind.END).pack())
+        yield Region(transport, HEADER_KEY, MessageHeader(MessageKind.END).pack())

@@ -24,8 +24,8 @@ class Tapped(NamedTuple):
     rows: npt.NDArray[np.uint8]
 
 
-class Told(NamedTuple):
-    """What decodes with tokens of the sequence did since they were told of before.
+class TapReport(NamedTuple):
+    """What decodes did with tokens of the sequence since the last report.
 
     n_decodes: how many succeeded. first: the lowest position that they decoded, -1: none. taken: the last
     position whose rows were taken, also of a decode that failed; -1: none.
@@ -37,7 +37,7 @@ class Told(NamedTuple):
 
 
 class Tap(Closable):
-    """Of decodes with several tokens of a sequence.
+    """Takes the rows that decodes with several tokens of a sequence write, layer by layer.
 
     max_bytes: of rows that nobody has taken; a decode doesn't wait, so beyond them the tap is over. 0: no
     rows are taken.
@@ -54,7 +54,7 @@ class Tap(Closable):
         # shared: one thread waits for what comes while another one marks
         self._handle = Handle.own(context.call, open_tap, free=lib().kvg_tap_free, name="tap", shared=True)
 
-    def tell(self) -> Told:
+    def tell(self) -> TapReport:
         """A call on the context."""
         told = sized(KvgTapTold)
 
@@ -62,7 +62,7 @@ class Tap(Closable):
             self._context.call(lib().kvg_tap_tell, tap, ctypes.byref(told))
 
         self._handle.call(tell)
-        return Told(told.n_decodes, told.first, told.taken)
+        return TapReport(told.n_decodes, told.first, told.taken)
 
     def mark(self) -> None:
         """What comes after this was computed later. It wakes the thread that waits."""

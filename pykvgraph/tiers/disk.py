@@ -19,8 +19,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from pykvgraph.prefix import block
-from pykvgraph.tiers.listing import File, Listing
-from pykvgraph.tiers.record import FRONT_BYTES, Front, MissError, Record, read_front, split
+from pykvgraph.tiers.listing import Listing, RecordFile
+from pykvgraph.tiers.record import HEADER_BYTES, MissError, Record, RecordHeader, read_header, split
 
 LOCK = "pykvgraph.lock"
 _COUNT = struct.Struct("<Q")
@@ -31,8 +31,8 @@ _NOT_ALLOWED = (errno.EROFS, errno.EACCES, errno.EPERM)
 _LOCK_SECONDS = 2.0  # whoever has the lock for longer is stopped, or its disk hangs
 
 
-class Disk:
-    """What is in the directory, and what is written and removed there. Raises OSError from every method.
+class DiskTier:
+    """The tier on a disk: the records of a directory. Raises OSError from every method.
 
     limit: bytes of all records that are there, whoever wrote them, with those that are being written. put()
     never exceeds it. Files with other names are left alone, and don't count.
@@ -101,9 +101,9 @@ class Disk:
 
     def put(self, key: bytes, record: Record) -> bool:
         """Writes a record, unless it is there; False: there is no room for it."""
-        front = read_front(record.front)
-        assert front is not None
-        name = f"{key.hex()}{SUFFIXES[front.kind]}"
+        header = read_header(record.header)
+        assert header is not None
+        name = f"{key.hex()}{SUFFIXES[header.kind]}"
         aside = self.folder / f"{key.hex()}.{secrets.token_hex(8)}.tmp"
         file: int | None = None
         try:
@@ -121,8 +121,10 @@ class Disk:
             with self._locked():
                 os.rename(aside, self.folder / name)
                 self._changed()
-                tokens = front.tokens if front.kind == block.END else b""
-                self._listing.add(key, File(name, record.n_bytes, time.time_ns(), front.parent, tokens))
+                tokens = header.tokens if header.kind == block.END else b""
+                self._listing.add(
+                    key, RecordFile(name, record.n_bytes, time.time_ns(), header.parent, tokens)
+                )
         except BaseException:
             self._is_stale = True
             with contextlib.suppress(OSError):
@@ -176,7 +178,7 @@ class Disk:
         self._is_stale = False
 
     def _list(self, entry: os.DirEntry[str], found: Listing) -> None:
-        """One file. The front of an end tells where it belongs, and that it has the right name."""
+        """One file. The header of an end tells where it belongs, and that it has the right name."""
         key, info = bytes.fromhex(entry.name[:64]), entry.stat(follow_symlinks=False)
         parent = tokens = b""
         if entry.name.endswith(SUFFIXES[block.END]):
@@ -185,21 +187,21 @@ class Disk:
                 parent, tokens = known.parent, known.tokens
             else:
                 try:
-                    front = read_front(read_file(Path(entry.path), FRONT_BYTES))
+                    header = read_header(read_file(Path(entry.path), HEADER_BYTES))
                 except FileNotFoundError:
                     raise
                 except OSError:  # of somebody else, perhaps: it takes room, and nobody finds it
-                    front = Front(block.END, b"", b"")
+                    header = RecordHeader(block.END, b"", b"")
                 else:
-                    if front is None or block.key(front.parent, front.tokens, block.END) != key:
+                    if header is None or block.key(header.parent, header.tokens, block.END) != key:
                         self._drop(entry)
                         return
-                parent, tokens = front.parent, front.tokens
+                parent, tokens = header.parent, header.tokens
         if key in found.files:  # a block has another key than an end: one of them is wrong
             self._drop(entry)
             return
         found.count(info.st_size)
-        found.add(key, File(entry.name, info.st_size, info.st_mtime_ns, parent, tokens))
+        found.add(key, RecordFile(entry.name, info.st_size, info.st_mtime_ns, parent, tokens))
 
     def _drop(self, entry: os.DirEntry[str]) -> None:
         """Nobody would ask for it, and it would keep the right one from being written."""
@@ -283,7 +285,7 @@ def _is_over(aside: str) -> bool:
 
 
 def _write(file: int, record: Record) -> None:
-    for part in (record.front, record.rows):
+    for part in (record.header, record.rows):
         left = memoryview(part)
         while left:
             left = left[os.write(file, left) :]

@@ -6,8 +6,8 @@ import threading
 from typing import NamedTuple
 
 
-class File(NamedTuple):
-    """As it was when it was seen last. parent, tokens: of the end of a text, else empty."""
+class RecordFile(NamedTuple):
+    """A record's file as it was when it was seen last. parent, tokens: of the end of a text, else empty."""
 
     name: str
     n_bytes: int
@@ -21,7 +21,7 @@ class Listing:
 
     def __init__(self) -> None:
         self.n_bytes = 0
-        self.files: dict[bytes, File] = {}
+        self.files: dict[bytes, RecordFile] = {}
         self._ends: dict[bytes, dict[bytes, bytes]] = {}  # by parent: keys, by tokens
         self._lock = threading.Lock()
 
@@ -30,7 +30,7 @@ class Listing:
         with self._lock:
             self.n_bytes += n_bytes
 
-    def add(self, key: bytes, file: File) -> None:
+    def add(self, key: bytes, file: RecordFile) -> None:
         """A file whose bytes are counted."""
         with self._lock:
             self.files[key] = file

@@ -19,8 +19,8 @@ from pykvgraph.tiers.record import MissError, Name, Reason, unpack
 from pykvgraph.tiers.store import Store
 
 
-class Job:
-    """Parts of one text, in their order, that fill reserved cells.
+class Prefetch:
+    """A prefix on its way back: parts of one text, in their order, that fill reserved cells.
 
     is_done: nothing is written any more; then `reason` says why it failed, None: it has not. state: of the
     text's end, float32, None where no layer has one. seconds: what it took.
@@ -56,70 +56,70 @@ def places_for(names: Sequence[Name], geometry: Geometry, swa_full: bool) -> lis
 
 
 class Loader:
-    """Does jobs, one after the other. notify: is called after each of them, in the loader's thread."""
+    """Loads one prefix after the other. notify: is called after each of them, in the loader's thread."""
 
     def __init__(self, store: Store, geometry: Geometry, swa_full: bool, notify: Callable[[], None]) -> None:
         self._store = store
         self._geometry = geometry
         self._swa_full = swa_full
         self._notify = notify
-        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
-        self.current: Job | None = None
+        self._waiting: queue.SimpleQueue[Prefetch | None] = queue.SimpleQueue()
+        self.current: Prefetch | None = None
         self._thread = threading.Thread(target=self._run, name="pykvgraph loader", daemon=True)
         self._thread.start()
 
     @property
     def is_stuck(self) -> bool:
-        """Whether it is still at a job that nobody waits for any more."""
+        """Whether it is still at a prefetch that nobody waits for any more."""
         current = self.current
         return current is not None and current.is_cancelled
 
-    def add(self, job: Job) -> None:
+    def add(self, prefetch: Prefetch) -> None:
         """To be done when those before it are."""
-        self._jobs.put(job)
+        self._waiting.put(prefetch)
 
     def close(self) -> None:
         """It ends when what it does now is done; nobody waits for that for longer than a second."""
-        self._jobs.put(None)
+        self._waiting.put(None)
         self._thread.join(1.0)
 
     def _run(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            self.current = job
-            fill(job, self._store, self._geometry, self._swa_full)
+        while (prefetch := self._waiting.get()) is not None:
+            self.current = prefetch
+            fill(prefetch, self._store, self._geometry, self._swa_full)
             self.current = None
-            job.is_done = True
+            prefetch.is_done = True
             self._notify()
 
 
-def fill(job: Job, store: Store, geometry: Geometry, swa_full: bool) -> None:
-    """Writes the rows of all parts, unless it is cancelled; job.reason says why not."""
+def fill(prefetch: Prefetch, store: Store, geometry: Geometry, swa_full: bool) -> None:
+    """Writes the rows of all parts, unless it is cancelled; prefetch.reason says why not."""
     begin = time.perf_counter()
     try:
-        for name in job.names:
-            if job.is_cancelled:
+        for name in prefetch.names:
+            if prefetch.is_cancelled:
                 break
-            _load(job, name, store, geometry, swa_full)
+            _load(prefetch, name, store, geometry, swa_full)
     except MissError as miss:
-        job.reason = miss.reason
+        prefetch.reason = miss.reason
     except (KVGraphError, MemoryError):  # it was cancelled, perhaps
-        job.reason = "device"
-    job.seconds = time.perf_counter() - begin
+        prefetch.reason = "device"
+    prefetch.seconds = time.perf_counter() - begin
 
 
-def _load(job: Job, name: Name, store: Store, geometry: Geometry, swa_full: bool) -> None:
+def _load(prefetch: Prefetch, name: Name, store: Store, geometry: Geometry, swa_full: bool) -> None:
     try:
         with store.load(name) as record:
-            _put(job, name, unpack(record, name, geometry), geometry, swa_full)
+            _put(prefetch, name, unpack(record, name, geometry), geometry, swa_full)
     except MissError as miss:
         if miss.reason in ("foreign", "damaged", "other"):
             store.forget(name.key)
         raise
 
 
-def _put(job: Job, name: Name, saved: SavedState, geometry: Geometry, swa_full: bool) -> None:
+def _put(prefetch: Prefetch, name: Name, saved: SavedState, geometry: Geometry, swa_full: bool) -> None:
     """Writes the rows of a part. Cells of windows come with the end alone."""
-    first = name.begin - job.names[0].begin
+    first = name.begin - prefetch.names[0].begin
     for index, (cells, group) in enumerate(zip(saved.groups, geometry.groups, strict=True)):
         n = len(cells.pos)
         if group.window and not swa_full:
@@ -129,6 +129,6 @@ def _put(job: Job, name: Name, saved: SavedState, geometry: Geometry, swa_full: 
         if n != wanted:
             raise MissError("other")
         if n and group.layers:
-            job.incoming.write(index, range(group.n_layer), range(begin, begin + n), cells.rows)
+            prefetch.incoming.write(index, range(group.n_layer), range(begin, begin + n), cells.rows)
     if saved.states is not None:
-        job.state = saved.states.rows[saved.states.owners[0, 2]].copy()
+        prefetch.state = saved.states.rows[saved.states.owners[0, 2]].copy()

@@ -18,8 +18,10 @@ class _Kept:
         self.n_users = 0
 
 
-class Memory:
-    """Records by key. Bytes are counted before they are taken: reserve(), then put() or give_back().
+class MemoryTier:
+    """The tier in memory: records by key.
+
+    Bytes are counted before they are taken: reserve(), then put() or give_back().
 
     n_bytes: of all records, and of what is reserved; never above `limit`. gone: is told the key of each
     record that has made way. Not for several threads at once: the store has a lock.

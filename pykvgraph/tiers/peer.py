@@ -17,9 +17,9 @@ MOST_BYTES = 256 << 20  # of records that wait to be sent; what comes beyond the
 _SENT_SECONDS = 60.0  # in which a record is not sent twice; later the other end may have dropped it
 _MOST_SENT = 1 << 16  # keys that are remembered
 _QUIET_SECONDS = 60.0  # between two warnings
-# of each record: bytes of its front and of its rows. A front of 0 bytes is a question, which the other end
+# of each record: bytes of its header and of its rows. A header of 0 bytes is a question, which the other end
 # answers when it has taken all earlier records
-HEAD = struct.Struct("<QQ")
+SIZES = struct.Struct("<QQ")
 ANSWER = b"\1"
 
 
@@ -116,11 +116,11 @@ class Peer:
                 transport.close()
         else:
             transport = self._transport
-        transport.flush("head", HEAD.pack(len(record.front), len(record.rows)))
-        if not record.front:
+        transport.flush("head", SIZES.pack(len(record.header), len(record.rows)))
+        if not record.header:
             transport.fetch("answer", bytearray(len(ANSWER)))
             return
-        transport.flush("front", record.front)
+        transport.flush("front", record.header)
         transport.flush("rows", record.rows)
 
     def _lose(self, key: bytes, error: Exception) -> None:

@@ -35,11 +35,11 @@ class MissError(Exception):
 
 MAGIC = b"kvgtier\1"
 # magic, kind, number of tokens, bytes of the rows, key, parent's key; then the digest of all but itself
-_HEAD = struct.Struct("<8sc3xIQ32s32s")
+_FIXED = struct.Struct("<8sc3xIQ32s32s")
 _DIGEST_BYTES = 16
 _MOST_TOKENS = block.N_TOKENS
-HEAD_BYTES = _HEAD.size + _DIGEST_BYTES
-FRONT_BYTES = HEAD_BYTES + block.TOKEN_BYTES * _MOST_TOKENS  # at most, up to the rows
+FIXED_BYTES = _FIXED.size + _DIGEST_BYTES  # of a header; its tokens follow
+HEADER_BYTES = FIXED_BYTES + block.TOKEN_BYTES * _MOST_TOKENS  # at most
 
 
 class Name(NamedTuple):
@@ -65,18 +65,21 @@ class Name(NamedTuple):
 
 
 class Record(NamedTuple):
-    """front: what it is, and its tokens. rows: a saved state (docs/state-format.md)."""
+    """A part of a text as bytes.
 
-    front: bytes
+    header: what it is, and its tokens. rows: a saved state (docs/state-format.md).
+    """
+
+    header: bytes
     rows: bytes | memoryview
 
     @property
     def n_bytes(self) -> int:
         """Of both."""
-        return len(self.front) + len(self.rows)
+        return len(self.header) + len(self.rows)
 
 
-class Front(NamedTuple):
+class RecordHeader(NamedTuple):
     """What the first bytes of a record say, unchecked but for the magic."""
 
     kind: bytes
@@ -87,29 +90,29 @@ class Front(NamedTuple):
 def pack(name: Name, rows: bytes) -> Record:
     """A record that unpack() takes for this name."""
     n_tokens = len(name.tokens) // block.TOKEN_BYTES
-    head = _HEAD.pack(MAGIC, name.kind, n_tokens, len(rows), name.key, name.parent)
-    return Record(head + _digest(head, name.tokens, rows) + name.tokens, rows)
+    fixed = _FIXED.pack(MAGIC, name.kind, n_tokens, len(rows), name.key, name.parent)
+    return Record(fixed + _digest(fixed, name.tokens, rows) + name.tokens, rows)
 
 
 def split(data: bytes) -> Record:
     """The record in the bytes of a file. Raises MissError for what is no record, or is cut off."""
-    if len(data) < HEAD_BYTES or not data.startswith(MAGIC):
+    if len(data) < FIXED_BYTES or not data.startswith(MAGIC):
         raise MissError("foreign")
-    _, _, n_tokens, n_rows, _, _ = _HEAD.unpack_from(data)
-    begin = HEAD_BYTES + block.TOKEN_BYTES * n_tokens
+    _, _, n_tokens, n_rows, _, _ = _FIXED.unpack_from(data)
+    begin = FIXED_BYTES + block.TOKEN_BYTES * n_tokens
     if n_tokens > _MOST_TOKENS or len(data) != begin + n_rows:
         raise MissError("damaged")
     return Record(data[:begin], memoryview(data)[begin:])
 
 
-def read_front(data: bytes) -> Front | None:
-    """What the first FRONT_BYTES of a file say; None when it is no record."""
-    if len(data) < HEAD_BYTES or not data.startswith(MAGIC):
+def read_header(data: bytes) -> RecordHeader | None:
+    """What the first HEADER_BYTES of a file say; None when it is no record."""
+    if len(data) < FIXED_BYTES or not data.startswith(MAGIC):
         return None
-    _, kind, n_tokens, _, _, parent = _HEAD.unpack_from(data)
-    tokens = data[HEAD_BYTES : HEAD_BYTES + block.TOKEN_BYTES * n_tokens]
-    is_record = kind in block.KINDS and 0 < n_tokens <= _MOST_TOKENS
-    return Front(kind, parent, tokens) if is_record and len(tokens) == block.TOKEN_BYTES * n_tokens else None
+    _, kind, n_tokens, _, _, parent = _FIXED.unpack_from(data)
+    tokens = data[FIXED_BYTES : FIXED_BYTES + block.TOKEN_BYTES * n_tokens]
+    is_whole = 0 < n_tokens <= _MOST_TOKENS and len(tokens) == block.TOKEN_BYTES * n_tokens
+    return RecordHeader(kind, parent, tokens) if kind in block.KINDS and is_whole else None
 
 
 def unpack(record: Record, name: Name, geometry: Geometry) -> SavedState:
@@ -124,16 +127,16 @@ def unpack(record: Record, name: Name, geometry: Geometry) -> SavedState:
     return state
 
 
-def check(record: Record, key: bytes) -> Front:
+def check(record: Record, key: bytes) -> RecordHeader:
     """What a record says of itself: what was written under this key. Raises MissError."""
-    head, digest = record.front[: _HEAD.size], record.front[_HEAD.size : HEAD_BYTES]
-    tokens = record.front[HEAD_BYTES:]
-    if digest != _digest(head, tokens, record.rows):
+    fixed, digest = record.header[: _FIXED.size], record.header[_FIXED.size : FIXED_BYTES]
+    tokens = record.header[FIXED_BYTES:]
+    if digest != _digest(fixed, tokens, record.rows):
         raise MissError("damaged")
-    magic, kind, _, _, own_key, parent = _HEAD.unpack(head)
+    magic, kind, _, _, own_key, parent = _FIXED.unpack(fixed)
     if magic != MAGIC or own_key != key or block.key(parent, tokens, kind) != key:
         raise MissError("other")
-    return Front(kind, parent, tokens)
+    return RecordHeader(kind, parent, tokens)
 
 
 def geometry_of(kind: bytes, geometry: Geometry) -> Geometry:
@@ -141,9 +144,9 @@ def geometry_of(kind: bytes, geometry: Geometry) -> Geometry:
     return geometry if kind == block.END else replace(geometry, state_bytes=0)
 
 
-def _digest(head: bytes, tokens: bytes, rows: bytes | memoryview) -> bytes:
+def _digest(fixed: bytes, tokens: bytes, rows: bytes | memoryview) -> bytes:
     """XXH3, 128 bits."""
-    hashed = xxhash.xxh3_128(head)
+    hashed = xxhash.xxh3_128(fixed)
     hashed.update(tokens)
     hashed.update(rows)
     return hashed.digest()

@@ -11,7 +11,7 @@ from pykvgraph.errors import KVGraphError
 from pykvgraph.kv_cache.saved.transfer import take_held
 from pykvgraph.prefix import block
 from pykvgraph.prefix.node import Node, Point, Root
-from pykvgraph.tiers.record import FRONT_BYTES, Name, Record, geometry_of, pack
+from pykvgraph.tiers.record import HEADER_BYTES, Name, Record, geometry_of, pack
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -44,7 +44,7 @@ class Saver:
         self._cell_bytes = sum(group.cell_bytes for group in geometry.groups)
         self._window_bytes = sum(group.cell_bytes * group.window for group in geometry.groups)
         n_layers = sum(group.n_layer for group in geometry.groups)
-        self._front_bytes = FRONT_BYTES + _SECTIONS_BYTES + 64 * n_layers
+        self._header_bytes = HEADER_BYTES + _SECTIONS_BYTES + 64 * n_layers
 
     @property
     def most_bytes(self) -> int:
@@ -77,7 +77,7 @@ class Saver:
     def _n_bytes(self, n_tokens: int, *, has_point: bool) -> int:
         """Of a record, at most."""
         of_point = self._window_bytes + self._geometry.state_bytes if has_point else 0
-        return self._front_bytes + n_tokens * self._cell_bytes + of_point
+        return self._header_bytes + n_tokens * self._cell_bytes + of_point
 
     def _name(self, node: Node, tokens: bytes, kind: bytes) -> Name:
         parent = root = node.parent

@@ -10,8 +10,8 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator
 
 from pykvgraph.prefix import block
-from pykvgraph.tiers.disk import Disk
-from pykvgraph.tiers.memory import Memory
+from pykvgraph.tiers.disk import DiskTier
+from pykvgraph.tiers.memory import MemoryTier
 from pykvgraph.tiers.record import MissError, Name, Record
 from pykvgraph.tiers.tiers import Tiers
 
@@ -32,7 +32,7 @@ class Store:
         """Raises OSError when the directory can't be made or read."""
         self._lock = threading.Lock()
         self._news = threading.Condition(self._lock)
-        self._memory = Memory(tiers.ram, self._made_way)
+        self._memory = MemoryTier(tiers.ram, self._made_way)
         self._ends: dict[bytes, dict[bytes, bytes]] = {}  # in memory, by parent: keys, by tokens
         self._names: dict[bytes, Name] = {}  # of what is in memory
         self._queue: deque[bytes] = deque()
@@ -44,7 +44,7 @@ class Store:
         self._closed = False
         self._looked = 0.0
         self._looks = False
-        self._disk = Disk(tiers.path, tiers.disk) if tiers.path is not None and tiers.disk else None
+        self._disk = DiskTier(tiers.path, tiers.disk) if tiers.path is not None and tiers.disk else None
         self._thread: threading.Thread | None = None
         if self._disk is not None:
             self._thread = threading.Thread(target=self._write_all, name="pykvgraph tiers", daemon=True)

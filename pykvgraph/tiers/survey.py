@@ -10,11 +10,14 @@ from typing import NamedTuple
 
 from pykvgraph.prefix import block
 from pykvgraph.tiers.disk import FILE_NAME, SUFFIXES, read_file
-from pykvgraph.tiers.record import FRONT_BYTES, MissError, Reason, check, read_front, split
+from pykvgraph.tiers.record import HEADER_BYTES, MissError, Reason, check, read_header, split
 
 
-class Seen(NamedTuple):
-    """One file. n_tokens: 0 where it doesn't say. used: nanoseconds. fault: None: none was found."""
+class SurveyedFile(NamedTuple):
+    """A record's file as it was found.
+
+    n_tokens: 0 where it doesn't say. used: nanoseconds. fault: None: none was found.
+    """
 
     name: str
     n_tokens: int
@@ -28,7 +31,7 @@ class Seen(NamedTuple):
         return bytes.fromhex(self.name[:64])
 
 
-def survey(folder: Path, *, verify: bool = False) -> Iterator[Seen]:
+def survey(folder: Path, *, verify: bool = False) -> Iterator[SurveyedFile]:
     """The records of a directory, what was used last first. Others may change it meanwhile. Raises OSError.
 
     verify: they are read whole, and compared with their digests and names; else only their first bytes.
@@ -42,8 +45,8 @@ def survey(folder: Path, *, verify: bool = False) -> Iterator[Seen]:
                     found.append((info.st_mtime_ns, each.name, info.st_size))
     for used, name, n_bytes in sorted(found, reverse=True):
         with contextlib.suppress(FileNotFoundError):
-            n_tokens, fault = _read(folder / name, n_bytes + 1 if verify else FRONT_BYTES, verify)
-            yield Seen(name, n_tokens, n_bytes, used, fault)
+            n_tokens, fault = _read(folder / name, n_bytes + 1 if verify else HEADER_BYTES, verify)
+            yield SurveyedFile(name, n_tokens, n_bytes, used, fault)
 
 
 def _read(path: Path, n_bytes: int, verify: bool) -> tuple[int, Reason | None]:
@@ -53,12 +56,12 @@ def _read(path: Path, n_bytes: int, verify: bool) -> tuple[int, Reason | None]:
         raise
     except OSError:
         return 0, "unreadable"
-    front = read_front(data)
-    n_tokens = len(front.tokens) // block.TOKEN_BYTES if front else 0
+    header = read_header(data)
+    n_tokens = len(header.tokens) // block.TOKEN_BYTES if header else 0
     try:
-        if front is None:
+        if header is None:
             raise MissError("foreign")
-        if SUFFIXES.get(front.kind) != path.suffix:
+        if SUFFIXES.get(header.kind) != path.suffix:
             raise MissError("other")
         if verify:
             check(split(data), bytes.fromhex(path.stem))

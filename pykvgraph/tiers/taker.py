@@ -9,8 +9,8 @@ from collections.abc import Callable
 from pykvgraph.errors import TransportError
 from pykvgraph.stream.transports.opening import listen
 from pykvgraph.stream.transports.transport import Transport
-from pykvgraph.tiers.peer import ANSWER, HEAD
-from pykvgraph.tiers.record import FRONT_BYTES, HEAD_BYTES, Record, read_front
+from pykvgraph.tiers.peer import ANSWER, SIZES
+from pykvgraph.tiers.record import FIXED_BYTES, HEADER_BYTES, Record, read_header
 
 _log = logging.getLogger("pykvgraph")
 # A worker may have nothing to send for long. Were the connection closed meanwhile, the next record would be
@@ -23,7 +23,7 @@ class Taker:
     """Takes the records of whoever connects and knows the token, each in a thread of its own.
 
     address: to listen at. most: bytes of a record's rows. take: gets each record, unchecked but for its
-    front; from any thread. Raises TransportError when nobody can listen there.
+    header; from any thread. Raises TransportError when nobody can listen there.
     """
 
     def __init__(self, address: str, token: str, most: int, take: Callable[[Record], None]) -> None:
@@ -65,19 +65,19 @@ def receive(transport: Transport, most: int, take: Callable[[Record], None]) -> 
 
     Raises TransportError when the other end goes away, or sends something else.
     """
-    head = bytearray(HEAD.size)
+    sizes = bytearray(SIZES.size)
     while True:
-        transport.fetch("head", head)
-        n_front, n_rows = HEAD.unpack(head)
-        if not n_front:
+        transport.fetch("head", sizes)
+        n_header, n_rows = SIZES.unpack(sizes)
+        if not n_header:
             transport.flush("answer", ANSWER)
             continue
-        if not HEAD_BYTES < n_front <= FRONT_BYTES or n_rows > most:
-            raise TransportError(f"{transport.address}: no record has {n_front} and {n_rows} bytes")
-        front, rows = bytearray(n_front), bytearray(n_rows)
-        transport.fetch("front", front)
+        if not FIXED_BYTES < n_header <= HEADER_BYTES or n_rows > most:
+            raise TransportError(f"{transport.address}: no record has {n_header} and {n_rows} bytes")
+        header, rows = bytearray(n_header), bytearray(n_rows)
+        transport.fetch("front", header)
         transport.fetch("rows", rows)
-        record = Record(bytes(front), memoryview(rows))
-        if read_front(record.front) is None:
+        record = Record(bytes(header), memoryview(rows))
+        if read_header(record.header) is None:
             raise TransportError(f"{transport.address}: what came is no record")
         take(record)

@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 
 import pykvgraph as kvg
-from pykvgraph.model.tokenizer import Tokenizer, Vocabulary
+from pykvgraph.model.tokenizer import LoadedVocabulary, Tokenizer
 from pykvgraph.sampling.sampler import Sampler
 from support import sanitizer
 from support.adapters import write_adapter
@@ -199,7 +199,7 @@ def use_file(path: Path) -> None:
 def use_tokenizer(path: Path) -> None:
     """By itself, so that it must be safe even where no model would load."""
     with kvg.GgufFile(path) as file:
-        tokenizer = Tokenizer(path, file._handle.call(Vocabulary.read, {}))
+        tokenizer = Tokenizer(path, file._handle.call(LoadedVocabulary.read, {}))
     for token in range(min(tokenizer.n_vocab, 1000)):
         tokenizer.token_to_piece(token)
         tokenizer.is_eog(token)

@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 
 from pykvgraph.cli import main
 from pykvgraph.prefix import block
-from pykvgraph.tiers.disk import Disk
+from pykvgraph.tiers.disk import DiskTier
 from unit.test_tier_disk import SIZE, name_of, put
 
 HALF = 600_000  # of a MiB, and a little
@@ -26,7 +26,7 @@ def run(*arguments: Any, **env: str) -> Result:
 def folder(tmp_path: Path) -> Path:
     """Three records, used in this order; a file of somebody else, and one that a dead process was writing."""
     folder = tmp_path / "tier"
-    disk = Disk(folder, 10 * HALF)
+    disk = DiskTier(folder, 10 * HALF)
     for number, kind in ((1, block.TOKENS), (2, block.TOKENS), (3, block.END)):
         assert put(disk, number, HALF, kind)
         os.utime(path_of(folder, number, kind), (number, number))

@@ -16,7 +16,7 @@ import pytest
 from support import chance
 
 from pykvgraph.prefix import block
-from pykvgraph.tiers.disk import Disk
+from pykvgraph.tiers.disk import DiskTier
 from pykvgraph.tiers.record import MissError, Name, Record, pack
 
 
@@ -30,13 +30,13 @@ def record_of(number: int, n_bytes: int = 1000, kind: bytes = block.TOKENS) -> R
     return pack(name_of(number, kind), rows)
 
 
-def put(disk: Disk, number: int, n_bytes: int = 1000, kind: bytes = block.TOKENS) -> bool:
+def put(disk: DiskTier, number: int, n_bytes: int = 1000, kind: bytes = block.TOKENS) -> bool:
     return disk.put(name_of(number, kind).key, record_of(number, n_bytes, kind))
 
 
-def read(disk: Disk, number: int, kind: bytes = block.TOKENS) -> tuple[bytes, bytes]:
+def read(disk: DiskTier, number: int, kind: bytes = block.TOKENS) -> tuple[bytes, bytes]:
     record = disk.read(name_of(number, kind).key)
-    return record.front, bytes(record.rows)
+    return record.header, bytes(record.rows)
 
 
 def sizes_in(folder: Path) -> int:
@@ -48,10 +48,10 @@ SIZE = record_of(0).n_bytes
 
 
 def test_another_process_reads_what_one_wrote(tmp_path: Path) -> None:
-    one = Disk(tmp_path, 10 * SIZE)
+    one = DiskTier(tmp_path, 10 * SIZE)
     assert put(one, 1)
     assert put(one, 2, kind=block.END)
-    two = Disk(tmp_path, 10 * SIZE)
+    two = DiskTier(tmp_path, 10 * SIZE)
     for disk in (one, two):
         assert read(disk, 1) == tuple(record_of(1))
         assert disk.ends(bytes(32)) == [name_of(2, block.END).tokens]
@@ -65,14 +65,14 @@ def test_another_process_reads_what_one_wrote(tmp_path: Path) -> None:
 
 
 def test_what_was_used_longest_ago_goes_first(tmp_path: Path) -> None:
-    disk = Disk(tmp_path, 3 * SIZE)
+    disk = DiskTier(tmp_path, 3 * SIZE)
     for number in (1, 2, 3):
         put(disk, number)
     read(disk, 1)
     put(disk, 4)
     assert [name_of(number).key in disk for number in (1, 2, 3, 4)] == [True, False, True, True]
     assert not put(disk, 5, 3 * SIZE)
-    smaller = Disk(tmp_path, SIZE)
+    smaller = DiskTier(tmp_path, SIZE)
     assert len(smaller) == 1
     # files that are written within a tick of the clock are equally old
     gone = next(number for number in (1, 3, 4) if name_of(number).key not in smaller)
@@ -84,7 +84,7 @@ def test_what_was_used_longest_ago_goes_first(tmp_path: Path) -> None:
 def test_bytes_are_never_above_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two views of a directory, at every step, also while a file is written, and after failures."""
     rng, limit = random.Random(1), 20 * SIZE
-    disks = [Disk(tmp_path, limit), Disk(tmp_path, limit)]
+    disks = [DiskTier(tmp_path, limit), DiskTier(tmp_path, limit)]
     most, write, fsync = 0, os.write, os.fsync
 
     def watched(file: int, data: Any) -> int:
@@ -111,7 +111,7 @@ def test_bytes_are_never_above_the_limit(tmp_path: Path, monkeypatch: pytest.Mon
             elif what < 0.8:
                 disk.remove(name_of(number).key)
             elif what < 0.85:
-                disks[disks.index(disk)] = Disk(tmp_path, limit)
+                disks[disks.index(disk)] = DiskTier(tmp_path, limit)
             else:
                 read(disk, number)
         except OSError:
@@ -132,7 +132,7 @@ def test_bytes_are_never_above_the_limit(tmp_path: Path, monkeypatch: pytest.Mon
 def test_a_failure_leaves_nothing_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, code: int
 ) -> None:
-    disk = Disk(tmp_path, 10 * SIZE)
+    disk = DiskTier(tmp_path, 10 * SIZE)
     put(disk, 1)
     real, n_open = getattr(os, call), len(os.listdir("/proc/self/fd"))
 
@@ -163,7 +163,7 @@ def test_other_peoples_files_are_left_alone(tmp_path: Path) -> None:
     (tmp_path / f"{hexed[3]}.block").mkdir()
     (tmp_path / f"{hexed[4]}.block").symlink_to("/etc/passwd")
     before = sorted(each.name for each in tmp_path.iterdir())
-    disk = Disk(tmp_path, 2 * SIZE)
+    disk = DiskTier(tmp_path, 2 * SIZE)
     assert len(disk) == 0
     assert disk.n_bytes == 0
     for number in range(5, 9):
@@ -179,18 +179,18 @@ def test_what_a_dead_process_was_writing_goes(tmp_path: Path) -> None:
     live.write_bytes(bytes(700))
     with live.open("rb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        disk = Disk(tmp_path, 10 * SIZE)
+        disk = DiskTier(tmp_path, 10 * SIZE)
         assert not stale.exists()
         assert live.exists()
         assert disk.n_bytes == 700
-    disk = Disk(tmp_path, 10 * SIZE)
+    disk = DiskTier(tmp_path, 10 * SIZE)
     assert not live.exists()
     assert disk.n_bytes == 0
 
 
 def test_a_lock_that_somebody_keeps_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pykvgraph.tiers.disk._LOCK_SECONDS", 0.05)
-    disk = Disk(tmp_path, 10 * SIZE)
+    disk = DiskTier(tmp_path, 10 * SIZE)
     put(disk, 1)
     with (tmp_path / "pykvgraph.lock").open("rb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -204,7 +204,7 @@ def test_a_lock_that_somebody_keeps_is_an_error(tmp_path: Path, monkeypatch: pyt
 def test_a_file_that_is_no_record(tmp_path: Path, data: bytes) -> None:
     for suffix in (".block", ".end"):
         (tmp_path / f"{name_of(1).key.hex()}{suffix}").write_bytes(data)
-    disk = Disk(tmp_path, 10 * SIZE)
+    disk = DiskTier(tmp_path, 10 * SIZE)
     assert disk.ends(bytes(32)) == []
     with pytest.raises(MissError) as miss:
         disk.read(name_of(1).key)
@@ -214,7 +214,7 @@ def test_a_file_that_is_no_record(tmp_path: Path, data: bytes) -> None:
 def write_until_killed(folder: Path, seed: int, ready: int) -> None:
     """In a child process."""
     rng = random.Random(chance.seed(seed))
-    disk = Disk(folder, 30 * SIZE)
+    disk = DiskTier(folder, 30 * SIZE)
     os.write(ready, b"!")
     while True:
         put(disk, rng.randrange(200), rng.choice((10, 1000, 2000)))
@@ -236,7 +236,7 @@ def kill_writers(folder: Path, n: int) -> None:
         assert os.waitpid(writer, 0)[1] == signal.SIGKILL
         os.close(begun)
         os.close(ready)
-        disk = Disk(folder, 30 * SIZE)
+        disk = DiskTier(folder, 30 * SIZE)
         assert not list(folder.glob("*.tmp"))
         assert disk.n_bytes == sizes_in(folder) <= 30 * SIZE
         for number in range(200):
@@ -257,7 +257,7 @@ def test_many_killed_writers(tmp_path: Path) -> None:
 def test_an_end_that_cannot_be_read_takes_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is of another user, perhaps: the others are found, and it goes when room is needed."""
     real, name = os.open, f"{name_of(1, block.END).key.hex()}.end"
-    first = Disk(tmp_path, 2 * SIZE)
+    first = DiskTier(tmp_path, 2 * SIZE)
     put(first, 1, kind=block.END)
     put(first, 2)
     os.utime(tmp_path / name, (1, 1))
@@ -268,7 +268,7 @@ def test_an_end_that_cannot_be_read_takes_room(tmp_path: Path, monkeypatch: pyte
         return real(path, flags, *mode)
 
     monkeypatch.setattr(os, "open", refuses)
-    disk = Disk(tmp_path, 2 * SIZE)
+    disk = DiskTier(tmp_path, 2 * SIZE)
     assert disk.ends(bytes(32)) == []
     assert disk.n_bytes == sizes_in(tmp_path)
     assert read(disk, 2) == tuple(record_of(2))
@@ -279,15 +279,15 @@ def test_an_end_that_cannot_be_read_takes_room(tmp_path: Path, monkeypatch: pyte
 def test_a_directory_that_cannot_be(tmp_path: Path) -> None:
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     with pytest.raises(FileExistsError, match=r"no directory of prefixes .*name another.*loop"):
-        Disk(tmp_path / "loop", SIZE)
+        DiskTier(tmp_path / "loop", SIZE)
 
 
 def test_two_files_with_one_key(tmp_path: Path) -> None:
     """Somebody has copied one: every byte is counted, and goes when room is needed."""
-    put(Disk(tmp_path, 4 * SIZE), 1, kind=block.END)
+    put(DiskTier(tmp_path, 4 * SIZE), 1, kind=block.END)
     name = name_of(1, block.END).key.hex()
     (tmp_path / f"{name}.block").write_bytes((tmp_path / f"{name}.end").read_bytes())
-    disk = Disk(tmp_path, 4 * SIZE)
+    disk = DiskTier(tmp_path, 4 * SIZE)
     assert disk.n_bytes == sizes_in(tmp_path)
     disk.remove(name_of(1, block.END).key)
     assert disk.n_bytes == sizes_in(tmp_path) == 0

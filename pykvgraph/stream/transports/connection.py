@@ -10,12 +10,14 @@ import time
 
 from pykvgraph.errors import TransportError
 from pykvgraph.stream.transports.frame import FrameError
-from pykvgraph.stream.transports.framed import Framed
+from pykvgraph.stream.transports.framed import FramedTransport
 from pykvgraph.stream.transports.hello import CHALLENGE_BYTES, WELCOME_BYTES, ConnectorSide
 from pykvgraph.stream.transports.socket_address import SocketAddress
 
 
-def connect(to: SocketAddress, address: str, token: bytes, timeout: float, queue_bytes: int) -> Connection:
+def connect(
+    to: SocketAddress, address: str, token: bytes, timeout: float, queue_bytes: int
+) -> SocketTransport:
     """Raises TransportError when nobody listens there, or somebody who doesn't know the token."""
     try:
         connected = socket.socket(to.family, socket.SOCK_STREAM)
@@ -28,7 +30,7 @@ def connect(to: SocketAddress, address: str, token: bytes, timeout: float, queue
         side = ConnectorSide(token)
         connected.sendall(side.answer(_read(connected, CHALLENGE_BYTES, deadline)))
         side.check(_read(connected, WELCOME_BYTES, deadline))
-        return Connection(connected, address, timeout, queue_bytes)
+        return SocketTransport(connected, address, timeout, queue_bytes)
     except BaseException as error:
         connected.close()
         if isinstance(error, (OSError, FrameError)):
@@ -59,7 +61,7 @@ def _explained(error: OSError | FrameError, timeout: float) -> str:
 _UNIX_BUFFER_BYTES = 1 << 20
 
 
-class Connection(Framed):
+class SocketTransport(FramedTransport):
     """One end of a connected socket, which it closes. Both ends have proved that they know the token."""
 
     def __init__(self, connected: socket.socket, address: str, timeout: float, queue_bytes: int) -> None:
@@ -85,20 +87,20 @@ class Connection(Framed):
         with self._using, contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
-    def _write(self, head: bytes, part: memoryview) -> None:
+    def _write(self, header: bytes, part: memoryview) -> None:
         try:
-            n_sent = self._socket.sendmsg((head, part))
-            if n_sent < len(head) + part.nbytes:
-                self._write_rest(head, part, n_sent)
+            n_sent = self._socket.sendmsg((header, part))
+            if n_sent < len(header) + part.nbytes:
+                self._write_rest(header, part, n_sent)
         except OSError as error:
             raise self._explained(error, f"the other end has taken nothing for {self.timeout:g} s") from None
 
-    def _write_rest(self, head: bytes, part: memoryview, n_sent: int) -> None:
+    def _write_rest(self, header: bytes, part: memoryview, n_sent: int) -> None:
         deadline = time.monotonic() + self.timeout
-        while n_sent < len(head) + part.nbytes:
-            rest = head[n_sent:] if n_sent < len(head) else part[n_sent - len(head) :]
+        while n_sent < len(header) + part.nbytes:
+            rest = header[n_sent:] if n_sent < len(header) else part[n_sent - len(header) :]
             n_sent += self._socket.send(rest)
-            if time.monotonic() > deadline and n_sent < len(head) + part.nbytes:
+            if time.monotonic() > deadline and n_sent < len(header) + part.nbytes:
                 raise TimeoutError
 
     def _read(self, into: memoryview, what: str) -> None:

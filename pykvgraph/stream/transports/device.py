@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pykvgraph.kv_cache.saved.device_rows import PackedRows
-from pykvgraph.stream.transports.memory import Memory
+from pykvgraph.stream.transports.memory import MemoryTransport
 from pykvgraph.stream.transports.transport import check_key
 
 
-class Device(Memory):
-    """One end. Regions of bytes travel as over `memory`."""
+class DeviceTransport(MemoryTransport):
+    """One end of a pair in this process. Regions of bytes travel as over `memory`."""
 
     def flush_rows(self, key: str, rows: PackedRows) -> None:
         """Sends packed rows, which nobody changes any more. Raises as flush() does."""

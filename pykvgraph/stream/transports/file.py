@@ -16,15 +16,18 @@ from collections import deque
 from collections.abc import Iterator
 
 from pykvgraph.errors import TransportError
-from pykvgraph.stream.transports.frame import FrameError, Head, frames, read_region
+from pykvgraph.stream.transports.frame import FrameError, FrameHeader, frames, read_region
 from pykvgraph.stream.transports.transport import Transport
 
 _NAME = re.compile(r"(?P<key>[A-Za-z0-9_.:=+-]+)~(?P<number>\d+)-[0-9a-f]{8}\.region")
 _SHORTEST, _LONGEST = 0.0005, 0.02  # seconds between two looks at the directory
 
 
-class File(Transport):
-    """One end. Whatever any end of this directory has flushed, each of them can fetch: it is removed then."""
+class FileTransport(Transport):
+    """One end of several that share a directory.
+
+    Whatever any of them has flushed, each of them can fetch: it is removed then.
+    """
 
     def __init__(self, address: str, timeout: float) -> None:
         super().__init__(address, timeout)
@@ -42,8 +45,8 @@ class File(Transport):
         with self._named_errors(f"region {key!r} can't be written"):
             file = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
             try:
-                for head, part in frames(key, data):
-                    _write(file, head)
+                for header, part in frames(key, data):
+                    _write(file, header)
                     _write(file, part)
                 os.rename(aside, os.path.join(self.folder, name))
             except BaseException:
@@ -106,11 +109,11 @@ class File(Transport):
         if not stat.S_ISREG(os.fstat(file).st_mode):
             raise FrameError("it is no regular file")
 
-        def place(head: Head) -> memoryview:
-            if head.key != key:
-                raise FrameError(f"it holds region {head.key!r}")
-            if head.n_bytes != into.nbytes:
-                raise self._other_size(key, head.n_bytes, into.nbytes)
+        def place(header: FrameHeader) -> memoryview:
+            if header.key != key:
+                raise FrameError(f"it holds region {header.key!r}")
+            if header.n_bytes != into.nbytes:
+                raise self._other_size(key, header.n_bytes, into.nbytes)
             return into
 
         read_region(lambda into, what: _read(file, into), "", place)

@@ -1,4 +1,4 @@
-"""How a region looks on its way: frames of a fixed head and at most 512 KiB of the region.
+"""How a region looks on its way: frames of a fixed header and at most 512 KiB of the region.
 
 | bytes | what |
 |---|---|
@@ -29,15 +29,15 @@ from pykvgraph.stream.transports.transport import KEY
 VERSION = 1
 MAGIC = b"kvgs"
 PART_BYTES = 512 << 10
-_FRONT = struct.Struct("<4sBB2xQQ120s")
-HEAD_BYTES = _FRONT.size + 16
+_FIELDS = struct.Struct("<4sBB2xQQ120s")
+HEADER_BYTES = _FIELDS.size + 16
 
 
 class FrameError(Exception):
     """What came is no frame, or not the one that must come here."""
 
 
-class Head(NamedTuple):
+class FrameHeader(NamedTuple):
     """What a frame says of its part. n_bytes: of the whole region. begin: where in it the part lies."""
 
     key: str
@@ -50,22 +50,22 @@ class Head(NamedTuple):
 
 
 def frames(key: str, region: memoryview) -> Iterator[tuple[bytes, memoryview]]:
-    """The heads and parts of a region, in their order. A region without bytes is one frame."""
+    """The headers and parts of a region, in their order. A region without bytes is one frame."""
     name = key.encode("ascii")
     for begin in range(0, region.nbytes or 1, PART_BYTES):
         part = region[begin : begin + PART_BYTES]
-        front = _FRONT.pack(MAGIC, VERSION, len(name), region.nbytes, begin, name)
-        yield front + _digest(front, part), part
+        fields = _FIELDS.pack(MAGIC, VERSION, len(name), region.nbytes, begin, name)
+        yield fields + _digest(fields, part), part
 
 
-def read_head(raw: bytes | bytearray) -> Head:
-    """raw: HEAD_BYTES. Raises FrameError."""
-    return _read_front(bytes(raw[: _FRONT.size]))
+def read_header(raw: bytes | bytearray) -> FrameHeader:
+    """raw: HEADER_BYTES. Raises FrameError."""
+    return _read_fields(bytes(raw[: _FIELDS.size]))
 
 
 @lru_cache(maxsize=64)  # those of one key and size are alike
-def _read_front(raw: bytes) -> Head:
-    magic, version, length, n_bytes, begin, name = _FRONT.unpack_from(raw)
+def _read_fields(raw: bytes) -> FrameHeader:
+    magic, version, length, n_bytes, begin, name = _FIELDS.unpack_from(raw)
     if magic != MAGIC:
         raise FrameError("what came is no frame")
     if version != VERSION:
@@ -75,43 +75,43 @@ def _read_front(raw: bytes) -> Head:
         raise FrameError("a frame with a damaged key came")
     if begin % PART_BYTES or begin > max(0, n_bytes - 1):
         raise FrameError(f"a frame came that begins at byte {begin} of {n_bytes}")
-    return Head(key, n_bytes, begin)
+    return FrameHeader(key, n_bytes, begin)
 
 
 def check_part(raw: bytes | bytearray, part: memoryview) -> None:
-    """Compares the digest in a head with what has come. Raises FrameError."""
-    if _digest(raw[: _FRONT.size], part) != raw[_FRONT.size :]:
+    """Compares the digest in a header with what has come. Raises FrameError."""
+    if _digest(raw[: _FIELDS.size], part) != raw[_FIELDS.size :]:
         raise FrameError("a frame came damaged: its checksum is wrong")
 
 
 def read_region(
-    read: Callable[[memoryview, str], None], what: str, place: Callable[[Head], memoryview]
-) -> Head:
+    read: Callable[[memoryview, str], None], what: str, place: Callable[[FrameHeader], memoryview]
+) -> FrameHeader:
     """Reads a region, and tells what it was.
 
     read: fills a buffer, or raises an error with these words, which say what is missing then. what: the words
     for a region that has not begun. place: where this one shall go. Raises FrameError, and what these raise.
     """
-    raw = bytearray(HEAD_BYTES)
+    raw = bytearray(HEADER_BYTES)
     read(memoryview(raw), what)
-    first = head = read_head(raw)
+    first = header = read_header(raw)
     if first.begin != 0:
         raise FrameError(f"a region came that begins at byte {first.begin}")
     into, what = place(first), f"region {first.key!r} came in part only"
     while True:
-        part = into[head.begin : head.end]
+        part = into[header.begin : header.end]
         read(part, what)
         check_part(raw, part)
-        if head.end == first.n_bytes:
+        if header.end == first.n_bytes:
             return first
-        expected = first._replace(begin=head.end)
+        expected = first._replace(begin=header.end)
         read(memoryview(raw), what)
-        head = read_head(raw)
-        if head != expected:
+        header = read_header(raw)
+        if header != expected:
             raise FrameError(f"of region {first.key!r} another part came than that at byte {expected.begin}")
 
 
-def _digest(front: bytes | bytearray, part: memoryview) -> bytes:
-    digest = xxhash.xxh3_128(front)
+def _digest(fields: bytes | bytearray, part: memoryview) -> bytes:
+    digest = xxhash.xxh3_128(fields)
     digest.update(part)
     return digest.digest()

@@ -7,12 +7,14 @@ from abc import abstractmethod
 from pykvgraph.errors import TransportError
 from pykvgraph.kv_cache.saved.device_rows import PackedRows
 from pykvgraph.stream.transports.arrived import Arrived
-from pykvgraph.stream.transports.frame import FrameError, Head, frames, read_region
+from pykvgraph.stream.transports.frame import FrameError, FrameHeader, frames, read_region
 from pykvgraph.stream.transports.transport import Transport
 
 
-class Framed(Transport):
-    """A thread that fetches is the one that reads: what nobody asks for stays with the sender.
+class FramedTransport(Transport):
+    """One end that sends regions as frames, over whatever carries bytes in their order.
+
+    A thread that fetches is the one that reads: what nobody asks for stays with the sender.
 
     On its way to the region that was asked for it keeps those of other keys, within the queue's bytes.
     """
@@ -22,7 +24,7 @@ class Framed(Transport):
         self._arrived = Arrived(queue_bytes)
 
     @abstractmethod
-    def _write(self, head: bytes, part: memoryview) -> None:
+    def _write(self, header: bytes, part: memoryview) -> None:
         """A frame. Raises TransportError, also when the other end takes nothing for `timeout` seconds."""
 
     @abstractmethod
@@ -30,8 +32,8 @@ class Framed(Transport):
         """All of these bytes, within `timeout` seconds. what: for the message. Raises TransportError."""
 
     def _send(self, key: str, data: memoryview) -> None:
-        for head, part in frames(key, data):
-            self._write(head, part)
+        for header, part in frames(key, data):
+            self._write(header, part)
 
     def _receive(self, key: str, into: memoryview) -> None:
         region = self._arrived.take(key)
@@ -53,15 +55,15 @@ class Framed(Transport):
         """The next region, whatever its key; True: it was this one."""
         kept = bytearray()
 
-        def place(head: Head) -> memoryview:
+        def place(header: FrameHeader) -> memoryview:
             nonlocal kept
-            if head.key == key:
-                if head.n_bytes != into.nbytes:
-                    raise self._other_size(key, head.n_bytes, into.nbytes)
+            if header.key == key:
+                if header.n_bytes != into.nbytes:
+                    raise self._other_size(key, header.n_bytes, into.nbytes)
                 return into
-            if not self._arrived.has_room(head.n_bytes):
-                raise self._no_room(head, key)
-            kept = bytearray(head.n_bytes)
+            if not self._arrived.has_room(header.n_bytes):
+                raise self._no_room(header, key)
+            kept = bytearray(header.n_bytes)
             return memoryview(kept)
 
         came = read_region(self._read, f"region {key!r} has not come", place)
@@ -70,7 +72,7 @@ class Framed(Transport):
         self._arrived.add(came.key, kept)
         return False
 
-    def _no_room(self, head: Head, key: str) -> TransportError:
+    def _no_room(self, header: FrameHeader, key: str) -> TransportError:
         taken = f"{self._arrived.n_bytes} of {self._arrived.limit} bytes are taken by others"
-        what = f"region {head.key!r} came before {key!r}; {taken}, so its {head.n_bytes} have no room"
+        what = f"region {header.key!r} came before {key!r}; {taken}, so its {header.n_bytes} have no room"
         return self._error(what, "fetch in the order of flushing, or open this end with more queue_bytes")

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from pykvgraph.errors import TransportError
-from pykvgraph.stream.transports.connection import Connection
+from pykvgraph.stream.transports.connection import SocketTransport
 from pykvgraph.stream.transports.frame import FrameError
 from pykvgraph.stream.transports.hello import ANSWER_BYTES, ListenerSide
 from pykvgraph.stream.transports.socket_address import BoundPath, SocketAddress
@@ -84,7 +84,7 @@ class Listener:
         self._socket.listen()
         return None
 
-    def accept(self) -> Connection:
+    def accept(self) -> SocketTransport:
         """The next end that connects and knows the token.
 
         Others are sent away, with a warning of the logger `pykvgraph`. Raises TransportError when none has
@@ -98,7 +98,9 @@ class Listener:
                 left = deadline - time.monotonic()
                 self._hear(max(0.0, min(_SLICE, left)))
                 if self._known:
-                    return Connection(self._known.popleft(), self.address, self.timeout, self._queue_bytes)
+                    return SocketTransport(
+                        self._known.popleft(), self.address, self.timeout, self._queue_bytes
+                    )
             if left <= 0:
                 nobody = f"nobody with the token has connected for {self.timeout:g} s{self._refused}"
                 advice = "start the other end, with this address and the same token"

@@ -38,8 +38,8 @@ class _Way:
         return wanted if wanted is not None and wanted.key == key and wanted.came is None else None
 
 
-class Memory(Transport):
-    """One end. Those that a process opens by the same name are a pair: the first and the second."""
+class MemoryTransport(Transport):
+    """One end of a pair in this process: the first and the second that open the same name."""
 
     def __init__(self, address: str, timeout: float, queue_bytes: int) -> None:
         super().__init__(address, timeout)
@@ -121,4 +121,4 @@ class Memory(Transport):
 
 
 _opening = threading.Lock()
-_alone: dict[str, Memory] = {}  # first ends whose second ones are not open yet
+_alone: dict[str, MemoryTransport] = {}  # first ends whose second ones are not open yet

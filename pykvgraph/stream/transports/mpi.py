@@ -14,7 +14,7 @@ from typing import Any
 
 from pykvgraph.checks import shown
 from pykvgraph.errors import InvalidArgumentError, UnsupportedError
-from pykvgraph.stream.transports.framed import Framed
+from pykvgraph.stream.transports.framed import FramedTransport
 
 _FRAME, _BYE = 0, 1  # what a message is
 _N_TAGS = 2  # of a session
@@ -27,7 +27,7 @@ _n_opened: dict[int, int] = {}  # ends that this process has opened to each rank
 _unfinished: list[Any] = []  # sends that nobody took: MPI may still read their buffers
 
 
-class Mpi(Framed):
+class MpiTransport(FramedTransport):
     """The n-th end that a rank opens to another one is a pair with the n-th that this one opens to it."""
 
     def __init__(self, address: str, timeout: float, queue_bytes: int) -> None:
@@ -40,8 +40,8 @@ class Mpi(Framed):
             _n_opened[self._rank] = session + 1
         self._tag = session % _N_SESSIONS * _N_TAGS
 
-    def _write(self, head: bytes, part: memoryview) -> None:
-        for data in (head, part):
+    def _write(self, header: bytes, part: memoryview) -> None:
+        for data in (header, part):
             if len(data):
                 self._write_message(data)
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pykvgraph.checks import integer, real, shown
 from pykvgraph.errors import InvalidArgumentError
 from pykvgraph.stream.transports.connection import connect
-from pykvgraph.stream.transports.device import Device
-from pykvgraph.stream.transports.file import File
+from pykvgraph.stream.transports.device import DeviceTransport
+from pykvgraph.stream.transports.file import FileTransport
 from pykvgraph.stream.transports.listener import Listener
-from pykvgraph.stream.transports.memory import Memory
-from pykvgraph.stream.transports.mpi import Mpi
+from pykvgraph.stream.transports.memory import MemoryTransport
+from pykvgraph.stream.transports.mpi import MpiTransport
 from pykvgraph.stream.transports.socket_address import SocketAddress, parse_tcp, parse_unix
 from pykvgraph.stream.transports.transport import QUEUE_BYTES, TIMEOUT, Transport
 
@@ -34,13 +34,13 @@ def open(
     if kind in ("memory", "device", "file", "mpi") and token is not None:
         raise InvalidArgumentError(f"{address} takes no token: nobody connects to it")
     if kind == "memory":
-        return Memory(address, timeout, queue_bytes)
+        return MemoryTransport(address, timeout, queue_bytes)
     if kind == "device":
-        return Device(address, timeout, queue_bytes)
+        return DeviceTransport(address, timeout, queue_bytes)
     if kind == "file":
-        return File(address, timeout)
+        return FileTransport(address, timeout)
     if kind == "mpi":
-        return Mpi(address, timeout, queue_bytes)
+        return MpiTransport(address, timeout, queue_bytes)
     return connect(_parse(kind, address), address, _key_of(token), timeout, queue_bytes)
 
 

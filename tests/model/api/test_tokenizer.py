@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import pykvgraph as kvg
-from pykvgraph.model.tokenizer import Vocabulary
+from pykvgraph.model.tokenizer import LoadedVocabulary
 
 # GPT-2's alphabet: printable bytes stand for themselves, the others for characters from U+0100 on
 PRINTABLE = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
@@ -51,7 +51,7 @@ def write_vocabulary(path: Path, kind: str, tokens: list[str], pre: str = "defau
 
 def open_tokenizer(path: Path) -> kvg.Tokenizer:
     with kvg.GgufFile(path) as file:
-        return kvg.Tokenizer(path, file._handle.call(Vocabulary.read, {}))
+        return kvg.Tokenizer(path, file._handle.call(LoadedVocabulary.read, {}))
 
 
 def byte_level_tokens() -> list[str]:
@@ -164,9 +164,9 @@ def test_long_words_of_a_regex_pre_tokenizer(tmp_path: Path) -> None:
     path = write_vocabulary(tmp_path / "model.gguf", "gpt2", byte_level_tokens(), pre="deepseek-llm")
     script = (
         "from pathlib import Path\nimport pykvgraph as kvg\n"
-        "from pykvgraph.model.tokenizer import Vocabulary\n"
+        "from pykvgraph.model.tokenizer import LoadedVocabulary\n"
         f"path = Path({str(path)!r})\n"
-        "tokenizer = kvg.Tokenizer(path, kvg.GgufFile(path)._handle.call(Vocabulary.read, {}))\n"
+        "tokenizer = kvg.Tokenizer(path, kvg.GgufFile(path)._handle.call(LoadedVocabulary.read, {}))\n"
         "for text in ('a' * 200_000, ' ' * 200_000, 'é中' * 100_000):\n"
         "    assert tokenizer.decode(tokenizer.encode(text)) == text\n"
         "print('whole')"
@@ -179,9 +179,9 @@ def test_long_words_of_a_regex_pre_tokenizer(tmp_path: Path) -> None:
 def test_threads_with_small_stacks(tmp_path: Path, kib: int) -> None:
     path = write_vocabulary(tmp_path / "model.gguf", "gpt2", byte_level_tokens(), pre="deepseek-llm")
     script = (
-        "import threading; import pykvgraph as kvg; from pykvgraph.model.tokenizer import Vocabulary\n"
+        "import threading; import pykvgraph as kvg; from pykvgraph.model.tokenizer import LoadedVocabulary\n"
         f"file = kvg.GgufFile({str(path)!r})\n"
-        "tokenizer = kvg.Tokenizer(file.path, file._handle.call(Vocabulary.read, {}))\n"
+        "tokenizer = kvg.Tokenizer(file.path, file._handle.call(LoadedVocabulary.read, {}))\n"
         f"threading.stack_size({kib} << 10)\n"
         "def work():\n"
         "    for n in (1, 600, 2000, 4096):\n"

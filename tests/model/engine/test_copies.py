@@ -18,7 +18,7 @@ import pykvgraph as kvg
 from pykvgraph.prefix import block
 from pykvgraph.tiers.peer import Peer
 from pykvgraph.tiers.peers import Peers
-from pykvgraph.tiers.record import HEAD_BYTES, MAGIC, Name, Record, pack
+from pykvgraph.tiers.record import FIXED_BYTES, MAGIC, Name, Record, pack
 from pykvgraph.tiers.taker import Taker
 
 pytestmark = pytest.mark.usefixtures("decoding_is_slow")
@@ -229,10 +229,10 @@ def test_what_is_no_record_is_refused(model: kvg.Model, record: Any) -> None:
 def test_records_that_nobody_can_keep(model: kvg.Model, tmp_path: Path, kind: bytes, n_tokens: int) -> None:
     """They are left out; what is kept later goes to the disk as ever."""
     good = pack(Name(block.TOKENS, bytes(32), bytes(128), 0), b"rows")
-    wrong = bytearray(good.front)
+    wrong = bytearray(good.header)
     at = wrong.index(block.TOKENS, len(MAGIC))
     wrong[at : at + 1] = kind
-    wrong = wrong[:HEAD_BYTES] + bytes(4 * n_tokens) if kind == block.TOKENS else wrong
+    wrong = wrong[:FIXED_BYTES] + bytes(4 * n_tokens) if kind == block.TOKENS else wrong
     with engine_of(model, kvg.Tiers("64M", disk="64M", path=tmp_path)) as engine:
         engine.take_record(Record(bytes(wrong), b"rows"))
         engine.take_record(good)

@@ -26,7 +26,7 @@ from support.tier_process import LIMIT, SHORT, bytes_in, prompts_of
 import pykvgraph as kvg
 from pykvgraph.engine import fetches
 from pykvgraph.prefix import block
-from pykvgraph.tiers.record import read_front
+from pykvgraph.tiers.record import read_header
 from pykvgraph.tiers.store import Store
 
 from .test_tier_records import damaged
@@ -105,12 +105,12 @@ def files_of(prompt: list[int], files: list[Path]) -> list[Path]:
     """Its two blocks, and the end that it goes on from: where there are several, the shorter one."""
     text, blocks, ends = array("i", prompt).tobytes(), [], []
     for each in files:
-        front = read_front(each.read_bytes())
-        assert front is not None
-        if front.kind == block.TOKENS and front.tokens in text:
+        header = read_header(each.read_bytes())
+        assert header is not None
+        if header.kind == block.TOKENS and header.tokens in text:
             blocks.append(each)
-        elif front.kind == block.END and front.tokens[:24] == text[4 * 64 : 4 * 70]:
-            ends.append((len(front.tokens), each))
+        elif header.kind == block.END and header.tokens[:24] == text[4 * 64 : 4 * 70]:
+            ends.append((len(header.tokens), each))
     assert len(blocks) == 2
     return [*blocks, min(ends)[1]]
 

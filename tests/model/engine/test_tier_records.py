@@ -16,7 +16,7 @@ from support.soak import F32
 import pykvgraph as kvg
 from pykvgraph.kv_cache.saved.format import unpack as read_state
 from pykvgraph.kv_cache.saved.geometry import Geometry
-from pykvgraph.tiers.record import MissError, Name, geometry_of, pack, read_front, split, unpack
+from pykvgraph.tiers.record import MissError, Name, geometry_of, pack, read_header, split, unpack
 
 from .test_tiers import TALK, engine_of, ids_of
 
@@ -38,11 +38,11 @@ def geometry_at(model: kvg.Model) -> Geometry:
 
 def name_at(text: bytes, geometry: Geometry) -> Name:
     """What a record is of; the first position of its tokens only its rows tell."""
-    front = read_front(text)
-    assert front is not None
-    state = read_state(split(text).rows, geometry_of(front.kind, geometry))
+    header = read_header(text)
+    assert header is not None
+    state = read_state(split(text).rows, geometry_of(header.kind, geometry))
     end = max(int(cells.pos[-1]) for cells in state.groups if len(cells.pos)) + 1
-    return Name(front.kind, front.parent, front.tokens, end - len(front.tokens) // 4)
+    return Name(header.kind, header.parent, header.tokens, end - len(header.tokens) // 4)
 
 
 def damaged(texts: list[bytes], at: int, rng: random.Random) -> bytes:

@@ -17,7 +17,7 @@ from support.soak import F32, are_likeliest
 import pykvgraph as kvg
 from pykvgraph.engine import fetches
 from pykvgraph.prefix import block
-from pykvgraph.tiers.disk import Disk
+from pykvgraph.tiers.disk import DiskTier
 from pykvgraph.tiers.record import Record
 
 pytestmark = pytest.mark.usefixtures("decoding_is_slow")
@@ -123,14 +123,14 @@ def test_a_disk_that_hangs_is_not_waited_for(
     prompts, tiers = [ids_of(model, 100, seed) for seed in (8, 9)], kvg.Tiers("64M", "64M", tmp_path)
     with engine_of(model, tiers) as engine:
         first = [engine.submit(prompt, TALK).result() for prompt in prompts]
-    hangs, real = threading.Event(), Disk.read
+    hangs, real = threading.Event(), DiskTier.read
 
-    def read(disk: Disk, key: bytes) -> Record:
+    def read(disk: DiskTier, key: bytes) -> Record:
         hangs.wait(10)
         return real(disk, key)
 
     with engine_of(model, tiers) as engine, monkeypatch.context() as patch:
-        patch.setattr(Disk, "read", read)
+        patch.setattr(DiskTier, "read", read)
         again = [engine.submit(prompt, TALK).result() for prompt in prompts]
         stats = engine.stats().tiers
         assert stats is not None

@@ -32,7 +32,7 @@ from support.mutations import (
 from support.vocabularies import CHARSMAP, UINT8, charsmap, of_kind
 
 import pykvgraph as kvg
-from pykvgraph.model.tokenizer import Vocabulary
+from pykvgraph.model.tokenizer import LoadedVocabulary
 
 TESTS = Path(__file__).parents[2]
 ModelFile = Callable[[ModelSpec], Path]
@@ -138,7 +138,7 @@ def refused(parts: Parts, path: Path) -> Exception:
     parts.raw().write(path)
     with kvg.GgufFile(path) as file:
         try:
-            file._handle.call(Vocabulary.read, {})
+            file._handle.call(LoadedVocabulary.read, {})
         except (kvg.ModelLoadError, kvg.UnsupportedError) as error:
             return error
     pytest.fail("accepted")
@@ -321,5 +321,5 @@ def test_what_is_only_odd(parts: Parts, tmp_path: Path, change: Callable[[Parts]
     path = tmp_path / "model.gguf"
     parts.raw().write(path)
     with kvg.GgufFile(path) as file:
-        tokenizer = kvg.Tokenizer(path, file._handle.call(Vocabulary.read, {}))
+        tokenizer = kvg.Tokenizer(path, file._handle.call(LoadedVocabulary.read, {}))
     assert tokenizer.decode(tokenizer.encode("the cat", add_special=False)) == "the cat"

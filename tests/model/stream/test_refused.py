@@ -167,7 +167,7 @@ def test_rows_that_are_not_finite(small: kvg.Model) -> None:
         refused(source, target, kvg.StateError, "V in layer 1", changed(spoil))
 
 
-def test_bits_of_fronts_and_tables(small: kvg.Model) -> None:
+def test_bits_of_headers_and_tables(small: kvg.Model) -> None:
     """Each is refused, or is another sequence that can be; no table is larger than the cache allows."""
     rng = np.random.default_rng(chance.number(4))
     with open_context(small, **OPTIONS) as source, open_context(small, **OPTIONS) as target:

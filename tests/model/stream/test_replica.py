@@ -23,7 +23,7 @@ from support.streams import beside, pair
 import pykvgraph as kvg
 from pykvgraph import stream
 from pykvgraph.errors import StateError, TransportError
-from pykvgraph.stream.header import FRONT_KEY, TABLE_KEY, Front, Kind
+from pykvgraph.stream.header import HEADER_KEY, TABLE_KEY, MessageHeader, MessageKind
 
 LLAMA = ArchSpec("llama", 4, 64, 2, 1, 32, 32)
 GEMMA = ArchSpec("gemma3", 4, 64, 2, 1, 32, 32, window=8)
@@ -187,7 +187,7 @@ def test_texts_that_cannot_be(
         open_context(served.model, **OPTIONS) as target,
         stream.following(source, 0, layout, text=[3, 4]) as out,
     ):
-        ours.flush(FRONT_KEY, Front(Kind.TEXT, first=first, n_bytes=n_bytes).pack())
+        ours.flush(HEADER_KEY, MessageHeader(MessageKind.TEXT, first=first, n_bytes=n_bytes).pack())
         ours.flush(TABLE_KEY, np.array(tokens, "<i4"))
         copy = stream.replica(target, 0, stream.Layout({theirs: range(served.model.n_layer)}))
         with pytest.raises(StateError, match=match):

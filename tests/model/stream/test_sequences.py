@@ -177,7 +177,7 @@ def runs_in(ctx: kvg.Context, group: int, seq: int) -> int:
     [(0, "memory"), (1, "memory"), (2, "memory"), (3, "memory"), (0, "device"), (1, "device")],
 )
 def test_how_many_regions(architecture: Callable[[ArchSpec], Path], level: int, kind: str) -> None:
-    """A front and a table; K and V of each layer, whole or run by run; a last front. Packed: one of both."""
+    """A header and a table; K and V of each layer, whole or run by run; a header. Packed: one of both."""
     with (
         kvg.Model(architecture(GEMMA)) as model,
         open_context(model, **OPTIONS) as source,

@@ -10,7 +10,7 @@ from support.ends import meanwhile, pair
 
 from pykvgraph.errors import TransportError
 from pykvgraph.kv_cache.saved.device_rows import PackedRows
-from pykvgraph.stream.transports.device import Device
+from pykvgraph.stream.transports.device import DeviceTransport
 
 
 class Rows(PackedRows):
@@ -22,7 +22,7 @@ class Rows(PackedRows):
 
 def test_what_is_fetched_is_what_was_flushed(tmp_path: Path) -> None:
     with pair("device", tmp_path, timeout=10) as (one, other):
-        assert isinstance(one, Device) and isinstance(other, Device)
+        assert isinstance(one, DeviceTransport) and isinstance(other, DeviceTransport)
         rows = [Rows(5), Rows(5)]
         for each in rows:
             one.flush_rows("k", each)
@@ -33,7 +33,7 @@ def test_what_is_fetched_is_what_was_flushed(tmp_path: Path) -> None:
 
 def test_a_fetch_that_waits_takes_more_than_the_queue(tmp_path: Path) -> None:
     with pair("device", tmp_path, timeout=10, queue_bytes=0) as (one, other):
-        assert isinstance(one, Device) and isinstance(other, Device)
+        assert isinstance(one, DeviceTransport) and isinstance(other, DeviceTransport)
         with meanwhile(lambda: one.flush_rows("k", Rows(1000))):
             time.sleep(0.05)
             assert one.flushes == 0
@@ -42,7 +42,7 @@ def test_a_fetch_that_waits_takes_more_than_the_queue(tmp_path: Path) -> None:
 
 def test_a_full_queue_and_an_end_that_is_closed(tmp_path: Path) -> None:
     with pair("device", tmp_path, timeout=0.1, queue_bytes=0) as (one, other):
-        assert isinstance(one, Device) and isinstance(other, Device)
+        assert isinstance(one, DeviceTransport) and isinstance(other, DeviceTransport)
         with pytest.raises(TransportError, match=r"nobody has fetched region 'k' for 0\.1 s"):
             one.flush_rows("k", Rows(10))
         with pytest.raises(TransportError, match="the other end is closed, and region 'k' has not come"):
@@ -54,7 +54,7 @@ def test_a_full_queue_and_an_end_that_is_closed(tmp_path: Path) -> None:
 )
 def test_another_region_than_was_asked_for(tmp_path: Path, n_bytes: int, match: str) -> None:
     with pair("device", tmp_path, timeout=10) as (one, other):
-        assert isinstance(other, Device)
+        assert isinstance(other, DeviceTransport)
         one.flush("k", b"bytes")
         with pytest.raises(TransportError, match=match):
             other.fetch_rows("k", n_bytes)
@@ -62,7 +62,7 @@ def test_another_region_than_was_asked_for(tmp_path: Path, n_bytes: int, match: 
 
 def test_packed_rows_are_no_bytes(tmp_path: Path) -> None:
     with pair("device", tmp_path, timeout=10) as (one, other):
-        assert isinstance(one, Device)
+        assert isinstance(one, DeviceTransport)
         one.flush_rows("k", Rows(5))
         with pytest.raises(TransportError, match="has packed rows, no bytes"):
             other.fetch("k", bytearray(5))

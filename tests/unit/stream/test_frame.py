@@ -9,12 +9,12 @@ import pytest
 import xxhash
 
 from pykvgraph.stream.transports.frame import (
-    HEAD_BYTES,
+    HEADER_BYTES,
     FrameError,
-    Head,
+    FrameHeader,
     check_part,
     frames,
-    read_head,
+    read_header,
     read_region,
 )
 
@@ -22,22 +22,22 @@ PART = 512 * 1024
 
 
 def parts_of(key: str, region: bytes) -> list[tuple[bytes, bytes]]:
-    return [(head, bytes(part)) for head, part in frames(key, memoryview(region))]
+    return [(header, bytes(part)) for header, part in frames(key, memoryview(region))]
 
 
 def test_the_bytes_are_those_of_the_table() -> None:
     region = random.Random(0).randbytes(PART + 3)
-    for i, (head, part) in enumerate(parts_of("layer0/k", region)):
+    for i, (header, part) in enumerate(parts_of("layer0/k", region)):
         begin = i * PART
         assert part == region[begin : begin + PART]
-        front = (
+        fields = (
             b"kvgs" + bytes([1, 8, 0, 0]) + len(region).to_bytes(8, "little") + begin.to_bytes(8, "little")
         )
-        front += b"layer0/k" + bytes(112)
-        assert head == front + xxhash.xxh3_128_digest(front + part)
-        assert len(head) == HEAD_BYTES == 160
-        assert read_head(head) == Head("layer0/k", len(region), begin)
-        check_part(head, memoryview(part))
+        fields += b"layer0/k" + bytes(112)
+        assert header == fields + xxhash.xxh3_128_digest(fields + part)
+        assert len(header) == HEADER_BYTES == 160
+        assert read_header(header) == FrameHeader("layer0/k", len(region), begin)
+        check_part(header, memoryview(part))
     assert i == 1
 
 
@@ -46,19 +46,19 @@ def test_how_many(n_bytes: int, n_frames: int) -> None:
     found = parts_of("k", bytes(n_bytes))
     assert [len(part) for _, part in found][:-1] == [PART] * (n_frames - 1)
     assert sum(len(part) for _, part in found) == n_bytes
-    assert [read_head(head).end - read_head(head).begin for head, _ in found] == [
+    assert [read_header(header).end - read_header(header).begin for header, _ in found] == [
         len(part) for _, part in found
     ]
 
 
 def test_every_changed_bit_is_seen() -> None:
-    ((head, part),) = parts_of("k", b"part")
-    for bit in range(8 * (len(head) + len(part))):
-        changed = bytearray(head + part)
+    ((header, part),) = parts_of("k", b"part")
+    for bit in range(8 * (len(header) + len(part))):
+        changed = bytearray(header + part)
         changed[bit // 8] ^= 1 << bit % 8
         with pytest.raises(FrameError):
-            read_head(changed[:HEAD_BYTES])
-            check_part(changed[:HEAD_BYTES], memoryview(changed)[HEAD_BYTES:])
+            read_header(changed[:HEADER_BYTES])
+            check_part(changed[:HEADER_BYTES], memoryview(changed)[HEADER_BYTES:])
 
 
 @pytest.mark.parametrize(
@@ -76,9 +76,9 @@ def test_every_changed_bit_is_seen() -> None:
     ],
 )
 def test_heads_that_are_wrong(at: int, value: bytes, said: str) -> None:
-    ((head, _),) = parts_of("k", b"part")
+    ((header, _),) = parts_of("k", b"part")
     with pytest.raises(FrameError, match=f"^{said}$"):
-        read_head(head[:at] + value + head[at + len(value) :])
+        read_header(header[:at] + value + header[at + len(value) :])
 
 
 def test_parts_that_do_not_follow() -> None:
@@ -98,11 +98,11 @@ def test_parts_that_do_not_follow() -> None:
 
 
 def read(sent: list[tuple[bytes, bytes]]) -> bytes:
-    source, into = io.BytesIO(b"".join(head + part for head, part in sent)), bytearray(2 * PART + 10)
+    source, into = io.BytesIO(b"".join(header + part for header, part in sent)), bytearray(2 * PART + 10)
 
     def fill(view: memoryview, what: str) -> None:
         if source.readinto(view) < view.nbytes:
             raise FrameError(what)
 
-    read_region(fill, "nothing", lambda head: memoryview(into))
+    read_region(fill, "nothing", lambda header: memoryview(into))
     return bytes(into)

@@ -22,8 +22,8 @@ from support.ends import meanwhile, met
 
 from pykvgraph import stream
 from pykvgraph.errors import TransportError
-from pykvgraph.stream.transports.connection import Connection
-from pykvgraph.stream.transports.frame import HEAD_BYTES, frames
+from pykvgraph.stream.transports.connection import SocketTransport
+from pykvgraph.stream.transports.frame import HEADER_BYTES, frames
 
 N_MUTANTS = 10_000 // chance.SHARE
 QUEUE_BYTES = 100_000
@@ -34,15 +34,17 @@ FETCHED = ["a", "b", "none"]  # in this order, so that others wait in the queue
 
 
 def bytes_of(regions: list[tuple[str, bytes]]) -> list[bytearray]:
-    """The frames, head and part together."""
+    """The frames, header and part together."""
     return [
-        bytearray(head) + part for key, region in regions for head, part in frames(key, memoryview(region))
+        bytearray(header) + part
+        for key, region in regions
+        for header, part in frames(key, memoryview(region))
     ]
 
 
 def with_right_checksum(frame: bytearray) -> bytearray:
-    front, part = frame[: HEAD_BYTES - 16], frame[HEAD_BYTES:]
-    return front + xxhash.xxh3_128_digest(front + part) + part
+    fields, part = frame[: HEADER_BYTES - 16], frame[HEADER_BYTES:]
+    return fields + xxhash.xxh3_128_digest(fields + part) + part
 
 
 def mutant(rng: random.Random) -> tuple[bytes, bool]:
@@ -52,7 +54,7 @@ def mutant(rng: random.Random) -> tuple[bytes, bool]:
     for _ in range(rng.randint(1, 3)):
         i = rng.choice([i for i, frame in enumerate(sent) if frame])
         sent[i] = changed(sent[i], rng)
-        if is_forged and len(sent[i]) >= HEAD_BYTES:
+        if is_forged and len(sent[i]) >= HEADER_BYTES:
             sent[i] = with_right_checksum(sent[i])
     if rng.random() < 0.2:
         rng.shuffle(sent)
@@ -65,7 +67,7 @@ def changed(frame: bytearray, rng: random.Random) -> bytearray:
     if rng.random() < 0.2:  # a size, or where the part begins
         where = rng.choice((8, 16))
         return frame[:where] + struct.pack("<Q", rng.choice(NUMBERS)) + frame[where + 8 :]
-    return bytearray(damage(rng, bytes(frame), HEAD_BYTES))
+    return bytearray(damage(rng, bytes(frame), HEADER_BYTES))
 
 
 def fetch_all(end: stream.Transport) -> dict[str, bytes]:
@@ -98,7 +100,7 @@ def bounded_memory(n_bytes: int) -> Iterator[None]:
 def received(sent: bytes) -> dict[str, bytes]:
     """By an end whose peer sends this and closes."""
     ours, theirs = socket.socketpair()
-    with theirs, Connection(ours, "unix:x", 20, QUEUE_BYTES) as end:
+    with theirs, SocketTransport(ours, "unix:x", 20, QUEUE_BYTES) as end:
         theirs.sendall(sent)
         theirs.shutdown(socket.SHUT_WR)
         return fetch_all(end)
@@ -160,7 +162,11 @@ def test_a_flood_of_regions_that_nobody_wants() -> None:
     for region in (b"", bytes(1000)):
         ours, theirs = socket.socketpair()
         (frame,) = bytes_of([("flood", region)])
-        with theirs, Connection(ours, "unix:x", 20, QUEUE_BYTES) as end, bounded_memory(QUEUE_BYTES + MEMORY):
+        with (
+            theirs,
+            SocketTransport(ours, "unix:x", 20, QUEUE_BYTES) as end,
+            bounded_memory(QUEUE_BYTES + MEMORY),
+        ):
 
             def flood(peer: socket.socket = theirs, frame: bytes = bytes(frame)) -> None:
                 with pytest.raises(OSError):  # it is closed in the end

@@ -11,7 +11,7 @@ import pytest
 
 from pykvgraph.errors import TransportError
 from pykvgraph.prefix import block
-from pykvgraph.stream.transports.connection import Connection
+from pykvgraph.stream.transports.connection import SocketTransport
 from pykvgraph.stream.transports.listener import Listener
 from pykvgraph.tiers import peer as peer_module
 from pykvgraph.tiers import peers as peers_module
@@ -114,12 +114,12 @@ def test_a_record_that_comes_after_a_long_pause_is_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The pause is longer than transports wait by themselves, and shorter than the taker does."""
-    connection = Connection.__init__
+    connection = SocketTransport.__init__
 
-    def hasty(self: Connection, connected: Any, address: str, timeout: float, queue_bytes: int) -> None:
+    def hasty(self: SocketTransport, connected: Any, address: str, timeout: float, queue_bytes: int) -> None:
         connection(self, connected, address, timeout / 100, queue_bytes)
 
-    monkeypatch.setattr(Connection, "__init__", hasty)  # 30 seconds are 0.3
+    monkeypatch.setattr(SocketTransport, "__init__", hasty)  # 30 seconds are 0.3
     taken: list[Record] = []
     taker, peers = Taker(f"unix:{tmp_path}/copies", "token", 1000, taken.append), Peers("token")
     peer = peers.at(taker.address)
@@ -142,7 +142,7 @@ def test_a_taker_that_has_no_file_for_a_connection_waits(
     n_asked, is_short = 0, True
     accept = Listener.accept
 
-    def short(self: Listener) -> Connection:
+    def short(self: Listener) -> SocketTransport:
         nonlocal n_asked
         n_asked += 1
         if is_short:
