@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pykvgraph.llama.cache import LlamaCache, LlamaDiskCache, LlamaRAMCache
 
 # imported when somebody asks for it
-_OURS = {"ChatTemplate": "text.chat_template"} | dict.fromkeys(
+_OURS = {"ChatTemplate": "chat.chat_template"} | dict.fromkeys(
     ("LlamaCache", "LlamaDiskCache", "LlamaRAMCache"), "llama.cache"
 )
 

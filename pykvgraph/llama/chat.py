@@ -4,26 +4,25 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from pykvgraph._native import libllama
 from pykvgraph._native.fork import importing
 from pykvgraph.errors import InvalidArgumentError, UnsupportedError
 from pykvgraph.llama import responses
-from pykvgraph.llama.vocabulary import Vocabulary
+from pykvgraph.llama.vocabulary import LlamaVocabulary
 from pykvgraph.model.gguf_file import TEMPLATE_KEY
 from pykvgraph.sampling.schema_limits import check_schema
 
 if TYPE_CHECKING:
     from pykvgraph.chat.chat_template import ChatTemplate
-    from pykvgraph.llama.llama import Llama
 
 Handler = Callable[..., Any]
 _DEFAULT = "chat_template.default"
 _FALLBACK = "llama-2"  # of a file without a template, as in llama-cpp-python
 
 
-def handlers_of(metadata: Mapping[str, str], vocabulary: Vocabulary) -> dict[str, Handler]:
+def handlers_of(metadata: Mapping[str, str], vocabulary: LlamaVocabulary) -> dict[str, Handler]:
     """The templates of a file, by the name that chat_format may give."""
     sources = {
         key.removeprefix("tokenizer."): source
@@ -72,10 +71,21 @@ def handler_of(given: Handler | None, name: str | None, templates: Mapping[str, 
     return named
 
 
+class Completes(Protocol):
+    """What a handler needs of a Llama."""
+
+    def tokenize(self, text: bytes, add_bos: bool = True, special: bool = False) -> list[int]:
+        """Token ids of a text in UTF-8."""
+
+    @property
+    def create_completion(self) -> Callable[..., Any]:
+        """Continues a prompt."""
+
+
 class TemplateHandler:
     """Answers a conversation whose prompt a chat template makes."""
 
-    def __init__(self, source: str, vocabulary: Vocabulary) -> None:
+    def __init__(self, source: str, vocabulary: LlamaVocabulary) -> None:
         self._source = source
         self._bos, self._eos = vocabulary.text_of(vocabulary.bos), vocabulary.text_of(vocabulary.eos)
         self._template: ChatTemplate | None = None
@@ -83,7 +93,7 @@ class TemplateHandler:
     def __call__(
         self,
         *,
-        llama: Llama,
+        llama: Completes,
         messages: list[Any],
         functions: list[Any] | None = None,
         function_call: Any = None,

@@ -6,64 +6,25 @@ import time
 import uuid
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pykvgraph.errors import InvalidArgumentError, UnsupportedError
 from pykvgraph.llama import responses
 from pykvgraph.llama.logprobs import Logprobs
-from pykvgraph.llama.sampling import LlamaSampler
+from pykvgraph.llama.request import CompletionRequest
+from pykvgraph.llama.session import LlamaSession
+from pykvgraph.llama.vocabulary import LlamaVocabulary
 from pykvgraph.sequence.text_stream import overlap
 
-if TYPE_CHECKING:
-    from pykvgraph.llama.llama import Llama
 
+class CompletionText:
+    """The tokens that follow a prompt, and the text that they add.
 
-@dataclass
-class Request:
-    """The arguments of create_completion."""
+    room: cells behind the prompt; the text ends there at the latest.
+    """
 
-    prompt: str | list[int]
-    suffix: str | None
-    max_tokens: int | None
-    temperature: float
-    top_p: float
-    min_p: float
-    typical_p: float
-    logprobs: int | None
-    echo: bool
-    stop: str | list[str] | None
-    frequency_penalty: float
-    presence_penalty: float
-    repeat_penalty: float
-    top_k: int
-    stream: bool
-    seed: int | None
-    tfs_z: float
-    mirostat_mode: int
-    mirostat_tau: float
-    mirostat_eta: float
-    model: str | None
-    stopping_criteria: Any
-    logits_processor: Any
-    grammar: Any
-    logit_bias: Any
-
-    def sampler(self, llama: Llama) -> LlamaSampler:
-        """The sampler of this completion; it takes the Llama's seed."""
-        return LlamaSampler(llama, temp=self.temperature, **vars(self))
-
-    def stops(self) -> list[bytes]:
-        """What ends the text, as bytes, in their order."""
-        stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
-        return [stop.encode() for stop in stops]
-
-
-class Said:
-    """What was said behind a prompt: tokens, and the text that they add."""
-
-    def __init__(self, llama: Llama, request: Request, n_prompt: int) -> None:
-        self._vocabulary = llama._vocabulary
+    def __init__(self, vocabulary: LlamaVocabulary, request: CompletionRequest, room: int) -> None:
+        self._vocabulary = vocabulary
         self._stops = request.stops()
         self._longest = max(map(len, self._stops), default=1)
         self.tokens: list[int] = []
@@ -74,7 +35,6 @@ class Said:
         # after an empty prompt, BOS counts as said, and SentencePiece's space behind it is left out
         self._begins = len(request.prompt) == 0
         self.n_counted = int(self._begins)
-        room = llama.n_ctx() - n_prompt
         limit = request.max_tokens if request.max_tokens is not None and request.max_tokens > 0 else room
         self._max_tokens = min(limit, room)
         self._room = room
@@ -124,23 +84,24 @@ def is_cut(data: bytes) -> bool:
     return False
 
 
-def complete(llama: Llama, request: Request) -> Iterator[dict[str, Any]]:
+def complete(session: LlamaSession, request: CompletionRequest, spm_infill: bool) -> Iterator[dict[str, Any]]:
     """The chunks of a streamed completion, or one dictionary. Nothing is done before one is asked for."""
-    prompt = prompt_tokens(llama, request)
-    if len(prompt) >= llama.n_ctx():
+    prompt = prompt_tokens(session, request, spm_infill)
+    if len(prompt) >= session.n_ctx():
         raise InvalidArgumentError(
-            f"the prompt's {len(prompt)} tokens exceed the context window of {llama.n_ctx()}, where one more "
-            "must fit: open the Llama with a larger n_ctx"
+            f"the prompt's {len(prompt)} tokens exceed the context window of {session.n_ctx()}, where one "
+            "more must fit: open the Llama with a larger n_ctx"
         )
-    if request.logprobs is not None and not llama._logits_all:
+    if request.logprobs is not None and not session._logits_all:
         raise InvalidArgumentError("logprobs: open the Llama with logits_all=True")
-    said = Said(llama, request, len(prompt))
-    head = responses.Head(f"cmpl-{uuid.uuid4()}", int(time.time()), request.model or llama.model_path)
-    found = Logprobs(llama, request, prompt, said)
-    llama._recall(prompt)
-    llama._next_seed(request.seed)
+    said = CompletionText(session._vocabulary, request, session.n_ctx() - len(prompt))
+    head = responses.CompletionHeader(f"cmpl-{uuid.uuid4()}", int(time.time()), request.model)
+    found = Logprobs(session, request, prompt, said.tokens)
+    session._recall(prompt)
+    session._next_seed(request.seed)
     n_returned = 0
-    for token in llama._generated(prompt, request.sampler(llama), True, request.stopping_criteria):
+    sampler = session._sampler(temp=request.temperature, **vars(request))
+    for token in session._generated(prompt, sampler, True, request.stopping_criteria):
         said.add(token)
         if request.stream and said.finish_reason != "stop":
             for begin, end in _ready(said, n_returned, len(said.data) - said.held_back()):
@@ -151,29 +112,36 @@ def complete(llama: Llama, request: Request) -> Iterator[dict[str, Any]]:
     else:  # stopping_criteria
         said.finish_reason = "stop"
     if said.finish_reason == "stop":
-        llama.kv.set_pending_token(0, None)  # it is no part of the text
+        session.kv.set_pending_token(0, None)  # it is no part of the text
     if request.stream:
         for begin, end in _rest(said, n_returned):
             yield head.chunk(_text(said, begin, end), found.of(begin, end) if found else None)
         yield head.chunk("", None, said.finish_reason)
-    llama._keep([*prompt, *said.tokens])
+    session._keep([*prompt, *said.tokens])
     if not request.stream:
-        yield _whole(llama, request, head, prompt, said, found)
+        yield _whole(session, request, head, prompt, said, found)
 
 
 def _whole(
-    llama: Llama, request: Request, head: responses.Head, prompt: list[int], said: Said, found: Logprobs
+    session: LlamaSession,
+    request: CompletionRequest,
+    head: responses.CompletionHeader,
+    prompt: list[int],
+    said: CompletionText,
+    found: Logprobs,
 ) -> dict[str, Any]:
     text = said.text
     if request.echo:
         given = request.prompt
-        text = (given if isinstance(given, str) else llama.detokenize(given).decode("utf-8", "ignore")) + text
+        if not isinstance(given, str):
+            given = session.detokenize(given).decode("utf-8", "ignore")
+        text = given + text
     return head.completion(
         text, found.whole() if found else None, said.finish_reason, len(prompt), said.n_counted
     )
 
 
-def _ready(said: Said, begin: int, certain: int) -> Iterator[tuple[int, int]]:
+def _ready(said: CompletionText, begin: int, certain: int) -> Iterator[tuple[int, int]]:
     """Runs of tokens from `begin` on that are whole characters, as far as the text is certain."""
     for end in range(begin + 1, len(said.tokens) + 1):
         if said.ends[end - 1] > certain:
@@ -186,7 +154,7 @@ def _ready(said: Said, begin: int, certain: int) -> Iterator[tuple[int, int]]:
         begin = end
 
 
-def _rest(said: Said, begin: int) -> Iterator[tuple[int, int]]:
+def _rest(said: CompletionText, begin: int) -> Iterator[tuple[int, int]]:
     """Runs of tokens from `begin` on up to the end of the text, which may lie within the last run."""
     end_of_text = len(said.data) if said.length is None else said.length
     first = begin
@@ -197,26 +165,26 @@ def _rest(said: Said, begin: int) -> Iterator[tuple[int, int]]:
         yield begin, len(said.tokens)
 
 
-def _start(said: Said, token: int) -> int:
+def _start(said: CompletionText, token: int) -> int:
     return said.ends[token - 1] if token else 0
 
 
-def _text(said: Said, begin: int, end: int) -> str:
+def _text(said: CompletionText, begin: int, end: int) -> str:
     """The text of some tokens, as far as it comes before a stop string."""
     return said.data[: said.length][_start(said, begin) : said.ends[end - 1]].decode("utf-8", "ignore")
 
 
-def prompt_tokens(llama: Llama, request: Request) -> list[int]:
+def prompt_tokens(session: LlamaSession, request: CompletionRequest, spm_infill: bool) -> list[int]:
     """The prompt as token ids, with what the model wants around a text unless ids were given."""
     prompt = request.prompt
     if isinstance(prompt, (bytes, bytearray)):  # whose items would be taken for token ids
         raise TypeError(f"prompt must be a str or a list of token ids, got {type(prompt).__name__}")
     if request.suffix:
-        return _infill(llama, request)
+        return _infill(session, request, spm_infill)
     if not isinstance(prompt, str):
         return [int(token) for token in prompt]
-    tokens = llama.tokenize(prompt.encode(), add_bos=True, special=True)
-    if len(tokens) > 1 and tokens[:2] == [llama.token_bos()] * 2:
+    tokens = session.tokenize(prompt.encode(), add_bos=True, special=True)
+    if len(tokens) > 1 and tokens[:2] == [session.token_bos()] * 2:
         warnings.warn(
             "the prompt begins with the text of BOS, which is added anyway: leave it out",
             RuntimeWarning,
@@ -225,18 +193,18 @@ def prompt_tokens(llama: Llama, request: Request) -> list[int]:
     return tokens
 
 
-def _infill(llama: Llama, request: Request) -> list[int]:
+def _infill(session: LlamaSession, request: CompletionRequest, spm_infill: bool) -> list[int]:
     """Prefix and suffix, with the tokens that say which is which; what is said comes between them."""
-    vocabulary = llama._vocabulary
+    vocabulary = session._vocabulary
     pre, suf, mid = (vocabulary.special(f"fim_{part}") for part in ("pre", "suf", "mid"))
     if min(pre, suf, mid) < 0:
         raise UnsupportedError(
             "suffix: this model has no tokens for filling in between a prefix and a suffix"
         )
     given = request.prompt
-    prefix = llama.tokenize(given.encode(), False, False) if isinstance(given, str) else list(given)
+    prefix = session.tokenize(given.encode(), False, False) if isinstance(given, str) else list(given)
     suffix = vocabulary._tokenizer.encode(request.suffix or "", False, add_space_prefix=False)
-    bos = [tokens[0]] if (tokens := llama.tokenize(b"", add_bos=True)) else []
-    if llama.spm_infill:
+    bos = [tokens[0]] if (tokens := session.tokenize(b"", add_bos=True)) else []
+    if spm_infill:
         return [*bos, suf, *suffix, pre, *prefix, mid]
     return [*bos, pre, *prefix, suf, *suffix, mid]

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from pykvgraph.context.pooling import pooled, pooling_of
+from pykvgraph.context.pooling import Pooling, pooled
 from pykvgraph.context.prompt_batches import groups_of, states_of
 from pykvgraph.errors import InvalidArgumentError
+from pykvgraph.llama.session import LlamaSession
 from pykvgraph.model.model import Model
-
-if TYPE_CHECKING:
-    from pykvgraph.llama.llama import Llama
 
 _TOGETHER = 16  # texts that one batch may have
 
@@ -24,14 +22,15 @@ def n_together(model: Model, embedding: bool) -> int:
     return _TOGETHER if embedding and not has_states else 1
 
 
-def embed(llama: Llama, texts: list[str], normalize: bool, truncate: bool) -> tuple[list[Any], int]:
-    """The embeddings of texts, and the number of their tokens. The Llama's text is forgotten."""
-    pooling = pooling_of(llama._pooling_type, llama.metadata)
-    ctx, kept, most = llama.context, [], llama.n_batch
-    if llama.model.encodes:
-        most = min(most, llama.model.n_ctx_train)
+def embed(
+    session: LlamaSession, texts: list[str], pooling: Pooling, normalize: bool, truncate: bool
+) -> tuple[list[Any], int]:
+    """The embeddings of texts, and the number of their tokens. The session's text is forgotten."""
+    ctx, kept, most = session.context, [], session.n_batch
+    if session.model.encodes:
+        most = min(most, session.model.n_ctx_train)
     for text in texts:
-        tokens = llama.tokenize(text.encode())
+        tokens = session.tokenize(text.encode())
         if len(tokens) > most and not truncate:
             raise InvalidArgumentError(
                 f"a text of {len(tokens)} tokens exceeds {most}, the smaller of n_batch and what the model "
@@ -39,14 +38,14 @@ def embed(llama: Llama, texts: list[str], normalize: bool, truncate: bool) -> tu
             )
         kept.append(tokens[:most])
     found = []
-    for group in groups_of(kept, llama.n_batch, ctx.n_seq_max):
-        llama.kv.clear()
+    for group in groups_of(kept, session.n_batch, ctx.n_seq_max):
+        session.kv.clear()
         for states in states_of(ctx, group, "last" if pooling == "last" else "all"):
             rows: npt.NDArray[np.floating[Any]] = pooled(states, pooling)
             if normalize:
                 lengths = np.linalg.norm(rows, axis=-1, keepdims=True)
                 rows = rows / np.where(lengths == 0, 1, lengths)
             found.append(rows.tolist())
-    llama.kv.clear()
-    llama.reset()
+    session.kv.clear()
+    session.reset()
     return found, sum(map(len, kept))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from pykvgraph._native.fork import importing, renew_cached_properties_in_child
@@ -12,13 +12,14 @@ from pykvgraph.context.context import Context
 from pykvgraph.context.pooling import POOLINGS, pooling_of
 from pykvgraph.errors import InvalidArgumentError, UnsupportedError
 from pykvgraph.llama import arguments, chat, completion, embedding
-from pykvgraph.llama.text import LlamaText
-from pykvgraph.llama.vocabulary import Vocabulary
+from pykvgraph.llama.request import CompletionRequest
+from pykvgraph.llama.session import LlamaSession
+from pykvgraph.llama.vocabulary import LlamaVocabulary
 from pykvgraph.model.model import Model
 from pykvgraph.model.tokenizer import Tokenizer
 
 
-class Llama(LlamaText):
+class Llama(LlamaSession):
     """llama-cpp-python's Llama: the same constructor, methods, defaults and dictionaries, on pykvgraph.
 
     What is more: `kv` is the cache (KVCache), `context` the context, `model` the model. What llama-cpp-python
@@ -94,7 +95,7 @@ class Llama(LlamaText):
         super().__init__(seed or arguments.RANDOM_SEED, bool(logits_all))
         self._embedding = bool(embedding)
         self._open(given)
-        self._vocabulary = Vocabulary(self._tokenizer)
+        self._vocabulary = LlamaVocabulary(self._tokenizer)
         self.tokenizer_ = self._vocabulary if tokenizer is None else tokenizer
         self.metadata = self._vocabulary.metadata()
         self._pooling_type = pooling_type
@@ -140,48 +141,6 @@ class Llama(LlamaText):
         self.n_threads, self.n_threads_batch = context.n_threads, context.n_threads_batch
         self._begin(context, model.n_vocab)
 
-    # The vocabulary
-
-    def tokenize(self, text: bytes, add_bos: bool = True, special: bool = False) -> list[int]:
-        """Token ids of a text in UTF-8. special: control tokens may be spelled in it."""
-        ids: list[int] = self.tokenizer_.tokenize(text, add_bos, special)
-        return ids
-
-    def detokenize(
-        self, tokens: Sequence[int], prev_tokens: list[int] | None = None, special: bool = False
-    ) -> bytes:
-        """The bytes of tokens. special: with the names of control tokens."""
-        data: bytes = self.tokenizer_.detokenize(list(tokens), prev_tokens=prev_tokens, special=special)
-        return data
-
-    def tokenizer(self) -> Vocabulary:
-        """The tokenizer, with llama-cpp-python's methods."""
-        return self._vocabulary
-
-    def n_vocab(self) -> int:
-        """Number of tokens."""
-        return self._tokenizer.n_vocab
-
-    def n_ctx(self) -> int:
-        """Cells of the cache."""
-        return self.context.n_ctx
-
-    def n_embd(self) -> int:
-        """Size of a hidden state."""
-        return self.model.n_embd
-
-    def token_bos(self) -> int:
-        """The token that begins a text; -1: none."""
-        return self._vocabulary.bos
-
-    def token_eos(self) -> int:
-        """The token that ends a text; -1: none."""
-        return self._vocabulary.eos
-
-    def token_nl(self) -> int:
-        """The token of a new line; -1: none."""
-        return self._vocabulary.special("nl")
-
     def pooling_type(self) -> int:
         """How embed() makes one vector of a text. 0: it doesn't; 1: the mean, 2: the first, 3: the last."""
         return POOLINGS.index(pooling_of(self._pooling_type, self.metadata))
@@ -222,8 +181,8 @@ class Llama(LlamaText):
         without logits_all.
         """
         wanted = {name: value for name, value in locals().items() if name != "self"}
-        request = completion.Request(**wanted)
-        answer = completion.complete(self, request)
+        request = CompletionRequest(**{**wanted, "model": model or self.model_path})
+        answer = completion.complete(self, request, self.spm_infill)
         return answer if stream else next(answer)
 
     def __call__(
@@ -325,7 +284,8 @@ class Llama(LlamaText):
         if not self._embedding:
             raise RuntimeError("embed: open the Llama with embedding=True")
         texts = [input] if isinstance(input, str) else list(input)
-        found, n_tokens = embedding.embed(self, texts, normalize, truncate)
+        pooling = pooling_of(self._pooling_type, self.metadata)
+        found, n_tokens = embedding.embed(self, texts, pooling, normalize, truncate)
         vectors = found[0] if isinstance(input, str) else found
         return (vectors, n_tokens) if return_count else vectors
 

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from pykvgraph.llama.request import CompletionRequest
+from pykvgraph.llama.session import LlamaSession
 from pykvgraph.sampling.sampler import likeliest
-
-if TYPE_CHECKING:
-    from pykvgraph.llama.completion import Request, Said
-    from pykvgraph.llama.llama import Llama
 
 
 class Logprobs:
-    """Reads them off the scores of a Llama; false when nobody asked for them."""
+    """Reads log probabilities off the scores of a Llama; false when the request wants none.
 
-    def __init__(self, llama: Llama, request: Request, prompt: list[int], said: Said) -> None:
-        self._llama = llama
+    said: the tokens behind the prompt; the caller appends to them.
+    """
+
+    def __init__(
+        self, session: LlamaSession, request: CompletionRequest, prompt: list[int], said: list[int]
+    ) -> None:
+        self._session = session
         self._request = request
         self._prompt = prompt
         self._said = said
@@ -25,14 +28,14 @@ class Logprobs:
 
     def of(self, begin: int, end: int) -> dict[str, Any]:
         """Those of a chunk: the tokens that were said from begin to end - 1."""
-        return self._told(len(self._prompt), self._said.tokens, range(begin, end), len(self._request.prompt))
+        return self._told(len(self._prompt), self._said, range(begin, end), len(self._request.prompt))
 
     def whole(self) -> dict[str, Any]:
         """Those of all that was said, with echo of the prompt too."""
-        prompt, said = self._prompt, self._said.tokens
+        prompt, said = self._prompt, self._said
         if not self._request.echo:
             return self._told(len(prompt), said, range(len(said)), len(self._request.prompt))
-        skipped = int(prompt[:1] == [self._llama.token_bos()])
+        skipped = int(prompt[:1] == [self._session.token_bos()])
         tokens = [*prompt[skipped:], *said]
         told = self._told(skipped, tokens, range(len(tokens)), 0)
         if tokens:
@@ -59,9 +62,9 @@ class Logprobs:
 
     def _row(self, position: int) -> Any:
         """The log probabilities after the token at a position; None when there is none."""
-        if not 0 <= position < self._llama.n_tokens:
+        if not 0 <= position < self._session.n_tokens:
             return None
-        return self._llama.logits_to_logprobs(self._llama.scores[position])
+        return self._session.logits_to_logprobs(self._session.scores[position])
 
     def _top(self, row: Any, token: int) -> dict[str, float]:
         """The likeliest tokens, the highest id first among equals, and the one that was said."""
@@ -70,6 +73,6 @@ class Logprobs:
         return top
 
     def _text(self, token: int) -> str:
-        if token >= self._llama.n_vocab():
+        if token >= self._session.n_vocab():
             return ""
-        return self._llama.detokenize([token]).decode("utf-8", "ignore")
+        return self._session.detokenize([token]).decode("utf-8", "ignore")

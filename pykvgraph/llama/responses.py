@@ -10,7 +10,7 @@ Answer = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Head:
+class CompletionHeader:
     """What all dictionaries of one completion begin with."""
 
     id: str

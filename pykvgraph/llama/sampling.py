@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -10,24 +10,26 @@ import numpy.typing as npt
 from pykvgraph.context.context import LastOutput
 from pykvgraph.errors import InvalidArgumentError
 from pykvgraph.llama.arguments import RANDOM_SEED, refuse_unsupported
+from pykvgraph.model.tokenizer import Tokenizer
 from pykvgraph.params.params import SamplingParams
 from pykvgraph.sampling.sampler import Sampler
-
-if TYPE_CHECKING:
-    from pykvgraph.llama.text import LlamaText
 
 Logits = npt.NDArray[np.float32]
 
 
 class LlamaSampler:
-    """Samples for one generation of a Llama, with its seed.
+    """Samples the tokens of one generation, with llama-cpp-python's arguments.
 
-    others: arguments of the caller that are no sampler's; refused when pykvgraph can't do anything about one.
+    last_n_tokens_size: how many tokens the penalties look back at. others: arguments of the caller that
+    are no sampler's; refused when pykvgraph can't do anything about one.
     """
 
     def __init__(
         self,
-        llama: LlamaText,
+        tokenizer: Tokenizer,
+        seed: int,
+        last_n_tokens_size: int,
+        /,
         *,
         temp: float,
         top_k: int,
@@ -47,7 +49,7 @@ class LlamaSampler:
     ) -> None:
         refuse_unsupported(others)
         draws_from_all = temp < 0  # as the model says, whatever the other arguments
-        seed = llama._seed & RANDOM_SEED
+        seed &= RANDOM_SEED
         uses_mirostat = mirostat_mode in (1, 2) and not draws_from_all
         params = SamplingParams(
             temperature=1.0 if draws_from_all or (uses_mirostat and temp > 0) else temp,
@@ -59,14 +61,14 @@ class LlamaSampler:
             repeat_penalty=repeat_penalty,
             frequency_penalty=frequency_penalty,
             presence_penalty=presence_penalty,
-            penalty_last_n=max(llama.last_n_tokens_size, 0),
+            penalty_last_n=max(last_n_tokens_size, 0),
             mirostat=mirostat_mode if uses_mirostat else 0,
             mirostat_tau=mirostat_tau,
             mirostat_eta=mirostat_eta,
             logit_bias={int(token): bias for token, bias in dict(logit_bias or {}).items()},
             grammar=_text_of(grammar),
         )
-        self._sampler = Sampler.of(params, llama._tokenizer)
+        self._sampler = Sampler.of(params, tokenizer)
         self._process = logits_processor
         # whether the likeliest token is the choice, so that nobody needs the logits
         self.greedy = self._sampler.greedy and logits_processor is None

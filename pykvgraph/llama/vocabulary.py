@@ -12,7 +12,7 @@ from pykvgraph.model.tokenizer import Tokenizer
 NO_TOKEN = -1
 
 
-class Vocabulary:
+class LlamaVocabulary:
     """A tokenizer with llama-cpp-python's methods: what Llama.tokenizer() returns."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:

@@ -33,6 +33,11 @@ def test_the_methods_are_there() -> None:
     assert [name for name in METHODS if not hasattr(kvg.Llama, name)] == []
 
 
+@pytest.mark.parametrize("name", face.__all__)
+def test_what_is_imported_late_is_there(name: str) -> None:
+    assert getattr(face, name).__name__ in (name, "LlamaRAMCache")
+
+
 @pytest.mark.parametrize("name", METHODS)
 def test_arguments_have_the_same_names_order_and_defaults(name: str) -> None:
     def shown(llama: Any) -> list[tuple[str, Any]]:

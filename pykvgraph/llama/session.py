@@ -1,4 +1,4 @@
-"""The text of a Llama: tokens in, tokens out, what is remembered of them, and saved states."""
+"""The session of a Llama: tokens in, tokens out, which of them the cache has, and saved states."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from pykvgraph.errors import InvalidArgumentError, UnsupportedError
 from pykvgraph.kv_cache.cache import KVCache
 from pykvgraph.llama.sampling import LlamaSampler
 from pykvgraph.llama.state import LlamaState
+from pykvgraph.llama.vocabulary import LlamaVocabulary
 from pykvgraph.model.model import Model
 from pykvgraph.model.tokenizer import Tokenizer
 from pykvgraph.sampling.sampler import Sampler
@@ -26,8 +27,8 @@ if TYPE_CHECKING:
     from pykvgraph.llama.cache import KeptPrefixes
 
 
-class LlamaText:
-    """What Llama is made of: a context, and one text in its sequence 0.
+class LlamaSession:
+    """A context, its vocabulary, and one text in its sequence 0: what Llama is made of.
 
     n_tokens: how many tokens of the text are decoded. input_ids: int32 (n_ctx,), of which these are the
     first. scores: float32 (n_ctx, n_vocab) with logits_all, the logits after each token; else nothing is
@@ -36,7 +37,9 @@ class LlamaText:
 
     last_n_tokens_size: int
     n_batch: int
+    tokenizer_: Any  # which tokenize() and detokenize() ask
     _tokenizer: Tokenizer
+    _vocabulary: LlamaVocabulary
 
     def __init__(self, seed: int, logits_all: bool) -> None:
         self.cache: Any = None
@@ -76,6 +79,50 @@ class LlamaText:
     def model(self) -> Model:
         """The model. Raises InvalidArgumentError with vocab_only."""
         return self.context.model
+
+    # The vocabulary
+
+    def tokenize(self, text: bytes, add_bos: bool = True, special: bool = False) -> list[int]:
+        """Token ids of a text in UTF-8. special: control tokens may be spelled in it."""
+        ids: list[int] = self.tokenizer_.tokenize(text, add_bos, special)
+        return ids
+
+    def detokenize(
+        self, tokens: Sequence[int], prev_tokens: list[int] | None = None, special: bool = False
+    ) -> bytes:
+        """The bytes of tokens. special: with the names of control tokens."""
+        data: bytes = self.tokenizer_.detokenize(list(tokens), prev_tokens=prev_tokens, special=special)
+        return data
+
+    def tokenizer(self) -> LlamaVocabulary:
+        """The tokenizer, with llama-cpp-python's methods."""
+        return self._vocabulary
+
+    def n_vocab(self) -> int:
+        """Number of tokens."""
+        return self._tokenizer.n_vocab
+
+    def n_ctx(self) -> int:
+        """Cells of the cache."""
+        return self.context.n_ctx
+
+    def n_embd(self) -> int:
+        """Size of a hidden state."""
+        return self.model.n_embd
+
+    def token_bos(self) -> int:
+        """The token that begins a text; -1: none."""
+        return self._vocabulary.bos
+
+    def token_eos(self) -> int:
+        """The token that ends a text; -1: none."""
+        return self._vocabulary.eos
+
+    def token_nl(self) -> int:
+        """The token of a new line; -1: none."""
+        return self._vocabulary.special("nl")
+
+    # The text
 
     @property
     def _input_ids(self) -> npt.NDArray[np.int32]:
@@ -227,8 +274,12 @@ class LlamaText:
         Raises InvalidArgumentError when nothing was decoded, or the logits of that token are not kept.
         """
         wanted = {name: value for name, value in locals().items() if name not in ("self", "idx")}
-        sampler = LlamaSampler(self, **wanted)
+        sampler = self._sampler(**wanted)
         return sampler.sample(self._input_ids, self._logits_at(idx))
+
+    def _sampler(self, **wanted: Any) -> LlamaSampler:
+        """Takes the seed that is set now."""
+        return LlamaSampler(self._tokenizer, self._seed, self.last_n_tokens_size, **wanted)
 
     def _logits_at(self, idx: int | None) -> npt.NDArray[np.float32]:
         at = self.n_tokens - 1 if idx is None else idx
@@ -273,7 +324,7 @@ class LlamaText:
         """
         left_out = ("self", "tokens", "reset", "stopping_criteria")
         wanted = {name: value for name, value in locals().items() if name not in left_out}
-        sampler = LlamaSampler(self, **wanted)
+        sampler = self._sampler(**wanted)
         if not reset:
             sampler.go_on_as(self._saved)
         return self._generated([int(token) for token in tokens], sampler, reset, stopping_criteria)
