@@ -15,11 +15,10 @@ from pykvgraph._native.handles import NotCopied
 from pykvgraph.checks import Integers, flag, integer, integers, real, shown
 from pykvgraph.context.context import Context
 from pykvgraph.context.pooling import Pooling
-from pykvgraph.engine.commands import Errand, Parking
+from pykvgraph.engine import embedding
+from pykvgraph.engine.commands import Parking
 from pykvgraph.engine.context_window import Window
-from pykvgraph.engine.embedding import embed_all
 from pykvgraph.engine.loop import Loop, close_loop
-from pykvgraph.engine.reading import Reading
 from pykvgraph.engine.request import Request
 from pykvgraph.engine.sequence import Branch
 from pykvgraph.engine.sizes import sizes_for
@@ -276,7 +275,7 @@ class Engine(NotCopied):
             finally:
                 index.unpin(last)
 
-        n, cells = self._do(save)
+        n, cells = self._loop.run_between_steps(save)
         if n:
             write_file(path, pack(SavedPrefix(ids[:n], cells)))
         return int(n)
@@ -311,7 +310,7 @@ class Engine(NotCopied):
             except InvalidArgumentError as error:
                 raise StateError(f"the saved cells are not those of the saved tokens: {error}") from error
 
-        self._do(load)
+        self._loop.run_between_steps(load)
         return list(saved.ids)
 
     def forget_prefix(
@@ -328,7 +327,7 @@ class Engine(NotCopied):
         """
         ids = array("i", self._ids_of(prompt).tobytes())
         _, salt = self._under(adapters, salt)
-        return int(self._do(lambda index, seq: index.forget(ids, salt)))
+        return int(self._loop.run_between_steps(lambda index, seq: index.forget(ids, salt)))
 
     def embed(
         self,
@@ -352,7 +351,20 @@ class Engine(NotCopied):
         adapters: Iterable[tuple[Adapter, float]] | None = None,
     ) -> list[np.typing.NDArray[np.float32]]:
         """embed() of several texts; an encoder's go together, as many as n_batch has room for."""
-        return embed_all(self, prompts, pooling, adapters, lambda: True)
+        return self._embed_all(prompts, pooling, adapters, lambda: True)
+
+    def _embed_all(
+        self,
+        prompts: Sequence[str | Integers],
+        pooling: Pooling,
+        adapters: Iterable[tuple[Adapter, float]] | None,
+        is_wanted: Callable[[], bool],
+    ) -> list[np.typing.NDArray[np.float32]]:
+        """is_wanted: as in embedding.embed_all()."""
+        given = embedding.check(prompts, pooling)
+        texts = [array("i", self._ids_of(prompt).tobytes()) for prompt in given]
+        active, _ = self._under(adapters, b"")
+        return embedding.embed_all(self._loop, texts, pooling, active, is_wanted)
 
     def step(self) -> bool:
         """One step, for an engine without background; returns whether there is more to do.
@@ -418,31 +430,12 @@ class Engine(NotCopied):
             raise UnsupportedError("records come and go by tiers: make the engine with tiers=Tiers()")
         return saver
 
-    def _do(self, what: Callable[[PrefixIndex, int], Any]) -> Any:
-        """Between two steps, with an empty sequence."""
-        return self._told(Errand(what))
-
-    def _read(self, reading: Reading) -> list[Any]:
-        """In parts, between the steps of others. Ctrl-C ends it."""
-        try:
-            found: list[Any] = self._told(reading)
-        except BaseException:
-            reading.give_up()
-            raise
-        return found
-
-    def _told(self, asked: Errand | Parking | Reading) -> Any:
-        self._loop.give(asked)
-        while not self._loop.background and not asked.done.done():
-            self.step()
-        return asked.done.result()
-
     def _parking(self, request: Request, parks: bool) -> bool:
         if not isinstance(request, Request):
             raise InvalidArgumentError(f"request must be what submit() returned, got {shown(request)}")
         if request._cancel != self._loop.cancel:
             raise InvalidArgumentError("the request is another engine's: ask that one")
-        return bool(self._told(Parking(request, parks)))
+        return bool(self._loop.ask(Parking(request, parks)))
 
     def _branches(
         self,

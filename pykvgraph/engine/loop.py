@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future
+from typing import Any
 
 from pykvgraph.context.context import Context
 from pykvgraph.engine.commands import Errand, Parking
@@ -16,6 +18,7 @@ from pykvgraph.engine.sequence import Branch
 from pykvgraph.engine.step import Stepper
 from pykvgraph.engine_types import EngineLook
 from pykvgraph.errors import InvalidArgumentError
+from pykvgraph.prefix.index import PrefixIndex
 
 
 class Loop:
@@ -46,6 +49,26 @@ class Loop:
     def closed(self) -> bool:
         """Whether nobody can come any more: by close(), or by an error in the midst of a step."""
         return self._closed
+
+    def ask(self, asked: Errand | Parking | Reading) -> Any:
+        """Waits for what comes of it; without a thread of its own, takes the steps meanwhile."""
+        self.give(asked)
+        while not self.background and not asked.done.done():
+            self.step()
+        return asked.done.result()
+
+    def run_between_steps(self, do: Callable[[PrefixIndex, int], Any]) -> Any:
+        """What do(index, seq) returns, which is called between two steps, with an empty sequence."""
+        return self.ask(Errand(do))
+
+    def read(self, reading: Reading) -> list[Any]:
+        """In parts, between the steps of others. Ctrl-C ends it."""
+        try:
+            found: list[Any] = self.ask(reading)
+        except BaseException:
+            reading.give_up()
+            raise
+        return found
 
     def look(self) -> EngineLook:
         """Between two steps; without a thread of its own there is no step now."""

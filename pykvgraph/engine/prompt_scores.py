@@ -46,7 +46,7 @@ def prompt_scores(
     if len(ids) == 1:
         return []
     take = functools.partial(_scores, engine.context, ids, n_top)
-    parts = engine._read(Reading(ids[:-1], active, take, is_wanted, scores=True, salt=salted))
+    parts = engine._loop.read(Reading(ids[:-1], active, take, is_wanted, scores=True, salt=salted))
     return list(itertools.chain.from_iterable(parts))
 
 

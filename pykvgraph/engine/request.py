@@ -10,14 +10,12 @@ import queue
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from pykvgraph.engine.sequence import Branch
 from pykvgraph.engine_types import Completion
 from pykvgraph.errors import InvalidArgumentError
 from pykvgraph.types import Piece
-
-if TYPE_CHECKING:
-    from pykvgraph.engine.sequence import Branch
 
 
 class _End(NamedTuple):

@@ -6,9 +6,8 @@ import logging
 
 from pykvgraph.context.context import Context
 from pykvgraph.engine.own_rows import OwnRows
-from pykvgraph.engine.request import Request
 from pykvgraph.engine.scheduler import Scheduler
-from pykvgraph.engine.sequence import Branch
+from pykvgraph.engine.sequence import Branch, SampleOwner
 from pykvgraph.errors import DeviceError, KVGraphError
 from pykvgraph.plan.free_memory import host_free_bytes
 from pykvgraph.prefix import block
@@ -37,7 +36,7 @@ class Texts:
         self.n_preempted = 0
         self._ctx = ctx
 
-    def of(self, request: Request) -> list[Branch]:
+    def of(self, request: SampleOwner) -> list[Branch]:
         """Its samples that run, wait or are parked."""
         waiting, parked = self.scheduler.waiting, self.parked
         return [each for each in request._branches if each.runs or each in waiting or each in parked]
@@ -50,7 +49,7 @@ class Texts:
             self._stop(branch)
         self._drop_rows(branch)
 
-    def park(self, request: Request) -> bool:
+    def park(self, request: SampleOwner) -> bool:
         """Its samples wait for resume(), without sequences; False: it has ended, or is parked already.
 
         What they have stays in the cache until others need the cells. Raises what _keep_rows() raises.
@@ -62,7 +61,7 @@ class Texts:
             self.parked[branch] = None
         return bool(branches)
 
-    def resume(self, request: Request) -> bool:
+    def resume(self, request: SampleOwner) -> bool:
         """Its samples may run again; False: none of them is parked."""
         branches = [each for each in self.of(request) if each in self.parked]
         for branch in branches:

@@ -7,7 +7,7 @@ import math
 import time
 from array import array
 from collections.abc import Iterable, Sequence
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +16,6 @@ from pykvgraph.checks import INT32_MAX
 from pykvgraph.context.context import LastOutput
 from pykvgraph.engine.context_window import Window
 from pykvgraph.engine.own_rows import OwnRows
-from pykvgraph.engine.request import Request
 from pykvgraph.engine.speculation.gate import Record
 from pykvgraph.engine.speculation.lookup import Lookup
 from pykvgraph.engine_types import Completion, TextLook
@@ -63,6 +62,22 @@ class Fetch(NamedTuple):
 COPIED_EVERY = 64  # positions of an answer from one resume point that copies get to the next
 
 
+class SampleOwner(Protocol):
+    """The request, as its samples know it."""
+
+    _branches: Sequence[Branch]
+
+    @property
+    def done(self) -> bool:
+        """Whether it has ended."""
+
+    def _say(self, piece: Piece) -> None: ...
+
+    def _complete(self, sample: int, completion: Completion) -> None: ...
+
+    def _fail(self, error: BaseException) -> None: ...
+
+
 class Branch:
     """A text that the engine decodes and continues. While it runs it has a sequence.
 
@@ -84,7 +99,7 @@ class Branch:
 
     def __init__(
         self,
-        request: Request,
+        request: SampleOwner,
         sample: int,
         prompt: npt.NDArray[np.int32],
         params: SamplingParams,

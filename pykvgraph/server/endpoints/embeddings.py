@@ -13,7 +13,6 @@ from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from pykvgraph.context.pooling import Pooling, pooling_of
-from pykvgraph.engine.embedding import embed_all
 from pykvgraph.openai.errors import invalid, no_room, unsupported
 from pykvgraph.openai.wire_json import dumps, dumps_in_parts
 from pykvgraph.server.http.reply import WorkReply
@@ -97,7 +96,7 @@ class _Work:
         loop, found = asyncio.get_running_loop(), list[bytes]()
 
         def tell(prompts: list[list[int]]) -> list[bytes]:
-            whole = embed_all(self._engine, prompts, self._pooling, self._adapters, lambda: not self._is_over)
+            whole = self._engine._embed_all(prompts, self._pooling, self._adapters, lambda: not self._is_over)
             vectors = [each[..., : self._n_dimensions] for each in whole]
             if self._pooling != "none":
                 vectors = [normalized(each, self._norm)[None] for each in vectors]

@@ -298,6 +298,7 @@ def test_a_device_that_has_lost_the_cells(model: kvg.Model, monkeypatch: pytest.
         here = engine._loop.stepper._texts
         here._copy_one()
         in_cells = next(iter(here.kept)).request
+        assert isinstance(in_cells, kvg.Request)
         with monkeypatch.context() as patch:
             patch.setattr(kvg.KVCache, "update", fails)
             here.start_over_if_broken()

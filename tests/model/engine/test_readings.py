@@ -18,7 +18,6 @@ from support.soak import F32, are_likeliest
 
 import pykvgraph as kvg
 from pykvgraph.context.pooling import POOLINGS
-from pykvgraph.engine.embedding import embed_all
 from pykvgraph.engine.prompt_scores import prompt_scores
 
 N_TOKENS = 300
@@ -151,7 +150,7 @@ def test_who_leaves_ends_it(model: kvg.Model) -> None:
         wanted = iter([True] * N_PARTS + [True, True, False])
         parts = Parts(engine)
         ids = ids_of(model, N_TOKENS, 1)
-        assert len(embed_all(engine, [ids, ids, ids], "mean", None, lambda: next(wanted))) == 1
+        assert len(engine._embed_all([ids, ids, ids], "mean", None, lambda: next(wanted))) == 1
         assert len(parts.n_tokens) == N_PARTS + 2
         assert is_as_before(engine, running)
 

@@ -39,6 +39,7 @@ def rows(monkeypatch: pytest.MonkeyPatch) -> dict[kvg.Request, Rows]:
     say = Branch.say
 
     def listen(branch: Branch, last: LastOutput, now: float) -> Any:
+        assert isinstance(branch.request, kvg.Request)
         seen.setdefault(branch.request, []).append(last.logits.copy())
         return say(branch, last, now)
 

@@ -16,8 +16,6 @@ import pytest
 from support.served import llama_server, served, where_of
 
 import pykvgraph as kvg
-from pykvgraph.engine.embedding import embed_all
-from pykvgraph.server.endpoints import embeddings
 from pykvgraph.server.endpoints.embeddings import normalized
 from pykvgraph.server.settings import POOLING_NAMES
 
@@ -195,7 +193,8 @@ def test_who_leaves_ends_a_text_between_two_parts(monkeypatch: pytest.MonkeyPatc
         while asked[0]() and time.monotonic() < end:
             time.sleep(0.002)
 
-    monkeypatch.setattr(embeddings, "embed_all", heard)
+    embed_all = kvg.Engine._embed_all
+    monkeypatch.setattr(kvg.Engine, "_embed_all", heard)
     parts.before = until_unwanted
     with served(parts.load, embeddings=True, pooling="mean", n_ctx_slot=512) as (url, _):
         body = json.dumps({"input": LONG}).encode()
