@@ -79,12 +79,12 @@ def _server(
     n_workers, cluster = given["n_workers"], given["cluster"]
     _check_workers(given)
     if n_workers > 1 or cluster:
-        from pykvgraph.cluster.front import Front
         from pykvgraph.cluster.on_ray import RayWorkers
+        from pykvgraph.cluster.pool import Pool
         from pykvgraph.cluster.run import ClusterServer
         from pykvgraph.cluster.workers import Workers
 
-        front = Front(
+        pool = Pool(
             settings,
             n_workers,
             say_ready,
@@ -92,8 +92,8 @@ def _server(
             replicates=given["replicate"],
         )
         if cluster:
-            return ClusterServer(front, RayWorkers(front, engine, n_workers, cluster))
-        return ClusterServer(front, Workers(front, engine, n_workers))
+            return ClusterServer(pool, RayWorkers(pool, engine, n_workers, cluster))
+        return ClusterServer(pool, Workers(pool, engine, n_workers))
     from pykvgraph.server.http.run import Server
 
     def load() -> Engine:

@@ -14,6 +14,7 @@ import httpx
 from starlette.types import Receive, Scope, Send
 
 from pykvgraph.cluster.asked import Asked, with_field
+from pykvgraph.cluster.pool import Pool, Worker
 from pykvgraph.cluster.replay import RepeatError, Replay
 from pykvgraph.openai.errors import SERVER, WireError, error_body, invalid
 from pykvgraph.openai.wire_json import dumps
@@ -29,7 +30,6 @@ from pykvgraph.server.http.asker import (
 from pykvgraph.server.http.reply import JsonReply, send_within, unless_gone
 
 if TYPE_CHECKING:
-    from pykvgraph.cluster.front import Front, Worker
     from pykvgraph.cluster.life import Life
     from pykvgraph.cluster.router import Ticket
 
@@ -51,11 +51,11 @@ class Forwarded:
     the request there.
     """
 
-    def __init__(self, front: Front, method: str, asked: Asked) -> None:
-        self._front = front
+    def __init__(self, pool: Pool, method: str, asked: Asked) -> None:
+        self._pool = pool
         self._method = method
         self._asked = asked
-        self._name = next(front.names)
+        self._name = next(pool.names)
         self._n_deaths = 0
         self._has_word = False  # of the worker that is asked now
         self._streams = False  # the client has the head of a stream
@@ -64,7 +64,7 @@ class Forwarded:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """As ASGI calls it."""
-        patient = functools.partial(send_within, self._front.settings.io_seconds, send)
+        patient = functools.partial(send_within, self._pool.settings.io_seconds, send)
         work = asyncio.ensure_future(self._answer(scope, patient))
         try:
             await unless_gone(work, receive)
@@ -91,9 +91,9 @@ class Forwarded:
         failed: set[httpx.AsyncClient] = set()  # one is of one life of a worker
         what = "its workers ended"
         for _ in range(1 + MOST_REPEATS):
-            number, client = await self._front.place(self._asked, failed)
-            reader = self._front.reader_for(self._asked, number)
-            ticket = self._front.enter(number, self._asked)
+            number, client = await self._pool.place(self._asked, failed)
+            reader = self._pool.reader_for(self._asked, number)
+            ticket = self._pool.enter(number, self._asked)
             try:
                 if reader is not None:
                     await self._read_by(reader, number, scope)
@@ -101,7 +101,7 @@ class Forwarded:
                     return
             except httpx.TransportError as error:
                 _log.info("worker %d: %s", number, type(error).__name__)
-                await self._require_innocent(error, number, self._front.life_of(client))
+                await self._require_innocent(error, number, self._pool.life_of(client))
             except RepeatError as error:  # the last bit of a logit may decide what is drawn: not each time
                 what = str(error)
             finally:
@@ -130,14 +130,14 @@ class Forwarded:
         the reader doesn't even say that it lives; that one keeps its ticket until it is back, or has ended.
         """
         blocks = self._asked.blocks
-        ticket = self._front.prefill.enter(reader.number, blocks, len(self._asked.body))  # while it is there
+        ticket = self._pool.prefill.enter(reader.number, blocks, len(self._asked.body))  # while it is there
         reading = asyncio.ensure_future(self._read(reader, number, scope, ticket))
         try:
             while not (await asyncio.wait({reading}, timeout=_LOOK))[0]:
-                if not await self._front.lives(reader.client):
+                if not await self._pool.lives(reader.client):
                     _log.warning("worker %d, which was to read a prompt, says nothing", reader.number)
                     reading.add_done_callback(_heard)
-                    if self._front.life_of(reader.client).reads(self._name):
+                    if self._pool.life_of(reader.client).reads(self._name):
                         raise _guilty(f"worker {reader.number} says nothing while it reads this request")
                     return
         except asyncio.CancelledError:
@@ -146,7 +146,7 @@ class Forwarded:
         await reading
 
     async def _read(self, reader: Worker, number: int, scope: Scope, ticket: Ticket) -> None:
-        told = [(READS_HEADER, "1"), (COPY_TO_HEADER, self._front.address_of(number))]
+        told = [(READS_HEADER, "1"), (COPY_TO_HEADER, self._pool.address_of(number))]
         try:
             response = await self._sent(reader.client, scope, told)
             try:
@@ -155,7 +155,7 @@ class Forwarded:
                 await response.aclose()
         except httpx.TransportError as error:
             _log.info("worker %d, which was to read a prompt: %s", reader.number, type(error).__name__)
-            await self._require_innocent(error, reader.number, self._front.life_of(reader.client))
+            await self._require_innocent(error, reader.number, self._pool.life_of(reader.client))
         finally:
             ticket.leave()
 
@@ -187,7 +187,7 @@ class Forwarded:
         self, number: int, client: httpx.AsyncClient, scope: Scope, send: Send, replay: Replay
     ) -> bool:
         """Whether there is an answer; False: the worker stops, and has none. Raises httpx.TransportError."""
-        second = self._front.second_for(self._asked, number)
+        second = self._pool.second_for(self._asked, number)
         told = [(TELLS_HEADER, "1")] if self._asked.says else []
         told += [(COPY_TO_HEADER, second)] if second else []
         told += [(SAID_HEADER, "1")] if self._known else []

@@ -13,9 +13,9 @@ import time
 
 import httpx
 
-from pykvgraph.cluster.front import Front
 from pykvgraph.cluster.life import Life
 from pykvgraph.cluster.order import Told
+from pykvgraph.cluster.pool import Pool
 from pykvgraph.errors import KVGraphError
 from pykvgraph.server.engine_spec import EngineSpec
 from pykvgraph.server.http.keys import RUN_HEADER
@@ -32,16 +32,16 @@ _KEEP_SECONDS = 30.0  # less than after which a worker closes a connection that 
 class Keeper:
     """n workers with an engine each, numbered from 0; what they are, subclasses say.
 
-    The front is told in the event loop of run() when one can be asked, drains, and can't be asked any more.
+    The pool is told in the event loop of run() when one can be asked, drains, and can't be asked any more.
     A worker that gets SIGTERM drains: it gets nothing new, and ends when it has answered what it was asked.
     One that ends is started again, after a delay that grows up to LONGEST_DELAY; its cache has as many cells
     as before. One that hangs is killed, so that others answer what it was asked. Workers answer nobody
     without the token of this run.
     """
 
-    def __init__(self, front: Front, engine: EngineSpec, n: int) -> None:
+    def __init__(self, pool: Pool, engine: EngineSpec, n: int) -> None:
         self.n_restarts = 0
-        self._front = front
+        self._pool = pool
         self._engine = engine
         self._n = n
         self._n_ctx: dict[int, int] = {}  # of a worker's first life, as then the memory was free
@@ -98,9 +98,9 @@ class Keeper:
 
     def _order(self, number: int) -> str:
         """What a worker has to do, as read_order() reads it; without line ends."""
-        n_slots = self._front.settings.n_slots
+        n_slots = self._pool.settings.n_slots
         settings = dataclasses.replace(
-            self._front.settings, run_token=self._token, first_slot=number * n_slots
+            self._pool.settings, run_token=self._token, first_slot=number * n_slots
         )
         context = dict(self._engine.context)
         if context.get("n_ctx") == "auto" and number in self._n_ctx:
@@ -110,7 +110,7 @@ class Keeper:
             "number": number,
             "settings": dataclasses.asdict(settings),
             "engine": dataclasses.asdict(engine),
-            "copies": self._front.copies,
+            "copies": self._pool.copies,
         }
         return json.dumps(order)
 
@@ -120,7 +120,7 @@ class Keeper:
         self._n_ctx.setdefault(number, told.n_ctx)
         _log.info("worker %d is ready (%s)", number, where)
         self._watches[number] = asyncio.ensure_future(self._watch(number, client))
-        return self._front.up(number, client, told.n_tokens, told.copies_at, where)
+        return self._pool.up(number, client, told.n_tokens, told.copies_at, where)
 
     def _fault(self, number: int, crash: str) -> str:
         """What a worker that has ended did. crash: how it ended; "": others may have ended it."""
@@ -132,7 +132,7 @@ class Keeper:
         """It is gone, or about to be."""
         if number in self._watches:
             self._watches.pop(number).cancel()
-        self._front.down(number)
+        self._pool.down(number)
 
     async def _watch(self, number: int, client: httpx.AsyncClient) -> None:
         """Until it says nothing, as a process that is stopped. A device that hangs is not seen here."""
@@ -156,7 +156,7 @@ class Keeper:
         if not self._stops.is_set():
             _log.info("worker %d drains; another one takes its place then", number)
             self._drained.add(number)
-            self._front.drains(number)
+            self._pool.drains(number)
 
     def _client(self, url: str, socket: str | None = None) -> httpx.AsyncClient:
         """socket: a Unix socket's path."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from prometheus_client import CollectorRegistry, Metric, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from pykvgraph.server.endpoints.metrics import PREFIX
+from pykvgraph.server.metrics import PREFIX
 
 # of what counts_of() tells: counters, and gauges of which each group of cells has one
 _COUNTS = "prompt_tokens", "prompt_tokens_cached", "tier_loaded_tokens", "tokens_predicted"

@@ -14,9 +14,9 @@ from typing import Any
 
 from pykvgraph import env
 from pykvgraph.cluster.copies import begun
-from pykvgraph.cluster.front import Front
 from pykvgraph.cluster.keeper import Keeper
 from pykvgraph.cluster.order import Told, read_order
+from pykvgraph.cluster.pool import Pool
 from pykvgraph.errors import DeviceError, KVGraphError
 from pykvgraph.server.engine_spec import EngineSpec
 from pykvgraph.server.http.run import Server, address_of, listen
@@ -36,13 +36,13 @@ class RayWorkers(Keeper):
     Raises ImportError without ray, and KVGraphError when there is no such cluster or no room in it.
     """
 
-    def __init__(self, front: Front, engine: EngineSpec, n: int, address: str) -> None:
+    def __init__(self, pool: Pool, engine: EngineSpec, n: int, address: str) -> None:
         ray = _connected(address)
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         threads = int(engine.context.get("n_threads") or 0)
         n_cpus, on_one = _placed([int(node.get("CPU", 0)) for node in nodes], n, threads)
         n_gpus = _n_gpus(nodes, engine, n)
-        super().__init__(front, engine.share_of(on_one, n_cpus), n)
+        super().__init__(pool, engine.share_of(on_one, n_cpus), n)
         self._ray = ray
         actor = ray.remote(RayWorker).options(
             num_cpus=n_cpus, num_gpus=n_gpus, max_restarts=-1, max_concurrency=8

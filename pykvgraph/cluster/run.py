@@ -5,22 +5,23 @@ from __future__ import annotations
 import asyncio
 import socket
 
-from pykvgraph.cluster.front import Front, front_app
+from pykvgraph.cluster.front import front_app
 from pykvgraph.cluster.keeper import Keeper
+from pykvgraph.cluster.pool import Pool
 from pykvgraph.server.http.run import HttpServer
 
 _END_SECONDS = 30.0  # that workers have until they are killed, when a server ends
 
 
 class ClusterServer(HttpServer):
-    """Serves the workers of a front: run(sockets=[listener]), and stop().
+    """Serves the workers of a pool: run(sockets=[listener]), and stop().
 
     run() raises KVGraphError when a worker ends before any was ready.
     """
 
-    def __init__(self, front: Front, keeper: Keeper) -> None:
+    def __init__(self, pool: Pool, keeper: Keeper) -> None:
         self._keeper = keeper
-        super().__init__(front.settings, front_app(front))
+        super().__init__(pool.settings, front_app(pool))
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         """Called by run()."""

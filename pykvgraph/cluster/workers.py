@@ -11,10 +11,10 @@ import tempfile
 from asyncio.subprocess import PIPE, Process
 from pathlib import Path
 
-from pykvgraph.cluster.front import Front
 from pykvgraph.cluster.keeper import Keeper
 from pykvgraph.cluster.life import Life
 from pykvgraph.cluster.order import read_told
+from pykvgraph.cluster.pool import Pool
 from pykvgraph.cluster.worker import DRAINS, HAS_READ, READS, READY, copies_path
 from pykvgraph.server.engine_spec import EngineSpec
 
@@ -29,8 +29,8 @@ class Workers(Keeper):
     it ends.
     """
 
-    def __init__(self, front: Front, engine: EngineSpec, n: int) -> None:
-        super().__init__(front, engine.share_of(n), n)
+    def __init__(self, pool: Pool, engine: EngineSpec, n: int) -> None:
+        super().__init__(pool, engine.share_of(n), n)
         self._processes: dict[int, Process] = {}
         self._folder = Path()
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from pykvgraph.openai.echo import Echo
 from pykvgraph.openai.form import MANY_PROBS, Form, new_id, now
 from pykvgraph.openai.logprobs import logprobs_of
 from pykvgraph.openai.sample import Sample
 from pykvgraph.openai.text_logprobs import text_logprobs
 from pykvgraph.openai.vocabulary import Vocabulary
 from pykvgraph.openai.wire_json import dumps, dumps_in_parts
-from pykvgraph.server.endpoints.echo import Echo
 from pykvgraph.types import Piece
 
 

@@ -18,12 +18,12 @@ from pykvgraph.openai.errors import WireError, invalid, loading, too_many
 from pykvgraph.openai.vocabulary import Vocabulary
 from pykvgraph.params.params import SamplingParams
 from pykvgraph.sampling.sampler import Sampler
-from pykvgraph.server.endpoints.adapters import Adapters
-from pykvgraph.server.endpoints.cells import Looks
-from pykvgraph.server.endpoints.metrics import Metrics
+from pykvgraph.server.adapter_scales import AdapterScales
 from pykvgraph.server.http.asker import Asker
 from pykvgraph.server.http.body import Bodies
 from pykvgraph.server.job import Job
+from pykvgraph.server.looks import Looks
+from pykvgraph.server.metrics import Metrics
 from pykvgraph.server.requests.chat_template import ServerTemplate
 from pykvgraph.server.requests.fields import Fields
 from pykvgraph.server.requests.sampling import sampling_of, settings_of
@@ -45,8 +45,8 @@ class Service:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.slots = Slots(settings.n_slots, settings.spec_type != "none", settings.first_slot)
-        self.metrics = Metrics(self)
-        self.looks = Looks(self)
+        self.metrics = Metrics(self.slots, lambda: self.engine if self.is_ready else None)
+        self.looks = Looks(lambda: self.engine.look(), self.model_name)
         self.slow_work = SlowWork()
         self.bodies = Bodies(settings.max_body, settings.body_seconds)
         self.peers: Peers | None = None  # of a worker
@@ -62,7 +62,7 @@ class Service:
         self.template = ServerTemplate(
             self.settings.chat_template, engine.model, self.vocabulary, self.settings.jinja
         )
-        self.adapters = Adapters(engine.adapters)
+        self.adapters = AdapterScales(engine.adapters)
         self._check_defaults()
         self._engine = engine
         if self.settings.context_shift and not engine.can_shift:

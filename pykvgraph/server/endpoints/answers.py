@@ -6,9 +6,10 @@ from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from pykvgraph.openai.completion import CompletionForm, TextForm
+from pykvgraph.openai.echo import Echo, Scores
 from pykvgraph.openai.errors import invalid
 from pykvgraph.openai.form import Form
-from pykvgraph.server.endpoints.echo import Echo, EchoReply, Scores, echoed_texts
+from pykvgraph.server.endpoints.echo import EchoReply, echoed_texts
 from pykvgraph.server.endpoints.infill import infill_prompt
 from pykvgraph.server.http.keys import asker_of
 from pykvgraph.server.http.reply import JobReply, JsonReply

@@ -18,7 +18,7 @@ from support.served import N_SLOTS, served
 import pykvgraph as kvg
 from pykvgraph.cli import main
 from pykvgraph.engine.step import Stepper
-from pykvgraph.server.endpoints import cells
+from pykvgraph.server import looks
 from pykvgraph.server.http import run
 from pykvgraph.server.settings import Settings
 
@@ -60,7 +60,7 @@ def a_view(n_cells: int, n_seqs: int, *, settled: bool) -> kvg.CellsView:
 @pytest.mark.parametrize("n_cells", [1, 7, 500])
 def test_runs_are_the_cells(n_cells: int, settled: bool) -> None:
     view = a_view(n_cells, 3, settled=settled)
-    runs = cells.runs_of(*cells.places_of(view))
+    runs = looks.runs_of(*looks.places_of(view))
     assert unrolled(runs) == naive(view)
     assert all(runs[i + 1 : i + 3] != runs[i + 4 : i + 6] for i in range(0, len(runs) - 3, 3))
 
@@ -71,8 +71,8 @@ def test_a_place_of_a_large_cache_is_whoever_has_most_of_it(
 ) -> None:
     monkeypatch.setattr(cells, "MAX_PLACES", 32)
     view = a_view(n_cells, 3, settled=False)
-    each = cells.cells_of_a_place(n_cells)
-    found = unrolled(cells.runs_of(*cells.places_of(view)))
+    each = looks.cells_of_a_place(n_cells)
+    found = unrolled(looks.runs_of(*looks.places_of(view)))
     alone = naive(view)
     assert len(found) == -(-n_cells // each) <= 32
     for place, (who, marks) in enumerate(found):

@@ -12,8 +12,8 @@ from support.fake_workers import starts
 
 from pykvgraph.cluster import keeper, life
 from pykvgraph.cluster.forward import MOST_DEATHS
-from pykvgraph.cluster.front import Front
 from pykvgraph.cluster.life import Life
+from pykvgraph.cluster.pool import Pool
 from pykvgraph.cluster.worker import HAS_READ, READS
 from pykvgraph.cluster.workers import Workers
 from pykvgraph.server.http.asker import NAME_HEADER
@@ -42,14 +42,14 @@ class Dies:
         raise httpx.ReadError("gone", request=request)
 
 
-def front_of(*handlers: Handler | Dies, n_prefill: int = 0) -> Front:
-    front = Front(Settings(n_slots=2), len(handlers), n_prefill=n_prefill)
+def pool_of(*handlers: Handler | Dies, n_prefill: int = 0) -> Pool:
+    pool = Pool(Settings(n_slots=2), len(handlers), n_prefill=n_prefill)
     for number, handler in enumerate(handlers):
         client = httpx.AsyncClient(transport=httpx.MockTransport(handler), base_url="http://worker")
-        told = front.up(number, client, 512)
+        told = pool.up(number, client, 512)
         if isinstance(handler, Dies):
             handler.life = told
-    return front
+    return pool
 
 
 def refusal_of(reply: httpx.Response) -> str:
@@ -62,7 +62,7 @@ def refusal_of(reply: httpx.Response) -> str:
 @pytest.mark.parametrize("fault", ["SIGSEGV", "it said nothing for 30 s"])
 def test_who_was_read_when_the_worker_crashed_or_hung(fault: str) -> None:
     first, second = Dies(fault, has_read=False), Dies(fault, has_read=False)
-    message = refusal_of(asyncio.run(ask(front_of(first, second), prompt="a")))
+    message = refusal_of(asyncio.run(ask(pool_of(first, second), prompt="a")))
     assert fault in message and "worker 0" in message
     assert (first.n_asked, second.n_asked) == (1, 0)
 
@@ -70,7 +70,7 @@ def test_who_was_read_when_the_worker_crashed_or_hung(fault: str) -> None:
 @pytest.mark.parametrize(("fault", "has_read"), [("SIGSEGV", True), ("", False), ("", True)])
 def test_who_was_only_there_goes_on(fault: str, has_read: bool) -> None:
     """Its worker crashed by somebody else, or was killed by others."""
-    reply = asyncio.run(ask(front_of(Dies(fault, has_read=has_read), fine), prompt="a"))
+    reply = asyncio.run(ask(pool_of(Dies(fault, has_read=has_read), fine), prompt="a"))
     assert reply.status_code == 200
 
 
@@ -78,25 +78,25 @@ def test_who_has_seen_two_workers_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """As one that fills the memory does, or crashes the engine."""
     monkeypatch.setattr(life, "_NOTICE", 0.1)
     workers = [Dies("", has_read=True) for _ in range(4)]
-    assert f"{MOST_DEATHS} workers" in refusal_of(asyncio.run(ask(front_of(*workers), prompt="a")))
+    assert f"{MOST_DEATHS} workers" in refusal_of(asyncio.run(ask(pool_of(*workers), prompt="a")))
     assert sum(each.n_asked for each in workers) == MOST_DEATHS == 2
 
 
 def test_a_reader_that_crashes() -> None:
     """The one that was to answer doesn't get the prompt."""
     answers = Dies("", has_read=True)
-    reply = asyncio.run(ask(front_of(answers, Dies("SIGSEGV", has_read=False), n_prefill=1), prompt=LONG))
+    reply = asyncio.run(ask(pool_of(answers, Dies("SIGSEGV", has_read=False), n_prefill=1), prompt=LONG))
     assert "worker 1" in refusal_of(reply)
     assert answers.n_asked == 0
 
 
 def test_a_reader_that_crashes_by_another_request() -> None:
     reader = Dies("SIGSEGV", has_read=True)
-    assert asyncio.run(ask(front_of(fine, reader, n_prefill=1), prompt=LONG)).status_code == 200
+    assert asyncio.run(ask(pool_of(fine, reader, n_prefill=1), prompt=LONG)).status_code == 200
 
 
 def test_a_reader_that_reads(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert asyncio.run(ask(front_of(fine, reads, n_prefill=1), prompt=LONG)).status_code == 200
+    assert asyncio.run(ask(pool_of(fine, reads, n_prefill=1), prompt=LONG)).status_code == 200
 
 
 @pytest.mark.parametrize(("end", "fault"), [("os.abort()", "SIGABRT"), ("os.kill(os.getpid(), 9)", "")])
@@ -106,7 +106,7 @@ def test_what_a_process_says_until_its_end(monkeypatch: pytest.MonkeyPatch, end:
     starts(monkeypatch, f"os.write(1, {lines!r}); {end}")
     lives: list[Life] = []
 
-    class Noting(Front):
+    class Noting(Pool):
         def up(self, *told: Any) -> Life:
             lives.append(super().up(*told))
             return lives[-1]
@@ -133,14 +133,14 @@ def test_one_that_hangs_is_killed_and_its_request_known(monkeypatch: pytest.Monk
         f"os.write(1, {ready(512)!r} + {READS + b'5' + bytes([10])!r}); time.sleep(60)"
     )
     starts(monkeypatch, code)
-    front = Front(Settings(), 1)
+    pool = Pool(Settings(), 1)
 
     async def main() -> None:
-        workers = Workers(front, SPEC, 1)
+        workers = Workers(pool, SPEC, 1)
         running = asyncio.ensure_future(workers.run())
-        while not front._clients:
+        while not pool.clients:
             await asyncio.sleep(0.01)
-        told = front.life_of(front._clients[0])
+        told = pool.life_of(pool.clients[0])
         assert re.fullmatch(r"it said nothing for 0\.3 s", await told.ended_by("5"))
         workers.stop()
         await asyncio.sleep(0.1)

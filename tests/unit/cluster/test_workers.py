@@ -13,8 +13,8 @@ import pytest
 from support.fake_workers import starts
 
 from pykvgraph.cluster import keeper
-from pykvgraph.cluster.front import Front
 from pykvgraph.cluster.order import Told
+from pykvgraph.cluster.pool import Pool
 from pykvgraph.cluster.worker import READY
 from pykvgraph.cluster.workers import Workers
 from pykvgraph.errors import KVGraphError
@@ -52,7 +52,7 @@ def test_one_that_dies_again_and_again_is_started_more_and_more_seldom(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, delays: None
 ) -> None:
     starts(monkeypatch, f"os.write(1, {ready(512)!r}); os.kill(os.getpid(), 9)")
-    workers = Workers(Front(Settings(), 1), SPEC, 1)
+    workers = Workers(Pool(Settings(), 1), SPEC, 1)
 
     with caplog.at_level(logging.WARNING, "pykvgraph.server"):
         run_until(workers, 5)
@@ -70,7 +70,7 @@ def test_none_that_starts_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(
         KVGraphError, match=r"worker 0 ended before it was ready \(exit code 3; it says why above\)"
     ):
-        asyncio.run(Workers(Front(Settings(), 2), SPEC, 2).run())
+        asyncio.run(Workers(Pool(Settings(), 2), SPEC, 2).run())
     assert time.monotonic() - begin < 30
 
 
@@ -82,7 +82,7 @@ def test_one_that_comes_again_has_as_many_cells(monkeypatch: pytest.MonkeyPatch,
         f"os.write(1, {ready(768)!r} if n == 'auto' else {ready(0)!r}.replace(b'0', b'%d' % (n + 1), 1));"
         "os.kill(os.getpid(), 9)",
     )
-    workers = Workers(Front(Settings(), 1), SPEC, 1)
+    workers = Workers(Pool(Settings(), 1), SPEC, 1)
 
     run_until(workers, 2)
     assert workers._n_ctx == {0: 768}
@@ -94,12 +94,12 @@ def test_one_that_hangs_is_killed_the_second_time(monkeypatch: pytest.MonkeyPatc
         "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN);"
         f"os.write(1, {ready(512)!r}); time.sleep(60)",
     )
-    front = Front(Settings(), 1)
-    workers = Workers(front, SPEC, 1)
+    pool = Pool(Settings(), 1)
+    workers = Workers(pool, SPEC, 1)
 
     async def main() -> None:
         running = asyncio.ensure_future(workers.run())
-        while not front.router.workers:
+        while not pool.router.workers:
             await asyncio.sleep(0.01)
         workers.stop()
         await asyncio.sleep(0.3)
@@ -128,7 +128,7 @@ def test_one_that_says_nothing_is_killed(
         f"    heard, _ = listener.accept(); heard.recv(9999); heard.sendall({answer!r}); heard.close()\n"
         "time.sleep(60)",
     )
-    workers = Workers(Front(Settings(), 3), SPEC, 3)
+    workers = Workers(Pool(Settings(), 3), SPEC, 3)
 
     with caplog.at_level(logging.WARNING, "pykvgraph.server"):
         run_until(workers, 2)

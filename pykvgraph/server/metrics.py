@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
 
 from prometheus_client import CollectorRegistry, Metric, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
+from pykvgraph.engine import Engine
 from pykvgraph.engine_types import TierStats
 from pykvgraph.openai.sample import Sample
-
-if TYPE_CHECKING:
-    from pykvgraph.server.service import Service
+from pykvgraph.server.slots import Slots
 
 PREFIX = "kvgraph:"
 
 
 class Metrics:
-    """Counts samples as they end, and asks the engine for the rest when somebody reads."""
+    """Counts samples as they end, and asks the engine for the rest when somebody reads.
 
-    def __init__(self, service: Service) -> None:
-        self._service = service
+    engine: None until it is there.
+    """
+
+    def __init__(self, slots: Slots, engine: Callable[[], Engine | None]) -> None:
+        self._slots = slots
+        self._engine = engine
         self._prompt_tokens = self._cached_tokens = self._predicted_tokens = self._longest = 0
         self._prompt_seconds = self._predicted_seconds = 0.0
         self._registry = CollectorRegistry()
@@ -42,10 +44,10 @@ class Metrics:
 
     def collect(self) -> Iterator[Metric]:
         """As prometheus_client asks."""
-        if not self._service.is_ready:
-            return
-        yield from self._of_answers()
-        yield from self._of_engine()
+        engine = self._engine()
+        if engine is not None:
+            yield from self._of_answers()
+            yield from self._of_engine(engine)
 
     def _of_answers(self) -> Iterator[Metric]:
         yield _counter("prompt_tokens", "Prompt tokens that were decoded", self._prompt_tokens)
@@ -61,9 +63,8 @@ class Metrics:
         rate = _rate(self._predicted_tokens, self._predicted_seconds)
         yield _gauge("predicted_tokens_seconds", "Generated tokens a second, of one answer", rate)
 
-    def _of_engine(self) -> Iterator[Metric]:
-        slots, engine = self._service.slots, self._service.engine
-        stats = engine.stats()
+    def _of_engine(self, engine: Engine) -> Iterator[Metric]:
+        slots, stats = self._slots, engine.stats()
         yield _gauge("requests_processing", "Texts that are answered", slots.n_processing)
         yield _gauge("requests_deferred", "Texts that wait for a slot", slots.n_deferred)
         yield _counter("n_decode", "Steps of the engine", stats.steps)
