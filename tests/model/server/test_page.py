@@ -69,7 +69,7 @@ def test_runs_are_the_cells(n_cells: int, settled: bool) -> None:
 def test_a_place_of_a_large_cache_is_whoever_has_most_of_it(
     monkeypatch: pytest.MonkeyPatch, n_cells: int
 ) -> None:
-    monkeypatch.setattr(cells, "MAX_PLACES", 32)
+    monkeypatch.setattr(looks, "MAX_PLACES", 32)
     view = a_view(n_cells, 3, settled=False)
     each = looks.cells_of_a_place(n_cells)
     found = unrolled(looks.runs_of(*looks.places_of(view)))
