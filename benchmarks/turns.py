@@ -30,7 +30,17 @@ from support.architectures import ArchSpec  # shapes has told where
 
 import pykvgraph as kvg
 from pykvgraph.bench.servers import Client, started
-from pykvgraph.bench.turns import ANSWER, USER, Answer, Prompt, Script, Turn, converse, medians, write_script
+from pykvgraph.bench.turns import (
+    ANSWER,
+    USER,
+    Answer,
+    MeasuredTurn,
+    Prompt,
+    Script,
+    converse,
+    medians,
+    write_script,
+)
 
 MODELS: dict[str, ArchSpec] = {"qwen35": QWEN35, "gemma4": GEMMA4, "gemma3": GEMMA3, "gpt-oss": GPT_OSS}
 OURS = "pykvgraph"
@@ -66,7 +76,7 @@ class ServerSpeaker:
         return Answer(tokens, n_kept, seconds)
 
 
-def ours(model: Path, n_prompt: int) -> list[Turn]:
+def ours(model: Path, n_prompt: int) -> list[MeasuredTurn]:
     """In a process of its own, and not in the source tree, which Python would take for the package."""
     command = [
         sys.executable,
@@ -83,7 +93,7 @@ def ours(model: Path, n_prompt: int) -> list[Turn]:
     command += ["-p", "0", "-n", "0", "-r", "1", "-d", str(n_prompt), "--cache", "turns"]
     done = subprocess.run(command, cwd=model.parent, check=True, stdout=subprocess.PIPE, text=True)
     return [
-        Turn(row["turn"], row["n_prompt"], row["n_old"], row["n_again"], row["first_token_ms"] / 1e3)
+        MeasuredTurn(row["turn"], row["n_prompt"], row["n_old"], row["n_again"], row["first_token_ms"] / 1e3)
         for row in json.loads(done.stdout)["turns"]
         if row["through"] == "KeptText"
     ]
@@ -91,7 +101,7 @@ def ours(model: Path, n_prompt: int) -> list[Turn]:
 
 def theirs(
     program: Path, model: Path, script: Script, tokenizer: kvg.Tokenizer, name: str, log: Path
-) -> list[Turn]:
+) -> list[MeasuredTurn]:
     n_ctx = -(-script.n_cells // 256) * 256
     threads = ("-t", str(N_THREADS), "-tb", str(N_THREADS))
     command = [str(program), "-m", str(model), "-c", str(n_ctx), *threads, *SERVERS[name]]
@@ -99,7 +109,9 @@ def theirs(
         return list(converse(ServerSpeaker(port, tokenizer), script))
 
 
-def measure(path: Path, args: argparse.Namespace, engines: list[str]) -> Iterator[tuple[str, list[Turn]]]:
+def measure(
+    path: Path, args: argparse.Namespace, engines: list[str]
+) -> Iterator[tuple[str, list[MeasuredTurn]]]:
     """The engines by turns, each conversation `-r` times; each as it ends."""
     with kvg.Model(path, device="cpu") as model:
         script, tokenizer = write_script(model, args.n_prompt), model.tokenizer
@@ -111,17 +123,17 @@ def measure(path: Path, args: argparse.Namespace, engines: list[str]) -> Iterato
             yield engine, theirs(args.server, path, script, tokenizer, engine, log)
 
 
-def medians_in(report: dict[str, Any], model: str) -> dict[str, list[Turn]]:
+def medians_in(report: dict[str, Any], model: str) -> dict[str, list[MeasuredTurn]]:
     """The turns of each engine, over all of its conversations."""
     return {
-        engine: medians([[Turn(**turn) for turn in turns] for turns in conversations])
+        engine: medians([[MeasuredTurn(**turn) for turn in turns] for turns in conversations])
         for engine, conversations in report["models"][model].items()
     }
 
 
-def show(model: str, found: dict[str, list[Turn]]) -> None:
+def show(model: str, found: dict[str, list[MeasuredTurn]]) -> None:
     """Two tables, a column for each engine; the last row is the sum."""
-    tables: dict[str, Callable[[Turn], int]] = {
+    tables: dict[str, Callable[[MeasuredTurn], int]] = {
         "old tokens decoded again": lambda turn: turn.n_again,
         "ms to the first token": lambda turn: round(turn.seconds * 1e3),
     }

@@ -20,7 +20,7 @@ from pykvgraph.sequence.decode_loop import generate
 Ids = npt.NDArray[np.int32]
 
 
-class Engine(Protocol):
+class MeasuredEngine(Protocol):
     """The calls that a test uses. Ranges of positions are [p0, p1); p1 < 0 means no end."""
 
     name: str

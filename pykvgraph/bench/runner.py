@@ -7,14 +7,14 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-from pykvgraph.bench.engines import Engine, LibllamaEngine, OurEngine
+from pykvgraph.bench.engines import LibllamaEngine, MeasuredEngine, OurEngine
 from pykvgraph.bench.libllama import LibllamaModel
 from pykvgraph.bench.tests import Test
 from pykvgraph.model.adapter import Adapter
 from pykvgraph.model.model import Model
 from pykvgraph.params.params import ContextParams
 
-Maker = Callable[[], Engine]
+Maker = Callable[[], MeasuredEngine]
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pykvgraph.bench.engines import Engine, Ids, OurEngine
+from pykvgraph.bench.engines import Ids, MeasuredEngine, OurEngine
 from pykvgraph.context.context_shift import N_KEEP
 
 
@@ -25,12 +25,12 @@ class Test:
     amount: int
     unit: str
     n_cells: int
-    run: Callable[[Engine], float]
+    run: Callable[[MeasuredEngine], float]
     n_seq: int = 1
     has_other: bool = True  # whether libllama can do it
 
 
-def random_ids(engine: Engine, n: int, seed: int = 0) -> Ids:
+def random_ids(engine: MeasuredEngine, n: int, seed: int = 0) -> Ids:
     return np.random.default_rng(seed).integers(0, engine.n_vocab, n, dtype=np.int32)
 
 
@@ -40,7 +40,7 @@ def timed(function: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-def decode_on(engine: Engine, n_tokens: int, pos0: int) -> None:
+def decode_on(engine: MeasuredEngine, n_tokens: int, pos0: int) -> None:
     """Decodes one token after another in sequence 0."""
     for i, token in enumerate(random_ids(engine, n_tokens, 1).tolist()):
         engine.step([token], [pos0 + i])
@@ -49,7 +49,7 @@ def decode_on(engine: Engine, n_tokens: int, pos0: int) -> None:
 def prompt(n_tokens: int, depth: int) -> Test:
     """pp: decodes n_tokens at once, after `depth` tokens."""
 
-    def run(engine: Engine) -> float:
+    def run(engine: MeasuredEngine) -> float:
         fill(engine, depth)
         ids = random_ids(engine, n_tokens)
         return timed(lambda: engine.prefill(ids, depth))
@@ -60,7 +60,7 @@ def prompt(n_tokens: int, depth: int) -> Test:
 def generation(n_tokens: int, depth: int) -> Test:
     """tg: decodes n_tokens one by one, after `depth` tokens."""
 
-    def run(engine: Engine) -> float:
+    def run(engine: MeasuredEngine) -> float:
         fill(engine, depth)
         return timed(lambda: decode_on(engine, n_tokens, depth))
 
@@ -70,7 +70,7 @@ def generation(n_tokens: int, depth: int) -> Test:
 def generated(n_tokens: int, depth: int) -> Test:
     """The engine's own token loop; for libllama this is llama_decode only."""
 
-    def run(engine: Engine) -> float:
+    def run(engine: MeasuredEngine) -> float:
         fill(engine, depth)
         start = time.perf_counter()
         count = engine.generate(n_tokens, depth)
@@ -82,7 +82,7 @@ def generated(n_tokens: int, depth: int) -> Test:
 def overhead(n_tokens: int, depth: int) -> Test:
     """The time that the same loop spends outside the decode graph."""
 
-    def run(engine: Engine) -> float:
+    def run(engine: MeasuredEngine) -> float:
         assert isinstance(engine, OurEngine)
         fill(engine, depth)
         in_graph = -engine.context.graph_seconds
@@ -98,7 +98,7 @@ def overhead(n_tokens: int, depth: int) -> Test:
 def first_after_shift(depth: int) -> Test:
     """The first token after half of the text was discarded, including K-shift and defrag."""
 
-    def run(engine: Engine) -> float:
+    def run(engine: MeasuredEngine) -> float:
         fill(engine, depth)
 
         def first() -> None:
@@ -114,7 +114,7 @@ def first_after_shift(depth: int) -> Test:
 def after_shift(n_tokens: int, depth: int) -> Test:
     """Decoding after half of the text was discarded. The first token is not measured."""
 
-    def run(engine: Engine) -> float:
+    def run(engine: MeasuredEngine) -> float:
         fill(engine, depth)
         pos = discard_half(engine, depth)
         engine.defrag("fill")
@@ -127,7 +127,7 @@ def after_shift(n_tokens: int, depth: int) -> Test:
 def holes(n_tokens: int, depth: int, *, defrag: bool) -> Test:
     """Decoding while every other cell is a hole; with `defrag`, after defrag has filled the holes."""
 
-    def run(engine: Engine) -> float:
+    def run(engine: MeasuredEngine) -> float:
         fill(engine, depth)
         for pos in range(0, depth - 1, 2):  # the last position stays: libllama refuses a gap at the end
             engine.seq_rm(0, pos, pos + 1)
@@ -143,7 +143,7 @@ def holes(n_tokens: int, depth: int, *, defrag: bool) -> Test:
 def compaction(depth: int, *, scattered: bool) -> Test:
     """Defrag when half of the cells are holes: one run, or with `scattered` every other cell."""
 
-    def run(engine: Engine) -> float:
+    def run(engine: MeasuredEngine) -> float:
         fill(engine, depth)
         if scattered:
             for pos in range(0, depth, 2):
@@ -160,7 +160,7 @@ def compaction(depth: int, *, scattered: bool) -> Test:
 def copied(depth: int, n_threads: int) -> Test:
     """memcpy of as many bytes as these cells have, to compare with moving the cells."""
 
-    def run(engine: Engine) -> float:
+    def run(engine: MeasuredEngine) -> float:
         assert isinstance(engine, OurEngine)
         fill(engine, depth)
         n_bytes = len(engine.save()) // n_threads
@@ -178,7 +178,7 @@ def copied(depth: int, n_threads: int) -> Test:
 def state(depth: int, *, load: bool) -> Test:
     """Saves a sequence to memory, or with `load` loads it."""
 
-    def run(engine: Engine) -> float:
+    def run(engine: MeasuredEngine) -> float:
         fill(engine, depth)
         if not load:
             return timed(engine.save)
@@ -222,7 +222,7 @@ def sequences(n_seq: int, n_steps: int, depth: int) -> Test:
     """
     lengths = [max(3, depth * 2 * (i + 1) // (n_seq * (n_seq + 1))) for i in range(n_seq)]
 
-    def run(engine: Engine) -> float:
+    def run(engine: MeasuredEngine) -> float:
         for seq, length in enumerate(lengths):
             engine.prefill(random_ids(engine, length, seq), 0, seq)
             for pos in range(1, length - 1, 2):
@@ -240,7 +240,7 @@ def sequences(n_seq: int, n_steps: int, depth: int) -> Test:
     return Test(f"seqs {n_seq}", depth, n_seq * n_steps, "t/s", 2 * depth, run, n_seq)
 
 
-def fill(engine: Engine, depth: int) -> None:
+def fill(engine: MeasuredEngine, depth: int) -> None:
     """Fills sequence 0: decodes the tokens the first time, and later loads them, which is much faster."""
     if not depth:
         return
@@ -251,7 +251,7 @@ def fill(engine: Engine, depth: int) -> None:
         engine.load(engine.filled)
 
 
-def discard_half(engine: Engine, depth: int) -> int:
+def discard_half(engine: MeasuredEngine, depth: int) -> int:
     """Discards as ContextShift does; returns the next position."""
     n_keep, n_discard = min(N_KEEP, depth // 2), n_discarded(depth)
     engine.seq_rm(0, n_keep, n_keep + n_discard)

@@ -47,7 +47,7 @@ class Answer(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Turn:
+class MeasuredTurn:
     """An answer, and what it took.
 
     n_old: the tokens with which the prompt and what the engine had before it begin alike. n_again: how many
@@ -124,7 +124,7 @@ def _words(rng: np.random.Generator, n: int) -> Iterable[str]:
     return ("".join(rng.choice(letters, rng.integers(2, 9))) for _ in range(n))
 
 
-def converse(speaker: Speaker, script: Script) -> Iterator[Turn]:
+def converse(speaker: Speaker, script: Script) -> Iterator[MeasuredTurn]:
     """The conversation. What an engine has: the last prompt, and its answer without the last token."""
     held: list[int] = []
     said = list(script.opening)
@@ -138,7 +138,7 @@ def converse(speaker: Speaker, script: Script) -> Iterator[Turn]:
             ids = [*said, *script.user, *text, *script.assistant]
             answer = speaker.answer(Prompt(name, ids, len(said) + len(script.user)), N_ANSWER)
             n_old = common_length(ids, held)
-            yield Turn(name, len(ids), n_old, max(0, n_old - answer.n_kept), answer.seconds)
+            yield MeasuredTurn(name, len(ids), n_old, max(0, n_old - answer.n_kept), answer.seconds)
             held = [*ids, *answer.tokens[:-1]]
         said = [*ids, *answer.tokens]
 
@@ -148,10 +148,10 @@ def n_asked(script: Script) -> int:
     return len(script.messages) + len(script.edits) + sum(REGENERATED.values())
 
 
-def medians(runs: Sequence[Sequence[Turn]]) -> list[Turn]:
+def medians(runs: Sequence[Sequence[MeasuredTurn]]) -> list[MeasuredTurn]:
     """One conversation for several with the same counts: the most tokens decoded again, median times."""
     return [
-        Turn(
+        MeasuredTurn(
             turns[0].name,
             turns[0].n_prompt,
             turns[0].n_old,

@@ -136,7 +136,7 @@ def batch(
         AnswerFile(answers) as file,
     ):
         known = loaded._fingerprint(engine.adapters)
-        job = Job(engine, MessageTokens(loaded), file, known)
+        job = BatchRun(engine, MessageTokens(loaded), file, known)
         n_bytes = _n_bytes(prompts)
         with Interruptible() as work, _progress(shown=bool(n_bytes) and answers != "-") as progress:
             bar = progress.add_task(job.told(), total=n_bytes)
@@ -205,7 +205,7 @@ def _summary(totals: dict[str, Any]) -> str:
     return f"{counts}; {tokens}, {rate:.1f}/s; {cached}"
 
 
-class Job:
+class BatchRun:
     """Reads prompts, a limited number ahead, and writes answers as they come.
 
     totals: lines that were answered, that failed, and that had an answer before; tokens of those answered.

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from pykvgraph.bench.streams import StreamSpeed
     from pykvgraph.bench.tests import Test
     from pykvgraph.bench.tiers import TierSpeed
-    from pykvgraph.bench.turns import Speaker, Turn
+    from pykvgraph.bench.turns import MeasuredTurn, Speaker
     from pykvgraph.context.trace import Span
     from pykvgraph.model.model import Model
 
@@ -240,7 +240,7 @@ def bench(
     if not tests and not any((depths, shared, tiered, streamed)):
         raise InvalidArgumentError("nothing to measure: give -p, -n or --cache")
     check_plot(plot, extra)
-    turns: dict[str, list[Turn]] = {}
+    turns: dict[str, list[MeasuredTurn]] = {}
     served: dict[str, list[Served]] = {}
     speeds: list[TierSpeed] = []
     spans: list[Span] = []
@@ -295,7 +295,9 @@ def check_plot(plot: str | None, extra: tuple[str, ...]) -> None:
         require_matplotlib()
 
 
-def draw(model: str, turns: Mapping[str, list[Turn]], served: Mapping[str, list[Served]], plot: str) -> None:
+def draw(
+    model: str, turns: Mapping[str, list[MeasuredTurn]], served: Mapping[str, list[Served]], plot: str
+) -> None:
     from pykvgraph.viz import plot_served, plot_turns
 
     if turns:
@@ -353,7 +355,7 @@ def run_one(
 
 def run_turns(
     model: Model, depth: int, repetitions: int, n_threads: int, sizes: dict[str, Any]
-) -> dict[str, list[Turn]]:
+) -> dict[str, list[MeasuredTurn]]:
     """The conversation through a KeptText and through an Engine, new ones each time, by turns; no warm-up."""
     from pykvgraph.bench.turns import EngineSpeaker, TextSpeaker, converse, medians, n_asked, write_script
     from pykvgraph.context.context import Context
@@ -367,7 +369,7 @@ def run_turns(
         "n_threads_batch": n_threads,
         **sizes,
     }
-    runs: dict[str, list[list[Turn]]] = {"KeptText": [], "Engine": []}
+    runs: dict[str, list[list[MeasuredTurn]]] = {"KeptText": [], "Engine": []}
     with click.progressbar(
         length=2 * repetitions * n_asked(script),
         label=f"turns after {depth}",

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pykvgraph.bench.streams import StreamSpeed
     from pykvgraph.bench.tests import Test
     from pykvgraph.bench.tiers import TierSpeed
-    from pykvgraph.bench.turns import Turn
+    from pykvgraph.bench.turns import MeasuredTurn
     from pykvgraph.model.model import Model
 
 WAITS = ("first_p50", "first_p95", "gap_p50", "gap_p95", "gap_max")
@@ -69,7 +69,7 @@ class Printer:
         )
         click.secho(line.rstrip(), bold=bold)
 
-    def add_turns(self, depth: int, through: str, turns: Sequence[Turn]) -> None:
+    def add_turns(self, depth: int, through: str, turns: Sequence[MeasuredTurn]) -> None:
         """The turns of one conversation, and what held it."""
         rows = [_row_of_turn(turn, depth, through) for turn in turns]
         if self._output == "csv":
@@ -120,7 +120,7 @@ def _print_csv(rows: Sequence[dict[str, Any]], header: bool) -> None:
     sys.stdout.flush()
 
 
-def _print_turns(depth: int, through: str, turns: Sequence[Turn]) -> None:
+def _print_turns(depth: int, through: str, turns: Sequence[MeasuredTurn]) -> None:
     """old: tokens that the cache had already; again: those of them that were decoded again."""
     click.echo(f"{through}, turns after a prompt of {depth} tokens:")
     table = new_table("turn", "prompt", "old", "again", "new", "first token")
@@ -133,7 +133,7 @@ def _print_turns(depth: int, through: str, turns: Sequence[Turn]) -> None:
     print_table(table)
 
 
-def _row_of_turn(turn: Turn, depth: int, through: str) -> dict[str, Any]:
+def _row_of_turn(turn: MeasuredTurn, depth: int, through: str) -> dict[str, Any]:
     """One line of the output."""
     return {
         "depth": depth,

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from pykvgraph.cluster.prefixes import Block, blocks_of
+from pykvgraph.cluster.prefixes import TextBlock, blocks_of
 from pykvgraph.openai.errors import WireError
 from pykvgraph.openai.wire_json import loads
 from pykvgraph.params.params import MAX_SEED
@@ -31,7 +31,7 @@ _PARTS_OF_INFILL = ("input_extra", "input_prefix", "prompt", "input_suffix")
 
 
 @dataclass(frozen=True)
-class Asked:
+class WorkerRequest:
     """path: with the query. body: as it is sent to a worker. weight: bytes to read and to write, about.
 
     slot: the one that it must have; -1: any. says: whether a text is wanted.
@@ -39,7 +39,7 @@ class Asked:
 
     path: str
     body: bytes
-    blocks: tuple[Block, ...] = ()
+    blocks: tuple[TextBlock, ...] = ()
     weight: int = 0
     slot: int = -1
     says: bool = False
@@ -47,7 +47,7 @@ class Asked:
 
 def asked_of(
     path: str, query: str, body: bytes, key: bytes, *, gives_seed: bool, cache_prompt: bool = True
-) -> Asked:
+) -> WorkerRequest:
     """key: of the client; prompts under different keys share nothing. gives_seed: a request without a seed
     gets one, so that it can be answered again with the same tokens. cache_prompt: of requests that don't say.
 
@@ -59,12 +59,12 @@ def asked_of(
     except WireError:
         fields = None
     if not isinstance(fields, dict):
-        return Asked(whole, body, weight=len(body))
+        return WorkerRequest(whole, body, weight=len(body))
     slot = fields.get("id_slot")
     slot = slot if type(slot) is int else -1
     if path not in SAYING:
-        return Asked(whole, body, weight=len(body), slot=slot)
-    blocks: list[Block] = []
+        return WorkerRequest(whole, body, weight=len(body), slot=slot)
+    blocks: list[TextBlock] = []
     wants_cache = fields.get("cache_prompt")
     if cache_prompt if wants_cache is None else wants_cache is not False:
         with contextlib.suppress(RecursionError):  # it is as deep as JSON may be
@@ -72,7 +72,7 @@ def asked_of(
     if gives_seed and fields.get("seed") in (None, -1):
         body = with_field(body, "seed", b"%d" % secrets.randbelow(MAX_SEED), is_empty=not fields)
     weight = len(body) + _BYTES_OF_A_TOKEN * _n_tokens(fields)
-    return Asked(whole, body, tuple(blocks), weight, slot, says=True)
+    return WorkerRequest(whole, body, tuple(blocks), weight, slot, says=True)
 
 
 def _root(fields: dict[str, Any], key: bytes) -> bytes:

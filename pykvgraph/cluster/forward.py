@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 from starlette.types import Receive, Scope, Send
 
-from pykvgraph.cluster.asked import Asked, with_field
+from pykvgraph.cluster.asked import WorkerRequest, with_field
 from pykvgraph.cluster.pool import Pool, Worker
 from pykvgraph.cluster.replay import RepeatError, Replay
 from pykvgraph.openai.errors import SERVER, WireError, error_body, invalid
@@ -51,7 +51,7 @@ class Forwarded:
     the request there.
     """
 
-    def __init__(self, pool: Pool, method: str, asked: Asked) -> None:
+    def __init__(self, pool: Pool, method: str, asked: WorkerRequest) -> None:
         self._pool = pool
         self._method = method
         self._asked = asked

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from pykvgraph.cluster.asked import Asked, asked_of
+from pykvgraph.cluster.asked import WorkerRequest, asked_of
 from pykvgraph.cluster.forward import Forwarded
 from pykvgraph.cluster.of_all import counts_of, labelled
 from pykvgraph.cluster.pool import TELLING, Pool
@@ -105,7 +105,9 @@ class Front:
         given = request.query_params.get("worker", str(workers[0]) if workers else "0")
         if given not in map(str, range(self._pool.n)):
             raise invalid(f"worker must be from 0 to {self._pool.n - 1}, got {given[:40]!r}")
-        return Forwarded(self._pool, "GET", Asked("/cells", b"", slot=int(given) * self._settings.n_slots))
+        return Forwarded(
+            self._pool, "GET", WorkerRequest("/cells", b"", slot=int(given) * self._settings.n_slots)
+        )
 
     async def slot_action(self, request: Request) -> ASGIApp:
         """Of the worker that has the slot."""
@@ -114,7 +116,7 @@ class Front:
             raise invalid("Invalid slot ID")
         body = await self._body(request)
         path = f"{request.scope['path']}?{_query(request)}"
-        return Forwarded(self._pool, "POST", Asked(path, body, slot=int(given)))
+        return Forwarded(self._pool, "POST", WorkerRequest(path, body, slot=int(given)))
 
     async def set_adapters(self, request: Request) -> ASGIApp:
         """Workers come and go, and each would have its own scales."""
@@ -126,7 +128,7 @@ class Front:
         if request.method == "POST":
             body = await self._body(request)
         path = str(request.scope["raw_path"], "latin-1")  # a model's name may have any sign
-        return Forwarded(self._pool, request.method, Asked(path, body))
+        return Forwarded(self._pool, request.method, WorkerRequest(path, body))
 
     async def by_one(self, request: Request) -> ASGIApp:
         """What one worker works at."""
@@ -134,7 +136,7 @@ class Front:
         path, query, key = request.scope["path"], _query(request), key_of(request)
         gives_seed = self._settings.defaults.get("seed", -1) == -1
 
-        def read() -> Asked:
+        def read() -> WorkerRequest:
             return asked_of(
                 path, query, body, key, gives_seed=gives_seed, cache_prompt=self._settings.cache_prompt
             )

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import httpx
 
-from pykvgraph.cluster.asked import Asked
+from pykvgraph.cluster.asked import WorkerRequest
 from pykvgraph.cluster.life import Life
 from pykvgraph.cluster.router import Router, Ticket, reader_for
 from pykvgraph.openai.errors import WireError, loading
@@ -100,7 +100,7 @@ class Pool:
         self._tell()
 
     async def place(
-        self, asked: Asked, failed: Collection[httpx.AsyncClient] = ()
+        self, asked: WorkerRequest, failed: Collection[httpx.AsyncClient] = ()
     ) -> tuple[int, httpx.AsyncClient]:
         """Who is to answer. While there is nobody, waits. Raises WireError when nobody comes.
 
@@ -122,11 +122,11 @@ class Pool:
             if number is None:
                 raise WireError(503, "unavailable_error", "no worker answers: ask again later")
 
-    def enter(self, number: int, asked: Asked) -> Ticket:
+    def enter(self, number: int, asked: WorkerRequest) -> Ticket:
         """A worker gets this."""
         return self._router_of(number).enter(number, asked.blocks, asked.weight)
 
-    def reader_for(self, asked: Asked, number: int) -> Worker | None:
+    def reader_for(self, asked: WorkerRequest, number: int) -> Worker | None:
         """Who reads the prompt for a worker, which answers then; None: it does so itself."""
         if asked.slot >= 0:
             return None
@@ -150,7 +150,7 @@ class Pool:
         """Where a worker takes copies."""
         return self._addresses.get(number, "")
 
-    def second_for(self, asked: Asked, number: int) -> str:
+    def second_for(self, asked: WorkerRequest, number: int) -> str:
         """Where copies of what a worker decodes for this go; "": nowhere. The router learns of it."""
         if not self._replicates or not asked.blocks:
             return ""
@@ -177,7 +177,7 @@ class Pool:
     def _router_of(self, number: int) -> Router:
         return self.prefill if number >= self.n_answering else self.router
 
-    def _choose(self, asked: Asked, failed: Collection[httpx.AsyncClient]) -> int | None:
+    def _choose(self, asked: WorkerRequest, failed: Collection[httpx.AsyncClient]) -> int | None:
         number = asked.slot // self.settings.n_slots
         if not 0 <= number < self.n:  # any; a worker refuses a slot that nobody has
             without = [each for each, client in self.clients.items() if client in failed] if failed else ()

@@ -17,21 +17,21 @@ TOKEN_BYTES = 4  # about
 MOST_BYTES = 16 << 20  # of a worker's texts, in about 20 MB of memory
 
 
-class Block(NamedTuple):
+class TextBlock(NamedTuple):
     """A beginning of a text. key: the hash of all of it. end: its bytes."""
 
     key: bytes
     end: int
 
 
-def blocks_of(root: bytes, parts: Iterable[bytes]) -> list[Block]:
+def blocks_of(root: bytes, parts: Iterable[bytes]) -> list[TextBlock]:
     """The beginnings of a text in parts that end with each part, and every BLOCK_BYTES in between.
 
     Equal keys mean equal roots, and equal parts up to there: each key is the hash of the one before and of
     its own bytes. So a conversation that goes on has all keys of its shorter self. root: whatever must be
     equal, too, for cells to be shared. At most MOST_BLOCKS.
     """
-    found: list[Block] = []
+    found: list[TextBlock] = []
     key, end = xxhash.xxh3_128_digest(root), 0
     for part in parts:
         for begin in range(0, len(part), BLOCK_BYTES):
@@ -41,12 +41,12 @@ def blocks_of(root: bytes, parts: Iterable[bytes]) -> list[Block]:
             # the length says where a part ends, so that "ab" and "c" are not "a" and "bc"
             key = xxhash.xxh3_128_digest(key + len(own).to_bytes(2, "little") + own)
             end += len(own)
-            found.append(Block(key, end))
+            found.append(TextBlock(key, end))
     return found
 
 
 @dataclass
-class _Text:
+class _HeldText:
     """Of a worker. sizes: bytes of each block, those used longest ago first. n_bytes: of all."""
 
     most: int
@@ -63,15 +63,15 @@ class Prefixes:
     """
 
     def __init__(self) -> None:
-        self._texts: dict[int, _Text] = {}
+        self._texts: dict[int, _HeldText] = {}
         self._holders: dict[bytes, int | set[int]] = {}  # nearly all keys have one, and a set is large
 
     def begin(self, worker: int, n_tokens: int) -> None:
         """The worker has nothing yet, and room for so many tokens; no more than MOST_BYTES are kept."""
         self.forget(worker)
-        self._texts[worker] = _Text(min(n_tokens * TOKEN_BYTES, MOST_BYTES))
+        self._texts[worker] = _HeldText(min(n_tokens * TOKEN_BYTES, MOST_BYTES))
 
-    def remember(self, worker: int, blocks: Sequence[Block]) -> None:
+    def remember(self, worker: int, blocks: Sequence[TextBlock]) -> None:
         """The worker is asked for this text."""
         text = self._texts[worker]
         for i in reversed(range(len(blocks))):
@@ -92,12 +92,12 @@ class Prefixes:
         for key in text.sizes if text else ():
             self._loses(worker, key)
 
-    def holders(self, block: Block) -> Collection[int]:
+    def holders(self, block: TextBlock) -> Collection[int]:
         """The workers that have it."""
         found = self._holders.get(block.key, ())
         return (found,) if isinstance(found, int) else found
 
-    def length(self, worker: int, blocks: Sequence[Block]) -> int:
+    def length(self, worker: int, blocks: Sequence[TextBlock]) -> int:
         """Bytes of this text that the worker has, from its beginning."""
         text = self._texts.get(worker)
         sizes: Container[bytes] = text.sizes if text else ()

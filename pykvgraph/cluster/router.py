@@ -6,7 +6,7 @@ from bisect import bisect_left, insort
 from collections.abc import Collection, Container, Iterator, Sequence
 from dataclasses import dataclass
 
-from pykvgraph.cluster.prefixes import Block, Prefixes
+from pykvgraph.cluster.prefixes import Prefixes, TextBlock
 
 # A worker is overloaded when it has no free slot and another worker has one; or when it is asked for over
 # OVERLOAD times the bytes that the least loaded one is asked for, and SLACK.
@@ -70,7 +70,7 @@ class Router:
             self._take(worker, self._loads.pop(worker))
         self._prefixes.forget(worker)
 
-    def choose(self, blocks: Sequence[Block], without: Container[int] = ()) -> int | None:
+    def choose(self, blocks: Sequence[TextBlock], without: Container[int] = ()) -> int | None:
         """Who has the longest part of the text and isn't overloaded; None: there is no worker.
 
         Of several that have as much, the least loaded. without: those that it must not be, if there are
@@ -83,7 +83,7 @@ class Router:
                 return self._having_most(blocks, _Fit(order, most, without), least[2])
         return self.choose(blocks) if without else None
 
-    def n_missing(self, worker: int, blocks: Sequence[Block]) -> int:
+    def n_missing(self, worker: int, blocks: Sequence[TextBlock]) -> int:
         """Bytes of the text that the worker lacks, as far as they are in whole blocks."""
         return blocks[-1].end - self._prefixes.length(worker, blocks) if blocks else 0
 
@@ -91,19 +91,19 @@ class Router:
         """Whether what it is asked for next begins at once."""
         return self.n_requests(worker) < self._n_slots
 
-    def copied(self, worker: int, blocks: Sequence[Block]) -> None:
+    def copied(self, worker: int, blocks: Sequence[TextBlock]) -> None:
         """The worker gets a copy of this text, which another one has."""
         if worker in self._loads:
             self._prefixes.remember(worker, blocks)
 
-    def enter(self, worker: int, blocks: Sequence[Block], weight: int) -> Ticket:
+    def enter(self, worker: int, blocks: Sequence[TextBlock], weight: int) -> Ticket:
         """The worker gets a request. weight: bytes that it is asked to read and to write, about."""
         self._prefixes.remember(worker, blocks)
         load = self._loads[worker]
         self._change(worker, load, 1, weight)
         return Ticket(self, worker, load, weight)
 
-    def _having_most(self, blocks: Sequence[Block], fit: _Fit, least: int) -> int:
+    def _having_most(self, blocks: Sequence[TextBlock], fit: _Fit, least: int) -> int:
         """Who has a block has those in front of it; so of two blocks, at most as many have the later one."""
         best, low, high = least, 0, len(blocks)
         while low < high:
@@ -184,7 +184,7 @@ def _entry(worker: int, load: _Load) -> _Entry:
     return load.weight, load.n_requests, worker
 
 
-def reader_for(worker: int, blocks: Sequence[Block], router: Router, prefill: Router) -> int | None:
+def reader_for(worker: int, blocks: Sequence[TextBlock], router: Router, prefill: Router) -> int | None:
     """Who reads a prompt for a worker of `router`, of the workers of `prefill`; None: it does so itself.
 
     It does when little of the prompt is new to it, when all that read are at work, and when they would have

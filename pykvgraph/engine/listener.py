@@ -14,7 +14,7 @@ from pykvgraph.types import Piece
 _AT_A_TIME = 64  # requests, until other tasks of the loop have their turn
 
 
-class Listener:
+class RequestListener:
     """Hears requests of engines that take their steps in threads of their own.
 
     A task for each request would do the same, but for thousands of them the event loop stands still while

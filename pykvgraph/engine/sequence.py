@@ -16,7 +16,7 @@ from pykvgraph.checks import INT32_MAX
 from pykvgraph.context.context import LastOutput
 from pykvgraph.engine.context_window import Window
 from pykvgraph.engine.own_rows import OwnRows
-from pykvgraph.engine.speculation.gate import Record
+from pykvgraph.engine.speculation.gate import Acceptance
 from pykvgraph.engine.speculation.lookup import Lookup
 from pykvgraph.engine_types import Completion, TextLook
 from pykvgraph.model.adapter import Active
@@ -132,7 +132,7 @@ class Branch:
         self.own: OwnRows | None = None
         self.fetch: Fetch | None = None
         self.unsaid: LastOutput | None = None
-        self.record = Record()
+        self.record = Acceptance()
         self.lookup = Lookup()
         self.ended: Literal["stop", "length"] | None = None  # before it has begun
         self.n_cached = -1  # tokens of the prompt that the cache had; -1: not known yet

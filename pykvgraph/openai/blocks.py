@@ -16,7 +16,7 @@ from pykvgraph.types import Piece
 Event = dict[str, Any]  # `type` is its first key
 
 
-class Block:
+class AnswerBlock:
     """One of them, while it is said. first: the delta that opened it. id: a unique one."""
 
     def __init__(self, index: int, first: Delta) -> None:
@@ -36,19 +36,19 @@ class BlockWriter(Protocol):
     def begin(self, sample: Sample) -> list[Event]:
         """Before all blocks."""
 
-    def opened(self, block: Block) -> list[Event]:
+    def opened(self, block: AnswerBlock) -> list[Event]:
         """A block begins, without text."""
 
-    def added(self, block: Block, text: str) -> list[Event]:
+    def added(self, block: AnswerBlock, text: str) -> list[Event]:
         """It goes on."""
 
-    def closed(self, block: Block) -> list[Event]:
+    def closed(self, block: AnswerBlock) -> list[Event]:
         """It has ended."""
 
-    def end(self, sample: Sample, blocks: list[Block], output: ChatOutput) -> list[Event]:
+    def end(self, sample: Sample, blocks: list[AnswerBlock], output: ChatOutput) -> list[Event]:
         """After all blocks."""
 
-    def whole(self, sample: Sample, blocks: list[Block], output: ChatOutput) -> Any:
+    def whole(self, sample: Sample, blocks: list[AnswerBlock], output: ChatOutput) -> Any:
         """All of it, for a body that wants no stream."""
 
 
@@ -59,8 +59,8 @@ class BlockForm(NamedForm):
         self._writer = writer
         self._output = new_output()
         self._begun = False
-        self._open: Block | None = None
-        self._blocks: list[Block] = []
+        self._open: AnswerBlock | None = None
+        self._blocks: list[AnswerBlock] = []
 
     def events(self, sample: Sample, pieces: list[Piece]) -> list[bytes]:
         """Those for what was said."""
@@ -88,7 +88,7 @@ class BlockForm(NamedForm):
         for delta in deltas:
             if self._open is None or not self._open.goes_on_with(delta):
                 found += self._close()
-                self._open = Block(len(self._blocks), delta)
+                self._open = AnswerBlock(len(self._blocks), delta)
                 found += self._writer.opened(self._open)
             text = delta.arguments if isinstance(delta, ToolCall) else delta.text
             self._open.text += text

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from pykvgraph.openai.blocks import Block, Event
+from pykvgraph.openai.blocks import AnswerBlock, Event
 from pykvgraph.openai.chat_output import ChatOutput
 from pykvgraph.openai.form import new_id
 from pykvgraph.openai.sample import Sample
@@ -27,11 +27,11 @@ class MessageWriter:
         message = self._message([], None, None, usage)
         return [{"type": "message_start", "message": message}]
 
-    def opened(self, block: Block) -> list[Event]:
+    def opened(self, block: AnswerBlock) -> list[Event]:
         """A block begins."""
         return [{"type": "content_block_start", "index": block.index, "content_block": _content(block)}]
 
-    def added(self, block: Block, text: str) -> list[Event]:
+    def added(self, block: AnswerBlock, text: str) -> list[Event]:
         """It goes on."""
         if isinstance(block.first, ToolCall):
             return [_delta(block, "input_json_delta", partial_json=text)]
@@ -39,13 +39,13 @@ class MessageWriter:
             return [_delta(block, "thinking_delta", thinking=text)]
         return [_delta(block, "text_delta", text=text)]
 
-    def closed(self, block: Block) -> list[Event]:
+    def closed(self, block: AnswerBlock) -> list[Event]:
         """It has ended; thoughts have a signature, which clients ask for and nobody checks."""
         signature = _delta(block, "signature_delta", signature="")
         signed = [signature] if isinstance(block.first, Reasoning) else []
         return [*signed, {"type": "content_block_stop", "index": block.index}]
 
-    def end(self, sample: Sample, blocks: list[Block], output: ChatOutput) -> list[Event]:
+    def end(self, sample: Sample, blocks: list[AnswerBlock], output: ChatOutput) -> list[Event]:
         """Why it ended, and what it cost."""
         reason, word = _reason(sample, output)
         delta = {"stop_reason": reason, "stop_sequence": word}
@@ -54,7 +54,7 @@ class MessageWriter:
             {"type": "message_stop"},
         ]
 
-    def whole(self, sample: Sample, blocks: list[Block], output: ChatOutput) -> dict[str, Any]:
+    def whole(self, sample: Sample, blocks: list[AnswerBlock], output: ChatOutput) -> dict[str, Any]:
         """The answer of a body that wants no stream."""
         content = [_content(block, block.text) for block in blocks]
         return self._message(content, *_reason(sample, output), _usage(sample))
@@ -66,7 +66,7 @@ class MessageWriter:
         return {**self._head, "content": content, "model": self._model, **end}
 
 
-def _content(block: Block, text: str = "") -> dict[str, Any]:
+def _content(block: AnswerBlock, text: str = "") -> dict[str, Any]:
     call = block.first
     if isinstance(call, ToolCall):
         given = json.loads(text) if text else {}
@@ -76,7 +76,7 @@ def _content(block: Block, text: str = "") -> dict[str, Any]:
     return {"type": "text", "text": text}
 
 
-def _delta(block: Block, kind: str, **text: str) -> Event:
+def _delta(block: AnswerBlock, kind: str, **text: str) -> Event:
     return {"type": "content_block_delta", "index": block.index, "delta": {"type": kind, **text}}
 
 

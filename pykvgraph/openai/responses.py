@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pykvgraph.openai.blocks import Block, Event
+from pykvgraph.openai.blocks import AnswerBlock, Event
 from pykvgraph.openai.chat_output import ChatOutput
 from pykvgraph.openai.form import new_id, now
 from pykvgraph.openai.sample import Sample
@@ -25,7 +25,7 @@ class ResponseWriter:
         kinds = ("response.created", "response.in_progress")
         return [self._event(kind, response=response) for kind in kinds]
 
-    def opened(self, block: Block) -> list[Event]:
+    def opened(self, block: AnswerBlock) -> list[Event]:
         """An item begins, and in a message its one part."""
         item = _item(block, "in_progress")
         found = [self._event("response.output_item.added", output_index=block.index, item=item)]
@@ -33,11 +33,11 @@ class ResponseWriter:
             found.append(self._inside(block, "response.content_part.added", part=_part("")))
         return found
 
-    def added(self, block: Block, text: str) -> list[Event]:
+    def added(self, block: AnswerBlock, text: str) -> list[Event]:
         """It goes on."""
         return [self._inside(block, f"{_kind(block)}.delta", delta=text)]
 
-    def closed(self, block: Block) -> list[Event]:
+    def closed(self, block: AnswerBlock) -> list[Event]:
         """Its text, its part and the item are done."""
         kind, item = _kind(block), _item(block, "completed", block.text)
         name = "arguments" if isinstance(block.first, ToolCall) else "text"
@@ -46,13 +46,13 @@ class ResponseWriter:
             found.append(self._inside(block, "response.content_part.done", part=_part(block.text)))
         return [*found, self._event("response.output_item.done", output_index=block.index, item=item)]
 
-    def end(self, sample: Sample, blocks: list[Block], output: ChatOutput) -> list[Event]:
+    def end(self, sample: Sample, blocks: list[AnswerBlock], output: ChatOutput) -> list[Event]:
         """All of it again."""
         response = self.whole(sample, blocks, output)
         kind = f"response.{response['status']}"
         return [{**self._event(kind, response=response), "timings": sample.timings()}]
 
-    def whole(self, sample: Sample, blocks: list[Block], output: ChatOutput) -> dict[str, Any]:
+    def whole(self, sample: Sample, blocks: list[AnswerBlock], output: ChatOutput) -> dict[str, Any]:
         """The answer of a body that wants no stream."""
         is_cut = sample.finish_reason == "length"
         return {
@@ -71,7 +71,7 @@ class ResponseWriter:
             },
         }
 
-    def _inside(self, block: Block, kind: str, **values: Any) -> Event:
+    def _inside(self, block: AnswerBlock, kind: str, **values: Any) -> Event:
         where: dict[str, Any] = {"item_id": _id(block), "output_index": block.index}
         if not isinstance(block.first, ToolCall):
             where["content_index"] = 0
@@ -82,13 +82,13 @@ class ResponseWriter:
         return {"type": kind, "sequence_number": self._n_events - 1, **values}
 
 
-def _kind(block: Block) -> str:
+def _kind(block: AnswerBlock) -> str:
     if isinstance(block.first, ToolCall):
         return "response.function_call_arguments"
     return "response.reasoning_text" if isinstance(block.first, Reasoning) else "response.output_text"
 
 
-def _id(block: Block) -> str:
+def _id(block: AnswerBlock) -> str:
     if isinstance(block.first, ToolCall):
         return f"fc_{block.first.id}"
     return f"{'rs' if isinstance(block.first, Reasoning) else 'msg'}_{block.id}"
@@ -98,7 +98,7 @@ def _part(text: str) -> dict[str, Any]:
     return {"type": "output_text", "annotations": [], "logprobs": [], "text": text}
 
 
-def _item(block: Block, status: str, text: str = "") -> dict[str, Any]:
+def _item(block: AnswerBlock, status: str, text: str = "") -> dict[str, Any]:
     head, call = {"id": _id(block), "status": status}, block.first
     if isinstance(call, ToolCall):
         of_call = {"arguments": text, "call_id": f"call_{call.id}", "name": call.name}

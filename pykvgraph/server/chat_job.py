@@ -15,7 +15,7 @@ from pykvgraph.reply.parser import ReplyParser
 from pykvgraph.server.http.asker import Asker
 from pykvgraph.server.job import Job
 from pykvgraph.server.requests.chat_request import ChatRequest, chat_request_of
-from pykvgraph.server.requests.chat_template import Prompt
+from pykvgraph.server.requests.chat_template import ChatPrompt
 from pykvgraph.server.requests.fields import Fields
 from pykvgraph.server.requests.prompts import text_tokens
 from pykvgraph.server.service import Service
@@ -64,7 +64,7 @@ def count_tokens(service: Service, fields: Fields) -> int:
     return len(text_tokens(prompt.whole, service.vocabulary.tokenizer))
 
 
-def _thought_limit(chat: ChatRequest, service: Service, prompt: Prompt) -> ThoughtLimit | None:
+def _thought_limit(chat: ChatRequest, service: Service, prompt: ChatPrompt) -> ThoughtLimit | None:
     thinking = service.template.format.thinking
     if chat.most_thoughts < 0 or thinking is None:
         return None
@@ -78,13 +78,13 @@ def _thought_limit(chat: ChatRequest, service: Service, prompt: Prompt) -> Thoug
     return ThoughtLimit(chat.most_thoughts, mark, close, chat.end_of_thoughts, n_begun)
 
 
-def _left_in(chat: ChatRequest, format: Format, prompt: Prompt) -> str:
+def _left_in(chat: ChatRequest, format: Format, prompt: ChatPrompt) -> str:
     """The mark of thoughts that the prompt ends with, where they are a part of the content."""
     thinking = format.thinking
     return thinking.open if thinking and not chat.reasons and thinking.is_open(prompt.text) else ""
 
 
-def _ruled(chat: ChatRequest, format: Format, prompt: Prompt) -> tuple[str, Format]:
+def _ruled(chat: ChatRequest, format: Format, prompt: ChatPrompt) -> tuple[str, Format]:
     """The grammar of the answer, "" for none, and the format in which it is to be read."""
     if not chat.must_call and chat.schema is None:
         return "", format

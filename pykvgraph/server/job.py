@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Any
 
 from pykvgraph.engine import Engine, Request, Window
-from pykvgraph.engine.listener import Listener
+from pykvgraph.engine.listener import RequestListener
 from pykvgraph.model.adapter import Active
 from pykvgraph.openai.errors import WireError, no_room
 from pykvgraph.openai.form import MANY_PROBS
@@ -127,7 +127,7 @@ class Job:
 
     async def said(self) -> AsyncIterator[Said]:
         """What is said, as it comes. Raises what ends a request, and what Engine.submit() raises."""
-        listener = Listener(self._requests)
+        listener = RequestListener(self._requests)
         async for number, pieces in listener.bunches():
             samples = self._samples_of(number)
             if not pieces:

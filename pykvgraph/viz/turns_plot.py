@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 from pykvgraph.viz.figure import new_figure, save_figure
 
 if TYPE_CHECKING:
-    from pykvgraph.bench.turns import Turn
+    from pykvgraph.bench.turns import MeasuredTurn
 
 COLORS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377")
 
 
 def plot_turns(
-    conversations: Mapping[str, Mapping[str, Sequence[Turn]]], path: str | os.PathLike[str]
+    conversations: Mapping[str, Mapping[str, Sequence[MeasuredTurn]]], path: str | os.PathLike[str]
 ) -> None:
     """Writes a PNG: a row for each model, whose engines have a line each.
 

@@ -8,7 +8,7 @@ from array import array
 import pytest
 
 from pykvgraph.engine.pace import StepSeconds
-from pykvgraph.engine.speculation.gate import Gate, Record
+from pykvgraph.engine.speculation.gate import Acceptance, Gate
 from pykvgraph.engine.speculation.lookup import Lookup
 
 
@@ -66,7 +66,7 @@ def test_a_guess_of_a_text_that_turns_in_a_circle() -> None:
 
 
 def test_rates_are_apart_for_short_and_for_long_runs() -> None:
-    record = Record()
+    record = Acceptance()
     for _ in range(100):
         record.learn(2, 4, 0)
         record.learn(9, 4, 4)

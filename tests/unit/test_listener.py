@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from pykvgraph.engine.listener import Listener
+from pykvgraph.engine.listener import RequestListener
 from pykvgraph.engine.request import Request
 from pykvgraph.errors import DeviceError
 from pykvgraph.types import Piece
@@ -33,7 +33,7 @@ def says(asked: Request, tokens: list[int]) -> None:
 
 
 async def heard(
-    listener: Listener, on_end: Callable[[int], None] = lambda number: None
+    listener: RequestListener, on_end: Callable[[int], None] = lambda number: None
 ) -> dict[int, list[int]]:
     """The tokens of each request, which end with -1."""
     found: dict[int, list[int]] = {}
@@ -63,7 +63,7 @@ def test_each_is_heard_once_and_in_order(seed: int) -> None:
         thread = threading.Thread(target=speak)
         thread.start()
         try:
-            return await asyncio.wait_for(heard(Listener(asked)), 30)
+            return await asyncio.wait_for(heard(RequestListener(asked)), 30)
         finally:
             thread.join()
 
@@ -76,7 +76,7 @@ def test_each_is_heard_once_and_in_order(seed: int) -> None:
 def test_one_that_is_added_when_another_has_ended() -> None:
     async def main() -> dict[int, list[int]]:
         first = request()
-        listener = Listener([first])
+        listener = RequestListener([first])
         says(first, [7])
 
         def on_end(number: int) -> None:
@@ -104,7 +104,7 @@ def test_one_that_ends_while_it_is_heard(monkeypatch: pytest.MonkeyPatch) -> Non
             return said_by_now()
 
         monkeypatch.setattr(first, "_said_by_now", late)
-        bunches = Listener([first, second]).bunches()
+        bunches = RequestListener([first, second]).bunches()
         return [(number, [each.token for each in pieces]) async for number, pieces in bunches]
 
     assert asyncio.run(asyncio.wait_for(main(), 30)) == [(0, [1]), (0, []), (1, [2]), (1, [])]
@@ -115,7 +115,7 @@ def test_an_error_ends_all_and_nobody_is_woken_any_more() -> None:
         asked = [request() for _ in range(10)]
         threading.Timer(0.01, asked[3]._fail, (DeviceError("broken"),)).start()
         with pytest.raises(DeviceError, match="broken"):
-            await asyncio.wait_for(heard(Listener(asked)), 30)
+            await asyncio.wait_for(heard(RequestListener(asked)), 30)
         return asked
 
     assert not any(each._wakes for each in asyncio.run(main()))
@@ -137,7 +137,7 @@ def test_others_have_their_turn_meanwhile() -> None:
                 await asyncio.sleep(0)
 
         task = asyncio.ensure_future(other())
-        await heard(Listener(asked))
+        await heard(RequestListener(asked))
         task.cancel()
         return n_turns
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from pykvgraph.bench.cluster_simulation.traffic import Asked, part_of
-from pykvgraph.cluster.prefixes import Block, Prefixes
+from pykvgraph.bench.cluster_simulation.traffic import SimulatedRequest, part_of
+from pykvgraph.cluster.prefixes import Prefixes, TextBlock
 
 
 class Caches:
@@ -24,7 +24,7 @@ class Caches:
         self._n_tokens: dict[int, int] = {}
         self._holders: dict[int, dict[int, int]] = {}  # of each part: tokens that workers have
 
-    def store(self, worker: int, asked: Asked, n_said: int = 0) -> None:
+    def store(self, worker: int, asked: SimulatedRequest, n_said: int = 0) -> None:
         """The worker has this prompt, and n_said tokens of the answer; what has no room beside it goes."""
         parts = self._parts.setdefault(worker, OrderedDict())
         n_all = self._n_tokens.get(worker, 0)
@@ -47,7 +47,7 @@ class Caches:
                 del self._holders[number]
         self._n_tokens[worker] = n_all
 
-    def n_cached(self, worker: int, asked: Asked) -> int:
+    def n_cached(self, worker: int, asked: SimulatedRequest) -> int:
         """Tokens of the prompt that the worker has."""
         parts = self._parts.get(worker)
         if not parts:
@@ -57,7 +57,7 @@ class Caches:
             n += min(parts.get(asked.talk.number, 0), asked.talk.n_tokens)
         return n
 
-    def holders(self, block: Block) -> Collection[int]:
+    def holders(self, block: TextBlock) -> Collection[int]:
         """The workers that have it."""
         number, n_tokens = part_of(block)
         return _Holders(self._holders.get(number, {}), n_tokens)
@@ -70,10 +70,10 @@ class Index(Prefixes):
         super().__init__()
         self._caches = caches
 
-    def remember(self, worker: int, blocks: Sequence[Block]) -> None:
+    def remember(self, worker: int, blocks: Sequence[TextBlock]) -> None:
         """Nothing: the caches are asked."""
 
-    def holders(self, block: Block) -> Collection[int]:
+    def holders(self, block: TextBlock) -> Collection[int]:
         """The workers whose caches have it."""
         return self._caches.holders(block)
 

@@ -6,14 +6,14 @@ import math
 from collections import deque
 from dataclasses import dataclass
 
-from pykvgraph.bench.cluster_simulation.traffic import Asked
+from pykvgraph.bench.cluster_simulation.traffic import SimulatedRequest
 from pykvgraph.plan.time_model import TimeModel, cells_of_run
 
 CHUNK = 64  # tokens of a prompt that a step decodes beside the texts that talk, as an engine does
 
 
 @dataclass(eq=False, slots=True)
-class Text:
+class SimulatedText:
     """A request on its way.
 
     n_prompt: tokens. n_answer: those that are wanted. n_cached: tokens of the prompt that need no decoding.
@@ -22,7 +22,7 @@ class Text:
     two tokens.
     """
 
-    asked: Asked
+    asked: SimulatedRequest
     came: float
     n_prompt: int
     n_answer: int
@@ -50,16 +50,16 @@ class Machine:
         self.seconds_busy = 0.0
         self._times = times
         self._n_slots = n_slots
-        self._texts: list[Text] = []
-        self._waiting: deque[Text] = deque()
-        self._reader: Text | None = None
+        self._texts: list[SimulatedText] = []
+        self._waiting: deque[SimulatedText] = deque()
+        self._reader: SimulatedText | None = None
         self._chunk = 0  # tokens of its prompt in each step
         self._begin = 0.0  # of the phase
         self._stop = 0.0  # seconds before it, in which cells were loaded
         self._step = 0.0  # seconds
         self._n_steps = 0  # of the phase; 0: there is none
 
-    def enter(self, text: Text, now: float) -> None:
+    def enter(self, text: SimulatedText, now: float) -> None:
         """It comes. Ask end() anew."""
         self._waiting.append(text)
         if not self._n_steps:
@@ -76,7 +76,7 @@ class Machine:
         """When the phase ends; infinity: nobody is answered."""
         return self._begin + self._n_steps * self._step if self._n_steps else math.inf
 
-    def step(self) -> tuple[Text | None, list[Text]]:
+    def step(self) -> tuple[SimulatedText | None, list[SimulatedText]]:
         """The phase has ended: the one whose prompt is read now, and those that are answered."""
         self._pass(self._n_steps)
         read = self._reader
@@ -92,7 +92,7 @@ class Machine:
         self._plan()
         return read, answered
 
-    def cached(self, text: Text) -> tuple[int, float]:
+    def cached(self, text: SimulatedText) -> tuple[int, float]:
         """Tokens of the prompt that are there when it enters, and seconds in which they become cells.
 
         To be told by who knows the cache.
@@ -132,7 +132,7 @@ class Machine:
             self._n_steps, self._reader = 0, None
             return
         n_steps, left, n_talking, n_cells = 1 << 30, 1 << 30, 0, 0
-        reader: Text | None = None
+        reader: SimulatedText | None = None
         for text in self._texts:
             if text.n_said:
                 n_talking += 1

@@ -15,9 +15,9 @@ from functools import partial
 
 from pykvgraph.bench.cluster_simulation.caches import Caches, Index
 from pykvgraph.bench.cluster_simulation.costs import Costs
-from pykvgraph.bench.cluster_simulation.machine import CHUNK, Machine, Text
-from pykvgraph.bench.cluster_simulation.traffic import Asked, Traffic
-from pykvgraph.cluster.prefixes import TOKEN_BYTES, Block, Prefixes
+from pykvgraph.bench.cluster_simulation.machine import CHUNK, Machine, SimulatedText
+from pykvgraph.bench.cluster_simulation.traffic import SimulatedRequest, Traffic
+from pykvgraph.cluster.prefixes import TOKEN_BYTES, Prefixes, TextBlock
 from pykvgraph.cluster.router import PREFILL_BYTES, Router, Ticket, reader_for
 from pykvgraph.stream.split import Roles, split_workers
 
@@ -35,7 +35,7 @@ _LONG_TOKENS = PREFILL_BYTES // TOKEN_BYTES
 _FEW, _MANY = 10, 200  # workers that show how many people are enough, and requests for each of them
 
 
-_Turns = Iterator[tuple[float, Asked]]
+_Turns = Iterator[tuple[float, SimulatedRequest]]
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ def _roles(costs: Costs, n_workers: int, n_people: int) -> Roles:
     return split_workers(n_workers, reading, decoding / n_answer, n_answer)
 
 
-class _Worker(Machine):
+class _SimulatedWorker(Machine):
     """cells: what has cells. held: what has cells, or is in the worker's memory."""
 
     def __init__(self, number: int, costs: Costs, cells: Caches, held: Caches) -> None:
@@ -131,12 +131,12 @@ class _Worker(Machine):
         self._cells = cells
         self._held = held
 
-    def cached(self, text: Text) -> tuple[int, float]:
+    def cached(self, text: SimulatedText) -> tuple[int, float]:
         n = self._held.n_cached(self.number, text.asked)
         n_cells = self._cells.n_cached(self.number, text.asked)
         return n, self._costs.loading(max(n - n_cells, 0))
 
-    def has(self, asked: Asked, n_said: int) -> None:
+    def has(self, asked: SimulatedRequest, n_said: int) -> None:
         """This prompt, and n_said tokens of the answer, have cells now."""
         self._cells.store(self.number, asked, n_said)
         if self._held is not self._cells:
@@ -154,7 +154,7 @@ class _Simulation:
         self._prefixes = Index(self._cells) if policy == "index" else Prefixes()
         # the first workers talk, and the others only read
         self._router, self._readers = Router(N_SLOTS, self._prefixes), Router(N_SLOTS)
-        self._workers = [_Worker(i, costs, self._cells, self._held) for i in range(sum(roles))]
+        self._workers = [_SimulatedWorker(i, costs, self._cells, self._held) for i in range(sum(roles))]
         for worker in self._workers:
             router = self._router if worker.number < roles.decode else self._readers
             router.add(worker.number, n_tokens)
@@ -163,8 +163,10 @@ class _Simulation:
         self._order = itertools.count()
         # (when, which came first, what happens then)
         self._events: list[tuple[float, int, Callable[[float], None]]] = []
-        self._open: dict[Text, Callable[[Text, float], None]] = {}  # what follows when they are answered
-        self._done: list[Text] = []
+        self._open: dict[
+            SimulatedText, Callable[[SimulatedText, float], None]
+        ] = {}  # what follows when they are answered
+        self._done: list[SimulatedText] = []
         self._now = 0.0
         self._choosing = 0.0
         self._n_chosen = 0
@@ -219,31 +221,33 @@ class _Simulation:
         seconds, asked = next(turns)
         self._push(now + seconds, partial(self._ask, turns, asked))
 
-    def _ask(self, turns: _Turns, asked: Asked, now: float) -> None:
+    def _ask(self, turns: _Turns, asked: SimulatedRequest, now: float) -> None:
         begin = time.perf_counter()
-        blocks: tuple[Block, ...] = () if self._policy == "load" else asked.blocks
+        blocks: tuple[TextBlock, ...] = () if self._policy == "load" else asked.blocks
         number = self._router.choose(blocks)
         assert number is not None
         reader = reader_for(number, blocks, self._router, self._readers) if self._roles.prefill else None
         ticket = self._router.enter(number, blocks, (asked.n_prompt + asked.n_answer) * TOKEN_BYTES)
         self._choosing += time.perf_counter() - begin
         self._n_chosen += 1
-        text = Text(asked, now, asked.n_prompt, asked.n_answer)
+        text = SimulatedText(asked, now, asked.n_prompt, asked.n_answer)
         self._open[text] = partial(self._is_answered, turns, ticket)
         if reader is None:
             self._enter(number, text, now)
         else:
             self._read(text, number, reader, now)
 
-    def _read(self, text: Text, number: int, reader: int, now: float) -> None:
+    def _read(self, text: SimulatedText, number: int, reader: int, now: float) -> None:
         """Another worker reads the prompt."""
         asked = text.asked
         ticket = self._readers.enter(reader, asked.blocks, asked.n_prompt * TOKEN_BYTES)
-        reading = Text(asked, now, asked.n_prompt, 1)
+        reading = SimulatedText(asked, now, asked.n_prompt, 1)
         self._open[reading] = partial(self._is_read, text, number, ticket)
         self._enter(reader, reading, now)
 
-    def _is_read(self, text: Text, number: int, ticket: Ticket, reading: Text, now: float) -> None:
+    def _is_read(
+        self, text: SimulatedText, number: int, ticket: Ticket, reading: SimulatedText, now: float
+    ) -> None:
         """What the worker that answers lacks travels to its memory."""
         ticket.leave()
         text.n_cached = reading.n_cached - reading.n_prompt  # what was decoded isn't cached
@@ -252,21 +256,21 @@ class _Simulation:
         sent = max(text.came + self._costs.sending(n_sent), now + self._costs.sending(RECORD_TOKENS))
         self._push(sent, partial(self._arrive, number, text))
 
-    def _arrive(self, number: int, text: Text, now: float) -> None:
+    def _arrive(self, number: int, text: SimulatedText, now: float) -> None:
         self._held.store(number, text.asked)
         self._enter(number, text, now)
 
-    def _is_answered(self, turns: _Turns, ticket: Ticket, text: Text, now: float) -> None:
+    def _is_answered(self, turns: _Turns, ticket: Ticket, text: SimulatedText, now: float) -> None:
         ticket.leave()
         self._done.append(text)
         self._think(turns, now)
 
-    def _enter(self, number: int, text: Text, now: float) -> None:
+    def _enter(self, number: int, text: SimulatedText, now: float) -> None:
         worker = self._workers[number]
         worker.enter(text, now)
         self._plan(worker)
 
-    def _end_phase(self, worker: _Worker, version: int, now: float) -> None:
+    def _end_phase(self, worker: _SimulatedWorker, version: int, now: float) -> None:
         if version != worker.version:
             return  # it has been planned anew
         read, answered = worker.step()
@@ -277,7 +281,7 @@ class _Simulation:
             self._open.pop(text)(text, now)
         self._plan(worker)
 
-    def _plan(self, worker: _Worker) -> None:
+    def _plan(self, worker: _SimulatedWorker) -> None:
         worker.version += 1
         end = worker.end()
         if end < math.inf:

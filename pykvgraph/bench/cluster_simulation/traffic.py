@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from struct import Struct
 from typing import NamedTuple
 
-from pykvgraph.cluster.prefixes import BLOCK_BYTES, TOKEN_BYTES, Block
+from pykvgraph.cluster.prefixes import BLOCK_BYTES, TOKEN_BYTES, TextBlock
 
 N_INSTRUCTIONS = 50  # texts; the k-th is as frequent as 1 / k
 INSTRUCTION_TOKENS = 200, 1500
@@ -21,7 +21,7 @@ _WEIGHTS = tuple(itertools.accumulate(1 / (k + 1) for k in range(N_INSTRUCTIONS)
 _KEY = Struct("<II")
 
 
-class Part(NamedTuple):
+class SimulatedPart(NamedTuple):
     """A part of texts: an instruction, or what was said under it. n_tokens: of it."""
 
     number: int
@@ -29,12 +29,12 @@ class Part(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class SimulatedRequest:
     """A request. blocks: of its prompt. instruction, talk: the parts of the prompt."""
 
-    blocks: tuple[Block, ...]
-    instruction: Part
-    talk: Part
+    blocks: tuple[TextBlock, ...]
+    instruction: SimulatedPart
+    talk: SimulatedPart
     n_answer: int
 
     @property
@@ -50,12 +50,12 @@ class Traffic:
         self._seed = seed
         self._parts = itertools.count()
         rng = random.Random(f"{seed} instructions")
-        self._instructions: list[tuple[Part, tuple[Block, ...]]] = []
+        self._instructions: list[tuple[SimulatedPart, tuple[TextBlock, ...]]] = []
         for _ in range(N_INSTRUCTIONS):
-            part = Part(next(self._parts), rng.randint(*INSTRUCTION_TOKENS))
+            part = SimulatedPart(next(self._parts), rng.randint(*INSTRUCTION_TOKENS))
             self._instructions.append((part, _blocks(part.number, 0, part.n_tokens, 0)))
 
-    def person(self, number: int) -> Iterator[tuple[float, Asked]]:
+    def person(self, number: int) -> Iterator[tuple[float, SimulatedRequest]]:
         """Turns of one person for ever: seconds to think before each, and what is asked then."""
         rng = random.Random(f"{self._seed} {number}")
         while True:
@@ -65,19 +65,19 @@ class Traffic:
                 n_said, n_answer = rng.randint(*SAID_TOKENS), rng.randint(*ANSWER_TOKENS)
                 prompt = blocks + _blocks(talk, n_tokens, n_said, before)
                 n_tokens += n_said
-                asked = Asked(prompt, instruction, Part(talk, n_tokens), n_answer)
+                asked = SimulatedRequest(prompt, instruction, SimulatedPart(talk, n_tokens), n_answer)
                 yield rng.expovariate(1 / THINK_SECONDS), asked
                 blocks = prompt + _blocks(talk, n_tokens, n_answer, before)
                 n_tokens += n_answer
 
 
-def part_of(block: Block) -> Part:
+def part_of(block: TextBlock) -> SimulatedPart:
     """To which part of texts a block belongs, and how many tokens of the part it ends."""
-    return Part(*_KEY.unpack(block.key))
+    return SimulatedPart(*_KEY.unpack(block.key))
 
 
-def _blocks(part: int, begin: int, n_tokens: int, before: int) -> tuple[Block, ...]:
+def _blocks(part: int, begin: int, n_tokens: int, before: int) -> tuple[TextBlock, ...]:
     """Of so many more tokens of a part, cut as blocks_of() cuts them. before: bytes in front of the part."""
     step = BLOCK_BYTES // TOKEN_BYTES
     ends = [*range(begin + step, begin + n_tokens, step), begin + n_tokens]
-    return tuple([Block(_KEY.pack(part, end), before + end * TOKEN_BYTES) for end in ends])
+    return tuple([TextBlock(_KEY.pack(part, end), before + end * TOKEN_BYTES) for end in ends])

@@ -9,7 +9,7 @@ _LONGEST_PAUSE = 8
 _LONG = (4, 8)  # tokens that were the same: from each of these on, guesses are of another kind
 
 
-class Record:
+class Acceptance:
     """Drafts of one text. A guess that many tokens speak for holds more often: there is a rate for each kind.
 
     drafted, accepted: tokens. Guesses that were not decoded count in the rates, too: the token that was said

@@ -7,7 +7,7 @@ from typing import Any
 
 from pykvgraph.checks import shown
 from pykvgraph.openai.errors import invalid, no_text
-from pykvgraph.server.requests.chat_template import Prompt, ServerTemplate
+from pykvgraph.server.requests.chat_template import ChatPrompt, ServerTemplate
 from pykvgraph.server.requests.fields import Fields
 from pykvgraph.server.settings import REASONING_FORMATS, Settings
 
@@ -43,7 +43,7 @@ class ChatRequest:
         """Whether the model may begin with thoughts."""
         return self.variables["enable_thinking"] is not False
 
-    def prompt(self, template: ServerTemplate) -> Prompt:
+    def prompt(self, template: ServerTemplate) -> ChatPrompt:
         """Raises as the template does."""
         variables = dict(self.variables)
         if self.tools:

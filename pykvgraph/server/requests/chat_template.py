@@ -24,7 +24,7 @@ CHATML = (
 _NAMED = {"chatml": CHATML}
 
 
-class Prompt(NamedTuple):
+class ChatPrompt(NamedTuple):
     """text: up to where the answer begins. prefill: its beginning, which the request gave."""
 
     text: str
@@ -67,7 +67,7 @@ class ServerTemplate:
 
     def prompt(
         self, messages: list[dict[str, Any]], begun: dict[str, Any] | None = None, /, **variables: Any
-    ) -> Prompt:
+    ) -> ChatPrompt:
         """The prompt, without the BOS that tokens begin with anyway. begun: the answer's beginning.
 
         Raises InvalidArgumentError when the template refuses the messages.
@@ -75,7 +75,7 @@ class ServerTemplate:
         messages = self._with_roles(self._with_arguments(messages))
         text = self._template.render(messages, add_generation_prompt=True, **variables)
         text = text.removeprefix(self._bos) if self._adds_bos else text
-        return Prompt(text, self._prefill(text, begun) if begun else "")
+        return ChatPrompt(text, self._prefill(text, begun) if begun else "")
 
     def _prefill(self, prompt: str, begun: dict[str, Any]) -> str:
         """Thoughts that the prompt opens, or that are given, end where the content begins."""

@@ -18,7 +18,7 @@ from support.soak import F32, SITES, has_faults
 
 import pykvgraph as kvg
 from pykvgraph.engine.sequence import Branch
-from pykvgraph.engine.speculation.gate import Record
+from pykvgraph.engine.speculation.gate import Acceptance
 from pykvgraph.prefix.index import PrefixIndex
 from pykvgraph.sampling.sampler import Sampler
 
@@ -73,7 +73,7 @@ def said_by(request: kvg.Request) -> list[Any] | None:
 @pytest.fixture(params=[False, True], ids=["", "drafts"])
 def drafter(request: Any, monkeypatch: pytest.MonkeyPatch) -> KnowingDrafter | None:
     """Of those tests that are done with drafts, too."""
-    monkeypatch.setattr(Record, "is_due", lambda self: True)
+    monkeypatch.setattr(Acceptance, "is_due", lambda self: True)
     return KnowingDrafter() if request.param else None
 
 
@@ -289,7 +289,7 @@ def test_what_is_left_of_a_draft_can_not_be_removed(
     model: kvg.Model, breaks: Break, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
 ) -> None:
     """The text is set aside, and comes back: it says the same, and nothing is left."""
-    monkeypatch.setattr(Record, "is_due", lambda self: True)
+    monkeypatch.setattr(Acceptance, "is_due", lambda self: True)
     drafter = KnowingDrafter()
     plain = Race(model, drafter)
     expected = [each.tokens for each in plain.third.results()], plain.end()

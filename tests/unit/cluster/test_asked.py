@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from pykvgraph.cluster.asked import Asked, asked_of
+from pykvgraph.cluster.asked import WorkerRequest, asked_of
 
 
-def asked(path: str, body: Any, key: bytes = b"", *, gives_seed: bool = True) -> Asked:
+def asked(path: str, body: Any, key: bytes = b"", *, gives_seed: bool = True) -> WorkerRequest:
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
     return asked_of(path, "", data, key, gives_seed=gives_seed)
 

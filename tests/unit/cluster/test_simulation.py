@@ -11,9 +11,15 @@ import pytest
 from pykvgraph.bench.cluster_simulation import simulation
 from pykvgraph.bench.cluster_simulation.caches import Caches
 from pykvgraph.bench.cluster_simulation.costs import Costs
-from pykvgraph.bench.cluster_simulation.machine import CHUNK, Machine, Text
+from pykvgraph.bench.cluster_simulation.machine import CHUNK, Machine, SimulatedText
 from pykvgraph.bench.cluster_simulation.simulation import POLICIES, simulate
-from pykvgraph.bench.cluster_simulation.traffic import N_TURNS, Asked, Part, Traffic, part_of
+from pykvgraph.bench.cluster_simulation.traffic import (
+    N_TURNS,
+    SimulatedPart,
+    SimulatedRequest,
+    Traffic,
+    part_of,
+)
 from pykvgraph.cluster.prefixes import TOKEN_BYTES
 from pykvgraph.plan.time_model import StepLine, TimeModel
 from pykvgraph.stream.split import Roles
@@ -25,22 +31,22 @@ SMALL = Costs(TimeModel(StepLine(0.0075, 0.0007, 6e-7), StepLine(0.0067, 0.0007,
 
 
 class Plain(Machine):
-    def cached(self, text: Text) -> tuple[int, float]:
+    def cached(self, text: SimulatedText) -> tuple[int, float]:
         return {11: (10, 0.0), 12: (9, 0.5)}.get(text.n_prompt, (0, 0.0))
 
 
-def text(n_prompt: int, n_answer: int, came: float = 0.0) -> Text:
-    return Text(said(n_prompt, n_answer), came, n_prompt, n_answer)
+def text(n_prompt: int, n_answer: int, came: float = 0.0) -> SimulatedText:
+    return SimulatedText(said(n_prompt, n_answer), came, n_prompt, n_answer)
 
 
-def said(n_prompt: int, n_answer: int = 1, talk: int = 1) -> Asked:
+def said(n_prompt: int, n_answer: int = 1, talk: int = 1) -> SimulatedRequest:
     """Under an instruction of one token."""
-    return Asked((), Part(0, 1), Part(talk, n_prompt - 1), n_answer)
+    return SimulatedRequest((), SimulatedPart(0, 1), SimulatedPart(talk, n_prompt - 1), n_answer)
 
 
-def run(machine: Machine, comes: list[Text]) -> dict[Text, float]:
+def run(machine: Machine, comes: list[SimulatedText]) -> dict[SimulatedText, float]:
     """When each is answered."""
-    found: dict[Text, float] = {}
+    found: dict[SimulatedText, float] = {}
     comes = sorted(comes, key=lambda each: each.came)
     while comes or machine.end() < math.inf:
         if comes and comes[0].came <= machine.end():
@@ -133,7 +139,7 @@ def test_who_has_a_block() -> None:
     _, asked = next(Traffic(1).person(3))
     caches = Caches(1 << 20)
     caches.store(7, asked)
-    caches.store(8, Asked((), asked.instruction, Part(1 << 20, 5), 1))
+    caches.store(8, SimulatedRequest((), asked.instruction, SimulatedPart(1 << 20, 5), 1))
     of_instruction = [part_of(block).number == asked.instruction.number for block in asked.blocks]
     assert True in of_instruction and False in of_instruction
     for block, is_shared in zip(asked.blocks, of_instruction, strict=True):
