@@ -1,4 +1,4 @@
-"""`pykvgraph bench --server`: our server, and another one on the same requests, by turns."""
+"""`pykvgraph bench --server 8x3`: our server, and another one on the same requests, by turns."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ class Architecture:
 
 def architectures() -> list[Architecture]:
     """All of them, by name."""
-    text = resources.files("pykvgraph").joinpath(TABLE).read_text(encoding="utf-8")
+    text = resources.files("pykvgraph.model").joinpath(TABLE).read_text(encoding="utf-8")
     return [Architecture(**{**row, "cells": tuple(row["cells"])}) for row in json.loads(text)]
 
 

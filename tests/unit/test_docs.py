@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import gen_map
 import pytest
 
 ROOT = Path(__file__).parents[2]
@@ -31,3 +32,11 @@ def test_paths_and_links(page: Path) -> None:
 
 def test_the_readme_is_short() -> None:
     assert len(PAGES[0].read_text(encoding="utf-8").splitlines()) <= 130
+
+
+def test_the_map_says_what_the_files_say() -> None:
+    """And each file says it, of which `python tools/gen_map.py` makes the page."""
+    text = gen_map.PAGE.read_text(encoding="utf-8")
+    assert gen_map.BEGIN in text and "| `cache` | The KV cache of a context" in text
+    assert text == gen_map.written(text, gen_map.rooms_from_the_top())
+    assert not [path for path in gen_map.PACKAGE.rglob("*.py") if not gen_map.first_line(path)]
