@@ -13,8 +13,8 @@ TESTS = Path(__file__).parents[1]
 @pytest.mark.parametrize(
     ("file", "drawn_by"),
     [
-        ("unit/test_positions.py", "chance itself"),
-        ("unit/test_lines.py", "hypothesis"),
+        ("unit/sequence/test_positions.py", "chance itself"),
+        ("unit/sequence/test_lines.py", "hypothesis"),
         ("model/cells/test_states_at_random.py", "support.states_at_random"),
         ("model/cells/test_cells_machine.py", "hypothesis, and a constant of chance"),
         ("model/cli/test_inspect.py", "support.hostile, by support.mutations"),
@@ -25,7 +25,9 @@ def test_what_draws_is_at_random(file: str, drawn_by: str) -> None:
     assert chance.decides(TESTS / file), drawn_by
 
 
-@pytest.mark.parametrize("file", ["unit/test_errors.py", "model/numerics/test_logits.py", "support/where.py"])
+@pytest.mark.parametrize(
+    "file", ["unit/_native/test_statuses.py", "model/numerics/test_logits.py", "support/where.py"]
+)
 def test_what_does_not_is_left_out(file: str) -> None:
     assert not chance.decides(TESTS / file)
 

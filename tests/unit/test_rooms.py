@@ -18,7 +18,7 @@ from pykvgraph import viz
 ROOT = Path(kvg.__path__[0])
 FACE = "pykvgraph"
 
-# From the bottom up. A module imports from its own room and from those below. The root's modules are rooms, too.
+# From the bottom up. A module imports from its own room and from those below. A module of the root is a room.
 LAYERS: list[set[str]] = [
     {"errors", "interrupted", "types", "units"},
     {"abandoned", "checks", "engine_types", "env", "models"},

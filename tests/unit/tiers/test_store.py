@@ -19,7 +19,7 @@ from pykvgraph.errors import InvalidArgumentError
 from pykvgraph.prefix import block
 from pykvgraph.tiers.record import MissError
 from pykvgraph.tiers.store import Store
-from unit.test_tier_disk import SIZE, name_of, record_of, sizes_in
+from unit.tiers.test_disk import SIZE, name_of, record_of, sizes_in
 
 
 def save(store: Store, number: int, n_bytes: int = 1000, kind: bytes = block.TOKENS) -> None:

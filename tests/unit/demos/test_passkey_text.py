@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pykvgraph.demos import passkey
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def texts(file: str) -> dict[str, str]:

@@ -17,7 +17,7 @@ from support.llama_help import Listed, listed_by_file, listed_by_help
 from pykvgraph.cli import main
 from pykvgraph.cli.llama_options import LlamaOption, llama_options
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 LISTED = listed_by_file()
 # of llama-cli's and llama-completion's README, 2026: what llama-server doesn't have
 OF_CLI = """

@@ -16,7 +16,7 @@ from pykvgraph.chat import chat_template
 from pykvgraph.chat.chat_template import ChatTemplate
 from pykvgraph.errors import InvalidArgumentError
 
-DATA = Path(__file__).parents[1] / "data" / "chat_templates.json.xz"
+DATA = Path(__file__).parents[2] / "data" / "chat_templates.json.xz"
 RENDERED: dict[str, Any] = json.loads(lzma.decompress(DATA.read_bytes()))
 
 

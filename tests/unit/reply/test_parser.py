@@ -21,7 +21,7 @@ from pykvgraph.reply.format import Format
 from pykvgraph.reply.formats import CALLS, THINKING, format_of
 from pykvgraph.reply.parser import ReplyParser
 
-DATA = Path(__file__).parents[1] / "data" / "chat_templates.json.xz"
+DATA = Path(__file__).parents[2] / "data" / "chat_templates.json.xz"
 TEMPLATES: dict[str, str] = json.loads(lzma.decompress(DATA.read_bytes()))["templates"]
 CITY = {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}}
 TOOLS = [

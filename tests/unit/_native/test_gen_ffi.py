@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("cffi", reason="cffi is the generator's parser")
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 HEADER = """\
 /* A comment; with a KVG_API in it. */

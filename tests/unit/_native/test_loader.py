@@ -35,7 +35,7 @@ def wheel(tmp_path: Path) -> Path:
 
 
 def test_the_requirement_is_that_of_the_package() -> None:
-    pyproject = (Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8")
+    pyproject = (Path(__file__).parents[3] / "pyproject.toml").read_text(encoding="utf-8")
     pins = re.findall(r"llama-cpp-python[^\"]*", pyproject)
     assert len(pins) >= 2  # to build with, to run with
     assert set(pins) == {loader.REQUIREMENT}

@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 from pykvgraph.cli import main
 from pykvgraph.prefix import block
 from pykvgraph.tiers.disk import DiskTier
-from unit.test_tier_disk import SIZE, name_of, put
+from unit.tiers.test_disk import SIZE, name_of, put
 
 HALF = 600_000  # of a MiB, and a little
 
