@@ -105,9 +105,9 @@ LOAD = """
 import sys, time
 from pathlib import Path
 import pykvgraph as kvg
-from pykvgraph.lab.bench.engines import LibllamaEngine, OurEngine
-from pykvgraph.lab.bench.tests import random_ids
-from pykvgraph.lab.libllama import LibllamaModel
+from pykvgraph.bench.engines import LibllamaEngine, OurEngine
+from pykvgraph.bench.tests import random_ids
+from pykvgraph.libllama import LibllamaModel
 from pykvgraph.params import ContextParams
 path, engine = Path(sys.argv[1]), sys.argv[2]
 kvg.Model(path).tokenizer  # both libraries are in memory, and the file in the page cache

@@ -108,10 +108,10 @@ def test_a_forked_process_does_not_wait_for_the_disk(
     """It has no thread that writes; what waits there is its parent's."""
     program = (
         "import os, sys, threading\n"
-        "from pykvgraph.tiers.disk import Disk\n"
+        "from pykvgraph.tiers.disk import DiskTier\n"
         "from pykvgraph.llama import Llama, LlamaDiskCache\n"
-        "goes, real = threading.Event(), Disk.put\n"
-        "Disk.put = lambda *given: goes.wait() and real(*given)\n"
+        "goes, real = threading.Event(), DiskTier.put\n"
+        "DiskTier.put = lambda *given: goes.wait() and real(*given)\n"
         "cache, llm = LlamaDiskCache(sys.argv[2], 1 << 24), Llama(sys.argv[1], n_ctx=256)\n"
         "llm.set_cache(cache)\n"
         "llm.create_completion(list(range(5, 105)), max_tokens=2)\n"
