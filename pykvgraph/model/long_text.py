@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from pykvgraph._native.abandoned import Wanted
 from pykvgraph._native.ffi import KvgTokenAttr, KvgTokenizeText, KvgTokenText
 from pykvgraph._native.fork import renew_cached_properties_in_child
 from pykvgraph._native.handles import Handle
 from pykvgraph._native.library import lib
-from pykvgraph.abandoned import Wanted
 
 # bytes; libllama parts a text in a time that grows with the square of its special tokens, which are few here
 LONG = 1 << 12

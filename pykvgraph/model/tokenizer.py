@@ -17,10 +17,10 @@ from typing import Any, TypeVar
 import numpy as np
 
 from pykvgraph._native import libllama
+from pykvgraph._native.abandoned import Wanted, work
 from pykvgraph._native.fork import importing, renew_cached_properties_in_child, renew_lock_in_child
 from pykvgraph._native.handles import Handle, NotCopied, repr_of
 from pykvgraph._native.library import lib
-from pykvgraph.abandoned import Wanted, work
 from pykvgraph.checks import INT32_MAX, Integers, flag, integer, integers, shown
 from pykvgraph.errors import (
     DeviceError,

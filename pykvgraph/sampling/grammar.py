@@ -20,9 +20,9 @@ import numpy.typing as npt
 
 from pykvgraph import env
 from pykvgraph._native import libllama
+from pykvgraph._native.abandoned import work
 from pykvgraph._native.fork import renew_lock_in_child
 from pykvgraph._native.handles import NotCopied
-from pykvgraph.abandoned import work
 from pykvgraph.errors import InvalidArgumentError, KVGraphError
 from pykvgraph.model.tokenizer import Tokenizer
 from pykvgraph.model.vocabulary_file import VocabularyFile

@@ -14,7 +14,7 @@ from typing import TypeVar
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive
 
-from pykvgraph.abandoned import AbandonedError, Wanted, begin
+from pykvgraph._native.abandoned import AbandonedError, Wanted, begin
 from pykvgraph.server.http.reply import unless_gone
 
 R = TypeVar("R")

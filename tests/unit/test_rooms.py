@@ -21,7 +21,7 @@ FACE = "pykvgraph"
 # From the bottom up. A module imports from its own room and from those below. A module of the root is a room.
 LAYERS: list[set[str]] = [
     {"errors", "interrupted", "types", "units"},
-    {"abandoned", "checks", "engine_types", "env", "models"},
+    {"checks", "engine_types", "env", "models"},
     {"_native", "download"},
     {"params"},
     {"model"},

@@ -20,7 +20,7 @@ from support.models import TINY, ModelSpec
 from support.vocabularies import of_kind
 
 import pykvgraph as kvg
-from pykvgraph.abandoned import AbandonedError, Wanted, begin
+from pykvgraph._native.abandoned import AbandonedError, Wanted, begin
 from pykvgraph.model import tokenizer as tokenizer_module
 
 INT32, FLOAT32 = 5, 6

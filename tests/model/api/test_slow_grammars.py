@@ -18,7 +18,7 @@ from support import ctrl_c
 from support.slow_grammars import BRANCHES, LOOP, TREE, grammar_processes
 
 import pykvgraph as kvg
-from pykvgraph.abandoned import AbandonedError, Wanted, begin
+from pykvgraph._native.abandoned import AbandonedError, Wanted, begin
 from pykvgraph.engine import step as stepper
 from pykvgraph.sampling import grammar as module
 

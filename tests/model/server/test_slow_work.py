@@ -17,7 +17,7 @@ from starlette.requests import ClientDisconnect
 from support.served import served, where_of
 
 import pykvgraph as kvg
-from pykvgraph.abandoned import work
+from pykvgraph._native.abandoned import work
 from pykvgraph.server import app
 from pykvgraph.server.slow_work import SlowWork
 
