@@ -224,10 +224,16 @@ class Branch:
             self.places.insert(at, position)
 
     def next_stop(self) -> int:
-        """How many tokens at most the next step may decode of it, because of its places."""
+        """How many tokens at most the next step may decode of it, because of its places and its window.
+
+        A text that filled its window and was set aside is shifted before its last token is decoded, as it
+        would have been without that.
+        """
         while self.places and self.places[0] <= self.n_decoded:
             del self.places[0]
         n = self.n_todo
+        if self.window is not None:
+            n = min(n, self.window.n_ctx - 1 - self.n_decoded)
         if self.places:
             n = min(n, self.places[0] - self.n_decoded)
         if self.spacing:

@@ -109,6 +109,25 @@ def test_a_parked_text_says_the_same(
         assert is_empty(engine)
 
 
+@pytest.mark.parametrize("tiers", TIERS)
+@pytest.mark.parametrize("n_said", range(43, 49))
+def test_a_text_that_is_parked_about_its_first_shift(
+    model: kvg.Model, n_said: int, tiers: kvg.Tiers | None
+) -> None:
+    """Its window is full when it has said 46 tokens: it is read again up to there, and shifted then."""
+    with engine_of(model, 150, tiers=tiers) as engine:
+        request = submit(engine, 1)
+        engine.step()
+        (branch,) = engine._loop.stepper._texts.of(request)
+        while branch.look(0).n_said < n_said:
+            engine.step()
+        assert engine.park(request)
+        take_all_cells(engine)
+        assert engine.resume(request)
+        assert follows(request, model, 1) > 2
+        assert is_empty(engine)
+
+
 @pytest.mark.parametrize("are_needed", [False, True], ids=["free", "needed"])
 def test_a_parked_text_whose_grammar_takes_long(
     model: kvg.Model, monkeypatch: pytest.MonkeyPatch, are_needed: bool
