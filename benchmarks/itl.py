@@ -18,7 +18,7 @@ import numpy as np
 from shapes import STORIES
 
 import pykvgraph as kvg
-from pykvgraph.engine.pace import Pace
+from pykvgraph.engine.token_budget import TokenBudget
 
 N_TALKERS = 8
 N_PROMPT = 20_000
@@ -60,9 +60,9 @@ def measure(engine: kvg.Engine, depths: list[int], n_steps: int) -> None:
         engine.step()
         alone = gaps(engine, N_ALONE)
         max_itl = 2 * float(np.quantile(alone, 0.95))
-        engine._loop.stepper._pace = Pace(max_itl, 64, 64)
+        engine._loop.stepper._budget = TokenBudget(max_itl, 64, 64)
         show("alone", alone, max_itl)
-        gaps(engine, 20)  # the pace learns what a step takes
+        gaps(engine, 20)  # the budget learns what a step takes
         before = engine.stats().decoded_tokens
         long = engine.submit(prompt, kvg.SamplingParams(max_tokens=1))
         beside = gaps(engine, n_steps, long)

@@ -26,7 +26,7 @@ import numpy as np
 
 import pykvgraph as kvg
 from pykvgraph import stream
-from pykvgraph.sequence.text_stream import TextStream
+from pykvgraph.sequence.detokenizer import Detokenizer
 
 LONG = 3600.0  # seconds that an end waits for the other one
 N_BATCH = 512
@@ -124,7 +124,7 @@ def read(ctx: kvg.Context, prompt: list[int], decoded: Callable[[], None] = lamb
 def write(ctx: kvg.Context, end: stream.Transport, prompt: list[int], n: int) -> None:
     tokenizer = ctx.model.tokenizer
     print(tokenizer.decode(prompt), end="", flush=True)
-    said = TextStream()  # a letter may span tokens
+    said = Detokenizer()  # a letter may span tokens
     for token in answer(ctx, end, prompt, n):
         print(said.feed(tokenizer.token_to_piece(token)), end="", flush=True)
     print(said.finish())

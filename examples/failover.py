@@ -20,7 +20,7 @@ import numpy as np
 
 import pykvgraph as kvg
 from pykvgraph import stream
-from pykvgraph.sequence.text_stream import TextStream
+from pykvgraph.sequence.detokenizer import Detokenizer
 
 LONG = 3600.0  # seconds: longer than any pause of the text
 N_BATCH = 512
@@ -102,7 +102,7 @@ class Screen:
 
     def __init__(self, model: kvg.Model) -> None:
         self._tokenizer = model.tokenizer
-        self._stream = TextStream()  # a letter may span tokens
+        self._stream = Detokenizer()  # a letter may span tokens
         self._n_shown = 0
 
     def show(self, text: list[int]) -> None:

@@ -72,7 +72,7 @@ if _TYPE_CHECKING:
     from pykvgraph.plan.device_abilities import abilities
     from pykvgraph.plan.memory import plan_memory
     from pykvgraph.sequence.long_reader import LongReader
-    from pykvgraph.tiers.tiers import Tiers
+    from pykvgraph.tiers.options import Tiers
 
 # What is imported when somebody asks for it: the way to a first token is short.
 _LATE = {
@@ -86,7 +86,7 @@ _LATE = {
     "pykvgraph.sequence.long_reader": ("LongReader",),
     "pykvgraph.plan.device_abilities": ("abilities",),
     "pykvgraph.plan.memory": ("plan_memory",),
-    "pykvgraph.tiers.tiers": ("Tiers",),
+    "pykvgraph.tiers.options": ("Tiers",),
 }
 _MODULES = {name: module for module, names in _LATE.items() for name in names}
 

@@ -64,7 +64,7 @@ class EngineStats:
     """What an engine has done since it was made, and how it is now.
 
     steps: steps that decoded. n_running, n_waiting: texts and requests now. n_parked: texts that park()
-    has set aside. n_preempted: how often a text was set aside because the cells ran out. prompt_tokens:
+    has set aside. n_preempted: how often a text was preempted because the cells ran out. prompt_tokens:
     of all requests that began to run. prefix_hit_tokens: how many of these were in the cache.
     decoded_again: how many more were, but had to be decoded nevertheless, as the model can't go on from
     everywhere. decoded_tokens: all that were decoded, of prompts and answers. cells_used: cells in use

@@ -16,7 +16,7 @@ from pykvgraph.context.context import Context, LastOutput
 from pykvgraph.errors import CacheFullError, InvalidArgumentError, KVGraphError, UnsupportedError
 from pykvgraph.kv_cache.saved.file import read_regular, write_file
 from pykvgraph.params.params import SamplingParams
-from pykvgraph.sequence.output_text import Speech
+from pykvgraph.sequence.output_text import OutputText
 from pykvgraph.sequence.sequence import Change, KeptText, Positions, common_length, earlier_texts
 from pykvgraph.types import Piece
 
@@ -77,7 +77,7 @@ class Conversation(NotCopied):
         self._earlier = earlier_texts(ctx) if ctx.n_seq_max == 1 else None
         self._text = KeptText(ctx, self._seq, earlier=self._earlier)
         self._turns: list[Turn] = []
-        self._speech: Speech | None = None  # the answer that is being said
+        self._output: OutputText | None = None  # the answer that is being said
         self.n_forgotten = 0
         self.change: Change | None = None
         self.system = system
@@ -96,7 +96,7 @@ class Conversation(NotCopied):
             replace(tokens.turn(turn.user, is_first=i == 0), said=turn.said)
             for i, turn in enumerate(self._turns)
         ]
-        self._speech = None
+        self._output = None
         self._system, self._tokens, self._front, self._turns = text, tokens, tokens.front, turns
 
     @property
@@ -149,7 +149,7 @@ class Conversation(NotCopied):
 
     def reset(self) -> None:
         """Forgets all turns; the system prompt stays in the cache."""
-        self._speech = None
+        self._output = None
         self._front, self._turns, self.n_forgotten = self._tokens.front, [], 0
         self._text.go_back(common_length(self._text.ids, self._front))
         if self._earlier is not None:
@@ -184,7 +184,7 @@ class Conversation(NotCopied):
         except Exception:
             self._text = before
             raise
-        self._speech, self._system, self._tokens, self._front = None, saved.system, tokens, saved.front
+        self._output, self._system, self._tokens, self._front = None, saved.system, tokens, saved.front
         self._turns, self.n_forgotten = saved.turns, saved.n_forgotten
         positions = Positions(saved.head)
         if self._ctx.kv.seq_pos_max(self._seq) + 1 == positions.of(len(saved.held)):
@@ -202,14 +202,14 @@ class Conversation(NotCopied):
         if not isinstance(params, SamplingParams):
             raise InvalidArgumentError(f"params must be a SamplingParams, got {shown(params)}")
         stop = (*params.stop, *self._tokens.format.stop)
-        speech = Speech(replace(params, stop=stop), self._ctx.model.tokenizer, self._seq)
-        return self._said(self._turns, turns, speech)
+        output = OutputText(replace(params, stop=stop), self._ctx.model.tokenizer, self._seq)
+        return self._said(self._turns, turns, output)
 
-    def _said(self, old: list[Turn], turns: list[Turn], speech: Speech) -> Iterator[Piece]:
+    def _said(self, old: list[Turn], turns: list[Turn], output: OutputText) -> Iterator[Piece]:
         if self._turns is not old:
             raise InvalidArgumentError("the conversation went on before this answer was begun: ask again")
         before = self._front, self._turns, self.n_forgotten
-        self._turns, self._speech = turns, speech
+        self._turns, self._output = turns, output
         try:
             self.change = self._read()
         except KVGraphError:
@@ -217,16 +217,16 @@ class Conversation(NotCopied):
             raise
         last, turn, text = self.change.last, turns[-1], ""
         while True:
-            piece = speech.say(last)
+            piece = output.say(last)
             text += piece.text
             if piece.finish_reason != "stop":
                 turn.said.append(piece.token)
             elif not self._ctx.model.tokenizer.is_eog(piece.token):
                 turn.said = self._tokens.cut([*turn.said, piece.token], text)
             yield piece
-            if piece.finish_reason is not None or self._speech is not speech:
+            if piece.finish_reason is not None or self._output is not output:
                 return
-            last = self._append(piece.token, copy_logits=speech.needs_logits)
+            last = self._append(piece.token, copy_logits=output.needs_logits)
 
     def _append(self, token: int, copy_logits: bool) -> LastOutput:
         """Decodes a token that the last turn has already."""

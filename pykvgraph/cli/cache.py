@@ -70,8 +70,8 @@ def cache(what: str, cache_dir: str | None, cache_disk: int | None, as_json: boo
 def _prune(folder: Path, files: list[SurveyedFile], mib: int | None) -> list[SurveyedFile]:
     """Removes what is damaged, and what there is too much of; the rest."""
     from pykvgraph.tiers.disk import LOCK, DiskTier
+    from pykvgraph.tiers.options import NO_LIMIT
     from pykvgraph.tiers.survey import survey
-    from pykvgraph.tiers.tiers import NO_LIMIT
 
     if not files and not (folder / LOCK).exists():
         return []  # somebody else's directory: not even a lock is made there

@@ -156,7 +156,7 @@ def _tiers(given: dict[str, Any]) -> dict[str, Any]:
 
     A usage error for a folder or a disk without memory.
     """
-    from pykvgraph.tiers.tiers import NO_LIMIT
+    from pykvgraph.tiers.options import NO_LIMIT
 
     ram, disk, folder = given["cache_ram"], given["cache_disk"], given["cache_dir"]
     copies = given["n_prefill"] or given["replicate"]

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from pykvgraph.context.context import Context
 from pykvgraph.engine.reading import Reading
-from pykvgraph.engine.sequence import Branch
+from pykvgraph.engine.request_sequence import RequestSequence
 from pykvgraph.plan.memory_model import speculation_limit
 from pykvgraph.prefix import block
 from pykvgraph.sequence.sequence import EVERY
@@ -112,7 +112,7 @@ class Admission:
         self._groups = [_Group(n, groups[n][1].n_cells, 0) for n in all_positions[:1]]
         self._groups += [_Group(n, groups[n][1].n_cells, groups[n][1].window) for n in small]
 
-    def fits(self, running: Sequence[Branch], new: Branch, n_found: int) -> bool:
+    def fits(self, running: Sequence[RequestSequence], new: RequestSequence, n_found: int) -> bool:
         """Whether the new text may run beside these.
 
         n_found: how many of its tokens the cache has. Before the new text runs, the answer supposes that
@@ -120,13 +120,24 @@ class Admission:
         `running`, the answer is exact.
         """
         texts = [*running, *([] if new.runs else [new])]
+        if self._is_ample(texts):
+            return True
         todo = [len(each.ids) - (each.n_decoded if each.runs else n_found) for each in texts]
         if self._overcommit:
             n_now = todo[texts.index(new)]
             return all(self._prompt_fits(group, texts, n_now) for group in self._groups)
         return all(self._all_fit(group, texts, todo) for group in self._groups)
 
-    def begin_reading(self, running: Sequence[Branch], reading: Reading) -> bool:
+    def _is_ample(self, texts: Sequence[RequestSequence]) -> bool:
+        """Whether all that these may become fits even if they share nothing: who has which cells needn't be
+        looked at, which takes some milliseconds for a large cache.
+        """
+        most = sum(each.most_cells for each in texts) + sum(len(each.ids) for each in self._read)
+        # who shifts copies what others see
+        most += sum(each.most_cells for each in texts if each.window is not None)
+        return all(most <= group.n_cells for group in self._groups)
+
+    def begin_reading(self, running: Sequence[RequestSequence], reading: Reading) -> bool:
         """Whether a text may be read beside these; then it is counted until `reading` is None again."""
         self.reading = reading
         todo = [each.n_todo for each in running]
@@ -138,7 +149,7 @@ class Admission:
             self.reading = None
         return fits
 
-    def room_for_drafts(self, running: Sequence[Branch], n_tokens: int) -> int:
+    def room_for_drafts(self, running: Sequence[RequestSequence], n_tokens: int) -> int:
         """For how many tokens of drafts there are cells in a step that decodes n_tokens others.
 
         With them the cells are three quarters full at most; others may need the rest. Without overcommit, and
@@ -156,7 +167,7 @@ class Admission:
                 room = min(room, group.n_cells - most_in_use(growths, seen))
         return room
 
-    def _growths(self, group: _Group, texts: Sequence[Branch], todo: Sequence[int]) -> list[Growth]:
+    def _growths(self, group: _Group, texts: Sequence[RequestSequence], todo: Sequence[int]) -> list[Growth]:
         """todo: tokens that are known and not decoded, of each text."""
         n_steps = self._steps_to_read(texts, todo)
         growths = [_growth(each, n, n_steps, group.window) for each, n in zip(texts, todo, strict=True)]
@@ -172,17 +183,17 @@ class Admission:
         widest = window + min(n, self._n_batch) if window else _UNBOUNDED
         return Growth(n, 0, n, until, widest)
 
-    def _all_fit(self, group: _Group, texts: Sequence[Branch], todo: Sequence[int]) -> bool:
+    def _all_fit(self, group: _Group, texts: Sequence[RequestSequence], todo: Sequence[int]) -> bool:
         """In every step to come. todo: as _growths() has it."""
         growths = self._growths(group, texts, todo)
         return not growths or most_in_use(growths, self._seen(group, texts)) <= group.n_cells
 
-    def _prompt_fits(self, group: _Group, texts: Sequence[Branch], n_prompt: int) -> bool:
+    def _prompt_fits(self, group: _Group, texts: Sequence[RequestSequence], n_prompt: int) -> bool:
         """Now, with a cell for each of the others."""
         n_new = sum(min(n, group.window or n) for n in (n_prompt, *(each.n_left for each in self._read)))
         return self._seen(group, texts).n_seen + n_new + len(texts) - 1 <= group.n_cells
 
-    def _seen(self, group: _Group, texts: Sequence[Branch]) -> Seen:
+    def _seen(self, group: _Group, texts: Sequence[RequestSequence]) -> Seen:
         """The cells of a group, as runs of those that the same texts see; last comes what is read."""
         seq = self._kv.cells(group.number).seq
         packed = np.packbits(seq, axis=1)
@@ -195,12 +206,12 @@ class Admission:
                 by[:, column] = seq[edges[:-1], number]
         return Seen(by, np.diff(edges))
 
-    def _steps_to_read(self, texts: Sequence[Branch], todo: Sequence[int]) -> int:
+    def _steps_to_read(self, texts: Sequence[RequestSequence], todo: Sequence[int]) -> int:
         """In how many steps all prompts are read, at the latest; _NEVER where nobody can tell.
 
         In each step a text is the first that reads. It gets all the room that there is, or comes to a place
         where it has to stop, or is done; places that are found later are a block from each other. Nobody can
-        tell where more texts may talk than a step has room for: then some are passed over.
+        tell where more answers may come than a step has room for: then some are passed over.
         """
         room = min(self._least, self._n_batch - sum(each.n_seqs for each in texts) + 1)
         if room < 1:
@@ -223,13 +234,13 @@ class _Group(NamedTuple):
     window: int
 
 
-def _growth(branch: Branch, n_todo: int, n_steps: int, window: int) -> Growth:
-    """n_todo: tokens to decode before it talks, and the first one. n_steps: until all prompts are read."""
-    most = branch.cells_to_take(len(branch.ids) - n_todo)
-    is_moving = branch.window is not None
+def _growth(sequence: RequestSequence, n_todo: int, n_steps: int, window: int) -> Growth:
+    """n_todo: tokens to decode before its answer, and the first one. n_steps: until all prompts are read."""
+    most = sequence.cells_to_take(len(sequence.ids) - n_todo)
+    is_moving = sequence.window is not None
     n_read = 1 if n_todo == 1 else n_steps
     # nobody can tell how long a grammar takes
-    is_known = n_steps < _NEVER and branch.unsaid is None
-    until = n_read + branch.n_may_say - 1 if is_known else _NEVER
-    widest = branch.n_seqs * (window + n_todo) if window else _UNBOUNDED
-    return Growth(most if is_moving else n_todo, branch.n_seqs, most, until, widest)
+    is_known = n_steps < _NEVER and sequence.unsaid is None
+    until = n_read + sequence.n_may_say - 1 if is_known else _NEVER
+    widest = sequence.n_seqs * (window + n_todo) if window else _UNBOUNDED
+    return Growth(most if is_moving else n_todo, sequence.n_seqs, most, until, widest)

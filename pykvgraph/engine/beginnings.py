@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pykvgraph.engine.sequence import Branch
+from pykvgraph.engine.request_sequence import RequestSequence
 from pykvgraph.prefix import block
 
 _MOST_PARTINGS = 8  # of a text
 
 
-def mark_partings(first: Sequence[Branch], running: Sequence[Branch]) -> None:
+def mark_partings(first: Sequence[RequestSequence], running: Sequence[RequestSequence]) -> None:
     """Of those who are to enter soon and were not yet compared with others."""
     known = [*running, *(each for each in first if each.is_compared)]
     for new in first:
@@ -20,27 +20,29 @@ def mark_partings(first: Sequence[Branch], running: Sequence[Branch]) -> None:
             known.append(new)
 
 
-def _mark_parting(new: Branch, known: Sequence[Branch]) -> None:
+def _mark_parting(new: RequestSequence, known: Sequence[RequestSequence]) -> None:
     """Where the text parts from others, a point is worth having: more are likely to part there."""
     for other in known:
         n = _common(new, other)
         if n < block.N_TOKENS or other.salt != new.salt:
             continue
-        for branch in (new, other):
-            near = any(abs(place - n) < block.N_TOKENS for place in (branch.n_decoded, *branch.places))
-            if not near and len(branch.places) < _MOST_PARTINGS:
-                branch.add_place(n)
+        for sequence in (new, other):
+            near = any(abs(place - n) < block.N_TOKENS for place in (sequence.n_decoded, *sequence.places))
+            if not near and len(sequence.places) < _MOST_PARTINGS:
+                sequence.add_place(n)
 
 
-def is_coming(branch: Branch, n: int, running: Sequence[Branch], needs_points: bool) -> bool:
+def is_coming(
+    sequence: RequestSequence, n: int, running: Sequence[RequestSequence], needs_points: bool
+) -> bool:
     """Whether a running text is about to decode more of what both begin with: worth waiting for.
 
     n: tokens that the cache has of it. needs_points: whether it can go on from resume points only.
     """
     for other in running:
-        if other.talks or other.salt != branch.salt:
+        if other.decodes or other.salt != sequence.salt:
             continue
-        common = min(_common(branch, other), len(branch.ids) - 1)
+        common = min(_common(sequence, other), len(sequence.ids) - 1)
         if common - n < block.N_TOKENS:
             continue
         if needs_points:
@@ -51,7 +53,7 @@ def is_coming(branch: Branch, n: int, running: Sequence[Branch], needs_points: b
     return False
 
 
-def _common(left: Branch, right: Branch) -> int:
+def _common(left: RequestSequence, right: RequestSequence) -> int:
     """With how many tokens both begin."""
     n = min(len(left.ids), len(right.ids))
     return block.common(left.ids[:n].tobytes(), right.ids[:n].tobytes())

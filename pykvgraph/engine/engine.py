@@ -16,11 +16,11 @@ from pykvgraph.checks import Integers, flag, integer, integers, real, shown
 from pykvgraph.context.context import Context
 from pykvgraph.context.pooling import Pooling
 from pykvgraph.engine import embedding
-from pykvgraph.engine.commands import Parking
+from pykvgraph.engine.commands import ParkCommand
 from pykvgraph.engine.context_window import Window
 from pykvgraph.engine.loop import Loop, close_loop
 from pykvgraph.engine.request import Request
-from pykvgraph.engine.sequence import Branch
+from pykvgraph.engine.request_sequence import RequestSequence
 from pykvgraph.engine.sizes import sizes_for
 from pykvgraph.engine.speculation.drafters import drafter_of
 from pykvgraph.engine.speculation.speculation import MOST_ROWS
@@ -35,15 +35,15 @@ from pykvgraph.params.params import SamplingParams
 from pykvgraph.prefix import block
 from pykvgraph.prefix.index import PrefixIndex
 from pykvgraph.prefix.prefix_file import SavedPrefix, pack, read
+from pykvgraph.tiers.options import Tiers
 from pykvgraph.tiers.record import Name, Record, read_header
 from pykvgraph.tiers.rows import Saver, Sink
-from pykvgraph.tiers.tiers import Tiers
 
 
 class Engine(NotCopied):
     """Many requests at once on one context: continuous batching, and prefixes that are decoded once.
 
-    Each step decodes one token of everybody who talks, and as much of new prompts as n_batch has room for. A
+    Each step decodes one token of each answer, and as much of new prompts as n_batch has room for. A
     request enters when the cells that it may take will be there, whatever those inside may still take; what
     its text begins with and the cache has is not decoded again, and takes no cells of its own. Cells that
     only the index of prefixes keeps are given up, the ones used longest ago first, when others need them.
@@ -51,7 +51,7 @@ class Engine(NotCopied):
     n_ctx: number of cells; "auto": as many as n_seq_max texts can fill and the free memory has room for.
     n_seq_max: how many texts run at a time. n_batch: the most tokens in one step. prefix_cache: whether texts
     share what they begin with. overcommit: a request enters when its prompt fits; when cells run out, the
-    youngest text is set aside, and comes back later. max_itl: the seconds from one token of a text to its
+    youngest text is preempted, and comes back later. max_itl: the seconds from one token of a text to its
     next that long prompts should not make longer; None: they get a quarter of a step. draft: "ngram": where a
     text says again what it has said before, up to draft_max tokens more are decoded at once, and what is said
     stays the same (docs/many-requests.md). A Model: these are what that smaller model proposes; it has the
@@ -197,18 +197,18 @@ class Engine(NotCopied):
         if copies is not None and not callable(getattr(copies, "save", None)):
             raise InvalidArgumentError(f"copies must have a method save(), got {shown(copies)}")
         saver = None if copies is None else self._saver.to(copies)
-        branch = self._branches(request, ids, params, *self._under(adapters, salt), window, saver)
-        self._require_room(branch)
+        sequence = self._sequences(request, ids, params, *self._under(adapters, salt), window, saver)
+        self._require_room(sequence)
         known = integers(said, "said", 0, self.model.n_vocab - 1)
-        is_full = branch.window is not None and len(ids) + len(known) >= branch.window.n_ctx
+        is_full = sequence.window is not None and len(ids) + len(known) >= sequence.window.n_ctx
         if len(known) and (params.n > 1 or is_full):
             raise InvalidArgumentError("said: it is for one sample, of which its window has still all tokens")
-        branch.repeat(known.tolist(), self.model.n_vocab)
-        if branch.ended:
-            branch.enter(0, 0)
-            branch.end(branch.ended, time.perf_counter())
+        sequence.repeat(known.tolist(), self.model.n_vocab)
+        if sequence.ended:
+            sequence.enter(0, 0)
+            sequence.end(sequence.ended, time.perf_counter())
         else:
-            self._loop.give(branch)
+            self._loop.give(sequence)
         return request
 
     def take_record(self, record: Record) -> None:
@@ -435,9 +435,9 @@ class Engine(NotCopied):
             raise InvalidArgumentError(f"request must be what submit() returned, got {shown(request)}")
         if request._cancel != self._loop.cancel:
             raise InvalidArgumentError("the request is another engine's: ask that one")
-        return bool(self._loop.ask(Parking(request, parks)))
+        return bool(self._loop.ask(ParkCommand(request, parks)))
 
-    def _branches(
+    def _sequences(
         self,
         request: Request,
         ids: np.typing.NDArray[np.int32],
@@ -446,19 +446,19 @@ class Engine(NotCopied):
         salt: bytes,
         window: Window | None,
         copies: Saver | None,
-    ) -> Branch:
+    ) -> RequestSequence:
         """The first sample, with the others as its forks."""
         if params.stop and self._tokenizer is None:
             self.model.tokenizer  # noqa: B018 which says what is missing
-        branches = [
-            Branch(
+        sequences = [
+            RequestSequence(
                 request, sample, ids, params.of_sample(sample), self._tokenizer, salt, window, active, copies
             )
             for sample in range(params.n)
         ]
-        request._branches = branches
-        branches[0].forks = branches[1:]
-        return branches[0]
+        request._sequences = sequences
+        sequences[0].forks = sequences[1:]
+        return sequences[0]
 
     def _require_shift(self, window: Window, params: SamplingParams, n_prompt: int) -> None:
         if not isinstance(window, Window):
@@ -470,15 +470,15 @@ class Engine(NotCopied):
         if n_prompt >= window.n_ctx:
             raise CacheFullError(f"the prompt has {n_prompt} tokens, and the window {window.n_ctx}")
 
-    def _require_room(self, branch: Branch) -> None:
+    def _require_room(self, sequence: RequestSequence) -> None:
         ctx = self.context
-        if branch.n_seqs > ctx.n_seq_max:
+        if sequence.n_seqs > ctx.n_seq_max:
             raise CacheFullError(
-                f"{branch.n_seqs} samples need as many sequences; n_seq_max is {ctx.n_seq_max}"
+                f"{sequence.n_seqs} samples need as many sequences; n_seq_max is {ctx.n_seq_max}"
             )
-        if branch.most_cells > ctx.n_ctx:
+        if sequence.most_cells > ctx.n_ctx:
             raise CacheFullError(
-                f"the request may take {branch.most_cells} cells, and there are {ctx.n_ctx}: "
+                f"the request may take {sequence.most_cells} cells, and there are {ctx.n_ctx}: "
                 "use a shorter prompt, a smaller max_tokens, or a larger n_ctx"
             )
 

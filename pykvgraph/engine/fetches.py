@@ -11,8 +11,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from pykvgraph.context.context import Context
-from pykvgraph.engine.running import Texts
-from pykvgraph.engine.sequence import Branch, Fetch, Plan
+from pykvgraph.engine.request_sequence import Fetch, Plan, RequestSequence
+from pykvgraph.engine.running_set import RunningSet
 from pykvgraph.engine.step_times import times_of
 from pykvgraph.engine_types import TierStats
 from pykvgraph.errors import CacheFullError, InvalidArgumentError, KVGraphError
@@ -45,7 +45,7 @@ class Fetches:
         self._geometry = ctx.kv._geometry
         self._seconds = decode_seconds(ctx)
         self._rate = LoadRate()
-        self._running: list[Branch] = []
+        self._running: list[RequestSequence] = []
         self._news = threading.Event()
         self._loader = Loader(store, self._geometry, ctx.swa_full, self._news.set)
         self._told: set[Reason] = set()
@@ -89,59 +89,65 @@ class Fetches:
 
     # ---- how it comes
 
-    def start(self, branch: Branch, plan: Plan, texts: Texts) -> bool:
+    def start(self, sequence: RequestSequence, plan: Plan, running_set: RunningSet) -> bool:
         """Reserves cells, and sends for the rows; False: there is no room. The text has plan.found."""
         places = places_for(plan.names, self._geometry, self._ctx.swa_full)
-        incoming = self._reserved(places, texts) if texts.index.make_room(plan.end - plan.found.n) else None
+        incoming = (
+            self._reserved(places, running_set)
+            if running_set.index.make_room(plan.end - plan.found.n)
+            else None
+        )
         if incoming is None:
             return self._miss("no-room")
         job = Prefetch(plan.names, incoming)
         late = time.monotonic() + max(_LEAST_PATIENCE, _PATIENCE * plan.seconds)
-        branch.fetch = Fetch(plan, job, late)
-        self._running.append(branch)
+        sequence.fetch = Fetch(plan, job, late)
+        self._running.append(sequence)
         self._loader.add(job)
         return True
 
-    def _reserved(self, places: Sequence[Place], texts: Texts) -> Incoming | None:
+    def _reserved(self, places: Sequence[Place], running_set: RunningSet) -> Incoming | None:
         """Cells; resume points make way in windows."""
         while True:
             try:
                 return self._ctx.kv.reserve(places)
             except CacheFullError:
-                if not texts.index.drop_point():
+                if not running_set.index.drop_point():
                     return None
             except (KVGraphError, MemoryError):
                 return None
 
-    def finished(self) -> list[tuple[Branch, Fetch]]:
+    def finished(self) -> list[tuple[RequestSequence, Fetch]]:
         """The texts whose rows have come, or won't come, with what they waited for."""
         now, found, left = time.monotonic(), [], []
-        for branch in self._running:
-            fetch = branch.fetch
-            if fetch is None:  # it was set aside, or has ended
+        for sequence in self._running:
+            fetch = sequence.fetch
+            if fetch is None:  # it was preempted, or has ended
                 continue
             if fetch.job.is_done or now > fetch.late:
-                found.append((branch, fetch))
+                found.append((sequence, fetch))
             else:
-                left.append(branch)
+                left.append(sequence)
         self._running = left
         return found
 
-    def show(self, branch: Branch, fetch: Fetch, texts: Texts) -> bool:
+    def show(self, sequence: RequestSequence, fetch: Fetch, running_set: RunningSet) -> bool:
         """The text has what came; False: it has not, and its sequence is as it was before or worse."""
         job, plan = fetch.job, fetch.plan
-        branch.fetch = None
+        sequence.fetch = None
         if not job.is_done or job.reason is not None:
             job.cancel()
             return self._miss(job.reason or "late")
-        assert branch.last is not None
+        assert sequence.last is not None
         try:
-            job.incoming.show_text(branch.seq, job.state)
+            job.incoming.show_text(sequence.seq, job.state)
             if plan.n < plan.end:
-                self._ctx.kv.seq_rm(branch.seq, plan.n, -1)
-            branch.last = texts.index.extend(branch.last, branch.ids, plan.n, branch.seq, to_end=True)
-            if texts.needs_points:
-                texts.index.add_point(branch.last, branch.ids, plan.n, branch.seq)
+                self._ctx.kv.seq_rm(sequence.seq, plan.n, -1)
+            sequence.last = running_set.index.extend(
+                sequence.last, sequence.ids, plan.n, sequence.seq, to_end=True
+            )
+            if running_set.needs_points:
+                running_set.index.add_point(sequence.last, sequence.ids, plan.n, sequence.seq)
         except (KVGraphError, MemoryError):
             job.cancel()
             return self._miss("device")
@@ -149,22 +155,22 @@ class Fetches:
         self._rate.learn(plan.cost, job.seconds)
         return True
 
-    def close(self, texts: Texts | None) -> None:
-        """Ends what is on its way, and puts what the index has on the disk, unless `texts` is None."""
-        for branch in self._running:
-            if branch.fetch is not None:
-                branch.fetch.job.cancel()
+    def close(self, running_set: RunningSet | None) -> None:
+        """Ends what is on its way, and puts what the index has on the disk, unless `running_set` is None."""
+        for sequence in self._running:
+            if sequence.fetch is not None:
+                sequence.fetch.job.cancel()
         self._running.clear()
         self._loader.close()
-        if texts is not None:
-            self._save_all(texts)
+        if running_set is not None:
+            self._save_all(running_set)
         self.store.close(1.0)
 
-    def _save_all(self, texts: Texts) -> None:
+    def _save_all(self, running_set: RunningSet) -> None:
         """What was used last comes first; what would make it go from the disk again is left out."""
         end, before = time.monotonic() + _CLOSE_SECONDS, self.store.n_written_bytes
         with contextlib.suppress(KVGraphError, OSError):
-            for _ in texts.index.save():
+            for _ in running_set.index.save():
                 left = end - time.monotonic()
                 is_full = self.store.n_written_bytes - before >= self.store.disk_bytes
                 if left <= 0 or is_full or not self.store.flush(left):

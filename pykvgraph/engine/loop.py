@@ -10,11 +10,11 @@ from concurrent.futures import Future
 from typing import Any
 
 from pykvgraph.context.context import Context
-from pykvgraph.engine.commands import Errand, Parking
+from pykvgraph.engine.commands import CellCommand, ParkCommand
 from pykvgraph.engine.ctrl_c import ctrl_c_waits
 from pykvgraph.engine.reading import Reading
 from pykvgraph.engine.request import Request
-from pykvgraph.engine.sequence import Branch
+from pykvgraph.engine.request_sequence import RequestSequence
 from pykvgraph.engine.step import Stepper
 from pykvgraph.engine_types import EngineLook
 from pykvgraph.errors import InvalidArgumentError
@@ -37,12 +37,14 @@ class Loop:
             self._thread = threading.Thread(target=self._run, name="pykvgraph engine", daemon=True)
             self._thread.start()
 
-    def give(self, new: Branch | Request | Parking | Reading | Errand | Future[EngineLook]) -> None:
-        """A text that comes, a request to cancel or to park, an errand, or somebody who wants to look."""
+    def give(
+        self, new: RequestSequence | Request | ParkCommand | Reading | CellCommand | Future[EngineLook]
+    ) -> None:
+        """A text, a request to cancel or to park, a command for cells, or somebody who wants to look."""
         with self._news:
             if self._closed or os.getpid() != self._pid:
                 raise InvalidArgumentError("the engine is closed: make a new one")
-            self.stepper.mail.news.append(new)
+            self.stepper.commands.news.append(new)
             self._news.notify()
 
     @property
@@ -50,7 +52,7 @@ class Loop:
         """Whether nobody can come any more: by close(), or by an error in the midst of a step."""
         return self._closed
 
-    def ask(self, asked: Errand | Parking | Reading) -> Any:
+    def ask(self, asked: CellCommand | ParkCommand | Reading) -> Any:
         """Waits for what comes of it; without a thread of its own, takes the steps meanwhile."""
         self.give(asked)
         while not self.background and not asked.done.done():
@@ -59,7 +61,7 @@ class Loop:
 
     def run_between_steps(self, do: Callable[[PrefixIndex, int], Any]) -> Any:
         """What do(index, seq) returns, which is called between two steps, with an empty sequence."""
-        return self.ask(Errand(do))
+        return self.ask(CellCommand(do))
 
     def read(self, reading: Reading) -> list[Any]:
         """In parts, between the steps of others. Ctrl-C ends it."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from array import array
 from typing import NamedTuple
 
-from pykvgraph.engine.running import Texts
-from pykvgraph.engine.sequence import Branch
+from pykvgraph.engine.request_sequence import RequestSequence
+from pykvgraph.engine.running_set import RunningSet
 from pykvgraph.errors import KVGraphError
 from pykvgraph.prefix import block
 from pykvgraph.prefix.index import Found, Match
@@ -38,7 +38,7 @@ def parts_of(old: array[int], new: array[int], n: int, least: int) -> list[Part]
     return parts
 
 
-def attach_moved(texts: Texts, branch: Branch, found: Found, least: int) -> int:
+def attach_moved(running_set: RunningSet, sequence: RequestSequence, found: Found, least: int) -> int:
     """Shows its sequence what was found, and moved parts behind that; 0: there are none, and it is empty.
 
     Returns how many of its tokens the sequence has. The newest text that begins with what was found is the
@@ -46,16 +46,16 @@ def attach_moved(texts: Texts, branch: Branch, found: Found, least: int) -> int:
     """
     path = _newest(found.match)
     old = array("i", b"".join(node.tokens for node in path))
-    parts = parts_of(old, branch.ids[:-1], found.n, least)
+    parts = parts_of(old, sequence.ids[:-1], found.n, least)
     if not parts:
         return 0
-    index, kv, seq = texts.index, texts.kv, branch.seq
+    index, kv, seq = running_set.index, running_set.kv, sequence.seq
     stop = parts[-1].old + parts[-1].n
     try:
-        branch.last = index.attach(Found(Match(path, None, 0, stop), stop, None), seq)
+        sequence.last = index.attach(Found(Match(path, None, 0, stop), stop, None), seq)
     except (KVGraphError, MemoryError):
         return 0
-    texts.retreat(branch, found.n)
+    running_set.retreat(sequence, found.n)
     try:
         if not index.make_room(sum(part.n for part in parts)):
             raise KVGraphError("others have the cells")
@@ -64,9 +64,9 @@ def attach_moved(texts: Texts, branch: Branch, found: Found, least: int) -> int:
             kv.seq_add(seq, part.old, part.old + part.n, part.new - part.old)
     except (KVGraphError, MemoryError):
         kv.seq_rm(seq, -1, -1)
-        index.unpin(branch.last)
-        branch.last = None
-        texts.start_over_if_broken()
+        index.unpin(sequence.last)
+        sequence.last = None
+        running_set.start_over_if_broken()
         return 0
     return parts[-1].new + parts[-1].n
 

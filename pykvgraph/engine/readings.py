@@ -7,7 +7,7 @@ from collections import deque
 from pykvgraph.context.context import Context
 from pykvgraph.engine.admission import Admission
 from pykvgraph.engine.reading import Reading
-from pykvgraph.engine.running import Texts
+from pykvgraph.engine.running_set import RunningSet
 from pykvgraph.errors import CacheFullError, DeviceError
 
 
@@ -18,14 +18,14 @@ class Readings:
     waits_for_cells: whether the first one can't begin beside those that run; nobody enters before it then.
     """
 
-    def __init__(self, ctx: Context, texts: Texts, admission: Admission) -> None:
+    def __init__(self, ctx: Context, running_set: RunningSet, admission: Admission) -> None:
         self.waits_for_cells = False
         self._waiting: deque[Reading] = deque()
         self._now: Reading | None = None
         self._ctx = ctx
-        self._texts = texts
+        self._running_set = running_set
         self._admission = admission
-        self._index = texts.index  # as it was when the one that is read began
+        self._index = running_set.index  # as it was when the one that is read began
 
     @property
     def is_empty(self) -> bool:
@@ -47,7 +47,7 @@ class Readings:
         if reading is None:
             return False
         try:
-            if self._index is not self._texts.index:
+            if self._index is not self._running_set.index:
                 raise DeviceError("the device failed for another text, and the cells of this one are lost")
             wanted = reading.is_wanted()
             if wanted:
@@ -71,7 +71,7 @@ class Readings:
     def _begin(self) -> Reading | None:
         """The first one that is wanted gets a sequence, if there are one and the cells for it."""
         self.waits_for_cells = False
-        scheduler = self._texts.scheduler
+        scheduler = self._running_set.scheduler
         while self._waiting:
             first = self._waiting[0]
             is_small = len(first.ids) <= self._ctx.n_ctx
@@ -83,7 +83,7 @@ class Readings:
             self._waiting.popleft()
             if fits:
                 first.seq = scheduler.borrow()
-                self._now, self._index = first, self._texts.index
+                self._now, self._index = first, self._running_set.index
                 return first
             if is_small:
                 first.tell()
@@ -92,17 +92,17 @@ class Readings:
         return None
 
     def _make_room(self, n: int) -> None:
-        """With overcommit there may be too few cells: then the youngest texts are set aside."""
-        while not self._index.make_room(n) and self._texts.scheduler.running:
-            self._texts.set_aside(self._texts.scheduler.youngest())
+        """With overcommit there may be too few cells: then the youngest texts are preempted."""
+        while not self._index.make_room(n) and self._running_set.scheduler.running:
+            self._running_set.preempt(self._running_set.scheduler.youngest())
 
     def _end_it(self, reading: Reading, error: Exception | None) -> None:
         """Its sequence is empty again, and free."""
         self._now = self._admission.reading = None
-        self._texts.kv.seq_rm(reading.seq, -1, -1)
-        self._texts.scheduler.give_back(reading.seq)
+        self._running_set.kv.seq_rm(reading.seq, -1, -1)
+        self._running_set.scheduler.give_back(reading.seq)
         reading.seq = -1
-        self._texts.start_over_if_broken()
+        self._running_set.start_over_if_broken()
         if error is None:
             reading.tell()
         else:

@@ -12,7 +12,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from pykvgraph.engine.sequence import Branch
+from pykvgraph.engine.request_sequence import RequestSequence
 from pykvgraph.engine_types import Completion
 from pykvgraph.errors import InvalidArgumentError
 from pykvgraph.types import Piece
@@ -44,7 +44,7 @@ class Request:
         self._error: BaseException | None = None
         self._wakes: set[Callable[[], object]] = set()  # of event loops that wait for a piece
         self._pid = os.getpid()
-        self._branches: Sequence[Branch] = ()  # its samples, until it has ended
+        self._sequences: Sequence[RequestSequence] = ()  # its samples, until it has ended
 
     def __iter__(self) -> Iterator[Piece]:
         """The pieces, as they come. Raises what ended the request, if it failed."""
@@ -164,7 +164,7 @@ class Request:
             self._end(error)
 
     def _end(self, error: BaseException | None) -> None:
-        self._branches = ()
+        self._sequences = ()
         self._done.set()
         self._put(_End(error))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from pykvgraph.engine.sequence import Branch
+from pykvgraph.engine.request_sequence import RequestSequence
 from pykvgraph.engine.waiting import Waiting
 from pykvgraph.model.adapter import Active
 
@@ -16,14 +16,14 @@ class Chunk(NamedTuple):
     draft: tokens that may follow, decoded as well.
     """
 
-    branch: Branch
+    sequence: RequestSequence
     n: int
     ends: bool
     draft: tuple[int, ...] = ()
 
     @property
-    def talks(self) -> bool:
-        """Whether it is all that a text that talks has, and no part of a prompt."""
+    def decodes(self) -> bool:
+        """Whether it is the last token of an answer, and no part of a prompt."""
         return self.ends and self.n == 1
 
 
@@ -31,12 +31,12 @@ class Scheduler:
     """Texts that wait and texts that run; n_seq_max of them have a sequence.
 
     Waiting texts are in the order in which they may enter: higher priority first, then as they came. A text
-    that was set aside comes back before those that came after it.
+    that was preempted comes back before those that came after it.
     """
 
     def __init__(self, n_seq_max: int, n_batch: int) -> None:
         self.waiting = Waiting()
-        self.running: list[Branch] = []
+        self.running: list[RequestSequence] = []
         self._free_seqs = list(range(n_seq_max - 1, -1, -1))
         self._n_seq_max = n_seq_max
         self._n_batch = n_batch
@@ -49,38 +49,38 @@ class Scheduler:
         """Sequences that nobody has."""
         return len(self._free_seqs)
 
-    def arrive(self, branch: Branch) -> None:
+    def arrive(self, sequence: RequestSequence) -> None:
         """A new text waits."""
         self._n_came += 1
-        branch.order = self._n_came
-        self.wait(branch)
+        sequence.order = self._n_came
+        self.wait(sequence)
 
-    def wait(self, branch: Branch) -> None:
+    def wait(self, sequence: RequestSequence) -> None:
         """A text waits, in its place."""
-        self.waiting.add(branch)
+        self.waiting.add(sequence)
 
-    def enter(self, branch: Branch) -> None:
+    def enter(self, sequence: RequestSequence) -> None:
         """A waiting text gets sequences for itself and its forks, and runs."""
-        self.waiting.remove(branch)
-        branch.seq = self._free_seqs.pop()
-        branch.fork_seqs = [self._free_seqs.pop() for _ in branch.forks]
-        branch.n_idle = 0
-        self.running.append(branch)
+        self.waiting.remove(sequence)
+        sequence.seq = self._free_seqs.pop()
+        sequence.fork_seqs = [self._free_seqs.pop() for _ in sequence.forks]
+        sequence.n_idle = 0
+        self.running.append(sequence)
 
-    def fork(self, branch: Branch) -> list[Branch]:
+    def fork(self, sequence: RequestSequence) -> list[RequestSequence]:
         """The forks of a text, which run from now on in the sequences that were kept for them."""
-        forks, branch.forks = branch.forks, []
+        forks, sequence.forks = sequence.forks, []
         for each in forks:
-            each.seq = branch.fork_seqs.pop()
-            each.order = branch.order
+            each.seq = sequence.fork_seqs.pop()
+            each.order = sequence.order
             self.running.append(each)
         return forks
 
-    def leave(self, branch: Branch) -> None:
-        """A running text ends, or is set aside: its sequences are free again."""
-        self.running.remove(branch)
-        self._free_seqs += [branch.seq, *branch.fork_seqs]
-        branch.seq, branch.fork_seqs, branch.unsaid = -1, [], None
+    def leave(self, sequence: RequestSequence) -> None:
+        """A running text ends, or is preempted: its sequences are free again."""
+        self.running.remove(sequence)
+        self._free_seqs += [sequence.seq, *sequence.fork_seqs]
+        sequence.seq, sequence.fork_seqs, sequence.unsaid = -1, [], None
 
     def borrow(self) -> int:
         """A sequence that nobody has, until give_back()."""
@@ -90,12 +90,12 @@ class Scheduler:
         """What borrow() gave."""
         self._free_seqs.append(seq)
 
-    def youngest(self) -> Branch:
+    def youngest(self) -> RequestSequence:
         """Of the running texts with the lowest priority the one that came last."""
         return max(self.running, key=lambda each: (-each.priority, each.order))
 
     def chunks(self, n_prompt_tokens: int) -> list[Chunk]:
-        """What the next step decodes: a token of each text that talks, then parts of prompts.
+        """What the next step decodes: a token of each answer, then parts of prompts.
 
         All of them are under the same adapters: whose turn it is. n_prompt_tokens: how many tokens of prompts
         at most. Nobody is passed over more than n_seq_max times in a row by texts under the same adapters, if
@@ -105,16 +105,16 @@ class Scheduler:
         room = self._n_batch
         chosen: list[Chunk] = []
         together = self._of_turn()
-        talking = [each for each in together if each.talks]
-        if len(talking) > room:
-            talking = sorted(talking, key=lambda each: -each.n_idle)[:room]
-        for branch in talking:
-            chosen.append(Chunk(branch, 1, True))
+        decoding = [each for each in together if each.decodes]
+        if len(decoding) > room:
+            decoding = sorted(decoding, key=lambda each: -each.n_idle)[:room]
+        for sequence in decoding:
+            chosen.append(Chunk(sequence, 1, True))
         room = min(room - len(chosen), n_prompt_tokens)
-        for branch in self._readers(together):
-            n = min(branch.next_stop(), room)
+        for sequence in self._readers(together):
+            n = min(sequence.next_stop(), room)
             if n > 0:
-                chosen.append(Chunk(branch, n, n == branch.n_todo))
+                chosen.append(Chunk(sequence, n, n == sequence.n_todo))
                 room -= n
         return chosen
 
@@ -123,12 +123,12 @@ class Scheduler:
         if chosen:
             self._n_turns += 1
             self._turns = {each.adapters: self._turns.get(each.adapters, 0) for each in self.running}
-            self._turns[chosen[0].branch.adapters] = self._n_turns
-        advanced = {id(chunk.branch) for chunk in chosen}
-        for branch in self.running:
-            branch.n_idle = 0 if id(branch) in advanced else branch.n_idle + 1
+            self._turns[chosen[0].sequence.adapters] = self._n_turns
+        advanced = {id(chunk.sequence) for chunk in chosen}
+        for sequence in self.running:
+            sequence.n_idle = 0 if id(sequence) in advanced else sequence.n_idle + 1
 
-    def _of_turn(self) -> list[Branch]:
+    def _of_turn(self) -> list[RequestSequence]:
         """Those that are decoded together: under the adapters that had their turn longest ago."""
         ready = [each for each in self.running if each.fetch is None and each.unsaid is None]
         if not ready:
@@ -136,12 +136,12 @@ class Scheduler:
         turn = min(ready, key=lambda each: self._turns.get(each.adapters, 0)).adapters
         return [each for each in ready if each.adapters == turn]
 
-    def _readers(self, together: list[Branch]) -> Iterator[Branch]:
+    def _readers(self, together: list[RequestSequence]) -> Iterator[RequestSequence]:
         """Texts whose prompts are decoded, in the order in which they get room: least left first.
 
         So the mean time to the first token is as short as can be; who is passed over comes first in the end.
         """
-        reading = [each for each in together if not each.talks]
+        reading = [each for each in together if not each.decodes]
         overdue = self._n_seq_max - 1
         yield from sorted(
             reading, key=lambda each: (each.n_idle < overdue, -each.priority, each.n_todo, each.order)

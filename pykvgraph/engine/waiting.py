@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from operator import itemgetter
 from typing import TypeAlias
 
-from pykvgraph.engine.sequence import Branch
+from pykvgraph.engine.request_sequence import RequestSequence
 
 _N_FIRST = 64  # that are looked at in a step, however many wait
 _LEAST_STALE = 256  # entries of texts that have left, for which the heap is not made anew
@@ -23,40 +23,40 @@ class Waiting:
     """
 
     def __init__(self) -> None:
-        self._keys: dict[Branch, _Key] = {}
-        self._first: list[tuple[_Key, Branch]] = []
-        self._rest: list[tuple[_Key, Branch]] = []  # a heap; all of it comes behind the first ones
+        self._keys: dict[RequestSequence, _Key] = {}
+        self._first: list[tuple[_Key, RequestSequence]] = []
+        self._rest: list[tuple[_Key, RequestSequence]] = []  # a heap; all of it comes behind the first ones
         self._n_came = 0
 
     def __len__(self) -> int:
         return len(self._keys)
 
-    def __contains__(self, branch: Branch) -> bool:
-        return branch in self._keys
+    def __contains__(self, sequence: RequestSequence) -> bool:
+        return sequence in self._keys
 
-    def __iter__(self) -> Iterator[Branch]:
+    def __iter__(self) -> Iterator[RequestSequence]:
         """All of them; takes a while, unlike first()."""
         return iter(sorted(self._keys, key=self._keys.__getitem__))
 
-    def first(self) -> list[Branch]:
+    def first(self) -> list[RequestSequence]:
         """Those that enter before all others, 64 at most."""
         self._fill()
-        return [branch for _, branch in self._first]
+        return [sequence for _, sequence in self._first]
 
-    def add(self, branch: Branch) -> None:
+    def add(self, sequence: RequestSequence) -> None:
         """It comes, and was not there."""
         self._n_came += 1
-        key = self._keys[branch] = (-branch.priority, branch.order, self._n_came)
+        key = self._keys[sequence] = (-sequence.priority, sequence.order, self._n_came)
         self._fill()
-        insort(self._first, (key, branch))
+        insort(self._first, (key, sequence))
         if len(self._first) > _N_FIRST:
             heapq.heappush(self._rest, self._first.pop())
 
-    def remove(self, branch: Branch) -> None:
+    def remove(self, sequence: RequestSequence) -> None:
         """It leaves. Raises KeyError for one that isn't there."""
-        key = self._keys.pop(branch)
+        key = self._keys.pop(sequence)
         at = bisect_left(self._first, key, key=itemgetter(0))
-        if at < len(self._first) and self._first[at][1] is branch:
+        if at < len(self._first) and self._first[at][1] is sequence:
             del self._first[at]
         elif len(self._rest) > max(2 * len(self._keys), _LEAST_STALE):
             self._rest = [each for each in self._rest if self._is_there(*each)]
@@ -74,5 +74,5 @@ class Waiting:
             if self._is_there(*entry):
                 self._first.append(entry)
 
-    def _is_there(self, key: _Key, branch: Branch) -> bool:
-        return self._keys.get(branch) == key
+    def _is_there(self, key: _Key, sequence: RequestSequence) -> bool:
+        return self._keys.get(sequence) == key

@@ -14,10 +14,10 @@ from pykvgraph.prefix import block
 from pykvgraph.prefix.index import PrefixIndex
 from pykvgraph.sequence.sequence import N_CHECKPOINTS
 from pykvgraph.tiers.loader import Prefetch, fill, places_for
+from pykvgraph.tiers.options import Tiers
 from pykvgraph.tiers.rows import Saver
 from pykvgraph.tiers.search import parts_of
 from pykvgraph.tiers.store import Store
-from pykvgraph.tiers.tiers import Tiers
 
 _CLOSE_SECONDS = 10.0
 _DISK_RAM = 1 << 30  # bytes of memory, through which everything goes to the disk

@@ -14,7 +14,7 @@ from pykvgraph.llama.logprobs import Logprobs
 from pykvgraph.llama.request import CompletionRequest
 from pykvgraph.llama.session import LlamaSession
 from pykvgraph.llama.vocabulary import LlamaVocabulary
-from pykvgraph.sequence.text_stream import overlap
+from pykvgraph.sequence.detokenizer import overlap
 
 
 class CompletionText:

@@ -11,7 +11,7 @@ from typing import Any
 from pykvgraph.reply.delta import Content, Delta, Reasoning, ToolCall
 from pykvgraph.reply.format import Format, State
 from pykvgraph.reply.readers import Call, Tools, json_text
-from pykvgraph.sequence.text_stream import overlap
+from pykvgraph.sequence.detokenizer import overlap
 
 _MOST_CLOSES = 16  # marks that close a call which can't be read yet
 _LETTERS = string.ascii_letters + string.digits

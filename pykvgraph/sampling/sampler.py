@@ -158,7 +158,7 @@ class Sampler(NotCopied):
 
         Raises InvalidArgumentError unless logits is a one-dimensional array of floats, and KVGraphError when
         a logit is NaN or the largest is infinite. Because of a grammar: InvalidArgumentError when it allows
-        no token or takes too long (text.grammar.MOST_SECONDS), KVGraphError when it has no process.
+        no token or takes too long (sampling.grammar.MOST_SECONDS), KVGraphError when it has no process.
         """
         if not isinstance(logits, np.ndarray) or logits.dtype.kind != "f":
             raise InvalidArgumentError(f"logits must be an array of floats, got {shown(logits)}")

@@ -15,7 +15,7 @@ from pykvgraph.context.context import Context, LastOutput
 from pykvgraph.context.context_shift import ContextShift
 from pykvgraph.errors import CacheFullError, InvalidArgumentError, UnsupportedError
 from pykvgraph.params.params import SamplingParams, ThoughtLimit, params_of
-from pykvgraph.sequence.output_text import Speech
+from pykvgraph.sequence.output_text import OutputText
 from pykvgraph.sequence.prefill import Feed
 from pykvgraph.types import Piece
 
@@ -139,7 +139,7 @@ class _Text:
         self.feed = Feed(ctx, seq, on_full)
         self._prompt: str | npt.NDArray[np.int32] = prompt
         self._tokenizer = model.tokenizer if model.has_tokenizer else None
-        self._speech = Speech(params, self._tokenizer, seq)
+        self._output = OutputText(params, self._tokenizer, seq)
         self._pending = ctx._pending
 
     def prompt_ids(self) -> npt.NDArray[np.int32]:
@@ -155,16 +155,16 @@ class _Text:
             ids = np.concatenate([np.array([pending], np.int32), ids])
         if len(ids) == 0:
             raise _no_prompt()
-        self._speech.begin(ids)
+        self._output.begin(ids)
         return ids
 
     def append(self, ids: Sequence[int] | npt.NDArray[np.int32]) -> LastOutput:
         """Decodes ids at the sequence's end."""
-        return self.feed.append(ids, copy_logits=self._speech.needs_logits)
+        return self.feed.append(ids, copy_logits=self._output.needs_logits)
 
     def say(self, last: LastOutput) -> Piece:
         """The piece after what was decoded last; its token is pending from now on."""
-        piece = self._speech.say(last)
+        piece = self._output.say(last)
         if piece.finish_reason != "stop":
             self._pending.put(self.seq, piece.token)
         return piece

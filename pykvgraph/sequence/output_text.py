@@ -12,11 +12,11 @@ from pykvgraph.context.context import LastOutput
 from pykvgraph.model.tokenizer import Tokenizer
 from pykvgraph.params.params import SamplingParams
 from pykvgraph.sampling.sampler import Sampler, likeliest
-from pykvgraph.sequence.text_stream import Lines, TextStream
+from pykvgraph.sequence.detokenizer import Detokenizer, Lines
 from pykvgraph.types import Piece
 
 
-class Speech(NotCopied):
+class OutputText(NotCopied):
     """One text that is being said: each output in, a Piece out, up to the one that ends it.
 
     tokenizer: None when the model has none; the pieces have no text then. seq: the sequence that the pieces
@@ -28,7 +28,7 @@ class Speech(NotCopied):
         self._seq = seq
         self._tokenizer = tokenizer
         self._sampler = Sampler.of(params, tokenizer)
-        self._stream = TextStream(params.stop)
+        self._stream = Detokenizer(params.stop)
         self._lines = Lines(params.n_indent, params.line_seconds)
         self._left = params.max_tokens
         self._n_top = params.top_logprobs

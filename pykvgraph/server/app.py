@@ -22,6 +22,7 @@ from pykvgraph.server.http.keys import OF_RUN, SAID_OF_SCOPE, Keys, OfRun
 from pykvgraph.server.http.reply import JsonReply
 from pykvgraph.server.requests.fields import Fields
 from pykvgraph.server.service import Service
+from pykvgraph.server.slow_work import forget_values
 
 Teller = Callable[[Service, Request], Awaitable[ASGIApp]]
 Answerer = Callable[[Service, Request, Fields], ASGIApp]
@@ -101,6 +102,7 @@ class Endpoint:
             if told.code == 500:
                 _log.exception("%s failed", scope["path"])
             reply = JsonReply(error_body(scope["path"], told), told.code)
+            forget_values(error)
         await reply(scope, receive, send)
 
     async def _reply(self, request: Request) -> ASGIApp:

@@ -12,7 +12,7 @@ from pykvgraph.engine import Engine
 from pykvgraph.model.device import add_rpc_server
 from pykvgraph.model.model import Model
 from pykvgraph.params.params import default_threads
-from pykvgraph.tiers.tiers import NO_LIMIT, Tiers
+from pykvgraph.tiers.options import NO_LIMIT, Tiers
 
 
 @dataclass(frozen=True)

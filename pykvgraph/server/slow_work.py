@@ -7,6 +7,7 @@ import contextlib
 import contextvars
 import os
 import threading
+import traceback
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
@@ -62,7 +63,7 @@ class SlowWork:
         context = contextvars.copy_context()
         context.run(begin, wanted)
         async with self._for_very_large if is_very_large else contextlib.nullcontext():
-            job = self._threads.submit(context.run, work)
+            job = self._threads.submit(context.run, _without_values, work)
             done = asyncio.wrap_future(job)
             try:
                 return await asyncio.shield(done)
@@ -72,11 +73,36 @@ class SlowWork:
                 # it has begun: whoever asked gets what it made, so that it can be undone
                 return await done
 
+    async def between_very_large(self, do: Callable[[], object]) -> None:
+        """Calls do() while no very large body is read."""
+        async with self._for_very_large:
+            do()
+
     def close(self) -> None:
         """Nothing is begun any more, and what runs ends where it looks whether it is wanted."""
         for wanted in tuple(self._wanted):
             wanted.abandon()
         self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def forget_values(error: BaseException | None) -> None:
+    """The frames that an exception names keep no values any more.
+
+    Who keeps an exception in one of these frames keeps a circle, which only Python's collector finds: a body
+    of a million arrays, while it looks at all of which nobody runs for seconds.
+    """
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
+
+
+def _without_values(work: Callable[[], R]) -> R:
+    """As work(); an exception keeps no values of its frames."""
+    try:
+        return work()
+    except BaseException as error:
+        forget_values(error)
+        raise
 
 
 def _stand_back() -> None:

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 from pykvgraph.prefix import block
 from pykvgraph.tiers.disk import DiskTier
 from pykvgraph.tiers.memory import MemoryTier
+from pykvgraph.tiers.options import Tiers
 from pykvgraph.tiers.record import MissError, Name, Record
-from pykvgraph.tiers.tiers import Tiers
 
 _log = logging.getLogger("pykvgraph")
 _MOST_QUEUED = 4096  # records that wait for the disk

@@ -14,18 +14,18 @@ from pykvgraph.engine.admission import Admission
 from pykvgraph.engine.context_window import Window
 from pykvgraph.engine.reading import Reading
 from pykvgraph.engine.request import Request
+from pykvgraph.engine.request_sequence import RequestSequence
 from pykvgraph.engine.scheduler import Scheduler
-from pykvgraph.engine.sequence import Branch
 from pykvgraph.params.params import SamplingParams
 from support import chance
 
 
-def text(n_prompt: int, max_tokens: int, n: int = 1, window: Window | None = None) -> Branch:
+def text(n_prompt: int, max_tokens: int, n: int = 1, window: Window | None = None) -> RequestSequence:
     """A request's first sample, with the others as its forks."""
     request = Request(n, lambda _: None)
     params = SamplingParams(max_tokens=max_tokens, n=n)
     prompt = np.arange(n_prompt, dtype=np.int32)
-    samples = [Branch(request, i, prompt, params, None, b"", window) for i in range(n)]
+    samples = [RequestSequence(request, i, prompt, params, None, b"", window) for i in range(n)]
     samples[0].forks = samples[1:]
     return samples[0]
 
@@ -55,7 +55,7 @@ class NaiveEngine:
         ctx: Any = SimpleNamespace(kv=kv, swa_full=False, n_seq_max=n_seq_max, n_batch=n_batch)
         self.admission = Admission(ctx, bool(window), False, least)
 
-    def enter(self, new: Branch, like: Branch | None = None, n_found: int = 0) -> bool:
+    def enter(self, new: RequestSequence, like: RequestSequence | None = None, n_found: int = 0) -> bool:
         """Whether it is admitted; with so many cells of a running text, if one is given."""
         running = self.scheduler.running
         if new.n_seqs > self.scheduler.n_free_seqs or not self.admission.fits(running, new, n_found):
@@ -95,44 +95,44 @@ class NaiveEngine:
             self.scheduler.give_back(reading.seq)
             self.admission.reading = None
 
-    def leave(self, branch: Branch) -> None:
+    def leave(self, sequence: RequestSequence) -> None:
         for cells in self.cells:
-            cells[branch.seq] = []
-        self.scheduler.leave(branch)
+            cells[sequence.seq] = []
+        self.scheduler.leave(sequence)
 
     def n_in_use(self, group: int = 0) -> int:
         window = self.window if group else 2**31
         return len({cell for each in self.cells[group] for cell in each[-window:]})
 
-    def step(self) -> list[Branch]:
+    def step(self) -> list[RequestSequence]:
         """The most cells are in use before anybody ends; returns who has then ended."""
         if self.admission.reading:
             self._read_part(self.admission.reading)
-        for branch in self.scheduler.running:
-            if branch.window and branch.talks and branch.window.is_full(branch.n_decoded):
-                self._shift(branch, branch.window.discarded(branch.n_decoded))
-        n_talking = sum(each.talks for each in self.scheduler.running)
-        n_at_least = self.least if n_talking else self.n_batch
+        for sequence in self.scheduler.running:
+            if sequence.window and sequence.decodes and sequence.window.is_full(sequence.n_decoded):
+                self._shift(sequence, sequence.window.discarded(sequence.n_decoded))
+        n_decoding = sum(each.decodes for each in self.scheduler.running)
+        n_at_least = self.least if n_decoding else self.n_batch
         chunks = self.scheduler.chunks(self.rng.randint(n_at_least, max(n_at_least, self.n_most)))
         self.scheduler.count_idle(chunks)
         n_new = sum(chunk.n for chunk in chunks)
         drafts = self._drafts(n_new) if self.drafts and chunks else {}
         for group in range(len(self.cells)):
             assert self.n_in_use(group) + n_new + sum(drafts.values()) <= self.n_ctx, "no cells for a step"
-        for branch, n, *_ in chunks:
-            n_accepted = self.rng.randint(0, drafts.get(branch.seq, 0))
-            branch._n_said += n_accepted
-            branch.ids.extend([1] * n_accepted)
+        for sequence, n, *_ in chunks:
+            n_accepted = self.rng.randint(0, drafts.get(sequence.seq, 0))
+            sequence._n_said += n_accepted
+            sequence.ids.extend([1] * n_accepted)
             for cells in self.cells:
-                cells[branch.seq] += [next(self._new) for _ in range(n + n_accepted)]
-            branch.n_decoded += n + n_accepted
+                cells[sequence.seq] += [next(self._new) for _ in range(n + n_accepted)]
+            sequence.n_decoded += n + n_accepted
         ended = []
-        for branch in [chunk.branch for chunk in chunks if chunk.ends]:
-            for each in (branch, *self.scheduler.fork(branch)):
-                if each is not branch:
-                    each.follow(branch)
+        for sequence in [chunk.sequence for chunk in chunks if chunk.ends]:
+            for each in (sequence, *self.scheduler.fork(sequence)):
+                if each is not sequence:
+                    each.follow(sequence)
                     for cells in self.cells:
-                        cells[each.seq] = list(cells[branch.seq])
+                        cells[each.seq] = list(cells[sequence.seq])
                 each.ids.append(1)
                 each._n_said += 1
                 if not each.n_may_say:
@@ -146,19 +146,19 @@ class NaiveEngine:
         found = {}
         room = max(self.admission.room_for_drafts(self.scheduler.running, n_new), 0)
         for each in self.scheduler.running:
-            if each.talks and not each.forks and each.window is None:
+            if each.decodes and not each.forks and each.window is None:
                 found[each.seq] = self.rng.randint(0, min(room, each.n_may_say - 1))
                 room -= found[each.seq]
         return found
 
-    def _shift(self, branch: Branch, gone: range) -> None:
+    def _shift(self, sequence: RequestSequence, gone: range) -> None:
         """Cells behind those that go are copied, where others see them."""
-        branch.give_up(gone)
+        sequence.give_up(gone)
         for cells in self.cells:
-            had, others = cells[branch.seq], [each for i, each in enumerate(cells) if i != branch.seq]
+            had, others = cells[sequence.seq], [each for i, each in enumerate(cells) if i != sequence.seq]
             seen = {cell for each in others for cell in each}
             moved = [next(self._new) if cell in seen else cell for cell in had[gone.stop :]]
-            cells[branch.seq] = had[: gone.start] + moved
+            cells[sequence.seq] = had[: gone.start] + moved
 
     def _seq(self, number: int) -> Any:
         known = sorted({cell for each in self.cells[number] for cell in each})

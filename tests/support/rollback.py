@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 import pykvgraph as kvg
-from pykvgraph.engine.sequence import Branch
+from pykvgraph.engine.request_sequence import RequestSequence
 from pykvgraph.engine.speculation.gate import Gate
 from pykvgraph.prefix.node import Node
 from support.soak import nodes_of
@@ -16,7 +16,7 @@ from support.soak import nodes_of
 
 def accounts(engine: kvg.Engine) -> dict[str, Any]:
     """Free cells and sequences, who runs with which tokens, what is held of which text, who sees cells."""
-    texts = engine._loop.stepper._texts
+    texts = engine._loop.stepper._running_set
     kv, scheduler, index = engine.context.kv, texts.scheduler, texts.index
     return {
         "free": kv.n_free,
@@ -32,7 +32,7 @@ def accounts(engine: kvg.Engine) -> dict[str, Any]:
 
 def bytes_seen(engine: kvg.Engine) -> dict[int, tuple[int, bytes]]:
     """Of every running text, its order and what kv.save() makes of its sequence: all K, V and states."""
-    kv, running = engine.context.kv, engine._loop.stepper._texts.scheduler.running
+    kv, running = engine.context.kv, engine._loop.stepper._running_set.scheduler.running
     return {each.order: (each.n_decoded, kv.save(each.seq)) for each in running if each.n_decoded}
 
 
@@ -60,7 +60,7 @@ class KnowingDrafter:
 
     def __init__(self) -> None:
         self.n_drafts = 0
-        self._branches: list[Branch] = []
+        self._sequences: list[RequestSequence] = []
         self._said: dict[tuple[int, int], list[int]] = {}
 
     def be_in(self, engine: kvg.Engine) -> None:
@@ -71,29 +71,29 @@ class KnowingDrafter:
 
     def know(self) -> None:
         """The texts of the run that it was in have ended."""
-        self._said = {(each.order, each._sample): each._tokens for each in self._branches}
+        self._said = {(each.order, each._sample): each._tokens for each in self._sequences}
 
-    def drafts(self, asked: Sequence[tuple[Branch, int]], gate: Gate) -> list[list[int]]:
+    def drafts(self, asked: Sequence[tuple[RequestSequence, int]], gate: Gate) -> list[list[int]]:
         """As Drafter.drafts()."""
-        self._branches += [branch for branch, _ in asked]
-        found = [self._draft(branch)[:most] for branch, most in asked]
+        self._sequences += [sequence for sequence, _ in asked]
+        found = [self._draft(sequence)[:most] for sequence, most in asked]
         self.n_drafts += sum(map(bool, found))
         return found
 
-    def learn(self, branch: Branch, n_before: int) -> None:
+    def learn(self, sequence: RequestSequence, n_before: int) -> None:
         """As Drafter.learn()."""
 
     def close(self) -> None:
         """As Drafter.close()."""
 
-    def _draft(self, branch: Branch) -> list[int]:
-        said = self._said.get((branch.order, branch._sample), [])
-        n = branch._n_said
-        return [*said[n : n + n % 4], branch.ids[-1] ^ 1] if said else []
+    def _draft(self, sequence: RequestSequence) -> list[int]:
+        said = self._said.get((sequence.order, sequence._sample), [])
+        n = sequence._n_said
+        return [*said[n : n + n % 4], sequence.ids[-1] ^ 1] if said else []
 
 
-def _text(branch: Branch) -> tuple[Any, ...]:
-    return branch.order, branch._sample, branch.n_decoded, tuple(branch.ids), branch.n_beyond
+def _text(sequence: RequestSequence) -> tuple[Any, ...]:
+    return sequence.order, sequence._sample, sequence.n_decoded, tuple(sequence.ids), sequence.n_beyond
 
 
 def _node(node: Node) -> tuple[Any, ...]:

@@ -141,22 +141,22 @@ class Soak:
         kv, index, running = self.engine.context.kv, stepper._index, stepper._scheduler.running
         nodes = list(nodes_of(index))
         lengths = [0] * N_SEQ_MAX
-        for branch in running:
-            lengths[branch.seq] = branch.n_decoded
+        for sequence in running:
+            lengths[sequence.seq] = sequence.n_decoded
         for seq, n in enumerate(lengths):
             assert kv.seq_pos_max(seq) == n - 1
         assert index.n_nodes == len(nodes)
         assert sum(len(node.points) for node in (*nodes, *index._roots.values())) == index.n_points
         pins = dict.fromkeys(map(id, (*nodes, *index._roots.values())), 0)
-        for branch in running:
-            at: Node | None = branch.last
+        for sequence in running:
+            at: Node | None = sequence.last
             while at is not None:
                 pins[id(at)] += 1
                 at = at.parent
         assert all(node.n_pins == pins[id(node)] for node in (*nodes, *index._roots.values()))
         for number, group in enumerate(kv.groups):
             if group.kind == "full":
-                n_own = sum(each.own.n_cells for each in stepper._texts.kept if each.own)
+                n_own = sum(each.own.n_cells for each in stepper._running_set.kept if each.own)
                 assert kv.cells(number).held.sum() == sum(node.n_tokens for node in nodes) + n_own
             elif group.kind == "state":
                 n_drafted = sum(len(kv.checkpoints(seq)) for seq in range(N_SEQ_MAX))

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from pykvgraph.context.batch import Batch
 from pykvgraph.context.context import Context
-from pykvgraph.engine.sequence import Branch
+from pykvgraph.engine.request_sequence import RequestSequence
 from pykvgraph.engine.speculation.gate import Gate
 from pykvgraph.errors import InvalidArgumentError, KVGraphError
 from pykvgraph.model.model import Model
@@ -32,9 +32,11 @@ class ModelDrafter:
         self._batch = Batch()
         self._each = 0.0  # seconds, to make one token
 
-    def drafts(self, asked: Sequence[tuple[Branch, int]], gate: Gate) -> list[list[int]]:
+    def drafts(self, asked: Sequence[tuple[RequestSequence, int]], gate: Gate) -> list[list[int]]:
         """For each text at most so many tokens that may follow it."""
-        wanted = [(branch, gate.n_drafted(branch.record.rate(0), most, self._each)) for branch, most in asked]
+        wanted = [
+            (sequence, gate.n_drafted(sequence.record.rate(0), most, self._each)) for sequence, most in asked
+        ]
         found: list[list[int]] = [[] for _ in wanted]
         begin = time.perf_counter()
         try:
@@ -44,29 +46,30 @@ class ModelDrafter:
             self._known = [array("i") for _ in self._known]
             return [[] for _ in wanted]
         self._drafts = {
-            branch.seq: (len(branch.ids), draft) for (branch, _), draft in zip(wanted, found, strict=True)
+            sequence.seq: (len(sequence.ids), draft)
+            for (sequence, _), draft in zip(wanted, found, strict=True)
         }
         if n := sum(map(len, found)):
             each = (time.perf_counter() - begin) / n
             self._each += _WEIGHT * (each - self._each) if self._each else each
         return found
 
-    def learn(self, branch: Branch, n_before: int) -> None:
+    def learn(self, sequence: RequestSequence, n_before: int) -> None:
         """The text has said something."""
-        n, draft = self._drafts.pop(branch.seq, (0, []))
+        n, draft = self._drafts.pop(sequence.seq, (0, []))
         if n != n_before:
             return
-        said = branch.ids[n : n + len(draft)]
+        said = sequence.ids[n : n + len(draft)]
         n_held = block.common(said.tobytes(), array("i", draft).tobytes())
-        branch.record.learn(0, len(said), n_held)
+        sequence.record.learn(0, len(said), n_held)
 
     def close(self) -> None:
         """Frees its context."""
         self._ctx.close()
 
-    def _propose(self, wanted: Sequence[tuple[Branch, int]], found: list[list[int]]) -> None:
+    def _propose(self, wanted: Sequence[tuple[RequestSequence, int]], found: list[list[int]]) -> None:
         """Token by token, those of all texts in one batch."""
-        left = {i: (branch.seq, n) for i, (branch, n) in enumerate(wanted) if n}
+        left = {i: (sequence.seq, n) for i, (sequence, n) in enumerate(wanted) if n}
         ready = [i for i in left if self._catch_up(wanted[i][0])]
         last = {i: wanted[i][0].ids[-1] for i in ready}
         while last:
@@ -80,13 +83,13 @@ class ModelDrafter:
                 found[i].append(token)
             last = {i: found[i][-1] for i in last if len(found[i]) < left[i][1]}
 
-    def _catch_up(self, branch: Branch) -> bool:
+    def _catch_up(self, sequence: RequestSequence) -> bool:
         """Decodes the text, but for its last token; False: it is not yet done, or there is no room.
 
         As many tokens as a batch has: a long prompt takes several steps, without drafts.
         """
-        seq, kv = branch.seq, self._ctx.kv
-        known, ids = self._known[seq], branch.ids[:-1]
+        seq, kv = sequence.seq, self._ctx.kv
+        known, ids = self._known[seq], sequence.ids[:-1]
         n = min(len(known), len(ids))
         n = block.common(known[:n].tobytes(), ids[:n].tobytes())
         if n < len(known):

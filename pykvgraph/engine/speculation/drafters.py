@@ -7,7 +7,7 @@ from typing import Any, Literal, Protocol
 
 from pykvgraph.checks import shown
 from pykvgraph.context.context import Context
-from pykvgraph.engine.sequence import Branch
+from pykvgraph.engine.request_sequence import RequestSequence
 from pykvgraph.engine.speculation.draft_model import ModelDrafter, require_same_tokens
 from pykvgraph.engine.speculation.gate import Gate
 from pykvgraph.engine.speculation.ngram import NgramDrafter
@@ -18,11 +18,11 @@ from pykvgraph.model.model import Model
 class Drafter(Protocol):
     """Proposes tokens that may follow texts. It may be wrong, and never raises."""
 
-    def drafts(self, asked: Sequence[tuple[Branch, int]], gate: Gate) -> list[list[int]]:
+    def drafts(self, asked: Sequence[tuple[RequestSequence, int]], gate: Gate) -> list[list[int]]:
         """For each text at most so many tokens that may follow it."""
         ...
 
-    def learn(self, branch: Branch, n_before: int) -> None:
+    def learn(self, sequence: RequestSequence, n_before: int) -> None:
         """A text has said something; n_before: tokens that it had before."""
         ...
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pykvgraph.engine.pace import StepSeconds
+from pykvgraph.engine.token_budget import StepSeconds
 
 _KEPT = 0.95  # of what is known, with each token that is compared
 _LONGEST_PAUSE = 8
@@ -57,7 +57,7 @@ _N_TRIED = 4  # its tokens
 class Gate:
     """A draft is as long as makes the step say the most tokens a second, by what was measured.
 
-    With n texts that talk, a step says n tokens, and of a draft of k tokens rate + rate^2 + ... + rate^k
+    With n answers, a step says n tokens, and of a draft of k tokens rate + rate^2 + ... + rate^k
     more, where rate is how often a guess holds. It then lasts as long as steps of so many tokens did. A
     draft of no tokens is the best one where acceptance is low or further tokens take long.
     """
@@ -69,10 +69,10 @@ class Gate:
         self._said = 0.0  # tokens that the step is expected to say
         self._more = 0.0  # seconds, for making drafts
 
-    def begin(self, n_talking: int, n_rows: int) -> None:
+    def begin(self, n_decoding: int, n_rows: int) -> None:
         """The next step, in which so many texts say a token each, and n_rows are decoded without drafts."""
         self._n_rows = n_rows
-        self._said = float(n_talking)
+        self._said = float(n_decoding)
         self._more = 0.0
 
     def n_drafted(self, rate: float, most: int, each: float = 0.0) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pykvgraph.engine.sequence import Branch
+from pykvgraph.engine.request_sequence import RequestSequence
 from pykvgraph.engine.speculation.gate import Gate
 from pykvgraph.prefix import block
 
@@ -12,25 +12,25 @@ from pykvgraph.prefix import block
 class NgramDrafter:
     """Proposes what followed the text's last tokens where they came before."""
 
-    def drafts(self, asked: Sequence[tuple[Branch, int]], gate: Gate) -> list[list[int]]:
+    def drafts(self, asked: Sequence[tuple[RequestSequence, int]], gate: Gate) -> list[list[int]]:
         """For each text at most so many tokens that may follow it."""
         found = []
-        for branch, most in asked:
-            guess = branch.lookup.guess(branch.ids, max(most, 1))
-            n = gate.n_drafted(branch.record.rate(guess.n_same), min(most, len(guess.tokens)))
+        for sequence, most in asked:
+            guess = sequence.lookup.guess(sequence.ids, max(most, 1))
+            n = gate.n_drafted(sequence.record.rate(guess.n_same), min(most, len(guess.tokens)))
             if not guess.tokens:
-                branch.record.found(something=False)
+                sequence.record.found(something=False)
             found.append(guess.tokens[:n].tolist())
         return found
 
     def close(self) -> None:
         """Has nothing to free."""
 
-    def learn(self, branch: Branch, n_before: int) -> None:
+    def learn(self, sequence: RequestSequence, n_before: int) -> None:
         """The text has said something; what was guessed shows whether it would have held, drafted or not."""
-        guess = branch.lookup.last_guess(n_before)
-        said = branch.ids[n_before : n_before + len(guess.tokens)]
+        guess = sequence.lookup.last_guess(n_before)
+        said = sequence.ids[n_before : n_before + len(guess.tokens)]
         if said:
             n_held = block.common(said.tobytes(), guess.tokens.tobytes())
-            branch.record.found(something=n_held > 0)
-            branch.record.learn(guess.n_same, len(said), n_held)
+            sequence.record.found(something=n_held > 0)
+            sequence.record.learn(guess.n_same, len(said), n_held)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from pykvgraph.engine.request_sequence import RequestSequence
 from pykvgraph.engine.scheduler import Chunk
-from pykvgraph.engine.sequence import Branch
 from pykvgraph.engine.speculation.drafters import Drafter
 from pykvgraph.engine.speculation.gate import Gate
 
@@ -31,40 +31,40 @@ class Speculation:
         self._looks = False
         if len(chunks) > MOST_ROWS or (n_rows := sum(chunk.n for chunk in chunks)) > MOST_ROWS:
             return chunks
-        talking = [chunk.branch for chunk in chunks if chunk.talks and not chunk.branch.forks]
-        due = [branch for branch in talking if branch.record.is_due()]
+        decoding = [chunk.sequence for chunk in chunks if chunk.decodes and not chunk.sequence.forks]
+        due = [sequence for sequence in decoding if sequence.record.is_due()]
         self._looks = bool(due)
         if not due:
             return chunks
-        self.gate.begin(len(talking), n_rows)
-        drafts = self._drafter.drafts([(branch, self._most(branch)) for branch in due], self.gate)
+        self.gate.begin(len(decoding), n_rows)
+        drafts = self._drafter.drafts([(sequence, self._most(sequence)) for sequence in due], self.gate)
         if not any(drafts):
             return chunks
         left = room(n_rows)
         by_branch: dict[int, tuple[int, ...]] = {}
-        for branch, draft in zip(due, drafts, strict=True):
-            by_branch[id(branch)] = tuple(draft[: max(left, 0)])
+        for sequence, draft in zip(due, drafts, strict=True):
+            by_branch[id(sequence)] = tuple(draft[: max(left, 0)])
             left -= len(draft)
-        return [chunk._replace(draft=by_branch.get(id(chunk.branch), ())) for chunk in chunks]
+        return [chunk._replace(draft=by_branch.get(id(chunk.sequence), ())) for chunk in chunks]
 
-    def learn(self, branch: Branch, n_before: int) -> None:
+    def learn(self, sequence: RequestSequence, n_before: int) -> None:
         """A text has said something. n_before: tokens that it had before."""
         if self._looks:
-            self._drafter.learn(branch, n_before)
+            self._drafter.learn(sequence, n_before)
 
     def time(self, chunks: list[Chunk], seconds: float) -> None:
         """What a step took."""
-        if self._looks and all(chunk.talks for chunk in chunks):
+        if self._looks and all(chunk.decodes for chunk in chunks):
             self.gate.seconds.learn(sum(1 + len(chunk.draft) for chunk in chunks), seconds)
 
     def close(self) -> None:
         """Frees what the drafter has."""
         self._drafter.close()
 
-    def _most(self, branch: Branch) -> int:
-        most = min(self._draft_max, branch.n_may_say - 1)
-        if branch.window is not None:  # as many as it could say without a shift
-            most = min(most, branch.window.n_ctx - 2 - branch.n_decoded)
+    def _most(self, sequence: RequestSequence) -> int:
+        most = min(self._draft_max, sequence.n_may_say - 1)
+        if sequence.window is not None:  # as many as it could say without a shift
+            most = min(most, sequence.window.n_ctx - 2 - sequence.n_decoded)
         if self._every:
-            most = min(most, -(branch.n_decoded + 1) % self._every)
+            most = min(most, -(sequence.n_decoded + 1) % self._every)
         return max(most, 0)

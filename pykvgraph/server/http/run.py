@@ -34,9 +34,10 @@ _SIGNALS = signal.SIGINT, signal.SIGTERM
 # For which a thread keeps the interpreter while others wait. A step of the engine takes it again behind each
 # of hundreds of native calls: with Python's own 5 ms, threads that read bodies made tokens wait for seconds.
 _SWITCH_SECONDS = 1e-4
-# After so many new containers Python's collector looks at the youngest ones, one time in ten at older ones.
-# Nobody runs meanwhile. A body of a million arrays takes 1,400 looks of up to 0.07 s by its own 700; now 19.
-_COLLECTOR = 50_000, 10, 10
+# Nobody runs while Python's collector looks at the containers that there are. By itself it looks when there
+# are many new ones: at a body of a million arrays, in a thread of low priority, for seconds. So it looks only
+# once in so many seconds, when no such body is there.
+_COLLECT_SECONDS = 5.0
 # Of memory that glibc takes from the system for itself alone, and returns when it is freed. Without a limit
 # the size grows with what is freed, to 32 MiB: long bodies left half a gigabyte of holes in the heap.
 _M_MMAP_THRESHOLD, _LARGE_BLOCK = -3, 2 << 20
@@ -137,10 +138,11 @@ class Server(HttpServer):
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         """Called by run(). The process is the server's: its threads take turns as that needs it."""
         sys.setswitchinterval(_SWITCH_SECONDS)
-        gc.set_threshold(*_COLLECTOR)
+        gc.disable()
         with contextlib.suppress(AttributeError):  # of another C library
             ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _LARGE_BLOCK)
         loading = asyncio.ensure_future(self._make_ready())
+        collecting = asyncio.ensure_future(self._collect())
         with self.capture_signals():  # to the very end: super().serve() lets go of them before that
             try:
                 await super().serve(sockets)
@@ -148,7 +150,14 @@ class Server(HttpServer):
                 # a thread that reads a file can't be stopped
                 await asyncio.wait({loading})
                 await asyncio.to_thread(self.service.close)
+                collecting.cancel()
+                gc.enable()
         loading.result()
+
+    async def _collect(self) -> None:
+        while True:
+            await asyncio.sleep(_COLLECT_SECONDS)
+            await self.service.slow_work.between_very_large(gc.collect)
 
     async def _make_ready(self) -> None:
         try:

@@ -44,7 +44,7 @@ def test_forks_keep_what_they_share_when_the_first_has_ended(model: kvg.Model) -
         samples = kvg.SamplingParams(max_tokens=30, n=2, temperature=1.0)
         two = engine.submit([*common, 5], samples)
         engine.step()
-        texts = engine._loop.stepper._texts
+        texts = engine._loop.stepper._running_set
         first = texts.scheduler.running[0]
         texts.leave(first)  # as if it had said a stop word
         first.end("stop", 0.0)

@@ -14,7 +14,7 @@ from support.ctrl_c import heard
 from support.soak import F32, are_likeliest
 
 import pykvgraph as kvg
-from pykvgraph.engine.sequence import Branch
+from pykvgraph.engine.request_sequence import RequestSequence
 
 PROMPT = [token % 200 + 3 for token in range(70)]
 OTHER = [*PROMPT[:40], 7, 8, 9]
@@ -41,7 +41,9 @@ def broken(monkeypatch: pytest.MonkeyPatch) -> Callable[[type, str, Callable[...
 @pytest.mark.parametrize("sample", [0, 1, 2])
 def test_a_sample_that_fails_ends_its_request(small: kvg.Model, broken: Any, sample: int) -> None:
     """While the others of its request are about to say a token, or have ended with it."""
-    broken(Branch, "say", lambda branch, *_: branch._sample == sample and len(branch.ids) == 74)
+    broken(
+        RequestSequence, "say", lambda sequence, *_: sequence._sample == sample and len(sequence.ids) == 74
+    )
     with kvg.Engine(small, n_ctx=512, n_seq_max=4, background=False, **F32) as engine:
         three = engine.submit(
             PROMPT, kvg.SamplingParams(max_tokens=5, n=3, temperature=1.0, seed=2)

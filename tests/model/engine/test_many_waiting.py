@@ -16,7 +16,7 @@ from support.kinds import KINDS
 from support.soak import F32
 
 import pykvgraph as kvg
-from pykvgraph.engine.commands import Errand
+from pykvgraph.engine.commands import CellCommand
 
 TALK = kvg.SamplingParams(max_tokens=50)
 
@@ -90,19 +90,19 @@ def test_who_comes_last_is_compared_with_few(
         assert many - few <= 3000 * 40
 
 
-def test_errands_of_many_leave_time_for_those_who_talk(small: kvg.Model) -> None:
+def test_commands_of_many_leave_time_for_those_who_talk(small: kvg.Model) -> None:
     with engine_of(small) as engine:
-        talks = engine.submit([5, 6], TALK)
+        decodes = engine.submit([5, 6], TALK)
         engine.step()
-        errands = [Errand(lambda index, seq: time.sleep(0.03)) for _ in range(5)]
-        for each in errands:
+        commands = [CellCommand(lambda index, seq: time.sleep(0.03)) for _ in range(5)]
+        for each in commands:
             engine._loop.give(each)
         for n_done in range(1, 6):
             engine.step()
-            assert sum(each.done.done() for each in errands) == n_done
+            assert sum(each.done.done() for each in commands) == n_done
         assert engine.stats().decoded_tokens == 2 + 5
-        talks.cancel()
-        quick = [Errand(lambda index, seq: None) for _ in range(50)]
+        decodes.cancel()
+        quick = [CellCommand(lambda index, seq: None) for _ in range(50)]
         for each in quick:
             engine._loop.give(each)
         engine.step()

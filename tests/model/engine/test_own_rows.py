@@ -16,9 +16,9 @@ from support.soak import F32, are_likeliest
 
 import pykvgraph as kvg
 from pykvgraph.engine import own_rows
-from pykvgraph.engine import running as texts
+from pykvgraph.engine import running_set as texts
 from pykvgraph.engine.own_rows import OwnRows
-from pykvgraph.engine.sequence import Branch
+from pykvgraph.engine.request_sequence import RequestSequence
 from pykvgraph.kv_cache.reserved_cells import Incoming
 
 LLAMA = ArchSpec("llama", 2, 32, 2, 1, 16, 32)
@@ -58,7 +58,7 @@ def submit(engine: kvg.Engine, seed: int, window: kvg.Window = WINDOW) -> kvg.Re
 
 def shift(engine: kvg.Engine, request: kvg.Request) -> None:
     """Until the text has given up some tokens."""
-    while not any(each.has_shifted for each in engine._loop.stepper._texts.of(request)):
+    while not any(each.has_shifted for each in engine._loop.stepper._running_set.of(request)):
         engine.step()
         assert not request.done
 
@@ -118,8 +118,8 @@ def test_a_text_that_is_parked_about_its_first_shift(
     with engine_of(model, 150, tiers=tiers) as engine:
         request = submit(engine, 1)
         engine.step()
-        (branch,) = engine._loop.stepper._texts.of(request)
-        while branch.look(0).n_said < n_said:
+        (sequence,) = engine._loop.stepper._running_set.of(request)
+        while sequence.look(0).n_said < n_said:
             engine.step()
         assert engine.park(request)
         take_all_cells(engine)
@@ -134,15 +134,15 @@ def test_a_parked_text_whose_grammar_takes_long(
 ) -> None:
     """Its last token is decoded, and nothing was said behind it: it is decoded again."""
     answers = itertools.cycle((False, True))
-    monkeypatch.setattr(Branch, "can_say", lambda *_: next(answers))
+    monkeypatch.setattr(RequestSequence, "can_say", lambda *_: next(answers))
     with engine_of(model, 150) as engine:
         request = submit(engine, 1)
         shift(engine, request)
         n_parked = 0
         while n_parked < 5:
             engine.step()
-            (branch,) = engine._loop.stepper._texts.of(request)
-            if branch.unsaid is not None:
+            (sequence,) = engine._loop.stepper._running_set.of(request)
+            if sequence.unsaid is not None:
                 assert engine.park(request)
                 if are_needed:
                     take_all_cells(engine)
@@ -166,21 +166,21 @@ def test_every_byte_comes_back(architecture: Callable[[ArchSpec], Path], type_k:
         kvg.Engine(model, n_ctx=260, n_seq_max=2, background=False, **types) as engine,
     ):
         request = submit(engine, 3, kvg.Window(200, 4, 20))
-        kv, here = engine.context.kv, engine._loop.stepper._texts
+        kv, here = engine.context.kv, engine._loop.stepper._running_set
         shift(engine, request)
         assert where.device != "cpu" or bool(kv.cells().shift.any()) == (type_k in ("q8_0", "q4_0"))
-        (branch,) = here.of(request)
-        before, n = kv.save(branch.seq), branch.n_decoded
+        (sequence,) = here.of(request)
+        before, n = kv.save(sequence.seq), sequence.n_decoded
         for is_copied in (False, True):
             assert here.park(request)
             if is_copied:
                 take_all_cells(engine)
             assert here.resume(request)
-            own = branch.own
+            own = sequence.own
             assert own is not None
             assert own.n_cells == (0 if is_copied else n)
-            assert here.put_back(branch, own)
-            assert (kv.save(branch.seq), branch.n_decoded) == (before, n)
+            assert here.put_back(sequence, own)
+            assert (kv.save(sequence.seq), sequence.n_decoded) == (before, n)
         assert len(request.result().tokens) == LONG.max_tokens
         assert is_empty(engine)
 
@@ -214,8 +214,8 @@ def test_nobody_else_gets_its_rows(model: kvg.Model, tiers: kvg.Tiers | None, n_
     with engine_of(model, 300, tiers=tiers) as engine:
         request = submit(engine, 2)
         shift(engine, request)
-        (branch,) = engine._loop.stepper._texts.of(request)
-        left = list(branch.ids)
+        (sequence,) = engine._loop.stepper._running_set.of(request)
+        left = list(sequence.ids)
         assert engine.park(request)
         for salt in (b"", b"other"):
             again = engine.submit(left, kvg.SamplingParams(max_tokens=10), salt=salt).result()
@@ -233,7 +233,7 @@ def test_one_that_is_cancelled_leaves_nothing(model: kvg.Model, n_copied: list[i
         for request in asked:
             shift(engine, request)
             assert engine.park(request)
-        engine._loop.stepper._texts._copy_one()
+        engine._loop.stepper._running_set._copy_one()
         assert len(n_copied) == 1
         for request in asked:
             request.cancel()
@@ -255,7 +255,7 @@ def test_where_memory_is_short(model: kvg.Model, monkeypatch: pytest.MonkeyPatch
             assert engine.stats().n_parked == 0
         else:
             shift(engine, asked[1])
-            engine._loop.stepper._texts.set_aside(engine._loop.stepper._scheduler.youngest())
+            engine._loop.stepper._running_set.preempt(engine._loop.stepper._scheduler.youngest())
             with pytest.raises(kvg.DeviceError, match="memory for 500"):
                 asked[1].result()
         assert follows(asked[0], model, 0) > 2
@@ -294,7 +294,7 @@ def test_rows_that_can_not_be_kept_or_put_back(
                 assert engine.park(request)
                 patch.setattr(owner, name, fails)
                 if stage != "attach":
-                    engine._loop.stepper._texts._copy_one()
+                    engine._loop.stepper._running_set._copy_one()
                 engine.resume(request)
                 engine.step()
                 with pytest.raises(error, match="broken"):
@@ -314,7 +314,7 @@ def test_a_device_that_has_lost_the_cells(model: kvg.Model, monkeypatch: pytest.
         for request in asked:
             shift(engine, request)
             assert engine.park(request)
-        here = engine._loop.stepper._texts
+        here = engine._loop.stepper._running_set
         here._copy_one()
         in_cells = next(iter(here.kept)).request
         assert isinstance(in_cells, kvg.Request)

@@ -136,7 +136,7 @@ def test_with_overcommit_others_are_set_aside(model: kvg.Model, n_read: int) -> 
         running = engine.submit(first, kvg.SamplingParams(max_tokens=130))
         while engine.stats().cells_used[0] < 256 - n_read - 2:
             engine.step()
-        engine._loop.stepper._pace._n_beside = 1  # so that it takes long
+        engine._loop.stepper._budget._n_beside = 1  # so that it takes long
         vector = engine.embed(ids_of(model, n_read, 2))
         assert np.isfinite(vector).all()
         assert engine.stats().n_preempted > 0

@@ -17,7 +17,7 @@ from support.rollback import KnowingDrafter, Watched, accounts
 from support.soak import F32, SITES, has_faults
 
 import pykvgraph as kvg
-from pykvgraph.engine.sequence import Branch
+from pykvgraph.engine.request_sequence import RequestSequence
 from pykvgraph.engine.speculation.gate import Acceptance
 from pykvgraph.prefix.index import PrefixIndex
 from pykvgraph.sampling.sampler import Sampler
@@ -116,7 +116,7 @@ def test_every_pass_through_a_place_that_fails(
             assert sum(lost) <= 1
             for said, wanted in zip(found, expected, strict=True):
                 assert said is None or is_as(said, wanted)
-            index, kv = engine._loop.stepper._texts.index, engine.context.kv
+            index, kv = engine._loop.stepper._running_set.index, engine.context.kv
             index.clear()
             while index.drop_point():
                 pass
@@ -167,11 +167,11 @@ class Race:
         params = kvg.SamplingParams(max_tokens=9, temperature=1.0, seed=5, n=2)
         self.third = self.engine.submit([*shared[:50], *ids_of(model, 20, 6)], params)
 
-    def is_third(self, branch: Branch) -> bool:
-        return branch.request is self.third
+    def is_third(self, sequence: RequestSequence) -> bool:
+        return sequence.request is self.third
 
     def has_third(self, batch: kvg.Batch) -> bool:
-        running = self.engine._loop.stepper._texts.scheduler.running
+        running = self.engine._loop.stepper._running_set.scheduler.running
         return any(self.is_third(each) and each.seq in batch.snapshot().seq_id.tolist() for each in running)
 
     def step(self, n: int) -> None:
@@ -260,16 +260,18 @@ def test_a_token_that_can_not_be_said(
     race = Race(model, drafter)
     n_said = 0
 
-    def when(branch: Branch, *_: object) -> bool:
+    def when(sequence: RequestSequence, *_: object) -> bool:
         nonlocal n_said
-        n_said += race.is_third(branch) and branch._sample == sample
-        return race.is_third(branch) and branch._sample == sample and n_said == nth
+        n_said += race.is_third(sequence) and sequence._sample == sample
+        return race.is_third(sequence) and sequence._sample == sample and n_said == nth
 
     if stage == "say":
-        breaks(Branch, "say", when, error)
+        breaks(RequestSequence, "say", when, error)
     else:
-        third = next(each for each in race.engine._loop.stepper.mail.news if isinstance(each, Branch))
-        samplers = {id(third._speech._sampler): third}
+        third = next(
+            each for each in race.engine._loop.stepper.commands.news if isinstance(each, RequestSequence)
+        )
+        samplers = {id(third._output._sampler): third}
         breaks(Sampler, "sample", lambda self, _: id(self) in samplers and when(samplers[id(self)]), error)
     n_steps = 0
     while not race.third.done:

@@ -18,7 +18,7 @@ from support.soak import F32
 
 import pykvgraph as kvg
 from pykvgraph.context.context import LastOutput
-from pykvgraph.engine.sequence import Branch
+from pykvgraph.engine.request_sequence import RequestSequence
 
 SPECS = [*KINDS, SINKS, MAMBA2]
 N_SAID = 8
@@ -36,14 +36,14 @@ def model(request: Any, architecture: Callable[[ArchSpec], Path]) -> Iterator[kv
 def rows(monkeypatch: pytest.MonkeyPatch) -> dict[kvg.Request, Rows]:
     """The rows that each request's tokens were chosen from."""
     seen: dict[kvg.Request, Rows] = {}
-    say = Branch.say
+    say = RequestSequence.say
 
-    def listen(branch: Branch, last: LastOutput, now: float) -> Any:
-        assert isinstance(branch.request, kvg.Request)
-        seen.setdefault(branch.request, []).append(last.logits.copy())
-        return say(branch, last, now)
+    def listen(sequence: RequestSequence, last: LastOutput, now: float) -> Any:
+        assert isinstance(sequence.request, kvg.Request)
+        seen.setdefault(sequence.request, []).append(last.logits.copy())
+        return say(sequence, last, now)
 
-    monkeypatch.setattr(Branch, "say", listen)
+    monkeypatch.setattr(RequestSequence, "say", listen)
     return seen
 
 

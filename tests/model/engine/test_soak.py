@@ -19,7 +19,7 @@ from support.recurrent import DELTA_NET
 from support.soak import N_CTX, Soak, has_faults, soak_of_few_cells
 
 import pykvgraph as kvg
-from pykvgraph.engine.sequence import Branch
+from pykvgraph.engine.request_sequence import RequestSequence
 from pykvgraph.engine.speculation import gate
 from pykvgraph.prefix.node import Node, Point
 
@@ -36,7 +36,7 @@ def model(request: Any, architecture: Callable[[ArchSpec], Path]) -> Iterator[kv
 
 def n_left() -> int:
     gc.collect()
-    kinds = (Branch, Node, Point, kvg.Request, kvg.Hold)
+    kinds = (RequestSequence, Node, Point, kvg.Request, kvg.Hold)
     return sum(isinstance(each, kinds) for each in gc.get_objects())
 
 

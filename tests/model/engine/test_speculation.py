@@ -20,7 +20,7 @@ from support.recurrent import MAMBA2
 from support.soak import F32, are_likeliest
 
 import pykvgraph as kvg
-from pykvgraph.engine.sequence import Branch
+from pykvgraph.engine.request_sequence import RequestSequence
 from pykvgraph.engine.speculation import drafters, gate, speculation
 
 SPECS = [*KINDS, SINKS, MAMBA2]
@@ -75,8 +75,8 @@ class HalfRight:
         self.texts, self.n_vocab = texts, n_vocab
         self.rng = random.Random(4)
 
-    def drafts(self, asked: Sequence[tuple[Branch, int]], _: Any) -> list[list[int]]:
-        return [self.draft(branch.ids.tolist(), most) for branch, most in asked]
+    def drafts(self, asked: Sequence[tuple[RequestSequence, int]], _: Any) -> list[list[int]]:
+        return [self.draft(sequence.ids.tolist(), most) for sequence, most in asked]
 
     def draft(self, ids: list[int], most: int) -> list[int]:
         text = next(each for each in self.texts if each[: len(ids)] == ids)
@@ -85,7 +85,7 @@ class HalfRight:
             draft[self.rng.randrange(len(draft))] = self.rng.randrange(self.n_vocab)
         return draft
 
-    def learn(self, branch: Branch, n_before: int) -> None:
+    def learn(self, sequence: RequestSequence, n_before: int) -> None:
         pass
 
     def close(self) -> None:
@@ -120,10 +120,10 @@ class Always:
     def __init__(self, *tokens: int) -> None:
         self.tokens = list(tokens)
 
-    def drafts(self, asked: Sequence[tuple[Branch, int]], _: Any) -> list[list[int]]:
+    def drafts(self, asked: Sequence[tuple[RequestSequence, int]], _: Any) -> list[list[int]]:
         return [self.tokens[:most] for _, most in asked]
 
-    def learn(self, branch: Branch, n_before: int) -> None:
+    def learn(self, sequence: RequestSequence, n_before: int) -> None:
         pass
 
     def close(self) -> None:
@@ -171,8 +171,8 @@ def test_the_distribution_is_the_models(small: kvg.Model, monkeypatch: pytest.Mo
 class Right(Always):
     """Proposes what will be said."""
 
-    def drafts(self, asked: Sequence[tuple[Branch, int]], _: Any) -> list[list[int]]:
-        return [self.tokens[branch._n_said :][:most] for branch, most in asked]
+    def drafts(self, asked: Sequence[tuple[RequestSequence, int]], _: Any) -> list[list[int]]:
+        return [self.tokens[sequence._n_said :][:most] for sequence, most in asked]
 
 
 def test_a_window_is_full_where_it_was(small: kvg.Model, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,15 +201,15 @@ def test_three_quarters_of_the_cells_are_for_drafts(
 
     def listen(self: Any, chunks: Any, room: Any) -> Any:
         found = add(self, chunks, room)
-        lengths.append((chunks[0].branch.n_decoded, len(found[0].draft)))
+        lengths.append((chunks[0].sequence.n_decoded, len(found[0].draft)))
         return found
 
     monkeypatch.setattr(speculation.Speculation, "add", listen)
     with kvg.Engine(small, n_ctx=64, n_seq_max=1, background=False, draft="ngram", **F32) as engine:
         engine.submit([*range(3, 33)], kvg.SamplingParams(max_tokens=30)).result()
-    talking = [each for each in lengths if each[0] >= 30]
-    assert talking
-    assert all(n == max(min(48 - at - 1, 16, 30 - (at - 29) - 1), 0) for at, n in talking)
+    decoding = [each for each in lengths if each[0] >= 30]
+    assert decoding
+    assert all(n == max(min(48 - at - 1, 16, 30 - (at - 29) - 1), 0) for at, n in decoding)
 
 
 def test_a_seventeenth_text_ends_drafts(small: kvg.Model, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -160,7 +160,7 @@ def test_cells_and_index_are_in_order(model: kvg.Model) -> None:
         assert stats.tiers.loaded_tokens > 500, stats
         for prompt, request in requests:
             assert are_likeliest(model, prompt, request.result().tokens)
-        index = engine._loop.stepper._texts.index
+        index = engine._loop.stepper._running_set.index
         index.clear()
         while index.drop_point():
             pass

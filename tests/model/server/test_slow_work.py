@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import os
 import socket
@@ -200,3 +201,34 @@ def test_what_cannot_fit_is_not_encoded(monkeypatch: pytest.MonkeyPatch) -> None
         assert reply.json()["error"]["n_prompt_tokens"] == count
         reply = httpx.post(f"{url}/tokenize", json={"content": text}, timeout=30)
         assert len(reply.json()["tokens"]) >= tokenizer.least_tokens(text) > n_ctx
+
+
+def test_a_body_that_is_refused_is_gone() -> None:
+    """No circle of Python's holds its values: to find 100,000 of them, the collector would stop everybody."""
+    bias = [[i, 1.5] for i in range(100_000)]
+    with served(load) as (url, _):
+        body = json.dumps({"prompt": "a", "n_predict": 1, "logit_bias": bias})
+        for _ in range(2):  # the first one imports modules
+            gc.collect()
+            assert httpx.post(f"{url}/completion", content=body, timeout=60).status_code == 400
+            n_found = gc.collect()
+    assert n_found < 10_000
+
+
+def test_no_very_large_body_is_read_while_something_is_done() -> None:
+    """Which the collector asks for."""
+
+    async def run() -> None:
+        slow, may_end, done = SlowWork(), threading.Event(), list[str]()
+        reading = asyncio.ensure_future(slow.run(lambda: may_end.wait(10), LARGE, stays))
+        await asyncio.sleep(0.05)
+        doing = asyncio.ensure_future(slow.between_very_large(lambda: done.append("done")))
+        await asyncio.sleep(0.05)
+        assert not done
+        may_end.set()
+        assert await reading
+        await doing
+        assert done
+        slow.close()
+
+    asyncio.run(run())

@@ -117,10 +117,10 @@ def test_how_long_prompts_are_read(least: int, spacing: int) -> None:
             for place in (512, 1024, running[-1].n_prompt - 1, rng.randrange(1500)):
                 running[-1].add_place(place)
         n_steps = engine.admission._steps_to_read(running, [each.n_todo for each in running])
-        while any(not each.talks for each in running):
+        while any(not each.decodes for each in running):
             for each in running:
                 place = rng.randrange(each.n_decoded, each.n_decoded + 100)
-                if not each.talks and all(abs(place - n) >= 32 for n in (each.n_decoded, *each.places)):
+                if not each.decodes and all(abs(place - n) >= 32 for n in (each.n_decoded, *each.places)):
                     each.add_place(place)
             engine.step()
             n_steps -= 1

@@ -7,9 +7,9 @@ from array import array
 
 import pytest
 
-from pykvgraph.engine.pace import StepSeconds
 from pykvgraph.engine.speculation.gate import Acceptance, Gate
 from pykvgraph.engine.speculation.lookup import Lookup
+from pykvgraph.engine.token_budget import StepSeconds
 
 
 def longest(ids: list[int]) -> int:

@@ -9,21 +9,21 @@ import numpy as np
 import pytest
 from support import chance
 
-from pykvgraph.engine.pace import Pace
 from pykvgraph.engine.request import Request
+from pykvgraph.engine.request_sequence import RequestSequence
 from pykvgraph.engine.scheduler import Scheduler
-from pykvgraph.engine.sequence import Branch
+from pykvgraph.engine.token_budget import TokenBudget
 from pykvgraph.params.params import SamplingParams
 
 
-def branch(n_prompt: int, priority: int = 0) -> Branch:
+def sequence(n_prompt: int, priority: int = 0) -> RequestSequence:
     request = Request(1, lambda _: None)
     params = SamplingParams(max_tokens=8, priority=priority)
-    return Branch(request, 0, np.arange(n_prompt, dtype=np.int32), params, None, b"")
+    return RequestSequence(request, 0, np.arange(n_prompt, dtype=np.int32), params, None, b"")
 
 
-def entered(scheduler: Scheduler, *branches: Branch) -> None:
-    for each in branches:
+def entered(scheduler: Scheduler, *sequences: RequestSequence) -> None:
+    for each in sequences:
         scheduler.arrive(each)
         scheduler.enter(each)
 
@@ -33,15 +33,15 @@ def decode(scheduler: Scheduler, n_prompt_tokens: int = 1000) -> list[tuple[int,
     chunks = scheduler.chunks(n_prompt_tokens)
     scheduler.count_idle(chunks)
     for chunk in chunks:
-        chunk.branch.n_decoded += chunk.n
+        chunk.sequence.n_decoded += chunk.n
         if chunk.ends:
-            chunk.branch.ids.append(1)
-    return [(chunk.branch.seq, chunk.n) for chunk in chunks]
+            chunk.sequence.ids.append(1)
+    return [(chunk.sequence.seq, chunk.n) for chunk in chunks]
 
 
 def test_who_talks_comes_first_then_the_prompt_of_which_least_is_left() -> None:
     scheduler = Scheduler(4, 32)
-    first, second, third = branch(1), branch(20), branch(50)
+    first, second, third = sequence(1), sequence(20), sequence(50)
     entered(scheduler, first, third, second)
     assert decode(scheduler) == [(first.seq, 1), (second.seq, 20), (third.seq, 11)]
     assert decode(scheduler) == [(first.seq, 1), (second.seq, 1), (third.seq, 30)]
@@ -50,7 +50,7 @@ def test_who_talks_comes_first_then_the_prompt_of_which_least_is_left() -> None:
 
 def test_waiting_texts_are_in_order_of_priority_then_of_arrival() -> None:
     scheduler = Scheduler(4, 32)
-    low, high, later = branch(1), branch(1, priority=2), branch(1, priority=2)
+    low, high, later = sequence(1), sequence(1, priority=2), sequence(1, priority=2)
     for each in (low, high, later):
         scheduler.arrive(each)
     assert list(scheduler.waiting) == scheduler.waiting.first() == [high, later, low]
@@ -58,7 +58,7 @@ def test_waiting_texts_are_in_order_of_priority_then_of_arrival() -> None:
 
 def test_a_text_that_was_set_aside_comes_back_before_later_ones() -> None:
     scheduler = Scheduler(2, 32)
-    first, second, third = branch(1), branch(1), branch(1)
+    first, second, third = sequence(1), sequence(1), sequence(1)
     entered(scheduler, first, second)
     scheduler.arrive(third)
     assert scheduler.youngest() is second
@@ -71,7 +71,7 @@ def test_a_text_that_was_set_aside_comes_back_before_later_ones() -> None:
 def test_nobody_is_passed_over_for_longer_than_there_are_sequences() -> None:
     """A prompt of 500 tokens takes all the room there is; a longer one still gets its turn."""
     scheduler = Scheduler(4, 16)
-    long, short = branch(10_000), branch(500)
+    long, short = sequence(10_000), sequence(500)
     entered(scheduler, long, short)
     gaps, gap = [], 0
     while short.n_todo > 1:
@@ -82,7 +82,7 @@ def test_nobody_is_passed_over_for_longer_than_there_are_sequences() -> None:
 
 def test_more_talkers_than_a_batch_has_room_for_take_turns() -> None:
     scheduler = Scheduler(6, 4)
-    talkers = [branch(1) for _ in range(6)]
+    talkers = [sequence(1) for _ in range(6)]
     entered(scheduler, *talkers)
     steps = [{seq for seq, _ in decode(scheduler)} for _ in range(20)]
     assert {len(step) for step in steps} == {4}
@@ -92,7 +92,7 @@ def test_more_talkers_than_a_batch_has_room_for_take_turns() -> None:
 
 def test_a_chunk_ends_where_a_resume_point_is_to_be_kept() -> None:
     scheduler = Scheduler(1, 32)
-    text = branch(70)
+    text = sequence(70)
     for place in (40, 50, 40, 0, 70):
         text.add_place(place)
     entered(scheduler, text)
@@ -101,7 +101,7 @@ def test_a_chunk_ends_where_a_resume_point_is_to_be_kept() -> None:
 
 def test_forks_run_in_sequences_that_were_kept_for_them() -> None:
     scheduler = Scheduler(3, 32)
-    text, forks = branch(5), [branch(5), branch(5)]
+    text, forks = sequence(5), [sequence(5), sequence(5)]
     text.forks = list(forks)
     assert text.most_cells == 5 + 3 * 7
     entered(scheduler, text)
@@ -115,31 +115,31 @@ def test_forks_run_in_sequences_that_were_kept_for_them() -> None:
 
 def test_pace_keeps_a_step_within_its_limit() -> None:
     """Steps take 10 ms, and 1 ms more for each token of a prompt; the limit is 40 ms."""
-    pace = Pace(0.040, 64, 16)
-    assert pace.n_prompt_tokens(0, 512) == 512  # nobody waits for a token
+    budget = TokenBudget(0.040, 64, 16)
+    assert budget.n_prompt_tokens(0, 512) == 512  # nobody waits for a token
     for _ in range(50):
-        n = pace.n_prompt_tokens(8, 512)
-        pace.learn(8, n, 0.010 + 0.001 * n)
-        pace.learn(8, 0, 0.010)
-    assert 15 <= pace.n_prompt_tokens(8, 512) <= 30
-    assert 0.010 + 0.001 * pace.n_prompt_tokens(8, 512) <= 0.040
+        n = budget.n_prompt_tokens(8, 512)
+        budget.learn(8, n, 0.010 + 0.001 * n)
+        budget.learn(8, 0, 0.010)
+    assert 15 <= budget.n_prompt_tokens(8, 512) <= 30
+    assert 0.010 + 0.001 * budget.n_prompt_tokens(8, 512) <= 0.040
     for _ in range(50):  # the machine has become slower
-        pace.learn(8, 1, 0.1)
-        pace.learn(8, 0, 0.09)
-    assert pace.n_prompt_tokens(8, 512) == 1  # a prompt never stands still
+        budget.learn(8, 1, 0.1)
+        budget.learn(8, 0, 0.09)
+    assert budget.n_prompt_tokens(8, 512) == 1  # a prompt never stands still
 
 
 @pytest.mark.parametrize(("base", "each", "n"), [(0.01, 0.001, 64), (0.08, 0.004, 42), (0.3, 0.08, 16)])
 def test_pace_without_a_limit(base: float, each: float, n: int) -> None:
     """64 tokens where there is time for them in a quarter of a second, and 16 at least. No step differs."""
-    pace = Pace(None, 64, 16)
-    assert pace.n_prompt_tokens(8, 512) == 64
+    budget = TokenBudget(None, 64, 16)
+    assert budget.n_prompt_tokens(8, 512) == 64
     for _ in range(200):
-        n_now = pace.n_prompt_tokens(8, 512)
-        pace.learn(8, n_now, base + n_now * each)
-        pace.learn(8, 0, base)
-    assert pace.n_prompt_tokens(8, 512) == pytest.approx(n, abs=1)
-    assert pace.n_prompt_tokens(0, 512) == 512 and pace.n_prompt_tokens(8, 5) == 5
+        n_now = budget.n_prompt_tokens(8, 512)
+        budget.learn(8, n_now, base + n_now * each)
+        budget.learn(8, 0, base)
+    assert budget.n_prompt_tokens(8, 512) == pytest.approx(n, abs=1)
+    assert budget.n_prompt_tokens(0, 512) == 512 and budget.n_prompt_tokens(8, 5) == 5
 
 
 @pytest.mark.parametrize("noise", [0.02, 0.1, 0.3])
@@ -153,14 +153,14 @@ def test_pace_keeps_nineteen_of_twenty_steps_within_its_limit(noise: float) -> N
 
     alone = sorted(lasts(0, 0) for _ in range(500))
     limit = 2 * alone[475]
-    pace = Pace(limit, 64, 16)
+    budget = TokenBudget(limit, 64, 16)
     for each in alone:
-        pace.learn(8, 0, each)
+        budget.learn(8, 0, each)
     depth, took = 0, []
     while depth < 20_000:
-        n = min(pace.n_prompt_tokens(8, 512), 512 - depth % 512)  # a step ends where a resume point is made
+        n = min(budget.n_prompt_tokens(8, 512), 512 - depth % 512)  # a step ends where a resume point is made
         took.append(lasts(n, depth))
-        pace.learn(8, n, took[-1])
+        budget.learn(8, n, took[-1])
         depth += n
     assert sum(each > limit for each in took) <= 0.05 * len(took)
     assert sum(took) / len(took) >= 0.4 * limit  # and the prompt gets the room that there is

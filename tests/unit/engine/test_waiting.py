@@ -13,7 +13,7 @@ N_FIRST = 64
 
 
 class Text:
-    """As much of a Branch as the queue looks at."""
+    """As much of a RequestSequence as the queue looks at."""
 
     def __init__(self, priority: int, order: int) -> None:
         self.priority = priority

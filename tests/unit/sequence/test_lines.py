@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pykvgraph.sequence.text_stream import Lines
+from pykvgraph.sequence.detokenizer import Lines
 
 
 def said(text: str, cuts: list[int], n_indent: int) -> str:

@@ -24,7 +24,7 @@ from pykvgraph.model.tokenizer import Tokenizer
 from pykvgraph.params.params import SamplingParams
 from pykvgraph.prefix.index import Found
 from pykvgraph.prefix.node import Node
-from pykvgraph.sequence.output_text import Speech
+from pykvgraph.sequence.output_text import OutputText
 from pykvgraph.tiers.loader import Prefetch
 from pykvgraph.tiers.peers import Cost
 from pykvgraph.tiers.record import Name
@@ -65,7 +65,7 @@ COPIED_EVERY = 64  # positions of an answer from one resume point that copies ge
 class SampleOwner(Protocol):
     """The request, as its samples know it."""
 
-    _branches: Sequence[Branch]
+    _sequences: Sequence[RequestSequence]
 
     @property
     def done(self) -> bool:
@@ -78,8 +78,10 @@ class SampleOwner(Protocol):
     def _fail(self, error: BaseException) -> None: ...
 
 
-class Branch:
-    """A text that the engine decodes and continues. While it runs it has a sequence.
+class RequestSequence:
+    """One sample of a request: a text that the engine decodes and continues.
+
+    While it runs it has a sequence of the cache, `seq`.
 
     ids: the prompt, and what was said behind it. n_decoded: how many of these the sequence has. n_seqs: how
     many sequences it needs; more than one while other samples wait for its prompt (`forks`). most_cells: how
@@ -119,7 +121,7 @@ class Branch:
         self.n_prompt = len(prompt)
         self.n_decoded = 0
         self.seq = -1
-        self.forks: list[Branch] = []
+        self.forks: list[RequestSequence] = []
         self.fork_seqs: list[int] = []  # reserved for the forks
         self.last: Node | None = None
         self.places: list[int] = []
@@ -142,8 +144,8 @@ class Branch:
         fills = window is not None and len(prompt) + params.max_tokens - 1 >= window.n_ctx
         self.window = window if fills else None
         self._n_discarded = 0
-        self._speech = Speech(params, tokenizer, sample)
-        self._speech.begin(prompt)
+        self._output = OutputText(params, tokenizer, sample)
+        self._output.begin(prompt)
         self._texts: list[str] = []
         self._tokens: list[int] = []
         self._n_said = 0
@@ -167,7 +169,7 @@ class Branch:
         return len(self.ids) - self.n_decoded
 
     @property
-    def talks(self) -> bool:
+    def decodes(self) -> bool:
         """Whether all but its last token is decoded, so that it says one a step."""
         return self.n_todo == 1
 
@@ -212,7 +214,7 @@ class Branch:
         self._n_discarded += len(gone)
         self.lookup = Lookup()  # which knows where the tokens were
 
-    def follow(self, other: Branch) -> None:
+    def follow(self, other: RequestSequence) -> None:
         """It begins to run as a fork of another one, and has what that one has."""
         self.n_decoded, self.last, self.n_copied = other.n_decoded, other.last, other.n_copied
         self.n_cached, self.n_again, self._entered = other.n_cached, other.n_again, other._entered
@@ -226,7 +228,7 @@ class Branch:
     def next_stop(self) -> int:
         """How many tokens at most the next step may decode of it, because of its places and its window.
 
-        A text that filled its window and was set aside is shifted before its last token is decoded, as it
+        A text that filled its window and was preempted is shifted before its last token is decoded, as it
         would have been without that.
         """
         while self.places and self.places[0] <= self.n_decoded:
@@ -270,17 +272,17 @@ class Branch:
         )
 
     def can_say(self, seconds: float) -> bool:
-        """Whether say() needn't wait for a grammar; waits so long for that. Raises as Speech.ready does."""
-        return self._speech.ready(seconds)
+        """Whether say() needn't wait for a grammar; waits so long. Raises as OutputText.ready does."""
+        return self._output.ready(seconds)
 
     def say(self, last: LastOutput, now: float) -> Literal["stop", "length"] | None:
-        """Hands out the next token; returns why it was the last, or None. Raises as Speech.say does."""
-        return self._add(self._speech.say(last), now)
+        """Hands out the next token; returns why it was the last, or None. Raises as OutputText.say does."""
+        return self._add(self._output.say(last), now)
 
     def repeat(self, said: Iterable[int], n_vocab: int) -> None:
         """Hands out tokens of the answer that were chosen elsewhere; it goes on behind them, or has ended."""
         for token in said:
-            piece = self._speech.repeat(token, n_vocab)
+            piece = self._output.repeat(token, n_vocab)
             self.ended = None if piece is None else self._add(piece, time.perf_counter())
             if piece is None or self.ended:
                 return
@@ -307,7 +309,7 @@ class Branch:
             n_decoded_again=self.n_again,
             ttft=self._first - self._submitted,
             seconds=now - self._submitted,
-            stopping_word=self._speech.stopping_word,
+            stopping_word=self._output.stopping_word,
             n_said=self._n_said,
             waited=self._entered - self._submitted,
             n_discarded=self._n_discarded,

@@ -1,4 +1,4 @@
-"""How many tokens of prompts a step may decode, so that those who talk don't wait too long."""
+"""How many tokens of prompts a step may decode, so that answers don't wait too long for their next token."""
 
 from __future__ import annotations
 
@@ -54,15 +54,15 @@ _RATE = 0.1  # of change, for the margin
 _USUAL = 0.25  # seconds of a step, where nobody says how many
 
 
-class Pace:
-    """Keeps a step that talks within max_itl seconds (the latency from one token to the next, if it can).
+class TokenBudget:
+    """Keeps a step with answers within max_itl seconds (the latency from one token to the next, if it can).
 
     A step is expected to last base + n * each seconds, for n tokens of prompts; both are averages of the last
     steps, so they follow a prompt whose tokens take longer the longer it gets. 97 of 100 steps should last at
     most margin times that. The margin grows with each step that lasts longer, and shrinks a little with each
     other one; the two balance at that share (Robbins and Monro, A Stochastic Approximation Method, 1951).
 
-    max_itl None: beside texts that talk, prompts get n_beside tokens; fewer, and n_least at least, where
+    max_itl None: beside answers, prompts get n_beside tokens; fewer, and n_least at least, where
     such a step would last over a quarter of a second.
     """
 
@@ -78,9 +78,9 @@ class Pace:
         """What n_prompt_tokens() never falls below."""
         return min(self.n_least, most) if self._max_itl is None else 1
 
-    def n_prompt_tokens(self, n_talking: int, most: int) -> int:
-        """For the next step, in which n_talking texts say a token each; at least 1."""
-        if not n_talking:
+    def n_prompt_tokens(self, n_decoding: int, most: int) -> int:
+        """For the next step, in which n_decoding texts say a token each; at least 1."""
+        if not n_decoding:
             return most
         if self._max_itl is not None:
             return max(1, min(self._room(self._max_itl), most)) if self._each else min(_FIRST, most)
@@ -91,9 +91,9 @@ class Pace:
         """Tokens of prompts of a step that lasts so long."""
         return int((seconds / self._margin - self._base) / self._each)
 
-    def learn(self, n_talking: int, n_prompt_tokens: int, seconds: float) -> None:
+    def learn(self, n_decoding: int, n_prompt_tokens: int, seconds: float) -> None:
         """What a step took."""
-        if not n_talking:
+        if not n_decoding:
             return
         if not n_prompt_tokens:
             self._base = _averaged(self._base, seconds)

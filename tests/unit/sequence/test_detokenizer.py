@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pykvgraph.errors import InvalidArgumentError
-from pykvgraph.sequence.text_stream import TextStream
+from pykvgraph.sequence.detokenizer import Detokenizer
 
 
 def run(chunks: list[bytes], stop: Any = ()) -> tuple[list[str], bool]:
     """What each chunk, and the end, gave; whether a stop string came."""
-    stream = TextStream(stop)
+    stream = Detokenizer(stop)
     return [stream.feed(chunk) for chunk in chunks] + [stream.finish()], bool(stream.stopping_word)
 
 
@@ -66,7 +66,7 @@ def test_one_string_is_one_stop() -> None:
 @pytest.mark.parametrize("stop", [[""], "", ["a", None], [1], 5, None])
 def test_bad_stop(stop: Any) -> None:
     with pytest.raises(InvalidArgumentError, match=r"^stop must be non-empty strings"):
-        TextStream(stop)
+        Detokenizer(stop)
 
 
 def until_stop(text: str, stops: list[str]) -> str:
@@ -94,7 +94,7 @@ def test_the_cuts_do_not_matter(text: str, stops: list[str], data: st.DataObject
 
 @given(letters, st.lists(st.text("abé", min_size=1, max_size=4), max_size=3))
 def test_nothing_is_held_without_need(text: str, stops: list[str]) -> None:
-    stream = TextStream(stops)
+    stream = Detokenizer(stops)
     shown = stream.feed(text.encode())
     held = stream.finish()
     if not stream.stopping_word and held:
@@ -104,4 +104,4 @@ def test_nothing_is_held_without_need(text: str, stops: list[str]) -> None:
 
 def test_an_array_without_dimensions_is_no_stop_string() -> None:
     with pytest.raises(InvalidArgumentError, match="stop must be non-empty strings"):
-        TextStream(np.array("end"))
+        Detokenizer(np.array("end"))

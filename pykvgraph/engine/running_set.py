@@ -6,8 +6,8 @@ import logging
 
 from pykvgraph.context.context import Context
 from pykvgraph.engine.own_rows import OwnRows
+from pykvgraph.engine.request_sequence import RequestSequence, SampleOwner
 from pykvgraph.engine.scheduler import Scheduler
-from pykvgraph.engine.sequence import Branch, SampleOwner
 from pykvgraph.errors import DeviceError, KVGraphError
 from pykvgraph.plan.free_memory import host_free_bytes
 from pykvgraph.prefix import block
@@ -18,8 +18,8 @@ _log = logging.getLogger("pykvgraph")
 _ROWS_SHARE = 0.5  # of the free host memory, for rows of texts that don't run
 
 
-class Texts:
-    """How texts leave, are set aside, and fail: their cells go, or stay in the index for others.
+class RunningSet:
+    """How texts leave, are preempted, and fail: their cells go, or stay in the index for others.
 
     shares: whether the index keeps anything. needs_points: whether it keeps resume points, as layers with a
     window, or with states, go on from these only.
@@ -31,146 +31,148 @@ class Texts:
         self.index = PrefixIndex(ctx.kv, n_points, saver, self._copy_one)
         self.scheduler = Scheduler(ctx.n_seq_max, ctx.n_batch)
         self.kv = ctx.kv
-        self.parked: dict[Branch, None] = {}  # a set that keeps its order
-        self.kept: dict[Branch, None] = {}  # with their own rows in cells, and no sequence; the oldest first
+        self.parked: dict[RequestSequence, None] = {}  # a set that keeps its order
+        self.kept: dict[
+            RequestSequence, None
+        ] = {}  # with their own rows in cells, and no sequence; the oldest first
         self.n_preempted = 0
         self._ctx = ctx
 
-    def of(self, request: SampleOwner) -> list[Branch]:
+    def of(self, request: SampleOwner) -> list[RequestSequence]:
         """Its samples that run, wait or are parked."""
         waiting, parked = self.scheduler.waiting, self.parked
-        return [each for each in request._branches if each.runs or each in waiting or each in parked]
+        return [each for each in request._sequences if each.runs or each in waiting or each in parked]
 
-    def remove(self, branch: Branch) -> None:
+    def remove(self, sequence: RequestSequence) -> None:
         """It neither runs nor waits any more, and is not parked."""
-        if branch in self.parked:
-            del self.parked[branch]
+        if sequence in self.parked:
+            del self.parked[sequence]
         else:
-            self._stop(branch)
-        self._drop_rows(branch)
+            self._stop(sequence)
+        self._drop_rows(sequence)
 
     def park(self, request: SampleOwner) -> bool:
         """Its samples wait for resume(), without sequences; False: it has ended, or is parked already.
 
         What they have stays in the cache until others need the cells. Raises what _keep_rows() raises.
         """
-        branches = [each for each in self.of(request) if each not in self.parked]
-        for branch in branches:
-            self._keep_rows(branch)
-            self._stop(branch)
-            self.parked[branch] = None
-        return bool(branches)
+        sequences = [each for each in self.of(request) if each not in self.parked]
+        for sequence in sequences:
+            self._keep_rows(sequence)
+            self._stop(sequence)
+            self.parked[sequence] = None
+        return bool(sequences)
 
     def resume(self, request: SampleOwner) -> bool:
         """Its samples may run again; False: none of them is parked."""
-        branches = [each for each in self.of(request) if each in self.parked]
-        for branch in branches:
-            del self.parked[branch]
-            self.scheduler.wait(branch)
-        return bool(branches)
+        sequences = [each for each in self.of(request) if each in self.parked]
+        for sequence in sequences:
+            del self.parked[sequence]
+            self.scheduler.wait(sequence)
+        return bool(sequences)
 
-    def leave(self, branch: Branch) -> None:
+    def leave(self, sequence: RequestSequence) -> None:
         """The text's sequence is free again; the index keeps its cells."""
-        if branch.fetch is not None:  # what it has so far, the index has
-            branch.fetch.job.cancel()
-            branch.fetch, branch.n_decoded = None, 0
-        is_cut = self.cut(branch)
-        if branch.last is not None and self.shares:
-            self.keep(branch, to_end=True)
-            if self.needs_points and branch.n_decoded and is_cut:
-                self.index.add_point(branch.last, branch.ids, branch.n_decoded, branch.seq)
-            self.copy(branch, to_end=True)
-        self.let_go(branch)
-        self.scheduler.leave(branch)
+        if sequence.fetch is not None:  # what it has so far, the index has
+            sequence.fetch.job.cancel()
+            sequence.fetch, sequence.n_decoded = None, 0
+        is_cut = self.cut(sequence)
+        if sequence.last is not None and self.shares:
+            self.keep(sequence, to_end=True)
+            if self.needs_points and sequence.n_decoded and is_cut:
+                self.index.add_point(sequence.last, sequence.ids, sequence.n_decoded, sequence.seq)
+            self.copy(sequence, to_end=True)
+        self.release(sequence)
+        self.scheduler.leave(sequence)
 
-    def let_go(self, branch: Branch) -> None:
+    def release(self, sequence: RequestSequence) -> None:
         """Its sequence is empty; what others don't need of its cells, the index has alone."""
-        if branch.last is not None:
-            self._let_go(branch, branch.last)
-            branch.last = None
-        self.kv.seq_rm(branch.seq, -1, -1)
-        branch.n_decoded = branch.n_beyond = 0
+        if sequence.last is not None:
+            self._release(sequence, sequence.last)
+            sequence.last = None
+        self.kv.seq_rm(sequence.seq, -1, -1)
+        sequence.n_decoded = sequence.n_beyond = 0
 
-    def cut(self, branch: Branch) -> bool:
+    def cut(self, sequence: RequestSequence) -> bool:
         """Removes from its sequence what is left of a draft; False: that failed, and it can't go on."""
-        if branch.n_beyond:
+        if sequence.n_beyond:
             try:
-                self.kv.seq_rm(branch.seq, branch.n_decoded, -1)
+                self.kv.seq_rm(sequence.seq, sequence.n_decoded, -1)
             except (KVGraphError, MemoryError):
                 return False
-        branch.n_beyond = 0
+        sequence.n_beyond = 0
         return True
 
-    def keep(self, branch: Branch, to_end: bool) -> None:
+    def keep(self, sequence: RequestSequence, to_end: bool) -> None:
         """The index holds the text's whole blocks; to_end: and what is behind them."""
-        assert branch.last is not None
-        n = min(branch.n_decoded, branch.n_true)
-        if to_end or n - branch.last.end >= block.N_TOKENS:
-            branch.last = self.index.extend(branch.last, branch.ids, n, branch.seq, to_end=to_end)
+        assert sequence.last is not None
+        n = min(sequence.n_decoded, sequence.n_true)
+        if to_end or n - sequence.last.end >= block.N_TOKENS:
+            sequence.last = self.index.extend(sequence.last, sequence.ids, n, sequence.seq, to_end=to_end)
 
-    def copy(self, branch: Branch, to_end: bool) -> None:
-        """Sends the text's new whole blocks to `branch.copies`; to_end: and what is behind them."""
-        if branch.copies is None or branch.last is None:
+    def copy(self, sequence: RequestSequence, to_end: bool) -> None:
+        """Sends the text's new whole blocks to `sequence.copies`; to_end: and what is behind them."""
+        if sequence.copies is None or sequence.last is None:
             return
-        end = branch.last.end
-        if to_end or end > branch.n_copied:
-            n = min(branch.n_decoded, branch.n_true) if to_end else end
+        end = sequence.last.end
+        if to_end or end > sequence.n_copied:
+            n = min(sequence.n_decoded, sequence.n_true) if to_end else end
             try:
                 self.index.save_text(
-                    branch.ids[:n], branch.salt, branch.n_copied, branch.copies, branch.n_prompt
+                    sequence.ids[:n], sequence.salt, sequence.n_copied, sequence.copies, sequence.n_prompt
                 )
             # whoever gets them is no part of the engine, which answers others, too
             except Exception as error:
                 _log.warning("a text is copied no more: %s: %s", type(error).__name__, error)
-                branch.copies = None
-            branch.n_copied = end
+                sequence.copies = None
+            sequence.n_copied = end
 
-    def retreat(self, branch: Branch, n: int) -> None:
+    def retreat(self, sequence: RequestSequence, n: int) -> None:
         """From now on the text needs of what the index has its first n tokens alone."""
-        node = last = branch.last
+        node = last = sequence.last
         assert node is not None and last is not None
         while node.end > n:
             assert node.parent is not None
             node = node.parent
         if node is not last:
             self.index.pin(node)
-            self._let_go(branch, last)
-        branch.last = node
+            self._release(sequence, last)
+        sequence.last = node
 
-    def set_aside(self, branch: Branch) -> None:
+    def preempt(self, sequence: RequestSequence) -> None:
         """It waits again; what it has stays in the cache for as long as nobody needs the cells.
 
         Its request fails when there is no memory for rows that can't be decoded again.
         """
         try:
-            self._keep_rows(branch)
+            self._keep_rows(sequence)
         except (KVGraphError, MemoryError) as error:
-            self.fail(branch, error)
+            self.fail(sequence, error)
             return
-        self.leave(branch)
-        self.scheduler.wait(branch)
+        self.leave(sequence)
+        self.scheduler.wait(sequence)
         self.n_preempted += 1
 
-    def put_back(self, branch: Branch, own: OwnRows) -> bool:
+    def put_back(self, sequence: RequestSequence, own: OwnRows) -> bool:
         """It runs again, with its own rows; False: there is no room for them now."""
         if not own.n_cells and not self.index.make_room(own.n):
             return False
-        self.scheduler.enter(branch)
+        self.scheduler.enter(sequence)
         try:
-            own.show(branch.seq)
+            own.show(sequence.seq)
         except (KVGraphError, MemoryError) as error:
-            self.fail(branch, error)
+            self.fail(sequence, error)
             self.start_over_if_broken()
             return True
-        self._drop_rows(branch)
-        branch.n_decoded, branch.last = own.n, self.index.begin(branch.salt)
+        self._drop_rows(sequence)
+        sequence.n_decoded, sequence.last = own.n, self.index.begin(sequence.salt)
         return True
 
-    def fail(self, branch: Branch, error: BaseException) -> None:
+    def fail(self, sequence: RequestSequence, error: BaseException) -> None:
         """The request ends with the error, all of its samples too."""
-        for each in self.of(branch.request):
+        for each in self.of(sequence.request):
             self.remove(each)
-        branch.request._fail(error)
+        sequence.request._fail(error)
 
     def start_over_if_broken(self) -> None:
         """A device that failed in the midst of moving cells has left no cell usable."""
@@ -181,25 +183,25 @@ class Texts:
         except KVGraphError as error:
             self._ctx.reset()
             self.index = self.index.renewed()
-            for branch in [*self.kept]:
-                self.fail(branch, error)
+            for sequence in [*self.kept]:
+                self.fail(sequence, error)
 
-    def _stop(self, branch: Branch) -> None:
+    def _stop(self, sequence: RequestSequence) -> None:
         """It neither runs nor waits any more."""
-        if branch.runs:
-            self.leave(branch)
+        if sequence.runs:
+            self.leave(sequence)
         else:
-            self.scheduler.waiting.remove(branch)
+            self.scheduler.waiting.remove(sequence)
 
-    def _keep_rows(self, branch: Branch) -> None:
+    def _keep_rows(self, sequence: RequestSequence) -> None:
         """Of a text that is about to stop; only one that has shifted needs its rows to go on.
 
         Raises DeviceError when the host may lack the memory for them, and MemoryError. It still runs then.
         """
-        if not (branch.runs and branch.has_shifted):
+        if not (sequence.runs and sequence.has_shifted):
             return
         # the last token is decoded again for its output, where a grammar has kept it from being used
-        n = min(branch.n_decoded, len(branch.ids) - 1)
+        n = min(sequence.n_decoded, len(sequence.ids) - 1)
         n_cells = n + sum(each.own.n for each in self.kept if each.own)
         n_bytes = n_cells * sum(group.cell_bytes for group in self.kv.groups)
         most = int(_ROWS_SHARE * host_free_bytes(self._ctx.model.weight_bytes))
@@ -208,15 +210,15 @@ class Texts:
                 f"texts that have shifted and don't run would have {n_bytes} bytes of rows, and the host has "
                 f"memory for {most}: let others end first, or ask with a smaller window"
             )
-        branch.own = OwnRows(self.kv, branch.seq, n)
-        self.kept[branch] = None
+        sequence.own = OwnRows(self.kv, sequence.seq, n)
+        self.kept[sequence] = None
 
-    def _drop_rows(self, branch: Branch) -> None:
+    def _drop_rows(self, sequence: RequestSequence) -> None:
         """It has those that its sequence has, or needs none any more."""
-        self.kept.pop(branch, None)
-        if branch.own is not None:
-            branch.own.give_up()
-            branch.own = None
+        self.kept.pop(sequence, None)
+        if sequence.own is not None:
+            sequence.own.give_up()
+            sequence.own = None
 
     def _copy_one(self) -> bool:
         """The rows of a text go from the cells to host memory; False: there are none.
@@ -225,17 +227,17 @@ class Texts:
         """
         if not self.kept:
             return False
-        branch = next(iter(self.kept))
-        assert branch.own is not None
+        sequence = next(iter(self.kept))
+        assert sequence.own is not None
         try:
-            branch.own.copy()
-            del self.kept[branch]
+            sequence.own.copy()
+            del self.kept[sequence]
         except (KVGraphError, MemoryError) as error:
-            self.fail(branch, error)
+            self.fail(sequence, error)
         return True
 
-    def _let_go(self, branch: Branch, last: Node) -> None:
+    def _release(self, sequence: RequestSequence, last: Node) -> None:
         """The text needs what the index has up to this node no longer."""
-        others = [each for each in self.scheduler.running if each is not branch]
+        others = [each for each in self.scheduler.running if each is not sequence]
         self.index.hand_over(last, [(each.last, each.seq) for each in others if each.last])
         self.index.unpin(last)

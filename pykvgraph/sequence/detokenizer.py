@@ -38,7 +38,7 @@ class Lines:
         return len(text) if is_late and "\n" in text else -1
 
 
-class TextStream:
+class Detokenizer:
     """Bytes in, text out, up to the first stop string; what may become one is held back until it is decided.
 
     The text is the same however the bytes are cut. Of several stop strings the first to be complete counts.
