@@ -95,7 +95,7 @@ def ours(model: Path, n_prompt: int) -> list[MeasuredTurn]:
     return [
         MeasuredTurn(row["turn"], row["n_prompt"], row["n_old"], row["n_again"], row["first_token_ms"] / 1e3)
         for row in json.loads(done.stdout)["turns"]
-        if row["through"] == "KeptText"
+        if row["through"] == "TokenSequence"
     ]
 
 

@@ -64,7 +64,7 @@ from pykvgraph.types import (
 if _TYPE_CHECKING:
     from pykvgraph import plan
     from pykvgraph.engine import Engine, Request, Window
-    from pykvgraph.engine_types import Completion, EngineLook, EngineStats, TextLook, TierStats
+    from pykvgraph.engine.types import Completion, EngineLook, EngineStats, TextLook, TierStats
     from pykvgraph.kv_cache.reserved_cells import Incoming, Place, RawRows
     from pykvgraph.llama import Llama
     from pykvgraph.model.device import add_rpc_server, devices, library_info
@@ -80,7 +80,7 @@ _LATE = {
     "pykvgraph.model.device": ("add_rpc_server", "devices", "library_info"),
     "pykvgraph.model.device_types": ("Abilities", "DeviceInfo", "DevicePart", "LibraryInfo"),
     "pykvgraph.engine": ("Engine", "Request", "Window"),
-    "pykvgraph.engine_types": ("Completion", "EngineLook", "EngineStats", "TextLook", "TierStats"),
+    "pykvgraph.engine.types": ("Completion", "EngineLook", "EngineStats", "TextLook", "TierStats"),
     "pykvgraph.kv_cache.reserved_cells": ("Incoming", "Place", "RawRows"),
     "pykvgraph.llama": ("Llama",),
     "pykvgraph.sequence.long_reader": ("LongReader",),

@@ -1,6 +1,8 @@
-"""pykvgraph's exceptions."""
+"""pykvgraph's exceptions, and what can't be copied."""
 
 from __future__ import annotations
+
+from typing import NoReturn
 
 
 class KVGraphError(Exception):
@@ -43,3 +45,15 @@ class DeviceError(KVGraphError, RuntimeError):
 
 class TransportError(KVGraphError, ConnectionError):
     """The other end of a stream is gone, stalled, or sends what is not right. This end is closed then."""
+
+
+class NotCopied:
+    """What owns or reaches a native object: copy.copy, copy.deepcopy and pickle raise CopyError for it.
+
+    A copy would be a second owner, which uses the native object after the first one has freed it.
+    """
+
+    def __reduce_ex__(self, _protocol: object) -> NoReturn:
+        """All three ask this. Raises CopyError."""
+        name = type(self).__name__
+        raise CopyError(f"a {name} can't be copied or pickled: share this one, or make a new one")

@@ -17,9 +17,9 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from operator import methodcaller
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
-from pykvgraph.errors import CopyError, InvalidArgumentError
+from pykvgraph.errors import InvalidArgumentError, NotCopied
 
 R = TypeVar("R")
 C = TypeVar("C", bound="Closable")
@@ -28,18 +28,6 @@ _CLOSED = "is closed: make a new one"
 _ENDING = "is closed: Python is ending"
 _FORKED = "was used by another thread when this process was forked: make a new one in this process"
 _LEFT_BEHIND = "is on a device that works only in the process that was forked: use device='cpu' here"
-
-
-class NotCopied:
-    """What owns or reaches a native object: copy.copy, copy.deepcopy and pickle raise CopyError for it.
-
-    A copy would be a second owner, which uses the native object after the first one has freed it.
-    """
-
-    def __reduce_ex__(self, _protocol: object) -> NoReturn:
-        """All three ask this. Raises CopyError."""
-        name = type(self).__name__
-        raise CopyError(f"a {name} can't be copied or pickled: share this one, or make a new one")
 
 
 class _Object(NotCopied):

@@ -19,7 +19,7 @@ from pykvgraph.context.context import Context
 from pykvgraph.engine import Engine
 from pykvgraph.model.model import Model
 from pykvgraph.params.params import SamplingParams
-from pykvgraph.sequence.sequence import KeptText, common_length
+from pykvgraph.sequence.sequence import TokenSequence, common_length
 
 N_TURNS = 10
 N_MESSAGE = 120  # tokens of a user's message
@@ -163,10 +163,10 @@ def medians(runs: Sequence[Sequence[MeasuredTurn]]) -> list[MeasuredTurn]:
 
 
 class TextSpeaker:
-    """A KeptText, which is told where the last message begins: the likeliest tokens."""
+    """A TokenSequence, which is told where the last message begins: the likeliest tokens."""
 
     def __init__(self, context: Context) -> None:
-        self._text = KeptText(context)
+        self._text = TokenSequence(context)
 
     def answer(self, prompt: Prompt, n_tokens: int) -> Answer:
         start = time.perf_counter()

@@ -7,17 +7,16 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from pykvgraph._native.handles import NotCopied
 from pykvgraph.chat.saved import Saved, pack, unpack
 from pykvgraph.chat.turn_format import turn_format
 from pykvgraph.chat.turn_tokens import Discard, Turn, TurnTokens
 from pykvgraph.checks import integer, shown
 from pykvgraph.context.context import Context, LastOutput
-from pykvgraph.errors import CacheFullError, InvalidArgumentError, KVGraphError, UnsupportedError
+from pykvgraph.errors import CacheFullError, InvalidArgumentError, KVGraphError, NotCopied, UnsupportedError
 from pykvgraph.kv_cache.saved.file import read_regular, write_file
 from pykvgraph.params.params import SamplingParams
 from pykvgraph.sequence.output_text import OutputText
-from pykvgraph.sequence.sequence import Change, KeptText, Positions, common_length, earlier_texts
+from pykvgraph.sequence.sequence import Change, Positions, TokenSequence, common_length, earlier_texts
 from pykvgraph.types import Piece
 
 
@@ -75,7 +74,7 @@ class Conversation(NotCopied):
         self._on_discard = on_discard
         self._on_extend = on_extend
         self._earlier = earlier_texts(ctx) if ctx.n_seq_max == 1 else None
-        self._text = KeptText(ctx, self._seq, earlier=self._earlier)
+        self._text = TokenSequence(ctx, self._seq, earlier=self._earlier)
         self._turns: list[Turn] = []
         self._output: OutputText | None = None  # the answer that is being said
         self.n_forgotten = 0
@@ -178,7 +177,7 @@ class Conversation(NotCopied):
             self._earlier.clear()  # the file may need the cells
         before = self._text
         # knows nothing while cells are replaced
-        self._text = KeptText(self._ctx, self._seq, earlier=self._earlier)
+        self._text = TokenSequence(self._ctx, self._seq, earlier=self._earlier)
         try:
             self._ctx.kv.load(saved.cells, seq=self._seq)
         except Exception:

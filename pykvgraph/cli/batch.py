@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
     from pykvgraph.chat.messages import MessageTokens
     from pykvgraph.engine import Engine, Request
-    from pykvgraph.engine_types import Completion
+    from pykvgraph.engine.types import Completion
 
 COUNT = click.IntRange(min=1)
 N_AT_A_TIME = 128  # requests that the engine has, at most; those that wait may share a prefix with others

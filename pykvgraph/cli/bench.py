@@ -183,7 +183,7 @@ def bench(
       turns     a conversation of 10 turns whose first prompt has -d tokens:
                 two messages are edited, an answer is asked for twice
                 again; tokens decoded again, and the time to the first
-                token of each answer: of a KeptText, which is told where
+                token of each answer: of a TokenSequence, which is told where
                 messages begin, and of an Engine. Without --vs;
                 benchmarks/turns.py puts llama-server through the same
       prefix    24 requests to an Engine, 8 at a time: prompts that share -d
@@ -356,7 +356,7 @@ def run_one(
 def run_turns(
     model: Model, depth: int, repetitions: int, n_threads: int, sizes: dict[str, Any]
 ) -> dict[str, list[MeasuredTurn]]:
-    """The conversation through a KeptText and through an Engine, new ones each time, by turns; no warm-up."""
+    """The conversation through a TokenSequence and an Engine, new ones each time, by turns; no warm-up."""
     from pykvgraph.bench.turns import EngineSpeaker, TextSpeaker, converse, medians, n_asked, write_script
     from pykvgraph.context.context import Context
     from pykvgraph.engine import Engine
@@ -369,7 +369,7 @@ def run_turns(
         "n_threads_batch": n_threads,
         **sizes,
     }
-    runs: dict[str, list[list[MeasuredTurn]]] = {"KeptText": [], "Engine": []}
+    runs: dict[str, list[list[MeasuredTurn]]] = {"TokenSequence": [], "Engine": []}
     with click.progressbar(
         length=2 * repetitions * n_asked(script),
         label=f"turns after {depth}",
@@ -385,7 +385,7 @@ def run_turns(
 
         for _ in range(repetitions):
             with Context(model, **{"checkpoint_cells": checkpoint_cells(model), **sizes}) as ctx:
-                run("KeptText", TextSpeaker(ctx))
+                run("TokenSequence", TextSpeaker(ctx))
             with Engine(model, n_seq_max=1, **sizes) as engine:
                 run("Engine", EngineSpeaker(engine))
     return {through: medians(each) for through, each in runs.items()}

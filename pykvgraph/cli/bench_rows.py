@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from pykvgraph.checks import size_text
 from pykvgraph.cli.show import new_table, number_text, print_json, print_table
-from pykvgraph.units import size_text
 
 if TYPE_CHECKING:
     from pykvgraph.bench.requests import Served

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from pykvgraph.checks import size_text
 from pykvgraph.cli.show import new_table, print_json, print_table, printable
 from pykvgraph.cli.verb import Verb, examples, json_option, option
 from pykvgraph.errors import InvalidArgumentError
-from pykvgraph.units import size_text
 
 if TYPE_CHECKING:
     from pykvgraph.tiers.survey import SurveyedFile

@@ -9,9 +9,9 @@ from typing import IO, TYPE_CHECKING, Any
 
 import click
 
+from pykvgraph.checks import size_text
 from pykvgraph.cli.show import print_json, printable
 from pykvgraph.cli.verb import Verb, examples, json_option, model_option, option, plot_option
-from pykvgraph.units import size_text
 
 if TYPE_CHECKING:
     from pykvgraph.context.context import Context

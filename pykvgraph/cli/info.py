@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
+from pykvgraph.checks import size_text
 from pykvgraph.cli.show import new_table, print_json, print_table, printable, safe_cell
 from pykvgraph.cli.verb import (
     Verb,
@@ -23,7 +24,6 @@ from pykvgraph.cli.verb import (
 )
 from pykvgraph.cli.where import Where, where_options
 from pykvgraph.params.params import CACHE_TYPES, ContextParams
-from pykvgraph.units import size_text
 
 if TYPE_CHECKING:
     from pykvgraph.model.device_types import Abilities, DeviceInfo, DevicePart, LibraryInfo

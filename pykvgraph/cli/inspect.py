@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from pykvgraph.checks import size_text
 from pykvgraph.cli.recipe import recipe_lines, tokenizer_text
 from pykvgraph.cli.show import (
     abbreviated,
@@ -21,7 +22,6 @@ from pykvgraph.cli.show import (
 )
 from pykvgraph.cli.verb import Verb, examples, json_option, model_option, option
 from pykvgraph.errors import ModelLoadError, UnsupportedError
-from pykvgraph.units import size_text
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from pykvgraph.checks import size_text
 from pykvgraph.cli.show import new_table, print_json, print_table, safe_cell
 from pykvgraph.cli.verb import (
     Verb,
@@ -25,7 +26,6 @@ from pykvgraph.cli.verb import (
 from pykvgraph.cli.where import Where, where_options
 from pykvgraph.errors import UnsupportedError
 from pykvgraph.plan.fitting import MARGIN
-from pykvgraph.units import size_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from pykvgraph.units import size_text
+from pykvgraph.checks import size_text
 
 if TYPE_CHECKING:
     from pykvgraph.model.tokenizer import Tokenizer

@@ -19,7 +19,7 @@ from pykvgraph.cli.where import Where
 if TYPE_CHECKING:
     from pykvgraph.engine import Engine
     from pykvgraph.server.engine_spec import EngineSpec
-    from pykvgraph.server.http.run import HttpServer
+    from pykvgraph.server.run import HttpServer
     from pykvgraph.server.settings import Settings
 
 _SLOTS = 4
@@ -50,7 +50,7 @@ def serve(model: str, where: Where, adapters: Adapters, host: str, port: int, **
     The environment variables of llama-server (LLAMA_ARG_...) mean the same here.
     """
     try:
-        from pykvgraph.server.http.run import address_of
+        from pykvgraph.server.run import address_of
     except ModuleNotFoundError as error:
         raise ImportError(f"{error.name} is missing: pip install 'pykvgraph[server]'") from error
     if given["draft_repo"]:
@@ -94,7 +94,7 @@ def _server(
         if cluster:
             return ClusterServer(pool, RayWorkers(pool, engine, n_workers, cluster))
         return ClusterServer(pool, Workers(pool, engine, n_workers))
-    from pykvgraph.server.http.run import Server
+    from pykvgraph.server.run import Server
 
     def load() -> Engine:
         where.connect()
@@ -261,7 +261,7 @@ def _keys_of(file: IO[str] | None) -> tuple[str, ...]:
 
 
 def _listener(host: str, port: int, reuse_port: bool) -> socket.socket:
-    from pykvgraph.server.http.run import listen
+    from pykvgraph.server.run import listen
 
     try:
         return listen(host, port, reuse_port=reuse_port)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from pykvgraph.cluster.order import Order, Told, room_of
+from pykvgraph.cluster.order import Order, WorkerReady, room_of
 from pykvgraph.server.service import Service
+from pykvgraph.tiers.peer_receiver import PeerReceiver
 from pykvgraph.tiers.peers import Peers
-from pykvgraph.tiers.taker import Taker
 
 
-def begun(order: Order, service: Service, address: str) -> Told:
+def begun(order: Order, service: Service, address: str) -> WorkerReady:
     """What a worker tells of itself whose engine is there.
 
     Where the order says so, it takes from now on what others of the run send to the address, and sends them
@@ -19,6 +19,6 @@ def begun(order: Order, service: Service, address: str) -> Told:
     if order.copies:
         token = order.settings.run_token
         most = engine.most_record_bytes
-        copies_at = Taker(address, token, most, engine.take_record).address
+        copies_at = PeerReceiver(address, token, most, engine.take_record).address
         service.peers = Peers(token)
-    return Told(engine.context.n_ctx, room_of(engine, order.engine), copies_at)
+    return WorkerReady(engine.context.n_ctx, room_of(engine, order.engine), copies_at)

@@ -30,8 +30,8 @@ from pykvgraph.server.http.asker import (
 from pykvgraph.server.http.reply import JsonReply, send_within, unless_gone
 
 if TYPE_CHECKING:
-    from pykvgraph.cluster.life import Life
     from pykvgraph.cluster.router import Ticket
+    from pykvgraph.cluster.worker_life import WorkerLife
 
 _log = logging.getLogger("pykvgraph.server")
 MOST_REPEATS = 3  # to other workers
@@ -41,7 +41,7 @@ _GIVEN_ON = (b"authorization", b"x-api-key", b"content-type")
 _OF_CONNECTION = (b"connection", b"keep-alive", b"transfer-encoding")
 
 
-class Forwarded:
+class ForwardedRequest:
     """The answer of one of the workers, byte for byte.
 
     When a worker goes away the request is sent again to another one, up to MOST_REPEATS times, and what the
@@ -113,7 +113,7 @@ class Forwarded:
                 raise _failed(str(error)) from None
         raise _failed(f"the request was tried {1 + MOST_REPEATS} times: {what}")
 
-    async def _require_innocent(self, error: httpx.TransportError, number: int, life: Life) -> None:
+    async def _require_innocent(self, error: httpx.TransportError, number: int, life: WorkerLife) -> None:
         """Raises WireError when the next worker is likely to end by this request as well."""
         if self._has_word or isinstance(error, httpx.ConnectError):
             return

@@ -15,11 +15,11 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from pykvgraph.cluster.asked import WorkerRequest, asked_of
-from pykvgraph.cluster.forward import Forwarded
+from pykvgraph.cluster.forward import ForwardedRequest
 from pykvgraph.cluster.of_all import counts_of, labelled
 from pykvgraph.cluster.pool import TELLING, Pool
 from pykvgraph.openai.errors import WireError, invalid, loading, unsupported
-from pykvgraph.server.app import ANSWERERS, LARGE, Endpoint, no_such_path
+from pykvgraph.server.app import LARGE, POSTS, Endpoint, no_such_path
 from pykvgraph.server.http import page_files
 from pykvgraph.server.http.body import Bodies
 from pykvgraph.server.http.cors import Cors
@@ -105,7 +105,7 @@ class Front:
         given = request.query_params.get("worker", str(workers[0]) if workers else "0")
         if given not in map(str, range(self._pool.n)):
             raise invalid(f"worker must be from 0 to {self._pool.n - 1}, got {given[:40]!r}")
-        return Forwarded(
+        return ForwardedRequest(
             self._pool, "GET", WorkerRequest("/cells", b"", slot=int(given) * self._settings.n_slots)
         )
 
@@ -116,7 +116,7 @@ class Front:
             raise invalid("Invalid slot ID")
         body = await self._body(request)
         path = f"{request.scope['path']}?{_query(request)}"
-        return Forwarded(self._pool, "POST", WorkerRequest(path, body, slot=int(given)))
+        return ForwardedRequest(self._pool, "POST", WorkerRequest(path, body, slot=int(given)))
 
     async def set_adapters(self, request: Request) -> ASGIApp:
         """Workers come and go, and each would have its own scales."""
@@ -128,7 +128,7 @@ class Front:
         if request.method == "POST":
             body = await self._body(request)
         path = str(request.scope["raw_path"], "latin-1")  # a model's name may have any sign
-        return Forwarded(self._pool, request.method, WorkerRequest(path, body))
+        return ForwardedRequest(self._pool, request.method, WorkerRequest(path, body))
 
     async def by_one(self, request: Request) -> ASGIApp:
         """What one worker works at."""
@@ -141,7 +141,9 @@ class Front:
                 path, query, body, key, gives_seed=gives_seed, cache_prompt=self._settings.cache_prompt
             )
 
-        return Forwarded(self._pool, "POST", await asyncio.to_thread(read) if len(body) > LARGE else read())
+        return ForwardedRequest(
+            self._pool, "POST", await asyncio.to_thread(read) if len(body) > LARGE else read()
+        )
 
     async def _body(self, request: Request) -> bytes:
         async with self._bodies.of(request) as body:
@@ -166,7 +168,7 @@ def front_app(pool: Pool) -> ASGIApp:
         ("GET", "/lora-adapters", front.by_any),
         ("POST", "/lora-adapters", front.set_adapters),
         ("GET", "/cells", front.cells),
-        *(("POST", path, front.by_one) for path in ANSWERERS),
+        *(("POST", path, front.by_one) for path in POSTS),
     ]
     if pool.settings.page:
         told += [("GET", path, front.by_any) for path in page_files.FILES]

@@ -14,19 +14,19 @@ from typing import Any
 
 from pykvgraph import env
 from pykvgraph.cluster.copies import begun
-from pykvgraph.cluster.keeper import Keeper
-from pykvgraph.cluster.order import Told, read_order
+from pykvgraph.cluster.order import WorkerReady, read_order
 from pykvgraph.cluster.pool import Pool
+from pykvgraph.cluster.supervisor import Supervisor
 from pykvgraph.errors import DeviceError, KVGraphError
 from pykvgraph.server.engine_spec import EngineSpec
-from pykvgraph.server.http.run import Server, address_of, listen
+from pykvgraph.server.run import Server, address_of, listen
 
 _log = logging.getLogger("pykvgraph.server")
 _AGAIN_SECONDS = 60.0  # in which Ray has a process for an actor that has ended
 _PLACED_SECONDS = 15.0  # after which somebody is told that Ray has no room yet
 
 
-class RayWorkers(Keeper):
+class RayWorkers(Supervisor):
     """Workers that are actors of Ray, each with a server on its machine's address.
 
     address: of a Ray cluster; "auto": the one that runs here, or a new one of this machine. Each gets as many
@@ -50,7 +50,7 @@ class RayWorkers(Keeper):
         self._actors = [actor.remote() for _ in range(n)]
 
     async def run(self) -> None:
-        """As Keeper's."""
+        """As Supervisor's."""
         try:
             await super().run()
         finally:
@@ -75,7 +75,7 @@ class RayWorkers(Keeper):
                 actor.drain.remote()
             async with self._client(told["address"]) as client:
                 where = f"process {told['pid']} at {told['address']}"
-                its_life = self._up(number, client, Told(**told["told"]), where)
+                its_life = self._up(number, client, WorkerReady(**told["told"]), where)
                 try:
                     while await actor.news.remote() == "drains":
                         self._drains(number)

@@ -19,7 +19,7 @@ class Order(NamedTuple):
     copies: bool
 
 
-class Told(NamedTuple):
+class WorkerReady(NamedTuple):
     """n_ctx: cells of its cache. n_tokens: that it has room for. copies_at: where it takes copies of what
     others have; "": nowhere.
     """
@@ -30,16 +30,16 @@ class Told(NamedTuple):
 
 
 def read_order(text: str) -> Order:
-    """text: what Keeper has written."""
+    """text: what Supervisor has written."""
     order = json.loads(text)
     return Order(
         order["number"], Settings(**order["settings"]), EngineSpec(**order["engine"]), order["copies"]
     )
 
 
-def read_told(text: str) -> Told:
+def read_told(text: str) -> WorkerReady:
     """text: what a worker has told, as JSON."""
-    return Told(**json.loads(text))
+    return WorkerReady(**json.loads(text))
 
 
 def room_of(engine: Engine, spec: EngineSpec) -> int:

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import httpx
 
 from pykvgraph.cluster.asked import WorkerRequest
-from pykvgraph.cluster.life import Life
 from pykvgraph.cluster.router import Router, Ticket, reader_for
+from pykvgraph.cluster.worker_life import WorkerLife
 from pykvgraph.openai.errors import WireError, loading
 from pykvgraph.server.settings import Settings
 
@@ -57,7 +57,7 @@ class Pool:
         self.prefill = Router(settings.n_slots)  # of those that only read
         self.names = map(str, itertools.count(1))  # of requests
         self.clients: dict[int, httpx.AsyncClient] = {}
-        self._lives: weakref.WeakKeyDictionary[httpx.AsyncClient, Life] = weakref.WeakKeyDictionary()
+        self._lives: weakref.WeakKeyDictionary[httpx.AsyncClient, WorkerLife] = weakref.WeakKeyDictionary()
         self._addresses: dict[int, str] = {}
         self._where: dict[int, str] = {}
         self._n_lives = dict.fromkeys(range(n), 0)
@@ -66,12 +66,12 @@ class Pool:
 
     def up(
         self, number: int, client: httpx.AsyncClient, n_tokens: int, address: str = "", where: str = ""
-    ) -> Life:
+    ) -> WorkerLife:
         """A worker can be asked. n_tokens: that it has room for. address: where it takes copies.
 
         where: its process, as people are told. Whoever knows it tells its life of what it reads, and its end.
         """
-        life = self._lives[client] = Life()
+        life = self._lives[client] = WorkerLife()
         self._was_up = True
         self._where[number] = where
         self._n_lives[number] += 1
@@ -85,7 +85,7 @@ class Pool:
                 self._on_ready()
         return life
 
-    def life_of(self, client: httpx.AsyncClient) -> Life:
+    def life_of(self, client: httpx.AsyncClient) -> WorkerLife:
         """The life of a worker that this client asks."""
         return self._lives[client]
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from pykvgraph.cluster.copies import begun
 from pykvgraph.cluster.order import Order, read_order
 from pykvgraph.errors import KVGraphError
-from pykvgraph.server.http.run import Server
+from pykvgraph.server.run import Server
 
 # the lines that a worker says on its standard output
 READY = b"ready "  # and a Told

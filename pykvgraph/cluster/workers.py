@@ -11,18 +11,18 @@ import tempfile
 from asyncio.subprocess import PIPE, Process
 from pathlib import Path
 
-from pykvgraph.cluster.keeper import Keeper
-from pykvgraph.cluster.life import Life
 from pykvgraph.cluster.order import read_told
 from pykvgraph.cluster.pool import Pool
+from pykvgraph.cluster.supervisor import Supervisor
 from pykvgraph.cluster.worker import DRAINS, HAS_READ, READS, READY, copies_path
+from pykvgraph.cluster.worker_life import WorkerLife
 from pykvgraph.server.engine_spec import EngineSpec
 
 # the modules that this process would import, whatever the folder that it was started in
 _START = "import sys; sys.path[:] = {path!r}; from pykvgraph.cluster.worker import main; main()"
 
 
-class Workers(Keeper):
+class Workers(Supervisor):
     """Workers that are processes of this machine.
 
     They listen on Unix sockets in a folder that only this user can enter. They end with this process, however
@@ -35,7 +35,7 @@ class Workers(Keeper):
         self._folder = Path()
 
     async def run(self) -> None:
-        """As Keeper's."""
+        """As Supervisor's."""
         self._folder = Path(tempfile.mkdtemp(prefix="kvgraph-"))  # nobody else may enter it
         try:
             await super().run()
@@ -63,7 +63,7 @@ class Workers(Keeper):
         self._processes[number] = process
         if self._stops.is_set():
             _end(process, signal.SIGTERM)
-        its_life: Life | None = None
+        its_life: WorkerLife | None = None
         try:
             its_life = await self._listen(number, process, path)
             code = await process.wait()
@@ -79,10 +79,10 @@ class Workers(Keeper):
             )
         return end if self._was_up else f"{end}; it says why above"
 
-    async def _listen(self, number: int, process: Process, path: Path) -> Life | None:
+    async def _listen(self, number: int, process: Process, path: Path) -> WorkerLife | None:
         """To what it says of itself, until its end. Returns its life, if it could be asked."""
         assert process.stdout is not None
-        life: Life | None = None
+        life: WorkerLife | None = None
         async with self._client("http://worker", str(path)) as client:
             try:
                 async for line in process.stdout:
@@ -110,7 +110,7 @@ class Workers(Keeper):
         return process
 
 
-def _hear(life: Life, line: bytes) -> None:
+def _hear(life: WorkerLife, line: bytes) -> None:
     """What a worker says of a request."""
     if line.startswith(READS):
         life.begins(line[len(READS) :].decode().strip())

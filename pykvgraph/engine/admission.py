@@ -11,7 +11,7 @@ import numpy.typing as npt
 from pykvgraph.context.context import Context
 from pykvgraph.engine.reading import Reading
 from pykvgraph.engine.request_sequence import RequestSequence
-from pykvgraph.plan.memory_model import speculation_limit
+from pykvgraph.plan.memory_model import SPECULATION_SHARE, speculation_limit
 from pykvgraph.prefix import block
 from pykvgraph.sequence.sequence import EVERY
 
@@ -149,19 +149,21 @@ class Admission:
             self.reading = None
         return fits
 
-    def room_for_drafts(self, running: Sequence[RequestSequence], n_tokens: int) -> int:
+    def room_for_drafts(
+        self, running: Sequence[RequestSequence], n_tokens: int, share: float = SPECULATION_SHARE
+    ) -> int:
         """For how many tokens of drafts there are cells in a step that decodes n_tokens others.
 
-        With them the cells are three quarters full at most; others may need the rest. Without overcommit, and
-        unless everybody's cells are there at once, no more than will always be left over: a text that is n
-        tokens ahead has n cells more in each step than it would have, and ends n steps sooner.
+        With them no more than this share of the cells is in use; others may need the rest. Without
+        overcommit, and unless everybody's cells are there at once, no more than will always be left over: a
+        text that is n tokens ahead has n cells more in each step than it would have, and ends n steps sooner.
         """
         room = _UNBOUNDED
         todo = [each.n_todo for each in running]
         for group in self._groups:
             seen, growths = self._seen(group, running), self._growths(group, running, todo)
             if not group.window:
-                room = min(room, speculation_limit(group.n_cells) - seen.n_seen - n_tokens)
+                room = min(room, speculation_limit(group.n_cells, share) - seen.n_seen - n_tokens)
             is_short = seen.n_seen + sum(each.most for each in growths) > group.n_cells
             if is_short and not self._overcommit:
                 room = min(room, group.n_cells - most_in_use(growths, seen))

@@ -9,126 +9,170 @@ from concurrent.futures import Future
 from typing import Any
 
 from pykvgraph.engine.reading import Reading
+from pykvgraph.engine.readings import Readings
 from pykvgraph.engine.request import Request
 from pykvgraph.engine.request_sequence import RequestSequence
 from pykvgraph.engine.running_set import RunningSet
-from pykvgraph.engine_types import EngineLook
+from pykvgraph.engine.types import EngineLook
 from pykvgraph.errors import KVGraphError
 from pykvgraph.prefix.index import PrefixIndex
 
 
-class CellCommand:
-    """do(index, seq) is called once, by whoever takes the steps; `done` has what it returned or raised.
+class Command:
+    """Something that is to be done between two steps. done: has what came of it, or why it can't be done."""
 
-    seq is empty before, and is emptied behind it.
+    def __init__(self) -> None:
+        self.done: Future[Any] = Future()
+
+    def run(self, running_set: RunningSet, readings: Readings) -> None:
+        """Does it."""
+        raise NotImplementedError
+
+
+class Submit(Command):
+    """A text is to be answered."""
+
+    def __init__(self, sequence: RequestSequence) -> None:
+        super().__init__()
+        self.sequence = sequence
+
+    def run(self, running_set: RunningSet, readings: Readings) -> None:
+        """It waits to run."""
+        running_set.scheduler.arrive(self.sequence)
+
+
+class Cancel(Command):
+    """A request is to end."""
+
+    def __init__(self, request: Request) -> None:
+        super().__init__()
+        self._request = request
+
+    def run(self, running_set: RunningSet, readings: Readings) -> None:
+        """Its samples end, wherever they are."""
+        running_set.cancel(self._request)
+
+
+class Park(Command):
+    """A request is to wait until it is resumed, or is resumed (parks False).
+
+    done: whether there was anything to do.
+    """
+
+    def __init__(self, request: Request, parks: bool) -> None:
+        super().__init__()
+        self._request = request
+        self._parks = parks
+
+    def run(self, running_set: RunningSet, readings: Readings) -> None:
+        """`done` has the error of what can't be kept."""
+        try:
+            change = running_set.park if self._parks else running_set.resume
+            self.done.set_result(change(self._request))
+        except (KVGraphError, MemoryError) as error:
+            self.done.set_exception(error)
+
+
+class Read(Command):
+    """A text is to be decoded for what it says about its tokens."""
+
+    def __init__(self, reading: Reading) -> None:
+        super().__init__()
+        self.done = reading.done
+        self._reading = reading
+
+    def run(self, running_set: RunningSet, readings: Readings) -> None:
+        """It is read behind the others."""
+        readings.add(self._reading)
+
+
+class CellCommand(Command):
+    """do(index, seq) is to be called; `done` has what it returned or raised.
+
+    seq is an empty sequence, and is emptied behind it.
     """
 
     def __init__(self, do: Callable[[PrefixIndex, int], Any]) -> None:
+        super().__init__()
         self._do = do
-        self.done: Future[Any] = Future()
 
-    def run(self, index: PrefixIndex, seq: int) -> None:
-        """Does it."""
+    def run(self, running_set: RunningSet, readings: Readings) -> None:
+        """Needs a free sequence."""
+        seq = running_set.scheduler.borrow()
         try:
-            self.done.set_result(self._do(index, seq))
+            self.done.set_result(self._do(running_set.index, seq))
         except Exception as error:
             self.done.set_exception(error)
+        finally:
+            running_set.kv.seq_rm(seq, -1, -1)
+            running_set.scheduler.give_back(seq)
+        running_set.start_over_if_broken()
 
 
-class ParkCommand:
-    """What a caller asks for. parks: False: it is to come back. done: whether there was anything to do."""
-
-    def __init__(self, request: Request, parks: bool) -> None:
-        self.request = request
-        self.parks = parks
-        self.done: Future[bool] = Future()
-
-    def run(self, running_set: RunningSet) -> None:
-        """Does it, between two steps; `done` has what came of it."""
-        try:
-            self.done.set_result(
-                running_set.park(self.request) if self.parks else running_set.resume(self.request)
-            )
-        except (KVGraphError, MemoryError) as error:
-            self.done.set_exception(error)
+class Look(Command):
+    """Somebody wants to know how it is: `done` has an EngineLook."""
 
 
 _CELL_COMMAND_SECONDS = 0.02  # in a step, after which no further one begins
 
 
 class CommandQueue:
-    """Texts that come, requests that are cancelled, commands for cells, and those who want to look.
+    """Commands in the order in which they came.
 
-    news: what was sent and not read yet; any thread may append to it.
+    new: what was sent and not read yet; any thread may append to it.
     """
 
     def __init__(self) -> None:
-        self.news: deque[
-            RequestSequence | Request | ParkCommand | Reading | CellCommand | Future[EngineLook]
-        ] = deque()
+        self.new: deque[Command] = deque()
         self._for_cells: deque[CellCommand] = deque()
-        self._lookers: list[Future[EngineLook]] = []
+        self._looks: list[Look] = []
 
     @property
     def is_empty(self) -> bool:
         """Whether nobody waits for anything, but perhaps to look."""
-        return not (self.news or self._for_cells)
+        return not (self.new or self._for_cells)
 
     @property
     def n_sequences(self) -> int:
         """Texts that were sent and not read yet."""
-        return sum(isinstance(each, RequestSequence) for each in tuple(self.news))
+        return sum(isinstance(each, Submit) for each in tuple(self.new))
 
-    def read(self) -> list[RequestSequence | Request | ParkCommand | Reading]:
-        """Texts that came, and requests to cancel, to park or to resume; others wait for their turn."""
-        found: list[RequestSequence | Request | ParkCommand | Reading] = []
-        for _ in range(len(self.news)):  # what comes meanwhile is for the next step
-            new = self.news.popleft()
-            if isinstance(new, CellCommand):
-                self._for_cells.append(new)
-            elif isinstance(new, Future):
-                self._lookers.append(new)
+    def run(self, running_set: RunningSet, readings: Readings) -> None:
+        """Does what has come. Who wants a sequence for a while waits until one is free, and there is time."""
+        for _ in range(len(self.new)):  # what comes meanwhile is for the next step
+            command = self.new.popleft()
+            if isinstance(command, CellCommand):
+                self._for_cells.append(command)
+            elif isinstance(command, Look):
+                self._looks.append(command)
             else:
-                found.append(new)
-        return found
-
-    def run_cell_commands(self, running_set: RunningSet) -> None:
-        """Those that there is a free sequence and time for; others wait for the next step."""
+                command.run(running_set, readings)
         end = time.monotonic() + _CELL_COMMAND_SECONDS
         while self._for_cells and running_set.scheduler.n_free_seqs:
-            seq = running_set.scheduler.borrow()
-            try:
-                self._for_cells.popleft().run(running_set.index, seq)
-            finally:
-                running_set.kv.seq_rm(seq, -1, -1)
-                running_set.scheduler.give_back(seq)
-            running_set.start_over_if_broken()
+            self._for_cells.popleft().run(running_set, readings)
             if time.monotonic() >= end:
                 return
 
     def show(self, look: Callable[[], EngineLook]) -> None:
         """Tells those who look what there is."""
-        if not self._lookers:
+        if not self._looks:
             return
-        lookers, self._lookers = self._lookers, []
+        looks, self._looks = self._looks, []
         try:
             found = look()
         except Exception as error:
-            for each in lookers:
-                each.set_exception(error)
+            for each in looks:
+                each.done.set_exception(error)
         else:
-            for each in lookers:
-                each.set_result(found)
+            for each in looks:
+                each.done.set_result(found)
 
     def end(self, error: BaseException) -> list[RequestSequence]:
         """Everybody hears the error; returns the texts not read yet."""
-        new = [each for each in self.news if isinstance(each, RequestSequence)]
-        kinds = CellCommand, ParkCommand, Reading
-        asked = [each.done for each in (*self._for_cells, *self.news) if isinstance(each, kinds)]
-        asked += [*self._lookers, *(each for each in self.news if isinstance(each, Future))]
+        left: list[Command] = [*self.new, *self._for_cells, *self._looks]
+        self.new.clear()
         self._for_cells.clear()
-        self._lookers.clear()
-        self.news.clear()
-        for future in asked:
-            future.set_exception(error)
-        return new
+        self._looks.clear()
+        for each in left:
+            each.done.set_exception(error)
+        return [each.sequence for each in left if isinstance(each, Submit)]

@@ -11,30 +11,31 @@ from typing import Any, Literal
 
 import numpy as np
 
-from pykvgraph._native.handles import NotCopied
 from pykvgraph.checks import Integers, flag, integer, integers, real, shown
 from pykvgraph.context.context import Context
 from pykvgraph.context.pooling import Pooling
 from pykvgraph.engine import embedding
-from pykvgraph.engine.commands import ParkCommand
+from pykvgraph.engine.commands import Park, Submit
 from pykvgraph.engine.context_window import Window
 from pykvgraph.engine.loop import Loop, close_loop
 from pykvgraph.engine.request import Request
 from pykvgraph.engine.request_sequence import RequestSequence
 from pykvgraph.engine.sizes import sizes_for
 from pykvgraph.engine.speculation.drafters import drafter_of
-from pykvgraph.engine.speculation.speculation import MOST_ROWS
+from pykvgraph.engine.speculation.speculation import MOST_ROWS, Speculation
 from pykvgraph.engine.step import Stepper
-from pykvgraph.engine_types import EngineLook, EngineStats
-from pykvgraph.errors import CacheFullError, InvalidArgumentError, StateError, UnsupportedError
+from pykvgraph.engine.types import EngineLook, EngineStats
+from pykvgraph.errors import CacheFullError, InvalidArgumentError, NotCopied, StateError, UnsupportedError
 from pykvgraph.kv_cache.saved.file import write_file
 from pykvgraph.kv_cache.saved.geometry import under
 from pykvgraph.model.adapter import Active, Adapter, checked_adapters, key_of, pairs_of
 from pykvgraph.model.model import Model
 from pykvgraph.params.params import SamplingParams
+from pykvgraph.plan.memory_model import SPECULATION_SHARE
 from pykvgraph.prefix import block
 from pykvgraph.prefix.index import PrefixIndex
 from pykvgraph.prefix.prefix_file import SavedPrefix, pack, read
+from pykvgraph.sequence.sequence import EVERY
 from pykvgraph.tiers.options import Tiers
 from pykvgraph.tiers.record import Name, Record, read_header
 from pykvgraph.tiers.rows import Saver, Sink
@@ -49,19 +50,21 @@ class Engine(NotCopied):
     only the index of prefixes keeps are given up, the ones used longest ago first, when others need them.
 
     n_ctx: number of cells; "auto": as many as n_seq_max texts can fill and the free memory has room for.
-    n_seq_max: how many texts run at a time. n_batch: the most tokens in one step. prefix_cache: whether texts
-    share what they begin with. overcommit: a request enters when its prompt fits; when cells run out, the
-    youngest text is preempted, and comes back later. max_itl: the seconds from one token of a text to its
-    next that long prompts should not make longer; None: they get a quarter of a step. draft: "ngram": where a
-    text says again what it has said before, up to draft_max tokens more are decoded at once, and what is said
-    stays the same (docs/many-requests.md). A Model: these are what that smaller model proposes; it has the
-    same vocabulary, and is not closed before the engine is. None: no drafts. cache_reuse: what a text says as
-    the newest one that begins like it, but earlier, comes from the cache where it is at least so many tokens,
-    with its positions moved, as llama-server's --cache-reuse: these tokens have seen others before them, so
-    that what is said need not be what it would be else; 0: never. tiers: where prefixes go when others need
-    their cells, and come back from, also in another process (docs/tiers.md); it needs prefix_cache; None:
-    they are lost. memory_share: the part of the free memory that this engine is planned for, one of several
-    on a machine. background: a thread of the engine's own takes the steps; False: the program calls step().
+    n_seq_max: how many texts run at a time. n_batch: the most tokens in one step. prefix_cache: whether
+    texts share what they begin with. overcommit: a request enters when its prompt fits; when cells run
+    out, the youngest text is preempted, and comes back later. max_itl: the seconds from one token of a
+    text to its next that long prompts should not make longer; None: they get a quarter of a step. draft:
+    "ngram": where a text says again what it has said before, up to draft_max tokens more are decoded at
+    once, and what is said stays the same (docs/many-requests.md). A Model: these are what that smaller
+    model proposes; it has the same vocabulary, and is not closed before the engine is. None: no drafts.
+    draft_share: no draft is decoded where more than this part of the cells would be in use with it:
+    others may need the rest. cache_reuse: what a text says as the newest one that begins like it, but
+    earlier, comes from the cache where it is at least so many tokens, with its positions moved, as
+    llama-server's --cache-reuse: these tokens have seen others before them, so that what is said need not
+    be what it would be else; 0: never. tiers: where prefixes go when others need their cells, and come
+    back from, also in another process (docs/tiers.md); it needs prefix_cache; None: they are lost.
+    memory_share: the part of the free memory that this engine is planned for, one of several on a
+    machine. background: a thread of the engine's own takes the steps; False: the program calls step().
     adapters: those of requests that name none, with their scales, as Context.set_adapters() takes them.
     Other arguments are those of Context.
 
@@ -82,6 +85,7 @@ class Engine(NotCopied):
         max_itl: float | None = None,
         draft: Literal["ngram"] | Model | None = None,
         draft_max: int = 16,
+        draft_share: float = SPECULATION_SHARE,
         cache_reuse: int = 0,
         tiers: Tiers | None = None,
         memory_share: float = 1.0,
@@ -102,6 +106,7 @@ class Engine(NotCopied):
         n_ubatch = context.pop("n_ubatch", min(integer(n_batch, "n_batch"), 512))
         batch = {"n_batch": n_batch, "n_ubatch": n_ubatch}
         draft_max = integer(draft_max, "draft_max", 1)
+        draft_share = real(draft_share, "draft_share", 0.0, 1.0)
         memory_share = real(memory_share, "memory_share", 1e-6, 1.0)
         shares, cache_reuse = flag(prefix_cache, "prefix_cache"), integer(cache_reuse, "cache_reuse", 0)
         overcommit, background = flag(overcommit, "overcommit"), flag(background, "background")
@@ -133,6 +138,10 @@ class Engine(NotCopied):
             )
         self._adapters = self.context.adapters
         self._tokenizer = model.tokenizer if model.has_tokenizer else None
+        speculation = None
+        if drafter is not None:
+            every = EVERY if shares and sizes.n_points else 0
+            speculation = Speculation(drafter, draft_max, draft_share, every)
         try:
             stepper = Stepper(
                 self.context,
@@ -140,8 +149,7 @@ class Engine(NotCopied):
                 shares,
                 overcommit,
                 max_itl,
-                drafter,
-                draft_max,
+                speculation,
                 cache_reuse,
                 tiers,
             )
@@ -208,7 +216,7 @@ class Engine(NotCopied):
             sequence.enter(0, 0)
             sequence.end(sequence.ended, time.perf_counter())
         else:
-            self._loop.give(sequence)
+            self._loop.give(Submit(sequence))
         return request
 
     def take_record(self, record: Record) -> None:
@@ -435,7 +443,7 @@ class Engine(NotCopied):
             raise InvalidArgumentError(f"request must be what submit() returned, got {shown(request)}")
         if request._cancel != self._loop.cancel:
             raise InvalidArgumentError("the request is another engine's: ask that one")
-        return bool(self._loop.ask(ParkCommand(request, parks)))
+        return bool(self._loop.ask(Park(request, parks)))
 
     def _sequences(
         self,

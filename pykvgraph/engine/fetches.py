@@ -14,7 +14,7 @@ from pykvgraph.context.context import Context
 from pykvgraph.engine.request_sequence import Fetch, Plan, RequestSequence
 from pykvgraph.engine.running_set import RunningSet
 from pykvgraph.engine.step_times import times_of
-from pykvgraph.engine_types import TierStats
+from pykvgraph.engine.types import TierStats
 from pykvgraph.errors import CacheFullError, InvalidArgumentError, KVGraphError
 from pykvgraph.kv_cache.reserved_cells import Incoming, Place
 from pykvgraph.prefix import block

@@ -6,17 +6,15 @@ import contextlib
 import os
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future
 from typing import Any
 
 from pykvgraph.context.context import Context
-from pykvgraph.engine.commands import CellCommand, ParkCommand
+from pykvgraph.engine.commands import Cancel, CellCommand, Command, Look, Read
 from pykvgraph.engine.ctrl_c import ctrl_c_waits
 from pykvgraph.engine.reading import Reading
 from pykvgraph.engine.request import Request
-from pykvgraph.engine.request_sequence import RequestSequence
 from pykvgraph.engine.step import Stepper
-from pykvgraph.engine_types import EngineLook
+from pykvgraph.engine.types import EngineLook
 from pykvgraph.errors import InvalidArgumentError
 from pykvgraph.prefix.index import PrefixIndex
 
@@ -37,14 +35,12 @@ class Loop:
             self._thread = threading.Thread(target=self._run, name="pykvgraph engine", daemon=True)
             self._thread.start()
 
-    def give(
-        self, new: RequestSequence | Request | ParkCommand | Reading | CellCommand | Future[EngineLook]
-    ) -> None:
-        """A text, a request to cancel or to park, a command for cells, or somebody who wants to look."""
+    def give(self, command: Command) -> None:
+        """It is done before the next step. Raises InvalidArgumentError when the engine is closed."""
         with self._news:
             if self._closed or os.getpid() != self._pid:
                 raise InvalidArgumentError("the engine is closed: make a new one")
-            self.stepper.commands.news.append(new)
+            self.stepper.commands.new.append(command)
             self._news.notify()
 
     @property
@@ -52,12 +48,12 @@ class Loop:
         """Whether nobody can come any more: by close(), or by an error in the midst of a step."""
         return self._closed
 
-    def ask(self, asked: CellCommand | ParkCommand | Reading) -> Any:
+    def ask(self, command: Command) -> Any:
         """Waits for what comes of it; without a thread of its own, takes the steps meanwhile."""
-        self.give(asked)
-        while not self.background and not asked.done.done():
+        self.give(command)
+        while not self.background and not command.done.done():
             self.step()
-        return asked.done.result()
+        return command.done.result()
 
     def run_between_steps(self, do: Callable[[PrefixIndex, int], Any]) -> Any:
         """What do(index, seq) returns, which is called between two steps, with an empty sequence."""
@@ -66,7 +62,7 @@ class Loop:
     def read(self, reading: Reading) -> list[Any]:
         """In parts, between the steps of others. Ctrl-C ends it."""
         try:
-            found: list[Any] = self.ask(reading)
+            found: list[Any] = self.ask(Read(reading))
         except BaseException:
             reading.give_up()
             raise
@@ -75,10 +71,9 @@ class Loop:
     def look(self) -> EngineLook:
         """Between two steps; without a thread of its own there is no step now."""
         if self.background:
-            look: Future[EngineLook] = Future()
             # not by the lock: the thread that takes the steps would take it again at once
-            self.give(look)
-            return look.result()
+            found: EngineLook = self.ask(Look())
+            return found
         with self._stepping:
             if self._closed:
                 raise InvalidArgumentError("the engine is closed: make a new one")
@@ -88,7 +83,7 @@ class Loop:
         """For Request.cancel()."""
         if not request.done:
             with contextlib.suppress(InvalidArgumentError):  # closed: everything is cancelled
-                self.give(request)
+                self.give(Cancel(request))
 
     def step(self) -> bool:
         """One step; whether there is more to do. An exception in the midst of it closes the engine."""

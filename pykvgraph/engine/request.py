@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from pykvgraph.engine.request_sequence import RequestSequence
-from pykvgraph.engine_types import Completion
+from pykvgraph.engine.types import Completion
 from pykvgraph.errors import InvalidArgumentError
 from pykvgraph.types import Piece
 

@@ -18,7 +18,7 @@ from pykvgraph.engine.context_window import Window
 from pykvgraph.engine.own_rows import OwnRows
 from pykvgraph.engine.speculation.gate import Acceptance
 from pykvgraph.engine.speculation.lookup import Lookup
-from pykvgraph.engine_types import Completion, TextLook
+from pykvgraph.engine.types import Completion, TextLook
 from pykvgraph.model.adapter import Active
 from pykvgraph.model.tokenizer import Tokenizer
 from pykvgraph.params.params import SamplingParams
@@ -297,6 +297,11 @@ class RequestSequence:
             self._tokens.append(piece.token)
         self.request._say(piece)
         return piece.finish_reason
+
+    def cancel(self, now: float) -> None:
+        """It ends, and so do its forks."""
+        for each in (self, *self.forks):
+            each.end("cancelled", now)
 
     def end(self, reason: Literal["stop", "length", "cancelled"], now: float) -> None:
         """Hands out the completion."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 
 from pykvgraph.context.context import Context
 from pykvgraph.engine.own_rows import OwnRows
@@ -50,6 +51,13 @@ class RunningSet:
         else:
             self._stop(sequence)
         self._drop_rows(sequence)
+
+    def cancel(self, request: SampleOwner) -> None:
+        """Its samples end."""
+        now = time.perf_counter()
+        for sequence in self.of(request):
+            self.remove(sequence)
+            sequence.cancel(now)
 
     def park(self, request: SampleOwner) -> bool:
         """Its samples wait for resume(), without sequences; False: it has ended, or is parked already.

@@ -9,19 +9,17 @@ from pykvgraph.context.batch import Batch
 from pykvgraph.context.context import Context, LastOutput
 from pykvgraph.engine.admission import Admission
 from pykvgraph.engine.beginnings import is_coming, mark_partings
-from pykvgraph.engine.commands import CommandQueue, ParkCommand
+from pykvgraph.engine.commands import CommandQueue
 from pykvgraph.engine.context_shifts import shift_full
 from pykvgraph.engine.fetches import Fetches
 from pykvgraph.engine.moved_parts import attach_moved
-from pykvgraph.engine.reading import Reading
 from pykvgraph.engine.readings import Readings
 from pykvgraph.engine.request_sequence import RequestSequence
 from pykvgraph.engine.running_set import RunningSet
 from pykvgraph.engine.scheduler import Chunk
-from pykvgraph.engine.speculation.drafters import Drafter
 from pykvgraph.engine.speculation.speculation import Speculation
 from pykvgraph.engine.token_budget import TokenBudget
-from pykvgraph.engine_types import EngineLook, EngineStats
+from pykvgraph.engine.types import EngineLook, EngineStats
 from pykvgraph.errors import CacheFullError, InvalidArgumentError, KVGraphError
 from pykvgraph.prefix.index import Found, PrefixIndex
 from pykvgraph.sequence.sequence import EVERY
@@ -41,8 +39,8 @@ _COUNTED = (*_PROMPTS, "steps", "decoded", "drafted", "accepted")
 class Stepper:
     """Decodes many texts on one context, a batch a step. Not for several threads at once.
 
-    overcommit: a text enters when its prompt fits; without, when all that it may become fits. drafter: None:
-    there are no drafts. draft_max: their tokens at most. reuse: parts of at least so many tokens are
+    overcommit: a text enters when its prompt fits; without, when all that it may become fits. speculation:
+    None: there are no drafts. reuse: parts of at least so many tokens are
     moved; 0: none are. tiers: where prefixes go whose cells are needed; None: nowhere.
     """
 
@@ -53,8 +51,7 @@ class Stepper:
         shares: bool,
         overcommit: bool,
         max_itl: float | None,
-        drafter: Drafter | None,
-        draft_max: int,
+        speculation: Speculation | None,
         reuse: int,
         tiers: Tiers | None,
     ) -> None:
@@ -85,10 +82,7 @@ class Stepper:
         self._has_read = False  # whether a part of a reading was decoded in the step before, or in this one
         # from one spare resume point of a prompt to the next; 0: devices lose too much in small chunks
         self._spacing = _ENOUGH_ON_CPU if on_cpu else 0
-        self._speculation = None
-        if drafter is not None:
-            every = EVERY if shares and running_set.needs_points else 0
-            self._speculation = Speculation(drafter, draft_max, every)
+        self._speculation = speculation
         self._keeps_states = any(group.kind == "state" for group in ctx.kv.groups)
         self._batch = Batch()
         self._is_broken = False
@@ -124,6 +118,7 @@ class Stepper:
             drafted=count["drafted"],
             accepted=count["accepted"],
             tiers=self._fetches.stats() if self._fetches else None,
+            drafts_refused=dict(self._speculation.refused) if self._speculation else {},
         )
 
     def look(self) -> EngineLook:
@@ -141,8 +136,7 @@ class Stepper:
 
     def step(self) -> None:
         """Takes what is new, lets waiting texts enter, decodes one batch, and hands out what was said."""
-        self._take_news()
-        self.commands.run_cell_commands(self._running_set)
+        self.commands.run(self._running_set, self._readings)
         self._read_part()
         begin = time.perf_counter()
         self._take_fetched()
@@ -182,7 +176,7 @@ class Stepper:
             queue.clear()
         for sequence in left:
             if error is None:
-                _end_with_forks(sequence, time.perf_counter())
+                sequence.cancel(time.perf_counter())
             else:
                 sequence.request._fail(error)
 
@@ -198,21 +192,7 @@ class Stepper:
         if self._speculation:
             self._speculation.close()
 
-    # ---- who comes and goes
-
-    def _take_news(self) -> None:
-        for new in self.commands.read():
-            if isinstance(new, RequestSequence):
-                self._scheduler.arrive(new)
-            elif isinstance(new, Reading):
-                self._readings.add(new)
-            elif isinstance(new, ParkCommand):
-                new.run(self._running_set)
-            else:
-                now = time.perf_counter()
-                for sequence in self._running_set.of(new):
-                    self._running_set.remove(sequence)
-                    _end_with_forks(sequence, now)
+    # ---- who enters
 
     def _admit(self) -> None:
         """Waiting texts enter, in their order, while there are sequences and cells for them."""
@@ -346,10 +326,15 @@ class Stepper:
         if drafted is chunks:
             return chunks
         n_tokens = sum(chunk.n + len(chunk.draft) for chunk in drafted)
-        return drafted if self._index.make_room(n_tokens) else chunks
+        if self._index.make_room(n_tokens):
+            return drafted
+        self._speculation.refused["cells"] += 1
+        return chunks
 
     def _room_for_drafts(self, n_tokens: int) -> int:
-        room = self._admission.room_for_drafts(self._scheduler.running, n_tokens)
+        assert self._speculation is not None
+        share = self._speculation.share
+        room = self._admission.room_for_drafts(self._scheduler.running, n_tokens, share)
         return min(room, self._ctx.n_ubatch - n_tokens)
 
     def _run(self, chunks: list[Chunk]) -> None:
@@ -498,8 +483,3 @@ class Stepper:
         if reason is not None:
             self._running_set.leave(sequence)
             sequence.end(reason, now)
-
-
-def _end_with_forks(sequence: RequestSequence, now: float) -> None:
-    for each in (sequence, *sequence.forks):
-        each.end("cancelled", now)

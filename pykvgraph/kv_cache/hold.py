@@ -8,9 +8,9 @@ import functools
 from typing import Any
 
 from pykvgraph._native.ffi import KvgHold
-from pykvgraph._native.handles import Handle, NotCopied
+from pykvgraph._native.handles import Handle
 from pykvgraph._native.library import lib, sized
-from pykvgraph.errors import InvalidArgumentError
+from pykvgraph.errors import InvalidArgumentError, NotCopied
 
 
 class Hold(NotCopied):

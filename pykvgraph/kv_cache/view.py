@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from pykvgraph._native.ffi import KvgGroupInfo, KvgGroupKind, KvgKvInfo
 from pykvgraph._native.fork import importing, renew_cached_properties_in_child
-from pykvgraph._native.handles import Handle, NotCopied, repr_of
+from pykvgraph._native.handles import Handle, repr_of
 from pykvgraph._native.kv import (
     read_bounds,
     read_cells,
@@ -25,11 +25,10 @@ from pykvgraph._native.kv import (
     read_states,
 )
 from pykvgraph._native.library import lib
-from pykvgraph.checks import indices, integer
-from pykvgraph.errors import UnsupportedError
+from pykvgraph.checks import indices, integer, size_text
+from pykvgraph.errors import NotCopied, UnsupportedError
 from pykvgraph.kv_cache.pending_token import PendingTokens
 from pykvgraph.types import CellGroup, CellsView, SeqBounds, SeqCount
-from pykvgraph.units import size_text
 
 if TYPE_CHECKING:
     from pykvgraph.kv_cache.maps.snapshot import CellMap

@@ -29,7 +29,7 @@ class Llama(LlamaSession):
     n_ctx "auto": as many cells as the model was trained on, or as the free memory has room for. kv_tier,
     device_layers: as Context takes them.
 
-    A prompt that begins as the text before it decodes only the rest (KeptText). flash_attn False means
+    A prompt that begins as the text before it decodes only the rest (TokenSequence). flash_attn False means
     "auto", n_threads None as many as Context chooses. verbose changes nothing: there is no log.
     """
 

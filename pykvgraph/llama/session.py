@@ -21,7 +21,7 @@ from pykvgraph.llama.vocabulary import LlamaVocabulary
 from pykvgraph.model.model import Model
 from pykvgraph.model.tokenizer import Tokenizer
 from pykvgraph.sampling.sampler import Sampler
-from pykvgraph.sequence.sequence import KeptText, common_length, earlier_texts
+from pykvgraph.sequence.sequence import TokenSequence, common_length, earlier_texts
 
 if TYPE_CHECKING:
     from pykvgraph.llama.cache import KeptPrefixes
@@ -55,7 +55,7 @@ class LlamaSession:
     def _begin(self, context: Context, n_vocab: int) -> None:
         self._context = context
         self._earlier = None if self._logits_all else earlier_texts(context)
-        self._text = KeptText(context, 0, earlier=self._earlier)
+        self._text = TokenSequence(context, 0, earlier=self._earlier)
         self._batch = Batch()
         self.n_batch = min(context.n_batch, context.n_ctx)  # a cache that fits may be smaller
         self.input_ids: npt.NDArray[np.int32] = np.zeros(context.n_ctx, np.int32)
@@ -190,7 +190,7 @@ class LlamaSession:
 
     def _tell(self, ids: npt.NDArray[np.int32]) -> None:
         """Sequence 0 has these tokens."""
-        self._text = KeptText(self.context, 0, earlier=self._earlier)
+        self._text = TokenSequence(self.context, 0, earlier=self._earlier)
         self._text.record(ids)
 
     def set_seed(self, seed: int) -> None:
@@ -247,7 +247,7 @@ class LlamaSession:
         found = self.context.scores()
         scored = int(found.best[-1]), float(found.best_logprob[-1]), float(found.log_sum[-1])
         self._last = LastOutput(*scored, self.scores[len(ids) - 1])
-        self._text = KeptText(self.context, 0)
+        self._text = TokenSequence(self.context, 0)
         self._text.record(ids)
 
     def sample(

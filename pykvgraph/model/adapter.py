@@ -14,11 +14,10 @@ from pykvgraph._native.ffi import KvgAdapterInfo
 from pykvgraph._native.fork import importing, renew_cached_properties_in_child
 from pykvgraph._native.handles import Closable, Handle, repr_of
 from pykvgraph._native.library import lib, sized
-from pykvgraph.checks import native_path, real, several, shown
+from pykvgraph.checks import native_path, parameters_text, real, several, shown, size_text
 from pykvgraph.errors import InvalidArgumentError
 from pykvgraph.model.gguf_file import read_metadata
 from pykvgraph.params.params import MOST_SCALE
-from pykvgraph.units import parameters_text, size_text
 
 MOST_ADAPTERS = 64  # that take part together
 Active: TypeAlias = "tuple[tuple[Adapter, float], ...]"

@@ -14,7 +14,7 @@ from typing import Any
 from pykvgraph._native.fork import renew_cached_properties_in_child, renew_lock_in_child
 from pykvgraph._native.handles import Closable, Handle, repr_of
 from pykvgraph._native.library import lib
-from pykvgraph.checks import native_path
+from pykvgraph.checks import native_path, parameters_text, size_text
 from pykvgraph.errors import UnsupportedError
 from pykvgraph.model.adapter import Adapter, checked_adapters, key_of
 from pykvgraph.model.gguf_file import (
@@ -28,7 +28,6 @@ from pykvgraph.model.gguf_file import (
 from pykvgraph.model.tokenizer import LoadedVocabulary, Tokenizer, has_tokenizer
 from pykvgraph.params.overrides import Overrides
 from pykvgraph.params.params import ModelParams
-from pykvgraph.units import parameters_text, size_text
 
 
 class Model(Closable):

@@ -19,7 +19,7 @@ import numpy as np
 from pykvgraph._native import libllama
 from pykvgraph._native.abandoned import Wanted, work
 from pykvgraph._native.fork import importing, renew_cached_properties_in_child, renew_lock_in_child
-from pykvgraph._native.handles import Handle, NotCopied, repr_of
+from pykvgraph._native.handles import Handle, repr_of
 from pykvgraph._native.library import lib
 from pykvgraph.checks import INT32_MAX, Integers, flag, integer, integers, shown
 from pykvgraph.errors import (
@@ -27,6 +27,7 @@ from pykvgraph.errors import (
     InvalidArgumentError,
     KVGraphError,
     ModelLoadError,
+    NotCopied,
     UnsupportedError,
 )
 from pykvgraph.model.gguf_file import GgufFile, read_key, read_parts, read_strings

@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from pykvgraph.engine_types import Completion
+from pykvgraph.engine.types import Completion
 from pykvgraph.model.adapter import Active
 from pykvgraph.types import Piece
 

@@ -7,6 +7,7 @@ import resource
 from dataclasses import dataclass
 from typing import Any
 
+from pykvgraph.checks import size_text
 from pykvgraph.errors import DeviceError
 from pykvgraph.model.device import devices
 from pykvgraph.model.device_types import DevicePart
@@ -14,7 +15,6 @@ from pykvgraph.model.gguf_file import GgufFile
 from pykvgraph.plan.free_memory import host_free_bytes
 from pykvgraph.plan.memory import plan_memory
 from pykvgraph.plan.memory_model import weight_limit
-from pykvgraph.units import size_text
 
 MARGIN = 20  # per cent of the free memory, for what others may take meanwhile
 STEP = 256  # cells

@@ -10,6 +10,7 @@ import math
 import os
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass
+from fractions import Fraction
 from typing import Any, NamedTuple
 
 from pykvgraph.checks import integer
@@ -17,6 +18,7 @@ from pykvgraph.errors import InvalidArgumentError
 from pykvgraph.plan.least_squares import non_negative
 from pykvgraph.plan.memory import plan_memory
 
+SPECULATION_SHARE = 0.75  # of cells or memory, that may be used with drafts
 _SPARE = 5  # per cent, of a recommended margin
 _SIZES = (256, 512, 768, 1024, 1536, 2048)  # tokens, of plans that are learned from; cells come in 256
 
@@ -119,9 +121,9 @@ def recommended_margin(next_token: float, prefill: float) -> int:
     return _SPARE + int(100 * (1 - (1 - next_token) / (1 - prefill)) + 1e-9)
 
 
-def speculation_limit(limit: int) -> int:
-    """How much of a limit may be used with drafts: three quarters. Others may need the rest."""
-    return 3 * integer(limit, "limit") // 4
+def speculation_limit(limit: int, share: float = SPECULATION_SHARE) -> int:
+    """How much of a limit may be used with drafts; others may need the rest. share: from 0 to 1."""
+    return int(integer(limit, "limit") * Fraction(share))
 
 
 def allows_speculation(batch_bytes: int, limit_bytes: int) -> bool:

@@ -22,8 +22,7 @@ from pykvgraph import env
 from pykvgraph._native import libllama
 from pykvgraph._native.abandoned import work
 from pykvgraph._native.fork import renew_lock_in_child
-from pykvgraph._native.handles import NotCopied
-from pykvgraph.errors import InvalidArgumentError, KVGraphError
+from pykvgraph.errors import InvalidArgumentError, KVGraphError, NotCopied
 from pykvgraph.model.tokenizer import Tokenizer
 from pykvgraph.model.vocabulary_file import VocabularyFile
 from pykvgraph.sampling import grammar_process

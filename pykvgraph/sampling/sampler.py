@@ -13,9 +13,9 @@ import numpy.typing as npt
 
 from pykvgraph._native import libllama
 from pykvgraph._native.fork import importing
-from pykvgraph._native.handles import Handle, NotCopied
+from pykvgraph._native.handles import Handle
 from pykvgraph.checks import INT32_MAX, Integers, instance, integer, integers, shown
-from pykvgraph.errors import InvalidArgumentError, KVGraphError
+from pykvgraph.errors import InvalidArgumentError, KVGraphError, NotCopied
 from pykvgraph.model.tokenizer import Tokenizer
 from pykvgraph.params.params import MAX_SEED, SamplingParams, ThoughtLimit, params_of
 from pykvgraph.sampling.chain import (

@@ -16,7 +16,7 @@ from pykvgraph.context.context_shift import ContextShift
 from pykvgraph.errors import CacheFullError, InvalidArgumentError, UnsupportedError
 from pykvgraph.params.params import SamplingParams, ThoughtLimit, params_of
 from pykvgraph.sequence.output_text import OutputText
-from pykvgraph.sequence.prefill import Feed
+from pykvgraph.sequence.prefill import Prefill
 from pykvgraph.types import Piece
 
 
@@ -136,7 +136,7 @@ class _Text:
         if params.stop and not model.has_tokenizer:
             raise UnsupportedError("stop: the model has no tokenizer, so its tokens have no text to stop at")
         self.seq = seq
-        self.feed = Feed(ctx, seq, on_full)
+        self.prefill = Prefill(ctx, seq, on_full)
         self._prompt: str | npt.NDArray[np.int32] = prompt
         self._tokenizer = model.tokenizer if model.has_tokenizer else None
         self._output = OutputText(params, self._tokenizer, seq)
@@ -148,7 +148,7 @@ class _Text:
         ids = self._prompt
         if isinstance(ids, str):
             assert self._tokenizer is not None
-            begins = pending is None and self.feed.ctx.kv.seq_pos_max(self.seq) < 0
+            begins = pending is None and self.prefill.ctx.kv.seq_pos_max(self.seq) < 0
             encoded = self._tokenizer.encode(ids, add_special=begins, add_space_prefix=begins)
             ids = np.array(encoded, np.int32)
         if pending is not None:
@@ -160,7 +160,7 @@ class _Text:
 
     def append(self, ids: Sequence[int] | npt.NDArray[np.int32]) -> LastOutput:
         """Decodes ids at the sequence's end."""
-        return self.feed.append(ids, copy_logits=self._output.needs_logits)
+        return self.prefill.append(ids, copy_logits=self._output.needs_logits)
 
     def say(self, last: LastOutput) -> Piece:
         """The piece after what was decoded last; its token is pending from now on."""
@@ -189,7 +189,7 @@ def _alone(text: _Text) -> Iterator[Piece]:
 def _side_by_side(ctx: Context, texts: list[_Text], shifts: bool) -> Iterator[Piece]:
     prompts = [text.prompt_ids() for text in texts]
     if not shifts:
-        texts[0].feed.make_room(sum(map(len, prompts)))  # which raises
+        texts[0].prefill.make_room(sum(map(len, prompts)))  # which raises
     said: dict[int, tuple[_Text, int]] = {}  # by sequence, in their order
     for text, ids in zip(texts, prompts, strict=True):
         piece = text.say(text.append(ids))
@@ -219,7 +219,7 @@ def _decode_each(ctx: Context, said: list[tuple[_Text, int]], shifts: bool) -> l
     kv, batch = ctx.kv, Batch()
     while True:
         longest = max((text for text, _ in said), key=lambda text: kv.seq_pos_max(text.seq))
-        longest.feed.make_room(len(said))
+        longest.prefill.make_room(len(said))
         batch.clear()
         for text, token in said:
             batch.add(token, kv.seq_pos_max(text.seq) + 1, (text.seq,), logits=True)

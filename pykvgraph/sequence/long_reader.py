@@ -7,12 +7,11 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from pykvgraph._native.handles import NotCopied
 from pykvgraph.checks import Integers, instance, integer, integers
 from pykvgraph.context.context import Context
 from pykvgraph.context.context_shift import N_KEEP, ContextShift, self_extend
-from pykvgraph.errors import InvalidArgumentError
-from pykvgraph.sequence.prefill import Feed
+from pykvgraph.errors import InvalidArgumentError, NotCopied
+from pykvgraph.sequence.prefill import Prefill
 from pykvgraph.types import ShiftReport
 
 
@@ -54,7 +53,7 @@ class LongReader(NotCopied):
         n_keep = integer(n_keep, "n_keep", 0)
         n_discard = -(-ctx.n_batch // self._n_grp)  # the positions that a batch takes once it is in groups
         shift = ContextShift(n_keep, n_discard, on_shift)
-        self._feed = Feed(ctx, self._seq, shift, before_shift, self._shifted)
+        self._prefill = Prefill(ctx, self._seq, shift, before_shift, self._shifted)
         self._on_extend = on_extend
         self._newest: int | None = None  # where the newest batch begins, while its positions are its own
         if n_keep * self._n_grp + ctx.n_batch > ctx.kv.n_cells:
@@ -72,11 +71,11 @@ class LongReader(NotCopied):
         tokens = integers(ids, "ids", 0)
         pending = self._ctx.kv.pending_token(self._seq)
         if pending is not None and len(tokens):
-            self._feed.append_batch([pending])
+            self._prefill.append_batch([pending])
         for begin in range(0, len(tokens), n_batch):
             part = tokens[begin : begin + n_batch]
             self._extend()  # only the newest batch has positions of its own
-            self._feed.append_batch(part)
+            self._prefill.append_batch(part)
             self._newest = self._ctx.kv.seq_pos_max(self._seq) + 1 - len(part)
 
     def make_room(self, n_tokens: int) -> None:
@@ -85,7 +84,7 @@ class LongReader(NotCopied):
         Raises InvalidArgumentError for n_tokens < 0. Raises CacheFullError, with nothing removed, when no
         shift can make that many cells empty, because of the kept positions or the cells of other sequences.
         """
-        self._feed.make_room(integer(n_tokens, "n_tokens", 0))
+        self._prefill.make_room(integer(n_tokens, "n_tokens", 0))
 
     def _shifted(self, report: ShiftReport) -> None:
         if self._newest is not None and self._newest > report.n_keep:

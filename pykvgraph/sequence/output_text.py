@@ -7,8 +7,8 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from pykvgraph._native.handles import NotCopied
 from pykvgraph.context.context import LastOutput
+from pykvgraph.errors import NotCopied
 from pykvgraph.model.tokenizer import Tokenizer
 from pykvgraph.params.params import SamplingParams
 from pykvgraph.sampling.sampler import Sampler, likeliest

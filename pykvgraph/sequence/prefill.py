@@ -18,14 +18,14 @@ T = TypeVar("T")
 Ids = Sequence[int] | npt.NDArray[np.int32]
 
 
-class Feed:
+class Prefill:
     """Appends tokens to a sequence, each at seq_pos_max + 1, and makes room for them when the cache is full.
 
     on_full: the policy that removes old positions; before_shift() and after_shift(report) are called before
     and after each shift. Without on_full, tokens that don't fit raise CacheFullError, and none is decoded.
 
-    Other threads may decode other sequences of the context. When another thread takes the cells that the feed
-    has just made empty, the feed makes room again.
+    Other threads may decode other sequences of the context. When another thread takes the cells that
+    were just made empty, room is made again.
     """
 
     def __init__(

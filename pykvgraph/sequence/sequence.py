@@ -10,12 +10,11 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from pykvgraph._native.handles import NotCopied
 from pykvgraph.checks import INT32_MAX, Integers, integer, integers
 from pykvgraph.context.batch import Batch
 from pykvgraph.context.context import Context, LastOutput
 from pykvgraph.context.context_shift import ContextShift, self_extend
-from pykvgraph.errors import CacheFullError, InvalidArgumentError, UnsupportedError
+from pykvgraph.errors import CacheFullError, InvalidArgumentError, NotCopied, UnsupportedError
 from pykvgraph.model.model import Model
 from pykvgraph.prefix import block
 from pykvgraph.prefix.index import Found, PrefixIndex
@@ -25,12 +24,14 @@ from pykvgraph.types import ShiftReport
 class Positions:
     """Positions of tokens 0, 1, 2, ... of a text that begins at position 0 and has no gaps.
 
-    head: the positions of the first tokens, up to the last one that may share its position; the tokens behind
-    them follow one by one.
+    head: the positions of the first tokens, up to the last one that shares its position with another; the
+    tokens behind them follow one by one.
     """
 
     def __init__(self, head: list[int] | None = None) -> None:
         self.head = head or []
+        while self.head and self.head[-1] == (self.head[-2] + 1 if len(self.head) > 1 else 0):
+            self.head.pop()
 
     def of(self, n: int) -> int:
         """The position of token n, or for the number of tokens the next position."""
@@ -63,7 +64,7 @@ EVERY = 512  # positions from one checkpoint to the next
 
 
 class Change(NamedTuple):
-    """What KeptText.set() did.
+    """What TokenSequence.set() did.
 
     n_common: the tokens with which the old text and the new one begin alike. n_kept: how many of these stayed
     in the cache; the other n_common - n_kept were decoded again. n_decoded: all that were decoded. last: the
@@ -76,7 +77,7 @@ class Change(NamedTuple):
     last: LastOutput
 
 
-class KeptText(NotCopied):
+class TokenSequence(NotCopied):
     """The text of one sequence of a context, for conversations: each prompt begins as the one before.
 
     set(ids) makes the sequence hold exactly these tokens. It finds where they part from the text that the
@@ -298,11 +299,13 @@ class KeptText(NotCopied):
             others = int(kv.seq_bounds().n_cells.sum()) - kv.seq_count(self._seq, -1, -1).n_cells
             if n + others <= kv.n_cells:
                 return
-        after = kv.seq_count(self._seq, self._positions.of(n_common), -1)
+        position = self._positions.of(n_common)
+        n_kept = self._positions.first_at(position)  # a token goes with those that share its position
+        after = kv.seq_count(self._seq, position, -1)
         room = kv.n_free + after.n_cells - after.n_shared
-        if n - n_common > room:
+        if n - n_kept > room:
             raise CacheFullError(
-                f"{n} tokens don't fit: {n_common} of them are in the cache, which has room for {room} more. "
+                f"{n} tokens don't fit: {n_kept} of them are in the cache, which has room for {room} more. "
                 "Use a larger n_ctx or a shorter text, or remove tokens of other sequences"
             )
 
@@ -356,7 +359,7 @@ class KeptText(NotCopied):
 
 
 def earlier_texts(ctx: Context) -> PrefixIndex:
-    """For KeptText(earlier=). Where a model needs resume points, half of the checkpoints' room is theirs."""
+    """For TokenSequence(earlier=). Resume points, where a model needs them, have half of the checkpoints."""
     return PrefixIndex(ctx.kv, 0 if all(_keep_all(ctx)) else N_CHECKPOINTS // 2)
 
 

@@ -33,7 +33,7 @@ _MANY = 64  # commas, of prompts perhaps, each of which takes a while
 # a name may be written with escapes
 _SLOW = (b'"grammar"', b'"json_schema"', b'"tools"', b'"response_format"', SAID_FIELD.encode(), b"\\u")
 
-TELLERS: dict[tuple[str, str], Teller] = {
+GETS: dict[tuple[str, str], Teller] = {
     ("GET", "/health"): about.health,
     ("GET", "/v1/health"): about.health,
     ("GET", "/models"): about.models,
@@ -48,7 +48,7 @@ TELLERS: dict[tuple[str, str], Teller] = {
     ("POST", "/lora-adapters"): adapters.set_scales,
     ("GET", "/cells"): cells.cells,
 }
-ANSWERERS: dict[str, Answerer] = {
+POSTS: dict[str, Answerer] = {
     "/tokenize": tokens.tokenize,
     "/detokenize": tokens.detokenize,
     "/apply-template": tokens.apply_template,
@@ -75,12 +75,15 @@ ANSWERERS: dict[str, Answerer] = {
 def application(service: Service) -> ASGIApp:
     """All of it, with keys and CORS in front."""
     routes = [
-        Route(path, _Told(service, teller), methods=[method]) for (method, path), teller in TELLERS.items()
+        Route(path, _WithoutBody(service, teller), methods=[method])
+        for (method, path), teller in GETS.items()
     ]
     if service.settings.page:
-        routes += [Route(path, _Told(service, page_files.page), methods=["GET"]) for path in page_files.FILES]
+        routes += [
+            Route(path, _WithoutBody(service, page_files.page), methods=["GET"]) for path in page_files.FILES
+        ]
     routes += [
-        Route(path, _Answered(service, answerer), methods=["POST"]) for path, answerer in ANSWERERS.items()
+        Route(path, _WithBody(service, answerer), methods=["POST"]) for path, answerer in POSTS.items()
     ]
     router = Starlette(routes=routes, exception_handlers={HTTPException: no_such_path})
     router.router.redirect_slashes = False  # it would send the client to whatever its Host header says
@@ -109,7 +112,7 @@ class Endpoint:
         raise NotImplementedError
 
 
-class _Told(Endpoint):
+class _WithoutBody(Endpoint):
     """An endpoint that looks at no body, or reads it itself."""
 
     def __init__(self, service: Service, teller: Teller) -> None:
@@ -122,7 +125,7 @@ class _Told(Endpoint):
         return await self._teller(self._service, request)
 
 
-class _Answered(Endpoint):
+class _WithBody(Endpoint):
     """An endpoint that gets a JSON object."""
 
     def __init__(self, service: Service, answerer: Answerer) -> None:

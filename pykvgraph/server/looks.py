@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pykvgraph.engine_types import EngineLook
+from pykvgraph.engine.types import EngineLook
 from pykvgraph.kv_cache.maps.colors import SEQUENCE_COLORS, SHARED_COLOR, ink
 from pykvgraph.kv_cache.maps.group import letter
 from pykvgraph.server.http.reply import JsonReply

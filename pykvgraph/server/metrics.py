@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, Metric, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from pykvgraph.engine import Engine
-from pykvgraph.engine_types import TierStats
+from pykvgraph.engine.types import TierStats
 from pykvgraph.openai.sample import Sample
 from pykvgraph.server.slots import Slots
 
@@ -80,7 +80,8 @@ class Metrics:
         )
         yield _counter("spec_decode_num_draft_tokens", "Tokens of drafts", stats.drafted)
         yield _counter("spec_decode_num_accepted_tokens", "Tokens of drafts that were said", stats.accepted)
-        yield _counter("preempted", "Texts that were set aside for a while", stats.n_preempted)
+        yield _by_reason("spec_decode_refused", "Steps with fewer drafts, or none", stats.drafts_refused)
+        yield _counter("preempted", "Texts whose cells were taken away for a while", stats.n_preempted)
         yield _gauge("running", "Texts in the engine", stats.n_running)
         yield _gauge("waiting", "Texts that wait to enter the engine", stats.n_waiting)
         yield _gauge("prefix_blocks", "Blocks of the index of prefixes", stats.n_blocks)
@@ -106,14 +107,18 @@ def _of_tiers(tiers: TierStats) -> Iterator[Metric]:
     held.add_metric(["ram"], tiers.ram_bytes)
     held.add_metric(["disk"], tiers.disk_bytes)
     yield held
-    misses = CounterMetricFamily(PREFIX + "tier_misses", "Loads that failed", labels=["reason"])
-    for reason, n in tiers.misses.items():
-        misses.add_metric([reason], n)
-    yield misses
+    yield _by_reason("tier_misses", "Loads that failed", tiers.misses)
 
 
 def _counter(name: str, text: str, value: float) -> Metric:
     return CounterMetricFamily(PREFIX + name, text, value=value)
+
+
+def _by_reason(name: str, text: str, counts: Mapping[str, int]) -> Metric:
+    found = CounterMetricFamily(PREFIX + name, text, labels=["reason"])
+    for reason, n in counts.items():
+        found.add_metric([reason], n)
+    return found
 
 
 def _gauge(name: str, text: str, value: float) -> Metric:

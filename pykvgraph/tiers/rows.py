@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 from pykvgraph.context.context import Context
 from pykvgraph.errors import KVGraphError
 from pykvgraph.kv_cache.saved.transfer import take_held
+from pykvgraph.model.file_digest import file_digest
 from pykvgraph.prefix import block
 from pykvgraph.prefix.node import Node, Point, Root
 from pykvgraph.tiers.record import HEADER_BYTES, Name, Record, geometry_of, pack
@@ -39,7 +40,7 @@ class Saver:
         self._ctx = ctx
         self.sink = sink
         self._geometry = geometry = ctx.kv._geometry
-        self._digest = block.file_digest(ctx.model)
+        self._digest = file_digest(ctx.model)
         self._roots: dict[bytes, bytes] = {}
         self._cell_bytes = sum(group.cell_bytes for group in geometry.groups)
         self._window_bytes = sum(group.cell_bytes * group.window for group in geometry.groups)

@@ -18,7 +18,7 @@ import httpx
 import pytest
 
 import pykvgraph as kvg
-from pykvgraph.server.http.run import Server, address_of, listen
+from pykvgraph.server.run import Server, address_of, listen
 from pykvgraph.server.settings import Settings
 
 RIVAL = Path(__file__).parents[2].parent / "shared" / "rivals" / "bin" / "llama-server"

@@ -68,12 +68,14 @@ class Gate:
         self._n_rows = 0
         self._said = 0.0  # tokens that the step is expected to say
         self._more = 0.0  # seconds, for making drafts
+        self.has_refused = False  # in this step
 
     def begin(self, n_decoding: int, n_rows: int) -> None:
         """The next step, in which so many texts say a token each, and n_rows are decoded without drafts."""
         self._n_rows = n_rows
         self._said = float(n_decoding)
         self._more = 0.0
+        self.has_refused = False
 
     def n_drafted(self, rate: float, most: int, each: float = 0.0) -> int:
         """How many tokens to draft of another text, at most `most`; each: seconds, to make one."""
@@ -90,6 +92,7 @@ class Gate:
             if (a_second := said / max(self._lasts(size) + size * each, 1e-9)) > most_a_second:
                 best, most_a_second = size, a_second
         if not best and not (best := self._tried_seldom(most)):
+            self.has_refused = True
             return 0
         self._n_rows += best
         self._said += sum(rate**i for i in range(1, best + 1))

@@ -15,12 +15,14 @@ MOST_ROWS = 16  # tokens of a step beside which drafts are decoded: with more th
 class Speculation:
     """Adds drafts to what a step decodes. Only time is at stake: what texts say stays as it is.
 
-    draft_max: tokens of a draft at most. every: no draft goes beyond such a position, where a resume point is
-    kept; 0: none is.
+    draft_max: tokens of a draft at most. share: of the cells, that may be in use with drafts. every: no draft
+    goes beyond such a position, where a resume point is kept; 0: none is. refused: as EngineStats has it.
     """
 
-    def __init__(self, drafter: Drafter, draft_max: int, every: int) -> None:
+    def __init__(self, drafter: Drafter, draft_max: int, share: float, every: int) -> None:
         self.gate = Gate()
+        self.share = share
+        self.refused = {"busy": 0, "slow": 0, "cells": 0}
         self._drafter = drafter
         self._draft_max = draft_max
         self._every = every
@@ -29,23 +31,27 @@ class Speculation:
     def add(self, chunks: list[Chunk], room: Callable[[int], int]) -> list[Chunk]:
         """The chunks, some of them with drafts; room(n): how many tokens they may have, beside n."""
         self._looks = False
-        if len(chunks) > MOST_ROWS or (n_rows := sum(chunk.n for chunk in chunks)) > MOST_ROWS:
-            return chunks
         decoding = [chunk.sequence for chunk in chunks if chunk.decodes and not chunk.sequence.forks]
+        n_rows = sum(chunk.n for chunk in chunks)
+        if n_rows > MOST_ROWS:
+            self.refused["busy"] += bool(decoding)
+            return chunks
         due = [sequence for sequence in decoding if sequence.record.is_due()]
         self._looks = bool(due)
         if not due:
             return chunks
         self.gate.begin(len(decoding), n_rows)
         drafts = self._drafter.drafts([(sequence, self._most(sequence)) for sequence in due], self.gate)
+        self.refused["slow"] += self.gate.has_refused
         if not any(drafts):
             return chunks
         left = room(n_rows)
-        by_branch: dict[int, tuple[int, ...]] = {}
+        self.refused["cells"] += left < sum(map(len, drafts))
+        kept: dict[int, tuple[int, ...]] = {}
         for sequence, draft in zip(due, drafts, strict=True):
-            by_branch[id(sequence)] = tuple(draft[: max(left, 0)])
+            kept[id(sequence)] = tuple(draft[: max(left, 0)])
             left -= len(draft)
-        return [chunk._replace(draft=by_branch.get(id(chunk.sequence), ())) for chunk in chunks]
+        return [chunk._replace(draft=kept.get(id(chunk.sequence), ())) for chunk in chunks]
 
     def learn(self, sequence: RequestSequence, n_before: int) -> None:
         """A text has said something. n_before: tokens that it had before."""

@@ -101,9 +101,18 @@ function showNumbers(news) {
   byId("n-waiting").textContent = count(news.n_waiting);
   byId("hits").textContent = percent(news.prefix_hit_tokens, news.prompt_tokens);
   byId("hits-of").textContent = `of ${count(news.prompt_tokens)}`;
+  showDrafts(news);
   const first = news.groups[0];
   byId("used").textContent = percent(first.n_used, first.n_cells);
   byId("used-of").textContent = `of ${count(first.n_cells)}`;
+}
+
+function showDrafts(news) {
+  const refused = Object.entries(news.drafts_refused).filter(([, n]) => n);
+  byId("drafts").hidden = !news.drafted && !refused.length;
+  byId("held").textContent = percent(news.accepted, news.drafted);
+  const reasons = refused.map(([reason, n]) => `${reason} in ${plural(n, "step")}`);
+  byId("held-of").textContent = [`of ${count(news.drafted)}`, ...reasons].join("; ");
 }
 
 // ---- cells

@@ -24,7 +24,7 @@ PACKAGES = {"asyncio", "concurrent", "html", "http", "jinja2", "llama_cpp", "sec
 ROOMS = {
     "pykvgraph.model.device_types",
     "pykvgraph.engine",
-    "pykvgraph.engine_types",
+    "pykvgraph.engine.types",
     "pykvgraph.download.hub",
     "pykvgraph.kv_cache.reserved_cells",
     "pykvgraph.kv_cache.maps",

@@ -16,7 +16,7 @@ from support.judge import nmse
 from support.models import N_VOCAB, SMALL, ModelSpec, write_model
 
 import pykvgraph as kvg
-from pykvgraph.sequence.sequence import KeptText, checkpoint_cells, earlier_texts
+from pykvgraph.sequence.sequence import TokenSequence, checkpoint_cells, earlier_texts
 from pykvgraph.types import CellsView
 
 OPTIONS: dict[str, Any] = {"n_ctx": 512, "n_batch": 64, "type_k": "f32", "type_v": "f32"}
@@ -54,11 +54,11 @@ def ctx(model: kvg.Model) -> Iterator[kvg.Context]:
 def alone(model: kvg.Model, ids: list[int]) -> Any:
     """The logits after these tokens, in a context of their own."""
     with open_context(model, **OPTIONS) as ctx:
-        return KeptText(ctx).set(ids).last.logits
+        return TokenSequence(ctx).set(ids).last.logits
 
 
 def test_a_conversation_that_comes_back_decodes_what_is_new(ctx: kvg.Context) -> None:
-    text = KeptText(ctx, earlier=earlier_texts(ctx))
+    text = TokenSequence(ctx, earlier=earlier_texts(ctx))
     for ids, n_new in ((A, 150), (B, 150), (A + C[:5], 5), (B + C[:9], 9), (A + C[:20], 20)):
         change = text.set(ids)
         assert change.n_decoded <= n_new, (len(ids), n_new)
@@ -68,7 +68,7 @@ def test_a_conversation_that_comes_back_decodes_what_is_new(ctx: kvg.Context) ->
 
 def test_earlier_texts_make_room(ctx: kvg.Context) -> None:
     """Texts of 150 tokens in 512 cells: there is room for three; token by token, too."""
-    text = KeptText(ctx, earlier=earlier_texts(ctx))
+    text = TokenSequence(ctx, earlier=earlier_texts(ctx))
     rng = random.Random(chance.seed(1))
     for seed in range(3, 8):
         ids = random_ids(150, N_VOCAB, seed)
@@ -83,7 +83,7 @@ def test_earlier_texts_make_room(ctx: kvg.Context) -> None:
 
 def test_texts_at_random(ctx: kvg.Context) -> None:
     """Set, append, clear, shift: the logits are always those of the text alone, or of the shifted cells."""
-    text, rng = KeptText(ctx, earlier=earlier_texts(ctx)), random.Random(chance.seed(3))
+    text, rng = TokenSequence(ctx, earlier=earlier_texts(ctx)), random.Random(chance.seed(3))
     texts = [A, B, C, A[:60] + B[60:], A[:100] + C]
     for step in range(60):
         chosen = rng.choice(texts)
@@ -102,7 +102,7 @@ def test_texts_at_random(ctx: kvg.Context) -> None:
 def test_a_shifted_text_is_not_kept_for_others(small: kvg.Model) -> None:
     """K and V behind what was discarded were computed with it: they are of no other text."""
     with open_context(small, **OPTIONS) as ctx:
-        text = KeptText(ctx, earlier=earlier_texts(ctx))
+        text = TokenSequence(ctx, earlier=earlier_texts(ctx))
         text.set(A)
         text.discard(0, 50)
         text.set(B)

@@ -173,9 +173,11 @@ def test_turns(
     assert expected[0][1] == 300
     old = {name: n_old for name, _, n_old in expected}
     to_answer = {name: old[name] - old[name[0]] for name in ("4 edited", "8 edited")}
-    # a KeptText is told where a message begins; an Engine has a state where the answer before it ended
+    # a TokenSequence is told where a message begins; an Engine has a state where the answer before it ended
     again = (
-        {"KeptText": {"4 edited": 60}, "Engine": to_answer} if with_state else {"KeptText": {}, "Engine": {}}
+        {"TokenSequence": {"4 edited": 60}, "Engine": to_answer}
+        if with_state
+        else {"TokenSequence": {}, "Engine": {}}
     )
     found = json.loads(result.stdout)["turns"]
     assert len(found) == 2 * len(expected)
@@ -217,7 +219,7 @@ def test_turns_of_a_model_without_a_tokenizer(architecture: Callable[[ArchSpec],
 def test_turns_for_people(stories: Path) -> None:
     lines = bench(stories, "-p 0 -n 0 -d 300 -r 1 --cache turns").stdout.splitlines()
     assert len(lines) == 1 + 2 * 17
-    for through, part in (("KeptText", lines[1:18]), ("Engine", lines[18:])):
+    for through, part in (("TokenSequence", lines[1:18]), ("Engine", lines[18:])):
         assert part[0] == f"{through}, turns after a prompt of 300 tokens:"
         assert part[1].split() == ["turn", "prompt", "old", "again", "new", "first", "token"]
         assert part[-1].split()[:2] == ["all", "2"]

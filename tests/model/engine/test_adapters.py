@@ -15,7 +15,7 @@ from support.models import N_VOCAB, SMALL, ModelSpec
 import pykvgraph as kvg
 from pykvgraph.model.adapter import Active, key_of
 from pykvgraph.prefix import block
-from pykvgraph.sequence.sequence import KeptText
+from pykvgraph.sequence.sequence import TokenSequence
 
 PROMPT = random_ids(70, N_VOCAB)
 PARAMS = kvg.SamplingParams(max_tokens=12, temperature=0.0)
@@ -153,9 +153,9 @@ def test_a_closed_adapter(model_file: Callable[[ModelSpec], Path], tmp_path: Pat
             engine.submit(PROMPT[:5], PARAMS, adapters=[(adapter, 1.0)])
 
 
-def test_a_kept_text_is_decoded_again(small: kvg.Model, sets: list[Active]) -> None:
+def test_a_token_sequence_is_decoded_again(small: kvg.Model, sets: list[Active]) -> None:
     with open_context(small, n_ctx=256) as ctx:
-        text = KeptText(ctx)
+        text = TokenSequence(ctx)
         assert text.set(PROMPT).n_decoded == len(PROMPT)
         ctx.set_adapters(sets[1])
         assert text.set(PROMPT).n_decoded == len(PROMPT)

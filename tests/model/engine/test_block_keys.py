@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 import pykvgraph as kvg
+from pykvgraph.model import file_digest
 from pykvgraph.prefix import block
 from pykvgraph.prefix.index import PrefixIndex
 
@@ -97,16 +98,16 @@ def test_a_file_is_read_once_for_its_digest(
     shutil.copyfile(stories, path)
     expected = sha256(sha256(path.read_bytes()))
     with kvg.Model(path, device="cpu") as model:
-        assert block.file_digest(model) == expected
+        assert file_digest.file_digest(model) == expected
         with monkeypatch.context() as patch:
-            patch.setattr(block, "_digest_of", lambda path: pytest.fail("it was read again"))
-            assert block.file_digest(model) == expected
+            patch.setattr(file_digest, "_digest_of", lambda path: pytest.fail("it was read again"))
+            assert file_digest.file_digest(model) == expected
         stored = cache_home / "pykvgraph" / "digests.json"
         assert len(json.loads(stored.read_text())) == 1
         stored.write_text("no JSON")
-        assert block.file_digest(model) == expected
+        assert file_digest.file_digest(model) == expected
         os.utime(path, (1, 1))
-        assert block.file_digest(model) == expected
+        assert file_digest.file_digest(model) == expected
         assert len(json.loads(stored.read_text())) == 2
 
 

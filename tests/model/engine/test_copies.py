@@ -17,9 +17,9 @@ from support.soak import F32, are_likeliest
 import pykvgraph as kvg
 from pykvgraph.prefix import block
 from pykvgraph.tiers.peer import Peer
+from pykvgraph.tiers.peer_receiver import PeerReceiver
 from pykvgraph.tiers.peers import Peers
 from pykvgraph.tiers.record import FIXED_BYTES, MAGIC, Name, Record, pack
-from pykvgraph.tiers.taker import Taker
 
 pytestmark = pytest.mark.usefixtures("decoding_is_slow")
 TALK = kvg.SamplingParams(max_tokens=40, temperature=0)
@@ -40,13 +40,15 @@ def two_engines(model: kvg.Model, folder: Path) -> Iterator[tuple[kvg.Engine, kv
     """An engine, another one, and the way from the one to the other."""
     token, tiers = secrets.token_hex(32), kvg.Tiers("64M")
     with engine_of(model, tiers) as one, engine_of(model, tiers) as other:
-        taker = Taker(f"unix:{folder / 'records'}", token, other.most_record_bytes, other.take_record)
+        receiver = PeerReceiver(
+            f"unix:{folder / 'records'}", token, other.most_record_bytes, other.take_record
+        )
         peers = Peers(token)
         try:
-            yield one, other, peers.at(taker.address)
+            yield one, other, peers.at(receiver.address)
         finally:
             peers.close()
-            taker.close()
+            receiver.close()
 
 
 def loaded(engine: kvg.Engine) -> int:

@@ -37,7 +37,7 @@ TEXTS = st.lists(st.sampled_from(PIECES), min_size=1, max_size=4).map(
 )
 
 
-class RunningSet(RuleBasedStateMachine):
+class Texts(RuleBasedStateMachine):
     """Texts come, go on, are kept and go; the cache and the naive index are told the same."""
 
     model: kvg.Model
@@ -132,8 +132,8 @@ class RunningSet(RuleBasedStateMachine):
 
 
 def test_it_finds_keeps_and_gives_up_what_a_naive_one_does(tiny: kvg.Model) -> None:
-    RunningSet.model = tiny
-    run_state_machine_as_test(RunningSet, settings=settings(max_examples=40, stateful_step_count=25))
+    Texts.model = tiny
+    run_state_machine_as_test(Texts, settings=settings(max_examples=40, stateful_step_count=25))
 
 
 @pytest.fixture(

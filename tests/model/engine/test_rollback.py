@@ -17,6 +17,7 @@ from support.rollback import KnowingDrafter, Watched, accounts
 from support.soak import F32, SITES, has_faults
 
 import pykvgraph as kvg
+from pykvgraph.engine.commands import Submit
 from pykvgraph.engine.request_sequence import RequestSequence
 from pykvgraph.engine.speculation.gate import Acceptance
 from pykvgraph.prefix.index import PrefixIndex
@@ -181,7 +182,8 @@ class Race:
     def cancel(self) -> dict[str, Any]:
         """The third is cancelled, without a step."""
         self.third.cancel()
-        self.engine._loop.stepper._take_news()
+        stepper = self.engine._loop.stepper
+        stepper.commands.run(stepper._running_set, stepper._readings)
         return accounts(self.engine)
 
     def end(self) -> list[tuple[tuple[int, ...], dict[str, Any]]]:
@@ -268,9 +270,8 @@ def test_a_token_that_can_not_be_said(
     if stage == "say":
         breaks(RequestSequence, "say", when, error)
     else:
-        third = next(
-            each for each in race.engine._loop.stepper.commands.news if isinstance(each, RequestSequence)
-        )
+        new = race.engine._loop.stepper.commands.new
+        third = next(each.sequence for each in new if isinstance(each, Submit))
         samplers = {id(third._output._sampler): third}
         breaks(Sampler, "sample", lambda self, _: id(self) in samplers and when(samplers[id(self)]), error)
     n_steps = 0

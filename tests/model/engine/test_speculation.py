@@ -220,6 +220,32 @@ def test_a_seventeenth_text_ends_drafts(small: kvg.Model, monkeypatch: pytest.Mo
             params = kvg.SamplingParams(max_tokens=6, n=n)
             completions = engine.submit(prompt, params).results()
             assert (sum(each.drafted for each in completions) > 0) == drafts
+            assert (engine.stats().drafts_refused["busy"] > 0) != drafts
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5, 0.75, 1.0])
+def test_drafts_end_at_their_share_of_the_cells(
+    small: kvg.Model, eager: None, monkeypatch: pytest.MonkeyPatch, share: float
+) -> None:
+    """With the last one exactly so many are in use; behind it, the cells are why there is none."""
+    monkeypatch.setattr(drafters, "NgramDrafter", lambda: Always(3, 4))
+    options: dict[str, Any] = {"draft": "ngram", "draft_share": share, **F32}
+    with kvg.Engine(small, n_ctx=512, n_seq_max=1, background=False, **options) as engine:
+        decode, most = engine.context.decode_rows, 0
+
+        def watched(batch: kvg.Batch) -> Any:
+            nonlocal most
+            if engine.stats().decoded_tokens and len(batch) > 1:
+                most = max(most, engine.context.kv.n_used + len(batch))
+            return decode(batch)
+
+        engine.context.decode_rows = watched  # type: ignore[method-assign]
+        engine.submit([5, 6, 7] * 8, kvg.SamplingParams(max_tokens=480)).result()
+        stats = engine.stats()
+    assert most == share * 512 if share < 1 else most > 480
+    assert (stats.drafted > 0) == (share > 0)
+    assert (stats.drafts_refused["cells"] > 0) == (share < 1)
+    assert stats.drafts_refused["busy"] == 0
 
 
 def test_a_batch_that_fails_is_decoded_without_drafts(small: kvg.Model, eager: None) -> None:

@@ -16,7 +16,7 @@ from support.soak import F32, are_likeliest
 
 import pykvgraph as kvg
 from pykvgraph.engine import fetches
-from pykvgraph.prefix import block
+from pykvgraph.tiers import rows
 from pykvgraph.tiers.disk import DiskTier
 from pykvgraph.tiers.record import Record
 
@@ -259,7 +259,7 @@ def test_an_engine_that_cannot_be_leaves_no_thread(
     def fails(model: kvg.Model) -> bytes:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), model.path)
 
-    monkeypatch.setattr(block, "file_digest", fails)
+    monkeypatch.setattr(rows, "file_digest", fails)
     with pytest.raises(FileNotFoundError):
         engine_of(model, tiers)
     for thread in set(threading.enumerate()) - before:

@@ -15,7 +15,7 @@ from support.kinds import KINDS
 
 import pykvgraph as kvg
 from pykvgraph.llama import LlamaCache, LlamaDiskCache, LlamaRAMCache
-from pykvgraph.sequence.sequence import Change, KeptText
+from pykvgraph.sequence.sequence import Change, TokenSequence
 
 from .conftest import EXACT, plain
 
@@ -24,15 +24,15 @@ EACH = pytest.mark.parametrize("kind", KINDS, ids=str)
 
 @pytest.fixture
 def changes(monkeypatch: pytest.MonkeyPatch) -> list[Change]:
-    """What KeptText.set() did."""
+    """What TokenSequence.set() did."""
     found: list[Change] = []
-    real = KeptText.set
+    real = TokenSequence.set
 
-    def noted(text: KeptText, *arguments: Any) -> Change:
+    def noted(text: TokenSequence, *arguments: Any) -> Change:
         found.append(real(text, *arguments))
         return found[-1]
 
-    monkeypatch.setattr(KeptText, "set", noted)
+    monkeypatch.setattr(TokenSequence, "set", noted)
     return found
 
 

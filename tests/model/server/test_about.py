@@ -13,7 +13,7 @@ import pytest
 from support.served import N_SLOTS, served
 
 import pykvgraph as kvg
-from pykvgraph.server.http.run import Server, address_of, listen
+from pykvgraph.server.run import Server, address_of, listen
 from pykvgraph.server.settings import Settings
 
 from .conftest import STORIES, load

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from support.served import events, served, where_of
 
-from pykvgraph.server.http.run import Server
+from pykvgraph.server.run import Server
 
 from .conftest import load
 

@@ -17,7 +17,7 @@ from support.gguf_parts import take_apart
 from support.llama_help import LIST, listed_by_file, listed_by_help
 from support.served import RIVAL, llama_server, said_by, served_alone
 
-from pykvgraph.server.http.run import listen
+from pykvgraph.server.run import listen
 
 from .conftest import STORIES
 from .conftest import TEMPLATE as THINKING

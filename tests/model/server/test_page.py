@@ -18,8 +18,7 @@ from support.served import N_SLOTS, served
 import pykvgraph as kvg
 from pykvgraph.cli import main
 from pykvgraph.engine.step import Stepper
-from pykvgraph.server import looks
-from pykvgraph.server.http import run
+from pykvgraph.server import looks, run
 from pykvgraph.server.settings import Settings
 
 from .conftest import STORIES, load

@@ -18,7 +18,7 @@ SCRIPT = """
 import sys, threading, time
 import pykvgraph as kvg
 from pykvgraph.server import service
-from pykvgraph.server.http.run import Server, listen
+from pykvgraph.server.run import Server, listen
 from pykvgraph.server.settings import Settings
 
 where = sys.argv[2]

@@ -7,8 +7,8 @@ import math
 
 import pytest
 
+from pykvgraph.checks import size_text
 from pykvgraph.cli import show
-from pykvgraph.units import size_text
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from pykvgraph.cluster.asked import asked_of
 from pykvgraph.cluster.forward import MOST_REPEATS
 from pykvgraph.cluster.front import front_app
 from pykvgraph.cluster.pool import Pool
-from pykvgraph.server.http.run import HttpServer, address_of, listen
+from pykvgraph.server.run import HttpServer, address_of, listen
 from pykvgraph.server.settings import Settings
 
 Handler = Callable[[httpx.Request], Coroutine[None, None, httpx.Response]]

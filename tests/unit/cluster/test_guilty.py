@@ -10,11 +10,11 @@ import httpx
 import pytest
 from support.fake_workers import starts
 
-from pykvgraph.cluster import keeper, life
+from pykvgraph.cluster import supervisor, worker_life
 from pykvgraph.cluster.forward import MOST_DEATHS
-from pykvgraph.cluster.life import Life
 from pykvgraph.cluster.pool import Pool
 from pykvgraph.cluster.worker import HAS_READ, READS
+from pykvgraph.cluster.worker_life import WorkerLife
 from pykvgraph.cluster.workers import Workers
 from pykvgraph.server.http.asker import NAME_HEADER
 from pykvgraph.server.settings import Settings
@@ -27,7 +27,7 @@ class Dies:
     """A worker that ends while it has a request. fault: what it did. has_read: it had read the request."""
 
     def __init__(self, fault: str, *, has_read: bool) -> None:
-        self.life = Life()
+        self.life = WorkerLife()
         self.n_asked = 0
         self._fault = fault
         self._has_read = has_read
@@ -76,7 +76,7 @@ def test_who_was_only_there_goes_on(fault: str, has_read: bool) -> None:
 
 def test_who_has_seen_two_workers_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """As one that fills the memory does, or crashes the engine."""
-    monkeypatch.setattr(life, "_NOTICE", 0.1)
+    monkeypatch.setattr(worker_life, "_NOTICE", 0.1)
     workers = [Dies("", has_read=True) for _ in range(4)]
     assert f"{MOST_DEATHS} workers" in refusal_of(asyncio.run(ask(pool_of(*workers), prompt="a")))
     assert sum(each.n_asked for each in workers) == MOST_DEATHS == 2
@@ -101,13 +101,13 @@ def test_a_reader_that_reads(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(("end", "fault"), [("os.abort()", "SIGABRT"), ("os.kill(os.getpid(), 9)", "")])
 def test_what_a_process_says_until_its_end(monkeypatch: pytest.MonkeyPatch, end: str, fault: str) -> None:
-    monkeypatch.setattr(keeper, "FIRST_DELAY", 0.02)
+    monkeypatch.setattr(supervisor, "FIRST_DELAY", 0.02)
     lines = ready(512) + READS + b"7\n" + READS + b"8\n" + HAS_READ + b"8\n"
     starts(monkeypatch, f"os.write(1, {lines!r}); {end}")
-    lives: list[Life] = []
+    lives: list[WorkerLife] = []
 
     class Noting(Pool):
-        def up(self, *told: Any) -> Life:
+        def up(self, *told: Any) -> WorkerLife:
             lives.append(super().up(*told))
             return lives[-1]
 
@@ -126,8 +126,8 @@ def test_what_a_process_says_until_its_end(monkeypatch: pytest.MonkeyPatch, end:
 
 def test_one_that_hangs_is_killed_and_its_request_known(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is stopped, and says nothing."""
-    monkeypatch.setattr(keeper, "LOOK_SECONDS", 0.05)
-    monkeypatch.setattr(keeper, "HUNG_SECONDS", 0.3)
+    monkeypatch.setattr(supervisor, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(supervisor, "HUNG_SECONDS", 0.3)
     code = (
         "import socket; listener = socket.socket(socket.AF_UNIX); listener.bind(path); listener.listen();"
         f"os.write(1, {ready(512)!r} + {READS + b'5' + bytes([10])!r}); time.sleep(60)"

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from support.fake_workers import starts
 
-from pykvgraph.cluster import keeper
-from pykvgraph.cluster.order import Told
+from pykvgraph.cluster import supervisor
+from pykvgraph.cluster.order import WorkerReady
 from pykvgraph.cluster.pool import Pool
 from pykvgraph.cluster.worker import READY
 from pykvgraph.cluster.workers import Workers
@@ -26,13 +26,13 @@ SPEC = EngineSpec("model.gguf", "", {}, {"n_ctx": "auto"}, {})
 
 @pytest.fixture
 def delays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keeper, "FIRST_DELAY", 0.02)
-    monkeypatch.setattr(keeper, "LONGEST_DELAY", 0.08)
+    monkeypatch.setattr(supervisor, "FIRST_DELAY", 0.02)
+    monkeypatch.setattr(supervisor, "LONGEST_DELAY", 0.08)
 
 
 def ready(n_ctx: int) -> bytes:
     """The line of a worker that can be asked."""
-    return READY + json.dumps(Told(n_ctx, 512, "")._asdict()).encode() + b"\n"
+    return READY + json.dumps(WorkerReady(n_ctx, 512, "")._asdict()).encode() + b"\n"
 
 
 def run_until(workers: Workers, n_restarts: int) -> None:
@@ -115,8 +115,8 @@ def test_one_that_says_nothing_is_killed(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, delays: None
 ) -> None:
     """It listens, and never answers; one that answers is left alone, and so is one that nobody can reach."""
-    monkeypatch.setattr(keeper, "LOOK_SECONDS", 0.05)
-    monkeypatch.setattr(keeper, "HUNG_SECONDS", 0.3)
+    monkeypatch.setattr(supervisor, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(supervisor, "HUNG_SECONDS", 0.3)
     answer = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\nconnection: close\r\n\r\n{}"
     starts(
         monkeypatch,

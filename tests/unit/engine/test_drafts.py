@@ -124,3 +124,18 @@ def test_what_does_not_pay_is_tried_again_seldom() -> None:
         found.begin(1, 1)
         drafted.append(found.n_drafted(0.1, 8))
     assert [n for n in drafted if n] == [4] * 4
+
+
+def test_a_gate_tells_that_it_has_refused() -> None:
+    """In this step: 16 tokens more take a hundred times as long as one alone, and hardly any guess holds."""
+    found = Gate()
+    found.seconds.learn(1, 1.0)
+    found.seconds.learn(17, 100.0)
+    found.begin(1, 1)
+    assert not found.has_refused
+    assert found.n_drafted(0.01, 16) == 0
+    assert found.has_refused
+    found.begin(1, 1)
+    assert not found.has_refused
+    assert found.n_drafted(0.01, 0) == 0  # there was nothing to refuse
+    assert not found.has_refused

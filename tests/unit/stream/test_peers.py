@@ -14,12 +14,12 @@ from pykvgraph.prefix import block
 from pykvgraph.stream.transports.connection import SocketTransport
 from pykvgraph.stream.transports.listener import Listener
 from pykvgraph.tiers import peer as peer_module
+from pykvgraph.tiers import peer_receiver as taker_module
 from pykvgraph.tiers import peers as peers_module
-from pykvgraph.tiers import taker as taker_module
 from pykvgraph.tiers.peer import Peer
+from pykvgraph.tiers.peer_receiver import PeerReceiver
 from pykvgraph.tiers.peers import Peers
 from pykvgraph.tiers.record import Name, Record, pack
-from pykvgraph.tiers.taker import Taker
 
 
 def n_threads() -> int:
@@ -113,7 +113,7 @@ def test_room_for_what_waits_is_bounded_and_comes_back(monkeypatch: pytest.Monke
 def test_a_record_that_comes_after_a_long_pause_is_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The pause is longer than transports wait by themselves, and shorter than the taker does."""
+    """The pause is longer than transports wait by themselves, and shorter than the receiver does."""
     connection = SocketTransport.__init__
 
     def hasty(self: SocketTransport, connected: Any, address: str, timeout: float, queue_bytes: int) -> None:
@@ -121,8 +121,8 @@ def test_a_record_that_comes_after_a_long_pause_is_taken(
 
     monkeypatch.setattr(SocketTransport, "__init__", hasty)  # 30 seconds are 0.3
     taken: list[Record] = []
-    taker, peers = Taker(f"unix:{tmp_path}/copies", "token", 1000, taken.append), Peers("token")
-    peer = peers.at(taker.address)
+    receiver, peers = PeerReceiver(f"unix:{tmp_path}/copies", "token", 1000, taken.append), Peers("token")
+    peer = peers.at(receiver.address)
     for number in range(2):
         tokens = bytes([number] * 4)
         name = Name(block.TOKENS, bytes(32), tokens, 0)
@@ -132,7 +132,7 @@ def test_a_record_that_comes_after_a_long_pause_is_taken(
         time.sleep(0.6)
     assert len(taken) == 2
     peers.close()
-    taker.close()
+    receiver.close()
 
 
 def test_a_taker_that_has_no_file_for_a_connection_waits(
@@ -152,16 +152,16 @@ def test_a_taker_that_has_no_file_for_a_connection_waits(
     monkeypatch.setattr(Listener, "accept", short)
     monkeypatch.setattr(taker_module, "_PAUSE", 0.05)
     taken: list[Record] = []
-    taker, peers = Taker(f"unix:{tmp_path}/copies", "token", 1000, taken.append), Peers("token")
+    receiver, peers = PeerReceiver(f"unix:{tmp_path}/copies", "token", 1000, taken.append), Peers("token")
     time.sleep(0.5)
     assert 1 < n_asked < 20
     is_short = False
     record = pack(Name(block.TOKENS, bytes(32), bytes(4), 0), b"rows")
-    peer = peers.at(taker.address)
+    peer = peers.at(receiver.address)
     peer.save(Name(block.TOKENS, bytes(32), bytes(4), 0), record.n_bytes, lambda: record)
     assert peer.flush(10) and len(taken) == 1
     peers.close()
-    taker.close()
+    receiver.close()
 
 
 def test_a_thread_that_sends_outlives_any_error() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from pykvgraph.types import CellGroup, CellsView
@@ -70,7 +70,10 @@ class EngineStats:
     everywhere. decoded_tokens: all that were decoded, of prompts and answers. cells_used: cells in use
     now, of each group of `kv.groups`. n_blocks: entries of the index of prefixes. n_resume_points: those
     it has. drafted: tokens that were decoded because they might follow; accepted: how many of these did.
-    tiers: of an engine with Tiers.
+    drafts_refused: steps in which a text had no draft, or a shorter one, by reason. "busy": over 16 tokens
+    were decoded without drafts. "slow": by what was measured, it would take longer than it saves. "cells":
+    more than draft_share of the cells would be in use, or others may need them. tiers: of an engine with
+    Tiers.
     """
 
     steps: int
@@ -88,6 +91,7 @@ class EngineStats:
     accepted: int
     n_parked: int = 0
     tiers: TierStats | None = None
+    drafts_refused: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

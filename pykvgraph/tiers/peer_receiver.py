@@ -19,7 +19,7 @@ IDLE_SECONDS = 86_400.0
 _PAUSE = 1.0  # seconds, after which it listens again
 
 
-class Taker:
+class PeerReceiver:
     """Takes the records of whoever connects and knows the token, each in a thread of its own.
 
     address: to listen at. most: bytes of a record's rows. take: gets each record, unchecked but for its
@@ -31,7 +31,7 @@ class Taker:
         self._most = most
         self._take = take
         self._closed = threading.Event()
-        threading.Thread(target=self._accept, name="pykvgraph taker", daemon=True).start()
+        threading.Thread(target=self._accept, name="pykvgraph peer receiver", daemon=True).start()
 
     @property
     def address(self) -> str:

@@ -8,7 +8,7 @@ import contextlib
 _NOTICE = 1.0  # seconds in which it is seen that a worker has ended
 
 
-class Life:
+class WorkerLife:
     """From the moment when a worker can be asked until its end.
 
     A worker that hangs or crashes is likely to do so while it reads a request: its body, its prompts, its

@@ -15,7 +15,7 @@ from support.judge import nmse
 from support.models import N_VOCAB, SMALL, ModelSpec, write_model
 
 import pykvgraph as kvg
-from pykvgraph.sequence.sequence import EVERY, KeptText, checkpoint_cells, checkpoint_places
+from pykvgraph.sequence.sequence import EVERY, TokenSequence, checkpoint_cells, checkpoint_places
 
 IDS = random_ids(400, N_VOCAB)
 OTHER = random_ids(400, N_VOCAB, 1)
@@ -83,7 +83,7 @@ def held(ctx: kvg.Context) -> int:
 def test_an_edit_goes_back_to_where_it_was_announced(model: kvg.Model) -> None:
     """As a chat does: the last message begins at 150, and is edited there."""
     with opened(model) as ctx:
-        text = KeptText(ctx)
+        text = TokenSequence(ctx)
         assert text.set(IDS[:200], at=(150,))[:3] == (0, 0, 200)
         for token in IDS[200:350]:
             text.append(int(token))
@@ -98,7 +98,7 @@ def test_an_edit_goes_back_to_where_it_was_announced(model: kvg.Model) -> None:
 
 def test_another_answer_takes_one_token(model: kvg.Model) -> None:
     with opened(model) as ctx:
-        text = KeptText(ctx)
+        text = TokenSequence(ctx)
         first = text.set(IDS[:200]).last
         for _ in range(3):
             for token in OTHER[:150]:
@@ -110,7 +110,7 @@ def test_another_answer_takes_one_token(model: kvg.Model) -> None:
 
 def test_a_conversation_that_grows_decodes_what_is_new(model: kvg.Model) -> None:
     with opened(model) as ctx:
-        text = KeptText(ctx)
+        text = TokenSequence(ctx)
         n_held = 0
         for n in range(60, 360, 60):
             change = text.set(IDS[:n])
@@ -126,7 +126,7 @@ def test_texts_that_part_anywhere(model: kvg.Model) -> None:
     rng = np.random.default_rng(0)
     plain = model.arch == "llama"
     with opened(model) as ctx:
-        text = KeptText(ctx, every=64)
+        text = TokenSequence(ctx, every=64)
         now = list(IDS[:100])
         text.set(now)
         for _ in range(25):
@@ -147,7 +147,7 @@ def test_texts_that_part_anywhere(model: kvg.Model) -> None:
 
 def test_deep_branches_find_the_checkpoint_before_them(delta_net: kvg.Model) -> None:
     with opened(delta_net) as ctx:
-        text = KeptText(ctx, every=64)
+        text = TokenSequence(ctx, every=64)
         text.set(IDS[:300])
         assert ctx.kv.checkpoints(0) == [64, 128, 192, 256, 299]
         assert text.set([*IDS[:200], *OTHER[:50]])[:3] == (200, 192, 58)
@@ -158,14 +158,14 @@ def test_deep_branches_find_the_checkpoint_before_them(delta_net: kvg.Model) -> 
 
 def test_plain_models_keep_no_checkpoints(small: kvg.Model) -> None:
     with opened(small) as ctx:
-        KeptText(ctx).set(IDS[:200], at=(150,))
+        TokenSequence(ctx).set(IDS[:200], at=(150,))
         assert ctx.kv.checkpoints(0) == []
 
 
 def test_no_room_for_checkpoints(delta_net: kvg.Model) -> None:
     """Everything is decoded again then."""
     with opened(delta_net, checkpoint_bytes=0) as ctx:
-        text = KeptText(ctx)
+        text = TokenSequence(ctx)
         text.set(IDS[:100], at=(50,))
         change = text.set([*IDS[:60], *OTHER[:10]])
         assert change[:3] == (60, 0, 70)
@@ -181,14 +181,14 @@ def test_resume_points_that_take_all_room(delta_net: kvg.Model) -> None:
             batch.extend(IDS[i : i + 1], i, (1,))
             ctx.decode(batch)
             kept.append(ctx.kv.resume_point(1))
-        text = KeptText(ctx)
+        text = TokenSequence(ctx)
         assert text.set(IDS[:100], at=(30, 50)).n_decoded == 100
         assert text.set(IDS[:110]).n_decoded == 10
 
 
 def test_what_others_append_is_told(small: kvg.Model) -> None:
     with opened(small) as ctx:
-        text = KeptText(ctx)
+        text = TokenSequence(ctx)
         text.set(IDS[:50])
         tokens = [piece.token for piece in kvg.generate(ctx, IDS[50:51], max_tokens=5)]
         text.record([int(IDS[50]), *tokens[:-1]])
@@ -205,7 +205,7 @@ def test_ctrl_c_right_after_a_decode(model: kvg.Model) -> None:
         raise KeyboardInterrupt
 
     with opened(model) as ctx:
-        text = KeptText(ctx)
+        text = TokenSequence(ctx)
         text.set(IDS[:100], at=(50,))
         real = ctx._handle.call
         with pytest.MonkeyPatch.context() as patch:
@@ -221,7 +221,7 @@ def test_ctrl_c_right_after_a_decode(model: kvg.Model) -> None:
 
 def test_a_sequence_that_others_cleared(small: kvg.Model) -> None:
     with opened(small) as ctx:
-        text = KeptText(ctx)
+        text = TokenSequence(ctx)
         text.set(IDS[:50])
         ctx.kv.clear()
         assert text.set(IDS[:60])[:3] == (0, 0, 60)
@@ -229,7 +229,7 @@ def test_a_sequence_that_others_cleared(small: kvg.Model) -> None:
 
 def test_other_sequences_stay(model: kvg.Model) -> None:
     with opened(model, n_seq_max=2) as ctx:
-        texts = KeptText(ctx, 0), KeptText(ctx, 1)
+        texts = TokenSequence(ctx, 0), TokenSequence(ctx, 1)
         texts[0].set(IDS[:100])
         texts[1].set(OTHER[:90])
         texts[0].set(IDS[:40])
@@ -240,7 +240,7 @@ def test_other_sequences_stay(model: kvg.Model) -> None:
 
 def test_a_text_that_does_not_fit_changes_nothing(small: kvg.Model) -> None:
     with opened(small, n_ctx=100) as ctx:
-        text = KeptText(ctx)
+        text = TokenSequence(ctx)
         text.set(IDS[:90])
         with pytest.raises(kvg.CacheFullError, match="110 tokens don't fit: 40 of them are in the cache"):
             text.set([*IDS[:40], *OTHER[:70]])
@@ -256,7 +256,7 @@ def test_a_text_that_does_not_fit_changes_nothing(small: kvg.Model) -> None:
 )
 def test_what_is_refused_changes_nothing(small: kvg.Model, arguments: dict[str, Any]) -> None:
     with opened(small) as ctx:
-        text = KeptText(ctx)
+        text = TokenSequence(ctx)
         text.set(IDS[:50])
         with pytest.raises(kvg.InvalidArgumentError):
             text.set(**arguments)
@@ -266,7 +266,7 @@ def test_what_is_refused_changes_nothing(small: kvg.Model, arguments: dict[str, 
 
 def test_a_decode_that_fails_leaves_a_text_that_is_known(delta_net: kvg.Model) -> None:
     with opened(delta_net) as ctx:
-        text = KeptText(ctx)
+        text = TokenSequence(ctx)
         text.set(IDS[:100], at=(70,))
         with fault("compute"), pytest.raises(kvg.DeviceError):
             text.set([*IDS[:70], *OTHER[:100]])

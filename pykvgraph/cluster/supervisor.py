@@ -13,9 +13,9 @@ import time
 
 import httpx
 
-from pykvgraph.cluster.life import Life
-from pykvgraph.cluster.order import Told
+from pykvgraph.cluster.order import WorkerReady
 from pykvgraph.cluster.pool import Pool
+from pykvgraph.cluster.worker_life import WorkerLife
 from pykvgraph.errors import KVGraphError
 from pykvgraph.server.engine_spec import EngineSpec
 from pykvgraph.server.http.keys import RUN_HEADER
@@ -29,7 +29,7 @@ _CONNECT_SECONDS = 10.0
 _KEEP_SECONDS = 30.0  # less than after which a worker closes a connection that is idle
 
 
-class Keeper:
+class Supervisor:
     """n workers with an engine each, numbered from 0; what they are, subclasses say.
 
     The pool is told in the event loop of run() when one can be asked, drains, and can't be asked any more.
@@ -57,12 +57,12 @@ class Keeper:
 
         Raises KVGraphError when one ends before any of them was ready: it would end again.
         """
-        keepers = [asyncio.ensure_future(self._keep(number)) for number in range(self._n)]
+        keeping = [asyncio.ensure_future(self._keep(number)) for number in range(self._n)]
         try:
-            await asyncio.gather(*keepers)
+            await asyncio.gather(*keeping)
         except BaseException:
             self.stop()
-            await asyncio.wait(keepers)
+            await asyncio.wait(keeping)
             raise
 
     def stop(self) -> None:
@@ -114,7 +114,7 @@ class Keeper:
         }
         return json.dumps(order)
 
-    def _up(self, number: int, client: httpx.AsyncClient, told: Told, where: str) -> Life:
+    def _up(self, number: int, client: httpx.AsyncClient, told: WorkerReady, where: str) -> WorkerLife:
         """It is ready. where: for whoever wants to drain it."""
         self._was_up = True
         self._n_ctx.setdefault(number, told.n_ctx)
