@@ -1,4 +1,7 @@
-"""Checks of arguments, done before any native call, and how values are told to people."""
+"""Checks of arguments, done before any native call, and how values are told to people.
+
+ctypes truncates integers that are too large.
+"""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from pykvgraph.cluster.forward import ForwardedRequest
 from pykvgraph.cluster.of_all import counts_of, labelled
 from pykvgraph.cluster.pool import TELLING, Pool
 from pykvgraph.openai.errors import WireError, invalid, loading, unsupported
-from pykvgraph.server.app import LARGE, POSTS, Endpoint, no_such_path
+from pykvgraph.server.app import LARGE, WITH_BODY, Endpoint, no_such_path
 from pykvgraph.server.http import page_files
 from pykvgraph.server.http.body import Bodies
 from pykvgraph.server.http.cors import Cors
@@ -168,7 +168,7 @@ def front_app(pool: Pool) -> ASGIApp:
         ("GET", "/lora-adapters", front.by_any),
         ("POST", "/lora-adapters", front.set_adapters),
         ("GET", "/cells", front.cells),
-        *(("POST", path, front.by_one) for path in POSTS),
+        *(("POST", path, front.by_one) for path in WITH_BODY),
     ]
     if pool.settings.page:
         told += [("GET", path, front.by_any) for path in page_files.FILES]

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from pykvgraph.context.context import Context
 from pykvgraph.engine.reading import Reading
 from pykvgraph.engine.request_sequence import RequestSequence
-from pykvgraph.plan.memory_model import SPECULATION_SHARE, speculation_limit
+from pykvgraph.plan.memory_model import speculation_limit
 from pykvgraph.prefix import block
 from pykvgraph.sequence.sequence import EVERY
 
@@ -120,38 +120,36 @@ class Admission:
         `running`, the answer is exact.
         """
         texts = [*running, *([] if new.runs else [new])]
+        todo = [len(each.ids) - (each.n_decoded if each.runs else n_found) for each in texts]
+        return self._fit(texts, todo, todo[texts.index(new)])
+
+    def begin_reading(self, running: Sequence[RequestSequence], reading: Reading) -> bool:
+        """Whether a text may be read beside these; then it is counted until `reading` is None again."""
+        self.reading = reading
+        fits = self._fit(running, [each.n_todo for each in running], 1)
+        if not fits:
+            self.reading = None
+        return fits
+
+    def _fit(self, texts: Sequence[RequestSequence], todo: Sequence[int], n_now: int) -> bool:
+        """Beside what is read. todo: as _growths() has it. n_now: tokens of the prompt, for overcommit."""
         if self._is_ample(texts):
             return True
-        todo = [len(each.ids) - (each.n_decoded if each.runs else n_found) for each in texts]
         if self._overcommit:
-            n_now = todo[texts.index(new)]
             return all(self._prompt_fits(group, texts, n_now) for group in self._groups)
         return all(self._all_fit(group, texts, todo) for group in self._groups)
 
     def _is_ample(self, texts: Sequence[RequestSequence]) -> bool:
-        """Whether all that these may become fits even if they share nothing: who has which cells needn't be
-        looked at, which takes some milliseconds for a large cache.
+        """Whether all that these may become fits even if they share nothing.
+
+        To look at who has which cells takes some milliseconds for a large cache.
         """
         most = sum(each.most_cells for each in texts) + sum(len(each.ids) for each in self._read)
         # who shifts copies what others see
         most += sum(each.most_cells for each in texts if each.window is not None)
         return all(most <= group.n_cells for group in self._groups)
 
-    def begin_reading(self, running: Sequence[RequestSequence], reading: Reading) -> bool:
-        """Whether a text may be read beside these; then it is counted until `reading` is None again."""
-        self.reading = reading
-        todo = [each.n_todo for each in running]
-        if self._overcommit:
-            fits = all(self._prompt_fits(group, running, 1) for group in self._groups)
-        else:
-            fits = all(self._all_fit(group, running, todo) for group in self._groups)
-        if not fits:
-            self.reading = None
-        return fits
-
-    def room_for_drafts(
-        self, running: Sequence[RequestSequence], n_tokens: int, share: float = SPECULATION_SHARE
-    ) -> int:
+    def room_for_drafts(self, running: Sequence[RequestSequence], n_tokens: int, share: float) -> int:
         """For how many tokens of drafts there are cells in a step that decodes n_tokens others.
 
         With them no more than this share of the cells is in use; others may need the rest. Without

@@ -67,11 +67,8 @@ class Stepper:
                 store.close()
                 raise
         self._running_set = running_set = RunningSet(ctx, n_points, shares, saver)
-        self._shares, self._needs_points, self._scheduler = (
-            shares,
-            running_set.needs_points,
-            running_set.scheduler,
-        )
+        self._shares = shares
+        self._needs_points, self._scheduler = running_set.needs_points, running_set.scheduler
         on_cpu = ctx.model.device == "CPU"
         on_device = max(ctx.n_batch // 4, 1)
         n_beside, n_least = (_ENOUGH_ON_CPU, _LEAST_ON_CPU) if on_cpu else (on_device, on_device)
@@ -331,9 +328,7 @@ class Stepper:
         self._speculation.refused["cells"] += 1
         return chunks
 
-    def _room_for_drafts(self, n_tokens: int) -> int:
-        assert self._speculation is not None
-        share = self._speculation.share
+    def _room_for_drafts(self, n_tokens: int, share: float) -> int:
         room = self._admission.room_for_drafts(self._scheduler.running, n_tokens, share)
         return min(room, self._ctx.n_ubatch - n_tokens)
 

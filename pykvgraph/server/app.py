@@ -33,7 +33,7 @@ _MANY = 64  # commas, of prompts perhaps, each of which takes a while
 # a name may be written with escapes
 _SLOW = (b'"grammar"', b'"json_schema"', b'"tools"', b'"response_format"', SAID_FIELD.encode(), b"\\u")
 
-GETS: dict[tuple[str, str], Teller] = {
+WITHOUT_BODY: dict[tuple[str, str], Teller] = {
     ("GET", "/health"): about.health,
     ("GET", "/v1/health"): about.health,
     ("GET", "/models"): about.models,
@@ -48,7 +48,7 @@ GETS: dict[tuple[str, str], Teller] = {
     ("POST", "/lora-adapters"): adapters.set_scales,
     ("GET", "/cells"): cells.cells,
 }
-POSTS: dict[str, Answerer] = {
+WITH_BODY: dict[str, Answerer] = {
     "/tokenize": tokens.tokenize,
     "/detokenize": tokens.detokenize,
     "/apply-template": tokens.apply_template,
@@ -76,14 +76,14 @@ def application(service: Service) -> ASGIApp:
     """All of it, with keys and CORS in front."""
     routes = [
         Route(path, _WithoutBody(service, teller), methods=[method])
-        for (method, path), teller in GETS.items()
+        for (method, path), teller in WITHOUT_BODY.items()
     ]
     if service.settings.page:
         routes += [
             Route(path, _WithoutBody(service, page_files.page), methods=["GET"]) for path in page_files.FILES
         ]
     routes += [
-        Route(path, _WithBody(service, answerer), methods=["POST"]) for path, answerer in POSTS.items()
+        Route(path, _WithBody(service, answerer), methods=["POST"]) for path, answerer in WITH_BODY.items()
     ]
     router = Starlette(routes=routes, exception_handlers={HTTPException: no_such_path})
     router.router.redirect_slashes = False  # it would send the client to whatever its Host header says

@@ -17,6 +17,7 @@ from pykvgraph.engine.request import Request
 from pykvgraph.engine.request_sequence import RequestSequence
 from pykvgraph.engine.scheduler import Scheduler
 from pykvgraph.params.params import SamplingParams
+from pykvgraph.plan.memory_model import SPECULATION_SHARE
 from support import chance
 
 
@@ -144,7 +145,7 @@ class NaiveEngine:
     def _drafts(self, n_new: int) -> dict[int, int]:
         """The tokens of drafts that each sequence decodes."""
         found = {}
-        room = max(self.admission.room_for_drafts(self.scheduler.running, n_new), 0)
+        room = max(self.admission.room_for_drafts(self.scheduler.running, n_new, SPECULATION_SHARE), 0)
         for each in self.scheduler.running:
             if each.decodes and not each.forks and each.window is None:
                 found[each.seq] = self.rng.randint(0, min(room, each.n_may_say - 1))

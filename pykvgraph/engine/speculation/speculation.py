@@ -21,15 +21,15 @@ class Speculation:
 
     def __init__(self, drafter: Drafter, draft_max: int, share: float, every: int) -> None:
         self.gate = Gate()
-        self.share = share
+        self._share = share
         self.refused = {"busy": 0, "slow": 0, "cells": 0}
         self._drafter = drafter
         self._draft_max = draft_max
         self._every = every
         self._looks = False  # whether drafts were looked for in this step
 
-    def add(self, chunks: list[Chunk], room: Callable[[int], int]) -> list[Chunk]:
-        """The chunks, some of them with drafts; room(n): how many tokens they may have, beside n."""
+    def add(self, chunks: list[Chunk], room: Callable[[int, float], int]) -> list[Chunk]:
+        """The chunks, some of them with drafts; room(n, share): how many tokens they may have, beside n."""
         self._looks = False
         decoding = [chunk.sequence for chunk in chunks if chunk.decodes and not chunk.sequence.forks]
         n_rows = sum(chunk.n for chunk in chunks)
@@ -45,7 +45,7 @@ class Speculation:
         self.refused["slow"] += self.gate.has_refused
         if not any(drafts):
             return chunks
-        left = room(n_rows)
+        left = room(n_rows, self._share)
         self.refused["cells"] += left < sum(map(len, drafts))
         kept: dict[int, tuple[int, ...]] = {}
         for sequence, draft in zip(due, drafts, strict=True):

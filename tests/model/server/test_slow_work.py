@@ -144,7 +144,7 @@ def test_bodies_of_clients_that_left_keep_nobody_out(monkeypatch: pytest.MonkeyP
     def endless(*_: object) -> Any:
         until_unwanted()
 
-    monkeypatch.setitem(app.POSTS, "/tokenize", endless)
+    monkeypatch.setitem(app.WITH_BODY, "/tokenize", endless)
     with served(load) as (url, _):
         body = json.dumps({"content": "a" * app.LARGE}).encode()
         head = b"POST /tokenize HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % len(body)
