@@ -36,7 +36,7 @@ attend_job job_of(const attention_problem & p, uint32_t n_ranges, std::vector<fl
     return job;
 }
 
-void run(const attend_kernel & kernel, const attend_job & job) {
+void run(const cpu_kernels & kernel, const attend_job & job) {
     const uint32_t group = job.n_head / job.n_head_kv;
     const size_t floats = size_t{job.n_tokens} * group * attend_partial_floats(job.head_dim_v);
     std::vector<float> scratch(attend_scratch_floats(job.head_dim_k, job.head_dim_v, group));
@@ -45,14 +45,14 @@ void run(const attend_kernel & kernel, const attend_job & job) {
     for (uint32_t head_kv = 0; head_kv < job.n_head_kv; ++head_kv) {
         for (const auto & [begin, end] : {std::pair{0u, half}, std::pair{half, job.n_tokens}}) {
             for (uint32_t r = 0; r < job.n_ranges && begin < end; ++r) {
-                kernel.run(job, {begin, end, head_kv, r}, partial.data() + r * floats, scratch.data());
+                kernel.attend.run(job, {begin, end, head_kv, r}, partial.data() + r * floats, scratch.data());
             }
-            kernel.merge(job, {begin, end, head_kv, 0}, partial.data(), floats);
+            kernel.attend.merge(job, {begin, end, head_kv, 0}, partial.data(), floats);
         }
     }
 }
 
-std::vector<float> with_kernel(const attend_kernel & kernel, const attention_problem & p, uint32_t n_ranges,
+std::vector<float> with_kernel(const cpu_kernels & kernel, const attention_problem & p, uint32_t n_ranges,
                                const attend_rotations & waiting = {}) {
     std::vector<float> out(p.out_floats(), std::numeric_limits<float>::quiet_NaN());
     attend_job job = job_of(p, n_ranges, out);
@@ -62,7 +62,7 @@ std::vector<float> with_kernel(const attend_kernel & kernel, const attention_pro
 }
 
 template <class F> void for_each_kernel(F test) {
-    for (const attend_kernel * const * kernel = attend_kernels_here(); *kernel; ++kernel) {
+    for (const cpu_kernels * const * kernel = kernels_here(); *kernel; ++kernel) {
         CAPTURE(std::string((*kernel)->name));
         test(**kernel);
     }
@@ -75,7 +75,7 @@ void check_kernels(const attention_problem & p, uint32_t n_ranges, double limit)
     CAPTURE(p.s.n_kv);
     CAPTURE(std::string(ggml_type_name(p.k.type)));
     const std::vector<double> expected = naive_attention(p);
-    for_each_kernel([&](const attend_kernel & kernel) { CHECK(worst(with_kernel(kernel, p, n_ranges), expected) < limit); });
+    for_each_kernel([&](const cpu_kernels & kernel) { CHECK(worst(with_kernel(kernel, p, n_ranges), expected) < limit); });
 }
 
 constexpr ggml_type TYPES[] = {GGML_TYPE_F16,  GGML_TYPE_F32,  GGML_TYPE_BF16, GGML_TYPE_Q8_0,
@@ -154,13 +154,13 @@ TEST_CASE("sinks take their share: none, half, all of it, or more than a float c
         p.sinks[0] = 6.0f;
         check_kernels(p, n_ranges, 4e-6);
         p.show(0, 0);
-        for_each_kernel([&](const attend_kernel & kernel) { // of no cells there is nothing
+        for_each_kernel([&](const cpu_kernels & kernel) { // of no cells there is nothing
             p.sinks.assign(8, 1.0f);
             CHECK(with_kernel(kernel, p, n_ranges) == std::vector<float>(p.out_floats(), 0.0f));
         });
         p.show(0, 500);
         p.sinks[2] = std::numeric_limits<float>::quiet_NaN(); // isn't kept secret
-        for_each_kernel([&](const attend_kernel & kernel) {
+        for_each_kernel([&](const cpu_kernels & kernel) {
             const std::vector<float> out = with_kernel(kernel, p, n_ranges);
             CHECK(!std::isnan(out[64]));
             CHECK(std::isnan(out[2 * 64]));
@@ -205,7 +205,7 @@ TEST_CASE("chunks that nobody sees aren't even read") {
         REQUIRE(mprotect(rows, begin, PROT_NONE) == 0);
         REQUIRE(mprotect(rows + end, n_bytes - end, PROT_NONE) == 0);
         const std::vector<double> expected = naive_attention(p);
-        for_each_kernel([&](const attend_kernel & kernel) {
+        for_each_kernel([&](const cpu_kernels & kernel) {
             std::vector<float> out(p.out_floats());
             attend_job job = job_of(p, 2, out);
             job.k.data = job.v.data = rows;
@@ -285,7 +285,7 @@ void check_waiting(attention_problem p, bool neox, uint32_t mixed, uint32_t stre
         }
     }
     const std::vector<double> expected = naive_attention(p);
-    for_each_kernel([&](const attend_kernel & kernel) {
+    for_each_kernel([&](const cpu_kernels & kernel) {
         const auto found = with_kernel(kernel, p, 2, {of_cell.data(), tables.data(), how, mixed});
         CHECK(worst(found, expected) < 1e-5);
     });
@@ -344,7 +344,7 @@ TEST_CASE("what lies in hidden cells doesn't matter, and what lies in seen ones 
         only_k.v = only_v.k = sane;
         capped.v = sane;
         capped.soft_cap = 1.0f;
-        for_each_kernel([&](const attend_kernel & kernel) {
+        for_each_kernel([&](const cpu_kernels & kernel) {
             CHECK(worst(with_kernel(kernel, p, 2), expected) < 4e-6);
             for (const attention_problem & broken : {seen, only_k, only_v, capped}) {
                 CHECK(std::isnan(with_kernel(kernel, broken, 2)[0]));
@@ -370,17 +370,17 @@ TEST_CASE("softmax: the first of the greatest, and the sum relative to it") {
             sum += std::exp(double{value} - 30.0);
         }
         CAPTURE(n);
-        for_each_kernel([&](const attend_kernel & kernel) {
-            const softmax_parts parts = kernel.softmax(x.data(), n);
+        for_each_kernel([&](const cpu_kernels & kernel) {
+            const softmax_parts parts = kernel.attend.softmax(x.data(), n);
             CHECK(parts.best == n / 2);
             CHECK(parts.greatest == 30.0f);
             CHECK(parts.sum == doctest::Approx(sum).epsilon(1e-5));
             for (const uint32_t bits : {0x7fc00000u, 0x7fc00001u, 0x7fffffffu, 0xffffffffu, 0x7f800001u, 0x7f800000u}) {
                 std::vector<float> y = x;
                 memcpy(&y[n - 1], &bits, sizeof(bits)); // any NaN, and infinity
-                CHECK(std::isnan(kernel.softmax(y.data(), n).sum));
+                CHECK(std::isnan(kernel.attend.softmax(y.data(), n).sum));
             }
-            CHECK(std::isnan(kernel.softmax(std::vector<float>(n, -INFINITY).data(), n).sum));
+            CHECK(std::isnan(kernel.attend.softmax(std::vector<float>(n, -INFINITY).data(), n).sum));
         });
     }
 }

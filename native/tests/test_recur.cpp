@@ -50,7 +50,7 @@ struct two_sequences {
     }
 };
 
-void check_convolution(const attend_kernel & kernel, uint32_t n_taps, uint32_t n_channels, bool silu, bool biased) {
+void check_convolution(const cpu_kernels & kernel, uint32_t n_taps, uint32_t n_channels, bool silu, bool biased) {
     std::mt19937 random(n_taps + n_channels);
     const uint32_t offset = 3;
     const uint32_t n_past = n_taps - 1;
@@ -69,8 +69,8 @@ void check_convolution(const attend_kernel & kernel, uint32_t n_taps, uint32_t n
                               n_channels,
                               silu};
     const uint32_t half = n_channels / 2 / kernel.lanes * kernel.lanes;
-    kernel.convolve(job, half, n_channels);
-    kernel.convolve(job, 0, half);
+    kernel.recur.convolve(job, half, n_channels);
+    kernel.recur.convolve(job, 0, half);
 
     std::vector<double> wanted(out.size());
     for (const recur_run & run : s.runs) {
@@ -103,7 +103,7 @@ struct recurrence {
     bool in_turn, delta, by_width;
 };
 
-void check_recurrence(const attend_kernel & kernel, const recurrence & r) {
+void check_recurrence(const cpu_kernels & kernel, const recurrence & r) {
     std::mt19937 random(r.head_dim_k + r.n_head);
     const uint32_t offset = 7;
     const uint32_t width = r.head_dim_k;
@@ -138,8 +138,8 @@ void check_recurrence(const attend_kernel & kernel, const recurrence & r) {
                             r.delta,
                             r.by_width};
     const uint32_t n_units = r.n_head * r.head_dim_v / RECUR_ROWS;
-    kernel.recall(job, n_units / 3, n_units);
-    kernel.recall(job, 0, n_units / 3);
+    kernel.recur.recall(job, n_units / 3, n_units);
+    kernel.recur.recall(job, 0, n_units / 3);
 
     std::vector<double> wanted(out.size());
     std::vector<double> states_wanted, states_got, kept_wanted;
@@ -189,7 +189,7 @@ void check_recurrence(const attend_kernel & kernel, const recurrence & r) {
 } // namespace
 
 TEST_CASE("a short convolution goes on from the inputs before, for sequences beside each other") {
-    for (const attend_kernel * const * kernel = attend_kernels_here(); *kernel; ++kernel) {
+    for (const cpu_kernels * const * kernel = kernels_here(); *kernel; ++kernel) {
         CAPTURE((*kernel)->name);
         check_convolution(**kernel, 4, 64, true, false);
         check_convolution(**kernel, 3, 48, false, true);
@@ -199,7 +199,7 @@ TEST_CASE("a short convolution goes on from the inputs before, for sequences bes
 }
 
 TEST_CASE("linear attention gives what its recurrence says, for sequences beside each other") {
-    for (const attend_kernel * const * kernel = attend_kernels_here(); *kernel; ++kernel) {
+    for (const cpu_kernels * const * kernel = kernels_here(); *kernel; ++kernel) {
         CAPTURE((*kernel)->name);
         check_recurrence(**kernel, {128, 128, 4, 2, true, true, false});
         check_recurrence(**kernel, {64, 64, 6, 2, false, true, false});
@@ -210,6 +210,6 @@ TEST_CASE("linear attention gives what its recurrence says, for sequences beside
 
 TEST_CASE("vectors fit every width that is a multiple of 4") {
     for (const uint32_t width : {4u, 12u, 24u, 64u, 4092u}) {
-        CHECK(width % recur_kernel_for(width).lanes == 0);
+        CHECK(width % kernels_for_width(width).lanes == 0);
     }
 }

@@ -34,7 +34,7 @@ std::vector<float> padded(std::vector<float> values) {
 }
 
 template <class F> void for_each_kernel(F check) {
-    for (const attend_kernel * const * kernel = attend_kernels_here(); *kernel; ++kernel) {
+    for (const cpu_kernels * const * kernel = kernels_here(); *kernel; ++kernel) {
         CAPTURE(std::string((*kernel)->name));
         check(**kernel);
     }
@@ -64,13 +64,13 @@ TEST_CASE("rows are the floats that ggml reads, and are rounded as well as ggml 
             std::vector<uint8_t> theirs(ggml_row_size(type, n));
             ggml_quantize_chunk(type, values.data(), theirs.data(), 0, 1, n, nullptr);
             const std::vector<float> expected = read(type, theirs, n);
-            for_each_kernel([&](const attend_kernel & kernel) {
+            for_each_kernel([&](const cpu_kernels & kernel) {
                 std::vector<float> x = padded(std::vector<float>(values.size()));
-                kernel.to_floats(type, theirs.data(), x.data(), static_cast<uint32_t>(n));
+                kernel.rows.to_floats(type, theirs.data(), x.data(), static_cast<uint32_t>(n));
                 CHECK(std::equal(expected.begin(), expected.end(), x.begin()));
 
                 std::vector<uint8_t> ours(theirs.size());
-                kernel.from_floats(type, padded(values).data(), ours.data(), static_cast<uint32_t>(n));
+                kernel.rows.from_floats(type, padded(values).data(), ours.data(), static_cast<uint32_t>(n));
                 CHECK(distance(read(type, ours, n), values) <= 1.0001 * distance(expected, values));
             });
         }
@@ -80,9 +80,9 @@ TEST_CASE("rows are the floats that ggml reads, and are rounded as well as ggml 
 TEST_CASE("zeros, and a block of zeros among others, are rounded to zeros") {
     std::vector<float> values = normal(96, 4);
     std::fill_n(values.begin() + 32, 32, 0.0f);
-    for_each_kernel([&](const attend_kernel & kernel) {
+    for_each_kernel([&](const cpu_kernels & kernel) {
         std::vector<uint8_t> row(ggml_row_size(GGML_TYPE_Q8_0, 96));
-        kernel.from_floats(GGML_TYPE_Q8_0, values.data(), row.data(), 96);
+        kernel.rows.from_floats(GGML_TYPE_Q8_0, values.data(), row.data(), 96);
         const std::vector<float> back = read(GGML_TYPE_Q8_0, row, 96);
         CHECK(std::all_of(back.begin() + 32, back.begin() + 64, [](float x) { return x == 0.0f; }));
         CHECK(distance(back, values) < 0.01);
@@ -108,9 +108,9 @@ TEST_CASE("pairs of dimensions are rotated by their angles, the others stay") {
                 expected[b] = values[a] * std::sin(angle) + values[b] * std::cos(angle);
             }
         }
-        for_each_kernel([&](const attend_kernel & kernel) {
+        for_each_kernel([&](const cpu_kernels & kernel) {
             std::vector<float> x = values;
-            kernel.rotate(x.data(), n_heads, how, table.data());
+            kernel.rows.rotate(x.data(), n_heads, how, table.data());
             for (size_t i = 0; i < x.size(); ++i) {
                 CHECK(std::abs(x[i] - expected[i]) < 1e-6);
             }
@@ -121,9 +121,9 @@ TEST_CASE("pairs of dimensions are rotated by their angles, the others stay") {
 TEST_CASE("pieces are multiplied by a Hadamard matrix, the parity of common bits being the sign") {
     for (const uint32_t size : {4u, 8u, 32u, 64u, 256u}) {
         const std::vector<float> values = normal(size_t{2} * size, 7);
-        for_each_kernel([&](const attend_kernel & kernel) {
+        for_each_kernel([&](const cpu_kernels & kernel) {
             std::vector<float> x = values;
-            kernel.mix(x.data(), x.size(), size);
+            kernel.rows.mix(x.data(), x.size(), size);
             for (uint32_t i = 0; i < 2 * size; ++i) {
                 double expected = 0;
                 for (uint32_t j = 0; j < size; ++j) {

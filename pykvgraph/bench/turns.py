@@ -15,11 +15,12 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from pykvgraph.context.common_length import common_length
 from pykvgraph.context.context import Context
 from pykvgraph.engine import Engine
 from pykvgraph.model.model import Model
 from pykvgraph.params.params import SamplingParams
-from pykvgraph.sequence.sequence import TokenSequence, common_length
+from pykvgraph.sequence.sequence import TokenSequence
 
 N_TURNS = 10
 N_MESSAGE = 120  # tokens of a user's message

@@ -11,12 +11,15 @@ from pykvgraph.chat.saved import Saved, pack, unpack
 from pykvgraph.chat.turn_format import turn_format
 from pykvgraph.chat.turn_tokens import Discard, Turn, TurnTokens
 from pykvgraph.checks import integer, shown
+from pykvgraph.context.common_length import common_length
 from pykvgraph.context.context import Context, LastOutput
 from pykvgraph.errors import CacheFullError, InvalidArgumentError, KVGraphError, NotCopied, UnsupportedError
 from pykvgraph.kv_cache.saved.file import read_regular, write_file
 from pykvgraph.params.params import SamplingParams
+from pykvgraph.sequence.decode_text import decode_text
 from pykvgraph.sequence.output_text import OutputText
-from pykvgraph.sequence.sequence import Change, Positions, TokenSequence, common_length, earlier_texts
+from pykvgraph.sequence.sequence import Change, TokenSequence, earlier_texts
+from pykvgraph.sequence.tokens import Positions
 from pykvgraph.types import Piece
 
 
@@ -214,18 +217,20 @@ class Conversation(NotCopied):
         except KVGraphError:
             self._front, self._turns, self.n_forgotten = before
             raise
-        last, turn, text = self.change.last, turns[-1], ""
-        while True:
-            piece = output.say(last)
+        turn, text = turns[-1], ""
+
+        def append(piece: Piece, _: None) -> LastOutput | None:
+            if piece.finish_reason is not None or self._output is not output:
+                return None
+            return self._append(piece.token, copy_logits=output.needs_logits)
+
+        for piece in decode_text(self.change.last, output.say, append):
             text += piece.text
             if piece.finish_reason != "stop":
                 turn.said.append(piece.token)
             elif not self._ctx.model.tokenizer.is_eog(piece.token):
                 turn.said = self._tokens.cut([*turn.said, piece.token], text)
             yield piece
-            if piece.finish_reason is not None or self._output is not output:
-                return
-            last = self._append(piece.token, copy_logits=output.needs_logits)
 
     def _append(self, token: int, copy_logits: bool) -> LastOutput:
         """Decodes a token that the last turn has already."""

@@ -1,4 +1,4 @@
-"""A list of messages, as OpenAI's API has them, as tokens."""
+"""A list of messages, as OpenAI's API has them, as tokens: for `pykvgraph batch`."""
 
 from __future__ import annotations
 

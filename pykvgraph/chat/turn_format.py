@@ -45,13 +45,8 @@ def turn_format(model: Model, system: str) -> TurnFormat:
     if not isinstance(source, str) or not source:
         return _plain(system)
     tokenizer = model.tokenizer
-    names = {
-        name: ""
-        if token is None
-        else tokenizer.token_to_piece(token, special=True).decode("utf-8", "replace")
-        for name, token in (("bos_token", tokenizer.bos), ("eos_token", tokenizer.eos))
-    }
-    return _of_template(ChatTemplate(source, **names), system)
+    bos, eos = tokenizer._name(tokenizer.bos), tokenizer._name(tokenizer.eos)
+    return _of_template(ChatTemplate(source, bos_token=bos, eos_token=eos), system)
 
 
 def _plain(system: str) -> TurnFormat:

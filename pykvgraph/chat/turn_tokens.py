@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from pykvgraph.chat.turn_format import USER, TurnFormat
+from pykvgraph.context.common_length import common_length
 from pykvgraph.model.tokenizer import Tokenizer
-from pykvgraph.sequence.sequence import common_length
 from pykvgraph.types import UpdateStats
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import re
-import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +14,7 @@ import click
 from pykvgraph.bench.tests import EXTRA_TESTS
 from pykvgraph.cli.adapters import Adapters, adapter_options
 from pykvgraph.cli.bench_rows import Printer
+from pykvgraph.cli.bench_runs import run_one, run_requests, run_streams, run_tiers, run_turns
 from pykvgraph.cli.verb import (
     Interruptible,
     Numbers,
@@ -36,13 +36,11 @@ from pykvgraph.params.params import ContextParams, default_threads
 
 if TYPE_CHECKING:
     from pykvgraph.bench.requests import Served
-    from pykvgraph.bench.runner import Result
     from pykvgraph.bench.streams import StreamSpeed
     from pykvgraph.bench.tests import Test
     from pykvgraph.bench.tiers import TierSpeed
-    from pykvgraph.bench.turns import MeasuredTurn, Speaker
+    from pykvgraph.bench.turns import MeasuredTurn
     from pykvgraph.context.trace import Span
-    from pykvgraph.model.model import Model
 
 COUNT = click.IntRange(min=1)
 N_EXTRA_TOKENS = 32
@@ -323,135 +321,3 @@ def chosen_tests(
         if depth >= MIN_CACHE_DEPTH:
             chosen += [test for name in names for test in tests.extra_tests(name, N_EXTRA_TOKENS, depth)]
     return chosen
-
-
-def run_one(
-    model: Model, beside: Any, test: Test, repetitions: int, n_threads: int, sizes: dict[str, Any]
-) -> list[Result]:
-    """A test on every engine; progress on a terminal."""
-    from pykvgraph.bench.runner import makers, measure
-
-    if test.n_seq > sizes["n_batch"]:
-        raise InvalidArgumentError(
-            f"{test.name} decodes {test.n_seq} tokens at once, and -b allows {sizes['n_batch']}"
-        )
-    params = ContextParams(
-        n_ctx=-(-test.n_cells // 256) * 256,  # libllama rounds up to this; so both engines have the same room
-        n_seq_max=test.n_seq,
-        n_threads=n_threads,
-        n_threads_batch=n_threads,
-        defrag_threshold=-1,  # a test calls defrag itself
-        **{name: value for name, value in sizes.items() if name != "adapters"},
-    )
-    engines = makers(params, model, beside, test, sizes["adapters"])
-    with click.progressbar(
-        length=len(engines) * (repetitions + 1),
-        label=f"{test.name} at {test.depth}",
-        file=sys.stderr,
-        hidden=not sys.stderr.isatty(),
-    ) as progress:
-        return measure(test, engines, repetitions, lambda: progress.update(1))
-
-
-def run_turns(
-    model: Model, depth: int, repetitions: int, n_threads: int, sizes: dict[str, Any]
-) -> dict[str, list[MeasuredTurn]]:
-    """The conversation through a TokenSequence and an Engine, new ones each time, by turns; no warm-up."""
-    from pykvgraph.bench.turns import EngineSpeaker, TextSpeaker, converse, medians, n_asked, write_script
-    from pykvgraph.context.context import Context
-    from pykvgraph.engine import Engine
-    from pykvgraph.sequence.sequence import checkpoint_cells
-
-    script = write_script(model, depth)
-    sizes = {
-        "n_ctx": -(-script.n_cells // 256) * 256,
-        "n_threads": n_threads,
-        "n_threads_batch": n_threads,
-        **sizes,
-    }
-    runs: dict[str, list[list[MeasuredTurn]]] = {"TokenSequence": [], "Engine": []}
-    with click.progressbar(
-        length=2 * repetitions * n_asked(script),
-        label=f"turns after {depth}",
-        file=sys.stderr,
-        hidden=not sys.stderr.isatty(),
-    ) as progress:
-
-        def run(through: str, speaker: Speaker) -> None:
-            runs[through].append([])
-            for turn in converse(speaker, script):
-                runs[through][-1].append(turn)
-                progress.update(1)
-
-        for _ in range(repetitions):
-            with Context(model, **{"checkpoint_cells": checkpoint_cells(model), **sizes}) as ctx:
-                run("TokenSequence", TextSpeaker(ctx))
-            with Engine(model, n_seq_max=1, **sizes) as engine:
-                run("Engine", EngineSpeaker(engine))
-    return {through: medians(each) for through, each in runs.items()}
-
-
-def run_tiers(
-    model: Model, depth: int, repetitions: int, n_threads: int, sizes: dict[str, Any]
-) -> tuple[list[TierSpeed], list[Span]]:
-    """New contexts each time, by turns."""
-    from pykvgraph.bench.tiers import ARGUMENTS, measure_tiers
-
-    sizes = {**sizes, "n_threads": n_threads, "n_threads_batch": n_threads}
-    with click.progressbar(
-        length=repetitions * len(ARGUMENTS),
-        label=f"tiers at {depth}",
-        file=sys.stderr,
-        hidden=not sys.stderr.isatty(),
-    ) as progress:
-        return measure_tiers(model, depth, repetitions, sizes, lambda: progress.update(1))
-
-
-def run_streams(
-    model: Model,
-    depth: int,
-    repetitions: int,
-    n_threads: int,
-    sizes: dict[str, Any],
-    where: Where,
-    over: Sequence[str],
-) -> Iterator[list[StreamSpeed]]:
-    """Over one transport after the other."""
-    from pykvgraph.bench.stream_ends import measure_over, transports_here
-    from pykvgraph.bench.streams import n_ticks
-
-    sizes = {**sizes, "n_threads": n_threads, "n_threads_batch": n_threads}
-    for kind in over or transports_here():
-        with click.progressbar(
-            length=n_ticks(repetitions), label=f"over {kind}", file=sys.stderr, hidden=not sys.stderr.isatty()
-        ) as progress:
-            found = measure_over(
-                kind, model, depth, repetitions, sizes, where.of_model(), lambda: progress.update(1)
-            )
-        yield found
-
-
-def run_requests(
-    model: Model, depth: int, repetitions: int, n_threads: int, sizes: dict[str, Any]
-) -> list[Served]:
-    """Requests that share so many tokens, each time to a new engine."""
-    from pykvgraph.bench.requests import N_AT_A_TIME, n_cells, serve, write_prompts
-    from pykvgraph.engine import Engine
-
-    prompts = write_prompts(model, depth, (depth // 8, depth))
-    runs: list[Served] = []
-    with click.progressbar(
-        length=repetitions, label=f"prefix of {depth}", file=sys.stderr, hidden=not sys.stderr.isatty()
-    ) as progress:
-        for _ in range(repetitions):
-            with Engine(
-                model,
-                n_ctx=n_cells(prompts),
-                n_seq_max=N_AT_A_TIME,
-                n_threads=n_threads,
-                n_threads_batch=n_threads,
-                **sizes,
-            ) as engine:
-                runs.append(serve(engine, prompts))
-            progress.update(1)
-    return runs

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from pykvgraph.context.common_length import common_length
 from pykvgraph.engine.request_sequence import RequestSequence
 from pykvgraph.prefix import block
 
@@ -23,7 +24,7 @@ def mark_partings(first: Sequence[RequestSequence], running: Sequence[RequestSeq
 def _mark_parting(new: RequestSequence, known: Sequence[RequestSequence]) -> None:
     """Where the text parts from others, a point is worth having: more are likely to part there."""
     for other in known:
-        n = _common(new, other)
+        n = common_length(new.ids, other.ids)
         if n < block.N_TOKENS or other.salt != new.salt:
             continue
         for sequence in (new, other):
@@ -42,7 +43,7 @@ def is_coming(
     for other in running:
         if other.decodes or other.salt != sequence.salt:
             continue
-        common = min(_common(sequence, other), len(sequence.ids) - 1)
+        common = min(common_length(sequence.ids, other.ids), len(sequence.ids) - 1)
         if common - n < block.N_TOKENS:
             continue
         if needs_points:
@@ -51,9 +52,3 @@ def is_coming(
         elif other.n_decoded < min(-(-common // block.N_TOKENS) * block.N_TOKENS, len(other.ids)):
             return True
     return False
-
-
-def _common(left: RequestSequence, right: RequestSequence) -> int:
-    """With how many tokens both begin."""
-    n = min(len(left.ids), len(right.ids))
-    return block.common(left.ids[:n].tobytes(), right.ids[:n].tobytes())

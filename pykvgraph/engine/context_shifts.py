@@ -20,7 +20,7 @@ def _shift(running_set: RunningSet, sequence: RequestSequence, gone: range) -> N
     running_set.retreat(sequence, gone.start)
     if not _room_to_move(running_set, sequence, gone.stop):
         return
-    sequence.give_up(gone)
+    sequence.discard(gone.start, gone.stop)
     try:
         running_set.kv.seq_rm(sequence.seq, gone.start, gone.stop)
         running_set.kv.seq_add(sequence.seq, gone.stop, -1, -len(gone))

@@ -145,13 +145,13 @@ class Engine(NotCopied):
         try:
             stepper = Stepper(
                 self.context,
-                sizes.n_points,
-                shares,
-                overcommit,
-                max_itl,
-                speculation,
-                cache_reuse,
-                tiers,
+                n_points=sizes.n_points,
+                shares=shares,
+                overcommit=overcommit,
+                max_itl=max_itl,
+                speculation=speculation,
+                reuse=cache_reuse,
+                tiers=tiers,
             )
         except BaseException:
             self.context.close()

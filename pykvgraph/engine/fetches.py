@@ -140,9 +140,7 @@ class Fetches:
             return self._miss(job.reason or "late")
         assert sequence.last is not None
         try:
-            job.incoming.show_text(sequence.seq, job.state)
-            if plan.n < plan.end:
-                self._ctx.kv.seq_rm(sequence.seq, plan.n, -1)
+            job.show(self._ctx.kv, sequence.seq, plan.n)
             sequence.last = running_set.index.extend(
                 sequence.last, sequence.ids, plan.n, sequence.seq, to_end=True
             )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from typing import NamedTuple
 
+from pykvgraph.context.common_length import common_length
 from pykvgraph.engine.request_sequence import RequestSequence
 from pykvgraph.engine.running_set import RunningSet
 from pykvgraph.errors import KVGraphError
@@ -32,7 +33,7 @@ def parts_of(old: array[int], new: array[int], n: int, least: int) -> list[Part]
         begin = _find(old_bytes, new_bytes[at_new * size : (at_new + least) * size], at_old * size, size)
         if begin < 0:
             break
-        n_same = block.common(old_bytes[begin:], new_bytes[at_new * size :])
+        n_same = common_length(old_bytes[begin:], new_bytes[at_new * size :])
         parts.append(Part(begin // size, at_new, n_same))
         at_old, at_new = begin // size + n_same, at_new + n_same
     return parts

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import bisect
+import enum
 import math
 import time
-from array import array
 from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from pykvgraph.checks import INT32_MAX
 from pykvgraph.context.context import LastOutput
 from pykvgraph.engine.context_window import Window
 from pykvgraph.engine.own_rows import OwnRows
@@ -25,11 +24,23 @@ from pykvgraph.params.params import SamplingParams
 from pykvgraph.prefix.index import Found
 from pykvgraph.prefix.node import Node
 from pykvgraph.sequence.output_text import OutputText
+from pykvgraph.sequence.tokens import Tokens
 from pykvgraph.tiers.loader import Prefetch
 from pykvgraph.tiers.peers import Cost
 from pykvgraph.tiers.record import Name
 from pykvgraph.tiers.rows import Saver
 from pykvgraph.types import Piece
+
+
+class Status(enum.Enum):
+    """What a sample of a request is doing. Only one that runs has a sequence of the cache."""
+
+    WAITING = "waiting"  # to run, again perhaps: one that was preempted waits, too
+    LOADING = "loading"  # it runs, and rows come from a tier; nothing is decoded meanwhile
+    PREFILL = "prefill"  # it runs, and more than its last token is to be decoded
+    DECODE = "decode"  # it runs, and says a token a step
+    PARKED = "parked"  # it waits for resume()
+    DONE = "done"
 
 
 class Plan(NamedTuple):
@@ -78,25 +89,26 @@ class SampleOwner(Protocol):
     def _fail(self, error: BaseException) -> None: ...
 
 
-class RequestSequence:
-    """One sample of a request: a text that the engine decodes and continues.
+class RequestSequence(Tokens):
+    """One sample of a request: tokens that the engine decodes and continues.
 
-    While it runs it has a sequence of the cache, `seq`.
+    While it runs it has a sequence of the cache, `seq`. What it is doing, `status` tells.
 
-    ids: the prompt, and what was said behind it. n_decoded: how many of these the sequence has. n_seqs: how
-    many sequences it needs; more than one while other samples wait for its prompt (`forks`). most_cells: how
-    many cells it and its forks take at most, if nobody shares any. last: the deepest node of the index that
-    its text begins with. places: positions where a resume point is to be kept. spacing: at multiples of it,
-    the prompt has a spare resume point; 0: nowhere. window: for a text that may become longer than its part
-    of the cache; what it gives up is in `ids` no longer. n_true: how many of its first tokens have cells that
-    any text that begins so may share; those that have moved, nobody may. n_beyond: tokens of a draft that its
-    sequence has behind these. own: its rows, while it has shifted and does not run. fetch: what comes from
-    outside the cells; meanwhile it decodes nothing.
-    adapters: those that it is decoded under; they are in `salt`, too. record, lookup: what became of its
-    drafts, and what they are made of. copies: gets what the index has of it, as it comes; None: nobody does.
-    n_copied: how many tokens of whole blocks that got. is_compared: whether `places` has those where its text
-    parts from others. unsaid: the output of its last token, while its grammar takes long to tell which may
-    follow; meanwhile it decodes nothing.
+    ids: the prompt, and what was said behind it; what its window gave up is not there any more.
+    forks: other samples of the request that wait for its prompt; it needs n_seqs sequences, for them too.
+    most_cells: cells that it and its forks take at most, if nobody shares any.
+    last: the deepest node of the index that its text begins with.
+    places: positions where a resume point is to be kept.
+    is_compared: whether these have the positions where its text parts from others.
+    spacing: at multiples of it, the prompt has a spare resume point; 0: nowhere.
+    window: of a text that may become longer than its part of the cache.
+    own: its rows, while it has shifted and does not run.
+    n_beyond: tokens of a draft that its sequence has behind what is decoded.
+    record, lookup: what became of its drafts, and what they are made of.
+    fetch: what comes from outside the cells; meanwhile it decodes nothing.
+    unsaid: its last output, while its grammar takes long to tell what may follow; it decodes nothing then.
+    adapters: those that it is decoded under; they are in `salt`, too.
+    copies: gets what the index has of it, as it comes, n_copied tokens so far; None: nobody does.
     """
 
     def __init__(
@@ -111,15 +123,15 @@ class RequestSequence:
         adapters: Active = (),
         copies: Saver | None = None,
     ) -> None:
+        super().__init__()
+        self.ids.frombytes(prompt.tobytes())
         self.request = request
         self.priority = params.priority
         self.salt = salt
         self.adapters = adapters
         self.copies = copies
         self.n_copied = 0
-        self.ids = array("i", prompt.tobytes())
         self.n_prompt = len(prompt)
-        self.n_decoded = 0
         self.seq = -1
         self.forks: list[RequestSequence] = []
         self.fork_seqs: list[int] = []  # reserved for the forks
@@ -129,13 +141,14 @@ class RequestSequence:
         self.spacing = 0
         self.order = 0  # of arrival; the youngest has the highest
         self.n_idle = 0  # steps in which it did not advance
-        self.n_true = INT32_MAX
         self.n_beyond = 0
         self.own: OwnRows | None = None
         self.fetch: Fetch | None = None
         self.unsaid: LastOutput | None = None
         self.record = Acceptance()
         self.lookup = Lookup()
+        self.is_parked = False
+        self.is_done = False
         self.ended: Literal["stop", "length"] | None = None  # before it has begun
         self.n_cached = -1  # tokens of the prompt that the cache had; -1: not known yet
         self.n_again = 0
@@ -159,14 +172,17 @@ class RequestSequence:
         return self.seq >= 0
 
     @property
-    def has_shifted(self) -> bool:
-        """Whether it has given up tokens that others of its tokens have seen."""
-        return self.n_true < INT32_MAX
-
-    @property
-    def n_todo(self) -> int:
-        """Tokens that are known and not decoded."""
-        return len(self.ids) - self.n_decoded
+    def status(self) -> Status:
+        """What it is doing."""
+        if self.is_done or self.request.done:
+            return Status.DONE
+        if self.is_parked:
+            return Status.PARKED
+        if not self.runs:
+            return Status.WAITING
+        if self.fetch is not None:
+            return Status.LOADING
+        return Status.PREFILL if self.n_todo > 1 else Status.DECODE
 
     @property
     def decodes(self) -> bool:
@@ -201,17 +217,10 @@ class RequestSequence:
         self.n_cached, self.n_again = min(n_cached, self.n_prompt), n_again
         self._entered = time.perf_counter()
 
-    def begin(self, n_found: int) -> None:
-        """It has a sequence with so many of its tokens, which the cache had."""
-        self.n_decoded = n_found
-        self.n_true = INT32_MAX
-
-    def give_up(self, gone: range) -> None:
-        """These tokens go, and those behind them move down."""
-        del self.ids[gone.start : gone.stop]
-        self.n_decoded -= len(gone)
-        self.n_true = min(self.n_true, gone.start)
-        self._n_discarded += len(gone)
+    def discard(self, begin: int, end: int) -> None:
+        """As Tokens.discard()."""
+        super().discard(begin, end)
+        self._n_discarded += end - begin
         self.lookup = Lookup()  # which knows where the tokens were
 
     def follow(self, other: RequestSequence) -> None:
@@ -269,6 +278,7 @@ class RequestSequence:
             n_decoded=self.n_decoded,
             n_said=self._n_said,
             seconds=now - self._submitted,
+            status=self.status.value,
         )
 
     def can_say(self, seconds: float) -> bool:
@@ -305,6 +315,7 @@ class RequestSequence:
 
     def end(self, reason: Literal["stop", "length", "cancelled"], now: float) -> None:
         """Hands out the completion."""
+        self.is_done = True
         completion = Completion(
             text="".join(self._texts),
             tokens=tuple(self._tokens),

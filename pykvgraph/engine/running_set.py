@@ -41,13 +41,13 @@ class RunningSet:
 
     def of(self, request: SampleOwner) -> list[RequestSequence]:
         """Its samples that run, wait or are parked."""
-        waiting, parked = self.scheduler.waiting, self.parked
-        return [each for each in request._sequences if each.runs or each in waiting or each in parked]
+        waiting = self.scheduler.waiting
+        return [each for each in request._sequences if each.runs or each.is_parked or each in waiting]
 
     def remove(self, sequence: RequestSequence) -> None:
         """It neither runs nor waits any more, and is not parked."""
-        if sequence in self.parked:
-            del self.parked[sequence]
+        if sequence.is_parked:
+            self._unpark(sequence)
         else:
             self._stop(sequence)
         self._drop_rows(sequence)
@@ -64,18 +64,18 @@ class RunningSet:
 
         What they have stays in the cache until others need the cells. Raises what _keep_rows() raises.
         """
-        sequences = [each for each in self.of(request) if each not in self.parked]
+        sequences = [each for each in self.of(request) if not each.is_parked]
         for sequence in sequences:
             self._keep_rows(sequence)
             self._stop(sequence)
-            self.parked[sequence] = None
+            self.parked[sequence], sequence.is_parked = None, True
         return bool(sequences)
 
     def resume(self, request: SampleOwner) -> bool:
         """Its samples may run again; False: none of them is parked."""
-        sequences = [each for each in self.of(request) if each in self.parked]
+        sequences = [each for each in self.of(request) if each.is_parked]
         for sequence in sequences:
-            del self.parked[sequence]
+            self._unpark(sequence)
             self.scheduler.wait(sequence)
         return bool(sequences)
 
@@ -114,7 +114,7 @@ class RunningSet:
     def keep(self, sequence: RequestSequence, to_end: bool) -> None:
         """The index holds the text's whole blocks; to_end: and what is behind them."""
         assert sequence.last is not None
-        n = min(sequence.n_decoded, sequence.n_true)
+        n = sequence.n_shareable
         if to_end or n - sequence.last.end >= block.N_TOKENS:
             sequence.last = self.index.extend(sequence.last, sequence.ids, n, sequence.seq, to_end=to_end)
 
@@ -124,7 +124,7 @@ class RunningSet:
             return
         end = sequence.last.end
         if to_end or end > sequence.n_copied:
-            n = min(sequence.n_decoded, sequence.n_true) if to_end else end
+            n = sequence.n_shareable if to_end else end
             try:
                 self.index.save_text(
                     sequence.ids[:n], sequence.salt, sequence.n_copied, sequence.copies, sequence.n_prompt
@@ -193,6 +193,10 @@ class RunningSet:
             self.index = self.index.renewed()
             for sequence in [*self.kept]:
                 self.fail(sequence, error)
+
+    def _unpark(self, sequence: RequestSequence) -> None:
+        del self.parked[sequence]
+        sequence.is_parked = False
 
     def _stop(self, sequence: RequestSequence) -> None:
         """It neither runs nor waits any more."""

@@ -26,6 +26,16 @@ class Chunk(NamedTuple):
         """Whether it is the last token of an answer, and no part of a prompt."""
         return self.ends and self.n == 1
 
+    @property
+    def is_single(self) -> bool:
+        """Whether it is decoded as one token, without a draft."""
+        return self.decodes and not self.draft
+
+    @property
+    def n_outputs(self) -> int:
+        """How many outputs its decode has: of the last known token, and of each token of the draft."""
+        return 1 + len(self.draft) if self.ends else 0
+
 
 class Scheduler:
     """Texts that wait and texts that run; n_seq_max of them have a sequence.

@@ -2,51 +2,8 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from pykvgraph.engine.step_seconds import averaged
 
-_WEIGHT = 0.2  # of the newest step, in the averages
-_MOST = 3.0  # times the average that one step counts at most: machines are busy with other things, too
-_EACH = 0.1  # of a step: what a token more takes, while nothing is known
-
-
-class StepSeconds:
-    """Averages by number of tokens, and lines between them. For steps of few tokens, each of another text
-    or at the end of one: what they have in the cache is not looked at."""
-
-    def __init__(self) -> None:
-        self._rows: list[int] = []  # sorted
-        self._seconds: dict[int, float] = {}
-
-    def learn(self, n_rows: int, seconds: float) -> None:
-        """What a step took."""
-        before = self._seconds.get(n_rows)
-        if before is None:
-            insort(self._rows, n_rows)
-            self._seconds[n_rows] = seconds
-        else:
-            self._seconds[n_rows] = before + _WEIGHT * (min(seconds, _MOST * before) - before)
-
-    def of(self, n_rows: int) -> float:
-        """What a step is expected to take; 0.0: no step was measured."""
-        found = self._seconds.get(n_rows)
-        if found is not None or not self._rows:
-            return found or 0.0
-        at = bisect_left(self._rows, n_rows)
-        if at == 0:
-            return self._seconds[self._rows[0]]
-        low = self._rows[at - 1]
-        if at < len(self._rows):
-            high = self._rows[at]
-            each = (self._seconds[high] - self._seconds[low]) / (high - low)
-        elif at > 1:
-            first = self._rows[0]
-            each = (self._seconds[low] - self._seconds[first]) / (low - first)
-        else:
-            each = _EACH * self._seconds[low]
-        return self._seconds[low] + each * (n_rows - low)
-
-
-_WEIGHT = 0.2  # of the newest step, in the averages
 _FIRST = 16  # tokens, while nothing is known
 _MARGIN = 1.2  # at first: steps differ, and some last so much longer than expected
 _RARE = 0.03  # the share of steps that may last longer still
@@ -96,13 +53,9 @@ class TokenBudget:
         if not n_decoding:
             return
         if not n_prompt_tokens:
-            self._base = _averaged(self._base, seconds)
+            self._base = averaged(self._base, seconds)
             return
         if self._each:
             was_late = seconds > self._margin * (self._base + n_prompt_tokens * self._each)
             self._margin = max(self._margin + _RATE * (was_late - _RARE), 1.0)
-        self._each = _averaged(self._each, max(seconds - self._base, 0.0) / n_prompt_tokens)
-
-
-def _averaged(before: float, now: float) -> float:
-    return now if not before else before + _WEIGHT * (now - before)
+        self._each = averaged(self._each, max(seconds - self._base, 0.0) / n_prompt_tokens)

@@ -63,8 +63,8 @@ class TierStats:
 class EngineStats:
     """What an engine has done since it was made, and how it is now.
 
-    steps: steps that decoded. n_running, n_waiting: texts and requests now. n_parked: texts that park()
-    has set aside. n_preempted: how often a text was preempted because the cells ran out. prompt_tokens:
+    steps: steps that decoded. n_running, n_waiting: texts and requests now. n_parked: texts of requests
+    that are parked. n_preempted: how often a text was preempted as the cells ran out. prompt_tokens:
     of all requests that began to run. prefix_hit_tokens: how many of these were in the cache.
     decoded_again: how many more were, but had to be decoded nevertheless, as the model can't go on from
     everywhere. decoded_tokens: all that were decoded, of prompts and answers. cells_used: cells in use
@@ -102,7 +102,8 @@ class TextLook:
     request. n_texts: how many samples it stands for; more than one until its prompt is decoded. seq: the
     sequence that has its cells; -1: it waits. n_prompt: tokens of the prompt. n_cached: how many of these the
     cache had; -1: it has not run yet. n_decoded: tokens of the text that its sequence has. n_said: tokens of
-    the answer. seconds: since submit().
+    the answer. seconds: since submit(). status: "waiting" to run, again perhaps; "loading": rows come from a
+    tier; "prefill": more than its last token is to be decoded; "decode": it says a token a step.
     """
 
     request: int
@@ -114,6 +115,7 @@ class TextLook:
     n_decoded: int
     n_said: int
     seconds: float
+    status: str
 
 
 @dataclass(frozen=True)

@@ -113,8 +113,7 @@ class KeptPrefixes:
             job = Prefetch(names, kv.reserve(places_for(names, self._geometry, self._ctx.swa_full)))
             fill(job, self._store, self._geometry, self._ctx.swa_full)
             if job.reason is None:
-                job.incoming.show_text(0, job.state)
-                kv.seq_rm(0, n, -1)
+                job.show(kv, 0, n)
                 return n
             job.cancel()
         except (KVGraphError, MemoryError):

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from pykvgraph._native.fork import importing
 from pykvgraph.checks import Integers
 from pykvgraph.context.batch import Batch
+from pykvgraph.context.common_length import common_length
 from pykvgraph.context.context import Context, LastOutput
 from pykvgraph.errors import InvalidArgumentError, UnsupportedError
 from pykvgraph.kv_cache.cache import KVCache
@@ -21,7 +22,8 @@ from pykvgraph.llama.vocabulary import LlamaVocabulary
 from pykvgraph.model.model import Model
 from pykvgraph.model.tokenizer import Tokenizer
 from pykvgraph.sampling.sampler import Sampler
-from pykvgraph.sequence.sequence import TokenSequence, common_length, earlier_texts
+from pykvgraph.sequence.decode_text import decode_text
+from pykvgraph.sequence.sequence import TokenSequence, earlier_texts
 
 if TYPE_CHECKING:
     from pykvgraph.llama.cache import KeptPrefixes
@@ -338,20 +340,26 @@ class LlamaSession:
         else:
             before = self.kv.pending_token(0)
             self._eval(tokens if tokens or before is None else [before])
-        while True:
-            last = self._last
-            if last is None:
-                raise InvalidArgumentError("there is nothing to go on from: the tokens are empty")
+        if self._last is None:
+            raise InvalidArgumentError("there is nothing to go on from: the tokens are empty")
+
+        def say(last: LastOutput) -> int | None:
             token = sampler.choose(self._input_ids, last)
             if stopping_criteria is not None and stopping_criteria(self._input_ids, self._logits_at(None)):
-                return
+                return None
             pending.put(0, token)
             self._sampling = sampler
-            try:
-                more = yield token
-            finally:
-                self._sampling = None
+            return token
+
+        def append(token: int, more: Sequence[int] | None) -> LastOutput | None:
+            self._sampling = None
             self._eval([token] if more is None else [token, *more], copy_logits=not sampler.greedy)
+            return self._last
+
+        try:
+            yield from decode_text(self._last, say, append)
+        finally:
+            self._sampling = None
 
     def save_state(self) -> LlamaState:
         """The text, its cells, its pending token, its seed, and in the midst of a generation its sampler."""

@@ -64,8 +64,8 @@ class LlamaVocabulary:
 
     def special(self, name: str) -> int:
         """Another token that the model names: "nl", "fim_pre", "fim_suf", "fim_mid"; -1: none."""
-        token: int = self._tokenizer._ask(getattr(self._llama, f"llama_vocab_{name}"))
-        return token
+        token = self._tokenizer._special(name)
+        return NO_TOKEN if token is None else token
 
     def metadata(self) -> dict[str, str]:
         """Every key of the file that is no array, and its value as text."""

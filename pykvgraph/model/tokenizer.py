@@ -257,6 +257,14 @@ class Tokenizer(NotCopied):
     def __repr__(self) -> str:
         return repr_of(self, lambda: f"{self.n_vocab} tokens, bos {self.bos}, eos {self.eos}")
 
+    def _special(self, name: str) -> int | None:
+        """The token that the file names for this: "nl", "fim_pre" and others; None: it names none."""
+        return _token(self._ask(getattr(self._llama, f"llama_vocab_{name}")))
+
+    def _name(self, token: int | None) -> str:
+        """What a chat template writes for BOS or EOS; "" for none."""
+        return "" if token is None else self._piece(token, special=True).decode("utf-8", "replace")
+
     def _ask(self, function: Callable[..., R], *arguments: Any) -> R:
         """function(vocabulary, *arguments), with libllama's vocabulary."""
         return self._handle.call(lambda _: function(self._vocab, *arguments))

@@ -27,9 +27,7 @@ class Vocabulary:
 
     def fim(self, name: str) -> int | None:
         """The token for filling in: "pre", "suf", "mid", "rep" or "sep"; None: the model has none."""
-        tokenizer = self.tokenizer
-        token = int(tokenizer._ask(getattr(tokenizer._llama, f"llama_vocab_fim_{name}")))
-        return token if token >= 0 else None
+        return self.tokenizer._special(f"fim_{name}")
 
     def piece(self, token: int) -> bytes:
         """The bytes of a token; of a control token its name; none of a row without a token."""
@@ -43,7 +41,3 @@ class Vocabulary:
         """Whether any of them is written with a control token."""
         tokens = (token for text in texts for token in self.tokenizer.encode(text, False, True))
         return any(not self.tokenizer.token_to_piece(token) for token in tokens)
-
-    def name(self, token: int | None) -> str:
-        """What a chat template writes for BOS or EOS; "" for none."""
-        return "" if token is None else self.text([token])

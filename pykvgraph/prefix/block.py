@@ -47,11 +47,3 @@ def root_key(ctx: Context, salt: bytes = b"", digest: bytes | None = None) -> by
 def under(salt: bytes, adapters: bytes) -> bytes:
     """The salt of texts that are decoded under adapters with this key (adapter.key_of); b"": none."""
     return hashlib.sha256(_UNDER + adapters + salt).digest() if adapters else salt
-
-
-def common(left: bytes, right: bytes) -> int:
-    """With how many tokens both begin."""
-    n = min(len(left), len(right))
-    differs = int.from_bytes(left[:n], "little") ^ int.from_bytes(right[:n], "little")
-    n_bits = (differs & -differs).bit_length() - 1 if differs else n * 8
-    return n_bits // (8 * TOKEN_BYTES)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 
+from pykvgraph.context.common_length import common_length
 from pykvgraph.kv_cache.hold import Hold, ResumePoint
 from pykvgraph.prefix import block
 
@@ -66,7 +67,7 @@ class Node:
         best: Node | None = None
         most = 0
         for name in self._order[max(at - 1, 0) : at + 1]:
-            if (n := block.common(name, tokens)) > most:
+            if (n := common_length(name, tokens)) > most:
                 best, most = self.children[name], n
         return best, most
 

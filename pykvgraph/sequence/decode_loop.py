@@ -15,6 +15,7 @@ from pykvgraph.context.context import Context, LastOutput
 from pykvgraph.context.context_shift import ContextShift
 from pykvgraph.errors import CacheFullError, InvalidArgumentError, UnsupportedError
 from pykvgraph.params.params import SamplingParams, ThoughtLimit, params_of
+from pykvgraph.sequence.decode_text import decode_text
 from pykvgraph.sequence.output_text import OutputText
 from pykvgraph.sequence.prefill import Prefill
 from pykvgraph.types import Piece
@@ -177,13 +178,10 @@ def _no_prompt() -> InvalidArgumentError:
 
 
 def _alone(text: _Text) -> Iterator[Piece]:
-    last = text.append(text.prompt_ids())
-    while True:
-        piece = text.say(last)
-        yield piece
-        if piece.finish_reason is not None:
-            return
-        last = text.append([piece.token])
+    def append(piece: Piece, _: None) -> LastOutput | None:
+        return None if piece.finish_reason else text.append([piece.token])
+
+    yield from decode_text(text.append(text.prompt_ids()), text.say, append)
 
 
 def _side_by_side(ctx: Context, texts: list[_Text], shifts: bool) -> Iterator[Piece]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeVar
 
@@ -12,50 +11,15 @@ import numpy.typing as npt
 
 from pykvgraph.checks import INT32_MAX, Integers, integer, integers
 from pykvgraph.context.batch import Batch
+from pykvgraph.context.common_length import common_length
 from pykvgraph.context.context import Context, LastOutput
 from pykvgraph.context.context_shift import ContextShift, self_extend
 from pykvgraph.errors import CacheFullError, InvalidArgumentError, NotCopied, UnsupportedError
 from pykvgraph.model.model import Model
 from pykvgraph.prefix import block
 from pykvgraph.prefix.index import Found, PrefixIndex
+from pykvgraph.sequence.tokens import DecodedTokens, Positions
 from pykvgraph.types import ShiftReport
-
-
-class Positions:
-    """Positions of tokens 0, 1, 2, ... of a text that begins at position 0 and has no gaps.
-
-    head: the positions of the first tokens, up to the last one that shares its position with another; the
-    tokens behind them follow one by one.
-    """
-
-    def __init__(self, head: list[int] | None = None) -> None:
-        self.head = head or []
-        while self.head and self.head[-1] == (self.head[-2] + 1 if len(self.head) > 1 else 0):
-            self.head.pop()
-
-    def of(self, n: int) -> int:
-        """The position of token n, or for the number of tokens the next position."""
-        if n < len(self.head):
-            return self.head[n]
-        return n - len(self.head) + (self.head[-1] + 1 if self.head else 0)
-
-    def first_at(self, position: int) -> int:
-        """The first token at a position or behind it."""
-        if self.head and position <= self.head[-1]:
-            return bisect_left(self.head, position)
-        return position - self.of(len(self.head)) + len(self.head)
-
-    def removed(self, begin: int, end: int) -> Positions:
-        """Those of the text without the tokens [begin, end); both must be the first on their positions."""
-        distance = self.of(end) - self.of(begin)
-        return Positions([*self.head[:begin], *(position - distance for position in self.head[end:])])
-
-    def grouped(self, begin: int, end: int, n_grp: int) -> Positions:
-        """Those after self_extend on the tokens [begin, end), none of which shares its position yet."""
-        p0 = self.of(begin)
-        before = [self.of(n) for n in range(begin)]
-        return Positions([*before, *(p0 + n // n_grp for n in range(end - begin))])
-
 
 R = TypeVar("R")
 
@@ -107,14 +71,12 @@ class TokenSequence(NotCopied):
     ) -> None:
         self._ctx = ctx
         self._earlier = earlier
-        self._n_true = INT32_MAX  # tokens behind the first so many were read with others that are gone
         self._n_adapted = ctx.kv._n_adapted  # when the sequence got its tokens
         self._seq = integer(seq, "seq", 0, ctx.n_seq_max - 1)
         self._every = integer(every, "every", 1)
         # Never more than the sequence has, whatever a call is interrupted by: shortened before the sequence
         # is, and extended after it.
-        self._ids = array("i")
-        self._positions = Positions()
+        self._tokens = DecodedTokens()
         self._coming = array("i")  # what is being decoded; it may be there when Ctrl-C comes right after it
         self._batch = Batch()
         keeps_all = _keep_all(ctx)
@@ -122,17 +84,17 @@ class TokenSequence(NotCopied):
         self._can_be_full = any(keeps_all)
 
     def __len__(self) -> int:
-        return len(self._ids)
+        return len(self._tokens.ids)
 
     @property
     def ids(self) -> npt.NDArray[np.int32]:
         """The tokens that the sequence is known to have; a copy."""
-        return np.array(self._ids, np.int32)
+        return np.array(self._tokens.ids, np.int32)
 
     @property
     def positions(self) -> Positions:
         """The position of each token."""
-        return self._positions
+        return self._tokens.positions
 
     def set(self, ids: Integers, at: Integers = ()) -> Change:
         """Makes the sequence hold exactly `ids`; returns what that took, with the output of the last token.
@@ -182,13 +144,15 @@ class TokenSequence(NotCopied):
         after UnsupportedError and CacheFullError the text is as it was.
         """
         self._recover()
-        begin = integer(begin, "begin", 0, len(self._ids) - 1)
-        end = integer(end, "end", begin + 1, len(self._ids) - 1)
-        p0, p1 = self._positions.of(begin), self._positions.of(end)
-        if (self._positions.first_at(p0), self._positions.first_at(p1)) != (begin, end):
+        begin = integer(begin, "begin", 0, len(self) - 1)
+        end = integer(end, "end", begin + 1, len(self) - 1)
+        positions = self.positions
+        p0, p1 = positions.of(begin), positions.of(end)
+        if (positions.first_at(p0), positions.first_at(p1)) != (begin, end):
             raise InvalidArgumentError(f"tokens before {begin} or {end} share the position of these")
         shift = ContextShift(p0, p1 - p0)
-        left = self._ids[:begin] + self._ids[end:], self._positions.removed(begin, end)
+        left = self._tokens.copy()
+        left.discard(begin, end)
         return self._rearranged(begin, left, lambda: shift.apply(self._ctx.kv, self._seq))
 
     def group(self, begin: int, end: int, n_grp: int) -> None:
@@ -198,30 +162,26 @@ class TokenSequence(NotCopied):
         tokens, or of those behind them, share a position already; and what self_extend raises.
         """
         self._recover()
-        begin = integer(begin, "begin", len(self._positions.head), len(self._ids) - 1)
-        end = integer(end, "end", begin + 1, len(self._ids))
-        p0, p1 = self._positions.of(begin), self._positions.of(end)
-        left = self._ids[:], self._positions.grouped(begin, end, n_grp)
+        begin = integer(begin, "begin", len(self.positions.head), len(self) - 1)
+        end = integer(end, "end", begin + 1, len(self))
+        p0, p1 = self.positions.of(begin), self.positions.of(end)
+        left = self._tokens.copy()
+        left.group(begin, end, n_grp)
         self._rearranged(begin, left, lambda: self_extend(self._ctx.kv, self._seq, p0, p1, n_grp))
 
-    def _rearranged(self, begin: int, left: tuple[array[int], Positions], work: Callable[[], R]) -> R:
-        """What work() returns, which leaves these tokens and positions; they were the same up to `begin`."""
+    def _rearranged(self, begin: int, left: DecodedTokens, work: Callable[[], R]) -> R:
+        """What work() returns, which leaves these tokens; they were the same up to `begin`."""
         if self._earlier is not None:
             self._earlier.clear()  # cells that it holds would be copied, not moved
-        before = self._ids[:], self._positions
-        self._forget_from(begin)
+        before = self._tokens.copy()
+        self._tokens.cut(begin)
         try:
             result = work()
         except (UnsupportedError, CacheFullError):
-            self._ids, self._positions = before
+            self._tokens = before
             raise
-        self._ids, self._positions = left
-        self._n_true = min(self._n_true, begin)
+        self._tokens = left
         return result
-
-    def _forget_from(self, n: int) -> None:
-        self._positions = Positions(self._positions.head[:n])
-        self._ids = self._ids[:n]
 
     def record(self, ids: Integers, positions: Positions | None = None) -> None:
         """Tells that these tokens were appended to the sequence by something else.
@@ -229,8 +189,8 @@ class TokenSequence(NotCopied):
         positions: of all tokens; None: they follow one by one.
         """
         del self._coming[:]
-        self._positions = positions or self._positions
-        self._ids.extend(integers(ids, "ids", 0, self._ctx.model.n_vocab - 1).tolist())
+        self._tokens.positions = positions or self.positions
+        self._tokens.extend(integers(ids, "ids", 0, self._ctx.model.n_vocab - 1).tolist())
 
     def _arriving(self, ids: Sequence[int], decode: Callable[[], R]) -> R:
         """What decode() returns, which appends these tokens; Ctrl-C may come at any moment."""
@@ -240,27 +200,24 @@ class TokenSequence(NotCopied):
         except Exception:  # which KeyboardInterrupt is not
             del self._coming[:]
             raise
-        self._ids.extend(self._coming)
+        self._tokens.extend(self._coming)
         del self._coming[:]
         return result
 
     def _recover(self) -> None:
         """Finds out whether what was being decoded when a call was interrupted is there."""
         n_coming = len(self._coming)
-        if n_coming and self._ctx.kv.seq_pos_max(self._seq) + 1 == self._next() + n_coming:
-            self._ids.extend(self._coming)
+        self._tokens.n_decoded = len(self)  # Ctrl-C may have come between a change of one and of the other
+        if n_coming and self._ctx.kv.seq_pos_max(self._seq) + 1 == self._tokens.next_position + n_coming:
+            self._tokens.extend(self._coming)
         del self._coming[:]
-
-    def _next(self) -> int:
-        """The position that comes after the text."""
-        return self._positions.of(len(self._ids))
 
     def _common_with(self, wanted: npt.NDArray[np.int32]) -> int:
         kv = self._ctx.kv
-        if kv.seq_pos_max(self._seq) + 1 < self._next() or kv._n_adapted != self._n_adapted:
-            self._forget_from(0)
+        if kv.seq_pos_max(self._seq) + 1 < self._tokens.next_position or kv._n_adapted != self._n_adapted:
+            self._tokens.cut(0)
         self._n_adapted = kv._n_adapted
-        return common_length(self._ids, wanted)
+        return common_length(self._tokens.ids, wanted)
 
     def _switch(self, earlier: PrefixIndex, wanted: array[int], n_common: int) -> int:
         """Puts the text away where much of it goes, and takes one that begins more like the wanted one.
@@ -269,26 +226,26 @@ class TokenSequence(NotCopied):
         """
         salt = block.under(b"", self._ctx.kv._under.key)
         found = earlier.find(wanted, len(wanted) - 1, salt)
-        n_here = min(len(self._ids), self._n_true)
+        tokens = self._tokens
+        n_here = tokens.n_shareable
         if found.n > n_common or n_here - n_common >= block.N_TOKENS:
-            if n_here == len(self._ids):
-                earlier.keep(self._ids, n_here, self._seq, salt)
+            if n_here == tokens.n_decoded:
+                earlier.keep(tokens.ids, n_here, self._seq, salt)
             if found.n > n_common:
                 n_common = self._take(earlier, wanted, found)
         return n_common
 
     def _take(self, earlier: PrefixIndex, wanted: array[int], found: Found) -> int:
         """The sequence gets what was found of the wanted text, in place of what it has."""
-        self._forget_from(0)
+        self._tokens.cut(0)
         self._ctx.kv.seq_rm(self._seq, -1, -1)
-        self._n_true = INT32_MAX
         try:
             last = earlier.attach(found, self._seq)
         except InvalidArgumentError:  # kv.clear() has ended the holds
             self._earlier = earlier.renewed()
             return 0
         earlier.unpin(last)  # the sequence sees the cells, and so they stay
-        self._ids.extend(wanted[: found.n])
+        self._tokens.extend(wanted[: found.n])
         return found.n
 
     def _require_room(self, n_common: int, n: int) -> None:
@@ -299,8 +256,8 @@ class TokenSequence(NotCopied):
             others = int(kv.seq_bounds().n_cells.sum()) - kv.seq_count(self._seq, -1, -1).n_cells
             if n + others <= kv.n_cells:
                 return
-        position = self._positions.of(n_common)
-        n_kept = self._positions.first_at(position)  # a token goes with those that share its position
+        position = self.positions.of(n_common)
+        n_kept = self.positions.first_at(position)  # a token goes with those that share its position
         after = kv.seq_count(self._seq, position, -1)
         room = kv.n_free + after.n_cells - after.n_shared
         if n - n_kept > room:
@@ -312,17 +269,14 @@ class TokenSequence(NotCopied):
     def go_back(self, n: int) -> int:
         """Removes the tokens from number n on, more if the model can't stop there; returns how many stay."""
         self._recover()
-        return self._go_back(min(integer(n, "n", 0), len(self._ids)))
+        return self._go_back(min(integer(n, "n", 0), len(self)))
 
     def _go_back(self, n: int) -> int:
-        n = self._positions.first_at(self._positions.of(n))
-        position = self._positions.of(n)
-        self._forget_from(n)
+        position = self.positions.of(n)
+        self._tokens.cut(self.positions.first_at(position))
         there = self._ctx.kv.rewind(self._seq, position)
-        self._forget_from(self._positions.first_at(there))
-        if len(self._ids) <= self._n_true:
-            self._n_true = INT32_MAX
-        return len(self._ids)
+        self._tokens.cut(self.positions.first_at(there))
+        return len(self)
 
     def _decode(self, ids: npt.NDArray[np.int32], begin: int, marks: list[int]) -> LastOutput:
         """Decodes the text from a position on, with checkpoints at the marks."""
@@ -347,7 +301,7 @@ class TokenSequence(NotCopied):
         """One batch; the output of the text's last token when it has it."""
         self._batch.clear()
         is_last = end == len(ids)
-        pos0 = self._next()
+        pos0 = self._tokens.next_position
         marks = [pos0 + n - begin for n in checkpoints]
         self._batch.extend(ids[begin:end], pos0, (self._seq,), "last" if is_last else False, marks)
         if self._earlier is not None:
@@ -366,13 +320,6 @@ def earlier_texts(ctx: Context) -> PrefixIndex:
 def _keep_all(ctx: Context) -> list[bool]:
     """For each group of cells whether it keeps every position."""
     return [g.kind == "full" or (g.kind == "window" and g.n_cells == ctx.n_ctx) for g in ctx.kv.groups]
-
-
-def common_length(a: Integers, b: Integers) -> int:
-    """With how many tokens both texts begin."""
-    n = min(len(a), len(b))
-    parts = np.flatnonzero(np.asarray(a[:n]) != np.asarray(b[:n]))
-    return int(parts[0]) if len(parts) else n
 
 
 def checkpoint_places(n_kept: int, n: int, at: list[int], every: int) -> list[int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pykvgraph.openai.chat_output import ChatOutput
 from pykvgraph.params.params import ThoughtLimit
@@ -14,7 +14,7 @@ from pykvgraph.reply.format import Format
 from pykvgraph.reply.parser import ReplyParser
 from pykvgraph.server.http.asker import Asker
 from pykvgraph.server.job import Job
-from pykvgraph.server.requests.chat_request import ChatRequest, chat_request_of
+from pykvgraph.server.requests.chat_request import ChatRequest, chat_request_of, with_response_format
 from pykvgraph.server.requests.chat_template import ChatPrompt
 from pykvgraph.server.requests.fields import Fields
 from pykvgraph.server.requests.prompts import text_tokens
@@ -36,15 +36,14 @@ def chat_job(service: Service, fields: Fields, asker: Asker) -> ChatJob:
     prompt = chat.prompt(service.template)
     tokens = text_tokens(prompt.whole, service.vocabulary.tokenizer, n_ctx=service.n_ctx)
     grammar, format = _ruled(chat, service.template.format, prompt)
-    if grammar:
-        fields = fields.replaced(grammar=grammar, json_schema=None)
-    elif chat.schema is not None:
-        fields = fields.replaced(json_schema=chat.schema)
     parses = service.settings.parses_replies
     tools = chat.tools if chat.may_call and parses else []
     special = service.settings.special or service.vocabulary.has_control(format.texts())
     thoughts = _thought_limit(chat, service, prompt)
-    params = dataclasses.replace(service.sampling(fields), special=special, thoughts=thoughts)
+    own: dict[str, Any] = {"special": special, "thoughts": thoughts}
+    if grammar or chat.schema is not None:
+        own |= {"grammar": grammar or None, "json_schema": None if grammar else chat.schema}
+    params = dataclasses.replace(service.sampling(with_response_format(fields)), **own)
     job = service.job([tokens], fields, asker, params)
     # where there is nothing to tell apart, text needs no parser
     parser = functools.partial(ReplyParser, format, tools, prompt.text, reasoning=chat.reasons)

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pykvgraph.errors import KVGraphError
+from pykvgraph.kv_cache.cache import KVCache
 from pykvgraph.kv_cache.reserved_cells import Incoming, Place
 from pykvgraph.kv_cache.saved.cells import SavedState
 from pykvgraph.kv_cache.saved.geometry import Geometry
@@ -34,6 +35,15 @@ class Prefetch:
         self.is_done = False
         self.is_cancelled = False
         self.seconds = 0.0
+
+    def show(self, kv: KVCache, seq: int, n: int) -> None:
+        """The empty sequence, or one with the tokens before these, gets them up to the text's token n.
+
+        Raises what Incoming.show_text() raises.
+        """
+        self.incoming.show_text(seq, self.state)
+        if n < self.names[-1].span.stop:
+            kv.seq_rm(seq, n, -1)
 
     def cancel(self) -> None:
         """Its cells are empty again; nothing more is written into them."""

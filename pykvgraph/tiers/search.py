@@ -6,6 +6,7 @@ from array import array
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from pykvgraph.context.common_length import common_length
 from pykvgraph.prefix import block
 from pykvgraph.tiers.record import Name
 from pykvgraph.tiers.store import Store
@@ -64,7 +65,7 @@ def _best_end(
     for depth in range(len(keys) - 1, -1, -1):
         begin = depth * block.N_TOKENS
         behind = ids[begin : min(begin + block.N_TOKENS, limit)].tobytes()
-        found = [(block.common(tokens, behind), tokens) for tokens in store.ends(keys[depth])]
+        found = [(common_length(tokens, behind), tokens) for tokens in store.ends(keys[depth])]
         if has_points:
             found = [(n, tokens) for n, tokens in found if n * block.TOKEN_BYTES == len(tokens)]
         n, tokens = max(found, default=(0, b""))

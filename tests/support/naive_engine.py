@@ -154,7 +154,7 @@ class NaiveEngine:
 
     def _shift(self, sequence: RequestSequence, gone: range) -> None:
         """Cells behind those that go are copied, where others see them."""
-        sequence.give_up(gone)
+        sequence.discard(gone.start, gone.stop)
         for cells in self.cells:
             had, others = cells[sequence.seq], [each for i, each in enumerate(cells) if i != sequence.seq]
             seen = {cell for each in others for cell in each}

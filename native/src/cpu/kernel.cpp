@@ -2,39 +2,39 @@
 
 namespace kvg {
 
-namespace attend_base {
-extern const attend_kernel kernel;
+namespace cpu_base {
+extern const cpu_kernels kernels;
 }
-namespace attend_avx2 {
-extern const attend_kernel kernel;
+namespace cpu_avx2 {
+extern const cpu_kernels kernels;
 }
-namespace attend_avx512 {
-extern const attend_kernel kernel;
+namespace cpu_avx512 {
+extern const cpu_kernels kernels;
 }
 
-const attend_kernel * const * attend_kernels_here() {
-    static const attend_kernel * kernels[4] = {};
+const cpu_kernels * const * kernels_here() {
+    static const cpu_kernels * all[4] = {};
     static const bool found = [] {
-        const attend_kernel ** next = kernels;
+        const cpu_kernels ** next = all;
 #ifdef __x86_64__
         const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
         if (avx2 && __builtin_cpu_supports("avx512f")) {
-            *next++ = &attend_avx512::kernel;
+            *next++ = &cpu_avx512::kernels;
         }
         if (avx2) {
-            *next++ = &attend_avx2::kernel;
+            *next++ = &cpu_avx2::kernels;
         }
 #endif
-        *next = &attend_base::kernel;
+        *next = &cpu_base::kernels;
         return true;
     }();
     static_cast<void>(found);
-    return kernels;
+    return all;
 }
 
-const attend_kernel & attend_kernel_for(uint32_t head_dim_k, uint32_t head_dim_v) {
-    const attend_kernel * const * all = attend_kernels_here();
-    for (const attend_kernel * const * kernel = all; *kernel != &attend_base::kernel; ++kernel) {
+const cpu_kernels & kernels_for_heads(uint32_t head_dim_k, uint32_t head_dim_v) {
+    const cpu_kernels * const * all = kernels_here();
+    for (const cpu_kernels * const * kernel = all; *kernel != &cpu_base::kernels; ++kernel) {
         if (head_dim_k % (*kernel)->lanes == 0 && head_dim_v % (*kernel)->lanes == 0) {
             return **kernel;
         }
@@ -42,8 +42,8 @@ const attend_kernel & attend_kernel_for(uint32_t head_dim_k, uint32_t head_dim_v
     return *all[0];
 }
 
-const attend_kernel & recur_kernel_for(uint32_t width) {
-    const attend_kernel * const * kernel = attend_kernels_here();
+const cpu_kernels & kernels_for_width(uint32_t width) {
+    const cpu_kernels * const * kernel = kernels_here();
     while (width % (*kernel)->lanes != 0) {
         ++kernel; // the last has 4 lanes
     }

@@ -1,4 +1,6 @@
-// Attention over a cache in host memory, K and V a row per cell: what the CPU does instead of ggml's operations.
+// What the CPU does instead of ggml's operations, compiled for each instruction set: attention, rows of the cache, states (cpu/recur.h).
+//
+// Attention is over a cache in host memory, K and V a row per cell.
 //
 // Cells are cut into chunks, and each query goes over them with a running maximum and sum: online softmax (Milakov and Gimelshein 2018).
 // Where there are few queries, ranges of cells are worked on independently and merged at the end, the split-K form of it (Dao et al.
@@ -91,34 +93,49 @@ struct softmax_parts {
     float sum;
 };
 
-// The code for one instruction set.
+// Attention, and the softmax over logits.
 struct attend_kernel {
-    const char * name;
-    uint32_t lanes; // floats of a vector
     // partial: attend_partial_floats() for each token of the unit and query head of its KV head
     void (*run)(const attend_job & job, const attend_unit & unit, float * partial, float * scratch);
     // The partial results of all ranges, `stride` floats apart, become `out`. The unit's range doesn't matter.
     void (*merge)(const attend_job & job, const attend_unit & unit, float * partial, size_t stride);
     // The greatest of n numbers, and the sum of e^(x - greatest): what a softmax is made of, NaN if any is. n >= 1
     softmax_parts (*softmax)(const float * x, uint32_t n);
+};
+
+// Rows of the cache, and what a K-shift does to them.
+struct row_kernel {
     // A row of a cache type as floats, and back, rounded. x: room for n rounded up to 16
     void (*to_floats)(ggml_type type, const void * row, float * x, uint32_t n);
     void (*from_floats)(ggml_type type, const float * x, void * row, uint32_t n);
     // table: n_pairs cosines, then n_pairs sines
     void (*rotate)(float * x, uint32_t n_heads, const head_rotation & how, const float * table);
-    // Each piece of `size` floats times a Walsh-Hadamard matrix (cache/hadamard.h). size: a power of two from 4 on
+    // Each piece of `size` floats times a Walsh-Hadamard matrix (memory/hadamard.h). size: a power of two from 4 on
     void (*mix)(float * x, size_t n, uint32_t size);
+};
+
+// States of recurrent layers.
+struct recur_kernel {
     // Channels [begin, end), whole vectors
     void (*convolve)(const convolve_job & job, uint32_t begin, uint32_t end);
     // [begin, end) of n_head * head_dim_v / RECUR_ROWS
     void (*recall)(const recall_job & job, uint32_t begin, uint32_t end);
 };
 
+// The code for one instruction set.
+struct cpu_kernels {
+    const char * name;
+    uint32_t lanes; // floats of a vector
+    attend_kernel attend;
+    row_kernel rows;
+    recur_kernel recur;
+};
+
 // The best that this CPU runs for heads of a size: vectors that divide it read F16 rows where they are.
-const attend_kernel & attend_kernel_for(uint32_t head_dim_k, uint32_t head_dim_v);
-// The best that this CPU runs with vectors that divide a width, which is a multiple of 4: for convolve and recall.
-const attend_kernel & recur_kernel_for(uint32_t width);
+const cpu_kernels & kernels_for_heads(uint32_t head_dim_k, uint32_t head_dim_v);
+// The best that this CPU runs with vectors that divide a width, which is a multiple of 4: for states.
+const cpu_kernels & kernels_for_width(uint32_t width);
 // All that this CPU runs, the best first; nullptr after the last.
-const attend_kernel * const * attend_kernels_here();
+const cpu_kernels * const * kernels_here();
 
 } // namespace kvg

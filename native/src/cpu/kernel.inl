@@ -458,9 +458,9 @@ softmax_parts softmax(const float * x, uint32_t n) {
 
 } // namespace
 
-extern const attend_kernel kernel;
-const attend_kernel kernel = {KVG_ISA_NAME,  LANES,        run,       merge,    softmax, row_to_floats,
-                              floats_to_row, rotate_heads, mix_heads, convolve, recall};
+extern const cpu_kernels kernels;
+const cpu_kernels kernels = {
+    KVG_ISA_NAME, LANES, {run, merge, softmax}, {row_to_floats, floats_to_row, rotate_heads, mix_heads}, {convolve, recall}};
 
 } // namespace KVG_ISA
 } // namespace kvg

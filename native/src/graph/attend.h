@@ -39,7 +39,7 @@ class attend_op {
 public:
     // span: what a computation attends to in the layer's group, set anew for each, so that a text that grows doesn't need a new graph
     attend_op(const layer_spec & layer, const cell_span & span, attend_workspace & workspace)
-        : span_(span), workspace_(workspace), kernel_(attend_kernel_for(layer.head_dim_k, layer.head_dim_v)),
+        : span_(span), workspace_(workspace), kernel_(kernels_for_heads(layer.head_dim_k, layer.head_dim_v).attend),
           scale_(layer.scale), soft_cap_(layer.soft_cap) {}
 
     // q: F32 (head_dim_k, n_head, n_tokens); k, v: (their head_dim, n_head_kv, n_kv); mask: F16 (n_kv, n_tokens), of which the first

@@ -1,5 +1,7 @@
 #include "graph/builder.h"
 
+#include <string_view>
+
 #include "error.h"
 #include "graph/product.h"
 #include "host_memory.h"
@@ -35,10 +37,19 @@ ggml_context * builder::ctx() {
     return chunks_.back().ctx.get();
 }
 
-ggml_tensor * builder::input(ggml_type type, int64_t ne0, int64_t ne1, int64_t ne2) {
-    ggml_tensor * t = ggml_new_tensor_3d(ctx(), type, ne0, ne1, ne2);
+ggml_tensor * builder::input(const char * name, ggml_type type, int64_t ne0, int64_t ne1, int64_t ne2) {
+    ggml_tensor * t = ggml_set_name(ggml_new_tensor_3d(ctx(), type, ne0, ne1, ne2), name);
     ggml_set_input(t);
     return t;
+}
+
+// A product, called as its weight is.
+static ggml_tensor * called_as(ggml_tensor * product, const ggml_tensor * weight) {
+    const std::string_view name = ggml_get_name(weight);
+    const std::string_view end = ".weight";
+    const bool has_end = name.size() > end.size() && name.substr(name.size() - end.size()) == end;
+    const auto length = static_cast<int>(name.size() - (has_end ? end.size() : 0));
+    return ggml_format_name(product, "%.*s", length, name.data());
 }
 
 ggml_tensor * builder::plain_product(ggml_tensor * x, ggml_tensor * weight) {
@@ -66,14 +77,14 @@ ggml_tensor * builder::adapted(ggml_tensor * y, ggml_tensor * x, const ggml_tens
 }
 
 ggml_tensor * builder::linear(ggml_tensor * x, ggml_tensor * weight, ggml_tensor * scale, ggml_tensor * bias) {
-    ggml_tensor * y = plain_product(x, weight);
+    ggml_tensor * y = called_as(plain_product(x, weight), weight);
     y = scale ? ggml_mul(ctx(), y, scale) : y;
     y = adapted(y, x, weight, nullptr);
     return bias ? ggml_add(ctx(), y, bias) : y;
 }
 
 ggml_tensor * builder::experts(ggml_tensor * x, ggml_tensor * weight, ggml_tensor * scale, ggml_tensor * experts) {
-    ggml_tensor * y = ggml_mul_mat_id(ctx(), weight, x, experts);
+    ggml_tensor * y = called_as(ggml_mul_mat_id(ctx(), weight, x, experts), weight);
     if (scale) {
         const int64_t n_expert = scale->ne[0];
         ggml_tensor * all = ggml_reshape_3d(ctx(), scale, 1, n_expert, 1);

@@ -15,6 +15,11 @@
 
 namespace kvg {
 
+// t, with a name as in "attention-3" for layer 3.
+inline ggml_tensor * named(ggml_tensor * t, const char * name, uint32_t layer) {
+    return ggml_format_name(t, "%s-%u", name, layer);
+}
+
 class builder {
 public:
     // adapters: what they add to products is added here; they must outlive it
@@ -24,8 +29,9 @@ public:
     ggml_context * ctx();
     static constexpr size_t MAX_OPERATION = 32;
 
-    ggml_tensor * input(ggml_type type, int64_t ne0, int64_t ne1, int64_t ne2 = 1);
-    // weight * x; both are matrices
+    // Names are for ggml's own tools, which print numbers for nodes without one (GGML_SCHED_DEBUG=2).
+    ggml_tensor * input(const char * name, ggml_type type, int64_t ne0, int64_t ne1, int64_t ne2 = 1);
+    // weight * x; both are matrices. The product is called as the weight is, without ".weight".
     ggml_tensor * product(ggml_tensor * x, ggml_tensor * weight) { return linear(x, weight, nullptr, nullptr); }
     // weight * x, times the scale and plus the bias if these aren't nullptr
     ggml_tensor * linear(ggml_tensor * x, ggml_tensor * weight, ggml_tensor * scale, ggml_tensor * bias);

@@ -37,26 +37,26 @@ std::string decode_graph::refused_by(ggml_backend_dev_t device) const {
 
 void decode_graph::add_inputs() {
     const uint32_t n = shape_.n_tokens;
-    tokens = builder_.input(GGML_TYPE_I32, n, 1);
+    tokens = builder_.input("tokens", GGML_TYPE_I32, n, 1);
     const std::vector<layer_spec> & layers = model_.hparams().layers;
     const auto rotates = [](const layer_spec & l) { return l.attends() && l.rope.n_rot > 0; };
     if (model_.hparams().learned_positions || std::any_of(layers.begin(), layers.end(), rotates)) {
-        positions = builder_.input(GGML_TYPE_I32, n, 1); // what is in no graph has no memory
+        positions = builder_.input("positions", GGML_TYPE_I32, n, 1); // what is in no graph has no memory
     }
     const auto is_tempered = [&](const layer_spec & l) {
         return l.tempered && gives(static_cast<uint32_t>(&l - layers.data()));
     };
     if (std::any_of(layers.begin(), layers.end(), is_tempered)) {
-        temperatures = builder_.input(GGML_TYPE_F32, 1, 1, n);
+        temperatures = builder_.input("temperatures", GGML_TYPE_F32, 1, 1, n);
     }
     for (size_t i = 0; i < shape_.spans.size(); ++i) {
         const std::vector<uint32_t> & members = cache_.groups()[i].layers();
         const bool attends = !members.empty() && gives(members.front());
-        groups.push_back({members.empty() ? nullptr : builder_.input(GGML_TYPE_I64, n, 1),
-                          attends ? builder_.input(GGML_TYPE_F16, shape_.spans[i].n, n) : nullptr});
+        groups.push_back({members.empty() ? nullptr : builder_.input("cells", GGML_TYPE_I64, n, 1),
+                          attends ? builder_.input("mask", GGML_TYPE_F16, shape_.spans[i].n, n) : nullptr});
     }
     if (shape_.n_outputs > 0) {
-        outputs = builder_.input(GGML_TYPE_I32, shape_.n_outputs, 1);
+        outputs = builder_.input("outputs", GGML_TYPE_I32, shape_.n_outputs, 1);
     }
 }
 
@@ -208,7 +208,7 @@ ggml_tensor * decode_graph::embedded() {
     }
     x = norm(b, model_.arch().norm, x, w[role::embd_norm], h.norm_eps, w[role::embd_norm_bias]);
     b.wish(model_.placement().layer(0));
-    return x;
+    return ggml_set_name(x, "embedded");
 }
 
 void decode_graph::add_logits() {
@@ -220,7 +220,7 @@ void decode_graph::add_logits() {
     if (h.final_soft_cap > 0.0f) {
         logits = capped(b, logits, h.final_soft_cap);
     }
-    ggml_set_output(logits);
+    ggml_set_output(ggml_set_name(logits, "logits"));
 }
 
 void decode_graph::build() {
@@ -241,13 +241,14 @@ void decode_graph::build() {
         if (!x) {
             return;
         }
+        named(x, "layer", il);
     }
     x = h.n_altup > 0 ? altup_merged(b, model_, x) : x;
     embd = norm(b, model_.arch().norm, x, w[role::output_norm], h.norm_eps, w[role::output_norm_bias]);
     if (w[role::dense_in]) {
         embd = b.product(b.product(embd, w[role::dense_in]), w[role::dense_out]);
     }
-    ggml_set_output(embd);
+    ggml_set_output(ggml_set_name(embd, "embedding"));
     if (!h.encodes) {
         add_logits();
     }

@@ -3,28 +3,16 @@
 #include <ggml-backend.h>
 
 #include "cpu/products.h"
+#include "graph/thread_share.h"
 
 namespace kvg {
 
 namespace {
 
-// Of n pieces those of one thread.
-struct share {
-    uint32_t begin;
-    uint32_t end;
-};
-
-share share_of(uint32_t n, int ith, int nth) {
-    const auto at = [&](int i) {
-        return static_cast<uint32_t>(uint64_t{n} * static_cast<uint64_t>(i) / static_cast<uint64_t>(nth));
-    };
-    return {at(ith), at(ith + 1)};
-}
-
 void run_round(ggml_tensor * dst, int ith, int nth, void * form) {
     const auto & how = *static_cast<const row_form *>(form);
     const ggml_tensor * x = dst->src[0];
-    const share rows = share_of(static_cast<uint32_t>(x->ne[1]), ith, nth);
+    const thread_share rows(static_cast<uint32_t>(x->ne[1]), 1, ith, nth);
     for (uint32_t r = rows.begin; r < rows.end; ++r) {
         const auto * from = reinterpret_cast<const float *>(static_cast<const char *>(x->data) + r * x->nb[1]);
         how.round(from, static_cast<uint8_t *>(dst->data) + r * dst->nb[1], static_cast<uint32_t>(x->ne[0]));
@@ -40,7 +28,7 @@ void run_multiply(ggml_tensor * dst, int ith, int nth, void *) {
                              static_cast<uint32_t>(weight->ne[0]),
                              static_cast<uint32_t>(weight->ne[1]),
                              static_cast<uint32_t>(dst->ne[1])};
-    const share tiles = share_of((job.n_out + PRODUCT_TILE - 1) / PRODUCT_TILE, ith, nth);
+    const thread_share tiles((job.n_out + PRODUCT_TILE - 1) / PRODUCT_TILE, 1, ith, nth);
     product_kernel_for(weight->type)->run(job, tiles.begin, tiles.end);
 }
 

@@ -2,20 +2,11 @@
 
 #include <cmath>
 
+#include "graph/thread_share.h"
+
 namespace kvg {
 
 namespace {
-
-// A thread's share of n units of `width`.
-struct share {
-    uint32_t begin;
-    uint32_t end;
-    share(uint64_t n, uint32_t width, int ith, int nth) {
-        const uint64_t units = n / width;
-        begin = static_cast<uint32_t>(units * static_cast<uint64_t>(ith) / static_cast<uint64_t>(nth)) * width;
-        end = static_cast<uint32_t>(units * static_cast<uint64_t>(ith + 1) / static_cast<uint64_t>(nth)) * width;
-    }
-};
 
 const float * floats(const ggml_tensor * t) { return t ? static_cast<const float *>(t->data) : nullptr; }
 
@@ -35,7 +26,7 @@ ggml_tensor * recur_op::convolve(builder & b, ggml_tensor * x, ggml_tensor * tap
 
 void recur_op::run_convolve(ggml_tensor * dst, int ith, int nth, void * op) {
     const auto & self = *static_cast<const recur_op *>(op);
-    const attend_kernel & kernel = recur_kernel_for(self.spec_.n_channels);
+    const cpu_kernels & kernels = kernels_for_width(self.spec_.n_channels);
     convolve_job job = {};
     job.runs = self.runs_from(self.offset_);
     job.x = input_of(dst->src[0], 1);
@@ -45,8 +36,8 @@ void recur_op::run_convolve(ggml_tensor * dst, int ith, int nth, void * op) {
     job.n_taps = self.spec_.n_taps;
     job.n_channels = self.spec_.n_channels;
     job.silu = self.spec_.kind != state_kind::short_conv;
-    const share part(job.n_channels, kernel.lanes, ith, nth);
-    kernel.convolve(job, part.begin, part.end);
+    const thread_share part(job.n_channels, kernels.lanes, ith, nth);
+    kernels.recur.convolve(job, part.begin, part.end);
 }
 
 ggml_tensor * recur_op::recall(builder & b, ggml_tensor * q, ggml_tensor * k, ggml_tensor * v, ggml_tensor * decay,
@@ -58,7 +49,7 @@ ggml_tensor * recur_op::recall(builder & b, ggml_tensor * q, ggml_tensor * k, gg
 void recur_op::run_recall(ggml_tensor * dst, int ith, int nth, void * op) {
     const auto & self = *static_cast<const recur_op *>(op);
     const state_spec & spec = self.spec_;
-    const attend_kernel & kernel = recur_kernel_for(spec.head_dim_k);
+    const recur_kernel & kernel = kernels_for_width(spec.head_dim_k).recur;
     recall_job job = {};
     job.runs = self.runs_from(self.offset_ + spec.conv_floats());
     job.q = input_of(dst->src[0], 2);
@@ -75,7 +66,7 @@ void recur_op::run_recall(ggml_tensor * dst, int ith, int nth, void * op) {
     job.n_head_k = spec.n_head_k;
     job.in_turn = spec.in_turn;
     job.decay_by_width = spec.decays_by_width;
-    const share part(uint64_t{spec.v_width()} / RECUR_ROWS, 1, ith, nth);
+    const thread_share part(uint64_t{spec.v_width()} / RECUR_ROWS, 1, ith, nth);
     kernel.recall(job, part.begin, part.end);
 }
 

@@ -42,7 +42,7 @@ ggml_tensor * hadamard::apply(ggml_context * ctx, ggml_tensor * x) const {
     return ggml_reshape(ctx, mixed, x);
 }
 
-void hadamard::apply(float * x, size_t n) const { attend_kernels_here()[0]->mix(x, n, size_); }
+void hadamard::apply(float * x, size_t n) const { kernels_here()[0]->rows.mix(x, n, size_); }
 
 // The greatest power of two that divides n.
 static uint32_t power_of_two_in(uint32_t n) { return n & (~n + 1); }

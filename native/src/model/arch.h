@@ -235,24 +235,24 @@ struct tensor_spec {
 };
 
 struct arch_recipe {
-    const char * name;
-    int rope_mode;
-    norm_kind norm;
-    activation_kind activation;
-    gating_kind gating;
+    const char * name = "";
+    int rope_mode = 0; // GGML_ROPE_TYPE_*
+    norm_kind norm = norm_kind::rms;
+    activation_kind activation = activation_kind::swiglu;
+    gating_kind gating = gating_kind::softmax;
     enum {
         none,
         allowed,
         always,
         beside // some layers may have them, beside a dense feed-forward
-    } experts;
-    kvg::rope_factors rope_factors;
-    bool partial_rope;     // rope may rotate a part of each head
-    bool scaled_embedding; // embeddings are multiplied by the root of their width
+    } experts = none;
+    kvg::rope_factors rope_factors = kvg::rope_factors::none;
+    bool partial_rope = false;     // rope may rotate a part of each head
+    bool scaled_embedding = false; // embeddings are multiplied by the root of their width
     std::vector<tensor_spec> frame;
     std::vector<tensor_spec> layer;
     // What else its files say of layers and frame, when the common keys have been read; nullptr: nothing
-    void (*read)(const metadata & in, hparams & h);
+    void (*read)(const metadata & in, hparams & h) = nullptr;
     // Which layers have KV heads; `read` says what others do instead.
     enum {
         all,

@@ -22,6 +22,8 @@ tensor_spec cube(const char * name, role r, extent in, extent out) {
     return {name, r, {in, out, extent::expert}, presence::required, with::experts, scale::applied};
 }
 
+tensors unscaled(tensors all) { return with_scales(scale::ignored, std::move(all)); }
+
 tensors with_scales(scale how, tensors all) {
     for (tensor_spec & t : all) {
         t.scale = t.scale == scale::none ? scale::none : how;
@@ -247,18 +249,13 @@ void read_shared_expert(const metadata & in, hparams & h, uint32_t fallback) {
 
 arch_recipe recipe(const char * name, int rope_mode, const tensors & frame, const tensors & layer,
                    void (*read)(const metadata & in, hparams & h)) {
-    return {name,
-            rope_mode,
-            norm_kind::rms,
-            activation_kind::swiglu,
-            gating_kind::softmax,
-            arch_recipe::none,
-            rope_factors::none,
-            false,
-            false,
-            frame,
-            layer,
-            read};
+    arch_recipe r;
+    r.name = name;
+    r.rope_mode = rope_mode;
+    r.frame = frame;
+    r.layer = layer;
+    r.read = read;
+    return r;
 }
 
 arch_recipe with_experts(arch_recipe r, gating_kind gating, decltype(arch_recipe::experts) experts) {

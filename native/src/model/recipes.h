@@ -17,6 +17,8 @@ tensor_spec vector_of(const char * name, role r, extent n, presence p, with laye
 tensor_spec matrix(const char * name, role r, extent in, extent out, presence p, with layers = with::any);
 tensor_spec cube(const char * name, role r, extent in, extent out);
 tensors with_scales(scale how, tensors all);
+// Files may have scales for these, which libllama doesn't use.
+tensors unscaled(tensors all);
 // for layers that are not named otherwise
 tensors only(with layers, tensors all);
 tensors frame(const char * norm_name = "output_norm.weight");

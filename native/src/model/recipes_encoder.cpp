@@ -80,7 +80,7 @@ tensors normed_sum(const char * weight, const char * bias, role r, role bias_rol
 tensors layer_of_bert(const tensors & feed_forward) {
     return projections() + output_bias_of_attention(presence::optional) +
            normed_sum("attn_output_norm.weight", "attn_output_norm.bias", role::attn_sum_norm, role::attn_sum_norm_bias) +
-           with_scales(scale::ignored, feed_forward) +
+           unscaled(feed_forward) +
            normed_sum("layer_output_norm.weight", "layer_output_norm.bias", role::ffn_sum_norm, role::ffn_sum_norm_bias);
 }
 
@@ -119,9 +119,9 @@ std::vector<arch_recipe> encoder_recipes() {
     for (tensor_spec & t : frame_of_gemma) {
         t.presence = t.role == role::output ? presence::ignored : t.presence;
     }
-    arch_recipe gemma = recipe("gemma-embedding", GGML_ROPE_TYPE_NEOX, frame_of_gemma + dense,
-                               attention() + head_norms() + post_norms() + ffn_norm() + with_scales(scale::ignored, gated()),
-                               read_gemma_embedding);
+    arch_recipe gemma =
+        recipe("gemma-embedding", GGML_ROPE_TYPE_NEOX, frame_of_gemma + dense,
+               attention() + head_norms() + post_norms() + ffn_norm() + unscaled(gated()), read_gemma_embedding);
     gemma.activation = activation_kind::geglu;
     gemma.partial_rope = true;
     gemma.scaled_embedding = true;

@@ -164,7 +164,6 @@ std::vector<arch_recipe> expert_recipes() {
     constexpr auto neox = GGML_ROPE_TYPE_NEOX;
     constexpr auto softmax = gating_kind::softmax;
     using r = arch_recipe;
-    const auto unscaled = [](tensors all) { return with_scales(scale::ignored, std::move(all)); };
     const auto mixed = unscaled(gated() + experts() + shared_expert(presence::ignored));
     const auto partial = [](arch_recipe row) {
         row.partial_rope = true;

@@ -207,26 +207,30 @@ void read_gemma3n(const metadata & in, hparams & h) {
 
 std::vector<arch_recipe> gemma_recipes() {
     const auto layer_scale = tensors{vector_of("layer_output_scale.weight", role::layer_scale, one, presence::optional)};
-    constexpr auto rms = norm_kind::rms;
-    constexpr auto softmax = gating_kind::softmax;
-    using r = arch_recipe;
+    const auto gemma = [](const char * name, const tensors & frame, const tensors & layer,
+                          void (*read)(const metadata & in, hparams & h)) {
+        arch_recipe r = recipe(name, GGML_ROPE_TYPE_NEOX, frame, layer, read);
+        r.activation = activation_kind::geglu;
+        r.partial_rope = true;
+        r.scaled_embedding = true;
+        return r;
+    };
+    arch_recipe gemma4 = with_experts(gemma("gemma4", frame() + layer_embeddings(),
+                                            attention_of_gemma4() + post_norms() + ffn_norm() + gated() + experts_of_gemma4() +
+                                                uses_of_layer_embeddings() + layer_scale,
+                                            read_gemma4),
+                                      gating_kind::softmax, arch_recipe::beside);
+    gemma4.rope_factors = rope_factors::of_model;
+    gemma4.partial_rope = false;
     return {
-        {"gemma", GGML_ROPE_TYPE_NEOX, rms, activation_kind::geglu, softmax, r::none, rope_factors::none, true, true, frame(),
-         attention() + ffn_norm() + with_scales(scale::ignored, gated()), nullptr},
-        {"gemma2", GGML_ROPE_TYPE_NEOX, rms, activation_kind::geglu, softmax, r::none, rope_factors::none, true, true, frame(),
-         attention() + post_norms() + ffn_norm() + with_scales(scale::ignored, gated()), read_gemma2},
-        {"gemma3", GGML_ROPE_TYPE_NEOX, rms, activation_kind::geglu, softmax, r::none, rope_factors::none, true, true, frame(),
-         attention() + head_norms() + post_norms() + ffn_norm() + with_scales(scale::ignored, gated()), read_gemma3},
-        {"gemma3n", GGML_ROPE_TYPE_NEOX, rms, activation_kind::geglu, softmax, r::none, rope_factors::none, true, true,
-         frame() + layer_embeddings() + altup_of_frame(),
-         attention_of_gemma3n() + post_norms() + ffn_norm() + with_scales(scale::ignored, gated()) +
-             uses_of_layer_embeddings() + altup_and_laurel(),
-         read_gemma3n},
-        {"gemma4", GGML_ROPE_TYPE_NEOX, rms, activation_kind::geglu, softmax, r::beside, rope_factors::of_model, false, true,
-         frame() + layer_embeddings(),
-         attention_of_gemma4() + post_norms() + ffn_norm() + gated() + experts_of_gemma4() + uses_of_layer_embeddings() +
-             layer_scale,
-         read_gemma4},
+        gemma("gemma", frame(), attention() + ffn_norm() + unscaled(gated()), nullptr),
+        gemma("gemma2", frame(), attention() + post_norms() + ffn_norm() + unscaled(gated()), read_gemma2),
+        gemma("gemma3", frame(), attention() + head_norms() + post_norms() + ffn_norm() + unscaled(gated()), read_gemma3),
+        gemma("gemma3n", frame() + layer_embeddings() + altup_of_frame(),
+              attention_of_gemma3n() + post_norms() + ffn_norm() + unscaled(gated()) + uses_of_layer_embeddings() +
+                  altup_and_laurel(),
+              read_gemma3n),
+        gemma4,
     };
 }
 

@@ -74,7 +74,7 @@ tensors kimi_delta_net() {
         vector_of("ssm_norm.weight", role::state_norm, extent::state_dim_v, presence::required, with::state),
         matrix_of("attn_output.weight", role::state_out, extent::state_v, extent::embd),
     };
-    return with_scales(scale::ignored, all);
+    return unscaled(all);
 }
 
 tensors mamba2(presence norm) {
@@ -317,20 +317,20 @@ std::vector<arch_recipe> hybrid_recipes() {
         matrix("ssm_beta.weight", role::state_beta, extent::embd, extent::state_heads, presence::required, with::state),
         matrix("ssm_alpha.weight", role::state_alpha, extent::embd, extent::state_heads, presence::required, with::state)};
     // an older form of state_in and state_gate, which newer files may have beside them
-    const auto older = with_scales(scale::ignored, {matrix("ssm_in.weight", role::state_in_gated, extent::embd,
-                                                           extent::state_in_gated, presence::older, with::state)});
+    const auto older = unscaled(
+        {matrix("ssm_in.weight", role::state_in_gated, extent::embd, extent::state_in_gated, presence::older, with::state)});
     const auto beta_alpha_in_one = tensors{matrix("ssm_ba.weight", role::state_beta_alpha, extent::embd,
                                                   extent::state_heads_twice, presence::required, with::state)};
     const auto attending = only(with::attention, projections());
     const auto attending_normed = only(with::attention, projections() + head_norms());
     const auto output_bias = only(with::attention, output_bias_of_attention(presence::optional));
-    const auto short_conv = with_scales(scale::ignored, state_in("shortconv.in_proj.weight") + taps("shortconv.conv.weight") +
-                                                            state_out("shortconv.out_proj.weight", extent::channels));
+    const auto short_conv = unscaled(state_in("shortconv.in_proj.weight") + taps("shortconv.conv.weight") +
+                                     state_out("shortconv.out_proj.weight", extent::channels));
     const auto qwen35 = attn_norm() + attending_normed + delta_net() + beta_alpha + post_norm;
-    const auto qwen3next = attn_norm() + attending_normed +
-                           with_scales(scale::ignored, unless_older(delta_net()) + beta_alpha_in_one) + older + post_norm;
+    const auto qwen3next =
+        attn_norm() + attending_normed + unscaled(unless_older(delta_net()) + beta_alpha_in_one) + older + post_norm;
     const auto experts_beside_shared = fused_experts() + shared_expert(presence::required);
-    const auto lfm2 = attn_norm() + attending_normed + short_conv + ffn_norm() + with_scales(scale::ignored, gated());
+    const auto lfm2 = attn_norm() + attending_normed + short_conv + ffn_norm() + unscaled(gated());
     // one norm in each layer, whatever the layer is
     const auto norm_of = [](role r, with layers) {
         return vector_of("attn_norm.weight", r, extent::embd, presence::required, layers);
@@ -338,11 +338,11 @@ std::vector<arch_recipe> hybrid_recipes() {
     const auto nemotron_norms = tensors{norm_of(role::attn_norm, with::attention), norm_of(role::attn_norm, with::state),
                                         norm_of(role::ffn_norm, with::dense)};
     using r = arch_recipe;
-    arch_recipe granite_hybrid = hybrid("granitehybrid", GGML_ROPE_TYPE_NORMAL, frame(),
-                                        attn_norm() + attending + output_bias + mamba2(presence::required) + ffn_norm() +
-                                            with_scales(scale::ignored, gated()) + gated_biases() +
-                                            with_scales(scale::ignored, experts() + shared_expert(presence::ignored)),
-                                        read_granite_hybrid);
+    arch_recipe granite_hybrid =
+        hybrid("granitehybrid", GGML_ROPE_TYPE_NORMAL, frame(),
+               attn_norm() + attending + output_bias + mamba2(presence::required) + ffn_norm() + unscaled(gated()) +
+                   gated_biases() + unscaled(experts() + shared_expert(presence::ignored)),
+               read_granite_hybrid);
     granite_hybrid.rope_factors = rope_factors::of_model;
     arch_recipe nemotron_h =
         hybrid("nemotron_h", neox, frame(), nemotron_norms + attending + output_bias + mamba2(presence::required) + ungated(),
@@ -353,7 +353,7 @@ std::vector<arch_recipe> hybrid_recipes() {
     mamba_2.attending = r::no_layer;
     const auto unused_factors = tensors{vector_of("rope_freqs.weight", role::count, extent::pairs, presence::ignored)};
     const auto kimi = attn_norm() + kimi_delta_net() + latent_attention() + ffn_norm() + choice_bias(presence::required) +
-                      with_scales(scale::ignored, gated() + experts() + shared_expert(presence::ignored));
+                      unscaled(gated() + experts() + shared_expert(presence::ignored));
     return {
         hybrid("qwen35", neox, frame(), qwen35 + gated(), read_qwen35),
         with_experts(hybrid("qwen35moe", neox, frame(), qwen35 + experts_beside_shared, read_qwen35moe), gating_kind::softmax,
@@ -362,7 +362,7 @@ std::vector<arch_recipe> hybrid_recipes() {
                      gating_kind::softmax, r::always),
         hybrid("lfm2", neox, frame("token_embd_norm.weight"), lfm2, read_lfm2),
         with_experts(hybrid("lfm2moe", neox, frame("token_embd_norm.weight"),
-                            lfm2 + with_scales(scale::ignored, experts()) + choice_bias(presence::required), read_lfm2moe),
+                            lfm2 + unscaled(experts()) + choice_bias(presence::required), read_lfm2moe),
                      gating_kind::sigmoid, r::always),
         with_experts(granite_hybrid, gating_kind::softmax, r::allowed),
         nemotron_h,
@@ -370,7 +370,7 @@ std::vector<arch_recipe> hybrid_recipes() {
         with_experts(hybrid("kimi-linear", neox, frame(), kimi, read_kimi_linear), gating_kind::sigmoid, r::always),
         hybrid("falcon-h1", neox, frame() + unused_factors,
                attention() + output_bias_of_attention(presence::ignored) + mamba2(presence::optional) + ffn_norm("ffn_norm") +
-                   with_scales(scale::ignored, gated()) + gated_biases(),
+                   unscaled(gated()) + gated_biases(),
                read_falcon_h1),
     };
 }

@@ -18,7 +18,7 @@ tensors latent_attention() {
         vector_of("attn_q_a_norm.weight", role::q_down_norm, extent::q_rank, presence::required, with::q_latent),
         matrix("attn_q_b.weight", role::wq, extent::q_rank, extent::q, presence::required, with::q_latent),
     };
-    return with_scales(scale::ignored, queries) +
+    return unscaled(queries) +
            tensors{
                {"attn_kv_a_mqa.weight", role::latent_down, {extent::embd, extent::head_k, one}, presence::required, here},
                vector_of("attn_kv_a_norm.weight", role::latent_norm, extent::latent_rank, presence::required, here),

@@ -91,7 +91,6 @@ std::vector<arch_recipe> layer_norm_recipes() {
     constexpr auto normal = GGML_ROPE_TYPE_NORMAL;
     constexpr auto swiglu = activation_kind::swiglu;
     constexpr auto gelu = activation_kind::gelu;
-    const auto unscaled = [](tensors all) { return with_scales(scale::ignored, std::move(all)); };
     const auto logits_bias = tensors{vector_of("output.bias", role::output_bias, extent::vocab, presence::required)};
     const auto normed = attention() + attn_norm_bias();
     const auto output_bias = output_bias_of_attention(presence::required);

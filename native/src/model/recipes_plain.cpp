@@ -40,32 +40,38 @@ std::vector<arch_recipe> plain_recipes() {
     // of models that rank texts; what they generate doesn't use it
     const auto classifier = tensors{vector_of("cls.output.weight", role::count, extent::embd, presence::ignored)};
     const auto sinks = tensors{vector_of("attn_sinks.weight", role::sinks, extent::heads, presence::required)};
-    constexpr auto rms = norm_kind::rms;
-    constexpr auto swiglu = activation_kind::swiglu;
+    constexpr auto neox = GGML_ROPE_TYPE_NEOX;
+    constexpr auto normal = GGML_ROPE_TYPE_NORMAL;
     constexpr auto softmax = gating_kind::softmax;
     using r = arch_recipe;
-    const auto llama =
+    const auto normed = attention() + head_norms() + ffn_norm();
+    const auto llama_layer =
         attention() + output_bias_of_attention(presence::optional) + ffn_norm() + gated() + gated_biases() + experts();
+    // Llama 1-3, Mistral, Mixtral, TinyLlama, SmolLM, ...
+    arch_recipe llama = with_experts(recipe("llama", normal, frame(), llama_layer, nullptr), softmax, r::allowed);
+    llama.rope_factors = rope_factors::of_model;
+    arch_recipe mistral3 = llama;
+    mistral3.name = "mistral3";
+    mistral3.read = read_mistral3;
+    // its files name a window, which libllama doesn't use either: they don't say it right (llama.cpp #13676)
+    arch_recipe phi3 = recipe("phi3", neox, frame(), attention() + ffn_norm() + unscaled(gated_in_one()), nullptr);
+    phi3.rope_factors = rope_factors::by_length;
+    phi3.partial_rope = true;
+    arch_recipe gpt_oss =
+        with_experts(recipe("gpt-oss", neox, frame(),
+                            attention() + output_bias_of_attention(presence::required) + sinks +
+                                ffn_norm("post_attention_norm.weight") + unscaled(experts()) + expert_biases(),
+                            read_gpt_oss),
+                     gating_kind::softmax_of_chosen, r::always);
+    gpt_oss.activation = activation_kind::swiglu_oai;
     return {
-        // Llama 1-3, Mistral, Mixtral, TinyLlama, SmolLM, ...
-        {"llama", GGML_ROPE_TYPE_NORMAL, rms, swiglu, softmax, r::allowed, rope_factors::of_model, false, false, frame(), llama,
-         nullptr},
-        {"mistral3", GGML_ROPE_TYPE_NORMAL, rms, swiglu, softmax, r::allowed, rope_factors::of_model, false, false, frame(),
-         llama, read_mistral3},
-        {"qwen2", GGML_ROPE_TYPE_NEOX, rms, swiglu, softmax, r::none, rope_factors::none, false, false, frame() + output_bias,
-         attention() + ffn_norm() + with_scales(scale::ignored, gated()), nullptr},
-        {"qwen3", GGML_ROPE_TYPE_NEOX, rms, swiglu, softmax, r::none, rope_factors::none, false, false, frame() + classifier,
-         attention() + head_norms() + ffn_norm() + gated(), nullptr},
-        {"qwen3moe", GGML_ROPE_TYPE_NEOX, rms, swiglu, softmax, r::always, rope_factors::none, false, false, frame(),
-         attention() + head_norms() + ffn_norm() + experts(), nullptr},
-        // its files name a window, which libllama doesn't use either: they don't say it right (llama.cpp #13676)
-        {"phi3", GGML_ROPE_TYPE_NEOX, rms, swiglu, softmax, r::none, rope_factors::by_length, true, false, frame(),
-         attention() + ffn_norm() + with_scales(scale::ignored, gated_in_one()), nullptr},
-        {"gpt-oss", GGML_ROPE_TYPE_NEOX, rms, activation_kind::swiglu_oai, gating_kind::softmax_of_chosen, r::always,
-         rope_factors::none, false, false, frame(),
-         attention() + output_bias_of_attention(presence::required) + sinks + ffn_norm("post_attention_norm.weight") +
-             with_scales(scale::ignored, experts()) + expert_biases(),
-         read_gpt_oss},
+        llama,
+        mistral3,
+        recipe("qwen2", neox, frame() + output_bias, attention() + ffn_norm() + unscaled(gated()), nullptr),
+        recipe("qwen3", neox, frame() + classifier, normed + gated(), nullptr),
+        with_experts(recipe("qwen3moe", neox, frame(), normed + experts(), nullptr), softmax, r::always),
+        phi3,
+        gpt_oss,
     };
 }
 

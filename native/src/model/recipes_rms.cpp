@@ -134,7 +134,6 @@ std::vector<arch_recipe> rms_recipes() {
     constexpr auto normal = GGML_ROPE_TYPE_NORMAL;
     constexpr auto softmax = gating_kind::softmax;
     using r = arch_recipe;
-    const auto unscaled = [](tensors all) { return with_scales(scale::ignored, std::move(all)); };
     const auto output_bias = output_bias_of_attention(presence::optional);
     arch_recipe arcee =
         recipe("arcee", normal, frame(), attention() + ffn_norm() + unscaled(ungated_without_biases()), nullptr);

@@ -11,30 +11,10 @@
 #include "model/arch.h"
 #include "model/gguf_file.h"
 #include "model/hparams.h"
+#include "model/known_tensors.h"
 #include "model/placement.h"
 
 namespace kvg {
-
-// What divides rope's frequencies, F32 (n_rot / 2), on each device that rotates; empty: nothing does.
-using device_factors = std::map<ggml_backend_dev_t, ggml_tensor *>;
-
-struct model_weights {
-    role_tensors frame;
-    std::vector<role_tensors> layers;
-    device_factors rope_freqs;    // for contexts of all lengths
-    device_factors factors_short; // or for contexts up to the original length
-    device_factors factors_long;  // and for longer ones
-};
-
-// Of all of a file's tensors.
-struct tensor_totals {
-    int64_t n_params;
-    uint64_t bytes;
-};
-
-// What can be told of a model before its weights are placed: names, shapes and types all fit the recipe.
-// error(KVG_MODEL_LOAD), error(KVG_UNSUPPORTED)
-tensor_totals check_tensors(const gguf_file & file, const hparams & h);
 
 // Whether weights are read, or only placed as if they were: enough to ask devices what they can do and what it takes.
 enum class loading {

@@ -18,7 +18,7 @@ namespace kvg {
 
 // What the softmax of a row says.
 static kvg_score score_of(const float * logits, uint32_t n_vocab) {
-    const softmax_parts parts = attend_kernels_here()[0]->softmax(logits, n_vocab);
+    const softmax_parts parts = kernels_here()[0]->attend.softmax(logits, n_vocab);
     const float log_sum = std::log(parts.sum); // of what is relative to the greatest
     return {static_cast<int32_t>(parts.best), -log_sum, parts.greatest + log_sum};
 }

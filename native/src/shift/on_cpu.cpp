@@ -10,7 +10,7 @@ namespace kvg {
 
 row_rotator::row_rotator(const kv_group & group, const std::vector<layer_rotation> & layers, const rotation_list & list,
                          ggml_type type, int n_threads)
-    : group_(group), layers_(layers), list_(list), kernel_(*attend_kernels_here()[0]), type_(type),
+    : group_(group), layers_(layers), list_(list), kernel_(kernels_here()[0]->rows), type_(type),
       width_(group.spec().n_head_kv * group.spec().head_dim_k), n_threads_(static_cast<size_t>(n_threads)),
       tables_(list.rotations, type), scratch_(n_threads_ * attend_padded(width_)) {}
 

@@ -43,7 +43,7 @@ private:
     const kv_group & group_;
     const std::vector<layer_rotation> & layers_;
     const rotation_list & list_;
-    const attend_kernel & kernel_;
+    const row_kernel & kernel_;
     ggml_type type_;
     uint32_t width_;
     size_t n_threads_;

@@ -37,7 +37,7 @@ struct layer_rotation {
 std::vector<layer_rotation> rotations_of(const kv_group & group, const std::vector<layer_spec> & layers,
                                          const device_factors & factors);
 
-// Cosines and sines as attend_kernel::rotate takes them. Layers that rotate K by the same angles share a table.
+// Cosines and sines as row_kernel::rotate takes them. Layers that rotate K by the same angles share a table.
 class rotation_tables {
 public:
     // type: of the rows; the size of their dithers depends on it

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import time
-from array import array
 from collections.abc import Sequence
 
 from pykvgraph.context.batch import Batch
+from pykvgraph.context.common_length import common_length
 from pykvgraph.context.context import Context
 from pykvgraph.engine.request_sequence import RequestSequence
 from pykvgraph.engine.speculation.gate import Gate
+from pykvgraph.engine.step_seconds import averaged
 from pykvgraph.errors import InvalidArgumentError, KVGraphError
 from pykvgraph.model.model import Model
-from pykvgraph.prefix import block
+from pykvgraph.sequence.tokens import DecodedTokens
 
 _TOKENS = "tokenizer.ggml.tokens"
-_WEIGHT = 0.2  # of the newest drafts, in the average of seconds
 
 
 class ModelDrafter:
@@ -27,7 +27,7 @@ class ModelDrafter:
 
     def __init__(self, ctx: Context) -> None:
         self._ctx = ctx
-        self._known = [array("i") for _ in range(ctx.n_seq_max)]  # tokens that each sequence has
+        self._known = [DecodedTokens() for _ in range(ctx.n_seq_max)]  # what each sequence has
         self._drafts: dict[int, tuple[int, list[int]]] = {}  # by sequence: the text's length, its last draft
         self._batch = Batch()
         self._each = 0.0  # seconds, to make one token
@@ -43,15 +43,14 @@ class ModelDrafter:
             self._propose(wanted, found)
         except (KVGraphError, MemoryError):
             self._ctx.reset()
-            self._known = [array("i") for _ in self._known]
+            self._known = [DecodedTokens() for _ in self._known]
             return [[] for _ in wanted]
         self._drafts = {
             sequence.seq: (len(sequence.ids), draft)
             for (sequence, _), draft in zip(wanted, found, strict=True)
         }
         if n := sum(map(len, found)):
-            each = (time.perf_counter() - begin) / n
-            self._each += _WEIGHT * (each - self._each) if self._each else each
+            self._each = averaged(self._each, (time.perf_counter() - begin) / n)
         return found
 
     def learn(self, sequence: RequestSequence, n_before: int) -> None:
@@ -60,7 +59,7 @@ class ModelDrafter:
         if n != n_before:
             return
         said = sequence.ids[n : n + len(draft)]
-        n_held = block.common(said.tobytes(), array("i", draft).tobytes())
+        n_held = common_length(said, draft)
         sequence.record.learn(0, len(said), n_held)
 
     def close(self) -> None:
@@ -75,10 +74,10 @@ class ModelDrafter:
         while last:
             self._batch.clear()
             seqs = [left[i][0] for i in last]
-            self._batch.add_each(list(last.values()), [len(self._known[seq]) for seq in seqs], seqs)
+            self._batch.add_each(list(last.values()), [self._known[seq].n_decoded for seq in seqs], seqs)
             self._ctx.decode(self._batch, scores=True)
             for seq, token in zip(seqs, last.values(), strict=True):
-                self._known[seq].append(token)
+                self._known[seq].extend([token])
             for i, token in zip(last, self._ctx.scores().best.tolist(), strict=True):
                 found[i].append(token)
             last = {i: found[i][-1] for i in last if len(found[i]) < left[i][1]}
@@ -90,11 +89,10 @@ class ModelDrafter:
         """
         seq, kv = sequence.seq, self._ctx.kv
         known, ids = self._known[seq], sequence.ids[:-1]
-        n = min(len(known), len(ids))
-        n = block.common(known[:n].tobytes(), ids[:n].tobytes())
-        if n < len(known):
+        n = common_length(known.ids, ids)
+        if n < known.n_decoded:
             kv.seq_rm(seq, n, -1)
-            del known[n:]
+            known.cut(n)
         missing = ids[n : n + self._ctx.n_batch]
         if len(missing) + self._ctx.n_seq_max > kv.n_free and not self._make_room(seq, len(missing)):
             return False
@@ -103,14 +101,14 @@ class ModelDrafter:
             self._batch.extend(missing, n, (seq,), False)
             self._ctx.decode(self._batch)
             known.extend(missing)
-        return len(known) == len(ids)
+        return known.n_decoded == len(ids)
 
     def _make_room(self, seq: int, n: int) -> bool:
         """Empties the other sequences: most of them are of texts that have ended."""
         for other, known in enumerate(self._known):
-            if other != seq and known:
+            if other != seq and known.n_decoded:
                 self._ctx.kv.seq_rm(other, -1, -1)
-                del known[:]
+                known.cut(0)
         return n + self._ctx.n_seq_max <= self._ctx.kv.n_free
 
 

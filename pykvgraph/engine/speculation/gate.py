@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pykvgraph.engine.token_budget import StepSeconds
+from pykvgraph.engine.step_seconds import StepSeconds
 
 _KEPT = 0.95  # of what is known, with each token that is compared
 _LONGEST_PAUSE = 8

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from pykvgraph.context.common_length import common_length
 from pykvgraph.engine.request_sequence import RequestSequence
 from pykvgraph.engine.speculation.gate import Gate
-from pykvgraph.prefix import block
 
 
 class NgramDrafter:
@@ -31,6 +31,6 @@ class NgramDrafter:
         guess = sequence.lookup.last_guess(n_before)
         said = sequence.ids[n_before : n_before + len(guess.tokens)]
         if said:
-            n_held = block.common(said.tobytes(), guess.tokens.tobytes())
+            n_held = common_length(said, guess.tokens)
             sequence.record.found(something=n_held > 0)
             sequence.record.learn(guess.n_same, len(said), n_held)

@@ -72,8 +72,8 @@ async def props(service: Service, request: Request) -> ASGIApp:
             "endpoint_props": settings.props,
             "endpoint_metrics": settings.metrics,
             "chat_template": service.template.source,
-            "bos_token": vocabulary.name(tokenizer.bos),
-            "eos_token": vocabulary.name(tokenizer.eos),
+            "bos_token": tokenizer._name(tokenizer.bos),
+            "eos_token": tokenizer._name(tokenizer.eos),
             "build_info": FINGERPRINT,
             "is_sleeping": False,
         }

@@ -322,9 +322,9 @@ function row(text) {
 }
 
 function phase(text) {
-  if (text.seq < 0) return text.n_said ? "set aside" : "waits";
-  if (text.n_said) return "talks";
-  return `reads, ${percent(text.n_decoded, text.n_prompt)}`;
+  if (text.status === "waiting" && text.n_cached >= 0) return "waiting again";
+  if (text.status === "prefill") return `prefill, ${percent(text.n_decoded, text.n_prompt + text.n_said)}`;
+  return text.status;
 }
 
 function age(seconds) {

@@ -57,9 +57,9 @@ class ServerTemplate:
         self.source = source or (own if isinstance(own, str) and own else CHATML)
         self.format = format_of(self.source) if jinja else Format()
         tokenizer = vocabulary.tokenizer
-        self._bos = vocabulary.name(tokenizer.bos)
+        self._bos = tokenizer._name(tokenizer.bos)
         self._adds_bos = vocabulary.adds_bos
-        names = {"bos_token": self._bos, "eos_token": vocabulary.name(tokenizer.eos)}
+        names = {"bos_token": self._bos, "eos_token": tokenizer._name(tokenizer.eos)}
         self._template: ChatTemplate | BuiltInTemplate = (
             ChatTemplate(self.source, **names) if jinja else BuiltInTemplate(self.source)
         )

@@ -19,7 +19,7 @@ from support.slow_grammars import BRANCHES, LOOP, TREE, grammar_processes
 
 import pykvgraph as kvg
 from pykvgraph._native.abandoned import AbandonedError, Wanted, begin
-from pykvgraph.engine import step as stepper
+from pykvgraph.engine import postprocess
 from pykvgraph.sampling import grammar as module
 
 OPENING = "Once upon a time"
@@ -91,7 +91,7 @@ def test_the_engine_says_the_same_when_no_grammar_is_ready(
     model: kvg.Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """generate() waits for each token; here all texts go on without those that wait."""
-    monkeypatch.setattr(stepper, "_GRAMMAR_PATIENCE", -60.0)
+    monkeypatch.setattr(postprocess, "_GRAMMAR_PATIENCE", -60.0)
     sampling: dict[str, Any] = {
         "max_tokens": 24,
         "temperature": 0.9,

@@ -115,16 +115,19 @@ class Lists(RuleBasedStateMachine):
         self.n_true = min(self.n_true, begin)
 
     @precondition(lambda self: len(self.ids) > 4)
-    @rule(share=SHARE, n_grp=st.integers(2, 4))
-    def group(self, share: float, n_grp: int) -> None:
+    @rule(first=SHARE, second=SHARE, n_grp=st.integers(2, 4))
+    def group(self, first: float, second: float, n_grp: int) -> None:
         shared = [n for n in range(1, len(self.pos)) if self.pos[n] == self.pos[n - 1]]
         least = shared[-1] + 1 if shared else 0
         if least >= len(self.ids) - 1:
             return
-        begin = least + round(share * (len(self.ids) - 2 - least))
-        end = len(self.ids)
+        begin = least + round(first * (len(self.ids) - 2 - least))
+        end = begin + 1 + round(second * (len(self.ids) - 1 - begin))
         self.text.group(begin, end, n_grp)
-        self.pos[begin:] = [self.pos[begin] + j // n_grp for j in range(end - begin)]
+        before = self.pos[begin]
+        self.pos[begin:end] = [before + j // n_grp for j in range(end - begin)]
+        n_behind = len(self.pos) - end
+        self.pos[end:] = [self.pos[end - 1] + 1 + j for j in range(n_behind)]
         self.n_true = min(self.n_true, begin)
 
     @rule(share=SHARE)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import pykvgraph as kvg
+from pykvgraph.engine.request_sequence import Status
 
 PROMPT = [token % 200 + 3 for token in range(70)]
 TALK = kvg.SamplingParams(max_tokens=30, logit_bias={0: 1e6})
@@ -36,11 +37,40 @@ def test_a_look_between_steps_of_ones_own(small: kvg.Model) -> None:
         for text in (first, second):
             assert text.n_prompt == 70
             assert text.n_decoded == view.seq[:, text.seq].sum() == 70 + text.n_said - 1
+            assert text.status == "decode"
         (waits,) = look.waiting
+        assert waits.status == "waiting"
         assert (waits.request, waits.n_texts, waits.seq, waits.n_prompt, waits.n_cached) == (3, 2, -1, 71, -1)
         assert first.seconds > second.seconds > waits.seconds > 0
         assert look.stats == engine.stats()
         assert engine.look().stats.steps == look.stats.steps  # looking takes no step
+
+
+def test_what_a_text_does(small: kvg.Model) -> None:
+    """From its prompt, in parts, to its end; with a rest in between."""
+    with kvg.Engine(small, n_ctx=256, n_seq_max=1, n_batch=32, background=False) as engine:
+        request = engine.submit(PROMPT, kvg.SamplingParams(max_tokens=4))
+        (sequence,) = request._sequences
+        seen = [sequence.status]
+        while not request.done:
+            engine.step()
+            seen.append(sequence.status)
+            if seen.count(Status.DECODE) == 2:
+                assert engine.park(request)
+                seen.append(sequence.status)
+                assert engine.resume(request)  # which takes a step
+                seen.append(sequence.status)
+        n_parts = -(-len(PROMPT) // 32)
+        reads = [Status.WAITING, *[Status.PREFILL] * (n_parts - 1)]
+        assert seen == [*reads, Status.DECODE, Status.DECODE, Status.PARKED, Status.DECODE, Status.DONE]
+
+
+def test_a_request_that_fails_is_done(small: kvg.Model) -> None:
+    with kvg.Engine(small, n_ctx=256, n_seq_max=2, background=False) as engine:
+        request = engine.submit(PROMPT, kvg.SamplingParams(max_tokens=4, n=2))
+        sequences = request._sequences
+        request._fail(kvg.KVGraphError("the test says so"))
+        assert [each.status for each in sequences] == [Status.DONE] * 2
 
 
 def test_whoever_looks_waits_for_a_step_at_most(small: kvg.Model) -> None:

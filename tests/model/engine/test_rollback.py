@@ -230,7 +230,7 @@ def test_outputs_that_can_not_be_read_are_no_outputs(model: kvg.Model, breaks: B
     """The library has decoded the batch, and there is no memory for what comes of it: all is taken back."""
     race = Race(model)
     race.step(n_steps)
-    ctx, batch = race.engine.context, race.engine._loop.stepper._batch
+    ctx, batch = race.engine.context, race.engine._loop.stepper._model_run._batch
     breaks(ctx, "_scores", lambda: race.has_third(batch), MemoryError)
     decode = Watched(race.engine, ctx, "decode_rows")
     while not race.third.done:

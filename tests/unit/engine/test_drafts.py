@@ -9,7 +9,7 @@ import pytest
 
 from pykvgraph.engine.speculation.gate import Acceptance, Gate
 from pykvgraph.engine.speculation.lookup import Lookup
-from pykvgraph.engine.token_budget import StepSeconds
+from pykvgraph.engine.step_seconds import StepSeconds
 
 
 def longest(ids: list[int]) -> int:

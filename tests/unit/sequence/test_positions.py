@@ -6,7 +6,7 @@ import random
 
 from support import chance
 
-from pykvgraph.sequence.sequence import Positions
+from pykvgraph.sequence.tokens import Positions
 
 
 def all_of(positions: Positions, n: int) -> list[int]:

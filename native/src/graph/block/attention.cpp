@@ -141,8 +141,9 @@ stored_rows attention_block::store(builder & b, const input & x) const {
         b.root(all);
         return all;
     };
-    ggml_tensor * stored_k = write(turn ? turn->k : cells.k(layer), k, spec.k_width());
-    const stored_rows all = {stored_k, v ? write(turn ? turn->v : cells.v(layer), v, spec.v_width()) : stored_k};
+    ggml_tensor * stored_k = named(write(turn ? turn->k : cells.k(layer), k, spec.k_width()), "k_cells", layer);
+    ggml_tensor * stored_v = v ? named(write(turn ? turn->v : cells.v(layer), v, spec.v_width()), "v_cells", layer) : stored_k;
+    const stored_rows all = {stored_k, stored_v};
     b.wish(part.reader);
     return all;
 }
@@ -190,6 +191,7 @@ ggml_tensor * attention_block::build(builder & b, ggml_tensor * x) const {
     }
     ggml_tensor * heads = attention(b.ctx(), how, q, cells.k_heads(b.ctx(), rows.k, span.begin, span.n),
                                     cells.v_heads(b.ctx(), rows.v, span.begin, span.n), in.mask, w[role::sinks]);
+    named(heads->view_src ? heads->view_src : heads, "attention", layer);
     if (const hadamard * mixed = spec.v_in_k() > 0 ? part.hadamard_k.get() : part.hadamard_v.get()) {
         heads = mixed->apply(b.ctx(), heads);
     }

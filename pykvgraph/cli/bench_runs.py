@@ -1,0 +1,142 @@
+"""What `pykvgraph bench` measures, with its progress on a terminal."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pykvgraph.cli.where import Where
+from pykvgraph.errors import InvalidArgumentError
+from pykvgraph.params.params import ContextParams
+
+if TYPE_CHECKING:
+    from click._termui_impl import ProgressBar
+
+    from pykvgraph.bench.requests import Served
+    from pykvgraph.bench.runner import Result
+    from pykvgraph.bench.streams import StreamSpeed
+    from pykvgraph.bench.tests import Test
+    from pykvgraph.bench.tiers import TierSpeed
+    from pykvgraph.bench.turns import MeasuredTurn, Speaker
+    from pykvgraph.context.trace import Span
+    from pykvgraph.model.model import Model
+
+
+def _progress(label: str, length: int) -> ProgressBar[int]:
+    return click.progressbar(length=length, label=label, file=sys.stderr, hidden=not sys.stderr.isatty())
+
+
+def run_one(
+    model: Model, beside: Any, test: Test, repetitions: int, n_threads: int, sizes: dict[str, Any]
+) -> list[Result]:
+    """A test on every engine."""
+    from pykvgraph.bench.runner import makers, measure
+
+    if test.n_seq > sizes["n_batch"]:
+        raise InvalidArgumentError(
+            f"{test.name} decodes {test.n_seq} tokens at once, and -b allows {sizes['n_batch']}"
+        )
+    params = ContextParams(
+        n_ctx=-(-test.n_cells // 256) * 256,  # libllama rounds up to this; so both engines have the same room
+        n_seq_max=test.n_seq,
+        n_threads=n_threads,
+        n_threads_batch=n_threads,
+        defrag_threshold=-1,  # a test calls defrag itself
+        **{name: value for name, value in sizes.items() if name != "adapters"},
+    )
+    engines = makers(params, model, beside, test, sizes["adapters"])
+    with _progress(f"{test.name} at {test.depth}", len(engines) * (repetitions + 1)) as progress:
+        return measure(test, engines, repetitions, lambda: progress.update(1))
+
+
+def run_turns(
+    model: Model, depth: int, repetitions: int, n_threads: int, sizes: dict[str, Any]
+) -> dict[str, list[MeasuredTurn]]:
+    """The conversation through a TokenSequence and an Engine, new ones each time, by turns; no warm-up."""
+    from pykvgraph.bench.turns import EngineSpeaker, TextSpeaker, converse, medians, n_asked, write_script
+    from pykvgraph.context.context import Context
+    from pykvgraph.engine import Engine
+    from pykvgraph.sequence.sequence import checkpoint_cells
+
+    script = write_script(model, depth)
+    sizes = {
+        "n_ctx": -(-script.n_cells // 256) * 256,
+        "n_threads": n_threads,
+        "n_threads_batch": n_threads,
+        **sizes,
+    }
+    runs: dict[str, list[list[MeasuredTurn]]] = {"TokenSequence": [], "Engine": []}
+    with _progress(f"turns after {depth}", 2 * repetitions * n_asked(script)) as progress:
+
+        def run(through: str, speaker: Speaker) -> None:
+            runs[through].append([])
+            for turn in converse(speaker, script):
+                runs[through][-1].append(turn)
+                progress.update(1)
+
+        for _ in range(repetitions):
+            with Context(model, **{"checkpoint_cells": checkpoint_cells(model), **sizes}) as ctx:
+                run("TokenSequence", TextSpeaker(ctx))
+            with Engine(model, n_seq_max=1, **sizes) as engine:
+                run("Engine", EngineSpeaker(engine))
+    return {through: medians(each) for through, each in runs.items()}
+
+
+def run_tiers(
+    model: Model, depth: int, repetitions: int, n_threads: int, sizes: dict[str, Any]
+) -> tuple[list[TierSpeed], list[Span]]:
+    """New contexts each time, by turns."""
+    from pykvgraph.bench.tiers import ARGUMENTS, measure_tiers
+
+    sizes = {**sizes, "n_threads": n_threads, "n_threads_batch": n_threads}
+    with _progress(f"tiers at {depth}", repetitions * len(ARGUMENTS)) as progress:
+        return measure_tiers(model, depth, repetitions, sizes, lambda: progress.update(1))
+
+
+def run_streams(
+    model: Model,
+    depth: int,
+    repetitions: int,
+    n_threads: int,
+    sizes: dict[str, Any],
+    where: Where,
+    over: Sequence[str],
+) -> Iterator[list[StreamSpeed]]:
+    """Over one transport after the other."""
+    from pykvgraph.bench.stream_ends import measure_over, transports_here
+    from pykvgraph.bench.streams import n_ticks
+
+    sizes = {**sizes, "n_threads": n_threads, "n_threads_batch": n_threads}
+    for kind in over or transports_here():
+        with _progress(f"over {kind}", n_ticks(repetitions)) as progress:
+            found = measure_over(
+                kind, model, depth, repetitions, sizes, where.of_model(), lambda: progress.update(1)
+            )
+        yield found
+
+
+def run_requests(
+    model: Model, depth: int, repetitions: int, n_threads: int, sizes: dict[str, Any]
+) -> list[Served]:
+    """Requests that share so many tokens, each time to a new engine."""
+    from pykvgraph.bench.requests import N_AT_A_TIME, n_cells, serve, write_prompts
+    from pykvgraph.engine import Engine
+
+    prompts = write_prompts(model, depth, (depth // 8, depth))
+    runs: list[Served] = []
+    with _progress(f"prefix of {depth}", repetitions) as progress:
+        for _ in range(repetitions):
+            with Engine(
+                model,
+                n_ctx=n_cells(prompts),
+                n_seq_max=N_AT_A_TIME,
+                n_threads=n_threads,
+                n_threads_batch=n_threads,
+                **sizes,
+            ) as engine:
+                runs.append(serve(engine, prompts))
+            progress.update(1)
+    return runs

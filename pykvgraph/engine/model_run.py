@@ -1,0 +1,86 @@
+"""One batch of many texts: the tokens that a step chose are decoded."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import TypeAlias
+
+from pykvgraph.context.batch import Batch
+from pykvgraph.context.context import Context, LastOutput
+from pykvgraph.engine.running_set import RunningSet
+from pykvgraph.engine.scheduler import Chunk
+from pykvgraph.errors import CacheFullError, KVGraphError
+
+Decoded: TypeAlias = "tuple[Chunk, list[LastOutput]]"
+
+
+class ModelRun:
+    """Decodes chunks together. counts: gets the number of tokens as "decoded"."""
+
+    def __init__(self, ctx: Context, running_set: RunningSet, counts: Counter[str]) -> None:
+        self._ctx = ctx
+        self._running_set = running_set
+        self._counts = counts
+        self._keeps_states = any(group.kind == "state" for group in ctx.kv.groups)
+        self._batch = Batch()
+
+    def run(self, chunks: list[Chunk]) -> Iterator[list[Decoded]]:
+        """The chunks with their outputs, all of them at once; the outputs are valid until the next ones.
+
+        When the decode fails, the chunks come without their drafts, then each half by itself. Only a request
+        that fails alone ends with the error.
+        """
+        # a sample that failed has taken the others of its request along
+        chunks = [chunk for chunk in chunks if chunk.sequence.runs]
+        if not chunks:
+            return
+        try:
+            outputs = self._decode(chunks)
+        except (KVGraphError, MemoryError) as error:
+            if any(chunk.draft for chunk in chunks):
+                yield from self.run([chunk._replace(draft=()) for chunk in chunks])
+            elif isinstance(error, CacheFullError) and self._running_set.index.drop_point():
+                yield from self.run(chunks)  # resume points keep cells of windows
+            elif len(chunks) > 1:
+                half = len(chunks) // 2
+                yield from self.run(chunks[:half])
+                yield from self.run(chunks[half:])
+            else:
+                self._running_set.fail(chunks[0].sequence, error)
+                self._running_set.start_over_if_broken()
+            return
+        yield list(zip(chunks, outputs, strict=True))
+
+    def _decode(self, chunks: list[Chunk]) -> list[list[LastOutput]]:
+        """The outputs of each chunk: of its last token if it ends, and of its draft's; else none."""
+        batch = self._batch
+        batch.clear()
+        n_single = next((i for i, chunk in enumerate(chunks) if not chunk.is_single), len(chunks))
+        if n_single:  # most steps are of nothing else
+            single = [chunk.sequence for chunk in chunks[:n_single]]
+            batch.add_each(
+                [each.ids[-1] for each in single],
+                [each.n_decoded for each in single],
+                [each.seq for each in single],
+            )
+        for chunk in chunks[n_single:]:
+            self._add(chunk)
+        self._ctx.set_adapters(chunks[0].sequence.adapters)
+        rows = iter(self._ctx.decode_rows(batch))
+        self._counts["decoded"] += len(batch)
+        for chunk in chunks:
+            chunk.sequence.n_beyond = len(chunk.draft)
+        return [[next(rows) for _ in range(chunk.n_outputs)] for chunk in chunks]
+
+    def _add(self, chunk: Chunk) -> None:
+        """More than a token of an answer."""
+        sequence, n, ends, draft = chunk
+        begin, n_drafted = sequence.n_decoded, len(draft)
+        ids = sequence.ids[begin : begin + n]
+        if draft:
+            # of a window everything stays that the last token saw; states are kept behind each token
+            behind = range(begin + 1, begin + 1 + n_drafted) if self._keeps_states else ()
+            self._batch.extend([*ids, *draft], begin, (sequence.seq,), "all", behind)
+        else:
+            self._batch.extend(ids, begin, (sequence.seq,), "last" if ends else False)
