@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import secrets
 import time
@@ -74,8 +75,11 @@ def test_a_prompt_read_by_one_engine_is_not_decoded_by_another(
 def test_what_was_said_is_there_too(model: kvg.Model, tmp_path: Path) -> None:
     """While it talks: all but the last tokens, as a block goes when it is whole."""
     prompt = ids_of(model, 100, 1)
+    tokenizer = model.tokenizer
+    endless = {token: -math.inf for token in range(tokenizer.n_vocab) if tokenizer.is_eog(token)}
+    params = kvg.SamplingParams(max_tokens=400, temperature=0, logit_bias=endless)
     with two_engines(model, tmp_path) as (one, other, peer):
-        pieces = one.submit(prompt, kvg.SamplingParams(max_tokens=400, temperature=0), copies=peer)
+        pieces = one.submit(prompt, params, copies=peer)
         text = prompt + [piece.token for piece, _ in zip(pieces, range(100), strict=False)]
         assert peer.flush(10)
         answer = other.submit([*text, *ids_of(model, 5, 2)], TALK).result()
@@ -146,7 +150,7 @@ def test_without_tiers_it_says_so(model: kvg.Model) -> None:
 SAMPLINGS = [
     kvg.SamplingParams(max_tokens=40, temperature=0),
     kvg.SamplingParams(max_tokens=40, temperature=0, repeat_penalty=1.3, logit_bias={5: 2.0}),
-    kvg.SamplingParams(max_tokens=40, temperature=0, grammar="root ::= [a-z ]+"),
+    kvg.SamplingParams(max_tokens=40, temperature=0, grammar="root ::= [a-z ] root"),  # which never ends
 ]
 
 

@@ -75,13 +75,14 @@ def test_nothing_is_lost_or_left(model: kvg.Model, n_steps: int, overcommit: boo
 def test_nobody_lacks_a_cell_with_drafts_that_hold(
     model: kvg.Model, monkeypatch: pytest.MonkeyPatch, n_steps: int
 ) -> None:
-    """The model makes its own drafts, where it can: who is greedy is as far ahead of the others as can be."""
+    """The model makes its own drafts, where it can: a greedy text is as far ahead of others as can be."""
     monkeypatch.setattr(gate.Gate, "n_drafted", lambda self, rate, most, each=0.0: most)
     has_states = any(layer.kind != "attention" for layer in model.layers)
     soak = Soak(model, n_steps, False, "ngram" if has_states else model)
+    alone = soak.engine.submit(soak.shared[0], kvg.SamplingParams(max_tokens=40, temperature=0)).result()
+    assert has_states or alone.accepted >= alone.n_said // 2  # it may have ended with its first token
     soak.run(n_steps, faults=False)
     stats = soak.engine.stats()
-    assert has_states or stats.accepted > n_steps // 4
     assert stats.n_preempted == soak.n_failed == 0
     soak.close()
 
