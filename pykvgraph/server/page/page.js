@@ -111,8 +111,9 @@ function showDrafts(news) {
   const refused = Object.entries(news.drafts_refused).filter(([, n]) => n);
   byId("drafts").hidden = !news.drafted && !refused.length;
   byId("held").textContent = percent(news.accepted, news.drafted);
-  const reasons = refused.map(([reason, n]) => `${reason} in ${plural(n, "step")}`);
-  byId("held-of").textContent = [`of ${count(news.drafted)}`, ...reasons].join("; ");
+  const steps = refused.reduce((sum, [, n]) => sum + n, 0);
+  const reasons = refused.map(([reason, n]) => `${reason} ${count(n)}`).join(", ");
+  byId("held-of").textContent = `of ${count(news.drafted)}` + (steps ? `; refused in ${plural(steps, "step")}: ${reasons}` : "");
 }
 
 // ---- cells
