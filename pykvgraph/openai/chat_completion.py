@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from pykvgraph.openai.chat_output import ChatOutput
 from pykvgraph.openai.form import Form, new_id, now
-from pykvgraph.openai.logprobs import content_logprobs
+from pykvgraph.openai.logprobs import HeldProbs, content_logprobs
 from pykvgraph.openai.sample import Sample
 from pykvgraph.openai.vocabulary import Vocabulary
 from pykvgraph.openai.wire_json import dumps
@@ -36,6 +36,7 @@ class ChatForm(Form):
         self._vocabulary = vocabulary
         self._new_output = new_output
         self._outputs: dict[int, ChatOutput] = {}  # by the sample's index
+        self._held = HeldProbs()
         self._with_usage = with_usage
         self._with_timings = with_timings
         self._head = {"created": now(), "model": model, "system_fingerprint": fingerprint}
@@ -50,19 +51,19 @@ class ChatForm(Form):
             found.append(self._chunk(sample, {"role": "assistant", "content": None}))
         output = self._outputs[sample.index]
         for piece in pieces:
+            self._held.add(sample, piece)
             if piece.text:
-                probs = self._probs(sample, [piece])
-                found += [
-                    self._chunk(sample, _told(delta, output), probs) for delta in output.feed(piece.text)
-                ]
+                found += self._chunks(sample, output, output.feed(piece.text))
         return found
 
     def last_events(self, sample: Sample) -> list[bytes]:
         """What was held back, why it ended, and its usage if that was asked for."""
         output = self._outputs[sample.index]
-        found = [self._chunk(sample, _told(delta, output)) for delta in output.end()]
+        found = self._chunks(sample, output, output.end())
         reason = output.finish_reason(sample.finish_reason)
         end: dict[str, Any] = {"finish_reason": reason, "index": sample.index, "delta": {}}
+        if held := self._held.take(sample):
+            end["logprobs"] = self._probs(sample, held)
         told = {**self._head, "id": self._id, "object": "chat.completion.chunk"}
         if not self._with_usage:
             return [*found, dumps({"choices": [end], **told, "timings": sample.timings()})]
@@ -78,13 +79,23 @@ class ChatForm(Form):
             output.end()
             reason = output.finish_reason(sample.finish_reason)
             message = _message(output)
-            probs = {"logprobs": self._probs(sample, sample.with_probs)} if sample.n_probs else {}
+            probs = {"logprobs": self._probs(sample, sample.with_probs)} if sample.tells_probs else {}
             choices.append({"finish_reason": reason, "index": sample.index, "message": message, **probs})
         end = {"usage": samples[0].usage(), "id": self._id, "timings": samples[0].timings()}
         return {"choices": choices, **self._head, "object": "chat.completion", **end}
 
     def _probs(self, sample: Sample, pieces: list[Piece]) -> Any:
         return content_logprobs(sample, pieces, self._vocabulary)
+
+    def _chunks(self, sample: Sample, output: ChatOutput, deltas: Iterable[Delta]) -> list[bytes]:
+        """One for each delta; the first has the probabilities of all tokens that came by now."""
+        found = []
+        for delta in deltas:
+            held = self._held.take(sample)
+            found.append(
+                self._chunk(sample, _told(delta, output), self._probs(sample, held) if held else None)
+            )
+        return found
 
     def _chunk(self, sample: Sample, delta: dict[str, Any], probs: Any = None) -> bytes:
         told = b',"logprobs":%b' % dumps(probs) if probs else b""

@@ -7,7 +7,7 @@ from typing import Any
 
 from pykvgraph.openai.echo import Echo
 from pykvgraph.openai.form import MANY_PROBS, Form, new_id, now
-from pykvgraph.openai.logprobs import logprobs_of
+from pykvgraph.openai.logprobs import HeldProbs, logprobs_of
 from pykvgraph.openai.sample import Sample
 from pykvgraph.openai.text_logprobs import text_logprobs
 from pykvgraph.openai.vocabulary import Vocabulary
@@ -33,6 +33,7 @@ class TextForm(Form):
         self._echo = echo
         self.is_long = echo is not None and echo.n_probs > MANY_PROBS
         self._n_told: dict[int, int] = {}  # characters of each answer, in a stream
+        self._held = HeldProbs()
         self._id = new_id()
         self._back = dumps({**self._head, "id": self._id})[1:]
 
@@ -40,16 +41,18 @@ class TextForm(Form):
         """One for each piece that has text, behind one for the prompt if answers begin with it."""
         told = self._first_events(sample)
         for piece in pieces:
+            self._held.add(sample, piece)
             if piece.text:
-                probs = self._probs(sample, [piece], offset=self._n_told[sample.index])
-                told.append(self._event(sample, piece.text, probs))
+                told.append(self._event(sample, piece.text, self._held_probs(sample)))
                 self._n_told[sample.index] += len(piece.text)
         return told
 
     def last_events(self, sample: Sample) -> list[bytes]:
         """Why it ended, and its usage."""
-        choice = {"text": "", "index": sample.index, "logprobs": None, "finish_reason": sample.finish_reason}
-        return [*self._first_events(sample), dumps(self._told([choice], sample))]
+        first = self._first_events(sample)
+        probs = self._held_probs(sample)
+        choice = {"text": "", "index": sample.index, "logprobs": probs, "finish_reason": sample.finish_reason}
+        return [*first, dumps(self._told([choice], sample))]
 
     def whole(self, samples: list[Sample]) -> Any:
         """All texts; the usage is that of the first."""
@@ -82,12 +85,17 @@ class TextForm(Form):
 
     def _echoed(self, sample: Sample) -> dict[str, Any]:
         """What text_logprobs() takes of a prompt."""
-        if self._echo is None or not sample.n_probs:
+        if self._echo is None or not sample.tells_probs:
             return {}
         return {"asked": self._echo.pieces(sample.index), "prompt": self._prompt(sample)}
 
     def _probs(self, sample: Sample, said: list[Piece], **others: Any) -> dict[str, Any] | None:
-        return text_logprobs(sample, said, self._vocabulary, **others) if sample.n_probs else None
+        return text_logprobs(sample, said, self._vocabulary, **others) if sample.tells_probs else None
+
+    def _held_probs(self, sample: Sample) -> dict[str, Any] | None:
+        """Of all tokens that came by now, and are not told yet."""
+        held = self._held.take(sample)
+        return self._probs(sample, held, offset=self._n_told[sample.index]) if held else None
 
     def _told(self, choices: list[dict[str, Any]], sample: Sample) -> dict[str, Any]:
         end = {"usage": sample.usage(), "id": self._id, "timings": sample.timings()}
@@ -132,7 +140,7 @@ class CompletionForm(Form):
                 tokens = ",".join([str(each.token) for each in held])
                 probs = (
                     f',"completion_probabilities":{dumps(self._probs(sample, held)).decode()}'
-                    if sample.n_probs
+                    if sample.tells_probs
                     else ""
                 )
                 event = (
@@ -145,7 +153,10 @@ class CompletionForm(Form):
 
     def last_events(self, sample: Sample) -> list[bytes]:
         """The one with everything but the text."""
-        return [dumps(self._chosen(self._told(sample, "", [])))]
+        told = self._told(sample, "", [])
+        if sample.tells_probs and (held := self._held.pop(sample.index, [])):
+            told["completion_probabilities"] = self._probs(sample, held)
+        return [dumps(self._chosen(told))]
 
     def whole(self, samples: list[Sample]) -> Any:
         """An object, or an array of them."""
@@ -154,7 +165,7 @@ class CompletionForm(Form):
 
     def _whole(self, sample: Sample) -> dict[str, Any]:
         told = self._told(sample, sample.text, sample.tokens if self._with_tokens else [])
-        if sample.n_probs:
+        if sample.tells_probs:
             told["completion_probabilities"] = self._probs(sample, sample.with_probs)
         return told
 

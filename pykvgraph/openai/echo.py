@@ -36,7 +36,7 @@ class Echo:
         scores = self._scores[index // self._n]
         return [first, *(Piece("", each.token, each.logprob, None, 0, each.top) for each in scores)]
 
-    def samples(self, n_probs: int) -> list[Sample]:
+    def samples(self, tells_probs: bool, n_probs: int) -> list[Sample]:
         """Answers that say nothing more."""
         return [
             Sample(
@@ -44,6 +44,7 @@ class Echo:
                 prompt=self._prompts[index // self._n],
                 n_predict=0,
                 settings={"post_sampling_probs": False},
+                tells_probs=tells_probs,
                 n_probs=n_probs,
                 ended=Piece("", 0, 0.0, "length"),
             )

@@ -24,7 +24,8 @@ class Sample:
     prompt: list[int]
     n_predict: int
     settings: dict[str, Any]
-    n_probs: int = 0  # of how many likely tokens the answer tells
+    tells_probs: bool = False  # whether the answer has the probability of each token
+    n_probs: int = 0  # and of how many likely tokens in its place
     wanted_slot: int = -1
     salt: bytes = b""
     adapters: Active = ()
@@ -49,7 +50,7 @@ class Sample:
         self.n_said += len(pieces)
         self.text += "".join([piece.text for piece in pieces])
         self.tokens += [piece.token for piece in pieces]
-        if self.n_probs:
+        if self.tells_probs:
             self.with_probs += pieces
         if pieces[-1].finish_reason is not None:
             self.ended = pieces[-1]

@@ -50,6 +50,7 @@ class Job:
         copies: Peer | None = None,
         only_reads: bool = False,
         tells: bool = False,
+        tells_probs: bool = False,
         said: Sequence[int] = (),
         as_told: Callable[[Piece], Piece] | None = None,
     ) -> None:
@@ -73,6 +74,7 @@ class Job:
                 prompt=prompt,
                 n_predict=n_predict_of(params),
                 settings=settings,
+                tells_probs=tells_probs,
                 n_probs=params.top_logprobs,
                 wanted_slot=slot if j == 0 else -1,
                 salt=salt,

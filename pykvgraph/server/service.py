@@ -26,7 +26,7 @@ from pykvgraph.server.looks import Looks
 from pykvgraph.server.metrics import Metrics
 from pykvgraph.server.requests.chat_template import ServerTemplate
 from pykvgraph.server.requests.fields import Fields
-from pykvgraph.server.requests.sampling import sampling_of, settings_of
+from pykvgraph.server.requests.sampling import sampling_of, settings_of, wants_probs
 from pykvgraph.server.settings import Settings
 from pykvgraph.server.slots import Slots
 from pykvgraph.server.slow_work import SlowWork
@@ -124,6 +124,10 @@ class Service:
             defaults = {name: value for name, value in defaults.items() if name not in _RULES}
         return fields.over(defaults)
 
+    def tells_probs(self, fields: Fields) -> bool:
+        """Whether the answer to a body has the probability of each token. Raises WireError."""
+        return wants_probs(self._whole(fields))
+
     def told(self, params: SamplingParams, fields: Fields) -> dict[str, Any]:
         """What llama-server tells of how the answer to a body is made."""
         told = {"speculative.types": self.settings.spec_type}
@@ -168,6 +172,7 @@ class Service:
             copies=self.peers.at(asker.copy_to) if self.peers and asker.copy_to else None,
             only_reads=asker.only_reads,
             tells=asker.tells,
+            tells_probs=self.tells_probs(fields),
             said=asker.said,
             as_told=self._with_end if self.settings.special else None,
         )

@@ -176,7 +176,7 @@ void kv_cache::require_seen(uint32_t seq, int32_t pos) const {
             fail(KVG_INVALID_ARGUMENT,
                  "sequence %u can't go on at position %d: a window of %u positions has lost those up to %d. "
                  "The nearest positions from which it can go on are %d (%s) and %lld; "
-                 "open the context with swa_full=True to keep every position",
+                 "attach a kv.resume_point() that was made at this position, or open the context with swa_full=True",
                  seq, pos, group.spec().window, cells.lost(seq), kept ? std::min(kept->p, pos) : 0,
                  kept ? "a checkpoint, for kv.rewind" : "decoding everything again",
                  static_cast<long long>(int64_t{cells.lost(seq)} + group.spec().window));

@@ -50,6 +50,7 @@ def text_completion(service: Service, request: Request, fields: Fields) -> ASGIA
     asker = asker_of(request)
     prompts, params = _prompts(service, fields), service.sampling(fields)
     echoes = fields.flag("echo") and not asker.only_reads
+    tells_probs = service.tells_probs(fields)
     service.require_few(len(prompts), params)  # before anything is decoded
     says_nothing = echoes and fields.get("max_tokens") == 0
     if says_nothing and fields.flag("stream"):
@@ -62,10 +63,10 @@ def text_completion(service: Service, request: Request, fields: Fields) -> ASGIA
             echo = Echo(texts, prompts, scores, params.n)
         form = TextForm(service.model_name, FINGERPRINT, service.vocabulary, echo)
         if echo is not None and says_nothing:
-            return JsonReply.of_long(form.whole(echo.samples(params.top_logprobs)))
+            return JsonReply.of_long(form.whole(echo.samples(tells_probs, params.top_logprobs)))
         return reply_of(service, service.job(prompts, fields, asker, params), form, fields)
 
-    if echoes and params.top_logprobs:
+    if echoes and tells_probs:
         return EchoReply(service, prompts, fields, asker.key, params.top_logprobs, answer)
     return answer()
 

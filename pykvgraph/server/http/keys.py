@@ -86,7 +86,8 @@ def asker_of(request: Request) -> Asker:
 def _given(scope: Scope) -> bytes:
     headers = dict(scope["headers"])
     bearer: bytes = headers.get(b"authorization", b"")
-    if bearer.startswith(b"Bearer "):
-        return bearer[len(b"Bearer ") :]
+    scheme, _, key_of_bearer = bearer.partition(b" ")
+    if scheme.lower() == b"bearer":  # whatever its case, and with any number of spaces: RFC 9110, 11
+        return key_of_bearer.strip(b" ")
     key: bytes = headers.get(b"x-api-key", b"")
     return key

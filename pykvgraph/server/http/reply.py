@@ -157,7 +157,7 @@ class JobReply:
             if self._job.tells:
                 untold += pieces
             # whoever repeats a token knows no probability of it: the event that has it must be out, too
-            if untold and (events or not sample.n_probs):
+            if untold and (events or not sample.tells_probs):
                 told = SAID_COMMENT + b"%b\n\n" % _tokens(untold)
                 untold = []
             if events or told:

@@ -146,8 +146,6 @@ def _check_together(fields: Fields, settings: Settings, choice: Any, tools: list
         raise invalid("Cannot use both json_schema and grammar")
     if "top_logprobs" in fields and not fields.get("logprobs"):
         raise invalid("top_logprobs requires logprobs to be set to true")
-    if fields.get("logprobs") and tools and fields.flag("stream"):
-        raise invalid("logprobs is not supported with tools + stream")
 
 
 def _message(given: Any) -> dict[str, Any]:
@@ -161,7 +159,7 @@ def _message(given: Any) -> dict[str, Any]:
     if not (given.get("content") is not None or calls or given["role"] != "assistant"):
         raise invalid("Assistant message must contain either 'content' or 'tool_calls'!")
     message = {**given, "content": _content(given.get("content"))}
-    if calls is None:
+    if not calls and calls in (None, []):  # clients keep an empty list, and templates take it for calls
         message.pop("tool_calls", None)
     elif not isinstance(calls, list) or not all(map(_is_call, calls)):
         raise invalid(f"tool_calls must be an array of calls of functions, got {shown(calls)}")

@@ -157,10 +157,17 @@ def _max_tokens(fields: Fields, default: int) -> int:
     return INT32_MAX if n_predict < 0 else n_predict
 
 
-def _n_probs(fields: Fields) -> int:
-    """logprobs is a number in OpenAI's texts, and true in its chats, where 20 likely tokens are told."""
+def wants_probs(fields: Fields) -> bool:
+    """Whether a body wants the probability of each token, be it of no others in its place."""
     if isinstance(fields.get("logprobs"), bool):
-        return fields.integer("top_logprobs", 20, 0, _MOST_PROBS) if fields.flag("logprobs") else 0
+        return fields.flag("logprobs")
+    return fields.integer("logprobs", -1) >= 0 or _n_probs(fields) > 0
+
+
+def _n_probs(fields: Fields) -> int:
+    """logprobs is a number in OpenAI's texts, and true in its chats, where top_logprobs is the number."""
+    if isinstance(fields.get("logprobs"), bool):
+        return fields.integer("top_logprobs", 0, 0, _MOST_PROBS) if fields.flag("logprobs") else 0
     others = fields.integer("logprobs", 0, high=_MOST_PROBS)
     return max(fields.integer("n_probs", others, high=_MOST_PROBS), 0)
 

@@ -133,10 +133,12 @@ def test_keys(header: str) -> None:
     with served(load, api_keys=("one", "two"), slots=False) as (url, _), httpx.Client(base_url=url) as client:
         for key in ("one", "two"):
             given = {header: f"Bearer {key}" if header == "Authorization" else key}
-            assert client.post("/tokenize", json={}, headers=given).status_code == 200
+            for scheme in ("Bearer ", "bearer ", "BEARER ", "Bearer  "):  # RFC 9110, 11.1: in any case
+                headers = {name: value.replace("Bearer ", scheme) for name, value in given.items()}
+                assert client.post("/tokenize", json={}, headers=headers).status_code == 200
             assert client.get("/slots", headers=given).status_code == 501
             assert client.get("/metrics", headers=given).status_code == 501
-        for wrong in ("", "on", "onetwo", "ONE", "bearer one"):
+        for wrong in ("", "on", "onetwo", "ONE", "Basic one", "Bearerone", "bearer ONE"):
             reply = client.post("/tokenize", json={}, headers={header: wrong})
             assert reply.status_code == 401
             assert reply.json()["error"]["type"] == "authentication_error"

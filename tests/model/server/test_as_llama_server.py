@@ -175,7 +175,6 @@ def test_the_same_prompt(theirs: httpx.Client, chats: httpx.Client, path: str) -
         (CHAT, {"messages": [{"role": "assistant"}]}),
         (CHAT, {"messages": [*CALL, CALL[-1]]}),
         (CHAT, {"messages": HI, "tools": TOOLS, "grammar": 'root ::= "a"'}),
-        (CHAT, {"messages": HI, "tools": TOOLS, "logprobs": True, "stream": True}),
         (CHAT, {"messages": HI, "top_logprobs": 1}),
         (CHAT, {"messages": HI, "tool_choice": "often"}),
         (CHAT, {"messages": HI, **NO_THOUGHTS, "chat_template_kwargs": {"enable_thinking": "no"}}),

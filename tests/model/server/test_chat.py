@@ -203,7 +203,6 @@ def test_json_or_a_call(chats: httpx.Client) -> None:
         ({"tools": [{"type": "x", "function": {"name": "a"}}]}, 400, "a tool must be"),
         ({"tools": TOOLS, "grammar": 'root ::= "a"'}, 400, "grammar"),
         ({"json_schema": {}, "grammar": 'root ::= "a"'}, 400, "both"),
-        ({"tools": TOOLS, "logprobs": True, "stream": True}, 400, "logprobs"),
         ({"parallel_tool_calls": "no"}, 400, "parallel_tool_calls"),
         ({"reasoning_format": "loud"}, 400, "reasoning_format"),
         ({"reasoning_budget_tokens": -2}, 400, "reasoning_budget_tokens"),

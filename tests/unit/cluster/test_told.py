@@ -31,7 +31,7 @@ BUNCHES = [[piece_of(7, "")], [piece_of(8, "\u00e9")], [piece_of(9, "")]]
 )
 def test_tokens_with_probabilities_are_told_with_their_text(n_probs: int, tells: bool, wanted: bytes) -> None:
     """A token that is told is repeated without its probability, so the client must have that already."""
-    sample = SimpleNamespace(n_probs=n_probs)
+    sample = SimpleNamespace(tells_probs=n_probs > 0, n_probs=n_probs)
 
     class OneJob:
         def __init__(self) -> None:
