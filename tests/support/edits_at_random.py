@@ -180,6 +180,8 @@ class Editor:
             return False
         keep = int(self.rng.choice([0, 4, 12]))
         end = keep + 1 + self.below(text.next - keep - 3)
+        if text.tokens[-1].pos < end:  # nothing is behind it, and a window may be unable to end at `keep`
+            return False
         self.kv.seq_rm(seq, keep, end)
         text = self.texts[seq] = text.where(lambda pos: not keep <= pos < end)
         return self.move(seq, end, -1, keep - end)

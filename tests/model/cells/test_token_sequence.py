@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -15,6 +18,7 @@ from support.judge import nmse
 from support.models import N_VOCAB, SMALL, ModelSpec, write_model
 
 import pykvgraph as kvg
+from pykvgraph.sequence import sequence, tokens
 from pykvgraph.sequence.sequence import EVERY, TokenSequence, checkpoint_cells, checkpoint_places
 
 IDS = random_ids(400, N_VOCAB)
@@ -217,6 +221,65 @@ def test_ctrl_c_right_after_a_decode(model: kvg.Model) -> None:
         assert (
             nmse(text.set([*IDS[:100], 7, 8, 9]).last.logits, read_anew(model, [*IDS[:100], 7, 8, 9])) <= 1e-6
         )
+
+
+def ctrl_c_at(n: int, work: Callable[[], object]) -> bool:
+    """Does the work, with Ctrl-C before line n of what is told of the text; whether it came to that line."""
+    n_lines = 0
+
+    def trace(frame: FrameType, event: str, _arg: Any) -> Any:
+        nonlocal n_lines
+        if frame.f_code.co_filename not in (sequence.__file__, tokens.__file__):
+            return None
+        n_lines += event == "line"
+        if n_lines == n and event == "line":
+            raise KeyboardInterrupt
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        work()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(before)
+    return False
+
+
+@pytest.mark.parametrize(
+    "work",
+    [
+        pytest.param(lambda text: text.append(9), id="append"),
+        pytest.param(lambda text: text.set([*IDS[:40], *OTHER[:50]]), id="set"),
+        pytest.param(lambda text: text.go_back(39), id="go_back"),
+    ],
+)
+def test_ctrl_c_before_any_line(small: kvg.Model, work: Callable[[TokenSequence], object]) -> None:
+    """And before that in an append, which decoded nothing: what the cells have is known, and stays."""
+
+    def interrupted(*_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    wanted, n_cut = [*IDS[:39], 7, 8], 0
+    expected = read_anew(small, wanted)
+    came = True
+    while came:
+        with opened(small) as ctx:
+            text = TokenSequence(ctx)
+            text.set(IDS[:40])
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(ctx._handle, "call", interrupted)
+                with pytest.raises(KeyboardInterrupt):
+                    text.append(7)
+            came = ctrl_c_at(n_cut + 1, partial(work, text))
+            n_cut += came
+            change = text.set(wanted)
+            assert change[:3] == (39, 39, 2)
+            assert (text.ids == wanted).all()
+            assert held(ctx) == 41
+            assert nmse(change.last.logits, expected) <= 1e-6
+    assert n_cut > 10
 
 
 def test_a_sequence_that_others_cleared(small: kvg.Model) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import pykvgraph as kvg
-from pykvgraph.engine.request_sequence import Status
+from pykvgraph.engine.request_sequence import RequestSequence, Status
 
 PROMPT = [token % 200 + 3 for token in range(70)]
 TALK = kvg.SamplingParams(max_tokens=30, logit_bias={0: 1e6})
@@ -63,6 +63,36 @@ def test_what_a_text_does(small: kvg.Model) -> None:
         n_parts = -(-len(PROMPT) // 32)
         reads = [Status.WAITING, *[Status.PREFILL] * (n_parts - 1)]
         assert seen == [*reads, Status.DECODE, Status.DECODE, Status.PARKED, Status.DECODE, Status.DONE]
+
+
+def test_a_sample_that_waits_for_its_grammar(small: kvg.Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that is known of it is decoded; the other sample has ended long before."""
+    may_say = [True, False]
+    monkeypatch.setattr(RequestSequence, "can_say", lambda sequence, _: may_say[sequence._sample])
+    with kvg.Engine(small, n_ctx=256, n_seq_max=2, background=False) as engine:
+        request = engine.submit(PROMPT, kvg.SamplingParams(max_tokens=3, n=2))
+        one, other = request._sequences
+        while not one.is_done:
+            engine.step()
+        assert (other.n_todo, other.unsaid is None) == (0, False)
+        assert [one.status, other.status] == [Status.DONE, Status.DECODE]
+        may_say[1] = True
+        request.results(20)
+        assert other.status == Status.DONE
+
+
+@pytest.mark.usefixtures("decoding_is_slow")
+def test_a_text_whose_rows_come_from_a_tier(small: kvg.Model) -> None:
+    with kvg.Engine(small, n_ctx=256, n_seq_max=1, background=False, tiers=kvg.Tiers("64M")) as engine:
+        engine.submit(PROMPT, kvg.SamplingParams(max_tokens=4)).result()
+        engine.submit([5] * 240, kvg.SamplingParams(max_tokens=4)).result()  # which takes all cells
+        request = engine.submit(PROMPT, kvg.SamplingParams(max_tokens=4))
+        (sequence,) = request._sequences
+        seen = [sequence.status]
+        while not request.done:
+            engine.step()
+            seen.append(sequence.status)
+        assert list(dict.fromkeys(seen)) == [Status.WAITING, Status.LOADING, Status.DECODE, Status.DONE]
 
 
 def test_a_request_that_fails_is_done(small: kvg.Model) -> None:

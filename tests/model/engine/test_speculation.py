@@ -20,7 +20,9 @@ from support.recurrent import MAMBA2
 from support.soak import F32, are_likeliest
 
 import pykvgraph as kvg
+from pykvgraph.engine import model_run
 from pykvgraph.engine.request_sequence import RequestSequence
+from pykvgraph.engine.scheduler import Chunk
 from pykvgraph.engine.speculation import drafters, gate, speculation
 
 SPECS = [*KINDS, SINKS, MAMBA2]
@@ -207,9 +209,11 @@ def test_three_quarters_of_the_cells_are_for_drafts(
     monkeypatch.setattr(speculation.Speculation, "add", listen)
     with kvg.Engine(small, n_ctx=64, n_seq_max=1, background=False, draft="ngram", **F32) as engine:
         engine.submit([*range(3, 33)], kvg.SamplingParams(max_tokens=30)).result()
+        refused = engine.stats().drafts_refused["cells"]
     decoding = [each for each in lengths if each[0] >= 30]
     assert decoding
     assert all(n == max(min(48 - at - 1, 16, 30 - (at - 29) - 1), 0) for at, n in decoding)
+    assert refused == sum(n < min(16, 30 - (at - 29) - 1) for at, n in decoding)
 
 
 def test_a_seventeenth_text_ends_drafts(small: kvg.Model, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -221,6 +225,73 @@ def test_a_seventeenth_text_ends_drafts(small: kvg.Model, monkeypatch: pytest.Mo
             completions = engine.submit(prompt, params).results()
             assert (sum(each.drafted for each in completions) > 0) == drafts
             assert (engine.stats().drafts_refused["busy"] > 0) != drafts
+
+
+class Asks(Always):
+    """Proposes as many as the gate allows."""
+
+    def drafts(self, asked: Sequence[tuple[RequestSequence, int]], gate: Any) -> list[list[int]]:
+        return [self.tokens[: gate.n_drafted(0.5, most)] for _, most in asked]
+
+
+@pytest.mark.parametrize("pays", [True, False])
+def test_steps_whose_drafts_are_too_slow_are_counted(
+    small: kvg.Model, monkeypatch: pytest.MonkeyPatch, pays: bool
+) -> None:
+    """No draft holds: 19 steps say a token each, and the last of them needs no draft."""
+    monkeypatch.setattr(drafters, "NgramDrafter", lambda: Asks(3, 4))
+    monkeypatch.setattr(gate.Gate, "_lasts", lambda self, n: 1.0 if pays else 1.0 + n)
+    with kvg.Engine(small, n_ctx=512, n_seq_max=1, background=False, draft="ngram", **F32) as engine:
+        engine.submit([5, 6, 7] * 4, kvg.SamplingParams(max_tokens=20, logit_bias={9: 1e6})).result()
+        stats = engine.stats()
+    assert (stats.drafted > 0) == pays
+    assert stats.drafts_refused == {"busy": 0, "slow": 0 if pays else 18, "cells": 0}
+
+
+def test_drafts_make_way_for_what_others_hold(small: kvg.Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 64 cells the engine has 24: a text with 7 of them has a draft of 16 tokens, one with 8 none."""
+    monkeypatch.setattr(drafters, "NgramDrafter", lambda: Always(*[3] * 16))
+    options: dict[str, Any] = {"draft": "ngram", "draft_share": 1.0, **F32}
+    with kvg.Engine(small, n_ctx=64, n_seq_max=1, background=False, **options) as engine:
+        first = engine.submit([*range(3, 43)], kvg.SamplingParams(max_tokens=2))
+        engine.step()
+        hold = engine.context.kv.hold(0, 0, 40)
+        first.result()
+        request = engine.submit([5], kvg.SamplingParams(max_tokens=60, logit_bias={9: 1e6}))
+        engine.step()
+        while engine.look().running[0].n_said < 12:
+            engine.step()
+        stats = engine.stats()
+        request.cancel()
+        hold.release()
+    assert stats.drafted == 8 * 16
+    assert stats.drafts_refused == {"busy": 0, "slow": 0, "cells": 4}
+
+
+class First(Always):
+    """Proposes something for the oldest text alone."""
+
+    def drafts(self, asked: Sequence[tuple[RequestSequence, int]], _: Any) -> list[list[int]]:
+        return [self.tokens[:most] if sequence.order == 1 else [] for sequence, most in asked]
+
+
+def test_texts_without_drafts_come_first(small: kvg.Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch has them together, in one call for all."""
+    monkeypatch.setattr(drafters, "NgramDrafter", lambda: First(3, 4))
+    seen: set[tuple[bool, ...]] = set()
+    run = model_run.ModelRun.run
+
+    def listen(self: Any, chunks: list[Chunk]) -> Any:
+        seen.add(tuple(chunk.is_single for chunk in chunks))
+        return run(self, chunks)
+
+    monkeypatch.setattr(model_run.ModelRun, "run", listen)
+    with kvg.Engine(small, n_ctx=512, n_seq_max=3, background=False, draft="ngram", **F32) as engine:
+        params = kvg.SamplingParams(max_tokens=10, logit_bias={9: 1e6})
+        for request in [engine.submit([5, 6, token], params) for token in (7, 8, 9)]:
+            request.result()
+    assert (True, True, False) in seen
+    assert all(singles == tuple(sorted(singles, reverse=True)) for singles in seen)
 
 
 @pytest.mark.parametrize("share", [0.0, 0.5, 0.75, 1.0])
@@ -288,6 +359,13 @@ def test_a_draft_that_does_not_go_away_sets_its_text_aside(
 
 
 def test_what_draft_may_be(small: kvg.Model) -> None:
-    for options in ({"draft": "eagle"}, {"draft": 1}, {"draft": "ngram", "draft_max": 0}):
+    refused: list[dict[str, Any]] = [
+        {"draft": "eagle"},
+        {"draft": 1},
+        {"draft": "ngram", "draft_max": 0},
+        {"draft": "ngram", "draft_share": -0.01},
+        {"draft": "ngram", "draft_share": 1.01},
+    ]
+    for options in refused:
         with pytest.raises(kvg.InvalidArgumentError, match="draft"):
             kvg.Engine(small, n_ctx=256, **options)

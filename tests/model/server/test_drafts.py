@@ -44,6 +44,26 @@ def test_drafts_are_counted(client: httpx.Client, monkeypatch: pytest.MonkeyPatc
         assert all(slot["speculative"] for slot in drafts.get("/slots").json())
 
 
+def test_refused_drafts_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By reason, as the engine counts them: here there are never cells for any."""
+    monkeypatch.setattr(gate.Gate, "n_drafted", lambda self, rate, most, each=0.0: min(most, 4))
+    engines: list[kvg.Engine] = []
+
+    def load() -> kvg.Engine:
+        model = kvg.Model(STORIES, device="cpu")
+        engines.append(kvg.Engine(model, n_ctx=2048, n_seq_max=N_SLOTS, draft="ngram", draft_share=0.0))
+        return engines[0]
+
+    with served(load, metrics=True) as (url, _):
+        asked = {**ASKED, "logit_bias": [[300, 1e6]]}  # the same token again and again
+        assert httpx.post(f"{url}/completion", json=asked, timeout=30).status_code == 200
+        text = httpx.get(f"{url}/metrics").text
+        expected = engines[0].stats().drafts_refused
+    found = re.findall(r'^kvgraph:spec_decode_refused_total{reason="(\w+)"} (\S+)$', text, re.MULTILINE)
+    assert {reason: float(n) for reason, n in found} == expected
+    assert expected["cells"] > 0
+
+
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
