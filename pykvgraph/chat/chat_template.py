@@ -22,6 +22,10 @@ _LONGEST_SOURCE = 1 << 20  # characters; the longest of llama.cpp's collection h
 _LONGEST_INDENT = 64
 
 
+class MessagesRefusedError(InvalidArgumentError):
+    """The template itself says that it doesn't take these messages."""
+
+
 class ChatTemplate:
     """A chat template, as GGUF files have it in `tokenizer.chat_template`.
 
@@ -66,7 +70,7 @@ class ChatTemplate:
 
         add_generation_prompt: with the beginning of the assistant's answer. variables: what else the template
         may ask for, such as tools. Raises InvalidArgumentError with the template's own words when it refuses
-        the messages, and when it fails.
+        the messages (MessagesRefusedError), and when it fails.
         """
         given = {"bos_token": self.bos_token, "eos_token": self.eos_token, **variables}
         given |= {"messages": messages, "add_generation_prompt": add_generation_prompt}
@@ -78,7 +82,7 @@ class ChatTemplate:
                 f"the chat template takes too much: {error}; shorten the messages, or give another template"
             ) from error
         except _RefusalError as refusal:
-            raise InvalidArgumentError(f"the chat template refuses the messages: {refusal}") from refusal
+            raise MessagesRefusedError(f"the chat template refuses the messages: {refusal}") from refusal
         except Exception as error:  # a template is a program of others
             raise InvalidArgumentError(f"the chat template failed: {error!r}") from error
 

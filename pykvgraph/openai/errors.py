@@ -17,6 +17,8 @@ INVALID = "invalid_request_error"
 UNSUPPORTED = "not_supported_error"
 SERVER = "server_error"
 
+NO_PICTURE = "[a picture, which this server can't show to the model]"
+
 
 class WireError(Exception):
     """An answer of the server that is an error. code: of HTTP. kind: its type. more: other fields."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from pykvgraph.openai.blocks import AnswerBlock, Event
@@ -12,10 +13,14 @@ from pykvgraph.reply.delta import Reasoning, ToolCall
 
 
 class ResponseWriter:
-    """model: its name, as the answer tells it."""
+    """model: its name, as the answer tells it. asked: fields of the request that the answer repeats.
 
-    def __init__(self, model: str) -> None:
-        self._head = {"id": new_id("resp_"), "object": "response", "created_at": now()}
+    count: tokens of a text, for those of thoughts.
+    """
+
+    def __init__(self, model: str, asked: dict[str, Any], count: Callable[[str], int]) -> None:
+        self._head = {"id": new_id("resp_"), "object": "response", "created_at": now(), **asked}
+        self._count = count
         self._model = model
         self._n_events = 0
 
@@ -35,13 +40,13 @@ class ResponseWriter:
 
     def added(self, block: AnswerBlock, text: str) -> list[Event]:
         """It goes on."""
-        return [self._inside(block, f"{_kind(block)}.delta", delta=text)]
+        return [self._inside(block, f"{_kind(block)}.delta", delta=text, **_logprobs(block))]
 
     def closed(self, block: AnswerBlock) -> list[Event]:
         """Its text, its part and the item are done."""
         kind, item = _kind(block), _item(block, "completed", block.text)
         name = "arguments" if isinstance(block.first, ToolCall) else "text"
-        found = [self._inside(block, f"{kind}.done", **{name: block.text})]
+        found = [self._inside(block, f"{kind}.done", **{name: block.text}, **_logprobs(block))]
         if item["type"] == "message":
             found.append(self._inside(block, "response.content_part.done", part=_part(block.text)))
         return [*found, self._event("response.output_item.done", output_index=block.index, item=item)]
@@ -55,6 +60,8 @@ class ResponseWriter:
     def whole(self, sample: Sample, blocks: list[AnswerBlock], output: ChatOutput) -> dict[str, Any]:
         """The answer of a body that wants no stream."""
         is_cut = sample.finish_reason == "length"
+        thoughts = [block.text for block in blocks if isinstance(block.first, Reasoning)]
+        n_prompt, n_cached = len(sample.prompt), sample.n_cached
         return {
             **self._head,
             "completed_at": now(),
@@ -64,10 +71,14 @@ class ResponseWriter:
             "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
             "error": None,
             "usage": {
-                "input_tokens": len(sample.prompt),
+                "input_tokens": n_prompt,
                 "output_tokens": sample.n_said,
-                "total_tokens": len(sample.prompt) + sample.n_said,
-                "input_tokens_details": {"cached_tokens": sample.n_cached},
+                "total_tokens": n_prompt + sample.n_said,
+                "input_tokens_details": {
+                    "cached_tokens": n_cached,
+                    "cache_write_tokens": n_prompt - n_cached,
+                },
+                "output_tokens_details": {"reasoning_tokens": sum(map(self._count, thoughts))},
             },
         }
 
@@ -92,6 +103,11 @@ def _id(block: AnswerBlock) -> str:
     if isinstance(block.first, ToolCall):
         return f"fc_{block.first.id}"
     return f"{'rs' if isinstance(block.first, Reasoning) else 'msg'}_{block.id}"
+
+
+def _logprobs(block: AnswerBlock) -> dict[str, Any]:
+    """OpenAI's types require the field of a text."""
+    return {} if isinstance(block.first, (ToolCall, Reasoning)) else {"logprobs": []}
 
 
 def _part(text: str) -> dict[str, Any]:

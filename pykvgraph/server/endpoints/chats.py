@@ -15,7 +15,7 @@ from pykvgraph.server.http.keys import asker_of
 from pykvgraph.server.http.reply import JsonReply
 from pykvgraph.server.requests.fields import Fields
 from pykvgraph.server.requests.messages_request import chat_of_messages
-from pykvgraph.server.requests.responses_request import chat_of_responses
+from pykvgraph.server.requests.responses_request import asked_of_responses, chat_of_responses
 from pykvgraph.server.service import FINGERPRINT, Service
 
 
@@ -43,9 +43,14 @@ def messages(service: Service, request: Request, fields: Fields) -> ASGIApp:
 
 def responses(service: Service, request: Request, fields: Fields) -> ASGIApp:
     """OpenAI's newer one. Nothing is stored."""
+    asked = asked_of_responses(fields)
     fields = chat_of_responses(fields)
     chat = chat_job(service, fields, asker_of(request))
-    form = BlockForm(ResponseWriter(service.model_name), chat.new_output)
+
+    def count(text: str) -> int:
+        return len(service.vocabulary.tokenizer.encode(text, False))
+
+    form = BlockForm(ResponseWriter(service.model_name, asked, count), chat.new_output)
     return reply_of(service, chat.job, form, fields)
 
 

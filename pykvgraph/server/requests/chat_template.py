@@ -13,6 +13,7 @@ from pykvgraph.model.model import Model
 from pykvgraph.openai.vocabulary import Vocabulary
 from pykvgraph.reply.format import Format
 from pykvgraph.reply.formats import format_of
+from pykvgraph.server.requests.accepted_messages import rendered
 from pykvgraph.server.requests.built_in_template import BuiltInTemplate
 
 CHATML = (
@@ -70,10 +71,15 @@ class ServerTemplate:
     ) -> ChatPrompt:
         """The prompt, without the BOS that tokens begin with anyway. begun: the answer's beginning.
 
-        Raises InvalidArgumentError when the template refuses the messages.
+        Messages that the template refuses are written as it takes them, where that is possible. Raises
+        InvalidArgumentError where it isn't.
         """
         messages = self._with_roles(self._with_arguments(messages))
-        text = self._template.render(messages, add_generation_prompt=True, **variables)
+
+        def render(messages: list[dict[str, Any]]) -> str:
+            return self._template.render(messages, add_generation_prompt=True, **variables)
+
+        text = rendered(messages, render)
         text = text.removeprefix(self._bos) if self._adds_bos else text
         return ChatPrompt(text, self._prefill(text, begun) if begun else "")
 

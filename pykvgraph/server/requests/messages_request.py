@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 from typing import Any
 
 from pykvgraph.checks import shown
-from pykvgraph.openai.errors import invalid, no_text, unsupported
+from pykvgraph.openai.errors import NO_PICTURE, invalid, no_text
 from pykvgraph.server.requests.fields import Fields
 
+_log = logging.getLogger("pykvgraph.server")
 _MOST_TOKENS = 4096
 _MOST_THOUGHTS = 10000  # tokens, as in llama-server
 _SAME = ("seed", "temperature", "top_p", "top_k", "stream", "chat_template_kwargs", "lora")
@@ -24,7 +26,7 @@ def chat_of_messages(fields: Fields) -> Fields:
         raise invalid("'messages' is required")
     body: dict[str, Any] = {name: fields.get(name) for name in _SAME}
     body["messages"] = _messages(fields)
-    body["tools"] = [_tool(each) for each in fields.array("tools")]
+    body["tools"] = [_tool(each) for each in fields.array("tools") if _is_own(each)]
     body["max_tokens"] = fields.get("max_tokens", _MOST_TOKENS)
     body["stop"] = fields.get("stop_sequences")
     choice = fields.object("tool_choice")
@@ -77,7 +79,7 @@ def _message(given: Any) -> list[dict[str, Any]]:
         elif kind == "thinking":
             thoughts.append(Fields(block).text("thinking"))
         elif kind != "redacted_thinking":
-            texts.append({"type": "text", "text": _text(block)})
+            texts.append({"type": "text", "text": _words(block)})
     if not (texts or calls or thoughts):
         return results
     message = {"role": given.get("role"), "content": texts or ""}
@@ -103,9 +105,34 @@ def _text(block: dict[str, Any]) -> str:
     return Fields(block).text("text")
 
 
+def _words(block: dict[str, Any]) -> str:
+    """Of text, of a document that is text, and of what a search has found."""
+    of = Fields(block)
+    if block["type"] == "search_result":
+        return "\n".join([of.text("title"), of.text("source"), *_texts(block.get("content"))])
+    if block["type"] == "document":
+        source = of.object("source")
+        kind = source.get("type")
+        if kind not in ("text", "content"):
+            raise no_text(f"a document of {shown(kind)}")
+        given = source.get("data" if kind == "text" else "content")
+        words = [given] if isinstance(given, str) else _texts(given)
+        return "\n".join([*filter(None, (of.text("title"), of.text("context"))), *words])
+    return _text(block)
+
+
+def _texts(given: Any) -> list[str]:
+    return [_words(block) for block in _blocks(given, "content")]
+
+
+def _result_words(block: dict[str, Any]) -> str:
+    """A picture that a tool has made is set aside: the conversation could not go on otherwise."""
+    return NO_PICTURE if block["type"] == "image" else _words(block)
+
+
 def _result(block: dict[str, Any]) -> dict[str, Any]:
     content = block.get("content") or []
-    text = content if isinstance(content, str) else "".join(map(_text, _blocks(content, "content")))
+    text = content if isinstance(content, str) else "".join(map(_result_words, _blocks(content, "content")))
     return {"role": "tool", "tool_call_id": Fields(block).text("tool_use_id"), "content": text}
 
 
@@ -119,11 +146,16 @@ def _call(block: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _is_own(given: Any) -> bool:
+    """Whether the client runs the tool. The service's own, such as a search, are set aside: none is here."""
+    kind = Fields(given).text("type", "custom")
+    if kind != "custom":
+        _log.info("%s: this server has no tools of its own; the model is not told of it", kind[:40])
+    return kind == "custom"
+
+
 def _tool(given: Any) -> dict[str, Any]:
     tool = Fields(given)
-    kind = tool.text("type", "custom")
-    if kind != "custom":
-        raise unsupported(f"{kind[:40]}: this server has no tools of its own")
     function = {
         "name": tool.text("name"),
         "description": tool.text("description"),

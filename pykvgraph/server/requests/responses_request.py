@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from pykvgraph.checks import shown
-from pykvgraph.openai.errors import invalid, no_text
+from pykvgraph.openai.errors import NO_PICTURE, invalid, no_text
 from pykvgraph.server.requests.fields import Fields
 
 _TEXTS = ("input_text", "output_text", "text")
+_UNSAID = {"parameters": None, "strict": True}  # of a function, where nobody says it
+# what the service did itself, or keeps: nothing of it is here
+_OF_THE_SERVICE = frozenset(
+    (
+        *("web_search_call", "file_search_call", "code_interpreter_call", "image_generation_call"),
+        *("mcp_list_tools", "mcp_call", "mcp_approval_request", "mcp_approval_response"),
+        *("item_reference", "compaction"),
+    )
+)
 
 
 def chat_of_responses(fields: Fields) -> Fields:
@@ -30,6 +40,18 @@ def chat_of_responses(fields: Fields) -> Fields:
     return fields.replaced(**chat)
 
 
+def asked_of_responses(fields: Fields) -> dict[str, Any]:
+    """What the answer repeats of a body, as OpenAI's types have it. Raises WireError."""
+    given = {name: fields.get(name) for name in ("instructions", "max_output_tokens", "temperature", "top_p")}
+    return {
+        **given,
+        "metadata": fields.object("metadata"),
+        "parallel_tool_calls": fields.flag("parallel_tool_calls", True),
+        "tool_choice": fields.get("tool_choice", "auto"),
+        "tools": [{**_UNSAID, **tool} if _is_function(tool) else tool for tool in fields.array("tools")],
+    }
+
+
 def _messages(fields: Fields) -> list[dict[str, Any]]:
     given = fields.get("input")
     items = [{"role": "user", "content": given}] if isinstance(given, str) else given
@@ -39,6 +61,8 @@ def _messages(fields: Fields) -> list[dict[str, Any]]:
         [{"role": "system", "content": fields.text("instructions")}] if "instructions" in fields else []
     )
     for item in items:
+        if Fields(item).text("type") in _OF_THE_SERVICE:
+            continue
         message = _message(item)
         if message["role"] == "assistant" and messages and messages[-1]["role"] == "assistant":
             _merge(messages[-1], message)
@@ -50,10 +74,10 @@ def _messages(fields: Fields) -> list[dict[str, Any]]:
 def _message(item: Any) -> dict[str, Any]:
     given = Fields(item)
     kind = given.text("type", "message")
-    if kind == "function_call":
+    if kind in ("function_call", "custom_tool_call"):
         return {"role": "assistant", "content": "", "tool_calls": [_call(given)]}
-    if kind == "function_call_output":
-        content = _text(given.get("output"))
+    if kind in ("function_call_output", "custom_tool_call_output"):
+        content = _text(given.get("output"), is_result=True)
         return {"role": "tool", "tool_call_id": given.text("call_id"), "content": content}
     if kind == "reasoning":
         texts = [Fields(part).text("text") for part in given.array("content")]
@@ -71,11 +95,15 @@ def _merge(before: dict[str, Any], message: dict[str, Any]) -> None:
 
 
 def _call(given: Fields) -> dict[str, Any]:
-    function = {"name": given.text("name"), "arguments": given.text("arguments")}
+    arguments = given.text("arguments")
+    if given.text("type") == "custom_tool_call":  # its argument is a text
+        arguments = json.dumps({"input": given.text("input")}, ensure_ascii=False)
+    function = {"name": given.text("name"), "arguments": arguments}
     return {"id": given.text("call_id"), "type": "function", "function": function}
 
 
-def _text(content: Any) -> str:
+def _text(content: Any, *, is_result: bool = False) -> str:
+    """is_result: of a tool, whose pictures are set aside: the conversation could not go on otherwise."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
@@ -87,6 +115,8 @@ def _text(content: Any) -> str:
             texts.append(part.text("refusal"))
         elif kind in _TEXTS:
             texts.append(part.text("text"))
+        elif is_result and kind == "input_image":
+            texts.append(NO_PICTURE)
         else:
             raise no_text(kind)
     return "\n".join(texts)

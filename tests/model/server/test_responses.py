@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import typing
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,6 +11,7 @@ import httpx
 import openai
 import pydantic
 import pytest
+from openai.types.responses import Response, ResponseStreamEvent
 
 from .test_chat import SCHEMA, THOUGHT
 from .test_messages import chat_text
@@ -101,3 +103,29 @@ def test_errors(gpt: openai.OpenAI) -> None:
         gpt.responses.create(model="any", input="Hi", previous_response_id="resp_a")
     with pytest.raises(openai.BadRequestError, match="tokens"):
         list(gpt.responses.create(model="any", input="word " * 600, stream=True))
+
+
+def test_answers_and_events_have_all_that_openais_types_require(chats: httpx.Client) -> None:
+    """The package itself checks nothing of what it gets."""
+    event_of = {
+        kind.model_fields["type"].annotation.__args__[0]: pydantic.TypeAdapter(kind)
+        for kind in typing.get_args(typing.get_args(ResponseStreamEvent)[0])
+    }
+    seen = set()
+    calls = {"tools": TOOLS, "tool_choice": "required", "reasoning": NO_THOUGHTS, "metadata": {"a": "b"}}
+    for more in (THOUGHT, {"max_output_tokens": 3}, {**calls, "max_output_tokens": 300}):
+        body = {"input": "Hi", "temperature": 0, **more}
+        answer = chats.post("/v1/responses", json=body).json()
+        pydantic.TypeAdapter(Response).validate_python(answer)
+        assert answer["tools"] == body.get("tools", []) and answer["metadata"] == body.get("metadata", {})
+        for line in chats.post("/v1/responses", json={**body, "stream": True}).text.splitlines():
+            if line.startswith("data: "):
+                event = json.loads(line.removeprefix("data: "))
+                event_of[event["type"]].validate_python(event)
+                seen.add(event["type"])
+    kinds = ("created", "completed", "incomplete", "output_text.done", "function_call_arguments.done")
+    assert {f"response.{kind}" for kind in kinds} <= seen
+    thought = chats.post("/v1/responses", json={"input": "Hi", **THOUGHT}).json()["usage"]
+    assert 0 < thought["output_tokens_details"]["reasoning_tokens"] < thought["output_tokens"]
+    details = thought["input_tokens_details"]
+    assert details["cached_tokens"] + details["cache_write_tokens"] == thought["input_tokens"]

@@ -56,6 +56,43 @@ def test_a_conversation_of_messages() -> None:
     ]
 
 
+def test_words_of_documents_and_searches() -> None:
+    found = {
+        "type": "search_result",
+        "source": "x.org",
+        "title": "T",
+        "content": [{"type": "text", "text": "a"}],
+    }
+    words = {"type": "text", "media_type": "text/plain", "data": "words"}
+    parts = {
+        "type": "content",
+        "content": [{"type": "text", "text": "of"}, {"type": "text", "text": "parts"}],
+    }
+    documents = [
+        {"type": "document", "source": words},
+        {"type": "document", "source": words, "title": "D", "context": "C"},
+        {"type": "document", "source": parts},
+    ]
+    picture = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AA=="}}
+    result = {"type": "tool_result", "tool_use_id": "a", "content": [found, picture]}
+    chat = messages({"messages": [{"role": "user", "content": [result, *documents]}]}).get("messages")
+    told = "[a picture, which this server can't show to the model]"
+    assert chat == [
+        {"role": "tool", "tool_call_id": "a", "content": f"T\nx.org\na{told}"},
+        {
+            "role": "user",
+            "content": [{"type": "text", "text": text} for text in ("words", "D\nC\nwords", "of\nparts")],
+        },
+    ]
+
+
+def test_tools_of_the_service_are_set_aside() -> None:
+    own = {"name": "f", "input_schema": SCHEMA}
+    search = {"type": "web_search_20250305", "name": "web_search", "max_uses": 5}
+    assert len(messages({"tools": [search, own]}).get("tools")) == 1
+    assert messages({"tools": [search]}).get("tools") == []
+
+
 def test_tools_of_messages() -> None:
     tool = {"name": "f", "description": "Tells.", "input_schema": SCHEMA}
     function = {"name": "f", "description": "Tells.", "parameters": SCHEMA}
@@ -105,6 +142,36 @@ def test_a_conversation_of_responses() -> None:
     ]
 
 
+def test_items_of_codex() -> None:
+    """Calls with a text as argument, pictures as results, and what the service did or keeps itself."""
+    body = {
+        "input": [
+            HI,
+            {"type": "custom_tool_call", "call_id": "a", "name": "patch", "input": "*** Begin"},
+            {"type": "custom_tool_call_output", "call_id": "a", "output": "ok"},
+            {"type": "function_call", "call_id": "b", "name": "look", "arguments": "{}"},
+            {
+                "type": "function_call_output",
+                "call_id": "b",
+                "output": [
+                    {"type": "input_text", "text": "seen"},
+                    {"type": "input_image", "image_url": "data:image/png;base64,AA=="},
+                ],
+            },
+            {"type": "item_reference", "id": "msg_1"},
+            {"type": "web_search_call", "id": "ws_1", "status": "completed", "action": {"type": "search"}},
+            {"type": "reasoning", "summary": [], "content": None},
+        ]
+    }
+    user, patch, patched, look, seen, _ = responses(body).get("messages")
+    assert user == HI
+    function = {"name": "patch", "arguments": '{"input": "*** Begin"}'}
+    assert patch["tool_calls"] == [{"id": "a", "type": "function", "function": function}]
+    assert patched == {"role": "tool", "tool_call_id": "a", "content": "ok"}
+    assert look["tool_calls"][0]["function"] == {"name": "look", "arguments": "{}"}
+    assert seen["content"] == "seen\n[a picture, which this server can't show to the model]"
+
+
 def test_settings_of_responses() -> None:
     tool = {"type": "function", "name": "f", "parameters": SCHEMA}
     chat = responses(
@@ -124,6 +191,7 @@ def test_settings_of_responses() -> None:
     assert chat.get("response_format")["json_schema"]["schema"] == SCHEMA
 
 
+PDF = {"type": "document", "source": {"type": "base64", "media_type": "application/pdf", "data": "AA=="}}
 IMAGE = {"type": "image", "source": {"type": "url", "url": "x"}}
 
 
@@ -135,14 +203,14 @@ IMAGE = {"type": "image", "source": {"type": "url", "url": "x"}}
         (messages, {"messages": [{"role": "user", "content": [IMAGE]}]}, 501),
         (messages, {"messages": [{"role": "user", "content": ["Hi"]}]}, 400),
         (messages, {"system": 5}, 400),
-        (messages, {"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, 501),
+        (messages, {"messages": [{"role": "user", "content": [PDF]}]}, 501),
         (messages, {"tools": ["f"]}, 400),
         (messages, {"tool_choice": {"type": "often"}}, 400),
         (messages, {"tool_choice": {"type": ["auto"]}}, 400),
         (responses, {"input": None}, 400),
         (responses, {"input": 5}, 400),
         (responses, {"input": ["Hi"]}, 400),
-        (responses, {"input": [{"type": "item_reference", "id": "a"}]}, 400),
+        (responses, {"input": [{"type": "unheard_of", "id": "a"}]}, 400),
         (responses, {"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, 501),
         (responses, {"previous_response_id": "resp_a"}, 400),
         (responses, {"tools": ["f"]}, 400),
