@@ -31,6 +31,12 @@ class Thinking:
         """Whether what follows the prompt is reasoning."""
         return prompt.rstrip().endswith(self.open.rstrip())
 
+    def parted(self, text: str) -> tuple[str, str]:
+        """The reasoning that a text begins with between the marks, and what is behind it."""
+        front, opened, rest = text.partition(self.open.strip())
+        thought, closed, content = rest.partition(self.close.strip())
+        return (thought, content) if opened and closed and not front.strip() else ("", text)
+
 
 @dataclass(frozen=True)
 class Headers:

@@ -89,6 +89,8 @@ class ServerTemplate:
         thinking = self.format.thinking
         if thinking is None:
             return content
+        if not thought:
+            thought, content = thinking.parted(content)
         opened = thinking.is_open(prompt)
         if not (opened or thought):
             return content

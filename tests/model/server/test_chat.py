@@ -214,6 +214,29 @@ def test_what_a_chat_cannot_ask(chats: httpx.Client, fields: Any, code: int, tex
     assert (reply.status_code, text in reply.json()["error"]["message"]) == (code, True), reply.text
 
 
+@pytest.mark.parametrize("thinks", [True, False])
+@pytest.mark.parametrize(
+    "begun",
+    [
+        {"content": "<think>two and two</think>The answer is"},
+        {"content": "The answer is", "reasoning_content": "two and two"},
+    ],
+)
+def test_a_beginning_that_has_its_thoughts(chats: httpx.Client, begun: dict[str, str], thinks: bool) -> None:
+    """Between marks or in a field of their own: the prompt has them once, the answer tells them apart."""
+    fields = {
+        "messages": [*MESSAGES, {"role": "assistant", **begun}],
+        "chat_template_kwargs": {"enable_thinking": thinks},
+        "max_tokens": 3,
+        "temperature": 0,
+    }
+    prompt = post(chats, "/apply-template", **fields)["prompt"]
+    assert prompt.endswith("<think>two and two</think>The answer is")
+    assert (prompt.count("<think>"), prompt.count("</think>")) == (1, 1)
+    told = message(chats, **fields)
+    assert told["reasoning_content"] == "two and two" and told["content"].startswith("The answer is")
+
+
 def test_without_jinja() -> None:
     """libllama recognises ChatML, which is the template of a model that has none."""
     with served(load, jinja=False) as (url, _), httpx.Client(base_url=url) as client:

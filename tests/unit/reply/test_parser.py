@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from pykvgraph.chat.chat_template import ChatTemplate
 from pykvgraph.errors import InvalidArgumentError
 from pykvgraph.reply.delta import Content, Delta, Reasoning, Reply, ToolCall
-from pykvgraph.reply.format import Format
+from pykvgraph.reply.format import Format, Thinking
 from pykvgraph.reply.formats import CALLS, THINKING, format_of
 from pykvgraph.reply.parser import ReplyParser
 
@@ -348,3 +348,19 @@ def test_values_under_schemas_that_are_none(schema: Any) -> None:
     format = Format(None, next(each for each in CALLS if each.name == "qwen3-coder"))
     found = reply(format, "<function=f>\n<parameter=a>\n1\n</parameter>\n</function>", tools=tools)
     assert told(found)[2] == [("f", {"a": 1})]
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("<think>a</think>b", ("a", "b")),
+        (" <think>\na</think>", ("\na", "")),
+        ("<think></think>b", ("", "b")),
+        ("<think>a", ("", "<think>a")),
+        ("so <think>a</think>b", ("", "so <think>a</think>b")),
+        ("a</think>b", ("", "a</think>b")),
+        ("", ("", "")),
+    ],
+)
+def test_thoughts_that_a_text_begins_with(text: str, wanted: tuple[str, str]) -> None:
+    assert Thinking("<think>\n", "</think>").parted(text) == wanted
