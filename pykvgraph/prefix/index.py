@@ -276,7 +276,17 @@ class PrefixIndex:
         return True
 
     def renewed(self) -> PrefixIndex:
-        """An empty index of the same cache, after kv.clear() has ended every hold."""
+        """An empty index of the same cache, in place of this one: kv.clear() has ended its holds.
+
+        Those that it has taken since then end here, not when the garbage collector finds them.
+        """
+        found: list[Node] = list(self._roots.values())
+        for node in found:  # grows meanwhile
+            found += node.children.values()
+            if node.hold is not None:
+                _end(node.hold)
+        for point in (*self._points.values(), *self._spare.values()):
+            _end(point.resume)
         return PrefixIndex(self._kv, self._n_points, self._saver, self._frees)
 
     def save(self) -> Iterator[None]:

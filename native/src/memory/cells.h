@@ -59,7 +59,8 @@ struct reposition {
 
     int64_t next(int32_t pos) const { return pos / d + delta; }
     bool contains(int64_t pos) const { return pos >= p0 && pos < p1; }
-    bool moves() const { return d > 1 || delta != 0; }
+    // whether any position changes; 0 divided is 0
+    bool moves() const { return d > 1 ? p1 > std::max<int64_t>(p0, 1) : delta != 0 && p1 > p0; }
     // the position of whatever was at `pos`
     int64_t after(int64_t pos) const { return contains(pos) ? pos / d + delta : pos; }
 };

@@ -122,6 +122,10 @@ def test_what_spoils_a_checkpoint(mixed: kvg.Model) -> None:
             fill(ctx, n)
             ctx.kv.checkpoint(0)
         fill(ctx, 120)
+        for p0, p1 in ((60, 60), (60, 50), (0, 1)):  # where nothing moves, nothing is spoilt
+            ctx.kv.seq_div(0, p0, p1, 4)
+            ctx.kv.seq_add(0, p0, p0, 9)
+            assert ctx.kv.checkpoints(0) == [40, 60, 80]
         for p0, p1, left in ((45, 50, [40, 60, 80]), (50, 60, [40, 60, 80]), (79, 82, [40, 60])):
             ctx.kv.seq_rm(0, p0, p1)
             assert ctx.kv.checkpoints(0) == left

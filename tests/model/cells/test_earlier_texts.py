@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -97,6 +98,22 @@ def test_texts_at_random(ctx: kvg.Context) -> None:
         elif step % 10 == 7 and ctx.kv.can_shift and ctx.model.arch == "llama":
             text.discard(10, 20) if len(text) > 30 else None
         assert nmse(last.logits, alone(ctx.model, ids)) <= ROUNDING, step
+
+
+def test_an_index_that_is_renewed_holds_nothing(ctx: kvg.Context) -> None:
+    """After kv.clear() texts were kept beside dead ones, and their cells until Python's collector came."""
+    text = TokenSequence(ctx, earlier=earlier_texts(ctx))
+    for ids in (A, B):
+        text.set(ids)
+    ctx.kv.clear()
+    gc.collect()
+    gc.disable()
+    try:
+        for ids in (B, C, A + C[:5]):  # B is kept while A's holds are dead; the last finds them
+            text.set(ids)
+        assert ctx.kv.n_used == len(A) + 5
+    finally:
+        gc.enable()
 
 
 def test_a_shifted_text_is_not_kept_for_others(small: kvg.Model) -> None:

@@ -52,7 +52,7 @@ def test_all_is_as_in_plain_python(architecture: Architecture, spec: ArchSpec, r
     names += ["remove", "shift", "move"] * no_attention(spec)
     never = [name for name in names if not counts[f"{name} done"]]
     assert len(never) <= 2, (never, counts)  # some seed leaves one out
-    assert min(counts["refused"], counts["failed"]) >= 1, counts
+    assert counts["refused"] + counts["failed"] >= 1, counts
     assert counts["evicted"] == 0 or rows == 1 or spec.window > 0, counts
 
 

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 from support import chance
-from support.engines import decode, open_context, run_of
-from support.models import SMALL, ModelSpec
+from support.engines import decode, open_context, random_ids, run_of
+from support.models import N_VOCAB, SMALL, ModelSpec
 from support.streams import TIMEOUT, Ends, beside, connect, fill_with_holes, greedy, pair, travel
 
 import pykvgraph as kvg
@@ -89,7 +89,9 @@ def test_two_senders_with_other_texts(small: kvg.Model) -> None:
 def test_too_few_cells(small: kvg.Model) -> None:
     with open_context(small, **OPTIONS) as source, open_context(small, **OPTIONS) as target:
         fill_with_holes(source, 30, 1)
-        fill_with_holes(target, 60, 2, 3, (0, 2))
+        fill_with_holes(target, 30, 2, 3, (0, 2))
+        while target.kv.n_free >= 20:
+            decode(target, run_of(random_ids(4, N_VOCAB, 5), target.kv.seq_pos_max(3) + 1, (3,)))
         refused(source, target, kvg.CacheFullError, "cells")
 
 
