@@ -216,7 +216,7 @@ def test_a_window_against_the_naive_one(model_file: Callable[[ModelSpec], Path])
     counts = Counter({name: n * SHARE for name, n in WindowsMachine.counts.items()})
     assert counts["steps"] >= 20_000
     assert counts["lost"] >= counts["steps"] // 4
-    assert min(counts["seq_rm InvalidArgumentError"], counts["seq_add UnsupportedError"]) >= 50
-    assert min(counts["back to a checkpoint"], counts["checkpoints moved"]) >= 20
+    assert min(counts["seq_rm InvalidArgumentError"], counts["seq_add UnsupportedError"]) >= 10
+    assert min(counts["back to a checkpoint"], counts["checkpoints moved"]) >= 10
     assert min(counts["decode done"], counts["seq_add done"], counts["seq_div done"], counts["loads"]) >= 100
-    assert counts["loads of checkpoints"] >= 50
+    assert counts["loads of checkpoints"] >= 10
