@@ -181,7 +181,7 @@ def test_the_same_prompt(theirs: httpx.Client, chats: httpx.Client, path: str) -
         (MESSAGES, {"messages": [*CALL, CALL[-1]]}),
         (RESPONSES, {}),
         (RESPONSES, {"input": "Hi", "previous_response_id": "resp_a"}),
-        (RESPONSES, {"input": [{"type": "item_reference"}]}),
+        (RESPONSES, {"input": [{"type": "unheard_of"}]}),
     ],
 )
 def test_the_same_refusal(theirs: httpx.Client, chats: httpx.Client, path: str, body: Body) -> None:
