@@ -190,7 +190,7 @@ def test_chat_interrupted_answers_the_next_line() -> None:
 
     lines = iter(["one", "two", None])
     module.read_line = lambda: next(lines)
-    module.kvg = SimpleNamespace(**{**vars(kvg), "generate": generate})
+    module.kvg = SimpleNamespace(**{**public(), "generate": generate})
     tokenizer = SimpleNamespace(encode=lambda *_a, **_k: [1])
     model = SimpleNamespace(tokenizer=tokenizer, metadata={})
     ctx = SimpleNamespace(model=model, kv=SimpleNamespace(seq_pos_max=lambda _seq: -1))
@@ -264,6 +264,11 @@ def test_passkey_reads_past_its_context_and_owns_up(stories: Path, n_grp: str) -
 Passkey = Callable[..., tuple[int, kvg.CellsView]]
 
 
+def public() -> dict[str, Any]:
+    """All of the package's names; it imports each when it is asked for."""
+    return {name: getattr(kvg, name) for name in kvg.__all__}
+
+
 @pytest.fixture
 def passkey(stories: Path, monkeypatch: pytest.MonkeyPatch) -> Passkey:
     """Runs passkey.py here, with an answer put in its mouth: exit code, and the cells when it was asked."""
@@ -277,7 +282,7 @@ def passkey(stories: Path, monkeypatch: pytest.MonkeyPatch) -> Passkey:
             assert ctx.kv.n_cells - ctx.kv.n_used >= len(prompt) + max_tokens
             yield kvg.Piece(answer, 0, 0.0, "length")
 
-        monkeypatch.setattr(module, "kvg", SimpleNamespace(**{**vars(kvg), "generate": generate}))
+        monkeypatch.setattr(module, "kvg", SimpleNamespace(**{**public(), "generate": generate}))
         monkeypatch.setattr(sys, "argv", ["passkey.py", "-m", str(stories), "-t", "1", *arguments])
         code = module.main()
         return code, seen[0]
