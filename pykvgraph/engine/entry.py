@@ -49,8 +49,9 @@ class Entry:
         if self._readings.waits_for_cells:
             return
         scheduler, shares = self._scheduler, self._running_set.shares
+        needs_points = self._running_set.needs_points
         first = scheduler.waiting.first()
-        if self._running_set.needs_points and shares:
+        if needs_points and shares:
             mark_partings(first, scheduler.running)
         for sequence in first:
             if sequence.request.done:  # its rows were lost while others entered
@@ -63,7 +64,6 @@ class Entry:
                     return
                 continue
             found = self._find(sequence)
-            needs_points = self._running_set.needs_points
             if shares and is_coming(sequence, found.n, scheduler.running, needs_points):
                 continue
             if self._enter(sequence, found):

@@ -144,8 +144,8 @@ class Tokenizer(NotCopied):
         self.space_prefix = vocabulary.space_prefix
         self.n_vocab = vocabulary.strings.n
         self._long = LongText(llama, vocabulary.model, self.n_vocab)
-        self.bos = _token(self._ask(llama.llama_vocab_bos))
-        self.eos = _token(self._ask(llama.llama_vocab_eos))
+        self.bos = self._special("bos")
+        self.eos = self._special("eos")
         for name, adds, token in (
             ("bos", llama.llama_vocab_get_add_bos, self.bos),
             ("eos", llama.llama_vocab_get_add_eos, self.eos),
@@ -258,8 +258,9 @@ class Tokenizer(NotCopied):
         return repr_of(self, lambda: f"{self.n_vocab} tokens, bos {self.bos}, eos {self.eos}")
 
     def _special(self, name: str) -> int | None:
-        """The token that the file names for this: "nl", "fim_pre" and others; None: it names none."""
-        return _token(self._ask(getattr(self._llama, f"llama_vocab_{name}")))
+        """The token that the file names for this: "bos", "nl", "fim_pre", ...; None: it names none."""
+        token = int(self._ask(getattr(self._llama, f"llama_vocab_{name}")))
+        return token if token >= 0 else None
 
     def _name(self, token: int | None) -> str:
         """What a chat template writes for BOS or EOS; "" for none."""
@@ -396,10 +397,6 @@ def _on_large_stack(size: int, function: Callable[..., R], *arguments: Any) -> R
             finally:
                 threading.stack_size(before)
         return result.result()
-
-
-def _token(token: int) -> int | None:
-    return int(token) if token >= 0 else None
 
 
 def _for_libllama(llama: Any, given: Overrides) -> Any:

@@ -7,7 +7,8 @@ from typing import Any
 
 from pykvgraph.openai.chat_output import ChatOutput
 from pykvgraph.openai.form import Form, new_id, now
-from pykvgraph.openai.logprobs import HeldProbs, content_logprobs
+from pykvgraph.openai.held_pieces import HeldPieces
+from pykvgraph.openai.logprobs import content_logprobs
 from pykvgraph.openai.sample import Sample
 from pykvgraph.openai.vocabulary import Vocabulary
 from pykvgraph.openai.wire_json import dumps
@@ -36,7 +37,7 @@ class ChatForm(Form):
         self._vocabulary = vocabulary
         self._new_output = new_output
         self._outputs: dict[int, ChatOutput] = {}  # by the sample's index
-        self._held = HeldProbs()
+        self._held = HeldPieces()  # of samples whose probabilities are told
         self._with_usage = with_usage
         self._with_timings = with_timings
         self._head = {"created": now(), "model": model, "system_fingerprint": fingerprint}
@@ -51,7 +52,8 @@ class ChatForm(Form):
             found.append(self._chunk(sample, {"role": "assistant", "content": None}))
         output = self._outputs[sample.index]
         for piece in pieces:
-            self._held.add(sample, piece)
+            if sample.tells_probs:
+                self._held.add(sample, piece)
             if piece.text:
                 found += self._chunks(sample, output, output.feed(piece.text))
         return found

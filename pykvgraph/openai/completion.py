@@ -7,7 +7,8 @@ from typing import Any
 
 from pykvgraph.openai.echo import Echo
 from pykvgraph.openai.form import MANY_PROBS, Form, new_id, now
-from pykvgraph.openai.logprobs import HeldProbs, logprobs_of
+from pykvgraph.openai.held_pieces import HeldPieces
+from pykvgraph.openai.logprobs import logprobs_of
 from pykvgraph.openai.sample import Sample
 from pykvgraph.openai.text_logprobs import text_logprobs
 from pykvgraph.openai.vocabulary import Vocabulary
@@ -33,7 +34,7 @@ class TextForm(Form):
         self._echo = echo
         self.is_long = echo is not None and echo.n_probs > MANY_PROBS
         self._n_told: dict[int, int] = {}  # characters of each answer, in a stream
-        self._held = HeldProbs()
+        self._held = HeldPieces()  # of samples whose probabilities are told
         self._id = new_id()
         self._back = dumps({**self._head, "id": self._id})[1:]
 
@@ -41,7 +42,8 @@ class TextForm(Form):
         """One for each piece that has text, behind one for the prompt if answers begin with it."""
         told = self._first_events(sample)
         for piece in pieces:
-            self._held.add(sample, piece)
+            if sample.tells_probs:
+                self._held.add(sample, piece)
             if piece.text:
                 told.append(self._event(sample, piece.text, self._held_probs(sample)))
                 self._n_told[sample.index] += len(piece.text)
@@ -121,21 +123,20 @@ class CompletionForm(Form):
         self._with_tokens = with_tokens
         self._with_timings = with_timings
         self._fields = fields
-        self._held: dict[int, list[Piece]] = {}  # of samples whose text is not certain yet
+        self._held = HeldPieces()
 
     def events(self, sample: Sample, pieces: list[Piece]) -> list[bytes]:
         """One for each piece that has text."""
         front = f'{{"index":{sample.index},"content":'
         back = f'"tokens_evaluated":{len(sample.prompt)}'
         timings = f',"timings":{json.dumps(sample.timings())}' if self._with_timings else ""
-        held = self._held.setdefault(sample.index, [])
         n_said = sample.n_said - len(pieces)
         found = []
         for piece in pieces:
             n_said += 1
-            if piece.finish_reason != "stop":
-                held.append(piece)
+            self._held.add(sample, piece)
             if piece.text:
+                held = self._held.take(sample)
                 text = json.dumps(piece.text, ensure_ascii=False)
                 tokens = ",".join([str(each.token) for each in held])
                 probs = (
@@ -148,13 +149,12 @@ class CompletionForm(Form):
                     f'"tokens_predicted":{n_said},{back}{timings}{probs}}}'
                 )
                 found.append(event.encode("utf-8", "replace"))
-                held.clear()
         return found
 
     def last_events(self, sample: Sample) -> list[bytes]:
         """The one with everything but the text."""
         told = self._told(sample, "", [])
-        if sample.tells_probs and (held := self._held.pop(sample.index, [])):
+        if sample.tells_probs and (held := self._held.take(sample)):
             told["completion_probabilities"] = self._probs(sample, held)
         return [dumps(self._chosen(told))]
 

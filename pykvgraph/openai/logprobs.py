@@ -30,22 +30,6 @@ def content_logprobs(sample: Sample, pieces: list[Piece], vocabulary: Vocabulary
     return {"content": [logprobs_of(sample, each, vocabulary) for each in pieces]}
 
 
-class HeldProbs:
-    """Tokens of streams whose probabilities are not told yet, as their text is not certain."""
-
-    def __init__(self) -> None:
-        self._held: dict[int, list[Piece]] = {}  # by the sample's index
-
-    def add(self, sample: Sample, piece: Piece) -> None:
-        """It was said. A token that stops the text isn't part of it."""
-        if sample.tells_probs and piece.finish_reason != "stop":
-            self._held.setdefault(sample.index, []).append(piece)
-
-    def take(self, sample: Sample) -> list[Piece]:
-        """All that came by now, each once."""
-        return self._held.pop(sample.index, [])
-
-
 def _token(token: int, vocabulary: Vocabulary) -> dict[str, Any]:
     data = vocabulary.piece(token)
     return {"id": token, "token": data.decode("utf-8", "replace"), "bytes": list(data)}

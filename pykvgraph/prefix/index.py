@@ -280,9 +280,7 @@ class PrefixIndex:
 
         Those that it has taken since then end here, not when the garbage collector finds them.
         """
-        found: list[Node] = list(self._roots.values())
-        for node in found:  # grows meanwhile
-            found += node.children.values()
+        for node in self._all_nodes():
             if node.hold is not None:
                 _end(node.hold)
         for point in (*self._points.values(), *self._spare.values()):
@@ -291,10 +289,7 @@ class PrefixIndex:
 
     def save(self) -> Iterator[None]:
         """Has the saver keep all that there is, a node at a time: what was used last comes first."""
-        found: list[Node] = list(self._roots.values())
-        for node in found:  # grows meanwhile
-            found += node.children.values()
-        for node in sorted(found, key=lambda node: -node.used):
+        for node in sorted(self._all_nodes(), key=lambda node: -node.used):
             if self._saver is not None and node.hold is not None:
                 self._saver.node(node)
                 yield
@@ -330,6 +325,13 @@ class PrefixIndex:
                 self._remove(node)
                 return True
         return False
+
+    def _all_nodes(self) -> list[Node]:
+        """Each behind its parent."""
+        found: list[Node] = list(self._roots.values())
+        for node in found:  # grows meanwhile
+            found += node.children.values()
+        return found
 
     def _save_point(self, point: Point) -> None:
         node, n = point.node.nearest(point.run)

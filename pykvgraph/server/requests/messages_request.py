@@ -147,7 +147,7 @@ def _call(block: dict[str, Any]) -> dict[str, Any]:
 
 
 def _is_own(given: Any) -> bool:
-    """Whether the client runs the tool. The service's own, such as a search, are set aside: none is here."""
+    """Whether the client runs the tool. Tools of Anthropic's service, such as its search, are not here."""
     kind = Fields(given).text("type", "custom")
     if kind != "custom":
         _log.info("%s: this server has no tools of its own; the model is not told of it", kind[:40])

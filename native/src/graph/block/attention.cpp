@@ -191,6 +191,7 @@ ggml_tensor * attention_block::build(builder & b, ggml_tensor * x) const {
     }
     ggml_tensor * heads = attention(b.ctx(), how, q, cells.k_heads(b.ctx(), rows.k, span.begin, span.n),
                                     cells.v_heads(b.ctx(), rows.v, span.begin, span.n), in.mask, w[role::sinks]);
+    // a trace prints no views
     named(heads->view_src ? heads->view_src : heads, "attention", layer);
     if (const hadamard * mixed = spec.v_in_k() > 0 ? part.hadamard_k.get() : part.hadamard_v.get()) {
         heads = mixed->apply(b.ctx(), heads);
