@@ -38,7 +38,7 @@ demo: install ## a story that is 4 contexts long, a line per shift
 cluster-demo: install ## workers that read, answer, die and stand in for one another
 	$(BIN)/python examples/cluster.py -m $(MODEL)
 
-check: lint install ## four minutes: lint, and Python tests that aren't marked slow
+check: lint install ## seven minutes: lint, and Python tests that aren't marked slow
 	cd tests && $(CURDIR)/$(BIN)/pytest -q -n auto -m 'not slow' unit native model
 
 test: races builds ## every kind of test: C, C++, Python, sanitizers, faults
