@@ -3,7 +3,8 @@
 python benchmarks/device.py -dev CUDA0              # minutes; --small for a software device
 
 1. every operation of the cache, with all layers there and split, against the CPU (squared error over squares)
-2. prompts, decoding, shift and defrag beside libllama on the same file and device (`pykvgraph bench --vs`)
+2. prompts, decoding, shift and defrag beside libllama on the same file and device (`pykvgraph bench --vs`),
+   with a model of 0.2 B parameters and one of 7 B
 3. the steps after a shift: how many are slower than a step before, and on CUDA how many replay a CUDA graph
 4. bytes a second of K-shift and defrag, beside those of one ggml copy on the device
 5. kv_tier="host" beside cells on the device and -nkvo, with its bars (host_tier.py)
@@ -27,7 +28,7 @@ sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "benchmarks")]  # whose models a
 
 from ggml_calls import REPETITIONS, copy_rate, timed  # noqa: E402
 from host_tier import host_tier  # noqa: E402
-from shapes import machine  # noqa: E402
+from shapes import LLAMA_8B, machine, write_of_one_layer  # noqa: E402
 from speed import measure  # noqa: E402
 from support.every_op import OPTIONS, every_op, on_cpu, worst_step  # noqa: E402
 from support.models import ModelSpec, WeightType, write_model  # noqa: E402
@@ -79,12 +80,16 @@ def main() -> None:
     if args.part:
         print(json.dumps(PARTS[args.part](device, args.models, args.small)))
         return
-    report: dict[str, Any] = {"machine": machine(), "device": device}
+    report: dict[str, Any] = {"machine": machine(), "device": device, "described as": description_of(device)}
     for part in PARTS:
         print(f"{part}:", flush=True)
         report[part] = in_process(part, device, args.models, args.small)
         args.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     print(args.json)
+
+
+def description_of(device: str) -> str:
+    return next(info.description for info in kvg.devices() if info.name.lower() == device.lower())
 
 
 def in_process(part: str, device: str, models: Path, small: bool) -> Any:
@@ -109,6 +114,14 @@ def speed(device: str, models: Path, small: bool) -> list[Any]:
     path = timed_model(models, small)
     runs = [f"-p {depth // 8} -n 16 -d 16", f"-p 0 -n 16 -d {depth} --cache shift --cache defrag"]
     return [measure(path, f"{run} -dev {device}", n) for run in runs]
+
+
+def speed_of_7b(device: str, models: Path, small: bool) -> list[Any]:
+    """`pykvgraph bench` beside libllama, with a model as large as people have; not on a software device."""
+    if small:
+        return []
+    path = write_of_one_layer(LLAMA_8B, models)
+    return [measure(path, f"-p 512 -n 32 -d {depth} -dev {device}", 3) for depth in (0, 8000)]
 
 
 def correctness(device: str, models: Path, small: bool) -> dict[str, float]:
@@ -217,6 +230,7 @@ PARTS: dict[str, Callable[[str, Path, bool], Any]] = {
     "bandwidth": bandwidth,
     "host tier": host_tier,
     "speed": speed,
+    "speed of 7 B": speed_of_7b,
 }
 
 if __name__ == "__main__":

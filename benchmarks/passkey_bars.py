@@ -25,7 +25,7 @@ from libllama_passkey import LibllamaPasskey
 
 import pykvgraph as kvg
 from pykvgraph._native.library import lib
-from pykvgraph.bench.libllama import on_cpu
+from pykvgraph.bench.libllama import opened
 from pykvgraph.cli.passkey import grid
 from pykvgraph.demos.passkey import Task, Trial, default_n_ctx, run
 from pykvgraph.models import embedded_model
@@ -139,7 +139,7 @@ def libllama_found(
     path, n_ctx = Path(args.m), n_ctx_of(model, configuration)
     n_batch = configuration.n_batch
     params = ContextParams(n_ctx=n_ctx, n_batch=n_batch, n_ubatch=n_batch, n_threads=args.t)
-    with on_cpu(path, params) as (_, context):
+    with opened(path, params) as (_, context):
         other = LibllamaPasskey(context, model, n_ctx, n_batch)
         return {"libllama_found": sum(other.run(task) for task in tasks), "libllama_n": len(tasks)}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,23 @@ sys.path.insert(0, str(ROOT / "tests"))  # whose models these are, only larger
 import gguf  # noqa: E402
 import numpy as np  # noqa: E402
 from support.architectures import ArchSpec, write_architecture  # noqa: E402
-from support.models import ModelSpec, WeightType, write_model  # noqa: E402
+from support.models import (  # noqa: E402
+    ModelSpec,
+    WeightType,
+    add_metadata,
+    add_vocabulary,
+    random_tensors,
+    write_model,
+)
 
 import pykvgraph as kvg  # noqa: E402
 
 STORIES = ROOT / "tests" / "data" / "stories260K.gguf"
 SMALL: dict[str, Any] = {"n_layer": 16, "n_embd": 1024, "n_head": 16, "n_head_kv": 4, "n_ff": 3584}
+# As Llama 3.1 8B, without its vocabulary.
+LLAMA_8B = ModelSpec(
+    n_layer=32, n_embd=4096, n_head=32, n_head_kv=8, n_ff=14336, rope_base=500000.0, weights=WeightType.Q4_0
+)
 LARGE: dict[str, Any] = {"n_layer": 22, "n_embd": 2048, "n_head": 32, "n_head_kv": 4, "n_ff": 5632}
 # Shaped as Qwen3-0.6B, Gemma-3-1B, Gemma-4-E2B, gpt-oss and Qwen3.5-0.8B are, with fewer layers: 221, 206,
 # 231, 241 and 232 M parameters.
@@ -130,6 +142,28 @@ def with_tokenizer(source: Path, target: Path) -> Path:
     writer.write_tensors_to_file()
     writer.close()
     return target
+
+
+def write_of_one_layer(spec: ModelSpec, directory: Path) -> Path:
+    """A model whose layers all have the first one's weights: large ones are written in seconds."""
+    path = directory / f"{spec}-alike.gguf"
+    if path.exists():
+        return path
+    writer = gguf.GGUFWriter(path, spec.arch)
+    add_metadata(writer, spec)
+    add_vocabulary(writer)
+    first = "blk.0."
+    for name, tensor in random_tensors(replace(spec, n_layer=1)).items():
+        is_matrix = tensor.ndim > 1
+        raw = gguf.quantize(tensor, spec.weights) if is_matrix else tensor
+        for layer in range(spec.n_layer if name.startswith(first) else 1):
+            target = name.replace(first, f"blk.{layer}.")
+            writer.add_tensor(target, raw, raw_dtype=spec.weights if is_matrix else None)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
 
 
 def machine() -> dict[str, Any]:

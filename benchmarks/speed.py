@@ -107,8 +107,8 @@ from pathlib import Path
 import pykvgraph as kvg
 from pykvgraph.bench.engines import LibllamaEngine, OurEngine
 from pykvgraph.bench.tests import random_ids
-from pykvgraph.libllama import LibllamaModel
-from pykvgraph.params import ContextParams
+from pykvgraph.bench.libllama import LibllamaModel
+from pykvgraph.params.params import ContextParams
 path, engine = Path(sys.argv[1]), sys.argv[2]
 kvg.Model(path).tokenizer  # both libraries are in memory, and the file in the page cache
 start = time.perf_counter()

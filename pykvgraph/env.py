@@ -10,6 +10,8 @@
 | `XDG_CACHE_HOME`       | folder of caches: downloads; digests and times of models. Unset: ~/.cache      |
 | `GOMP_SPINCOUNT`,      | how threads wait for each other, for libgomp. Where neither is set, the first  |
 | `OMP_WAIT_POLICY`      | is, for as long as it takes to open the libraries                              |
+| `GGML_CUDA_PDL`        | whether ggml's CUDA kernels begin before the kernel in front of them has       |
+|                        | ended. Set to 0 where ggml has CUDA, unless it is set already                  |
 
 All but `KVGRAPH_STREAM_LEVEL` and `XDG_CACHE_HOME` are read when pykvgraph is imported.
 
@@ -34,6 +36,7 @@ STREAM_LEVEL = "KVGRAPH_STREAM_LEVEL"
 RAY_REPORTS = "RAY_USAGE_STATS_ENABLED"
 OPENMP_SPINS = "GOMP_SPINCOUNT"
 OPENMP_WAITS = "OMP_WAIT_POLICY"
+CUDA_PDL = "GGML_CUDA_PDL"
 # Threads wait for each other behind each operation. libgomp's own 300,000 spins take milliseconds: where
 # other programs run, too, a thread that spins keeps the CPU from the one that it waits for. With few, it
 # sleeps each time, which costs a quiet machine half of its speed. docs/performance.md has the figures.
@@ -77,6 +80,16 @@ def openmp_spins() -> Iterator[None]:
         yield
     finally:
         os.environ.pop(OPENMP_SPINS, None)
+
+
+def cuda_kernels_in_order() -> None:
+    """ggml's CUDA kernels begin when the kernel in front of them has ended, unless GGML_CUDA_PDL is set.
+
+    With programmatic dependent launch, ggml's default on an H100 and newer cards, decoding with flash
+    attention goes wrong in CUDA graphs, in libllama too: docs/devices.md has the figures. ggml reads the
+    variable when it starts the first kernel, so it stays set.
+    """
+    os.environ.setdefault(CUDA_PDL, "0")
 
 
 def without_gpus() -> dict[str, str]:

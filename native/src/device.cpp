@@ -78,8 +78,11 @@ void add_rpc_server(const char * endpoint) {
     ggml_backend_register(server); // a second time changes nothing
 }
 
-// One card may be seen by two backends.
+// One card may be seen by two backends. After a fork their drivers can't be asked: CUDA's ends the process.
 static bool is_listed(const std::vector<ggml_backend_dev_t> & devices, ggml_backend_dev_t dev) {
+    if (left_behind) {
+        return false;
+    }
     ggml_backend_dev_props props = {};
     ggml_backend_dev_get_props(dev, &props);
     return std::any_of(devices.begin(), devices.end(), [&](ggml_backend_dev_t other) {

@@ -26,6 +26,7 @@ INSTALL_KVGRAPH = "pip install --force-reinstall --no-deps --no-cache-dir pykvgr
 MAPS = Path("/proc/self/maps")
 
 _OPENMP_FILE = re.compile(r"/libgomp[^/\s]*\.so")
+_CUDA_FILE = re.compile(r"lib(?:cu\w+|nv\w+|nccl)\.so[\d.]*")  # of NVIDIA
 _LIBRARY_FILE = re.compile(r"(libggml(?:-[\w-]+)?|libkvgraph)\.so[\d.]*")
 
 
@@ -48,7 +49,10 @@ def load() -> Library:
         raise ImportError(f"pykvgraph runs on Linux only so far; this is {sys.platform}")
     directory, maps = find_ggml_directory(), read_maps()
     with env.openmp_spins():
-        for path in preload_order(directory, mapped_libraries(maps)):
+        paths = preload_order(directory, mapped_libraries(maps))
+        if any(path.name.startswith("libggml-cuda.") for path in paths):
+            env.cuda_kernels_in_order()
+        for path in paths:
             open_library(path, INSTALL_GGML)
         path = find_kvgraph()
         lib = open_library(path, INSTALL_KVGRAPH)
@@ -139,10 +143,18 @@ def find_kvgraph() -> Path:
 
 
 def open_library(path: Path, install: str) -> ctypes.CDLL:
+    """Raises ImportError: what is missing, and what brings it."""
     try:
         return ctypes.CDLL(str(path), mode=ctypes.RTLD_LOCAL)
     except OSError as error:
-        raise ImportError(f"{path} can't be opened: {error}. Run: {install}") from error
+        mend = f"Run: {install}"
+        missing = str(error).partition(":")[0]
+        if _CUDA_FILE.fullmatch(missing):
+            mend = (
+                f"Install CUDA's run-time libraries, of which {missing} is one, or add their folder to "
+                "LD_LIBRARY_PATH"
+            )
+        raise ImportError(f"{path} can't be opened: {error}. {mend}") from error
 
 
 def read_maps() -> str:

@@ -201,10 +201,12 @@ class LibllamaContext:
 
 
 @contextlib.contextmanager
-def on_cpu(path: Path, params: ContextParams) -> Iterator[tuple[LibllamaModel, LibllamaContext]]:
-    """A model on the CPU with one context; weights are not repacked."""
+def opened(
+    path: Path, params: ContextParams, device: str = "CPU"
+) -> Iterator[tuple[LibllamaModel, LibllamaContext]]:
+    """A model on one device with one context; weights are not repacked."""
     with contextlib.ExitStack() as stack:
-        model = LibllamaModel(path, extra_buffers=False)
+        model = LibllamaModel(path, device, extra_buffers=False)
         stack.callback(model.close)
         context = LibllamaContext(model, params)
         stack.callback(context.close)

@@ -46,8 +46,12 @@ def in_child():
 child = os.fork()
 if child == 0:
     signal.alarm(20)
-    in_child()
-    sys.exit()
+    try:
+        in_child()
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+        os._exit(1)
+    os._exit(0)  # as multiprocessing's children do: CUDA's exit handlers are the parent's
 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 ctx.append(6)
 assert ctx.kv.n_used == 2

@@ -26,6 +26,7 @@ pytestmark = pytest.mark.gpu
 Architecture = Callable[[ArchSpec], Path]
 N_LAYER = 5
 SPEC = ModelSpec(n_layer=N_LAYER, n_head=4, n_head_kv=2, head_dim=16, rope_factors=True)
+HEADS_OF_64 = ModelSpec(n_layer=N_LAYER, n_head=4, n_head_kv=2, head_dim=64)  # CUDA has no flash for 16
 PLAIN = ArchSpec("llama", N_LAYER)
 WINDOWS = ArchSpec("gemma3", 5, window=24, period=3)
 SHARED = ArchSpec("gemma4", 8, window=24, head_dim_window=64, n_shared=4, n_embd_layer=32)
@@ -198,14 +199,15 @@ def test_rows_of_scattered_cells(ctx: kvg.Context, path: Path) -> None:
 
 
 @pytest.mark.parametrize("device_layers", [1, 2, 4, 99])
-def test_what_is_where(device: str, path: Path, device_layers: int) -> None:
+def test_what_is_where(device: str, model_file: Callable[[ModelSpec], Path], device_layers: int) -> None:
+    path = model_file(HEADS_OF_64)
     options: dict[str, Any] = {"n_ctx": 1000, "kv_tier": "host", "device_layers": device_layers}
     with kvg.Model(path, device=device) as model, open_context(model, **options) as ctx:
         assert (ctx.kv_tier, ctx.device_layers) == ("host", device_layers)
         there, cpu = ctx.devices
         assert (there.device, there.n_cache, there.attention) == (device, 0, "flash")
         assert (cpu.device, cpu.n_cache, cpu.attention) == ("CPU", N_LAYER, "")
-        width = SPEC.n_head_kv * SPEC.head_dim
+        width = HEADS_OF_64.n_head_kv * HEADS_OF_64.head_dim
         a_layer = 1024 * 2 * width * 2  # rows, padded to 256; K and V; F16
         assert there.cache_bytes == min(device_layers, N_LAYER) * a_layer
         assert cpu.cache_bytes == ctx.kv.bytes == N_LAYER * a_layer

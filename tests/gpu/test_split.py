@@ -100,10 +100,12 @@ def shifted(engine: Engine) -> Logits:
 
 
 @pytest.mark.parametrize("split", ["two", "host", "two, host"])
-def test_logits_are_those_of_libllama(device: str, path: Path, split: str) -> None:
+def test_logits_are_those_of_libllama(
+    device: str, model_file: Callable[[ModelSpec], Path], split: str
+) -> None:
     n_gpu_layers, offload_kqv = SPLITS[split]
     judge(
-        path,
+        model_file(HEADS_OF_64),
         shifted,
         device=device,
         slack=10,  # its kernels round more coarsely than the CPU's

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 import pykvgraph as kvg
 from pykvgraph._native import libllama
-from pykvgraph.bench.libllama import on_cpu
+from pykvgraph.bench.libllama import opened
 from pykvgraph.params.params import ContextParams
 from support.engines import Logits, batch_of, run_of
 
@@ -149,7 +149,7 @@ class Libllama:
             flash_attn=flash,
             swa_full=True,
         )
-        self._opening = on_cpu(path, params)
+        self._opening = opened(path, params)
         self.model, self._context = self._opening.__enter__()
 
     def __enter__(self) -> Libllama:

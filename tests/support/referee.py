@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
 
-from pykvgraph.bench.libllama import LibllamaContext, on_cpu
+from pykvgraph.bench.libllama import LibllamaContext, opened
 from pykvgraph.params.params import ContextParams
 from support.engines import Logits, Token
 
@@ -16,7 +16,7 @@ logging.getLogger("llama-cpp-python").setLevel(logging.CRITICAL + 1)
 
 
 class Referee:
-    """One libllama model and context on the CPU, on one thread. Speaks `support.engines.Engine`."""
+    """One libllama model and context on one thread. Speaks `support.engines.Engine`."""
 
     def __init__(
         self,
@@ -28,6 +28,7 @@ class Referee:
         n_seq_max: int = 1,
         kv_type: str = "f16",
         swa_full: bool = False,
+        device: str = "CPU",
     ) -> None:
         params = ContextParams(
             n_ctx=n_ctx,
@@ -40,7 +41,7 @@ class Referee:
             flash_attn=flash,
             swa_full=swa_full,
         )
-        self._opening = on_cpu(path, params)
+        self._opening = opened(path, params, device)
 
     @classmethod
     def of(cls, context: LibllamaContext) -> Referee:

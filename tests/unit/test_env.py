@@ -51,7 +51,14 @@ def test_path_is_absolute(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
 
 
 def test_every_variable_is_in_the_table() -> None:
-    for variable in (env.LIBRARY, env.LOG, env.LLAMA_CPP_LIBRARIES, env.CACHES, env.OPENMP_SPINS):
+    for variable in (
+        env.LIBRARY,
+        env.LOG,
+        env.LLAMA_CPP_LIBRARIES,
+        env.CACHES,
+        env.OPENMP_SPINS,
+        env.CUDA_PDL,
+    ):
         assert f"| `{variable}`" in (env.__doc__ or "")
 
 
@@ -94,3 +101,16 @@ def test_openmp_is_set_for_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
         assert dict(os.environ) == {**before, "GOMP_SPINCOUNT": str(env.SPINS)}
         raise ImportError
     assert dict(os.environ) == before
+
+
+@pytest.mark.parametrize(("value", "expected"), [(None, "0"), ("1", "1"), ("", "")])
+def test_cuda_kernels_run_in_order_unless_told(
+    monkeypatch: pytest.MonkeyPatch, value: str | None, expected: str
+) -> None:
+    monkeypatch.setenv("GGML_CUDA_PDL", "set back when the test ends")
+    if value is None:
+        monkeypatch.delenv("GGML_CUDA_PDL")
+    else:
+        monkeypatch.setenv("GGML_CUDA_PDL", value)
+    env.cuda_kernels_in_order()
+    assert os.environ["GGML_CUDA_PDL"] == expected

@@ -4,8 +4,6 @@
 #include <cmath>
 #include <limits>
 
-#include "error.h"
-
 namespace kvg {
 
 cell_span attended_span(const cells & cells, const batch & batch, const micro_batch & ubatch, uint32_t align) {
@@ -27,35 +25,6 @@ cell_span attended_span(const cells & cells, const batch & batch, const micro_ba
     }
     begin = begin / align * align;
     return {begin, (end + align - 1) / align * align - begin};
-}
-
-static void set_mask(ggml_tensor * tensor, const cells & cells, const batch & batch, const micro_batch & ubatch,
-                     const cell_span & span) {
-    const ggml_fp16_t seen = ggml_fp32_to_fp16(0.0f);
-    const ggml_fp16_t hidden = ggml_fp32_to_fp16(-std::numeric_limits<float>::infinity());
-    // the scheduler keeps inputs with its last backend, the CPU
-    if (!ggml_backend_buffer_is_host(tensor->buffer)) {
-        fail(KVG_INTERNAL, "the mask is not in host memory");
-    }
-    auto * mask = static_cast<ggml_fp16_t *>(tensor->data);
-    std::fill_n(mask, static_cast<size_t>(span.n) * ubatch.n, hidden);
-    const uint32_t end = std::min(span.begin + span.n, cells.n_kv());
-    for (uint32_t i = 0; i < ubatch.n; ++i) {
-        const seq_set & set = batch.set(ubatch.begin + i);
-        const int32_t pos = batch.positions()[ubatch.begin + i];
-        const int32_t first = cells.first_seen(pos);
-        const int32_t last = cells.last_seen(pos);
-        ggml_fp16_t * row = mask + static_cast<size_t>(i) * span.n;
-        if (const cell_span run = cells.seen_run(set, first, last); run.n > 0) { // as nearly every token of a generation
-            std::fill_n(row + (run.begin - span.begin), run.n, seen);
-            continue;
-        }
-        for (uint32_t c = span.begin; c < end; ++c) {
-            if (cells.pos(c) <= last && cells.pos(c) >= first && cells.meets(c, set)) {
-                row[c - span.begin] = seen;
-            }
-        }
-    }
 }
 
 void graph_inputs::set_temperatures(ggml_tensor * tensor, const batch & batch, const micro_batch & ubatch) {
@@ -93,7 +62,7 @@ void graph_inputs::set(decode_graph & graph, const kv_cache & cache, const batch
             ggml_backend_tensor_set(graph.groups[g].slots, slot_ids_.data(), 0, slot_ids_.size() * sizeof(int64_t));
         }
         if (graph.groups[g].mask) {
-            set_mask(graph.groups[g].mask, cache.groups()[g].cells(), batch, ubatch, spans[g]);
+            mask_.write(graph.groups[g].mask, cache.groups()[g].cells(), batch, ubatch.begin, ubatch.n, spans[g]);
         }
     }
 }

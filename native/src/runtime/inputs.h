@@ -8,6 +8,7 @@
 #include "memory/kv_cache.h"
 #include "runtime/batch.h"
 #include "runtime/reservation.h"
+#include "runtime/seen_mask.h"
 
 namespace kvg {
 
@@ -32,6 +33,7 @@ private:
     void set_temperatures(ggml_tensor * tensor, const batch & batch, const micro_batch & ubatch);
 
     temperature_spec temperature_;
+    seen_mask mask_;
     std::vector<int64_t> slot_ids_; // scratch, kept
     std::vector<float> temperatures_;
     std::vector<int32_t> output_ids_;

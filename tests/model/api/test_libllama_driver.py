@@ -11,7 +11,7 @@ from support.engines import Token, run_of
 
 import pykvgraph as kvg
 from pykvgraph._native import libllama
-from pykvgraph.bench.libllama import LibllamaContext, LibllamaModel, on_cpu
+from pykvgraph.bench.libllama import LibllamaContext, LibllamaModel, opened
 from pykvgraph.params.params import ContextParams
 
 IDS = list(range(5, 13))
@@ -20,7 +20,7 @@ IDS = list(range(5, 13))
 @pytest.fixture
 def context(stories: Path) -> Iterator[LibllamaContext]:
     params = ContextParams(n_ctx=256, n_batch=16, n_seq_max=2, n_threads=1)
-    with on_cpu(stories, params) as (_, context):
+    with opened(stories, params) as (_, context):
         yield context
 
 
@@ -77,7 +77,7 @@ def test_what_is_refused(context: LibllamaContext, tmp_path: Path) -> None:
 
 
 def test_encode(stories: Path) -> None:
-    with kvg.Model(stories, device="cpu") as ours, on_cpu(stories, ContextParams(n_ctx=256)) as (model, _):
+    with kvg.Model(stories, device="cpu") as ours, opened(stories, ContextParams(n_ctx=256)) as (model, _):
         for text in ("Once upon a time", "", "  w\u00f6rld </s>"):
             assert model.encode(text) == ours.tokenizer.encode(text)
 

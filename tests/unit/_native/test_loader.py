@@ -128,6 +128,15 @@ def test_a_file_that_is_no_library(wheel: Path) -> None:
         loader.open_library(wheel / "libggml.so.0", "mend it")
 
 
+def test_cuda_without_its_libraries(wheel: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError("libcublas.so.13: cannot open shared object file: No such file or directory")
+
+    monkeypatch.setattr("ctypes.CDLL", refuse)
+    with pytest.raises(ImportError, match=r"libcublas\.so\.13 is one, or add .* LD_LIBRARY_PATH$"):
+        loader.open_library(wheel / "libggml-cuda.so.0", "mend it")
+
+
 def test_kvgraph_of_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "libkvgraph.so"
     monkeypatch.setenv("KVGRAPH_LIB", str(path))

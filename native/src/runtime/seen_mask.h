@@ -1,0 +1,33 @@
+// What each token of a micro-batch sees, as attention adds it to the scores.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "memory/cells.h"
+#include "runtime/batch.h"
+
+namespace kvg {
+
+class seen_mask {
+public:
+    // tensor: F16 (span.n, n) for the n tokens of the batch from begin on; becomes 0 where a token sees a cell of the span, and -inf
+    // elsewhere. error(KVG_INTERNAL) unless it is in host memory
+    void write(ggml_tensor * tensor, const cells & cells, const batch & batch, uint32_t begin, uint32_t n,
+               const cell_span & span);
+
+private:
+    // A cell that some tokens of a run see, and some don't.
+    struct differing {
+        uint32_t column;
+        int32_t pos;
+    };
+
+    // Rows of n tokens from begin on, which are in the same sequences.
+    void write_rows(ggml_fp16_t * rows, const cells & cells, const batch & batch, uint32_t begin, uint32_t n,
+                    const cell_span & span);
+
+    std::vector<differing> differing_; // scratch, kept
+};
+
+} // namespace kvg
