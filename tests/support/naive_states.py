@@ -137,8 +137,9 @@ class NaiveStates:
     def settle(self, seq: int) -> None:
         text = self.texts[seq]
         text.cells.sort(key=lambda token: token.pos)
-        if not text.cells:
+        if not text.cells:  # nothing is left of which a checkpoint could be the beginning
             text.row = None
+            text.checkpoints.clear()
 
     def rewind(self, seq: int, p: int) -> int:
         text = self.texts[seq]
