@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -12,7 +11,6 @@ from pykvgraph.errors import InvalidArgumentError, UnsupportedError
 from pykvgraph.llama import responses
 from pykvgraph.llama.vocabulary import LlamaVocabulary
 from pykvgraph.model.gguf_file import TEMPLATE_KEY
-from pykvgraph.sampling.schema_limits import check_schema
 
 if TYPE_CHECKING:
     from pykvgraph.chat.chat_template import ChatTemplate
@@ -167,18 +165,10 @@ def _grammar_of_format(response_format: Mapping[str, Any]) -> str:
 
 
 def _grammar_of(schema: Any) -> str:
-    """The grammar of a schema, or of any JSON object when it can't be made one, as in llama-cpp-python.
-
-    Raises InvalidArgumentError for a schema beyond the limits, which must not be ignored.
-    """
+    """The grammar of a schema. Raises InvalidArgumentError for a schema beyond the limits."""
     with importing:
-        from pykvgraph.sampling.grammar_text import grammar_of_schema
-    text = json.dumps(schema)
-    check_schema(schema, len(text))
-    try:
-        return grammar_of_schema(text)
-    except InvalidArgumentError:
-        return _any_json()
+        from pykvgraph.sampling.guide_text import lark_of_schema
+    return lark_of_schema(schema)
 
 
 def _any_json() -> str:

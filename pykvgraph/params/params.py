@@ -235,9 +235,10 @@ class SamplingParams:
     given: libllama's sampler for what comes between a prefix and a suffix, whole tokens of words, and an end
     where that is likely. logit_bias and the grammar come before them, a random draw behind them.
     logit_bias: what is added to the logits of some tokens, {token: bias}; -inf forbids one. grammar: only
-    texts of this grammar, in llama.cpp's GBNF with the rule `root`. json_schema: only JSON that follows
-    this schema, given as a dict or as its JSON text; {}: any JSON object. These, the penalties and DRY
-    matter at temperature 0 too, and so do xtc and dynatemp_range.
+    texts of this grammar, in llama.cpp's GBNF with the rule `root`, or in llguidance's Lark behind a line
+    `%llguidance {}`. json_schema: only JSON that follows this schema, given as a dict or as its JSON text;
+    {}: any JSON object. These, the penalties and DRY matter at temperature 0 too, and so do xtc and
+    dynatemp_range.
 
     For an Engine: n: how many texts behind the same prompt; with a seed, the text after that takes the next
     one. priority: requests with a higher one enter first. top_logprobs: of how many of the likeliest tokens

@@ -3,9 +3,8 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -13,8 +12,9 @@ from pykvgraph.checks import shown
 from pykvgraph.errors import InvalidArgumentError
 from pykvgraph.reply.format import Calls, Format
 from pykvgraph.reply.parser import tools_of
+from pykvgraph.reply.raw_texts import raw_text
 from pykvgraph.reply.readers import json_calls
-from pykvgraph.sampling.grammar_text import grammar_of_schema
+from pykvgraph.sampling.guide_text import HEADER, json_of, or_object
 
 
 @dataclass(frozen=True)
@@ -56,13 +56,17 @@ WRITTEN = {
         '<parameter name="%k">%v</parameter>\n',
     ),
 }
-_ANYTHING = {"type": ["object", "array", "string", "number", "boolean", "null"]}
 _MOST_READ = 1 << 20  # characters of all schemas
+_NONE = {"type": "object", "properties": {}}  # of a tool without parameters
+_SPACE = "/[ \\n]{1,8}/"  # behind thoughts
 _PLAIN = Calls("json", (), (), "", json_calls(known=True), first=("{",))
 
 
+Spell = Callable[[str], str]  # a text in Lark; sampling.spelling.spelled
+
+
 class ForcedCall(NamedTuple):
-    """grammar: GBNF. format: in which the reply is to be parsed."""
+    """grammar: in Lark, for a guide. format: in which the reply is to be parsed."""
 
     grammar: str
     format: Format
@@ -74,13 +78,15 @@ def forced_call(
     name: str | None = None,
     prompt: str = "",
     schema: Mapping[str, Any] | None = None,
+    *,
+    spell: Spell,
 ) -> ForcedCall:
     """What makes a model call one of the tools, after its thoughts if it has any.
 
     tools: as OpenAI's interface has them. name: of the tool; None: any. prompt: what the reply goes on from.
     schema: the model may say JSON that follows it instead. Where the format has no grammar here, the call is
-    a plain JSON object. Raises InvalidArgumentError for an unknown name, no tools, and a schema that can't be
-    made a grammar.
+    a plain JSON object. Raises InvalidArgumentError for an unknown name, no tools, and a schema over the
+    limits.
     """
     schemas = {key: schema for key, schema in tools_of(tools).items() if name in (None, key)}
     if not schemas:
@@ -88,81 +94,75 @@ def forced_call(
     if format.name not in WRITTEN:
         format = Format(format.thinking, _PLAIN)
     written = WRITTEN.get(format.name, Written(_JSON))
-    rules = _Rules()
-    ways = [_call(rules, f"t{i}", written, key, each) for i, (key, each) in enumerate(schemas.items())]
+    rules = _Rules(spell)
+    ways = [_call(rules, written, key, each) for key, each in schemas.items()]
     if schema is not None:
-        ways.append(rules.of_schema("json", schema))
+        ways.append(rules.of_schema(or_object(schema)))
     return ForcedCall(rules.text(f"{_thoughts(rules, format, prompt)}({' | '.join(ways)})"), format)
 
 
-def forced_json(format: Format, schema: Mapping[str, Any], prompt: str = "") -> str:
-    """The grammar of JSON that follows a schema, after the model's thoughts if it has any.
+def forced_json(format: Format, schema: Mapping[str, Any], prompt: str = "", *, spell: Spell) -> str:
+    """The grammar, in Lark, of JSON that follows a schema, after the model's thoughts if it has any.
 
-    prompt: what the reply goes on from. Raises InvalidArgumentError for a schema that can't be a grammar.
+    prompt: what the reply goes on from. Raises InvalidArgumentError for a schema over the limits.
     """
-    rules = _Rules()
-    return rules.text(f"{_thoughts(rules, format, prompt)}{rules.of_schema('json', schema)}")
+    rules = _Rules(spell)
+    return rules.text(f"{_thoughts(rules, format, prompt)}{rules.of_schema(or_object(schema))}")
 
 
 class _Rules:
     """The rules of a grammar, each under a name of its own."""
 
-    def __init__(self) -> None:
-        self._rules: dict[str, str] = {}
+    def __init__(self, spell: Spell) -> None:
+        self.spell = spell
+        self._rules: list[str] = []
         self._n_read = 0  # characters of schemas
 
-    def text(self, root: str) -> str:
+    def text(self, start: str) -> str:
         """The grammar."""
-        return "".join(f"{name} ::= {rule}\n" for name, rule in {"root": root, **self._rules}.items())
+        return "\n".join([f"{HEADER} {{}}", f"start: {start}", *self._rules, ""])
 
-    def of_schema(self, prefix: str, schema: Mapping[str, Any]) -> str:
+    def of_schema(self, schema: Any) -> str:
         """The name of a rule for JSON that follows the schema."""
-        text = json.dumps(schema)
+        text = json_of(schema)
         self._n_read += len(text)
         if self._n_read > _MOST_READ:
             raise InvalidArgumentError(
                 f"the schemas of the tools have over {_MOST_READ} characters together: offer fewer tools, or "
                 "write less in their schemas"
             )
-        for line in grammar_of_schema(text).splitlines():
-            name, _, rule = line.partition("::=")
-            if rule:
-                self._rules[f"{prefix}-{name.strip()}"] = _renamed(rule.strip(), prefix)
-        return f"{prefix}-root"
+        return self._add(f": %json {text}")
 
-    def until(self, prefix: str, mark: str) -> str:
-        """The name of a rule for any text up to a mark, which belongs to it (Knuth, Morris and Pratt)."""
-        name = f"{prefix}-{len(self._rules)}-u"
-        letters = sorted(set(mark))
-        for state in range(len(mark)):
-            ways = []
-            for letter in letters:
-                seen = mark[:state] + letter
-                n = next(n for n in range(len(seen), -1, -1) if mark.startswith(seen[len(seen) - n :]))
-                ways.append(_literal(letter) + (f" {name}{n}" if n < len(mark) else ""))
-            ways.append(f"[^{''.join(map(_in_class, letters))}] {name}0")
-            self._rules[f"{name}{state}"] = " | ".join(ways)
-        return f"{name}0"
+    def until(self, mark: str, text: str = "/(?s:.*)/") -> str:
+        """The name of a rule for a text up to the first mark, which belongs to it. text: what it may be."""
+        end = self.spell(mark)
+        if end.startswith('"') and " <[" not in end:
+            return self._add(f"[suffix={end}]: {text}")
+        return self._add(f": {text} {self.spell(mark.strip())}")  # a control token is no part of a text
+
+    def _add(self, rest: str) -> str:
+        name = f"r{len(self._rules)}"
+        self._rules.append(name + rest)
+        return name
 
 
-def _call(rules: _Rules, prefix: str, written: Written, name: str, schema: Mapping[str, Any]) -> str:
-    values = {"%n": _literal(name)}
+def _call(rules: _Rules, written: Written, name: str, schema: Mapping[str, Any]) -> str:
+    values = {"%n": name}
     if "%a" in written.call:
-        values["%a"] = rules.of_schema(prefix, schema or {"type": "object"})
-    else:
-        values["%p"] = _parameters(rules, prefix, written.parameter, schema)
-    return _filled(written.call, values)
+        arguments = {"type": "object", **schema} if schema else _NONE
+        return _filled(rules, written.call, values, {"%a": rules.of_schema(arguments)})
+    return _filled(rules, written.call, values, {"%p": _parameters(rules, written.parameter, schema)})
 
 
-def _parameters(rules: _Rules, prefix: str, written: str, schema: Mapping[str, Any]) -> str:
+def _parameters(rules: _Rules, written: str, schema: Mapping[str, Any]) -> str:
     """In the schema's order; those that aren't required may be left out."""
     definitions = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
     required = _part(schema, "required", list)
     found = []
-    for i, (key, each) in enumerate(_part(schema, "properties", dict).items()):
-        each = _ANYTHING if each is True else each
-        of_key = _filled(written.partition("%v")[0], {"%k": _literal(key)})
-        one = f"{of_key} {_value(rules, f'{prefix}p{i}', written.partition('%v')[2], each, definitions)}"
+    for key, each in _part(schema, "properties", dict).items():
+        begin, _, rest = written.partition("%v")
+        each = {} if each is True else _part({"parameter": each}, "parameter", dict)
+        one = f"{_filled(rules, begin, {'%k': key})} {_value(rules, rest, each, definitions)}"
         found.append(one if key in required else f"({one})?")
     return " ".join(found)
 
@@ -177,55 +177,43 @@ def _part(schema: Mapping[str, Any], name: str, kind: type[Any]) -> Any:
     return kind() if part is None else part
 
 
-def _value(
-    rules: _Rules, prefix: str, rest: str, schema: Mapping[str, Any], definitions: Mapping[str, Any]
-) -> str:
+def _value(rules: _Rules, rest: str, schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> str:
     """A value and what closes it; texts stand there as they are."""
-    schema = _part({"parameter": schema}, "parameter", dict) or _ANYTHING
-    texts = [schema["const"]] if "const" in schema else _part(schema, "enum", list)
-    if texts and all(isinstance(text, str) for text in texts):
-        return f"({' | '.join(map(_literal, texts))}) {_literal(rest)}"
-    if schema.get("type") == "string":
+    text = raw_text(schema, definitions)
+    if text is not None and text.literals:
+        return f"({' | '.join(map(rules.spell, text.literals))}) {rules.spell(rest)}"
+    if text is not None and text.regex:
+        return rules.until(rest, text.regex)
+    if text is not None:
         mark = rest.strip()
         after = rest.partition(mark)[2]
-        return f"{rules.until(prefix, mark)} {_literal(after)}"
-    return f"{rules.of_schema(prefix, {**definitions, **schema})} {_literal(rest)}"
+        return f"{rules.until(mark)} {rules.spell(after)}"
+    return f"{rules.of_schema({**definitions, **schema} if schema else {})} {rules.spell(rest)}"
 
 
 def _thoughts(rules: _Rules, format: Format, prompt: str) -> str:
     thinking = format.thinking
     if thinking is None or prompt.rstrip().endswith(thinking.close.rstrip()):
         return ""
-    thought = f"{rules.until('thought', thinking.close)} [ \\n]*"
+    thought = f"{rules.until(thinking.close)} ({_SPACE})?"
     if thinking.is_open(prompt):
         return f"{thought} "
-    return f"({_literal(thinking.open)} {thought})? "
+    return f"({rules.spell(thinking.open)} {thought})? "
 
 
-def _filled(written: str, values: Mapping[str, str]) -> str:
+def _filled(
+    rules: _Rules, written: str, texts: Mapping[str, str], names: Mapping[str, str] | None = None
+) -> str:
+    """What is written, in Lark: texts as they are, and names of rules."""
+    names = names or {}
     parts = re.split("(%[a-z])", written)
-    return " ".join(values[part] if part in values else _literal(part) for part in parts if part)
-
-
-def _literal(text: str) -> str:
-    for raw, escaped in (("\\", "\\\\"), ('"', '\\"'), ("\n", "\\n"), ("\r", "\\r")):
-        text = text.replace(raw, escaped)
-    return f'"{text}"'
-
-
-def _in_class(letter: str) -> str:
-    if letter == "\n":
-        return "\\n"
-    return f"\\{letter}" if letter in "\\]-[" else letter
-
-
-_WORDS = re.compile(r'"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]|(?P<name>[A-Za-z][A-Za-z0-9-]*)')
-
-
-def _renamed(rule: str, prefix: str) -> str:
-    """The rule with a prefix before each name, but not in literals and classes."""
-
-    def change(match: re.Match[str]) -> str:
-        return f"{prefix}-{match[0]}" if match["name"] else match[0]
-
-    return _WORDS.sub(change, rule)
+    found = [names[part] if part in names else texts.get(part, part) for part in parts]
+    merged: list[str] = []
+    line = ""
+    for part, each in zip(parts, found, strict=True):
+        if part in names:
+            merged += [*([rules.spell(line)] if line else []), each]
+            line = ""
+        else:
+            line += each
+    return " ".join([*merged, *([rules.spell(line)] if line else [])])

@@ -1,8 +1,10 @@
-"""A grammar that says which tokens may come next; libllama's, in a process that may be ended."""
+"""A grammar that says which tokens may come next, in a process that may be ended."""
 
 from __future__ import annotations
 
+import enum
 import hashlib
+import importlib.util
 import json
 import math
 import os
@@ -14,6 +16,7 @@ import sys
 import threading
 import time
 import weakref
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -37,6 +40,14 @@ _MOST_KNOWN = 1024
 Allowed = npt.NDArray[np.bool_]
 
 
+class GrammarKind(enum.Enum):
+    """What a grammar is written in, and who reads it. The value: what its process is asked for."""
+
+    GBNF = b"g"  # libllama
+    SCHEMA = b"j"  # llguidance, as the next one
+    LARK = b"l"
+
+
 class GrammarHost(NotCopied):
     """Starts processes for the grammars of one vocabulary; the first one reads that."""
 
@@ -47,7 +58,7 @@ class GrammarHost(NotCopied):
         renew_lock_in_child(self, "_lock")
         self._pid = 0
         self._finalizer: weakref.finalize[..., GrammarHost] | None = None
-        self._known: dict[bytes, None] = {}  # digests of grammars that libllama could read
+        self._known: dict[bytes, None] = {}  # digests of grammars that could be read
 
     def knows(self, text: str) -> bool:
         """Whether a grammar was read before."""
@@ -60,14 +71,14 @@ class GrammarHost(NotCopied):
                 del self._known[next(iter(self._known))]
             self._known[_digest(text)] = None
 
-    def connect(self) -> socket.socket:
+    def connect(self, kind: GrammarKind) -> socket.socket:
         """The socket of a new process. Raises KVGraphError when there can be none."""
         ours, theirs = socket.socketpair()
         with self._lock, theirs:
             try:
                 if self._pid != os.getpid() or self._process.poll() is not None:
                     self._start()
-                socket.send_fds(self._control, [b"+"], [theirs.fileno()])
+                socket.send_fds(self._control, [kind.value], [theirs.fileno()])
             except (OSError, subprocess.SubprocessError) as error:
                 ours.close()
                 raise KVGraphError(f"the process for grammars can't be started: {error}") from error
@@ -87,6 +98,7 @@ class GrammarHost(NotCopied):
             self._file.overrides.hex(),
             MOST_SECONDS,
             MOST_BYTES,
+            _folder_of_llguidance(),
         ]
         with theirs:
             self._process = subprocess.Popen(
@@ -100,6 +112,12 @@ class GrammarHost(NotCopied):
             )
         self._pid = os.getpid()
         self._finalizer = weakref.finalize(self, _end, self._pid, self._control, self._process)
+
+
+def _folder_of_llguidance() -> str:
+    """Where the process finds it, which sees neither PYTHONPATH nor its folder."""
+    spec = importlib.util.find_spec("llguidance")
+    return "" if spec is None or spec.origin is None else str(Path(spec.origin).parents[1])
 
 
 _hosts: weakref.WeakKeyDictionary[Tokenizer, GrammarHost] = weakref.WeakKeyDictionary()
@@ -120,12 +138,13 @@ class Grammar(NotCopied):
     """One text's way through a grammar: which tokens may come next, and which one has come.
 
     Its process begins when it is first asked, and is told again what has come when that was interrupted or
-    is not this process's. Raises InvalidArgumentError for what libllama can't read, and as allowed() does.
+    is not this process's. Raises InvalidArgumentError for what can't be read, and as allowed() does.
     """
 
-    def __init__(self, text: str, host: GrammarHost) -> None:
+    def __init__(self, text: str, host: GrammarHost, kind: GrammarKind = GrammarKind.GBNF) -> None:
         self._text = text
         self._host = host
+        self._kind = kind
         self._tokens: list[int] = []
         self._allowed: Allowed | None = None
         self._link: _Link | None = None
@@ -139,7 +158,7 @@ class Grammar(NotCopied):
         if self._allowed is None:
             link = self._taken_link()
             if link is None:
-                link = _Link(self._host.connect(), self._host.n_vocab)
+                link = _Link(self._host.connect(self._kind), self._host.n_vocab, self._kind)
                 link.ask(self._text.encode(), self._tokens)
             try:
                 self._allowed = link.answer(seconds)
@@ -186,12 +205,15 @@ class Grammar(NotCopied):
 class _Link:
     """A connection with a grammar's process: one question, then its answer."""
 
-    def __init__(self, connection: socket.socket, n_vocab: int) -> None:
+    def __init__(self, connection: socket.socket, n_vocab: int, kind: GrammarKind) -> None:
         connection.setblocking(False)
         self.pid = os.getpid()
         self._connection = connection
         self.close = weakref.finalize(self, connection.close)
         self._n_vocab = n_vocab
+        self._kind = kind
+        # a byte for each token, 0 where it is allowed; of llguidance a bit, 1 where it is, in words of 32
+        self._n_bytes = n_vocab if kind is GrammarKind.GBNF else -(-n_vocab // 32) * 4
         self._came = bytearray()
         self._unsent = b""
         self._n_front = 0
@@ -216,13 +238,16 @@ class _Link:
             wait = max(end - time.monotonic(), 0)
             if not poll.poll(math.ceil(wait * 1000)):
                 if time.monotonic() - self._since > _MOST_WAITED:
-                    raise _too_slow()
+                    raise _too_slow(self._kind)
                 return None
             self._receive()
-            if len(self._came) == self._n_front + self._n_vocab:
-                found: Allowed = np.frombuffer(self._came, np.uint8, offset=self._n_front) == 0
+            if len(self._came) == self._n_front + self._n_bytes:
+                data = np.frombuffer(self._came, np.uint8, offset=self._n_front)
                 self._came = bytearray()
-                return found
+                if self._kind is GrammarKind.GBNF:
+                    found: Allowed = data == 0
+                    return found
+                return np.unpackbits(data, count=self._n_vocab, bitorder="little").view(np.bool_)
 
     def _send(self) -> None:
         try:
@@ -245,23 +270,32 @@ class _Link:
         if self._n_front and self._came[1:2] == b"-":
             if data:  # libllama's own words follow, up to the end
                 return
-            said = " ".join(self._came[2:].decode("utf-8", "replace").split())
-            raise InvalidArgumentError(
-                "libllama can't read the grammar: it needs a rule `root`, every rule that is named, and no "
-                "rule may begin with itself (GBNF, in llama.cpp's grammars/README.md)"
-                + (f". It says: {said}" if said else "")
-            )
+            raise _unread(self._kind, " ".join(self._came[2:].decode("utf-8", "replace").split()))
         if not data:
             if self._n_front and not self._came:
                 raise KVGraphError("the process for grammars has ended: is there too little memory?")
-            raise _too_slow()
+            raise _too_slow(self._kind)
 
 
-def _too_slow() -> InvalidArgumentError:
+def _unread(kind: GrammarKind, said: str) -> InvalidArgumentError:
+    if kind is GrammarKind.GBNF:
+        return InvalidArgumentError(
+            "libllama can't read the grammar: it needs a rule `root`, every rule that is named, and no "
+            "rule may begin with itself (GBNF, in llama.cpp's grammars/README.md)"
+            + (f". It says: {said}" if said else "")
+        )
+    what = "json_schema" if kind is GrammarKind.SCHEMA else "the grammar or a schema in it"
+    return InvalidArgumentError(f"{what} can't be obeyed: {said}")
+
+
+def _too_slow(kind: GrammarKind) -> InvalidArgumentError:
+    limits = f"more than {MOST_SECONDS:g} s of processor time, or {MOST_BYTES >> 20} MiB, for one token"
+    if kind is not GrammarKind.GBNF:
+        return InvalidArgumentError(
+            f"the schema or grammar can't be obeyed: it takes {limits}: make it smaller"
+        )
     return InvalidArgumentError(
-        f"the grammar takes more than {MOST_SECONDS:g} s of processor time, or {MOST_BYTES >> 20} MiB, for "
-        "one token: make it smaller, with fewer ways to read the same text (in a JSON schema: a simpler "
-        "`pattern`)"
+        f"the grammar takes {limits}: make it smaller, with fewer ways to read the same text"
     )
 
 

@@ -248,9 +248,8 @@ class Sampler(NotCopied):
                 "a grammar is about text: give the Sampler its tokenizer=model.tokenizer"
             )
         with importing:
-            from pykvgraph.sampling.grammar import Grammar, host_of
-            from pykvgraph.sampling.grammar_text import grammar_text
-        return Grammar(grammar_text(self._params), host_of(self._tokenizer))
+            from pykvgraph.sampling.rules import rules_of
+        return rules_of(self._params, self._tokenizer)
 
     def _new_chain(self, n_vocab: int) -> Handle:
         free = self._llama.llama_sampler_free

@@ -12,6 +12,7 @@ from pykvgraph.params.params import ThoughtLimit
 from pykvgraph.reply.forced import WRITTEN, forced_call, forced_json
 from pykvgraph.reply.format import Format
 from pykvgraph.reply.parser import ReplyParser
+from pykvgraph.sampling.spelling import spelled
 from pykvgraph.server.http.asker import Asker
 from pykvgraph.server.job import Job
 from pykvgraph.server.requests.chat_request import ChatRequest, chat_request_of, with_response_format
@@ -35,7 +36,7 @@ def chat_job(service: Service, fields: Fields, asker: Asker) -> ChatJob:
     chat = chat_request_of(fields, service.settings)
     prompt = chat.prompt(service.template)
     tokens = text_tokens(prompt.whole, service.vocabulary.tokenizer, n_ctx=service.n_ctx)
-    grammar, format = _ruled(chat, service.template.format, prompt)
+    grammar, format = _ruled(chat, service, prompt)
     parses = service.settings.parses_replies
     tools = chat.tools if chat.may_call and parses else []
     special = service.settings.special or service.vocabulary.has_control(format.texts())
@@ -83,16 +84,18 @@ def _left_in(chat: ChatRequest, format: Format, prompt: ChatPrompt) -> str:
     return thinking.open if thinking and not chat.reasons and thinking.is_open(prompt.text) else ""
 
 
-def _ruled(chat: ChatRequest, format: Format, prompt: ChatPrompt) -> tuple[str, Format]:
+def _ruled(chat: ChatRequest, service: Service, prompt: ChatPrompt) -> tuple[str, Format]:
     """The grammar of the answer, "" for none, and the format in which it is to be read."""
+    format = service.template.format
     if not chat.must_call and chat.schema is None:
         return "", format
     thinking = format.thinking
     if thinking and not chat.thinks and not thinking.is_open(prompt.whole):
         format = format.without_thinking()
+    spell = functools.partial(spelled, service.vocabulary.tokenizer)
     if chat.must_call:
-        return forced_call(format, chat.tools, chat.function, prompt.whole)
+        return forced_call(format, chat.tools, chat.function, prompt.whole, spell=spell)
     assert chat.schema is not None
     if chat.may_call and format.name in WRITTEN:
-        return forced_call(format, chat.tools, None, prompt.whole, chat.schema)
-    return forced_json(format, chat.schema, prompt.whole) if format.thinking else "", format
+        return forced_call(format, chat.tools, None, prompt.whole, chat.schema, spell=spell)
+    return forced_json(format, chat.schema, prompt.whole, spell=spell) if format.thinking else "", format

@@ -193,8 +193,8 @@ def test_imported_late_is_what_a_first_token_does_without() -> None:
         "llama.cache",
         "model.device",
         "plan.fitting",
-        "sampling.grammar",
-        "sampling.grammar_text",
+        "sampling.guide_text",
+        "sampling.rules",
     }
 
 

@@ -35,6 +35,8 @@ def chat_of_messages(fields: Fields) -> Fields:
         body["parallel_tool_calls"] = not choice.get("disable_parallel_tool_use", False)
     thinking = fields.object("thinking")
     kind = thinking.get("type")
+    if kind is None and choice.get("type") in ("any", "tool"):
+        kind = "disabled"  # as Anthropic's own: a call that must be comes without thoughts
     if kind == "enabled":
         body["thinking_budget_tokens"] = thinking.get("budget_tokens", _MOST_THOUGHTS)
     if kind in ("enabled", "disabled"):

@@ -240,27 +240,6 @@ def test_json_schema(ctx: kvg.Context) -> None:
     assert isinstance(said["yes"], bool)
 
 
-@pytest.mark.parametrize(
-    "schema",
-    [
-        {"type": "string", "minLength": 2, "maxLength": 6},
-        {"type": "array", "items": {"enum": ["a", "b c"]}, "maxItems": 4},
-        {"type": "string", "pattern": "^(a|b(c)?)?d{1,4}$"},
-    ],
-)
-def test_repetitions_of_a_schema_are_the_translators(ctx: kvg.Context, schema: dict[str, Any]) -> None:
-    """Its groups within groups, written otherwise, allow the same texts."""
-    from llama_cpp.llama_grammar import json_schema_to_gbnf
-
-    grammar = json_schema_to_gbnf(json.dumps(schema))
-    for seed in range(8):
-        options: dict[str, Any] = {"max_tokens": 40, "temperature": 1.5, "seed": seed}
-        expected = text_of(list(kvg.generate(ctx, OPENING, grammar=grammar, **options)))
-        ctx.reset()
-        assert text_of(list(kvg.generate(ctx, OPENING, json_schema=schema, **options))) == expected
-        ctx.reset()
-
-
 def test_long_strings_and_lists_of_a_schema(ctx: kvg.Context) -> None:
     schema = {"type": "string", "maxLength": 1000}
     assert text_of(list(kvg.generate(ctx, OPENING, max_tokens=5, json_schema=schema))).startswith('"')

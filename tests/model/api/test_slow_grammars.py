@@ -162,7 +162,7 @@ def test_an_answer_that_is_read_late(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_MOST_WAITED", 0.05)
     ours, theirs = socket.socketpair()
     with theirs:
-        link = module._Link(ours, 4)
+        link = module._Link(ours, 4, module.GrammarKind.GBNF)
         link.ask(None, [1])
         theirs.send(b"\0\1")
         time.sleep(0.1)

@@ -1,0 +1,128 @@
+"""What a guide follows, as llguidance reads it: JSON schemas, and Lark grammars with schemas in them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from pykvgraph.checks import shown
+from pykvgraph.errors import InvalidArgumentError
+from pykvgraph.sampling.schema_limits import check_schema
+
+HEADER = "%llguidance"  # what a grammar in Lark begins with, as in llama.cpp
+# between the parts of JSON, without which a model may say nothing else; llama.cpp's grammars have the same
+_SPACE = r"( |\n{1,2}[ \t]{0,20})"
+_MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+_LISTS = ("prefixItems", "anyOf", "oneOf", "allOf", "items")
+_SINGLE = ("items", "additionalProperties", "contains", "not", "if", "then", "else", "propertyNames")
+# in a regular expression of Lark, where letters and digits are those of all scripts
+_SIGNS = re.compile(r"\\.|[/\n\r]", re.DOTALL)
+_IN_LARK = {"/": r"\/", "\n": r"\n", "\r": r"\r", r"\d": "[0-9]", r"\D": "[^0-9]"}
+_IN_LARK |= {r"\w": "[0-9A-Za-z_]", r"\W": "[^0-9A-Za-z_]"}
+_SAYS_WHAT_ELSE = ("additionalProperties", "patternProperties", "unevaluatedProperties", "propertyNames")
+_COMPOSES = ("anyOf", "oneOf", "$ref", "if", "dependentSchemas", "not")
+
+
+def is_lark(grammar: str) -> bool:
+    """Whether a grammar is one of llguidance's."""
+    return grammar.startswith(HEADER)
+
+
+def guide_of_schema(schema: str) -> str:
+    """JSON that follows a schema (its JSON text), as a grammar's process reads it; {}: any object.
+
+    Raises InvalidArgumentError for a schema over the limits.
+    """
+    return json_of(or_object(json.loads(schema)))
+
+
+def or_object(schema: Any) -> Any:
+    """The schema; of any object in place of one that says nothing, as of `response_format`."""
+    return {"type": "object"} if schema == {} else schema
+
+
+def json_of(schema: Any) -> str:
+    """The schema as JSON, as llguidance is to read it. Raises InvalidArgumentError for one over the limits.
+
+    OpenAPI's `nullable` becomes a type. An object whose schema says nothing of other properties has none,
+    unless schemas are put together there.
+    """
+    check_schema(schema, len(json.dumps(schema)))
+    if not isinstance(schema, (dict, bool)):
+        raise InvalidArgumentError(f"a JSON schema must be an object, got {shown(schema)}")
+    if isinstance(schema, bool):
+        schema = {} if schema else {"enum": []}
+    schema = _rewritten(schema, closes=not any(map(_is_composed, _all(schema))))
+    given = schema.get("x-guidance")
+    own = {**(given if isinstance(given, dict) else {}), "whitespace_pattern": _SPACE}
+    return json.dumps({**schema, "x-guidance": own})
+
+
+def literal(text: str) -> str:
+    """A text in Lark."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def special(token: int) -> str:
+    """A token in Lark, by its id."""
+    return f"<[{token}]>"
+
+
+def _below(schema: Mapping[str, Any]) -> Iterator[Any]:
+    """The schemas in a schema."""
+    for key, value in schema.items():
+        if key in _MAPS and isinstance(value, dict):
+            yield from value.values()
+        elif key in _LISTS and isinstance(value, list):
+            yield from value
+        elif key in _SINGLE:
+            yield value
+
+
+def _all(schema: Any) -> Iterator[dict[str, Any]]:
+    """A schema and all in it."""
+    todo = [schema]
+    while todo:
+        each = todo.pop()
+        if isinstance(each, dict):
+            yield each
+            todo += _below(each)
+
+
+def _is_composed(schema: Mapping[str, Any]) -> bool:
+    """Whether another schema says what else an object has."""
+    together = schema.get("allOf")
+    if isinstance(together, list) and (len(together) > 1 or "properties" in schema):
+        return True
+    return "properties" in schema and any(key in schema for key in _COMPOSES)
+
+
+def _rewritten(schema: Any, closes: bool) -> Any:
+    if not isinstance(schema, dict):
+        return schema
+    found: dict[str, Any] = {}
+    for key, value in schema.items():
+        if key in _MAPS and isinstance(value, dict):
+            found[key] = {name: _rewritten(each, closes) for name, each in value.items()}
+        elif key in _LISTS and isinstance(value, list):
+            found[key] = [_rewritten(each, closes) for each in value]
+        else:
+            found[key] = _rewritten(value, closes) if key in _SINGLE else value
+    if closes and "properties" in schema and not any(key in schema for key in _SAYS_WHAT_ELSE):
+        found["additionalProperties"] = False
+    if found.pop("nullable", False) is True:
+        around: dict[str, Any] = {key: found.pop(key) for key in ("$defs", "definitions") if key in found}
+        found = {**around, "anyOf": [found, {"type": "null"}]}
+    return found
+
+
+def regex(pattern: str) -> str:
+    """A regular expression as JavaScript reads it, in Lark."""
+    return f"/{_SIGNS.sub(lambda sign: _IN_LARK.get(sign[0], sign[0]), pattern)}/"
+
+
+def lark_of_schema(schema: Any) -> str:
+    """A grammar of JSON that follows a schema. Raises InvalidArgumentError for a schema over the limits."""
+    return f"{HEADER} {{}}\nstart: %json {json_of(or_object(schema))}\n"
