@@ -114,6 +114,7 @@ _TAKEN = {
         --cache-reuse N $LLAMA_ARG_CACHE_REUSE
         --metrics $LLAMA_ARG_ENDPOINT_METRICS
         --props $LLAMA_ARG_ENDPOINT_PROPS
+        --cors-origins ORIGINS $LLAMA_ARG_CORS_ORIGINS
         --slots --no-slots $LLAMA_ARG_ENDPOINT_SLOTS
         --slot-save-path FOLDER $LLAMA_ARG_SLOT_SAVE_PATH
         --jinja --no-jinja $LLAMA_ARG_JINJA
@@ -362,8 +363,7 @@ _REFUSED = {
         --path FOLDER $LLAMA_ARG_STATIC_PATH
         --api-prefix PREFIX $LLAMA_ARG_API_PREFIX
     """,
-    "pages of every origin may ask; --api-key keeps strangers out, and a proxy can set other headers": """
-        --cors-origins ORIGINS $LLAMA_ARG_CORS_ORIGINS
+    "--cors-origins says whose pages may ask; a proxy in front can set other headers": """
         --cors-methods METHODS $LLAMA_ARG_CORS_METHODS
         --cors-headers HEADERS $LLAMA_ARG_CORS_HEADERS
         --cors-credentials --no-cors-credentials $LLAMA_ARG_CORS_CREDENTIALS

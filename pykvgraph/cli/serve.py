@@ -203,6 +203,7 @@ def _settings(model: str, host: str, given: dict[str, Any]) -> Settings:
         reasoning_budget_message=given["reasoning_budget_message"],
         metrics=given["metrics"],
         props=given["props"],
+        cors_origins=given["cors_origins"],
         slots=given["slots"],
         slot_save_path=given["slot_save_path"] or "",
         page=given["webui"],

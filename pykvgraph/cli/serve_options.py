@@ -222,6 +222,13 @@ _OF_WIRE: list[Adder] = [
     ),
     option("--metrics/--no-metrics", default=False, help="Serve /metrics, for Prometheus."),
     option("--props/--no-props", default=False, help="Serve POST /props."),
+    option(
+        "--cors-origins",
+        default="*",
+        metavar="ORIGINS",
+        help="Pages of which origins may ask: '*' for all, 'localhost' for those of this machine, or some, "
+        "as in 'https://a.example,https://b.example'.",
+    ),
     option("--slots/--no-slots", default=True, help="Serve /slots."),
     option(
         "--slot-save-path",

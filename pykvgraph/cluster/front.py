@@ -175,7 +175,7 @@ def front_app(pool: Pool) -> ASGIApp:
     routes = [Route(path, _Forward(work), methods=[method]) for method, path, work in told]
     app = Starlette(routes=routes, exception_handlers={HTTPException: no_such_path})
     app.router.redirect_slashes = False  # as each server's
-    return Cors(Keys(app, pool.settings.api_keys))
+    return Cors(Keys(app, pool.settings.api_keys), pool.settings.cors_origins)
 
 
 def _query(request: Request) -> str:

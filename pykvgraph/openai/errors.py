@@ -81,7 +81,8 @@ def no_room(n_prompt: int, n_ctx: int, is_least: bool = False) -> WireError:
     return WireError(
         400,
         "exceed_context_size_error",
-        f"the prompt has {n_told} tokens, and a request may have {n_ctx} with its answer: "
+        f"the prompt has {n_told} tokens and exceeds the available context size: a request may have {n_ctx} "
+        "tokens with its answer: "
         "shorten it, or start the server with a larger -c or fewer -np",
         n_prompt_tokens=n_prompt,
         n_ctx=n_ctx,

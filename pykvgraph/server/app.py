@@ -23,6 +23,7 @@ from pykvgraph.server.http.reply import JsonReply
 from pykvgraph.server.requests.fields import Fields
 from pykvgraph.server.service import Service
 from pykvgraph.server.slow_work import forget_values
+from pykvgraph.server.structured_outputs import with_own_rules
 
 Teller = Callable[[Service, Request], Awaitable[ASGIApp]]
 Answerer = Callable[[Service, Request, Fields], ASGIApp]
@@ -31,7 +32,16 @@ _log = logging.getLogger("pykvgraph.server")
 LARGE = 1 << 13  # bytes of a body that takes a while: the event loop goes on meanwhile
 _MANY = 64  # commas, of prompts perhaps, each of which takes a while
 # a name may be written with escapes
-_SLOW = (b'"grammar"', b'"json_schema"', b'"tools"', b'"response_format"', SAID_FIELD.encode(), b"\\u")
+_SLOW = (
+    b'"grammar"',
+    b'"guided_',
+    b'"structured_outputs"',
+    b'"json_schema"',
+    b'"tools"',
+    b'"response_format"',
+    SAID_FIELD.encode(),
+    b"\\u",
+)
 
 WITHOUT_BODY: dict[tuple[str, str], Teller] = {
     ("GET", "/health"): about.health,
@@ -87,7 +97,7 @@ def application(service: Service) -> ASGIApp:
     ]
     router = Starlette(routes=routes, exception_handlers={HTTPException: no_such_path})
     router.router.redirect_slashes = False  # it would send the client to whatever its Host header says
-    app: ASGIApp = Cors(Keys(router, service.settings.api_keys))
+    app: ASGIApp = Cors(Keys(router, service.settings.api_keys), service.settings.cors_origins)
     return OfRun(app, service.settings.run_token) if service.settings.run_token else app
 
 
@@ -140,7 +150,7 @@ class _WithBody(Endpoint):
         self._service.engine  # noqa: B018 which says so while the model is loaded
 
         def answer() -> ASGIApp:
-            fields = Fields(loads(body))
+            fields = with_own_rules(Fields(loads(body)))
             if OF_RUN in request.scope and SAID_HEADER in request.headers:
                 request.scope[SAID_OF_SCOPE] = tuple(fields.array(SAID_FIELD))
             return self._answerer(self._service, request, fields)

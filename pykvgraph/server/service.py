@@ -36,7 +36,8 @@ from pykvgraph.types import Piece
 _log = logging.getLogger("pykvgraph.server")
 _MOST_BIASES = 1 << 20  # of all samples of a body; each has its own, and tells them
 _RULES = ("grammar", "json_schema")
-FINGERPRINT = "pykvgraph-" + importlib.metadata.version("pykvgraph")
+# llama-server's begins with its number of builds, and clients look for the b
+FINGERPRINT = f"b{importlib.metadata.version('pykvgraph')}-pykvgraph"
 
 
 class Service:

@@ -68,6 +68,7 @@ class Settings:
     spm_infill: bool = False
     metrics: bool = False
     props: bool = False
+    cors_origins: str = "*"  # pages of which origins may ask, as server.http.cors has it
     run_token: str = ""
     first_slot: int = 0
     slots: bool = True

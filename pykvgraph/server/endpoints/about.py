@@ -18,6 +18,8 @@ from pykvgraph.server.service import FINGERPRINT, Service
 
 _VOCABULARIES = ("none", "llama", "gpt2", "bert", "t5", "rwkv", "plamo2")  # as llama.cpp numbers them
 
+_STARTED = now()
+
 
 async def health(service: Service, request: Request) -> ASGIApp:
     """Whether the model is there."""
@@ -102,7 +104,8 @@ async def metrics(service: Service, request: Request) -> ASGIApp:
         raise unsupported("This server does not support metrics endpoint. Start it with `--metrics`")
     # counting the cells waits for the engine's step, and the event loop must not
     text = await asyncio.to_thread(service.metrics.text)
-    return Response(text, media_type="text/plain; version=0.0.4")
+    headers = {"Process-Start-Time-Unix": str(_STARTED)}  # llama-server's own, for those who count restarts
+    return Response(text, media_type="text/plain; version=0.0.4", headers=headers)
 
 
 def _entry(service: Service) -> dict[str, Any]:

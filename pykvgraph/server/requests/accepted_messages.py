@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -10,6 +11,7 @@ from pykvgraph.chat.chat_template import MessagesRefusedError
 Messages = list[dict[str, Any]]
 _BETWEEN = "\n\n"
 _PLAIN = {"role", "content"}
+_N_ID = 9
 
 
 def rendered(messages: Messages, render: Callable[[Messages], str]) -> str:
@@ -28,6 +30,14 @@ def rendered(messages: Messages, render: Callable[[Messages], str]) -> str:
 
 
 def _forms(messages: Messages) -> Iterator[Messages]:
+    """With the ids of calls as they are, and then as Mistral's templates insist on them."""
+    yield from _orders(messages)
+    with_ids = _with_short_ids(messages)
+    if with_ids != messages:
+        yield from _orders(with_ids)
+
+
+def _orders(messages: Messages) -> Iterator[Messages]:
     """As they are; the system's words in front; one message a turn; the system's words in the first."""
     yield messages
     in_front = _with_system_in_front(messages)
@@ -38,6 +48,29 @@ def _forms(messages: Messages) -> Iterator[Messages]:
         yield joined
     if joined and joined[0]["role"] == "system":
         yield _joined([{**joined[0], "role": "user"}, *joined[1:]])
+
+
+def _with_short_ids(messages: Messages) -> Messages:
+    """Conversations that another service began have its ids: the same one becomes the same one everywhere."""
+    found = []
+    for each in messages:
+        own = dict(each)
+        if isinstance(each.get("tool_call_id"), str):
+            own["tool_call_id"] = _short(each["tool_call_id"])
+        if isinstance(each.get("tool_calls"), list):
+            own["tool_calls"] = [
+                {**call, "id": _short(call["id"])} if isinstance(call.get("id"), str) else call
+                for call in each["tool_calls"]
+            ]
+        found.append(own)
+    return found
+
+
+def _short(id: str) -> str:
+    """Nine letters and digits."""
+    if len(id) == _N_ID and id.isascii() and id.isalnum():
+        return id
+    return hashlib.blake2b(id.encode(errors="replace"), digest_size=8).hexdigest()[:_N_ID]
 
 
 def _with_system_in_front(messages: Messages) -> Messages:

@@ -19,6 +19,7 @@ from support import chance, where
 
 import pykvgraph as kvg
 
+N_SEEDS = 75 if chance.THOROUGH else 6  # with all schemas 2,000 answers
 LETTERS = {"backslash": "C:\\new\\tab", "quote": 'say "yes"', "line break": "one\ntwo", "emoji": "good 😀"}
 NODE = {
     "type": "object",
@@ -137,7 +138,7 @@ def test_answers_are_valid(ctx: kvg.Context, name: str) -> None:
     """Of a model that says anything that it may, and of one that tells stories."""
     schema = OBEYED[name]
     judge = jsonschema.Draft202012Validator(schema, format_checker=jsonschema.FormatChecker())
-    answers = [said(ctx, seed, json_schema=schema) for seed in range(6)]
+    answers = [said(ctx, seed, json_schema=schema) for seed in range(N_SEEDS)]
     for seed in range(2):
         ctx.reset()
         pieces = kvg.generate(ctx, "JSON:", max_tokens=250, temperature=0.8, seed=seed, json_schema=schema)

@@ -79,3 +79,29 @@ def test_a_template_that_fails_is_asked_once() -> None:
     with pytest.raises(InvalidArgumentError, match="failed"):
         rendered(said(("s", "1"), ("s", "2")), render)
     assert len(asked) == 1
+
+
+# as Mistral's templates have it
+NINE = (
+    "{% for m in messages %}{% for c in m.tool_calls or [] %}{% if c.id | length != 9 %}"
+    "{{ raise_exception('Tool call IDs should be alphanumeric strings with length 9!') }}{% endif %}"
+    "{{ c.id }} {% endfor %}{% if m.role == 'tool' %}={{ m.tool_call_id }} {% endif %}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize("id", ["call_abcdefghi", "toolu_01Xy", "a-b_c.d", "", "é" * 5])
+def test_ids_of_other_services(id: str) -> None:
+    """A call and its result keep one id, which is the same in each turn."""
+    call = {"id": id, "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    other = {**call, "id": "ABCdef123"}
+    messages: list[dict[str, Any]] = [
+        {"role": "user", "content": "1"},
+        {"role": "assistant", "content": "", "tool_calls": [call, other]},
+        {"role": "tool", "tool_call_id": id, "content": "2"},
+        {"role": "tool", "tool_call_id": "ABCdef123", "content": "3"},
+    ]
+    template = ChatTemplate(NINE, bos_token="", eos_token="")
+    first, second, *results = rendered(messages, template.render).split()
+    assert second == "ABCdef123" and results == [f"={first}", f"={second}"]
+    assert len(first) == 9 and first.isascii() and first.isalnum()
+    assert rendered(messages[:2], template.render).split() == [first, second]
