@@ -26,7 +26,7 @@ INSTALL_KVGRAPH = "pip install --force-reinstall --no-deps --no-cache-dir pykvgr
 MAPS = Path("/proc/self/maps")
 
 _OPENMP_FILE = re.compile(r"/libgomp[^/\s]*\.so")
-_CUDA_FILE = re.compile(r"lib(?:cu\w+|nv\w+|nccl)\.so[\d.]*")  # of NVIDIA
+_CUDA_FILE = re.compile(r"lib(?:cudart|cublas\w*|nv\w+|nccl)\.so[\d.]*")  # of NVIDIA
 _LIBRARY_FILE = re.compile(r"(libggml(?:-[\w-]+)?|libkvgraph)\.so[\d.]*")
 
 

@@ -439,7 +439,7 @@ def _samplers(values: Any) -> tuple[str, ...]:
 
 def _grammar(text: Any) -> str | None:
     if text is not None and (not isinstance(text, str) or not text.strip() or "\0" in text):
-        raise InvalidArgumentError(f"grammar must be a text in GBNF, got {shown(text)}")
+        raise InvalidArgumentError(f"grammar must be a text in GBNF or Lark, got {shown(text)}")
     if text is not None and len(text) > _LONGEST_GRAMMAR:
         raise InvalidArgumentError(f"the grammar has {len(text)} characters, over {_LONGEST_GRAMMAR}")
     try:

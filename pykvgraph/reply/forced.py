@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +15,8 @@ from pykvgraph.reply.format import Calls, Format
 from pykvgraph.reply.parser import tools_of
 from pykvgraph.reply.raw_texts import raw_text
 from pykvgraph.reply.readers import json_calls
-from pykvgraph.sampling.guide_text import HEADER, json_of, or_object
+from pykvgraph.sampling.guide_text import HEADER, json_of, literal, or_object
+from pykvgraph.sampling.schema_limits import check_schema
 
 
 @dataclass(frozen=True)
@@ -125,20 +127,26 @@ class _Rules:
     def of_schema(self, schema: Any) -> str:
         """The name of a rule for JSON that follows the schema."""
         text = json_of(schema)
-        self._n_read += len(text)
+        self.count(len(text))
+        return self._add(f": %json {text}")
+
+    def count(self, n: int) -> None:
+        """So many characters of a schema are read. Raises InvalidArgumentError where they are too many."""
+        self._n_read += n
         if self._n_read > _MOST_READ:
             raise InvalidArgumentError(
                 f"the schemas of the tools have over {_MOST_READ} characters together: offer fewer tools, or "
                 "write less in their schemas"
             )
-        return self._add(f": %json {text}")
 
     def until(self, mark: str, text: str = "/(?s:.*)/") -> str:
         """The name of a rule for a text up to the first mark, which belongs to it. text: what it may be."""
         end = self.spell(mark)
-        if end.startswith('"') and " <[" not in end:
+        if end == literal(mark):
             return self._add(f"[suffix={end}]: {text}")
-        return self._add(f": {text} {self.spell(mark.strip())}")  # a control token is no part of a text
+        name = f"T{len(self._rules)}"  # a control token is no part of a text
+        self._rules.append(f"{name}: {text}")
+        return self._add(f": {name} {self.spell(mark.strip())}")
 
     def _add(self, rest: str) -> str:
         name = f"r{len(self._rules)}"
@@ -151,6 +159,9 @@ def _call(rules: _Rules, written: Written, name: str, schema: Mapping[str, Any])
     if "%a" in written.call:
         arguments = {"type": "object", **schema} if schema else _NONE
         return _filled(rules, written.call, values, {"%a": rules.of_schema(arguments)})
+    n = len(json.dumps(schema))
+    check_schema(schema, n)
+    rules.count(n)
     return _filled(rules, written.call, values, {"%p": _parameters(rules, written.parameter, schema)})
 
 

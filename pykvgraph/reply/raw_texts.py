@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from pykvgraph.sampling.guide_text import regex
+from pykvgraph.checks import shown
+from pykvgraph.errors import InvalidArgumentError
+from pykvgraph.sampling.guide_text import literal, regex
 
 _MOST_FOLLOWED = 100  # references
-_UNQUOTED = '/[^"](?s:.*)|/'  # in Lark: a model that quotes a short text would find its quotes counted
+_UNQUOTED = '/[^"](?s:.*)|/'  # in Lark: a text in quotes would be measured with its quotes
+_SILENT = {"title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly", "$comment"}
+_CHOICES = ("anyOf", "oneOf", "allOf")
+_OF_TEXTS = {"type", "enum", "const", "pattern", "format", "minLength", "maxLength", "nullable"} | _SILENT
 # as RFC 3339, 4122 and 2673 write them
 _FORMATS = {
     "date": r"\d{4}-(0[1-9]|1[0-2])-(0[1-9]|[12]\d|3[01])",
@@ -17,6 +21,8 @@ _FORMATS = {
     "uuid": r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}",
     "ipv4": r"((25[0-5]|2[0-4]\d|1?\d?\d)\.){3}(25[0-5]|2[0-4]\d|1?\d?\d)",
 }
+_FORMATS["email"] = r'[^@\s"<>]+@[A-Za-z0-9.-]+\.[A-Za-z]{2,}'
+_FORMATS["uri"] = r'[a-z][a-z0-9+.-]*:[^\s"<>]+'
 _FORMATS["date-time"] = f"{_FORMATS['date']}T{_FORMATS['time']}"
 
 
@@ -30,45 +36,69 @@ class RawText(NamedTuple):
 def raw_text(schema: Any, definitions: Mapping[str, Any]) -> RawText | None:
     """None: not all that follows the schema is text.
 
-    definitions: what references lead to, under "$defs" and "definitions". Raises InvalidArgumentError for a
-    pattern that can't be followed.
+    definitions: what references lead to, under "$defs" and "definitions". Raises InvalidArgumentError for
+    what a text between marks can't obey.
     """
+    if not is_text(schema, definitions):
+        return None
     literals: list[str] = []
     patterns: list[str] = []
-    for each in _ways(schema, definitions, [_MOST_FOLLOWED]):
-        given = [each["const"]] if "const" in each else each.get("enum")
-        if isinstance(given, list) and given and all(isinstance(text, str) for text in given):
+    for each in _alternatives(schema, definitions, [_MOST_FOLLOWED]):
+        if unknown := each.keys() - _OF_TEXTS:
+            raise InvalidArgumentError(f"the schema of a text can't be obeyed: {sorted(unknown)[0]}")
+        if (given := _given(each)) is not None:
             literals += given
-        elif given is None and each.get("type") in ("string", ["string"]):
-            patterns.append(_regex(each))
         else:
-            return None
+            patterns.append(_regex(each))
     if literals and not patterns:
         return RawText(literals=tuple(literals))
-    if not patterns or "" in patterns:
-        return RawText() if patterns else None
-    return RawText(regex=" | ".join([*(regex(re.escape(text)) for text in literals), *patterns]))
+    if "" in patterns:
+        return RawText()
+    return RawText(regex=" | ".join([*map(literal, literals), *patterns]))
 
 
-def _ways(schema: Any, definitions: Mapping[str, Any], left: list[int]) -> Iterator[Mapping[str, Any]]:
-    """Schemas of which one is followed; {} for one that isn't understood."""
+def is_text(schema: Any, definitions: Mapping[str, Any]) -> bool:
+    """Whether nothing but texts follows the schema."""
+    return all(
+        all(isinstance(text, str) for text in given) and bool(given)
+        if (given := _given(each)) is not None
+        else each.get("type") in ("string", ["string"]) and not each.get("nullable")
+        for each in _alternatives(schema, definitions, [_MOST_FOLLOWED])
+    )
+
+
+def _given(schema: Mapping[str, Any]) -> list[Any] | None:
+    """The values that a schema lists."""
+    given = [schema["const"]] if "const" in schema else schema.get("enum")
+    return given if isinstance(given, list) else None
+
+
+def _alternatives(
+    schema: Any, definitions: Mapping[str, Any], left: list[int]
+) -> Iterator[Mapping[str, Any]]:
+    """Schemas of which one is followed, without choices and references; {} for one that isn't understood."""
     left[0] -= 1
     if not isinstance(schema, dict) or left[0] < 0:
         yield {}
         return
-    given = next(
-        (schema[key] for key in ("anyOf", "oneOf", "allOf") if isinstance(schema.get(key), list)), None
-    )
+    rest = {
+        key: value for key, value in schema.items() if key not in ("$ref", "$defs", "definitions", *_CHOICES)
+    }
+    inner = [schema[key] for key in _CHOICES if isinstance(schema.get(key), list)]
     if "$ref" in schema:
-        yield from _ways(_found(schema["$ref"], definitions), definitions, left)
-    elif given is not None and ("allOf" not in schema or len(given) == 1):
-        for each in given:
-            yield from _ways(each, definitions, left)
+        inner.append([_resolved(schema["$ref"], definitions)])
+    if not inner:
+        yield rest
+    elif len(inner) > 1 or (isinstance(schema.get("allOf"), list) and len(schema["allOf"]) != 1):
+        yield {}
     else:
-        yield schema if given is None else {}
+        for choice in inner[0]:
+            for each in _alternatives(choice, definitions, left):
+                differs = any(key in each and each[key] != rest[key] for key in rest.keys() - _SILENT)
+                yield {} if differs else {**rest, **each}
 
 
-def _found(reference: Any, definitions: Mapping[str, Any]) -> Any:
+def _resolved(reference: Any, definitions: Mapping[str, Any]) -> Any:
     if not isinstance(reference, str) or not reference.startswith("#/"):
         return None
     found: Any = definitions
@@ -78,7 +108,7 @@ def _found(reference: Any, definitions: Mapping[str, Any]) -> Any:
 
 
 def _regex(schema: Mapping[str, Any]) -> str:
-    """In Lark; "" for any text."""
+    """In Lark; "" for any text. Raises InvalidArgumentError."""
     parts = []
     if isinstance(pattern := schema.get("pattern"), str):
         front = "" if pattern.startswith("^") else "(?s:.*)"
@@ -86,11 +116,22 @@ def _regex(schema: Mapping[str, Any]) -> str:
         parts.append(
             regex(f"{front}({pattern.removeprefix('^').removesuffix('$' if not back else '')}){back}")
         )
-    if schema.get("format") in _FORMATS:
-        parts.append(regex(_FORMATS[schema["format"]]))
-    least, most = schema.get("minLength", 0), schema.get("maxLength", "")
-    if least or most != "":
-        parts.append(f"/(?s:.{{{least},{most}}})/")
+    if (form := schema.get("format")) is not None:
+        if not isinstance(form, str) or form not in _FORMATS:
+            raise InvalidArgumentError(f"the schema of a text can't be obeyed: format {shown(form)}")
+        parts.append(regex(_FORMATS[form]))
+    least, most = _length(schema, "minLength"), _length(schema, "maxLength")
+    if least or most is not None:
+        parts.append(f"/(?s:.{{{least or 0},{'' if most is None else most}}})/")
     if parts and not isinstance(pattern, str):
         parts.append(_UNQUOTED)
     return " & ".join(parts)
+
+
+def _length(schema: Mapping[str, Any], name: str) -> int | None:
+    value = schema.get(name)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or value != value // 1 or value < 0:
+        raise InvalidArgumentError(f"{name} must be a number of characters, got {shown(value)}")
+    return int(value)

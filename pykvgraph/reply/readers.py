@@ -12,6 +12,8 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+from pykvgraph.reply.raw_texts import is_text
+
 Tools = Mapping[str, Mapping[str, Any]]  # the JSON schema of each tool's arguments, by its name
 
 
@@ -214,9 +216,9 @@ _TYPES = {str: "string", bool: "boolean", int: "integer", float: "number", dict:
 
 def _typed(text: str, schema: Mapping[str, Any] | None, key: str) -> Any:
     """The text as a value of the types that the schema allows."""
-    allowed = set(_types_of(schema, key))
-    if allowed == {"string"}:
+    if is_text(_property(schema, key), schema or {}):
         return text
+    allowed = set(_types_of(schema, key))
     value, end = _decoded(text.strip(), 0)
     if end != len(text.strip()) or (value is None and text.strip() != "null"):
         return {"True": True, "False": False, "None": None}.get(text.strip(), text)
@@ -225,11 +227,14 @@ def _typed(text: str, schema: Mapping[str, Any] | None, key: str) -> Any:
     return text if "string" in allowed and not kinds & allowed else value
 
 
+def _property(schema: Mapping[str, Any] | None, key: str) -> Any:
+    properties = (schema or {}).get("properties")
+    return properties.get(key) if isinstance(properties, dict) else None
+
+
 def _types_of(schema: Mapping[str, Any] | None, key: str) -> Iterator[str]:
     """The schema is a client's, and may be anything."""
-    properties = (schema or {}).get("properties")
-    found = properties.get(key) if isinstance(properties, dict) else None
-    for each in _alternatives(found):
+    for each in _alternatives(_property(schema, key)):
         types = each.get("type")
         yield from (kind for kind in [types, *_list(types)] if isinstance(kind, str))
         if types is None:

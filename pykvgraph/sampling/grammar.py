@@ -148,9 +148,10 @@ class Grammar(NotCopied):
         self._tokens: list[int] = []
         self._allowed: Allowed | None = None
         self._link: _Link | None = None
-        if not host.knows(text):
+        key = kind.name + text
+        if not host.knows(key):
             self.allowed()
-            host.learn(text)
+            host.learn(key)
             self._link = None  # others may be many, and wait for long until they begin
 
     def ready(self, seconds: float) -> bool:
@@ -268,7 +269,7 @@ class _Link:
         self._came += data
         self._since = time.monotonic()
         if self._n_front and self._came[1:2] == b"-":
-            if data:  # libllama's own words follow, up to the end
+            if data:  # the reader's own words follow, up to the end
                 return
             raise _unread(self._kind, " ".join(self._came[2:].decode("utf-8", "replace").split()))
         if not data:

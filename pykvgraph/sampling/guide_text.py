@@ -20,6 +20,7 @@ _SINGLE = ("items", "additionalProperties", "contains", "not", "if", "then", "el
 # in a regular expression of Lark, where letters and digits are those of all scripts
 _SIGNS = re.compile(r"\\.|[/\n\r]", re.DOTALL)
 _IN_LARK = {"/": r"\/", "\n": r"\n", "\r": r"\r", r"\d": "[0-9]", r"\D": "[^0-9]"}
+_IN_LARK |= {"\\\n": r"\n", "\\\r": r"\r"}
 _IN_LARK |= {r"\w": "[0-9A-Za-z_]", r"\W": "[^0-9A-Za-z_]"}
 _SAYS_WHAT_ELSE = ("additionalProperties", "patternProperties", "unevaluatedProperties", "propertyNames")
 _COMPOSES = ("anyOf", "oneOf", "$ref", "if", "dependentSchemas", "not")
@@ -62,7 +63,7 @@ def json_of(schema: Any) -> str:
 
 def literal(text: str) -> str:
     """A text in Lark."""
-    return json.dumps(text, ensure_ascii=False)
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def special(token: int) -> str:
@@ -99,6 +100,14 @@ def _is_composed(schema: Mapping[str, Any]) -> bool:
     return "properties" in schema and any(key in schema for key in _COMPOSES)
 
 
+def _lists_all(schema: Mapping[str, Any]) -> bool:
+    """Whether each property that must be is listed."""
+    names, required = schema.get("properties"), schema.get("required")
+    return isinstance(names, dict) and (
+        not isinstance(required, list) or all(name in names for name in required if isinstance(name, str))
+    )
+
+
 def _rewritten(schema: Any, closes: bool) -> Any:
     if not isinstance(schema, dict):
         return schema
@@ -110,7 +119,7 @@ def _rewritten(schema: Any, closes: bool) -> Any:
             found[key] = [_rewritten(each, closes) for each in value]
         else:
             found[key] = _rewritten(value, closes) if key in _SINGLE else value
-    if closes and "properties" in schema and not any(key in schema for key in _SAYS_WHAT_ELSE):
+    if closes and _lists_all(schema) and not any(key in schema for key in _SAYS_WHAT_ELSE):
         found["additionalProperties"] = False
     if found.pop("nullable", False) is True:
         around: dict[str, Any] = {key: found.pop(key) for key in ("$defs", "definitions") if key in found}

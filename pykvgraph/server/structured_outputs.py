@@ -10,6 +10,7 @@ from pykvgraph.sampling.guide_text import HEADER, literal, regex
 from pykvgraph.server.requests.fields import Fields
 
 FIELD = "structured_outputs"
+_HARMLESS = ("whitespace_pattern", "disable_any_whitespace", "disable_fallback")  # JSON is as schemas.md says
 _KINDS = ("json", "json_object", "regex", "choice", "grammar")
 
 
@@ -17,7 +18,9 @@ def with_own_rules(fields: Fields) -> Fields:
     """The same body, with `json_schema` or `grammar` in place of these. Raises WireError."""
     asked = fields.object(FIELD) if FIELD in fields else {}
     given = {kind: asked.get(kind, fields.get(f"guided_{kind}")) for kind in _KINDS}
-    given = {kind: value for kind, value in given.items() if value not in (None, False)}
+    given = {kind: value for kind, value in given.items() if value is not None and value is not False}
+    if unknown := asked.keys() - {*_KINDS, *_HARMLESS}:
+        raise invalid(f"{FIELD}: {sorted(unknown)[0]} is not supported; {', '.join(_KINDS)} are")
     if not given:
         return fields
     if len(given) > 1:

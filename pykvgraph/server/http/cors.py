@@ -37,7 +37,7 @@ class Cors:
             # by name: "*" stands for no Authorization
             names = asked.get(b"access-control-request-headers", b"") or b"*"
             headers = [*allowed, *_PREFLIGHT, (b"access-control-allow-headers", names)]
-            if asked.get(b"access-control-request-private-network") == b"true":
+            if allowed and asked.get(b"access-control-request-private-network") == b"true":
                 headers.append((b"access-control-allow-private-network", b"true"))
             await send({"type": "http.response.start", "status": 200, "headers": headers})
             await send({"type": "http.response.body", "body": b""})

@@ -364,3 +364,23 @@ def test_values_under_schemas_that_are_none(schema: Any) -> None:
 )
 def test_thoughts_that_a_text_begins_with(text: str, wanted: tuple[str, str]) -> None:
     assert Thinking("<think>\n", "</think>").parted(text) == wanted
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"$ref": "#/$defs/zip"},
+        {"allOf": [{"$ref": "#/$defs/zip"}]},
+        {"const": "12345"},
+        {"anyOf": [{"const": "12345"}, {"const": "2"}]},
+        {"anyOf": [{"oneOf": [{"type": "string"}]}]},
+    ],
+)
+def test_digits_are_a_text_where_the_schema_has_texts_alone(schema: Any) -> None:
+    parameters = {"properties": {"x": schema}, "$defs": {"zip": {"type": "string", "pattern": "^\\d{5}$"}}}
+    tools = [{"type": "function", "function": {"name": "a", "parameters": parameters}}]
+    format = Format(None, next(each for each in CALLS if each.name == "qwen3-coder"))
+    parser = ReplyParser(format, tools)
+    said = "<tool_call>\n<function=a>\n<parameter=x>\n12345\n</parameter>\n</function>\n</tool_call>"
+    (call,) = Reply.of([*parser.feed(said), *parser.end()]).calls
+    assert json.loads(call.arguments) == {"x": "12345"}

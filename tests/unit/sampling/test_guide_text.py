@@ -88,7 +88,9 @@ def test_a_text_in_lark() -> None:
     assert literal('say "yes"\n\\ é') == '"say \\"yes\\"\\n\\\\ é"'
 
 
-DEFINITIONS = {"$defs": {"m": {"enum": ["edit", "view"]}, "loop": {"$ref": "#/$defs/loop"}}}
+DEFINITIONS = {
+    "$defs": {"m": {"enum": ["edit", "view"]}, "loop": {"$ref": "#/$defs/loop"}, "s": {"type": "string"}}
+}
 
 
 @pytest.mark.parametrize(
@@ -104,6 +106,21 @@ DEFINITIONS = {"$defs": {"m": {"enum": ["edit", "view"]}, "loop": {"$ref": "#/$d
         ({"type": "string", "pattern": "^ed[a-z]t$"}, RawText(regex="/(ed[a-z]t)/")),
         ({"type": "string", "pattern": "b"}, RawText(regex="/(?s:.*)(b)(?s:.*)/")),
         ({"type": "string", "maxLength": 4}, RawText(regex='/(?s:.{0,4})/ & /[^"](?s:.*)|/')),
+        ({"type": "string", "maxLength": 4.0}, RawText(regex='/(?s:.{0,4})/ & /[^"](?s:.*)|/')),
+        ({"type": "string", "maxLength": None}, RawText()),
+        # what stands beside a choice or a reference holds in each
+        (
+            {"type": "string", "anyOf": [{"pattern": "^a$"}, {"pattern": "^b$"}]},
+            RawText(regex="/(a)/ | /(b)/"),
+        ),
+        ({"$ref": "#/$defs/s", "maxLength": 3}, RawText(regex='/(?s:.{0,3})/ & /[^"](?s:.*)|/')),
+        ({"anyOf": [{"const": ""}, {"type": "string", "pattern": "^x$"}]}, RawText(regex='"" | /(x)/')),
+        (
+            {"anyOf": [{"const": "a\nb"}, {"type": "string", "pattern": "^x$"}]},
+            RawText(regex='"a\\nb" | /(x)/'),
+        ),
+        ({"allOf": [{"type": "string"}, {"maxLength": 3}]}, None),
+        ({"type": "string", "nullable": True}, None),
         ({"type": ["string", "null"]}, None),
         ({"anyOf": [{"type": "string"}, {"type": "integer"}]}, None),
         ({"enum": ["a", 1]}, None),
@@ -116,3 +133,29 @@ DEFINITIONS = {"$defs": {"m": {"enum": ["edit", "view"]}, "loop": {"$ref": "#/$d
 )
 def test_what_is_a_text_without_quotes(schema: Any, expected: RawText | None) -> None:
     assert raw_text(schema, DEFINITIONS) == expected
+
+
+@pytest.mark.parametrize(
+    ("more", "named"),
+    [
+        ({"format": ["date"]}, "format"),
+        ({"format": "zzz"}, "format 'zzz'"),
+        ({"maxLength": True}, "maxLength must be"),
+        ({"maxLength": 2.5}, "maxLength must be"),
+        ({"minLength": '9})/ | /(?s:.*"'}, "minLength must be"),
+        ({"maxLength": -1}, "maxLength must be"),
+        ({"not": {"const": "a"}}, "obeyed: not"),
+    ],
+)
+def test_what_a_text_without_quotes_can_not_obey(more: dict[str, Any], named: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=named):
+        raw_text({"type": "string", **more}, DEFINITIONS)
+
+
+def test_signs_behind_a_backslash() -> None:
+    assert regex("a\\\nb\\\r") == r"/a\nb\r/" and literal("\x7f") == '"\\u007f"'
+
+
+def test_a_property_that_must_be_and_is_not_listed() -> None:
+    schema = {"properties": {"a": {}}, "required": ["a", "b"]}
+    assert read(schema) == schema
