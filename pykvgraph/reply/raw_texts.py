@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from pykvgraph.checks import shown
 from pykvgraph.errors import InvalidArgumentError
-from pykvgraph.sampling.guide_text import literal, regex
+from pykvgraph.sampling.guide_text import DATE, literal, regex
 
 _MOST_FOLLOWED = 100  # references
 _UNQUOTED = '/[^"](?s:.*)|/'  # in Lark: a text in quotes would be measured with its quotes
@@ -16,7 +16,7 @@ _CHOICES = ("anyOf", "oneOf", "allOf")
 _OF_TEXTS = {"type", "enum", "const", "pattern", "format", "minLength", "maxLength", "nullable"} | _SILENT
 # as RFC 3339, 4122 and 2673 write them
 _FORMATS = {
-    "date": r"\d{4}-(0[1-9]|1[0-2])-(0[1-9]|[12]\d|3[01])",
+    "date": DATE,
     "time": r"([01]\d|2[0-3]):[0-5]\d:[0-5]\d(\.\d{1,9})?(Z|[+-]([01]\d|2[0-3]):[0-5]\d)",
     "uuid": r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}",
     "ipv4": r"((25[0-5]|2[0-4]\d|1?\d?\d)\.){3}(25[0-5]|2[0-4]\d|1?\d?\d)",

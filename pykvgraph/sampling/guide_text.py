@@ -14,6 +14,13 @@ from pykvgraph.sampling.schema_limits import check_schema
 HEADER = "%llguidance"  # what a grammar in Lark begins with, as in llama.cpp
 # between the parts of JSON, without which a model may say nothing else; llama.cpp's grammars have the same
 _SPACE = r"( |\n{1,2}[ \t]{0,20})"
+# A day that there is, of a year from 0001 on; llguidance's own takes February 29 of each year.
+_YEAR = r"([1-9]\d{3}|0[1-9]\d{2}|00[1-9]\d|000[1-9])"
+_LEAP_YEAR = r"(\d{2}(0[48]|[2468][048]|[13579][26])|(0[48]|[2468][048]|[13579][26])00)"
+_DAY_OF_YEAR = (
+    r"((0[13578]|1[02])-(0[1-9]|[12]\d|3[01])|(0[469]|11)-(0[1-9]|[12]\d|30)|02-(0[1-9]|1\d|2[0-8]))"
+)
+DATE = f"({_YEAR}-{_DAY_OF_YEAR}|{_LEAP_YEAR}-02-29)"
 _MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _LISTS = ("prefixItems", "anyOf", "oneOf", "allOf", "items")
 _SINGLE = ("items", "additionalProperties", "contains", "not", "if", "then", "else", "propertyNames")
@@ -121,6 +128,9 @@ def _rewritten(schema: Any, closes: bool) -> Any:
             found[key] = _rewritten(value, closes) if key in _SINGLE else value
     if closes and _lists_all(schema) and not any(key in schema for key in _SAYS_WHAT_ELSE):
         found["additionalProperties"] = False
+    if found.get("format") == "date" and found.get("type") == "string" and "pattern" not in found:
+        del found["format"]
+        found["pattern"] = f"^{DATE}$"
     if found.pop("nullable", False) is True:
         around: dict[str, Any] = {key: found.pop(key) for key in ("$defs", "definitions") if key in found}
         found = {**around, "anyOf": [found, {"type": "null"}]}

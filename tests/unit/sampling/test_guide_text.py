@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import datetime
 import json
+import re
 from typing import Any
 
 import pytest
 
 from pykvgraph.errors import InvalidArgumentError
 from pykvgraph.reply.raw_texts import RawText, raw_text
-from pykvgraph.sampling.guide_text import json_of, literal, or_object, regex
+from pykvgraph.sampling.guide_text import DATE, json_of, literal, or_object, regex
 
 
 def read(schema: Any) -> Any:
@@ -159,3 +161,19 @@ def test_signs_behind_a_backslash() -> None:
 def test_a_property_that_must_be_and_is_not_listed() -> None:
     schema = {"properties": {"a": {}}, "required": ["a", "b"]}
     assert read(schema) == schema
+
+
+def test_days_that_there_are() -> None:
+    """Beside Python's calendar."""
+    for year in (1, 4, 100, 400, 1863, 1900, 1904, 2000, 2023, 2024, 2100, 9999):
+        for month in range(14):
+            for day in range(33):
+                text = f"{year:04}-{month:02}-{day:02}"
+                try:
+                    datetime.date(year, month, day)
+                except ValueError:
+                    assert not re.fullmatch(DATE, text), text
+                else:
+                    assert re.fullmatch(DATE, text), text
+    assert not re.fullmatch(DATE, "0000-01-01")
+    assert read({"type": "string", "format": "date"}) == {"type": "string", "pattern": f"^{DATE}$"}
