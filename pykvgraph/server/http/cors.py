@@ -9,6 +9,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 ALL = "*"
 LOCAL = "localhost"
 _HERE = ("localhost", "127.0.0.1", "::1")
+_VARIES = (b"vary", b"Origin")  # for caches: another origin gets another answer
 _PREFLIGHT = [
     (b"access-control-allow-methods", b"GET, POST, DELETE, OPTIONS"),
     (b"access-control-max-age", b"600"),  # seconds that a browser needn't ask again
@@ -37,7 +38,7 @@ class Cors:
             # by name: "*" stands for no Authorization
             names = asked.get(b"access-control-request-headers", b"") or b"*"
             headers = [*allowed, *_PREFLIGHT, (b"access-control-allow-headers", names)]
-            if allowed and asked.get(b"access-control-request-private-network") == b"true":
+            if len(allowed) > 1 and asked.get(b"access-control-request-private-network") == b"true":
                 headers.append((b"access-control-allow-private-network", b"true"))
             await send({"type": "http.response.start", "status": 200, "headers": headers})
             await send({"type": "http.response.body", "body": b""})
@@ -54,11 +55,11 @@ class Cors:
         if not origin or not (
             ALL.encode() in self._origins or origin in self._origins or self._is_here(origin)
         ):
-            return []
+            return [_VARIES]
         return [
             (b"access-control-allow-origin", origin),
             (b"access-control-allow-credentials", b"true"),
-            (b"vary", b"Origin"),
+            _VARIES,
         ]
 
     def _is_here(self, origin: bytes) -> bool:

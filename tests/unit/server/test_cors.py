@@ -49,7 +49,7 @@ def test_the_answer() -> None:
     told = ask("*", "POST", origin="https://a.example")
     assert told["access-control-allow-origin"] == "https://a.example"
     assert told["access-control-allow-credentials"] == "true" and told["x-own"] == "1"
-    assert ask("*", "POST") == {"x-own": "1"}
+    assert ask("*", "POST") == {"x-own": "1", "vary": "Origin"}
 
 
 @pytest.mark.parametrize(
