@@ -196,7 +196,11 @@ _OPTIONS = [
         default=SamplingParams.adaptive_decay,
         help="How much of what was said counts for that.",
     ),
-    option("--grammar", metavar="GBNF", help="Only texts of this grammar, as in 'root ::= [0-9]+'."),
+    option(
+        "--grammar",
+        metavar="GBNF",
+        help="Only texts of this grammar, as in 'root ::= [0-9]+'; or Lark, behind %llguidance {}.",
+    ),
     option("--grammar-file", type=_TEXT, metavar="FILE", help="The same, from a file."),
     option("-j", "--json-schema", metavar="SCHEMA", help="Only JSON of this schema; {} means any object."),
     option("-jf", "--json-schema-file", type=_TEXT, metavar="FILE", help="The same, from a file."),
