@@ -80,7 +80,10 @@ def main() -> None:
     if args.part:
         print(json.dumps(PARTS[args.part](device, args.models, args.small)))
         return
-    report: dict[str, Any] = {"machine": machine(), "device": device, "described as": description_of(device)}
+    report: dict[str, Any] = {
+        "machine": {**machine(), "device": description_of(device)},
+        "device": device,
+    }
     for part in PARTS:
         print(f"{part}:", flush=True)
         report[part] = in_process(part, device, args.models, args.small)

@@ -15,7 +15,7 @@ from pykvgraph.reply.format import Calls, Format
 from pykvgraph.reply.parser import tools_of
 from pykvgraph.reply.raw_texts import raw_text
 from pykvgraph.reply.readers import json_calls
-from pykvgraph.sampling.guide_text import HEADER, json_of, literal, or_object
+from pykvgraph.sampling.guide_text import json_of, lark, literal, or_object
 from pykvgraph.sampling.schema_limits import check_schema
 
 
@@ -122,7 +122,7 @@ class _Rules:
 
     def text(self, start: str) -> str:
         """The grammar."""
-        return "\n".join([f"{HEADER} {{}}", f"start: {start}", *self._rules, ""])
+        return lark(start, *self._rules)
 
     def of_schema(self, schema: Any) -> str:
         """The name of a rule for JSON that follows the schema."""
@@ -167,13 +167,12 @@ def _call(rules: _Rules, written: Written, name: str, schema: Mapping[str, Any])
 
 def _parameters(rules: _Rules, written: str, schema: Mapping[str, Any]) -> str:
     """In the schema's order; those that aren't required may be left out."""
-    definitions = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
     required = _part(schema, "required", list)
     found = []
     for key, each in _part(schema, "properties", dict).items():
         begin, _, rest = written.partition("%v")
         each = {} if each is True else _part({"parameter": each}, "parameter", dict)
-        one = f"{_filled(rules, begin, {'%k': key})} {_value(rules, rest, each, definitions)}"
+        one = f"{_filled(rules, begin, {'%k': key})} {_value(rules, rest, each, schema)}"
         found.append(one if key in required else f"({one})?")
     return " ".join(found)
 
@@ -188,9 +187,9 @@ def _part(schema: Mapping[str, Any], name: str, kind: type[Any]) -> Any:
     return kind() if part is None else part
 
 
-def _value(rules: _Rules, rest: str, schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> str:
-    """A value and what closes it; texts stand there as they are."""
-    text = raw_text(schema, definitions)
+def _value(rules: _Rules, rest: str, schema: Mapping[str, Any], root: Mapping[str, Any]) -> str:
+    """A value and what closes it; texts stand there as they are. root: where references begin."""
+    text = raw_text(schema, root)
     if text is not None and text.literals:
         return f"({' | '.join(map(rules.spell, text.literals))}) {rules.spell(rest)}"
     if text is not None and text.regex:
@@ -199,6 +198,7 @@ def _value(rules: _Rules, rest: str, schema: Mapping[str, Any], definitions: Map
         mark = rest.strip()
         after = rest.partition(mark)[2]
         return f"{rules.until(mark)} {rules.spell(after)}"
+    definitions = {key: root[key] for key in ("$defs", "definitions") if key in root}
     return f"{rules.of_schema({**definitions, **schema} if schema else {})} {rules.spell(rest)}"
 
 

@@ -36,7 +36,7 @@ class RawText(NamedTuple):
 def raw_text(schema: Any, definitions: Mapping[str, Any]) -> RawText | None:
     """None: not all that follows the schema is text.
 
-    definitions: what references lead to, under "$defs" and "definitions". Raises InvalidArgumentError for
+    definitions: the schema that references begin in. Raises InvalidArgumentError for
     what a text between marks can't obey.
     """
     if not is_text(schema, definitions):

@@ -68,6 +68,11 @@ def json_of(schema: Any) -> str:
     return json.dumps({**schema, "x-guidance": own})
 
 
+def lark(start: str, *rules: str) -> str:
+    """A grammar in Lark. start: what the text is; rules: others, each on a line."""
+    return "\n".join([f"{HEADER} {{}}", f"start: {start}", *rules, ""])
+
+
 def literal(text: str) -> str:
     """A text in Lark."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
@@ -144,4 +149,4 @@ def regex(pattern: str) -> str:
 
 def lark_of_schema(schema: Any) -> str:
     """A grammar of JSON that follows a schema. Raises InvalidArgumentError for a schema over the limits."""
-    return f"{HEADER} {{}}\nstart: %json {json_of(or_object(schema))}\n"
+    return lark(f"%json {json_of(or_object(schema))}")

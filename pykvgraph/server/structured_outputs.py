@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from pykvgraph.openai.errors import invalid
-from pykvgraph.sampling.guide_text import HEADER, literal, regex
+from pykvgraph.sampling.guide_text import lark, literal, regex
 from pykvgraph.server.requests.fields import Fields
 
 FIELD = "structured_outputs"
@@ -39,9 +39,9 @@ def _own(kind: str, value: Any) -> dict[str, Any]:
         texts = of.texts(kind)
         if not texts:
             raise invalid(f"{FIELD}: choice is empty")
-        return {"grammar": f"{HEADER} {{}}\nstart: {' | '.join(map(literal, texts))}\n"}
+        return {"grammar": lark(" | ".join(map(literal, texts)))}
     text = of.text(kind)
-    return {"grammar": f"{HEADER} {{}}\nstart: {regex(text)}\n" if kind == "regex" else text}
+    return {"grammar": lark(regex(text)) if kind == "regex" else text}
 
 
 def _schema(value: Any) -> Any:

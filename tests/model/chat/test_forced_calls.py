@@ -175,3 +175,14 @@ def test_a_schema_that_leads_nowhere(tokenizer: Any) -> None:
     forced = forced_call(format_named("hermes"), tools, spell=json.dumps)
     with pytest.raises(kvg.InvalidArgumentError, match="can't be obeyed"):
         kvg.Sampler(grammar=forced.grammar, tokenizer=tokenizer)
+
+
+def test_a_reference_to_another_parameter(tokenizer: Any) -> None:
+    """The grammar and the reader agree that it is a text, without quotes."""
+    texts = {"a": {"enum": ["x", "1"]}, "b": {"$ref": "#/properties/a"}}
+    tools = [{"function": {"name": "f", "parameters": {"properties": texts, "required": ["a", "b"]}}}]
+    forced = forced_call(format_named("qwen3-coder"), tools, spell=json.dumps)
+    for seed in range(8):
+        parser = ReplyParser(forced.format, tools)
+        (call,) = Reply.of([*parser.feed(said(tokenizer, forced.grammar, seed)), *parser.end()]).calls
+        assert set(json.loads(call.arguments).values()) <= {"x", "1"}
