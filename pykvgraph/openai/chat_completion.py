@@ -9,7 +9,7 @@ from pykvgraph.openai.chat_output import ChatOutput
 from pykvgraph.openai.form import Form, new_id, now
 from pykvgraph.openai.held_pieces import HeldPieces
 from pykvgraph.openai.logprobs import content_logprobs
-from pykvgraph.openai.sample import Sample
+from pykvgraph.openai.sample import Sample, usage_of
 from pykvgraph.openai.vocabulary import Vocabulary
 from pykvgraph.openai.wire_json import dumps
 from pykvgraph.reply.delta import Content, Delta, Reasoning, ToolCall
@@ -45,11 +45,11 @@ class ChatForm(Form):
         self._back = dumps({**self._head, "id": self._id, "object": "chat.completion.chunk"})[1:]
 
     def events(self, sample: Sample, pieces: list[Piece]) -> list[bytes]:
-        """One for each delta; the first one says who speaks."""
+        """One for each delta; the first one says who speaks. Clients append choices: they begin in order."""
         found = []
-        if sample.index not in self._outputs:
-            self._outputs[sample.index] = self._new_output()
-            found.append(self._chunk(sample, {"role": "assistant", "content": None}))
+        for index in range(len(self._outputs), sample.index + 1):
+            self._outputs[index] = self._new_output()
+            found.append(self._chunk(sample, {"role": "assistant", "content": None}, index=index))
         output = self._outputs[sample.index]
         for piece in pieces:
             if sample.tells_probs:
@@ -59,21 +59,24 @@ class ChatForm(Form):
         return found
 
     def last_events(self, sample: Sample) -> list[bytes]:
-        """What was held back, why it ended, and its usage if that was asked for."""
+        """What was held back, and why it ended."""
         output = self._outputs[sample.index]
         found = self._chunks(sample, output, output.end())
         reason = output.finish_reason(sample.finish_reason)
         end: dict[str, Any] = {"finish_reason": reason, "index": sample.index, "delta": {}}
         if held := self._held.take(sample):
             end["logprobs"] = self._probs(sample, held)
-        told = {**self._head, "id": self._id, "object": "chat.completion.chunk"}
+        timings = {} if self._with_usage else {"timings": sample.timings()}
+        return [*found, self._last_chunk([end], **timings)]
+
+    def end(self, samples: list[Sample]) -> list[bytes]:
+        """The usage of all, if that was asked for."""
         if not self._with_usage:
-            return [*found, dumps({"choices": [end], **told, "timings": sample.timings()})]
-        usage = {"usage": sample.usage(), "timings": sample.timings()}
-        return [*found, dumps({"choices": [end], **told}), dumps({"choices": [], **told, **usage})]
+            return []
+        return [self._last_chunk([], usage=usage_of(samples), timings=samples[-1].timings())]
 
     def whole(self, samples: list[Sample]) -> Any:
-        """All answers; the usage is that of the first."""
+        """All answers."""
         choices = []
         for sample in samples:
             output = self._new_output()
@@ -81,9 +84,11 @@ class ChatForm(Form):
             output.end()
             reason = output.finish_reason(sample.finish_reason)
             message = _message(output)
-            probs = {"logprobs": self._probs(sample, sample.with_probs)} if sample.tells_probs else {}
-            choices.append({"finish_reason": reason, "index": sample.index, "message": message, **probs})
-        end = {"usage": samples[0].usage(), "id": self._id, "timings": samples[0].timings()}
+            probs = self._probs(sample, sample.with_probs) if sample.tells_probs else None
+            choices.append(
+                {"finish_reason": reason, "index": sample.index, "message": message, "logprobs": probs}
+            )
+        end = {"usage": usage_of(samples), "id": self._id, "timings": samples[-1].timings()}
         return {"choices": choices, **self._head, "object": "chat.completion", **end}
 
     def _probs(self, sample: Sample, pieces: list[Piece]) -> Any:
@@ -99,11 +104,16 @@ class ChatForm(Form):
             )
         return found
 
-    def _chunk(self, sample: Sample, delta: dict[str, Any], probs: Any = None) -> bytes:
+    def _last_chunk(self, choices: list[dict[str, Any]], **values: Any) -> bytes:
+        told = {**self._head, "id": self._id, "object": "chat.completion.chunk"}
+        return dumps({"choices": choices, **told, **values})
+
+    def _chunk(self, sample: Sample, delta: dict[str, Any], probs: Any = None, *, index: int = -1) -> bytes:
+        """index: -1: the sample's own."""
         told = b',"logprobs":%b' % dumps(probs) if probs else b""
         timings = b',"timings":%b' % dumps(sample.timings()) if self._with_timings else b""
         return b'{"choices":[{"finish_reason":null,"index":%d,"delta":%b%b}]%b,%b' % (
-            sample.index,
+            sample.index if index < 0 else index,
             dumps(delta),
             told,
             timings,
@@ -121,7 +131,7 @@ def _told(delta: Delta, output: ChatOutput) -> dict[str, Any]:
 
 def _message(output: ChatOutput) -> dict[str, Any]:
     reply = output.reply
-    message: dict[str, Any] = {"role": "assistant", "content": reply.content}
+    message: dict[str, Any] = {"role": "assistant", "content": reply.content, "refusal": None}
     if reply.reasoning:
         message["reasoning_content"] = reply.reasoning
     if reply.calls:

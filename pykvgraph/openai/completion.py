@@ -9,7 +9,7 @@ from pykvgraph.openai.echo import Echo
 from pykvgraph.openai.form import MANY_PROBS, Form, new_id, now
 from pykvgraph.openai.held_pieces import HeldPieces
 from pykvgraph.openai.logprobs import logprobs_of
-from pykvgraph.openai.sample import Sample
+from pykvgraph.openai.sample import Sample, usage_of
 from pykvgraph.openai.text_logprobs import text_logprobs
 from pykvgraph.openai.vocabulary import Vocabulary
 from pykvgraph.openai.wire_json import dumps, dumps_in_parts
@@ -17,12 +17,22 @@ from pykvgraph.types import Piece
 
 
 class TextForm(Form):
-    """model: its name, as the answer tells it. fingerprint: of the program. echo: what answers begin with."""
+    """model: its name, as the answer tells it. fingerprint: of the program. echo: what answers begin with.
+
+    with_usage: a stream ends with that of all texts, as OpenAI's; otherwise each text's last event has its
+    own, as llama-server's.
+    """
 
     closing = b"data: [DONE]\n\n"
 
     def __init__(
-        self, model: str, fingerprint: str, vocabulary: Vocabulary, echo: Echo | None = None
+        self,
+        model: str,
+        fingerprint: str,
+        vocabulary: Vocabulary,
+        echo: Echo | None = None,
+        *,
+        with_usage: bool = False,
     ) -> None:
         self._head = {
             "created": now(),
@@ -32,6 +42,7 @@ class TextForm(Form):
         }
         self._vocabulary = vocabulary
         self._echo = echo
+        self._with_usage = with_usage
         self.is_long = echo is not None and echo.n_probs > MANY_PROBS
         self._n_told: dict[int, int] = {}  # characters of each answer, in a stream
         self._held = HeldPieces()  # of samples whose probabilities are told
@@ -50,14 +61,20 @@ class TextForm(Form):
         return told
 
     def last_events(self, sample: Sample) -> list[bytes]:
-        """Why it ended, and its usage."""
+        """Why it ended."""
         first = self._first_events(sample)
         probs = self._held_probs(sample)
         choice = {"text": "", "index": sample.index, "logprobs": probs, "finish_reason": sample.finish_reason}
-        return [*first, dumps(self._told([choice], sample))]
+        if self._with_usage:
+            return [*first, dumps({"choices": [choice], **self._head, "id": self._id})]
+        return [*first, dumps(self._told([choice], [sample]))]
+
+    def end(self, samples: list[Sample]) -> list[bytes]:
+        """The usage of all, if that was asked for."""
+        return [dumps(self._told([], samples))] if self._with_usage else []
 
     def whole(self, samples: list[Sample]) -> Any:
-        """All texts; the usage is that of the first."""
+        """All texts."""
         choices = [
             {
                 "text": self._prompt(sample) + sample.text,
@@ -67,7 +84,7 @@ class TextForm(Form):
             }
             for sample in samples
         ]
-        return self._told(choices, samples[0])
+        return self._told(choices, samples)
 
     def _first_events(self, sample: Sample) -> list[bytes]:
         if sample.index in self._n_told:
@@ -99,8 +116,8 @@ class TextForm(Form):
         held = self._held.take(sample)
         return self._probs(sample, held, offset=self._n_told[sample.index]) if held else None
 
-    def _told(self, choices: list[dict[str, Any]], sample: Sample) -> dict[str, Any]:
-        end = {"usage": sample.usage(), "id": self._id, "timings": sample.timings()}
+    def _told(self, choices: list[dict[str, Any]], samples: list[Sample]) -> dict[str, Any]:
+        end = {"usage": usage_of(samples), "id": self._id, "timings": samples[-1].timings()}
         return {"choices": choices, **self._head, **end}
 
 

@@ -44,6 +44,7 @@ class Echo:
                 prompt=self._prompts[index // self._n],
                 n_predict=0,
                 settings={"post_sampling_probs": False},
+                number=index // self._n,
                 tells_probs=tells_probs,
                 n_probs=n_probs,
                 ended=Piece("", 0, 0.0, "length"),

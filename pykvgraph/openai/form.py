@@ -27,6 +27,10 @@ class Form(Protocol):
     def last_events(self, sample: Sample) -> list[bytes]:
         """Those at the end of a sample."""
 
+    def end(self, samples: list[Sample]) -> list[bytes]:
+        """Those at the end of all."""
+        return []
+
     def whole(self, samples: list[Sample]) -> Any:
         """The answer of a body that wants no stream."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +14,7 @@ from pykvgraph.types import Piece
 
 @dataclass
 class Sample:
-    """index: among all texts that a body asks for. slot: its number in /slots; -1: it waits.
+    """index: among all texts that a body asks for. number: of its prompt. slot: in /slots; -1: it waits.
 
     wanted_slot: the only one that it takes; -1: any. salt: whose prefixes it shares. adapters: that it is
     decoded under. n_predict: most tokens that were asked for; -1: as many as fit. settings: how it is
@@ -24,6 +25,7 @@ class Sample:
     prompt: list[int]
     n_predict: int
     settings: dict[str, Any]
+    number: int = 0
     tells_probs: bool = False  # whether the answer has the probability of each token
     n_probs: int = 0  # and of how many likely tokens in its place
     wanted_slot: int = -1
@@ -97,15 +99,6 @@ class Sample:
         """Tokens that were given up to go on."""
         return self.completion.n_discarded if self.completion else 0
 
-    def usage(self) -> dict[str, Any]:
-        """As OpenAI's interface counts tokens."""
-        return {
-            "completion_tokens": self.n_said,
-            "prompt_tokens": len(self.prompt),
-            "total_tokens": len(self.prompt) + self.n_said,
-            "prompt_tokens_details": {"cached_tokens": self.n_cached},
-        }
-
     def _drafts(self) -> dict[str, int]:
         """Only where there were any, as llama-server."""
         done = self.completion
@@ -129,3 +122,16 @@ class Sample:
             "predicted_per_token_ms": predicted_ms / n_steps if n_steps > 0 else 0.0,
             "predicted_per_second": n_steps / predicted_ms * 1e3 if n_steps > 0 else 0.0,
         }
+
+
+def usage_of(samples: Sequence[Sample]) -> dict[str, Any]:
+    """As OpenAI's interface counts tokens: a prompt counts once, each of its texts by itself."""
+    prompts = {sample.number: sample for sample in reversed(samples)}.values()
+    n_said = sum(sample.n_said for sample in samples)
+    n_prompt = sum(len(sample.prompt) for sample in prompts)
+    return {
+        "completion_tokens": n_said,
+        "prompt_tokens": n_prompt,
+        "total_tokens": n_prompt + n_said,
+        "prompt_tokens_details": {"cached_tokens": sum(sample.n_cached for sample in prompts)},
+    }

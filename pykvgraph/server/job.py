@@ -74,6 +74,7 @@ class Job:
                 prompt=prompt,
                 n_predict=n_predict_of(params),
                 settings=settings,
+                number=i,
                 tells_probs=tells_probs,
                 n_probs=params.top_logprobs,
                 wanted_slot=slot if j == 0 else -1,

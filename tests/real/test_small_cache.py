@@ -37,15 +37,18 @@ def perplexity(losses: Iterable[float]) -> float:
 def test_perplexity_stays(
     name: str, n: int, n_ctx: int, options: dict[str, Any], request: pytest.FixtureRequest
 ) -> None:
-    """In the middle and at the end it is what it is in a cache that never shifted, of half as many tokens."""
+    """Here and there it is what it is in a cache that never shifted, of half as many tokens.
+
+    One place is not compared with another: a text is harder in some places than in others.
+    """
     model, n_half = request.getfixturevalue(name), n_ctx // 2
-    ids, ends = news_of(model, n), (n // 2, n)
+    ids, n_ends = news_of(model, n), 8 if THOROUGH else 2
+    ends = [n * (i + 1) // n_ends for i in range(n_ends) if n * (i + 1) // n_ends >= n_ctx]
     judged = [range(end - n_half, end) for end in ends]
-    everywhere = range(1, n, 4) if THOROUGH else ()
     shifts: list[kvg.ShiftReport] = []
     with open_context(model, n_ctx=n_ctx, n_batch=N_BATCH, **options) as ctx:
         shift = kvg.ContextShift(N_KEEP, on_shift=shifts.append)
-        found = losses(ctx, ids, {*itertools.chain(*judged, everywhere)}, shift)
+        found = losses(ctx, ids, {*itertools.chain(*judged)}, shift)
     alone: dict[int, float] = {}
     with open_context(model, n_ctx=n_ctx, n_batch=N_BATCH) as ctx:
         for end in ends:
@@ -53,11 +56,8 @@ def test_perplexity_stays(
             begin = end - n_ctx
             text = ids[:N_KEEP] + ids[begin + N_KEEP : end]  # models want the very first tokens of a text
             alone |= {begin + i: loss for i, loss in losses(ctx, text, range(n_half, n_ctx)).items()}
-    ours, never_shifted = perplexity(found[i] for i in alone), perplexity(alone.values())
-    print(f"{name} {n} {options}: {len(shifts)} shifts; {ours:.2f}, never shifted {never_shifted:.2f}")
     assert len(shifts) >= n // n_ctx
-    assert ours <= 1.1 * never_shifted
-    if THOROUGH:
-        quarters = [perplexity(found[i] for i in part) for part in np.array_split(everywhere, 4)]
-        print("by quarter:", *(f"{each:.2f}" for each in quarters), f"all: {perplexity(found.values()):.2f}")
-        assert quarters[3] <= 1.15 * quarters[1]
+    for places in [*judged, [*alone]]:
+        ours, never_shifted = (perplexity(of[i] for i in places) for of in (found, alone))
+        print(f"{name} to {places[-1]} {options}: {ours:.2f}, never shifted {never_shifted:.2f}")
+        assert ours <= (1.15 if places in judged else 1.1) * never_shifted

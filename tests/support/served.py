@@ -108,10 +108,10 @@ def where_of(url: str) -> tuple[str, int]:
 
 
 def events(text: str) -> list[Any]:
-    """The values of a stream; its end is "[DONE]"."""
+    """The values of a stream, whose events may have names; its end is "[DONE]"."""
     found = []
-    for part in text.split("\n\n"):
-        if part.strip() and not part.startswith(":"):
-            data = part.strip().removeprefix("data: ")
+    for line in text.split("\n"):
+        if line.startswith("data: "):
+            data = line.removeprefix("data: ")
             found.append(data if data == "[DONE]" else json.loads(data))
     return found

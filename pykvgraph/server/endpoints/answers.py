@@ -61,7 +61,9 @@ def text_completion(service: Service, request: Request, fields: Fields) -> ASGIA
         if echoes:
             texts = echoed_texts(fields.get("prompt"), prompts, service.vocabulary.text)
             echo = Echo(texts, prompts, scores, params.n)
-        form = TextForm(service.model_name, FINGERPRINT, service.vocabulary, echo)
+        form = TextForm(
+            service.model_name, FINGERPRINT, service.vocabulary, echo, with_usage=wants_usage(fields)
+        )
         if echo is not None and says_nothing:
             return JsonReply.of_long(form.whole(echo.samples(tells_probs, params.top_logprobs)))
         return reply_of(service, service.job(prompts, fields, asker, params), form, fields)
@@ -79,6 +81,11 @@ def _prompts(service: Service, fields: Fields) -> list[list[int]]:
 
 def _job(service: Service, request: Request, fields: Fields) -> Job:
     return service.job(_prompts(service, fields), fields, asker_of(request))
+
+
+def wants_usage(fields: Fields) -> bool:
+    """Whether a stream of OpenAI's forms ends with the usage."""
+    return Fields(fields.object("stream_options")).flag("include_usage")
 
 
 def reply_of(service: Service, job: Job, form: Form, fields: Fields) -> ASGIApp:

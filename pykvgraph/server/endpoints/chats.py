@@ -10,7 +10,7 @@ from pykvgraph.openai.chat_completion import ChatForm
 from pykvgraph.openai.messages import MessageWriter
 from pykvgraph.openai.responses import ResponseWriter
 from pykvgraph.server.chat_job import chat_job, count_tokens
-from pykvgraph.server.endpoints.answers import reply_of
+from pykvgraph.server.endpoints.answers import reply_of, wants_usage
 from pykvgraph.server.http.keys import asker_of
 from pykvgraph.server.http.reply import JsonReply
 from pykvgraph.server.requests.fields import Fields
@@ -27,7 +27,7 @@ def chat_completion(service: Service, request: Request, fields: Fields) -> ASGIA
         FINGERPRINT,
         service.vocabulary,
         chat.new_output,
-        with_usage=Fields(fields.object("stream_options")).flag("include_usage"),
+        with_usage=wants_usage(fields),
         with_timings=fields.flag("timings_per_token"),
     )
     return reply_of(service, chat.job, form, fields)

@@ -162,6 +162,8 @@ class JobReply:
                 untold = []
             if events or told:
                 yield told + b"".join(map(form.framed, events))
+        if events := self._form.end(self._job.samples):
+            yield b"".join(map(self._form.framed, events))
 
     def _failure(self, error: BaseException) -> JsonReply:
         told = as_wire(error)

@@ -156,9 +156,12 @@ def _message(given: Any) -> dict[str, Any]:
     calls = given.get("tool_calls")
     if "content" not in given and given["role"] != "assistant":
         raise invalid("All non-assistant messages must contain 'content'")
-    if not (given.get("content") is not None or calls or given["role"] != "assistant"):
+    if given["role"] == "assistant" and not calls and not _says(given):
         raise invalid("Assistant message must contain either 'content' or 'tool_calls'!")
     message = {**given, "content": _content(given.get("content"))}
+    refusal = message.pop("refusal", None)  # OpenAI's own answers have it, where they have no content
+    if isinstance(refusal, str):
+        message["content"] = message["content"] or refusal
     if not calls and calls in (None, []):  # clients keep an empty list, and templates take it for calls
         message.pop("tool_calls", None)
     elif not isinstance(calls, list) or not all(map(_is_call, calls)):
@@ -178,12 +181,17 @@ def _content(given: Any) -> str:
     for part in given:
         if not isinstance(part, dict) or not isinstance(part.get("type"), str):
             raise invalid(f"a part of a content must have a type, got {shown(part)}")
-        if part["type"] != "text":
-            raise no_text(part["type"])
-        if not isinstance(part.get("text"), str):
+        kind = part["type"]
+        if kind not in ("text", "refusal"):
+            raise no_text(kind)
+        if not isinstance(part.get(kind), str):
             raise invalid(f"a part of a content must have a text, got {shown(part)}")
-        texts.append(part["text"])
+        texts.append(part[kind])
     return "\n".join(texts)
+
+
+def _says(given: dict[str, Any]) -> bool:
+    return given.get("content") is not None or isinstance(given.get("refusal"), str)
 
 
 def _is_call(given: Any) -> bool:

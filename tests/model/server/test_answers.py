@@ -72,7 +72,7 @@ def test_a_chat_is_its_template_completed(client: httpx.Client) -> None:
     text = post(client, "/completion", prompt=prompt, **GREEDY)["content"]
     fields = {"messages": MESSAGES, "temperature": 0, "max_tokens": 24}
     told = post(client, "/v1/chat/completions", **fields)
-    assert told["choices"][0]["message"] == {"role": "assistant", "content": text}
+    assert told["choices"][0]["message"] == {"role": "assistant", "content": text, "refusal": None}
     stream = client.post(
         "/chat/completions", json={**fields, "stream": True, "stream_options": {"include_usage": True}}
     )
@@ -178,3 +178,17 @@ def test_many_at_once_say_what_each_says_alone(client: httpx.Client) -> None:
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         found = pool.map(lambda prompt: post(client, "/completion", prompt=prompt, **GREEDY), prompts)
         assert [each["content"] for each in found] == alone
+
+
+def test_usage_is_summed(client: httpx.Client) -> None:
+    """Each prompt counts once, each of its texts by itself."""
+    prompts = ["Once", "Lily and Tom"]
+    ids = [post(client, "/tokenize", content=each, add_special=True)["tokens"] for each in prompts]
+    n_prompt = sum(map(len, ids))
+    body = {"prompt": prompts, "n": 2, "max_tokens": 3, "logit_bias": [[2, False]]}
+    wanted = {"prompt_tokens": n_prompt, "completion_tokens": 12, "total_tokens": n_prompt + 12}
+    assert post(client, "/v1/completions", **body)["usage"].items() >= wanted.items()
+    stream = {"stream": True, "stream_options": {"include_usage": True}}
+    *chunks, last, done = events(client.post("/v1/completions", json={**body, **stream}).text)
+    assert last["choices"] == [] and last["usage"].items() >= wanted.items() and done == "[DONE]"
+    assert not any("usage" in chunk for chunk in chunks)

@@ -100,10 +100,14 @@ def test_the_same_answer(theirs: httpx.Client, chats: httpx.Client, name: str) -
     path, body = BODIES[name]
     one, other = theirs.post(path, json=body), chats.post(path, json=body)
     assert (one.status_code, other.status_code) == (200, 200), (one.text, other.text)
-    check(one.json(), other.json())
+    if "n" in body:
+        check(*map(without_usage, (one.json(), other.json())))
+    else:
+        check(one.json(), other.json())
 
 
 def without_usage(answer: Any) -> Any:
+    """Of several answers llama-server tells the usage of one; OpenAI's interface sums, and so do we."""
     return {name: value for name, value in answer.items() if name != "usage"}
 
 
@@ -127,7 +131,7 @@ def read(text: str) -> list[tuple[str, Any]]:
 @pytest.mark.parametrize("name", BODIES)
 def test_the_same_stream(theirs: httpx.Client, chats: httpx.Client, name: str) -> None:
     path, body = BODIES[name]
-    body = {**body, "stream": True, "stream_options": {"include_usage": True}}
+    body = {**body, "stream": True, "stream_options": {"include_usage": "n" not in body}}
     wanted, told = (read(client.post(path, json=body).text) for client in (theirs, chats))
     check(joined(wanted), joined(told))
 

@@ -74,7 +74,7 @@ def test_a_call_is_forced(chats: httpx.Client, choice: Any, streams: bool) -> No
     else:
         choice_told = post(chats, **fields)["choices"][0]
         said, reason = choice_told["message"], choice_told["finish_reason"]
-        assert said.pop("content") == ""
+        assert said.pop("content") == "" and said.pop("refusal", 1) is None
     assert reason == "tool_calls"
     (call,) = said.pop("tool_calls")
     assert said == {"role": "assistant"}
@@ -155,7 +155,7 @@ def test_thoughts_that_the_request_began(chats: httpx.Client) -> None:
     said = message(chats, messages=messages, **grammar)
     assert (said["reasoning_content"], said["content"]) == ("Hm!", "Yes")
     said = message(chats, messages=begun("So"), grammar='root ::= "!"')
-    assert said == {"role": "assistant", "content": "So!"}
+    assert said == {"role": "assistant", "content": "So!", "refusal": None}
 
 
 @pytest.mark.parametrize(
@@ -172,7 +172,7 @@ def test_a_server_without_thoughts() -> None:
     with served(load, chat_template=TEMPLATE, **settings) as (url, _), httpx.Client(base_url=url) as client:
         assert post(client, "/apply-template")["prompt"].endswith("<|assistant|>")
         said = message(client, grammar='root ::= "<think>a</think>b"')
-        assert said == {"role": "assistant", "content": "<think>a</think>b"}
+        assert said == {"role": "assistant", "content": "<think>a</think>b", "refusal": None}
 
 
 def test_json_behind_thoughts(chats: httpx.Client) -> None:
@@ -272,3 +272,17 @@ def test_marks_that_are_control_tokens(tmp_path: Path) -> None:
         assert said["choices"][0]["message"]["reasoning_content"] == "a"
         assert said["choices"][0]["message"]["content"] == "b"
         assert said["usage"]["completion_tokens"] == 4  # a, the mark, b, and the end
+
+
+@pytest.mark.parametrize(
+    "refused",
+    [
+        {"content": None, "refusal": "I can't."},
+        {"content": [{"type": "refusal", "refusal": "I can't."}]},
+    ],
+)
+def test_a_refusal_that_comes_back(chats: httpx.Client, refused: Any) -> None:
+    """OpenAI's models say no in a field, or a part, of its own."""
+    history = [*MESSAGES, {"role": "assistant", **refused}, *MESSAGES]
+    reply = chats.post("/apply-template", json={"messages": history})
+    assert "<|assistant|>I can't.</s>" in reply.json()["prompt"]

@@ -55,7 +55,7 @@ def parted(value: Any) -> tuple[Any, list[float]]:
     if isinstance(value, float):
         return None, [value]
     if isinstance(value, dict):
-        return parted([*value.items()])
+        return parted(sorted(value.items()))
     if isinstance(value, (list, tuple)):
         parts = [parted(each) for each in value]
         return [shape for shape, _ in parts], [each for _, floats in parts for each in floats]

@@ -35,7 +35,7 @@ def test_tokens_with_probabilities_are_told_with_their_text(n_probs: int, tells:
 
     class OneJob:
         def __init__(self) -> None:
-            self.tells = tells
+            self.tells, self.samples = tells, [sample]
 
         async def said(self) -> AsyncIterator[Any]:
             for bunch in [*BUNCHES, []]:
@@ -45,6 +45,7 @@ def test_tokens_with_probabilities_are_told_with_their_text(n_probs: int, tells:
         is_long=False,
         events=lambda sample, pieces: [each.text.encode() + b";" for each in pieces if each.text],
         last_events=lambda sample: [b"."],
+        end=lambda samples: [],
         framed=lambda event: event,
     )
     reply = JobReply(OneJob(), form, streams=True, ping_seconds=0, io_seconds=1)  # type: ignore[arg-type]
