@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from pykvgraph.checks import shown
 from pykvgraph.errors import InvalidArgumentError
+from pykvgraph.sampling.plain_schema import plain
 from pykvgraph.sampling.schema_limits import check_schema
+from pykvgraph.sampling.subschemas import all_schemas, with_subschemas
 
 HEADER = "%llguidance"  # what a grammar in Lark begins with, as in llama.cpp
 # between the parts of JSON, without which a model may say nothing else; llama.cpp's grammars have the same
@@ -21,9 +23,6 @@ _DAY_OF_YEAR = (
     r"((0[13578]|1[02])-(0[1-9]|[12]\d|3[01])|(0[469]|11)-(0[1-9]|[12]\d|30)|02-(0[1-9]|1\d|2[0-8]))"
 )
 DATE = f"({_YEAR}-{_DAY_OF_YEAR}|{_LEAP_YEAR}-02-29)"
-_MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
-_LISTS = ("prefixItems", "anyOf", "oneOf", "allOf", "items")
-_SINGLE = ("items", "additionalProperties", "contains", "not", "if", "then", "else", "propertyNames")
 # in a regular expression of Lark, where letters and digits are those of all scripts
 _SIGNS = re.compile(r"\\.|[/\n\r]", re.DOTALL)
 _IN_LARK = {"/": r"\/", "\n": r"\n", "\r": r"\r", r"\d": "[0-9]", r"\D": "[^0-9]"}
@@ -60,9 +59,10 @@ def json_of(schema: Any) -> str:
     check_schema(schema, len(json.dumps(schema)))
     if not isinstance(schema, (dict, bool)):
         raise InvalidArgumentError(f"a JSON schema must be an object, got {shown(schema)}")
+    schema = plain(schema)
     if isinstance(schema, bool):
         schema = {} if schema else {"enum": []}
-    schema = _rewritten(schema, closes=not any(map(_is_composed, _all(schema))))
+    schema = _rewritten(schema, closes=not any(map(_is_composed, all_schemas(schema))))
     given = schema.get("x-guidance")
     own = {**(given if isinstance(given, dict) else {}), "whitespace_pattern": _SPACE}
     return json.dumps({**schema, "x-guidance": own})
@@ -81,27 +81,6 @@ def literal(text: str) -> str:
 def special(token: int) -> str:
     """A token in Lark, by its id."""
     return f"<[{token}]>"
-
-
-def _below(schema: Mapping[str, Any]) -> Iterator[Any]:
-    """The schemas in a schema."""
-    for key, value in schema.items():
-        if key in _MAPS and isinstance(value, dict):
-            yield from value.values()
-        elif key in _LISTS and isinstance(value, list):
-            yield from value
-        elif key in _SINGLE:
-            yield value
-
-
-def _all(schema: Any) -> Iterator[dict[str, Any]]:
-    """A schema and all in it."""
-    todo = [schema]
-    while todo:
-        each = todo.pop()
-        if isinstance(each, dict):
-            yield each
-            todo += _below(each)
 
 
 def _is_composed(schema: Mapping[str, Any]) -> bool:
@@ -123,14 +102,7 @@ def _lists_all(schema: Mapping[str, Any]) -> bool:
 def _rewritten(schema: Any, closes: bool) -> Any:
     if not isinstance(schema, dict):
         return schema
-    found: dict[str, Any] = {}
-    for key, value in schema.items():
-        if key in _MAPS and isinstance(value, dict):
-            found[key] = {name: _rewritten(each, closes) for name, each in value.items()}
-        elif key in _LISTS and isinstance(value, list):
-            found[key] = [_rewritten(each, closes) for each in value]
-        else:
-            found[key] = _rewritten(value, closes) if key in _SINGLE else value
+    found = with_subschemas(schema, lambda each: _rewritten(each, closes))
     if closes and _lists_all(schema) and not any(key in schema for key in _SAYS_WHAT_ELSE):
         found["additionalProperties"] = False
     if found.get("format") == "date" and found.get("type") == "string" and "pattern" not in found:

@@ -96,6 +96,23 @@ OBEYED: dict[str, dict[str, Any]] = {
         "maxProperties": 1,
     },
     "string": {"type": "string", "maxLength": 8},
+    "record": of(
+        a={
+            "type": "object",
+            "propertyNames": {"type": "string"},
+            "additionalProperties": {"type": "boolean"},
+            "maxProperties": 2.0,
+        }
+    ),
+    "names of a pattern": {
+        "type": "object",
+        "propertyNames": {"pattern": "^x[0-9]$"},
+        "additionalProperties": {"enum": [1, None]},
+        "minProperties": 1,
+        "maxProperties": 2,
+    },
+    "never others": {**of(a={"enum": ["b"]}), "additionalProperties": {"not": {}}},
+    "unevaluated": {**of(a={"type": "boolean"}), "unevaluatedProperties": False},
     "array": {"type": "array", "items": {"enum": ["a", "b"]}, "maxItems": 4},
 }
 REFUSED: dict[str, Any] = {
