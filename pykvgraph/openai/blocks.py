@@ -10,7 +10,7 @@ from pykvgraph.openai.chat_output import ChatOutput
 from pykvgraph.openai.form import NamedForm
 from pykvgraph.openai.sample import Sample
 from pykvgraph.openai.wire_json import dumps
-from pykvgraph.reply.delta import Delta, ToolCall
+from pykvgraph.reply.delta import CallPart, Delta, ToolCall
 from pykvgraph.types import Piece
 
 Event = dict[str, Any]  # `type` is its first key
@@ -26,8 +26,10 @@ class AnswerBlock:
         self.text = ""  # of a call: its arguments
 
     def goes_on_with(self, delta: Delta) -> bool:
-        """Whether a delta belongs to it; a call has one."""
-        return type(delta) is type(self.first) and not isinstance(delta, ToolCall)
+        """Whether a delta belongs to it."""
+        return isinstance(delta, CallPart) or (
+            type(delta) is type(self.first) and not isinstance(delta, ToolCall)
+        )
 
 
 class BlockWriter(Protocol):
@@ -91,8 +93,9 @@ class BlockForm(NamedForm):
                 self._open = AnswerBlock(len(self._blocks), delta)
                 found += self._writer.opened(self._open)
             text = delta.arguments if isinstance(delta, ToolCall) else delta.text
-            self._open.text += text
-            found += self._writer.added(self._open, text)
+            if text:
+                self._open.text += text
+                found += self._writer.added(self._open, text)
         return found
 
     def _close(self) -> list[Event]:

@@ -12,7 +12,7 @@ from pykvgraph.openai.logprobs import content_logprobs
 from pykvgraph.openai.sample import Sample, usage_of
 from pykvgraph.openai.vocabulary import Vocabulary
 from pykvgraph.openai.wire_json import dumps
-from pykvgraph.reply.delta import Content, Delta, Reasoning, ToolCall
+from pykvgraph.reply.delta import CallPart, Content, Delta, Reasoning, ToolCall
 from pykvgraph.types import Piece
 
 
@@ -126,7 +126,8 @@ def _told(delta: Delta, output: ChatOutput) -> dict[str, Any]:
         return {"content": delta.text}
     if isinstance(delta, Reasoning):
         return {"reasoning_content": delta.text}
-    return {"tool_calls": [{"index": output.number(delta), **_call(delta)}]}
+    told = {"function": {"arguments": delta.text}} if isinstance(delta, CallPart) else _call(delta)
+    return {"tool_calls": [{"index": output.number(delta), **told}]}
 
 
 def _message(output: ChatOutput) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pykvgraph.reply.delta import Content, Delta, Reply, ToolCall
+from pykvgraph.reply.delta import CallPart, Content, Delta, Reply, ToolCall
 from pykvgraph.reply.parser import ReplyParser
 
 
@@ -18,7 +18,7 @@ class ChatOutput:
         self._begin = prefill
         self._one_call = one_call
         self._deltas: list[Delta] = []
-        self._calls: list[ToolCall] = []
+        self._calls: list[str] = []  # ids
 
     def feed(self, text: str) -> list[Delta]:
         """What is certain by now."""
@@ -32,9 +32,9 @@ class ChatOutput:
         deltas = self.feed("")
         return deltas if self._parser is None else deltas + self._kept(self._parser.end())
 
-    def number(self, call: ToolCall) -> int:
-        """Of a call that was handed out, from 0 on."""
-        return self._calls.index(call)
+    def number(self, delta: ToolCall | CallPart) -> int:
+        """Of the call that a delta belongs to, from 0 on."""
+        return self._calls.index(delta.id)
 
     @property
     def reply(self) -> Reply:
@@ -51,7 +51,9 @@ class ChatOutput:
             if isinstance(delta, ToolCall):
                 if self._one_call and self._calls:
                     continue
-                self._calls.append(delta)
+                self._calls.append(delta.id)
+            elif isinstance(delta, CallPart) and delta.id not in self._calls:
+                continue
             kept.append(delta)
         self._deltas += kept
         return kept

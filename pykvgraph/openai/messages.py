@@ -69,11 +69,18 @@ class MessageWriter:
 def _content(block: AnswerBlock, text: str = "") -> dict[str, Any]:
     call = block.first
     if isinstance(call, ToolCall):
-        given = json.loads(text) if text else {}
-        return {"type": "tool_use", "id": call.id, "name": call.name, "input": given}
+        return {"type": "tool_use", "id": call.id, "name": call.name, "input": _input(text)}
     if isinstance(call, Reasoning):
         return {"type": "thinking", "thinking": text, "signature": ""}
     return {"type": "text", "text": text}
+
+
+def _input(arguments: str) -> dict[str, Any]:
+    """An object; what is none, as where the answer broke off, is told as Anthropic advises its clients to."""
+    try:
+        return dict(json.loads(arguments or "{}"))
+    except (ValueError, RecursionError):
+        return {"INVALID_JSON": arguments}
 
 
 def _delta(block: AnswerBlock, kind: str, **text: str) -> Event:

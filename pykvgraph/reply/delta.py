@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -22,14 +23,22 @@ class Reasoning:
 
 @dataclass(frozen=True)
 class ToolCall:
-    """A whole call. arguments: a JSON object, as text."""
+    """A call. arguments: a JSON object, as text, as far as it is known. In a stream they come behind it."""
 
     id: str
     name: str
-    arguments: str
+    arguments: str = ""
 
 
-Delta = Content | Reasoning | ToolCall
+@dataclass(frozen=True)
+class CallPart:
+    """More of a call's arguments. id: the call's."""
+
+    id: str
+    text: str
+
+
+Delta = Content | Reasoning | ToolCall | CallPart
 
 
 @dataclass(frozen=True)
@@ -44,8 +53,16 @@ class Reply:
     def of(cls, deltas: Iterable[Delta]) -> Reply:
         """Puts deltas together."""
         deltas = list(deltas)
+        arguments: defaultdict[str, list[str]] = defaultdict(list)
+        for each in deltas:
+            if isinstance(each, CallPart):
+                arguments[each.id].append(each.text)
         return cls(
             "".join(each.text for each in deltas if isinstance(each, Content)),
             "".join(each.text for each in deltas if isinstance(each, Reasoning)),
-            tuple(each for each in deltas if isinstance(each, ToolCall)),
+            tuple(
+                replace(each, arguments=each.arguments + "".join(arguments[each.id]))
+                for each in deltas
+                if isinstance(each, ToolCall)
+            ),
         )

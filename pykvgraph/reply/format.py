@@ -6,7 +6,7 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from pykvgraph.reply.readers import Reader
+from pykvgraph.reply.call_reader import Reader
 
 
 class State(enum.Enum):

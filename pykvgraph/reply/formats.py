@@ -6,13 +6,14 @@ from __future__ import annotations
 from pykvgraph.reply.format import Calls, Format, Headers, Thinking
 from pykvgraph.reply.readers import (
     bare_keys,
-    first_of,
     json_calls,
     json_pairs,
     named_json,
+    named_or_json_calls,
     python_calls,
     tagged,
 )
+from pykvgraph.reply.tag_reader import Tags
 
 # The first whose signs are in the template
 THINKING = (
@@ -29,12 +30,9 @@ THINKING = (
     Thinking("<think>", "</think>"),
 )
 
-_FUNCTION_TAGS = tagged(r"(?P<name>[^>\s]+)>", r"<parameter=(?P<key>[^>]+)>\n?(?P<value>.*?)\n?</parameter>")
+_FUNCTION = r"(?P<name>[^>\s]+)>"
 _INVOKE = r'(?P<name>[^"]+)">'
-_ARG_TAGS = tagged(
-    r"(?P<name>[^\s<]+)",
-    r"<arg_key>(?P<key>[^<]*)</arg_key>\s*<arg_value>(?P<value>.*?)</arg_value>",
-)
+_KEY = r'(?P<key>[^"]+)">'
 
 # The first all of whose signs are in the template
 CALLS = (
@@ -58,7 +56,7 @@ CALLS = (
         ("<atem:invoke",),
         ('<atem:invoke name="',),
         "</atem:invoke>",
-        tagged(_INVOKE, r'<atem:parameter name="(?P<key>[^"]+)">(?P<value>.*?)</atem:parameter>'),
+        tagged(Tags(_INVOKE, '<atem:parameter name="', _KEY, "</atem:parameter>")),
         silent=("<atem:function_calls>", "</atem:function_calls>"),
         headers=Headers(
             ("<|start|>",), "<|message|>", ("<|eom|>", "<|eot|>"), first="to=", reasoning=("to=self",)
@@ -87,9 +85,12 @@ CALLS = (
         ("<|open|>call ",),
         "<|close|>call<|sep|>",
         tagged(
-            r'tool="(?P<name>[^"]+)"[^<]*<\|sep\|>',
-            r'<\|open\|>argument key="(?P<key>[^"]+)" type="(?P<string>\w+)"<\|sep\|>(?P<value>.*?)'
-            r"<\|close\|>argument<\|sep\|>",
+            Tags(
+                r'tool="(?P<name>[^"]+)"[^<]*<\|sep\|>',
+                '<|open|>argument key="',
+                r'(?P<key>[^"]+)" type="(?P<string>\w+)"<\|sep\|>',
+                "<|close|>argument<|sep|>",
+            )
         ),
         silent=("<|open|>tools<|sep|>", "<|close|>tools<|sep|>"),
         around=("<|open|>response<|sep|>", "<|close|>response<|sep|>", "<|close|>message<|sep|>"),
@@ -108,9 +109,12 @@ CALLS = (
         ('<｜DSML｜invoke name="',),
         "</｜DSML｜invoke>",
         tagged(
-            _INVOKE,
-            r'<｜DSML｜parameter name="(?P<key>[^"]+)"(?: string="(?P<string>\w+)")?>(?P<value>.*?)'
-            r"</｜DSML｜parameter>",
+            Tags(
+                _INVOKE,
+                '<｜DSML｜parameter name="',
+                r'(?P<key>[^"]+)"(?: string="(?P<string>\w+)")?>',
+                "</｜DSML｜parameter>",
+            )
         ),
         silent=tuple(
             f"<{slash}｜DSML｜{name}>" for name in ("function_calls", "tool_calls") for slash in ("", "/")
@@ -129,10 +133,7 @@ CALLS = (
         ("]<]minimax[>[", "<invoke"),
         (']<]minimax[>[<invoke name="',),
         "]<]minimax[>[</invoke>",
-        tagged(
-            _INVOKE,
-            r"\]<\]minimax\[>\[<(?P<key>[^<>/\s]+)>(?P<value>.*?)\]<\]minimax\[>\[</(?P=key)>",
-        ),
+        tagged(Tags(_INVOKE, "]<]minimax[>[<", r"(?P<key>[^<>/\s]+)>", "]<]minimax[>[</%k>")),
         silent=("]<]minimax[>[<tool_call>", "]<]minimax[>[</tool_call>"),
     ),
     Calls(
@@ -140,7 +141,7 @@ CALLS = (
         ("minimax:tool_call", "<invoke name="),
         ('<invoke name="',),
         "</invoke>",
-        tagged(_INVOKE, r'<parameter name="(?P<key>[^"]+)">(?P<value>.*?)</parameter>'),
+        tagged(Tags(_INVOKE, '<parameter name="', _KEY, "</parameter>")),
         silent=("<minimax:tool_call>", "</minimax:tool_call>"),
     ),
     Calls(
@@ -148,7 +149,7 @@ CALLS = (
         ('<function name="', '<param name="'),
         ('<function name="',),
         "</function>",
-        tagged(_INVOKE, r'<param name="(?P<key>[^"]+)">(?P<value><!\[CDATA\[.*?\]\]>|.*?)</param>'),
+        tagged(Tags(_INVOKE, '<param name="', _KEY, "</param>", covers=True)),
     ),
     Calls(
         "hunyuan",
@@ -156,9 +157,12 @@ CALLS = (
         ("<tool_call:opensource>",),
         "</tool_call:opensource>",
         tagged(
-            r"(?P<name>[^\s<]+)<tool_sep:opensource>",
-            r"<arg_key:opensource>(?P<key>[^<]*)</arg_key:opensource>\s*"
-            r"<arg_value:opensource>(?P<value>.*?)</arg_value:opensource>",
+            Tags(
+                r"(?P<name>[^\s<]+)<tool_sep:opensource>",
+                "<arg_key:opensource>",
+                r"(?P<key>[^<]*)</arg_key:opensource>\s*<arg_value:opensource>",
+                "</arg_value:opensource>",
+            )
         ),
         silent=("<tool_calls:opensource>", "</tool_calls:opensource>"),
     ),
@@ -167,17 +171,30 @@ CALLS = (
         ("<seed:tool_call>",),
         ("<function=",),
         "</function>",
-        _FUNCTION_TAGS,
+        tagged(Tags(_FUNCTION, "<parameter=", "(?P<key>[^>]+)>", "</parameter>")),
         silent=("<seed:tool_call>", "</seed:tool_call>"),
     ),
-    Calls("glm", ("<arg_key>",), ("<tool_call>",), "</tool_call>", _ARG_TAGS),
+    Calls(
+        "glm",
+        ("<arg_key>",),
+        ("<tool_call>",),
+        "</tool_call>",
+        tagged(
+            Tags(
+                r"(?P<name>[^\s<]+)",
+                "<arg_key>",
+                r"(?P<key>[^<]*)</arg_key>\s*<arg_value>",
+                "</arg_value>",
+            )
+        ),
+    ),
     Calls(
         "qwen3-coder",
         ("<function=", "<parameter="),
         # models forget <tool_call>, but not this
         ("<function=",),
         "</function>",
-        _FUNCTION_TAGS,
+        tagged(Tags(_FUNCTION, "<parameter=", "(?P<key>[^>]+)>", "</parameter>", trims=True)),
         silent=("<tool_call>", "</tool_call>"),
     ),
     Calls(
@@ -208,10 +225,7 @@ CALLS = (
         ("[TOOL_CALLS]", "[ARGS]"),
         ("[TOOL_CALLS]",),
         "",
-        first_of(
-            named_json(r"(?P<name>[\w.-]+)(?:\[CALL_ID\](?P<id>\w+))?(?:\[ARGS\])?\s*(?=\{)"),
-            json_calls(),
-        ),
+        named_or_json_calls(r"(?P<name>[\w.-]+)(?:\[CALL_ID\](?P<id>\w+))?(?:\[ARGS\])?"),
     ),
     Calls("mistral-list", ("[TOOL_CALLS]",), ("[TOOL_CALLS]",), "", json_calls()),
     Calls("nemotron", ("<TOOLCALL>",), ("<TOOLCALL>",), "</TOOLCALL>", json_calls()),

@@ -8,12 +8,13 @@ import string
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from pykvgraph.reply.delta import Content, Delta, Reasoning, ToolCall
+from pykvgraph.reply.call_reader import Begun, CallReader, Part
+from pykvgraph.reply.delta import CallPart, Content, Delta, Reasoning, ToolCall
 from pykvgraph.reply.format import Format, State
-from pykvgraph.reply.readers import Call, Tools, json_text
+from pykvgraph.reply.values import Tools
 from pykvgraph.sequence.detokenizer import overlap
 
-_MOST_CLOSES = 16  # marks that close a call which can't be read yet
+_MOST_CLOSES = 16  # marks behind what may become a call
 _LETTERS = string.ascii_letters + string.digits
 
 
@@ -28,7 +29,9 @@ class ReplyParser:
     format: of the model. tools: as OpenAI's interface has them; without, nothing is a call. prompt: what the
     reply goes on from, which may have opened the reasoning. reasoning: False: it is left in the content.
 
-    Nothing is lost: what looks like a call and can't be read is content. White space beside a mark belongs to
+    A call is handed out as soon as its name and the beginning of its arguments are there, and then its
+    arguments as they come; no two ids are the same. Nothing is lost: what looks like a call, but never comes
+    so far, is content, and arguments that break off stay as they are. White space beside a mark belongs to
     the mark.
     """
 
@@ -51,8 +54,10 @@ class ReplyParser:
         self._text = ""  # not yet decided
         self._space = ""  # at the end of what was handed out; it is part of the text if more text follows
         self._after_mark = False
-        self._raw = ""  # of a call or a header: its text with the mark that opened it
-        self._body = ""
+        self._raw = ""  # of a header, or of what isn't yet a call: its text with the mark that opened it
+        self._reader: CallReader | None = None  # of the call
+        self._id = ""  # of the call that began last
+        self._ids: set[str] = set()
         self._n_closes = 0
         self._out: list[Delta] = []
         self._begin(prompt)
@@ -69,8 +74,6 @@ class ReplyParser:
         while self._advance(at_end=True):
             pass
         if self._state in (State.CALL, State.HEADER):
-            self._body += self._text
-            self._raw += self._text
             self._finish_call()
         else:
             self._say(self._text)
@@ -123,7 +126,8 @@ class ReplyParser:
                 self._space += self._text[: len(self._text) - len(body)]
                 self._text = body[len(mark) :]
                 self._open(state, mark)
-                self._body = mark
+                if self._reader is not None:
+                    self._hand_on(self._reader.feed(mark))
                 return True
             if mark.startswith(body) and not at_end:
                 return False
@@ -132,19 +136,21 @@ class ReplyParser:
 
     def _add(self, text: str) -> None:
         """Text of the present state, without marks."""
-        if self._state in (State.CALL, State.HEADER):
-            self._body += text
-            self._raw += text
-        else:
+        if self._state not in (State.CALL, State.HEADER):
             self._say(text)
+            return
+        if self._reader is None or not self._reader.has_begun:
+            self._raw += text
+        if self._reader is not None:
+            self._hand_on(self._reader.feed(text))
 
     def _pass(self, mark: str) -> None:
         """A mark came."""
         state, following = self._state, self._marks[self._state][mark]
         if state is State.HEADER:
             self._end_header(mark)
-        elif state is State.CALL and following is not State.CALL and self._waits_for_more(mark):
-            return
+        elif state is State.CALL and self._goes_on(following, mark):
+            self._add(mark)
         elif state is State.CALL:
             if following is State.START:
                 self._raw += mark
@@ -162,7 +168,11 @@ class ReplyParser:
     def _open(self, state: State, mark: str) -> None:
         self._state = state
         self._raw, self._space = self._space + mark, ""
-        self._body, self._n_closes = "", 0
+        self._n_closes = 0
+        self._reader = self._new_reader() if state is State.CALL else None
+
+    def _new_reader(self) -> CallReader | None:
+        return None if self._format.calls is None else self._format.calls.read(self._tools)
 
     def _end_header(self, mark: str) -> None:
         headers = self._format.headers
@@ -170,43 +180,51 @@ class ReplyParser:
         self._raw += mark
         state = headers.state_after(self._raw)
         if state is State.CALL:
-            self._state, self._body = state, self._raw
+            self._state, self._reader = state, self._new_reader()
+            if self._reader is not None:
+                self._hand_on(self._reader.feed(self._raw))
         else:
             self._go_on(state, mark)
 
-    def _waits_for_more(self, mark: str) -> bool:
+    def _goes_on(self, following: State, mark: str) -> bool:
         """Whether the mark may belong to a text within the call."""
+        reader = self._reader
         self._n_closes += 1
-        if self._n_closes > _MOST_CLOSES or self._read() is not None:
+        if reader is None or (self._n_closes > _MOST_CLOSES and not reader.has_begun):
             return False
-        self._body += mark
-        self._raw += mark
-        return True
-
-    def _read(self) -> list[Call] | None:
-        calls = self._format.calls
-        if calls is None or self._state is not State.CALL:
-            return None
-        found = calls.read(self._body, self._tools)
-        try:
-            for call in found or ():
-                json_text(call.arguments).encode()
-        except (ValueError, RecursionError, TypeError):
-            return None
-        return found
+        return not reader.may_end(opens=following is State.CALL)
 
     def _finish_call(self) -> None:
         """What was collected is a call; or else content."""
-        calls = self._read()
+        reader, self._reader = self._reader, None
+        parts = [] if reader is None else reader.end()
         raw, self._raw = self._raw, ""
         self._state = State.CONTENT
-        if calls is None:
+        if reader is None or not reader.has_begun:
             self._say(raw)
             return
+        self._hand_on(parts)
         self._after_mark = True
-        self._out += [
-            ToolCall(each.id or self._new_id(), each.name, json_text(each.arguments)) for each in calls
-        ]
+        self._say(reader.rest)
+
+    def _hand_on(self, parts: list[Part]) -> None:
+        """A call's name and arguments; neighbouring parts as one."""
+        text = ""
+        for part in parts:
+            if isinstance(part, Begun):
+                self._emit_arguments(text)
+                text = ""
+                self._id = part.id if part.id and part.id not in self._ids else self._new_id()
+                self._ids.add(self._id)
+                self._raw = ""
+                self._out.append(ToolCall(self._id, part.name))
+            else:
+                text += part
+        self._emit_arguments(text)
+
+    def _emit_arguments(self, text: str) -> None:
+        if text:
+            self._out.append(CallPart(self._id, text))
 
     def _say(self, text: str) -> None:
         if not text.strip():

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from pykvgraph.checks import shown
 from pykvgraph.errors import InvalidArgumentError
+from pykvgraph.reply.alternatives import SILENT, alternatives
 from pykvgraph.sampling.guide_text import DATE, literal, regex
 
-_MOST_FOLLOWED = 100  # references
 _UNQUOTED = '/[^"](?s:.*)|/'  # in Lark: a text in quotes would be measured with its quotes
-_SILENT = {"title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly", "$comment"}
-_CHOICES = ("anyOf", "oneOf", "allOf")
-_OF_TEXTS = {"type", "enum", "const", "pattern", "format", "minLength", "maxLength", "nullable"} | _SILENT
+_OF_TEXTS = {"type", "enum", "const", "pattern", "format", "minLength", "maxLength", "nullable"} | SILENT
 # as RFC 3339, 4122 and 2673 write them
 _FORMATS = {
     "date": DATE,
@@ -43,7 +41,7 @@ def raw_text(schema: Any, definitions: Mapping[str, Any]) -> RawText | None:
         return None
     literals: list[str] = []
     patterns: list[str] = []
-    for each in _alternatives(schema, definitions, [_MOST_FOLLOWED]):
+    for each in alternatives(schema, definitions):
         if unknown := each.keys() - _OF_TEXTS:
             raise InvalidArgumentError(f"the schema of a text can't be obeyed: {sorted(unknown)[0]}")
         if (given := _given(each)) is not None:
@@ -63,7 +61,7 @@ def is_text(schema: Any, definitions: Mapping[str, Any]) -> bool:
         all(isinstance(text, str) for text in given) and bool(given)
         if (given := _given(each)) is not None
         else each.get("type") in ("string", ["string"]) and not each.get("nullable")
-        for each in _alternatives(schema, definitions, [_MOST_FOLLOWED])
+        for each in alternatives(schema, definitions)
     )
 
 
@@ -71,40 +69,6 @@ def _given(schema: Mapping[str, Any]) -> list[Any] | None:
     """The values that a schema lists."""
     given = [schema["const"]] if "const" in schema else schema.get("enum")
     return given if isinstance(given, list) else None
-
-
-def _alternatives(
-    schema: Any, definitions: Mapping[str, Any], left: list[int]
-) -> Iterator[Mapping[str, Any]]:
-    """Schemas of which one is followed, without choices and references; {} for one that isn't understood."""
-    left[0] -= 1
-    if not isinstance(schema, dict) or left[0] < 0:
-        yield {}
-        return
-    rest = {
-        key: value for key, value in schema.items() if key not in ("$ref", "$defs", "definitions", *_CHOICES)
-    }
-    inner = [schema[key] for key in _CHOICES if isinstance(schema.get(key), list)]
-    if "$ref" in schema:
-        inner.append([_resolved(schema["$ref"], definitions)])
-    if not inner:
-        yield rest
-    elif len(inner) > 1 or (isinstance(schema.get("allOf"), list) and len(schema["allOf"]) != 1):
-        yield {}
-    else:
-        for choice in inner[0]:
-            for each in _alternatives(choice, definitions, left):
-                differs = any(key in each and each[key] != rest[key] for key in rest.keys() - _SILENT)
-                yield {} if differs else {**rest, **each}
-
-
-def _resolved(reference: Any, definitions: Mapping[str, Any]) -> Any:
-    if not isinstance(reference, str) or not reference.startswith("#/"):
-        return None
-    found: Any = definitions
-    for part in reference[2:].split("/"):
-        found = found.get(part.replace("~1", "/").replace("~0", "~")) if isinstance(found, dict) else None
-    return found
 
 
 def _regex(schema: Mapping[str, Any]) -> str:

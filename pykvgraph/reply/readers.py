@@ -1,4 +1,4 @@
-"""Readers of calls: what stands between a call's marks, as names and arguments.
+"""Readers of calls, format by format: what stands between a call's marks, as names and arguments.
 
 A model may say anything: each pattern takes time that grows with the text, not with its square. So two parts
 that can match the same characters never follow one another.
@@ -7,33 +7,88 @@ that can match the same characters never follow one another.
 from __future__ import annotations
 
 import ast
+import functools
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from pykvgraph.reply.raw_texts import is_text
-
-Tools = Mapping[str, Mapping[str, Any]]  # the JSON schema of each tool's arguments, by its name
-
-
-class Call(NamedTuple):
-    """id: the model's own; "" when it gave none."""
-
-    name: str
-    arguments: Mapping[str, Any]
-    id: str = ""
-
-
-# None: this is no call
-Reader = Callable[[str, Tools], "list[Call] | None"]
+from pykvgraph.reply.call_reader import Call, Read, Reader, WholeCalls
+from pykvgraph.reply.json_reader import Head, JsonCalls
+from pykvgraph.reply.tag_reader import TaggedCall, Tags
+from pykvgraph.reply.values import Tools, decoded, python_value
 
 _SPACE = re.compile(r"[\s,;]*")
 _FENCE = re.compile(r"[\s`]*")
+_OBJECT = (  # of a call, up to its arguments
+    r'\{\s*(?:"(?:id"\s*:\s*"(?P<id>[^"\\]*)|tool_call_id"\s*:\s*"[^"\\]*)"\s*,\s*)?'
+    r'"(?:tool_)?name"\s*:\s*"(?P<name>[^"\\]+)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)'
+)
+_BEHIND = r'\s*(?:,\s*"(?:tool_call_)?id"\s*:\s*"[^"\\]*"\s*)?\}[\s,;]*'
+# texts, and one that breaks off, which has no end
+_IN_JSON = re.compile(r'"(?:[^"\\]|\\.)*(?:(?P<end>")|\\?\Z)', re.DOTALL)
+_IN_PYTHON = re.compile(
+    r"""(?:'(?:[^'\\]|\\.)*(?:(?P<end>')|\\?\Z))|(?:"(?:[^"\\]|\\.)*(?:(?P<end2>")|\\?\Z))""", re.DOTALL
+)
+_CONSTANT = re.compile(r"(?<=[:,\[])\s*(True|False|None)(?=\s*[,\]}])")
+_JSON_OF = {"True": "true", "False": "false", "None": "null"}
 
 
-def json_calls(*, prefix: str = r"(?:```(?:json)?)?\s*", known: bool = False) -> Reader:
+def json_calls(*, prefix: str = r"(?:```(?:json)?\s*)?", known: bool = False) -> Reader:
     """JSON objects, or lists of them, with a name and arguments. known: the name must be that of a tool."""
+    head, read = _json_head(prefix), _json_objects(prefix, known)
+    return lambda tools: JsonCalls([head], read, tools, known)
+
+
+def named_json(pattern: str) -> Reader:
+    """A name, and perhaps an id, by the pattern's groups; the arguments as JSON behind what it matches."""
+    head, read = _named_head(pattern), _named(pattern)
+    return lambda tools: JsonCalls([head], read, tools, known=False)
+
+
+def named_or_json_calls(pattern: str) -> Reader:
+    """Both; a name alone is no call."""
+    heads, read = [_named_head(pattern), _json_head("")], _json_objects("", False)
+    return lambda tools: JsonCalls(heads, read, tools, known=False)
+
+
+def tagged(tags: Tags) -> Reader:
+    """Arguments between marks."""
+    return functools.partial(TaggedCall, tags)
+
+
+def json_pairs(tools: Tools) -> WholeCalls:
+    """A list of JSON objects {name: arguments}."""
+    return WholeCalls(_json_pairs, tools, functools.partial(_breaks_off, _IN_JSON))
+
+
+def python_calls(tools: Tools) -> WholeCalls:
+    """Calls as Python writes them, with constants as keyword arguments: [name(key='value'), ...]."""
+    return WholeCalls(_python_calls, tools, functools.partial(_breaks_off, _IN_PYTHON))
+
+
+def bare_keys(quote: str) -> Reader:
+    """call:name{key:value, ...}: JSON whose keys have no quotes, and texts stand between two `quote`."""
+    read = functools.partial(_bare_keys, quote)
+    return lambda tools: WholeCalls(read, tools, lambda text: text.count(quote) % 2 == 1)
+
+
+def _breaks_off(texts: re.Pattern[str], text: str) -> bool:
+    """Whether the last of the texts between quotes has no end."""
+    return any(not any(match.groups()) for match in texts.finditer(text))
+
+
+def _json_head(prefix: str) -> Head:
+    return Head(
+        re.compile(rf"\s*{prefix}(?:\[\s*)?{_OBJECT}"), re.compile(_BEHIND + _OBJECT), re.compile(_BEHIND)
+    )
+
+
+def _named_head(pattern: str) -> Head:
+    return Head(re.compile(rf"\s*{pattern}\s*(?=\{{)", re.DOTALL), None, re.compile(""))
+
+
+def _json_objects(prefix: str, known: bool) -> Read:
     start = re.compile(prefix)
 
     def read(text: str, tools: Tools) -> list[Call] | None:
@@ -48,8 +103,7 @@ def json_calls(*, prefix: str = r"(?:```(?:json)?)?\s*", known: bool = False) ->
     return read
 
 
-def json_pairs(text: str, tools: Tools) -> list[Call] | None:
-    """A list of JSON objects {name: arguments}."""
+def _json_pairs(text: str, tools: Tools) -> list[Call] | None:
     calls = []
     for each in _objects(text) or ():
         for name, arguments in each.items():
@@ -59,58 +113,27 @@ def json_pairs(text: str, tools: Tools) -> list[Call] | None:
     return calls or None
 
 
-def named_json(pattern: str) -> Reader:
-    """A name, and perhaps an id, by the pattern's groups; the arguments as JSON behind what it matches."""
+def _named(pattern: str) -> Read:
     head = re.compile(pattern, re.DOTALL)
 
     def read(text: str, tools: Tools) -> list[Call] | None:
         text = text.strip()
         begin = head.match(text)
-        if begin is None:
+        if begin is None or text[begin.end() :].strip():  # with arguments, its head were known
             return None
-        rest = text[begin.end() :].strip()
-        arguments, end = _decoded(rest, 0) if rest else ({}, 0)
-        if not isinstance(arguments, dict) or _FENCE.fullmatch(rest, end) is None:
-            return None
-        groups = begin.groupdict()
-        return [Call(groups["name"].strip(), arguments, groups.get("id") or "")]
+        return [Call(begin["name"].strip(), {}, begin.groupdict().get("id") or "")]
 
     return read
 
 
-def tagged(head: str, parameter: str) -> Reader:
-    """A name by the first pattern, then parameters by the second one's groups key, value and string.
-
-    A value is text where the tool's schema, or the group `string`, says so; else JSON if it is any.
-    """
-    begins, each = re.compile(rf"{head}\s*", re.DOTALL), re.compile(rf"{parameter}\s*", re.DOTALL)
-
-    def read(text: str, tools: Tools) -> list[Call] | None:
-        text = text.strip()
-        found = begins.match(text)
-        if found is None:
-            return None
-        name, at = found["name"].strip(), found.end()
-        arguments = {}
-        while (one := each.match(text, at)) is not None:
-            is_text = one.groupdict().get("string") in ("true", "string")
-            value = _uncovered(one["value"])
-            key = one["key"].strip()
-            arguments[key] = value if is_text else _typed(value, tools.get(name), key)
-            at = one.end()
-        return [Call(name, arguments)] if at == len(text) else None
-
-    return read
-
-
-def python_calls(text: str, tools: Tools) -> list[Call] | None:
-    """Calls as Python writes them, with constants as keyword arguments: [name(key='value'), ...]."""
-    for source in (text.strip(), text.strip().replace("\n", "\\n")):  # lines between quotes
+def _python_calls(text: str, tools: Tools) -> list[Call] | None:
+    text = text.strip()
+    for source in (text, text.replace("\n", "\\n").replace("\r", "\\r")):  # lines between quotes
         try:
             tree = ast.parse(source, mode="eval").body
             calls = tree.elts if isinstance(tree, ast.List) else [tree]
             return [_python_call(call) for call in calls] or None
-        except (SyntaxError, ValueError, RecursionError, MemoryError):
+        except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
             continue
     return None
 
@@ -118,43 +141,31 @@ def python_calls(text: str, tools: Tools) -> list[Call] | None:
 def _python_call(call: ast.expr) -> Call:
     if not isinstance(call, ast.Call) or call.args or any(each.arg is None for each in call.keywords):
         raise ValueError("no call with keyword arguments")
-    arguments = {str(each.arg): ast.literal_eval(each.value) for each in call.keywords}
+    arguments = {str(each.arg): python_value(each.value) for each in call.keywords}
     return Call(ast.unparse(call.func), arguments)
 
 
-def bare_keys(quote: str) -> Reader:
-    """call:name{key:value, ...}: JSON whose keys have no quotes, and texts stand between two `quote`."""
-    head = re.compile(r"call:(?P<name>[^{\s]+)\s*")
-    key = re.compile(r"([{,]\s*)([^\s{}\[\],:\"]+)\s*:")
-
-    def read(text: str, tools: Tools) -> list[Call] | None:
-        text = text.strip()
-        begin = head.match(text)
-        if begin is None:
-            return None
-        parts = text[begin.end() :].split(quote)
-        parts[::2] = [key.sub(r'\1"\2":', part) for part in parts[::2]]
-        parts[1::2] = [json.dumps(part) for part in parts[1::2]]
-        objects = _objects("".join(parts))
-        if not objects or len(objects) > 1:
-            return None
-        return [Call(begin["name"], objects[0])]
-
-    return read
+_BARE_HEAD = re.compile(r"call:(?P<name>[^{\s]+)\s*")
+_BARE_KEY = re.compile(r"([{,]\s*)([^\s{}\[\],:\"]+)\s*:")
 
 
-def first_of(*readers: Reader) -> Reader:
-    """The first reader that finds a call."""
+def _bare_keys(quote: str, text: str, tools: Tools) -> list[Call] | None:
+    text = text.strip()
+    begin = _BARE_HEAD.match(text)
+    if begin is None:
+        return None
+    parts = text[begin.end() :].split(quote)
+    parts[::2] = map(_quoted_keys, parts[::2])
+    parts[1::2] = [json.dumps(part) for part in parts[1::2]]
+    objects = _objects("".join(parts))
+    if not objects or len(objects) > 1:
+        return None
+    return [Call(begin["name"], objects[0])]
 
-    def read(text: str, tools: Tools) -> list[Call] | None:
-        return next((found for reader in readers if (found := reader(text, tools)) is not None), None)
 
-    return read
-
-
-def json_text(value: Any) -> str:
-    """As JSON. Raises ValueError for what has none."""
-    return json.dumps(value, ensure_ascii=False, allow_nan=False)
+def _quoted_keys(text: str) -> str:
+    """And constants as JSON has them; text: without texts."""
+    return _CONSTANT.sub(lambda match: _JSON_OF[match[1]], _BARE_KEY.sub(r'\1"\2":', text))
 
 
 def _objects(text: str) -> list[dict[str, Any]] | None:
@@ -164,7 +175,7 @@ def _objects(text: str) -> list[dict[str, Any]] | None:
     while at < len(text):
         if _FENCE.fullmatch(text, at):
             break
-        value, at = _decoded(text, at)
+        value, at = decoded(text, at)
         found += value if isinstance(value, list) else [value]
         at = _after_space(text, at)
     return found if all(isinstance(each, dict) for each in found) else None
@@ -176,77 +187,16 @@ def _after_space(text: str, at: int) -> int:
     return match.end()
 
 
-def _decoded(text: str, at: int) -> tuple[Any, int]:
-    """A JSON value, and where it ends; None and the end of the text when there is none."""
-    try:
-        return _DECODER.raw_decode(text, at)
-    except (ValueError, RecursionError):
-        return None, len(text)
-
-
-def _refuse(constant: str) -> Any:
-    raise ValueError(f"{constant} is no JSON")
-
-
-_DECODER = json.JSONDecoder(strict=False, parse_constant=_refuse)
-
-
 def _call_of(value: Mapping[str, Any]) -> Call | None:
-    name = _first_of(value, "name", "tool_name")
-    arguments = _first_of(value, "arguments", "parameters")
+    name = _first_of(value, ("name", "tool_name"))
+    arguments = _first_of(value, ("arguments", "parameters"))
     if isinstance(arguments, str):
-        arguments, _ = _decoded(arguments, 0)
+        arguments, _ = decoded(arguments, 0)
     if not isinstance(name, str) or not isinstance({} if arguments is None else arguments, dict):
         return None
     id = value.get("id")
     return Call(name, arguments or {}, id if isinstance(id, str) else "")
 
 
-def _first_of(value: Mapping[str, Any], *keys: str) -> Any:
+def _first_of(value: Mapping[str, Any], keys: Sequence[str]) -> Any:
     return next((value[key] for key in keys if key in value), None)
-
-
-def _uncovered(value: str) -> str:
-    """Without CDATA around it."""
-    return value[9:-3] if value.startswith("<![CDATA[") and value.endswith("]]>") else value
-
-
-_TYPES = {str: "string", bool: "boolean", int: "integer", float: "number", dict: "object", list: "array"}
-
-
-def _typed(text: str, schema: Mapping[str, Any] | None, key: str) -> Any:
-    """The text as a value of the types that the schema allows."""
-    if is_text(_property(schema, key), schema or {}):
-        return text
-    allowed = set(_types_of(schema, key))
-    value, end = _decoded(text.strip(), 0)
-    if end != len(text.strip()) or (value is None and text.strip() != "null"):
-        return {"True": True, "False": False, "None": None}.get(text.strip(), text)
-    kind = _TYPES.get(type(value), "null")
-    kinds = {kind, "number"} if kind == "integer" else {kind}
-    return text if "string" in allowed and not kinds & allowed else value
-
-
-def _property(schema: Mapping[str, Any] | None, key: str) -> Any:
-    properties = (schema or {}).get("properties")
-    return properties.get(key) if isinstance(properties, dict) else None
-
-
-def _types_of(schema: Mapping[str, Any] | None, key: str) -> Iterator[str]:
-    """The schema is a client's, and may be anything."""
-    for each in _alternatives(_property(schema, key)):
-        types = each.get("type")
-        yield from (kind for kind in [types, *_list(types)] if isinstance(kind, str))
-        if types is None:
-            yield from (_TYPES.get(type(value), "null") for value in _list(each.get("enum")))
-
-
-def _alternatives(schema: Any) -> Iterator[Mapping[str, Any]]:
-    if isinstance(schema, dict):
-        yield schema
-        for key in ("anyOf", "oneOf"):
-            yield from (each for each in _list(schema.get(key)) if isinstance(each, dict))
-
-
-def _list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []

@@ -49,10 +49,24 @@ def streamed(client: httpx.Client, **fields: Any) -> tuple[dict[str, Any], str]:
     whole: dict[str, Any] = {}
     for chunk in chunks:
         for key, value in chunk["choices"][0]["delta"].items():
+            if key == "tool_calls":
+                _put_together(whole.setdefault(key, []), value)
+                continue
             whole[key] = whole.get(key) or type(value)() if value is not None else None
             if value is not None:
                 whole[key] += value
     return whole, chunks[-1]["choices"][0]["finish_reason"]
+
+
+def _put_together(calls: list[Any], parts: list[Any]) -> None:
+    """As OpenAI's documentation has it: by the index; the name and the id come first, and once."""
+    for part in parts:
+        if part["index"] == len(calls):
+            assert part["id"] and part["function"]["name"]
+            calls.append(part)
+        else:
+            assert part.keys() == {"index", "function"} and part["function"].keys() == {"arguments"}
+            calls[part["index"]]["function"]["arguments"] += part["function"]["arguments"]
 
 
 def without_thoughts(**fields: Any) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from pykvgraph.chat.chat_template import ChatTemplate
 from pykvgraph.errors import InvalidArgumentError
-from pykvgraph.reply.delta import Content, Delta, Reasoning, Reply, ToolCall
+from pykvgraph.reply.delta import CallPart, Content, Delta, Reasoning, Reply, ToolCall
 from pykvgraph.reply.format import Format, Thinking
 from pykvgraph.reply.formats import CALLS, THINKING, format_of
 from pykvgraph.reply.parser import ReplyParser
@@ -100,7 +100,15 @@ def reply(format: Format, text: str, prompt: str = "", tools: Any = TOOLS, **opt
 
 
 def told(found: Reply) -> tuple[str, str, list[tuple[str, Any]]]:
-    return found.content, found.reasoning, [(each.name, json.loads(each.arguments)) for each in found.calls]
+    return found.content, found.reasoning, [(each.name, value_of(each.arguments)) for each in found.calls]
+
+
+def value_of(arguments: str) -> Any:
+    """The text itself, where they broke off."""
+    try:
+        return json.loads(arguments)
+    except ValueError:
+        return arguments
 
 
 @pytest.mark.parametrize("name", sorted(TEMPLATES.keys() - WITHOUT_CALLS - TURNED_AROUND))
@@ -149,8 +157,8 @@ ROME = ("get_time", {"city": "Rome"})
         ("hermes", f"<tool_call>oops</tool_call>{CALL}", "<tool_call>oops</tool_call>", "", [ROME]),
         ("hermes", '<tool_call>{"name": "a"', '<tool_call>{"name": "a"', "", []),
         ("hermes", '<tool_call>{"name": "a", "arguments": [1]}</tool_call>', None, "", []),
-        ("hermes", '<tool_call>{"name": "a", "arguments": {"x": NaN}}</tool_call>', None, "", []),
-        ("hermes", '<tool_call>{"name": "a", "arguments": {"x": 1e999}}</tool_call>', None, "", []),
+        ("hermes", '<tool_call>{"arguments": {"x": NaN}, "name": "a"}</tool_call>', None, "", []),
+        ("hermes", '<tool_call>{"arguments": {"x": 1e999}, "name": "a"}</tool_call>', None, "", []),
         ("hermes", "<tool_call>" + '{"name":' * 5000 + "</tool_call>", None, "", []),
         ("hermes", "<tool_call>" + "[" * 100_000 + "</tool_call>", None, "", []),
         # the mark stands in a text of the arguments
@@ -185,7 +193,7 @@ ROME = ("get_time", {"city": "Rome"})
             "",
             [("get_weather", {"city": "3", "days": 3, "more": [1, True], "odd": True})],
         ),
-        ("qwen3-coder", "<function=a><parameter=x>1</function>", None, "", []),
+        ("qwen3-coder", "<function=a>x</function>", None, "", []),
         ("mistral", 'So[TOOL_CALLS]get_time{"city": "Rome"}', "So", "", [ROME]),
         ("mistral", "[TOOL_CALLS] none", "[TOOL_CALLS] none", "", []),
         ("llama-3", '{"name": "get_time", "parameters": {"city": "Rome"}}', "", "", [ROME]),
@@ -294,9 +302,67 @@ def test_text_comes_as_early_as_it_is_certain() -> None:
     assert parser.feed("so</think>\n") == [Reasoning(" so")]
     assert parser.feed("Yes <") == [Content("Yes")]
     assert parser.feed("b> <tool_call>") == [Content(" <b>")]
-    (call,) = parser.feed('{"name": "a", "arguments": {}}</tool_call>')
-    assert isinstance(call, ToolCall)
+    assert parser.feed('{"name": "a", "arguments"') == []
+    call, first = parser.feed(': {"b": "c')
+    assert isinstance(call, ToolCall) and (call.name, call.arguments) == ("a", "")
+    assert first == CallPart(call.id, '{"b": "c')
+    assert parser.feed("</tool_call>") == [CallPart(call.id, "</tool_call>")]  # within a text it is none
+    assert parser.feed('", "d": 1') == [CallPart(call.id, '", "d": 1')]
+    assert parser.feed("}} \n</tool_call>!") == [CallPart(call.id, "}"), Content("!")]
     assert parser.end() == []
+
+
+def test_values_between_marks_come_as_early_as_they_are_certain() -> None:
+    """Of a text, all but what may be its end; of a number, nothing before its end."""
+    parser = ReplyParser(named("qwen3-coder"), TOOLS)
+    assert parser.feed("<function=get_weather>\n<parameter=city") == []
+    call, first = parser.feed(">\nPar")
+    assert isinstance(call, ToolCall) and call.name == "get_weather"
+    assert first == CallPart(call.id, '{"city": "Par')
+    assert parser.feed('is"\n') == [CallPart(call.id, 'is\\"')]
+    assert parser.feed("</para") == []
+    assert parser.feed("meter>\n") == []
+    assert parser.feed("x\n") == [CallPart(call.id, "\\n</parameter>\\nx")]
+    assert parser.feed("</parameter>\n<parameter=") == [CallPart(call.id, '"')]
+    assert parser.feed("days>\n1") == [CallPart(call.id, ', "days": ')]
+    assert parser.feed("2\n</parameter>\n</function>") == [CallPart(call.id, "12}")]
+    assert parser.end() == []
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "arguments"),
+    [
+        ("hermes", '<tool_call>{"name": "a", "arguments": {"x": "y</tool', '{"x": "y</tool'),
+        ("hermes", '<tool_call>{"name": "a", "arguments": {"x": [1</tool_call>', '{"x": [1'),
+        ("hermes", '<tool_call>{"name": "a", "arguments": {"x": NaN}}</tool_call>', '{"x": NaN}'),
+        ("hermes", '<tool_call>{"name": "a", "arguments": {"x": "1\n2"}}</tool_call>', '{"x": "1\\n2"}'),
+        ("mistral", "[TOOL_CALLS]a[ARGS]{", "{"),
+        ("qwen3-coder", "<function=get_time><parameter=city>Rome</para", '{"city": "Rome</para'),
+        ("qwen3-coder", "<function=get_weather><parameter=days>1", '{"days": 1'),
+        ("qwen3-coder", "<function=a><parameter=x>1</function>", '{"x": 1</function>'),
+    ],
+)
+def test_arguments_that_break_off_stay_as_they_are(name: str, text: str, arguments: str) -> None:
+    """As of hosted services: what was handed out can't be taken back."""
+    found = reply(named(name), text)
+    assert (found.content, [each.arguments for each in found.calls]) == ("", [arguments])
+
+
+@pytest.mark.parametrize(
+    "behind", [" Then this.", "\n</tool_call>", "</tool_call>\nThen this.", '{"name": "b"'], ids=str
+)
+def test_what_stands_behind_a_call_is_not_lost(behind: str) -> None:
+    text = '<tool_call>{"name": "a", "arguments": {"x": 1}}'
+    found = reply(HERMES, text + behind)
+    assert [each.arguments for each in found.calls] == ['{"x": 1}']
+    assert found.content == behind.replace("</tool_call>", "").strip()
+
+
+def test_no_two_calls_have_the_same_id() -> None:
+    """A model may say one twice."""
+    said = "[TOOL_CALLS]get_time[CALL_ID]abcdefgh1[ARGS]{}" * 2
+    first, second = reply(named("mistral"), said).calls
+    assert first.id == "abcdefgh1" != second.id and second.arguments == "{}"
 
 
 WORDS = st.sampled_from(
@@ -384,3 +450,45 @@ def test_digits_are_a_text_where_the_schema_has_texts_alone(schema: Any) -> None
     said = "<tool_call>\n<function=a>\n<parameter=x>\n12345\n</parameter>\n</function>\n</tool_call>"
     (call,) = Reply.of([*parser.feed(said), *parser.end()]).calls
     assert json.loads(call.arguments) == {"x": "12345"}
+
+
+@pytest.mark.parametrize(
+    ("schema", "text", "wanted"),
+    [
+        # behind references and choices, too
+        ({"$ref": "#/$defs/name"}, "12", "12"),
+        ({"$ref": "#/$defs/name"}, "null", None),
+        ({"allOf": [{"$ref": "#/$defs/name"}, {"title": "Name"}]}, "12", "12"),
+        ({"$ref": "#/$defs/count"}, "12", 12),
+        ({"anyOf": [{"$ref": "#/$defs/count"}, {"type": "string"}]}, "12", 12),
+        ({"anyOf": [{"$ref": "#/$defs/count"}, {"type": "string"}]}, "1.5", "1.5"),
+        ({"anyOf": [{"$ref": "#/$defs/count"}, {"type": "string"}]}, '"12"', "12"),
+        ({"type": "string", "nullable": True}, "null", None),
+        ({"type": "string", "nullable": True}, "true", "true"),
+        ({"anyOf": [{"$ref": "#/nowhere"}, {"type": "string"}]}, "12", 12),
+        # as Python writes them, and a text that only looks so
+        ({"type": "array"}, "['a', \"b'c\", None, True]", ["a", "b'c", None, True]),
+        ({"type": "object"}, "{'a': {'b': (1, 2.5)}}", {"a": {"b": [1, 2.5]}}),
+        ({}, "['a']", ["a"]),
+        ({"type": "string"}, "['a']", "['a']"),
+        ({"anyOf": [{"type": "string"}, {"type": "integer"}]}, "['a']", "['a']"),
+        ({"type": "array"}, "[open('x')]", "[open('x')]"),
+        ({"type": "array"}, "[" * 1000, "[" * 1000),
+        ({"type": "object"}, "{['a']: 1}", "{['a']: 1}"),
+        ({"type": "boolean"}, "True", True),
+        ({}, "None", None),
+        ({}, '"12"', "12"),
+        ({}, "12", 12),
+    ],
+)
+def test_a_value_has_the_type_that_the_schema_allows(schema: Any, text: str, wanted: Any) -> None:
+    definitions = {
+        "name": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+        "count": {"type": "integer"},
+    }
+    tools = [{"function": {"name": "a", "parameters": {"properties": {"x": schema}, "$defs": definitions}}}]
+    for name, said in (
+        ("qwen3-coder", f"<function=a>\n<parameter=x>\n{text}\n</parameter>\n</function>"),
+        ("glm", f"<tool_call>a\n<arg_key>x</arg_key>\n<arg_value>{text}</arg_value>\n</tool_call>"),
+    ):
+        assert told(reply(named(name), said, tools=tools))[2] == [("a", {"x": wanted})]

@@ -121,7 +121,12 @@ DEFINITIONS = {
             {"anyOf": [{"const": "a\nb"}, {"type": "string", "pattern": "^x$"}]},
             RawText(regex='"a\\nb" | /(x)/'),
         ),
-        ({"allOf": [{"type": "string"}, {"maxLength": 3}]}, None),
+        (
+            {"allOf": [{"type": "string"}, {"maxLength": 3}]},
+            RawText(regex='/(?s:.{0,3})/ & /[^"](?s:.*)|/'),
+        ),
+        ({"allOf": [{"type": "string"}, {"type": "integer"}]}, None),
+        ({"type": "string", "anyOf": []}, None),
         ({"type": "string", "nullable": True}, None),
         ({"type": ["string", "null"]}, None),
         ({"anyOf": [{"type": "string"}, {"type": "integer"}]}, None),
