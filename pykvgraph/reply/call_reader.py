@@ -35,8 +35,11 @@ class CallReader(Protocol):
     def may_end(self, *, opens: bool) -> bool:
         """Whether a mark that comes now is one, and no part of an argument. opens: one of another call."""
 
-    def end(self) -> list[Part]:
-        """What was held back: no more text comes. Arguments that broke off stay as they are."""
+    def end(self, *, closed: bool) -> list[Part]:
+        """What was held back: no more text comes. Arguments that broke off stay as they are.
+
+        closed: a mark has said so; else the answer may have been cut, and a name alone be half a name.
+        """
 
 
 class Call(NamedTuple):
@@ -73,7 +76,7 @@ class WholeCalls:
         """Not within quotes, unless it can be read."""
         return bool(told(self._read, self._text, self._tools)) or not self._is_inside(self._text)
 
-    def end(self) -> list[Part]:
+    def end(self, *, closed: bool) -> list[Part]:
         """All of it."""
         parts = told(self._read, self._text, self._tools)
         self.has_begun = bool(parts)

@@ -133,7 +133,15 @@ CALLS = (
         ("]<]minimax[>[", "<invoke"),
         (']<]minimax[>[<invoke name="',),
         "]<]minimax[>[</invoke>",
-        tagged(Tags(_INVOKE, "]<]minimax[>[<", r"(?P<key>[^<>/\s]+)>", "]<]minimax[>[</%k>")),
+        tagged(
+            Tags(
+                _INVOKE,
+                "]<]minimax[>[<",
+                r"(?P<key>[^<>/\s]+)>",
+                "]<]minimax[>[</%k>",
+                nests="]<]minimax[>[",
+            )
+        ),
         silent=("]<]minimax[>[<tool_call>", "]<]minimax[>[</tool_call>"),
     ),
     Calls(
@@ -255,7 +263,14 @@ CALLS = (
         json_calls(),
         silent=("<|message_sep|>",),
     ),
-    Calls("firefunction", (" functools",), (), "", json_calls(prefix=r"functools\s*"), first=("functools",)),
+    Calls(
+        "firefunction",
+        (" functools",),
+        (" functools[",),
+        "",
+        json_calls(prefix=r"(?:functools\s*)?"),
+        first=("functools",),
+    ),
     Calls("tool_calls", ("<tool_calls>",), ("<tool_calls>",), "</tool_calls>", json_calls()),
     Calls("hermes", ("<tool_call>",), ("<tool_call>",), "</tool_call>", json_calls()),
     Calls("granite", ("<|tool_call|>",), ("<|tool_call|>",), "", json_calls()),

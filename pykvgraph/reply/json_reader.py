@@ -30,11 +30,14 @@ class Head(NamedTuple):
 class JsonCalls:
     """Calls with one of the heads. read: for all others, when they are whole.
 
-    known: the name must be that of a tool.
+    known: the name must be that of a tool. reads_open: whether `read` knows a whole call from half of one.
     """
 
-    def __init__(self, heads: Sequence[Head], read: Read, tools: Tools, known: bool) -> None:
-        self._heads, self._read, self._tools, self._known = heads, read, tools, known
+    def __init__(
+        self, heads: Sequence[Head], read: Read, tools: Tools, *, known: bool = False, reads_open: bool = True
+    ) -> None:
+        self._heads, self._read, self._tools = heads, read, tools
+        self._known, self._reads_open = known, reads_open
         self._text = ""  # not yet decided
         self._object: _JsonObject | None = None
         self.has_begun = False
@@ -60,8 +63,10 @@ class JsonCalls:
             return self._object is None or not self._object.is_in_text
         return opens or bool(told(self._read, self._text, self._tools))
 
-    def end(self) -> list[Part]:
+    def end(self, *, closed: bool) -> list[Part]:
         """Calls without a head that is known here, and what stands behind the last one."""
+        if not (self.has_begun or closed or self._reads_open):
+            return []
         if not self.has_begun:
             parts = told(self._read, self._text, self._tools)
             self.has_begun = bool(parts)

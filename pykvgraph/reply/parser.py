@@ -74,7 +74,7 @@ class ReplyParser:
         while self._advance(at_end=True):
             pass
         if self._state in (State.CALL, State.HEADER):
-            self._finish_call()
+            self._finish_call(closed=False)
         else:
             self._say(self._text)
         self._text = ""
@@ -154,7 +154,7 @@ class ReplyParser:
         elif state is State.CALL:
             if following is State.START:
                 self._raw += mark
-            self._finish_call()
+            self._finish_call(closed=True)
             self._go_on(following, mark)
         else:
             self._go_on(following, mark)
@@ -194,10 +194,10 @@ class ReplyParser:
             return False
         return not reader.may_end(opens=following is State.CALL)
 
-    def _finish_call(self) -> None:
+    def _finish_call(self, *, closed: bool) -> None:
         """What was collected is a call; or else content."""
         reader, self._reader = self._reader, None
-        parts = [] if reader is None else reader.end()
+        parts = [] if reader is None else reader.end(closed=closed)
         raw, self._raw = self._raw, ""
         self._state = State.CONTENT
         if reader is None or not reader.has_begun:

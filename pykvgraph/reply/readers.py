@@ -37,19 +37,19 @@ _JSON_OF = {"True": "true", "False": "false", "None": "null"}
 def json_calls(*, prefix: str = r"(?:```(?:json)?\s*)?", known: bool = False) -> Reader:
     """JSON objects, or lists of them, with a name and arguments. known: the name must be that of a tool."""
     head, read = _json_head(prefix), _json_objects(prefix, known)
-    return lambda tools: JsonCalls([head], read, tools, known)
+    return lambda tools: JsonCalls([head], read, tools, known=known)
 
 
 def named_json(pattern: str) -> Reader:
     """A name, and perhaps an id, by the pattern's groups; the arguments as JSON behind what it matches."""
     head, read = _named_head(pattern), _named(pattern)
-    return lambda tools: JsonCalls([head], read, tools, known=False)
+    return lambda tools: JsonCalls([head], read, tools, reads_open=False)
 
 
 def named_or_json_calls(pattern: str) -> Reader:
     """Both; a name alone is no call."""
     heads, read = [_named_head(pattern), _json_head("")], _json_objects("", False)
-    return lambda tools: JsonCalls(heads, read, tools, known=False)
+    return lambda tools: JsonCalls(heads, read, tools)
 
 
 def tagged(tags: Tags) -> Reader:

@@ -6,7 +6,9 @@ import re
 from typing import NamedTuple
 
 from pykvgraph.reply.call_reader import LONGEST_HEAD, Begun, Part
-from pykvgraph.reply.values import Tools, json_text, takes_texts_alone, typed
+from pykvgraph.reply.nested_values import nested_value
+from pykvgraph.reply.raw_texts import is_text
+from pykvgraph.reply.values import Tools, json_text, property_of, typed
 from pykvgraph.sequence.detokenizer import overlap
 
 _COVER = ("<![CDATA[", "]]>")
@@ -18,6 +20,7 @@ class Tags(NamedTuple):
     opens: what an argument begins with. rest: pattern of what follows up to its value, with the groups key
     and perhaps string, which says whether the value is a text. close: behind a value; %k is its key.
     trims: whether a line break beside a mark belongs to the mark. covers: whether a text may be in CDATA.
+    nests: what marks within a value begin with, where lists and objects have some; "": they are JSON.
     """
 
     head: str
@@ -26,6 +29,7 @@ class Tags(NamedTuple):
     close: str
     trims: bool = False
     covers: bool = False
+    nests: str = ""
 
 
 class TaggedCall:
@@ -63,11 +67,11 @@ class TaggedCall:
         at, follows = self._closed(self._value)
         return at >= 0 and not follows
 
-    def end(self) -> list[Part]:
+    def end(self, *, closed: bool) -> list[Part]:
         """A value that broke off stays as it is."""
         parts: list[Part] = []
         if not self.has_begun:
-            bare = self._bare.fullmatch(self._text)
+            bare = self._bare.fullmatch(self._text) if closed else None
             if bare is not None:
                 self.has_begun = True
                 parts += [Begun(bare["name"].strip()), "{}"]
@@ -75,9 +79,9 @@ class TaggedCall:
         while self._step(parts, at_end=True):
             pass
         if self._value is not None:
-            parts.append(self._value.passed(self._text) if self._value.is_text else self._text)
+            parts.append(self._value.broken_off(self._text))
         else:
-            parts.append("}")
+            parts.append("}" if closed else "")
             self.rest = self._text.strip()
         return parts
 
@@ -90,7 +94,8 @@ class TaggedCall:
             self._text = self._text.removeprefix("\n")
             value.skips_break = False
         at, follows = self._closed(value)
-        if at < 0 or not (at_end or follows.startswith(self._tags.opens)):
+        n_certain = len(self._tags.opens) + bool(self._tags.nests)  # a mark within a value may close, too
+        if at < 0 or not (at_end or len(follows) >= n_certain):
             self._pass_on(value, at, parts)
             return False
         said = self._text[:at]
@@ -120,7 +125,7 @@ class TaggedCall:
         at = self._text.find(close, value.n_seen)
         while at >= 0:
             follows = self._text[at + len(close) :].lstrip()
-            if follows.startswith(opens) or opens.startswith(follows):
+            if follows[: len(opens)] == opens[: len(follows)] and not follows.startswith(f"{opens}/"):
                 return at, follows
             value.n_seen = at + len(close)
             at = self._text.find(close, value.n_seen)
@@ -144,8 +149,9 @@ class _Value:
     """One argument's, while it is said. opening, close: what its JSON begins with, and the mark behind it."""
 
     def __init__(self, tags: Tags, tools: Tools, name: str, key: str, string: str | None) -> None:
-        self._key, self._schema, self._covers = key, tools.get(name), tags.covers
-        self.is_text = string in ("true", "string") or takes_texts_alone(self._schema, key)
+        self._tags, self._tool = tags, tools.get(name) or {}
+        self._schema = property_of(self._tool, key)
+        self.is_text = string in ("true", "string") or is_text(self._schema, self._tool)
         self.streams = self.is_text and not tags.covers
         self.close = tags.close.replace("%k", key)
         self.skips_break = tags.trims
@@ -156,8 +162,17 @@ class _Value:
         """A part of the text, as JSON."""
         return json_text(text)[1:-1]
 
+    def broken_off(self, text: str) -> str:
+        """The same of a value that has no end."""
+        text = text.removeprefix(_COVER[0]) if self._tags.covers else text
+        return self.passed(text) if self.is_text else text
+
     def closed(self, text: str) -> str:
         """The end of the value, as JSON."""
-        if self._covers and text.startswith(_COVER[0]) and text.endswith(_COVER[1]):
+        if self._tags.covers and text.startswith(_COVER[0]) and text.endswith(_COVER[1]):
             text = text[len(_COVER[0]) : -len(_COVER[1])]
-        return f'{self.passed(text)}"' if self.is_text else json_text(typed(text, self._schema, self._key))
+        if self.is_text:
+            return f'{self.passed(text)}"'
+        if self._tags.nests:
+            return json_text(nested_value(text, self._tags.nests, self._schema, self._tool))
+        return json_text(typed(text, self._schema, self._tool))

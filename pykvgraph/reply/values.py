@@ -23,16 +23,14 @@ def property_of(schema: Mapping[str, Any] | None, key: str) -> Any:
     return properties.get(key) if isinstance(properties, dict) else None
 
 
-def takes_texts_alone(schema: Mapping[str, Any] | None, key: str) -> bool:
-    """Whether what stands there is a text as it is, without quotes."""
-    return is_text(property_of(schema, key), schema or {})
+def typed(text: str, schema: Any, definitions: Mapping[str, Any]) -> Any:
+    """The text as a value of the types that the schema allows: written as JSON does it, or as Python.
 
-
-def typed(text: str, schema: Mapping[str, Any] | None, key: str) -> Any:
-    """The text as a value of the types that the schema allows: written as JSON does it, or as Python."""
-    if takes_texts_alone(schema, key):
+    definitions: the schema that references begin in.
+    """
+    if is_text(schema, definitions):
         return text
-    allowed = None if schema is None else _types_of(property_of(schema, key), schema)
+    allowed = _types_of(schema, definitions)
     try:
         value = _value(text.strip())
         json_text(value)
@@ -41,6 +39,11 @@ def typed(text: str, schema: Mapping[str, Any] | None, key: str) -> Any:
     kind = _TYPES.get(type(value), "null")
     kinds = {kind, "number"} if kind == "integer" else {kind}
     return text if allowed and "string" in allowed and not kinds & allowed else value
+
+
+def may_be(kind: str, schema: Any, definitions: Mapping[str, Any]) -> bool:
+    """Whether the schema names this type."""
+    return kind in (_types_of(schema, definitions) or ())
 
 
 def json_text(value: Any) -> str:
