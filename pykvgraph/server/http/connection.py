@@ -14,6 +14,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from pykvgraph.openai.errors import invalid
 from pykvgraph.openai.wire_json import JSON_TYPE, dumps
 from pykvgraph.server.http.half_closed import HalfClosed
+from pykvgraph.server.http.header_names import capitalize_names
 
 _LONGEST_HEAD = 1 << 16  # bytes
 # requests that wait for their turn on a connection, and parts of a body beside one for every 16 bytes: each
@@ -22,7 +23,7 @@ _MOST_WAITING = 64
 _MOST_PARTS, _LEAST_PART = 4096, 16
 # an answer that every client of HTTP/1.1 passes over: only who is there takes it without a reset
 _PROBE = b"HTTP/1.1 100 Continue\r\n\r\n"
-_BAD_HEAD = b"HTTP/1.1 400 Bad Request\r\ncontent-type: %b\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
+_BAD_HEAD = b"HTTP/1.1 400 Bad Request\r\nContent-Type: %b\r\nContent-Length: %d\r\nConnection: close\r\n\r\n"
 
 
 def limited(most: int, idle_seconds: float) -> type[asyncio.Protocol]:
@@ -91,6 +92,7 @@ def limited(most: int, idle_seconds: float) -> type[asyncio.Protocol]:
 
         def on_headers_complete(self) -> None:
             super().on_headers_complete()
+            capitalize_names(self.cycle)
             self._in_head = False
             idle.pop(id(self), None)
             self._patience.cancel()

@@ -9,6 +9,7 @@ import socket
 import time
 from typing import Any
 
+import httpx
 import pytest
 from support.served import events, served, where_of
 
@@ -222,3 +223,31 @@ def until_it_is(code: int, url: str, data: bytes) -> bool:
         if answered(url, data).startswith(b"HTTP/1.1 %d " % code):
             return True
     return False
+
+
+def test_headers_have_the_names_of_their_standards(client: httpx.Client) -> None:
+    # one connection: each answer on it has a head of its own
+    asked = [
+        client.build_request("GET", "/health", headers={"Origin": "http://a.example"}),
+        client.build_request("POST", "/completion", json={"prompt": "Once", "n_predict": 2, "stream": True}),
+        client.build_request("GET", "/metrics"),
+        client.build_request("GET", "/nothing-here", headers={"Connection": "close"}),
+    ]
+    names = [{name.decode() for name, _ in client.send(each).headers.raw} for each in asked]
+    assert {"Content-Type", "Content-Length", "Access-Control-Allow-Origin", "Vary"} <= names[0]
+    assert {"Content-Type", "Transfer-Encoding"} <= names[1]
+    assert "Process-Start-Time-Unix" in names[2]
+    assert {"Content-Type", "Content-Length", "Connection"} <= names[3]
+
+
+def test_a_client_that_waits_for_100_continue_gets_it_and_the_names(address: str) -> None:
+    client = connected(address)
+    body = json.dumps({"content": "Once"}).encode()
+    head = b"POST /tokenize HTTP/1.1\r\nHost: a\r\nExpect: 100-continue\r\nContent-Length: %d\r\n\r\n"
+    client.sendall(head % len(body))
+    assert client.recv(100) == b"HTTP/1.1 100 Continue\r\n\r\n"
+    client.sendall(body)
+    told = client.recv(1000)
+    assert told.startswith(b"HTTP/1.1 200 OK\r\n")
+    assert b"\r\nContent-Type: application/json" in told
+    client.close()
