@@ -94,6 +94,7 @@ class Postprocess:
         n_before = len(sequence.ids)
         sequence.record.drafted += len(draft)
         self._counts["drafted"] += len(draft)
+        self._counts["drafts"] += bool(draft)
         self._say(sequence, outputs[0], now)
         for token, output in zip(draft, outputs[1:], strict=True):
             if not sequence.runs or sequence.unsaid is not None or sequence.ids[-1] != token:

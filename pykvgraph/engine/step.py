@@ -118,6 +118,8 @@ class Stepper:
             accepted=count["accepted"],
             tiers=self._fetches.stats() if self._fetches else None,
             drafts_refused=dict(self._speculation.refused) if self._speculation else {},
+            drafts=count["drafts"],
+            stepped_texts=count["stepped_texts"],
         )
 
     def look(self) -> EngineLook:
@@ -247,3 +249,4 @@ class Stepper:
         if self._speculation:
             self._speculation.time(chunks, seconds)
         self._counts["steps"] += 1
+        self._counts["stepped_texts"] += len(chunks)

@@ -73,7 +73,7 @@ class EngineStats:
     drafts_refused: steps in which a text had no draft, or a shorter one, by reason. "busy": over 16 tokens
     were decoded without drafts. "slow": by what was measured, it would take longer than it saves. "cells":
     more than draft_share of the cells would be in use, or others may need them. tiers: of an engine with
-    Tiers.
+    Tiers. drafts: how many drafts were decoded. stepped_texts: the texts of each step, all steps together.
     """
 
     steps: int
@@ -92,6 +92,8 @@ class EngineStats:
     n_parked: int = 0
     tiers: TierStats | None = None
     drafts_refused: Mapping[str, int] = field(default_factory=dict)
+    drafts: int = 0
+    stepped_texts: int = 0
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""/metrics: what was done so far, as Prometheus reads it."""
+"""/metrics: what was done so far, as Prometheus reads it. llama-server's metrics have its names, too."""
 
 from __future__ import annotations
 
@@ -13,12 +13,22 @@ from pykvgraph.openai.sample import Sample
 from pykvgraph.server.slots import Slots
 
 PREFIX = "kvgraph:"
+LLAMA_PREFIX = "llamacpp:"
+_LLAMA_NAMES = frozenset(
+    (
+        *("prompt_tokens", "prompt_tokens_cached", "prompt_seconds", "prompt_tokens_seconds"),
+        *("tokens_predicted", "tokens_predicted_seconds", "predicted_tokens_seconds", "n_tokens_max"),
+        *("n_decode", "n_busy_slots_per_decode", "requests_processing", "requests_deferred"),
+        *("spec_decode_num_drafts", "spec_decode_num_draft_tokens", "spec_decode_num_accepted_tokens"),
+    )
+)
+_LLAMA_COUNTERS = frozenset(("n_tokens_max",))  # which are gauges here
 
 
 class Metrics:
     """Counts samples as they end, and asks the engine for the rest when somebody reads.
 
-    engine: None until it is there.
+    Rates are of the samples that have ended since somebody read last. engine: None until it is there.
     """
 
     def __init__(self, slots: Slots, engine: Callable[[], Engine | None]) -> None:
@@ -26,28 +36,27 @@ class Metrics:
         self._engine = engine
         self._prompt_tokens = self._cached_tokens = self._predicted_tokens = self._longest = 0
         self._prompt_seconds = self._predicted_seconds = 0.0
-        self._registry = CollectorRegistry()
-        self._registry.register(self)
+        self._prompts, self._answers = _Rate(), _Rate()
 
     def add(self, sample: Sample) -> None:
         """A sample has ended."""
-        self._prompt_tokens += len(sample.prompt) - sample.n_cached
+        n_decoded, n_steps = len(sample.prompt) - sample.n_cached, max(sample.n_said - 1, 0)
+        self._prompt_tokens += n_decoded
         self._cached_tokens += sample.n_cached
         self._predicted_tokens += sample.n_said
         self._prompt_seconds += sample.first - sample.begun
         self._predicted_seconds += sample.last - sample.first
+        self._prompts.add(n_decoded, sample.first - sample.begun)
+        self._answers.add(n_steps, sample.last - sample.first)  # the first token came with the prompt
         self._longest = max(self._longest, len(sample.prompt) + sample.n_said)
 
     def text(self) -> bytes:
         """In Prometheus's text format."""
-        return generate_latest(self._registry)
-
-    def collect(self) -> Iterator[Metric]:
-        """As prometheus_client asks."""
         engine = self._engine()
-        if engine is not None:
-            yield from self._of_answers()
-            yield from self._of_engine(engine)
+        families = [] if engine is None else [*self._of_answers(), *self._of_engine(engine)]
+        registry = CollectorRegistry()
+        registry.register(_Told(families))
+        return generate_latest(registry) + "".join(map(_as_llama_server, families)).encode()
 
     def _of_answers(self) -> Iterator[Metric]:
         yield _counter("prompt_tokens", "Prompt tokens that were decoded", self._prompt_tokens)
@@ -58,10 +67,10 @@ class Metrics:
             "tokens_predicted_seconds", "Seconds from first to last token", self._predicted_seconds
         )
         yield _gauge("n_tokens_max", "Tokens of the longest text", self._longest)
-        rate = _rate(self._prompt_tokens, self._prompt_seconds)
-        yield _gauge("prompt_tokens_seconds", "Prompt tokens a second", rate)
-        rate = _rate(self._predicted_tokens, self._predicted_seconds)
-        yield _gauge("predicted_tokens_seconds", "Generated tokens a second, of one answer", rate)
+        yield _gauge("prompt_tokens_seconds", "Prompt tokens a second", self._prompts.take())
+        yield _gauge(
+            "predicted_tokens_seconds", "Generated tokens a second, of one answer", self._answers.take()
+        )
 
     def _of_engine(self, engine: Engine) -> Iterator[Metric]:
         slots, stats = self._slots, engine.stats()
@@ -70,6 +79,8 @@ class Metrics:
         yield _counter("n_decode", "Steps of the engine", stats.steps)
         busy = stats.decoded_tokens / stats.steps if stats.steps else 0.0
         yield _gauge("n_tokens_per_decode", "Tokens that a step decodes", busy)
+        busy = stats.stepped_texts / stats.steps if stats.steps else 0.0
+        yield _gauge("n_busy_slots_per_decode", "Texts of a step", busy)
         yield _counter(
             "decoded_tokens", "Tokens that were decoded, of prompts and answers", stats.decoded_tokens
         )
@@ -78,6 +89,7 @@ class Metrics:
         yield _counter(
             "decoded_again", "Prompt tokens decoded though the cache had them", stats.decoded_again
         )
+        yield _counter("spec_decode_num_drafts", "Drafts that were decoded", stats.drafts)
         yield _counter("spec_decode_num_draft_tokens", "Tokens of drafts", stats.drafted)
         yield _counter("spec_decode_num_accepted_tokens", "Tokens of drafts that were said", stats.accepted)
         yield _by_reason("spec_decode_refused", "Steps with fewer drafts, or none", stats.drafts_refused)
@@ -129,5 +141,40 @@ def _family(name: str, text: str) -> GaugeMetricFamily:
     return GaugeMetricFamily(PREFIX + name, text, labels=["group", "kind"])
 
 
-def _rate(n: float, seconds: float) -> float:
-    return n / seconds if seconds > 0 else 0.0
+def _as_llama_server(family: Metric) -> str:
+    """A metric under llama-server's name; "" for one that it doesn't have."""
+    name = family.name.removeprefix(PREFIX)
+    if name not in _LLAMA_NAMES:
+        return ""
+    kind = "counter" if name in _LLAMA_COUNTERS else family.type
+    (sample,) = family.samples
+    name = LLAMA_PREFIX + sample.name.removeprefix(PREFIX)
+    return f"# HELP {name} {family.documentation}\n# TYPE {name} {kind}\n{name} {sample.value}\n"
+
+
+class _Told:
+    """Metrics for prometheus_client."""
+
+    def __init__(self, families: list[Metric]) -> None:
+        self._families = families
+
+    def collect(self) -> Iterator[Metric]:
+        """As it asks."""
+        yield from self._families
+
+
+class _Rate:
+    """Of things a second, since it was taken last."""
+
+    def __init__(self) -> None:
+        self._n, self._seconds = 0, 0.0
+
+    def add(self, n: int, seconds: float) -> None:
+        """So many things more, which took so long."""
+        self._n += n
+        self._seconds += seconds
+
+    def take(self) -> float:
+        """0.0 where nothing was added."""
+        n, seconds, self._n, self._seconds = self._n, self._seconds, 0, 0.0
+        return n / seconds if seconds > 0 else 0.0

@@ -124,7 +124,7 @@ class Slots:
         sample = self._last[slot]
         if sample is None:
             return told
-        n_left = sample.n_predict - sample.n_said if sample.n_predict >= 0 else -1
+        n_left = sample.n_predict - sample.n_said if runs and sample.n_predict >= 0 else -1
         n_decoded = len(sample.prompt) - sample.n_cached if sample.n_said else 0
         return told | {
             "id_task": self._tasks[slot],
@@ -137,7 +137,7 @@ class Slots:
                     "has_next_token": runs,
                     "has_new_line": "\n" in sample.text,
                     "n_remain": n_left,
-                    "n_decoded": sample.n_said,
+                    "n_decoded": sample.n_said if runs else 0,
                 }
             ],
         }

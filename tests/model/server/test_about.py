@@ -98,6 +98,61 @@ def test_metrics_count(client: httpx.Client) -> None:
     assert 'kvgraph:cells_used{group="0",kind="full"}' in client.get("/metrics").text
 
 
+LLAMA_METRICS = {  # as the README of llama-server lists them
+    "prompt_tokens_total": "counter",
+    "prompt_tokens_cached_total": "counter",
+    "prompt_seconds_total": "counter",
+    "tokens_predicted_total": "counter",
+    "tokens_predicted_seconds_total": "counter",
+    "n_decode_total": "counter",
+    "n_tokens_max": "counter",
+    "spec_decode_num_draft_tokens_total": "counter",
+    "spec_decode_num_accepted_tokens_total": "counter",
+    "spec_decode_num_drafts_total": "counter",
+    "prompt_tokens_seconds": "gauge",
+    "predicted_tokens_seconds": "gauge",
+    "requests_processing": "gauge",
+    "requests_deferred": "gauge",
+    "n_busy_slots_per_decode": "gauge",
+}
+
+
+def test_metrics_have_the_names_of_llama_server() -> None:
+    def values(text: str) -> dict[str, float]:
+        return {
+            name: float(value) for name, value in re.findall(r"^llamacpp:(\w+) (\S+)$", text, re.MULTILINE)
+        }
+
+    with served(load, metrics=True) as (url, _):
+        asked = {"prompt": "Once upon", "n_predict": 7, "temperature": 0}
+        timings = [httpx.post(f"{url}/completion", json=asked).json()["timings"] for _ in range(2)]
+        text = httpx.get(f"{url}/metrics").text
+        later = values(httpx.get(f"{url}/metrics").text)
+    kinds = dict(re.findall(r"^# TYPE llamacpp:(\w+) (\w+)$", text, re.MULTILINE))
+    assert kinds == LLAMA_METRICS
+    assert set(re.findall(r"^# HELP llamacpp:(\w+) \w", text, re.MULTILINE)) == set(LLAMA_METRICS)
+    found = values(text)
+    assert found.keys() == LLAMA_METRICS.keys()
+    for name, timing in (
+        ("prompt_tokens_total", "prompt_n"),
+        ("prompt_tokens_cached_total", "cache_n"),
+        ("tokens_predicted_total", "predicted_n"),
+    ):
+        assert found[name] == sum(each[timing] for each in timings)
+    assert found["n_tokens_max"] == timings[0]["prompt_n"] + 7
+    assert found["n_busy_slots_per_decode"] == 1.0  # one was answered after the other
+    steps = sum(each["predicted_n"] - 1 for each in timings)
+    seconds = sum(each["predicted_ms"] for each in timings) / 1e3
+    assert found["predicted_tokens_seconds"] == pytest.approx(steps / seconds)
+    assert later["predicted_tokens_seconds"] == later["prompt_tokens_seconds"] == 0.0  # nothing since then
+
+
+def test_a_slot_without_a_request_has_nothing_left_to_say(client: httpx.Client) -> None:
+    client.post("/completion", json={"prompt": "Once", "n_predict": 7, "temperature": 0})
+    told = [slot["next_token"][0] for slot in client.get("/slots").json() if "next_token" in slot]
+    assert told and all(each["n_decoded"] == 0 and each["n_remain"] == -1 for each in told)
+
+
 def test_tokens(client: httpx.Client) -> None:
     told = client.post("/tokenize", json={"content": "á", "with_pieces": True}).json()["tokens"]
     assert [each["piece"] for each in told][-2:] == [[0xC3], [0xA1]]  # as llama-server's README has it

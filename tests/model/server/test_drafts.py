@@ -41,6 +41,7 @@ def test_drafts_are_counted(client: httpx.Client, monkeypatch: pytest.MonkeyPatc
             text = drafts.get("/metrics").text
             assert re.search(rf"^kvgraph:spec_decode_num_{name}_tokens_total 31.0$", text, re.MULTILINE)
             assert re.search(r'^kvgraph:spec_decode_refused_total{reason="cells"} \d', text, re.MULTILINE)
+        assert "llamacpp:spec_decode_num_drafts_total 8\n" in text  # seven of 4 tokens, one of 3
         assert all(slot["speculative"] for slot in drafts.get("/slots").json())
 
 
