@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from pykvgraph.context.pooling import Pooling, pooling_of
-from pykvgraph.openai.errors import invalid, no_room, unsupported
+from pykvgraph.openai.errors import invalid, no_room, no_text, unsupported
 from pykvgraph.openai.wire_json import dumps, dumps_in_parts
 from pykvgraph.server.http.reply import WorkReply
 from pykvgraph.server.requests.fields import Fields
@@ -61,7 +61,7 @@ class _Work:
         if "input" not in fields and "content" not in fields:
             raise invalid('"input" or "content" must be provided')
         vocabulary = service.vocabulary
-        value = fields.get("input", fields.get("content"))
+        value = _as_prompts(fields.get("input", fields.get("content")))
         self._adapters = service.adapters.of(fields)
         most = service.settings.max_prompts
         self._prompts = prompts_of(value, vocabulary.tokenizer, vocabulary.n_vocab, most, service.n_ctx)
@@ -120,6 +120,28 @@ class _Work:
             return {"embedding": vector.tolist()}
         text = base64.b64encode(vector.astype("<f4").tobytes()).decode()
         return {"embedding": text, "encoding_format": "base64"}
+
+
+def _as_prompts(value: Any) -> Any:
+    """An input, where each `{"content": [...]}` is the text that its parts are together.
+
+    Raises WireError for parts that are no text.
+    """
+    return list(map(_as_prompt, value)) if isinstance(value, list) else _as_prompt(value)
+
+
+def _as_prompt(value: Any) -> Any:
+    if not isinstance(value, dict) or "content" not in value:
+        return value
+    texts = []
+    for part in Fields(value).array("content"):
+        kind = Fields(part).text("type")
+        if kind != "text":
+            raise no_text(kind)
+        if "text" not in part:
+            raise invalid("a part of a content must have a text")
+        texts.append(Fields(part).text("text"))
+    return "".join(texts)
 
 
 def _together(prompts: list[list[int]], most: int) -> Iterator[list[list[int]]]:

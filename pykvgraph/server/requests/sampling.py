@@ -36,7 +36,6 @@ _NOT_BRIEF = (
 # what llama-server can and this one can't: the field, and the value at which it does nothing
 _AT_REST: dict[str, Any] = {
     "grammar_lazy": False,
-    "backend_sampling": False,
 }
 
 
@@ -252,6 +251,7 @@ def _told_bias(bias: float) -> float | None:
 
 def _refuse_others(fields: Fields) -> None:
     """What would be lost in silence."""
+    fields.flag("backend_sampling")  # samplers run on the CPU, and say the same
     wanted = [name for name, rest in _AT_REST.items() if fields.get(name, rest) != rest]
     if wanted:
         raise unsupported(f"{wanted[0]}: this server can't do that; leave it out")

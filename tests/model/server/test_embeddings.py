@@ -76,6 +76,19 @@ def test_openais_form(client: httpx.Client) -> None:
     assert len(base64.b64decode(raw["embedding"])) == 4 * 64
 
 
+def test_a_text_in_parts(client: httpx.Client) -> None:
+    """As llama-server's README has it: the parts are one text."""
+    parts = {"content": [{"type": "text", "text": "Once upon "}, {"type": "text", "text": "a time"}]}
+    whole, several, alone = (
+        vectors_of(client.post("/v1/embeddings", json={"input": given}))
+        for given in ("Once upon a time", ["no", parts], parts)
+    )
+    assert several[1].tolist() == alone[0].tolist() == whole[0].tolist()
+    picture = {"content": [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}]}
+    for given, code in ((picture, 501), ({"content": "Once"}, 400), ({"content": [{"type": "text"}]}, 400)):
+        assert client.post("/v1/embeddings", json={"input": [given]}).status_code == code
+
+
 def test_a_text_alone_and_beside_others(client: httpx.Client) -> None:
     """While others talk, and again after, vectors are the same; nothing stays in the cache."""
     alone = vectors_of(client.post("/v1/embeddings", json={"input": TEXTS}))
