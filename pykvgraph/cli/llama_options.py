@@ -149,7 +149,7 @@ _TAKEN = {
     "scales are 0, as llama-server's README says; the program applies them": "--lora-init-without-apply",
     "without rank": "--pooling TYPE $LLAMA_ARG_POOLING",
     "auto and -1 are 4": "-np --parallel N $LLAMA_ARG_N_PARALLEL",
-    "one address, and no UNIX socket": "--host HOST $LLAMA_ARG_HOST",
+    "no UNIX socket": "--host HOST $LLAMA_ARG_HOST",
     "everything else is served, too": "--embedding --embeddings $LLAMA_ARG_EMBEDDINGS",
     "to read what was sent; a body has 60 seconds at most to come": "-to --timeout N $LLAMA_ARG_TIMEOUT",
     "of llama-cli: by `pykvgraph generate`": """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import logging
 import os
@@ -39,7 +40,9 @@ _BODY_SECONDS = 60.0
     ),
 )
 @serve_options
-def serve(model: str, where: Where, adapters: Adapters, host: str, port: int, **given: Any) -> None:
+def serve(
+    model: str, where: Where, adapters: Adapters, host: tuple[str, ...], port: int, **given: Any
+) -> None:
     """Serve a model over HTTP.
 
     Endpoints, fields and errors are llama-server's: /v1/chat/completions, /v1/completions, /completion,
@@ -64,17 +67,21 @@ def serve(model: str, where: Where, adapters: Adapters, host: str, port: int, **
     _warn_of_strangers(settings)
     logging.basicConfig(format="%(message)s")
     logging.getLogger("pykvgraph.server").setLevel(logging.INFO)
-    with _listener(host, port, given["reuse_port"]) as listener:
-        address = address_of(listener)
-        click.echo(f"{address}: loading {model}", err=True)
-        _server(settings, engine, where, given, address).run(sockets=[listener])
+    with contextlib.ExitStack() as listening:
+        listeners: list[socket.socket] = []
+        for each in host:  # with port 0 the first one chooses it for all
+            own = listeners[0].getsockname()[1] if listeners else port
+            listeners.append(listening.enter_context(_listener(each, own, given["reuse_port"])))
+        addresses = ", ".join(map(address_of, listeners))
+        click.echo(f"{addresses}: loading {model}", err=True)
+        _server(settings, engine, where, given, addresses).run(sockets=listeners)
 
 
 def _server(
-    settings: Settings, engine: EngineSpec, where: Where, given: dict[str, Any], address: str
+    settings: Settings, engine: EngineSpec, where: Where, given: dict[str, Any], addresses: str
 ) -> HttpServer:
     def say_ready() -> None:
-        click.echo(f"{address}: ready", err=True)
+        click.echo(f"{addresses}: ready", err=True)
 
     n_workers, cluster = given["n_workers"], given["cluster"]
     _check_workers(given)
@@ -169,7 +176,7 @@ def _tiers(given: dict[str, Any]) -> dict[str, Any]:
     return {"ram": NO_LIMIT if ram < 0 else ram << 20, "disk": disk << 20, "path": folder} if ram else {}
 
 
-def _settings(model: str, host: str, given: dict[str, Any]) -> Settings:
+def _settings(model: str, hosts: tuple[str, ...], given: dict[str, Any]) -> Settings:
     from pykvgraph.server.settings import Settings
 
     shares = given["n_parallel"] > 0 if given["kv_unified"] is None else not given["kv_unified"]
@@ -178,7 +185,7 @@ def _settings(model: str, host: str, given: dict[str, Any]) -> Settings:
         model_path=model,
         aliases=_list(given["alias"]),
         tags=_list(given["tags"]),
-        host=host,
+        hosts=hosts,
         n_slots=_n_slots(given),
         n_ctx_slot=given["n_ctx_slot"] or (given["n_ctx"] // _n_slots(given) if shares else 0),
         n_predict=given["n_predict"],
@@ -202,6 +209,7 @@ def _settings(model: str, host: str, given: dict[str, Any]) -> Settings:
         reasoning_budget=given["reasoning_budget"],
         reasoning_budget_message=given["reasoning_budget_message"],
         metrics=given["metrics"],
+        verbose=click.get_current_context().params["verbose"],  # which log_options() keeps
         props=given["props"],
         cors_origins=given["cors_origins"],
         slots=given["slots"],
@@ -273,14 +281,18 @@ def _listener(host: str, port: int, reuse_port: bool) -> socket.socket:
         ) from None
 
 
-def _warn_of_strangers(settings: Settings) -> None:
+def _is_loopback(host: str) -> bool:
     try:
-        is_loopback = ipaddress.ip_address(settings.host).is_loopback
+        return ipaddress.ip_address(host).is_loopback
     except ValueError:
-        is_loopback = settings.host == "localhost"
-    if not is_loopback and not settings.api_keys:
+        return host == "localhost"
+
+
+def _warn_of_strangers(settings: Settings) -> None:
+    reached = [host for host in settings.hosts if not _is_loopback(host)]
+    if reached and not settings.api_keys:
         click.secho(
-            f"WARNING: whoever reaches {settings.host} may ask, as there is no --api-key.",
+            f"WARNING: whoever reaches {', '.join(reached)} may ask, as there is no --api-key.",
             fg="yellow",
             bold=True,
             err=True,

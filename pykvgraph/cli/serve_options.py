@@ -51,11 +51,15 @@ class JsonObject(click.ParamType):  # type: ignore[type-arg]
         return found
 
 
-def _address(ctx: click.Context, param: click.Parameter, host: str) -> str:
-    if "/" in host or host.endswith(".sock"):  # as llama-server tells them
-        told = f"{host}: this server has no UNIX sockets; name an address, as 127.0.0.1"
-        raise click.BadParameter(told, ctx, param)
-    return host
+def _addresses(ctx: click.Context, param: click.Parameter, given: str) -> tuple[str, ...]:
+    hosts = tuple(host.strip() for host in given.split(",") if host.strip())
+    for host in hosts:
+        if "/" in host or host.endswith(".sock"):  # as llama-server tells them
+            told = f"{host}: this server has no UNIX sockets; name an address, as 127.0.0.1"
+            raise click.BadParameter(told, ctx, param)
+    if not hosts:
+        raise click.BadParameter("there is no address in it", ctx, param)
+    return hosts
 
 
 def _count(names: tuple[str, ...], text: str, low: int, default: Any, **settings: Any) -> Adder:
@@ -184,7 +188,13 @@ _OF_WIRE: list[Adder] = [
         help="Workers run on the machines of this Ray cluster; auto: of the one that runs here, or of a new "
         "one.",
     ),
-    option("--host", default="127.0.0.1", callback=_address, help="Address to listen on."),
+    option(
+        "--host",
+        default="127.0.0.1",
+        metavar="ADDRESS,..",
+        callback=_addresses,
+        help="Addresses to listen on.",
+    ),
     option("--port", type=click.IntRange(0, 65535), default=8080, help="Port to listen on; 0: a free one."),
     option("--api-key", metavar="KEY,..", help="Only requests with one of these keys."),
     option(

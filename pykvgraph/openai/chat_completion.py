@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from pykvgraph.openai.chat_output import ChatOutput
+from pykvgraph.openai.completion import CompletionForm
 from pykvgraph.openai.form import Form, new_id, now
 from pykvgraph.openai.held_pieces import HeldPieces
 from pykvgraph.openai.logprobs import content_logprobs
@@ -19,7 +20,8 @@ from pykvgraph.types import Piece
 class ChatForm(Form):
     """new_output: makes what divides a sample's text into content, thoughts and calls.
 
-    with_usage: the stream ends with it.
+    with_usage: the stream ends with it. details: tells how the answer was made, as `__verbose`; None: nobody
+    wants to know.
     """
 
     closing = b"data: [DONE]\n\n"
@@ -33,6 +35,7 @@ class ChatForm(Form):
         *,
         with_usage: bool = False,
         with_timings: bool = False,
+        details: CompletionForm | None = None,
     ) -> None:
         self._vocabulary = vocabulary
         self._new_output = new_output
@@ -40,6 +43,7 @@ class ChatForm(Form):
         self._held = HeldPieces()  # of samples whose probabilities are told
         self._with_usage = with_usage
         self._with_timings = with_timings
+        self._details = details
         self._head = {"created": now(), "model": model, "system_fingerprint": fingerprint}
         self._id = new_id()
         self._back = dumps({**self._head, "id": self._id, "object": "chat.completion.chunk"})[1:]
@@ -49,7 +53,8 @@ class ChatForm(Form):
         found = []
         for index in range(len(self._outputs), sample.index + 1):
             self._outputs[index] = self._new_output()
-            found.append(self._chunk(sample, {"role": "assistant", "content": None}, index=index))
+            delta = {"role": "assistant", "content": None}
+            found.append(self._event([{"finish_reason": None, "index": index, "delta": delta}]))
         output = self._outputs[sample.index]
         for piece in pieces:
             if sample.tells_probs:
@@ -66,14 +71,15 @@ class ChatForm(Form):
         end: dict[str, Any] = {"finish_reason": reason, "index": sample.index, "delta": {}}
         if held := self._held.take(sample):
             end["logprobs"] = self._probs(sample, held)
+        details = {} if self._details is None else {"__verbose": self._details.last(sample)}
         timings = {} if self._with_usage else {"timings": sample.timings()}
-        return [*found, self._last_chunk([end], **timings)]
+        return [*found, self._event([end], **timings, **details)]
 
     def end(self, samples: list[Sample]) -> list[bytes]:
         """The usage of all, if that was asked for."""
         if not self._with_usage:
             return []
-        return [self._last_chunk([], usage=usage_of(samples), timings=samples[-1].timings())]
+        return [self._event([], usage=usage_of(samples), timings=samples[-1].timings())]
 
     def whole(self, samples: list[Sample]) -> Any:
         """All answers."""
@@ -89,6 +95,8 @@ class ChatForm(Form):
                 {"finish_reason": reason, "index": sample.index, "message": message, "logprobs": probs}
             )
         end = {"usage": usage_of(samples), "id": self._id, "timings": samples[-1].timings()}
+        if self._details is not None:
+            end["__verbose"] = self._details.whole(samples[:1])
         return {"choices": choices, **self._head, "object": "chat.completion", **end}
 
     def _probs(self, sample: Sample, pieces: list[Piece]) -> Any:
@@ -104,16 +112,15 @@ class ChatForm(Form):
             )
         return found
 
-    def _last_chunk(self, choices: list[dict[str, Any]], **values: Any) -> bytes:
+    def _event(self, choices: list[dict[str, Any]], **values: Any) -> bytes:
         told = {**self._head, "id": self._id, "object": "chat.completion.chunk"}
         return dumps({"choices": choices, **told, **values})
 
-    def _chunk(self, sample: Sample, delta: dict[str, Any], probs: Any = None, *, index: int = -1) -> bytes:
-        """index: -1: the sample's own."""
+    def _chunk(self, sample: Sample, delta: dict[str, Any], probs: Any = None) -> bytes:
         told = b',"logprobs":%b' % dumps(probs) if probs else b""
         timings = b',"timings":%b' % dumps(sample.timings()) if self._with_timings else b""
         return b'{"choices":[{"finish_reason":null,"index":%d,"delta":%b%b}]%b,%b' % (
-            sample.index if index < 0 else index,
+            sample.index,
             dumps(delta),
             told,
             timings,

@@ -21,6 +21,7 @@ class TextForm(Form):
 
     with_usage: a stream ends with that of all texts, as OpenAI's; otherwise each text's last event has its
     own, as llama-server's.
+    details: tells how the answer was made, as `__verbose`; None: nobody wants to know.
     """
 
     closing = b"data: [DONE]\n\n"
@@ -33,6 +34,7 @@ class TextForm(Form):
         echo: Echo | None = None,
         *,
         with_usage: bool = False,
+        details: CompletionForm | None = None,
     ) -> None:
         self._head = {
             "created": now(),
@@ -43,6 +45,7 @@ class TextForm(Form):
         self._vocabulary = vocabulary
         self._echo = echo
         self._with_usage = with_usage
+        self._details = details
         self.is_long = echo is not None and echo.n_probs > MANY_PROBS
         self._n_told: dict[int, int] = {}  # characters of each answer, in a stream
         self._held = HeldPieces()  # of samples whose probabilities are told
@@ -65,9 +68,10 @@ class TextForm(Form):
         first = self._first_events(sample)
         probs = self._held_probs(sample)
         choice = {"text": "", "index": sample.index, "logprobs": probs, "finish_reason": sample.finish_reason}
+        details = {} if self._details is None else {"__verbose": self._details.last(sample)}
         if self._with_usage:
-            return [*first, dumps({"choices": [choice], **self._head, "id": self._id})]
-        return [*first, dumps(self._told([choice], [sample]))]
+            return [*first, dumps({"choices": [choice], **self._head, "id": self._id, **details})]
+        return [*first, dumps({**self._told([choice], [sample]), **details})]
 
     def end(self, samples: list[Sample]) -> list[bytes]:
         """The usage of all, if that was asked for."""
@@ -84,7 +88,10 @@ class TextForm(Form):
             }
             for sample in samples
         ]
-        return self._told(choices, samples)
+        told = self._told(choices, samples)
+        if self._details is not None:
+            told["__verbose"] = self._details.whole(samples[:1])
+        return told
 
     def _first_events(self, sample: Sample) -> list[bytes]:
         if sample.index in self._n_told:
@@ -170,10 +177,14 @@ class CompletionForm(Form):
 
     def last_events(self, sample: Sample) -> list[bytes]:
         """The one with everything but the text."""
+        return [dumps(self.last(sample))]
+
+    def last(self, sample: Sample) -> dict[str, Any]:
+        """That event."""
         told = self._told(sample, "", [])
         if sample.tells_probs and (held := self._held.take(sample)):
             told["completion_probabilities"] = self._probs(sample, held)
-        return [dumps(self._chosen(told))]
+        return self._chosen(told)
 
     def whole(self, samples: list[Sample]) -> Any:
         """An object, or an array of them."""

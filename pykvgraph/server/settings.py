@@ -43,7 +43,7 @@ class Settings:
     model_path: str = ""
     aliases: tuple[str, ...] = ()
     tags: tuple[str, ...] = ()
-    host: str = "127.0.0.1"
+    hosts: tuple[str, ...] = ("127.0.0.1",)
     n_slots: int = 4
     n_ctx_slot: int = 0  # tokens that a request may have; 0: as many as the cache has cells
     n_predict: int = -1
@@ -67,6 +67,7 @@ class Settings:
     prefills: bool = True
     spm_infill: bool = False
     metrics: bool = False
+    verbose: bool = False  # whether answers tell how they were made, unless a body says otherwise
     props: bool = False
     cors_origins: str = "*"  # pages of which origins may ask, as server.http.cors has it
     run_token: str = ""

@@ -62,7 +62,12 @@ def text_completion(service: Service, request: Request, fields: Fields) -> ASGIA
             texts = echoed_texts(fields.get("prompt"), prompts, service.vocabulary.text)
             echo = Echo(texts, prompts, scores, params.n)
         form = TextForm(
-            service.model_name, FINGERPRINT, service.vocabulary, echo, with_usage=wants_usage(fields)
+            service.model_name,
+            FINGERPRINT,
+            service.vocabulary,
+            echo,
+            with_usage=wants_usage(fields),
+            details=details_of(service, fields),
         )
         if echo is not None and says_nothing:
             return JsonReply.of_long(form.whole(echo.samples(tells_probs, params.top_logprobs)))
@@ -71,6 +76,12 @@ def text_completion(service: Service, request: Request, fields: Fields) -> ASGIA
     if echoes and tells_probs:
         return EchoReply(service, prompts, fields, asker.key, params.top_logprobs, answer)
     return answer()
+
+
+def details_of(service: Service, fields: Fields) -> CompletionForm | None:
+    """What tells how the answer to a body was made, if that is wanted: its prompt, its settings, times."""
+    wants = fields.flag("verbose", service.settings.verbose)
+    return CompletionForm(service.model_name, service.vocabulary) if wants else None
 
 
 def _prompts(service: Service, fields: Fields) -> list[list[int]]:

@@ -10,7 +10,7 @@ from pykvgraph.openai.chat_completion import ChatForm
 from pykvgraph.openai.messages import MessageWriter
 from pykvgraph.openai.responses import ResponseWriter
 from pykvgraph.server.chat_job import chat_job, count_tokens
-from pykvgraph.server.endpoints.answers import reply_of, wants_usage
+from pykvgraph.server.endpoints.answers import details_of, reply_of, wants_usage
 from pykvgraph.server.http.keys import asker_of
 from pykvgraph.server.http.reply import JsonReply
 from pykvgraph.server.requests.fields import Fields
@@ -29,6 +29,7 @@ def chat_completion(service: Service, request: Request, fields: Fields) -> ASGIA
         chat.new_output,
         with_usage=wants_usage(fields),
         with_timings=fields.flag("timings_per_token"),
+        details=details_of(service, fields),
     )
     return reply_of(service, chat.job, form, fields)
 

@@ -22,7 +22,8 @@ class ChatRequest:
     tools: functions that the prompt tells of. may_call: whether the model may call them; must_call: whether
     it must, and then `function` if that has a name. one_call: no more than one. schema: JSON that the answer
     follows. reasons: whether thoughts are told apart. variables: what else the template gets. most_thoughts:
-    tokens; -1: as many as the model wants. end_of_thoughts: what is said when they are more.
+    tokens; -1: as many as the model wants. end_of_thoughts: what is said when they are more. opens: whether
+    the prompt ends with what opens the assistant's answer.
     """
 
     messages: list[dict[str, Any]]
@@ -37,6 +38,7 @@ class ChatRequest:
     variables: dict[str, Any]
     most_thoughts: int
     end_of_thoughts: str
+    opens: bool = True
 
     @property
     def thinks(self) -> bool:
@@ -48,7 +50,8 @@ class ChatRequest:
         variables = dict(self.variables)
         if self.tools:
             variables["tools"] = self.tools
-        return template.prompt(self.messages, self.begun, **variables)
+        opens = self.opens or self.begun is not None
+        return template.prompt(self.messages, self.begun, opens, **variables)
 
 
 def chat_request_of(fields: Fields, settings: Settings) -> ChatRequest:
@@ -66,7 +69,7 @@ def chat_request_of(fields: Fields, settings: Settings) -> ChatRequest:
     _check_together(fields, settings, choice, tools)
     return ChatRequest(
         messages=messages,
-        begun=_take_begun(messages) if settings.prefills else None,
+        begun=_take_begun(messages, fields, settings),
         tools=tools,
         may_call=bool(tools) and choice != "none",
         must_call=choice not in ("auto", "none"),
@@ -77,6 +80,7 @@ def chat_request_of(fields: Fields, settings: Settings) -> ChatRequest:
         variables=_variables(fields, settings),
         most_thoughts=_budget(fields, settings),
         end_of_thoughts=fields.text("reasoning_budget_message", settings.reasoning_budget_message),
+        opens=fields.flag("add_generation_prompt", True),
     )
 
 
@@ -223,9 +227,18 @@ def _check_choice(choice: Any, tools: list[dict[str, Any]]) -> None:
         raise invalid(f"Invalid tool_choice: {shown(choice)}")
 
 
-def _take_begun(messages: list[dict[str, Any]]) -> dict[str, Any] | None:
+def _take_begun(messages: list[dict[str, Any]], fields: Fields, settings: Settings) -> dict[str, Any] | None:
     """A last message of the assistant, which the answer goes on with."""
-    if not messages or messages[-1]["role"] != "assistant":
+    must = fields.flag("continue_final_message")
+    if must and fields.flag("add_generation_prompt", True):
+        raise invalid(
+            "Cannot set both add_generation_prompt and continue_final_message to true; "
+            "add_generation_prompt is true unless the body says otherwise"
+        )
+    is_there = bool(messages) and messages[-1]["role"] == "assistant"
+    if must and not is_there:
+        raise invalid("continue_final_message: the last message must be one of the assistant")
+    if not is_there or not (must or settings.prefills):
         return None
     if len(messages) > 1 and messages[-2]["role"] == "assistant":
         raise invalid("Cannot have 2 or more assistant messages at the end of the list.")

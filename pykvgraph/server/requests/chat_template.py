@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import datetime
 import json
 from typing import Any, NamedTuple
 
@@ -23,6 +24,7 @@ CHATML = (
     "{%- if add_generation_prompt -%}{{ '<|im_start|>assistant\\n' }}{%- endif -%}"
 )
 _NAMED = {"chatml": CHATML}
+_DATES = {"date_string": "%d %b %Y", "datetime": "%b %d %Y"}
 
 
 class ChatPrompt(NamedTuple):
@@ -67,9 +69,17 @@ class ServerTemplate:
         self._wants_objects = self._probe()
 
     def prompt(
-        self, messages: list[dict[str, Any]], begun: dict[str, Any] | None = None, /, **variables: Any
+        self,
+        messages: list[dict[str, Any]],
+        begun: dict[str, Any] | None = None,
+        opens: bool = True,
+        /,
+        **variables: Any,
     ) -> ChatPrompt:
         """The prompt, without the BOS that tokens begin with anyway. begun: the answer's beginning.
+
+        opens: whether it ends with what opens the assistant's answer. Templates may ask for the date, as
+        llama-server's may.
 
         Messages that the template refuses are written as it takes them, where that is possible. Raises
         InvalidArgumentError where it isn't.
@@ -77,7 +87,10 @@ class ServerTemplate:
         messages = self._with_roles(self._with_arguments(messages))
 
         def render(messages: list[dict[str, Any]]) -> str:
-            return self._template.render(messages, add_generation_prompt=True, **variables)
+            return self._template.render(messages, add_generation_prompt=opens, **variables)
+
+        today = datetime.date.today()
+        variables = {name: today.strftime(form) for name, form in _DATES.items()} | variables
 
         text = rendered(messages, render)
         text = text.removeprefix(self._bos) if self._adds_bos else text

@@ -172,9 +172,43 @@ def test_the_same_prompt(theirs: httpx.Client, chats: httpx.Client, path: str) -
 
 
 @pytest.mark.parametrize(
+    ("messages", "fields"),
+    [(HI, {}), (begun("Well"), {}), (begun("Well"), {"continue_final_message": True})],
+)
+def test_the_same_prompt_without_its_end(
+    theirs: httpx.Client, chats: httpx.Client, messages: Any, fields: Body
+) -> None:
+    body = {"messages": messages, "add_generation_prompt": False, **fields}
+    one, other = (client.post("/apply-template", json=body).json() for client in (theirs, chats))
+    assert one["prompt"] == other["prompt"]
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/completions"])
+@pytest.mark.parametrize("streams", [False, True])
+def test_the_same_details(theirs: httpx.Client, chats: httpx.Client, path: str, streams: bool) -> None:
+    """How the answer was made: the prompt as the model got it, settings, times."""
+    body = {"messages": HI, "prompt": "Once", **GREEDY, **NO_THOUGHTS, "verbose": True, "stream": streams}
+    found = []
+    for client in (theirs, chats):
+        reply = client.post(path, json=body)
+        *_, last = (
+            [value for _, value in read(reply.text) if value != "[DONE]"] if streams else [reply.json()]
+        )
+        found.append(last["__verbose"])
+    one, other = found
+    assert one.keys() == other.keys()
+    for name in ("prompt", "content", "tokens_predicted", "tokens_evaluated", "stop_type"):
+        assert one[name] == other[name]
+    assert "__verbose" not in theirs.post(path, json={**body, "stream": False, "verbose": False}).json()
+    assert "__verbose" not in chats.post(path, json={**body, "stream": False, "verbose": False}).json()
+
+
+@pytest.mark.parametrize(
     ("path", "body"),
     [
         (CHAT, {}),
+        (CHAT, {"messages": begun("Well"), "continue_final_message": True}),
+        (CHAT, {"messages": begun("Well"), "continue_final_message": True, "add_generation_prompt": True}),
         (CHAT, {"messages": [{"role": "user"}]}),
         (CHAT, {"messages": [{"role": "assistant"}]}),
         (CHAT, {"messages": [*CALL, CALL[-1]]}),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 from pathlib import Path
 from typing import Any
@@ -300,3 +301,41 @@ def test_a_refusal_that_comes_back(chats: httpx.Client, refused: Any) -> None:
     history = [*MESSAGES, {"role": "assistant", **refused}, *MESSAGES]
     reply = chats.post("/apply-template", json={"messages": history})
     assert "<|assistant|>I can't.</s>" in reply.json()["prompt"]
+
+
+def test_a_template_that_asks_for_the_date() -> None:
+    template = "{{ date_string }}/{{ datetime }}/{{ messages[0].content }}"
+    with served(load, chat_template=template) as (url, _):
+        days = [datetime.date.today()]
+        told = httpx.post(f"{url}/apply-template", json={"messages": MESSAGES}).json()["prompt"]
+        own = {"messages": MESSAGES, "chat_template_kwargs": {"date_string": "then"}}
+        other = httpx.post(f"{url}/apply-template", json=own).json()["prompt"]
+        days.append(datetime.date.today())
+    months = ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"]
+    assert told in [
+        f"{day.day:02} {months[day.month - 1]} {day.year}/{months[day.month - 1]} {day.day:02} {day.year}/Hi"
+        for day in days
+    ]
+    assert other.startswith("then/")
+
+
+def test_the_first_event_says_who_speaks_and_no_times(chats: httpx.Client) -> None:
+    """No token was there to be measured; llama-server has it so."""
+    body = {"messages": MESSAGES, "max_tokens": 3, "stream": True, "timings_per_token": True}
+    first, *others, _ = events(chats.post(PATH, json=body).text)
+    assert first["choices"][0]["delta"] == {"role": "assistant", "content": None}
+    assert "timings" not in first
+    assert len(others) > 1 and all("timings" in each for each in others)
+
+
+def test_a_beginning_that_a_body_insists_on() -> None:
+    """Also where the server takes it for a message like others."""
+    body = {"messages": begun("Well"), "add_generation_prompt": False, "continue_final_message": True}
+    with served(load, chat_template=TEMPLATE, prefills=False) as (url, _):
+        told = httpx.post(f"{url}/apply-template", json=body).json()["prompt"]
+        plain = httpx.post(f"{url}/apply-template", json={"messages": begun("Well")}).json()["prompt"]
+        body["messages"] = MESSAGES
+        refused = httpx.post(f"{url}/apply-template", json=body)
+    assert told.endswith("Well")
+    assert "Well</s><|assistant|>" in plain
+    assert refused.status_code == 400 and "continue_final_message" in refused.json()["error"]["message"]

@@ -237,6 +237,21 @@ def test_a_port_that_others_listen_on_too() -> None:
             assert url.endswith(f":{port}")
 
 
+def test_several_addresses() -> None:
+    try:
+        listen("::1", 0).close()
+    except OSError:
+        pytest.skip("this machine has no IPv6")
+    with served_alone(STORIES, "--host", "127.0.0.1,::1", "-v") as (urls, _):
+        one, other = urls.split(", ")
+        assert one.startswith("http://127.0.0.1:") and other.startswith("http://[::1]:")
+        for url in (one, other):
+            asked = {"prompt": "Once", "max_tokens": 1}
+            told = posted(url, "/v1/completions", **asked)
+            assert told["__verbose"]["prompt"].endswith("Once")  # with -v, unless a body says otherwise
+            assert "__verbose" not in posted(url, "/v1/completions", **asked, verbose=False)
+
+
 def serve(*options: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "pykvgraph", "serve", "-m", str(STORIES), "--port", "0", *options]
     return subprocess.run(command, capture_output=True, text=True, timeout=120)

@@ -172,6 +172,9 @@ def test_an_option_that_is_refused_is_named(seen: dict[str, Any], option: LlamaO
         ("--lora-init-without-apply", {"lora_at_rest": True}),
         ("--verbosity 4 -v", {"verbosity": 4, "verbose": True}),
         ("--offline", {"offline": True}),
+        ("--ctx_size 8 --n_predict=9 --backend_sampling", {"n_ctx": 8, "n_predict": 9}),
+        ("--host 127.0.0.1,::1", {"host": ("127.0.0.1", "::1")}),
+        ("-a a,--ctx_size", {"alias": "a,--ctx_size"}),
         ("--no-webui", {"webui": False}),
     ],
 )
