@@ -18,7 +18,7 @@ from pykvgraph.cluster.asked import WorkerRequest, asked_of
 from pykvgraph.cluster.forward import ForwardedRequest
 from pykvgraph.cluster.of_all import counts_of, labelled
 from pykvgraph.cluster.pool import TELLING, Pool
-from pykvgraph.openai.errors import WireError, invalid, loading, unsupported
+from pykvgraph.openai.errors import invalid, loading, unavailable, unsupported
 from pykvgraph.server.app import LARGE, WITH_BODY, Endpoint, no_such_path
 from pykvgraph.server.http import page_files
 from pykvgraph.server.http.body import Bodies
@@ -76,7 +76,7 @@ class Front:
             found += [{**slot, "worker": number} for slot in reply.json()]
         answering = [slot for slot in found if slot["worker"] < self._pool.n_answering]
         if request.query_params.get("fail_on_no_slot") and all(slot["is_processing"] for slot in answering):
-            raise WireError(503, "unavailable_error", "no slot available")
+            raise unavailable("no slot available")
         return JsonReply(found)
 
     async def workers(self, request: Request) -> ASGIApp:

@@ -15,7 +15,7 @@ import httpx
 from pykvgraph.cluster.asked import WorkerRequest
 from pykvgraph.cluster.router import Router, Ticket, reader_for
 from pykvgraph.cluster.worker_life import WorkerLife
-from pykvgraph.openai.errors import WireError, loading
+from pykvgraph.openai.errors import loading, unavailable
 from pykvgraph.server.settings import Settings
 
 _PATIENCE = 60.0  # seconds that a request waits for a worker to come back
@@ -120,7 +120,7 @@ class Pool:
                 await asyncio.wait_for(self._news.wait(), max(end - time.monotonic(), 0))
                 continue
             if number is None:
-                raise WireError(503, "unavailable_error", "no worker answers: ask again later")
+                raise unavailable("no worker answers: ask again later")
 
     def enter(self, number: int, asked: WorkerRequest) -> Ticket:
         """A worker gets this."""

@@ -16,6 +16,13 @@ from pykvgraph.errors import (
 INVALID = "invalid_request_error"
 UNSUPPORTED = "not_supported_error"
 SERVER = "server_error"
+TOO_LONG = "exceed_context_size_error"
+UNAVAILABLE = "unavailable_error"
+
+_OPENAIS = ("/v1/", "/chat/", "/responses")  # how paths begin that OpenAI's interface has
+_TOO_LONG_CODE = "context_length_exceeded"
+# llama-server's kinds that Anthropic's interface has by another name
+_ANTHROPICS = {TOO_LONG: INVALID, UNSUPPORTED: INVALID, SERVER: "api_error", UNAVAILABLE: "overloaded_error"}
 
 NO_PICTURE = "[a picture, which this server can't show to the model]"
 
@@ -58,6 +65,11 @@ def no_text(kind: str) -> WireError:
     return unsupported(f"{kind[:40]}: this server takes text alone")
 
 
+def unavailable(message: str) -> WireError:
+    """The request may be sent again later."""
+    return WireError(503, UNAVAILABLE, message)
+
+
 def not_found() -> WireError:
     """There is no such path."""
     return WireError(404, "not_found_error", "File Not Found")
@@ -72,17 +84,21 @@ def no_model(name: str) -> WireError:
 
 def loading() -> WireError:
     """The model isn't there yet."""
-    return WireError(503, "unavailable_error", "Loading model")
+    return unavailable("Loading model")
 
 
 def no_room(n_prompt: int, n_ctx: int, is_least: bool = False) -> WireError:
-    """The prompt is longer than a request may be. is_least: it may have more tokens than these."""
+    """The prompt is longer than a request may be. is_least: it may have more tokens than these.
+
+    Clients know this error by words of its message: "prompt is too long" is Anthropic's, "exceeds the
+    available context size" llama-server's.
+    """
     n_told = f"at least {n_prompt}" if is_least else n_prompt
     return WireError(
         400,
-        "exceed_context_size_error",
-        f"the prompt has {n_told} tokens and exceeds the available context size: a request may have {n_ctx} "
-        "tokens with its answer: "
+        TOO_LONG,
+        f"prompt is too long: it has {n_told} tokens and exceeds the available context size: a request may "
+        f"have {n_ctx} tokens with its answer: "
         "shorten it, or start the server with a larger -c or fewer -np",
         n_prompt_tokens=n_prompt,
         n_ctx=n_ctx,
@@ -91,12 +107,19 @@ def no_room(n_prompt: int, n_ctx: int, is_least: bool = False) -> WireError:
 
 def error_body(path: str, error: WireError) -> dict[str, Any]:
     """As the clients of a path know errors."""
-    return typed_error(error) if path.startswith("/v1/messages") else error.body()
+    if path.startswith("/v1/messages"):
+        return typed_error(error)
+    body = error.body()
+    if error.kind == TOO_LONG and path.startswith(_OPENAIS):
+        body["error"]["code"] = _TOO_LONG_CODE
+    return body
 
 
 def typed_error(error: WireError) -> dict[str, Any]:
-    """An error as Anthropic's interface has it; llama-server's stands within."""
-    return {"type": "error", **error.body()}
+    """An error as Anthropic's interface has it; all but the kind within is llama-server's."""
+    body = error.body()
+    body["error"]["type"] = _ANTHROPICS.get(error.kind, error.kind)
+    return {"type": "error", **body}
 
 
 def as_wire(error: BaseException) -> WireError:
@@ -104,7 +127,7 @@ def as_wire(error: BaseException) -> WireError:
     if isinstance(error, WireError):
         return error
     if isinstance(error, CacheFullError):
-        return WireError(400, "exceed_context_size_error", str(error))
+        return WireError(400, TOO_LONG, str(error))
     if isinstance(error, (InvalidArgumentError, StateError)):
         return invalid(str(error))
     if isinstance(error, UnsupportedError):

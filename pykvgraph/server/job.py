@@ -10,7 +10,7 @@ from typing import Any
 from pykvgraph.engine import Engine, Request, Window
 from pykvgraph.engine.listener import RequestListener
 from pykvgraph.model.adapter import Active
-from pykvgraph.openai.errors import WireError, no_room
+from pykvgraph.openai.errors import no_room, unavailable
 from pykvgraph.openai.form import MANY_PROBS
 from pykvgraph.openai.sample import Sample
 from pykvgraph.params.params import SamplingParams
@@ -160,7 +160,7 @@ class Job:
             await asyncio.to_thread(self._awaited.flush, _COPY_SECONDS)
         for sample, completion in zip(samples, request.results(), strict=True):
             if completion.finish_reason == "cancelled":
-                raise WireError(503, "unavailable_error", "the server stops")
+                raise unavailable("the server stops")
             sample.finish(completion)
             self._slots.leave(sample)
             self._on_end(sample)

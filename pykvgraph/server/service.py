@@ -14,7 +14,7 @@ from typing import Any
 
 from pykvgraph.engine import Engine, Window
 from pykvgraph.errors import InvalidArgumentError
-from pykvgraph.openai.errors import WireError, invalid, loading, too_many
+from pykvgraph.openai.errors import invalid, loading, too_many, unavailable
 from pykvgraph.openai.vocabulary import Vocabulary
 from pykvgraph.params.params import SamplingParams
 from pykvgraph.sampling.sampler import Sampler
@@ -98,7 +98,7 @@ class Service:
         if self._engine is None:
             raise loading()
         if self._engine.closed:
-            raise WireError(503, "unavailable_error", "the engine has ended: start the server again")
+            raise unavailable("the engine has ended: start the server again")
         return self._engine
 
     @property

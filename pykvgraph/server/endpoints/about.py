@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from pykvgraph.openai.errors import WireError, no_model, unsupported
+from pykvgraph.openai.errors import no_model, unavailable, unsupported
 from pykvgraph.openai.form import now
 from pykvgraph.server.http.reply import JsonReply
 from pykvgraph.server.requests.fields import Fields
@@ -94,7 +94,7 @@ async def slots(service: Service, request: Request) -> ASGIApp:
     if not service.settings.slots:
         raise unsupported("This server does not support slots endpoint. Start it with `--slots`")
     if request.query_params.get("fail_on_no_slot") and service.slots.n_processing == service.slots.n:
-        raise WireError(503, "unavailable_error", "no slot available")
+        raise unavailable("no slot available")
     return JsonReply(service.slots.told(service.n_ctx))
 
 

@@ -81,8 +81,9 @@ def test_openai_schemas(gpt: openai.OpenAI) -> None:
 def test_openai_errors(gpt: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError, match="tool_choice"):
         gpt.chat.completions.create(model="any", messages=HI, extra_body={"tool_choice": "often"})
-    with pytest.raises(openai.BadRequestError, match="tokens"):
+    with pytest.raises(openai.BadRequestError, match="tokens") as caught:
         gpt.chat.completions.create(model="any", messages=[{"role": "user", "content": "a " * 900}])
+    assert caught.value.code == "context_length_exceeded"
     with pytest.raises(openai.NotFoundError):
         gpt.files.list()
 

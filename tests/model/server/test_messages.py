@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+import typing
 from collections.abc import Iterator
 from typing import Any
 
 import anthropic
 import httpx
 import pytest
+from anthropic.types.shared import ErrorType
+
+from pykvgraph.errors import KVGraphError
+from pykvgraph.openai.errors import (
+    as_wire,
+    error_body,
+    invalid,
+    no_room,
+    not_found,
+    unavailable,
+    unsupported,
+)
 
 from .test_chat import SCHEMA, begun
 
@@ -115,7 +128,22 @@ def test_errors(claude: anthropic.Anthropic) -> None:
     assert body["type"] == "error" and body["error"]["type"] == "invalid_request_error"
     long: Any = [{"role": "user", "content": "word " * 600}]
     with (
-        pytest.raises(anthropic.BadRequestError, match="tokens"),
+        pytest.raises(anthropic.BadRequestError, match="prompt is too long") as caught,
         claude.messages.stream(model="any", max_tokens=2, messages=long) as stream,
     ):
         stream.get_final_message()
+    assert caught.value.type == "invalid_request_error"
+
+
+def test_errors_are_of_kinds_that_anthropic_has() -> None:
+    kinds = set(typing.get_args(ErrorType))
+    told = [
+        no_room(9, 8),
+        unsupported(""),
+        unavailable(""),
+        not_found(),
+        as_wire(KVGraphError("")),
+        invalid(""),
+    ]
+    for error in told:
+        assert error_body("/v1/messages", error)["error"]["type"] in kinds
