@@ -163,7 +163,8 @@ def text_of(delta: Any) -> Iterator[tuple[str, str]]:
         if isinstance(delta.get(key), str):
             yield key, delta[key]
     for call in delta.get("tool_calls", ()):
-        yield f"call {call['index']} {call['function']['name']}", call["function"]["arguments"]
+        for key, text in call["function"].items():
+            yield f"call {call['index']} {key}", text
 
 
 @pytest.mark.parametrize("path", PROMPTS)

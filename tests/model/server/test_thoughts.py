@@ -76,7 +76,7 @@ def test_the_same_thoughts(clients: list[httpx.Client], name: str) -> None:
     message = told["choices"][0]["message"]
     other = wanted["choices"][0]["message"]
     # ours is without the space behind a mark
-    assert message == {**other, "content": other["content"].lstrip()}
+    assert message == {**other, "refusal": None, "content": other["content"].lstrip()}
     assert told["usage"]["completion_tokens"] == wanted["usage"]["completion_tokens"]
     is_cut = name != "more than there are"
     assert bool(message["content"]) == is_cut  # the mark ended them
