@@ -8,7 +8,10 @@ from typing import Any, Protocol
 
 from pykvgraph.openai.chat_output import ChatOutput
 from pykvgraph.openai.form import NamedForm
+from pykvgraph.openai.held_pieces import HeldPieces
+from pykvgraph.openai.logprobs import logprobs_of
 from pykvgraph.openai.sample import Sample
+from pykvgraph.openai.vocabulary import Vocabulary
 from pykvgraph.openai.wire_json import dumps
 from pykvgraph.reply.delta import CallPart, Delta, ToolCall
 from pykvgraph.types import Piece
@@ -24,6 +27,7 @@ class AnswerBlock:
         self.first = first
         self.id = secrets.token_hex(16)
         self.text = ""  # of a call: its arguments
+        self.probs: list[dict[str, Any]] = []  # of the tokens of a text, if anybody wants to know
 
     def goes_on_with(self, delta: Delta) -> bool:
         """Whether a delta belongs to it."""
@@ -41,8 +45,8 @@ class BlockWriter(Protocol):
     def opened(self, block: AnswerBlock) -> list[Event]:
         """A block begins, without text."""
 
-    def added(self, block: AnswerBlock, text: str) -> list[Event]:
-        """It goes on."""
+    def added(self, block: AnswerBlock, text: str, probs: list[dict[str, Any]]) -> list[Event]:
+        """It goes on. probs: of the tokens of this text."""
 
     def closed(self, block: AnswerBlock) -> list[Event]:
         """It has ended."""
@@ -57,9 +61,13 @@ class BlockWriter(Protocol):
 class BlockForm(NamedForm):
     """Divides what a sample says into blocks, for a writer; there is one sample."""
 
-    def __init__(self, writer: BlockWriter, new_output: Callable[[], ChatOutput]) -> None:
+    def __init__(
+        self, writer: BlockWriter, new_output: Callable[[], ChatOutput], vocabulary: Vocabulary
+    ) -> None:
         self._writer = writer
         self._output = new_output()
+        self._vocabulary = vocabulary
+        self._held = HeldPieces()
         self._begun = False
         self._open: AnswerBlock | None = None
         self._blocks: list[AnswerBlock] = []
@@ -68,24 +76,33 @@ class BlockForm(NamedForm):
         """Those for what was said."""
         found = [] if self._begun else self._writer.begin(sample)
         self._begun = True
-        for piece in pieces:
-            if piece.text:
-                found += self._take(self._output.feed(piece.text))
-        return list(map(dumps, found))
+        return list(map(dumps, found + self._said(sample, pieces)))
 
     def last_events(self, sample: Sample) -> list[bytes]:
         """What was held back, and the end."""
-        found = [*self._take(self._output.end()), *self._close()]
+        found = [*self._take(sample, self._output.end()), *self._close()]
         return list(map(dumps, found + self._writer.end(sample, self._blocks, self._output)))
 
     def whole(self, samples: list[Sample]) -> Any:
         """The answer of a body that wants no stream."""
-        self._take(self._output.feed(samples[0].text))
-        self._take(self._output.end())
+        sample = samples[0]
+        self._said(sample, sample.with_probs)
+        n_said = sum(len(piece.text) for piece in sample.with_probs)  # 0 where nobody wants probabilities
+        self._take(sample, self._output.feed(sample.text[n_said:]))
+        self._take(sample, self._output.end())
         self._close()
-        return self._writer.whole(samples[0], self._blocks, self._output)
+        return self._writer.whole(sample, self._blocks, self._output)
 
-    def _take(self, deltas: list[Delta]) -> list[Event]:
+    def _said(self, sample: Sample, pieces: list[Piece]) -> list[Event]:
+        found = []
+        for piece in pieces:
+            if sample.tells_probs:
+                self._held.add(sample, piece)
+            if piece.text:
+                found += self._take(sample, self._output.feed(piece.text))
+        return found
+
+    def _take(self, sample: Sample, deltas: list[Delta]) -> list[Event]:
         found = []
         for delta in deltas:
             if self._open is None or not self._open.goes_on_with(delta):
@@ -94,9 +111,23 @@ class BlockForm(NamedForm):
                 found += self._writer.opened(self._open)
             text = delta.arguments if isinstance(delta, ToolCall) else delta.text
             if text:
+                probs = self._probs(sample, text)
                 self._open.text += text
-                found += self._writer.added(self._open, text)
+                self._open.probs += probs
+                found += self._writer.added(self._open, text, probs)
         return found
+
+    def _probs(self, sample: Sample, text: str) -> list[dict[str, Any]]:
+        """Of the tokens that say a text of a block; marks, and white space beside them, have none."""
+        held = self._held.take(sample)
+        begin = next((i for i in range(len(held)) if _begins(held[i:], text)), 0)
+        end, n = begin, 0
+        while end < len(held) and n < len(text):
+            n += len(held[end].text)
+            end += 1
+        for piece in held[end:]:
+            self._held.add(sample, piece)
+        return [logprobs_of(sample, piece, self._vocabulary) for piece in held[begin:end]]
 
     def _close(self) -> list[Event]:
         block, self._open = self._open, None
@@ -104,3 +135,13 @@ class BlockForm(NamedForm):
             return []
         self._blocks.append(block)
         return self._writer.closed(block)
+
+
+def _begins(pieces: list[Piece], text: str) -> bool:
+    """Whether what these say is a text, and perhaps more."""
+    said = ""
+    for piece in pieces:
+        said += piece.text
+        if len(said) >= len(text):
+            break
+    return said.startswith(text)

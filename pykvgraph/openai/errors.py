@@ -62,7 +62,7 @@ def unsupported(message: str) -> WireError:
 
 def no_text(kind: str) -> WireError:
     """A part of a content is of another kind than text."""
-    return unsupported(f"{kind[:40]}: this server takes text alone")
+    return invalid(f"{kind[:40]}: this server takes text alone")
 
 
 def unavailable(message: str) -> WireError:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
 from typing import Any
 
@@ -31,7 +33,7 @@ class MessageWriter:
         """A block begins."""
         return [{"type": "content_block_start", "index": block.index, "content_block": _content(block)}]
 
-    def added(self, block: AnswerBlock, text: str) -> list[Event]:
+    def added(self, block: AnswerBlock, text: str, probs: list[dict[str, Any]]) -> list[Event]:
         """It goes on."""
         if isinstance(block.first, ToolCall):
             return [_delta(block, "input_json_delta", partial_json=text)]
@@ -40,8 +42,8 @@ class MessageWriter:
         return [_delta(block, "text_delta", text=text)]
 
     def closed(self, block: AnswerBlock) -> list[Event]:
-        """It has ended; thoughts have a signature, which clients ask for and nobody checks."""
-        signature = _delta(block, "signature_delta", signature="")
+        """It has ended; thoughts have a signature."""
+        signature = _delta(block, "signature_delta", signature=_signature(block.text))
         signed = [signature] if isinstance(block.first, Reasoning) else []
         return [*signed, {"type": "content_block_stop", "index": block.index}]
 
@@ -71,8 +73,13 @@ def _content(block: AnswerBlock, text: str = "") -> dict[str, Any]:
     if isinstance(call, ToolCall):
         return {"type": "tool_use", "id": call.id, "name": call.name, "input": _input(text)}
     if isinstance(call, Reasoning):
-        return {"type": "thinking", "thinking": text, "signature": ""}
+        return {"type": "thinking", "thinking": text, "signature": _signature(text) if text else ""}
     return {"type": "text", "text": text}
+
+
+def _signature(thoughts: str) -> str:
+    """Nobody checks it; but some clients send thoughts back only if they have one."""
+    return base64.b64encode(hashlib.sha256(thoughts.encode("utf-8", "replace")).digest()).decode()
 
 
 def _input(arguments: str) -> dict[str, Any]:

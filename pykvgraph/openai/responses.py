@@ -35,20 +35,22 @@ class ResponseWriter:
         item = _item(block, "in_progress")
         found = [self._event("response.output_item.added", output_index=block.index, item=item)]
         if item["type"] == "message":
-            found.append(self._inside(block, "response.content_part.added", part=_part("")))
+            found.append(self._inside(block, "response.content_part.added", part=_part("", [])))
         return found
 
-    def added(self, block: AnswerBlock, text: str) -> list[Event]:
+    def added(self, block: AnswerBlock, text: str, probs: list[dict[str, Any]]) -> list[Event]:
         """It goes on."""
-        return [self._inside(block, f"{_kind(block)}.delta", delta=text, **_logprobs(block))]
+        return [self._inside(block, f"{_kind(block)}.delta", delta=text, **_logprobs(block, probs))]
 
     def closed(self, block: AnswerBlock) -> list[Event]:
         """Its text, its part and the item are done."""
         kind, item = _kind(block), _item(block, "completed", block.text)
         name = "arguments" if isinstance(block.first, ToolCall) else "text"
-        found = [self._inside(block, f"{kind}.done", **{name: block.text}, **_logprobs(block))]
+        done = {name: block.text, **_logprobs(block, block.probs)}
+        found = [self._inside(block, f"{kind}.done", **done)]
         if item["type"] == "message":
-            found.append(self._inside(block, "response.content_part.done", part=_part(block.text)))
+            part = _part(block.text, block.probs)
+            found.append(self._inside(block, "response.content_part.done", part=part))
         return [*found, self._event("response.output_item.done", output_index=block.index, item=item)]
 
     def end(self, sample: Sample, blocks: list[AnswerBlock], output: ChatOutput) -> list[Event]:
@@ -105,13 +107,13 @@ def _id(block: AnswerBlock) -> str:
     return f"{'rs' if isinstance(block.first, Reasoning) else 'msg'}_{block.id}"
 
 
-def _logprobs(block: AnswerBlock) -> dict[str, Any]:
-    """OpenAI's types require the field of a text."""
-    return {} if isinstance(block.first, (ToolCall, Reasoning)) else {"logprobs": []}
+def _logprobs(block: AnswerBlock, probs: list[dict[str, Any]]) -> dict[str, Any]:
+    """OpenAI's types require the field of a text, and others have none."""
+    return {} if isinstance(block.first, (ToolCall, Reasoning)) else {"logprobs": probs}
 
 
-def _part(text: str) -> dict[str, Any]:
-    return {"type": "output_text", "annotations": [], "logprobs": [], "text": text}
+def _part(text: str, probs: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"type": "output_text", "annotations": [], "logprobs": probs, "text": text}
 
 
 def _item(block: AnswerBlock, status: str, text: str = "") -> dict[str, Any]:
@@ -122,5 +124,5 @@ def _item(block: AnswerBlock, status: str, text: str = "") -> dict[str, Any]:
     if isinstance(call, Reasoning):
         content = [{"type": "reasoning_text", "text": text}] if text else []
         return {**head, "type": "reasoning", "summary": [], "content": content, "encrypted_content": ""}
-    parts = [_part(text)] if text else []
+    parts = [_part(text, block.probs)] if text else []
     return {**head, "type": "message", "role": "assistant", "content": parts}

@@ -14,6 +14,7 @@ from pykvgraph.server.endpoints.infill import infill_prompt
 from pykvgraph.server.http.keys import asker_of
 from pykvgraph.server.http.reply import JobReply, JsonReply
 from pykvgraph.server.job import Job
+from pykvgraph.server.requests.chat_request import with_response_format
 from pykvgraph.server.requests.fields import Fields
 from pykvgraph.server.requests.prompts import prompts_of
 from pykvgraph.server.service import FINGERPRINT, Service
@@ -47,7 +48,7 @@ def _own_form(service: Service, fields: Fields) -> Form:
 
 def text_completion(service: Service, request: Request, fields: Fields) -> ASGIApp:
     """OpenAI's older one. `suffix` is ignored, as in llama-server."""
-    asker = asker_of(request)
+    asker, fields = asker_of(request), with_response_format(fields)
     prompts, params = _prompts(service, fields), service.sampling(fields)
     echoes = fields.flag("echo") and not asker.only_reads
     tells_probs = service.tells_probs(fields)

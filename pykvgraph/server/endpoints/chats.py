@@ -38,7 +38,7 @@ def messages(service: Service, request: Request, fields: Fields) -> ASGIApp:
     """Anthropic's."""
     fields = chat_of_messages(fields)
     chat = chat_job(service, fields, asker_of(request))
-    form = BlockForm(MessageWriter(service.model_name), chat.new_output)
+    form = BlockForm(MessageWriter(service.model_name), chat.new_output, service.vocabulary)
     return reply_of(service, chat.job, form, fields)
 
 
@@ -51,7 +51,8 @@ def responses(service: Service, request: Request, fields: Fields) -> ASGIApp:
     def count(text: str) -> int:
         return len(service.vocabulary.tokenizer.encode(text, False))
 
-    form = BlockForm(ResponseWriter(service.model_name, asked, count), chat.new_output)
+    writer = ResponseWriter(service.model_name, asked, count)
+    form = BlockForm(writer, chat.new_output, service.vocabulary)
     return reply_of(service, chat.job, form, fields)
 
 

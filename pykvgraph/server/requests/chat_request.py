@@ -139,7 +139,9 @@ def _reasoning_format(fields: Fields, settings: Settings) -> str:
 
 
 def _check_together(fields: Fields, settings: Settings, choice: Any, tools: list[Any]) -> None:
-    """What can't stand in one body."""
+    """What can't stand in one body, or in none any more."""
+    if fields.get("functions") or fields.get("function_call") not in (None, "none", "auto"):
+        raise invalid("'functions' and 'function_call' are not taken: send 'tools' and 'tool_choice'")
     if not settings.jinja and tools:
         raise invalid("tools param requires --jinja flag")
     if not settings.jinja and choice != "auto":

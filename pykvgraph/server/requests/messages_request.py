@@ -15,6 +15,8 @@ _log = logging.getLogger("pykvgraph.server")
 _MOST_TOKENS = 4096
 _MOST_THOUGHTS = 10000  # tokens, as in llama-server
 _SAME = ("seed", "temperature", "top_p", "top_k", "stream", "chat_template_kwargs", "lora")
+# what the service thought, or did itself, with results that end with _tool_result: nothing of it is here
+_OF_THE_SERVICE = ("redacted_thinking", "server_tool_use", "mcp_tool_use")
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 # Claude Code writes a number there that is another one each time, and the prompt would never be in the cache
 _STAMP = re.compile(r"(x-anthropic-billing-header:.*?cch=).{5};", re.DOTALL)
@@ -80,7 +82,7 @@ def _message(given: Any) -> list[dict[str, Any]]:
             calls.append(_call(block))
         elif kind == "thinking":
             thoughts.append(Fields(block).text("thinking"))
-        elif kind != "redacted_thinking":
+        elif not (kind in _OF_THE_SERVICE or kind.endswith("_tool_result")):
             texts.append({"type": "text", "text": _words(block)})
     if not (texts or calls or thoughts):
         return results

@@ -11,6 +11,14 @@ from pykvgraph.server.requests.fields import Fields
 
 _TEXTS = ("input_text", "output_text", "text")
 _UNSAID = {"parameters": None, "strict": True}  # of a function, where nobody says it
+_PROBS = "message.output_text.logprobs"
+_KEPT_ELSEWHERE = {
+    "previous_response_id": "send the whole conversation",
+    "conversation": "send the whole conversation",
+    "prompt": "send its text as 'instructions'",
+    "background": "leave it out, and wait for the answer",
+}
+_NO_ARGUMENTS = ("type", "id", "call_id", "status")
 # what the service did itself, or keeps: nothing of it is here
 _OF_THE_SERVICE = frozenset(
     (
@@ -25,8 +33,10 @@ def chat_of_responses(fields: Fields) -> Fields:
     """Raises WireError for what has no equal."""
     if "input" not in fields:
         raise invalid("'input' is required")
-    if fields.text("previous_response_id"):
-        raise invalid("this server does not support 'previous_response_id': send the whole conversation")
+    for name, advice in _KEPT_ELSEWHERE.items():
+        if fields.get(name) not in (None, False, ""):
+            raise invalid(f"this server does not support {name!r}: {advice}")
+    tells_probs = _PROBS in fields.array("include") or fields.integer("top_logprobs", 0) > 0
     chat = {
         "messages": _messages(fields),
         "tools": [_tool(each) for each in fields.array("tools") if _is_function(each)],
@@ -34,6 +44,8 @@ def chat_of_responses(fields: Fields) -> Fields:
         "reasoning_effort": fields.object("reasoning").get("effort"),
         "response_format": _format(fields.object("text").get("format")),
         "tool_choice": _choice(fields.get("tool_choice")),
+        "logprobs": tells_probs,
+        "top_logprobs": fields.get("top_logprobs") if tells_probs else None,
         "n": None,
         "n_cmpl": None,
     }
@@ -79,6 +91,12 @@ def _message(item: Any) -> dict[str, Any]:
     if kind in ("function_call_output", "custom_tool_call_output"):
         content = _text(given.get("output"), is_result=True)
         return {"role": "tool", "tool_call_id": given.text("call_id"), "content": content}
+    if kind.endswith("_call") and "call_id" in given:
+        return {"role": "assistant", "content": "", "tool_calls": [_own_call(kind, item)]}
+    if kind.endswith("_call_output"):
+        content = given.get("output", given.get("status", ""))
+        content = content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)
+        return {"role": "tool", "tool_call_id": given.text("call_id"), "content": content}
     if kind == "reasoning":
         texts = [Fields(part).text("text") for part in given.array("content")]
         return {"role": "assistant", "content": "", "reasoning_content": "".join(texts)}
@@ -100,6 +118,13 @@ def _call(given: Fields) -> dict[str, Any]:
         arguments = json.dumps({"input": given.text("input")}, ensure_ascii=False)
     function = {"name": given.text("name"), "arguments": arguments}
     return {"id": given.text("call_id"), "type": "function", "function": function}
+
+
+def _own_call(kind: str, item: dict[str, Any]) -> dict[str, Any]:
+    """Of a tool that the client runs, and that has a type of its own: a shell, patches, a computer."""
+    arguments = {name: value for name, value in item.items() if name not in _NO_ARGUMENTS}
+    function = {"name": kind.removesuffix("_call"), "arguments": json.dumps(arguments, ensure_ascii=False)}
+    return {"id": Fields(item).text("call_id"), "type": "function", "function": function}
 
 
 def _text(content: Any, *, is_result: bool = False) -> str:

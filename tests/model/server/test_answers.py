@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import json
 from typing import Any
 
 import httpx
@@ -192,3 +193,18 @@ def test_usage_is_summed(client: httpx.Client) -> None:
     *chunks, last, done = events(client.post("/v1/completions", json={**body, **stream}).text)
     assert last["choices"] == [] and last["usage"].items() >= wanted.items() and done == "[DONE]"
     assert not any("usage" in chunk for chunk in chunks)
+
+
+def test_a_text_that_follows_a_schema(client: httpx.Client) -> None:
+    """As vLLM takes response_format; llama-server reads past it."""
+    schema = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]}
+    form = {"type": "json_schema", "json_schema": {"schema": schema}}
+    told = post(client, "/v1/completions", prompt="JSON:", max_tokens=100, response_format=form)
+    assert isinstance(json.loads(told["choices"][0]["text"])["a"], bool)
+
+
+def test_the_old_form_of_tools_is_refused(client: httpx.Client) -> None:
+    """It would be read past in silence."""
+    body = {"messages": MESSAGES, "functions": [{"name": "f", "parameters": {}}]}
+    reply = client.post("/v1/chat/completions", json=body)
+    assert reply.status_code == 400 and "'tools'" in reply.json()["error"]["message"]

@@ -121,6 +121,8 @@ def given(rng: random.Random) -> dict[str, Any]:
         body["reasoning"] = {"effort": "none"}
     if rng.random() < 0.3:
         body["instructions"] = "Be short."
+    if rng.random() < 0.4:
+        body |= {"include": ["message.output_text.logprobs"], "top_logprobs": rng.randrange(3)}
     return {**body, "max_output_tokens": length(rng)}
 
 
@@ -245,12 +247,21 @@ def _response(stream: list[Any]) -> Any:
     """The last event has all of it; the deltas of each item must be what stands there."""
     whole = stream[-1]["response"]
     texts: dict[int, str] = {}
+    probs: dict[int, list[Any]] = {}
     for event in stream:
         if event["type"].endswith(".delta"):
-            texts[event["output_index"]] = texts.get(event["output_index"], "") + event["delta"]
+            index = event["output_index"]
+            texts[index] = texts.get(index, "") + event["delta"]
+            probs[index] = probs.get(index, []) + event.get("logprobs", [])
     for index, item in enumerate(whole["output"]):
         in_parts = "".join(part["text"] for part in item.get("content", ()))
         assert texts.get(index, "") == item.get("arguments", in_parts)
+        told = [each for part in item.get("content", ()) for each in part.get("logprobs", ())]
+        assert probs.get(index, []) == told
+        said = b"".join(bytes(each["bytes"]) for each in told if each["token"] != "<s>").decode(
+            errors="replace"
+        )
+        assert not told or said.strip() == in_parts.strip(), "these are not the tokens of the text"
     assert [event["sequence_number"] for event in stream] == list(range(len(stream)))
     return whole
 

@@ -40,7 +40,7 @@ def test_what_is_refused_by_name(client: httpx.Client) -> None:
     reply = client.post("/completion", json={"prompt": "a", "grammar_lazy": True})
     assert reply.status_code == 501 and "grammar_lazy" in reply.json()["error"]["message"]
     picture = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "a"}}]}]
-    assert client.post("/v1/chat/completions", json={"messages": picture}).status_code == 501
+    assert client.post("/v1/chat/completions", json={"messages": picture}).status_code == 400
     wrong: list[tuple[str, Any]] = [("temperature", "hot"), ("n", 9), ("stream", 1), ("samplers", ["none"])]
     for field, bad in wrong:
         reply = client.post("/completion", json={"prompt": "a", field: bad})

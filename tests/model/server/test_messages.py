@@ -70,6 +70,7 @@ def test_a_stream_adds_up(claude: anthropic.Anthropic, chats: httpx.Client) -> N
     thoughts = claude.messages.create(**asked | {"messages": HI}).content
     assert [block.type for block in thoughts] == ["thinking"]
     assert thoughts[0].thinking == chat_text(chats)["reasoning_content"]
+    assert thoughts[0].signature, "clients leave thoughts without one out of the history"
 
 
 def test_blocks_follow_each_other(chats: httpx.Client) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import threading
 import time
 from typing import Any
@@ -200,10 +201,10 @@ IMAGE = {"type": "image", "source": {"type": "url", "url": "x"}}
     [
         (messages, {"messages": None}, 400),
         (messages, {"messages": "Hi"}, 400),
-        (messages, {"messages": [{"role": "user", "content": [IMAGE]}]}, 501),
+        (messages, {"messages": [{"role": "user", "content": [IMAGE]}]}, 400),
         (messages, {"messages": [{"role": "user", "content": ["Hi"]}]}, 400),
         (messages, {"system": 5}, 400),
-        (messages, {"messages": [{"role": "user", "content": [PDF]}]}, 501),
+        (messages, {"messages": [{"role": "user", "content": [PDF]}]}, 400),
         (messages, {"tools": ["f"]}, 400),
         (messages, {"tool_choice": {"type": "often"}}, 400),
         (messages, {"tool_choice": {"type": ["auto"]}}, 400),
@@ -211,8 +212,11 @@ IMAGE = {"type": "image", "source": {"type": "url", "url": "x"}}
         (responses, {"input": 5}, 400),
         (responses, {"input": ["Hi"]}, 400),
         (responses, {"input": [{"type": "unheard_of", "id": "a"}]}, 400),
-        (responses, {"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, 501),
+        (responses, {"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, 400),
         (responses, {"previous_response_id": "resp_a"}, 400),
+        (responses, {"conversation": {"id": "conv_a"}}, 400),
+        (responses, {"prompt": {"id": "pmpt_a"}}, 400),
+        (responses, {"background": True}, 400),
         (responses, {"tools": ["f"]}, 400),
     ],
 )
@@ -220,6 +224,51 @@ def test_what_has_no_equal(read: Any, body: dict[str, Any], code: int) -> None:
     with pytest.raises(WireError) as caught:
         read(body)
     assert caught.value.code == code
+
+
+def test_probabilities_of_responses() -> None:
+    """They are asked for by name there, and top_logprobs may be 0, as clients send it."""
+    wants = {"include": ["message.output_text.logprobs"]}
+    few: list[dict[str, Any]] = [{}, {"top_logprobs": 0}, wants]
+    read = map(responses, [*few, {**wants, "top_logprobs": 2}, {"top_logprobs": 3}])
+    told = [(body.get("logprobs"), body.get("top_logprobs")) for body in read]
+    assert told == [(False, None), (False, None), (True, None), (True, 2), (True, 3)]
+
+
+def test_tools_with_types_of_their_own() -> None:
+    """A shell, patches: the client has run them."""
+    action = {"type": "exec", "command": ["ls"]}
+    items = [
+        {"type": "local_shell_call", "id": "l", "call_id": "a", "status": "completed", "action": action},
+        {"type": "local_shell_call_output", "id": "l", "output": "file", "call_id": "a"},
+        {"type": "apply_patch_call", "call_id": "b", "operation": {"type": "delete_file", "path": "x"}},
+        {"type": "apply_patch_call_output", "call_id": "b", "status": "completed"},
+        {"type": "shell_call", "call_id": "c", "action": {"commands": ["ls"]}},
+        {"type": "shell_call_output", "call_id": "c", "output": [{"stdout": "é"}]},
+    ]
+    calls, results = [], []
+    for message in responses({"input": items}).get("messages"):
+        if message["role"] == "tool":
+            results.append(message["content"])
+        else:
+            (call,) = message["tool_calls"]
+            calls.append((call["function"]["name"], json.loads(call["function"]["arguments"])))
+    assert calls == [
+        ("local_shell", {"action": action}),
+        ("apply_patch", {"operation": {"type": "delete_file", "path": "x"}}),
+        ("shell", {"action": {"commands": ["ls"]}}),
+    ]
+    assert results == ["file", "completed", '[{"stdout": "é"}]']
+
+
+def test_what_anthropics_service_did_itself_is_set_aside() -> None:
+    found = [
+        {"type": "server_tool_use", "id": "s", "name": "web_search", "input": {"query": "x"}},
+        {"type": "web_search_tool_result", "tool_use_id": "s", "content": []},
+        {"type": "text", "text": "It is so."},
+    ]
+    history = messages({"messages": [HI, {"role": "assistant", "content": found}, HI]}).get("messages")
+    assert history == [HI, {"role": "assistant", "content": [{"type": "text", "text": "It is so."}]}, HI]
 
 
 @pytest.mark.parametrize("number", [10**400, -(10**400), 1e400, float("nan")])
