@@ -31,7 +31,7 @@ class ChatTemplate:
 
     It runs in Jinja's sandbox: it can't reach Python's internals, and works on a copy of what it is given.
     Where templates rely on llama.cpp's engine, it does as that one does: what is missing adds no text, and
-    lists of the template's own can grow. Raises InvalidArgumentError for a template that can't be read.
+    lists can grow and shrink. Raises InvalidArgumentError for a template that can't be read.
     """
 
     def __init__(self, source: str, *, bos_token: str = "", eos_token: str = "") -> None:

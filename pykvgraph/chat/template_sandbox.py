@@ -48,7 +48,7 @@ _ATTRIBUTES: dict[type, frozenset[str]] = {
         removesuffix replace rfind rindex rjust rpartition rsplit rstrip split splitlines startswith strip
         swapcase title upper zfill""".split()  # noqa: SIM905
     ),
-    list: frozenset(("append", "copy", "count", "index")),
+    list: frozenset(("append", "copy", "count", "index", "pop")),
     tuple: frozenset(("count", "index")),
     dict: frozenset(("copy", "get", "items", "keys", "values")),
     bytes: frozenset(),

@@ -128,14 +128,15 @@ class ServerTemplate:
         return messages
 
     def _argument(self, value: Any) -> Any:
-        if isinstance(value, str) and self._wants_objects:
-            try:
-                value = json.loads(value)
-            except ValueError:
-                return value
-        if not isinstance(value, str) and not self._wants_objects:
-            return json.dumps(value, ensure_ascii=False)
-        return value
+        """Clients say null or "" for none, and keep what broke off: neither may end the conversation."""
+        value = {} if value in (None, "", "null") else value
+        if not self._wants_objects:
+            return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        try:
+            found = json.loads(value) if isinstance(value, str) else value
+        except (ValueError, RecursionError):
+            found = None
+        return found if isinstance(found, dict) else {"INVALID_JSON": value}
 
     def _probe(self) -> bool:
         """Whether the template writes the JSON of an object rightly, and that of a text twice."""

@@ -58,6 +58,7 @@ def render(source: str, **given: Any) -> str:
         ("{{ 'a' + missing.what + 'b' }}{{ missing }}", "ab"),
         ("{{ 'a' + 1 }}{{ 1 + 1 }}", "a12"),
         ("{% set l = [] %}{{ l.append('x') or l[0] }}", "x"),
+        ("{% set l = ['a', 'b', 'c'] %}{{ l.pop(0) }}{{ l.pop() }}{{ l }}", "ac['b']"),
         ("{{ strftime_now('%Y') | length }}", "4"),
         ("{{ '<b>' | safe + '&' }}", "<b>&"),
     ],
