@@ -9,9 +9,9 @@ from pykvgraph.checks import shown
 from pykvgraph.openai.errors import invalid, no_text
 from pykvgraph.server.requests.chat_template import ChatPrompt, ServerTemplate
 from pykvgraph.server.requests.fields import Fields
+from pykvgraph.server.requests.tool_choice import tool_choice_of
 from pykvgraph.server.settings import REASONING_FORMATS, Settings
 
-_CHOICES = ("auto", "none", "required")
 _BUDGETS = ("reasoning_budget_tokens", "thinking_budget_tokens")
 
 
@@ -65,15 +65,15 @@ def chat_request_of(fields: Fields, settings: Settings) -> ChatRequest:
     messages = [_message(each) for each in given]
     choice = fields.get("tool_choice", "auto")
     tools = [_tool(each) for each in fields.array("tools")]
-    _check_choice(choice, tools)
     _check_together(fields, settings, choice, tools)
+    chosen = tool_choice_of(choice, tools)
     return ChatRequest(
         messages=messages,
         begun=_take_begun(messages, fields, settings),
-        tools=tools,
-        may_call=bool(tools) and choice != "none",
-        must_call=choice not in ("auto", "none"),
-        function=choice["function"]["name"] if isinstance(choice, dict) else None,
+        tools=chosen.tools,
+        may_call=chosen.may_call,
+        must_call=chosen.must_call,
+        function=chosen.function,
         one_call=not fields.flag("parallel_tool_calls", True),
         schema=fields.object("json_schema") if "json_schema" in fields else None,
         reasons=settings.parses_replies and _reasoning_format(fields, settings) != "none",
@@ -218,15 +218,6 @@ def _tool(given: Any) -> dict[str, Any]:
         "parameters": function.object("parameters") or {"type": "object", "properties": {}},
     }
     return {"type": "function", "function": told}
-
-
-def _check_choice(choice: Any, tools: list[dict[str, Any]]) -> None:
-    if isinstance(choice, dict):
-        name = choice["function"]["name"] if _is_call(choice) else None
-        if name not in [tool["function"]["name"] for tool in tools]:
-            raise invalid(f"tool_choice names {shown(name)}, which is none of the tools")
-    elif choice not in _CHOICES:
-        raise invalid(f"Invalid tool_choice: {shown(choice)}")
 
 
 def _take_begun(messages: list[dict[str, Any]], fields: Fields, settings: Settings) -> dict[str, Any] | None:

@@ -158,6 +158,10 @@ def _tool(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _choice(given: Any) -> Any:
+    if isinstance(given, dict) and given.get("type") == "allowed_tools":
+        listed = given.get("tools")
+        tools = [_choice(each) for each in listed] if isinstance(listed, list) else listed
+        return {"type": "allowed_tools", "allowed_tools": {"mode": given.get("mode", "auto"), "tools": tools}}
     if isinstance(given, dict) and "name" in given:
         return {"type": "function", "function": {"name": given["name"]}}
     return given
