@@ -10,6 +10,7 @@ from typing import Any
 _VARYING = frozenset(
     (
         *("id", "item_id", "call_id", "created", "created_at", "completed_at", "id_slot"),
+        "sequence_number",
         *("timings", "usage", "tokens_cached", "logprobs", "completion_probabilities"),
     )
 )
@@ -17,6 +18,11 @@ _VARYING = frozenset(
 
 # Bytes of a stream that are kept, to be compared with when it is repeated: 50,000 tokens or more.
 MOST_SENT = 16 << 20
+
+
+# How far a prompt is: no part of the answer, and another worker decodes it in other parts. In a text the
+# quotes would be escaped.
+_PROGRESS = b'"prompt_progress":'
 
 
 class RepeatError(Exception):
@@ -38,12 +44,14 @@ class Replay:
         self._n_bytes = 0
         self._expected: dict[Any, deque[bytes]] = {}
         self._names: dict[bytes, bytes] = {}
+        self._repeats = False
 
     def again(self) -> None:
         """The stream begins anew. Raises RepeatError."""
         if self._n_bytes > MOST_SENT:
             raise RepeatError("the worker is gone, and its answer is too long to be repeated")
         self._names = {}
+        self._repeats = True
         self._expected = defaultdict(deque)
         for event in self._sent:
             self._expected[_place(_value(event))].append(event)
@@ -52,6 +60,8 @@ class Replay:
         """What the client gets of an event, b"": nothing, as it has it. Raises RepeatError."""
         if event.startswith(b":"):
             return event  # a sign of life
+        if _PROGRESS in event:
+            return b"" if self._repeats else event
         if self._expected:
             value = _value(event)
             expected = self._expected.get(_place(value))

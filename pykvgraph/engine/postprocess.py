@@ -37,6 +37,8 @@ class Postprocess:
         for chunk, _ in decoded:
             self._advance(chunk.sequence, chunk.n, to_end=chunk.ends and chunk.n > 1)
         now = time.perf_counter()
+        for chunk, _ in decoded:
+            chunk.sequence.report(now)
         for chunk, rows in decoded:
             if not chunk.ends:
                 continue

@@ -9,11 +9,12 @@ import os
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from pykvgraph.engine.request_sequence import RequestSequence
-from pykvgraph.engine.types import Completion
+from pykvgraph.engine.types import Completion, PromptProgress
 from pykvgraph.errors import InvalidArgumentError
 from pykvgraph.types import Piece
 
@@ -43,6 +44,8 @@ class Request:
         self._n_left = n
         self._error: BaseException | None = None
         self._wakes: set[Callable[[], object]] = set()  # of event loops that wait for a piece
+        self._progress: deque[PromptProgress] = deque()  # what was told of the prompt, and nobody has heard
+        self._wakes_on_progress = False
         self._pid = os.getpid()
         self._sequences: Sequence[RequestSequence] = ()  # its samples, until it has ended
 
@@ -152,6 +155,11 @@ class Request:
     def _say(self, piece: Piece) -> None:
         self._put(piece)
 
+    def _report(self, progress: PromptProgress) -> None:
+        self._progress.append(progress)
+        if self._wakes_on_progress:
+            self._wake()
+
     def _complete(self, sample: int, completion: Completion) -> None:
         self._completions[sample] = completion
         self._n_left -= 1
@@ -170,6 +178,9 @@ class Request:
 
     def _put(self, said: Piece | _End) -> None:
         self._said.put(said)
+        self._wake()
+
+    def _wake(self) -> None:
         while self._wakes:
             with contextlib.suppress(KeyError):  # whoever listens may stop at any moment
                 self._wakes.pop()()

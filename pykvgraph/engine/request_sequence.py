@@ -17,7 +17,7 @@ from pykvgraph.engine.context_window import Window
 from pykvgraph.engine.own_rows import OwnRows
 from pykvgraph.engine.speculation.gate import Acceptance
 from pykvgraph.engine.speculation.lookup import Lookup
-from pykvgraph.engine.types import Completion, TextLook
+from pykvgraph.engine.types import Completion, PromptProgress, TextLook
 from pykvgraph.model.adapter import Active
 from pykvgraph.model.tokenizer import Tokenizer
 from pykvgraph.params.params import SamplingParams
@@ -83,6 +83,8 @@ class SampleOwner(Protocol):
         """Whether it has ended."""
 
     def _say(self, piece: Piece) -> None: ...
+
+    def _report(self, progress: PromptProgress) -> None: ...
 
     def _complete(self, sample: int, completion: Completion) -> None: ...
 
@@ -162,6 +164,7 @@ class RequestSequence(Tokens):
         self._texts: list[str] = []
         self._tokens: list[int] = []
         self._n_said = 0
+        self._n_reported = -1  # tokens of the prompt
         self._submitted = time.perf_counter()
         self._entered = math.nan
         self._first = math.nan
@@ -216,6 +219,14 @@ class RequestSequence(Tokens):
         """It begins to run, with so many tokens of its prompt in the cache; n_again: n_decoded_again."""
         self.n_cached, self.n_again = min(n_cached, self.n_prompt), n_again
         self._entered = time.perf_counter()
+        self.report(self._entered)
+
+    def report(self, now: float) -> None:
+        """Tells how far the prompt is, until something is said; if it is farther than was told."""
+        n = min(self.n_decoded, self.n_prompt)
+        if not self._n_said and n > self._n_reported:
+            self._n_reported = n
+            self.request._report(PromptProgress(self.n_prompt, self.n_cached, n, now - self._entered))
 
     def discard(self, begin: int, end: int) -> None:
         """As Tokens.discard()."""

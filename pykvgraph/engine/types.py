@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from pykvgraph.types import CellGroup, CellsView
 
@@ -94,6 +94,18 @@ class EngineStats:
     drafts_refused: Mapping[str, int] = field(default_factory=dict)
     drafts: int = 0
     stepped_texts: int = 0
+
+
+class PromptProgress(NamedTuple):
+    """How far a prompt is. n_cached: tokens that the cache had. n_decoded: tokens that are in the cache now.
+
+    seconds: since the text began to run.
+    """
+
+    n_prompt: int
+    n_cached: int
+    n_decoded: int
+    seconds: float
 
 
 @dataclass(frozen=True)

@@ -42,6 +42,9 @@ class BlockWriter(Protocol):
     def begin(self, sample: Sample) -> list[Event]:
         """Before all blocks."""
 
+    def progress(self, sample: Sample) -> list[Event]:
+        """More of the prompt is decoded; behind begin()."""
+
     def opened(self, block: AnswerBlock) -> list[Event]:
         """A block begins, without text."""
 
@@ -74,9 +77,11 @@ class BlockForm(NamedForm):
 
     def events(self, sample: Sample, pieces: list[Piece]) -> list[bytes]:
         """Those for what was said."""
-        found = [] if self._begun else self._writer.begin(sample)
-        self._begun = True
-        return list(map(dumps, found + self._said(sample, pieces)))
+        return list(map(dumps, self._begin(sample) + self._said(sample, pieces)))
+
+    def progress_events(self, sample: Sample) -> list[bytes]:
+        """Those for how far the sample's prompt is."""
+        return list(map(dumps, self._begin(sample) + self._writer.progress(sample)))
 
     def last_events(self, sample: Sample) -> list[bytes]:
         """What was held back, and the end."""
@@ -100,6 +105,12 @@ class BlockForm(NamedForm):
                 self._held.add(sample, piece)
             if piece.text:
                 found += self._take(sample, self._output.feed(piece.text))
+        return found
+
+    def _begin(self, sample: Sample) -> list[Event]:
+        """What comes first, once."""
+        found = [] if self._begun else self._writer.begin(sample)
+        self._begun = True
         return found
 
     def _take(self, sample: Sample, deltas: list[Delta]) -> list[Event]:

@@ -63,6 +63,14 @@ class ChatForm(Form):
                 found += self._chunks(sample, output, output.feed(piece.text))
         return found
 
+    def progress_events(self, sample: Sample) -> list[bytes]:
+        """One that says who is going to speak."""
+        delta = {"role": "assistant", "content": None}
+        choice = {"finish_reason": None, "index": sample.index, "delta": delta}
+        told = {**self._head, "id": self._id, "object": "chat.completion.chunk"}
+        timings = {"timings": sample.timings()} if self._with_timings else {}
+        return [dumps({"choices": [choice], **told, **timings, "prompt_progress": sample.prompt_progress()})]
+
     def last_events(self, sample: Sample) -> list[bytes]:
         """What was held back, and why it ended."""
         output = self._outputs[sample.index]

@@ -35,6 +35,7 @@ class TextForm(Form):
         *,
         with_usage: bool = False,
         details: CompletionForm | None = None,
+        with_timings: bool = False,
     ) -> None:
         self._head = {
             "created": now(),
@@ -46,6 +47,7 @@ class TextForm(Form):
         self._echo = echo
         self._with_usage = with_usage
         self._details = details
+        self._with_timings = with_timings
         self.is_long = echo is not None and echo.n_probs > MANY_PROBS
         self._n_told: dict[int, int] = {}  # characters of each answer, in a stream
         self._held = HeldPieces()  # of samples whose probabilities are told
@@ -59,9 +61,16 @@ class TextForm(Form):
             if sample.tells_probs:
                 self._held.add(sample, piece)
             if piece.text:
-                told.append(self._event(sample, piece.text, self._held_probs(sample)))
+                told.append(self._event(sample, piece.text, self._held_probs(sample), self._with_timings))
                 self._n_told[sample.index] += len(piece.text)
         return told
+
+    def progress_events(self, sample: Sample) -> list[bytes]:
+        """One without text."""
+        choice = {"text": "", "index": sample.index, "logprobs": None, "finish_reason": None}
+        progress = sample.prompt_progress()
+        told = {"choices": [choice], **self._head, "id": self._id, "prompt_progress": progress}
+        return [dumps(told | ({"timings": sample.timings()} if self._with_timings else {}))]
 
     def last_events(self, sample: Sample) -> list[bytes]:
         """Why it ended."""
@@ -102,9 +111,13 @@ class TextForm(Form):
             return []
         return [self._event(sample, text, self._probs(sample, [], **self._echoed(sample)))]
 
-    def _event(self, sample: Sample, text: str, probs: dict[str, Any] | None) -> bytes:
+    def _event(
+        self, sample: Sample, text: str, probs: dict[str, Any] | None, with_timings: bool = False
+    ) -> bytes:
         front = b'{"choices":[{"text":%b,"index":%d' % (dumps(text), sample.index)
-        return b'%b,"logprobs":%b,"finish_reason":null}],%b' % (front, dumps_in_parts(probs), self._back)
+        timings = b'"timings":%b,' % dumps(sample.timings()) if with_timings else b""
+        end = timings + self._back
+        return b'%b,"logprobs":%b,"finish_reason":null}],%b' % (front, dumps_in_parts(probs), end)
 
     def _prompt(self, sample: Sample) -> str:
         return "" if self._echo is None else self._echo.text(sample.index)
@@ -174,6 +187,13 @@ class CompletionForm(Form):
                 )
                 found.append(event.encode("utf-8", "replace"))
         return found
+
+    def progress_events(self, sample: Sample) -> list[bytes]:
+        """One without text."""
+        told = {"index": sample.index, "content": "", "tokens": [], "stop": False, "id_slot": -1}
+        told |= {"tokens_predicted": 0, "tokens_evaluated": len(sample.prompt)}
+        timings = {"timings": sample.timings()} if self._with_timings else {}
+        return [dumps({**told, **timings, "prompt_progress": sample.prompt_progress()})]
 
     def last_events(self, sample: Sample) -> list[bytes]:
         """The one with everything but the text."""

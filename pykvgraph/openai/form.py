@@ -24,6 +24,9 @@ class Form(Protocol):
     def events(self, sample: Sample, pieces: list[Piece]) -> list[bytes]:
         """JSON of the events for what was said."""
 
+    def progress_events(self, sample: Sample) -> list[bytes]:
+        """Those for how far the sample's prompt is."""
+
     def last_events(self, sample: Sample) -> list[bytes]:
         """Those at the end of a sample."""
 

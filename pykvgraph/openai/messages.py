@@ -29,6 +29,10 @@ class MessageWriter:
         message = self._message([], None, None, usage)
         return [{"type": "message_start", "message": message}]
 
+    def progress(self, sample: Sample) -> list[Event]:
+        """Anthropic has no event for it."""
+        return []
+
     def opened(self, block: AnswerBlock) -> list[Event]:
         """A block begins."""
         return [{"type": "content_block_start", "index": block.index, "content_block": _content(block)}]

@@ -15,20 +15,34 @@ from pykvgraph.reply.delta import Reasoning, ToolCall
 class ResponseWriter:
     """model: its name, as the answer tells it. asked: fields of the request that the answer repeats.
 
-    count: tokens of a text, for those of thoughts.
+    count: tokens of a text, for those of thoughts. with_timings: each event of a text has them.
     """
 
-    def __init__(self, model: str, asked: dict[str, Any], count: Callable[[str], int]) -> None:
+    def __init__(
+        self,
+        model: str,
+        asked: dict[str, Any],
+        count: Callable[[str], int],
+        *,
+        with_timings: bool = False,
+    ) -> None:
         self._head = {"id": new_id("resp_"), "object": "response", "created_at": now(), **asked}
         self._count = count
         self._model = model
+        self._with_timings = with_timings
+        self._sample: Sample | None = None  # of a stream
         self._n_events = 0
 
     def begin(self, sample: Sample) -> list[Event]:
         """It was created, and runs."""
-        response = {**self._head, "status": "in_progress", "model": self._model, "output": []}
+        self._sample = sample
         kinds = ("response.created", "response.in_progress")
-        return [self._event(kind, response=response) for kind in kinds]
+        return [self._event(kind, response=self._begun()) for kind in kinds]
+
+    def progress(self, sample: Sample) -> list[Event]:
+        """It still runs, and how far the prompt is."""
+        told = {"prompt_progress": sample.prompt_progress(), **self._timings()}
+        return [self._event("response.in_progress", response=self._begun(), **told)]
 
     def opened(self, block: AnswerBlock) -> list[Event]:
         """An item begins, and in a message its one part."""
@@ -40,7 +54,8 @@ class ResponseWriter:
 
     def added(self, block: AnswerBlock, text: str, probs: list[dict[str, Any]]) -> list[Event]:
         """It goes on."""
-        return [self._inside(block, f"{_kind(block)}.delta", delta=text, **_logprobs(block, probs))]
+        told = {**_logprobs(block, probs), **self._timings()}
+        return [self._inside(block, f"{_kind(block)}.delta", delta=text, **told)]
 
     def closed(self, block: AnswerBlock) -> list[Event]:
         """Its text, its part and the item are done."""
@@ -83,6 +98,13 @@ class ResponseWriter:
                 "output_tokens_details": {"reasoning_tokens": sum(map(self._count, thoughts))},
             },
         }
+
+    def _begun(self) -> dict[str, Any]:
+        return {**self._head, "status": "in_progress", "model": self._model, "output": []}
+
+    def _timings(self) -> dict[str, Any]:
+        tells = self._with_timings and self._sample is not None
+        return {"timings": self._sample.timings()} if tells and self._sample else {}
 
     def _inside(self, block: AnswerBlock, kind: str, **values: Any) -> Event:
         where: dict[str, Any] = {"item_id": _id(block), "output_index": block.index}

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pykvgraph.engine.types import Completion
+from pykvgraph.engine.types import Completion, PromptProgress
 from pykvgraph.model.adapter import Active
 from pykvgraph.types import Piece
 
@@ -39,6 +39,7 @@ class Sample:
     text: str = ""
     ended: Piece | None = None
     completion: Completion | None = None
+    progress: PromptProgress | None = None  # of the prompt, where somebody hears of it
     n_cached: int = 0
     begun: float = field(default_factory=time.perf_counter)
     first: float = 0.0  # when the first token was said
@@ -59,6 +60,10 @@ class Sample:
             if self.ended.finish_reason == "stop":
                 del self.tokens[-1]
                 del self.with_probs[-1:]
+
+    def advance(self, progress: PromptProgress) -> None:
+        """More of its prompt is decoded."""
+        self.progress, self.n_cached = progress, progress.n_cached
 
     def finish(self, completion: Completion) -> None:
         """It has ended; the engine's own times count from now on."""
@@ -104,8 +109,21 @@ class Sample:
         done = self.completion
         return {"draft_n": done.drafted, "draft_n_accepted": done.accepted} if done and done.drafted else {}
 
+    def prompt_progress(self) -> dict[str, Any]:
+        """As llama-server tells it."""
+        assert self.progress is not None
+        n_prompt, n_cached, n_decoded, seconds = self.progress
+        return {
+            "total": n_prompt,
+            "cache": n_cached,
+            "processed": n_decoded,
+            "time_ms": round(seconds * 1e3),
+        }
+
     def timings(self) -> dict[str, Any]:
         """llama-server's; the time of a prompt counts from when it came."""
+        if self.progress is not None and not self.n_said:
+            return _timings(self.n_cached, self.progress)
         n_prompt = len(self.prompt) - self.n_cached
         prompt_ms = max((self.first - self.begun) * 1e3, 1e-3)
         predicted_ms = max((self.last - self.first) * 1e3, 1e-3)
@@ -134,4 +152,20 @@ def usage_of(samples: Sequence[Sample]) -> dict[str, Any]:
         "prompt_tokens": n_prompt,
         "total_tokens": n_prompt + n_said,
         "prompt_tokens_details": {"cached_tokens": sum(sample.n_cached for sample in prompts)},
+    }
+
+
+def _timings(n_cached: int, progress: PromptProgress) -> dict[str, Any]:
+    """While nothing is said: of the part of the prompt that was decoded."""
+    n, ms = progress.n_decoded - n_cached, progress.seconds * 1e3
+    return {
+        "cache_n": n_cached,
+        "prompt_n": n,
+        "prompt_ms": ms,
+        "prompt_per_token_ms": ms / n if n else 0.0,
+        "prompt_per_second": n / ms * 1e3 if ms else 0.0,
+        "predicted_n": 0,
+        "predicted_ms": 0.0,
+        "predicted_per_token_ms": 0.0,
+        "predicted_per_second": 0.0,
     }

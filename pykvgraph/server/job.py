@@ -9,6 +9,7 @@ from typing import Any
 
 from pykvgraph.engine import Engine, Request, Window
 from pykvgraph.engine.listener import RequestListener
+from pykvgraph.engine.types import PromptProgress
 from pykvgraph.model.adapter import Active
 from pykvgraph.openai.errors import no_room, unavailable
 from pykvgraph.openai.form import MANY_PROBS
@@ -23,7 +24,8 @@ _COPY_SECONDS = 30.0  # in which the last copies must have come
 # Prompts, at least, that the engine has at a time: the rest of a long list costs nothing if its client
 # leaves, and keeps nobody waiting who comes later.
 _AHEAD = 32
-Said = tuple[Sample, list[Piece]]  # no pieces: the sample has ended
+# no pieces: the sample has ended; None: more of its prompt is decoded
+Said = tuple[Sample, list[Piece] | None]
 
 
 class Job:
@@ -53,17 +55,20 @@ class Job:
         tells_probs: bool = False,
         said: Sequence[int] = (),
         as_told: Callable[[Piece], Piece] | None = None,
+        tells_progress: bool = False,
     ) -> None:
         """n_ctx: the most tokens of a prompt with its answer. settings: how it is sampled, to be told.
 
         slot: the one that is wanted; -1: any. windows: of each prompt; none: answers end when n_ctx is full.
         copies: gets what is decoded. only_reads: the job has ended when that has come there. tells, said: as
         an Asker's; of a job with several samples, or with windows, tokens are neither told nor known.
-        as_told: what becomes of each piece; None: it stays as it is.
+        as_told: what becomes of each piece; None: it stays as it is. tells_progress: also
+        how far prompts are.
         """
         self._slots = slots
         self._on_end = on_end
         self._as_told = as_told
+        self._tells_progress = tells_progress
         self._awaited = copies if only_reads else None
         is_single = len(prompts) == params.n == 1 and not any(windows)
         self.tells = tells and is_single
@@ -130,9 +135,13 @@ class Job:
 
     async def said(self) -> AsyncIterator[Said]:
         """What is said, as it comes. Raises what ends a request, and what Engine.submit() raises."""
-        listener = RequestListener(self._requests)
+        listener = RequestListener(self._requests, hears_progress=self._tells_progress)
         async for number, pieces in listener.bunches():
             samples = self._samples_of(number)
+            if isinstance(pieces, PromptProgress):
+                samples[0].advance(pieces)  # the others wait for its prompt
+                yield samples[0], None
+                continue
             if not pieces:
                 await self._end(self._requests[number], samples)
                 if len(self._requests) < self._n_prompts:

@@ -176,6 +176,7 @@ class Service:
             tells_probs=self.tells_probs(fields),
             said=asker.said,
             as_told=self._with_end if self.settings.special else None,
+            tells_progress=fields.flag("return_progress") and fields.flag("stream"),
         )
 
     def require_few(self, n_prompts: int, params: SamplingParams) -> None:

@@ -69,6 +69,7 @@ def text_completion(service: Service, request: Request, fields: Fields) -> ASGIA
             echo,
             with_usage=wants_usage(fields),
             details=details_of(service, fields),
+            with_timings=fields.flag("timings_per_token"),
         )
         if echo is not None and says_nothing:
             return JsonReply.of_long(form.whole(echo.samples(tells_probs, params.top_logprobs)))

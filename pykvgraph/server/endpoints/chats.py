@@ -51,7 +51,8 @@ def responses(service: Service, request: Request, fields: Fields) -> ASGIApp:
     def count(text: str) -> int:
         return len(service.vocabulary.tokenizer.encode(text, False))
 
-    writer = ResponseWriter(service.model_name, asked, count)
+    with_timings = fields.flag("timings_per_token")
+    writer = ResponseWriter(service.model_name, asked, count, with_timings=with_timings)
     form = BlockForm(writer, chat.new_output, service.vocabulary)
     return reply_of(service, chat.job, form, fields)
 

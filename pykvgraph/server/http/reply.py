@@ -148,7 +148,9 @@ class JobReply:
         untold: list[Piece] = []
         async for sample, pieces in self._job.said():
             form, told = self._form, b""
-            if not form.is_long:
+            if pieces is None:
+                events, pieces = form.progress_events(sample), []
+            elif not form.is_long:
                 events = form.events(sample, pieces) if pieces else form.last_events(sample)
             elif pieces:
                 events = await asyncio.to_thread(form.events, sample, pieces)

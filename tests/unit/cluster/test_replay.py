@@ -53,6 +53,25 @@ def test_another_text_is_refused(other: bytes) -> None:
         replay.end()
 
 
+def test_how_far_a_prompt_is_is_not_told_again() -> None:
+    """Another worker decodes it in other parts, and an event's number tells how many there were before."""
+
+    def far(n: int, number: int) -> bytes:
+        return event({"prompt_progress": {"processed": n}, "sequence_number": number})
+
+    def said(number: int) -> bytes:
+        return event({"delta": "a", "sequence_number": number})
+
+    replay = Replay()
+    first = [far(0, 0), far(9, 1), said(2)]
+    assert [replay.take(each) for each in first] == first
+    replay.again()
+    again = [far(5, 0), far(7, 1), far(9, 2), said(3)]
+    assert [replay.take(each) for each in again] == [b""] * 4
+    quoted = chunk('"prompt_progress":')  # words of a text, and no field
+    assert replay.take(quoted) == quoted
+
+
 def test_answers_of_a_request_may_take_turns_otherwise() -> None:
     replay = Replay()
     sent = [chunk("a", 0), chunk("b", 1), chunk("c", 0)]

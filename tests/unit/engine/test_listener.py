@@ -13,6 +13,7 @@ import pytest
 
 from pykvgraph.engine.listener import RequestListener
 from pykvgraph.engine.request import Request
+from pykvgraph.engine.types import PromptProgress
 from pykvgraph.errors import DeviceError
 from pykvgraph.types import Piece
 
@@ -32,12 +33,18 @@ def says(asked: Request, tokens: list[int]) -> None:
     asked._complete(0, completion)
 
 
+def tokens_of(pieces: list[Piece] | PromptProgress) -> list[int]:
+    assert isinstance(pieces, list)
+    return [each.token for each in pieces]
+
+
 async def heard(
     listener: RequestListener, on_end: Callable[[int], None] = lambda number: None
 ) -> dict[int, list[int]]:
     """The tokens of each request, which end with -1."""
     found: dict[int, list[int]] = {}
     async for number, pieces in listener.bunches():
+        assert isinstance(pieces, list)
         found.setdefault(number, []).extend([each.token for each in pieces] or [-1])
         if not pieces:
             on_end(number)
@@ -105,9 +112,34 @@ def test_one_that_ends_while_it_is_heard(monkeypatch: pytest.MonkeyPatch) -> Non
 
         monkeypatch.setattr(first, "_said_by_now", late)
         bunches = RequestListener([first, second]).bunches()
-        return [(number, [each.token for each in pieces]) async for number, pieces in bunches]
+        return [(number, tokens_of(pieces)) async for number, pieces in bunches]
 
     assert asyncio.run(asyncio.wait_for(main(), 30)) == [(0, [1]), (0, []), (1, [2]), (1, [])]
+
+
+@pytest.mark.parametrize("hears", [True, False])
+def test_how_far_a_prompt_is_comes_before_what_is_said(hears: bool) -> None:
+    """Also what was told before anybody listened; and by whom nobody wants to hear it, nobody is woken."""
+    told = [PromptProgress(9, 0, n, n / 10) for n in (0, 4, 9)]
+
+    async def main() -> list[PromptProgress | list[int]]:
+        asked, found = request(), []
+        asked._report(told[0])
+        listener = RequestListener([asked], hears_progress=hears)
+
+        def speak() -> None:
+            asked._report(told[1])
+            time.sleep(0.02)
+            asked._report(told[2])
+            says(asked, [5])
+
+        threading.Timer(0.02, speak).start()
+        async for _, news in listener.bunches():
+            found.append(news if isinstance(news, PromptProgress) else tokens_of(news))
+        return found
+
+    found = asyncio.run(asyncio.wait_for(main(), 30))
+    assert found == [*(told if hears else []), [5], []]
 
 
 def test_an_error_ends_all_and_nobody_is_woken_any_more() -> None:
