@@ -77,7 +77,7 @@ class ChatForm(Form):
         found = self._chunks(sample, output, output.end())
         reason = output.finish_reason(sample.finish_reason)
         end: dict[str, Any] = {"finish_reason": reason, "index": sample.index, "delta": {}}
-        if held := self._held.take(sample):
+        if sample.tells_probs and (held := self._held.take_last(sample)):
             end["logprobs"] = self._probs(sample, held)
         details = {} if self._details is None else {"__verbose": self._details.last(sample)}
         timings = {} if self._with_usage else {"timings": sample.timings()}

@@ -61,7 +61,8 @@ class TextForm(Form):
             if sample.tells_probs:
                 self._held.add(sample, piece)
             if piece.text:
-                told.append(self._event(sample, piece.text, self._held_probs(sample), self._with_timings))
+                probs = self._probs_of(sample, self._held.take(sample))
+                told.append(self._event(sample, piece.text, probs, self._with_timings))
                 self._n_told[sample.index] += len(piece.text)
         return told
 
@@ -75,7 +76,7 @@ class TextForm(Form):
     def last_events(self, sample: Sample) -> list[bytes]:
         """Why it ended."""
         first = self._first_events(sample)
-        probs = self._held_probs(sample)
+        probs = self._probs_of(sample, self._held.take_last(sample))
         choice = {"text": "", "index": sample.index, "logprobs": probs, "finish_reason": sample.finish_reason}
         details = {} if self._details is None else {"__verbose": self._details.last(sample)}
         if self._with_usage:
@@ -131,9 +132,8 @@ class TextForm(Form):
     def _probs(self, sample: Sample, said: list[Piece], **others: Any) -> dict[str, Any] | None:
         return text_logprobs(sample, said, self._vocabulary, **others) if sample.tells_probs else None
 
-    def _held_probs(self, sample: Sample) -> dict[str, Any] | None:
+    def _probs_of(self, sample: Sample, held: list[Piece]) -> dict[str, Any] | None:
         """Of all tokens that came by now, and are not told yet."""
-        held = self._held.take(sample)
         return self._probs(sample, held, offset=self._n_told[sample.index]) if held else None
 
     def _told(self, choices: list[dict[str, Any]], samples: list[Sample]) -> dict[str, Any]:
@@ -202,7 +202,7 @@ class CompletionForm(Form):
     def last(self, sample: Sample) -> dict[str, Any]:
         """That event."""
         told = self._told(sample, "", [])
-        if sample.tells_probs and (held := self._held.take(sample)):
+        if sample.tells_probs and (held := self._held.take_last(sample)):
             told["completion_probabilities"] = self._probs(sample, held)
         return self._chosen(told)
 

@@ -20,7 +20,10 @@ def logprobs_of(sample: Sample, piece: Piece, vocabulary: Vocabulary) -> dict[st
     if sample.settings["post_sampling_probs"]:
         told, name = _prob, "top_probs"
     top = [_token(token, vocabulary) | told(logprob) for token, logprob in piece.top]
-    return {**_token(piece.token, vocabulary), **told(piece.logprob), name: top}
+    own = _token(piece.token, vocabulary)
+    if piece.finish_reason == "stop":  # all tokens together are the text, and this one only ends it
+        own |= {"token": "", "bytes": []}
+    return {**own, **told(piece.logprob), name: top}
 
 
 def content_logprobs(sample: Sample, pieces: list[Piece], vocabulary: Vocabulary) -> dict[str, Any] | None:

@@ -34,7 +34,7 @@ class Sample:
     slot: int = -1
     n_most: int = 0  # tokens that the context has room for
     tokens: list[int] = field(default_factory=list)  # that have text; the one that ended it isn't among them
-    with_probs: list[Piece] = field(default_factory=list)  # those of tokens, if the answer tells of them
+    with_probs: list[Piece] = field(default_factory=list)  # whose probabilities are told: tokens, and end
     n_said: int = 0  # tokens, with the one that ended it
     text: str = ""
     ended: Piece | None = None
@@ -70,8 +70,15 @@ class Sample:
         self.completion = completion
         self.n_cached = completion.n_cached
         self.begun += completion.waited
+        if self.tells_probs:
+            self.with_probs += self.end
         self.first = self.begun + completion.ttft - completion.waited
         self.last = self.first + completion.seconds - completion.ttft
+
+    @property
+    def end(self) -> list[Piece]:
+        """The token that ended the text; none where a stop string did, whose last token isn't told."""
+        return [self.ended] if self.ended and self.stop_type == "eos" else []
 
     @property
     def stopped_by(self) -> str:

@@ -37,6 +37,8 @@ def text_logprobs(
     starts = _starts([vocabulary.piece(piece.token) for piece in asked], len(prompt))
     at = offset + len(prompt)
     for piece in said:
+        if piece.finish_reason == "stop":  # text that was held back is in front of the token that ends it
+            at += len(piece.text)
         starts.append(at)
         at += len(piece.text)
     known = [None if math.isnan(piece.logprob) else piece for piece in (*asked, *said)]

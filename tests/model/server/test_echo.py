@@ -105,6 +105,28 @@ def test_probabilities_of_the_prompt(
     assert text.startswith(names[1].strip())
 
 
+@pytest.mark.parametrize("streams", [False, True])
+def test_the_token_that_ends_a_text_is_told(
+    api: openai.OpenAI, by_hand: tuple[list[int], Any], streams: bool
+) -> None:
+    """It has a probability and no text: lm-eval counts on one token behind the prompt, whichever it is."""
+    ids, logprobs = by_hand
+    ends: Any = {"logit_bias": {"2": 100}, "echo": True, "logprobs": 1, "stream": streams}
+    answer = ask(api, max_tokens=1, **ends)
+    parts = [chunk.choices[0].logprobs for chunk in answer] if streams else [answer.choices[0].logprobs]
+    own = [each for part in parts if part for each in part.token_logprobs]
+    assert len(own) == len(ids) + 1
+    assert own[-1] == pytest.approx(logprobs[-1, 2], abs=1e-2)
+    assert (parts[-1].tokens[-1], parts[-1].text_offset[-1]) == ("", len(PROMPT))
+
+
+def test_the_token_that_completes_a_stop_string_is_not_told(api: openai.OpenAI) -> None:
+    stop = ask(api, max_tokens=12).choices[0].text[8:12]
+    said = ask(api, max_tokens=12, logprobs=1, stop=[stop])
+    assert said.choices[0].finish_reason == "stop"
+    assert len(said.choices[0].logprobs.tokens) == said.usage.completion_tokens - 1
+
+
 def test_it_is_decoded_once(client: httpx.Client) -> None:
     """What was read for the probabilities is what the answer goes on from."""
     fields = {"prompt": "Sue " + PROMPT, "max_tokens": 2, "echo": True, "logprobs": 1}
