@@ -161,6 +161,7 @@ def front_app(pool: Pool) -> ASGIApp:
         ("GET", "/v1/models/{name:path}", front.by_any),
         ("GET", "/props", front.props),
         ("POST", "/props", front.by_any),
+        ("GET", "/tokenizer_info", front.by_any),
         ("GET", "/slots", front.slots),
         ("POST", "/slots/{id_slot}", front.slot_action),
         ("GET", "/metrics", front.metrics),

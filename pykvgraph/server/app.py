@@ -51,6 +51,7 @@ WITHOUT_BODY: dict[tuple[str, str], Teller] = {
     ("GET", "/v1/models/{name:path}"): about.model,
     ("GET", "/props"): about.props,
     ("POST", "/props"): about.set_props,
+    ("GET", "/tokenizer_info"): about.tokenizer_info,
     ("GET", "/slots"): about.slots,
     ("POST", "/slots/{id_slot}"): slot_files.act,
     ("GET", "/metrics"): about.metrics,

@@ -57,8 +57,7 @@ async def model(service: Service, request: Request) -> ASGIApp:
 
 async def props(service: Service, request: Request) -> ASGIApp:
     """What the server was started with, and the model's template."""
-    settings, vocabulary = service.settings, service.vocabulary
-    tokenizer = vocabulary.tokenizer
+    settings = service.settings
     settings_told = told_briefly(service.told(service.sampling(Fields({})), Fields({})))
     return JsonReply(
         {
@@ -73,13 +72,16 @@ async def props(service: Service, request: Request) -> ASGIApp:
             "endpoint_slots": settings.slots,
             "endpoint_props": settings.props,
             "endpoint_metrics": settings.metrics,
-            "chat_template": service.template.source,
-            "bos_token": tokenizer._name(tokenizer.bos),
-            "eos_token": tokenizer._name(tokenizer.eos),
+            **_tokenizer(service),
             "build_info": FINGERPRINT,
             "is_sleeping": False,
         }
     )
+
+
+async def tokenizer_info(service: Service, request: Request) -> ASGIApp:
+    """vLLM's: by this lm-eval knows that /tokenize has tokens for it."""
+    return JsonReply(_tokenizer(service))
 
 
 async def set_props(service: Service, request: Request) -> ASGIApp:
@@ -106,6 +108,15 @@ async def metrics(service: Service, request: Request) -> ASGIApp:
     text = await asyncio.to_thread(service.metrics.text)
     headers = {"Process-Start-Time-Unix": str(_STARTED)}  # llama-server's own, for those who count restarts
     return Response(text, media_type="text/plain; version=0.0.4", headers=headers)
+
+
+def _tokenizer(service: Service) -> dict[str, Any]:
+    tokenizer = service.vocabulary.tokenizer
+    return {
+        "chat_template": service.template.source,
+        "bos_token": tokenizer._name(tokenizer.bos),
+        "eos_token": tokenizer._name(tokenizer.eos),
+    }
 
 
 def _entry(service: Service) -> dict[str, Any]:

@@ -14,8 +14,11 @@ from pykvgraph.server.service import Service
 
 
 def tokenize(service: Service, request: Request, fields: Fields) -> ASGIApp:
-    """content: text, or tokens and texts mixed, as a prompt may be."""
+    """content: text, or tokens and texts mixed, as a prompt may be. Or vLLM's form, whose text is prompt."""
     tokenizer = service.vocabulary.tokenizer
+    if "prompt" in fields:
+        tokens = tokenizer.encode(fields.text("prompt"), fields.flag("add_special_tokens", True), True)
+        return JsonReply({"tokens": tokens, "count": len(tokens), "max_model_len": service.n_ctx})
     content = fields.get("content", "")
     if isinstance(content, list) and content:
         tokens = prompts_of([content], tokenizer, service.vocabulary.n_vocab)[0]
@@ -30,10 +33,11 @@ def tokenize(service: Service, request: Request, fields: Fields) -> ASGIApp:
 
 
 def detokenize(service: Service, request: Request, fields: Fields) -> ASGIApp:
-    """tokens: their text."""
+    """tokens: their text, by llama-server's name and by vLLM's."""
     vocabulary = service.vocabulary
     tokens = integers(fields.array("tokens"), "tokens", 0, vocabulary.n_vocab - 1)
-    return JsonReply({"content": vocabulary.text(tokens.tolist())})
+    text = vocabulary.text(tokens.tolist())
+    return JsonReply({"content": text, "prompt": text})
 
 
 def apply_template(service: Service, request: Request, fields: Fields) -> ASGIApp:

@@ -159,8 +159,23 @@ def test_tokens(client: httpx.Client) -> None:
     ids = client.post("/tokenize", json={"content": "Once upon", "add_special": True}).json()["tokens"]
     with kvg.Model(STORIES, device="cpu") as model:
         assert ids == model.tokenizer.encode("Once upon")
-    assert client.post("/detokenize", json={"tokens": ids[1:]}).json() == {"content": " Once upon"}
+    assert client.post("/detokenize", json={"tokens": ids[1:]}).json()["content"] == " Once upon"
     assert client.post("/tokenize", json={}).json() == {"tokens": []}
+
+
+def test_tokens_as_vllm_has_them(client: httpx.Client) -> None:
+    """By these lm-eval and others count tokens without the model's own tokenizer."""
+    told = client.get("/tokenizer_info").json()
+    assert (told["bos_token"], told["eos_token"]) == ("<s>", "</s>")
+    asked = {"prompt": "Once upon</s>", "add_special_tokens": False}
+    bare = client.post("/tokenize", json=asked).json()
+    with kvg.Model(STORIES, device="cpu") as model:
+        assert bare["tokens"] == [*model.tokenizer.encode("Once upon", False), model.tokenizer.eos]
+        whole = client.post("/tokenize", json={"prompt": "Once upon"}).json()
+        assert whole["tokens"] == model.tokenizer.encode("Once upon")
+    assert (bare["count"], bare["max_model_len"]) == (len(bare["tokens"]), 512)
+    assert client.post("/detokenize", json=bare).json()["prompt"] == " Once upon</s>"
+    assert client.post("/tokenize", json={"prompt": ["a"]}).status_code == 400
 
 
 def test_what_is_not_there(client: httpx.Client) -> None:

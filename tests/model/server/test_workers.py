@@ -104,6 +104,7 @@ def said(reply: httpx.Response) -> Any:
             {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 8, "temperature": 0},
         ),
         ("/tokenize", {"content": "Once upon a time"}),
+        ("/tokenize", {"prompt": "Once upon a time"}),
         ("/completion", {"prompt": 5.5}),
         ("/v1/messages", {}),
         ("/v1/embeddings", {"input": "a"}),
@@ -153,6 +154,7 @@ def test_what_is_told_of_all(workers: Served) -> None:
     assert found | {"created": 0} == model | {"created": 0}
     missing = httpx.get(f"{url}/v1/models/a%3Fb%20c").json()["error"]
     assert missing["message"] == "The model 'a?b c' does not exist"
+    assert httpx.get(f"{url}/tokenizer_info").json()["eos_token"] == "</s>"
     assert httpx.get(f"{url}/props").json()["total_slots"] == 8
     slots = httpx.get(f"{url}/slots").json()
     assert [(slot["id"], slot["worker"]) for slot in slots] == [(i, i // 4) for i in range(8)]
