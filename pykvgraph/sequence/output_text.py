@@ -53,6 +53,7 @@ class OutputText(NotCopied):
         token, score = last.best, last.best_logprob
         if not self._sampler.greedy:
             token = self._sampler.sample(last.logits)
+        if self.needs_logits:  # the very number that top has of this token: clients compare them
             score = float(last.logits[token]) - last.log_sum
         self._left -= 1
         text, reason = self._text_of(token)

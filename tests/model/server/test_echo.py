@@ -127,6 +127,16 @@ def test_the_token_that_completes_a_stop_string_is_not_told(api: openai.OpenAI) 
     assert len(said.choices[0].logprobs.tokens) == said.usage.completion_tokens - 1
 
 
+@pytest.mark.client("openai", "log probabilities of a prompt (`echo`)")
+@pytest.mark.client("openai", "log probabilities")
+def test_the_likeliest_token_has_the_same_number_among_the_likeliest(api: openai.OpenAI) -> None:
+    """lm-eval finds by it whether an answer is the greedy one."""
+    told = ask(api, max_tokens=20, echo=True, logprobs=2).choices[0].logprobs
+    own = list(zip(told.token_logprobs, told.top_logprobs, strict=True))[1:]
+    assert all(logprob == max(top.values()) for logprob, top in own[-20:])
+    assert any(logprob == max(top.values()) for logprob, top in own[:-20])
+
+
 def test_it_is_decoded_once(client: httpx.Client) -> None:
     """What was read for the probabilities is what the answer goes on from."""
     fields = {"prompt": "Sue " + PROMPT, "max_tokens": 2, "echo": True, "logprobs": 1}
