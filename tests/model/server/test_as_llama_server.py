@@ -25,7 +25,7 @@ RED = {"type": "json_schema", "json_schema": {"schema": {"enum": ["red"]}}}
 CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
 # numbers that are drawn, times, and what depends on what was asked before
 DRAWN = {"id", "item_id", "call_id", "created", "created_at", "completed_at", "system_fingerprint", "model"}
-DRAWN |= {"cached_tokens"}
+DRAWN |= {"cached_tokens", "signature"}
 
 Body = dict[str, Any]
 BODIES: dict[str, tuple[str, Body]] = {
