@@ -103,7 +103,8 @@ def test_several_prompts_are_told_apart(client: httpx.Client) -> None:
     stream = streamed(client, "/completion", prompt=[LONG, LONG[10:]], cache_prompt=False)
     for index in (0, 1):
         own = parts([each for each in stream if each["index"] == index])
-        assert own[0][2] == 0 and own[-1][0] == own[-1][2]
+        total, n_cached, first = own[0]
+        assert first == n_cached <= 1 and own[-1][2] == total  # the two may share BOS
         assert all(a[2] < b[2] for a, b in itertools.pairwise(own))
 
 
