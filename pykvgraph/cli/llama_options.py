@@ -140,8 +140,8 @@ _TAKEN = {
     "all and auto are all layers": "-ngl --gpu-layers --n-gpu-layers N $LLAMA_ARG_N_GPU_LAYERS",
     "of the native log alone: 1 errors, 2 warnings, 3 what it does, 4 and more everything": """
         -lv --verbosity --log-verbosity N $LLAMA_ARG_LOG_VERBOSITY
-        -v --verbose --log-verbose
     """,
+    "-lv 4, and `verbose` of all requests that say nothing of it": "-v --verbose --log-verbose",
     "16 unless it is given": "--spec-draft-n-max N $LLAMA_ARG_SPEC_DRAFT_N_MAX",
     "none, draft-simple and ngram-simple": "--spec-type TYPE $LLAMA_ARG_SPEC_TYPE",
     "0 unless it is given: free memory is cells already": "-cram --cache-ram N $LLAMA_ARG_CACHE_RAM",

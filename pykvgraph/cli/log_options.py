@@ -27,7 +27,14 @@ _OPTIONS = (
         show_default="0, or what KVGRAPH_LOG says",
         help="What the native side says: 1: errors, 2: warnings too, 3: what it does, 4: everything.",
     ),
-    option("-v", "--verbose", "--log-verbose", "verbose", is_flag=True, help="-lv 4."),
+    option(
+        "-v",
+        "--verbose",
+        "--log-verbose",
+        "verbose",
+        is_flag=True,
+        help="-lv 4. Answers of `pykvgraph serve` also tell how they were made.",
+    ),
     option("--log-file", type=click.Path(dir_okay=False), metavar="FILE", help="The log goes there, too."),
     option("--log-disable", is_flag=True, help="No log."),
 )
