@@ -125,7 +125,7 @@ CALLS = (
         ("<｜tool▁call▁begin｜>",),
         ("<｜tool▁call▁begin｜>",),
         "<｜tool▁call▁end｜>",
-        named_json(r"(?:function<｜tool▁sep｜>)?(?P<name>[^\s<]+)(?:<｜tool▁sep｜>)?\s*(?:```json)?"),
+        named_json(r"(?:function<｜tool▁sep｜>)?(?P<name>[^\s<{]+)(?:<｜tool▁sep｜>)?\s*(?:```json)?"),
         silent=("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
     ),
     Calls(

@@ -40,6 +40,7 @@ class JsonCalls:
         self._known, self._reads_open = known, reads_open
         self._text = ""  # not yet decided
         self._object: _JsonObject | None = None
+        self._is_hopeless = False
         self.has_begun = False
         self.rest = ""
 
@@ -83,6 +84,8 @@ class JsonCalls:
 
     def _open(self, parts: list[Part]) -> bool:
         """Whether a call begins."""
+        if self._is_hopeless:
+            return False
         for head in self._heads:
             pattern = head.later if self.has_begun else head.first
             match = pattern.match(self._text[:LONGEST_HEAD]) if pattern else None
@@ -94,6 +97,7 @@ class JsonCalls:
             self._heads = (head,)
             self.has_begun = True
             return True
+        self._is_hopeless = len(self._text) >= LONGEST_HEAD
         return False
 
 

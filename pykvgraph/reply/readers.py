@@ -24,6 +24,7 @@ _OBJECT = (  # of a call, up to its arguments
     r'\{\s*(?:"(?:id"\s*:\s*"(?P<id>[^"\\]*)|tool_call_id"\s*:\s*"[^"\\]*)"\s*,\s*)?'
     r'"(?:tool_)?name"\s*:\s*"(?P<name>[^"\\]+)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)'
 )
+_OF_A_CALL = {"name", "tool_name", "arguments", "parameters", "id", "tool_call_id", "type"}
 _BEHIND = r'\s*(?:,\s*"(?:tool_call_)?id"\s*:\s*"[^"\\]*"\s*)?\}[\s,;]*'
 # texts, and one that breaks off, which has no end
 _IN_JSON = re.compile(r'"(?:[^"\\]|\\.)*(?:(?P<end>")|\\?\Z)', re.DOTALL)
@@ -142,6 +143,8 @@ def _python_call(call: ast.expr) -> Call:
     if not isinstance(call, ast.Call) or call.args or any(each.arg is None for each in call.keywords):
         raise ValueError("no call with keyword arguments")
     arguments = {str(each.arg): python_value(each.value) for each in call.keywords}
+    if len(arguments) < len(call.keywords):
+        raise ValueError("an argument is given twice")
     return Call(ast.unparse(call.func), arguments)
 
 
@@ -193,6 +196,8 @@ def _call_of(value: Mapping[str, Any]) -> Call | None:
     if isinstance(arguments, str):
         arguments, _ = decoded(arguments, 0)
     if not isinstance(name, str) or not isinstance({} if arguments is None else arguments, dict):
+        return None
+    if not arguments and value.keys() - _OF_A_CALL:  # these may be the arguments, under another name
         return None
     id = value.get("id")
     return Call(name, arguments or {}, id if isinstance(id, str) else "")

@@ -45,6 +45,7 @@ class TaggedCall:
         self._later = re.compile(argument)
         self._bare = re.compile(rf"\s*{tags.head}\s*")
         self._text = ""  # not yet decided
+        self._is_hopeless = False  # whether what stands there can't become an argument any more
         self._name = ""
         self._value: _Value | None = None
         self.has_begun = False
@@ -106,8 +107,11 @@ class TaggedCall:
         return True
 
     def _open(self, parts: list[Part]) -> bool:
+        if self._is_hopeless:
+            return False
         match = (self._later if self.has_begun else self._first).match(self._text[:LONGEST_HEAD])
         if match is None:
+            self._is_hopeless = len(self._text) >= LONGEST_HEAD
             return False
         front = ", "
         if not self.has_begun:
@@ -125,7 +129,8 @@ class TaggedCall:
         at = self._text.find(close, value.n_seen)
         while at >= 0:
             follows = self._text[at + len(close) :].lstrip()
-            if follows[: len(opens)] == opens[: len(follows)] and not follows.startswith(f"{opens}/"):
+            is_closed_too = self._tags.nests and follows.startswith(f"{opens}/")
+            if follows[: len(opens)] == opens[: len(follows)] and not is_closed_too:
                 return at, follows
             value.n_seen = at + len(close)
             at = self._text.find(close, value.n_seen)

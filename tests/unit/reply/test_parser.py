@@ -116,6 +116,7 @@ ROME = ("get_time", {"city": "Rome"})
             [("a", {"x": 1})],
         ),
         ("hermes", '<tool_call>{"name": "a"}</tool_call>', "", "", [("a", {})]),
+        ("hermes", '<tool_call>{"name": "a", "args": {"x": 1}}</tool_call>', None, "", []),
         # Qwen3-coder forgets the mark around
         (
             "qwen3-coder",
@@ -172,6 +173,7 @@ ROME = ("get_time", {"city": "Rome"})
         ),
         ("lfm2", "<|tool_call_start|>[get_time(city='Rome')]<|tool_call_end|>", "", "", [ROME]),
         ("lfm2", "<|tool_call_start|>[get_time(city=__import__('os'))]<|tool_call_end|>", None, "", []),
+        ("lfm2", "<|tool_call_start|>[get_time(city='Rome', city='Oslo')]<|tool_call_end|>", None, "", []),
         # gpt-oss: the header says whose the text is
         (
             "gpt-oss",

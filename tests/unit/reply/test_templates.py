@@ -5,7 +5,10 @@ from __future__ import annotations
 import codecs
 import copy
 import functools
+import itertools
 import json
+import random
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -228,6 +231,31 @@ def begins(whole: str, part: str, said: str) -> bool:
     n = next((n for n in range(len(part)) if whole[n : n + 1] != part[n]), len(part))
     ends = {part[n:], part[n:].replace("\\n", "\n").replace('\\"', '"').replace("\\t", "\t")}
     return any(said.endswith(end) for end in ends)
+
+
+def damaged(said: str, marks: Sequence[str], rng: random.Random) -> str:
+    """With pieces left out, or said twice or elsewhere, and marks and signs in wrong places."""
+    for _ in range(rng.randint(1, 4)):
+        begin, at = rng.randrange(len(said) + 1), rng.randrange(len(said) + 1)
+        end = begin + rng.randrange(30)
+        piece = rng.choice([said[begin:end], rng.choice(marks), rng.choice("\"\\{}[]<>\n ':,")])
+        said = rng.choice([said[:begin] + said[end:], said[:at] + piece + said[at:]])
+    return said
+
+
+def test_damaged_replies_are_read_alike_however_they_are_cut() -> None:
+    rng = random.Random(chance.seed(1))
+    for _ in range(4000 // chance.SHARE):
+        name = rng.choice(WITH_CALLS)
+        _, (prompt, said), _ = rng.choice(answers(name))
+        said = damaged(said, format_of(TEMPLATES[name]).texts(), rng)
+        parser = parser_of(name, prompt)
+        whole = Reply.of([*parser.feed(said), *parser.end()])
+        data = said.encode()
+        places = sorted(rng.randrange(len(data) + 1) for _ in range(5))
+        for cuts in ([0, *places, len(data)], range(len(data) + 1)):
+            pieces = [data[a:b] for a, b in itertools.pairwise(cuts)]
+            assert read(name, prompt, pieces) == whole, (name, said)
 
 
 def test_the_bar_is_thirty_templates_of_ten_calls() -> None:
