@@ -8,9 +8,9 @@ from typing import Any, Protocol
 
 from pykvgraph.openai.chat_output import ChatOutput
 from pykvgraph.openai.form import NamedForm
-from pykvgraph.openai.held_pieces import HeldPieces
 from pykvgraph.openai.logprobs import logprobs_of
 from pykvgraph.openai.sample import Sample
+from pykvgraph.openai.untold_pieces import UntoldPieces
 from pykvgraph.openai.vocabulary import Vocabulary
 from pykvgraph.openai.wire_json import dumps
 from pykvgraph.reply.delta import CallPart, Delta, ToolCall
@@ -20,7 +20,10 @@ Event = dict[str, Any]  # `type` is its first key
 
 
 class AnswerBlock:
-    """One of them, while it is said. first: the delta that opened it. id: a unique one."""
+    """One of them, while it is said. first: the delta that opened it. id: a unique one.
+
+    breaks_off: whether the answer's tokens ran out within it.
+    """
 
     def __init__(self, index: int, first: Delta) -> None:
         self.index = index
@@ -28,6 +31,7 @@ class AnswerBlock:
         self.id = secrets.token_hex(16)
         self.text = ""  # of a call: its arguments
         self.probs: list[dict[str, Any]] = []  # of the tokens of a text, if anybody wants to know
+        self.breaks_off = False
 
     def goes_on_with(self, delta: Delta) -> bool:
         """Whether a delta belongs to it."""
@@ -70,7 +74,7 @@ class BlockForm(NamedForm):
         self._writer = writer
         self._output = new_output()
         self._vocabulary = vocabulary
-        self._held = HeldPieces()
+        self._untold = UntoldPieces()
         self._begun = False
         self._open: AnswerBlock | None = None
         self._blocks: list[AnswerBlock] = []
@@ -85,7 +89,7 @@ class BlockForm(NamedForm):
 
     def last_events(self, sample: Sample) -> list[bytes]:
         """What was held back, and the end."""
-        found = [*self._take(sample, self._output.end()), *self._close()]
+        found = [*self._take(sample, self._output.end()), *self._close_last(sample)]
         return list(map(dumps, found + self._writer.end(sample, self._blocks, self._output)))
 
     def whole(self, samples: list[Sample]) -> Any:
@@ -95,14 +99,14 @@ class BlockForm(NamedForm):
         n_said = sum(len(piece.text) for piece in sample.with_probs)  # 0 where nobody wants probabilities
         self._take(sample, self._output.feed(sample.text[n_said:]))
         self._take(sample, self._output.end())
-        self._close()
+        self._close_last(sample)
         return self._writer.whole(sample, self._blocks, self._output)
 
     def _said(self, sample: Sample, pieces: list[Piece]) -> list[Event]:
         found = []
         for piece in pieces:
             if sample.tells_probs:
-                self._held.add(sample, piece)
+                self._untold.add(piece)
             if piece.text:
                 found += self._take(sample, self._output.feed(piece.text))
         return found
@@ -115,30 +119,23 @@ class BlockForm(NamedForm):
 
     def _take(self, sample: Sample, deltas: list[Delta]) -> list[Event]:
         found = []
-        for delta in deltas:
+        for delta, pieces in zip(deltas, self._untold.of(deltas), strict=True):
             if self._open is None or not self._open.goes_on_with(delta):
                 found += self._close()
                 self._open = AnswerBlock(len(self._blocks), delta)
                 found += self._writer.opened(self._open)
             text = delta.arguments if isinstance(delta, ToolCall) else delta.text
             if text:
-                probs = self._probs(sample, text)
+                probs = [logprobs_of(sample, piece, self._vocabulary) for piece in pieces]
                 self._open.text += text
                 self._open.probs += probs
                 found += self._writer.added(self._open, text, probs)
         return found
 
-    def _probs(self, sample: Sample, text: str) -> list[dict[str, Any]]:
-        """Of the tokens that say a text of a block; marks, and white space beside them, have none."""
-        held = self._held.take(sample)
-        begin = next((i for i in range(len(held)) if _begins(held[i:], text)), 0)
-        end, n = begin, 0
-        while end < len(held) and n < len(text):
-            n += len(held[end].text)
-            end += 1
-        for piece in held[end:]:
-            self._held.add(sample, piece)
-        return [logprobs_of(sample, piece, self._vocabulary) for piece in held[begin:end]]
+    def _close_last(self, sample: Sample) -> list[Event]:
+        if self._open is not None:
+            self._open.breaks_off = sample.finish_reason == "length"
+        return self._close()
 
     def _close(self) -> list[Event]:
         block, self._open = self._open, None
@@ -146,13 +143,3 @@ class BlockForm(NamedForm):
             return []
         self._blocks.append(block)
         return self._writer.closed(block)
-
-
-def _begins(pieces: list[Piece], text: str) -> bool:
-    """Whether what these say is a text, and perhaps more."""
-    said = ""
-    for piece in pieces:
-        said += piece.text
-        if len(said) >= len(text):
-            break
-    return said.startswith(text)

@@ -59,7 +59,7 @@ class ResponseWriter:
 
     def closed(self, block: AnswerBlock) -> list[Event]:
         """Its text, its part and the item are done."""
-        kind, item = _kind(block), _item(block, "completed", block.text)
+        kind, item = _kind(block), _item(block, _end_of(block), block.text)
         name = "arguments" if isinstance(block.first, ToolCall) else "text"
         done = {name: block.text, **_logprobs(block, block.probs)}
         found = [self._inside(block, f"{kind}.done", **done)]
@@ -83,7 +83,7 @@ class ResponseWriter:
             **self._head,
             "completed_at": now(),
             "model": self._model,
-            "output": [_item(block, "completed", block.text) for block in blocks],
+            "output": [_item(block, _end_of(block), block.text) for block in blocks],
             "status": "incomplete" if is_cut else "completed",
             "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
             "error": None,
@@ -136,6 +136,10 @@ def _logprobs(block: AnswerBlock, probs: list[dict[str, Any]]) -> dict[str, Any]
 
 def _part(text: str, probs: list[dict[str, Any]]) -> dict[str, Any]:
     return {"type": "output_text", "annotations": [], "logprobs": probs, "text": text}
+
+
+def _end_of(block: AnswerBlock) -> str:
+    return "incomplete" if block.breaks_off else "completed"
 
 
 def _item(block: AnswerBlock, status: str, text: str = "") -> dict[str, Any]:

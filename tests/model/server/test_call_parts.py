@@ -9,6 +9,7 @@ import anthropic
 import httpx
 import pytest
 from openai.types.chat import ChatCompletionChunk
+from openai.types.responses import Response
 from support.served import events
 
 NAMES = {"type": "array", "items": {"enum": ["a"]}, "maxItems": 2}
@@ -144,6 +145,21 @@ def test_items_of_responses(chats: httpx.Client) -> None:
     added = kinds.index("response.output_item.added")
     assert found[added]["item"]["name"] in ("weather", "stop") and found[added]["item"]["call_id"]
     assert added < kinds.index("response.function_call_arguments.delta")
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_an_item_that_breaks_off(chats: httpx.Client, streams: bool) -> None:
+    """It says so itself, too: its arguments are no JSON."""
+    tools = [{"type": "function", **each["function"]} for each in TOOLS]
+    said = begun(CALL[: CALL.index("Oslo") + 2])
+    body = {**CHAT, "input": said, "tools": tools, "stream": streams, "max_output_tokens": 1}
+    body = {key: value for key, value in body.items() if key not in ("messages", "max_tokens")}
+    reply = chats.post("/v1/responses", json=body)
+    told = events_of(reply.text)[-1]["response"] if streams else reply.json()
+    Response.model_validate(told)
+    (item,) = told["output"]
+    assert (told["status"], item["status"]) == ("incomplete", "incomplete")
+    assert item["name"] == "weather" and item["arguments"].startswith('{"city": "Os')
 
 
 def events_of(text: str) -> list[Any]:
