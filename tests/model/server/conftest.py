@@ -2,9 +2,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
+from support.clients import asked
 from support.served import N_SLOTS, served
 
 import pykvgraph as kvg
@@ -47,6 +49,15 @@ def client(address: str) -> Iterator[httpx.Client]:
 def thinker() -> Iterator[str]:
     """The address of a server whose template has thoughts and calls of tools."""
     with served(load, n_ctx_slot=512, chat_template=TEMPLATE) as (url, _):
+        yield url
+
+
+@pytest.fixture(scope="package")
+def guarded() -> Iterator[str]:
+    """The address of a server that wants a key, has embeddings, and thinks where it is asked to."""
+    settings: dict[str, Any] = {"embeddings": True, "pooling": "mean", "aliases": (asked.MODEL,)}
+    settings |= {"template_variables": {"enable_thinking": False}, "api_keys": (asked.KEY,)}
+    with served(load, n_ctx_slot=512, chat_template=TEMPLATE, **settings) as (url, _):
         yield url
 
 

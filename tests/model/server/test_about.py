@@ -26,6 +26,7 @@ def test_health_and_models(client: httpx.Client) -> None:
     assert told["meta"]["n_vocab"] == 512 and told["meta"]["n_ctx_train"] == 512
 
 
+@pytest.mark.client("openai", "the list of models")
 def test_a_model_by_its_name(client: httpx.Client) -> None:
     """As OpenAI's package asks for it: a name may be a path."""
     with openai.OpenAI(base_url=f"{client.base_url}/v1", api_key="none", max_retries=0) as api:

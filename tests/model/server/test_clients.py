@@ -36,6 +36,8 @@ def gpt(thinker: str) -> Iterator[openai.OpenAI]:
         yield client
 
 
+@pytest.mark.client("openai", "an answer")
+@pytest.mark.client("openai", "a stream, and its usage")
 def test_openai_plain_and_streaming(gpt: openai.OpenAI, chats: httpx.Client) -> None:
     asked: Any = {
         "model": "any",
@@ -52,6 +54,8 @@ def test_openai_plain_and_streaming(gpt: openai.OpenAI, chats: httpx.Client) -> 
     assert last.usage.completion_tokens == 24
 
 
+@pytest.mark.client("openai", "a forced call of a tool, and its result")
+@pytest.mark.client("openai", "a forced call in a stream")
 @pytest.mark.parametrize("choice", ["required", NAMED])
 def test_openai_tools(gpt: openai.OpenAI, choice: Any) -> None:
     asked: Any = {"model": "any", "messages": HI, "tools": TOOLS[:1], "tool_choice": choice}
@@ -71,6 +75,7 @@ def test_openai_tools(gpt: openai.OpenAI, choice: Any) -> None:
     assert not again.choices[0].message.tool_calls
 
 
+@pytest.mark.client("openai", "an answer by a schema")
 def test_openai_schemas(gpt: openai.OpenAI) -> None:
     asked: Any = {"model": "any", "messages": HI, "reasoning_effort": "none", "seed": 3}
     said = gpt.chat.completions.parse(**asked, response_format=Weather).choices[0].message.parsed
@@ -78,6 +83,7 @@ def test_openai_schemas(gpt: openai.OpenAI) -> None:
     check(said.model_dump())
 
 
+@pytest.mark.client("openai", "errors as exceptions of the client's own")
 def test_openai_errors(gpt: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError, match="tool_choice"):
         gpt.chat.completions.create(model="any", messages=HI, extra_body={"tool_choice": "often"})
@@ -94,6 +100,7 @@ def langchain(thinker: str) -> ChatOpenAI:
     return ChatOpenAI(model="any", temperature=0, reasoning_effort="none", **settings)
 
 
+@pytest.mark.client("langchain-openai", "an answer")
 def test_langchain_plain_and_streaming(langchain: ChatOpenAI, chats: httpx.Client) -> None:
     model = langchain.model_copy(update={"max_tokens": 24})
     said = model.invoke("Hi")
@@ -103,6 +110,8 @@ def test_langchain_plain_and_streaming(langchain: ChatOpenAI, chats: httpx.Clien
     assert "".join(str(chunk.content) for chunk in chunks) == said.content
 
 
+@pytest.mark.client("langchain-openai", "a forced call of a tool, and its result")
+@pytest.mark.client("langchain-openai", "a forced call in a stream")
 @pytest.mark.parametrize("choice", ["any", "Weather"])
 def test_langchain_tools(langchain: ChatOpenAI, choice: str) -> None:
     model = langchain.bind_tools([Weather], tool_choice=choice)
@@ -120,6 +129,7 @@ def test_langchain_tools(langchain: ChatOpenAI, choice: str) -> None:
     assert langchain.invoke([HumanMessage("Hi"), said, result], max_tokens=4).content
 
 
+@pytest.mark.client("langchain-openai", "an answer by a schema")
 @pytest.mark.parametrize("method", ["json_schema", "function_calling"])
 def test_langchain_schemas(langchain: ChatOpenAI, method: Any) -> None:
     said = langchain.with_structured_output(Weather, method=method).invoke("Hi")
@@ -127,6 +137,7 @@ def test_langchain_schemas(langchain: ChatOpenAI, method: Any) -> None:
     check(said.model_dump())
 
 
+@pytest.mark.client("langchain-openai", "`/v1/responses`")
 def test_langchain_by_responses(langchain: ChatOpenAI) -> None:
     model = langchain.model_copy(
         update={"use_responses_api": True, "max_tokens": 8, "reasoning_effort": None}

@@ -62,6 +62,7 @@ def test_vectors_are_llama_servers(pooling: str) -> None:
                 assert ours.json()["usage"] == theirs.json()["usage"]
 
 
+@pytest.mark.client("openai", "embeddings")
 def test_openais_form(client: httpx.Client) -> None:
     import openai
 

@@ -42,6 +42,8 @@ def chat_text(chats: httpx.Client, **fields: Any) -> Any:
     return chats.post("/v1/chat/completions", json=body).json()["choices"][0]["message"]
 
 
+@pytest.mark.client("anthropic", "an answer")
+@pytest.mark.client("anthropic", "how many tokens a body has")
 def test_it_says_what_a_chat_says(claude: anthropic.Anthropic, chats: httpx.Client) -> None:
     said = claude.messages.create(
         model="any", max_tokens=24, messages=HI, thinking=NO_THOUGHTS, system="Be short.", **GREEDY
@@ -57,6 +59,8 @@ def test_it_says_what_a_chat_says(claude: anthropic.Anthropic, chats: httpx.Clie
     assert counted == said.usage.input_tokens + (said.usage.cache_read_input_tokens or 0)
 
 
+@pytest.mark.client("anthropic", "a stream, and its usage")
+@pytest.mark.client("anthropic", "thoughts")
 def test_a_stream_adds_up(claude: anthropic.Anthropic, chats: httpx.Client) -> None:
     """Thoughts, and text behind them, which the request has begun."""
     asked: Any = {"model": "any", "max_tokens": 24, "messages": begun("So"), **GREEDY}
@@ -91,6 +95,8 @@ def test_blocks_follow_each_other(chats: httpx.Client) -> None:
         assert opened == (name != "content_block_stop")
 
 
+@pytest.mark.client("anthropic", "a forced call of a tool, and its result")
+@pytest.mark.client("anthropic", "a forced call in a stream")
 @pytest.mark.parametrize("streams", [False, True])
 @pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "weather"}])
 def test_a_call_is_forced(claude: anthropic.Anthropic, choice: Any, streams: bool) -> None:

@@ -26,6 +26,7 @@ def gpt(thinker: str) -> Iterator[openai.OpenAI]:
         yield client
 
 
+@pytest.mark.client("openai", "`/v1/responses`")
 def test_it_says_what_a_chat_says(gpt: openai.OpenAI, chats: httpx.Client) -> None:
     said = gpt.responses.create(
         model="any",
