@@ -65,6 +65,38 @@ def test_a_stream_adds_up(gpt: openai.OpenAI) -> None:
     assert whole.output_text == "Well, yes" and whole.status == "completed"
 
 
+def test_log_probabilities_are_those_of_a_chat(gpt: openai.OpenAI, chats: httpx.Client) -> None:
+    asked: Any = {"model": "any", "input": "Hi", "temperature": 0, "reasoning": NO_THOUGHTS}
+    asked |= {"max_output_tokens": 16, "include": ["message.output_text.logprobs"], "top_logprobs": 2}
+    (item,) = gpt.responses.create(**asked).output
+    assert item.type == "message" and item.content[0].type == "output_text"
+    told = item.content[0].logprobs
+    body = {"messages": [{"role": "user", "content": "Hi"}], "temperature": 0, "max_tokens": 16}
+    body |= {"logprobs": True, "top_logprobs": 2, "reasoning_effort": "none"}
+    chat = chats.post("/v1/chat/completions", json=body).json()["choices"][0]
+    assert told and item.content[0].text == chat["message"]["content"]
+    content = chat["logprobs"]["content"]
+    assert [(each.token, each.bytes) for each in told] == [(each["token"], each["bytes"]) for each in content]
+    numbers = [[each.logprob, *(top.logprob for top in each.top_logprobs)] for each in told]
+    wanted = [[each["logprob"], *(top["logprob"] for top in each["top_logprobs"])] for each in content]
+    assert all(mine == pytest.approx(other, abs=0.02) for mine, other in zip(numbers, wanted, strict=True))
+
+
+@pytest.mark.parametrize("fields", [{"include": ["message.output_text.logprobs"]}, {"top_logprobs": 1}])
+def test_log_probabilities_are_of_the_text_alone(gpt: openai.OpenAI, fields: Any) -> None:
+    """Not of the thoughts, nor of the mark behind them."""
+    asked: Any = {"model": "any", "input": "Hi", "extra_body": THOUGHT, **fields}
+    whole = gpt.responses.create(**asked).output[1]
+    events = list(gpt.responses.create(**asked, stream=True))
+    deltas = [event for event in events if event.type == "response.output_text.delta"]
+    (done,) = (event for event in events if event.type == "response.output_text.done")
+    assert whole.type == "message" and whole.content[0].type == "output_text" and whole.content[0].logprobs
+    for told in (whole.content[0].logprobs, [each for delta in deltas for each in delta.logprobs]):
+        assert "".join(each.token for each in told) == "Well, yes"
+    assert [each.token for each in done.logprobs] == [each.token for each in whole.content[0].logprobs]
+    assert all(len(delta.logprobs) >= 1 for delta in deltas)
+
+
 @pytest.mark.parametrize("streams", [False, True])
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "name": "weather"}])
 def test_a_call_is_forced(gpt: openai.OpenAI, choice: Any, streams: bool) -> None:
@@ -114,7 +146,7 @@ def test_answers_and_events_have_all_that_openais_types_require(chats: httpx.Cli
     }
     seen = set()
     calls = {"tools": TOOLS, "tool_choice": "required", "reasoning": NO_THOUGHTS, "metadata": {"a": "b"}}
-    for more in (THOUGHT, {"max_output_tokens": 3}, {**calls, "max_output_tokens": 300}):
+    for more in (THOUGHT, {"max_output_tokens": 3, "top_logprobs": 2}, {**calls, "max_output_tokens": 300}):
         body = {"input": "Hi", "temperature": 0, **more}
         answer = chats.post("/v1/responses", json=body).json()
         pydantic.TypeAdapter(Response).validate_python(answer)

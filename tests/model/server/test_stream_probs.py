@@ -13,7 +13,7 @@ from support.served import events
 
 PIECES = ["\U0001f600", "漢", "é", "ab", "abx", " ", "\n", "<thi", "</think>", "<tool_call>", "<", "x", "é "]
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
-PATHS = ["/v1/chat/completions", "/v1/completions", "/completion"]
+PATHS = ["/v1/chat/completions", "/v1/completions", "/completion", "/v1/responses"]
 
 
 def body_of(rng: random.Random, path: str) -> dict[str, Any]:
@@ -31,6 +31,15 @@ def body_of(rng: random.Random, path: str) -> dict[str, Any]:
         return {**body, "prompt": "Once", "n_predict": body["max_tokens"], "n_probs": n_top or 1}
     if path == "/v1/completions":
         return {**body, "prompt": "Once", "logprobs": n_top, "echo": rng.random() < 0.3}
+    if path == "/v1/responses":
+        thinks = {"chat_template_kwargs": {"enable_thinking": rng.random() < 0.5}}
+        return {
+            **body,
+            **thinks,
+            "input": "Hi",
+            "max_output_tokens": body["max_tokens"],
+            "top_logprobs": n_top,
+        }
     messages = [{"role": "user", "content": "Hi"}]
     thinks = {"chat_template_kwargs": {"enable_thinking": rng.random() < 0.5}}
     return {**body, **thinks, "messages": messages, "logprobs": True, "top_logprobs": n_top}
@@ -40,6 +49,11 @@ def told(path: str, answer: dict[str, Any]) -> list[Any]:
     """The tokens with their probabilities, of an answer or of an event."""
     if path == "/completion":
         return [*answer.get("completion_probabilities", ())]
+    if path == "/v1/responses":
+        if answer.get("type") == "response.output_text.delta":
+            return [*answer["logprobs"]]
+        parts = [part for item in answer.get("output", ()) for part in item.get("content", ())]
+        return [each for part in parts for each in part.get("logprobs", ())]
     found = []
     for choice in answer["choices"]:
         probs = choice.get("logprobs") or {}

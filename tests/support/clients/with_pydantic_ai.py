@@ -118,6 +118,8 @@ def test_log_probabilities() -> None:
     settings: Any = {"openai_logprobs": True, "openai_top_logprobs": 2, "max_tokens": 3}
     told = agent_of(CHAT, **settings).run_sync("Hi").all_messages()[-1].provider_details["logprobs"]
     assert [len(each["top_logprobs"]) for each in told] == [2] * 3
+    (part,) = agent_of(RESPONSES, **settings | {"max_tokens": 16}).run_sync("Hi").all_messages()[-1].parts
+    assert part.content == "".join(each["token"] for each in part.provider_details["logprobs"])
 
 
 @pytest.mark.client("pydantic-ai", "embeddings")
