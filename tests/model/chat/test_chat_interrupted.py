@@ -89,7 +89,7 @@ def test_cells_of_a_full_cache_are_those_of_the_text(stories_model: kvg.Model, s
             require_whole(ctx, conversation)
             ask(conversation, "Tell me of number 5.", kvg.SamplingParams(max_tokens=2))
             require_rows_of(conversation, ctx, stories_model)
-        assert n_cut > 30
+        assert n_cut > 15  # half of them, where nothing else runs
         assert conversation.n_forgotten > 50
         conversation.reset()
         assert ctx.kv.n_used == conversation.borders[0]  # nothing is held for good

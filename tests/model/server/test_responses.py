@@ -85,7 +85,7 @@ def test_log_probabilities_are_those_of_a_chat(gpt: openai.OpenAI, chats: httpx.
 @pytest.mark.parametrize("fields", [{"include": ["message.output_text.logprobs"]}, {"top_logprobs": 1}])
 def test_log_probabilities_are_of_the_text_alone(gpt: openai.OpenAI, fields: Any) -> None:
     """Not of the thoughts, nor of the mark behind them."""
-    asked: Any = {"model": "any", "input": "Hi", "extra_body": THOUGHT, **fields}
+    asked: Any = {"model": "any", "input": "Hi", "extra_body": THOUGHT, "temperature": 0, **fields}
     whole = gpt.responses.create(**asked).output[1]
     events = list(gpt.responses.create(**asked, stream=True))
     deltas = [event for event in events if event.type == "response.output_text.delta"]
