@@ -1,3 +1,4 @@
+# ruff: noqa: RUF001  # marks of models have fullwidth bars
 """How a model marks its reasoning and its calls: what a row of the tables says."""
 
 from __future__ import annotations
@@ -7,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from pykvgraph.reply.call_reader import Reader
+
+_CONTROL = ("<|", "<｜")  # what names of control tokens begin with
 
 
 class State(enum.Enum):
@@ -122,6 +125,10 @@ class Format:
         if thinking is not None:
             found[State.CONTENT][thinking.open] = State.REASONING
             found[State.REASONING][thinking.close] = State.START
+        if thinking is not None and calls is not None:  # models call without an end of their thoughts
+            ends = dict.fromkeys(calls.opens, State.CALL) | dict.fromkeys(calls.silent, State.START)
+            # a thought may speak of other marks, but not say a control token
+            found[State.REASONING] |= {mark: ends[mark] for mark in ends if mark.startswith(_CONTROL)}
         if headers is not None:
             found[State.HEADER][headers.message] = State.CONTENT  # or another one, as the header says
             if headers.first:
