@@ -42,8 +42,8 @@ def _drop_idle(found: dict[str, Any]) -> None:
     if "if" not in found:
         found.pop("then", None)
         found.pop("else", None)
-    elif "then" not in found and "else" not in found:
-        del found["if"]
+    elif not any(name in found for name in ("then", "else", "unevaluatedItems", "unevaluatedProperties")):
+        del found["if"]  # what it looks at counts as looked at, nothing else
     for name in ("dependentRequired", "dependentSchemas"):
         if found.get(name) == {}:
             del found[name]

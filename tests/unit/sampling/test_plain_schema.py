@@ -77,6 +77,7 @@ def test_lengths_are_whole_numbers() -> None:
         {"propertyNames": {"enum": ["a"]}, "patternProperties": {"a": {}}},
         {"allOf": [{"properties": AB}], "unevaluatedProperties": False},
         {"dependentRequired": {"a": ["b"]}},
+        {"if": {"properties": AB}, "unevaluatedProperties": False},
     ],
 )
 def test_what_nothing_else_says_stays(schema: dict[str, Any]) -> None:
