@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import json
 from typing import Any
 
 from pykvgraph.openai.blocks import AnswerBlock, Event
 from pykvgraph.openai.chat_output import ChatOutput
+from pykvgraph.openai.cut_json import as_far_as_it_goes
 from pykvgraph.openai.form import new_id
 from pykvgraph.openai.sample import Sample
 from pykvgraph.reply.delta import Reasoning, ToolCall
@@ -87,10 +87,13 @@ def _signature(thoughts: str) -> str:
 
 
 def _input(arguments: str) -> dict[str, Any]:
-    """An object; what is none, as where the answer broke off, is told as Anthropic advises its clients to."""
+    """An object, where the answer broke off as clients read that of a stream.
+
+    What can be no object is told as Anthropic advises its clients to.
+    """
     try:
-        return dict(json.loads(arguments or "{}"))
-    except (ValueError, RecursionError):
+        return dict(as_far_as_it_goes(arguments or "{}"))
+    except (TypeError, ValueError, RecursionError):
         return {"INVALID_JSON": arguments}
 
 
