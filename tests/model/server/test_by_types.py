@@ -18,6 +18,7 @@ import openai.types.chat
 import openai.types.responses
 import pydantic
 import pytest
+from jiter import from_json
 from openai.lib.streaming.chat import ChatCompletionStreamState
 from support import chance
 from support.served import events
@@ -235,7 +236,7 @@ def _message(stream: list[Any]) -> Any:
             block = whole["content"][event["index"]]
             arguments = block.pop("input")
             if block["type"] == "tool_use":
-                block["input"] = json.loads(arguments or "{}")
+                block["input"] = from_json((arguments or "{}").encode(), partial_mode=True)
         elif event["type"] == "message_delta":
             whole |= event["delta"]
             whole["usage"] |= event["usage"]
