@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -46,7 +45,8 @@ class LlamaVerb(Verb):
         for variable in variables:
             for name, value in self._default(variable):
                 given[name], names[name] = value, variable.name
-        args = [self._dashed(word) for word in args]
+        known = self._long_names()
+        args = [_dashed(word, known) for word in args]
         typed = list(args)
         try:
             ctx = super().make_context(info_name, args, parent, **{"default_map": given, **extra})
@@ -68,15 +68,7 @@ class LlamaVerb(Verb):
                     self._hidden.append(_hidden(f"llama_{i}", lacking, option.n_values))
         return [*params, *self._hidden]
 
-    def _dashed(self, word: str) -> str:
-        """An option that is spelled with underscores, as llama.cpp takes it: `--ctx_size`."""
-        name, *value = word.split("=", 1)
-        dashed = name.replace("_", "-")
-        return "=".join([dashed, *value]) if dashed in self._names and name not in self._names else word
-
-    @functools.cached_property
-    def _names(self) -> frozenset[str]:
-        """Of all long options."""
+    def _long_names(self) -> frozenset[str]:
         names = {name for param in self.params for name in (*param.opts, *param.secondary_opts)}
         names.update(name for option in llama_options(self.name or "") for name in option.names)
         return frozenset(name for name in names if name.startswith("--"))
@@ -127,6 +119,13 @@ class LlamaVerb(Verb):
             ]
             told = f"`pykvgraph {takers[0]}` takes it" if takers else "only llama.cpp has it"
             raise click.UsageError(f"{spelled}: `pykvgraph {self.name}` has no such option; {told}.")
+
+
+def _dashed(word: str, names: frozenset[str]) -> str:
+    """An option that is spelled with underscores, as llama.cpp takes it: `--ctx_size`."""
+    name, *value = word.split("=", 1)
+    dashed = name.replace("_", "-")
+    return "=".join([dashed, *value]) if dashed in names and name not in names else word
 
 
 def _show_help(ctx: click.Context, _option: click.Parameter, wanted: bool) -> None:
