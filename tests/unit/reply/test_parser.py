@@ -200,6 +200,14 @@ ROME = ("get_time", {"city": "Rome"})
         ("gpt-oss", "<|channel|>commentary<|message|>I look.<|end|>", "I look.", "", []),
         ("gpt-oss", "No marks to=functions.x", "No marks to=functions.x", "", []),
         ("gpt-oss", "<|channel|>comm", "<|channel|>comm", "", []),
+        # no mark ends the name, and the arguments have objects: it is the same however it is cut
+        (
+            "deepseek",
+            '<\uff5ctool▁call▁begin\uff5c>get_time{"city":{"a":1}}<\uff5ctool▁call▁end\uff5c>',
+            "",
+            "",
+            [("get_time", {"city": {"a": 1}})],
+        ),
         ("functionary-v3.2", 'all\nHm.>>>get_time\n{"city": "Rome"}', "Hm.", "", [ROME]),
         ("functionary-v3.2", "all", "all", "", []),
     ],
