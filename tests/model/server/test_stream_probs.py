@@ -4,12 +4,25 @@ from __future__ import annotations
 
 import json
 import random
+import re
+import time
 from typing import Any
 
 import httpx
 import pytest
 from support import chance
 from support.served import events
+
+from pykvgraph.openai.blocks import BlockForm
+from pykvgraph.openai.chat_output import ChatOutput
+from pykvgraph.openai.responses import ResponseWriter
+from pykvgraph.openai.sample import Sample
+from pykvgraph.openai.vocabulary import Vocabulary
+from pykvgraph.reply.formats import format_of
+from pykvgraph.reply.parser import ReplyParser
+from pykvgraph.types import Piece
+
+from .conftest import TEMPLATE, load
 
 PIECES = ["\U0001f600", "漢", "é", "ab", "abx", " ", "\n", "<thi", "</think>", "<tool_call>", "<", "x", "é "]
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
@@ -123,3 +136,61 @@ def test_beside_tools(chats: httpx.Client) -> None:
     stream = events(chats.post(PATHS[0], json={**body, "temperature": 0, "stream": True}).text)
     found = [each["token"] for event in stream if event != "[DONE]" for each in told(PATHS[0], event)]
     assert found == [each["token"] for each in told(PATHS[0], whole)] and found
+
+
+CALL = '<tool_call>{"name": "f", "arguments": {"a": "She is a day"}}</tool_call>'
+
+
+@pytest.fixture(scope="module")
+def vocabulary() -> Vocabulary:
+    return Vocabulary(load().model)
+
+
+def words_of(said: str) -> list[str]:
+    """Each with the white space in front, as tokenizers part texts."""
+    return re.findall(r"\s*(?:\w+|\W)", said)
+
+
+def message_parts(said: str, vocabulary: Vocabulary, streams: bool) -> list[dict[str, Any]]:
+    """Of a response in which a model says this, a word a token. A token's number is its place."""
+    sample = Sample(0, [1], -1, {"post_sampling_probs": False}, tells_probs=True)
+    writer = ResponseWriter("m", {}, len)
+    form = BlockForm(writer, lambda: ChatOutput(ReplyParser(format_of(TEMPLATE), TOOLS)), vocabulary)
+    events = []
+    words = words_of(said)
+    for i, word in enumerate(words):
+        piece = Piece(word, i, 0.0, "length" if i == len(words) - 1 else None)
+        sample.add([piece])
+        events += form.events(sample, [piece]) if streams else []
+    whole = json.loads(form.last_events(sample)[-1])["response"] if streams else form.whole([sample])
+    return [part for item in whole["output"] if item["type"] == "message" for part in item["content"]]
+
+
+@pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.parametrize(
+    ("said", "texts"),
+    [
+        ("<think>A. He.</think> He was.", ["He was."]),
+        (f"A.{CALL}  She is a day", ["A.", "She is a day"]),
+        (f'{CALL}{CALL}\n": f', ['": f']),
+        (f"{CALL} She <tool_ca", ["She <tool_ca"]),
+    ],
+)
+def test_responses_tell_the_tokens_of_their_texts(
+    vocabulary: Vocabulary, said: str, texts: list[str], streams: bool
+) -> None:
+    """And none of a thought or of a call, which may have the same letters."""
+    parts = message_parts(said, vocabulary, streams)
+    assert [part["text"] for part in parts] == texts
+    for part, text in zip(parts, texts, strict=True):
+        begin = len(words_of(said[: said.rindex(text)].rstrip()))
+        assert [each["id"] for each in part["logprobs"]] == [*range(begin, begin + len(words_of(text)))]
+
+
+def test_the_time_grows_with_a_call_and_not_with_its_square(vocabulary: Vocabulary) -> None:
+    """A call whose name comes last is told when it is whole; others wait meanwhile."""
+    said = '<tool_call>{"arguments": {"a":"%s"}, "name": "f"}</tool_call> Yes.' % ("oops, " * 10000)
+    begun = time.process_time()
+    (part,) = message_parts(said, vocabulary, streams=False)
+    assert len(part["logprobs"]) == len(words_of("Yes."))
+    assert time.process_time() - begun < 5
