@@ -58,7 +58,7 @@ def _addresses(ctx: click.Context, param: click.Parameter, given: str) -> tuple[
             told = f"{host}: this server has no UNIX sockets; name an address, as 127.0.0.1"
             raise click.BadParameter(told, ctx, param)
     if not hosts:
-        raise click.BadParameter("there is no address in it", ctx, param)
+        raise click.BadParameter("name an address, as 127.0.0.1", ctx, param)
     return hosts
 
 

@@ -3,35 +3,51 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from typing import Any
 
-_STRINGS = re.compile(r'"(?:[^"\\]|\\.)*(?:"|\\?$)|[][{},]', re.DOTALL)
+_SIGNS = re.compile(r'"(?:[^"\\]|\\.)*(?:"|\\?$)|[][{},]', re.DOTALL)
 _CLOSES = {"{": "}", "[": "]"}
+
+
+def plain_json(text: str) -> Any:
+    """A JSON text's value. Raises ValueError, also for NaN and for numbers that are none of a computer's."""
+    return json.loads(text, parse_constant=_refuse, parse_float=_finite)
 
 
 def as_far_as_it_goes(text: str) -> Any:
     """The value of the beginning of a JSON text, with all that has ended there, as clients read a stream.
 
-    A string, a constant or a member that has only begun is left out, and so is what is no JSON. Raises
-    ValueError where nothing has begun that is, and RecursionError for what is nested too deeply.
+    A string, a constant or a member that has only begun is left out; a number stays as far as it came. What
+    is no JSON is left out, too. Raises ValueError where nothing has begun that is, and RecursionError for
+    what is nested too deeply.
     """
     open_ones: list[str] = []
-    last, closes = 0, ""  # where something had ended, and what closes the text there
-    for found in _STRINGS.finditer(text):
+    last = 0  # where something has ended
+    for found in _SIGNS.finditer(text):
         sign = found[0]
-        if sign in _CLOSES:
+        if sign == ",":
+            last = found.start()
+        elif sign in _CLOSES:
             open_ones.append(_CLOSES[sign])
-            last, closes = found.end(), _closing(open_ones)
-        elif sign == ",":
-            last, closes = found.start(), _closing(open_ones)
+            last = found.end()
         elif sign in "]}" and open_ones:
             open_ones.pop()
+            last = found.end()
+    closes = "".join(reversed(open_ones))
     try:
-        return json.loads(text + _closing(open_ones))
+        return plain_json(text + closes)
     except ValueError:
-        return json.loads(text[:last] + closes)
+        return plain_json(text[:last] + closes)
 
 
-def _closing(open_ones: list[str]) -> str:
-    return "".join(reversed(open_ones))
+def _refuse(name: str) -> Any:
+    raise ValueError(f"{name} is no JSON")
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text} is too large")
+    return number

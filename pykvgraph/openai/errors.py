@@ -97,9 +97,9 @@ def no_room(n_prompt: int, n_ctx: int, is_least: bool = False) -> WireError:
     return WireError(
         400,
         TOO_LONG,
-        f"prompt is too long: it has {n_told} tokens and exceeds the available context size: a request may "
-        f"have {n_ctx} tokens with its answer: "
-        "shorten it, or start the server with a larger -c or fewer -np",
+        f"prompt is too long: it has {n_told} tokens and exceeds the available context size. A request may "
+        f"have {n_ctx} tokens with its answer. "
+        "Shorten it, or start the server with a larger -c or fewer -np",
         n_prompt_tokens=n_prompt,
         n_ctx=n_ctx,
     )

@@ -38,7 +38,7 @@ class Form(Protocol):
         """The answer of a body that wants no stream."""
 
     def error(self, error: WireError) -> dict[str, Any]:
-        """What the client hears when it goes wrong."""
+        """The event when it goes wrong amid a stream."""
         return error.body()
 
     def framed(self, event: bytes) -> bytes:
@@ -52,7 +52,7 @@ class NamedForm(Form, Protocol):
     closing: bytes = b""
 
     def error(self, error: WireError) -> dict[str, Any]:
-        """What the client hears when it goes wrong."""
+        """The event when it goes wrong amid a stream."""
         return typed_error(error)
 
     def framed(self, event: bytes) -> bytes:

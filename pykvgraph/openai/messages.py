@@ -8,7 +8,7 @@ from typing import Any
 
 from pykvgraph.openai.blocks import AnswerBlock, Event
 from pykvgraph.openai.chat_output import ChatOutput
-from pykvgraph.openai.cut_json import as_far_as_it_goes
+from pykvgraph.openai.cut_json import as_far_as_it_goes, plain_json
 from pykvgraph.openai.form import new_id
 from pykvgraph.openai.sample import Sample
 from pykvgraph.reply.delta import Reasoning, ToolCall
@@ -75,7 +75,7 @@ class MessageWriter:
 def _content(block: AnswerBlock, text: str = "") -> dict[str, Any]:
     call = block.first
     if isinstance(call, ToolCall):
-        return {"type": "tool_use", "id": call.id, "name": call.name, "input": _input(text)}
+        return {"type": "tool_use", "id": call.id, "name": call.name, "input": _input(text, block.breaks_off)}
     if isinstance(call, Reasoning):
         return {"type": "thinking", "thinking": text, "signature": _signature(text) if text else ""}
     return {"type": "text", "text": text}
@@ -86,13 +86,14 @@ def _signature(thoughts: str) -> str:
     return base64.b64encode(hashlib.sha256(thoughts.encode("utf-8", "replace")).digest()).decode()
 
 
-def _input(arguments: str) -> dict[str, Any]:
-    """An object, where the answer broke off as clients read that of a stream.
+def _input(arguments: str, breaks_off: bool) -> dict[str, Any]:
+    """An object; where the answer breaks off, as clients read that of a stream.
 
     What can be no object is told as Anthropic advises its clients to.
     """
+    read = as_far_as_it_goes if breaks_off else plain_json
     try:
-        return dict(as_far_as_it_goes(arguments or "{}"))
+        return dict(read(arguments or "{}"))
     except (TypeError, ValueError, RecursionError):
         return {"INVALID_JSON": arguments}
 

@@ -41,7 +41,9 @@ CALLS = (
         ("<|channel|>analysis<|message|>",),
         (),
         "",
-        named_json(r".*?to=(?:functions\.)?(?P<name>[^\s<]+).*?<\|message\|>"),
+        named_json(
+            r"(?:(?!to=).)*to=(?:functions\.)?(?P<name>[^\s<]+)(?=[\s<])(?:(?!<\|message\|>).)*<\|message\|>"
+        ),
         headers=Headers(
             ("<|channel|>", "<|start|>"),
             "<|message|>",
@@ -125,7 +127,7 @@ CALLS = (
         ("<｜tool▁call▁begin｜>",),
         ("<｜tool▁call▁begin｜>",),
         "<｜tool▁call▁end｜>",
-        named_json(r"(?:function<｜tool▁sep｜>)?(?P<name>[^\s<{]+)(?:<｜tool▁sep｜>)?\s*(?:```json)?"),
+        named_json(r"(?:function<｜tool▁sep｜>)?(?P<name>[^\s<{]+)(?:<｜tool▁sep｜>)?(?:\s*```json)?"),
         silent=("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
     ),
     Calls(

@@ -19,7 +19,7 @@ def plain(schema: Any) -> Any:
     if not isinstance(schema, dict):
         return schema
     found = with_subschemas(schema, plain)
-    if found.get("not") in ({}, True) and "not" in found:
+    if found.get("not") == {} or found.get("not") is True:
         return False
     _drop_idle(found)
     for name in _LENGTHS:
@@ -53,7 +53,9 @@ def _take_unevaluated(found: dict[str, Any], name: str, others: str) -> None:
     """What no other schema looks at is what this one doesn't list."""
     if name not in found:
         return
-    if found[name] in ({}, True) or others in found:
+    if isinstance(found.get(others), list):
+        return  # the first items alone, in the drafts up to 2019-09
+    if found[name] == {} or found[name] is True or others in found:
         del found[name]  # all is allowed, or all is looked at already
     elif not any(key in found for key in _COMPOSES):
         found[others] = found.pop(name)

@@ -9,7 +9,7 @@ from typing import Any
 
 from starlette.types import Message, Receive, Scope, Send
 
-from pykvgraph.openai.errors import WireError, as_wire
+from pykvgraph.openai.errors import WireError, as_wire, error_body
 from pykvgraph.openai.form import MANY_PROBS, Form
 from pykvgraph.openai.wire_json import JSON_TYPE, dumps, dumps_in_parts
 from pykvgraph.server.http.asker import SAID_COMMENT
@@ -99,7 +99,7 @@ class JobReply:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """As ASGI calls it."""
-        work = asyncio.ensure_future(self._stream(send) if self._streams else self._whole(scope, send))
+        work = asyncio.ensure_future(self._stream(scope, send) if self._streams else self._whole(scope, send))
         try:
             self._job.enter()
             await unless_gone(work, receive)
@@ -120,10 +120,10 @@ class JobReply:
             else:
                 reply = JsonReply(whole(samples))
         except Exception as error:
-            reply = self._failure(error)
+            reply = _failure(scope, error)
         await reply(scope, _nothing, send)
 
-    async def _stream(self, send: Send) -> None:
+    async def _stream(self, scope: Scope, send: Send) -> None:
         """Nothing is sent before the first event, so that an error until then has its code."""
         ping: asyncio.Future[None] | None = None
         try:
@@ -135,7 +135,7 @@ class JobReply:
                 await self._send(send, events)
         except Exception as error:
             if ping is None:
-                await self._failure(error)({}, _nothing, send)
+                await _failure(scope, error)({}, _nothing, send)
                 return
             event = dumps(self._form.error(as_wire(error)))
             await self._send(send, self._form.framed(event))
@@ -167,10 +167,6 @@ class JobReply:
         if events := self._form.end(self._job.samples):
             yield b"".join(map(self._form.framed, events))
 
-    def _failure(self, error: BaseException) -> JsonReply:
-        told = as_wire(error)
-        return JsonReply(self._form.error(told), told.code)
-
     async def _ping(self, send: Send) -> None:
         while self._ping_seconds:
             await asyncio.sleep(self._ping_seconds)
@@ -180,6 +176,11 @@ class JobReply:
         async with self._sending:
             message = {"type": "http.response.body", "body": data, "more_body": True}
             await send_within(self._io_seconds, send, message)
+
+
+def _failure(scope: Scope, error: BaseException) -> JsonReply:
+    told = as_wire(error)
+    return JsonReply(error_body(scope["path"], told), told.code)
 
 
 async def send_within(seconds: float, send: Send, message: Message) -> None:

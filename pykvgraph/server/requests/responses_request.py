@@ -88,15 +88,10 @@ def _message(item: Any) -> dict[str, Any]:
     kind = given.text("type", "message")
     if kind in ("function_call", "custom_tool_call"):
         return {"role": "assistant", "content": "", "tool_calls": [_call(given)]}
-    if kind in ("function_call_output", "custom_tool_call_output"):
-        content = _text(given.get("output"), is_result=True)
-        return {"role": "tool", "tool_call_id": given.text("call_id"), "content": content}
     if kind.endswith("_call") and "call_id" in given:
         return {"role": "assistant", "content": "", "tool_calls": [_own_call(kind, item)]}
     if kind.endswith("_call_output"):
-        content = given.get("output", given.get("status", ""))
-        content = content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)
-        return {"role": "tool", "tool_call_id": given.text("call_id"), "content": content}
+        return {"role": "tool", "tool_call_id": given.text("call_id"), "content": _result(kind, given)}
     if kind == "reasoning":
         texts = [Fields(part).text("text") for part in given.array("content")]
         return {"role": "assistant", "content": "", "reasoning_content": "".join(texts)}
@@ -118,6 +113,16 @@ def _call(given: Fields) -> dict[str, Any]:
         arguments = json.dumps({"input": given.text("input")}, ensure_ascii=False)
     function = {"name": given.text("name"), "arguments": arguments}
     return {"id": given.text("call_id"), "type": "function", "function": function}
+
+
+def _result(kind: str, given: Fields) -> str:
+    """What a tool says: the text of a function; of others what there is, but for pictures."""
+    if kind in ("function_call_output", "custom_tool_call_output"):
+        return _text(given.get("output"), is_result=True)
+    said = given.get("output", given.get("status", ""))
+    if isinstance(said, dict) and said.get("type") == "computer_screenshot":
+        return NO_PICTURE
+    return said if isinstance(said, str) else json.dumps(said, ensure_ascii=False)
 
 
 def _own_call(kind: str, item: dict[str, Any]) -> dict[str, Any]:
@@ -160,7 +165,8 @@ def _tool(given: dict[str, Any]) -> dict[str, Any]:
 def _choice(given: Any) -> Any:
     if isinstance(given, dict) and given.get("type") == "allowed_tools":
         listed = given.get("tools")
-        tools = [_choice(each) for each in listed] if isinstance(listed, list) else listed
+        own = filter(_is_function, listed) if isinstance(listed, list) else ()
+        tools = [_choice(each) for each in own] if isinstance(listed, list) else listed
         return {"type": "allowed_tools", "allowed_tools": {"mode": given.get("mode", "auto"), "tools": tools}}
     if isinstance(given, dict) and "name" in given:
         return {"type": "function", "function": {"name": given["name"]}}

@@ -33,7 +33,9 @@ def tool_choice_of(given: Any, tools: list[dict[str, Any]]) -> ToolChoice:
             raise invalid(f"tool_choice names {shown(name)}, which is none of the tools")
         return ToolChoice(tools, may_call=True, must_call=True, function=name)
     if given not in _CHOICES:
-        raise invalid(f"Invalid tool_choice: {shown(given)}")
+        raise invalid(
+            f"Invalid tool_choice: {shown(given)}; send auto, none, required, a function, or allowed_tools"
+        )
     return ToolChoice(tools, bool(tools) and given != "none", given == "required")
 
 

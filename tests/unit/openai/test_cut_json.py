@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from jiter import from_json
 
-from pykvgraph.openai.cut_json import as_far_as_it_goes
+from pykvgraph.openai.cut_json import as_far_as_it_goes, plain_json
 
 VALUES: list[Any] = [
     {},
@@ -33,3 +33,10 @@ def test_each_place(value: Any, space: int | None) -> None:
 def test_what_is_none(text: str) -> None:
     with pytest.raises(ValueError):
         as_far_as_it_goes(text)
+
+
+@pytest.mark.parametrize("text", ['{"a": NaN}', '{"a": -Infinity}', '{"a": 1e999}', '{"a": True}', '{"a": 1'])
+def test_what_is_no_json(text: str) -> None:
+    """A call with such arguments is told as it is: it would be called without them."""
+    with pytest.raises(ValueError):
+        plain_json(text)

@@ -78,6 +78,8 @@ def test_lengths_are_whole_numbers() -> None:
         {"allOf": [{"properties": AB}], "unevaluatedProperties": False},
         {"dependentRequired": {"a": ["b"]}},
         {"if": {"properties": AB}, "unevaluatedProperties": False},
+        {"items": [{"type": "integer"}], "unevaluatedItems": False},
+        {"not": 1},
     ],
 )
 def test_what_nothing_else_says_stays(schema: dict[str, Any]) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from pykvgraph.openai import wire_json
-from pykvgraph.openai.errors import WireError
+from pykvgraph.openai.errors import NO_PICTURE, WireError
 from pykvgraph.openai.wire_json import loads
 from pykvgraph.server.requests.fields import Fields
 from pykvgraph.server.requests.messages_request import chat_of_messages
@@ -245,6 +245,12 @@ def test_tools_with_types_of_their_own() -> None:
         {"type": "apply_patch_call_output", "call_id": "b", "status": "completed"},
         {"type": "shell_call", "call_id": "c", "action": {"commands": ["ls"]}},
         {"type": "shell_call_output", "call_id": "c", "output": [{"stdout": "é"}]},
+        {"type": "computer_call", "call_id": "d", "action": {"type": "screenshot"}},
+        {
+            "type": "computer_call_output",
+            "call_id": "d",
+            "output": {"type": "computer_screenshot", "image_url": "x"},
+        },
     ]
     calls, results = [], []
     for message in responses({"input": items}).get("messages"):
@@ -257,8 +263,22 @@ def test_tools_with_types_of_their_own() -> None:
         ("local_shell", {"action": action}),
         ("apply_patch", {"operation": {"type": "delete_file", "path": "x"}}),
         ("shell", {"action": {"commands": ["ls"]}}),
+        ("computer", {"action": {"type": "screenshot"}}),
     ]
-    assert results == ["file", "completed", '[{"stdout": "é"}]']
+    assert results == ["file", "completed", '[{"stdout": "é"}]', NO_PICTURE]
+
+
+def test_tools_of_the_service_among_those_that_are_allowed() -> None:
+    function = {"type": "function", "name": "f", "parameters": SCHEMA}
+    search = {"type": "web_search"}
+    choice = {
+        "type": "allowed_tools",
+        "mode": "required",
+        "tools": [search, {"type": "function", "name": "f"}],
+    }
+    body = responses({"tools": [function, search], "tool_choice": choice})
+    allowed = body.get("tool_choice")["allowed_tools"]["tools"]
+    assert allowed == [{"type": "function", "function": {"name": "f"}}]
 
 
 def test_what_anthropics_service_did_itself_is_set_aside() -> None:
