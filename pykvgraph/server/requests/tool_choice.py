@@ -29,8 +29,7 @@ def tool_choice_of(given: Any, tools: list[dict[str, Any]]) -> ToolChoice:
         return _of_allowed(given.get("allowed_tools"), tools)
     if isinstance(given, dict):
         name = _name_of(given)
-        if name not in _names(tools):
-            raise invalid(f"tool_choice names {shown(name)}, which is none of the tools")
+        _check_names([name], tools)
         return ToolChoice(tools, may_call=True, must_call=True, function=name)
     if given not in _CHOICES:
         raise invalid(
@@ -46,14 +45,18 @@ def _of_allowed(given: Any, tools: list[dict[str, Any]]) -> ToolChoice:
     if mode not in _MODES or not isinstance(listed, list) or not listed:
         raise invalid(f"tool_choice: allowed_tools must have a mode and tools, got {shown(given)}")
     names = [_name_of(each) for each in listed]
-    if unknown := [name for name in names if name not in _names(tools)]:
-        raise invalid(f"tool_choice names {shown(unknown[0])}, which is none of the tools")
-    allowed = [each for each in tools if each["function"]["name"] in names]
+    _check_names(names, tools)
+    wanted = set(names)
+    allowed = [each for each in tools if each["function"]["name"] in wanted]
     return ToolChoice(allowed, may_call=True, must_call=mode == "required")
 
 
-def _names(tools: list[dict[str, Any]]) -> list[str]:
-    return [each["function"]["name"] for each in tools]
+def _check_names(names: list[Any], tools: list[dict[str, Any]]) -> None:
+    """Raises WireError for the first one that no tool has."""
+    known = {each["function"]["name"] for each in tools}
+    for name in names:
+        if not isinstance(name, str) or name not in known:
+            raise invalid(f"tool_choice names {shown(name)}, which is none of the tools")
 
 
 def _name_of(given: Any) -> Any:

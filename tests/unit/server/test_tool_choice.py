@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from pykvgraph.server.requests.chat_request import ChatRequest, chat_request_of
 from pykvgraph.server.requests.fields import Fields
 from pykvgraph.server.requests.messages_request import chat_of_messages
 from pykvgraph.server.requests.responses_request import chat_of_responses
+from pykvgraph.server.requests.tool_choice import tool_choice_of
 from pykvgraph.server.settings import Settings
 
 SCHEMA = {"type": "object", "properties": {}}
@@ -114,3 +116,13 @@ def test_what_no_choice_is(choice: Any) -> None:
     body = {"messages": HELLO, "tools": tools, "tool_choice": choice}
     with pytest.raises(WireError, match="tool_choice"):
         chat_request_of(Fields(body), Settings())
+
+
+def test_many_tools_take_no_long() -> None:
+    """The time grows with the tools, not with their square."""
+    names = [f"f{i}" for i in range(20_000)]
+    tools = list(map(function, names))
+    begun = time.process_time()
+    chosen = tool_choice_of(allowed("auto", *reversed(names)), tools)
+    assert chosen.tools == tools
+    assert time.process_time() - begun < 2
