@@ -11,6 +11,10 @@ from pykvgraph.openai.form import new_id, now
 from pykvgraph.openai.sample import Sample
 from pykvgraph.reply.delta import Reasoning, ToolCall
 
+_SAMPLED = ("temperature", "top_p", "presence_penalty", "frequency_penalty")
+# before the answer has ended
+_UNKNOWN = dict.fromkeys(("completed_at", "incomplete_details", "error", "usage"))
+
 
 class ResponseWriter:
     """model: its name, as the answer tells it. asked: fields of the request that the answer repeats.
@@ -37,12 +41,12 @@ class ResponseWriter:
         """It was created, and runs."""
         self._sample = sample
         kinds = ("response.created", "response.in_progress")
-        return [self._event(kind, response=self._begun()) for kind in kinds]
+        return [self._event(kind, response=self._begun(sample)) for kind in kinds]
 
     def progress(self, sample: Sample) -> list[Event]:
         """It still runs, and how far the prompt is."""
         told = {"prompt_progress": sample.prompt_progress(), **self._timings()}
-        return [self._event("response.in_progress", response=self._begun(), **told)]
+        return [self._event("response.in_progress", response=self._begun(sample), **told)]
 
     def opened(self, block: AnswerBlock) -> list[Event]:
         """An item begins, and in a message its one part."""
@@ -80,9 +84,8 @@ class ResponseWriter:
         thoughts = [block.text for block in blocks if isinstance(block.first, Reasoning)]
         n_prompt, n_cached = len(sample.prompt), sample.n_cached
         return {
-            **self._head,
+            **self._told(sample),
             "completed_at": now(),
-            "model": self._model,
             "output": [_item(block, _end_of(block), block.text) for block in blocks],
             "status": "incomplete" if is_cut else "completed",
             "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
@@ -99,8 +102,12 @@ class ResponseWriter:
             },
         }
 
-    def _begun(self) -> dict[str, Any]:
-        return {**self._head, "status": "in_progress", "model": self._model, "output": []}
+    def _begun(self, sample: Sample) -> dict[str, Any]:
+        return {**self._told(sample), **_UNKNOWN, "status": "in_progress", "output": []}
+
+    def _told(self, sample: Sample) -> dict[str, Any]:
+        sampled = {name: sample.settings[name] for name in _SAMPLED}
+        return {**self._head, **sampled, "model": self._model}
 
     def _timings(self) -> dict[str, Any]:
         tells = self._with_timings and self._sample is not None

@@ -18,6 +18,17 @@ _KEPT_ELSEWHERE = {
     "prompt": "send its text as 'instructions'",
     "background": "leave it out, and wait for the answer",
 }
+_REPEATED = (
+    *("instructions", "max_output_tokens", "max_tool_calls"),
+    *("user", "safety_identifier", "prompt_cache_key"),
+)
+_SAME_FOR_ALL = {
+    "previous_response_id": None,
+    "truncation": "disabled",
+    "store": False,
+    "background": False,
+    "service_tier": "default",
+}
 _NO_ARGUMENTS = ("type", "id", "call_id", "status")
 # what the service did itself, or keeps: nothing of it is here
 _OF_THE_SERVICE = frozenset(
@@ -53,10 +64,14 @@ def chat_of_responses(fields: Fields) -> Fields:
 
 
 def asked_of_responses(fields: Fields) -> dict[str, Any]:
-    """What the answer repeats of a body, as OpenAI's types have it. Raises WireError."""
-    given = {name: fields.get(name) for name in ("instructions", "max_output_tokens", "temperature", "top_p")}
+    """What the answer repeats of a body, as Open Responses requires it. Raises WireError."""
+    reasoning = fields.object("reasoning")
     return {
-        **given,
+        **{name: fields.get(name) for name in _REPEATED},
+        **_SAME_FOR_ALL,
+        "text": {"format": {"type": "text"}, **fields.object("text")},
+        "reasoning": {name: reasoning.get(name) for name in ("effort", "summary")},
+        "top_logprobs": fields.integer("top_logprobs", 0),
         "metadata": fields.object("metadata"),
         "parallel_tool_calls": fields.flag("parallel_tool_calls", True),
         "tool_choice": fields.get("tool_choice", "auto"),

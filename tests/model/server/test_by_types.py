@@ -55,6 +55,14 @@ DIFFERENT = frozenset(
         "prompt_tokens_details",
     )
 )
+# the names that openresponses.org's description requires of a response
+OPEN_RESPONSES = {
+    *("id", "object", "created_at", "completed_at", "status", "incomplete_details", "model", "instructions"),
+    *("previous_response_id", "output", "error", "tools", "tool_choice", "truncation", "parallel_tool_calls"),
+    *("text", "top_p", "presence_penalty", "frequency_penalty", "top_logprobs", "temperature", "reasoning"),
+    *("user", "usage", "max_output_tokens", "max_tool_calls", "store", "background", "service_tier"),
+    *("metadata", "safety_identifier", "prompt_cache_key"),
+}
 PIECES = ["<think>", "</think>", "Well", " yes", "\n", "é", "漢", "<", "\U0001f600", "</", "{}", "stop"]
 NAMES = ("weather", "stop")
 CALLS: list[Any] = [{"name": name, "input_schema": SCHEMA} for name in NAMES]
@@ -247,6 +255,8 @@ def _message(stream: list[Any]) -> Any:
 def _response(stream: list[Any]) -> Any:
     """The last event has all of it; the deltas of each item must be what stands there."""
     whole = stream[-1]["response"]
+    for event in stream:
+        assert set(event.get("response", OPEN_RESPONSES)) >= OPEN_RESPONSES
     texts: dict[int, str] = {}
     probs: dict[int, list[Any]] = {}
     for event in stream:
@@ -291,6 +301,7 @@ def test_by_its_types_and_by_its_stream(chats: httpx.Client, path: str) -> None:
         assert whole.status_code == 200, (body, whole.text)
         answer = whole.json()
         whole_type.validate_json(json.dumps(typed(answer)), strict=True)
+        assert path != RESPONSES or set(answer) >= OPEN_RESPONSES
         for choice in answer.get("choices", ()):
             assert set(REQUIRED[path]) <= set(choice)
             assert {"content", "refusal", "role"} <= set(
