@@ -15,7 +15,7 @@ _COMPOSES = ("allOf", "anyOf", "oneOf", "$ref", "$dynamicRef", "if", "dependentS
 
 
 def plain(schema: Any) -> Any:
-    """The schema; what it means is what it meant."""
+    """A schema that takes the same values."""
     if not isinstance(schema, dict):
         return schema
     found = with_subschemas(schema, plain)
@@ -50,7 +50,7 @@ def _drop_idle(found: dict[str, Any]) -> None:
 
 
 def _take_unevaluated(found: dict[str, Any], name: str, others: str) -> None:
-    """What no other schema looks at is what this one doesn't list."""
+    """unevaluatedX says what additionalX does where no other schema is put together with this one."""
     if name not in found:
         return
     if isinstance(found.get(others), list):

@@ -13,7 +13,7 @@ _SINGLE = (
 )
 
 
-def subschemas(schema: Mapping[str, Any]) -> Iterator[Any]:
+def _subschemas(schema: Mapping[str, Any]) -> Iterator[Any]:
     """Those that stand in it directly."""
     for key, value in schema.items():
         if key in _MAPS and isinstance(value, dict):
@@ -31,7 +31,7 @@ def all_schemas(schema: Any) -> Iterator[dict[str, Any]]:
         each = todo.pop()
         if isinstance(each, dict):
             yield each
-            todo += subschemas(each)
+            todo += _subschemas(each)
 
 
 def with_subschemas(schema: Mapping[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:

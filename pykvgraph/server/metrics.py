@@ -159,7 +159,7 @@ class _Told:
         self._families = families
 
     def collect(self) -> Iterator[Metric]:
-        """As it asks."""
+        """Called by prometheus_client."""
         yield from self._families
 
 

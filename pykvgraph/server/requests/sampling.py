@@ -250,7 +250,7 @@ def _told_bias(bias: float) -> float | None:
 
 
 def _refuse_others(fields: Fields) -> None:
-    """What would be lost in silence."""
+    """Raises WireError for a field that would be ignored."""
     fields.flag("backend_sampling")  # samplers run on the CPU, and say the same
     wanted = [name for name, rest in _AT_REST.items() if fields.get(name, rest) != rest]
     if wanted:
