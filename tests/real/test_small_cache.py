@@ -17,8 +17,10 @@ import pykvgraph as kvg
 pytestmark = pytest.mark.slow
 N_KEEP = 32
 THOROUGHLY = pytest.mark.skipif(not THOROUGH, reason="minutes: KVGRAPH_THOROUGH=1 runs it")
-COMMIT = [("smollm2", 4_608, 1024, {}), ("gemma3", 4_608, 1024, {"swa_full": True})]
+COMMIT = [("smollm2", 2_560, 1024, {}), ("gemma3", 2_560, 1024, {"swa_full": True})]
 LONG = [
+    ("smollm2", 4_608, 1024, {}),
+    ("gemma3", 4_608, 1024, {"swa_full": True}),
     ("smollm2", 53_000, 2048, {}),
     ("smollm2", 53_000, 2048, {"type_k": "q8_0", "type_v": "q8_0"}),
     ("smollm2", 53_000, 2048, {"type_k": "q4_0", "type_v": "q4_0"}),
