@@ -18,8 +18,10 @@ from pykvgraph.openai.chat_output import ChatOutput
 from pykvgraph.openai.responses import ResponseWriter
 from pykvgraph.openai.sample import Sample
 from pykvgraph.openai.vocabulary import Vocabulary
+from pykvgraph.params.params import SamplingParams
 from pykvgraph.reply.formats import format_of
 from pykvgraph.reply.parser import ReplyParser
+from pykvgraph.server.requests.sampling import settings_of
 from pykvgraph.types import Piece
 
 from .conftest import TEMPLATE, load
@@ -153,7 +155,7 @@ def words_of(said: str) -> list[str]:
 
 def message_parts(said: str, vocabulary: Vocabulary, streams: bool) -> list[dict[str, Any]]:
     """Of a response in which a model says this, a word a token. A token's number is its place."""
-    sample = Sample(0, [1], -1, {"post_sampling_probs": False}, tells_probs=True)
+    sample = Sample(0, [1], -1, settings_of(SamplingParams()), tells_probs=True)
     writer = ResponseWriter("m", {}, len)
     form = BlockForm(writer, lambda: ChatOutput(ReplyParser(format_of(TEMPLATE), TOOLS)), vocabulary)
     events = []
