@@ -53,8 +53,7 @@ class ChatForm(Form):
         found = []
         for index in range(len(self._outputs), sample.index + 1):
             self._outputs[index] = self._new_output()
-            delta = {"role": "assistant", "content": None}
-            found.append(self._event([{"finish_reason": None, "index": index, "delta": delta}]))
+            found.append(self._event([_opening(index)]))
         output = self._outputs[sample.index]
         for piece in pieces:
             if sample.tells_probs:
@@ -65,11 +64,9 @@ class ChatForm(Form):
 
     def progress_events(self, sample: Sample) -> list[bytes]:
         """One that says who is going to speak."""
-        delta = {"role": "assistant", "content": None}
-        choice = {"finish_reason": None, "index": sample.index, "delta": delta}
-        told = {**self._head, "id": self._id, "object": "chat.completion.chunk"}
         timings = {"timings": sample.timings()} if self._with_timings else {}
-        return [dumps({"choices": [choice], **told, **timings, "prompt_progress": sample.prompt_progress()})]
+        progress = sample.prompt_progress()
+        return [self._event([_opening(sample.index)], **timings, prompt_progress=progress)]
 
     def last_events(self, sample: Sample) -> list[bytes]:
         """What was held back, and why it ended."""
@@ -134,6 +131,11 @@ class ChatForm(Form):
             timings,
             self._back,
         )
+
+
+def _opening(index: int) -> dict[str, Any]:
+    """The choice of an event that says who speaks."""
+    return {"finish_reason": None, "index": index, "delta": {"role": "assistant", "content": None}}
 
 
 def _told(delta: Delta, output: ChatOutput) -> dict[str, Any]:

@@ -33,11 +33,6 @@ _NOT_BRIEF = (
     "dry_sequence_breakers",
 )
 
-# what llama-server can and this one can't: the field, and the value at which it does nothing
-_AT_REST: dict[str, Any] = {
-    "grammar_lazy": False,
-}
-
 
 def sampling_of(fields: Fields, vocabulary: Vocabulary, n_slots: int, n_predict: int = -1) -> SamplingParams:
     """The parameters; max_tokens is INT32_MAX when nothing limits it. n_predict: when the body says nothing.
@@ -252,9 +247,8 @@ def _told_bias(bias: float) -> float | None:
 def _refuse_others(fields: Fields) -> None:
     """Raises WireError for a field that would be ignored."""
     fields.flag("backend_sampling")  # samplers run on the CPU, and say the same
-    wanted = [name for name, rest in _AT_REST.items() if fields.get(name, rest) != rest]
-    if wanted:
-        raise unsupported(f"{wanted[0]}: this server can't do that; leave it out")
+    if fields.get("grammar_lazy", False) not in (False,):
+        raise unsupported("grammar_lazy: this server can't do that; leave it out")
 
 
 def sampler_names(fields: Fields) -> list[str]:
