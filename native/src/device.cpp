@@ -63,7 +63,17 @@ ggml_backend_dev_t cpu_device() {
 
 bool is_cpu(ggml_backend_dev_t dev) { return ggml_backend_dev_type(dev) == GGML_BACKEND_DEVICE_TYPE_CPU; }
 
-bool is_rpc(ggml_backend_dev_t dev) { return strcmp(ggml_backend_reg_name(ggml_backend_dev_backend_reg(dev)), "RPC") == 0; }
+namespace {
+
+bool is_of(ggml_backend_dev_t dev, const char * registry) {
+    return strcmp(ggml_backend_reg_name(ggml_backend_dev_backend_reg(dev)), registry) == 0;
+}
+
+} // namespace
+
+bool is_rpc(ggml_backend_dev_t dev) { return is_of(dev, "RPC"); }
+
+bool copies_in_order(ggml_backend_dev_t dev) { return is_of(dev, "CUDA") || is_of(dev, "ROCm") || is_of(dev, "MUSA"); }
 
 void add_rpc_server(const char * endpoint) {
     ggml_backend_reg_t rpc = ggml_backend_reg_by_name("RPC");

@@ -25,6 +25,9 @@ ggml_backend_dev_t cpu_device();
 bool is_cpu(ggml_backend_dev_t dev);
 // A device of another machine. It says yes to every operation, so what it is asked must be what every backend has.
 bool is_rpc(ggml_backend_dev_t dev);
+// Whether copies that a backend of the device was given run one after the other, in both directions: CUDA's go through one stream. Vulkan
+// may use two queues.
+bool copies_in_order(ggml_backend_dev_t dev);
 // Makes the devices of a server known. precondition: a server of this ggml answers there, else ggml ends the process.
 // error(KVG_DEVICE) when this ggml has no RPC, or the server no devices
 void add_rpc_server(const char * endpoint);

@@ -12,7 +12,9 @@ namespace kvg {
 
 carrier::carrier(const kv_cache & cache) : cache_(cache) {
     for (ggml_backend_dev_t device : cache.working()->devices()) {
-        copiers_[device] = {open_backend(device), ggml_backend_event_ptr(ggml_backend_event_new(device))};
+        ggml_backend_event_ptr event(ggml_backend_event_new(device));
+        ggml_backend_ptr out = event && copies_in_order(device) ? open_backend(device) : nullptr;
+        copiers_[device] = {open_backend(device), std::move(event), std::move(out), {}};
     }
 }
 
@@ -64,21 +66,41 @@ void carrier::open(size_t i) {
     if (i > 0) {
         send_out(i - 1);
     }
-    wait(); // also for what goes out: a device may copy in both directions at once, and the next rows may come to its place
+    if (!all_in_order()) {
+        wait(); // also for what goes out: such a device may copy in both directions at once, and the next rows may come to its place
+    }
     n_open_ = i + 1;
     while (n_coming_ < turns_->size() && may_come(n_coming_, i)) {
         bring_in(n_coming_);
         ++n_coming_;
     }
     if (n_here_ <= i) {
-        wait();
+        wait_for(i);
     }
     trace_.begin_compute((*turns_)[i].layer);
+}
+
+bool carrier::all_in_order() const {
+    return std::all_of(copiers_.begin(), copiers_.end(), [](const auto & each) { return each.second.out != nullptr; });
+}
+
+// For turn i's rows alone where that is possible, so that the device goes on copying meanwhile.
+void carrier::wait_for(size_t i) {
+    const auto copier = copiers_.find(turn(i).device);
+    if (!all_in_order() || copier == copiers_.end() || copier->second.come.count(turn(i).place) == 0) {
+        return wait();
+    }
+    ggml_backend_event_synchronize(copier->second.come.at(turn(i).place).get());
+    trace_.end_copies_to((*turns_)[i].layer);
+    n_here_ = i + 1;
 }
 
 void carrier::wait() {
     for (const auto & [device, copier] : copiers_) {
         ggml_backend_synchronize(copier.backend.get());
+        if (copier.out) {
+            ggml_backend_synchronize(copier.out.get());
+        }
         if (copier.event) {
             ggml_backend_event_synchronize(copier.event.get()); // at once; Vulkan frees here what it has recorded
         }
@@ -106,14 +128,18 @@ void carrier::bring_in(size_t i) {
     fault_point("carry-in");
     const kv_group & group = cache_.group_of(layer);
     const cell_span & span = spans_[cache_.group_index_of(layer)];
-    const copier & copier = copiers_.at(t.device);
+    copier & copier = copiers_.at(t.device);
     ggml_backend_t by = copier.backend.get();
     trace_.begin_copy(KVG_SPAN_COPY_IN, layer, span.n * (group.k_row_bytes() + group.v_row_bytes()));
     copy_in(by, group.k(layer), t.k, span);
     if (t.v) {
         copy_in(by, group.v(layer), t.v, span);
     }
-    if (copier.event) {
+    if (copier.out) {
+        ggml_backend_event_ptr & come = copier.come[t.place];
+        come = come ? std::move(come) : ggml_backend_event_ptr(ggml_backend_event_new(t.device));
+        ggml_backend_event_record(come.get(), by);
+    } else if (copier.event) {
         ggml_backend_event_record(copier.event.get(), by); // Vulkan begins no copy before this, or before it is waited for
     }
 }
@@ -132,11 +158,16 @@ void carrier::send_out(size_t i) {
     fault_point("carry-out");
     const kv_group & group = cache_.group_of(layer);
     const std::vector<uint32_t> & cells = written_[cache_.group_index_of(layer)];
-    ggml_backend_t by = copiers_.at(t.device).backend.get();
+    copier & copier = copiers_.at(t.device);
+    ggml_backend_t by = copier.out ? copier.out.get() : copier.backend.get();
     trace_.begin_copy(KVG_SPAN_COPY_OUT, layer, cells.size() * (group.k_row_bytes() + group.v_row_bytes()));
     copy_out(by, t.k, group.k(layer), cells);
     if (t.v) {
         copy_out(by, t.v, group.v(layer), cells);
+    }
+    if (copier.out) {
+        ggml_backend_event_record(copier.event.get(), by);
+        ggml_backend_event_wait(copier.backend.get(), copier.event.get()); // what comes after this may take its place
     }
 }
 
@@ -156,14 +187,17 @@ void carrier::copy_out(ggml_backend_t by, const ggml_tensor * there, ggml_tensor
     }
 }
 
-bool carrier::finish() {
+bool carrier::finish(bool is_computed) {
+    failed_ = failed_ || !is_computed;
     unless_failed([&] {
         trace_.end_compute();
         if (!turns_->empty()) {
             send_out(turns_->size() - 1);
         }
-        wait();
     });
+    const bool failed = std::exchange(failed_, false);
+    unless_failed([&] { wait(); });
+    failed_ = failed_ || failed;
     return !failed_;
 }
 

@@ -21,23 +21,30 @@ public:
 
     // What the next graph attends to, and the cells of its tokens, in each group.
     void expect(const std::vector<cell_span> & spans, std::vector<std::vector<uint32_t>> written);
-    // Before a graph is computed, and after. False when a device failed: then rows of the graph's tokens are not in host memory.
+    // Before a graph is computed, and after; is_computed: whether it was. False when a device failed: then rows of the graph's tokens are
+    // not in host memory. No copy is under way after finish().
     bool begin(const decode_graph & graph);
-    bool finish();
+    bool finish(bool is_computed);
     class trace & trace() { return trace_; }
     // For ggml_backend_sched_set_eval_callback; `self` is a carrier.
     static bool at_node(ggml_tensor * node, bool ask, void * self);
 
 private:
-    // A second backend of a device, so that copies don't wait for graphs.
+    // More backends of a device, so that copies don't wait for graphs.
     struct copier {
         ggml_backend_ptr backend;
         ggml_backend_event_ptr event; // nullptr where the device has none
+        // Where copies of a backend run in their order the device itself waits before it overwrites rows that go out. Those have a backend
+        // of their own there: each copy takes 10 us to begin, and rows that come would wait for it. nullptr elsewhere
+        ggml_backend_ptr out;
+        std::map<uint32_t, ggml_backend_event_ptr> come; // to each place
     };
     const row_turn & turn(size_t i) const { return cache_.working()->of((*turns_)[i].layer); }
     template <class F> void unless_failed(F step);
     void open(size_t i);
+    bool all_in_order() const;
     void wait();
+    void wait_for(size_t i);
     bool may_come(size_t i, size_t n_done) const;
     void bring_in(size_t i);
     void send_out(size_t i);

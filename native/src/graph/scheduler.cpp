@@ -135,7 +135,8 @@ bool scheduler::compute(const decode_graph & graph, carrier * carrier, taps * ta
     if (taps) {
         taps->begin(graph);
     }
-    return (!carrier || carrier->begin(graph)) && computed(run) && (!carrier || carrier->finish());
+    const bool is_computed = (!carrier || carrier->begin(graph)) && computed(run);
+    return carrier ? carrier->finish(is_computed) : is_computed;
 }
 
 std::vector<size_t> scheduler::sizes() const {

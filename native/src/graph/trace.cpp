@@ -19,6 +19,16 @@ void trace::end_copies() {
     copies_.clear();
 }
 
+void trace::end_copies_to(uint32_t layer) {
+    const auto last = std::find_if(copies_.begin(), copies_.end(), [&](const kvg_span & copy) {
+        return copy.kind == KVG_SPAN_COPY_IN && copy.layer == layer_of(layer);
+    });
+    if (last != copies_.end()) {
+        std::for_each(copies_.begin(), last + 1, [&](const kvg_span & copy) { add(copy); });
+        copies_.erase(copies_.begin(), last + 1);
+    }
+}
+
 void trace::begin_compute(uint32_t layer) { compute_ = {now(), 0, 0, layer_of(layer), KVG_SPAN_COMPUTE}; }
 
 void trace::end_compute() {

@@ -19,6 +19,8 @@ public:
         copies_.push_back({now(), 0, n_bytes, layer_of(layer), kind});
     }
     void end_copies();
+    // Ends the copies up to that of a layer to the device: a device makes them in this order.
+    void end_copies_to(uint32_t layer);
     void begin_compute(uint32_t layer);
     // Does nothing when none has begun.
     void end_compute();
