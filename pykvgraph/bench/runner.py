@@ -6,9 +6,11 @@ import statistics
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 
 from pykvgraph.bench.engines import LibllamaEngine, MeasuredEngine, OurEngine
 from pykvgraph.bench.libllama import LibllamaModel
+from pykvgraph.bench.llama_bench import LlamaBench
 from pykvgraph.bench.tests import Test
 from pykvgraph.model.adapter import Adapter
 from pykvgraph.model.model import Model
@@ -19,11 +21,16 @@ Maker = Callable[[], MeasuredEngine]
 
 @dataclass(frozen=True)
 class Result:
-    """The result of a test on an engine: the seconds of each repetition, without the warm-up."""
+    """The result of a test on an engine: the seconds of each repetition, without the warm-up.
+
+    version: of a program, as it says itself. refused: why a program can't run this test; it has no seconds.
+    """
 
     test: Test
     engine: str
     seconds: tuple[float, ...]
+    version: str | None = None
+    refused: str | None = None
 
     @property
     def rates(self) -> list[float]:
@@ -68,22 +75,47 @@ def makers(
     return engines
 
 
+def able_of(programs: Sequence[LlamaBench], test: Test) -> list[LlamaBench]:
+    """Those that can run the test."""
+    return [program for program in programs if test.kind and not program.refusal(test)]
+
+
 def measure(
-    test: Test, engines: Sequence[Maker], n_repetitions: int, tick: Callable[[], None] = lambda: None
+    test: Test,
+    engines: Sequence[Maker],
+    n_repetitions: int,
+    tick: Callable[[], None] = lambda: None,
+    programs: Sequence[LlamaBench] = (),
 ) -> list[Result]:
-    """Runs every engine once in each repetition, so that other load on the machine affects all of them."""
+    """Runs every engine once in each repetition, so that other load on the machine affects all of them.
+
+    So it does with the programs, where llama-bench has such a test. Those that refuse it come last.
+    """
+    able = able_of(programs, test)
     with ExitStack() as stack:
         opened = []
         for maker in engines:
             opened.append(maker())
             stack.callback(opened[-1].close)
-        seconds: list[list[float]] = [[] for _ in opened]
+        turns: list[Callable[[], float]] = [partial(_run_on, engine, test) for engine in opened]
+        turns += [partial(program.seconds, test) for program in able]
+        seconds: list[list[float]] = [[] for _ in turns]
         for repetition in range(n_repetitions + 1):
-            for i in range(len(opened)):
-                which = (i + repetition) % len(opened)  # so that each engine comes first in turn
-                opened[which].clear()
-                spent = test.run(opened[which])
+            for i in range(len(turns)):
+                which = (i + repetition) % len(turns)  # so that each one comes first in turn
+                spent = turns[which]()
                 if repetition > 0:
                     seconds[which].append(spent)
                 tick()
-    return [Result(test, engine.name, tuple(spent)) for engine, spent in zip(opened, seconds, strict=True)]
+    names = [(engine.name, None) for engine in opened] + [(each.name, each.version) for each in able]
+    results = [
+        Result(test, name, tuple(spent), version)
+        for (name, version), spent in zip(names, seconds, strict=True)
+    ]
+    refusing = [program for program in programs if test.kind and program not in able]
+    return results + [Result(test, each.name, (), each.version, each.refusal(test)) for each in refusing]
+
+
+def _run_on(engine: MeasuredEngine, test: Test) -> float:
+    engine.clear()
+    return test.run(engine)

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
@@ -18,6 +19,7 @@ class Test:
     """A test. run: gets an engine with an empty cache, and returns the seconds of the part that is measured.
 
     amount: tokens or cells in that time. unit: of the result, amount per second or microseconds per token.
+    kind: "pp" or "tg" where llama-bench has this test, too.
     """
 
     name: str
@@ -28,6 +30,7 @@ class Test:
     run: Callable[[MeasuredEngine], float]
     n_seq: int = 1
     has_other: bool = True  # whether libllama can do it
+    kind: Literal["", "pp", "tg"] = ""
 
 
 def random_ids(engine: MeasuredEngine, n: int, seed: int = 0) -> Ids:
@@ -54,7 +57,7 @@ def prompt(n_tokens: int, depth: int) -> Test:
         ids = random_ids(engine, n_tokens)
         return timed(lambda: engine.prefill(ids, depth))
 
-    return Test(f"pp{n_tokens}", depth, n_tokens, "t/s", depth + n_tokens, run)
+    return Test(f"pp{n_tokens}", depth, n_tokens, "t/s", depth + n_tokens, run, kind="pp")
 
 
 def generation(n_tokens: int, depth: int) -> Test:
@@ -64,7 +67,7 @@ def generation(n_tokens: int, depth: int) -> Test:
         fill(engine, depth)
         return timed(lambda: decode_on(engine, n_tokens, depth))
 
-    return Test(f"tg{n_tokens}", depth, n_tokens, "t/s", depth + n_tokens, run)
+    return Test(f"tg{n_tokens}", depth, n_tokens, "t/s", depth + n_tokens, run, kind="tg")
 
 
 def generated(n_tokens: int, depth: int) -> Test:

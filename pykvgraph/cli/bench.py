@@ -1,8 +1,7 @@
-"""`pykvgraph bench`: measures the speed, and compares it with libllama's."""
+"""`pykvgraph bench`: measures the speed, and compares it with libllama's and other programs'."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import re
 from collections.abc import Mapping
@@ -14,7 +13,8 @@ import click
 from pykvgraph.bench.tests import EXTRA_TESTS
 from pykvgraph.cli.adapters import Adapters, adapter_options
 from pykvgraph.cli.bench_rows import Printer
-from pykvgraph.cli.bench_runs import run_one, run_requests, run_streams, run_tiers, run_turns
+from pykvgraph.cli.bench_runs import params_of, run_one, run_requests, run_streams, run_tiers, run_turns
+from pykvgraph.cli.rival import CommandLine, programs_of, rivals_on
 from pykvgraph.cli.verb import (
     Interruptible,
     Numbers,
@@ -71,6 +71,7 @@ class _Clients(click.ParamType):  # type: ignore[type-arg]
     epilog=examples(
         "pykvgraph bench -m model.gguf",
         "pykvgraph bench -m model.gguf -p 512 -n 64 -d 0,4032 --vs libllama",
+        "pykvgraph bench -m model.gguf --vs libllama --vs path/llama-bench",
         "pykvgraph bench -m model.gguf -d 4032 --cache shift --cache holes --json",
         "pykvgraph bench -m model.gguf -d 4000 --cache turns --plot turns.png",
         "pykvgraph bench -m model.gguf -d 512 --cache prefix --plot prefix.png",
@@ -120,9 +121,11 @@ class _Clients(click.ParamType):  # type: ignore[type-arg]
 )
 @option(
     "--vs",
-    "other",
+    "others",
+    type=CommandLine(),
     metavar="libllama|COMMAND",
-    help="Also measure libllama on the same file; with --server: another server.",
+    multiple=True,
+    help="Also measure libllama, or a llama-bench; may be repeated. With --server: another server.",
 )
 @threads_option()
 @batch_option(N_BATCH)
@@ -149,7 +152,7 @@ def bench(
     over: tuple[str, ...],
     repetitions: int,
     clients: tuple[int, int] | None,
-    other: str | None,
+    others: tuple[str, ...],
     n_threads: int | None,
     where: Where,
     adapters: Adapters,
@@ -162,8 +165,16 @@ def bench(
 
     The table has the median of the runs and their standard deviation, in tokens per second.
 
-    With --vs libllama every repetition runs both engines, on the CPU unless -dev names a device. libllama
+    With --vs every repetition runs all engines by turns, on the CPU unless -dev names a device. libllama
     runs with flash attention (-fa 1, its default) and without (-fa 0). "ours is" compares the medians.
+
+    \b
+    --vs COMMAND is a llama-bench, of llama.cpp or a fork (ik_llama.cpp),
+    with options of its own if there are any: --vs 'ik/llama-bench -rtr 1'.
+    It is started anew for each turn, on the same file, with -p, -n, -d, -t,
+    -b, -ub, -ctk and -ctv as here, and measures its time itself. Where it
+    has no -d, tokens behind others (tg) take its -gp, and prompts (pp) there
+    are left out. The cache tests are not for it.
 
     \b
     The cache tests, after -d tokens:
@@ -208,21 +219,22 @@ def bench(
     requests: --vs 'llama-server -b 512'. Both have as many slots as clients.
     """
     import pykvgraph as kvg
-    from pykvgraph.bench.libllama import LibllamaModel
     from pykvgraph.viz import plot_streams, plot_tiers
 
-    if adapters.given and (clients or other or STREAM in extra):
+    if adapters.given and (clients or others or STREAM in extra):
         raise InvalidArgumentError("--lora is for tests of this engine alone, in one process: leave it out")
     if clients:
         from pykvgraph.cli.bench_server import measure_servers
 
+        if len(others) > 1:
+            raise InvalidArgumentError("--server compares with one other server: give --vs once")
+        other = others[0] if others else None
         measure_servers(
             Path(model), clients, n_depth, repetitions, n_threads, other, as_json or output == "json", plot
         )
         return
-    if other and other != "libllama":
-        raise InvalidArgumentError(f"--vs {other!r}: without --server it can be libllama only")
-    if other:
+    programs = programs_of(others)
+    if others:
         placed = "," in where.device or where.n_gpu_layers >= 0 or where.rpc or where.kv_overrides
         if placed or where.context() != PLAIN:
             raise InvalidArgumentError(
@@ -251,11 +263,13 @@ def bench(
             )
         sizes["adapters"] = adapters.load(loaded)
         n_threads = n_threads or default_threads(loaded.n_params)
-        beside = LibllamaModel(Path(model), loaded.device) if other else None
-        printer = Printer("json" if as_json else output, loaded, n_threads, tests, vs=beside is not None)
-        with Interruptible() as work, contextlib.closing(beside) if beside else contextlib.nullcontext():
+        params = params_of(n_threads, sizes)
+        printer = Printer("json" if as_json else output, loaded, n_threads, tests)
+        beside = rivals_on(Path(model), loaded.device, others, programs, params)
+        with Interruptible() as work, beside as rivals:
+            printer.begin(rivals)
             for test in tests:
-                printer.add(run_one(loaded, beside, test, repetitions, n_threads, sizes))
+                printer.add(run_one(loaded, rivals, test, repetitions, params, sizes["adapters"]))
             for depth in depths:
                 for through, each in run_turns(loaded, depth, repetitions, n_threads, sizes).items():
                     turns[f"{through}, {depth} tokens"] = each

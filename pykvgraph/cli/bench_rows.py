@@ -22,16 +22,18 @@ if TYPE_CHECKING:
     from pykvgraph.bench.tests import Test
     from pykvgraph.bench.tiers import TierSpeed
     from pykvgraph.bench.turns import MeasuredTurn
+    from pykvgraph.cli.rival import Rivals
     from pykvgraph.model.model import Model
 
 WAITS = ("first_p50", "first_p95", "gap_p50", "gap_p95", "gap_max")
-ENGINE_WIDTH = len("libllama -fa 1, streams")
+_SPEEDS = ("mean", "deviation", "median")
+STREAMS_WIDTH = len("libllama -fa 1, streams")
 
 
 class Printer:
     """Takes the results of one test after the other. `output`: "md", "csv" or "json"."""
 
-    def __init__(self, output: str, model: Model, n_threads: int, tests: Sequence[Test], vs: bool) -> None:
+    def __init__(self, output: str, model: Model, n_threads: int, tests: Sequence[Test]) -> None:
         self._output, self._model, self._n_threads = output, model, n_threads
         self._rows: list[dict[str, Any]] = []
         self._turn_rows: list[dict[str, Any]] = []
@@ -39,12 +41,19 @@ class Printer:
         self._tier_rows: list[dict[str, Any]] = []
         self._stream_rows: list[dict[str, Any]] = []
         self._test_width = max((len(test.name) for test in tests), default=0)
-        several = any(test.n_seq > 1 for test in tests)
-        self._engine_width = ENGINE_WIDTH if several and vs else len("libllama -fa 1" if vs else "pykvgraph")
+        self._several = any(test.n_seq > 1 for test in tests)
+        self._engine_width = len("pykvgraph")
         if output == "md":
             size = f"{model.n_params / 1e6:.1f} M parameters, {size_text(model.weight_bytes)}"
             threads = f"{n_threads} thread{'s' if n_threads > 1 else ''}"
             click.echo(f"{model.arch}, {size}; {model.device}, {threads}")
+
+    def begin(self, rivals: Rivals) -> None:
+        """They are measured, too."""
+        widths = [self._engine_width, *(len(program.name) for program in rivals.programs)]
+        if rivals.libllama is not None:
+            widths.append(STREAMS_WIDTH if self._several else len("libllama -fa 1"))
+        self._engine_width = max(widths)
 
     def add(self, results: Sequence[Result]) -> None:
         """The results of one test, ours first."""
@@ -55,10 +64,19 @@ class Printer:
             if not self._rows:
                 self._print_line("test", "depth", "engine", "median", "", "ours is", bold=True)
             for row in rows:
+                if row["refused"]:
+                    self._print_refused(row)
+                    continue
                 median = f"{number_text(row['median'], 4)} ± {number_text(row['deviation'], 2)}"
                 ratio = "" if row["ratio"] is None else f"{row['ratio']:.2f}x"
                 self._print_line(row["test"], row["depth"], row["engine"], median, row["unit"], ratio)
         self._rows += rows
+
+    def _print_refused(self, row: dict[str, Any]) -> None:
+        engine = f"{row['engine']:<{self._engine_width}}"
+        click.echo(
+            f"{row['test']:<{self._test_width}} {row['depth']:>6} {engine}  left out: {row['refused']}"
+        )
 
     def _print_line(
         self, test: str, depth: Any, engine: str, median: str, unit: str, ratio: str, bold: bool = False
@@ -203,16 +221,17 @@ def _print_streams(speeds: Sequence[StreamSpeed]) -> None:
 
 
 def _row(result: Result, ours: Result, model: Model, n_threads: int) -> dict[str, Any]:
-    """One line of the output. ratio: our median divided by this engine's."""
+    """One line of the output. ratio: our median divided by this engine's. What is refused has no numbers."""
+    speeds = {} if result.refused else {name: getattr(result, name) for name in _SPEEDS}
     return {
         "test": result.test.name,
         "depth": result.test.depth,
         "engine": result.engine,
-        "mean": result.mean,
-        "deviation": result.deviation,
-        "median": result.median,
+        "version": result.version,
+        **{name: speeds.get(name) for name in _SPEEDS},
         "unit": result.test.unit,
-        "ratio": None if ours is result else ours.median / result.median,
+        "ratio": None if ours is result or result.refused else ours.median / result.median,
+        "refused": result.refused,
         "n_params": model.n_params,
         "weight_bytes": model.weight_bytes,
         "device": model.device,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from pykvgraph.bench.tests import Test
     from pykvgraph.bench.tiers import TierSpeed
     from pykvgraph.bench.turns import MeasuredTurn, Speaker
+    from pykvgraph.cli.rival import Rivals
     from pykvgraph.context.trace import Span
     from pykvgraph.model.model import Model
 
@@ -29,27 +31,32 @@ def _progress(label: str, length: int) -> ProgressBar[int]:
     return click.progressbar(length=length, label=label, file=sys.stderr, hidden=not sys.stderr.isatty())
 
 
-def run_one(
-    model: Model, beside: Any, test: Test, repetitions: int, n_threads: int, sizes: dict[str, Any]
-) -> list[Result]:
-    """A test on every engine."""
-    from pykvgraph.bench.runner import makers, measure
-
-    if test.n_seq > sizes["n_batch"]:
-        raise InvalidArgumentError(
-            f"{test.name} decodes {test.n_seq} tokens at once, and -b allows {sizes['n_batch']}"
-        )
-    params = ContextParams(
-        n_ctx=-(-test.n_cells // 256) * 256,  # libllama rounds up to this; so both engines have the same room
-        n_seq_max=test.n_seq,
+def params_of(n_threads: int, sizes: dict[str, Any]) -> ContextParams:
+    """Those that all tests of an engine have."""
+    return ContextParams(
         n_threads=n_threads,
         n_threads_batch=n_threads,
         defrag_threshold=-1,  # a test calls defrag itself
         **{name: value for name, value in sizes.items() if name != "adapters"},
     )
-    engines = makers(params, model, beside, test, sizes["adapters"])
-    with _progress(f"{test.name} at {test.depth}", len(engines) * (repetitions + 1)) as progress:
-        return measure(test, engines, repetitions, lambda: progress.update(1))
+
+
+def run_one(
+    model: Model, rivals: Rivals, test: Test, repetitions: int, params: ContextParams, adapters: Any
+) -> list[Result]:
+    """A test on every engine, and on the programs."""
+    from pykvgraph.bench.runner import able_of, makers, measure
+
+    if test.n_seq > params.n_batch:
+        raise InvalidArgumentError(
+            f"{test.name} decodes {test.n_seq} tokens at once, and -b allows {params.n_batch}"
+        )
+    # libllama rounds up to this; so both engines have the same room
+    params = dataclasses.replace(params, n_ctx=-(-test.n_cells // 256) * 256, n_seq_max=test.n_seq)
+    engines = makers(params, model, rivals.libllama, test, adapters)
+    n_turns = (len(engines) + len(able_of(rivals.programs, test))) * (repetitions + 1)
+    with _progress(f"{test.name} at {test.depth}", n_turns) as progress:
+        return measure(test, engines, repetitions, lambda: progress.update(1), rivals.programs)
 
 
 def run_turns(

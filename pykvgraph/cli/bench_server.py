@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
-import shutil
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -13,6 +11,7 @@ from typing import IO, TYPE_CHECKING, Any
 import click
 
 from pykvgraph.cli.bench_rows import WAITS, row_of_served
+from pykvgraph.cli.rival import rival_of
 from pykvgraph.cli.show import new_table, number_text, print_json, print_table
 from pykvgraph.errors import InvalidArgumentError
 from pykvgraph.params.params import default_threads
@@ -80,10 +79,8 @@ def _commands(rival: str | None) -> dict[str, list[str]]:
     program = f"import sys; sys.path = {sys.path!r}; from pykvgraph.cli import main; main()"
     commands = {OURS: [sys.executable, "-c", program, "serve"]}
     if rival:
-        words = shlex.split(rival)
-        if not words or not shutil.which(words[0]):
-            raise click.ClickException(f"--vs {rival!r}: there is no program {words[0] if words else ''}")
-        commands[" ".join([Path(words[0]).name, *words[1:]])] = words
+        name, words = rival_of(rival)
+        commands[name] = words
     return commands
 
 
