@@ -97,10 +97,24 @@ std::vector<double> rounded(const problem & p, uint32_t row) {
     return y;
 }
 
+// Of each weight what is taken as its size: that of the largest among 32, beside which the others were rounded. A weight near 0 is the
+// difference of two large numbers in types with a minimum.
+std::vector<float> sizes(const std::vector<float> & w) {
+    std::vector<float> size(w.size());
+    for (size_t i = 0; i < w.size(); ++i) {
+        size[i / 32 * 32] = std::max(size[i / 32 * 32], std::fabs(w[i]));
+    }
+    for (size_t i = 0; i < w.size(); ++i) {
+        size[i] = size[i / 32 * 32];
+    }
+    return size;
+}
+
 // The largest error of all results, each beside the sum of its terms' sizes.
 double worst(const problem & p, const std::vector<float> & out) {
     std::vector<float> w(size_t{p.n_in} * p.n_out);
     ggml_get_type_traits(p.type)->to_float(p.weights.data(), w.data(), static_cast<int64_t>(w.size()));
+    const std::vector<float> size_of = sizes(w);
     double most = 0;
     for (uint32_t r = 0; r < p.n_rows; ++r) {
         const std::vector<double> x = rounded(p, r);
@@ -108,8 +122,9 @@ double worst(const problem & p, const std::vector<float> & out) {
             double sum = 0;
             double size = 0;
             for (uint32_t i = 0; i < p.n_in; ++i) {
-                sum += w[size_t{o} * p.n_in + i] * x[i];
-                size += std::fabs(w[size_t{o} * p.n_in + i] * x[i]);
+                const size_t at = size_t{o} * p.n_in + i;
+                sum += w[at] * x[i];
+                size += size_of[at] * std::fabs(x[i]);
             }
             const double error = std::fabs(out[size_t{r} * p.n_out + o] - sum) / size;
             most = error <= most ? most : error; // NaN stays
@@ -119,7 +134,8 @@ double worst(const problem & p, const std::vector<float> & out) {
 }
 
 template <class F> void for_each_type(F test) {
-    for (const ggml_type type : {GGML_TYPE_Q8_0, GGML_TYPE_Q4_K, GGML_TYPE_Q6_K}) {
+    for (const ggml_type type : {GGML_TYPE_Q8_0, GGML_TYPE_Q4_0, GGML_TYPE_Q4_1, GGML_TYPE_Q5_0, GGML_TYPE_Q5_1,
+                                 GGML_TYPE_IQ4_NL, GGML_TYPE_MXFP4, GGML_TYPE_Q4_K, GGML_TYPE_Q6_K}) {
         CAPTURE(std::string(ggml_type_name(type)));
         if (product_kernel_for(type)) {
             test(type, static_cast<uint32_t>(ggml_blck_size(type)));

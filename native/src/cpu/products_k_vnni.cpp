@@ -1,22 +1,14 @@
 // K-quants on x86 with AVX-512 VNNI: 256 numbers share a scale, and 16 or 32 of them have an integer of their own beside it.
 #ifdef __x86_64__
+#include "cpu/rounded_rows.h"
 #include "cpu/vnni.inl"
 
 namespace kvg::products_vnni {
 
 namespace {
 
-constexpr uint32_t BLOCK = 256;
+constexpr uint32_t BLOCK = rounded_256::N;
 constexpr uint32_t GROUP = 64; // numbers at a time
-
-// A block of a rounded row, beside its 256 numbers.
-struct rounded_block {
-    float scale;
-    int16_t sums16[16]; // of 16 numbers each
-    int16_t sums32[8];
-};
-
-size_t row_bytes(uint32_t n) { return n + n / BLOCK * sizeof(rounded_block); }
 
 // Rounded rows, from some block on.
 struct rounded_rows {
@@ -101,7 +93,7 @@ struct q4_k_weights {
     static __m512 add(__m512 sum, const tile & with, __m512i products, const uint8_t * block) {
         __m512i least = _mm512_setzero_si512();
         for (uint32_t i = 0; i < 4; ++i) {
-            const auto two = load<int32_t>(block + offsetof(rounded_block, sums32) + 4 * i);
+            const auto two = load<int32_t>(block + offsetof(rounded_256, sums32) + 4 * i);
             least = _mm512_dpwssd_epi32(least, word(with.pairs[i]), _mm512_set1_epi32(two));
         }
         const __m512 scale = _mm512_set1_ps(load<float>(block));
@@ -141,7 +133,7 @@ struct q6_k_weights {
     static __m512 add(__m512 sum, const tile & with, __m512i products, const uint8_t * block) {
         __m512i sums = _mm512_setzero_si512();
         for (uint32_t i = 0; i < 8; ++i) {
-            const auto two = load<int32_t>(block + offsetof(rounded_block, sums16) + 4 * i);
+            const auto two = load<int32_t>(block + offsetof(rounded_256, sums16) + 4 * i);
             sums = _mm512_dpwssd_epi32(sums, word(with.pairs[i]), _mm512_set1_epi32(two));
         }
         const __m512i whole = _mm512_sub_epi32(products, _mm512_slli_epi32(sums, 5));
@@ -270,66 +262,21 @@ void multiply_block(tile & turned, const weight_rows & weights, const rounded_ro
 
 template <class W> void run(const product_job & job, uint32_t begin, uint32_t end) {
     tile turned;
-    const size_t stride = row_bytes(job.n_in);
+    const size_t stride = row_bytes<rounded_256>(job.n_in);
     run_tiles(job, begin, end, stride, [&](const weight_rows & weights, const uint8_t * rows, uint32_t n, sums * out) {
         for (uint32_t b = 0; b < job.n_in / BLOCK; ++b) {
-            const uint8_t * blocks = rows + job.n_in + b * sizeof(rounded_block);
+            const uint8_t * blocks = rows + blocks_at(job.n_in) + b * sizeof(rounded_256);
             multiply_block<W>(turned, weights.from(b * W::BYTES), {rows + b * BLOCK, blocks, stride}, n, out);
         }
     });
 }
 
-// The number that is farthest from 0, the first of them; NaN if any is.
-float farthest(const float * x) {
-    __m512 most = _mm512_setzero_ps();
-    for (uint32_t i = 0; i < BLOCK; i += 16) {
-        const __m512 v = _mm512_loadu_ps(x + i);
-        if (_mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q) != 0) {
-            return NAN;
-        }
-        most = _mm512_max_ps(most, _mm512_abs_ps(v));
-    }
-    const __m512 size = _mm512_set1_ps(_mm512_reduce_max_ps(most));
-    for (uint32_t i = 0; i < BLOCK; i += 16) {
-        const __mmask16 found = _mm512_cmp_ps_mask(_mm512_abs_ps(_mm512_loadu_ps(x + i)), size, _CMP_EQ_OQ);
-        if (found != 0) {
-            return x[i + static_cast<uint32_t>(__builtin_ctz(found))];
-        }
-    }
-    return 0;
-}
-
-// As ggml rounds to Q8_K.
-void round_block(const float * x, uint8_t * numbers, rounded_block & block) {
-    const float most = farthest(x);
-    const float factor = most != 0 ? -127 / most : 0;
-    block.scale = most != 0 ? 1 / factor : 0;
-    for (uint32_t i = 0; i < 16; ++i) {
-        __m512i v = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(x + i * 16), _mm512_set1_ps(factor)));
-        v = _mm512_max_epi32(v, _mm512_set1_epi32(-127)); // where x isn't finite
-        _mm_storeu_si128(reinterpret_cast<__m128i *>(numbers + i * 16), _mm512_cvtepi32_epi8(v));
-        block.sums16[i] = static_cast<int16_t>(_mm512_reduce_add_epi32(v));
-    }
-    for (uint32_t i = 0; i < 8; ++i) {
-        block.sums32[i] = static_cast<int16_t>(block.sums16[2 * i] + block.sums16[2 * i + 1]);
-    }
-}
-
-void round_row(const float * x, uint8_t * row, uint32_t n) {
-    for (uint32_t b = 0; b < n / BLOCK; ++b) {
-        rounded_block block;
-        round_block(x + b * BLOCK, row + b * BLOCK, block);
-        std::memcpy(row + n + b * sizeof(block), &block, sizeof(block));
-    }
-}
-
 } // namespace
 
-static const row_form form = {row_bytes, round_row};
 extern const product_kernel q4_k;
 extern const product_kernel q6_k;
-const product_kernel q4_k = {form, run<q4_k_weights>};
-const product_kernel q6_k = {form, run<q6_k_weights>};
+const product_kernel q4_k = {by_256, run<q4_k_weights>};
+const product_kernel q6_k = {by_256, run<q6_k_weights>};
 
 } // namespace kvg::products_vnni
 #endif

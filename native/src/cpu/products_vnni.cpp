@@ -1,205 +1,127 @@
-// x86 with AVX-512 VNNI.
+// Types in blocks of 32 on x86 with AVX-512 VNNI.
 #ifdef __x86_64__
-#include "cpu/vnni.inl"
+#include "cpu/vnni_32.inl"
 
 namespace kvg::products_vnni {
 
 namespace {
 
-constexpr uint32_t BLOCK = 32;  // numbers with one scale
-constexpr size_t BYTES = 34;    // of a block of Q8_0: an F16 scale, 32 numbers
-constexpr uint32_t CHUNK = 512; // weights of a row at a time: a turned tile of them stays in L1
+inline block_scales scales_alone(__m512 scales) { return {scales, _mm512_setzero_ps()}; }
 
-// A block of a rounded row, beside its 32 numbers.
-struct rounded_scale {
-    float scale;
-    int32_t lift; // -128 times the sum of the numbers: weights are raised by 128
+// An F16, 32 signed bytes
+struct q8_0_weights {
+    static constexpr size_t BYTES = 34;
+    static constexpr bool MINIMA = false;
+
+    static block_halves numbers(const four_blocks & from) {
+        return {_mm512_xor_si512(from.bytes(2), bytes(0x80)), _mm512_xor_si512(from.bytes(18), bytes(0x80))};
+    }
+    static block_scales scales(const weight_rows & rows, size_t offset) { return scales_alone(rows.halves(offset)); }
 };
 
-// Where the scales of a rounded row of n begin: behind its numbers, which are read 64 at a time.
-size_t scales_at(uint32_t n) { return (size_t{n} + 63) / 64 * 64; }
-size_t row_bytes(uint32_t n) { return scales_at(n) + n / BLOCK * sizeof(rounded_scale); }
+// Numbers of 4 bits: the lower halves of a block's 16 bytes are its numbers 0 to 15, the upper ones are the rest. Each is moved so that its
+// lowest bit is bit BIT.
+template <int BIT> inline block_halves nibbles(__m512i both) {
+    const __m512i mask = bytes(0x0f << BIT);
+    return {_mm512_and_si512(_mm512_slli_epi16(both, BIT), mask), _mm512_and_si512(_mm512_srli_epi16(both, 4 - BIT), mask)};
+}
 
-// Blocks of 16 rows of weights.
-struct piece {
-    weight_rows rows;
-    uint32_t n_blocks;
+// Adds `value` to numbers whose bit is set in the four bytes at `offset` of their block.
+inline block_halves add_bits(const block_halves & numbers, const four_blocks & from, size_t offset, uint8_t value) {
+    const auto half = [&](size_t at) {
+        const auto bits = [&](uint32_t i) { return uint64_t{load<uint16_t>(from.block(i) + at)} << (16 * i); };
+        return bits(0) | bits(1) | bits(2) | bits(3);
+    };
+    return {_mm512_mask_add_epi8(numbers.low, half(offset), numbers.low, bytes(value)),
+            _mm512_mask_add_epi8(numbers.high, half(offset + 2), numbers.high, bytes(value))};
+}
 
-    // Numbers raised by 128: those of block b of a row, and of the block behind it, or anything where there is none.
-    __m512i pair(uint32_t row, uint32_t b) const {
-        const uint8_t * first = rows.at[row] + b * BYTES;
-        const uint8_t * second = b + 1 < n_blocks ? first + BYTES : first;
-        rows.fetch(row, b * BYTES);
-        const __m256i low = _mm256_loadu_si256(reinterpret_cast<const __m256i *>(first + 2));
-        const __m256i high = _mm256_loadu_si256(reinterpret_cast<const __m256i *>(second + 2));
-        const __m512i both = _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
-        return _mm512_xor_si512(both, _mm512_set1_epi8(static_cast<char>(0x80)));
-    }
-    // of block b of each row
-    __m512 scales(uint32_t b) const { return rows.halves(b * BYTES); }
-};
+// The bytes that numbers of 4 bits stand for.
+inline block_halves looked_up(__m512i table, const block_halves & numbers) {
+    return {_mm512_shuffle_epi8(table, numbers.low), _mm512_shuffle_epi8(table, numbers.high)};
+}
 
-// Rounded rows, from some block on.
-struct rounded_rows {
-    const uint8_t * numbers;
-    const uint8_t * scales;
-    size_t stride;
+// An F16, 32 numbers of 4 bits: scale * (number - 8). Bytes are 16 times the number.
+struct q4_0_weights {
+    static constexpr size_t BYTES = 18;
+    static constexpr bool MINIMA = false;
 
-    rounded_rows from(uint32_t row) const { return {numbers + row * stride, scales + row * stride, stride}; }
-    const uint8_t * at(uint32_t row, uint32_t b) const { return numbers + row * stride + b * BLOCK; }
-    rounded_scale scale(uint32_t row, uint32_t b) const {
-        return load<rounded_scale>(scales + row * stride + b * sizeof(rounded_scale));
+    static block_halves numbers(const four_blocks & from) { return nibbles<4>(from.bytes(2)); }
+    static block_scales scales(const weight_rows & rows, size_t offset) {
+        return scales_alone(_mm512_mul_ps(rows.halves(offset), _mm512_set1_ps(1.0f / 16)));
     }
 };
 
-// One row's sum goes on by a block. Here alone floats are added.
-inline __m512 add_block(__m512 sum, __m512i in_block, __m512 weight_scales, float scale) {
-    return _mm512_fmadd_ps(_mm512_cvtepi32_ps(in_block), _mm512_mul_ps(weight_scales, _mm512_set1_ps(scale)), sum);
-}
+// Two F16, 32 numbers of 4 bits: scale * number + minimum
+struct q4_1_weights {
+    static constexpr size_t BYTES = 20;
+    static constexpr bool MINIMA = true;
 
-// N rows with weights as they lie: each row of weights gives a vector of sums, and those of 16 are folded into one.
-template <uint32_t N> void multiply_few(const piece & weights, const rounded_rows & x, sums * out) {
-    __m512 sum[N];
-    for (uint32_t r = 0; r < N; ++r) {
-        sum[r] = _mm512_load_ps(out[r]);
+    static block_halves numbers(const four_blocks & from) { return nibbles<0>(from.bytes(4)); }
+    static block_scales scales(const weight_rows & rows, size_t offset) {
+        const __m512i both = rows.words(offset);
+        return {low_halves(both), high_halves(both)};
     }
-    for (uint32_t b = 0; b < weights.n_blocks; b += 2) {
-        __m512i fours[N][4];
-#pragma GCC unroll 4
-        for (uint32_t i = 0; i < 4; ++i) {
-            const __m512i w[4] = {weights.pair(4 * i, b), weights.pair(4 * i + 1, b), weights.pair(4 * i + 2, b),
-                                  weights.pair(4 * i + 3, b)};
-            for (uint32_t r = 0; r < N; ++r) {
-                const __m512i numbers = _mm512_loadu_si512(x.at(r, b));
-                const auto times = [&](int k) { return _mm512_dpbusd_epi32(_mm512_setzero_si512(), w[k], numbers); };
-                const __m512i v[4] = {times(0), times(1), times(2), times(3)};
-                fours[r][i] = folded(v);
-            }
-        }
-        const uint32_t n = b + 1 < weights.n_blocks ? 2 : 1;
-        const __m512 scales[2] = {weights.scales(b), weights.scales(b + n - 1)};
-        for (uint32_t r = 0; r < N; ++r) {
-            const __m512i left = halved(fours[r][0], fours[r][1]);
-            const __m512i right = halved(fours[r][2], fours[r][3]);
-            const __m512i whole[2] = {_mm512_shuffle_i32x4(left, right, 0x88), _mm512_shuffle_i32x4(left, right, 0xdd)};
-            for (uint32_t i = 0; i < n; ++i) {
-                const rounded_scale s = x.scale(r, b + i);
-                sum[r] = add_block(sum[r], _mm512_add_epi32(whole[i], _mm512_set1_epi32(s.lift)), scales[i], s.scale);
-            }
-        }
-    }
-    for (uint32_t r = 0; r < N; ++r) {
-        _mm512_store_ps(out[r], sum[r]);
-    }
-}
-
-// 16 rows of weights, turned: vector j of a block has numbers 4j to 4j + 3 of each row.
-struct tile {
-    alignas(64) int32_t numbers[CHUNK / 4][TILE];
-    alignas(64) float scales[CHUNK / BLOCK][TILE];
-    uint32_t n_blocks;
 };
 
-void turn(tile & to, const piece & from) {
-    to.n_blocks = from.n_blocks;
-    for (uint32_t b = 0; b < from.n_blocks; b += 2) {
-        __m512i r[16];
-        for (uint32_t i = 0; i < TILE; ++i) {
-            r[i] = from.pair(i, b);
-        }
-        for (uint32_t i = b; i < b + 2 && i < from.n_blocks; ++i) {
-            _mm512_store_ps(to.scales[i], from.scales(i));
-        }
-        transpose(r);
-        for (uint32_t j = 0; j < 16; ++j) {
-            _mm512_store_si512(to.numbers[b * 8 + j], r[j]);
-        }
-    }
-}
+// An F16, 32 bits, 32 numbers of 4 bits: scale * (number + 16 * bit - 16). Bytes are 8 times the number.
+struct q5_0_weights {
+    static constexpr size_t BYTES = 22;
+    static constexpr bool MINIMA = false;
 
-// N rows with a turned tile: a vector of weights meets four bytes of each row.
-template <uint32_t N> void multiply(const tile & weights, const rounded_rows & x, sums * out) {
-    __m512 sum[N];
-    for (uint32_t r = 0; r < N; ++r) {
-        sum[r] = _mm512_load_ps(out[r]);
+    static block_halves numbers(const four_blocks & from) { return add_bits(nibbles<3>(from.bytes(6)), from, 2, 0x80); }
+    static block_scales scales(const weight_rows & rows, size_t offset) {
+        return scales_alone(_mm512_mul_ps(rows.halves(offset), _mm512_set1_ps(1.0f / 8)));
     }
-    for (uint32_t b = 0; b < weights.n_blocks; ++b) {
-        __m512i in_block[N];
-        for (uint32_t r = 0; r < N; ++r) {
-            in_block[r] = _mm512_set1_epi32(x.scale(r, b).lift);
-        }
-        for (uint32_t j = 0; j < 8; ++j) {
-            const __m512i numbers = _mm512_load_si512(weights.numbers[b * 8 + j]);
-            for (uint32_t r = 0; r < N; ++r) {
-                in_block[r] = _mm512_dpbusd_epi32(in_block[r], numbers, _mm512_set1_epi32(load<int32_t>(x.at(r, b) + j * 4)));
-            }
-        }
-        const __m512 scales = _mm512_load_ps(weights.scales[b]);
-        for (uint32_t r = 0; r < N; ++r) {
-            sum[r] = add_block(sum[r], in_block[r], scales, x.scale(r, b).scale);
-        }
-    }
-    for (uint32_t r = 0; r < N; ++r) {
-        _mm512_store_ps(out[r], sum[r]);
-    }
-}
+};
 
-void multiply_piece(tile & turned, const piece & weights, const rounded_rows & x, uint32_t n_rows, sums * out) {
-    switch (n_rows) {
-    case 1:
-        return multiply_few<1>(weights, x, out);
-    case 2:
-        return multiply_few<2>(weights, x, out);
-    case 3:
-        return multiply_few<3>(weights, x, out);
-    default: // turning pays
-        turn(turned, weights);
-        by_eights(n_rows, [&](auto n, uint32_t r) { multiply<n>(turned, x.from(r), out + r); });
+// Two F16, 32 bits, 32 numbers of 4 bits: scale * (number + 16 * bit) + minimum
+struct q5_1_weights {
+    static constexpr size_t BYTES = 24;
+    static constexpr bool MINIMA = true;
+
+    static block_halves numbers(const four_blocks & from) { return add_bits(nibbles<0>(from.bytes(8)), from, 4, 0x10); }
+    static block_scales scales(const weight_rows & rows, size_t offset) { return q4_1_weights::scales(rows, offset); }
+};
+
+// An F16, 32 numbers of 4 bits that stand for others
+struct iq4_nl_weights {
+    static constexpr size_t BYTES = 18;
+    static constexpr bool MINIMA = false;
+
+    static block_halves numbers(const four_blocks & from) { return looked_up(four_bit_table(), nibbles<0>(from.bytes(2))); }
+    static block_scales scales(const weight_rows & rows, size_t offset) { return scales_alone(rows.halves(offset)); }
+};
+
+// A power of two, 32 floats of 4 bits: a sign, two bits of exponent, one of mantissa. Bytes are 16 times the float.
+struct mxfp4_weights {
+    static constexpr size_t BYTES = 17;
+    static constexpr bool MINIMA = false;
+
+    static block_halves numbers(const four_blocks & from) {
+        const __m128i floats = _mm_setr_epi8(0, 8, 16, 24, 32, 48, 64, 96, 0, -8, -16, -24, -32, -48, -64, -96);
+        return looked_up(raised(floats), nibbles<0>(from.bytes(1)));
     }
-}
-
-void run(const product_job & job, uint32_t begin, uint32_t end) {
-    tile turned;
-    const size_t stride = row_bytes(job.n_in);
-    run_tiles(job, begin, end, stride, [&](const weight_rows & weights, const uint8_t * rows, uint32_t n, sums * out) {
-        for (uint32_t in = 0; in < job.n_in; in += CHUNK) {
-            const uint32_t b = in / BLOCK;
-            const uint32_t n_blocks = (job.n_in - in < CHUNK ? job.n_in - in : CHUNK) / BLOCK;
-            const uint8_t * scales = rows + scales_at(job.n_in) + b * sizeof(rounded_scale);
-            multiply_piece(turned, {weights.from(b * BYTES), n_blocks}, {rows + in, scales, stride}, n, out);
-        }
-    });
-}
-
-// Within -127 and 127, whatever x is.
-inline __m512i rounded(__m512 x, __m512 factor) {
-    return _mm512_max_epi32(_mm512_cvtps_epi32(_mm512_mul_ps(x, factor)), _mm512_set1_epi32(-127));
-}
-
-void round_row(const float * x, uint8_t * row, uint32_t n) {
-    uint8_t * scales = row + scales_at(n);
-    for (uint32_t i = 0; i < n; i += BLOCK) {
-        const __m512 low = _mm512_loadu_ps(x + i);
-        const __m512 high = _mm512_loadu_ps(x + i + 16);
-        const bool any_nan = _mm512_cmp_ps_mask(low, high, _CMP_UNORD_Q) != 0;
-        const float most = any_nan ? NAN : _mm512_reduce_max_ps(_mm512_max_ps(_mm512_abs_ps(low), _mm512_abs_ps(high)));
-        const __m512 factor = _mm512_set1_ps(most != 0 ? 127 / most : 0);
-        const __m512i a = rounded(low, factor);
-        const __m512i b = rounded(high, factor);
-        _mm_storeu_si128(reinterpret_cast<__m128i *>(row + i), _mm512_cvtepi32_epi8(a));
-        _mm_storeu_si128(reinterpret_cast<__m128i *>(row + i + 16), _mm512_cvtepi32_epi8(b));
-        // in F16 between, as ggml keeps it
-        const rounded_scale kept = {_cvtsh_ss(_cvtss_sh(most / 127, 0)),
-                                    -128 * _mm512_reduce_add_epi32(_mm512_add_epi32(a, b))};
-        std::memcpy(scales + i / BLOCK * sizeof(kept), &kept, sizeof(kept));
+    static block_scales scales(const weight_rows & rows, size_t offset) {
+        // 2^(exponent - 127): a float has these bits, except that of 0
+        const __m512i exponents = rows.bytes(offset);
+        const __m512i least = _mm512_set1_epi32(0x00400000);
+        const __mmask16 is_least = _mm512_testn_epi32_mask(exponents, exponents);
+        const __m512i power = _mm512_mask_mov_epi32(_mm512_slli_epi32(exponents, 23), is_least, least);
+        return scales_alone(_mm512_mul_ps(_mm512_castsi512_ps(power), _mm512_set1_ps(1.0f / 16)));
     }
-}
+};
 
 } // namespace
 
-static const row_form form = {row_bytes, round_row};
-extern const product_kernel q8_0;
-const product_kernel q8_0 = {form, run};
+extern const product_kernel q8_0, q4_0, q4_1, q5_0, q5_1, iq4_nl, mxfp4;
+const product_kernel q8_0 = {by_32, run<q8_0_weights>};
+const product_kernel q4_0 = {by_32, run<q4_0_weights>};
+const product_kernel q4_1 = {by_32, run<q4_1_weights>};
+const product_kernel q5_0 = {by_32, run<q5_0_weights>};
+const product_kernel q5_1 = {by_32, run<q5_1_weights>};
+const product_kernel iq4_nl = {by_32, run<iq4_nl_weights>};
+const product_kernel mxfp4 = {by_32, run<mxfp4_weights>};
 
 } // namespace kvg::products_vnni
 #endif

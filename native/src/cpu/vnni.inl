@@ -21,6 +21,23 @@ template <class T> inline T load(const uint8_t * from) {
     return value;
 }
 
+inline __m128i load_128(const uint8_t * from) { return _mm_loadu_si128(reinterpret_cast<const __m128i *>(from)); }
+inline __m256i load_256(const uint8_t * from) { return _mm256_loadu_si256(reinterpret_cast<const __m256i *>(from)); }
+inline __m512i joined(__m256i low, __m256i high) { return _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1); }
+inline __m512i bytes(uint8_t value) { return _mm512_set1_epi8(static_cast<char>(value)); }
+
+// A table of 16 signed bytes for _mm512_shuffle_epi8, raised by 128.
+inline __m512i raised(__m128i table) { return _mm512_xor_si512(_mm512_broadcast_i32x4(table), bytes(0x80)); }
+
+// What 4 bits stand for in IQ4_NL and IQ4_XS, raised by 128.
+inline __m512i four_bit_table() {
+    return raised(_mm_setr_epi8(-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113));
+}
+
+// An F16 in the lower or the upper half of each lane
+inline __m512 low_halves(__m512i lanes) { return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(lanes)); }
+inline __m512 high_halves(__m512i lanes) { return low_halves(_mm512_srli_epi32(lanes, 16)); }
+
 using sums = float[TILE]; // of one row with each row of weights
 
 // Of each four lanes of four vectors the sums, in four lanes.
@@ -33,6 +50,16 @@ inline __m512i folded(const __m512i v[4]) {
 // Quarters are added in pairs: 0 + 1 and 2 + 3 of a, then those of b.
 inline __m512i halved(__m512i a, __m512i b) {
     return _mm512_add_epi32(_mm512_shuffle_i32x4(a, b, 0x88), _mm512_shuffle_i32x4(a, b, 0xdd));
+}
+
+// 4 x 4 of 128 bits
+inline void transpose_quarters(__m512i * r) {
+    const __m512i t[4] = {_mm512_shuffle_i32x4(r[0], r[1], 0x88), _mm512_shuffle_i32x4(r[2], r[3], 0x88),
+                          _mm512_shuffle_i32x4(r[0], r[1], 0xdd), _mm512_shuffle_i32x4(r[2], r[3], 0xdd)};
+    r[0] = _mm512_shuffle_i32x4(t[0], t[1], 0x88);
+    r[2] = _mm512_shuffle_i32x4(t[0], t[1], 0xdd);
+    r[1] = _mm512_shuffle_i32x4(t[2], t[3], 0x88);
+    r[3] = _mm512_shuffle_i32x4(t[2], t[3], 0xdd);
 }
 
 // 16 x 16 of 32 bits
@@ -75,12 +102,22 @@ struct weight_rows {
         return moved;
     }
     void fetch(uint32_t row, size_t offset) const { _mm_prefetch(at[row] + offset + ahead, _MM_HINT_T1); }
-    // An F16 of each row.
-    __m512 halves(size_t offset) const { return halves(offset, std::make_index_sequence<TILE>()); }
+    // Of each row an F16, a byte, 32 bits.
+    __m512 halves(size_t offset) const { return halves(offset, all()); }
+    __m512i bytes(size_t offset) const { return bytes(offset, all()); }
+    __m512i words(size_t offset) const { return words(offset, std::make_index_sequence<8>()); }
 
 private:
+    using all = std::make_index_sequence<TILE>;
     template <size_t... I> __m512 halves(size_t offset, std::index_sequence<I...>) const {
         return _mm512_cvtph_ps(_mm256_setr_epi16(load<int16_t>(at[I] + offset)...));
+    }
+    template <size_t... I> __m512i bytes(size_t offset, std::index_sequence<I...>) const {
+        return _mm512_cvtepu8_epi32(_mm_setr_epi8(load<char>(at[I] + offset)...));
+    }
+    template <size_t... I> __m512i words(size_t offset, std::index_sequence<I...>) const {
+        return joined(_mm256_setr_epi32(load<int32_t>(at[I] + offset)...),
+                      _mm256_setr_epi32(load<int32_t>(at[I + 8] + offset)...));
     }
 };
 

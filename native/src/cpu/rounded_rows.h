@@ -1,0 +1,33 @@
+// Rows that were rounded to bytes, for products by AVX-512 VNNI: all numbers of a row, then what lies beside each block of them.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "cpu/products.h"
+
+namespace kvg::products_vnni {
+
+extern const row_form by_32;  // as ggml rounds to Q8_0
+extern const row_form by_256; // as it rounds to Q8_K
+
+struct rounded_32 {
+    static constexpr uint32_t N = 32; // numbers with one scale
+    float scale;
+    int32_t lift; // -128 times the sum of the numbers, for weights that are raised by 128
+    float total;  // scale times the sum of the numbers, for weights with a minimum
+};
+
+struct rounded_256 {
+    static constexpr uint32_t N = 256;
+    float scale;
+    int16_t sums16[16]; // of 16 numbers each
+    int16_t sums32[8];
+};
+
+// Where in a row of n the blocks begin: numbers are read 128 at a time.
+constexpr size_t blocks_at(uint32_t n) { return (size_t{n} + 127) / 128 * 128; }
+
+template <class B> constexpr size_t row_bytes(uint32_t n) { return blocks_at(n) + n / B::N * sizeof(B); }
+
+} // namespace kvg::products_vnni
