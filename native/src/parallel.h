@@ -1,36 +1,22 @@
-// A loop shared out among threads, for copies that one core can't make at the memory's speed.
+// A loop shared out among the team's threads.
 #pragma once
 
 #include <algorithm>
 #include <atomic>
 #include <cstddef>
-#include <exception>
-#include <thread>
-#include <vector>
+
+#include "team.h"
 
 namespace kvg {
 
-// Calls visit(i) for every i below n, in any order, on up to n_threads threads. visit must not throw. Threads that the system refuses
-// are done without.
+// Calls visit(i) for every i below n, in any order, on up to n_threads threads. visit must not throw.
 template <class F> void parallel_for(size_t n, size_t n_threads, F visit) {
     std::atomic<size_t> next{0};
-    const auto work = [&] {
+    team::here().run(static_cast<int>(std::min(n, n_threads)), [&](int) {
         for (size_t i = next++; i < n; i = next++) {
             visit(i);
         }
-    };
-    std::vector<std::thread> helpers;
-    helpers.reserve(n_threads);
-    try {
-        while (helpers.size() + 1 < std::min(n, n_threads)) {
-            helpers.emplace_back(work);
-        }
-    } catch (const std::exception &) { // no thread, or no memory for one
-    }
-    work();
-    for (std::thread & helper : helpers) {
-        helper.join();
-    }
+    });
 }
 
 } // namespace kvg

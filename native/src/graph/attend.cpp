@@ -4,6 +4,7 @@
 
 #include "device.h"
 #include "error.h"
+#include "team.h"
 
 namespace kvg {
 
@@ -13,6 +14,8 @@ constexpr uint32_t MIN_RANGE = 4 * ATTEND_CHUNK; // cells: the first chunk of a 
 constexpr uint32_t MANY_UNITS = 4; // fewer than these KV heads, by blocks, leave threads without work: ranges are shorter
 constexpr uint32_t MAX_RANGES = 64;
 constexpr uint32_t MAX_SPLIT_TOKENS = 64; // more of them are work enough without splitting the cells
+
+constexpr uint64_t READ_AT_ONCE = 1 << 15; // numbers of K that one thread reads in less time than it takes to share them out
 
 uint32_t count_blocks(uint32_t n_tokens) { return (n_tokens + ATTEND_TOKENS - 1) / ATTEND_TOKENS; }
 
@@ -129,9 +132,16 @@ attend_job attend_op::job_of(const ggml_tensor * dst) const {
 
 void attend_op::compute(ggml_tensor * dst, int ith, int nth, void * op) {
     auto & self = *static_cast<attend_op *>(op);
-    self.share(self.job_of(dst), static_cast<size_t>(ith));
-    // the last to leave makes all ready for the next layer, which ggml's barrier holds back until then
+    const attend_job job = self.job_of(dst);
     attend_workspace & w = self.workspace_;
+    if (nth > 1) {
+        self.share(job, static_cast<size_t>(ith));
+    } else {
+        const uint64_t n_read = uint64_t{job.n_kv} * job.n_head_kv * job.head_dim_k * job.n_tokens;
+        const int n_threads = n_read < READ_AT_ONCE ? 1 : team_share::n_threads();
+        team::here().run(n_threads, [&](int i) { self.share(job, static_cast<size_t>(i)); });
+    }
+    // the last to leave makes all ready for the next layer, which ggml's barrier holds back until then
     if (++w.left_ == static_cast<uint32_t>(nth)) {
         w.claimed_ = 0;
         w.left_ = 0;

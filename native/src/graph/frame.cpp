@@ -11,6 +11,7 @@
 #include "graph/block/layer_embedding.h"
 #include "graph/block/norm.h"
 #include "graph/block/state.h"
+#include "graph/product.h"
 
 namespace kvg {
 
@@ -22,6 +23,22 @@ decode_graph::decode_graph(const model & model, const kv_cache & cache, const st
     fault_point("build");
     build();
     graph_ = builder_.finish();
+    is_for_team_ = has_few_products_of_ggml();
+}
+
+bool decode_graph::has_few_products_of_ggml() const {
+    constexpr uint64_t FEW = 16; // of so many pairs of numbers one
+    uint64_t ours = 0;
+    uint64_t others = 0;
+    for (const auto & [node, device] : wishes()) {
+        const bool is_ggmls =
+            node->op == GGML_OP_MUL_MAT || node->op == GGML_OP_MUL_MAT_ID || node->op == GGML_OP_FLASH_ATTN_EXT;
+        if (is_cpu(device) && (is_ggmls || is_multiply(node))) {
+            const auto n_pairs = static_cast<uint64_t>(ggml_nelements(node) * node->src[0]->ne[0]);
+            (is_ggmls ? others : ours) += n_pairs;
+        }
+    }
+    return FEW * others < ours;
 }
 
 std::string decode_graph::refused_by(ggml_backend_dev_t device) const {

@@ -49,6 +49,9 @@ public:
     const std::vector<graph_turn> & turns() const { return turns_; }
     // Of each layer the nodes that write K and V; those of a layer come one after the other. nullptr: it has none of its own.
     const std::vector<stored_rows> & stored() const { return stored_; }
+    // Whether products of ours (graph/product.h) are nearly all that the CPU has to do: then the team shares each of them, and ggml needs no
+    // threads.
+    bool is_for_team() const { return is_for_team_; }
     // The names of operations that should run on the device, and that it can't run: "ROPE, SOFT_MAX". The CPU does them.
     std::string refused_by(ggml_backend_dev_t device) const;
 
@@ -75,6 +78,7 @@ private:
     ggml_tensor * embedded();
     void add_logits();
     void build();
+    bool has_few_products_of_ggml() const;
 
     const model & model_;
     const kv_cache & cache_;
@@ -86,6 +90,7 @@ private:
     ggml_tensor * layer_embeddings_ = nullptr; // what layers have of their own for the tokens; nullptr: nothing
     builder builder_;
     ggml_cgraph * graph_;
+    bool is_for_team_;
 };
 
 } // namespace kvg

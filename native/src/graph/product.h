@@ -15,5 +15,7 @@ const row_form * form_of(const ggml_tensor * weight, const ggml_tensor * x);
 ggml_tensor * rounded(ggml_context * ctx, ggml_tensor * x, const row_form & form);
 // weight * x; rows: rounded(x)
 ggml_tensor * multiply(ggml_context * ctx, ggml_tensor * weight, ggml_tensor * rows);
+// Whether a node is of multiply().
+bool is_multiply(const ggml_tensor * node);
 
 } // namespace kvg

@@ -1,5 +1,6 @@
 #include "graph/recur.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "graph/thread_share.h"
@@ -12,6 +13,12 @@ const float * floats(const ggml_tensor * t) { return t ? static_cast<const float
 
 // by_token: the number of the dimension of tokens
 recur_input input_of(const ggml_tensor * t, int by_token) { return {floats(t), t->nb[by_token] / sizeof(float)}; }
+
+// Of n parts of an operation: as many as take some microseconds.
+uint32_t least(uint32_t n, const ggml_tensor * dst) {
+    constexpr uint64_t NUMBERS = 256; // of the result; each takes a row of a state, or some taps
+    return static_cast<uint32_t>(std::max<uint64_t>(1, NUMBERS * n / static_cast<uint64_t>(ggml_nelements(dst))));
+}
 
 } // namespace
 
@@ -36,8 +43,8 @@ void recur_op::run_convolve(ggml_tensor * dst, int ith, int nth, void * op) {
     job.n_taps = self.spec_.n_taps;
     job.n_channels = self.spec_.n_channels;
     job.silu = self.spec_.kind != state_kind::short_conv;
-    const thread_share part(job.n_channels, kernels.lanes, ith, nth);
-    kernels.recur.convolve(job, part.begin, part.end);
+    share_out(job.n_channels, kernels.lanes, least(job.n_channels, dst), ith, nth,
+              [&](uint32_t begin, uint32_t end) { kernels.recur.convolve(job, begin, end); });
 }
 
 ggml_tensor * recur_op::recall(builder & b, ggml_tensor * q, ggml_tensor * k, ggml_tensor * v, ggml_tensor * decay,
@@ -66,8 +73,8 @@ void recur_op::run_recall(ggml_tensor * dst, int ith, int nth, void * op) {
     job.n_head_k = spec.n_head_k;
     job.in_turn = spec.in_turn;
     job.decay_by_width = spec.decays_by_width;
-    const thread_share part(uint64_t{spec.v_width()} / RECUR_ROWS, 1, ith, nth);
-    kernel.recall(job, part.begin, part.end);
+    const uint32_t n = static_cast<uint32_t>(uint64_t{spec.v_width()} / RECUR_ROWS);
+    share_out(n, 1, least(n, dst), ith, nth, [&](uint32_t begin, uint32_t end) { kernel.recall(job, begin, end); });
 }
 
 } // namespace kvg

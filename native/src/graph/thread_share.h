@@ -1,21 +1,38 @@
-// What one of ggml's threads does of an operation.
+// Who does which part of an operation of ours. Where ggml computes a graph on one thread (step.cpp) the team shares it, in pieces that are
+// claimed; else ggml's threads do, each one part.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+
+#include "team.h"
 
 namespace kvg {
 
-// [begin, end) of n, in whole pieces of `width`; n is a multiple of it.
-struct thread_share {
-    uint32_t begin;
-    uint32_t end;
-    thread_share(uint64_t n, uint32_t width, int ith, int nth) {
+// Calls visit(begin, end) for ranges that together are [0, n), in whole pieces of `width`, of which n is a multiple. ith, nth: ggml's.
+// min_piece: what is worth claiming, in the unit of n; less than two of these aren't shared
+template <class F> void share_out(uint32_t n, uint32_t width, uint32_t min_piece, int ith, int nth, F visit) {
+    constexpr uint32_t PIECES = 6; // for each thread: a slow one leaves so much less to wait for
+    const uint32_t n_units = n / width;
+    if (nth > 1) {
         const auto at = [&](int i) {
-            return static_cast<uint32_t>(n / width * static_cast<uint64_t>(i) / static_cast<uint64_t>(nth)) * width;
+            return static_cast<uint32_t>(uint64_t{n_units} * static_cast<uint64_t>(i) / static_cast<uint64_t>(nth)) * width;
         };
-        begin = at(ith);
-        end = at(ith + 1);
+        return visit(at(ith), at(ith + 1));
     }
-};
+    const uint32_t most = n / std::max(min_piece, 1u);
+    const int n_threads = static_cast<int>(std::min(static_cast<uint32_t>(team_share::n_threads()), most));
+    if (n_threads < 2) {
+        return visit(0, n);
+    }
+    const uint32_t n_pieces = std::min({n_units, most, PIECES * static_cast<uint32_t>(n_threads)});
+    pieces all(n_pieces);
+    team::here().run(n_threads, [&](int) {
+        for (uint32_t i = 0; all.next(i);) {
+            const auto at = [&](uint32_t piece) { return static_cast<uint32_t>(uint64_t{n_units} * piece / n_pieces) * width; };
+            visit(at(i), at(i + 1));
+        }
+    });
+}
 
 } // namespace kvg

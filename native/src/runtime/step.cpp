@@ -1,9 +1,12 @@
 #include "runtime/step.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <limits>
 #include <utility>
+
+#include <sys/resource.h>
 
 #include "cpu/kernel.h"
 #include "error.h"
@@ -13,6 +16,7 @@
 #include "runtime/batch_checkpoints.h"
 #include "runtime/bounded.h"
 #include "runtime/state_step.h"
+#include "team.h"
 
 namespace kvg {
 
@@ -21,6 +25,15 @@ static kvg_score score_of(const float * logits, uint32_t n_vocab) {
     const softmax_parts parts = kernels_here()[0]->attend.softmax(logits, n_vocab);
     const float log_sum = std::log(parts.sum); // of what is relative to the greatest
     return {static_cast<int32_t>(parts.best), -log_sum, parts.greatest + log_sum};
+}
+
+static double seconds() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+
+// How often the kernel gave this thread's CPU to somebody else.
+static long times_lost() {
+    rusage usage = {};
+    getrusage(RUSAGE_THREAD, &usage);
+    return usage.ru_nivcsw;
 }
 
 void step::check_output(const batch & batch, const kvg_output & output) const {
@@ -107,13 +120,27 @@ const decode_graph & step::compute(const batch & batch, const micro_batch & ubat
     }
     decode_graph & graph = decoder_.prepare(ubatch.n, ubatch.n_outputs, spans);
     inputs_.set(graph, cache_, batch, ubatch, reserved, spans);
-    backends_.set_threads(ubatch.n == 1 ? params_.n_threads : params_.n_threads_batch);
     if (carrier * carrier = decoder_.carrier()) {
         carrier->expect(spans, reserved.slots_of(ubatch.begin, ubatch.n));
     }
     tell_taps(batch, ubatch, reserved);
-    decoder_.compute();
+    run(graph, ubatch.n);
     return graph;
+}
+
+void step::run(const decode_graph & graph, uint32_t n_tokens) {
+    thread_choice & choice = threads_.of(n_tokens);
+    const double begin = seconds();
+    const long n_lost = times_lost();
+    const int n_threads = choice.next(begin);
+    const team_share team(graph.is_for_team() ? n_threads : 1);
+    backends_.set_threads(graph.is_for_team() ? 1 : n_threads);
+    if (graph.is_for_team()) {
+        team::here().wake(n_threads);
+    }
+    decoder_.compute();
+    const double end = seconds();
+    choice.took(end, end - begin, n_tokens, times_lost() > n_lost || team::is_busy());
 }
 
 // One token of a sequence is not taken while the graph runs: to stop it after each layer would take longer than what it hides.

@@ -12,6 +12,7 @@
 #include "runtime/batch.h"
 #include "runtime/inputs.h"
 #include "runtime/reservation.h"
+#include "runtime/thread_choice.h"
 #include "runtime/upkeep.h"
 
 namespace kvg {
@@ -30,7 +31,8 @@ public:
     step(const model & model, kv_cache & cache, const backends & backends, decoder & decoder, upkeep & upkeep,
          const step_params & params)
         : model_(model), cache_(cache), backends_(backends), decoder_(decoder), upkeep_(upkeep), params_(params),
-          inputs_(model.hparams().temperature), n_attended_(cache.groups().size()) {}
+          threads_(params.n_threads, params.n_threads_batch), inputs_(model.hparams().temperature),
+          n_attended_(cache.groups().size()) {}
 
     // returns the number of rows written to `output`
     int64_t decode(const kvg_batch & batch, const kvg_output * output);
@@ -44,6 +46,7 @@ public:
 private:
     void check_output(const batch & batch, const kvg_output & output) const;
     const decode_graph & compute(const batch & batch, const micro_batch & ubatch, const reservation & reserved);
+    void run(const decode_graph & graph, uint32_t n_tokens);
     void tell_taps(const batch & batch, const micro_batch & ubatch, const reservation & reserved);
     void write_outputs(const decode_graph & graph, const kvg_output & output, size_t row) const;
     void write_scores(const kvg_output & output, size_t n_rows) const;
@@ -54,6 +57,7 @@ private:
     decoder & decoder_;
     upkeep & upkeep_;
     step_params params_;
+    thread_choices threads_;
     graph_inputs inputs_;
     std::vector<uint32_t> n_attended_;
     std::vector<first_position> decoded_; // what the last decode added; empty if it failed

@@ -1,0 +1,46 @@
+// How many threads steps of one kind are computed on: all that are allowed, unless the machine does other work and fewer were seen to be
+// faster. Two threads of which one waits for a CPU are slower than one.
+#pragma once
+
+#include <array>
+#include <cstdint>
+
+namespace kvg {
+
+class thread_choice {
+public:
+    explicit thread_choice(int most = 1) : most_(most), now_(most) {}
+
+    // For the next step. now: seconds of any steady clock
+    int next(double now);
+    // That step is done. is_busy: somebody else wanted a CPU of ours meanwhile
+    void took(double now, double seconds, uint32_t n_tokens, bool is_busy);
+
+private:
+    // One more or one fewer; half or twice as many where that didn't help.
+    int neighbour() const;
+    void end_trial(double now, double seconds);
+
+    int most_;
+    int now_;               // used between trials
+    int tried_ = 0;         // 0: no trial is going on
+    uint32_t n_left_ = 0;   // steps of the trial
+    uint32_t n_failed_ = 0; // trials since one was better
+    double spent_ = 0;      // seconds a token, summed over the trial's steps
+    double usual_ = 0;      // seconds a token with now_; 0: none is known
+    double next_trial_ = 0; // when
+    bool was_busy_ = false; // since the last trial
+};
+
+// One for each order of magnitude of the number of tokens.
+class thread_choices {
+public:
+    // n_threads: for one token at a time; n_threads_batch: for more
+    thread_choices(int n_threads, int n_threads_batch);
+    thread_choice & of(uint32_t n_tokens);
+
+private:
+    std::array<thread_choice, 33> by_bits_;
+};
+
+} // namespace kvg

@@ -1,0 +1,195 @@
+#include "team.h"
+
+#include <algorithm>
+#include <chrono>
+#include <csignal>
+#include <exception>
+#include <thread>
+
+#include <linux/futex.h>
+#include <pthread.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+namespace kvg {
+
+namespace {
+
+using clock = std::chrono::steady_clock;
+using std::chrono::microseconds;
+
+// Flags in the address of a job, which is a multiple of 8.
+constexpr uintptr_t TAKEN = 1;   // by the member
+constexpr uintptr_t AWAITED = 2; // by a thread that sleeps
+
+constexpr int PAUSES = 16;              // between two looks at the clock, a third of a microsecond
+constexpr microseconds QUIET_SPIN{500}; // for as long as anybody spins on a quiet machine: a step follows a step within this
+constexpr microseconds BUSY_SPIN{5};    // where CPUs were taken away
+constexpr microseconds TAKEN_AWAY{200}; // between two looks at the clock: this thread didn't run
+constexpr std::chrono::milliseconds STAYS_BUSY{100};
+
+std::atomic<int64_t> busy_until{0}; // of clock
+
+int64_t count(clock::time_point t) { return t.time_since_epoch().count(); }
+
+void futex_wait(const std::atomic<uint32_t> * word, uint32_t value) {
+    syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, value, nullptr, nullptr, 0);
+}
+
+void futex_wake(const std::atomic<uint32_t> * word) { syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, 1, nullptr, nullptr, 0); }
+
+void pause() {
+#ifdef __x86_64__
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    asm volatile("yield");
+#endif
+}
+
+// Until `done`, or for as long as spinning is worth it: whether it is done.
+template <class F> bool spin(F done) {
+    const clock::time_point begin = clock::now();
+    clock::time_point before = begin;
+    while (true) {
+        for (int i = 0; i < PAUSES; ++i) {
+            if (done()) {
+                return true;
+            }
+            pause();
+        }
+        const clock::time_point now = clock::now();
+        if (now - before > TAKEN_AWAY) {
+            busy_until = count(now + STAYS_BUSY);
+        }
+        before = now;
+        if (now - begin > (count(now) < busy_until ? BUSY_SPIN : QUIET_SPIN)) {
+            return done();
+        }
+    }
+}
+
+std::atomic<team *> current{nullptr};
+
+} // namespace
+
+thread_local int team_share::of_this_thread_ = 1;
+
+// Never freed: members look at it until the process ends.
+team & team::here() {
+    static const int registered = pthread_atfork(nullptr, nullptr, [] { current = nullptr; });
+    static_cast<void>(registered);
+    team * known = current;
+    while (!known) {
+        std::unique_ptr<team> made(new team);
+        if (current.compare_exchange_strong(known, made.get())) {
+            return *made.release();
+        }
+    }
+    return *known;
+}
+
+bool team::is_busy() { return count(clock::now()) < busy_until; }
+
+size_t team::hire(int n_threads) {
+    const size_t wanted = std::min(static_cast<size_t>(std::max(n_threads, 1)) - 1, MAX_MEMBERS);
+    if (n_members_ >= wanted) {
+        return wanted;
+    }
+    const std::lock_guard<std::mutex> lock(hiring_);
+    sigset_t all;
+    sigset_t before;
+    sigfillset(&all); // signals are for the threads that the program knows
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    try {
+        while (n_members_ < wanted && !refused_) {
+            auto made = std::make_unique<member>();
+            made->number = static_cast<int>(n_members_) + 1;
+            std::thread([this, self = made.get()] { live(*self); }).detach();
+            members_[n_members_] = std::move(made);
+            ++n_members_;
+        }
+    } catch (const std::exception &) { // no thread, or no memory for one: those that are there do the work
+        refused_ = true;
+    }
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    return std::min(wanted, n_members_.load());
+}
+
+void team::wake(member & member) {
+    if (member.asleep && member.asleep.exchange(0)) {
+        futex_wake(&member.asleep);
+    }
+}
+
+void team::wake(int n_threads) {
+    const size_t n = hire(n_threads);
+    for (size_t i = 0; i < n; ++i) {
+        wake(*members_[i]);
+    }
+}
+
+void team::share(int n_threads, const job & job) {
+    const size_t n = hire(n_threads);
+    const auto address = reinterpret_cast<uintptr_t>(&job);
+    for (size_t i = 0; i < n; ++i) {
+        uintptr_t free = 0; // else it is at another context's work
+        if (members_[i]->post.compare_exchange_strong(free, address)) {
+            wake(*members_[i]);
+        }
+    }
+    job(0);
+    for (size_t i = 0; i < n; ++i) {
+        uintptr_t given = address; // taken back, unless the member has it
+        if (!members_[i]->post.compare_exchange_strong(given, 0) && (given & ~(TAKEN | AWAITED)) == address) {
+            wait_for(*members_[i], given);
+        }
+    }
+}
+
+// The low half of `post` is what both sides sleep on.
+static const std::atomic<uint32_t> * low_half(const std::atomic<uintptr_t> & post) {
+    static_assert(sizeof(std::atomic<uint32_t>) == sizeof(uint32_t));
+    return reinterpret_cast<const std::atomic<uint32_t> *>(&post);
+}
+
+void team::wait_for(member & member, uintptr_t taken) {
+    const auto is_done = [&] { return member.post.load() != taken; };
+    if (spin(is_done)) {
+        return;
+    }
+    if (member.post.compare_exchange_strong(taken, taken | AWAITED)) {
+        while (member.post.load() == (taken | AWAITED)) {
+            futex_wait(low_half(member.post), static_cast<uint32_t>(taken | AWAITED));
+        }
+    }
+}
+
+// Returns the job, which is this member's from then on.
+uintptr_t team::wait_for_job(member & self) {
+    while (true) {
+        const bool has_come = spin([&] { return self.post.load(std::memory_order_relaxed) != 0; });
+        uintptr_t given = self.post;
+        if (given != 0 && self.post.compare_exchange_strong(given, given | TAKEN)) {
+            return given;
+        }
+        if (!has_come) {
+            self.asleep = 1;
+            while (self.asleep && self.post == 0) {
+                futex_wait(&self.asleep, 1);
+            }
+            self.asleep = 0;
+        }
+    }
+}
+
+void team::live(member & self) {
+    while (true) {
+        const uintptr_t given = wait_for_job(self);
+        (*reinterpret_cast<const job *>(given))(self.number);
+        if (self.post.exchange(0) & AWAITED) {
+            futex_wake(low_half(self.post));
+        }
+    }
+}
+
+} // namespace kvg
