@@ -83,11 +83,11 @@ template <class T> inline void prefetch(const T * row, size_t stride, uint32_t n
     }
 }
 
-// weights[h][i] = q[h] . k[seen[i]] for NQ heads and CELLS cells at a time; `seen` is padded with valid cells.
+// weights[h][i] = q[h] . k[seen[i]] for NQ queries and CELLS cells at a time, i from begin on; `seen` is padded with valid cells.
 template <uint32_t NQ, class T>
-void dot_rows(const float * q, uint32_t padded, rows<T> k, uint32_t n_dims, const uint32_t * seen, uint32_t n_seen,
+void dot_rows(const float * q, uint32_t padded, rows<T> k, uint32_t n_dims, const uint32_t * seen, uint32_t begin, uint32_t end,
               float * weights) {
-    for (uint32_t i = 0; i < n_seen; i += CELLS) {
+    for (uint32_t i = begin; i < end; i += CELLS) {
         const T * row[CELLS];
         for (uint32_t c = 0; c < CELLS; ++c) {
             row[c] = k[seen[i + c]];
@@ -113,16 +113,17 @@ void dot_rows(const float * q, uint32_t padded, rows<T> k, uint32_t n_dims, cons
     }
 }
 
-// sum[h] += weights[h][i] * v[seen[i]], NV vectors of the rows from dimension d.
+// sum[h] += weights[h][i] * v[seen[i]] for i from begin to end, NV vectors of the rows from dimension d.
 template <uint32_t NQ, uint32_t NV, class T>
-void add_rows(float * const * sum, uint32_t d, rows<T> v, const uint32_t * seen, uint32_t n_seen, const float * weights) {
+void add_rows(float * sum, uint32_t stride, uint32_t d, rows<T> v, const uint32_t * seen, uint32_t begin, uint32_t end,
+              const float * weights) {
     vec acc[NQ][NV];
     for (uint32_t h = 0; h < NQ; ++h) {
         for (uint32_t x = 0; x < NV; ++x) {
-            acc[h][x] = load(sum[h] + d + x * LANES);
+            acc[h][x] = load(sum + h * stride + d + x * LANES);
         }
     }
-    for (uint32_t i = 0; i < n_seen; ++i) {
+    for (uint32_t i = begin; i < end; ++i) {
         const T * row = v[seen[i]] + d;
         prefetch(row, v.stride, NV * LANES);
         vec vx[NV];
@@ -137,8 +138,21 @@ void add_rows(float * const * sum, uint32_t d, rows<T> v, const uint32_t * seen,
     }
     for (uint32_t h = 0; h < NQ; ++h) {
         for (uint32_t x = 0; x < NV; ++x) {
-            store(sum[h] + d + x * LANES, acc[h][x]);
+            store(sum + h * stride + d + x * LANES, acc[h][x]);
         }
+    }
+}
+
+// All of a row of V.
+template <uint32_t NQ, class T>
+void add_whole_rows(float * sum, const widths & w, rows<T> v, const uint32_t * seen, uint32_t begin, uint32_t end,
+                    const float * weights) {
+    uint32_t d = 0;
+    for (; d + V_VECTORS * LANES <= w.v; d += V_VECTORS * LANES) {
+        add_rows<NQ, V_VECTORS>(sum, w.partial(), d, v, seen, begin, end, weights);
+    }
+    for (; d < w.v; d += LANES) {
+        add_rows<NQ, 1>(sum, w.partial(), d, v, seen, begin, end, weights);
     }
 }
 
@@ -191,44 +205,81 @@ void soften(float * weights, uint32_t n_seen, float * sum, const widths & w) {
     }
 }
 
-// NQ query heads of one token over the cells that it sees.
+// The cells of a chunk that a token sees, in rising order, with room for CELLS more.
+struct seen_cells {
+    uint32_t at[CHUNK + CELLS];
+    uint32_t n;
+
+    void pad() {
+        for (uint32_t c = 0; c < CELLS; ++c) {
+            at[n + c] = at[0];
+        }
+    }
+};
+
+// NQ queries: query heads of one token, or of tokens beside each other. seen: of each query's token; the first n_common are the same.
+// What a query gets doesn't depend on the others: each of its sums has the same terms in the same order.
 template <uint32_t NQ, class T>
-void attend_heads(const attend_job & job, const float * q, float * sum, rows<T> k, rows<T> v, const uint32_t * seen,
-                  uint32_t n_seen) {
+void attend_queries(const attend_job & job, const float * q, float * sum, rows<T> k, rows<T> v,
+                    const seen_cells * const (&seen)[NQ], uint32_t n_common) {
     const widths w(job);
     float weights[NQ * CHUNK];
-    float * sums_of[NQ];
-    dot_rows<NQ>(q, w.padded_k, k, w.k, seen, n_seen, weights);
+    const uint32_t n_whole = n_common / CELLS * CELLS;
+    dot_rows<NQ>(q, w.padded_k, k, w.k, seen[0]->at, 0, n_whole, weights);
     for (uint32_t h = 0; h < NQ; ++h) {
-        sums_of[h] = sum + h * w.partial();
+        float * own = weights + h * CHUNK;
+        dot_rows<1>(q + h * w.padded_k, w.padded_k, k, w.k, seen[h]->at, n_whole, seen[h]->n, own);
         if (job.soft_cap != 0.0f) {
-            cap_scores(weights + h * CHUNK, n_seen, job.soft_cap);
+            cap_scores(own, seen[h]->n, job.soft_cap);
         }
-        soften(weights + h * CHUNK, n_seen, sums_of[h], w);
+        soften(own, seen[h]->n, sum + h * w.partial(), w);
     }
-    uint32_t d = 0;
-    for (; d + V_VECTORS * LANES <= w.v; d += V_VECTORS * LANES) {
-        add_rows<NQ, V_VECTORS>(sums_of, d, v, seen, n_seen, weights);
-    }
-    for (; d < w.v; d += LANES) {
-        add_rows<NQ, 1>(sums_of, d, v, seen, n_seen, weights);
+    add_whole_rows<NQ>(sum, w, v, seen[0]->at, 0, n_common, weights);
+    for (uint32_t h = 0; h < NQ; ++h) {
+        if (n_common < seen[h]->n) {
+            add_whole_rows<1>(sum + h * w.partial(), w, v, seen[h]->at, n_common, seen[h]->n, weights + h * CHUNK);
+        }
     }
 }
 
-// All query heads of one token that share a KV head. sum: attend_partial_floats() for each
-template <class T>
-void attend_group(const attend_job & job, const float * q, float * sum, rows<T> k, rows<T> v, const uint32_t * seen,
-                  uint32_t n_seen) {
-    const widths w(job);
-    const uint32_t group = job.n_head / job.n_head_kv;
-    uint32_t h = 0;
-    for (; h + HEADS <= group; h += HEADS) {
-        attend_heads<HEADS>(job, q + h * w.padded_k, sum + h * w.partial(), k, v, seen, n_seen);
+// Tokens beside each other with all of their query heads for a KV head, HEADS at a time. q: (padded_k, group, n); sum: likewise;
+// seen: of each token, none of them empty
+template <class T> struct token_run {
+    const attend_job & job;
+    rows<T> k;
+    rows<T> v;
+    const float * q;
+    float * sum;
+    const seen_cells * seen;
+    uint32_t n_tokens;
+    uint32_t n_common;
+
+    template <uint32_t NQ> void some(uint32_t begin) const {
+        const widths w(job);
+        const uint32_t group = job.n_head / job.n_head_kv;
+        const seen_cells * of_each[NQ];
+        for (uint32_t h = 0; h < NQ; ++h) {
+            of_each[h] = seen + (begin + h) / group;
+        }
+        attend_queries<NQ>(job, q + size_t{begin} * w.padded_k, sum + size_t{begin} * w.partial(), k, v, of_each, n_common);
     }
-    for (; h < group; ++h) {
-        attend_heads<1>(job, q + h * w.padded_k, sum + h * w.partial(), k, v, seen, n_seen);
+    void all() const {
+        const uint32_t n = n_tokens * (job.n_head / job.n_head_kv);
+        uint32_t i = 0;
+        for (; i + HEADS <= n; i += HEADS) {
+            some<HEADS>(i);
+        }
+        if (HEADS == 4 && n - i == 3) {
+            return some<HEADS - 1>(i);
+        }
+        if (HEADS == 4 && n - i == 2) {
+            return some<HEADS / 2>(i);
+        }
+        for (; i < n; ++i) {
+            some<1>(i);
+        }
     }
-}
+};
 
 // Lists the cells of a chunk that any token of a unit sees. Returns how many.
 uint32_t list_wanted(const attend_job & job, const attend_unit & unit, uint32_t first, uint32_t n, uint32_t * wanted) {
@@ -318,29 +369,72 @@ uint32_t take_alike(const uint32_t * rotations, uint32_t * cells, uint32_t n, ui
     return n_left;
 }
 
-// A unit over one chunk.
+// One token over the cells of a chunk that it sees, some of which wait: by rotation.
+template <class T>
+void attend_rotated(const attend_job & job, const attend_unit & unit, uint32_t token, const uint32_t * rotations,
+                    seen_cells & seen, rows<T> k, rows<T> v, float * sum, unit_queries & queries) {
+    seen_cells alike;
+    while (seen.n > 0) {
+        const uint32_t rotation = rotations[seen.at[0]];
+        const uint32_t n_left = take_alike(rotations, seen.at, seen.n, alike.at);
+        alike.n = seen.n - n_left;
+        alike.pad();
+        seen.n = n_left;
+        const float * q = queries_for(job, unit, token, rotation, queries);
+        token_run<T>{job, k, v, q, sum, &alike, 1, alike.n}.all();
+    }
+}
+
+// How many cells two lists begin with alike.
+uint32_t common_cells(const seen_cells & a, const seen_cells & b, uint32_t most) {
+    uint32_t n = min_of(min_of(a.n, b.n), most);
+    if (n > 0 && a.at[n - 1] == b.at[n - 1] && a.at[n - 1] - a.at[0] == n - 1 && a.at[0] == b.at[0]) {
+        return n; // both without a gap
+    }
+    uint32_t i = 0;
+    while (i < n && a.at[i] == b.at[i]) {
+        ++i;
+    }
+    return i;
+}
+
+// A unit over one chunk: tokens one after the other that see the same cells, or the first of them, go together.
 template <class T>
 void attend_chunk(const attend_job & job, const attend_unit & unit, uint32_t first, uint32_t n, rows<T> k, rows<T> v,
                   float * partial, unit_queries & queries) {
     const uint32_t group = job.n_head / job.n_head_kv;
+    const widths w(job);
     const uint32_t * rotations = job.waiting.of_cell ? job.waiting.of_cell + first : nullptr;
-    uint32_t seen[CHUNK + CELLS];
-    uint32_t alike[CHUNK + CELLS];
+    seen_cells seen[ATTEND_TOKENS];
+    uint32_t n_run = 0; // tokens that wait to be computed together, the last ones
+    uint32_t n_common = 0;
+    const auto compute_run = [&](uint32_t end) {
+        if (n_run > 0) {
+            const uint32_t begin = end - n_run - unit.token_begin;
+            const float * q = queries.floats + size_t{begin} * group * w.padded_k;
+            token_run<T>{job, k, v, q, partial + size_t{begin} * group * w.partial(), seen + begin, n_run, n_common}.all();
+        }
+        n_run = 0;
+    };
     for (uint32_t t = unit.token_begin; t < unit.token_end; ++t) {
-        float * sum = partial + size_t{t - unit.token_begin} * group * attend_partial_floats(job.head_dim_v);
-        uint32_t * cells = rotations ? alike : seen;
-        uint32_t n_left = list_seen(job.mask + size_t{t} * job.n_kv + first, n, seen);
-        while (n_left > 0) {
-            const uint32_t n_seen = n_left;
-            const uint32_t rotation = rotations ? rotations[seen[0]] : 0;
-            n_left = rotations ? take_alike(rotations, seen, n_seen, alike) : 0;
-            for (uint32_t c = 0; c < CELLS; ++c) {
-                cells[n_seen - n_left + c] = cells[0];
+        const uint32_t i = t - unit.token_begin;
+        seen[i].n = list_seen(job.mask + size_t{t} * job.n_kv + first, n, seen[i].at);
+        if (seen[i].n == 0) {
+            compute_run(t);
+        } else if (rotations) {
+            attend_rotated(job, unit, t, rotations, seen[i], k, v, partial + size_t{i} * group * w.partial(), queries);
+        } else {
+            seen[i].pad();
+            queries_for(job, unit, t, 0, queries);
+            const uint32_t common = n_run > 0 ? common_cells(seen[i - 1], seen[i], n_common) : seen[i].n;
+            if (2 * common < seen[i].n) {
+                compute_run(t);
             }
-            const float * q = queries_for(job, unit, t, rotation, queries);
-            attend_group(job, q, sum, k, v, cells, n_seen - n_left);
+            n_common = n_run > 0 ? common : seen[i].n;
+            ++n_run;
         }
     }
+    compute_run(unit.token_end);
 }
 
 #if LANES > 4
