@@ -1,4 +1,5 @@
-// What the CPU does instead of ggml's operations, compiled for each instruction set: attention, rows of the cache, states (cpu/recur.h).
+// What the CPU does instead of ggml's operations, compiled for each instruction set: attention, rows of the cache, states (cpu/recur.h),
+// feed-forwards (cpu/feed_forward.h).
 //
 // Attention is over a cache in host memory, K and V a row per cell.
 //
@@ -13,6 +14,7 @@
 
 #include <ggml.h>
 
+#include "cpu/feed_forward.h"
 #include "cpu/recur.h"
 
 namespace kvg {
@@ -129,6 +131,7 @@ struct cpu_kernels {
     attend_kernel attend;
     row_kernel rows;
     recur_kernel recur;
+    feed_forward_kernel feed_forward;
 };
 
 // The best that this CPU runs for heads of a size: vectors that divide it read F16 rows where they are.

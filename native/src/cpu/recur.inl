@@ -1,10 +1,5 @@
 // Recurrent layers. Part of kernel.inl.
 
-inline vec silu_of(vec x) {
-    const vec e = exp_of(x < 0.0f ? x : -x);
-    return x * ((x < 0.0f ? e : splat(1.0f)) / (1.0f + e));
-}
-
 // LANES channels of one run.
 void convolve_lanes(const convolve_job & job, const recur_run & run, uint32_t c, const vec * taps) {
     const uint32_t n_past = job.n_taps - 1;

@@ -86,3 +86,10 @@ inline vec tanh_of(vec x) {
     const vec far = (1.0f - e) / (1.0f + e);
     return size < 0.625f ? near : (x < 0.0f ? -far : far);
 }
+
+inline vec sigmoid_of(vec x) {
+    const vec e = exp_of(x < 0.0f ? x : -x);
+    return (x < 0.0f ? e : splat(1.0f)) / (1.0f + e);
+}
+
+inline vec silu_of(vec x) { return x * sigmoid_of(x); }

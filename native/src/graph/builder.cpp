@@ -1,8 +1,10 @@
 #include "graph/builder.h"
 
+#include <algorithm>
 #include <string_view>
 
 #include "error.h"
+#include "graph/expert_product.h"
 #include "graph/product.h"
 #include "host_memory.h"
 
@@ -43,8 +45,7 @@ ggml_tensor * builder::input(const char * name, ggml_type type, int64_t ne0, int
     return t;
 }
 
-// A product, called as its weight is.
-static ggml_tensor * called_as(ggml_tensor * product, const ggml_tensor * weight) {
+ggml_tensor * called_as(ggml_tensor * product, const ggml_tensor * weight) {
     const std::string_view name = ggml_get_name(weight);
     const std::string_view end = ".weight";
     const bool has_end = name.size() > end.size() && name.substr(name.size() - end.size()) == end;
@@ -83,8 +84,30 @@ ggml_tensor * builder::linear(ggml_tensor * x, ggml_tensor * weight, ggml_tensor
     return bias ? ggml_add(ctx(), y, bias) : y;
 }
 
+ggml_tensor * builder::order_of(ggml_tensor * experts, int64_t n_expert) {
+    const auto [known, is_new] = orders_.try_emplace(experts);
+    known->second = is_new ? expert_order(ctx(), experts, n_expert) : known->second;
+    return known->second;
+}
+
+ggml_tensor * builder::plain_experts(ggml_tensor * x, ggml_tensor * weight, ggml_tensor * experts) {
+    const row_form * form = form_of_experts(weight, x);
+    if (!form) {
+        return ggml_mul_mat_id(ctx(), weight, x, experts);
+    }
+    ggml_tensor * order = order_of(experts, weight->ne[2]);
+    const auto [known, is_new] = rounded_.try_emplace({x, form});
+    known->second = is_new ? rounded_in_order(ctx(), x, experts, order, *form) : known->second;
+    return by_tokens(ctx(), multiply_in_order(ctx(), {weight}, known->second, order), experts, order);
+}
+
+bool builder::adapts(const ggml_tensor * weight) const {
+    return std::any_of(adapters_.begin(), adapters_.end(),
+                       [&](const active_adapter & active) { return active.adapter->of_weight(weight) != nullptr; });
+}
+
 ggml_tensor * builder::experts(ggml_tensor * x, ggml_tensor * weight, ggml_tensor * scale, ggml_tensor * experts) {
-    ggml_tensor * y = called_as(ggml_mul_mat_id(ctx(), weight, x, experts), weight);
+    ggml_tensor * y = called_as(plain_experts(x, weight, experts), weight);
     if (scale) {
         const int64_t n_expert = scale->ne[0];
         ggml_tensor * all = ggml_reshape_3d(ctx(), scale, 1, n_expert, 1);

@@ -20,6 +20,9 @@ inline ggml_tensor * named(ggml_tensor * t, const char * name, uint32_t layer) {
     return ggml_format_name(t, "%s-%u", name, layer);
 }
 
+// A product, called as its weight is, without ".weight".
+ggml_tensor * called_as(ggml_tensor * product, const ggml_tensor * weight);
+
 class builder {
 public:
     // adapters: what they add to products is added here; they must outlive it
@@ -38,6 +41,10 @@ public:
     // Each token's products with the matrices of its experts, times these experts' scales if there are any: (n_out, n_expert_used,
     // n_tokens). x (n_in, n_expert_used or 1, n_tokens), scale (n_expert), experts I32 (n_expert_used, n_tokens)
     ggml_tensor * experts(ggml_tensor * x, ggml_tensor * weight, ggml_tensor * scale, ggml_tensor * experts);
+    // The order of pairs of tokens and experts (graph/expert_product.h).
+    ggml_tensor * order_of(ggml_tensor * experts, int64_t n_expert);
+    // Whether an adapter adds to products with this weight.
+    bool adapts(const ggml_tensor * weight) const;
     // Rows of the embeddings of tokens, (n_embd, n_tokens).
     ggml_tensor * embeddings(ggml_tensor * weight, ggml_tensor * tokens);
     // The graph computes this tensor, after the roots that were added before.
@@ -59,14 +66,16 @@ private:
     void open(size_t n_bytes);
     void require_room_kept() const;
     ggml_tensor * plain_product(ggml_tensor * x, ggml_tensor * weight);
+    ggml_tensor * plain_experts(ggml_tensor * x, ggml_tensor * weight, ggml_tensor * experts);
     ggml_tensor * adapted(ggml_tensor * y, ggml_tensor * x, const ggml_tensor * weight, ggml_tensor * ids);
 
     const std::vector<active_adapter> & adapters_;
     std::vector<chunk> chunks_;
     std::map<std::pair<ggml_tensor *, const row_form *>, ggml_tensor *>
-        rounded_;               // what products round: Q, K and V have one input
-    size_t n_used_ = 0;         // bytes of the last chunk at the last call of ctx()
-    size_t first_unwished_ = 0; // of the chunks
+        rounded_;                                   // what products round: Q, K and V have one input
+    std::map<ggml_tensor *, ggml_tensor *> orders_; // of experts
+    size_t n_used_ = 0;                             // bytes of the last chunk at the last call of ctx()
+    size_t first_unwished_ = 0;                     // of the chunks
     std::vector<ggml_tensor *> roots_;
     std::vector<std::pair<ggml_tensor *, ggml_backend_dev_t>> wishes_;
 };

@@ -29,7 +29,7 @@ std::vector<ggml_backend_buffer_type_t> repacking_buffers(ggml_backend_dev_t dev
 } // namespace
 
 ggml_backend_buffer_type_t multiplying_buffer(ggml_backend_dev_t dev, const gguf_tensor & source) {
-    if (is_cpu(dev) && source.ne[2] == 1 && product_kernel_for(source.type)) {
+    if (is_cpu(dev) && product_kernel_for(source.type)) {
         return ggml_backend_dev_buffer_type(dev);
     }
     for (ggml_backend_buffer_type_t type : repacking_buffers(dev)) {

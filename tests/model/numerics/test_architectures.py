@@ -129,6 +129,18 @@ LATENTS = [
     replace(DEEPSEEK, scaling="linear"),
     replace(DEEPSEEK, arch="mistral4", scaling="yarn", yarn_gain=0.0707, temperature=0.5, seed=1),
 ]
+# experts' products of bytes: gate and up in one matrix or two, biases, scales, weights before and behind
+OF_BYTES = [
+    replace(spec, expert_weights=WeightType.Q8_0)
+    for spec in [
+        ArchSpec("gemma4", n_layer=4, window=24, n_expert=8, fused=True),
+        ArchSpec("gemma4", n_layer=4, window=24, n_expert=8),
+        ArchSpec("gpt-oss", window=24, n_expert=8),
+        ArchSpec("qwen3moe", n_expert=4, n_expert_used=1),
+        ArchSpec("llama4", 4, n_expert=8, n_ff_shared=96),
+        DEEPSEEK,
+    ]
+]
 CHUNKED = [
     ArchSpec("llama4", 4, n_expert=8, n_ff_shared=96),
     ArchSpec("llama4", 8, 32, 2, 1, 16, 32, n_expert=128, n_expert_used=1, n_ff_shared=32),
@@ -192,7 +204,9 @@ def compare(record: Record, path: Path, n_vocab: int = N_VOCAB, exact: float = E
     leave(record, path, Judged(error, seen.worst, seen.own))
 
 
-@pytest.mark.parametrize("spec", SPECS + MORE + LAYER_NORMS + EXPERTS + LATENTS + CHUNKED + STATES, ids=str)
+@pytest.mark.parametrize(
+    "spec", SPECS + MORE + LAYER_NORMS + EXPERTS + LATENTS + OF_BYTES + CHUNKED + STATES, ids=str
+)
 def test_logits(architecture: Architecture, spec: ArchSpec, record_property: Record) -> None:
     compare(record_property, architecture(spec))
 

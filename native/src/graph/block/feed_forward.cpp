@@ -3,15 +3,14 @@
 #include <cmath>
 #include <limits>
 
+#include "cpu/kernel.h"
 #include "graph/block/norm.h"
+#include "graph/expert_product.h"
+#include "graph/product.h"
 
 namespace kvg {
 
 namespace {
-
-// gpt-oss's: how steep its sigmoid is, and where gate and up are clamped.
-constexpr float OAI_ALPHA = 1.702f;
-constexpr float OAI_LIMIT = 7.0f;
 
 // A sum of weights is divided by; it is never less than the smallest normal F16.
 constexpr float SMALLEST_SUM = 6.103515625e-5f;
@@ -133,6 +132,60 @@ ggml_tensor * gated_by_experts(builder & b, const feed_forward_spec & spec, cons
     return activate(b, spec, gate, half(1));
 }
 
+// The kernel's gate, or nullptr where it has none of this kind.
+const gate_function * gate_of(activation_kind kind) {
+    const feed_forward_kernel & gates = kernels_here()[0]->feed_forward;
+    switch (kind) {
+    case activation_kind::swiglu:
+        return &gates.swiglu;
+    case activation_kind::geglu:
+        return &gates.geglu;
+    case activation_kind::swiglu_oai:
+        return &gates.swiglu_oai;
+    default:
+        return nullptr;
+    }
+}
+
+// Gate and up: rows of one matrix, or two matrices.
+std::pair<expert_matrix, expert_matrix> gates_and_ups(builder & b, const feed_forward_spec & spec, const role_tensors & w) {
+    if (ggml_tensor * both = w[role::expert_gate_up]) {
+        const auto half = [&](size_t which) {
+            return ggml_view_3d(b.ctx(), both, both->ne[0], spec.n_ff_expert, both->ne[2], both->nb[1], both->nb[2],
+                                which * spec.n_ff_expert * both->nb[1]);
+        };
+        ggml_tensor * gate = half(0);
+        return {{gate}, {half(1)}};
+    }
+    return {{w[role::expert_gate], w.scale(role::expert_gate), w[role::expert_gate_bias]},
+            {w[role::expert_up], w.scale(role::expert_up), w[role::expert_up_bias]}};
+}
+
+// All that experts do by our own products, whose results stay in the order of experts until they are added up; nullptr: ggml does
+// a part of it. weights: what results are multiplied by, or nullptr
+ggml_tensor * in_order(builder & b, const feed_forward_spec & spec, const role_tensors & w, ggml_tensor * x,
+                       ggml_tensor * experts, ggml_tensor * weights) {
+    const auto form = [&](role which) -> const row_form * {
+        return w[which] && !b.adapts(w[which]) ? form_of_experts(w[which], x) : nullptr;
+    };
+    const gate_function * gate = gate_of(spec.activation);
+    const row_form * of_down = form(role::expert_down);
+    const role up = w[role::expert_gate_up] ? role::expert_gate_up : role::expert_up;
+    const row_form * of_x = form(up);
+    const bool one_form = up == role::expert_gate_up || form(role::expert_gate) == of_x;
+    if (!gate || !of_down || !of_x || !one_form) {
+        return nullptr;
+    }
+    ggml_tensor * order = b.order_of(experts, spec.n_expert);
+    const auto [gates, ups] = gates_and_ups(b, spec, w);
+    ggml_tensor * rows = rounded_in_order(b.ctx(), x, experts, order, *of_x);
+    ggml_tensor * y = gate_in_order(b.ctx(), gates, ups, rows, order, *gate);
+    rows = rounded(b.ctx(), called_as(y, w[up]), *of_down);
+    const expert_matrix down = {w[role::expert_down], w.scale(role::expert_down), w[role::expert_down_bias]};
+    y = called_as(multiply_in_order(b.ctx(), down, rows, order), down.weight);
+    return sum_by_tokens(b.ctx(), y, experts, order, weights);
+}
+
 // routed: what the router sees
 ggml_tensor * mixture(builder & b, const feed_forward_spec & spec, const role_tensors & w, ggml_tensor * x,
                       ggml_tensor * routed) {
@@ -140,6 +193,9 @@ ggml_tensor * mixture(builder & b, const feed_forward_spec & spec, const role_te
     const int64_t n = x->ne[1];
     x = ggml_reshape_3d(b.ctx(), x, x->ne[0], 1, n);
     x = spec.weighs_input ? ggml_mul(b.ctx(), ggml_repeat_4d(b.ctx(), x, x->ne[0], spec.n_expert_used, n, 1), weights) : x;
+    if (ggml_tensor * sum = in_order(b, spec, w, x, experts, spec.weighs_input ? nullptr : weights)) {
+        return sum;
+    }
     ggml_tensor * y = gated_by_experts(b, spec, w, x, experts);
     y = expert_linear(b, w, role::expert_down, role::expert_down_bias, y, experts);
     y = spec.weighs_input ? y : ggml_mul(b.ctx(), y, weights); // (n_embd, n_expert_used, n_tokens)
