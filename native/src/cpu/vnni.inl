@@ -13,7 +13,8 @@ namespace kvg::products_vnni {
 namespace {
 
 constexpr uint32_t TILE = PRODUCT_TILE;
-constexpr uint32_t MANY = 64; // rows at a time, whose sums stay in L1
+constexpr uint32_t MANY = 64;  // rows at a time, whose sums stay in L1
+constexpr size_t AHEAD = 4096; // bytes that are fetched before they are needed, at least: memory takes longer than a small tile
 
 template <class T> inline T load(const uint8_t * from) {
     T value;
@@ -92,7 +93,7 @@ inline void transpose(__m512i * r) {
 // The same place in each of 16 rows of weights. The last one stands in for those that are missing.
 struct weight_rows {
     const uint8_t * at[TILE];
-    size_t ahead; // bytes to the next tile's rows, which are fetched meanwhile
+    size_t ahead; // bytes to the rows of a later tile, which are fetched meanwhile
 
     weight_rows from(size_t offset) const {
         weight_rows moved = *this;
@@ -124,9 +125,10 @@ private:
 // multiply(weights, rows, n_rows, out) adds what up to MANY rows give with a tile.
 template <class F> inline void run_tiles(const product_job & job, uint32_t begin, uint32_t end, size_t stride, F multiply) {
     alignas(64) sums out[MANY];
+    const size_t of_tile = TILE * job.weight_stride;
     for (uint32_t first = begin * TILE; first < end * TILE; first += TILE) {
         const uint32_t n_out = job.n_out - first < TILE ? job.n_out - first : TILE;
-        weight_rows weights = {{}, TILE * job.weight_stride};
+        weight_rows weights = {{}, (AHEAD + of_tile - 1) / of_tile * of_tile};
         for (uint32_t i = 0; i < TILE; ++i) {
             weights.at[i] = job.weights + (first + (i < n_out ? i : n_out - 1)) * job.weight_stride;
         }
