@@ -58,6 +58,9 @@ template <class W> struct piece {
         if constexpr (W::BYTES * AT_ONCE > 64) {
             rows.fetch(row, four.at[0] + 64);
         }
+        if constexpr (W::BYTES * AT_ONCE > 128) { // else one line in sixteen is left out
+            rows.fetch(row, four.at[0] + 128);
+        }
         four.row = rows.at[row];
         return W::numbers(four);
     }

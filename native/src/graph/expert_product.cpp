@@ -63,18 +63,23 @@ void run_round(ggml_tensor * dst, int ith, int nth, void * form) {
     const uint32_t n_used = order.n_pairs / n_tokens;
     const auto n_rows = static_cast<uint32_t>(x->ne[1]);
     const auto row_of = [&](uint64_t pair) { return static_cast<uint8_t *>(dst->data) + order.place(pair) * dst->nb[1]; };
-    const thread_share tokens(n_tokens, 1, ith, nth);
-    for (uint32_t t = tokens.begin; t < tokens.end; ++t) {
+    const auto n_in = static_cast<uint32_t>(x->ne[0]);
+    const auto token = [&](uint32_t t) {
         for (uint32_t i = 0; i < n_used; ++i) {
             uint8_t * to = row_of(uint64_t{t} * n_used + i);
             if (i < n_rows) {
                 const char * from = static_cast<const char *>(x->data) + t * x->nb[2] + i * x->nb[1];
-                how.round(reinterpret_cast<const float *>(from), to, static_cast<uint32_t>(x->ne[0]));
+                how.round(reinterpret_cast<const float *>(from), to, n_in);
             } else {
                 std::memcpy(to, row_of(uint64_t{t} * n_used), dst->nb[1]);
             }
         }
-    }
+    };
+    share_out(n_tokens, 1, PASSED_AT_ONCE / (n_in * n_rows), ith, nth, [&](uint32_t begin, uint32_t end) {
+        for (uint32_t t = begin; t < end; ++t) {
+            token(t);
+        }
+    });
 }
 
 // What one matrix gives for some of an expert's rows.
@@ -126,6 +131,7 @@ private:
 constexpr uint32_t ROWS = 64;           // at a time, as kernels have it
 constexpr uint32_t SCRATCH = 4096;      // floats of ups at a time, so that they stay in L1
 constexpr uint64_t COST_OF_WEIGHTS = 4; // of reading a tile, beside that of a row with it
+constexpr uint32_t PARTS = 256;         // that the work of a node is cut into
 
 // All that a node does: for all experts, all tiles and all rows.
 class expert_work {
@@ -135,14 +141,16 @@ public:
         : dst_(dst), rows_(dst->src[0]), order_(dst->src[1], rows_->ne[1]), factor_(dst->src + 2), up_(dst->src + 5),
           gate_(gate), n_out_(static_cast<uint32_t>(dst->ne[0])), n_tiles_((n_out_ + PRODUCT_TILE - 1) / PRODUCT_TILE) {}
 
-    // Piece i of n, which cost the same: the tiles that begin in one of n parts of a line on which all tiles lie.
-    void piece(uint64_t i, uint64_t n) const {
-        uint64_t total = 0;
-        for (uint32_t e = 0; e < order_.n_expert; ++e) {
-            total += cost(e) * n_tiles_;
-        }
-        const uint64_t begin = total * i / n;
-        const uint64_t end = total * (i + 1) / n;
+    // How many of PARTS are worth claiming.
+    uint32_t least() const {
+        const uint64_t n_pairs = uint64_t{PRODUCT_TILE} * static_cast<uint64_t>(factor_.weight->ne[0]) * total();
+        return static_cast<uint32_t>(std::min<uint64_t>(PARTS, PARTS * MULTIPLIED_AT_ONCE / n_pairs + 1));
+    }
+    // Parts [first, last) of PARTS, which cost the same: the tiles that begin there on a line on which all tiles lie.
+    void parts(uint64_t first, uint64_t last) const {
+        const uint64_t total = this->total();
+        const uint64_t begin = total * first / PARTS;
+        const uint64_t end = total * last / PARTS;
         uint64_t at = 0;
         for (uint32_t e = 0; e < order_.n_expert && at < end; ++e) {
             const uint64_t cost = this->cost(e);
@@ -157,6 +165,13 @@ public:
     }
 
 private:
+    uint64_t total() const {
+        uint64_t sum = 0;
+        for (uint32_t e = 0; e < order_.n_expert; ++e) {
+            sum += cost(e) * n_tiles_;
+        }
+        return sum;
+    }
     // The next expert with pairs, or n_expert.
     uint32_t after(uint32_t expert) const {
         do {
@@ -212,7 +227,7 @@ private:
 
 void run_work(ggml_tensor * dst, int ith, int nth, void * gate) {
     const expert_work work(dst, static_cast<const gate_function *>(gate));
-    work.piece(static_cast<uint64_t>(ith), static_cast<uint64_t>(nth));
+    share_out(PARTS, 1, work.least(), ith, nth, [&](uint32_t begin, uint32_t end) { work.parts(begin, end); });
 }
 
 // In the order of a token's experts, so that a sum is what it is for the token alone.
@@ -223,16 +238,17 @@ void run_sum(ggml_tensor * dst, int ith, int nth, void *) {
     const auto n = static_cast<uint64_t>(dst->ne[0]);
     const auto n_tokens = static_cast<uint32_t>(dst->ne[1]);
     const uint32_t n_used = order.n_pairs / n_tokens;
-    const uint64_t end = n * n_tokens * static_cast<uint64_t>(ith + 1) / static_cast<uint64_t>(nth);
-    for (uint64_t begin = n * n_tokens * static_cast<uint64_t>(ith) / static_cast<uint64_t>(nth); begin < end;) {
-        const uint64_t token = begin / n;
-        const uint64_t stop = std::min((token + 1) * n, end);
-        const weighted_rows rows = {static_cast<const float *>(y->data), n, order.places + token * n_used,
-                                    weights ? weights + token * n_used : nullptr, n_used};
-        kernels_here()[0]->feed_forward.sum(rows, static_cast<float *>(dst->data) + token * n, static_cast<uint32_t>(begin % n),
-                                            static_cast<uint32_t>(stop - token * n));
-        begin = stop;
-    }
+    share_out(static_cast<uint32_t>(n * n_tokens), 1, PASSED_AT_ONCE, ith, nth, [&](uint64_t begin, uint64_t end) {
+        while (begin < end) {
+            const uint64_t token = begin / n;
+            const uint64_t stop = std::min((token + 1) * n, end);
+            const weighted_rows rows = {static_cast<const float *>(y->data), n, order.places + token * n_used,
+                                        weights ? weights + token * n_used : nullptr, n_used};
+            kernels_here()[0]->feed_forward.sum(rows, static_cast<float *>(dst->data) + token * n,
+                                                static_cast<uint32_t>(begin % n), static_cast<uint32_t>(stop - token * n));
+            begin = stop;
+        }
+    });
 }
 
 ggml_tensor * custom(ggml_context * ctx, ggml_type type, int64_t ne0, int64_t ne1, std::initializer_list<ggml_tensor *> sources,

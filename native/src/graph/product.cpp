@@ -12,21 +12,16 @@ namespace kvg {
 
 namespace {
 
-// What takes some microseconds: to share less out takes longer than to do it.
-constexpr uint32_t ROUNDED_AT_ONCE = 1 << 13;    // numbers
-constexpr uint64_t MULTIPLIED_AT_ONCE = 1 << 17; // pairs of numbers
-
 void run_round(ggml_tensor * dst, int ith, int nth, void * form) {
     const auto & how = *static_cast<const row_form *>(form);
     const ggml_tensor * x = dst->src[0];
     const auto n = static_cast<uint32_t>(x->ne[0]);
-    share_out(static_cast<uint32_t>(x->ne[1]), 1, std::max(ROUNDED_AT_ONCE / n, 1u), ith, nth,
-              [&](uint32_t begin, uint32_t end) {
-                  for (uint32_t r = begin; r < end; ++r) {
-                      const auto * from = reinterpret_cast<const float *>(static_cast<const char *>(x->data) + r * x->nb[1]);
-                      how.round(from, static_cast<uint8_t *>(dst->data) + r * dst->nb[1], n);
-                  }
-              });
+    share_out(static_cast<uint32_t>(x->ne[1]), 1, PASSED_AT_ONCE / n, ith, nth, [&](uint32_t begin, uint32_t end) {
+        for (uint32_t r = begin; r < end; ++r) {
+            const auto * from = reinterpret_cast<const float *>(static_cast<const char *>(x->data) + r * x->nb[1]);
+            how.round(from, static_cast<uint8_t *>(dst->data) + r * dst->nb[1], n);
+        }
+    });
 }
 
 void run_multiply(ggml_tensor * dst, int ith, int nth, void *) {

@@ -9,6 +9,10 @@
 
 namespace kvg {
 
+// What takes some microseconds: to share less out takes longer than to do it.
+constexpr uint32_t PASSED_AT_ONCE = 1 << 13;     // numbers that are read and written once
+constexpr uint64_t MULTIPLIED_AT_ONCE = 1 << 17; // pairs of numbers
+
 // Calls visit(begin, end) for ranges that together are [0, n), in whole pieces of `width`, of which n is a multiple. ith, nth: ggml's.
 // min_piece: what is worth claiming, in the unit of n; less than two of these aren't shared
 template <class F> void share_out(uint32_t n, uint32_t width, uint32_t min_piece, int ith, int nth, F visit) {
