@@ -17,6 +17,7 @@
 #include "graph/expert_product.h"
 #include "graph/product.h"
 #include "host_memory.h"
+#include "team.h"
 
 using namespace kvg;
 
@@ -287,11 +288,36 @@ TEST_CASE("what a token gets depends neither on other tokens nor on the number o
         const std::vector<float> all = mixture(t, of, 1);
         for (const int n_threads : {2, 3, 7}) {
             CHECK(same(mixture(t, of, n_threads), all.data()));
+            const team_share team(n_threads);
+            CHECK(same(mixture(t, of, 1), all.data()));
+            CHECK(same(mixture(t.some(5, 1), of, 1), &all[static_cast<size_t>(5 * s.n_in)]));
         }
         for (const int64_t n : {1, 2, 9, 40}) {
             for (int64_t first = 0; first + n <= s.n_tokens; first += 37) {
                 CHECK(same(mixture(t.some(first, n), of, 2), &all[static_cast<size_t>(first * s.n_in)]));
             }
+        }
+    });
+}
+
+TEST_CASE("nodes that multiply are known, and no others") {
+    for_each_type([](ggml_type type) {
+        std::mt19937 random(6);
+        const sizes s = {256, 32, 4, 2, 3};
+        const tokens t(s, random);
+        on_cpu cpu(1);
+        ggml_tensor * experts = t.experts(cpu);
+        ggml_tensor * x = t.rows(cpu);
+        const expert_matrix m = {cpu.whole(matrices(type, s.n_in, s.n_ff, s.n_expert, random)).weight};
+        ggml_tensor * order = expert_order(cpu.nodes(), experts, s.n_expert);
+        ggml_tensor * rows = rounded_in_order(cpu.nodes(), x, experts, order, *form_of_experts(m.weight, x));
+        ggml_tensor * y = multiply_in_order(cpu.nodes(), m, rows, order);
+        CHECK(is_expert_product(y));
+        const gate_function & gate = kernels_here()[0]->feed_forward.swiglu;
+        CHECK(is_expert_product(gate_in_order(cpu.nodes(), m, m, rows, order, gate)));
+        for (const ggml_tensor * other : {x, order, rows, by_tokens(cpu.nodes(), y, experts, order),
+                                          sum_by_tokens(cpu.nodes(), y, experts, order, nullptr)}) {
+            CHECK(!is_expert_product(other));
         }
     });
 }

@@ -31,6 +31,8 @@ ggml_tensor * multiply_in_order(ggml_context * ctx, const expert_matrix & matrix
 // What gates let through, (n_out, n_pairs), in order. gate: lives as long as the graph
 ggml_tensor * gate_in_order(ggml_context * ctx, const expert_matrix & gates, const expert_matrix & ups, ggml_tensor * rows,
                             ggml_tensor * order, const gate_function & gate);
+// Whether a node is one of the two above. Its first source is the rows.
+bool is_expert_product(const ggml_tensor * node);
 // The same numbers by tokens: (n, n_used, n_tokens). y (n, n_pairs)
 ggml_tensor * by_tokens(ggml_context * ctx, ggml_tensor * y, ggml_tensor * experts, ggml_tensor * order);
 // Of each token the sum of what its experts give, (n, n_tokens), each multiplied by its weight, F32 (1, n_used, n_tokens), if there are any

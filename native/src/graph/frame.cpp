@@ -11,6 +11,7 @@
 #include "graph/block/layer_embedding.h"
 #include "graph/block/norm.h"
 #include "graph/block/state.h"
+#include "graph/expert_product.h"
 #include "graph/product.h"
 
 namespace kvg {
@@ -33,7 +34,7 @@ bool decode_graph::has_few_products_of_ggml() const {
     for (const auto & [node, device] : wishes()) {
         const bool is_ggmls =
             node->op == GGML_OP_MUL_MAT || node->op == GGML_OP_MUL_MAT_ID || node->op == GGML_OP_FLASH_ATTN_EXT;
-        if (is_cpu(device) && (is_ggmls || is_multiply(node))) {
+        if (is_cpu(device) && (is_ggmls || is_multiply(node) || is_expert_product(node))) {
             const auto n_pairs = static_cast<uint64_t>(ggml_nelements(node) * node->src[0]->ne[0]);
             (is_ggmls ? others : ours) += n_pairs;
         }
