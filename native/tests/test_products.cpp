@@ -40,6 +40,25 @@ private:
     size_t n_bytes_;
 };
 
+// 40 blocks of weights: any bytes whose weights are neither tiny nor huge. Quantizing takes seconds for some types.
+std::vector<uint8_t> some_blocks(ggml_type type, std::mt19937 & random) {
+    const size_t n_bytes = ggml_type_size(type);
+    std::vector<uint8_t> blocks(40 * n_bytes);
+    std::vector<float> w(static_cast<size_t>(ggml_blck_size(type)));
+    for (size_t i = 0; i < blocks.size(); i += n_bytes) {
+        float most = 0;
+        while (!(most > 0.02f && most < 50)) {
+            std::generate_n(&blocks[i], n_bytes, [&] { return static_cast<uint8_t>(random()); });
+            ggml_get_type_traits(type)->to_float(&blocks[i], w.data(), ggml_blck_size(type));
+            most = 0;
+            for (const float one : w) {
+                most = std::fabs(one) <= most ? most : std::fabs(one); // NaN stays
+            }
+        }
+    }
+    return blocks;
+}
+
 struct problem {
     ggml_type type;
     uint32_t n_in;
@@ -52,10 +71,12 @@ struct problem {
         : type(type), n_in(n_in), n_out(n_out), n_rows(n_rows) {
         std::mt19937 random(n_in * 31 + n_out);
         std::normal_distribution<float> normal;
-        std::vector<float> w(size_t{n_in} * n_out);
-        std::generate(w.begin(), w.end(), [&] { return normal(random); });
+        const std::vector<uint8_t> blocks = some_blocks(type, random);
+        const size_t n_bytes = ggml_type_size(type);
         weights.resize(ggml_row_size(type, n_in) * n_out);
-        ggml_quantize_chunk(type, w.data(), weights.data(), 0, n_out, n_in, nullptr);
+        for (size_t i = 0; i < weights.size(); i += n_bytes) {
+            memcpy(&weights[i], &blocks[random() % (blocks.size() / n_bytes) * n_bytes], n_bytes);
+        }
         x.resize(size_t{n_in} * n_rows);
         std::generate(x.begin(), x.end(), [&] { return normal(random); });
         std::fill_n(x.begin(), 32, 0.0f);
@@ -134,8 +155,11 @@ double worst(const problem & p, const std::vector<float> & out) {
 }
 
 template <class F> void for_each_type(F test) {
-    for (const ggml_type type : {GGML_TYPE_Q8_0, GGML_TYPE_Q4_0, GGML_TYPE_Q4_1, GGML_TYPE_Q5_0, GGML_TYPE_Q5_1,
-                                 GGML_TYPE_IQ4_NL, GGML_TYPE_MXFP4, GGML_TYPE_Q4_K, GGML_TYPE_Q6_K}) {
+    for (const ggml_type type :
+         {GGML_TYPE_Q8_0,    GGML_TYPE_Q4_0,  GGML_TYPE_Q4_1,  GGML_TYPE_Q5_0,    GGML_TYPE_Q5_1,   GGML_TYPE_IQ4_NL,
+          GGML_TYPE_MXFP4,   GGML_TYPE_Q2_K,  GGML_TYPE_Q3_K,  GGML_TYPE_Q4_K,    GGML_TYPE_Q5_K,   GGML_TYPE_Q6_K,
+          GGML_TYPE_IQ4_XS,  GGML_TYPE_TQ1_0, GGML_TYPE_TQ2_0, GGML_TYPE_IQ2_XXS, GGML_TYPE_IQ2_XS, GGML_TYPE_IQ2_S,
+          GGML_TYPE_IQ3_XXS, GGML_TYPE_IQ3_S, GGML_TYPE_IQ1_S, GGML_TYPE_IQ1_M}) {
         CAPTURE(std::string(ggml_type_name(type)));
         if (product_kernel_for(type)) {
             test(type, static_cast<uint32_t>(ggml_blck_size(type)));

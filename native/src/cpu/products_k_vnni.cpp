@@ -1,104 +1,88 @@
-// K-quants on x86 with AVX-512 VNNI: 256 numbers share a scale, and 16 or 32 of them have an integer of their own beside it.
+// K-quants, and other types in blocks of 256 that need no codebook, on x86 with AVX-512 VNNI.
 #ifdef __x86_64__
-#include "cpu/rounded_rows.h"
-#include "cpu/vnni.inl"
+#include "cpu/vnni_256.inl"
 
 namespace kvg::products_vnni {
 
 namespace {
 
-constexpr uint32_t BLOCK = rounded_256::N;
-constexpr uint32_t GROUP = 64; // numbers at a time
+// Bits of each byte, moved up, or down where `up` is negative.
+inline __m512i moved(__m512i v, int up, uint8_t mask) {
+    return _mm512_and_si512(up < 0 ? _mm512_srli_epi32(v, static_cast<uint32_t>(-up))
+                                   : _mm512_slli_epi32(v, static_cast<uint32_t>(up)),
+                            bytes(mask));
+}
 
-// Rounded rows, from some block on.
-struct rounded_rows {
-    const uint8_t * numbers;
-    const uint8_t * blocks;
-    size_t stride;
+// `bits` of `from`, moved as above, beside others
+inline __m512i joined_bits(__m512i others, __m512i from, int up, uint8_t bits) {
+    const __m512i v =
+        up < 0 ? _mm512_srli_epi32(from, static_cast<uint32_t>(-up)) : _mm512_slli_epi32(from, static_cast<uint32_t>(up));
+    return _mm512_ternarylogic_epi32(others, v, bytes(bits), 0xf8); // others | (v & bits)
+}
 
-    rounded_rows from(uint32_t row) const { return {numbers + row * stride, blocks + row * stride, stride}; }
-    const uint8_t * at(uint32_t row, uint32_t i) const { return numbers + row * stride + i; }
-    const uint8_t * block(uint32_t row) const { return blocks + row * stride; }
-};
+// Bytes 2i and 2i + 1 of each lane, as a pair
+inline __m512i pair_of(__m512i lanes, uint32_t i) { return picked(lanes, 0x80018000 + 0x00020002 * i); }
 
-// A block of 16 rows of weights, turned: a lane is a row. Vector j of `numbers` has numbers 4j to 4j + 3.
-struct tile {
-    alignas(64) int32_t numbers[BLOCK / 4][TILE];
-    alignas(64) int32_t scales[16][TILE]; // integers, of 16 or 32 numbers each
-    alignas(64) int32_t pairs[8][TILE];   // two I16 in each lane, which meet two sums of a row
-    alignas(64) float scale[TILE];        // of them all
-    alignas(64) float pair_scale[TILE];
-};
-
-inline __m512i word(const int32_t * lanes) { return _mm512_load_si512(lanes); }
-
-// 16 bytes of each row: vector i has words i of all rows.
-inline void load_words(const weight_rows & rows, size_t offset, __m512i words[4]) {
-    __m512i v[4];
-    for (int i = 0; i < 4; ++i) {
-        const auto quarter = [&](int row) { return _mm_loadu_si128(reinterpret_cast<const __m128i *>(rows.at[row] + offset)); };
-        v[i] = _mm512_castsi128_si512(quarter(i));
-        v[i] = _mm512_inserti32x4(v[i], quarter(i + 4), 1);
-        v[i] = _mm512_inserti32x4(v[i], quarter(i + 8), 2);
-        v[i] = _mm512_inserti32x4(v[i], quarter(i + 12), 3);
+// Two F16, and 12 bytes of 8 scales and 8 minima of 6 bits: what Q4_K and Q5_K begin with. Words 1 and 2 have the first four scales and
+// minima. Lower halves of the others are in word 3, their upper bits in words 1 and 2.
+inline void unpack_scales_and_minima(tile & to, const weight_rows & rows) {
+    __m512i words[4];
+    rows.words(0, words);
+    to.scale = low_halves(words[0]);
+    to.pair_scale = _mm512_sub_ps(_mm512_setzero_ps(), high_halves(words[0]));
+    const __m512i scales[2] = {moved(words[1], 0, 0x3f), joined_bits(moved(words[3], 0, 0x0f), words[1], -2, 0x30)};
+    const __m512i minima[2] = {moved(words[2], 0, 0x3f), joined_bits(moved(words[3], -4, 0x0f), words[2], -2, 0x30)};
+    for (uint32_t i = 0; i < 8; ++i) {
+        to.scales[i] = byte_of(scales[i / 4], i % 4);
     }
-    const __m512i t[4] = {_mm512_unpacklo_epi32(v[0], v[1]), _mm512_unpackhi_epi32(v[0], v[1]),
-                          _mm512_unpacklo_epi32(v[2], v[3]), _mm512_unpackhi_epi32(v[2], v[3])};
-    words[0] = _mm512_unpacklo_epi64(t[0], t[2]);
-    words[1] = _mm512_unpackhi_epi64(t[0], t[2]);
-    words[2] = _mm512_unpacklo_epi64(t[1], t[3]);
-    words[3] = _mm512_unpackhi_epi64(t[1], t[3]);
+    for (uint32_t i = 0; i < 4; ++i) {
+        to.pairs[i] = pair_of(minima[i / 2], i % 2);
+    }
 }
 
-// Two integers that fit into 16 bits.
-inline __m512i paired(__m512i low, __m512i high) {
-    return _mm512_or_si512(_mm512_and_si512(low, _mm512_set1_epi32(0xffff)), _mm512_slli_epi32(high, 16));
-}
-
-// Two F16, 12 bytes of 8 scales and 8 minima in 6 bits, 256 numbers in 4 bits: scale * number - minimum
+// 256 numbers in 4 bits: scale * number - minimum
 struct q4_k_weights {
     static constexpr size_t BYTES = 144;
     static constexpr uint32_t PER_SCALE = 32;
+    static constexpr bool MINIMA = true;
 
-    static __m512i numbers(const uint8_t * block, uint32_t group) {
-        const __m256i both = _mm256_loadu_si256(reinterpret_cast<const __m256i *>(block + 16 + group * 32));
-        const __m512i shifts = _mm512_setr_epi64(0, 0, 0, 0, 4, 4, 4, 4);
-        return _mm512_and_si512(_mm512_srlv_epi64(_mm512_broadcast_i64x4(both), shifts), _mm512_set1_epi8(0x0f));
-    }
-    // Of eight bytes: the first 6 bits of four, and of four the other half.
-    static void unpack(__m512i bytes, __m512i low, __m512i high, int32_t (*to)[TILE]) {
-        const __m512i four = _mm512_and_si512(bytes, _mm512_set1_epi8(0x3f));
-        const __m512i top = _mm512_and_si512(_mm512_srli_epi32(high, 2), _mm512_set1_epi8(0x30));
-        const __m512i more = _mm512_or_si512(_mm512_and_si512(low, _mm512_set1_epi8(0x0f)), top);
-        for (uint32_t i = 0; i < 4; ++i) {
-            const auto byte = [&](__m512i v) { return _mm512_and_si512(_mm512_srli_epi32(v, 8 * i), _mm512_set1_epi32(0xff)); };
-            _mm512_store_si512(to[i], byte(four));
-            _mm512_store_si512(to[i + 4], byte(more));
+    static void scales(tile & to, const weight_rows & rows) { unpack_scales_and_minima(to, rows); }
+    template <class F> static void numbers(const weight_rows & rows, F to) {
+#pragma GCC unroll 8
+        for (uint32_t i = 0; i < 8; ++i) { // of 32 numbers the first or the last half, and those of the next 32
+            __m512i both[4];
+            rows.words(16 + i * 16, both);
+            const uint32_t first = i / 2 * 16 + i % 2 * 4;
+            for (uint32_t j = 0; j < 4; ++j) {
+                to(first + j, moved(both[j], 0, 0x0f));
+                to(first + 8 + j, moved(both[j], -4, 0x0f));
+            }
         }
     }
-    static void scales(tile & to, const weight_rows & rows) {
-        __m512i words[4];
-        load_words(rows, 0, words);
-        _mm512_store_ps(to.scale, _mm512_cvtph_ps(_mm512_cvtepi32_epi16(words[0])));
-        const __m512 least = _mm512_cvtph_ps(_mm512_cvtepi32_epi16(_mm512_srli_epi32(words[0], 16)));
-        _mm512_store_ps(to.pair_scale, _mm512_sub_ps(_mm512_setzero_ps(), least));
-        alignas(64) int32_t minima[8][TILE];
-        unpack(words[1], words[3], words[1], to.scales);
-        unpack(words[2], _mm512_srli_epi32(words[3], 4), words[2], minima);
-        for (uint32_t i = 0; i < 4; ++i) {
-            _mm512_store_si512(to.pairs[i], paired(word(minima[2 * i]), word(minima[2 * i + 1])));
+};
+
+// As Q4_K, with 32 bytes of fifth bits before the numbers
+struct q5_k_weights {
+    static constexpr size_t BYTES = 176;
+    static constexpr uint32_t PER_SCALE = 32;
+    static constexpr bool MINIMA = true;
+
+    static void scales(tile & to, const weight_rows & rows) { unpack_scales_and_minima(to, rows); }
+    template <class F> static void numbers(const weight_rows & rows, F to) {
+        __m512i bits[8];
+        rows.words(16, bits);
+        rows.words(32, bits + 4);
+#pragma GCC unroll 8
+        for (int i = 0; i < 8; ++i) {
+            __m512i both[4];
+            rows.words(static_cast<size_t>(48 + i * 16), both);
+            const int first = i / 2 * 16 + i % 2 * 4;
+            for (int j = 0; j < 4; ++j) {
+                const __m512i bit = bits[i % 2 * 4 + j];
+                to(first + j, joined_bits(moved(both[j], 0, 0x0f), bit, 4 - i / 2 * 2, 0x10));
+                to(first + 8 + j, joined_bits(moved(both[j], -4, 0x0f), bit, 3 - i / 2 * 2, 0x10));
+            }
         }
-    }
-    // What a row's sum of the block comes to.
-    static __m512 add(__m512 sum, const tile & with, __m512i products, const uint8_t * block) {
-        __m512i least = _mm512_setzero_si512();
-        for (uint32_t i = 0; i < 4; ++i) {
-            const auto two = load<int32_t>(block + offsetof(rounded_256, sums32) + 4 * i);
-            least = _mm512_dpwssd_epi32(least, word(with.pairs[i]), _mm512_set1_epi32(two));
-        }
-        const __m512 scale = _mm512_set1_ps(load<float>(block));
-        sum = _mm512_fmadd_ps(_mm512_cvtepi32_ps(products), _mm512_mul_ps(_mm512_load_ps(with.scale), scale), sum);
-        return _mm512_fmadd_ps(_mm512_cvtepi32_ps(least), _mm512_mul_ps(_mm512_load_ps(with.pair_scale), scale), sum);
     }
 };
 
@@ -106,177 +90,222 @@ struct q4_k_weights {
 struct q6_k_weights {
     static constexpr size_t BYTES = 210;
     static constexpr uint32_t PER_SCALE = 16;
+    static constexpr bool MINIMA = false;
 
-    static __m512i numbers(const uint8_t * block, uint32_t group) {
-        __m512i low = _mm512_loadu_si512(block + group / 2 * 64);
-        const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i *>(block + 128 + group / 2 * 32));
-        __m512i high = _mm512_broadcast_i64x4(bits);
-        if (group % 2 == 0) {
-            high = _mm512_sllv_epi64(high, _mm512_setr_epi64(4, 4, 4, 4, 2, 2, 2, 2));
-        } else {
-            low = _mm512_srli_epi64(low, 4);
-            high = _mm512_srlv_epi64(high, _mm512_setr_epi64(0, 0, 0, 0, 2, 2, 2, 2));
-        }
-        return _mm512_or_si512(_mm512_and_si512(low, _mm512_set1_epi8(0x0f)), _mm512_and_si512(high, _mm512_set1_epi8(0x30)));
-    }
     static void scales(tile & to, const weight_rows & rows) {
         __m512i words[4];
-        load_words(rows, 192, words);
+        rows.words(192, words);
         for (uint32_t i = 0; i < 16; ++i) {
-            _mm512_store_si512(to.scales[i], _mm512_srai_epi32(_mm512_slli_epi32(words[i / 4], 24 - 8 * (i % 4)), 24));
+            to.scales[i] = _mm512_srai_epi32(_mm512_slli_epi32(words[i / 4], 24 - 8 * (i % 4)), 24);
         }
-        for (uint32_t i = 0; i < 8; ++i) {
-            _mm512_store_si512(to.pairs[i], paired(word(to.scales[2 * i]), word(to.scales[2 * i + 1])));
-        }
-        _mm512_store_ps(to.scale, rows.halves(208));
+        to.scale = rows.halves(208);
+        lower<PER_SCALE>(to, 5);
     }
-    static __m512 add(__m512 sum, const tile & with, __m512i products, const uint8_t * block) {
-        __m512i sums = _mm512_setzero_si512();
-        for (uint32_t i = 0; i < 8; ++i) {
-            const auto two = load<int32_t>(block + offsetof(rounded_256, sums16) + 4 * i);
-            sums = _mm512_dpwssd_epi32(sums, word(with.pairs[i]), _mm512_set1_epi32(two));
+    template <class F> static void numbers(const weight_rows & rows, F to) {
+#pragma GCC unroll 2
+        for (uint32_t half = 0; half < 2; ++half) {
+#pragma GCC unroll 2
+            for (uint32_t i = 0; i < 2; ++i) { // 16 numbers of four times 32
+                __m512i low[8];
+                __m512i high[4];
+                rows.words(half * 64 + i * 16, low);
+                rows.words(half * 64 + i * 16 + 32, low + 4);
+                rows.words(128 + half * 32 + i * 16, high);
+                const uint32_t first = half * 32 + i * 4;
+                for (uint32_t j = 0; j < 4; ++j) {
+                    to(first + j, joined_bits(moved(low[j], 0, 0x0f), high[j], 4, 0x30));
+                    to(first + 8 + j, joined_bits(moved(low[j + 4], 0, 0x0f), high[j], 2, 0x30));
+                    to(first + 16 + j, joined_bits(moved(low[j], -4, 0x0f), high[j], 0, 0x30));
+                    to(first + 24 + j, joined_bits(moved(low[j + 4], -4, 0x0f), high[j], -2, 0x30));
+                }
+            }
         }
-        const __m512i whole = _mm512_sub_epi32(products, _mm512_slli_epi32(sums, 5));
-        const __m512 scale = _mm512_set1_ps(load<float>(block));
-        return _mm512_fmadd_ps(_mm512_cvtepi32_ps(whole), _mm512_mul_ps(_mm512_load_ps(with.scale), scale), sum);
     }
 };
 
-inline __m512i add_scaled(__m512i sum, __m512i products, const int32_t * scales) {
-    return _mm512_add_epi32(sum, _mm512_mullo_epi32(products, word(scales)));
-}
-
-// Of 64 numbers the products with 16 rows of weights: four vectors with sums of 16 numbers, of four rows each, meet the group's scales.
-template <class W> inline __m512i add_group(__m512i sum, const __m512i fours[4], const tile & with, uint32_t group) {
-    if constexpr (W::PER_SCALE == 32) {
-        const __m512i left = halved(fours[0], fours[1]);
-        const __m512i right = halved(fours[2], fours[3]);
-        sum = add_scaled(sum, _mm512_shuffle_i32x4(left, right, 0x88), with.scales[group * 2]);
-        return add_scaled(sum, _mm512_shuffle_i32x4(left, right, 0xdd), with.scales[group * 2 + 1]);
-    } else {
-        for (uint32_t half = 0; half < 2; ++half) { // quarters 0 and 2, then 1 and 3
-            const auto pick = [&](uint32_t i) {
-                return half == 0 ? _mm512_shuffle_i32x4(fours[i], fours[i + 1], 0x88)
-                                 : _mm512_shuffle_i32x4(fours[i], fours[i + 1], 0xdd);
-            };
-            const __m512i left = pick(0);
-            const __m512i right = pick(2);
-            sum = add_scaled(sum, _mm512_shuffle_i32x4(left, right, 0x88), with.scales[group * 4 + half]);
-            sum = add_scaled(sum, _mm512_shuffle_i32x4(left, right, 0xdd), with.scales[group * 4 + 2 + half]);
-        }
-        return sum;
-    }
-}
-
-// N rows with a block of weights as they lie: each row of weights gives a vector of sums, and those of 16 are folded.
-template <class W, uint32_t N>
-void multiply_few(tile & scales, const weight_rows & weights, const rounded_rows & x, sums * out) {
-    W::scales(scales, weights);
-    __m512i sum[N];
-    for (uint32_t r = 0; r < N; ++r) {
-        sum[r] = _mm512_setzero_si512();
-    }
+// 64 bytes with 256 numbers of 2 bits: of each half, number 32 i + j in bits 2 i of byte j.
+template <class F> inline void unpack_two_bits(const weight_rows & rows, size_t offset, F to) {
 #pragma GCC unroll 4
-    for (uint32_t group = 0; group < BLOCK / GROUP; ++group) {
-        __m512i fours[N][4];
+    for (uint32_t i = 0; i < 4; ++i) {
+        __m512i four[4];
+        rows.words(offset + i * 16, four);
+        for (uint32_t j = 0; j < 4; ++j) {
 #pragma GCC unroll 4
-        for (uint32_t i = 0; i < 4; ++i) {
-            __m512i w[4];
             for (uint32_t k = 0; k < 4; ++k) {
-                weights.fetch(4 * i + k, group * W::BYTES / 4);
-                w[k] = W::numbers(weights.at[4 * i + k], group);
-            }
-            for (uint32_t r = 0; r < N; ++r) {
-                const __m512i numbers = _mm512_loadu_si512(x.at(r, group * GROUP));
-                const auto times = [&](int k) { return _mm512_dpbusd_epi32(_mm512_setzero_si512(), w[k], numbers); };
-                const __m512i v[4] = {times(0), times(1), times(2), times(3)};
-                fours[r][i] = folded(v);
+                to(i / 2 * 32 + k * 8 + i % 2 * 4 + j, moved(four[j], -2 * static_cast<int>(k), 0x03));
             }
         }
-        for (uint32_t r = 0; r < N; ++r) {
-            sum[r] = add_group<W>(sum[r], fours[r], scales, group);
-        }
-    }
-    for (uint32_t r = 0; r < N; ++r) {
-        _mm512_store_ps(out[r], W::add(_mm512_load_ps(out[r]), scales, sum[r], x.block(r)));
     }
 }
 
-template <class W> void turn(tile & to, const weight_rows & from) {
-    W::scales(to, from);
+// 16 bytes of a scale and a minimum of 4 bits each, 256 numbers of 2 bits, two F16: scale * number - minimum
+struct q2_k_weights {
+    static constexpr size_t BYTES = 84;
+    static constexpr uint32_t PER_SCALE = 16;
+    static constexpr bool MINIMA = true;
+
+    static void scales(tile & to, const weight_rows & rows) {
+        __m512i words[4];
+        rows.words(0, words);
+        for (uint32_t i = 0; i < 4; ++i) {
+            const __m512i scales = moved(words[i], 0, 0x0f);
+            const __m512i minima = moved(words[i], -4, 0x0f);
+            for (uint32_t j = 0; j < 4; ++j) {
+                to.scales[4 * i + j] = byte_of(scales, j);
+            }
+            to.pairs[2 * i] = pair_of(minima, 0);
+            to.pairs[2 * i + 1] = pair_of(minima, 1);
+        }
+        const __m512i both = rows.word(80);
+        to.scale = low_halves(both);
+        to.pair_scale = _mm512_sub_ps(_mm512_setzero_ps(), high_halves(both));
+    }
+    template <class F> static void numbers(const weight_rows & rows, F to) { unpack_two_bits(rows, 16, to); }
+};
+
+// 32 bytes of third bits, 256 numbers of 2 bits, 16 scales of 6 bits in 12 bytes, an F16: (scale - 32) * (number + 4 * bit - 4)
+struct q3_k_weights {
+    static constexpr size_t BYTES = 110;
+    static constexpr uint32_t PER_SCALE = 16;
+    static constexpr bool MINIMA = false;
+
+    static void scales(tile & to, const weight_rows & rows) {
+        __m512i words[4]; // the last 16 bytes: the scales' are the first three
+        rows.words(94, words);
+        unpack_scales(to, words);
+        to.scale = rows.halves(108);
+        lower<PER_SCALE>(to, 2);
+    }
+    template <class F> static void numbers(const weight_rows & rows, F to) {
+        __m512i bits[8];
+        rows.words(0, bits);
+        rows.words(16, bits + 4);
+        unpack_two_bits(rows, 32, [&](uint32_t j, __m512i two) __attribute__((always_inline)) {
+            to(j, joined_bits(two, bits[j % 8], 2 - static_cast<int>(j / 8), 0x04));
+        });
+    }
+
+private:
+    // Of scales 0 to 7 and 8 to 15 the lower halves, in words 0 and 1; of four times four the upper bits, in word 2.
+    static void unpack_scales(tile & to, const __m512i * last) {
+        const auto shifted = [&](uint32_t i) { // past two bytes
+            return _mm512_or_si512(_mm512_srli_epi32(last[i], 16), _mm512_slli_epi32(last[i + 1], 16));
+        };
+        const __m512i high = shifted(2);
 #pragma GCC unroll 4
-    for (uint32_t group = 0; group < BLOCK / GROUP; ++group) {
-        __m512i r[16];
-        for (uint32_t i = 0; i < TILE; ++i) {
-            from.fetch(i, group * W::BYTES / 4);
-            r[i] = W::numbers(from.at[i], group);
-        }
-        transpose(r);
-        for (uint32_t j = 0; j < 16; ++j) {
-            _mm512_store_si512(to.numbers[group * 16 + j], r[j]);
-        }
-    }
-}
-
-// N rows with a turned tile: a vector of weights meets four bytes of each row.
-template <class W, uint32_t N> void multiply(const tile & weights, const rounded_rows & x, sums * out) {
-    constexpr uint32_t VECTORS = W::PER_SCALE / 4;
-    __m512i sum[N];
-    for (uint32_t r = 0; r < N; ++r) {
-        sum[r] = _mm512_setzero_si512();
-    }
-    for (uint32_t s = 0; s < BLOCK / W::PER_SCALE; ++s) {
-        __m512i products[N];
-        for (uint32_t r = 0; r < N; ++r) {
-            products[r] = _mm512_setzero_si512();
-        }
-        for (uint32_t j = s * VECTORS; j < (s + 1) * VECTORS; ++j) {
-            const __m512i numbers = word(weights.numbers[j]);
-            for (uint32_t r = 0; r < N; ++r) {
-                products[r] = _mm512_dpbusd_epi32(products[r], numbers, _mm512_set1_epi32(load<int32_t>(x.at(r, j * 4))));
+        for (int i = 0; i < 4; ++i) {
+            const __m512i low = moved(shifted(static_cast<uint32_t>(i % 2)), i < 2 ? 0 : -4, 0x0f);
+            const __m512i four = joined_bits(low, high, 4 - 2 * i, 0x30);
+            for (uint32_t j = 0; j < 4; ++j) {
+                to.scales[static_cast<uint32_t>(i) * 4 + j] = _mm512_sub_epi32(byte_of(four, j), _mm512_set1_epi32(32));
             }
         }
-        for (uint32_t r = 0; r < N; ++r) {
-            sum[r] = add_scaled(sum[r], products[r], weights.scales[s]);
+    }
+};
+
+// An F16, 8 scales of 6 bits (two bytes of upper bits, four of lower), 256 numbers of 4 bits that stand for others: (scale - 32) * number
+struct iq4_xs_weights {
+    static constexpr size_t BYTES = 136;
+    static constexpr uint32_t PER_SCALE = 32;
+    static constexpr bool MINIMA = false;
+
+    static void scales(tile & to, const weight_rows & rows) {
+        const __m512i first = rows.word(0);
+        const __m512i low = rows.word(4);
+        to.scale = low_halves(first);
+        for (uint32_t i = 0; i < 8; ++i) {
+            const __m512i four = _mm512_and_si512(_mm512_srli_epi32(low, 4 * i), _mm512_set1_epi32(0x0f));
+            const __m512i two = _mm512_and_si512(_mm512_srli_epi32(first, 16 + 2 * i), _mm512_set1_epi32(0x03));
+            to.scales[i] = _mm512_sub_epi32(_mm512_or_si512(four, _mm512_slli_epi32(two, 4)), _mm512_set1_epi32(32));
+        }
+        lower<PER_SCALE>(to, 7);
+    }
+    template <class F> static void numbers(const weight_rows & rows, F to) {
+        const __m512i table = four_bit_table();
+#pragma GCC unroll 8
+        for (uint32_t i = 0; i < 8; ++i) {
+            __m512i both[4];
+            rows.words(8 + i * 16, both);
+            for (uint32_t j = 0; j < 4; ++j) {
+                to(i * 8 + j, _mm512_shuffle_epi8(table, moved(both[j], 0, 0x0f)));
+                to(i * 8 + 4 + j, _mm512_shuffle_epi8(table, moved(both[j], -4, 0x0f)));
+            }
         }
     }
-    for (uint32_t r = 0; r < N; ++r) {
-        _mm512_store_ps(out[r], W::add(_mm512_load_ps(out[r]), weights, sum[r], x.block(r)));
+};
+
+// Numbers 0, 1 and 2 stand for -1, 0 and 1.
+inline void lower_thirds(tile & to) {
+    for (uint32_t i = 0; i < 4; ++i) {
+        to.pairs[i] = _mm512_set1_epi32(-1);
     }
 }
 
-template <class W>
-void multiply_block(tile & turned, const weight_rows & weights, const rounded_rows & x, uint32_t n_rows, sums * out) {
-    switch (n_rows) {
-    case 1:
-        return multiply_few<W, 1>(turned, weights, x, out);
-    case 2:
-        return multiply_few<W, 2>(turned, weights, x, out);
-    case 3:
-        return multiply_few<W, 3>(turned, weights, x, out);
-    default: // turning pays
-        turn<W>(turned, weights);
-        by_eights(n_rows, [&](auto n, uint32_t r) { multiply<W, n>(turned, x.from(r), out + r); });
-    }
-}
+// 256 numbers of 2 bits, an F16
+struct tq2_0_weights {
+    static constexpr size_t BYTES = 66;
+    static constexpr uint32_t PER_SCALE = BLOCK;
+    static constexpr bool MINIMA = false;
 
-template <class W> void run(const product_job & job, uint32_t begin, uint32_t end) {
-    tile turned;
-    const size_t stride = row_bytes<rounded_256>(job.n_in);
-    run_tiles(job, begin, end, stride, [&](const weight_rows & weights, const uint8_t * rows, uint32_t n, sums * out) {
-        for (uint32_t b = 0; b < job.n_in / BLOCK; ++b) {
-            const uint8_t * blocks = rows + blocks_at(job.n_in) + b * sizeof(rounded_256);
-            multiply_block<W>(turned, weights.from(b * W::BYTES), {rows + b * BLOCK, blocks, stride}, n, out);
+    static void scales(tile & to, const weight_rows & rows) {
+        to.scale = rows.halves(64);
+        lower_thirds(to);
+    }
+    template <class F> static void numbers(const weight_rows & rows, F to) { unpack_two_bits(rows, 0, to); }
+};
+
+// 5 numbers in each of 48 bytes, 4 in each of 4, an F16. Bytes are fractions of 256, and numbers their digits to the base of 3.
+struct tq1_0_weights {
+    static constexpr size_t BYTES = 54;
+    static constexpr uint32_t PER_SCALE = BLOCK;
+    static constexpr bool MINIMA = false;
+
+    static void scales(tile & to, const weight_rows & rows) {
+        to.scale = rows.halves(52);
+        lower_thirds(to);
+    }
+    template <class F> static void numbers(const weight_rows & rows, F to) {
+        __m512i fractions[12];
+        rows.words(0, fractions);
+        rows.words(16, fractions + 4);
+        rows.words(32, fractions + 8);
+#pragma GCC unroll 5
+        for (uint32_t digit = 0; digit < 5; ++digit) {
+            for (uint32_t i = 0; i < 8; ++i) {
+                to(digit * 8 + i, next_digit(fractions[i]));
+            }
+            for (uint32_t i = 0; i < 4; ++i) {
+                to(40 + digit * 4 + i, next_digit(fractions[i + 8]));
+            }
         }
-    });
-}
+        __m512i last = rows.word(48);
+        for (uint32_t digit = 0; digit < 4; ++digit) {
+            to(60 + digit, next_digit(last));
+        }
+    }
+
+private:
+    // The whole part of three times a fraction, which then has what is left.
+    static __m512i next_digit(__m512i & fraction) {
+        const __mmask64 one = _mm512_cmpge_epu8_mask(fraction, bytes(86));
+        const __mmask64 two = _mm512_cmpge_epu8_mask(fraction, bytes(171));
+        fraction = _mm512_add_epi8(fraction, _mm512_add_epi8(fraction, fraction));
+        const __m512i digit = _mm512_maskz_mov_epi8(one, bytes(1));
+        return _mm512_mask_mov_epi8(digit, two, bytes(2));
+    }
+};
 
 } // namespace
 
-extern const product_kernel q4_k;
-extern const product_kernel q6_k;
+extern const product_kernel q2_k, q3_k, q4_k, q5_k, q6_k, iq4_xs, tq1_0, tq2_0;
+const product_kernel q2_k = {by_256, run<q2_k_weights>};
+const product_kernel q3_k = {by_256, run<q3_k_weights>};
 const product_kernel q4_k = {by_256, run<q4_k_weights>};
+const product_kernel q5_k = {by_256, run<q5_k_weights>};
 const product_kernel q6_k = {by_256, run<q6_k_weights>};
+const product_kernel iq4_xs = {by_256, run<iq4_xs_weights>};
+const product_kernel tq1_0 = {by_256, run<tq1_0_weights>};
+const product_kernel tq2_0 = {by_256, run<tq2_0_weights>};
 
 } // namespace kvg::products_vnni
 #endif

@@ -13,32 +13,52 @@ struct q8_0_weights {
     static constexpr size_t BYTES = 34;
     static constexpr bool MINIMA = false;
 
-    static block_halves numbers(const four_blocks & from) {
-        return {_mm512_xor_si512(from.bytes(2), bytes(0x80)), _mm512_xor_si512(from.bytes(18), bytes(0x80))};
+    static block_numbers numbers(const weight_rows & rows) {
+        block_numbers numbers;
+        rows.words(2, numbers.at);
+        rows.words(18, numbers.at + 4);
+        for (__m512i & four : numbers.at) {
+            four = _mm512_xor_si512(four, bytes(0x80));
+        }
+        return numbers;
     }
-    static block_scales scales(const weight_rows & rows, size_t offset) { return scales_alone(rows.halves(offset)); }
+    static block_scales scales(const weight_rows & rows) { return scales_alone(rows.halves(0)); }
 };
 
-// Numbers of 4 bits: the lower halves of a block's 16 bytes are its numbers 0 to 15, the upper ones are the rest. Each is moved so that its
-// lowest bit is bit BIT.
-template <int BIT> inline block_halves nibbles(__m512i both) {
+// Numbers of 4 bits: the lower halves of the 16 bytes at `offset` are numbers 0 to 15, the upper ones are the rest. Each is moved so that
+// its lowest bit is bit BIT.
+template <int BIT> inline block_numbers nibbles(const weight_rows & rows, size_t offset) {
+    block_numbers numbers;
+    rows.words(offset, numbers.at);
     const __m512i mask = bytes(0x0f << BIT);
-    return {_mm512_and_si512(_mm512_slli_epi16(both, BIT), mask), _mm512_and_si512(_mm512_srli_epi16(both, 4 - BIT), mask)};
+    for (uint32_t i = 0; i < 4; ++i) {
+        const __m512i both = numbers.at[i];
+        numbers.at[i] = _mm512_and_si512(_mm512_slli_epi16(both, BIT), mask);
+        numbers.at[i + 4] = _mm512_and_si512(_mm512_srli_epi16(both, 4 - BIT), mask);
+    }
+    return numbers;
 }
 
-// Adds `value` to numbers whose bit is set in the four bytes at `offset` of their block.
-inline block_halves add_bits(const block_halves & numbers, const four_blocks & from, size_t offset, uint8_t value) {
-    const auto half = [&](size_t at) {
-        const auto bits = [&](uint32_t i) { return uint64_t{load<uint16_t>(from.block(i) + at)} << (16 * i); };
-        return bits(0) | bits(1) | bits(2) | bits(3);
-    };
-    return {_mm512_mask_add_epi8(numbers.low, half(offset), numbers.low, bytes(value)),
-            _mm512_mask_add_epi8(numbers.high, half(offset + 2), numbers.high, bytes(value))};
+// Adds `value` to number i where bit i of the word at `offset` is set.
+inline block_numbers add_bits(block_numbers numbers, const weight_rows & rows, size_t offset, uint8_t value) {
+    const __m512i bits = rows.word(offset);
+    for (uint32_t i = 0; i < 4; ++i) {
+        const __m512i eight = picked(bits, 0x01010101 * i);
+        const auto add = [&](__m512i & to, int32_t which) {
+            to = _mm512_mask_add_epi8(to, _mm512_test_epi8_mask(eight, _mm512_set1_epi32(which)), to, bytes(value));
+        };
+        add(numbers.at[2 * i], 0x08040201);
+        add(numbers.at[2 * i + 1], static_cast<int32_t>(0x80402010));
+    }
+    return numbers;
 }
 
 // The bytes that numbers of 4 bits stand for.
-inline block_halves looked_up(__m512i table, const block_halves & numbers) {
-    return {_mm512_shuffle_epi8(table, numbers.low), _mm512_shuffle_epi8(table, numbers.high)};
+inline block_numbers looked_up(__m512i table, block_numbers numbers) {
+    for (__m512i & four : numbers.at) {
+        four = _mm512_shuffle_epi8(table, four);
+    }
+    return numbers;
 }
 
 // An F16, 32 numbers of 4 bits: scale * (number - 8). Bytes are 16 times the number.
@@ -46,9 +66,9 @@ struct q4_0_weights {
     static constexpr size_t BYTES = 18;
     static constexpr bool MINIMA = false;
 
-    static block_halves numbers(const four_blocks & from) { return nibbles<4>(from.bytes(2)); }
-    static block_scales scales(const weight_rows & rows, size_t offset) {
-        return scales_alone(_mm512_mul_ps(rows.halves(offset), _mm512_set1_ps(1.0f / 16)));
+    static block_numbers numbers(const weight_rows & rows) { return nibbles<4>(rows, 2); }
+    static block_scales scales(const weight_rows & rows) {
+        return scales_alone(_mm512_mul_ps(rows.halves(0), _mm512_set1_ps(1.0f / 16)));
     }
 };
 
@@ -57,9 +77,9 @@ struct q4_1_weights {
     static constexpr size_t BYTES = 20;
     static constexpr bool MINIMA = true;
 
-    static block_halves numbers(const four_blocks & from) { return nibbles<0>(from.bytes(4)); }
-    static block_scales scales(const weight_rows & rows, size_t offset) {
-        const __m512i both = rows.words(offset);
+    static block_numbers numbers(const weight_rows & rows) { return nibbles<0>(rows, 4); }
+    static block_scales scales(const weight_rows & rows) {
+        const __m512i both = rows.word(0);
         return {low_halves(both), high_halves(both)};
     }
 };
@@ -69,9 +89,9 @@ struct q5_0_weights {
     static constexpr size_t BYTES = 22;
     static constexpr bool MINIMA = false;
 
-    static block_halves numbers(const four_blocks & from) { return add_bits(nibbles<3>(from.bytes(6)), from, 2, 0x80); }
-    static block_scales scales(const weight_rows & rows, size_t offset) {
-        return scales_alone(_mm512_mul_ps(rows.halves(offset), _mm512_set1_ps(1.0f / 8)));
+    static block_numbers numbers(const weight_rows & rows) { return add_bits(nibbles<3>(rows, 6), rows, 2, 0x80); }
+    static block_scales scales(const weight_rows & rows) {
+        return scales_alone(_mm512_mul_ps(rows.halves(0), _mm512_set1_ps(1.0f / 8)));
     }
 };
 
@@ -80,8 +100,8 @@ struct q5_1_weights {
     static constexpr size_t BYTES = 24;
     static constexpr bool MINIMA = true;
 
-    static block_halves numbers(const four_blocks & from) { return add_bits(nibbles<0>(from.bytes(8)), from, 4, 0x10); }
-    static block_scales scales(const weight_rows & rows, size_t offset) { return q4_1_weights::scales(rows, offset); }
+    static block_numbers numbers(const weight_rows & rows) { return add_bits(nibbles<0>(rows, 8), rows, 4, 0x10); }
+    static block_scales scales(const weight_rows & rows) { return q4_1_weights::scales(rows); }
 };
 
 // An F16, 32 numbers of 4 bits that stand for others
@@ -89,8 +109,8 @@ struct iq4_nl_weights {
     static constexpr size_t BYTES = 18;
     static constexpr bool MINIMA = false;
 
-    static block_halves numbers(const four_blocks & from) { return looked_up(four_bit_table(), nibbles<0>(from.bytes(2))); }
-    static block_scales scales(const weight_rows & rows, size_t offset) { return scales_alone(rows.halves(offset)); }
+    static block_numbers numbers(const weight_rows & rows) { return looked_up(four_bit_table(), nibbles<0>(rows, 2)); }
+    static block_scales scales(const weight_rows & rows) { return scales_alone(rows.halves(0)); }
 };
 
 // A power of two, 32 floats of 4 bits: a sign, two bits of exponent, one of mantissa. Bytes are 16 times the float.
@@ -98,13 +118,13 @@ struct mxfp4_weights {
     static constexpr size_t BYTES = 17;
     static constexpr bool MINIMA = false;
 
-    static block_halves numbers(const four_blocks & from) {
+    static block_numbers numbers(const weight_rows & rows) {
         const __m128i floats = _mm_setr_epi8(0, 8, 16, 24, 32, 48, 64, 96, 0, -8, -16, -24, -32, -48, -64, -96);
-        return looked_up(raised(floats), nibbles<0>(from.bytes(1)));
+        return looked_up(raised(floats), nibbles<0>(rows, 1));
     }
-    static block_scales scales(const weight_rows & rows, size_t offset) {
+    static block_scales scales(const weight_rows & rows) {
         // 2^(exponent - 127): a float has these bits, except that of 0
-        const __m512i exponents = rows.bytes(offset);
+        const __m512i exponents = rows.bytes(0);
         const __m512i least = _mm512_set1_epi32(0x00400000);
         const __mmask16 is_least = _mm512_testn_epi32_mask(exponents, exponents);
         const __m512i power = _mm512_mask_mov_epi32(_mm512_slli_epi32(exponents, 23), is_least, least);

@@ -71,7 +71,7 @@ void round_block(const float * x, uint8_t * numbers, rounded_256 & block) {
 }
 
 template <class B> void round_row(const float * x, uint8_t * row, uint32_t n) {
-    uint8_t * blocks = row + blocks_at(n);
+    uint8_t * blocks = row + n;
     for (uint32_t b = 0; b < n / B::N; ++b) {
         B block;
         round_block(x + b * B::N, row + b * B::N, block);

@@ -25,9 +25,6 @@ struct rounded_256 {
     int16_t sums32[8];
 };
 
-// Where in a row of n the blocks begin: numbers are read 128 at a time.
-constexpr size_t blocks_at(uint32_t n) { return (size_t{n} + 127) / 128 * 128; }
-
-template <class B> constexpr size_t row_bytes(uint32_t n) { return blocks_at(n) + n / B::N * sizeof(B); }
+template <class B> constexpr size_t row_bytes(uint32_t n) { return n + n / B::N * sizeof(B); }
 
 } // namespace kvg::products_vnni

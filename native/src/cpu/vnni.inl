@@ -27,6 +27,14 @@ inline __m256i load_256(const uint8_t * from) { return _mm256_loadu_si256(reinte
 inline __m512i joined(__m256i low, __m256i high) { return _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1); }
 inline __m512i bytes(uint8_t value) { return _mm512_set1_epi8(static_cast<char>(value)); }
 
+// Bytes of each lane, by their numbers in it; 0x80 gives 0.
+inline __m512i picked(__m512i lanes, uint32_t four) {
+    const __m512i first = _mm512_set4_epi32(0x0c0c0c0c, 0x08080808, 0x04040404, 0);
+    return _mm512_shuffle_epi8(lanes, _mm512_add_epi8(first, _mm512_set1_epi32(static_cast<int32_t>(four))));
+}
+// Byte i of each lane, as an integer
+inline __m512i byte_of(__m512i lanes, uint32_t i) { return picked(lanes, 0x80808000 | i); }
+
 // A table of 16 signed bytes for _mm512_shuffle_epi8, raised by 128.
 inline __m512i raised(__m128i table) { return _mm512_xor_si512(_mm512_broadcast_i32x4(table), bytes(0x80)); }
 
@@ -51,16 +59,6 @@ inline __m512i folded(const __m512i v[4]) {
 // Quarters are added in pairs: 0 + 1 and 2 + 3 of a, then those of b.
 inline __m512i halved(__m512i a, __m512i b) {
     return _mm512_add_epi32(_mm512_shuffle_i32x4(a, b, 0x88), _mm512_shuffle_i32x4(a, b, 0xdd));
-}
-
-// 4 x 4 of 128 bits
-inline void transpose_quarters(__m512i * r) {
-    const __m512i t[4] = {_mm512_shuffle_i32x4(r[0], r[1], 0x88), _mm512_shuffle_i32x4(r[2], r[3], 0x88),
-                          _mm512_shuffle_i32x4(r[0], r[1], 0xdd), _mm512_shuffle_i32x4(r[2], r[3], 0xdd)};
-    r[0] = _mm512_shuffle_i32x4(t[0], t[1], 0x88);
-    r[2] = _mm512_shuffle_i32x4(t[0], t[1], 0xdd);
-    r[1] = _mm512_shuffle_i32x4(t[2], t[3], 0x88);
-    r[3] = _mm512_shuffle_i32x4(t[2], t[3], 0xdd);
 }
 
 // 16 x 16 of 32 bits
@@ -92,33 +90,49 @@ inline void transpose(__m512i * r) {
 
 // The same place in each of 16 rows of weights. The last one stands in for those that are missing.
 struct weight_rows {
-    const uint8_t * at[TILE];
+    const uint8_t * const * rows;
+    size_t place;
     size_t ahead; // bytes to the rows of a later tile, which are fetched meanwhile
 
-    weight_rows from(size_t offset) const {
-        weight_rows moved = *this;
-        for (const uint8_t *& row : moved.at) {
-            row += offset;
+    weight_rows from(size_t offset) const { return {rows, place + offset, ahead}; }
+    const uint8_t * at(size_t row) const { return rows[row] + place; }
+    void fetch(size_t offset) const {
+        for (size_t i = 0; i < TILE; ++i) {
+            _mm_prefetch(at(i) + offset + ahead, _MM_HINT_T1);
         }
-        return moved;
     }
-    void fetch(uint32_t row, size_t offset) const { _mm_prefetch(at[row] + offset + ahead, _MM_HINT_T1); }
     // Of each row an F16, a byte, 32 bits.
-    __m512 halves(size_t offset) const { return halves(offset, all()); }
-    __m512i bytes(size_t offset) const { return bytes(offset, all()); }
-    __m512i words(size_t offset) const { return words(offset, std::make_index_sequence<8>()); }
+    __m512 halves(size_t offset) const { return halves(offset, std::make_index_sequence<TILE>()); }
+    __m512i bytes(size_t offset) const { return bytes(offset, std::make_index_sequence<TILE>()); }
+    __m512i word(size_t offset) const { return word(offset, std::make_index_sequence<TILE / 2>()); }
+    // Of each row 128 bits: words i of all rows are vector i.
+    void words(size_t offset, __m512i * words) const {
+        __m512i v[4];
+        for (size_t i = 0; i < 4; ++i) {
+            const auto two = [&](size_t row) {
+                const __m256i low = _mm256_castsi128_si256(load_128(at(row) + offset));
+                return _mm256_inserti128_si256(low, load_128(at(row + 4) + offset), 1);
+            };
+            v[i] = joined(two(i), two(i + 8));
+        }
+        const __m512i t[4] = {_mm512_unpacklo_epi32(v[0], v[1]), _mm512_unpackhi_epi32(v[0], v[1]),
+                              _mm512_unpacklo_epi32(v[2], v[3]), _mm512_unpackhi_epi32(v[2], v[3])};
+        words[0] = _mm512_unpacklo_epi64(t[0], t[2]);
+        words[1] = _mm512_unpackhi_epi64(t[0], t[2]);
+        words[2] = _mm512_unpacklo_epi64(t[1], t[3]);
+        words[3] = _mm512_unpackhi_epi64(t[1], t[3]);
+    }
 
 private:
-    using all = std::make_index_sequence<TILE>;
     template <size_t... I> __m512 halves(size_t offset, std::index_sequence<I...>) const {
-        return _mm512_cvtph_ps(_mm256_setr_epi16(load<int16_t>(at[I] + offset)...));
+        return _mm512_cvtph_ps(_mm256_setr_epi16(load<int16_t>(at(I) + offset)...));
     }
     template <size_t... I> __m512i bytes(size_t offset, std::index_sequence<I...>) const {
-        return _mm512_cvtepu8_epi32(_mm_setr_epi8(load<char>(at[I] + offset)...));
+        return _mm512_cvtepu8_epi32(_mm_setr_epi8(load<char>(at(I) + offset)...));
     }
-    template <size_t... I> __m512i words(size_t offset, std::index_sequence<I...>) const {
-        return joined(_mm256_setr_epi32(load<int32_t>(at[I] + offset)...),
-                      _mm256_setr_epi32(load<int32_t>(at[I + 8] + offset)...));
+    template <size_t... I> __m512i word(size_t offset, std::index_sequence<I...>) const {
+        return joined(_mm256_setr_epi32(load<int32_t>(at(I) + offset)...),
+                      _mm256_setr_epi32(load<int32_t>(at(I + 8) + offset)...));
     }
 };
 
@@ -128,10 +142,11 @@ template <class F> inline void run_tiles(const product_job & job, uint32_t begin
     const size_t of_tile = TILE * job.weight_stride;
     for (uint32_t first = begin * TILE; first < end * TILE; first += TILE) {
         const uint32_t n_out = job.n_out - first < TILE ? job.n_out - first : TILE;
-        weight_rows weights = {{}, (AHEAD + of_tile - 1) / of_tile * of_tile};
+        const uint8_t * places[TILE];
         for (uint32_t i = 0; i < TILE; ++i) {
-            weights.at[i] = job.weights + (first + (i < n_out ? i : n_out - 1)) * job.weight_stride;
+            places[i] = job.weights + (first + (i < n_out ? i : n_out - 1)) * job.weight_stride;
         }
+        const weight_rows weights = {places, 0, (AHEAD + of_tile - 1) / of_tile * of_tile};
         for (uint32_t row = 0; row < job.n_rows; row += MANY) {
             const uint32_t n = job.n_rows - row < MANY ? job.n_rows - row : MANY;
             std::memset(out, 0, n * sizeof(sums));

@@ -1,0 +1,72 @@
+#include "cpu/codebooks.h"
+
+#include <cmath>
+#include <cstring>
+#include <vector>
+
+#include <ggml.h>
+
+namespace kvg {
+
+namespace {
+
+constexpr uint32_t BLOCK = 256;
+constexpr uint8_t ONE[2] = {0x00, 0x3c}; // as an F16, which blocks begin with
+
+// What ggml makes of blocks with the scale 1, no signs, and one index after the other. set(bytes, i, index) writes index i of a block, whose
+// weights are then `unit` times those of the codebook, but for `offset`.
+template <class T, size_t N, class F>
+void decode(ggml_type type, std::array<T, N> & to, float unit, float offset, int32_t raised, F set) {
+    constexpr uint32_t n_weights = sizeof(T);
+    constexpr uint32_t n_indices = BLOCK / n_weights;
+    std::vector<uint8_t> bytes(ggml_row_size(type, BLOCK));
+    std::array<float, BLOCK> weights;
+    for (uint32_t first = 0; first < N; first += n_indices) {
+        std::fill(bytes.begin(), bytes.end(), uint8_t{0});
+        memcpy(bytes.data(), ONE, sizeof(ONE));
+        for (uint32_t i = 0; i < n_indices; ++i) {
+            set(bytes.data() + sizeof(ONE), i, first + i);
+        }
+        ggml_get_type_traits(type)->to_float(bytes.data(), weights.data(), BLOCK);
+        for (uint32_t i = 0; i < BLOCK; ++i) {
+            const auto value = static_cast<uint8_t>(std::lround((weights[i] - offset) / unit) + raised);
+            memcpy(reinterpret_cast<uint8_t *>(to.data() + first) + i, &value, 1);
+        }
+    }
+}
+
+codebooks decoded() {
+    codebooks all;
+    decode(GGML_TYPE_IQ2_XXS, all.iq2_xxs, 0.125f, 0, 64,
+           [](uint8_t * bytes, uint32_t i, uint32_t index) { bytes[i / 4 * 8 + i % 4] = static_cast<uint8_t>(index); });
+    decode(GGML_TYPE_IQ2_XS, all.iq2_xs, 0.125f, 0, 64, [](uint8_t * bytes, uint32_t i, uint32_t index) {
+        bytes[i * 2] = static_cast<uint8_t>(index);
+        bytes[i * 2 + 1] = static_cast<uint8_t>(index >> 8);
+    });
+    decode(GGML_TYPE_IQ2_S, all.iq2_s, 0.125f, 0, 64, [](uint8_t * bytes, uint32_t i, uint32_t index) {
+        bytes[i] = static_cast<uint8_t>(index);
+        bytes[64 + i / 4] |= static_cast<uint8_t>(index >> 8 << (i % 4 * 2));
+    });
+    decode(GGML_TYPE_IQ3_XXS, all.iq3_xxs, 0.25f, 0, 64,
+           [](uint8_t * bytes, uint32_t i, uint32_t index) { bytes[i] = static_cast<uint8_t>(index); });
+    decode(GGML_TYPE_IQ3_S, all.iq3_s, 1, 0, 64, [](uint8_t * bytes, uint32_t i, uint32_t index) {
+        bytes[i] = static_cast<uint8_t>(index);
+        bytes[64 + i / 8] |= static_cast<uint8_t>(index >> 8 << (i % 8));
+    });
+    decode(GGML_TYPE_IQ1_S, all.iq1, 0.125f, 0.125f, 16, [](uint8_t * bytes, uint32_t i, uint32_t index) {
+        bytes[i] = static_cast<uint8_t>(index);
+        const uint32_t high = index >> 8 << (i % 4 * 3);
+        bytes[32 + i / 4 * 2] |= static_cast<uint8_t>(high);
+        bytes[32 + i / 4 * 2 + 1] |= static_cast<uint8_t>(high >> 8);
+    });
+    return all;
+}
+
+} // namespace
+
+const codebooks & all_codebooks() {
+    static const codebooks all = decoded();
+    return all;
+}
+
+} // namespace kvg
