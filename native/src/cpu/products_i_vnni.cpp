@@ -11,7 +11,8 @@ const codebooks * books; // set before any of these kernels runs
 
 constexpr uint32_t GROUPS = BLOCK / 64;
 
-// W::row(block, to) unpacks a row's block into to[0], to[TILE] and so on, 64 numbers each.
+// W::row(block, to) unpacks a row's block into to[0], to[TILE] and so on, 64 numbers each. It is a function of its own: inlined, indices would
+// go through vector registers.
 template <class W, class F> inline void turn_rows(const weight_rows & rows, F to) {
     __m512i numbers[GROUPS][TILE];
     for (uint32_t i = 0; i < TILE; ++i) {
@@ -110,7 +111,7 @@ struct iq2_xxs_weights {
         lower<PER_SCALE>(to, 6);
     }
     template <class F> static void numbers(const weight_rows & rows, F to) { turn_rows<iq2_xxs_weights>(rows, to); }
-    static void row(const uint8_t * block, __m512i * to) {
+    [[gnu::noinline]] static void row(const uint8_t * block, __m512i * to) {
         const __m512i both = _mm512_loadu_si512(block + 2); // four indices, then signs
         const signs minus(sevens_of_words(_mm512_cvtepi64_epi32(_mm512_srli_epi64(both, 32))));
         for (uint32_t group = 0; group < GROUPS; ++group) {
@@ -141,7 +142,7 @@ struct iq2_xs_weights {
 
     static void scales(tile & to, const weight_rows & rows) { unpack_sixteen(to, rows, 66); }
     template <class F> static void numbers(const weight_rows & rows, F to) { turn_rows<iq2_xs_weights>(rows, to); }
-    static void row(const uint8_t * block, __m512i * to) {
+    [[gnu::noinline]] static void row(const uint8_t * block, __m512i * to) {
         const __m512i both = _mm512_loadu_si512(block + 2);
         const signs minus(_mm512_cvtepi16_epi8(_mm512_srli_epi16(both, 9)));
         indices index;
@@ -160,7 +161,7 @@ struct iq2_s_weights {
 
     static void scales(tile & to, const weight_rows & rows) { unpack_sixteen(to, rows, 74); }
     template <class F> static void numbers(const weight_rows & rows, F to) { turn_rows<iq2_s_weights>(rows, to); }
-    static void row(const uint8_t * block, __m512i * to) {
+    [[gnu::noinline]] static void row(const uint8_t * block, __m512i * to) {
         const __m512i eight = _mm512_cvtepu8_epi64(_mm_loadl_epi64(reinterpret_cast<const __m128i *>(block + 66)));
         const __m512i moved = _mm512_sllv_epi16(of_fours(eight), _mm512_set1_epi64(0x0002000400060008));
         const __m512i above = _mm512_and_si512(moved, _mm512_set1_epi16(0x0300));
@@ -190,7 +191,7 @@ struct iq3_xxs_weights {
         lower<PER_SCALE>(to, 6);
     }
     template <class F> static void numbers(const weight_rows & rows, F to) { turn_rows<iq3_xxs_weights>(rows, to); }
-    static void row(const uint8_t * block, __m512i * to) {
+    [[gnu::noinline]] static void row(const uint8_t * block, __m512i * to) {
         const signs minus(sevens_of_words(load_256(block + 66)));
         for (uint32_t group = 0; group < GROUPS; ++group) {
             to[group * TILE] = with_signs(looked_up(books->iq3_xxs, block + 2 + group * 16), minus.of[group]);
@@ -213,7 +214,7 @@ struct iq3_s_weights {
         lower<PER_SCALE>(to, 6);
     }
     template <class F> static void numbers(const weight_rows & rows, F to) { turn_rows<iq3_s_weights>(rows, to); }
-    static void row(const uint8_t * block, __m512i * to) {
+    [[gnu::noinline]] static void row(const uint8_t * block, __m512i * to) {
         indices index;
         for (uint32_t half = 0; half < 2; ++half) {
             const __m512i low = words_of_bytes(block + 2 + half * 32);
@@ -248,7 +249,7 @@ struct iq1_s_weights {
         lower<PER_SCALE>(to, 4);
     }
     template <class F> static void numbers(const weight_rows & rows, F to) { turn_rows<iq1_s_weights>(rows, to); }
-    static void row(const uint8_t * block, __m512i * to) {
+    [[gnu::noinline]] static void row(const uint8_t * block, __m512i * to) {
         const __m512i eight = _mm512_cvtepu16_epi64(load_128(block + 34));
         const __m512i high = of_fours(eight);
         const __m512i three =
@@ -283,7 +284,7 @@ struct iq1_m_weights {
         lower<PER_SCALE>(to, 4);
     }
     template <class F> static void numbers(const weight_rows & rows, F to) { turn_rows<iq1_m_weights>(rows, to); }
-    static void row(const uint8_t * block, __m512i * to) {
+    [[gnu::noinline]] static void row(const uint8_t * block, __m512i * to) {
         const __m512i sixteen = _mm512_cvtepu8_epi32(load_128(block + 32));
         const __m512i high = _mm512_or_si512(sixteen, _mm512_slli_epi32(sixteen, 12)); // 4 bits in each half
         const __m512i three = _mm512_and_si512(high, _mm512_set1_epi16(7));
