@@ -21,43 +21,55 @@ from pykvgraph.sampling.schema_limits import check_schema
 
 @dataclass(frozen=True)
 class Written:
-    """A call: %n is its name, %a its arguments as JSON; or %p its parameters, each with %k and %v."""
+    """A call: %n is its name, %a its arguments as JSON; or %p its parameters, each with %k and %v.
+
+    end: marks behind it. The call is whole without them.
+    """
 
     call: str
     parameter: str = ""
+    end: str = ""
 
 
 _JSON = '{"name": "%n", "arguments": %a}'
 _TAG = "<parameter=%k>\n%v\n</parameter>\n"
 WRITTEN = {
-    "hermes": Written(f"<tool_call>\n{_JSON}\n</tool_call>"),
-    "nemotron": Written(f"<TOOLCALL>[{_JSON}]</TOOLCALL>"),
-    "tool_calls": Written(f"<tool_calls>[{_JSON}]</tool_calls>"),
+    "hermes": Written(f"<tool_call>\n{_JSON}\n", end="</tool_call>"),
+    "nemotron": Written(f"<TOOLCALL>[{_JSON}]", end="</TOOLCALL>"),
+    "tool_calls": Written(f"<tool_calls>[{_JSON}]", end="</tool_calls>"),
     "granite": Written(f"<|tool_call|>[{_JSON}]"),
     "firefunction": Written(f" functools[{_JSON}]"),
     "mistral-list": Written(f"[TOOL_CALLS][{_JSON}]"),
     "mistral": Written("[TOOL_CALLS]%n[ARGS]%a"),
     "llama-3": Written('{"name": "%n", "parameters": %a}'),
-    "functionary-v3.1": Written("<function=%n>%a</function>"),
+    "functionary-v3.1": Written("<function=%n>%a", end="</function>"),
     "gpt-oss": Written("<|channel|>commentary to=functions.%n <|constrain|>json<|message|>%a"),
     "kimi-k2": Written(
-        "<|tool_calls_section_begin|><|tool_call_begin|>functions.%n:0<|tool_call_argument_begin|>%a"
-        "<|tool_call_end|><|tool_calls_section_end|>"
+        "<|tool_calls_section_begin|><|tool_call_begin|>functions.%n:0<|tool_call_argument_begin|>%a",
+        end="<|tool_call_end|><|tool_calls_section_end|>",
     ),
     "command-r7b": Written(
-        '<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "%n", "parameters": %a}\n]<|END_ACTION|>'
+        '<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "%n", "parameters": %a}\n]',
+        end="<|END_ACTION|>",
     ),
-    "qwen3-coder": Written("<tool_call>\n<function=%n>\n%p</function>\n</tool_call>", _TAG),
+    "qwen3-coder": Written("<tool_call>\n<function=%n>\n%p</function>\n", _TAG, "</tool_call>"),
     "seed": Written(
-        "<seed:tool_call>\n<function=%n>\n%p</function>\n</seed:tool_call>",
+        "<seed:tool_call>\n<function=%n>\n%p</function>\n",
         "<parameter=%k>%v</parameter>\n",
+        "</seed:tool_call>",
     ),
     "glm": Written("<tool_call>%n\n%p</tool_call>", "<arg_key>%k</arg_key>\n<arg_value>%v</arg_value>\n"),
     "minimax-m2": Written(
-        '<minimax:tool_call>\n<invoke name="%n">\n%p</invoke>\n</minimax:tool_call>',
+        '<minimax:tool_call>\n<invoke name="%n">\n%p</invoke>\n',
         '<parameter name="%k">%v</parameter>\n',
+        "</minimax:tool_call>",
     ),
 }
+# how arguments may begin and end; a token may have what stands beside them, too
+_BEGINS, _ENDS = ('{"', "{}", "{ ", "{\n"), ('"}', "}}", "]}", "1}", "e}", "{}")
+_NAME = re.compile(r"[\w.-]+")
+_MANY = 16  # characters of a name, more than its first token has
+_MOST_NAMES = 256  # each takes time
 _MOST_READ = 1 << 20  # characters of all schemas
 _NONE = {"type": "object", "properties": {}}  # of a tool without parameters
 _SPACE = "/[ \\n]{1,8}/"  # behind thoughts
@@ -65,13 +77,21 @@ _PLAIN = Calls("json", (), (), "", json_calls(known=True), first=("{",))
 
 
 Spell = Callable[[str], str]  # a text in Lark; sampling.spelling.spelled
+# the beginning of a text that ends where a token does, whichever text follows; sampling.token_ends.settled
+Settled = Callable[[str, Sequence[str]], str]
 
 
 class ForcedCall(NamedTuple):
-    """grammar: in Lark, for a guide. format: in which the reply is to be parsed."""
+    """grammar: in Lark, for a guide. format: in which the reply is to be parsed.
+
+    begun: how every reply begins; the grammar is of what follows. called: the tool, where `begun` names it
+    and nothing in the name could be taken for a mark.
+    """
 
     grammar: str
     format: Format
+    begun: str = ""
+    called: str = ""
 
 
 def forced_call(
@@ -82,13 +102,15 @@ def forced_call(
     schema: Mapping[str, Any] | None = None,
     *,
     spell: Spell,
+    settled: Settled | None = None,
 ) -> ForcedCall:
     """What makes a model call one of the tools, after its thoughts if it has any.
 
     tools: as OpenAI's interface has them. name: of the tool; None: any. prompt: what the reply goes on from.
-    schema: the model may say JSON that follows it instead. Where the format has no grammar here, the call is
-    a plain JSON object. Raises InvalidArgumentError for an unknown name, no tools, and a schema over the
-    limits.
+    schema: the model may say JSON that follows it instead. settled: None: the grammar is of the whole call;
+    else it lacks the beginning that is the same in every reply, and the marks at the end. Where the format
+    has no grammar here, the call is a plain JSON object. Raises InvalidArgumentError for an unknown name, no
+    tools, and a schema over the limits.
     """
     schemas = {key: schema for key, schema in tools_of(tools).items() if name in (None, key)}
     if not schemas:
@@ -97,10 +119,17 @@ def forced_call(
         format = Format(format.thinking, _PLAIN)
     written = WRITTEN.get(format.name, Written(_JSON))
     rules = _Rules(spell)
-    ways = [_call(rules, written, key, each) for key, each in schemas.items()]
+    thoughts = _thoughts(rules, format, prompt)
+    begun, end = "", written.end
+    if settled is not None:
+        begun = "" if thoughts or schema is not None else _begun(written, list(schemas), settled)
+        end = _needed_end(written, settled)
+    ways = [_call(rules, written, key, each, len(begun), end) for key, each in schemas.items()]
     if schema is not None:
         ways.append(rules.of_schema(or_object(schema)))
-    return ForcedCall(rules.text(f"{_thoughts(rules, format, prompt)}({' | '.join(ways)})"), format)
+    only = next(iter(schemas)) if begun and len(schemas) == 1 else ""
+    called = only if _NAME.fullmatch(only) else ""
+    return ForcedCall(rules.text(f"{thoughts}({' | '.join(ways)})"), format, begun, called)
 
 
 def forced_json(format: Format, schema: Mapping[str, Any], prompt: str = "", *, spell: Spell) -> str:
@@ -154,15 +183,49 @@ class _Rules:
         return name
 
 
-def _call(rules: _Rules, written: Written, name: str, schema: Mapping[str, Any]) -> str:
-    values = {"%n": name}
-    if "%a" in written.call:
-        arguments = {"type": "object", **schema} if schema else _NONE
-        return _filled(rules, written.call, values, {"%a": rules.of_schema(arguments)})
-    n = len(json.dumps(schema))
-    check_schema(schema, n)
-    rules.count(n)
-    return _filled(rules, written.call, values, {"%p": _parameters(rules, written.parameter, schema)})
+def _begun(written: Written, names: Sequence[str], settled: Settled) -> str:
+    """How a call of any of these tools begins: up to the arguments of the only one, or up to the name."""
+    front, part, rest = _parts(written)
+    if len(names) > _MOST_NAMES:
+        return ""
+    if len(names) > 1:
+        return settled(front.partition("%n")[0], [name[:_MANY] for name in names])
+    follows = _BEGINS if part == "%a" else (written.parameter.partition("%k")[0], rest)
+    return settled(front.replace("%n", names[0]), follows)
+
+
+def _needed_end(written: Written, settled: Settled) -> str:
+    """The marks behind a call, where a model's token may have them together with what stands before.
+
+    Without such a token, the text may end in front of them: the model chooses nothing there any more.
+    """
+    if not written.end:
+        return ""
+    _, part, rest = _parts(written)
+    ends = _ENDS if part == "%a" else (written.parameter.partition("%v")[2],)
+    texts = [each + rest for each in ends]
+    return "" if all(settled(text, [written.end]) == text for text in texts) else written.end
+
+
+def _parts(written: Written) -> list[str]:
+    """What stands before the arguments; %a or %p; and what stands behind them."""
+    return re.split("(%[ap])", written.call)
+
+
+def _call(
+    rules: _Rules, written: Written, name: str, schema: Mapping[str, Any], n_begun: int, end: str
+) -> str:
+    """n_begun: characters that are there already. end: what stands behind the call."""
+    front, part, rest = _parts(written)
+    if part == "%a":
+        given = rules.of_schema({"type": "object", **schema} if schema else _NONE)
+    else:
+        n = len(json.dumps(schema))
+        check_schema(schema, n)
+        rules.count(n)
+        given = _parameters(rules, written.parameter, schema)
+    texts = [rules.spell(text) if text else "" for text in (front.replace("%n", name)[n_begun:], rest + end)]
+    return " ".join(filter(None, (texts[0], given, texts[1])))
 
 
 def _parameters(rules: _Rules, written: str, schema: Mapping[str, Any]) -> str:
@@ -172,7 +235,7 @@ def _parameters(rules: _Rules, written: str, schema: Mapping[str, Any]) -> str:
     for key, each in _part(schema, "properties", dict).items():
         begin, _, rest = written.partition("%v")
         each = {} if each is True else _part({"parameter": each}, "parameter", dict)
-        one = f"{_filled(rules, begin, {'%k': key})} {_value(rules, rest, each, schema)}"
+        one = f"{rules.spell(begin.replace('%k', key))} {_value(rules, rest, each, schema)}"
         found.append(one if key in required else f"({one})?")
     return " ".join(found)
 
@@ -210,21 +273,3 @@ def _thoughts(rules: _Rules, format: Format, prompt: str) -> str:
     if thinking.is_open(prompt):
         return f"{thought} "
     return f"({rules.spell(thinking.open)} {thought})? "
-
-
-def _filled(
-    rules: _Rules, written: str, texts: Mapping[str, str], names: Mapping[str, str] | None = None
-) -> str:
-    """What is written, in Lark: texts as they are, and names of rules."""
-    names = names or {}
-    parts = re.split("(%[a-z])", written)
-    found = [names[part] if part in names else texts.get(part, part) for part in parts]
-    merged: list[str] = []
-    line = ""
-    for part, each in zip(parts, found, strict=True):
-        if part in names:
-            merged += [*([rules.spell(line)] if line else []), each]
-            line = ""
-        else:
-            line += each
-    return " ".join([*merged, *([rules.spell(line)] if line else [])])

@@ -9,16 +9,17 @@ from typing import Any, NamedTuple
 
 from pykvgraph.openai.chat_output import ChatOutput
 from pykvgraph.params.params import ThoughtLimit
-from pykvgraph.reply.forced import WRITTEN, forced_call, forced_json
+from pykvgraph.reply.forced import WRITTEN, ForcedCall, forced_call, forced_json
 from pykvgraph.reply.format import Format
 from pykvgraph.reply.parser import ReplyParser
 from pykvgraph.sampling.spelling import spelled
+from pykvgraph.sampling.token_ends import settled
 from pykvgraph.server.http.asker import Asker
 from pykvgraph.server.job import Job
 from pykvgraph.server.requests.chat_request import ChatRequest, chat_request_of, with_response_format
 from pykvgraph.server.requests.chat_template import ChatPrompt
 from pykvgraph.server.requests.fields import Fields
-from pykvgraph.server.requests.prompts import text_tokens
+from pykvgraph.server.requests.prompts import require_room, text_tokens
 from pykvgraph.server.service import Service
 
 NewOutput = Callable[[], ChatOutput]
@@ -31,37 +32,53 @@ class ChatJob(NamedTuple):
     new_output: NewOutput
 
 
+class _Asked(NamedTuple):
+    """What a body asks. tokens: of the prompt, and of what every answer begins with."""
+
+    chat: ChatRequest
+    prompt: ChatPrompt
+    forced: ForcedCall
+    tokens: list[int]
+
+
 def chat_job(service: Service, fields: Fields, asker: Asker) -> ChatJob:
     """Of a body as OpenAI's interface has it. Raises WireError, and what Engine.submit() raises."""
-    chat = chat_request_of(fields, service.settings)
-    prompt = chat.prompt(service.template)
-    tokens = text_tokens(prompt.whole, service.vocabulary.tokenizer, n_ctx=service.n_ctx)
-    grammar, format = _ruled(chat, service, prompt)
-    parses = service.settings.parses_replies
+    chat, prompt, forced, tokens = _asked(service, fields, n_ctx=service.n_ctx)
+    format, parses = forced.format, service.settings.parses_replies
     tools = chat.tools if chat.may_call and parses else []
     special = service.settings.special or service.vocabulary.has_control(format.texts())
     thoughts = _thought_limit(chat, service, prompt)
     own: dict[str, Any] = {"special": special, "thoughts": thoughts}
-    if grammar or chat.schema is not None:
-        own |= {"grammar": grammar or None, "json_schema": None if grammar else chat.schema}
+    if forced.grammar or chat.schema is not None:
+        schema = None if forced.grammar else chat.schema
+        own |= {"grammar": forced.grammar or None, "json_schema": schema}
     params = dataclasses.replace(service.sampling(with_response_format(fields)), **own)
     job = service.job([tokens], fields, asker, params)
     # where there is nothing to tell apart, text needs no parser
     parser = functools.partial(ReplyParser, format, tools, prompt.text, reasoning=chat.reasons)
     is_plain = not tools and not (chat.reasons and format.thinking) and format.calls is None
 
-    begin = (_left_in(chat, format, prompt) if parses else "") + prompt.prefill
+    begin = (_left_in(chat, format, prompt) if parses else "") + prompt.prefill + forced.begun
 
     def new_output() -> ChatOutput:
-        return ChatOutput(None if is_plain else parser(), begin, chat.one_call)
+        return ChatOutput(None if is_plain else parser(), begin, chat.one_call, forced.called)
 
     return ChatJob(job, new_output)
 
 
 def count_tokens(service: Service, fields: Fields) -> int:
     """Of the prompt that a body becomes. Raises WireError."""
-    prompt = chat_request_of(fields, service.settings).prompt(service.template)
-    return len(text_tokens(prompt.whole, service.vocabulary.tokenizer))
+    return len(_asked(service, fields).tokens)
+
+
+def _asked(service: Service, fields: Fields, n_ctx: int | None = None) -> _Asked:
+    """n_ctx: as text_tokens() takes it."""
+    chat = chat_request_of(fields, service.settings)
+    prompt, tokenizer = chat.prompt(service.template), service.vocabulary.tokenizer
+    require_room(prompt.whole, tokenizer, n_ctx)
+    forced = _ruled(chat, service, prompt)
+    tokens = text_tokens(prompt.whole + forced.begun, tokenizer, n_ctx=n_ctx)
+    return _Asked(chat, prompt, forced, tokens)
 
 
 def _thought_limit(chat: ChatRequest, service: Service, prompt: ChatPrompt) -> ThoughtLimit | None:
@@ -84,18 +101,22 @@ def _left_in(chat: ChatRequest, format: Format, prompt: ChatPrompt) -> str:
     return thinking.open if thinking and not chat.reasons and thinking.is_open(prompt.text) else ""
 
 
-def _ruled(chat: ChatRequest, service: Service, prompt: ChatPrompt) -> tuple[str, Format]:
+def _ruled(chat: ChatRequest, service: Service, prompt: ChatPrompt) -> ForcedCall:
     """The grammar of the answer, "" for none, and the format in which it is to be read."""
     format = service.template.format
     if not chat.must_call and chat.schema is None:
-        return "", format
+        return ForcedCall("", format)
     thinking = format.thinking
     if thinking and not chat.thinks and not thinking.is_open(prompt.whole):
         format = format.without_thinking()
-    spell = functools.partial(spelled, service.vocabulary.tokenizer)
+    tokenizer = service.vocabulary.tokenizer
+    spell = functools.partial(spelled, tokenizer)
+    # where calls are not told apart, their text is the answer, and the client wants all of it
+    cuts = functools.partial(settled, tokenizer) if service.settings.parses_replies else None
     if chat.must_call:
-        return forced_call(format, chat.tools, chat.function, prompt.whole, spell=spell)
+        return forced_call(format, chat.tools, chat.function, prompt.whole, spell=spell, settled=cuts)
     assert chat.schema is not None
     if chat.may_call and format.name in WRITTEN:
-        return forced_call(format, chat.tools, None, prompt.whole, chat.schema, spell=spell)
-    return forced_json(format, chat.schema, prompt.whole, spell=spell) if format.thinking else "", format
+        return forced_call(format, chat.tools, None, prompt.whole, chat.schema, spell=spell, settled=cuts)
+    json = forced_json(format, chat.schema, prompt.whole, spell=spell) if format.thinking else ""
+    return ForcedCall(json, format)

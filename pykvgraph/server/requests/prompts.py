@@ -31,11 +31,16 @@ def prompts_of(
 
 def text_tokens(text: str, tokenizer: Tokenizer, first: bool = True, n_ctx: int | None = None) -> list[int]:
     """Text that may name control tokens. first: it begins the prompt. n_ctx: as in prompts_of()."""
+    require_room(text, tokenizer, n_ctx)
+    return tokenizer.encode(text, first, True)
+
+
+def require_room(text: str, tokenizer: Tokenizer, n_ctx: int | None) -> None:
+    """Raises WireError for a text that is too long for sure, without encoding it."""
     if n_ctx is not None and len(text) > n_ctx:
         n_least = tokenizer.least_tokens(text)
         if n_least > n_ctx:
             raise no_room(n_least, n_ctx, is_least=True)
-    return tokenizer.encode(text, first, True)
 
 
 def _is_mixed(value: list[Any]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from pykvgraph.reply.forced import WRITTEN, _Rules, forced_call
 from pykvgraph.reply.format import Format
 from pykvgraph.reply.formats import CALLS, THINKING
 from pykvgraph.reply.parser import ReplyParser
+from pykvgraph.sampling.token_ends import settled
 
 SCHEMA = {
     "type": "object",
@@ -71,11 +73,17 @@ def begun(tokenizer: kvg.Tokenizer, grammar: str, seed: int, n_most: int) -> str
 
 @pytest.mark.parametrize("name", [*WRITTEN, "none"])
 @pytest.mark.parametrize("tool", [None, "get_weather"])
-def test_what_the_grammar_lets_through_is_a_call(tokenizer: Any, name: str, tool: str | None) -> None:
-    forced = forced_call(format_named(name), TOOLS, tool, spell=json.dumps)
+@pytest.mark.parametrize("cuts", [False, True])
+def test_what_the_grammar_lets_through_is_a_call(
+    tokenizer: Any, name: str, tool: str | None, cuts: bool
+) -> None:
+    """The whole call, or what follows its beginning and needs no more marks."""
+    cut = functools.partial(settled, tokenizer) if cuts else None
+    forced = forced_call(format_named(name), TOOLS, tool, spell=json.dumps, settled=cut)
+    assert bool(forced.begun) == cuts and forced.called == (tool if cuts and tool else "")
     seen = set()
     for seed in range(4):
-        text = said(tokenizer, forced.grammar, seed)
+        text = forced.begun + said(tokenizer, forced.grammar, seed)
         parser = ReplyParser(forced.format, TOOLS)
         reply = Reply.of([*parser.feed(text), *parser.end()])
         assert (reply.content, reply.reasoning) == ("", ""), text
