@@ -13,7 +13,7 @@ namespace kvg::products_vnni {
 namespace {
 
 constexpr uint32_t TILE = PRODUCT_TILE;
-constexpr uint32_t MANY = 64;  // rows at a time, whose sums stay in L1
+constexpr uint32_t MANY = 128; // rows at a time, whose sums stay in L1
 constexpr size_t AHEAD = 4096; // bytes that are fetched before they are needed, at least: memory takes longer than a small tile
 
 template <class T> inline T load(const uint8_t * from) {
@@ -48,18 +48,6 @@ inline __m512 low_halves(__m512i lanes) { return _mm512_cvtph_ps(_mm512_cvtepi32
 inline __m512 high_halves(__m512i lanes) { return low_halves(_mm512_srli_epi32(lanes, 16)); }
 
 using sums = float[TILE]; // of one row with each row of weights
-
-// Of each four lanes of four vectors the sums, in four lanes.
-inline __m512i folded(const __m512i v[4]) {
-    const __m512i low = _mm512_add_epi32(_mm512_unpacklo_epi32(v[0], v[1]), _mm512_unpackhi_epi32(v[0], v[1]));
-    const __m512i high = _mm512_add_epi32(_mm512_unpacklo_epi32(v[2], v[3]), _mm512_unpackhi_epi32(v[2], v[3]));
-    return _mm512_add_epi32(_mm512_unpacklo_epi64(low, high), _mm512_unpackhi_epi64(low, high));
-}
-
-// Quarters are added in pairs: 0 + 1 and 2 + 3 of a, then those of b.
-inline __m512i halved(__m512i a, __m512i b) {
-    return _mm512_add_epi32(_mm512_shuffle_i32x4(a, b, 0x88), _mm512_shuffle_i32x4(a, b, 0xdd));
-}
 
 // 16 x 16 of 32 bits
 inline void transpose(__m512i * r) {
