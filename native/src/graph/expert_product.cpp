@@ -92,15 +92,6 @@ struct expert_factor {
     explicit expert_factor(ggml_tensor * const src[3])
         : weight(src[0]), scale(src[1]), bias(src[2]), kernel(weight ? product_kernel_for(weight->type) : nullptr) {}
 
-    // Where outputs begin is on its way to L2 then: a kernel fetches only what follows the tile at which it is.
-    void fetch(uint32_t expert, uint32_t first) const {
-        const size_t left = (static_cast<size_t>(weight->ne[1]) - first) * weight->nb[1];
-        const size_t n_bytes = std::min(left, std::max<size_t>(FETCHED, PRODUCT_TILE * weight->nb[1]));
-        const uint8_t * rows = matrix(expert) + first * weight->nb[1];
-        for (size_t i = 0; i < n_bytes; i += 64) {
-            __builtin_prefetch(rows + i, 0, 2);
-        }
-    }
     // Outputs [first, first + width), whole tiles unless they are the last. out: all outputs of each row, or, if apart, these alone
     void multiply(uint32_t expert, uint32_t first, uint32_t width, const uint8_t * rows, uint32_t n_rows, float * out,
                   bool apart) const {
@@ -121,7 +112,6 @@ struct expert_factor {
     }
 
 private:
-    static constexpr size_t FETCHED = 4096;
     const uint8_t * matrix(uint32_t expert) const {
         return static_cast<const uint8_t *>(weight->data) + expert * weight->nb[2];
     }
@@ -172,13 +162,6 @@ private:
         }
         return sum;
     }
-    // The next expert with pairs, or n_expert.
-    uint32_t after(uint32_t expert) const {
-        do {
-            ++expert;
-        } while (expert < order_.n_expert && order_.count(expert) == 0);
-        return expert;
-    }
     // of a tile
     uint64_t cost(uint32_t expert) const {
         const uint32_t n = order_.count(expert);
@@ -186,25 +169,18 @@ private:
     }
     void tiles(uint32_t expert, uint32_t begin, uint32_t end) const {
         const uint32_t n_rows = order_.count(expert);
-        const uint32_t next = after(expert);
         const uint32_t width = std::max(1u, SCRATCH / PRODUCT_TILE / std::min(n_rows, ROWS)) * PRODUCT_TILE;
         const uint32_t last = std::min(end * PRODUCT_TILE, n_out_);
         for (uint32_t out = begin * PRODUCT_TILE; out < last; out += width) {
             for (uint32_t row = 0; row < n_rows; row += ROWS) {
-                block(expert, out, std::min(width, last - out), order_.first(expert) + row, std::min(ROWS, n_rows - row), next);
+                block(expert, out, std::min(width, last - out), order_.first(expert) + row, std::min(ROWS, n_rows - row));
             }
         }
     }
-    void block(uint32_t expert, uint32_t out, uint32_t width, uint32_t row, uint32_t n_rows, uint32_t next) const {
+    void block(uint32_t expert, uint32_t out, uint32_t width, uint32_t row, uint32_t n_rows) const {
         const uint8_t * rows = static_cast<const uint8_t *>(rows_->data) + row * rows_->nb[1];
         float * y = static_cast<float *>(dst_->data) + size_t{row} * n_out_;
-        if (gate_) {
-            up_.fetch(expert, out);
-        }
         factor_.multiply(expert, out, width, rows, n_rows, y, false);
-        if (next < order_.n_expert) {
-            factor_.fetch(next, 0);
-        }
         if (gate_) {
             alignas(64) float ups[SCRATCH];
             up_.multiply(expert, out, width, rows, n_rows, ups, true);
