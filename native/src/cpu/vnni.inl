@@ -156,7 +156,11 @@ template <uint32_t N, class F> inline void by(uint32_t & r, uint32_t n_rows, F f
 template <class F> inline void by_eights(uint32_t n_rows, F f) {
     uint32_t r = 0;
     by<8>(r, n_rows, f);
+    if (n_rows - r == 5) { // a token and four drafts: a row alone would wait for each of its products
+        by<5>(r, n_rows, f);
+    }
     by<4>(r, n_rows, f);
+    by<3>(r, n_rows, f);
     by<2>(r, n_rows, f);
     by<1>(r, n_rows, f);
 }
