@@ -92,8 +92,8 @@ bool team::is_busy() { return count(clock::now()) < busy_until; }
 
 size_t team::hire(int n_threads) {
     const size_t wanted = std::min(static_cast<size_t>(std::max(n_threads, 1)) - 1, MAX_MEMBERS);
-    if (n_members_ >= wanted) {
-        return wanted;
+    if (n_members_ >= wanted || refused_) {
+        return std::min(wanted, n_members_.load());
     }
     const std::lock_guard<std::mutex> lock(hiring_);
     sigset_t all;

@@ -55,7 +55,7 @@ private:
     std::mutex hiring_;
     std::unique_ptr<member> members_[MAX_MEMBERS];
     std::atomic<size_t> n_members_{0};
-    bool refused_ = false; // a thread, by the system
+    std::atomic<bool> refused_{false}; // a thread, by the system: nobody asks again
 };
 
 // Pieces of a job, each claimed once: for (uint32_t i; claimed.next(i);)

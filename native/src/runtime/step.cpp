@@ -133,11 +133,10 @@ void step::run(const decode_graph & graph, uint32_t n_tokens) {
     const double begin = seconds();
     const long n_lost = times_lost();
     const int n_threads = choice.next(begin);
-    const team_share team(graph.is_for_team() ? n_threads : 1);
+    const int of_team = graph.is_for_team() ? n_threads : 1;
+    const team_share team(of_team);
     backends_.set_threads(graph.is_for_team() ? 1 : n_threads);
-    if (graph.is_for_team()) {
-        team::here().wake(n_threads);
-    }
+    team::here().wake(of_team);
     decoder_.compute();
     const double end = seconds();
     choice.took(end, end - begin, n_tokens, times_lost() > n_lost || team::is_busy());
