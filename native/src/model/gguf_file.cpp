@@ -9,6 +9,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "device.h"
 #include "error.h"
 #include "model/gguf_scan.h"
 #include "model/split.h"
@@ -82,6 +83,7 @@ file_mapping::file_mapping(const std::string & path) {
         fail(KVG_DEVICE, "%s: can't map %llu bytes: %s", path.c_str(), (unsigned long long) size_, strerror(errno));
     }
     data_ = static_cast<uint8_t *>(mapped);
+    advise_huge_pages(data_, size_); // where the file is not in memory yet, and its filesystem reads that much at once
 }
 
 file_mapping::~file_mapping() {
