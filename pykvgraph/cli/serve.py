@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import logging
-import os
 import socket
 from typing import IO, TYPE_CHECKING, Any
 
@@ -16,6 +15,7 @@ from pykvgraph.cli.serve_defaults import defaults_of
 from pykvgraph.cli.serve_options import ServeVerb, serve_options
 from pykvgraph.cli.verb import examples
 from pykvgraph.cli.where import Where
+from pykvgraph.params.cpus import usable_cpus
 
 if TYPE_CHECKING:
     from pykvgraph.engine import Engine
@@ -112,7 +112,7 @@ def _server(
 
 
 def _check_workers(given: dict[str, Any]) -> None:
-    n_cpus = len(os.sched_getaffinity(0))
+    n_cpus = usable_cpus()
     most = _WORKERS_PER_CPU * n_cpus
     if given["n_workers"] > most and not given["cluster"]:
         raise click.UsageError(

@@ -10,7 +10,6 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import math
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal, TypeVar
@@ -23,6 +22,7 @@ from pykvgraph._native.fork import importing
 from pykvgraph._native.library import sized
 from pykvgraph.checks import INT32_MAX, flag, integer, real, several, shown, strings
 from pykvgraph.errors import InvalidArgumentError
+from pykvgraph.params.cpus import usable_cpus
 from pykvgraph.params.overrides import Overrides, checked_overrides, native_overrides
 
 # the types of K and V by name; the numbers are those of kvgraph.h and of ggml
@@ -360,7 +360,7 @@ def params_of(kind: type[P], arguments: Mapping[str, Any]) -> P:
 
 def default_threads(n_params: int) -> int:
     """The number of CPUs that this process may use; 1 for a small model, which more threads make slower."""
-    return 1 if n_params < _SMALL_MODEL else min(len(os.sched_getaffinity(0)), _MAX_THREADS)
+    return 1 if n_params < _SMALL_MODEL else min(usable_cpus(), _MAX_THREADS)
 
 
 def _set(params: object, **checked: Any) -> None:

@@ -12,6 +12,7 @@ from pykvgraph.errors import DeviceError
 from pykvgraph.model.device import devices
 from pykvgraph.model.device_types import DevicePart
 from pykvgraph.model.gguf_file import GgufFile
+from pykvgraph.params.cpus import usable_cpus
 from pykvgraph.plan.free_memory import host_free_bytes
 from pykvgraph.plan.memory import plan_memory
 from pykvgraph.plan.memory_model import weight_limit
@@ -138,6 +139,6 @@ def _untouched(path: str | os.PathLike[str], arguments: dict[str, Any]) -> int:
     with GgufFile(path) as file:
         n_tensors = len(file.tensors)
     asked = [arguments.get("n_threads"), arguments.get("n_threads_batch")]
-    n_threads = max([int(each) for each in asked if each] or [len(os.sched_getaffinity(0))])
+    n_threads = max([int(each) for each in asked if each] or [usable_cpus()])
     stack, _ = resource.getrlimit(resource.RLIMIT_STACK)
     return _TABLES * n_tensors + (_STACK if stack == resource.RLIM_INFINITY else stack) * (n_threads - 1)

@@ -6,6 +6,8 @@ import resource
 from collections.abc import Iterator
 from pathlib import Path
 
+from pykvgraph.params.control_groups import groups_of, number_in
+
 _PAGE = resource.getpagesize()
 _NO_LIMIT = 1 << 62
 
@@ -35,38 +37,17 @@ def _available(root: Path) -> int:
 
 def _left_by_groups(root: Path) -> Iterator[int]:
     """Of each control group around the process. Pages of files don't count: the kernel drops them first."""
-    try:
-        lines = (root / "proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return
-    for line in lines:
-        number, controllers, path = line.split(":", 2)
-        if number == "0":
-            top, most, used, prefix = "sys/fs/cgroup", "memory.max", "memory.current", ""
-            files = "file"
-        elif "memory" in controllers.split(","):
-            top, most, used = "sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes"
-            prefix, files = "total_", "cache"
+    for version, group in groups_of("memory", root):
+        if version == 2:
+            most, used, files, shared = "memory.max", "memory.current", "file", "shmem"
         else:
-            continue
-        group = root / top / path.strip("/")
-        while group.is_relative_to(root / top):
-            limit, current = _number(group / most), _number(group / used)
-            if limit is not None and current is not None:
-                found = _statistics(group / "memory.stat")
-                # memory that processes share is there, too, but has no file to be read from again
-                droppable = found.get(prefix + files, 0) - found.get(f"{prefix}shmem", 0)
-                yield limit - current + droppable
-            group = group.parent
-
-
-def _number(path: Path) -> int | None:
-    """The file's number; None for no file, and for "max"."""
-    try:
-        text = path.read_text().strip()
-    except OSError:
-        return None
-    return int(text) if text.isdigit() else None
+            most, used = "memory.limit_in_bytes", "memory.usage_in_bytes"
+            files, shared = "total_cache", "total_shmem"
+        limit, current = number_in(group / most), number_in(group / used)
+        if limit is not None and current is not None:
+            found = _statistics(group / "memory.stat")
+            # memory that processes share is there, too, but has no file to be read from again
+            yield limit - current + found.get(files, 0) - found.get(shared, 0)
 
 
 def _statistics(path: Path) -> dict[str, int]:

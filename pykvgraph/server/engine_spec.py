@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -11,6 +10,7 @@ from typing import Any, Literal
 from pykvgraph.engine import Engine
 from pykvgraph.model.device import add_rpc_server
 from pykvgraph.model.model import Model
+from pykvgraph.params.cpus import usable_cpus
 from pykvgraph.params.params import default_threads
 from pykvgraph.tiers.options import NO_LIMIT, Tiers
 
@@ -48,7 +48,7 @@ class EngineSpec:
 
     def share_of(self, n: int, n_cpus: int = 0) -> EngineSpec:
         """One of n like it on a machine: its part of the memory; n_cpus, or 0: its part of this machine's."""
-        n_cpus = n_cpus or max(len(os.sched_getaffinity(0)) // n, 1)
+        n_cpus = n_cpus or max(usable_cpus() // n, 1)
         tiers = dict(self.tiers)
         if tiers and tiers["ram"] != NO_LIMIT:
             tiers["ram"] = max(tiers["ram"] // n, 1)
