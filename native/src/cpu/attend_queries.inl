@@ -1,0 +1,263 @@
+// Queries over the cells of a chunk: scores, their softmax as it grows, and sums of V. Part of kernel.inl.
+
+// Floats of a unit's heads.
+struct widths {
+    uint32_t k; // of a row, in whole vectors
+    uint32_t v;
+    uint32_t padded_k; // from one query head to the next
+    uint32_t padded_v; // of a sum of V
+    explicit widths(const attend_job & job)
+        : k((job.head_dim_k + LANES - 1) / LANES * LANES), v((job.head_dim_v + LANES - 1) / LANES * LANES),
+          padded_k(attend_padded(job.head_dim_k)), padded_v(attend_padded(job.head_dim_v)) {}
+    uint32_t partial() const { return attend_partial_floats(padded_v); } // from one sum of V to the next
+};
+
+// Rows of one head as vectors can read them: in the cache itself, or converted.
+template <class T> struct rows {
+    const uint8_t * data;
+    size_t stride;
+    const T * operator[](uint32_t cell) const { return reinterpret_cast<const T *>(data + cell * stride); }
+};
+
+// What a token sees of 16 cells.
+enum class sight {
+    none,
+    some,
+    all
+};
+
+inline sight look(const uint16_t * mask) {
+    uint64_t w[4];
+    __builtin_memcpy(w, mask, sizeof(w));
+    if ((w[0] & w[1] & w[2] & w[3]) == ALL_HIDDEN) {
+        return sight::none;
+    }
+    return (w[0] | w[1] | w[2] | w[3]) == 0 ? sight::all : sight::some;
+}
+
+// Lists the cells of a chunk that a token sees. Returns how many. Most of what a window hides costs a look at 16 cells.
+uint32_t list_seen(const uint16_t * mask, uint32_t n, uint32_t * seen) {
+    uint32_t n_seen = 0;
+    for (uint32_t c = 0; c < n; c += 16) {
+        const uint32_t end = min_of(c + 16, n);
+        const sight sees = end - c == 16 ? look(mask + c) : sight::some;
+        if (sees == sight::all) {
+            for (uint32_t i = 0; i < 16; ++i) {
+                seen[n_seen + i] = c + i;
+            }
+            n_seen += 16;
+        } else if (sees == sight::some) {
+            for (uint32_t i = c; i < end; ++i) {
+                seen[n_seen] = i;
+                n_seen += mask[i] == 0;
+            }
+        }
+    }
+    return n_seen;
+}
+
+// The same cell of the next chunk: the machine's own prefetching doesn't follow rows that are strides apart.
+template <class T> inline void prefetch(const T * row, size_t stride, uint32_t n_dims) {
+    const char * next = reinterpret_cast<const char *>(row) + CHUNK * stride;
+    for (uint32_t line = 0; line < n_dims * sizeof(T); line += 64) {
+        __builtin_prefetch(next + line, 0, 2);
+    }
+}
+
+// weights[h][i] = q[h] . k[seen[i]] for NQ queries and CELLS cells at a time, i from begin on; `seen` is padded with valid cells.
+template <uint32_t NQ, class T>
+void dot_rows(const float * q, uint32_t padded, rows<T> k, uint32_t n_dims, const uint32_t * seen, uint32_t begin, uint32_t end,
+              float * weights) {
+    for (uint32_t i = begin; i < end; i += CELLS) {
+        const T * row[CELLS];
+        for (uint32_t c = 0; c < CELLS; ++c) {
+            row[c] = k[seen[i + c]];
+            prefetch(row[c], k.stride, n_dims);
+        }
+        vec acc[NQ][CELLS] = {};
+        for (uint32_t d = 0; d < n_dims; d += LANES) {
+            vec kd[CELLS];
+            for (uint32_t c = 0; c < CELLS; ++c) {
+                kd[c] = load(row[c] + d);
+            }
+            for (uint32_t h = 0; h < NQ; ++h) {
+                const vec qd = load(q + h * padded + d);
+                for (uint32_t c = 0; c < CELLS; ++c) {
+                    acc[h][c] += qd * kd[c];
+                }
+            }
+        }
+        for (uint32_t h = 0; h < NQ; ++h) {
+            const vec4 dots = sums(acc[h][0], acc[h][1], acc[h][2], acc[h][3]);
+            __builtin_memcpy(weights + h * CHUNK + i, &dots, sizeof(dots));
+        }
+    }
+}
+
+// sum[h] += weights[h][i] * v[seen[i]] for i from begin to end, NV vectors of the rows from dimension d.
+template <uint32_t NQ, uint32_t NV, class T>
+void add_rows(float * sum, uint32_t stride, uint32_t d, rows<T> v, const uint32_t * seen, uint32_t begin, uint32_t end,
+              const float * weights) {
+    vec acc[NQ][NV];
+    for (uint32_t h = 0; h < NQ; ++h) {
+        for (uint32_t x = 0; x < NV; ++x) {
+            acc[h][x] = load(sum + h * stride + d + x * LANES);
+        }
+    }
+    for (uint32_t i = begin; i < end; ++i) {
+        const T * row = v[seen[i]] + d;
+        prefetch(row, v.stride, NV * LANES);
+        vec vx[NV];
+        for (uint32_t x = 0; x < NV; ++x) {
+            vx[x] = load(row + x * LANES);
+        }
+        for (uint32_t h = 0; h < NQ; ++h) {
+            for (uint32_t x = 0; x < NV; ++x) {
+                acc[h][x] += weights[h * CHUNK + i] * vx[x];
+            }
+        }
+    }
+    for (uint32_t h = 0; h < NQ; ++h) {
+        for (uint32_t x = 0; x < NV; ++x) {
+            store(sum + h * stride + d + x * LANES, acc[h][x]);
+        }
+    }
+}
+
+// All of a row of V.
+template <uint32_t NQ, class T>
+void add_whole_rows(float * sum, const widths & w, rows<T> v, const uint32_t * seen, uint32_t begin, uint32_t end,
+                    const float * weights) {
+    uint32_t d = 0;
+    for (; d + V_VECTORS * LANES <= w.v; d += V_VECTORS * LANES) {
+        add_rows<NQ, V_VECTORS>(sum, w.partial(), d, v, seen, begin, end, weights);
+    }
+    for (; d < w.v; d += LANES) {
+        add_rows<NQ, 1>(sum, w.partial(), d, v, seen, begin, end, weights);
+    }
+}
+
+// Fills scores up to whole vectors. Returns how many there are then.
+uint32_t fill_up(float * scores, uint32_t n, float with) {
+    const uint32_t end = (n + LANES - 1) / LANES * LANES;
+    for (uint32_t i = n; i < end; ++i) {
+        scores[i] = with;
+    }
+    return end;
+}
+
+// Scores that come divided by the cap.
+void cap_scores(float * scores, uint32_t n, float soft_cap) {
+    const uint32_t end = fill_up(scores, n, 0.0f);
+    for (uint32_t i = 0; i < end; i += LANES) {
+        store(scores + i, tanh_of(load(scores + i)) * soft_cap);
+    }
+}
+
+// The scores of one head become weights relative to its maximum, and what it has so far is brought to that maximum.
+void soften(float * weights, uint32_t n_seen, float * sum, const widths & w) {
+    float & highest = sum[w.padded_v];
+    float & total = sum[w.padded_v + 1];
+    const uint32_t end = fill_up(weights, n_seen, LOWEST);
+    vec most = load(weights);
+    for (uint32_t i = LANES; i < end; i += LANES) {
+        const vec score = load(weights + i);
+        most = score > most ? score : most;
+    }
+    float m = highest;
+    for (uint32_t x = 0; x < LANES; ++x) {
+        m = max_of(most[x], m);
+    }
+    vec added = {};
+    for (uint32_t i = 0; i < end; i += LANES) {
+        const vec weight = exp_of(load(weights + i) - m);
+        store(weights + i, weight);
+        added += weight;
+    }
+    const float before = total == 0.0f ? 0.0f : exp_of(splat(highest - m))[0];
+    const vec4 four = fold(added);
+    // the padding, at e^-87 each, is far below a rounding of the greatest weight, 1
+    total = total * before + ((four[0] + four[1]) + (four[2] + four[3]));
+    highest = m;
+    if (before != 1.0f) {
+        for (uint32_t d = 0; d < w.v; d += LANES) {
+            store(sum + d, load(sum + d) * before);
+        }
+    }
+}
+
+// The cells of a chunk that a token sees, in rising order, with room for CELLS more.
+struct seen_cells {
+    uint32_t at[CHUNK + CELLS];
+    uint32_t n;
+
+    void pad() {
+        for (uint32_t c = 0; c < CELLS; ++c) {
+            at[n + c] = at[0];
+        }
+    }
+};
+
+// NQ queries: query heads of one token, or of tokens beside each other. seen: of each query's token; the first n_common are the same.
+// What a query gets doesn't depend on the others: each of its sums has the same terms in the same order.
+template <uint32_t NQ, class T>
+void attend_queries(const attend_job & job, const float * q, float * sum, rows<T> k, rows<T> v,
+                    const seen_cells * const (&seen)[NQ], uint32_t n_common) {
+    const widths w(job);
+    float weights[NQ * CHUNK];
+    const uint32_t n_whole = n_common / CELLS * CELLS;
+    dot_rows<NQ>(q, w.padded_k, k, w.k, seen[0]->at, 0, n_whole, weights);
+    for (uint32_t h = 0; h < NQ; ++h) {
+        float * own = weights + h * CHUNK;
+        dot_rows<1>(q + h * w.padded_k, w.padded_k, k, w.k, seen[h]->at, n_whole, seen[h]->n, own);
+        if (job.soft_cap != 0.0f) {
+            cap_scores(own, seen[h]->n, job.soft_cap);
+        }
+        soften(own, seen[h]->n, sum + h * w.partial(), w);
+    }
+    add_whole_rows<NQ>(sum, w, v, seen[0]->at, 0, n_common, weights);
+    for (uint32_t h = 0; h < NQ; ++h) {
+        if (n_common < seen[h]->n) {
+            add_whole_rows<1>(sum + h * w.partial(), w, v, seen[h]->at, n_common, seen[h]->n, weights + h * CHUNK);
+        }
+    }
+}
+
+// Tokens beside each other with all of their query heads for a KV head, HEADS at a time. q: (padded_k, group, n); sum: likewise;
+// seen: of each token, none of them empty
+template <class T> struct token_run {
+    const attend_job & job;
+    rows<T> k;
+    rows<T> v;
+    const float * q;
+    float * sum;
+    const seen_cells * seen;
+    uint32_t n_tokens;
+    uint32_t n_common;
+
+    template <uint32_t NQ> void some(uint32_t begin) const {
+        const widths w(job);
+        const uint32_t group = job.n_head / job.n_head_kv;
+        const seen_cells * of_each[NQ];
+        for (uint32_t h = 0; h < NQ; ++h) {
+            of_each[h] = seen + (begin + h) / group;
+        }
+        attend_queries<NQ>(job, q + size_t{begin} * w.padded_k, sum + size_t{begin} * w.partial(), k, v, of_each, n_common);
+    }
+    void all() const {
+        const uint32_t n = n_tokens * (job.n_head / job.n_head_kv);
+        uint32_t i = 0;
+        for (; i + HEADS <= n; i += HEADS) {
+            some<HEADS>(i);
+        }
+        if (HEADS == 4 && n - i == 3) {
+            return some<HEADS - 1>(i);
+        }
+        if (HEADS == 4 && n - i == 2) {
+            return some<HEADS / 2>(i);
+        }
+        for (; i < n; ++i) {
+            some<1>(i);
+        }
+    }
+};
