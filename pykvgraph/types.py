@@ -34,6 +34,7 @@ class ModelInfo:
     n_params: int
     weight_bytes: int
     encodes: bool
+    kept_on_cpu: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

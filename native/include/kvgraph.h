@@ -171,6 +171,7 @@ typedef struct kvg_model_info {
     uint64_t weight_bytes;
     int32_t
         encodes; /* 1: an encoder: a text is decoded in one call, nothing of it stays in the cache, and there are no logits */
+    const char * kept_on_cpu; /* why the CPU multiplies matrices of layers on another device: a line for each; NULL for none */
 } kvg_model_info;
 
 typedef struct kvg_model_params {

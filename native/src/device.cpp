@@ -186,8 +186,10 @@ bool can_run(ggml_backend_dev_t dev, const ggml_tensor * op) {
     if (!is_cpu(dev) && op->op == GGML_OP_CUSTOM) {
         return false; // a remote device says yes, and would call an address of this process
     }
-    if (!is_cpu(dev) && ((op->op == GGML_OP_ROPE && fault_active("lacks-rope")) ||
-                         (op->op == GGML_OP_MUL_MAT && fault_active("lacks-mul-mat")))) {
+    if (!is_cpu(dev) &&
+        ((op->op == GGML_OP_ROPE && fault_active("lacks-rope")) ||
+         (op->op == GGML_OP_MUL_MAT && fault_active("lacks-mul-mat")) ||
+         (op->op == GGML_OP_MUL_MAT && ggml_nbytes(op->src[0]) > 65536 && fault_active("lacks-large-mul-mat")))) {
         return false;
     }
     return ggml_backend_dev_supports_op(dev, op);

@@ -344,6 +344,7 @@ class KvgModelInfo(Structure):
         ("n_params", c_int64),
         ("weight_bytes", c_uint64),
         ("encodes", c_int32),
+        ("kept_on_cpu", c_char_p),
     )
 
 

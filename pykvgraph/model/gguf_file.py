@@ -172,7 +172,8 @@ def read_model_info(pointer: int, function: Any) -> ModelInfo:
     function(pointer, ctypes.byref(info))
     values: dict[str, Any] = {name: getattr(info, name) for name, *_ in info._fields_[1:]}
     texts = {"arch": _text(info.arch), "device": _text(info.device)}
-    return ModelInfo(**{**values, **texts, "encodes": bool(info.encodes)})
+    kept = tuple(_text(info.kept_on_cpu).splitlines()) if info.kept_on_cpu else ()
+    return ModelInfo(**{**values, **texts, "encodes": bool(info.encodes), "kept_on_cpu": kept})
 
 
 _STATES = {

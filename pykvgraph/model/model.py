@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import logging
 import os
 import threading
 from collections.abc import Iterable, Sequence
@@ -29,6 +30,8 @@ from pykvgraph.model.tokenizer import LoadedVocabulary, Tokenizer, has_tokenizer
 from pykvgraph.params.overrides import Overrides
 from pykvgraph.params.params import ModelParams
 
+_log = logging.getLogger("pykvgraph")
+
 
 class Model(Closable):
     """A GGUF model file, opened and ready to run.
@@ -50,7 +53,8 @@ class Model(Closable):
     tokens. n_ctx_train: number of positions that the model was trained for. n_params: number of weights.
     weight_bytes: their size in bytes. encodes: whether it is an encoder (BERT): it gives hidden states and no
     logits, a text is decoded by one call, and the cache keeps nothing of it. has_tokenizer: whether the file
-    says how text becomes tokens; without, token ids are decoded all the same. All attributes stay readable
+    says how text becomes tokens; without, token ids are decoded all the same. kept_on_cpu: a sentence for
+    each matrix that the CPU multiplies since the device of its layer can't. All attributes stay readable
     after the model is closed.
 
     A context goes on working when its model is closed; the weights are freed with the last context.
@@ -96,6 +100,9 @@ class Model(Closable):
         self.n_params = info.n_params
         self.weight_bytes = info.weight_bytes
         self.encodes = info.encodes
+        self.kept_on_cpu = info.kept_on_cpu
+        for reason in self.kept_on_cpu:
+            _log.warning("%s; the CPU does", reason)
         self.layers = self._handle.call(read_layers, lib().kvg_model_get_layer, info.n_layer)
         self.has_tokenizer = self._handle.call(lambda model: has_tokenizer(lib().kvg_model_gguf(model)))
 

@@ -22,6 +22,7 @@ struct kvg_model {
     std::shared_ptr<const kvg::model> model;
     kvg_gguf gguf; // shares the model's file
     std::string device;
+    std::string kept_on_cpu; // lines
 };
 
 struct kvg_adapter {

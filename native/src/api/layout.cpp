@@ -192,7 +192,8 @@ static std::string struct_layout() {
     FIELD(kvg_model_info, n_ctx_train, ",");
     FIELD(kvg_model_info, n_params, ",");
     FIELD(kvg_model_info, weight_bytes, ",");
-    FIELD(kvg_model_info, encodes, ";");
+    FIELD(kvg_model_info, encodes, ",");
+    FIELD(kvg_model_info, kept_on_cpu, ";");
     STRUCT(kvg_override);
     FIELD(kvg_override, struct_size, ",");
     FIELD(kvg_override, key, ",");

@@ -79,7 +79,11 @@ kvg_status kvg_model_load(const char * path, const kvg_model_params * params, kv
         need(out, "out") = nullptr;
         const auto model = load_model(path, params, loading::read);
         const std::shared_ptr<const gguf_file> file(model, &model->file());
-        *out = std::make_unique<kvg_model>(kvg_model{model, {file}, model->placement().name()}).release();
+        std::string kept;
+        for (const std::string & reason : model->kept_on_cpu()) {
+            kept += reason + "\n";
+        }
+        *out = std::make_unique<kvg_model>(kvg_model{model, {file}, model->placement().name(), kept}).release();
     });
 }
 
@@ -91,6 +95,7 @@ kvg_status kvg_model_get_info(const kvg_model * model, kvg_model_info * out) {
         const class model & m = *need(model, "model").model;
         fill_info(info, m.hparams(), m.totals());
         info.device = model->device.c_str();
+        info.kept_on_cpu = model->kept_on_cpu.empty() ? nullptr : model->kept_on_cpu.c_str();
     });
 }
 

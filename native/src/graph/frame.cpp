@@ -42,12 +42,24 @@ bool decode_graph::has_few_products_of_ggml() const {
     return FEW * others < ours;
 }
 
+// As ggml names what a node computes; "" for a step before a product of ours.
+static std::string operation_of(const ggml_tensor * node) {
+    if (is_multiply(node)) {
+        return ggml_op_name(GGML_OP_MUL_MAT);
+    }
+    if (is_expert_product(node)) {
+        return ggml_op_name(GGML_OP_MUL_MAT_ID);
+    }
+    const bool is_before_product = node->op == GGML_OP_CUSTOM && node->type != GGML_TYPE_F32; // rows as bytes, tokens by expert
+    return is_before_product ? "" : ggml_op_desc(node);
+}
+
 std::string decode_graph::refused_by(ggml_backend_dev_t device) const {
     std::string names;
-    std::set<std::string> seen;
+    std::set<std::string> seen = {""};
     for (const auto & [node, wished] : wishes()) {
-        if (wished == device && !can_run(device, node) && seen.insert(ggml_op_desc(node)).second) {
-            names += std::string(names.empty() ? "" : ", ") + ggml_op_desc(node);
+        if (wished == device && !can_run(device, node) && seen.insert(operation_of(node)).second) {
+            names += (names.empty() ? "" : ", ") + operation_of(node);
         }
     }
     return names;

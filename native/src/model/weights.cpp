@@ -85,13 +85,14 @@ void model::plan() {
         } else if (known.is_vector || !is_multiplied(known.role) || is_of_heads(known.role)) {
             add(source, target, device, ggml_backend_dev_buffer_type(device));
         } else {
-            add_matrix(source, target, device);
+            device = add_matrix(source, target, device);
         }
         if (is_multiplied_by_adapters(known)) {
             adaptable_[known.name] = {target,
                                       known.layer == FRAME && known.role == role::token_embd ? embedding_device_ : device};
         }
     }
+    require_use_of_devices();
 }
 
 // What is made of them goes to the first layer, or comes from the last one.
@@ -111,12 +112,47 @@ void model::add(const gguf_tensor * source, ggml_tensor ** target, ggml_backend_
     found->tensors.push_back({source, target});
 }
 
-void model::add_matrix(const gguf_tensor * source, ggml_tensor ** target, ggml_backend_dev_t device) {
-    if (!can_multiply(device, *source, nullptr)) {
-        fail(KVG_UNSUPPORTED, "%s: device %s can't multiply weights of type %s (tensor '%s'); use device=\"cpu\"",
-             file_.path().c_str(), ggml_backend_dev_name(device), ggml_type_name(source->type), source->name.c_str());
+// Why a device can't multiply a matrix: what it does with a few rows of it tells size and type apart.
+static std::string reason_against(ggml_backend_dev_t device, const gguf_tensor & source) {
+    const char * name = ggml_backend_dev_name(device);
+    gguf_tensor part = source;
+    part.ne[1] = std::min<int64_t>(part.ne[1], 32);
+    if (can_multiply(device, part, nullptr)) {
+        return strformat("%s can't multiply weights of %s in one tensor ('%s')", name, format_bytes(source.size).c_str(),
+                         source.name.c_str());
     }
+    return strformat("%s can't multiply weights of type %s (tensor '%s')", name, ggml_type_name(source.type),
+                     source.name.c_str());
+}
+
+// Tensor by tensor: one that is too large for a device, or of a type that it doesn't know, goes to the CPU.
+ggml_backend_dev_t model::multiplying_device(const gguf_tensor & source, ggml_backend_dev_t wanted) {
+    if (can_multiply(wanted, source, nullptr)) {
+        multiplying_.insert(wanted);
+        return wanted;
+    }
+    const std::string reason = reason_against(wanted, source);
+    if (!can_multiply(cpu_device(), source, nullptr)) {
+        fail(KVG_UNSUPPORTED, "%s: %s, and the CPU can't either", file_.path().c_str(), reason.c_str());
+    }
+    kept_on_cpu_.push_back(reason);
+    return cpu_device();
+}
+
+ggml_backend_dev_t model::add_matrix(const gguf_tensor * source, ggml_tensor ** target, ggml_backend_dev_t wanted) {
+    ggml_backend_dev_t device = multiplying_device(*source, wanted);
     add(source, target, device, multiplying_buffer(device, *source));
+    return device;
+}
+
+// A device with layers that multiplies nothing would only make each step slower.
+void model::require_use_of_devices() const {
+    for (uint32_t il = 0; il < placement_.n_layer(); ++il) {
+        ggml_backend_dev_t device = placement_.layer(il);
+        if (!is_cpu(device) && multiplying_.count(device) == 0 && !kept_on_cpu_.empty()) {
+            fail(KVG_UNSUPPORTED, "%s: %s; use device=\"cpu\"", file_.path().c_str(), kept_on_cpu_.front().c_str());
+        }
+    }
 }
 
 // It goes where the first layer is, if rows can be read there. When it is tied to the output, one tensor serves both, unless the
@@ -129,10 +165,12 @@ void model::add_embedding(const gguf_tensor * source) {
     ggml_backend_buffer_type_t type = ggml_backend_dev_buffer_type(first);
     add(source, &weights_.frame[role::token_embd], first, type);
     embedding_device_ = first;
-    ggml_backend_dev_t output = placement_.output();
-    if (!hparams_.encodes && !file_.find_tensor("output.weight") &&
-        (output != first || multiplying_buffer(output, *source) != type || !can_multiply(output, *source, nullptr))) {
-        add_matrix(source, &weights_.frame[role::output], output);
+    if (hparams_.encodes || file_.find_tensor("output.weight")) {
+        return;
+    }
+    ggml_backend_dev_t output = multiplying_device(*source, placement_.output());
+    if (output != first || multiplying_buffer(output, *source) != type) {
+        add(source, &weights_.frame[role::output], output, multiplying_buffer(output, *source));
     }
 }
 

@@ -3,6 +3,7 @@
 
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -48,6 +49,8 @@ public:
     bool uses_long_factors(uint32_t n_cells) const;
     // For a context of so many cells.
     const device_factors & rope_factors(uint32_t n_cells) const;
+    // A sentence for each matrix that the CPU multiplies since the device of its layer can't.
+    const std::vector<std::string> & kept_on_cpu() const { return kept_on_cpu_; }
     // By its name in the file; nullptr: there is no such matrix, or nothing can be added to it.
     const adaptable * find_adaptable(const std::string & name) const;
     const tensor_totals & totals() const { return totals_; }
@@ -75,7 +78,10 @@ private:
 
     void plan();
     void add(const gguf_tensor * source, ggml_tensor ** target, ggml_backend_dev_t device, ggml_backend_buffer_type_t type);
-    void add_matrix(const gguf_tensor * source, ggml_tensor ** target, ggml_backend_dev_t device);
+    ggml_backend_dev_t multiplying_device(const gguf_tensor & source, ggml_backend_dev_t wanted);
+    // Returns where it goes.
+    ggml_backend_dev_t add_matrix(const gguf_tensor * source, ggml_tensor ** target, ggml_backend_dev_t wanted);
+    void require_use_of_devices() const;
     void add_embedding(const gguf_tensor * source);
     void add_read_by_rows(const gguf_tensor * source, ggml_tensor ** target);
     ggml_backend_dev_t device_of_frame(role r) const;
@@ -93,6 +99,8 @@ private:
     model_weights weights_;
     std::vector<group> groups_;
     std::map<std::string, adaptable> adaptable_;
+    std::vector<std::string> kept_on_cpu_;
+    std::set<ggml_backend_dev_t> multiplying_; // devices that have a matrix
 };
 
 } // namespace kvg
