@@ -42,6 +42,9 @@ class Context(Closable):
     or as the free memory has room for (plan.fit_n_ctx). n_batch: the most tokens in one decode call.
     n_ubatch: the most tokens in one compute graph; a longer batch is split into micro-batches of this size.
     n_seq_max: how many sequences there can be; their ids are 0 to n_seq_max - 1.
+    n_outputs_max: the most tokens of a micro-batch that ask for their logits, n_seq_max or 32 where it is
+    less; memory for so many logits is planned and reserved, and a micro-batch ends where more are asked for.
+    To ask for the logits of a long text at once, set it to n_ubatch: the text then goes in larger steps.
     type_k, type_v: the types that K and V are stored in: "f32", "f16", "bf16", or, for models whose head size
     is a multiple of 32, the quantized "q8_0", "q5_1", "q5_0", "q4_1" and "q4_0".
     flash_attn: "on" or True: ggml's flash attention. "off" or False: any other attention. "auto": the fastest
@@ -103,6 +106,7 @@ class Context(Closable):
         checkpoint_bytes: int | None = ContextParams.checkpoint_bytes,
         kv_tier: Literal["device", "host"] = ContextParams.kv_tier,
         device_layers: int = ContextParams.device_layers,
+        n_outputs_max: int = ContextParams.n_outputs_max,
         adapters: Iterable[tuple[Adapter, float]] = (),
     ) -> None:
         if not isinstance(model, Model):

@@ -106,6 +106,8 @@ class Engine(NotCopied):
         n_ubatch = context.pop("n_ubatch", min(integer(n_batch, "n_batch"), 512))
         batch = {"n_batch": n_batch, "n_ubatch": n_ubatch}
         draft_max = integer(draft_max, "draft_max", 1)
+        if draft is not None:  # each text asks for the logits of its last token and of every draft
+            batch["n_outputs_max"] = n_seq_max * (1 + draft_max)
         draft_share = real(draft_share, "draft_share", 0.0, 1.0)
         memory_share = real(memory_share, "memory_share", 1e-6, 1.0)
         shares, cache_reuse = flag(prefix_cache, "prefix_cache"), integer(cache_reuse, "cache_reuse", 0)

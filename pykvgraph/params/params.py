@@ -123,6 +123,7 @@ class ContextParams:
     checkpoint_bytes: int | None = None
     kv_tier: Literal["device", "host"] = "device"
     device_layers: int = 2
+    n_outputs_max: int = 0
 
     def __post_init__(self) -> None:
         threads = {"n_threads": self.n_threads, "n_threads_batch": self.n_threads_batch}
@@ -146,6 +147,7 @@ class ContextParams:
             else integer(self.checkpoint_bytes, "checkpoint_bytes", 0),
             kv_tier=_choice(self.kv_tier, "kv_tier", KV_TIERS),
             device_layers=integer(self.device_layers, "device_layers", 1),
+            n_outputs_max=integer(self.n_outputs_max, "n_outputs_max", 0),
         )
 
     def native(self, n_params: int) -> KvgContextParams:
@@ -170,6 +172,7 @@ class ContextParams:
             checkpoint_bytes=-1 if self.checkpoint_bytes is None else self.checkpoint_bytes,
             kv_tier=KV_TIERS[self.kv_tier],
             device_layers=self.device_layers,
+            n_outputs_max=self.n_outputs_max,
         )
 
 

@@ -10,15 +10,15 @@ SMALL = 32  # tokens of the largest graph that is kept beside the one of a whole
 N_KEPT = 8
 
 
-def grow_graphs(ctx: kvg.Context, n_before: int = 0) -> None:
-    """Decodes a whole batch, then small ones, each token of which asks for logits.
+def grow_graphs(ctx: kvg.Context, n_before: int = 0, n_outputs: int = SMALL) -> None:
+    """Decodes a whole batch, then small ones. n_outputs: how many tokens of each ask for logits.
 
     n_before: how many tokens stay in the cache before them: on some devices a graph is as large as the span
     that is attended. One more shape than are kept takes the place of each graph in turn.
     """
     ctx.reset()
     for begin in range(0, n_before, ctx.n_batch):
-        decode_run(ctx, begin, min(ctx.n_batch, n_before - begin), logits=False)
+        decode_run(ctx, begin, min(ctx.n_batch, n_before - begin), n_outputs=0)
     states = ctx.kv.save(0) if n_before and ctx.kv.groups[-1].kind == "state" else None
     small = min(SMALL, ctx.n_ubatch)
     for size in [ctx.n_batch, *[small, *range(1, N_KEPT + 1)] * N_KEPT]:
@@ -29,9 +29,9 @@ def grow_graphs(ctx: kvg.Context, n_before: int = 0) -> None:
         if states is not None:  # they can't go back
             ctx.kv.load(states, seq=0)
         n = min(size, ctx.n_batch, ctx.n_ctx - n_before)
-        decode_run(ctx, n_before, n, logits=size <= small)
+        decode_run(ctx, n_before, n, n_outputs)
 
 
-def decode_run(ctx: kvg.Context, begin: int, n: int, logits: bool) -> None:
+def decode_run(ctx: kvg.Context, begin: int, n: int, n_outputs: int) -> None:
     tokens = run_of(random_ids(n, N_VOCAB), begin)
-    decode(ctx, [token._replace(logits=logits) for token in tokens])
+    decode(ctx, [token._replace(logits=i < n_outputs) for i, token in enumerate(tokens)])

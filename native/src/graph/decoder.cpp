@@ -41,8 +41,8 @@ static attention_kind choose(int32_t wanted, ggml_backend_dev_t device, const la
 }
 
 decoder::decoder(const model & model, const kv_cache & cache, const backends & backends, const decoder_params & params)
-    : model_(model), cache_(cache), backends_(backends), n_ubatch_(params.n_ubatch), spans_(cache.groups().size()),
-      taps_(cache) {
+    : model_(model), cache_(cache), backends_(backends), n_ubatch_(params.n_ubatch), n_outputs_(params.n_outputs),
+      spans_(cache.groups().size()), taps_(cache) {
     choose_attentions(params.flash_attn, params.max_threads);
     uint64_t offset = 0;
     for (const layer_spec & layer : model.hparams().layers) {
@@ -104,9 +104,9 @@ decode_graph decoder::graph_of(const decode_shape & shape) const {
     return decode_graph(model_, cache_, attentions_, recurs_, adapters_, shape);
 }
 
-// Over all cells, with as many outputs as there are sequences, or as a small graph may have.
+// Over all cells, with as many outputs as there may be.
 decode_shape decoder::shape_of(uint32_t n_tokens) const {
-    decode_shape shape = {n_tokens, std::min(n_tokens, std::max(cache_.n_seq_max(), graph_cache::SMALL_TOKENS)), {}};
+    decode_shape shape = {n_tokens, std::min(n_tokens, n_outputs_), {}};
     for (const kv_group & group : cache_.groups()) {
         shape.spans.push_back({0, group.n_rows()});
     }
@@ -150,7 +150,7 @@ decode_graph & decoder::prepare(uint32_t n_tokens, uint32_t n_outputs, const std
     decode_graph * graph = graphs_->take(
         shape, [&] { return std::make_unique<decode_graph>(model_, cache_, attentions_, recurs_, adapters_, shape); });
     if (!graph) {
-        fail(KVG_DEVICE, "%s has no memory for a graph of %u tokens with %u outputs; ask for fewer logits at a time",
+        fail(KVG_DEVICE, "%s has no memory for a graph of %u tokens with %u outputs; use a smaller n_ubatch or n_ctx",
              model_.placement().name().c_str(), shape.n_tokens, shape.n_outputs);
     }
     return *graph;

@@ -19,6 +19,7 @@ namespace kvg {
 struct decoder_params {
     int32_t flash_attn; // kvg_flash_attn
     uint32_t n_ubatch;
+    uint32_t n_outputs; // most of one graph
     int max_threads;
 };
 
@@ -78,6 +79,7 @@ private:
     const kv_cache & cache_;
     const backends & backends_;
     uint32_t n_ubatch_;
+    uint32_t n_outputs_;
     bool any_span_; // one graph does for every span, as all layers have attention_kind::attend
     bool can_rotate_queries_;
     std::vector<cell_span> spans_; // of each group, in the tensors that the graph shows to attention

@@ -25,8 +25,10 @@ step_params check_step(const kvg_context_params & params, const hparams & h) {
     out.n_batch = static_cast<uint32_t>(bounded("n_batch", params.n_batch, 1, MAX_CELLS));
     out.n_ubatch = static_cast<uint32_t>(
         std::min<int64_t>({bounded("n_ubatch", params.n_ubatch, 1, MAX_CELLS), params.n_batch, params.n_ctx}));
+    const int64_t n_outputs = bounded("n_outputs_max", params.n_outputs_max, 0, MAX_CELLS);
+    out.n_outputs = static_cast<uint32_t>(std::max<int64_t>({n_outputs, params.n_seq_max, graph_cache::SMALL_TOKENS}));
     if (h.encodes) { // a token sees those behind it, so that all of a text are computed at once
-        out.n_ubatch = static_cast<uint32_t>(std::min(params.n_batch, params.n_ctx));
+        out.n_ubatch = out.n_outputs = static_cast<uint32_t>(std::min(params.n_batch, params.n_ctx));
     }
     out.n_threads = static_cast<int>(bounded("n_threads", params.n_threads, 1, MAX_THREADS));
     out.n_threads_batch = static_cast<int>(bounded("n_threads_batch", params.n_threads_batch, 1, MAX_THREADS));
@@ -107,7 +109,7 @@ context::context(std::shared_ptr<const model> model, const kvg_context_params & 
                              static_cast<uint32_t>(params.device_layers)};
     cache_ = std::make_unique<kv_cache>(h, homes, *backends_, size, types);
     decoder_ = std::make_unique<decoder>(*model_, *cache_, *backends_,
-                                         decoder_params{params.flash_attn, settings.n_ubatch, max_threads});
+                                         decoder_params{params.flash_attn, settings.n_ubatch, settings.n_outputs, max_threads});
     upkeep_ = std::make_unique<class upkeep>(*model_, *cache_, *backends_, decoder_->can_rotate_queries(),
                                              settings.n_threads_batch, params.defrag_threshold);
     step_ = std::make_unique<class step>(*model_, *cache_, *backends_, *decoder_, *upkeep_, settings);

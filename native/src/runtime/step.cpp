@@ -49,6 +49,17 @@ void step::check_output(const batch & batch, const kvg_output & output) const {
     }
 }
 
+// As many tokens as a graph may have, and as may ask for their output there; none at the end of the batch.
+micro_batch step::next(const batch & batch, uint32_t begin) const {
+    micro_batch ubatch = {begin, 0, 0};
+    const uint32_t end = begin + std::min(params_.n_ubatch, batch.n_tokens() - begin);
+    for (uint32_t i = begin; i < end && ubatch.n_outputs + batch.is_output(i) <= params_.n_outputs; ++i) {
+        ubatch.n_outputs += batch.is_output(i);
+        ++ubatch.n;
+    }
+    return ubatch;
+}
+
 int64_t step::decode(const kvg_batch & in, const kvg_output * output) {
     decoded_.clear();
     upkeep_.require_intact();
@@ -69,13 +80,9 @@ int64_t step::decode(const kvg_batch & in, const kvg_output * output) {
     state_step states(cache_, batch);
     states.take();
     size_t row = 0;
-    for (uint32_t begin = 0; begin < batch.n_tokens(); begin += params_.n_ubatch) {
-        micro_batch ubatch = {begin, std::min(params_.n_ubatch, batch.n_tokens() - begin), 0};
-        for (uint32_t i = begin; i < begin + ubatch.n; ++i) {
-            ubatch.n_outputs += batch.is_output(i);
-        }
-        reserved.put(begin, ubatch.n);
-        decoder_.set_runs(states.runs(begin, ubatch.n));
+    for (micro_batch ubatch = next(batch, 0); ubatch.n > 0; ubatch = next(batch, ubatch.begin + ubatch.n)) {
+        reserved.put(ubatch.begin, ubatch.n);
+        decoder_.set_runs(states.runs(ubatch.begin, ubatch.n));
         const decode_graph & graph = compute(batch, ubatch, reserved);
         if (output && ubatch.n_outputs > 0) {
             write_outputs(graph, *output, row);

@@ -20,6 +20,7 @@ namespace kvg {
 struct step_params {
     uint32_t n_batch;
     uint32_t n_ubatch;
+    uint32_t n_outputs; // most of one micro-batch
     int n_threads; // for one token
     int n_threads_batch;
     uint32_t align; // of attended spans
@@ -45,6 +46,7 @@ public:
 
 private:
     void check_output(const batch & batch, const kvg_output & output) const;
+    micro_batch next(const batch & batch, uint32_t begin) const;
     const decode_graph & compute(const batch & batch, const micro_batch & ubatch, const reservation & reserved);
     void run(const decode_graph & graph, uint32_t n_tokens);
     void tell_taps(const batch & batch, const micro_batch & ubatch, const reservation & reserved);

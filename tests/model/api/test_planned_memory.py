@@ -8,10 +8,16 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 from support.architectures import ArchSpec
-from support.models import WeightType
+from support.engines import decode, random_ids, run_of
+from support.judge import nmse
+from support.kept_graphs import grow_graphs
+from support.models import N_VOCAB, WeightType
 from support.planned import KV_TYPES, MODELS, compare
+
+import pykvgraph as kvg
 
 LIMIT = 0.02
 
@@ -25,6 +31,32 @@ def test_what_is_planned_is_allocated(architecture: Architecture, spec: ArchSpec
     """Weights, cells and graphs, each within 2 %."""
     for found in compare(architecture(spec), "cpu", kv_type):
         assert found.error <= LIMIT, found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("spec", MODELS, ids=str)
+def test_with_the_logits_of_every_token(architecture: Architecture, spec: ArchSpec) -> None:
+    """A whole micro-batch of them, where room was asked for."""
+    for found in compare(architecture(spec), "cpu", "f16", n_outputs_max=64):
+        assert found.error <= LIMIT, found
+
+
+def test_more_logits_than_there_is_room_for(architecture: Architecture) -> None:
+    """Graphs stay as large as they were reserved; the logits are those of one token after the other."""
+    path = architecture(ArchSpec("llama", 4, n_embd=256, n_head=4, n_head_kv=1, head_dim=64))
+    ids = run_of(random_ids(300, N_VOCAB))
+    asked = [token._replace(logits=i % 7 != 3) for i, token in enumerate(ids)]
+    with kvg.Model(path, device="cpu") as model, kvg.Context(model, n_ctx=512) as ctx:
+        grow_graphs(ctx)
+        held = ctx.devices[0].compute_bytes
+        ctx.reset()
+        found = decode(ctx, asked)
+        assert ctx.devices[0].compute_bytes == held
+        ctx.reset()
+        singly = [decode(ctx, [token]) for token in asked]
+        assert nmse(np.concatenate(singly), found) <= 1e-6
+    with kvg.Model(path, device="cpu") as model, kvg.Context(model, n_ctx=512, n_outputs_max=512) as ctx:
+        assert nmse(decode(ctx, asked), found) <= 1e-6
 
 
 RESIDENT = """
