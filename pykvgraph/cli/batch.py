@@ -27,6 +27,7 @@ from pykvgraph.cli.verb import (
     Verb,
     batch_option,
     cache_type_options,
+    defrag_option,
     examples,
     json_option,
     model_option,
@@ -82,6 +83,7 @@ N_AT_A_TIME = 128  # requests that the engine has, at most; those that wait may 
 @ubatch_option
 @cache_type_options
 @swa_option
+@defrag_option()
 @threads_option()
 @where_options
 @adapter_options

@@ -21,6 +21,7 @@ from pykvgraph.cli.verb import (
     Verb,
     batch_option,
     cache_type_options,
+    defrag_option,
     examples,
     json_option,
     model_option,
@@ -132,6 +133,7 @@ class _Clients(click.ParamType):  # type: ignore[type-arg]
 @ubatch_option
 @cache_type_options
 @swa_option
+@defrag_option(None, show_default="never; of turns and prefix 0.1")
 @where_options
 @adapter_options
 @json_option
@@ -241,7 +243,7 @@ def bench(
                 "--vs compares on one device that has everything: give one -dev and leave out the rest"
             )
         where = dataclasses.replace(where, device="cpu") if where.device == "auto" else where
-    sizes |= where.context()
+    sizes = {name: value for name, value in sizes.items() if value is not None} | where.context()
     tests = chosen_tests(n_prompt, n_gen, n_depth, extra)
     long = [depth for depth in n_depth if depth >= MIN_CACHE_DEPTH]
     depths, shared, tiered, streamed = (

@@ -36,8 +36,8 @@ def params_of(n_threads: int, sizes: dict[str, Any]) -> ContextParams:
     return ContextParams(
         n_threads=n_threads,
         n_threads_batch=n_threads,
-        defrag_threshold=-1,  # a test calls defrag itself
-        **{name: value for name, value in sizes.items() if name != "adapters"},
+        # a test calls defrag itself
+        **{"defrag_threshold": -1, **{name: value for name, value in sizes.items() if name != "adapters"}},
     )
 
 

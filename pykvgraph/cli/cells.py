@@ -11,7 +11,15 @@ import click
 
 from pykvgraph.checks import size_text
 from pykvgraph.cli.show import print_json, printable
-from pykvgraph.cli.verb import Verb, examples, json_option, model_option, option, plot_option
+from pykvgraph.cli.verb import (
+    Verb,
+    defrag_option,
+    examples,
+    json_option,
+    model_option,
+    option,
+    plot_option,
+)
 
 if TYPE_CHECKING:
     from pykvgraph.context.context import Context
@@ -55,6 +63,7 @@ class Step:
     default=4,
     help="Sequences are 0 to N - 1.",
 )
+@defrag_option(-1.0)
 @option("-q", "--quiet", is_flag=True, help="Only the cells at the end.")
 @plot_option("A picture with a row for each step.")
 @json_option
@@ -63,6 +72,7 @@ def cells(
     model: str | None,
     n_ctx: int,
     n_seq_max: int,
+    defrag_threshold: float,
     quiet: bool,
     plot: str | None,
     as_json: bool,
@@ -86,7 +96,7 @@ def cells(
       update                run defrag, then rotate K to its positions
       clear                 empty all cells
 
-    Only defrag in the script compacts the cache.
+    Only defrag in the script compacts the cache, and with -dt 0 or more a decode, too.
     """
     import pykvgraph as kvg
     from pykvgraph.demos.cell_script import DEMONSTRATION, parse
@@ -107,7 +117,7 @@ def cells(
             n_seq_max=n_seq_max,
             n_threads=1,
             n_threads_batch=1,
-            defrag_threshold=-1,
+            defrag_threshold=defrag_threshold,
         ) as ctx,
     ):
         steps.append(Step(None, None, ctx.kv.cell_map()))

@@ -37,6 +37,7 @@ _TAKEN = {
         -ub --ubatch-size N $LLAMA_ARG_UBATCH
         --keep N
         --swa-full $LLAMA_ARG_SWA_FULL
+        -dt --defrag-thold N $LLAMA_ARG_DEFRAG_THOLD
         -fa --flash-attn [on|off|auto] $LLAMA_ARG_FLASH_ATTN
         -e --escape --no-escape
         --rope-scaling TYPE $LLAMA_ARG_ROPE_SCALING_TYPE
@@ -178,9 +179,6 @@ _NO_EFFECT = {
     "ggml chooses the buffers of weights": """
         --repack -nr --no-repack $LLAMA_ARG_REPACK
         --no-host $LLAMA_ARG_NO_HOST
-    """,
-    "cells need not lie side by side, and holes are closed when they cost time": """
-        -dt --defrag-thold N $LLAMA_ARG_DEFRAG_THOLD
     """,
     "weights are read into the memory of their device": """
         -lm --load-mode MODE $LLAMA_ARG_LOAD_MODE

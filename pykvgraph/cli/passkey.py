@@ -16,6 +16,7 @@ from pykvgraph.cli.verb import (
     Interruptible,
     Verb,
     cache_type_options,
+    defrag_option,
     examples,
     json_option,
     model_option,
@@ -89,6 +90,7 @@ LENGTHS = (0.5, 1.0, 2.0, 3.0, 4.0)  # in contexts
 )
 @cache_type_options
 @swa_option
+@defrag_option()
 @option(
     "--no-hadamard",
     is_flag=True,
@@ -143,6 +145,7 @@ def passkey(where: Where, **arguments: Any) -> None:
             "n_threads_batch": arguments["n_threads"],
             **where.context(),
             "swa_full": arguments["swa_full"],
+            "defrag_threshold": arguments["defrag_threshold"],
         }
         n_ctx = arguments["n_ctx"] or default_n_ctx(model, task.n_grp, task.n_keep)
         if n_ctx == "auto":

@@ -19,6 +19,7 @@ from pykvgraph.cli.verb import (
     Cells,
     batch_option,
     cache_type_options,
+    defrag_option,
     flash_attn_option,
     option,
     swa_option,
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 Command = Callable[..., None]
 COUNT = click.IntRange(min=1)
 _SIZES = ("n_ctx", "n_batch", "n_ubatch", "n_threads", "n_threads_batch")
-_OF_CONTEXT = (*_SIZES, "type_k", "type_v", "swa_full", "flash_attn")
+_OF_CONTEXT = (*_SIZES, "type_k", "type_v", "swa_full", "flash_attn", "defrag_threshold")
 
 
 @dataclass(frozen=True)
@@ -142,6 +143,7 @@ def _options(temperature: float, max_tokens: int) -> list[Callable[[Command], Co
         ubatch_option,
         cache_type_options,
         swa_option,
+        defrag_option(),
         flash_attn_option,
         threads_option("CPU threads for one token."),
         threads_batch_option,

@@ -144,14 +144,14 @@ def _engine(
 
 def _context(where: Where, given: dict[str, Any]) -> dict[str, Any]:
     """Engine's arguments."""
-    names = ("n_batch", "n_ubatch", "n_threads", "n_threads_batch", "type_k", "type_v", "swa_full")
+    sizes = ("n_batch", "n_ubatch", "n_threads", "n_threads_batch")
+    names = (*sizes, "type_k", "type_v", "swa_full", "flash_attn", "defrag_threshold")
     return {
         "n_ctx": given["n_ctx"] or (given["n_ctx_slot"] or 0) * _n_slots(given) or "auto",
         "n_seq_max": _n_slots(given),
         "overcommit": True,
         "cache_reuse": given["cache_reuse"],
         "draft_max": given["draft_max"],
-        "flash_attn": given["flash_attn"],
         **where.context(),
         **{name: given[name] for name in names},
         "n_threads_batch": given["n_threads_batch"] or given["n_threads"],

@@ -218,6 +218,22 @@ def ubatch_option(command: F) -> F:
     )(command)
 
 
+def defrag_option(
+    default: float | None = ContextParams.defrag_threshold, **settings: Any
+) -> Callable[[F], F]:
+    """`-dt`, the same in every verb but for its default."""
+    return option(
+        "-dt",
+        "--defrag-thold",
+        "defrag_threshold",
+        type=click.FLOAT,
+        metavar="N",
+        default=default,
+        help="Close holes between cells when they are more than this share; below 0: never.",
+        **settings,
+    )
+
+
 def threads_option(help_text: str = "CPU threads.") -> Callable[[F], F]:
     """`-t`, the same in every verb but for what it is for."""
     return option(

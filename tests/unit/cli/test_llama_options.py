@@ -156,7 +156,7 @@ def test_an_option_that_is_refused_is_named(seen: dict[str, Any], option: LlamaO
         ("-ctxcp 8 -c8", {"n_ctx": 8}),
         ("-fit on -fitt 1024 --ctx-size=8", {"n_ctx": 8}),
         ("-cd 512 -ngld 1 -devd none -c 8", {"n_ctx": 8}),
-        ("-dt 0.1 -n9", {"n_predict": 9}),
+        ("-dt 0.2 -n9", {"defrag_threshold": 0.2, "n_predict": 9}),
         ("--predict 9", {"n_predict": 9}),
         ("--typical-p 0.5 --mirostat 2", {"typical_p": 0.5, "mirostat": 2}),
         ("--temperature 0.5", {"temp": 0.5}),
