@@ -30,6 +30,7 @@ from pykvgraph.cli.verb import (
     defrag_option,
     examples,
     json_option,
+    margin_option,
     model_option,
     option,
     swa_option,
@@ -79,6 +80,7 @@ N_AT_A_TIME = 128  # requests that the engine has, at most; those that wait may 
     default="auto",
     help="Cells of the cache; auto: as many as -np texts can fill and the memory has room for.",
 )
+@margin_option
 @batch_option()
 @ubatch_option
 @cache_type_options

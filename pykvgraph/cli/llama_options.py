@@ -197,7 +197,7 @@ _NO_EFFECT = {
         -mg --main-gpu INDEX $LLAMA_ARG_MAIN_GPU
         --op-offload --no-op-offload
     """,
-    "-c auto takes as many cells as the memory has room for": """
+    "-c auto takes as many cells as the memory has room for, and leaves --margin per cent of it": """
         -fit --fit [on|off] $LLAMA_ARG_FIT
         -fitt --fit-target MiB,MiB $LLAMA_ARG_FIT_TARGET
         -fitc --fit-ctx N $LLAMA_ARG_FIT_CTX

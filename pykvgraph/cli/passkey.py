@@ -19,6 +19,7 @@ from pykvgraph.cli.verb import (
     defrag_option,
     examples,
     json_option,
+    margin_option,
     model_option,
     option,
     plot_option,
@@ -79,6 +80,7 @@ LENGTHS = (0.5, 1.0, 2.0, 3.0, 4.0)  # in contexts
     show_default=f"trained context, at most {ContextParams.n_ctx}, x n-grp + n-keep",
     help="Cells of the cache; auto: trained context x n-grp + n-keep, or what memory has room for.",
 )
+@margin_option
 @option(
     "-b",
     "--batch-size",
@@ -120,7 +122,7 @@ def passkey(where: Where, **arguments: Any) -> None:
     text is quick: --n-junk 100 --trials 1.
     """
     import pykvgraph as kvg
-    from pykvgraph.context.context import fitting_n_ctx
+    from pykvgraph.cli.n_ctx import cells_for
     from pykvgraph.demos.passkey import default_n_ctx
     from pykvgraph.models import embedded_model
     from pykvgraph.viz import require_matplotlib
@@ -147,9 +149,9 @@ def passkey(where: Where, **arguments: Any) -> None:
             "swa_full": arguments["swa_full"],
             "defrag_threshold": arguments["defrag_threshold"],
         }
-        n_ctx = arguments["n_ctx"] or default_n_ctx(model, task.n_grp, task.n_keep)
-        if n_ctx == "auto":
-            n_ctx = fitting_n_ctx(model, model.n_ctx_train * task.n_grp + task.n_keep, context)
+        asked = arguments["n_ctx"] or default_n_ctx(model, task.n_grp, task.n_keep)
+        most = model.n_ctx_train * task.n_grp + task.n_keep
+        n_ctx = cells_for(model, asked, most, context, arguments["margin"])
         n_batch = arguments["n_batch"] or min(ContextParams.n_batch, max(1, n_ctx // 4))
         with kvg.Context(model, n_ctx=n_ctx, n_batch=n_batch, **context) as ctx:
             trials: list[Trial] = []

@@ -17,6 +17,7 @@ from pykvgraph.cli.verb import (
     cache_type_options,
     examples,
     json_option,
+    margin_option,
     model_option,
     option,
     plot_option,
@@ -25,7 +26,6 @@ from pykvgraph.cli.verb import (
 )
 from pykvgraph.cli.where import Where, where_options
 from pykvgraph.errors import UnsupportedError
-from pykvgraph.plan.fitting import MARGIN
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -64,13 +64,7 @@ _TIMED_CELLS = 4096  # of a cache in which steps are measured
     default=1,
     help="Sequences at a time.",
 )
-@option(
-    "--margin",
-    type=click.IntRange(0, 99),
-    metavar="P",
-    default=MARGIN,
-    help="Per cent of the free memory to leave to others.",
-)
+@margin_option
 @batch_option()
 @ubatch_option
 @cache_type_options
@@ -103,7 +97,7 @@ def plan(
     from pykvgraph.plan.fitting import fit_n_ctx
     from pykvgraph.plan.memory_model import learn_memory
 
-    with GgufFile(model) as file:
+    with GgufFile(model, kv_overrides=where.kv_overrides) as file:
         info = file.model_info()
     most = n_ctx or info.n_ctx_train * sizes["n_seq_max"]
     arguments = {**where.model(), **where.context(), **sizes}

@@ -13,6 +13,7 @@ import click
 from pykvgraph.checks import INT32_MAX
 from pykvgraph.cli.adapters import Adapters, adapter_options
 from pykvgraph.cli.log_options import log_options
+from pykvgraph.cli.n_ctx import cells_for
 from pykvgraph.cli.rope import rope_options
 from pykvgraph.cli.sampling import sampling_options
 from pykvgraph.cli.verb import (
@@ -21,6 +22,7 @@ from pykvgraph.cli.verb import (
     cache_type_options,
     defrag_option,
     flash_attn_option,
+    margin_option,
     option,
     swa_option,
     threads_batch_option,
@@ -41,12 +43,16 @@ _OF_CONTEXT = (*_SIZES, "type_k", "type_v", "swa_full", "flash_attn", "defrag_th
 
 @dataclass(frozen=True)
 class RunOptions:
-    """What was asked for. context: Context's arguments; n_ctx may be None. sampling: SamplingParams's."""
+    """What was asked for. context: Context's arguments; n_ctx may be None. sampling: SamplingParams's.
+
+    margin: per cent of the free memory, for others.
+    """
 
     where: Where
     adapters: Adapters
     context: dict[str, Any]
     sampling: dict[str, Any]
+    margin: int
 
     def context_for(
         self, model: Model, n_grp: int = 1, most: int = ContextParams.n_ctx, **others: Any
@@ -56,16 +62,12 @@ class RunOptions:
         n_grp: n_ctx is so many times what it was trained on. most: unless n_ctx is given, it was trained on
         no more. Says so when more was asked for than the model was trained on.
         """
-        n_ctx, n_train = self.context["n_ctx"], model.n_ctx_train * n_grp
+        asked, n_train = self.context["n_ctx"], model.n_ctx_train * n_grp
         context = {**self.context, **self.where.context(), **others}
-        if n_ctx == "auto":
-            from pykvgraph.context.context import fitting_n_ctx
-
-            n_ctx = fitting_n_ctx(model, n_train, context)
-        elif n_ctx and n_ctx > n_train:
-            click.echo(f"-c {n_ctx}: the model was trained on {n_train} tokens.", err=True)
-        adapters = self.adapters.load(model)
-        return {**context, "n_ctx": n_ctx or min(n_train, most * n_grp), "adapters": adapters}
+        if asked not in (None, "auto") and asked > n_train:
+            click.echo(f"-c {asked}: the model was trained on {n_train} tokens.", err=True)
+        n_ctx = cells_for(model, asked or min(n_train, most * n_grp), n_train, context, self.margin)
+        return {**context, "n_ctx": n_ctx, "adapters": self.adapters.load(model)}
 
 
 class StopString(click.types.StringParamType):
@@ -103,12 +105,12 @@ def run_options(
 
     def add(command: Command) -> Command:
         @functools.wraps(command)
-        def run(*, where: Where, adapters: Adapters, seed: int | None, **others: Any) -> None:
+        def run(*, where: Where, adapters: Adapters, seed: int | None, margin: int, **others: Any) -> None:
             context = {name: others.pop(name) for name in _OF_CONTEXT}
             names = SamplingParams.__dataclass_fields__
             sampling = {name: others.pop(name) for name in tuple(others) if name in names}
             sampling["seed"] = secrets.randbelow(MAX_SEED + 1) if seed is None else seed
-            command(run=RunOptions(where, adapters, context, sampling), **others)
+            command(run=RunOptions(where, adapters, context, sampling, margin), **others)
 
         wrapped: Command = run
         for each in reversed(_options(temperature, max_tokens)):
@@ -139,6 +141,7 @@ def _options(temperature: float, max_tokens: int) -> list[Callable[[Command], Co
             show_default=f"the model's, at most {ContextParams.n_ctx}",
             help="Cells of the cache; auto: the model's, or as many as the memory has room for.",
         ),
+        margin_option,
         batch_option(),
         ubatch_option,
         cache_type_options,

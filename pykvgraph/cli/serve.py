@@ -145,7 +145,7 @@ def _engine(
 def _context(where: Where, given: dict[str, Any]) -> dict[str, Any]:
     """Engine's arguments."""
     sizes = ("n_batch", "n_ubatch", "n_threads", "n_threads_batch")
-    names = (*sizes, "type_k", "type_v", "swa_full", "flash_attn", "defrag_threshold")
+    names = (*sizes, "type_k", "type_v", "swa_full", "flash_attn", "defrag_threshold", "margin")
     return {
         "n_ctx": given["n_ctx"] or (given["n_ctx_slot"] or 0) * _n_slots(given) or "auto",
         "n_seq_max": _n_slots(given),

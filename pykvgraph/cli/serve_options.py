@@ -21,6 +21,7 @@ from pykvgraph.cli.verb import (
     cache_type_options,
     defrag_option,
     flash_attn_option,
+    margin_option,
     model_option,
     option,
     swa_option,
@@ -91,6 +92,7 @@ _OF_ENGINE: list[Adder] = [
         help="Cells of the cache, for all requests together; auto or 0: as many as -np requests can fill and "
         "the memory has room for.",
     ),
+    margin_option,
     option(
         "-np",
         "--parallel",

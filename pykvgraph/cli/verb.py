@@ -12,7 +12,7 @@ from click.core import ParameterSource
 
 from pykvgraph.errors import InvalidArgumentError, KVGraphError
 from pykvgraph.interrupted import ctrl_c_raises
-from pykvgraph.params.params import CACHE_TYPES, ContextParams
+from pykvgraph.params.params import CACHE_TYPES, MARGIN, ContextParams
 from pykvgraph.viz.figure import PICTURES
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -126,6 +126,15 @@ class Cells(click.IntRange):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """A usage error for what is neither."""
         return self._auto if value == "auto" else super().convert(value, param, ctx)
+
+
+margin_option = option(
+    "--margin",
+    type=click.IntRange(0, 99),
+    metavar="P",
+    default=MARGIN,
+    help="Per cent of the free memory to leave to others.",
+)
 
 
 class Threads(click.IntRange):

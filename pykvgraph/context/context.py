@@ -5,8 +5,8 @@ from __future__ import annotations
 import ctypes
 import math
 import os
-from collections.abc import Iterable, Mapping
-from dataclasses import fields
+from collections.abc import Iterable
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
@@ -19,8 +19,9 @@ from pykvgraph._native.handles import Closable, Handle, repr_of
 from pykvgraph._native.kv import read_info
 from pykvgraph._native.library import lib, sized
 from pykvgraph.checks import flag, integer, native_path, shown
+from pykvgraph.context.auto_n_ctx import fitting_n_ctx, refusal_with_advice
 from pykvgraph.context.batch import Batch
-from pykvgraph.errors import InvalidArgumentError, KVGraphError
+from pykvgraph.errors import DeviceError, InvalidArgumentError, KVGraphError
 from pykvgraph.kv_cache.cache import KVCache
 from pykvgraph.kv_cache.pending_token import PendingTokens
 from pykvgraph.kv_cache.view import DecodedUnder
@@ -133,13 +134,16 @@ class Context(Closable):
         self.checkpoint_bytes = params.checkpoint_bytes
         self.kv_tier = params.kv_tier
         self.device_layers = params.device_layers
-        self._handle = Handle.open(
-            model._handle.call,
-            lib().kvg_context_new,
-            ctypes.byref(native),
-            free=lib().kvg_context_free,
-            name="context",
-        )
+        try:
+            self._handle = Handle.open(
+                model._handle.call,
+                lib().kvg_context_new,
+                ctypes.byref(native),
+                free=lib().kvg_context_free,
+                name="context",
+            )
+        except DeviceError as error:
+            raise DeviceError(refusal_with_advice(error, model, params.n_ctx, asdict(params))) from None
         if model.device != "CPU":
             self._handle.stay()
         self._adapters: Active | None = ()  # None: nobody knows
@@ -415,31 +419,6 @@ class LastOutput(NamedTuple):
         """Raises KVGraphError when no token can be chosen by these logits."""
         if not math.isfinite(self.log_sum):
             raise KVGraphError("the logits are broken: one is no number, or the largest is infinite")
-
-
-def fitting_n_ctx(model: Model, most: int, arguments: Mapping[str, Any], share: float = 1.0) -> int:
-    """The most cells, up to `most`, that a Context with these arguments has memory for.
-
-    What are no arguments of Context is passed over. share: of what may be taken, for this one of several.
-    Raises as fit_n_ctx().
-    """
-    with importing:
-        from pykvgraph.plan.fitting import MARGIN, fit_n_ctx
-    margin = 100 - int((100 - MARGIN) * share)
-    where = {**model._where, **_of_context(arguments)}
-    return fit_n_ctx(model.path, most, is_loaded=True, margin=margin, **where).n_ctx
-
-
-def warning_of_memory(model: Model, n_ctx: int, arguments: Mapping[str, Any]) -> str:
-    """What to type where a Context with these arguments would leave too little memory to others; "": fine."""
-    with importing:
-        from pykvgraph.plan.fitting import warning_of
-    return warning_of(model.path, n_ctx, **model._where, **_of_context(arguments))
-
-
-def _of_context(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    names = {field.name for field in fields(ContextParams)} - {"n_ctx"}
-    return {name: value for name, value in arguments.items() if name in names}
 
 
 class _Outputs:

@@ -20,7 +20,7 @@ from pykvgraph.engine.context_window import Window
 from pykvgraph.engine.loop import Loop, close_loop
 from pykvgraph.engine.request import Request
 from pykvgraph.engine.request_sequence import RequestSequence
-from pykvgraph.engine.sizes import sizes_for
+from pykvgraph.engine.sizes import MemoryBudget, sizes_for
 from pykvgraph.engine.speculation.drafters import drafter_of
 from pykvgraph.engine.speculation.speculation import MOST_ROWS, Speculation
 from pykvgraph.engine.step import Stepper
@@ -30,7 +30,7 @@ from pykvgraph.kv_cache.saved.file import write_file
 from pykvgraph.kv_cache.saved.geometry import under
 from pykvgraph.model.adapter import Active, Adapter, checked_adapters, key_of, pairs_of
 from pykvgraph.model.model import Model
-from pykvgraph.params.params import SamplingParams
+from pykvgraph.params.params import MARGIN, SamplingParams
 from pykvgraph.plan.memory_model import SPECULATION_SHARE
 from pykvgraph.prefix import block
 from pykvgraph.prefix.index import PrefixIndex
@@ -64,9 +64,10 @@ class Engine(NotCopied):
     be what it would be else; 0: never. tiers: where prefixes go when others need their cells, and come
     back from, also in another process (docs/tiers.md); it needs prefix_cache; None: they are lost.
     memory_share: the part of the free memory that this engine is planned for, one of several on a
-    machine. background: a thread of the engine's own takes the steps; False: the program calls step().
-    adapters: those of requests that name none, with their scales, as Context.set_adapters() takes them.
-    Other arguments are those of Context.
+    machine. margin: per cent of the free memory that n_ctx="auto" leaves to others; a given n_ctx that
+    leaves less is warned of. background: a thread of the engine's own takes the steps; False: the program
+    calls step(). adapters: those of requests that name none, with their scales, as Context.set_adapters()
+    takes them. Other arguments are those of Context.
 
     `context` is the context; its cache can be looked at. While the engine lives, nothing else may decode on
     it, or edit it. Raises what Context raises, InvalidArgumentError, and UnsupportedError for cache_reuse
@@ -89,6 +90,7 @@ class Engine(NotCopied):
         cache_reuse: int = 0,
         tiers: Tiers | None = None,
         memory_share: float = 1.0,
+        margin: int = MARGIN,
         background: bool = True,
         adapters: Iterable[tuple[Adapter, float]] = (),
         **context: Any,
@@ -109,7 +111,7 @@ class Engine(NotCopied):
         if draft is not None:  # each text asks for the logits of its last token and of every draft
             batch["n_outputs_max"] = n_seq_max * (1 + draft_max)
         draft_share = real(draft_share, "draft_share", 0.0, 1.0)
-        memory_share = real(memory_share, "memory_share", 1e-6, 1.0)
+        budget = MemoryBudget(real(memory_share, "memory_share", 1e-6, 1.0), integer(margin, "margin", 0, 99))
         shares, cache_reuse = flag(prefix_cache, "prefix_cache"), integer(cache_reuse, "cache_reuse", 0)
         overcommit, background = flag(overcommit, "overcommit"), flag(background, "background")
         if tiers is not None and not (isinstance(tiers, Tiers) and shares):
@@ -118,11 +120,10 @@ class Engine(NotCopied):
             )
         if cache_reuse and not shares:
             raise InvalidArgumentError("cache_reuse: nothing is cached without prefix_cache")
-        threads = {name: value for name, value in context.items() if name in ("n_threads", "n_threads_batch")}
         # before anything is measured: its memory is not free
-        drafter = drafter_of(draft, model, n_cells or "auto", {**batch, **threads, "n_seq_max": n_seq_max})
+        drafter = drafter_of(draft, model, n_cells or "auto", {**context, **batch, "n_seq_max": n_seq_max})
         n_states = min(draft_max, MOST_ROWS) if drafter is not None else 0
-        sizes = sizes_for(model, n_cells, n_seq_max, batch, n_states, memory_share, **context)
+        sizes = sizes_for(model, n_cells, n_seq_max, batch, n_states, budget, **context)
         self.model = model
         self.context = Context(
             model,
@@ -140,10 +141,8 @@ class Engine(NotCopied):
             )
         self._adapters = self.context.adapters
         self._tokenizer = model.tokenizer if model.has_tokenizer else None
-        speculation = None
-        if drafter is not None:
-            every = EVERY if shares and sizes.n_points else 0
-            speculation = Speculation(drafter, draft_max, draft_share, every)
+        every = EVERY if shares and sizes.n_points else 0
+        speculation = Speculation(drafter, draft_max, draft_share, every) if drafter else None
         try:
             stepper = Stepper(
                 self.context,

@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-from pykvgraph.context.context import Context, fitting_n_ctx, warning_of_memory
+from pykvgraph.context.auto_n_ctx import fitting_n_ctx, warning_of_memory
+from pykvgraph.context.context import Context
 from pykvgraph.model.device import devices
 from pykvgraph.model.model import Model
 from pykvgraph.plan.free_memory import host_free_bytes
@@ -17,6 +18,16 @@ from pykvgraph.types import CellGroup
 _log = logging.getLogger("pykvgraph.engine")
 _MOST_CELLS = 65_536
 _POINTS_SHARE = 0.125  # of the free memory, for resume points
+
+
+class MemoryBudget(NamedTuple):
+    """How much of the free memory an engine may take.
+
+    share: of what is not left to others, for this engine of several. margin: per cent, for others.
+    """
+
+    share: float
+    margin: int
 
 
 @dataclass(frozen=True)
@@ -40,28 +51,27 @@ def sizes_for(
     n_seq_max: int,
     batch: dict[str, int],
     n_states: int,
-    share: float = 1.0,
+    budget: MemoryBudget,
     **context: Any,
 ) -> Sizes:
     """Sizes for n_seq_max texts; n_ctx None: as many cells as the texts can fill, and the memory can hold.
 
     A cache that leaves others too little memory is warned of, with what to type. batch: n_batch and n_ubatch.
-    n_states: how many states more than the resume points' are kept at a time, of a model that has any. share:
-    the part of the free memory that this engine may take. Raises what Context does, and DeviceError when
-    nothing fits.
+    n_states: how many states more than the resume points' are kept at a time, of a model that has any. Raises
+    what Context does, and DeviceError when nothing fits.
     """
     with Context(model, n_ctx=256, n_batch=32, n_ubatch=32, n_seq_max=1, **context) as probe:
         groups = probe.kv.groups
-    free = int(_free_bytes(model) * share)
+    free = int(_free_bytes(model) * budget.share)
     context = {**context, **batch, "n_seq_max": n_seq_max}
     if n_ctx is not None:
         sizes = _with_points(n_ctx, groups, n_seq_max, n_states, free)
-        if warning := warning_of_memory(model, n_ctx, {**context, **sizes.points}):
+        if warning := warning_of_memory(model, n_ctx, {**context, **sizes.points}, budget.margin):
             _log.warning(warning)
         return sizes
     most = min(n_seq_max * max(model.n_ctx_train, 512), _MOST_CELLS)
     largest = _with_points(most, groups, n_seq_max, n_states, free)
-    fitting = fitting_n_ctx(model, most, {**context, **largest.points}, share)
+    fitting = fitting_n_ctx(model, most, {**context, **largest.points}, *budget)
     return _with_points(fitting, groups, n_seq_max, n_states, free)
 
 

@@ -57,6 +57,7 @@ _MOST_SAMPLERS = 64
 _MOST_SAMPLES = 4096
 _LONGEST_GRAMMAR = 1 << 20
 _SMALL_MODEL = 10_000_000  # parameters
+MARGIN = 20  # per cent of the free memory, for what others may take meanwhile
 _MOST_BIAS = 1e30
 _NATIVE_BIAS = np.dtype([("token", np.int32), ("bias", np.float32)])  # llama_logit_bias
 

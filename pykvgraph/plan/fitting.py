@@ -13,11 +13,11 @@ from pykvgraph.model.device import devices
 from pykvgraph.model.device_types import DevicePart
 from pykvgraph.model.gguf_file import GgufFile
 from pykvgraph.params.cpus import usable_cpus
+from pykvgraph.params.params import MARGIN
 from pykvgraph.plan.free_memory import host_free_bytes
 from pykvgraph.plan.memory import plan_memory
 from pykvgraph.plan.memory_model import weight_limit
 
-MARGIN = 20  # per cent of the free memory, for what others may take meanwhile
 STEP = 256  # cells
 _TABLES = 300 << 10  # bytes for each tensor of a model: what ggml allocates to split two graphs over devices
 _STACK = 8 << 20  # of a thread, where nobody has limited it
@@ -70,21 +70,21 @@ def fit_n_ctx(
     return Fit(low.n_ctx, low.parts, low.limits, full)
 
 
-def warning_of(path: str | os.PathLike[str], n_ctx: int, **arguments: Any) -> str:
-    """What to type where a cache of n_ctx cells takes more of the free memory than MARGIN leaves; "": fine.
+def warning_of(path: str | os.PathLike[str], n_ctx: int, *, margin: int = MARGIN, **arguments: Any) -> str:
+    """What to type where a cache of n_ctx cells leaves less than `margin` % of the free memory; "": fine.
 
     The model is loaded. arguments: those of plan_memory, without n_ctx. Raises what plan_memory raises.
     """
-    found = Planned(path, True, MARGIN, arguments).with_cells(n_ctx)
+    found = Planned(path, True, margin, arguments).with_cells(n_ctx)
     if not found.full:
         return ""
     try:
-        fitting = fit_n_ctx(path, n_ctx, is_loaded=True, **arguments).n_ctx
+        fitting = fit_n_ctx(path, n_ctx, is_loaded=True, margin=margin, **arguments).n_ctx
         advice = f"n_ctx={fitting} (-c {fitting}) does"
     except DeviceError:
         advice = "no smaller one does either, so free memory there"
     return (
-        f"{found.full}: a cache of {n_ctx} cells does not leave {MARGIN} % of what is free to others, "
+        f"{found.full}: a cache of {n_ctx} cells does not leave {margin} % of what is free to others, "
         f"so that the memory may run out; {advice}"
     )
 

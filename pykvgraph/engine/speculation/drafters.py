@@ -14,6 +14,8 @@ from pykvgraph.engine.speculation.ngram import NgramDrafter
 from pykvgraph.errors import InvalidArgumentError, UnsupportedError
 from pykvgraph.model.model import Model
 
+_SIZES = ("n_batch", "n_ubatch", "n_seq_max", "n_threads", "n_threads_batch")
+
 
 class Drafter(Protocol):
     """Proposes tokens that may follow texts. It may be wrong, and never raises."""
@@ -34,7 +36,7 @@ class Drafter(Protocol):
 def drafter_of(
     draft: object, model: Model, n_ctx: int | Literal["auto"], context: dict[str, Any]
 ) -> Drafter | None:
-    """Engine's argument, and for a draft model its context's.
+    """Engine's argument; context: the arguments of the engine's, of which a draft model's has the sizes.
 
     Raises InvalidArgumentError for a model of another vocabulary, or what is none, UnsupportedError for one
     that can't go back by a few tokens, and what Context raises.
@@ -47,7 +49,8 @@ def drafter_of(
         raise InvalidArgumentError(f'draft must be "ngram", a pykvgraph.Model or None, got {shown(draft)}')
     require_same_tokens(model, draft)
     draft._require_logits()
-    ctx = Context(draft, n_ctx=n_ctx, swa_full=True, **context)
+    sizes = {name: value for name, value in context.items() if name in _SIZES}
+    ctx = Context(draft, n_ctx=n_ctx, swa_full=True, **sizes)
     if any(group.kind == "state" for group in ctx.kv.groups):
         ctx.close()
         raise UnsupportedError(f"draft: {draft.arch} has recurrent layers; use a draft model without")

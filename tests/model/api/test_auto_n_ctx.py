@@ -79,6 +79,35 @@ with kvg.Model(path, device="cpu") as model:
 """
 
 
+REFUSED = """
+import re, resource, sys
+import pykvgraph as kvg
+with kvg.Model(sys.argv[1], device="cpu") as model:
+    *_, data, _ = (int(n) * resource.getpagesize() for n in open("/proc/self/statm").read().split())
+    resource.setrlimit(resource.RLIMIT_DATA, (data + 150_000_000, resource.RLIM_INFINITY))
+    try:
+        kvg.Context(model, n_ctx=8000, n_threads=1)
+    except kvg.DeviceError as error:
+        n_ctx = int(re.search(r"; n_ctx=(\\d+) \\(-c \\1\\) fits$", str(error))[1])
+    with kvg.Context(model, n_ctx=n_ctx, n_threads=1) as ctx:
+        batch = kvg.Batch()
+        batch.extend([5] * 512, 0, (0,), "last")
+        ctx.decode(batch)
+        print(n_ctx, ctx.kv.bytes)
+"""
+
+
+@pytest.mark.skipif(sanitizer.ADDRESS, reason="AddressSanitizer takes memory of its own")
+def test_a_cache_that_is_refused_says_which_is_not(architecture: Callable[[ArchSpec], Path]) -> None:
+    spec = ArchSpec("llama", n_layer=8, n_head=16, n_head_kv=16, head_dim=128)  # 64 KiB a cell
+    command = [sys.executable, "-c", REFUSED, str(architecture(spec))]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    n_ctx, n_bytes = map(int, done.stdout.split())
+    assert n_ctx * 65536 <= n_bytes <= 0.8 * 150_000_000
+    assert n_ctx >= 512
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(sanitizer.ADDRESS, reason="AddressSanitizer takes memory of its own")
 @pytest.mark.parametrize("kind", ["RLIMIT_AS", "RLIMIT_DATA"])

@@ -82,9 +82,21 @@ def test_a_servers(stories: Path, monkeypatch: pytest.MonkeyPatch, env: dict[str
         return Nothing()
 
     monkeypatch.setattr(serve, "_server", made)
-    words = ["serve", "-m", str(stories), "-c", "256", "--port", "0", *([] if env else ["-dt", "0.25"])]
+    words = [
+        "serve",
+        "-m",
+        str(stories),
+        "-c",
+        "256",
+        "--margin",
+        "7",
+        "--port",
+        "0",
+        *([] if env else ["-dt", "0.25"]),
+    ]
     result = CliRunner().invoke(main, words, env=env, prog_name="pykvgraph")
     assert result.exit_code == 0, result.output
     assert "no effect" not in result.output
+    assert specs[0].context["margin"] == 7
     with specs[0].load() as engine:
         assert engine.context.defrag_threshold == (0.5 if env else 0.25)

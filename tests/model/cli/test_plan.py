@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,44 @@ def test_c_auto(monkeypatch: pytest.MonkeyPatch) -> None:
     result = run(*arguments)
     assert result.exit_code == 1
     assert "CPU has no room for a cache of 256 cells" in result.stderr
+
+
+@pytest.mark.parametrize("verb", ["generate", "chat", "passkey", "batch"])
+def test_a_margin_of_each_verb(
+    little: None,
+    verb: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """As many cells as `plan` tells for it; a number of cells that leaves less is told of, with what does."""
+    prompts = tmp_path / "prompts"
+    prompts.write_text('{"prompt": "Once", "max_tokens": 3}\n')
+    words = {
+        "generate": "-n 1 -p Once",
+        "chat": "-n 1",
+        "passkey": "--n-junk 1 -b 512",
+        "batch": f"-np 1 -o - -f {prompts}",
+    }
+    made: list[int] = []
+    make = kvg.Context.__init__
+
+    def spy(ctx: kvg.Context, *arguments: Any, **named: Any) -> None:
+        make(ctx, *arguments, **named)
+        made.append(ctx.n_ctx)
+
+    monkeypatch.setattr(kvg.Context, "__init__", spy)
+    long = ("--override-kv", "llama.context_length=int:65536")
+    arguments = (verb, "-m", STORIES, "-dev", "none", *long, *words[verb].split(), "-t", "1")
+    for margin in ("10", "40"):
+        run(*arguments, "-c", "auto", "--margin", margin)
+        assert made[-1] == plan(*long, "--margin", margin)["n_ctx"]
+    n_ctx = made[-1]
+    told = rf"a cache of {n_ctx + 256} cells does not leave 40 % .* n_ctx={n_ctx} \(-c {n_ctx}\) does"
+    for asked, is_told in ((n_ctx + 256, True), (n_ctx, False)):
+        caplog.clear()
+        result = run(*arguments, "-c", str(asked), "--margin", "40")
+        assert bool(re.search(told, result.stderr + caplog.text)) == is_told  # an engine's is logged
 
 
 def test_c_auto_of_batch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -12,9 +12,12 @@ import pykvgraph as kvg
 from pykvgraph.plan import fitting
 
 
-def warnings_of(caplog: pytest.LogCaptureFixture, stories: Path, n_ctx: int) -> list[str]:
+def warnings_of(caplog: pytest.LogCaptureFixture, stories: Path, n_ctx: int, margin: int = 20) -> list[str]:
     caplog.clear()
-    with kvg.Model(stories, device="cpu") as model, kvg.Engine(model, n_ctx=n_ctx, n_seq_max=2) as engine:
+    with (
+        kvg.Model(stories, device="cpu") as model,
+        kvg.Engine(model, n_ctx=n_ctx, n_seq_max=2, margin=margin) as engine,
+    ):
         assert engine.submit([1, 5, 6], kvg.SamplingParams(max_tokens=2)).result().tokens
     return [record.getMessage() for record in caplog.records if record.name == "pykvgraph.engine"]
 
@@ -31,6 +34,9 @@ def test_what_to_type(
     fitting_n_ctx = int(found[1])
     assert warnings_of(caplog, stories, fitting_n_ctx) == []
     assert len(warnings_of(caplog, stories, fitting_n_ctx + 256)) == 1
+    assert warnings_of(caplog, stories, fitting_n_ctx + 256, margin=10) == []
+    (warning,) = warnings_of(caplog, stories, fitting_n_ctx, margin=30)
+    assert "does not leave 30 % " in warning
     monkeypatch.setattr(fitting, "host_free_bytes", lambda *_, **__: 1_000)
     (warning,) = warnings_of(caplog, stories, 512)
     assert warning.endswith("free memory there")

@@ -1,0 +1,48 @@
+"""n_ctx="auto" for a model that is loaded, and what to type where a cache doesn't fit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+from pykvgraph._native.fork import importing
+from pykvgraph.errors import DeviceError
+from pykvgraph.model.model import Model
+from pykvgraph.params.params import MARGIN, ContextParams
+
+
+def fitting_n_ctx(
+    model: Model, most: int, arguments: Mapping[str, Any], share: float = 1.0, margin: int = MARGIN
+) -> int:
+    """The most cells, up to `most`, that a Context with these arguments has memory for.
+
+    What are no arguments of Context is passed over. share: of what may be taken, for this one of several.
+    margin: per cent of the free memory, for others. Raises as fit_n_ctx().
+    """
+    with importing:
+        from pykvgraph.plan.fitting import fit_n_ctx
+    margin = 100 - int((100 - margin) * share)
+    where = {**model._where, **_of_context(arguments)}
+    return fit_n_ctx(model.path, most, is_loaded=True, margin=margin, **where).n_ctx
+
+
+def warning_of_memory(model: Model, n_ctx: int, arguments: Mapping[str, Any], margin: int = MARGIN) -> str:
+    """What to type where a Context with these arguments leaves less than margin % to others; "": fine."""
+    with importing:
+        from pykvgraph.plan.fitting import warning_of
+    return warning_of(model.path, n_ctx, margin=margin, **model._where, **_of_context(arguments))
+
+
+def refusal_with_advice(error: DeviceError, model: Model, n_ctx: int, arguments: Mapping[str, Any]) -> str:
+    """The text of the error with which a Context was refused, and how many cells fit, if it is fewer."""
+    try:
+        n_fitting = fitting_n_ctx(model, n_ctx, arguments)
+    except (DeviceError, MemoryError):
+        return str(error)
+    return str(error) if n_fitting == n_ctx else f"{error}; n_ctx={n_fitting} (-c {n_fitting}) fits"
+
+
+def _of_context(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    names = {field.name for field in fields(ContextParams)} - {"n_ctx"}
+    return {name: value for name, value in arguments.items() if name in names}
