@@ -19,6 +19,7 @@ import click
 from pykvgraph.checks import integers, shown
 from pykvgraph.cli.adapters import Adapters, adapter_options
 from pykvgraph.cli.answer_file import AnswerFile
+from pykvgraph.cli.draft import draft_options
 from pykvgraph.cli.question import Arrivals, Line, parse, question_of
 from pykvgraph.cli.show import print_json
 from pykvgraph.cli.verb import (
@@ -89,6 +90,7 @@ N_AT_A_TIME = 128  # requests that the engine has, at most; those that wait may 
 @threads_option()
 @where_options
 @adapter_options
+@draft_options
 @json_option
 def batch(
     model: str,
@@ -99,6 +101,7 @@ def batch(
     n_parallel: int,
     n_ctx: int | Literal["auto"],
     n_threads: int | None,
+    model_draft: str | None,
     as_json: bool,
     **sizes: Any,
 ) -> None:
@@ -136,7 +139,10 @@ def batch(
     begin = time.perf_counter()
     with (
         kvg.Model(model, **where.model()) as loaded,
-        kvg.Engine(loaded, n_ctx=n_ctx, adapters=adapters.load(loaded), background=False, **sizes) as engine,
+        kvg.Model(model_draft, **where.of_model()) if model_draft else contextlib.nullcontext() as draft,
+        kvg.Engine(
+            loaded, n_ctx=n_ctx, adapters=adapters.load(loaded), background=False, draft=draft, **sizes
+        ) as engine,
         AnswerFile(answers) as file,
     ):
         known = loaded._fingerprint(engine.adapters)
@@ -206,7 +212,8 @@ def _summary(totals: dict[str, Any]) -> str:
     rate = totals["n_generated"] / totals["seconds"]
     tokens = "{n_generated} tokens in {seconds:.1f} s".format(**totals)
     cached = "{n_cached} of {n_prompt} prompt tokens were cached".format(**totals)
-    return f"{counts}; {tokens}, {rate:.1f}/s; {cached}"
+    drafts = "; {n_accepted} of {n_drafted} draft tokens held".format(**totals) if totals["n_drafted"] else ""
+    return f"{counts}; {tokens}, {rate:.1f}/s; {cached}{drafts}"
 
 
 class BatchRun:
@@ -223,7 +230,8 @@ class BatchRun:
         self._model = model
         self._is_told = False  # that the model has no chat template
         self._pending: dict[Request, tuple[Line, dict[str, Any]]] = {}  # with what their answers begin with
-        names = ("n_answered", "n_errors", "n_skipped", "n_prompt", "n_cached", "n_generated")
+        counts = ("n_answered", "n_errors", "n_skipped")
+        names = (*counts, "n_prompt", "n_cached", "n_generated", "n_drafted", "n_accepted")
         self.totals: dict[str, Any] = dict.fromkeys(names, 0)
         self._done: Callable[[int], object]
 
@@ -316,6 +324,8 @@ class BatchRun:
         self.totals["n_prompt"] += first.n_prompt
         self.totals["n_cached"] += first.n_cached
         self.totals["n_generated"] += sum(len(each.tokens) for each in found)
+        self.totals["n_drafted"] += sum(each.drafted for each in found)
+        self.totals["n_accepted"] += sum(each.accepted for each in found)
         self._done(line.n_bytes)
 
     def _fail(self, line: Line, named: dict[str, Any], error: KVGraphError) -> None:

@@ -56,12 +56,6 @@ def serve(
         from pykvgraph.server.run import address_of
     except ModuleNotFoundError as error:
         raise ImportError(f"{error.name} is missing: pip install 'pykvgraph[server]'") from error
-    if given["draft_repo"]:
-        from pykvgraph.cli.download import downloaded
-
-        if given["model_draft"]:
-            raise click.UsageError("-md and -hfd each name the draft model: leave one out")
-        given["model_draft"] = downloaded(given["draft_repo"], from_hub=True)
     settings = _settings(model, host, given)
     engine = _engine(model, where, adapters, settings, given)
     _warn_of_strangers(settings)

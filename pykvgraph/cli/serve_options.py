@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from pykvgraph.cli.adapters import adapter_options
+from pykvgraph.cli.draft import draft_options
 from pykvgraph.cli.llama_verb import LlamaVerb
 from pykvgraph.cli.log_options import log_options
 from pykvgraph.cli.prompt import escape_option
@@ -140,30 +141,7 @@ _OF_ENGINE: list[Adder] = [
         help="Drafts: ngram-simple: what followed the last tokens where they came before; draft-simple: what "
         "the model of -md proposes; none.",
     ),
-    option(
-        "-md",
-        "--model-draft",
-        "--spec-draft-model",
-        "model_draft",
-        type=click.Path(exists=True, dir_okay=False),
-        metavar="FILE",
-        help="A smaller GGUF file of the same vocabulary; --spec-type is draft-simple then.",
-    ),
-    option(
-        "-hfd",
-        "-hfrd",
-        "--hf-repo-draft",
-        "--spec-draft-hf",
-        "draft_repo",
-        metavar="USER/NAME[:QUANT]",
-        help="The same, of Hugging Face.",
-    ),
-    _count(
-        ("--draft-max", "--draft", "--draft-n", "--spec-draft-n-max", "draft_max"),
-        "Most tokens of a draft.",
-        1,
-        16,
-    ),
+    draft_options,
 ]
 _OF_WIRE: list[Adder] = [
     _count(

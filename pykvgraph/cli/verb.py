@@ -85,7 +85,7 @@ def model_option(
             (("-hff", "--hf-file"), "FILE", "The file of this repository, in place of QUANT."),
             (
                 ("-hf", "-hfr", "--hf-repo"),
-                "USER/NAME[:QUANT]",
+                "USER/NAME[@COMMIT][:QUANT]",
                 "A model of Hugging Face: Q4_K_M, if there is one.",
             ),
         ):

@@ -19,7 +19,8 @@ from pykvgraph.errors import InvalidArgumentError, KVGraphError, ModelLoadError
 DEFAULT_QUANTS = ("Q4_K_M", "Q8_0")  # llama.cpp's choice, too; after these the first model
 NO_MODELS = ("mmproj", "imatrix")  # GGUF files that only go with a model have these in their names
 
-_REPO = re.compile(r"([\w.-]+/[\w.-]+)(?::(.+))?")
+_REPO = re.compile(r"([\w.-]+/[\w.-]+)(?:@([\w./-]+))?(?::(.+))?")
+_MAIN = "main"
 _SHOWN = 20  # file names in one message
 
 
@@ -52,30 +53,35 @@ def download(
 def download_model(name: str) -> str:
     """The path of the model that REPO, REPO:QUANT or REPO:FILE means, downloaded unless it is there.
 
+    REPO is USER/NAME, or USER/NAME@REVISION: its files as they are in a commit, a branch or under a tag.
     When the repository can't be asked, as in offline mode, the choice is among the files in the cache. Raises
-    FileNotFoundError when there is no such repository, file or quantization, InvalidArgumentError when
-    several files match, ModelLoadError when the server refuses, or the file doesn't arrive whole, and
+    FileNotFoundError when there is no such repository, revision, file or quantization, InvalidArgumentError
+    when several files match, ModelLoadError when the server refuses, or the file doesn't arrive whole, and
     ImportError without huggingface_hub.
     """
     match = _REPO.fullmatch(name)
     if match is None:
-        raise InvalidArgumentError(f"{name!r} is no repository: expected USER/NAME, or USER/NAME:QUANT")
-    repo_id, quant = match[1], match[2]
+        raise InvalidArgumentError(
+            f"{name!r} is no repository: expected USER/NAME, USER/NAME:QUANT or USER/NAME@REVISION:QUANT"
+        )
+    repo_id, revision, quant = match[1], match[2] or _MAIN, match[3]
     hub = _hub()
     try:
         with _typed(repo_id):
-            checksums = _checksums(hub, repo_id)
+            checksums = _checksums(hub, repo_id, revision)
     except InvalidArgumentError:
         raise
     except (KVGraphError, OSError):
-        folder = _snapshot(repo_id)
+        folder = _snapshot(repo_id, revision)
         found = [path for path in folder.rglob("*.gguf") if path.is_file()] if folder else []
         if not folder or not found:
             raise
         files = [path.relative_to(folder).as_posix() for path in found]
         return str(folder / choose(f"{folder} (the cache of {repo_id})", files, quant)[0])
     with _typed(repo_id):
-        paths = [_verified(hub, repo_id, file, checksums[file]) for file in choose(repo_id, checksums, quant)]
+        place = repo_id if revision == _MAIN else f"{repo_id}@{revision}"
+        files = choose(place, checksums, quant)
+        paths = [_verified(hub, repo_id, revision, file, checksums[file]) for file in files]
     return paths[0]
 
 
@@ -144,27 +150,29 @@ def _matching(patterns: list[str], files: list[str], repo_id: str) -> list[str]:
     return found
 
 
-def _checksums(hub: ModuleType, repo_id: str) -> dict[str, str | None]:
+def _checksums(hub: ModuleType, repo_id: str, revision: str) -> dict[str, str | None]:
     """The repository's files, with the SHA-256 of those that it knows it of."""
     timeout = float(_module("constants").HF_HUB_ETAG_TIMEOUT)
-    info = hub.HfApi().model_info(repo_id, files_metadata=True, timeout=timeout)
+    info = hub.HfApi().model_info(repo_id, revision=revision, files_metadata=True, timeout=timeout)
     return {file.rfilename: file.lfs.sha256 if file.lfs else None for file in info.siblings or ()}
 
 
-def _snapshot(repo_id: str) -> Path | None:
-    """The folder of the cache with the files that were downloaded last."""
+def _snapshot(repo_id: str, revision: str) -> Path | None:
+    """The folder of the cache with the files of a revision, as they were when they were downloaded."""
     name = _module("file_download").repo_folder_name(repo_id=repo_id, repo_type="model")
     cache = Path(str(_module("constants").HF_HUB_CACHE), str(name))
+    if (cache / "snapshots" / revision).is_dir():  # a commit
+        return cache / "snapshots" / revision
     try:
-        return cache / "snapshots" / (cache / "refs" / "main").read_text()
+        return cache / "snapshots" / (cache / "refs" / revision).read_text()
     except OSError:
         return None
 
 
-def _verified(hub: ModuleType, repo_id: str, file: str, checksum: str | None) -> str:
+def _verified(hub: ModuleType, repo_id: str, revision: str, file: str, checksum: str | None) -> str:
     """The file's path. What was downloaded now is removed again when its checksum is another."""
-    before = hub.try_to_load_from_cache(repo_id, file)
-    path = str(hub.hf_hub_download(repo_id, file))
+    before = hub.try_to_load_from_cache(repo_id, file, revision=revision)
+    path = str(hub.hf_hub_download(repo_id, file, revision=revision))
     if checksum and path != before and _sha256(path) != checksum:
         Path(path).resolve().unlink(missing_ok=True)
         Path(path).unlink(missing_ok=True)
@@ -209,6 +217,8 @@ def _told(repo_id: str, error: Exception) -> Exception | None:
         return FileNotFoundError(
             f"{endpoint} has no repository {repo_id}, or it is private: check the name, or set HF_TOKEN"
         )
+    if isinstance(error, errors.RevisionNotFoundError):
+        return FileNotFoundError(f"{repo_id}: {endpoint} has no such revision of it: {error.response.url}")
     if isinstance(error, errors.OfflineModeIsEnabled) or (
         isinstance(error, errors.LocalEntryNotFoundError) and constants.HF_HUB_OFFLINE
     ):

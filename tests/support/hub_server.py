@@ -42,13 +42,17 @@ class Request:
 
 
 class HubServer(ThreadingHTTPServer):
-    """`repos`: name -> files; `files`: path -> content; `behaviour`: repository or path -> Behaviour."""
+    """`repos`: name -> files; `files`: path -> content; `behaviour`: repository or path -> Behaviour.
+
+    `older`: name and a commit of it -> the files of then.
+    """
 
     daemon_threads = True
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.repos: dict[str, dict[str, bytes]] = {}
+        self.older: dict[tuple[str, str], dict[str, bytes]] = {}
         self.files: dict[str, bytes] = {}
         self.behaviour: dict[str, Behaviour] = {}
         self.requests: list[Request] = []
@@ -100,9 +104,14 @@ class _Handler(BaseHTTPRequestHandler):
         self.server.requests.append(
             Request(self.command, self.path, {name.lower(): text for name, text in self.headers.items()})
         )
-        listed = re.fullmatch(r"/api/models/([^/]+/[^/]+)(?:/revision/main)?", path)
-        resolved = re.fullmatch(r"/([^/]+/[^/]+)/resolve/main/(.+)", path)
-        repo = (listed or resolved or [None, None])[1]
+        listed = re.fullmatch(r"/api/models/([^/]+/[^/]+)(?:/revision/([^/]+))?", path)
+        resolved = re.fullmatch(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path)
+        found = listed or resolved
+        repo, revision = (found[1], found[2]) if found else (None, None)
+        commit = COMMIT if revision in (None, "main") else revision or ""
+        repo_files = self.server.older.get((repo or "", commit))
+        if commit == COMMIT:
+            repo_files = self.server.repos.get(repo or "")
         behaviour = self.server.behaviour.get(path) or self.server.behaviour.get(repo or "") or Behaviour()
         if behaviour.token and self.headers.get("Authorization") != f"Bearer {behaviour.token}":
             self._refuse(401, behaviour.error_code or "RepoNotFound")
@@ -115,16 +124,16 @@ class _Handler(BaseHTTPRequestHandler):
             self.end_headers()
         elif repo and repo not in self.server.repos:
             self._refuse(404, "RepoNotFound")
-        elif listed and repo:
-            self._list(repo)
+        elif repo and repo_files is None:
+            self._refuse(404, "RevisionNotFound")
+        elif listed and repo and repo_files is not None:
+            self._list(repo, commit, repo_files)
         else:
-            content = (
-                self.server.repos[repo].get(resolved[2]) if repo and resolved else self.server.files.get(path)
-            )
+            content = repo_files.get(resolved[3]) if repo_files and resolved else self.server.files.get(path)
             if content is None:
                 self._refuse(404, "EntryNotFound")
             else:
-                self._send(content, behaviour)
+                self._send(content, behaviour, commit)
 
     def _refuse(self, status: int, code: str) -> None:
         self.send_response(status)
@@ -133,19 +142,19 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", "0")
         self.end_headers()
 
-    def _list(self, repo: str) -> None:
+    def _list(self, repo: str, commit: str, files: dict[str, bytes]) -> None:
         siblings: list[dict[str, Any]] = []
-        for name, content in self.server.repos[repo].items():
+        for name, content in files.items():
             lfs = {"size": len(content), "sha256": hashlib.sha256(content).hexdigest(), "pointerSize": 134}
             siblings.append({"rfilename": name, "size": len(content), "blobId": "0" * 40, "lfs": lfs})
-        body = json.dumps({"id": repo, "sha": COMMIT, "siblings": siblings}).encode()
+        body = json.dumps({"id": repo, "sha": commit, "siblings": siblings}).encode()
         self.send_response(200)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
 
-    def _send(self, content: bytes, behaviour: Behaviour) -> None:
+    def _send(self, content: bytes, behaviour: Behaviour, commit: str) -> None:
         digest = hashlib.sha256(content).hexdigest()
         etag = f'"{digest}"' if behaviour.etag is None else behaviour.etag
         if self.command == "GET" and behaviour.body is not None:
@@ -167,7 +176,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header("ETag", etag)
         if behaviour.length:
             self.send_header("Content-Length", str(len(content) - start))
-        self.send_header("X-Repo-Commit", COMMIT)
+        self.send_header("X-Repo-Commit", commit)
         self.end_headers()
         if self.command == "GET":
             end = behaviour.cuts.pop(0) if behaviour.cuts else len(content)

@@ -25,6 +25,7 @@ from support.models import SMALL, ModelSpec
 import pykvgraph as kvg
 from pykvgraph.cli import main
 from pykvgraph.cli.answer_file import AnswerFile
+from pykvgraph.engine.speculation import gate
 
 batch_verb = importlib.import_module("pykvgraph.cli.batch")  # the function hides its module
 Batch = Callable[..., Result]
@@ -68,6 +69,26 @@ def generated(stories: Path, prompts: list[dict[str, Any]]) -> list[str]:
                 pieces = kvg.generate(ctx, prompt["prompt"], max_tokens=prompt["max_tokens"])
                 found.append("".join(piece.text for piece in pieces))
     return found
+
+
+def test_a_draft_model(
+    batch: Batch, answers: Answers, stories: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The model is its own draft: greedy, everything holds, and texts are those without drafts."""
+    monkeypatch.setattr(gate.Gate, "n_drafted", lambda self, rate, most, each=0.0: min(most, 4))
+    long = [{**prompt, "max_tokens": 12} for prompt in PLAIN[:3]]
+    result = batch(long, "-np", "1", "--json", "-md", str(stories), "--draft-max", "3")
+    assert result.exit_code == 0, result.output
+    totals = json.loads(result.stdout)
+    assert totals["n_drafted"] == totals["n_accepted"] >= 3 * 8  # behind 1 by the prompt: 1 + 3, 1 + 3, 1 + 2
+    assert [found["text"] for _, found in sorted(answers().items())] == generated(stories, long)
+
+
+def test_a_draft_model_of_another_vocabulary(batch: Batch, model_file: Callable[[ModelSpec], Path]) -> None:
+    result = batch(PLAIN[:1], "-md", str(model_file(SMALL)))
+    assert (result.exit_code, "draft: its vocabulary has" in result.stderr) == (1, True)
+    twice = batch(PLAIN[:1], "-md", str(model_file(SMALL)), "-hfd", "a/b")
+    assert (twice.exit_code, "leave one out" in twice.stderr) == (2, True)
 
 
 def test_each_prompt_gets_its_answer(batch: Batch, answers: Answers, stories: Path) -> None:

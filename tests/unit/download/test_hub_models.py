@@ -57,8 +57,30 @@ def server(
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     server.repos = {"a/m": {name: CONTENT + name.encode() for name in [*QUANTS, *BESIDE, *SPLIT]}}
     server.behaviour.clear()
+    server.older.clear()
     server.requests.clear()
     yield server
+
+
+OLD = "f" * 40
+
+
+def test_a_commit(server: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a repository had then, whatever it has now; and without asking, once it is there."""
+    server.older["a/m", OLD] = {"m-Q8_0.gguf": CONTENT + b"then"}
+    for name in (f"a/m@{OLD}", f"a/m@{OLD}:q8_0", f"a/m@{OLD}:m-Q8_0.gguf"):
+        assert Path(hub.download_model(name)).read_bytes() == CONTENT + b"then"
+    assert Path(hub.download_model("a/m:Q8_0")).read_bytes() == CONTENT + b"m-Q8_0.gguf"
+    assert Path(hub.download_model("a/m@main:Q8_0")).read_bytes() == CONTENT + b"m-Q8_0.gguf"
+    with pytest.raises(FileNotFoundError, match=r"a/m@f+ has no model Q4_K_M: m-Q8_0.gguf$"):
+        hub.download_model(f"a/m@{OLD}:Q4_K_M")
+    with pytest.raises(FileNotFoundError, match="no such revision"):
+        hub.download_model("a/m@other")
+    with pytest.raises(InvalidArgumentError, match="no repository"):
+        hub.download_model("a/m@:Q8_0")
+    go_offline(monkeypatch)
+    assert Path(hub.download_model(f"a/m@{OLD}")).read_bytes() == CONTENT + b"then"
+    assert Path(hub.download_model("a/m:Q8_0")).read_bytes() == CONTENT + b"m-Q8_0.gguf"
 
 
 def go_offline(monkeypatch: pytest.MonkeyPatch) -> None:
