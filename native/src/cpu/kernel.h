@@ -122,6 +122,8 @@ struct recur_kernel {
     void (*convolve)(const convolve_job & job, uint32_t begin, uint32_t end);
     // [begin, end) of n_head * head_dim_v / RECUR_ROWS
     void (*recall)(const recall_job & job, uint32_t begin, uint32_t end);
+    // The same for a piece, runs of many tokens by chunks. Vectors divide head_dim_v, too. scratch: recall_scratch_floats()
+    void (*recall_by_chunks)(const recall_job & job, const recall_piece & piece, float * scratch);
 };
 
 // The code for one instruction set.

@@ -3,7 +3,7 @@
 // Gated delta net (Yang, Kautz and Hatamizadeh 2024) and Mamba-2 (Dao and Gu 2024) are one recurrence. A head's state S has a row for
 // each dimension of V. For each token: S decays, takes d times K into each row, and gives the row's product with Q, where d is
 // (V - S K) * beta in the first and V * beta in the second. Rows don't depend on each other, so a thread takes some rows through all
-// tokens, and a state is read and written once for each run.
+// tokens. Many tokens go through a state together, by products of matrices (chunks.inl): the same sums in another order.
 #pragma once
 
 #include <cstddef>
@@ -62,7 +62,38 @@ struct recall_job {
     bool decay_by_width; // decay: (head_dim_k, n_head)
 };
 
+// Rows of the states of some heads of V that have the same head of K.
+struct recall_piece {
+    uint32_t head_k;
+    uint32_t first_head; // of those of head_k
+    uint32_t n_heads;
+    uint32_t row_begin; // whole vectors
+    uint32_t row_end;
+};
+
 constexpr uint32_t RECUR_TAPS = 8;
-constexpr uint32_t RECUR_ROWS = 4; // of a state that are worked on together
+constexpr uint32_t RECUR_ROWS = 4;   // of a state that are worked on together
+constexpr uint32_t RECUR_CHUNK = 32; // tokens that go through a state together
+
+// Whether a run goes by chunks: it has tokens enough between states that are wanted.
+static inline bool recur_by_chunks(const recur_run & run) {
+    constexpr uint32_t LEAST = 8;
+    uint32_t n_parts = 1;
+    for (uint32_t t = 0; run.after && t < run.n; ++t) {
+        n_parts += run.after[t] != nullptr;
+    }
+    return run.n >= LEAST * n_parts;
+}
+// Floats of scratch that a thread needs for chunks.
+static constexpr size_t recall_scratch_floats(uint32_t head_dim_k) {
+    return RECUR_CHUNK * (6 * size_t{head_dim_k} + 5 * RECUR_CHUNK + 1) + head_dim_k;
+}
+// The head of K that a head of V has, and the head of V that is a head of K's i-th.
+static inline uint32_t recall_head_k(const recall_job & job, uint32_t head) {
+    return job.in_turn ? head % job.n_head_k : head / (job.n_head / job.n_head_k);
+}
+static inline uint32_t recall_head(const recall_job & job, uint32_t head_k, uint32_t i) {
+    return job.in_turn ? i * job.n_head_k + head_k : head_k * (job.n_head / job.n_head_k) + i;
+}
 
 } // namespace kvg

@@ -58,7 +58,7 @@ inline vec exp_of_any(vec x) {
 // Four rows of a head's state, one token. from: the rows before, nullptr: zeros
 void recall_token(const recall_job & job, uint32_t token, uint32_t head, uint32_t row, const float * from, float * to) {
     const uint32_t n = job.head_dim_k;
-    const uint32_t head_k = job.in_turn ? head % job.n_head_k : head / (job.n_head / job.n_head_k);
+    const uint32_t head_k = recall_head_k(job, head);
     const float * q = job.q.of(token) + size_t{head_k} * n;
     const float * k = job.k.of(token) + size_t{head_k} * n;
     const float * v = job.v.of(token) + size_t{head} * job.head_dim_v + row;
@@ -99,24 +99,25 @@ void recall_token(const recall_job & job, uint32_t token, uint32_t head, uint32_
     __builtin_memcpy(job.out + (size_t{token} * job.n_head + head) * job.head_dim_v + row, &out, sizeof(out));
 }
 
+// Four rows of a head's state through a run.
+void recall_rows(const recall_job & job, const recur_run & run, uint32_t head, uint32_t row) {
+    const size_t offset = job.runs.offset + (size_t{head} * job.head_dim_v + row) * job.head_dim_k;
+    const float * from = run.from ? run.from + offset : nullptr;
+    float * to = run.to + offset;
+    for (uint32_t t = 0; t < run.n; ++t) {
+        recall_token(job, run.tokens[t], head, row, from, to);
+        from = to;
+        if (run.after && run.after[t]) {
+            __builtin_memcpy(run.after[t] + offset, to, size_t{RECUR_ROWS} * job.head_dim_k * sizeof(float));
+        }
+    }
+}
+
 void recall(const recall_job & job, uint32_t begin, uint32_t end) {
     const uint32_t n_blocks = job.head_dim_v / RECUR_ROWS;
-    const size_t n_floats = size_t{RECUR_ROWS} * job.head_dim_k;
     for (uint32_t u = begin; u < end; ++u) {
-        const uint32_t head = u / n_blocks;
-        const uint32_t row = u % n_blocks * RECUR_ROWS;
-        const size_t offset = job.runs.offset + (size_t{head} * job.head_dim_v + row) * job.head_dim_k;
         for (uint32_t r = 0; r < job.runs.n; ++r) {
-            const recur_run & run = job.runs.runs[r];
-            const float * from = run.from ? run.from + offset : nullptr;
-            float * to = run.to + offset;
-            for (uint32_t t = 0; t < run.n; ++t) {
-                recall_token(job, run.tokens[t], head, row, from, to);
-                from = to;
-                if (run.after && run.after[t]) {
-                    __builtin_memcpy(run.after[t] + offset, to, n_floats * sizeof(float));
-                }
-            }
+            recall_rows(job, job.runs.runs[r], u / n_blocks, u % n_blocks * RECUR_ROWS);
         }
     }
 }

@@ -42,11 +42,11 @@ static attention_kind choose(int32_t wanted, ggml_backend_dev_t device, const la
 
 decoder::decoder(const model & model, const kv_cache & cache, const backends & backends, const decoder_params & params)
     : model_(model), cache_(cache), backends_(backends), n_ubatch_(params.n_ubatch), n_outputs_(params.n_outputs),
-      spans_(cache.groups().size()), taps_(cache) {
+      spans_(cache.groups().size()), recur_workspace_(model.hparams().layers, params.max_threads), taps_(cache) {
     choose_attentions(params.flash_attn, params.max_threads);
     uint64_t offset = 0;
     for (const layer_spec & layer : model.hparams().layers) {
-        recurs_.push_back(layer.recurs() ? &recur_ops_.emplace_back(layer.state, offset, runs_) : nullptr);
+        recurs_.push_back(layer.recurs() ? &recur_ops_.emplace_back(layer.state, offset, runs_, recur_workspace_) : nullptr);
         offset += layer.state.floats();
     }
     any_span_ = std::none_of(attentions_.begin(), attentions_.end(), [](const layer_attention & each) {
@@ -138,7 +138,7 @@ void decoder::fail_without_memory() const {
 std::vector<size_t> decoder::sizes() const { return with_workspace(graphs_->sizes()); }
 
 std::vector<size_t> decoder::with_workspace(std::vector<size_t> sizes) const {
-    sizes.back() += workspace_ ? workspace_->bytes() : 0;
+    sizes.back() += (workspace_ ? workspace_->bytes() : 0) + recur_workspace_.bytes();
     return sizes;
 }
 

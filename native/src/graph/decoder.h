@@ -87,6 +87,7 @@ private:
     std::deque<attend_op> ops_; // for attention_kind::attend
     std::vector<layer_attention> attentions_;
     std::vector<recur_run> runs_; // of the micro-batch
+    recur_workspace recur_workspace_;
     std::deque<recur_op> recur_ops_;
     std::vector<recur_op *> recurs_; // of each layer, nullptr: it has no state
     std::vector<active_adapter> adapters_;

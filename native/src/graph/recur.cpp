@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "device.h"
+#include "error.h"
 #include "graph/thread_share.h"
 
 namespace kvg {
@@ -20,10 +22,60 @@ uint32_t least(uint32_t n, const ggml_tensor * dst) {
     return static_cast<uint32_t>(std::max<uint64_t>(1, NUMBERS * n / static_cast<uint64_t>(ggml_nelements(dst))));
 }
 
+// How states are cut for so many threads. Heads of V with the same K go together, whose products are computed once for all of them; where
+// threads would have nothing to do, fewer of them, and not all of their rows. It makes no difference to what is computed.
+class recall_pieces {
+public:
+    recall_pieces(const recall_job & job, int n_threads)
+        : n_head_k_(job.n_head_k), group_(job.n_head / job.n_head_k), n_rows_(job.head_dim_v), heads_(std::min(group_, HEADS)),
+          rows_(n_rows_) {
+        while (n_threads > 1 && n() < 2 * static_cast<uint32_t>(n_threads) && (heads_ > 1 || rows_ > ROWS)) {
+            heads_ > 1 ? heads_ = (heads_ + 1) / 2 : rows_ = (rows_ / 2 + ROWS - 1) / ROWS * ROWS;
+        }
+    }
+    uint32_t n() const { return n_head_k_ * n_groups() * n_parts(); }
+    recall_piece at(uint32_t i) const {
+        const uint32_t row = i % n_parts() * rows_;
+        const uint32_t head = i / n_parts() % n_groups() * heads_;
+        return {i / n_parts() / n_groups(), head, std::min(heads_, group_ - head), row, std::min(row + rows_, n_rows_)};
+    }
+
+private:
+    uint32_t n_groups() const { return (group_ + heads_ - 1) / heads_; }
+    uint32_t n_parts() const { return (n_rows_ + rows_ - 1) / rows_; }
+
+    static constexpr uint32_t HEADS = 4; // their states stay in L2
+    static constexpr uint32_t ROWS = 32; // whole vectors on any CPU
+    uint32_t n_head_k_;
+    uint32_t group_;
+    uint32_t n_rows_;
+    uint32_t heads_;
+    uint32_t rows_;
+};
+
 } // namespace
 
-recur_op::recur_op(const state_spec & spec, uint64_t offset, const std::vector<recur_run> & runs)
-    : spec_(spec), offset_(offset), runs_(runs) {}
+recur_workspace::recur_workspace(const std::vector<layer_spec> & layers, int max_threads) {
+    for (const layer_spec & layer : layers) {
+        if (layer.state.n_head > 0) {
+            thread_floats_ = std::max(thread_floats_, recall_scratch_floats(layer.state.head_dim_k));
+        }
+    }
+    const size_t n_bytes = thread_floats_ * static_cast<size_t>(max_threads) * sizeof(float);
+    if (n_bytes == 0) {
+        return;
+    }
+    buffer_.reset(has_room(cpu_device(), n_bytes) ? ggml_backend_buft_alloc_buffer(ggml_backend_cpu_buffer_type(), n_bytes)
+                                                  : nullptr);
+    if (!buffer_) {
+        fail(KVG_DEVICE, "recurrent layers on %d threads need %s and %s are free; use fewer threads", max_threads,
+             format_bytes(n_bytes).c_str(), format_bytes(device_memory(cpu_device()).free).c_str());
+    }
+}
+
+recur_op::recur_op(const state_spec & spec, uint64_t offset, const std::vector<recur_run> & runs,
+                   const recur_workspace & workspace)
+    : spec_(spec), offset_(offset), runs_(runs), workspace_(workspace) {}
 
 ggml_tensor * recur_op::convolve(builder & b, ggml_tensor * x, ggml_tensor * taps, ggml_tensor * bias) {
     ggml_tensor * args[] = {x, taps, bias};
@@ -56,7 +108,7 @@ ggml_tensor * recur_op::recall(builder & b, ggml_tensor * q, ggml_tensor * k, gg
 void recur_op::run_recall(ggml_tensor * dst, int ith, int nth, void * op) {
     const auto & self = *static_cast<const recur_op *>(op);
     const state_spec & spec = self.spec_;
-    const recur_kernel & kernel = kernels_for_width(spec.head_dim_k).recur;
+    const recur_kernel & kernel = kernels_for_width(spec.head_dim_k | spec.head_dim_v).recur; // lanes are a power of 2
     recall_job job = {};
     job.runs = self.runs_from(self.offset_ + spec.conv_floats());
     job.q = input_of(dst->src[0], 2);
@@ -73,6 +125,14 @@ void recur_op::run_recall(ggml_tensor * dst, int ith, int nth, void * op) {
     job.n_head_k = spec.n_head_k;
     job.in_turn = spec.in_turn;
     job.decay_by_width = spec.decays_by_width;
+    if (std::any_of(self.runs_.begin(), self.runs_.end(), recur_by_chunks)) {
+        const recall_pieces pieces(job, nth > 1 ? nth : team_share::n_threads());
+        return share_out_to(pieces.n(), 1, 1, ith, nth, [&](uint32_t begin, uint32_t end, uint32_t thread) {
+            for (uint32_t i = begin; i < end; ++i) {
+                kernel.recall_by_chunks(job, pieces.at(i), self.workspace_.of_thread(thread));
+            }
+        });
+    }
     const uint32_t n = static_cast<uint32_t>(uint64_t{spec.v_width()} / RECUR_ROWS);
     share_out(n, 1, least(n, dst), ith, nth, [&](uint32_t begin, uint32_t end) { kernel.recall(job, begin, end); });
 }

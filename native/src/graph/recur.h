@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include <ggml.h>
+#include <ggml-cpp.h>
 
 #include "cpu/kernel.h"
 #include "graph/builder.h"
@@ -13,17 +13,34 @@
 
 namespace kvg {
 
+// Memory for the operations of a context: its layers run one after the other.
+class recur_workspace {
+public:
+    // error(KVG_DEVICE) when there is no memory for it
+    recur_workspace(const std::vector<layer_spec> & layers, int max_threads);
+
+    size_t bytes() const { return buffer_ ? ggml_backend_buffer_get_size(buffer_.get()) : 0; }
+    float * of_thread(uint32_t i) const {
+        return static_cast<float *>(ggml_backend_buffer_get_base(buffer_.get())) + i * thread_floats_;
+    }
+
+private:
+    size_t thread_floats_ = 0;
+    ggml_backend_buffer_ptr buffer_; // nullptr: no layer needs any
+};
+
 // A layer's. It must live as long as the graphs that it makes nodes of.
 class recur_op {
 public:
     // offset: floats of a sequence's state before the layer's own. runs: of each computation
-    recur_op(const state_spec & spec, uint64_t offset, const std::vector<recur_run> & runs);
+    recur_op(const state_spec & spec, uint64_t offset, const std::vector<recur_run> & runs, const recur_workspace & workspace);
 
     // Of the last n_taps inputs of each channel. x: F32 (n_channels, n_tokens); taps: F32 (n_taps, n_channels); bias: F32 (n_channels), or
     // nullptr. Returns (n_channels, n_tokens).
     ggml_tensor * convolve(builder & b, ggml_tensor * x, ggml_tensor * taps, ggml_tensor * bias);
     // q, k: F32 (head_dim_k, n_head_k, n_tokens); v: (head_dim_v, n_head, n_tokens); decay, beta: (n_head, n_tokens), where
     // dimensions of K decay by themselves decay: (head_dim_k, n_head, n_tokens). Returns (head_dim_v, n_head, n_tokens).
+    // precondition: run by the CPU's backend with at most max_threads
     ggml_tensor * recall(builder & b, ggml_tensor * q, ggml_tensor * k, ggml_tensor * v, ggml_tensor * decay,
                          ggml_tensor * beta);
 
@@ -35,6 +52,7 @@ private:
     const state_spec spec_;
     const uint64_t offset_;
     const std::vector<recur_run> & runs_;
+    const recur_workspace & workspace_;
 };
 
 } // namespace kvg

@@ -13,30 +13,35 @@ namespace kvg {
 constexpr uint32_t PASSED_AT_ONCE = 1 << 13;     // numbers that are read and written once
 constexpr uint64_t MULTIPLIED_AT_ONCE = 1 << 17; // pairs of numbers
 
-// Calls visit(begin, end) for ranges that together are [0, n), in whole pieces of `width`, of which n is a multiple. ith, nth: ggml's.
-// min_piece: what is worth claiming, in the unit of n; less than two of these aren't shared
-template <class F> void share_out(uint32_t n, uint32_t width, uint32_t min_piece, int ith, int nth, F visit) {
+// Calls visit(begin, end, thread) for ranges that together are [0, n), in whole pieces of `width`, of which n is a multiple. ith, nth:
+// ggml's. min_piece: what is worth claiming, in the unit of n; less than two of these aren't shared. thread: which of them, from 0
+template <class F> void share_out_to(uint32_t n, uint32_t width, uint32_t min_piece, int ith, int nth, F visit) {
     constexpr uint32_t PIECES = 6; // for each thread: a slow one leaves so much less to wait for
     const uint32_t n_units = n / width;
     if (nth > 1) {
         const auto at = [&](int i) {
             return static_cast<uint32_t>(uint64_t{n_units} * static_cast<uint64_t>(i) / static_cast<uint64_t>(nth)) * width;
         };
-        return visit(at(ith), at(ith + 1));
+        return visit(at(ith), at(ith + 1), static_cast<uint32_t>(ith));
     }
     const uint32_t most = n / std::max(min_piece, 1u);
     const int n_threads = static_cast<int>(std::min(static_cast<uint32_t>(team_share::n_threads()), most));
     if (n_threads < 2) {
-        return visit(0, n);
+        return visit(0, n, 0);
     }
     const uint32_t n_pieces = std::min({n_units, most, PIECES * static_cast<uint32_t>(n_threads)});
     pieces all(n_pieces);
-    team::here().run(n_threads, [&](int) {
+    team::here().run(n_threads, [&](int thread) {
         for (uint32_t i = 0; all.next(i);) {
             const auto at = [&](uint32_t piece) { return static_cast<uint32_t>(uint64_t{n_units} * piece / n_pieces) * width; };
-            visit(at(i), at(i + 1));
+            visit(at(i), at(i + 1), static_cast<uint32_t>(thread));
         }
     });
+}
+
+// The same where a thread has nothing of its own: visit(begin, end).
+template <class F> void share_out(uint32_t n, uint32_t width, uint32_t min_piece, int ith, int nth, F visit) {
+    share_out_to(n, width, min_piece, ith, nth, [&](uint32_t begin, uint32_t end, uint32_t) { visit(begin, end); });
 }
 
 } // namespace kvg
