@@ -11,8 +11,8 @@ extern const product_kernel iq2_xxs, iq2_xs, iq2_s, iq3_xxs, iq3_s, iq1_s, iq1_m
 const product_kernel * product_kernel_for(ggml_type type) {
 #ifdef __x86_64__
     static const bool here = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                             __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("f16c") &&
-                             __builtin_cpu_supports("bmi2");
+                             __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni") &&
+                             __builtin_cpu_supports("f16c") && __builtin_cpu_supports("bmi2");
     if (!here) {
         return nullptr;
     }

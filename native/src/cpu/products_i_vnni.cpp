@@ -9,47 +9,49 @@ namespace {
 
 const codebooks * books; // set before any of these kernels runs
 
-constexpr uint32_t GROUPS = BLOCK / 64;
-
-// W::row(block, to) unpacks a row's block into to[0], to[TILE] and so on, 64 numbers each. It is a function of its own: inlined, indices would
-// go through vector registers.
-template <class W, class F> inline void turn_rows(const weight_rows & rows, F to) {
-    __m512i numbers[GROUPS][TILE];
-    for (uint32_t i = 0; i < TILE; ++i) {
-        W::row(rows.at(i), &numbers[0][i]);
-    }
-#pragma GCC unroll 4
-    for (uint32_t group = 0; group < GROUPS; ++group) {
-        transpose(numbers[group]);
-#pragma GCC unroll 16
-        for (uint32_t j = 0; j < 16; ++j) {
-            to(group * 16 + j, numbers[group][j]);
-        }
-    }
-}
-
-// 64 numbers of 8 indices
-template <class I, size_t N> inline __m512i looked_up(const std::array<uint64_t, N> & book, const I * index) {
-    const auto four = [&](const I * i) {
-        const auto at = [&](uint32_t k) { return static_cast<int64_t>(book[i[k]]); };
-        return _mm256_setr_epi64x(at(0), at(1), at(2), at(3));
-    };
-    return joined(four(index), four(index + 4));
+// 64 numbers of 8 indices, by fours
+template <class I, size_t N> inline __m512i looked_up(const std::array<uint64_t, N> & book, const I * index, const I * others) {
+    const auto at = [&](I i) { return static_cast<int64_t>(book[i]); };
+    const auto four = [&](const I * i) { return _mm256_setr_epi64x(at(i[0]), at(i[1]), at(i[2]), at(i[3])); };
+    return joined(four(index), four(others));
 }
 // and of 16
 template <class I, size_t N> inline __m512i looked_up(const std::array<uint32_t, N> & book, const I * index) {
-    const auto eight = [&](const I * i) {
-        const auto at = [&](uint32_t k) { return static_cast<int32_t>(book[i[k]]); };
-        return _mm256_setr_epi32(at(0), at(1), at(2), at(3), at(4), at(5), at(6), at(7));
+    const auto at = [&](uint32_t i) { return reinterpret_cast<const uint8_t *>(&book[index[i]]); };
+    const auto two = [&](uint32_t i) {
+        return _mm_unpacklo_epi32(_mm_cvtsi32_si128(load<int32_t>(at(i))), load_128(at(i + 1)));
     };
-    return joined(eight(index), eight(index + 8));
+    const auto four = [&](uint32_t i) { return _mm_unpacklo_epi64(two(i), two(i + 2)); };
+    const auto eight = [&](uint32_t i) { return _mm256_inserti128_si256(_mm256_castsi128_si256(four(i)), four(i + 4), 1); };
+    return joined(eight(0), eight(8));
 }
 
-// Indices of 16 bits of a row's block.
-struct indices {
-    alignas(64) uint16_t at[64];
+// What a row's block is unpacked by. These numbers are in memory a while before they are read one by one: read at once, they would be taken
+// out of vectors, which is slow.
+struct indices_and_signs {
+    alignas(64) uint16_t index[64];
+    alignas(32) uint64_t signs[GROUPS];
+    alignas(32) int16_t scales[16];
 
-    void set(uint32_t first, __m512i of_32) { _mm512_store_si512(at + first, of_32); }
+    void set(uint32_t first, __m512i of_32) { _mm512_store_si512(index + first, of_32); }
+    const uint8_t * bytes() const { return reinterpret_cast<const uint8_t *>(index); } // where they have 8 bits
+    // Of 32 times 7 signs, a byte each: an eighth makes the number of minuses even.
+    void set_signs(__m256i sevens) {
+        __m256i parity = _mm256_xor_si256(sevens, _mm256_srli_epi32(sevens, 4)); // in the lowest bit of each byte, in the end
+        parity = _mm256_xor_si256(parity, _mm256_srli_epi32(parity, 2));
+        parity = _mm256_xor_si256(parity, _mm256_srli_epi32(parity, 1));
+        const __m256i eighth = _mm256_and_si256(_mm256_slli_epi32(parity, 7), _mm256_set1_epi8(static_cast<char>(0x80)));
+        _mm256_store_si256(reinterpret_cast<__m256i *>(signs), _mm256_or_si256(sevens, eighth));
+    }
+    // 2 n + 1 of 8 integers of 16 bits, or of 8 or 16 of 8 bits
+    void set_odd(__m128i n) {
+        _mm_store_si128(reinterpret_cast<__m128i *>(scales), _mm_add_epi16(_mm_add_epi16(n, n), _mm_set1_epi16(1)));
+    }
+    void set_odd(uint64_t first) { set_odd(_mm_cvtepu8_epi16(_mm_cvtsi64_si128(static_cast<int64_t>(first)))); }
+    void set_odd(uint64_t first, uint64_t second) {
+        const __m256i n = _mm256_cvtepu8_epi16(_mm_set_epi64x(static_cast<int64_t>(second), static_cast<int64_t>(first)));
+        _mm256_store_si256(reinterpret_cast<__m256i *>(scales), _mm256_add_epi16(_mm256_add_epi16(n, n), _mm256_set1_epi16(1)));
+    }
 };
 
 inline __m512i words_of_bytes(const uint8_t * from) { return _mm512_cvtepu8_epi16(load_256(from)); }
@@ -60,20 +62,6 @@ inline __m512i of_fours(__m512i eight) {
     return _mm512_shuffle_epi8(eight, lowest);
 }
 
-// 256 signs
-struct signs {
-    alignas(32) uint64_t of[GROUPS];
-
-    // Of 32 times 7 signs, a byte each: an eighth makes the number of minuses even.
-    explicit signs(__m256i sevens) {
-        __m256i parity = _mm256_xor_si256(sevens, _mm256_srli_epi32(sevens, 4)); // in the lowest bit of each byte, in the end
-        parity = _mm256_xor_si256(parity, _mm256_srli_epi32(parity, 2));
-        parity = _mm256_xor_si256(parity, _mm256_srli_epi32(parity, 1));
-        const __m256i eighth = _mm256_and_si256(_mm256_slli_epi32(parity, 7), _mm256_set1_epi8(static_cast<char>(0x80)));
-        _mm256_store_si256(reinterpret_cast<__m256i *>(of), _mm256_or_si256(sevens, eighth));
-    }
-};
-
 // 4 times 7 bits of words, in a byte each
 inline __m256i sevens_of_words(__m256i words) {
     const auto seven = [&](int i) { return _mm256_and_si256(_mm256_slli_epi32(words, i), _mm256_set1_epi32(0x7f << (8 * i))); };
@@ -83,73 +71,49 @@ inline __m256i sevens_of_words(__m256i words) {
 // Bytes that are raised by 64 become what they are with these signs.
 inline __m512i with_signs(__m512i sizes, uint64_t signs) { return _mm512_mask_sub_epi8(sizes, signs, bytes(128), sizes); }
 
-// 2 n + 1 of `n_bits` bits
-inline __m512i odd(__m512i lanes, uint32_t shift, int32_t mask) {
-    const __m512i n = _mm512_and_si512(_mm512_srli_epi32(lanes, shift), _mm512_set1_epi32(mask));
-    return _mm512_add_epi32(_mm512_add_epi32(n, n), _mm512_set1_epi32(1));
-}
+// 8 times 4 or 3 bits, in a byte each
+inline uint64_t nibbles(uint32_t packed) { return _pdep_u64(packed, 0x0f0f0f0f0f0f0f0f); }
+inline uint64_t threes(uint64_t packed) { return _pdep_u64(packed, 0x0707070707070707); }
 
 // An F16 times a power of two
-inline void scale_by(tile & to, const weight_rows & rows, float power) {
-    to.scale = _mm512_mul_ps(rows.halves(0), _mm512_set1_ps(power));
-}
+inline __m512 scaled(const weight_rows & rows, float power) { return _mm512_mul_ps(rows.halves(0), _mm512_set1_ps(power)); }
 
 // An F16; of each 32 numbers 4 indices of 8 bits, 4 times 7 signs and a scale of 4 bits: (2 scale + 1) / 8
 struct iq2_xxs_weights {
     static constexpr size_t BYTES = 66;
     static constexpr uint32_t PER_SCALE = 32;
-    static constexpr bool MINIMA = false;
+    static constexpr uint32_t RAISED = 6;
 
-    static void scales(tile & to, const weight_rows & rows) {
-        scale_by(to, rows, 0.125f);
-        for (uint32_t i = 0; i < 4; ++i) {
-            __m512i words[4];
-            rows.words(2 + i * 16, words);
-            to.scales[2 * i] = odd(words[1], 28, 15);
-            to.scales[2 * i + 1] = odd(words[3], 28, 15);
-        }
-        lower<PER_SCALE>(to, 6);
-    }
-    template <class F> static void numbers(const weight_rows & rows, F to) { turn_rows<iq2_xxs_weights>(rows, to); }
-    [[gnu::noinline]] static void row(const uint8_t * block, __m512i * to) {
+    static __m512 scale(const weight_rows & rows) { return scaled(rows, 0.125f); }
+    using of_row = indices_and_signs;
+    static void prepare(const uint8_t * block, of_row & to) {
         const __m512i both = _mm512_loadu_si512(block + 2); // four indices, then signs
-        const signs minus(sevens_of_words(_mm512_cvtepi64_epi32(_mm512_srli_epi64(both, 32))));
-        for (uint32_t group = 0; group < GROUPS; ++group) {
-            const uint8_t * at = block + 2 + group * 16;
-            const uint8_t index[8] = {at[0], at[1], at[2], at[3], at[8], at[9], at[10], at[11]};
-            to[group * TILE] = with_signs(looked_up(books->iq2_xxs, index), minus.of[group]);
-        }
+        to.set_signs(sevens_of_words(_mm512_cvtepi64_epi32(_mm512_srli_epi64(both, 32))));
+        to.set(0, both);
+        to.set_odd(_mm512_cvtepi64_epi16(_mm512_srli_epi64(both, 60)));
+    }
+    static __m512i group(const uint8_t *, const of_row & row, uint32_t i) {
+        const uint8_t * index = row.bytes() + i * 16;
+        return with_signs(looked_up(books->iq2_xxs, index, index + 8), row.signs[i]);
     }
 };
-
-// 16 scales of 4 bits in 8 bytes: (2 scale + 1) / 8
-inline void unpack_sixteen(tile & to, const weight_rows & rows, size_t offset) {
-    scale_by(to, rows, 0.125f);
-    for (uint32_t i = 0; i < 2; ++i) {
-        const __m512i word = rows.word(offset + 4 * i);
-        for (uint32_t j = 0; j < 8; ++j) {
-            to.scales[i * 8 + j] = odd(word, 4 * j, 15);
-        }
-    }
-    lower<16>(to, 6);
-}
 
 // An F16; 32 times 9 bits of an index and 7 signs; 16 scales
 struct iq2_xs_weights {
     static constexpr size_t BYTES = 74;
     static constexpr uint32_t PER_SCALE = 16;
-    static constexpr bool MINIMA = false;
+    static constexpr uint32_t RAISED = 6;
 
-    static void scales(tile & to, const weight_rows & rows) { unpack_sixteen(to, rows, 66); }
-    template <class F> static void numbers(const weight_rows & rows, F to) { turn_rows<iq2_xs_weights>(rows, to); }
-    [[gnu::noinline]] static void row(const uint8_t * block, __m512i * to) {
+    static __m512 scale(const weight_rows & rows) { return scaled(rows, 0.125f); }
+    using of_row = indices_and_signs;
+    static void prepare(const uint8_t * block, of_row & to) {
         const __m512i both = _mm512_loadu_si512(block + 2);
-        const signs minus(_mm512_cvtepi16_epi8(_mm512_srli_epi16(both, 9)));
-        indices index;
-        index.set(0, _mm512_and_si512(both, _mm512_set1_epi16(0x01ff)));
-        for (uint32_t group = 0; group < GROUPS; ++group) {
-            to[group * TILE] = with_signs(looked_up(books->iq2_xs, index.at + group * 8), minus.of[group]);
-        }
+        to.set_signs(_mm512_cvtepi16_epi8(_mm512_srli_epi16(both, 9)));
+        to.set(0, _mm512_and_si512(both, _mm512_set1_epi16(0x01ff)));
+        to.set_odd(nibbles(load<uint32_t>(block + 66)), nibbles(load<uint32_t>(block + 70)));
+    }
+    static __m512i group(const uint8_t *, const of_row & row, uint32_t i) {
+        return with_signs(looked_up(books->iq2_xs, row.index + i * 8, row.index + i * 8 + 4), row.signs[i]);
     }
 };
 
@@ -157,20 +121,20 @@ struct iq2_xs_weights {
 struct iq2_s_weights {
     static constexpr size_t BYTES = 82;
     static constexpr uint32_t PER_SCALE = 16;
-    static constexpr bool MINIMA = false;
+    static constexpr uint32_t RAISED = 6;
 
-    static void scales(tile & to, const weight_rows & rows) { unpack_sixteen(to, rows, 74); }
-    template <class F> static void numbers(const weight_rows & rows, F to) { turn_rows<iq2_s_weights>(rows, to); }
-    [[gnu::noinline]] static void row(const uint8_t * block, __m512i * to) {
+    static __m512 scale(const weight_rows & rows) { return scaled(rows, 0.125f); }
+    using of_row = indices_and_signs;
+    static void prepare(const uint8_t * block, of_row & to) {
         const __m512i eight = _mm512_cvtepu8_epi64(_mm_loadl_epi64(reinterpret_cast<const __m128i *>(block + 66)));
         const __m512i moved = _mm512_sllv_epi16(of_fours(eight), _mm512_set1_epi64(0x0002000400060008));
         const __m512i above = _mm512_and_si512(moved, _mm512_set1_epi16(0x0300));
-        indices index;
-        index.set(0, _mm512_or_si512(words_of_bytes(block + 2), above));
-        for (uint32_t group = 0; group < GROUPS; ++group) {
-            to[group * TILE] =
-                with_signs(looked_up(books->iq2_s, index.at + group * 8), load<uint64_t>(block + 34 + group * 8));
-        }
+        to.set(0, _mm512_or_si512(words_of_bytes(block + 2), above));
+        to.set_odd(nibbles(load<uint32_t>(block + 74)), nibbles(load<uint32_t>(block + 78)));
+    }
+    static __m512i group(const uint8_t * block, const of_row & row, uint32_t i) {
+        return with_signs(looked_up(books->iq2_s, row.index + i * 8, row.index + i * 8 + 4),
+                          load<uint64_t>(block + 34 + i * 8));
     }
 };
 
@@ -178,24 +142,17 @@ struct iq2_s_weights {
 struct iq3_xxs_weights {
     static constexpr size_t BYTES = 98;
     static constexpr uint32_t PER_SCALE = 32;
-    static constexpr bool MINIMA = false;
+    static constexpr uint32_t RAISED = 6;
 
-    static void scales(tile & to, const weight_rows & rows) {
-        scale_by(to, rows, 0.25f);
-        __m512i words[8];
-        rows.words(66, words);
-        rows.words(82, words + 4);
-        for (uint32_t i = 0; i < 8; ++i) {
-            to.scales[i] = odd(words[i], 28, 15);
-        }
-        lower<PER_SCALE>(to, 6);
+    static __m512 scale(const weight_rows & rows) { return scaled(rows, 0.25f); }
+    using of_row = indices_and_signs;
+    static void prepare(const uint8_t * block, of_row & to) {
+        to.set_signs(sevens_of_words(load_256(block + 66)));
+        to.set(0, _mm512_loadu_si512(block + 2));
+        to.set_odd(_mm256_cvtepi32_epi16(_mm256_srli_epi32(load_256(block + 66), 28)));
     }
-    template <class F> static void numbers(const weight_rows & rows, F to) { turn_rows<iq3_xxs_weights>(rows, to); }
-    [[gnu::noinline]] static void row(const uint8_t * block, __m512i * to) {
-        const signs minus(sevens_of_words(load_256(block + 66)));
-        for (uint32_t group = 0; group < GROUPS; ++group) {
-            to[group * TILE] = with_signs(looked_up(books->iq3_xxs, block + 2 + group * 16), minus.of[group]);
-        }
+    static __m512i group(const uint8_t *, const of_row & row, uint32_t i) {
+        return with_signs(looked_up(books->iq3_xxs, row.bytes() + i * 16), row.signs[i]);
     }
 };
 
@@ -203,104 +160,81 @@ struct iq3_xxs_weights {
 struct iq3_s_weights {
     static constexpr size_t BYTES = 110;
     static constexpr uint32_t PER_SCALE = 32;
-    static constexpr bool MINIMA = false;
+    static constexpr uint32_t RAISED = 6;
 
-    static void scales(tile & to, const weight_rows & rows) {
-        to.scale = rows.halves(0);
-        const __m512i word = rows.word(106);
-        for (uint32_t i = 0; i < 8; ++i) {
-            to.scales[i] = odd(word, 4 * i, 15);
-        }
-        lower<PER_SCALE>(to, 6);
-    }
-    template <class F> static void numbers(const weight_rows & rows, F to) { turn_rows<iq3_s_weights>(rows, to); }
-    [[gnu::noinline]] static void row(const uint8_t * block, __m512i * to) {
-        indices index;
+    static __m512 scale(const weight_rows & rows) { return rows.halves(0); }
+    using of_row = indices_and_signs;
+    static void prepare(const uint8_t * block, of_row & to) {
         for (uint32_t half = 0; half < 2; ++half) {
             const __m512i low = words_of_bytes(block + 2 + half * 32);
             const __mmask32 high = load<uint32_t>(block + 66 + half * 4);
-            index.set(half * 32, _mm512_mask_add_epi16(low, high, low, _mm512_set1_epi16(0x0100)));
+            to.set(half * 32, _mm512_mask_add_epi16(low, high, low, _mm512_set1_epi16(0x0100)));
         }
-        for (uint32_t group = 0; group < GROUPS; ++group) {
-            to[group * TILE] =
-                with_signs(looked_up(books->iq3_s, index.at + group * 16), load<uint64_t>(block + 74 + group * 8));
-        }
+        to.set_odd(nibbles(load<uint32_t>(block + 106)));
+    }
+    static __m512i group(const uint8_t * block, const of_row & row, uint32_t i) {
+        return with_signs(looked_up(books->iq3_s, row.index + i * 16), load<uint64_t>(block + 74 + i * 8));
     }
 };
 
-// 8 times 8 numbers of IQ1, which are an eighth more, or an eighth less where it is set.
-inline __m512i moved_by_eighth(__m512i numbers, __mmask8 less) {
-    return _mm512_add_epi8(numbers, _mm512_mask_blend_epi64(less, bytes(1), bytes(0xff)));
+// 64 numbers of IQ1: eight are an eighth more, or an eighth less where their bit is set.
+inline __m512i of_iq1(const indices_and_signs & row, uint32_t i) {
+    const auto less = static_cast<__mmask8>(row.signs[0] >> (8 * i));
+    return _mm512_add_epi8(looked_up(books->iq1, row.index + i * 8, row.index + i * 8 + 4),
+                           _mm512_mask_blend_epi64(less, bytes(1), bytes(0xff)));
 }
 
 // An F16; lower bytes of 32 indices; of each 32 numbers 4 times 3 bits above, a scale of 3 bits, and a bit of where they are: 2 scale + 1
 struct iq1_s_weights {
     static constexpr size_t BYTES = 50;
     static constexpr uint32_t PER_SCALE = 32;
-    static constexpr bool MINIMA = false;
+    static constexpr uint32_t RAISED = 4;
 
-    static void scales(tile & to, const weight_rows & rows) {
-        scale_by(to, rows, 0.125f);
-        __m512i words[4];
-        rows.words(34, words);
-        for (uint32_t i = 0; i < 8; ++i) {
-            to.scales[i] = odd(words[i / 2], 12 + i % 2 * 16, 7);
-        }
-        lower<PER_SCALE>(to, 4);
-    }
-    template <class F> static void numbers(const weight_rows & rows, F to) { turn_rows<iq1_s_weights>(rows, to); }
-    [[gnu::noinline]] static void row(const uint8_t * block, __m512i * to) {
+    static __m512 scale(const weight_rows & rows) { return scaled(rows, 0.125f); }
+    using of_row = indices_and_signs;
+    static void prepare(const uint8_t * block, of_row & to) {
         const __m512i eight = _mm512_cvtepu16_epi64(load_128(block + 34));
         const __m512i high = of_fours(eight);
         const __m512i three =
             _mm512_and_si512(_mm512_srlv_epi16(high, _mm512_set1_epi64(0x0009000600030000)), _mm512_set1_epi16(7));
-        indices index;
-        index.set(0, _mm512_or_si512(words_of_bytes(block + 2), _mm512_slli_epi16(three, 8)));
-        const __mmask32 less = _mm512_movepi16_mask(high);
-        for (uint32_t group = 0; group < GROUPS; ++group) {
-            const auto less_here = static_cast<__mmask8>(less >> (8 * group));
-            to[group * TILE] = moved_by_eighth(looked_up(books->iq1, index.at + group * 8), less_here);
-        }
+        to.set(0, _mm512_or_si512(words_of_bytes(block + 2), _mm512_slli_epi16(three, 8)));
+        to.signs[0] = _mm512_movepi16_mask(high);
+        to.set_odd(_mm_and_si128(_mm_srli_epi16(load_128(block + 34), 12), _mm_set1_epi16(7)));
     }
+    static __m512i group(const uint8_t *, const of_row & row, uint32_t i) { return of_iq1(row, i); }
 };
 
 // Lower bytes of 32 indices; of each 3 bits above, and a bit of where its numbers are; four times 12 bits of 4 scales and 4 of an F16
 struct iq1_m_weights {
     static constexpr size_t BYTES = 56;
     static constexpr uint32_t PER_SCALE = 16;
-    static constexpr bool MINIMA = false;
+    static constexpr uint32_t RAISED = 4;
 
-    static void scales(tile & to, const weight_rows & rows) {
+    static __m512 scale(const weight_rows & rows) {
         const __m512i words[2] = {rows.word(48), rows.word(52)};
         const auto nibble = [&](uint32_t i, uint32_t shift, int32_t mask) {
             return _mm512_and_si512(_mm512_srli_epi32(words[i], shift), _mm512_set1_epi32(mask));
         };
         const __m512i half = _mm512_or_si512(_mm512_or_si512(nibble(0, 12, 0x000f), nibble(0, 24, 0x00f0)),
                                              _mm512_or_si512(nibble(1, 4, 0x0f00), nibble(1, 16, 0xf000)));
-        to.scale = _mm512_mul_ps(low_halves(half), _mm512_set1_ps(0.125f));
-        for (uint32_t i = 0; i < 16; ++i) {
-            to.scales[i] = odd(words[i / 8], i / 4 % 2 * 16 + i % 4 * 3, 7);
-        }
-        lower<PER_SCALE>(to, 4);
+        return _mm512_mul_ps(low_halves(half), _mm512_set1_ps(0.125f));
     }
-    template <class F> static void numbers(const weight_rows & rows, F to) { turn_rows<iq1_m_weights>(rows, to); }
-    [[gnu::noinline]] static void row(const uint8_t * block, __m512i * to) {
+    using of_row = indices_and_signs;
+    static void prepare(const uint8_t * block, of_row & to) {
         const __m512i sixteen = _mm512_cvtepu8_epi32(load_128(block + 32));
         const __m512i high = _mm512_or_si512(sixteen, _mm512_slli_epi32(sixteen, 12)); // 4 bits in each half
         const __m512i three = _mm512_and_si512(high, _mm512_set1_epi16(7));
-        indices index;
-        index.set(0, _mm512_or_si512(words_of_bytes(block), _mm512_slli_epi16(three, 8)));
-        const __mmask32 less = _mm512_test_epi16_mask(high, _mm512_set1_epi16(8));
-        for (uint32_t group = 0; group < GROUPS; ++group) {
-            const auto less_here = static_cast<__mmask8>(less >> (8 * group));
-            to[group * TILE] = moved_by_eighth(looked_up(books->iq1, index.at + group * 8), less_here);
-        }
+        to.set(0, _mm512_or_si512(words_of_bytes(block), _mm512_slli_epi16(three, 8)));
+        to.signs[0] = _mm512_test_epi16_mask(high, _mm512_set1_epi16(8));
+        const uint64_t scales = _pext_u64(load<uint64_t>(block + 48), 0x0fff0fff0fff0fff);
+        to.set_odd(threes(scales), threes(scales >> 24));
     }
+    static __m512i group(const uint8_t *, const of_row & row, uint32_t i) { return of_iq1(row, i); }
 };
 
 template <class W> void run_with_books(const product_job & job, uint32_t begin, uint32_t end) {
     books = &all_codebooks();
-    run<W>(job, begin, end);
+    run_by_rows<W>(job, begin, end);
 }
 
 } // namespace

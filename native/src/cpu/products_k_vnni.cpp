@@ -20,6 +20,11 @@ inline __m512i joined_bits(__m512i others, __m512i from, int up, uint8_t bits) {
     return _mm512_ternarylogic_epi32(others, v, bytes(bits), 0xf8); // others | (v & bits)
 }
 
+// Each half of a vector, moved down by some bits: what stays in a byte is where it should be.
+inline __m512i moved_halves(__m512i v, int low, int high) {
+    return _mm512_rorv_epi32(v, joined(_mm256_set1_epi32(low), _mm256_set1_epi32(high)));
+}
+
 // Bytes 2i and 2i + 1 of each lane, as a pair
 inline __m512i pair_of(__m512i lanes, uint32_t i) { return picked(lanes, 0x80018000 + 0x00020002 * i); }
 
@@ -90,37 +95,21 @@ struct q5_k_weights {
 struct q6_k_weights {
     static constexpr size_t BYTES = 210;
     static constexpr uint32_t PER_SCALE = 16;
-    static constexpr bool MINIMA = false;
+    static constexpr uint32_t RAISED = 5;
 
-    static void scales(tile & to, const weight_rows & rows) {
-        __m512i words[4];
-        rows.words(192, words);
-        for (uint32_t i = 0; i < 16; ++i) {
-            to.scales[i] = _mm512_srai_epi32(_mm512_slli_epi32(words[i / 4], 24 - 8 * (i % 4)), 24);
-        }
-        to.scale = rows.halves(208);
-        lower<PER_SCALE>(to, 5);
+    struct of_row {
+        alignas(32) int16_t scales[16];
+    };
+    static void prepare(const uint8_t * block, of_row & to) {
+        _mm256_store_si256(reinterpret_cast<__m256i *>(to.scales), _mm256_cvtepi8_epi16(load_128(block + 192)));
     }
-    template <class F> static void numbers(const weight_rows & rows, F to) {
-#pragma GCC unroll 2
-        for (uint32_t half = 0; half < 2; ++half) {
-#pragma GCC unroll 2
-            for (uint32_t i = 0; i < 2; ++i) { // 16 numbers of four times 32
-                __m512i low[8];
-                __m512i high[4];
-                rows.words(half * 64 + i * 16, low);
-                rows.words(half * 64 + i * 16 + 32, low + 4);
-                rows.words(128 + half * 32 + i * 16, high);
-                const uint32_t first = half * 32 + i * 4;
-                for (uint32_t j = 0; j < 4; ++j) {
-                    to(first + j, joined_bits(moved(low[j], 0, 0x0f), high[j], 4, 0x30));
-                    to(first + 8 + j, joined_bits(moved(low[j + 4], 0, 0x0f), high[j], 2, 0x30));
-                    to(first + 16 + j, joined_bits(moved(low[j], -4, 0x0f), high[j], 0, 0x30));
-                    to(first + 24 + j, joined_bits(moved(low[j + 4], -4, 0x0f), high[j], -2, 0x30));
-                }
-            }
-        }
+    static __m512i group(const uint8_t * block, const of_row &, uint32_t i) {
+        const __m512i low = _mm512_loadu_si512(block + i / 2 * 64);
+        const __m512i high = _mm512_broadcast_i64x4(load_256(block + 128 + i / 2 * 32));
+        const int down = static_cast<int>(i % 2 * 4);
+        return joined_bits(moved(low, -down, 0x0f), moved_halves(high, down - 4, down - 2), 0, 0x30);
     }
+    static __m512 scale(const weight_rows & rows) { return rows.halves(208); }
 };
 
 // 64 bytes with 256 numbers of 2 bits: of each half, number 32 i + j in bits 2 i of byte j.
@@ -298,14 +287,14 @@ private:
 } // namespace
 
 extern const product_kernel q2_k, q3_k, q4_k, q5_k, q6_k, iq4_xs, tq1_0, tq2_0;
-const product_kernel q2_k = {by_256, run<q2_k_weights>};
-const product_kernel q3_k = {by_256, run<q3_k_weights>};
-const product_kernel q4_k = {by_256, run<q4_k_weights>};
-const product_kernel q5_k = {by_256, run<q5_k_weights>};
-const product_kernel q6_k = {by_256, run<q6_k_weights>};
-const product_kernel iq4_xs = {by_256, run<iq4_xs_weights>};
-const product_kernel tq1_0 = {by_256, run<tq1_0_weights>};
-const product_kernel tq2_0 = {by_256, run<tq2_0_weights>};
+const product_kernel q2_k = {by_256, run_by_lanes<q2_k_weights>};
+const product_kernel q3_k = {by_256, run_by_lanes<q3_k_weights>};
+const product_kernel q4_k = {by_256, run_by_lanes<q4_k_weights>};
+const product_kernel q5_k = {by_256, run_by_lanes<q5_k_weights>};
+const product_kernel q6_k = {by_256, run_by_rows<q6_k_weights>};
+const product_kernel iq4_xs = {by_256, run_by_lanes<iq4_xs_weights>};
+const product_kernel tq1_0 = {by_256, run_by_lanes<tq1_0_weights>};
+const product_kernel tq2_0 = {by_256, run_by_lanes<tq2_0_weights>};
 
 } // namespace kvg::products_vnni
 #endif

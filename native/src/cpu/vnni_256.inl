@@ -3,9 +3,15 @@
 // A type of weights is a struct W with
 //   BYTES               of a block
 //   PER_SCALE           numbers with an integer scale of their own: 16, 32, or 256 where there is none
+// and, if it is unpacked by lanes, of which each is a row of weights,
 //   MINIMA              whether what is added to a scaled number has a scale of its own
 //   scales(to, rows)    fills a tile's scales and pairs from a block of 16 rows
 //   numbers(rows, to)   calls to(j, v) for each vector j of its numbers
+// or else, if it is unpacked row by row,
+//   RAISED                    numbers are bytes, raised by 2 to this power, and below 128
+//   of_row                    what prepare(block, of_row) makes of a row's block: scales, integers of 16 bits, and whatever it wants
+//   group(block, of_row, i)   numbers 64 i to 64 i + 63 of a row's block
+//   scale(rows)               of a block of 16 rows
 #include "cpu/rounded_rows.h"
 #include "cpu/vnni.inl"
 
@@ -14,6 +20,7 @@ namespace kvg::products_vnni {
 namespace {
 
 constexpr uint32_t BLOCK = rounded_256::N;
+constexpr uint32_t GROUPS = BLOCK / 64;
 
 // A block of 16 rows of weights: a lane is a row.
 struct tile {
@@ -115,12 +122,159 @@ template <class W> void multiply_one(tile & scales, const weight_rows & weights,
     add_block<W::PER_SCALE, W::MINIMA>(scales, sum, x.block(0), out);
 }
 
+// Of 16 vectors the sum of all lanes: that of vector i is in lane i.
+inline __m512i sums_of_lanes(const __m512i * v) {
+    const auto added = [](__m512i a, __m512i b) { return _mm512_add_epi32(a, b); };
+    __m512i four[4]; // of four vectors each, in each 128 bits
+    for (uint32_t i = 0; i < 4; ++i, v += 4) {
+        const __m512i a = added(_mm512_unpacklo_epi32(v[0], v[1]), _mm512_unpackhi_epi32(v[0], v[1]));
+        const __m512i b = added(_mm512_unpacklo_epi32(v[2], v[3]), _mm512_unpackhi_epi32(v[2], v[3]));
+        four[i] = added(_mm512_unpacklo_epi64(a, b), _mm512_unpackhi_epi64(a, b));
+    }
+    const auto halved = [&](__m512i a, __m512i b) {
+        return added(_mm512_shuffle_i32x4(a, b, 0x88), _mm512_shuffle_i32x4(a, b, 0xdd));
+    };
+    return halved(halved(four[0], four[1]), halved(four[2], four[3]));
+}
+
+// A block of 16 rows of weights, row by row
+template <class W> class blocks_by_rows {
+public:
+    explicit blocks_by_rows(const weight_rows & rows) : rows_(rows) {
+        for (uint32_t i = 0; i < TILE; ++i) {
+            W::prepare(rows.at(i), of_row_[i]);
+        }
+    }
+    __m512i group(uint32_t row, uint32_t i) const { return W::group(rows_.at(row), of_row_[row], i); }
+    const int16_t * scales(uint32_t row) const { return of_row_[row].scales; }
+
+private:
+    const weight_rows & rows_;
+    typename W::of_row of_row_[TILE];
+};
+
+// Of each scale 16 bits, for 64 numbers in pairs. all: the first ones
+template <uint32_t PER_SCALE> inline __m512i scales_of_group(__m512i all, uint32_t group) {
+    constexpr uint32_t n = 64 / PER_SCALE;
+    const auto scale = [&](uint32_t i) { return _mm_set1_epi16(static_cast<int16_t>(group * n + i * n / 4)); };
+    const auto two = [&](uint32_t i) { return _mm256_inserti128_si256(_mm256_castsi128_si256(scale(i)), scale(i + 1), 1); };
+    return _mm512_permutexvar_epi16(joined(two(0), two(2)), all);
+}
+
+// What a row of numbers gives with one row of weights after the other. Sums of products are in many lanes until the end.
+template <class W, uint32_t N> struct row_products {
+    __m512i of[N][TILE];
+
+    // A function of its own, which has all registers.
+    [[gnu::noinline]] void multiply(const blocks_by_rows<W> & blocks, const rounded_rows & rows) {
+        __m512i x[N][GROUPS];
+        for (uint32_t r = 0; r < N; ++r) {
+            for (uint32_t i = 0; i < GROUPS; ++i) {
+                x[r][i] = _mm512_loadu_si512(rows.from(r).numbers + i * 64);
+                if constexpr (N == 1) {
+                    asm("" : "+v"(x[r][i])); // else it is read from memory again for each row of weights
+                }
+            }
+        }
+        for (uint32_t i = 0; i < TILE; ++i) {
+            __m512i sum[N];
+            const __m512i scales = begin(sum, blocks.scales(i), rows);
+#pragma GCC unroll 4
+            for (uint32_t group = 0; group < GROUPS; ++group) {
+                const __m512i numbers = blocks.group(i, group);
+                const __m512i scale = scales_of_group<W::PER_SCALE>(scales, group);
+                for (uint32_t r = 0; r < N; ++r) {
+                    sum[r] = _mm512_dpwssd_epi32(sum[r], _mm512_maddubs_epi16(numbers, x[r][group]), scale);
+                }
+            }
+            for (uint32_t r = 0; r < N; ++r) {
+                of[r][i] = sum[r];
+            }
+        }
+    }
+
+private:
+    // Sums begin with what lowers numbers again.
+    static __m512i begin(__m512i * sum, const int16_t * scales, const rounded_rows & rows) {
+        const __m512i zero = _mm512_setzero_si512();
+        const auto * from = reinterpret_cast<const uint8_t *>(scales);
+        if constexpr (W::PER_SCALE == 16) {
+            const __m256i sixteen = load_256(from);
+            for (uint32_t r = 0; r < N; ++r) {
+                const __m256i products = _mm256_madd_epi16(sixteen, load_256(rows.block(r) + offsetof(rounded_256, sums16)));
+                sum[r] = _mm512_sub_epi32(zero, _mm512_zextsi256_si512(_mm256_slli_epi32(products, W::RAISED)));
+            }
+            return _mm512_castsi256_si512(sixteen);
+        } else {
+            const __m128i eight = load_128(from);
+            for (uint32_t r = 0; r < N; ++r) {
+                const __m128i products = _mm_madd_epi16(eight, load_128(rows.block(r) + offsetof(rounded_256, sums32)));
+                sum[r] = _mm512_sub_epi32(zero, _mm512_zextsi128_si512(_mm_slli_epi32(products, W::RAISED)));
+            }
+            return _mm512_castsi128_si512(eight);
+        }
+    }
+};
+
+// N rows
+template <class W, uint32_t N>
+void multiply_by_rows(tile & scales, const weight_rows & weights, const rounded_rows & x, sums * out) {
+    const blocks_by_rows<W> blocks(weights);
+    scales.scale = W::scale(weights);
+    row_products<W, N> products;
+    products.multiply(blocks, x);
+    for (uint32_t r = 0; r < N; ++r) {
+        add_block<W::PER_SCALE, false>(scales, sums_of_lanes(products.of[r]), x.block(r), out[r]);
+    }
+}
+
+// The same block by lanes
+template <class W> void unpack_rows(tile & to, const weight_rows & rows) {
+    const blocks_by_rows<W> blocks(rows);
+    to.scale = W::scale(rows);
+    const uint8_t * scales[TILE];
+    for (uint32_t i = 0; i < TILE; ++i) {
+        scales[i] = reinterpret_cast<const uint8_t *>(blocks.scales(i));
+    }
+    for (uint32_t i = 0; i < BLOCK / W::PER_SCALE / 8; ++i) {
+        __m512i words[4];
+        weight_rows{scales, 0, 0}.words(i * 16, words);
+        for (uint32_t j = 0; j < 4; ++j) {
+            const uint32_t pair = i * 4 + j;
+            to.scales[2 * pair] = _mm512_srai_epi32(_mm512_slli_epi32(words[j], 16), 16);
+            to.scales[2 * pair + 1] = _mm512_srai_epi32(words[j], 16);
+            to.pairs[pair] = _mm512_sub_epi16(_mm512_setzero_si512(), _mm512_slli_epi16(words[j], W::RAISED));
+        }
+    }
+    for (uint32_t group = 0; group < GROUPS; ++group) {
+        __m512i * numbers = to.numbers + group * TILE;
+        for (uint32_t i = 0; i < TILE; ++i) {
+            numbers[i] = blocks.group(i, group);
+        }
+        transpose(numbers);
+    }
+}
+
 template <class W> void unpack(tile & to, const weight_rows & rows) {
     W::scales(to, rows);
     W::numbers(rows, [&](uint32_t j, __m512i v) __attribute__((always_inline)) { to.numbers[j] = v; });
 }
 
-template <class W> void run(const product_job & job, uint32_t begin, uint32_t end) {
+// Calls f<N>() for N = n, if that is at most MOST.
+template <uint32_t MOST, class F> inline bool few(uint32_t n, F f) {
+    if constexpr (MOST > 0) {
+        if (n == MOST) {
+            f(std::integral_constant<uint32_t, MOST>());
+            return true;
+        }
+        return few<MOST - 1>(n, f);
+    }
+    return false;
+}
+
+// FEW: as many rows or fewer are multiplied without a tile; unpack(to, weights): makes one
+template <class W, bool MINIMA, uint32_t FEW, class F, class G>
+inline void run_blocks(const product_job & job, uint32_t begin, uint32_t end, F multiply_few, G unpack) {
     tile unpacked;
     const size_t stride = row_bytes<rounded_256>(job.n_in);
     run_tiles(job, begin, end, stride, [&](const weight_rows & weights, const uint8_t * rows, uint32_t n, sums * out) {
@@ -130,15 +284,28 @@ template <class W> void run(const product_job & job, uint32_t begin, uint32_t en
                 block.fetch(line);
             }
             const rounded_rows x = {rows + b * BLOCK, rows + job.n_in + b * sizeof(rounded_256), stride};
-            if (n == 1) {
-                multiply_one<W>(unpacked, block, x, out[0]);
+            if (few<FEW>(n, [&](auto count) { multiply_few(count, unpacked, block, x, out); })) {
                 continue;
             }
-            unpack<W>(unpacked, block);
-            by_eights(n,
-                      [&](auto count, uint32_t r) { multiply<W::PER_SCALE, W::MINIMA, count>(unpacked, x.from(r), out + r); });
+            unpack(unpacked, block);
+            by_eights(n, [&](auto count, uint32_t r) { multiply<W::PER_SCALE, MINIMA, count>(unpacked, x.from(r), out + r); });
         }
     });
+}
+
+template <class W> void run_by_lanes(const product_job & job, uint32_t begin, uint32_t end) {
+    const auto one = [](auto, tile & scratch, const weight_rows & weights, const rounded_rows & x, sums * out) {
+        multiply_one<W>(scratch, weights, x, out[0]);
+    };
+    run_blocks<W, W::MINIMA, 1>(job, begin, end, one, unpack<W>);
+}
+
+// A token and up to four drafts go row by row, more rows by lanes.
+template <class W> void run_by_rows(const product_job & job, uint32_t begin, uint32_t end) {
+    const auto few = [](auto n, tile & scratch, const weight_rows & weights, const rounded_rows & x, sums * out) {
+        multiply_by_rows<W, n>(scratch, weights, x, out);
+    };
+    run_blocks<W, false, 5>(job, begin, end, few, unpack_rows<W>);
 }
 
 } // namespace
