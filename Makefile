@@ -88,6 +88,7 @@ lint: $(VENV)/dependencies ## formatting, types, the generated binding
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	@$(BIN)/clang-format --dry-run -Werror $(CXX_FILES)
+	$(BIN)/hadolint Dockerfile
 	$(BIN)/python tools/gen_ffi.py --check
 
 format: $(VENV)/dependencies ## rewrite sources as `make lint` wants them
