@@ -8,6 +8,7 @@ RUN python3 -m venv /opt/pykvgraph && /opt/pykvgraph/bin/pip install --no-cache-
 ENV PATH=/opt/pykvgraph/bin:$PATH
 WORKDIR /source
 COPY . .
+# hadolint ignore=DL3013
 RUN pip install --no-cache-dir --group build && pip install --no-cache-dir --no-build-isolation '.[server]'
 
 FROM ${BASE}
