@@ -8,6 +8,7 @@
 #include <cstring>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "cpu/products.h"
@@ -40,21 +41,30 @@ private:
     size_t n_bytes_;
 };
 
+// The largest size of a block's weights; NaN if any is.
+float largest(ggml_type type, const uint8_t * block) {
+    std::vector<float> w(static_cast<size_t>(ggml_blck_size(type)));
+    ggml_get_type_traits(type)->to_float(block, w.data(), ggml_blck_size(type));
+    float most = 0;
+    for (const float one : w) {
+        most = std::fabs(one) <= most ? most : std::fabs(one); // NaN stays
+    }
+    return most;
+}
+
+bool is_moderate(ggml_type type, const uint8_t * block) {
+    const float most = largest(type, block);
+    return most > 0.02f && most < 50;
+}
+
 // 40 blocks of weights: any bytes whose weights are neither tiny nor huge. Quantizing takes seconds for some types.
 std::vector<uint8_t> some_blocks(ggml_type type, std::mt19937 & random) {
     const size_t n_bytes = ggml_type_size(type);
     std::vector<uint8_t> blocks(40 * n_bytes);
-    std::vector<float> w(static_cast<size_t>(ggml_blck_size(type)));
     for (size_t i = 0; i < blocks.size(); i += n_bytes) {
-        float most = 0;
-        while (!(most > 0.02f && most < 50)) {
+        do {
             std::generate_n(&blocks[i], n_bytes, [&] { return static_cast<uint8_t>(random()); });
-            ggml_get_type_traits(type)->to_float(&blocks[i], w.data(), ggml_blck_size(type));
-            most = 0;
-            for (const float one : w) {
-                most = std::fabs(one) <= most ? most : std::fabs(one); // NaN stays
-            }
-        }
+        } while (!is_moderate(type, &blocks[i]));
     }
     return blocks;
 }
@@ -84,8 +94,8 @@ struct problem {
     }
 };
 
-std::vector<float> product(const problem & p, const std::vector<float> & x, uint32_t n_tiles_at_a_time) {
-    const product_kernel & kernel = *product_kernel_for(p.type);
+std::vector<float> product(const product_kernel & kernel, const problem & p, const std::vector<float> & x,
+                           uint32_t n_tiles_at_a_time) {
     const auto n_rows = static_cast<uint32_t>(x.size() / p.n_in);
     std::vector<uint8_t> rows(kernel.form.bytes(p.n_in) * n_rows);
     for (uint32_t r = 0; r < n_rows; ++r) {
@@ -154,17 +164,19 @@ double worst(const problem & p, const std::vector<float> & out) {
     return most;
 }
 
-template <class F> void for_each_type(F test) {
-    for (const ggml_type type :
-         {GGML_TYPE_Q8_0,    GGML_TYPE_Q4_0,  GGML_TYPE_Q4_1,  GGML_TYPE_Q5_0,    GGML_TYPE_Q5_1,   GGML_TYPE_IQ4_NL,
-          GGML_TYPE_MXFP4,   GGML_TYPE_Q2_K,  GGML_TYPE_Q3_K,  GGML_TYPE_Q4_K,    GGML_TYPE_Q5_K,   GGML_TYPE_Q6_K,
-          GGML_TYPE_IQ4_XS,  GGML_TYPE_TQ1_0, GGML_TYPE_TQ2_0, GGML_TYPE_IQ2_XXS, GGML_TYPE_IQ2_XS, GGML_TYPE_IQ2_S,
-          GGML_TYPE_IQ3_XXS, GGML_TYPE_IQ3_S, GGML_TYPE_IQ1_S, GGML_TYPE_IQ1_M}) {
-        CAPTURE(std::string(ggml_type_name(type)));
-        if (product_kernel_for(type)) {
-            test(type, static_cast<uint32_t>(ggml_blck_size(type)));
-        } else {
-            MESSAGE("this CPU has no AVX-512 VNNI");
+// Of each instruction set that this CPU has.
+template <class F> void for_each_kernel(F test) {
+    if (!product_sets_here()[0]) {
+        MESSAGE("this CPU has no instruction set that products are written for");
+    }
+    for (const product_set * const * set = product_sets_here(); *set; ++set) {
+        CAPTURE(std::string((*set)->name));
+        for (int i = 0; i < GGML_TYPE_COUNT; ++i) {
+            const auto type = static_cast<ggml_type>(i);
+            if (const product_kernel * kernel = (*set)->kernel_for(type)) {
+                CAPTURE(std::string(ggml_type_name(type)));
+                test(*kernel, type);
+            }
         }
     }
 }
@@ -178,28 +190,52 @@ struct shape {
 } // namespace
 
 TEST_CASE("a product is that of the numbers as they were rounded, in F64") {
-    for_each_type([](ggml_type type, uint32_t block) {
+    for_each_kernel([](const product_kernel & kernel, ggml_type type) {
         for (const shape & s : {shape{1, 1, 1}, shape{2, 17, 2}, shape{17, 16, 3}, shape{33, 40, 5}, shape{3, 31, 67}}) {
             CAPTURE(s.n_blocks);
             CAPTURE(s.n_out);
             CAPTURE(s.n_rows);
-            const problem p(type, s.n_blocks * block, s.n_out, s.n_rows);
-            CHECK(worst(p, product(p, p.x, 2)) < 1e-6);
+            const problem p(type, s.n_blocks * static_cast<uint32_t>(ggml_blck_size(type)), s.n_out, s.n_rows);
+            CHECK(worst(p, product(kernel, p, p.x, 2)) < 1e-6);
+        }
+    });
+}
+
+TEST_CASE("sums of the largest numbers are right, too") {
+    for_each_kernel([](const product_kernel & kernel, ggml_type type) {
+        problem p(type, 512, 16, 2);
+        std::fill_n(p.x.begin(), p.n_in, 1.0f);
+        std::fill_n(p.x.begin() + p.n_in, p.n_in, -1.0f);
+        const size_t n_bytes = ggml_type_size(type);
+        for (const uint8_t fill : {0x00, 0x7f, 0x80, 0xff}) {
+            CAPTURE(int{fill});
+            for (size_t i = 0; i < n_bytes; ++i) { // where the scale stays what it may be
+                const uint8_t before = std::exchange(p.weights[i], fill);
+                p.weights[i] = is_moderate(type, p.weights.data()) ? fill : before;
+            }
+            for (size_t i = n_bytes; i < p.weights.size(); i += n_bytes) {
+                memcpy(&p.weights[i], p.weights.data(), n_bytes);
+            }
+            CHECK(worst(p, product(kernel, p, p.x, 1)) < 1e-6);
+            const std::vector<float> one(p.x.begin(), p.x.begin() + p.n_in);
+            const std::vector<float> both = product(kernel, p, p.x, 1);
+            const std::vector<float> alone = product(kernel, p, one, 1);
+            CHECK(memcmp(alone.data(), both.data(), alone.size() * sizeof(float)) == 0);
         }
     });
 }
 
 TEST_CASE("what a row gives depends neither on other rows nor on how the weights are shared out, to the last bit") {
-    for_each_type([](ggml_type type, uint32_t) {
+    for_each_kernel([](const product_kernel & kernel, ggml_type type) {
         const problem p(type, 1280, 40, 200);
-        const std::vector<float> all = product(p, p.x, 3);
+        const std::vector<float> all = product(kernel, p, p.x, 3);
         for (const uint32_t n : {1u, 2u, 3u, 4u, 5u, 7u, 8u, 9u, 63u, 64u, 65u}) {
             for (uint32_t first = 0; first + n <= p.n_rows; first += std::max(n, 29u)) {
                 CAPTURE(n);
                 CAPTURE(first);
                 const auto begin = p.x.begin() + static_cast<ptrdiff_t>(size_t{first} * p.n_in);
                 const std::vector<float> some =
-                    product(p, {begin, begin + static_cast<ptrdiff_t>(size_t{n} * p.n_in)}, 1 + n % 2);
+                    product(kernel, p, {begin, begin + static_cast<ptrdiff_t>(size_t{n} * p.n_in)}, 1 + n % 2);
                 CHECK(memcmp(some.data(), &all[size_t{first} * p.n_out], some.size() * sizeof(float)) == 0);
             }
         }
@@ -207,12 +243,12 @@ TEST_CASE("what a row gives depends neither on other rows nor on how the weights
 }
 
 TEST_CASE("numbers that are not finite spoil their own row alone") {
-    for_each_type([](ggml_type type, uint32_t) {
+    for_each_kernel([](const product_kernel & kernel, ggml_type type) {
         problem p(type, 256, 16, 4);
-        const std::vector<float> before = product(p, p.x, 1);
+        const std::vector<float> before = product(kernel, p, p.x, 1);
         p.x[256 + 5] = INFINITY;
         p.x[2 * 256 + 7] = std::nanf("");
-        const std::vector<float> after = product(p, p.x, 1);
+        const std::vector<float> after = product(kernel, p, p.x, 1);
         for (const size_t row : {0u, 3u}) {
             CHECK(memcmp(&after[row * 16], &before[row * 16], 16 * sizeof(float)) == 0);
         }

@@ -1,5 +1,10 @@
 #include "cpu/products.h"
 
+#ifdef __aarch64__
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
+#endif
+
 namespace kvg {
 
 namespace products_vnni {
@@ -7,15 +12,17 @@ extern const product_kernel q8_0, q4_0, q4_1, q5_0, q5_1, iq4_nl, mxfp4;
 extern const product_kernel q2_k, q3_k, q4_k, q5_k, q6_k, iq4_xs, tq1_0, tq2_0;
 extern const product_kernel iq2_xxs, iq2_xs, iq2_s, iq3_xxs, iq3_s, iq1_s, iq1_m;
 } // namespace products_vnni
+namespace products_avx2 {
+extern const product_set set;
+}
+namespace products_neon {
+extern const product_set set;
+}
 
-const product_kernel * product_kernel_for(ggml_type type) {
+namespace {
+
 #ifdef __x86_64__
-    static const bool here = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                             __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni") &&
-                             __builtin_cpu_supports("f16c") && __builtin_cpu_supports("bmi2");
-    if (!here) {
-        return nullptr;
-    }
+const product_kernel * vnni_kernel_for(ggml_type type) {
     switch (type) {
     case GGML_TYPE_Q8_0:
         return &products_vnni::q8_0;
@@ -64,10 +71,41 @@ const product_kernel * product_kernel_for(ggml_type type) {
     default:
         return nullptr;
     }
-#else
-    static_cast<void>(type);
-    return nullptr;
+}
+
+const product_set avx512_vnni = {"avx512-vnni", vnni_kernel_for};
 #endif
+
+} // namespace
+
+const product_set * const * product_sets_here() {
+    static const product_set * all[3] = {};
+    static const bool found = [] {
+        const product_set ** next = all;
+#ifdef __x86_64__
+        const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+        if (avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+            __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("bmi2")) {
+            *next++ = &avx512_vnni;
+        }
+        if (avx2) {
+            *next++ = &products_avx2::set;
+        }
+#elif defined(__aarch64__)
+        if (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) {
+            *next++ = &products_neon::set;
+        }
+#endif
+        *next = nullptr;
+        return true;
+    }();
+    static_cast<void>(found);
+    return all;
+}
+
+const product_kernel * product_kernel_for(ggml_type type) {
+    const product_set * best = product_sets_here()[0];
+    return best ? best->kernel_for(type) : nullptr;
 }
 
 } // namespace kvg

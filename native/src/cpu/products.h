@@ -36,7 +36,16 @@ struct product_kernel {
     void (*run)(const product_job & job, uint32_t begin, uint32_t end);
 };
 
-// nullptr where ggml is as good: for other types, and on other CPUs.
+// The kernels of one instruction set.
+struct product_set {
+    const char * name;
+    // nullptr where ggml is as good
+    const product_kernel * (*kernel_for)(ggml_type type);
+};
+
+// All that this CPU runs, the best first; nullptr after the last.
+const product_set * const * product_sets_here();
+// Of the best one; nullptr where ggml is as good, and where this CPU runs none.
 const product_kernel * product_kernel_for(ggml_type type);
 
 } // namespace kvg

@@ -1,4 +1,4 @@
-// Rows that were rounded to bytes, for products by AVX-512 VNNI: all numbers of a row, then what lies beside each block of them.
+// Rows that were rounded to bytes: all numbers of a row, then what lies beside each block of them.
 #pragma once
 
 #include <cstddef>
@@ -6,11 +6,9 @@
 
 #include "cpu/products.h"
 
-namespace kvg::products_vnni {
+namespace kvg {
 
-extern const row_form by_32;  // as ggml rounds to Q8_0
-extern const row_form by_256; // as it rounds to Q8_K
-
+// As ggml rounds to Q8_0
 struct rounded_32 {
     static constexpr uint32_t N = 32; // numbers with one scale
     float scale;
@@ -18,6 +16,7 @@ struct rounded_32 {
     float total;  // scale times the sum of the numbers, for weights with a minimum
 };
 
+// As it rounds to Q8_K
 struct rounded_256 {
     static constexpr uint32_t N = 256;
     float scale;
@@ -27,4 +26,9 @@ struct rounded_256 {
 
 template <class B> constexpr size_t row_bytes(uint32_t n) { return n + n / B::N * sizeof(B); }
 
-} // namespace kvg::products_vnni
+namespace products_vnni {
+extern const row_form by_32;
+extern const row_form by_256;
+} // namespace products_vnni
+
+} // namespace kvg
