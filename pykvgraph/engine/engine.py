@@ -21,7 +21,7 @@ from pykvgraph.engine.loop import Loop, close_loop
 from pykvgraph.engine.request import Request
 from pykvgraph.engine.request_sequence import RequestSequence
 from pykvgraph.engine.sizes import MemoryBudget, sizes_for
-from pykvgraph.engine.speculation.drafters import drafter_of
+from pykvgraph.engine.speculation.drafters import draft_model_of, drafter_of
 from pykvgraph.engine.speculation.speculation import MOST_ROWS, Speculation
 from pykvgraph.engine.step import Stepper
 from pykvgraph.engine.types import EngineLook, EngineStats
@@ -120,10 +120,9 @@ class Engine(NotCopied):
             )
         if cache_reuse and not shares:
             raise InvalidArgumentError("cache_reuse: nothing is cached without prefix_cache")
-        # before anything is measured: its memory is not free
-        drafter = drafter_of(draft, model, n_cells or "auto", {**context, **batch, "n_seq_max": n_seq_max})
-        n_states = min(draft_max, MOST_ROWS) if drafter is not None else 0
-        sizes = sizes_for(model, n_cells, n_seq_max, batch, n_states, budget, **context)
+        second = draft_model_of(draft, model, {**context, **batch, "n_seq_max": n_seq_max})
+        n_states = min(draft_max, MOST_ROWS) if draft is not None else 0
+        sizes = sizes_for(model, n_cells, n_seq_max, batch, n_states, budget, second, **context)
         self.model = model
         self.context = Context(
             model,
@@ -134,16 +133,17 @@ class Engine(NotCopied):
             **context,
             adapters=self.adapters,
         )
-        if cache_reuse and not self.can_shift:
-            self.context.close()
-            raise UnsupportedError(
-                "cache_reuse: this model's cache can't be shifted, so nothing can be moved"
-            )
         self._adapters = self.context.adapters
         self._tokenizer = model.tokenizer if model.has_tokenizer else None
-        every = EVERY if shares and sizes.n_points else 0
-        speculation = Speculation(drafter, draft_max, draft_share, every) if drafter else None
         try:
+            if cache_reuse and not self.can_shift:
+                raise UnsupportedError(
+                    "cache_reuse: this model's cache can't be shifted: nothing can be moved"
+                )
+            speculation = None
+            if draft is not None and sizes.has_draft:
+                every = EVERY if shares and sizes.n_points else 0
+                speculation = Speculation(drafter_of(second, sizes.n_ctx), draft_max, draft_share, every)
             stepper = Stepper(
                 self.context,
                 n_points=sizes.n_points,

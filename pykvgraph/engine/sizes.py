@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from pykvgraph.context.auto_n_ctx import fitting_n_ctx, warning_of_memory
+from pykvgraph.context.auto_n_ctx import Draft, fitting_n_ctx, warning_of_memory
 from pykvgraph.context.context import Context
+from pykvgraph.errors import DeviceError
 from pykvgraph.model.device import devices
 from pykvgraph.model.model import Model
 from pykvgraph.plan.free_memory import host_free_bytes
@@ -32,12 +33,16 @@ class MemoryBudget(NamedTuple):
 
 @dataclass(frozen=True)
 class Sizes:
-    """What the engine's context gets. n_points: resume points that there is room for; 0: none are needed."""
+    """What the engine's context gets. n_points: resume points that there is room for; 0: none are needed.
+
+    has_draft: whether a draft model's cache of as many cells fits, too.
+    """
 
     n_ctx: int
     n_points: int
     checkpoint_cells: int
     checkpoint_bytes: int
+    has_draft: bool = True
 
     @property
     def points(self) -> dict[str, Any]:
@@ -52,13 +57,15 @@ def sizes_for(
     batch: dict[str, int],
     n_states: int,
     budget: MemoryBudget,
+    draft: Draft | None,
     **context: Any,
 ) -> Sizes:
     """Sizes for n_seq_max texts; n_ctx None: as many cells as the texts can fill, and the memory can hold.
 
     A cache that leaves others too little memory is warned of, with what to type. batch: n_batch and n_ubatch.
-    n_states: how many states more than the resume points' are kept at a time, of a model that has any. Raises
-    what Context does, and DeviceError when nothing fits.
+    n_states: how many states more than the resume points' are kept at a time, of a model that has any. draft:
+    its cache has as many cells; where not even the smallest ones fit together, it has none. Raises what
+    Context does, and DeviceError when nothing fits.
     """
     with Context(model, n_ctx=256, n_batch=32, n_ubatch=32, n_seq_max=1, **context) as probe:
         groups = probe.kv.groups
@@ -66,13 +73,20 @@ def sizes_for(
     context = {**context, **batch, "n_seq_max": n_seq_max}
     if n_ctx is not None:
         sizes = _with_points(n_ctx, groups, n_seq_max, n_states, free)
-        if warning := warning_of_memory(model, n_ctx, {**context, **sizes.points}, budget.margin):
+        if warning := warning_of_memory(model, n_ctx, {**context, **sizes.points}, budget.margin, draft):
             _log.warning(warning)
         return sizes
     most = min(n_seq_max * max(model.n_ctx_train, 512), _MOST_CELLS)
     largest = _with_points(most, groups, n_seq_max, n_states, free)
-    fitting = fitting_n_ctx(model, most, {**context, **largest.points}, *budget)
-    return _with_points(fitting, groups, n_seq_max, n_states, free)
+    context |= largest.points
+    try:
+        fitting, has_draft = fitting_n_ctx(model, most, context, *budget, draft), True
+    except DeviceError as error:
+        if draft is None:
+            raise
+        fitting, has_draft = fitting_n_ctx(model, most, context, *budget), False
+        _log.warning("there are no drafts: with a cache of the draft model, %s", error)
+    return replace(_with_points(fitting, groups, n_seq_max, n_states, free), has_draft=has_draft)
 
 
 def _with_points(n_ctx: int, groups: Sequence[CellGroup], n_seq_max: int, n_states: int, free: int) -> Sizes:

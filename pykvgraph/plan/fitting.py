@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import resource
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +23,10 @@ from pykvgraph.plan.memory_model import weight_limit
 STEP = 256  # cells
 _TABLES = 300 << 10  # bytes for each tensor of a model: what ggml allocates to split two graphs over devices
 _STACK = 8 << 20  # of a thread, where nobody has limited it
+
+
+# a file, and arguments of plan_memory, without n_ctx
+Beside = tuple[str | os.PathLike[str], dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -44,17 +50,19 @@ def fit_n_ctx(
     *,
     is_loaded: bool = False,
     margin: int = MARGIN,
+    beside: Sequence[Beside] = (),
     **arguments: Any,
 ) -> Fit:
     """The most cells, up to `most`, for which there is memory; fewer than `most` in steps of 256.
 
     Each number of cells is planned exactly (plan_memory), and compared with (100 - margin) per cent of what
     is free: on a device what the device tells, on the host what host_free_bytes() tells. is_loaded: the
-    weights are in memory already. arguments: those of plan_memory, without n_ctx.
+    weights are in memory already. beside: other models that are loaded, each of which gets a cache of as many
+    cells. arguments: those of plan_memory, without n_ctx.
 
     Raises DeviceError when not even the smallest cache fits, and what plan_memory raises.
     """
-    planned = Planned(path, is_loaded, margin, arguments)
+    planned = Planned(path, is_loaded, margin, arguments, beside)
     low = planned.with_cells(min(STEP, most))
     if low.full:
         raise DeviceError(planned.refusal(low))
@@ -70,16 +78,23 @@ def fit_n_ctx(
     return Fit(low.n_ctx, low.parts, low.limits, full)
 
 
-def warning_of(path: str | os.PathLike[str], n_ctx: int, *, margin: int = MARGIN, **arguments: Any) -> str:
+def warning_of(
+    path: str | os.PathLike[str],
+    n_ctx: int,
+    *,
+    margin: int = MARGIN,
+    beside: Sequence[Beside] = (),
+    **arguments: Any,
+) -> str:
     """What to type where a cache of n_ctx cells leaves less than `margin` % of the free memory; "": fine.
 
-    The model is loaded. arguments: those of plan_memory, without n_ctx. Raises what plan_memory raises.
+    The model is loaded. beside, arguments: as in fit_n_ctx(). Raises what plan_memory raises.
     """
-    found = Planned(path, True, margin, arguments).with_cells(n_ctx)
+    found = Planned(path, True, margin, arguments, beside).with_cells(n_ctx)
     if not found.full:
         return ""
     try:
-        fitting = fit_n_ctx(path, n_ctx, is_loaded=True, margin=margin, **arguments).n_ctx
+        fitting = fit_n_ctx(path, n_ctx, is_loaded=True, margin=margin, beside=beside, **arguments).n_ctx
         advice = f"n_ctx={fitting} (-c {fitting}) does"
     except DeviceError:
         advice = "no smaller one does either, so free memory there"
@@ -90,48 +105,58 @@ def warning_of(path: str | os.PathLike[str], n_ctx: int, *, margin: int = MARGIN
 
 
 class Planned:
-    """Plans of one model with more or fewer cells, beside the memory that was free at first."""
+    """Plans of one model with more or fewer cells, and of others beside it, and the memory free at first."""
 
     def __init__(
-        self, path: str | os.PathLike[str], is_loaded: bool, margin: int, arguments: dict[str, Any]
+        self,
+        path: str | os.PathLike[str],
+        is_loaded: bool,
+        margin: int,
+        arguments: dict[str, Any],
+        beside: Sequence[Beside] = (),
     ) -> None:
-        self._path = path
+        self._asked = [(path, arguments), *beside]
         self._is_loaded = is_loaded
-        self._arguments = arguments
-        parts = plan_memory(path, n_ctx=STEP, **arguments)
-        self._devices = [part.device for part in parts]
+        parts = [part for plan in self._plans(STEP) for part in plan]
         told = {device.name: device.memory_free for device in devices() if device.type == "gpu"}
         n_file = sum(part.mapped_bytes for part in parts)
-        host = host_free_bytes(n_file, is_mapped=is_loaded, n_untouched=_untouched(path, arguments))
-        self.limits = tuple(weight_limit(told.get(part.device) or host, margin) for part in parts)
+        n_untouched = sum(_untouched(*each) for each in self._asked)
+        host = host_free_bytes(n_file, is_mapped=is_loaded, n_untouched=n_untouched)
+        self._limits = {part.device: weight_limit(told.get(part.device) or host, margin) for part in parts}
 
     def with_cells(self, n_ctx: int) -> Fit:
         """full: the first device on which it doesn't fit."""
         try:
-            parts = plan_memory(self._path, n_ctx=n_ctx, **self._arguments)
+            plans = self._plans(n_ctx)
         except DeviceError as error:  # it names the device first, or there is no host memory
-            names = [name for name in self._devices if str(error).startswith(name)]
-            return Fit(n_ctx, (), self.limits, (names or ["CPU"])[0])
-        pairs = zip(parts, self.limits, strict=True)
-        full = next((part.device for part, limit in pairs if self._to_take(part) > limit), "")
-        return Fit(n_ctx, parts, self.limits, full)
+            names = [name for name in self._limits if str(error).startswith(name)]
+            return Fit(n_ctx, (), tuple(self._limits.values()), (names or ["CPU"])[0])
+        taken = self._taken(plans)
+        full = next((name for name, limit in self._limits.items() if taken[name] > limit), "")
+        return Fit(n_ctx, plans[0], tuple(self._limits[part.device] for part in plans[0]), full)
 
     def refusal(self, fit: Fit) -> str:
         """Why a cache doesn't fit."""
-        pairs = zip(fit.parts, fit.limits, strict=False)
-        amounts = [(self._to_take(part), limit) for part, limit in pairs if part.device == fit.full]
-        sizes = "".join(
-            f": it would take {size_text(n)}, and {size_text(limit)} may be taken" for n, limit in amounts
-        )
+        sizes = ""
+        if fit.parts:
+            n_bytes, limit = self._taken(self._plans(fit.n_ctx))[fit.full], self._limits[fit.full]
+            sizes = f": it would take {size_text(n_bytes)}, and {size_text(limit)} may be taken"
         return (
             f"{fit.full} has no room for a cache of {fit.n_ctx} cells{sizes}. Free memory there, or use a "
             "smaller model, fewer n_gpu_layers, a smaller n_ubatch, or a smaller type_k and type_v"
         )
 
-    def _to_take(self, part: DevicePart) -> int:
-        """What is not in memory yet; mapped weights were taken off what is free."""
-        weights = 0 if self._is_loaded else part.weight_bytes - part.mapped_bytes
-        return weights + part.cache_bytes + part.compute_bytes
+    def _plans(self, n_ctx: int) -> list[tuple[DevicePart, ...]]:
+        return [plan_memory(path, n_ctx=n_ctx, **arguments) for path, arguments in self._asked]
+
+    def _taken(self, plans: list[tuple[DevicePart, ...]]) -> Counter[str]:
+        """By device, what is not in memory yet; mapped weights were taken off what is free."""
+        taken: Counter[str] = Counter()
+        for i, plan in enumerate(plans):
+            for part in plan:
+                weights = 0 if self._is_loaded or i > 0 else part.weight_bytes - part.mapped_bytes
+                taken[part.device] += weights + part.cache_bytes + part.compute_bytes
+        return taken
 
 
 def _untouched(path: str | os.PathLike[str], arguments: dict[str, Any]) -> int:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 from pykvgraph.checks import shown
+from pykvgraph.context.auto_n_ctx import Draft
 from pykvgraph.context.context import Context
 from pykvgraph.engine.request_sequence import RequestSequence
 from pykvgraph.engine.speculation.draft_model import ModelDrafter, require_same_tokens
@@ -33,25 +34,30 @@ class Drafter(Protocol):
         ...
 
 
-def drafter_of(
-    draft: object, model: Model, n_ctx: int | Literal["auto"], context: dict[str, Any]
-) -> Drafter | None:
-    """Engine's argument; context: the arguments of the engine's, of which a draft model's has the sizes.
+def draft_model_of(draft: object, model: Model, context: dict[str, Any]) -> Draft | None:
+    """The draft model, and its context's arguments, of those of the engine's; None: there is no second model.
 
-    Raises InvalidArgumentError for a model of another vocabulary, or what is none, UnsupportedError for one
-    that can't go back by a few tokens, and what Context raises.
+    Raises InvalidArgumentError for a model of another vocabulary, or what is none.
     """
-    if draft is None:
+    if draft is None or (isinstance(draft, str) and draft == "ngram"):
         return None
-    if isinstance(draft, str) and draft == "ngram":
-        return NgramDrafter()
     if not isinstance(draft, Model):
         raise InvalidArgumentError(f'draft must be "ngram", a pykvgraph.Model or None, got {shown(draft)}')
     require_same_tokens(model, draft)
     draft._require_logits()
-    sizes = {name: value for name, value in context.items() if name in _SIZES}
-    ctx = Context(draft, n_ctx=n_ctx, swa_full=True, **sizes)
+    return draft, {**{name: value for name, value in context.items() if name in _SIZES}, "swa_full": True}
+
+
+def drafter_of(draft: Draft | None, n_ctx: int) -> Drafter:
+    """Drafts by a second model with a cache of so many cells, or by the text itself.
+
+    Raises UnsupportedError for a model that can't go back by a few tokens, and what Context raises.
+    """
+    if draft is None:
+        return NgramDrafter()
+    model, arguments = draft
+    ctx = Context(model, n_ctx=n_ctx, **arguments)
     if any(group.kind == "state" for group in ctx.kv.groups):
         ctx.close()
-        raise UnsupportedError(f"draft: {draft.arch} has recurrent layers; use a draft model without")
+        raise UnsupportedError(f"draft: {model.arch} has recurrent layers; use a draft model without")
     return ModelDrafter(ctx)
