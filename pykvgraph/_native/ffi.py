@@ -135,6 +135,7 @@ class KvgContextParams(Structure):
         ("checkpoint_cells", c_int64),
         ("device_layers", c_int64),
         ("kv_tier", c_int32),
+        ("resident_layers", c_int64),
         ("n_outputs_max", c_int64),
     )
 

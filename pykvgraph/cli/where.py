@@ -126,7 +126,8 @@ _OPTIONS = (
         "--kv-tier",
         type=click.Choice([*KV_TIERS]),
         default=ContextParams.kv_tier,
-        help="host: keep the cache in host memory, and copy each layer's part to its device, which attends.",
+        help="host: keep the cache in host memory, and copy each layer's part to its device, which attends. "
+        "auto: so for the layers that the device has no room for.",
     ),
     option(
         "--rpc",

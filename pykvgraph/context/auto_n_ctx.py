@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from pykvgraph._native.fork import importing
 from pykvgraph.errors import DeviceError
@@ -14,6 +14,7 @@ from pykvgraph.params.params import MARGIN, ContextParams
 if TYPE_CHECKING:
     from pykvgraph.plan.fitting import Beside
 
+Tier = Literal["device", "host"]
 Draft = tuple[Model, Mapping[str, Any]]  # a model whose cache has as many cells, and Context's arguments
 
 
@@ -36,6 +37,19 @@ def fitting_n_ctx(
     margin = 100 - int((100 - margin) * share)
     where = {**model._where, **_of_context(arguments)}
     return fit_n_ctx(model.path, most, is_loaded=True, margin=margin, beside=_beside(draft), **where).n_ctx
+
+
+def fitting_tier(model: Model, arguments: Mapping[str, Any], margin: int = MARGIN) -> tuple[Tier, int]:
+    """kv_tier and resident_layers of a Context with these arguments: as much on the devices as they hold.
+
+    Raises what plan_memory() raises.
+    """
+    with importing:
+        from pykvgraph.plan.fitting import fit_resident_layers
+    where = {**model._where, **_of_context(arguments)}
+    n_ctx = arguments["n_ctx"]
+    n_resident = fit_resident_layers(model.path, n_ctx, model.n_layer, margin=margin, **where)
+    return ("device", 0) if n_resident == model.n_layer else ("host", n_resident)
 
 
 def warning_of_memory(

@@ -19,7 +19,7 @@ from pykvgraph._native.handles import Closable, Handle, repr_of
 from pykvgraph._native.kv import read_info
 from pykvgraph._native.library import lib, sized
 from pykvgraph.checks import flag, integer, native_path, shown
-from pykvgraph.context.auto_n_ctx import fitting_n_ctx, refusal_with_advice
+from pykvgraph.context.auto_n_ctx import fitting_n_ctx, fitting_tier, refusal_with_advice
 from pykvgraph.context.batch import Batch
 from pykvgraph.errors import DeviceError, InvalidArgumentError, KVGraphError
 from pykvgraph.kv_cache.cache import KVCache
@@ -72,9 +72,12 @@ class Context(Closable):
     kv_tier: "device": as offload_kqv says. "host": K and V are in host memory, so the cache may be larger
     than the device, and the device still computes the attention: each layer's attended span is copied there
     for its turn, and the rows of new tokens are copied back. Nothing changes for layers on the CPU. It can't
-    be combined with offload_kqv=False.
+    be combined with offload_kqv=False. "auto": "device" where that has room, else "host" with as many
+    resident_layers as there is room for.
     device_layers: for kv_tier="host": room for how many layers' K and V each device has. 2: while a layer is
     computed the next one's span is copied. 1: it is copied when that is over. More than the model has: all.
+    resident_layers: for kv_tier="host": how many layers' K and V stay on their device all the same; first
+    those with a sliding window, then layers spread evenly over the others.
 
     adapters: LoRA adapters and their scales, as set_adapters() takes them.
 
@@ -105,8 +108,9 @@ class Context(Closable):
         swa_full: bool = ContextParams.swa_full,
         checkpoint_cells: int = ContextParams.checkpoint_cells,
         checkpoint_bytes: int | None = ContextParams.checkpoint_bytes,
-        kv_tier: Literal["device", "host"] = ContextParams.kv_tier,
+        kv_tier: Literal["device", "host", "auto"] = ContextParams.kv_tier,
         device_layers: int = ContextParams.device_layers,
+        resident_layers: int = ContextParams.resident_layers,
         n_outputs_max: int = ContextParams.n_outputs_max,
         adapters: Iterable[tuple[Adapter, float]] = (),
     ) -> None:
@@ -114,6 +118,8 @@ class Context(Closable):
             raise InvalidArgumentError(f"model must be a pykvgraph.Model, got {shown(model)}")
         if isinstance(n_ctx, str) and n_ctx == "auto":
             n_ctx = fitting_n_ctx(model, model.n_ctx_train, locals())
+        if kv_tier == "auto":
+            kv_tier, resident_layers = fitting_tier(model, locals())
         params = params_of(ContextParams, locals())
         native = params.native(model.n_params)
         self.model = model
@@ -134,6 +140,7 @@ class Context(Closable):
         self.checkpoint_bytes = params.checkpoint_bytes
         self.kv_tier = params.kv_tier
         self.device_layers = params.device_layers
+        self.resident_layers = params.resident_layers
         try:
             self._handle = Handle.open(
                 model._handle.call,

@@ -81,7 +81,7 @@ class Llama(LlamaSession):
         type_v: int | str | None = None,
         spm_infill: bool = False,
         verbose: bool = True,
-        kv_tier: Literal["device", "host"] = "device",
+        kv_tier: Literal["device", "host", "auto"] = "device",
         device_layers: int = 2,
     ) -> None:
         given = {name: value for name, value in locals().items() if name not in ("self", "__class__")}

@@ -27,7 +27,11 @@ from pykvgraph.params.overrides import Overrides, checked_overrides, native_over
 
 # the types of K and V by name; the numbers are those of kvgraph.h and of ggml
 CACHE_TYPES: dict[str, int] = {kind.name.removeprefix("KVG_TYPE_").lower(): kind for kind in KvgType}
-KV_TIERS: dict[str, int] = {"device": KvgKvTier.KVG_KV_TIER_DEVICE, "host": KvgKvTier.KVG_KV_TIER_HOST}
+KV_TIERS: dict[str, int] = {
+    "device": KvgKvTier.KVG_KV_TIER_DEVICE,
+    "host": KvgKvTier.KVG_KV_TIER_HOST,
+    "auto": KvgKvTier.KVG_KV_TIER_HOST,  # what takes least there, until it is known how many layers fit
+}
 _FLASH_ATTN: dict[str | bool, int] = {
     "auto": KvgFlashAttn.KVG_FLASH_ATTN_AUTO,
     "on": KvgFlashAttn.KVG_FLASH_ATTN_ON,
@@ -122,8 +126,9 @@ class ContextParams:
     swa_full: bool = False
     checkpoint_cells: int = 0
     checkpoint_bytes: int | None = None
-    kv_tier: Literal["device", "host"] = "device"
+    kv_tier: Literal["device", "host", "auto"] = "device"
     device_layers: int = 2
+    resident_layers: int = 0
     n_outputs_max: int = 0
 
     def __post_init__(self) -> None:
@@ -148,6 +153,7 @@ class ContextParams:
             else integer(self.checkpoint_bytes, "checkpoint_bytes", 0),
             kv_tier=_choice(self.kv_tier, "kv_tier", KV_TIERS),
             device_layers=integer(self.device_layers, "device_layers", 1),
+            resident_layers=integer(self.resident_layers, "resident_layers", 0),
             n_outputs_max=integer(self.n_outputs_max, "n_outputs_max", 0),
         )
 
@@ -173,6 +179,7 @@ class ContextParams:
             checkpoint_bytes=-1 if self.checkpoint_bytes is None else self.checkpoint_bytes,
             kv_tier=KV_TIERS[self.kv_tier],
             device_layers=self.device_layers,
+            resident_layers=self.resident_layers,
             n_outputs_max=self.n_outputs_max,
         )
 

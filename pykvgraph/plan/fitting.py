@@ -22,6 +22,7 @@ from pykvgraph.plan.memory_model import weight_limit
 
 STEP = 256  # cells
 _TABLES = 300 << 10  # bytes for each tensor of a model: what ggml allocates to split two graphs over devices
+_STREAM = ', or kv_tier="auto" (-kvt auto), which keeps in host memory what does not fit there'
 _STACK = 8 << 20  # of a thread, where nobody has limited it
 
 
@@ -76,6 +77,29 @@ def fit_n_ctx(
         else:
             low = found
     return Fit(low.n_ctx, low.parts, low.limits, full)
+
+
+def fit_resident_layers(
+    path: str | os.PathLike[str], n_ctx: int, n_layer: int, *, margin: int = MARGIN, **arguments: Any
+) -> int:
+    """The most layers whose K and V the devices hold (resident_layers), of n_layer; the others' are streamed.
+
+    The model is loaded. arguments: those of plan_memory, without n_ctx. Raises what plan_memory raises.
+    """
+
+    def fits(n_resident: int) -> bool:
+        tier = {"kv_tier": "device"} if n_resident == n_layer else {"kv_tier": "host"}
+        given = {**arguments, **tier, "resident_layers": n_resident}
+        return Planned(path, True, margin, given).with_cells(n_ctx).full in ("", "CPU")
+
+    if fits(n_layer):
+        return n_layer
+    # bisect: resident layers 0 to low fit, high doesn't
+    low, high = 0, n_layer
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
 
 
 def warning_of(
@@ -138,12 +162,14 @@ class Planned:
     def refusal(self, fit: Fit) -> str:
         """Why a cache doesn't fit."""
         sizes = ""
+        can_stream = fit.full != "CPU" and self._asked[0][1].get("kv_tier", "device") == "device"
         if fit.parts:
             n_bytes, limit = self._taken(self._plans(fit.n_ctx))[fit.full], self._limits[fit.full]
             sizes = f": it would take {size_text(n_bytes)}, and {size_text(limit)} may be taken"
         return (
             f"{fit.full} has no room for a cache of {fit.n_ctx} cells{sizes}. Free memory there, or use a "
             "smaller model, fewer n_gpu_layers, a smaller n_ubatch, or a smaller type_k and type_v"
+            f"{_STREAM if can_stream else ''}"
         )
 
     def _plans(self, n_ctx: int) -> list[tuple[DevicePart, ...]]:

@@ -44,6 +44,7 @@ static std::string struct_layout() {
     FIELD(kvg_context_params, checkpoint_cells, ",");
     FIELD(kvg_context_params, device_layers, ",");
     FIELD(kvg_context_params, kv_tier, ",");
+    FIELD(kvg_context_params, resident_layers, ",");
     FIELD(kvg_context_params, n_outputs_max, ";");
     STRUCT(kvg_context_part);
     FIELD(kvg_context_part, struct_size, ",");

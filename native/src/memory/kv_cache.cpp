@@ -37,9 +37,10 @@ static void require_room(const hparams & h, const kv_homes & homes, const cache_
     for (const auto & [device, bytes] : needed) {
         if (!has_room(device, bytes)) {
             fail(KVG_DEVICE,
-                 "a cache of %u cells needs %s on %s and %s are free; use a smaller n_ctx or smaller types of K and V%s",
+                 "a cache of %u cells needs %s on %s and %s are free; use a smaller n_ctx or smaller types of K and V%s%s",
                  size.n_ctx, format_bytes(bytes).c_str(), ggml_backend_dev_name(device),
                  format_bytes(device_memory(device).free).c_str(),
+                 is_cpu(device) ? "" : ", or kv_tier=\"auto\" (-kvt auto), which keeps in host memory what does not fit there",
                  state_bytes > 0 ? ", or for recurrent states a smaller n_seq_max or checkpoint_bytes" : "");
         }
     }

@@ -35,8 +35,31 @@ step_params check_step(const kvg_context_params & params, const hparams & h) {
     return out;
 }
 
+// Of those layers n, or all: evenly, so that others can be copied while these are computed.
+void keep_evenly(const std::vector<uint32_t> & layers, size_t n, kv_homes & homes) {
+    n = std::min(n, layers.size());
+    for (size_t i = 0; i < layers.size(); ++i) {
+        if ((i + 1) * n / layers.size() > i * n / layers.size()) {
+            homes.cells[layers[i]] = homes.readers[layers[i]];
+        }
+    }
+}
+
+// n layers whose K and V stay on their device: first those with a window, which take little memory there and as long a turn as others.
+void keep_resident(const hparams & h, size_t n, kv_homes & homes) {
+    std::vector<uint32_t> with_window;
+    std::vector<uint32_t> others;
+    for (uint32_t il = 0; il < h.n_layer(); ++il) {
+        if (h.layers[il].attends() && h.layers[il].kv_from == il && homes.readers[il] != homes.cells[il]) {
+            (h.layers[il].window > 0 ? with_window : others).push_back(il);
+        }
+    }
+    keep_evenly(with_window, n, homes);
+    keep_evenly(others, n - std::min(n, with_window.size()), homes);
+}
+
 // Where each layer's cells are, and who reads them.
-kv_homes homes_of(const placement & placement, const kvg_context_params & params) {
+kv_homes homes_of(const placement & placement, const hparams & h, const kvg_context_params & params) {
     bounded("kv_tier", params.kv_tier, KVG_KV_TIER_DEVICE, KVG_KV_TIER_HOST);
     bounded("device_layers", params.device_layers, 1, std::numeric_limits<int32_t>::max());
     const bool on_host = params.kv_tier == KVG_KV_TIER_HOST;
@@ -50,6 +73,7 @@ kv_homes homes_of(const placement & placement, const kvg_context_params & params
         homes.readers.push_back(params.offload_kqv ? placement.layer(il) : cpu_device());
         homes.cells.push_back(on_host ? cpu_device() : homes.readers.back());
     }
+    keep_resident(h, static_cast<size_t>(bounded("resident_layers", params.resident_layers, 0, MAX_CELLS)), homes);
     return homes;
 }
 
@@ -86,7 +110,7 @@ context::context(std::shared_ptr<const model> model, const kvg_context_params & 
     }
     const cache_types types = {cache_type("type_k", params.type_k), cache_type("type_v", params.type_v), params.hadamard != 0};
     const hparams & h = model_->hparams();
-    const kv_homes homes = homes_of(model_->placement(), params);
+    const kv_homes homes = homes_of(model_->placement(), h, params);
     for (ggml_backend_dev_t device : homes.readers) {
         settings.align = std::max(settings.align, span_align(device));
     }

@@ -24,7 +24,7 @@ def test_on_the_cpu_all_is_in_host_memory_already(small: kvg.Model) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"kv_tier": "disk"}, r"kv_tier must be one of 'device', 'host', got 'disk'"),
+        ({"kv_tier": "disk"}, r"kv_tier must be one of 'device', 'host', 'auto', got 'disk'"),
         ({"kv_tier": None}, "kv_tier"),
         ({"device_layers": 0}, "device_layers"),
         ({"device_layers": -1}, "device_layers"),

@@ -55,6 +55,7 @@ def test_signatures_show_the_defaults(
 OWN_DEFAULTS = {
     ("batch", "n_ctx"): "auto",  # many texts at once
     ("bench", "n_batch"): 2048,  # llama-bench's
+    ("cells", "defrag_threshold"): -1.0,  # the script asks for it
     ("cells", "n_ctx"): 64,  # fits a terminal
     ("cells", "n_seq_max"): 4,  # of the demonstration
     ("chat", "max_tokens"): 512,  # of an answer
