@@ -18,7 +18,7 @@ import pykvgraph as kvg
 
 pytestmark = pytest.mark.gpu
 
-SPEC = ModelSpec(n_layer=8, n_head=4, n_head_kv=2, head_dim=16)
+SPEC = ModelSpec(n_layer=5, n_head=4, n_head_kv=2, head_dim=16)
 N_CELLS = 256
 
 
@@ -39,20 +39,21 @@ def open_tier(model: kvg.Model, **options: Any) -> kvg.Context:
 
 def test_a_full_cache(model: kvg.Model) -> None:
     """A batch that is too large leaves all as it was, and what is given up has room for another text."""
-    with open_tier(model) as ctx:
-        decode(ctx, run_of(random_ids(N_CELLS - 1, N_VOCAB)))
+    n = 64
+    with open_tier(model, n_ctx=n) as ctx:
+        decode(ctx, run_of(random_ids(n - 1, N_VOCAB)))
         before = ctx.kv.save()
         with pytest.raises(kvg.CacheFullError):
-            decode(ctx, run_of(random_ids(2, N_VOCAB), N_CELLS - 1))
+            decode(ctx, run_of(random_ids(2, N_VOCAB), n - 1))
         assert ctx.kv.save() == before
-        decode(ctx, [Token(5, N_CELLS - 1)])
+        decode(ctx, [Token(5, n - 1)])
         with pytest.raises(kvg.CacheFullError):
             ctx.append(5)
-        ctx.kv.seq_rm(0, 0, N_CELLS // 2)
-        ctx.kv.seq_add(0, N_CELLS // 2, -1, -N_CELLS // 2)
-        for _ in range(N_CELLS // 2):
+        ctx.kv.seq_rm(0, 0, n // 2)
+        ctx.kv.seq_add(0, n // 2, -1, -n // 2)
+        for _ in range(n // 2):
             ctx.append(5)
-        assert ctx.kv.n_used == N_CELLS
+        assert ctx.kv.n_used == n
 
 
 def test_many_sequences(model: kvg.Model, path: Path) -> None:
@@ -78,11 +79,11 @@ def test_many_sequences(model: kvg.Model, path: Path) -> None:
 
 def test_contexts_in_threads(model: kvg.Model) -> None:
     """Each says what it says alone."""
-    n = 4
+    n = 3
 
     def say(seed: int, ctx: kvg.Context) -> Logits:
-        decode(ctx, run_of(random_ids(60, N_VOCAB, seed)))
-        return np.stack([ctx.append(token) for token in random_ids(8, N_VOCAB, seed)])
+        decode(ctx, run_of(random_ids(24, N_VOCAB, seed)))
+        return np.stack([ctx.append(token) for token in random_ids(5, N_VOCAB, seed)])
 
     with open_tier(model) as ctx:
         expected = []
@@ -107,24 +108,24 @@ def test_contexts_in_threads(model: kvg.Model) -> None:
 @pytest.mark.parametrize("site", ["build", "cells", "compute", "alloc"])
 def test_a_decode_that_fails(model: kvg.Model, site: str) -> None:
     """The first micro-batch's rows came to the host, the second's didn't: the text is as before."""
-    ids = random_ids(90, N_VOCAB)
-    with open_tier(model, n_ubatch=32, n_batch=64) as ctx:
-        decode(ctx, run_of(ids[:20]))
+    ids = random_ids(45, N_VOCAB)
+    with open_tier(model, n_ubatch=16, n_batch=32) as ctx:
+        decode(ctx, run_of(ids[:10]))
         before = ctx.kv.save()
         with (
             fault(site, 1 if site == "cells" else 2),
             pytest.raises((kvg.DeviceError, MemoryError)),
         ):
-            decode(ctx, run_of(ids[20:65], 20))
-            decode(ctx, run_of(ids[65:80], 65))
-        ctx.kv.seq_rm(0, 20, -1)
+            decode(ctx, run_of(ids[10:33], 10))
+            decode(ctx, run_of(ids[33:40], 33))
+        ctx.kv.seq_rm(0, 10, -1)
         assert ctx.kv.save() == before
-        decode(ctx, run_of(ids[20:60], 20))
-        found = decode(ctx, run_of(ids[60:], 60))
+        decode(ctx, run_of(ids[10:30], 10))
+        found = decode(ctx, run_of(ids[30:], 30))
         ctx.reset()
-        decode(ctx, run_of(ids[:20]))
-        decode(ctx, run_of(ids[20:60], 20))
-        assert np.array_equal(found, decode(ctx, run_of(ids[60:], 60)))
+        decode(ctx, run_of(ids[:10]))
+        decode(ctx, run_of(ids[10:30], 10))
+        assert np.array_equal(found, decode(ctx, run_of(ids[30:], 30)))
 
 
 @pytest.mark.parametrize(
@@ -152,9 +153,9 @@ def test_refused(model: kvg.Model, wrong: dict[str, Any]) -> None:
 
 def test_an_engine(model: kvg.Model) -> None:
     """It says what it says with cells on the device: prompts that share a prefix, more than fit at once."""
-    shared = random_ids(40, N_VOCAB)
-    prompts = [[*shared, *random_ids(10, N_VOCAB, seed)] for seed in range(6)]
-    params = kvg.SamplingParams(max_tokens=12, temperature=0)
+    shared = random_ids(24, N_VOCAB)
+    prompts = [[*shared, *random_ids(6, N_VOCAB, seed)] for seed in range(6)]
+    params = kvg.SamplingParams(max_tokens=6, temperature=0)
 
     def say(kv_tier: str) -> list[list[int]]:
         options: dict[str, Any] = {"n_ctx": N_CELLS, "n_seq_max": 3, "n_threads": 1, "n_threads_batch": 1}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,9 @@ import pykvgraph as kvg
 from pykvgraph.plan.fitting import fit_n_ctx
 
 pytestmark = pytest.mark.gpu
+
+# fewer rows to normalize, which is what a software device takes its time for
+GEMMA4 = replace(MODELS[8], n_layer=4, period=2, n_head=2, n_head_kv=1, n_head_kv_window=2)
 
 
 @pytest.mark.parametrize("kv_type", ["f16", "q8_0"])
@@ -34,7 +38,7 @@ def test_what_is_planned_is_allocated(
         assert each.error <= 0.02, each
 
 
-@pytest.mark.parametrize("spec", [MODELS[0], MODELS[8], MODELS[10]], ids=str)
+@pytest.mark.parametrize("spec", [MODELS[0], GEMMA4, MODELS[10]], ids=str)
 def test_with_cells_in_host_memory(
     device: str, architecture: Callable[[ArchSpec], Path], spec: ArchSpec
 ) -> None:

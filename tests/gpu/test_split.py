@@ -13,7 +13,7 @@ from support.engines import Engine, Logits, decode, open_context, prompt_then_si
 from support.every_op import OPTIONS, every_op, mean_error, on_cpu, worst_step
 from support.faults import fault
 from support.judge import judge
-from support.kept_graphs import grow_graphs
+from support.kept_graphs import grow_graphs, saved_by_cpu
 from support.models import N_VOCAB, ModelSpec
 
 import pykvgraph as kvg
@@ -183,14 +183,16 @@ def test_a_defrag_that_one_device_fails_in(halves: kvg.Context, site: str, part:
 
 def test_memory_is_predicted(device: str, path: Path) -> None:
     """Within 2% of what buffers take, for each of the three."""
+    sizes: dict[str, Any] = {"n_ctx": 2000, "n_batch": 100, "n_ubatch": 100, "n_threads": 1}
+    before = saved_by_cpu(path, 1900, **sizes)
     for n_gpu_layers, offload in ((-1, True), (2, True), (2, False)):
-        options: dict[str, Any] = {"n_ctx": 2000, "n_ubatch": 100, "offload_kqv": offload, "n_threads": 1}
+        options = {**sizes, "offload_kqv": offload}
         plan = kvg.plan_memory(path, device, n_gpu_layers=n_gpu_layers, **options)
         with (
             kvg.Model(path, device=device, n_gpu_layers=n_gpu_layers) as model,
             kvg.Context(model, **options) as ctx,
         ):
-            grow_graphs(ctx, n_before=1960)
+            grow_graphs(ctx, before)
             held = ctx.devices
             assert [part.device for part in plan] == [part.device for part in held]
             for predicted, part in zip(plan, held, strict=True):

@@ -100,16 +100,19 @@ def test_bytes(device: str, architecture: Callable[[ArchSpec], Path], tmp_path: 
     assert [span.n_bytes for span in tracks["copy out"][::N_LAYER]] == [N_PROMPT * row] + [row] * N_TOKENS
 
 
-def test_it_is_taken_once(device: str, architecture: Callable[[ArchSpec], Path], tmp_path: Path) -> None:
-    file = tmp_path / "trace.json"
+def test_it_is_taken_once(
+    device: str, architecture: Callable[[ArchSpec], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, n = tmp_path / "trace.json", 12
+    monkeypatch.setattr("pykvgraph.context.trace._AT_A_TIME", 100)
     with (
         kvg.Model(architecture(PLAIN), device=device) as model,
         open_context(model, n_ctx=256, kv_tier="host") as ctx,
     ):
-        for _ in range(250):
+        for _ in range(n):
             ctx.append(5)
         ctx.trace(file)
-        assert sum(map(len, read_events(file).values())) == 3 * N_LAYER * 250  # more than are taken at once
+        assert sum(map(len, read_events(file).values())) == 3 * N_LAYER * n  # more than are taken at once
         ctx.trace(file)
         assert not any(read_events(file).values())
         with fault("carry-out", 2), pytest.raises(kvg.DeviceError):

@@ -2,34 +2,54 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pykvgraph as kvg
 from support.engines import decode, random_ids, run_of
 from support.models import N_VOCAB
 
 SMALL = 32  # tokens of the largest graph that is kept beside the one of a whole micro-batch
 N_KEPT = 8
+# as many other shapes, of few tokens: n, and whether these ask for logits
+OTHERS = [(n, logits) for n in range(1, N_KEPT // 2 + 1) for logits in (True, False)]
 
 
-def grow_graphs(ctx: kvg.Context, n_before: int = 0, n_outputs: int = SMALL) -> None:
-    """Decodes a whole batch, then small ones. n_outputs: how many tokens of each ask for logits.
+def grow_graphs(ctx: kvg.Context, before: int | bytes = 0, n_outputs: int = SMALL) -> None:
+    """Decodes a whole batch, then small ones. n_outputs: how many tokens at most ask for logits.
 
-    n_before: how many tokens stay in the cache before them: on some devices a graph is as large as the span
-    that is attended. One more shape than are kept takes the place of each graph in turn.
+    before: how many tokens stay in the cache before them, or what `saved_by_cpu` returned: on some devices a
+    graph is as large as the span that is attended. One more shape than are kept takes the place of each graph
+    in turn.
     """
     ctx.reset()
-    for begin in range(0, n_before, ctx.n_batch):
-        decode_run(ctx, begin, min(ctx.n_batch, n_before - begin), n_outputs=0)
+    if isinstance(before, bytes):
+        ctx.kv.load(before, seq=0)
+    else:
+        decode_before(ctx, before)
+    n_before = ctx.kv.seq_pos_max(0) + 1
     states = ctx.kv.save(0) if n_before and ctx.kv.groups[-1].kind == "state" else None
     small = min(SMALL, ctx.n_ubatch)
-    for size in [ctx.n_batch, *[small, *range(1, N_KEPT + 1)] * N_KEPT]:
+    for size, logits in [(ctx.n_batch, True), *[(small, True), *OTHERS] * N_KEPT]:
         if n_before and states is None:
             ctx.kv.seq_rm(0, n_before, -1)
         else:
             ctx.reset()
         if states is not None:  # they can't go back
             ctx.kv.load(states, seq=0)
-        n = min(size, ctx.n_batch, ctx.n_ctx - n_before)
-        decode_run(ctx, n_before, n, n_outputs)
+        decode_run(ctx, n_before, min(size, ctx.n_batch, ctx.n_ctx - n_before), n_outputs if logits else 0)
+
+
+def saved_by_cpu(path: Path, n: int, **options: Any) -> bytes:
+    """n tokens of sequence 0, for a context with these options: software devices take their time for them."""
+    with kvg.Model(path, device="cpu") as model, kvg.Context(model, **options) as ctx:
+        decode_before(ctx, n)
+        return ctx.kv.save(0)
+
+
+def decode_before(ctx: kvg.Context, n: int) -> None:
+    for begin in range(0, n, ctx.n_batch):
+        decode_run(ctx, begin, min(ctx.n_batch, n - begin), n_outputs=0)
 
 
 def decode_run(ctx: kvg.Context, begin: int, n: int, n_outputs: int) -> None:

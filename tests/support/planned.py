@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import pykvgraph as kvg
 from support.architectures import ArchSpec
-from support.kept_graphs import SMALL, grow_graphs
+from support.kept_graphs import SMALL, grow_graphs, saved_by_cpu
 from support.models import WeightType
 
 Q8_0 = WeightType.Q8_0
@@ -56,15 +56,15 @@ def compare(
     n_outputs_max: int = 0,
 ) -> Iterator[Compared]:
     """What was planned before the model is loaded, and what a context at its largest has."""
-    options = {**SIZES, "type_k": kv_type, "type_v": kv_type, "kv_tier": kv_tier}
-    options["n_outputs_max"] = n_outputs_max
+    options = {**SIZES, "type_k": kv_type, "type_v": kv_type}
+    cached = 0 if device == "cpu" else saved_by_cpu(path, SIZES["n_ctx"] - SIZES["n_batch"], **options)
+    options |= {"kv_tier": kv_tier, "n_outputs_max": n_outputs_max}
     plan = kvg.plan_memory(path, device, n_gpu_layers=n_gpu_layers, **options)
     with (
         kvg.Model(path, device=device, n_gpu_layers=n_gpu_layers) as model,
         kvg.Context(model, **options) as ctx,
     ):
-        n_outputs = max(n_outputs_max, SMALL)
-        grow_graphs(ctx, n_before=0 if device == "cpu" else ctx.n_ctx - ctx.n_batch, n_outputs=n_outputs)
+        grow_graphs(ctx, cached, max(n_outputs_max, SMALL))
         held = ctx.devices
     assert [part.device for part in plan] == [part.device for part in held]
     for before, after in zip(plan, held, strict=True):

