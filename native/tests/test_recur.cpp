@@ -108,7 +108,7 @@ struct recurrence {
 struct tokens_of {
     recurrence r;
     uint32_t n, k_stride, v_stride, decay_stride;
-    std::vector<float> q, k, v, decay, beta, out;
+    std::vector<float> q, k, v, decay, beta, skip, out;
     std::vector<double> wanted; // of out
 
     tokens_of(const recurrence & r, uint32_t n, std::mt19937 & random)
@@ -127,6 +127,7 @@ struct tokens_of {
         for (float & each : beta) {
             each = 1.0f / (1.0f + std::exp(-each));
         }
+        skip = random_floats(r.delta ? 0 : r.n_head, random);
     }
     uint32_t width() const { return r.head_dim_k; }
     size_t state_floats() const { return size_t{r.n_head} * r.head_dim_v * width(); }
@@ -138,6 +139,7 @@ struct tokens_of {
                 {v.data(), v_stride},
                 {decay.data(), decay_stride},
                 {beta.data(), r.n_head},
+                skip.empty() ? nullptr : skip.data(),
                 out.data(),
                 0.5f,
                 width(),
@@ -170,7 +172,8 @@ struct tokens_of {
                     s[i] += added * key[i];
                     result += s[i] * query[i];
                 }
-                wanted[(size_t{token} * r.n_head + h) * r.head_dim_v + row] = result * 0.5;
+                wanted[(size_t{token} * r.n_head + h) * r.head_dim_v + row] =
+                    result * 0.5 + (skip.empty() ? 0 : value * skip[h]);
             }
         }
     }
@@ -316,6 +319,48 @@ TEST_CASE("what many tokens do to a state together is what they do one after the
         check_chunks(**kernel, {128, 64, 6, 1, false, false, false});
         check_chunks(**kernel, {64, 64, 2, 2, true, true, true});
         check_chunks(**kernel, {16, 16, 8, 2, true, false, false});
+    }
+}
+
+TEST_CASE("a row divided by its length, and a row with a norm and a gate") {
+    std::mt19937 random(1);
+    for (const cpu_kernels * const * kernel = kernels_here(); *kernel; ++kernel) {
+        CAPTURE((*kernel)->name);
+        for (const uint32_t n : {16u, 128u, 3072u}) {
+            const auto x = random_floats(n, random), gate = random_floats(n, random, 3.0f), weight = random_floats(n, random);
+            std::vector<float> out(n);
+            std::vector<double> wanted(x.begin(), x.end());
+            const auto over_root_of = [&](double share, double eps) {
+                double sum = 0;
+                for (const double each : wanted) {
+                    sum += each * each * share;
+                }
+                for (double & each : wanted) {
+                    each /= std::sqrt(sum + eps);
+                }
+            };
+            over_root_of(1, 0.5);
+            (*kernel)->recur.to_unit(x.data(), out.data(), n, 0.5f);
+            CHECK(nmse(out, wanted) < 1e-12);
+
+            for (const uint32_t how : {0u, 1u, 2u, 3u}) {
+                const bool silu = how % 2 == 1, gate_first = how / 2 == 1;
+                const auto pass = [&] {
+                    for (uint32_t i = 0; i < n; ++i) {
+                        wanted[i] *= (silu ? gate[i] : 1.0) / (1 + std::exp(-static_cast<double>(gate[i])));
+                    }
+                };
+                wanted.assign(x.begin(), x.end());
+                gate_first ? pass() : void();
+                over_root_of(1.0 / n, 0.5);
+                gate_first ? void() : pass();
+                for (uint32_t i = 0; i < n; ++i) {
+                    wanted[i] *= weight[i];
+                }
+                (*kernel)->recur.pass_gate({x.data(), gate.data(), weight.data(), out.data(), n, 0.5f, silu, gate_first});
+                CHECK(nmse(out, wanted) < 1e-12);
+            }
+        }
     }
 }
 

@@ -236,6 +236,7 @@ void decay_chunk(const recall_job & job, uint32_t head, const chunk & c) {
 template <uint32_t N> void advance_panel(const recall_job & job, const chunk & c, uint32_t row, float * panel) {
     constexpr uint32_t WIDTH = N * LANES;
     const size_t v_width = size_t{job.n_head} * job.head_dim_v;
+    const float skip = job.skip ? job.skip[row / job.head_dim_v] : 0.0f;
     for (uint32_t i = 0; i < c.n_padded; i += CHUNK_ROWS) {
         block<N> d;
         for (uint32_t r = 0; r < CHUNK_ROWS; ++r) {
@@ -258,7 +259,13 @@ template <uint32_t N> void advance_panel(const recall_job & job, const chunk & c
             }
         }
         d.write(c.added + i * WIDTH);
-        block<N> o = {};
+        block<N> o;
+        for (uint32_t r = 0; r < CHUNK_ROWS; ++r) {
+            const float * values = job.v.of(c.tokens[min_of(i + r, c.n - 1)]) + row;
+            for (uint32_t v = 0; v < N; ++v) {
+                o.at[r][v] = job.skip ? load(values + v * LANES) * skip : vec{};
+            }
+        }
         o.add(c.asks + size_t{i} * c.head_dim, c.head_dim, 1, panel, c.head_dim);
         o.add(c.back_q + i * RECUR_CHUNK, RECUR_CHUNK, 1, c.added, i + CHUNK_ROWS);
         for (uint32_t r = 0; r < CHUNK_ROWS; ++r) {

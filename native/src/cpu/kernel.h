@@ -122,7 +122,10 @@ struct recur_kernel {
     void (*convolve)(const convolve_job & job, uint32_t begin, uint32_t end);
     // [begin, end) of n_head * head_dim_v / RECUR_ROWS
     void (*recall)(const recall_job & job, uint32_t begin, uint32_t end);
-    // The same for a piece, runs of many tokens by chunks. Vectors divide head_dim_v, too. scratch: recall_scratch_floats()
+    // x divided by its length, the square root of its squares and eps; n numbers, whole vectors
+    void (*to_unit)(const float * x, float * out, uint32_t n, float eps);
+    void (*pass_gate)(const gated_row & row);
+    // The same as recall for a piece, runs of many tokens by chunks. Vectors divide head_dim_v, too. scratch: recall_scratch_floats()
     void (*recall_by_chunks)(const recall_job & job, const recall_piece & piece, float * scratch);
 };
 

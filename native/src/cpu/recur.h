@@ -51,8 +51,9 @@ struct recall_job {
     recur_input v;       // (head_dim_v, n_head)
     recur_input decay;   // (n_head): the state is multiplied by e^decay; or (head_dim_k, n_head)
     recur_input beta;    // (n_head)
+    const float * skip;  // (n_head): V times it is added to the results; or nullptr
     float * out;         // (head_dim_v, n_head, n_tokens)
-    float scale;         // of the results
+    float scale;         // of the results, but for what skips the state
     uint32_t head_dim_k; // a multiple of lanes
     uint32_t head_dim_v; // a multiple of RECUR_ROWS
     uint32_t n_head;
@@ -60,6 +61,18 @@ struct recall_job {
     bool in_turn;        // K's heads: h % n_head_k
     bool delta;          // V less what the state gives for K
     bool decay_by_width; // decay: (head_dim_k, n_head)
+};
+
+// A row of results, with RMS norm, and what its gate lets through.
+struct gated_row {
+    const float * x;
+    const float * gate;
+    const float * weight; // of the norm
+    float * out;
+    uint32_t n; // a multiple of lanes
+    float eps;
+    bool silu;       // of the gate, else sigmoid
+    bool gate_first; // the norm is of what the gate lets through
 };
 
 // Rows of the states of some heads of V that have the same head of K.

@@ -95,7 +95,10 @@ void recall_token(const recall_job & job, uint32_t token, uint32_t head, uint32_
         c += updated(2) * query;
         d += updated(3) * query;
     }
-    const vec4 out = sums(a, b, c, d) * job.scale;
+    vec4 out = sums(a, b, c, d) * job.scale;
+    if (job.skip) {
+        out += load_as<vec4>(v) * job.skip[head];
+    }
     __builtin_memcpy(job.out + (size_t{token} * job.n_head + head) * job.head_dim_v + row, &out, sizeof(out));
 }
 
@@ -119,5 +122,37 @@ void recall(const recall_job & job, uint32_t begin, uint32_t end) {
         for (uint32_t r = 0; r < job.runs.n; ++r) {
             recall_rows(job, job.runs.runs[r], u / n_blocks, u % n_blocks * RECUR_ROWS);
         }
+    }
+}
+
+// The sum of squares of y(0), y(LANES), ...
+template <class F> inline float sum_of_squares(uint32_t n, F y) {
+    vec sum = {};
+    for (uint32_t i = 0; i < n; i += LANES) {
+        const vec x = y(i);
+        sum += x * x;
+    }
+    const vec4 four = fold(sum);
+    return (four[0] + four[1]) + (four[2] + four[3]);
+}
+
+void to_unit(const float * x, float * out, uint32_t n, float eps) {
+    const float factor = 1.0f / __builtin_sqrtf(sum_of_squares(n, [&](uint32_t i) { return load(x + i); }) + eps);
+    for (uint32_t i = 0; i < n; i += LANES) {
+        store(out + i, load(x + i) * factor);
+    }
+}
+
+void pass_gate(const gated_row & row) {
+    const auto opened = [&](uint32_t i) {
+        const vec gate = load(row.gate + i);
+        return row.silu ? silu_of(gate) : sigmoid_of(gate);
+    };
+    const auto normed = [&](uint32_t i) { return row.gate_first ? load(row.x + i) * opened(i) : load(row.x + i); };
+    const float mean = sum_of_squares(row.n, normed) / static_cast<float>(row.n);
+    const float factor = 1.0f / __builtin_sqrtf(mean + row.eps);
+    for (uint32_t i = 0; i < row.n; i += LANES) {
+        const vec x = normed(i) * factor * load(row.weight + i);
+        store(row.out + i, row.gate_first ? x : x * opened(i));
     }
 }

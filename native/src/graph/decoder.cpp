@@ -46,7 +46,9 @@ decoder::decoder(const model & model, const kv_cache & cache, const backends & b
     choose_attentions(params.flash_attn, params.max_threads);
     uint64_t offset = 0;
     for (const layer_spec & layer : model.hparams().layers) {
-        recurs_.push_back(layer.recurs() ? &recur_ops_.emplace_back(layer.state, offset, runs_, recur_workspace_) : nullptr);
+        recurs_.push_back(layer.recurs()
+                              ? &recur_ops_.emplace_back(layer.state, model.hparams().norm_eps, offset, runs_, recur_workspace_)
+                              : nullptr);
         offset += layer.state.floats();
     }
     any_span_ = std::none_of(attentions_.begin(), attentions_.end(), [](const layer_attention & each) {

@@ -73,9 +73,9 @@ recur_workspace::recur_workspace(const std::vector<layer_spec> & layers, int max
     }
 }
 
-recur_op::recur_op(const state_spec & spec, uint64_t offset, const std::vector<recur_run> & runs,
+recur_op::recur_op(const state_spec & spec, float eps, uint64_t offset, const std::vector<recur_run> & runs,
                    const recur_workspace & workspace)
-    : spec_(spec), offset_(offset), runs_(runs), workspace_(workspace) {}
+    : spec_(spec), eps_(eps), offset_(offset), runs_(runs), workspace_(workspace) {}
 
 ggml_tensor * recur_op::convolve(builder & b, ggml_tensor * x, ggml_tensor * taps, ggml_tensor * bias) {
     ggml_tensor * args[] = {x, taps, bias};
@@ -100,9 +100,10 @@ void recur_op::run_convolve(ggml_tensor * dst, int ith, int nth, void * op) {
 }
 
 ggml_tensor * recur_op::recall(builder & b, ggml_tensor * q, ggml_tensor * k, ggml_tensor * v, ggml_tensor * decay,
-                               ggml_tensor * beta) {
-    ggml_tensor * args[] = {q, k, v, decay, beta};
-    return ggml_custom_4d(b.ctx(), GGML_TYPE_F32, v->ne[0], v->ne[1], v->ne[2], 1, args, 5, run_recall, GGML_N_TASKS_MAX, this);
+                               ggml_tensor * beta, ggml_tensor * skip) {
+    ggml_tensor * args[] = {q, k, v, decay, beta, skip};
+    return ggml_custom_4d(b.ctx(), GGML_TYPE_F32, v->ne[0], v->ne[1], v->ne[2], 1, args, skip ? 6 : 5, run_recall,
+                          GGML_N_TASKS_MAX, this);
 }
 
 void recur_op::run_recall(ggml_tensor * dst, int ith, int nth, void * op) {
@@ -116,6 +117,7 @@ void recur_op::run_recall(ggml_tensor * dst, int ith, int nth, void * op) {
     job.v = input_of(dst->src[2], 2);
     job.decay = input_of(dst->src[3], spec.decays_by_width ? 2 : 1);
     job.beta = input_of(dst->src[4], 1);
+    job.skip = floats(dst->src[5]);
     job.out = static_cast<float *>(dst->data);
     job.delta = spec.kind == state_kind::delta_net;
     job.scale = job.delta ? 1.0f / std::sqrt(static_cast<float>(spec.head_dim_k)) : 1.0f;
@@ -135,6 +137,51 @@ void recur_op::run_recall(ggml_tensor * dst, int ith, int nth, void * op) {
     }
     const uint32_t n = static_cast<uint32_t>(uint64_t{spec.v_width()} / RECUR_ROWS);
     share_out(n, 1, least(n, dst), ith, nth, [&](uint32_t begin, uint32_t end) { kernel.recall(job, begin, end); });
+}
+
+ggml_tensor * recur_op::to_unit(builder & b, ggml_tensor * x) {
+    return ggml_custom_4d(b.ctx(), GGML_TYPE_F32, x->ne[0], x->ne[1], 1, 1, &x, 1, run_to_unit, GGML_N_TASKS_MAX, this);
+}
+
+void recur_op::run_to_unit(ggml_tensor * dst, int ith, int nth, void * op) {
+    const auto & self = *static_cast<const recur_op *>(op);
+    const uint32_t width = self.spec_.head_dim_k;
+    const recur_kernel & kernel = kernels_for_width(width).recur;
+    const recur_input x = input_of(dst->src[0], 1);
+    const auto n = static_cast<uint32_t>(dst->ne[0]);
+    share_out(static_cast<uint32_t>(dst->ne[1]), 1, PASSED_AT_ONCE / n, ith, nth, [&](uint32_t begin, uint32_t end) {
+        for (uint32_t token = begin; token < end; ++token) {
+            for (uint32_t i = 0; i < n; i += width) {
+                kernel.to_unit(x.of(token) + i, static_cast<float *>(dst->data) + size_t{token} * n + i, width, self.eps_);
+            }
+        }
+    });
+}
+
+ggml_tensor * recur_op::pass_gate(builder & b, ggml_tensor * x, ggml_tensor * gate, ggml_tensor * weight) {
+    ggml_tensor * args[] = {x, gate, weight};
+    return ggml_custom_4d(b.ctx(), GGML_TYPE_F32, x->ne[0], x->ne[1], 1, 1, args, 3, run_pass_gate, GGML_N_TASKS_MAX, this);
+}
+
+void recur_op::run_pass_gate(ggml_tensor * dst, int ith, int nth, void * op) {
+    const auto & self = *static_cast<const recur_op *>(op);
+    const state_spec & spec = self.spec_;
+    const recur_input x = input_of(dst->src[0], 1);
+    const recur_input gate = input_of(dst->src[1], 1);
+    const float * weight = floats(dst->src[2]);
+    const bool by_head = spec.kind == state_kind::delta_net;
+    const uint32_t n = spec.v_width();
+    const uint32_t width = by_head ? spec.head_dim_v : n / spec.n_head_k;
+    const recur_kernel & kernel = kernels_for_width(width).recur;
+    share_out(static_cast<uint32_t>(dst->ne[1]), 1, PASSED_AT_ONCE / n, ith, nth, [&](uint32_t begin, uint32_t end) {
+        for (uint32_t token = begin; token < end; ++token) {
+            for (uint32_t i = 0; i < n; i += width) {
+                kernel.pass_gate({x.of(token) + i, gate.of(token) + i, weight + (by_head ? 0 : i),
+                                  static_cast<float *>(dst->data) + size_t{token} * n + i, width, self.eps_,
+                                  !spec.decays_by_width, !by_head});
+            }
+        }
+    });
 }
 
 } // namespace kvg

@@ -1,6 +1,6 @@
 #include "graph/block/state.h"
 
-#include <cmath>
+#include <ggml-backend.h>
 
 #include "graph/block/norm.h"
 
@@ -19,13 +19,13 @@ ggml_tensor * heads(builder & b, ggml_tensor * x, int64_t begin, int64_t head_di
                         static_cast<size_t>(begin) * sizeof(float));
 }
 
-// Each head divided by its length.
-ggml_tensor * of_length_1(builder & b, ggml_tensor * x, float eps) {
-    const auto n = static_cast<float>(x->ne[0]);
-    return ggml_scale(b.ctx(), ggml_rms_norm(b.ctx(), x, eps / n), 1.0f / std::sqrt(n));
-}
-
 } // namespace
+
+// Whether results are gated where states are, on the CPU: what comes behind them is there, too.
+bool state_block::gates_here() const {
+    const ggml_tensor * weight = weights()[role::state_norm];
+    return weight && of.arch().norm == norm_kind::rms && ggml_backend_buffer_is_host(weight->buffer);
+}
 
 ggml_tensor * state_block::product(builder & b, ggml_tensor * x, role weight) const {
     return b.linear(x, weights()[weight], weights().scale(weight), nullptr);
@@ -133,10 +133,11 @@ ggml_tensor * state_block::delta_net(builder & b, ggml_tensor * x) const {
     const source made = source_of(b, x);
     ggml_tensor * qkv = op.convolve(b, made.qkv, taps_of(b), nullptr);
     const step move = step_of(b, x);
-    ggml_tensor * q = of_length_1(b, heads(b, qkv, 0, s.head_dim_k, s.n_head_k), eps);
-    ggml_tensor * k = of_length_1(b, heads(b, qkv, s.k_width(), s.head_dim_k, s.n_head_k), eps);
+    ggml_tensor * qk = op.to_unit(b, columns(b, qkv, 0, 2 * int64_t{s.k_width()}));
+    ggml_tensor * q = heads(b, qk, 0, s.head_dim_k, s.n_head_k);
+    ggml_tensor * k = heads(b, qk, s.k_width(), s.head_dim_k, s.n_head_k);
     ggml_tensor * v = heads(b, qkv, 2 * int64_t{s.k_width()}, s.head_dim_v, s.n_head);
-    ggml_tensor * out = op.recall(b, q, k, v, move.decay, move.beta);
+    ggml_tensor * out = op.recall(b, q, k, v, move.decay, move.beta, nullptr);
     b.root(out);
     if (!gives) {
         return nullptr;
@@ -144,6 +145,9 @@ ggml_tensor * state_block::delta_net(builder & b, ggml_tensor * x) const {
     ggml_tensor * gate = made.gate;
     if (!gate) {
         gate = s.decays_by_width ? product(b, product(b, x, role::gate_down), role::gate_up) : product(b, x, role::state_gate);
+    }
+    if (gates_here()) {
+        return op.pass_gate(b, ggml_reshape_2d(b.ctx(), out, s.v_width(), x->ne[1]), gate, w[role::state_norm]);
     }
     gate = ggml_reshape_3d(b.ctx(), gate, s.head_dim_v, s.n_head, x->ne[1]);
     out = norm(b, of.arch().norm, out, w[role::state_norm], eps);
@@ -163,13 +167,15 @@ ggml_tensor * state_block::mamba2(builder & b, ggml_tensor * x) const {
     ggml_tensor * v = heads(b, vkq, 0, s.head_dim_v, s.n_head);
     ggml_tensor * k = heads(b, vkq, s.v_width(), s.head_dim_k, s.n_head_k);
     ggml_tensor * q = heads(b, vkq, int64_t{s.v_width()} + s.k_width(), s.head_dim_k, s.n_head_k);
-    ggml_tensor * out = op.recall(b, q, k, v, decay, dt);
+    ggml_tensor * out = op.recall(b, q, k, v, decay, dt, w[role::state_skip]);
     b.root(out);
     if (!gives) {
         return nullptr;
     }
-    ggml_tensor * skip = ggml_mul(b.ctx(), v, ggml_reshape_2d(b.ctx(), w[role::state_skip], 1, s.n_head));
-    out = ggml_reshape_2d(b.ctx(), ggml_add(b.ctx(), out, skip), s.v_width(), n);
+    out = ggml_reshape_2d(b.ctx(), out, s.v_width(), n);
+    if (gates_here()) {
+        return op.pass_gate(b, out, columns(b, all, 0, s.v_width()), w[role::state_norm]);
+    }
     out = ggml_swiglu_split(b.ctx(), ggml_cont(b.ctx(), columns(b, all, 0, s.v_width())), out);
     if (w[role::state_norm]) {
         out = ggml_reshape_3d(b.ctx(), out, s.v_width() / s.n_head_k, s.n_head_k, n);

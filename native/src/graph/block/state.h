@@ -19,6 +19,7 @@ struct state_block {
 private:
     const state_spec & spec() const { return of.hparams().layers[layer].state; }
     const role_tensors & weights() const { return of.layers()[layer]; }
+    bool gates_here() const;
     ggml_tensor * product(builder & b, ggml_tensor * x, role weight) const;
     ggml_tensor * short_conv(builder & b, ggml_tensor * x) const;
     ggml_tensor * delta_net(builder & b, ggml_tensor * x) const;
