@@ -58,6 +58,7 @@ struct q4_k_weights {
             __m512i both[4];
             rows.words(16 + i * 16, both);
             const uint32_t first = i / 2 * 16 + i % 2 * 4;
+#pragma GCC unroll 4
             for (uint32_t j = 0; j < 4; ++j) {
                 to(first + j, moved(both[j], 0, 0x0f));
                 to(first + 8 + j, moved(both[j], -4, 0x0f));
@@ -82,6 +83,7 @@ struct q5_k_weights {
             __m512i both[4];
             rows.words(static_cast<size_t>(48 + i * 16), both);
             const int first = i / 2 * 16 + i % 2 * 4;
+#pragma GCC unroll 4
             for (int j = 0; j < 4; ++j) {
                 const __m512i bit = bits[i % 2 * 4 + j];
                 to(first + j, joined_bits(moved(both[j], 0, 0x0f), bit, 4 - i / 2 * 2, 0x10));
@@ -118,6 +120,7 @@ template <class F> inline void unpack_two_bits(const weight_rows & rows, size_t 
     for (uint32_t i = 0; i < 4; ++i) {
         __m512i four[4];
         rows.words(offset + i * 16, four);
+#pragma GCC unroll 4
         for (uint32_t j = 0; j < 4; ++j) {
 #pragma GCC unroll 4
             for (uint32_t k = 0; k < 4; ++k) {
@@ -215,6 +218,7 @@ struct iq4_xs_weights {
         for (uint32_t i = 0; i < 8; ++i) {
             __m512i both[4];
             rows.words(8 + i * 16, both);
+#pragma GCC unroll 4
             for (uint32_t j = 0; j < 4; ++j) {
                 to(i * 8 + j, _mm512_shuffle_epi8(table, moved(both[j], 0, 0x0f)));
                 to(i * 8 + 4 + j, _mm512_shuffle_epi8(table, moved(both[j], -4, 0x0f)));
@@ -260,14 +264,17 @@ struct tq1_0_weights {
         rows.words(32, fractions + 8);
 #pragma GCC unroll 5
         for (uint32_t digit = 0; digit < 5; ++digit) {
+#pragma GCC unroll 8
             for (uint32_t i = 0; i < 8; ++i) {
                 to(digit * 8 + i, next_digit(fractions[i]));
             }
+#pragma GCC unroll 4
             for (uint32_t i = 0; i < 4; ++i) {
                 to(40 + digit * 4 + i, next_digit(fractions[i + 8]));
             }
         }
         __m512i last = rows.word(48);
+#pragma GCC unroll 4
         for (uint32_t digit = 0; digit < 4; ++digit) {
             to(60 + digit, next_digit(last));
         }

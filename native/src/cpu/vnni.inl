@@ -76,25 +76,32 @@ inline void transpose(__m512i * r) {
     }
 }
 
-// The same place in each of 16 rows of weights. The last one stands in for those that are missing.
+// The same place in each of 16 rows of weights.
 struct weight_rows {
-    const uint8_t * const * rows;
-    size_t place;
+    const uint8_t * fours[4]; // rows 0, 4, 8 and 12: an instruction adds 0 to 3 strides itself
+    size_t stride;
     size_t ahead; // bytes to the rows of a later tile, which are fetched meanwhile
 
-    weight_rows from(size_t offset) const { return {rows, place + offset, ahead}; }
-    const uint8_t * at(size_t row) const { return rows[row] + place; }
+    weight_rows(const uint8_t * first, size_t stride, size_t ahead)
+        : fours{first, first + 4 * stride, first + 8 * stride, first + 12 * stride}, stride(stride), ahead(ahead) {
+        for (const uint8_t *& four : fours) {
+            asm("" : "+r"(four)); // else there would be a pointer for each row, and too few registers
+        }
+    }
+    weight_rows from(size_t offset) const { return {fours[0] + offset, stride, ahead}; }
+    const uint8_t * at(size_t row) const { return fours[row / 4] + row % 4 * stride; }
     void fetch(size_t offset) const {
+#pragma GCC unroll 16
         for (size_t i = 0; i < TILE; ++i) {
             _mm_prefetch(at(i) + offset + ahead, _MM_HINT_T1);
         }
     }
     // Of each row an F16, a byte, 32 bits.
-    __m512 halves(size_t offset) const { return halves(offset, std::make_index_sequence<TILE>()); }
-    __m512i bytes(size_t offset) const { return bytes(offset, std::make_index_sequence<TILE>()); }
-    __m512i word(size_t offset) const { return word(offset, std::make_index_sequence<TILE / 2>()); }
+    [[gnu::always_inline]] __m512 halves(size_t offset) const { return halves(offset, std::make_index_sequence<TILE>()); }
+    [[gnu::always_inline]] __m512i bytes(size_t offset) const { return bytes(offset, std::make_index_sequence<TILE>()); }
+    [[gnu::always_inline]] __m512i word(size_t offset) const { return word(offset, std::make_index_sequence<TILE / 2>()); }
     // Of each row 128 bits: words i of all rows are vector i.
-    void words(size_t offset, __m512i * words) const {
+    [[gnu::always_inline]] void words(size_t offset, __m512i * words) const {
         __m512i v[4];
         for (size_t i = 0; i < 4; ++i) {
             const auto two = [&](size_t row) {
@@ -112,38 +119,76 @@ struct weight_rows {
     }
 
 private:
-    template <size_t... I> __m512 halves(size_t offset, std::index_sequence<I...>) const {
+    template <size_t... I> [[gnu::always_inline]] __m512 halves(size_t offset, std::index_sequence<I...>) const {
         return _mm512_cvtph_ps(_mm256_setr_epi16(load<int16_t>(at(I) + offset)...));
     }
-    template <size_t... I> __m512i bytes(size_t offset, std::index_sequence<I...>) const {
+    template <size_t... I> [[gnu::always_inline]] __m512i bytes(size_t offset, std::index_sequence<I...>) const {
         return _mm512_cvtepu8_epi32(_mm_setr_epi8(load<char>(at(I) + offset)...));
     }
-    template <size_t... I> __m512i word(size_t offset, std::index_sequence<I...>) const {
+    template <size_t... I> [[gnu::always_inline]] __m512i word(size_t offset, std::index_sequence<I...>) const {
         return joined(_mm256_setr_epi32(load<int32_t>(at(I) + offset)...),
                       _mm256_setr_epi32(load<int32_t>(at(I + 8) + offset)...));
     }
 };
 
 // multiply(weights, rows, n_rows, out) adds what up to MANY rows give with a tile.
-template <class F> inline void run_tiles(const product_job & job, uint32_t begin, uint32_t end, size_t stride, F multiply) {
-    alignas(64) sums out[MANY];
-    const size_t of_tile = TILE * job.weight_stride;
-    for (uint32_t first = begin * TILE; first < end * TILE; first += TILE) {
-        const uint32_t n_out = job.n_out - first < TILE ? job.n_out - first : TILE;
-        const uint8_t * places[TILE];
-        for (uint32_t i = 0; i < TILE; ++i) {
-            places[i] = job.weights + (first + (i < n_out ? i : n_out - 1)) * job.weight_stride;
+template <class F> class tiles {
+public:
+    tiles(const product_job & job, size_t stride, F multiply) : job_(job), stride_(stride), multiply_(multiply) {}
+
+    void run(uint32_t begin, uint32_t end) {
+        const uint32_t last = job_.n_out < end * TILE ? job_.n_out : end * TILE;
+        uint32_t out = begin * TILE;
+        for (; out + TILE <= last; out += TILE) {
+            tile({row(out), job_.weight_stride, ahead()}, out, 0, TILE);
         }
-        const weight_rows weights = {places, 0, (AHEAD + of_tile - 1) / of_tile * of_tile};
-        for (uint32_t row = 0; row < job.n_rows; row += MANY) {
-            const uint32_t n = job.n_rows - row < MANY ? job.n_rows - row : MANY;
-            std::memset(out, 0, n * sizeof(sums));
-            multiply(weights, job.rows + row * stride, n, out);
-            for (uint32_t r = 0; r < n; ++r) {
-                std::memcpy(job.out + size_t{row + r} * job.n_out + first, out[r], n_out * sizeof(float));
+        if (out < last && job_.n_out >= TILE) { // with rows that have been in another tile
+            tile({row(last - TILE), job_.weight_stride, 0}, out, TILE - (last - out), last - out);
+        } else {
+            for (; out < last; ++out) {
+                tile({row(out), 0, 0}, out, 0, 1);
             }
         }
     }
+
+private:
+    const uint8_t * row(uint32_t out) const { return job_.weights + out * job_.weight_stride; }
+    size_t ahead() const {
+        const size_t of_tile = TILE * job_.weight_stride;
+        return (AHEAD + of_tile - 1) / of_tile * of_tile;
+    }
+    // What n of these rows of weights give, from `skipped` on, is for n outputs.
+    void tile(const weight_rows & weights, uint32_t out, uint32_t skipped, uint32_t n) {
+        for (uint32_t r = 0; r < job_.n_rows; r += MANY) {
+            const uint32_t n_rows = job_.n_rows - r < MANY ? job_.n_rows - r : MANY;
+            std::memset(sums_, 0, n_rows * sizeof(sums));
+            multiply_(weights, job_.rows + r * stride_, n_rows, sums_);
+            for (uint32_t i = 0; i < n_rows; ++i) {
+                std::memcpy(job_.out + size_t{r + i} * job_.n_out + out, sums_[i] + skipped, n * sizeof(float));
+            }
+        }
+    }
+
+    alignas(64) sums sums_[MANY];
+    const product_job & job_;
+    size_t stride_; // of rounded rows
+    F multiply_;
+};
+
+template <class F> inline void run_tiles(const product_job & job, uint32_t begin, uint32_t end, size_t stride, F multiply) {
+    tiles<F>(job, stride, multiply).run(begin, end);
+}
+
+// Calls f<N>() for N = n, if that is at most MOST.
+template <uint32_t MOST, class F> inline bool few(uint32_t n, F f) {
+    if constexpr (MOST > 0) {
+        if (n == MOST) {
+            f(std::integral_constant<uint32_t, MOST>());
+            return true;
+        }
+        return few<MOST - 1>(n, f);
+    }
+    return false;
 }
 
 // Calls f<N>(r) for N rows from r on, as long as there are so many.

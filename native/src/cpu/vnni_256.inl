@@ -102,24 +102,42 @@ template <uint32_t PER_SCALE, bool MINIMA, uint32_t N> void multiply(const tile 
     }
 }
 
-// One row with weights as they are unpacked: all scales' products have an accumulator.
-template <class W> void multiply_one(tile & scales, const weight_rows & weights, const rounded_rows & x, float * out) {
+// N rows with weights as they are unpacked: each scale's products have accumulators of their own.
+template <class W, uint32_t N>
+void multiply_by_lanes(tile & scales, const weight_rows & weights, const rounded_rows & x, sums * out) {
     constexpr bool SCALED = W::PER_SCALE != BLOCK;
-    constexpr uint32_t N = SCALED ? BLOCK / W::PER_SCALE : 8; // not one, which each product would wait for
+    constexpr uint32_t PARTS = SCALED ? BLOCK / W::PER_SCALE : N == 1 ? 8 : 2; // not one, which each product would wait for
     W::scales(scales, weights);
-    __m512i products[N];
-    for (uint32_t s = 0; s < N; ++s) {
-        products[s] = _mm512_setzero_si512();
+    __m512i sum[N];
+    __m512i products[PARTS][N];
+    for (uint32_t r = 0; r < N; ++r) {
+        sum[r] = W::MINIMA ? _mm512_setzero_si512() : add_pairs<W::PER_SCALE>(scales, x.block(r));
+        for (uint32_t s = 0; s < PARTS; ++s) {
+            products[s][r] = _mm512_setzero_si512();
+        }
     }
+    const auto add = [&](uint32_t r, uint32_t s) __attribute__((always_inline)) {
+        const auto scaled = [&] { return _mm512_mullo_epi32(products[s][r], scales.scales[s]); };
+        sum[r] = _mm512_add_epi32(sum[r], SCALED ? scaled() : products[s][r]);
+    };
+    constexpr bool SOON = N > 1; // else there are too few registers
+    uint32_t n_done[PARTS] = {}; // as loops are unrolled, the compiler knows these
     W::numbers(weights, [&](uint32_t j, __m512i v) __attribute__((always_inline)) {
-        __m512i & sum = products[SCALED ? j / (W::PER_SCALE / 4) : j % N];
-        sum = _mm512_dpbusd_epi32(sum, v, x.four(0, j));
+        const uint32_t s = SCALED ? j / (W::PER_SCALE / 4) : j % PARTS;
+        ++n_done[s];
+        for (uint32_t r = 0; r < N; ++r) {
+            products[s][r] = _mm512_dpbusd_epi32(products[s][r], v, x.four(r, j));
+            if (SOON && n_done[s] == BLOCK / 4 / PARTS) {
+                add(r, s);
+            }
+        }
     });
-    __m512i sum = W::MINIMA ? _mm512_setzero_si512() : add_pairs<W::PER_SCALE>(scales, x.block(0));
-    for (uint32_t s = 0; s < N; ++s) {
-        sum = _mm512_add_epi32(sum, !SCALED ? products[s] : _mm512_mullo_epi32(products[s], scales.scales[s]));
+    for (uint32_t s = 0; !SOON && s < PARTS; ++s) {
+        add(0, s);
     }
-    add_block<W::PER_SCALE, W::MINIMA>(scales, sum, x.block(0), out);
+    for (uint32_t r = 0; r < N; ++r) {
+        add_block<W::PER_SCALE, W::MINIMA>(scales, sum[r], x.block(r), out[r]);
+    }
 }
 
 // Of 16 vectors the sum of all lanes: that of vector i is in lane i.
@@ -232,13 +250,10 @@ void multiply_by_rows(tile & scales, const weight_rows & weights, const rounded_
 template <class W> void unpack_rows(tile & to, const weight_rows & rows) {
     const blocks_by_rows<W> blocks(rows);
     to.scale = W::scale(rows);
-    const uint8_t * scales[TILE];
-    for (uint32_t i = 0; i < TILE; ++i) {
-        scales[i] = reinterpret_cast<const uint8_t *>(blocks.scales(i));
-    }
+    const weight_rows scales(reinterpret_cast<const uint8_t *>(blocks.scales(0)), sizeof(typename W::of_row), 0);
     for (uint32_t i = 0; i < BLOCK / W::PER_SCALE / 8; ++i) {
         __m512i words[4];
-        weight_rows{scales, 0, 0}.words(i * 16, words);
+        scales.words(i * 16, words);
         for (uint32_t j = 0; j < 4; ++j) {
             const uint32_t pair = i * 4 + j;
             to.scales[2 * pair] = _mm512_srai_epi32(_mm512_slli_epi32(words[j], 16), 16);
@@ -258,18 +273,6 @@ template <class W> void unpack_rows(tile & to, const weight_rows & rows) {
 template <class W> void unpack(tile & to, const weight_rows & rows) {
     W::scales(to, rows);
     W::numbers(rows, [&](uint32_t j, __m512i v) __attribute__((always_inline)) { to.numbers[j] = v; });
-}
-
-// Calls f<N>() for N = n, if that is at most MOST.
-template <uint32_t MOST, class F> inline bool few(uint32_t n, F f) {
-    if constexpr (MOST > 0) {
-        if (n == MOST) {
-            f(std::integral_constant<uint32_t, MOST>());
-            return true;
-        }
-        return few<MOST - 1>(n, f);
-    }
-    return false;
 }
 
 // FEW: as many rows or fewer are multiplied without a tile; unpack(to, weights): makes one
@@ -294,10 +297,11 @@ inline void run_blocks(const product_job & job, uint32_t begin, uint32_t end, F 
 }
 
 template <class W> void run_by_lanes(const product_job & job, uint32_t begin, uint32_t end) {
-    const auto one = [](auto, tile & scratch, const weight_rows & weights, const rounded_rows & x, sums * out) {
-        multiply_one<W>(scratch, weights, x, out[0]);
+    const auto few = [](auto n, tile & scratch, const weight_rows & weights, const rounded_rows & x, sums * out) {
+        multiply_by_lanes<W, n>(scratch, weights, x, out);
     };
-    run_blocks<W, W::MINIMA, 1>(job, begin, end, one, unpack<W>);
+    constexpr uint32_t FEW = W::PER_SCALE == 16 ? 3 : 5; // there are not enough registers for more sums
+    run_blocks<W, W::MINIMA, FEW>(job, begin, end, few, unpack<W>);
 }
 
 // A token and up to four drafts go row by row, more rows by lanes.
