@@ -128,24 +128,49 @@ std::vector<double> rounded(const problem & p, uint32_t row) {
     return y;
 }
 
-// Of each weight what is taken as its size: that of the largest among 32, beside which the others were rounded. A weight near 0 is the
-// difference of two large numbers in types with a minimum.
-std::vector<float> sizes(const std::vector<float> & w) {
-    std::vector<float> size(w.size());
-    for (size_t i = 0; i < w.size(); ++i) {
-        size[i / 32 * 32] = std::max(size[i / 32 * 32], std::fabs(w[i]));
+// Where a block has the F16 that minima are multiplied by, or -1.
+int place_of_minimum(ggml_type type) {
+    switch (type) {
+    case GGML_TYPE_Q4_1:
+    case GGML_TYPE_Q5_1:
+    case GGML_TYPE_Q4_K:
+    case GGML_TYPE_Q5_K:
+        return 2;
+    case GGML_TYPE_Q2_K:
+        return 82;
+    default:
+        return -1;
     }
+}
+
+std::vector<float> floats(const problem & p, const std::vector<uint8_t> & weights) {
+    std::vector<float> w(size_t{p.n_in} * p.n_out);
+    ggml_get_type_traits(p.type)->to_float(weights.data(), w.data(), static_cast<int64_t>(w.size()));
+    return w;
+}
+
+// Of each weight the sizes of what it is the sum of, a number times a scale and a minimum. A weight near 0 may be the difference of two large
+// ones.
+std::vector<float> sizes(const problem & p, const std::vector<float> & w) {
+    std::vector<uint8_t> without = p.weights;
+    const int place = place_of_minimum(p.type);
+    for (size_t i = 0; place >= 0 && i < without.size(); i += ggml_type_size(p.type)) {
+        memset(&without[i + static_cast<size_t>(place)], 0, 2);
+    }
+    std::vector<float> size = floats(p, without);
     for (size_t i = 0; i < w.size(); ++i) {
-        size[i] = size[i / 32 * 32];
+        size[i] = std::fabs(size[i]) + std::fabs(w[i] - size[i]);
     }
     return size;
 }
 
-// The largest error of all results, each beside the sum of its terms' sizes.
+// The largest error of all results, each beside what roundings of floats may add up to: three in ggml's weights; a product of scales, the
+// conversion of an integer; a sum for each block, and another one where there is a minimum.
 double worst(const problem & p, const std::vector<float> & out) {
-    std::vector<float> w(size_t{p.n_in} * p.n_out);
-    ggml_get_type_traits(p.type)->to_float(p.weights.data(), w.data(), static_cast<int64_t>(w.size()));
-    const std::vector<float> size_of = sizes(w);
+    const std::vector<float> w = floats(p, p.weights);
+    const std::vector<float> size_of = sizes(p, w);
+    const auto n_sums = p.n_in / static_cast<uint32_t>(ggml_blck_size(p.type)) * (place_of_minimum(p.type) >= 0 ? 2 : 1);
+    const double rounding = (n_sums + 5) * std::ldexp(1.0, -24);
     double most = 0;
     for (uint32_t r = 0; r < p.n_rows; ++r) {
         const std::vector<double> x = rounded(p, r);
@@ -157,8 +182,9 @@ double worst(const problem & p, const std::vector<float> & out) {
                 sum += w[at] * x[i];
                 size += size_of[at] * std::fabs(x[i]);
             }
-            const double error = std::fabs(out[size_t{r} * p.n_out + o] - sum) / size;
-            most = error <= most ? most : error; // NaN stays
+            const double off = std::fabs(out[size_t{r} * p.n_out + o] - sum);
+            const double error = off == 0 ? 0 : off / (size * rounding); // all weights may be 0
+            most = error <= most ? most : error;                         // NaN stays
         }
     }
     return most;
@@ -196,7 +222,7 @@ TEST_CASE("a product is that of the numbers as they were rounded, in F64") {
             CAPTURE(s.n_out);
             CAPTURE(s.n_rows);
             const problem p(type, s.n_blocks * static_cast<uint32_t>(ggml_blck_size(type)), s.n_out, s.n_rows);
-            CHECK(worst(p, product(kernel, p, p.x, 2)) < 1e-6);
+            CHECK(worst(p, product(kernel, p, p.x, 2)) < 1);
         }
     });
 }
@@ -216,7 +242,7 @@ TEST_CASE("sums of the largest numbers are right, too") {
             for (size_t i = n_bytes; i < p.weights.size(); i += n_bytes) {
                 memcpy(&p.weights[i], p.weights.data(), n_bytes);
             }
-            CHECK(worst(p, product(kernel, p, p.x, 1)) < 1e-6);
+            CHECK(worst(p, product(kernel, p, p.x, 1)) < 1);
             const std::vector<float> one(p.x.begin(), p.x.begin() + p.n_in);
             const std::vector<float> both = product(kernel, p, p.x, 1);
             const std::vector<float> alone = product(kernel, p, one, 1);
