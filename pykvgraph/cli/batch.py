@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
+import io
 import os
 import shutil
 import stat
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import IO, TYPE_CHECKING, Any, Literal
 
 import click
@@ -19,6 +20,7 @@ import click
 from pykvgraph.checks import integers, shown
 from pykvgraph.cli.adapters import Adapters, adapter_options
 from pykvgraph.cli.answer_file import AnswerFile
+from pykvgraph.cli.compare import Answered, differences, longest, report, show
 from pykvgraph.cli.draft import draft_options
 from pykvgraph.cli.question import Arrivals, Line, parse, question_of
 from pykvgraph.cli.show import print_json
@@ -40,6 +42,7 @@ from pykvgraph.cli.verb import (
 )
 from pykvgraph.cli.where import Where, where_options
 from pykvgraph.errors import InvalidArgumentError, KVGraphError
+from pykvgraph.params.params import ContextParams
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -47,6 +50,7 @@ if TYPE_CHECKING:
     from pykvgraph.chat.messages import MessageTokens
     from pykvgraph.engine import Engine, Request
     from pykvgraph.engine.types import Completion
+    from pykvgraph.model.model import Model
 
 COUNT = click.IntRange(min=1)
 N_AT_A_TIME = 128  # requests that the engine has, at most; those that wait may share a prefix with others
@@ -91,6 +95,11 @@ N_AT_A_TIME = 128  # requests that the engine has, at most; those that wait may 
 @where_options
 @adapter_options
 @draft_options
+@option(
+    "--compare",
+    is_flag=True,
+    help="Afterwards answer them again with nothing shared, and tell where answers differ, and how narrowly.",
+)
 @json_option
 def batch(
     model: str,
@@ -102,6 +111,7 @@ def batch(
     n_ctx: int | Literal["auto"],
     n_threads: int | None,
     model_draft: str | None,
+    compare: bool,
     as_json: bool,
     **sizes: Any,
 ) -> None:
@@ -124,6 +134,11 @@ def batch(
 
     After Ctrl-C, or whatever else ended it, the same command goes on where it stopped. It tries prompts with
     an error again. It refuses to add to answers to other prompts or of another model.
+
+    With --compare each prompt that was answered now is answered once more, by an engine that shares nothing.
+    Of each answer that differs it tells the first token that does, and the gap: by how much the logit of the
+    token that was said with nothing shared is above the other's. A small gap is a near tie, which rounding
+    decides: batches of other sizes do that, too.
     """
     import pykvgraph as kvg
     from pykvgraph.chat.messages import MessageTokens
@@ -140,28 +155,49 @@ def batch(
     with (
         kvg.Model(model, **where.model()) as loaded,
         kvg.Model(model_draft, **where.of_model()) if model_draft else contextlib.nullcontext() as draft,
-        kvg.Engine(
-            loaded, n_ctx=n_ctx, adapters=adapters.load(loaded), background=False, draft=draft, **sizes
-        ) as engine,
-        AnswerFile(answers) as file,
     ):
-        known = loaded._fingerprint(engine.adapters)
-        job = BatchRun(engine, MessageTokens(loaded), file, known)
-        n_bytes = _n_bytes(prompts)
-        with Interruptible() as work, _progress(shown=bool(n_bytes) and answers != "-") as progress:
-            bar = progress.add_task(job.told(), total=n_bytes)
-            job.run(prompts, lambda n: progress.update(bar, advance=n, description=job.told()))
-            progress.update(bar, completed=n_bytes)  # with empty lines at the end
-    totals = job.totals | {"seconds": time.perf_counter() - begin}
+        sizes |= {"adapters": adapters.load(loaded), "draft": draft, "background": False}
+        with kvg.Engine(loaded, n_ctx=n_ctx, **sizes) as engine, AnswerFile(answers) as file:
+            known = loaded._fingerprint(engine.adapters)
+            job = BatchRun(engine, MessageTokens(loaded), file, known, keeps=compare)
+            n_bytes = _n_bytes(prompts)
+            with Interruptible() as work, _progress(shown=bool(n_bytes) and answers != "-") as progress:
+                bar = progress.add_task(job.told(), total=n_bytes)
+                job.run(prompts, lambda n: progress.update(bar, advance=n, description=job.told()))
+                progress.update(bar, completed=n_bytes)  # with empty lines at the end
+        totals = job.totals | {"seconds": time.perf_counter() - begin}
+        if compare and not work.interrupted:
+            totals["compared"] = _compared(job, loaded, engine.context.n_ctx, sizes)
     if as_json:
         print_json(totals)
     else:
         click.echo(_summary(totals), err=True)
+        if "compared" in totals:
+            show(totals["compared"])
     if work.interrupted and answers != "-":
         click.echo("Interrupted: the same command goes on from here.", err=True)
     work.end()
     if totals["n_errors"]:
         raise click.exceptions.Exit(1)
+
+
+def _compared(job: BatchRun, model: Model, n_ctx: int, sizes: dict[str, Any]) -> dict[str, Any]:
+    """What was answered, beside answers of an engine that shares nothing."""
+    import pykvgraph as kvg
+    from pykvgraph.chat.messages import MessageTokens
+
+    shared = sorted(job.said, key=lambda said: said.line.number)
+    text = b"".join(said.line.data.strip() + b"\n" for said in shared)
+    with kvg.Engine(model, n_ctx=n_ctx, prefix_cache=False, **sizes) as engine:
+        again = BatchRun(engine, MessageTokens(model), None, b"", keeps=True)
+        again.run(io.BytesIO(text), lambda _: None)
+    alone = {said.line.number: said for said in again.said}  # which counts from 1 on
+    pairs = [(said, alone[i]) for i, said in enumerate(shared, 1) if i in alone]
+    names = ContextParams.__dataclass_fields__.keys() - {"n_seq_max"}
+    of_context = {name: value for name, value in sizes.items() if name in names}
+    with kvg.Context(model, n_ctx=longest(shared), adapters=sizes["adapters"], **of_context) as ctx:
+        found = differences(pairs, ctx)
+    return report(sum(len(said.samples) for said, _ in pairs), job.n_drawn, found)
 
 
 @contextlib.contextmanager
@@ -222,13 +258,25 @@ class BatchRun:
     totals: lines that were answered, that failed, and that had an answer before; tokens of those answered.
     """
 
-    def __init__(self, engine: Engine, messages: MessageTokens, answers: AnswerFile, model: bytes) -> None:
-        """model: its fingerprint."""
+    def __init__(
+        self,
+        engine: Engine,
+        messages: MessageTokens,
+        answers: AnswerFile | None,
+        model: bytes,
+        *,
+        keeps: bool = False,
+    ) -> None:
+        """answers: None: they are not written. model: its fingerprint. keeps: what was said, for `said`."""
         self._engine = engine
         self._messages = messages
         self._answers = answers
         self._model = model
-        self._is_told = False  # that the model has no chat template
+        self._is_told = answers is None  # that the model has no chat template
+        self._keeps = keeps
+        self._ids: dict[Request, Sequence[int] | None] = {}  # of prompts whose answers are kept
+        self.said: list[Answered] = []
+        self.n_drawn = 0  # of those that were answered, without a seed
         self._pending: dict[Request, tuple[Line, dict[str, Any]]] = {}  # with what their answers begin with
         counts = ("n_answered", "n_errors", "n_skipped")
         names = (*counts, "n_prompt", "n_cached", "n_generated", "n_drafted", "n_accepted")
@@ -256,8 +304,8 @@ class BatchRun:
 
     def _ask(self, line: Line) -> None:
         named: dict[str, Any] = {"line": line.number, "digest": self._digest(line)}
-        if line.number in self._answers.answered:
-            self._skip(line, named)
+        if self._answers is not None and line.number in self._answers.answered:
+            self._skip(line, named, self._answers.answered[line.number])
             return
         try:
             fields = parse(line.data)
@@ -271,8 +319,8 @@ class BatchRun:
         """Of all that an answer depends on."""
         return hashlib.sha256(self._model + line.data.strip()).hexdigest()[:16]
 
-    def _skip(self, line: Line, named: dict[str, Any]) -> None:
-        if self._answers.answered[line.number] != named["digest"]:
+    def _skip(self, line: Line, named: dict[str, Any], digest: Any) -> None:
+        if digest != named["digest"]:
             raise click.ClickException(
                 f"the answers are not of these prompts and this model: line {line.number} has an answer to "
                 "something else. Give another file with -o, or remove this one"
@@ -290,7 +338,11 @@ class BatchRun:
             params = dataclasses.replace(params, stop=(*params.stop, *stop))
         elif not isinstance(value, str):
             raise InvalidArgumentError(f"prompt must be a text, got {shown(value)}")
-        return self._engine.submit(value, params)
+        request = self._engine.submit(value, params)
+        if self._keeps:
+            is_drawn = params.temperature > 0 and params.seed is None
+            self._ids[request] = None if is_drawn else self._engine._ids_of(value).tolist()
+        return request
 
     def _tell_of_no_template(self) -> None:
         from pykvgraph.model.gguf_file import TEMPLATE_KEY
@@ -309,7 +361,14 @@ class BatchRun:
                 self._fail(line, named, error)
             else:
                 self._answer(line, named, found)
+                self._keep(line, found, self._ids.get(request))
+            self._ids.pop(request, None)
             del self._pending[request]
+
+    def _keep(self, line: Line, found: list[Completion], ids: Sequence[int] | None) -> None:
+        if ids is not None:
+            self.said.append(Answered(line, ids, [each.tokens for each in found]))
+        self.n_drawn += self._keeps and ids is None
 
     def _answer(self, line: Line, named: dict[str, Any], found: list[Completion]) -> None:
         first = found[0]
@@ -319,7 +378,7 @@ class BatchRun:
         said = texts[0] if len(texts) == 1 else {"samples": texts}
         seconds = round(max(each.seconds for each in found), 3)
         answer = {**said, "n_prompt": first.n_prompt, "n_cached": first.n_cached, "seconds": seconds}
-        self._answers.add(named | answer)
+        self._write(named | answer)
         self.totals["n_answered"] += 1
         self.totals["n_prompt"] += first.n_prompt
         self.totals["n_cached"] += first.n_cached
@@ -328,8 +387,12 @@ class BatchRun:
         self.totals["n_accepted"] += sum(each.accepted for each in found)
         self._done(line.n_bytes)
 
+    def _write(self, answer: dict[str, Any]) -> None:
+        if self._answers is not None:
+            self._answers.add(answer)
+
     def _fail(self, line: Line, named: dict[str, Any], error: KVGraphError) -> None:
         said = {"type": type(error).__name__, "message": f"line {line.number}: {error}"}
-        self._answers.add({**named, "error": said})
+        self._write({**named, "error": said})
         self.totals["n_errors"] += 1
         self._done(line.n_bytes)

@@ -200,7 +200,8 @@ def bench(
       prefix    24 requests to an Engine, 8 at a time: prompts that share -d
                 tokens and have up to as many own ones, 64 tokens said;
                 tokens a second, the time to the first token and from one
-                token to the next. Without --vs
+                token to the next; and the same without sharing, where each
+                prompt is decoded whole, by turns. Without --vs
       tiers     K and V on the device; in host memory, copied to the device
                 layer by layer (-kvt host); in host memory, where the CPU
                 attends (-nkvo): a prompt of -d tokens, then 32 tokens one by
@@ -278,7 +279,7 @@ def bench(
                     printer.add_turns(depth, through, each)
             for depth in shared:
                 runs = run_requests(loaded, depth, repetitions, n_threads, sizes)
-                served[f"{depth} shared tokens"] = runs
+                served |= {f"{depth} tokens, {how}": each for how, each in runs.items()}
                 printer.add_served(depth, runs)
             for depth in tiered:
                 found, spans = run_tiers(loaded, depth, repetitions, n_threads, sizes)

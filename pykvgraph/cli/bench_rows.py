@@ -7,7 +7,7 @@ import dataclasses
 import math
 import statistics
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -96,14 +96,14 @@ class Printer:
             _print_turns(depth, through, turns)
         self._turn_rows += rows
 
-    def add_served(self, depth: int, runs: Sequence[Served]) -> None:
-        """The requests that shared so many tokens."""
-        row = row_of_served(depth, runs)
+    def add_served(self, depth: int, runs: Mapping[str, Sequence[Served]]) -> None:
+        """The requests that begin with so many equal tokens, by whether these were shared."""
+        rows = [{"prefix": how, **row_of_served(depth, each)} for how, each in runs.items()]
         if self._output == "csv":
-            _print_csv([row], header=not self._served_rows)
+            _print_csv(rows, header=not self._served_rows)
         elif self._output == "md":
-            _print_served(row)
-        self._served_rows.append(row)
+            _print_served(rows)
+        self._served_rows += rows
 
     def add_tiers(self, speeds: Sequence[TierSpeed]) -> None:
         """The same prompt and tokens, for each place where K and V can be."""
@@ -189,12 +189,13 @@ def quantile(values: Sequence[float], share: float) -> float:
     return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
 
 
-def _print_served(row: dict[str, Any]) -> None:
+def _print_served(rows: Sequence[dict[str, Any]]) -> None:
     """first: from a request to its first token; gap: from a token to the next one."""
-    click.echo(f"requests that share {row['depth']} tokens:")
-    table = new_table("prompts", "decoded", "t/s", "first p50", "p95", "gap p50", "p95", "max")
-    counts = row["n_prompt"], row["n_decoded"], number_text(row["tokens_per_second"], 4)
-    table.add_row(*map(str, counts), *(f"{row[name]:.3f} s" for name in WAITS))
+    click.echo(f"requests that begin with the same {rows[0]['depth']} tokens; waits in seconds:")
+    table = new_table("prefix", "prompts", "decoded", "t/s", "first p50", "p95", "gap p50", "p95", "max")
+    for row in rows:
+        counts = row["n_prompt"], row["n_decoded"], number_text(row["tokens_per_second"], 4)
+        table.add_row(row["prefix"], *map(str, counts), *(f"{row[name]:.3f}" for name in WAITS))
     print_table(table)
 
 

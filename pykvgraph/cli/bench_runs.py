@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from pykvgraph.context.trace import Span
     from pykvgraph.model.model import Model
 
+SHARED = "shared"
+
 
 def _progress(label: str, length: int) -> ProgressBar[int]:
     return click.progressbar(length=length, label=label, file=sys.stderr, hidden=not sys.stderr.isatty())
@@ -127,23 +129,28 @@ def run_streams(
 
 def run_requests(
     model: Model, depth: int, repetitions: int, n_threads: int, sizes: dict[str, Any]
-) -> list[Served]:
-    """Requests that share so many tokens, each time to a new engine."""
+) -> dict[str, list[Served]]:
+    """Requests that begin with the same tokens, so many: to engines that share them, or not, by turns.
+
+    Each time to a new engine.
+    """
     from pykvgraph.bench.requests import N_AT_A_TIME, n_cells, serve, write_prompts
     from pykvgraph.engine import Engine
 
     prompts = write_prompts(model, depth, (depth // 8, depth))
-    runs: list[Served] = []
-    with _progress(f"prefix of {depth}", repetitions) as progress:
+    runs: dict[str, list[Served]] = {SHARED: [], "not shared": []}
+    with _progress(f"prefix of {depth}", repetitions * len(runs)) as progress:
         for _ in range(repetitions):
-            with Engine(
-                model,
-                n_ctx=n_cells(prompts),
-                n_seq_max=N_AT_A_TIME,
-                n_threads=n_threads,
-                n_threads_batch=n_threads,
-                **sizes,
-            ) as engine:
-                runs.append(serve(engine, prompts))
-            progress.update(1)
+            for how, done in runs.items():
+                with Engine(
+                    model,
+                    n_ctx=n_cells(prompts),
+                    n_seq_max=N_AT_A_TIME,
+                    n_threads=n_threads,
+                    n_threads_batch=n_threads,
+                    prefix_cache=how == SHARED,
+                    **sizes,
+                ) as engine:
+                    done.append(serve(engine, prompts))
+                progress.update(1)
     return runs

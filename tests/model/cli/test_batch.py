@@ -71,6 +71,60 @@ def generated(stories: Path, prompts: list[dict[str, Any]]) -> list[str]:
     return found
 
 
+def test_compare(batch: Batch, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is shared the second time; lines whose answers are drawn anew are left out."""
+    engines: list[kvg.EngineStats] = []
+    close = kvg.Engine.close
+
+    def look(engine: kvg.Engine) -> None:
+        engines.append(engine.stats())
+        close(engine)
+
+    monkeypatch.setattr(kvg.Engine, "close", look)
+    begins = [{"prompt": TEXT * 3 + TEXT[:n], "max_tokens": 6} for n in range(1, 30, 6)]
+    prompts = [
+        *begins,
+        {**begins[0], "temperature": 1.0},
+        {**begins[0], "n": 2, "temperature": 1.0, "seed": 5},
+    ]
+    result = batch([*prompts, {"prompt": 3}], "-np", "2", "--json", "--compare")
+    assert result.exit_code == 1
+    found = json.loads(result.stdout)["compared"]
+    assert found == {"n_answers": 7, "n_equal": 7, "n_drawn": 1, "differences": []}
+    shared, alone = engines
+    assert shared.prefix_hit_tokens > 100 and alone.prefix_hit_tokens == 0
+
+
+def test_compare_finds_what_differs(batch: Batch, stories: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second time the first prompt has another end: what is told of it is what logits say."""
+    submit, asked = kvg.Engine.submit, ["Once upon a time", "Tom and Sam"]
+
+    def garbled(engine: kvg.Engine, prompt: Any, params: Any, **more: Any) -> kvg.Request:
+        if not engine._loop.stepper._running_set.shares and prompt == asked[0]:
+            prompt = "Once upon a time, Lily and"
+        return submit(engine, prompt, params, **more)
+
+    monkeypatch.setattr(kvg.Engine, "submit", garbled)
+    result = batch([{"prompt": prompt, "max_tokens": 8} for prompt in asked], "--compare", "--json")
+    assert result.exit_code == 0, result.output
+    compared = json.loads(result.stdout)["compared"]
+    assert (compared["n_answers"], compared["n_equal"]) == (2, 1)
+    (found,) = compared["differences"]
+    with kvg.Model(stories, device="cpu") as model, kvg.Context(model, n_ctx=256) as ctx:
+        ids = model.tokenizer.encode(asked[0])
+        mine = [piece.token for piece in kvg.generate(ctx, ids, max_tokens=8)]
+        ctx.reset()
+        garbled_ids = model.tokenizer.encode("Once upon a time, Lily and")
+        its = [piece.token for piece in kvg.generate(ctx, garbled_ids, max_tokens=8)]
+        n = next(i for i, pair in enumerate(zip(mine, its, strict=True)) if pair[0] != pair[1])
+        ctx.reset()
+        logits = [ctx.append(token) for token in [*ids, *mine[:n]]][-1]
+    assert (found["line"], found["sample"], found["token"]) == (1, 0, n)
+    assert (found["shared"], found["alone"]) == (mine[n], its[n])
+    assert found["gap"] == pytest.approx(float(logits[its[n]] - logits[mine[n]]), abs=1e-3)
+    assert found["gap"] < 0
+
+
 def test_a_draft_model(
     batch: Batch, answers: Answers, stories: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

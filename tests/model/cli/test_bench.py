@@ -273,11 +273,15 @@ def test_what_cannot_be_is_refused(stories: Path, arguments: str) -> None:
 
 
 def test_requests_that_share_a_prefix(stories: Path, tmp_path: Path) -> None:
-    """What must be decoded, by counting: the shared tokens once, own ones, answers but their last tokens."""
+    """What must be decoded, by counting: the shared tokens once, own ones, answers but their last tokens.
+
+    Without sharing each prompt is decoded whole.
+    """
     plot = tmp_path / "prefix.svg"
     result = bench(stories, f"-p 0 -n 0 -d 64 -r 1 --cache prefix -o json --plot {plot}")
     assert plot.read_bytes().startswith(b"<?xml")
-    (row,) = json.loads(result.stdout)["prefix"]
+    row, apart = json.loads(result.stdout)["prefix"]
+    assert (row["prefix"], apart["prefix"]) == ("shared", "not shared")
     with kvg.Model(stories) as model:
         prompts = requests.write_prompts(model, 64, (8, 64))
     assert row["n_prompt"] == sum(map(len, prompts))
@@ -285,11 +289,14 @@ def test_requests_that_share_a_prefix(stories: Path, tmp_path: Path) -> None:
     least = 64 + row["n_prompt"] - 64 * len(prompts)
     most = least + len(prompts) * (requests.N_ANSWER - 1 + 32)  # less than a block each is not waited for
     assert least <= row["n_decoded"] <= most
+    assert apart["n_prompt"] == row["n_prompt"]
+    assert apart["n_decoded"] == apart["n_prompt"] + len(prompts) * (requests.N_ANSWER - 1)
     assert 0 < row["first_p50"] <= row["first_p95"]
     assert 0 < row["gap_p50"] <= row["gap_p95"] <= row["gap_max"]
     assert row["tokens_per_second"] > 0
     lines = bench(stories, "-p 0 -n 0 -d 64 -r 1 --cache prefix").stdout.splitlines()
-    assert lines[1] == "requests that share 64 tokens:"
+    assert lines[1] == "requests that begin with the same 64 tokens; waits in seconds:"
+    assert [line.split()[0] for line in lines[2:]] == ["prefix", "shared", "not"]
 
 
 def test_streams(stories: Path, tmp_path: Path) -> None:
