@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import json
 import os
@@ -18,6 +19,7 @@ from typing import Any
 import pytest
 
 import pykvgraph as kvg
+from pykvgraph.models import embedded_model
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 SHIFT = re.compile(
@@ -214,12 +216,14 @@ def test_chat_skips_empty_lines_and_reads_any_bytes(stories: Path) -> None:
         ("batch.py", "-f", str(EXAMPLES / "batch.py"), "-n", "1"),
         ("chat.py", "--story"),
         ("llama.py",),
-        ("passkey.py", "--n-junk", "3"),
+        ("passkey.py", "3"),
     ],
     ids=lambda arguments: arguments[0],
 )
 def test_a_reader_that_has_gone_is_no_error(stories: Path, arguments: tuple[str, ...]) -> None:
-    command = [sys.executable, str(EXAMPLES / arguments[0]), *arguments[1:], "-m", str(stories)]
+    name, *words = arguments
+    model = [str(stories)] if name == "passkey.py" else ["-m", str(stories)]
+    command = [sys.executable, str(EXAMPLES / name), *model, *words]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env)
     assert process.stdout is not None
@@ -248,14 +252,15 @@ def test_lines_end_with_a_word(capsys: pytest.CaptureFixture[str], monkeypatch: 
 
 @pytest.mark.parametrize("n_grp", ["1", "4"])
 def test_passkey_reads_past_its_context_and_owns_up(stories: Path, n_grp: str) -> None:
-    result = run("passkey.py", "-m", stories, "-t", "1", "--n-junk", "60", "--i-pos", "9", "--n-grp", n_grp)
+    result = run("passkey.py", stories, "60", n_grp, "9", "-t", "1")
     found = re.match(r"(\d+) tokens, the key after 9 of 60 pieces of junk\n(\d+) cells", result.stdout)
     assert found is not None, result.stderr
     n_tokens, n_cells = int(found[1]), int(found[2])
     given_up = re.findall(r"^shift: positions 32 to (\d+) discarded, ", result.stdout, re.MULTILINE)
     discarded = sum(int(last) - 31 for last in given_up) * int(n_grp)  # each position has a group of cells
-    # all that doesn't fit, and room for the answer; by batches of 128
-    assert 0 < n_tokens - n_cells <= discarded < n_tokens - n_cells + 16 + 128
+    # all that doesn't fit, and room for the answer; in whole groups
+    assert n_cells == 512 * int(n_grp) + 32
+    assert 0 < n_tokens + 16 - n_cells <= discarded < n_tokens + 16 - n_cells + int(n_grp) * len(given_up)
     # this model knows stories, not numbers
     assert result.stdout.endswith(": not found\n")
     assert (result.returncode, result.stderr) == (1, "")
@@ -283,15 +288,35 @@ def passkey(stories: Path, monkeypatch: pytest.MonkeyPatch) -> Passkey:
             yield kvg.Piece(answer, 0, 0.0, "length")
 
         monkeypatch.setattr(module, "kvg", SimpleNamespace(**{**public(), "generate": generate}))
-        monkeypatch.setattr(sys, "argv", ["passkey.py", "-m", str(stories), "-t", "1", *arguments])
+        monkeypatch.setattr(sys, "argv", ["passkey.py", str(stories), "-t", "1", *arguments])
         code = module.main()
         return code, seen[0]
 
     return play
 
 
+@pytest.mark.parametrize("arguments", [("250", "2", "90"), ("250", "1", "130"), ("250", "1", "10")])
+def test_passkey_finds_what_is_in_its_window(arguments: tuple[str, ...]) -> None:
+    """llama.cpp's own arguments, on the model that was trained for it; the last key is discarded."""
+    result = run("passkey.py", embedded_model(), *arguments)
+    assert result.returncode == (1 if arguments[2] == "10" else 0), result.stdout
+    assert (": found" in result.stdout) == (arguments[2] != "10")
+    assert f"\n{4096 * int(arguments[1]) + 32} cells, batches of 512, " in result.stdout
+    assert result.stdout.count("shift: ") == (0 if arguments[1] == "2" else 3)
+
+
+def test_passkey_shows_what_is_done_to_the_cache() -> None:
+    tree = ast.parse((EXAMPLES / "passkey.py").read_text(encoding="utf-8"))
+    calls = {
+        node.func.attr
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+    }
+    assert {"seq_rm", "seq_add", "seq_div", "defrag", "update"} <= calls
+
+
 def test_passkey_exits_with_0_only_for_the_key(passkey: Passkey, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ("--n-junk", "3", "--seed", "4")
+    arguments = ("3", "1", "-1", "4")
     passkey(" I forgot.", *arguments)
     key = capsys.readouterr().out.split("the key was ")[1][:5]
     assert key.isdigit()
@@ -303,9 +328,7 @@ def test_passkey_exits_with_0_only_for_the_key(passkey: Passkey, capsys: pytest.
 @pytest.mark.parametrize("n_grp", [1, 2, 4])
 def test_passkey_leaves_each_position_to_a_group(passkey: Passkey, n_grp: int) -> None:
     n_batch, n_cells = 64, 320
-    _, cells = passkey(
-        "", "--n-junk", "30", "-b", str(n_batch), "-c", str(n_cells), "--n-grp", str(n_grp), "--n-keep", "16"
-    )
+    _, cells = passkey("", "30", str(n_grp), "-b", str(n_batch), "-c", str(n_cells), "--n-keep", "16")
     counts = Counter(cells.pos[cells.pos >= 0].tolist())
     # no position is missing; all hold a group, but those of the last batch, which have not been grouped yet
     assert sorted(counts) == list(range(len(counts)))
@@ -320,16 +343,17 @@ def test_passkey_leaves_each_position_to_a_group(passkey: Passkey, n_grp: int) -
 
 
 def test_passkey_says_when_the_cache_is_too_small(stories: Path) -> None:
-    result = run("passkey.py", "-m", stories, "-c", "60")
+    result = run("passkey.py", stories, "-c", "60")
     assert result.returncode == 1
-    assert result.stderr.startswith("passkey.py: 60 cells can't hold")
+    assert result.stderr.startswith("passkey.py: 60 cells can't hold 32 tokens that are kept, and ")
     assert result.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize("name", ["agents.py", "batch.py", "chat.py", "llama.py", "passkey.py"])
 def test_a_missing_model_is_one_line(name: str) -> None:
     prompts = ("-f", EXAMPLES / name) if name == "batch.py" else ()
-    result = run(name, "-m", "nobody.gguf", *prompts)
+    model = ("nobody.gguf",) if name == "passkey.py" else ("-m", "nobody.gguf")
+    result = run(name, *model, *prompts)
     assert result.returncode == 1
     assert re.fullmatch(rf"{name}: .*(No such file|no model file).*nobody\.gguf'?\n", result.stderr)
 
