@@ -119,10 +119,11 @@ $(VENV)/installed: $(VENV)/dependencies $(NATIVE) $(PACKAGE)
 	$(BIN)/pip install --no-build-isolation -C build-dir=build/wheel .
 	@touch $@
 
-# Fault points at full speed: for the tests without sanitizers, which devices don't get along with.
+# Fault points at full speed: for the tests without sanitizers, which devices don't get along with. g++, as the package is compiled by:
+# what fault points don't change is in ccache then.
 $(HOOKS_BUILD)/libkvgraph.so: $(VENV)/dependencies $(NATIVE)
 	$(BIN)/cmake -S . -B $(HOOKS_BUILD) -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja \
-	    -DCMAKE_BUILD_TYPE=Release -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python -DKVGRAPH_TEST_HOOKS=ON
+	    -DCMAKE_CXX_COMPILER=g++ -DCMAKE_BUILD_TYPE=Release -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python -DKVGRAPH_TEST_HOOKS=ON
 	$(BIN)/cmake --build $(HOOKS_BUILD)
 	@touch $@
 
