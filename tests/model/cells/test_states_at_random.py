@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from support import where
 from support.architectures import ArchSpec
+from support.chance import THOROUGH
 from support.engines import open_context
 from support.states_at_random import N_SEQ, Runner
 
@@ -37,6 +38,7 @@ SILENT = [
 ]
 
 FILES = LOUD + SILENT
+N_STEPS = 400 if THOROUGH else 200
 
 
 def no_attention(spec: ArchSpec) -> bool:
@@ -47,7 +49,7 @@ def no_attention(spec: ArchSpec) -> bool:
 @pytest.mark.parametrize("rows", [1, 200], ids=["few", "many"])
 @pytest.mark.parametrize("spec", FILES, ids=str)
 def test_all_is_as_in_plain_python(architecture: Architecture, spec: ArchSpec, rows: int) -> None:
-    counts = operate(architecture(spec), no_attention(spec), rows, seed=FILES.index(spec), n_steps=400)
+    counts = operate(architecture(spec), no_attention(spec), rows, seed=FILES.index(spec), n_steps=N_STEPS)
     names = ["append", "append_together", "copy", "copy_a_part", "checkpoint", "rewind", "attach", "load"]
     names += ["remove", "shift", "move"] * no_attention(spec)
     never = [name for name in names if not counts[f"{name} done"]]

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from support.chance import THOROUGH
 from support.engines import ids_of
 from support.faults import fault
 from support.rollback import KnowingDrafter, Watched, accounts
@@ -96,7 +97,7 @@ def is_as(said: list[Any], expected: list[Any] | None) -> bool:
 
 
 @pytest.mark.parametrize("site", SITES)
-@pytest.mark.parametrize("stride", [11, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("stride", [11, pytest.param(1 if THOROUGH else 4, marks=pytest.mark.slow)])
 def test_every_pass_through_a_place_that_fails(
     model: kvg.Model, drafter: KnowingDrafter | None, site: str, stride: int
 ) -> None:

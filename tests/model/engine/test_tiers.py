@@ -68,7 +68,10 @@ def test_a_text_comes_back_in_another_engine(model: kvg.Model, tmp_path: Path) -
     assert are_likeliest(model, text, again.tokens)
 
 
-@pytest.mark.parametrize(("n", "n_fit"), [(10, 2), pytest.param(200, 20, marks=pytest.mark.slow)])
+MANY = (200, 20) if chance.THOROUGH else (60, 6)
+
+
+@pytest.mark.parametrize(("n", "n_fit"), [(10, 2), pytest.param(*MANY, marks=pytest.mark.slow)])
 def test_conversations_come_back(model: kvg.Model, n: int, n_fit: int) -> None:
     """Five turns of each, one after the other, with cells for some: what was said is not decoded again."""
     new, rng = 24, random.Random(chance.seed(6))

@@ -42,7 +42,7 @@ MUTANTS = [(base, first, 250) for base in ("stories", "tiny", "q8_0", "byte-leve
 OTHER_KINDS = [
     (base, 0, 100) for base in ("gemma4-tokens", "hybriddna", "whitespace", *RARE_KINDS, "charsmap")
 ]
-ROWS = [(base, 0, 255) for base in ARCHITECTURES]
+ROWS = [(base, 0, 255 if chance.THOROUGH else 100) for base in ARCHITECTURES]
 SERIES: list[tuple[str, int, int]] = [
     *MUTANTS,
     *OTHER_KINDS,

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.chance import THOROUGH
 
 from pykvgraph.chat import chat_template
 from pykvgraph.chat.chat_template import ChatTemplate
@@ -203,11 +204,12 @@ def test_real_templates_take_a_thousand_messages() -> None:
     ]
     tools = RENDERED["conversations"]["tools"]["tools"] * 20
     n_rendered = 0
-    for source in RENDERED["templates"].values():
+    sources = [*RENDERED["templates"].values()][:: 1 if THOROUGH else 4]
+    for source in sources:
         template = ChatTemplate(source, bos_token="<s>", eos_token="</s>")
         for messages, given in (([turn[0], turn[3]] * 500, {}), (turn * 250, {"tools": tools})):
             try:
                 n_rendered += bool(template.render(messages, **given))
             except InvalidArgumentError as error:
                 assert "takes too much" not in str(error)
-    assert n_rendered > 130
+    assert n_rendered > 1.7 * len(sources)
