@@ -96,22 +96,22 @@ def test_what_a_call_leaves_behind_stays_until_the_next(mixed: kvg.Model) -> Non
     """So that it can be undone, whatever its size."""
     with open_context(mixed, **OPTIONS) as ctx, open_context(mixed, **OPTIONS) as other:
         for each in (ctx, other):
-            fill(each, 96)
-        tokens = run_of(IDS[96:108], 96)
+            fill(each, 36)
+        tokens = run_of(IDS[36:48], 36)
         expected = decode(other, tokens)
-        for undo in (partial(lib().kvg_undo_decode), lambda c: lib().kvg_kv_seq_rm(c, 0, 96, -1)):
-            decode(ctx, run_of(random_ids(N_BATCH, N_VOCAB, 5), 96))
+        for undo in (partial(lib().kvg_undo_decode), lambda c: lib().kvg_kv_seq_rm(c, 0, 36, -1)):
+            decode(ctx, run_of(random_ids(N_BATCH, N_VOCAB, 5), 36))
             ctx._handle.call(undo)
-            assert ctx.kv.seq_pos_max(0) == 95
+            assert ctx.kv.seq_pos_max(0) == 35
         assert nmse(decode(ctx, tokens), expected) <= where.rule(1e-6)
 
 
 def test_going_back_as_far_as_the_window_reaches(mixed: kvg.Model) -> None:
     with open_context(mixed, **OPTIONS) as ctx, open_context(mixed, **OPTIONS, swa_full=True) as full:
         for each in (ctx, full):
-            fill(each, 120)
+            fill(each, 48)
         lost = ctx.kv.seq_pos_min(0) - 1
-        assert lost == 120 - W - N_BATCH - 1
+        assert lost == 48 - W - N_BATCH - 1
         before = all_cells(ctx)
         for seq in (0, -1):
             with pytest.raises(kvg.InvalidArgumentError, match=f"lost those up to {lost}.* {lost + W}"):
@@ -157,9 +157,9 @@ def test_a_context_shift(mixed: kvg.Model, windowed: kvg.Model, n_keep: int, alo
     shift = kvg.ContextShift(n_keep=n_keep)
     with open_context(model, **OPTIONS) as ctx, open_context(model, **OPTIONS, swa_full=True) as full:
         for each in (ctx, full):
-            fill(each, 150)
+            fill(each, 60)
             shift.apply(each.kv)
-            assert each.kv.seq_pos_max(0) == 150 - (150 - n_keep) // 2 - 1
+            assert each.kv.seq_pos_max(0) == 60 - (60 - n_keep) // 2 - 1
         pos = ctx.kv.seq_pos_max(0) + 1
         tokens = run_of(IDS[150:160], pos)
         assert nmse(decode(ctx, tokens), decode(full, tokens)) <= where.rule(1e-6)
@@ -193,7 +193,7 @@ def test_self_extend_goes_on(mixed: kvg.Model) -> None:
     with open_context(mixed, **options) as ctx, open_context(mixed, **OPTIONS, swa_full=True) as full:
         for each in (ctx, full):
             pos = 0
-            for begin in range(0, 120, N_BATCH):
+            for begin in range(0, 60, N_BATCH):
                 decode(each, run_of(IDS[begin : begin + N_BATCH], pos))
                 pos = kvg.self_extend(each.kv, 0, pos, pos + N_BATCH, 2)
         tokens = run_of(IDS[120:130], ctx.kv.seq_pos_max(0) + 1)
@@ -205,17 +205,17 @@ def test_a_copied_sequence_has_lost_as_much(mixed: kvg.Model) -> None:
     options = {**OPTIONS, "n_seq_max": 2, "n_ctx": 300}
     with open_context(mixed, **options) as ctx, open_context(mixed, **options, swa_full=True) as full:
         for each in (ctx, full):
-            fill(each, 100)
+            fill(each, 48)
             each.kv.seq_cp(0, 1, 0, -1)
         assert ctx.kv.seq_pos_min(1) == ctx.kv.seq_pos_min(0) > 0
         with pytest.raises(kvg.InvalidArgumentError, match="lost"):
             ctx.kv.seq_rm(1, 20, -1)
         for each in (ctx, full):  # one goes on and the other keeps its window
-            for i in range(60):
-                decode(each, [Token(IDS[i], 100 + i, (0,))])
+            for i in range(30):
+                decode(each, [Token(IDS[i], 48 + i, (0,))])
             each.kv.seq_add(1, 0, -1, 5)
-        assert positions(ctx, WINDOW, 1)[-W:] == list(range(105 - W, 105))
-        tokens = run_of(IDS[150:160], 105, (1,))
+        assert positions(ctx, WINDOW, 1)[-W:] == list(range(53 - W, 53))
+        tokens = run_of(IDS[150:160], 53, (1,))
         assert nmse(decode(ctx, tokens), decode(full, tokens)) <= where.rule(1e-6)
 
 
@@ -323,7 +323,7 @@ def test_sequences_beside_each_other(mixed: kvg.Model) -> None:
     options = {**OPTIONS, "n_seq_max": 3}
     with open_context(mixed, **options) as ctx, open_context(mixed, **options, swa_full=True) as full:
         rng = np.random.default_rng(1)
-        for _ in range(60):
+        for _ in range(60 if where.is_cpu() else 30):
             seq, n = int(rng.integers(3)), int(rng.integers(1, N_BATCH + 1))
             n = min(n, ctx.kv.n_free)
             if n == 0 or ctx.kv.seq_pos_max(seq) > 70:
