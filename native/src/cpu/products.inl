@@ -8,6 +8,7 @@
 #include "cpu/types_32.inl"
 
 #include "cpu/types_256.inl"
+#include "cpu/types_i.inl"
 
 namespace kvg::KVG_PRODUCTS {
 
@@ -48,6 +49,20 @@ const product_kernel * kernel_for(ggml_type type) {
         return &kernel_256<tq1_0_weights>;
     case GGML_TYPE_TQ2_0:
         return &kernel_256<tq2_0_weights>;
+    case GGML_TYPE_IQ2_XXS:
+        return &kernel_256<iq2_xxs_weights>;
+    case GGML_TYPE_IQ2_XS:
+        return &kernel_256<iq2_xs_weights>;
+    case GGML_TYPE_IQ2_S:
+        return &kernel_256<iq2_s_weights>;
+    case GGML_TYPE_IQ3_XXS:
+        return &kernel_256<iq3_xxs_weights>;
+    case GGML_TYPE_IQ3_S:
+        return &kernel_256<iq3_s_weights>;
+    case GGML_TYPE_IQ1_S:
+        return &kernel_256<iq1_s_weights>;
+    case GGML_TYPE_IQ1_M:
+        return &kernel_256<iq1_m_weights>;
     default:
         return nullptr;
     }
