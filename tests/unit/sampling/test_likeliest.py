@@ -23,3 +23,13 @@ def test_of_equals_the_highest_id_comes_first() -> None:
 
 def test_none_are_asked_for() -> None:
     assert likeliest(np.empty(0, np.float32), 0) == likeliest(np.ones(3), 0) == []
+
+
+@given(st.integers(0, 400), st.integers(1, 30), st.integers(0, 2**32 - 1))
+def test_of_many_tokens_too(n_more: int, n: int, seed: int) -> None:
+    """Ties everywhere; the highest anywhere, behind the last whole run too."""
+    row = np.random.default_rng(seed).integers(-3, 3, 4096 + n_more).astype(np.float32)
+    row[np.random.default_rng(seed).integers(0, len(row), n // 2)] += 5
+    found = likeliest(row, n)
+    assert [value for _, value in found] == np.sort(row)[::-1][:n].tolist()
+    assert len({token for token, _ in found}) == n and all(row[token] == value for token, value in found)
