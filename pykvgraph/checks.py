@@ -165,3 +165,12 @@ def parameters_text(n_params: int) -> str:
     if n_params < 1_000_000_000:
         return f"{n_params / 1e6:.1f} M parameters"
     return f"{n_params / 1e9:.1f} B parameters"
+
+
+def text_bytes(value: object, name: str) -> bytes:
+    """Bytes, or a str in UTF-8. Raises InvalidArgumentError for anything else."""
+    if isinstance(value, str):
+        return value.encode(errors="surrogatepass")
+    if isinstance(value, bytes):
+        return value
+    raise InvalidArgumentError(f"{name} must be a str or bytes, got {shown(value)}")

@@ -191,7 +191,8 @@ class Admission:
     def _prompt_fits(self, group: _Group, texts: Sequence[RequestSequence], n_prompt: int) -> bool:
         """Now, with a cell for each of the others."""
         n_new = sum(min(n, group.window or n) for n in (n_prompt, *(each.n_left for each in self._read)))
-        return self._seen(group, texts).n_seen + n_new + len(texts) - 1 <= group.n_cells
+        n_others = sum(each.n_rows for each in texts) - 1
+        return self._seen(group, texts).n_seen + n_new + n_others <= group.n_cells
 
     def _seen(self, group: _Group, texts: Sequence[RequestSequence]) -> Seen:
         """The cells of a group, as runs of those that the same texts see; last comes what is read."""
@@ -199,11 +200,12 @@ class Admission:
         packed = np.packbits(seq, axis=1)
         begins = np.flatnonzero((packed[1:] != packed[:-1]).any(axis=1)) + 1
         edges = np.concatenate(([0], begins, [len(seq)]))
-        seqs = [*(each.seq for each in texts), *(each.seq for each in self._read)]
+        seqs = [*((each.seq, *each.fork_seqs) for each in texts), *((each.seq,) for each in self._read)]
         by = np.zeros((len(edges) - 1, len(seqs)), np.bool_)
-        for column, number in enumerate(seqs):
-            if number >= 0:
-                by[:, column] = seq[edges[:-1], number]
+        for column, numbers in enumerate(seqs):
+            for number in numbers:
+                if number >= 0:
+                    by[:, column] |= seq[edges[:-1], number]
         return Seen(by, np.diff(edges))
 
     def _steps_to_read(self, texts: Sequence[RequestSequence], todo: Sequence[int]) -> int:
@@ -243,4 +245,5 @@ def _growth(sequence: RequestSequence, n_todo: int, n_steps: int, window: int) -
     is_known = n_steps < _NEVER and sequence.unsaid is None
     until = n_read + sequence.n_may_say - 1 if is_known else _NEVER
     widest = sequence.n_seqs * (window + n_todo) if window else _UNBOUNDED
-    return Growth(most if is_moving else n_todo, sequence.n_seqs, most, until, widest)
+    first = n_todo - 1 + sequence.n_rows
+    return Growth(most if is_moving else first, sequence.n_seqs, most, until, widest)

@@ -11,10 +11,11 @@ from typing import Any, Literal
 
 import numpy as np
 
-from pykvgraph.checks import Integers, flag, integer, integers, real, shown
+from pykvgraph.checks import Integers, flag, integer, integers, real, shown, text_bytes
 from pykvgraph.context.context import Context
 from pykvgraph.context.pooling import Pooling
 from pykvgraph.engine import embedding
+from pykvgraph.engine.beam_sequence import BeamSequence
 from pykvgraph.engine.commands import Park, Submit
 from pykvgraph.engine.context_window import Window
 from pykvgraph.engine.loop import Loop, close_loop
@@ -207,10 +208,11 @@ class Engine(NotCopied):
             raise InvalidArgumentError(f"copies must have a method save(), got {shown(copies)}")
         saver = None if copies is None else self._saver.to(copies)
         sequence = self._sequences(request, ids, params, *self._under(adapters, salt), window, saver)
-        self._require_room(sequence)
+        request._sequences = [sequence, *sequence.forks]
+        self._require_room(sequence, params)
         known = integers(said, "said", 0, self.model.n_vocab - 1)
         is_full = sequence.window is not None and len(ids) + len(known) >= sequence.window.n_ctx
-        if len(known) and (params.n > 1 or is_full):
+        if len(known) and (params.n_seqs > 1 or is_full):
             raise InvalidArgumentError("said: it is for one sample, of which its window has still all tokens")
         sequence.repeat(known.tolist(), self.model.n_vocab)
         if sequence.ended:
@@ -421,7 +423,7 @@ class Engine(NotCopied):
             raise InvalidArgumentError("an adapter was loaded for another model than the engine's")
         if any(adapter._handle.closed for adapter, _ in active):
             raise InvalidArgumentError("an adapter is closed: load it again")
-        return active, block.under(_bytes_of(salt), key_of(active))
+        return active, block.under(text_bytes(salt, "salt"), key_of(active))
 
     def _ids_of(self, prompt: str | Integers) -> np.typing.NDArray[np.int32]:
         if isinstance(prompt, str):
@@ -456,16 +458,18 @@ class Engine(NotCopied):
         window: Window | None,
         copies: Saver | None,
     ) -> RequestSequence:
-        """The first sample, with the others as its forks."""
+        """The first sample, with the others as its forks; or the beams of a search."""
         if params.stop and self._tokenizer is None:
             self.model.tokenizer  # noqa: B018 which says what is missing
+        if params.beam_width > 1:
+            kv = self.context.kv
+            return BeamSequence(request, ids, params, self._tokenizer, salt, kv, active, copies)
         sequences = [
             RequestSequence(
                 request, sample, ids, params.of_sample(sample), self._tokenizer, salt, window, active, copies
             )
             for sample in range(params.n)
         ]
-        request._sequences = sequences
         sequences[0].forks = sequences[1:]
         return sequences[0]
 
@@ -474,27 +478,23 @@ class Engine(NotCopied):
             raise InvalidArgumentError(f"window must be a Window, got {shown(window)}")
         if not self.can_shift:
             raise UnsupportedError("this model's cache can't be shifted: ask without a window")
-        if params.n > 1:
-            raise InvalidArgumentError(f"window: it is for one sample, and there are {params.n}")
+        if params.n_seqs > 1:
+            raise InvalidArgumentError(f"window: it is for one sample or beam, and there are {params.n_seqs}")
         if n_prompt >= window.n_ctx:
             raise CacheFullError(f"the prompt has {n_prompt} tokens, and the window {window.n_ctx}")
 
-    def _require_room(self, sequence: RequestSequence) -> None:
+    def _require_room(self, sequence: RequestSequence, params: SamplingParams) -> None:
         ctx = self.context
         if sequence.n_seqs > ctx.n_seq_max:
             raise CacheFullError(
-                f"{sequence.n_seqs} samples need as many sequences; n_seq_max is {ctx.n_seq_max}"
+                f"{sequence.n_seqs} samples or beams need as many sequences; n_seq_max is {ctx.n_seq_max}"
+            )
+        if params.beam_width > ctx.n_batch:
+            raise InvalidArgumentError(
+                f"beam_width: {params.beam_width} beams are decoded in one batch; n_batch is {ctx.n_batch}"
             )
         if sequence.most_cells > ctx.n_ctx:
             raise CacheFullError(
                 f"the request may take {sequence.most_cells} cells, and there are {ctx.n_ctx}: "
                 "use a shorter prompt, a smaller max_tokens, or a larger n_ctx"
             )
-
-
-def _bytes_of(salt: object) -> bytes:
-    if isinstance(salt, str):
-        return salt.encode(errors="surrogatepass")
-    if isinstance(salt, bytes):
-        return salt
-    raise InvalidArgumentError(f"salt must be a str or bytes, got {shown(salt)}")

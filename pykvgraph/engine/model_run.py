@@ -58,12 +58,8 @@ class ModelRun:
         batch.clear()
         n_single = next((i for i, chunk in enumerate(chunks) if not chunk.is_single), len(chunks))
         if n_single:  # most steps are of nothing else
-            single = [chunk.sequence for chunk in chunks[:n_single]]
-            batch.add_each(
-                [each.ids[-1] for each in single],
-                [each.n_decoded for each in single],
-                [each.seq for each in single],
-            )
+            tips = [tip for chunk in chunks[:n_single] for tip in chunk.sequence.tips]
+            batch.add_each(*zip(*tips, strict=True))
         for chunk in chunks[n_single:]:
             self._add(chunk)
         self._ctx.set_adapters(chunks[0].sequence.adapters)

@@ -47,14 +47,14 @@ class Postprocess:
                 self._say_drafted(chunk, rows, now)
             for each in forks:
                 if each.runs:
-                    self._say(each, rows[0], now)
+                    self._say(each, rows[:1], now)
 
     def say_late(self) -> None:
         """Texts say what their grammars have allowed meanwhile."""
         for sequence in [each for each in self._running_set.scheduler.running if each.unsaid is not None]:
-            output, sequence.unsaid = sequence.unsaid, None
-            if sequence.runs and output is not None:
-                self._say(sequence, output, -math.inf)
+            outputs, sequence.unsaid = sequence.unsaid, None
+            if sequence.runs and outputs is not None:
+                self._say(sequence, outputs, -math.inf)
 
     def _advance(self, sequence: RequestSequence, n: int, to_end: bool) -> None:
         """These tokens of it are in the cache: the index learns of them."""
@@ -62,7 +62,7 @@ class Postprocess:
         if not self._running_set.shares:
             return
         self._running_set.keep(sequence, to_end=to_end)
-        if self._running_set.needs_points:
+        if self._running_set.needs_points and sequence.n_shareable == sequence.n_decoded:
             is_kept = sequence.is_at_place or sequence.n_decoded % EVERY == 0
             if is_kept or sequence.is_at_spare_place:
                 assert sequence.last is not None
@@ -97,33 +97,34 @@ class Postprocess:
         sequence.record.drafted += len(draft)
         self._counts["drafted"] += len(draft)
         self._counts["drafts"] += bool(draft)
-        self._say(sequence, outputs[0], now)
-        for token, output in zip(draft, outputs[1:], strict=True):
+        n_rows = len(outputs) - len(draft)
+        self._say(sequence, outputs[:n_rows], now)
+        for token, output in zip(draft, outputs[n_rows:], strict=True):
             if not sequence.runs or sequence.unsaid is not None or sequence.ids[-1] != token:
                 break
             sequence.record.accepted += 1
             self._counts["accepted"] += 1
             sequence.n_decoded += 1
             sequence.n_beyond -= 1
-            self._say(sequence, output, now)
+            self._say(sequence, [output], now)
         if not sequence.runs:
             return
-        if self._speculation:
+        if self._speculation and sequence.n_seqs == 1:
             self._speculation.learn(sequence, n_before)
         if draft and not self._running_set.cut(sequence):
             self._running_set.preempt(sequence)
         elif draft:
             self._advance(sequence, 0, to_end=False)
 
-    def _say(self, sequence: RequestSequence, output: LastOutput, decoded: float) -> None:
+    def _say(self, sequence: RequestSequence, outputs: list[LastOutput], decoded: float) -> None:
         """Says a token, unless its grammar takes too long: the others don't wait for that. decoded: when."""
         patience = decoded + _GRAMMAR_PATIENCE - time.perf_counter()
         try:
             if not sequence.can_say(max(patience, 0.0)):
-                sequence.unsaid = output._replace(logits=output.logits.copy())
+                sequence.unsaid = [each._replace(logits=each.logits.copy()) for each in outputs]
                 return
             now = time.perf_counter()
-            reason = sequence.say(output, now)
+            reason = sequence.say(outputs, now)
         except (KVGraphError, MemoryError) as error:
             self._running_set.fail(sequence, error)
             return

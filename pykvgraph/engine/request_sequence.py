@@ -70,6 +70,27 @@ class Fetch(NamedTuple):
     late: float
 
 
+class Tip(NamedTuple):
+    """The token that a sequence decodes next, when its text says one a step."""
+
+    token: int
+    position: int
+    seq: int
+
+
+class SaidText(NamedTuple):
+    """An answer: its text, its tokens but one that ended it, how many were sampled, what was likely of them.
+
+    logprob: the sum of those of its pieces.
+    """
+
+    text: str
+    tokens: tuple[int, ...]
+    n: int
+    logprob: float
+    stopping_word: str
+
+
 COPIED_EVERY = 64  # positions of an answer from one resume point that copies get to the next
 
 
@@ -108,7 +129,7 @@ class RequestSequence(Tokens):
     n_beyond: tokens of a draft that its sequence has behind what is decoded.
     record, lookup: what became of its drafts, and what they are made of.
     fetch: what comes from outside the cells; meanwhile it decodes nothing.
-    unsaid: its last output, while its grammar takes long to tell what may follow; it decodes nothing then.
+    unsaid: its last outputs, while its grammar takes long to tell what may follow; it decodes nothing then.
     adapters: those that it is decoded under; they are in `salt`, too.
     copies: gets what the index has of it, as it comes, n_copied tokens so far; None: nobody does.
     """
@@ -146,7 +167,7 @@ class RequestSequence(Tokens):
         self.n_beyond = 0
         self.own: OwnRows | None = None
         self.fetch: Fetch | None = None
-        self.unsaid: LastOutput | None = None
+        self.unsaid: list[LastOutput] | None = None
         self.record = Acceptance()
         self.lookup = Lookup()
         self.is_parked = False
@@ -164,6 +185,7 @@ class RequestSequence(Tokens):
         self._texts: list[str] = []
         self._tokens: list[int] = []
         self._n_said = 0
+        self._logprob = 0.0
         self._n_reported = -1  # tokens of the prompt
         self._submitted = time.perf_counter()
         self._entered = math.nan
@@ -201,6 +223,16 @@ class RequestSequence(Tokens):
     def n_seqs(self) -> int:
         """How many sequences it takes to run."""
         return 1 + len(self.forks)
+
+    @property
+    def n_rows(self) -> int:
+        """How many tokens a step decodes of it, and samples behind, when it says one a step."""
+        return 1
+
+    @property
+    def tips(self) -> list[Tip]:
+        """These tokens."""
+        return [Tip(self.ids[-1], self.n_decoded, self.seq)]
 
     @property
     def most_cells(self) -> int:
@@ -296,9 +328,15 @@ class RequestSequence(Tokens):
         """Whether say() needn't wait for a grammar; waits so long. Raises as OutputText.ready does."""
         return self._output.ready(seconds)
 
-    def say(self, last: LastOutput, now: float) -> Literal["stop", "length"] | None:
-        """Hands out the next token; returns why it was the last, or None. Raises as OutputText.say does."""
-        return self._add(self._output.say(last), now)
+    def say(self, outputs: Sequence[LastOutput], now: float) -> Literal["stop", "length"] | None:
+        """Hands out the next token; returns why it was the last, or None. Raises as OutputText.say does.
+
+        outputs: n_rows of them.
+        """
+        return self._add(self._output.say(outputs[0]), now)
+
+    def start_over(self) -> None:
+        """It has lost its sequence, and is to run again: what it has said, it goes on with."""
 
     def repeat(self, said: Iterable[int], n_vocab: int) -> None:
         """Hands out tokens of the answer that were chosen elsewhere; it goes on behind them, or has ended."""
@@ -312,6 +350,7 @@ class RequestSequence(Tokens):
         if math.isnan(self._first):
             self._first = now
         self._n_said += 1
+        self._logprob += piece.logprob
         self._texts.append(piece.text)
         if piece.finish_reason != "stop":
             self.ids.append(piece.token)
@@ -327,20 +366,28 @@ class RequestSequence(Tokens):
     def end(self, reason: Literal["stop", "length", "cancelled"], now: float) -> None:
         """Hands out the completion."""
         self.is_done = True
+        word = self._output.stopping_word
+        said = SaidText("".join(self._texts), tuple(self._tokens), self._n_said, self._logprob, word)
+        self._complete(self._sample, said, reason, now)
+
+    def _complete(
+        self, sample: int, said: SaidText, reason: Literal["stop", "length", "cancelled"], now: float
+    ) -> None:
         completion = Completion(
-            text="".join(self._texts),
-            tokens=tuple(self._tokens),
+            text=said.text,
+            tokens=said.tokens,
             finish_reason=reason,
             n_prompt=self.n_prompt,
             n_cached=max(self.n_cached, 0),
             n_decoded_again=self.n_again,
             ttft=self._first - self._submitted,
             seconds=now - self._submitted,
-            stopping_word=self._output.stopping_word,
-            n_said=self._n_said,
+            stopping_word=said.stopping_word,
+            n_said=said.n,
             waited=self._entered - self._submitted,
             n_discarded=self._n_discarded,
             drafted=self.record.drafted,
             accepted=self.record.accepted,
+            logprob=said.logprob,
         )
-        self.request._complete(self._sample, completion)
+        self.request._complete(sample, completion)

@@ -68,6 +68,7 @@ class RunningSet:
         for sequence in sequences:
             self._keep_rows(sequence)
             self._stop(sequence)
+            sequence.start_over()
             self.parked[sequence], sequence.is_parked = None, True
         return bool(sequences)
 
@@ -87,7 +88,7 @@ class RunningSet:
         is_cut = self.cut(sequence)
         if sequence.last is not None and self.shares:
             self.keep(sequence, to_end=True)
-            if self.needs_points and sequence.n_decoded and is_cut:
+            if self.needs_points and is_cut and 0 < sequence.n_decoded == sequence.n_shareable:
                 self.index.add_point(sequence.last, sequence.ids, sequence.n_decoded, sequence.seq)
             self.copy(sequence, to_end=True)
         self.release(sequence)
@@ -98,7 +99,8 @@ class RunningSet:
         if sequence.last is not None:
             self._release(sequence, sequence.last)
             sequence.last = None
-        self.kv.seq_rm(sequence.seq, -1, -1)
+        for seq in (sequence.seq, *sequence.fork_seqs):
+            self.kv.seq_rm(seq, -1, -1)
         sequence.n_decoded = sequence.n_beyond = 0
 
     def cut(self, sequence: RequestSequence) -> bool:
@@ -158,6 +160,7 @@ class RunningSet:
             self.fail(sequence, error)
             return
         self.leave(sequence)
+        sequence.start_over()
         self.scheduler.wait(sequence)
         self.n_preempted += 1
 

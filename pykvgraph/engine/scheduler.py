@@ -28,13 +28,18 @@ class Chunk(NamedTuple):
 
     @property
     def is_single(self) -> bool:
-        """Whether it is decoded as one token, without a draft."""
+        """Whether it is decoded as one token, or one of each beam, without a draft."""
         return self.decodes and not self.draft
 
     @property
     def n_outputs(self) -> int:
         """How many outputs its decode has: of the last known token, and of each token of the draft."""
-        return 1 + len(self.draft) if self.ends else 0
+        return self.sequence.n_rows + len(self.draft) if self.ends else 0
+
+    @property
+    def n_rows(self) -> int:
+        """How many tokens are decoded for it, without a draft: of beams one each, else n."""
+        return self.sequence.n_rows if self.decodes else self.n
 
 
 class Scheduler:
@@ -73,7 +78,7 @@ class Scheduler:
         """A waiting text gets sequences for itself and its forks, and runs."""
         self.waiting.remove(sequence)
         sequence.seq = self._free_seqs.pop()
-        sequence.fork_seqs = [self._free_seqs.pop() for _ in sequence.forks]
+        sequence.fork_seqs = [self._free_seqs.pop() for _ in range(sequence.n_seqs - 1)]
         sequence.n_idle = 0
         self.running.append(sequence)
 
@@ -116,11 +121,13 @@ class Scheduler:
         chosen: list[Chunk] = []
         together = self._of_turn()
         decoding = [each for each in together if each.decodes]
-        if len(decoding) > room:
-            decoding = sorted(decoding, key=lambda each: -each.n_idle)[:room]
+        if sum(each.n_rows for each in decoding) > room:
+            decoding = sorted(decoding, key=lambda each: -each.n_idle)
         for sequence in decoding:
-            chosen.append(Chunk(sequence, 1, True))
-        room = min(room - len(chosen), n_prompt_tokens)
+            if sequence.n_rows <= room:
+                chosen.append(Chunk(sequence, 1, True))
+                room -= sequence.n_rows
+        room = min(room, n_prompt_tokens)
         for sequence in self._readers(together):
             n = min(sequence.next_stop(), room)
             if n > 0:

@@ -207,7 +207,7 @@ class Stepper:
             n_decoding = sum(each.decodes for each in self._scheduler.running)
             n_tokens = self._budget.n_prompt_tokens(n_decoding, self._ctx.n_batch)
             chunks = self._scheduler.chunks(0 if self._has_read and n_decoding else n_tokens)
-            if not chunks or self._index.make_room(sum(chunk.n for chunk in chunks)):
+            if not chunks or self._index.make_room(sum(chunk.n_rows for chunk in chunks)):
                 return chunks
             youngest = self._scheduler.youngest()
             if len(self._scheduler.running) > 1 or self._readings.has_begun:
@@ -224,7 +224,7 @@ class Stepper:
         drafted = self._speculation.add(chunks, self._room_for_drafts)
         if drafted is chunks:
             return chunks
-        n_tokens = sum(chunk.n + len(chunk.draft) for chunk in drafted)
+        n_tokens = sum(chunk.n_rows + len(chunk.draft) for chunk in drafted)
         if self._index.make_room(n_tokens):
             return sorted(drafted, key=lambda chunk: not chunk.is_single)
         self._speculation.refused["cells"] += 1
@@ -244,8 +244,8 @@ class Stepper:
     def _learn(self, chunks: list[Chunk], seconds: float) -> None:
         """What the step took."""
         n_decoding = sum(chunk.decodes for chunk in chunks)
-        n_tokens = sum(chunk.n for chunk in chunks)
-        self._budget.learn(n_decoding, n_tokens - n_decoding, seconds)
+        n_of_prompts = sum(chunk.n for chunk in chunks) - n_decoding
+        self._budget.learn(n_decoding, n_of_prompts, seconds)
         if self._speculation:
             self._speculation.time(chunks, seconds)
         self._counts["steps"] += 1

@@ -20,7 +20,8 @@ class Completion:
     end. stopping_word: the stop string that ended the text, or "". n_said: tokens that were sampled, one that
     ended the text included. waited: seconds from submit() until it began to run; NaN if it never did.
     n_discarded: tokens of the prompt and the text that were given up to go on (Window). drafted: tokens that
-    were decoded because they might follow; accepted: how many of these did.
+    were decoded because they might follow; accepted: how many of these did. logprob: the sum of its Pieces'
+    logprob: of beams the log probability of the whole text, -inf where there is no such text.
     """
 
     text: str
@@ -37,6 +38,7 @@ class Completion:
     n_discarded: int
     drafted: int
     accepted: int
+    logprob: float
 
 
 @dataclass(frozen=True)

@@ -9,19 +9,16 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal, TypeVar
 
-import numpy as np
-import numpy.typing as npt
-
 from pykvgraph._native.ffi import KvgContextParams, KvgFlashAttn, KvgKvTier, KvgModelParams, KvgType
 from pykvgraph._native.fork import importing
 from pykvgraph._native.library import sized
-from pykvgraph.checks import INT32_MAX, flag, integer, real, several, shown, strings
+from pykvgraph.checks import INT32_MAX, flag, integer, real, shown, strings
 from pykvgraph.errors import InvalidArgumentError
+from pykvgraph.params.biases import checked_biases
 from pykvgraph.params.cpus import usable_cpus
 from pykvgraph.params.overrides import Overrides, checked_overrides, native_overrides
 
@@ -62,8 +59,12 @@ _MOST_SAMPLES = 4096
 _LONGEST_GRAMMAR = 1 << 20
 _SMALL_MODEL = 10_000_000  # parameters
 MARGIN = 20  # per cent of the free memory, for what others may take meanwhile
-_MOST_BIAS = 1e30
-_NATIVE_BIAS = np.dtype([("token", np.int32), ("bias", np.float32)])  # llama_logit_bias
+# what draws, changes logits, or ends a text by the clock or its lines
+_NOT_WITH_BEAMS = (
+    *("temperature", "typical_p", "xtc_probability", "dynatemp_range", "samplers", "logit_bias"),
+    *("repeat_penalty", "frequency_penalty", "presence_penalty", "dry_multiplier", "mirostat"),
+    *("adaptive_target", "sampled_probs", "thoughts", "n_indent", "line_seconds"),
+)
 
 
 @dataclass(frozen=True)
@@ -252,7 +253,11 @@ class SamplingParams:
     dynatemp_range.
 
     For an Engine: n: how many texts behind the same prompt; with a seed, the text after that takes the next
-    one. priority: requests with a higher one enter first. top_logprobs: of how many of the likeliest tokens
+    one. beam_width: from 2 on, beam search: in each step so many of the likeliest texts go on, and the n best
+    that were found are the answers, the best first (docs/many-requests.md). It takes temperature 0, and
+    nothing that changes probabilities. length_penalty: the best text has the highest sum of its tokens' log
+    probabilities, divided by their number to this power; 0: the highest sum. It matters to beams only.
+    priority: requests with a higher one enter first. top_logprobs: of how many of the likeliest tokens
     each Piece tells the probabilities (Piece.top). special: control tokens add their names to the text.
     sampled_probs: Piece.logprob and Piece.top tell the probabilities that a token was drawn with, behind all
     samplers, in place of the model's own. n_indent: the text ends before a line that begins with fewer spaces
@@ -296,6 +301,8 @@ class SamplingParams:
     grammar: str | None = None
     json_schema: str | Mapping[str, Any] | None = None
     n: int = 1
+    beam_width: int = 1
+    length_penalty: float = 1.0
     priority: int = 0
     top_logprobs: int = 0
     special: bool = False
@@ -308,6 +315,8 @@ class SamplingParams:
         _set(
             self,
             n=integer(self.n, "n", 1, _MOST_SAMPLES),
+            beam_width=integer(self.beam_width, "beam_width", 1, _MOST_SAMPLES),
+            length_penalty=real(self.length_penalty, "length_penalty", -10.0, 10.0),
             priority=integer(self.priority, "priority"),
             top_logprobs=integer(self.top_logprobs, "top_logprobs", 0, INT32_MAX),
             special=flag(self.special, "special"),
@@ -343,7 +352,7 @@ class SamplingParams:
             samplers=_samplers(self.samplers),
             adaptive_target=real(self.adaptive_target, "adaptive_target", -1e6, 1.0),
             adaptive_decay=real(self.adaptive_decay, "adaptive_decay", 0.0, 0.99),
-            logit_bias=_biases(self.logit_bias),
+            logit_bias=checked_biases(self.logit_bias),
             grammar=_grammar(self.grammar),
             json_schema=_json_text(self.json_schema),
         )
@@ -353,6 +362,26 @@ class SamplingParams:
             raise InvalidArgumentError(
                 "grammar and json_schema: give one of them, a schema becomes a grammar"
             )
+        if self.beam_width > 1:
+            self._require_beams()
+
+    @property
+    def n_seqs(self) -> int:
+        """How many sequences of the cache a request takes: one for each text, or for each beam."""
+        return self.n if self.beam_width == 1 else self.beam_width
+
+    def _require_beams(self) -> None:
+        """Raises InvalidArgumentError for what a beam search has no use for, or would be spoiled by."""
+        if self.n > self.beam_width:
+            raise InvalidArgumentError(
+                f"n: a search with beam_width {self.beam_width} can't find {self.n} texts: raise beam_width"
+            )
+        for name in _NOT_WITH_BEAMS:
+            if getattr(self, name) != getattr(SamplingParams, name):
+                raise InvalidArgumentError(
+                    f"{name}: beams are ranked by the model's own probabilities, so {name} can't be "
+                    f"{shown(getattr(self, name))} with beam_width; leave one of the two out"
+                )
 
     def of_sample(self, number: int) -> SamplingParams:
         """Those of one of the n texts, from 0 on."""
@@ -390,42 +419,6 @@ def _shares(tensor_split: Any) -> tuple[float, ...] | None:
     except TypeError:
         raise InvalidArgumentError(f"tensor_split must be numbers, got {shown(tensor_split)}") from None
     return tuple(real(value, f"tensor_split[{i}]", 0, 1e30) for i, value in enumerate(values))
-
-
-class Biases(tuple[tuple[int, float], ...]):
-    """Checked pairs of a token and what is added to its logit. native: the same, as libllama takes them."""
-
-    native: npt.NDArray[np.void]  # (n,), of (int32, float32)
-
-    def __new__(cls, pairs: Iterable[tuple[int, float]] = ()) -> Biases:
-        found = super().__new__(cls, pairs)
-        with np.errstate(over="ignore"):  # -1e300 is as good as -inf
-            found.native = np.array(list(found), _NATIVE_BIAS)
-        return found
-
-
-def _biases(values: Any) -> Biases:
-    """Each pair is looked at once, however often the parameters are replaced: there may be 262,144."""
-    if isinstance(values, Biases):
-        return values
-    items = several(values.items() if isinstance(values, Mapping) else values)
-    if items is None or isinstance(values, (str, bytes)):
-        raise InvalidArgumentError(f"logit_bias must be {{token: bias}}, got {shown(values)}")
-    return Biases(_checked_pairs(items).items())
-
-
-def _checked_pairs(items: list[Any]) -> dict[int, float]:
-    pairs: dict[int, float] = {}
-    for item in items:
-        if not isinstance(item, tuple) or len(item) != 2:
-            raise InvalidArgumentError(f"logit_bias must be {{token: bias}}, got {shown(item)}")
-        token, bias = item
-        if type(token) is not int or type(bias) is not float or not 0 <= token <= INT32_MAX:
-            token = integer(token, "logit_bias's token", 0, INT32_MAX)
-        if type(bias) is not float or not bias <= _MOST_BIAS:
-            bias = real(bias, f"logit_bias[{token}]", -math.inf, _MOST_BIAS)
-        pairs[token] = bias
-    return pairs
 
 
 def _breakers(values: Any) -> tuple[str, ...]:

@@ -11,7 +11,8 @@ import numpy.typing as npt
 
 from pykvgraph._native import libllama
 from pykvgraph.errors import InvalidArgumentError
-from pykvgraph.params.params import Biases, SamplingParams
+from pykvgraph.params.biases import Biases
+from pykvgraph.params.params import SamplingParams
 
 if TYPE_CHECKING:
     from pykvgraph.model.tokenizer import Tokenizer

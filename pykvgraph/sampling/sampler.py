@@ -215,6 +215,18 @@ class Sampler(NotCopied):
             self._thoughts.accept(token)
         return True
 
+    def allowed(self) -> npt.NDArray[np.bool_] | None:
+        """bool (n_vocab of the tokenizer,): the tokens that the grammar allows now; None: there is none.
+
+        Raises as sample() does because of a grammar.
+        """
+        return None if self._grammar is None else self._grammar.allowed()
+
+    def take(self, token: int) -> None:
+        """The grammar goes on behind this token, which it allows; nothing else hears of it."""
+        if self._grammar is not None and not (self._tokenizer and self._tokenizer.is_eog(token)):
+            self._grammar.accept(token)
+
     def drawn_with(self, token: int, n: int) -> tuple[float, list[tuple[int, float]]]:
         """The log probability that the last token was drawn with; the n likeliest tokens, each with its own.
 
@@ -301,8 +313,7 @@ class Sampler(NotCopied):
             return None
         if self._follows:
             llama.llama_sampler_accept(chain, found.id)
-        if self._grammar is not None and not (self._tokenizer and self._tokenizer.is_eog(found.id)):
-            self._grammar.accept(found.id)
+        self.take(int(found.id))
         return int(found.id)
 
 

@@ -51,6 +51,14 @@ class Detokenizer:
         self._held = ""
         self.stopping_word = ""  # the stop string that came
 
+    def copy(self) -> Detokenizer:
+        """Another one, which goes on as this one does."""
+        other = Detokenizer.__new__(Detokenizer)
+        other.__dict__.update(self.__dict__)
+        other._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        other._decoder.setstate(self._decoder.getstate())
+        return other
+
     def feed(self, data: bytes) -> str:
         """Text that is certain by now. Once a stop string came, stopping_word is it, and nothing follows."""
         text = self._decoder.decode(data)

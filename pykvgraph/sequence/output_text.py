@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from typing import Literal
 
 import numpy as np
@@ -73,6 +74,28 @@ class OutputText(NotCopied):
         self._left -= 1
         text, reason = self._text_of(token)
         return Piece(text, token, 0.0, reason, self._seq, ())
+
+    def copy(self) -> OutputText:
+        """Another one, which goes on as this one does."""
+        other = OutputText.__new__(OutputText)
+        other.__dict__.update(self.__dict__)
+        other._sampler = self._sampler.copy()
+        other._stream, other._lines = self._stream.copy(), copy(self._lines)
+        return other
+
+    def allowed(self) -> npt.NDArray[np.bool_] | None:
+        """As Sampler.allowed()."""
+        return self._sampler.allowed()
+
+    def take(self, token: int, score: float, top: tuple[tuple[int, float], ...]) -> Piece:
+        """The piece of a token that was chosen elsewhere, of those that allowed() has.
+
+        score, top: what the piece tells of its probability.
+        """
+        self._sampler.take(token)
+        self._left -= 1
+        text, reason = self._text_of(token)
+        return Piece(text, token, score, reason, self._seq, top)
 
     @property
     def stopping_word(self) -> str:

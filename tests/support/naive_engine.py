@@ -6,16 +6,19 @@ import itertools
 import random
 from array import array
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
+from pykvgraph.context.context import LastOutput
 from pykvgraph.engine.admission import Admission
+from pykvgraph.engine.beam_sequence import BeamSequence
 from pykvgraph.engine.context_window import Window
 from pykvgraph.engine.reading import Reading
 from pykvgraph.engine.request import Request
 from pykvgraph.engine.request_sequence import RequestSequence
 from pykvgraph.engine.scheduler import Scheduler
+from pykvgraph.kv_cache.cache import KVCache
 from pykvgraph.params.params import SamplingParams
 from pykvgraph.plan.memory_model import SPECULATION_SHARE
 from support import chance
@@ -29,6 +32,9 @@ def text(n_prompt: int, max_tokens: int, n: int = 1, window: Window | None = Non
     samples = [RequestSequence(request, i, prompt, params, None, b"", window) for i in range(n)]
     samples[0].forks = samples[1:]
     return samples[0]
+
+
+N_VOCAB = 6  # of what beams say
 
 
 class NaiveEngine:
@@ -74,6 +80,22 @@ class NaiveEngine:
         self.leave(new)
         return False
 
+    def beams(self, n_prompt: int, max_tokens: int, width: int) -> BeamSequence:
+        """A request that is answered by a search."""
+        params = SamplingParams(max_tokens=max_tokens, beam_width=width)
+        prompt, kv = np.arange(n_prompt, dtype=np.int32), cast(KVCache, self)
+        return BeamSequence(Request(1, lambda _: None), prompt, params, None, b"", kv)
+
+    def seq_rm(self, seq: int, p0: int, p1: int) -> None:
+        """As KVCache's, of the whole sequence."""
+        for cells in self.cells:
+            cells[seq] = []
+
+    def seq_cp(self, source: int, target: int, p0: int, p1: int) -> None:
+        """As KVCache's, of the whole sequence."""
+        for cells in self.cells:
+            cells[target] = list(cells[source])
+
     def begin_reading(self, n_tokens: int) -> bool:
         """Whether a text is read from now on, a part before each step."""
         reading = Reading(array("i", [0] * n_tokens), (), lambda begin, end: None, lambda: True)
@@ -97,8 +119,8 @@ class NaiveEngine:
             self.admission.reading = None
 
     def leave(self, sequence: RequestSequence) -> None:
-        for cells in self.cells:
-            cells[sequence.seq] = []
+        for seq in (sequence.seq, *sequence.fork_seqs):
+            self.seq_rm(seq, -1, -1)
         self.scheduler.leave(sequence)
 
     def n_in_use(self, group: int = 0) -> int:
@@ -116,7 +138,7 @@ class NaiveEngine:
         n_at_least = self.least if n_decoding else self.n_batch
         chunks = self.scheduler.chunks(self.rng.randint(n_at_least, max(n_at_least, self.n_most)))
         self.scheduler.count_idle(chunks)
-        n_new = sum(chunk.n for chunk in chunks)
+        n_new = sum(chunk.n_rows for chunk in chunks)
         drafts = self._drafts(n_new) if self.drafts and chunks else {}
         for group in range(len(self.cells)):
             assert self.n_in_use(group) + n_new + sum(drafts.values()) <= self.n_ctx, "no cells for a step"
@@ -124,11 +146,19 @@ class NaiveEngine:
             n_accepted = self.rng.randint(0, drafts.get(sequence.seq, 0))
             sequence._n_said += n_accepted
             sequence.ids.extend([1] * n_accepted)
+            seqs = [tip.seq for tip in sequence.tips] if sequence.decodes else [sequence.seq]
             for cells in self.cells:
-                cells[sequence.seq] += [next(self._new) for _ in range(n + n_accepted)]
+                for seq in seqs:
+                    cells[seq] += [next(self._new) for _ in range(n + n_accepted)]
             sequence.n_decoded += n + n_accepted
-        ended = []
+        ended: list[RequestSequence] = []
         for sequence in [chunk.sequence for chunk in chunks if chunk.ends]:
+            if isinstance(sequence, BeamSequence):
+                # mostly each beam goes on: they need the most cells then
+                is_sure = sequence.n_rows > 1 and self.rng.random() < 0.95
+                if sequence.say([self._output(is_sure) for _ in range(sequence.n_rows)], 0.0):
+                    ended.append(sequence)
+                continue
             for each in (sequence, *self.scheduler.fork(sequence)):
                 if each is not sequence:
                     each.follow(sequence)
@@ -142,12 +172,17 @@ class NaiveEngine:
             self.leave(each)
         return ended
 
+    def _output(self, is_sure: bool) -> LastOutput:
+        row = np.array([self.rng.gauss(0, 1) for _ in range(N_VOCAB)], np.float32)
+        row[0] += 99 * is_sure
+        return LastOutput(int(row.argmax()), 0.0, float(np.logaddexp.reduce(row)), row)
+
     def _drafts(self, n_new: int) -> dict[int, int]:
         """The tokens of drafts that each sequence decodes."""
         found = {}
         room = max(self.admission.room_for_drafts(self.scheduler.running, n_new, SPECULATION_SHARE), 0)
         for each in self.scheduler.running:
-            if each.decodes and not each.forks and each.window is None:
+            if each.decodes and each.n_seqs == 1 and each.window is None:
                 found[each.seq] = self.rng.randint(0, min(room, each.n_may_say - 1))
                 room -= found[each.seq]
         return found

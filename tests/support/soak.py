@@ -17,6 +17,7 @@ from pykvgraph.engine import sizes
 from pykvgraph.plan import fitting
 from pykvgraph.prefix.node import Node
 from support import chance
+from support.engines import Logits
 from support.faults import fault
 
 F32: dict[str, Any] = {"type_k": "f32", "type_v": "f32"}
@@ -115,9 +116,18 @@ class Soak:
             seed=rng.randrange(1000),
             priority=rng.randrange(3),
         )
+        if rng.random() < 0.2:
+            width = rng.randrange(2, N_SEQ_MAX + 1)
+            most = (self.engine.context.n_ctx - len(prompt)) // width
+            params = kvg.SamplingParams(
+                max_tokens=rng.randrange(1, min(most, 40)),
+                beam_width=width,
+                n=rng.randrange(1, width + 1),
+                priority=params.priority,
+            )
         salt = rng.choice([b"", b"", b"a", b"%d" % rng.randrange(99)])
         window = None
-        if params.n == 1 and self.engine.can_shift and rng.random() < 0.4:
+        if params.n_seqs == 1 and self.engine.can_shift and rng.random() < 0.4:
             window = kvg.Window(len(prompt) + rng.randrange(8, 30), rng.randrange(40))
         request = self.engine.submit(prompt, params, salt=salt, window=window)
         self.asked.append(Asked(request, prompt, params))
@@ -142,7 +152,8 @@ class Soak:
         nodes = list(nodes_of(index))
         lengths = [0] * N_SEQ_MAX
         for sequence in running:
-            lengths[sequence.seq] = sequence.n_decoded
+            for tip in sequence.tips:
+                lengths[tip.seq] = tip.position
         for seq, n in enumerate(lengths):
             assert kv.seq_pos_max(seq) == n - 1
         assert index.n_nodes == len(nodes)
@@ -173,7 +184,11 @@ class Soak:
         for each in completions:
             assert each.finish_reason in ("stop", "length", "cancelled")
             assert each.finish_reason != "length" or len(each.tokens) == asked.params.max_tokens
-            if asked.params.temperature == 0 and each.tokens and not each.n_discarded:
+            if asked.params.beam_width > 1:
+                if each.finish_reason == "length":
+                    own = logprob_of(self.model, asked.prompt, each.tokens)
+                    assert abs(own - each.logprob) < 1e-3 * len(each.tokens)
+            elif asked.params.temperature == 0 and each.tokens and not each.n_discarded:
                 assert are_likeliest(self.model, asked.prompt, each.tokens)
 
     def close(self) -> None:
@@ -222,13 +237,25 @@ def are_likeliest(model: kvg.Model, prompt: list[int], said: Sequence[int]) -> b
 
     A ten-thousandth of the logits' range is rounding: random weights make close calls.
     """
+    rows = rows_behind(model, prompt, said)
+    chosen = rows[np.arange(len(said)), list(said)]
+    return bool((rows.max(axis=1) - chosen <= 1e-4 * np.ptp(rows, axis=1)).all())
+
+
+def logprob_of(model: kvg.Model, prompt: list[int], said: Sequence[int]) -> float:
+    """The log probability of a text behind a prompt, in a context of their own."""
+    rows = rows_behind(model, prompt, said).astype(np.float64)
+    chosen = rows[np.arange(len(said)), list(said)]
+    return float((chosen - np.logaddexp.reduce(rows, axis=1)).sum())
+
+
+def rows_behind(model: kvg.Model, prompt: list[int], said: Sequence[int]) -> Logits:
+    """The logits that each token of a text was chosen from, in a context of their own."""
     with kvg.Context(model, n_ctx=1024, **F32) as ctx:
         batch = kvg.Batch()
         batch.extend([*prompt, *said[:-1]], 0, logits="all")
         ctx.decode(batch)
-        rows = ctx.logits()[len(prompt) - 1 :]
-    chosen = rows[np.arange(len(said)), list(said)]
-    return bool((rows.max(axis=1) - chosen <= 1e-4 * np.ptp(rows, axis=1)).all())
+        return ctx.logits()[len(prompt) - 1 :]
 
 
 def has_faults() -> bool:

@@ -31,8 +31,8 @@ class Speculation:
     def add(self, chunks: list[Chunk], room: Callable[[int, float], int]) -> list[Chunk]:
         """The chunks, some of them with drafts; room(n, share): how many tokens they may have, beside n."""
         self._looks = False
-        decoding = [chunk.sequence for chunk in chunks if chunk.decodes and not chunk.sequence.forks]
-        n_rows = sum(chunk.n for chunk in chunks)
+        decoding = [chunk.sequence for chunk in chunks if chunk.decodes and chunk.sequence.n_seqs == 1]
+        n_rows = sum(chunk.n_rows for chunk in chunks)
         if n_rows > MOST_ROWS:
             self.refused["busy"] += bool(decoding)
             return chunks
@@ -61,7 +61,7 @@ class Speculation:
     def time(self, chunks: list[Chunk], seconds: float) -> None:
         """What a step took."""
         if self._looks and all(chunk.decodes for chunk in chunks):
-            self.gate.seconds.learn(sum(1 + len(chunk.draft) for chunk in chunks), seconds)
+            self.gate.seconds.learn(sum(chunk.n_rows + len(chunk.draft) for chunk in chunks), seconds)
 
     def close(self) -> None:
         """Frees what the drafter has."""

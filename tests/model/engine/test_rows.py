@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,10 +38,10 @@ def rows(monkeypatch: pytest.MonkeyPatch) -> dict[kvg.Request, Rows]:
     seen: dict[kvg.Request, Rows] = {}
     say = RequestSequence.say
 
-    def listen(sequence: RequestSequence, last: LastOutput, now: float) -> Any:
+    def listen(sequence: RequestSequence, outputs: Sequence[LastOutput], now: float) -> Any:
         assert isinstance(sequence.request, kvg.Request)
-        seen.setdefault(sequence.request, []).append(last.logits.copy())
-        return say(sequence, last, now)
+        seen.setdefault(sequence.request, []).append(outputs[0].logits.copy())
+        return say(sequence, outputs, now)
 
     monkeypatch.setattr(RequestSequence, "say", listen)
     return seen

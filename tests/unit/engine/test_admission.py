@@ -71,7 +71,7 @@ def test_it_is_what_a_run_to_the_end_uses(seed: int) -> None:
 @pytest.mark.parametrize("window", [0, 5, 16])
 @pytest.mark.parametrize(("n_seq_max", "n_batch", "least"), [(4, 16, 1), (6, 16, 8), (3, 32, 32), (6, 4, 4)])
 def test_who_is_inside_never_runs_out(n_seq_max: int, n_batch: int, least: int, window: int) -> None:
-    """Whoever comes, ends early, forks, shifts, drafts, is read or passed over: each step has cells."""
+    """Whoever comes, ends early, forks, searches, shifts, drafts, is read or passed over: there are cells."""
     n_ended = n_refused = n_read = 0
     for seed in range(6):
         engine = NaiveEngine(96, n_seq_max, n_batch, least, window, seed)
@@ -90,6 +90,8 @@ def test_who_is_inside_never_runs_out(n_seq_max: int, n_batch: int, least: int, 
                     n,
                     Window(max(n_prompt + 1, rng.randrange(8, 60)), rng.randrange(9)) if shifts else None,
                 )
+                if n > 1 and rng.random() < 0.7:
+                    new = engine.beams(n_prompt, new.n_may_say, n)
                 if new.most_cells <= 96:
                     n_refused += not engine.enter(new, like, n_found)
             if rng.random() < 0.2:
@@ -131,11 +133,11 @@ def test_how_long_prompts_are_read(least: int, spacing: int) -> None:
 
 def test_every_order_of_a_few_texts() -> None:
     """All triples of small texts, in all orders, one a step or all at once: nobody lacks a cell, all end."""
-    kinds = [(1, 1), (1, 9), (3, 4), (6, 2), (8, 1)]
+    kinds = [(1, 1, 1), (1, 9, 1), (3, 4, 1), (6, 2, 1), (8, 1, 1), (1, 4, 2), (2, 3, 3)]  # the last: beams
     for texts in itertools.product(kinds, repeat=3):
         for gap in (0, 2):
-            engine = NaiveEngine(12, 3, 8, 4)
-            waiting = [text(*each) for each in texts]
+            engine = NaiveEngine(12, 9, 9, 4)
+            waiting = [engine.beams(*each) if each[2] > 1 else text(*each) for each in texts]
             n_ended = 0
             for step in range(100):
                 while waiting and step >= gap * (3 - len(waiting)) and engine.enter(waiting[0]):

@@ -17,14 +17,18 @@ from pykvgraph.cli import main
 from pykvgraph.context.context import Context
 from pykvgraph.errors import InvalidArgumentError
 from pykvgraph.model.model import Model
-from pykvgraph.params.params import CACHE_TYPES, Biases, ContextParams, ModelParams, SamplingParams
+from pykvgraph.params.biases import Biases
+from pykvgraph.params.params import CACHE_TYPES, ContextParams, ModelParams, SamplingParams, ThoughtLimit
 from pykvgraph.plan.memory import plan_memory
 from pykvgraph.sampling.sampler import Sampler
 from pykvgraph.sequence.decode_loop import generate
 
 GENERATED = {"max_tokens", "stop"}  # of a generation, not of a sampler
 # of an engine's request alone
-REQUESTED = {"n", "priority", "top_logprobs", "special", "sampled_probs", "n_indent", "line_seconds"}
+REQUESTED = {
+    *("n", "priority", "top_logprobs", "special", "sampled_probs", "n_indent", "line_seconds"),
+    *("beam_width", "length_penalty"),
+}
 SAMPLED = {field.name for field in dataclasses.fields(SamplingParams)} - GENERATED - REQUESTED
 
 
@@ -129,6 +133,8 @@ NO_NUMBER = ["1", None, True, math.nan]
         (SamplingParams, "adaptive_target", [*NO_NUMBER, 1.1]),
         (SamplingParams, "adaptive_decay", [*NO_NUMBER, -0.1, 1.0]),
         (SamplingParams, "thoughts", [5, "<think>"]),
+        (SamplingParams, "beam_width", [*NO_INTEGER, 0, 4097]),
+        (SamplingParams, "length_penalty", [*NO_NUMBER, 10.1, -10.1, math.inf]),
         (SamplingParams, "mirostat", [*NO_INTEGER, -1, 3]),
         *((SamplingParams, f"mirostat_{name}", [*NO_NUMBER, -1.0]) for name in ("tau", "eta")),
         (
@@ -185,3 +191,36 @@ def test_threads_are_chosen_for_the_model() -> None:
     assert ContextParams(n_threads=3).native(small).n_threads_batch == 3
     native = ContextParams(n_threads=3, n_threads_batch=2).native(large)
     assert (native.n_threads, native.n_threads_batch) == (3, 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("n", 5),
+        ("temperature", 0.1),
+        ("typical_p", 0.9),
+        ("xtc_probability", 0.1),
+        ("dynatemp_range", 0.1),
+        ("samplers", ["top_k"]),
+        ("logit_bias", {1: 1.0}),
+        ("repeat_penalty", 1.1),
+        ("frequency_penalty", 0.1),
+        ("presence_penalty", 0.1),
+        ("dry_multiplier", 0.1),
+        ("mirostat", 2),
+        ("adaptive_target", 0.5),
+        ("sampled_probs", True),
+        ("thoughts", ThoughtLimit(5)),
+        ("n_indent", 4),
+        ("line_seconds", 1.0),
+    ],
+)
+def test_what_beams_have_no_use_for_is_refused(name: str, value: Any) -> None:
+    SamplingParams(**{name: value})
+    with pytest.raises(InvalidArgumentError, match=f"^{name}: "):
+        SamplingParams(beam_width=4, **{name: value})
+
+
+def test_how_many_sequences_a_request_takes() -> None:
+    assert [each.n_seqs for each in (SamplingParams(), SamplingParams(n=3))] == [1, 3]
+    assert SamplingParams(beam_width=4, n=2).n_seqs == 4
