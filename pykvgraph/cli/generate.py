@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from pykvgraph.cli.beams import BeamOptions, beam_options
 from pykvgraph.cli.llama_verb import LlamaVerb
 from pykvgraph.cli.prompt import prompt_options
 from pykvgraph.cli.run_options import RunOptions, run_options
@@ -30,9 +31,11 @@ if TYPE_CHECKING:
         "pykvgraph generate -m model.gguf -p 'Once upon a time'",
         "pykvgraph generate -m model.gguf -n 2000 -c 512 --keep 4 --temp 0.8 -s 1",
         r"echo 'The end' | pykvgraph generate -m model.gguf -f - -n -1 --json",
+        "pykvgraph generate -m model.gguf -p 'Tea is' --beam-width 4 --n-best 2",
     ),
 )
 @model_option(required=True)
+@beam_options
 @prompt_options
 @run_options()
 @option(
@@ -44,13 +47,24 @@ if TYPE_CHECKING:
     help="When the cache is full, keep the first N tokens and discard half of the rest.",
 )
 @json_option
-def generate(model: str, run: RunOptions, prompt: str, n_keep: int | None, as_json: bool) -> None:
+def generate(
+    model: str, run: RunOptions, prompt: str, n_keep: int | None, beams: BeamOptions, as_json: bool
+) -> None:
     """Continue a prompt.
 
     Each piece of text goes to stdout as soon as it is known. When the cache is full, old tokens are removed
     (a context shift, see --keep) and the text goes on. Ctrl-C ends it: the exit code is 130 then.
+
+    With --beam-width the likeliest texts are searched for, and printed when they are found.
     """
     import pykvgraph as kvg
+
+    if beams.width > 1:
+        if n_keep is not None:
+            raise InvalidArgumentError("--keep: a search ends where the cache is full; leave out --keep")
+        with kvg.Model(model, **run.where.model()) as loaded:
+            beams.search(loaded, prompt, run.context_for(loaded), run.sampling, as_json)
+        return
 
     shifts: list[ShiftReport] = []
     with (

@@ -134,6 +134,7 @@ def test_llama_cpp_spellings(parsed: dict[str, Any]) -> None:
         ),
         *shlex.split("--rope-scaling yarn --rope-scale 2 --rope-freq-base 5e5 --yarn-orig-ctx 128"),
         *shlex.split("--adaptive-target 0.3 --adaptive-decay 0.5 --log-disable --offline -hft secret"),
+        *shlex.split("--beam-width 4 --n-best 2 --length-penalty 0.5"),
     )
     assert (result.exit_code, result.output) == (0, "")
     assert parsed == {
@@ -207,6 +208,9 @@ def test_llama_cpp_spellings(parsed: dict[str, Any]) -> None:
         "top_p": 0.8,
         "min_p": 0.1,
         "n_keep": 4,
+        "beam_width": 4,
+        "n_best": 2,
+        "length_penalty": 0.5,
         "as_json": True,
         "stop": ("x", "y z"),
     }
