@@ -97,7 +97,7 @@ class Job:
 
         def submit(number: int) -> Request:
             prompt, window = prompts[number], windows[number] if windows else None
-            most = min(n_ctx - len(prompt), (engine.context.n_ctx - len(prompt)) // params.n + 1)
+            most = min(n_ctx - len(prompt), (engine.context.n_ctx - len(prompt)) // params.n_seqs + 1)
             n_most = params.max_tokens if window else min(params.max_tokens, most)
             for sample in self._samples_of(number):
                 sample.n_most = n_most

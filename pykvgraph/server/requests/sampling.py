@@ -40,7 +40,12 @@ def sampling_of(fields: Fields, vocabulary: Vocabulary, n_slots: int, n_predict:
     Raises WireError, and what SamplingParams raises.
     """
     _refuse_others(fields)
+    n = fields.integer("n_cmpl", fields.integer("n", 1, 1, n_slots), 1, n_slots)
     temperature = fields.real("temperature", 0.8, 0.0, 1e6)
+    beams: dict[str, Any] = {}
+    if fields.flag("use_beam_search"):  # vLLM's: with as many beams as answers; it looks at no temperature
+        temperature = 0.0
+        beams = {"beam_width": n, "length_penalty": fields.real("length_penalty", 1.0, -10.0, 10.0)}
     names = sampler_names(fields)
     return SamplingParams(
         max_tokens=_max_tokens(fields, n_predict),
@@ -68,7 +73,8 @@ def sampling_of(fields: Fields, vocabulary: Vocabulary, n_slots: int, n_predict:
         samplers=[name for name in names if name != ADAPTIVE],
         **(_adaptive(fields) if ADAPTIVE in names else {}),
         logit_bias=_biases(fields, vocabulary),
-        n=fields.integer("n_cmpl", fields.integer("n", 1, 1, n_slots), 1, n_slots),
+        n=n,
+        **beams,
         top_logprobs=_n_probs(fields),
         sampled_probs=fields.flag("post_sampling_probs"),
         n_indent=max(fields.integer("n_indent", 0), 0),
