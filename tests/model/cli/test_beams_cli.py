@@ -53,6 +53,22 @@ def test_as_many_tokens_as_there_is_room_for(stories: Path) -> None:
     assert told["texts"][0]["n_generated"] == 11
 
 
+def test_ctrl_c_prints_the_best_so_far(stories: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    results = kvg.Request.results
+
+    def interrupted(request: kvg.Request, timeout: float | None = None) -> list[kvg.Completion]:
+        monkeypatch.undo()
+        for _ in range(6):
+            request._advance()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(kvg.Request, "results", interrupted)
+    done = run(stories, "-n", "20", "--json")
+    assert kvg.Request.results is results and done.exit_code == 130
+    text = json.loads(done.stdout)["texts"][0]
+    assert (text["finish_reason"], text["n_generated"]) == ("cancelled", 6)
+
+
 @pytest.mark.parametrize(
     ("arguments", "named", "code"),
     [

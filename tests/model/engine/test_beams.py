@@ -22,6 +22,7 @@ from support.referee import Referee
 from support.soak import F32, are_likeliest, logprob_of
 
 import pykvgraph as kvg
+from pykvgraph.engine import postprocess
 
 STORIES = Path(__file__).parents[2] / "data" / "stories260K.gguf"
 SPECS = [*KINDS, MAMBA2]
@@ -244,14 +245,19 @@ def test_a_stop_string_ends_a_beam() -> None:
     assert not any("park" in each.text for each in found)
 
 
-def test_a_grammar_holds_for_every_beam() -> None:
-    """The probabilities of what it allows stay the model's own."""
+@pytest.mark.parametrize("is_late", [False, True])
+def test_a_grammar_holds_for_every_beam(monkeypatch: pytest.MonkeyPatch, is_late: bool) -> None:
+    """The probabilities of what it allows stay the model's own. Late: no step waits for it."""
+    if is_late:
+        monkeypatch.setattr(postprocess, "_GRAMMAR_PATIENCE", -math.inf)
     params = kvg.SamplingParams(
         beam_width=4, n=4, max_tokens=20, grammar='root ::= " cat" | " dog" | " b" [ae] "r"'
     )
     prompt = "Once upon a time, there was a"
-    with kvg.Model(STORIES) as model, kvg.Engine(model, n_ctx=1024, n_seq_max=4, **F32) as engine:
+    with kvg.Model(STORIES) as model, kvg.Engine(model, n_ctx=1024, n_seq_max=5, **F32) as engine:
+        other = engine.submit(prompt, kvg.SamplingParams(max_tokens=100))
         found = engine.submit(prompt, params).results(60)
+        assert other.result(60).finish_reason == "length"
         ids = model.tokenizer.encode(prompt)
         for each in found:
             assert each.text in (" cat", " dog", " bar", " ber") and each.finish_reason == "stop"
