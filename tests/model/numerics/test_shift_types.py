@@ -26,7 +26,7 @@ ModelFile = Callable[[ModelSpec], Path]
 CASES = [
     *((head_dim, kv_type, False) for head_dim in (32, 64) for kv_type in ("f16", "bf16", *QUANTIZED)),
     # the matrix over whole heads, and over parts of them
-    *((head_dim, kv_type, True) for head_dim in (32, 96, 128) for kv_type in QUANTIZED),
+    *((head_dim, kv_type, True) for head_dim in (128, 96, 32) for kv_type in QUANTIZED),
     *((head_dim, kv_type, True) for head_dim in (64, 192) for kv_type in ("q8_0", "q4_0")),
 ]
 
