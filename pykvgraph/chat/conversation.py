@@ -17,6 +17,7 @@ from pykvgraph.errors import CacheFullError, InvalidArgumentError, KVGraphError,
 from pykvgraph.kv_cache.saved.file import read_regular, write_file
 from pykvgraph.params.params import SamplingParams
 from pykvgraph.sequence.decode_text import decode_text
+from pykvgraph.sequence.lookahead import Lookahead
 from pykvgraph.sequence.output_text import OutputText
 from pykvgraph.sequence.sequence import Change, TokenSequence, earlier_texts
 from pykvgraph.sequence.tokens import Positions
@@ -45,6 +46,10 @@ class Conversation(NotCopied):
     In a context with one sequence, what the conversation takes leave of stays in the cache for as long as
     nobody needs the cells: to take an edit back, or an earlier system prompt, decodes one token.
 
+    draft: a context of a smaller model with the same vocabulary, whose sequence 0 is used: what it proposes,
+    up to draft_max tokens, is decoded beside the next token, and what is said stays the same (Lookahead). Not
+    with self_extend.
+
     An answer may be left at any piece, and any call be interrupted by Ctrl-C: what was said stays, and the
     conversation can go on.
 
@@ -65,6 +70,8 @@ class Conversation(NotCopied):
         self_extend: int = 1,
         on_discard: Callable[[Discard], None] | None = None,
         on_extend: Callable[[int], None] | None = None,
+        draft: Context | None = None,
+        draft_max: int = 16,
     ) -> None:
         if not isinstance(ctx, Context):
             raise InvalidArgumentError(f"ctx must be a pykvgraph.Context, got {shown(ctx)}")
@@ -78,6 +85,9 @@ class Conversation(NotCopied):
         self._on_extend = on_extend
         self._earlier = earlier_texts(ctx) if ctx.n_seq_max == 1 else None
         self._text = TokenSequence(ctx, self._seq, earlier=self._earlier)
+        if draft is not None and self._n_grp > 1:
+            raise InvalidArgumentError("draft: there are no drafts with self_extend: leave one of them out")
+        self._lookahead = None if draft is None else Lookahead(ctx, self._seq, draft, draft_max)
         self._turns: list[Turn] = []
         self._output: OutputText | None = None  # the answer that is being said
         self.n_forgotten = 0
@@ -151,6 +161,7 @@ class Conversation(NotCopied):
 
     def reset(self) -> None:
         """Forgets all turns; the system prompt stays in the cache."""
+        self._take_back_drafts()
         self._output = None
         self._front, self._turns, self.n_forgotten = self._tokens.front, [], 0
         self._text.go_back(common_length(self._text.ids, self._front))
@@ -162,6 +173,7 @@ class Conversation(NotCopied):
 
         Raises what kv.save_file raises.
         """
+        self._take_back_drafts()
         cells = self._ctx.kv.save(self._seq)
         held = self._text.ids.tolist()
         head = self._text.positions.head
@@ -174,6 +186,7 @@ class Conversation(NotCopied):
         Raises, with nothing changed, StateError for a file that is no saved conversation, is damaged or of
         another model, and what kv.load raises; OSError when the file can't be read.
         """
+        self._take_back_drafts()
         saved = unpack(read_regular(path), self._ctx.model.n_vocab)
         tokens = TurnTokens(turn_format(self._ctx.model, saved.system), self._ctx.model.tokenizer)
         if self._earlier is not None:
@@ -224,16 +237,25 @@ class Conversation(NotCopied):
                 return None
             return self._append(piece.token, copy_logits=output.needs_logits)
 
-        for piece in decode_text(self.change.last, output.say, append):
-            text += piece.text
-            if piece.finish_reason != "stop":
-                turn.said.append(piece.token)
-            elif not self._ctx.model.tokenizer.is_eog(piece.token):
-                turn.said = self._tokens.cut([*turn.said, piece.token], text)
-            yield piece
+        try:
+            for piece in decode_text(self.change.last, output.say, append):
+                text += piece.text
+                if piece.finish_reason != "stop":
+                    turn.said.append(piece.token)
+                elif not self._ctx.model.tokenizer.is_eog(piece.token):
+                    turn.said = self._tokens.cut([*turn.said, piece.token], text)
+                yield piece
+        finally:
+            if self._output is output:
+                self._take_back_drafts()
 
     def _append(self, token: int, copy_logits: bool) -> LastOutput:
         """Decodes a token that the last turn has already."""
+        if self._lookahead:
+            last = self._lookahead.append(lambda: self._text.ids, token)
+            if last is not None:
+                self._text.record([token])
+                return last
         if self._n_grp == 1 or self._text.positions.of(len(self._text)) < self._ctx.model.n_ctx_train:
             try:
                 return self._text.append(token, copy_logits=copy_logits)
@@ -243,6 +265,7 @@ class Conversation(NotCopied):
 
     def _read(self) -> Change:
         """Decodes what is not in the cache yet; extends, and gives up turns, until all fits."""
+        self._take_back_drafts()
         while True:
             ids, at = self.ids, self.borders[-2] + self._turns[-1].n_header
             try:
@@ -251,6 +274,11 @@ class Conversation(NotCopied):
                 return self._text.set(ids, (at,) if 0 < at <= len(ids) else ())
             except CacheFullError:
                 self._give_up()
+
+    def _take_back_drafts(self) -> None:
+        """The cache has what the conversation has, and nothing that was not said."""
+        if self._lookahead:
+            self._lookahead.drop()
 
     def _extend(self, ids: list[int]) -> None:
         """Groups the oldest tokens until these ids find positions that the model was trained on."""

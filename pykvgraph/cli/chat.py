@@ -78,6 +78,8 @@ def chat(
     the commands. Ctrl-C stops an answer. When stdin or stdout is no terminal, each line is a message, only
     answers go to stdout, and Ctrl-C ends the talk: the exit code is 130 then.
     """
+    if demo and run.model_draft:
+        raise click.UsageError("--demo has no use for -md: leave one of them out")
     if demo:
         from pykvgraph.cli import chat_demo
 
@@ -93,10 +95,7 @@ def chat(
     on_terminal = sys.stdin.isatty() and sys.stdout.isatty()
     with (
         kvg.Model(model or embedded_model("dialogue"), **run.where.model()) as loaded,
-        kvg.Context(
-            loaded,
-            **run.context_for(loaded, self_extend, checkpoint_cells=checkpoint_cells(loaded)),
-        ) as context,
+        run.contexts(loaded, self_extend, checkpoint_cells=checkpoint_cells(loaded)) as (context, drafts),
     ):
         conversation = Conversation(
             context,
@@ -106,6 +105,7 @@ def chat(
             self_extend=self_extend,
             on_extend=lambda n: talk.extended(n),
             on_discard=lambda report: talk.discarded(report),
+            **drafts,
         )
         page = Page(on_terminal, (lambda width: _strip(context, conversation, width)) if show_cache else None)
         params = kvg.SamplingParams(**run.sampling)

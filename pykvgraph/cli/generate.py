@@ -69,14 +69,14 @@ def generate(
     shifts: list[ShiftReport] = []
     with (
         kvg.Model(model, **run.where.model()) as loaded,
-        kvg.Context(loaded, **run.context_for(loaded)) as context,
+        run.contexts(loaded) as (context, drafts),
     ):
         started, first = time.perf_counter(), 0.0
         ids = loaded.tokenizer.encode(prompt)
         if n_keep is None and prompt:
             _require_fitting(len(ids), context.n_ctx)
         shift = kvg.ContextShift(n_keep=_fitting_keep(n_keep, context.n_ctx), on_shift=shifts.append)
-        stream = kvg.generate(context, ids, on_full=shift, **run.sampling)
+        stream = kvg.generate(context, ids, on_full=shift, **drafts, **run.sampling)
         pieces: list[Piece] = []
         with Interruptible() as work:
             for piece in stream if as_json else _shown(stream):

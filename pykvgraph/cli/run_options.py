@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ import click
 
 from pykvgraph.checks import INT32_MAX
 from pykvgraph.cli.adapters import Adapters, adapter_options
+from pykvgraph.cli.draft import draft_options
 from pykvgraph.cli.log_options import log_options
 from pykvgraph.cli.n_ctx import cells_for
 from pykvgraph.cli.rope import rope_options
@@ -33,6 +35,7 @@ from pykvgraph.cli.where import Where, where_options
 from pykvgraph.params.params import MAX_SEED, ContextParams, SamplingParams
 
 if TYPE_CHECKING:
+    from pykvgraph.context.context import Context
     from pykvgraph.model.model import Model
 
 Command = Callable[..., None]
@@ -45,7 +48,7 @@ _OF_CONTEXT = (*_SIZES, "type_k", "type_v", "swa_full", "flash_attn", "defrag_th
 class RunOptions:
     """What was asked for. context: Context's arguments; n_ctx may be None. sampling: SamplingParams's.
 
-    margin: per cent of the free memory, for others.
+    margin: per cent of the free memory, for others. model_draft: a file; None: there is no draft model.
     """
 
     where: Where
@@ -53,21 +56,52 @@ class RunOptions:
     context: dict[str, Any]
     sampling: dict[str, Any]
     margin: int
+    model_draft: str | None
+    draft_max: int
 
     def context_for(
-        self, model: Model, n_grp: int = 1, most: int = ContextParams.n_ctx, **others: Any
+        self,
+        model: Model,
+        n_grp: int = 1,
+        most: int = ContextParams.n_ctx,
+        draft: Model | None = None,
+        **others: Any,
     ) -> dict[str, Any]:
         """Context's arguments for a model, and the others; n_ctx: as given, or what the model was trained on.
 
         n_grp: n_ctx is so many times what it was trained on. most: unless n_ctx is given, it was trained on
-        no more. Says so when more was asked for than the model was trained on.
+        no more. draft: a draft model, whose context has as many cells. Says so when more was asked for than
+        the model was trained on.
         """
         asked, n_train = self.context["n_ctx"], model.n_ctx_train * n_grp
         context = {**self.context, **self.where.context(), **others}
         if asked not in (None, "auto") and asked > n_train:
             click.echo(f"-c {asked}: the model was trained on {n_train} tokens.", err=True)
-        n_ctx = cells_for(model, asked or min(n_train, most * n_grp), n_train, context, self.margin)
+        n_cells = asked or min(n_train, most * n_grp)
+        beside = (draft, self._of_draft()) if draft else None
+        n_ctx = cells_for(model, n_cells, n_train, context, self.margin, beside)
         return {**context, "n_ctx": n_ctx, "adapters": self.adapters.load(model)}
+
+    @contextlib.contextmanager
+    def contexts(
+        self, model: Model, n_grp: int = 1, **others: Any
+    ) -> Iterator[tuple[Context, dict[str, Any]]]:
+        """A context for a model, as context_for() says, and what generate() takes for drafts."""
+        import pykvgraph as kvg
+
+        with contextlib.ExitStack() as opened:
+            if self.model_draft is None:
+                yield opened.enter_context(kvg.Context(model, **self.context_for(model, n_grp, **others))), {}
+                return
+            second = opened.enter_context(kvg.Model(self.model_draft, **self.where.of_model()))
+            arguments = self.context_for(model, n_grp, draft=second, **others)
+            context = opened.enter_context(kvg.Context(model, **arguments))
+            drafts = kvg.Context(second, n_ctx=context.n_ctx, **self._of_draft())
+            yield context, {"draft": opened.enter_context(drafts), "draft_max": self.draft_max}
+
+    def _of_draft(self) -> dict[str, Any]:
+        sizes = {name: self.context[name] for name in _SIZES if name != "n_ctx"}
+        return {**sizes, "swa_full": True}
 
 
 class StopString(click.types.StringParamType):
@@ -106,11 +140,12 @@ def run_options(
     def add(command: Command) -> Command:
         @functools.wraps(command)
         def run(*, where: Where, adapters: Adapters, seed: int | None, margin: int, **others: Any) -> None:
+            drafts = {name: others.pop(name) for name in ("model_draft", "draft_max")}
             context = {name: others.pop(name) for name in _OF_CONTEXT}
             names = SamplingParams.__dataclass_fields__
             sampling = {name: others.pop(name) for name in tuple(others) if name in names}
             sampling["seed"] = secrets.randbelow(MAX_SEED + 1) if seed is None else seed
-            command(run=RunOptions(where, adapters, context, sampling, margin), **others)
+            command(run=RunOptions(where, adapters, context, sampling, margin, **drafts), **others)
 
         wrapped: Command = run
         for each in reversed(_options(temperature, max_tokens)):
@@ -153,6 +188,7 @@ def _options(temperature: float, max_tokens: int) -> list[Callable[[Command], Co
         where_options,
         rope_options,
         adapter_options,
+        draft_options,
         log_options,
         option(
             "--temp",

@@ -16,9 +16,10 @@ from pykvgraph.context.context_shift import ContextShift
 from pykvgraph.errors import CacheFullError, InvalidArgumentError, UnsupportedError
 from pykvgraph.params.params import SamplingParams, ThoughtLimit, params_of
 from pykvgraph.sequence.decode_text import decode_text
+from pykvgraph.sequence.lookahead import Lookahead
 from pykvgraph.sequence.output_text import OutputText
 from pykvgraph.sequence.prefill import Prefill
-from pykvgraph.types import Piece
+from pykvgraph.types import Piece, ShiftReport
 
 
 def generate(
@@ -60,6 +61,8 @@ def generate(
     json_schema: str | Mapping[str, Any] | None = SamplingParams.json_schema,
     thoughts: ThoughtLimit | None = SamplingParams.thoughts,
     on_full: ContextShift | None = None,
+    draft: Context | None = None,
+    draft_max: int = 16,
 ) -> Iterator[Piece]:
     """Decodes a prompt and continues it; an iterator with one Piece for each sampled token.
 
@@ -87,10 +90,15 @@ def generate(
     only, of several those of the longest. Without it a full cache raises CacheFullError; if the prompts don't
     fit, nothing is decoded. Several threads may generate on one context, each in its own sequences.
 
+    draft: a context of a smaller model with the same vocabulary, whose sequence 0 is used: what it proposes,
+    up to draft_max tokens, is decoded beside the next token, and what is said stays the same (Lookahead).
+    Between two pieces the cache may have cells of tokens that are not said yet; behind the last one it has
+    none. It knows of the text what this call decodes. For one prompt.
+
     Raises at once InvalidArgumentError for a bad argument, and UnsupportedError for a str prompt or stop
-    strings where the model has no tokenizer; later, in the iteration, what Context.decode
-    raises, CacheFullError when on_full can't make room, and KVGraphError when the model's logits are not
-    finite.
+    strings where the model has no tokenizer, and for a draft where a cache can't go back; later, in the
+    iteration, what Context.decode raises, CacheFullError when on_full can't make room, and KVGraphError when
+    the model's logits are not finite.
     """
     if not isinstance(ctx, Context):
         raise InvalidArgumentError(f"ctx must be a pykvgraph.Context, got {shown(ctx)}")
@@ -105,9 +113,13 @@ def generate(
         )
     if on_full is not None and not isinstance(on_full, ContextShift):
         raise InvalidArgumentError(f"on_full must be a pykvgraph.ContextShift or None, got {shown(on_full)}")
+    if draft is not None and several:
+        raise InvalidArgumentError("draft: drafts are for one prompt; an Engine has them for many")
     params = params_of(SamplingParams, locals())
     texts = [_Text(ctx, seq + i, each, params, on_full) for i, each in enumerate(prompts)]
-    return _side_by_side(ctx, texts, on_full is not None) if several else _alone(texts[0])
+    if several:
+        return _side_by_side(ctx, texts, on_full is not None)
+    return _alone(texts[0], None if draft is None else Lookahead(ctx, seq, draft, draft_max))
 
 
 def _are_several(prompt: object) -> bool:
@@ -137,7 +149,9 @@ class _Text:
         if params.stop and not model.has_tokenizer:
             raise UnsupportedError("stop: the model has no tokenizer, so its tokens have no text to stop at")
         self.seq = seq
-        self.prefill = Prefill(ctx, seq, on_full)
+        self.prefill = Prefill(ctx, seq, on_full, after_shift=self._shifted)
+        self._ids: list[int] = []  # what the sequence has, from a position on
+        self._begin = 0  # this position
         self._prompt: str | npt.NDArray[np.int32] = prompt
         self._tokenizer = model.tokenizer if model.has_tokenizer else None
         self._output = OutputText(params, self._tokenizer, seq)
@@ -157,11 +171,26 @@ class _Text:
         if len(ids) == 0:
             raise _no_prompt()
         self._output.begin(ids)
+        self._begin = self.prefill.ctx.kv.seq_pos_max(self.seq) + 1
         return ids
 
     def append(self, ids: Sequence[int] | npt.NDArray[np.int32]) -> LastOutput:
         """Decodes ids at the sequence's end."""
+        self._ids.extend(map(int, ids))
         return self.prefill.append(ids, copy_logits=self._output.needs_logits)
+
+    def append_ahead(self, lookahead: Lookahead, token: int) -> LastOutput:
+        """As append(), or what is known already of this token."""
+        last = lookahead.append(lambda: self._ids, token)
+        if last is None:
+            return self.append([token])
+        self._ids.append(token)
+        return last
+
+    def _shifted(self, report: ShiftReport) -> None:
+        begin, end = (max(p - self._begin, 0) for p in (report.n_keep, report.n_keep + report.n_discard))
+        del self._ids[begin:end]
+        self._begin -= report.n_discard - (end - begin)
 
     def say(self, last: LastOutput) -> Piece:
         """The piece after what was decoded last; its token is pending from now on."""
@@ -177,11 +206,17 @@ def _no_prompt() -> InvalidArgumentError:
     )
 
 
-def _alone(text: _Text) -> Iterator[Piece]:
+def _alone(text: _Text, lookahead: Lookahead | None) -> Iterator[Piece]:
     def append(piece: Piece, _: None) -> LastOutput | None:
-        return None if piece.finish_reason else text.append([piece.token])
+        if piece.finish_reason:
+            return None
+        return text.append_ahead(lookahead, piece.token) if lookahead else text.append([piece.token])
 
-    yield from decode_text(text.append(text.prompt_ids()), text.say, append)
+    try:
+        yield from decode_text(text.append(text.prompt_ids()), text.say, append)
+    finally:
+        if lookahead:
+            lookahead.drop()
 
 
 def _side_by_side(ctx: Context, texts: list[_Text], shifts: bool) -> Iterator[Piece]:

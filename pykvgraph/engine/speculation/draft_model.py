@@ -11,11 +11,8 @@ from pykvgraph.context.context import Context
 from pykvgraph.engine.request_sequence import RequestSequence
 from pykvgraph.engine.speculation.gate import Gate
 from pykvgraph.engine.step_seconds import averaged
-from pykvgraph.errors import InvalidArgumentError, KVGraphError
-from pykvgraph.model.model import Model
+from pykvgraph.errors import KVGraphError
 from pykvgraph.sequence.tokens import DecodedTokens
-
-_TOKENS = "tokenizer.ggml.tokens"
 
 
 class ModelDrafter:
@@ -110,19 +107,3 @@ class ModelDrafter:
                 self._ctx.kv.seq_rm(other, -1, -1)
                 known.cut(0)
         return n + self._ctx.n_seq_max <= self._ctx.kv.n_free
-
-
-def require_same_tokens(model: Model, draft: Model) -> None:
-    """Raises InvalidArgumentError unless a token means the same to both."""
-    mine, others = (each.metadata.get(_TOKENS) or [] for each in (model, draft))
-    if model.n_vocab != draft.n_vocab or len(mine) != len(others):
-        raise InvalidArgumentError(
-            f"draft: its vocabulary has {draft.n_vocab} tokens, the model's {model.n_vocab}: "
-            "use a draft model of the same family"
-        )
-    differs = next((i for i, pair in enumerate(zip(mine, others, strict=True)) if pair[0] != pair[1]), None)
-    if differs is not None:
-        raise InvalidArgumentError(
-            f"draft: token {differs} is {others[differs]!r} there, and {mine[differs]!r} in the model: "
-            "use a draft model of the same family"
-        )

@@ -9,11 +9,12 @@ from pykvgraph.checks import shown
 from pykvgraph.context.auto_n_ctx import Draft
 from pykvgraph.context.context import Context
 from pykvgraph.engine.request_sequence import RequestSequence
-from pykvgraph.engine.speculation.draft_model import ModelDrafter, require_same_tokens
+from pykvgraph.engine.speculation.draft_model import ModelDrafter
 from pykvgraph.engine.speculation.gate import Gate
 from pykvgraph.engine.speculation.ngram import NgramDrafter
 from pykvgraph.errors import InvalidArgumentError, UnsupportedError
 from pykvgraph.model.model import Model
+from pykvgraph.sequence.lookahead import require_same_tokens
 
 _SIZES = ("n_batch", "n_ubatch", "n_seq_max", "n_threads", "n_threads_batch")
 

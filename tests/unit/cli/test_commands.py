@@ -122,7 +122,9 @@ def test_llama_cpp_spellings(parsed: dict[str, Any]) -> None:
         *shlex.split("generate -m a.gguf -p hello -n 5 -c 64 -b 32 -ub 16 -t 2 -tb 3 -dev cpu -s 7 --json"),
         *shlex.split("-ngl 3 -ts 3,1 -nkvo -kvt host --rpc localhost:50052 -ctk q8_0 -ctv f32 --swa-full"),
         *shlex.split("--override-kv llama.rope.freq_base=float:5e5,tokenizer.ggml.add_bos_token=bool:false"),
-        *shlex.split("-dt 0.2 --margin 5 --lora a.gguf,b.gguf --lora-scaled c.gguf:0.5"),
+        *shlex.split(
+            "-dt 0.2 --margin 5 -hfd a/b --draft-max 8 --lora a.gguf,b.gguf --lora-scaled c.gguf:0.5"
+        ),
         *shlex.split("-e --temp 0.5 --top-k 9 --top-p 0.8 --min-p 0.1 --keep 4 --stop x --stop 'y z'"),
         *shlex.split("--typical 0.7 --repeat-penalty 1.1 --repeat-last-n 32 --presence-penalty 0.2"),
         *shlex.split("--frequency-penalty 0.3 --mirostat 2 --mirostat-ent 4 --mirostat-lr 0.2"),
@@ -191,6 +193,9 @@ def test_llama_cpp_spellings(parsed: dict[str, Any]) -> None:
         "swa_full": True,
         "defrag_threshold": 0.2,
         "margin": 5,
+        "model_draft": None,
+        "draft_repo": "a/b",
+        "draft_max": 8,
         "n_threads": 2,
         "n_threads_batch": 3,
         "device": "cpu",

@@ -1,0 +1,136 @@
+"""Tokens that a draft model proposes are decoded beside the last one, for when they are said."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+from pykvgraph.checks import Integers, instance, integer
+from pykvgraph.context.batch import Batch
+from pykvgraph.context.context import Context, LastOutput
+from pykvgraph.errors import CacheFullError, InvalidArgumentError, KVGraphError, NotCopied, UnsupportedError
+from pykvgraph.model.model import Model
+from pykvgraph.sequence.sequence import TokenSequence
+
+_TOKENS = "tokenizer.ggml.tokens"
+_FIRST = 4  # tokens of the first draft
+_LONGEST_PAUSE = 32  # tokens without a draft, where none of the last ones' tokens held
+
+
+class Lookahead(NotCopied):
+    """The outputs of one text's tokens, some of them known before these tokens are said.
+
+    draft: a context of a smaller model with the same vocabulary, whose sequence 0 this object has. draft_max:
+    tokens of a draft at most. What is said stays the same: only outputs of tokens that were really said are
+    handed out, and the cells of all others are removed. Drafts that hold get longer, others shorter, and
+    where none of their tokens hold there are pauses. Where the draft model fails, or has no room, there are
+    no drafts.
+
+    n_drafted: tokens that were decoded because they might follow; n_accepted: how many of these did.
+
+    Raises InvalidArgumentError for a model of another vocabulary, and UnsupportedError where either cache
+    can't go back by a few tokens: with windows, unless swa_full, and with recurrent layers.
+    """
+
+    def __init__(self, ctx: Context, seq: int, draft: Context, draft_max: int) -> None:
+        instance(draft, Context, "draft")
+        require_same_tokens(ctx.model, draft.model)
+        for each in (ctx, draft):
+            _require_going_back(each)
+        self._ctx = ctx
+        self._seq = seq
+        self._draft = TokenSequence(draft)
+        self._most = integer(draft_max, "draft_max", 1)
+        self._ahead: deque[tuple[int, LastOutput]] = (
+            deque()
+        )  # tokens in the cache, with the outputs behind them
+        self._batch = Batch()
+        self._n = min(_FIRST, self._most)
+        self._n_last = 0  # tokens of the last draft
+        self._pause = self._n_to_wait = 0
+        self.n_drafted = self.n_accepted = 0
+
+    def append(self, text: Callable[[], Integers], token: int) -> LastOutput | None:
+        """The output behind a token that was said, which is in the cache then.
+
+        text: the tokens before it. None: it is the caller's to decode, and nothing else is in the cache.
+        """
+        if self._ahead and self._ahead[0][0] == token:
+            self.n_accepted += 1
+            self._ctx.kv.set_pending_token(self._seq, None)
+            return self._ahead.popleft()[1]
+        self.drop()
+        drafted = self._drafted(text, token)
+        if not drafted:
+            return None
+        self._batch.clear()
+        begin = self._ctx.kv.seq_pos_max(self._seq) + 1
+        self._batch.extend([token, *drafted], begin, (self._seq,), "all")
+        try:
+            last, *outputs = self._ctx._handle.call(self._ctx._decode_each, self._batch)
+        except CacheFullError:  # another thread was quicker
+            return None
+        self._ahead.extend(zip(drafted, outputs, strict=True))
+        self._n_last = len(drafted)
+        self.n_drafted += len(drafted)
+        return last
+
+    def drop(self) -> None:
+        """Removes what is in the cache and was not said."""
+        n_left, kv = len(self._ahead), self._ctx.kv
+        self._ahead.clear()
+        if n_left:
+            pending = kv.pending_token(self._seq)
+            kv.seq_rm(self._seq, kv.seq_pos_max(self._seq) + 1 - n_left, -1)
+            kv.set_pending_token(self._seq, pending)
+        self._learn(n_left)
+
+    def _learn(self, n_left: int) -> None:
+        """So many tokens of the last draft didn't hold."""
+        if not self._n_last:
+            return
+        n_held, self._n_last = self._n_last - n_left, 0
+        self._n = min(2 * self._n, self._most) if n_left == 0 else max(n_held, 1)
+        self._pause = 0 if n_held else min(2 * self._pause + 1, _LONGEST_PAUSE)
+        self._n_to_wait = self._pause
+
+    def _drafted(self, text: Callable[[], Integers], token: int) -> list[int]:
+        if self._n_to_wait:
+            self._n_to_wait -= 1
+            return []
+        most = min(self._n, self._ctx.kv.n_free - 1, self._ctx.n_batch - 1)
+        if most < 1:
+            return []
+        try:
+            found = [self._draft.set([*text(), token]).last.best]
+            while len(found) < most:
+                found.append(self._draft.append(found[-1], copy_logits=False).best)
+        except (KVGraphError, MemoryError):
+            return []
+        return found
+
+
+def require_same_tokens(model: Model, draft: Model) -> None:
+    """Raises InvalidArgumentError unless a token means the same to both."""
+    mine, others = (each.metadata.get(_TOKENS) or [] for each in (model, draft))
+    if model.n_vocab != draft.n_vocab or len(mine) != len(others):
+        raise InvalidArgumentError(
+            f"draft: its vocabulary has {draft.n_vocab} tokens, the model's {model.n_vocab}: "
+            "use a draft model of the same family"
+        )
+    differs = next((i for i, pair in enumerate(zip(mine, others, strict=True)) if pair[0] != pair[1]), None)
+    if differs is not None:
+        raise InvalidArgumentError(
+            f"draft: token {differs} is {others[differs]!r} there, and {mine[differs]!r} in the model: "
+            "use a draft model of the same family"
+        )
+
+
+def _require_going_back(ctx: Context) -> None:
+    for group in ctx.kv.groups:
+        if group.kind == "state" or (group.kind == "window" and group.n_cells < ctx.n_ctx):
+            why = "recurrent layers" if group.kind == "state" else "windows (swa_full=True, --swa-full helps)"
+            raise UnsupportedError(
+                f"draft: {ctx.model.arch} has {why}, and its cache can't go back by a few tokens; an Engine "
+                "(serve, batch) has drafts for such a model"
+            )

@@ -1,0 +1,170 @@
+"""Drafts of generate() and of conversations: what is said, and what the cache has then, are as without."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import where
+from support.architectures import ArchSpec
+from support.engines import open_context
+from support.models import SMALL, ModelSpec
+from support.recurrent import DELTA_NET
+from support.soak import F32
+
+import pykvgraph as kvg
+from pykvgraph.chat import Conversation
+from pykvgraph.sequence.lookahead import Lookahead
+
+PROMPT = [1, *range(5, 25)]
+CHOICES: list[dict[str, Any]] = [
+    {"max_tokens": 40},
+    {"max_tokens": 40, "temperature": 0.8, "seed": 4},
+    {"max_tokens": 40, "repeat_penalty": 1.3},
+]
+
+
+@pytest.fixture(scope="module")
+def other(model_file: Callable[[ModelSpec], Path]) -> Iterator[kvg.Model]:
+    """The small model with other weights: what it proposes is wrong."""
+    with kvg.Model(model_file(dataclasses.replace(SMALL, seed=SMALL.seed + 1)), device=where.device) as model:
+        yield model
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[Lookahead]:
+    """Those that are made."""
+    found: list[Lookahead] = []
+    init = Lookahead.__init__
+
+    def make(lookahead: Lookahead, *arguments: Any) -> None:
+        init(lookahead, *arguments)
+        found.append(lookahead)
+
+    monkeypatch.setattr(Lookahead, "__init__", make)
+    return found
+
+
+def look(ctx: kvg.Context) -> tuple[Any, ...]:
+    """The positions in use, and the token that is pending."""
+    view = ctx.kv.cells()
+    return sorted(view.pos[view.seq[:, 0]].tolist()), ctx.kv.pending_token(0)
+
+
+def said(model: kvg.Model, draft: kvg.Model | None, n_ctx: int, choice: dict[str, Any], **more: Any) -> Any:
+    """What generate() says twice, the second time going on; and what the cache has then."""
+    shift = kvg.ContextShift(n_keep=4)
+    with open_context(model, n_ctx=n_ctx, n_batch=32, **F32) as ctx:
+        if draft is None:
+            return _twice(ctx, shift, choice, **more)
+        with open_context(draft, n_ctx=n_ctx, n_batch=32, **F32) as second:
+            return _twice(ctx, shift, choice, draft=second, **more)
+
+
+def _twice(ctx: kvg.Context, shift: kvg.ContextShift, choice: dict[str, Any], **more: Any) -> Any:
+    pieces, looks = [], []
+    for prompt in (PROMPT, [7, 8]):
+        for piece in kvg.generate(ctx, prompt, on_full=shift, **choice, **more):
+            pieces.append((piece.token, piece.finish_reason))
+        looks.append(look(ctx))
+    return pieces, *looks
+
+
+@pytest.mark.parametrize("n_ctx", [256, 48])
+@pytest.mark.parametrize("choice", CHOICES, ids=["greedy", "drawn", "penalty"])
+def test_the_same_is_said(
+    small: kvg.Model, other: kvg.Model, made: list[Lookahead], n_ctx: int, choice: dict[str, Any]
+) -> None:
+    """With good drafts and bad ones; with 48 cells the text is shifted on its way."""
+    plain = said(small, None, n_ctx, choice)
+    assert said(small, small, n_ctx, choice) == plain
+    assert said(small, other, n_ctx, choice) == plain
+    good, _, bad, _ = made
+    if choice is CHOICES[0]:
+        assert 25 <= good.n_accepted < 40  # of 40; those behind a shift are decoded alone
+    assert bad.n_accepted <= 2
+    assert 4 <= bad.n_drafted <= 16 < good.n_drafted  # with pauses, where nothing holds
+    assert said(small, small, n_ctx, choice, draft_max=1) == plain
+
+
+def test_a_generator_that_is_left_has_nothing_ahead(small: kvg.Model) -> None:
+    """As without drafts: the last token said is pending, those before it are in the cache."""
+    with (
+        open_context(small, n_ctx=128, **F32) as ctx,
+        open_context(small, n_ctx=128, **F32) as draft,
+    ):
+        for n in range(1, 12):
+            ctx.reset()
+            stream = kvg.generate(ctx, PROMPT, draft=draft)
+            pieces = [next(stream) for _ in range(n)]
+            stream.close()  # type: ignore[attr-defined]
+            assert look(ctx) == (list(range(len(PROMPT) + n - 1)), pieces[-1].token)
+
+
+def test_what_is_refused(small: kvg.Model, stories: Path, architecture: Callable[[ArchSpec], Path]) -> None:
+    with (
+        open_context(small, n_ctx=64, n_seq_max=2) as ctx,
+        kvg.Model(stories) as strange,
+        kvg.Context(strange, n_ctx=64) as draft,
+    ):
+        with pytest.raises(kvg.InvalidArgumentError, match="draft: its vocabulary has"):
+            kvg.generate(ctx, PROMPT, draft=draft)
+        with pytest.raises(kvg.InvalidArgumentError, match="draft must be"):
+            kvg.generate(ctx, PROMPT, draft=small)  # type: ignore[arg-type]
+        with pytest.raises(kvg.InvalidArgumentError, match="draft: drafts are for one prompt"):
+            kvg.generate(ctx, [PROMPT, PROMPT], draft=ctx)
+    with (
+        kvg.Model(architecture(DELTA_NET)) as recurrent,
+        kvg.Context(recurrent, n_ctx=64) as ctx,
+        kvg.Context(recurrent, n_ctx=64) as draft,
+        pytest.raises(kvg.UnsupportedError, match="recurrent"),
+    ):
+        kvg.generate(ctx, PROMPT, draft=draft)
+
+
+def talk(model: kvg.Model, n_ctx: int, left: int = 0, **drafts: Any) -> list[Any]:
+    """Answers, with what is left of one, said again and edited; and what the cache has after each."""
+    params = kvg.SamplingParams(max_tokens=24)
+    with open_context(model, n_ctx=n_ctx, n_batch=32, **F32) as ctx:
+        conversation = Conversation(ctx, system="Be kind.", **drafts)
+        found: list[Any] = []
+
+        def answer(stream: Iterator[kvg.Piece]) -> None:
+            found.append([piece.token for piece in stream])
+            found.append(look(ctx)[0])
+
+        answer(conversation.ask("Hello", params))
+        stream = conversation.ask("Who?", params)
+        found.append([next(stream).token for _ in range(5)])
+        if left:
+            del stream
+        answer(conversation.ask("And then?", params))
+        answer(conversation.regenerate(dataclasses.replace(params, temperature=0.9, seed=3)))
+        answer(conversation.edit("Why?", params))
+        conversation.reset()
+        answer(conversation.ask("Hello", params))
+        return found
+
+
+@pytest.mark.parametrize(("n_ctx", "left"), [(512, 0), (512, 1), (96, 0)])
+def test_a_conversation(stories: Path, made: list[Lookahead], n_ctx: int, left: int) -> None:
+    """With 96 cells old turns are given up."""
+    with kvg.Model(stories, device=where.device) as model:
+        plain = talk(model, n_ctx, left)
+        with open_context(model, n_ctx=n_ctx, n_batch=32, **F32) as draft:
+            assert talk(model, n_ctx, left, draft=draft) == plain
+            assert made[-1].n_accepted > 20
+            with open_context(model, n_ctx=64) as ctx, pytest.raises(kvg.InvalidArgumentError, match="draft"):
+                Conversation(ctx, self_extend=2, draft=draft)
+
+
+def test_a_draft_that_fails_is_none(small: kvg.Model, made: list[Lookahead]) -> None:
+    """The second context has no room for the prompt."""
+    plain = said(small, None, 256, CHOICES[0])
+    with open_context(small, n_ctx=256, n_batch=32, **F32) as ctx, open_context(small, n_ctx=8) as draft:
+        found = [p.token for p in kvg.generate(ctx, PROMPT, draft=draft, **CHOICES[0])]
+    assert found == [token for token, _ in plain[0][:40]]
+    assert made[-1].n_drafted == 0
