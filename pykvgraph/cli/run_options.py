@@ -32,6 +32,7 @@ from pykvgraph.cli.verb import (
     ubatch_option,
 )
 from pykvgraph.cli.where import Where, where_options
+from pykvgraph.errors import DeviceError
 from pykvgraph.params.params import MAX_SEED, ContextParams, SamplingParams
 
 if TYPE_CHECKING:
@@ -86,18 +87,29 @@ class RunOptions:
     def contexts(
         self, model: Model, n_grp: int = 1, **others: Any
     ) -> Iterator[tuple[Context, dict[str, Any]]]:
-        """A context for a model, as context_for() says, and what generate() takes for drafts."""
+        """A context for a model, as context_for() says, and what generate() takes for drafts.
+
+        With -c auto there are no drafts where not even the smallest caches of both fit, and that is said.
+        """
         import pykvgraph as kvg
 
         with contextlib.ExitStack() as opened:
-            if self.model_draft is None:
-                yield opened.enter_context(kvg.Context(model, **self.context_for(model, n_grp, **others))), {}
-                return
-            second = opened.enter_context(kvg.Model(self.model_draft, **self.where.of_model()))
-            arguments = self.context_for(model, n_grp, draft=second, **others)
+            second = None
+            if self.model_draft is not None:
+                second = opened.enter_context(kvg.Model(self.model_draft, **self.where.of_model()))
+            try:
+                arguments = self.context_for(model, n_grp, draft=second, **others)
+            except DeviceError as error:
+                if second is None or self.context["n_ctx"] != "auto":
+                    raise
+                click.echo(f"There are no drafts: with a cache of the draft model, {error}", err=True)
+                second, arguments = None, self.context_for(model, n_grp, **others)
             context = opened.enter_context(kvg.Context(model, **arguments))
-            drafts = kvg.Context(second, n_ctx=context.n_ctx, **self._of_draft())
-            yield context, {"draft": opened.enter_context(drafts), "draft_max": self.draft_max}
+            if second is None:
+                yield context, {}
+                return
+            draft = opened.enter_context(kvg.Context(second, n_ctx=context.n_ctx, **self._of_draft()))
+            yield context, {"draft": draft, "draft_max": self.draft_max}
 
     def _of_draft(self) -> dict[str, Any]:
         sizes = {name: self.context[name] for name in _SIZES if name != "n_ctx"}

@@ -12,6 +12,7 @@ from support.models import SMALL, ModelSpec
 
 import pykvgraph as kvg
 from pykvgraph.cli import download, main
+from pykvgraph.plan import fitting
 from pykvgraph.sequence.lookahead import Lookahead
 
 LINES = "Once upon a time\nAnd then?\n/regen\n"
@@ -65,6 +66,20 @@ def test_of_hugging_face(stories: Path, made: list[Any], verb: str, monkeypatch:
     assert run(verb, stories, "-hfd", "some/stories@main:Q8_0").exit_code == 0
     assert asked == ["some/stories@main:Q8_0"]
     assert [type(each).__name__ for each in made] == ["Context", "Context", "Lookahead"]
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_no_room_for_a_draft(
+    stories: Path, made: list[Any], verb: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """256 cells of one fit, and not of both."""
+    (part,) = kvg.plan_memory(stories, "cpu", n_ctx=256, n_threads=1)
+    free = (part.cache_bytes + part.compute_bytes) * 100 // 80 + 10_000
+    monkeypatch.setattr(fitting, "host_free_bytes", lambda *_, **__: free)
+    result = run(verb, stories, "-c", "auto", "-md", str(stories))
+    assert result.exit_code == 0
+    assert "There are no drafts: with a cache of the draft model, CPU has no room" in result.stderr
+    assert [each.n_ctx for each in made] == [256]
 
 
 @pytest.mark.parametrize("verb", VERBS)
