@@ -104,6 +104,25 @@ def test_a_generator_that_is_left_has_nothing_ahead(small: kvg.Model) -> None:
             assert look(ctx) == (list(range(len(PROMPT) + n - 1)), pieces[-1].token)
 
 
+def test_a_text_that_stops_has_nothing_pending(stories: Path, made: list[Lookahead]) -> None:
+    """At a stop string, behind tokens that were known ahead."""
+    with (
+        kvg.Model(stories, device=where.device) as model,
+        open_context(model, n_ctx=256, **F32) as ctx,
+        open_context(model, n_ctx=256, **F32) as draft,
+    ):
+        for stop in ("was", "girl", "Lily", "love", "play", "outside", "park", "day", "red", "ball"):
+            looks = []
+            for second in (None, draft):
+                ctx.reset()
+                *_, last = kvg.generate(ctx, "Once upon a time", max_tokens=200, stop=stop, draft=second)
+                assert last.finish_reason == "stop"
+                looks.append(look(ctx))
+            assert looks[0] == looks[1]
+            assert looks[0][1] is None
+        assert made[-1].n_accepted > 5
+
+
 def test_what_is_refused(small: kvg.Model, stories: Path, architecture: Callable[[ArchSpec], Path]) -> None:
     with (
         open_context(small, n_ctx=64, n_seq_max=2) as ctx,
