@@ -16,6 +16,8 @@ preload = LD_PRELOAD="$$(g++ -print-file-name=$(1)) $$(g++ -print-file-name=libs
 SANITIZED = $(call preload,libasan.so) \
     ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 KVGRAPH_LIB=$(CURDIR)/$(TEST_BUILD)/libkvgraph.so
 RACES = TSAN_OPTIONS=halt_on_error=1
+# NumPy's BLAS starts a thread for each CPU, which spins for 60 ms; tests start Python a thousand times.
+export OPENBLAS_NUM_THREADS := 1
 PYTEST := $(CURDIR)/$(BIN)/pytest -rs -n auto
 HOOKED = KVGRAPH_LIB=$(CURDIR)/$(HOOKS_BUILD)/libkvgraph.so
 # Tests of what could corrupt memory: AddressSanitizer makes each eight times as slow. model/cells has one file of each architecture.
