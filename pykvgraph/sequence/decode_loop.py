@@ -133,6 +133,20 @@ def _are_several(prompt: object) -> bool:
     )
 
 
+class _Held:
+    """What a sequence has from the position `begin` on."""
+
+    def __init__(self) -> None:
+        self.ids: list[int] = []
+        self.begin = 0
+
+    def shifted(self, report: ShiftReport) -> None:
+        """Some of it was given up."""
+        begin, end = (max(p - self.begin, 0) for p in (report.n_keep, report.n_keep + report.n_discard))
+        del self.ids[begin:end]
+        self.begin -= report.n_discard - (end - begin)
+
+
 class _Text:
     """The text of one sequence: its prompt, and what is generated behind it."""
 
@@ -149,9 +163,8 @@ class _Text:
         if params.stop and not model.has_tokenizer:
             raise UnsupportedError("stop: the model has no tokenizer, so its tokens have no text to stop at")
         self.seq = seq
-        self.prefill = Prefill(ctx, seq, on_full, after_shift=self._shifted)
-        self._ids: list[int] = []  # what the sequence has, from a position on
-        self._begin = 0  # this position
+        self._held = _Held()  # not a method of this object: it would keep itself, and its grammar's process
+        self.prefill = Prefill(ctx, seq, on_full, after_shift=self._held.shifted)
         self._prompt: str | npt.NDArray[np.int32] = prompt
         self._tokenizer = model.tokenizer if model.has_tokenizer else None
         self._output = OutputText(params, self._tokenizer, seq)
@@ -171,26 +184,21 @@ class _Text:
         if len(ids) == 0:
             raise _no_prompt()
         self._output.begin(ids)
-        self._begin = self.prefill.ctx.kv.seq_pos_max(self.seq) + 1
+        self._held.begin = self.prefill.ctx.kv.seq_pos_max(self.seq) + 1
         return ids
 
     def append(self, ids: Sequence[int] | npt.NDArray[np.int32]) -> LastOutput:
         """Decodes ids at the sequence's end."""
-        self._ids.extend(map(int, ids))
+        self._held.ids.extend(map(int, ids))
         return self.prefill.append(ids, copy_logits=self._output.needs_logits)
 
     def append_ahead(self, lookahead: Lookahead, token: int) -> LastOutput:
         """As append(), or what is known already of this token."""
-        last = lookahead.append(lambda: self._ids, token)
+        last = lookahead.append(lambda: self._held.ids, token)
         if last is None:
             return self.append([token])
-        self._ids.append(token)
+        self._held.ids.append(token)
         return last
-
-    def _shifted(self, report: ShiftReport) -> None:
-        begin, end = (max(p - self._begin, 0) for p in (report.n_keep, report.n_keep + report.n_discard))
-        del self._ids[begin:end]
-        self._begin -= report.n_discard - (end - begin)
 
     def say(self, last: LastOutput) -> Piece:
         """The piece after what was decoded last; its token is pending from now on."""
