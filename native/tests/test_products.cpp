@@ -149,6 +149,39 @@ std::vector<float> floats(const problem & p, const std::vector<uint8_t> & weight
     return w;
 }
 
+// A type whose numbers have signs, and which kernels raise to numbers without: how many bytes lie before the numbers in a block, and the byte
+// that is the lowest of them twice. No bytes: kernels don't raise it.
+struct raised_type {
+    size_t n_before;
+    int lowest;
+};
+
+raised_type raised(ggml_type type) {
+    switch (type) {
+    case GGML_TYPE_Q4_0:
+    case GGML_TYPE_Q5_0:
+        return {2, 0x00};
+    case GGML_TYPE_MXFP4:
+        return {1, 0xff};
+    default:
+        return {0, 0};
+    }
+}
+
+// What kernels take off each weight behind the sum.
+std::vector<float> taken_off(const problem & p) {
+    const raised_type type = raised(p.type);
+    if (type.n_before == 0) {
+        return std::vector<float>(size_t{p.n_in} * p.n_out);
+    }
+    std::vector<uint8_t> lowest = p.weights;
+    const size_t n_bytes = ggml_type_size(p.type);
+    for (size_t i = 0; i < lowest.size(); i += n_bytes) {
+        memset(&lowest[i + type.n_before], type.lowest, n_bytes - type.n_before);
+    }
+    return floats(p, lowest);
+}
+
 // Of each weight the sizes of what it is the sum of, a number times a scale and a minimum. A weight near 0 may be the difference of two large
 // ones.
 std::vector<float> sizes(const problem & p, const std::vector<float> & w) {
@@ -158,8 +191,9 @@ std::vector<float> sizes(const problem & p, const std::vector<float> & w) {
         memset(&without[i + static_cast<size_t>(place)], 0, 2);
     }
     std::vector<float> size = floats(p, without);
+    const std::vector<float> off = taken_off(p);
     for (size_t i = 0; i < w.size(); ++i) {
-        size[i] = std::fabs(size[i]) + std::fabs(w[i] - size[i]);
+        size[i] = std::fabs(size[i]) + std::fabs(w[i] - size[i]) + 2 * std::fabs(off[i]);
     }
     return size;
 }
