@@ -278,7 +278,8 @@ typedef struct kvg_context_params {
     int64_t device_layers;    /* for KVG_KV_TIER_HOST: layers whose rows each device has room for at a time, >= 1 */
     int32_t kv_tier;          /* kvg_kv_tier; KVG_KV_TIER_HOST wants offload_kqv to be 1 */
     int64_t resident_layers;  /* for KVG_KV_TIER_HOST: layers whose K and V stay on their device all the same, >= 0 */
-    int64_t n_outputs_max;    /* the most outputs of one graph, >= 0; n_seq_max or 32 where it is less. Not for an encoder */
+    int64_t
+        n_outputs_max; /* the most outputs of one graph, >= 0; at least n_seq_max, 32, and those of 16 MiB of logits. Not for an encoder */
 } kvg_context_params;
 
 KVG_API kvg_status kvg_context_new(kvg_model * model, const kvg_context_params * params, kvg_context ** out);

@@ -43,9 +43,9 @@ class Context(Closable):
     or as the free memory has room for (plan.fit_n_ctx). n_batch: the most tokens in one decode call.
     n_ubatch: the most tokens in one compute graph; a longer batch is split into micro-batches of this size.
     n_seq_max: how many sequences there can be; their ids are 0 to n_seq_max - 1.
-    n_outputs_max: the most tokens of a micro-batch that ask for their logits, n_seq_max or 32 where it is
-    less; memory for so many logits is planned and reserved, and a micro-batch ends where more are asked for.
-    To ask for the logits of a long text at once, set it to n_ubatch: the text then goes in larger steps.
+    n_outputs_max: the most tokens of a micro-batch that ask for their logits; at least n_seq_max, 32, and as
+    many as have 16 MiB of logits. Memory for so many is planned and reserved, and a micro-batch ends where
+    more are asked for. With n_ubatch the logits of a long text come in steps as large as without.
     type_k, type_v: the types that K and V are stored in: "f32", "f16", "bf16", or, for models whose head size
     is a multiple of 32, the quantized "q8_0", "q5_1", "q5_0", "q4_1" and "q4_0".
     flash_attn: "on" or True: ggml's flash attention. "off" or False: any other attention. "auto": the fastest
@@ -118,7 +118,7 @@ class Context(Closable):
             raise InvalidArgumentError(f"model must be a pykvgraph.Model, got {shown(model)}")
         if isinstance(n_ctx, str) and n_ctx == "auto":
             n_ctx = fitting_n_ctx(model, model.n_ctx_train, locals())
-        if kv_tier == "auto":
+        if isinstance(kv_tier, str) and kv_tier == "auto":
             kv_tier, resident_layers = fitting_tier(model, locals())
         params = params_of(ContextParams, locals())
         native = params.native(model.n_params)

@@ -17,6 +17,7 @@ namespace {
 
 constexpr int64_t MAX_CELLS =
     std::numeric_limits<int32_t>::max() - MAX_SPAN_ALIGN; // rows are padded, and indices go through int32
+constexpr size_t SMALL_LOGITS = 16u << 20;                // bytes that are reserved unasked
 constexpr int64_t MAX_THREADS = 512;                      // GGML_MAX_N_THREADS: beyond it ggml aborts
 
 step_params check_step(const kvg_context_params & params, const hparams & h) {
@@ -26,7 +27,8 @@ step_params check_step(const kvg_context_params & params, const hparams & h) {
     out.n_ubatch = static_cast<uint32_t>(
         std::min<int64_t>({bounded("n_ubatch", params.n_ubatch, 1, MAX_CELLS), params.n_batch, params.n_ctx}));
     const int64_t n_outputs = bounded("n_outputs_max", params.n_outputs_max, 0, MAX_CELLS);
-    out.n_outputs = static_cast<uint32_t>(std::max<int64_t>({n_outputs, params.n_seq_max, graph_cache::SMALL_TOKENS}));
+    const int64_t n_small = std::min<int64_t>(out.n_ubatch, SMALL_LOGITS / (h.n_vocab * sizeof(float)));
+    out.n_outputs = static_cast<uint32_t>(std::max<int64_t>({n_outputs, params.n_seq_max, graph_cache::SMALL_TOKENS, n_small}));
     if (h.encodes) { // a token sees those behind it, so that all of a text are computed at once
         out.n_ubatch = out.n_outputs = static_cast<uint32_t>(std::min(params.n_batch, params.n_ctx));
     }

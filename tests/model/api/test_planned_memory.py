@@ -42,7 +42,7 @@ def test_with_the_logits_of_every_token(architecture: Architecture, spec: ArchSp
 
 
 def test_more_logits_than_there_is_room_for(architecture: Architecture) -> None:
-    """Graphs stay as large as they were reserved; the logits are those of one token after the other."""
+    """Graphs stay as large as they were reserved."""
     path = architecture(ArchSpec("llama", 4, n_embd=256, n_head=4, n_head_kv=1, head_dim=64))
     ids = run_of(random_ids(300, N_VOCAB))
     asked = [token._replace(logits=i % 7 != 3) for i, token in enumerate(ids)]
