@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 from support import chance, real
-from support.engines import Engine, Logits, open_context, prompt_then_singles
+from support.engines import Engine, Logits, decode, open_context, prompt_then_singles, run_of
 from support.judge import judge
 from support.real import Libllama, divergences, in_f32, read
 
@@ -77,3 +77,21 @@ def test_quantized_weights_cost_what_they_cost_libllama(model: kvg.Model, name: 
     print(f"{name}: mean KL {kl:.5f}, libllama's {kl_theirs:.5f}; same top {same:.3f}, {same_theirs:.3f}")
     assert kl <= 1.1 * kl_theirs + noise(ours.kl, theirs.kl)
     assert same >= same_theirs - noise(ours.same, theirs.same)
+
+
+def test_more_logits_than_there_is_room_for(smollm2: kvg.Model) -> None:
+    """A micro-batch is divided where more ask than 16 MiB have room for; graphs take no more than planned.
+
+    Each row is to the bit what a context gives that has room for all.
+    """
+    ids = real.news_of(smollm2, 200)  # 85 rows of 49,152 have room
+    found = []
+    for n_outputs_max in (0, 200):
+        with open_context(smollm2, n_ctx=256, n_outputs_max=n_outputs_max) as ctx:
+            found.append(decode(ctx, run_of(ids)))
+            (held,) = ctx.devices
+        (planned,) = kvg.plan_memory(
+            smollm2.path, "cpu", n_ctx=256, n_threads=1, n_threads_batch=1, n_outputs_max=n_outputs_max
+        )
+        assert held.compute_bytes <= planned.compute_bytes
+    assert np.array_equal(found[0], found[1])
