@@ -21,7 +21,7 @@ struct step_params {
     uint32_t n_batch;
     uint32_t n_ubatch;
     uint32_t n_outputs; // most of one micro-batch
-    int n_threads; // for one token
+    int n_threads;      // for one token
     int n_threads_batch;
     uint32_t align; // of attended spans
 };
