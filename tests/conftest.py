@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -106,6 +107,15 @@ def small(model_file: Callable[[ModelSpec], Path]) -> Iterator[kvg.Model]:
     import pykvgraph as kvg
 
     with kvg.Model(model_file(SMALL), device=where.device) as model:
+        yield model
+
+
+@pytest.fixture(scope="session")
+def other(model_file: Callable[[ModelSpec], Path]) -> Iterator[kvg.Model]:
+    """The small model with other weights: as its draft, it proposes what is wrong."""
+    import pykvgraph as kvg
+
+    with kvg.Model(model_file(replace(SMALL, seed=SMALL.seed + 1)), device=where.device) as model:
         yield model
 
 

@@ -11,7 +11,6 @@ import pytest
 from support import where
 from support.architectures import ArchSpec
 from support.engines import open_context
-from support.models import SMALL, ModelSpec
 from support.recurrent import DELTA_NET
 from support.soak import F32
 
@@ -25,13 +24,6 @@ CHOICES: list[dict[str, Any]] = [
     {"max_tokens": 40, "temperature": 0.8, "seed": 4},
     {"max_tokens": 40, "repeat_penalty": 1.3},
 ]
-
-
-@pytest.fixture(scope="module")
-def other(model_file: Callable[[ModelSpec], Path]) -> Iterator[kvg.Model]:
-    """The small model with other weights: what it proposes is wrong."""
-    with kvg.Model(model_file(dataclasses.replace(SMALL, seed=SMALL.seed + 1)), device=where.device) as model:
-        yield model
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from support.made_contexts import of_made_contexts
 
-import pykvgraph as kvg
 from pykvgraph.cli import main, serve
 from pykvgraph.params.params import ContextParams
 from pykvgraph.server.engine_spec import EngineSpec
@@ -33,15 +33,7 @@ def run(verb: str, stories: Path, *words: str, script: str = "") -> Result:
 @pytest.fixture
 def thresholds(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Of the contexts that are made."""
-    found: list[float] = []
-    made = kvg.Context.__init__
-
-    def make(ctx: kvg.Context, *arguments: Any, **named: Any) -> None:
-        made(ctx, *arguments, **named)
-        found.append(ctx.defrag_threshold)
-
-    monkeypatch.setattr(kvg.Context, "__init__", make)
-    return found
+    return of_made_contexts(monkeypatch, "defrag_threshold")
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from support.made_contexts import of_made_contexts
 
 import pykvgraph as kvg
 from pykvgraph.cli import main
@@ -88,14 +89,7 @@ def test_a_margin_of_each_verb(
         "passkey": "--n-junk 1 -b 512",
         "batch": f"-np 1 -o - -f {prompts}",
     }
-    made: list[int] = []
-    make = kvg.Context.__init__
-
-    def spy(ctx: kvg.Context, *arguments: Any, **named: Any) -> None:
-        make(ctx, *arguments, **named)
-        made.append(ctx.n_ctx)
-
-    monkeypatch.setattr(kvg.Context, "__init__", spy)
+    made = of_made_contexts(monkeypatch, "n_ctx")
     long = ("--override-kv", "llama.context_length=int:65536")
     arguments = (verb, "-m", STORIES, "-dev", "none", *long, *words[verb].split(), "-t", "1")
     for margin in ("10", "40"):

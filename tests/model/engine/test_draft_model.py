@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +25,6 @@ CHOICES: list[dict[str, Any]] = [
     {"temperature": 1.0, "seed": 6, "n": 2},
     {"temperature": 0.0, "repeat_penalty": 1.3},
 ]
-
-
-@pytest.fixture(scope="module")
-def other(model_file: Callable[[ModelSpec], Path]) -> Iterator[kvg.Model]:
-    """The small model with other weights: what it proposes is wrong."""
-    with kvg.Model(model_file(dataclasses.replace(SMALL, seed=SMALL.seed + 1)), device=where.device) as model:
-        yield model
 
 
 @pytest.fixture(autouse=True)

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.control_groups import write_group
 
 from pykvgraph.params.cpus import usable_cpus
 
@@ -19,12 +20,6 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)))
     (tmp_path / "proc/self").mkdir(parents=True)
     return tmp_path
-
-
-def write_group(folder: Path, **files: str) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, text in files.items():
-        (folder / name.replace("__", ".")).write_text(text)
 
 
 def test_no_groups(root: Path) -> None:

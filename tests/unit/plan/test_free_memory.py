@@ -6,6 +6,7 @@ import resource
 from pathlib import Path
 
 import pytest
+from support.control_groups import write_group
 
 from pykvgraph.plan.free_memory import host_free_bytes
 
@@ -27,12 +28,6 @@ def root(tmp_path: Path) -> Path:
     page = resource.getpagesize()
     (proc / "self/statm").write_text(f"{GIB // page} 5 4 3 0 {GIB // 4 // page} 0\n")
     return tmp_path
-
-
-def write_group(folder: Path, **files: str) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, text in files.items():
-        (folder / name.replace("__", ".")).write_text(text)
 
 
 def test_what_the_kernel_has(root: Path) -> None:
