@@ -26,8 +26,8 @@ public:
     }
     // Wakes members that sleep: work for n_threads is about to come.
     void wake(int n_threads);
-    // Whether a thread of the team, or one that waited for it, was seen to lose its CPU in the last tenth of a second.
-    static bool is_busy();
+    // How often threads of the team, and those that wait for it, noticed so far that they had lost their CPUs.
+    static int64_t times_lost();
 
 private:
     struct job {

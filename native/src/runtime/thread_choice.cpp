@@ -11,23 +11,29 @@ constexpr uint32_t TRIAL_STEPS = 3;  // of one token; one of more tokens
 constexpr double BETTER = 0.97;      // of the usual time: less isn't told from chance
 constexpr double FIRST_PAUSE = 0.25; // seconds after a trial, doubled with each that fails
 constexpr uint32_t MAX_DOUBLED = 4;  // four seconds: three slow steps cost next to nothing then
+constexpr double STEPS_APART = 8;    // trials, at least: one of a long prompt may cost as much as the step itself
 constexpr double WEIGHT = 0.2;       // of a new step in the usual time
+// A second, by which a machine is busy: a prompt on two quiet CPUs lost them 0 to 25 times, beside one busy process 150 to 600 times.
+constexpr double MANY_LOST = 50;
+constexpr double REMEMBERED = 0.5; // seconds of computing
 
 uint32_t bits_of(uint32_t n) { return n == 0 ? 0 : 32 - static_cast<uint32_t>(__builtin_clz(n)); }
 
 } // namespace
 
 int thread_choice::neighbour() const {
-    const bool up = now_ < most_ && (now_ == 1 || n_failed_ % 2 == 0 || !was_busy_);
+    const bool up = now_ < most_ && (now_ == 1 || n_failed_ % 2 == 0 || !is_busy());
     const bool far = n_failed_ / 2 % 2 == 1;
     const int fewer = far ? now_ / 2 : now_ - 1;
     const int more = far ? now_ * 2 : now_ + 1;
     return up ? std::min(more, most_) : std::max(fewer, 1);
 }
 
+bool thread_choice::is_busy() const { return n_lost_ > MANY_LOST * computed_; }
+
 int thread_choice::next(double now) {
     // more are tried from time to time; fewer only where it may help
-    const bool may_help = now_ < most_ || (was_busy_ && most_ > 1);
+    const bool may_help = now_ < most_ || (most_ > 1 && is_busy());
     if (tried_ == 0 && usual_ > 0 && may_help && now >= next_trial_) {
         tried_ = neighbour();
         n_left_ = TRIAL_STEPS;
@@ -36,8 +42,13 @@ int thread_choice::next(double now) {
     return tried_ > 0 ? tried_ : now_;
 }
 
-void thread_choice::took(double now, double seconds, uint32_t n_tokens, bool is_busy) {
-    was_busy_ = was_busy_ || is_busy;
+void thread_choice::took(double now, double seconds, uint32_t n_tokens, int64_t n_lost) {
+    if (computed_ > REMEMBERED) {
+        n_lost_ /= 2;
+        computed_ /= 2;
+    }
+    n_lost_ += static_cast<double>(n_lost);
+    computed_ += seconds;
     const double each = seconds / n_tokens;
     if (tried_ == 0) {
         usual_ = usual_ > 0 ? (1 - WEIGHT) * usual_ + WEIGHT * each : each;
@@ -46,18 +57,20 @@ void thread_choice::took(double now, double seconds, uint32_t n_tokens, bool is_
     spent_ += each;
     n_left_ = n_tokens > 1 ? 0 : n_left_ - 1;
     if (n_left_ == 0) {
-        end_trial(now, spent_ / (n_tokens > 1 ? 1 : TRIAL_STEPS));
+        end_trial(now, spent_ / (n_tokens > 1 ? 1 : TRIAL_STEPS), n_tokens);
     }
 }
 
-void thread_choice::end_trial(double now, double seconds) {
+void thread_choice::end_trial(double now, double seconds, uint32_t n_tokens) {
     const bool is_better = seconds < BETTER * usual_;
     now_ = is_better ? tried_ : now_;
     usual_ = is_better ? seconds : usual_;
     n_failed_ = is_better ? 0 : n_failed_ + 1;
-    next_trial_ = now + FIRST_PAUSE * std::exp2(std::min(n_failed_, MAX_DOUBLED));
+    const double pause = FIRST_PAUSE * std::exp2(std::min(n_failed_, MAX_DOUBLED));
+    next_trial_ = now + std::max(pause, is_better ? 0 : STEPS_APART * seconds * n_tokens);
     tried_ = 0;
-    was_busy_ = false;
+    n_lost_ = 0;
+    computed_ = 0;
 }
 
 thread_choices::thread_choices(int n_threads, int n_threads_batch) {

@@ -13,13 +13,15 @@ public:
 
     // For the next step. now: seconds of any steady clock
     int next(double now);
-    // That step is done. is_busy: somebody else wanted a CPU of ours meanwhile
-    void took(double now, double seconds, uint32_t n_tokens, bool is_busy);
+    // That step is done. n_lost: how often somebody else was given a CPU of ours meanwhile
+    void took(double now, double seconds, uint32_t n_tokens, int64_t n_lost);
 
 private:
     // One more or one fewer; half or twice as many where that didn't help.
     int neighbour() const;
-    void end_trial(double now, double seconds);
+    // Whether somebody else wants our CPUs: a quiet machine takes them away, too, but seldom.
+    bool is_busy() const;
+    void end_trial(double now, double seconds, uint32_t n_tokens);
 
     int most_;
     int now_;               // used between trials
@@ -29,7 +31,8 @@ private:
     double spent_ = 0;      // seconds a token, summed over the trial's steps
     double usual_ = 0;      // seconds a token with now_; 0: none is known
     double next_trial_ = 0; // when
-    bool was_busy_ = false; // since the last trial
+    double n_lost_ = 0;     // CPUs, during the seconds that were
+    double computed_ = 0;   // since the last trial; both halved from time to time
 };
 
 // One for each order of magnitude of the number of tokens.
