@@ -29,7 +29,6 @@ constexpr microseconds TAKEN_AWAY{200}; // between two looks at the clock: this 
 constexpr std::chrono::milliseconds STAYS_BUSY{100};
 
 std::atomic<int64_t> busy_until{0}; // of clock
-std::atomic<int64_t> n_lost{0};     // CPUs, by threads that spun
 
 int64_t count(clock::time_point t) { return t.time_since_epoch().count(); }
 
@@ -61,7 +60,6 @@ template <class F> bool spin(F done) {
         const clock::time_point now = clock::now();
         if (now - before > TAKEN_AWAY) {
             busy_until = count(now + STAYS_BUSY);
-            ++n_lost;
         }
         before = now;
         if (now - begin > (count(now) < busy_until ? BUSY_SPIN : QUIET_SPIN)) {
@@ -89,8 +87,6 @@ team & team::here() {
     }
     return *known;
 }
-
-int64_t team::times_lost() { return n_lost; }
 
 size_t team::hire(int n_threads) {
     const size_t wanted = std::min(static_cast<size_t>(std::max(n_threads, 1)) - 1, MAX_MEMBERS);

@@ -26,8 +26,6 @@ public:
     }
     // Wakes members that sleep: work for n_threads is about to come.
     void wake(int n_threads);
-    // How often threads of the team, and those that wait for it, noticed so far that they had lost their CPUs.
-    static int64_t times_lost();
 
 private:
     struct job {

@@ -10,9 +10,14 @@ using namespace kvg;
 
 namespace {
 
-// CPUs lost in a second
-constexpr double QUIET = 20;
-constexpr double BUSY = 200;
+// How a machine treats us: CPUs lost in a second, and the part of the time for which we had none.
+struct treatment {
+    double lost;
+    double without;
+};
+constexpr treatment QUIET = {100, 0.02};
+constexpr treatment BUSY = {200, 0.2};
+constexpr treatment ON_A_DEVICE = {1, 0.9}; // the thread sleeps meanwhile
 
 // Steps of one token until some time: seconds of one step by its number of threads.
 struct machine {
@@ -22,13 +27,13 @@ struct machine {
     int last = 0;
     double lost = 0; // CPUs, and not told yet
 
-    void run(double until, double lost_a_second, const std::function<double(int)> & seconds, uint32_t n_tokens = 1) {
+    void run(double until, const treatment & by, const std::function<double(int)> & seconds, uint32_t n_tokens = 1) {
         for (; now < until; ++n_steps) {
             last = choice.next(now);
             const double took = seconds(last) * n_tokens;
             now += took;
-            lost += took * lost_a_second;
-            choice.took(now, took, n_tokens, static_cast<int64_t>(lost));
+            lost += took * by.lost;
+            choice.took(now, n_tokens, {took, took * (1 - by.without), static_cast<int64_t>(lost)});
             lost -= std::floor(lost);
         }
     }
@@ -102,6 +107,15 @@ TEST_CASE("prompts on a quiet machine: all threads, always") {
             return 0.0007;
         },
         512);
+}
+
+TEST_CASE("steps on a device: all threads, always") {
+    thread_choice choice(2);
+    machine m{choice};
+    m.run(60, ON_A_DEVICE, [](int n) {
+        CHECK(n == 2);
+        return 0.005;
+    });
 }
 
 TEST_CASE("long steps that only look busy: a trial is one of eight at most") {

@@ -29,11 +29,17 @@ static kvg_score score_of(const float * logits, uint32_t n_vocab) {
 
 static double seconds() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
-// How often the kernel gave this thread's CPU, or one of the team's, to somebody else.
+static double cpu_seconds() {
+    timespec time = {};
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+    return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
+}
+
+// How often the kernel gave the CPU of a thread of this process to somebody else.
 static int64_t times_lost() {
     rusage usage = {};
-    getrusage(RUSAGE_THREAD, &usage);
-    return usage.ru_nivcsw + team::times_lost();
+    getrusage(RUSAGE_SELF, &usage);
+    return usage.ru_nivcsw;
 }
 
 void step::check_output(const batch & batch, const kvg_output & output) const {
@@ -138,6 +144,7 @@ const decode_graph & step::compute(const batch & batch, const micro_batch & ubat
 void step::run(const decode_graph & graph, uint32_t n_tokens) {
     thread_choice & choice = threads_.of(n_tokens);
     const double begin = seconds();
+    const double cpu_begin = cpu_seconds();
     const int64_t n_lost = times_lost();
     const int n_threads = choice.next(begin);
     const int of_team = graph.is_for_team() ? n_threads : 1;
@@ -146,7 +153,7 @@ void step::run(const decode_graph & graph, uint32_t n_tokens) {
     team::here().wake(of_team);
     decoder_.compute();
     const double end = seconds();
-    choice.took(end, end - begin, n_tokens, times_lost() - n_lost);
+    choice.took(end, n_tokens, {end - begin, cpu_seconds() - cpu_begin, times_lost() - n_lost});
 }
 
 // One token of a sequence is not taken while the graph runs: to stop it after each layer would take longer than what it hides.

@@ -13,8 +13,10 @@ constexpr double FIRST_PAUSE = 0.25; // seconds after a trial, doubled with each
 constexpr uint32_t MAX_DOUBLED = 4;  // four seconds: three slow steps cost next to nothing then
 constexpr double STEPS_APART = 8;    // trials, at least: one of a long prompt may cost as much as the step itself
 constexpr double WEIGHT = 0.2;       // of a new step in the usual time
-// A second, by which a machine is busy: a prompt on two quiet CPUs lost them 0 to 25 times, beside one busy process 150 to 600 times.
-constexpr double MANY_LOST = 50;
+// A machine is busy by both: CPUs lost in a second, and the part of the time for which the thread had none. A prompt on two quiet CPUs lost
+// them 0 to 100 times a second, for 0 to 2% of the time; beside one busy process 150 to 600 times, for 10% or more.
+constexpr double MANY_LOST = 20;
+constexpr double MUCH_LOST = 0.05;
 constexpr double REMEMBERED = 0.5; // seconds of computing
 
 uint32_t bits_of(uint32_t n) { return n == 0 ? 0 : 32 - static_cast<uint32_t>(__builtin_clz(n)); }
@@ -29,7 +31,10 @@ int thread_choice::neighbour() const {
     return up ? std::min(more, most_) : std::max(fewer, 1);
 }
 
-bool thread_choice::is_busy() const { return n_lost_ > MANY_LOST * computed_; }
+bool thread_choice::is_busy() const {
+    return static_cast<double>(recent_.n_lost) > MANY_LOST * recent_.seconds &&
+           recent_.seconds - recent_.cpu_seconds > MUCH_LOST * recent_.seconds;
+}
 
 int thread_choice::next(double now) {
     // more are tried from time to time; fewer only where it may help
@@ -42,14 +47,12 @@ int thread_choice::next(double now) {
     return tried_ > 0 ? tried_ : now_;
 }
 
-void thread_choice::took(double now, double seconds, uint32_t n_tokens, int64_t n_lost) {
-    if (computed_ > REMEMBERED) {
-        n_lost_ /= 2;
-        computed_ /= 2;
+void thread_choice::took(double now, uint32_t n_tokens, const step_cost & cost) {
+    if (recent_.seconds > REMEMBERED) {
+        recent_ = {recent_.seconds / 2, recent_.cpu_seconds / 2, recent_.n_lost / 2};
     }
-    n_lost_ += static_cast<double>(n_lost);
-    computed_ += seconds;
-    const double each = seconds / n_tokens;
+    recent_ += cost;
+    const double each = cost.seconds / n_tokens;
     if (tried_ == 0) {
         usual_ = usual_ > 0 ? (1 - WEIGHT) * usual_ + WEIGHT * each : each;
         return;
@@ -69,8 +72,7 @@ void thread_choice::end_trial(double now, double seconds, uint32_t n_tokens) {
     const double pause = FIRST_PAUSE * std::exp2(std::min(n_failed_, MAX_DOUBLED));
     next_trial_ = now + std::max(pause, is_better ? 0 : STEPS_APART * seconds * n_tokens);
     tried_ = 0;
-    n_lost_ = 0;
-    computed_ = 0;
+    recent_ = {};
 }
 
 thread_choices::thread_choices(int n_threads, int n_threads_batch) {

@@ -7,14 +7,28 @@
 
 namespace kvg {
 
+// What a step took.
+struct step_cost {
+    double seconds = 0;
+    double cpu_seconds = 0; // of the thread that called; it spins where it waits for others
+    int64_t n_lost = 0;     // how often somebody else was given a CPU of ours
+
+    step_cost & operator+=(const step_cost & o) {
+        seconds += o.seconds;
+        cpu_seconds += o.cpu_seconds;
+        n_lost += o.n_lost;
+        return *this;
+    }
+};
+
 class thread_choice {
 public:
     explicit thread_choice(int most = 1) : most_(most), now_(most) {}
 
     // For the next step. now: seconds of any steady clock
     int next(double now);
-    // That step is done. n_lost: how often somebody else was given a CPU of ours meanwhile
-    void took(double now, double seconds, uint32_t n_tokens, int64_t n_lost);
+    // That step is done.
+    void took(double now, uint32_t n_tokens, const step_cost & cost);
 
 private:
     // One more or one fewer; half or twice as many where that didn't help.
@@ -31,8 +45,7 @@ private:
     double spent_ = 0;      // seconds a token, summed over the trial's steps
     double usual_ = 0;      // seconds a token with now_; 0: none is known
     double next_trial_ = 0; // when
-    double n_lost_ = 0;     // CPUs, during the seconds that were
-    double computed_ = 0;   // since the last trial; both halved from time to time
+    step_cost recent_;      // since the last trial, and not longer ago than a second or so
 };
 
 // One for each order of magnitude of the number of tokens.
