@@ -29,17 +29,15 @@ static kvg_score score_of(const float * logits, uint32_t n_vocab) {
 
 static double seconds() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
-static double cpu_seconds() {
-    timespec time = {};
-    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
-    return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
-}
-
-// How often the kernel gave the CPU of a thread of this process to somebody else.
-static int64_t times_lost() {
+// Of this thread: how long it had a CPU, and how often the kernel gave its CPU to somebody else. The kernel takes microseconds to tell
+// that of all threads.
+static step_cost used() {
     rusage usage = {};
-    getrusage(RUSAGE_SELF, &usage);
-    return usage.ru_nivcsw;
+    getrusage(RUSAGE_THREAD, &usage);
+    const auto in_seconds = [](const timeval & t) {
+        return static_cast<double>(t.tv_sec) + 1e-6 * static_cast<double>(t.tv_usec);
+    };
+    return {seconds(), in_seconds(usage.ru_utime) + in_seconds(usage.ru_stime), usage.ru_nivcsw};
 }
 
 void step::check_output(const batch & batch, const kvg_output & output) const {
@@ -143,17 +141,15 @@ const decode_graph & step::compute(const batch & batch, const micro_batch & ubat
 
 void step::run(const decode_graph & graph, uint32_t n_tokens) {
     thread_choice & choice = threads_.of(n_tokens);
-    const double begin = seconds();
-    const double cpu_begin = cpu_seconds();
-    const int64_t n_lost = times_lost();
-    const int n_threads = choice.next(begin);
+    const step_cost begin = used();
+    const int n_threads = choice.next(begin.seconds);
     const int of_team = graph.is_for_team() ? n_threads : 1;
     const team_share team(of_team);
     backends_.set_threads(graph.is_for_team() ? 1 : n_threads);
     team::here().wake(of_team);
     decoder_.compute();
-    const double end = seconds();
-    choice.took(end, n_tokens, {end - begin, cpu_seconds() - cpu_begin, times_lost() - n_lost});
+    const step_cost end = used();
+    choice.took(end.seconds, n_tokens, end - begin);
 }
 
 // One token of a sequence is not taken while the graph runs: to stop it after each layer would take longer than what it hides.

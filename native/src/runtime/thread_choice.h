@@ -7,12 +7,15 @@
 
 namespace kvg {
 
-// What a step took.
+// What a step took, or what was taken until now.
 struct step_cost {
     double seconds = 0;
     double cpu_seconds = 0; // of the thread that called; it spins where it waits for others
-    int64_t n_lost = 0;     // how often somebody else was given a CPU of ours
+    int64_t n_lost = 0;     // how often somebody else was given its CPU
 
+    step_cost operator-(const step_cost & o) const {
+        return {seconds - o.seconds, cpu_seconds - o.cpu_seconds, n_lost - o.n_lost};
+    }
     step_cost & operator+=(const step_cost & o) {
         seconds += o.seconds;
         cpu_seconds += o.cpu_seconds;
